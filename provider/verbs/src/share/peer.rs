@@ -88,6 +88,14 @@ type ProcessVm = unsafe extern "C" fn(
     libc::c_ulong,
 ) -> isize;
 
+/// The system calls that move bytes one way.
+#[derive(Clone, Copy)]
+struct Calls {
+    /// pwritev(2) or preadv(2)
+    file: unsafe extern "C" fn(libc::c_int, *const iovec, libc::c_int, libc::off_t) -> isize,
+    process: ProcessVm,
+}
+
 /// Where bytes of a peer lie.
 enum Place {
     /// Here
@@ -120,25 +128,14 @@ impl PeerMemory {
     /// The pieces are the target's bytes in all; nothing refers to them as memory that does not change.
     #[inline]
     pub(crate) unsafe fn write(&self, target: &Target, pieces: &[iovec]) -> Option<Way> {
-        self.reach(target, |place| match place {
-            Place::Mapped(mut to) => {
-                for piece in pieces {
-                    // SAFETY: the caller's terms; the pieces are as long as the place.
-                    unsafe { memory::write_in_order(to, piece.iov_base.cast(), piece.iov_len) };
-                    to = to.wrapping_add(piece.iov_len);
-                }
-                Some(Way::Mapped)
-            }
-            // SAFETY: the kernel reads the pieces, and looks whether they are mapped; what changes is another
-            // process's memory, or this one's that is registered with another card.
-            Place::Peer(at) => unsafe {
-                self.by_pid(target, at, pieces, libc::process_vm_writev).or_else(|| {
-                    let (fd, count) = (self.memory.as_raw_fd(), pieces.len() as libc::c_int);
-                    let wrote = libc::pwritev(fd, pieces.as_ptr(), count, at);
-                    (wrote == target.len as isize).then_some(Way::Descriptor)
-                })
-            },
-        })
+        let calls = Calls { file: libc::pwritev, process: libc::process_vm_writev };
+        // SAFETY: the caller's terms; with the calls another process's memory changes, or this one's that is
+        // registered with another card.
+        unsafe {
+            self.copy(target, pieces, calls, |here, piece| {
+                memory::write_in_order(here, piece.iov_base.cast(), piece.iov_len);
+            })
+        }
     }
 
     /// The other way round.
@@ -147,21 +144,42 @@ impl PeerMemory {
     /// The pieces are the target's bytes in all, and may be written as memory of a region.
     #[inline]
     pub(crate) unsafe fn read(&self, target: &Target, pieces: &[iovec]) -> Option<Way> {
+        let calls = Calls { file: libc::preadv, process: libc::process_vm_readv };
+        // SAFETY: the caller's terms.
+        unsafe {
+            self.copy(target, pieces, calls, |here, piece| {
+                memory::write_in_order(piece.iov_base.cast(), here, piece.iov_len);
+            })
+        }
+    }
+
+    /// Copies between the pieces and the target, by the way that there is.
+    ///
+    /// # Safety
+    /// `move_one` copies between a piece and as many bytes at an address, which are mapped; it and the calls do
+    /// to the pieces what their owner allows.
+    #[inline]
+    unsafe fn copy(
+        &self,
+        target: &Target,
+        pieces: &[iovec],
+        calls: Calls,
+        move_one: impl Fn(*mut u8, &iovec),
+    ) -> Option<Way> {
         self.reach(target, |place| match place {
-            Place::Mapped(mut from) => {
+            Place::Mapped(mut here) => {
                 for piece in pieces {
-                    // SAFETY: the caller's terms; the pieces are as long as the place.
-                    unsafe { memory::write_in_order(piece.iov_base.cast(), from, piece.iov_len) };
-                    from = from.wrapping_add(piece.iov_len);
+                    move_one(here, piece);
+                    here = here.wrapping_add(piece.iov_len);
                 }
                 Some(Way::Mapped)
             }
-            // SAFETY: the kernel writes the pieces, by the caller's terms, and looks whether they are mapped.
+            // SAFETY: the caller's terms; the kernel looks whether what it reads and writes is mapped.
             Place::Peer(at) => unsafe {
-                self.by_pid(target, at, pieces, libc::process_vm_readv).or_else(|| {
+                self.by_pid(target, at, pieces, calls.process).or_else(|| {
                     let (fd, count) = (self.memory.as_raw_fd(), pieces.len() as libc::c_int);
-                    let read = libc::preadv(fd, pieces.as_ptr(), count, at);
-                    (read == target.len as isize).then_some(Way::Descriptor)
+                    let moved = (calls.file)(fd, pieces.as_ptr(), count, at);
+                    (moved == target.len as isize).then_some(Way::Descriptor)
                 })
             },
         })

@@ -5,6 +5,7 @@
 //! opens the range. All else, and whatever fails, is asked of the peer's card, which finds errors as the
 //! wire's responder does. docs/decisions/0020-direct-access.md says who may.
 
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use libc::iovec;
@@ -50,25 +51,27 @@ pub(super) enum Outcome {
 
 /// Pieces of local memory.
 struct Pieces {
-    list: [iovec; PIECES],
+    list: [MaybeUninit<iovec>; PIECES],
+    /// Those that are written
     count: usize,
 }
 
 impl Pieces {
     fn new() -> Pieces {
-        Pieces { list: [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES], count: 0 }
+        Pieces { list: [const { MaybeUninit::uninit() }; PIECES], count: 0 }
     }
 
     /// `None`: it is no plain memory, or there are too many.
     fn push(&mut self, addr: u64, len: u32) -> Option<()> {
         let place = self.list.get_mut(self.count).filter(|_| !memory::marked(addr))?;
-        *place = iovec { iov_base: addr as *mut libc::c_void, iov_len: len as usize };
+        place.write(iovec { iov_base: addr as *mut libc::c_void, iov_len: len as usize });
         self.count += 1;
         Some(())
     }
 
     fn all(&self) -> &[iovec] {
-        &self.list[..self.count]
+        // SAFETY: so many are written, one after the other, by `push` alone.
+        unsafe { std::slice::from_raw_parts(self.list.as_ptr().cast(), self.count) }
     }
 
     /// The word that the pieces are.
@@ -120,24 +123,24 @@ impl LocalEnd {
         if only_mapped && wqe.rkey == self.unmapped {
             return Outcome::Ask;
         }
-        let Some(direct) = self.direct.take() else { return Outcome::Ask };
+        let Some(direct) = &self.direct else { return Outcome::Ask };
         let way = match wqe.op {
             _ if !direct.access.contains(need) => None,
             SendOp::Write | SendOp::Read => {
-                let target = Target { only_mapped, ..self.target(wqe, &direct, need) };
-                self.copy_all(ctx, wqe, &direct, &target)
+                let target = Target { only_mapped, ..self.target(wqe, direct, need) };
+                self.copy_all(ctx, wqe, direct, &target)
             }
-            _ => self.change_word(ctx, wqe, &direct, need),
+            _ => self.change_word(ctx, wqe, direct, need),
         };
-        if way.is_some() || direct.memory.is_open(direct.gate) {
-            self.direct = Some(direct);
-        }
         match way {
             Some(Way::Mapped) => ctx.stats.local_mapped.inc(),
             Some(Way::Descriptor) => ctx.stats.local_direct.inc(),
             Some(Way::Pid) => ctx.stats.local_traced.inc(),
             None => {
                 self.unmapped = wqe.rkey;
+                if !direct.memory.is_open(direct.gate) {
+                    self.direct = None;
+                }
                 return Outcome::Ask;
             }
         }
