@@ -16,22 +16,6 @@ use core::ffi::{CStr, c_char};
 use crate::path::{self, Leads, PATH_MAX};
 use crate::{next, present};
 
-/// Exports libc calls: several names in brackets have one body.
-macro_rules! interpose {
-    ($(#[doc = $doc:literal] [$($name:ident),+] $args:tt -> $result:ty $body:block)+) => {
-        $($(interpose! { @one $doc $name $args -> $result $body })+)+
-    };
-    (@one $doc:literal $name:ident ($($arg:ident: $type:ty),*) -> $result:ty $body:block) => {
-        #[doc = $doc]
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        #[cfg_attr(test, allow(dead_code))]
-        pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-            // SAFETY: libc's terms, which the caller keeps.
-            unsafe { $body }
-        }
-    };
-}
-
 /// Goes on with libc's call; where libc has none, fails with ENOSYS and the given value.
 macro_rules! go_on {
     ($name:ident($($arg:expr),*) or $failed:expr) => {
@@ -45,7 +29,8 @@ macro_rules! go_on {
     };
 }
 
-use {go_on, interpose};
+use crate::interpose::interpose;
+use go_on;
 
 /// Makes the call with the path, or with its place below the view's folder if it is in the view.
 ///

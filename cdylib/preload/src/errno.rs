@@ -1,4 +1,5 @@
-//! The calling thread's errno, which calls of this library may not change but for libc's own reasons.
+//! The calling thread's errno, which calls of this library, and of the one that shares allocations, may not
+//! change but for libc's own reasons.
 
 use core::ffi::c_int;
 

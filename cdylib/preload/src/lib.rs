@@ -17,6 +17,7 @@ mod calls;
 mod counters;
 mod errno;
 mod facts;
+mod interpose;
 mod kept;
 mod next;
 mod nldev;

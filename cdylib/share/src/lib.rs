@@ -15,9 +15,12 @@
 mod arena;
 mod calls;
 mod child;
+#[path = "../../preload/src/errno.rs"]
 mod errno;
 mod fork;
 mod heap;
+#[path = "../../preload/src/interpose.rs"]
+mod interpose;
 mod lock;
 mod maps;
 mod next;

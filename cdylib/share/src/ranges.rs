@@ -125,7 +125,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_set_of_addresses(steps in prop::collection::vec((any::<bool>(), span()), 0..60), asked in span()) {
+        fn it_is_a_set_of_addresses(
+            steps in prop::collection::vec((any::<bool>(), span()), 0..60),
+            asked in span(),
+        ) {
             let (mut ranges, mut model) = (Ranges::new(), BTreeSet::new());
             for (adds, span) in steps {
                 if adds {
@@ -150,7 +153,11 @@ mod tests {
         }
 
         #[test]
-        fn the_first_place_that_fits_is_taken(spans in prop::collection::vec(span(), 0..12), len in 1..9usize, shift in 0..4u32) {
+        fn the_first_place_that_fits_is_taken(
+            spans in prop::collection::vec(span(), 0..12),
+            len in 1..9usize,
+            shift in 0..4u32,
+        ) {
             let mut ranges = Ranges::new();
             spans.into_iter().for_each(|span| ranges.insert(span));
             let align = 1 << shift;
