@@ -156,8 +156,8 @@ impl PeerMemory {
     /// Copies between the pieces and the target, by the way that there is.
     ///
     /// # Safety
-    /// `move_one` copies between a piece and as many bytes at an address, which are mapped; it and the calls do
-    /// to the pieces what their owner allows.
+    /// `move_one` copies between a piece and as many bytes at an address, which are mapped; it and the calls
+    /// do to the pieces what their owner allows.
     #[inline]
     unsafe fn copy(
         &self,
