@@ -112,6 +112,7 @@ static void server(const char *port)
 
 	put("colour", "green");
 	put("city", "Delft");
+	put("clock", "changed 0 times");
 	if (rdma_listen(listener, 1))
 		die("rdma_listen");
 	if (rdma_get_request(listener, &id))

@@ -74,6 +74,10 @@ impl SendOp {
     pub const fn is_local(self) -> bool {
         matches!(self, SendOp::LocalInv | SendOp::BindMw)
     }
+    /// Whether it is a SEND of any kind: the peer's receive WQE says where its bytes go.
+    pub const fn is_send(self) -> bool {
+        matches!(self, SendOp::Send | SendOp::SendImm | SendOp::SendInv)
+    }
     /// Whether it is an atomic.
     pub const fn is_atomic(self) -> bool {
         matches!(self, SendOp::CmpSwap | SendOp::FetchAdd)

@@ -7,7 +7,7 @@ use core::mem::{offset_of, size_of};
 
 use starverbs_core::{AvId, Seg, SendFlags, SendOp, SendQueue, SendWqe, Sge};
 use starverbs_queues::BLOCK;
-use starverbs_queues::format::{SendBlock, blocks};
+use starverbs_queues::format::blocks;
 
 use crate::PushError;
 use crate::spin::SpinGuard;
@@ -301,9 +301,33 @@ impl SendQueue for CardSq {
 
     #[inline]
     fn wqe(&self, index: u32) -> SendWqe {
-        // SAFETY: the slot lies inside the ring. released <= index < posted (promised at `card_sq`), so the
-        // program wrote a whole header there and will not touch it before it is released.
-        SendWqe::decode(unsafe { self.0.send_slot(index).cast::<SendBlock>().read() })
+        let slot = self.0.send_slot(index).cast::<SendWqe>();
+        /* field by field, as it was written: a CPU forwards no store to a load that is wider */
+        macro_rules! field {
+            ($name:ident) => {
+                // SAFETY: the slot lies inside the ring. released <= index < posted (promised at `card_sq`),
+                // so the program wrote a whole header there and will not touch it before it is released.
+                // Any bytes are a number, or flags.
+                unsafe { (&raw const (*slot).$name).read() }
+            };
+        }
+        SendWqe {
+            wr_id: field!(wr_id),
+            remote_addr: field!(remote_addr),
+            compare_add: field!(compare_add),
+            swap: field!(swap),
+            rkey: field!(rkey),
+            imm: field!(imm),
+            length: field!(length),
+            remote_qpn: field!(remote_qpn),
+            qkey: field!(qkey),
+            av: field!(av),
+            op: self.op(index),
+            flags: field!(flags),
+            num_sge: field!(num_sge),
+            blocks: field!(blocks),
+            reserved: field!(reserved),
+        }
     }
 
     #[inline]

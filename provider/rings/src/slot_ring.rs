@@ -98,10 +98,12 @@ impl SlotMemory {
     }
 }
 
-/// Room for the data of the next record.
+/// Room for the next record and its data.
 #[derive(Clone, Copy, Debug)]
 pub struct DataRoom {
-    /// Where its bytes go
+    /// Where the record goes: the writer's alone until it is pushed
+    pub record: *mut Record,
+    /// Where the bytes of its data go
     pub to: *mut u8,
     /// How the record names it
     pub at: u32,
@@ -150,6 +152,11 @@ impl SlotWriter {
         self.written
     }
 
+    /// How many slots the ring has: a power of two.
+    pub fn slots(&self) -> u32 {
+        self.memory.count
+    }
+
     /// Whether all that was written has been read, as far as is known.
     #[inline]
     pub fn is_idle(&self) -> bool {
@@ -180,7 +187,7 @@ impl SlotWriter {
     ///
     /// # Errors
     /// [`Broken`]
-    #[inline]
+    #[inline(always)]
     pub fn room(&mut self, len: u32) -> Result<Option<DataRoom>, Broken> {
         if let Some(room) = self.fits(len) {
             return Ok(Some(room));
@@ -200,8 +207,9 @@ impl SlotWriter {
             self.given = self.given.wrapping_add(bytes - 1) & !(bytes - 1);
             self.back = self.given;
         }
+        let record = self.memory.slot(self.written).record.get();
         if len == 0 {
-            return Some(DataRoom { to: data.as_ptr(), at: 0, end: self.given });
+            return Some(DataRoom { record, to: data.as_ptr(), at: 0, end: self.given });
         }
         let mut at = self.given & (bytes - 1);
         let mut end = self.given.wrapping_add(len.next_multiple_of(ALIGN));
@@ -214,24 +222,29 @@ impl SlotWriter {
             return None;
         }
         // SAFETY: at + len <= bytes, inside the data area.
-        Some(DataRoom { to: unsafe { data.as_ptr().add(at as usize) }, at, end })
+        Some(DataRoom { record, to: unsafe { data.as_ptr().add(at as usize) }, at, end })
     }
 
     /// Writes the next record, for which there was this room last; its data has been written there.
     #[inline]
     pub fn push(&mut self, record: &Record, room: DataRoom) {
+        self.memory.head().watch.write(self.written & (self.memory.count - 1));
+        // SAFETY: the slot is the writer's: there was room. What the peer does to it meanwhile is its own
+        // loss.
+        unsafe { room.record.write(*record) };
+        self.push_written(room);
+    }
+
+    /// The same of a record that has been written to its place.
+    #[inline]
+    pub fn push_written(&mut self, room: DataRoom) {
         let count = self.memory.count;
         self.given = room.end;
         let number = self.written;
         self.ends[(number & (count - 1)) as usize] = self.given;
         self.written = number.wrapping_add(1);
-        self.memory.head().watch.write(number & (count - 1));
-        let slot = self.memory.slot(number);
-        // SAFETY: the slot is the writer's: there was room. What the peer does to it meanwhile is its own
-        // loss.
-        unsafe { slot.record.get().write(*record) };
         /* release: the record and its data before the stamp */
-        slot.stamp.store(self.written, Ordering::Release);
+        self.memory.slot(number).stamp.store(self.written, Ordering::Release);
     }
 
     /// After one push or more: whether the reader must be woken.

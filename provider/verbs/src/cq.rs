@@ -156,9 +156,12 @@ impl Cq {
     pub fn poll_stamped(&self, max: usize, mut f: impl FnMut(&Cqe, Nanos)) -> Result<usize> {
         let device = self.0.ctx.device()?;
         device.activity().note_call();
-        let taken = self.0.take(max, &mut f);
-        if taken > 0 || max == 0 {
-            return Ok(taken);
+        /* the lock is for a queue that has something */
+        if self.0.waiting() > 0 || max == 0 {
+            let taken = self.0.take(max, &mut f);
+            if taken > 0 || max == 0 {
+                return Ok(taken);
+            }
         }
         if self.0.overrun.load(Ordering::Acquire) {
             return Err(VerbsError::Overrun);
@@ -294,7 +297,16 @@ impl CqShared {
         self.ctx.purge_events(|event| matches!(event, Event::Cq { cookie: c, .. } if *c == cookie));
     }
 
+    /// There was no room for a completion.
     #[cold]
+    fn overrun(&self, overrun: CqOverrun) -> std::result::Result<(), CqOverrun> {
+        if self.ignore_overrun {
+            return Ok(());
+        }
+        self.fail();
+        Err(overrun)
+    }
+
     fn fail(&self) {
         if !self.overrun.swap(true, Ordering::AcqRel) {
             if let Some(device) = self.ctx.device_if_ours() {
@@ -307,15 +319,12 @@ impl CqShared {
         }
     }
 
-    /// After a push: raises the event that the program asked for, if it did.
-    #[inline]
-    fn announce(self: &Arc<Self>, solicited: bool) {
-        let Some(channel) = &self.channel else { return };
-        if self.armed.wants(solicited) {
-            match self.moderation.load(Ordering::Relaxed) {
-                0 => self.notify(channel),
-                packed => self.hold_back(Moderation::unpack(packed)),
-            }
+    /// After a push: raises the event that the program asked for.
+    #[inline(never)]
+    fn announce(self: &Arc<Self>, channel: &ChannelShared) {
+        match self.moderation.load(Ordering::Relaxed) {
+            0 => self.notify(channel),
+            packed => self.hold_back(Moderation::unpack(packed)),
         }
     }
 
@@ -404,14 +413,14 @@ impl CompletionQueue for CardCq {
         // `resize` holds that lock.
         match unsafe { self.0.ring.push(cqe, stamp) } {
             Ok(()) => {
-                self.0.announce(solicited || cqe.status != WcStatus::Success);
+                if let Some(channel) = &self.0.channel
+                    && self.0.armed.wants(solicited || cqe.status != WcStatus::Success)
+                {
+                    self.0.announce(channel);
+                }
                 Ok(())
             }
-            Err(_) if self.0.ignore_overrun => Ok(()),
-            Err(overrun) => {
-                self.0.fail();
-                Err(overrun)
-            }
+            Err(overrun) => self.0.overrun(overrun),
         }
     }
 

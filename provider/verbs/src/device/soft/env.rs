@@ -73,9 +73,20 @@ impl HostEnv {
     pub(super) unsafe fn copy_out(&mut self, from: u64, to: *mut u8, len: usize) -> bool {
         if !memory::marked(from) {
             // SAFETY: the caller's terms; the program keeps its memory until the region ends.
-            unsafe { to.copy_from(from as *const u8, len) };
+            unsafe { memory::copy_short(to, from as *const u8, len) };
             return true;
         }
+        // SAFETY: the caller's terms.
+        unsafe { self.copy_out_marked(from, to, len) }
+    }
+
+    /// [`HostEnv::copy_out`] of marked memory.
+    ///
+    /// # Safety
+    /// As there.
+    #[cold]
+    #[inline(never)]
+    unsafe fn copy_out_marked(&mut self, from: u64, to: *mut u8, len: usize) -> bool {
         let mut piece = [0; MAX_PAYLOAD];
         (0..len).step_by(MAX_PAYLOAD).all(|at| {
             let piece = &mut piece[..(len - at).min(MAX_PAYLOAD)];
@@ -98,6 +109,17 @@ impl HostEnv {
             unsafe { memory::write_in_order(to as *mut u8, from, len) };
             return true;
         }
+        // SAFETY: the caller's terms.
+        unsafe { self.copy_in_marked(from, to, len) }
+    }
+
+    /// [`HostEnv::copy_in`] to marked memory.
+    ///
+    /// # Safety
+    /// As there.
+    #[cold]
+    #[inline(never)]
+    unsafe fn copy_in_marked(&mut self, from: *const u8, to: u64, len: usize) -> bool {
         let mut piece = [0; MAX_PAYLOAD];
         (0..len).step_by(MAX_PAYLOAD).all(|at| {
             let piece = &mut piece[..(len - at).min(MAX_PAYLOAD)];

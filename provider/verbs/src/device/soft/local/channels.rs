@@ -11,11 +11,8 @@ use starverbs_core::{Nanos, Qpn};
 use starverbs_rings::{Broken, DataRoom};
 
 use super::record::Record;
-use super::responder::ReadAnswer;
+use super::responder::{ReadAnswer, Reply};
 use crate::share::{Gate, Gates, PeerMemory};
-
-/// Requests under way in a channel that make no allocation.
-const UNDER_WAY: usize = 512;
 
 /// A channel in which this card asks.
 pub(super) struct Asker {
@@ -24,8 +21,10 @@ pub(super) struct Asker {
     pub(super) session: Option<SessionId>,
     /// Blocks of the other end's process, as far as was asked for them
     blocks: Vec<u32>,
-    /// Requests under way: the last record of each, and whose it is
-    pub(super) expected: VecDeque<(u32, Qpn)>,
+    /// By slot: whose request ends with the record there; 0: none does
+    owners: Box<[Qpn]>,
+    /// Records up to this one were read, and their owners know it
+    completed: u32,
     /// QPs that wait for room
     pub(super) waiting: VecDeque<Qpn>,
     /// What is to be said first when there is room
@@ -68,6 +67,8 @@ pub(crate) struct Channels {
     pub(in super::super) gates: Option<Gates>,
     /// Long copies name a peer by its process's number
     pub(in super::super) traces: bool,
+    /// The answer to the request that was executed last, where it has one: see [`Reply::Record`]
+    pub(super) reply: Record,
     serial: u32,
     /// Others wake this card
     asleep: bool,
@@ -86,6 +87,7 @@ impl Channels {
             answerers: Vec::new(),
             gates: None,
             traces: false,
+            reply: Record::default(),
             serial: 0,
             asleep: false,
             dirty: false,
@@ -129,10 +131,11 @@ impl Channels {
             }
         };
         let asker = Asker {
+            owners: vec![0; channel.requests.slots() as usize].into_boxed_slice(),
+            completed: channel.requests.written(),
             channel,
             session,
             blocks: vec![block],
-            expected: VecDeque::with_capacity(UNDER_WAY),
             waiting: VecDeque::new(),
             control: VecDeque::new(),
             under_way: 0,
@@ -213,7 +216,7 @@ impl Channels {
     #[inline]
     pub(super) fn room(&mut self, channel: u32, len: u32) -> Option<DataRoom> {
         let asker = self.askers.get_mut(channel as usize)?.as_deref_mut()?;
-        if asker.ended || !asker.control.is_empty() || asker.expected.len() >= UNDER_WAY {
+        if asker.ended || !asker.control.is_empty() {
             return None;
         }
         match asker.channel.requests.room(len) {
@@ -225,26 +228,20 @@ impl Channels {
         }
     }
 
-    /// Writes a record into the room that there was for it; gives how many there are with it.
+    /// A record was written into the room that there was for it; gives how many there are with it. `last`:
+    /// the WQE of a QP, whose request ends with it, is under way.
     #[inline]
-    pub(super) fn ask(&mut self, channel: u32, record: Record, room: DataRoom) -> u32 {
+    pub(super) fn ask(&mut self, channel: u32, room: DataRoom, last: Option<Qpn>) -> u32 {
         self.dirty = true;
         let Some(asker) = self.asker(channel) else { return 0 };
-        asker.dirty = true;
-        asker.channel.requests.push(&record.words(), room);
-        asker.channel.requests.written()
-    }
-
-    /// A WQE is under way whose request ends with record `end`.
-    #[inline]
-    pub(super) fn expect(&mut self, channel: u32, end: u32, qpn: Qpn) {
-        if let Some(asker) = self.asker(channel) {
+        asker.push(room, last.unwrap_or(0));
+        if last.is_some() {
             if asker.under_way == 0 {
                 asker.progress_at = 0;
             }
             asker.under_way += 1;
-            asker.expected.push_back((end, qpn));
         }
+        asker.channel.requests.written()
     }
 
     /// Whether any request is under way in a channel.
@@ -286,6 +283,12 @@ impl Channels {
         asker.dirty = true;
         asker.control.push_back(record);
         asker.say_what_waits();
+    }
+
+    /// A request is answered with a record.
+    pub(super) fn reply_with(&mut self, record: Record) -> Reply {
+        self.reply = record;
+        Reply::Record
     }
 
     /// An answer was written.
@@ -382,17 +385,46 @@ impl Asker {
     /// Whether the other end has something to do.
     #[inline]
     pub(super) fn waits(&self) -> bool {
-        !self.expected.is_empty() || !self.waiting.is_empty() || !self.control.is_empty()
+        self.under_way > 0 || !self.waiting.is_empty() || !self.control.is_empty()
+    }
+
+    /// A record was written to its room. `owner`: the QP whose request ends with it, or 0.
+    #[inline]
+    fn push(&mut self, room: DataRoom, owner: Qpn) {
+        self.dirty = true;
+        let at = self.channel.requests.written() as usize & (self.owners.len() - 1);
+        self.owners[at] = owner;
+        self.channel.requests.push_written(room);
+    }
+
+    /// Records up to `given` were read: the next QP with a request among them, all of whose requests in a row
+    /// are passed over at once; and how many those are.
+    #[inline]
+    pub(super) fn next_done(&mut self, given: u32) -> Option<(Qpn, u32)> {
+        let (mut found, mut count) = (0, 0);
+        while self.completed != given {
+            let owner = self.owners[self.completed as usize & (self.owners.len() - 1)];
+            if owner != 0 {
+                if found != 0 && found != owner {
+                    break;
+                }
+                (found, count) = (owner, count + 1);
+            }
+            self.completed = self.completed.wrapping_add(1);
+        }
+        (found != 0).then_some((found, count))
     }
 
     /// Control records that waited for room.
     pub(super) fn say_what_waits(&mut self) {
         while let Some(record) = self.control.front() {
             match self.channel.requests.room(0) {
-                Ok(Some(room)) => self.channel.requests.push(&record.words(), room),
+                Ok(Some(room)) => {
+                    record.write_to(room);
+                    self.push(room, 0);
+                }
                 Ok(None) | Err(Broken) => return,
             }
-            self.dirty = true;
             self.control.pop_front();
         }
     }

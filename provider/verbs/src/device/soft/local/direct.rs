@@ -105,7 +105,8 @@ impl Pieces {
 
 impl LocalEnd {
     /// Executes WQE `next`, a WRITE, a READ or an atomic, and completes it.
-    pub(super) fn execute_direct(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> Outcome {
+    pub(super) fn execute_direct(&mut self, ctx: &mut Ctx<'_>, wqe: SendWqe) -> Outcome {
+        let wqe = &wqe;
         let need = match wqe.op {
             SendOp::Write | SendOp::AtomicWrite => Access::REMOTE_WRITE,
             SendOp::Read => Access::REMOTE_READ,
@@ -145,7 +146,7 @@ impl LocalEnd {
             }
         }
         self.way = way;
-        self.did_own(ctx);
+        self.did_own(ctx, wqe);
         Outcome::Done
     }
 

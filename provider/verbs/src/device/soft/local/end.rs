@@ -66,6 +66,10 @@ pub(crate) struct LocalEnd {
     pub(super) offset: u32,
     /// Number of the next request
     pub(super) seq: u32,
+    /// Records of the channel that were given back, as of requests under way
+    pub(super) given: u32,
+    /// Requests of ours that the peer has executed, as its own requests say
+    pub(super) acked: u32,
     /// READs and the like under way
     pub(super) reads: u8,
     /// RNR retries left
@@ -116,6 +120,8 @@ impl LocalEnd {
             next: first,
             offset: 0,
             seq: 0,
+            given: 0,
+            acked: 0,
             reads: 0,
             rnr_left: terms.rnr_retry,
             asked,
@@ -312,19 +318,20 @@ impl LocalEnd {
         self.of.sig_all || wqe.flags.contains(SendFlags::SIGNALED)
     }
 
-    /// The oldest WQE succeeded.
+    /// The oldest WQE succeeded. `completes`: it makes a completion.
     #[inline]
-    pub(super) fn complete_one(&mut self, ctx: &mut Ctx<'_>) {
+    pub(super) fn complete_one(&mut self, ctx: &mut Ctx<'_>, completes: bool) {
+        if !completes {
+            return self.release_oldest();
+        }
         let wqe = self.of.sq.wqe(self.una);
         /* before the completion: who polls it may post at once */
         self.release_oldest();
-        if self.completes(&wqe) {
-            let byte_len = if wqe.op.brings_data() { wqe.length } else { 0 };
-            self.push_send(
-                ctx,
-                Cqe { wr_id: wqe.wr_id, byte_len, opcode: wqe.op.wc_opcode(), ..Cqe::default() },
-            );
-        }
+        let byte_len = if wqe.op.brings_data() { wqe.length } else { 0 };
+        self.push_send(
+            ctx,
+            Cqe { wr_id: wqe.wr_id, byte_len, opcode: wqe.op.wc_opcode(), ..Cqe::default() },
+        );
     }
 
     #[inline]

@@ -9,7 +9,7 @@ use std::mem::offset_of;
 use crate::share::Gate;
 use starverbs_core::types::SendOp;
 use starverbs_core::{Access, PdId, Qpn, WcStatus};
-use starverbs_rings::Record as Words;
+use starverbs_rings::{DataRoom, Record as Words};
 use zerocopy::{FromBytes, Immutable, IntoBytes, transmute};
 
 /// Most bytes of a message in one record.
@@ -49,6 +49,8 @@ pub(super) mod flag {
     pub(in super::super) const LAST: u8 = 2;
     /// The sender asks for an event
     pub(in super::super) const SOLICITED: u8 = 4;
+    /// `at` says how many requests of the connection's other end the sender has executed
+    pub(in super::super) const ACKS: u8 = 8;
 }
 
 /// One record: a request or an answer.
@@ -69,7 +71,7 @@ pub(super) struct Record {
     pub(super) seq: u32,
     /// Bytes of data: in the body, if they fit, else in the data area
     pub(super) len: u32,
-    /// Where in the data area
+    /// Where in the data area; or see [`flag::ACKS`]
     pub(super) at: u32,
     /// Immediate data, or a key to invalidate
     pub(super) imm: u32,
@@ -83,6 +85,8 @@ pub(super) struct Record {
     pub(super) body: [u8; BODY],
 }
 
+const _: () = assert!(size_of::<Record>() == size_of::<Words>() && align_of::<Record>() == align_of::<Words>());
+
 /// The word of a record that says which queue pair it is for.
 pub(super) const TO: usize = offset_of!(Record, to) / size_of::<u32>();
 
@@ -95,6 +99,17 @@ impl Record {
     #[inline]
     pub(super) fn words(self) -> Words {
         transmute!(self)
+    }
+
+    /// Writes it to where it goes; gives where its body lies there.
+    #[inline]
+    pub(super) fn write_to(self, room: DataRoom) -> *mut u8 {
+        let place = room.record.cast::<Record>();
+        // SAFETY: a record's words, which are the writer's alone.
+        unsafe {
+            place.write(self);
+            (&raw mut (*place).body).cast()
+        }
     }
 
     #[inline]

@@ -34,6 +34,10 @@ pub(super) struct Asked {
     /// Its number
     seq: u32,
     progress: Progress,
+    /// It is one of the READs and the like, and its place says that it is done
+    reads: bool,
+    /// It makes a completion
+    completes: bool,
 }
 
 /// How a step ended.
@@ -69,8 +73,8 @@ impl LocalEnd {
                 if let Err(status) = self.admit(&wqe) {
                     return self.fail_next(ctx, status);
                 }
-                if self.direct.is_some() {
-                    match self.execute_direct(ctx, &wqe) {
+                if self.direct.is_some() && !wqe.op.is_send() {
+                    match self.execute_direct(ctx, wqe) {
                         Outcome::Done => continue,
                         Outcome::Wait => return,
                         Outcome::Ask => {}
@@ -78,8 +82,8 @@ impl LocalEnd {
                 }
             }
             let step = match wqe.op {
-                SendOp::LocalInv | SendOp::BindMw => self.do_own(ctx, &wqe),
-                SendOp::Read | SendOp::CmpSwap | SendOp::FetchAdd | SendOp::Flush => self.ask_word(ctx, &wqe),
+                SendOp::LocalInv | SendOp::BindMw => self.do_own(ctx, wqe),
+                SendOp::Read | SendOp::CmpSwap | SendOp::FetchAdd | SendOp::Flush => self.ask_word(ctx, wqe),
                 _ => self.ask_data(ctx, &wqe),
             };
             match step {
@@ -138,22 +142,27 @@ impl LocalEnd {
         let len = (wqe.length - offset).min(CHUNK);
         let in_area = if len as usize <= BODY { 0 } else { len };
         let Some(room) = ctx.env.channels.room(channel, in_area) else { return Step::NoRoom };
-        let mut record = Record { len, at: room.at, ..self.request(wqe) };
+        let last = offset + len == wqe.length;
+        let mut flags = if offset == 0 { flag::FIRST } else { 0 } | if last { flag::LAST } else { 0 };
+        if wqe.flags.contains(SendFlags::SOLICITED) {
+            flags |= flag::SOLICITED;
+        }
+        let at = if in_area == 0 { self.expected } else { room.at };
+        if in_area == 0 {
+            flags |= flag::ACKS;
+        }
+        let mut record = Record { len, flags, at, ..self.request(wqe) };
         record.set_addr(wqe.remote_addr.wrapping_add(u64::from(offset)));
-        let to = if in_area == 0 { record.body.as_mut_ptr() } else { room.to };
+        let body = record.write_to(room);
+        let to = if in_area == 0 { body } else { room.to };
         // SAFETY: the body or the piece of the data area has room for so many bytes.
         if len > 0 && unsafe { self.gather(ctx, wqe, len, to) }.is_none() {
             return Step::Failed(WcStatus::LocProtErr);
         }
-        let last = offset + len == wqe.length;
-        record.flags = if offset == 0 { flag::FIRST } else { 0 } | if last { flag::LAST } else { 0 };
-        if wqe.flags.contains(SendFlags::SOLICITED) {
-            record.flags |= flag::SOLICITED;
-        }
         ctx.stats.tx_bytes.add(u64::from(len));
-        let end = ctx.env.channels.ask(channel, record, room);
+        let end = ctx.env.channels.ask(channel, room, last.then_some(self.of.qpn));
         if last {
-            self.begun(ctx, end, Progress::Executes, wqe.op == SendOp::AtomicWrite);
+            self.begun(ctx, end, wqe, Progress::Executes);
         } else {
             self.offset += len;
         }
@@ -161,10 +170,12 @@ impl LocalEnd {
     }
 
     /// A READ, an atomic or a FLUSH.
-    fn ask_word(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> Step {
+    #[inline(never)]
+    fn ask_word(&mut self, ctx: &mut Ctx<'_>, wqe: SendWqe) -> Step {
         let channel = self.of.channels[0];
         let Some(room) = ctx.env.channels.room(channel, 0) else { return Step::NoRoom };
-        let mut record = Record { flags: flag::FIRST | flag::LAST, ..self.request(wqe) };
+        let flags = flag::FIRST | flag::LAST | flag::ACKS;
+        let mut record = Record { flags, at: self.expected, ..self.request(&wqe) };
         let mut progress = Progress::Answers;
         match wqe.op {
             SendOp::Read => {}
@@ -174,15 +185,18 @@ impl LocalEnd {
             }
             _ => record.set_operands([wqe.compare_add, wqe.swap]),
         }
-        let end = ctx.env.channels.ask(channel, record, room);
-        self.begun(ctx, end, progress, true);
+        record.write_to(room);
+        let end = ctx.env.channels.ask(channel, room, Some(self.of.qpn));
+        self.begun(ctx, end, &wqe, progress);
         Step::Asked
     }
 
     /// What the card does by itself (IBTA 10.6.7.2).
-    fn do_own(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> Step {
+    #[cold]
+    #[inline(never)]
+    fn do_own(&mut self, ctx: &mut Ctx<'_>, wqe: SendWqe) -> Step {
         let done = if wqe.op == SendOp::BindMw {
-            let bound = ctx.mrs.bind(&Bind::of(wqe, self.id()));
+            let bound = ctx.mrs.bind(&Bind::of(&wqe, self.id()));
             self.windows |= bound == Ok(WindowType::Two);
             bound.is_ok()
         } else {
@@ -191,15 +205,16 @@ impl LocalEnd {
         if !done {
             return Step::Failed(WcStatus::MwBindErr);
         }
-        self.did_own(ctx);
+        self.did_own(ctx, &wqe);
         Step::Asked
     }
 
     /// WQE `next` is done, without a request.
     #[inline]
-    pub(super) fn did_own(&mut self, ctx: &mut Ctx<'_>) {
+    pub(super) fn did_own(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) {
+        let completes = self.completes(wqe);
         let slot = self.slot(self.next);
-        self.asked[slot] = Asked { end: 0, seq: self.seq, progress: Progress::Done };
+        self.asked[slot] = Asked { seq: self.seq, completes, ..Asked::default() };
         self.next = self.next.wrapping_add(1);
         ctx.env.channels.count(self.of.channels[0]);
         self.complete(ctx);
@@ -207,14 +222,36 @@ impl LocalEnd {
 
     /// WQE `next` was asked for as a whole.
     #[inline]
-    fn begun(&mut self, ctx: &mut Ctx<'_>, end: u32, progress: Progress, reads: bool) {
+    fn begun(&mut self, ctx: &mut Ctx<'_>, end: u32, wqe: &SendWqe, progress: Progress) {
+        if self.una == self.next {
+            /* what was given back before is of no request under way */
+            self.given = end.wrapping_sub(1);
+        }
+        let reads = wqe.op.is_answered();
         let slot = self.slot(self.next);
-        self.asked[slot] = Asked { end, seq: self.seq, progress };
+        self.asked[slot] = Asked {
+            end,
+            seq: self.seq,
+            progress,
+            reads: reads && progress == Progress::Executes,
+            completes: self.completes(wqe),
+        };
         self.next = self.next.wrapping_add(1);
         (self.seq, self.offset) = (self.seq.wrapping_add(1), 0);
         self.reads += u8::from(reads);
         ctx.stats.local_requests.inc();
-        ctx.env.channels.expect(self.of.channels[0], end, self.of.qpn);
+    }
+
+    /// Whether a WQE that was asked for is done.
+    #[inline]
+    fn is_done(&self, asked: &Asked) -> bool {
+        match asked.progress {
+            Progress::Done => true,
+            Progress::Executes => {
+                self.given.wrapping_sub(asked.end) as i32 >= 0 || self.acked.wrapping_sub(asked.seq) as i32 > 0
+            }
+            Progress::Answers => false,
+        }
     }
 
     /// Copies `len` bytes of WQE `next`, from where it is, to memory of the channel.
@@ -262,18 +299,21 @@ impl LocalEnd {
     /// Places in the channel up to `given` were given back.
     #[inline]
     pub(super) fn on_progress(&mut self, ctx: &mut Ctx<'_>, given: u32) {
-        let mut at = self.una;
-        while at != self.next {
-            let slot = self.slot(at);
-            let asked = &mut self.asked[slot];
-            if asked.progress == Progress::Executes {
-                if (given.wrapping_sub(asked.end) as i32) < 0 {
-                    break;
-                }
-                asked.progress = Progress::Done;
-            }
-            at = at.wrapping_add(1);
+        self.given = given;
+        self.go_on(ctx);
+    }
+
+    /// The peer has executed so many requests of this end in all.
+    #[inline]
+    pub(super) fn on_ack(&mut self, ctx: &mut Ctx<'_>, executed: u32) {
+        self.acked = executed;
+        if self.una != self.next {
+            self.go_on(ctx);
         }
+    }
+
+    #[inline]
+    fn go_on(&mut self, ctx: &mut Ctx<'_>) {
         self.complete(ctx);
         if self.next != self.of.sq.posted() {
             self.ask(ctx);
@@ -285,14 +325,12 @@ impl LocalEnd {
     fn complete(&mut self, ctx: &mut Ctx<'_>) {
         let first = self.una;
         while self.una != self.next && self.state != QpState::Err {
-            if self.asked[self.slot(self.una)].progress != Progress::Done {
+            let asked = self.asked[self.slot(self.una)];
+            if !self.is_done(&asked) {
                 break;
             }
-            let op = self.of.sq.op(self.una);
-            if matches!(op, SendOp::AtomicWrite | SendOp::Flush) {
-                self.reads = self.reads.saturating_sub(1);
-            }
-            self.complete_one(ctx);
+            self.reads = self.reads.saturating_sub(u8::from(asked.reads));
+            self.complete_one(ctx, asked.completes);
         }
         if self.una != first {
             ctx.env.channels.forget(self.of.channels[0], self.una.wrapping_sub(first));
@@ -310,7 +348,7 @@ impl LocalEnd {
         let under_way = self.next.wrapping_sub(self.una);
         (0..under_way).map(|n| self.una.wrapping_add(n)).find(|index| {
             let asked = &self.asked[self.slot(*index)];
-            asked.seq == seq && asked.progress != Progress::Done
+            asked.seq == seq && !self.is_done(asked)
         })
     }
 

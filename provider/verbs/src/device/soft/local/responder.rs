@@ -39,6 +39,11 @@ pub(super) struct ReadAnswer {
 }
 
 impl ReadAnswer {
+    /// Of a READ that was admitted.
+    pub(super) fn new(qpn: Qpn, request: Record) -> ReadAnswer {
+        ReadAnswer { qpn, request, sent: 0 }
+    }
+
     /// Bytes of its next record.
     pub(super) fn next_len(&self) -> u32 {
         (self.request.total - self.sent).min(CHUNK)
@@ -52,13 +57,14 @@ enum PlaceError {
 }
 
 /// What the responder has to answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reply {
     /// Nothing: that its place is given back says it
     None,
-    /// One record
-    Record(Record),
+    /// The record that lies in [`Channels::reply`](super::channels::Channels::reply)
+    Record,
     /// A READ's bytes
-    Read(ReadAnswer),
+    Read,
 }
 
 impl LocalEnd {
@@ -66,7 +72,11 @@ impl LocalEnd {
     #[inline]
     pub(super) fn on_request(&mut self, ctx: &mut Ctx<'_>, record: &Record, data: *const u8) -> Reply {
         if self.state == QpState::Err {
-            return Reply::Record(record.answer(answer::GONE));
+            return ctx.env.channels.reply_with(record.answer(answer::GONE));
+        }
+        /* what it has executed completes before its message is received */
+        if record.has(flag::ACKS) {
+            self.on_ack(ctx, record.at);
         }
         let first = record.has(flag::FIRST);
         if record.seq != self.expected || first != (self.inbound == Inbound::Idle) {
@@ -176,7 +186,7 @@ impl LocalEnd {
         .ok_or(PlaceError::Protection)
     }
 
-    #[inline]
+    #[inline(never)]
     fn execute_write(&mut self, ctx: &mut Ctx<'_>, record: &Record, data: *const u8) -> Result<Reply, Reply> {
         let (need, id) = (Access::REMOTE_WRITE, self.id());
         if !self.terms.access.contains(need) {
@@ -220,6 +230,7 @@ impl LocalEnd {
         Ok(Reply::None)
     }
 
+    #[inline(never)]
     fn execute_read(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Reply {
         let need = Access::REMOTE_READ;
         let open = ctx.mrs.resolve_remote(record.rkey, self.id(), record.addr(), record.total, need);
@@ -230,7 +241,7 @@ impl LocalEnd {
             return self.violate(ctx, record);
         }
         self.expected = self.expected.wrapping_add(1);
-        Reply::Read(ReadAnswer { qpn: self.of.qpn, request: *record, sent: 0 })
+        Reply::Read
     }
 
     /// Answers more of a READ: the next record, into which `to` has room for its data; and whether more is
@@ -284,6 +295,7 @@ impl LocalEnd {
         Ok(host)
     }
 
+    #[inline(never)]
     fn execute_atomic(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Result<Reply, Reply> {
         let host = self.word_of(ctx, record, Access::REMOTE_ATOMIC)?;
         let [operand, swap] = record.operands();
@@ -294,9 +306,10 @@ impl LocalEnd {
         let Some(value) = value else { return Err(self.violate(ctx, record)) };
         let mut answer = Record { len: 8, flags: flag::LAST, ..record.answer(answer::VALUE) };
         answer.set_operands([value, 0]);
-        Ok(Reply::Record(answer))
+        Ok(ctx.env.channels.reply_with(answer))
     }
 
+    #[inline(never)]
     fn execute_atomic_write(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Result<Reply, Reply> {
         if record.len != 8 {
             return Err(self.refuse(ctx, record));
@@ -310,6 +323,7 @@ impl LocalEnd {
         Ok(Reply::None)
     }
 
+    #[inline(never)]
     fn execute_flush(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Result<Reply, Reply> {
         let feth = Feth::new(record.imm);
         let (Some(placement), Some(level)) = (feth.placement(), feth.level()) else {
@@ -335,7 +349,7 @@ impl LocalEnd {
     fn not_ready(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Reply {
         ctx.stats.sent_rnr.inc();
         let timer = u32::from(self.terms.min_rnr_timer & 31);
-        Reply::Record(Record { imm: timer, ..record.answer(answer::RNR) })
+        ctx.env.channels.reply_with(Record { imm: timer, ..record.answer(answer::RNR) })
     }
 
     /// The request breaks the protocol: this end goes to ERR.
@@ -365,7 +379,7 @@ impl LocalEnd {
     fn die(&mut self, ctx: &mut Ctx<'_>, record: &Record, status: WcStatus, event: AsyncEvent) -> Reply {
         self.enter_error(ctx);
         ctx.env.event(event);
-        Reply::Record(record.refused(status))
+        ctx.env.channels.reply_with(record.refused(status))
     }
 
     /// Whether a request of this record's sender is for this end.

@@ -5,8 +5,9 @@ use starverbs_core::{AsyncEvent, Host, Nanos, Nic, QpState, Qpn};
 
 use super::channels::Channels;
 use super::end::LocalEnd;
-use super::record::{self, CHUNK, Record, answer, control};
-use super::responder::Reply;
+use super::record::{self, CHUNK, Record, answer, control, flag};
+use super::responder::{ReadAnswer, Reply};
+use crate::device::soft::engine::HostEngine;
 use crate::device::soft::env::HostEnv;
 use crate::device::soft::intake::AHEAD;
 
@@ -41,11 +42,7 @@ pub(super) fn take_requests((nic, env): Card<'_>, now: Nanos) -> (u32, Option<Sa
     for at in 0..env.channels.answerers.len() {
         let answerer = &env.channels.answerers[at];
         if answerer.reading.is_some() || answerer.channel.requests.has_next() {
-            /* A peer that answers a message has executed it: our request completes before its message is
-             * received, as the wire's acknowledge comes first. So none is executed that was not there before
-             * the look at what is done. */
             let there = answerer.channel.requests.available(REQUESTS);
-            came += take_answers((nic, env), now);
             let (taken, said) = answer_channel((nic, env), at, there, now);
             came += taken;
             if said.is_some() {
@@ -71,6 +68,10 @@ fn look_ahead((nic, env): Card<'_>, at: usize, there: u32) {
 fn answer_channel((nic, env): Card<'_>, at: usize, there: u32, now: Nanos) -> (u32, Option<Said>) {
     let mut taken = 0_u32;
     let mut said = None;
+    /* A peer that answers a message has executed it: our request completes before its message is received, as
+     * the wire's acknowledge comes first. A short request says what its sender has executed; before another,
+     * or with READs under way, it is looked at what is done, and none is executed that came after that. */
+    let mut looked = false;
     let many = env.channels.many && there > 1;
     loop {
         if many && taken.is_multiple_of(AHEAD) {
@@ -110,20 +111,31 @@ fn answer_channel((nic, env): Card<'_>, at: usize, there: u32, now: Nanos) -> (u
             said = Some(Said { serial, record });
             break;
         }
+        if !looked && !(record.has(flag::ACKS) && !has_reads(nic, record.to)) {
+            looked = true;
+            take_answers((nic, env), now);
+        }
         let reply = execute((nic, env), serial, &record, data, now);
         let answerer = &mut env.channels.answerers[at];
         answerer.channel.requests.pop();
         match reply {
             Reply::None => {}
-            Reply::Record(reply) => {
-                answerer.channel.answers.push(&reply.words(), room);
+            Reply::Record => {
+                let words = env.channels.reply.words();
+                env.channels.answerers[at].channel.answers.push(&words, room);
                 env.channels.answered(at);
             }
-            Reply::Read(read) => answerer.reading = Some(read),
+            Reply::Read => answerer.reading = Some(ReadAnswer::new(record.to, record)),
         }
     }
     env.channels.answerers[at].channel.requests.publish();
     (taken, said)
+}
+
+/// Whether a QP has READs and the like under way.
+#[inline]
+fn has_reads(nic: &Nic<HostEnv>, qpn: Qpn) -> bool {
+    nic.engine(qpn).and_then(HostEngine::local).is_some_and(|end| end.reads > 0)
 }
 
 /// Wakes those who wait for places of requests that were given back. What a program does with its completions
@@ -155,7 +167,7 @@ fn execute((nic, env): Card<'_>, serial: u32, record: &Record, data: *const u8, 
             }
             reply
         }
-        None => Reply::Record(record.answer(answer::GONE)),
+        None => env.channels.reply_with(record.answer(answer::GONE)),
     }
 }
 
@@ -254,13 +266,8 @@ fn complete((nic, env): Card<'_>, at: u32, given: u32, now: Nanos) -> u32 {
     let mut done = 0;
     loop {
         let Some(asker) = env.channels.asker(at) else { return done };
-        let is_done = |(end, _): &(u32, Qpn)| given.wrapping_sub(*end) as i32 >= 0;
-        let Some((_, qpn)) = asker.expected.front().copied().filter(is_done) else { break };
-        /* a QP's requests in a row at once */
-        while asker.expected.front().is_some_and(|front| front.1 == qpn && is_done(front)) {
-            asker.expected.pop_front();
-            done += 1;
-        }
+        let Some((qpn, count)) = asker.next_done(given) else { break };
+        done += count;
         with_end((nic, env), qpn, now, |end, ctx| end.on_progress(ctx, given));
     }
     let Some(asker) = env.channels.asker(at) else { return done };
