@@ -7,7 +7,21 @@
 use starverbs_core::Qpn;
 
 use crate::spin::SpinLock;
-use crate::sync::{AtomicBool, Ordering, fence};
+#[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
+use crate::sync::fence;
+use crate::sync::{AtomicBool, Ordering};
+
+/// What was stored before comes before what is loaded behind: of who has given the lock back, and of who tries
+/// for it next.
+#[inline]
+fn fence_behind_lock() {
+    /* a mutex is given back and tried for by one instruction that reads and writes, which on x86 is a fence
+     * already: this one keeps the compiler to the order */
+    #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+    core::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
+    fence(Ordering::SeqCst);
+}
 
 /// Queue pairs whose doorbell waits for the card.
 pub struct PendingDoorbells {
@@ -54,12 +68,12 @@ impl PendingDoorbells {
     pub fn serve<G>(&self, try_lock: impl Fn() -> Option<G>, mut turn: impl FnMut(&mut G)) {
         /* the lock's release (or the doorbell) before the look at the doorbells (or the lock): of a holder
          * and a leaver, one sees the other */
-        fence(Ordering::SeqCst);
+        fence_behind_lock();
         while self.waiting.load(Ordering::Relaxed) {
             let Some(mut guard) = try_lock() else { return };
             turn(&mut guard);
             drop(guard);
-            fence(Ordering::SeqCst);
+            fence_behind_lock();
         }
     }
 

@@ -137,7 +137,8 @@ pub(crate) unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: the caller's terms; the two words lie inside both ranges, and are read before one is written.
     unsafe {
         if matches!(len, 8..=16) {
-            let (first, last) = (from.cast::<u64>().read_unaligned(), from.add(len - 8).cast::<u64>().read_unaligned());
+            let (first, last) =
+                (from.cast::<u64>().read_unaligned(), from.add(len - 8).cast::<u64>().read_unaligned());
             to.cast::<u64>().write_unaligned(first);
             to.add(len - 8).cast::<u64>().write_unaligned(last);
         } else {
@@ -155,7 +156,9 @@ pub(crate) unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
 pub(crate) unsafe fn write_in_order(to: *mut u8, from: *const u8, len: usize) {
     if len == 8 && to.addr().is_multiple_of(8) {
         // SAFETY: the caller's terms, and the alignment.
-        unsafe { AtomicU64::from_ptr(to.cast()).store(from.cast::<u64>().read_unaligned(), Ordering::Release) };
+        unsafe {
+            AtomicU64::from_ptr(to.cast()).store(from.cast::<u64>().read_unaligned(), Ordering::Release)
+        };
         return;
     }
     let word = last_word(to.addr(), len);

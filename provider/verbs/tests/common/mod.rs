@@ -299,12 +299,26 @@ pub struct Pair {
 impl Pair {
     /// Both ends have agreed, if it is not the wire.
     pub fn new(settings: &Settings) -> Pair {
+        let pair = Pair::connected(settings);
+        wait_for("the agreement", || settings.link == Link::Udp || pair.count("local_qps") == 2);
+        pair
+    }
+
+    /// The same of cards that have no thread.
+    pub fn polled(settings: &Settings) -> Pair {
+        let pair = Pair::connected(settings);
+        wait_for("the agreement", || {
+            [&pair.a, &pair.b].map(|node| assert_eq!(node.cq.poll(&mut [Cqe::default()]).unwrap(), 0));
+            settings.link == Link::Udp || pair.count("local_qps") == 2
+        });
+        pair
+    }
+
+    fn connected(settings: &Settings) -> Pair {
         let (a, b) = (Node::new(settings), Node::new(settings));
         let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
         connect(&a, &qa, &b, &qb);
-        let pair = Pair { a, b, qa, qb, port: settings.port };
-        wait_for("the agreement", || settings.link == Link::Udp || pair.count("local_qps") == 2);
-        pair
+        Pair { a, b, qa, qb, port: settings.port }
     }
 
     /// A counter of both cards.

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use crate::common::*;
 use starverbs_core::types::QPN_BLOCK_SHIFT;
 use starverbs_core::{Access, QpState, QpType, SendFlags, SendOp, Sge, WcOpcode, WcStatus};
-use starverbs_settings::{Link, Settings};
+use starverbs_settings::{Link, LinkTrust, Settings};
 use starverbs_verbs::{Event, Qp, RecvWr, SendWr, Srq};
 
 #[test]
@@ -319,5 +319,45 @@ fn queue_pairs_of_many_blocks_share_a_channel() {
         b.post_recv(qb, 7, 0, 64).unwrap();
         post(qa, &send(1, &[a.sge(0, 8)])).unwrap();
         assert_eq!((a.completions(1)[0].status, b.completions(1)[0].wr_id), (WcStatus::Success, 7));
+    }
+}
+
+/// A peer that answers a message has executed it: our request completes before its message is received.
+#[test]
+fn a_request_completes_before_the_peer_s_message_is_received() {
+    /* no thread: nothing is taken but in these polls */
+    let polled = Settings { progress_thread: false, ..local() };
+    let rings = Settings { link_trust: LinkTrust::None, ..polled.clone() };
+    for settings in [rings, polled] {
+        let pair = Pair::polled(&settings);
+        let (a, b) = (&pair.a, &pair.b);
+        let word = (8 - b.addr(0) as usize % 8) % 8;
+        for op in [SendOp::Send, SendOp::Write, SendOp::Read, SendOp::FetchAdd] {
+            for answer in [8, 1000, 40_000] {
+                a.post_recv(&pair.qa, 2, 0, BUF).unwrap();
+                b.post_recv(&pair.qb, 3, 0, BUF).unwrap();
+                let sges = [a.sge(0, 8)];
+                let executed = || pair.count("local_executed") + pair.count("local_direct");
+                let before = executed();
+                post(&pair.qa, &pair.wr(op, &sges, word)).unwrap();
+                if op.takes_recv() {
+                    assert_eq!(b.completions(1)[0].wr_id, 3);
+                } else {
+                    wait_for("the request", || {
+                        assert_eq!(b.cq.poll(&mut [Default::default()]).unwrap(), 0);
+                        executed() > before
+                    });
+                }
+                post(&pair.qb, &send(4, &[b.sge(0, answer)])).unwrap();
+                let done: Vec<_> = a.completions(2).iter().map(|cqe| cqe.wr_id).collect();
+                assert_eq!(done, [1, 2], "{op:?}, answered with {answer} bytes");
+                assert_eq!(b.completions(1)[0].wr_id, 4);
+                if !op.takes_recv() {
+                    post(&pair.qa, &send(1, &sges)).unwrap();
+                    assert_eq!(b.completions(1)[0].wr_id, 3);
+                    assert_eq!(a.completions(1)[0].wr_id, 1);
+                }
+            }
+        }
     }
 }

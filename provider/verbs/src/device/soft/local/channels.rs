@@ -10,7 +10,7 @@ use starverbs_backend::{Answering, Asking, MemoryFiles, Peers, SessionId};
 use starverbs_core::{Nanos, Qpn};
 use starverbs_rings::{Broken, DataRoom};
 
-use super::record::Record;
+use super::record::{CHUNK, Record};
 use super::responder::{ReadAnswer, Reply};
 use crate::share::{Gate, Gates, PeerMemory};
 
@@ -378,6 +378,23 @@ impl Channels {
             }
         }
         self.answerers.retain(|answerer| !answerer.ended);
+    }
+}
+
+impl Answerer {
+    /// The oldest request.
+    #[inline]
+    pub(super) fn next(&self) -> Option<Record> {
+        self.channel.requests.peek().map(Record::of)
+    }
+
+    /// Where a request's data lies, if it is not in the record; `None`: there can be none.
+    #[inline]
+    pub(super) fn data(&self, record: &Record) -> Option<*const u8> {
+        if record.is_short() {
+            return Some(std::ptr::null());
+        }
+        self.channel.requests.data(record.at, record.len).filter(|_| record.len <= CHUNK)
     }
 }
 

@@ -328,10 +328,7 @@ impl LocalEnd {
         /* before the completion: who polls it may post at once */
         self.release_oldest();
         let byte_len = if wqe.op.brings_data() { wqe.length } else { 0 };
-        self.push_send(
-            ctx,
-            Cqe { wr_id: wqe.wr_id, byte_len, opcode: wqe.op.wc_opcode(), ..Cqe::default() },
-        );
+        self.push_send(ctx, Cqe { wr_id: wqe.wr_id, byte_len, opcode: wqe.op.wc_opcode(), ..Cqe::default() });
     }
 
     #[inline]

@@ -85,7 +85,8 @@ pub(super) struct Record {
     pub(super) body: [u8; BODY],
 }
 
-const _: () = assert!(size_of::<Record>() == size_of::<Words>() && align_of::<Record>() == align_of::<Words>());
+const _: () =
+    assert!(size_of::<Record>() == size_of::<Words>() && align_of::<Record>() == align_of::<Words>());
 
 /// The word of a record that says which queue pair it is for.
 pub(super) const TO: usize = offset_of!(Record, to) / size_of::<u32>();

@@ -248,7 +248,8 @@ impl LocalEnd {
         match asked.progress {
             Progress::Done => true,
             Progress::Executes => {
-                self.given.wrapping_sub(asked.end) as i32 >= 0 || self.acked.wrapping_sub(asked.seq) as i32 > 0
+                self.given.wrapping_sub(asked.end) as i32 >= 0
+                    || self.acked.wrapping_sub(asked.seq) as i32 > 0
             }
             Progress::Answers => false,
         }

@@ -5,9 +5,8 @@ use starverbs_core::{AsyncEvent, Host, Nanos, Nic, QpState, Qpn};
 
 use super::channels::Channels;
 use super::end::LocalEnd;
-use super::record::{self, CHUNK, Record, answer, control, flag};
+use super::record::{self, CHUNK, Record, answer, control};
 use super::responder::{ReadAnswer, Reply};
-use crate::device::soft::engine::HostEngine;
 use crate::device::soft::env::HostEnv;
 use crate::device::soft::intake::AHEAD;
 
@@ -66,16 +65,14 @@ fn look_ahead((nic, env): Card<'_>, at: usize, there: u32) {
 }
 
 fn answer_channel((nic, env): Card<'_>, at: usize, there: u32, now: Nanos) -> (u32, Option<Said>) {
-    let mut taken = 0_u32;
+    let mut run = Run { at, left: there, looked: false };
     let mut said = None;
-    /* A peer that answers a message has executed it: our request completes before its message is received, as
-     * the wire's acknowledge comes first. A short request says what its sender has executed; before another,
-     * or with READs under way, it is looked at what is done, and none is executed that came after that. */
-    let mut looked = false;
     let many = env.channels.many && there > 1;
+    let mut fetched = there;
     loop {
-        if many && taken.is_multiple_of(AHEAD) {
-            look_ahead((nic, env), at, there - taken);
+        if many && run.left <= fetched {
+            look_ahead((nic, env), at, run.left);
+            fetched = run.left.saturating_sub(AHEAD);
         }
         if env.channels.answerers[at].reading.is_some() && !answer_read((nic, env), at, now) {
             break;
@@ -93,49 +90,108 @@ fn answer_channel((nic, env): Card<'_>, at: usize, there: u32, now: Nanos) -> (u
             }
         };
         answerer.blocked = false;
-        let Some(words) = answerer.channel.requests.peek().filter(|_| taken < there) else { break };
-        let record = Record::of(words);
-        let data = if record.is_short() {
-            Some(std::ptr::null())
-        } else {
-            answerer.channel.requests.data(record.at, record.len).filter(|_| record.len <= CHUNK)
-        };
-        let Some(data) = data else {
-            break_off(&mut env.channels, at);
-            break;
-        };
-        taken += 1;
-        let serial = answerer.serial;
+        let Some(record) = answerer.next().filter(|_| run.left > 0) else { break };
         if record.op >= control::PROPOSE {
+            run.left -= 1;
             answerer.channel.requests.pop();
-            said = Some(Said { serial, record });
+            said = Some(Said { serial: answerer.serial, record });
             break;
         }
-        if !looked && !(record.has(flag::ACKS) && !has_reads(nic, record.to)) {
-            looked = true;
-            take_answers((nic, env), now);
-        }
-        let reply = execute((nic, env), serial, &record, data, now);
-        let answerer = &mut env.channels.answerers[at];
-        answerer.channel.requests.pop();
-        match reply {
-            Reply::None => {}
+        match run.execute((nic, env), record, if many { AHEAD } else { REQUESTS }, now) {
+            Reply::None | Reply::Read => {}
+            Reply::Look => {
+                run.looked = true;
+                take_answers((nic, env), now);
+            }
             Reply::Record => {
                 let words = env.channels.reply.words();
                 env.channels.answerers[at].channel.answers.push(&words, room);
                 env.channels.answered(at);
             }
-            Reply::Read => answerer.reading = Some(ReadAnswer::new(record.to, record)),
+            Reply::Broken => {
+                break_off(&mut env.channels, at);
+                break;
+            }
         }
     }
     env.channels.answerers[at].channel.requests.publish();
-    (taken, said)
+    (there - run.left, said)
 }
 
-/// Whether a QP has READs and the like under way.
-#[inline]
-fn has_reads(nic: &Nic<HostEnv>, qpn: Qpn) -> bool {
-    nic.engine(qpn).and_then(HostEngine::local).is_some_and(|end| end.reads > 0)
+/// The requests of one channel in one turn.
+struct Run {
+    /// Which channel
+    at: usize,
+    /// Requests that are left for this turn
+    left: u32,
+    /// It was looked what of ours is done
+    looked: bool,
+}
+
+impl Run {
+    /// Executes a request, and those behind it that are for the same queue pair, `most` of them, until one
+    /// has an answer.
+    #[inline]
+    fn execute(&mut self, (nic, env): Card<'_>, record: Record, most: u32, now: Nanos) -> Reply {
+        let to = record.to;
+        let before = self.left;
+        let mut met = false;
+        let call = |end: &mut LocalEnd, ctx: &mut EngineCtx<'_, HostEnv>| {
+            let first = !end.met;
+            let reply = self.execute_at(end, ctx, record, most);
+            met = first && end.met;
+            reply
+        };
+        let reply = with_end((nic, env), to, now, call);
+        if met && nic.qp_state(to) == Some(QpState::Rtr) {
+            env.event(AsyncEvent::CommEst(to));
+        }
+        let reply = reply.unwrap_or_else(|| {
+            self.left -= 1;
+            env.channels.answerers[self.at].channel.requests.pop();
+            env.channels.reply_with(record.answer(answer::GONE))
+        });
+        nic.counters().local_executed.add(u64::from(before - self.left));
+        reply
+    }
+
+    /// The same with the queue pair's end at hand.
+    #[inline]
+    fn execute_at(
+        &mut self,
+        end: &mut LocalEnd,
+        ctx: &mut EngineCtx<'_, HostEnv>,
+        mut record: Record,
+        most: u32,
+    ) -> Reply {
+        let serial = ctx.env.channels.answerers[self.at].serial;
+        let least = self.left.saturating_sub(most);
+        loop {
+            let is_peer = end.is_peer(&record, serial);
+            if is_peer && !self.looked && end.must_look(&record) {
+                return Reply::Look;
+            }
+            let Some(data) = ctx.env.channels.answerers[self.at].data(&record) else { return Reply::Broken };
+            let reply = if is_peer {
+                end.met = true;
+                end.on_request(ctx, &record, data)
+            } else {
+                ctx.env.channels.reply_with(record.answer(answer::GONE))
+            };
+            self.left -= 1;
+            let answerer = &mut ctx.env.channels.answerers[self.at];
+            answerer.channel.requests.pop();
+            if reply == Reply::Read {
+                answerer.reading = Some(ReadAnswer::new(record.to, record));
+            }
+            if reply != Reply::None || self.left == least {
+                return reply;
+            }
+            let is_next = |next: &Record| next.to == record.to && next.op < control::PROPOSE;
+            let Some(next) = answerer.next().filter(is_next) else { return Reply::None };
+            record = next;
+        }
+    }
 }
 
 /// Wakes those who wait for places of requests that were given back. What a program does with its completions
@@ -148,26 +204,6 @@ pub(super) fn wake_requesters(channels: &mut Channels) {
         {
             channels.peers.wake(session);
         }
-    }
-}
-
-#[inline]
-fn execute((nic, env): Card<'_>, serial: u32, record: &Record, data: *const u8, now: Nanos) -> Reply {
-    nic.counters().local_executed.inc();
-    let call = |end: &mut LocalEnd, ctx: &mut EngineCtx<'_, HostEnv>| {
-        end.is_peer(record, serial).then(|| {
-            let first = !std::mem::replace(&mut end.met, true);
-            (end.on_request(ctx, record, data), first)
-        })
-    };
-    match with_end((nic, env), record.to, now, call).flatten() {
-        Some((reply, first)) => {
-            if first && nic.qp_state(record.to) == Some(QpState::Rtr) {
-                env.event(AsyncEvent::CommEst(record.to));
-            }
-            reply
-        }
-        None => env.channels.reply_with(record.answer(answer::GONE)),
     }
 }
 
