@@ -308,7 +308,9 @@ impl Pair {
     pub fn polled(settings: &Settings) -> Pair {
         let pair = Pair::connected(settings);
         wait_for("the agreement", || {
-            [&pair.a, &pair.b].map(|node| assert_eq!(node.cq.poll(&mut [Cqe::default()]).unwrap(), 0));
+            for node in [&pair.a, &pair.b] {
+                assert_eq!(node.cq.poll(&mut [Cqe::default()]).unwrap(), 0);
+            }
             settings.link == Link::Udp || pair.count("local_qps") == 2
         });
         pair
