@@ -1,14 +1,14 @@
 //! The data path of a card with room for few QP contexts: as `data`, but that a QP is used when its context
 //! is there.
 //!
-//! What waits, and until when, is `contexts`' to know; here is what is done then. A card with room for all of
-//! them never gets here.
+//! Whether it is, and what waits until when, is `contexts`' to decide; here is what is done then. A card with
+//! room for all of them never gets here.
 
-use super::contexts::{Contexts, Due};
+use super::contexts::{Access, Asker, Contexts, Due};
 use super::{Nic, Shared};
 use crate::env::{Env, SendQueue};
 use crate::transport::Qp;
-use crate::types::{FrameMeta, Nanos, QpState, Qpn};
+use crate::types::{FrameMeta, Nanos, Qpn};
 use crate::wire::{Packet, Transport};
 
 impl<E: Env> Nic<E> {
@@ -27,6 +27,11 @@ impl<E: Env> Nic<E> {
         self.shared.contexts.as_ref()?.next_event()
     }
 
+    /// Whether one comes before `at`, so that the card has work then.
+    pub fn context_comes_before(&self, at: Nanos) -> bool {
+        self.shared.contexts.as_ref().is_some_and(|contexts| contexts.comes_before(at))
+    }
+
     /// As [`Nic::handle_frame`], for any card: a request to a QP whose context is not there is kept until it
     /// is. To be called while [`Nic::takes_frames`]: a frame given all the same passes those that wait.
     pub fn offer_frame(&mut self, env: &mut E, now: Nanos, meta: &FrameMeta, frame: &[u8]) {
@@ -34,25 +39,25 @@ impl<E: Env> Nic<E> {
             return self.handle_frame(env, now, meta, frame);
         };
         let asked = asked_of(frame).and_then(|qpn| self.qps.get(qpn));
-        let Some(qp) = asked.filter(|qp| takes_frames_in(qp.state)) else {
-            return self.handle_frame(env, now, meta, frame);
-        };
-        if !contexts.frame(qp.qpn, qp.timer, now, meta, frame) {
-            return self.handle_frame(env, now, meta, frame);
+        let access = asked.map(|qp| contexts.frame(&asker(qp), now, meta, frame));
+        if access == Some(Access::Waits) {
+            self.serve_due(env, now);
+        } else {
+            self.handle_frame(env, now, meta, frame);
         }
-        self.serve_due(env, now);
     }
 
-    /// A doorbell of a QPC-limited card: its WQEs are fetched first, but for a QP that flushes them.
+    /// A doorbell of a QPC-limited card.
     #[cold]
     pub(super) fn ring_qpc_limited(&mut self, env: &mut E, qpn: Qpn, now: Nanos) {
-        match (&mut self.shared.contexts, self.qps.get(qpn)) {
-            (Some(contexts), Some(qp)) if sends(qp) => contexts.doorbell(qpn, qp.timer, now),
-            _ => {
-                if let Some(mut cx) = self.context(env, qpn, now) {
-                    cx.doorbell();
-                }
-            }
+        let access = match (&mut self.shared.contexts, self.qps.get(qpn)) {
+            (Some(contexts), Some(qp)) => contexts.doorbell(&asker(qp), now),
+            _ => Access::Available,
+        };
+        if access == Access::Available
+            && let Some(mut cx) = self.context(env, qpn, now)
+        {
+            cx.doorbell();
         }
         self.serve_due(env, now);
     }
@@ -107,15 +112,13 @@ impl<E: Env> Nic<E> {
         }
     }
 
-    /// Whoever is ready asks for its context, if there is a WQE to send: what it owes otherwise goes with the
-    /// context that the request brought. True: the port is full.
+    /// Whoever is ready asks for its context, or takes its turn where that is available. True: the port is
+    /// full.
     fn ask_for_turns(&mut self, env: &mut E, now: Nanos) -> bool {
         while let Some(qpn) = self.shared.sched.pop_ready() {
-            let Some(qp) = self.qps.get(qpn) else { continue };
-            let (asks, timer) = (wants_context(qp), qp.timer);
-            if asks && let Some(contexts) = self.limited_contexts() {
-                contexts.turn(qpn, timer, now);
-            } else if self.take_turn(env, qpn, now) {
+            let Some(of) = self.qps.get(qpn).map(asker) else { continue };
+            let access = self.limited_contexts().map(|contexts| contexts.turn(&of, now));
+            if access != Some(Access::Waits) && self.take_turn(env, qpn, now) {
                 return true;
             }
         }
@@ -130,19 +133,9 @@ impl<E: Env> Nic<E> {
     }
 }
 
-/// Whether there is a WQE to send.
-fn wants_context<E: Env>(qp: &Qp<E>) -> bool {
-    sends(qp) && qp.req.next != qp.sq.posted()
-}
-
-fn sends<E: Env>(qp: &Qp<E>) -> bool {
-    matches!(qp.state, QpState::Rts | QpState::Sqd)
-}
-
-/// Whether a QP in this state takes frames: those for others wait for no context, as what is wrong now is not
-/// to be right then.
-fn takes_frames_in(state: QpState) -> bool {
-    !matches!(state, QpState::Reset | QpState::Init | QpState::Err)
+/// What `contexts` goes by.
+fn asker<E: Env>(qp: &Qp<E>) -> Asker {
+    Asker { qpn: qp.qpn, timer: qp.timer, state: qp.state, unsent: qp.req.next != qp.sq.posted() }
 }
 
 /// The QP of which a frame asks something.

@@ -20,7 +20,7 @@ use crate::counters::Counters;
 use crate::error::NicError;
 use crate::qpc::{Channel, Config, Context, Placement, Policy, Qpc, Requester, SendRing};
 use crate::room::Room;
-use crate::types::{FrameMeta, Nanos, Qpn};
+use crate::types::{FrameMeta, Nanos, QpState, Qpn};
 
 /// Requests in flight of each channel (section 5.3: 16 is enough).
 const OOO_CAP: u16 = 16;
@@ -51,6 +51,39 @@ impl Context for Token {
     fn send_ring(&self) -> SendRing {
         SendRing::default()
     }
+}
+
+/// A QP that is to be used, as far as its context's availability depends on it.
+#[derive(Clone, Copy)]
+pub(super) struct Asker {
+    pub(super) qpn: Qpn,
+    pub(super) timer: TimerId,
+    pub(super) state: QpState,
+    /// Whether its SQ holds WQEs that were never sent
+    pub(super) unsent: bool,
+}
+
+impl Asker {
+    /// Whether it executes WQEs. In other states they are flushed, which needs no context.
+    fn sends(&self) -> bool {
+        matches!(self.state, QpState::Rts | QpState::Sqd)
+    }
+
+    /// Whether it takes requests. What comes in other states waits for no context: what is refused now must
+    /// not be accepted later.
+    fn receives(&self) -> bool {
+        !matches!(self.state, QpState::Reset | QpState::Init | QpState::Err)
+    }
+}
+
+/// Whether a QP's context is available.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(super) enum Access {
+    /// It is, or this use needs none: the caller goes on at once
+    Available,
+    /// It was asked for: [`Contexts::poll_due`] or [`Contexts::poll_turn`] gives what waits for it
+    Waits,
 }
 
 /// Who asked for a context, and when. QPs are known here by the numbers of their timers, which are small.
@@ -202,25 +235,21 @@ impl Contexts {
         self.frames.has_room() && !self.spare.is_empty()
     }
 
-    /// A request to a QP came. False: there is no room, or it is longer than any.
-    pub(super) fn frame(
-        &mut self,
-        qpn: Qpn,
-        timer: TimerId,
-        now: Nanos,
-        meta: &FrameMeta,
-        frame: &[u8],
-    ) -> bool {
-        self.advance(now);
-        let place = timer.index();
-        let Some(incarnation) = self.waits.get(place as usize).map(|waits| waits.incarnation) else {
-            return false;
-        };
-        let ask = Ask { qpn, place, incarnation, since: self.clock };
-        if frame.len() > FRAME || !self.frames.has_room() {
-            return false;
+    /// A request to a QP came. It does not wait if there is no room, or if it is longer than any.
+    pub(super) fn frame(&mut self, of: &Asker, now: Nanos, meta: &FrameMeta, frame: &[u8]) -> Access {
+        if !of.receives() {
+            return Access::Available;
         }
-        let Some(mut bytes) = self.spare.pop() else { return false };
+        self.advance(now);
+        let place = of.timer.index();
+        let Some(incarnation) = self.waits.get(place as usize).map(|waits| waits.incarnation) else {
+            return Access::Available;
+        };
+        let ask = Ask { qpn: of.qpn, place, incarnation, since: self.clock };
+        if frame.len() > FRAME || !self.frames.has_room() {
+            return Access::Available;
+        }
+        let Some(mut bytes) = self.spare.pop() else { return Access::Available };
         bytes.clear();
         bytes.extend_from_slice(frame);
         if let Ok(index) = self.frames.begin(Held { ask, meta: *meta, bytes }) {
@@ -228,7 +257,7 @@ impl Contexts {
             let _ = self.qpc.handle_request(Channel::Rx, index, ask.place, 0);
         }
         self.settle();
-        true
+        Access::Waits
     }
 
     /// The bytes of a frame that was handled.
@@ -236,30 +265,39 @@ impl Contexts {
         self.spare.push(bytes);
     }
 
-    /// A doorbell rings.
-    pub(super) fn doorbell(&mut self, qpn: Qpn, timer: TimerId, now: Nanos) {
+    /// A doorbell rings: its WQEs are fetched first.
+    pub(super) fn doorbell(&mut self, of: &Asker, now: Nanos) -> Access {
+        if !of.sends() {
+            return Access::Available;
+        }
         self.advance(now);
-        let place = timer.index();
-        let Some(waits) = self.waits.get_mut(place as usize) else { return };
+        let place = of.timer.index();
+        let Some(waits) = self.waits.get_mut(place as usize) else { return Access::Waits };
         if waits.fetch {
             waits.again = true;
         } else if !core::mem::replace(&mut waits.doorbell, true) {
             let incarnation = waits.incarnation;
-            self.more_doorbells.push_in_room(Ask { qpn, place, incarnation, since: self.clock });
+            self.more_doorbells.push_in_room(Ask { qpn: of.qpn, place, incarnation, since: self.clock });
             self.settle();
         }
+        Access::Waits
     }
 
-    /// It is the QP's turn to send.
-    pub(super) fn turn(&mut self, qpn: Qpn, timer: TimerId, now: Nanos) {
+    /// It is the QP's turn to send. Only a WQE needs the context: what it owes otherwise goes with the
+    /// context that the request brought.
+    pub(super) fn turn(&mut self, of: &Asker, now: Nanos) -> Access {
+        if !(of.sends() && of.unsent) {
+            return Access::Available;
+        }
         self.advance(now);
-        let place = timer.index();
-        let Some(waits) = self.waits.get_mut(place as usize) else { return };
+        let place = of.timer.index();
+        let Some(waits) = self.waits.get_mut(place as usize) else { return Access::Waits };
         if !core::mem::replace(&mut waits.turn, true) {
             let incarnation = waits.incarnation;
-            self.more_turns.push_in_room(Ask { qpn, place, incarnation, since: self.clock });
+            self.more_turns.push_in_room(Ask { qpn: of.qpn, place, incarnation, since: self.clock });
             self.settle();
         }
+        Access::Waits
     }
 
     /// What may be done now, turns aside.
@@ -288,6 +326,11 @@ impl Contexts {
             self.settle();
         }
         self.clock = self.clock.max(now);
+    }
+
+    /// Whether a context that something waits for, or a doorbell's WQEs, come before `at`.
+    pub(super) fn comes_before(&self, at: Nanos) -> bool {
+        self.next_event().is_some_and(|next| next < at)
     }
 
     /// When something comes next.

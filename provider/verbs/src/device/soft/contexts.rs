@@ -1,7 +1,8 @@
 //! A QPC-limited card (`STARVERBS_QPC_CACHE`): work that misses its QP context waits in real time.
 //!
-//! Nobody sleeps for a context: the card is run again by the program's next poll, by its thread, and here by
-//! a caller that would otherwise sleep longer than the fetch takes.
+//! The card decides which work that is (`core::nic`, its `contexts`). Nobody sleeps for a context: the card
+//! is run again by the program's next poll, by its thread, and here by a caller that would otherwise sleep
+//! longer than the fetch takes.
 
 use std::hint;
 use std::time::Duration;
@@ -38,7 +39,7 @@ impl Soft {
         while let Some(mut guard) = self.try_lock() {
             let shard: &mut Shard = &mut guard;
             let now = clock::now();
-            let soon = shard.nic.next_context().is_some_and(|at| at < now + SHORT);
+            let soon = shard.nic.context_comes_before(now + SHORT);
             let out = shard.intake.waits_for_receives(&mut shard.nic, now, Who::Thread);
             if now > until || !(soon || shard.intake.is_held_back() && !out) {
                 break;
