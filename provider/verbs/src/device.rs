@@ -192,7 +192,9 @@ impl Device {
         dispatch!(self, device => device.deferred_log.add(kind, number));
     }
 
-    /// The card in software: connection management goes through its queue pair 1.
+    /// The card in software, for connection management. That goes past the face on purpose: the CM is a part
+    /// of this card, under its lock, with its queue pair 1, its timer and its service listeners. A device of
+    /// another kind has a CM of its own, or none.
     ///
     /// # Errors
     /// EOPNOTSUPP: it is another device.
