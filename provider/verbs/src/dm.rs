@@ -134,8 +134,8 @@ impl Dm {
         if let Place::Foreign(memory) = &self.0.place {
             memory.fits(len)?;
             // SAFETY: the caller's terms.
-            let from = unsafe { std::slice::from_raw_parts(from, len as usize) };
-            return memory.write(offset, from).then_some(()).ok_or(VerbsError::Fault);
+            let wrote = unsafe { memory.write_raw(offset, from, len as usize) };
+            return wrote.then_some(()).ok_or(VerbsError::Fault);
         }
         let to = self.range(offset, len).ok_or(VerbsError::Fault)?;
         // SAFETY: the caller's terms, and `range` checked the other side. Peers may write there meanwhile:
@@ -155,9 +155,9 @@ impl Dm {
         whole_words(offset, len)?;
         if let Place::Foreign(memory) = &self.0.place {
             memory.fits(len)?;
-            // SAFETY: the caller's terms; only the kernel writes there, and nobody reads before it has.
-            let to = unsafe { std::slice::from_raw_parts_mut(to, len as usize) };
-            return memory.read(offset, to).then_some(()).ok_or(VerbsError::Fault);
+            // SAFETY: the caller's terms.
+            let read = unsafe { memory.read_raw(offset, to, len as usize) };
+            return read.then_some(()).ok_or(VerbsError::Fault);
         }
         let from = self.range(offset, len).ok_or(VerbsError::Fault)?;
         // SAFETY: as in `copy_in`.

@@ -194,17 +194,41 @@ impl Foreign {
 
     /// Copies bytes at `offset`; false if they are not there any more. What is long is copied in pieces.
     pub(crate) fn read(&self, offset: u64, to: &mut [u8]) -> bool {
-        let Some(at) = self.place(offset, to.len()) else { return false };
-        let mut pieces = (at..).step_by(PIECE).zip(to.chunks_mut(PIECE));
-        pieces.all(|(at, to)| self.with_memory(|memory| memory.read_exact_at(to, at).is_ok()))
+        // SAFETY: the slice can be written.
+        unsafe { self.read_raw(offset, to.as_mut_ptr(), to.len()) }
+    }
+
+    /// [`Foreign::read`] to memory that others may write meanwhile.
+    ///
+    /// # Safety
+    /// [to, to + len) can be written.
+    pub(crate) unsafe fn read_raw(&self, offset: u64, to: *mut u8, len: usize) -> bool {
+        let Some(from) = self.place(offset, len) else { return false };
+        (0..len).step_by(PIECE).all(|at| {
+            let piece = (len - at).min(PIECE);
+            // SAFETY: at + piece <= len.
+            self.with_memory(|memory| unsafe { read(memory, from + at as u64, to.add(at), piece) })
+        })
     }
 
     /// Copies `data` to `offset`, its last eight bytes last; false if the place is not there any more. What
     /// is long is copied in pieces.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) -> bool {
-        let Some(at) = self.place(offset, data.len()) else { return false };
-        let mut pieces = (at..).step_by(PIECE).zip(data.chunks(PIECE));
-        pieces.all(|(at, data)| self.with_memory(|memory| write(memory, at, data)))
+        // SAFETY: the slice can be read.
+        unsafe { self.write_raw(offset, data.as_ptr(), data.len()) }
+    }
+
+    /// [`Foreign::write`] of memory that others may write meanwhile.
+    ///
+    /// # Safety
+    /// [from, from + len) can be read.
+    pub(crate) unsafe fn write_raw(&self, offset: u64, from: *const u8, len: usize) -> bool {
+        let Some(to) = self.place(offset, len) else { return false };
+        (0..len).step_by(PIECE).all(|at| {
+            let piece = (len - at).min(PIECE);
+            // SAFETY: at + piece <= len.
+            self.with_memory(|memory| unsafe { write(memory, to + at as u64, from.add(at), piece) })
+        })
     }
 
     /// Runs `copy` while the object is there: its exporter waits for the end of it. False: it is not, or the
@@ -227,17 +251,31 @@ impl Foreign {
     }
 }
 
+/// Reads another process's memory. A page that is not there ends a read early: the next one fails.
+///
+/// # Safety
+/// [to, to + len) can be written.
+unsafe fn read(memory: &File, at: u64, to: *mut u8, len: usize) -> bool {
+    // SAFETY: the kernel writes the caller's bytes alone.
+    let done = unsafe { libc::pread(memory.as_raw_fd(), to.cast(), len, at as libc::off_t) };
+    done == len as isize
+}
+
 /// Writes another process's memory, the last eight bytes last.
-fn write(memory: &File, at: u64, data: &[u8]) -> bool {
-    let (body, tail) = data.split_at(data.len().saturating_sub(8));
-    let piece = |b: &[u8]| libc::iovec { iov_base: b.as_ptr().cast_mut().cast(), iov_len: b.len() };
-    let pieces = [piece(body), piece(tail)];
-    let pieces = &pieces[usize::from(body.is_empty())..];
+///
+/// # Safety
+/// [from, from + len) can be read.
+unsafe fn write(memory: &File, at: u64, from: *const u8, len: usize) -> bool {
+    let body = len.saturating_sub(8);
+    let piece =
+        |at: usize, len| libc::iovec { iov_base: from.wrapping_add(at).cast_mut().cast(), iov_len: len };
+    let pieces = [piece(0, body), piece(body, len - body)];
+    let pieces = &pieces[usize::from(body == 0)..];
     let (count, at) = (pieces.len() as libc::c_int, at as libc::off_t);
-    // SAFETY: the kernel reads `data` through `pieces`; the memory it changes is another process's, or is
-    // registered with the card as any region.
+    // SAFETY: the kernel reads the caller's bytes through `pieces`; the memory it changes is another
+    // process's, or is registered with the card as any region.
     let wrote = unsafe { libc::pwritev(memory.as_raw_fd(), pieces.as_ptr(), count, at) };
-    wrote == data.len() as isize
+    wrote == len as isize
 }
 
 /// The foreign memory that a card has under marked addresses: a number, and an offset in it.
