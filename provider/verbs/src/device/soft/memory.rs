@@ -18,15 +18,16 @@ impl Soft {
     /// Registers memory.
     pub(super) fn reg_mr(&self, attr: MrAttr) -> Result<u32> {
         self.change_memory(Some(attr.pd), |shard, now| {
-            let key = shard.nic.reg_mr(attr)?;
-            shard.spread(key, now, |nic| nic.dereg_mr(key))?;
-            Ok(key)
+            shard.open_key(now, |nic| nic.reg_mr(attr), Nic::dereg_mr).map(|key| (key, None))
         })
     }
 
     /// Changes what a key opens.
     pub(super) fn rereg_mr(&self, key: u32, attr: MrAttr) -> Result<()> {
-        self.change_memory(Some(attr.pd), |shard, _| shard.nic.rereg_mr(key, attr))?;
+        self.change_memory(Some(attr.pd), |shard, now| {
+            shard.nic.rereg_mr(key, attr)?;
+            Ok(((), shard.follow_memory(now)))
+        })?;
         self.await_readers();
         Ok(())
     }
@@ -38,7 +39,10 @@ impl Soft {
 
     /// Ends what a key opens by `end`.
     pub(super) fn end_key<T>(&self, end: impl FnOnce(&mut Shard) -> NicResult<T>) -> Result<T> {
-        let ended = self.change_memory(None, |shard, _| end(shard))?;
+        let ended = self.change_memory(None, |shard, now| {
+            let ended = end(shard)?;
+            Ok((ended, shard.follow_memory(now)))
+        })?;
         self.await_readers();
         Ok(ended)
     }
@@ -48,11 +52,11 @@ impl Soft {
         let addr = self.with(|shard, _| shard.env.foreign.add(memory))?;
         let attr = MrAttr { addr, ..attr };
         let opened = self.change_memory(Some(attr.pd), |shard, now| {
-            shard.nic.import_mr(key, attr)?;
-            shard.spread(key, now, |nic| nic.unimport_mr(key))
+            let import = |nic: &mut Nic<HostEnv>| nic.import_mr(key, attr).map(|()| key);
+            shard.open_key(now, import, Nic::unimport_mr).map(|key| (key, None))
         });
         match opened {
-            Ok(()) => Ok(attr),
+            Ok(_) => Ok(attr),
             Err(error) => {
                 self.with(|shard, _| shard.env.foreign.remove(addr));
                 Err(error)
@@ -75,16 +79,16 @@ impl Soft {
         }
     }
 
-    /// Changes the table of memory. When this returns, stateful cards use nothing of what was closed any
+    /// Changes the table of memory by `change`, which has its followers hear of it and gives the key that
+    /// [`Shard::follow_memory`] gave. When this returns, stateful cards use nothing of what was closed any
     /// more, and know what is open in `opened`: the program may tell theirs its key by another way than ours.
     fn change_memory<T>(
         &self,
         opened: Option<PdId>,
-        change: impl FnOnce(&mut Shard, Nanos) -> NicResult<T>,
+        change: impl FnOnce(&mut Shard, Nanos) -> NicResult<(T, Option<u32>)>,
     ) -> Result<T> {
         let (done, closed, told) = self.with(|shard, now| {
-            let done = change(shard, now)?;
-            let closed = shard.follow_memory(now);
+            let (done, closed) = change(shard, now)?;
             Ok::<_, NicError>((done, closed, shard.is_told(opened)))
         })?;
         if closed.is_some() || !told {
@@ -95,19 +99,21 @@ impl Soft {
 }
 
 impl Shard {
-    /// A key was opened: whoever follows the table hears of it. `Exhausted`: there is no memory for that; it
-    /// is closed again, by `undo`.
-    fn spread(
+    /// Opens a key; whoever follows the table hears of it. `Exhausted`: there is no memory for that; it is
+    /// closed again, by `undo`.
+    fn open_key(
         &mut self,
-        key: u32,
         now: Nanos,
-        undo: impl FnOnce(&mut Nic<HostEnv>) -> NicResult<()>,
-    ) -> NicResult<()> {
+        open: impl FnOnce(&mut Nic<HostEnv>) -> NicResult<u32>,
+        undo: impl FnOnce(&mut Nic<HostEnv>, u32) -> NicResult<()>,
+    ) -> NicResult<u32> {
+        let key = open(&mut self.nic)?;
         self.follow_memory(now);
         if self.has_star() && self.nic.memory().rule(key).is_none() {
-            undo(&mut self.nic)?;
+            /* nobody heard of the key, so nobody need hear that it is closed */
+            undo(&mut self.nic, key)?;
             return Err(NicError::Exhausted);
         }
-        Ok(())
+        Ok(key)
     }
 }
