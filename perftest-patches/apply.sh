@@ -6,7 +6,8 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cd "${1:?usage: apply.sh PERFTEST}"
 for patch in "$here"/*.patch; do
-	awk '/^diff --git/ { file = substr($4, 3) } /^index/ { split($2, blob, "\\.\\."); print blob[1], file }' "$patch" |
+	awk '/^diff --git/ { file = substr($4, 3) } /^index/ { split($2, blob, "\\.\\."); print blob[1], file }' \
+		"$patch" |
 	while read -r blob file; do
 		case $blob in
 		*[!0]*) found=$(git hash-object --no-filters "$file") ;;

@@ -22,15 +22,19 @@ skip() { skipped+=("$1: $2"); }
 
 if command -v cargo-nextest >/dev/null; then
     part "unit tests" cargo nextest run --workspace --no-fail-fast --status-level fail
-    part "unit tests of verbs over the wire" env STARVERBS_LINK=udp cargo nextest run --package starverbs-verbs --no-fail-fast --status-level fail
+    part "unit tests of verbs over the wire" env STARVERBS_LINK=udp \
+        cargo nextest run --package starverbs-verbs --no-fail-fast --status-level fail
     part "documentation tests" cargo test --workspace --doc --quiet
 else
     part "unit and documentation tests" cargo test --workspace --no-fail-fast
-    part "unit tests of verbs over the wire" env STARVERBS_LINK=udp cargo test --package starverbs-verbs --no-fail-fast
+    part "unit tests of verbs over the wire" env STARVERBS_LINK=udp \
+        cargo test --package starverbs-verbs --no-fail-fast
 fi
 
 part "rings under loom" env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
-    CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 cargo test --release --package starverbs-rings --test loom --target-dir "${CARGO_TARGET_DIR:-target}/loom"
+    CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+        cargo test --release --package starverbs-rings --test loom \
+        --target-dir "${CARGO_TARGET_DIR:-target}/loom"
 
 if tests/miri/run.sh ready >/dev/null 2>&1; then
     part "memory by address under miri (quick set)" tests/miri/run.sh quick
@@ -55,18 +59,24 @@ if [[ -e /usr/include/infiniband/verbs.h ]]; then
     part "direct verbs" tests/abi/stardv.sh dist/lib
     part "examples" tests/examples/run.sh dist/lib
     part "multicast between processes" tests/abi/multicast.sh dist/lib
-    part "threads, signals, one CPU, a crowd, growth and leaks" tests/soak/run.sh dist/lib soak one_cpu polling crowd growth leaks
+    part "threads, signals, one CPU, a crowd, growth and leaks" \
+        tests/soak/run.sh dist/lib soak one_cpu polling crowd growth leaks
     part "faults of processes" tests/faults/run.sh dist/lib
     part "the device in /sys and /dev" tests/preload/run.sh dist/lib
 else
-    skip "promises of the C edge, direct verbs, examples, multicast between processes, threads, one CPU, a crowd, growth and leaks, faults of processes, the device in /sys and /dev" "libibverbs-dev is not installed"
+    parts="promises of the C edge, direct verbs, examples, multicast between processes, threads, one CPU,"
+    parts+=" a crowd, growth and leaks, faults of processes, the device in /sys and /dev"
+    skip "$parts" "libibverbs-dev is not installed"
 fi
 
 if command -v ib_send_lat >/dev/null && command -v ibv_rc_pingpong >/dev/null; then
-    part "others' programs on the card (quick set)" cargo run --quiet --package starverbs-conformance -- --quick
+    part "others' programs on the card (quick set)" \
+        cargo run --quiet --package starverbs-conformance -- --quick
     # Of one host, these go through shared memory otherwise.
-    part "others' programs over the wire (a few)" cargo run --quiet --package starverbs-conformance -- --quick --net lo --link udp \
-        --filter '^(ping-pong: ibv_(rc|srq)_.*-c|perftest: ib_[a-z]+_(lat|bw)( -e| --use-srq| -q 16 -N| -A .*)?|connection manager: (ucmatose|ib_send.*))$'
+    perftests='perftest: ib_[a-z]+_(lat|bw)( -e| --use-srq| -q 16 -N| -A .*)?'
+    part "others' programs over the wire (a few)" \
+        cargo run --quiet --package starverbs-conformance -- --quick --net lo --link udp \
+        --filter "^(ping-pong: ibv_(rc|srq)_.*-c|$perftests|connection manager: (ucmatose|ib_send.*))\$"
 else
     skip "others' programs" "ibverbs-utils or perftest is not installed"
 fi
@@ -80,7 +90,8 @@ fi
 if [[ ${INTEROP:-} == require ]]; then
     part "the kernel's rdma_rxe as peer (quick set)" tools/scripts/interop.sh --quick
 else
-    skip "the kernel's rdma_rxe as peer" "boots a guest; runs on its own: \`make interop\`, or here with INTEROP=require"
+    skip "the kernel's rdma_rxe as peer" \
+        "boots a guest; runs on its own: \`make interop\`, or here with INTEROP=require"
 fi
 
 if ! cargo +nightly --version >/dev/null 2>&1 || ! command -v cargo-fuzz >/dev/null; then

@@ -46,7 +46,9 @@ macro_rules! exports {
     ($($at:literal, $version:literal);+; $($entry:ident => $function:path,)*) => {
         exports! { @each ($($at, $version);+) { $($entry => $function,)* } }
     };
-    (@each ($($at:literal, $version:literal);+) $table:tt) => { $( exports! { @node $at, $version, $table } )+ };
+    (@each ($($at:literal, $version:literal);+) $table:tt) => {
+        $( exports! { @node $at, $version, $table } )+
+    };
     (@node $at:literal, $version:literal, { $($name:ident => $function:path,)* }) => { $(
         global_asm!(
             concat!(".pushsection .text.", stringify!($name), ".", $version, ",\"ax\",@progbits"),
@@ -55,7 +57,10 @@ macro_rules! exports {
             concat!(".type __sv_", stringify!($name), "_", $version, ",@function"),
             concat!("__sv_", stringify!($name), "_", $version, ":"),
             jump!(),
-            concat!(".size __sv_", stringify!($name), "_", $version, ", . - __sv_", stringify!($name), "_", $version),
+            concat!(
+                ".size __sv_", stringify!($name), "_", $version,
+                ", . - __sv_", stringify!($name), "_", $version
+            ),
             versioned!("__sv_", stringify!($name), "_", $version, ", ", stringify!($name), $at, $version),
             ".popsection",
             function = sym $function,

@@ -149,8 +149,9 @@ pub(crate) unsafe extern "C" fn copy_qp_attr_from_kern(to: *mut abi::ibv_qp_attr
 /// A path record with these fields of its own, and those that both kinds have alike from `$from`.
 macro_rules! path_rec {
     ($from:expr => $to:ident { $($own:ident $(: $value:expr)?),+ $(,)? }) => {
-        path_rec!(@ $from => $to { $($own $(: $value)?),+ } dlid, slid, flow_label, hop_limit, traffic_class, numb_path,
-            pkey, sl, mtu_selector, rate_selector, rate, packet_life_time_selector, packet_life_time, preference)
+        path_rec!(@ $from => $to { $($own $(: $value)?),+ } dlid, slid, flow_label, hop_limit, traffic_class,
+            numb_path, pkey, sl, mtu_selector, rate_selector, rate, packet_life_time_selector,
+            packet_life_time, preference)
     };
     (@ $from:expr => $to:ident { $($own:ident $(: $value:expr)?),+ } $($same:ident),+) => {
         $to { $($own $(: $value)?,)+ $($same: $from.$same),+ }

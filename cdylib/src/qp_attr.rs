@@ -28,8 +28,8 @@ pub(crate) fn qp_type(code: abi::ibv_qp_type) -> Result<QpType, Errno> {
 /// Copies the attributes that are the same numbers in both structs.
 macro_rules! same_numbers {
     ($from:expr => $to:expr) => {
-        same_numbers!(@ $from => $to; qkey, pkey_index, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer, port_num,
-            timeout, retry_cnt, rnr_retry)
+        same_numbers!(@ $from => $to; qkey, pkey_index, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer,
+            port_num, timeout, retry_cnt, rnr_retry)
     };
     (@ $from:expr => $to:expr; $($field:ident),+) => { $($to.$field = $from.$field;)+ };
 }

@@ -100,13 +100,13 @@ struct stardv_counter {
 	uint64_t value;
 };
 
-ssize_t _stardv_list_counters(struct ibv_context *context, struct stardv_counter *list, size_t max, uint32_t flags,
-			      size_t entry_size);
+ssize_t _stardv_list_counters(struct ibv_context *context, struct stardv_counter *list, size_t max,
+			      uint32_t flags, size_t entry_size);
 
 /* Fills `list` with the first `max` counters of the card; gives how many there are, or -EINVAL, -EIO.
  * `flags` is 0. See stardv_query_counters(3). */
-static inline ssize_t stardv_list_counters(struct ibv_context *context, struct stardv_counter *list, size_t max,
-					   uint32_t flags)
+static inline ssize_t stardv_list_counters(struct ibv_context *context, struct stardv_counter *list,
+					   size_t max, uint32_t flags)
 {
 	return _stardv_list_counters(context, list, max, flags, sizeof(*list));
 }

@@ -11,7 +11,8 @@ own=$(cd "${2:?$usage}" && pwd)
 repo=$(cd "$(dirname "$0")/../.." && pwd)
 target=$(realpath -m "${CARGO_TARGET_DIR:-$repo/target}")
 root=$target/root-aarch64
-packages=gcc,g++,libc6-dev,binutils,libibverbs-dev,librdmacm-dev,ibverbs-utils,perftest,rdmacm-utils,iproute2,procps
+packages=gcc,g++,libc6-dev,binutils,libibverbs-dev,librdmacm-dev
+packages+=,ibverbs-utils,perftest,rdmacm-utils,iproute2,procps
 passed=() failed=()
 # What qemu-user lacks: process_vm_readv and process_vm_writev (on-demand paging, imports and the
 # check of addresses that are registered need them); in release 7.2, Debian 12's, it takes no
@@ -82,7 +83,8 @@ here() { timeout 60 "$own/bin/starverbs" run -- "$@"; }
 programs=(
     "17501 ibv_rc_pingpong -g 0 -c -p 17501 -n 200" "17501 ibv_uc_pingpong -g 0 -c -p 17501 -n 200"
     "17501 ibv_ud_pingpong -g 0 -c -p 17501 -n 200" "17501 ibv_srq_pingpong -g 0 -c -p 17501 -n 200"
-    "17501 ib_write_bw -p 17501 -n 500" "17501 ib_read_lat -p 17501 -n 200" "17501 ib_send_bw -p 17501 -n 500 -s 4096"
+    "17501 ib_write_bw -p 17501 -n 500" "17501 ib_read_lat -p 17501 -n 200" \
+        "17501 ib_send_bw -p 17501 -n 500 -s 4096"
     "17501 ib_atomic_bw -p 17501 -n 500" "17501 rping @ -p 17501 -v -C 20"
 )
 

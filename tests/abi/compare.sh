@@ -20,7 +20,8 @@ private=@IBVERBS_PRIVATE_
 {
     grep -hv "$private" $lists "$more" || true
     for node in 34 57 59 64 65; do
-        grep -h "$private" $lists | sed "s/@${private}.*/$private$node/; s/\(register_driver_\)[0-9]*/\1$node/"
+        grep -h "$private" $lists |
+            sed "s/@${private}.*/$private$node/; s/\(register_driver_\)[0-9]*/\1$node/"
     done
 } >"$tmp/theirs"
 LC_ALL=C sort -uk2 "$tmp/ours" >"$tmp/ours.sorted"

@@ -13,8 +13,8 @@ enum {
 /* What the transitions of a connected queue pair take, for a peer at the first GID of the same card. */
 static struct ibv_qp_attr way_to(struct ibv_context *ctx, uint32_t peer)
 {
-	struct ibv_qp_attr a = { .port_num = 1, .qp_access_flags = 0xf, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer,
-				 .rq_psn = 77, .sq_psn = 77, .max_dest_rd_atomic = 4, .min_rnr_timer = 12,
+	struct ibv_qp_attr a = { .port_num = 1, .qp_access_flags = 0xf, .path_mtu = IBV_MTU_1024,
+				 .dest_qp_num = peer, .rq_psn = 77, .sq_psn = 77, .max_dest_rd_atomic = 4, .min_rnr_timer = 12,
 				 .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 4 };
 
 	a.ah_attr.is_global = 1;

@@ -38,8 +38,8 @@ static struct side make_side(struct ibv_cq *cq)
 					 .cap = { 16, 16, 2, 2, 32 } };
 	struct side s = { .cq = cq, .buf = calloc(1, SIZE) };
 
-	s.mr = ibv_reg_mr(pd, s.buf, SIZE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-						   IBV_ACCESS_REMOTE_ATOMIC);
+	s.mr = ibv_reg_mr(pd, s.buf, SIZE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+						   IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC);
 	s.qp = ibv_create_qp(pd, &init);
 	if (!s.mr || !s.qp) {
 		perror("a side of the connection");
@@ -166,7 +166,8 @@ static void data(struct side *a, struct side *b)
 	CHECK(ibv_post_send(a->qp, wr, &bad) != 0);
 	CHECK(bad == &wr[1]);
 	CHECK(one(a->cq).wr_id == 10);
-	CHECK(ibv_poll_cq(a->cq, 1, &wc) == 0 && ibv_poll_cq(a->cq, 0, NULL) == 0 && ibv_poll_cq(a->cq, -1, &wc) < 0);
+	CHECK(ibv_poll_cq(a->cq, 1, &wc) == 0 && ibv_poll_cq(a->cq, 0, NULL) == 0 &&
+	      ibv_poll_cq(a->cq, -1, &wc) < 0);
 	wr[0].num_sge = 1000;
 	CHECK(ibv_post_send(a->qp, wr, &bad) != 0 && bad == &wr[0]);
 	recv.num_sge = -1;
@@ -245,8 +246,8 @@ static void xrc(struct ibv_cq *cq)
 	struct ibv_qp_init_attr_ex recv = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD };
 	struct ibv_qp_init_attr_ex send = { .qp_type = IBV_QPT_XRC_SEND, .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd,
 					    .send_cq = cq, .cap = { .max_send_wr = 4, .max_send_sge = 1 } };
-	struct ibv_srq_init_attr_ex init = { .attr = { .max_wr = 4, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC, .pd = pd,
-					     .cq = cq };
+	struct ibv_srq_init_attr_ex init = { .attr = { .max_wr = 4, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC,
+					     .pd = pd, .cq = cq };
 	struct ibv_qp_open_attr open = { .qp_type = IBV_QPT_XRC_RECV };
 	struct ibv_xrcd *first, *second;
 	struct ibv_srq *srq;
@@ -334,7 +335,8 @@ static void events(void)
 	CHECK(cq->channel == channel && channel->refcnt == 1 && ibv_destroy_comp_channel(channel) == EBUSY);
 	CHECK(!fcntl(channel->fd, F_SETFL, O_NONBLOCK) && ibv_get_cq_event(channel, &got, &context) == -1 &&
 	      errno == EAGAIN);
-	CHECK(!to_init(a.qp, 0xf) && !to_init(b.qp, 0xf) && !to_rts(a.qp, b.qp->qp_num) && !to_rts(b.qp, a.qp->qp_num));
+	CHECK(!to_init(a.qp, 0xf) && !to_init(b.qp, 0xf) && !to_rts(a.qp, b.qp->qp_num) &&
+	      !to_rts(b.qp, a.qp->qp_num));
 	CHECK(!ibv_req_notify_cq(cq, 0));
 	wr.wr.rdma.remote_addr = (uintptr_t)b.buf;
 	wr.wr.rdma.rkey = b.mr->rkey;
@@ -371,7 +373,8 @@ static void extended_poll(void)
 	struct ibv_cq_init_attr_ex attr = { .cqe = 16, .wc_flags = IBV_WC_STANDARD_FLAGS |
 					    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP |
 					    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK };
-	struct ibv_values_ex before = { .comp_mask = IBV_VALUES_MASK_RAW_CLOCK }, after = before, wrong = { .comp_mask = 2 };
+	struct ibv_values_ex before = { .comp_mask = IBV_VALUES_MASK_RAW_CLOCK }, after = before,
+		wrong = { .comp_mask = 2 };
 	struct ibv_modify_cq_attr moderate = { .attr_mask = IBV_CQ_ATTR_MODERATE, .moderate = { 1, 0 } };
 	struct ibv_device_attr_ex device;
 	struct ibv_poll_cq_attr none = { 0 };
@@ -388,7 +391,8 @@ static void extended_poll(void)
 	a = make_side(ibv_cq_ex_to_cq(cq));
 	b = make_side(ibv_cq_ex_to_cq(cq));
 	sge = (struct ibv_sge){ (uintptr_t)"inline!", 8, 0 };
-	CHECK(!to_init(a.qp, 0xf) && !to_init(b.qp, 0xf) && !to_rts(a.qp, b.qp->qp_num) && !to_rts(b.qp, a.qp->qp_num));
+	CHECK(!to_init(a.qp, 0xf) && !to_init(b.qp, 0xf) && !to_rts(a.qp, b.qp->qp_num) &&
+	      !to_rts(b.qp, a.qp->qp_num));
 	wr.wr.rdma.remote_addr = (uintptr_t)b.buf;
 	wr.wr.rdma.rkey = b.mr->rkey;
 	CHECK(ibv_start_poll(cq, &none) == ENOENT);
@@ -431,7 +435,8 @@ static void *from_program(struct ibv_pd *domain, void *context, size_t size, siz
 	if (context_of_domain)
 		return IBV_ALLOCATOR_USE_DEFAULT;
 	given++;
-	return posix_memalign(&memory, alignment < sizeof(void *) ? sizeof(void *) : alignment, size) ? NULL : memory;
+	return posix_memalign(&memory, alignment < sizeof(void *) ? sizeof(void *) : alignment, size)
+		       ? NULL : memory;
 }
 
 static void to_program(struct ibv_pd *domain, void *context, void *memory, uint64_t type)
@@ -451,9 +456,11 @@ static void domains(void)
 		.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
 	};
 	struct ibv_pd *parent = ibv_alloc_parent_domain(ctx, &init);
-	struct ibv_cq_init_attr_ex cq_init = { .cqe = 16, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD, .parent_domain = parent };
+	struct ibv_cq_init_attr_ex cq_init = { .cqe = 16, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD,
+		.parent_domain = parent };
 	struct ibv_cq *cq = ibv_cq_ex_to_cq(ibv_create_cq_ex(ctx, &cq_init));
-	struct ibv_qp_init_attr qp_init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+	struct ibv_qp_init_attr qp_init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+		.cap = { 4, 4, 1, 1, 0 } };
 	struct ibv_qp *qp;
 
 	CHECK(td && td->context == ctx && parent && parent->context == ctx && cq && given == 1);
@@ -494,14 +501,16 @@ static void work_requests(struct side *plain)
 	struct ibv_qp_ex *x = qp ? ibv_qp_to_qp_ex(qp) : NULL;
 	struct side b = make_side(cq);
 	struct ibv_data_buf pieces[2] = { { (void *)"in", 2 }, { (void *)"line", 5 } };
-	struct ibv_sge two[2] = { { (uintptr_t)b.buf + 64, 4, b.mr->lkey }, { (uintptr_t)b.buf + 96, 3, b.mr->lkey } };
+	struct ibv_sge two[2] = { { (uintptr_t)b.buf + 64, 4, b.mr->lkey },
+		{ (uintptr_t)b.buf + 96, 3, b.mr->lkey } };
 	struct ibv_wc wc;
 
 	CHECK(qp && x && &x->qp_base == qp && init.cap.max_send_wr >= 16 && !ibv_qp_to_qp_ex(plain->qp));
 	if (!x)
 		return;
 	self = &x->qp_base;
-	CHECK(!to_init(self, 0xf) && !to_init(b.qp, 0xf) && !to_rts(self, b.qp->qp_num) && !to_rts(b.qp, self->qp_num));
+	CHECK(!to_init(self, 0xf) && !to_init(b.qp, 0xf) && !to_rts(self, b.qp->qp_num) &&
+	      !to_rts(b.qp, self->qp_num));
 
 	ibv_wr_start(x);
 	x->wr_id = 1;
@@ -589,7 +598,8 @@ int main(void)
 		return 1;
 	a = make_side(cq);
 	b = make_side(ibv_create_cq(ctx, 32, NULL, NULL, 0));
-	CHECK(a.qp->state == IBV_QPS_RESET && !to_init(a.qp, 0xf) && a.qp->state == IBV_QPS_INIT && !to_init(b.qp, 0xf));
+	CHECK(a.qp->state == IBV_QPS_RESET && !to_init(a.qp, 0xf) && a.qp->state == IBV_QPS_INIT &&
+	      !to_init(b.qp, 0xf));
 	CHECK(!to_rts(a.qp, b.qp->qp_num) && !to_rts(b.qp, a.qp->qp_num));
 	refusals(cq);
 	data(&a, &b);

@@ -15,7 +15,8 @@ skipped() {
 	esac
 }
 
-for program in edges memory import xrc xrc_read old sizes newer kernel errors errno states queues fork operations tags; do
+for program in edges memory import xrc xrc_read old sizes newer kernel errors errno states queues fork \
+    operations tags; do
 	cc -Wall -Wextra -O1 -o "$tmp/$program" "$here/$program.c" -libverbs -lpthread -ldl
 	skipped "$program" && continue
 	LD_LIBRARY_PATH=$lib "$tmp/$program"
@@ -35,4 +36,5 @@ skipped errors >/dev/null && exit 0
 # The library is silent by itself, and says why it refuses when it is asked to.
 said() { LD_LIBRARY_PATH=$lib STARVERBS_LOG=$1 "$tmp/errors" 2>&1 >/dev/null; }
 test -z "$(said off)" || { echo "log: not silent" >&2; exit 1; }
-said error | grep -q 'refused, errno 16: the object is in use by others' || { echo "log: no reason" >&2; exit 1; }
+said error | grep -q 'refused, errno 16: the object is in use by others' ||
+    { echo "log: no reason" >&2; exit 1; }

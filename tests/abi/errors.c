@@ -27,7 +27,8 @@ static char buf[8192] __attribute__((aligned(4096)));
 
 static struct ibv_qp_init_attr rc(void)
 {
-	return (struct ibv_qp_init_attr){ .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+	return (struct ibv_qp_init_attr){ .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+		.cap = { 4, 4, 1, 1, 0 } };
 }
 
 /* ibv_get_device_list, ibv_open_device, ibv_get_device_name, ... */
@@ -60,7 +61,8 @@ static void queries(void)
 	CHECK(!(dev.device_cap_flags & (IBV_DEVICE_AUTO_PATH_MIG | IBV_DEVICE_RESIZE_MAX_WR)));
 	CHECK(dev.device_cap_flags & IBV_DEVICE_SRQ_RESIZE);
 	CHECK(ibv_query_port(ctx, 0, &port) == EINVAL && ibv_query_port(ctx, 2, &port) == EINVAL);
-	CHECK(!ibv_query_port(ctx, 1, &port) && port.active_mtu <= port.max_mtu && port.pkey_tbl_len == dev.max_pkeys);
+	CHECK(!ibv_query_port(ctx, 1, &port) && port.active_mtu <= port.max_mtu &&
+	      port.pkey_tbl_len == dev.max_pkeys);
 	CHECK(port.flags & IBV_QPF_GRH_REQUIRED && port.phys_state == 5 && port.max_msg_sz == 1u << 30);
 	CHECK(ibv_query_pkey(ctx, 1, -1, &pkey) == -1 && ibv_query_pkey(ctx, 1, port.pkey_tbl_len, &pkey) == -1);
 	CHECK(ibv_query_pkey(ctx, 2, 0, &pkey) == -1 && !ibv_query_pkey(ctx, 1, 0, &pkey));
@@ -83,19 +85,22 @@ static void gids(void)
 
 	CHECK(!ibv_query_port(ctx, 1, &port) && valid > 0 && valid < port.gid_tbl_len);
 	for (i = 0; i < valid; i++) {
-		CHECK(!ibv_query_gid_ex(ctx, 1, table[i].gid_index, &entry, 0) && !memcmp(&entry, &table[i], sizeof(entry)));
+		CHECK(!ibv_query_gid_ex(ctx, 1, table[i].gid_index, &entry, 0) &&
+		      !memcmp(&entry, &table[i], sizeof(entry)));
 		CHECK(!ibv_query_gid(ctx, 1, table[i].gid_index, &gid) && !memcmp(&gid, &entry.gid, 16));
 		CHECK(entry.port_num == 1 && entry.ndev_ifindex);
 	}
 	CHECK(ibv_query_gid_ex(ctx, 1, valid, &entry, 0) == ENODATA);
 	CHECK(ibv_query_gid_ex(ctx, 1, port.gid_tbl_len - 1, &entry, 0) == ENODATA);
 	CHECK(ibv_query_gid_ex(ctx, 1, port.gid_tbl_len, &entry, 0) == EINVAL);
-	CHECK(ibv_query_gid_ex(ctx, 2, 0, &entry, 0) == EINVAL && ibv_query_gid_ex(ctx, 1, 0, &entry, 1) == EOPNOTSUPP);
+	CHECK(ibv_query_gid_ex(ctx, 2, 0, &entry, 0) == EINVAL &&
+	      ibv_query_gid_ex(ctx, 1, 0, &entry, 1) == EOPNOTSUPP);
 	CHECK(!ibv_query_gid(ctx, 1, port.gid_tbl_len - 1, &gid) && !memcmp(&gid, &none, 16));
 	CHECK(ibv_query_gid(ctx, 1, port.gid_tbl_len, &gid) == -1 && ibv_query_gid(ctx, 1, -1, &gid) == -1);
 	CHECK(ibv_query_gid(ctx, 2, 0, &gid) == -1);
 	CHECK(valid == 1 || ibv_query_gid_table(ctx, table, valid - 1, 0) == -EINVAL);
-	CHECK(ibv_query_gid_table(ctx, table, 0, 0) == -EINVAL && ibv_query_gid_table(ctx, table, 256, 1) == -EOPNOTSUPP);
+	CHECK(ibv_query_gid_table(ctx, table, 0, 0) == -EINVAL &&
+	      ibv_query_gid_table(ctx, table, 256, 1) == -EOPNOTSUPP);
 }
 
 /* ibv_dealloc_pd: EBUSY with an object of each kind in it, and the domain is as good as before. */
@@ -275,7 +280,8 @@ static void shared_receive_queues(void)
 	CHECK(!ibv_query_srq(srq, &attr) && attr.max_wr == 4 && attr.srq_limit == 0);
 	attr = (struct ibv_srq_attr){ .max_wr = 8, .srq_limit = 9 };
 	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) == EINVAL);
-	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT) == EINVAL && ibv_modify_srq(srq, NULL, IBV_SRQ_LIMIT) == EINVAL);
+	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT) == EINVAL &&
+	      ibv_modify_srq(srq, NULL, IBV_SRQ_LIMIT) == EINVAL);
 	attr.srq_limit = 8;
 	CHECK(!ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) && !ibv_modify_srq(srq, &attr, 0));
 	CHECK(!ibv_query_srq(srq, &attr) && attr.max_wr == 8 && attr.srq_limit == 8);
@@ -375,7 +381,8 @@ static void extended_connections(void)
 	open.qp_type = IBV_QPT_XRC_RECV;
 	open.qp_num ^= 1 << 23;
 	REFUSED(ibv_open_qp(ctx, &open), EINVAL);
-	CHECK(!ibv_destroy_srq(srq) && ibv_close_xrcd(xrcd) == EBUSY && !ibv_destroy_qp(qp) && !ibv_close_xrcd(xrcd));
+	CHECK(!ibv_destroy_srq(srq) && ibv_close_xrcd(xrcd) == EBUSY && !ibv_destroy_qp(qp) &&
+	      !ibv_close_xrcd(xrcd));
 }
 
 /* What a software card has nothing for: as rdma_rxe answers. */

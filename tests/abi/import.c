@@ -21,7 +21,8 @@
 #include "connect.h"
 
 enum { PAGE = 4096, BIG = 64 * PAGE, ROUNDS = 40, NOBODY = 65534,
-       REMOTE = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC };
+       REMOTE = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+		IBV_ACCESS_REMOTE_ATOMIC };
 
 /* What an exporter tells beside the descriptor. */
 struct offer {
@@ -53,7 +54,8 @@ static void send_fd(int to, int fd, const struct offer *offer)
 {
 	union { struct cmsghdr head; char room[CMSG_SPACE(sizeof(int))]; } control = { 0 };
 	struct iovec part = { (void *)offer, sizeof(*offer) };
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
+		.msg_controllen = sizeof(control) };
 
 	control.head = (struct cmsghdr){ CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS };
 	memcpy(CMSG_DATA(&control.head), &fd, sizeof(fd));
@@ -64,7 +66,8 @@ static int get_fd(int from, struct offer *offer)
 {
 	union { struct cmsghdr head; char room[CMSG_SPACE(sizeof(int))]; } control;
 	struct iovec part = { offer, sizeof(*offer) };
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
+		.msg_controllen = sizeof(control) };
 	int fd = -1;
 
 	CHECK(recvmsg(from, &message, MSG_CMSG_CLOEXEC) == sizeof(*offer));
@@ -132,7 +135,8 @@ static void import_all(struct importer *i, int fd)
 	i->pd = ibv_import_pd(i->ctx, i->offer.pd);
 	i->mr = i->pd ? ibv_import_mr(i->pd, i->offer.mr) : NULL;
 	CHECK(i->pd && i->pd->handle == i->offer.pd && i->pd->context == i->ctx);
-	CHECK(i->mr && i->mr->lkey == i->offer.mr && i->mr->rkey == i->offer.rkey && !i->mr->addr && i->mr->length == BIG);
+	CHECK(i->mr && i->mr->lkey == i->offer.mr && i->mr->rkey == i->offer.rkey && !i->mr->addr &&
+	      i->mr->length == BIG);
 	if (!i->mr)
 		_exit(1);
 	i->own = ibv_reg_mr(i->pd, i->memory, BIG, REMOTE);
@@ -162,9 +166,11 @@ static enum ibv_wc_status finish(struct ibv_cq *cq)
 }
 
 /* One operation from qp a; gives how it completed. */
-static enum ibv_wc_status operate(struct importer *i, enum ibv_wr_opcode opcode, struct ibv_sge sge, uint64_t to, uint32_t rkey)
+static enum ibv_wc_status operate(struct importer *i, enum ibv_wr_opcode opcode, struct ibv_sge sge,
+	uint64_t to, uint32_t rkey)
 {
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED },
+		*bad;
 
 	if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
 		wr.wr.atomic.remote_addr = to;
@@ -260,7 +266,8 @@ static void refusals(struct importer *i)
 	CHECK(ibv_rereg_mr(i->mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT);
 	ibv_unimport_pd(other);
 	/* nobody changes what the exporter says */
-	CHECK(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, i->ctx->cmd_fd, 0) == MAP_FAILED && errno == EPERM);
+	CHECK(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, i->ctx->cmd_fd, 0) == MAP_FAILED &&
+	      errno == EPERM);
 	CHECK(write(i->ctx->cmd_fd, "x", 1) < 0 && errno == EPERM);
 	close(file);
 	close(ends[0]);
@@ -274,7 +281,8 @@ static void card_memory(struct importer *i)
 	char text[8] = "";
 
 	CHECK(dm && !ibv_memcpy_from_dm(text, dm, 64, 8) && !strcmp(text, "in card"));
-	CHECK(!ibv_memcpy_to_dm(dm, 0, "changed", 8) && !ibv_memcpy_from_dm(text, dm, 0, 8) && !strcmp(text, "changed"));
+	CHECK(!ibv_memcpy_to_dm(dm, 0, "changed", 8) && !ibv_memcpy_from_dm(text, dm, 0, 8) &&
+	      !strcmp(text, "changed"));
 	CHECK(ibv_memcpy_from_dm(text, dm, 124, 8) == EFAULT && ibv_memcpy_from_dm(text, dm, 2, 4) == EINVAL);
 	CHECK(!ibv_reg_dm_mr(i->pd, dm, 0, 64, IBV_ACCESS_ZERO_BASED | REMOTE) && errno == EOPNOTSUPP);
 	CHECK(!ibv_reg_dm_mr(i->pd, dm, 120, 64, IBV_ACCESS_ZERO_BASED) && errno == EINVAL);
@@ -303,10 +311,13 @@ static void uses(int peer)
 	strcpy(i.memory, "importer's");
 	CHECK(!operate(&i, IBV_WR_RDMA_WRITE, piece((uintptr_t)i.memory, 16, i.own->lkey), there + PAGE, key));
 	strcpy(i.memory, "a longer text than eight bytes, over two pages");
-	CHECK(!operate(&i, IBV_WR_RDMA_READ, piece(there + 2 * PAGE - 8, 46, key), (uintptr_t)i.memory, i.own->rkey));
+	CHECK(!operate(&i, IBV_WR_RDMA_READ, piece(there + 2 * PAGE - 8, 46, key), (uintptr_t)i.memory,
+	      i.own->rkey));
 	memset(i.memory, 7, BIG);
-	CHECK(!operate(&i, IBV_WR_RDMA_WRITE, piece((uintptr_t)i.memory, 16 * PAGE, i.own->lkey), there + 4 * PAGE, key));
-	CHECK(!operate(&i, IBV_WR_RDMA_READ, piece((uintptr_t)i.memory + 32 * PAGE, 17 * PAGE, i.own->lkey), there + 4 * PAGE, key));
+	CHECK(!operate(&i, IBV_WR_RDMA_WRITE, piece((uintptr_t)i.memory, 16 * PAGE, i.own->lkey), there + 4 * PAGE,
+	      key));
+	CHECK(!operate(&i, IBV_WR_RDMA_READ, piece((uintptr_t)i.memory + 32 * PAGE, 17 * PAGE, i.own->lkey),
+	      there + 4 * PAGE, key));
 	CHECK(!memcmp(i.memory, i.memory + 32 * PAGE, 16 * PAGE) && i.memory[48 * PAGE] == 0);
 	refusals(&i);
 	card_memory(&i);
@@ -325,7 +336,8 @@ static void uses(int peer)
 	CHECK(!ibv_import_pd(i.ctx, i.offer.pd) && errno == ENODEV);
 	CHECK(!ibv_import_mr(i.pd, i.offer.mr) && errno == ENODEV);
 	CHECK(!ibv_import_dm(i.ctx, i.offer.dm) && errno == ENODEV);
-	CHECK(operate(&i, IBV_WR_RDMA_READ, piece((uintptr_t)i.memory, 16, i.own->lkey), there, key) == IBV_WC_REM_ACCESS_ERR);
+	CHECK(operate(&i, IBV_WR_RDMA_READ, piece((uintptr_t)i.memory, 16, i.own->lkey), there, key) ==
+	      IBV_WC_REM_ACCESS_ERR);
 	end_import(&i);
 	tell(peer);
 }
@@ -348,8 +360,8 @@ static void adds(int peer)
 	struct importer i;
 
 	import_all(&i, get_fd(peer, &i.offer));
-	CHECK(operate(&i, IBV_WR_ATOMIC_FETCH_AND_ADD, piece((uintptr_t)i.memory, 8, i.own->lkey), i.offer.addr, i.mr->rkey) ==
-	      IBV_WC_REM_ACCESS_ERR);
+	CHECK(operate(&i, IBV_WR_ATOMIC_FETCH_AND_ADD, piece((uintptr_t)i.memory, 8, i.own->lkey), i.offer.addr,
+	      i.mr->rkey) == IBV_WC_REM_ACCESS_ERR);
 	tell(peer);
 	end_import(&i);
 }
@@ -550,9 +562,11 @@ static void children(void)
 		alarm(60);
 		import_all(&i, dup(e.ctx->cmd_fd));
 		strcpy(e.memory, "child's");
-		CHECK(!operate(&i, IBV_WR_RDMA_READ, piece((uintptr_t)i.memory, 16, i.own->lkey), i.offer.addr, i.mr->rkey));
+		CHECK(!operate(&i, IBV_WR_RDMA_READ, piece((uintptr_t)i.memory, 16, i.own->lkey), i.offer.addr,
+		      i.mr->rkey));
 		CHECK(!strcmp(i.memory, "parent's"));
-		CHECK(!operate(&i, IBV_WR_RDMA_READ, piece(i.offer.addr + PAGE, 9, i.mr->lkey), (uintptr_t)i.memory, i.own->rkey));
+		CHECK(!operate(&i, IBV_WR_RDMA_READ, piece(i.offer.addr + PAGE, 9, i.mr->lkey), (uintptr_t)i.memory,
+		      i.own->rkey));
 		/* the parent's context is closed here; what was imported from it
 		 * stays, and is the same once more */
 		CHECK(!ibv_close_device(e.ctx));
@@ -568,7 +582,8 @@ static void children(void)
 		end_import(&i);
 		_exit(failures != before);
 	}
-	CHECK(wait(&status) > 0 && status == 0 && !strcmp(e.memory + PAGE, "parent's") && !strcmp(e.memory, "parent's"));
+	CHECK(wait(&status) > 0 && status == 0 && !strcmp(e.memory + PAGE, "parent's") &&
+	      !strcmp(e.memory, "parent's"));
 	end_export(&e);
 }
 

@@ -49,11 +49,13 @@ for linker in bfd lld mold; do
     "$link" "$archives/libstarverbs_share.a" "$lib/libstarverbs-share.so" "-fuse-ld=$linker"
     "$here/compare.sh" "$lib/libibverbs.so.1"
     "$here/compare.sh" "$lib/libstarverbs.so" "$here/../preload/libc.symbols"
-    diff "$here/../share/symbols" <("$here/symbols.sh" "$lib/libstarverbs-share.so") || fail "$linker exports something else"
+    diff "$here/../share/symbols" <("$here/symbols.sh" "$lib/libstarverbs-share.so") ||
+        fail "$linker exports something else"
     tags "$lib/libibverbs.so.1"
     tags "$lib/libstarverbs.so"
     tags "$lib/libstarverbs-share.so"
-    readelf -dW "$lib/libstarverbs-share.so" | grep -q 'FLAGS_1.*INITFIRST' || fail "$linker has it begin after others"
+    readelf -dW "$lib/libstarverbs-share.so" | grep -q 'FLAGS_1.*INITFIRST' ||
+        fail "$linker has it begin after others"
     cc -fuse-ld="$linker" -o "$lib/start" "$tmp/start.c" "$lib/libibverbs.so.1"
     LD_LIBRARY_PATH=$lib "$lib/start"
     LD_LIBRARY_PATH=$lib LD_PRELOAD=$lib/libstarverbs.so "$lib/start"

@@ -16,7 +16,8 @@ grep -rl --include='*.so*' 'libibverbs\.so\.1' "$system" | sort |
         if readelf -d "$file" | grep -q 'NEEDED.*libibverbs\.so\.1'; then echo "$file"; fi
     done >"$tmp/installed"
 # One of them: it takes a symbol from a library that it does not name.
-echo 'int of_another(void), ibv_fork_init(void); int orphan(void) { return of_another() + ibv_fork_init(); }' >"$tmp/orphan.c"
+echo 'int of_another(void), ibv_fork_init(void);
+int orphan(void) { return of_another() + ibv_fork_init(); }' >"$tmp/orphan.c"
 cc -shared -fPIC -o "$tmp/orphan.so" "$tmp/orphan.c" "$lib/libibverbs.so.1"
 echo "$tmp/orphan.so" >>"$tmp/installed"
 env -u LD_LIBRARY_PATH xargs -a "$tmp/installed" "$tmp/loading" --which >"$tmp/libraries"

@@ -15,7 +15,8 @@
 #include "check.h"
 #include "connect.h"
 
-enum { PAGE = 4096, LOCAL = IBV_ACCESS_LOCAL_WRITE, REMOTE = LOCAL | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
+enum { PAGE = 4096, LOCAL = IBV_ACCESS_LOCAL_WRITE,
+	REMOTE = LOCAL | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 
 static struct ibv_context *ctx;
 static struct ibv_pd *pd;
@@ -142,7 +143,8 @@ static void imports(void)
 	struct ibv_context *again = ibv_import_device(dup(ctx->cmd_fd));
 	struct ibv_pd *pd2 = ibv_import_pd(again, pd->handle);
 	struct ibv_cq *cq = ibv_create_cq(again, 16, NULL, NULL, 0);
-	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+		.cap = { 4, 4, 1, 1, 0 } };
 	struct ibv_qp *a, *b;
 	struct ibv_sge sge = { (uintptr_t)page, 8, 0 };
 	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
@@ -152,7 +154,8 @@ static void imports(void)
 	struct ibv_wc wc;
 
 	CHECK(again && pd2 && pd2->context == again && pd2->handle == pd->handle && cq);
-	CHECK((mr2 = ibv_import_mr(pd2, mr->handle)) && mr2->lkey == mr->lkey && mr2->rkey == mr->rkey && !mr2->addr);
+	CHECK((mr2 = ibv_import_mr(pd2, mr->handle)) && mr2->lkey == mr->lkey && mr2->rkey == mr->rkey &&
+	      !mr2->addr);
 	CHECK(!ibv_import_mr(pd2, mr->handle ^ 1) && errno == EINVAL);
 	CHECK(!ibv_import_pd(again, 99999) && errno == EINVAL);
 	CHECK(!ibv_import_device(-1) && errno == EBADF);

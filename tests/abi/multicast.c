@@ -16,7 +16,8 @@
 
 #include "check.h"
 
-enum { GRH = 40, SIZE = 100, DEPTH = 128, MOST = 4096, QKEY = 0x1234, MULTICAST_QPN = 0xffffff, PATIENCE = 20 };
+enum { GRH = 40, SIZE = 100, DEPTH = 128, MOST = 4096, QKEY = 0x1234, MULTICAST_QPN = 0xffffff,
+	PATIENCE = 20 };
 
 static struct ibv_context *ctx;
 static struct ibv_pd *pd;
@@ -36,7 +37,8 @@ static union ibv_gid gid(const char *text)
 /* A UD queue pair; with `ready` in RTS. */
 static struct ibv_qp *queue_pair(uint32_t create_flags, int ready)
 {
-	struct ibv_qp_init_attr_ex init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_UD, .pd = pd, .sq_sig_all = 1 };
+	struct ibv_qp_init_attr_ex init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_UD, .pd = pd,
+		.sq_sig_all = 1 };
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = QKEY };
 	struct ibv_qp *qp;
 
@@ -76,7 +78,8 @@ static struct ibv_ah *address(const union ibv_gid *group)
 static void send_one(struct ibv_qp *qp, struct ibv_ah *ah, int number)
 {
 	struct ibv_sge sge = { (uintptr_t)memory + DEPTH * (GRH + SIZE), SIZE, mr->lkey };
-	struct ibv_send_wr wr = { .wr_id = 1000, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND_WITH_IMM }, *bad;
+	struct ibv_send_wr wr = { .wr_id = 1000, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND_WITH_IMM },
+		*bad;
 
 	memset(memory + DEPTH * (GRH + SIZE), number, SIZE);
 	wr.imm_data = htonl(number);
@@ -100,7 +103,8 @@ static int completion(struct ibv_wc *wc)
 
 static void rules(void)
 {
-	union ibv_gid group = gid("::ffff:239.70.1.1"), other = gid("::ffff:239.70.1.2"), host = gid("::ffff:10.1.2.3");
+	union ibv_gid group = gid("::ffff:239.70.1.1"), other = gid("::ffff:239.70.1.2"),
+		host = gid("::ffff:10.1.2.3");
 	struct ibv_qp_init_attr rc_init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC };
 	struct ibv_device_attr device;
 	struct ibv_qp *qp = queue_pair(0, 0), *rc = ibv_create_qp(pd, &rc_init);
@@ -112,7 +116,8 @@ static void rules(void)
 	CHECK(ibv_attach_mcast(qp, &host, 0) == EINVAL && ibv_attach_mcast(qp, NULL, 0) == EINVAL);
 	CHECK(ibv_attach_mcast(NULL, &group, 0) == EINVAL && ibv_detach_mcast(NULL, &group, 0) == EINVAL);
 	CHECK(ibv_detach_mcast(qp, &group, 0) == EINVAL && ibv_detach_mcast(qp, NULL, 0) == EINVAL);
-	CHECK(!ibv_attach_mcast(qp, &group, 0xc000) && !ibv_attach_mcast(qp, &group, 0) && !ibv_attach_mcast(qp, &other, 0));
+	CHECK(!ibv_attach_mcast(qp, &group, 0xc000) && !ibv_attach_mcast(qp, &group, 0) &&
+	      !ibv_attach_mcast(qp, &other, 0));
 	CHECK(ibv_destroy_qp(qp) == EBUSY);
 	CHECK(!ibv_detach_mcast(qp, &group, 0) && ibv_detach_mcast(qp, &group, 0) == EINVAL);
 	CHECK(ibv_destroy_qp(qp) == EBUSY && !ibv_detach_mcast(qp, &other, 0));

@@ -55,7 +55,8 @@ everyone() {
 
 # The sender's capture must hold RoCEv2 multicast: well_formed FILTER.
 well_formed() {
-	command -v tshark >/dev/null || { echo 'multicast: tshark is not installed, the capture was not read'; return; }
+	command -v tshark >/dev/null ||
+		{ echo 'multicast: tshark is not installed, the capture was not read'; return; }
 	local frames
 	frames=$(tshark -r "$tmp/sender.pcap" -Y "$1 && udp.dstport == 4791 && infiniband.bth.destqp == 0xffffff &&
 		infiniband.bth.opcode == 101 && infiniband.deth.q_key == 0x1234 && !_ws.malformed" 2>/dev/null | wc -l)

@@ -11,7 +11,8 @@
 #include "verbs-1.0.h"
 
 enum { SIZE = 16384, DEPTH = 16, QKEY = 0x11111111, GRH = 40 };
-enum { ALL_RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC };
+enum { ALL_RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+	IBV_ACCESS_REMOTE_ATOMIC };
 
 static struct ibv_device *device;
 static struct ibv_context *ctx;
@@ -48,7 +49,8 @@ static void the_device(void)
 	ctx = ibv_open_device(device);
 	CHECK(ctx && ctx->device == device && ctx->async_fd >= 0 && ctx->cmd_fd >= 0 && ctx->num_comp_vectors > 0);
 	ibv_free_device_list(list);
-	CHECK(!ibv_query_device(ctx, &attr.it) && attr.it.max_qp > 0 && attr.it.phys_port_cnt == 1 && UNTOUCHED(attr));
+	CHECK(!ibv_query_device(ctx, &attr.it) && attr.it.max_qp > 0 && attr.it.phys_port_cnt == 1 &&
+	      UNTOUCHED(attr));
 	CHECK(attr.it.node_guid == ibv_get_device_guid(device));
 	CHECK(!ibv_query_port(ctx, 1, &port.it) && port.it.state == 4 && port.it.gid_tbl_len > 0 && UNTOUCHED(port));
 	CHECK(ibv_query_port(ctx, 9, &port.it) == EINVAL);
@@ -81,11 +83,14 @@ static struct ibv_qp *new_qp(int type, struct ibv_srq *srq)
 	GUARDED(ibv_qp_attr, attr);
 	struct ibv_qp *qp = ibv_create_qp(pd, &init);
 
-	CHECK(qp && qp->context == ctx && qp->qp_context == &qp_tag && qp->pd == pd && qp->send_cq == cq && qp->recv_cq == cq);
+	CHECK(qp && qp->context == ctx && qp->qp_context == &qp_tag && qp->pd == pd && qp->send_cq == cq &&
+	      qp->recv_cq == cq);
 	CHECK(qp->srq == srq && qp->qp_num && qp->qp_type == type && qp->state == IBV_QPS_RESET);
 	CHECK(init.cap.max_send_wr >= DEPTH && init.qp_context == &qp_tag && init.send_cq == cq);
-	CHECK(!ibv_query_qp(qp, &attr.it, IBV_QP_STATE, &got) && attr.it.qp_state == IBV_QPS_RESET && UNTOUCHED(attr));
-	CHECK(got.qp_context == &qp_tag && got.send_cq == cq && got.recv_cq == cq && got.srq == srq && got.qp_type == type);
+	CHECK(!ibv_query_qp(qp, &attr.it, IBV_QP_STATE, &got) && attr.it.qp_state == IBV_QPS_RESET &&
+	      UNTOUCHED(attr));
+	CHECK(got.qp_context == &qp_tag && got.send_cq == cq && got.recv_cq == cq && got.srq == srq &&
+	      got.qp_type == type);
 	return qp;
 }
 
@@ -107,8 +112,8 @@ static void connect_qp(struct ibv_qp *qp, uint32_t peer)
 	CHECK(qp->state == IBV_QPS_INIT);
 	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer,
 				     .rq_psn = 77, .max_dest_rd_atomic = 1, .min_rnr_timer = 12, .ah_attr = address() };
-	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-						IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+						IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
 				     .sq_psn = 77, .max_rd_atomic = 1 };
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
@@ -144,7 +149,8 @@ static int receive(struct ibv_qp *qp, uint64_t wr_id, struct ibv_sge *sge)
 static void send_and_receive(struct ibv_qp *a, struct ibv_qp *b)
 {
 	struct ibv_sge from = piece(0, 3000), to = piece(SIZE / 2, 3000);
-	struct ibv_send_wr wr = { NULL, 2, &from, 1, IBV_WR_SEND_WITH_IMM, IBV_SEND_SIGNALED | IBV_SEND_SOLICITED, 42, { { 0 } } };
+	struct ibv_send_wr wr = { NULL, 2, &from, 1, IBV_WR_SEND_WITH_IMM, IBV_SEND_SIGNALED | IBV_SEND_SOLICITED,
+		42, { { 0 } } };
 	struct ibv_send_wr *bad;
 	struct ibv_cq *of = NULL;
 	void *tag = NULL;
@@ -155,7 +161,8 @@ static void send_and_receive(struct ibv_qp *a, struct ibv_qp *b)
 	CHECK(!ibv_get_cq_event(channel, &of, &tag) && of == cq && tag == &cq_tag);
 	ibv_ack_cq_events(cq, 1);
 	wc = completion(1);
-	CHECK(wc.opcode == IBV_WC_RECV && wc.byte_len == 3000 && wc.imm_data == 42 && wc.wc_flags == IBV_WC_WITH_IMM);
+	CHECK(wc.opcode == IBV_WC_RECV && wc.byte_len == 3000 && wc.imm_data == 42 &&
+	      wc.wc_flags == IBV_WC_WITH_IMM);
 	CHECK(wc.qp_num == b->qp_num && !memcmp(buffer, buffer + SIZE / 16, 3000));
 }
 
@@ -241,7 +248,8 @@ static void shared_receives(void)
 	struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR };
 	struct ibv_qp *a, *b;
 
-	CHECK(srq && srq->context == ctx && srq->srq_context == &srq_tag && srq->pd == pd && init.attr.max_wr >= DEPTH);
+	CHECK(srq && srq->context == ctx && srq->srq_context == &srq_tag && srq->pd == pd &&
+	      init.attr.max_wr >= DEPTH);
 	CHECK(!ibv_create_srq(NULL, &init) && errno == EINVAL);
 	a = new_qp(IBV_QPT_RC, NULL);
 	b = new_qp(IBV_QPT_RC, srq);

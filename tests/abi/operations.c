@@ -26,7 +26,8 @@ enum {
 /* struct ibv_qp_ex of release 46, as far as release 44 lacks it */
 struct newer_qp_ex {
 	struct ibv_qp_ex older;
-	void (*wr_flush)(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t addr, size_t len, uint8_t type, uint8_t level);
+	void (*wr_flush)(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t addr, size_t len, uint8_t type,
+		uint8_t level);
 };
 
 static struct ibv_context *ctx;
@@ -71,7 +72,8 @@ static void capabilities(void)
 	const uint64_t flush_global = 1ULL << 38, flush_persistent = 1ULL << 39, atomic_write = 1ULL << 40;
 
 	CHECK(!ibv_query_device_ex(ctx, NULL, &ex));
-	CHECK((ex.device_cap_flags_ex & (flush_global | flush_persistent | atomic_write)) == (flush_global | atomic_write));
+	CHECK((ex.device_cap_flags_ex & (flush_global | flush_persistent | atomic_write)) ==
+	      (flush_global | atomic_write));
 	CHECK(!ibv_reg_mr(pd, words, sizeof(words), ACCESS_FLUSH_PERSISTENT) && errno == EOPNOTSUPP);
 	CHECK(!make_qp(IBV_QPT_UC, IBV_QP_EX_WITH_ATOMIC_WRITE) && errno == EOPNOTSUPP);
 	CHECK(!make_qp(IBV_QPT_UD, QP_EX_WITH_FLUSH) && errno == EOPNOTSUPP);
@@ -83,8 +85,8 @@ static void creation(void)
 		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_UD, .cap = { 1, 1, 1, 1, 0 }, .pd = pd,
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS,
 	};
-	const uint32_t frames[] = { IBV_QP_CREATE_SCATTER_FCS, IBV_QP_CREATE_CVLAN_STRIPPING, IBV_QP_CREATE_SOURCE_QPN,
-				    IBV_QP_CREATE_PCI_WRITE_END_PADDING };
+	const uint32_t frames[] = { IBV_QP_CREATE_SCATTER_FCS, IBV_QP_CREATE_CVLAN_STRIPPING,
+				    IBV_QP_CREATE_SOURCE_QPN, IBV_QP_CREATE_PCI_WRITE_END_PADDING };
 	size_t i;
 
 	for (i = 0; i < sizeof(frames) / sizeof(frames[0]); i++) {
@@ -101,7 +103,8 @@ static void creation(void)
 static void batches(struct ibv_qp_ex *qp)
 {
 	const struct { size_t len; uint8_t type, level; } bad[] = {
-		{ 8, 0, FLUSH_RANGE }, { 8, 4, FLUSH_RANGE }, { 8, FLUSH_GLOBAL, 2 }, { 1ULL << 32, FLUSH_GLOBAL, FLUSH_RANGE },
+		{ 8, 0, FLUSH_RANGE }, { 8, 4, FLUSH_RANGE }, { 8, FLUSH_GLOBAL, 2 },
+		{ 1ULL << 32, FLUSH_GLOBAL, FLUSH_RANGE },
 	};
 	uint64_t word = 0x1122334455667788;
 	struct ibv_wc wc;
@@ -154,8 +157,10 @@ static void lists(struct ibv_qp *qp)
  * EINVAL, and nothing is posted. */
 static void flags(struct ibv_qp_ex *x)
 {
-	const unsigned int bad_flags[] = { IBV_SEND_IP_CSUM, IBV_SEND_IP_CSUM | IBV_SEND_SIGNALED, 1 << 5, 1 << 8, 1u << 31 };
-	const enum ibv_wr_opcode answered[] = { IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP };
+	const unsigned int bad_flags[] = { IBV_SEND_IP_CSUM, IBV_SEND_IP_CSUM | IBV_SEND_SIGNALED, 1 << 5, 1 << 8,
+		1u << 31 };
+	const enum ibv_wr_opcode answered[] = { IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD,
+		IBV_WR_ATOMIC_CMP_AND_SWP };
 	struct ibv_sge sge = { (uintptr_t)&words[8], 8, mr->lkey };
 	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE }, *bad;
 	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);

@@ -24,7 +24,8 @@ struct pair {
 
 static struct pair make(struct ibv_cq *of_a, struct ibv_cq *of_b, struct ibv_srq *srq)
 {
-	struct ibv_qp_init_attr init = { .send_cq = of_a, .recv_cq = of_a, .qp_type = IBV_QPT_RC, .cap = { 16, 16, 1, 1, 0 } };
+	struct ibv_qp_init_attr init = { .send_cq = of_a, .recv_cq = of_a, .qp_type = IBV_QPT_RC,
+		.cap = { 16, 16, 1, 1, 0 } };
 	struct pair p = { .a = ibv_create_qp(pd, &init) };
 
 	init.send_cq = init.recv_cq = of_b;
@@ -42,8 +43,8 @@ static void end(struct pair p)
 static int post(struct ibv_qp *qp, enum ibv_wr_opcode opcode, int flags)
 {
 	struct ibv_sge sge = { (uintptr_t)buf, 8, mr->lkey };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED | flags },
-			   *bad;
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = opcode,
+			   .send_flags = IBV_SEND_SIGNALED | flags }, *bad;
 
 	wr.wr.rdma.remote_addr = (uintptr_t)buf + 64;
 	wr.wr.rdma.rkey = mr->rkey;
@@ -84,7 +85,8 @@ static int told(enum ibv_event_type type, void *element)
 static void moderation(void)
 {
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(ctx);
-	struct ibv_cq *cq = ibv_create_cq(ctx, 64, NULL, channel, 0), *other = ibv_create_cq(ctx, 64, NULL, NULL, 0), *got;
+	struct ibv_cq *cq = ibv_create_cq(ctx, 64, NULL, channel, 0), *other = ibv_create_cq(ctx, 64, NULL, NULL, 0),
+		*got;
 	struct ibv_modify_cq_attr attr = { IBV_CQ_ATTR_MODERATE, { 3, 0 } };
 	struct pair p = make(cq, other, NULL);
 	void *context;
@@ -114,7 +116,8 @@ static void overrun(void)
 {
 	struct ibv_cq_init_attr_ex ex = { .cqe = 2, .comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
 					  .flags = IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN | IBV_CREATE_CQ_ATTR_SINGLE_THREADED };
-	struct ibv_cq *cq = ibv_create_cq(ctx, 2, NULL, NULL, 0), *other = ibv_create_cq(ctx, 64, NULL, NULL, 0), *lax;
+	struct ibv_cq *cq = ibv_create_cq(ctx, 2, NULL, NULL, 0), *other = ibv_create_cq(ctx, 64, NULL, NULL, 0),
+		*lax;
 	struct pair p = make(cq, other, NULL);
 	struct ibv_qp_init_attr init;
 	struct ibv_qp_attr attr;
@@ -136,8 +139,9 @@ static void overrun(void)
 	for (i = 0; i < lax->cqe + 3; i++)
 		CHECK(!post(p.a, IBV_WR_RDMA_WRITE, 0));
 	/* Behind them all: its receive says that they are done. */
-	CHECK(!ibv_post_recv(p.b, &(struct ibv_recv_wr){ .num_sge = 1, .sg_list = &(struct ibv_sge){ (uintptr_t)buf, 8,
-				mr->lkey } }, &(struct ibv_recv_wr *){ NULL }) && !post(p.a, IBV_WR_SEND, 0));
+	struct ibv_sge eight = { (uintptr_t)buf, 8, mr->lkey };
+	struct ibv_recv_wr receive = { .num_sge = 1, .sg_list = &eight }, *bad;
+	CHECK(!ibv_post_recv(p.b, &receive, &bad) && !post(p.a, IBV_WR_SEND, 0));
 	one(other);
 	CHECK(!ibv_query_qp(p.a, &attr, IBV_QP_STATE, &init) && attr.qp_state == IBV_QPS_RTS);
 	for (i = 0; i < lax->cqe; i++)
@@ -240,7 +244,8 @@ static void window(void)
 static void in_order(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(ctx, 4, NULL, NULL, 0);
-	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 },
+		.qp_type = IBV_QPT_RC };
 	struct ibv_qp *qp = ibv_create_qp(pd, &init);
 
 	for (int live = 0; live < 2; live++) {

@@ -29,7 +29,8 @@ static void connections(struct rdma_event_channel *active, struct rdma_event_cha
 
 	event = next(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
 	server = event->id;
-	CHECK(event->listen_id == listen && server != listen && server->context == listen->context && event->status == 0);
+	CHECK(event->listen_id == listen && server != listen && server->context == listen->context &&
+	      event->status == 0);
 	CHECK(server->verbs == client->verbs && server->port_num == 1 && server->channel == passive && !server->qp);
 	CHECK(rdma_get_src_port(server) == where.sin_port && rdma_get_dst_port(server) == rdma_get_src_port(client));
 	CHECK(event->param.conn.private_data_len == 56 && !strcmp(event->param.conn.private_data, "knock"));
@@ -41,8 +42,8 @@ static void connections(struct rdma_event_channel *active, struct rdma_event_cha
 	REFUSED(rdma_connect(server, NULL), EINVAL);
 
 	CHECK(!rdma_create_qp(server, NULL, &init));
-	param = (struct rdma_conn_param){ .private_data = long_data, .private_data_len = 197, .responder_resources = 2,
-					  .initiator_depth = 3, .rnr_retry_count = 4 };
+	param = (struct rdma_conn_param){ .private_data = long_data, .private_data_len = 197,
+					  .responder_resources = 2, .initiator_depth = 3, .rnr_retry_count = 4 };
 	REFUSED(rdma_accept(server, &param), EINVAL);
 	rdma_destroy_qp(server);
 	init = attr_of(IBV_QPT_RC);
@@ -319,7 +320,8 @@ static void endpoints(void)
 
 	REFUSED(rdma_get_request(client, &id), EINVAL);
 	CHECK(!rdma_connect(client, NULL));
-	CHECK(!rdma_get_request(listen, &id) && id->qp && id->event && id->event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(!rdma_get_request(listen, &id) && id->qp && id->event &&
+	      id->event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
 	CHECK(!rdma_migrate_id(id, ch) && !id->event && !rdma_accept(id, NULL));
 	pass(ch, RDMA_CM_EVENT_ESTABLISHED);
 	pass(ch, RDMA_CM_EVENT_ESTABLISHED);
@@ -333,7 +335,8 @@ static void endpoints(void)
 	hints = (struct rdma_addrinfo){ .ai_port_space = RDMA_PS_TCP };
 	snprintf(port, sizeof(port), "%u", ntohs(where.sin_port));
 	init = attr_of(IBV_QPT_RC);
-	CHECK(!rdma_getaddrinfo("127.0.0.1", port, &hints, &res) && !rdma_create_ep(&id, res, NULL, &init) && id->qp);
+	CHECK(!rdma_getaddrinfo("127.0.0.1", port, &hints, &res) && !rdma_create_ep(&id, res, NULL, &init) &&
+	      id->qp);
 	rdma_freeaddrinfo(res);
 	REFUSED(rdma_connect(id, NULL), ECONNREFUSED);
 	CHECK(id->event && id->event->event == RDMA_CM_EVENT_REJECTED && id->event->status == 8);

@@ -28,7 +28,8 @@ __attribute__((unused)) static struct sockaddr_in at(const char *ip, uint16_t po
 #define ADDR(sin) ((struct sockaddr *)&(sin))
 
 /* The next event of a channel, which must be of this type; NULL if nothing comes in time. */
-__attribute__((unused)) static struct rdma_cm_event *next(struct rdma_event_channel *ch, enum rdma_cm_event_type type)
+__attribute__((unused)) static struct rdma_cm_event *next(struct rdma_event_channel *ch,
+	enum rdma_cm_event_type type)
 {
 	struct pollfd p = { .fd = ch->fd, .events = POLLIN };
 	struct rdma_cm_event *event = NULL;
@@ -40,7 +41,8 @@ __attribute__((unused)) static struct rdma_cm_event *next(struct rdma_event_chan
 	}
 	if (event->event != type) {
 		failures++;
-		fprintf(stderr, "%s (%d) in place of %s\n", rdma_event_str(event->event), event->status, rdma_event_str(type));
+		fprintf(stderr, "%s (%d) in place of %s\n", rdma_event_str(event->event), event->status,
+			rdma_event_str(type));
 		exit(1);
 	}
 	return event;
@@ -51,7 +53,8 @@ __attribute__((unused)) static void pass(struct rdma_event_channel *ch, enum rdm
 	rdma_ack_cm_event(next(ch, type));
 }
 
-__attribute__((unused)) static struct rdma_cm_id *id_of(struct rdma_event_channel *ch, enum rdma_port_space ps)
+__attribute__((unused)) static struct rdma_cm_id *id_of(struct rdma_event_channel *ch,
+	enum rdma_port_space ps)
 {
 	struct rdma_cm_id *id = NULL;
 
@@ -65,7 +68,8 @@ __attribute__((unused)) static struct ibv_qp_init_attr attr_of(enum ibv_qp_type 
 }
 
 /* A listening id on 127.0.0.1 and its address. */
-__attribute__((unused)) static struct rdma_cm_id *listener(struct rdma_event_channel *ch, enum rdma_port_space ps, struct sockaddr_in *where)
+__attribute__((unused)) static struct rdma_cm_id *listener(struct rdma_event_channel *ch,
+	enum rdma_port_space ps, struct sockaddr_in *where)
 {
 	struct rdma_cm_id *id = id_of(ch, ps);
 
@@ -76,7 +80,8 @@ __attribute__((unused)) static struct rdma_cm_id *listener(struct rdma_event_cha
 }
 
 /* An id with a route, and a queue pair of this type unless it is 0. */
-__attribute__((unused)) static struct rdma_cm_id *routed(struct rdma_event_channel *ch, enum rdma_port_space ps, struct sockaddr_in to, int type)
+__attribute__((unused)) static struct rdma_cm_id *routed(struct rdma_event_channel *ch,
+	enum rdma_port_space ps, struct sockaddr_in to, int type)
 {
 	struct ibv_qp_init_attr init = attr_of(type);
 	struct rdma_cm_id *id = id_of(ch, ps);

@@ -45,7 +45,8 @@ static void names(void)
 	CHECK(res->ai_src_len == sizeof(struct sockaddr_in) && !res->ai_dst_len && res->ai_qp_type == IBV_QPT_RC);
 	CHECK(res->ai_family == AF_INET && ((struct sockaddr_in *)res->ai_src_addr)->sin_port == htons(7471));
 	rdma_freeaddrinfo(res);
-	CHECK(!rdma_getaddrinfo("::1", "5", NULL, &res) && res->ai_family == AF_INET6 && res->ai_dst_len && !res->ai_src_len);
+	CHECK(!rdma_getaddrinfo("::1", "5", NULL, &res) && res->ai_family == AF_INET6 && res->ai_dst_len &&
+	      !res->ai_src_len);
 	CHECK(res->ai_port_space == RDMA_PS_TCP && !res->ai_next);
 	rdma_freeaddrinfo(res);
 	hints = (struct rdma_addrinfo){ .ai_qp_type = IBV_QPT_UD };
@@ -139,11 +140,13 @@ static void ways(struct rdma_event_channel *ch)
 	REFUSED(rdma_resolve_route(id, 2000), EINVAL);
 	REFUSED(rdma_connect(id, NULL), EINVAL); /* neither a queue pair nor its number */
 
-	CHECK(!rdma_create_qp(id, NULL, &init) && id->qp && id->qp->state == IBV_QPS_INIT && init.cap.max_send_wr >= 4);
+	CHECK(!rdma_create_qp(id, NULL, &init) && id->qp && id->qp->state == IBV_QPS_INIT &&
+	      init.cap.max_send_wr >= 4);
 	CHECK(id->send_cq && id->recv_cq && id->send_cq_channel && id->recv_cq_channel && id->qp->pd == id->pd);
 	CHECK(id->send_cq->cq_context == id);
 	REFUSED(rdma_create_qp(id, NULL, &init), EINVAL);
-	CHECK(!ibv_query_qp(id->qp, &now, IBV_QP_STATE, &past) && now.qp_state == IBV_QPS_INIT && !now.qp_access_flags);
+	CHECK(!ibv_query_qp(id->qp, &now, IBV_QP_STATE, &past) && now.qp_state == IBV_QPS_INIT &&
+	      !now.qp_access_flags);
 	CHECK(!rdma_init_qp_attr(id, &attr, &mask) && attr.port_num == 1);
 	CHECK(mask == (IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 	attr.qp_state = IBV_QPS_RTR;
@@ -197,8 +200,8 @@ static void groups(struct rdma_event_channel *ch)
 	attr.comp_mask = 3;
 	CHECK(!rdma_join_multicast_ex(id, &attr, NULL));
 	pass(ch, RDMA_CM_EVENT_MULTICAST_JOIN);
-	CHECK(ibv_detach_mcast(id->qp, &(union ibv_gid){ .raw = { [10] = 0xff, [11] = 0xff, [12] = 239, [13] = 77, [14] = 1,
-								   [15] = 10 } }, 0) == EINVAL); /* sends only */
+	CHECK(ibv_detach_mcast(id->qp, &(union ibv_gid){ .raw = { [10] = 0xff, [11] = 0xff, [12] = 239, [13] = 77,
+								   [14] = 1, [15] = 10 } }, 0) == EINVAL); /* sends only */
 	CHECK(!rdma_leave_multicast(id, ADDR(other)) && !rdma_leave_multicast(id, ADDR(group)));
 	REFUSED(rdma_leave_multicast(id, ADDR(group)), EADDRNOTAVAIL);
 	CHECK(!rdma_join_multicast(id, ADDR(group), NULL));
@@ -267,8 +270,8 @@ static void default_domain(struct rdma_event_channel *ch)
 	struct sockaddr_in to = at("127.0.0.1", 7471);
 	struct rdma_cm_id *id = routed(ch, RDMA_PS_TCP, to, 0);
 	struct ibv_qp_init_attr_ex init = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD };
-	struct ibv_srq_init_attr_ex queue = { .attr = { 4, 1, 0 }, .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_XRCD,
-		.srq_type = IBV_SRQT_XRC };
+	struct ibv_srq_init_attr_ex queue = { .attr = { 4, 1, 0 },
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_XRCD, .srq_type = IBV_SRQT_XRC };
 
 	CHECK(!rdma_create_qp_ex(id, &init) && id->qp && id->qp->qp_type == IBV_QPT_XRC_RECV);
 	CHECK(!rdma_create_srq_ex(id, &queue) && id->srq && id->recv_cq);

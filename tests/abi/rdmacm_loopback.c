@@ -91,7 +91,8 @@ static void reached(struct rdma_event_channel *ch, const char *there, const char
 	event = next(ch, RDMA_CM_EVENT_CONNECT_REQUEST);
 	child = event->id;
 	CHECK(event->listen_id == l && child->verbs == id->verbs);
-	CHECK(rdma_get_local_addr(child)->sa_family == to.ss_family && rdma_get_src_port(child) == rdma_get_src_port(l));
+	CHECK(rdma_get_local_addr(child)->sa_family == to.ss_family &&
+	      rdma_get_src_port(child) == rdma_get_src_port(l));
 	rdma_ack_cm_event(event);
 	CHECK(!rdma_create_qp(child, NULL, &init) && !rdma_accept(child, &param));
 	pass(ch, RDMA_CM_EVENT_ESTABLISHED);

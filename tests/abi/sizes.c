@@ -65,7 +65,8 @@ static void the_context(void)
 {
 	/* A newer header looks for its functions in front of those known here, and
 	 * believes `sz` that there are none. */
-	CHECK(verbs && verbs->sz && verbs->sz <= sizeof(struct verbs_context) && ctx->abi_compat == __VERBS_ABI_IS_EXTENDED);
+	CHECK(verbs && verbs->sz && verbs->sz <= sizeof(struct verbs_context) &&
+	      ctx->abi_compat == __VERBS_ABI_IS_EXTENDED);
 }
 
 static void device_attributes(void)
@@ -128,12 +129,14 @@ static void gid_entries(void)
 /* Without rate_limit, the last field of today's. */
 static void queue_pair_attributes(void)
 {
-	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 },
+		.qp_type = IBV_QPT_RC };
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
 	size_t old = UP_TO(ibv_qp_attr, rate_limit);
 	struct ibv_qp *qp = ibv_create_qp(pd, &init);
 
-	CHECK(!ibv_modify_qp(qp, cut(&attr, old), IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	CHECK(!ibv_modify_qp(qp, cut(&attr, old), IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+	      IBV_QP_ACCESS_FLAGS));
 	CHECK(!ibv_query_qp(qp, ending(old), IBV_QP_STATE, &init) && end[-(ssize_t)old] == IBV_QPS_INIT);
 	CHECK(declined(ibv_modify_qp(qp, &attr, 1 << 30)) && declined(ibv_modify_qp(qp, &attr, IBV_QP_RATE_LIMIT)));
 	CHECK(ibv_modify_qp_rate_limit(qp, &(struct ibv_qp_rate_limit_attr){ .comp_mask = ~0u }) == EOPNOTSUPP);
@@ -142,8 +145,8 @@ static void queue_pair_attributes(void)
 
 static void queue_pairs(void)
 {
-	struct ibv_qp_init_attr_ex init = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_RC,
-					    .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS, .pd = pd };
+	struct ibv_qp_init_attr_ex init = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 },
+					    .qp_type = IBV_QPT_RC, .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS, .pd = pd };
 	struct ibv_qp *qp = ibv_create_qp_ex(ctx, cut(&init, UP_TO(ibv_qp_init_attr_ex, max_tso_header)));
 
 	CHECK(qp && !ibv_destroy_qp(qp));
@@ -220,8 +223,10 @@ static void others(void)
 	refused("alloc_dm", ibv_alloc_dm(ctx, &(struct ibv_alloc_dm_attr){ .length = 64, .comp_mask = 1 }));
 	refused("create_counters", ibv_create_counters(ctx, &(struct ibv_counters_init_attr){ .comp_mask = 1 }));
 	refused("create_wq", ibv_create_wq(ctx, &(struct ibv_wq_init_attr){ .comp_mask = ~0u }));
-	refused("create_rwq_ind_table", ibv_create_rwq_ind_table(ctx, &(struct ibv_rwq_ind_table_init_attr){ .comp_mask = ~0u }));
-	refused("create_flow_action_esp", ibv_create_flow_action_esp(ctx, &(struct ibv_flow_action_esp_attr){ .comp_mask = ~0u }));
+	refused("create_rwq_ind_table", ibv_create_rwq_ind_table(ctx,
+		&(struct ibv_rwq_ind_table_init_attr){ .comp_mask = ~0u }));
+	refused("create_flow_action_esp", ibv_create_flow_action_esp(ctx,
+		&(struct ibv_flow_action_esp_attr){ .comp_mask = ~0u }));
 }
 
 int main(void)

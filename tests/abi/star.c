@@ -142,7 +142,8 @@ static void refusals(void)
 	REFUSED(stardv_create_qp(ctx, &init, &newer.known, sizeof(newer)), EOPNOTSUPP);
 
 	qp = with_role(0, IBV_QPT_RC, STARDV_STAR_AUTO);
-	CHECK(qp && stardv_query_qp(NULL, &attr, sizeof(attr)) == EINVAL && stardv_query_qp(qp, NULL, sizeof(attr)) == EINVAL);
+	CHECK(qp && stardv_query_qp(NULL, &attr, sizeof(attr)) == EINVAL &&
+	      stardv_query_qp(qp, NULL, sizeof(attr)) == EINVAL);
 	CHECK(stardv_query_qp(qp, &attr, sizeof(uint64_t) - 1) == EINVAL);
 	/* half a group is none */
 	memset(&attr, 0xff, sizeof(attr));
@@ -196,7 +197,8 @@ static void talk(struct ibv_qp *qps[2], int from)
 	completed(from);
 	wc = completed(!from);
 	CHECK(wc.wr_id == 5 && wc.byte_len == SIZE && wc.opcode == IBV_WC_RECV && ntohl(wc.imm_data) == 77);
-	CHECK((wc.wc_flags & IBV_WC_WITH_IMM) && wc.qp_num == qps[!from]->qp_num && !memcmp(buf + HERE, buf + THERE, SIZE));
+	CHECK((wc.wc_flags & IBV_WC_WITH_IMM) && wc.qp_num == qps[!from]->qp_num &&
+	      !memcmp(buf + HERE, buf + THERE, SIZE));
 
 	buf[HERE] ^= 0xff;
 	post(qps[from], (struct ibv_send_wr){ .opcode = IBV_WR_RDMA_WRITE });
@@ -247,14 +249,20 @@ static void settle(struct ibv_qp *a, struct ibv_qp *b, uint32_t role_a, uint32_t
 
 static void roles(void)
 {
-	const uint32_t plain = STARDV_STAR_ROLE_PLAIN, sl = STARDV_STAR_ROLE_STATELESS, sf = STARDV_STAR_ROLE_STATEFUL;
+	const uint32_t plain = STARDV_STAR_ROLE_PLAIN, sl = STARDV_STAR_ROLE_STATELESS,
+		sf = STARDV_STAR_ROLE_STATEFUL;
 
-	settle(with_role(0, IBV_QPT_RC, STARDV_STAR_STATELESS), with_role(1, IBV_QPT_RC, STARDV_STAR_STATEFUL), sl, sf);
-	settle(with_flags(0, IBV_QPT_RC, STARDV_QP_CREATE_STATEFUL), with_flags(1, IBV_QPT_RC, STARDV_QP_CREATE_AUTO), sf, sl);
-	settle(with_flags(0, IBV_QPT_RC, STARDV_QP_CREATE_AUTO), with_role(1, IBV_QPT_RC, STARDV_STAR_STATEFUL), sl, sf);
+	settle(with_role(0, IBV_QPT_RC, STARDV_STAR_STATELESS), with_role(1, IBV_QPT_RC, STARDV_STAR_STATEFUL), sl,
+		sf);
+	settle(with_flags(0, IBV_QPT_RC, STARDV_QP_CREATE_STATEFUL),
+		with_flags(1, IBV_QPT_RC, STARDV_QP_CREATE_AUTO), sf, sl);
+	settle(with_flags(0, IBV_QPT_RC, STARDV_QP_CREATE_AUTO), with_role(1, IBV_QPT_RC, STARDV_STAR_STATEFUL), sl,
+		sf);
 	settle(with_role(0, IBV_QPT_RC, STARDV_STAR_AUTO), with_role(1, IBV_QPT_RC, STARDV_STAR_AUTO), plain, plain);
-	settle(with_role(0, IBV_QPT_RC, STARDV_STAR_STATELESS), with_role(1, IBV_QPT_RC, STARDV_STAR_STATELESS), plain, plain);
-	settle(with_role(0, IBV_QPT_RC, STARDV_STAR_STATELESS), with_role(1, IBV_QPT_RC, STARDV_STAR_OFF), plain, plain);
+	settle(with_role(0, IBV_QPT_RC, STARDV_STAR_STATELESS), with_role(1, IBV_QPT_RC, STARDV_STAR_STATELESS),
+		plain, plain);
+	settle(with_role(0, IBV_QPT_RC, STARDV_STAR_STATELESS), with_role(1, IBV_QPT_RC, STARDV_STAR_OFF), plain,
+		plain);
 }
 
 static void in_a_child(void)
@@ -292,7 +300,7 @@ int main(int argc, char **argv)
 	CHECK(!ibv_dereg_mr(mr) && !ibv_destroy_cq(cqs[0]) && !ibv_destroy_cq(cqs[1]) && !ibv_dealloc_pd(pd));
 	CHECK(!ibv_close_device(ctx));
 	ibv_free_device_list(devs);
-	printf("star%s%s: %s\n", argc > 1 ? " with a setting" : "", getenv("STARVERBS_STAR_KEY") ? " under a key" : "",
-	       failures ? "FAILED" : "ok");
+	printf("star%s%s: %s\n", argc > 1 ? " with a setting" : "",
+	       getenv("STARVERBS_STAR_KEY") ? " under a key" : "", failures ? "FAILED" : "ok");
 	return !!failures;
 }

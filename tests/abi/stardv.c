@@ -84,13 +84,15 @@ static void sizes(void)
 	CHECK(!memcmp(&c.qpc_hits, &before.qpc_hits, sizeof(c) - offsetof(struct stardv_counters, qpc_hits)));
 	c.comp_mask = UINT64_MAX;
 	/* half a group is none */
-	CHECK(!stardv_query_counters(ctx, &c, offsetof(struct stardv_counters, mrs)) && !c.comp_mask && !c.tx_packets);
+	CHECK(!stardv_query_counters(ctx, &c, offsetof(struct stardv_counters, mrs)) && !c.comp_mask &&
+	      !c.tx_packets);
 
 	memset(&newer, 0xee, sizeof(newer));
 	newer.known.comp_mask = UINT64_MAX;
 	CHECK(!stardv_query_counters(ctx, &newer.known, sizeof(newer)));
 	CHECK(newer.known.comp_mask && newer.known.comp_mask < 8 && !newer.to_come[0] && !newer.to_come[3]);
-	CHECK(stardv_query_counters(NULL, &c, sizeof(c)) == EINVAL && stardv_query_counters(ctx, NULL, sizeof(c)) == EINVAL);
+	CHECK(stardv_query_counters(NULL, &c, sizeof(c)) == EINVAL &&
+	      stardv_query_counters(ctx, NULL, sizeof(c)) == EINVAL);
 }
 
 /* By name, in entries of this size and of a later one's. */
@@ -149,7 +151,8 @@ static void counts(struct ibv_context *other, int qpc_limited)
 	CHECK(c.completions == before.completions + 1 && c.qps == 3);
 	CHECK(c.mrs == 1 && listed("qps") == 3 && listed("completions") == c.completions);
 	CHECK(c.context_qps == 3 && c.context_qps_rts == 2 && c.context_qps_err == 1);
-	CHECK(!qpc_limited || (c.qpc_misses && c.qpc_hits + c.qpc_misses >= 2 && c.qpc_misses == listed("qpc_misses") && c.qpc_pending <= c.qpc_pending_peak));
+	CHECK(!qpc_limited || (c.qpc_misses && c.qpc_hits + c.qpc_misses >= 2 &&
+	      c.qpc_misses == listed("qpc_misses") && c.qpc_pending <= c.qpc_pending_peak));
 	/* the card is one, contexts are several */
 	c = ask(other, UINT64_MAX);
 	CHECK(c.qps == 3 && !c.context_qps && !c.context_qps_rts);

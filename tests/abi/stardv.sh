@@ -8,20 +8,25 @@ here=$(cd "$(dirname "$0")" && pwd)
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 include=$here/../../include
-cc -Wall -Wextra -Wpedantic -std=c11 -D_GNU_SOURCE -O1 -I"$include" -o "$tmp/stardv" "$here/stardv.c" -L"$lib" -libverbs
+cc -Wall -Wextra -Wpedantic -std=c11 -D_GNU_SOURCE -O1 -I"$include" -o "$tmp/stardv" "$here/stardv.c" \
+    -L"$lib" -libverbs
 LD_LIBRARY_PATH=$lib "$tmp/stardv"
 LD_LIBRARY_PATH=$lib STARVERBS_QPC_CACHE=2 "$tmp/stardv"
 
-cc -Wall -Wextra -Wpedantic -std=c11 -D_GNU_SOURCE -O1 -I"$include" -o "$tmp/star" "$here/star.c" -L"$lib" -libverbs
+cc -Wall -Wextra -Wpedantic -std=c11 -D_GNU_SOURCE -O1 -I"$include" -o "$tmp/star" "$here/star.c" -L"$lib" \
+    -libverbs
 LD_LIBRARY_PATH=$lib "$tmp/star"
 # The argument is the setting's enum stardv_star.
 LD_LIBRARY_PATH=$lib STARVERBS_STAR=auto "$tmp/star" 2
 (umask 077 && head -c 32 /dev/urandom >"$tmp/key")
-LD_LIBRARY_PATH=$lib STARVERBS_STAR=stateless STARVERBS_STAR_KEY=$tmp/key STARVERBS_FAULT=loss=5%,seed=3 "$tmp/star" 3
+LD_LIBRARY_PATH=$lib STARVERBS_STAR=stateless STARVERBS_STAR_KEY=$tmp/key STARVERBS_FAULT=loss=5%,seed=3 \
+    "$tmp/star" 3
 # A connection that changes while two processes talk.
-cc -Wall -Wextra -Wpedantic -std=c11 -D_GNU_SOURCE -O1 -I"$include" -o "$tmp/star_switch" "$here/star_switch.c" -L"$lib" -libverbs
+cc -Wall -Wextra -Wpedantic -std=c11 -D_GNU_SOURCE -O1 -I"$include" -o "$tmp/star_switch" \
+    "$here/star_switch.c" -L"$lib" -libverbs
 LD_LIBRARY_PATH=$lib STARVERBS_STAR=auto STARVERBS_STAR_THRESHOLD=8 "$tmp/star_switch" 8
-LD_LIBRARY_PATH=$lib STARVERBS_STAR=auto STARVERBS_STAR_THRESHOLD=8 STARVERBS_STAR_KEY=$tmp/key STARVERBS_FAULT=loss=0.5%,seed=5 "$tmp/star_switch" 8
+LD_LIBRARY_PATH=$lib STARVERBS_STAR=auto STARVERBS_STAR_THRESHOLD=8 STARVERBS_STAR_KEY=$tmp/key \
+    STARVERBS_FAULT=loss=0.5%,seed=5 "$tmp/star_switch" 8
 # A key that others may read is none.
 chmod 644 "$tmp/key"
 if LD_LIBRARY_PATH=$lib STARVERBS_STAR_KEY=$tmp/key "$tmp/star" >"$tmp/out" 2>&1; then
@@ -42,7 +47,8 @@ int main()
 	ibv_qp_init_attr_ex init = {};
 	star.star = STARDV_STAR_STATELESS;
 	init.create_flags = STARDV_QP_CREATE_AUTO;
-	if (stardv_create_qp(nullptr, &init, &star, sizeof(star)) || !stardv_query_qp(nullptr, &attr, sizeof(attr)) ||
+	if (stardv_create_qp(nullptr, &init, &star, sizeof(star)) ||
+	    !stardv_query_qp(nullptr, &attr, sizeof(attr)) ||
 	    !stardv_modify_qp(nullptr, &attr, sizeof(attr)))
 		return 1;
 	return stardv_is_supported(nullptr) || stardv_query_counters(nullptr, &counters, sizeof(counters)) == 0 ||

@@ -38,7 +38,8 @@ static struct ibv_qp_attr query(struct ibv_qp *qp)
 
 /* Tries a step without each attribute that it requires, then with each that it does
  * not allow, then as it must be. */
-static void step(struct ibv_qp *qp, struct ibv_qp_attr *attr, enum ibv_qp_state to, int required, int optional)
+static void step(struct ibv_qp *qp, struct ibv_qp_attr *attr, enum ibv_qp_state to, int required,
+	int optional)
 {
 	enum ibv_qp_state from = query(qp).qp_state;
 	int bit;
@@ -70,10 +71,12 @@ static void connected(void)
 	step(qp, &attr, IBV_QPS_RTS, IBV_QP_STATE, later);
 
 	now = query(qp);
-	CHECK(now.path_mtu == attr.path_mtu && now.dest_qp_num == peer->qp_num && now.rq_psn == 77 && now.sq_psn == 77);
+	CHECK(now.path_mtu == attr.path_mtu && now.dest_qp_num == peer->qp_num && now.rq_psn == 77 &&
+	      now.sq_psn == 77);
 	CHECK(now.qp_access_flags == attr.qp_access_flags && now.port_num == 1 && now.pkey_index == 0);
 	CHECK(now.max_rd_atomic == 4 && now.max_dest_rd_atomic == 4 && now.min_rnr_timer == 12 && now.timeout == 14);
-	CHECK(now.retry_cnt == 7 && now.rnr_retry == 7 && now.path_mig_state == IBV_MIG_MIGRATED && !now.sq_draining);
+	CHECK(now.retry_cnt == 7 && now.rnr_retry == 7 && now.path_mig_state == IBV_MIG_MIGRATED &&
+	      !now.sq_draining);
 	CHECK(!memcmp(&now.ah_attr, &attr.ah_attr, sizeof(now.ah_attr)) && now.cap.max_send_wr >= 8);
 	CHECK(!ibv_query_qp(qp, &now, IBV_QP_CAP, &init) && init.qp_type == IBV_QPT_RC && init.send_cq == cq);
 	CHECK(ibv_query_qp(qp, NULL, ALL, &init) == EINVAL && !ibv_query_qp(qp, &now, ALL, NULL));
@@ -181,8 +184,8 @@ static void send_error(void)
 	struct ibv_ah_attr to = way_to(ctx, 0).ah_attr;
 	struct ibv_ah *ah = ibv_create_ah(pd, &to);
 	struct ibv_sge sge = { (uintptr_t)buf, 64, 0x12345600 };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED },
-			   *bad;
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+			   .send_flags = IBV_SEND_SIGNALED }, *bad;
 	struct ibv_wc wc;
 	int back = IBV_QP_STATE | IBV_QP_CUR_STATE;
 
@@ -212,8 +215,8 @@ static void violation(void)
 	struct ibv_ah *ah = ibv_create_ah(pd, &to);
 	struct ibv_mr *mr = ibv_reg_mr(pd, buf, sizeof(buf), IBV_ACCESS_LOCAL_WRITE);
 	struct ibv_sge sge = { (uintptr_t)buf, 64, mr->lkey };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED },
-			   *bad;
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+			   .send_flags = IBV_SEND_SIGNALED }, *bad;
 	struct ibv_recv_wr recv = { .num_sge = 0 }, *bad_recv;
 	struct ibv_port_attr before, after;
 	struct ibv_device_attr dev;
@@ -221,13 +224,16 @@ static void violation(void)
 	int tries, n;
 
 	CHECK(!ibv_query_device(ctx, &dev) && dev.device_cap_flags & IBV_DEVICE_BAD_QKEY_CNTR &&
-	      dev.device_cap_flags & IBV_DEVICE_BAD_PKEY_CNTR && dev.device_cap_flags & IBV_DEVICE_PORT_ACTIVE_EVENT);
+	      dev.device_cap_flags & IBV_DEVICE_BAD_PKEY_CNTR &&
+	      dev.device_cap_flags & IBV_DEVICE_PORT_ACTIVE_EVENT);
 	CHECK(!modify(qp, &attr, IBV_QPS_INIT, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
-	CHECK(!modify(qp, &attr, IBV_QPS_RTR, IBV_QP_STATE) && !modify(qp, &attr, IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_SQ_PSN));
+	CHECK(!modify(qp, &attr, IBV_QPS_RTR, IBV_QP_STATE) &&
+	      !modify(qp, &attr, IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_SQ_PSN));
 	wr.wr.ud.ah = ah;
 	wr.wr.ud.remote_qpn = qp->qp_num;
 	wr.wr.ud.remote_qkey = 6;
-	CHECK(!ibv_query_port(ctx, 1, &before) && !ibv_post_recv(qp, &recv, &bad_recv) && !ibv_post_send(qp, &wr, &bad));
+	CHECK(!ibv_query_port(ctx, 1, &before) && !ibv_post_recv(qp, &recv, &bad_recv) &&
+	      !ibv_post_send(qp, &wr, &bad));
 	while (!ibv_poll_cq(cq, 1, &wc))
 		;
 	CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_SEND);

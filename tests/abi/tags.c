@@ -35,7 +35,8 @@ static void shape(struct ibv_device_attr_ex *ex)
 	};
 
 	CHECK(!ibv_query_device_ex(ctx, NULL, ex) && ex->tm_caps.flags == IBV_TM_CAP_RC && ex->tm_caps.max_num_tags);
-	CHECK(ex->tm_caps.max_rndv_hdr_size >= sizeof(struct ibv_tmh) + sizeof(struct ibv_rvh) && ex->tm_caps.max_ops);
+	CHECK(ex->tm_caps.max_rndv_hdr_size >= sizeof(struct ibv_tmh) + sizeof(struct ibv_rvh) &&
+	      ex->tm_caps.max_ops);
 	CHECK(!ibv_create_srq_ex(ctx, &init) && errno == EINVAL);
 	init.comp_mask |= IBV_SRQ_INIT_ATTR_TM;
 	init.tm_cap.max_num_tags = ex->tm_caps.max_num_tags + 1;
@@ -93,7 +94,8 @@ static void traffic(struct ibv_qp *qp)
 	next();
 	ibv_wc_read_tm_info(cq, &info);
 	CHECK(cq->wr_id == 11 && cq->status == IBV_WC_SUCCESS && ibv_wc_read_opcode(cq) == IBV_WC_TM_RECV);
-	CHECK(ibv_wc_read_wc_flags(cq) == (IBV_WC_TM_MATCH | IBV_WC_TM_DATA_VALID) && info.tag == 5 && info.priv == 7);
+	CHECK(ibv_wc_read_wc_flags(cq) == (IBV_WC_TM_MATCH | IBV_WC_TM_DATA_VALID) && info.tag == 5 &&
+	      info.priv == 7);
 	CHECK(ibv_wc_read_byte_len(cq) == 6 && ibv_wc_read_src_qp(cq) == 0 && !memcmp(buf + 4096, "tagged", 6));
 	ibv_end_poll(cq);
 }
@@ -101,7 +103,8 @@ static void traffic(struct ibv_qp *qp)
 int main(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
-	struct ibv_cq_init_attr_ex cq_init = { .cqe = 32, .wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_TM_INFO };
+	struct ibv_cq_init_attr_ex cq_init = { .cqe = 32,
+		.wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_TM_INFO };
 	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 16, 16, 2, 2, 0 } };
 	struct ibv_device_attr_ex ex;
 	struct ibv_qp *a, *b;
@@ -128,7 +131,8 @@ int main(void)
 	operations(ex.tm_caps.max_sge);
 	traffic(a);
 	CHECK(ibv_destroy_srq(srq) == EBUSY && !ibv_destroy_qp(a) && !ibv_destroy_qp(b) && !ibv_destroy_srq(srq));
-	CHECK(!ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) && !ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd) && !ibv_close_device(ctx));
+	CHECK(!ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) && !ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd) &&
+	      !ibv_close_device(ctx));
 	if (!failures)
 		puts("tags: all as promised");
 	return failures != 0;

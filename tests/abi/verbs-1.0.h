@@ -25,8 +25,10 @@ enum {
 	IBV_WR_ATOMIC_FETCH_AND_ADD
 };
 enum { IBV_SEND_FENCE = 1, IBV_SEND_SIGNALED = 2, IBV_SEND_SOLICITED = 4, IBV_SEND_INLINE = 8 };
-enum { IBV_ACCESS_LOCAL_WRITE = 1, IBV_ACCESS_REMOTE_WRITE = 2, IBV_ACCESS_REMOTE_READ = 4, IBV_ACCESS_REMOTE_ATOMIC = 8 };
-enum { IBV_WC_SEND, IBV_WC_RDMA_WRITE, IBV_WC_RDMA_READ, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD, IBV_WC_RECV = 128 };
+enum { IBV_ACCESS_LOCAL_WRITE = 1, IBV_ACCESS_REMOTE_WRITE = 2, IBV_ACCESS_REMOTE_READ = 4,
+	IBV_ACCESS_REMOTE_ATOMIC = 8 };
+enum { IBV_WC_SEND, IBV_WC_RDMA_WRITE, IBV_WC_RDMA_READ, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD,
+	IBV_WC_RECV = 128 };
 enum { IBV_WC_GRH = 1, IBV_WC_WITH_IMM = 2 };
 enum { IBV_SRQ_MAX_WR = 1, IBV_SRQ_LIMIT = 2 };
 enum { IBV_EVENT_SRQ_LIMIT_REACHED = 15, IBV_EVENT_QP_LAST_WQE_REACHED = 16 };
@@ -58,9 +60,10 @@ struct ibv_device_attr {
 	char fw_ver[64];
 	uint64_t node_guid, sys_image_guid, max_mr_size, page_size_cap;
 	uint32_t vendor_id, vendor_part_id, hw_ver;
-	int max_qp, max_qp_wr, device_cap_flags, max_sge, max_sge_rd, max_cq, max_cqe, max_mr, max_pd, max_qp_rd_atom,
-		max_ee_rd_atom, max_res_rd_atom, max_qp_init_rd_atom, max_ee_init_rd_atom, atomic_cap, max_ee, max_rdd, max_mw,
-		max_raw_ipv6_qp, max_raw_ethy_qp, max_mcast_grp, max_mcast_qp_attach, max_total_mcast_qp_attach, max_ah, max_fmr,
+	int max_qp, max_qp_wr, device_cap_flags, max_sge, max_sge_rd, max_cq, max_cqe, max_mr, max_pd,
+		max_qp_rd_atom, max_ee_rd_atom, max_res_rd_atom, max_qp_init_rd_atom, max_ee_init_rd_atom, atomic_cap,
+		max_ee, max_rdd, max_mw, max_raw_ipv6_qp, max_raw_ethy_qp, max_mcast_grp, max_mcast_qp_attach,
+		max_total_mcast_qp_attach, max_ah, max_fmr,
 		max_map_per_fmr, max_srq, max_srq_wr, max_srq_sge;
 	uint16_t max_pkeys;
 	uint8_t local_ca_ack_delay, phys_port_cnt;
@@ -226,8 +229,8 @@ struct ibv_qp_attr {
 	struct ibv_qp_cap cap;
 	struct ibv_ah_attr ah_attr, alt_ah_attr;
 	uint16_t pkey_index, alt_pkey_index;
-	uint8_t en_sqd_async_notify, sq_draining, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer, port_num, timeout, retry_cnt,
-		rnr_retry, alt_port_num, alt_timeout;
+	uint8_t en_sqd_async_notify, sq_draining, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer, port_num,
+		timeout, retry_cnt, rnr_retry, alt_port_num, alt_timeout;
 };
 
 struct ibv_async_event {

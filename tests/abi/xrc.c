@@ -23,9 +23,9 @@ static void owner(int fd, volatile uint32_t *shared)
 	struct ibv_xrcd *domain = open_domain(ctx);
 	struct ibv_pd *pd = ibv_alloc_pd(ctx);
 	struct ibv_cq *cq = ibv_create_cq(ctx, 256, NULL, NULL, 0);
-	struct ibv_srq_init_attr_ex init = { .attr = { .max_wr = SLOTS, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC, .pd = pd,
-		.xrcd = domain, .cq = cq, .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD |
-		IBV_SRQ_INIT_ATTR_CQ };
+	struct ibv_srq_init_attr_ex init = { .attr = { .max_wr = SLOTS, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC,
+		.pd = pd, .xrcd = domain, .cq = cq, .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD |
+		IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ };
 	struct ibv_srq *srq = ibv_create_srq_ex(ctx, &init);
 	unsigned char *memory = aligned_alloc(4096, (size_t)SLOTS * BIG);
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, (size_t)SLOTS * BIG, IBV_ACCESS_LOCAL_WRITE);
@@ -76,8 +76,9 @@ static void sender(int fd)
 	struct ibv_context *ctx = open_card();
 	struct ibv_pd *pd = ibv_alloc_pd(ctx);
 	struct ibv_cq *cq = ibv_create_cq(ctx, 64, NULL, NULL, 0);
-	struct ibv_qp_init_attr_ex init = { .send_cq = cq, .recv_cq = cq, .cap = { .max_send_wr = 4, .max_send_sge = 1 },
-		.qp_type = IBV_QPT_XRC_SEND, .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd, .sq_sig_all = 1 };
+	struct ibv_qp_init_attr_ex init = { .send_cq = cq, .recv_cq = cq,
+		.cap = { .max_send_wr = 4, .max_send_sge = 1 }, .qp_type = IBV_QPT_XRC_SEND,
+		.comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd, .sq_sig_all = 1 };
 	struct ibv_qp *qp = ibv_create_qp_ex(ctx, &init);
 	struct hello hello = { qp ? qp->qp_num : 0 }, peer;
 	unsigned char *memory = malloc(2 * BIG);
@@ -124,7 +125,8 @@ static void creator(int fd, volatile uint32_t *shared)
 {
 	struct ibv_context *ctx = open_card();
 	struct ibv_xrcd *domain = open_domain(ctx);
-	struct ibv_qp_init_attr_ex init = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = domain };
+	struct ibv_qp_init_attr_ex init = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD,
+		.xrcd = domain };
 	struct ibv_qp *qp = ibv_create_qp_ex(ctx, &init);
 	struct hello hello = { qp ? qp->qp_num : 0 };
 	char byte;
@@ -147,8 +149,9 @@ static void creator(int fd, volatile uint32_t *shared)
 static void attached(int fd, volatile uint32_t *shared)
 {
 	struct ibv_context *ctx = open_card();
-	struct ibv_qp_open_attr open = { .comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE |
-		IBV_QP_OPEN_ATTR_CONTEXT, .xrcd = open_domain(ctx), .qp_type = IBV_QPT_XRC_RECV, .qp_context = &open };
+	struct ibv_qp_open_attr open = { .comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD |
+		IBV_QP_OPEN_ATTR_TYPE | IBV_QP_OPEN_ATTR_CONTEXT, .xrcd = open_domain(ctx), .qp_type = IBV_QPT_XRC_RECV,
+		.qp_context = &open };
 	struct ibv_qp_init_attr init;
 	struct ibv_async_event event;
 	struct hello made, peer;

@@ -71,7 +71,8 @@ static void bridge(int fd)
 {
 	struct ibv_context *ctx = open_card();
 	struct ibv_xrcd *domain = open_domain(ctx);
-	struct ibv_qp_init_attr_ex init = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = domain };
+	struct ibv_qp_init_attr_ex init = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD,
+		.xrcd = domain };
 	struct ibv_qp *qp = ibv_create_qp_ex(ctx, &init);
 	struct hello hello = { qp ? qp->qp_num : 0 }, peer;
 	struct ibv_qp_attr a;

@@ -36,8 +36,8 @@ static void owner(int fd, volatile uint32_t *shared)
 	struct ibv_context *ctx = open_card();
 	struct ibv_pd *pd = ibv_alloc_pd(ctx), *apart = ibv_alloc_pd(ctx);
 	struct ibv_cq *cq = ibv_create_cq(ctx, 8, NULL, NULL, 0);
-	struct ibv_srq_init_attr_ex init = { .attr = { .max_wr = 1, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC, .pd = pd,
-		.xrcd = open_domain(ctx), .cq = cq, .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD |
+	struct ibv_srq_init_attr_ex init = { .attr = { .max_wr = 1, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC,
+		.pd = pd, .xrcd = open_domain(ctx), .cq = cq, .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD |
 		IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ };
 	struct ibv_srq *srq = ibv_create_srq_ex(ctx, &init);
 	void *memory = (void *)(uintptr_t)shared;
@@ -62,8 +62,9 @@ static void asker(int fd, volatile uint32_t *shared)
 	struct ibv_context *ctx = open_card();
 	struct ibv_pd *pd = ibv_alloc_pd(ctx);
 	struct ibv_cq *cq = ibv_create_cq(ctx, 64, NULL, NULL, 0);
-	struct ibv_qp_init_attr_ex init = { .send_cq = cq, .recv_cq = cq, .cap = { .max_send_wr = DEEP, .max_send_sge = 1 },
-		.qp_type = IBV_QPT_XRC_SEND, .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd, .sq_sig_all = 1 };
+	struct ibv_qp_init_attr_ex init = { .send_cq = cq, .recv_cq = cq,
+		.cap = { .max_send_wr = DEEP, .max_send_sge = 1 }, .qp_type = IBV_QPT_XRC_SEND,
+		.comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd, .sq_sig_all = 1 };
 	struct ibv_qp *qp = ibv_create_qp_ex(ctx, &init);
 	struct hello hello = { qp ? qp->qp_num : 0 }, peer;
 	unsigned char *memory = aligned_alloc(4096, DEEP * BIG);
@@ -158,7 +159,8 @@ static struct place place_of(struct process o)
 	return place;
 }
 
-static void begin(struct process a, const struct place *p, enum ibv_wr_opcode op, uint64_t offset, uint32_t count, uint32_t len)
+static void begin(struct process a, const struct place *p, enum ibv_wr_opcode op, uint64_t offset,
+	uint32_t count, uint32_t len)
 {
 	struct order order = { op, count, len, p->rkey, p->srq, p->addr + offset };
 
@@ -196,7 +198,8 @@ static void refused(const struct place *p, enum ibv_wr_opcode op, uint64_t offse
 
 int main(void)
 {
-	unsigned char *memory = mmap(NULL, WORDS + 2 * BIG, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	unsigned char *memory = mmap(NULL, WORDS + 2 * BIG, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+				     -1, 0);
 	volatile uint64_t *words = (volatile uint64_t *)memory;
 	struct process b, a, o;
 	struct place p, bad;

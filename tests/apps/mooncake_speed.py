@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""How fast two of Mooncake's transfer engines on this host move batches of 64 blocks of 64 KiB: GB/s of WRITEs
-and of READs.
+"""How fast two of Mooncake's transfer engines on this host move batches of 64 blocks of 64 KiB: GB/s of
+WRITEs and of READs.
 
 usage: mooncake_speed.py [rdma|tcp] [SECONDS]
 Under `starverbs run --`, in the virtual environment of `make apps` (target/apps-venv-mooncake)."""

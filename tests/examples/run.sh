@@ -15,7 +15,8 @@ fail() {
 }
 
 build() {
-    cc -Wall -Wextra -Wpedantic -std=c11 -D_GNU_SOURCE -O2 -I"$examples/../include" -o "$tmp/$1" "$examples/$1.c" \
+    cc -Wall -Wextra -Wpedantic -std=c11 -D_GNU_SOURCE -O2 -I"$examples/../include" -o "$tmp/$1" \
+        "$examples/$1.c" \
         -L"$lib" "${@:2}"
 }
 

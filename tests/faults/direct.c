@@ -23,7 +23,8 @@ static struct ibv_mr *dm_mr;
 static int run(enum ibv_wr_opcode op, uint64_t addr, uint32_t rkey, void *local, uint32_t len, uint32_t lkey)
 {
 	struct ibv_sge sge = { (uintptr_t)local, len, lkey };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = op, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = op, .send_flags = IBV_SEND_SIGNALED },
+		*bad;
 	struct ibv_wc wc;
 
 	if (op == IBV_WR_ATOMIC_FETCH_AND_ADD) {

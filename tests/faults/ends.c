@@ -15,7 +15,8 @@
 #include <stddef.h>
 #include <sys/mman.h>
 
-enum { GUARD = 4096, LINE = 64, AROUND = 0x11, LATER = 0xee, SOURCE = 0xa0, WINDOW = 8, RECEIVES = 32, LARGEST = 70000 };
+enum { GUARD = 4096, LINE = 64, AROUND = 0x11, LATER = 0xee, SOURCE = 0xa0, WINDOW = 8, RECEIVES = 32,
+	LARGEST = 70000 };
 enum { PATIENCE_MS = 60000 };
 
 /* Where an operation goes. */
@@ -29,11 +30,14 @@ static const struct op {
 	uint32_t len;
 } ops[] = {
 	{ IBV_WR_SEND, MESSAGE, 8 }, { IBV_WR_SEND, MESSAGE, 3000 }, { IBV_WR_SEND, MESSAGE, 40000 },
-	{ IBV_WR_RDMA_WRITE, PRIVATE, 8 }, { IBV_WR_RDMA_WRITE, PRIVATE, 100 }, { IBV_WR_RDMA_WRITE, PRIVATE, 20000 },
-	{ IBV_WR_RDMA_WRITE, PRIVATE, LARGEST }, { IBV_WR_RDMA_READ, PRIVATE, 100 }, { IBV_WR_RDMA_READ, PRIVATE, LARGEST },
+	{ IBV_WR_RDMA_WRITE, PRIVATE, 8 }, { IBV_WR_RDMA_WRITE, PRIVATE, 100 },
+	{ IBV_WR_RDMA_WRITE, PRIVATE, 20000 },
+	{ IBV_WR_RDMA_WRITE, PRIVATE, LARGEST }, { IBV_WR_RDMA_READ, PRIVATE, 100 },
+	{ IBV_WR_RDMA_READ, PRIVATE, LARGEST },
 	{ IBV_WR_ATOMIC_FETCH_AND_ADD, PRIVATE, 8 },
 	{ IBV_WR_RDMA_WRITE, DEVICE, 8 }, { IBV_WR_RDMA_WRITE, DEVICE, 100 }, { IBV_WR_RDMA_WRITE, DEVICE, 20000 },
-	{ IBV_WR_RDMA_WRITE, DEVICE, LARGEST }, { IBV_WR_RDMA_READ, DEVICE, 100 }, { IBV_WR_RDMA_READ, DEVICE, LARGEST },
+	{ IBV_WR_RDMA_WRITE, DEVICE, LARGEST }, { IBV_WR_RDMA_READ, DEVICE, 100 },
+	{ IBV_WR_RDMA_READ, DEVICE, LARGEST },
 	{ IBV_WR_ATOMIC_FETCH_AND_ADD, DEVICE, 8 },
 };
 enum { OPS = sizeof(ops) / sizeof(*ops) };
@@ -103,7 +107,10 @@ static void make_fresh(uint8_t *to, enum kind kind)
 			memset(to + places[i], adds(&ops[i]) ? 0 : writes(&ops[i]) ? pattern(0) : SOURCE, ops[i].len);
 }
 
-static int is_all(const uint8_t *at, uint8_t byte, size_t len) { return *at == byte && memcmp(at, at + 1, len - 1) == 0; }
+static int is_all(const uint8_t *at, uint8_t byte, size_t len)
+{
+	return *at == byte && memcmp(at, at + 1, len - 1) == 0;
+}
 
 /* Looks at memory of one kind after a conversation. Gives how many messages are there in part. */
 static int look_at(uint8_t *memory, enum kind kind)
@@ -146,7 +153,8 @@ static void open_all(void)
 	struct ibv_alloc_dm_attr dm = { .length = size };
 
 	open_side(&me.s);
-	NEED((me.memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) != MAP_FAILED);
+	me.memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	NEED(me.memory != MAP_FAILED);
 	NEED((me.local = malloc(OPS * LARGEST)) && (me.receives = malloc(RECEIVES * LARGEST)));
 	NEED(me.local_mr = ibv_reg_mr(me.s.pd, me.local, OPS * LARGEST, 1));
 	NEED(me.receives_mr = ibv_reg_mr(me.s.pd, me.receives, RECEIVES * LARGEST, 1));
@@ -179,8 +187,8 @@ static void post_op(int i)
 	const struct op *op = &ops[i];
 	uint8_t *local = me.local + (size_t)i * LARGEST;
 	struct ibv_sge sge = { (uintptr_t)local, op->len, me.local_mr->lkey };
-	struct ibv_send_wr wr = { .wr_id = i, .sg_list = &sge, .num_sge = 1, .opcode = op->code, .send_flags = IBV_SEND_SIGNALED },
-			   *bad;
+	struct ibv_send_wr wr = { .wr_id = i, .sg_list = &sge, .num_sge = 1, .opcode = op->code,
+			   .send_flags = IBV_SEND_SIGNALED }, *bad;
 
 	if (op->kind != MESSAGE) {
 		wr.wr.rdma.remote_addr = me.peer.addrs[op->kind] + places[i] - GUARD;
@@ -373,7 +381,8 @@ static pid_t begin(int index, int first, unsigned int seed, int *fd)
 /* What happens to one of two, and when. */
 enum fate { KILLED, EXITS, EXECUTES, STOPS, GIVES_UP, FATES };
 enum when { CONNECTING, TALKING, LEAVING, WHENS };
-static const char *const fates[] = { "was killed", "exited", "executed another program", "was stopped", "gave up" };
+static const char *const fates[] = { "was killed", "exited", "executed another program", "was stopped",
+	"gave up" };
 static const char *const whens[] = { "connected", "talked", "took leave" };
 
 /* Whether a process says what it should. */
@@ -411,7 +420,8 @@ static int acquaint(const int *fds)
 /* Waits until both have done something more, or one has nothing more to say. */
 static void talk_of(long steps)
 {
-	long end = now_ms() + PATIENCE_MS, until[2] = { shared->side[0].steps + steps, shared->side[1].steps + steps };
+	long end = now_ms() + PATIENCE_MS, until[2] = { shared->side[0].steps + steps,
+						   shared->side[1].steps + steps };
 
 	while ((shared->side[0].steps < until[0] || shared->side[1].steps < until[1]) && now_ms() < end &&
 	       !shared->side[0].ready && !shared->side[1].ready)
@@ -505,7 +515,8 @@ static void play(int round, unsigned int seed)
 	}
 	if (!good) {
 		failures++;
-		fprintf(stderr, "round %d, seed %u: one of two %s as it %s, after %ld us and %ld messages; again: ends 1 %u\n", round,
+		fprintf(stderr, "round %d, seed %u: one of two %s as it %s, after %ld us and %ld messages; "
+			"again: ends 1 %u\n", round,
 			seed, fates[fate], whens[when], moment, steps, seed + (unsigned int)round);
 	}
 }
@@ -517,7 +528,8 @@ int main(int argc, char **argv)
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	alarm((unsigned int)(120 + 2 * rounds));
-	NEED((shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) != MAP_FAILED);
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	NEED(shared != MAP_FAILED);
 	sigemptyset(&ends);
 	sigaddset(&ends, SIGUSR1);
 	sigaddset(&ends, SIGUSR2);
@@ -532,7 +544,8 @@ int main(int argc, char **argv)
 			printf("%d rounds\n", i + 1);
 	}
 	count_messages();
-	printf("%d rounds, seed %u: one of two was killed, exited, executed another program, was stopped or gave up; %ld messages\n",
+	printf("%d rounds, seed %u: one of two was killed, exited, executed another program, was stopped or "
+	       "gave up; %ld messages\n",
 	       rounds, seed, messages);
 	return failures != 0;
 }

@@ -96,10 +96,11 @@ __attribute__((unused)) static struct peer describe(const struct side *s, const 
 }
 
 /* To RTS, with the local ACK timeout and retries given. */
-__attribute__((unused)) static int connect_to(struct ibv_qp *qp, const struct peer *p, int timeout, int retries)
+__attribute__((unused)) static int connect_to(struct ibv_qp *qp, const struct peer *p, int timeout,
+	int retries)
 {
-	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = 0xf, .path_mtu = IBV_MTU_1024,
-				 .dest_qp_num = p->qpn, .max_dest_rd_atomic = 4, .min_rnr_timer = 12,
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = 0xf,
+				 .path_mtu = IBV_MTU_1024, .dest_qp_num = p->qpn, .max_dest_rd_atomic = 4, .min_rnr_timer = 12,
 				 .timeout = timeout, .retry_cnt = retries, .rnr_retry = 7, .max_rd_atomic = 4 };
 	int ret;
 
@@ -109,11 +110,11 @@ __attribute__((unused)) static int connect_to(struct ibv_qp *qp, const struct pe
 	a.ah_attr.grh.dgid = p->gid;
 	ret = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 	a.qp_state = IBV_QPS_RTR;
-	ret = ret ? ret : ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-					IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+	ret = ret ? ret : ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+					IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
 	a.qp_state = IBV_QPS_RTS;
-	return ret ? ret : ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-					 IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+	return ret ? ret : ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+					 IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
 /* Swaps descriptions over a socket. */
@@ -127,11 +128,12 @@ __attribute__((unused)) static struct peer swap(int fd, const struct side *s)
 }
 
 /* One signalled operation on `bytes`; 0 or the errno. */
-__attribute__((unused)) static int post(struct side *s, const struct peer *p, enum ibv_wr_opcode op, uint32_t bytes, uint64_t id)
+__attribute__((unused)) static int post(struct side *s, const struct peer *p, enum ibv_wr_opcode op,
+	uint32_t bytes, uint64_t id)
 {
 	struct ibv_sge sge = { (uintptr_t)s->buffer, bytes, s->mr->lkey };
-	struct ibv_send_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = op, .send_flags = IBV_SEND_SIGNALED },
-			   *bad;
+	struct ibv_send_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = op,
+			   .send_flags = IBV_SEND_SIGNALED }, *bad;
 
 	wr.wr.rdma.remote_addr = p->addr + BYTES;
 	wr.wr.rdma.rkey = p->rkey;

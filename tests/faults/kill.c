@@ -8,7 +8,8 @@
 #include <sys/uio.h>
 
 enum what { RC, SHARED, XRC, UD, MULTICAST, IMPORTED, KINDS };
-static const char *const names[] = { "RC", "RC, shared receive queue", "XRC", "UD", "multicast", "imported memory" };
+static const char *const names[] = { "RC", "RC, shared receive queue", "XRC", "UD", "multicast",
+	"imported memory" };
 enum { QKEY = 0x11111111, GROUP = 239 << 24 | 77 << 16 | 5 };
 
 /* Of the process that a role is run in; shared memory tells the parent how far it is. */
@@ -81,8 +82,8 @@ static void prepare(struct ends *e, int active)
 	if (what == XRC) {
 		struct ibv_xrcd_init_attr x = { .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1,
 						.oflags = O_CREAT };
-		struct ibv_srq_init_attr_ex i = { .attr = { DEPTH, 1, 0 }, .srq_type = IBV_SRQT_XRC, .pd = s->pd, .cq = s->cq,
-						  .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD |
+		struct ibv_srq_init_attr_ex i = { .attr = { DEPTH, 1, 0 }, .srq_type = IBV_SRQT_XRC, .pd = s->pd,
+						  .cq = s->cq, .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD |
 							       IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_XRCD };
 
 		NEED(ibv_destroy_qp(s->qp) == 0 && (e->xrcd = ibv_open_xrcd(s->ctx, &x)));
@@ -105,7 +106,8 @@ static void prepare(struct ends *e, int active)
 
 static union ibv_gid group(void)
 {
-	union ibv_gid gid = { .raw = { [10] = 0xff, [11] = 0xff, GROUP >> 24, GROUP >> 16 & 255, GROUP >> 8 & 255, GROUP & 255 } };
+	union ibv_gid gid = { .raw = { [10] = 0xff, [11] = 0xff, GROUP >> 24, GROUP >> 16 & 255, GROUP >> 8 & 255,
+		GROUP & 255 } };
 
 	return gid;
 }
@@ -140,7 +142,8 @@ static void poll_some(struct ends *e, int *done, int *last)
 static void send_one(struct ends *e, const struct more *m, long n)
 {
 	struct ibv_sge sge = { (uintptr_t)e->s.buffer, 1 + n * 977 % 3000, e->s.mr->lkey };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+		.send_flags = IBV_SEND_SIGNALED }, *bad;
 
 	if (what == UD || what == MULTICAST) {
 		wr.wr.ud.ah = e->ah;
@@ -295,7 +298,8 @@ static void import(int fd)
 
 	NEED(recv(fd, &m, sizeof(m), MSG_WAITALL) == sizeof(m));
 	prepare(&e, 1);
-	NEED((ctx = ibv_import_device(take_fd(fd))) && (pd = ibv_import_pd(ctx, m.pd)) && (mr = ibv_import_mr(pd, m.mr)));
+	NEED((ctx = ibv_import_device(take_fd(fd))) && (pd = ibv_import_pd(ctx, m.pd)) &&
+	     (mr = ibv_import_mr(pd, m.mr)));
 	s = e.s;
 	s.pd = pd;
 	s.ctx = ctx;

@@ -144,7 +144,8 @@ static void *make_xrcd(void)
 
 static void *make_xrc_recv(void)
 {
-	struct ibv_qp_init_attr_ex i = { .qp_type = IBV_QPT_XRC_RECV, .xrcd = xrcd, .comp_mask = IBV_QP_INIT_ATTR_XRCD };
+	struct ibv_qp_init_attr_ex i = { .qp_type = IBV_QPT_XRC_RECV, .xrcd = xrcd,
+		.comp_mask = IBV_QP_INIT_ATTR_XRCD };
 
 	return ibv_create_qp_ex(ctx, &i);
 }
@@ -296,7 +297,8 @@ static void star(void)
 	for (int i = 0; i <= PAIRS; i++) {
 		/* what the last one needs to come back may be more than the library still has
 		 * of what it keeps for bad times */
-		CHECK((ends[i][0] = make_end(STARDV_STAR_STATELESS, i < PAIRS ? 16 : 1 << 16, i < PAIRS ? 600 : 0)) != NULL);
+		uint32_t depth = i < PAIRS ? 16 : 1 << 16, room = i < PAIRS ? 600 : 0;
+		CHECK((ends[i][0] = make_end(STARDV_STAR_STATELESS, depth, room)) != NULL);
 		CHECK((ends[i][1] = make_end(STARDV_STAR_STATEFUL, 16, 600)) != NULL);
 	}
 	CHECK(pair(ends[PAIRS]));
@@ -389,8 +391,8 @@ static void opening(void)
 {
 	struct kind opens = { "the card", make_context, end_context };
 
-	printf("%-22s refused %3d times for one allocation, %3d for all from one on\n", opens.name, starve(&opens, 1),
-	       starve(&opens, 1L << 40));
+	printf("%-22s refused %3d times for one allocation, %3d for all from one on\n", opens.name,
+	       starve(&opens, 1), starve(&opens, 1L << 40));
 }
 
 int main(void)

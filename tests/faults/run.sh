@@ -94,7 +94,8 @@ capture() {
         [[ $how == pipe ]] && file=$tmp/pipe
         [[ $how == limit ]] && file=$tmp/limited.pcap
         STARVERBS_PCAP=$file run capture "$how" 2>"$tmp/said"
-        [[ $(grep -c 'STARVERBS_PCAP: .*; the capture ends here' "$tmp/said") == 1 && $(wc -l <"$tmp/said") == 1 ]] || {
+        [[ $(grep -c 'STARVERBS_PCAP: .*; the capture ends here' "$tmp/said") == 1 &&
+            $(wc -l <"$tmp/said") == 1 ]] || {
             echo "capture, $how: not one line:" >&2
             cat "$tmp/said" >&2
             return 1
@@ -130,7 +131,10 @@ wire() {
 for part in "$@"; do
     case $part in
     kill) echo "--- kill"; kill_some ;;
-    ends | direct | stop | nomem | limits | fds | capture | address | clock | wire) echo "--- $part"; "$part" ;;
+    ends | direct | stop | nomem | limits | fds | capture | address | clock | wire)
+        echo "--- $part"
+        "$part"
+        ;;
     *) echo "unknown part $part" >&2; exit 2 ;;
     esac
 done

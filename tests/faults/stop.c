@@ -132,7 +132,8 @@ int main(int argc, char **argv)
 	 * place at the port is among them */
 	stops(&patient, &bystander);
 	stops(&bystander, &patient);
-	printf("stopped for less than the peer's patience: both sides, 16 times; %ld and %ld messages, none failed\n",
+	printf("stopped for less than the peer's patience: both sides, 16 times; %ld and %ld messages, "
+	       "none failed\n",
 	       of(&patient)->done, of(&bystander)->done);
 
 	/* the requester itself, for longer than its own patience: nobody was silent */
@@ -159,8 +160,8 @@ int main(int argc, char **argv)
 		memset((void *)of(&late), 0, 2 * sizeof(struct worker));
 	}
 	kill(impatient.pids[1], SIGCONT);
-	printf("peer stopped for %ld ms: retries exceeded after %ld ms, %ld flushed, others go on and come new\n", longest,
-	       of(&impatient)->milliseconds, of(&impatient)->flushed);
+	printf("peer stopped for %ld ms: retries exceeded after %ld ms, %ld flushed, others go on and come new\n",
+	       longest, of(&impatient)->milliseconds, of(&impatient)->flushed);
 	memset((void *)of(&impatient), 0, offsetof(struct worker, patience));
 	for (int i = 0; i < 2; i++)
 		say(impatient.fds[i], 'r');

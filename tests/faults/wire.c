@@ -6,8 +6,8 @@
 
 int main(void)
 {
-	static const int errors[] = { ENOBUFS, EAGAIN, ENOMEM, EPERM, ENETUNREACH, EHOSTUNREACH, ENETDOWN, EINTR, EINVAL, EIO,
-				      EMSGSIZE, ECONNREFUSED, EADDRNOTAVAIL };
+	static const int errors[] = { ENOBUFS, EAGAIN, ENOMEM, EPERM, ENETUNREACH, EHOSTUNREACH, ENETDOWN, EINTR,
+				      EINVAL, EIO, EMSGSIZE, ECONNREFUSED, EADDRNOTAVAIL };
 	static struct side s;
 	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
 	struct ibv_wc wc;

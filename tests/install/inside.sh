@@ -35,7 +35,8 @@ pingpong() {
         sleep 0.05
     done
     # shellcheck disable=SC2086
-    got=$(timeout 300 "$starverbs" run $options -- ibv_rc_pingpong -g 0 -c -n 200 -p "$port" 127.0.0.1 2>&1) ||
+    got=$(timeout 300 "$starverbs" run $options -- \
+        ibv_rc_pingpong -g 0 -c -n 200 -p "$port" 127.0.0.1 2>&1) ||
         fail "ibv_rc_pingpong: $got $(cat "$tmp/server")"
     wait "$server" || fail "ibv_rc_pingpong: the server ended with $?: $(cat "$tmp/server")"
     server=

@@ -36,11 +36,13 @@ gid_index() {
 # end WHAT INDEX SECONDS LIB [SERVER]; a second at the beginning and one at the end are not counted
 end() {
     if [[ $1 == rxe ]]; then
-        exec ib_write_bw -F -p 18515 -s 65536 -m 4096 -D "$3" -f 1 -d rxe_v"$2" -x "$(gid_index "$2")" "${@:5}"
+        exec ib_write_bw -F -p 18515 -s 65536 -m 4096 -D "$3" -f 1 -d rxe_v"$2" -x "$(gid_index "$2")" \
+            "${@:5}"
     fi
     [[ $1 == repeat ]] && export STARVERBS_REPEAT=auto || export STARVERBS_REPEAT=off
     # the kernel has 4791; netem would lose a segmented send as a whole
-    export LD_LIBRARY_PATH=$4 STARVERBS_ADDRS=${address[$2]} STARVERBS_PORT=4900 STARVERBS_GSO=off STARVERBS_LINK=udp
+    export LD_LIBRARY_PATH=$4 STARVERBS_ADDRS=${address[$2]} STARVERBS_PORT=4900 STARVERBS_GSO=off \
+        STARVERBS_LINK=udp
     exec ib_write_bw -F -p 18515 -s 65536 -m 4096 -D "$3" -f 1 "${@:5}"
 }
 
@@ -52,8 +54,11 @@ measured() {
 pair() {
     end "$1" 1 "$3" "$4" >/tmp/server 2>&1 &
     server=$!
-    until grep -q ':4853 0*:0000 0A' /proc/net/tcp /proc/net/tcp6 || ! kill -0 $server; do sleep 0.1; done 2>/dev/null
-    (end "$1" 0 "$3" "$4" 127.0.0.1) >/tmp/client 2>&1 || { cat /tmp/server /tmp/client >&2; kill $server; exit 1; }
+    until grep -q ':4853 0*:0000 0A' /proc/net/tcp /proc/net/tcp6 || ! kill -0 $server; do
+        sleep 0.1
+    done 2>/dev/null
+    (end "$1" 0 "$3" "$4" 127.0.0.1) >/tmp/client 2>&1 ||
+        { cat /tmp/server /tmp/client >&2; kill $server; exit 1; }
     wait $server || true
     cat /tmp/client >&2
     # MiB/s

@@ -47,7 +47,8 @@ struct step {
 	enum mistake mistake;
 };
 
-#define STEP(title, t, o, l, ...) { .name = title, .type = IBV_QPT_##t, .op = IBV_WR_##o, .length = l, __VA_ARGS__ }
+#define STEP(title, t, o, l, ...) \
+	{ .name = title, .type = IBV_QPT_##t, .op = IBV_WR_##o, .length = l, __VA_ARGS__ }
 #define RC(name, ...) STEP(name, RC, __VA_ARGS__)
 #define UC(name, ...) STEP(name, UC, __VA_ARGS__)
 #define UD(name, ...) STEP(name, UD, __VA_ARGS__)
@@ -300,8 +301,8 @@ static void join(const struct step *s)
 				  (connected ? IBV_QP_ACCESS_FLAGS : IBV_QP_QKEY)), "to INIT");
 	if (s->mistake == PEER_GONE && !client)
 		return;
-	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = mtu, .dest_qp_num = peer.qpn, .rq_psn = peer.psn,
-				  .max_dest_rd_atomic = 4, .min_rnr_timer = 12 };
+	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = mtu, .dest_qp_num = peer.qpn,
+				  .rq_psn = peer.psn, .max_dest_rd_atomic = 4, .min_rnr_timer = 12 };
 	a.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1 };
 	a.ah_attr.grh = (struct ibv_global_route){ peer.gid, 0, (uint8_t)gid_index, 64, 0 };
 	if (!connected && !(ah = ibv_create_ah(pd, &a.ah_attr)))

@@ -26,4 +26,5 @@ miri starverbs-queues --tests
 miri starverbs-rings --lib
 miri starverbs-core --lib -- wire:: --skip star::
 miri starverbs-backend --lib -- batch:: program:: zeroed:: inbox::
-[[ ${1:-} == quick ]] || miri starverbs-verbs --lib -- memory::tests::who_sees memory::tests::writing memory::tests::the_last_word
+[[ ${1:-} == quick ]] ||
+    miri starverbs-verbs --lib -- memory::tests::who_sees memory::tests::writing memory::tests::the_last_word

@@ -33,7 +33,8 @@ done
 adding=$'diff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1,0 +2 @@\n+new\n'
 printf '%s' "$adding" >"$tmp/adds"
 only_adds "$tmp/adds"
-for text in "${adding/+new/ old}" "${adding/@@$'\n'/@@ int main()$'\n'}" "${adding/-1,0/-1}-old"$'\n' "${adding/+2/+2,2}" "diff --git a/f b/f"; do
+for text in "${adding/+new/ old}" "${adding/@@$'\n'/@@ int main()$'\n'}" "${adding/-1,0/-1}-old"$'\n' \
+    "${adding/+2/+2,2}" "diff --git a/f b/f"; do
     printf '%s' "$text" >"$tmp/wrong"
     ! only_adds "$tmp/wrong" >/dev/null || { printf 'taken for an addition:\n%s\n' "$text" >&2; exit 1; }
 done
@@ -53,30 +54,42 @@ lib=${2:-}
 [[ $lib ]] || { echo "skipped: to build and run it (no libraries of the card given)"; exit 0; }
 lib=$(cd "$lib" && pwd)
 cd "$tmp/tree"
-{ sh autogen.sh && ./configure && make -j"$(nproc)"; } >"$tmp/build" 2>&1 || { tail -n 20 "$tmp/build"; exit 1; }
+{ sh autogen.sh && ./configure && make -j"$(nproc)"; } >"$tmp/build" 2>&1 ||
+    { tail -n 20 "$tmp/build"; exit 1; }
 
 # Client and server of a test, with options of each; both must succeed.
 pair() {
     local program=$1 server=$2 client=$3 port=$((20000 + RANDOM % 10000))
     # shellcheck disable=SC2086  # options are words
-    timeout 60 env LD_LIBRARY_PATH="$lib" STARVERBS_LINK=udp STARVERBS_ADDRS=127.0.0.1 STARVERBS_PORT="$port" \
+    timeout 60 env LD_LIBRARY_PATH="$lib" STARVERBS_LINK=udp STARVERBS_ADDRS=127.0.0.1 \
+        STARVERBS_PORT="$port" \
         bash -c '"./$0" -F -p "$1" $2 >"$4/server" 2>&1 & server=$!
             for _ in {1..100}; do ss -Hltn "sport = :$1" | grep -q . && break; sleep 0.05; done
             "./$0" -F -p "$1" $3 127.0.0.1 >"$4/client" 2>&1 && wait "$server"' \
         "$program" "$port" "$server" "$client" "$tmp" ||
-        { echo "$program, server $server, client $client:" >&2; cat "$tmp/server" "$tmp/client" >&2; return 1; }
+        {
+            echo "$program, server $server, client $client:" >&2
+            cat "$tmp/server" "$tmp/client" >&2
+            return 1
+        }
 }
 
 # Which side is then stateless: with few connections auto is plain RoCEv2, as are two ends of the same wish.
-for roles in "stateless stateful server" "stateful stateless client" "auto stateful server" "auto auto -" "off stateful -" "stateless stateless -"; do
+for roles in "stateless stateful server" "stateful stateless client" "auto stateful server" "auto auto -" \
+    "off stateful -" "stateless stateless -"; do
     read -r server client stateless <<<"$roles"
     for program in ib_send_lat ib_write_bw ib_read_bw ib_atomic_lat; do
         pair "$program" "--star=$server --star_counters -n 1000" "--star=$client --star_counters -n 1000"
         for side in server client; do
-            grep -q "tx_packets  *[1-9]" "$tmp/$side" || { echo "no counters:" >&2; cat "$tmp/$side" >&2; exit 1; }
+            grep -q "tx_packets  *[1-9]" "$tmp/$side" ||
+                { echo "no counters:" >&2; cat "$tmp/$side" >&2; exit 1; }
             found=$(grep -c "star_stateless_qps  *1" "$tmp/$side" || true)
             [[ $found == "$([[ $side == "$stateless" ]] && echo 1 || echo 0)" ]] ||
-                { echo "$program, server $server, client $client: not the role of the $side" >&2; cat "$tmp/$side" >&2; exit 1; }
+                {
+                    echo "$program, server $server, client $client: not the role of the $side" >&2
+                    cat "$tmp/$side" >&2
+                    exit 1
+                }
         done
     done
     echo "runs: server $server, client $client"

@@ -14,7 +14,8 @@ chmod 755 "$tmp"
 cp "$lib/libstarverbs.so" "$tmp/"
 preload=$tmp/libstarverbs.so
 # Addresses of our own make a view of our own, whatever else runs on this host.
-export STARVERBS_ADDRS=127.77.$((RANDOM % 256)).$((RANDOM % 254 + 1)) STARVERBS_PORT=$((20000 + RANDOM % 10000))
+export STARVERBS_ADDRS=127.77.$((RANDOM % 256)).$((RANDOM % 254 + 1)) \
+    STARVERBS_PORT=$((20000 + RANDOM % 10000))
 star=/sys/class/infiniband/star0
 failures=0 checks=0
 
@@ -72,7 +73,8 @@ expect "lo" ls $star/device/net
 [[ -x /usr/bin/python3 ]] && expect "['star0'] True 2" /usr/bin/python3 -c "
 import os, stat
 node = os.stat('/dev/infiniband/uverbs0')
-print(os.listdir('/sys/class/infiniband'), stat.S_ISCHR(node.st_mode), len(list(os.scandir('/sys/class/infiniband_verbs'))))"
+verbs = list(os.scandir('/sys/class/infiniband_verbs'))
+print(os.listdir('/sys/class/infiniband'), stat.S_ISCHR(node.st_mode), len(verbs))"
 
 ### RDMA programs
 
@@ -132,7 +134,8 @@ fi
 ### What is left
 
 if ((EUID == 0)) && have runuser; then
-    expect "star0" runuser -u nobody -- env LD_PRELOAD="$preload" cat /sys/class/infiniband_verbs/uverbs0/ibdev
+    expect "star0" runuser -u nobody -- env LD_PRELOAD="$preload" \
+        cat /sys/class/infiniband_verbs/uverbs0/ibdev
     expect "all as it should be" runuser -u nobody -- env LD_PRELOAD="$preload" "$tmp/ask"
 fi
 

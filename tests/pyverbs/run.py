@@ -3,12 +3,13 @@
 
 usage: run.py [--table FILE] [--only TEXT] LIBRARY_DIRECTORY
 
-Needs the packages python3-pyverbs and rdma-core. The library for LD_PRELOAD is loaded too, if it lies there: tests of the
-connection manager look for the device's network interface in /sys. Tests of other makers' cards (mlx5, efa) are left out. Fails if a test
-fails, or if none passes. It must not know the library's inside, nor change the tests.
+Needs the packages python3-pyverbs and rdma-core. The library for LD_PRELOAD is loaded too, if it lies there:
+tests of the connection manager look for the device's network interface in /sys. Tests of other makers' cards
+(mlx5, efa) are left out. Fails if a test fails, or if none passes. It must not know the library's inside, nor
+change the tests.
 
-Three tests want huge pages. Where there are none and this process may have some (root, nr_hugepages writable), it has the
-kernel set 16 MiB aside while the tests run, and gives them back.
+Three tests want huge pages. Where there are none and this process may have some (root, nr_hugepages
+writable), it has the kernel set 16 MiB aside while the tests run, and gives them back.
 """
 
 import argparse
@@ -134,19 +135,24 @@ def meaning(reason):
 
 def versions():
     """What the tests are of."""
-    packages = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${Version}, ", "rdma-core", "python3-pyverbs"],
-                              capture_output=True, text=True).stdout
+    query = ["dpkg-query", "-W", "-f", "${Package} ${Version}, ", "rdma-core", "python3-pyverbs"]
+    packages = subprocess.run(query, capture_output=True, text=True).stdout
     return f"{packages}Python {platform.python_version()}"
 
 
 def table(rows):
     """The rows as Markdown."""
-    counts = {verdict: sum(row[1] == verdict for row in rows) for verdict in ("passed", "skipped", "FAILED", "ERROR")}
+    verdicts = ("passed", "skipped", "FAILED", "ERROR")
+    counts = {verdict: sum(row[1] == verdict for row in rows) for verdict in verdicts}
     out = ["# rdma-core's own tests on the card", "",
-           "Written by `make pyverbs` (tests/pyverbs); do not edit. The tests are those of Debian's rdma-core and python3-pyverbs, without",
-           f"those for other makers' cards (mlx5, efa): {versions()}. Debian 12's are in [pyverbs.md](pyverbs.md), those of a newer",
-           "Debian in [pyverbs-newer.md](pyverbs-newer.md): `make pyverbs ROOT=FOLDER`, where tests/pyverbs/newer.sh says what folder.", "",
-           ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number) + f", of {len(rows)}.", "",
+           "Written by `make pyverbs` (tests/pyverbs); do not edit. The tests are those of Debian's "
+           "rdma-core and python3-pyverbs, without",
+           f"those for other makers' cards (mlx5, efa): {versions()}. Debian 12's are in "
+           "[pyverbs.md](pyverbs.md), those of a newer",
+           "Debian in [pyverbs-newer.md](pyverbs-newer.md): `make pyverbs ROOT=FOLDER`, where "
+           "tests/pyverbs/newer.sh says what folder.", "",
+           ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number) +
+           f", of {len(rows)}.", "",
            "| why skipped | tests | what it means |", "|---|--:|---|"]
     reasons = [row[2] for row in rows if row[1] == "skipped"]
     for reason in sorted(set(reasons), key=lambda reason: (-reasons.count(reason), reason)):
@@ -178,7 +184,8 @@ def main():
     if args.table and not args.only:
         args.table.write_text(table(notes.rows))
     passed = sum(row[1] == "passed" for row in notes.rows)
-    print(f"pyverbs: {passed} passed, {len(notes.skipped)} skipped, {len(notes.failures) + len(notes.errors)} failed")
+    skipped, failed = len(notes.skipped), len(notes.failures) + len(notes.errors)
+    print(f"pyverbs: {passed} passed, {skipped} skipped, {failed} failed")
     return 0 if notes.wasSuccessful() and passed > 0 else 1
 
 

@@ -239,7 +239,8 @@ static void forks(void)
 {
 	struct words words = { malloc(5 * MIB), 5 * MIB, 20 };
 	char *odd = map(MIB), *none = map(MIB);
-	char *sparse = mmap(NULL, 1ul << 33, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	char *sparse = mmap(NULL, 1ul << 33, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+			    -1, 0);
 	int status;
 
 	CHECK(sparse != MAP_FAILED);
@@ -603,7 +604,8 @@ static const struct {
 	void (*run)(void);
 } tests[] = {
 	{ "blocks", blocks }, { "mappings", mappings }, { "moves", moves }, { "forks", forks },
-	{ "threads", threads }, { "forks of threads", forks_of_threads }, { "children without memory", dying_children },
+	{ "threads", threads }, { "forks of threads", forks_of_threads },
+	{ "children without memory", dying_children },
 	{ "children that are killed", killed_children }, { "others' handlers of fork", handlers },
 	{ "glibc's own memory", glibcs_own }, { "a fork on a stack of malloc's", coroutine },
 	{ "descriptors closed by number", descriptors }, { "mlockall", locked },

@@ -60,7 +60,9 @@ same sort -S 100M -o "$tmp/sorted" "$tmp/numbers"
 same sort -S 300M --parallel=4 "$tmp/numbers"
 {
     echo '#include <stdio.h>'
-    for i in $(seq 2000); do echo "int f$i(int x) { for (int i = 0; i < x; i++) x ^= i * $i; return x; }"; done
+    for i in $(seq 2000); do
+        echo "int f$i(int x) { for (int i = 0; i < x; i++) x ^= i * $i; return x; }"
+    done
 } >"$tmp/many.c"
 same cc -O2 -S -o - "$tmp/many.c"
 have xz && same sh -c "xz -1 -T2 -c '$tmp/numbers' | xz -dc | cksum"

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""BGSAVE of Valkey or Redis, whose memory is libstarverbs-share.so's: the snapshot is what was there at the fork.
+"""BGSAVE of Valkey or Redis, whose memory is libstarverbs-share.so's: the snapshot is what was there at the
+fork.
 
-Usage: snapshot.py LIBRARY [PLAIN]. The server saves by a forked child, while a client overwrites all keys. A server
-without the library then loads the file, and must find the old values of all. With PLAIN, a library to be loaded
-behind the first (libc.so.6), its malloc takes the place of the server's own allocator.
+Usage: snapshot.py LIBRARY [PLAIN]. The server saves by a forked child, while a client overwrites all keys. A
+server without the library then loads the file, and must find the old values of all. With PLAIN, a library to
+be loaded behind the first (libc.so.6), its malloc takes the place of the server's own allocator.
 """
 
 import os
@@ -25,9 +26,11 @@ class Server:
 
     def __init__(self, folder, preload=""):
         self.path = folder / "socket"
-        command = ["redis-server", "--port", "0", "--unixsocket", self.path, "--dir", folder, "--save", "", "--appendonly", "no"]
+        command = ["redis-server", "--port", "0", "--unixsocket", self.path, "--dir", folder, "--save", "",
+                   "--appendonly", "no"]
         environment = dict(os.environ, **({"LD_PRELOAD": preload} if preload else {}))
-        self.process = subprocess.Popen(command, executable=program(), env=environment, stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen(command, executable=program(), env=environment,
+                                        stdout=subprocess.DEVNULL)
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(60)
         for _ in range(600):

@@ -37,8 +37,8 @@ static void count(const struct ibv_wc *wc)
 	unsigned long long generation = wc->wr_id >> 8, seen = atomic_load(&of->counted);
 
 	MUST((wc->wr_id & 0xff) < CHURNERS);
-	MUST(wc->status == IBV_WC_SUCCESS || wc->status == IBV_WC_WR_FLUSH_ERR || wc->status == IBV_WC_RNR_RETRY_EXC_ERR ||
-	     wc->status == IBV_WC_RETRY_EXC_ERR);
+	MUST(wc->status == IBV_WC_SUCCESS || wc->status == IBV_WC_WR_FLUSH_ERR ||
+	     wc->status == IBV_WC_RNR_RETRY_EXC_ERR || wc->status == IBV_WC_RETRY_EXC_ERR);
 	while (seen >> 16 == generation && !atomic_compare_exchange_weak(&of->counted, &seen, seen + 1))
 		;
 }
@@ -122,7 +122,8 @@ static void regions(struct churner *c)
 	for (int i = 0; i < 4; i++)
 		MUST((mr[i] = ibv_reg_mr(shared_pd, c->memory, 1 + below(&c->rng, PAGE), access[below(&c->rng, 6)])));
 	MUST(mr[0]->lkey != mr[1]->lkey && mr[2]->lkey != mr[3]->lkey);
-	MUST(!ibv_rereg_mr(mr[0], IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS, NULL, c->memory, 64, ALL_RIGHTS));
+	MUST(!ibv_rereg_mr(mr[0], IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS, NULL, c->memory, 64,
+	     ALL_RIGHTS));
 	for (int i = 0; i < 4; i++)
 		MUST(!ibv_dereg_mr(mr[i]));
 	MUST(!ibv_dealloc_mw(mw));

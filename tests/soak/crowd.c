@@ -157,7 +157,8 @@ static void account(const char *when, const pid_t *pids)
 		most_fds = open > most_fds ? open : most_fds;
 		threads += entries(pids[i], "task", &unused);
 	}
-	printf("%d processes, %s: %ld KiB in all, %ld each, %ld at most; %d descriptors each, %d at most; %d threads each\n", count, when,
+	printf("%d processes, %s: %ld KiB in all, %ld each, %ld at most; %d descriptors each, "
+	       "%d at most; %d threads each\n", count, when,
 	       sum, sum / count, most, all_fds / count, most_fds, threads / count);
 }
 
@@ -190,7 +191,8 @@ int main(int argc, char **argv)
 	NEED(getrlimit(RLIMIT_NOFILE, &files) == 0);
 	files.rlim_cur = files.rlim_max;
 	NEED(setrlimit(RLIMIT_NOFILE, &files) == 0);
-	NEED((shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) != MAP_FAILED);
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	NEED(shared != MAP_FAILED);
 	for (number = 0; number < count; number++)
 		pids[number] = start(member, &fds[number]);
 	wait_until_all_are(0);

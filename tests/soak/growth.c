@@ -128,7 +128,8 @@ static void *make_srq(unsigned i)
 static void *make_xrc_srq(unsigned i)
 {
 	struct ibv_srq_init_attr_ex init = {
-		.attr = { .max_wr = 1 + i % 20, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC, .pd = pd, .cq = cq, .xrcd = domain,
+		.attr = { .max_wr = 1 + i % 20, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC, .pd = pd, .cq = cq,
+		.xrcd = domain,
 		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_XRCD,
 	};
 
@@ -144,7 +145,8 @@ static int end_srq(void *object)
 static void *make_qp(unsigned i)
 {
 	static const enum ibv_qp_type types[] = { IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD };
-	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = types[i % 3], .cap = { 1, 1, 1, 1, 0 } };
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = types[i % 3],
+		.cap = { 1, 1, 1, 1, 0 } };
 	struct ibv_qp *qp = ibv_create_qp(pd, &init);
 	struct ibv_recv_wr recv = { .wr_id = i }, *bad_recv;
 

@@ -42,7 +42,8 @@ static long switches_of_others(void)
 		snprintf(path, sizeof(path), "/proc/self/task/%s/status", e->d_name);
 		NEED(f = fopen(path, "r"));
 		while (fgets(line, sizeof(line), f))
-			if (sscanf(line, "voluntary_ctxt_switches: %ld", &n) == 1 || sscanf(line, "nonvoluntary_ctxt_switches: %ld", &n) == 1)
+			if (sscanf(line, "voluntary_ctxt_switches: %ld", &n) == 1 ||
+			    sscanf(line, "nonvoluntary_ctxt_switches: %ld", &n) == 1)
 				sum += n;
 		fclose(f);
 	}

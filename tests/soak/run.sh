@@ -119,10 +119,12 @@ tsan() {
         echo "skipped: rustup toolchain install nightly --component rust-src"
         return
     fi
-    RUSTFLAGS=-Zsanitizer=thread cargo +nightly build --quiet -Zbuild-std --target $target --package starverbs-cdylib \
+    RUSTFLAGS=-Zsanitizer=thread cargo +nightly build --quiet -Zbuild-std --target $target \
+        --package starverbs-cdylib \
         --manifest-path "$root/Cargo.toml" --target-dir "$out"
     # The sanitizer's calls are the program's.
-    "$root/tools/scripts/link.sh" "$out/$target/debug/libstarverbs.a" "$tmp/tsan/libibverbs.so.1" -Wl,-z,undefs
+    "$root/tools/scripts/link.sh" "$out/$target/debug/libstarverbs.a" "$tmp/tsan/libibverbs.so.1" \
+        -Wl,-z,undefs
     runtime=$(find "$(rustc +nightly --print sysroot)" -name 'librustc-nightly_rt.tsan.a')
     for file in soak ground traffic churn; do
         cc -g -O1 -fsanitize=thread -c -o "$tmp/$file.o" "$here/$file.c"

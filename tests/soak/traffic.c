@@ -146,8 +146,8 @@ static void post_message(struct poster *p, struct op *op, struct lane *lane)
 {
 	struct header head = { op->seed, op->len, lane - p->group->lanes };
 	struct ibv_sge sge = { (uintptr_t)op->local, op->len, p->mr->lkey };
-	struct ibv_send_wr wr = { .wr_id = (uintptr_t)op, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND_WITH_IMM,
-				  .send_flags = IBV_SEND_SIGNALED, .imm_data = htonl(head.lane) }, *bad;
+	struct ibv_send_wr wr = { .wr_id = (uintptr_t)op, .sg_list = &sge, .num_sge = 1,
+				  .opcode = IBV_WR_SEND_WITH_IMM, .send_flags = IBV_SEND_SIGNALED, .imm_data = htonl(head.lane) }, *bad;
 
 	memcpy(op->local, &head, sizeof head);
 	fill(op->local + sizeof head, op->seed, op->len - sizeof head);
@@ -279,7 +279,8 @@ static void *sleep_for_receives(void *arg)
 static struct ibv_qp *lane_end(struct group *g, bool sends)
 {
 	struct ibv_qp_init_attr_ex init = {
-		.qp_type = IBV_QPT_RC, .pd = g->pd, .send_cq = g->send_cq, .recv_cq = g->recv_cq, .srq = sends ? NULL : g->srq,
+		.qp_type = IBV_QPT_RC, .pd = g->pd, .send_cq = g->send_cq, .recv_cq = g->recv_cq,
+		.srq = sends ? NULL : g->srq,
 		.cap = { 2 * POSTERS * DEPTH, sends ? 1 : RECVS, 1, 1, 64 },
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
 		.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_READ,

@@ -22,9 +22,12 @@ generate() {
         --rust-target 1.90 --rust-edition 2024 --ignore-functions \
         --default-enum-style consts --no-prepend-enum-name \
         --no-doc-comments --disable-header-comment --formatter rustfmt \
-        --allowlist-type '_?ibv_.*|verbs_context|ib_uverbs_(flow_action_esp.*|advise_mr.*)|rdma_(cm_|conn_|ud_).*|rdma_(event_channel|addrinfo|route|port_space)' \
-        --allowlist-var 'IBV_.*|IB_UVERBS_.*|ETHERNET_LL_SIZE|IB_(ROCE|GRH)_.*|RDMA_(CM|MAX|MC|OPTION|PS|UDP)_.*|RAI_.*' \
-        --blocklist-type 'pthread_.*|timespec|__time_t|__syscall_slong_t|__pthread.*|__atomic_wide_counter.*' \
+        --allowlist-type '_?ibv_.*|verbs_context|ib_uverbs_(flow_action_esp.*|advise_mr.*)' \
+        --allowlist-type 'rdma_(cm_|conn_|ud_).*|rdma_(event_channel|addrinfo|route|port_space)' \
+        --allowlist-var 'IBV_.*|IB_UVERBS_.*|ETHERNET_LL_SIZE|IB_(ROCE|GRH)_.*' \
+        --allowlist-var 'RDMA_(CM|MAX|MC|OPTION|PS|UDP)_.*|RAI_.*' \
+        --blocklist-type 'pthread_.*|timespec|__time_t|__syscall_slong_t' \
+        --blocklist-type '__pthread.*|__atomic_wide_counter.*' \
         --raw-line 'use libc::{pthread_cond_t, pthread_mutex_t, timespec};' \
         -- "$@" >"$tmp/all"
 

@@ -17,7 +17,8 @@ if [[ $(uname -m) == aarch64 ]]; then cc=${CC_AARCH64:-cc}; else cc=${CC_AARCH64
 
 unavailable() { echo "cross.sh: $*" >&2; exit 2; }
 
-command -v "${cc%% *}" >/dev/null || unavailable "$cc is missing: install gcc-aarch64-linux-gnu, or say CC_AARCH64="
+command -v "${cc%% *}" >/dev/null ||
+    unavailable "$cc is missing: install gcc-aarch64-linux-gnu, or say CC_AARCH64="
 
 # Whether this host's cargo can build for aarch64.
 here() {
@@ -31,7 +32,8 @@ here() {
 in_root() {
     local root=$target/root-cross
     tools/scripts/root.sh "$root" forky \
-        cargo,rustc,libstd-rust-dev,libstd-rust-dev:arm64,gcc-aarch64-linux-gnu,libc6-dev-arm64-cross amd64,arm64
+        cargo,rustc,libstd-rust-dev,libstd-rust-dev:arm64,gcc-aarch64-linux-gnu,libc6-dev-arm64-cross \
+            amd64,arm64
     mkdir -p "$out/home"
     cargo vendor --quiet --locked --versioned-dirs "$out/vendor"
     printf '[source.crates-io]\nreplace-with = "here"\n[source.here]\ndirectory = "%s"\n' "$out/vendor" \
@@ -46,7 +48,8 @@ in_root() {
         mount --bind "$1" "$0$1"
         mount -t proc proc "$0/proc"
         mount --rbind /dev "$0/dev"
-        exec chroot "$0" env -i PATH=/usr/bin:/bin HOME="$1/cross/home" LC_ALL=C.UTF-8 CARGO_HOME="$1/cross/home" \
+        exec chroot "$0" env -i PATH=/usr/bin:/bin HOME="$1/cross/home" LC_ALL=C.UTF-8 \
+            CARGO_HOME="$1/cross/home" \
             CARGO_TARGET_DIR="$1/cross" CARGO_NET_OFFLINE=true \
             CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
             sh -c "cd \"\$0\" && exec cargo \"\$@\"" "$PWD" "${@:2}"' "$root" "$target" "$@"

@@ -31,7 +31,8 @@ chmod 755 "$tree"
 umask 022
 DESTDIR=$tree PREFIX=/usr DIST=$dist PKGCONFIGDIR=/usr/lib/$machine-linux-gnu/pkgconfig \
     ZSHDIR=/usr/share/zsh/vendor-completions "$scripts/install.sh" install
-files=("$tree"/usr/bin/starverbs "$tree"/usr/lib/starverbs/{libibverbs.so.1,libstarverbs.so,libstarverbs-share.so})
+files=("$tree"/usr/bin/starverbs
+    "$tree"/usr/lib/starverbs/{libibverbs.so.1,libstarverbs.so,libstarverbs-share.so})
 "$scripts/elf.sh" strip "${files[@]}"
 glibc=$("$scripts/elf.sh" glibc "${files[@]}")
 

@@ -34,26 +34,26 @@ say "Latency: one message at a time, there and back; half of the round trip, in 
 pair ib_send_lat -s 8
 cat <<'TEXT'
 
-   t_min, t_typical (the median) and t_max are one-way times over all iterations; the 99% column says what only one
-   message in a hundred exceeds. Both processes poll, so on a machine with fewer than two free cores they disturb each
-   other and the tail grows.
+   t_min, t_typical (the median) and t_max are one-way times over all iterations; the 99% column says what
+   only one message in a hundred exceeds. Both processes poll, so on a machine with fewer than two free cores
+   they disturb each other and the tail grows.
 TEXT
 
 say "Bandwidth: RDMA WRITE, 128 messages of 64 KiB under way at any time"
 pair ib_write_bw
 cat <<'TEXT'
 
-   BW average is payload in MiB per second as the writer saw it acknowledged; MsgRate is millions of messages per
-   second. The server's CPU moves the bytes here, on a card with hardware it would not.
+   BW average is payload in MiB per second as the writer saw it acknowledged; MsgRate is millions of messages
+   per second. The server's CPU moves the bytes here, on a card with hardware it would not.
 TEXT
 
 say "Ping-pong: libibverbs' own example, an RC queue pair with checked sends and receives"
 pair ibv_rc_pingpong -g 0 -c
 cat <<'TEXT'
 
-   The two address lines are what the programs told each other over TCP: queue pair number, first packet sequence
-   number, GID. The rest went over the card: 1000 messages of 4 KiB each way. With -c the program looks at what the last
-   one brought and would have said "invalid data".
+   The two address lines are what the programs told each other over TCP: queue pair number, first packet
+   sequence number, GID. The rest went over the card: 1000 messages of 4 KiB each way. With -c the program
+   looks at what the last one brought and would have said "invalid data".
 
 Your own program: dist/bin/starverbs run -- PROGRAM ARGS
 TEXT

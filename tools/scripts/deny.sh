@@ -16,5 +16,6 @@ elif command -v cargo-deny >/dev/null; then
 elif known; then
     echo "licences and sources of dependencies: unchanged since they were checked (deny.sum)"
 else
-    echo "skipped: licences and sources of dependencies (cargo-deny is not installed: cargo install cargo-deny --locked)"
+    echo "skipped: licences and sources of dependencies" \
+        "(cargo-deny is not installed: cargo install cargo-deny --locked)"
 fi

@@ -21,7 +21,8 @@ fail() { echo "FAILED: $*" >&2; failed=1; }
 # Instructions of the functions whose name matches $2 and all that they call, in callgrind's file $1.
 inclusive() {
     callgrind_annotate --inclusive=yes --threshold=100 --auto=no "$1" |
-        awk -v name="$2" 'match($0, /^ *[0-9,]+/) && $0 ~ name { ir = substr($0, 1, RLENGTH); gsub(/[ ,]/, "", ir)
+        awk -v name="$2" 'match($0, /^ *[0-9,]+/) && $0 ~ name {
+            ir = substr($0, 1, RLENGTH); gsub(/[ ,]/, "", ir)
             if (ir + 0 > most) most = ir + 0 } END { print most + 0 }'
 }
 
@@ -29,14 +30,16 @@ inclusive() {
 # or searched trees. Code that was inlined stands below the name of its source file (fi, fe),
 # whatever function it became a part of.
 lookups() {
-    awk '
+    awk -v allocator='^(malloc|calloc|realloc|free|posix_memalign|aligned_alloc|mmap|munmap|brk)(@.*)?$' \
+        -v search='(core|std)/src/hash/|hashbrown|collections/(hash|btree)' '
         /^(fl|fi|fe)=/ { id = $1; sub(/^f[lie]=/, "", id); if (NF > 1) file[id] = $2; at = file[id] }
-        /^c?fn=/       { id = $1; sub(/^c?fn=/, "", id); if (NF > 1) { name[id] = $0; sub(/^[^ ]* /, "", name[id]) }
+        /^c?fn=/       { id = $1; sub(/^c?fn=/, "", id)
+                         if (NF > 1) { name[id] = $0; sub(/^[^ ]* /, "", name[id]) }
                          if (/^cfn/) callee = name[id] }
         /^calls=/      { split($1, n, "="); skip = 1
-                         if (callee ~ /^(malloc|calloc|realloc|free|posix_memalign|aligned_alloc|mmap|munmap|brk)(@.*)?$/) calls += n[2]
+                         if (callee ~ allocator) calls += n[2]
                          next }
-        /^[-+*0-9]/    { if (!skip && at ~ /(core|std)\/src\/hash\/|hashbrown|collections\/(hash|btree)/) ir += $2; skip = 0 }
+        /^[-+*0-9]/    { if (!skip && at ~ search) ir += $2; skip = 0 }
         END            { print calls + 0, ir + 0 }' "$1"
 }
 
@@ -53,9 +56,13 @@ check() {
 top() {
     local inclusive
     for inclusive in yes no; do
-        echo; echo "$2, instructions of functions $([[ $inclusive == yes ]] && echo with || echo without) what they call:"
-        callgrind_annotate --inclusive=$inclusive --threshold=100 --auto=no "$1" | awk -v inclusive=$inclusive '
-            /^ *[0-9,]+ \(.*%\) / && !/libc-start|libc_start|below main|short_backtrace|datapath::m|:main |ld-linux|:0x0|TOTALS/ {
+        echo
+        echo "$2, instructions of functions" \
+            "$([[ $inclusive == yes ]] && echo with || echo without) what they call:"
+        callgrind_annotate --inclusive=$inclusive --threshold=100 --auto=no "$1" |
+            awk -v inclusive=$inclusive '
+            /^ *[0-9,]+ \(.*%\) / && !/libc-start|libc_start|below main|short_backtrace|datapath::m/ &&
+            !/:main |ld-linux|:0x0|TOTALS/ {
                 ir = $1; gsub(/,/, "", ir)
                 name = $0; sub(/^[^:]*:/, "", name); sub(/ \[[^]]*\]$/, "", name)
                 if (inclusive == "no") sum[name] += ir; else if (ir + 0 > sum[name] + 0) sum[name] = ir + 0 }
@@ -66,8 +73,11 @@ top() {
 # System calls by name per message, from two summaries of strace with $3 messages more in
 # the second; those of at least $4.
 calls_per_message() {
-    awk -v more="$3" -v least="$4" 'FNR == 1 { run++ } $1 ~ /^[0-9.]+$/ && $NF != "total" { n[run, $NF] = $4; seen[$NF] }
-        END { for (s in seen) { per = (n[2, s] - n[1, s]) / more; if (per >= least) printf "%s %.2f\n", s, per } }' "$1" "$2" | sort
+    awk -v more="$3" -v least="$4" \
+        'FNR == 1 { run++ } $1 ~ /^[0-9.]+$/ && $NF != "total" { n[run, $NF] = $4; seen[$NF] }
+        END { for (s in seen) { per = (n[2, s] - n[1, s]) / more
+                                if (per >= least) printf "%s %.2f\n", s, per } }' \
+        "$1" "$2" | sort
 }
 
 ### Two cards in one thread: the same instructions every time.
@@ -87,7 +97,8 @@ row() {
             "$datapath" "$1" "$count" "$5" >"$out.counters"
         # On a busy machine a retransmission timer may run out meanwhile: one packet in a
         # hundred sent again is bearable.
-        awk '/^tx_packets/ { packets = $2 + $3 } /^(retransmitted|handed_on)/ && ($2 + $3) * 100 > packets { bad = 1 }
+        awk '/^tx_packets/ { packets = $2 + $3 }
+             /^(retransmitted|handed_on)/ && ($2 + $3) * 100 > packets { bad = 1 }
              END { exit bad }' "$out.counters" && break
         ((try < 5)) || fail "$1 was disturbed each time: $(tr '\n' ' ' <"$out.counters")"
     done
@@ -97,7 +108,8 @@ row() {
     if [[ $1 == pingpong ]]; then
         asks=$(($(inclusive "$out.cg" datapath::pingpong_turn) / 2)) answers=$asks
     else
-        asks=$(inclusive "$out.cg" datapath::requester_turn) answers=$(inclusive "$out.cg" datapath::responder_turn)
+        asks=$(inclusive "$out.cg" datapath::requester_turn)
+        answers=$(inclusive "$out.cg" datapath::responder_turn)
     fi
     per=$((count * $4))
     awk -v what="$3" -v asks="$asks" -v answers="$answers" -v per="$per" '
@@ -111,7 +123,9 @@ row() {
     # its counters among its descriptors.
     local others more=$((count > 1000 ? count : 1000))
     for n in 500 $((500 + more)); do strace -f -c -o "$out.$n" "$datapath" "$1" "$n" "$5" >/dev/null; done
-    others=$(calls_per_message "$out.500" "$out.$((500 + more))" "$more" 0.05 | grep -vE '^((send|recv)m?m?(msg|to|from)|epoll_wait|readlink|pwritev|preadv|sched_yield|clock_gettime) ' || true)
+    others=$(calls_per_message "$out.500" "$out.$((500 + more))" "$more" 0.05 |
+        grep -vE -e '^((send|recv)m?m?(msg|to|from)|epoll_wait|readlink|pwritev|preadv) ' \
+            -e '^(sched_yield|clock_gettime) ' || true)
     [[ -z $others ]] || fail "$1: other system calls for each message: $others"
 }
 
@@ -152,7 +166,8 @@ perftest_row() {
         wrap_client="strace -f -c -o $work/strace.$n"
         pair "$@" -n "$n"
     done
-    calls=$(calls_per_message "$work/strace.100" "$work/strace.10100" 10000 0.005 | awk '{ printf "%s%s %s", sep, $1, $2; sep = ", " }')
+    calls=$(calls_per_message "$work/strace.100" "$work/strace.10100" 10000 0.005 |
+        awk '{ printf "%s%s %s", sep, $1, $2; sep = ", " }')
     echo "| $name | ${allocated[0]} | ${allocated[1]} | $calls |"
 }
 
@@ -160,7 +175,8 @@ show_top=
 [[ ${1:-} != --top ]] || show_top=yes
 datapath=$(example)
 {
-    echo "| per | instructions, requester | responder | system calls that send + receive, requester | responder |"
+    echo "| per | instructions, requester | responder" \
+        "| system calls that send + receive, requester | responder |"
     echo "|---|---:|---:|---:|---:|"
     row pingpong 2000 "8 B SEND, ping-pong" 2 udp
     row stream 4000 "8 B SEND, 32 under way" 1 udp
@@ -180,7 +196,8 @@ if command -v ib_send_lat >/dev/null && [[ -e dist/lib/libibverbs.so.1 ]]; then
     export LD_LIBRARY_PATH=$PWD/dist/lib STARVERBS_ADDRS=127.0.0.1 STARVERBS_PORT=$port
     {
         echo
-        echo "| perftest | calls of the allocator in 2000 messages, client | server | system calls per message of the client |"
+        echo "| perftest | calls of the allocator in 2000 messages, client | server" \
+            "| system calls per message of the client |"
         echo "|---|---:|---:|---|"
         perftest_row "\`ib_send_lat -s 8\`" ib_send_lat -s 8
         perftest_row "\`ib_send_bw -s 8\`" ib_send_bw -s 8
@@ -191,7 +208,10 @@ else
 fi
 
 cat "$work/table"
-awk -v table="$work/table" '/^<!-- table: written by `make instructions`/ { print; print ""; while ((getline line < table) > 0) print line
-    print ""; inside = 1 } /^<!-- end -->/ { inside = 0 } !inside && !/^<!-- table: written by `make instructions`/' "$doc" >"$work/doc"
+awk -v table="$work/table" '/^<!-- table: written by `make instructions`/ {
+        print; print ""; while ((getline line < table) > 0) print line
+        print ""; inside = 1 }
+    /^<!-- end -->/ { inside = 0 }
+    !inside && !/^<!-- table: written by `make instructions`/' "$doc" >"$work/doc"
 ((failed)) || cp "$work/doc" "$doc"
 exit $failed

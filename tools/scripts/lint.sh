@@ -6,12 +6,8 @@ cd "$(dirname "$0")/../.."
 cargo fmt --all --check
 cargo clippy --workspace --all-targets -- -D warnings
 tools/scripts/rooms.sh
-comments() {
-    git grep -nE '^\s*(//|/\*|\*)' -- '*.rs' '*.c' '*.h' ':!provider/abi'
-    git grep -nE '^\s*# ' -- '*.sh'
-}
-if comments | grep -E '^[^:]*:[0-9]*:.{111}'; then
-    echo 'lint.sh: comments end at column 110' >&2
+if LC_ALL=C.UTF-8 git grep -nE '^.{111}' -- '*.rs' '*.c' '*.h' '*.sh' '*.py' .ci/run ':!provider/abi'; then
+    echo 'lint.sh: lines end at column 110' >&2
     exit 1
 fi
 tools/scripts/deny.sh

@@ -9,7 +9,8 @@ declare -A package_of=(
     [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin [fi_info]=libfabric-bin
     [rping]=rdmacm-utils [valgrind]=valgrind [strace]=strace [ibstat]=infiniband-diags
     [pkg-config]=pkg-config [mmdebstrap]=mmdebstrap [lintian]=lintian
-    [mpirun.openmpi]=openmpi-bin [mpicc.openmpi]=libopenmpi-dev [mpirun.mpich]=mpich [mpicc.mpich]=libmpich-dev
+    [mpirun.openmpi]=openmpi-bin [mpicc.openmpi]=libopenmpi-dev [mpirun.mpich]=mpich
+    [mpicc.mpich]=libmpich-dev
     [aarch64-linux-gnu-gcc]=gcc-aarch64-linux-gnu [qemu-aarch64-static]=qemu-user-static
     [cmake]=cmake [qperf]=qperf [fio]=fio [python3]=python3 [taskset]=util-linux
     [redis-check-rdb]=redis-tools [qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static
@@ -21,7 +22,8 @@ pyverbs=/usr/lib/python3/dist-packages/pyverbs
 rdma_core=/usr/share/doc/rdma-core
 case ${1:-} in
 demo) commands=("${demo[@]}") ;;
-test) commands=("${demo[@]}" rping ip rdma tshark nm ld.lld mold runuser ibstat ucx_perftest fi_info pkg-config python3 redis-check-rdb) ;;
+test) commands=("${demo[@]}" rping ip rdma tshark nm ld.lld mold runuser ibstat ucx_perftest fi_info
+    pkg-config python3 redis-check-rdb) ;;
 stress) commands=("${demo[@]}" ip valgrind) ;;
 bench) commands=("${demo[@]}" ucx_perftest fi_pingpong ip iptables) ;;
 instructions) commands=("${demo[@]}" valgrind strace) ;;
@@ -35,7 +37,8 @@ interop) commands=("${demo[@]}" rping ip tshark qemu-system-x86_64 busybox) ;;
 esac
 
 if ! command -v cargo >/dev/null; then
-    echo "cargo is missing: install a Rust toolchain first (https://rustup.rs, or your distribution's package)" >&2
+    echo "cargo is missing: install a Rust toolchain first" \
+        "(https://rustup.rs, or your distribution's package)" >&2
     exit 1
 fi
 
@@ -70,4 +73,5 @@ if ! command -v apt-get >/dev/null || { ((EUID != 0)) && ((${#as_root[@]} == 0))
 fi
 echo "installing: ${missing[*]}"
 "${as_root[@]}" apt-get update -qq
-"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+    "${missing[@]}" </dev/null >/dev/null

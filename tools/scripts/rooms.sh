@@ -20,7 +20,8 @@ uses() {
 for crate in "${!may[@]}"; do
     found=$(uses "$crate")
     [[ $found == "${may[$crate]}" ]] || {
-        echo "rooms.sh: provider/$crate uses '$found', and may use '${may[$crate]}' (docs/architecture.md)" >&2
+        echo "rooms.sh: provider/$crate uses '$found'," \
+            "and may use '${may[$crate]}' (docs/architecture.md)" >&2
         exit 1
     }
 done

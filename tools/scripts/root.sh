@@ -24,7 +24,8 @@ unavailable() {
 install_here() {
     command -v apt-get >/dev/null || unavailable "please install $* (names of Debian's packages)"
     apt-get update -qq || true
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" </dev/null >/dev/null ||
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+        --no-install-recommends "$@" </dev/null >/dev/null ||
         unavailable "$* cannot be installed"
 }
 
@@ -34,14 +35,17 @@ emulate() {
     arch-test "$1" >/dev/null 2>&1 && return
     install_here qemu-user-static binfmt-support
     [[ -e /proc/sys/fs/binfmt_misc/register ]] ||
-        mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc || unavailable "the kernel has no binfmt_misc"
+        mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc ||
+            unavailable "the kernel has no binfmt_misc"
     update-binfmts --enable
-    arch-test "$1" >/dev/null 2>&1 || unavailable "programs of $1 do not run here, in spite of qemu-user-static"
+    arch-test "$1" >/dev/null 2>&1 ||
+        unavailable "programs of $1 do not run here, in spite of qemu-user-static"
 }
 
 # The first mirror of apt's sources, in either of their formats.
 mirror() {
-    { cat /etc/apt/sources.list.d/debian*.sources /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null || true; } |
+    { cat /etc/apt/sources.list.d/debian*.sources /etc/apt/sources.list /etc/apt/sources.list.d/* \
+        2>/dev/null || true; } |
         sed -nE 's/^URIs: *([^ ]+).*/\1/p; s/^deb +(\[[^]]*\] +)?([^ ]+) .*/\2/p' | head -n 1
 }
 

@@ -6,8 +6,8 @@ that machine's compiler.
 
 In an environment they lie as `make install` puts them: bin/starverbs, lib/starverbs. A wheel holds no links,
 and a second copy of the library would be a second card. So librdmacm.so.1 and the names without number are
-small libraries that need libibverbs.so.1 and have nothing of their own but its versions' names. Those in preload
-find it loaded: libstarverbs.so has that name, too.
+small libraries that need libibverbs.so.1 and have nothing of their own but its versions' names. Those in
+preload find it loaded: libstarverbs.so has that name, too.
 """
 
 import base64
@@ -50,7 +50,8 @@ def alias(machine, library, folder, name):
     script = folder / "nodes"
     script.write_text("".join(f"{node} {{ }};\n" for node in nodes))
     made = folder / name
-    options = [f"-soname={name}", f"--version-script={script}", "--no-as-needed", "-rpath=$ORIGIN:$ORIGIN/..", "-znow"]
+    options = [f"-soname={name}", f"--version-script={script}", "--no-as-needed",
+               "-rpath=$ORIGIN:$ORIGIN/..", "-znow"]
     options = [f"-Wl,{option}" for option in options]
     subprocess.run([*compiler(machine), "-shared", "-nostdlib", "-o", made, *options, library], check=True)
     return made
@@ -66,7 +67,8 @@ def contents(folder, dist, version):
     subprocess.run([ELF, "strip", *copies], check=True)
     machine = output(ELF, "machine", copies[0])
     glibc = output(ELF, "glibc", *copies)
-    aliases = [alias(machine, copies[1], folder, name) for name in ("librdmacm.so.1", "libibverbs.so", "librdmacm.so")]
+    names = ("librdmacm.so.1", "libibverbs.so", "librdmacm.so")
+    aliases = [alias(machine, copies[1], folder, name) for name in names]
     data = f"starverbs-{version}.data"
     files = [(f"{data}/scripts/starverbs", copies[0], 0o755)]
     lib = f"{data}/data/lib/starverbs"

@@ -5,7 +5,7 @@ macro_rules! interpose {
     ($(#[doc = $doc:literal] [$($name:ident),+] $args:tt -> $result:ty $body:block)+) => {
         $($(interpose! { @one $doc $name $args -> $result $body })+)+
     };
-    (@one $doc:literal $name:ident ($($arg:ident: $type:ty),*) -> $result:ty $body:block) => {
+    (@one $doc:literal $name:ident ($($arg:ident: $type:ty),* $(,)?) -> $result:ty $body:block) => {
         #[doc = $doc]
         #[cfg_attr(not(test), unsafe(no_mangle))]
         #[cfg_attr(test, allow(dead_code))]

@@ -92,7 +92,9 @@ impl<F, T> Old<F, T> {
 macro_rules! forward {
     ($($(#[$doc:meta])* $name:ident($old:ty $(, $argument:ident: $kind:ty)*) => $real:path;)*) => { $(
         $(#[$doc])*
-        pub(crate) unsafe extern "C" fn $name(object: *mut $old $(, $argument: $kind)*) -> ::core::ffi::c_int {
+        pub(crate) unsafe extern "C" fn $name(
+            object: *mut $old $(, $argument: $kind)*
+        ) -> ::core::ffi::c_int {
             // SAFETY: the verb's terms.
             unsafe { $real(<$old>::real(object) $(, $argument)*) }
         }

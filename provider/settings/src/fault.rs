@@ -26,8 +26,8 @@ pub struct FaultSpec {
 }
 
 /// Values of `STARVERBS_FAULT`.
-pub(crate) const SYNTAX: &str = "comma-separated loss=, reorder=, dup=, corrupt= (as 1% or 0.01), delay=, jitter= \
-                                 (as 50us, 2ms, 1s), seed= (a number); or off";
+pub(crate) const SYNTAX: &str = "comma-separated loss=, reorder=, dup=, corrupt= (as 1% or 0.01), delay=, \
+                                 jitter= (as 50us, 2ms, 1s), seed= (a number); or off";
 
 impl FaultSpec {
     /// Whether any frame can be touched at all.

@@ -37,8 +37,9 @@ pub struct QpcSpec {
 }
 
 /// Values of `STARVERBS_QPC_CACHE`.
-pub(crate) const SYNTAX: &str = "entries, then comma-separated miss= (at most 1ms), fetch= (as miss, when not given), \
-                                 policy= (fcfs, non-blocking or latency-hiding), as 300,miss=500ns; or off";
+pub(crate) const SYNTAX: &str = "entries, then comma-separated miss= (at most 1ms), fetch= (as miss, when \
+                                 not given), policy= (fcfs, non-blocking or latency-hiding), as \
+                                 300,miss=500ns; or off";
 
 /// PCIe's round trip (csRNA, section 3).
 const MISS: Duration = Duration::from_nanos(500);

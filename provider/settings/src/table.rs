@@ -71,8 +71,8 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "FAULT",
         allowed: fault::SYNTAX,
-        about: "Hurts the frames that this process sends: loss, reordering, duplication, corruption, delay; repeatable \
-                with the same seed.",
+        about: "Hurts the frames that this process sends: loss, reordering, duplication, corruption, delay; \
+                repeatable with the same seed.",
         set: |s, v| put(&mut s.fault, FaultSpec::parse(v)),
         get: |s| s.fault.to_string(),
     },
@@ -93,7 +93,8 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "ADDRS",
         allowed: "a comma-separated list of IPv4 and IPv6 addresses, or auto",
-        about: "The addresses to offer as GIDs, in this order. With auto, all of this host, those of loopback last.",
+        about: "The addresses to offer as GIDs, in this order. With auto, all of this host, those of \
+                loopback last.",
         set: |s, v| put(&mut s.addrs, value::auto(v, value::addresses)),
         get: |s| or(&s.addrs, "auto", |a| a.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")),
     },
@@ -107,27 +108,29 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "LINK",
         allowed: "auto, local or udp",
-        about: "How queue pairs of this host's processes talk to each other: through shared memory where both can \
-                (auto), the same with a line in the log where connected ones cannot (local), or always with packets \
-                (udp).",
+        about: "How queue pairs of this host's processes talk to each other: through shared memory where \
+                both can (auto), the same with a line in the log where connected ones cannot (local), or \
+                always with packets (udp).",
         set: |s, v| put(&mut s.link, value::word(&LINKS, v)),
         get: |s| value::spell(&LINKS, &s.link),
     },
     Key {
         name: "LINK_TRUST",
         allowed: "none, user or trace",
-        about: "Which processes of this host execute WRITE and READ on this process's memory by themselves, and give it the same: \
-                those of equal credentials (user; [what that gives them](security.md)), or none, so that each card \
-                executes what is asked of it. With trace they copy 32 KiB and more by process_vm_writev(2), which is faster, but names a \
-                process by its number, and all processes of the user may trace this one.",
+        about: "Which processes of this host execute WRITE and READ on this process's memory by themselves, \
+                and give it the same: those of equal credentials (user; [what that gives \
+                them](security.md)), or none, so that each card executes what is asked of it. With trace \
+                they copy 32 KiB and more by process_vm_writev(2), which is faster, but names a process by \
+                its number, and all processes of the user may trace this one.",
         set: |s, v| put(&mut s.link_trust, value::word(&TRUSTS, v)),
         get: |s| value::spell(&TRUSTS, &s.link_trust),
     },
     Key {
         name: "SHARE",
         allowed: "off or malloc",
-        about: "With malloc, `starverbs run` has the program's large allocations served from shared memory, which peers of equal \
-                credentials map; [not for every program](decisions/0021-shared-allocations.md).",
+        about: "With malloc, `starverbs run` has the program's large allocations served from shared memory, \
+                which peers of equal credentials map; [not for every \
+                program](decisions/0021-shared-allocations.md).",
         set: |s, v| put(&mut s.share, value::word(&SHARES, v)),
         get: |s| value::spell(&SHARES, &s.share),
     },
@@ -162,17 +165,18 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "PROGRESS_THREAD",
         allowed: SWITCH,
-        about: "A thread that serves peers while the program is not in the library. Off, a program that does not poll \
-                answers nobody.",
+        about: "A thread that serves peers while the program is not in the library. Off, a program that does \
+                not poll answers nobody.",
         set: |s, v| put(&mut s.progress_thread, value::switch(v)),
         get: |s| value::spell_switch(s.progress_thread),
     },
     Key {
         name: "LOG",
         allowed: "off, error, warn, info or debug",
-        about: "What the library writes to standard error: why control calls are refused; with warn, also queues that fail; \
-                with info, also the card opened and closed; with debug, also the states of queue pairs. Why a card \
-                cannot be had is written in any case. What nobody reads in time is left out.",
+        about: "What the library writes to standard error: why control calls are refused; with warn, also \
+                queues that fail; with info, also the card opened and closed; with debug, also the states of \
+                queue pairs. Why a card cannot be had is written in any case. What nobody reads in time is \
+                left out.",
         set: |s, v| put(&mut s.log, value::word(&LEVELS, v)),
         get: |s| value::spell(&LEVELS, &s.log),
     },
@@ -186,8 +190,8 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "MEMORY",
         allowed: "a number of bytes, with K, M or G for powers of 1024, or auto",
-        about: "Most memory that queues and tables of a process take; what is made beyond that fails with ENOMEM. With auto, half \
-                of what the process may have ([below](#memory)).",
+        about: "Most memory that queues and tables of a process take; what is made beyond that fails with \
+                ENOMEM. With auto, half of what the process may have ([below](#memory)).",
         set: |s, v| put(&mut s.memory, value::auto(v, value::memory)),
         get: |s| or(&s.memory, "auto", |m| value::spell_bytes(*m)),
     },
@@ -201,57 +205,59 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "REPEAT",
         allowed: "auto or off",
-        about: "With auto, a lost packet alone is sent again where the peer is starverbs and advertises it (selective \
-                repeat); off, and with others, all behind it (go-back-N).",
+        about: "With auto, a lost packet alone is sent again where the peer is starverbs and advertises it \
+                (selective repeat); off, and with others, all behind it (go-back-N).",
         set: |s, v| put(&mut s.repeat, value::word(&REPEAT, v)),
         get: |s| value::spell(&REPEAT, &s.repeat),
     },
     Key {
         name: "CREDITS",
         allowed: SWITCH,
-        about: "Has ACKs give how many receives are posted, so that peers that heed it wait where they would get RNR NAKs (end-to-end \
-                credits). Peers' credits are heeded in any case.",
+        about: "Has ACKs give how many receives are posted, so that peers that heed it wait where they would \
+                get RNR NAKs (end-to-end credits). Peers' credits are heeded in any case.",
         set: |s, v| put(&mut s.credits, value::switch(v)),
         get: |s| value::spell_switch(s.credits),
     },
     Key {
         name: "QPC_PREFETCH",
         allowed: SWITCH,
-        about: "Has the CPU fetch the contexts of QPs whose frames came with others, before those are handled.",
+        about: "Has the CPU fetch the contexts of QPs whose frames came with others, before those are \
+                handled.",
         set: |s, v| put(&mut s.qpc_prefetch, value::switch(v)),
         get: |s| value::spell_switch(s.qpc_prefetch),
     },
     Key {
         name: "QPC_CACHE",
         allowed: qpc::SYNTAX,
-        about: "Makes the card one that has room for so many QP contexts: a doorbell, a turn to send or a request whose QP's \
-                context is elsewhere waits, and by the policy others with it ([sim.md](sim.md)).",
+        about: "Makes the card one that has room for so many QP contexts: a doorbell, a turn to send or a \
+                request whose QP's context is elsewhere waits, and by the policy others with it \
+                ([sim.md](sim.md)).",
         set: |s, v| put(&mut s.qpc_cache, QpcSpec::parse(v)),
         get: |s| or(&s.qpc_cache, "off", QpcSpec::to_string),
     },
     Key {
         name: "STAR",
         allowed: "off, auto, stateless or stateful",
-        about: "Which end of an RC connection keeps its state (StaR), for queue pairs that do not set it themselves: this card \
-                (stateful), the peer's (stateless), or what suits both (auto). Off, and with peers that have no StaR, both: plain \
-                RoCEv2.",
+        about: "Which end of an RC connection keeps its state (StaR), for queue pairs that do not set it \
+                themselves: this card (stateful), the peer's (stateless), or what suits both (auto). Off, \
+                and with peers that have no StaR, both: plain RoCEv2.",
         set: |s, v| put(&mut s.star, value::word(&PREFERENCES, v)),
         get: |s| value::spell(&PREFERENCES, &s.star),
     },
     Key {
         name: "STAR_THRESHOLD",
         allowed: "a number of connections",
-        about: "With auto, how many connections this card keeps the state of before it wants the peers to keep more of them; those \
-                that run, too.",
+        about: "With auto, how many connections this card keeps the state of before it wants the peers to \
+                keep more of them; those that run, too.",
         set: |s, v| put(&mut s.star_threshold, v.parse().map_err(|_| "not a number".to_owned())),
         get: |s| s.star_threshold.to_string(),
     },
     Key {
         name: SECRET,
-        allowed: "64 hexadecimal digits; or a path with a slash, of a file that only its owner may read, with them or with 32 bytes; or \
-                  none",
-        about: "Under which StaR's offers and control messages are encrypted and authenticated. Both sides need the same; with \
-                peers of another key there is plain RoCEv2 ([security.md](security.md)).",
+        allowed: "64 hexadecimal digits; or a path with a slash, of a file that only its owner may read, \
+                  with them or with 32 bytes; or none",
+        about: "Under which StaR's offers and control messages are encrypted and authenticated. Both sides \
+                need the same; with peers of another key there is plain RoCEv2 ([security.md](security.md)).",
         set: |s, v| put(&mut s.star_key, StarKey::parse(v)),
         get: |s| or(&s.star_key, "none", StarKey::to_string),
     },

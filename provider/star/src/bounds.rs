@@ -157,20 +157,26 @@ mod tests {
 
     proptest! {
         #[test]
-        fn overlaps_count(regions in prop::collection::vec((0u64..60, 0u64..20, any::<bool>()), 0..12), gone in any::<u16>()) {
+        fn overlaps_count(
+            regions in prop::collection::vec((0u64..60, 0u64..20, any::<bool>()), 0..12),
+            gone in any::<u16>(),
+        ) {
             let base = u64::MAX - 79;
             let mut bounds = Bounds::new();
             let access = |read| if read { Access::REMOTE_READ } else { Access::LOCAL_WRITE };
             for (addr, len, read) in &regions {
                 bounds.add(base + addr, *len, access(*read)).unwrap();
             }
-            let left: Vec<_> = regions.iter().enumerate().filter(|(n, _)| gone >> n & 1 == 0).map(|(_, r)| *r).collect();
+            let left = regions.iter().enumerate().filter(|(n, _)| gone >> n & 1 == 0);
+            let left: Vec<_> = left.map(|(_, region)| *region).collect();
             for (n, (addr, len, read)) in regions.iter().enumerate() {
                 if gone >> n & 1 == 1 {
                     bounds.remove(base + addr, *len, access(*read));
                 }
             }
-            let may = |at, read| left.iter().any(|(addr, len, r)| *r == read && (*addr..addr + len).contains(&at));
+            let may = |at, read| {
+                left.iter().any(|(addr, len, r)| *r == read && (*addr..addr + len).contains(&at))
+            };
             for addr in 0..80 {
                 for len in [1, 2, 9] {
                     let all = |read| addr + len <= 80 && (addr..addr + len).all(|at| may(at, read));

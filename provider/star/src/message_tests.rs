@@ -55,7 +55,9 @@ fn said(wqe: &SendWqe) -> impl PartialEq + std::fmt::Debug {
 
 proptest! {
     #[test]
-    fn sends_survive(wqe in any_wqe(), sges in any_sges(), bytes in prop::collection::vec(any::<u8>(), 0..=MAX_INLINE)) {
+    fn sends_survive(
+        wqe in any_wqe(), sges in any_sges(), bytes in prop::collection::vec(any::<u8>(), 0..=MAX_INLINE),
+    ) {
         let mut room = [0; MAX_WQE];
         let len = encode_send(&wqe, &sges, &bytes, &mut room).expect("it fits");
         let got = Wqe::decode(&room[..len]).expect("a WQE");

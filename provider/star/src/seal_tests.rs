@@ -40,7 +40,9 @@ fn open(to: &mut Seal, ends: [Gid; 2], bytes: &[u8]) -> Result<Vec<u8>, SealErro
 
 proptest! {
     #[test]
-    fn what_is_sealed_is_opened_once(data in prop::collection::vec(any::<u8>(), 0..=MAX_CONTROL), seq in 0u32..1 << 24) {
+    fn what_is_sealed_is_opened_once(
+        data in prop::collection::vec(any::<u8>(), 0..=MAX_CONTROL), seq in 0u32..1 << 24,
+    ) {
         let (mut a, mut b) = (card(KEY, 1), card(KEY, 2));
         let bytes = sealed(&mut a, seq, &data);
         let again = sealed(&mut a, seq, &data);
@@ -53,7 +55,9 @@ proptest! {
 
     /// No bit of a packet can be changed, but those that its checksums alone protect.
     #[test]
-    fn what_was_changed_is_foreign(data in prop::collection::vec(any::<u8>(), 0..=MAX_CONTROL), at in any::<prop::sample::Index>()) {
+    fn what_was_changed_is_foreign(
+        data in prop::collection::vec(any::<u8>(), 0..=MAX_CONTROL), at in any::<prop::sample::Index>(),
+    ) {
         let (mut a, mut b) = (card(KEY, 1), card(KEY, 2));
         let mut bytes = sealed(&mut a, 9, &data);
         let bit = at.index(bytes.len() * 8);
@@ -78,7 +82,11 @@ proptest! {
 
     /// In whatever order numbers come: none is taken twice, and all are that are not far behind the highest.
     #[test]
-    fn each_number_is_taken_once(numbers in prop::collection::vec(prop_oneof![1u64..200, 1u64..5_000, 1u64 << 40..(1 << 40) + 100], 1..300)) {
+    fn each_number_is_taken_once(
+        numbers in prop::collection::vec(
+            prop_oneof![1u64..200, 1u64..5_000, 1u64 << 40..(1 << 40) + 100], 1..300,
+        ),
+    ) {
         let mut life = Life { salt: [0; SALT_LEN], top: 0, bits: [0; WORDS], heard: 0 };
         let (mut taken, mut top) = (BTreeSet::new(), 0);
         for number in numbers {

@@ -105,11 +105,13 @@ fn ping_pong(output: &str) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    const BANDWIDTH: &str = "---\n #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n \
+    const BANDWIDTH: &str = "---\n #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   \
+                             MsgRate[Mpps]\n \
                              65536      5000             5000.10            4990.20\t\t   0.079843\n---\n";
-    const LATENCY: &str = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    \
-                           t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] \n \
-                           2       1000          2.10           9.93         2.41  2.50   0.34  3.01  9.93   \n";
+    const LATENCY: &str = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    \
+                           t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] \n \
+                           2       1000          2.10           9.93         2.41  2.50   0.34  3.01  9.93   \
+                           \n";
 
     #[test]
     fn tables_are_read() {

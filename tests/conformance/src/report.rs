@@ -69,10 +69,14 @@ impl Report {
         let (passed, skipped, failed) = self.totals();
         let set = if full { "make conformance" } else { "the quick set" };
         let mut text = format!(
-            "# Others' programs on the card\n\nWritten by `{set}`. {passed} passed, {skipped} skipped, {failed} failed.\n\n\
-             Each case is a server and a client of an unmodified program from Debian's packages, as two processes over\n\
-             127.0.0.1 or in two network namespaces joined by veth. A case passes when both end with status 0 and the\n\
-             client's results are complete and possible. The figures are what the programs printed on a machine that was\n\
+            "# Others' programs on the card\n\nWritten by `{set}`. {passed} passed, {skipped} skipped, \
+             {failed} failed.\n\n\
+             Each case is a server and a client of an unmodified program from Debian's packages, as two \
+             processes over\n\
+             127.0.0.1 or in two network namespaces joined by veth. A case passes when both end with status \
+             0 and the\n\
+             client's results are complete and possible. The figures are what the programs printed on a \
+             machine that was\n\
              doing other things as well; `make bench` measures.\n\n{}\n",
             surroundings()
         );

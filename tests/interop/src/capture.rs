@@ -192,7 +192,8 @@ mod tests {
 
     #[test]
     fn malformed_frames_and_kinds_are_told_apart() {
-        let text = "1\ta\t\t4\t\t88\t\n2\ta\t\t4\t\t88\t\n3\tb\t\t17\t31\t28\t\n4\tb\t\t\t\t\t\n5\tb\t\t4\t\t88\t1\n6\ta\t\t4\t\t24\t1\n";
+        let text = "1\ta\t\t4\t\t88\t\n2\ta\t\t4\t\t88\t\n3\tb\t\t17\t31\t28\t\n\
+                    4\tb\t\t\t\t\t\n5\tb\t\t4\t\t88\t1\n6\ta\t\t4\t\t24\t1\n";
         let (frames, first) = sort(text);
         assert_eq!((frames.count, frames.kinds, first), (6, 2, vec![1, 3]));
         assert_eq!(frames.malformed, [4, 5]);

@@ -14,7 +14,8 @@ enum Role {
     Client,
 }
 
-const TOO_SMALL: &str = "IBTA: a SEND that is longer than its receive is NAK Invalid Request, and a local length error at the receiver";
+const TOO_SMALL: &str = "IBTA: a SEND that is longer than its receive is NAK Invalid Request, and a local \
+                         length error at the receiver";
 const RULES: [Rule; 6] = [
     Rule(
         "rc send, receive too small",

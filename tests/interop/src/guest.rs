@@ -105,11 +105,12 @@ impl Guest {
 /// QEMU's arguments: no device but those that are needed, plain emulation. Each path is a word of its own,
 /// whatever it holds.
 fn arguments(kernel: &Kernel, share: &Path, console: &Path) -> Vec<String> {
-    let plain = "-accel tcg,thread=multi -cpu max -M q35 -smp 2 -m 2048 -nodefaults -no-user-config -no-reboot \
-                 -display none -monitor none -device virtio-9p-pci,fsdev=r,mount_tag=hostroot \
+    let plain = "-accel tcg,thread=multi -cpu max -M q35 -smp 2 -m 2048 -nodefaults -no-user-config \
+                 -no-reboot -display none -monitor none -device virtio-9p-pci,fsdev=r,mount_tag=hostroot \
                  -device virtio-9p-pci,fsdev=s,mount_tag=share -device virtio-net-pci,netdev=n";
     let mut words: Vec<String> = plain.split_ascii_whitespace().map(str::to_owned).collect();
-    let line = "console=ttyS0 quiet panic=-1 oops=panic mitigations=off net.ifnames=0 tsc=reliable random.trust_cpu=on";
+    let line = "console=ttyS0 quiet panic=-1 oops=panic mitigations=off net.ifnames=0 tsc=reliable \
+                random.trust_cpu=on";
     for (option, value) in [
         ("-serial", format!("file:{}", console.display())),
         ("-kernel", kernel.image.display().to_string()),

@@ -58,7 +58,8 @@ impl Report {
     pub(crate) fn exchanges(&mut self, title: &str, row: &Row, frames: &Frames) {
         let unruled = row.differences.iter().filter(|difference| difference.rule.is_none()).count();
         let outcome = format!(
-            "{} lines: {} as rxe alone, {} as the IBTA rules ask, {unruled} otherwise; {} frames of {} kinds, {} malformed",
+            "{} lines: {} as rxe alone, {} as the IBTA rules ask, {unruled} otherwise; {} frames of {} \
+             kinds, {} malformed",
             row.lines,
             row.lines - row.differences.len(),
             row.differences.len() - unruled,
@@ -94,11 +95,14 @@ impl Report {
     pub(crate) fn markdown(&self) -> String {
         let mut text = format!(
             "# Against Linux' rdma_rxe\n\nWritten by `make interop`: {} passed, {} failed.\n\n\
-             Programs on the card, in a network namespace, against the same programs on the rdma_rxe of {} in a guest\n\
+             Programs on the card, in a network namespace, against the same programs on the rdma_rxe of {} \
+             in a guest\n\
              of QEMU, which emulates the CPU: the figures only show that data flowed.\n\n\
              ## Small exchanges\n\n\
-             tests/interop/peer.c walks through operations and mistakes; each end prints its completions, data and state.\n\
-             The lines must be those that rxe prints when it talks to itself, or what the IBTA rules ask for where rxe\n\
+             tests/interop/peer.c walks through operations and mistakes; each end prints its completions, \
+             data and state.\n\
+             The lines must be those that rxe prints when it talks to itself, or what the IBTA rules ask for \
+             where rxe\n\
              departs from them. tshark must decode every frame.\n\n| row | outcome |\n|---|---|\n",
             self.passed,
             self.failed.len(),
@@ -114,14 +118,22 @@ impl Report {
             }
         }
         text += "\n## Others' programs\n\n\
-                 Each in both directions. A pair that stops is tried once more, and the table says so: rdma_rxe of Linux 6.1 has been\n\
-                 seen to stop for ever after an acknowledge of its last packet arrived while it sent that message again. That is\n\
-                 what a capture showed, with the guest short of CPU, whose retransmission timer then runs out before the answer is\n\
-                 read; rxe's own state was not looked at. `starverbs-interop --repeat 40 --filter 'rc_pingpong.*-m (256|512)'`\n\
-                 on a busy machine shows it. A pair is also tried again where the frames show that rxe sent a packet again as another one: a WRITE whose\n\
-                 first packets were acknowledged begins again with its first op-code one PSN too late (seen with `--repeat 40 --filter 'write_bw -b -q 4'\n\
-                 --captures FOLDER` on a busy machine, in both directions), so that the message no longer fits, and our end\n\
-                 refuses it with NAK Invalid Request as the IBTA asks.\n\n| command | starverbs serves | rxe serves |\n|---|---|---|\n";
+                 Each in both directions. A pair that stops is tried once more, and the table says so: \
+                 rdma_rxe of Linux 6.1 has been\n\
+                 seen to stop for ever after an acknowledge of its last packet arrived while it sent that \
+                 message again. That is\n\
+                 what a capture showed, with the guest short of CPU, whose retransmission timer then runs \
+                 out before the answer is\n\
+                 read; rxe's own state was not looked at. `starverbs-interop --repeat 40 --filter \
+                 'rc_pingpong.*-m (256|512)'`\n\
+                 on a busy machine shows it. A pair is also tried again where the frames show that rxe sent \
+                 a packet again as another one: a WRITE whose\n\
+                 first packets were acknowledged begins again with its first op-code one PSN too late (seen \
+                 with `--repeat 40 --filter 'write_bw -b -q 4'\n\
+                 --captures FOLDER` on a busy machine, in both directions), so that the message no longer \
+                 fits, and our end\n\
+                 refuses it with NAK Invalid Request as the IBTA asks.\n\n| command | starverbs serves | rxe \
+                 serves |\n|---|---|---|\n";
         for (title, verdicts) in &self.programs {
             let cells: Vec<String> = verdicts.iter().map(mark).collect();
             let _ = writeln!(text, "| `{title}` | {} |", cells.join(" | "));

@@ -172,7 +172,8 @@ static uint64_t misses(void)
 /* What the server's connections are. */
 static void print_roles(void)
 {
-	int (*query)(struct ibv_qp *, struct star_attr *, uint32_t) = dlvsym(RTLD_DEFAULT, "stardv_query_qp", "STARDV_1.0");
+	int (*query)(struct ibv_qp *, struct star_attr *, uint32_t) = dlvsym(RTLD_DEFAULT, "stardv_query_qp",
+		"STARDV_1.0");
 	uint64_t card = 0, library = 0;
 	uint32_t stateless = 0;
 
@@ -187,7 +188,8 @@ static void print_roles(void)
 		library += attr.library_bytes;
 		stateless += attr.role == ROLE_STATELESS;
 	}
-	printf("card_bytes %.1f\nlibrary_bytes %.1f\nstateless %u\n", (double)card / count, (double)library / count, stateless);
+	printf("card_bytes %.1f\nlibrary_bytes %.1f\nstateless %u\n", (double)card / count, (double)library / count,
+		stateless);
 	fflush(stdout);
 }
 
@@ -296,8 +298,10 @@ static void work(int fd, pid_t server, double seconds)
 	wall = now() - start;
 	cpu[0] = at(clock) - cpu[0];
 	cpu[1] = at(CLOCK_PROCESS_CPUTIME_ID) - cpu[1];
-	printf("calls_per_second %.1f\nmedian_us %.3f\np99_us %.3f\n", done / wall, percentile(0.5), percentile(0.99));
-	printf("server_cpu_us %.4f\nclient_cpu_us %.4f\n", cpu[0] * 1e6 / done / (UP + 1), cpu[1] * 1e6 / done / (UP + 1));
+	printf("calls_per_second %.1f\nmedian_us %.3f\np99_us %.3f\n", done / wall, percentile(0.5),
+		percentile(0.99));
+	printf("server_cpu_us %.4f\nclient_cpu_us %.4f\n", cpu[0] * 1e6 / done / (UP + 1),
+		cpu[1] * 1e6 / done / (UP + 1));
 	printf("setup_seconds %.3f\n", connected);
 	fflush(stdout);
 	put(fd, "", 1);

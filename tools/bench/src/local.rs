@@ -315,7 +315,8 @@ stands beside it; worst first. The gain is over the same program on the wire (`S
 UDP on loopback, path MTU 4096. A program that was to use shared memory (`STARVERBS_LINK=local`) and did not
 has no figure.
 
-perftest's buffers are private memory, but in the rows that say mapped: there `STARVERBS_SHARE=malloc` has them
+perftest's buffers are private memory, but in the rows that say mapped: there `STARVERBS_SHARE=malloc` has \
+them
 lie in memory that both processes map, as UCX's do in put_lat, ucp_get and ucp_fadd, where the whole operation
 is a load or a store. Rows that say traced are with `STARVERBS_LINK_TRUST=trace`. UD and UC make frames, which
 go through memory. The

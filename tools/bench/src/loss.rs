@@ -263,8 +263,10 @@ fn ratio(row: &[Vec<f64>], at: usize) -> Option<f64> {
 
 fn markdown(machine: &Machine, rows: &[Row], rounds: usize) -> String {
     let mut text = format!(
-        "# Goodput against loss\n\nWritten by `make bench-loss` (tools/bench, src/loss.rs); do not edit.\n\n![lines](bench-loss.svg)\n\n\
-         {}, {} processors, Linux {}; load {} at the start, {} at the end. Medians of {rounds} interleaved rounds; of the guest's rows, of theirs.\n\n| GB/s |",
+        "# Goodput against loss\n\nWritten by `make bench-loss` (tools/bench, src/loss.rs); do not \
+         edit.\n\n![lines](bench-loss.svg)\n\n\
+         {}, {} processors, Linux {}; load {} at the start, {} at the end. Medians of {rounds} interleaved \
+         rounds; of the guest's rows, of theirs.\n\n| GB/s |",
         machine.cpu,
         machine.cpus,
         machine.kernel,
@@ -278,13 +280,17 @@ fn markdown(machine: &Machine, rows: &[Row], rounds: usize) -> String {
     text.push_str("\n\n| packets lost, measured |");
     table(&mut text, rows, |row, at| Some(format!("{:.3}%", median(&row.lost[at])? * 100.0)));
     text.push_str(
-        "\n\nIn brackets: by the same row without loss. Messages of 64 KiB between two processes, path MTU 4096, \
-         `ib_write_bw` and `ib_read_bw`; TCP is one connection for a second, with the system's congestion control. All run in a network namespace whose \
-         loopback interface has an MTU of 4200, takes no segmented sends (`gso_max_segs 1`: each packet is lost by itself) and drops each \
-         packet of the protocol, data and acknowledges, with the chance in the heading (iptables, `statistic`).\n\n\
-         Rows of the guest: two ends in one emulated machine (QEMU, TCG, Linux of Debian 12) with a veth pair between them, MTU 4200, that \
-         loses each packet with the chance in the heading in each direction (`tc netem`, in place without loss, too). rdma_rxe goes between \
-         two devices of its own; our card and TCP run over the same wire, our card without segmented sends; each run lasts four seconds, of which `ib_write_bw` counts two. A run without a figure (none came in that time) is left out. It is emulated, so only the figures in brackets say something.\n",
+        "\n\nIn brackets: by the same row without loss. Messages of 64 KiB between two processes, path MTU \
+         4096, `ib_write_bw` and `ib_read_bw`; TCP is one connection for a second, with the system's \
+         congestion control. All run in a network namespace whose loopback interface has an MTU of 4200, \
+         takes no segmented sends (`gso_max_segs 1`: each packet is lost by itself) and drops each packet of \
+         the protocol, data and acknowledges, with the chance in the heading (iptables, `statistic`).\n\n\
+         Rows of the guest: two ends in one emulated machine (QEMU, TCG, Linux of Debian 12) with a veth \
+         pair between them, MTU 4200, that loses each packet with the chance in the heading in each \
+         direction (`tc netem`, in place without loss, too). rdma_rxe goes between two devices of its own; \
+         our card and TCP run over the same wire, our card without segmented sends; each run lasts four \
+         seconds, of which `ib_write_bw` counts two. A run without a figure (none came in that time) is left \
+         out. It is emulated, so only the figures in brackets say something.\n",
     );
     text
 }
@@ -311,7 +317,8 @@ fn picture(rows: &[Row]) -> String {
     for share in [0.0, 0.25, 0.5, 0.75, 1.0] {
         let _ = writeln!(
             body,
-            "<line x1=\"{left}\" y1=\"{0:.0}\" x2=\"{1}\" y2=\"{0:.0}\" stroke=\"#dddddd\"/><text x=\"52\" y=\"{2:.0}\" text-anchor=\"end\">{share}</text>",
+            "<line x1=\"{left}\" y1=\"{0:.0}\" x2=\"{1}\" y2=\"{0:.0}\" stroke=\"#dddddd\"/><text x=\"52\" \
+             y=\"{2:.0}\" text-anchor=\"end\">{share}</text>",
             y(share),
             left + width,
             y(share) + 4.0
@@ -333,14 +340,16 @@ fn picture(rows: &[Row]) -> String {
         let _ = writeln!(
             body,
             "<polyline points=\"{points}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2.5\"/>\
-             <rect x=\"700\" y=\"{}\" width=\"14\" height=\"4\" fill=\"{colour}\"/><text x=\"722\" y=\"{below}\">{name}</text>",
+             <rect x=\"700\" y=\"{}\" width=\"14\" height=\"4\" fill=\"{colour}\"/><text x=\"722\" \
+             y=\"{below}\">{name}</text>",
             below - 6
         );
     }
     format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 930 370\" width=\"930\" height=\"370\" font-family=\"sans-serif\" \
-         font-size=\"13\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n<text x=\"10\" y=\"18\" font-size=\"15\" \
-         font-weight=\"bold\">Goodput by packet loss, as a share of that without loss</text>\n{body}</svg>\n"
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 930 370\" width=\"930\" height=\"370\" \
+         font-family=\"sans-serif\" font-size=\"13\">\n<rect width=\"100%\" height=\"100%\" \
+         fill=\"#ffffff\"/>\n<text x=\"10\" y=\"18\" font-size=\"15\" font-weight=\"bold\">Goodput by packet \
+         loss, as a share of that without loss</text>\n{body}</svg>\n"
     )
 }
 
@@ -369,7 +378,8 @@ mod tests {
 
     #[test]
     fn the_rules_tell_what_they_drop() {
-        let rules = "-P INPUT ACCEPT -c 9 900\n-A INPUT -p udp -c 200 9000\n-A INPUT -p udp -m statistic --mode random -c 3 99 -j DROP\n";
+        let rules = "-P INPUT ACCEPT -c 9 900\n-A INPUT -p udp -c 200 9000\n-A INPUT -p udp -m statistic \
+                     --mode random -c 3 99 -j DROP\n";
         assert_eq!((dropped(rules), dropped("-A INPUT -p udp -c 5 6")), (0.015, 0.0));
     }
 }

@@ -209,7 +209,8 @@ fn few_table(samples: &Samples, miss: &'static str) -> String {
 
 fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
     let mut text = format!(
-        "# Many queue pairs\n\nWritten by `make bench-qpc` (tools/bench, src/many.rs); do not edit.\n\n![bars](bench-qpc.svg)\n\n\
+        "# Many queue pairs\n\nWritten by `make bench-qpc` (tools/bench, src/many.rs); do not \
+         edit.\n\n![bars](bench-qpc.svg)\n\n\
          {}. Medians of {rounds} interleaved rounds.\n\
          {}\n## A hundred thousand of them\n\n{}\n",
         machine.described(),
@@ -218,19 +219,23 @@ fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
     );
     let _ = write!(
         text,
-        "8 B WRITEs on RC queue pairs in turn, in a shuffled order, {UNDER_WAY} under way in all (`tools/bench/programs/many.c`). CPU time is \
-         what a message takes at both ends and in the kernel, measured in one thread that is both: other work on the machine hardly \
-         changes it. The rate is that of two processes, with as many queue pairs each; the set-up is to create and connect them. \
-         Without prefetch: `STARVERBS_QPC_PREFETCH=off`; in brackets by the column before.\n\n## Room for 300\n\n"
+        "8 B WRITEs on RC queue pairs in turn, in a shuffled order, {UNDER_WAY} under way in all \
+         (`tools/bench/programs/many.c`). CPU time is what a message takes at both ends and in the kernel, \
+         measured in one thread that is both: other work on the machine hardly changes it. The rate is that \
+         of two processes, with as many queue pairs each; the set-up is to create and connect them. Without \
+         prefetch: `STARVERBS_QPC_PREFETCH=off`; in brackets by the column before.\n\n## Room for 300\n\n"
     );
     for miss in MISSES {
         let _ = writeln!(text, "{}", few_table(samples, miss));
     }
     let _ = write!(
         text,
-        "{LIMITED_QPS} queue pairs between two processes, both with `STARVERBS_QPC_CACHE=300,miss=...,policy=...`, or with 2000 entries (the first \
-         row, by which the figures in brackets are). Rates with {LIMITED_UNDER_WAY} messages under way, of perftest with five for each queue pair; latency is \
-         from post to completion with one under way, over all queue pairs in turn, by `many`, as `ib_write_lat` has one queue pair alone. [sim.md](sim.md#on-the-software-card) says why two misses.\n\n\
+        "{LIMITED_QPS} queue pairs between two processes, both with \
+         `STARVERBS_QPC_CACHE=300,miss=...,policy=...`, or with 2000 entries (the first row, by which the \
+         figures in brackets are). Rates with {LIMITED_UNDER_WAY} messages under way, of perftest with five \
+         for each queue pair; latency is from post to completion with one under way, over all queue pairs in \
+         turn, by `many`, as `ib_write_lat` has one queue pair alone. [sim.md](sim.md#on-the-software-card) \
+         says why two misses.\n\n\
          ## The simulator\n\n{} million events a second (`starverbs sim {PLAN} --time`).\n",
         cell(samples.median(SIM, PLAN, "events")),
     );

@@ -91,14 +91,14 @@ fn table(samples: &Samples) -> String {
 
 fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
     format!(
-        "# Beside queue pairs whose peer is gone\n\nWritten by `make bench-neighbours` (tools/bench, src/neighbours.rs); do not \
-         edit.\n\n![bars](bench-neighbours.svg)\n\n\
+        "# Beside queue pairs whose peer is gone\n\nWritten by `make bench-neighbours` (tools/bench, \
+         src/neighbours.rs); do not edit.\n\n![bars](bench-neighbours.svg)\n\n\
          {}. Medians of {rounds} rounds.\n{}\n{}\n\
-         READs of 4 KiB, one after the other for three seconds, to one process of this host, before and after another process of \
-         it is killed, to which the same process has queue pairs with requests under way \
-         (`tools/bench/programs/neighbours.c`). Both go to one address, so they share a path. Until its first timeout (1 ms or \
-         four round trips) a dead queue pair may hold the path's window; behind it, it has one packet in flight, which the \
-         window does not count.\n",
+         READs of 4 KiB, one after the other for three seconds, to one process of this host, before and \
+         after another process of it is killed, to which the same process has queue pairs with requests \
+         under way (`tools/bench/programs/neighbours.c`). Both go to one address, so they share a path. \
+         Until its first timeout (1 ms or four round trips) a dead queue pair may hold the path's window; \
+         behind it, it has one packet in flight, which the window does not count.\n",
         machine.described(),
         machine.warning(),
         table(samples),

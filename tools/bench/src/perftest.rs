@@ -145,8 +145,10 @@ mod tests {
     const LATENCY: &str = "\
  local address: LID 0000 QPN 0x0011 PSN 0x8\n\
 ---------------------------------------------------------------------------------------\n\
- #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] \n\
- 8       1000          3.24           32.11        4.56     \t       4.70        \t1.10   \t\t8.01    \t\t32.11  \n";
+ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% \
+ percentile[usec]   99.9% percentile[usec] \n\
+ 8       1000          3.24           32.11        4.56     \t       4.70        \t1.10   \t\t8.01    \
+ \t\t32.11  \n";
     const BANDWIDTH: &str = "\
  #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n\
  65536      1000             2500.00            2000.00 \t\t   0.032000\n";

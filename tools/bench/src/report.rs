@@ -112,7 +112,8 @@ impl Report {
         let image = out.with_extension("svg");
         let name = image.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let markdown = format!(
-            "# Speed\n\nWritten by `make bench` (tools/bench); do not edit. The samples are in [{json}]({json}).\n\n\
+            "# Speed\n\nWritten by `make bench` (tools/bench); do not edit. The samples are in \
+             [{json}]({json}).\n\n\
              ![bars]({name})\n\n{body}",
             json = name.replace(".svg", ".json"),
             body = self.body(),
@@ -300,7 +301,8 @@ const NOTES: &str = "
 In brackets: by the row \"bare UDP, RoCEv2 sizes\", whose datagrams have the payload and 16 B of BTH and ICRC.
 Latency is one way (half the round trip); a READ's is the whole round trip, and its ratio is to two ways.
 Streams of the bare sockets carry 4 KiB segments, whatever the message. GB are 10^9 bytes.
-The card runs over its UDP wire between two processes, path MTU 4096 (`STARVERBS_LINK=udp STARVERBS_ADDRS=127.0.0.1`). fi_pingpong keeps one message in flight,
+The card runs over its UDP wire between two processes, path MTU 4096 (`STARVERBS_LINK=udp \
+STARVERBS_ADDRS=127.0.0.1`). fi_pingpong keeps one message in flight,
 so that its GB/s are those of a ping-pong.
 ";
 

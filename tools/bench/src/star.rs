@@ -230,7 +230,8 @@ fn cost_table(samples: &Samples) -> String {
 
 fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
     let mut text = format!(
-        "# StaR against RC\n\nWritten by `make bench-star` (tools/bench, src/star.rs); do not edit.\n\n![bars](bench-star.svg)\n\n\
+        "# StaR against RC\n\nWritten by `make bench-star` (tools/bench, src/star.rs); do not \
+         edit.\n\n![bars](bench-star.svg)\n\n\
          {}. Medians of {rounds} interleaved rounds; all figures are in\n\
          [bench-star.csv](bench-star.csv).\n{}\n",
         machine.described(),
@@ -238,19 +239,22 @@ fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
     );
     let _ = writeln!(
         text,
-        "A call is three SENDs of 32 B to the server and one of 32 B back. RPC: a connection calls again when its answer came, {UNDER_WAY} \
-         connections at once, in a shuffled order. Training: the server answers when all connections' SENDs have come. One server, one process that is all \
-         clients, UDP on 127.0.0.1 (`tools/bench/programs/star.c`). StaR: `STARVERBS_STAR=stateless` at the server, `stateful` at the \
-         clients. In brackets by RC. A miss of 1 us is PCIe's time. By default the card hides it behind other work (latency-hiding); with fcfs all that comes behind \
-         waits, as on the paper's board. One of 10 us is to this card, which takes half a microsecond to two for a message, about what PCIe's is to that board, \
-         which takes 80 ns at 10 Gb/s."
+        "A call is three SENDs of 32 B to the server and one of 32 B back. RPC: a connection calls again \
+         when its answer came, {UNDER_WAY} connections at once, in a shuffled order. Training: the server \
+         answers when all connections' SENDs have come. One server, one process that is all clients, UDP on \
+         127.0.0.1 (`tools/bench/programs/star.c`). StaR: `STARVERBS_STAR=stateless` at the server, \
+         `stateful` at the clients. In brackets by RC. A miss of 1 us is PCIe's time. By default the card \
+         hides it behind other work (latency-hiding); with fcfs all that comes behind waits, as on the \
+         paper's board. One of 10 us is to this card, which takes half a microsecond to two for a message, \
+         about what PCIe's is to that board, which takes 80 ns at 10 Gb/s."
     );
     for miss in MISSES {
         let _ = match miss {
             None => write!(text, "\n## Room for all contexts\n"),
             Some(miss) => write!(
                 text,
-                "\n## Room for {ROOM} at the server, a miss costs {miss}\n\n`STARVERBS_QPC_CACHE={ROOM},miss={miss}`, for RC and for StaR.\n"
+                "\n## Room for {ROOM} at the server, a miss costs \
+                 {miss}\n\n`STARVERBS_QPC_CACHE={ROOM},miss={miss}`, for RC and for StaR.\n"
             ),
         };
         for (workload, (_, title, _)) in WORKLOADS.iter().enumerate() {
@@ -260,10 +264,11 @@ fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
     }
     let _ = write!(
         text,
-        "\n## What it costs\n\n{}\nRPC with room for all contexts. CPU time of a message (four in a call), system calls included; both ends poll without a \
-         break, so that it is more than the work where they wait for each other. The server's card keeps, and its library keeps because \
-         the card does not, what `stardv_query_qp` says of a connection, beside the queues; its memory is what the process grew by for a \
-         connection with them.\n",
+        "\n## What it costs\n\n{}\nRPC with room for all contexts. CPU time of a message (four in a call), \
+         system calls included; both ends poll without a break, so that it is more than the work where they \
+         wait for each other. The server's card keeps, and its library keeps because the card does not, what \
+         `stardv_query_qp` says of a connection, beside the queues; its memory is what the process grew by \
+         for a connection with them.\n",
         cost_table(samples),
     );
     text

@@ -70,9 +70,12 @@ mod tests {
     use super::*;
 
     const TABLE: &str = "\
-|     Test     | # iterations | 50.0%ile | average | overall |  average |  overall |  average  |  overall  |\n\
-+--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+\n\
-                       50000      3.880     4.047     4.050        2.00       1000.00      247087      250000\n";
+|     Test     | # iterations | 50.0%ile | average | overall |  average |  overall |  average  |  overall  \
+|\n\
++--------------+--------------+----------+---------+---------+----------+----------+-----------+\
+-----------+\n\
+                       50000      3.880     4.047     4.050        2.00       1000.00      247087      \
+                       250000\n";
 
     #[test]
     fn each_metric_reads_its_own_column() {

@@ -47,8 +47,8 @@ fn draw(body: &mut String, panel: &Panel, top: usize) -> usize {
     let hint = if panel.less_is_better { "less is better" } else { "more is better" };
     let _ = writeln!(
         body,
-        "<text x=\"10\" y=\"{y}\" font-size=\"15\" font-weight=\"bold\">{title} <tspan font-weight=\"normal\" \
-         fill=\"#666666\">({hint})</tspan></text>",
+        "<text x=\"10\" y=\"{y}\" font-size=\"15\" font-weight=\"bold\">{title} <tspan \
+         font-weight=\"normal\" fill=\"#666666\">({hint})</tspan></text>",
         y = top + 22,
         title = escape(&panel.title),
     );

@@ -92,7 +92,8 @@ fn axes(body: &mut String, figure: &Lines, frame: &Frame) {
         let y = frame.y(value);
         let _ = writeln!(
             body,
-            "<path d=\"M{LEFT} {y:.1}H{right}\" stroke=\"#e4e4e4\"/><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+            "<path d=\"M{LEFT} {y:.1}H{right}\" stroke=\"#e4e4e4\"/><text x=\"{:.1}\" y=\"{:.1}\" \
+             text-anchor=\"end\">{}</text>",
             LEFT - 6.0,
             y + 4.0,
             tick(value, step)
@@ -160,7 +161,8 @@ fn line(body: &mut String, reference: &str, frame: &Frame, series: &Series, numb
     for (x, y) in series.rings.iter().map(at) {
         let _ = writeln!(
             body,
-            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>"
+            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" fill=\"none\" stroke=\"{colour}\" \
+             stroke-width=\"1.5\"/>"
         );
     }
     let y = HEIGHT + LEGEND_ROW * number as f64;
@@ -168,7 +170,8 @@ fn line(body: &mut String, reference: &str, frame: &Frame, series: &Series, numb
         if series.rings.is_empty() { String::new() } else { format!(" (ring: {})", escape(reference)) };
     let _ = writeln!(
         body,
-        "<path d=\"M{LEFT} {y}h24\" stroke=\"{colour}\" stroke-width=\"2\"{dash}/><text x=\"{:.1}\" y=\"{:.1}\">{}{ring}</text>",
+        "<path d=\"M{LEFT} {y}h24\" stroke=\"{colour}\" stroke-width=\"2\"{dash}/><text x=\"{:.1}\" \
+         y=\"{:.1}\">{}{ring}</text>",
         LEFT + 32.0,
         y + 4.0,
         escape(&series.name),

@@ -35,7 +35,10 @@ impl Device {
     }
 
     fn to_json(&self) -> Value {
-        let gid = |entry: &GidEntry| json!({ "index": entry.index, "address": host::ip_of(entry.gid).to_string(), "interface": entry.netdev });
+        let gid = |entry: &GidEntry| {
+            let address = host::ip_of(entry.gid).to_string();
+            json!({ "index": entry.index, "address": address, "interface": entry.netdev })
+        };
         json!({
             "name": device_name(),
             "node_guid": format!("{:016x}", self.attr.node_guid),

@@ -158,8 +158,10 @@ fn carry_out(name: &str, plan: Plan, params: &str, threads: Option<usize>) -> Re
 /// A page that shows all figures.
 fn page(reports: &[Report]) -> String {
     let mut text = String::from(
-        "# Figures\n\nMade by `make figures` (`starverbs sim all --out docs/figures`); two runs give the same bytes. [../sim.md](../sim.md) says how the\n\
-         simulator works and what it takes from where. Rings in the pictures are the paper's points, read off its figures and text.\n",
+        "# Figures\n\nMade by `make figures` (`starverbs sim all --out docs/figures`); two runs give the \
+         same bytes. [../sim.md](../sim.md) says how the\n\
+         simulator works and what it takes from where. Rings in the pictures are the paper's \
+         points, read off its figures and text.\n",
     );
     for report in reports {
         text.push_str(&format!("\n## {}\n\n![{}]({}.svg)\n\n", report.title, report.title, report.name));

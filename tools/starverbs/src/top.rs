@@ -21,7 +21,10 @@ pub(crate) struct Args {
     /// Only this process
     pid: Option<u32>,
     /// Seconds between two looks; keys + and - change it
-    #[arg(long, value_name = "SECS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=60))]
+    #[arg(
+        long, value_name = "SECS", default_value_t = 1,
+        value_parser = clap::value_parser!(u64).range(1..=60)
+    )]
     every: u64,
 }
 

@@ -38,7 +38,9 @@ interpose! {
         go_on!(fexecve(fd, arguments, variables) or -1)
     }
     /// execveat(2)
-    [execveat] (folder: c_int, path: *const c_char, arguments: Strings, variables: Strings, flags: c_int) -> c_int {
+    [execveat] (
+        folder: c_int, path: *const c_char, arguments: Strings, variables: Strings, flags: c_int,
+    ) -> c_int {
         present::give_back();
         go_on!(execveat(folder, path, arguments, variables, flags) or -1)
     }

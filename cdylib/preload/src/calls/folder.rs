@@ -62,12 +62,18 @@ interpose! {
         through(path, |path| go_on!(scandir64(path, list, filter, compare) or -1))
     }
     /// scandirat(3)
-    [scandirat, scandirat64] (folder: c_int, path: *const c_char, list: Entries, filter: Filter, compare: Compare) -> c_int {
+    [scandirat, scandirat64] (
+        folder: c_int, path: *const c_char, list: Entries, filter: Filter, compare: Compare,
+    ) -> c_int {
         through(path, |path| go_on!(scandirat64(folder, path, list, filter, compare) or -1))
     }
     /// glob(3)
-    [glob, glob64] (pattern: *const c_char, flags: c_int, error: GlobError, found: *mut libc::glob_t) -> c_int {
-        let done = through(pattern, |pattern| go_on!(glob64(pattern, flags, error, found) or libc::GLOB_ABORTED));
+    [glob, glob64] (
+        pattern: *const c_char, flags: c_int, error: GlobError, found: *mut libc::glob_t,
+    ) -> c_int {
+        let done = through(pattern, |pattern| {
+            go_on!(glob64(pattern, flags, error, found) or libc::GLOB_ABORTED)
+        });
         if done == 0 && crate::path::is_ours(pattern) {
             stripped(found);
         }

@@ -63,7 +63,9 @@ interpose! {
         linked(to, size, |to, size| through(path, |path| go_on!(readlinkat(folder, path, to, size) or -1)))
     }
     /// readlinkat(2), as above
-    [__readlinkat_chk] (folder: c_int, path: *const c_char, to: *mut c_char, size: usize, room: usize) -> isize {
+    [__readlinkat_chk] (
+        folder: c_int, path: *const c_char, to: *mut c_char, size: usize, room: usize,
+    ) -> isize {
         if room < size {
             return go_on!(__readlinkat_chk(folder, path, to, size, room) or -1);
         }

@@ -148,9 +148,13 @@ interpose! {
         opened(path, flags, |path, flags| go_on!(__openat64_2(folder, path, flags) or -1))
     }
     /// fopen(3)
-    [fopen, fopen64] (path: *const c_char, mode: *const c_char) -> *mut libc::FILE { opened_stream(path, mode) }
+    [fopen, fopen64] (path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
+        opened_stream(path, mode)
+    }
     /// freopen(3)
-    [freopen, freopen64] (path: *const c_char, mode: *const c_char, stream: *mut libc::FILE) -> *mut libc::FILE {
+    [freopen, freopen64] (
+        path: *const c_char, mode: *const c_char, stream: *mut libc::FILE,
+    ) -> *mut libc::FILE {
         let flags = flags_of(mode);
         if is_ours(path) && flags & libc::O_ACCMODE != libc::O_RDONLY {
             let fd = opened(path, flags, |path, flags| go_on!(open64(path, flags, 0o666) or -1));
@@ -160,7 +164,9 @@ interpose! {
             }
             return over(fd, mode, |path| go_on!(freopen64(path, mode, stream) or core::ptr::null_mut()));
         }
-        let reopened = super::through(path, |path| go_on!(freopen64(path, mode, stream) or core::ptr::null_mut()));
+        let reopened = super::through(path, |path| {
+            go_on!(freopen64(path, mode, stream) or core::ptr::null_mut())
+        });
         if !reopened.is_null() && present::peek().is_some() {
             seen(libc::fileno(reopened), flags);
         }

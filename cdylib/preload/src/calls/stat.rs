@@ -65,9 +65,13 @@ interpose! {
         at(libc::AT_FDCWD, path, to, libc::AT_SYMLINK_NOFOLLOW)
     }
     /// fstat(2), as above
-    [__fxstat, __fxstat64] (_version: c_int, fd: c_int, to: *mut libc::stat) -> c_int { of_descriptor(fd, to) }
+    [__fxstat, __fxstat64] (_version: c_int, fd: c_int, to: *mut libc::stat) -> c_int {
+        of_descriptor(fd, to)
+    }
     /// fstatat(2), as above
-    [__fxstatat, __fxstatat64] (_version: c_int, folder: c_int, path: *const c_char, to: *mut libc::stat, flags: c_int) -> c_int {
+    [__fxstatat, __fxstatat64] (
+        _version: c_int, folder: c_int, path: *const c_char, to: *mut libc::stat, flags: c_int,
+    ) -> c_int {
         at(folder, path, to, flags)
     }
     /// statx(2)
@@ -87,7 +91,9 @@ interpose! {
         through(path, |path| go_on!(statvfs64(path, to) or -1))
     }
     /// access(2)
-    [access] (path: *const c_char, mode: c_int) -> c_int { through(path, |path| go_on!(access(path, mode) or -1)) }
+    [access] (path: *const c_char, mode: c_int) -> c_int {
+        through(path, |path| go_on!(access(path, mode) or -1))
+    }
     /// euidaccess(3)
     [euidaccess, eaccess] (path: *const c_char, mode: c_int) -> c_int {
         through(path, |path| go_on!(euidaccess(path, mode) or -1))

@@ -99,7 +99,8 @@ proptest! {
                 let Event::Resolving { .. } = event else { panic!("{event:?}") };
                 counts[0] += 1;
                 let none = Ece::default();
-                let answer = Answer { status: sidr::SUCCESS, qpn: 77, qkey: 5, ece: none, private_data: vec![] };
+                let (status, private_data) = (sidr::SUCCESS, vec![]);
+                let answer = Answer { status, qpn: 77, qkey: 5, ece: none, private_data };
                 world.on(1, |cm, now| cm.answer(now, id, &answer)).expect("a question");
                 world.on(1, |cm, now| cm.release(now, id));
             }

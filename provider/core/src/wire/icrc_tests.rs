@@ -125,7 +125,9 @@ proptest! {
 
     /// Pieces give the same as the whole, wherever it is cut.
     #[test]
-    fn pieces_make_the_whole(frame in prop::collection::vec(any::<u8>(), 12..up_to(5000)), cut: prop::sample::Index) {
+    fn pieces_make_the_whole(
+        frame in prop::collection::vec(any::<u8>(), 12..up_to(5000)), cut: prop::sample::Index,
+    ) {
         let hdr = IcrcHeader { sport: 1, dport: 4791, ..Default::default() };
         let cut = 12 + cut.index(frame.len() - 11);
         let mut crc = Icrc::begin(&hdr, (frame.len() + 4) as u16, frame[..12].try_into().unwrap());
@@ -135,7 +137,9 @@ proptest! {
     }
 
     #[test]
-    fn an_unknown_id_is_found(id: u16, guess: u16, frame in prop::collection::vec(any::<u8>(), 12..up_to(9000))) {
+    fn an_unknown_id_is_found(
+        id: u16, guess: u16, frame in prop::collection::vec(any::<u8>(), 12..up_to(9000)),
+    ) {
         let src = Gid::from_ipv4([127, 0, 0, 1]);
         let hdr = |ip_id| IcrcHeader { src, dst: src, sport: 9, dport: 4791, ip_id };
         let sent = u32::from_le_bytes(Icrc::of_frame(&hdr(id), &frame).unwrap());
@@ -151,8 +155,8 @@ proptest! {
     fn a_flipped_bit_is_not_explained(
         id: u16, mut frame in prop::collection::vec(any::<u8>(), 12..up_to(4200)), bit: prop::sample::Index,
     ) {
-        let hdr = IcrcHeader { src: Gid::from_ipv4([10, 0, 0, 1]), dst: Gid::from_ipv4([10, 0, 0, 2]), sport: 9,
-            dport: 4791, ip_id: id };
+        let [src, dst] = [1, 2].map(|host| Gid::from_ipv4([10, 0, 0, host]));
+        let hdr = IcrcHeader { src, dst, sport: 9, dport: 4791, ip_id: id };
         let sent = u32::from_le_bytes(Icrc::of_frame(&hdr, &frame).unwrap());
         let bit = bit.index(frame.len() * 8);
         prop_assume!(bit / 8 != 4);

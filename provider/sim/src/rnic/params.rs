@@ -49,12 +49,12 @@ macro_rules! sections {
 
 sections! {
     CardSection {
-        cycle_ps: u64, window_packets: u32, request_cycles: u64, descriptor_fifo_wqes: u32, translate_cycles: u64,
-        cq_context_cycles: u64, stack: Stack,
+        cycle_ps: u64, window_packets: u32, request_cycles: u64, descriptor_fifo_wqes: u32,
+        translate_cycles: u64, cq_context_cycles: u64, stack: Stack,
     }
     QpcSection {
-        policy: PolicyName, entries: u32, client_entries: u32, ooo_cap: u16, placement: PlacementName, bytes: u32,
-        acks_ask: bool,
+        policy: PolicyName, entries: u32, client_entries: u32, ooo_cap: u16, placement: PlacementName,
+        bytes: u32, acks_ask: bool,
     }
     StarSection { header_bytes: u32, cqep_bytes: u32, security_check: bool, check_cycles: u64, }
     BusSection {
@@ -70,7 +70,8 @@ sections! {
         processes: u16, clients: u16, post_ns: f64, poll_ns: f64, doorbell_ns: f64, group: u32, slot_ns: f64,
     }
     WorkloadSection {
-        kind: WorkloadKind, op: Op, bytes: u32, qps: u32, batch: u16, sends: u16, least_messages: u64, seed: u64,
+        kind: WorkloadKind, op: Op, bytes: u32, qps: u32, batch: u16, sends: u16, least_messages: u64,
+        seed: u64,
     }
 }
 
@@ -341,7 +342,8 @@ impl Params {
                 wrong("a doorbell's WQEs do not fit card.descriptor_fifo_wqes")
             }
             _ if calls != (self.op == Op::Send) || self.star && !calls => wrong(
-                "workload.op = \"send\" and workload.kind = \"calls\" or \"rounds\" go together, and StaR needs them",
+                "workload.op = \"send\" and workload.kind = \"calls\" or \"rounds\" go together, and StaR \
+                 needs them",
             ),
             _ if calls && self.qps + u32::from(self.processes) > u32::from(u16::MAX) => {
                 wrong("workload.qps: calls come from at most 65,000 connections")

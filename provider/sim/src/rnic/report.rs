@@ -85,8 +85,8 @@ impl Report {
     /// One line a point, with what the run counted.
     pub fn csv(&self) -> String {
         let mut text = String::from(
-            "series,x,here,paper,ratio,rate_mops,latency_us,latency_p99_us,hits,misses,waited,ring_reads,prefetched,\
-             prefetch_dropped,evicted,read_engine_busy,messages,events\n",
+            "series,x,here,paper,ratio,rate_mops,latency_us,latency_p99_us,hits,misses,waited,ring_reads,\
+             prefetched,prefetch_dropped,evicted,read_engine_busy,messages,events\n",
         );
         for (row, outcome) in self.rows.iter().zip(&self.details) {
             let optional = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.4}"));

@@ -307,7 +307,11 @@ impl Host for HostEnv {
             #[cfg(target_arch = "aarch64")]
             // SAFETY: a hint, which faults nowhere and changes no register.
             unsafe {
-                std::arch::asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, readonly, preserves_flags));
+                std::arch::asm!(
+                    "prfm pldl1keep, [{at}]",
+                    at = in(reg) at,
+                    options(nostack, readonly, preserves_flags)
+                );
             }
             #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
             let _ = at;
