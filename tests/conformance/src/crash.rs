@@ -8,7 +8,7 @@ use starverbs_core::rng::SplitMix64;
 
 use crate::case::{BOTH, Case, Net, Verdict};
 use crate::check::Expect;
-use crate::pair::{Pair, Running, Server};
+use crate::pair::{Pair, Running, Server, await_traffic};
 use crate::world::World;
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -118,7 +118,7 @@ fn leaves_nothing(world: &mut World, net: Net) -> Verdict {
         let before = Traces::now(world, net)?;
         for pair in traffic() {
             let mut running = pair.start(world, net)?;
-            std::thread::sleep(Duration::from_millis(300));
+            await_traffic(world, &mut [&mut running.client])?;
             running.server.kill();
             running.client.kill();
         }

@@ -1,6 +1,9 @@
 //! A server and a client of one program, from start to checked output.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
+
+use starverbs_conformance::command::output;
 
 use crate::case::Net;
 use crate::check::{CALIBRATIONS, EARLY, Expect, HASTES, UNCALIBRATED};
@@ -10,6 +13,12 @@ use crate::world::{Setting, World};
 
 /// How many times as long as on an idle machine a pair may take. The limits are there to end what hangs.
 const BUSY: u64 = 4;
+/// What a process has sent that is in the middle of its messages, packets and requests.
+const TRAFFIC: u64 = 500;
+/// How long it may take until then, with all that a program does before its first message.
+const TRAFFIC_LIMIT: Duration = Duration::from_secs(60);
+/// The counters of what a card sends: packets, or what takes their place on one host.
+const SENT: [&str; 5] = ["tx_packets", "local_requests", "local_direct", "local_traced", "local_mapped"];
 
 /// One program run on both sides.
 #[derive(Clone)]
@@ -231,6 +240,31 @@ impl Server {
         }
         Ok(())
     }
+}
+
+/// Waits until each of these has sent [`TRAFFIC`] packets and requests: it is in the middle of its messages.
+pub(crate) fn await_traffic(world: &World, busy: &mut [&mut Process]) -> Result<(), String> {
+    let deadline = Instant::now() + TRAFFIC_LIMIT;
+    for process in busy {
+        while sent(world, process.pid()) < TRAFFIC {
+            if let Some(status) = process.ended() {
+                return Err(format!("ended before its traffic ({status}):\n{}", tail(&process.output())));
+            }
+            if Instant::now() > deadline {
+                return Err(format!("sends nothing:\n{}", tail(&process.output())));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    Ok(())
+}
+
+/// What a process has sent, by the counters of its card; 0 before it has one.
+fn sent(world: &World, pid: u32) -> u64 {
+    let stat = output(Command::new(&world.starverbs).args(["stat", &pid.to_string()])).unwrap_or_default();
+    let counters = stat.lines().filter_map(|line| line.trim().split_once(' '));
+    let sent = counters.filter(|(name, _)| SENT.contains(name));
+    sent.filter_map(|(_, value)| value.trim().parse::<u64>().ok()).sum()
 }
 
 /// Both sides under way.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::case::{BOTH, Case, Net};
 use crate::check::Expect;
-use crate::pair::Pair;
+use crate::pair::{Pair, await_traffic};
 use crate::process::tail;
 use crate::world::World;
 
@@ -205,7 +205,7 @@ fn kill(
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        std::thread::sleep(Duration::from_millis(700));
+        await_traffic(world, &mut [&mut running.server, &mut running.client])?;
         let (dead, other) = if victim == "server" {
             (&mut running.server, &mut running.client)
         } else {

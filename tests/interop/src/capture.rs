@@ -1,6 +1,8 @@
 //! What crosses the wire during a case, as tshark reads it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -8,7 +10,7 @@ use std::time::{Duration, Instant};
 use starverbs_conformance::command::output;
 use starverbs_conformance::process::{Process, tail};
 
-use crate::net::TAP;
+use crate::net::{ADDRESSES, TAP};
 use crate::world::{Ip, Provider, World};
 
 /// The frames of one case.
@@ -29,6 +31,11 @@ const RC_WRITE_ONLY_IMM: u8 = 11;
 /// Arguments of dumpcap: no more of a frame than its headers.
 const HEADERS: [&str; 2] = ["-s", "128"];
 const LIMIT: Duration = Duration::from_secs(10);
+/// What the last frame of a capture says, a datagram to the discard service.
+const LAST: &str = "the capture ends here";
+const DISCARD: u16 = 9;
+/// Bytes at a capture's end that are searched for it: frames may follow that answer earlier ones.
+const TAIL: u64 = 1 << 16;
 const FIELDS: [&str; 7] = [
     "frame.number",
     "ip.src",
@@ -57,7 +64,7 @@ pub(crate) fn during<T>(
 ) -> Result<(T, Frames), String> {
     let (file, dumpcap) = start(world, &[])?;
     let result = body(world)?;
-    stop(dumpcap)?;
+    stop(world, &file, dumpcap)?;
     let lines = output(&mut decode(&file, &FIELDS))?;
     let (frames, first_of_each) = sort(&lines);
     if let Some(folder) = keep {
@@ -87,7 +94,7 @@ pub(crate) fn of_failure<T>(
         Ok(value) => return Ok(value),
         Err(reason) => reason,
     };
-    stop(dumpcap).map_err(unclear)?;
+    stop(world, &file, dumpcap).map_err(unclear)?;
     if let Some(folder) = keep {
         let kept = folder.join(file_name(name));
         reason += &match std::fs::copy(&file, &kept) {
@@ -123,7 +130,8 @@ fn start(world: &World, more: &[&str]) -> Result<(PathBuf, Process), String> {
     let file = world.scratch.join("frames.pcap");
     let _ = std::fs::remove_file(&file);
     let mut command = world.net.command("dumpcap");
-    command.args(["-q", "-P", "-i", TAP, "-f", "udp port 4791"]).args(more).arg("-w").arg(&file);
+    let filter = format!("udp port 4791 or udp dst port {DISCARD}");
+    command.args(["-q", "-P", "-i", TAP, "-f", &filter]).args(more).arg("-w").arg(&file);
     let mut dumpcap = Process::start(command, world.scratch.join("dumpcap"))?;
     let deadline = Instant::now() + LIMIT;
     // It makes the file when it is ready to capture.
@@ -137,16 +145,35 @@ fn start(world: &World, more: &[&str]) -> Result<(PathBuf, Process), String> {
 }
 
 /// Ends a capture; all that crossed the device before is in its file then.
-fn stop(mut dumpcap: Process) -> Result<(), String> {
-    // Frames may still be in the kernel's buffer.
-    std::thread::sleep(Duration::from_millis(500));
+fn stop(world: &World, file: &Path, mut dumpcap: Process) -> Result<(), String> {
+    // The kernel's buffer and dumpcap's keep the order of frames: once this one is in the file, all are.
+    let send = format!("printf '{LAST}' >/dev/udp/{}/{DISCARD}", ADDRESSES[1]);
+    output(world.net.command("bash").args(["-c", &send]))?;
+    let deadline = Instant::now() + LIMIT;
+    while !is_whole(file) {
+        if dumpcap.ended().is_some() || Instant::now() > deadline {
+            return Err(format!("dumpcap does not write the last frame:\n{}", tail(&dumpcap.output())));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
     output(Command::new("kill").args(["-INT", &dumpcap.pid().to_string()]))?;
     dumpcap.wait_until(Instant::now() + LIMIT).map(drop).ok_or("dumpcap does not end".to_owned())
 }
 
+/// Whether the last frame of a capture is in its file.
+fn is_whole(file: &Path) -> bool {
+    let mut bytes = Vec::new();
+    let read = File::open(file).and_then(|mut file| {
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
+        file.read_to_end(&mut bytes)
+    });
+    read.is_ok() && bytes.windows(LAST.len()).any(|window| window == LAST.as_bytes())
+}
+
 fn decode(file: &Path, fields: &[&str]) -> Command {
     let mut command = Command::new("tshark");
-    command.arg("-r").arg(file).args(["-T", "fields"]);
+    command.arg("-r").arg(file).args(["-Y", "udp.port == 4791", "-T", "fields"]);
     for field in fields {
         command.args(["-e", field]);
     }
@@ -189,6 +216,22 @@ fn file_name(title: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_capture_is_whole_with_its_last_frame() {
+        let file = std::env::temp_dir().join(format!("starverbs-capture-{}", std::process::id()));
+        assert!(!is_whole(&file), "there is none");
+        let mut bytes = vec![b'.'; 2 * TAIL as usize];
+        bytes.extend(&LAST.as_bytes()[1..]);
+        std::fs::write(&file, &bytes).unwrap();
+        let half = is_whole(&file);
+        bytes.extend(LAST.as_bytes());
+        bytes.extend([b'.'; 1000]);
+        std::fs::write(&file, &bytes).unwrap();
+        let whole = is_whole(&file);
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!((half, whole), (false, true));
+    }
 
     #[test]
     fn malformed_frames_and_kinds_are_told_apart() {
