@@ -10,6 +10,7 @@ use crate::memory;
 use crate::pd_mr;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;
+use memmap2::{MmapMut, MmapRaw};
 use starverbs_abi as abi;
 
 const MASK_IOVA: u64 = 1 << 0;
@@ -38,15 +39,14 @@ pub(crate) struct MrInitAttr {
 /// A buffer: `struct ibv_buf`, which programs do not look into.
 pub(crate) struct Buf {
     pd: *mut abi::ibv_pd,
-    addr: *mut c_void,
-    size: usize,
+    pages: MmapRaw,
 }
 
 impl Buf {
     /// Whether the bytes from `addr` on, `length` of them, are the buffer's.
     fn holds(&self, addr: *mut c_void, length: usize) -> bool {
-        let offset = addr.addr().checked_sub(self.addr.addr());
-        offset.and_then(|at| at.checked_add(length)).is_some_and(|end| end <= self.size)
+        let offset = addr.addr().checked_sub(self.pages.as_ptr().addr());
+        offset.and_then(|at| at.checked_add(length)).is_some_and(|end| end <= self.pages.len())
     }
 }
 
@@ -61,14 +61,10 @@ pub(crate) unsafe extern "C" fn alloc_buf(
         if size == 0 {
             return Err(libc::EINVAL);
         }
-        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping at an address that the kernel chooses hurts nobody.
-        let addr = unsafe { libc::mmap(null_mut(), size, prot, flags, -1, 0) };
-        if addr == libc::MAP_FAILED {
-            return Err(libc::ENOMEM);
-        }
+        let pages = MmapRaw::from(MmapMut::map_anon(size).map_err(|_| libc::ENOMEM)?);
+        let addr = pages.as_mut_ptr().cast();
         // SAFETY: a place, on the verb's terms.
-        unsafe { to.write(Box::into_raw(Box::new(Buf { pd, addr, size }))) };
+        unsafe { to.write(Box::into_raw(Box::new(Buf { pd, pages }))) };
         Ok(addr)
     })
 }
@@ -76,11 +72,8 @@ pub(crate) unsafe extern "C" fn alloc_buf(
 /// ibv_free_buf(3)
 pub(crate) unsafe extern "C" fn free_buf(buf: *mut Buf) {
     if !buf.is_null() {
-        // SAFETY: made with Box::into_raw and mapped by `alloc_buf`; the program gives both up.
-        unsafe {
-            let buf = Box::from_raw(buf);
-            libc::munmap(buf.addr, buf.size);
-        }
+        // SAFETY: made with Box::into_raw by `alloc_buf`; the program gives it and its pages up.
+        drop(unsafe { Box::from_raw(buf) });
     }
 }
 
@@ -159,7 +152,6 @@ unsafe fn region(pd: *mut abi::ibv_pd, attr: *mut MrInitAttr) -> Result<Region, 
 mod tests {
     use super::*;
     use core::mem::offset_of;
-    use core::ptr::without_provenance_mut;
 
     /// As a C compiler lays out the struct of rdma-core 65's verbs.h, on 64 bits.
     #[test]
@@ -172,9 +164,11 @@ mod tests {
 
     #[test]
     fn a_buffer_holds_what_lies_in_it() {
-        let at = without_provenance_mut::<c_void>;
-        let buf = Buf { pd: null_mut(), addr: at(4096), size: 4096 };
-        assert!(buf.holds(at(4096), 4096) && buf.holds(at(8191), 1));
-        assert!(!buf.holds(at(4095), 1) && !buf.holds(at(8191), 2) && !buf.holds(at(5000), usize::MAX));
+        let pages = MmapRaw::from(MmapMut::map_anon(4096).unwrap());
+        let start = pages.as_mut_ptr();
+        let at = |offset: isize| start.wrapping_offset(offset).cast();
+        let buf = Buf { pd: null_mut(), pages };
+        assert!(buf.holds(at(0), 4096) && buf.holds(at(4095), 1));
+        assert!(!buf.holds(at(-1), 1) && !buf.holds(at(4095), 2) && !buf.holds(at(1000), usize::MAX));
     }
 }

@@ -15,7 +15,7 @@
 use std::io;
 use std::os::fd::AsRawFd;
 
-use nix::sys::socket::AddressFamily;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockaddrIn, bind, sendto};
 use starverbs_cm::wire::{ATTRIBUTE_AT, Attribute, REMOTE_ID_AT, REQUEST_ID_AT};
 use starverbs_core::{Nanos, QPN_BLOCK_SHIFT, QPN_GSI, QPN_MASK};
 
@@ -265,13 +265,7 @@ impl Steering {
 
     /// Sends to the port. What is lost is what nobody answers.
     fn send_one(&self, socket: &Socket, bytes: &[u8]) {
-        let address = loopback(self.port);
-        let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT);
-        // SAFETY: pointers and lengths describe `bytes` and `address`, alive across the call.
-        unsafe {
-            let (to, len) = (std::ptr::from_ref(&address).cast(), std::mem::size_of_val(&address) as u32);
-            libc::sendto(fd, bytes.as_ptr().cast(), bytes.len(), flags, to, len);
-        }
+        let _ = sendto(socket.as_raw_fd(), bytes, &loopback(self.port), MsgFlags::MSG_DONTWAIT);
     }
 
     fn end(&mut self, now: Nanos, group: &Socket) {
@@ -376,25 +370,15 @@ fn attach(group: &Socket, code: &[libc::sock_filter]) -> io::Result<()> {
     }
 }
 
-fn loopback(port: u16) -> libc::sockaddr_in {
-    libc::sockaddr_in {
-        sin_family: libc::AF_INET as libc::sa_family_t,
-        sin_port: port.to_be(),
-        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes([127, 0, 0, 1]) },
-        sin_zero: [0; 8],
-    }
+fn loopback(port: u16) -> SockaddrIn {
+    SockaddrIn::new(127, 0, 0, 1, port)
 }
 
 /// A socket for probes. Bound to loopback, so that a receiver knows that the probe is of this host.
 fn probe_socket() -> Option<Socket> {
     let socket = sockopt::datagram(AddressFamily::Inet, "a socket for probes").ok()?;
-    let address = loopback(0);
-    // SAFETY: the pointer and length describe `address`, alive across the call.
-    let rc = unsafe {
-        let len = std::mem::size_of_val(&address) as u32;
-        libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len)
-    };
-    (rc == 0).then_some(socket)
+    bind(socket.as_raw_fd(), &loopback(0)).ok()?;
+    Some(socket)
 }
 
 #[cfg(test)]

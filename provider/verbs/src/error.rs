@@ -91,6 +91,12 @@ impl From<std::io::Error> for VerbsError {
     }
 }
 
+impl From<nix::errno::Errno> for VerbsError {
+    fn from(error: nix::errno::Errno) -> Self {
+        VerbsError::Os(error as i32)
+    }
+}
+
 impl From<PushError> for VerbsError {
     #[inline]
     fn from(error: PushError) -> Self {

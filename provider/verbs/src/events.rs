@@ -4,8 +4,11 @@
 //! the program sets it. Its count is the number of entries; the entries themselves lie beside it.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::error::{Result, VerbsError};
 
@@ -86,7 +89,10 @@ impl<T> FdQueue<T> {
     /// # Errors
     /// No descriptor left.
     pub fn new() -> Result<Self> {
-        Ok(FdQueue { fd: eventfd(libc::EFD_SEMAPHORE)?, entries: Mutex::new(VecDeque::with_capacity(16)) })
+        Ok(FdQueue {
+            fd: eventfd(EfdFlags::EFD_SEMAPHORE)?,
+            entries: Mutex::new(VecDeque::with_capacity(16)),
+        })
     }
 
     /// The descriptor, which lives as long as the queue.
@@ -156,7 +162,7 @@ impl<T> FdQueue<T> {
     /// that is done under the lock.
     fn blocks(&self) -> bool {
         let _entries = self.entries();
-        flags(&self.fd) & libc::O_NONBLOCK == 0
+        !flags(&self.fd).contains(OFlag::O_NONBLOCK)
     }
 
     /// Drops the entries that `gone` picks, and their share of the descriptor's count.
@@ -188,21 +194,14 @@ impl<T> FdQueue<T> {
 }
 
 /// A close-on-exec eventfd with count 0.
-pub(crate) fn eventfd(flags: i32) -> Result<OwnedFd> {
-    // SAFETY: no memory is involved.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | flags) };
-    if fd < 0 {
-        return Err(VerbsError::last_os());
-    }
-    // SAFETY: the descriptor is new, so nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+pub(crate) fn eventfd(flags: EfdFlags) -> Result<OwnedFd> {
+    Ok(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | flags)?.into())
 }
 
 /// Adds 1 to an eventfd.
 pub(crate) fn signal(fd: &OwnedFd) {
-    let one = 1u64;
-    // SAFETY: eight readable bytes. The write blocks at a count of 2^64 - 2 only, out of reach.
-    unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
+    /* blocks at a count of 2^64 - 2 only, out of reach */
+    let _ = nix::unistd::write(fd, &1u64.to_ne_bytes());
 }
 
 /// Takes 1 (semaphore mode) or all from an eventfd, if there is something, in blocking mode too.
@@ -219,20 +218,15 @@ fn take_one(fd: &OwnedFd) {
 /// The same on kernels before 5.8, which do not do so with an eventfd, and under emulators that have no such
 /// call.
 fn take_one_by_mode(fd: &OwnedFd) {
-    let mut count = 0u64;
     let before = flags(fd);
-    // SAFETY: flags of a descriptor of ours, and eight writable bytes.
-    unsafe {
-        libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, before | libc::O_NONBLOCK);
-        libc::read(fd.as_raw_fd(), (&raw mut count).cast(), 8);
-        libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, before);
-    }
+    let _ = fcntl(fd, FcntlArg::F_SETFL(before | OFlag::O_NONBLOCK));
+    let _ = nix::unistd::read(fd, &mut [0; 8]);
+    let _ = fcntl(fd, FcntlArg::F_SETFL(before));
 }
 
 /// The status flags of a descriptor.
-fn flags(fd: &OwnedFd) -> libc::c_int {
-    // SAFETY: no memory is involved.
-    unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) }
+fn flags(fd: &OwnedFd) -> OFlag {
+    OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL).unwrap_or(0))
 }
 
 #[cfg(test)]

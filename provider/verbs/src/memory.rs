@@ -316,6 +316,7 @@ impl Mapping {
     }
 
     fn new(len: usize, prot: i32, flags: i32, fd: i32, offset: i64) -> Result<Mapping> {
+        /* memmap2 has no mapping without a file that forked children share */
         // SAFETY: a new mapping at an address that the kernel chooses hurts nobody.
         let addr =
             unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags | libc::MAP_SHARED, fd, offset) };

@@ -1,8 +1,9 @@
 //! Oracles for single parsers.
 
-use std::os::fd::FromRawFd;
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use starverbs_core::wire::tags::Tagged;
 use starverbs_core::wire::{Icrc, IcrcHeader, Packet, bytes_after_ip_id, explained_by_ip_id};
 use starverbs_settings::{FaultSpec, KEYS, Settings};
@@ -70,11 +71,7 @@ pub fn share(bytes: &[u8]) {
 
 /// A file that says it is a statistics page.
 pub fn stat(bytes: &[u8]) {
-    // SAFETY: a constant name; the call makes a new descriptor.
-    let fd = unsafe { libc::memfd_create(c"page".as_ptr(), libc::MFD_CLOEXEC) };
-    assert!(fd >= 0, "a memfd");
-    // SAFETY: the descriptor is new and nobody else's.
-    let file = unsafe { std::fs::File::from_raw_fd(fd) };
+    let file = File::from(memfd_create(c"page", MFdFlags::MFD_CLOEXEC).expect("a memfd"));
     file.write_all_at(bytes, 0).expect("a memfd takes bytes");
     if let Ok(page) = Snapshot::read(&file) {
         let printable = |name: &str| name.chars().all(|c| !c.is_control());

@@ -7,8 +7,9 @@
 
 use std::cell::RefCell;
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use starverbs_core::qp::{QpAttr, QpAttrMask};
 use starverbs_core::shared_qp::{SharedQpMessage, SharedQpRequest};
 use starverbs_core::{Access, Av, Gid, Mtu, Psn, QpState, Qpn};
@@ -41,9 +42,7 @@ impl Card {
         let settings = Settings { port, addrs, progress_thread: false, ..Settings::default() };
         let ctx = Context::open_with(settings).expect("the card opens");
         let domains = [(); 2].map(|()| {
-            // SAFETY: a name of static bytes; the descriptor is the file's alone.
-            let file =
-                unsafe { File::from_raw_fd(libc::memfd_create(c"domain".as_ptr(), libc::MFD_CLOEXEC)) };
+            let file = File::from(memfd_create(c"domain", MFdFlags::MFD_CLOEXEC).expect("a memfd"));
             Xrcd::open(&ctx, Some(file.as_raw_fd()), true, false).expect("a domain")
         });
         Card { ctx, domains }

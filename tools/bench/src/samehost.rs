@@ -14,6 +14,11 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use nix::cmsg_space;
+use nix::errno::Errno;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, UnixAddr, recvmsg, sendmsg};
+
 use crate::error::{BenchError, Result};
 use crate::floor::{Side, spin};
 
@@ -24,10 +29,6 @@ const BATCH: u64 = 64;
 
 /// What the client writes to.
 static WORD: AtomicU64 = AtomicU64::new(0);
-
-/// Control data of one message: room for [`MAX_FDS`] descriptors, aligned as cmsghdr demands.
-#[repr(C, align(8))]
-struct Control([u8; 64]);
 
 /// The abstract name that a server listens on, below which its number is.
 pub(crate) fn socket_name(port: u16) -> String {
@@ -44,26 +45,11 @@ fn hand_over(side: &Side, number: u64, fds: &[RawFd]) -> Result<UnixStream> {
         UnixListener::bind_addr(&address(side.port)?).map_err(|e| BenchError::from_io("bind", &e))?;
     let (stream, _) = listener.accept().map_err(|e| BenchError::from_io("accept", &e))?;
     let bytes = number.to_le_bytes();
-    let io = IoSlice::new(&bytes);
-    let mut control = Control([0; 64]);
-    let len = u32::try_from(size_of_val(fds)).unwrap_or(0);
-    // SAFETY: a zeroed msghdr is a valid empty one. It is then made of one IoSlice, which has iovec's layout,
-    // and of control, whose 64 bytes are aligned and hold a header and MAX_FDS descriptors; the header that
-    // CMSG_FIRSTHDR gives lies inside it. All of them outlive the call.
-    let sent = unsafe {
-        let mut message: libc::msghdr = std::mem::zeroed();
-        message.msg_iov = (&raw const io).cast_mut().cast();
-        message.msg_iovlen = 1;
-        message.msg_control = (&raw mut control).cast();
-        message.msg_controllen = libc::CMSG_SPACE(len) as _;
-        let header = libc::CMSG_FIRSTHDR(&raw const message);
-        (*header).cmsg_level = libc::SOL_SOCKET;
-        (*header).cmsg_type = libc::SCM_RIGHTS;
-        (*header).cmsg_len = libc::CMSG_LEN(len) as _;
-        std::ptr::copy_nonoverlapping(fds.as_ptr(), libc::CMSG_DATA(header).cast(), fds.len().min(MAX_FDS));
-        libc::sendmsg(stream.as_raw_fd(), &raw const message, 0)
-    };
-    if sent < 0 { Err(BenchError::os("sendmsg")) } else { Ok(stream) }
+    let control = [ControlMessage::ScmRights(fds)];
+    let (fd, none) = (stream.as_raw_fd(), None::<&UnixAddr>);
+    sendmsg(fd, &[IoSlice::new(&bytes)], &control, MsgFlags::empty(), none)
+        .map_err(|e| BenchError::from_io("sendmsg", &e.into()))?;
+    Ok(stream)
 }
 
 /// Takes a server's number and descriptors.
@@ -71,30 +57,19 @@ fn take_over(side: &Side) -> Result<(UnixStream, u64, Vec<OwnedFd>)> {
     let stream =
         UnixStream::connect_addr(&address(side.peer)?).map_err(|e| BenchError::from_io("connect", &e))?;
     let mut bytes = [0; 8];
-    let mut io = IoSliceMut::new(&mut bytes);
-    let mut control = Control([0; 64]);
+    let mut control = cmsg_space!([RawFd; MAX_FDS]);
+    let failed = |e: Errno| BenchError::from_io("recvmsg", &e.into());
+    let mut io = [IoSliceMut::new(&mut bytes)];
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+    let got = recvmsg::<()>(stream.as_raw_fd(), &mut io, Some(&mut control), flags).map_err(failed)?;
     let mut fds = Vec::new();
-    // SAFETY: as in hand_over; the kernel writes no more than msg_controllen and says how much it wrote. The
-    // descriptors it lists are new and owned by nobody else.
-    let got = unsafe {
-        let mut message: libc::msghdr = std::mem::zeroed();
-        message.msg_iov = (&raw mut io).cast();
-        message.msg_iovlen = 1;
-        message.msg_control = (&raw mut control).cast();
-        message.msg_controllen = size_of::<Control>() as _;
-        let got = libc::recvmsg(stream.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC);
-        let header = libc::CMSG_FIRSTHDR(&raw const message);
-        if got > 0 && !header.is_null() && (*header).cmsg_type == libc::SCM_RIGHTS {
-            let bytes = (*header).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
-            let data: *const RawFd = libc::CMSG_DATA(header).cast();
-            fds.extend(
-                (0..bytes / size_of::<RawFd>())
-                    .map(|index| OwnedFd::from_raw_fd(data.add(index).read_unaligned())),
-            );
+    for message in got.cmsgs().map_err(failed)? {
+        if let ControlMessageOwned::ScmRights(new) = message {
+            // SAFETY: the descriptors are new and owned by nobody else.
+            fds.extend(new.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
-        got
-    };
-    if got < 0 { Err(BenchError::os("recvmsg")) } else { Ok((stream, u64::from_le_bytes(bytes), fds)) }
+    }
+    Ok((stream, u64::from_le_bytes(bytes), fds))
 }
 
 fn no_descriptor() -> BenchError {
@@ -151,11 +126,8 @@ pub(crate) fn eventfd(side: &Side) -> Result<()> {
 }
 
 fn new_eventfd() -> Result<File> {
-    // SAFETY: the call takes two integers; the descriptor it returns is new and owned by nobody else.
-    unsafe {
-        let fd = libc::eventfd(0, libc::EFD_CLOEXEC);
-        if fd < 0 { Err(BenchError::os("eventfd")) } else { Ok(File::from_raw_fd(fd)) }
-    }
+    let made = EventFd::from_flags(EfdFlags::EFD_CLOEXEC);
+    Ok(File::from(OwnedFd::from(made.map_err(|e| BenchError::from_io("eventfd", &e.into()))?)))
 }
 
 fn signal(mut eventfd: &File) -> Result<()> {

@@ -5,10 +5,10 @@
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::ops::Deref;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use nix::sys::socket::AddressFamily;
+use nix::sys::socket::sockopt::UdpGsoSegment;
+use nix::sys::socket::{AddressFamily, getsockopt};
 use starverbs_core::wire::icrc::{Icrc, IcrcHeader};
 use starverbs_core::wire::opcode::BTH_LEN;
 use starverbs_core::{Av, Counters, Gid, QPN_BLOCK_SHIFT};
@@ -17,7 +17,6 @@ use starverbs_settings::Settings;
 use super::host_frames::HostFrames;
 use super::{CRC, Datagram, Framing, Route, Sender, Tx};
 use crate::batch::HOPS;
-use crate::descriptor::Socket;
 use crate::error::os_error;
 use crate::owners::Owners;
 use crate::pcap::Capture;
@@ -169,20 +168,14 @@ fn open_source(addr: &HostAddr, sndbuf: usize, gso: bool) -> Result<Sender, Back
     };
     let sport = sockopt::bind(&fd, local).map_err(|error| os_error(WHAT, error))?;
     // Asking costs nothing; a kernel before 4.18 does not know the option.
-    let gso = gso && supports_gso(&fd);
+    let gso = gso && getsockopt(&fd, UdpGsoSegment).is_ok();
     Ok(Sender { fd: Arc::new(fd), sport, gso })
-}
-
-fn supports_gso(fd: &Socket) -> bool {
-    let (mut value, mut len) = (0i32, std::mem::size_of::<i32>() as libc::socklen_t);
-    let out = std::ptr::from_mut(&mut value).cast();
-    // SAFETY: the pointers describe `value` and `len`, alive across the call.
-    unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, out, &mut len) == 0 }
 }
 
 #[cfg(test)]
 mod tests {
     use std::net::UdpSocket;
+    use std::os::fd::AsRawFd;
 
     use starverbs_core::Seg;
 

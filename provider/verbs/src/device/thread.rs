@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use nix::sys::eventfd::EfdFlags;
 use starverbs_core::Nanos;
 
 use super::Device;
@@ -68,7 +69,7 @@ pub(crate) struct TurnResult {
 impl ProgressThread {
     pub(crate) fn new() -> Result<Self> {
         Ok(ProgressThread {
-            wake: eventfd(libc::EFD_NONBLOCK)?,
+            wake: eventfd(EfdFlags::EFD_NONBLOCK)?,
             mode: AtomicU8::new(STOPPED),
             limit: AtomicU32::new(SPURIOUS_MIN),
             stop: AtomicBool::new(false),

@@ -68,7 +68,7 @@ impl Exports {
     /// No memory file.
     pub(crate) fn new(published: &Published) -> Result<Exports> {
         let (names, file) = Names::create(&published.about)?;
-        // SAFETY: takes numbers.
+        // SAFETY: takes numbers. nix does not know F_SETOWN and F_GETOWN.
         let named = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETOWN, libc::getpid()) };
         if named < 0 {
             return Err(VerbsError::last_os());

@@ -5,10 +5,10 @@
 //! descriptor is not handed out.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use memmap2::{MmapOptions, MmapRaw};
+use nix::fcntl::{FcntlArg, fcntl};
 use starverbs_backend::sealed::{self, SIZE_STAYS};
 use starverbs_rings::ReaderSlot;
 
@@ -76,9 +76,8 @@ impl Readers {
             return true;
         }
         let mut lock = byte(number);
-        // SAFETY: `lock` is a flock for the answer.
-        let asked = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
-        asked < 0 || i32::from(lock.l_type) != libc::F_UNLCK
+        let asked = fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut lock));
+        asked.is_err() || i32::from(lock.l_type) != libc::F_UNLCK
     }
 }
 
@@ -110,11 +109,7 @@ impl Reader {
             return Err(OTHER);
         }
         let slots = ParentOnly::new(MmapOptions::new().len(size_of::<[Place; SLOTS]>()).map_raw(file)?)?;
-        let lock = |number: &usize| {
-            let byte = byte(*number);
-            // SAFETY: the flock lives across the call.
-            unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const byte) == 0 }
-        };
+        let lock = |number: &usize| fcntl(file, FcntlArg::F_OFD_SETLK(&byte(*number))).is_ok();
         let number = (0..SLOTS).find(lock).ok_or(VerbsError::NoMemory("importers of a context"))?;
         let reader = Reader { slots, number };
         /* the slot of one that died while it read */

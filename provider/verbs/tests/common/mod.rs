@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{Access, AvId, Cqe, Mtu, Psn, QpState, QpType, SendFlags, SendOp, Sge};
 use starverbs_settings::{Link, Settings};
@@ -380,11 +381,7 @@ pub fn connect_uc(a: &Node, qa: &Qp, b: &Node, qb: &Qp) {
 
 /// A file that no other test has.
 pub fn domain_file() -> File {
-    // SAFETY: a name of static bytes; the descriptor is this function's.
-    unsafe {
-        use std::os::fd::FromRawFd;
-        File::from_raw_fd(libc::memfd_create(c"starverbs-xrc".as_ptr(), libc::MFD_CLOEXEC))
-    }
+    File::from(memfd_create(c"starverbs-xrc", MFdFlags::MFD_CLOEXEC).unwrap())
 }
 
 /// Connects a sending XRC QP to a receiving one.

@@ -1,7 +1,12 @@
 //! Memory regions of every kind, with packets on them: changed under way, on demand, null, device memory,
 //! mapped descriptors, and handles of others.
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
 use crate::common::*;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use starverbs_core::{Access, Cqe, Mtu, QpType, SendOp, Sge, WcStatus};
 use starverbs_verbs::{Advice, Context, Dm, MAX_DM, MemoryRange, Mr, Pd, Qp, Rereg, Result, SendWr};
 
@@ -439,31 +444,24 @@ fn device_memory_takes_every_operation() {
 #[test]
 fn descriptors_can_be_regions() {
     let (a, b, qa, _qb) = connected();
-    // SAFETY: a constant name; the descriptor is this test's.
-    let fd = unsafe { libc::memfd_create(c"dma-buf".as_ptr(), libc::MFD_CLOEXEC) };
-    // SAFETY: as above.
-    assert_eq!(unsafe { libc::ftruncate(fd, 3 * PAGE as i64) }, 0);
+    let file = File::from(memfd_create(c"dma-buf", MFdFlags::MFD_CLOEXEC).unwrap());
+    file.set_len(3 * PAGE).unwrap();
+    let fd = file.as_raw_fd();
     let reg = |offset, len, iova, access| Mr::of_fd(&b.pd, fd, offset, len, iova, access);
     let mr = reg(PAGE + 100, 2 * PAGE - 100, 100, all_access()).unwrap();
     a.fill(0, b"in a dma-buf");
     assert_eq!(remote(&a, &qa, SendOp::Write, 12, 100 + 4090, mr.rkey()).status, WcStatus::Success);
     let mut back = [0u8; 12];
-    // SAFETY: room for twelve bytes.
-    let got = unsafe { libc::pread(fd, back.as_mut_ptr().cast(), 12, PAGE as i64 + 100 + 4090) };
-    assert_eq!((got, &back), (12, b"in a dma-buf"));
+    file.read_exact_at(&mut back, PAGE + 100 + 4090).unwrap();
+    assert_eq!(&back, b"in a dma-buf");
     assert_eq!(errno(reg(0, PAGE, 1, all_access())), libc::EINVAL, "another offset in the page");
     assert_eq!(errno(reg(PAGE, 2 * PAGE + 1, 0, all_access())), libc::EINVAL, "beyond the end");
     assert_eq!(errno(reg(0, 0, 0, all_access())), libc::EINVAL);
     assert_eq!(errno(reg(0, PAGE, 0, Access::ON_DEMAND)), libc::EINVAL);
     assert_eq!(errno(Mr::of_fd(&b.pd, -1, 0, PAGE, 0, Access::empty())), libc::EBADF);
-    let mut pipe = [0; 2];
-    // SAFETY: room for two descriptors.
-    assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
-    assert_eq!(errno(Mr::of_fd(&b.pd, pipe[0], 0, PAGE, 0, Access::empty())), libc::EOPNOTSUPP);
-    for fd in [fd, pipe[0], pipe[1]] {
-        // SAFETY: this test's own.
-        unsafe { libc::close(fd) };
-    }
+    let (pipe, _writer) = std::io::pipe().unwrap();
+    assert_eq!(errno(Mr::of_fd(&b.pd, pipe.as_raw_fd(), 0, PAGE, 0, Access::empty())), libc::EOPNOTSUPP);
+    drop(file);
     assert_eq!(remote(&a, &qa, SendOp::Read, 12, 100, mr.rkey()).status, WcStatus::Success, "still mapped");
 }
 
