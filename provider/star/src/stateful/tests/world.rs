@@ -1,5 +1,8 @@
 //! Both ends of a connection on a wire that loses, repeats and delays: SF's half, SL's real card, and a plain
 //! library.
+//!
+//! No plan of tools/soak takes its place: the tests look into the stream, the registry and the packets of one
+//! half, hold back packets, and send what no library sends. What programs see is tested there, by the oracle.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
