@@ -102,7 +102,7 @@ pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut abi::ibv_ah) -> c_int {
 
 /// What the 40 bytes in front of a received datagram say.
 #[derive(Debug, PartialEq, Eq)]
-struct Received {
+struct GrhFields {
     sender: Gid,
     receiver: Gid,
     traffic_class: u8,
@@ -110,7 +110,7 @@ struct Received {
 }
 
 /// Reads those bytes: an IPv6 header, or 20 unused bytes and an IPv4 header (annex A17.4.5.2).
-fn read_grh(bytes: &[u8; 40]) -> Received {
+fn read_grh(bytes: &[u8; 40]) -> GrhFields {
     let four = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
     let sixteen = |at: usize| {
         let mut raw = [0; 16];
@@ -120,9 +120,9 @@ fn read_grh(bytes: &[u8; 40]) -> Received {
     if bytes[0] >> 4 == 6 || bytes[20] != 0x45 {
         let first = u32::from_be_bytes(four(0));
         let (traffic_class, flow_label) = ((first >> 20) as u8, first & abi::IB_GRH_FLOWLABEL_MASK);
-        return Received { sender: sixteen(8), receiver: sixteen(24), traffic_class, flow_label };
+        return GrhFields { sender: sixteen(8), receiver: sixteen(24), traffic_class, flow_label };
     }
-    Received {
+    GrhFields {
         sender: Gid::from_ipv4(four(32)),
         receiver: Gid::from_ipv4(four(36)),
         traffic_class: bytes[21],

@@ -42,7 +42,7 @@ pub(crate) unsafe extern "C" fn rereg_mr(
 
 /// What a call of ibv_rereg_mr changes; the access flags are still to be looked at.
 #[derive(Clone, Copy)]
-struct Change {
+struct ReregChange {
     range: Option<(*mut c_void, usize)>,
     pd: Option<*mut abi::ibv_pd>,
     access: bool,
@@ -56,11 +56,11 @@ unsafe fn checked(
     addr: *mut c_void,
     length: usize,
     access: c_uint,
-) -> Option<Change> {
+) -> Option<ReregChange> {
     let has = |flag| flags & flag != 0;
     // SAFETY: the caller's terms.
     let user = unsafe { MrHandle::obj(mr) }.is_ok_and(Mr::is_user);
-    let change = Change {
+    let change = ReregChange {
         range: has(abi::IBV_REREG_MR_CHANGE_TRANSLATION).then_some((addr, length)),
         pd: has(abi::IBV_REREG_MR_CHANGE_PD).then_some(pd),
         access: has(abi::IBV_REREG_MR_CHANGE_ACCESS),
@@ -72,7 +72,7 @@ unsafe fn checked(
     (user && known && !nowhere && !nobody && !stray).then_some(change)
 }
 
-unsafe fn change_region(mr: *mut abi::ibv_mr, change: Change, access: c_uint) -> Result<(), Errno> {
+unsafe fn change_region(mr: *mut abi::ibv_mr, change: ReregChange, access: c_uint) -> Result<(), Errno> {
     // SAFETY: the caller's terms.
     let obj = unsafe { MrHandle::obj(mr)? };
     let pd: Option<&Pd> = match change.pd {

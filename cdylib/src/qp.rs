@@ -185,8 +185,8 @@ unsafe fn create(
         return Err(libc::EOPNOTSUPP);
     }
     let mut place = match ops {
-        None => Place::Plain(Box::new_uninit()),
-        Some(ops) => Place::Extended(Box::new_uninit(), ops),
+        None => HandleMemory::Plain(Box::new_uninit()),
+        Some(ops) => HandleMemory::Extended(Box::new_uninit(), ops),
     };
     let name = place.cookie();
     let wanted = QpInit {
@@ -222,10 +222,10 @@ unsafe fn create(
     }
     let (delivered, sq_sig_all) = (AtomicU32::new(0), wanted.sq_sig_all);
     Ok(match place {
-        Place::Plain(place) => {
+        HandleMemory::Plain(place) => {
             QpHandle::publish(place, QpHandle { obj, delivered, sq_sig_all, extended: false, ibv, more: () })
         }
-        Place::Extended(place, ops) => {
+        HandleMemory::Extended(place, ops) => {
             let (ibv, more) = (wr::functions(ibv), Building::new(ops));
             QpHandle::publish(place, QpHandle { obj, delivered, sq_sig_all, extended: true, ibv, more })
         }
@@ -233,16 +233,16 @@ unsafe fn create(
 }
 
 /// Memory for a handle: events name it before it is filled.
-enum Place {
+enum HandleMemory {
     Plain(Box<MaybeUninit<QpHandle>>),
     Extended(Box<MaybeUninit<QpExHandle>>, u64),
 }
 
-impl Place {
+impl HandleMemory {
     fn cookie(&mut self) -> u64 {
         match self {
-            Place::Plain(place) => cookie(place.as_mut_ptr()),
-            Place::Extended(place, _) => cookie(place.as_mut_ptr()),
+            HandleMemory::Plain(place) => cookie(place.as_mut_ptr()),
+            HandleMemory::Extended(place, _) => cookie(place.as_mut_ptr()),
         }
     }
 }

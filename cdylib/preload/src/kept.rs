@@ -169,7 +169,7 @@ fn is_mapped(range: &Span, file: Identity, offset: u64) -> bool {
     let Ok(maps) = File::open("/proc/self/maps") else { return false };
     let mut at = range.start;
     for line in BufReader::new(maps).lines().map_while(Result::ok) {
-        let Some(line) = Line::parse(&line) else { continue };
+        let Some(line) = MapsLine::parse(&line) else { continue };
         if line.span.end <= at {
             continue;
         }
@@ -189,7 +189,7 @@ fn is_mapped(range: &Span, file: Identity, offset: u64) -> bool {
 
 /// What a line of /proc/self/maps says.
 #[derive(Debug, PartialEq, Eq)]
-struct Line {
+struct MapsLine {
     span: Span,
     /// To read and write, MAP_SHARED
     is_shared: bool,
@@ -197,8 +197,8 @@ struct Line {
     file: Identity,
 }
 
-impl Line {
-    fn parse(line: &str) -> Option<Line> {
+impl MapsLine {
+    fn parse(line: &str) -> Option<MapsLine> {
         let mut words = line.split_ascii_whitespace();
         let hex = |text| u64::from_str_radix(text, 16).ok();
         let (start, end) = words.next()?.split_once('-')?;
@@ -208,7 +208,7 @@ impl Line {
         let device = libc::makedev(u32::try_from(hex(major)?).ok()?, u32::try_from(hex(minor)?).ok()?);
         let span = usize::try_from(hex(start)?).ok()?..usize::try_from(hex(end)?).ok()?;
         let is_shared = mode.starts_with("rw") && mode.ends_with('s');
-        Some(Line { span, is_shared, offset, file: (device, words.next()?.parse().ok()?) })
+        Some(MapsLine { span, is_shared, offset, file: (device, words.next()?.parse().ok()?) })
     }
 }
 

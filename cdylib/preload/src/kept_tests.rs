@@ -128,10 +128,10 @@ fn files_that_are_none_of_memory_are_passed_over() {
 
 #[test]
 fn lines_of_maps_are_read() {
-    let line = Line::parse("7f01a000-7f01c000 rw-s 00003000 00:01 42   /memfd:x y (deleted)");
+    let line = MapsLine::parse("7f01a000-7f01c000 rw-s 00003000 00:01 42   /memfd:x y (deleted)");
     let file = (libc::makedev(0, 1), 42);
-    let expected = Line { span: 0x7f01a000..0x7f01c000, is_shared: true, offset: 0x3000, file };
+    let expected = MapsLine { span: 0x7f01a000..0x7f01c000, is_shared: true, offset: 0x3000, file };
     assert_eq!(line, Some(expected));
-    assert_eq!(Line::parse("1000-2000 rw-p 00000000 00:00 0").map(|line| line.is_shared), Some(false));
-    assert_eq!(Line::parse("nonsense"), None);
+    assert_eq!(MapsLine::parse("1000-2000 rw-p 00000000 00:00 0").map(|line| line.is_shared), Some(false));
+    assert_eq!(MapsLine::parse("nonsense"), None);
 }

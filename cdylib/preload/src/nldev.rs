@@ -65,9 +65,9 @@ pub(crate) fn answer<E>(
     mut send: impl FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut rest = requests;
-    while let Some((request, after)) = Request::first(rest) {
+    while let Some((request, after)) = NetlinkRequest::first(rest) {
         rest = after;
-        let mut reply = |kind, flags| Message::new(kind, flags, request.sequence, to);
+        let mut reply = |kind, flags| NetlinkMessage::new(kind, flags, request.sequence, to);
         let asks = request.flags & REQUEST != 0 && request.kind >= FIRST_REQUEST;
         let found = if asks { found(&request, facts, &mut reply) } else { Ok(None) };
         let dumped = asks && request.is_dump() && !matches!(found, Err(libc::EOPNOTSUPP));
@@ -87,10 +87,10 @@ pub(crate) fn answer<E>(
 
 /// The message that says what was asked for; None where a dump finds nothing.
 fn found(
-    request: &Request<'_>,
+    request: &NetlinkRequest<'_>,
     facts: Option<&Facts>,
-    reply: &mut impl FnMut(u16, u16) -> Message,
-) -> Result<Option<Message>, i32> {
+    reply: &mut impl FnMut(u16, u16) -> NetlinkMessage,
+) -> Result<Option<NetlinkMessage>, i32> {
     let dump = request.is_dump();
     let message = reply(request.kind, if dump { MULTI } else { 0 });
     match request.kind {
@@ -118,7 +118,7 @@ fn found(
 }
 
 /// A request of the program's.
-struct Request<'a> {
+struct NetlinkRequest<'a> {
     header: &'a [u8],
     kind: u16,
     flags: u16,
@@ -126,12 +126,12 @@ struct Request<'a> {
     attributes: &'a [u8],
 }
 
-impl<'a> Request<'a> {
+impl<'a> NetlinkRequest<'a> {
     /// The first of several, and what follows it; None if there is no whole one.
-    fn first(bytes: &'a [u8]) -> Option<(Request<'a>, &'a [u8])> {
+    fn first(bytes: &'a [u8]) -> Option<(NetlinkRequest<'a>, &'a [u8])> {
         let header = bytes.get(..HEADER)?;
         let length = u32_at(header, 0)? as usize;
-        let request = Request {
+        let request = NetlinkRequest {
             header,
             kind: u16_at(header, 4)?,
             flags: u16_at(header, 6)?,
@@ -171,11 +171,11 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 /// A message to the program.
-struct Message(Vec<u8>);
+struct NetlinkMessage(Vec<u8>);
 
-impl Message {
-    fn new(kind: u16, flags: u16, sequence: u32, to: u32) -> Message {
-        let mut message = Message(vec![0; 4]);
+impl NetlinkMessage {
+    fn new(kind: u16, flags: u16, sequence: u32, to: u32) -> NetlinkMessage {
+        let mut message = NetlinkMessage(vec![0; 4]);
         message.0.extend(kind.to_ne_bytes());
         message.0.extend(flags.to_ne_bytes());
         message.0.extend(sequence.to_ne_bytes());
@@ -184,7 +184,7 @@ impl Message {
     }
 
     /// Adds bytes that are no attribute. All that a message holds is far shorter than a page.
-    fn raw(mut self, bytes: &[u8]) -> Message {
+    fn raw(mut self, bytes: &[u8]) -> NetlinkMessage {
         self.0.extend(bytes);
         self.0.resize(self.0.len().next_multiple_of(4), 0);
         let length = self.0.len() as u32;
@@ -194,25 +194,25 @@ impl Message {
         self
     }
 
-    fn number(self, number: i32) -> Message {
+    fn number(self, number: i32) -> NetlinkMessage {
         self.raw(&number.to_ne_bytes())
     }
 
     /// Adds an attribute.
-    fn put(self, kind: u16, value: &[u8]) -> Message {
+    fn put(self, kind: u16, value: &[u8]) -> NetlinkMessage {
         let length = (ATTRIBUTE + value.len()) as u16;
         self.raw(&[length.to_ne_bytes(), kind.to_ne_bytes()].concat()).raw(value)
     }
 
-    fn text(self, kind: u16, text: &str) -> Message {
+    fn text(self, kind: u16, text: &str) -> NetlinkMessage {
         self.put(kind, &[text.as_bytes(), b"\0"].concat())
     }
 
-    fn handle(self, facts: &Facts) -> Message {
+    fn handle(self, facts: &Facts) -> NetlinkMessage {
         self.put(attr::DEV_INDEX, &DEVICE.to_ne_bytes()).text(attr::DEV_NAME, &facts.name)
     }
 
-    fn device(self, facts: &Facts) -> Message {
+    fn device(self, facts: &Facts) -> NetlinkMessage {
         let of = &facts.device.attr;
         self.handle(facts)
             .put(attr::PORT_INDEX, &PORT.to_ne_bytes())
@@ -225,7 +225,7 @@ impl Message {
     }
 
     /// What a RoCE port has: no LIDs. Of the interfaces behind its addresses the first is named.
-    fn port(self, facts: &Facts) -> Message {
+    fn port(self, facts: &Facts) -> NetlinkMessage {
         let port = &facts.device.port;
         let message = self
             .handle(facts)

@@ -11,7 +11,7 @@ const SEQUENCE: u32 = 77;
 
 /// A request with attributes of four bytes.
 fn request(kind: u16, flags: u16, attributes: &[(u16, u32)]) -> Vec<u8> {
-    let mut message = Message::new(kind, flags | REQUEST, SEQUENCE, 0).raw(&[]);
+    let mut message = NetlinkMessage::new(kind, flags | REQUEST, SEQUENCE, 0).raw(&[]);
     for (kind, value) in attributes {
         message = message.put(*kind, &value.to_ne_bytes());
     }

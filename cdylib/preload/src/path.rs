@@ -48,8 +48,8 @@ pub(crate) unsafe fn is_ours(path: *const c_char) -> bool {
 
 /// Where an absolute path leads, and if through the view, where it leaves it and how long it is until
 /// then.
-fn walk(path: &[u8]) -> (Leads, Option<(Place<'_>, usize)>) {
-    let mut at = Place { first: [b""; 4], depth: 0 };
+fn walk(path: &[u8]) -> (Leads, Option<(PathPosition<'_>, usize)>) {
+    let mut at = PathPosition { first: [b""; 4], depth: 0 };
     let (mut left, mut length) = (None, 0);
     for part in path.split(|byte| *byte == b'/') {
         length += part.len() + 1;
@@ -91,16 +91,17 @@ pub(crate) fn around<'a>(path: &CStr, room: &'a mut [u8; PATH_MAX]) -> Option<&'
 
 /// Where a path has come to. Links of the view count as folders, but for those to the device.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct PathPosition<'a> {
     /// Its first names, as far as `depth` goes
     first: [&'a [u8]; 4],
     /// How many names it has
     depth: usize,
 }
 
-impl<'a> Place<'a> {
+impl<'a> PathPosition<'a> {
     /// Where the links in the folders of classes lead: to devices/virtual/starverbs/CARD/CLASS/NAME.
-    const LINKED: Place<'static> = Place { first: [b"sys", b"devices", b"virtual", b"starverbs"], depth: 7 };
+    const LINKED: PathPosition<'static> =
+        PathPosition { first: [b"sys", b"devices", b"virtual", b"starverbs"], depth: 7 };
 
     /// Goes to the next part of the path; false if that is not in the view and cannot come to it.
     fn go(&mut self, part: &'a [u8]) -> bool {
@@ -115,7 +116,7 @@ impl<'a> Place<'a> {
         self.depth += 1;
         let inside = self.is_inside();
         if inside && self.depth == self.first.len() && self.first.starts_with(&[b"sys", b"class"]) {
-            *self = Place::LINKED;
+            *self = PathPosition::LINKED;
         }
         inside || self.depth < self.first.len()
     }
@@ -124,7 +125,7 @@ impl<'a> Place<'a> {
         match self.first.get(..self.depth).unwrap_or(&self.first) {
             [b"dev", b"infiniband", ..] => true,
             [b"sys", b"class", class, ..] => class.starts_with(b"infiniband"),
-            first => first == Place::LINKED.first,
+            first => first == PathPosition::LINKED.first,
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use super::address;
 use super::device;
-use super::id::State;
+use super::id::IdState;
 use crate::edge::Errno;
 use crate::handle::zeroed;
 use core::ffi::c_int;
@@ -26,7 +26,7 @@ pub(super) fn ack_timeout(ack_delay: u8) -> u8 {
 }
 
 /// The index of this side's GID.
-fn sgid_index(state: &State) -> u8 {
+fn sgid_index(state: &IdState) -> u8 {
     let gid: Option<Gid> = state.local.map(|local| address::gid(local.ip()));
     let table = || device::open().and_then(|d| d.card().map(|card| card.gid_table())).ok();
     gid.and_then(|gid| table()?.into_iter().find(|entry| entry.gid == gid))
@@ -35,7 +35,7 @@ fn sgid_index(state: &State) -> u8 {
 }
 
 /// The address of this GID, as seen from the id's.
-pub(super) fn address_of(state: &State, dgid: Gid) -> abi::ibv_ah_attr {
+pub(super) fn address_of(state: &IdState, dgid: Gid) -> abi::ibv_ah_attr {
     // SAFETY: an ibv_ah_attr is numbers: zero is valid.
     let mut to: abi::ibv_ah_attr = unsafe { zeroed() };
     to.is_global = 1;
@@ -48,12 +48,12 @@ pub(super) fn address_of(state: &State, dgid: Gid) -> abi::ibv_ah_attr {
 }
 
 /// The address of the other side.
-pub(super) fn address(state: &State) -> abi::ibv_ah_attr {
+pub(super) fn address(state: &IdState) -> abi::ibv_ah_attr {
     address_of(state, state.remote.map(|remote| address::gid(remote.ip())).unwrap_or_default())
 }
 
 /// IP type of service: the program's, or the peer's.
-pub(super) fn traffic_class(state: &State) -> u8 {
+pub(super) fn traffic_class(state: &IdState) -> u8 {
     state.options.tos.or(state.way.map(|way| way.traffic_class)).unwrap_or(0)
 }
 
@@ -62,7 +62,7 @@ pub(super) fn traffic_class(state: &State) -> u8 {
 /// # Errors
 /// EINVAL: no connection has such a state, or the peer has not said what it needs.
 pub(super) fn attributes(
-    state: &State,
+    state: &IdState,
     qp_type: abi::ibv_qp_type,
     to: abi::ibv_qp_state,
 ) -> Result<(abi::ibv_qp_attr, c_int), Errno> {
@@ -83,7 +83,7 @@ pub(super) fn attributes(
     Ok((attr, (abi::IBV_QP_STATE | more) as c_int))
 }
 
-fn init(state: &State, qp_type: abi::ibv_qp_type, attr: &mut abi::ibv_qp_attr) -> u32 {
+fn init(state: &IdState, qp_type: abi::ibv_qp_type, attr: &mut abi::ibv_qp_attr) -> u32 {
     attr.port_num = 1;
     let mask = abi::IBV_QP_PKEY_INDEX | abi::IBV_QP_PORT;
     if qp_type == abi::IBV_QPT_UD {
@@ -100,7 +100,7 @@ fn init(state: &State, qp_type: abi::ibv_qp_type, attr: &mut abi::ibv_qp_attr) -
     mask | abi::IBV_QP_ACCESS_FLAGS
 }
 
-fn rtr(state: &State, qp_type: abi::ibv_qp_type, attr: &mut abi::ibv_qp_attr) -> Result<u32, Errno> {
+fn rtr(state: &IdState, qp_type: abi::ibv_qp_type, attr: &mut abi::ibv_qp_attr) -> Result<u32, Errno> {
     let (peer, way) = (state.peer.ok_or(libc::EINVAL)?, state.way.ok_or(libc::EINVAL)?);
     attr.ah_attr = address(state);
     attr.path_mtu = way.mtu as abi::ibv_mtu;
@@ -117,7 +117,7 @@ fn rtr(state: &State, qp_type: abi::ibv_qp_type, attr: &mut abi::ibv_qp_attr) ->
     Ok(mask | abi::IBV_QP_MAX_DEST_RD_ATOMIC | abi::IBV_QP_MIN_RNR_TIMER)
 }
 
-fn rts(state: &State, qp_type: abi::ibv_qp_type, attr: &mut abi::ibv_qp_attr) -> Result<u32, Errno> {
+fn rts(state: &IdState, qp_type: abi::ibv_qp_type, attr: &mut abi::ibv_qp_attr) -> Result<u32, Errno> {
     let peer = state.peer.ok_or(libc::EINVAL)?;
     attr.sq_psn = peer.qp.psn.get();
     let mut mask = abi::IBV_QP_SQ_PSN;

@@ -5,7 +5,7 @@
 
 use super::attr;
 use super::event;
-use super::id::{IdHandle, Stage, State};
+use super::id::{IdHandle, IdState, Stage};
 use super::qp;
 use super::sink::sink;
 use crate::edge::{self, Errno};
@@ -94,7 +94,7 @@ impl Params {
     ///
     /// # Errors
     /// EINVAL: there is neither.
-    pub(super) fn qp_side(&self, id: &IdHandle, state: &State) -> Result<QpSide, Errno> {
+    pub(super) fn qp_side(&self, id: &IdHandle, state: &IdState) -> Result<QpSide, Errno> {
         // SAFETY: NULL or the id's queue pair, which is alive.
         let own = unsafe { id.qp().as_ref() }.map(|qp| (qp.qp_num, !qp.srq.is_null()));
         let (qpn, srq) = own.or(self.qp).ok_or(libc::EINVAL)?;

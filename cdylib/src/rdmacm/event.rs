@@ -6,7 +6,7 @@
 use super::attr;
 use super::channel::{ChannelHandle, Queue};
 use super::device;
-use super::id::{IdHandle, Peer, Stage, State, Way};
+use super::id::{IdHandle, IdState, PathAttr, Peer, Stage};
 use super::multicast::{self, Joined};
 use super::qp;
 use super::sink::{IdShared, What};
@@ -182,7 +182,7 @@ fn new_id(
     listener: &IdHandle,
     shared: Arc<IdShared>,
     qp_type: abi::ibv_qp_type,
-    fill: impl FnOnce(&mut State),
+    fill: impl FnOnce(&mut IdState),
 ) -> Option<*mut abi::rdma_cm_id> {
     let space = listener.state().space;
     // SAFETY: the listener is alive, and so is its channel.
@@ -221,7 +221,7 @@ fn requested(listener: &IdHandle, conn: Conn, request: &Request, shared: Arc<IdS
             retry: request.retry_count,
             ack_timeout: request.ack_timeout,
         });
-        state.way = Some(Way {
+        state.way = Some(PathAttr {
             mtu: request.path_mtu,
             traffic_class: request.traffic_class,
             hop_limit: request.hop_limit,

@@ -62,7 +62,7 @@ pub(super) struct Peer {
 
 /// The way to the other side.
 #[derive(Clone, Copy)]
-pub(super) struct Way {
+pub(super) struct PathAttr {
     pub(super) mtu: starverbs_core::Mtu,
     pub(super) traffic_class: u8,
     pub(super) hop_limit: u8,
@@ -77,7 +77,7 @@ pub(super) struct Endpoint {
 }
 
 /// What the library keeps of an id.
-pub(super) struct State {
+pub(super) struct IdState {
     pub(super) stage: Stage,
     pub(super) space: PortSpace,
     pub(super) local: Option<SocketAddr>,
@@ -93,7 +93,7 @@ pub(super) struct State {
     pub(super) initiator_depth: u8,
     /// Transport retries to do
     pub(super) retry: u8,
-    pub(super) way: Option<Way>,
+    pub(super) way: Option<PathAttr>,
     pub(super) peer: Option<Peer>,
     pub(super) options: Options,
     pub(super) local_ece: Ece,
@@ -108,14 +108,14 @@ pub(super) struct State {
 
 // SAFETY: an endpoint's pointers name objects that the program keeps, and that may be used from every thread;
 // a lookup's result is its own.
-unsafe impl Send for State {}
+unsafe impl Send for IdState {}
 
 /// A communication id.
 #[repr(C)]
 pub(super) struct IdHandle {
     ibv: UnsafeCell<abi::rdma_cm_id>,
     pub(super) shared: Arc<IdShared>,
-    state: Mutex<State>,
+    state: Mutex<IdState>,
     /// Held while its queue pair is brought to a state, appears, or goes: events do so in one thread, calls
     /// in another. Taken before `state`
     qp_is: Mutex<()>,
@@ -139,7 +139,7 @@ impl IdHandle {
     }
 
     /// What the library keeps of it.
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, IdState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -189,7 +189,7 @@ impl IdHandle {
     }
 
     /// Shows the addresses of `state` in the public struct.
-    pub(super) fn show_addresses(&self, state: &State) {
+    pub(super) fn show_addresses(&self, state: &IdState) {
         // SAFETY: as above; each union has room for a sockaddr_storage.
         unsafe {
             let addr = &raw mut (*self.public()).route.addr;
@@ -243,7 +243,7 @@ impl IdHandle {
         let handle = IdHandle {
             ibv: UnsafeCell::new(ibv),
             shared,
-            state: Mutex::new(State::new(space)),
+            state: Mutex::new(IdState::new(space)),
             qp_is: Mutex::new(()),
             sync: sync.into(),
         };
@@ -254,9 +254,9 @@ impl IdHandle {
     }
 }
 
-impl State {
-    fn new(space: PortSpace) -> State {
-        State {
+impl IdState {
+    fn new(space: PortSpace) -> IdState {
+        IdState {
             stage: Stage::Idle,
             space,
             local: None,

@@ -61,9 +61,9 @@ fn kind(qp_type: c_int, space: c_int) -> Result<(c_int, c_int), Failed> {
 }
 
 /// The system's answer for a name.
-struct Found(*mut libc::addrinfo);
+struct AddrInfo(*mut libc::addrinfo);
 
-impl Found {
+impl AddrInfo {
     /// # Safety
     /// `node` and `service` are NULL or strings.
     unsafe fn look_up(
@@ -72,7 +72,7 @@ impl Found {
         flags: u32,
         family: c_int,
         qp_type: c_int,
-    ) -> Result<Found, Failed> {
+    ) -> Result<AddrInfo, Failed> {
         // SAFETY: numbers and pointers: zero is valid.
         let mut hints: libc::addrinfo = unsafe { zeroed() };
         hints.ai_flags = if flags & abi::RAI_PASSIVE != 0 { libc::AI_PASSIVE } else { 0 };
@@ -85,13 +85,13 @@ impl Found {
         let mut found = null_mut();
         // SAFETY: the caller's terms.
         match unsafe { libc::getaddrinfo(node, service, &hints, &mut found) } {
-            0 => Ok(Found(found)),
+            0 => Ok(AddrInfo(found)),
             error => Err(Failed::Eai(error)),
         }
     }
 }
 
-impl Drop for Found {
+impl Drop for AddrInfo {
     fn drop(&mut self) {
         // SAFETY: it came from getaddrinfo.
         unsafe { libc::freeaddrinfo(self.0) };
@@ -124,7 +124,7 @@ unsafe fn resolve(
     // SAFETY: the caller's terms; lengths and addresses of the hints go together.
     unsafe {
         if !node.is_null() || !service.is_null() {
-            let found = Found::look_up(node, service, flags, hints.ai_family, to.ai_qp_type)?;
+            let found = AddrInfo::look_up(node, service, flags, hints.ai_family, to.ai_qp_type)?;
             let first = &*found.0;
             let (addr, name): (*const abi::sockaddr, _) = (first.ai_addr.cast(), first.ai_canonname);
             to.ai_family = first.ai_family;

@@ -19,19 +19,19 @@ pub(super) enum Lookup {
     /// A thread is at it
     UnderWay,
     /// The program may take the result
-    Done(Found),
+    Done(LookupResult),
 }
 
 /// A result that nobody took yet.
-pub(super) struct Found(*mut abi::rdma_addrinfo);
+pub(super) struct LookupResult(*mut abi::rdma_addrinfo);
 
-impl Found {
+impl LookupResult {
     fn into_raw(self) -> *mut abi::rdma_addrinfo {
         core::mem::ManuallyDrop::new(self).0
     }
 }
 
-impl Drop for Found {
+impl Drop for LookupResult {
     fn drop(&mut self) {
         // SAFETY: a result of `info::look_up`, which nobody else has.
         unsafe { info::freeaddrinfo(self.0) };
@@ -80,7 +80,9 @@ unsafe fn look_up(
     // SAFETY: the caller's terms.
     let result = unsafe { info::look_up(node, service, hints) };
     let (lookup, event) = match result.map_err(status) {
-        Ok(found) => (Lookup::Done(Found(found)), Ok(What::Plain(newer::RDMA_CM_EVENT_ADDRINFO_RESOLVED, 0))),
+        Ok(found) => {
+            (Lookup::Done(LookupResult(found)), Ok(What::Plain(newer::RDMA_CM_EVENT_ADDRINFO_RESOLVED, 0)))
+        }
         Err(Ok(error)) => (Lookup::None, Ok(What::Plain(newer::RDMA_CM_EVENT_ADDRINFO_ERROR, -error))),
         Err(Err(error)) => (Lookup::None, Err(error)),
     };

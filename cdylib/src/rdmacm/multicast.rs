@@ -6,7 +6,7 @@
 use super::address;
 use super::attr;
 use super::event;
-use super::id::{IdHandle, Stage, State};
+use super::id::{IdHandle, IdState, Stage};
 use super::sink::What;
 use crate::edge::{self, Errno};
 use crate::qp;
@@ -83,7 +83,7 @@ pub(super) fn detach_all(id: &IdHandle) {
 }
 
 /// Leaves every group.
-pub(super) fn leave_all(id: &IdHandle, state: &mut State) {
+pub(super) fn leave_all(id: &IdHandle, state: &mut IdState) {
     for mut group in state.groups.drain(..) {
         detach(id, &mut group);
     }

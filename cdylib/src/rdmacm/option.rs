@@ -4,7 +4,7 @@
 
 use super::connect::ece_in;
 use super::event;
-use super::id::{IdHandle, Stage, Way};
+use super::id::{IdHandle, PathAttr, Stage};
 use super::resolve;
 use crate::edge::{self, Errno};
 use crate::handle::given;
@@ -83,7 +83,7 @@ unsafe fn set_path(id: &IdHandle, at: *const c_void, length: usize) -> Result<()
     }
     let mtu = Mtu::from_code(u32::from(path.mtu & 0x3f)).ok_or(libc::EINVAL)?;
     let hop_limit = u32::from_be(path.flowlabel_hoplimit) as u8;
-    resolve::take_way(id, &mut state, Way { mtu, traffic_class: path.tclass, hop_limit });
+    resolve::take_way(id, &mut state, PathAttr { mtu, traffic_class: path.tclass, hop_limit });
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use super::address;
 use super::attr::PACKET_LIFE_TIME;
 use super::device::{self, Device};
 use super::event;
-use super::id::{IdHandle, Stage, State, Way};
+use super::id::{IdHandle, IdState, PathAttr, Stage};
 use super::sink::What;
 use crate::edge::{self, Errno};
 use crate::handle::errno;
@@ -40,7 +40,7 @@ fn on_host(addr: SocketAddr) -> bool {
 ///
 /// # Errors
 /// EADDRNOTAVAIL: not of this host; ENODEV: not of the card; EADDRINUSE.
-pub(super) fn bind(id: &IdHandle, state: &mut State, addr: SocketAddr) -> Result<(), Errno> {
+pub(super) fn bind(id: &IdHandle, state: &mut IdState, addr: SocketAddr) -> Result<(), Errno> {
     let device = device::open()?;
     let wildcard = address::is_wildcard(addr.ip());
     if !wildcard && !on_card(&device, addr.ip()) {
@@ -103,7 +103,7 @@ fn of_card(device: &Device, source: IpAddr, to: IpAddr) -> Option<IpAddr> {
 /// Begins rdma_resolve_addr: what the event will say, or the errno value of what cannot begin.
 fn resolve(
     id: &IdHandle,
-    state: &mut State,
+    state: &mut IdState,
     src: Option<SocketAddr>,
     dst: SocketAddr,
 ) -> Result<Result<(), Errno>, Errno> {
@@ -140,14 +140,14 @@ fn resolve(
 }
 
 /// What the way to the other side is like.
-fn way(device: &Device, state: &State) -> Result<Way, Errno> {
+fn way(device: &Device, state: &IdState) -> Result<PathAttr, Errno> {
     let remote = state.remote.ok_or(libc::EINVAL)?;
     let mtu = device.card()?.path_mtu(address::gid(remote.ip()));
-    Ok(Way { mtu, traffic_class: state.options.tos.unwrap_or(0), hop_limit: 0 })
+    Ok(PathAttr { mtu, traffic_class: state.options.tos.unwrap_or(0), hop_limit: 0 })
 }
 
 /// Shows the way in the public struct, as a path record.
-pub(super) fn show_path(id: &IdHandle, state: &State) {
+pub(super) fn show_path(id: &IdHandle, state: &IdState) {
     let (Some(local), Some(remote), Some(way)) = (state.local, state.remote, state.way) else { return };
     let mut speed = 0;
     // SAFETY: the id is bound; numbers and unions of numbers may be zero; the record goes with the id,
@@ -175,7 +175,7 @@ pub(super) fn show_path(id: &IdHandle, state: &State) {
 }
 
 /// Ends rdma_resolve_route, by this way, and queues its event.
-pub(super) fn take_way(id: &IdHandle, state: &mut State, way: Way) {
+pub(super) fn take_way(id: &IdHandle, state: &mut IdState, way: PathAttr) {
     state.way = Some(way);
     state.stage = Stage::RouteResolved;
     show_path(id, state);
@@ -238,7 +238,7 @@ pub(crate) unsafe extern "C" fn resolve_route(id: *mut abi::rdma_cm_id, _timeout
     })
 }
 
-fn port(id: *mut abi::rdma_cm_id, which: impl FnOnce(&State) -> Option<SocketAddr>) -> u16 {
+fn port(id: *mut abi::rdma_cm_id, which: impl FnOnce(&IdState) -> Option<SocketAddr>) -> u16 {
     edge::value(0, || {
         // SAFETY: the call's terms.
         let Ok(handle) = (unsafe { IdHandle::of(id) }) else { return 0 };

@@ -39,7 +39,7 @@ pub(crate) const HOPS: u8 = 64;
 
 /// What frames of one message have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Group {
+pub(crate) struct FrameGroup {
     /// Index of the source address
     pub(crate) source: u8,
     /// Index of the socket among the sender's
@@ -61,7 +61,7 @@ pub(crate) struct Group {
 /// A message under construction.
 #[derive(Clone, Copy)]
 struct Message {
-    group: Group,
+    group: FrameGroup,
     frames: u16,
     /// Size of each frame but the last
     segment: u16,
@@ -146,7 +146,7 @@ impl Batch {
     /// one if a frame joined the last message alone. It never joins an older message of its group than the
     /// newest, so that frames to a QP stay in order.
     #[inline]
-    pub(crate) fn place(&mut self, group: &Group, size: usize, join: bool) -> u16 {
+    pub(crate) fn place(&mut self, group: &FrameGroup, size: usize, join: bool) -> u16 {
         let newest = &mut self.newest[group.block as usize % NEWEST];
         let (at, count) = (usize::from(*newest), self.messages.len());
         if let Some(last) = at.checked_sub(1).and_then(|at| self.messages.get_mut(at))
@@ -282,7 +282,7 @@ impl Batch {
     }
 
     /// What the frames of message `at` have in common.
-    pub(crate) fn group(&self, at: usize) -> &Group {
+    pub(crate) fn group(&self, at: usize) -> &FrameGroup {
         &self.messages[at].group
     }
 

@@ -60,7 +60,7 @@ impl Stall {
     }
 }
 
-struct Known {
+struct KnownBlock {
     block: u32,
     used: u64,
     socket: Socket,
@@ -71,7 +71,7 @@ struct Known {
 pub(crate) struct Handover {
     port: u16,
     turn: u64,
-    known: Vec<Known>,
+    known: Vec<KnownBlock>,
 }
 
 impl Handover {
@@ -106,7 +106,7 @@ impl Handover {
                     let oldest = (0..KNOWN).min_by_key(|&at| self.known[at].used)?;
                     self.known.swap_remove(oldest);
                 }
-                self.known.push(Known { block, used: 0, socket, stall: Stall::default() });
+                self.known.push(KnownBlock { block, used: 0, socket, stall: Stall::default() });
                 self.known.len() - 1
             }
         };
@@ -115,7 +115,7 @@ impl Handover {
     }
 }
 
-impl Known {
+impl KnownBlock {
     /// Waits for room in its queue. False: it does not read, and will not be waited for again soon.
     fn makes_room(&mut self) -> bool {
         if !self.stall.is_over(sockopt::monotonic()) {

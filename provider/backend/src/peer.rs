@@ -46,7 +46,7 @@ use crate::sockopt::{self, monotonic};
 use channel::{Answering, Asking};
 use direct::{MemoryFiles, OfferedMemory};
 use session::{FRAMES, Sent};
-use sessions::{Found, Sessions, Way};
+use sessions::{BlockRoute, Found, Sessions};
 
 /// Names a session. Its place may be another's later, with another serial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -261,13 +261,13 @@ impl Peers {
 
     fn way(&self, sessions: &mut Sessions, block: u32) -> Option<SessionId> {
         match sessions.ways.get(&block) {
-            Some(Way::Session(id)) => return Some(*id),
-            Some(Way::Datagrams(until)) if monotonic() < *until => return None,
+            Some(BlockRoute::Session(id)) => return Some(*id),
+            Some(BlockRoute::Datagrams(until)) if monotonic() < *until => return None,
             _ => {}
         }
         let address = abstract_address(&peer_name(self.0.port, block));
         let id = sessions.connect(&address, block, None).ok()?;
-        sessions.ways.insert(block, Way::Session(id));
+        sessions.ways.insert(block, BlockRoute::Session(id));
         Some(id)
     }
 

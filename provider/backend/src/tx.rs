@@ -18,7 +18,7 @@ use starverbs_core::wire::icrc::IcrcHeader;
 use starverbs_core::{Av, Counters, FrameMeta, Nanos};
 use starverbs_settings::Settings;
 
-use crate::batch::{Batch, Group, HOPS, MAX_FRAME};
+use crate::batch::{Batch, FrameGroup, HOPS, MAX_FRAME};
 use crate::control::{Run, SENT};
 use crate::descriptor::Socket;
 use crate::fault::{Fault, flip};
@@ -209,7 +209,7 @@ impl<F: Framing, C: Deref<Target = Counters>> Tx<F, C> {
         let source = self.source_of(to)?;
         let Route { socket, block } = self.framing.route(datagram, source, &self.addrs)?;
         let &Sender { sport, gso, .. } = self.sender(socket, source)?;
-        let group = Group {
+        let group = FrameGroup {
             source: source as u8,
             socket,
             anywhere: F::ANYWHERE,
@@ -331,7 +331,7 @@ impl<F: Framing, C: Deref<Target = Counters>> Tx<F, C> {
                 continue;
             }
             let Some(Some(sender)) = self.senders.get(usize::from(group.socket)) else { continue };
-            let Group { traffic_class, hop_limit, dgid: dst, block, .. } = *group;
+            let FrameGroup { traffic_class, hop_limit, dgid: dst, block, .. } = *group;
             let src = self.addrs[usize::from(group.source)].gid;
             let meta = FrameMeta { src, dst, traffic_class, hop_limit };
             let (segment, pieces) = self.batch.pieces(at);

@@ -55,7 +55,7 @@ const REQUESTS: usize = 16;
 
 /// Where the frames that are being looked at came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Origin {
+enum FrameOrigin {
     Wire,
     Block,
 }
@@ -63,7 +63,7 @@ enum Origin {
 /// A datagram with the frames in it that are still to come.
 #[derive(Clone, Copy, Debug)]
 struct Cursor {
-    origin: Origin,
+    origin: FrameOrigin,
     slot: usize,
     at: usize,
     segment: usize,

@@ -14,7 +14,7 @@ use crate::memory::ProgramMemory;
 use crate::slots::Slots;
 use crate::spin::{SpinGuard, SpinLock};
 use crate::sync::Ordering;
-use crate::{Line, Side};
+use crate::{IndexPair, Line};
 
 /// Where a slot's stamp is.
 const STAMP_AT: usize = size_of::<Cqe>();
@@ -28,10 +28,10 @@ pub struct CqRing {
     poll: SpinLock<()>,
     /// Index: CQEs made. Written by the card with release after the slot; read by the program with
     /// acquire.
-    card: Line<Side>,
+    card: Line<IndexPair>,
     /// Index: CQEs polled. Written by the program under the poll lock with release after it read
     /// the slots; read by the card with acquire before it writes a slot again.
-    program: Line<Side>,
+    program: Line<IndexPair>,
 }
 
 // SAFETY: `slots` changes in `resize` only, whose caller holds the poll lock and vouches that the
@@ -47,8 +47,8 @@ impl CqRing {
             slots: UnsafeCell::new(Slots::new(cqe, stride, memory)?),
             stamped,
             poll: SpinLock::new(()),
-            card: Line(Side::new()),
-            program: Line(Side::new()),
+            card: Line(IndexPair::new()),
+            program: Line(IndexPair::new()),
         })
     }
 

@@ -81,16 +81,16 @@ impl<T> Deref for Line<T> {
 }
 
 /// One side's index, beside its copy of the other side's index.
-struct Side {
+struct IndexPair {
     /// Written by this side alone.
     index: AtomicU32,
     /// What this side last saw of the other side's index; touched by this side alone.
     seen: AtomicU32,
 }
 
-impl Side {
+impl IndexPair {
     fn new() -> Self {
-        Side { index: AtomicU32::new(0), seen: AtomicU32::new(0) }
+        IndexPair { index: AtomicU32::new(0), seen: AtomicU32::new(0) }
     }
 }
 

@@ -14,7 +14,7 @@ pub const WRITE: u8 = 2;
 /// What the card may do with the first bytes of a line. Allocations begin with a line, and nothing is allowed
 /// but from such a place on: so this is as good as rights of each byte.
 #[derive(Clone, Copy, Debug, Default)]
-struct Line {
+struct LineRights {
     rights: u8,
     bytes: u8,
 }
@@ -28,7 +28,7 @@ pub struct Memory {
     base: u64,
     bytes: Vec<u8>,
     /// What the card may do with each line of [`GAP`] bytes, if that is watched
-    guard: Option<Vec<Line>>,
+    guard: Option<Vec<LineRights>>,
     /// Reads are not watched
     reads: bool,
     /// Start and end of each gap
@@ -45,7 +45,7 @@ impl Memory {
     pub fn watch(&mut self) {
         self.bytes.reserve(ROOM);
         let mut guard = Vec::with_capacity(ROOM / GAP as usize);
-        guard.resize(self.lines(), Line::default());
+        guard.resize(self.lines(), LineRights::default());
         self.guard = Some(guard);
     }
 
@@ -68,10 +68,10 @@ impl Memory {
         assert!(addr.is_multiple_of(GAP), "rights begin with a line");
         let (first, end) = (range.start / GAP as usize, range.end / GAP as usize);
         if let Some(guard) = &mut self.guard {
-            guard[first..end].fill(Line { rights, bytes: GAP as u8 });
+            guard[first..end].fill(LineRights { rights, bytes: GAP as u8 });
             let bytes = (range.end % GAP as usize) as u8;
             if bytes > 0 {
-                guard[end] = Line { rights, bytes };
+                guard[end] = LineRights { rights, bytes };
             }
         }
     }
@@ -84,7 +84,7 @@ impl Memory {
             return;
         }
         let (first, last) = (range.start / GAP as usize, (range.end - 1) / GAP as usize);
-        let whole = |line: &Line| line.rights & what != 0 && line.bytes == GAP as u8;
+        let whole = |line: &LineRights| line.rights & what != 0 && line.bytes == GAP as u8;
         let allowed = guard[first..last].iter().all(whole)
             && guard[last].rights & what != 0
             && (range.end - 1) % (GAP as usize) < usize::from(guard[last].bytes);
@@ -100,7 +100,7 @@ impl Memory {
         self.bytes.resize((addr - self.base + len) as usize, CANARY);
         let lines = self.lines();
         if let Some(guard) = &mut self.guard {
-            guard.resize(lines, Line::default());
+            guard.resize(lines, LineRights::default());
         }
         addr
     }

@@ -50,9 +50,9 @@ pub struct Agent {
 
 /// An address and port that is held; free again when the last clone is dropped (and the [`Listener`] on it).
 #[derive(Clone)]
-pub struct Reservation(Arc<Held>);
+pub struct Reservation(Arc<HeldAddress>);
 
-struct Held {
+struct HeldAddress {
     card: Arc<Soft>,
     at: ListenAt,
     local: SocketAddr,
@@ -101,7 +101,7 @@ impl Agent {
             self.card.with(|shard, _| shard.intake.rx.claim_service(at, bind.reuse))?;
             self.card.thread.kick_if_armed();
             let local = SocketAddr::new(local.ip(), port);
-            Ok(Reservation(Arc::new(Held { card: Arc::clone(&self.card), at, local })))
+            Ok(Reservation(Arc::new(HeldAddress { card: Arc::clone(&self.card), at, local })))
         };
         if local.port() != 0 {
             address::check_port(local.port())?;
@@ -168,7 +168,7 @@ impl Reservation {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldAddress {
     fn drop(&mut self) {
         if self.card.is_ours() {
             self.card.with(|shard, _| shard.intake.rx.release_service(self.at));

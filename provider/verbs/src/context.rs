@@ -30,11 +30,11 @@ struct ContextInner {
     /// How often it is open: once, and once for each import
     opened: AtomicU32,
     domains: Domains,
-    side: Side,
+    side: ObjectsOf,
 }
 
 /// Whose objects a context has.
-enum Side {
+enum ObjectsOf {
     /// This process's, for others to import; `None`: no memory file could be had
     Own(Option<Exports>),
     /// Another process's
@@ -107,7 +107,7 @@ impl Context {
         let events = Arc::new(FdQueue::new()?);
         let device = device(&events)?;
         let exports = || device.published().and_then(|published| Exports::new(published).ok());
-        let side = imported.map_or_else(|| Side::Own(exports()), Side::Imported);
+        let side = imported.map_or_else(|| ObjectsOf::Own(exports()), ObjectsOf::Imported);
         let (opened, domains) = (AtomicU32::new(1), Domains::default());
         let forks = process::forks();
         Ok(Context(Arc::new(ContextInner { device, forks, events, opened, domains, side })))
@@ -127,16 +127,16 @@ impl Context {
     /// What others may import.
     pub(crate) fn exports(&self) -> Option<&Exports> {
         match &self.0.side {
-            Side::Own(exports) => exports.as_ref(),
-            Side::Imported(_) => None,
+            ObjectsOf::Own(exports) => exports.as_ref(),
+            ObjectsOf::Imported(_) => None,
         }
     }
 
     /// What it has from another process.
     pub(crate) fn imported(&self) -> Option<&Imported> {
         match &self.0.side {
-            Side::Own(_) => None,
-            Side::Imported(imported) => Some(imported),
+            ObjectsOf::Own(_) => None,
+            ObjectsOf::Imported(imported) => Some(imported),
         }
     }
 
@@ -281,7 +281,7 @@ impl ContextInner {
 
     fn leave(&self) {
         if self.is_ours() {
-            if let Side::Own(Some(exports)) = &self.side {
+            if let ObjectsOf::Own(Some(exports)) = &self.side {
                 exports.close();
                 let _ = self.device.control(Command::Quiesce);
             }

@@ -34,14 +34,14 @@ pub struct Dm(Arc<DmInner>);
 struct DmInner {
     ctx: Context,
     handle: u32,
-    place: Place,
+    place: DmMemory,
     /// Regions registered over it
     regions: AtomicU32,
     gone: AtomicBool,
 }
 
 /// Where it is.
-enum Place {
+enum DmMemory {
     Here { memory: Zeroes, length: u64 },
     Foreign(Foreign),
 }
@@ -67,7 +67,7 @@ impl Dm {
         /* no handle is 0: programs take that for none */
         let place = all().insert(Weak::new());
         let handle = place as u32 + 1;
-        let dm = Dm::new(ctx, handle, Place::Here { memory, length });
+        let dm = Dm::new(ctx, handle, DmMemory::Here { memory, length });
         if let Some(listed) = all().get_mut(place) {
             *listed = Arc::downgrade(&dm.0);
         }
@@ -77,7 +77,7 @@ impl Dm {
         Ok(dm)
     }
 
-    fn new(ctx: &Context, handle: u32, place: Place) -> Dm {
+    fn new(ctx: &Context, handle: u32, place: DmMemory) -> Dm {
         let (regions, gone) = (AtomicU32::new(0), AtomicBool::new(false));
         Dm(Arc::new(DmInner { ctx: ctx.clone(), handle, place, regions, gone }))
     }
@@ -91,7 +91,7 @@ impl Dm {
         if let Some(imported) = ctx.imported() {
             let (tag, bytes) = imported.from.find(ObjectKind::Dm, handle)?;
             let memory = Foreign::new(&imported.from, tag, bytes)?;
-            return Ok(Dm::new(ctx, handle, Place::Foreign(memory)));
+            return Ok(Dm::new(ctx, handle, DmMemory::Foreign(memory)));
         }
         let found = all().get(handle.wrapping_sub(1) as usize).and_then(Weak::upgrade).map(Dm);
         let ours = found.filter(|dm| dm.0.ctx.same(ctx) && !dm.0.gone.load(Ordering::Acquire));
@@ -104,7 +104,7 @@ impl Dm {
     /// EBUSY while regions are registered over it; EINVAL when it is gone already; EOPNOTSUPP: of another
     /// process.
     pub fn free(&self) -> Result<()> {
-        if matches!(self.0.place, Place::Foreign(_)) {
+        if matches!(self.0.place, DmMemory::Foreign(_)) {
             return Err(VerbsError::Unsupported("ending another process's device memory"));
         }
         if self.0.regions.load(Ordering::Acquire) > 0 {
@@ -131,7 +131,7 @@ impl Dm {
     /// `from` has `len` readable bytes.
     pub unsafe fn copy_in(&self, offset: u64, from: *const u8, len: u64) -> Result<()> {
         whole_words(offset, len)?;
-        if let Place::Foreign(memory) = &self.0.place {
+        if let DmMemory::Foreign(memory) = &self.0.place {
             memory.fits(len)?;
             // SAFETY: the caller's terms.
             let wrote = unsafe { memory.write_raw(offset, from, len as usize) };
@@ -153,7 +153,7 @@ impl Dm {
     /// `to` has `len` writable bytes.
     pub unsafe fn copy_out(&self, to: *mut u8, offset: u64, len: u64) -> Result<()> {
         whole_words(offset, len)?;
-        if let Place::Foreign(memory) = &self.0.place {
+        if let DmMemory::Foreign(memory) = &self.0.place {
             memory.fits(len)?;
             // SAFETY: the caller's terms.
             let read = unsafe { memory.read_raw(offset, to, len as usize) };
@@ -167,20 +167,20 @@ impl Dm {
 
     /// Address of bytes [offset, offset + len), if it has them here.
     pub(crate) fn range(&self, offset: u64, len: u64) -> Option<u64> {
-        let Place::Here { memory, length } = &self.0.place else { return None };
+        let DmMemory::Here { memory, length } = &self.0.place else { return None };
         let inside = offset.checked_add(len).is_some_and(|end| end <= *length);
         (inside && !self.0.gone.load(Ordering::Acquire)).then(|| memory.start + offset)
     }
 
     /// Where the byte at an address lies, for other processes.
     pub(crate) fn file_bytes(&self, addr: u64) -> Option<FileBytes> {
-        let Place::Here { memory, .. } = &self.0.place else { return None };
+        let DmMemory::Here { memory, .. } = &self.0.place else { return None };
         memory.file_bytes(addr)
     }
 
     /// Whether it is another process's.
     pub(crate) fn is_foreign(&self) -> bool {
-        matches!(self.0.place, Place::Foreign(_))
+        matches!(self.0.place, DmMemory::Foreign(_))
     }
 
     /// Bytes [offset, offset + len) for a region on `ctx`'s card: the address by which the card knows them.
@@ -189,7 +189,7 @@ impl Dm {
         const OUTSIDE: VerbsError = VerbsError::Invalid("range of device memory");
         self.0.regions.fetch_add(1, Ordering::AcqRel);
         let mut hold = DmHold { dm: self.clone(), listed: None };
-        let Place::Foreign(memory) = &self.0.place else {
+        let DmMemory::Foreign(memory) = &self.0.place else {
             let addr = self.range(offset, len).ok_or(OUTSIDE)?;
             return Ok((hold, addr));
         };
@@ -231,7 +231,7 @@ impl DmInner {
 
 impl Drop for DmInner {
     fn drop(&mut self) {
-        if let Place::Here { length, .. } = self.place {
+        if let DmMemory::Here { length, .. } = self.place {
             self.withdraw();
             all().remove(self.handle as usize - 1);
             give_back(length);

@@ -30,7 +30,7 @@ pub(crate) fn is_enabled(level: LogLevel) -> bool {
 
 /// Writes one line, whatever the level.
 pub fn write_line(line: fmt::Arguments<'_>) {
-    let mut text = Line { bytes: [0; LONGEST], len: 0 };
+    let mut text = LogLine { bytes: [0; LONGEST], len: 0 };
     /* what does not fit is cut, which is no error */
     let _ = write!(text, "starverbs[{}]: {line}", std::process::id());
     text.bytes[text.len] = b'\n';
@@ -38,12 +38,12 @@ pub fn write_line(line: fmt::Arguments<'_>) {
 }
 
 /// A line being written, with room for its end.
-struct Line {
+struct LogLine {
     bytes: [u8; LONGEST],
     len: usize,
 }
 
-impl fmt::Write for Line {
+impl fmt::Write for LogLine {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let room = LONGEST - 1 - self.len;
         let fits = &text.as_bytes()[..text.len().min(room)];

@@ -30,12 +30,12 @@ pub struct Mr(Arc<MrInner>);
 struct MrInner {
     ctx: Context,
     key: u32,
-    state: Mutex<State>,
+    state: Mutex<Registration>,
     gone: AtomicBool,
 }
 
 /// What a registration is about.
-struct State {
+struct Registration {
     kind: MrKind,
     /// As the card has it
     attr: MrAttr,
@@ -205,7 +205,7 @@ impl Mr {
     }
 
     fn with_key(pd: &Pd, key: u32, kind: MrKind, attr: MrAttr) -> Mr {
-        let state = Mutex::new(State { kind, attr, pd: pd.clone() });
+        let state = Mutex::new(Registration { kind, attr, pd: pd.clone() });
         Mr(Arc::new(MrInner { ctx: pd.context().clone(), key, state, gone: AtomicBool::new(false) }))
     }
 
@@ -247,7 +247,7 @@ impl Mr {
         Ok(())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Registration> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

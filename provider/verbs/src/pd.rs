@@ -23,7 +23,7 @@ struct PdInner {
     ctx: Context,
     id: PdId,
     state: Arc<DomainState>,
-    origin: Origin,
+    origin: HandleOrigin,
 }
 
 /// What all handles of one domain share. Numbers on the card are used again, a domain's state is not.
@@ -45,7 +45,7 @@ impl Domains {
 }
 
 /// Where a handle of a domain comes from.
-enum Origin {
+enum HandleOrigin {
     /// Made with it
     Own,
     /// Made by another handle, which ends it
@@ -83,7 +83,7 @@ impl Pd {
         if let Some(exports) = ctx.exports() {
             exports.publish_pd(id.0);
         }
-        let pd = Pd::new(ctx, id, Arc::default(), Origin::Own);
+        let pd = Pd::new(ctx, id, Arc::default(), HandleOrigin::Own);
         let mut domains = ctx.domains().all();
         let room = domains.try_reserve(1).map_err(|_| VerbsError::NoMemory("protection domains"));
         if room.is_ok() {
@@ -104,11 +104,11 @@ impl Pd {
             let (tag, _) = imported.from.find(ObjectKind::Pd, handle)?;
             let make = || Ok(PdId(device.control(Command::AllocPd { events: ctx.events() })?.number()?));
             let id = imported.pds.join(tag, make)?;
-            return Ok(Pd::new(ctx, id, Arc::default(), Origin::Foreign(Foreign { handle, tag })));
+            return Ok(Pd::new(ctx, id, Arc::default(), HandleOrigin::Foreign(Foreign { handle, tag })));
         }
         let state = ctx.domains().all().get(&handle).and_then(Weak::upgrade);
         let state = state.ok_or(VerbsError::Invalid("handle of a protection domain"))?;
-        Ok(Pd::new(ctx, PdId(handle), state, Origin::Import))
+        Ok(Pd::new(ctx, PdId(handle), state, HandleOrigin::Import))
     }
 
     /// `ibv_alloc_parent_domain`: the same domain for the card. Rings of objects made in it lie in `memory`.
@@ -124,10 +124,10 @@ impl Pd {
             td.0.users.fetch_add(1, Ordering::AcqRel);
         }
         let parent = Parent { of: of.clone(), td: td.cloned(), memory };
-        Ok(Pd::new(&of.0.ctx, of.0.id, Arc::default(), Origin::Parent(parent)))
+        Ok(Pd::new(&of.0.ctx, of.0.id, Arc::default(), HandleOrigin::Parent(parent)))
     }
 
-    fn new(ctx: &Context, id: PdId, state: Arc<DomainState>, origin: Origin) -> Pd {
+    fn new(ctx: &Context, id: PdId, state: Arc<DomainState>, origin: HandleOrigin) -> Pd {
         Pd(Arc::new(PdInner { ctx: ctx.clone(), id, state, origin }))
     }
 
@@ -139,17 +139,17 @@ impl Pd {
     pub fn dealloc(&self) -> Result<()> {
         let device = self.0.ctx.device()?;
         match &self.0.origin {
-            Origin::Parent(_) if self.0.state.gone.load(Ordering::Acquire) => Err(GONE),
-            Origin::Parent(_) if Arc::strong_count(&self.0) > 1 => {
+            HandleOrigin::Parent(_) if self.0.state.gone.load(Ordering::Acquire) => Err(GONE),
+            HandleOrigin::Parent(_) if Arc::strong_count(&self.0) > 1 => {
                 Err(VerbsError::Busy("objects made in it"))
             }
-            Origin::Parent(parent) => {
+            HandleOrigin::Parent(parent) => {
                 parent.release();
                 self.0.state.gone.store(true, Ordering::Release);
                 Ok(())
             }
-            Origin::Foreign(_) => Err(VerbsError::Unsupported("ending another process's domain")),
-            Origin::Own | Origin::Import => self.0.end(device),
+            HandleOrigin::Foreign(_) => Err(VerbsError::Unsupported("ending another process's domain")),
+            HandleOrigin::Own | HandleOrigin::Import => self.0.end(device),
         }
     }
 
@@ -171,8 +171,8 @@ impl Pd {
     /// Its handle for [`Pd::import`]: its number on the card that it was made on.
     pub fn handle(&self) -> u32 {
         match &self.0.origin {
-            Origin::Foreign(foreign) => foreign.handle,
-            Origin::Parent(parent) => parent.of.handle(),
+            HandleOrigin::Foreign(foreign) => foreign.handle,
+            HandleOrigin::Parent(parent) => parent.of.handle(),
             _ => self.0.id.0,
         }
     }
@@ -180,8 +180,8 @@ impl Pd {
     /// Whether it is the domain of this handle in another process, and that domain still exists.
     pub(crate) fn stands_for(&self, handle: u32) -> bool {
         match (&self.0.origin, self.0.ctx.imported()) {
-            (Origin::Parent(parent), _) => parent.of.stands_for(handle),
-            (Origin::Foreign(foreign), Some(imported)) => {
+            (HandleOrigin::Parent(parent), _) => parent.of.stands_for(handle),
+            (HandleOrigin::Foreign(foreign), Some(imported)) => {
                 foreign.handle == handle && imported.from.is_valid(foreign.tag)
             }
             _ => false,
@@ -195,13 +195,13 @@ impl Pd {
 
     /// Whether it is a parent domain.
     pub(crate) fn is_parent(&self) -> bool {
-        matches!(self.0.origin, Origin::Parent(_))
+        matches!(self.0.origin, HandleOrigin::Parent(_))
     }
 
     /// Where rings of objects made in it lie, if the program has its own memory for them.
     pub(crate) fn memory(&self) -> ProgramMemory {
         match &self.0.origin {
-            Origin::Parent(parent) => parent.memory.clone(),
+            HandleOrigin::Parent(parent) => parent.memory.clone(),
             _ => None,
         }
     }
@@ -265,11 +265,11 @@ impl Drop for PdInner {
         let device = self.ctx.device_if_ours();
         /* busy: what lives in a domain was leaked, and so is it */
         match (&self.origin, device) {
-            (Origin::Parent(parent), _) => parent.release(),
-            (Origin::Own, Some(device)) => {
+            (HandleOrigin::Parent(parent), _) => parent.release(),
+            (HandleOrigin::Own, Some(device)) => {
                 let _ = self.end(device);
             }
-            (Origin::Foreign(foreign), Some(device)) => {
+            (HandleOrigin::Foreign(foreign), Some(device)) => {
                 let end = |pd| {
                     let _ = device.control(Command::DeallocPd { pd, ended: &mut || {} });
                 };

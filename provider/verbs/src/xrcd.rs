@@ -33,12 +33,12 @@ struct XrcdInner {
     pd: Pd,
     /// Where the QPs of the domain would complete, if they ever did
     cq: Cq,
-    state: Mutex<State>,
+    state: Mutex<XrcdState>,
     /// What it is called between processes, if others may have it
     name: Option<DomainName>,
 }
 
-struct State {
+struct XrcdState {
     opened: u32,
     qps: Vec<Weak<QpInner>>,
 }
@@ -92,7 +92,7 @@ impl Xrcd {
     }
 
     fn of(pd: Pd, cq: Cq, name: Option<DomainName>) -> Result<Xrcd> {
-        let state = Mutex::new(State { opened: 1, qps: Vec::new() });
+        let state = Mutex::new(XrcdState { opened: 1, qps: Vec::new() });
         Ok(Xrcd(Arc::new(XrcdInner { pd, cq, state, name })))
     }
 
@@ -179,7 +179,7 @@ impl Xrcd {
 }
 
 impl XrcdInner {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, XrcdState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -204,7 +204,7 @@ impl XrcdInner {
 }
 
 /// Room for one more QP. ENOMEM.
-fn make_room(state: &mut State) -> Result<()> {
+fn make_room(state: &mut XrcdState) -> Result<()> {
     state.qps.retain(|old| old.strong_count() > 0);
     state.qps.try_reserve(1).map_err(|_| VerbsError::NoMemory("QPs of an XRC domain"))
 }

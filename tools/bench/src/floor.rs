@@ -95,12 +95,12 @@ pub(crate) fn pingpong(side: &Side) -> Result<()> {
 }
 
 /// Datagrams per send and how many sends the receiver's buffer has room for.
-struct Plan {
+struct SendBatches {
     per_send: usize,
     window: u64,
 }
 
-impl Plan {
+impl SendBatches {
     fn new(socket: &Socket, side: &Side) -> Result<Self> {
         let per_send = (MAX_SEND / side.bytes).clamp(1, MAX_SEGMENTS);
         let cost = match side.batching {
@@ -116,11 +116,11 @@ impl Plan {
 /// credit.
 pub(crate) fn stream(side: &Side) -> Result<()> {
     let socket = Socket::bind(side.port, side.peer)?;
-    let plan = Plan::new(&socket, side)?;
+    let plan = SendBatches::new(&socket, side)?;
     if side.client { stream_send(&socket, side, &plan) } else { stream_receive(&socket, side, &plan) }
 }
 
-fn stream_send(socket: &Socket, side: &Side, plan: &Plan) -> Result<()> {
+fn stream_send(socket: &Socket, side: &Side, plan: &SendBatches) -> Result<()> {
     let data = vec![0x5a; plan.per_send * side.bytes];
     let segment = u16::try_from(side.bytes).unwrap_or(u16::MAX);
     let mut credit = [0; 8];
@@ -151,7 +151,7 @@ fn stream_send(socket: &Socket, side: &Side, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-fn stream_receive(socket: &Socket, side: &Side, plan: &Plan) -> Result<()> {
+fn stream_receive(socket: &Socket, side: &Side, plan: &SendBatches) -> Result<()> {
     if side.batching == Batching::Gso {
         socket.coalesce()?;
     }

@@ -66,38 +66,41 @@ enum Aim {
 
 /// What a row is compared with.
 #[derive(Debug, Clone, Copy)]
-struct Peer {
+struct Comparison {
     row: &'static str,
     part: Part,
     kind: CaseKind,
 }
 
-const fn ucx(row: &'static str, test: Test) -> Peer {
-    Peer { row, part: Part::Ucx, kind: CaseKind::Ucx(test) }
+const fn ucx(row: &'static str, test: Test) -> Comparison {
+    Comparison { row, part: Part::Ucx, kind: CaseKind::Ucx(test) }
 }
 
 const POSIX: &str = "posix,self";
-const UCX_TAG_LAT: Peer = ucx("UCX posix, tag_lat", Test::over(POSIX, "tag_lat"));
-const UCX_PUT_LAT: Peer =
+const UCX_TAG_LAT: Comparison = ucx("UCX posix, tag_lat", Test::over(POSIX, "tag_lat"));
+const UCX_PUT_LAT: Comparison =
     ucx("UCX posix, put_lat", Test::below("put_lat", &["-x", "posix", "-d", "memory", "-D", "short"]));
-const UCX_GET: Peer = ucx("UCX posix, ucp_get", Test::over(POSIX, "ucp_get"));
-const UCX_FADD: Peer = ucx("UCX posix, ucp_fadd", Test::over(POSIX, "ucp_fadd"));
-const UCX_TAG_BW: Peer = ucx("UCX posix, tag_bw", Test::over(POSIX, "tag_bw"));
-const UCX_CMA: Peer = ucx("UCX cma, tag_bw", Test::over("posix,cma,self", "tag_bw"));
-const FABRIC: Peer =
-    Peer { row: "libfabric shm, ping-pong", part: Part::Fabric, kind: CaseKind::Fabric("shm") };
-const PWRITE: Peer =
-    Peer { row: "one pwrite to /proc/PID/mem", part: Part::Floor, kind: CaseKind::SameHost("floor-pwrite") };
-const EVENTFD: Peer =
-    Peer { row: "eventfd round trip", part: Part::Floor, kind: CaseKind::SameHost("floor-eventfd") };
-const MEMCPY: Peer = Peer { row: "memcpy", part: Part::Floor, kind: CaseKind::Memcpy };
+const UCX_GET: Comparison = ucx("UCX posix, ucp_get", Test::over(POSIX, "ucp_get"));
+const UCX_FADD: Comparison = ucx("UCX posix, ucp_fadd", Test::over(POSIX, "ucp_fadd"));
+const UCX_TAG_BW: Comparison = ucx("UCX posix, tag_bw", Test::over(POSIX, "tag_bw"));
+const UCX_CMA: Comparison = ucx("UCX cma, tag_bw", Test::over("posix,cma,self", "tag_bw"));
+const FABRIC: Comparison =
+    Comparison { row: "libfabric shm, ping-pong", part: Part::Fabric, kind: CaseKind::Fabric("shm") };
+const PWRITE: Comparison = Comparison {
+    row: "one pwrite to /proc/PID/mem",
+    part: Part::Floor,
+    kind: CaseKind::SameHost("floor-pwrite"),
+};
+const EVENTFD: Comparison =
+    Comparison { row: "eventfd round trip", part: Part::Floor, kind: CaseKind::SameHost("floor-eventfd") };
+const MEMCPY: Comparison = Comparison { row: "memcpy", part: Part::Floor, kind: CaseKind::Memcpy };
 
 /// A program, a size, and what it is compared with.
-type Row = (Ours, Metric, &'static [(Peer, Aim)]);
+type Row = (Ours, Metric, &'static [(Comparison, Aim)]);
 
-const LARGE: &[(Peer, Aim)] = &[(UCX_CMA, Aim::Ratio(1.0)), (UCX_TAG_BW, Aim::None)];
-const COPIED: &[(Peer, Aim)] = &[(MEMCPY, Aim::Ratio(0.9))];
-const CMA: &[(Peer, Aim)] = &[(UCX_CMA, Aim::Ratio(1.0))];
+const LARGE: &[(Comparison, Aim)] = &[(UCX_CMA, Aim::Ratio(1.0)), (UCX_TAG_BW, Aim::None)];
+const COPIED: &[(Comparison, Aim)] = &[(MEMCPY, Aim::Ratio(0.9))];
+const CMA: &[(Comparison, Aim)] = &[(UCX_CMA, Aim::Ratio(1.0))];
 
 const ROWS: [Row; 30] = [
     (ours!("ib_send_lat"), Metric::Latency8B, &[(UCX_TAG_LAT, Aim::Ratio(2.0)), (FABRIC, Aim::None)]),
@@ -163,26 +166,26 @@ fn cases() -> Vec<Case> {
 pub(crate) fn run(out: &Path, setup: &Setup, effort: Effort, quick: bool) -> Result<()> {
     let machine = Machine::read(true, quick);
     let figures = round::run(cases(), setup, effort);
-    let report = Report { machine, figures };
+    let report = LocalReport { machine, figures };
     println!("{}", report.body());
     report.write(out)
 }
 
 /// Everything that one run found.
 #[derive(Debug, Serialize)]
-struct Report {
+struct LocalReport {
     machine: Machine,
     figures: Vec<Figure>,
 }
 
 /// One line of the table.
-struct Line {
+struct TableRow {
     /// By what factor the peer is better.
     behind: Option<f64>,
     cells: Vec<String>,
 }
 
-impl Report {
+impl LocalReport {
     fn write(&self, out: &Path) -> Result<()> {
         let markdown = format!(
             "# Two processes of one host\n\nWritten by `make bench-local` (tools/bench, src/local.rs); do \
@@ -225,7 +228,7 @@ impl Report {
 
     /// Worst first; lines without a ratio are the last.
     fn table(&self) -> String {
-        let mut lines: Vec<Line> = ROWS
+        let mut lines: Vec<TableRow> = ROWS
             .into_iter()
             .flat_map(|(ours, metric, peers)| peers.iter().map(move |peer| (ours, metric, peer)))
             .map(|(ours, metric, &(peer, aim))| self.line(ours, metric, peer, aim))
@@ -238,7 +241,7 @@ impl Report {
         Table(rows).markdown()
     }
 
-    fn line(&self, ours: Ours, metric: Metric, peer: Peer, aim: Aim) -> Line {
+    fn line(&self, ours: Ours, metric: Metric, peer: Comparison, aim: Aim) -> TableRow {
         let (local, wire) = (self.median(ours.row, metric), self.median(ours.wire, metric));
         let other = self.median(peer.row, metric);
         let better_than = |other: Option<f64>| {
@@ -259,7 +262,7 @@ impl Report {
             aim.text(metric),
             aim.is_met(metric, local, ratio).map_or("", |met| if met { "yes" } else { "no" }).to_owned(),
         ];
-        Line { behind: better_than(other).map(|by| 1.0 / by), cells }
+        TableRow { behind: better_than(other).map(|by| 1.0 / by), cells }
     }
 
     fn spread(&self) -> String {
@@ -330,7 +333,7 @@ sleep, halved, beside `ib_send_lat -e`.
 mod tests {
     use super::*;
 
-    fn report(figures: &[(&'static str, Metric, f64)]) -> Report {
+    fn report(figures: &[(&'static str, Metric, f64)]) -> LocalReport {
         let figure = |&(row, metric, sample): &(&'static str, Metric, f64)| Figure {
             part: Part::Card,
             row,
@@ -338,7 +341,7 @@ mod tests {
             samples: vec![sample],
             problem: None,
         };
-        Report { machine: Machine::read(true, true), figures: figures.iter().map(figure).collect() }
+        LocalReport { machine: Machine::read(true, true), figures: figures.iter().map(figure).collect() }
     }
 
     #[test]

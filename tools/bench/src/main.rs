@@ -39,7 +39,7 @@ use round::Effort;
 #[command(name = "starverbs-bench", version)]
 struct Args {
     #[command(subcommand)]
-    side: Option<Side>,
+    side: Option<ChildCommand>,
     /// Path of the results without its ending: .md, .json and .svg are written.
     #[arg(long)]
     out: Option<PathBuf>,
@@ -80,7 +80,7 @@ struct Args {
 
 /// What the children do; only this program starts them.
 #[derive(Debug, Subcommand)]
-enum Side {
+enum ChildCommand {
     /// One end of the bare ping-pong.
     #[command(hide = true)]
     FloorPingpong(floor::Side),
@@ -110,14 +110,14 @@ enum Side {
 fn main() -> ExitCode {
     let args = Args::parse();
     let result = match &args.side {
-        Some(Side::FloorPingpong(side)) => floor::pingpong(side),
-        Some(Side::FloorStream(side)) => floor::stream(side),
-        Some(Side::FloorPwrite(side)) => samehost::pwrite(side),
-        Some(Side::FloorEventfd(side)) => samehost::eventfd(side),
-        Some(Side::FloorMemcpy(side)) => samehost::memcpy(side),
-        Some(Side::ScaleConnect(child)) => scale::connect_child(child),
-        Some(Side::ScaleIdle(child)) => scale::idle_child(child),
-        Some(Side::LossChild(child)) => loss::child(child),
+        Some(ChildCommand::FloorPingpong(side)) => floor::pingpong(side),
+        Some(ChildCommand::FloorStream(side)) => floor::stream(side),
+        Some(ChildCommand::FloorPwrite(side)) => samehost::pwrite(side),
+        Some(ChildCommand::FloorEventfd(side)) => samehost::eventfd(side),
+        Some(ChildCommand::FloorMemcpy(side)) => samehost::memcpy(side),
+        Some(ChildCommand::ScaleConnect(child)) => scale::connect_child(child),
+        Some(ChildCommand::ScaleIdle(child)) => scale::idle_child(child),
+        Some(ChildCommand::LossChild(child)) => loss::child(child),
         None if args.loss => {
             let out = args.out.clone().unwrap_or_else(|| PathBuf::from("docs/bench-loss"));
             loss::run(&out, &args.dist, args.rounds.unwrap_or(3).max(1), args.guest.as_deref())

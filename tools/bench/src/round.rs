@@ -66,7 +66,7 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-struct State {
+struct CaseState {
     case: Case,
     figure: Figure,
     iters: u64,
@@ -77,7 +77,7 @@ struct State {
 /// Runs all cases: a short uncounted round that settles how many messages each needs, then the counted ones.
 pub(crate) fn run(cases: Vec<Case>, setup: &Setup, effort: Effort) -> Vec<Figure> {
     let start = Instant::now();
-    let mut states: Vec<State> = cases.into_iter().map(State::new).collect();
+    let mut states: Vec<CaseState> = cases.into_iter().map(CaseState::new).collect();
     'rounds: for round in 0..=effort.rounds {
         milestone(&stage(round, effort));
         for state in &mut states {
@@ -95,7 +95,7 @@ pub(crate) fn run(cases: Vec<Case>, setup: &Setup, effort: Effort) -> Vec<Figure
     states.into_iter().map(|state| state.figure).collect()
 }
 
-impl State {
+impl CaseState {
     fn new(case: Case) -> Self {
         let Case { part, row, metric, .. } = case;
         let figure = Figure { part, row, metric, samples: Vec::new(), problem: None };

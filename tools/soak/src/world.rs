@@ -25,7 +25,7 @@ const STEPS: usize = 3_000_000;
 const MOST_IN_FLIGHT: usize = 200_000;
 
 /// A shared receive queue and what is posted to it.
-pub(crate) struct Shared {
+pub(crate) struct SharedQueue {
     pub(crate) id: SrqId,
     pub(crate) rq: SimRq,
     pub(crate) posted: BTreeMap<u64, RecvWr>,
@@ -42,9 +42,9 @@ pub(crate) struct Shared {
 pub(crate) struct Site {
     pub(crate) cqs: [SimCq; 2],
     pub(crate) pool: Pool,
-    pub(crate) srq: Shared,
+    pub(crate) srq: SharedQueue,
     pub(crate) xrcd: PdId,
-    pub(crate) xrc: [Shared; 2],
+    pub(crate) xrc: [SharedQueue; 2],
     /// Where there is StaR: memory that no peer may reach
     pub(crate) forbidden: Forbidden,
 }
@@ -52,7 +52,7 @@ pub(crate) struct Site {
 impl Site {
     /// What the wire may still know of the site before a restart.
     pub(crate) fn remember(&mut self, before: &Site) {
-        let was_bad = |srq: &Shared| srq.bad || srq.was_bad;
+        let was_bad = |srq: &SharedQueue| srq.bad || srq.was_bad;
         self.srq.was_bad = was_bad(&before.srq);
         for (srq, before) in self.xrc.iter_mut().zip(&before.xrc) {
             srq.was_bad = was_bad(before);
@@ -152,8 +152,15 @@ impl World {
         host.env.memory.watch();
         host.env.port = self.plan.ports[at];
         let (pd, slots) = (host.pd, self.plan.srq_slots);
-        let queue =
-            |id, rq, cq| Shared { id, rq, posted: BTreeMap::new(), next: 0, bad: false, was_bad: false, cq };
+        let queue = |id, rq, cq| SharedQueue {
+            id,
+            rq,
+            posted: BTreeMap::new(),
+            next: 0,
+            bad: false,
+            was_bad: false,
+            cq,
+        };
         let rq = SimRq::new(slots, 4);
         let srq = queue(host.nic.create_srq(pd, rq.clone(), 0, 0).expect("an SRQ"), rq, None);
         let xrcd = host.nic.alloc_pd().expect("a PD");
@@ -289,7 +296,7 @@ impl World {
         any
     }
 
-    fn shared(&mut self, at: usize, which: usize) -> &mut Shared {
+    fn shared(&mut self, at: usize, which: usize) -> &mut SharedQueue {
         let site = &mut self.sites[at];
         if which == 0 { &mut site.srq } else { &mut site.xrc[which - 1] }
     }

@@ -19,19 +19,19 @@ pub(crate) struct Args {
 }
 
 /// The device as a program finds it.
-struct Device {
+struct DeviceFacts {
     attr: DeviceAttr,
     port: PortAttr,
     gids: Vec<GidEntry>,
 }
 
-impl Device {
+impl DeviceFacts {
     /// Opens the device and asks, as a program does; it is closed when this process ends.
-    fn ask() -> Result<Device, Failure> {
+    fn ask() -> Result<DeviceFacts, Failure> {
         let failure = |error| Failure::new(1, format!("{}: {error}", device_name()));
         let context = Context::open().map_err(failure)?;
         let port = context.query_port(1).map_err(failure)?;
-        Ok(Device { attr: context.device_attr().clone(), port, gids: context.gid_table() })
+        Ok(DeviceFacts { attr: context.device_attr().clone(), port, gids: context.gid_table() })
     }
 
     fn to_json(&self) -> Value {
@@ -70,7 +70,7 @@ pub(crate) fn info(args: &Args) -> Result<(), Failure> {
         print!("{}", settings_text(&settings));
         return Ok(());
     }
-    let device = Device::ask()?;
+    let device = DeviceFacts::ask()?;
     let library = run::library_dir(None).map(|dir| dir.join("libibverbs.so.1"));
     if args.json {
         let text = json!({

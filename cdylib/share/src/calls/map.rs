@@ -22,7 +22,7 @@ const POPULATE_WRITE: c_int = 23;
 const DONTNEED_LOCKED: c_int = 24;
 
 #[derive(Clone, Copy)]
-struct Request {
+struct MapRequest {
     at: *mut c_void,
     len: usize,
     protection: c_int,
@@ -31,7 +31,7 @@ struct Request {
     offset: libc::off_t,
 }
 
-impl Request {
+impl MapRequest {
     fn is_private_memory(&self) -> bool {
         self.flags & WANTED == WANTED && self.flags & !(WANTED | HARMLESS | FIXED) == 0
     }
@@ -47,7 +47,7 @@ impl Request {
 
     /// The next mmap's.
     unsafe fn go_on(self) -> *mut c_void {
-        let Request { at, len, protection, flags, fd, offset } = self;
+        let MapRequest { at, len, protection, flags, fd, offset } = self;
         // SAFETY: libc's terms.
         unsafe {
             match next::mmap() {
@@ -58,7 +58,7 @@ impl Request {
     }
 }
 
-unsafe fn map(request: Request) -> *mut c_void {
+unsafe fn map(request: MapRequest) -> *mut c_void {
     // SAFETY: libc's terms.
     unsafe {
         if request.is_served() {
@@ -74,7 +74,7 @@ unsafe fn map(request: Request) -> *mut c_void {
 
 /// A range of the arena. None if there is none: the kernel is to be asked.
 #[cold]
-fn serve(request: &Request) -> Option<*mut c_void> {
+fn serve(request: &MapRequest) -> Option<*mut c_void> {
     if !arena::serves() {
         return None;
     }
@@ -108,10 +108,10 @@ fn serve(request: &Request) -> Option<*mut c_void> {
 
 /// A mapping in the place of what the program has in the arena.
 #[cold]
-unsafe fn replace(request: Request) -> *mut c_void {
+unsafe fn replace(request: MapRequest) -> *mut c_void {
     let at = request.at as usize;
     // SAFETY: libc's terms.
-    let refused = |request: Request| unsafe { request.go_on() };
+    let refused = |request: MapRequest| unsafe { request.go_on() };
     let (true, Some(len)) = (at.is_multiple_of(system::page()), system::pages(request.len)) else {
         return refused(request);
     };
@@ -194,7 +194,7 @@ interpose! {
     [mmap, mmap64] (
         at: *mut c_void, len: usize, protection: c_int, flags: c_int, fd: c_int, offset: libc::off_t
     ) -> *mut c_void {
-        map(Request { at, len, protection, flags, fd, offset })
+        map(MapRequest { at, len, protection, flags, fd, offset })
     }
     /// munmap(2)
     [munmap] (at: *mut c_void, len: usize) -> c_int {

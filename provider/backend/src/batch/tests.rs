@@ -12,7 +12,7 @@ fn host() -> HostAddr {
 }
 
 /// A frame of a header and the program's bytes.
-fn add(batch: &mut Batch, group: &Group, header: &[u8], program: &[u8]) -> u16 {
+fn add(batch: &mut Batch, group: &FrameGroup, header: &[u8], program: &[u8]) -> u16 {
     let segs = [Seg { addr: program.as_ptr() as u64, len: program.len() as u32 }];
     let index = batch.place(group, header.len() + program.len(), true);
     batch.copy(header);
@@ -51,7 +51,7 @@ fn as_the_kernel_reads(batch: &Batch, at: usize) -> (Vec<u8>, Vec<u8>, Vec<u8>) 
 #[test]
 fn frames_to_several_blocks_join_the_newest_message_of_theirs() {
     let mut batch = Batch::new().unwrap();
-    let group = |block| Group { block, ..Group::default() };
+    let group = |block| FrameGroup { block, ..FrameGroup::default() };
     let mut add = |block: u32, bytes: &[u8]| {
         let index = batch.place(&group(block), bytes.len(), true);
         batch.copy(&bytes[..4]);
@@ -90,8 +90,13 @@ fn the_kernel_finds_what_was_placed() {
     let mut batch = Batch::new().unwrap();
     let program: Vec<u8> = (0..9000u32).map(|n| n as u8).collect();
     for round in 0..3 {
-        let group =
-            |block| Group { block, port: 4791, traffic_class: round, hop_limit: HOPS, ..Group::default() };
+        let group = |block| FrameGroup {
+            block,
+            port: 4791,
+            traffic_class: round,
+            hop_limit: HOPS,
+            ..FrameGroup::default()
+        };
         for (block, index) in [(1, 0), (2, 0), (1, 1), (2, 1), (1, 2)] {
             let from = usize::from(index) * 100;
             assert_eq!(add(&mut batch, &group(block), b"head", &program[from..][..60]), index);
@@ -124,13 +129,13 @@ fn a_copied_frame_is_the_batchs_own() {
     let segs = [Seg { addr: at as u64, len: 7 }];
     // SAFETY: the array outlives the batch.
     let bytes = unsafe { Payload::new(&segs) }.iter().next().unwrap();
-    batch.place(&Group::default(), 11, true);
+    batch.place(&FrameGroup::default(), 11, true);
     batch.copy(b"head");
     assert_eq!(batch.copy_program(bytes), b"payload");
     // SAFETY: the array's first byte, to which nobody has a reference.
     unsafe { at.write(b'P') };
     assert_eq!(batch.last_frame(11), b"headpayload");
-    batch.place(&Group { block: 9, ..Group::default() }, 5, true);
+    batch.place(&FrameGroup { block: 9, ..FrameGroup::default() }, 5, true);
     batch.room(5).copy_from_slice(b"whole");
     batch.seal(&[host()]);
     assert_eq!(as_the_kernel_reads(&batch, 1).2, b"whole");

@@ -95,7 +95,7 @@ impl Rings {
 
 /// How a consumer stands to a session.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Place {
+pub(super) struct ConsumerState {
     /// It is in the consumer's list: looked at by each poll
     pub(super) listed: bool,
     /// The other end sends a wake-up byte when there is something, whether polls look or not
@@ -122,7 +122,7 @@ pub(super) struct Session {
     /// `None`: the other end is gone
     pub(super) socket: Option<Socket>,
     pub(super) notice: Option<Socket>,
-    pub(super) places: [Place; Consumer::ALL.len()],
+    pub(super) places: [ConsumerState; Consumer::ALL.len()],
     /// Its reading of frames
     pub(super) stall: Stall,
     /// Channels that the other end has made

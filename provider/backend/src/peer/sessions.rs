@@ -58,7 +58,7 @@ struct Listener {
 }
 
 /// How to reach the process that has a block.
-pub(super) enum Way {
+pub(super) enum BlockRoute {
     Session(SessionId),
     /// It took no session; datagrams until then
     Datagrams(Nanos),
@@ -71,7 +71,7 @@ pub(super) struct Sessions {
     listeners: Vec<Listener>,
     serial: u32,
     sessions: Vec<Option<Session>>,
-    pub(super) ways: HashMap<u32, Way>,
+    pub(super) ways: HashMap<u32, BlockRoute>,
     /// To processes with which there can be none
     pub(super) datagrams: Handover,
     awake: [Awake; Consumer::ALL.len()],
@@ -400,9 +400,9 @@ impl Sessions {
         if let Some(session) = self.get(id) {
             session.hang_up();
         }
-        self.ways.retain(|_, way| !matches!(way, Way::Session(to) if *to == id));
+        self.ways.retain(|_, way| !matches!(way, BlockRoute::Session(to) if *to == id));
         if let Some(block) = refused {
-            self.ways.insert(block, Way::Datagrams(monotonic() + REFUSED));
+            self.ways.insert(block, BlockRoute::Datagrams(monotonic() + REFUSED));
         }
         self.wake(id);
     }

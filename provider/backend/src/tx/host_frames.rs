@@ -19,7 +19,7 @@ const REFUSED: Nanos = 1_000_000_000;
 
 /// What is known of a block.
 #[derive(Clone, Copy, Default)]
-struct Known {
+struct BlockFacts {
     /// 0: none, as no process has that block
     block: u32,
     session: Option<SessionId>,
@@ -30,12 +30,12 @@ struct Known {
 /// The way to other processes.
 pub(super) struct HostFrames {
     peers: Peers,
-    known: [Known; KNOWN],
+    known: [BlockFacts; KNOWN],
 }
 
 impl HostFrames {
     pub(super) fn new(peers: Peers) -> HostFrames {
-        HostFrames { peers, known: [Known::default(); KNOWN] }
+        HostFrames { peers, known: [BlockFacts::default(); KNOWN] }
     }
 
     /// Hands a run of frames over to the process that has `block`. False: the wire is to have it.
@@ -50,7 +50,7 @@ impl HostFrames {
         // SAFETY: the caller's terms.
         let sent = unsafe { self.peers.send_frames(session, &encode_run(run), pieces) };
         if sent.is_none() {
-            self.known[block as usize % KNOWN] = Known::default();
+            self.known[block as usize % KNOWN] = BlockFacts::default();
         }
         sent == Some(true)
     }
@@ -68,7 +68,7 @@ impl HostFrames {
             return None;
         }
         let session = self.peers.session_to(block);
-        *known = Known { block, session, again: now + REFUSED };
+        *known = BlockFacts { block, session, again: now + REFUSED };
         session
     }
 }

@@ -8,7 +8,7 @@ use starverbs_core::wire::icrc::{Icrc, IcrcHeader, bytes_after_ip_id, ip_id_diff
 use starverbs_core::{Counters, FrameMeta, QPN_BLOCK_SHIFT, QPN_GSI, Qpn};
 
 use super::mads::SPECIAL_BLOCK;
-use super::{Cursor, MULTICAST_BLOCK, Origin, REQUESTS, Rx};
+use super::{Cursor, FrameOrigin, MULTICAST_BLOCK, REQUESTS, Rx};
 use crate::control::{self, Answer, Message, RUN_HEADER, Request, Run, SENT};
 use crate::handover::Passed;
 use crate::probe::{Asked, PROBE_OPCODE, Probe, decode_check, is_own_host};
@@ -21,9 +21,9 @@ const ICRC: usize = 4;
 const WHOLE: usize = usize::MAX >> 1;
 
 /// Where the next frame lies.
-struct Found {
+struct NextFrame {
     meta: FrameMeta,
-    origin: Origin,
+    origin: FrameOrigin,
     slot: usize,
     from: usize,
     to: usize,
@@ -36,8 +36,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     pub fn next_frame(&mut self) -> Option<(FrameMeta, &[u8])> {
         let found = self.find()?;
         let inbox = match found.origin {
-            Origin::Wire => &self.wire_inbox,
-            Origin::Block => &self.block_inbox,
+            FrameOrigin::Wire => &self.wire_inbox,
+            FrameOrigin::Block => &self.block_inbox,
         };
         Some((found.meta, &inbox.bytes(found.slot)[found.from..found.to]))
     }
@@ -47,7 +47,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     #[inline]
     pub fn has_more(&self) -> bool {
         let in_datagram = |cursor: &Cursor| {
-            let inbox = if cursor.origin == Origin::Wire { &self.wire_inbox } else { &self.block_inbox };
+            let inbox = if cursor.origin == FrameOrigin::Wire { &self.wire_inbox } else { &self.block_inbox };
             cursor.segment < WHOLE && cursor.at + cursor.segment < inbox.bytes(cursor.slot).len()
         };
         self.wire_left.len() > 1 || self.cursor.as_ref().is_some_and(in_datagram)
@@ -67,7 +67,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         };
         let mut left = most;
         if let Some(cursor) = &self.cursor {
-            let inbox = if cursor.origin == Origin::Wire { &self.wire_inbox } else { &self.block_inbox };
+            let inbox = if cursor.origin == FrameOrigin::Wire { &self.wire_inbox } else { &self.block_inbox };
             let rest = inbox.bytes(cursor.slot).get(cursor.at..).unwrap_or_default();
             for frame in rest.chunks(cursor.segment.max(1)).take(most) {
                 note(frame);
@@ -78,7 +78,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         frames
     }
 
-    fn find(&mut self) -> Option<Found> {
+    fn find(&mut self) -> Option<NextFrame> {
         loop {
             let Some(mut cursor) = self.cursor.take().or_else(|| self.next_datagram()) else {
                 if self.wire_left.is_empty() && self.block_left.is_empty() {
@@ -89,7 +89,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
                 }
                 continue;
             };
-            let inbox = if cursor.origin == Origin::Wire { &self.wire_inbox } else { &self.block_inbox };
+            let inbox = if cursor.origin == FrameOrigin::Wire { &self.wire_inbox } else { &self.block_inbox };
             let bytes = inbox.bytes(cursor.slot);
             let (from, to) = (cursor.at, (cursor.at + cursor.segment).min(bytes.len()));
             if from >= to {
@@ -108,8 +108,13 @@ impl<C: Deref<Target = Counters>> Rx<C> {
                 continue;
             }
             let good = self.check(&cursor, frame);
-            let found =
-                Found { meta: cursor.meta, origin: cursor.origin, slot: cursor.slot, from, to: to - ICRC };
+            let found = NextFrame {
+                meta: cursor.meta,
+                origin: cursor.origin,
+                slot: cursor.slot,
+                from,
+                to: to - ICRC,
+            };
             cursor.at = to;
             cursor.index = cursor.index.wrapping_add(1);
             cursor.nobodys = false;
@@ -134,7 +139,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     /// Deals with what lies at `from` of the cursor's datagram, for this process and without a good ICRC.
     #[cold]
     fn bad(&mut self, cursor: &Cursor, from: usize) {
-        let by_wire = cursor.origin == Origin::Wire;
+        let by_wire = cursor.origin == FrameOrigin::Wire;
         let inbox = if by_wire { &self.wire_inbox } else { &self.block_inbox };
         let bytes = &inbox.bytes(cursor.slot)[from..cursor.at];
         match decode_check(bytes).filter(|_| is_own_host(&cursor.meta)) {
@@ -177,7 +182,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
                 self.serve_clients(slot, &outer);
             }
             let segment = if outer.segment == 0 { WHOLE } else { outer.segment as usize };
-            let origin = Origin::Wire;
+            let origin = FrameOrigin::Wire;
             return Some(Cursor {
                 origin,
                 slot,
@@ -201,7 +206,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
                 let counter = if sent { &self.counters.rx_local_frames } else { &self.counters.handed_in };
                 counter.add(frames.div_ceil(run.segment as usize) as u64);
                 Some(Cursor {
-                    origin: Origin::Block,
+                    origin: FrameOrigin::Block,
                     slot,
                     at: RUN_HEADER,
                     segment: run.segment as usize,
@@ -234,7 +239,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     /// behind them.
     #[cold]
     fn foreign(&mut self, cursor: &mut Cursor, block: u32) {
-        let inbox = if cursor.origin == Origin::Wire { &self.wire_inbox } else { &self.block_inbox };
+        let inbox = if cursor.origin == FrameOrigin::Wire { &self.wire_inbox } else { &self.block_inbox };
         let bytes = inbox.bytes(cursor.slot);
         let (from, first) = (cursor.at, cursor.index);
         if bytes.get(from..).is_some_and(|rest| rest.len() >= SHORTEST && qpn(rest) == QPN_GSI) {
@@ -262,7 +267,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             }
             return;
         }
-        if cursor.origin == Origin::Block {
+        if cursor.origin == FrameOrigin::Block {
             // Handed to the wrong one; it must not go round.
             return self.counters.drop_no_owner.add(frames);
         }

@@ -8,7 +8,7 @@ use starverbs_cm::{ListenAt, Scope};
 use starverbs_core::{Counters, MAD_LEN, QPN_GSI};
 
 use super::frames::qpn;
-use super::{Cursor, Origin, Rx};
+use super::{Cursor, FrameOrigin, Rx};
 use crate::control::{self, Run};
 use crate::handover::{Passed, pass_to};
 use crate::listeners::socket_name;
@@ -46,7 +46,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         if qpn(frame) != QPN_GSI {
             return false;
         }
-        if cursor.nobodys || cursor.origin == Origin::Block {
+        if cursor.nobodys || cursor.origin == FrameOrigin::Block {
             return true;
         }
         match destination(frame) {
@@ -66,7 +66,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         let passed = match destination(frame) {
             None => Passed::NoOwner,
             Some(Destination::Id(id)) => {
-                let inbox = if cursor.origin == Origin::Wire { &self.wire_inbox } else { &self.block_inbox };
+                let inbox =
+                    if cursor.origin == FrameOrigin::Wire { &self.wire_inbox } else { &self.block_inbox };
                 let frame = &inbox.bytes(cursor.slot)[cursor.at..][..usize::from(segment)];
                 match id >> ID_SHIFT {
                     block @ 1..=registry::LAST_BLOCK => self.peers.pass(block, &head, frame),
@@ -91,7 +92,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
 
     /// The frame at the cursor.
     fn mad(&self, cursor: &Cursor) -> &[u8] {
-        let inbox = if cursor.origin == Origin::Wire { &self.wire_inbox } else { &self.block_inbox };
+        let inbox = if cursor.origin == FrameOrigin::Wire { &self.wire_inbox } else { &self.block_inbox };
         let bytes = inbox.bytes(cursor.slot);
         &bytes[cursor.at..(cursor.at + cursor.segment).min(bytes.len())]
     }

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use starverbs_core::{Counters, Gid, QPN_MULTICAST};
 
 use super::frames::{SHORTEST, qpn};
-use super::{Cursor, Origin, Rx};
+use super::{Cursor, FrameOrigin, Rx};
 use crate::control::{self, LeaseRequest, Run};
 use crate::handover::Passed;
 use crate::inbox::Outer;
@@ -42,7 +42,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     #[cold]
     pub(super) fn takes_multicast(&self, cursor: &Cursor) -> bool {
         let group = cursor.meta.dst;
-        group.is_multicast() && (cursor.origin == Origin::Block || self.membership.has(group))
+        group.is_multicast() && (cursor.origin == FrameOrigin::Block || self.membership.has(group))
     }
 
     /// Forwards a multicast datagram to the clients that lease its group.

@@ -97,7 +97,7 @@ struct Ask {
 }
 
 /// A frame that waits for its QP's context.
-struct Held {
+struct WaitingFrame {
     ask: Ask,
     meta: FrameMeta,
     bytes: Vec<u8>,
@@ -136,7 +136,7 @@ pub(crate) struct Contexts {
     waits: Vec<Waits>,
     doorbells: Requester<Ask>,
     turns: Requester<Ask>,
-    frames: Requester<Held>,
+    frames: Requester<WaitingFrame>,
     /// Behind those that have a number of a requester
     more_doorbells: VecDeque<Ask>,
     more_turns: VecDeque<Ask>,
@@ -252,7 +252,7 @@ impl Contexts {
         let Some(mut bytes) = self.spare.pop() else { return Access::Available };
         bytes.clear();
         bytes.extend_from_slice(frame);
-        if let Ok(index) = self.frames.begin(Held { ask, meta: *meta, bytes }) {
+        if let Ok(index) = self.frames.begin(WaitingFrame { ask, meta: *meta, bytes }) {
             /* its number and place are good by construction */
             let _ = self.qpc.handle_request(Channel::Rx, index, ask.place, 0);
         }
@@ -420,7 +420,7 @@ impl Contexts {
                     }
                 }
                 Channel::Rx => {
-                    if let Some(Held { ask, meta, bytes }) = self.frames.finish(response.index) {
+                    if let Some(WaitingFrame { ask, meta, bytes }) = self.frames.finish(response.index) {
                         self.waited += self.clock - ask.since;
                         if self.waits[ask.place as usize].incarnation == ask.incarnation {
                             self.due.push_in_room(Due::Frame(ask.qpn, meta, bytes));

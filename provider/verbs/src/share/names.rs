@@ -28,8 +28,8 @@ struct Layout {
     token_at: AtomicU64,
     token: AtomicU64,
     /// The exporter's table of regions, and the slots of its readers
-    mrs: Place,
-    readers: Place,
+    mrs: FileRecord,
+    readers: FileRecord,
     /// Not 0: the context is closed
     closed: AtomicU32,
     pds: [Name; NAMES[0]],
@@ -38,7 +38,7 @@ struct Layout {
 
 /// A file of the exporter's: device, inode, and descriptor.
 #[repr(C)]
-struct Place {
+struct FileRecord {
     dev: AtomicU64,
     ino: AtomicU64,
     fd: AtomicU32,
@@ -91,7 +91,7 @@ pub(super) struct Whereabouts {
     pub(super) readers: FileAt,
 }
 
-impl Place {
+impl FileRecord {
     fn set(&self, at: FileAt) {
         self.dev.store(at.file.0, Ordering::Relaxed);
         self.ino.store(at.file.1, Ordering::Relaxed);

@@ -97,7 +97,7 @@ struct Calls {
 }
 
 /// Where bytes of a peer lie.
-enum Place {
+enum TargetBytes {
     /// Here
     Mapped(*mut u8),
     /// There
@@ -167,7 +167,7 @@ impl PeerMemory {
         move_one: impl Fn(*mut u8, &iovec),
     ) -> Option<Way> {
         self.reach(target, |place| match place {
-            Place::Mapped(mut here) => {
+            TargetBytes::Mapped(mut here) => {
                 for piece in pieces {
                     move_one(here, piece);
                     here = here.wrapping_add(piece.iov_len);
@@ -175,7 +175,7 @@ impl PeerMemory {
                 Some(Way::Mapped)
             }
             // SAFETY: the caller's terms; the kernel looks whether what it reads and writes is mapped.
-            Place::Peer(at) => unsafe {
+            TargetBytes::Peer(at) => unsafe {
                 self.by_pid(target, at, pieces, calls.process).or_else(|| {
                     let (fd, count) = (self.memory.as_raw_fd(), pieces.len() as libc::c_int);
                     let moved = (calls.file)(fd, pieces.as_ptr(), count, at);
@@ -220,14 +220,14 @@ impl PeerMemory {
     #[cold]
     pub(crate) fn maps(&self, target: &Target) -> bool {
         let target = Target { only_mapped: true, ..*target };
-        self.reach(&target, |place| matches!(place, Place::Mapped(_)).then_some(())).is_some()
+        self.reach(&target, |place| matches!(place, TargetBytes::Mapped(_)).then_some(())).is_some()
     }
 
     /// Changes the target, a word, as the CPUs of all processes do that have it mapped; gives what was there.
     /// `None`: as of [`PeerMemory::write`], or it is not mapped, or not aligned.
     pub(crate) fn change(&self, target: &Target, change: Change) -> Option<u64> {
         self.reach(&Target { only_mapped: true, len: 8, ..*target }, |place| {
-            let Place::Mapped(word) = place else { return None };
+            let TargetBytes::Mapped(word) = place else { return None };
             if !word.addr().is_multiple_of(8) {
                 return None;
             }
@@ -246,7 +246,7 @@ impl PeerMemory {
 
     /// Runs `call` with the target's place while the peer waits for its end.
     #[inline]
-    fn reach<T>(&self, target: &Target, call: impl FnOnce(Place) -> Option<T>) -> Option<T> {
+    fn reach<T>(&self, target: &Target, call: impl FnOnce(TargetBytes) -> Option<T>) -> Option<T> {
         let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         let Inside { reader, files } = &mut *inside;
         reader.read(|| call(self.place(target, files)?))
@@ -254,7 +254,7 @@ impl PeerMemory {
 
     /// Where the target lies, as the peer's own card would find it.
     #[inline]
-    fn place(&self, target: &Target, files: &mut MappedFiles) -> Option<Place> {
+    fn place(&self, target: &Target, files: &mut MappedFiles) -> Option<TargetBytes> {
         let Target { gate, qp, rkey, addr, len, need, only_mapped } = *target;
         if !self.gates.is_open(gate) {
             return None;
@@ -264,12 +264,12 @@ impl PeerMemory {
         entry.permits(qp, need).ok()?;
         let host = entry.host_address(addr, len).ok()?;
         if let Some(place) = self.map(&entry, host, len, files) {
-            return Some(Place::Mapped(place));
+            return Some(TargetBytes::Mapped(place));
         }
         let end = host.checked_add(u64::from(len))?;
         /* on demand, null, of a third process: the peer's card knows what to do */
         let plain = !memory::marked(host) && !memory::marked(end);
-        (plain && !only_mapped).then_some(Place::Peer(host as libc::off_t))
+        (plain && !only_mapped).then_some(TargetBytes::Peer(host as libc::off_t))
     }
 
     /// Where bytes of a region lie in this process.

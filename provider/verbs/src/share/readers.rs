@@ -23,16 +23,16 @@ const NAP: Duration = Duration::from_micros(20);
 
 /// A slot, alone in its cache line.
 #[repr(C, align(64))]
-struct Place {
+struct PaddedSlot {
     slot: ReaderSlot,
 }
 
 /// All slots, in a mapping of their file. Whoever has them mapped by a file description keeps its locks, with
 /// or without a descriptor.
-fn all(map: &MmapRaw) -> &[Place; SLOTS] {
+fn all(map: &MmapRaw) -> &[PaddedSlot; SLOTS] {
     // SAFETY: the mapping is page-aligned, as long as the slots, and lives as long as the reference; the
     // file's seals keep its pages. Every byte pattern is valid for atomics, whoever writes it.
-    unsafe { &*map.as_ptr().cast::<[Place; SLOTS]>() }
+    unsafe { &*map.as_ptr().cast::<[PaddedSlot; SLOTS]>() }
 }
 
 /// The slots of a card's readers, as the card has them.
@@ -45,7 +45,7 @@ pub(super) struct Readers {
 impl Readers {
     /// All free.
     pub(super) fn create() -> Result<Readers> {
-        let (map, file) = sealed::create(c"starverbs", size_of::<[Place; SLOTS]>(), SIZE_STAYS)?;
+        let (map, file) = sealed::create(c"starverbs", size_of::<[PaddedSlot; SLOTS]>(), SIZE_STAYS)?;
         Ok(Readers { slots: map, is: Identity::of(&file)?, file })
     }
 
@@ -105,10 +105,10 @@ impl Reader {
     /// # Errors
     /// EINVAL: it is something else; ENOMEM: all are taken.
     pub(super) fn join(file: &File) -> Result<Reader> {
-        if file::check(file, SIZE_STAYS)? != size_of::<[Place; SLOTS]>() {
+        if file::check(file, SIZE_STAYS)? != size_of::<[PaddedSlot; SLOTS]>() {
             return Err(OTHER);
         }
-        let slots = ParentOnly::new(MmapOptions::new().len(size_of::<[Place; SLOTS]>()).map_raw(file)?)?;
+        let slots = ParentOnly::new(MmapOptions::new().len(size_of::<[PaddedSlot; SLOTS]>()).map_raw(file)?)?;
         let lock = |number: &usize| fcntl(file, FcntlArg::F_OFD_SETLK(&byte(*number))).is_ok();
         let number = (0..SLOTS).find(lock).ok_or(VerbsError::NoMemory("importers of a context"))?;
         let reader = Reader { slots, number };

@@ -22,10 +22,10 @@ const PORT: u8 = 1;
 pub(super) struct Links {
     /// `None`: the host reports no changes
     watch: Option<Watch>,
-    known: Mutex<Known>,
+    known: Mutex<LinkStates>,
 }
 
-struct Known {
+struct LinkStates {
     standing: Vec<Standing>,
     active: bool,
     /// A change that could not be looked at yet
@@ -41,14 +41,19 @@ impl Links {
         let all = vec![Standing { present: true, running: true }; addrs.len()];
         let links = Links {
             watch,
-            known: Mutex::new(Known { standing: all, active: true, stale: true, subscribers: Vec::new() }),
+            known: Mutex::new(LinkStates {
+                standing: all,
+                active: true,
+                stale: true,
+                subscribers: Vec::new(),
+            }),
         };
         /* no subscriber yet: an interface that is up without a carrier is no event */
         links.refresh(addrs);
         links
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, LinkStates> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -94,7 +99,7 @@ impl Links {
     }
 }
 
-impl Known {
+impl LinkStates {
     fn change(&mut self, addrs: &[HostAddr], standing: Vec<Standing>) {
         let before = std::mem::replace(&mut self.standing, standing);
         let moved = before.iter().zip(&self.standing).any(|(old, new)| old.present != new.present);
@@ -154,7 +159,7 @@ mod tests {
             HostAddr { gid: Gid::default(), ifindex: 1, link_mtu: 1, name: "lo".to_owned(), loopback: true };
         let links = Links {
             watch: None,
-            known: Mutex::new(Known {
+            known: Mutex::new(LinkStates {
                 standing: vec![Standing { present: true, running: true }],
                 active: true,
                 stale: false,
