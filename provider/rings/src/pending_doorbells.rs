@@ -11,8 +11,8 @@ use crate::spin::SpinLock;
 use crate::sync::fence;
 use crate::sync::{AtomicBool, Ordering};
 
-/// What was stored before comes before what is loaded behind: of who has given the lock back, and of who tries
-/// for it next.
+/// What was stored before comes before what is loaded behind: of who has given the lock back, and of who
+/// tries for it next.
 #[inline]
 fn fence_behind_lock() {
     /* a mutex is given back and tried for by one instruction that reads and writes, which on x86 is a fence

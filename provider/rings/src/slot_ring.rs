@@ -114,7 +114,11 @@ fn prefetch_to_write(slot: &Slot) {
     #[cfg(all(target_arch = "aarch64", not(miri)))]
     // SAFETY: a hint, which faults nowhere and changes no register.
     unsafe {
-        core::arch::asm!("prfm pstl1keep, [{at}]", at = in(reg) at, options(nostack, readonly, preserves_flags));
+        core::arch::asm!(
+            "prfm pstl1keep, [{at}]",
+            at = in(reg) at,
+            options(nostack, readonly, preserves_flags)
+        );
     }
     #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
     let _ = at;

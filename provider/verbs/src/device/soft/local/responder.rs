@@ -386,10 +386,11 @@ impl LocalEnd {
         ctx.env.channels.reply_with(record.refused(status))
     }
 
-    /// Whether it is to be looked what of ours is done before this request is executed. A peer that answers a
-    /// message has executed it: our request completes before its message is received, and programs count on
-    /// that (`ib_send_lat -e` waits for one event of two queues). A short request says what its sender has executed; answers to READs and the
-    /// like it does not say.
+    /// Whether it is to be looked what of ours is done before this request is executed.
+    ///
+    /// A peer that answers a message has executed it: our request completes before its message is received,
+    /// and programs count on that (`ib_send_lat -e` waits for one event of two queues). A short request says
+    /// what its sender has executed; answers to READs and the like it does not say.
     #[inline]
     pub(super) fn must_look(&self, record: &Record) -> bool {
         !record.has(flag::ACKS) || self.reads > 0
