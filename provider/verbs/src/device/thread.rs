@@ -42,6 +42,13 @@ const JUST_POLLED: Nanos = 2_000;
 /// then spins on memory is served soon, one that keeps polling is left alone.
 const NAP: Duration = Duration::from_micros(2);
 const NAP_DOUBLINGS: u32 = 4;
+/// Requests of this host's processes that follow each other so soon, wake-ups included, are waited for
+/// without a sleep. The wait lasts so long, and all waits in a row so long, as the sockets are to be looked at.
+const SOON: Nanos = 50_000;
+const WAIT: Nanos = 20_000;
+const STAY: Nanos = 1_000_000;
+/// Calls of the program in which it serves itself.
+const CALLS: u32 = 16;
 /// The CPU slice that it asks of the scheduler: short, so that it preempts spinners when it wakes.
 const SLICE: u64 = 100_000;
 /// How much nicer than it the program's threads are.
@@ -64,6 +71,8 @@ pub(crate) struct TurnResult {
     pub(crate) work: Option<u32>,
     /// Until when frames wait for receives, and other frames behind them
     pub(crate) held_until: Option<Nanos>,
+    /// Some of it came through memory, from a process of this host
+    pub(crate) local: bool,
 }
 
 impl ProgressThread {
@@ -172,11 +181,16 @@ struct Worker {
     spurious: u32,
     /// Ticks of watching since a frame was delayed
     clean: u32,
+    /// When a turn last had something from a process of this host
+    served_at: Nanos,
+    /// Its process has one CPU: who is to send the next request may wait for it
+    shares_its_cpu: bool,
 }
 
 impl Worker {
     fn new(device: Device) -> Self {
-        Worker { device, polled: Vec::with_capacity(16), spurious: 0, clean: 0 }
+        let shares_its_cpu = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1);
+        Worker { device, polled: Vec::with_capacity(16), spurious: 0, clean: 0, served_at: 0, shares_its_cpu }
     }
 
     fn run(mut self) {
@@ -194,12 +208,38 @@ impl Worker {
             Woken::Frames => match self.device.turn(&self.polled) {
                 TurnResult { held_until: Some(until), .. } => self.wait_for_receives(until),
                 TurnResult { work: Some(0) | None, .. } => self.on_spurious_wakeup(),
-                TurnResult { .. } => self.spurious = 0,
+                TurnResult { local, .. } => {
+                    self.spurious = 0;
+                    if local {
+                        self.stay();
+                    }
+                }
             },
             Woken::Alarm => {
                 self.device.turn(&self.polled);
             }
             Woken::Called => {}
+        }
+    }
+
+    /// Requests came through memory: where they follow each other soon, it looks for the next ones before it
+    /// sleeps.
+    fn stay(&mut self) {
+        let begun = clock::now();
+        let soon = begun.saturating_sub(std::mem::replace(&mut self.served_at, begun)) < SOON;
+        let Some(soft) = self.device.soft().ok().filter(|_| soon && !self.shares_its_cpu) else { return };
+        let calls = soft.activity.calls();
+        loop {
+            let now = clock::now();
+            if soft.look() {
+                self.served_at = now;
+            }
+            let called = soft.activity.calls().wrapping_sub(calls);
+            if now - self.served_at > WAIT || now - begun > STAY || called > CALLS {
+                return;
+            }
+            /* no yield: on a busy CPU it is the last to run again, while one that sleeps is soon woken */
+            std::hint::spin_loop();
         }
     }
 

@@ -361,3 +361,26 @@ fn a_request_completes_before_the_peer_s_message_is_received() {
         }
     }
 }
+
+/// A thread that serves requests in a row does not sleep between all of them. On a busy host it may.
+#[test]
+fn a_thread_stays_for_what_comes_soon() {
+    const COUNT: u64 = 200;
+    let pair = Pair::new(&local());
+    let (a, b) = (&pair.a, &pair.b);
+    let word = (8 - b.addr(0) as usize % 8) % 8;
+    let sges = [a.sge(0, 8)];
+    let add = SendWr { compare_add: 1, ..pair.wr(SendOp::FetchAdd, &sges, word) };
+    let mut before = 0;
+    wait_for("fewer turns than requests", || {
+        let turns = pair.count("thread_runs");
+        for _ in 0..COUNT {
+            post(&pair.qa, &add).unwrap();
+            assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+            assert_eq!(a.word(0), before);
+            before += 1;
+        }
+        assert_eq!(pair.count("local_executed"), before, "all were the target's work");
+        pair.count("thread_runs") - turns < COUNT
+    });
+}

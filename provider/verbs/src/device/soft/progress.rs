@@ -236,7 +236,23 @@ impl Soft {
         self.finish(shard, now);
         drop(guard);
         self.serve_doorbells();
-        TurnResult { work: Some(work), held_until }
+        TurnResult { work: Some(work), held_until, local: served > 0 }
+    }
+
+    /// Takes what has come through memory, for a thread that does not sleep yet; says whether anything had.
+    pub(crate) fn look(&self) -> bool {
+        let Some(mut guard) = self.try_lock() else { return false };
+        let shard = &mut *guard;
+        shard.env.channels.stay_awake();
+        let came = shard.run_local_at_last(0) > 0;
+        if came {
+            self.settle_local(shard);
+        }
+        drop(guard);
+        if came {
+            self.serve_doorbells();
+        }
+        came
     }
 
     /// Handles what has come; gives how many batches, and until when the rest waits for receives while others
