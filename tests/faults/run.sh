@@ -6,6 +6,7 @@
 #        ends     one of two processes that share memory is killed, exits, executes another program, is
 #                 stopped or gives up, at a random moment; so many rounds
 #        direct   one of them is stopped while the other executes requests on its memory, or while it does so
+#        users    two processes that are not each other's equals: users, capabilities, not dumpable (needs root)
 #        stop     SIGSTOP for less and for more than the peer's patience
 #        nomem    allocations that fail, a limit of the address space
 #        limits   as much of everything as the device says, and as the memory allows
@@ -28,7 +29,7 @@ while [[ ${1:-} == --* ]]; do
 done
 lib=$(cd "${1:?usage: run.sh [--long] [--seed N] [--rounds N] DIRECTORY [PART...]}" && pwd)
 shift
-(($#)) || set -- kill ends direct stop nomem limits fds capture address clock wire
+(($#)) || set -- kill ends direct users stop nomem limits fds capture address clock wire
 tmp=$(mktemp -d)
 mounted=
 cleanup() {
@@ -40,7 +41,7 @@ trap cleanup EXIT
 # A panic of the library is an error, and its backtrace would need memory itself.
 export STARVERBS_ADDRS=127.0.0.1 STARVERBS_PORT=$((20000 + RANDOM % 10000)) RUST_BACKTRACE=0
 
-build() { cc -Wall -Wextra -g -O1 -o "$tmp/$1" "$here/$1.c" -L "$lib" -libverbs -lpthread; }
+build() { cc -Wall -Wextra -g -O1 -I "$here/../../include" -o "$tmp/$1" "$here/$1.c" -L "$lib" -libverbs -lpthread; }
 shim() { cc -Wall -Wextra -O1 -shared -fPIC -o "$tmp/$1.so" "$here/$1.c"; }
 run() { LD_LIBRARY_PATH=$lib "$tmp/$@"; }
 
@@ -57,6 +58,15 @@ ends() {
 direct() {
     build direct
     run direct
+}
+
+users() {
+    if ((EUID != 0)); then
+        echo 'users: skipped, needs root'
+        return
+    fi
+    build users
+    run users
 }
 
 stop() {
@@ -131,7 +141,7 @@ wire() {
 for part in "$@"; do
     case $part in
     kill) echo "--- kill"; kill_some ;;
-    ends | direct | stop | nomem | limits | fds | capture | address | clock | wire)
+    ends | direct | users | stop | nomem | limits | fds | capture | address | clock | wire)
         echo "--- $part"
         "$part"
         ;;

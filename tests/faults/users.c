@@ -1,0 +1,294 @@
+/* Two processes of one host that are not each other's equals: of two users, one not dumpable, one with fewer
+ * capabilities, of users or groups without a number, or one that gives and takes nothing
+ * (STARVERBS_LINK_TRUST=none). They SEND, WRITE, READ and add to each other's memory, both ways. Of each:
+ *
+ * - the data is right, and the other's card has executed all of it (local_executed); none went by a
+ *   descriptor or a mapping of the other's memory,
+ * - what is handed over is what docs/security.md says: the test looks at each descriptor that the library
+ *   receives, and at those that it keeps.
+ *
+ * Equals do the same by the descriptor, so that the test would notice. */
+#include "faults.h"
+#include <grp.h>
+#include <infiniband/stardv.h>
+#include <linux/capability.h>
+
+enum { ROUNDS = 20, COUNTERS = 512, WRITTEN = 8192, BACK = 16384, WORD = 16384, MESSAGES = 32768, MESSAGE = 64 };
+/* One acts, the other looks; the other acts, the one looks. */
+enum { TURNS = 4 };
+enum { A_USER = 54321, NO_NUMBER = 65534 };
+
+/* Who a process is. */
+struct who {
+	unsigned uid, gid;
+	/* not dumpable; without one capability of root's; gives and takes nothing */
+	int hides, lacks, refuses;
+};
+
+static const struct trial {
+	const char *what;
+	struct who who[2];
+	/* whether each is handed the other's memory, and whether it keeps that */
+	int is_given[2], keeps;
+} trials[] = {
+	{ "equals", { { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0 } }, { 1, 1 }, 1 },
+	{ "equals that are not root", { { A_USER, A_USER, 0, 0, 0 }, { A_USER, A_USER, 0, 0, 0 } }, { 1, 1 }, 1 },
+	{ "root and a user", { { 0, 0, 0, 0, 0 }, { A_USER, A_USER, 0, 0, 0 } }, { 0, 0 }, 0 },
+	{ "two users", { { A_USER, A_USER, 0, 0, 0 }, { A_USER + 1, A_USER, 0, 0, 0 } }, { 0, 0 }, 0 },
+	{ "two groups", { { A_USER, A_USER, 0, 0, 0 }, { A_USER, A_USER + 1, 0, 0, 0 } }, { 0, 0 }, 0 },
+	{ "one not dumpable", { { A_USER, A_USER, 0, 0, 0 }, { A_USER, A_USER, 1, 0, 0 } }, { 0, 0 }, 0 },
+	/* to whom root's other process gives, as it cannot see that; it takes nothing */
+	{ "one not dumpable, root", { { 0, 0, 0, 0, 0 }, { 0, 0, 1, 0, 0 } }, { 0, 1 }, 0 },
+	{ "one with fewer capabilities", { { 0, 0, 0, 0, 0 }, { 0, 0, 0, 1, 0 } }, { 0, 0 }, 0 },
+	{ "users without a number", { { NO_NUMBER, A_USER, 0, 0, 0 }, { NO_NUMBER, A_USER, 0, 0, 0 } }, { 0, 0 }, 0 },
+	{ "groups without a number", { { A_USER, NO_NUMBER, 0, 0, 0 }, { A_USER, NO_NUMBER, 0, 0, 0 } }, { 0, 0 }, 0 },
+	/* to whom the other gives, as it does not know */
+	{ "one that refuses", { { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 1 } }, { 0, 1 }, 0 },
+	{ "two that refuse", { { 0, 0, 0, 0, 1 }, { 0, 0, 0, 0, 1 } }, { 0, 0 }, 0 },
+};
+
+static const struct trial *trial;
+static struct side s;
+/* Descriptors of another process's /proc/PID/mem that came over a socket. */
+static volatile int received;
+
+/* Whether a descriptor is of another process's memory. */
+static int is_memory(int fd)
+{
+	char path[64], link[128] = "", own[64];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	snprintf(own, sizeof(own), "/proc/%d/mem", getpid());
+	if (readlink(path, link, sizeof(link) - 1) < 0)
+		return 0;
+	return strncmp(link, "/proc/", 6) == 0 && strcmp(link + strlen(link) - 4, "/mem") == 0 && strcmp(link, own) != 0;
+}
+
+/* The library calls this one: it sees each descriptor before the library decides what to do with it. */
+ssize_t recvmsg(int fd, struct msghdr *msg, int flags)
+{
+	ssize_t n = syscall(SYS_recvmsg, fd, msg, flags);
+
+	if (n < 0)
+		return n;
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
+		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+			continue;
+		for (size_t at = 0; at + sizeof(int) <= c->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
+			int one;
+
+			memcpy(&one, CMSG_DATA(c) + at, sizeof(one));
+			received += is_memory(one);
+		}
+	}
+	return n;
+}
+
+/* How many of those this process has now. */
+static int count_kept(void)
+{
+	int kept = 0;
+
+	for (int fd = 0; fd < 1024; fd++)
+		kept += is_memory(fd);
+	return kept;
+}
+
+static uint64_t count(const char *name)
+{
+	static struct stardv_counter list[COUNTERS];
+	ssize_t n = stardv_list_counters(s.ctx, list, COUNTERS, 0);
+
+	NEED(n > 0 && n <= COUNTERS);
+	for (ssize_t i = 0; i < n; i++)
+		if (strcmp(list[i].name, name) == 0)
+			return list[i].value;
+	NEED(!"a counter of that name");
+	return 0;
+}
+
+static void become(const struct who *who)
+{
+	struct __user_cap_header_struct head = { _LINUX_CAPABILITY_VERSION_3, 0 };
+	struct __user_cap_data_struct caps[2];
+
+	if (who->lacks) {
+		NEED(syscall(SYS_capget, &head, caps) == 0);
+		caps[0].permitted &= ~(1u << CAP_SYS_TIME);
+		caps[0].effective &= caps[0].permitted;
+		NEED(syscall(SYS_capset, &head, caps) == 0);
+	}
+	if (who->uid != 0 || who->gid != 0) {
+		NEED(setgroups(0, NULL) == 0);
+		NEED(setresgid(who->gid, who->gid, who->gid) == 0);
+		NEED(setresuid(who->uid, who->uid, who->uid) == 0);
+	}
+	/* the change of the user clears both */
+	NEED(prctl(PR_SET_DUMPABLE, !who->hides) == 0);
+	NEED(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
+	if (who->refuses)
+		NEED(setenv("STARVERBS_LINK_TRUST", "none", 1) == 0);
+}
+
+/* One request; what comes back lies at BACK. */
+static int run(const struct peer *p, enum ibv_wr_opcode op, uint32_t at, uint32_t len)
+{
+	int comes_back = op == IBV_WR_RDMA_READ || op == IBV_WR_ATOMIC_FETCH_AND_ADD;
+	struct ibv_sge sge = { (uintptr_t)s.buffer + (comes_back ? BACK : 0), len, s.mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = op, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_wc wc;
+
+	if (op == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+		wr.wr.atomic.remote_addr = p->addr + BYTES + at;
+		wr.wr.atomic.rkey = p->rkey;
+		wr.wr.atomic.compare_add = 1;
+	} else {
+		wr.wr.rdma.remote_addr = p->addr + BYTES + at;
+		wr.wr.rdma.rkey = p->rkey;
+	}
+	NEED(ibv_post_send(s.qp, &wr, &bad) == 0);
+	return next_status(&s, &wc);
+}
+
+/* Each operation, so many times. */
+static void act(const struct peer *p)
+{
+	for (uint64_t n = 0, before; n < ROUNDS; n++) {
+		memset(s.buffer, (int)n + 1, WRITTEN);
+		memset(s.buffer + BACK, 0, WRITTEN);
+		NEED(run(p, IBV_WR_RDMA_WRITE, 0, WRITTEN) == IBV_WC_SUCCESS);
+		NEED(run(p, IBV_WR_RDMA_READ, 0, WRITTEN) == IBV_WC_SUCCESS);
+		NEED(memcmp(s.buffer, s.buffer + BACK, WRITTEN) == 0);
+		NEED(run(p, IBV_WR_ATOMIC_FETCH_AND_ADD, WORD, 8) == IBV_WC_SUCCESS);
+		memcpy(&before, s.buffer + BACK, 8);
+		NEED(before == n);
+		NEED(run(p, IBV_WR_SEND, 0, MESSAGE) == IBV_WC_SUCCESS);
+	}
+}
+
+static void post_receives(void)
+{
+	for (uint32_t n = 0; n < ROUNDS; n++) {
+		struct ibv_sge sge = { (uintptr_t)s.buffer + BYTES + MESSAGES + n * MESSAGE, MESSAGE, s.mr->lkey };
+		struct ibv_recv_wr wr = { .wr_id = n, .sg_list = &sge, .num_sge = 1 }, *bad;
+
+		NEED(ibv_post_recv(s.qp, &wr, &bad) == 0);
+	}
+}
+
+/* What the other one did is all there. */
+static void look_at_memory(void)
+{
+	const char *memory = s.buffer + BYTES;
+	uint64_t sum;
+
+	for (uint64_t n = 0; n < ROUNDS; n++) {
+		struct ibv_wc wc;
+
+		NEED(next_status(&s, &wc) == IBV_WC_SUCCESS && wc.wr_id == n && wc.byte_len == MESSAGE);
+		for (uint32_t at = 0; at < MESSAGE; at++)
+			NEED(memory[MESSAGES + n * MESSAGE + at] == (char)(n + 1));
+	}
+	for (uint32_t at = 0; at < WRITTEN; at++)
+		NEED(memory[at] == ROUNDS);
+	memcpy(&sum, memory + WORD, 8);
+	NEED(sum == ROUNDS);
+}
+
+static void talk(int fd, int index)
+{
+	struct peer p;
+
+	become(&trial->who[index]);
+	open_side(&s);
+	p = swap(fd, &s);
+	NEED(connect_to(s.qp, &p, 14, 7) == 0);
+	post_receives();
+	say(fd, 'c');
+	NEED(hear(fd) == 'g');
+	/* no request is posted before both agree: it would wait for so long only */
+	while (count("local_qps") != 1)
+		nap(1);
+	say(fd, 'l');
+	for (int turn = 0; turn < TURNS; turn++) {
+		NEED(hear(fd) == 't');
+		if (turn == 2 * index)
+			act(&p);
+		if (turn == 2 * !index + 1)
+			look_at_memory();
+		say(fd, 'f');
+	}
+	CHECK((received > 0) == trial->is_given[index]);
+	CHECK((count_kept() > 0) == trial->keeps);
+	CHECK(count("local_mapped") == 0 && count("local_traced") == 0);
+	if (trial->keeps) {
+		CHECK(count("local_direct") >= ROUNDS);
+	} else {
+		CHECK(count("local_direct") == 0);
+		CHECK(count("local_executed") == 4 * ROUNDS);
+		CHECK(count("local_requests") == 4 * ROUNDS);
+	}
+	NEED(hear(fd) == 'e');
+}
+
+static void first(int fd) { talk(fd, 0); }
+static void second(int fd) { talk(fd, 1); }
+
+static void hear_both(const int *fds, char what)
+{
+	for (int i = 0; i < 2; i++)
+		NEED(hear(fds[i]) == what);
+}
+
+static void say_both(const int *fds, char what)
+{
+	for (int i = 0; i < 2; i++)
+		say(fds[i], what);
+}
+
+static void try(void)
+{
+	int fds[2];
+	pid_t pids[2] = { start(first, &fds[0]), start(second, &fds[1]) };
+
+	introduce(fds);
+	hear_both(fds, 'l');
+	for (int turn = 0; turn < TURNS; turn++) {
+		say_both(fds, 't');
+		hear_both(fds, 'f');
+	}
+	say_both(fds, 'e');
+	for (int i = 0; i < 2; i++) {
+		CHECK(ended_well(pids[i]));
+		close(fds[i]);
+	}
+	printf("%s: %s\n", trial->what, trial->keeps ? "by the descriptor" : "by the ring alone");
+}
+
+/* Whether this process may become others: root of a user namespace may have no numbers for them. */
+static int may_become_others(void)
+{
+	pid_t pid = fork();
+	int status;
+
+	NEED(pid >= 0);
+	if (pid == 0)
+		_exit(setresgid(A_USER, A_USER, A_USER) != 0 || setresuid(A_USER, A_USER, A_USER) != 0);
+	NEED(waitpid(pid, &status, 0) == pid);
+	return status == 0;
+}
+
+int main(void)
+{
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	alarm(300);
+	if (!may_become_others()) {
+		puts("skipped, needs a root that may become other users");
+		return 0;
+	}
+	for (size_t at = 0; at < sizeof(trials) / sizeof(*trials); at++) {
+		trial = &trials[at];
+		try();
+	}
+	return failures != 0;
+}
