@@ -7,6 +7,7 @@
 #                 stopped or gives up, at a random moment; so many rounds
 #        direct   one of them is stopped while the other executes requests on its memory, or while it does so
 #        users    two processes that are not each other's equals: users, capabilities, not dumpable (needs root)
+#        hostile  a process that writes anything into all memory that it shares with a victim
 #        stop     SIGSTOP for less and for more than the peer's patience
 #        nomem    allocations that fail, a limit of the address space
 #        limits   as much of everything as the device says, and as the memory allows
@@ -17,19 +18,19 @@
 #        wire     sends that the kernel refuses
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-kills=24 rounds=100 stop=1 jumps=40 seed=$(($(date +%s) % 100000))
+kills=24 rounds=100 hostiles=60 stop=1 jumps=40 seed=$(($(date +%s) % 100000))
 while [[ ${1:-} == --* ]]; do
     case $1 in
-    --long) kills=600 rounds=2000 stop=120 jumps=2000 ;;
+    --long) kills=600 rounds=2000 hostiles=2000 stop=120 jumps=2000 ;;
     --seed) seed=$2; shift ;;
-    --rounds) rounds=$2; shift ;;
+    --rounds) rounds=$2 hostiles=$2; shift ;;
     *) echo "unknown option $1" >&2; exit 2 ;;
     esac
     shift
 done
 lib=$(cd "${1:?usage: run.sh [--long] [--seed N] [--rounds N] DIRECTORY [PART...]}" && pwd)
 shift
-(($#)) || set -- kill ends direct users stop nomem limits fds capture address clock wire
+(($#)) || set -- kill ends direct users hostile stop nomem limits fds capture address clock wire
 tmp=$(mktemp -d)
 mounted=
 cleanup() {
@@ -67,6 +68,11 @@ users() {
     fi
     build users
     run users
+}
+
+hostile() {
+    build hostile
+    run hostile "$hostiles" "$seed"
 }
 
 stop() {
@@ -141,7 +147,7 @@ wire() {
 for part in "$@"; do
     case $part in
     kill) echo "--- kill"; kill_some ;;
-    ends | direct | users | stop | nomem | limits | fds | capture | address | clock | wire)
+    ends | direct | users | hostile | stop | nomem | limits | fds | capture | address | clock | wire)
         echo "--- $part"
         "$part"
         ;;

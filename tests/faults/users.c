@@ -5,15 +5,19 @@
  * - the data is right, and the other's card has executed all of it (local_executed); none went by a
  *   descriptor or a mapping of the other's memory,
  * - what is handed over is what docs/security.md says: the test looks at each descriptor that the library
- *   receives, and at those that it keeps.
+ *   receives, and at those that it keeps. The table of regions and the gates cannot be mapped to write, or
+ *   made writable, by whoever has them.
  *
  * Equals do the same by the descriptor, so that the test would notice. */
 #include "faults.h"
 #include <grp.h>
 #include <infiniband/stardv.h>
 #include <linux/capability.h>
+#include <sys/mman.h>
 
 enum { ROUNDS = 20, COUNTERS = 512, WRITTEN = 8192, BACK = 16384, WORD = 16384, MESSAGES = 32768, MESSAGE = 64 };
+/* Files that others read alone: the table of regions, and the gates. */
+enum { TABLES = 2 };
 /* One acts, the other looks; the other acts, the one looks. */
 enum { TURNS = 4 };
 enum { A_USER = 54321, NO_NUMBER = 65534 };
@@ -51,6 +55,8 @@ static const struct trial *trial;
 static struct side s;
 /* Descriptors of another process's /proc/PID/mem that came over a socket. */
 static volatile int received;
+/* Descriptors of memory files that came, but cannot be mapped to write. */
+static volatile int received_readonly;
 
 /* Whether a descriptor is of another process's memory. */
 static int is_memory(int fd)
@@ -62,6 +68,50 @@ static int is_memory(int fd)
 	if (readlink(path, link, sizeof(link) - 1) < 0)
 		return 0;
 	return strncmp(link, "/proc/", 6) == 0 && strcmp(link + strlen(link) - 4, "/mem") == 0 && strcmp(link, own) != 0;
+}
+
+/* Whether a descriptor is of a memory file that nobody can map to write, also not one who opens it anew. */
+static int is_readonly(int fd)
+{
+	char path[64];
+	int again, is_so = 0;
+
+	/* none but memory files have seals */
+	if (fcntl(fd, F_GET_SEALS) < 0)
+		return 0;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	again = open(path, O_RDWR | O_CLOEXEC);
+	for (int i = 0; i < 2; i++) {
+		void *at = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, i ? fd : again, 0);
+
+		is_so += at == MAP_FAILED;
+		if (at != MAP_FAILED)
+			munmap(at, 4096);
+	}
+	close(again);
+	return is_so == 2;
+}
+
+/* How many mappings of others' files there are that are read only. They stay so. */
+static int count_readonly(void)
+{
+	FILE *maps = fopen("/proc/self/maps", "re");
+	char line[512];
+	int found = 0;
+
+	NEED(maps);
+	while (fgets(line, sizeof(line), maps)) {
+		unsigned long begin, end;
+		char rights[8];
+
+		if (!strstr(line, "/memfd:starverbs ") || sscanf(line, "%lx-%lx %7s", &begin, &end, rights) != 3 ||
+		    strcmp(rights, "r--s") != 0)
+			continue;
+		NEED(mprotect((void *)begin, end - begin, PROT_READ | PROT_WRITE) != 0 && errno == EACCES);
+		found++;
+	}
+	fclose(maps);
+	return found;
 }
 
 /* The library calls this one: it sees each descriptor before the library decides what to do with it. */
@@ -79,6 +129,7 @@ ssize_t recvmsg(int fd, struct msghdr *msg, int flags)
 
 			memcpy(&one, CMSG_DATA(c) + at, sizeof(one));
 			received += is_memory(one);
+			received_readonly += is_readonly(one);
 		}
 	}
 	return n;
@@ -219,7 +270,9 @@ static void talk(int fd, int index)
 		say(fd, 'f');
 	}
 	CHECK((received > 0) == trial->is_given[index]);
+	CHECK(received_readonly == (trial->is_given[index] ? TABLES : 0));
 	CHECK((count_kept() > 0) == trial->keeps);
+	CHECK((count_readonly() >= TABLES) == trial->keeps);
 	CHECK(count("local_mapped") == 0 && count("local_traced") == 0);
 	if (trial->keeps) {
 		CHECK(count("local_direct") >= ROUNDS);

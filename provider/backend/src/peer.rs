@@ -94,6 +94,8 @@ pub enum ChannelNews {
     Opened(SessionId, Box<Answering>, Option<Box<MemoryFiles>>),
     /// A session with channels is over. What was asked before lies in them
     Ended(SessionId),
+    /// The other end of a session broke the rules, and it is over
+    Broken,
 }
 
 /// The sessions of a card. Clones are the same ones.
@@ -297,8 +299,12 @@ impl Peers {
                 Ok(Written::Yes { wake: false }) => Some(true),
                 Ok(Written::Yes { wake: true }) if session.send_wake_byte() => Some(true),
                 Ok(Written::NoRoom) => Some(false),
-                Ok(Written::Yes { .. }) | Err(_) => {
+                Ok(Written::Yes { .. }) => {
                     sessions.end(id);
+                    None
+                }
+                Err(_) => {
+                    sessions.break_off(id);
                     None
                 }
             }

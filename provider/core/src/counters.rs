@@ -286,6 +286,8 @@ counters! {
     tx_local_frames,
     /// same host: frames that other processes handed to this one through memory
     rx_local_frames,
+    /// same host: channels and sessions that were ended, as the other process broke their rules
+    local_broken,
     /// same host: queue pairs whose connection goes through shared memory now
     local_qps,
     /// queue pairs that exist

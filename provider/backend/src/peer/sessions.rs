@@ -409,8 +409,11 @@ impl Sessions {
 
     /// The other end does not keep to the rules: nothing more of it is read.
     pub(super) fn break_off(&mut self, id: SessionId) {
-        if let Some(session) = self.get(id) {
-            session.forget_rings();
+        let Some(session) = self.get(id) else { return };
+        let goes_on = session.socket.is_some();
+        session.forget_rings();
+        if goes_on && self.news.try_reserve(1).is_ok() {
+            self.news.push_back(ChannelNews::Broken);
         }
         self.end(id);
     }

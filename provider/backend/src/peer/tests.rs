@@ -234,7 +234,7 @@ fn take_channel(peers: &Peers) -> Option<(SessionId, Box<Answering>)> {
     peers.look();
     match peers.next_news()? {
         ChannelNews::Opened(session, channel, _) => Some((session, channel)),
-        ChannelNews::Ended(_) => panic!("a session has ended"),
+        ChannelNews::Ended(_) | ChannelNews::Broken => panic!("a session has ended"),
     }
 }
 
@@ -270,6 +270,8 @@ fn who_makes_too_many_channels_is_told_at_once() {
     b.look();
     a.look();
     assert!(matches!(a.next_news(), Some(ChannelNews::Ended(id)) if id == channels[0].0));
+    let news: Vec<_> = std::iter::from_fn(|| b.next_news()).collect();
+    assert_eq!(news.iter().filter(|news| matches!(news, ChannelNews::Broken)).count(), 1, "and counted once");
 }
 
 #[test]
@@ -400,6 +402,7 @@ fn what_is_no_channel_is_ignored() {
     assert!((0..4).all(|_| offer(&[right.as_raw_fd()])));
     socket::send(&socket, &hello, &[right.as_raw_fd()]).expect("room");
     b.look();
+    assert!(matches!(b.next_news(), Some(ChannelNews::Broken)), "for its card to count");
     assert!(matches!(b.next_news(), Some(ChannelNews::Ended(_))));
     (0..3).for_each(|_| assert_eq!(take(&b), None));
     assert_eq!(sessions(&b), 0);

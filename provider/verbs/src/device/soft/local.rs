@@ -481,6 +481,7 @@ impl Shard {
             ChannelNews::Opened(session, channel, memory) => {
                 self.env.channels.add_answerer(Some(session), *channel, memory);
             }
+            ChannelNews::Broken => self.stats.local_broken.inc(),
             ChannelNews::Ended(session) => {
                 /* what it asked before is executed */
                 loop {
@@ -506,7 +507,9 @@ impl Shard {
     /// QPs whose channel is over lose their peer.
     #[cold]
     fn drop_broken(&mut self, now: Nanos) {
-        self.env.channels.broken = false;
+        if std::mem::take(&mut self.env.channels.broken) {
+            self.stats.local_broken.inc();
+        }
         let Shard { nic, env, .. } = self;
         turn::take_answers((nic, env), now);
         let mut lost = Vec::new();

@@ -262,8 +262,8 @@ fn take_from((nic, env): Card<'_>, at: u32, now: Nanos) -> u32 {
     let Some(asker) = env.channels.asker(at) else { return 0 };
     /* before the answers: what was refused is there before its place is given back */
     let Ok(given) = asker.channel.requests.look() else {
-        asker.ended = true;
-        env.channels.broken = true;
+        /* once: who is out of its QPs is looked at until they have left */
+        env.channels.broken |= !std::mem::replace(&mut asker.ended, true);
         return 0;
     };
     while taken < ANSWERS {
@@ -276,13 +276,17 @@ fn take_from((nic, env): Card<'_>, at: u32, now: Nanos) -> u32 {
             asker.channel.answers.data(record.at, record.len)
         };
         let Some(data) = data else {
-            asker.ended = true;
-            env.channels.broken = true;
+            env.channels.broken |= !std::mem::replace(&mut asker.ended, true);
             return taken;
         };
         asker.answers = asker.answers.wrapping_add(1);
         taken += 1;
-        with_end((nic, env), record.to, now, |end, ctx| end.on_answer(ctx, &record, data));
+        with_end((nic, env), record.to, now, |end, ctx| {
+            /* what another process says of a connection that is not its own is nobody's answer */
+            if end.of.channels[0] == at {
+                end.on_answer(ctx, &record, data);
+            }
+        });
         if let Some(asker) = env.channels.asker(at) {
             asker.channel.answers.pop();
         }
