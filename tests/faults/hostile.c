@@ -8,7 +8,7 @@
  * - all calls of the victim have returned, and all that it asked of the hostile one is complete: done, or
  *   failed,
  * - memory of the victim that the hostile one has no key for is what it was,
- * - the honest connection has lost, added, repeated and changed nothing, and goes through shared memory still,
+ * - the honest connection has lost, added, repeated and changed nothing, and goes through shared memory,
  * - the victim has no more descriptors than before.
  *
  * What breaks the rules of a channel or a session is counted (local_broken).

@@ -12,6 +12,8 @@ pub(crate) mod end;
 mod record;
 mod requester;
 mod responder;
+#[cfg(test)]
+mod tests;
 mod turn;
 
 use std::collections::HashMap;
@@ -20,7 +22,7 @@ use starverbs_backend::{ChannelNews, SessionId};
 use starverbs_core::engine::{EngineCtx, Terms};
 use starverbs_core::nic::Handover;
 use starverbs_core::types::QPN_BLOCK_SHIFT;
-use starverbs_core::{Access, Gid, Nanos, NicError, QpState, QpType, Qpn};
+use starverbs_core::{Access, Gid, Nanos, NicError, PdId, QpState, QpType, Qpn};
 use starverbs_settings::{Link, Settings};
 
 use super::Shard;
@@ -64,6 +66,7 @@ struct Ours {
     until: Nanos,
     /// Through which the peer may reach the QP's memory by itself, with these rights
     gate: Option<Gate>,
+    pd: PdId,
     access: Access,
 }
 
@@ -83,7 +86,8 @@ struct Theirs {
 struct Entry {
     path: Path,
     ours: Option<Ours>,
-    theirs: Option<Theirs>,
+    /// One of each channel: others may say what they like, and do not take the place of the peer's
+    theirs: Vec<Theirs>,
 }
 
 /// Who proposed what.
@@ -215,40 +219,40 @@ impl Shard {
             return self.use_wire(qpn, now);
         };
         self.local.epoch = self.local.epoch.wrapping_add(1);
-        let epoch = self.local.epoch;
-        let mut record = Record { op: control::PROPOSE, epoch, to: peer, from: qpn, ..Record::default() };
         let (gate, access) = (self.env.channels.gates.as_mut().and_then(Gates::open), attr.access);
-        let pd = self.nic.handover(qpn).map(|handover| handover.owner.pd);
-        if let (Some(gate), Ok(pd)) = (gate, pd) {
-            record.offer(gate, pd, access);
-        }
+        let pd = self.nic.handover(qpn).map_or(PdId(0), |handover| handover.owner.pd);
+        let ours = Ours { epoch: self.local.epoch, channel, peer, until: now + PATIENCE, gate, access, pd };
         let entry = self.local.qps.entry(qpn).or_default();
         entry.path = Path::Asking;
-        entry.ours = Some(Ours { epoch, channel, peer, until: now + PATIENCE, gate, access });
+        entry.ours = Some(ours);
         self.local.asking += 1;
-        self.env.channels.say(channel, record);
+        self.say_proposal(qpn, &ours);
         self.begin_if_agreed(qpn, now);
+    }
+
+    fn say_proposal(&mut self, qpn: Qpn, ours: &Ours) {
+        let Ours { epoch, peer, gate, pd, access, channel, .. } = *ours;
+        let mut record = Record { op: control::PROPOSE, epoch, to: peer, from: qpn, ..Record::default() };
+        if let Some(gate) = gate {
+            record.offer(gate, pd, access);
+        }
+        self.env.channels.say(channel, record);
     }
 
     /// Begins, if the peer has proposed it, too.
     fn begin_if_agreed(&mut self, qpn: Qpn, now: Nanos) {
-        let Some(Entry { path: Path::Asking, ours: Some(ours), theirs: Some(theirs) }) =
-            self.local.qps.get(&qpn)
-        else {
+        let Some(Entry { path: Path::Asking, ours: Some(ours), theirs }) = self.local.qps.get(&qpn) else {
             return;
         };
-        let (ours, theirs) = (*ours, theirs.clone());
-        if theirs.from != ours.peer || !self.leads_to(ours.channel, theirs.session) {
-            /* somebody else's */
-            if let Some(entry) = self.local.qps.get_mut(&qpn) {
-                entry.theirs = None;
-            }
-            return;
-        }
+        let ours = *ours;
+        let of_peer: Vec<_> = theirs.iter().filter(|theirs| theirs.from == ours.peer).cloned().collect();
+        let is_it = |theirs: &Theirs| self.leads_to(ours.channel, theirs.session);
+        let Some(theirs) = of_peer.into_iter().find(is_it) else { return };
         match self.begin_local(qpn, &ours, &theirs, now) {
             Ok(()) => {
                 if let Some(entry) = self.local.qps.get_mut(&qpn) {
-                    (entry.path, entry.theirs) = (Path::Local, None);
+                    entry.path = Path::Local;
+                    entry.theirs.clear();
                     self.local.count(Path::Asking, Path::Local);
                 }
                 self.env.channels.many |= self.local.active > MANY && self.intake.looks_ahead();
@@ -256,7 +260,7 @@ impl Shard {
             }
             Err(_) => {
                 if let Some(entry) = self.local.qps.get_mut(&qpn) {
-                    entry.theirs = None;
+                    entry.theirs.clear();
                 }
                 self.use_wire(qpn, now);
             }
@@ -365,15 +369,15 @@ impl Shard {
                 let asking = entry.path == Path::Asking && held;
                 if early || asking || entry.path == Path::Local {
                     /* of one that is early, or of the next connection: it is answered at RTR */
-                    entry.theirs =
-                        Some(Theirs { epoch: record.epoch, from, serial, session, direct: direct.clone() });
+                    entry.theirs.retain(|theirs| theirs.serial != serial);
+                    let direct = direct.clone();
+                    entry.theirs.push(Theirs { epoch: record.epoch, from, serial, session, direct });
                 }
                 let channel = entry.ours.filter(|_| entry.path == Path::Local).map(|ours| ours.channel);
                 if asking {
                     self.begin_if_agreed(qpn, now);
                 } else if channel.is_some_and(|channel| self.leads_to(channel, session)) {
-                    let Shard { nic, env, .. } = self;
-                    with_end((nic, env), qpn, now, |end, _| end.meet_again(&record, serial, direct));
+                    self.meet_again(&record, serial, direct, now);
                 }
                 let path = self.local.qps.get(&qpn).map(|entry| entry.path);
                 if !early && path != Some(Path::Local) {
@@ -382,12 +386,10 @@ impl Shard {
             }
             control::WITHDRAW => {
                 let Some(entry) = self.local.qps.get_mut(&qpn) else { return };
-                let is_it = |theirs: &Theirs| theirs.from == from && theirs.epoch == record.epoch;
-                if entry.theirs.as_ref().is_some_and(is_it) {
-                    entry.theirs = None;
-                }
+                let is_it = |theirs: &Theirs| (theirs.serial, theirs.epoch) == (serial, record.epoch);
+                entry.theirs.retain(|theirs| theirs.from != from || !is_it(theirs));
                 let end = self.nic.engine(qpn).and_then(HostEngine::local);
-                if end.is_some_and(|end| end.is_with(&record) && end.is_fresh()) {
+                if end.is_some_and(|end| end.is_peer(&record, serial) && end.is_fresh()) {
                     self.use_wire(qpn, now);
                 }
             }
@@ -395,12 +397,30 @@ impl Shard {
                 let Some(entry) = self.local.qps.get(&qpn) else { return };
                 let (path, ours) = (entry.path, entry.ours);
                 let of_now = ours.is_some_and(|ours| ours.epoch == record.epoch && ours.peer == from);
-                let fresh = self.nic.engine(qpn).and_then(HostEngine::local).is_none_or(LocalEnd::is_fresh);
+                /* who has begun hears the one that it has begun with alone */
+                let is_its = |end: &LocalEnd| end.of.channels[1] == serial && end.is_fresh();
+                let fresh = self.nic.engine(qpn).and_then(HostEngine::local).is_none_or(is_its);
                 if of_now && fresh && matches!(path, Path::Asking | Path::Local) {
                     self.use_wire(qpn, now);
                 }
             }
             _ => {}
+        }
+    }
+
+    /// The peer of a local end has proposed. If that is of a connection after the one that this end has agreed
+    /// to, this end's proposal was of use to the one before, which is over: it is said again.
+    fn meet_again(&mut self, record: &Record, serial: u32, direct: Option<Direct>, now: Nanos) {
+        let qpn = record.to;
+        let Shard { nic, env, .. } = self;
+        let is_new = with_end((nic, env), qpn, now, |end, _| {
+            let is_new = end.is_fresh() && record.from == end.of.peer && !end.is_with(record);
+            end.meet_again(record, serial, direct);
+            is_new
+        });
+        let ours = self.local.qps.get(&qpn).and_then(|entry| entry.ours);
+        if let (Some(true), Some(ours)) = (is_new, ours) {
+            self.say_proposal(qpn, &ours);
         }
     }
 
@@ -498,6 +518,9 @@ impl Shard {
                 }
                 for answerer in &mut self.env.channels.answerers {
                     answerer.ended |= answerer.session == Some(session);
+                }
+                for entry in self.local.qps.values_mut() {
+                    entry.theirs.retain(|theirs| theirs.session != Some(session));
                 }
                 self.drop_broken(now);
             }

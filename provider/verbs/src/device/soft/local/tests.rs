@@ -1,0 +1,439 @@
+//! How two ends come to agree, in every order: two cards of one process, which run only when a test says so.
+//!
+//! A schedule is a list of steps: the next thing that a program does with its queue pair, a card that takes
+//! what has come to it, a proposal that has waited for too long. Whatever the order, both ends come to be
+//! local or both on the wire, and what the programs send arrives.
+
+use std::net::UdpSocket;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use starverbs_core::qp::QpAttrMask;
+use starverbs_core::{AvId, Cqe, Mtu, SendFlags, WcOpcode, WcStatus};
+use starverbs_settings::LinkTrust;
+
+use super::*;
+use crate::device::Soft;
+use crate::{AhAttr, Context, Cq, Pd, Qp, QpAttr, QpInit, RecvWr, SendWr};
+
+/// Steps of the schedules that are all tried, and how many of the longer ones are.
+const LENGTH: usize = 6;
+const SEEDS: u64 = 1000;
+/// Messages that are sent at once.
+const MESSAGES: usize = 2;
+/// What two ends may do.
+const STEPS: [Step; 3] = [Step::Next, Step::Take, Step::Late];
+
+/// A step is made by one of two sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Its program goes on
+    Next,
+    /// Its card takes what has come
+    Take,
+    /// Its proposal has waited for too long
+    Late,
+    /// Another process says something to its queue pair in the other one's name
+    Forged(u8),
+}
+
+/// What a program does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Act {
+    Connect,
+    Send,
+    Reset,
+}
+
+type Schedule = Vec<(usize, Step)>;
+
+/// A card and what belongs to it.
+struct Card {
+    soft: Arc<Soft>,
+    ctx: Context,
+    pd: Pd,
+    cq: Cq,
+}
+
+impl Card {
+    fn new(port: u16) -> Card {
+        let addrs = Some(vec!["127.0.0.1".parse().unwrap()]);
+        let link_trust = LinkTrust::None;
+        let settings = Settings {
+            port,
+            addrs,
+            link_trust,
+            progress_thread: false,
+            link: Link::Auto,
+            ..Settings::default()
+        };
+        let ctx = Context::open_with(settings).unwrap();
+        let (pd, cq) = (Pd::alloc(&ctx).unwrap(), Cq::create(&ctx, 64, None, 0).unwrap());
+        Card { soft: Arc::clone(ctx.device().unwrap().soft().unwrap()), ctx, pd, cq }
+    }
+
+    fn qp(&self) -> Qp {
+        let init = QpInit {
+            qp_type: QpType::Rc,
+            send_cq: &self.cq,
+            recv_cq: &self.cq,
+            srq: None,
+            max_send_wr: 8,
+            max_recv_wr: 8,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+            sq_sig_all: true,
+            block_own_multicast: false,
+            star: None,
+            cookie: 0,
+        };
+        Qp::create(&self.pd, &init).unwrap()
+    }
+
+    /// Takes what has come: frames, news, records.
+    fn take(&self) {
+        self.soft.with(|shard, now| {
+            while shard.intake.rx.recv() > 0 && shard.take_frames(now, || false) {}
+            shard.run_local(now);
+            shard.run_timers(now);
+        });
+    }
+
+    fn late(&self) {
+        self.soft.with(|shard, now| shard.end_waiting(now + PATIENCE + 1));
+    }
+
+    fn path(&self, qp: &Qp) -> Path {
+        self.soft.with(|shard, _| shard.local.qps.get(&qp.number()).map_or(Path::Wire, |entry| entry.path))
+    }
+}
+
+fn connect(qp: &Qp, to: &Card, peer: &Qp) {
+    let dgid = to.ctx.query_gid(1, 0).unwrap().gid;
+    let attr = QpAttr {
+        port_num: 1,
+        av: AhAttr { dgid, is_global: true, port: 1, hop_limit: 64, ..AhAttr::default() },
+        path_mtu: Mtu::M1024,
+        dest_qpn: peer.number(),
+        max_dest_rd_atomic: 4,
+        min_rnr_timer: 1,
+        timeout: 14,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        max_rd_atomic: 4,
+        ..QpAttr::default()
+    };
+    let modify = |state, mask| qp.modify(&QpAttr { state, ..attr }, QpAttrMask::STATE | mask).unwrap();
+    modify(QpState::Init, QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS);
+    for wr_id in 0..8 {
+        qp.post_recv().push(&RecvWr { wr_id, sges: &[] }).unwrap();
+    }
+    let rtr = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
+    modify(QpState::Rtr, rtr | QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER);
+    let rts = QpAttrMask::SQ_PSN | QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY;
+    modify(QpState::Rts, rts | QpAttrMask::MAX_QP_RD_ATOMIC);
+}
+
+fn send(qp: &Qp) {
+    let wr = SendWr {
+        wr_id: 7,
+        op: starverbs_core::SendOp::Send,
+        flags: SendFlags::SIGNALED,
+        imm: 0,
+        sges: &[],
+        remote_addr: 0,
+        rkey: 0,
+        compare_add: 0,
+        swap: 0,
+        ah: AvId(0),
+        remote_qpn: 0,
+        qkey: 0,
+    };
+    let mut poster = qp.post_send();
+    for _ in 0..MESSAGES {
+        poster.push(&wr).unwrap();
+    }
+    poster.ring();
+}
+
+/// Two cards that talk, and a third one that belongs to neither.
+struct World {
+    cards: [Card; 3],
+}
+
+/// A queue pair of each of two cards, and how far their programs are.
+struct Run<'a> {
+    world: &'a World,
+    qps: [Qp; 2],
+    programs: [Vec<Act>; 2],
+    at: [usize; 2],
+    /// Completions that are to come: of sends, of receives
+    due: [[usize; 2]; 2],
+}
+
+impl World {
+    /// Their processes have not met.
+    fn unmet() -> World {
+        let free = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).unwrap();
+        World { cards: [(); 3].map(|()| Card::new(free.port())) }
+    }
+
+    /// The first two have channels to each other.
+    fn new() -> World {
+        let world = World::unmet();
+        let [a, b, _] = &world.cards;
+        let mut run = world.run([vec![Act::Connect, Act::Send], vec![Act::Connect, Act::Send]]);
+        run.end(&[]);
+        assert_eq!([a.path(&run.qps[0]), b.path(&run.qps[1])], [Path::Local; 2]);
+        drop(run);
+        world
+    }
+
+    fn run(&self, programs: [Vec<Act>; 2]) -> Run<'_> {
+        let qps = [self.cards[0].qp(), self.cards[1].qp()];
+        Run { world: self, qps, programs, at: [0; 2], due: [[0; 2]; 2] }
+    }
+
+    /// Says `op` to a queue pair of a card's, as if it were of `from`.
+    fn forge(&self, op: u8, to: Qpn, from: Qpn, epoch: u16) {
+        self.cards[2].soft.with(|shard, _| {
+            let channels = &mut shard.env.channels;
+            let channel = channels.channel_to(to >> QPN_BLOCK_SHIFT, false).expect("a channel");
+            channels.say(channel, Record { op, epoch, to, from, ..Record::default() });
+        });
+    }
+}
+
+impl Run<'_> {
+    /// Makes a step. False: there is nothing to do.
+    fn step(&mut self, side: usize, step: Step) -> bool {
+        let card = &self.world.cards[side];
+        match step {
+            Step::Next => {
+                let Some(act) = self.programs[side].get(self.at[side]).copied() else { return false };
+                if act == Act::Send && self.is_connecting_anew(1 - side) {
+                    return false;
+                }
+                self.at[side] += 1;
+                match act {
+                    Act::Connect => {
+                        connect(&self.qps[side], &self.world.cards[1 - side], &self.qps[1 - side])
+                    }
+                    Act::Send => self.send(side),
+                    Act::Reset => {
+                        let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+                        self.qps[side].modify(&reset, QpAttrMask::STATE).unwrap();
+                    }
+                }
+            }
+            Step::Take => card.take(),
+            Step::Late if card.soft.with(|shard, _| shard.local.asking == 0) => return false,
+            Step::Late => card.late(),
+            Step::Forged(op) => self.forge(side, op),
+        }
+        true
+    }
+
+    /// Programs that connect once more send once both have.
+    fn is_connecting_anew(&self, side: usize) -> bool {
+        let program = &self.programs[side];
+        program.contains(&Act::Reset) && program[self.at[side]..].contains(&Act::Connect)
+    }
+
+    fn send(&mut self, side: usize) {
+        send(&self.qps[side]);
+        self.due[side][0] += MESSAGES;
+        self.due[1 - side][1] += MESSAGES;
+    }
+
+    /// With all numbers right, though nobody has told them.
+    fn forge(&self, side: usize, op: u8) {
+        let [own, other] = [side, 1 - side].map(|side| self.qps[side].number());
+        let ours = |side: usize| {
+            self.world.cards[side].soft.with(|shard, _| {
+                let entry = shard.local.qps.get(&self.qps[side].number());
+                entry.and_then(|entry| entry.ours).map_or(0, |ours| ours.epoch)
+            })
+        };
+        match op {
+            /* of a queue pair of its own */
+            control::PROPOSE => {
+                let from = self.world.cards[2].soft.with(|shard, _| shard.intake.rx.blocks().next());
+                self.world.forge(op, own, from.unwrap_or_default() << QPN_BLOCK_SHIFT | 5, 1);
+            }
+            control::WITHDRAW => self.world.forge(op, own, other, ours(1 - side)),
+            _ => self.world.forge(op, own, other, ours(side)),
+        }
+        self.world.cards[2].take();
+    }
+
+    /// Whatever is left to do is done, in some order; then each sends once more.
+    fn end(&mut self, steps: &[(usize, Step)]) {
+        while self.step(0, Step::Next) | self.step(1, Step::Next) {}
+        self.await_all(steps);
+        [0, 1].into_iter().for_each(|side| self.send(side));
+        self.await_all(steps);
+        let paths = [0, 1].map(|side| self.world.cards[side].path(&self.qps[side]));
+        let ends = [[Path::Local; 2], [Path::Wire; 2]];
+        assert!(ends.contains(&paths), "{paths:?} after {steps:?} of {:?}", self.programs);
+    }
+
+    fn await_all(&mut self, steps: &[(usize, Step)]) {
+        let begin = Instant::now();
+        let mut rounds = 0;
+        loop {
+            for side in [0, 1] {
+                self.step(side, Step::Take);
+                self.look(side, steps);
+            }
+            if self.due == [[0; 2]; 2] {
+                return;
+            }
+            rounds += 1;
+            if rounds % 4 == 0 {
+                for side in [0, 1] {
+                    self.step(side, Step::Late);
+                }
+            }
+            let due = self.due;
+            assert!(
+                begin.elapsed() < Duration::from_secs(60),
+                "{due:?} after {steps:?} of {:?}",
+                self.programs
+            );
+        }
+    }
+
+    fn look(&mut self, side: usize, steps: &[(usize, Step)]) {
+        let mut cqes = [Cqe::default(); 8];
+        let count = self.world.cards[side].cq.poll(&mut cqes).unwrap();
+        for cqe in &cqes[..count] {
+            assert_eq!(cqe.status, WcStatus::Success, "side {side} after {steps:?} of {:?}", self.programs);
+            let due = &mut self.due[side][usize::from(cqe.opcode == WcOpcode::Recv)];
+            *due = due.checked_sub(1).expect("no completion twice");
+        }
+    }
+}
+
+/// Programs: both send; one sends; neither sends before all is settled.
+fn programs() -> [[Vec<Act>; 2]; 3] {
+    let (sends, is_quiet) = (vec![Act::Connect, Act::Send], vec![Act::Connect]);
+    [[sends.clone(), sends.clone()], [sends, is_quiet.clone()], [is_quiet.clone(), is_quiet]]
+}
+
+/// All schedules of a length: each step that has something to do.
+fn try_all(world: &World, programs: &[Vec<Act>; 2], length: usize) -> usize {
+    let mut tried = 0;
+    let mut choice = vec![0; length];
+    loop {
+        let mut run = world.run(programs.clone());
+        let schedule: Schedule = choice.iter().map(|n| (n % 2, STEPS[n / 2])).collect();
+        let stop = schedule.iter().position(|(side, step)| !run.step(*side, *step));
+        if stop.is_none() {
+            run.end(&schedule);
+            tried += 1;
+        }
+        /* the next one: those that begin with a step that has nothing to do are passed over */
+        let mut at = stop.unwrap_or(length - 1);
+        loop {
+            choice[at] += 1;
+            choice[at + 1..].fill(0);
+            if choice[at] < 2 * STEPS.len() {
+                break;
+            }
+            if at == 0 {
+                return tried;
+            }
+            at -= 1;
+        }
+    }
+}
+
+/// A stream of numbers that a seed gives.
+fn draws(seed: u64) -> impl FnMut(usize) -> usize {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    move |below| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 20) as usize % below
+    }
+}
+
+/// Schedules at random, longer than all can be.
+fn try_some(world: &World, programs: &[Vec<Act>; 2], steps: &[Step]) {
+    (1..=SEEDS).for_each(|seed| try_one(world, programs, seed, steps));
+}
+
+fn try_one(world: &World, programs: &[Vec<Act>; 2], seed: u64, steps: &[Step]) {
+    let mut draw = draws(seed);
+    let length = 4 + draw(16);
+    let schedule: Schedule = (0..length).map(|_| (draw(2), steps[draw(steps.len())])).collect();
+    let mut run = world.run(programs.clone());
+    for (side, step) in &schedule {
+        run.step(*side, *step);
+    }
+    run.end(&schedule);
+}
+
+#[test]
+fn two_ends_agree_in_every_order() {
+    let world = World::new();
+    let tried: Vec<usize> = programs().iter().map(|programs| try_all(&world, programs, LENGTH)).collect();
+    println!("{tried:?} schedules");
+    assert!(tried.iter().all(|tried| *tried > 1000), "{tried:?}");
+}
+
+#[test]
+fn two_ends_agree_in_long_orders() {
+    let world = World::new();
+    programs().iter().for_each(|programs| try_some(&world, programs, &STEPS));
+}
+
+/// The first connection of two processes makes their session and their channels, too.
+#[test]
+fn two_ends_agree_where_their_processes_meet() {
+    for seed in 1..=15 {
+        for programs in programs() {
+            try_one(&World::unmet(), &programs, seed, &STEPS);
+        }
+    }
+}
+
+/// Connections of the same two queue pairs, one after the other.
+#[test]
+fn two_ends_agree_once_more_after_a_reset() {
+    let world = World::new();
+    let again = vec![Act::Connect, Act::Reset, Act::Connect, Act::Send];
+    let is_quiet = vec![Act::Connect, Act::Reset, Act::Connect];
+    for programs in [[again.clone(), again.clone()], [again, is_quiet.clone()], [is_quiet.clone(), is_quiet]]
+    {
+        try_some(&world, &programs, &STEPS);
+    }
+}
+
+/// The other end has no local connections.
+#[test]
+fn both_ends_come_to_the_wire_where_one_refuses() {
+    let world = World::new();
+    world.cards[1].soft.with(|shard, _| shard.local.enabled = false);
+    for programs in programs() {
+        try_all(&world, &programs, LENGTH - 1);
+        try_some(&world, &programs, &STEPS);
+    }
+}
+
+/// Nothing that a third process says has one end local and the other on the wire.
+#[test]
+fn nobody_else_has_a_say() {
+    let world = World::new();
+    let mut steps = STEPS.to_vec();
+    for op in [control::PROPOSE, control::WITHDRAW, control::REFUSE] {
+        steps.push(Step::Forged(op));
+        for programs in programs() {
+            try_some(&world, &programs, &steps);
+        }
+        steps.pop();
+    }
+}
