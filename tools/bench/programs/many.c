@@ -1,20 +1,20 @@
-/* WRITEs of 8 B over many queue pairs, one after the other in an order that is shuffled once: what
+/* WRITEs of 8 B, or of so many, over many queue pairs, one after the other in an order that is shuffled once: what
  * perftest cannot do for latency, and sets up too slowly for a hundred thousand. Two processes, of
  * which the other is passive but for polling an empty completion queue, so that its card is run by
  * itself and not by the library's thread.
  * Build: cc -O2 -o many many.c -libverbs
  * With -l, one process and one thread are both sides, so that its CPU time is what a message costs at both
  * ends, whatever else the machine does; STARVERBS_PROGRESS_THREAD=off keeps it to one thread.
- * usage: many [-l] [-q QPS] [-w UNDER_WAY] [-t SECONDS]; prints millions of messages a second, the CPU
+ * With -c, the other process and this one are held to a processor each.
+ * usage: many [-l] [-q QPS] [-w UNDER_WAY] [-b BYTES] [-t SECONDS] [-n MESSAGES] [-c OTHER,THIS]; prints millions of messages a second, the CPU
  * time of a message in this process (us), the median, the 1st and the 99th percentile of its time from
  * post to completion with -w 1 (us), and the seconds to create and connect. */
 #define _GNU_SOURCE
 #include "side.h"
+#include <sched.h>
 #include <sys/prctl.h>
 #include <signal.h>
 #include <sys/wait.h>
-
-enum { BYTES = 8 };
 
 struct side {
 	union ibv_gid gid;
@@ -27,9 +27,19 @@ static struct ibv_pd *pd;
 static struct ibv_cq *cq;
 static struct ibv_mr *mr;
 static struct ibv_qp **qps;
-static uint32_t count = 1, under_way = 1;
-static int loop;
-static char buffer[4096] __attribute__((aligned(4096)));
+static uint32_t count = 1, under_way = 1, bytes = 8;
+static int loop, cpus[2] = { -1, -1 };
+static char *buffer;
+
+static void hold_to(int cpu)
+{
+	cpu_set_t one;
+
+	CPU_ZERO(&one);
+	CPU_SET(cpu < 0 ? 0 : cpu, &one);
+	if (cpu >= 0 && sched_setaffinity(0, sizeof(one), &one))
+		die("sched_setaffinity");
+}
 
 static void open_card(void)
 {
@@ -37,7 +47,11 @@ static void open_card(void)
 
 	if (!list || !list[0] || !(ctx = ibv_open_device(list[0])) || !(pd = ibv_alloc_pd(ctx)))
 		die("no device");
-	mr = ibv_reg_mr(pd, buffer, sizeof(buffer), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	buffer = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+	if (!buffer)
+		die("no memory");
+	memset(buffer, 1, bytes);
+	mr = ibv_reg_mr(pd, buffer, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	cq = ibv_create_cq(ctx, under_way + 16, NULL, NULL, 0);
 	qps = calloc(2 * (size_t)count, sizeof(*qps));
 	if (!mr || !cq || !qps)
@@ -92,6 +106,7 @@ static int serve(int fd)
 	struct ibv_wc wc;
 	char done;
 
+	hold_to(cpus[0]);
 	set_up(fd, 0, 1);
 	for (uint32_t polls = 1;; polls++) {
 		if (ibv_poll_cq(cq, 1, &wc))
@@ -139,26 +154,29 @@ static uint64_t drive(struct ibv_send_wr *wr, uint64_t messages, double seconds)
 	return done;
 }
 
-static int work(int fd, double seconds)
+static int work(int fd, uint64_t messages, double seconds)
 {
-	struct ibv_sge sge = { (uintptr_t)buffer, BYTES, 0 };
+	struct ibv_sge sge = { .length = bytes };
 	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE };
 	double start = now(), connected, cpu;
-	struct side other = set_up(fd, 1, under_way / count + 2);
+	struct side other;
 	uint64_t done;
 
+	hold_to(cpus[1]);
+	other = set_up(fd, 1, under_way / count + 2);
 	connected = now() - start;
 	shuffle(qps, count);
+	sge.addr = (uintptr_t)buffer;
 	sge.lkey = mr->lkey;
 	wr.wr.rdma.remote_addr = other.addr;
 	wr.wr.rdma.rkey = other.rkey;
 	/* every queue pair once, and all that warms up with time */
 	drive(&wr, count, 60);
-	drive(&wr, UINT64_MAX, seconds / 4);
+	drive(&wr, messages == UINT64_MAX ? messages : messages / 4 + 1, seconds / 4);
 	took = under_way == 1 ? calloc(SAMPLES, sizeof(*took)) : NULL;
 	start = now();
 	cpu = at(CLOCK_PROCESS_CPUTIME_ID);
-	done = drive(&wr, UINT64_MAX, seconds);
+	done = drive(&wr, messages, seconds);
 	printf("%.6f %.4f", done / (now() - start) / 1e6, (at(CLOCK_PROCESS_CPUTIME_ID) - cpu) * 1e6 / done);
 	printf(" %.3f %.3f %.3f", percentile(0.5), percentile(0.01), percentile(0.99));
 	printf(" %.3f\n", connected);
@@ -171,24 +189,31 @@ int main(int argc, char **argv)
 {
 	int ends[2], option, status;
 	double seconds = 1;
+	uint64_t messages = UINT64_MAX;
 	pid_t server;
 
-	while ((option = getopt(argc, argv, "lq:w:t:")) != -1) {
+	while ((option = getopt(argc, argv, "lq:w:b:t:n:c:")) != -1) {
 		if (option == 'l')
 			loop = 1;
 		else if (option == 'q')
 			count = strtoul(optarg, NULL, 0);
 		else if (option == 'w')
 			under_way = strtoul(optarg, NULL, 0);
+		else if (option == 'b')
+			bytes = strtoul(optarg, NULL, 0);
+		else if (option == 'n')
+			messages = strtoull(optarg, NULL, 0);
+		else if (option == 'c' && sscanf(optarg, "%d,%d", &cpus[0], &cpus[1]) == 2)
+			continue;
 		else if (option == 't')
 			seconds = strtod(optarg, NULL);
 		else
 			return 2;
 	}
-	if (!count || !under_way || socketpair(AF_UNIX, SOCK_STREAM, 0, ends))
+	if (!count || !under_way || !bytes || !messages || socketpair(AF_UNIX, SOCK_STREAM, 0, ends))
 		return 2;
 	if (loop) {
-		work(-1, seconds);
+		work(-1, messages, seconds);
 		fflush(stdout);
 		_exit(0);
 	}
@@ -201,7 +226,7 @@ int main(int argc, char **argv)
 	close(ends[1]);
 	if (server < 0)
 		die("fork");
-	work(ends[0], seconds);
+	work(ends[0], messages, seconds);
 	fflush(stdout);
 	if (waitpid(server, &status, 0) != server || status)
 		die("the other side failed");

@@ -14,7 +14,7 @@ use crate::error::{BenchError, Result};
 use crate::floor::{Batching, ROCE_OVERHEAD};
 use crate::perftest::{Link, Program};
 use crate::ucx::Test;
-use crate::{fabric, perftest, ucx};
+use crate::{fabric, many, perftest, ucx};
 
 /// Payload of one packet at the largest path MTU.
 pub(crate) const SEGMENT: usize = 4096;
@@ -120,6 +120,8 @@ pub(crate) enum CaseKind {
     Ucx(Test),
     /// A provider of libfabric under fi_pingpong.
     Fabric(&'static str),
+    /// WRITEs over so many queue pairs of two processes (programs/many.c), over shared memory or the wire.
+    Many(u32, Link),
     /// Two processes of this host, by this subcommand, of which one hands descriptors to the other.
     SameHost(&'static str),
     /// Copies inside one process.
@@ -172,6 +174,8 @@ impl Case {
             }
             CaseKind::Perftest(program) => perftest::run(setup, program, self.metric, iters),
             CaseKind::Ucx(test) => ucx::run(setup, test, self.metric, iters),
+            CaseKind::Many(qps, link) => many::message_rate(setup, qps, link, bytes, iters)
+                .map(|rate| if self.metric == Metric::Rate8B { rate } else { rate * bytes as f64 / 1e3 }),
             CaseKind::Fabric(provider) => fabric::run(setup, provider, self.metric, iters),
             CaseKind::SameHost(command) => floor(setup, command, bytes, iters, Batching::Gso, Ready::Unix),
             CaseKind::Memcpy => {

@@ -18,27 +18,39 @@ use crate::report::{Table, colour, problems_of, write_file, write_json};
 use crate::round::{self, Effort, Figure};
 use crate::ucx::Test;
 
-/// A program of perftest, as it is called over shared memory and over the wire.
+/// A program, as it is called over shared memory and over the wire.
 #[derive(Debug, Clone, Copy)]
 struct Ours {
     row: &'static str,
     wire: &'static str,
-    name: &'static str,
-    args: &'static [&'static str],
+    what: What,
     link: Link,
+}
+
+/// What a row measures.
+#[derive(Debug, Clone, Copy)]
+enum What {
+    /// A program of perftest, and its arguments.
+    Perftest(&'static str, &'static [&'static str]),
+    /// WRITEs over so many queue pairs.
+    Many(u32),
 }
 
 /// `ours!("ib_send_lat")`, or with one option and its value, or over another link than [`Link::Local`].
 macro_rules! ours {
     ($name:literal) => {
-        Ours { row: $name, wire: concat!($name, ", wire"), name: $name, args: &[], link: Link::Local }
+        Ours {
+            row: $name,
+            wire: concat!($name, ", wire"),
+            what: What::Perftest($name, &[]),
+            link: Link::Local,
+        }
     };
     ($name:literal, $link:ident, $how:literal) => {
         Ours {
             row: concat!($name, ", ", $how),
             wire: concat!($name, ", wire"),
-            name: $name,
-            args: &[],
+            what: What::Perftest($name, &[]),
             link: Link::$link,
         }
     };
@@ -46,11 +58,19 @@ macro_rules! ours {
         Ours {
             row: concat!($name, " ", $args),
             wire: concat!($name, " ", $args, ", wire"),
-            name: $name,
-            args: &[$($arg),+],
+            what: What::Perftest($name, &[$($arg),+]),
             link: Link::Local,
         }
     };
+}
+
+impl Ours {
+    fn kind(self, link: Link) -> CaseKind {
+        match self.what {
+            What::Perftest(name, args) => CaseKind::Perftest(Program::new(name, args, link)),
+            What::Many(qps) => CaseKind::Many(qps, link),
+        }
+    }
 }
 
 /// What a row is to reach.
@@ -95,6 +115,15 @@ const EVENTFD: Comparison =
     Comparison { row: "eventfd round trip", part: Part::Floor, kind: CaseKind::SameHost("floor-eventfd") };
 const MEMCPY: Comparison = Comparison { row: "memcpy", part: Part::Floor, kind: CaseKind::Memcpy };
 
+/// As many queue pairs as no CPU's caches hold, and itself with one.
+const MANY: Ours = Ours {
+    row: "WRITE, 100,000 queue pairs",
+    wire: "WRITE, 100,000 queue pairs, wire",
+    what: What::Many(100_000),
+    link: Link::Local,
+};
+const ONE: Peer = Peer { row: "WRITE, 1 queue pair", part: Part::Card, kind: CaseKind::Many(1, Link::Local) };
+
 /// A program, a size, and what it is compared with.
 type Row = (Ours, Metric, &'static [(Comparison, Aim)]);
 
@@ -102,7 +131,7 @@ const LARGE: &[(Comparison, Aim)] = &[(UCX_CMA, Aim::Ratio(1.0)), (UCX_TAG_BW, A
 const COPIED: &[(Comparison, Aim)] = &[(MEMCPY, Aim::Ratio(0.9))];
 const CMA: &[(Comparison, Aim)] = &[(UCX_CMA, Aim::Ratio(1.0))];
 
-const ROWS: [Row; 30] = [
+const ROWS: [Row; 32] = [
     (ours!("ib_send_lat"), Metric::Latency8B, &[(UCX_TAG_LAT, Aim::Ratio(2.0)), (FABRIC, Aim::None)]),
     (ours!("ib_send_lat"), Metric::Latency64B, &[(UCX_TAG_LAT, Aim::Ratio(2.0)), (FABRIC, Aim::None)]),
     (ours!("ib_send_lat", "-c UD", "-c", "UD"), Metric::Latency8B, &[(FABRIC, Aim::None)]),
@@ -117,6 +146,8 @@ const ROWS: [Row; 30] = [
     (ours!("ib_send_bw"), Metric::Rate8B, &[(UCX_TAG_BW, Aim::Rate(10.0))]),
     (ours!("ib_send_bw", "-l 16", "-l", "16"), Metric::Rate8B, &[(UCX_TAG_BW, Aim::Rate(20.0))]),
     (ours!("ib_send_bw", "-c UD", "-c", "UD"), Metric::Rate8B, &[(UCX_TAG_BW, Aim::None)]),
+    (MANY, Metric::Rate8B, &[(ONE, Aim::Rate(4.0))]),
+    (MANY, Metric::Stream64K, &[(ONE, Aim::Ratio(0.9))]),
     (ours!("ib_send_bw"), Metric::Stream64K, LARGE),
     (ours!("ib_write_bw"), Metric::Stream64K, LARGE),
     (ours!("ib_read_bw"), Metric::Stream64K, LARGE),
@@ -149,8 +180,7 @@ fn cases() -> Vec<Case> {
     };
     for (ours, metric, peers) in ROWS {
         for (row, link) in [(ours.row, ours.link), (ours.wire, Link::Udp)] {
-            let program = Program::new(ours.name, ours.args, link);
-            add(Part::Card, row, metric, CaseKind::Perftest(program));
+            add(Part::Card, row, metric, ours.kind(link));
         }
         for (peer, _) in peers {
             add(peer.part, peer.row, metric, peer.kind);
@@ -325,7 +355,8 @@ is a load or a store. Rows that say traced are with `STARVERBS_LINK_TRUST=trace`
 go through memory. The
 pwrite goes to a descriptor of /proc/self/mem that the target opened and handed over; its figure is the call
 alone, while the target reads the word. memcpy copies from one buffer to another of one process, always the
-same two. fi_pingpong keeps one message in flight. The eventfd round trip is between two processes that
+same two. Rows that say queue pairs are WRITEs over each of them in turn, in an order that is shuffled once
+(programs/many.c), 256 of 8 B under way or 16 of 64 KiB. fi_pingpong keeps one message in flight. The eventfd round trip is between two processes that
 sleep, halved, beside `ib_send_lat -e`.
 ";
 

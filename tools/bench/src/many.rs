@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use starverbs_charts::{Bar, Panel, bars};
 
+use crate::case::Setup;
 use crate::child::{self, Ready};
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
-use crate::perftest::{library_dir, on_card};
+use crate::perftest::{Link, library_dir, on_card, require_same_host, same_host};
 use crate::report::{Table, write_file};
 use crate::round::progress;
 use crate::samples::{Samples, beside, cell, reported};
@@ -23,6 +24,9 @@ use crate::samples::{Samples, beside, cell, reported};
 const QPS: [u32; 4] = [1, 1_000, 10_000, 100_000];
 /// Messages under way at once.
 const UNDER_WAY: u32 = 256;
+/// The same of long messages, and what is long.
+const LONG_UNDER_WAY: u32 = 16;
+const SEVERAL_KB: usize = 4 << 10;
 /// The same for a QPC-limited card, and its queue pairs.
 const LIMITED_UNDER_WAY: u32 = 128;
 const LIMITED_QPS: u32 = 1_000;
@@ -103,6 +107,37 @@ impl Tools {
             tail: child::tail_of(&output.stderr),
         })
     }
+}
+
+/// Millions of WRITEs of `bytes` a second over `qps` queue pairs between two processes, one after the other in
+/// an order that is shuffled.
+///
+/// # Errors
+/// As [`crate::case::Case::run`].
+pub(crate) fn message_rate(setup: &Setup, qps: u32, link: Link, bytes: usize, iters: u64) -> Result<f64> {
+    let lib = library_dir(&setup.dist)?;
+    let program = child::compiled("many", &lib)?;
+    let mut command = Command::new(&program);
+    on_card(&mut command, &lib);
+    if link != Link::Udp {
+        same_host(&mut command);
+    }
+    let under_way = if bytes > SEVERAL_KB { LONG_UNDER_WAY } else { UNDER_WAY };
+    command.args(["-q", &qps.to_string(), "-w", &under_way.to_string(), "-b", &bytes.to_string()]);
+    command.args(["-n", &iters.to_string(), "-t", &LIMIT.as_secs().to_string()]);
+    if let (Some(server), Some(client)) = setup.cpus {
+        command.args(["-c", &format!("{server},{client}")]);
+    }
+    /* to create and connect so many takes a while */
+    let output = child::run_one(command, LIMIT);
+    /* the program is ours alone; that it stays behind harms nobody */
+    let _ = fs::remove_file(&program);
+    let output = output?;
+    if link != Link::Udp {
+        require_same_host("many", &output)?;
+    }
+    let rate = output.stdout.split_whitespace().next().and_then(|rate| rate.parse().ok());
+    rate.ok_or_else(|| BenchError::Parse { what: "many".into(), tail: child::tail_of(&output.stdout) })
 }
 
 const SCALE: &str = "scale";

@@ -83,21 +83,30 @@ pub(crate) fn run(setup: &Setup, program: Program, metric: Metric, iters: u64) -
     let mut client = side();
     client.arg("127.0.0.1");
     let output = child::run_pair(side(), client, Ready::Tcp(port), setup.cpus, setup.limit)?;
-    if output.stderr.contains(FELL_BACK) {
-        return Err(BenchError::Failed {
-            what: program.name.to_owned(),
-            status: "not over shared memory".to_owned(),
-            tail: child::tail_of(&output.stderr),
-        });
-    }
+    require_same_host(program.name, &output)?;
     parse(metric, &output.stdout).ok_or_else(|| BenchError::Parse {
         what: program.name.to_owned(),
         tail: child::tail_of(&output.stdout),
     })
 }
 
+/// Whether a program that was to use shared memory has.
+///
+/// # Errors
+/// [`BenchError::Failed`]: it says that it could not.
+pub(crate) fn require_same_host(program: &str, output: &child::Output) -> Result<()> {
+    if !output.stderr.contains(FELL_BACK) {
+        return Ok(());
+    }
+    Err(BenchError::Failed {
+        what: program.to_owned(),
+        status: "not over shared memory".to_owned(),
+        tail: child::tail_of(&output.stderr),
+    })
+}
+
 /// Has a program use shared memory, and say so if it cannot.
-fn same_host(command: &mut Command) {
+pub(crate) fn same_host(command: &mut Command) {
     command.env("STARVERBS_LINK", "local").env("STARVERBS_LOG", "warn");
 }
 
