@@ -6,7 +6,7 @@
 #        ends     one of two processes that share memory is killed, exits, executes another program, is
 #                 stopped or gives up, at a random moment; so many rounds
 #        direct   one of them is stopped while the other executes requests on its memory, or while it does so
-#        users    two processes that are not each other's equals: users, capabilities, not dumpable (needs root)
+#        users    two processes that are not each other's equals: users, capabilities and others (needs root)
 #        hostile  a process that writes anything into all memory that it shares with a victim
 #        stop     SIGSTOP for less and for more than the peer's patience
 #        nomem    allocations that fail, a limit of the address space

@@ -1,12 +1,13 @@
-/* WRITEs of 8 B, or of so many, over many queue pairs, one after the other in an order that is shuffled once: what
- * perftest cannot do for latency, and sets up too slowly for a hundred thousand. Two processes, of
+/* WRITEs of 8 B, or of so many, over many queue pairs, one after the other in an order that is shuffled
+ * once: what perftest cannot do for latency, and sets up too slowly for a hundred thousand. Two processes, of
  * which the other is passive but for polling an empty completion queue, so that its card is run by
  * itself and not by the library's thread.
  * Build: cc -O2 -o many many.c -libverbs
  * With -l, one process and one thread are both sides, so that its CPU time is what a message costs at both
  * ends, whatever else the machine does; STARVERBS_PROGRESS_THREAD=off keeps it to one thread.
  * With -c, the other process and this one are held to a processor each.
- * usage: many [-l] [-q QPS] [-w UNDER_WAY] [-b BYTES] [-t SECONDS] [-n MESSAGES] [-c OTHER,THIS]; prints millions of messages a second, the CPU
+ * usage: many [-l] [-q QPS] [-w UNDER_WAY] [-b BYTES] [-t SECONDS] [-n MESSAGES] [-c OTHER,THIS]
+ * Prints millions of messages a second, the CPU
  * time of a message in this process (us), the median, the 1st and the 99th percentile of its time from
  * post to completion with -w 1 (us), and the seconds to create and connect. */
 #define _GNU_SOURCE

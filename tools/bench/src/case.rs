@@ -14,7 +14,7 @@ use crate::error::{BenchError, Result};
 use crate::floor::{Batching, ROCE_OVERHEAD};
 use crate::perftest::{Link, Program};
 use crate::ucx::Test;
-use crate::{fabric, many, perftest, ucx};
+use crate::{fabric, many, perftest, ucx, valkey};
 
 /// Payload of one packet at the largest path MTU.
 pub(crate) const SEGMENT: usize = 4096;
@@ -29,6 +29,8 @@ pub(crate) enum Metric {
     Latency64B,
     /// Messages of 8 B, in millions per second.
     Rate8B,
+    /// Requests of 64 B, in millions per second.
+    Rate64B,
     /// Payload at 64 KiB messages, in GB/s (10^9 bytes).
     Stream64K,
     /// Payload at 1 MiB messages, in GB/s (10^9 bytes).
@@ -43,7 +45,7 @@ impl Metric {
     pub(crate) fn bytes(self) -> usize {
         match self {
             Self::Latency8B | Self::Rate8B => 8,
-            Self::Latency64B => 64,
+            Self::Latency64B | Self::Rate64B => 64,
             Self::Stream64K => 64 << 10,
             Self::Stream1M => 1 << 20,
         }
@@ -55,6 +57,7 @@ impl Metric {
             Self::Latency8B => "8 B latency, us",
             Self::Latency64B => "64 B latency, us",
             Self::Rate8B => "8 B rate, M/s",
+            Self::Rate64B => "64 B rate, M/s",
             Self::Stream64K => "64 KiB, GB/s",
             Self::Stream1M => "1 MiB, GB/s",
         }
@@ -69,7 +72,7 @@ impl Metric {
     fn seconds_per_message(self, figure: f64) -> f64 {
         match self {
             Self::Latency8B | Self::Latency64B => 2.0 * figure * 1e-6,
-            Self::Rate8B => 1e-6 / figure,
+            Self::Rate8B | Self::Rate64B => 1e-6 / figure,
             Self::Stream64K | Self::Stream1M => self.bytes() as f64 / (figure * 1e9),
         }
     }
@@ -84,7 +87,7 @@ impl Metric {
     pub(crate) fn pilot(self) -> u64 {
         match self {
             Self::Latency8B | Self::Latency64B => 2_000,
-            Self::Rate8B => 20_000,
+            Self::Rate8B | Self::Rate64B => 20_000,
             Self::Stream64K => 2_000,
             Self::Stream1M => 200,
         }
@@ -120,6 +123,8 @@ pub(crate) enum CaseKind {
     Ucx(Test),
     /// A provider of libfabric under fi_pingpong.
     Fabric(&'static str),
+    /// Requests of this kind to a Valkey server; `None`: over TCP.
+    Valkey(&'static str, Option<Link>),
     /// WRITEs over so many queue pairs of two processes (programs/many.c), over shared memory or the wire.
     Many(u32, Link),
     /// Two processes of this host, by this subcommand, of which one hands descriptors to the other.
@@ -168,12 +173,13 @@ impl Case {
                 let size = payload + overhead;
                 let rate = floor(setup, "floor-stream", size, datagrams, batching, Ready::Udp)?;
                 Ok(match self.metric {
-                    Metric::Rate8B => rate / 1e6,
+                    Metric::Rate8B | Metric::Rate64B => rate / 1e6,
                     _ => rate * payload as f64 / 1e9,
                 })
             }
             CaseKind::Perftest(program) => perftest::run(setup, program, self.metric, iters),
             CaseKind::Ucx(test) => ucx::run(setup, test, self.metric, iters),
+            CaseKind::Valkey(request, link) => valkey::run(setup, request, link, iters),
             CaseKind::Many(qps, link) => many::message_rate(setup, qps, link, bytes, iters)
                 .map(|rate| if self.metric == Metric::Rate8B { rate } else { rate * bytes as f64 / 1e3 }),
             CaseKind::Fabric(provider) => fabric::run(setup, provider, self.metric, iters),
@@ -259,7 +265,7 @@ fn floor_cases(metric: Metric, add: &mut impl FnMut(Part, &'static str, CaseKind
     for (row, overhead) in both {
         let kind = match metric {
             Metric::Latency8B | Metric::Latency64B => CaseKind::Pingpong(overhead),
-            Metric::Rate8B => CaseKind::Stream(8, overhead, Batching::Gso),
+            Metric::Rate8B | Metric::Rate64B => CaseKind::Stream(metric.bytes(), overhead, Batching::Gso),
             Metric::Stream64K | Metric::Stream1M => CaseKind::Stream(SEGMENT, overhead, Batching::Gso),
         };
         // The stream of segments does not know how long a message is: 64 KiB and 1 MiB have one floor.
@@ -267,7 +273,7 @@ fn floor_cases(metric: Metric, add: &mut impl FnMut(Part, &'static str, CaseKind
     }
     let one_by_one = match metric {
         Metric::Latency8B | Metric::Latency64B => return,
-        Metric::Rate8B => 8,
+        Metric::Rate8B | Metric::Rate64B => metric.bytes(),
         Metric::Stream64K | Metric::Stream1M => SEGMENT,
     };
     add(

@@ -63,7 +63,7 @@ pub(crate) fn compiled(name: &str, lib: &Path) -> Result<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("programs/{name}.c"));
     let program = std::env::temp_dir().join(format!("starverbs-{name}-{}", std::process::id()));
     let mut cc = Command::new(require("cc", "gcc")?);
-    cc.args(["-O2", "-o"]).arg(&program).arg(source).arg("-L").arg(lib).arg("-libverbs");
+    cc.args(["-O2", "-o"]).arg(&program).arg(source).arg("-L").arg(lib).args(["-lrdmacm", "-libverbs"]);
     run_one(cc, COMPILE_LIMIT)?;
     Ok(program)
 }

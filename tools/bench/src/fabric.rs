@@ -39,7 +39,7 @@ fn parse(metric: Metric, text: &str) -> Option<f64> {
     }
     match metric {
         Metric::Latency8B | Metric::Latency64B => Some(micros),
-        Metric::Rate8B => None,
+        Metric::Rate8B | Metric::Rate64B => None,
         Metric::Stream64K | Metric::Stream1M => Some(metric.bytes() as f64 / micros / 1e3),
     }
 }

@@ -34,6 +34,8 @@ enum What {
     Perftest(&'static str, &'static [&'static str]),
     /// WRITEs over so many queue pairs.
     Many(u32),
+    /// Requests to a Valkey server.
+    Valkey(&'static str),
 }
 
 /// `ours!("ib_send_lat")`, or with one option and its value, or over another link than [`Link::Local`].
@@ -69,6 +71,7 @@ impl Ours {
         match self.what {
             What::Perftest(name, args) => CaseKind::Perftest(Program::new(name, args, link)),
             What::Many(qps) => CaseKind::Many(qps, link),
+            What::Valkey(request) => CaseKind::Valkey(request, Some(link)),
         }
     }
 }
@@ -124,6 +127,15 @@ const MANY: Ours = Ours {
 };
 const ONE: Peer = Peer { row: "WRITE, 1 queue pair", part: Part::Card, kind: CaseKind::Many(1, Link::Local) };
 
+const VALKEY_SET: Ours =
+    Ours { row: "Valkey, SET", wire: "Valkey, SET, wire", what: What::Valkey("SET"), link: Link::Local };
+const VALKEY_GET: Ours =
+    Ours { row: "Valkey, GET", wire: "Valkey, GET, wire", what: What::Valkey("GET"), link: Link::Local };
+const TCP_SET: Peer =
+    Peer { row: "Valkey, SET, TCP", part: Part::Floor, kind: CaseKind::Valkey("SET", None) };
+const TCP_GET: Peer =
+    Peer { row: "Valkey, GET, TCP", part: Part::Floor, kind: CaseKind::Valkey("GET", None) };
+
 /// A program, a size, and what it is compared with.
 type Row = (Ours, Metric, &'static [(Comparison, Aim)]);
 
@@ -131,7 +143,7 @@ const LARGE: &[(Comparison, Aim)] = &[(UCX_CMA, Aim::Ratio(1.0)), (UCX_TAG_BW, A
 const COPIED: &[(Comparison, Aim)] = &[(MEMCPY, Aim::Ratio(0.9))];
 const CMA: &[(Comparison, Aim)] = &[(UCX_CMA, Aim::Ratio(1.0))];
 
-const ROWS: [Row; 32] = [
+const ROWS: [Row; 34] = [
     (ours!("ib_send_lat"), Metric::Latency8B, &[(UCX_TAG_LAT, Aim::Ratio(2.0)), (FABRIC, Aim::None)]),
     (ours!("ib_send_lat"), Metric::Latency64B, &[(UCX_TAG_LAT, Aim::Ratio(2.0)), (FABRIC, Aim::None)]),
     (ours!("ib_send_lat", "-c UD", "-c", "UD"), Metric::Latency8B, &[(FABRIC, Aim::None)]),
@@ -148,6 +160,8 @@ const ROWS: [Row; 32] = [
     (ours!("ib_send_bw", "-c UD", "-c", "UD"), Metric::Rate8B, &[(UCX_TAG_BW, Aim::None)]),
     (MANY, Metric::Rate8B, &[(ONE, Aim::Rate(4.0))]),
     (MANY, Metric::Stream64K, &[(ONE, Aim::Ratio(0.9))]),
+    (VALKEY_SET, Metric::Rate64B, &[(TCP_SET, Aim::Ratio(1.5))]),
+    (VALKEY_GET, Metric::Rate64B, &[(TCP_GET, Aim::Ratio(1.5))]),
     (ours!("ib_send_bw"), Metric::Stream64K, LARGE),
     (ours!("ib_write_bw"), Metric::Stream64K, LARGE),
     (ours!("ib_read_bw"), Metric::Stream64K, LARGE),
@@ -167,8 +181,14 @@ const ROWS: [Row; 32] = [
 ];
 
 /// The columns of the picture.
-const METRICS: [Metric; 5] =
-    [Metric::Latency8B, Metric::Latency64B, Metric::Rate8B, Metric::Stream64K, Metric::Stream1M];
+const METRICS: [Metric; 6] = [
+    Metric::Latency8B,
+    Metric::Latency64B,
+    Metric::Rate8B,
+    Metric::Rate64B,
+    Metric::Stream64K,
+    Metric::Stream1M,
+];
 
 /// Every case once: a row over shared memory, over the wire, and what it is compared with.
 fn cases() -> Vec<Case> {
@@ -356,8 +376,10 @@ go through memory. The
 pwrite goes to a descriptor of /proc/self/mem that the target opened and handed over; its figure is the call
 alone, while the target reads the word. memcpy copies from one buffer to another of one process, always the
 same two. Rows that say queue pairs are WRITEs over each of them in turn, in an order that is shuffled once
-(programs/many.c), 256 of 8 B under way or 16 of 64 KiB. fi_pingpong keeps one message in flight. The eventfd round trip is between two processes that
-sleep, halved, beside `ib_send_lat -e`.
+(programs/many.c), 256 of 8 B under way or 16 of 64 KiB. Rows of Valkey are requests of 64 B on 50 connections,
+one under way on each, of a client of our own (programs/valkey.c), which polls, at a server that sleeps; its own
+TCP stands beside it. fi_pingpong keeps one message in flight. The eventfd round trip is between two processes
+that sleep, halved, beside `ib_send_lat -e`.
 ";
 
 #[cfg(test)]

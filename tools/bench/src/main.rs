@@ -23,6 +23,7 @@ mod scale;
 mod socket;
 mod star;
 mod ucx;
+mod valkey;
 mod verbs;
 
 use std::path::PathBuf;

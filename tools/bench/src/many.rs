@@ -109,8 +109,8 @@ impl Tools {
     }
 }
 
-/// Millions of WRITEs of `bytes` a second over `qps` queue pairs between two processes, one after the other in
-/// an order that is shuffled.
+/// Millions of WRITEs of `bytes` a second over `qps` queue pairs between two processes, one after the other
+/// in an order that is shuffled.
 ///
 /// # Errors
 /// As [`crate::case::Case::run`].

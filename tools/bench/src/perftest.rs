@@ -142,7 +142,7 @@ fn parse(metric: Metric, text: &str) -> Option<f64> {
         // bytes, iterations, t_min, t_max, t_typical: perftest's name for the median.
         Metric::Latency8B | Metric::Latency64B => figure(4),
         // bytes, iterations, BW peak, BW average [MiB/s], MsgRate [Mpps]
-        Metric::Rate8B => figure(4),
+        Metric::Rate8B | Metric::Rate64B => figure(4),
         Metric::Stream64K | Metric::Stream1M => Some(figure(3)? * f64::from(1 << 20) / 1e9),
     }
 }

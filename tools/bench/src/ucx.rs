@@ -60,7 +60,7 @@ fn parse(metric: Metric, text: &str) -> Option<f64> {
     let figure = |index: usize| figures.get(index).copied().filter(|f| *f > 0.0);
     match metric {
         Metric::Latency8B | Metric::Latency64B => figure(1),
-        Metric::Rate8B => Some(figure(7)? / 1e6),
+        Metric::Rate8B | Metric::Rate64B => Some(figure(7)? / 1e6),
         Metric::Stream64K | Metric::Stream1M => Some(figure(5)? * f64::from(1 << 20) / 1e9),
     }
 }

@@ -408,8 +408,8 @@ impl Shard {
         }
     }
 
-    /// The peer of a local end has proposed. If that is of a connection after the one that this end has agreed
-    /// to, this end's proposal was of use to the one before, which is over: it is said again.
+    /// The peer of a local end has proposed. If that is of a connection after the one that this end has
+    /// agreed to, this end's proposal was of use to the one before, which is over: it is said again.
     fn meet_again(&mut self, record: &Record, serial: u32, direct: Option<Direct>, now: Nanos) {
         let qpn = record.to;
         let Shard { nic, env, .. } = self;
