@@ -429,6 +429,9 @@ static void hostile(int fd)
 	int asked = 0, way = (int)draw(6);
 	uint32_t writes = draw(WRITES);
 
+	/* another user, where that can be had; its process ends with its parent all the same */
+	if (geteuid() == 0 && draw(2) && setresuid(54321, 54321, 54321) == 0)
+		NEED(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
 	open_side(&s);
 	foe = swap(fd, &s);
 	/* its memory has the guards' places, too */

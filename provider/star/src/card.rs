@@ -211,7 +211,8 @@ impl<E: CardEnv> Turn<'_, E> {
             let end = |engine: E::Engine, lent: &mut EngineCtx<'_, E>| {
                 let next_send = engine.next_send();
                 let end = engine.into_stateful();
-                end.map_or(next_send, |end| with_card(lent, |card| end.rewind(card)))
+                let next_send = end.map_or(next_send, |end| with_card(lent, |card| end.rewind(card)));
+                Parted { next_send, windows: false }
             };
             self.nic.take_engine(self.env, qpn, self.now, end);
         }

@@ -327,20 +327,20 @@ impl<E: Env> Nic<E> {
         Ok(())
     }
 
-    /// The QP, which has an engine, is held again: `end` takes the engine, and gives with which WQE of the
-    /// send queue the QP goes on.
+    /// The QP, which has an engine, is held again: `end` takes the engine, and gives where the QP goes on.
     pub fn take_engine(
         &mut self,
         env: &mut E,
         qpn: Qpn,
         now: Nanos,
-        end: impl FnOnce(E::Engine, &mut EngineCtx<'_, E>) -> u32,
+        end: impl FnOnce(E::Engine, &mut EngineCtx<'_, E>) -> Parted,
     ) {
         if let Some(mut cx) = self.context(env, qpn, now)
             && let Some(engine) = cx.qp.engine.take()
         {
-            let next_send = cx.with_engine_ctx(|ctx| end(engine, ctx));
+            let Parted { next_send, windows } = cx.with_engine_ctx(|ctx| end(engine, ctx));
             cx.qp.req.start_at(next_send);
+            cx.qp.flags.windows |= windows;
         }
     }
 }

@@ -19,7 +19,7 @@ mod turn;
 use std::collections::HashMap;
 
 use starverbs_backend::{ChannelNews, SessionId};
-use starverbs_core::engine::{EngineCtx, Terms};
+use starverbs_core::engine::{EngineCtx, Parted, Terms};
 use starverbs_core::nic::Handover;
 use starverbs_core::types::QPN_BLOCK_SHIFT;
 use starverbs_core::{Access, Gid, Nanos, NicError, PdId, QpState, QpType, Qpn};
@@ -338,12 +338,14 @@ impl Shard {
         let Shard { nic, env, .. } = self;
         if nic.engine(qpn).is_some() {
             let end = |engine: HostEngine, ctx: &mut EngineCtx<'_, HostEnv>| match engine {
-                HostEngine::Local(end) => {
-                    let first = end.oldest();
+                HostEngine::Local(mut end) => {
+                    let parted = Parted { next_send: end.oldest(), windows: end.has_windows() };
+                    /* they stay bound: the QP goes on */
+                    end.windows = false;
                     end.close(ctx);
-                    first
+                    parted
                 }
-                HostEngine::Star(_) => 0,
+                HostEngine::Star(_) => Parted { next_send: 0, windows: false },
             };
             nic.take_engine(env, qpn, now, end);
         }

@@ -93,6 +93,8 @@ pub(crate) struct LocalEnd {
     pub(super) recv: HeldRecv,
     /// A request has come
     pub(super) met: bool,
+    /// The peer has answered or executed one
+    pub(super) answered: bool,
     /// Memory windows of type 2 were bound
     pub(super) windows: bool,
     /// What this end may do by itself, and by which way it has done so last
@@ -133,6 +135,7 @@ impl LocalEnd {
             expected: 0,
             inbound: Inbound::Idle,
             met: false,
+            answered: false,
             windows: false,
             direct: None,
             way: None,
@@ -199,9 +202,9 @@ impl LocalEnd {
         self.windows
     }
 
-    /// Whether nothing of it has reached its peer.
+    /// Whether nothing of it has reached its peer. What it does by itself has not.
     pub(super) fn is_fresh(&self) -> bool {
-        !self.met && self.una == self.of.first_send
+        !self.met && !self.answered && self.state != QpState::Err
     }
 
     /// What the card asks of its engines.

@@ -330,6 +330,7 @@ impl LocalEnd {
             if !self.is_done(&asked) {
                 break;
             }
+            self.answered |= asked.progress == Progress::Executes;
             self.reads = self.reads.saturating_sub(u8::from(asked.reads));
             self.complete_one(ctx, asked.completes);
         }
@@ -359,6 +360,7 @@ impl LocalEnd {
         if !ours || self.state == QpState::Err {
             return;
         }
+        self.answered |= record.op != answer::GONE;
         match record.op {
             answer::DATA | answer::VALUE => self.on_data(ctx, record, data),
             answer::RNR => self.on_rnr(ctx, record),
@@ -427,6 +429,7 @@ impl LocalEnd {
         let mut at = self.una;
         while at != index {
             let slot = self.slot(at);
+            self.answered |= self.asked[slot].progress != Progress::Done;
             self.asked[slot].progress = Progress::Done;
             at = at.wrapping_add(1);
         }
