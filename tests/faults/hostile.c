@@ -19,7 +19,8 @@
 #include <stddef.h>
 #include <sys/mman.h>
 
-enum { COUNTERS = 512, GUARD = 4096, LENGTH = 40000, AROUND = 0x11, RECEIVES = 8, UNDER_WAY = 4, WRITES = 400 };
+enum { COUNTERS = 512, GUARD = 4096, LENGTH = 40000, AROUND = 0x11, RECEIVES = 8, UNDER_WAY = 4,
+	WRITES = 400 };
 /* Descriptors that a card may have more after many peers: their blocks' sockets, 32 of which it keeps. */
 enum { MORE = 40 };
 /* Requests to the honest process; beside each hostile one at least so many. */
@@ -92,12 +93,12 @@ static void receive(struct side *s, uint32_t at, uint32_t len, uint64_t id)
 }
 
 /* Posts a request from `at` of the buffer. */
-static int request(struct side *s, const struct peer *p, enum ibv_wr_opcode op, uint32_t at, uint64_t there, uint32_t len,
-		   uint64_t id)
+static int request(struct side *s, const struct peer *p, enum ibv_wr_opcode op, uint32_t at, uint64_t there,
+		   uint32_t len, uint64_t id)
 {
 	struct ibv_sge sge = { (uintptr_t)s->buffer + at, len, s->mr->lkey };
-	struct ibv_send_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = op, .send_flags = IBV_SEND_SIGNALED },
-			   *bad;
+	struct ibv_send_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = op,
+			   .send_flags = IBV_SEND_SIGNALED }, *bad;
 
 	if (op == IBV_WR_ATOMIC_FETCH_AND_ADD) {
 		wr.wr.atomic.remote_addr = p->addr + there;
@@ -233,7 +234,8 @@ static void look_at_hostile(void)
 
 static void talk_with_hostile(void)
 {
-	static const enum ibv_wr_opcode ops[] = { IBV_WR_SEND, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD };
+	static const enum ibv_wr_opcode ops[] = { IBV_WR_SEND, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ,
+		IBV_WR_ATOMIC_FETCH_AND_ADD };
 
 	look_at_hostile();
 	while (!with.failed && with.receives < RECEIVES) {
@@ -443,7 +445,8 @@ static void hostile(int fd)
 	for (int i = 0; i < 50 && count(s.ctx, "local_qps") != 1; i++)
 		nap(1);
 	find_maps();
-	NEED(sigaction(SIGSEGV, &(struct sigaction){ .sa_sigaction = thrown_out, .sa_flags = SA_SIGINFO }, NULL) == 0);
+	NEED(sigaction(SIGSEGV, &(struct sigaction){ .sa_sigaction = thrown_out, .sa_flags = SA_SIGINFO }, NULL) ==
+	     0);
 	for (uint32_t n = 0; n < writes && mapped > 0; n++) {
 		switch (way) {
 		case 0: write_anything(); break;
@@ -520,10 +523,11 @@ int main(int argc, char **argv)
 		CHECK(ended_well(pids[i]));
 	}
 	CHECK(ended_badly == 0);
-	printf("%ld hostile processes from seed %llu: %llu requests of the victim to them done, %llu connections failed, %llu "
-	       "ended for breaking the rules, %ld crashed; %llu honest messages\n",
-	       rounds, (unsigned long long)seed, (unsigned long long)shared->done, (unsigned long long)shared->failed,
-	       (unsigned long long)shared->broken, ended_badly, (unsigned long long)shared->honest_messages);
+	printf("%ld hostile processes from seed %llu: %llu requests of the victim to them done, "
+	       "%llu connections failed, %llu ended for breaking the rules, %ld crashed; %llu honest messages\n",
+	       rounds, (unsigned long long)seed, (unsigned long long)shared->done,
+	       (unsigned long long)shared->failed, (unsigned long long)shared->broken, ended_badly,
+	       (unsigned long long)shared->honest_messages);
 	CHECK(rounds < 50 || shared->broken > 0);
 	return failures != 0;
 }

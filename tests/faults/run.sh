@@ -42,7 +42,8 @@ trap cleanup EXIT
 # A panic of the library is an error, and its backtrace would need memory itself.
 export STARVERBS_ADDRS=127.0.0.1 STARVERBS_PORT=$((20000 + RANDOM % 10000)) RUST_BACKTRACE=0
 
-build() { cc -Wall -Wextra -g -O1 -I "$here/../../include" -o "$tmp/$1" "$here/$1.c" -L "$lib" -libverbs -lpthread; }
+build() { cc -Wall -Wextra -g -O1 -I "$here/../../include" -o "$tmp/$1" "$here/$1.c" -L "$lib" -libverbs \
+    -lpthread; }
 shim() { cc -Wall -Wextra -O1 -shared -fPIC -o "$tmp/$1.so" "$here/$1.c"; }
 run() { LD_LIBRARY_PATH=$lib "$tmp/$@"; }
 

@@ -15,7 +15,8 @@
 #include <linux/capability.h>
 #include <sys/mman.h>
 
-enum { ROUNDS = 20, COUNTERS = 512, WRITTEN = 8192, BACK = 16384, WORD = 16384, MESSAGES = 32768, MESSAGE = 64 };
+enum { ROUNDS = 20, COUNTERS = 512, WRITTEN = 8192, BACK = 16384, WORD = 16384, MESSAGES = 32768,
+	MESSAGE = 64 };
 /* Files that others read alone: the table of regions, and the gates. */
 enum { TABLES = 2 };
 /* One acts, the other looks; the other acts, the one looks. */
@@ -44,8 +45,10 @@ static const struct trial {
 	/* to whom root's other process gives, as it cannot see that; it takes nothing */
 	{ "one not dumpable, root", { { 0, 0, 0, 0, 0 }, { 0, 0, 1, 0, 0 } }, { 0, 1 }, 0 },
 	{ "one with fewer capabilities", { { 0, 0, 0, 0, 0 }, { 0, 0, 0, 1, 0 } }, { 0, 0 }, 0 },
-	{ "users without a number", { { NO_NUMBER, A_USER, 0, 0, 0 }, { NO_NUMBER, A_USER, 0, 0, 0 } }, { 0, 0 }, 0 },
-	{ "groups without a number", { { A_USER, NO_NUMBER, 0, 0, 0 }, { A_USER, NO_NUMBER, 0, 0, 0 } }, { 0, 0 }, 0 },
+	{ "users without a number", { { NO_NUMBER, A_USER, 0, 0, 0 }, { NO_NUMBER, A_USER, 0, 0, 0 } }, { 0, 0 },
+		0 },
+	{ "groups without a number", { { A_USER, NO_NUMBER, 0, 0, 0 }, { A_USER, NO_NUMBER, 0, 0, 0 } }, { 0, 0 },
+		0 },
 	/* to whom the other gives, as it does not know */
 	{ "one that refuses", { { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 1 } }, { 0, 1 }, 0 },
 	{ "two that refuse", { { 0, 0, 0, 0, 1 }, { 0, 0, 0, 0, 1 } }, { 0, 0 }, 0 },
@@ -67,7 +70,8 @@ static int is_memory(int fd)
 	snprintf(own, sizeof(own), "/proc/%d/mem", getpid());
 	if (readlink(path, link, sizeof(link) - 1) < 0)
 		return 0;
-	return strncmp(link, "/proc/", 6) == 0 && strcmp(link + strlen(link) - 4, "/mem") == 0 && strcmp(link, own) != 0;
+	return strncmp(link, "/proc/", 6) == 0 && strcmp(link + strlen(link) - 4, "/mem") == 0 &&
+		strcmp(link, own) != 0;
 }
 
 /* Whether a descriptor is of a memory file that nobody can map to write, also not one who opens it anew. */
@@ -186,7 +190,8 @@ static int run(const struct peer *p, enum ibv_wr_opcode op, uint32_t at, uint32_
 {
 	int comes_back = op == IBV_WR_RDMA_READ || op == IBV_WR_ATOMIC_FETCH_AND_ADD;
 	struct ibv_sge sge = { (uintptr_t)s.buffer + (comes_back ? BACK : 0), len, s.mr->lkey };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = op, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = op, .send_flags = IBV_SEND_SIGNALED },
+		*bad;
 	struct ibv_wc wc;
 
 	if (op == IBV_WR_ATOMIC_FETCH_AND_ADD) {

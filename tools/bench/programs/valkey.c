@@ -144,7 +144,8 @@ static void on_completion(struct connection *c, const struct ibv_wc *wc)
 
 static void connect_rdma(struct connection *c, struct sockaddr_in *to)
 {
-	struct rdma_conn_param how = { .responder_resources = 1, .initiator_depth = 1, .retry_count = 7, .rnr_retry_count = 7 };
+	struct rdma_conn_param how = { .responder_resources = 1, .initiator_depth = 1, .retry_count = 7,
+		.rnr_retry_count = 7 };
 	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { RECEIVES, RECEIVES, 1, 1, 0 } };
 
 	if (rdma_create_id(NULL, &c->id, NULL, RDMA_PS_TCP) || rdma_resolve_addr(c->id, NULL, (void *)to, 5000) ||
@@ -246,8 +247,8 @@ int main(int argc, char **argv)
 		}
 		fds[at].fd = all[at].fd = socket(AF_INET, SOCK_STREAM, 0);
 		fds[at].events = POLLIN;
-		if (connect(all[at].fd, (void *)&to, sizeof(to)) || setsockopt(all[at].fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)))
-			die("connect");
+		if (connect(all[at].fd, (void *)&to, sizeof(to)) ||
+			setsockopt(all[at].fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))) die("connect");
 	}
 	/* a GET finds what the warm-up has set */
 	for (int warm = 1; warm >= 0; warm--) {

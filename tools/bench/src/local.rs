@@ -125,16 +125,17 @@ const MANY: Ours = Ours {
     what: What::Many(100_000),
     link: Link::Local,
 };
-const ONE: Peer = Peer { row: "WRITE, 1 queue pair", part: Part::Card, kind: CaseKind::Many(1, Link::Local) };
+const ONE: Comparison =
+    Comparison { row: "WRITE, 1 queue pair", part: Part::Card, kind: CaseKind::Many(1, Link::Local) };
 
 const VALKEY_SET: Ours =
     Ours { row: "Valkey, SET", wire: "Valkey, SET, wire", what: What::Valkey("SET"), link: Link::Local };
 const VALKEY_GET: Ours =
     Ours { row: "Valkey, GET", wire: "Valkey, GET, wire", what: What::Valkey("GET"), link: Link::Local };
-const TCP_SET: Peer =
-    Peer { row: "Valkey, SET, TCP", part: Part::Floor, kind: CaseKind::Valkey("SET", None) };
-const TCP_GET: Peer =
-    Peer { row: "Valkey, GET, TCP", part: Part::Floor, kind: CaseKind::Valkey("GET", None) };
+const TCP_SET: Comparison =
+    Comparison { row: "Valkey, SET, TCP", part: Part::Floor, kind: CaseKind::Valkey("SET", None) };
+const TCP_GET: Comparison =
+    Comparison { row: "Valkey, GET, TCP", part: Part::Floor, kind: CaseKind::Valkey("GET", None) };
 
 /// A program, a size, and what it is compared with.
 type Row = (Ours, Metric, &'static [(Comparison, Aim)]);
@@ -368,18 +369,17 @@ stands beside it; worst first. The gain is over the same program on the wire (`S
 UDP on loopback, path MTU 4096. A program that was to use shared memory (`STARVERBS_LINK=local`) and did not
 has no figure.
 
-perftest's buffers are private memory, but in the rows that say mapped: there `STARVERBS_SHARE=malloc` has \
-them
-lie in memory that both processes map, as UCX's do in put_lat, ucp_get and ucp_fadd, where the whole operation
-is a load or a store. Rows that say traced are with `STARVERBS_LINK_TRUST=trace`. UD and UC make frames, which
-go through memory. The
-pwrite goes to a descriptor of /proc/self/mem that the target opened and handed over; its figure is the call
-alone, while the target reads the word. memcpy copies from one buffer to another of one process, always the
-same two. Rows that say queue pairs are WRITEs over each of them in turn, in an order that is shuffled once
-(programs/many.c), 256 of 8 B under way or 16 of 64 KiB. Rows of Valkey are requests of 64 B on 50 connections,
-one under way on each, of a client of our own (programs/valkey.c), which polls, at a server that sleeps; its own
-TCP stands beside it. fi_pingpong keeps one message in flight. The eventfd round trip is between two processes
-that sleep, halved, beside `ib_send_lat -e`.
+perftest's buffers are private memory, but in the rows that say mapped: there `STARVERBS_SHARE=malloc` has
+them lie in memory that both processes map, as UCX's do in put_lat, ucp_get and ucp_fadd, where the whole
+operation is a load or a store. Rows that say traced are with `STARVERBS_LINK_TRUST=trace`. UD and UC make
+frames, which go through memory. The pwrite goes to a descriptor of /proc/self/mem that the target opened
+and handed over; its figure is the call alone, while the target reads the word. memcpy copies from one
+buffer to another of one process, always the same two. Rows that say queue pairs are WRITEs over each of
+them in turn, in an order that is shuffled once (programs/many.c), 256 of 8 B under way or 16 of 64 KiB.
+Rows of Valkey are requests of 64 B on 50 connections, one under way on each, of a client of our own
+(programs/valkey.c), which polls, at a server that sleeps; its own TCP stands beside it. fi_pingpong keeps
+one message in flight. The eventfd round trip is between two processes that sleep, halved, beside
+`ib_send_lat -e`.
 ";
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ const JUST_POLLED: Nanos = 2_000;
 const NAP: Duration = Duration::from_micros(2);
 const NAP_DOUBLINGS: u32 = 4;
 /// Requests of this host's processes that follow each other so soon, wake-ups included, are waited for
-/// without a sleep. The wait lasts so long, and all waits in a row so long, as the sockets are to be looked at.
+/// without a sleep. The wait lasts so long, and all waits in a row so long: the sockets are to be looked at.
 const SOON: Nanos = 50_000;
 const WAIT: Nanos = 20_000;
 const STAY: Nanos = 1_000_000;
