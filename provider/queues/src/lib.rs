@@ -1,7 +1,7 @@
 //! Formats of the queues between a program and a card: work requests, completions.
 //!
 //! [`mod@format`] has them as they lie in memory, in plain integers: `include/starverbs/queues.h` is the same
-//! in C, for a board and its driver. What a queue's memory holds is decoded, which finds what nobody may
+//! in C, for a board and its driver; [`board`] has what else those two agree on. What a queue's memory holds is decoded, which finds what nobody may
 //! write there: the other side of a queue is another program, or a device.
 //!
 //! Numeric values of the enums are those of `<infiniband/verbs.h>`.
@@ -10,6 +10,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod board;
 mod completion;
 pub mod format;
 mod work;

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: ((GPL-2.0 WITH Linux-syscall-note) OR MIT) */
+/*
+ * Commands and events of a board, and marks of its completions, as provider/queues has them in Rust
+ * (provider/queues/tests/board.rs compiles this file against it). Little-endian, reserved bytes are 0.
+ * docs/board.md has the rules.
+ */
+#ifndef STARVERBS_UAPI_H
+#define STARVERBS_UAPI_H
+
+#include <linux/types.h>
+
+/* In the high half of a CQ's cell: only a solicited completion, or an error, raises the event */
+#define STARVERBS_ARM_SOLICITED (1U << 31)
+
+/* In the last byte of a CQE: the bit that changes with every round of the ring, 1 in the first */
+#define STARVERBS_CQE_PHASE 0x80
+
+/* Status of a command that is not done */
+#define STARVERBS_PENDING 0xffffffffU
+
+/* "None" where an object may be named */
+#define STARVERBS_NONE 0xffffffffU
+
+/* Event: a completion queue that was armed has a completion. Others are enum ibv_event_type */
+#define STARVERBS_EVENT_COMPLETION 0x100
+
+/* Flag of a QP: every send makes a completion */
+#define STARVERBS_QP_SIGNAL_ALL 1
+/* Flag of a QP: what it sends to a multicast group does not come back to it */
+#define STARVERBS_QP_BLOCK_LOOPBACK 2
+
+/* Flag of a CQ: a completion that finds it full is lost, and the queue goes on */
+#define STARVERBS_CQ_IGNORE_OVERRUN 1
+
+/* Answers struct starverbs_device_reply */
+#define STARVERBS_OP_QUERY_DEVICE 0x01
+/* struct starverbs_object, an index; answers struct starverbs_gid_reply */
+#define STARVERBS_OP_QUERY_GID 0x02
+/* Answers struct starverbs_number_reply */
+#define STARVERBS_OP_ALLOC_PD 0x10
+/* struct starverbs_object */
+#define STARVERBS_OP_DEALLOC_PD 0x11
+/* struct starverbs_region; answers struct starverbs_number_reply: its key */
+#define STARVERBS_OP_REG_MR 0x20
+/* struct starverbs_region, with its key */
+#define STARVERBS_OP_REREG_MR 0x21
+/* struct starverbs_object, a key. The memory is out of reach when this is done */
+#define STARVERBS_OP_DEREG_MR 0x22
+/* struct starverbs_object, a key; answers struct starverbs_region */
+#define STARVERBS_OP_QUERY_MR 0x23
+/* struct starverbs_window; answers struct starverbs_number_reply: its first key */
+#define STARVERBS_OP_ALLOC_MW 0x28
+/* struct starverbs_object, any key that it ever had */
+#define STARVERBS_OP_DEALLOC_MW 0x29
+/* struct starverbs_address_handle; answers struct starverbs_number_reply */
+#define STARVERBS_OP_CREATE_AH 0x30
+/* struct starverbs_object */
+#define STARVERBS_OP_DESTROY_AH 0x31
+/* struct starverbs_create_cq; answers struct starverbs_number_reply */
+#define STARVERBS_OP_CREATE_CQ 0x40
+/* struct starverbs_object */
+#define STARVERBS_OP_DESTROY_CQ 0x41
+/* struct starverbs_create_srq; answers struct starverbs_number_reply */
+#define STARVERBS_OP_CREATE_SRQ 0x50
+/* struct starverbs_srq_limit */
+#define STARVERBS_OP_MODIFY_SRQ 0x51
+/* struct starverbs_object; answers struct starverbs_srq_limit */
+#define STARVERBS_OP_QUERY_SRQ 0x52
+/* struct starverbs_object */
+#define STARVERBS_OP_DESTROY_SRQ 0x53
+/* struct starverbs_create_qp; answers struct starverbs_number_reply: its QPN */
+#define STARVERBS_OP_CREATE_QP 0x60
+/* struct starverbs_modify_qp */
+#define STARVERBS_OP_MODIFY_QP 0x61
+/* struct starverbs_object; answers struct starverbs_modify_qp */
+#define STARVERBS_OP_QUERY_QP 0x62
+/* struct starverbs_object */
+#define STARVERBS_OP_DESTROY_QP 0x63
+/* From here on: XRC */
+#define STARVERBS_OP_XRC 0x100
+/* From here on: StaR */
+#define STARVERBS_OP_STAR 0x200
+/* From here on: StRoM */
+#define STARVERBS_OP_STROM 0x300
+/* From here on: 1RMA */
+#define STARVERBS_OP_RMA 0x400
+
+/* Bytes of a command, head and body */
+#define STARVERBS_COMMAND_BYTES 128
+
+/* The head of a command; its body, and then its answer, stands behind it */
+struct starverbs_command_head {
+	__u16 op;	/* STARVERBS_OP_* */
+	__u16 reserved;
+	__u32 status;	/* STARVERBS_PENDING, until the board stores 0 or an errno, behind the answer */
+};
+
+/* What names one object */
+struct starverbs_object {
+	__u32 number;	/* Number or key */
+	__u32 reserved;
+};
+
+/* What was made */
+struct starverbs_number_reply {
+	__u32 number;	/* Number or key */
+	__u32 cell;	/* Its doorbell cell; 0: it has none */
+};
+
+/* The board and its port */
+struct starverbs_device_reply {
+	__u64 guid;	/* GUID of the node, host order */
+	__u32 max_qp;	/* Queue pairs */
+	__u32 max_qp_wr;	/* WQEs of a queue */
+	__u32 max_sge;	/* SGEs of a WQE */
+	__u32 max_inline;	/* Inline bytes of a WQE */
+	__u32 max_cq;	/* Completion queues */
+	__u32 max_cqe;	/* Entries of a completion queue */
+	__u32 max_mr;	/* Memory regions */
+	__u32 max_mw;	/* Memory windows */
+	__u32 max_pd;	/* Protection domains */
+	__u32 max_ah;	/* Address handles */
+	__u32 max_srq;	/* Shared receive queues */
+	__u32 max_rd_atomic;	/* READs and atomics outstanding, either way */
+	__u32 gids;	/* Entries of the GID table that are in use */
+	__u8 active_mtu;	/* enum ibv_mtu of the port */
+	__u8 port_state;	/* enum ibv_port_state */
+	__u8 reserved[2];
+};
+
+/* An entry of the GID table */
+struct starverbs_gid_reply {
+	__u8 gid[16];	/* The GID */
+	__u32 ifindex;	/* Index of its network interface on the board's host; 0: none */
+	__u32 link_mtu;	/* Bytes that its link carries */
+	__u8 name[16];	/* Its name, up to the first 0 */
+};
+
+/* A region of memory */
+struct starverbs_region {
+	__u32 key;	/* Its key, where it has one */
+	__u32 pd;	/* Protection domain */
+	__u32 access;	/* enum ibv_access_flags */
+	__u32 pieces;	/* Entries of the translation table at addr; 0: one piece */
+	__u64 addr;	/* DMA address of the first byte */
+	__u64 length;	/* Bytes */
+	__u64 iova;	/* Address by which SGEs and peers know the first byte */
+};
+
+/* A memory window */
+struct starverbs_window {
+	__u32 pd;	/* Protection domain */
+	__u32 kind;	/* enum ibv_mw_type */
+};
+
+/* Where frames go */
+struct starverbs_address {
+	__u8 dgid[16];	/* GID of the destination */
+	__u8 sgid[16];	/* Source: one of the port's GIDs */
+	__u32 flow_label;	/* IPv6 flow label */
+	__u16 dlid;	/* Kept for queries */
+	__u8 sgid_index;	/* Index of the source in the port's table */
+	__u8 hop_limit;	/* IPv4 TTL, IPv6 hop limit */
+	__u8 traffic_class;	/* IPv4 TOS, IPv6 traffic class */
+	__u8 sl;	/* Service level */
+	__u8 static_rate;	/* Kept for queries */
+	__u8 src_path_bits;	/* Kept for queries */
+};
+
+/* An address handle */
+struct starverbs_address_handle {
+	__u32 pd;	/* Protection domain */
+	struct starverbs_address address;	/* Where frames go */
+};
+
+/* A completion queue */
+struct starverbs_create_cq {
+	__u64 entries;	/* DMA address of the entries, all zero */
+	__u64 taken;	/* DMA address of a word of 32 bits: entries that the program has taken so far, modulo 2^32 */
+	__u32 log;	/* log2 of the entries */
+	__u32 flags;	/* STARVERBS_CQ_* */
+};
+
+/* The work queues of a QP, or the receive queue of an SRQ */
+struct starverbs_queues {
+	__u64 program;	/* DMA address of the program's index line (struct starverbs_program_index) */
+	__u64 card;	/* DMA address of the card's index line (struct starverbs_card_index) */
+	__u64 send;	/* DMA address of the send slots */
+	__u64 recv;	/* DMA address of the receive slots */
+	__u16 send_stride;	/* Bytes of a send slot, whole blocks; 0: there is no send queue */
+	__u16 send_sge;	/* Most SGEs of a send WQE */
+	__u16 recv_stride;	/* Bytes of a receive slot; 0: there is no receive queue */
+	__u16 recv_sge;	/* Most SGEs of a receive WQE */
+	__u8 send_log;	/* log2 of the send slots */
+	__u8 recv_log;	/* log2 of the receive slots */
+	__u8 reserved[6];
+};
+
+/* A shared receive queue */
+struct starverbs_create_srq {
+	struct starverbs_queues queues;	/* Where it lies */
+	__u32 pd;	/* Protection domain */
+	__u32 limit;	/* An event when fewer receives are left; 0: none */
+};
+
+/* The limit of a shared receive queue */
+struct starverbs_srq_limit {
+	__u32 srq;	/* Number of the queue */
+	__u32 limit;	/* An event when fewer receives are left; 0: none */
+};
+
+/* A queue pair */
+struct starverbs_create_qp {
+	struct starverbs_queues queues;	/* Where its queues lie */
+	__u32 pd;	/* Protection domain */
+	__u32 send_cq;	/* Completions of sends */
+	__u32 recv_cq;	/* Completions of receives */
+	__u32 srq;	/* Where receives come from; STARVERBS_NONE: a queue of its own */
+	__u8 kind;	/* enum ibv_qp_type */
+	__u8 flags;	/* STARVERBS_QP_* */
+	__u8 reserved[6];
+};
+
+/* Attributes of a queue pair: struct ibv_qp_attr */
+struct starverbs_qp_attr {
+	__u8 state;	/* enum ibv_qp_state */
+	__u8 cur_state;	/* The state that the program believes it is in */
+	__u8 path_mtu;	/* enum ibv_mtu */
+	__u8 path_mig;	/* enum ibv_mig_state */
+	__u32 qkey;	/* UD: Q_Key */
+	__u32 rq_psn;	/* PSN of the first request expected */
+	__u32 sq_psn;	/* PSN of the first request sent */
+	__u32 dest_qpn;	/* QPN of the peer */
+	__u32 access;	/* enum ibv_access_flags */
+	__u16 pkey_index;	/* Index in the P_Key table */
+	__u8 port_num;	/* Port */
+	__u8 max_rd_atomic;	/* READs and atomics outstanding as requester */
+	__u8 max_dest_rd_atomic;	/* The same as responder */
+	__u8 min_rnr_timer;	/* RNR NAK timer code */
+	__u8 timeout;	/* Local ACK timeout code */
+	__u8 retry_cnt;	/* Transport retries */
+	__u8 rnr_retry;	/* RNR retries; 7: for ever */
+	__u8 en_sqd_async_notify;	/* SQD: an event when drained */
+	__u8 sq_draining;	/* The send queue is draining */
+	__u8 reserved;
+	struct starverbs_address address;	/* The path */
+};
+
+/* A change of a queue pair */
+struct starverbs_modify_qp {
+	__u32 qpn;	/* Its number */
+	__u32 mask;	/* enum ibv_qp_attr_mask */
+	struct starverbs_qp_attr attr;	/* The attributes */
+};
+
+/* An entry of the event queue */
+struct starverbs_event {
+	__u32 kind;	/* STARVERBS_EVENT_COMPLETION, or enum ibv_event_type */
+	__u32 number;	/* Number of the object */
+	__u32 reserved;
+	__u32 valid;	/* Number of the event, counted from 1, modulo 2^32: stored last */
+};
+
+#if defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L
+_Static_assert(sizeof(struct starverbs_command_head) == 8, "starverbs_command_head");
+_Static_assert(sizeof(struct starverbs_object) == 8, "starverbs_object");
+_Static_assert(sizeof(struct starverbs_number_reply) == 8, "starverbs_number_reply");
+_Static_assert(sizeof(struct starverbs_device_reply) == 64, "starverbs_device_reply");
+_Static_assert(sizeof(struct starverbs_gid_reply) == 40, "starverbs_gid_reply");
+_Static_assert(sizeof(struct starverbs_region) == 40, "starverbs_region");
+_Static_assert(sizeof(struct starverbs_window) == 8, "starverbs_window");
+_Static_assert(sizeof(struct starverbs_address) == 44, "starverbs_address");
+_Static_assert(sizeof(struct starverbs_address_handle) == 48, "starverbs_address_handle");
+_Static_assert(sizeof(struct starverbs_create_cq) == 24, "starverbs_create_cq");
+_Static_assert(sizeof(struct starverbs_queues) == 48, "starverbs_queues");
+_Static_assert(sizeof(struct starverbs_create_srq) == 56, "starverbs_create_srq");
+_Static_assert(sizeof(struct starverbs_srq_limit) == 8, "starverbs_srq_limit");
+_Static_assert(sizeof(struct starverbs_create_qp) == 72, "starverbs_create_qp");
+_Static_assert(sizeof(struct starverbs_qp_attr) == 80, "starverbs_qp_attr");
+_Static_assert(sizeof(struct starverbs_modify_qp) == 88, "starverbs_modify_qp");
+_Static_assert(sizeof(struct starverbs_event) == 16, "starverbs_event");
+#endif
+
+#endif

@@ -1,0 +1,483 @@
+//! The board's registers, commands and events: what its driver and its gateware agree on beside the queues.
+//!
+//! `include/starverbs/regs.h` and `include/starverbs/uapi.h` have the same for C (`tests/board.rs` compiles
+//! them against these types), docs/board.md has the rules. All numbers are little-endian, all reserved bytes
+//! are 0.
+
+use core::mem::size_of;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+macro_rules! constants {
+    ($($(#[doc = $doc:literal])+ $c:literal $name:ident: $type:ty = $value:expr;)+) => {
+        $($(#[doc = $doc])+ pub const $name: $type = $value;)+
+        /// Every constant by its name in C.
+        pub const CONSTANTS: &[(&str, u64)] = &[$(($c, $name as u64)),+];
+    };
+}
+
+constants! {
+    /// BAR of the registers
+    "STARVERBS_BAR_CONTROL" BAR_CONTROL: u32 = 0;
+    /// BAR of the doorbell cells
+    "STARVERBS_BAR_DOORBELLS" BAR_DOORBELLS: u32 = 2;
+    /// BAR of the MSI-X table
+    "STARVERBS_BAR_MSIX" BAR_MSIX: u32 = 4;
+    /// Bytes of the registers
+    "STARVERBS_CONTROL_BYTES" CONTROL_BYTES: u32 = 4096;
+
+    /// [`MAGIC`]
+    "STARVERBS_REG_MAGIC" REG_MAGIC: u32 = 0x000;
+    /// [`VERSION`]: major in the high half
+    "STARVERBS_REG_VERSION" REG_VERSION: u32 = 0x004;
+    /// 64 bits, `CAP_*`: what the board takes
+    "STARVERBS_REG_CAPS" REG_CAPS: u32 = 0x008;
+    /// `CTRL_*`
+    "STARVERBS_REG_CONTROL" REG_CONTROL: u32 = 0x010;
+    /// `STATUS_*`
+    "STARVERBS_REG_STATUS" REG_STATUS: u32 = 0x014;
+    /// Errno of the last error that no command reports; writing anything clears it
+    "STARVERBS_REG_ERROR" REG_ERROR: u32 = 0x018;
+    /// Cells of a context's doorbell page
+    "STARVERBS_REG_CELLS" REG_CELLS: u32 = 0x01c;
+    /// 64 bits: DMA address of the command queue
+    "STARVERBS_REG_COMMANDS" REG_COMMANDS: u32 = 0x020;
+    /// log2 of its commands
+    "STARVERBS_REG_COMMANDS_LOG" REG_COMMANDS_LOG: u32 = 0x028;
+    /// Commands posted so far, modulo 2^32: a write has the board take what is new
+    "STARVERBS_REG_COMMANDS_TAIL" REG_COMMANDS_TAIL: u32 = 0x02c;
+    /// Commands done so far, modulo 2^32
+    "STARVERBS_REG_COMMANDS_HEAD" REG_COMMANDS_HEAD: u32 = 0x030;
+    /// Interrupt vectors
+    "STARVERBS_REG_VECTORS" REG_VECTORS: u32 = 0x034;
+    /// 64 bits: DMA address of the event queue
+    "STARVERBS_REG_EVENTS" REG_EVENTS: u32 = 0x038;
+    /// log2 of its entries
+    "STARVERBS_REG_EVENTS_LOG" REG_EVENTS_LOG: u32 = 0x040;
+    /// The first of [`COUNTERS`] counters of 64 bits
+    "STARVERBS_REG_COUNTERS" REG_COUNTERS: u32 = 0x100;
+
+    /// Doorbell cells that were found changed
+    "STARVERBS_COUNTER_DOORBELLS" COUNTER_DOORBELLS: u32 = 0;
+    /// Send WQEs fetched
+    "STARVERBS_COUNTER_SEND_FETCHES" COUNTER_SEND_FETCHES: u32 = 1;
+    /// Receive WQEs fetched
+    "STARVERBS_COUNTER_RECV_FETCHES" COUNTER_RECV_FETCHES: u32 = 2;
+    /// CQEs written
+    "STARVERBS_COUNTER_CQE_WRITES" COUNTER_CQE_WRITES: u32 = 3;
+    /// Events written
+    "STARVERBS_COUNTER_EVENT_WRITES" COUNTER_EVENT_WRITES: u32 = 4;
+    /// Interrupts raised
+    "STARVERBS_COUNTER_INTERRUPTS" COUNTER_INTERRUPTS: u32 = 5;
+    /// Pieces of program memory read
+    "STARVERBS_COUNTER_DMA_READS" COUNTER_DMA_READS: u32 = 6;
+    /// Pieces of program memory written
+    "STARVERBS_COUNTER_DMA_WRITES" COUNTER_DMA_WRITES: u32 = 7;
+    /// Accesses to memory that is not mapped, or not for that
+    "STARVERBS_COUNTER_DMA_MISSES" COUNTER_DMA_MISSES: u32 = 8;
+    /// Commands done
+    "STARVERBS_COUNTER_COMMANDS" COUNTER_COMMANDS: u32 = 9;
+    /// Commands refused
+    "STARVERBS_COUNTER_COMMANDS_REFUSED" COUNTER_COMMANDS_REFUSED: u32 = 10;
+    /// Indices that no queue can have, and WQEs that contradict themselves
+    "STARVERBS_COUNTER_MALFORMED" COUNTER_MALFORMED: u32 = 11;
+    /// Counters
+    "STARVERBS_COUNTERS" COUNTERS: u32 = 12;
+
+    /// "STAR"
+    "STARVERBS_MAGIC" MAGIC: u32 = 0x5241_5453;
+    /// Version of this contract
+    "STARVERBS_VERSION" VERSION: u32 = 0x0001_0000;
+
+    /// RC, UC and UD, with PDs, MRs, AHs, CQs and SRQs
+    "STARVERBS_CAP_VERBS" CAP_VERBS: u64 = 1;
+    /// XRC: reserved
+    "STARVERBS_CAP_XRC" CAP_XRC: u64 = 1 << 1;
+    /// StaR: reserved
+    "STARVERBS_CAP_STAR" CAP_STAR: u64 = 1 << 2;
+    /// StRoM: reserved
+    "STARVERBS_CAP_STROM" CAP_STROM: u64 = 1 << 3;
+    /// 1RMA: reserved
+    "STARVERBS_CAP_RMA" CAP_RMA: u64 = 1 << 4;
+    /// Memory windows
+    "STARVERBS_CAP_WINDOWS" CAP_WINDOWS: u64 = 1 << 8;
+    /// Multicast groups: reserved
+    "STARVERBS_CAP_MULTICAST" CAP_MULTICAST: u64 = 1 << 9;
+    /// Regions of many pieces, by a translation table: reserved
+    "STARVERBS_CAP_MTT" CAP_MTT: u64 = 1 << 10;
+    /// Doorbells of csRNA's form {operation, SQ offset, count, QPN}: reserved
+    "STARVERBS_CAP_DOORBELL_OPS" CAP_DOORBELL_OPS: u64 = 1 << 11;
+
+    /// The board works: queue addresses are read when this is set
+    "STARVERBS_CTRL_ENABLE" CTRL_ENABLE: u32 = 1;
+    /// Ends all objects and clears all registers; reads as 0
+    "STARVERBS_CTRL_RESET" CTRL_RESET: u32 = 2;
+    /// The board works
+    "STARVERBS_STATUS_ENABLED" STATUS_ENABLED: u32 = 1;
+    /// The board cannot go on without a reset
+    "STARVERBS_STATUS_FAILED" STATUS_FAILED: u32 = 2;
+
+    /// Bytes of a doorbell cell
+    "STARVERBS_CELL_BYTES" CELL_BYTES: u32 = 8;
+    /// Cell of the event queue: entries that the driver has taken so far, modulo 2^32, in the low half
+    "STARVERBS_CELL_EVENTS" CELL_EVENTS: u32 = 0;
+    /// Cells below this are no queue's
+    "STARVERBS_CELL_FIRST" CELL_FIRST: u32 = 1;
+    /// In the high half of a CQ's cell: only a solicited completion, or an error, raises the event
+    "STARVERBS_ARM_SOLICITED" ARM_SOLICITED: u32 = 1 << 31;
+    /// In the last byte of a CQE: the bit that changes with every round of the ring, 1 in the first
+    "STARVERBS_CQE_PHASE" CQE_PHASE: u8 = 0x80;
+
+    /// Status of a command that is not done
+    "STARVERBS_PENDING" PENDING: u32 = u32::MAX;
+    /// "None" where an object may be named
+    "STARVERBS_NONE" NONE: u32 = u32::MAX;
+    /// Event: a completion queue that was armed has a completion. Others are `enum ibv_event_type`
+    "STARVERBS_EVENT_COMPLETION" EVENT_COMPLETION: u32 = 0x100;
+    /// Flag of a QP: every send makes a completion
+    "STARVERBS_QP_SIGNAL_ALL" QP_SIGNAL_ALL: u8 = 1;
+    /// Flag of a QP: what it sends to a multicast group does not come back to it
+    "STARVERBS_QP_BLOCK_LOOPBACK" QP_BLOCK_LOOPBACK: u8 = 2;
+    /// Flag of a CQ: a completion that finds it full is lost, and the queue goes on
+    "STARVERBS_CQ_IGNORE_OVERRUN" CQ_IGNORE_OVERRUN: u32 = 1;
+
+    /// Answers [`DeviceReply`]
+    "STARVERBS_OP_QUERY_DEVICE" OP_QUERY_DEVICE: u16 = 0x01;
+    /// [`Object`], an index; answers [`GidReply`]
+    "STARVERBS_OP_QUERY_GID" OP_QUERY_GID: u16 = 0x02;
+    /// Answers [`NumberReply`]
+    "STARVERBS_OP_ALLOC_PD" OP_ALLOC_PD: u16 = 0x10;
+    /// [`Object`]
+    "STARVERBS_OP_DEALLOC_PD" OP_DEALLOC_PD: u16 = 0x11;
+    /// [`Region`]; answers [`NumberReply`]: its key
+    "STARVERBS_OP_REG_MR" OP_REG_MR: u16 = 0x20;
+    /// [`Region`], with its key
+    "STARVERBS_OP_REREG_MR" OP_REREG_MR: u16 = 0x21;
+    /// [`Object`], a key. The memory is out of reach when this is done
+    "STARVERBS_OP_DEREG_MR" OP_DEREG_MR: u16 = 0x22;
+    /// [`Object`], a key; answers [`Region`]
+    "STARVERBS_OP_QUERY_MR" OP_QUERY_MR: u16 = 0x23;
+    /// [`Window`]; answers [`NumberReply`]: its first key
+    "STARVERBS_OP_ALLOC_MW" OP_ALLOC_MW: u16 = 0x28;
+    /// [`Object`], any key that it ever had
+    "STARVERBS_OP_DEALLOC_MW" OP_DEALLOC_MW: u16 = 0x29;
+    /// [`AddressHandle`]; answers [`NumberReply`]
+    "STARVERBS_OP_CREATE_AH" OP_CREATE_AH: u16 = 0x30;
+    /// [`Object`]
+    "STARVERBS_OP_DESTROY_AH" OP_DESTROY_AH: u16 = 0x31;
+    /// [`CreateCq`]; answers [`NumberReply`]
+    "STARVERBS_OP_CREATE_CQ" OP_CREATE_CQ: u16 = 0x40;
+    /// [`Object`]
+    "STARVERBS_OP_DESTROY_CQ" OP_DESTROY_CQ: u16 = 0x41;
+    /// [`CreateSrq`]; answers [`NumberReply`]
+    "STARVERBS_OP_CREATE_SRQ" OP_CREATE_SRQ: u16 = 0x50;
+    /// [`SrqLimit`]
+    "STARVERBS_OP_MODIFY_SRQ" OP_MODIFY_SRQ: u16 = 0x51;
+    /// [`Object`]; answers [`SrqLimit`]
+    "STARVERBS_OP_QUERY_SRQ" OP_QUERY_SRQ: u16 = 0x52;
+    /// [`Object`]
+    "STARVERBS_OP_DESTROY_SRQ" OP_DESTROY_SRQ: u16 = 0x53;
+    /// [`CreateQp`]; answers [`NumberReply`]: its QPN
+    "STARVERBS_OP_CREATE_QP" OP_CREATE_QP: u16 = 0x60;
+    /// [`ModifyQp`]
+    "STARVERBS_OP_MODIFY_QP" OP_MODIFY_QP: u16 = 0x61;
+    /// [`Object`]; answers [`ModifyQp`]
+    "STARVERBS_OP_QUERY_QP" OP_QUERY_QP: u16 = 0x62;
+    /// [`Object`]
+    "STARVERBS_OP_DESTROY_QP" OP_DESTROY_QP: u16 = 0x63;
+    /// From here on: XRC
+    "STARVERBS_OP_XRC" OP_XRC: u16 = 0x100;
+    /// From here on: StaR
+    "STARVERBS_OP_STAR" OP_STAR: u16 = 0x200;
+    /// From here on: StRoM
+    "STARVERBS_OP_STROM" OP_STROM: u16 = 0x300;
+    /// From here on: 1RMA
+    "STARVERBS_OP_RMA" OP_RMA: u16 = 0x400;
+}
+
+/// A struct as it lies in memory: any bytes are a value of it.
+macro_rules! plain {
+    ($($(#[doc = $about:literal])+ $c:literal $name:ident { $($(#[doc = $doc:literal])+ $field:ident: $type:ty,)+ })+) => {
+        $($(#[doc = $about])+
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+        #[repr(C)]
+        pub struct $name { $($(#[doc = $doc])+ pub $field: $type,)+ })+
+
+        /// Every struct: its name in C, its size, and its fields with their offsets.
+        pub const STRUCTS: &[(&str, usize, &[(&str, usize)])] = &[
+            $(($c, size_of::<$name>(), &[$((stringify!($field), core::mem::offset_of!($name, $field)),)+]),)+
+        ];
+    };
+}
+
+plain! {
+    /// The head of a command; its body, and then its answer, stands behind it
+    "starverbs_command_head" CommandHead {
+        /// `OP_*`
+        op: u16,
+        /// 0
+        reserved: u16,
+        /// [`PENDING`], until the board stores 0 or an errno, behind the answer
+        status: u32,
+    }
+    /// What names one object
+    "starverbs_object" Object {
+        /// Number or key
+        number: u32,
+        /// 0
+        reserved: u32,
+    }
+    /// What was made
+    "starverbs_number_reply" NumberReply {
+        /// Number or key
+        number: u32,
+        /// Its doorbell cell; 0: it has none
+        cell: u32,
+    }
+    /// The board and its port
+    "starverbs_device_reply" DeviceReply {
+        /// GUID of the node, host order
+        guid: u64,
+        /// Queue pairs
+        max_qp: u32,
+        /// WQEs of a queue
+        max_qp_wr: u32,
+        /// SGEs of a WQE
+        max_sge: u32,
+        /// Inline bytes of a WQE
+        max_inline: u32,
+        /// Completion queues
+        max_cq: u32,
+        /// Entries of a completion queue
+        max_cqe: u32,
+        /// Memory regions
+        max_mr: u32,
+        /// Memory windows
+        max_mw: u32,
+        /// Protection domains
+        max_pd: u32,
+        /// Address handles
+        max_ah: u32,
+        /// Shared receive queues
+        max_srq: u32,
+        /// READs and atomics outstanding, either way
+        max_rd_atomic: u32,
+        /// Entries of the GID table that are in use
+        gids: u32,
+        /// `enum ibv_mtu` of the port
+        active_mtu: u8,
+        /// `enum ibv_port_state`
+        port_state: u8,
+        /// 0
+        reserved: [u8; 2],
+    }
+    /// An entry of the GID table
+    "starverbs_gid_reply" GidReply {
+        /// The GID
+        gid: [u8; 16],
+        /// Index of its network interface on the board's host; 0: none
+        ifindex: u32,
+        /// Bytes that its link carries
+        link_mtu: u32,
+        /// Its name, up to the first 0
+        name: [u8; 16],
+    }
+    /// A region of memory
+    "starverbs_region" Region {
+        /// Its key, where it has one
+        key: u32,
+        /// Protection domain
+        pd: u32,
+        /// `enum ibv_access_flags`
+        access: u32,
+        /// Entries of the translation table at `addr`; 0: one piece
+        pieces: u32,
+        /// DMA address of the first byte
+        addr: u64,
+        /// Bytes
+        length: u64,
+        /// Address by which SGEs and peers know the first byte
+        iova: u64,
+    }
+    /// A memory window
+    "starverbs_window" Window {
+        /// Protection domain
+        pd: u32,
+        /// `enum ibv_mw_type`
+        kind: u32,
+    }
+    /// Where frames go
+    "starverbs_address" Address {
+        /// GID of the destination
+        dgid: [u8; 16],
+        /// Source: one of the port's GIDs
+        sgid: [u8; 16],
+        /// IPv6 flow label
+        flow_label: u32,
+        /// Kept for queries
+        dlid: u16,
+        /// Index of the source in the port's table
+        sgid_index: u8,
+        /// IPv4 TTL, IPv6 hop limit
+        hop_limit: u8,
+        /// IPv4 TOS, IPv6 traffic class
+        traffic_class: u8,
+        /// Service level
+        sl: u8,
+        /// Kept for queries
+        static_rate: u8,
+        /// Kept for queries
+        src_path_bits: u8,
+    }
+    /// An address handle
+    "starverbs_address_handle" AddressHandle {
+        /// Protection domain
+        pd: u32,
+        /// Where frames go
+        address: Address,
+    }
+    /// A completion queue
+    "starverbs_create_cq" CreateCq {
+        /// DMA address of the entries, all zero
+        entries: u64,
+        /// DMA address of a word of 32 bits: entries that the program has taken so far, modulo 2^32
+        taken: u64,
+        /// log2 of the entries
+        log: u32,
+        /// `CQ_*`
+        flags: u32,
+    }
+    /// The work queues of a QP, or the receive queue of an SRQ
+    "starverbs_queues" Queues {
+        /// DMA address of the program's index line (`struct starverbs_program_index`)
+        program: u64,
+        /// DMA address of the card's index line (`struct starverbs_card_index`)
+        card: u64,
+        /// DMA address of the send slots
+        send: u64,
+        /// DMA address of the receive slots
+        recv: u64,
+        /// Bytes of a send slot, whole blocks; 0: there is no send queue
+        send_stride: u16,
+        /// Most SGEs of a send WQE
+        send_sge: u16,
+        /// Bytes of a receive slot; 0: there is no receive queue
+        recv_stride: u16,
+        /// Most SGEs of a receive WQE
+        recv_sge: u16,
+        /// log2 of the send slots
+        send_log: u8,
+        /// log2 of the receive slots
+        recv_log: u8,
+        /// 0
+        reserved: [u8; 6],
+    }
+    /// A shared receive queue
+    "starverbs_create_srq" CreateSrq {
+        /// Where it lies
+        queues: Queues,
+        /// Protection domain
+        pd: u32,
+        /// An event when fewer receives are left; 0: none
+        limit: u32,
+    }
+    /// The limit of a shared receive queue
+    "starverbs_srq_limit" SrqLimit {
+        /// Number of the queue
+        srq: u32,
+        /// An event when fewer receives are left; 0: none
+        limit: u32,
+    }
+    /// A queue pair
+    "starverbs_create_qp" CreateQp {
+        /// Where its queues lie
+        queues: Queues,
+        /// Protection domain
+        pd: u32,
+        /// Completions of sends
+        send_cq: u32,
+        /// Completions of receives
+        recv_cq: u32,
+        /// Where receives come from; [`NONE`]: a queue of its own
+        srq: u32,
+        /// `enum ibv_qp_type`
+        kind: u8,
+        /// `QP_*`
+        flags: u8,
+        /// 0
+        reserved: [u8; 6],
+    }
+    /// Attributes of a queue pair: `struct ibv_qp_attr`
+    "starverbs_qp_attr" QpAttr {
+        /// `enum ibv_qp_state`
+        state: u8,
+        /// The state that the program believes it is in
+        cur_state: u8,
+        /// `enum ibv_mtu`
+        path_mtu: u8,
+        /// `enum ibv_mig_state`
+        path_mig: u8,
+        /// UD: Q_Key
+        qkey: u32,
+        /// PSN of the first request expected
+        rq_psn: u32,
+        /// PSN of the first request sent
+        sq_psn: u32,
+        /// QPN of the peer
+        dest_qpn: u32,
+        /// `enum ibv_access_flags`
+        access: u32,
+        /// Index in the P_Key table
+        pkey_index: u16,
+        /// Port
+        port_num: u8,
+        /// READs and atomics outstanding as requester
+        max_rd_atomic: u8,
+        /// The same as responder
+        max_dest_rd_atomic: u8,
+        /// RNR NAK timer code
+        min_rnr_timer: u8,
+        /// Local ACK timeout code
+        timeout: u8,
+        /// Transport retries
+        retry_cnt: u8,
+        /// RNR retries; 7: for ever
+        rnr_retry: u8,
+        /// SQD: an event when drained
+        en_sqd_async_notify: u8,
+        /// The send queue is draining
+        sq_draining: u8,
+        /// 0
+        reserved: u8,
+        /// The path
+        address: Address,
+    }
+    /// A change of a queue pair
+    "starverbs_modify_qp" ModifyQp {
+        /// Its number
+        qpn: u32,
+        /// `enum ibv_qp_attr_mask`
+        mask: u32,
+        /// The attributes
+        attr: QpAttr,
+    }
+    /// An entry of the event queue
+    "starverbs_event" Event {
+        /// [`EVENT_COMPLETION`], or `enum ibv_event_type`
+        kind: u32,
+        /// Number of the object
+        number: u32,
+        /// 0
+        reserved: u32,
+        /// Number of the event, counted from 1, modulo 2^32: stored last
+        valid: u32,
+    }
+}
+
+/// Bytes of a command, head and body.
+pub const COMMAND_BYTES: usize = 128;
+/// Bytes of its body.
+pub const BODY_BYTES: usize = COMMAND_BYTES - size_of::<CommandHead>();
+
+const _: () = assert!(size_of::<ModifyQp>() <= BODY_BYTES && size_of::<CreateQp>() <= BODY_BYTES);
+const _: () = assert!(size_of::<Event>() == 16 && size_of::<CommandHead>() == 8);
