@@ -5,11 +5,12 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 declare -A may=(
-    [queues]='' [settings]=''
+    [queues]='' [settings]='' [vfio]=''
     [core]='queues'
     [cm]='core' [rings]='core queues' [star]='core' [sim]='core star'
     [backend]='cm core rings settings star'
-    [verbs]='backend cm core rings settings star'
+    [board]='backend core queues settings vfio'
+    [verbs]='backend cm core queues rings settings star vfio'
 )
 
 uses() {

@@ -1,0 +1,433 @@
+//! Commands: what a client asks of the card, decoded and checked.
+
+use std::sync::atomic::Ordering;
+
+use starverbs_core::mr::{Backing, MrAttr, WindowType};
+use starverbs_core::qp::{PathMig, QpAttr as CardAttr, QpAttrMask, QpInit, RecvSource};
+use starverbs_core::{Access, Av, AvId, Gid, Mtu, NicError, PdId, Psn, QpState, QpType, SrqId};
+use starverbs_queues::board::*;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::dma::{ADDRESS_BITS, Errno, Room};
+use crate::env::{client_address, host_address};
+use crate::function::{Card, Cell, Function, SrqEntry};
+use crate::queues::{BoardCq, BoardRq, BoardSq, MAX_CQ_LOG, MAX_LOG};
+
+/// SGEs of a WQE at most.
+const MAX_SGE: usize = 32;
+/// Inline bytes of a WQE at most.
+const MAX_INLINE: u32 = 4096;
+/// Completion queues at most: each needs a cell.
+const MAX_CQ: u32 = 4096;
+/// IBV_PORT_ACTIVE
+const PORT_ACTIVE: u8 = 4;
+
+/// A body, or an answer.
+type Body = [u8; BODY_BYTES];
+
+fn errno(error: NicError) -> Errno {
+    error.errno()
+}
+
+fn read<T: FromBytes + KnownLayout + Immutable>(body: &Body) -> Result<T, Errno> {
+    T::read_from_prefix(body).map(|(value, _)| value).map_err(|_| libc::EINVAL)
+}
+
+fn answer<T: IntoBytes + Immutable>(value: &T) -> Body {
+    let mut body = [0; BODY_BYTES];
+    let bytes = value.as_bytes();
+    body[..bytes.len()].copy_from_slice(bytes);
+    body
+}
+
+fn number(number: u32, cell: u32) -> Body {
+    answer(&NumberReply { number, cell })
+}
+
+const DONE: Body = [0; BODY_BYTES];
+
+impl Function {
+    /// Carries out the command at `at` of its queue, and stores the answer, its status last.
+    pub(crate) fn carry_out(&mut self, card: &mut Card, queue: &Room, at: usize) {
+        let mut head = [0; size_of::<CommandHead>()];
+        let mut body: Body = DONE;
+        queue.read(at, &mut head);
+        queue.read(at + head.len(), &mut body);
+        let op = u16::from_le_bytes([head[0], head[1]]);
+        let status = match self.command(card, op, &body) {
+            Ok(reply) => {
+                queue.write(at + head.len(), &reply);
+                self.counters.inc(COUNTER_COMMANDS);
+                0
+            }
+            Err(errno) => {
+                self.counters.inc(COUNTER_COMMANDS_REFUSED);
+                errno as u32
+            }
+        };
+        /* release: the answer before its status */
+        queue.half(at + std::mem::offset_of!(CommandHead, status)).store(status, Ordering::Release);
+    }
+
+    fn command(&mut self, card: &mut Card, op: u16, body: &Body) -> Result<Body, Errno> {
+        match op {
+            OP_QUERY_DEVICE => Ok(answer(&device(card))),
+            OP_QUERY_GID => gid(card, read::<Object>(body)?.number).map(|reply| answer(&reply)),
+            OP_ALLOC_PD => {
+                let pd = card.nic.alloc_pd().map_err(errno)?.0;
+                self.objects.pds.insert(pd);
+                Ok(number(pd, 0))
+            }
+            OP_DEALLOC_PD => {
+                let pd = self.own_pd(read::<Object>(body)?.number)?;
+                card.nic.dealloc_pd(pd).map_err(errno)?;
+                self.objects.pds.remove(&pd.0);
+                Ok(DONE)
+            }
+            OP_REG_MR | OP_REREG_MR | OP_DEREG_MR | OP_QUERY_MR => self.region(card, op, body),
+            OP_ALLOC_MW => {
+                let Window { pd, kind } = read(body)?;
+                let kind = WindowType::from_code(kind).ok_or(libc::EINVAL)?;
+                let key = card.nic.alloc_mw(self.own_pd(pd)?, kind).map_err(errno)?;
+                self.objects.windows.insert(key);
+                Ok(number(key, 0))
+            }
+            OP_DEALLOC_MW => self.dealloc_window(card, read::<Object>(body)?.number),
+            OP_CREATE_AH => {
+                let AddressHandle { pd, address } = read(body)?;
+                let av = av(&address, card)?;
+                let ah = card.nic.create_av(self.own_pd(pd)?, av).map_err(errno)?.0;
+                self.objects.ahs.insert(ah);
+                Ok(number(ah, 0))
+            }
+            OP_DESTROY_AH => {
+                let ah = read::<Object>(body)?.number;
+                if !self.objects.ahs.remove(&ah) {
+                    return Err(libc::EINVAL);
+                }
+                card.nic.destroy_av(AvId(ah)).map(|()| DONE).map_err(errno)
+            }
+            OP_CREATE_CQ => self.create_cq(card, &read(body)?),
+            OP_DESTROY_CQ => self.destroy_cq(read::<Object>(body)?.number),
+            OP_CREATE_SRQ => self.create_srq(card, &read(body)?),
+            OP_MODIFY_SRQ | OP_QUERY_SRQ | OP_DESTROY_SRQ => self.srq(card, op, read(body)?),
+            OP_CREATE_QP => self.create_qp(card, &read(body)?),
+            OP_MODIFY_QP => self.modify_qp(card, &read(body)?),
+            OP_QUERY_QP => {
+                let qpn = self.own_qp(read::<Object>(body)?.number)?;
+                let attr = attr_of(&card.nic.query_qp(qpn).map_err(errno)?);
+                Ok(answer(&ModifyQp { qpn, mask: 0, attr }))
+            }
+            OP_DESTROY_QP => {
+                let qpn = self.own_qp(read::<Object>(body)?.number)?;
+                card.nic.destroy_qp(&mut card.env, qpn).map_err(errno)?;
+                if let Some(cell) = self.objects.qps.remove(&qpn) {
+                    self.free_cell(cell);
+                }
+                Ok(DONE)
+            }
+            _ => Err(libc::EOPNOTSUPP),
+        }
+    }
+
+    fn own_pd(&self, pd: u32) -> Result<PdId, Errno> {
+        self.objects.pds.get(&pd).map(|pd| PdId(*pd)).ok_or(libc::EINVAL)
+    }
+
+    fn own_qp(&self, qpn: u32) -> Result<u32, Errno> {
+        if self.objects.qps.contains_key(&qpn) { Ok(qpn) } else { Err(libc::EINVAL) }
+    }
+
+    fn own_cq(&self, cq: u32) -> Result<BoardCq, Errno> {
+        self.objects.cqs.get(&cq).map(|(_, cq)| cq.clone()).ok_or(libc::EINVAL)
+    }
+
+    fn region(&mut self, card: &mut Card, op: u16, body: &Body) -> Result<Body, Errno> {
+        if op == OP_DEREG_MR || op == OP_QUERY_MR {
+            let key = read::<Object>(body)?.number;
+            if !self.objects.keys.contains(&key) {
+                return Err(libc::EINVAL);
+            }
+            if op == OP_QUERY_MR {
+                return card.nic.query_mr(key).map(|attr| answer(&region_of(key, &attr))).ok_or(libc::EINVAL);
+            }
+            card.nic.dereg_mr(key).map_err(errno)?;
+            self.objects.keys.remove(&key);
+            return Ok(DONE);
+        }
+        let Region { key, pd, access, pieces, addr, length, iova } = read(body)?;
+        if pieces != 0 {
+            return Err(libc::EOPNOTSUPP);
+        }
+        if addr.checked_add(length).is_none_or(|end| end > 1 << ADDRESS_BITS) {
+            return Err(libc::EINVAL);
+        }
+        let access = Access::from_bits_truncate(access);
+        let addr = host_address(self.number, addr);
+        let attr = MrAttr { pd: self.own_pd(pd)?, addr, length, iova, access, backing: Backing::default() };
+        if op == OP_REG_MR {
+            let key = card.nic.reg_mr(attr).map_err(errno)?;
+            self.objects.keys.insert(key);
+            return Ok(number(key, 0));
+        }
+        if !self.objects.keys.contains(&key) {
+            return Err(libc::EINVAL);
+        }
+        card.nic.rereg_mr(key, attr).map(|()| DONE).map_err(errno)
+    }
+
+    /// `key`: any that the window ever had, whose slot its first key names.
+    fn dealloc_window(&mut self, card: &mut Card, key: u32) -> Result<Body, Errno> {
+        let slot = |key: u32| key >> starverbs_core::mr::KEY_BITS;
+        let first = self.objects.windows.iter().find(|first| slot(**first) == slot(key)).copied();
+        let first = first.ok_or(libc::EINVAL)?;
+        card.nic.dealloc_mw(key).map_err(errno)?;
+        self.objects.windows.remove(&first);
+        Ok(DONE)
+    }
+
+    fn create_cq(&mut self, card: &mut Card, init: &CreateCq) -> Result<Body, Errno> {
+        if self.objects.cqs.len() >= MAX_CQ as usize {
+            return Err(libc::ENOMEM);
+        }
+        let free = (0..MAX_CQ).find(|number| !self.objects.cqs.contains_key(number)).ok_or(libc::ENOMEM)?;
+        let maps = &card.env.memories[self.number].maps;
+        let cq = BoardCq::open(free, init, maps, &self.due, &self.counters)?;
+        let cell = self.take_cell(Cell::Cq(cq.clone()))?;
+        self.objects.cqs.insert(free, (cell, cq));
+        Ok(number(free, cell))
+    }
+
+    fn destroy_cq(&mut self, cq: u32) -> Result<Body, Errno> {
+        let (cell, held) = self.objects.cqs.get(&cq).ok_or(libc::EINVAL)?;
+        if held.is_used() {
+            return Err(libc::EBUSY);
+        }
+        let cell = *cell;
+        self.objects.cqs.remove(&cq);
+        self.free_cell(cell);
+        Ok(DONE)
+    }
+
+    fn create_srq(&mut self, card: &mut Card, init: &CreateSrq) -> Result<Body, Errno> {
+        let maps = &card.env.memories[self.number].maps;
+        let rq = BoardRq::open(&init.queues, maps, &self.counters, MAX_SGE)?;
+        let slots = rq.slots();
+        if init.limit > slots {
+            return Err(libc::EINVAL);
+        }
+        let pd = self.own_pd(init.pd)?;
+        let srq = card.nic.create_srq(pd, rq, init.limit, self.number as u64).map_err(errno)?;
+        let cell = match self.take_cell(Cell::Srq) {
+            Ok(cell) => cell,
+            Err(error) => {
+                let _ = card.nic.destroy_srq(srq);
+                return Err(error);
+            }
+        };
+        self.objects.srqs.insert(srq.0, SrqEntry { cell, slots });
+        Ok(number(srq.0, cell))
+    }
+
+    fn srq(&mut self, card: &mut Card, op: u16, to: SrqLimit) -> Result<Body, Errno> {
+        let (srq, entry) = (SrqId(to.srq), self.objects.srqs.get(&to.srq).ok_or(libc::EINVAL)?);
+        match op {
+            OP_MODIFY_SRQ if to.limit > entry.slots => Err(libc::EINVAL),
+            OP_MODIFY_SRQ => card.nic.modify_srq_limit(srq, to.limit).map(|()| DONE).map_err(errno),
+            OP_QUERY_SRQ => {
+                let limit = card.nic.query_srq_limit(srq).map_err(errno)?;
+                Ok(answer(&SrqLimit { srq: srq.0, limit }))
+            }
+            _ => {
+                let cell = entry.cell;
+                card.nic.destroy_srq(srq).map_err(errno)?;
+                self.objects.srqs.remove(&srq.0);
+                self.free_cell(cell);
+                Ok(DONE)
+            }
+        }
+    }
+
+    fn create_qp(&mut self, card: &mut Card, init: &CreateQp) -> Result<Body, Errno> {
+        let qp_type = match init.kind {
+            2 => QpType::Rc,
+            3 => QpType::Uc,
+            4 => QpType::Ud,
+            9 | 10 => return Err(libc::EOPNOTSUPP),
+            _ => return Err(libc::EINVAL),
+        };
+        let maps = &card.env.memories[self.number].maps;
+        let sq = BoardSq::open(&init.queues, maps, &self.counters, MAX_SGE)?;
+        let rq = if init.srq == NONE {
+            RecvSource::Own(BoardRq::open(&init.queues, maps, &self.counters, MAX_SGE)?)
+        } else {
+            self.objects.srqs.get(&init.srq).ok_or(libc::EINVAL)?;
+            RecvSource::Shared(SrqId(init.srq))
+        };
+        let init = QpInit {
+            qp_type,
+            pd: self.own_pd(init.pd)?,
+            sq: sq.clone(),
+            rq,
+            send_cq: self.own_cq(init.send_cq)?,
+            recv_cq: self.own_cq(init.recv_cq)?,
+            sq_sig_all: init.flags & QP_SIGNAL_ALL != 0,
+            block_own_multicast: init.flags & QP_BLOCK_LOOPBACK != 0,
+            cookie: self.number as u64,
+        };
+        let qpn = card.nic.create_qp(init).map_err(errno)?;
+        match self.take_cell(Cell::Qp(qpn, sq)) {
+            Ok(cell) => {
+                self.objects.qps.insert(qpn, cell);
+                Ok(number(qpn, cell))
+            }
+            Err(error) => {
+                let _ = card.nic.destroy_qp(&mut card.env, qpn);
+                Err(error)
+            }
+        }
+    }
+
+    fn modify_qp(&mut self, card: &mut Card, modify: &ModifyQp) -> Result<Body, Errno> {
+        let qpn = self.own_qp(modify.qpn)?;
+        let mask = QpAttrMask::from_bits(modify.mask).ok_or(libc::EINVAL)?;
+        let mut to = decode_attr(&modify.attr, mask)?;
+        if mask.contains(QpAttrMask::AV) {
+            to.av = av(&modify.attr.address, card)?;
+        }
+        card.nic.modify_qp(&mut card.env, qpn, &to, mask, card.now).map(|()| DONE).map_err(errno)
+    }
+}
+
+fn device(card: &Card) -> DeviceReply {
+    let config = card.nic.config();
+    let limits = config.limits;
+    DeviceReply {
+        guid: card.guid,
+        max_qp: limits.qps,
+        max_qp_wr: 1 << MAX_LOG,
+        max_sge: MAX_SGE as u32,
+        max_inline: MAX_INLINE,
+        max_cq: MAX_CQ,
+        max_cqe: 1 << MAX_CQ_LOG,
+        max_mr: limits.mrs,
+        max_mw: limits.windows,
+        max_pd: limits.pds,
+        max_ah: limits.avs,
+        max_srq: limits.srqs,
+        max_rd_atomic: u32::from(config.max_rd_atomic),
+        gids: card.addrs.len() as u32,
+        active_mtu: config.mtu as u8,
+        port_state: PORT_ACTIVE,
+        reserved: [0; 2],
+    }
+}
+
+/// ENODATA: the table has no such entry.
+fn gid(card: &Card, index: u32) -> Result<GidReply, Errno> {
+    let addr = card.addrs.get(index as usize).ok_or(libc::ENODATA)?;
+    let mut name = [0; 16];
+    name.iter_mut().zip(addr.name.bytes()).for_each(|(to, from)| *to = from);
+    Ok(GidReply { gid: addr.gid.0, ifindex: addr.ifindex, link_mtu: addr.link_mtu, name })
+}
+
+fn region_of(key: u32, attr: &MrAttr) -> Region {
+    let MrAttr { pd, addr, length, iova, access, .. } = *attr;
+    let addr = client_address(addr);
+    Region { key, pd: pd.0, access: access.bits(), pieces: 0, addr, length, iova }
+}
+
+/// A path, whose source is one of the port's addresses.
+fn av(from: &Address, card: &Card) -> Result<Av, Errno> {
+    let source = card.addrs.get(usize::from(from.sgid_index)).ok_or(libc::EINVAL)?;
+    if source.gid.0 != from.sgid || from.sl > 15 || from.flow_label >= 1 << 20 {
+        return Err(libc::EINVAL);
+    }
+    Ok(Av {
+        dgid: Gid(from.dgid),
+        sgid: source.gid,
+        sgid_index: from.sgid_index,
+        hop_limit: from.hop_limit,
+        traffic_class: from.traffic_class,
+        sl: from.sl,
+        flow_label: from.flow_label,
+        dlid: from.dlid,
+        static_rate: from.static_rate,
+        src_path_bits: from.src_path_bits,
+    })
+}
+
+/// Attributes but for the path; those that `mask` does not name are not looked at.
+fn decode_attr(from: &QpAttr, mask: QpAttrMask) -> Result<CardAttr, Errno> {
+    let named = |bit: QpAttrMask, decoded: bool| {
+        if decoded || !mask.contains(bit) { Ok(()) } else { Err(libc::EINVAL) }
+    };
+    let state = QpState::from_code(from.state.into());
+    let cur_state = QpState::from_code(from.cur_state.into());
+    let path_mtu = Mtu::from_code(from.path_mtu.into());
+    let path_mig = PathMig::from_code(from.path_mig.into());
+    named(QpAttrMask::STATE, state.is_some())?;
+    named(QpAttrMask::CUR_STATE, cur_state.is_some())?;
+    named(QpAttrMask::PATH_MTU, path_mtu.is_some())?;
+    named(QpAttrMask::PATH_MIG_STATE, path_mig.is_some())?;
+    Ok(CardAttr {
+        state: state.unwrap_or_default(),
+        cur_state: cur_state.unwrap_or_default(),
+        path_mtu: path_mtu.unwrap_or_default(),
+        qkey: from.qkey,
+        rq_psn: Psn::new(from.rq_psn),
+        sq_psn: Psn::new(from.sq_psn),
+        dest_qpn: from.dest_qpn,
+        access: Access::from_bits_truncate(from.access),
+        av: Av::default(),
+        pkey_index: from.pkey_index,
+        port_num: from.port_num,
+        max_rd_atomic: from.max_rd_atomic,
+        max_dest_rd_atomic: from.max_dest_rd_atomic,
+        min_rnr_timer: from.min_rnr_timer,
+        timeout: from.timeout,
+        retry_cnt: from.retry_cnt,
+        rnr_retry: from.rnr_retry,
+        path_mig: path_mig.unwrap_or_default(),
+        en_sqd_async_notify: from.en_sqd_async_notify != 0,
+        sq_draining: false,
+    })
+}
+
+fn attr_of(attr: &CardAttr) -> QpAttr {
+    let av = &attr.av;
+    QpAttr {
+        state: attr.state as u8,
+        cur_state: attr.cur_state as u8,
+        path_mtu: attr.path_mtu as u8,
+        path_mig: attr.path_mig as u8,
+        qkey: attr.qkey,
+        rq_psn: attr.rq_psn.get(),
+        sq_psn: attr.sq_psn.get(),
+        dest_qpn: attr.dest_qpn,
+        access: attr.access.bits(),
+        pkey_index: attr.pkey_index,
+        port_num: attr.port_num,
+        max_rd_atomic: attr.max_rd_atomic,
+        max_dest_rd_atomic: attr.max_dest_rd_atomic,
+        min_rnr_timer: attr.min_rnr_timer,
+        timeout: attr.timeout,
+        retry_cnt: attr.retry_cnt,
+        rnr_retry: attr.rnr_retry,
+        en_sqd_async_notify: attr.en_sqd_async_notify.into(),
+        sq_draining: attr.sq_draining.into(),
+        reserved: 0,
+        address: Address {
+            dgid: av.dgid.0,
+            sgid: av.sgid.0,
+            flow_label: av.flow_label,
+            dlid: av.dlid,
+            sgid_index: av.sgid_index,
+            hop_limit: av.hop_limit,
+            traffic_class: av.traffic_class,
+            sl: av.sl,
+            static_rate: av.static_rate,
+            src_path_bits: av.src_path_bits,
+        },
+    }
+}

@@ -1,0 +1,250 @@
+//! The emulated board: the card of `starverbs-core` behind a register file, with a port on UDP, as a device
+//! that speaks vfio-user on unix sockets. docs/board.md has its rules.
+//!
+//! One thread does it all in turns ([`Board::run`]): doorbell cells, frames, timers, what the card sends,
+//! events, messages of clients. Each socket is a function of the board (`function`), which one client has at a
+//! time. What a client writes, be it a register, a command, an index or a work request, is decoded and checked
+//! before it is used, and costs that client alone.
+//!
+//! Owns the order of a turn. It must not know the verbs objects of the program at the other end.
+
+mod commands;
+mod counters;
+mod dma;
+mod env;
+mod function;
+mod queues;
+mod server;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::{TimeSpec, TimeValLike};
+use nix::time::{ClockId, clock_gettime};
+use starverbs_backend::{BackendError, Rx, host};
+use starverbs_core::mr::Plain;
+use starverbs_core::{AsyncEvent, Counters, Mtu, Nanos, Nic, NicConfig, NicError};
+use starverbs_settings::Settings;
+use thiserror::Error;
+
+use env::{BoardEnv, Memory};
+use function::{Card, Function};
+use server::Server;
+
+/// Rounds of filling and flushing the port in one turn.
+const ROUNDS: u32 = 16;
+/// Turns without work before the thread sleeps.
+const SPINS: u32 = 2000;
+/// Turns between two looks at the sockets of clients.
+const SERVE_EVERY: u32 = 64;
+/// How long it sleeps at most: doorbells wake nobody.
+const NAP: Nanos = 50_000;
+/// QPNs that are free at least, if the host has more.
+const RESTING: usize = 64;
+/// `enum ibv_event_type`
+mod kind {
+    pub(super) const QP_FATAL: u32 = 1;
+    pub(super) const QP_REQ_ERR: u32 = 2;
+    pub(super) const QP_ACCESS_ERR: u32 = 3;
+    pub(super) const COMM_EST: u32 = 4;
+    pub(super) const SQ_DRAINED: u32 = 5;
+    pub(super) const SRQ_LIMIT_REACHED: u32 = 15;
+    pub(super) const QP_LAST_WQE_REACHED: u32 = 16;
+}
+
+/// Why there is no board.
+#[derive(Debug, Error)]
+pub enum BoardError {
+    /// The port cannot be opened.
+    #[error(transparent)]
+    Port(#[from] BackendError),
+    /// A socket cannot be had.
+    #[error("{0}: {1}")]
+    Socket(PathBuf, io::Error),
+    /// No memory for a doorbell page.
+    #[error("doorbell page: {0}")]
+    Page(io::Error),
+    /// No QPNs.
+    #[error(transparent)]
+    Card(#[from] NicError),
+}
+
+/// A board.
+pub struct Board {
+    card: Card,
+    rx: Rx<Rc<Counters>>,
+    functions: Vec<(Function, Server)>,
+    turns: u32,
+    idle: u32,
+}
+
+/// Paths of so many sockets: `path`, `path.1`, `path.2` and so on.
+pub fn socket_paths(path: &Path, sockets: usize) -> Vec<PathBuf> {
+    let other = |n: usize| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{n}"));
+        PathBuf::from(name)
+    };
+    (0..sockets).map(|n| if n == 0 { path.to_owned() } else { other(n) }).collect()
+}
+
+fn now() -> Nanos {
+    clock_gettime(ClockId::CLOCK_MONOTONIC)
+        .map_or(0, |time| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
+}
+
+impl Board {
+    /// A board whose port is as `settings` say, with a function at each of `sockets`. `seed` decides keys and
+    /// QPNs: who knows it knows them.
+    ///
+    /// # Errors
+    /// No address, no port, no socket.
+    pub fn open(settings: &Settings, sockets: &[PathBuf], seed: [u64; 2]) -> Result<Board, BoardError> {
+        let addrs = host::addresses(settings)?;
+        let guid = host::guid(&addrs);
+        let stats = Rc::new(Counters::default());
+        let (tx, rx) = starverbs_backend::open(settings, &addrs, Rc::clone(&stats))?;
+        let real = addrs.iter().filter(|addr| !addr.loopback).map(|addr| addr.link_mtu).min();
+        let cap = settings.mtu.map_or(Mtu::M4096, |bytes| Mtu::fitting(u32::from(bytes) + 96));
+        let config = NicConfig {
+            mtu: cap.min(real.map_or(Mtu::M4096, Mtu::fitting)),
+            window: settings.window.unwrap_or(NicConfig::default().window),
+            repeat: settings.repeat,
+            credits: settings.credits,
+            ..NicConfig::default()
+        };
+        let mut nic = Nic::new(config, stats, seed, Plain::default());
+        for block in rx.blocks() {
+            nic.add_block(block as u16)?;
+        }
+        let mut functions = Vec::new();
+        for (number, path) in sockets.iter().enumerate() {
+            let function = Function::new(number).map_err(BoardError::Page)?;
+            let server = Server::open(path).map_err(|error| BoardError::Socket(path.clone(), error))?;
+            functions.push((function, server));
+        }
+        let memory = |(function, _): &(Function, Server)| {
+            let counters = Rc::clone(&function.counters);
+            Memory { maps: dma::Maps::default(), counters }
+        };
+        let env = BoardEnv::new(tx, functions.iter().map(memory).collect());
+        let card = Card { nic, env, addrs, guid, now: now() };
+        Ok(Board { card, rx, functions, turns: 0, idle: 0 })
+    }
+
+    /// Works until `stop`.
+    pub fn run(&mut self, stop: &AtomicBool) {
+        while !stop.load(Ordering::Relaxed) {
+            let worked = self.turn();
+            self.idle = if worked { 0 } else { self.idle.saturating_add(1) };
+            if self.idle > SPINS {
+                self.nap();
+            }
+        }
+    }
+
+    /// One turn; says whether there was anything to do.
+    fn turn(&mut self) -> bool {
+        let Board { card, rx, functions, turns, idle } = self;
+        card.now = now();
+        *turns = turns.wrapping_add(1);
+        let mut work = 0;
+        for (function, _) in functions.iter_mut() {
+            work += function.take_doorbells(card);
+        }
+        if rx.recv() > 0 {
+            while let Some((meta, frame)) = rx.next_frame() {
+                card.nic.handle_frame(&mut card.env, card.now, &meta, frame);
+                work += 1;
+            }
+            card.nic.end_back_pressure();
+        }
+        if card.nic.next_deadline().is_some_and(|deadline| deadline <= card.now) {
+            card.nic.handle_timeout(&mut card.env, card.now);
+        }
+        for _ in 0..ROUNDS {
+            let more = card.nic.poll_transmit(&mut card.env, card.now, true);
+            card.env.tx.flush(card.now);
+            if !more {
+                break;
+            }
+            work += 1;
+        }
+        /* behind the flush: a message of a client may end memory that a frame was gathered from */
+        if turns.is_multiple_of(SERVE_EVERY) || *idle >= SPINS {
+            work += u32::from(self.serve());
+        }
+        self.deliver();
+        work > 0
+    }
+
+    /// Answers clients, and does what the port has to do beside frames.
+    fn serve(&mut self) -> bool {
+        let Board { card, rx, functions, .. } = self;
+        if card.nic.free_qpns() < RESTING
+            && let Ok(block) = rx.claim_block()
+        {
+            /* a block that the card has no memory for is of no use, and does no harm */
+            let _ = card.nic.add_block(block as u16);
+        }
+        let mut had = false;
+        for (function, server) in functions.iter_mut() {
+            had |= server.run(function, card);
+        }
+        while let Some(request) = rx.take_request() {
+            rx.answer(&request, b"");
+        }
+        rx.maintenance(card.now);
+        if let Some(owners) = rx.take_owners() {
+            card.env.tx.set_owners(owners);
+        }
+        rx.settle();
+        had
+    }
+
+    /// Gives events to the functions whose objects they are about.
+    fn deliver(&mut self) {
+        let Board { card, functions, .. } = self;
+        let mut events = std::mem::take(&mut card.env.events);
+        for event in events.drain(..) {
+            let (kind, number, owner) = match event {
+                AsyncEvent::SrqLimit(srq) => (kind::SRQ_LIMIT_REACHED, srq.0, card.nic.srq_owner(srq)),
+                AsyncEvent::QpFatal(qpn) => (kind::QP_FATAL, qpn, card.nic.qp_owner(qpn)),
+                AsyncEvent::QpReqErr(qpn) => (kind::QP_REQ_ERR, qpn, card.nic.qp_owner(qpn)),
+                AsyncEvent::QpAccessErr(qpn) => (kind::QP_ACCESS_ERR, qpn, card.nic.qp_owner(qpn)),
+                AsyncEvent::CommEst(qpn) => (kind::COMM_EST, qpn, card.nic.qp_owner(qpn)),
+                AsyncEvent::SqDrained(qpn) => (kind::SQ_DRAINED, qpn, card.nic.qp_owner(qpn)),
+                AsyncEvent::LastWqeReached(qpn) => (kind::QP_LAST_WQE_REACHED, qpn, card.nic.qp_owner(qpn)),
+                /* no connection manager is here that would read them */
+                AsyncEvent::Mads => continue,
+            };
+            let function = owner.and_then(|owner| functions.get_mut(owner.cookie as usize));
+            if let Some((function, _)) = function {
+                function.raise(kind, number);
+            }
+        }
+        card.env.events = events;
+        for (function, _) in functions.iter_mut() {
+            function.write_events();
+        }
+    }
+
+    /// Sleeps until a frame or a message comes, a timer is due, or a while: a doorbell may have been rung.
+    fn nap(&mut self) {
+        self.rx.prepare_to_sleep();
+        let left = self.card.nic.next_deadline().map_or(NAP, |deadline| deadline.saturating_sub(now()));
+        let timeout = TimeSpec::nanoseconds(left.min(NAP) as i64);
+        // SAFETY: the descriptors are the port's, which it keeps open as long as it exists.
+        let port = self.rx.fds().iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) });
+        let clients = self.functions.iter().map(|(_, server)| server.fd());
+        let mut fds: Vec<_> = port.chain(clients).map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        let _ = ppoll(&mut fds, Some(timeout), None);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,460 @@
+//! The card's halves of queues that lie in a client's memory.
+//!
+//! A send WQE is fetched once, as a board does: it is copied here, and what it says is checked on the copy,
+//! so that a client that writes it anew changes nothing. Indices of the client are checked before they are
+//! believed.
+
+use std::cell::{Cell, RefCell};
+use std::mem::{offset_of, size_of};
+use std::rc::Rc;
+use std::sync::atomic::{Ordering, fence};
+
+use starverbs_core::env::CqOverrun;
+use starverbs_core::{
+    CompletionQueue, Cqe, NicError, RecvQueue, Seg, SendFlags, SendOp, SendQueue, SendWqe, Sge, WcStatus,
+};
+use starverbs_queues::BLOCK;
+use starverbs_queues::board::{
+    ARM_SOLICITED, COUNTER_CQE_WRITES, COUNTER_MALFORMED, COUNTER_RECV_FETCHES, COUNTER_SEND_FETCHES,
+    CQE_PHASE, Queues,
+};
+use starverbs_queues::format::{CardIndex, ProgramIndex, RecvWqe, SendBlock};
+use zerocopy::transmute;
+
+use crate::counters::BoardCounters;
+use crate::dma::{Errno, Maps, Room};
+
+const SGE_BYTES: usize = size_of::<Sge>();
+/// log2 of the slots of a queue at most.
+pub(crate) const MAX_LOG: u8 = 16;
+/// log2 of the entries of a completion queue at most.
+pub(crate) const MAX_CQ_LOG: u32 = 20;
+
+/// The index lines of work queues.
+struct Lines {
+    program: Room,
+    card: Room,
+}
+
+impl Lines {
+    fn open(queues: &Queues, maps: &Maps) -> Result<Lines, Errno> {
+        Ok(Lines {
+            program: maps.room(queues.program, BLOCK, BLOCK)?,
+            card: maps.room(queues.card, BLOCK, BLOCK)?,
+        })
+    }
+}
+
+/// A send queue. Clones are the same.
+#[derive(Clone)]
+pub(crate) struct BoardSq(Rc<Sq>);
+
+struct Sq {
+    lines: Lines,
+    slots: Room,
+    mask: u32,
+    /// Blocks of a slot
+    stride: usize,
+    max_sge: usize,
+    /// What was fetched: slots as in the client's memory
+    copies: Box<[Cell<SendBlock>]>,
+    posted: Cell<u32>,
+    fetched: Cell<u32>,
+    released: Cell<u32>,
+    counters: Rc<BoardCounters>,
+}
+
+impl BoardSq {
+    /// EINVAL: sizes that no queue has; EFAULT: memory that is not mapped here.
+    pub(crate) fn open(
+        queues: &Queues,
+        maps: &Maps,
+        counters: &Rc<BoardCounters>,
+        max_sge: usize,
+    ) -> Result<BoardSq, Errno> {
+        let (stride, sges) = (usize::from(queues.send_stride), usize::from(queues.send_sge));
+        let room = BLOCK + (sges * SGE_BYTES).next_multiple_of(BLOCK);
+        let whole = stride.is_multiple_of(BLOCK) && stride >= room;
+        if queues.send_log > MAX_LOG || !whole || sges > max_sge {
+            return Err(libc::EINVAL);
+        }
+        let slots = 1usize << queues.send_log;
+        let blocks = slots * (stride / BLOCK);
+        Ok(BoardSq(Rc::new(Sq {
+            lines: Lines::open(queues, maps)?,
+            slots: maps.room(queues.send, slots * stride, BLOCK)?,
+            mask: slots as u32 - 1,
+            stride: stride / BLOCK,
+            max_sge: sges,
+            copies: (0..blocks).map(|_| Cell::default()).collect(),
+            posted: Cell::new(0),
+            fetched: Cell::new(0),
+            released: Cell::new(0),
+            counters: Rc::clone(counters),
+        })))
+    }
+
+    /// The client says by its cell that so many WQEs are posted. False: no queue of this size can have so
+    /// many, and nothing changes.
+    pub(crate) fn ring(&self, posted: u32) -> bool {
+        let sq = &self.0;
+        let held = posted.wrapping_sub(sq.released.get());
+        let before = sq.posted.get().wrapping_sub(sq.released.get());
+        let sound = held <= sq.mask + 1 && held >= before;
+        if sound {
+            sq.posted.set(posted);
+        }
+        sound
+    }
+
+    /// Fetches what was posted up to WQE `index`.
+    fn fetch_to(&self, index: u32) {
+        let sq = &self.0;
+        let ahead = sq.posted.get().wrapping_sub(sq.fetched.get());
+        if index.wrapping_sub(sq.fetched.get()) >= ahead {
+            return;
+        }
+        loop {
+            let at = sq.fetched.get();
+            self.fetch(at);
+            sq.fetched.set(at.wrapping_add(1));
+            if at == index {
+                return;
+            }
+        }
+    }
+
+    fn fetch(&self, index: u32) {
+        let sq = &self.0;
+        let first = (index & sq.mask) as usize * sq.stride;
+        let head = sq.slots.block(first * BLOCK);
+        let wqe = SendWqe::decode(head);
+        let blocks = usize::from(wqe.blocks).clamp(1, sq.stride);
+        for more in 1..blocks {
+            sq.copies[first + more].set(sq.slots.block((first + more) * BLOCK));
+        }
+        let wqe = if self.is_sound(index, &wqe, blocks) {
+            wqe
+        } else {
+            sq.counters.inc(COUNTER_MALFORMED);
+            SendWqe { op: SendOp::Malformed, num_sge: 0, length: 0, ..wqe }
+        };
+        sq.copies[first].set(transmute!(wqe));
+        sq.counters.inc(COUNTER_SEND_FETCHES);
+    }
+
+    /// Whether a WQE that was copied says one thing everywhere: its body is in its blocks, its length is that
+    /// of its SGEs.
+    fn is_sound(&self, index: u32, wqe: &SendWqe, blocks: usize) -> bool {
+        let body = (blocks - 1) * BLOCK;
+        if wqe.flags.contains(SendFlags::INLINE) {
+            return wqe.num_sge == 0
+                && wqe.length as usize <= body
+                && wqe.op.has_data()
+                && !wqe.op.brings_data();
+        }
+        let sges = usize::from(wqe.num_sge);
+        if sges > self.0.max_sge || sges * SGE_BYTES > body || usize::from(wqe.blocks) > self.0.stride {
+            return false;
+        }
+        let all = (0..sges).map(|at| self.sge(index, at));
+        all.fold(0u32, |sum, sge| sum.saturating_add(sge.len)) == wqe.length
+    }
+
+    fn sge(&self, index: u32, at: usize) -> Sge {
+        let first = (index & self.0.mask) as usize * self.0.stride + 1;
+        let per_block = BLOCK / SGE_BYTES;
+        let words = self.0.copies[first + at / per_block].get();
+        let [addr, rest] = [words[at % per_block * 2], words[at % per_block * 2 + 1]];
+        Sge { addr, len: rest as u32, lkey: (rest >> 32) as u32 }
+    }
+
+    fn copy(&self, index: u32) -> SendWqe {
+        self.fetch_to(index);
+        SendWqe::decode(self.0.copies[(index & self.0.mask) as usize * self.0.stride].get())
+    }
+}
+
+impl SendQueue for BoardSq {
+    fn slots(&self) -> u32 {
+        self.0.mask + 1
+    }
+
+    fn posted(&self) -> u32 {
+        self.0.posted.get()
+    }
+
+    fn wqe(&self, index: u32) -> SendWqe {
+        self.copy(index)
+    }
+
+    fn sges(&self, index: u32) -> impl Iterator<Item = Sge> + '_ {
+        let sges = usize::from(self.copy(index).num_sge).min(self.0.max_sge);
+        (0..sges).map(move |at| self.sge(index, at))
+    }
+
+    fn inline(&self, index: u32) -> Seg {
+        let wqe = self.copy(index);
+        let first = (index & self.0.mask) as usize * self.0.stride;
+        let body = self.0.copies.get(first + 1).map_or(0, |block| block.as_ptr() as u64);
+        Seg { addr: body, len: if body == 0 { 0 } else { wqe.length } }
+    }
+
+    fn release(&self, index: u32) {
+        self.0.released.set(index);
+        self.0.lines.card.half(offset_of!(CardIndex, send_released)).store(index, Ordering::Release);
+    }
+
+    fn reset(&self) {
+        self.0.fetched.set(self.0.posted.get());
+        self.release(self.0.posted.get());
+    }
+
+    /* the card posts by itself where tags are matched alone, which this board does not take */
+    fn post_own(&self, _: SendWqe, _: &[Sge]) -> bool {
+        false
+    }
+}
+
+/// A receive queue. Clones are the same.
+#[derive(Clone)]
+pub(crate) struct BoardRq(Rc<Rq>);
+
+struct Rq {
+    lines: Lines,
+    slots: Room,
+    mask: u32,
+    stride: usize,
+    max_sge: usize,
+    taken: Cell<u32>,
+    starved: Cell<u32>,
+    counters: Rc<BoardCounters>,
+}
+
+impl BoardRq {
+    /// EINVAL: sizes that no queue has; EFAULT: memory that is not mapped here.
+    pub(crate) fn open(
+        queues: &Queues,
+        maps: &Maps,
+        counters: &Rc<BoardCounters>,
+        max_sge: usize,
+    ) -> Result<BoardRq, Errno> {
+        let (stride, sges) = (usize::from(queues.recv_stride), usize::from(queues.recv_sge));
+        let room = size_of::<RecvWqe>() + sges * SGE_BYTES;
+        if queues.recv_log > MAX_LOG || !stride.is_multiple_of(8) || stride < room || sges > max_sge {
+            return Err(libc::EINVAL);
+        }
+        let slots = 1usize << queues.recv_log;
+        Ok(BoardRq(Rc::new(Rq {
+            lines: Lines::open(queues, maps)?,
+            slots: maps.room(queues.recv, slots * stride, 8)?,
+            mask: slots as u32 - 1,
+            stride,
+            max_sge: sges,
+            taken: Cell::new(0),
+            starved: Cell::new(0),
+            counters: Rc::clone(counters),
+        })))
+    }
+
+    /// Slots.
+    pub(crate) fn slots(&self) -> u32 {
+        self.0.mask + 1
+    }
+
+    /// Receives that wait; none, if the client's index is one that no queue of this size can have.
+    fn waiting(&self) -> u32 {
+        let posted = self.0.lines.program.half(offset_of!(ProgramIndex, recv_posted));
+        let waiting = posted.load(Ordering::Acquire).wrapping_sub(self.0.taken.get());
+        if waiting > self.slots() {
+            self.0.counters.inc(COUNTER_MALFORMED);
+            return 0;
+        }
+        waiting
+    }
+
+    fn tell_taken(&self, taken: u32) {
+        self.0.taken.set(taken);
+        self.0.lines.card.half(offset_of!(CardIndex, recv_taken)).store(taken, Ordering::Release);
+    }
+}
+
+impl RecvQueue for BoardRq {
+    fn take(&self, sges: &mut [Sge]) -> Option<(u64, usize)> {
+        let rq = &*self.0;
+        if self.waiting() == 0 {
+            let starved = rq.starved.get().wrapping_add(1);
+            rq.starved.set(starved);
+            rq.lines.card.half(offset_of!(CardIndex, recv_starved)).store(starved, Ordering::Relaxed);
+            /* the count before the look, as the program's index comes before its look at the count */
+            fence(Ordering::SeqCst);
+            if self.waiting() == 0 {
+                return None;
+            }
+        }
+        let at = (rq.taken.get() & rq.mask) as usize * rq.stride;
+        let wr_id = rq.slots.word(at).load(Ordering::Relaxed);
+        let asked = rq.slots.word(at + 8).load(Ordering::Relaxed) as u32 as usize;
+        let count = asked.min(rq.max_sge).min(sges.len());
+        for (n, sge) in sges.iter_mut().take(count).enumerate() {
+            let at = at + size_of::<RecvWqe>() + n * SGE_BYTES;
+            let rest = rq.slots.word(at + 8).load(Ordering::Relaxed);
+            let addr = rq.slots.word(at).load(Ordering::Relaxed);
+            *sge = Sge { addr, len: rest as u32, lkey: (rest >> 32) as u32 };
+        }
+        rq.counters.inc(COUNTER_RECV_FETCHES);
+        self.tell_taken(rq.taken.get().wrapping_add(1));
+        Some((wr_id, count))
+    }
+
+    fn len(&self) -> u32 {
+        self.waiting()
+    }
+
+    fn max_sge(&self) -> usize {
+        self.0.max_sge
+    }
+
+    /* receives are lent to other cards, and come back, in StaR and shared XRC domains alone */
+    fn put_back(&self, _: &mut dyn Iterator<Item = (u64, &[Sge])>) -> Result<(), NicError> {
+        Err(NicError::Exhausted)
+    }
+
+    fn reset(&self) {
+        let waiting = self.waiting();
+        self.tell_taken(self.0.taken.get().wrapping_add(waiting));
+    }
+}
+
+/// Completion queues of a function that have something to tell, by number.
+#[derive(Default)]
+pub(crate) struct Due {
+    /// An armed queue has a completion
+    pub(crate) completions: RefCell<Vec<u32>>,
+    /// A queue has overrun
+    pub(crate) overruns: RefCell<Vec<u32>>,
+}
+
+/// A completion queue. Clones are the same.
+#[derive(Clone)]
+pub(crate) struct BoardCq(Rc<Cq>);
+
+struct Cq {
+    number: u32,
+    entries: Room,
+    taken: Room,
+    log: u32,
+    ignore_overrun: bool,
+    /// Entries written
+    made: Cell<u32>,
+    /// What was last seen of the program's index
+    seen: Cell<u32>,
+    /// Entries written when the last solicited one was
+    solicited: Cell<u32>,
+    /// The program waits for an event: those after so many entries, solicited ones alone or not
+    armed: Cell<Option<(u32, bool)>>,
+    overrun: Cell<bool>,
+    due: Rc<Due>,
+    counters: Rc<BoardCounters>,
+}
+
+impl BoardCq {
+    /// EINVAL: a size that no queue has; EFAULT: memory that is not mapped here.
+    pub(crate) fn open(
+        number: u32,
+        init: &starverbs_queues::board::CreateCq,
+        maps: &Maps,
+        due: &Rc<Due>,
+        counters: &Rc<BoardCounters>,
+    ) -> Result<BoardCq, Errno> {
+        if init.log > MAX_CQ_LOG {
+            return Err(libc::EINVAL);
+        }
+        Ok(BoardCq(Rc::new(Cq {
+            number,
+            entries: maps.room(init.entries, size_of::<Cqe>() << init.log, BLOCK)?,
+            taken: maps.room(init.taken, 4, 4)?,
+            log: init.log,
+            ignore_overrun: init.flags & starverbs_queues::board::CQ_IGNORE_OVERRUN != 0,
+            made: Cell::new(0),
+            seen: Cell::new(0),
+            solicited: Cell::new(0),
+            armed: Cell::new(None),
+            overrun: Cell::new(false),
+            due: Rc::clone(due),
+            counters: Rc::clone(counters),
+        })))
+    }
+
+    /// Whether queue pairs, or shared receive queues, complete here.
+    pub(crate) fn is_used(&self) -> bool {
+        /* the function's own handle is one */
+        Rc::strong_count(&self.0) > 1
+    }
+
+    /// The program wants an event, as its cell says.
+    pub(crate) fn arm(&self, cell: u64) {
+        let solicited = (cell >> 32) as u32 & ARM_SOLICITED != 0;
+        self.0.armed.set(Some((cell as u32, solicited)));
+        self.look();
+    }
+
+    /// Whether the event that the program waits for is due.
+    fn look(&self) {
+        let cq = &self.0;
+        let Some((from, solicited)) = cq.armed.get() else { return };
+        let newest = if solicited { cq.solicited.get() } else { cq.made.get() };
+        let ahead = newest.wrapping_sub(from);
+        /* an index from the future is as good as none */
+        if ahead != 0 && ahead <= 1 << cq.log {
+            cq.armed.set(None);
+            cq.due.completions.borrow_mut().push(cq.number);
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        let cq = &self.0;
+        let full = |taken: u32| cq.made.get().wrapping_sub(taken) >= 1 << cq.log;
+        if full(cq.seen.get()) {
+            cq.seen.set(cq.taken.half(0).load(Ordering::Acquire));
+        }
+        full(cq.seen.get())
+    }
+}
+
+impl CompletionQueue for BoardCq {
+    fn push(&self, cqe: &Cqe, solicited: bool) -> Result<(), CqOverrun> {
+        let cq = &self.0;
+        if self.is_full() {
+            if cq.ignore_overrun {
+                return Ok(());
+            }
+            if !cq.overrun.replace(true) {
+                cq.due.overruns.borrow_mut().push(cq.number);
+            }
+            return Err(CqOverrun);
+        }
+        let made = cq.made.get();
+        let round = made >> cq.log & 1;
+        let sl = cqe.sl & !CQE_PHASE | if round == 0 { CQE_PHASE } else { 0 };
+        let words: [u64; 4] = transmute!(Cqe { sl, ..*cqe });
+        let at = (made & ((1 << cq.log) - 1)) as usize * size_of::<Cqe>();
+        let [front @ .., last] = words;
+        for (n, word) in front.into_iter().enumerate() {
+            cq.entries.word(at + 8 * n).store(word, Ordering::Relaxed);
+        }
+        /* release: who sees the phase sees the rest, and the data before it */
+        cq.entries.word(at + 24).store(last, Ordering::Release);
+        cq.counters.inc(COUNTER_CQE_WRITES);
+        let made = made.wrapping_add(1);
+        cq.made.set(made);
+        if solicited || cqe.status != WcStatus::Success {
+            cq.solicited.set(made);
+        }
+        self.look();
+        Ok(())
+    }
+
+    /* the program's side takes out what it has not polled */
+    fn purge(&self, _: u32) {}
+}

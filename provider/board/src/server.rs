@@ -1,0 +1,234 @@
+//! The vfio-user side of a function: one client at a time on its socket, whose messages are answered one by
+//! one, without waiting.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use nix::unistd::Uid;
+use starverbs_queues::board::{BAR_CONTROL, BAR_DOORBELLS, CONTROL_BYTES};
+use starverbs_vfio::message::{
+    Access, CAPABILITIES, DEVICE_RESET_PCI, DMA_WRITE, DeviceInfo, DmaMap, DmaUnmap, ERROR, Head,
+    IRQ_ACTION_TRIGGER, IRQ_DATA_EVENTFD, IRQ_DATA_NONE, IRQ_EVENTFD, IRQ_MSIX, IrqInfo, KIND, MAJOR,
+    MAX_ACCESS, MINOR, NO_REPLY, PCI_IRQS, PCI_REGIONS, REGION_MMAP, REGION_READ, REGION_WRITE, REPLY,
+    Region, SetIrqs, Version, parse,
+};
+use starverbs_vfio::{Message, Op, Received, Stream};
+use zerocopy::IntoBytes;
+
+use crate::dma::Errno;
+use crate::function::{Card, Function, PAGE_BYTES, VECTORS};
+
+/// Messages of one client in a turn at most: others have their turn then.
+const MESSAGES: u32 = 64;
+
+/// A socket, and who is there.
+pub(crate) struct Server {
+    path: PathBuf,
+    listener: UnixListener,
+    client: Option<Stream>,
+    greeted: bool,
+}
+
+impl Server {
+    /// Listens at `path`, where nothing may be but a socket that nobody listens at any more.
+    ///
+    /// # Errors
+    /// What the system says; EADDRINUSE: somebody listens there.
+    pub(crate) fn open(path: &Path) -> io::Result<Server> {
+        let listener = match UnixListener::bind(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
+                if !is_socket || std::os::unix::net::UnixStream::connect(path).is_ok() {
+                    return Err(error);
+                }
+                fs::remove_file(path)?;
+                UnixListener::bind(path)?
+            }
+            bound => bound?,
+        };
+        listener.set_nonblocking(true)?;
+        Ok(Server { path: path.to_owned(), listener, client: None, greeted: false })
+    }
+
+    /// What to wait for: a message, or a client.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.client.as_ref().map_or_else(|| self.listener.as_fd(), |client| client.as_fd())
+    }
+
+    /// Answers what has come; says whether anything had.
+    pub(crate) fn run(&mut self, function: &mut Function, card: &mut Card) -> bool {
+        if self.client.is_none() {
+            let Ok((socket, _)) = self.listener.accept() else { return false };
+            self.client = Stream::new(socket).ok();
+            self.greeted = false;
+        }
+        for had in 0..MESSAGES {
+            let Some(client) = &mut self.client else { return true };
+            match client.receive() {
+                Received::Nothing => return had > 0,
+                Received::Gone => self.part(function, card),
+                Received::Message(message) => {
+                    if !self.answer(message, function, card) {
+                        self.part(function, card);
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// The client is gone, or sent away.
+    fn part(&mut self, function: &mut Function, card: &mut Card) {
+        self.client = None;
+        function.disconnect(card);
+    }
+
+    /// Answers a message. False: who sends such is sent away.
+    fn answer(&mut self, message: Message, function: &mut Function, card: &mut Card) -> bool {
+        let head = message.head;
+        if head.flags & KIND == REPLY {
+            return false;
+        }
+        let Some(client) = &self.client else { return false };
+        let op = Op::from_code(head.op).ok_or(libc::EOPNOTSUPP);
+        let first = op == Ok(Op::Version);
+        if first == self.greeted {
+            return false;
+        }
+        self.greeted = true;
+        let same_user = client.peer_uid() == Some(Uid::effective().as_raw());
+        let wants_file = op == Ok(Op::RegionInfo);
+        let result = op.and_then(|op| carry_out(op, message, same_user, function, card));
+        if head.flags & NO_REPLY != 0 {
+            return true;
+        }
+        match result {
+            Ok((body, file)) => {
+                let fds = [function.page_file.as_fd()];
+                let fds = if wants_file && file { &fds[..] } else { &[] };
+                client.send(Head { flags: REPLY, error: 0, ..head }, &body, fds)
+            }
+            Err(errno) => client.send(Head { flags: REPLY | ERROR, error: errno as u32, ..head }, &[], &[]),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// The body of an answer, and whether the doorbell page goes with it.
+type Answer = (Vec<u8>, bool);
+
+fn carry_out(
+    op: Op,
+    mut message: Message,
+    same_user: bool,
+    function: &mut Function,
+    card: &mut Card,
+) -> Result<Answer, Errno> {
+    let body = &message.body[..];
+    let plain = |body: &[u8]| Ok((body.to_vec(), false));
+    match op {
+        Op::Version => {
+            let (Version { major, .. }, _) = parse(body).ok_or(libc::EINVAL)?;
+            if major != MAJOR {
+                return Err(libc::EINVAL);
+            }
+            let version = Version { major: MAJOR, minor: MINOR };
+            plain(&[version.as_bytes(), CAPABILITIES.as_bytes(), &[0]].concat())
+        }
+        Op::DeviceInfo => {
+            let argsz = size_of::<DeviceInfo>() as u32;
+            let (regions, irqs) = (PCI_REGIONS, PCI_IRQS);
+            plain(DeviceInfo { argsz, flags: DEVICE_RESET_PCI, regions, irqs }.as_bytes())
+        }
+        Op::RegionInfo => {
+            let (Region { index, .. }, _) = parse(body).ok_or(libc::EINVAL)?;
+            let region = region(index)?;
+            Ok((region.as_bytes().to_vec(), region.flags & REGION_MMAP != 0))
+        }
+        Op::IrqInfo => {
+            let (IrqInfo { index, .. }, _) = parse(body).ok_or(libc::EINVAL)?;
+            if index >= PCI_IRQS {
+                return Err(libc::EINVAL);
+            }
+            let count = if index == IRQ_MSIX { VECTORS } else { 0 };
+            let argsz = size_of::<IrqInfo>() as u32;
+            plain(IrqInfo { argsz, flags: IRQ_EVENTFD, index, count }.as_bytes())
+        }
+        Op::SetIrqs => set_irqs(&mut message, function).map(|()| (Vec::new(), false)),
+        Op::DmaMap => {
+            let (DmaMap { flags, offset, address, size, .. }, _) = parse(body).ok_or(libc::EINVAL)?;
+            /* maps without a descriptor are of what a device need not reach: ROM, BARs */
+            if let Some(fd) = message.fds.pop() {
+                let maps = &mut card.env.memories[function.number].maps;
+                maps.add(address, size, flags & DMA_WRITE != 0, File::from(fd), offset, same_user)?;
+            }
+            plain(&[])
+        }
+        Op::DmaUnmap => {
+            let (unmap, _) = parse::<DmaUnmap>(body).ok_or(libc::EINVAL)?;
+            card.env.memories[function.number].maps.remove(unmap.address, unmap.size)?;
+            plain(unmap.as_bytes())
+        }
+        Op::RegionRead => {
+            let (Access { offset, region, count }, _) = parse(body).ok_or(libc::EINVAL)?;
+            let count = count as usize;
+            if region != BAR_CONTROL || count > MAX_ACCESS {
+                return Err(libc::EINVAL);
+            }
+            let mut bytes = vec![0; count];
+            function.read(offset, &mut bytes);
+            let access = Access { offset, region, count: count as u32 };
+            plain(&[access.as_bytes(), &bytes].concat())
+        }
+        Op::RegionWrite => {
+            let (access, bytes) = parse::<Access>(body).ok_or(libc::EINVAL)?;
+            if access.region != BAR_CONTROL || bytes.len() != access.count as usize {
+                return Err(libc::EINVAL);
+            }
+            function.write(card, access.offset, bytes)?;
+            plain(access.as_bytes())
+        }
+        Op::DeviceReset => {
+            function.reset(card);
+            plain(&[])
+        }
+    }
+}
+
+/// What a region is.
+fn region(index: u32) -> Result<Region, Errno> {
+    let (flags, size) = match index {
+        BAR_CONTROL => (REGION_READ | REGION_WRITE, u64::from(CONTROL_BYTES)),
+        BAR_DOORBELLS => (REGION_READ | REGION_WRITE | REGION_MMAP, PAGE_BYTES as u64),
+        index if index < PCI_REGIONS => (0, 0),
+        _ => return Err(libc::EINVAL),
+    };
+    Ok(Region { argsz: size_of::<Region>() as u32, flags, index, cap_offset: 0, size, offset: 0 })
+}
+
+/// The one vector is signalled by the descriptor that came; without data by none any more.
+fn set_irqs(message: &mut Message, function: &mut Function) -> Result<(), Errno> {
+    let (SetIrqs { flags, index, start, count, .. }, _) = parse(&message.body).ok_or(libc::EINVAL)?;
+    if index != IRQ_MSIX || start != 0 || count > VECTORS || flags & IRQ_ACTION_TRIGGER == 0 {
+        return Err(libc::EINVAL);
+    }
+    if flags & IRQ_DATA_NONE != 0 && count == 0 {
+        function.irq = None;
+        return Ok(());
+    }
+    let fd = message.fds.pop().filter(|_| flags & IRQ_DATA_EVENTFD != 0).ok_or(libc::EINVAL)?;
+    /* a write to it must not wait: whatever it is, it does not block from now on */
+    let set = nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK);
+    nix::fcntl::fcntl(&fd, set).map_err(|error| error as i32)?;
+    function.irq = Some(fd);
+    Ok(())
+}

@@ -1,0 +1,549 @@
+//! A board and clients that speak to it as a driver would, by registers, commands and memory.
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use memmap2::{MmapOptions, MmapRaw};
+use starverbs_backend::sealed;
+use starverbs_core::rng::Rng;
+use starverbs_core::{Cqe, SendFlags, SendOp, SendWqe, Sge, WcStatus};
+use starverbs_queues::board::*;
+use starverbs_queues::format::{CardIndex, CqeWords, ProgramIndex, RecvWqe};
+use starverbs_settings::Settings;
+use starverbs_vfio::Client;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
+
+use super::*;
+
+/// The DMA address of a client's memory, and its bytes.
+const BASE: u64 = 0x10_0000;
+const BYTES: usize = 2 << 20;
+const COMMANDS: usize = 0;
+const COMMANDS_LOG: u32 = 4;
+const EVENTS: usize = 0x1000;
+const EVENTS_LOG_RAW: u32 = 8;
+const CQ: usize = 0x2000;
+const CQ_LOG: u32 = 8;
+const QPS: usize = 0x1_0000;
+const DATA: usize = 0x10_0000;
+const SLOTS_LOG: u8 = 6;
+const SEND_STRIDE: usize = 128;
+const RECV_STRIDE: usize = 32;
+/// IBV_ACCESS_LOCAL_WRITE and what peers may
+const ALL: u32 = 0xf;
+
+/// A client without a library.
+struct Raw {
+    client: Client,
+    memory: MmapRaw,
+    page: MmapRaw,
+    tail: u32,
+    taken: u32,
+}
+
+/// A QP of it.
+#[derive(Clone, Copy)]
+struct RawQp {
+    qpn: u32,
+    cell: u32,
+    /// Where its queues lie
+    at: usize,
+    sends: u32,
+    recvs: u32,
+}
+
+fn settings() -> Settings {
+    let free = std::net::UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).unwrap();
+    Settings { port: free.port(), addrs: Some(vec!["127.0.0.1".parse().unwrap()]), ..Settings::default() }
+}
+
+/// Runs a board of so many sockets while `clients` runs in another thread; gives the board afterwards.
+fn with_board(sockets: usize, clients: impl FnOnce(&[PathBuf]) + Send) -> Board {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("starverbs-raw-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let paths = socket_paths(&std::env::temp_dir().join(name), sockets);
+    let mut board = Board::open(&settings(), &paths, [1, 2]).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| clients(&paths)));
+            stop.store(true, Ordering::Relaxed);
+            done
+        });
+        board.run(&stop);
+        client.join().unwrap().unwrap();
+    });
+    /* what the clients left is seen in these turns */
+    for _ in 0..2 * SERVE_EVERY {
+        board.turn();
+    }
+    board
+}
+
+impl Raw {
+    fn connect(path: &Path) -> Raw {
+        let mut client = Client::connect(path).unwrap();
+        let (memory, file) = sealed::create(c"raw", BYTES, sealed::SIZE_STAYS).unwrap();
+        client.dma_map(file.as_fd(), 0, BASE, BYTES as u64).unwrap();
+        let region = client.region(BAR_DOORBELLS).unwrap();
+        let page = MmapOptions::new().len(region.size as usize).map_raw(&region.file.unwrap()).unwrap();
+        Raw { client, memory, page, tail: 0, taken: 0 }
+    }
+
+    /// Connected and enabled.
+    fn open(path: &Path) -> Raw {
+        let mut raw = Raw::connect(path);
+        raw.write(REG_COMMANDS, &(BASE + COMMANDS as u64).to_le_bytes()).unwrap();
+        raw.write(REG_COMMANDS_LOG, &COMMANDS_LOG.to_le_bytes()).unwrap();
+        raw.write(REG_EVENTS, &(BASE + EVENTS as u64).to_le_bytes()).unwrap();
+        raw.write(REG_EVENTS_LOG, &EVENTS_LOG_RAW.to_le_bytes()).unwrap();
+        raw.write(REG_CONTROL, &CTRL_ENABLE.to_le_bytes()).unwrap();
+        assert_eq!(raw.register(REG_STATUS), STATUS_ENABLED);
+        raw
+    }
+
+    fn write(&mut self, at: u32, bytes: &[u8]) -> io::Result<()> {
+        self.client.write(BAR_CONTROL, at.into(), bytes)
+    }
+
+    fn register(&mut self, at: u32) -> u32 {
+        let mut word = [0; 4];
+        self.client.read(BAR_CONTROL, at.into(), &mut word).unwrap();
+        u32::from_le_bytes(word)
+    }
+
+    fn counter(&mut self, which: u32) -> u64 {
+        let mut word = [0; 8];
+        self.client.read(BAR_CONTROL, (REG_COUNTERS + 8 * which).into(), &mut word).unwrap();
+        u64::from_le_bytes(word)
+    }
+
+    fn put(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= BYTES);
+        // SAFETY: inside the mapping, which may be written.
+        unsafe { self.memory.as_mut_ptr().add(at).copy_from(bytes.as_ptr(), bytes.len()) };
+    }
+
+    fn get<T: FromBytes + KnownLayout + Immutable>(&self, at: usize) -> T {
+        let mut bytes = vec![0; size_of::<T>()];
+        assert!(at + bytes.len() <= BYTES);
+        // SAFETY: inside the mapping.
+        unsafe { bytes.as_mut_ptr().copy_from(self.memory.as_ptr().add(at), bytes.len()) };
+        T::read_from_bytes(&bytes).unwrap()
+    }
+
+    fn word(&self, at: usize) -> &AtomicU32 {
+        // SAFETY: inside the mapping, by the callers' constants; aligned.
+        unsafe { AtomicU32::from_ptr(self.memory.as_mut_ptr().add(at).cast()) }
+    }
+
+    fn ring(&self, cell: u32, value: u64) {
+        assert!((cell as usize) < self.page.len() / 8);
+        // SAFETY: inside the page; aligned.
+        let cell = unsafe {
+            std::sync::atomic::AtomicU64::from_ptr(self.page.as_mut_ptr().cast::<u64>().add(cell as usize))
+        };
+        cell.store(value, Ordering::Release);
+    }
+
+    /// Carries out a command; gives its status and answer.
+    fn command<R: FromBytes + KnownLayout + Immutable>(&mut self, op: u16, body: &[u8]) -> Result<R, u32> {
+        let at = COMMANDS + (self.tail & ((1 << COMMANDS_LOG) - 1)) as usize * COMMAND_BYTES;
+        self.put(at, CommandHead { op, reserved: 0, status: PENDING }.as_bytes());
+        self.put(at + 8, body);
+        self.tail = self.tail.wrapping_add(1);
+        self.write(REG_COMMANDS_TAIL, &self.tail.to_le_bytes()).unwrap();
+        match self.word(at + 4).load(Ordering::Acquire) {
+            0 => Ok(self.get(at + 8)),
+            errno => Err(errno),
+        }
+    }
+
+    fn object(&mut self, op: u16, number: u32) -> Result<(), u32> {
+        self.command::<Object>(op, Object { number, reserved: 0 }.as_bytes()).map(drop)
+    }
+
+    fn number(&mut self, op: u16, body: &[u8]) -> NumberReply {
+        self.command(op, body).unwrap()
+    }
+
+    /// A domain, a region of all of the memory, and a CQ: numbers, and the CQ's cell.
+    fn basics(&mut self) -> (u32, u32, NumberReply) {
+        let pd = self.number(OP_ALLOC_PD, &[]).number;
+        let region =
+            Region { pd, access: ALL, addr: BASE, length: BYTES as u64, iova: BASE, ..Region::default() };
+        let key = self.number(OP_REG_MR, region.as_bytes()).number;
+        let (taken, entries) = (BASE + CQ as u64, BASE + CQ as u64 + 64);
+        let cq = CreateCq { entries, taken, log: CQ_LOG, flags: 0 };
+        (pd, key, self.number(OP_CREATE_CQ, cq.as_bytes()))
+    }
+
+    fn create_qp(pd: u32, cq: u32, at: usize) -> CreateQp {
+        let base = BASE + at as u64;
+        let queues = Queues {
+            program: base,
+            card: base + 64,
+            recv: base + 0x1000,
+            send: base + 0x2000,
+            send_stride: SEND_STRIDE as u16,
+            send_sge: 4,
+            recv_stride: RECV_STRIDE as u16,
+            recv_sge: 1,
+            send_log: SLOTS_LOG,
+            recv_log: SLOTS_LOG,
+            reserved: [0; 6],
+        };
+        CreateQp {
+            queues,
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            srq: NONE,
+            kind: 2,
+            flags: QP_SIGNAL_ALL,
+            reserved: [0; 6],
+        }
+    }
+
+    fn qp(&mut self, pd: u32, cq: u32, n: usize) -> RawQp {
+        let at = QPS + n * 0x1_0000;
+        let NumberReply { number: qpn, cell } =
+            self.number(OP_CREATE_QP, Raw::create_qp(pd, cq, at).as_bytes());
+        RawQp { qpn, cell, at, sends: 0, recvs: 0 }
+    }
+
+    /// RC, from RESET to RTS.
+    fn connect_qp(&mut self, qp: RawQp, peer: u32) {
+        let gid: GidReply = self.command(OP_QUERY_GID, Object::default().as_bytes()).unwrap();
+        let address = Address { dgid: gid.gid, sgid: gid.gid, hop_limit: 64, ..Address::default() };
+        let attr = QpAttr {
+            path_mtu: 3,
+            dest_qpn: peer,
+            access: 0xe,
+            port_num: 1,
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 4,
+            min_rnr_timer: 1,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            address,
+            ..QpAttr::default()
+        };
+        /* enum ibv_qp_attr_mask: what each step takes */
+        let steps = [
+            (1, 1 | 1 << 3 | 1 << 4 | 1 << 5),
+            (2, 1 | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 15 | 1 << 17 | 1 << 20),
+            (3, 1 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 16),
+        ];
+        for (state, mask) in steps {
+            let modify = ModifyQp { qpn: qp.qpn, mask, attr: QpAttr { state, ..attr } };
+            self.command::<Object>(OP_MODIFY_QP, modify.as_bytes()).unwrap();
+        }
+    }
+
+    fn post_recv(&self, qp: &mut RawQp, wr_id: u64, sge: Sge) {
+        let at = qp.at + 0x1000 + (qp.recvs as usize & 63) * RECV_STRIDE;
+        let wqe = RecvWqe { wr_id, num_sge: 1, reserved: 0 };
+        let words = [wqe.wr_id, 1, sge.addr, u64::from(sge.len) | u64::from(sge.lkey) << 32];
+        self.put(at, words.as_bytes());
+        qp.recvs += 1;
+        self.word(qp.at + std::mem::offset_of!(ProgramIndex, recv_posted)).store(qp.recvs, Ordering::Release);
+    }
+
+    fn put_send(&self, qp: &mut RawQp, wqe: SendWqe, sge: Sge) {
+        let at = qp.at + 0x2000 + (qp.sends as usize & 63) * SEND_STRIDE;
+        let wqe = SendWqe { num_sge: 1, length: sge.len, blocks: 2, ..wqe };
+        let words: [u64; 8] = transmute!(wqe);
+        self.put(at, words.as_bytes());
+        self.put(at + 64, [sge.addr, u64::from(sge.len) | u64::from(sge.lkey) << 32].as_bytes());
+        qp.sends += 1;
+        self.word(qp.at).store(qp.sends, Ordering::Release);
+    }
+
+    fn doorbell(&self, qp: &RawQp) {
+        self.ring(qp.cell, u64::from(qp.sends) | u64::from(qp.recvs) << 32);
+    }
+
+    /// The next completion.
+    fn completion(&mut self) -> Cqe {
+        let begun = Instant::now();
+        loop {
+            let at = CQ + 64 + (self.taken as usize & 255) * size_of::<Cqe>();
+            let words: CqeWords = self.get(at);
+            let phase = words[3].to_ne_bytes()[7] & CQE_PHASE != 0;
+            if phase == (self.taken >> CQ_LOG & 1 == 0) {
+                self.taken = self.taken.wrapping_add(1);
+                self.word(CQ).store(self.taken, Ordering::Release);
+                return Cqe::decode(words);
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "no completion came");
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Two QPs of one client, connected to each other.
+fn two_qps(raw: &mut Raw) -> (u32, RawQp, RawQp) {
+    let (pd, key, cq) = raw.basics();
+    let (a, b) = (raw.qp(pd, cq.number, 0), raw.qp(pd, cq.number, 1));
+    raw.connect_qp(a, b.qpn);
+    raw.connect_qp(b, a.qpn);
+    (key, a, b)
+}
+
+fn data(at: usize, len: u32, lkey: u32) -> Sge {
+    Sge { addr: BASE + (DATA + at) as u64, len, lkey }
+}
+
+/// Sends one message from `a` to `b`, and looks at it.
+fn exchange(raw: &mut Raw, key: u32, a: &mut RawQp, b: &mut RawQp, n: u64) {
+    raw.put(DATA, &n.to_le_bytes());
+    raw.post_recv(b, n, data(4096, 8, key));
+    let send = SendWqe { wr_id: !n, op: SendOp::Send, flags: SendFlags::SIGNALED, ..SendWqe::default() };
+    raw.put_send(a, send, data(0, 8, key));
+    raw.doorbell(a);
+    let mut came = [raw.completion(), raw.completion()].map(|cqe| (cqe.wr_id, cqe.status));
+    came.sort_by_key(|(wr_id, _)| *wr_id);
+    assert_eq!(came, [(n, WcStatus::Success), (!n, WcStatus::Success)]);
+    assert_eq!(raw.get::<u64>(DATA + 4096), n);
+}
+
+/// B20, B30, B40: what the paper counts.
+#[test]
+fn a_batch_is_one_doorbell_and_each_message_one_fetch_and_one_completion() {
+    with_board(1, |paths| {
+        let mut raw = Raw::open(&paths[0]);
+        let (key, mut a, mut b) = two_qps(&mut raw);
+        const BATCH: u64 = 16;
+        let which = [COUNTER_DOORBELLS, COUNTER_SEND_FETCHES, COUNTER_RECV_FETCHES, COUNTER_CQE_WRITES];
+        let before = which.map(|which| raw.counter(which));
+        for n in 0..BATCH {
+            raw.post_recv(&mut b, n, data(4096 + 64 * n as usize, 64, key));
+        }
+        for n in 0..BATCH {
+            let wqe = SendWqe {
+                wr_id: 100 + n,
+                op: SendOp::Send,
+                flags: SendFlags::SIGNALED,
+                ..SendWqe::default()
+            };
+            raw.put_send(&mut a, wqe, data(0, 64, key));
+        }
+        raw.doorbell(&a);
+        for _ in 0..2 * BATCH {
+            assert_eq!(raw.completion().status, WcStatus::Success);
+        }
+        let after = which.map(|which| raw.counter(which));
+        let counted: Vec<u64> = after.iter().zip(before).map(|(after, before)| after - before).collect();
+        assert_eq!(counted, [1, BATCH, BATCH, 2 * BATCH]);
+        let card: u32 = raw.get(a.at + 64 + std::mem::offset_of!(CardIndex, send_released));
+        assert_eq!(card, BATCH as u32, "the slots may be written again");
+    });
+}
+
+/// B5, B50: a disconnect is a reset, and gives the memory back.
+#[test]
+fn what_a_client_made_ends_with_it() {
+    let board = with_board(1, |paths| {
+        for _ in 0..3 {
+            let mut raw = Raw::open(&paths[0]);
+            let (key, mut a, mut b) = two_qps(&mut raw);
+            exchange(&mut raw, key, &mut a, &mut b, 5);
+            let pd = raw.number(OP_ALLOC_PD, &[]).number;
+            raw.number(OP_ALLOC_MW, Window { pd, kind: 1 }.as_bytes());
+            let queues = Raw::create_qp(pd, 0, QPS + 0x2_0000).queues;
+            let srq = raw.number(OP_CREATE_SRQ, CreateSrq { queues, pd, limit: 0 }.as_bytes());
+            assert_eq!(raw.object(OP_DEALLOC_PD, pd), Err(libc::EBUSY as u32));
+            assert_ne!(srq.cell, 0);
+            /* and by the register, once */
+            raw.write(REG_CONTROL, &CTRL_RESET.to_le_bytes()).unwrap();
+            assert_eq!((raw.register(REG_STATUS), raw.register(REG_COMMANDS_LOG)), (0, 0));
+            assert_eq!(raw.object(OP_DESTROY_QP, a.qpn), Err(PENDING), "no command queue");
+            assert_eq!(raw.register(REG_ERROR), libc::ENXIO as u32);
+        }
+        let mut raw = Raw::open(&paths[0]);
+        let (_, a, _) = two_qps(&mut raw);
+        raw.doorbell(&a);
+    });
+    assert_eq!(board.card.nic.qp_count(), 0);
+    let counters = board.card.nic.counters();
+    assert_eq!((counters.qps.get(), counters.mrs.get()), (0, 0));
+    let (function, _) = &board.functions[0];
+    assert_eq!(function.cells.len(), CELL_FIRST as usize);
+    assert!(board.card.env.memories[0].maps.pointer(BASE, 1).is_none());
+}
+
+/// B60: numbers of another function's objects are no numbers here.
+#[test]
+fn functions_name_their_own_objects_alone() {
+    with_board(2, |paths| {
+        let (mut one, mut two) = (Raw::open(&paths[0]), Raw::open(&paths[1]));
+        let (pd, key, cq) = one.basics();
+        let qp = one.qp(pd, cq.number, 0);
+        let gone = Err(libc::EINVAL as u32);
+        for (op, number) in [
+            (OP_DEALLOC_PD, pd),
+            (OP_DEREG_MR, key),
+            (OP_QUERY_MR, key),
+            (OP_DESTROY_CQ, cq.number),
+            (OP_DESTROY_QP, qp.qpn),
+            (OP_QUERY_QP, qp.qpn),
+        ] {
+            assert_eq!(two.object(op, number), gone, "{op:#x}");
+        }
+        let region = Region { pd, access: ALL, addr: BASE, length: 8, iova: 0, ..Region::default() };
+        assert_eq!(two.command::<NumberReply>(OP_REG_MR, region.as_bytes()).err(), Some(libc::EINVAL as u32));
+        let (own, _, own_cq) = two.basics();
+        for (pd, cq) in [(pd, own_cq.number), (own, own_cq.number + 1)] {
+            let create = Raw::create_qp(pd, cq, QPS);
+            assert!(two.command::<NumberReply>(OP_CREATE_QP, create.as_bytes()).is_err());
+        }
+        assert_eq!(one.object(OP_QUERY_QP, qp.qpn), Ok(()));
+    });
+}
+
+/// B8: reserved commands, and bits that are not set.
+#[test]
+fn what_is_reserved_is_refused() {
+    with_board(1, |paths| {
+        let mut raw = Raw::open(&paths[0]);
+        assert_eq!(u64::from(raw.register(REG_CAPS)), CAP_VERBS | CAP_WINDOWS);
+        for op in [0, OP_XRC, OP_STAR, OP_STROM, OP_RMA, u16::MAX] {
+            assert_eq!(raw.object(op, 0), Err(libc::EOPNOTSUPP as u32), "{op:#x}");
+        }
+        let (pd, _, cq) = raw.basics();
+        let pieces = Region { pd, pieces: 1, addr: BASE, length: 8, ..Region::default() };
+        assert_eq!(
+            raw.command::<NumberReply>(OP_REG_MR, pieces.as_bytes()).err(),
+            Some(libc::EOPNOTSUPP as u32)
+        );
+        let xrc = CreateQp { kind: 9, ..Raw::create_qp(pd, cq.number, QPS) };
+        assert_eq!(
+            raw.command::<NumberReply>(OP_CREATE_QP, xrc.as_bytes()).err(),
+            Some(libc::EOPNOTSUPP as u32)
+        );
+    });
+}
+
+/// B21: what the index of a cell cannot be is no doorbell, and the client goes on.
+#[test]
+fn a_doorbell_beyond_the_queue_is_none() {
+    with_board(1, |paths| {
+        let mut raw = Raw::open(&paths[0]);
+        let (key, mut a, mut b) = two_qps(&mut raw);
+        exchange(&mut raw, key, &mut a, &mut b, 1);
+        for wild in [u64::MAX, 66, 0, 1 << 31] {
+            let before = raw.counter(COUNTER_MALFORMED);
+            raw.ring(a.cell, wild);
+            let begun = Instant::now();
+            while raw.counter(COUNTER_MALFORMED) == before {
+                assert!(begun.elapsed() < Duration::from_secs(60), "{wild:#x} was taken");
+            }
+        }
+        exchange(&mut raw, key, &mut a, &mut b, 2);
+    });
+}
+
+/// A client that writes what it likes wherever it can.
+fn write_garbage(raw: &mut Raw, rng: &mut Rng) {
+    let (_, a, b) = two_qps(raw);
+    for _ in 0..24 {
+        let word = rng.word();
+        let mut noise = [0u8; COMMAND_BYTES];
+        noise.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&rng.word().to_le_bytes()));
+        match word % 6 {
+            /* a queue's memory, and its indices */
+            0 => {
+                let at = [a.at, b.at][(word >> 8) as usize & 1] + (word >> 16) as usize % 0x4000;
+                raw.put(at & !7, &noise);
+            }
+            1 => {
+                let at = [CQ, EVENTS, COMMANDS][(word >> 8) as usize % 3] + (word >> 16) as usize % 0x400;
+                raw.put(at, &noise);
+            }
+            /* a doorbell: any cell, any value, near ones most of all */
+            2 => {
+                let value = if word & 64 == 0 { rng.word() } else { rng.word() & 0x1f_0000_001f };
+                raw.ring((word >> 8) as u32 % 8, value);
+            }
+            /* a register */
+            3 => {
+                let at = ((word >> 8) as u32 % 0x60) & !3;
+                let len = if word & 64 == 0 { 4 } else { 8 };
+                if at != REG_CONTROL {
+                    let _ = raw.write(at, &noise[..len]);
+                }
+            }
+            /* a command with a body of noise; the number of an object of its own most of all */
+            4 => {
+                let op = [0x01, 0x10, 0x20, 0x22, 0x28, 0x30, 0x40, 0x41, 0x50, 0x51, 0x60, 0x61, 0x62, 0x63]
+                    [(word >> 8) as usize % 14];
+                if word & 64 == 0 {
+                    noise[..4].copy_from_slice(&[a.qpn, b.qpn][(word >> 16) as usize & 1].to_le_bytes());
+                }
+                let _ = raw.command::<Object>(op, &noise[..BODY_BYTES]);
+            }
+            /* a send WQE that is nearly one */
+            _ => {
+                let wqe = SendWqe {
+                    op: SendOp::from_code((word >> 8) as u32 % 16).unwrap_or_default(),
+                    flags: SendFlags::from_bits_retain((word >> 16) as u8 & 15),
+                    length: (word >> 24) as u32 & 0xffff,
+                    num_sge: (word >> 40) as u16 & 7,
+                    blocks: (word >> 44) as u16 & 3,
+                    ..SendWqe::default()
+                };
+                let words: [u64; 8] = transmute!(wqe);
+                raw.put(a.at + 0x2000, words.as_bytes());
+                raw.ring(a.cell, u64::from((word >> 48) as u32 & 63));
+            }
+        }
+    }
+}
+
+/// B9: what a client writes harms that client alone.
+#[test]
+fn garbage_of_a_client_harms_nobody_else() {
+    const SEEDS: u64 = 1000;
+    with_board(2, |paths| {
+        let mut witness = Raw::open(&paths[1]);
+        let (key, mut a, mut b) = two_qps(&mut witness);
+        for seed in 0..SEEDS {
+            let mut raw = Raw::open(&paths[0]);
+            write_garbage(&mut raw, &mut Rng::new([seed, 1]));
+            exchange(&mut witness, key, &mut a, &mut b, seed);
+        }
+        assert_eq!(witness.register(REG_ERROR), 0);
+    });
+}
+
+/// B10: messages that are none end the client's connection, and nobody else's.
+#[test]
+fn messages_that_are_none_end_the_connection() {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    let board = with_board(1, |paths| {
+        let mut rng = Rng::new([3, 4]);
+        for seed in 0..200 {
+            let mut socket = UnixStream::connect(&paths[0]).unwrap();
+            let mut noise = vec![0; 16 + (rng.word() % 64) as usize];
+            noise.iter_mut().for_each(|byte| *byte = rng.word() as u8);
+            if seed % 2 == 0 {
+                /* a head that is one, with any command behind it */
+                let len = noise.len() as u32;
+                noise[2..4].copy_from_slice(&(rng.word() as u16 % 16).to_le_bytes());
+                noise[4..8].copy_from_slice(&len.to_le_bytes());
+                noise[8..12].copy_from_slice(&0u32.to_le_bytes());
+            }
+            socket.write_all(&noise).unwrap();
+            socket.shutdown(std::net::Shutdown::Write).unwrap();
+            /* it answers or hangs up, and does so at once */
+            let _ = socket.read_to_end(&mut Vec::new());
+        }
+        Raw::open(&paths[0]).basics();
+    });
+    assert_eq!(board.card.nic.qp_count(), 0);
+}

@@ -1,0 +1,185 @@
+//! The program's side: calls that wait for their reply, for a bounded time.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use zerocopy::IntoBytes;
+
+use crate::message::{
+    Access, CAPABILITIES, DmaMap, DmaUnmap, ERROR, Head, IRQ_ACTION_TRIGGER, IRQ_DATA_EVENTFD, KIND, MAJOR,
+    MAX_ACCESS, MINOR, Op, REPLY, Region, SetIrqs, Version, parse,
+};
+use crate::stream::{Message, Received, Stream};
+
+/// How long a reply may take, milliseconds: a board that is alive needs microseconds.
+const PATIENCE: u16 = 5000;
+/// Messages that are no reply and are passed over while one is awaited.
+const STRAY: u32 = 64;
+
+/// A device at the other end of a socket.
+#[derive(Debug)]
+pub struct Client {
+    stream: Stream,
+    next: u16,
+    /// A reply did not come, or not as it should: nothing that comes later is believed
+    broken: bool,
+}
+
+/// A region of a device.
+#[derive(Debug)]
+pub struct RegionInfo {
+    /// `REGION_*`
+    pub flags: u32,
+    /// Bytes
+    pub size: u64,
+    /// Where it begins in the file
+    pub offset: u64,
+    /// What to map, if it can be mapped
+    pub file: Option<File>,
+}
+
+fn other(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+impl Client {
+    /// Connects, and agrees on the version.
+    ///
+    /// # Errors
+    /// What connect(2) says; a device of another version.
+    pub fn connect(path: &Path) -> io::Result<Client> {
+        let mut client = Client { stream: Stream::new(UnixStream::connect(path)?)?, next: 0, broken: false };
+        let version = Version { major: MAJOR, minor: MINOR };
+        let body = [version.as_bytes(), CAPABILITIES.as_bytes(), &[0]].concat();
+        let reply = client.call(Op::Version, &body, &[])?;
+        match parse::<Version>(&reply.body) {
+            Some((Version { major: MAJOR, .. }, _)) => Ok(client),
+            _ => Err(other("another version of vfio-user")),
+        }
+    }
+
+    /// The user id of the device's process.
+    pub fn peer_uid(&self) -> Option<u32> {
+        self.stream.peer_uid()
+    }
+
+    /// Sends a request and waits for its reply.
+    fn call(&mut self, op: Op, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Message> {
+        if self.broken {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        self.next = self.next.wrapping_add(1);
+        let head = Head { id: self.next, op: op as u16, ..Head::default() };
+        self.broken = true;
+        if !self.stream.send(head, body, fds) {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let reply = self.reply(self.next)?;
+        if reply.head.op != op as u16 {
+            return Err(other("a reply to another request"));
+        }
+        self.broken = false;
+        if reply.head.flags & ERROR != 0 {
+            return Err(io::Error::from_raw_os_error(reply.head.error as i32));
+        }
+        Ok(reply)
+    }
+
+    fn reply(&mut self, id: u16) -> io::Result<Message> {
+        for _ in 0..STRAY {
+            match self.stream.receive() {
+                Received::Message(message) if message.head.flags & KIND == REPLY && message.head.id == id => {
+                    return Ok(message);
+                }
+                Received::Message(_) => {}
+                Received::Gone => return Err(io::ErrorKind::BrokenPipe.into()),
+                Received::Nothing => self.wait()?,
+            }
+        }
+        Err(other("messages that nobody asked for"))
+    }
+
+    fn wait(&self) -> io::Result<()> {
+        let mut fds = [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::from(PATIENCE)) {
+            Ok(0) => Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Asks what a region is.
+    ///
+    /// # Errors
+    /// What the device says; EPIPE when it is gone, ETIMEDOUT when it is silent: so for all calls.
+    pub fn region(&mut self, index: u32) -> io::Result<RegionInfo> {
+        let ask = Region { argsz: size_of::<Region>() as u32, index, ..Region::default() };
+        let mut reply = self.call(Op::RegionInfo, ask.as_bytes(), &[])?;
+        let (region, _) = parse::<Region>(&reply.body).ok_or_else(|| other("a short reply"))?;
+        let file = reply.fds.pop().map(File::from);
+        Ok(RegionInfo { flags: region.flags, size: region.size, offset: region.offset, file })
+    }
+
+    /// Gives the device memory: `size` bytes of `file` from `offset` on, by which it knows them as `address`.
+    ///
+    /// # Errors
+    /// As of [`Client::region`].
+    pub fn dma_map(&mut self, file: BorrowedFd<'_>, offset: u64, address: u64, size: u64) -> io::Result<()> {
+        let flags = crate::message::DMA_READ | crate::message::DMA_WRITE;
+        let map = DmaMap { argsz: size_of::<DmaMap>() as u32, flags, offset, address, size };
+        self.call(Op::DmaMap, map.as_bytes(), &[file]).map(drop)
+    }
+
+    /// Takes memory back.
+    ///
+    /// # Errors
+    /// As of [`Client::region`].
+    pub fn dma_unmap(&mut self, address: u64, size: u64) -> io::Result<()> {
+        let unmap = DmaUnmap { argsz: size_of::<DmaUnmap>() as u32, flags: 0, address, size };
+        self.call(Op::DmaUnmap, unmap.as_bytes(), &[]).map(drop)
+    }
+
+    /// Has the device signal `eventfds` for its interrupts of kind `index`, from vector 0 on.
+    ///
+    /// # Errors
+    /// As of [`Client::region`].
+    pub fn set_irqs(&mut self, index: u32, eventfds: &[OwnedFd]) -> io::Result<()> {
+        let set = SetIrqs {
+            argsz: size_of::<SetIrqs>() as u32,
+            flags: IRQ_DATA_EVENTFD | IRQ_ACTION_TRIGGER,
+            index,
+            start: 0,
+            count: eventfds.len() as u32,
+        };
+        let fds: Vec<_> = eventfds.iter().map(AsFd::as_fd).collect();
+        self.call(Op::SetIrqs, set.as_bytes(), &fds).map(drop)
+    }
+
+    /// Reads a region.
+    ///
+    /// # Errors
+    /// As of [`Client::region`].
+    pub fn read(&mut self, region: u32, offset: u64, to: &mut [u8]) -> io::Result<()> {
+        let access = Access { offset, region, count: to.len().min(MAX_ACCESS) as u32 };
+        let reply = self.call(Op::RegionRead, access.as_bytes(), &[])?;
+        match parse::<Access>(&reply.body) {
+            Some((_, bytes)) if bytes.len() == to.len() => to.copy_from_slice(bytes),
+            _ => return Err(other("a short reply")),
+        }
+        Ok(())
+    }
+
+    /// Writes a region.
+    ///
+    /// # Errors
+    /// As of [`Client::region`].
+    pub fn write(&mut self, region: u32, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let access = Access { offset, region, count: bytes.len() as u32 };
+        self.call(Op::RegionWrite, &[access.as_bytes(), bytes].concat(), &[]).map(drop)
+    }
+}
