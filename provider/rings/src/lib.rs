@@ -49,7 +49,7 @@ pub use send::{CardSq, SendProducer};
 pub use shared::{Incarnation, ReaderSlot};
 pub use slot_ring::{DataRoom, RECORD_WORDS, Record, Slot, SlotHead, SlotMemory, SlotReader, SlotWriter};
 pub use spin::{SpinGuard, SpinLock};
-pub use work::{RecvSize, SendSize, WorkRings};
+pub use work::{RecvSize, SendSize, SlotLayout, WorkLayout, WorkRings};
 
 use core::ops::Deref;
 

@@ -11,7 +11,7 @@ use starverbs_queues::format::RecvWqe;
 use crate::PushError;
 use crate::spin::SpinGuard;
 use crate::sync::{Ordering, fence};
-use crate::work::{RecvSize, WorkRings};
+use crate::work::{RecvSize, WorkLayout, WorkRings};
 
 const HEADER: usize = size_of::<RecvWqe>();
 
@@ -96,6 +96,11 @@ impl CardRq {
     /// WQEs that it has room for: a power of two.
     pub fn slots(&self) -> u32 {
         self.0.recv_slots()
+    }
+
+    /// Where its rings lie.
+    pub fn layout(&self) -> WorkLayout {
+        self.0.layout()
     }
 }
 

@@ -12,7 +12,7 @@ use starverbs_queues::format::blocks;
 use crate::PushError;
 use crate::spin::SpinGuard;
 use crate::sync::Ordering;
-use crate::work::{SendSize, Shape, WorkRings};
+use crate::work::{SendSize, Shape, WorkLayout, WorkRings};
 
 const HEADER: usize = BLOCK;
 
@@ -274,6 +274,11 @@ impl CardSq {
     pub fn memory(&self) -> (u64, u64) {
         let (first, bytes) = self.0.send_slots_at();
         (first as u64, bytes as u64)
+    }
+
+    /// Where its rings lie.
+    pub fn layout(&self) -> WorkLayout {
+        self.0.layout()
     }
 
     /// Inline bytes that a slot has room for.

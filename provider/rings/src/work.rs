@@ -174,6 +174,32 @@ unsafe impl Send for WorkRings {}
 // SAFETY: as above.
 unsafe impl Sync for WorkRings {}
 
+/// Where a device finds the rings: addresses in this process, and the sizes of the slots.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkLayout {
+    /// The program's index line
+    pub program: u64,
+    /// The card's index line
+    pub card: u64,
+    /// The send slots
+    pub send: SlotLayout,
+    /// The receive slots
+    pub recv: SlotLayout,
+}
+
+/// Slots of one queue.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotLayout {
+    /// The first one
+    pub at: u64,
+    /// How many: a power of two, or 0
+    pub slots: u32,
+    /// Bytes of each
+    pub stride: u16,
+    /// Most SGEs of a WQE
+    pub max_sge: u16,
+}
+
 impl WorkRings {
     /// Rings of these sizes, in the program's `memory` if it has its own; `None` if a WQE would exceed 64
     /// KiB, or the memory is out of reach.
@@ -326,6 +352,32 @@ impl WorkRings {
         /* relaxed: who shares has a reference, so the memory stays */
         self.head().users.fetch_add(1, Ordering::Relaxed);
         WorkRings { head: self.head }
+    }
+
+    /// Where it all lies, for a device that is told.
+    pub fn layout(&self) -> WorkLayout {
+        let head = self.head();
+        let slots = |at: usize, shape: Shape| SlotLayout {
+            at: self.at(at) as u64,
+            slots: shape.slots(),
+            stride: shape.stride,
+            max_sge: shape.max_sge,
+        };
+        WorkLayout {
+            program: (&raw const head.program) as u64,
+            card: (&raw const head.card) as u64,
+            send: slots(head.send_at as usize, head.send),
+            recv: slots(size_of::<Head>(), head.recv),
+        }
+    }
+
+    /// What the program has posted so far, sends in the low half and receives in the high one: as the
+    /// doorbell cell of a device has it.
+    #[inline]
+    pub fn posted(&self) -> u64 {
+        let program = &self.head().program;
+        let sends = program.send_posted.load(Ordering::Acquire);
+        u64::from(sends) | u64::from(program.recv_posted.load(Ordering::Acquire)) << 32
     }
 
     /// First byte of the send slots, and their bytes.

@@ -21,7 +21,7 @@ pub use fault::FaultSpec;
 pub use qpc::{QpcPolicy, QpcSpec};
 pub use star::{StarKey, StarPreference};
 pub use table::{KEYS, Key, markdown};
-pub use value::{Link, LinkTrust, LogLevel, Share};
+pub use value::{DeviceChoice, Link, LinkTrust, LogLevel, Share};
 
 /// Every setting, typed. A field that is `None` means `auto`: the card chooses.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,6 +29,8 @@ pub struct Settings {
     /// The file that values were read from (`STARVERBS_CONFIG`, or the first that exists of the two default
     /// places).
     pub config: Option<PathBuf>,
+    /// The card that the process has.
+    pub device: DeviceChoice,
     /// What is done to frames on their way out, to test programs on a bad network.
     pub fault: FaultSpec,
     /// Capture file of every frame sent and received; `%p` stands for the process id, see
@@ -84,6 +86,7 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             config: None,
+            device: DeviceChoice::Soft,
             fault: FaultSpec::default(),
             pcap: None,
             mtu: None,

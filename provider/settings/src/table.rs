@@ -69,6 +69,14 @@ fn path(value: &Option<PathBuf>) -> String {
 /// Every setting there is, in the order in which they are documented.
 pub const KEYS: &[Key] = &[
     Key {
+        name: "DEVICE",
+        allowed: "soft, or board: and the path of a socket",
+        about: "The card that the process has: one in software, which is part of it (soft), or a function of a board, as `starverbs board` \
+                offers at a socket ([board.md](board.md)).",
+        set: |s, v| put(&mut s.device, value::device(v)),
+        get: |s| value::spell_device(&s.device),
+    },
+    Key {
         name: "FAULT",
         allowed: fault::SYNTAX,
         about: "Hurts the frames that this process sends: loss, reordering, duplication, corruption, delay; \

@@ -2,6 +2,7 @@
 //! syntax.
 
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Which way queue pairs take to those of processes of their own host.
@@ -13,6 +14,15 @@ pub enum Link {
     Local,
     /// UDP sockets, as between hosts.
     Udp,
+}
+
+/// Which card a process has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// One in software.
+    Soft,
+    /// A function of a board, by the socket at which it speaks vfio-user.
+    Board(PathBuf),
 }
 
 /// Which processes of the host may execute WRITE and READ on this one's memory by themselves.
@@ -48,6 +58,24 @@ pub enum LogLevel {
     Info,
     /// The states of queue pairs, too.
     Debug,
+}
+
+/// A card: `soft`, or `board:` and a path.
+pub(crate) fn device(text: &str) -> Result<DeviceChoice, String> {
+    match text.strip_prefix("board:") {
+        Some("") => Err("no path of a socket".to_owned()),
+        Some(path) => Ok(DeviceChoice::Board(Path::new(path).to_owned())),
+        None if text == "soft" => Ok(DeviceChoice::Soft),
+        None => Err("no such device".to_owned()),
+    }
+}
+
+/// As [`device`] reads it.
+pub(crate) fn spell_device(device: &DeviceChoice) -> String {
+    match device {
+        DeviceChoice::Soft => "soft".to_owned(),
+        DeviceChoice::Board(path) => format!("board:{}", path.display()),
+    }
 }
 
 pub(crate) const LINKS: [(&str, Link); 3] =

@@ -11,7 +11,7 @@ use starverbs_rings::{Armed, CqRing, CqRoom};
 use crate::channel::{ChannelShared, CompChannel};
 use crate::clock;
 use crate::context::Context;
-use crate::device::{Command, Device};
+use crate::device::{Command, Device, DeviceCq, Reply};
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, kind};
 use crate::moderation::{Moderation, Moderator};
@@ -40,6 +40,8 @@ pub struct Cq(pub(crate) Arc<CqShared>);
 
 pub(crate) struct CqShared {
     pub(crate) ctx: Context,
+    /// The device's own part
+    pub(crate) device_half: DeviceCq,
     ring: CqRing,
     armed: Armed,
     overrun: AtomicBool,
@@ -98,13 +100,14 @@ impl Cq {
                 return Err(VerbsError::NoMemory("completion channel"));
             }
         }
-        let made = device.control(Command::CreateCq);
+        let (cqe, ignore_overrun) = (init.cqe, init.ignore_overrun);
+        let made = device.control(Command::CreateCq { cqe, ignore_overrun }).and_then(Reply::cq);
         if let (Err(_), Some(channel)) = (&made, init.channel) {
             channel.0.cqs.fetch_sub(1, Ordering::Relaxed);
         }
-        made?;
         Ok(Cq(Arc::new(CqShared {
             ctx: ctx.clone(),
+            device_half: made?,
             ring,
             armed: Armed::new(),
             overrun: AtomicBool::new(false),
@@ -178,7 +181,7 @@ impl Cq {
         if self.0.armed.arm(solicited_only) && self.0.channel.is_some() {
             device.activity().awaits_event();
         }
-        device.arm();
+        device.await_event(&self.0, solicited_only);
         Ok(())
     }
 
@@ -270,6 +273,30 @@ impl CqShared {
         Ok(())
     }
 
+    /// Adds a completion, as the device does; `solicited`: or an error.
+    ///
+    /// # Safety
+    /// One thread at a time is the device, and none while [`CqShared::move_to`] runs.
+    ///
+    /// # Errors
+    /// The queue is full, and of no use any more.
+    #[inline]
+    pub(crate) unsafe fn push(&self, cqe: &Cqe, solicited: bool) -> std::result::Result<(), CqOverrun> {
+        let stamp = if self.ring.stamped() { clock::now() } else { 0 };
+        // SAFETY: the caller's terms.
+        match unsafe { self.ring.push(cqe, stamp) } {
+            Ok(()) => {
+                if let Some(channel) = &self.channel
+                    && self.armed.wants(solicited || cqe.status != WcStatus::Success)
+                {
+                    self.announce(channel);
+                }
+                Ok(())
+            }
+            Err(overrun) => self.overrun(overrun),
+        }
+    }
+
     /// Whether events wait.
     pub(crate) fn is_moderated(&self) -> bool {
         self.moderation.load(Ordering::Relaxed) != 0
@@ -307,7 +334,7 @@ impl CqShared {
         Err(overrun)
     }
 
-    fn fail(&self) {
+    pub(crate) fn fail(&self) {
         if !self.overrun.swap(true, Ordering::AcqRel) {
             if let Some(device) = self.ctx.device_if_ours() {
                 device.log_later(kind::CQ_ERR, self.ring.waiting());
@@ -321,11 +348,18 @@ impl CqShared {
 
     /// After a push: raises the event that the program asked for.
     #[inline(never)]
-    fn announce(self: &Arc<Self>, channel: &ChannelShared) {
+    fn announce(&self, channel: &ChannelShared) {
         match self.moderation.load(Ordering::Relaxed) {
             0 => self.notify(channel),
             packed => self.hold_back(Moderation::unpack(packed)),
         }
+    }
+
+    /// A device, which is one thread at a time, found a solicited completion of this queue: raises the event
+    /// that was asked for.
+    #[cold]
+    pub(crate) fn announce_solicited(&self) {
+        self.announce(true);
     }
 
     /// Raises the event that was asked for, once.
@@ -350,7 +384,7 @@ impl CqShared {
 
     /// Holds the event of a completion back until enough completions wait, or its time is up.
     #[cold]
-    fn hold_back(self: &Arc<Self>, how: Moderation) {
+    fn hold_back(&self, how: Moderation) {
         let unnotified = self.unnotified.load(Ordering::Relaxed) + 1;
         self.unnotified.store(unnotified, Ordering::Relaxed);
         if how.count > 0 && unnotified >= u32::from(how.count) {
@@ -398,6 +432,11 @@ impl Drop for CqShared {
 pub(crate) struct CardCq(Arc<CqShared>);
 
 impl CardCq {
+    /// The queue, for devices that keep nothing of it.
+    pub(crate) fn shared(&self) -> &Arc<CqShared> {
+        &self.0
+    }
+
     /// Whether the program has polled all that was added, as far as the card sees.
     #[inline]
     pub(crate) fn is_polled(&self) -> bool {
@@ -408,20 +447,9 @@ impl CardCq {
 impl CompletionQueue for CardCq {
     #[inline]
     fn push(&self, cqe: &Cqe, solicited: bool) -> std::result::Result<(), CqOverrun> {
-        let stamp = if self.0.ring.stamped() { clock::now() } else { 0 };
         // SAFETY: the card runs under its lock, so one thread at a time is here, and none while
         // `resize` holds that lock.
-        match unsafe { self.0.ring.push(cqe, stamp) } {
-            Ok(()) => {
-                if let Some(channel) = &self.0.channel
-                    && self.0.armed.wants(solicited || cqe.status != WcStatus::Success)
-                {
-                    self.0.announce(channel);
-                }
-                Ok(())
-            }
-            Err(overrun) => self.0.overrun(overrun),
-        }
+        unsafe { self.0.push(cqe, solicited) }
     }
 
     fn purge(&self, _qpn: u32) {

@@ -5,6 +5,7 @@
 //! a card in software) is behind this face. The objects must not look behind it.
 
 pub(crate) mod activity;
+mod board;
 pub(crate) mod command;
 mod posix_thread;
 pub(crate) mod soft;
@@ -17,17 +18,22 @@ mod tests;
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use starverbs_core::{Nanos, Qpn, SrqId};
-use starverbs_settings::Settings;
+use starverbs_core::{Nanos, SrqId};
+use starverbs_rings::ProgramMemory;
+use starverbs_settings::{DeviceChoice, Settings};
 
 use crate::cq::CqShared;
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, FdQueue};
 use crate::info::DeviceInfo;
+use crate::pd::Pd;
 use crate::process;
+use crate::qp::QpInner;
 use crate::share::Published;
 use crate::stat::StatPage;
 use activity::Activity;
+use board::Board;
+pub(crate) use board::DeviceCq;
 use command::group;
 pub(crate) use command::{Command, Reply};
 use soft::Soft;
@@ -38,6 +44,8 @@ use thread::{ProgressThread, TurnResult};
 pub(crate) enum Device {
     /// The card in software
     Soft(Arc<Soft>),
+    /// A board
+    Board(Arc<Board>),
     /// Every request fails: for tests of the objects
     #[cfg(test)]
     Failing(Arc<failing::Failing>),
@@ -45,21 +53,38 @@ pub(crate) enum Device {
 
 /// Something was posted.
 #[derive(Clone, Copy)]
-pub(crate) enum Doorbell {
+pub(crate) enum Doorbell<'a> {
     /// To a queue pair's send queue, or to its receive queue, which had run dry
-    Qp(Qpn),
+    Qp(&'a QpInner),
     /// To a shared receive queue, which had run dry
     Srq(SrqId),
 }
 
 /// The device of this process, while a context is open.
-static OF_PROCESS: Mutex<Weak<Soft>> = Mutex::new(Weak::new());
+static OF_PROCESS: Mutex<Option<WeakDevice>> = Mutex::new(None);
+
+/// A device that may be gone.
+enum WeakDevice {
+    Soft(Weak<Soft>),
+    Board(Weak<Board>),
+}
+
+impl WeakDevice {
+    /// `None`: it is gone, or another process's.
+    fn upgrade(&self) -> Option<Device> {
+        match self {
+            WeakDevice::Soft(soft) => soft.upgrade().filter(|soft| soft.is_ours()).map(Device::Soft),
+            WeakDevice::Board(board) => board.upgrade().filter(|board| board.is_ours()).map(Device::Board),
+        }
+    }
+}
 
 /// The same call of every device.
 macro_rules! dispatch {
     ($on:expr, $device:ident => $call:expr) => {
         match $on {
             Device::Soft($device) => $call,
+            Device::Board($device) => $call,
             #[cfg(test)]
             Device::Failing($device) => $call,
         }
@@ -71,10 +96,7 @@ impl Device {
     /// process's settings if there is none.
     pub(crate) fn of_process(events: &Arc<FdQueue<Event>>) -> Result<Device> {
         let mut slot = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(soft) = slot.upgrade()
-            && soft.is_ours()
-        {
-            let device = Device::Soft(soft);
+        if let Some(device) = slot.as_ref().and_then(WeakDevice::upgrade) {
             match device.control(Command::AllocContext { events }) {
                 Ok(_) => return Ok(device),
                 /* its last context has just left */
@@ -84,14 +106,26 @@ impl Device {
         }
         let settings = Settings::load()?;
         let stats = process::page(settings.port)?;
-        let soft = Soft::open(settings, stats, events)?;
-        *slot = Arc::downgrade(&soft);
-        Ok(Device::Soft(soft))
+        let device = Device::open(settings, stats, events)?;
+        *slot = device.downgrade();
+        Ok(device)
+    }
+
+    fn downgrade(&self) -> Option<WeakDevice> {
+        match self {
+            Device::Soft(soft) => Some(WeakDevice::Soft(Arc::downgrade(soft))),
+            Device::Board(board) => Some(WeakDevice::Board(Arc::downgrade(board))),
+            #[cfg(test)]
+            Device::Failing(_) => None,
+        }
     }
 
     /// A device of its own with these settings, and a first context of it.
     pub(crate) fn open(settings: Settings, stats: StatPage, events: &Arc<FdQueue<Event>>) -> Result<Device> {
-        Ok(Device::Soft(Soft::open(settings, stats, events)?))
+        Ok(match settings.device.clone() {
+            DeviceChoice::Soft => Device::Soft(Soft::open(settings, stats, events)?),
+            DeviceChoice::Board(socket) => Device::Board(Board::open(&socket, settings, stats, events)?),
+        })
     }
 
     /// Creates, changes, asks about or ends something.
@@ -110,6 +144,7 @@ impl Device {
     fn groups(&self) -> u32 {
         match self {
             Device::Soft(_) => group::VERBS | group::XRC | group::STAR,
+            Device::Board(_) => group::VERBS,
             #[cfg(test)]
             Device::Failing(_) => group::VERBS,
         }
@@ -117,7 +152,7 @@ impl Device {
 
     /// Something was posted: the device works on it now, or soon. Never waits.
     #[inline]
-    pub(crate) fn doorbell(&self, doorbell: Doorbell) {
+    pub(crate) fn doorbell(&self, doorbell: Doorbell<'_>) {
         dispatch!(self, device => device.doorbell(doorbell));
     }
 
@@ -132,6 +167,25 @@ impl Device {
     #[inline]
     pub(crate) fn arm(&self) {
         dispatch!(self, device => device.arm());
+    }
+
+    /// The program asked for an event of `cq`, which has a channel or none: from now on the device works by
+    /// itself.
+    #[inline]
+    pub(crate) fn await_event(&self, cq: &Arc<CqShared>, solicited: bool) {
+        match self {
+            Device::Board(board) => board.await_event(cq, solicited),
+            _ => self.arm(),
+        }
+    }
+
+    /// Where rings of objects made in `pd` lie: in the program's own memory, if it has such and the device
+    /// reaches it.
+    pub(crate) fn queue_memory(&self, pd: &Pd) -> ProgramMemory {
+        match self {
+            Device::Board(board) => Some(board.queue_memory()),
+            _ => pd.memory(),
+        }
     }
 
     /// Lists what a sleeping thread waits for; gives when the device must work at the latest, `Nanos::MAX`
@@ -177,6 +231,7 @@ impl Device {
     pub(crate) fn published(&self) -> Option<&Published> {
         match self {
             Device::Soft(soft) => soft.published.as_ref(),
+            Device::Board(_) => None,
             #[cfg(test)]
             Device::Failing(_) => None,
         }
@@ -201,6 +256,7 @@ impl Device {
     pub(crate) fn soft(&self) -> Result<&Arc<Soft>> {
         match self {
             Device::Soft(soft) => Ok(soft),
+            Device::Board(_) => Err(VerbsError::Unsupported("connection management on a board")),
             #[cfg(test)]
             Device::Failing(_) => Err(VerbsError::Unsupported("connection management")),
         }

@@ -5,6 +5,7 @@
 use starverbs_backend::HostAddr;
 use starverbs_backend::host;
 use starverbs_core::{Gid, Limits, MAX_GROUP_QPS, Mtu};
+use starverbs_queues::board::DeviceReply;
 use starverbs_settings::Settings;
 
 use crate::allowance;
@@ -97,6 +98,8 @@ const CAP_FLAGS: u64 = 1 << 1
     | 1 << 24
     | 1 << 38
     | 1 << 40;
+/// Of those what a board takes: no resizing of SRQs, no XRC.
+const BOARD_FLAGS: u64 = CAP_FLAGS & !(1 << 13 | DEVICE_XRC);
 /// IBV_DEVICE_XRC
 const DEVICE_XRC: u64 = 1 << 20;
 /// IBV_PORT_CM_SUP, IBV_PORT_IP_BASED_GIDS
@@ -282,6 +285,33 @@ impl DeviceInfo {
         let limits = Limits::fitting(memory.saturating_sub(CARD_BYTES));
         let attr = attr(guid, starverbs_backend::max_groups(&addrs), &limits, memory);
         Ok(DeviceInfo { attr, limits, memory, port, addrs, local_mtu: mtu_cap(settings) })
+    }
+
+    /// What a board of this process takes, in the place of what the card in software would.
+    pub(crate) fn limit_to_board(&mut self, board: &DeviceReply, mtu: Mtu) {
+        let attr = &mut self.attr;
+        (attr.node_guid, attr.sys_image_guid) = (board.guid, board.guid);
+        attr.device_cap_flags = BOARD_FLAGS;
+        attr.max_qp = board.max_qp;
+        attr.max_qp_wr = board.max_qp_wr.min(MAX_QP_WR);
+        attr.max_sge = board.max_sge.min(MAX_SGE);
+        attr.max_sge_rd = attr.max_sge;
+        attr.max_cq = board.max_cq;
+        attr.max_cqe = board.max_cqe.min(MAX_CQE);
+        attr.max_mr = board.max_mr;
+        attr.max_pd = board.max_pd;
+        attr.max_mw = board.max_mw;
+        attr.max_ah = board.max_ah;
+        attr.max_srq = board.max_srq;
+        attr.max_srq_wr = attr.max_qp_wr;
+        attr.max_srq_sge = attr.max_sge;
+        attr.max_inline = board.max_inline.min(MAX_INLINE);
+        attr.max_qp_rd_atom = board.max_rd_atomic.min(MAX_RD_ATOM);
+        attr.max_qp_init_rd_atom = attr.max_qp_rd_atom;
+        attr.max_res_rd_atom = attr.max_qp.saturating_mul(attr.max_qp_rd_atom);
+        (attr.max_mcast_grp, attr.max_mcast_qp_attach, attr.max_total_mcast_qp_attach) = (0, 0, 0);
+        attr.odp = OdpCaps::default();
+        self.port.active_mtu = mtu;
     }
 
     /// Largest path MTU towards `dgid`: the port's, or, to an address of this host, what its loopback

@@ -156,7 +156,7 @@ impl Drop for SendPoster<'_> {
         if pushed > 0
             && let Ok(device) = self.qp.pd.context().device()
         {
-            device.doorbell(Doorbell::Qp(self.qp.qpn));
+            device.doorbell(Doorbell::Qp(self.qp));
         }
     }
 }
@@ -205,7 +205,7 @@ impl Drop for RecvPoster<'_> {
         if self.qp.rings.was_starved()
             && let Ok(device) = self.qp.pd.context().device()
         {
-            device.doorbell(Doorbell::Qp(self.qp.qpn));
+            device.doorbell(Doorbell::Qp(self.qp));
         }
     }
 }

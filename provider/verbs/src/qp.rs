@@ -11,7 +11,7 @@ use starverbs_star::control::Wish;
 
 use crate::ah::AhAttr;
 use crate::context::Context;
-use crate::cq::Cq;
+use crate::cq::{Cq, CqShared};
 use crate::device::command::{Star, Xrc};
 use crate::device::soft::shared_qps::AttachmentId;
 use crate::device::{Command, Device};
@@ -110,7 +110,7 @@ impl Qp {
         check_caps(init, device.info().attr.max_qp_wr)?;
         check_tags(pd, init)?;
         let wish = wish(init, wish_of(device.settings().star))?;
-        let rings = rings(init, pd.memory()).ok_or(VerbsError::NoMemory("queue pair"))?;
+        let rings = rings(init, device.queue_memory(pd)).ok_or(VerbsError::NoMemory("queue pair"))?;
         // SAFETY: the one card half of this queue, used under the card's lock, between released and posted.
         let sq = unsafe { rings.card_sq() };
         let rq = match init.srq {
@@ -389,6 +389,11 @@ impl QpInner {
     /// Which end its program wants to keep the connection.
     pub(crate) fn wish(&self) -> Wish {
         Wish::from_code(self.wish.load(Ordering::Relaxed)).unwrap_or(Wish::Off)
+    }
+
+    /// Where it completes.
+    pub(crate) fn cqs(&self) -> [&CqShared; 2] {
+        [&self.send_cq.0, &self.recv_cq.0]
     }
 
     pub(crate) fn purge(&self) {

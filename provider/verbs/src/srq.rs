@@ -256,7 +256,8 @@ impl Srq {
 }
 
 fn new_rings(pd: &Pd, size: RecvSize) -> Result<WorkRings> {
-    WorkRings::new(None, Some(size), pd.memory()).ok_or(VerbsError::NoMemory("shared receive queue"))
+    WorkRings::new(None, Some(size), pd.context().device()?.queue_memory(pd))
+        .ok_or(VerbsError::NoMemory("shared receive queue"))
 }
 
 impl SrqInner {

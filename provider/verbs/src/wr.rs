@@ -167,7 +167,7 @@ impl<'a> SendBatch<'a> {
         let qp = self.qp;
         if self.producer.publish() > 0 {
             drop(self);
-            qp.pd.context().device()?.doorbell(Doorbell::Qp(qp.qpn));
+            qp.pd.context().device()?.doorbell(Doorbell::Qp(qp));
         }
         Ok(())
     }

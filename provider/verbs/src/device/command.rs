@@ -11,6 +11,7 @@ use starverbs_core::{Av, AvId, Gid, PdId, Qpn, SrqId};
 use starverbs_rings::{CardRq, CardSq, CqRoom, SpinLock, WorkRings};
 use starverbs_star::control::Wish;
 
+use super::DeviceCq;
 use crate::census::Census;
 use crate::cq::{CardCq, CqShared};
 use crate::error::{Result, VerbsError};
@@ -124,8 +125,12 @@ pub(crate) enum Command<'a> {
         ah: AvId,
     },
 
-    /// One more completion queue
-    CreateCq,
+    /// One more completion queue, for at least `cqe` completions: `Cq`. `ignore_overrun`: a completion that
+    /// finds it full is lost, and it goes on
+    CreateCq {
+        cqe: u32,
+        ignore_overrun: bool,
+    },
     /// Moves it to the other ring
     ResizeCq {
         cq: &'a CqShared,
@@ -293,6 +298,7 @@ pub(crate) enum Reply {
     Qp(QpAttr),
     Census(Census),
     Star(StarInfo),
+    Cq(DeviceCq),
 }
 
 /// A device that answers something else is broken.
@@ -321,6 +327,7 @@ carries! {
     qp: Qp(QpAttr),
     census: Census(Census),
     star: Star(StarInfo),
+    cq: Cq(DeviceCq),
 }
 
 impl Reply {

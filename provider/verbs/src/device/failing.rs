@@ -193,24 +193,24 @@ impl Failing {
                 qp.fail(qpn);
                 Ok(Reply::Done)
             }
+            Command::CreateCq { .. } => Ok(Reply::Cq(None)),
             Command::QueryQp { qpn } => Ok(Reply::Qp(objects.qp(qpn)?.attr)),
             Command::DestroyQp { qp, .. } => {
                 qp.purge();
                 objects.end(qp.qpn)
             }
-            Command::AllocContext { .. }
-            | Command::FreeContext { .. }
-            | Command::CreateCq
-            | Command::DestroyCq { .. } => Ok(Reply::Done),
+            Command::AllocContext { .. } | Command::FreeContext { .. } | Command::DestroyCq { .. } => {
+                Ok(Reply::Done)
+            }
             _ => Err(VerbsError::Unsupported("by a device for tests")),
         }
     }
 
-    pub(crate) fn doorbell(&self, doorbell: Doorbell) {
-        if let Doorbell::Qp(qpn) = doorbell
-            && let Ok(qp) = self.objects().qp(qpn)
+    pub(crate) fn doorbell(&self, doorbell: Doorbell<'_>) {
+        if let Doorbell::Qp(rung) = doorbell
+            && let Ok(qp) = self.objects().qp(rung.qpn)
         {
-            qp.fail(qpn);
+            qp.fail(rung.qpn);
         }
     }
 

@@ -238,9 +238,9 @@ impl Soft {
 
     /// Something was posted.
     #[inline]
-    pub(crate) fn doorbell(&self, doorbell: Doorbell) {
+    pub(crate) fn doorbell(&self, doorbell: Doorbell<'_>) {
         match doorbell {
-            Doorbell::Qp(qpn) => self.ring(qpn),
+            Doorbell::Qp(qp) => self.ring(qp.qpn),
             Doorbell::Srq(srq) => self.with(|shard, now| shard.ring_srq(srq, now)),
         }
     }

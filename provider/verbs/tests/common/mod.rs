@@ -1,6 +1,8 @@
 //! Two cards in one process, joined by 127.0.0.1: the fixture of the tests in this folder.
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
+pub mod board;
+
 use std::fs::{File, read_link};
 use std::net::UdpSocket;
 use std::path::Path;
@@ -70,7 +72,7 @@ pub fn all_access() -> Access {
 
 impl Node {
     pub fn new(settings: &Settings) -> Node {
-        let ctx = Context::open_with(settings.clone()).unwrap();
+        let ctx = Context::open_with(board::in_place_of(settings)).unwrap();
         let pd = Pd::alloc(&ctx).unwrap();
         Node::of(ctx, pd)
     }

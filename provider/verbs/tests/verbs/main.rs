@@ -5,6 +5,7 @@
 mod common;
 
 mod batches;
+mod board;
 mod cm;
 mod coalescing;
 mod completion;

@@ -73,7 +73,7 @@ impl Soft {
                 Ok(Reply::Number(self.with(|shard, _| shard.nic.create_av(pd, av))?.0))
             }
             Command::DestroyAh { ah } => Ok(done(self.with(|shard, _| shard.nic.destroy_av(ah))?)),
-            Command::CreateCq => self.create_cq().map(done),
+            Command::CreateCq { .. } => self.create_cq().map(|()| Reply::Cq(None)),
             Command::ResizeCq { cq, room } => self.with(|_, _| cq.move_to(room)).map(done),
             Command::ModifyCq { cq, moderation } => self.modify_cq(cq, moderation).map(done),
             Command::DestroyCq { cq } => {

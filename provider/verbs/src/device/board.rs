@@ -1,0 +1,331 @@
+//! A board: a device in another place, which this process reaches as docs/board.md says.
+//!
+//! What is posted lies in memory that the board has mapped; a doorbell is one store into a page of the
+//! board's; completions are read where the board has written them. Commands and interrupts go by a socket.
+//! Owns what the program has to know of its objects. It must not know how the board works.
+
+mod attr;
+mod control;
+mod cq;
+mod link;
+mod memory;
+
+use std::collections::HashMap;
+use std::mem::offset_of;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use starverbs_backend::HostAddr;
+use starverbs_core::types::QPN_MASK;
+use starverbs_core::{Gid, Mtu, Nanos, PdId, QPN_BLOCK, Qpn};
+use starverbs_queues::board::{
+    CELL_EVENTS, DeviceReply, EVENT_COMPLETION, Event as BoardEvent, GidReply, OP_QUERY_DEVICE, OP_QUERY_GID,
+    Object,
+};
+use starverbs_settings::Settings;
+
+use super::activity::Activity;
+use super::command::Events;
+use super::soft::deferred_log::DeferredLog;
+use super::thread::{ProgressThread, TurnResult, pollfd};
+use super::{Device, Doorbell};
+use crate::cq::CqShared;
+use crate::error::{Result, VerbsError};
+use crate::events::{Event, eventfd, kind};
+use crate::info::DeviceInfo;
+use crate::log::{self, log};
+use crate::process;
+use crate::stat::StatPage;
+use cq::BoardCq;
+use link::{EVENTS_LOG, Link};
+use memory::Heap;
+
+/// What a completion queue keeps for its device.
+pub(crate) type DeviceCq = Option<Arc<BoardCq>>;
+
+/// GIDs of a board at most: an address handle's index is a byte.
+const MAX_GIDS: u32 = 256;
+
+/// Doorbell cells of a block of QPNs; 0: none.
+type BlockCells = Box<[AtomicU32]>;
+
+/// A board, as this process has it.
+pub(crate) struct Board {
+    forks: u32,
+    pub(crate) info: DeviceInfo,
+    pub(crate) settings: Settings,
+    pub(crate) stats: StatPage,
+    pub(crate) activity: Activity,
+    pub(crate) thread: ProgressThread,
+    pub(crate) deferred_log: DeferredLog,
+    link: Arc<Link>,
+    irq: OwnedFd,
+    /// How many there are; 0: it is closed
+    contexts: Mutex<u32>,
+    /// By block of QPNs
+    cells: Box<[OnceLock<BlockCells>]>,
+    objects: Mutex<Objects>,
+    /// Events taken so far
+    taken: Mutex<u32>,
+}
+
+/// What the program made, as far as events need it.
+#[derive(Default)]
+struct Objects {
+    pds: HashMap<PdId, Events>,
+    /// Domain and cookie
+    qps: HashMap<Qpn, (PdId, u64)>,
+    srqs: HashMap<u32, (PdId, u64)>,
+    cqs: HashMap<u32, Weak<CqShared>>,
+}
+
+impl Board {
+    /// The board at `socket`, and a first context of it, which reports to `events`.
+    pub(crate) fn open(
+        socket: &Path,
+        settings: Settings,
+        stats: StatPage,
+        events: &Events,
+    ) -> Result<Arc<Board>> {
+        process::watch_forks();
+        log::set_level(settings.log);
+        let (link, irq) = Link::open(socket, eventfd(libc::EFD_NONBLOCK)?)?;
+        let info = describe(&link, &settings)?;
+        log!(Info, "board opened at {}: {}", socket.display(), info.addresses());
+        /* every context's objects name their domain, and so its events */
+        let _ = events;
+        let board = Arc::new(Board {
+            forks: process::forks(),
+            info,
+            stats,
+            activity: Activity::default(),
+            thread: ProgressThread::new()?,
+            deferred_log: DeferredLog::new(),
+            link: Arc::new(link),
+            irq,
+            contexts: Mutex::new(1),
+            cells: (0..=QPN_MASK / QPN_BLOCK).map(|_| OnceLock::new()).collect(),
+            objects: Mutex::default(),
+            taken: Mutex::new(0),
+            settings,
+        });
+        if board.settings.progress_thread {
+            board.thread.start(Device::Board(Arc::clone(&board)))?;
+        }
+        Ok(board)
+    }
+
+    /// Whether this process opened it (and is not a forked child of the one that did).
+    #[inline]
+    pub(crate) fn is_ours(&self) -> bool {
+        process::forks() == self.forks
+    }
+
+    fn objects(&self) -> MutexGuard<'_, Objects> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether its last context has left.
+    fn is_closed(&self) -> bool {
+        *self.contexts.lock().unwrap_or_else(PoisonError::into_inner) == 0
+    }
+
+    /// One more context, unless the last one has left.
+    fn join(&self) -> Result<()> {
+        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        if *contexts == 0 {
+            return Err(VerbsError::NoData);
+        }
+        *contexts += 1;
+        Ok(())
+    }
+
+    /// A context leaves: its QPs end, and with the last context all.
+    fn leave(&self, events: &Events) {
+        for qpn in self.qps_reporting_to(events) {
+            let _ = self.end_qp(qpn);
+        }
+        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        *contexts = contexts.saturating_sub(1);
+        if *contexts == 0 {
+            log!(Info, "board closed");
+            self.thread.stop();
+            self.link.close();
+        }
+    }
+
+    /// Where queues lie.
+    pub(crate) fn queue_memory(&self) -> Arc<Heap> {
+        Arc::clone(&self.link.heap)
+    }
+
+    /// Sets the doorbell cell of a QP; 0: it has none any more.
+    fn set_cell(&self, qpn: Qpn, cell: u32) {
+        let block = self.cells.get((qpn / QPN_BLOCK) as usize);
+        let cells =
+            block.map(|block| block.get_or_init(|| (0..QPN_BLOCK).map(|_| AtomicU32::new(0)).collect()));
+        if let Some(known) = cells.and_then(|cells| cells.get((qpn % QPN_BLOCK) as usize)) {
+            known.store(cell, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn cell_of(&self, qpn: Qpn) -> Option<&AtomicU64> {
+        let cells = self.cells.get((qpn / QPN_BLOCK) as usize)?.get()?;
+        let cell = cells.get((qpn % QPN_BLOCK) as usize)?.load(Ordering::Relaxed);
+        if cell == 0 { None } else { self.link.cell(cell) }
+    }
+
+    /// Something was posted: the cell gets the queue's indices.
+    #[inline]
+    pub(crate) fn doorbell(&self, doorbell: Doorbell<'_>) {
+        self.activity.note_call();
+        let Doorbell::Qp(qp) = doorbell else { return };
+        let Some(cell) = self.cell_of(qp.qpn) else { return };
+        let mut posted = qp.rings.posted();
+        loop {
+            cell.store(posted, Ordering::Release);
+            /* Another thread may have posted more and stored before: whoever stores last has to see the
+             * newest index. Our store before this look, as its post before its store. */
+            fence(Ordering::SeqCst);
+            let newer = qp.rings.posted();
+            if newer == posted {
+                return;
+            }
+            posted = newer;
+        }
+    }
+
+    /// A poll of `cq` found nothing: moves what the board has written.
+    #[inline]
+    pub(crate) fn progress(&self, cq: &CqShared, _wanted: usize) -> bool {
+        let Some(half) = &cq.device_half else { return false };
+        half.harvest(cq)
+    }
+
+    /// The program is about to sleep: the thread serves.
+    #[inline]
+    pub(crate) fn arm(&self) {
+        self.thread.arm();
+    }
+
+    /// The program waits for an event of `cq`.
+    pub(crate) fn await_event(&self, cq: &Arc<CqShared>, solicited: bool) {
+        if let Some(half) = &cq.device_half {
+            self.know_cq(half, cq);
+            half.arm(cq, solicited);
+        }
+        self.arm();
+    }
+
+    /// Events of the board name this queue from now on.
+    fn know_cq(&self, half: &BoardCq, cq: &Arc<CqShared>) {
+        if !half.is_known.swap(true, Ordering::AcqRel) {
+            self.objects().cqs.insert(half.number, Arc::downgrade(cq));
+        }
+    }
+
+    /// What the thread waits for: interrupts.
+    pub(crate) fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Nanos {
+        if armed {
+            fds.push(pollfd(self.irq.as_raw_fd()));
+        }
+        Nanos::MAX
+    }
+
+    /// A turn of the thread: takes the events that the board has written.
+    pub(crate) fn turn(&self, _woken: &[libc::pollfd]) -> TurnResult {
+        let mut count = 0u64;
+        // SAFETY: eight writable bytes; the descriptor does not block.
+        unsafe { libc::read(self.irq.as_raw_fd(), (&raw mut count).cast(), 8) };
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut work = 0;
+        while let Some((kind, number)) = self.event(*taken) {
+            *taken = taken.wrapping_add(1);
+            work += 1;
+            self.on_event(kind, number);
+        }
+        if work > 0
+            && let Some(cell) = self.link.cell(CELL_EVENTS)
+        {
+            cell.store(u64::from(*taken), Ordering::Release);
+        }
+        drop(taken);
+        self.deferred_log.flush();
+        TurnResult { work: Some(work), held_until: None }
+    }
+
+    /// Kind and number of event `index`, if the board has written it.
+    fn event(&self, index: u32) -> Option<(u32, u32)> {
+        let at = (index & ((1 << EVENTS_LOG) - 1)) as usize * size_of::<BoardEvent>();
+        let word = |field: usize| {
+            // SAFETY: inside the event queue, by the mask; entries and their words are aligned.
+            unsafe { AtomicU32::from_ptr(self.link.events.at.as_ptr().add(at + field).cast()) }
+        };
+        /* acquire: the number of the event before the rest */
+        let valid = word(offset_of!(BoardEvent, valid)).load(Ordering::Acquire);
+        (valid == index.wrapping_add(1)).then(|| {
+            let kind = word(offset_of!(BoardEvent, kind)).load(Ordering::Relaxed);
+            (kind, word(offset_of!(BoardEvent, number)).load(Ordering::Relaxed))
+        })
+    }
+
+    /// Those of objects that are gone, or that never were, are dropped.
+    fn on_event(&self, kind: u32, number: u32) {
+        let objects = self.objects();
+        if kind == EVENT_COMPLETION || kind == kind::CQ_ERR {
+            let cq = objects.cqs.get(&number).and_then(Weak::upgrade);
+            drop(objects);
+            let Some(cq) = cq else { return };
+            match &cq.device_half {
+                Some(half) if kind == EVENT_COMPLETION => half.on_event(&cq),
+                /* what came before it overran is there for the program */
+                Some(half) => {
+                    half.harvest_all(&cq);
+                    cq.fail();
+                }
+                None => {}
+            }
+            return;
+        }
+        let is_srq = kind == kind::SRQ_LIMIT_REACHED;
+        let owner = if is_srq { objects.srqs.get(&number) } else { objects.qps.get(&number) };
+        let Some((pd, cookie)) = owner.copied() else { return };
+        let Some(events) = objects.pds.get(&pd) else { return };
+        match kind {
+            kind::SRQ_LIMIT_REACHED => events.push(Event::Srq { kind, cookie }),
+            kind::QP_FATAL | kind::QP_REQ_ERR | kind::QP_ACCESS_ERR => {
+                self.deferred_log.add(kind, number);
+                events.push(Event::Qp { kind, cookie });
+            }
+            kind::COMM_EST | kind::SQ_DRAINED | kind::QP_LAST_WQE_REACHED => {
+                events.push(Event::Qp { kind, cookie });
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What the board says of itself, in the place of what this host would.
+fn describe(link: &Link, settings: &Settings) -> Result<DeviceInfo> {
+    let none = Object::default();
+    let reply: DeviceReply = link.ask(OP_QUERY_DEVICE, &none)?;
+    let mut addrs = Vec::new();
+    for index in 0..reply.gids.min(MAX_GIDS) {
+        let gid: GidReply = link.ask(OP_QUERY_GID, &Object { number: index, reserved: 0 })?;
+        let name = gid.name.split(|byte| *byte == 0).next().unwrap_or_default();
+        addrs.push(HostAddr {
+            gid: Gid(gid.gid),
+            ifindex: gid.ifindex,
+            link_mtu: gid.link_mtu,
+            name: String::from_utf8_lossy(name).into_owned(),
+            loopback: false,
+        });
+    }
+    let mut info = DeviceInfo::new(settings)?;
+    info.addrs = addrs;
+    info.limit_to_board(&reply, Mtu::from_code(reply.active_mtu.into()).unwrap_or_default());
+    Ok(info)
+}

@@ -1,0 +1,285 @@
+//! Commands to the board.
+
+use std::mem::size_of;
+use std::sync::Arc;
+
+use starverbs_core::mr::MrAttr;
+use starverbs_core::qp::{QpAttr, QpAttrMask, RecvSource};
+use starverbs_core::{Cqe, QpState, Qpn, SrqId};
+use starverbs_queues::board::{
+    AddressHandle, CQ_IGNORE_OVERRUN, CreateCq, CreateQp, CreateSrq, DeviceReply, ModifyQp, NONE,
+    NumberReply, OP_ALLOC_MW, OP_ALLOC_PD, OP_CREATE_AH, OP_CREATE_CQ, OP_CREATE_QP, OP_CREATE_SRQ,
+    OP_DEALLOC_MW, OP_DEALLOC_PD, OP_DEREG_MR, OP_DESTROY_AH, OP_DESTROY_CQ, OP_DESTROY_QP, OP_DESTROY_SRQ,
+    OP_MODIFY_QP, OP_MODIFY_SRQ, OP_QUERY_DEVICE, OP_QUERY_MR, OP_QUERY_QP, OP_QUERY_SRQ, OP_REG_MR,
+    OP_REREG_MR, Object, QP_BLOCK_LOOPBACK, QP_SIGNAL_ALL, Queues, Region, SrqLimit, Window,
+};
+use starverbs_rings::WorkLayout;
+
+use super::attr::{address, attr, decode_attr, decode_region, region};
+use super::cq::{BoardCq, INDEX_BYTES};
+use super::memory::PROGRAM_END;
+use super::{Board, DeviceCq};
+use crate::census::Census;
+use crate::cq::CqShared;
+use crate::device::command::{Command, Events, QpInit, Reply, SrqKind};
+use crate::error::{Result, VerbsError};
+use crate::info::PortAttr;
+use crate::memory;
+use crate::qp::QpInner;
+
+/// What this device does not take.
+const NOT_HERE: VerbsError = VerbsError::Unsupported("by a board");
+
+fn object(number: u32) -> Object {
+    Object { number, reserved: 0 }
+}
+
+impl Board {
+    pub(crate) fn control(&self, command: Command<'_>) -> Result<Reply> {
+        let done = |()| Reply::Done;
+        if self.is_closed() {
+            return closed(command);
+        }
+        match command {
+            Command::AllocContext { .. } => self.join().map(done),
+            Command::FreeContext { events } => {
+                self.leave(events);
+                Ok(Reply::Done)
+            }
+            Command::QueryPort => self.query_port().map(Reply::Port),
+            Command::QueryGid { index } => self.info.gid(index).map(Reply::Gid),
+            Command::Census { events } => Ok(Reply::Census(self.census(events))),
+            Command::AllocPd { events } => self.alloc_pd(events).map(Reply::Number),
+            Command::DeallocPd { pd, ended } => {
+                self.link.tell(OP_DEALLOC_PD, &object(pd.0))?;
+                self.objects().pds.remove(&pd);
+                ended();
+                Ok(Reply::Done)
+            }
+            Command::RegMr { attr } => {
+                Ok(Reply::Number(self.link.ask::<NumberReply>(OP_REG_MR, &plain_region(0, &attr)?)?.number))
+            }
+            Command::ReregMr { key, attr } => {
+                self.link.tell(OP_REREG_MR, &plain_region(key, &attr)?).map(done)
+            }
+            Command::DeregMr { key } => self.link.tell(OP_DEREG_MR, &object(key)).map(done),
+            Command::QueryMr { key } => {
+                Ok(Reply::Mr(decode_region(&self.link.ask::<Region>(OP_QUERY_MR, &object(key))?)))
+            }
+            /* a region is closed when the board says so: it copies in the same turn */
+            Command::Quiesce => Ok(Reply::Done),
+            Command::AllocMw { pd, kind } => {
+                let window = Window { pd: pd.0, kind: kind as u32 };
+                Ok(Reply::Number(self.link.ask::<NumberReply>(OP_ALLOC_MW, &window)?.number))
+            }
+            Command::DeallocMw { key } => self.link.tell(OP_DEALLOC_MW, &object(key)).map(done),
+            Command::CreateAh { pd, av } => {
+                let handle = AddressHandle { pd: pd.0, address: address(&av) };
+                Ok(Reply::Number(self.link.ask::<NumberReply>(OP_CREATE_AH, &handle)?.number))
+            }
+            Command::DestroyAh { ah } => self.link.tell(OP_DESTROY_AH, &object(ah.0)).map(done),
+            Command::CreateCq { cqe, ignore_overrun } => {
+                self.create_cq(cqe, ignore_overrun).map(|cq| Reply::Cq(Some(cq)))
+            }
+            Command::DestroyCq { cq } => self.destroy_cq(&cq.device_half).map(done),
+            Command::CreateSrq { pd, rq, cookie, kind: SrqKind::Basic { limit } } => {
+                let srq = CreateSrq { queues: self.queues(&rq.layout())?, pd: pd.0, limit };
+                let number = self.link.ask::<NumberReply>(OP_CREATE_SRQ, &srq)?.number;
+                self.objects().srqs.insert(number, (pd, cookie));
+                Ok(Reply::Srq { srq: SrqId(number), number })
+            }
+            Command::ModifySrq { srq, rings, room: None, limit } => {
+                let Some(limit) = limit else { return Ok(Reply::Done) };
+                if limit > rings.lock().recv_slots() {
+                    return Err(VerbsError::Invalid("limit above the size"));
+                }
+                self.link.tell(OP_MODIFY_SRQ, &SrqLimit { srq: srq.0, limit }).map(done)
+            }
+            Command::QuerySrq { srq } => {
+                Ok(Reply::Number(self.link.ask::<SrqLimit>(OP_QUERY_SRQ, &object(srq.0))?.limit))
+            }
+            Command::DestroySrq { srq } => {
+                self.link.tell(OP_DESTROY_SRQ, &object(srq.0))?;
+                self.objects().srqs.remove(&srq.0);
+                Ok(Reply::Done)
+            }
+            Command::CreateQp { init, role: false } => self.create_qp(&init).map(Reply::Number),
+            Command::ModifyQp { qp, to, mask } => self.modify_qp(qp, to, mask).map(done),
+            Command::QueryQp { qpn } => {
+                let reply: ModifyQp = self.link.ask(OP_QUERY_QP, &object(qpn))?;
+                Ok(Reply::Qp(decode_attr(&reply.attr)?))
+            }
+            Command::DestroyQp { qp, .. } => self.destroy_qp(qp).map(done),
+            _ => Err(NOT_HERE),
+        }
+    }
+
+    fn query_port(&self) -> Result<PortAttr> {
+        let reply: DeviceReply = self.link.ask(OP_QUERY_DEVICE, &Object::default())?;
+        Ok(PortAttr { state: u32::from(reply.port_state), ..self.info.port })
+    }
+
+    fn alloc_pd(&self, events: &Events) -> Result<u32> {
+        let number = self.link.ask::<NumberReply>(OP_ALLOC_PD, &Object::default())?.number;
+        self.objects().pds.insert(starverbs_core::PdId(number), Arc::clone(events));
+        Ok(number)
+    }
+
+    fn create_cq(&self, cqe: u32, ignore_overrun: bool) -> Result<Arc<BoardCq>> {
+        let entries = cqe.max(1).next_power_of_two();
+        let log = entries.ilog2();
+        let piece = self.link.heap.piece(INDEX_BYTES + entries as usize * size_of::<Cqe>())?;
+        let taken = piece.address()?;
+        let flags = if ignore_overrun { CQ_IGNORE_OVERRUN } else { 0 };
+        let init = CreateCq { entries: taken + INDEX_BYTES as u64, taken, log, flags };
+        let NumberReply { number, cell } = self.link.ask(OP_CREATE_CQ, &init)?;
+        Ok(Arc::new(BoardCq::new(number, cell, &self.link, piece, log)))
+    }
+
+    fn destroy_cq(&self, cq: &DeviceCq) -> Result<()> {
+        let Some(cq) = cq else { return Ok(()) };
+        self.objects().cqs.remove(&cq.number);
+        self.link.tell(OP_DESTROY_CQ, &object(cq.number))
+    }
+
+    /// Where rings lie, as the board has it.
+    fn queues(&self, layout: &WorkLayout) -> Result<Queues> {
+        let at = |slots: &starverbs_rings::SlotLayout| {
+            if slots.slots == 0 {
+                Ok((0, 0, 0))
+            } else {
+                Ok::<_, VerbsError>((
+                    self.link.heap.address(slots.at)?,
+                    slots.stride,
+                    slots.slots.ilog2() as u8,
+                ))
+            }
+        };
+        let (send, send_stride, send_log) = at(&layout.send)?;
+        let (recv, recv_stride, recv_log) = at(&layout.recv)?;
+        Ok(Queues {
+            program: self.link.heap.address(layout.program)?,
+            card: self.link.heap.address(layout.card)?,
+            send,
+            recv,
+            send_stride,
+            send_sge: layout.send.max_sge,
+            recv_stride,
+            recv_sge: layout.recv.max_sge,
+            send_log,
+            recv_log,
+            reserved: [0; 6],
+        })
+    }
+
+    fn create_qp(&self, init: &QpInit) -> Result<Qpn> {
+        let number = |cq: &CqShared| cq.device_half.as_ref().map_or(NONE, |half| half.number);
+        let (send_cq, recv_cq) = (init.send_cq.shared(), init.recv_cq.shared());
+        for cq in [send_cq, recv_cq] {
+            if let Some(half) = &cq.device_half {
+                self.know_cq(half, cq);
+            }
+        }
+        let srq = match &init.rq {
+            RecvSource::Own(_) => NONE,
+            RecvSource::Shared(srq) => srq.0,
+            RecvSource::Xrc(_) => return Err(NOT_HERE),
+        };
+        let all = if init.sq_sig_all { QP_SIGNAL_ALL } else { 0 };
+        let block = if init.block_own_multicast { QP_BLOCK_LOOPBACK } else { 0 };
+        let create = CreateQp {
+            queues: self.queues(&init.sq.layout())?,
+            pd: init.pd.0,
+            send_cq: number(send_cq),
+            recv_cq: number(recv_cq),
+            srq,
+            kind: init.qp_type as u8,
+            flags: all | block,
+            reserved: [0; 6],
+        };
+        let NumberReply { number: qpn, cell } = self.link.ask(OP_CREATE_QP, &create)?;
+        self.objects().qps.insert(qpn, (init.pd, init.cookie));
+        self.set_cell(qpn, cell);
+        Ok(qpn)
+    }
+
+    fn modify_qp(&self, qp: &QpInner, to: &QpAttr, mask: QpAttrMask) -> Result<()> {
+        let modify = ModifyQp { qpn: qp.qpn, mask: mask.bits(), attr: attr(to) };
+        self.link.tell(OP_MODIFY_QP, &modify)?;
+        if mask.contains(QpAttrMask::STATE) && to.state == QpState::Reset {
+            self.purge(qp);
+        }
+        Ok(())
+    }
+
+    /// What the board has written of a queue pair and nobody took: nobody will.
+    fn purge(&self, qp: &QpInner) {
+        for cq in qp.cqs() {
+            if let Some(half) = &cq.device_half {
+                half.purge(qp.qpn);
+            }
+        }
+        qp.purge();
+    }
+
+    fn destroy_qp(&self, qp: &QpInner) -> Result<()> {
+        let ended = self.end_qp(qp.qpn);
+        self.purge(qp);
+        ended
+    }
+
+    /// Ends a queue pair on the board.
+    pub(super) fn end_qp(&self, qpn: Qpn) -> Result<()> {
+        self.set_cell(qpn, 0);
+        self.objects().qps.remove(&qpn);
+        self.link.tell(OP_DESTROY_QP, &object(qpn))
+    }
+
+    /// Queue pairs of a context.
+    pub(super) fn qps_reporting_to(&self, events: &Events) -> Vec<Qpn> {
+        let objects = self.objects();
+        let reports = |pd| objects.pds.get(pd).is_some_and(|queue| Arc::ptr_eq(queue, events));
+        objects.qps.iter().filter(|(_, (pd, _))| reports(pd)).map(|(qpn, _)| *qpn).collect()
+    }
+
+    fn census(&self, events: &Events) -> Census {
+        let mut census = Census::default();
+        for qpn in self.qps_reporting_to(events) {
+            let attr = self.link.ask::<ModifyQp>(OP_QUERY_QP, &object(qpn));
+            let state = attr.ok().and_then(|reply| QpState::from_code(reply.attr.state.into()));
+            census.qps += 1;
+            census.rts += u64::from(state == Some(QpState::Rts));
+            census.err += u64::from(state == Some(QpState::Err));
+        }
+        census
+    }
+}
+
+/// What a board answers whose last context has left: all that was made has ended. ENODATA: it takes no
+/// contexts; EIO: nor anything else.
+fn closed(command: Command<'_>) -> Result<Reply> {
+    match command {
+        Command::DeallocPd { ended, .. } => {
+            ended();
+            Ok(Reply::Done)
+        }
+        Command::DeregMr { .. }
+        | Command::DeallocMw { .. }
+        | Command::DestroyAh { .. }
+        | Command::DestroyCq { .. }
+        | Command::DestroySrq { .. }
+        | Command::DestroyQp { .. }
+        | Command::Quiesce => Ok(Reply::Done),
+        Command::AllocContext { .. } => Err(VerbsError::NoData),
+        _ => Err(VerbsError::Os(libc::EIO)),
+    }
+}
+
+/// A region of the program's memory, by its own addresses. EOPNOTSUPP: on-demand and null regions.
+fn plain_region(key: u32, attr: &MrAttr) -> Result<Region> {
+    let end = attr.addr.checked_add(attr.length);
+    if memory::marked(attr.addr) || end.is_none_or(|end| end > PROGRAM_END) {
+        return Err(NOT_HERE);
+    }
+    Ok(region(key, attr))
+}

@@ -1,0 +1,220 @@
+//! The way to the board: its registers, its doorbell page, its command queue.
+//!
+//! One command is under way at a time. What the board answers is checked: it may be a device that lies, or is
+//! silent.
+
+use std::mem::{offset_of, size_of};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use memmap2::{MmapOptions, MmapRaw};
+use starverbs_core::NicError;
+use starverbs_queues::board::{
+    BAR_CONTROL, BAR_DOORBELLS, BODY_BYTES, CAP_VERBS, CELL_BYTES, COMMAND_BYTES, CTRL_ENABLE, CommandHead,
+    Event, MAGIC, PENDING, REG_CAPS, REG_COMMANDS, REG_COMMANDS_LOG, REG_COMMANDS_TAIL, REG_CONTROL,
+    REG_EVENTS, REG_EVENTS_LOG, REG_MAGIC, REG_STATUS, REG_VERSION, STATUS_ENABLED, VERSION,
+};
+use starverbs_vfio::Client;
+use starverbs_vfio::message::{IRQ_MSIX, REGION_MMAP};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::memory::{Heap, PROGRAM_END, Piece, SharedClient};
+use crate::error::{Result, VerbsError};
+
+/// log2 of the entries of the event queue.
+pub(super) const EVENTS_LOG: u32 = 12;
+/// How long a command may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+
+/// A body of a command, or an answer.
+pub(super) type Body = [u8; BODY_BYTES];
+
+/// What is wrong with a device that says something else than its contract.
+const BROKEN: VerbsError = VerbsError::Os(libc::EIO);
+
+/// The way to a board.
+pub(super) struct Link {
+    client: SharedClient,
+    pub(super) heap: Arc<Heap>,
+    page: MmapRaw,
+    commands: Mutex<Commands>,
+    pub(super) events: Piece,
+}
+
+/// The command queue: one entry.
+struct Commands {
+    piece: Piece,
+    tail: u32,
+}
+
+impl Link {
+    /// Connects to the board at `socket`, and enables it. `irq` is signalled for its events.
+    pub(super) fn open(socket: &Path, irq: OwnedFd) -> Result<(Link, OwnedFd)> {
+        let mut client = Client::connect(socket)?;
+        check(&mut client)?;
+        let page = map_page(&mut client)?;
+        give_program_memory(&mut client)?;
+        let irqs = [irq];
+        client.set_irqs(IRQ_MSIX, &irqs)?;
+        let [irq] = irqs;
+        let client: SharedClient = Arc::new(Mutex::new(Some(client)));
+        let heap = Arc::new(Heap::new(Arc::clone(&client)));
+        let commands = heap.piece(COMMAND_BYTES)?;
+        let events = heap.piece(size_of::<Event>() << EVENTS_LOG)?;
+        let link =
+            Link { client, heap, page, commands: Mutex::new(Commands { piece: commands, tail: 0 }), events };
+        link.enable()?;
+        Ok((link, irq))
+    }
+
+    fn enable(&self) -> Result<()> {
+        let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner).piece.address()?;
+        let events = self.events.address()?;
+        self.with_client(|client| {
+            let mut long = |at: u32, value: u64| client.write(BAR_CONTROL, at.into(), &value.to_le_bytes());
+            long(REG_COMMANDS, commands)?;
+            long(REG_EVENTS, events)?;
+            let mut word = |at: u32, value: u32| client.write(BAR_CONTROL, at.into(), &value.to_le_bytes());
+            word(REG_COMMANDS_LOG, 0)?;
+            word(REG_EVENTS_LOG, EVENTS_LOG)?;
+            word(REG_CONTROL, CTRL_ENABLE)?;
+            if register(client, REG_STATUS)? & STATUS_ENABLED == 0 {
+                return Err(VerbsError::Os(libc::ENODEV));
+            }
+            Ok(())
+        })
+    }
+
+    fn with_client<T>(&self, call: impl FnOnce(&mut Client) -> Result<T>) -> Result<T> {
+        let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        call(client.as_mut().ok_or(BROKEN)?)
+    }
+
+    /// Hangs up: the board ends all that was made.
+    pub(super) fn close(&self) {
+        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// A doorbell cell. `None`: the page has no such cell.
+    #[inline]
+    pub(super) fn cell(&self, at: u32) -> Option<&AtomicU64> {
+        let at = at as usize * CELL_BYTES as usize;
+        if at + CELL_BYTES as usize > self.page.len() {
+            return None;
+        }
+        // SAFETY: inside the page, which lives as long as this; pages are aligned.
+        Some(unsafe { AtomicU64::from_ptr(self.page.as_mut_ptr().add(at).cast()) })
+    }
+
+    /// Carries out a command, whose answer begins with a `R`.
+    pub(super) fn ask<R>(&self, op: u16, body: &(impl IntoBytes + Immutable)) -> Result<R>
+    where
+        R: FromBytes + KnownLayout + Immutable,
+    {
+        let reply = self.carry_out(op, body.as_bytes())?;
+        R::read_from_prefix(&reply).map(|(reply, _)| reply).map_err(|_| BROKEN)
+    }
+
+    /// Carries out a command without an answer.
+    pub(super) fn tell(&self, op: u16, body: &(impl IntoBytes + Immutable)) -> Result<()> {
+        self.carry_out(op, body.as_bytes()).map(drop)
+    }
+
+    fn carry_out(&self, op: u16, body: &[u8]) -> Result<Body> {
+        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = commands.piece.at;
+        let mut request = [0; COMMAND_BYTES];
+        let head = CommandHead { op, reserved: 0, status: PENDING };
+        let (front, rest) = request.split_at_mut(size_of::<CommandHead>());
+        front.copy_from_slice(head.as_bytes());
+        rest.get_mut(..body.len()).ok_or(BROKEN)?.copy_from_slice(body);
+        // SAFETY: the piece has a command's bytes, and the board looks at them when the tail is written.
+        unsafe { at.as_ptr().copy_from_nonoverlapping(request.as_ptr(), COMMAND_BYTES) };
+        commands.tail = commands.tail.wrapping_add(1);
+        let tail = commands.tail.to_le_bytes();
+        self.with_client(|client| Ok(client.write(BAR_CONTROL, REG_COMMANDS_TAIL.into(), &tail)?))?;
+        // SAFETY: an aligned word of the piece, which the board stores into.
+        let status = unsafe { AtomicU32::from_ptr(at.as_ptr().add(offset_of!(CommandHead, status)).cast()) };
+        match wait(status)? {
+            0 => {}
+            errno => return Err(refused(errno)),
+        }
+        let mut reply = [0; BODY_BYTES];
+        // SAFETY: the piece has the body's bytes behind the head.
+        unsafe {
+            reply.as_mut_ptr().copy_from(at.as_ptr().add(size_of::<CommandHead>()), BODY_BYTES);
+        }
+        Ok(reply)
+    }
+}
+
+/// Waits until a command is done; gives its status.
+fn wait(status: &AtomicU32) -> Result<u32> {
+    let begun = Instant::now();
+    loop {
+        match status.load(Ordering::Acquire) {
+            PENDING if begun.elapsed() > PATIENCE => return Err(VerbsError::Os(libc::ETIMEDOUT)),
+            PENDING => std::thread::yield_now(),
+            done => return Ok(done),
+        }
+    }
+}
+
+/// Why the board refuses a command.
+fn refused(errno: u32) -> VerbsError {
+    match errno as i32 {
+        libc::EINVAL => VerbsError::Card(NicError::Invalid),
+        libc::EBUSY => VerbsError::Card(NicError::Busy),
+        libc::ENOMEM => VerbsError::Card(NicError::Exhausted),
+        libc::ENODATA => VerbsError::NoData,
+        libc::EOPNOTSUPP => VerbsError::Unsupported("by this board"),
+        errno => VerbsError::Os(errno),
+    }
+}
+
+fn register(client: &mut Client, at: u32) -> Result<u32> {
+    let mut word = [0; 4];
+    client.read(BAR_CONTROL, at.into(), &mut word)?;
+    Ok(u32::from_le_bytes(word))
+}
+
+/// ENODEV: it is no board, of another version, or takes no verbs.
+fn check(client: &mut Client) -> Result<()> {
+    let major = |version: u32| version >> 16;
+    let is_board = register(client, REG_MAGIC)? == MAGIC
+        && major(register(client, REG_VERSION)?) == major(VERSION)
+        && u64::from(register(client, REG_CAPS)?) & CAP_VERBS != 0;
+    if is_board { Ok(()) } else { Err(VerbsError::Os(libc::ENODEV)) }
+}
+
+/// Maps the doorbell page.
+fn map_page(client: &mut Client) -> Result<MmapRaw> {
+    let region = client.region(BAR_DOORBELLS)?;
+    let file = region.file.filter(|_| region.flags & REGION_MMAP != 0).ok_or(BROKEN)?;
+    let len = usize::try_from(region.size).ok().filter(|len| (4096..=1 << 30).contains(len)).ok_or(BROKEN)?;
+    let end = region.offset.checked_add(region.size).ok_or(BROKEN)?;
+    /* pages that could vanish would end the program that touches them */
+    let stays = starverbs_backend::sealed::check(&file, starverbs_backend::sealed::SIZE_STAYS);
+    if stays.is_none_or(|size| (size as u64) < end) {
+        return Err(BROKEN);
+    }
+    Ok(MmapOptions::new().offset(region.offset).len(len).map_raw(&file)?)
+}
+
+/// Lets the board reach the program's memory, as a debugger would, if it runs for the same user. EPERM: it
+/// does not.
+fn give_program_memory(client: &mut Client) -> Result<()> {
+    // SAFETY: takes nothing, and cannot fail.
+    let own = unsafe { libc::geteuid() };
+    if client.peer_uid() != Some(own) {
+        return Err(VerbsError::Os(libc::EPERM));
+    }
+    let memory = std::fs::OpenOptions::new().read(true).write(true).open("/proc/self/mem")?;
+    client.dma_map(memory.as_fd(), PAGE, PAGE, PROGRAM_END - PAGE)?;
+    Ok(())
+}

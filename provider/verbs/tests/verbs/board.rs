@@ -1,0 +1,257 @@
+//! Programs on functions of a board, which is a thread of this process: all that goes between them goes as
+//! between processes, by sockets and shared memory.
+
+use starverbs_core::qp::QpAttrMask;
+use starverbs_core::wire::headers::Feth;
+use starverbs_core::{
+    Cqe, FlushLevel, Placement, QpState, QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus,
+};
+use starverbs_verbs::{Ah, Event, Mr, QpAttr, RecvWr, SendWr, Srq, kind};
+
+use crate::common::board::BoardThread;
+use crate::common::*;
+
+/// A board, and two programs on functions of it.
+fn on_board() -> (BoardThread, Node, Node) {
+    let board = BoardThread::start(&settings(), 2);
+    let (a, b) = (Node::new(&board.client(0)), Node::new(&board.client(1)));
+    (board, a, b)
+}
+
+#[test]
+fn rc_messages_arrive_in_order_with_their_bytes() {
+    let (_board, a, b) = on_board();
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect(&a, &qa, &b, &qb);
+    for round in 0..50u64 {
+        let len = [1, 64, 1024, 1025, 9000][round as usize % 5];
+        let text: Vec<u8> = (0..len).map(|i| (i as u64 * 7 + round) as u8).collect();
+        a.fill(0, &text);
+        b.post_recv(&qb, round, 100, 10_000).unwrap();
+        let half = len / 2;
+        let sges = [a.sge(0, half), a.sge(half, len - half)];
+        post(&qa, &send(1000 + round, &sges)).unwrap();
+        let got = b.completions(1)[0];
+        assert_eq!((got.wr_id, got.status, got.byte_len), (round, WcStatus::Success, len as u32));
+        assert_eq!((got.opcode, got.qpn), (WcOpcode::Recv, qb.number()));
+        assert_eq!(b.bytes(100, len), text);
+        let sent = a.completions(1)[0];
+        assert_eq!((sent.wr_id, sent.status, sent.opcode), (1000 + round, WcStatus::Success, WcOpcode::Send));
+    }
+}
+
+#[test]
+fn one_sided_operations_move_the_bytes() {
+    let (_board, a, b) = on_board();
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect(&a, &qa, &b, &qb);
+    let text: Vec<u8> = (0..20_000).map(|i| (i * 31) as u8).collect();
+    a.fill(0, &text);
+    let (out, back) = ([a.sge(0, 20_000)], [a.sge(30_000, 20_000)]);
+    let remote = |op, sges| SendWr { op, remote_addr: b.addr(5), rkey: b.mr.rkey(), ..send(2, sges) };
+    post(&qa, &remote(SendOp::Write, &out)).unwrap();
+    post(&qa, &remote(SendOp::Read, &back)).unwrap();
+    let done = a.completions(2);
+    let said: Vec<_> = done.iter().map(|cqe| (cqe.opcode, cqe.status)).collect();
+    assert_eq!(said, [(WcOpcode::RdmaWrite, WcStatus::Success), (WcOpcode::RdmaRead, WcStatus::Success)]);
+    assert_eq!(done[1].byte_len, 20_000);
+    assert_eq!((b.bytes(5, 20_000), a.bytes(30_000, 20_000)), (text.clone(), text));
+    let cell = (8 - b.addr(40_000) as usize % 8) % 8 + 40_000;
+    b.fill(cell, &40u64.to_ne_bytes());
+    let into = [a.sge(0, 8)];
+    let base = SendWr { remote_addr: b.addr(cell), rkey: b.mr.rkey(), ..send(1, &into) };
+    post(&qa, &SendWr { op: SendOp::FetchAdd, compare_add: 2, ..base }).unwrap();
+    assert_eq!((a.completions(1)[0].status, a.word(0), b.word(cell)), (WcStatus::Success, 40, 42));
+    post(&qa, &SendWr { op: SendOp::CmpSwap, compare_add: 42, swap: 7, ..base }).unwrap();
+    assert_eq!((a.completions(1)[0].status, a.word(0), b.word(cell)), (WcStatus::Success, 42, 7));
+    post(&qa, &SendWr { op: SendOp::CmpSwap, compare_add: 42, swap: 9, ..base }).unwrap();
+    assert_eq!((a.completions(1)[0].status, a.word(0), b.word(cell)), (WcStatus::Success, 7, 7));
+}
+
+#[test]
+fn inline_and_immediate_data_arrive() {
+    let (_board, a, b) = on_board();
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect(&a, &qa, &b, &qb);
+    let mut said = *b"inline message";
+    post_inline(&qa, &SendWr { op: SendOp::SendImm, imm: 0x0102_0304, ..send(1, &[]) }, &said).unwrap();
+    said.fill(0);
+    b.post_recv(&qb, 5, 0, 64).unwrap();
+    assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+    let got = b.completions(1)[0];
+    assert!(got.flags.contains(WcFlags::WITH_IMM));
+    assert_eq!((got.imm, got.byte_len, b.bytes(0, 14)), (0x0102_0304, 14, b"inline message".to_vec()));
+}
+
+#[test]
+fn datagrams_arrive_with_their_header() {
+    let (_board, a, b) = on_board();
+    let (qa, qb) = (a.qp(QpType::Ud), b.qp(QpType::Ud));
+    ud_ready(&qa);
+    ud_ready(&qb);
+    let ah = Ah::create(&a.pd, &way_to(&b)).unwrap();
+    b.post_recv(&qb, 9, 0, 2000).unwrap();
+    a.fill(0, b"hello datagram");
+    let to = SendWr { ah: ah.id(), remote_qpn: qb.number(), qkey: QKEY, ..send(3, &[]) };
+    post(&qa, &SendWr { sges: &[a.sge(0, 14)], ..to }).unwrap();
+    let got = b.completions(1)[0];
+    assert_eq!((got.wr_id, got.status, got.byte_len, got.src_qp), (9, WcStatus::Success, 54, qa.number()));
+    assert!(got.flags.contains(WcFlags::GRH));
+    assert_eq!(b.bytes(40, 14), b"hello datagram");
+    assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+    ah.destroy().unwrap();
+}
+
+#[test]
+fn a_shared_queue_serves_queue_pairs_and_warns() {
+    let (_board, a, b) = on_board();
+    let srq = Srq::create(&b.pd, 8, 1, 2, 55).unwrap();
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp_with_srq(&srq));
+    connect(&a, &qa, &b, &qb);
+    for wr_id in 0..2 {
+        srq.post(&RecvWr { wr_id, sges: &[b.sge(64 * wr_id as usize, 64)] }).unwrap();
+    }
+    for round in 0..2u64 {
+        post_inline(&qa, &send(round, &[]), &[round as u8 + 1; 8]).unwrap();
+        let got = b.completions(1)[0];
+        assert_eq!((got.wr_id, got.status), (round, WcStatus::Success));
+        assert_eq!(b.bytes(64 * round as usize, 8), [round as u8 + 1; 8]);
+    }
+    assert_eq!(b.ctx.get_async_event().unwrap(), Event::Srq { kind: kind::SRQ_LIMIT_REACHED, cookie: 55 });
+    assert_eq!(srq.query().unwrap().limit, 0, "the event disarms it");
+    srq.modify(None, Some(3)).unwrap();
+    assert_eq!(srq.query().unwrap().limit, 3);
+    assert_eq!(srq.destroy().unwrap_err().errno(), libc::EBUSY);
+    qb.destroy().unwrap();
+    srq.destroy().unwrap();
+}
+
+#[test]
+fn events_wake_a_program_that_sleeps() {
+    let (_board, a, b) = on_board();
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect(&a, &qa, &b, &qb);
+    for round in 0..20u64 {
+        b.post_recv(&qb, round, 0, 64).unwrap();
+        b.cq.req_notify(false).unwrap();
+        let came_before = b.cq.poll(&mut [Cqe::default()]).unwrap();
+        assert_eq!(came_before, 0);
+        post_inline(&qa, &send(round, &[]), b"wake").unwrap();
+        assert_eq!(b.channel.get_event().unwrap(), 77);
+        assert_eq!(b.completions(1)[0].wr_id, round);
+        a.completions(1);
+    }
+    /* a solicited event comes of a solicited message alone */
+    for wr_id in 0..2 {
+        b.post_recv(&qb, wr_id, 0, 64).unwrap();
+    }
+    b.cq.req_notify(true).unwrap();
+    post_inline(&qa, &send(1, &[]), b"quiet").unwrap();
+    assert_eq!((a.completions(1).len(), b.completions(1)[0].wr_id), (1, 0));
+    let solicited = SendWr { flags: SendFlags::SIGNALED | SendFlags::SOLICITED, ..send(2, &[]) };
+    post_inline(&qa, &solicited, b"loud").unwrap();
+    assert_eq!((b.channel.get_event().unwrap(), b.completions(1)[0].wr_id), (77, 1));
+}
+
+#[test]
+fn a_queue_pair_in_error_flushes_what_was_posted_and_what_comes() {
+    let (_board, a, b) = on_board();
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect(&a, &qa, &b, &qb);
+    for wr_id in 0..3 {
+        b.post_recv(&qb, wr_id, 0, 64).unwrap();
+    }
+    to_err(&qb);
+    let flushed: Vec<_> = b.completions(3).iter().map(|cqe| (cqe.wr_id, cqe.status)).collect();
+    assert_eq!(flushed, [0, 1, 2].map(|wr_id| (wr_id, WcStatus::WrFlushErr)));
+    b.post_recv(&qb, 7, 0, 64).unwrap();
+    post(&qb, &send(8, &[])).unwrap();
+    let mut late: Vec<_> = b.completions(2).iter().map(|cqe| (cqe.wr_id, cqe.status)).collect();
+    late.sort_by_key(|(wr_id, _)| *wr_id);
+    assert_eq!(late, [(7, WcStatus::WrFlushErr), (8, WcStatus::WrFlushErr)]);
+    assert_eq!(qb.state(), QpState::Err);
+    /* and from RESET on it is new */
+    qb.modify(&QpAttr { state: QpState::Reset, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+    qa.modify(&QpAttr { state: QpState::Reset, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+    connect(&a, &qa, &b, &qb);
+    b.post_recv(&qb, 11, 0, 64).unwrap();
+    post_inline(&qa, &send(12, &[]), b"again").unwrap();
+    assert_eq!((b.completions(1)[0].wr_id, a.completions(1)[0].wr_id), (11, 12));
+}
+
+#[test]
+fn a_key_that_is_closed_opens_nothing() {
+    let (_board, a, b) = on_board();
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect(&a, &qa, &b, &qb);
+    let mr = b.reg(100, 64, all_access());
+    let write = |key, at| SendWr { op: SendOp::Write, remote_addr: b.addr(at), rkey: key, ..send(1, &[]) };
+    post_inline(&qa, &write(mr.rkey(), 100), b"open").unwrap();
+    assert_eq!((a.completions(1)[0].status, b.bytes(100, 4)), (WcStatus::Success, b"open".to_vec()));
+    let key = mr.rkey();
+    mr.dereg().unwrap();
+    post_inline(&qa, &write(key, 100), b"shut").unwrap();
+    assert_eq!((a.completions(1)[0].status, b.bytes(100, 4)), (WcStatus::RemAccessErr, b"open".to_vec()));
+    assert_eq!(b.ctx.get_async_event().unwrap(), Event::Qp { kind: kind::QP_ACCESS_ERR, cookie: 99 });
+}
+
+/// The other function's keys, domains and queues are no names here, and its memory is out of reach.
+#[test]
+fn functions_do_not_reach_each_other() {
+    let (_board, a, b) = on_board();
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect(&a, &qa, &b, &qb);
+    /* a key of the other's in an SGE of ours */
+    post(&qa, &send(1, &[b.sge(0, 8)])).unwrap();
+    assert_eq!(a.completions(1)[0].status, WcStatus::LocProtErr);
+}
+
+#[test]
+fn what_a_board_does_not_take_is_said() {
+    let (_board, a, _b) = on_board();
+    let attr = a.ctx.device_attr();
+    assert_eq!((attr.max_mcast_grp, attr.odp.general), (0, 0));
+    let refused = [
+        a.cq.resize(1000).unwrap_err(),
+        Mr::null(&a.pd).err().unwrap(),
+        a.qp(QpType::Ud).attach_mcast(starverbs_core::Gid::from_ipv4([239, 1, 1, 1])).unwrap_err(),
+        starverbs_verbs::cm::Agent::of(&a.ctx).err().unwrap(),
+    ];
+    assert_eq!(refused.map(|error| error.errno()), [libc::EOPNOTSUPP; 4]);
+}
+
+#[test]
+fn a_board_and_a_card_in_software_talk_to_each_other() {
+    let settings = settings();
+    let board = BoardThread::start(&settings, 1);
+    let (a, b) = (Node::new(&board.client(0)), Node::new(&settings));
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect(&a, &qa, &b, &qb);
+    b.post_recv(&qb, 4, 0, 4096).unwrap();
+    a.post_recv(&qa, 5, 8192, 4096).unwrap();
+    a.fill(0, &[3; 4000]);
+    b.fill(8000, &[4; 4000]);
+    post(&qa, &send(1, &[a.sge(0, 4000)])).unwrap();
+    post(&qb, &send(2, &[b.sge(8000, 4000)])).unwrap();
+    let mut done: Vec<_> = [a.completions(2), b.completions(2)].concat();
+    done.sort_by_key(|cqe| cqe.wr_id);
+    let said: Vec<_> = done.iter().map(|cqe| (cqe.wr_id, cqe.status)).collect();
+    assert_eq!(said, [1, 2, 4, 5].map(|wr_id| (wr_id, WcStatus::Success)));
+    assert_eq!((b.bytes(0, 4000), a.bytes(8192, 4000)), (vec![3; 4000], vec![4; 4000]));
+}
+
+#[test]
+fn a_word_is_written_whole_and_flushed() {
+    let (_board, a, b) = on_board();
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect(&a, &qa, &b, &qb);
+    let cell = (8 - b.addr(0) as usize % 8) % 8;
+    a.fill(0, b"eight ch");
+    let from = [a.sge(0, 8)];
+    let base = SendWr { remote_addr: b.addr(cell), rkey: b.mr.rkey(), ..send(1, &from) };
+    post(&qa, &SendWr { op: SendOp::AtomicWrite, ..base }).unwrap();
+    assert_eq!((a.completions(1)[0].status, b.bytes(cell, 8)), (WcStatus::Success, b"eight ch".to_vec()));
+    let global = Feth::word(Placement::GLOBAL, FlushLevel::Range);
+    post(&qa, &SendWr { op: SendOp::Flush, imm: global, compare_add: 8, ..base }).unwrap();
+    assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+}
