@@ -4,6 +4,7 @@
 //! device's attributes and the statistics page through the crates that own them.
 
 mod bench;
+mod board;
 mod completions;
 mod info;
 mod run;
@@ -33,6 +34,7 @@ enum Command {
     Top(top::Args),
     Sim(sim::Args),
     Bench(bench::Args),
+    Board(board::Args),
     Completions(completions::Args),
 }
 
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         Command::Top(args) => top::top(&args),
         Command::Sim(args) => sim::sim(&args),
         Command::Bench(args) => bench::bench(&args),
+        Command::Board(args) => board::board(&args),
         Command::Completions(args) => completions::completions(&args, Cli::command()),
     };
     match done {

@@ -1,0 +1,57 @@
+//! `starverbs board`: an emulated board, to which programs and monitors connect by vfio-user.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use starverbs_board::{Board, socket_paths};
+use starverbs_settings::Settings;
+
+use crate::Failure;
+
+/// Functions at most: the board's tables have a byte for their number.
+const MOST: u16 = 255;
+
+/// Emulate a board: a PCI device that speaks vfio-user on unix sockets, with its port on UDP.
+///
+/// A program has it as its card with STARVERBS_DEVICE=board:PATH.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Where the first function listens; the others at PATH.1, PATH.2 and so on
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    /// Functions: each has one client at a time
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=MOST as i64))]
+    sockets: u16,
+}
+
+/// Set by a signal that ends the board.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn on_signal(_: libc::c_int) {
+    STOP.store(true, Ordering::Relaxed);
+}
+
+pub(crate) fn board(args: &Args) -> Result<(), Failure> {
+    let settings = Settings::load().map_err(|error| Failure::new(2, error))?;
+    let sockets = socket_paths(&args.socket, usize::from(args.sockets));
+    let mut board = Board::open(&settings, &sockets, seed())
+        .map_err(|error| Failure::new(1, format!("no board: {error}")))?;
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: the handler stores a flag, which is all that may be done there.
+        unsafe { libc::signal(signal, on_signal as *const () as libc::sighandler_t) };
+    }
+    /* who starts it waits for these lines */
+    for path in &sockets {
+        let _ = writeln!(io::stdout(), "board at {}", path.display());
+    }
+    let _ = io::stdout().flush();
+    board.run(&STOP);
+    Ok(())
+}
+
+/// Numbers that a client cannot guess, for keys and QPNs.
+fn seed() -> [u64; 2] {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    [(); 2].map(|()| RandomState::new().build_hasher().finish())
+}
