@@ -25,6 +25,7 @@ fn nothing_set_is_the_default() {
 #[test]
 fn every_key_reads_back_what_it_shows() {
     let given = [
+        ("DEVICE", "board:/run/b.sock"),
         ("FAULT", "loss=0.01,dup=0.5,delay=50000ns,seed=7"),
         ("PCAP", "/tmp/a-%p.pcap"),
         ("MTU", "1024"),
@@ -258,5 +259,13 @@ fn documentation_has_this_table() {
         std::fs::write(&file, &wanted).unwrap();
     } else {
         assert_eq!(text, wanted, "run with UPDATE_DOCS=1 to rewrite docs/settings.md");
+    }
+}
+
+#[test]
+fn a_device_that_there_is_not_is_refused() {
+    assert_eq!(env(&[("STARVERBS_DEVICE", "soft")]).unwrap().device, DeviceChoice::Soft);
+    for wrong in ["board:", "board", "fpga", "/run/b.sock"] {
+        assert!(env(&[("STARVERBS_DEVICE", wrong)]).is_err(), "{wrong}");
     }
 }
