@@ -39,6 +39,9 @@ use server::Server;
 const ROUNDS: u32 = 16;
 /// Turns without work before the thread sleeps.
 const SPINS: u32 = 2000;
+/// Turns without work before it lets others have the CPU, if they want it: clients that poll are what it waits
+/// for.
+const SELFISH: u32 = 32;
 /// Turns between two looks at the sockets of clients.
 const SERVE_EVERY: u32 = 64;
 /// How long it sleeps at most: doorbells wake nobody.
@@ -141,8 +144,10 @@ impl Board {
         while !stop.load(Ordering::Relaxed) {
             let worked = self.turn();
             self.idle = if worked { 0 } else { self.idle.saturating_add(1) };
-            if self.idle > SPINS {
-                self.nap();
+            match self.idle {
+                ..=SELFISH => {}
+                ..=SPINS => std::thread::yield_now(),
+                _ => self.nap(),
             }
         }
     }

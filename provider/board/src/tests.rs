@@ -547,3 +547,174 @@ fn messages_that_are_none_end_the_connection() {
     });
     assert_eq!(board.card.nic.qp_count(), 0);
 }
+
+impl Raw {
+    /// The next event, if the board has written it.
+    fn event(&self, index: u32) -> Option<(u32, u32)> {
+        let event: Event = self.get(EVENTS + (index as usize & 255) * size_of::<Event>());
+        (event.valid == index + 1).then_some((event.kind, event.number))
+    }
+
+    fn wait_for_event(&self, index: u32) -> (u32, u32) {
+        let begun = Instant::now();
+        loop {
+            if let Some(event) = self.event(index) {
+                return event;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "no event came");
+            std::thread::yield_now();
+        }
+    }
+
+    /// The board has taken what was rung before this.
+    fn settle(&mut self) {
+        /* a message is answered behind the doorbells of its turn: of the second, the turn begins after this */
+        self.register(REG_STATUS);
+        self.register(REG_STATUS);
+    }
+}
+
+fn arm(taken: u32, times: u32, solicited: bool) -> u64 {
+    u64::from(taken) | u64::from(times | if solicited { ARM_SOLICITED } else { 0 }) << 32
+}
+
+#[test]
+fn an_armed_queue_raises_one_event() {
+    with_board(1, |paths| {
+        let mut raw = Raw::open(&paths[0]);
+        let (irq, eventfd) = std::os::unix::net::UnixStream::pair().unwrap();
+        raw.client.set_irqs(starverbs_vfio::message::IRQ_MSIX, &[eventfd.into()]).unwrap();
+        let (pd, key, cq) = raw.basics();
+        let (mut a, mut b) = (raw.qp(pd, cq.number, 0), raw.qp(pd, cq.number, 1));
+        raw.connect_qp(a, b.qpn);
+        raw.connect_qp(b, a.qpn);
+        exchange(&mut raw, key, &mut a, &mut b, 1);
+        assert_eq!(raw.event(0), None, "nobody asked for one");
+        raw.ring(cq.cell, arm(raw.taken, 1, false));
+        exchange(&mut raw, key, &mut a, &mut b, 2);
+        assert_eq!(raw.wait_for_event(0), (EVENT_COMPLETION, cq.number));
+        let mut count = [0; 8];
+        std::io::Read::read_exact(&mut &irq, &mut count).unwrap();
+        assert_eq!(u64::from_ne_bytes(count), 1, "the interrupt");
+        exchange(&mut raw, key, &mut a, &mut b, 3);
+        assert_eq!(raw.event(1), None, "one for each time that it is armed");
+        /* what came between the look and the arming raises it at once */
+        raw.ring(cq.cell, arm(raw.taken - 1, 2, false));
+        assert_eq!(raw.wait_for_event(1), (EVENT_COMPLETION, cq.number));
+        /* of solicited ones alone */
+        raw.ring(cq.cell, arm(raw.taken, 3, true));
+        exchange(&mut raw, key, &mut a, &mut b, 4);
+        raw.settle();
+        assert_eq!(raw.event(2), None, "nothing solicited");
+        raw.post_recv(&mut b, 5, data(4096, 8, key));
+        let flags = SendFlags::SIGNALED | SendFlags::SOLICITED;
+        raw.put_send(&mut a, SendWqe { op: SendOp::Send, flags, ..SendWqe::default() }, data(0, 8, key));
+        raw.doorbell(&a);
+        assert_eq!(raw.wait_for_event(2), (EVENT_COMPLETION, cq.number));
+        /* an index of the future raises nothing until the queue is there */
+        raw.ring(cq.cell, arm(raw.taken + 1000, 4, false));
+        raw.settle();
+        assert_eq!(raw.event(3), None);
+    });
+}
+
+#[test]
+fn registers_are_written_as_wholes_and_stay_while_enabled() {
+    with_board(1, |paths| {
+        let errno = |done: io::Result<()>| done.err().and_then(|error| error.raw_os_error()).unwrap_or(0);
+        let mut raw = Raw::connect(&paths[0]);
+        assert_eq!((raw.register(REG_MAGIC), raw.register(REG_VERSION)), (MAGIC, VERSION));
+        for (at, len) in [
+            (REG_COMMANDS, 4),
+            (REG_COMMANDS + 4, 4),
+            (REG_EVENTS_LOG, 8),
+            (REG_EVENTS_LOG, 2),
+            (REG_EVENTS_LOG + 1, 4),
+            (REG_MAGIC, 4),
+            (REG_CAPS, 8),
+            (CONTROL_BYTES, 4),
+        ] {
+            assert_eq!(errno(raw.write(at, &[0; 8][..len])), libc::EINVAL, "{at:#x} {len}");
+        }
+        /* queues that are nowhere: not enabled, and the register says why */
+        raw.write(REG_CONTROL, &CTRL_ENABLE.to_le_bytes()).unwrap();
+        assert_eq!((raw.register(REG_STATUS), raw.register(REG_ERROR)), (0, libc::EFAULT as u32));
+        raw.write(REG_ERROR, &[0; 4]).unwrap();
+        assert_eq!(raw.register(REG_ERROR), 0);
+        raw.write(REG_COMMANDS_TAIL, &1u32.to_le_bytes()).unwrap();
+        assert_eq!(raw.register(REG_ERROR), libc::ENXIO as u32, "no commands before it is enabled");
+        drop(raw);
+        let mut raw = Raw::open(&paths[0]);
+        for (at, len) in [(REG_COMMANDS, 8), (REG_COMMANDS_LOG, 4), (REG_EVENTS, 8), (REG_EVENTS_LOG, 4)] {
+            assert_eq!(errno(raw.write(at, &[0; 8][..len])), libc::EBUSY, "{at:#x}");
+        }
+        /* more commands than the queue holds are none */
+        raw.write(REG_COMMANDS_TAIL, &17u32.to_le_bytes()).unwrap();
+        assert_eq!((raw.register(REG_ERROR), raw.register(REG_COMMANDS_HEAD)), (libc::EINVAL as u32, 0));
+        raw.basics();
+        assert_eq!(raw.register(REG_COMMANDS_HEAD), 3);
+        let mut all = [0xff; 4096];
+        raw.client.read(BAR_CONTROL, 4000, &mut all).unwrap();
+        assert!(all.iter().all(|byte| *byte == 0), "what is no register reads as 0");
+    });
+}
+
+#[test]
+fn memory_that_was_taken_back_is_out_of_reach() {
+    with_board(1, |paths| {
+        let mut raw = Raw::open(&paths[0]);
+        let (key, mut a, mut b) = two_qps(&mut raw);
+        let pd =
+            raw.command::<Region>(OP_QUERY_MR, Object { number: key, reserved: 0 }.as_bytes()).unwrap().pd;
+        let (_map, file) = sealed::create(c"more", 4096, sealed::SIZE_STAYS).unwrap();
+        let more = BASE + BYTES as u64;
+        raw.client.dma_map(file.as_fd(), 0, more, 4096).unwrap();
+        let region = Region { pd, access: ALL, addr: more, length: 4096, iova: more, ..Region::default() };
+        let lkey = raw.number(OP_REG_MR, region.as_bytes()).number;
+        let send = SendWqe { wr_id: 1, op: SendOp::Send, flags: SendFlags::SIGNALED, ..SendWqe::default() };
+        let there = Sge { addr: more, len: 8, lkey };
+        raw.post_recv(&mut b, 2, data(4096, 8, key));
+        raw.put_send(&mut a, send, there);
+        raw.doorbell(&a);
+        assert_eq!([raw.completion().status, raw.completion().status], [WcStatus::Success; 2]);
+        assert!(raw.client.dma_unmap(BASE, BYTES as u64).is_err(), "queues lie there");
+        raw.client.dma_unmap(more, 4096).unwrap();
+        let misses = raw.counter(COUNTER_DMA_MISSES);
+        raw.put_send(&mut a, send, there);
+        raw.doorbell(&a);
+        assert_eq!(raw.completion().status, WcStatus::LocProtErr);
+        assert_eq!(raw.counter(COUNTER_DMA_MISSES), misses + 1);
+    });
+}
+
+/// docs/board.md names tests that there are, and numbers its rules one after the other.
+#[test]
+fn the_document_names_tests_that_there_are() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let text = std::fs::read_to_string(root.join("docs/board.md")).unwrap();
+    let files = [
+        "provider/board/src/tests.rs",
+        "provider/board/src/dma.rs",
+        "provider/queues/tests/board.rs",
+        "provider/queues/tests/header.rs",
+        "provider/verbs/tests/verbs/board.rs",
+        "provider/verbs/tests/board_killed.rs",
+        "provider/verbs/src/device/board/memory.rs",
+    ];
+    let tests: String = files.iter().map(|file| std::fs::read_to_string(root.join(file)).unwrap()).collect();
+    let (mut number, mut held) = (0, 0);
+    for rule in text.split("\n- **B").skip(1) {
+        number += 1;
+        assert_eq!(rule.split("**").next().unwrap(), number.to_string(), "{rule}");
+        let rule = rule.split("\n#").next().unwrap();
+        let (_, named) = rule.rsplit_once("*Held by*").unwrap_or_else(|| {
+            assert!(rule.contains("*Not yet held by a test*"), "{rule}");
+            ("", "")
+        });
+        for name in named.split('`').skip(1).step_by(2) {
+            assert!(tests.contains(&format!("fn {name}(")), "no test {name}: {rule}");
+            held += 1;
+        }
+    }
+    assert!(number > 30 && held > 30, "{number} rules, {held} tests");
+}

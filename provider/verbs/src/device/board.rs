@@ -45,6 +45,11 @@ use memory::Heap;
 /// What a completion queue keeps for its device.
 pub(crate) type DeviceCq = Option<Arc<BoardCq>>;
 
+/// Polls in a row that find nothing, after which one in [`YIELD_EVERY`] lets others have the CPU: a board in
+/// software may be waiting for it.
+const SELFISH: u32 = 256;
+const YIELD_EVERY: u32 = 16;
+
 /// GIDs of a board at most: an address handle's index is a byte.
 const MAX_GIDS: u32 = 256;
 
@@ -69,6 +74,8 @@ pub(crate) struct Board {
     objects: Mutex<Objects>,
     /// Events taken so far
     taken: Mutex<u32>,
+    /// Polls in a row that found nothing
+    idle: AtomicU32,
 }
 
 /// What the program made, as far as events need it.
@@ -109,6 +116,7 @@ impl Board {
             cells: (0..=QPN_MASK / QPN_BLOCK).map(|_| OnceLock::new()).collect(),
             objects: Mutex::default(),
             taken: Mutex::new(0),
+            idle: AtomicU32::new(0),
             settings,
         });
         if board.settings.progress_thread {
@@ -202,7 +210,15 @@ impl Board {
     #[inline]
     pub(crate) fn progress(&self, cq: &CqShared, _wanted: usize) -> bool {
         let Some(half) = &cq.device_half else { return false };
-        half.harvest(cq)
+        let found = half.harvest(cq);
+        /* a plain load and store: exact enough for a guess */
+        let idle = if found { 0 } else { self.idle.load(Ordering::Relaxed).wrapping_add(1) };
+        self.idle.store(idle, Ordering::Relaxed);
+        if idle > SELFISH && idle.is_multiple_of(YIELD_EVERY) {
+            self.activity.note_poll(crate::clock::now());
+            std::thread::yield_now();
+        }
+        found
     }
 
     /// The program is about to sleep: the thread serves.
