@@ -1,11 +1,14 @@
 //! Programs on functions of a board, which is a thread of this process: all that goes between them goes as
 //! between processes, by sockets and shared memory.
 
+use std::io::BufRead;
+
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{
     Cqe, FlushLevel, Placement, QpState, QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus,
 };
+use starverbs_settings::{DeviceChoice, Settings};
 use starverbs_verbs::{Ah, Event, Mr, QpAttr, RecvWr, SendWr, Srq, kind};
 
 use crate::common::board::BoardThread;
@@ -254,4 +257,82 @@ fn a_word_is_written_whole_and_flushed() {
     let global = Feth::word(Placement::GLOBAL, FlushLevel::Range);
     post(&qa, &SendWr { op: SendOp::Flush, imm: global, compare_add: 8, ..base }).unwrap();
     assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+}
+
+/// A program that is killed leaves nothing, and disturbs nobody. The program is this test, run once more.
+#[test]
+fn a_client_that_is_killed_leaves_nothing() {
+    const SOCKET: &str = "STARVERBS_TEST_KILLED";
+    const RUNNING: &str = "the program runs";
+    if let Some(socket) = std::env::var_os(SOCKET) {
+        let settings = Settings { device: DeviceChoice::Board(socket.into()), ..Settings::default() };
+        let node = Node::new(&settings);
+        let (qa, qb) = (node.qp(QpType::Rc), node.qp(QpType::Rc));
+        connect(&node, &qa, &node, &qb);
+        println!("{RUNNING}");
+        let sges = [node.sge(0, 8192)];
+        let wr = SendWr {
+            op: SendOp::Write,
+            remote_addr: node.addr(8192),
+            rkey: node.mr.rkey(),
+            ..send(1, &sges)
+        };
+        loop {
+            post(&qa, &wr).unwrap();
+            assert_eq!(node.completions(1)[0].status, WcStatus::Success);
+        }
+    }
+    let board = BoardThread::start(&settings(), 3);
+    let (a, b) = (Node::new(&board.client(1)), Node::new(&board.client(2)));
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect(&a, &qa, &b, &qb);
+    for round in 0..8 {
+        let mut program = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "board::a_client_that_is_killed_leaves_nothing", "--nocapture"])
+            .env(SOCKET, &board.sockets[0])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = std::io::BufReader::new(program.stdout.take().unwrap()).lines();
+        assert!(
+            lines.map_while(Result::ok).any(|line| line.contains(RUNNING)),
+            "the program ended by itself"
+        );
+        /* at one moment or another of its work */
+        for n in 0..round * 5 {
+            b.post_recv(&qb, n, 0, 64).unwrap();
+            post_inline(&qa, &send(n, &[]), &[n as u8; 8]).unwrap();
+            assert_eq!((b.completions(1)[0].status, b.bytes(0, 8)), (WcStatus::Success, vec![n as u8; 8]));
+            assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+        }
+        program.kill().unwrap();
+        program.wait().unwrap();
+        /* the next one has the function */
+        let next = Node::new(&board.client(0));
+        let (to, from) = (next.qp(QpType::Rc), next.qp(QpType::Rc));
+        connect(&next, &to, &next, &from);
+        next.post_recv(&from, 1, 0, 64).unwrap();
+        post_inline(&to, &send(2, &[]), b"next").unwrap();
+        assert!(next.completions(2).iter().all(|cqe| cqe.status == WcStatus::Success));
+    }
+}
+
+/// A board that is gone: calls fail, polls find nothing, and nothing hangs.
+#[test]
+fn a_board_that_is_gone_is_an_error() {
+    let board = BoardThread::start(&settings(), 1);
+    let client = board.client(0);
+    let node = Node::new(&client);
+    let (qa, qb) = (node.qp(QpType::Rc), node.qp(QpType::Rc));
+    connect(&node, &qa, &node, &qb);
+    drop(board);
+    post_inline(&qa, &send(1, &[]), b"nobody").unwrap();
+    assert_eq!(node.cq.poll(&mut [Cqe::default()]).unwrap(), 0);
+    let failed = [
+        node.mr.dereg().unwrap_err(),
+        qa.query().unwrap_err(),
+        starverbs_verbs::Pd::alloc(&node.ctx).err().unwrap(),
+    ];
+    assert!(failed.iter().all(|error| [libc::EIO, libc::EPIPE].contains(&error.errno())), "{failed:?}");
+    assert!(starverbs_verbs::Context::open_with(client).is_err(), "nobody is at the socket");
 }
