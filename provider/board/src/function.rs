@@ -211,13 +211,17 @@ impl Function {
         }
     }
 
-    /// Writes the events that are due, as far as there is room, and interrupts once.
-    pub(crate) fn write_events(&mut self) {
+    /// Adds the events of completion queues.
+    pub(crate) fn raise_due(&mut self) {
         use starverbs_queues::board::EVENT_COMPLETION;
         let due = Rc::clone(&self.due);
         /* IBV_EVENT_CQ_ERR */
         due.overruns.borrow_mut().drain(..).for_each(|cq| self.raise(0, cq));
         due.completions.borrow_mut().drain(..).for_each(|cq| self.raise(EVENT_COMPLETION, cq));
+    }
+
+    /// Writes the events that wait, as far as there is room, and interrupts once.
+    pub(crate) fn write_events(&mut self) {
         if self.waiting.is_empty() {
             return;
         }

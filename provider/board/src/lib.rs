@@ -214,6 +214,10 @@ impl Board {
     /// Gives events to the functions whose objects they are about.
     fn deliver(&mut self) {
         let Board { card, functions, .. } = self;
+        for (function, _) in functions.iter_mut() {
+            /* a queue that has overrun, before what its queue pairs say of that */
+            function.raise_due();
+        }
         let mut events = std::mem::take(&mut card.env.events);
         for event in events.drain(..) {
             let (kind, number, owner) = match event {
