@@ -144,10 +144,10 @@ impl Board {
         while !stop.load(Ordering::Relaxed) {
             let worked = self.turn();
             self.idle = if worked { 0 } else { self.idle.saturating_add(1) };
-            match self.idle {
-                ..=SELFISH => {}
-                ..=SPINS => std::thread::yield_now(),
-                _ => self.nap(),
+            if self.idle > SPINS {
+                self.nap();
+            } else if self.idle > SELFISH {
+                std::thread::yield_now();
             }
         }
     }
