@@ -2,9 +2,9 @@
 //! that speaks vfio-user on unix sockets. docs/board.md has its rules.
 //!
 //! One thread does it all in turns ([`Board::run`]): doorbell cells, frames, timers, what the card sends,
-//! events, messages of clients. Each socket is a function of the board (`function`), which one client has at a
-//! time. What a client writes, be it a register, a command, an index or a work request, is decoded and checked
-//! before it is used, and costs that client alone.
+//! events, messages of clients. Each socket is a function of the board (`function`), which one client has at
+//! a time. What a client writes, be it a register, a command, an index or a work request, is decoded and
+//! checked before it is used, and costs that client alone.
 //!
 //! Owns the order of a turn. It must not know the verbs objects of the program at the other end.
 
@@ -39,8 +39,8 @@ use server::Server;
 const ROUNDS: u32 = 16;
 /// Turns without work before the thread sleeps.
 const SPINS: u32 = 2000;
-/// Turns without work before it lets others have the CPU, if they want it: clients that poll are what it waits
-/// for.
+/// Turns without work before it lets others have the CPU, if they want it: clients that poll are what it
+/// waits for.
 const SELFISH: u32 = 32;
 /// Turns between two looks at the sockets of clients.
 const SERVE_EVERY: u32 = 64;

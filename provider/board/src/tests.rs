@@ -568,8 +568,8 @@ impl Raw {
         }
     }
 
-    /// The board has taken up to [`SETTLED`] doorbells that were rung before this: each of these is seen behind
-    /// one of them.
+    /// The board has taken up to [`SETTLED`] doorbells that were rung before this: each of these is seen
+    /// behind one of them.
     fn settle(&mut self) {
         for _ in 0..SETTLED {
             let before = self.counter(COUNTER_DOORBELLS);

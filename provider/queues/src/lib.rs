@@ -1,8 +1,9 @@
 //! Formats of the queues between a program and a card: work requests, completions.
 //!
-//! [`mod@format`] has them as they lie in memory, in plain integers: `include/starverbs/queues.h` is the same
-//! in C, for a board and its driver; [`board`] has what else those two agree on. What a queue's memory holds is decoded, which finds what nobody may
-//! write there: the other side of a queue is another program, or a device.
+//! [`mod@format`] has them as they lie in memory, in plain integers: `include/starverbs/queues.h` is the
+//! same in C, for a board and its driver; [`board`] has what else those two agree on. What a queue's memory
+//! holds is decoded, which finds what nobody may write there: the other side of a queue is another program,
+//! or a device.
 //!
 //! Numeric values of the enums are those of `<infiniband/verbs.h>`.
 //!

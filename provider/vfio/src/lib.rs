@@ -1,8 +1,8 @@
 //! The part of vfio-user that a board and its program need: messages on a stream socket, some of them with
 //! descriptors, by which a client finds a device's regions, gives it memory, and gets its interrupts.
 //!
-//! Owns the messages' formats ([`message`]), the socket ([`Stream`]) and the client's calls ([`Client`]). What
-//! comes of the other side is bounded and checked before it is used. It must not know what a device is.
+//! Owns the messages' formats ([`message`]), the socket ([`Stream`]) and the client's calls ([`Client`]).
+//! What comes of the other side is bounded and checked before it is used. It must not know what a device is.
 //!
 //! The protocol is that of QEMU's `docs/interop/vfio-user.rst`, version 0.0.
 

@@ -1,8 +1,8 @@
 //! Memory that the program and the board share: queues, commands, events.
 //!
 //! It comes in memory files, which the board maps as this process does, at DMA addresses above those that
-//! stand for the program's own addresses. Owns who has which piece of it. Pieces go back here when their object
-//! ends; the files stay until the device is closed.
+//! stand for the program's own addresses. Owns who has which piece of it. Pieces go back here when their
+//! object ends; the files stay until the device is closed.
 
 use std::alloc::Layout;
 use std::fs::File;
