@@ -203,7 +203,8 @@ fn open(file: File, offset: u64, size: u64, same_user: bool) -> Result<Bytes, Er
         return Err(libc::EACCES);
     }
     let end = offset.checked_add(size).ok_or(libc::EINVAL)?;
-    if end > file.metadata().map_err(errno)?.len() {
+    /* behind a file's end its last page is zeroes */
+    if end > file.metadata().map_err(errno)?.len().next_multiple_of(PAGE) {
         return Err(libc::EINVAL);
     }
     let len = usize::try_from(size).map_err(|_| libc::EINVAL)?;

@@ -7,6 +7,7 @@
 mod attr;
 mod control;
 mod cq;
+mod files;
 mod link;
 mod memory;
 
@@ -39,6 +40,7 @@ use crate::log::{self, log};
 use crate::process;
 use crate::stat::StatPage;
 use cq::BoardCq;
+use files::Files;
 use link::{EVENTS_LOG, Link};
 use memory::Heap;
 
@@ -72,6 +74,7 @@ pub(crate) struct Board {
     /// By block of QPNs
     cells: Box<[OnceLock<BlockCells>]>,
     objects: Mutex<Objects>,
+    files: Files,
     /// Events taken so far
     taken: Mutex<u32>,
     /// Polls in a row that found nothing
@@ -115,6 +118,7 @@ impl Board {
             contexts: Mutex::new(1),
             cells: (0..=QPN_MASK / QPN_BLOCK).map(|_| OnceLock::new()).collect(),
             objects: Mutex::default(),
+            files: Files::default(),
             taken: Mutex::new(0),
             idle: AtomicU32::new(0),
             settings,

@@ -53,7 +53,7 @@ impl FileBytes {
     }
 
     /// What a table says; `None`: nothing.
-    pub(super) fn read(Backing([fd, inode, inode_high, offset, offset_high]): Backing) -> Option<FileBytes> {
+    pub(crate) fn read(Backing([fd, inode, inode_high, offset, offset_high]): Backing) -> Option<FileBytes> {
         let word = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         let inode = word(inode, inode_high);
         (inode != 0).then(|| FileBytes { fd, inode, offset: word(offset, offset_high) })

@@ -6,10 +6,10 @@ use std::io::BufRead;
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{
-    Cqe, FlushLevel, Placement, QpState, QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus,
+    Access, Cqe, FlushLevel, Placement, QpState, QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus,
 };
 use starverbs_settings::{DeviceChoice, Settings};
-use starverbs_verbs::{Ah, Event, Mr, QpAttr, RecvWr, SendWr, Srq, kind};
+use starverbs_verbs::{Ah, Dm, Event, Mr, QpAttr, RecvWr, SendWr, Srq, kind};
 
 use crate::common::board::BoardThread;
 use crate::common::*;
@@ -359,4 +359,34 @@ fn threads_share_a_doorbell() {
         let done = a.completions(4 * EACH as usize);
         assert!(done.iter().all(|cqe| cqe.status == WcStatus::Success));
     });
+}
+
+/// Device memory lies in a memory file: the board, which is in this process, maps it as long as a key opens it.
+#[test]
+fn regions_in_memory_files_are_mapped() {
+    let (_board, a, b) = on_board();
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect(&a, &qa, &b, &qb);
+    let mapped = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().filter(|line| line.contains("starverbs-memory")).count()
+    };
+    let dm = Dm::alloc(&b.ctx, 10_000, 12).unwrap();
+    let before = mapped();
+    let reg = |at| Mr::device(&b.pd, &dm, at, 5000, all_access() | Access::ZERO_BASED).unwrap();
+    let (one, two) = (reg(0), reg(5000));
+    assert_eq!(mapped(), before + 1, "once for both");
+    let into = [a.sge(0, 8)];
+    let wr = SendWr { remote_addr: 4096, rkey: one.rkey(), ..send(1, &into) };
+    a.fill(8, &40u64.to_ne_bytes());
+    post(&qa, &SendWr { op: SendOp::Write, sges: &[a.sge(8, 8)], ..wr }).unwrap();
+    post(&qa, &SendWr { op: SendOp::FetchAdd, compare_add: 2, ..wr }).unwrap();
+    post(&qa, &SendWr { op: SendOp::Read, sges: &[a.sge(16, 8)], ..wr }).unwrap();
+    assert!(a.completions(3).iter().all(|cqe| cqe.status == WcStatus::Success));
+    assert_eq!((a.word(0), a.word(16)), (40, 42));
+    one.dereg().unwrap();
+    assert_eq!(mapped(), before + 1);
+    two.dereg().unwrap();
+    assert_eq!(mapped(), before, "it goes with the last key");
+    dm.free().unwrap();
 }

@@ -17,6 +17,7 @@ use starverbs_rings::WorkLayout;
 
 use super::attr::{address, attr, decode_attr, decode_region, region};
 use super::cq::{BoardCq, INDEX_BYTES};
+use super::files::FileUse;
 use super::memory::PROGRAM_END;
 use super::{Board, DeviceCq};
 use crate::census::Census;
@@ -26,6 +27,7 @@ use crate::error::{Result, VerbsError};
 use crate::info::PortAttr;
 use crate::memory;
 use crate::qp::QpInner;
+use crate::share::FileBytes;
 
 /// What this device does not take.
 const NOT_HERE: VerbsError = VerbsError::Unsupported("by a board");
@@ -56,13 +58,13 @@ impl Board {
                 ended();
                 Ok(Reply::Done)
             }
-            Command::RegMr { attr } => {
-                Ok(Reply::Number(self.link.ask::<NumberReply>(OP_REG_MR, &plain_region(0, &attr)?)?.number))
+            Command::RegMr { attr } => self.reg_mr(&attr).map(Reply::Number),
+            Command::ReregMr { key, attr } => self.rereg_mr(key, &attr).map(done),
+            Command::DeregMr { key } => {
+                self.link.tell(OP_DEREG_MR, &object(key))?;
+                self.files.set(&self.link, key, None);
+                Ok(Reply::Done)
             }
-            Command::ReregMr { key, attr } => {
-                self.link.tell(OP_REREG_MR, &plain_region(key, &attr)?).map(done)
-            }
-            Command::DeregMr { key } => self.link.tell(OP_DEREG_MR, &object(key)).map(done),
             Command::QueryMr { key } => {
                 Ok(Reply::Mr(decode_region(&self.link.ask::<Region>(OP_QUERY_MR, &object(key))?)))
             }
@@ -123,6 +125,47 @@ impl Board {
         let number = self.link.ask::<NumberReply>(OP_ALLOC_PD, &Object::default())?.number;
         self.objects().pds.insert(starverbs_core::PdId(number), Arc::clone(events));
         Ok(number)
+    }
+
+    fn reg_mr(&self, attr: &MrAttr) -> Result<u32> {
+        let (region, file) = self.region(0, attr)?;
+        match self.link.ask::<NumberReply>(OP_REG_MR, &region) {
+            Ok(NumberReply { number: key, .. }) => {
+                self.files.set(&self.link, key, file);
+                Ok(key)
+            }
+            Err(error) => {
+                self.files.give_up(&self.link, file);
+                Err(error)
+            }
+        }
+    }
+
+    fn rereg_mr(&self, key: u32, attr: &MrAttr) -> Result<()> {
+        let (region, file) = self.region(key, attr)?;
+        match self.link.tell(OP_REREG_MR, &region) {
+            Ok(()) => {
+                self.files.set(&self.link, key, file);
+                Ok(())
+            }
+            Err(error) => {
+                self.files.give_up(&self.link, file);
+                Err(error)
+            }
+        }
+    }
+
+    /// A region as the board is to reach it: in a memory file, or by the program's own addresses.
+    /// EOPNOTSUPP: on-demand and null regions.
+    fn region(&self, key: u32, attr: &MrAttr) -> Result<(Region, Option<FileUse>)> {
+        let end = attr.addr.checked_add(attr.length);
+        if memory::marked(attr.addr) || end.is_none_or(|end| end > PROGRAM_END) {
+            return Err(NOT_HERE);
+        }
+        let bytes = FileBytes::read(attr.backing);
+        let file = bytes.and_then(|bytes| self.files.join(&self.link, bytes, attr.length));
+        let addr = file.as_ref().map_or(attr.addr, |file| file.address);
+        Ok((region(key, &MrAttr { addr, ..*attr }), file))
     }
 
     fn create_cq(&self, cqe: u32, ignore_overrun: bool) -> Result<Arc<BoardCq>> {
@@ -273,13 +316,4 @@ fn closed(command: Command<'_>) -> Result<Reply> {
         Command::AllocContext { .. } => Err(VerbsError::NoData),
         _ => Err(VerbsError::Os(libc::EIO)),
     }
-}
-
-/// A region of the program's memory, by its own addresses. EOPNOTSUPP: on-demand and null regions.
-fn plain_region(key: u32, attr: &MrAttr) -> Result<Region> {
-    let end = attr.addr.checked_add(attr.length);
-    if memory::marked(attr.addr) || end.is_none_or(|end| end > PROGRAM_END) {
-        return Err(NOT_HERE);
-    }
-    Ok(region(key, attr))
 }

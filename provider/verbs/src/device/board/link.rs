@@ -4,7 +4,7 @@
 //! silent.
 
 use std::mem::{offset_of, size_of};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -93,6 +93,18 @@ impl Link {
     fn with_client<T>(&self, call: impl FnOnce(&mut Client) -> Result<T>) -> Result<T> {
         let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
         call(client.as_mut().ok_or(BROKEN)?)
+    }
+
+    /// Has the board map a memory file; gives the DMA address of its first byte. `None`: it does not.
+    pub(super) fn map_file(&self, file: BorrowedFd<'_>, len: u64) -> Option<u64> {
+        let address = self.heap.reserve(len);
+        self.with_client(|client| Ok(client.dma_map(file, 0, address, len)?)).ok().map(|()| address)
+    }
+
+    /// Takes it back.
+    pub(super) fn unmap_file(&self, address: u64, len: u64) {
+        /* a board that is gone has none */
+        let _ = self.with_client(|client| Ok(client.dma_unmap(address, len)?));
     }
 
     /// Hangs up: the board ends all that was made.

@@ -8,6 +8,7 @@ use std::alloc::Layout;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memmap2::MmapRaw;
@@ -33,6 +34,8 @@ pub(super) type SharedClient = Arc<Mutex<Option<Client>>>;
 pub(crate) struct Heap {
     client: SharedClient,
     chunks: Mutex<Vec<Chunk>>,
+    /// The next DMA address that nothing has had
+    next: AtomicU64,
 }
 
 /// One file.
@@ -94,7 +97,7 @@ impl Chunk {
 
 impl Heap {
     pub(super) fn new(client: SharedClient) -> Heap {
-        Heap { client, chunks: Mutex::default() }
+        Heap { client, chunks: Mutex::default(), next: AtomicU64::new(PROGRAM_END) }
     }
 
     fn chunks(&self) -> MutexGuard<'_, Vec<Chunk>> {
@@ -124,13 +127,17 @@ impl Heap {
     fn new_chunk(&self, chunks: &[Chunk], bytes: usize) -> Result<Chunk> {
         let usual = FIRST << (chunks.len() as u32).min(MOST);
         let len = bytes.max(usual).checked_next_multiple_of(FIRST).ok_or(NO_MEMORY)?;
-        let end = |chunk: &Chunk| chunk.address + chunk.map.len() as u64;
-        let address = chunks.last().map_or(PROGRAM_END, end);
+        let address = self.reserve(len as u64);
         let (map, file) = sealed::create(c"starverbs-queues", len, sealed::SIZE_STAYS)?;
         let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
         let client = client.as_mut().ok_or(VerbsError::Os(libc::EIO))?;
         client.dma_map(file.as_fd(), 0, address, len as u64)?;
         Ok(Chunk { map, _file: file, address, free: vec![(0, len)], used: Vec::new() })
+    }
+
+    /// DMA addresses for so many bytes, whole pages, that nothing else gets.
+    pub(super) fn reserve(&self, len: u64) -> u64 {
+        self.next.fetch_add(len, Ordering::Relaxed)
     }
 
     fn give(&self, at: NonNull<u8>) {
