@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use starverbs_core::mr::{Backing, MrAttr, WindowType};
 use starverbs_core::qp::{PathMig, QpAttr as CardAttr, QpAttrMask, QpInit, RecvSource};
-use starverbs_core::{Access, Av, AvId, Gid, Mtu, NicError, PdId, Psn, QpState, QpType, SrqId};
+use starverbs_core::{Access, Av, AvId, Gid, Limits, Mtu, NicError, PdId, Psn, QpState, QpType, SrqId};
 use starverbs_queues::board::*;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -74,6 +74,7 @@ impl Function {
             OP_QUERY_DEVICE => Ok(answer(&device(card))),
             OP_QUERY_GID => gid(card, read::<Object>(body)?.number).map(|reply| answer(&reply)),
             OP_ALLOC_PD => {
+                has_room(card, self.objects.pds.len(), limits(card).pds)?;
                 let pd = card.nic.alloc_pd().map_err(errno)?.0;
                 self.objects.pds.insert(pd);
                 Ok(number(pd, 0))
@@ -86,6 +87,7 @@ impl Function {
             }
             OP_REG_MR | OP_REREG_MR | OP_DEREG_MR | OP_QUERY_MR => self.region(card, op, body),
             OP_ALLOC_MW => {
+                has_room(card, self.objects.windows.len(), limits(card).windows)?;
                 let Window { pd, kind } = read(body)?;
                 let kind = WindowType::from_code(kind).ok_or(libc::EINVAL)?;
                 let key = card.nic.alloc_mw(self.own_pd(pd)?, kind).map_err(errno)?;
@@ -94,6 +96,7 @@ impl Function {
             }
             OP_DEALLOC_MW => self.dealloc_window(card, read::<Object>(body)?.number),
             OP_CREATE_AH => {
+                has_room(card, self.objects.ahs.len(), limits(card).avs)?;
                 let AddressHandle { pd, address } = read(body)?;
                 let av = av(&address, card)?;
                 let ah = card.nic.create_av(self.own_pd(pd)?, av).map_err(errno)?.0;
@@ -166,6 +169,7 @@ impl Function {
         let addr = host_address(self.number, addr);
         let attr = MrAttr { pd: self.own_pd(pd)?, addr, length, iova, access, backing: Backing::default() };
         if op == OP_REG_MR {
+            has_room(card, self.objects.keys.len(), limits(card).mrs)?;
             let key = card.nic.reg_mr(attr).map_err(errno)?;
             self.objects.keys.insert(key);
             return Ok(number(key, 0));
@@ -210,6 +214,7 @@ impl Function {
     }
 
     fn create_srq(&mut self, card: &mut Card, init: &CreateSrq) -> Result<Body, Errno> {
+        has_room(card, self.objects.srqs.len(), limits(card).srqs)?;
         let maps = &card.env.memories[self.number].maps;
         let rq = BoardRq::open(&init.queues, maps, &self.counters, MAX_SGE)?;
         let slots = rq.slots();
@@ -249,6 +254,7 @@ impl Function {
     }
 
     fn create_qp(&mut self, card: &mut Card, init: &CreateQp) -> Result<Body, Errno> {
+        has_room(card, self.objects.qps.len(), limits(card).qps)?;
         let qp_type = match init.kind {
             2 => QpType::Rc,
             3 => QpType::Uc,
@@ -257,7 +263,7 @@ impl Function {
             _ => return Err(libc::EINVAL),
         };
         let maps = &card.env.memories[self.number].maps;
-        let sq = BoardSq::open(&init.queues, maps, &self.counters, MAX_SGE)?;
+        let sq = BoardSq::open(&init.queues, maps, &self.kept, &self.counters, MAX_SGE)?;
         let rq = if init.srq == NONE {
             RecvSource::Own(BoardRq::open(&init.queues, maps, &self.counters, MAX_SGE)?)
         } else {
@@ -299,22 +305,31 @@ impl Function {
     }
 }
 
+fn limits(card: &Card) -> Limits {
+    card.nic.config().limits
+}
+
+/// ENOMEM: a function has as many as it may.
+fn has_room(card: &Card, held: usize, limit: u32) -> Result<(), Errno> {
+    if held < card.share(limit) as usize { Ok(()) } else { Err(libc::ENOMEM) }
+}
+
 fn device(card: &Card) -> DeviceReply {
     let config = card.nic.config();
-    let limits = config.limits;
+    let Limits { qps, pds, avs, srqs, mrs, windows } = config.limits;
     DeviceReply {
         guid: card.guid,
-        max_qp: limits.qps,
+        max_qp: card.share(qps),
         max_qp_wr: 1 << MAX_LOG,
         max_sge: MAX_SGE as u32,
         max_inline: MAX_INLINE,
         max_cq: MAX_CQ,
         max_cqe: 1 << MAX_CQ_LOG,
-        max_mr: limits.mrs,
-        max_mw: limits.windows,
-        max_pd: limits.pds,
-        max_ah: limits.avs,
-        max_srq: limits.srqs,
+        max_mr: card.share(mrs),
+        max_mw: card.share(windows),
+        max_pd: card.share(pds),
+        max_ah: card.share(avs),
+        max_srq: card.share(srqs),
         max_rd_atomic: u32::from(config.max_rd_atomic),
         gids: card.addrs.len() as u32,
         active_mtu: config.mtu as u8,

@@ -24,7 +24,7 @@ use starverbs_queues::board::{
 use crate::counters::BoardCounters;
 use crate::dma::{Errno, Maps, Room};
 use crate::env::BoardEnv;
-use crate::queues::{BoardCq, BoardSq, Due};
+use crate::queues::{BoardCq, BoardSq, Due, Kept};
 
 /// Bytes of a doorbell page.
 pub(crate) const PAGE_BYTES: usize = 64 << 10;
@@ -97,6 +97,13 @@ pub(crate) struct Card {
     pub(crate) now: Nanos,
 }
 
+impl Card {
+    /// Of objects of which the card has so many at most, what one function may have.
+    pub(crate) fn share(&self, limit: u32) -> u32 {
+        (limit as usize / self.env.memories.len().max(1)).max(1) as u32
+    }
+}
+
 /// One function.
 pub(crate) struct Function {
     pub(crate) number: usize,
@@ -113,6 +120,7 @@ pub(crate) struct Function {
     pub(crate) due: Rc<Due>,
     pub(crate) counters: Rc<BoardCounters>,
     pub(crate) objects: Objects,
+    pub(crate) kept: Kept,
 }
 
 impl Function {
@@ -134,6 +142,7 @@ impl Function {
             due: Rc::default(),
             counters: Rc::default(),
             objects: Objects::default(),
+            kept: Kept::default(),
         })
     }
 

@@ -30,6 +30,39 @@ pub(crate) const MAX_LOG: u8 = 16;
 /// log2 of the entries of a completion queue at most.
 pub(crate) const MAX_CQ_LOG: u32 = 20;
 
+/// Bytes of a send slot at most: of one with the most inline bytes.
+const MAX_STRIDE: usize = BLOCK + 4096;
+/// What the board keeps of each send slot beside its copy, about.
+const SLOT_BYTES: usize = 32;
+/// Bytes that the board keeps of the send queues of a function at most.
+const MAX_KEPT: usize = 256 << 20;
+
+/// What the board keeps of a function's send queues, in bytes: a client cannot have it take all there is.
+#[derive(Clone, Default)]
+pub(crate) struct Kept(Rc<Cell<usize>>);
+
+/// A part of it.
+struct Share(Kept, usize);
+
+impl Kept {
+    /// ENOMEM: it would be more than a function may have.
+    fn take(&self, bytes: usize) -> Result<Share, Errno> {
+        let kept = self.0.get().saturating_add(bytes);
+        if kept > MAX_KEPT {
+            return Err(libc::ENOMEM);
+        }
+        self.0.set(kept);
+        Ok(Share(self.clone(), bytes))
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let kept = &self.0.0;
+        kept.set(kept.get().saturating_sub(self.1));
+    }
+}
+
 /// The index lines of work queues.
 struct Lines {
     program: Room,
@@ -62,35 +95,43 @@ struct Sq {
     fetched: Cell<u32>,
     released: Cell<u32>,
     counters: Rc<BoardCounters>,
+    _share: Share,
 }
 
 impl BoardSq {
-    /// EINVAL: sizes that no queue has; EFAULT: memory that is not mapped here.
+    /// EINVAL: sizes that no queue has; EFAULT: memory that is not mapped here; ENOMEM: too many, or too
+    /// large ones.
     pub(crate) fn open(
         queues: &Queues,
         maps: &Maps,
+        kept: &Kept,
         counters: &Rc<BoardCounters>,
         max_sge: usize,
     ) -> Result<BoardSq, Errno> {
         let (stride, sges) = (usize::from(queues.send_stride), usize::from(queues.send_sge));
         let room = BLOCK + (sges * SGE_BYTES).next_multiple_of(BLOCK);
-        let whole = stride.is_multiple_of(BLOCK) && stride >= room;
+        let whole = stride.is_multiple_of(BLOCK) && (room..=MAX_STRIDE).contains(&stride);
         if queues.send_log > MAX_LOG || !whole || sges > max_sge {
             return Err(libc::EINVAL);
         }
         let slots = 1usize << queues.send_log;
         let blocks = slots * (stride / BLOCK);
+        let share = kept.take(slots * (stride + SLOT_BYTES))?;
+        let mut copies = Vec::new();
+        copies.try_reserve_exact(blocks).map_err(|_| libc::ENOMEM)?;
+        copies.resize_with(blocks, Cell::default);
         Ok(BoardSq(Rc::new(Sq {
             lines: Lines::open(queues, maps)?,
             slots: maps.room(queues.send, slots * stride, BLOCK)?,
             mask: slots as u32 - 1,
             stride: stride / BLOCK,
             max_sge: sges,
-            copies: (0..blocks).map(|_| Cell::default()).collect(),
+            copies: copies.into_boxed_slice(),
             posted: Cell::new(0),
             fetched: Cell::new(0),
             released: Cell::new(0),
             counters: Rc::clone(counters),
+            _share: share,
         })))
     }
 

@@ -698,6 +698,40 @@ fn memory_that_was_taken_back_is_out_of_reach() {
     });
 }
 
+/// A client that makes as much as it can of all gets its share, and no more.
+#[test]
+fn a_client_gets_no_more_than_its_share() {
+    with_board(2, |paths| {
+        let mut raw = Raw::open(&paths[0]);
+        let (pd, _, cq) = raw.basics();
+        const LONG: u64 = 512 << 20;
+        let (_map, file) = sealed::create(c"long", LONG as usize, sealed::SIZE_STAYS).unwrap();
+        let at = BASE + BYTES as u64;
+        raw.client.dma_map(file.as_fd(), 0, at, LONG).unwrap();
+        let create = Raw::create_qp(pd, cq.number, QPS);
+        let long = Queues { send: at, send_stride: 4160, send_log: 16, ..create.queues };
+        let long = CreateQp { queues: long, ..create };
+        let longer = CreateQp { queues: Queues { send_stride: 4224, ..long.queues }, ..long };
+        let mut refused = |qp: &CreateQp| raw.command::<NumberReply>(OP_CREATE_QP, qp.as_bytes()).err();
+        assert_eq!(refused(&longer), Some(libc::EINVAL as u32), "no slot is as long");
+        assert_eq!(refused(&long), Some(libc::ENOMEM as u32));
+        let half = CreateQp { queues: Queues { send_log: 15, ..long.queues }, ..long };
+        let qp = raw.number(OP_CREATE_QP, half.as_bytes());
+        assert_eq!(
+            raw.command::<NumberReply>(OP_CREATE_QP, half.as_bytes()).err(),
+            Some(libc::ENOMEM as u32)
+        );
+        raw.object(OP_DESTROY_QP, qp.number).unwrap();
+        let again = raw.number(OP_CREATE_QP, half.as_bytes());
+        raw.object(OP_DESTROY_QP, again.number).unwrap();
+        let device: DeviceReply = raw.command(OP_QUERY_DEVICE, &[]).unwrap();
+        assert_eq!(device.max_mr, starverbs_core::Limits::default().mrs / 2);
+        let mut other = Raw::open(&paths[1]);
+        let (key, mut a, mut b) = two_qps(&mut other);
+        exchange(&mut other, key, &mut a, &mut b, 1);
+    });
+}
+
 /// docs/board.md names tests that there are, and numbers its rules one after the other.
 #[test]
 fn the_document_names_tests_that_there_are() {

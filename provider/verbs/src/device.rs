@@ -124,7 +124,7 @@ impl Device {
     pub(crate) fn open(settings: Settings, stats: StatPage, events: &Arc<FdQueue<Event>>) -> Result<Device> {
         Ok(match settings.device.clone() {
             DeviceChoice::Soft => Device::Soft(Soft::open(settings, stats, events)?),
-            DeviceChoice::Board(socket) => Device::Board(Board::open(&socket, settings, stats, events)?),
+            DeviceChoice::Board(socket) => Device::Board(Board::open(&socket, settings, stats)?),
         })
     }
 

@@ -92,20 +92,13 @@ struct Objects {
 }
 
 impl Board {
-    /// The board at `socket`, and a first context of it, which reports to `events`.
-    pub(crate) fn open(
-        socket: &Path,
-        settings: Settings,
-        stats: StatPage,
-        events: &Events,
-    ) -> Result<Arc<Board>> {
+    /// The board at `socket`, and a first context of it. Events go by the domains of objects.
+    pub(crate) fn open(socket: &Path, settings: Settings, stats: StatPage) -> Result<Arc<Board>> {
         process::watch_forks();
         log::set_level(settings.log);
         let (link, irq) = Link::open(socket, eventfd(libc::EFD_NONBLOCK)?)?;
         let info = describe(&link, &settings)?;
         log!(Info, "board opened at {}: {}", socket.display(), info.addresses());
-        /* every context's objects name their domain, and so its events */
-        let _ = events;
         let board = Arc::new(Board {
             forks: process::forks(),
             info,
