@@ -8,10 +8,11 @@ use starverbs_core::{Access, Av, AvId, Gid, Limits, Mtu, NicError, PdId, Psn, Qp
 use starverbs_queues::board::*;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::cq::{BoardCq, MAX_CQ_LOG};
 use crate::dma::{ADDRESS_BITS, Errno, Room};
 use crate::env::{client_address, host_address};
 use crate::function::{Card, Cell, Function, SrqEntry};
-use crate::queues::{BoardCq, BoardRq, BoardSq, MAX_CQ_LOG, MAX_LOG};
+use crate::queues::{BoardRq, BoardSq, MAX_LOG};
 
 /// SGEs of a WQE at most.
 const MAX_SGE: usize = 32;

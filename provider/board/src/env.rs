@@ -13,8 +13,9 @@ use starverbs_core::{AsyncEvent, Av, Counters, Dma, Env, Gid, Host, Port, Seg};
 use starverbs_queues::board::{COUNTER_DMA_MISSES, COUNTER_DMA_READS, COUNTER_DMA_WRITES};
 
 use crate::counters::BoardCounters;
+use crate::cq::BoardCq;
 use crate::dma::{ADDRESS_BITS, Maps};
-use crate::queues::{BoardCq, BoardRq, BoardSq};
+use crate::queues::{BoardRq, BoardSq};
 
 /// Most payload bytes of a frame: the largest path MTU.
 const MAX_PAYLOAD: usize = 4096;

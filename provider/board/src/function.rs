@@ -22,9 +22,10 @@ use starverbs_queues::board::{
 };
 
 use crate::counters::BoardCounters;
+use crate::cq::{BoardCq, Due};
 use crate::dma::{Errno, Maps, Room};
 use crate::env::BoardEnv;
-use crate::queues::{BoardCq, BoardSq, Due, Kept};
+use crate::queues::{BoardSq, Kept};
 
 /// Bytes of a doorbell page.
 pub(crate) const PAGE_BYTES: usize = 64 << 10;

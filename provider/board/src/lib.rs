@@ -10,6 +10,7 @@
 
 mod commands;
 mod counters;
+mod cq;
 mod dma;
 mod env;
 mod function;

@@ -152,9 +152,13 @@ impl Board {
         for qpn in self.qps_reporting_to(events) {
             let _ = self.end_qp(qpn);
         }
-        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
-        *contexts = contexts.saturating_sub(1);
-        if *contexts == 0 {
+        let last = {
+            let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+            *contexts = contexts.saturating_sub(1);
+            *contexts == 0
+        };
+        /* not under the lock: the thread may be ending a queue that the program dropped, by a command */
+        if last {
             log!(Info, "board closed");
             self.thread.stop();
             self.link.close();
