@@ -361,7 +361,8 @@ fn threads_share_a_doorbell() {
     });
 }
 
-/// Device memory lies in a memory file: the board, which is in this process, maps it as long as a key opens it.
+/// Device memory lies in a memory file: the board, which is in this process, maps it as long as a key opens
+/// it.
 #[test]
 fn regions_in_memory_files_are_mapped() {
     let (_board, a, b) = on_board();
