@@ -6,6 +6,7 @@ mod common;
 
 mod batches;
 mod board;
+mod board_lies;
 mod cm;
 mod coalescing;
 mod completion;
