@@ -18,10 +18,11 @@ static OPEN: [AtomicI32; LISTED] = [const { AtomicI32::new(NONE) }; LISTED];
 
 /// A descriptor that no forked child keeps, as long as this lives: no longer than the descriptor.
 #[derive(Debug)]
-pub(crate) struct Listed(RawFd);
+pub struct Listed(RawFd);
 
 impl Listed {
-    pub(crate) fn new(fd: RawFd) -> Self {
+    /// Lists a descriptor.
+    pub fn new(fd: RawFd) -> Self {
         swap(NONE, fd);
         Listed(fd)
     }

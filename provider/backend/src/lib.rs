@@ -51,7 +51,7 @@ use std::ops::Deref;
 
 pub use batch::ARENA;
 pub use control::{Request, ask};
-pub use descriptor::let_go;
+pub use descriptor::{Listed, let_go};
 pub use error::BackendError;
 pub use host::HostAddr;
 pub use membership::max_groups;

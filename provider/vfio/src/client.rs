@@ -43,6 +43,12 @@ pub struct RegionInfo {
     pub file: Option<File>,
 }
 
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
 fn other(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
@@ -71,13 +77,13 @@ impl Client {
     /// Sends a request and waits for its reply.
     fn call(&mut self, op: Op, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Message> {
         if self.broken {
-            return Err(io::ErrorKind::BrokenPipe.into());
+            return Err(Errno::EPIPE.into());
         }
         self.next = self.next.wrapping_add(1);
         let head = Head { id: self.next, op: op as u16, ..Head::default() };
         self.broken = true;
         if !self.stream.send(head, body, fds) {
-            return Err(io::ErrorKind::BrokenPipe.into());
+            return Err(Errno::EPIPE.into());
         }
         let reply = self.reply(self.next)?;
         if reply.head.op != op as u16 {
@@ -97,7 +103,7 @@ impl Client {
                     return Ok(message);
                 }
                 Received::Message(_) => {}
-                Received::Gone => return Err(io::ErrorKind::BrokenPipe.into()),
+                Received::Gone => return Err(Errno::EPIPE.into()),
                 Received::Nothing => self.wait()?,
             }
         }
@@ -107,7 +113,7 @@ impl Client {
     fn wait(&self) -> io::Result<()> {
         let mut fds = [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, PollTimeout::from(PATIENCE)) {
-            Ok(0) => Err(io::ErrorKind::TimedOut.into()),
+            Ok(0) => Err(Errno::ETIMEDOUT.into()),
             Ok(_) | Err(Errno::EINTR) => Ok(()),
             Err(error) => Err(error.into()),
         }

@@ -9,7 +9,7 @@ use starverbs_core::{
     Access, Cqe, FlushLevel, Placement, QpState, QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus,
 };
 use starverbs_settings::{DeviceChoice, Settings};
-use starverbs_verbs::{Ah, Dm, Event, Mr, QpAttr, RecvWr, SendWr, Srq, kind};
+use starverbs_verbs::{Ah, Context, Dm, Event, Mr, Pd, QpAttr, RecvWr, SendWr, Srq, kind};
 
 use crate::common::board::BoardThread;
 use crate::common::*;
@@ -264,12 +264,19 @@ fn a_word_is_written_whole_and_flushed() {
 fn a_client_that_is_killed_leaves_nothing() {
     const SOCKET: &str = "STARVERBS_TEST_KILLED";
     const RUNNING: &str = "the program runs";
+    const FORKED: &str = "its child: ";
     if let Some(socket) = std::env::var_os(SOCKET) {
         let settings = Settings { device: DeviceChoice::Board(socket.into()), ..Settings::default() };
         let node = Node::new(&settings);
         let (qa, qb) = (node.qp(QpType::Rc), node.qp(QpType::Rc));
         connect(&node, &qa, &node, &qb);
-        println!("{RUNNING}");
+        // SAFETY: the child does nothing but wait for its end.
+        let child = unsafe { libc::fork() };
+        while child == 0 {
+            // SAFETY: takes nothing.
+            unsafe { libc::pause() };
+        }
+        println!("\n{FORKED}{child}\n{RUNNING}");
         let sges = [node.sge(0, 8192)];
         let wr = SendWr {
             op: SendOp::Write,
@@ -294,10 +301,11 @@ fn a_client_that_is_killed_leaves_nothing() {
             .spawn()
             .unwrap();
         let lines = std::io::BufReader::new(program.stdout.take().unwrap()).lines();
-        assert!(
-            lines.map_while(Result::ok).any(|line| line.contains(RUNNING)),
-            "the program ended by itself"
-        );
+        let mut child = None;
+        for line in lines.map_while(Result::ok).take_while(|line| line != RUNNING) {
+            child = child.or(line.strip_prefix(FORKED).map(|pid| pid.parse().unwrap()));
+        }
+        let child: libc::pid_t = child.expect("the program ended by itself");
         /* at one moment or another of its work */
         for n in 0..round * 5 {
             b.post_recv(&qb, n, 0, 64).unwrap();
@@ -307,8 +315,13 @@ fn a_client_that_is_killed_leaves_nothing() {
         }
         program.kill().unwrap();
         program.wait().unwrap();
-        /* the next one has the function */
-        let next = Node::new(&board.client(0));
+        /* its child lives on, and holds nothing: the next one has the function */
+        let next = Context::open_with(board.client(0));
+        // SAFETY: the number is of a process that this test has started, and that has not ended.
+        assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
+        let next = next.unwrap();
+        let pd = Pd::alloc(&next).unwrap();
+        let next = Node::of(next, pd);
         let (to, from) = (next.qp(QpType::Rc), next.qp(QpType::Rc));
         connect(&next, &to, &next, &from);
         next.post_recv(&from, 1, 0, 64).unwrap();
@@ -328,13 +341,9 @@ fn a_board_that_is_gone_is_an_error() {
     drop(board);
     post_inline(&qa, &send(1, &[]), b"nobody").unwrap();
     assert_eq!(node.cq.poll(&mut [Cqe::default()]).unwrap(), 0);
-    let failed = [
-        node.mr.dereg().unwrap_err(),
-        qa.query().unwrap_err(),
-        starverbs_verbs::Pd::alloc(&node.ctx).err().unwrap(),
-    ];
+    let failed = [node.mr.dereg().unwrap_err(), qa.query().unwrap_err(), Pd::alloc(&node.ctx).err().unwrap()];
     assert!(failed.iter().all(|error| [libc::EIO, libc::EPIPE].contains(&error.errno())), "{failed:?}");
-    assert!(starverbs_verbs::Context::open_with(client).is_err(), "nobody is at the socket");
+    assert!(Context::open_with(client).is_err(), "nobody is at the socket");
 }
 
 /// No doorbell is lost where several threads post to one queue.

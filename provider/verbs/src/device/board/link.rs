@@ -21,7 +21,7 @@ use starverbs_vfio::Client;
 use starverbs_vfio::message::{IRQ_MSIX, REGION_MMAP};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::memory::{Heap, PROGRAM_END, Piece, SharedClient};
+use super::memory::{Connection, Heap, PROGRAM_END, Piece, SharedClient};
 use crate::error::{Result, VerbsError};
 
 /// log2 of the entries of the event queue.
@@ -62,7 +62,7 @@ impl Link {
         let irqs = [irq];
         client.set_irqs(IRQ_MSIX, &irqs)?;
         let [irq] = irqs;
-        let client: SharedClient = Arc::new(Mutex::new(Some(client)));
+        let client: SharedClient = Arc::new(Mutex::new(Some(Connection::new(client))));
         let heap = Arc::new(Heap::new(Arc::clone(&client)));
         let commands = heap.piece(COMMAND_BYTES)?;
         let events = heap.piece(size_of::<Event>() << EVENTS_LOG)?;
@@ -92,7 +92,7 @@ impl Link {
 
     fn with_client<T>(&self, call: impl FnOnce(&mut Client) -> Result<T>) -> Result<T> {
         let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
-        call(client.as_mut().ok_or(BROKEN)?)
+        call(&mut client.as_mut().ok_or(BROKEN)?.client)
     }
 
     /// Has the board map a memory file; gives the DMA address of its first byte. `None`: it does not.

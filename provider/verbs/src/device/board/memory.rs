@@ -6,13 +6,13 @@
 
 use std::alloc::Layout;
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memmap2::MmapRaw;
-use starverbs_backend::sealed;
+use starverbs_backend::{Listed, sealed};
 use starverbs_rings::{Answer, Memory, Resource};
 use starverbs_vfio::Client;
 
@@ -27,8 +27,21 @@ const MOST: u32 = 6;
 /// Pieces are whole cache lines.
 const LINE: usize = 64;
 
-/// The board's client, which all who ask it something share. `None`: it is closed.
-pub(super) type SharedClient = Arc<Mutex<Option<Client>>>;
+/// The connection to the board, which all who ask it something share. `None`: it is closed.
+pub(super) type SharedClient = Arc<Mutex<Option<Connection>>>;
+
+/// A client whose socket no forked child keeps: the board sees when the program ends.
+pub(super) struct Connection {
+    /* first: the list must not have the number when it is another's */
+    _listed: Listed,
+    pub(super) client: Client,
+}
+
+impl Connection {
+    pub(super) fn new(client: Client) -> Connection {
+        Connection { _listed: Listed::new(client.as_fd().as_raw_fd()), client }
+    }
+}
 
 /// The memory.
 pub(crate) struct Heap {
@@ -130,8 +143,8 @@ impl Heap {
         let address = self.reserve(len as u64);
         let (map, file) = sealed::create(c"starverbs-queues", len, sealed::SIZE_STAYS)?;
         let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
-        let client = client.as_mut().ok_or(VerbsError::Os(libc::EIO))?;
-        client.dma_map(file.as_fd(), 0, address, len as u64)?;
+        let connection = client.as_mut().ok_or(VerbsError::Os(libc::EIO))?;
+        connection.client.dma_map(file.as_fd(), 0, address, len as u64)?;
         Ok(Chunk { map, _file: file, address, free: vec![(0, len)], used: Vec::new() })
     }
 
