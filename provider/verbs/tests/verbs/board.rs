@@ -272,9 +272,11 @@ fn a_client_that_is_killed_leaves_nothing() {
         connect(&node, &qa, &node, &qb);
         // SAFETY: the child does nothing but wait for its end.
         let child = unsafe { libc::fork() };
-        while child == 0 {
-            // SAFETY: takes nothing.
-            unsafe { libc::pause() };
+        if child == 0 {
+            loop {
+                // SAFETY: takes nothing.
+                unsafe { libc::pause() };
+            }
         }
         println!("\n{FORKED}{child}\n{RUNNING}");
         let sges = [node.sge(0, 8192)];

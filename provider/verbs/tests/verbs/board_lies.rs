@@ -145,7 +145,7 @@ impl Liar {
         };
         let mut answer = [&status.to_le_bytes()[..], &noise].concat();
         /* small numbers are taken for what they are meant to be more often */
-        if op != OP_QUERY_DEVICE && self.rng.word() % 2 == 0 {
+        if op != OP_QUERY_DEVICE && self.rng.word().is_multiple_of(2) {
             answer[4..8].copy_from_slice(&(self.rng.word() as u32 % 8192).to_le_bytes());
             answer[8..12].copy_from_slice(&(self.rng.word() as u32 % 8).to_le_bytes());
         }
