@@ -36,7 +36,7 @@ pair() {
     server=$!
     # Not before the server listens.
     for _ in {1..600}; do
-        ! grep -q "$(printf ':%04X 00000000:0000 0A' "$port")\|$(printf ':%04X 0\{32\}:0000 0A' "$port")" /proc/net/tcp /proc/net/tcp6 || break
+        ! grep -qE "$(printf ':%04X (0{8}|0{32}):0000 0A' "$port")" /proc/net/tcp /proc/net/tcp6 || break
         sleep 0.1
     done
     if ! on "$socket.1" "$@" -d star0 -p "$port" 127.0.0.1 >"$tmp/client" 2>&1 || ! wait "$server"; then

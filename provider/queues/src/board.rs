@@ -197,7 +197,9 @@ constants! {
 
 /// A struct as it lies in memory: any bytes are a value of it.
 macro_rules! plain {
-    ($($(#[doc = $about:literal])+ $c:literal $name:ident { $($(#[doc = $doc:literal])+ $field:ident: $type:ty,)+ })+) => {
+    ($($(#[doc = $about:literal])+ $c:literal $name:ident {
+        $($(#[doc = $doc:literal])+ $field:ident: $type:ty,)+
+    })+) => {
         $($(#[doc = $about])+
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
         #[repr(C)]

@@ -71,8 +71,8 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "DEVICE",
         allowed: "soft, or board: and the path of a socket",
-        about: "The card that the process has: one in software, which is part of it (soft), or a function of a board, as `starverbs board` \
-                offers at a socket ([board.md](board.md)).",
+        about: "The card that the process has: one in software, which is part of it (soft), or a function \
+                of a board, as `starverbs board` offers at a socket ([board.md](board.md)).",
         set: |s, v| put(&mut s.device, value::device(v)),
         get: |s| value::spell_device(&s.device),
     },

@@ -359,7 +359,9 @@ impl CqShared {
     /// that was asked for.
     #[cold]
     pub(crate) fn announce_solicited(&self) {
-        self.announce(true);
+        if let Some(channel) = self.channel.as_ref().filter(|_| self.armed.wants(true)) {
+            self.announce(channel);
+        }
     }
 
     /// Raises the event that was asked for, once.

@@ -101,7 +101,9 @@ impl Op {
 }
 
 macro_rules! plain {
-    ($($(#[doc = $about:literal])+ $name:ident { $($(#[doc = $doc:literal])+ $field:ident: $type:ty,)+ })+) => {
+    ($($(#[doc = $about:literal])+ $name:ident {
+        $($(#[doc = $doc:literal])+ $field:ident: $type:ty,)+
+    })+) => {
         $($(#[doc = $about])+
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
         #[repr(C)]

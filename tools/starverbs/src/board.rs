@@ -21,7 +21,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
     /// Functions: each has one client at a time
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=MOST as i64))]
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u16).range(1..=MOST as i64))]
     sockets: u16,
 }
 

@@ -18,6 +18,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
+use nix::sys::eventfd::EfdFlags;
 use starverbs_backend::HostAddr;
 use starverbs_core::types::QPN_MASK;
 use starverbs_core::{Gid, Mtu, Nanos, PdId, QPN_BLOCK, Qpn};
@@ -96,7 +97,7 @@ impl Board {
     pub(crate) fn open(socket: &Path, settings: Settings, stats: StatPage) -> Result<Arc<Board>> {
         process::watch_forks();
         log::set_level(settings.log);
-        let (link, irq) = Link::open(socket, eventfd(libc::EFD_NONBLOCK)?)?;
+        let (link, irq) = Link::open(socket, eventfd(EfdFlags::EFD_NONBLOCK)?)?;
         let info = describe(&link, &settings)?;
         log!(Info, "board opened at {}: {}", socket.display(), info.addresses());
         let board = Arc::new(Board {
@@ -271,7 +272,7 @@ impl Board {
         }
         drop(taken);
         self.deferred_log.flush();
-        TurnResult { work: Some(work), held_until: None }
+        TurnResult { work: Some(work), ..TurnResult::default() }
     }
 
     /// Kind and number of event `index`, if the board has written it.
