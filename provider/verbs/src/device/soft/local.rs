@@ -228,6 +228,18 @@ impl Shard {
         self.local.asking += 1;
         self.say_proposal(qpn, &ours);
         self.begin_if_agreed(qpn, now);
+        self.refuse_others(qpn);
+    }
+
+    /// Refuses proposals that came early and led to nothing. The kernel does not say of their process that it
+    /// is the peer's: its PID is not seen here, and it has two sessions with this one. Both ends get packets.
+    fn refuse_others(&mut self, qpn: Qpn) {
+        let entry = self.local.qps.get_mut(&qpn).filter(|entry| entry.path == Path::Asking);
+        for Theirs { epoch, from, .. } in
+            entry.map(|entry| std::mem::take(&mut entry.theirs)).unwrap_or_default()
+        {
+            self.refuse_local(&Record { epoch, to: qpn, from, ..Record::default() });
+        }
     }
 
     fn say_proposal(&mut self, qpn: Qpn, ours: &Ours) {
