@@ -42,6 +42,7 @@ fn program(constants: &[(&str, u64)]) -> String {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "runs the C compiler")]
 fn c_has_the_same_numbers() {
     let (taken, why) = compiles(&program(CONSTANTS));
     assert!(taken, "{why}");
@@ -51,6 +52,7 @@ fn c_has_the_same_numbers() {
 
 /// A name that C has and Rust has not would be compared with nothing.
 #[test]
+#[cfg_attr(miri, ignore = "runs the C compiler")]
 fn c_has_no_more_names() {
     let headers = concat!(
         include_str!("../../../include/starverbs/regs.h"),
@@ -64,6 +66,7 @@ fn c_has_no_more_names() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "runs the C compiler")]
 fn no_two_registers_are_the_same() {
     let of = |prefix: &str| {
         let mut all: Vec<u64> =

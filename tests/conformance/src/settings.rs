@@ -33,6 +33,7 @@ fn all_keys(pcap: &Path) -> String {
          port = 14791\n\
          link = \"udp\"\n\
          link_trust = \"none\"\n\
+         device = \"board:/nowhere\"\n\
          share = \"malloc\"\n\
          rcvbuf = \"8M\"\n\
          sndbuf = \"8M\"\n\

@@ -272,7 +272,9 @@ impl Soft {
     /// What may follow from a turn of the local transport alone.
     #[inline]
     fn settle_local(&self, shard: &mut Shard) {
-        if !shard.env.events.is_empty() || shard.next_timer() != shard.timer_seen {
+        /* an event that is held back: the thread may sleep, and is to raise it */
+        let moderated = shard.moderator.next_deadline().is_some();
+        if moderated || !shard.env.events.is_empty() || shard.next_timer() != shard.timer_seen {
             let now = clock::now();
             self.finish(shard, now);
             shard.timer_seen = shard.next_timer();
