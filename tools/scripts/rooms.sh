@@ -30,7 +30,7 @@ echo "rooms: ${#may[@]} crates use what they may"
 
 # The core's modules from the lowest up: each names lower ones alone. The last line is one module on purpose:
 # a card, what works in it, and what it works in are generic over each other.
-lower=(types counters error rng wire rtt congestion qpc limits room qp mr tags relay shared_qp)
+lower=(types counters error rng wire rtt congestion qpc limits room qp mr command tags relay shared_qp)
 card=(env engine coalesce transport nic)
 
 in_list() { local one=$1; shift; printf '%s\n' "$@" | grep -qx "$one"; }

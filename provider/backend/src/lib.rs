@@ -19,6 +19,7 @@
 
 mod batch;
 mod control;
+pub mod copy;
 mod descriptor;
 mod epoll;
 mod error;

@@ -2,9 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
+use starverbs_core::command::{attr, decode_address, decode_attr, region};
 use starverbs_core::mr::{Backing, MrAttr, WindowType};
-use starverbs_core::qp::{PathMig, QpAttr as CardAttr, QpAttrMask, QpInit, RecvSource};
-use starverbs_core::{Access, Av, AvId, Gid, Limits, Mtu, NicError, PdId, Psn, QpState, QpType, SrqId};
+use starverbs_core::qp::{QpAttrMask, QpInit, RecvSource};
+use starverbs_core::{Access, Av, AvId, Limits, NicError, PdId, QpType, SrqId};
 use starverbs_queues::board::*;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -119,7 +120,7 @@ impl Function {
             OP_MODIFY_QP => self.modify_qp(card, &read(body)?),
             OP_QUERY_QP => {
                 let qpn = self.own_qp(read::<Object>(body)?.number)?;
-                let attr = attr_of(&card.nic.query_qp(qpn).map_err(errno)?);
+                let attr = attr(&card.nic.query_qp(qpn).map_err(errno)?);
                 Ok(answer(&ModifyQp { qpn, mask: 0, attr }))
             }
             OP_DESTROY_QP => {
@@ -298,9 +299,9 @@ impl Function {
     fn modify_qp(&mut self, card: &mut Card, modify: &ModifyQp) -> Result<Body, Errno> {
         let qpn = self.own_qp(modify.qpn)?;
         let mask = QpAttrMask::from_bits(modify.mask).ok_or(libc::EINVAL)?;
-        let mut to = decode_attr(&modify.attr, mask)?;
+        let to = decode_attr(&modify.attr, mask).ok_or(libc::EINVAL)?;
         if mask.contains(QpAttrMask::AV) {
-            to.av = av(&modify.attr.address, card)?;
+            av(&modify.attr.address, card)?;
         }
         card.nic.modify_qp(&mut card.env, qpn, &to, mask, card.now).map(|()| DONE).map_err(errno)
     }
@@ -348,9 +349,7 @@ fn gid(card: &Card, index: u32) -> Result<GidReply, Errno> {
 }
 
 fn region_of(key: u32, attr: &MrAttr) -> Region {
-    let MrAttr { pd, addr, length, iova, access, .. } = *attr;
-    let addr = client_address(addr);
-    Region { key, pd: pd.0, access: access.bits(), pieces: 0, addr, length, iova }
+    region(key, &MrAttr { addr: client_address(attr.addr), ..*attr })
 }
 
 /// A path, whose source is one of the port's addresses.
@@ -359,91 +358,5 @@ fn av(from: &Address, card: &Card) -> Result<Av, Errno> {
     if source.gid.0 != from.sgid || from.sl > 15 || from.flow_label >= 1 << 20 {
         return Err(libc::EINVAL);
     }
-    Ok(Av {
-        dgid: Gid(from.dgid),
-        sgid: source.gid,
-        sgid_index: from.sgid_index,
-        hop_limit: from.hop_limit,
-        traffic_class: from.traffic_class,
-        sl: from.sl,
-        flow_label: from.flow_label,
-        dlid: from.dlid,
-        static_rate: from.static_rate,
-        src_path_bits: from.src_path_bits,
-    })
-}
-
-/// Attributes but for the path; those that `mask` does not name are not looked at.
-fn decode_attr(from: &QpAttr, mask: QpAttrMask) -> Result<CardAttr, Errno> {
-    let named = |bit: QpAttrMask, decoded: bool| {
-        if decoded || !mask.contains(bit) { Ok(()) } else { Err(libc::EINVAL) }
-    };
-    let state = QpState::from_code(from.state.into());
-    let cur_state = QpState::from_code(from.cur_state.into());
-    let path_mtu = Mtu::from_code(from.path_mtu.into());
-    let path_mig = PathMig::from_code(from.path_mig.into());
-    named(QpAttrMask::STATE, state.is_some())?;
-    named(QpAttrMask::CUR_STATE, cur_state.is_some())?;
-    named(QpAttrMask::PATH_MTU, path_mtu.is_some())?;
-    named(QpAttrMask::PATH_MIG_STATE, path_mig.is_some())?;
-    Ok(CardAttr {
-        state: state.unwrap_or_default(),
-        cur_state: cur_state.unwrap_or_default(),
-        path_mtu: path_mtu.unwrap_or_default(),
-        qkey: from.qkey,
-        rq_psn: Psn::new(from.rq_psn),
-        sq_psn: Psn::new(from.sq_psn),
-        dest_qpn: from.dest_qpn,
-        access: Access::from_bits_truncate(from.access),
-        av: Av::default(),
-        pkey_index: from.pkey_index,
-        port_num: from.port_num,
-        max_rd_atomic: from.max_rd_atomic,
-        max_dest_rd_atomic: from.max_dest_rd_atomic,
-        min_rnr_timer: from.min_rnr_timer,
-        timeout: from.timeout,
-        retry_cnt: from.retry_cnt,
-        rnr_retry: from.rnr_retry,
-        path_mig: path_mig.unwrap_or_default(),
-        en_sqd_async_notify: from.en_sqd_async_notify != 0,
-        sq_draining: false,
-    })
-}
-
-fn attr_of(attr: &CardAttr) -> QpAttr {
-    let av = &attr.av;
-    QpAttr {
-        state: attr.state as u8,
-        cur_state: attr.cur_state as u8,
-        path_mtu: attr.path_mtu as u8,
-        path_mig: attr.path_mig as u8,
-        qkey: attr.qkey,
-        rq_psn: attr.rq_psn.get(),
-        sq_psn: attr.sq_psn.get(),
-        dest_qpn: attr.dest_qpn,
-        access: attr.access.bits(),
-        pkey_index: attr.pkey_index,
-        port_num: attr.port_num,
-        max_rd_atomic: attr.max_rd_atomic,
-        max_dest_rd_atomic: attr.max_dest_rd_atomic,
-        min_rnr_timer: attr.min_rnr_timer,
-        timeout: attr.timeout,
-        retry_cnt: attr.retry_cnt,
-        rnr_retry: attr.rnr_retry,
-        en_sqd_async_notify: attr.en_sqd_async_notify.into(),
-        sq_draining: attr.sq_draining.into(),
-        reserved: 0,
-        address: Address {
-            dgid: av.dgid.0,
-            sgid: av.sgid.0,
-            flow_label: av.flow_label,
-            dlid: av.dlid,
-            sgid_index: av.sgid_index,
-            hop_limit: av.hop_limit,
-            traffic_class: av.traffic_class,
-            sl: av.sl,
-            static_rate: av.static_rate,
-            src_path_bits: av.src_path_bits,
-        },
-    }
+    Ok(decode_address(from))
 }

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use memmap2::{MmapOptions, MmapRaw};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::statfs::{PROC_SUPER_MAGIC, TMPFS_MAGIC, fstatfs};
+use starverbs_backend::copy::write_in_order;
 use starverbs_queues::BLOCK;
 
 /// Maps of a client at most.
@@ -127,20 +128,15 @@ impl Maps {
         }
     }
 
-    /// The other way round, the last bytes last. False: as of [`Maps::read`], or it may not be written.
+    /// The other way round, the last word last where the memory is mapped here. False: as of [`Maps::read`],
+    /// or it may not be written.
     #[must_use]
     pub(crate) fn write(&self, address: u64, data: &[u8]) -> bool {
         match self.find(address, data.len()) {
             Some((Map { bytes: Bytes::Here(map), writable: true, .. }, from)) => {
                 let to = map.as_mut_ptr().wrapping_add(from as usize);
-                let (front, last) = data.split_at(data.len().saturating_sub(1));
                 // SAFETY: as in `read`, and the map may be written.
-                unsafe { to.copy_from(front.as_ptr(), front.len()) };
-                if let Some(last) = last.first() {
-                    // SAFETY: as above. Programs wait for the last byte: it is stored behind the others.
-                    let cell = unsafe { std::sync::atomic::AtomicU8::from_ptr(to.wrapping_add(front.len())) };
-                    cell.store(*last, Ordering::Release);
-                }
+                unsafe { write_in_order(to, data.as_ptr(), data.len()) };
                 true
             }
             Some((Map { bytes: Bytes::Process(file, at), writable: true, .. }, from)) => {

@@ -23,6 +23,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod coalesce;
+pub mod command;
 pub mod congestion;
 pub mod counters;
 pub mod engine;

@@ -28,10 +28,6 @@ pub const RECORD_WORDS: usize = 15;
 /// Pieces of data begin at multiples of this.
 const ALIGN: u32 = 64;
 
-/// So many records ahead the writer has a slot's cache line fetched: its reader had it last, and who looks
-/// whether the reader sleeps waits until the line is there.
-const AHEAD: u32 = 8;
-
 /// A record's bytes, of which the ring knows nothing.
 pub type Record = [u32; RECORD_WORDS];
 
@@ -100,28 +96,6 @@ impl SlotMemory {
     fn is_right(&self) -> bool {
         self.count.is_power_of_two() && self.bytes.is_power_of_two() && self.bytes >= ALIGN
     }
-}
-
-/// Has a slot's cache line fetched, to be written soon.
-#[inline]
-fn prefetch_to_write(slot: &Slot) {
-    let at = core::ptr::from_ref(slot);
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a hint, which faults nowhere; a CPU that does not know it does nothing.
-    unsafe {
-        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_ET0 }>(at.cast());
-    }
-    #[cfg(all(target_arch = "aarch64", not(miri)))]
-    // SAFETY: a hint, which faults nowhere and changes no register.
-    unsafe {
-        core::arch::asm!(
-            "prfm pstl1keep, [{at}]",
-            at = in(reg) at,
-            options(nostack, readonly, preserves_flags)
-        );
-    }
-    #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
-    let _ = at;
 }
 
 /// Room for the next record and its data.
@@ -271,7 +245,6 @@ impl SlotWriter {
         self.written = number.wrapping_add(1);
         /* release: the record and its data before the stamp */
         self.memory.slot(number).stamp.store(self.written, Ordering::Release);
-        prefetch_to_write(self.memory.slot(number.wrapping_add(AHEAD)));
     }
 
     /// After one push or more: whether the reader must be woken.

@@ -179,6 +179,15 @@ impl Device {
         }
     }
 
+    /// Takes what other processes of this host have asked meanwhile, for a thread that does not sleep yet.
+    /// Says whether they had.
+    pub(crate) fn look(&self) -> bool {
+        match self {
+            Device::Soft(soft) => soft.look(),
+            _ => false,
+        }
+    }
+
     /// Where rings of objects made in `pd` lie: in the program's own memory, if it has such and the device
     /// reaches it.
     pub(crate) fn queue_memory(&self, pd: &Pd) -> ProgramMemory {

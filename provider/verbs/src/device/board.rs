@@ -4,7 +4,6 @@
 //! board's; completions are read where the board has written them. Commands and interrupts go by a socket.
 //! Owns what the program has to know of its objects. It must not know how the board works.
 
-mod attr;
 mod control;
 mod cq;
 mod files;

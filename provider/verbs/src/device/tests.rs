@@ -51,7 +51,8 @@ fn init<'a>(cq: &'a Cq, srq: Option<&'a Srq>) -> QpInit<'a> {
     }
 }
 
-fn send(wr_id: u64) -> SendWr<'static> {
+/// A SEND without data.
+pub(crate) fn send(wr_id: u64) -> SendWr<'static> {
     SendWr {
         wr_id,
         op: SendOp::Send,

@@ -227,14 +227,16 @@ impl Worker {
     fn stay(&mut self) {
         let begun = clock::now();
         let soon = begun.saturating_sub(std::mem::replace(&mut self.served_at, begun)) < SOON;
-        let Some(soft) = self.device.soft().ok().filter(|_| soon && !self.shares_its_cpu) else { return };
-        let calls = soft.activity.calls();
+        if !soon || self.shares_its_cpu {
+            return;
+        }
+        let calls = self.device.activity().calls();
         loop {
             let now = clock::now();
-            if soft.look() {
+            if self.device.look() {
                 self.served_at = now;
             }
-            let called = soft.activity.calls().wrapping_sub(calls);
+            let called = self.device.activity().calls().wrapping_sub(calls);
             if now - self.served_at > WAIT || now - begun > STAY || called > CALLS {
                 return;
             }

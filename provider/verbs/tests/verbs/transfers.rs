@@ -8,8 +8,13 @@ use starverbs_verbs::{Ah, AhAttr, BYTES_OF_A_TURN, Qp, QpInit, RecvWr, SendWr, S
 #[test]
 fn rc_messages_arrive_in_order_with_their_bytes() {
     let (a, b) = Node::pair();
+    rc_messages(&a, &b);
+}
+
+/// Messages of many sizes from one node to another.
+pub(crate) fn rc_messages(a: &Node, b: &Node) {
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect(&a, &qa, &b, &qb);
+    connect(a, &qa, b, &qb);
     for round in 0..50u64 {
         let len = [1, 64, 1024, 1025, 9000][round as usize % 5];
         let text: Vec<u8> = (0..len).map(|i| (i as u64 * 7 + round) as u8).collect();

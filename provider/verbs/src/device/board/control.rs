@@ -15,9 +15,9 @@ use starverbs_queues::board::{
 };
 use starverbs_rings::WorkLayout;
 
-use super::attr::{address, attr, decode_attr, decode_region, region};
 use super::cq::{BoardCq, INDEX_BYTES};
 use super::files::FileUse;
+use super::link::BROKEN;
 use super::memory::PROGRAM_END;
 use super::{Board, DeviceCq};
 use crate::census::Census;
@@ -28,6 +28,7 @@ use crate::info::PortAttr;
 use crate::memory;
 use crate::qp::QpInner;
 use crate::share::FileBytes;
+use starverbs_core::command::{address, attr, decode_attr, decode_region, region};
 
 /// What this device does not take.
 const NOT_HERE: VerbsError = VerbsError::Unsupported("by a board");
@@ -109,7 +110,7 @@ impl Board {
             Command::ModifyQp { qp, to, mask } => self.modify_qp(qp, to, mask).map(done),
             Command::QueryQp { qpn } => {
                 let reply: ModifyQp = self.link.ask(OP_QUERY_QP, &object(qpn))?;
-                Ok(Reply::Qp(decode_attr(&reply.attr)?))
+                Ok(Reply::Qp(decode_attr(&reply.attr, QpAttrMask::all()).ok_or(BROKEN)?))
             }
             Command::DestroyQp { qp, .. } => self.destroy_qp(qp).map(done),
             _ => Err(NOT_HERE),

@@ -35,7 +35,7 @@ const PAGE: u64 = 4096;
 pub(super) type Body = [u8; BODY_BYTES];
 
 /// What is wrong with a device that says something else than its contract.
-const BROKEN: VerbsError = VerbsError::Os(libc::EIO);
+pub(super) const BROKEN: VerbsError = VerbsError::Os(libc::EIO);
 
 /// The way to a board.
 pub(super) struct Link {

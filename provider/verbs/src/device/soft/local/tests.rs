@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;
-use starverbs_core::{AvId, Cqe, Mtu, SendFlags, WcOpcode, WcStatus};
+use starverbs_core::{Cqe, Mtu, SendFlags, WcOpcode, WcStatus};
 use starverbs_settings::LinkTrust;
 
 use super::*;
 use crate::device::Soft;
-use crate::{AhAttr, Context, Cq, Mr, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr, SendWr};
+use crate::device::tests::send as plain_send;
+use crate::{AhAttr, Context, Cq, Mr, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr};
 
 /// Steps of the schedules that are all tried, and how many of the longer ones are.
 const LENGTH: usize = 6;
@@ -157,20 +158,7 @@ fn connect(qp: &Qp, to: &Card, peer: &Qp) {
 }
 
 fn send(qp: &Qp) {
-    let wr = SendWr {
-        wr_id: 7,
-        op: starverbs_core::SendOp::Send,
-        flags: SendFlags::SIGNALED,
-        imm: 0,
-        sges: &[],
-        remote_addr: 0,
-        rkey: 0,
-        compare_add: 0,
-        swap: 0,
-        ah: AvId(0),
-        remote_qpn: 0,
-        qkey: 0,
-    };
+    let wr = plain_send(7);
     let mut poster = qp.post_send();
     for _ in 0..MESSAGES {
         poster.push(&wr).unwrap();

@@ -1,16 +1,13 @@
-//! Attributes as the board's commands have them.
+//! Attributes as a board's commands have them (`starverbs_queues::board`): for who asks, and for the board.
 
-use starverbs_core::mr::MrAttr;
-use starverbs_core::qp::{PathMig, QpAttr};
-use starverbs_core::{Access, Av, Gid, Mtu, PdId, Psn, QpState};
 use starverbs_queues::board::{self, Address, Region};
 
-use crate::error::{Result, VerbsError};
+use crate::mr::MrAttr;
+use crate::qp::{PathMig, QpAttr, QpAttrMask};
+use crate::types::{Access, Av, Gid, Mtu, PdId, Psn, QpState};
 
-/// What is wrong with a device that answers something else.
-const BROKEN: VerbsError = VerbsError::Os(libc::EIO);
-
-pub(super) fn address(av: &Av) -> Address {
+/// A path.
+pub fn address(av: &Av) -> Address {
     Address {
         dgid: av.dgid.0,
         sgid: av.sgid.0,
@@ -25,7 +22,8 @@ pub(super) fn address(av: &Av) -> Address {
     }
 }
 
-fn av(address: &Address) -> Av {
+/// The same, decoded. Nothing of it is checked.
+pub fn decode_address(address: &Address) -> Av {
     Av {
         dgid: Gid(address.dgid),
         sgid: Gid(address.sgid),
@@ -40,7 +38,8 @@ fn av(address: &Address) -> Av {
     }
 }
 
-pub(super) fn attr(from: &QpAttr) -> board::QpAttr {
+/// Attributes of a queue pair.
+pub fn attr(from: &QpAttr) -> board::QpAttr {
     board::QpAttr {
         state: from.state as u8,
         cur_state: from.cur_state as u8,
@@ -66,19 +65,26 @@ pub(super) fn attr(from: &QpAttr) -> board::QpAttr {
     }
 }
 
-/// EIO: a state or an MTU that there is not.
-pub(super) fn decode_attr(from: &board::QpAttr) -> Result<QpAttr> {
-    let state = |code: u8| QpState::from_code(code.into()).ok_or(BROKEN);
-    Ok(QpAttr {
-        state: state(from.state)?,
-        cur_state: state(from.cur_state)?,
-        path_mtu: Mtu::from_code(from.path_mtu.into()).ok_or(BROKEN)?,
+/// The same, decoded; those that `mask` does not name are not looked at. `None`: a state, an MTU or a
+/// migration state that there is not.
+pub fn decode_attr(from: &board::QpAttr, mask: QpAttrMask) -> Option<QpAttr> {
+    fn named<T: Default>(decoded: Option<T>, named: bool) -> Option<T> {
+        if named { decoded } else { Some(decoded.unwrap_or_default()) }
+    }
+    let state = |code: u8| QpState::from_code(code.into());
+    let path_mtu = Mtu::from_code(from.path_mtu.into());
+    let path_mig = PathMig::from_code(from.path_mig.into());
+    Some(QpAttr {
+        state: named(state(from.state), mask.contains(QpAttrMask::STATE))?,
+        cur_state: named(state(from.cur_state), mask.contains(QpAttrMask::CUR_STATE))?,
+        path_mtu: named(path_mtu, mask.contains(QpAttrMask::PATH_MTU))?,
+        path_mig: named(path_mig, mask.contains(QpAttrMask::PATH_MIG_STATE))?,
         qkey: from.qkey,
         rq_psn: Psn::new(from.rq_psn),
         sq_psn: Psn::new(from.sq_psn),
         dest_qpn: from.dest_qpn,
         access: Access::from_bits_truncate(from.access),
-        av: av(&from.address),
+        av: decode_address(&from.address),
         pkey_index: from.pkey_index,
         port_num: from.port_num,
         max_rd_atomic: from.max_rd_atomic,
@@ -87,18 +93,19 @@ pub(super) fn decode_attr(from: &board::QpAttr) -> Result<QpAttr> {
         timeout: from.timeout,
         retry_cnt: from.retry_cnt,
         rnr_retry: from.rnr_retry,
-        path_mig: PathMig::from_code(from.path_mig.into()).ok_or(BROKEN)?,
         en_sqd_async_notify: from.en_sqd_async_notify != 0,
         sq_draining: from.sq_draining != 0,
     })
 }
 
-pub(super) fn region(key: u32, attr: &MrAttr) -> Region {
+/// A memory region, without pieces.
+pub fn region(key: u32, attr: &MrAttr) -> Region {
     let MrAttr { pd, addr, length, iova, access, .. } = *attr;
     Region { key, pd: pd.0, access: access.bits(), pieces: 0, addr, length, iova }
 }
 
-pub(super) fn decode_region(from: &Region) -> MrAttr {
+/// The same, decoded.
+pub fn decode_region(from: &Region) -> MrAttr {
     let Region { pd, access, addr, length, iova, .. } = *from;
     let access = Access::from_bits_truncate(access);
     MrAttr { pd: PdId(pd), addr, length, iova, access, ..MrAttr::default() }
