@@ -160,7 +160,7 @@ const ROWS: [Row; 34] = [
     (ours!("ib_send_bw", "-l 16", "-l", "16"), Metric::Rate8B, &[(UCX_TAG_BW, Aim::Rate(20.0))]),
     (ours!("ib_send_bw", "-c UD", "-c", "UD"), Metric::Rate8B, &[(UCX_TAG_BW, Aim::None)]),
     (MANY, Metric::Rate8B, &[(ONE, Aim::Rate(4.0))]),
-    (MANY, Metric::Stream64K, &[(ONE, Aim::Ratio(0.9))]),
+    (MANY, Metric::Stream64K, &[(ONE, Aim::Ratio(0.95))]),
     (VALKEY_SET, Metric::Rate64B, &[(TCP_SET, Aim::Ratio(1.5))]),
     (VALKEY_GET, Metric::Rate64B, &[(TCP_GET, Aim::Ratio(1.5))]),
     (ours!("ib_send_bw"), Metric::Stream64K, LARGE),
