@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use starverbs_conformance::command::output;
 use starverbs_conformance::process::{Process, tail};
+use starverbs_guest::net::{ADDRESSES, TAP};
 
-use crate::net::{ADDRESSES, TAP};
 use crate::world::{Ip, Provider, World};
 
 /// The frames of one case.

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use starverbs_conformance::command::{forget_settings, output};
 use starverbs_conformance::process::Process;
 
-use crate::guest::{Guest, Job};
-use crate::kernel::Kernel;
-use crate::net::{ADDRESSES, ADDRESSES_V6, Net};
+pub(crate) use starverbs_guest::guest::Found;
+use starverbs_guest::guest::{Guest, Job, Machine};
+use starverbs_guest::kernel::Kernel;
+use starverbs_guest::net::{ADDRESSES, ADDRESSES_V6, Net};
 
 /// The RDMA provider that a program runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,27 +45,24 @@ pub(crate) enum Ip {
     V6,
 }
 
-/// Where a client finds its server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Found {
-    /// At a TCP port.
-    Tcp(u16),
-    /// At a port of the connection manager.
-    Service(u16),
-}
-
 /// IP MTU of the guest's interface: 4096 bytes of payload and all headers.
 const GUEST_MTU: u32 = 4200;
 const TAP_MTU: u32 = 9000;
 /// Two programs that say nothing for so long have stopped: starting one takes the guest seconds on a busy
 /// machine.
 const QUIET: Duration = Duration::from_secs(60);
+/// The guest's part of the world: rxe0, and its GIDs in a file.
+const SETUP: &str = "rdma link add rxe0 type rxe netdev eth0
+grep -H . /sys/class/infiniband/rxe0/ports/1/gids/? >$share/gids
+";
 /// Frames of the hosts' own (neighbours, routers) that say nothing of the programs.
 const STRAY: u64 = 20;
 
 /// The surroundings of all cases. Dropping it stops the guest and removes the namespace.
 pub(crate) struct World {
     guest: Guest,
+    /// The GIDs of rxe0, by index.
+    gids: Vec<String>,
     pub net: Net,
     /// `dist/lib`, absolute.
     lib: PathBuf,
@@ -93,10 +91,24 @@ impl World {
                 .arg(source)
                 .arg("-libverbs"),
         )?;
-        let net = Net::new(TAP_MTU)?;
-        let guest = Guest::boot(kernel, &net, &scratch, GUEST_MTU)?;
+        let net = Net::new("interop", TAP_MTU, 1)?;
+        /* plain emulation, whatever this host has: figures of loss are compared with those of other hosts */
+        let emulation = "-accel tcg,thread=multi -cpu max".split(' ').map(str::to_owned);
+        let machine = Machine {
+            kernel,
+            qemu: &["qemu-system-x86_64".to_owned()],
+            devices: emulation.collect(),
+            memory: 2048,
+            line: "",
+            setup: SETUP,
+            mtu: GUEST_MTU,
+            reboots: false,
+            number: 0,
+        };
+        let guest = Guest::boot(&machine, &net, &scratch)?;
+        let gids = read_gids(&guest.shared("gids"))?;
         let peer = peer.to_string_lossy().into_owned();
-        Ok(World { guest, net, lib, scratch, peer, port: 20000, outputs: 0 })
+        Ok(World { guest, gids, net, lib, scratch, peer, port: 20000, outputs: 0 })
     }
 
     /// Waits until `program` ends, `deadline` comes or nothing more comes and goes between the two hosts.
@@ -144,7 +156,7 @@ impl World {
             (Provider::Star, Ip::V6) => 1,
             (Provider::Rxe, ip) => {
                 let wanted = if ip == Ip::V4 { "0000:0000:0000:0000:0000:ffff:" } else { "fd78:" };
-                self.guest.gids.iter().position(|gid| gid.starts_with(wanted)).unwrap_or(usize::MAX)
+                self.gids.iter().position(|gid| gid.starts_with(wanted)).unwrap_or(usize::MAX)
             }
         }
     }
@@ -170,6 +182,12 @@ impl World {
         let file = self.scratch.join(format!("output-{}", self.outputs));
         Ok(Program::Here(Process::start(command, file)?, found))
     }
+}
+
+/// The GIDs of lines `FILE:GID`.
+fn read_gids(file: &Path) -> Result<Vec<String>, String> {
+    let text = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+    Ok(text.lines().filter_map(|line| Some(line.split_once(':')?.1.to_owned())).collect())
 }
 
 impl Drop for World {

@@ -7,7 +7,7 @@ use std::process::Command;
 use starverbs_conformance::command::output;
 
 /// What QEMU boots.
-pub(crate) struct Kernel {
+pub struct Kernel {
     /// The compressed kernel.
     pub image: PathBuf,
     /// Modules, busybox and init.sh.
@@ -16,28 +16,18 @@ pub(crate) struct Kernel {
     pub package: String,
 }
 
-/// The modules that are asked for; what they depend on is read from themselves. `crc32_generic` is looked up
-/// by name when a device is added, so no module depends on it.
-const MODULES: [&str; 11] = [
-    "virtio_pci",
-    "virtio_net",
-    "9pnet_virtio",
-    "9p",
-    "overlay",
-    "crc32_generic",
-    "ib_uverbs",
-    "rdma_rxe",
-    "rdma_ucm",
-    "veth",
-    "sch_netem",
-];
+/// The modules of every guest; what they depend on is read from themselves.
+const BASE: [&str; 5] = ["virtio_pci", "virtio_net", "9pnet_virtio", "9p", "overlay"];
 const BUSYBOX: &str = "/bin/busybox";
 const INIT: &str = include_str!("../init.sh");
 
 impl Kernel {
-    /// Downloads and unpacks the current kernel into the folder `cache`, unless it is there, and makes the
-    /// initramfs.
-    pub(crate) fn prepare(cache: &Path) -> Result<Kernel, String> {
+    /// Downloads and unpacks the current kernel into the folder `cache`, unless it is there, and makes an
+    /// initramfs with `modules` and all that they need.
+    ///
+    /// # Errors
+    /// What cannot be had, in words.
+    pub fn prepare(cache: &Path, modules: &[&str]) -> Result<Kernel, String> {
         let package = current_package()?;
         let unpacked = cache.join(&package);
         if !unpacked.exists() {
@@ -45,8 +35,9 @@ impl Kernel {
         }
         let image = first_file(&unpacked.join("boot"), "vmlinuz-")?;
         let initramfs = cache.join("initramfs.cpio");
-        let modules = Modules::of(&unpacked)?;
-        write_initramfs(&modules.with_dependencies(&MODULES)?, &cache.join("initramfs"), &initramfs)?;
+        let known = Modules::of(&unpacked)?;
+        let wanted = [&BASE[..], modules].concat();
+        write_initramfs(&known.with_dependencies(&wanted)?, &cache.join("initramfs"), &initramfs)?;
         Ok(Kernel { image, initramfs, package })
     }
 }
@@ -61,7 +52,7 @@ fn current_package() -> Result<String, String> {
 
 /// Downloads `package` and unpacks it into `folder`, which appears only when it is complete.
 fn unpack(package: &str, folder: &Path) -> Result<(), String> {
-    println!("interop: downloading {package}");
+    println!("guest: downloading {package}");
     let fresh = folder.with_extension("new");
     let _ = std::fs::remove_dir_all(&fresh);
     std::fs::create_dir_all(&fresh).map_err(|e| format!("{}: {e}", fresh.display()))?;

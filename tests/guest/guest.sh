@@ -1,8 +1,8 @@
 #!/bin/bash
-# First process of the guest after init.sh: brings up rxe0 and then runs what the host asks for, until
-# told to stop. A request is a file jobs/N.run, a script; its output goes to N.out and N.err, its
-# status to N.status. A file N.kill asks for its end. The host writes each file under another name
-# first, so that none is seen half.
+# First process of the guest after init.sh: does the setup that the host gives, and then runs what the host
+# asks for, until told to stop. A request is a file jobs/N.run, a script; its output goes to N.out and N.err,
+# its status to N.status. A file N.kill asks for its end. The host writes each file under another name first,
+# so that none is seen half.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C
 mkdir -p /dev/pts /dev/shm
 mount -t devpts devpts /dev/pts
@@ -22,9 +22,9 @@ for _ in {1..50}; do
     ip -6 addr show dev eth0 tentative | grep -q tentative || break
     sleep 0.1
 done
-rdma link add rxe0 type rxe netdev eth0
-grep -H . /sys/class/infiniband/rxe0/ports/1/gids/? >$share/gids.new
-mv $share/gids.new $share/gids
+# shellcheck source=/dev/null
+source $share/setup
+touch $share/ready
 cd $share/jobs || exit
 
 run() {

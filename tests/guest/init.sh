@@ -6,7 +6,7 @@ $B mount -t devtmpfs dev /dev
 exec >/dev/console 2>&1
 $B mount -t proc proc /proc
 $B mount -t sysfs sys /sys
-while read -r module; do $B insmod "/mod/$module" || echo "interop: insmod $module failed"; done </mod/order
+while read -r module; do $B insmod "/mod/$module" || echo "guest: insmod $module failed"; done </mod/order
 $B mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=512000,cache=loose hostroot /lower
 $B mount -t tmpfs -o size=75% upper /upper
 $B mkdir -p /upper/files /upper/work
