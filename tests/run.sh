@@ -47,7 +47,6 @@ part "symbols of libstarverbs.so" tests/abi/compare.sh dist/lib/libstarverbs.so 
 part "any linker" tests/abi/linkers.sh "${CARGO_TARGET_DIR:-target}/release"
 part "others' libraries on libibverbs.so.1" tests/abi/loading.sh dist/lib
 part "install and uninstall" tests/install/run.sh dist quick
-part "programs on the board" tests/board/run.sh dist/lib dist/bin/starverbs
 part "patches for perftest" tests/perftest/run.sh ${PERFTEST:+"$PERFTEST" dist/lib}
 part "large allocations as shared memory" tests/share/run.sh dist/lib
 if [[ -e /usr/include/rdma/rdma_cma.h ]]; then
@@ -78,6 +77,15 @@ if command -v ib_send_lat >/dev/null && command -v ibv_rc_pingpong >/dev/null; t
     part "others' programs over the wire (a few)" \
         cargo run --quiet --package starverbs-conformance -- --quick --net lo --link udp \
         --filter "^(ping-pong: ibv_(rc|srq)_.*-c|$perftests|connection manager: (ucmatose|ib_send.*))\$"
+    # On two functions of an emulated board; then on a board and on a card in software.
+    boards='ping-pong: ibv_(rc|uc|srq|ud)_pingpong -g 0( -j)? -c( -e)?|device: .*'
+    boards+="|perftest: ib_[a-z]+_(lat|bw)( -e| -b| --use-srq| -s 64 .*| -c U[CD]| -l .*| -A .*)?"
+    part "others' programs on the board (a few)" \
+        cargo run --quiet --package starverbs-conformance -- --quick --net lo --device board \
+        --filter "^($boards)\$"
+    part "others' programs between a board and a card in software (a few)" \
+        cargo run --quiet --package starverbs-conformance -- --quick --net lo --device board,soft \
+        --filter "^(ping-pong: ibv_(rc|ud)_pingpong -g 0 -c|perftest: ib_(read|atomic)_bw)\$"
 else
     skip "others' programs" "ibverbs-utils or perftest is not installed"
 fi

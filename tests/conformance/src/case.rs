@@ -63,6 +63,8 @@ pub(crate) struct Case {
     pub nets: &'static [Net],
     /// The nets in which it belongs to the quick set.
     pub quick: &'static [Net],
+    /// Why it is of the card in software alone, if it is.
+    pub software: Option<&'static str>,
     body: Body,
 }
 
@@ -71,7 +73,7 @@ impl Case {
     pub(crate) fn pair(group: &'static str, nets: &'static [Net], pair: Pair) -> Case {
         let name = pair.title();
         let body = Rc::new(move |world: &mut World, net| pair.run(world, net).into());
-        Case { group, name, nets, quick: &[], body }
+        Case { group, name, nets, quick: &[], software: None, body }
     }
 
     /// Something of its own.
@@ -81,12 +83,18 @@ impl Case {
         nets: &'static [Net],
         body: impl Fn(&mut World, Net) -> Verdict + 'static,
     ) -> Case {
-        Case { group, name: name.to_owned(), nets, quick: nets, body: Rc::new(body) }
+        Case { group, name: name.to_owned(), nets, quick: nets, software: None, body: Rc::new(body) }
     }
 
     /// The same, in the quick set for `nets`.
     pub(crate) fn quick(mut self, nets: &'static [Net]) -> Case {
         self.quick = nets;
+        self
+    }
+
+    /// Not for a board, for that reason.
+    pub(crate) fn of_software(mut self, reason: &'static str) -> Case {
+        self.software = Some(reason);
         self
     }
 

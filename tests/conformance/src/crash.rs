@@ -11,9 +11,13 @@ use crate::check::Expect;
 use crate::pair::{Pair, Running, Server, await_traffic};
 use crate::world::World;
 
+/// The tests of the board kill its clients, too.
+const STAYS: &str = "what is counted and what is left are the board's";
+
 pub(crate) fn cases() -> Vec<Case> {
     let random = |name, kills, seed| {
         Case::special("kill -9", name, BOTH, move |world, net| random_kills(world, net, kills, seed).into())
+            .of_software(STAYS)
     };
     vec![
         Case::special("kill -9", "the server, at several moments, then a clean run", BOTH, kill_server)
@@ -21,7 +25,8 @@ pub(crate) fn cases() -> Vec<Case> {
         Case::special("kill -9", "the client, at several moments, then a clean run", BOTH, kill_client)
             .quick(&[Net::Veth]),
         Case::special("kill -9", "both, then nothing is left behind", BOTH, leaves_nothing)
-            .quick(&[Net::Veth]),
+            .quick(&[Net::Veth])
+            .of_software(STAYS),
         random("either side at 10 random moments, others live on", 10, 1),
         random("either side at 100 random moments, others live on", 100, 2).quick(&[]),
     ]

@@ -4,6 +4,7 @@
 //! library's inside: what it uses is dist/, the way a person would.
 
 mod address;
+mod board;
 mod case;
 mod container;
 mod crash;
@@ -25,6 +26,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use regex_lite::Regex;
 
+use board::Device;
 use case::{Case, Net, Verdict};
 use report::Report;
 use starverbs_conformance::{check, process};
@@ -48,6 +50,9 @@ struct Args {
     /// How queue pairs of one host talk
     #[arg(long, value_parser = ["auto", "local", "udp"])]
     link: Option<String>,
+    /// What the programs have as their card: of both ends, or the server's and the client's
+    #[arg(long, default_value = "soft", value_parser = ["soft", "board", "board,soft", "soft,board"])]
+    device: String,
     /// Write what ran to this Markdown file
     #[arg(long, value_name = "FILE")]
     table: Option<PathBuf>,
@@ -92,20 +97,18 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let needs_namespaces = cases.iter().any(|(_, net)| *net != Net::Lo);
-    let mut world = match World::new(&args.dist, needs_namespaces, args.link.as_deref()) {
+    let devices = Device::of_ends(&args.device);
+    let mut world = match World::new(&args.dist, needs_namespaces, args.link.as_deref(), devices) {
         Ok(world) => world,
         Err(reason) => {
             eprintln!("conformance: {reason}");
             return ExitCode::FAILURE;
         }
     };
-    let mut report = Report::new(cases.len());
+    let mut report = Report::new(cases.len(), &args.device);
     for (case, net) in cases {
         let started = std::time::Instant::now();
-        let verdict = match world.enter(net) {
-            Ok(()) => case.run(&mut world, net),
-            Err(reason) => Verdict::Skip(reason),
-        };
+        let verdict = run(&case, &mut world, net);
         report.add(&case, net, verdict, started.elapsed());
         // Written as it grows: a run that is stopped leaves what it knew.
         if let Some(file) = &args.table
@@ -115,5 +118,27 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
-    report.conclude()
+    let ended = world.end_boards();
+    if let Err(reason) = &ended {
+        println!("FAILED {reason}");
+    }
+    let concluded = report.conclude();
+    if ended.is_ok() { concluded } else { ExitCode::FAILURE }
+}
+
+fn run(case: &Case, world: &mut World, net: Net) -> Verdict {
+    if let (true, Some(reason)) = (world.has_boards(), case.software) {
+        return Verdict::Skip(reason.to_owned());
+    }
+    if let Err(reason) = world.retire_boards(net) {
+        return Verdict::Fail(reason);
+    }
+    if let Err(reason) = world.enter(net) {
+        return Verdict::Skip(reason);
+    }
+    let verdict = case.run(world, net);
+    match world.check_boards() {
+        Ok(()) => verdict,
+        Err(reason) => Verdict::Fail(reason),
+    }
 }

@@ -63,6 +63,11 @@ impl Process {
         }
     }
 
+    /// Asks the group to end, as `kill` does.
+    pub fn terminate(&self) {
+        let _ = killpg(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM);
+    }
+
     /// All it wrote so far, errors last: programs keep the rest of their output back until they end, and what
     /// went wrong would be before it.
     pub fn output(&self) -> String {

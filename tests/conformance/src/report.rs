@@ -18,12 +18,13 @@ struct Row {
 pub(crate) struct Report {
     rows: Vec<Row>,
     expected: usize,
+    device: String,
     started: Instant,
 }
 
 impl Report {
-    pub(crate) fn new(expected: usize) -> Report {
-        Report { rows: Vec::new(), expected, started: Instant::now() }
+    pub(crate) fn new(expected: usize, device: &str) -> Report {
+        Report { rows: Vec::new(), expected, device: device.to_owned(), started: Instant::now() }
     }
 
     /// Notes and prints a verdict.
@@ -68,8 +69,13 @@ impl Report {
     pub(crate) fn markdown(&self, full: bool) -> String {
         let (passed, skipped, failed) = self.totals();
         let set = if full { "make conformance" } else { "the quick set" };
+        let card = match self.device.as_str() {
+            "soft" => "card",
+            "board" => "board",
+            _ => "board and the card in software",
+        };
         let mut text = format!(
-            "# Others' programs on the card\n\nWritten by `{set}`. {passed} passed, {skipped} skipped, \
+            "# Others' programs on the {card}\n\nWritten by `{set}`. {passed} passed, {skipped} skipped, \
              {failed} failed.\n\n\
              Each case is a server and a client of an unmodified program from Debian's packages, as two \
              processes over\n\

@@ -14,6 +14,7 @@ use crate::world::{Setting, World};
 pub(crate) fn cases() -> Vec<Case> {
     let case = |name, body: fn(&mut World) -> Result<String, String>| {
         Case::special("settings", name, &[Net::Lo], move |world, _| Verdict::from(body(world)))
+            .of_software("settings of the wire are the board's")
     };
     vec![
         case("unknown keys and bad values are named", bad_variables),
@@ -78,7 +79,7 @@ fn whole_file(world: &mut World) -> Result<String, String> {
     let file = write(world, "all.toml", &all_keys(&world.scratch("settings-%p.pcap")))?;
     let shown = in_force(world, &[("STARVERBS_CONFIG", &file)])?;
     let keys: Vec<&str> = shown.lines().filter(|line| line.starts_with("STARVERBS_")).collect();
-    /* another device would need a board that runs (tests/board) */
+    /* another device would need a board that runs */
     let kept = |line: &&&str| !line.contains("(default ") && !line.starts_with("STARVERBS_DEVICE=");
     if let Some(line) = keys.iter().find(kept) {
         return Err(format!("this case's file does not change {line}"));

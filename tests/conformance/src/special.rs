@@ -15,7 +15,8 @@ pub(crate) fn cases() -> Vec<Case> {
     let mut cases = vec![
         Case::special("device", "ibv_devices", BOTH, devices),
         Case::special("device", "ibv_devinfo -v", BOTH, devinfo),
-        Case::special("capture", "STARVERBS_PCAP decoded by tshark", BOTH, capture),
+        Case::special("capture", "STARVERBS_PCAP decoded by tshark", BOTH, capture)
+            .of_software("a board's capture is its own: one file for all its functions"),
         Case::special("crowd", "eight pairs at once", BOTH, crowd),
     ];
     cases.extend(users());

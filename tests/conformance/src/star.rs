@@ -10,6 +10,8 @@ use crate::process::tail;
 use crate::world::World;
 
 const GROUP: &str = "StaR";
+/// See docs/board.md.
+const ON_A_BOARD: &str = "a board takes no StaR";
 
 /// What the server's log says that a queue pair has become.
 const STATELESS: &str = "stateless end";
@@ -158,7 +160,8 @@ fn settled() -> Vec<Case> {
 }
 
 pub(crate) fn cases() -> Vec<Case> {
-    [on_a_good_wire(), on_a_bad_wire(), settled(), killed()].concat()
+    let cases = [on_a_good_wire(), on_a_bad_wire(), settled(), killed()].concat();
+    cases.into_iter().map(|case| case.of_software(ON_A_BOARD)).collect()
 }
 
 /// kill -9 of either end, in either role.

@@ -1,15 +1,20 @@
 //! What a case is run with: the build under test, scratch space, ports, and the two ends of the net.
 
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::board::{Board, BoardKind, Device, FUNCTIONS};
 use crate::case::Net;
 use crate::container::Container;
 use crate::net::{ADDRESSES, Namespaces};
 use crate::process::{Process, tail};
 use starverbs_conformance::command::forget_settings;
+
+/// Boards of several settings that run at a time, at most: the next case has others.
+const MOST_BOARDS: usize = 2;
 
 /// The surroundings of all cases. Dropping it removes them.
 pub(crate) struct World {
@@ -25,6 +30,11 @@ pub(crate) struct World {
     outputs: u32,
     /// How queue pairs of one host talk (STARVERBS_LINK).
     link: Option<String>,
+    /// What the programs of each end have as their card.
+    devices: [Device; 2],
+    /// Where the boards are; another net has others.
+    net: Net,
+    boards: Vec<Board>,
 }
 
 /// How a program is started, beside its arguments.
@@ -41,7 +51,12 @@ pub(crate) struct Setting {
 }
 
 impl World {
-    pub(crate) fn new(dist: &Path, needs_namespaces: bool, link: Option<&str>) -> Result<World, String> {
+    pub(crate) fn new(
+        dist: &Path,
+        needs_namespaces: bool,
+        link: Option<&str>,
+        devices: [Device; 2],
+    ) -> Result<World, String> {
         let absolute = |part: &str| {
             let path = dist.join(part);
             path.canonicalize().map_err(|e| format!("{}: {e} (`make build` first)", path.display()))
@@ -56,7 +71,9 @@ impl World {
             Err("no case of this run needs namespaces".to_owned())
         };
         let link = link.map(str::to_owned);
-        Ok(World { dist, starverbs, lib, scratch, namespaces, port: 18600, outputs: 0, link })
+        let (net, boards) = (Net::Lo, Vec::new());
+        let (port, outputs) = (18600, 0);
+        Ok(World { dist, starverbs, lib, scratch, namespaces, port, outputs, link, devices, net, boards })
     }
 
     /// Makes the net ready; an error is the reason why cases there must be skipped.
@@ -67,6 +84,67 @@ impl World {
             Net::Jumbo => 9000,
         };
         self.namespaces.as_mut().map_err(|reason| reason.clone())?.set_mtu(mtu)
+    }
+
+    /// Whether programs have boards.
+    pub(crate) fn has_boards(&self) -> bool {
+        self.devices.contains(&Device::Board)
+    }
+
+    /// Whether all boards still run.
+    pub(crate) fn check_boards(&mut self) -> Result<(), String> {
+        self.boards.iter_mut().try_for_each(Board::check)
+    }
+
+    /// Ends boards that are of no use any more, before something is run in `net`.
+    pub(crate) fn retire_boards(&mut self, net: Net) -> Result<(), String> {
+        if net != self.net || self.boards.len() > MOST_BOARDS {
+            self.end_boards()?;
+        }
+        self.net = net;
+        Ok(())
+    }
+
+    /// Ends all boards.
+    pub(crate) fn end_boards(&mut self) -> Result<(), String> {
+        self.boards.drain(..).try_for_each(Board::end)
+    }
+
+    /// A function of a board for a program, as STARVERBS_DEVICE names it.
+    fn function(&mut self, net: Net, end: usize, setting: &Setting) -> Result<String, String> {
+        let host = if net == Net::Lo { 0 } else { end };
+        let kind = BoardKind { host, user: setting.user, env: setting.env.clone() };
+        let found = self.boards.iter().position(|board| board.kind == kind);
+        let at = match found {
+            Some(at) => at,
+            None => {
+                let board = self.start_board(net, kind)?;
+                self.boards.push(board);
+                self.boards.len() - 1
+            }
+        };
+        Ok(self.boards[at].function())
+    }
+
+    fn start_board(&mut self, net: Net, kind: BoardKind) -> Result<Board, String> {
+        // A folder of its own, which the board's user may write to.
+        let folder = self.scratch(&format!("board-{}", self.outputs));
+        let open = std::fs::Permissions::from_mode(0o777);
+        std::fs::create_dir(&folder)
+            .and_then(|()| std::fs::set_permissions(&folder, open))
+            .map_err(|e| format!("{}: {e}", folder.display()))?;
+        let socket = folder.join("socket");
+        let (starverbs, sockets) = (self.starverbs.to_string_lossy().into_owned(), FUNCTIONS.to_string());
+        let path = socket.to_string_lossy().into_owned();
+        let mut all: Vec<&str> = Vec::new();
+        // Not runuser, which ends by itself what it is asked to end.
+        if let Some(user) = kind.user {
+            all.extend(["setpriv", "--reuid", user, "--clear-groups", "--"]);
+        }
+        all.extend([starverbs.as_str(), "board", "--socket", &path, "--sockets", &sockets]);
+        let mut command = self.command(net, kind.host, &all);
+        command.envs(kind.env.iter().map(|(name, value)| (*name, value.as_str())));
+        Board::new(kind, self.launch(command)?, socket)
     }
 
     /// The address at which end 1 finds end 0.
@@ -110,6 +188,8 @@ impl World {
         setting: &Setting,
         words: &[&str],
     ) -> Result<Process, String> {
+        let on_board = self.devices[end] == Device::Board;
+        let function = if on_board { Some(self.function(net, end, setting)?) } else { None };
         let starverbs = self.starverbs.to_string_lossy().into_owned();
         let dist = self.dist.to_string_lossy().into_owned();
         let mut all: Vec<&str> = Vec::new();
@@ -128,6 +208,7 @@ impl World {
         let mut command = self.command(net, end, &all);
         command.envs(self.link.iter().map(|link| ("STARVERBS_LINK", link)));
         command.envs(setting.env.iter().map(|(name, value)| (*name, value.as_str())));
+        command.envs(function.map(|function| ("STARVERBS_DEVICE", function)));
         self.launch(command)
     }
 
