@@ -13,6 +13,13 @@
 /* BAR of the MSI-X table */
 #define STARVERBS_BAR_MSIX 4
 
+/* PCI vendor while boards are being made; a maker puts in its own */
+#define STARVERBS_PCI_VENDOR 0x1234
+/* PCI device, the same */
+#define STARVERBS_PCI_DEVICE 0x5354
+/* PCI class: a network controller of no other kind */
+#define STARVERBS_PCI_CLASS 0x028000
+
 /* Bytes of the registers */
 #define STARVERBS_CONTROL_BYTES 4096
 
@@ -44,6 +51,8 @@
 #define STARVERBS_REG_EVENTS 0x038
 /* log2 of its entries */
 #define STARVERBS_REG_EVENTS_LOG 0x040
+/* Contexts, with a doorbell page each: page i begins at i * REG_CELLS * STARVERBS_CELL_BYTES of its BAR */
+#define STARVERBS_REG_CONTEXTS 0x044
 /* The first of STARVERBS_COUNTERS counters of 64 bits */
 #define STARVERBS_REG_COUNTERS 0x100
 
@@ -79,7 +88,7 @@
 #define STARVERBS_MAGIC 0x52415453
 
 /* Version of this contract */
-#define STARVERBS_VERSION 0x00010000
+#define STARVERBS_VERSION 0x00010001
 
 /* RC, UC and UD, with PDs, MRs, AHs, CQs and SRQs */
 #define STARVERBS_CAP_VERBS 1ULL
@@ -95,7 +104,7 @@
 #define STARVERBS_CAP_WINDOWS (1ULL << 8)
 /* Multicast groups: reserved */
 #define STARVERBS_CAP_MULTICAST (1ULL << 9)
-/* Regions of many pieces, by a translation table: reserved */
+/* Regions of many pieces, by a translation table */
 #define STARVERBS_CAP_MTT (1ULL << 10)
 /* Doorbells of csRNA's form {operation, SQ offset, count, QPN}: reserved */
 #define STARVERBS_CAP_DOORBELL_OPS (1ULL << 11)

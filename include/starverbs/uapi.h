@@ -36,6 +36,10 @@
 #define STARVERBS_OP_QUERY_DEVICE 0x01
 /* struct starverbs_object, an index; answers struct starverbs_gid_reply */
 #define STARVERBS_OP_QUERY_GID 0x02
+/* struct starverbs_open_context, in context 0 alone; answers struct starverbs_number_reply: the context */
+#define STARVERBS_OP_OPEN_CONTEXT 0x03
+/* struct starverbs_object, a context, in context 0 alone: all that was made in it ends */
+#define STARVERBS_OP_CLOSE_CONTEXT 0x04
 /* Answers struct starverbs_number_reply */
 #define STARVERBS_OP_ALLOC_PD 0x10
 /* struct starverbs_object */
@@ -91,7 +95,7 @@
 /* The head of a command; its body, and then its answer, stands behind it */
 struct starverbs_command_head {
 	__u16 op;	/* STARVERBS_OP_* */
-	__u16 reserved;
+	__u16 context;	/* Whose it is: a kernel puts that in, its programs cannot */
 	__u32 status;	/* STARVERBS_PENDING, until the board stores 0 or an errno, behind the answer */
 };
 
@@ -136,15 +140,24 @@ struct starverbs_gid_reply {
 	__u8 name[16];	/* Its name, up to the first 0 */
 };
 
+/* A context */
+struct starverbs_open_context {
+	__u64 events;	/* DMA address of its event queue */
+	__u32 events_log;	/* log2 of the entries */
+	__u32 vector;	/* Interrupt vector of its events */
+};
+
 /* A region of memory */
 struct starverbs_region {
 	__u32 key;	/* Its key, where it has one */
 	__u32 pd;	/* Protection domain */
 	__u32 access;	/* enum ibv_access_flags */
-	__u32 pieces;	/* Entries of the translation table at addr; 0: one piece */
-	__u64 addr;	/* DMA address of the first byte */
+	__u32 pieces;	/* Entries of the translation table, __u64: DMA addresses of its pages; 0: it is one piece */
+	__u64 addr;	/* DMA address of the first byte, or of the translation table */
 	__u64 length;	/* Bytes */
 	__u64 iova;	/* Address by which SGEs and peers know the first byte */
+	__u32 page_log;	/* log2 of the bytes of a page, 12 to 30, where there is a table */
+	__u32 offset;	/* Where in the first page the first byte is */
 };
 
 /* A memory window */
@@ -267,7 +280,8 @@ _Static_assert(sizeof(struct starverbs_object) == 8, "starverbs_object");
 _Static_assert(sizeof(struct starverbs_number_reply) == 8, "starverbs_number_reply");
 _Static_assert(sizeof(struct starverbs_device_reply) == 64, "starverbs_device_reply");
 _Static_assert(sizeof(struct starverbs_gid_reply) == 40, "starverbs_gid_reply");
-_Static_assert(sizeof(struct starverbs_region) == 40, "starverbs_region");
+_Static_assert(sizeof(struct starverbs_open_context) == 16, "starverbs_open_context");
+_Static_assert(sizeof(struct starverbs_region) == 48, "starverbs_region");
 _Static_assert(sizeof(struct starverbs_window) == 8, "starverbs_window");
 _Static_assert(sizeof(struct starverbs_address) == 44, "starverbs_address");
 _Static_assert(sizeof(struct starverbs_address_handle) == 48, "starverbs_address_handle");

@@ -56,7 +56,10 @@ impl Function {
         queue.read(at, &mut head);
         queue.read(at + head.len(), &mut body);
         let op = u16::from_le_bytes([head[0], head[1]]);
-        let status = match self.command(card, op, &body) {
+        let context = u16::from_le_bytes([head[2], head[3]]);
+        /* the function's own is the one that there is */
+        let done = if context == 0 { self.command(card, op, &body) } else { Err(libc::ENXIO) };
+        let status = match done {
             Ok(reply) => {
                 queue.write(at + head.len(), &reply);
                 self.counters.inc(COUNTER_COMMANDS);
@@ -160,7 +163,7 @@ impl Function {
             self.objects.keys.remove(&key);
             return Ok(DONE);
         }
-        let Region { key, pd, access, pieces, addr, length, iova } = read(body)?;
+        let Region { key, pd, access, pieces, addr, length, iova, .. } = read(body)?;
         if pieces != 0 {
             return Err(libc::EOPNOTSUPP);
         }

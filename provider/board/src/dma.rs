@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::statfs::{PROC_SUPER_MAGIC, TMPFS_MAGIC, fstatfs};
+use nix::sys::statfs::{HUGETLBFS_MAGIC, PROC_SUPER_MAGIC, TMPFS_MAGIC, fstatfs};
 use starverbs_backend::copy::write_in_order;
 use starverbs_queues::BLOCK;
 
@@ -79,14 +79,20 @@ impl Maps {
         Ok(())
     }
 
-    /// Removes one. EINVAL: there is none that is exactly so; EBUSY: queues lie in it.
+    /// Removes those in a range, which may end at 2^64. EINVAL: it wraps, or cuts one; EBUSY: queues lie in
+    /// one.
     pub(crate) fn remove(&mut self, address: u64, size: u64) -> Result<(), Errno> {
-        let found = self.0.iter().position(|map| map.address == address && map.size == size);
-        let at = found.ok_or(libc::EINVAL)?;
-        if matches!(&self.0[at].bytes, Bytes::Here(map) if Rc::strong_count(map) > 1) {
+        let last = address.checked_add(size.saturating_sub(1)).ok_or(libc::EINVAL)?;
+        let touches = |map: &Map| map.address <= last && address < map.address + map.size;
+        let lies_in = |map: &Map| address <= map.address && map.address + map.size - 1 <= last;
+        if self.0.iter().any(|map| touches(map) && !lies_in(map)) {
+            return Err(libc::EINVAL);
+        }
+        let used = |map: &Map| matches!(&map.bytes, Bytes::Here(map) if Rc::strong_count(map) > 1);
+        if self.0.iter().any(|map| touches(map) && used(map)) {
             return Err(libc::EBUSY);
         }
-        self.0.remove(at);
+        self.0.retain(|map| size == 0 || !touches(map));
         Ok(())
     }
 
@@ -196,7 +202,8 @@ fn open(file: File, offset: u64, size: u64, same_user: bool) -> Result<Bytes, Er
     /* only a memory file has seals; one of huge pages may lack pages when they are touched */
     let seals = fcntl(&file, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_retain);
     if kind != TMPFS_MAGIC || !seals.is_ok_and(|seals| seals.contains(SealFlag::F_SEAL_SHRINK)) {
-        return Err(libc::EACCES);
+        let guest = same_user && matches!(kind, TMPFS_MAGIC | HUGETLBFS_MAGIC);
+        return if guest { Ok(Bytes::Process(file, offset)) } else { Err(libc::EACCES) };
     }
     let end = offset.checked_add(size).ok_or(libc::EINVAL)?;
     /* behind a file's end its last page is zeroes */
@@ -285,7 +292,9 @@ mod tests {
     #[test]
     fn only_memory_that_stays_is_mapped() {
         let mut maps = Maps::default();
-        assert_eq!(maps.add(0, PAGE, true, file(PAGE, SealFlag::empty()), 0, true), Err(libc::EACCES));
+        let may_shrink = || file(PAGE, SealFlag::empty());
+        assert_eq!(maps.add(0, PAGE, true, may_shrink(), 0, false), Err(libc::EACCES), "another user's");
+        assert_eq!(maps.add(8 * PAGE, PAGE, true, may_shrink(), 0, true), Ok(()));
         assert_eq!(
             maps.add(0, PAGE, true, File::open("/proc/self/exe").unwrap(), 0, true),
             Err(libc::EACCES)
@@ -322,8 +331,13 @@ mod tests {
         let held = maps.room(4 * PAGE, 64, 64).unwrap();
         assert_eq!(maps.remove(4 * PAGE, 2 * PAGE), Err(libc::EBUSY));
         drop(held);
-        assert_eq!(maps.remove(4 * PAGE, PAGE), Err(libc::EINVAL));
+        assert_eq!(maps.remove(4 * PAGE, PAGE), Err(libc::EINVAL), "not one as a whole");
+        assert_eq!(maps.remove(8, u64::MAX), Err(libc::EINVAL), "it wraps");
+        assert_eq!(maps.remove(PAGE, PAGE), Ok(()), "there is none");
         assert_eq!(maps.remove(4 * PAGE, 2 * PAGE), Ok(()));
+        assert!(maps.read(6 * PAGE, &mut two));
+        assert_eq!(maps.remove(0, u64::MAX), Ok(()));
+        assert!(!maps.read(6 * PAGE, &mut two), "all that lies in the range");
         assert!(!maps.read(4 * PAGE, &mut two), "out of reach");
     }
 

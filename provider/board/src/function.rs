@@ -17,24 +17,29 @@ use starverbs_queues::board::{
     CAP_VERBS, CAP_WINDOWS, CELL_FIRST, COMMAND_BYTES, CONTROL_BYTES, COUNTER_DOORBELLS,
     COUNTER_EVENT_WRITES, COUNTER_INTERRUPTS, COUNTER_MALFORMED, COUNTERS, CTRL_ENABLE, CTRL_RESET, Event,
     MAGIC, REG_CAPS, REG_CELLS, REG_COMMANDS, REG_COMMANDS_HEAD, REG_COMMANDS_LOG, REG_COMMANDS_TAIL,
-    REG_CONTROL, REG_COUNTERS, REG_ERROR, REG_EVENTS, REG_EVENTS_LOG, REG_MAGIC, REG_STATUS, REG_VECTORS,
-    REG_VERSION, STATUS_ENABLED, VERSION,
+    REG_CONTEXTS, REG_CONTROL, REG_COUNTERS, REG_ERROR, REG_EVENTS, REG_EVENTS_LOG, REG_MAGIC, REG_STATUS,
+    REG_VECTORS, REG_VERSION, STATUS_ENABLED, VERSION,
 };
 
 use crate::counters::BoardCounters;
 use crate::cq::{BoardCq, Due};
 use crate::dma::{Errno, Maps, Room};
 use crate::env::BoardEnv;
+use crate::pci::{Config, Effect, MsixTable};
 use crate::queues::{BoardSq, Kept};
 
 /// Bytes of a doorbell page.
-pub(crate) const PAGE_BYTES: usize = 64 << 10;
+const PAGE_BYTES: usize = 64 << 10;
+/// Bytes of all doorbell pages.
+pub(crate) const DOORBELL_BYTES: usize = CONTEXTS * PAGE_BYTES;
 /// Cells of a doorbell page.
 const CELLS: usize = PAGE_BYTES / 8;
 /// log2 of the commands, and of the events, of a queue at most.
 const MAX_LOG: u32 = 12;
 /// Interrupt vectors.
-pub(crate) const VECTORS: u32 = 1;
+pub(crate) const VECTORS: u32 = 32;
+/// Contexts.
+pub(crate) const CONTEXTS: usize = 256;
 /// What this board takes.
 const CAPS: u64 = CAP_VERBS | CAP_WINDOWS;
 /// Events that wait for room in the event queue at most.
@@ -108,8 +113,11 @@ impl Card {
 /// One function.
 pub(crate) struct Function {
     pub(crate) number: usize,
+    /// Doorbell pages
     page: MmapRaw,
     pub(crate) page_file: File,
+    pub(crate) config: Config,
+    pub(crate) msix: MsixTable,
     pub(crate) cells: Vec<Cell>,
     seen: Vec<u64>,
     registers: Registers,
@@ -117,7 +125,8 @@ pub(crate) struct Function {
     events: Option<EventQueue>,
     /// (kind, number) of events that wait for room
     waiting: Vec<(u32, u32)>,
-    pub(crate) irq: Option<OwnedFd>,
+    /// What is signalled for each vector
+    pub(crate) irqs: [Option<OwnedFd>; VECTORS as usize],
     pub(crate) due: Rc<Due>,
     pub(crate) counters: Rc<BoardCounters>,
     pub(crate) objects: Objects,
@@ -128,18 +137,20 @@ impl Function {
     /// # Errors
     /// No memory file.
     pub(crate) fn new(number: usize) -> std::io::Result<Function> {
-        let (page, page_file) = sealed::create(c"starverbs-doorbells", PAGE_BYTES, sealed::SIZE_STAYS)?;
+        let (page, page_file) = sealed::create(c"starverbs-doorbells", DOORBELL_BYTES, sealed::SIZE_STAYS)?;
         Ok(Function {
             number,
             page,
             page_file,
+            config: Config::new(VECTORS, DOORBELL_BYTES as u64),
+            msix: MsixTable::new(VECTORS),
             cells: vec![Cell::Events],
             seen: vec![0],
             registers: Registers::default(),
             commands: None,
             events: None,
             waiting: Vec::new(),
-            irq: None,
+            irqs: [const { None }; VECTORS as usize],
             due: Rc::default(),
             counters: Rc::default(),
             objects: Objects::default(),
@@ -148,8 +159,8 @@ impl Function {
     }
 
     fn cell(&self, at: usize) -> &AtomicU64 {
-        assert!(at < CELLS, "a cell behind the page");
-        // SAFETY: inside the page, which lives as long as the function; pages are aligned.
+        assert!(at < CONTEXTS * CELLS, "a cell behind the pages");
+        // SAFETY: inside the pages, which lives as long as the function; pages are aligned.
         unsafe { AtomicU64::from_ptr(self.page.as_mut_ptr().cast::<u64>().add(at)) }
     }
 
@@ -245,9 +256,14 @@ impl Function {
             events.room.word(at + 8).store(u64::from(events.made) << 32, Ordering::Release);
             self.counters.inc(COUNTER_EVENT_WRITES);
         }
-        if count > 0
-            && let Some(irq) = &self.irq
-        {
+        if count > 0 {
+            self.interrupt(0);
+        }
+    }
+
+    /// Signals a vector, if there is anything to signal.
+    pub(crate) fn interrupt(&self, vector: u32) {
+        if let Some(Some(irq)) = self.irqs.get(vector as usize) {
             /* full: it is signalled already */
             let _ = write(irq, &1u64.to_ne_bytes());
             self.counters.inc(COUNTER_INTERRUPTS);
@@ -281,6 +297,7 @@ impl Function {
             REG_COMMANDS_LOG => commands_log,
             REG_COMMANDS_TAIL | REG_COMMANDS_HEAD => head,
             REG_VECTORS => VECTORS,
+            REG_CONTEXTS => CONTEXTS as u32,
             REG_EVENTS => events as u32,
             at if at == REG_EVENTS + 4 => (events >> 32) as u32,
             REG_EVENTS_LOG => events_log,
@@ -403,10 +420,48 @@ impl Function {
         self.clear_page();
     }
 
+    /// The same, and configuration space is as it was when the board was started: FLR, DEVICE_RESET.
+    pub(crate) fn reset_function(&mut self, card: &mut Card) {
+        self.config.reset();
+        self.msix.reset();
+        self.reset(card);
+    }
+
+    /// Writes configuration space.
+    pub(crate) fn write_config(&mut self, card: &mut Card, offset: u64, bytes: &[u8]) {
+        if self.config.write(offset, bytes) == Effect::Flr {
+            self.reset_function(card);
+        }
+    }
+
+    /// Reads doorbell pages.
+    pub(crate) fn read_doorbells(&self, offset: u64, to: &mut [u8]) {
+        for (n, byte) in to.iter_mut().enumerate() {
+            let at = offset.saturating_add(n as u64);
+            let cell = usize::try_from(at / 8).ok().filter(|cell| *cell < CONTEXTS * CELLS);
+            *byte =
+                cell.map_or(0, |cell| self.cell(cell).load(Ordering::Relaxed).to_le_bytes()[at as usize % 8]);
+        }
+    }
+
+    /// Writes doorbell cells, for who has not mapped them. EINVAL: they are not written as wholes.
+    pub(crate) fn write_doorbells(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        let at = usize::try_from(offset).map_err(|_| libc::EINVAL)?;
+        let end = at.checked_add(bytes.len()).ok_or(libc::EINVAL)?;
+        if !at.is_multiple_of(8) || !bytes.len().is_multiple_of(8) || end > DOORBELL_BYTES {
+            return Err(libc::EINVAL);
+        }
+        for (n, cell) in bytes.chunks_exact(8).enumerate() {
+            let value = cell.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+            self.cell(at / 8 + n).store(value, Ordering::Release);
+        }
+        Ok(())
+    }
+
     /// The client is gone: all that it made and gave ends.
     pub(crate) fn disconnect(&mut self, card: &mut Card) {
-        self.reset(card);
-        self.irq = None;
+        self.reset_function(card);
+        self.irqs = [const { None }; VECTORS as usize];
         card.env.memories[self.number].maps.clear();
     }
 }

@@ -14,6 +14,7 @@ mod cq;
 mod dma;
 mod env;
 mod function;
+mod pci;
 mod queues;
 mod server;
 

@@ -9,18 +9,19 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use nix::unistd::Uid;
-use starverbs_queues::board::{BAR_CONTROL, BAR_DOORBELLS, CONTROL_BYTES};
+use starverbs_queues::board::{BAR_CONTROL, BAR_DOORBELLS, BAR_MSIX, CONTROL_BYTES};
 use starverbs_vfio::message::{
-    Access, CAPABILITIES, DEVICE_RESET_PCI, DMA_WRITE, DeviceInfo, DmaMap, DmaUnmap, ERROR, Head,
-    IRQ_ACTION_TRIGGER, IRQ_DATA_EVENTFD, IRQ_DATA_NONE, IRQ_EVENTFD, IRQ_MSIX, IrqInfo, KIND, MAJOR,
-    MAX_ACCESS, MINOR, NO_REPLY, PCI_IRQS, PCI_REGIONS, REGION_MMAP, REGION_READ, REGION_WRITE, REPLY,
-    Region, SetIrqs, Version, parse,
+    Access, CAPABILITIES, DEVICE_RESET_PCI, DMA_UNMAP_ALL, DMA_WRITE, DeviceInfo, DmaMap, DmaUnmap, ERROR,
+    Head, IRQ_ACTION_TRIGGER, IRQ_DATA_EVENTFD, IRQ_DATA_NONE, IRQ_EVENTFD, IRQ_MSIX, IrqInfo, KIND, MAJOR,
+    MAX_ACCESS, MINOR, NO_REPLY, PCI_CONFIG, PCI_IRQS, PCI_REGIONS, REGION_CAPS, REGION_MMAP, REGION_READ,
+    REGION_WRITE, REPLY, Region, SetIrqs, SparseMmap, Version, parse,
 };
 use starverbs_vfio::{Message, Op, Received, Stream};
 use zerocopy::IntoBytes;
 
 use crate::dma::Errno;
-use crate::function::{Card, Function, PAGE_BYTES, VECTORS};
+use crate::function::{Card, DOORBELL_BYTES, Function, VECTORS};
+use crate::pci::{CONFIG_BYTES, MSIX_BYTES};
 
 /// Messages of one client in a turn at most: others have their turn then.
 const MESSAGES: u32 = 64;
@@ -150,9 +151,8 @@ fn carry_out(
             plain(DeviceInfo { argsz, flags: DEVICE_RESET_PCI, regions, irqs }.as_bytes())
         }
         Op::RegionInfo => {
-            let (Region { index, .. }, _) = parse(body).ok_or(libc::EINVAL)?;
-            let region = region(index)?;
-            Ok((region.as_bytes().to_vec(), region.flags & REGION_MMAP != 0))
+            let (Region { index, argsz, .. }, _) = parse(body).ok_or(libc::EINVAL)?;
+            region_info(index, argsz)
         }
         Op::IrqInfo => {
             let (IrqInfo { index, .. }, _) = parse(body).ok_or(libc::EINVAL)?;
@@ -175,60 +175,98 @@ fn carry_out(
         }
         Op::DmaUnmap => {
             let (unmap, _) = parse::<DmaUnmap>(body).ok_or(libc::EINVAL)?;
-            card.env.memories[function.number].maps.remove(unmap.address, unmap.size)?;
+            let all = unmap.flags & DMA_UNMAP_ALL != 0;
+            let (address, size) = if all { (0, u64::MAX) } else { (unmap.address, unmap.size) };
+            card.env.memories[function.number].maps.remove(address, size)?;
             plain(unmap.as_bytes())
         }
         Op::RegionRead => {
             let (Access { offset, region, count }, _) = parse(body).ok_or(libc::EINVAL)?;
             let count = count as usize;
-            if region != BAR_CONTROL || count > MAX_ACCESS {
+            if count > MAX_ACCESS {
                 return Err(libc::EINVAL);
             }
             let mut bytes = vec![0; count];
-            function.read(offset, &mut bytes);
+            match region {
+                BAR_CONTROL => function.read(offset, &mut bytes),
+                BAR_DOORBELLS => function.read_doorbells(offset, &mut bytes),
+                BAR_MSIX => function.msix.read(offset, &mut bytes),
+                PCI_CONFIG => function.config.read(offset, &mut bytes),
+                _ => return Err(libc::EINVAL),
+            }
             let access = Access { offset, region, count: count as u32 };
             plain(&[access.as_bytes(), &bytes].concat())
         }
         Op::RegionWrite => {
             let (access, bytes) = parse::<Access>(body).ok_or(libc::EINVAL)?;
-            if access.region != BAR_CONTROL || bytes.len() != access.count as usize {
+            if bytes.len() != access.count as usize {
                 return Err(libc::EINVAL);
             }
-            function.write(card, access.offset, bytes)?;
+            match access.region {
+                BAR_CONTROL => function.write(card, access.offset, bytes)?,
+                BAR_DOORBELLS => function.write_doorbells(access.offset, bytes)?,
+                BAR_MSIX => function.msix.write(access.offset, bytes),
+                PCI_CONFIG => function.write_config(card, access.offset, bytes),
+                _ => return Err(libc::EINVAL),
+            }
             plain(access.as_bytes())
         }
         Op::DeviceReset => {
-            function.reset(card);
+            function.reset_function(card);
             plain(&[])
         }
     }
 }
 
-/// What a region is.
-fn region(index: u32) -> Result<Region, Errno> {
+/// What a region is, and whether its file goes with that. A client that has room for no more than a region
+/// (`argsz`) learns how much room it needs for what is behind it.
+fn region_info(index: u32, argsz: u32) -> Result<Answer, Errno> {
     let (flags, size) = match index {
         BAR_CONTROL => (REGION_READ | REGION_WRITE, u64::from(CONTROL_BYTES)),
-        BAR_DOORBELLS => (REGION_READ | REGION_WRITE | REGION_MMAP, PAGE_BYTES as u64),
+        BAR_DOORBELLS => (REGION_READ | REGION_WRITE | REGION_MMAP | REGION_CAPS, DOORBELL_BYTES as u64),
+        BAR_MSIX => (REGION_READ | REGION_WRITE, u64::from(MSIX_BYTES)),
+        PCI_CONFIG => (REGION_READ | REGION_WRITE, CONFIG_BYTES),
         index if index < PCI_REGIONS => (0, 0),
         _ => return Err(libc::EINVAL),
     };
-    Ok(Region { argsz: size_of::<Region>() as u32, flags, index, cap_offset: 0, size, offset: 0 })
+    let head = size_of::<Region>() as u32;
+    let region = Region { argsz: head, flags, index, cap_offset: 0, size, offset: 0 };
+    if flags & REGION_MMAP == 0 {
+        return Ok((region.as_bytes().to_vec(), false));
+    }
+    let needed = head + size_of::<SparseMmap>() as u32;
+    let region = Region { argsz: needed, cap_offset: head, ..region };
+    if argsz < needed {
+        return Ok((region.as_bytes().to_vec(), true));
+    }
+    Ok(([region.as_bytes(), SparseMmap::of(0, size).as_bytes()].concat(), true))
 }
 
-/// The one vector is signalled by the descriptor that came; without data by none any more.
+/// Vectors are signalled by the descriptors that came, one each; without any by none any more.
 fn set_irqs(message: &mut Message, function: &mut Function) -> Result<(), Errno> {
     let (SetIrqs { flags, index, start, count, .. }, _) = parse(&message.body).ok_or(libc::EINVAL)?;
-    if index != IRQ_MSIX || start != 0 || count > VECTORS || flags & IRQ_ACTION_TRIGGER == 0 {
+    let end = start.checked_add(count).filter(|end| *end <= VECTORS).ok_or(libc::EINVAL)?;
+    if index != IRQ_MSIX || flags & IRQ_ACTION_TRIGGER == 0 {
         return Err(libc::EINVAL);
     }
-    if flags & IRQ_DATA_NONE != 0 && count == 0 {
-        function.irq = None;
+    let vectors = start as usize..end as usize;
+    if flags & IRQ_DATA_NONE != 0 {
+        if count == 0 {
+            function.irqs.iter_mut().for_each(|irq| *irq = None);
+        }
+        vectors.for_each(|vector| function.interrupt(vector as u32));
         return Ok(());
     }
-    let fd = message.fds.pop().filter(|_| flags & IRQ_DATA_EVENTFD != 0).ok_or(libc::EINVAL)?;
-    /* a write to it must not wait: whatever it is, it does not block from now on */
-    let set = nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK);
-    nix::fcntl::fcntl(&fd, set).map_err(|error| error as i32)?;
-    function.irq = Some(fd);
+    let fds = std::mem::take(&mut message.fds);
+    if flags & IRQ_DATA_EVENTFD == 0 || !(fds.is_empty() || fds.len() == count as usize) {
+        return Err(libc::EINVAL);
+    }
+    for fd in &fds {
+        /* a write to it must not wait: whatever it is, it does not block from now on */
+        let set = nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK);
+        nix::fcntl::fcntl(fd, set).map_err(|error| error as i32)?;
+    }
+    let mut fds = fds.into_iter();
+    function.irqs[vectors].iter_mut().for_each(|irq| *irq = fds.next());
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! A board and clients that speak to it as a driver would, by registers, commands and memory.
 
+mod pci;
 mod raw;
 
 use std::os::fd::AsFd;
@@ -406,6 +407,8 @@ fn the_document_names_tests_that_there_are() {
     let files = [
         "provider/board/src/tests.rs",
         "provider/board/src/dma.rs",
+        "provider/board/src/pci.rs",
+        "provider/board/src/tests/pci.rs",
         "provider/queues/tests/board.rs",
         "provider/queues/tests/header.rs",
         "provider/verbs/tests/verbs/board.rs",

@@ -101,7 +101,7 @@ pub fn decode_attr(from: &board::QpAttr, mask: QpAttrMask) -> Option<QpAttr> {
 /// A memory region, without pieces.
 pub fn region(key: u32, attr: &MrAttr) -> Region {
     let MrAttr { pd, addr, length, iova, access, .. } = *attr;
-    Region { key, pd: pd.0, access: access.bits(), pieces: 0, addr, length, iova }
+    Region { key, pd: pd.0, access: access.bits(), addr, length, iova, ..Region::default() }
 }
 
 /// The same, decoded.

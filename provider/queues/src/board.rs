@@ -23,6 +23,13 @@ constants! {
     "STARVERBS_BAR_DOORBELLS" BAR_DOORBELLS: u32 = 2;
     /// BAR of the MSI-X table
     "STARVERBS_BAR_MSIX" BAR_MSIX: u32 = 4;
+    /// PCI vendor while boards are being made; a maker puts in its own
+    "STARVERBS_PCI_VENDOR" PCI_VENDOR: u32 = 0x1234;
+    /// PCI device, the same
+    "STARVERBS_PCI_DEVICE" PCI_DEVICE: u32 = 0x5354;
+    /// PCI class: a network controller of no other kind
+    "STARVERBS_PCI_CLASS" PCI_CLASS: u32 = 0x02_80_00;
+
     /// Bytes of the registers
     "STARVERBS_CONTROL_BYTES" CONTROL_BYTES: u32 = 4096;
 
@@ -54,6 +61,8 @@ constants! {
     "STARVERBS_REG_EVENTS" REG_EVENTS: u32 = 0x038;
     /// log2 of its entries
     "STARVERBS_REG_EVENTS_LOG" REG_EVENTS_LOG: u32 = 0x040;
+    /// Contexts, with a doorbell page each: page i begins at i * [`REG_CELLS`] * [`CELL_BYTES`] of its BAR
+    "STARVERBS_REG_CONTEXTS" REG_CONTEXTS: u32 = 0x044;
     /// The first of [`COUNTERS`] counters of 64 bits
     "STARVERBS_REG_COUNTERS" REG_COUNTERS: u32 = 0x100;
 
@@ -87,7 +96,7 @@ constants! {
     /// "STAR"
     "STARVERBS_MAGIC" MAGIC: u32 = 0x5241_5453;
     /// Version of this contract
-    "STARVERBS_VERSION" VERSION: u32 = 0x0001_0000;
+    "STARVERBS_VERSION" VERSION: u32 = 0x0001_0001;
 
     /// RC, UC and UD, with PDs, MRs, AHs, CQs and SRQs
     "STARVERBS_CAP_VERBS" CAP_VERBS: u64 = 1;
@@ -103,7 +112,7 @@ constants! {
     "STARVERBS_CAP_WINDOWS" CAP_WINDOWS: u64 = 1 << 8;
     /// Multicast groups: reserved
     "STARVERBS_CAP_MULTICAST" CAP_MULTICAST: u64 = 1 << 9;
-    /// Regions of many pieces, by a translation table: reserved
+    /// Regions of many pieces, by a translation table
     "STARVERBS_CAP_MTT" CAP_MTT: u64 = 1 << 10;
     /// Doorbells of csRNA's form {operation, SQ offset, count, QPN}: reserved
     "STARVERBS_CAP_DOORBELL_OPS" CAP_DOORBELL_OPS: u64 = 1 << 11;
@@ -145,6 +154,10 @@ constants! {
     "STARVERBS_OP_QUERY_DEVICE" OP_QUERY_DEVICE: u16 = 0x01;
     /// [`Object`], an index; answers [`GidReply`]
     "STARVERBS_OP_QUERY_GID" OP_QUERY_GID: u16 = 0x02;
+    /// [`OpenContext`], in context 0 alone; answers [`NumberReply`]: the context, whose cell 0 is its events'
+    "STARVERBS_OP_OPEN_CONTEXT" OP_OPEN_CONTEXT: u16 = 0x03;
+    /// [`Object`], a context, in context 0 alone: all that was made in it ends
+    "STARVERBS_OP_CLOSE_CONTEXT" OP_CLOSE_CONTEXT: u16 = 0x04;
     /// Answers [`NumberReply`]
     "STARVERBS_OP_ALLOC_PD" OP_ALLOC_PD: u16 = 0x10;
     /// [`Object`]
@@ -217,8 +230,8 @@ plain! {
     "starverbs_command_head" CommandHead {
         /// `OP_*`
         op: u16,
-        /// 0
-        reserved: u16,
+        /// Whose it is: a kernel puts that in, its programs cannot
+        context: u16,
         /// [`PENDING`], until the board stores 0 or an errno, behind the answer
         status: u32,
     }
@@ -284,6 +297,15 @@ plain! {
         /// Its name, up to the first 0
         name: [u8; 16],
     }
+    /// A context
+    "starverbs_open_context" OpenContext {
+        /// DMA address of its event queue
+        events: u64,
+        /// log2 of the entries
+        events_log: u32,
+        /// Interrupt vector of its events
+        vector: u32,
+    }
     /// A region of memory
     "starverbs_region" Region {
         /// Its key, where it has one
@@ -292,14 +314,18 @@ plain! {
         pd: u32,
         /// `enum ibv_access_flags`
         access: u32,
-        /// Entries of the translation table at `addr`; 0: one piece
+        /// Entries of the translation table, of 64 bits: the DMA addresses of its pages; 0: it is one piece
         pieces: u32,
-        /// DMA address of the first byte
+        /// DMA address of the first byte, or of the translation table
         addr: u64,
         /// Bytes
         length: u64,
         /// Address by which SGEs and peers know the first byte
         iova: u64,
+        /// log2 of the bytes of a page, 12 to 30, where there is a table
+        page_log: u32,
+        /// Where in the first page the first byte is
+        offset: u32,
     }
     /// A memory window
     "starverbs_window" Window {

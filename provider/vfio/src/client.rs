@@ -11,8 +11,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use zerocopy::IntoBytes;
 
 use crate::message::{
-    Access, CAPABILITIES, DmaMap, DmaUnmap, ERROR, Head, IRQ_ACTION_TRIGGER, IRQ_DATA_EVENTFD, KIND, MAJOR,
-    MAX_ACCESS, MINOR, Op, REPLY, Region, SetIrqs, Version, parse,
+    Access, CAPABILITIES, DMA_READ, DMA_WRITE, DmaMap, DmaUnmap, ERROR, Head, IRQ_ACTION_TRIGGER,
+    IRQ_DATA_EVENTFD, IRQ_DATA_NONE, KIND, MAJOR, MAX_ACCESS, MINOR, Op, REPLY, Region, SetIrqs, Version,
+    parse,
 };
 use crate::stream::{Message, Received, Stream};
 
@@ -136,9 +137,27 @@ impl Client {
     /// # Errors
     /// As of [`Client::region`].
     pub fn dma_map(&mut self, file: BorrowedFd<'_>, offset: u64, address: u64, size: u64) -> io::Result<()> {
-        let flags = crate::message::DMA_READ | crate::message::DMA_WRITE;
+        self.map(&[file], DMA_READ | DMA_WRITE, offset, address, size)
+    }
+
+    /// The same without a file, of which the device reaches nothing. `flags`: [`DMA_READ`], [`DMA_WRITE`].
+    ///
+    /// # Errors
+    /// As of [`Client::region`].
+    pub fn dma_map_without_file(&mut self, address: u64, size: u64, flags: u32) -> io::Result<()> {
+        self.map(&[], flags, 0, address, size)
+    }
+
+    fn map(
+        &mut self,
+        files: &[BorrowedFd<'_>],
+        flags: u32,
+        offset: u64,
+        address: u64,
+        size: u64,
+    ) -> io::Result<()> {
         let map = DmaMap { argsz: size_of::<DmaMap>() as u32, flags, offset, address, size };
-        self.call(Op::DmaMap, map.as_bytes(), &[file]).map(drop)
+        self.call(Op::DmaMap, map.as_bytes(), files).map(drop)
     }
 
     /// Takes memory back.
@@ -155,15 +174,46 @@ impl Client {
     /// # Errors
     /// As of [`Client::region`].
     pub fn set_irqs(&mut self, index: u32, eventfds: &[OwnedFd]) -> io::Result<()> {
-        let set = SetIrqs {
-            argsz: size_of::<SetIrqs>() as u32,
-            flags: IRQ_DATA_EVENTFD | IRQ_ACTION_TRIGGER,
-            index,
-            start: 0,
-            count: eventfds.len() as u32,
-        };
+        self.set_irqs_at(index, 0, eventfds)
+    }
+
+    /// The same from vector `start` on.
+    ///
+    /// # Errors
+    /// As of [`Client::region`].
+    pub fn set_irqs_at(&mut self, index: u32, start: u32, eventfds: &[OwnedFd]) -> io::Result<()> {
         let fds: Vec<_> = eventfds.iter().map(AsFd::as_fd).collect();
-        self.call(Op::SetIrqs, set.as_bytes(), &fds).map(drop)
+        self.irqs(IRQ_DATA_EVENTFD, index, start, fds.len() as u32, &fds)
+    }
+
+    /// Has the device signal nothing for `count` vectors from `start` on; `count` 0: for all.
+    ///
+    /// # Errors
+    /// As of [`Client::region`].
+    pub fn clear_irqs(&mut self, index: u32, start: u32, count: u32) -> io::Result<()> {
+        let data = if count == 0 { IRQ_DATA_NONE } else { IRQ_DATA_EVENTFD };
+        self.irqs(data, index, start, count, &[])
+    }
+
+    /// Has the device signal a vector as if it had something to say.
+    ///
+    /// # Errors
+    /// As of [`Client::region`].
+    pub fn trigger(&mut self, index: u32, vector: u32) -> io::Result<()> {
+        self.irqs(IRQ_DATA_NONE, index, vector, 1, &[])
+    }
+
+    fn irqs(
+        &mut self,
+        data: u32,
+        index: u32,
+        start: u32,
+        count: u32,
+        fds: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        let (argsz, flags) = (size_of::<SetIrqs>() as u32, data | IRQ_ACTION_TRIGGER);
+        let set = SetIrqs { argsz, flags, index, start, count };
+        self.call(Op::SetIrqs, set.as_bytes(), fds).map(drop)
     }
 
     /// Reads a region.

@@ -20,6 +20,8 @@ pub const CAPABILITIES: &str =
 
 /// Regions of a PCI device: six BARs, ROM, configuration space, VGA.
 pub const PCI_REGIONS: u32 = 9;
+/// Configuration space among them.
+pub const PCI_CONFIG: u32 = 7;
 /// Kinds of interrupts of a PCI device: INTx, MSI, MSI-X, error, request.
 pub const PCI_IRQS: u32 = 5;
 /// MSI-X among them.
@@ -38,12 +40,16 @@ pub const ERROR: u32 = 1 << 5;
 pub const DMA_READ: u32 = 1;
 /// `DmaMap::flags`: the device may write.
 pub const DMA_WRITE: u32 = 2;
+/// `DmaUnmap::flags`: all maps, wherever they are.
+pub const DMA_UNMAP_ALL: u32 = 2;
 /// `RegionInfo::flags`: it can be read, written, mapped.
 pub const REGION_READ: u32 = 1;
 /// See [`REGION_READ`].
 pub const REGION_WRITE: u32 = 2;
 /// See [`REGION_READ`].
 pub const REGION_MMAP: u32 = 4;
+/// `RegionInfo::flags`: capabilities stand behind it, such as [`SparseMmap`].
+pub const REGION_CAPS: u32 = 8;
 /// `DeviceInfo::flags`: it can be reset, and is a PCI device.
 pub const DEVICE_RESET_PCI: u32 = 3;
 /// `IrqInfo::flags`: it signals eventfds.
@@ -149,7 +155,7 @@ plain! {
     DmaUnmap {
         /// Bytes of this
         argsz: u32,
-        /// 0
+        /// 0, or [`DMA_UNMAP_ALL`]
         flags: u32,
         /// By which the device knew it
         address: u64,
@@ -181,6 +187,23 @@ plain! {
         size: u64,
         /// Where it begins in the file of the descriptor
         offset: u64,
+    }
+    /// A capability of a [`Region`]: what of it can be mapped, in one piece
+    SparseMmap {
+        /// 1
+        id: u16,
+        /// 1
+        version: u16,
+        /// Where the next capability stands; 0: there is none
+        next: u32,
+        /// Pieces: 1
+        areas: u32,
+        /// 0
+        reserved: u32,
+        /// Where in the region it begins
+        offset: u64,
+        /// Bytes
+        size: u64,
     }
     /// [`Op::IrqInfo`]
     IrqInfo {
@@ -214,6 +237,13 @@ plain! {
         region: u32,
         /// Bytes
         count: u32,
+    }
+}
+
+impl SparseMmap {
+    /// One piece, and no other capability.
+    pub fn of(offset: u64, size: u64) -> SparseMmap {
+        SparseMmap { id: 1, version: 1, next: 0, areas: 1, reserved: 0, offset, size }
     }
 }
 

@@ -155,7 +155,7 @@ impl Raw {
         body: &[u8],
     ) -> Result<R, u32> {
         let at = COMMANDS + (self.tail & ((1 << COMMANDS_LOG) - 1)) as usize * COMMAND_BYTES;
-        self.put(at, CommandHead { op, reserved: 0, status: PENDING }.as_bytes());
+        self.put(at, CommandHead { op, context: 0, status: PENDING }.as_bytes());
         self.put(at + 8, body);
         self.tail = self.tail.wrapping_add(1);
         self.write(REG_COMMANDS_TAIL, &self.tail.to_le_bytes()).unwrap();
@@ -302,12 +302,15 @@ pub(super) fn data(at: usize, len: u32, lkey: u32) -> Sge {
     Sge { addr: BASE + (DATA + at) as u64, len, lkey }
 }
 
+pub(super) fn signaled_send(wr_id: u64) -> SendWqe {
+    SendWqe { wr_id, op: SendOp::Send, flags: SendFlags::SIGNALED, ..SendWqe::default() }
+}
+
 /// Sends one message from `a` to `b`, and looks at it.
 pub(super) fn exchange(raw: &mut Raw, key: u32, a: &mut RawQp, b: &mut RawQp, n: u64) {
     raw.put(DATA, &n.to_le_bytes());
     raw.post_recv(b, n, data(4096, 8, key));
-    let send = SendWqe { wr_id: !n, op: SendOp::Send, flags: SendFlags::SIGNALED, ..SendWqe::default() };
-    raw.put_send(a, send, data(0, 8, key));
+    raw.put_send(a, signaled_send(!n), data(0, 8, key));
     raw.doorbell(a);
     let mut came = [raw.completion(), raw.completion()].map(|cqe| (cqe.wr_id, cqe.status));
     came.sort_by_key(|(wr_id, _)| *wr_id);

@@ -141,7 +141,7 @@ impl Link {
         let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
         let at = commands.piece.at;
         let mut request = [0; COMMAND_BYTES];
-        let head = CommandHead { op, reserved: 0, status: PENDING };
+        let head = CommandHead { op, context: 0, status: PENDING };
         let (front, rest) = request.split_at_mut(size_of::<CommandHead>());
         front.copy_from_slice(head.as_bytes());
         rest.get_mut(..body.len()).ok_or(BROKEN)?.copy_from_slice(body);
