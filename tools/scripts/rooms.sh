@@ -9,7 +9,7 @@ declare -A may=(
     [core]='queues'
     [cm]='core' [rings]='core queues' [star]='core' [sim]='core star'
     [backend]='cm core rings settings star'
-    [board]='backend core queues settings vfio'
+    [board]='backend core queues settings vfio' [rules]='backend core queues vfio'
     [verbs]='backend cm core queues rings settings star vfio'
 )
 

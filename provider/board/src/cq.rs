@@ -81,8 +81,8 @@ impl BoardCq {
 
     /// Whether queue pairs, or shared receive queues, complete here.
     pub(crate) fn is_used(&self) -> bool {
-        /* the function's own handle is one */
-        Rc::strong_count(&self.0) > 1
+        /* the function has two handles: its table's and its cell's */
+        Rc::strong_count(&self.0) > 2
     }
 
     /// The program wants an event, as its cell says.

@@ -2,6 +2,7 @@
 
 mod pci;
 mod raw;
+mod rules;
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;

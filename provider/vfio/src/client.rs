@@ -140,6 +140,20 @@ impl Client {
         self.map(&[file], DMA_READ | DMA_WRITE, offset, address, size)
     }
 
+    /// The same, of memory that the device may not write.
+    ///
+    /// # Errors
+    /// As of [`Client::region`].
+    pub fn dma_map_read_only(
+        &mut self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        address: u64,
+        size: u64,
+    ) -> io::Result<()> {
+        self.map(&[file], DMA_READ, offset, address, size)
+    }
+
     /// The same without a file, of which the device reaches nothing. `flags`: [`DMA_READ`], [`DMA_WRITE`].
     ///
     /// # Errors
@@ -214,6 +228,14 @@ impl Client {
         let (argsz, flags) = (size_of::<SetIrqs>() as u32, data | IRQ_ACTION_TRIGGER);
         let set = SetIrqs { argsz, flags, index, start, count };
         self.call(Op::SetIrqs, set.as_bytes(), fds).map(drop)
+    }
+
+    /// Resets the device.
+    ///
+    /// # Errors
+    /// As of [`Client::region`].
+    pub fn reset(&mut self) -> io::Result<()> {
+        self.call(Op::DeviceReset, &[], &[]).map(drop)
     }
 
     /// Reads a region.

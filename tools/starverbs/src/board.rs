@@ -1,5 +1,7 @@
 //! `starverbs board`: an emulated board, to which programs and monitors connect by vfio-user.
 
+mod test;
+
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +18,22 @@ const MOST: u16 = 255;
 ///
 /// A program has it as its card with STARVERBS_DEVICE=board:PATH.
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    emulate: Option<Emulate>,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    Test(test::Args),
+}
+
+/// How to emulate a board.
+#[derive(clap::Args)]
+struct Emulate {
     /// Where the first function listens; the others at PATH.1, PATH.2 and so on
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
@@ -34,6 +51,14 @@ extern "C" fn on_signal(_: libc::c_int) {
 }
 
 pub(crate) fn board(args: &Args) -> Result<(), Failure> {
+    match args {
+        Args { command: Some(Command::Test(args)), .. } => test::test(args),
+        Args { emulate: Some(args), .. } => emulate(args),
+        Args { .. } => Err(Failure::new(2, "`starverbs board` needs --socket PATH, or a command")),
+    }
+}
+
+fn emulate(args: &Emulate) -> Result<(), Failure> {
     let settings = Settings::load().map_err(|error| Failure::new(2, error))?;
     let sockets = socket_paths(&args.socket, usize::from(args.sockets));
     let mut board = Board::open(&settings, &sockets, seed())

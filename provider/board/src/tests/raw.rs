@@ -61,10 +61,19 @@ pub(super) fn settings() -> Settings {
 
 /// Runs a board of so many sockets while `clients` runs in another thread; gives the board afterwards.
 pub(super) fn with_board(sockets: usize, clients: impl FnOnce(&[PathBuf]) + Send) -> Board {
+    with_board_of(&settings(), sockets, clients)
+}
+
+/// The same of a board with these settings.
+pub(super) fn with_board_of(
+    settings: &Settings,
+    sockets: usize,
+    clients: impl FnOnce(&[PathBuf]) + Send,
+) -> Board {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let name = format!("starverbs-raw-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
     let paths = socket_paths(&std::env::temp_dir().join(name), sockets);
-    let mut board = Board::open(&settings(), &paths, [1, 2]).unwrap();
+    let mut board = Board::open(settings, &paths, [1, 2]).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let client = scope.spawn(|| {

@@ -1,0 +1,45 @@
+//! The conformance runner against this board.
+
+use starverbs_rules::{Options, Outcome, RULES, Wire, run};
+
+use super::*;
+
+/// The rules that do not end as they should: their numbers, and how they end.
+fn broken(options: &Options, wanted: impl Fn(u32) -> bool) -> Vec<(u32, Outcome)> {
+    let mut broken = Vec::new();
+    run(
+        options,
+        |rule| wanted(rule.number),
+        |rule, outcome| {
+            if *outcome != Outcome::Passed && rule.is_tested() {
+                broken.push((rule.number, outcome.clone()));
+            }
+        },
+    );
+    broken
+}
+
+#[test]
+fn a_board_passes_all_rules_that_can_be_tested() {
+    let settings = settings();
+    let wire = Some(Wire { address: "127.0.0.2".parse().unwrap(), port: settings.port });
+    with_board_of(&settings, 2, |paths| {
+        let options = Options { sockets: paths.to_vec(), patience: Duration::from_secs(60), wire };
+        assert_eq!(broken(&options, |_| true), []);
+        /* without the second function and the wire, these cannot be */
+        let alone = Options { sockets: paths[..1].to_vec(), wire: None, ..options };
+        let left = broken(&alone, |number| [1, 14, 27].contains(&number));
+        assert!(matches!(left[..], [(14, Outcome::NotTested(_)), (27, Outcome::NotTested(_))]), "{left:?}");
+    });
+}
+
+/// docs/board.md and the runner have the same rules.
+#[test]
+fn the_runner_has_the_documents_rules() {
+    let text =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/board.md")).unwrap();
+    let numbers = text.split("\n- **B").skip(1).map(|rule| rule.split("**").next().unwrap().parse().unwrap());
+    let numbers: Vec<u32> = numbers.collect();
+    let runner: Vec<u32> = RULES.iter().map(|rule| rule.number).collect();
+    assert_eq!(runner, numbers, "add the rule to provider/rules/src/rules.rs, tested or with its reason");
+}

@@ -1,0 +1,115 @@
+//! What a rule's test works on: connections to the board, made anew for each.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::fault::{Fault, Tested};
+use crate::qp::RawQp;
+use crate::raw::Raw;
+
+/// How to test.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The board's sockets: the first is tested, the second helps where two functions are needed
+    pub sockets: Vec<PathBuf>,
+    /// How long the board may take for one thing
+    pub patience: Duration,
+    /// How to see its frames
+    pub wire: Option<Wire>,
+}
+
+/// The wire that the board's port is on.
+#[derive(Clone, Copy, Debug)]
+pub struct Wire {
+    /// An address of this host, which the board reaches and where nobody else takes RoCE frames
+    pub address: IpAddr,
+    /// The UDP port of RoCE
+    pub port: u16,
+}
+
+/// Two RC QPs of a driver, connected to each other.
+pub(crate) struct Pair {
+    /// The driver
+    pub(crate) raw: Raw,
+    /// The protection domain
+    pub(crate) pd: u32,
+    /// The key of all the driver's memory
+    pub(crate) key: u32,
+    /// The completion queue of both
+    pub(crate) cq: u32,
+    /// Its doorbell cell
+    pub(crate) cq_cell: u32,
+    /// One QP
+    pub(crate) a: RawQp,
+    /// The other
+    pub(crate) b: RawQp,
+}
+
+/// What a test works on.
+pub(crate) struct Bench<'a> {
+    options: &'a Options,
+}
+
+impl<'a> Bench<'a> {
+    pub(crate) fn new(options: &'a Options) -> Self {
+        Bench { options }
+    }
+
+    pub(crate) fn socket(&self) -> Tested<&'a PathBuf> {
+        self.options.sockets.first().ok_or_else(|| Fault::Skipped("no socket".to_owned()))
+    }
+
+    /// The way to a second function.
+    pub(crate) fn second(&self) -> Tested<&'a PathBuf> {
+        self.options.sockets.get(1).ok_or_else(|| {
+            Fault::Skipped("needs a second function of the board (a second SOCKET)".to_owned())
+        })
+    }
+
+    pub(crate) fn wire(&self) -> Tested<Wire> {
+        self.options.wire.ok_or_else(|| {
+            Fault::Skipped("needs an address of this host that the board reaches (--address)".to_owned())
+        })
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        self.options.patience
+    }
+
+    /// A driver whose board is not enabled.
+    pub(crate) fn connect(&self) -> Tested<Raw> {
+        Raw::connect(self.socket()?, self.patience())
+    }
+
+    /// A driver of the board.
+    pub(crate) fn open(&self) -> Tested<Raw> {
+        Raw::open(self.socket()?, self.patience())
+    }
+
+    /// A driver with two RC QPs.
+    pub(crate) fn pair(&self) -> Tested<Pair> {
+        pair(self.open()?)
+    }
+
+    /// The same on the second function.
+    pub(crate) fn second_pair(&self) -> Tested<Pair> {
+        pair(Raw::open(self.second()?, self.patience())?)
+    }
+}
+
+/// A driver with two RC QPs, on a board that is enabled.
+pub(crate) fn pair(mut raw: Raw) -> Tested<Pair> {
+    let (pd, key, cq) = raw.basics()?;
+    let (a, b) = (raw.qp(pd, cq.number, 0)?, raw.qp(pd, cq.number, 1)?);
+    raw.connect_qp(a, b.qpn)?;
+    raw.connect_qp(b, a.qpn)?;
+    Ok(Pair { raw, pd, key, cq: cq.number, cq_cell: cq.cell, a, b })
+}
+
+impl Pair {
+    /// Sends a message, and looks at it.
+    pub(crate) fn exchange(&mut self, n: u64) -> Tested {
+        self.raw.exchange(self.key, &mut self.a, &mut self.b, n)
+    }
+}

@@ -1,0 +1,115 @@
+//! The way to a board: its registers, its doorbell page, the memory that it reaches, its interrupts.
+//!
+//! All that the driver asks of the world beyond memory is here, so that another way than a vfio-user socket
+//! is another file like this one. Every call is bounded in time.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use memmap2::{MmapOptions, MmapRaw};
+use starverbs_backend::sealed;
+use starverbs_queues::board::{BAR_CONTROL, BAR_DOORBELLS};
+use starverbs_vfio::Client;
+use starverbs_vfio::message::{IRQ_MSIX, REGION_MMAP};
+
+/// Bytes of a doorbell page, or of all of a function's, at most.
+const MOST_CELLS: u64 = 1 << 30;
+
+/// The way to a board.
+pub struct Link {
+    client: Client,
+}
+
+fn other(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+impl Link {
+    /// Connects to the board's socket.
+    ///
+    /// # Errors
+    /// Nobody is there, or says nothing in time: so for all calls.
+    pub fn open(socket: &Path) -> io::Result<Link> {
+        Ok(Link { client: Client::connect(socket)? })
+    }
+
+    /// The vfio-user client, for what is of vfio-user alone.
+    pub fn client(&mut self) -> &mut Client {
+        &mut self.client
+    }
+
+    /// Reads registers.
+    ///
+    /// # Errors
+    /// What the board says.
+    pub fn read(&mut self, at: u32, to: &mut [u8]) -> io::Result<()> {
+        self.client.read(BAR_CONTROL, at.into(), to)
+    }
+
+    /// Writes registers.
+    ///
+    /// # Errors
+    /// What the board says.
+    pub fn write(&mut self, at: u32, bytes: &[u8]) -> io::Result<()> {
+        self.client.write(BAR_CONTROL, at.into(), bytes)
+    }
+
+    /// Has the board know memory of a file by a DMA address.
+    ///
+    /// # Errors
+    /// What the board says.
+    pub fn map(&mut self, file: BorrowedFd<'_>, address: u64, size: u64) -> io::Result<()> {
+        self.client.dma_map(file, 0, address, size)
+    }
+
+    /// The same, of memory that the board may not write.
+    ///
+    /// # Errors
+    /// What the board says.
+    pub fn map_read_only(&mut self, file: BorrowedFd<'_>, address: u64, size: u64) -> io::Result<()> {
+        self.client.dma_map_read_only(file, 0, address, size)
+    }
+
+    /// Takes memory back.
+    ///
+    /// # Errors
+    /// What the board says.
+    pub fn unmap(&mut self, address: u64, size: u64) -> io::Result<()> {
+        self.client.dma_unmap(address, size)
+    }
+
+    /// Resets the function, by the bus and not by a register.
+    ///
+    /// # Errors
+    /// What the board says.
+    pub fn reset(&mut self) -> io::Result<()> {
+        self.client.reset()
+    }
+
+    /// Has the board signal these for its vectors from 0 on.
+    ///
+    /// # Errors
+    /// What the board says.
+    pub fn signal(&mut self, eventfds: &[OwnedFd]) -> io::Result<()> {
+        self.client.set_irqs(IRQ_MSIX, eventfds)
+    }
+
+    /// Maps the doorbell cells.
+    ///
+    /// # Errors
+    /// They cannot be mapped, or not safely: a page that its owner may take away ends who touches it.
+    pub fn map_cells(&mut self) -> io::Result<MmapRaw> {
+        let region = self.client.region(BAR_DOORBELLS)?;
+        let file = region.file.filter(|_| region.flags & REGION_MMAP != 0);
+        let file = file.ok_or_else(|| other("doorbell cells that cannot be mapped"))?;
+        let fits = (4096..=MOST_CELLS).contains(&region.size);
+        let end = region.offset.checked_add(region.size).filter(|_| fits);
+        let end = end.ok_or_else(|| other("a doorbell region of a size that is none"))?;
+        if sealed::check(&file, sealed::SIZE_STAYS).is_none_or(|len| (len as u64) < end) {
+            return Err(other("doorbell cells in a file that is not sealed against shrinking"));
+        }
+        let len = usize::try_from(region.size).map_err(|_| other("a doorbell region that is too large"))?;
+        MmapOptions::new().offset(region.offset).len(len).map_raw(&file)
+    }
+}

@@ -1,0 +1,91 @@
+//! The driver's memory, which the board reads and writes: bytes are copied, words are atomics.
+
+use std::mem::size_of;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use memmap2::{MmapOptions, MmapRaw};
+use starverbs_backend::sealed;
+use zerocopy::{FromBytes, Immutable, KnownLayout};
+
+/// Memory in a file that the board maps.
+pub struct Memory {
+    map: MmapRaw,
+    file: std::fs::File,
+}
+
+impl Memory {
+    /// So many bytes, all zero.
+    ///
+    /// # Errors
+    /// There are none.
+    pub fn new(len: usize) -> std::io::Result<Memory> {
+        let (map, file) = sealed::create(c"starverbs-raw", len, sealed::SIZE_STAYS)?;
+        Ok(Memory { map, file })
+    }
+
+    /// The same memory, mapped once more.
+    ///
+    /// # Errors
+    /// It cannot be mapped.
+    pub fn again(&self) -> std::io::Result<Memory> {
+        let map = MmapOptions::new().len(self.map.len()).map_raw(&self.file)?;
+        Ok(Memory { map, file: self.file.try_clone()? })
+    }
+
+    /// Its file.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Where `len` bytes at `at` are.
+    ///
+    /// # Panics
+    /// They are not all there, or not aligned to `align`.
+    fn at(&self, at: usize, len: usize, align: usize) -> *mut u8 {
+        let inside = at.checked_add(len).is_some_and(|end| end <= self.map.len());
+        assert!(inside && at.is_multiple_of(align), "memory that the driver has not");
+        self.map.as_mut_ptr().wrapping_add(at)
+    }
+
+    /// Writes memory.
+    ///
+    /// # Panics
+    /// It is not all there: so for all of these.
+    pub fn put(&self, at: usize, bytes: &[u8]) {
+        let to = self.at(at, bytes.len(), 1);
+        // SAFETY: inside the mapping, which may be written.
+        unsafe { to.copy_from(bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// Reads memory.
+    pub fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let from = self.at(at, len, 1);
+        // SAFETY: inside the mapping; `bytes` are ours.
+        unsafe { bytes.as_mut_ptr().copy_from(from, len) };
+        bytes
+    }
+
+    /// Reads memory as a struct.
+    pub fn get<T: FromBytes + KnownLayout + Immutable>(&self, at: usize) -> T {
+        match T::read_from_bytes(&self.bytes(at, size_of::<T>())) {
+            Ok(value) => value,
+            Err(_) => unreachable!("bytes of its size are a value"),
+        }
+    }
+
+    /// A word of 32 bits.
+    pub fn word(&self, at: usize) -> &AtomicU32 {
+        let word = self.at(at, 4, 4);
+        // SAFETY: aligned, inside the mapping, which lives as long as this.
+        unsafe { AtomicU32::from_ptr(word.cast()) }
+    }
+
+    /// A word of 64 bits.
+    pub fn quad(&self, at: usize) -> &AtomicU64 {
+        let word = self.at(at, 8, 8);
+        // SAFETY: aligned, inside the mapping, which lives as long as this.
+        unsafe { AtomicU64::from_ptr(word.cast()) }
+    }
+}

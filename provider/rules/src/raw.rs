@@ -1,0 +1,409 @@
+//! A driver without a library: registers, commands and queues as the headers have them. Of what the board
+//! says nothing is believed but what is checked, and every wait is bounded.
+
+use std::mem::{offset_of, size_of};
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use memmap2::MmapRaw;
+use starverbs_queues::Cqe;
+use starverbs_queues::board::*;
+use starverbs_queues::format::CqeWords;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::fault::{Fault, Tested};
+use crate::link::Link;
+use crate::memory::Memory;
+
+/// The DMA address of the driver's memory.
+pub const BASE: u64 = 0x10_0000;
+/// Its bytes.
+pub const BYTES: usize = 2 << 20;
+/// Where the command queue lies in it, as all that follows.
+pub const COMMANDS: usize = 0;
+/// log2 of the commands.
+pub const COMMANDS_LOG: u32 = 4;
+/// The event queue.
+pub const EVENTS: usize = 0x1000;
+/// log2 of the events.
+pub const EVENTS_LOG: u32 = 8;
+/// The word that says how many CQEs were taken, and 64 bytes behind it the entries.
+pub const CQ: usize = 0x2000;
+/// log2 of the entries.
+pub const CQ_LOG: u32 = 8;
+/// A completion queue that is armed to see whether the board has taken doorbells.
+const SPARE_CQ: usize = 0x6000;
+/// The queues of QP 0; those of the next one [`QP_BYTES`] behind.
+pub const QPS: usize = 0x1_0000;
+/// Bytes for the queues of a QP.
+pub const QP_BYTES: usize = 0x1_0000;
+/// Bytes for messages, up to the end.
+pub const DATA: usize = 0x10_0000;
+/// `enum ibv_access_flags`: local writes, and WRITE, READ, atomics and FLUSH of peers.
+pub const ALL: u32 = 0x10f;
+/// Doorbells that [`Raw::settle`] rings.
+pub const SETTLED: u64 = 3;
+
+/// A driver, and the board that it has.
+pub struct Raw {
+    /// The way to the board
+    pub link: Link,
+    /// What the board reaches
+    pub memory: Memory,
+    /// The doorbell cells
+    pub page: MmapRaw,
+    /// Commands posted
+    pub tail: u32,
+    /// CQEs taken of the queue that [`Raw::basics`] makes
+    pub taken: u32,
+    /// How long the board may take for one thing
+    pub patience: Duration,
+    /// The cell of the spare CQ, and how often it was armed
+    spare: Option<(u32, u32)>,
+}
+
+impl Raw {
+    /// Connects, and gives the board memory.
+    ///
+    /// # Errors
+    /// There is no board, or it has no doorbell page.
+    pub fn connect(socket: &Path, patience: Duration) -> Tested<Raw> {
+        let mut link = Link::open(socket)?;
+        let memory = Memory::new(BYTES)?;
+        link.map(memory.file(), BASE, BYTES as u64)?;
+        let page = link.map_cells()?;
+        Ok(Raw { link, memory, page, tail: 0, taken: 0, patience, spare: None })
+    }
+
+    /// Connects, and enables the board.
+    ///
+    /// # Errors
+    /// As of [`Raw::connect`]; it is not enabled.
+    pub fn open(socket: &Path, patience: Duration) -> Tested<Raw> {
+        let mut raw = Raw::connect(socket, patience)?;
+        raw.enable()?;
+        Ok(raw)
+    }
+
+    /// Names command and event queue, and enables the board.
+    ///
+    /// # Errors
+    /// It is not enabled.
+    pub fn enable(&mut self) -> Tested {
+        self.set_queues(BASE + COMMANDS as u64, COMMANDS_LOG, BASE + EVENTS as u64, EVENTS_LOG)?;
+        self.write(REG_CONTROL, &CTRL_ENABLE.to_le_bytes())?;
+        self.tail = 0;
+        self.spare = None;
+        match self.register(REG_STATUS)? & STATUS_ENABLED {
+            0 => Err(Fault::failed("enabled", format_args!("REG_ERROR {}", self.register(REG_ERROR)?))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the registers that name the queues.
+    ///
+    /// # Errors
+    /// What the board says.
+    pub fn set_queues(&mut self, commands: u64, commands_log: u32, events: u64, events_log: u32) -> Tested {
+        self.write(REG_COMMANDS, &commands.to_le_bytes())?;
+        self.write(REG_COMMANDS_LOG, &commands_log.to_le_bytes())?;
+        self.write(REG_EVENTS, &events.to_le_bytes())?;
+        self.write(REG_EVENTS_LOG, &events_log.to_le_bytes())?;
+        Ok(())
+    }
+
+    /// Writes a register.
+    ///
+    /// # Errors
+    /// What the board says.
+    pub fn write(&mut self, at: u32, bytes: &[u8]) -> std::io::Result<()> {
+        self.link.write(at, bytes)
+    }
+
+    /// Reads registers.
+    ///
+    /// # Errors
+    /// What the board says.
+    pub fn registers(&mut self, at: u32, len: usize) -> Tested<Vec<u8>> {
+        let mut bytes = vec![0xff; len];
+        self.link.read(at, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Reads a register of 32 bits.
+    ///
+    /// # Errors
+    /// What the board says.
+    pub fn register(&mut self, at: u32) -> Tested<u32> {
+        let mut word = [0; 4];
+        self.link.read(at, &mut word)?;
+        Ok(u32::from_le_bytes(word))
+    }
+
+    /// Reads a register of 64 bits.
+    ///
+    /// # Errors
+    /// What the board says.
+    pub fn long(&mut self, at: u32) -> Tested<u64> {
+        let mut word = [0; 8];
+        self.link.read(at, &mut word)?;
+        Ok(u64::from_le_bytes(word))
+    }
+
+    /// Reads a counter (`COUNTER_*`).
+    ///
+    /// # Errors
+    /// What the board says.
+    pub fn counter(&mut self, which: u32) -> Tested<u64> {
+        self.long(REG_COUNTERS + 8 * which)
+    }
+
+    /// Writes memory; as of [`Memory`], whose methods these are.
+    pub fn put(&self, at: usize, bytes: &[u8]) {
+        self.memory.put(at, bytes);
+    }
+
+    /// Reads memory.
+    pub fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
+        self.memory.bytes(at, len)
+    }
+
+    /// Reads memory as a struct.
+    pub fn get<T: FromBytes + KnownLayout + Immutable>(&self, at: usize) -> T {
+        self.memory.get(at)
+    }
+
+    /// A word of 32 bits.
+    pub fn word(&self, at: usize) -> &AtomicU32 {
+        self.memory.word(at)
+    }
+
+    /// A word of 64 bits.
+    pub fn quad(&self, at: usize) -> &AtomicU64 {
+        self.memory.quad(at)
+    }
+
+    /// A doorbell cell.
+    ///
+    /// # Errors
+    /// The page has no such cell.
+    pub fn cell(&self, cell: u32) -> Tested<&AtomicU64> {
+        if cell as usize >= self.page.len() / 8 {
+            return Err(Fault::failed("a cell of the doorbell page", format_args!("cell {cell}")));
+        }
+        // SAFETY: inside the page, which lives as long as this; aligned.
+        Ok(unsafe { AtomicU64::from_ptr(self.page.as_mut_ptr().cast::<u64>().add(cell as usize)) })
+    }
+
+    /// Stores into a doorbell cell.
+    ///
+    /// # Errors
+    /// The page has no such cell.
+    pub fn ring(&self, cell: u32, value: u64) -> Tested {
+        self.cell(cell)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    /// Where command `n` of all lies.
+    pub fn command_at(n: u32) -> usize {
+        COMMANDS + (n & ((1 << COMMANDS_LOG) - 1)) as usize * COMMAND_BYTES
+    }
+
+    /// Puts a command into the queue, and does not say so yet; gives its place.
+    pub fn put_command(&mut self, op: u16, body: &[u8]) -> usize {
+        let at = Raw::command_at(self.tail);
+        self.put(at, CommandHead { op, status: PENDING, ..CommandHead::default() }.as_bytes());
+        self.put(at + size_of::<CommandHead>(), body);
+        self.tail = self.tail.wrapping_add(1);
+        at
+    }
+
+    /// Tells the board of all commands that were put into the queue.
+    ///
+    /// # Errors
+    /// What the board says.
+    pub fn post_commands(&mut self) -> Tested {
+        let tail = self.tail.to_le_bytes();
+        Ok(self.write(REG_COMMANDS_TAIL, &tail)?)
+    }
+
+    /// The status of the command at `at`, once it is done; [`PENDING`], if that takes too long.
+    pub fn status(&self, at: usize) -> u32 {
+        let begun = Instant::now();
+        loop {
+            match self.word(at + offset_of!(CommandHead, status)).load(Ordering::Acquire) {
+                PENDING if begun.elapsed() < self.patience => std::thread::yield_now(),
+                done => return done,
+            }
+        }
+    }
+
+    /// Carries out a command; gives its status or its answer.
+    ///
+    /// # Errors
+    /// The board cannot be told of it.
+    pub fn command<R: FromBytes + KnownLayout + Immutable>(
+        &mut self,
+        op: u16,
+        body: &[u8],
+    ) -> Tested<Result<R, u32>> {
+        let at = self.put_command(op, body);
+        self.post_commands()?;
+        Ok(match self.status(at) {
+            0 => Ok(self.get(at + size_of::<CommandHead>())),
+            errno => Err(errno),
+        })
+    }
+
+    /// Carries out a command on one object.
+    ///
+    /// # Errors
+    /// As of [`Raw::command`].
+    pub fn object(&mut self, op: u16, number: u32) -> Tested<Result<(), u32>> {
+        Ok(self.command::<Object>(op, Object { number, reserved: 0 }.as_bytes())?.map(drop))
+    }
+
+    /// Carries out a command that must succeed.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn ask<R: FromBytes + KnownLayout + Immutable>(&mut self, op: u16, body: &[u8]) -> Tested<R> {
+        self.command(op, body)?.map_err(|errno| refused(op, errno))
+    }
+
+    /// Makes something.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub fn number(&mut self, op: u16, body: &[u8]) -> Tested<NumberReply> {
+        self.ask(op, body)
+    }
+
+    /// Ends an object, or asks after it.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub fn done(&mut self, op: u16, number: u32) -> Tested {
+        self.object(op, number)?.map_err(|errno| refused(op, errno))
+    }
+
+    /// Looks until there is something to see.
+    ///
+    /// # Errors
+    /// There is nothing in time; what `look` says.
+    pub fn wait<T>(&mut self, what: &str, mut look: impl FnMut(&mut Raw) -> Tested<Option<T>>) -> Tested<T> {
+        let begun = Instant::now();
+        loop {
+            if let Some(found) = look(self)? {
+                return Ok(found);
+            }
+            if begun.elapsed() > self.patience {
+                return Err(Fault::failed(what, format_args!("nothing in {:?}", self.patience)));
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// A domain, a region of all of the memory, and a CQ: numbers, and the CQ's cell.
+    ///
+    /// # Errors
+    /// One is refused.
+    pub fn basics(&mut self) -> Tested<(u32, u32, NumberReply)> {
+        let pd = self.number(OP_ALLOC_PD, &[])?.number;
+        let key = self.number(OP_REG_MR, Raw::region(pd, 0, BYTES).as_bytes())?.number;
+        Ok((pd, key, self.cq(CQ, CQ_LOG, 0)?))
+    }
+
+    /// A region of this memory, by whose addresses it is known.
+    pub fn region(pd: u32, at: usize, len: usize) -> Region {
+        let addr = BASE + at as u64;
+        Region { pd, access: ALL, addr, length: len as u64, iova: addr, ..Region::default() }
+    }
+
+    /// A completion queue at `at`.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub fn cq(&mut self, at: usize, log: u32, flags: u32) -> Tested<NumberReply> {
+        let (taken, entries) = (BASE + at as u64, BASE + at as u64 + 64);
+        self.number(OP_CREATE_CQ, CreateCq { entries, taken, log, flags }.as_bytes())
+    }
+
+    /// CQE `index` of the queue at `at`, if the board has written it.
+    pub fn cqe(&self, at: usize, log: u32, index: u32) -> Option<Cqe> {
+        let at = at + 64 + (index & ((1 << log) - 1)) as usize * size_of::<Cqe>();
+        let last = self.quad(at + 24).load(Ordering::Acquire);
+        let phase = last.to_le_bytes()[7] & CQE_PHASE != 0;
+        let words: CqeWords = [self.get(at), self.get(at + 8), self.get(at + 16), last];
+        (phase == (index >> log & 1 == 0)).then(|| Cqe::decode(words))
+    }
+
+    /// The next completion of the queue that [`Raw::basics`] makes.
+    ///
+    /// # Errors
+    /// None comes.
+    pub fn completion(&mut self) -> Tested<Cqe> {
+        self.wait("a completion", |raw| Ok(raw.poll()))
+    }
+
+    /// The same, if it is there.
+    pub fn poll(&mut self) -> Option<Cqe> {
+        let cqe = self.cqe(CQ, CQ_LOG, self.taken)?;
+        self.taken = self.taken.wrapping_add(1);
+        self.word(CQ).store(self.taken, Ordering::Release);
+        Some(cqe)
+    }
+
+    /// Event `index`, counted from 0, if the board has written it.
+    pub fn event(&self, index: u32) -> Option<(u32, u32)> {
+        let at = EVENTS + (index & ((1 << EVENTS_LOG) - 1)) as usize * size_of::<Event>();
+        let valid = self.word(at + offset_of!(Event, valid)).load(Ordering::Acquire);
+        let event: Event = self.get(at);
+        (valid == index.wrapping_add(1)).then_some((event.kind, event.number))
+    }
+
+    /// Event `index`, counted from 0.
+    ///
+    /// # Errors
+    /// It does not come.
+    pub fn wait_for_event(&mut self, index: u32) -> Tested<(u32, u32)> {
+        self.wait("an event", |raw| Ok(raw.event(index)))
+    }
+
+    /// The board has taken the doorbells that were rung before this: each of [`SETTLED`] more is seen behind
+    /// one of them.
+    ///
+    /// # Errors
+    /// It takes none.
+    pub fn settle(&mut self) -> Tested {
+        let (cell, mut times) = match self.spare {
+            Some(spare) => spare,
+            None => (self.cq(SPARE_CQ, 0, 0)?.cell, 0),
+        };
+        for _ in 0..SETTLED {
+            times += 1;
+            let before = self.counter(COUNTER_DOORBELLS)?;
+            /* nothing completes in that queue, so that arming it raises nothing */
+            self.ring(cell, arm(0, times, false))?;
+            self.wait("a doorbell that is counted", |raw| {
+                Ok((raw.counter(COUNTER_DOORBELLS)? != before).then_some(()))
+            })?;
+        }
+        self.spare = Some((cell, times));
+        Ok(())
+    }
+}
+
+fn refused(op: u16, errno: u32) -> Fault {
+    let seen = match errno {
+        PENDING => "no status in time".to_owned(),
+        errno => format!("errno {errno}"),
+    };
+    Fault::failed(format_args!("command {op:#x} done"), seen)
+}
+
+/// The value of a CQ's cell that arms it for the `times`th time.
+pub fn arm(taken: u32, times: u32, solicited: bool) -> u64 {
+    u64::from(taken) | u64::from(times | if solicited { ARM_SOLICITED } else { 0 }) << 32
+}

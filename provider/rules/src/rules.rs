@@ -1,0 +1,89 @@
+//! The rules of docs/board.md, in its order: what is tested of each.
+
+mod commands;
+mod completions;
+mod doorbells;
+mod events;
+mod garbage;
+mod memory;
+mod registers;
+mod socket;
+mod transport;
+mod wire;
+mod work;
+
+use crate::bench::Bench;
+use crate::fault::Tested;
+
+type Test = fn(&mut Bench) -> Tested;
+
+/// A rule.
+pub struct Rule {
+    /// Its number in docs/board.md
+    pub number: u32,
+    /// Its sentence in short, or what of it is tested
+    pub says: &'static str,
+    /// Tests it; or why it is not testable from outside
+    pub(crate) test: Result<Test, &'static str>,
+}
+
+impl Rule {
+    /// Whether the runner tests anything of it.
+    pub fn is_tested(&self) -> bool {
+        self.test.is_ok()
+    }
+}
+
+const fn rule(number: u32, says: &'static str, test: Test) -> Rule {
+    Rule { number, says, test: Ok(test) }
+}
+
+const fn inside(number: u32, says: &'static str, why: &'static str) -> Rule {
+    Rule { number, says, test: Err(why) }
+}
+
+/// All rules, in order.
+pub const RULES: &[Rule] = &[
+    rule(1, "magic, version and sizes are the headers'", registers::numbers),
+    inside(2, "no two numbers are the same", "a matter of the headers, which a test of theirs holds"),
+    rule(3, "registers are written as wholes, else EINVAL and no change", registers::wholes),
+    rule(4, "enabling checks the queues; enabled, their registers are EBUSY", registers::enabling),
+    rule(5, "CTRL_RESET, a reset of the function and the client's end are the same", registers::resets),
+    rule(6, "enabling zeroes the doorbell page, making a queue its cell", registers::zero_cells),
+    inside(7, "a driver bounds its waits", "a rule for drivers"),
+    rule(8, "what the board does not take is EOPNOTSUPP, as REG_CAPS says", commands::capabilities),
+    rule(9, "whatever a client writes, the board goes on, and others see nothing", garbage::garbage),
+    rule(10, "the answer comes before the status; a failed command's body stays", commands::answers),
+    rule(11, "a count beyond the queue is EINVAL, before enabling ENXIO", commands::counts),
+    rule(12, "commands are in order, and done when their status says so", commands::order),
+    rule(13, "an object that others need is EBUSY, and stays", commands::busy),
+    rule(14, "a function names its own objects alone", commands::own_objects),
+    rule(15, "one write of a cell has all of a batch fetched", doorbells::batch),
+    inside(16, "a driver stores the cell behind the WQEs", "a rule for drivers"),
+    rule(17, "an index that no queue can have is counted and is none", doorbells::wild),
+    rule(18, "a cell of no queue, and a value that was there, are no doorbells", doorbells::none),
+    rule(19, "queues are aligned, mapped, writable and of a size that fits", work::sizes),
+    rule(20, "a send WQE is fetched once", work::fetched_once),
+    rule(21, "a WQE that contradicts itself completes with LOC_QP_OP_ERR", work::contradictions),
+    rule(22, "send_released says which slots may be written again", work::released),
+    rule(23, "receives need no doorbell; recv_starved says when one was missed", work::receives),
+    rule(24, "lkey, bounds, rights and domain are checked, else LOC_PROT_ERR and ERR", work::keys),
+    rule(25, "ERR flushes what is and what comes; RESET forgets it", work::flushes),
+    rule(26, "RC, UC and UD carry messages and one-sided operations", transport::operations),
+    rule(27, "on the wire it is RoCEv2", wire::frames),
+    rule(28, "a CQE's last word is stored last, its phase changes with each round", completions::phase),
+    rule(29, "one CQE for each signaled or failed send and each receive", completions::one_each),
+    rule(30, "a full CQ fails once, or loses what comes if it was made so", completions::overrun),
+    rule(31, "an armed CQ raises one event", completions::armed),
+    rule(32, "events are numbered, the number stored last; others wait for room", events::numbered),
+    rule(33, "the vector is signalled after events were written", events::signal),
+    rule(34, "asynchronous events name the object", events::names),
+    rule(35, "maps are checked, and what lies in none is a miss", memory::maps),
+    rule(36, "unmapped memory is not touched; a map with queues is EBUSY", memory::unmapped),
+    rule(37, "data comes before its CQE, and a write's last byte last", memory::order),
+    rule(38, "atomics are atomic", memory::atomics),
+    rule(39, "what is no message ends the connection, and no other", socket::messages),
+    rule(40, "a map's file is sealed, or the client's own memory", socket::files),
+    inside(41, "the library gives the board its memory if it is the same user's", "a rule for the library"),
+    inside(42, "the library believes nothing that the board says", "a rule for the library"),
+];
