@@ -22,7 +22,8 @@ pub(super) struct Args {
     #[arg(long = "rule", value_name = "N", value_parser = rule_number)]
     rules: Vec<u32>,
     /// How long the board may take for one thing
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 10,
+          value_parser = clap::value_parser!(u64).range(1..=600))]
     patience: u64,
     /// An address of this host that the board reaches, to see its frames (B27); its port is STARVERBS_PORT's
     #[arg(long, value_name = "ADDRESS")]
