@@ -6,6 +6,7 @@ mod doorbells;
 mod events;
 mod garbage;
 mod memory;
+mod pci;
 mod registers;
 mod socket;
 mod transport;
@@ -86,4 +87,7 @@ pub const RULES: &[Rule] = &[
     rule(40, "a map's file is sealed, or the client's own memory", socket::files),
     inside(41, "the library gives the board its memory if it is the same user's", "a rule for the library"),
     inside(42, "the library believes nothing that the board says", "a rule for the library"),
+    rule(43, "a guest finds BARs, capabilities, vectors; what is only read stays", pci::config_space),
+    rule(44, "a vector is signalled by the eventfd that was given for it", pci::vectors),
+    rule(45, "a range is unmapped with all in it; a map without a descriptor is none", pci::unmaps),
 ];

@@ -9,7 +9,7 @@ use starverbs_queues::board::*;
 use zerocopy::IntoBytes;
 
 use crate::bench::Bench;
-use crate::fault::{Tested, ensure, errno, expect};
+use crate::fault::{Fault, Tested, ensure, errno, expect};
 use crate::raw::{BASE, BYTES, COMMANDS, COMMANDS_LOG, EVENTS, EVENTS_LOG, Raw};
 
 /// Registers of 64 bits.
@@ -124,15 +124,18 @@ fn is_new(raw: &mut Raw, what: &str, made: &[(u16, u32)]) -> Tested {
     for at in zero {
         expect(&format!("the register at {at:#x} after {what}"), raw.register(at)?, 0)?;
     }
-    let cells = raw.page.len() as u32 / 8;
-    for cell in 0..cells {
+    for cell in 0..raw.page.len() as u32 / 8 {
         let value = raw.cell(cell)?.load(Ordering::Acquire);
-        expect(&format!("cell {cell} after {what}"), value, 0)?;
+        if value != 0 {
+            return Err(Fault::failed(
+                format_args!("0 in all cells after {what}"),
+                format_args!("{value:#x} in cell {cell}"),
+            ));
+        }
     }
     raw.put(0, &[0; crate::raw::QPS]);
-    raw.enable().map_err(|_| {
-        crate::Fault::failed(format_args!("maps that outlive {what}"), "it cannot be enabled again")
-    })?;
+    raw.enable()
+        .map_err(|_| Fault::failed(format_args!("maps that outlive {what}"), "it cannot be enabled again"))?;
     for (op, number) in made {
         let gone = raw.object(*op, *number)?;
         expect(&format!("command {op:#x} on an object from before {what}"), gone, Err(libc::EINVAL as u32))?;
@@ -169,6 +172,9 @@ pub(super) fn resets(bench: &mut Bench) -> Tested {
     let made = make_all(&mut raw)?;
     raw.link.reset()?;
     is_new(&mut raw, "a reset of the function", &made)?;
+    let made = make_all(&mut raw)?;
+    super::pci::flr(&mut raw)?;
+    is_new(&mut raw, "FLR", &made)?;
     /* the vector outlives both */
     let (pd, key, cq) = raw.basics()?;
     raw.taken = 0;

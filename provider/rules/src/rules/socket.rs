@@ -8,13 +8,15 @@ use std::os::unix::net::UnixStream;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use starverbs_core::rng::Rng;
 use starverbs_queues::board::*;
+use starverbs_queues::{SendOp, SendWqe, Sge, WcStatus};
 use starverbs_vfio::Op;
 use starverbs_vfio::message::{CAPABILITIES, HEAD_BYTES, Head, MAX_BYTES, Version};
 use zerocopy::IntoBytes;
 
-use crate::bench::Bench;
+use crate::bench::{Bench, Pair};
 use crate::fault::{Tested, ensure, errno, expect};
-use crate::raw::{BASE, BYTES};
+use crate::qp::{address as address_of_data, request};
+use crate::raw::{ALL, BASE, BYTES};
 
 /// Sends bytes to a new connection; whether it is ended by the board.
 fn ends(bench: &Bench, bytes: &[u8]) -> Tested<bool> {
@@ -88,20 +90,37 @@ pub(super) fn messages(bench: &mut Bench) -> Tested {
 }
 
 pub(super) fn files(bench: &mut Bench) -> Tested {
-    let mut raw = bench.open()?;
+    let Pair { mut raw, pd, key, mut a, .. } = bench.pair()?;
     let (address, page) = (BASE + BYTES as u64, 4096);
-    let unsealed =
-        memfd_create(c"starverbs-unsealed", MFdFlags::MFD_ALLOW_SEALING).map_err(io::Error::from)?;
-    let unsealed = File::from(unsealed);
-    unsealed.set_len(page)?;
     let no_memory = File::open("/proc/self/exe")?;
-    for (file, what) in [(&unsealed, "a memory file that may shrink"), (&no_memory, "a file on a disk")] {
-        let done = raw.link.map(file.as_fd(), address, page);
-        expect(&format!("errno of a map of {what}"), errno(&done), libc::EACCES)?;
-    }
+    let done = raw.link.map(no_memory.as_fd(), address, page);
+    expect("errno of a map of a file on a disk", errno(&done), libc::EACCES)?;
     let sealed = crate::Memory::new(page as usize)?;
     let done = raw.link.map(sealed.file(), address, 2 * page);
     expect("errno of a map beyond the file", errno(&done), libc::EINVAL)?;
     raw.link.map(sealed.file(), address, page)?;
-    raw.number(OP_ALLOC_PD, &[]).map(drop)
+    /* one that may shrink is taken of the board's own user alone, and for no queue */
+    let flags = MFdFlags::MFD_ALLOW_SEALING;
+    let unsealed = File::from(memfd_create(c"starverbs-unsealed", flags).map_err(io::Error::from)?);
+    unsealed.set_len(page)?;
+    let at = address + page;
+    let done = errno(&raw.link.map(unsealed.as_fd(), at, page));
+    let either = [0, libc::EACCES].contains(&done);
+    ensure(either, "a map of a memory file that may shrink taken, or EACCES", done)?;
+    if done != 0 {
+        return raw.number(OP_ALLOC_PD, &[]).map(drop);
+    }
+    let cq = CreateCq { entries: at + 64, taken: at, log: 1, flags: 0 };
+    let done = raw.command::<NumberReply>(OP_CREATE_CQ, cq.as_bytes())?.map(drop);
+    expect("status of a queue in a file that may shrink", done, Err(libc::EFAULT as u32))?;
+    let region = Region { pd, access: ALL, addr: at, length: page, iova: at, ..Region::default() };
+    let lkey = raw.number(OP_REG_MR, region.as_bytes())?.number;
+    let write = SendWqe { remote_addr: address_of_data(0), rkey: key, ..request(SendOp::Write, 1) };
+    for wanted in [WcStatus::Success, WcStatus::LocProtErr] {
+        raw.put_send(&mut a, write, Sge { addr: at, len: 64, lkey });
+        raw.doorbell(&a)?;
+        expect("completion of a WRITE from there, and when it has shrunk", raw.completion()?.status, wanted)?;
+        unsealed.set_len(0)?;
+    }
+    Ok(())
 }
