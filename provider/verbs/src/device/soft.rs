@@ -252,7 +252,8 @@ impl Soft {
         match self.try_lock() {
             Some(mut guard) => {
                 let shard = &mut *guard;
-                if shard.ring_local(qpn) {
+                let waits = shard.env.channels.is_crowded() && self.settings.defer && self.defer(shard, qpn);
+                if waits || shard.ring_local(qpn) {
                     self.settle_local(shard);
                 } else if !self.settings.defer || !self.defer(shard, qpn) {
                     let now = clock::now();

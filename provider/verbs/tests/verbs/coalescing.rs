@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::*;
 use starverbs_core::{Cqe, QpType, SendOp};
-use starverbs_settings::Settings;
+use starverbs_settings::{LinkTrust, Settings};
 use starverbs_verbs::{Qp, QpInit, SendWr};
 
 /// Messages that leave at once, before any is coalesced; and doorbells that wait at most.
@@ -23,15 +23,18 @@ struct Crowd {
 
 impl Crowd {
     fn new() -> Crowd {
-        let settings = wire();
-        let a = Node::new(&settings);
+        Crowd::of(&wire(), AT_ONCE + COALESCED)
+    }
+
+    fn of(settings: &Settings, pairs: usize) -> Crowd {
+        let a = Node::new(settings);
         let b = Node::new(&Settings { progress_thread: false, ..settings.clone() });
         let pair = |_| {
             let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
             connect(&a, &qa, &b, &qb);
             (qa, qb)
         };
-        let qps = (0..AT_ONCE + COALESCED).map(pair).collect();
+        let qps = (0..pairs).map(pair).collect();
         Crowd { a, b, qps, port: settings.port }
     }
 
@@ -40,6 +43,16 @@ impl Crowd {
         for at in which {
             write(&self.qps[at].0, &self.a, &self.b, at);
         }
+    }
+
+    /// Polls until so many messages are complete.
+    fn complete(&self, count: usize) {
+        let mut done = 0;
+        wait_for("the completions", || {
+            assert_eq!(self.b.cq.poll(&mut [Cqe::default()]).unwrap(), 0, "a requester completes them");
+            done += self.a.cq.poll(&mut [Cqe::default(); AT_ONCE]).unwrap();
+            done == count
+        });
     }
 
     fn counter(&self, name: &str) -> u64 {
@@ -64,12 +77,7 @@ fn coalesced_messages_leave_though_nobody_answers_and_the_program_is_away() {
     wait_for("the last message", || crowd.counter("tx_packets") - packets >= (AT_ONCE + COALESCED) as u64);
     let calls = crowd.counter("tx_syscalls") - calls;
     assert!(calls < (AT_ONCE + COALESCED) as u64, "{calls} system calls: none waited for another");
-    let mut done = 0;
-    wait_for("the completions", || {
-        assert_eq!(crowd.b.cq.poll(&mut [Cqe::default()]).unwrap(), 0, "WRITEs complete at their requester");
-        done += crowd.a.cq.poll(&mut [Cqe::default(); AT_ONCE]).unwrap();
-        done == AT_ONCE + COALESCED
-    });
+    crowd.complete(AT_ONCE + COALESCED);
 }
 
 #[test]
@@ -94,6 +102,55 @@ fn coalesced_messages_leave_before_the_program_sleeps() {
     };
     /* not where the card's thread has the lock at that moment: its turn takes them */
     assert!((0..8).any(|_| leave()));
+}
+
+/// More local connections than a CPU's caches hold.
+const MANY: usize = 300;
+
+/// Many local connections, which have carried something, of cards that ask each other for all.
+fn many(progress_thread: bool) -> Crowd {
+    let crowd = Crowd::of(&Settings { link_trust: LinkTrust::None, progress_thread, ..local() }, MANY);
+    for at in 0..MANY {
+        crowd.write(at..at + 1);
+        crowd.complete(1);
+    }
+    crowd
+}
+
+#[test]
+fn local_doorbells_of_many_queue_pairs_wait_for_the_next_poll_or_until_they_are_many() {
+    let crowd = many(false);
+    let before = crowd.counter("local_requests");
+    let asked = || (crowd.counter("local_requests") - before) as usize;
+    crowd.write(0..AT_ONCE);
+    assert_eq!(asked(), AT_ONCE, "the first ones are asked for at once");
+    crowd.write(AT_ONCE..AT_ONCE + COALESCED);
+    assert_eq!(asked(), AT_ONCE, "others wait");
+    crowd.write(AT_ONCE + COALESCED..AT_ONCE + COALESCED + 1);
+    assert_eq!(asked(), AT_ONCE + COALESCED, "until there are too many");
+    crowd.a.cq.poll(&mut [Cqe::default()]).unwrap();
+    assert_eq!(asked(), AT_ONCE + COALESCED + 1, "or the program polls");
+    crowd.complete(AT_ONCE + COALESCED + 1);
+}
+
+#[test]
+fn local_doorbells_that_wait_are_rung_though_the_program_is_away() {
+    let crowd = many(true);
+    let before = crowd.counter("local_requests");
+    crowd.write(0..AT_ONCE + COALESCED);
+    let all = (AT_ONCE + COALESCED) as u64;
+    wait_for("the last request", || crowd.counter("local_requests") - before == all);
+}
+
+#[test]
+fn a_program_that_asked_for_an_event_leaves_no_local_doorbell() {
+    let crowd = many(false);
+    let before = crowd.counter("local_requests");
+    crowd.a.cq.req_notify(false).unwrap();
+    for sent in 0..AT_ONCE + COALESCED {
+        crowd.write(sent..sent + 1);
+        assert!(crowd.counter("local_requests") - before > sent as u64, "request {sent} waits");
+    }
 }
 
 /// A block has 4096 QPNs. While a card does not know that its frames come to itself it looks into its socket

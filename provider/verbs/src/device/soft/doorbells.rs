@@ -16,11 +16,26 @@ impl Deferred {
         Deferred(Vec::with_capacity(MOST))
     }
 
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.0.len() >= MOST
+    }
+
+    /// Their queue pairs.
+    pub(super) fn qpns(&self) -> impl Iterator<Item = Qpn> + Clone {
+        self.0.iter().copied()
+    }
+
+    /// Drops those that `is_rung` has rung.
+    pub(super) fn drop_rung(&mut self, mut is_rung: impl FnMut(Qpn) -> bool) {
+        self.0.retain(|qpn| !is_rung(*qpn));
+    }
+
     /// Adds one; false: there is no room.
     #[inline]
     fn add(&mut self, qpn: Qpn) -> bool {
         let there = self.0.contains(&qpn);
-        if !there && self.0.len() < MOST {
+        if !there && !self.is_full() {
             self.0.push(qpn);
             return true;
         }
@@ -33,9 +48,16 @@ impl Shard {
     /// that is.
     #[inline]
     pub(super) fn defer(&mut self, qpn: Qpn, may_sleep: bool) -> When {
-        let backlog = match (self.nic.backlog(qpn), &self.star) {
-            (Backlog::Due, Some(star)) => star.library().backlog(qpn),
-            (backlog, _) => backlog,
+        let backlog = if self.env.channels.is_crowded() {
+            if self.deferred.is_full() {
+                self.ring_deferred_local();
+            }
+            Backlog::BehindOthers
+        } else {
+            match (self.nic.backlog(qpn), &self.star) {
+                (Backlog::Due, Some(star)) => star.library().backlog(qpn),
+                (backlog, _) => backlog,
+            }
         };
         let when = backlog.when(may_sleep);
         if when == When::Now || !self.deferred.add(qpn) { When::Now } else { when }

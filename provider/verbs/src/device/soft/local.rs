@@ -34,7 +34,7 @@ use crate::share::{Gate, Gates};
 use direct::Direct;
 use end::{Init, LocalEnd};
 use record::{Record, control};
-use turn::{Said, with_end};
+use turn::{Said, fetch, with_end};
 
 /// How long a program's first request waits for the peer's proposal.
 const PATIENCE: Nanos = 200_000_000;
@@ -167,6 +167,22 @@ impl Shard {
         let rung = with_end((nic, env), qpn, 0, |end, ctx| end.ring(ctx)).is_some();
         while rung && self.env.channels.flush() && self.take_turn(0) > 0 {}
         rung
+    }
+
+    /// The doorbells that were deferred, of QPs that have a local connection.
+    #[inline(never)]
+    pub(super) fn ring_deferred_local(&mut self) {
+        let Shard { nic, env, deferred, .. } = self;
+        if env.channels.many {
+            fetch((nic, env), deferred.qpns());
+        }
+        let mut rung = false;
+        deferred.drop_rung(|qpn| {
+            let is_rung = with_end((nic, env), qpn, 0, |end, ctx| end.ring(ctx)).is_some();
+            rung |= is_rung;
+            is_rung
+        });
+        while rung && self.env.channels.flush() && self.take_turn(0) > 0 {}
     }
 
     /// The program has moved a QP to a state. `star`: it may be an end of StaR.

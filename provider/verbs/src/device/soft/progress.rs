@@ -118,6 +118,9 @@ impl Soft {
         if shard.turns.is_multiple_of(LOCAL_CLOCK) {
             self.activity.note_poll(clock::now());
         }
+        if shard.has_deferred() {
+            shard.ring_deferred_local();
+        }
         let came = shard.run_local(0) > 0;
         if came {
             if shard.env.channels.is_asleep() {

@@ -14,6 +14,9 @@ use super::record::{CHUNK, Record};
 use super::responder::{ReadAnswer, Reply};
 use crate::share::{Gate, Gates, PeerMemory};
 
+/// WQEs under way in a channel, behind which doorbells wait for others.
+const CROWD: u32 = 16;
+
 /// A channel in which this card asks.
 pub(super) struct Asker {
     pub(super) channel: Asking,
@@ -94,6 +97,13 @@ impl Channels {
             broken: false,
             many: false,
         }
+    }
+
+    /// Whether a doorbell may wait for others: of many QPs, whose contexts come from memory, behind requests
+    /// that will be answered.
+    #[inline]
+    pub(in super::super) fn is_crowded(&self) -> bool {
+        self.many && self.askers.iter().flatten().any(|asker| asker.under_way >= CROWD)
     }
 
     /// Whether there are any.

@@ -52,14 +52,19 @@ pub(super) fn take_requests((nic, env): Card<'_>, now: Nanos) -> (u32, Option<Sa
     (came, None)
 }
 
-/// Has the contexts of the next requests fetched into the CPU's caches, of so many that are there: first the
-/// queue pairs, then what they lead to.
+/// Has the contexts of the next requests fetched, of so many that are there.
 #[inline(never)]
 fn look_ahead((nic, env): Card<'_>, at: usize, there: u32) {
     let requests = &env.channels.answerers[at].channel.requests;
-    let qpns = || (0..there.min(AHEAD)).map_while(|n| requests.word_ahead(n, record::TO));
-    qpns().for_each(|qpn| nic.expect_frame(env, qpn));
-    for end in qpns().filter_map(|qpn| nic.engine(qpn)?.local()) {
+    fetch((nic, env), (0..there.min(AHEAD)).map_while(|n| requests.word_ahead(n, record::TO)));
+}
+
+/// Has the contexts of QPs fetched into the CPU's caches, side by side: first those of the card, then what
+/// they lead to.
+#[inline]
+pub(super) fn fetch((nic, env): (&Nic<HostEnv>, &HostEnv), qpns: impl Iterator<Item = Qpn> + Clone) {
+    qpns.clone().for_each(|qpn| nic.expect_frame(env, qpn));
+    for end in qpns.filter_map(|qpn| nic.engine(qpn)?.local()) {
         env.prefetch(end);
     }
 }
