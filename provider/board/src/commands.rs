@@ -9,6 +9,7 @@ use starverbs_core::{Access, Av, AvId, Limits, NicError, PdId, QpType, SrqId};
 use starverbs_queues::board::*;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::broken;
 use crate::cq::{BoardCq, MAX_CQ_LOG};
 use crate::dma::{ADDRESS_BITS, Errno, Room};
 use crate::env::{client_address, host_address};
@@ -60,7 +61,13 @@ impl Function {
         /* the function's own is the one that there is */
         let done = if context == 0 { self.command(card, op, &body) } else { Err(libc::ENXIO) };
         let status = match done {
+            Err(libc::EOPNOTSUPP) if broken::rule(8) => 0,
             Ok(reply) => {
+                if broken::rule(10) {
+                    let status = queue.half(at + std::mem::offset_of!(CommandHead, status));
+                    status.store(0, Ordering::Release);
+                    broken::linger();
+                }
                 queue.write(at + head.len(), &reply);
                 self.counters.inc(COUNTER_COMMANDS);
                 0
@@ -139,7 +146,8 @@ impl Function {
     }
 
     fn own_pd(&self, pd: u32) -> Result<PdId, Errno> {
-        self.objects.pds.get(&pd).map(|pd| PdId(*pd)).ok_or(libc::EINVAL)
+        let own = self.objects.pds.contains(&pd) || broken::rule(14);
+        own.then_some(PdId(pd)).ok_or(libc::EINVAL)
     }
 
     fn own_qp(&self, qpn: u32) -> Result<u32, Errno> {
@@ -159,7 +167,9 @@ impl Function {
             if op == OP_QUERY_MR {
                 return card.nic.query_mr(key).map(|attr| answer(&region_of(key, &attr))).ok_or(libc::EINVAL);
             }
-            card.nic.dereg_mr(key).map_err(errno)?;
+            if !broken::rule(12) {
+                card.nic.dereg_mr(key).map_err(errno)?;
+            }
             self.objects.keys.remove(&key);
             return Ok(DONE);
         }
@@ -172,6 +182,7 @@ impl Function {
         }
         let access = Access::from_bits_truncate(access);
         let addr = host_address(self.number, addr);
+        let length = if broken::rule(24) { length + 64 } else { length };
         let attr = MrAttr { pd: self.own_pd(pd)?, addr, length, iova, access, backing: Backing::default() };
         if op == OP_REG_MR {
             has_room(card, self.objects.keys.len(), limits(card).mrs)?;
@@ -209,7 +220,7 @@ impl Function {
 
     fn destroy_cq(&mut self, cq: u32) -> Result<Body, Errno> {
         let (cell, held) = self.objects.cqs.get(&cq).ok_or(libc::EINVAL)?;
-        if held.is_used() {
+        if held.is_used() && !broken::rule(13) {
             return Err(libc::EBUSY);
         }
         let cell = *cell;

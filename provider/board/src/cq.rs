@@ -8,11 +8,12 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use starverbs_core::env::CqOverrun;
-use starverbs_core::{CompletionQueue, Cqe, WcStatus};
+use starverbs_core::{CompletionQueue, Cqe, WcOpcode, WcStatus};
 use starverbs_queues::BLOCK;
 use starverbs_queues::board::{ARM_SOLICITED, COUNTER_CQE_WRITES, CQ_IGNORE_OVERRUN, CQE_PHASE, CreateCq};
 use zerocopy::transmute;
 
+use crate::broken;
 use crate::counters::BoardCounters;
 use crate::dma::{Errno, Maps, Room};
 
@@ -100,7 +101,9 @@ impl BoardCq {
         let ahead = newest.wrapping_sub(from);
         /* an index from the future is as good as none */
         if ahead != 0 && ahead <= 1 << cq.log {
-            cq.armed.set(None);
+            if !broken::rule(31) {
+                cq.armed.set(None);
+            }
             cq.due.completions.borrow_mut().push(cq.number);
         }
     }
@@ -118,11 +121,15 @@ impl BoardCq {
 impl CompletionQueue for BoardCq {
     fn push(&self, cqe: &Cqe, solicited: bool) -> Result<(), CqOverrun> {
         let cq = &self.0;
+        let flushed = cqe.status == WcStatus::WrFlushErr;
+        if broken::rule(25) && flushed || broken::rule(29) && cqe.opcode == WcOpcode::Recv {
+            return Ok(());
+        }
         if self.is_full() {
             if cq.ignore_overrun {
                 return Ok(());
             }
-            if !cq.overrun.replace(true) {
+            if !cq.overrun.replace(true) || broken::rule(30) {
                 cq.due.overruns.borrow_mut().push(cq.number);
             }
             return Err(CqOverrun);
@@ -133,6 +140,10 @@ impl CompletionQueue for BoardCq {
         let words: [u64; 4] = transmute!(Cqe { sl, ..*cqe });
         let at = (made & ((1 << cq.log) - 1)) as usize * size_of::<Cqe>();
         let [front @ .., last] = words;
+        if broken::rule(28) {
+            cq.entries.word(at + 24).store(last, Ordering::Release);
+            broken::linger();
+        }
         for (n, word) in front.into_iter().enumerate() {
             cq.entries.word(at + 8 * n).store(word, Ordering::Relaxed);
         }

@@ -20,6 +20,8 @@ use nix::sys::statfs::{HUGETLBFS_MAGIC, PROC_SUPER_MAGIC, TMPFS_MAGIC, fstatfs};
 use starverbs_backend::copy::write_in_order;
 use starverbs_queues::BLOCK;
 
+use crate::broken;
+
 /// Maps of a client at most.
 const MAX_MAPS: usize = 512;
 /// DMA addresses end here: the card's tables have the client's number above.
@@ -86,10 +88,10 @@ impl Maps {
         let touches = |map: &Map| map.address <= last && address < map.address + map.size;
         let lies_in = |map: &Map| address <= map.address && map.address + map.size - 1 <= last;
         if self.0.iter().any(|map| touches(map) && !lies_in(map)) {
-            return Err(libc::EINVAL);
+            return if broken::rule(45) { Ok(()) } else { Err(libc::EINVAL) };
         }
         let used = |map: &Map| matches!(&map.bytes, Bytes::Here(map) if Rc::strong_count(map) > 1);
-        if self.0.iter().any(|map| touches(map) && used(map)) {
+        if self.0.iter().any(|map| touches(map) && used(map)) && !broken::rule(36) {
             return Err(libc::EBUSY);
         }
         self.0.retain(|map| size == 0 || !touches(map));
@@ -141,6 +143,13 @@ impl Maps {
         match self.find(address, data.len()) {
             Some((Map { bytes: Bytes::Here(map), writable: true, .. }, from)) => {
                 let to = map.as_mut_ptr().wrapping_add(from as usize);
+                if broken::rule(37)
+                    && let [front @ .., last] = data
+                {
+                    // SAFETY: as below.
+                    unsafe { to.wrapping_add(front.len()).write_volatile(*last) };
+                    broken::linger();
+                }
                 // SAFETY: as in `read`, and the map may be written.
                 unsafe { write_in_order(to, data.as_ptr(), data.len()) };
                 true
@@ -163,6 +172,12 @@ impl Maps {
             Bytes::Here(map) => {
                 // SAFETY: eight aligned bytes of the mapping, as `find` checked; maps are whole pages.
                 let word = unsafe { AtomicU64::from_ptr(map.as_mut_ptr().add(from as usize).cast()) };
+                if broken::rule(38) {
+                    let old = word.load(Ordering::SeqCst);
+                    broken::linger();
+                    word.store(change(old), Ordering::SeqCst);
+                    return Some(old);
+                }
                 let changed = |old| Some(change(old));
                 word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, changed).ok()
             }
@@ -202,7 +217,7 @@ fn open(file: File, offset: u64, size: u64, same_user: bool) -> Result<Bytes, Er
     /* only a memory file has seals; one of huge pages may lack pages when they are touched */
     let seals = fcntl(&file, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_retain);
     if kind != TMPFS_MAGIC || !seals.is_ok_and(|seals| seals.contains(SealFlag::F_SEAL_SHRINK)) {
-        let guest = same_user && matches!(kind, TMPFS_MAGIC | HUGETLBFS_MAGIC);
+        let guest = same_user && matches!(kind, TMPFS_MAGIC | HUGETLBFS_MAGIC) || broken::rule(40);
         return if guest { Ok(Bytes::Process(file, offset)) } else { Err(libc::EACCES) };
     }
     let end = offset.checked_add(size).ok_or(libc::EINVAL)?;

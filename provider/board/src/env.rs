@@ -12,6 +12,7 @@ use starverbs_core::mr::Plain;
 use starverbs_core::{AsyncEvent, Av, Counters, Dma, Env, Gid, Host, Port, Seg};
 use starverbs_queues::board::{COUNTER_DMA_MISSES, COUNTER_DMA_READS, COUNTER_DMA_WRITES};
 
+use crate::broken;
 use crate::counters::BoardCounters;
 use crate::cq::BoardCq;
 use crate::dma::{ADDRESS_BITS, Maps};
@@ -59,7 +60,7 @@ impl BoardEnv {
         let number = (host >> ADDRESS_BITS).checked_sub(1)?;
         let memory = self.memories.get(usize::try_from(number).ok()?)?;
         let done = access(&memory.maps, client_address(host));
-        memory.counters.inc(if done.is_some() { which } else { COUNTER_DMA_MISSES });
+        memory.counters.inc(if done.is_some() || broken::rule(35) { which } else { COUNTER_DMA_MISSES });
         done
     }
 }
@@ -80,6 +81,12 @@ impl Dma for BoardEnv {
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> bool {
         if data.is_empty() {
             return true;
+        }
+        let wrong;
+        let mut data = data;
+        if broken::rule(26) {
+            wrong = data.iter().map(|byte| !byte).collect::<Vec<_>>();
+            data = &wrong;
         }
         self.on(addr, COUNTER_DMA_WRITES, |maps, at| maps.write(at, data).then_some(())).is_some()
     }
@@ -141,6 +148,11 @@ impl Port for BoardEnv {
         // SAFETY: the segments lie in maps, in copies of WQEs or in `bounce`; the port is flushed at the end
         // of each turn, before a message of a client can end any of them.
         let payload = unsafe { Payload::new(payload) };
+        if broken::rule(27)
+            && let [front @ .., last] = header
+        {
+            return self.tx.send_frame(to, &[front, &[!last]].concat(), payload, pad, volatile);
+        }
         self.tx.send_frame(to, header, payload, pad, volatile);
     }
 

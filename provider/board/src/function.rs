@@ -21,6 +21,7 @@ use starverbs_queues::board::{
     REG_VECTORS, REG_VERSION, STATUS_ENABLED, VERSION,
 };
 
+use crate::broken;
 use crate::counters::BoardCounters;
 use crate::cq::{BoardCq, Due};
 use crate::dma::{Errno, Maps, Room};
@@ -176,7 +177,9 @@ impl Function {
             self.cells.push(Cell::Free);
             self.seen.push(0);
         }
-        self.cell(at).store(0, Ordering::Relaxed);
+        if !broken::rule(6) {
+            self.cell(at).store(0, Ordering::Relaxed);
+        }
         self.seen[at] = 0;
         self.cells[at] = of;
         Ok(at as u32)
@@ -193,7 +196,8 @@ impl Function {
         let mut changed = 0;
         for at in 0..self.cells.len() {
             let value = self.cell(at).load(Ordering::Acquire);
-            if value == self.seen[at] {
+            let counts_old = broken::rule(18) && matches!(self.cells[at], Cell::Qp(..));
+            if value == self.seen[at] && !counts_old {
                 continue;
             }
             self.seen[at] = value;
@@ -225,6 +229,7 @@ impl Function {
 
     /// Adds an event of an object.
     pub(crate) fn raise(&mut self, kind: u32, number: u32) {
+        let number = if broken::rule(34) { number + 1 } else { number };
         if self.waiting.len() < MAX_WAITING {
             self.waiting.push((kind, number));
         } else {
@@ -247,7 +252,8 @@ impl Function {
             return;
         }
         let Some(events) = &mut self.events else { return self.waiting.clear() };
-        let room = (1u32 << events.log) - events.made.wrapping_sub(events.taken);
+        let waiting = if broken::rule(32) { 0 } else { events.made.wrapping_sub(events.taken) };
+        let room = (1u32 << events.log) - waiting;
         let count = self.waiting.len().min(room as usize);
         for (kind, number) in self.waiting.drain(..count) {
             let at = (events.made & ((1 << events.log) - 1)) as usize * size_of::<Event>();
@@ -256,7 +262,7 @@ impl Function {
             events.room.word(at + 8).store(u64::from(events.made) << 32, Ordering::Release);
             self.counters.inc(COUNTER_EVENT_WRITES);
         }
-        if count > 0 {
+        if count > 0 && !broken::rule(33) {
             self.interrupt(0);
         }
     }
@@ -285,6 +291,7 @@ impl Function {
         let Registers { enabled, error, commands, commands_log, head, events, events_log } = self.registers;
         let counters = REG_COUNTERS..REG_COUNTERS + 8 * COUNTERS;
         match at {
+            REG_MAGIC if broken::rule(1) => !MAGIC,
             REG_MAGIC => MAGIC,
             REG_VERSION => VERSION,
             REG_CAPS => CAPS as u32,
@@ -318,7 +325,7 @@ impl Function {
         };
         let at = u32::try_from(offset).ok().filter(|at| *at < CONTROL_BYTES).ok_or(libc::EINVAL)?;
         let long = matches!(at, REG_COMMANDS | REG_EVENTS);
-        if long != (bytes.len() == 8) {
+        if long != (bytes.len() == 8) && !broken::rule(3) {
             return Err(libc::EINVAL);
         }
         let word = value as u32;
@@ -331,7 +338,9 @@ impl Function {
             REG_CONTROL => {}
             REG_ERROR => self.registers.error = 0,
             REG_COMMANDS_TAIL => self.take_commands(card, word),
-            REG_COMMANDS | REG_COMMANDS_LOG | REG_EVENTS | REG_EVENTS_LOG if self.registers.enabled => {
+            REG_COMMANDS | REG_COMMANDS_LOG | REG_EVENTS | REG_EVENTS_LOG
+                if self.registers.enabled && !broken::rule(4) =>
+            {
                 return Err(libc::EBUSY);
             }
             REG_COMMANDS => self.registers.commands = value,
@@ -376,7 +385,7 @@ impl Function {
         };
         let log = self.registers.commands_log;
         if tail.wrapping_sub(self.registers.head) > 1 << log {
-            self.registers.error = libc::EINVAL as u32;
+            self.registers.error = if broken::rule(11) { 0 } else { libc::EINVAL as u32 };
             self.counters.inc(COUNTER_MALFORMED);
         } else {
             while self.registers.head != tail {
@@ -417,7 +426,9 @@ impl Function {
         (self.commands, self.events) = (None, None);
         self.waiting.clear();
         self.due = Rc::default();
-        self.clear_page();
+        if !broken::rule(5) {
+            self.clear_page();
+        }
     }
 
     /// The same, and configuration space is as it was when the board was started: FLR, DEVICE_RESET.
@@ -463,5 +474,8 @@ impl Function {
         self.reset_function(card);
         self.irqs = [const { None }; VECTORS as usize];
         card.env.memories[self.number].maps.clear();
+        if broken::rule(9) {
+            card.env.memories.iter_mut().for_each(|memory| memory.maps.clear());
+        }
     }
 }

@@ -8,6 +8,7 @@
 //!
 //! Owns the order of a turn. It must not know the verbs objects of the program at the other end.
 
+mod broken;
 mod commands;
 mod counters;
 mod cq;

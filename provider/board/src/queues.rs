@@ -15,6 +15,7 @@ use starverbs_queues::board::{COUNTER_MALFORMED, COUNTER_RECV_FETCHES, COUNTER_S
 use starverbs_queues::format::{CardIndex, ProgramIndex, RecvWqe, SendBlock};
 use zerocopy::transmute;
 
+use crate::broken;
 use crate::counters::BoardCounters;
 use crate::dma::{Errno, Maps, Room};
 
@@ -103,7 +104,7 @@ impl BoardSq {
         let (stride, sges) = (usize::from(queues.send_stride), usize::from(queues.send_sge));
         let room = BLOCK + (sges * SGE_BYTES).next_multiple_of(BLOCK);
         let whole = stride.is_multiple_of(BLOCK) && (room..=MAX_STRIDE).contains(&stride);
-        if queues.send_log > MAX_LOG || !whole || sges > max_sge {
+        if queues.send_log > MAX_LOG || !whole && !broken::rule(19) || sges > max_sge {
             return Err(libc::EINVAL);
         }
         let slots = 1usize << queues.send_log;
@@ -135,9 +136,9 @@ impl BoardSq {
         let before = sq.posted.get().wrapping_sub(sq.released.get());
         let sound = held <= sq.mask + 1 && held >= before;
         if sound {
-            sq.posted.set(posted);
+            sq.posted.set(if broken::rule(15) { sq.posted.get().wrapping_add(1) } else { posted });
         }
-        sound
+        sound || broken::rule(17)
     }
 
     /// Fetches what was posted up to WQE `index`.
@@ -191,7 +192,7 @@ impl BoardSq {
             return false;
         }
         let all = (0..sges).map(|at| self.sge(index, at));
-        all.fold(0u32, |sum, sge| sum.saturating_add(sge.len)) == wqe.length
+        all.fold(0u32, |sum, sge| sum.saturating_add(sge.len)) == wqe.length || broken::rule(21)
     }
 
     fn sge(&self, index: u32, at: usize) -> Sge {
@@ -204,6 +205,9 @@ impl BoardSq {
 
     fn copy(&self, index: u32) -> SendWqe {
         self.fetch_to(index);
+        if broken::rule(20) {
+            self.fetch(index);
+        }
         SendWqe::decode(self.0.copies[(index & self.0.mask) as usize * self.0.stride].get())
     }
 }
@@ -235,6 +239,9 @@ impl SendQueue for BoardSq {
 
     fn release(&self, index: u32) {
         self.0.released.set(index);
+        if broken::rule(22) {
+            return;
+        }
         self.0.lines.card.half(offset_of!(CardIndex, send_released)).store(index, Ordering::Release);
     }
 
@@ -316,7 +323,7 @@ impl RecvQueue for BoardRq {
     fn take(&self, sges: &mut [Sge]) -> Option<(u64, usize)> {
         let rq = &*self.0;
         if self.waiting() == 0 {
-            let starved = rq.starved.get().wrapping_add(1);
+            let starved = rq.starved.get().wrapping_add(u32::from(!broken::rule(23)));
             rq.starved.set(starved);
             rq.lines.card.half(offset_of!(CardIndex, recv_starved)).store(starved, Ordering::Relaxed);
             /* the count before the look, as the program's index comes before its look at the count */

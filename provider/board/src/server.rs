@@ -19,6 +19,7 @@ use starverbs_vfio::message::{
 use starverbs_vfio::{Message, Op, Received, Stream};
 use zerocopy::IntoBytes;
 
+use crate::broken;
 use crate::dma::Errno;
 use crate::function::{Card, DOORBELL_BYTES, Function, VECTORS};
 use crate::pci::{CONFIG_BYTES, MSIX_BYTES};
@@ -97,7 +98,7 @@ impl Server {
         let Some(client) = &self.client else { return false };
         let op = Op::from_code(head.op).ok_or(libc::EOPNOTSUPP);
         let first = op == Ok(Op::Version);
-        if first == self.greeted {
+        if first == self.greeted && !broken::rule(39) {
             return false;
         }
         self.greeted = true;
@@ -191,6 +192,7 @@ fn carry_out(
                 BAR_CONTROL => function.read(offset, &mut bytes),
                 BAR_DOORBELLS => function.read_doorbells(offset, &mut bytes),
                 BAR_MSIX => function.msix.read(offset, &mut bytes),
+                PCI_CONFIG if broken::rule(43) => bytes.fill(1),
                 PCI_CONFIG => function.config.read(offset, &mut bytes),
                 _ => return Err(libc::EINVAL),
             }
@@ -267,6 +269,9 @@ fn set_irqs(message: &mut Message, function: &mut Function) -> Result<(), Errno>
         nix::fcntl::fcntl(fd, set).map_err(|error| error as i32)?;
     }
     let mut fds = fds.into_iter();
+    if broken::rule(44) && fds.len() == 0 {
+        return Ok(());
+    }
     function.irqs[vectors].iter_mut().for_each(|irq| *irq = fds.next());
     Ok(())
 }

@@ -68,7 +68,9 @@ fn what_a_client_made_ends_with_it() {
             /* and by the register, once */
             raw.write(REG_CONTROL, &CTRL_RESET.to_le_bytes()).unwrap();
             assert_eq!((raw.register(REG_STATUS), raw.register(REG_COMMANDS_LOG)), (0, 0));
-            assert_eq!(raw.object(OP_DESTROY_QP, a.qpn), Err(PENDING), "no command queue");
+            let at = raw.put_command(OP_DESTROY_QP, Object { number: a.qpn, reserved: 0 }.as_bytes());
+            raw.post_commands().unwrap();
+            assert_eq!(raw.get::<CommandHead>(at).status, PENDING, "no command queue");
             assert_eq!(raw.register(REG_ERROR), libc::ENXIO as u32);
         }
         let mut raw = Raw::open(&paths[0]);
@@ -262,7 +264,7 @@ fn an_armed_queue_raises_one_event() {
     with_board(1, |paths| {
         let mut raw = Raw::open(&paths[0]);
         let (irq, eventfd) = std::os::unix::net::UnixStream::pair().unwrap();
-        raw.client.set_irqs(starverbs_vfio::message::IRQ_MSIX, &[eventfd.into()]).unwrap();
+        raw.client().set_irqs(starverbs_vfio::message::IRQ_MSIX, &[eventfd.into()]).unwrap();
         let (pd, key, cq) = raw.basics();
         let (mut a, mut b) = (raw.qp(pd, cq.number, 0), raw.qp(pd, cq.number, 1));
         raw.connect_qp(a, b.qpn);
@@ -333,7 +335,7 @@ fn registers_are_written_as_wholes_and_stay_while_enabled() {
         raw.basics();
         assert_eq!(raw.register(REG_COMMANDS_HEAD), 3);
         let mut all = [0xff; 4096];
-        raw.client.read(BAR_CONTROL, 4000, &mut all).unwrap();
+        raw.client().read(BAR_CONTROL, 4000, &mut all).unwrap();
         assert!(all.iter().all(|byte| *byte == 0), "what is no register reads as 0");
     });
 }
@@ -347,7 +349,7 @@ fn memory_that_was_taken_back_is_out_of_reach() {
             raw.command::<Region>(OP_QUERY_MR, Object { number: key, reserved: 0 }.as_bytes()).unwrap().pd;
         let (_map, file) = sealed::create(c"more", 4096, sealed::SIZE_STAYS).unwrap();
         let more = BASE + BYTES as u64;
-        raw.client.dma_map(file.as_fd(), 0, more, 4096).unwrap();
+        raw.client().dma_map(file.as_fd(), 0, more, 4096).unwrap();
         let region = Region { pd, access: ALL, addr: more, length: 4096, iova: more, ..Region::default() };
         let lkey = raw.number(OP_REG_MR, region.as_bytes()).number;
         let send = SendWqe { wr_id: 1, op: SendOp::Send, flags: SendFlags::SIGNALED, ..SendWqe::default() };
@@ -356,8 +358,8 @@ fn memory_that_was_taken_back_is_out_of_reach() {
         raw.put_send(&mut a, send, there);
         raw.doorbell(&a);
         assert_eq!([raw.completion().status, raw.completion().status], [WcStatus::Success; 2]);
-        assert!(raw.client.dma_unmap(BASE, BYTES as u64).is_err(), "queues lie there");
-        raw.client.dma_unmap(more, 4096).unwrap();
+        assert!(raw.client().dma_unmap(BASE, BYTES as u64).is_err(), "queues lie there");
+        raw.client().dma_unmap(more, 4096).unwrap();
         let misses = raw.counter(COUNTER_DMA_MISSES);
         raw.put_send(&mut a, send, there);
         raw.doorbell(&a);
@@ -375,7 +377,7 @@ fn a_client_gets_no_more_than_its_share() {
         const LONG: u64 = 512 << 20;
         let (_map, file) = sealed::create(c"long", LONG as usize, sealed::SIZE_STAYS).unwrap();
         let at = BASE + BYTES as u64;
-        raw.client.dma_map(file.as_fd(), 0, at, LONG).unwrap();
+        raw.client().dma_map(file.as_fd(), 0, at, LONG).unwrap();
         let create = Raw::create_qp(pd, cq.number, QPS);
         let long = Queues { send: at, send_stride: 4160, send_log: 16, ..create.queues };
         let long = CreateQp { queues: long, ..create };
@@ -407,6 +409,7 @@ fn the_document_names_tests_that_there_are() {
     let text = std::fs::read_to_string(root.join("docs/board.md")).unwrap();
     let files = [
         "provider/board/src/tests.rs",
+        "provider/board/src/tests/rules.rs",
         "provider/board/src/dma.rs",
         "provider/board/src/pci.rs",
         "provider/board/src/tests/pci.rs",

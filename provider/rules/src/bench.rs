@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::fault::{Fault, Tested};
+use crate::link::Limits;
 use crate::qp::RawQp;
 use crate::raw::Raw;
 
@@ -49,11 +50,12 @@ pub(crate) struct Pair {
 /// What a test works on.
 pub(crate) struct Bench<'a> {
     options: &'a Options,
+    limits: Limits,
 }
 
 impl<'a> Bench<'a> {
     pub(crate) fn new(options: &'a Options) -> Self {
-        Bench { options }
+        Bench { options, limits: Limits::new(options.patience) }
     }
 
     pub(crate) fn socket(&self) -> Tested<&'a PathBuf> {
@@ -79,12 +81,12 @@ impl<'a> Bench<'a> {
 
     /// A driver whose board is not enabled.
     pub(crate) fn connect(&self) -> Tested<Raw> {
-        Raw::connect(self.socket()?, self.patience())
+        Raw::connect(self.socket()?, self.limits)
     }
 
     /// A driver of the board.
     pub(crate) fn open(&self) -> Tested<Raw> {
-        Raw::open(self.socket()?, self.patience())
+        Raw::open(self.socket()?, self.limits)
     }
 
     /// A driver with two RC QPs.
@@ -94,7 +96,7 @@ impl<'a> Bench<'a> {
 
     /// The same on the second function.
     pub(crate) fn second_pair(&self) -> Tested<Pair> {
-        pair(Raw::open(self.second()?, self.patience())?)
+        pair(Raw::open(self.second()?, self.limits)?)
     }
 }
 

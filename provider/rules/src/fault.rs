@@ -38,7 +38,7 @@ pub(crate) fn expect<T: PartialEq + Debug>(what: &str, seen: T, expected: T) -> 
     if seen == expected {
         return Ok(());
     }
-    Err(Fault::failed(format_args!("{what}: {expected:x?}"), format_args!("{seen:x?}")))
+    Err(Fault::failed(format_args!("{what}: {expected:?}"), format_args!("{seen:?}")))
 }
 
 /// Wants a condition, and says otherwise what was seen instead.

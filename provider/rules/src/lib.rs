@@ -17,7 +17,7 @@ use std::time::Instant;
 
 pub use bench::{Options, Wire};
 pub use fault::{Fault, Tested};
-pub use link::Link;
+pub use link::{Limits, Link};
 pub use memory::Memory;
 pub use qp::RawQp;
 pub use raw::Raw;
@@ -62,7 +62,7 @@ pub fn run(
             Ok(test) => {
                 let begun = Instant::now();
                 let tested = test(&mut Bench::new(options));
-                let slow = tested.is_err() && begun.elapsed() >= options.patience;
+                let slow = tested.is_err() && begun.elapsed() >= options.patience / 2;
                 silent = if slow { silent + 1 } else { 0 };
                 outcome(tested)
             }

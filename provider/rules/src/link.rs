@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use memmap2::{MmapOptions, MmapRaw};
 use starverbs_backend::sealed;
@@ -13,12 +14,31 @@ use starverbs_queues::board::{BAR_CONTROL, BAR_DOORBELLS};
 use starverbs_vfio::Client;
 use starverbs_vfio::message::{IRQ_MSIX, REGION_MMAP};
 
+/// How many times the patience for one thing all that a test does may take.
+const WHOLE: u32 = 6;
 /// Bytes of a doorbell page, or of all of a function's, at most.
 const MOST_CELLS: u64 = 1 << 30;
 
 /// The way to a board.
 pub struct Link {
     client: Client,
+    limits: Limits,
+}
+
+/// How long a board may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// For one thing
+    pub patience: Duration,
+    /// For all: no call is made any more then
+    pub until: Instant,
+}
+
+impl Limits {
+    /// From now on: `patience` for one thing, and [`WHOLE`] times as long for all.
+    pub fn new(patience: Duration) -> Limits {
+        Limits { patience, until: Instant::now() + patience * WHOLE }
+    }
 }
 
 fn other(what: &'static str) -> io::Error {
@@ -30,13 +50,19 @@ impl Link {
     ///
     /// # Errors
     /// Nobody is there, or says nothing in time: so for all calls.
-    pub fn open(socket: &Path) -> io::Result<Link> {
-        Ok(Link { client: Client::connect(socket)? })
+    pub fn open(socket: &Path, limits: Limits) -> io::Result<Link> {
+        Ok(Link { client: Client::connect_within(socket, limits.patience)?, limits })
     }
 
     /// The vfio-user client, for what is of vfio-user alone.
-    pub fn client(&mut self) -> &mut Client {
-        &mut self.client
+    ///
+    /// # Errors
+    /// There is no time left.
+    pub fn client(&mut self) -> io::Result<&mut Client> {
+        if Instant::now() >= self.limits.until {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(&mut self.client)
     }
 
     /// Reads registers.
@@ -44,7 +70,7 @@ impl Link {
     /// # Errors
     /// What the board says.
     pub fn read(&mut self, at: u32, to: &mut [u8]) -> io::Result<()> {
-        self.client.read(BAR_CONTROL, at.into(), to)
+        self.client()?.read(BAR_CONTROL, at.into(), to)
     }
 
     /// Writes registers.
@@ -52,7 +78,7 @@ impl Link {
     /// # Errors
     /// What the board says.
     pub fn write(&mut self, at: u32, bytes: &[u8]) -> io::Result<()> {
-        self.client.write(BAR_CONTROL, at.into(), bytes)
+        self.client()?.write(BAR_CONTROL, at.into(), bytes)
     }
 
     /// Has the board know memory of a file by a DMA address.
@@ -60,7 +86,7 @@ impl Link {
     /// # Errors
     /// What the board says.
     pub fn map(&mut self, file: BorrowedFd<'_>, address: u64, size: u64) -> io::Result<()> {
-        self.client.dma_map(file, 0, address, size)
+        self.client()?.dma_map(file, 0, address, size)
     }
 
     /// The same, of memory that the board may not write.
@@ -68,7 +94,7 @@ impl Link {
     /// # Errors
     /// What the board says.
     pub fn map_read_only(&mut self, file: BorrowedFd<'_>, address: u64, size: u64) -> io::Result<()> {
-        self.client.dma_map_read_only(file, 0, address, size)
+        self.client()?.dma_map_read_only(file, 0, address, size)
     }
 
     /// Takes memory back.
@@ -76,7 +102,7 @@ impl Link {
     /// # Errors
     /// What the board says.
     pub fn unmap(&mut self, address: u64, size: u64) -> io::Result<()> {
-        self.client.dma_unmap(address, size)
+        self.client()?.dma_unmap(address, size)
     }
 
     /// Resets the function, by the bus and not by a register.
@@ -84,7 +110,7 @@ impl Link {
     /// # Errors
     /// What the board says.
     pub fn reset(&mut self) -> io::Result<()> {
-        self.client.reset()
+        self.client()?.reset()
     }
 
     /// Has the board signal these for its vectors from 0 on.
@@ -92,7 +118,7 @@ impl Link {
     /// # Errors
     /// What the board says.
     pub fn signal(&mut self, eventfds: &[OwnedFd]) -> io::Result<()> {
-        self.client.set_irqs(IRQ_MSIX, eventfds)
+        self.client()?.set_irqs(IRQ_MSIX, eventfds)
     }
 
     /// Maps the doorbell cells.
@@ -100,7 +126,7 @@ impl Link {
     /// # Errors
     /// They cannot be mapped, or not safely: a page that its owner may take away ends who touches it.
     pub fn map_cells(&mut self) -> io::Result<MmapRaw> {
-        let region = self.client.region(BAR_DOORBELLS)?;
+        let region = self.client()?.region(BAR_DOORBELLS)?;
         let file = region.file.filter(|_| region.flags & REGION_MMAP != 0);
         let file = file.ok_or_else(|| other("doorbell cells that cannot be mapped"))?;
         let fits = (4096..=MOST_CELLS).contains(&region.size);

@@ -13,7 +13,7 @@ use starverbs_queues::format::CqeWords;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::fault::{Fault, Tested};
-use crate::link::Link;
+use crate::link::{Limits, Link};
 use crate::memory::Memory;
 
 /// The DMA address of the driver's memory.
@@ -68,20 +68,20 @@ impl Raw {
     ///
     /// # Errors
     /// There is no board, or it has no doorbell page.
-    pub fn connect(socket: &Path, patience: Duration) -> Tested<Raw> {
-        let mut link = Link::open(socket)?;
+    pub fn connect(socket: &Path, limits: Limits) -> Tested<Raw> {
+        let mut link = Link::open(socket, limits)?;
         let memory = Memory::new(BYTES)?;
         link.map(memory.file(), BASE, BYTES as u64)?;
         let page = link.map_cells()?;
-        Ok(Raw { link, memory, page, tail: 0, taken: 0, patience, spare: None })
+        Ok(Raw { link, memory, page, tail: 0, taken: 0, patience: limits.patience, spare: None })
     }
 
     /// Connects, and enables the board.
     ///
     /// # Errors
     /// As of [`Raw::connect`]; it is not enabled.
-    pub fn open(socket: &Path, patience: Duration) -> Tested<Raw> {
-        let mut raw = Raw::connect(socket, patience)?;
+    pub fn open(socket: &Path, limits: Limits) -> Tested<Raw> {
+        let mut raw = Raw::connect(socket, limits)?;
         raw.enable()?;
         Ok(raw)
     }

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -17,8 +18,8 @@ use crate::message::{
 };
 use crate::stream::{Message, Received, Stream};
 
-/// How long a reply may take, milliseconds: a board that is alive needs microseconds.
-const PATIENCE: u16 = 5000;
+/// How long a reply may take: a board that is alive needs microseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Messages that are no reply and are passed over while one is awaited.
 const STRAY: u32 = 64;
 
@@ -26,6 +27,7 @@ const STRAY: u32 = 64;
 #[derive(Debug)]
 pub struct Client {
     stream: Stream,
+    patience: Duration,
     next: u16,
     /// A reply did not come, or not as it should: nothing that comes later is believed
     broken: bool,
@@ -60,7 +62,16 @@ impl Client {
     /// # Errors
     /// What connect(2) says; a device of another version.
     pub fn connect(path: &Path) -> io::Result<Client> {
-        let mut client = Client { stream: Stream::new(UnixStream::connect(path)?)?, next: 0, broken: false };
+        Client::connect_within(path, PATIENCE)
+    }
+
+    /// The same; each reply, from this one on, may take `patience`.
+    ///
+    /// # Errors
+    /// As of [`Client::connect`].
+    pub fn connect_within(path: &Path, patience: Duration) -> io::Result<Client> {
+        let stream = Stream::new(UnixStream::connect(path)?)?;
+        let mut client = Client { stream, patience, next: 0, broken: false };
         let version = Version { major: MAJOR, minor: MINOR };
         let body = [version.as_bytes(), CAPABILITIES.as_bytes(), &[0]].concat();
         let reply = client.call(Op::Version, &body, &[])?;
@@ -98,6 +109,7 @@ impl Client {
     }
 
     fn reply(&mut self, id: u16) -> io::Result<Message> {
+        let begun = Instant::now();
         for _ in 0..STRAY {
             match self.stream.receive() {
                 Received::Message(message) if message.head.flags & KIND == REPLY && message.head.id == id => {
@@ -105,15 +117,17 @@ impl Client {
                 }
                 Received::Message(_) => {}
                 Received::Gone => return Err(Errno::EPIPE.into()),
-                Received::Nothing => self.wait()?,
+                /* what comes byte by byte has no more time than what comes at once */
+                Received::Nothing => self.wait(self.patience.saturating_sub(begun.elapsed()))?,
             }
         }
         Err(other("messages that nobody asked for"))
     }
 
-    fn wait(&self) -> io::Result<()> {
+    fn wait(&self, left: Duration) -> io::Result<()> {
         let mut fds = [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::from(PATIENCE)) {
+        let left = u16::try_from(left.as_millis()).unwrap_or(u16::MAX);
+        match poll(&mut fds, PollTimeout::from(left)) {
             Ok(0) => Err(Errno::ETIMEDOUT.into()),
             Ok(_) | Err(Errno::EINTR) => Ok(()),
             Err(error) => Err(error.into()),

@@ -33,6 +33,23 @@ fn a_board_passes_all_rules_that_can_be_tested() {
     });
 }
 
+/// For each rule that the runner tests, a board that breaks it.
+#[test]
+fn the_runner_finds_the_rule_that_is_broken() {
+    let settings = settings();
+    let wire = Some(Wire { address: "127.0.0.2".parse().unwrap(), port: settings.port });
+    for rule in RULES.iter().filter(|rule| rule.is_tested()) {
+        crate::broken::set(rule.number);
+        with_board_of(&settings, 2, |paths| {
+            let options = Options { sockets: paths.to_vec(), patience: Duration::from_secs(2), wire };
+            let found = broken(&options, |number| number == rule.number);
+            assert!(matches!(found[..], [(_, Outcome::Failed { .. })]), "B{} passes", rule.number);
+            println!("B{}: {:?}", rule.number, found[0].1);
+        });
+    }
+    crate::broken::set(0);
+}
+
 /// docs/board.md and the runner have the same rules.
 #[test]
 fn the_runner_has_the_documents_rules() {

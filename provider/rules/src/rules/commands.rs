@@ -135,7 +135,7 @@ pub(super) fn order(bench: &mut Bench) -> Tested {
     let done = at.map(|at| raw.status(at));
     expect("statuses of QUERY, QUERY, DEREG, QUERY, DEREG of a key", done, [0, 0, 0, EINVAL, EINVAL])?;
     /* nothing is written behind DEREG_MR's status */
-    const LEN: usize = 4096;
+    const LEN: usize = 0x8000;
     for round in 0..8 {
         let target = crate::raw::DATA + 2 * LEN;
         let rkey = raw.number(OP_REG_MR, Raw::region(pd, target, LEN).as_bytes())?.number;

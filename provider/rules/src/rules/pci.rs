@@ -34,12 +34,12 @@ const MOST: usize = 48;
 
 fn config(raw: &mut Raw, at: u64) -> Tested<u32> {
     let mut word = [0; 4];
-    raw.link.client().read(PCI_CONFIG, at, &mut word)?;
+    raw.link.client()?.read(PCI_CONFIG, at, &mut word)?;
     Ok(u32::from_le_bytes(word))
 }
 
 fn write_config(raw: &mut Raw, at: u64, value: u32) -> Tested {
-    Ok(raw.link.client().write(PCI_CONFIG, at, &value.to_le_bytes())?)
+    Ok(raw.link.client()?.write(PCI_CONFIG, at, &value.to_le_bytes())?)
 }
 
 /// Where a capability is; the list is finite.
@@ -86,7 +86,7 @@ pub(super) fn config_space(bench: &mut Bench) -> Tested {
         write_config(&mut raw, at, u32::MAX)?;
         let mask = config(&mut raw, at)?;
         write_config(&mut raw, at, before)?;
-        let bytes = raw.link.client().region(bar)?.size;
+        let bytes = raw.link.client()?.region(bar)?.size;
         expect(&format!("bytes of BAR {bar}, as its mask says"), u64::from(!(mask & !0xf)) + 1, bytes)?;
         expect(&format!("kind of BAR {bar}"), mask & 0xf, before & 0xf)?;
         let kind = if bar == BAR_DOORBELLS { 0xc } else { 0 };
@@ -111,9 +111,9 @@ pub(super) fn vectors(bench: &mut Bench) -> Tested {
         nix::unistd::read(&given[n], &mut count).ok().map(|_| u64::from_le_bytes(count))
     };
     let vectors = raw.register(REG_VECTORS)?;
-    let beyond = raw.link.client().set_irqs_at(IRQ_MSIX, vectors - 1, &given);
+    let beyond = raw.link.client()?.set_irqs_at(IRQ_MSIX, vectors - 1, &given);
     ensure(beyond.is_err(), "no vector behind the last one", "one")?;
-    raw.link.client().set_irqs_at(IRQ_MSIX, 0, &given)?;
+    raw.link.client()?.set_irqs_at(IRQ_MSIX, 0, &given)?;
     let mut times = 0;
     let mut event = |raw: &mut Raw| -> Tested {
         times += 1;
@@ -125,13 +125,13 @@ pub(super) fn vectors(bench: &mut Bench) -> Tested {
     event(&mut raw)?;
     raw.wait("a signal of vector 0", |_| Ok(read(0)))?;
     expect("a signal of another vector", read(1), None)?;
-    raw.link.client().clear_irqs(IRQ_MSIX, 0, 1)?;
+    raw.link.client()?.clear_irqs(IRQ_MSIX, 0, 1)?;
     event(&mut raw)?;
     expect("a signal of a vector that was taken back", read(0), None)?;
-    raw.link.client().set_irqs_at(IRQ_MSIX, 0, &given[..1])?;
+    raw.link.client()?.set_irqs_at(IRQ_MSIX, 0, &given[..1])?;
     event(&mut raw)?;
     raw.wait("a signal of vector 0, when it has an eventfd again", |_| Ok(read(0)))?;
-    raw.link.client().clear_irqs(IRQ_MSIX, 0, 0)?;
+    raw.link.client()?.clear_irqs(IRQ_MSIX, 0, 0)?;
     event(&mut raw)?;
     expect("a signal when all were taken back", read(0), None)
 }
@@ -142,7 +142,7 @@ pub(super) fn unmaps(bench: &mut Bench) -> Tested {
     for page in 0..2 {
         raw.link.map(more.file(), END + (2 * page + 1) * PAGE, PAGE)?;
     }
-    raw.link.client().dma_map_without_file(END, PAGE, DMA_READ | DMA_WRITE)?;
+    raw.link.client()?.dma_map_without_file(END, PAGE, DMA_READ | DMA_WRITE)?;
     for (address, size) in [(BASE + PAGE, PAGE), (BASE - PAGE, 2 * PAGE)] {
         let done = raw.link.unmap(address, size);
         let what = format!("errno of unmapping {size:#x} at {address:#x}, which cuts a map");

@@ -25,7 +25,8 @@ fn registers_end() -> u32 {
 
 pub(super) fn numbers(bench: &mut Bench) -> Tested {
     let mut raw = bench.connect()?;
-    expect("REG_MAGIC", raw.register(REG_MAGIC)?, MAGIC)?;
+    let magic = raw.register(REG_MAGIC)?;
+    ensure(magic == MAGIC, &format!("{MAGIC:#x} in REG_MAGIC"), format_args!("{magic:#x}"))?;
     expect("the major number of REG_VERSION", raw.register(REG_VERSION)? >> 16, VERSION >> 16)?;
     let caps = raw.long(REG_CAPS)?;
     ensure(caps & CAP_VERBS != 0, "CAP_VERBS in REG_CAPS", format_args!("{caps:#x}"))?;

@@ -2,8 +2,10 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use starverbs_core::rng::Rng;
@@ -18,14 +20,26 @@ use crate::fault::{Tested, ensure, errno, expect};
 use crate::qp::{address as address_of_data, request};
 use crate::raw::{ALL, BASE, BYTES};
 
-/// Sends bytes to a new connection; whether it is ended by the board.
-fn ends(bench: &Bench, bytes: &[u8]) -> Tested<bool> {
+/// Sends bytes to a new connection, and no more; whether the board ends it.
+fn ends(bench: &Bench, bytes: &[u8], shut: Option<Shutdown>) -> Tested<bool> {
     let mut socket = UnixStream::connect(bench.socket()?)?;
     socket.set_read_timeout(Some(bench.patience()))?;
     socket.set_write_timeout(Some(bench.patience()))?;
-    socket.write_all(bytes)?;
-    let ended = socket.take(2 * MAX_BYTES as u64).read_to_end(&mut Vec::new());
-    Ok(ended.map_or_else(|error| error.kind() == io::ErrorKind::ConnectionReset, |_| true))
+    /* it may end it before it has read all */
+    let _ = socket.write_all(bytes);
+    if let Some(shut) = shut {
+        socket.shutdown(shut)?;
+    }
+    let (begun, mut answer) = (Instant::now(), [0; MAX_BYTES]);
+    while begun.elapsed() < bench.patience() {
+        match socket.read(&mut answer) {
+            Ok(0) => return Ok(true),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Ok(error.kind() == io::ErrorKind::ConnectionReset),
+        }
+    }
+    Ok(false)
 }
 
 fn head(op: u16, size: usize) -> Vec<u8> {
@@ -56,7 +70,7 @@ pub(super) fn messages(bench: &mut Bench) -> Tested {
             "a reply",
         ),
     ] {
-        let ended = ends(bench, &bytes)?;
+        let ended = ends(bench, &bytes, None)?;
         ensure(ended, &format!("an end of the connection that sends {what}"), "it goes on")?;
     }
     let mut rng = Rng::new([3, 4]);
@@ -68,13 +82,8 @@ pub(super) fn messages(bench: &mut Bench) -> Tested {
             let len = noise.len();
             noise[..HEAD_BYTES].copy_from_slice(&head(op, len));
         }
-        let mut socket = UnixStream::connect(bench.socket()?)?;
-        socket.set_read_timeout(Some(bench.patience()))?;
-        let _ = socket.write_all(&noise);
-        socket.shutdown(std::net::Shutdown::Write)?;
-        let ended = socket.take(2 * MAX_BYTES as u64).read_to_end(&mut Vec::new());
-        let waited = ended.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
-        ensure(!waited, "an end of the connection that sends noise and no more", "it goes on")?;
+        let ended = ends(bench, &noise, Some(Shutdown::Write))?;
+        ensure(ended, "an end of the connection that sends noise and no more", "it goes on")?;
     }
     if let Some(witness) = &mut witness {
         witness.exchange(1)?;

@@ -152,8 +152,8 @@ pub(super) fn receives(bench: &mut Bench) -> Tested {
 }
 
 /// Posts one request, and looks at how it ends; then the QP is in ERR.
-fn refused(raw: &mut Raw, a: &mut RawQp, sge: Sge, op: SendOp, what: &str) -> Tested {
-    let wqe = SendWqe { remote_addr: address(0), rkey: sge.lkey, ..request(op, 1) };
+fn refused(raw: &mut Raw, a: &mut RawQp, rkey: u32, sge: Sge, what: &str) -> Tested {
+    let wqe = SendWqe { remote_addr: address(4096), rkey, ..request(SendOp::Write, 1) };
     raw.put_send(a, wqe, sge);
     raw.doorbell(a)?;
     let status = raw.completion()?.status;
@@ -170,15 +170,15 @@ pub(super) fn keys(bench: &mut Bench) -> Tested {
     let read_only = raw.number(OP_REG_MR, read_only.as_bytes())?.number;
     let key_of_none = key ^ 0x55;
     let tried = [
-        (data(0, 8, key_of_none), SendOp::Send, "a key that there is not"),
-        (data(0, 8, others), SendOp::Send, "a key of another domain"),
-        (data(0, 9, small), SendOp::Send, "a byte beyond its region"),
-        (data(8, 1, small), SendOp::Send, "bytes behind its region"),
-        (Sge { addr: address(0) - 1, len: 8, lkey: small }, SendOp::Send, "bytes before its region"),
-        (Sge { addr: u64::MAX - 3, len: 8, lkey: key }, SendOp::Send, "bytes that wrap"),
+        (data(0, 8, key_of_none), "a key that there is not"),
+        (data(0, 8, others), "a key of another domain"),
+        (data(0, 9, small), "a byte beyond its region"),
+        (data(8, 1, small), "bytes behind its region"),
+        (Sge { addr: address(0) - 1, len: 8, lkey: small }, "bytes before its region"),
+        (Sge { addr: u64::MAX - 3, len: 8, lkey: key }, "bytes that wrap"),
     ];
-    for (sge, op, what) in tried {
-        refused(&mut raw, &mut a, sge, op, what)?;
+    for (sge, what) in tried {
+        refused(&mut raw, &mut a, key, sge, what)?;
         for qp in [a, b] {
             raw.to_state(qp, state::RESET)?;
         }
