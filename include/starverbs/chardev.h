@@ -45,7 +45,7 @@ struct starverbs_eventfd {
 
 /* ENODEV: the board is gone, or was reset since the file was opened. So for all of these */
 #define STARVERBS_IOC_INFO _IOR(STARVERBS_IOC_TYPE, 0, struct starverbs_info)
-/* Carries out a command; the board's errno is in its status. EACCES: of another process than the file's */
+/* Carries out a command; the board's errno is in its status. EACCES: the file is another process's */
 #define STARVERBS_IOC_COMMAND _IOWR(STARVERBS_IOC_TYPE, 1, struct starverbs_command)
 /* Makes zeroed memory for queues; answers its offset. ENOMEM: beyond RLIMIT_MEMLOCK, or not in one piece */
 #define STARVERBS_IOC_QUEUE_MEMORY _IOWR(STARVERBS_IOC_TYPE, 2, struct starverbs_queue_memory)

@@ -8,14 +8,6 @@ use core::mem::size_of;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-macro_rules! constants {
-    ($($(#[doc = $doc:literal])+ $c:literal $name:ident: $type:ty = $value:expr;)+) => {
-        $($(#[doc = $doc])+ pub const $name: $type = $value;)+
-        /// Every constant by its name in C.
-        pub const CONSTANTS: &[(&str, u64)] = &[$(($c, $name as u64)),+];
-    };
-}
-
 constants! {
     /// BAR of the registers
     "STARVERBS_BAR_CONTROL" BAR_CONTROL: u32 = 0;
@@ -206,23 +198,6 @@ constants! {
     "STARVERBS_OP_STROM" OP_STROM: u16 = 0x300;
     /// From here on: 1RMA
     "STARVERBS_OP_RMA" OP_RMA: u16 = 0x400;
-}
-
-/// A struct as it lies in memory: any bytes are a value of it.
-macro_rules! plain {
-    ($($(#[doc = $about:literal])+ $c:literal $name:ident {
-        $($(#[doc = $doc:literal])+ $field:ident: $type:ty,)+
-    })+) => {
-        $($(#[doc = $about])+
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-        #[repr(C)]
-        pub struct $name { $($(#[doc = $doc])+ pub $field: $type,)+ })+
-
-        /// Every struct: its name in C, its size, and its fields with their offsets.
-        pub const STRUCTS: &[(&str, usize, &[(&str, usize)])] = &[
-            $(($c, size_of::<$name>(), &[$((stringify!($field), core::mem::offset_of!($name, $field)),)+]),)+
-        ];
-    };
 }
 
 plain! {

@@ -11,7 +11,11 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod macros;
+
 pub mod board;
+pub mod chardev;
 mod completion;
 pub mod format;
 mod work;

@@ -1,10 +1,12 @@
-//! `include/starverbs/regs.h` and `uapi.h` match the types of `board`: a C compiler compares them.
+//! `include/starverbs/regs.h` and `uapi.h` match the types of `board`, `chardev.h` those of `chardev`: a C
+//! compiler compares them.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use starverbs_queues::board::{COMMAND_BYTES, CONSTANTS, STRUCTS};
+use starverbs_queues::chardev;
 
 /// Whether a C compiler takes a program, and what it says.
 fn compiles(program: &str) -> (bool, String) {
@@ -24,7 +26,7 @@ fn compiles(program: &str) -> (bool, String) {
 /// A program that is compiled if C has these numbers.
 fn program(constants: &[(&str, u64)]) -> String {
     let mut text = "#include <stddef.h>\n".to_owned();
-    for header in ["regs", "uapi", "queues"] {
+    for header in ["regs", "uapi", "chardev", "queues"] {
         writeln!(text, "#include <starverbs/{header}.h>").unwrap();
     }
     let mut same = |c: String, number: u64| {
@@ -32,7 +34,7 @@ fn program(constants: &[(&str, u64)]) -> String {
     };
     constants.iter().for_each(|(name, value)| same((*name).to_owned(), *value));
     same("STARVERBS_COMMAND_BYTES".to_owned(), COMMAND_BYTES as u64);
-    for (name, size, fields) in STRUCTS {
+    for (name, size, fields) in STRUCTS.iter().chain(chardev::STRUCTS) {
         same(format!("sizeof(struct {name})"), *size as u64);
         for (field, offset) in *fields {
             same(format!("offsetof(struct {name}, {field})"), *offset as u64);
@@ -44,7 +46,7 @@ fn program(constants: &[(&str, u64)]) -> String {
 #[test]
 #[cfg_attr(miri, ignore = "runs the C compiler")]
 fn c_has_the_same_numbers() {
-    let (taken, why) = compiles(&program(CONSTANTS));
+    let (taken, why) = compiles(&program(&[CONSTANTS, chardev::CONSTANTS].concat()));
     assert!(taken, "{why}");
     let (name, value) = CONSTANTS[0];
     assert!(!compiles(&program(&[(name, value + 1)])).0, "the comparison sees a difference");
@@ -56,13 +58,15 @@ fn c_has_the_same_numbers() {
 fn c_has_no_more_names() {
     let headers = concat!(
         include_str!("../../../include/starverbs/regs.h"),
-        include_str!("../../../include/starverbs/uapi.h")
+        include_str!("../../../include/starverbs/uapi.h"),
+        include_str!("../../../include/starverbs/chardev.h")
     );
     let defined = headers.lines().filter_map(|line| line.strip_prefix("#define ")?.split_once(' '));
+    let constants = CONSTANTS.iter().chain(chardev::CONSTANTS);
     let known =
-        |name: &str| CONSTANTS.iter().any(|(known, _)| *known == name) || name == "STARVERBS_COMMAND_BYTES";
+        |name: &str| constants.clone().any(|(known, _)| *known == name) || name == "STARVERBS_COMMAND_BYTES";
     assert_eq!(defined.filter(|(name, _)| !known(name)).collect::<Vec<_>>(), []);
-    assert_eq!(headers.matches("\nstruct ").count(), STRUCTS.len());
+    assert_eq!(headers.matches("\nstruct ").count(), STRUCTS.len() + chardev::STRUCTS.len());
 }
 
 #[test]

@@ -65,6 +65,8 @@ pub mod kind {
     pub const COMM_EST: u32 = 4;
     /// The send queue is drained, in SQD
     pub const SQ_DRAINED: u32 = 5;
+    /// The device is gone
+    pub const DEVICE_FATAL: u32 = 8;
     /// The port is up
     pub const PORT_ACTIVE: u32 = 9;
     /// The port is down

@@ -1,9 +1,11 @@
 //! A board: a device in another place, which this process reaches as docs/board.md says.
 //!
 //! What is posted lies in memory that the board has mapped; a doorbell is one store into a page of the
-//! board's; completions are read where the board has written them. Commands and interrupts go by a socket.
+//! board's; completions are read where the board has written them. Commands and interrupts go by a socket,
+//! or by the kernel.
 //! Owns what the program has to know of its objects. It must not know how the board works.
 
+mod chardev;
 mod control;
 mod cq;
 mod files;
@@ -14,7 +16,7 @@ use std::collections::HashMap;
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use nix::sys::eventfd::EfdFlags;
@@ -41,7 +43,7 @@ use crate::process;
 use crate::stat::StatPage;
 use cq::BoardCq;
 use files::Files;
-use link::{EVENTS_LOG, Link};
+use link::Link;
 use memory::Heap;
 
 /// What a completion queue keeps for its device.
@@ -79,6 +81,8 @@ pub(crate) struct Board {
     taken: Mutex<u32>,
     /// Polls in a row that found nothing
     idle: AtomicU32,
+    /// The board is, and the program was notified
+    is_gone: AtomicBool,
 }
 
 /// What the program made, as far as events need it.
@@ -92,13 +96,13 @@ struct Objects {
 }
 
 impl Board {
-    /// The board at `socket`, and a first context of it. Events go by the domains of objects.
-    pub(crate) fn open(socket: &Path, settings: Settings, stats: StatPage) -> Result<Arc<Board>> {
+    /// The board at `path`, and a first context of it. Events go by the domains of objects.
+    pub(crate) fn open(path: &Path, settings: Settings, stats: StatPage) -> Result<Arc<Board>> {
         process::watch_forks();
         log::set_level(settings.log);
-        let (link, irq) = Link::open(socket, eventfd(EfdFlags::EFD_NONBLOCK)?)?;
+        let (link, irq) = Link::open(path, eventfd(EfdFlags::EFD_NONBLOCK)?)?;
         let info = describe(&link, &settings)?;
-        log!(Info, "board opened at {}: {}", socket.display(), info.addresses());
+        log!(Info, "board opened at {}: {}", path.display(), info.addresses());
         let board = Arc::new(Board {
             forks: process::forks(),
             info,
@@ -114,6 +118,7 @@ impl Board {
             files: Files::default(),
             taken: Mutex::new(0),
             idle: AtomicU32::new(0),
+            is_gone: AtomicBool::new(false),
             settings,
         });
         if board.settings.progress_thread {
@@ -256,7 +261,7 @@ impl Board {
     pub(crate) fn turn(&self, _woken: &[libc::pollfd]) -> TurnResult {
         let mut count = 0u64;
         // SAFETY: eight writable bytes; the descriptor does not block.
-        unsafe { libc::read(self.irq.as_raw_fd(), (&raw mut count).cast(), 8) };
+        let woken = unsafe { libc::read(self.irq.as_raw_fd(), (&raw mut count).cast(), 8) } == 8;
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let mut work = 0;
         while let Some((kind, number)) = self.event(*taken) {
@@ -270,16 +275,32 @@ impl Board {
             cell.store(u64::from(*taken), Ordering::Release);
         }
         drop(taken);
+        if woken && work == 0 && self.link.is_gone() && !self.is_gone.swap(true, Ordering::Relaxed) {
+            self.on_gone();
+        }
         self.deferred_log.flush();
         TurnResult { work: Some(work), ..TurnResult::default() }
     }
 
+    /// The board is gone: each context that has a domain gets an event.
+    fn on_gone(&self) {
+        log!(Error, "the board is gone");
+        let objects = self.objects();
+        let mut notified: Vec<&Events> = Vec::new();
+        for events in objects.pds.values() {
+            if !notified.iter().any(|known| Arc::ptr_eq(known, events)) {
+                events.push(Event::Device { kind: kind::DEVICE_FATAL });
+                notified.push(events);
+            }
+        }
+    }
+
     /// Kind and number of event `index`, if the board has written it.
     fn event(&self, index: u32) -> Option<(u32, u32)> {
-        let at = (index & ((1 << EVENTS_LOG) - 1)) as usize * size_of::<BoardEvent>();
+        let at = (index & ((1 << self.link.events_log) - 1)) as usize * size_of::<BoardEvent>();
         let word = |field: usize| {
             // SAFETY: inside the event queue, by the mask; entries and their words are aligned.
-            unsafe { AtomicU32::from_ptr(self.link.events.at.as_ptr().add(at + field).cast()) }
+            unsafe { AtomicU32::from_ptr(self.link.events().add(at + field).cast()) }
         };
         /* acquire: the number of the event before the rest */
         let valid = word(offset_of!(BoardEvent, valid)).load(Ordering::Acquire);

@@ -1,10 +1,12 @@
-//! The way to the board: its registers, its doorbell page, its command queue.
+//! The way to the board: its doorbell page, its events, its commands.
 //!
-//! One command is under way at a time. What the board answers is checked: it may be a device that lies, or is
-//! silent.
+//! At a socket the registers and the command queue are this process's, and one command is under way at a
+//! time. Through the kernel (`chardev`) they are the module's. What the board answers is checked: it may be a
+//! device that lies, or is silent.
 
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,11 +23,12 @@ use starverbs_vfio::Client;
 use starverbs_vfio::message::{IRQ_MSIX, REGION_MMAP};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::memory::{Connection, Heap, PROGRAM_END, Piece, SharedClient};
+use super::chardev::{self, Begun, CharDev};
+use super::memory::{Connection, Heap, PROGRAM_END, Piece, SharedClient, Source};
 use crate::error::{Result, VerbsError};
 
-/// log2 of the entries of the event queue.
-pub(super) const EVENTS_LOG: u32 = 12;
+/// log2 of the entries of an event queue of our own.
+const EVENTS_LOG: u32 = 12;
 /// How long a command may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes of a page.
@@ -39,11 +42,25 @@ pub(super) const BROKEN: VerbsError = VerbsError::Os(libc::EIO);
 
 /// The way to a board.
 pub(super) struct Link {
-    client: SharedClient,
+    way: Way,
     pub(super) heap: Arc<Heap>,
     page: MmapRaw,
-    commands: Mutex<Commands>,
-    pub(super) events: Piece,
+    events: Events,
+    pub(super) events_log: u32,
+}
+
+/// Who carries commands.
+enum Way {
+    /// The board itself, at a socket
+    Socket { client: SharedClient, commands: Mutex<Commands> },
+    /// The kernel
+    Kernel(Arc<CharDev>),
+}
+
+/// The event queue.
+enum Events {
+    Piece(Piece),
+    Map(MmapRaw),
 }
 
 /// The command queue: one entry.
@@ -53,9 +70,22 @@ struct Commands {
 }
 
 impl Link {
-    /// Connects to the board at `socket`, and enables it. `irq` is signalled for its events.
-    pub(super) fn open(socket: &Path, irq: OwnedFd) -> Result<(Link, OwnedFd)> {
-        let mut client = Client::connect(socket)?;
+    /// Connects to the board at `path`, a socket or a character device, and enables it. `irq` is signalled
+    /// for its events.
+    pub(super) fn open(path: &Path, irq: OwnedFd) -> Result<(Link, OwnedFd)> {
+        let is_device = std::fs::metadata(path).is_ok_and(|file| file.file_type().is_char_device());
+        if is_device { Link::open_device(path, irq) } else { Link::open_socket(path, irq) }
+    }
+
+    fn open_device(path: &Path, irq: OwnedFd) -> Result<(Link, OwnedFd)> {
+        let (device, Begun { page, events, events_log }) = CharDev::open(path, irq.as_fd())?;
+        let device = Arc::new(device);
+        let heap = Arc::new(Heap::new(Source::Kernel(Arc::clone(&device))));
+        Ok((Link { way: Way::Kernel(device), heap, page, events: Events::Map(events), events_log }, irq))
+    }
+
+    fn open_socket(path: &Path, irq: OwnedFd) -> Result<(Link, OwnedFd)> {
+        let mut client = Client::connect(path)?;
         check(&mut client)?;
         let page = map_page(&mut client)?;
         give_program_memory(&mut client)?;
@@ -63,53 +93,56 @@ impl Link {
         client.set_irqs(IRQ_MSIX, &irqs)?;
         let [irq] = irqs;
         let client: SharedClient = Arc::new(Mutex::new(Some(Connection::new(client))));
-        let heap = Arc::new(Heap::new(Arc::clone(&client)));
+        let heap = Arc::new(Heap::new(Source::Files(Arc::clone(&client))));
         let commands = heap.piece(COMMAND_BYTES)?;
         let events = heap.piece(size_of::<Event>() << EVENTS_LOG)?;
-        let link =
-            Link { client, heap, page, commands: Mutex::new(Commands { piece: commands, tail: 0 }), events };
-        link.enable()?;
-        Ok((link, irq))
+        enable(&client, commands.address()?, events.address()?)?;
+        let way = Way::Socket { client, commands: Mutex::new(Commands { piece: commands, tail: 0 }) };
+        Ok((Link { way, heap, page, events: Events::Piece(events), events_log: EVENTS_LOG }, irq))
     }
 
-    fn enable(&self) -> Result<()> {
-        let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner).piece.address()?;
-        let events = self.events.address()?;
-        self.with_client(|client| {
-            let mut long = |at: u32, value: u64| client.write(BAR_CONTROL, at.into(), &value.to_le_bytes());
-            long(REG_COMMANDS, commands)?;
-            long(REG_EVENTS, events)?;
-            let mut word = |at: u32, value: u32| client.write(BAR_CONTROL, at.into(), &value.to_le_bytes());
-            word(REG_COMMANDS_LOG, 0)?;
-            word(REG_EVENTS_LOG, EVENTS_LOG)?;
-            word(REG_CONTROL, CTRL_ENABLE)?;
-            if register(client, REG_STATUS)? & STATUS_ENABLED == 0 {
-                return Err(VerbsError::Os(libc::ENODEV));
-            }
-            Ok(())
-        })
-    }
-
-    fn with_client<T>(&self, call: impl FnOnce(&mut Client) -> Result<T>) -> Result<T> {
-        let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
-        call(&mut client.as_mut().ok_or(BROKEN)?.client)
+    /// The event queue: `1 << events_log` entries.
+    #[inline]
+    pub(super) fn events(&self) -> *mut u8 {
+        match &self.events {
+            Events::Piece(piece) => piece.at.as_ptr(),
+            Events::Map(map) => map.as_mut_ptr(),
+        }
     }
 
     /// Has the board map a memory file; gives the DMA address of its first byte. `None`: it does not.
     pub(super) fn map_file(&self, file: BorrowedFd<'_>, len: u64) -> Option<u64> {
+        let Way::Socket { client, .. } = &self.way else { return None };
         let address = self.heap.reserve(len);
-        self.with_client(|client| Ok(client.dma_map(file, 0, address, len)?)).ok().map(|()| address)
+        with(client, |client| Ok(client.dma_map(file, 0, address, len)?)).ok().map(|()| address)
     }
 
     /// Takes it back.
     pub(super) fn unmap_file(&self, address: u64, len: u64) {
-        /* a board that is gone has none */
-        let _ = self.with_client(|client| Ok(client.dma_unmap(address, len)?));
+        if let Way::Socket { client, .. } = &self.way {
+            /* a board that is gone has none */
+            let _ = with(client, |client| Ok(client.dma_unmap(address, len)?));
+        }
+    }
+
+    /// Whether the kernel says that the board is gone.
+    pub(super) fn is_gone(&self) -> bool {
+        matches!(&self.way, Way::Kernel(device) if device.is_gone())
     }
 
     /// Hangs up: the board ends all that was made.
     pub(super) fn close(&self) {
-        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        match &self.way {
+            Way::Socket { client, .. } => *client.lock().unwrap_or_else(PoisonError::into_inner) = None,
+            Way::Kernel(device) => {
+                device.close();
+                chardev::forget(&self.page);
+                if let Events::Map(events) = &self.events {
+                    chardev::forget(events);
+                }
+                self.heap.forget();
+            }
+        }
     }
 
     /// A doorbell cell. `None`: the page has no such cell.
@@ -138,41 +171,75 @@ impl Link {
     }
 
     fn carry_out(&self, op: u16, body: &[u8]) -> Result<Body> {
-        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = commands.piece.at;
         let mut request = [0; COMMAND_BYTES];
         let head = CommandHead { op, context: 0, status: PENDING };
         let (front, rest) = request.split_at_mut(size_of::<CommandHead>());
         front.copy_from_slice(head.as_bytes());
         rest.get_mut(..body.len()).ok_or(BROKEN)?.copy_from_slice(body);
-        // SAFETY: the piece has a command's bytes, and the board looks at them when the tail is written.
-        unsafe { at.as_ptr().copy_from_nonoverlapping(request.as_ptr(), COMMAND_BYTES) };
-        commands.tail = commands.tail.wrapping_add(1);
-        let tail = commands.tail.to_le_bytes();
-        self.with_client(|client| Ok(client.write(BAR_CONTROL, REG_COMMANDS_TAIL.into(), &tail)?))?;
-        // SAFETY: an aligned word of the piece, which the board stores into.
-        let status = unsafe { AtomicU32::from_ptr(at.as_ptr().add(offset_of!(CommandHead, status)).cast()) };
-        match wait(status)? {
-            0 => {}
-            errno => return Err(refused(errno)),
+        match &self.way {
+            Way::Socket { client, commands } => {
+                let mut commands = commands.lock().unwrap_or_else(PoisonError::into_inner);
+                commands.carry_out(client, &mut request)?;
+            }
+            Way::Kernel(device) => device.command(&mut request)?,
         }
-        let mut reply = [0; BODY_BYTES];
-        // SAFETY: the piece has the body's bytes behind the head.
-        unsafe {
-            reply.as_mut_ptr().copy_from(at.as_ptr().add(size_of::<CommandHead>()), BODY_BYTES);
+        let (head, body) = request.split_at(size_of::<CommandHead>());
+        match CommandHead::read_from_bytes(head).map_err(|_| BROKEN)?.status {
+            0 => body.try_into().map_err(|_| BROKEN),
+            errno => Err(refused(errno)),
         }
-        Ok(reply)
     }
 }
 
-/// Waits until a command is done; gives its status.
-fn wait(status: &AtomicU32) -> Result<u32> {
+impl Commands {
+    /// Carries out a command in its place.
+    fn carry_out(&mut self, client: &SharedClient, request: &mut [u8; COMMAND_BYTES]) -> Result<()> {
+        let at = self.piece.at;
+        // SAFETY: the piece has a command's bytes, and the board looks at them when the tail is written.
+        unsafe { at.as_ptr().copy_from_nonoverlapping(request.as_ptr(), COMMAND_BYTES) };
+        self.tail = self.tail.wrapping_add(1);
+        let tail = self.tail.to_le_bytes();
+        with(client, |client| Ok(client.write(BAR_CONTROL, REG_COMMANDS_TAIL.into(), &tail)?))?;
+        // SAFETY: an aligned word of the piece, which the board stores into.
+        let status = unsafe { AtomicU32::from_ptr(at.as_ptr().add(offset_of!(CommandHead, status)).cast()) };
+        wait(status)?;
+        // SAFETY: the piece has a command's bytes; the board is done with them.
+        unsafe { request.as_mut_ptr().copy_from(at.as_ptr(), COMMAND_BYTES) };
+        Ok(())
+    }
+}
+
+/// Calls the board at a socket. EIO: it is closed.
+fn with<T>(client: &SharedClient, call: impl FnOnce(&mut Client) -> Result<T>) -> Result<T> {
+    let mut client = client.lock().unwrap_or_else(PoisonError::into_inner);
+    call(&mut client.as_mut().ok_or(BROKEN)?.client)
+}
+
+/// Has the board work with the queues at these addresses.
+fn enable(client: &SharedClient, commands: u64, events: u64) -> Result<()> {
+    with(client, |client| {
+        let mut long = |at: u32, value: u64| client.write(BAR_CONTROL, at.into(), &value.to_le_bytes());
+        long(REG_COMMANDS, commands)?;
+        long(REG_EVENTS, events)?;
+        let mut word = |at: u32, value: u32| client.write(BAR_CONTROL, at.into(), &value.to_le_bytes());
+        word(REG_COMMANDS_LOG, 0)?;
+        word(REG_EVENTS_LOG, EVENTS_LOG)?;
+        word(REG_CONTROL, CTRL_ENABLE)?;
+        if register(client, REG_STATUS)? & STATUS_ENABLED == 0 {
+            return Err(VerbsError::Os(libc::ENODEV));
+        }
+        Ok(())
+    })
+}
+
+/// Waits until a command is done.
+fn wait(status: &AtomicU32) -> Result<()> {
     let begun = Instant::now();
     loop {
         match status.load(Ordering::Acquire) {
             PENDING if begun.elapsed() > PATIENCE => return Err(VerbsError::Os(libc::ETIMEDOUT)),
             PENDING => std::thread::yield_now(),
-            done => return Ok(done),
+            _ => return Ok(()),
         }
     }
 }

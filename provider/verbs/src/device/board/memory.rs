@@ -1,8 +1,9 @@
 //! Memory that the program and the board share: queues, commands, events.
 //!
 //! It comes in memory files, which the board maps as this process does, at DMA addresses above those that
-//! stand for the program's own addresses. Owns who has which piece of it. Pieces go back here when their
-//! object ends; the files stay until the device is closed.
+//! stand for the program's own addresses; or from the kernel, which has its own addresses for it. Owns who
+//! has which piece of it. Pieces go back here when their object ends; files and the kernel's memory stay
+//! until the device is closed.
 
 use std::alloc::Layout;
 use std::fs::File;
@@ -16,14 +17,18 @@ use starverbs_backend::{Listed, sealed};
 use starverbs_rings::{Answer, Memory, Resource};
 use starverbs_vfio::Client;
 
+use super::chardev::{self, CharDev};
 use crate::error::{Result, VerbsError};
 
 /// The program's own addresses end here; those of queue memory begin.
 pub(super) const PROGRAM_END: u64 = 1 << 47;
 /// Bytes of the first file; the next ones are larger, so that few are needed.
 const FIRST: usize = 4 << 20;
-/// Files grow up to so many times that.
+/// Files grow up to so many doublings of that.
 const MOST: u32 = 6;
+/// The same of the kernel's memory, which is accounted like locked memory and lies in one piece.
+const FIRST_OF_KERNEL: usize = 256 << 10;
+const MOST_OF_KERNEL: u32 = 3;
 /// Pieces are whole cache lines.
 const LINE: usize = 64;
 
@@ -43,18 +48,27 @@ impl Connection {
     }
 }
 
+/// Where memory comes from.
+#[derive(Clone)]
+pub(super) enum Source {
+    /// Memory files, which the board at a socket maps
+    Files(SharedClient),
+    /// The kernel
+    Kernel(Arc<CharDev>),
+}
+
 /// The memory.
 pub(crate) struct Heap {
-    client: SharedClient,
+    source: Source,
     chunks: Mutex<Vec<Chunk>>,
     /// The next DMA address that nothing has had
     next: AtomicU64,
 }
 
-/// One file.
+/// One file, or piece of the kernel's memory.
 struct Chunk {
     map: MmapRaw,
-    _file: File,
+    _file: Option<File>,
     /// DMA address of its first byte
     address: u64,
     /// Free pieces, by offset: (offset, bytes), none next to another
@@ -109,8 +123,8 @@ impl Chunk {
 }
 
 impl Heap {
-    pub(super) fn new(client: SharedClient) -> Heap {
-        Heap { client, chunks: Mutex::default(), next: AtomicU64::new(PROGRAM_END) }
+    pub(super) fn new(source: Source) -> Heap {
+        Heap { source, chunks: Mutex::default(), next: AtomicU64::new(PROGRAM_END) }
     }
 
     fn chunks(&self) -> MutexGuard<'_, Vec<Chunk>> {
@@ -138,14 +152,34 @@ impl Heap {
 
     /// One more file, which the board has mapped.
     fn new_chunk(&self, chunks: &[Chunk], bytes: usize) -> Result<Chunk> {
-        let usual = FIRST << (chunks.len() as u32).min(MOST);
-        let len = bytes.max(usual).checked_next_multiple_of(FIRST).ok_or(NO_MEMORY)?;
-        let address = self.reserve(len as u64);
-        let (map, file) = sealed::create(c"starverbs-queues", len, sealed::SIZE_STAYS)?;
-        let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
-        let connection = client.as_mut().ok_or(VerbsError::Os(libc::EIO))?;
-        connection.client.dma_map(file.as_fd(), 0, address, len as u64)?;
+        let (first, most) = match &self.source {
+            Source::Files(_) => (FIRST, MOST),
+            Source::Kernel(_) => (FIRST_OF_KERNEL, MOST_OF_KERNEL),
+        };
+        let usual = first << (chunks.len() as u32).min(most);
+        let len = bytes.max(usual).checked_next_multiple_of(first).ok_or(NO_MEMORY)?;
+        let (map, file, address) = match &self.source {
+            Source::Files(client) => {
+                let address = self.reserve(len as u64);
+                let (map, file) = sealed::create(c"starverbs-queues", len, sealed::SIZE_STAYS)?;
+                let mut client = client.lock().unwrap_or_else(PoisonError::into_inner);
+                let connection = client.as_mut().ok_or(VerbsError::Os(libc::EIO))?;
+                connection.client.dma_map(file.as_fd(), 0, address, len as u64)?;
+                (map, Some(file), address)
+            }
+            Source::Kernel(device) => {
+                let (map, address) = device.queue_memory(len)?;
+                (map, None, address)
+            }
+        };
         Ok(Chunk { map, _file: file, address, free: vec![(0, len)], used: Vec::new() })
+    }
+
+    /// The kernel's memory goes back; zeros are in its place.
+    pub(super) fn forget(&self) {
+        if let Source::Kernel(_) = self.source {
+            self.chunks().iter().for_each(|chunk| chardev::forget(&chunk.map));
+        }
     }
 
     /// DMA addresses for so many bytes, whole pages, that nothing else gets.
@@ -216,7 +250,7 @@ mod tests {
     fn pieces_come_back() {
         let (map, file) = sealed::create(c"test", 4096, sealed::SIZE_STAYS).unwrap();
         let free = vec![(0, 4096)];
-        let mut chunk = Chunk { map, _file: file, address: 0, free, used: Vec::new() };
+        let mut chunk = Chunk { map, _file: Some(file), address: 0, free, used: Vec::new() };
         let taken: Vec<_> = (0..64).map(|_| chunk.take(64).unwrap()).collect();
         assert!(chunk.take(64).is_none() && chunk.free.is_empty());
         let mut offsets: Vec<_> =
