@@ -40,6 +40,11 @@ impl Kernel {
         write_initramfs(&known.with_dependencies(&wanted)?, &cache.join("initramfs"), &initramfs)?;
         Ok(Kernel { image, initramfs, package })
     }
+
+    /// What `uname -r` says in it.
+    pub fn release(&self) -> &str {
+        self.package.trim_start_matches("linux-image-")
+    }
 }
 
 /// The package with the kernel that linux-image-amd64 stands for today.

@@ -6,3 +6,5 @@
 pub mod guest;
 pub mod kernel;
 pub mod net;
+pub mod program;
+pub mod qemu;

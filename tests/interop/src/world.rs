@@ -12,6 +12,7 @@ pub(crate) use starverbs_guest::guest::Found;
 use starverbs_guest::guest::{Guest, Job, Machine};
 use starverbs_guest::kernel::Kernel;
 use starverbs_guest::net::{ADDRESSES, ADDRESSES_V6, Net};
+pub(crate) use starverbs_guest::program::Program;
 
 /// The RDMA provider that a program runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -194,67 +195,5 @@ impl Drop for World {
     fn drop(&mut self) {
         self.guest.stop();
         let _ = std::fs::remove_dir_all(&self.scratch);
-    }
-}
-
-/// A started program, wherever it runs. Dropping it kills it.
-pub(crate) enum Program {
-    /// In the namespace, and where a client finds it.
-    Here(Process, Found),
-    /// In the guest.
-    There(Job),
-}
-
-impl Program {
-    /// Whether it has ended, and if so whether well.
-    pub(crate) fn ended(&mut self) -> Option<bool> {
-        match self {
-            Program::Here(process, _) => process.ended().map(|status| status.success()),
-            Program::There(job) => job.ended().map(|status| status == 0),
-        }
-    }
-
-    /// Waits until it ends or `deadline` comes.
-    pub(crate) fn wait_until(&mut self, deadline: Instant) -> Option<bool> {
-        self.wait_for(deadline, Program::ended)
-    }
-
-    /// Waits until it listens or ends; false if `deadline` came before.
-    pub(crate) fn await_listening(&mut self, deadline: Instant) -> bool {
-        let ready = |program: &mut Program| {
-            let listens = match program {
-                Program::Here(process, Found::Tcp(port)) => process.listens(*port),
-                Program::Here(process, Found::Service(port)) => process.serves(*port),
-                Program::There(job) => job.listens(),
-            };
-            (listens || program.ended().is_some()).then_some(true)
-        };
-        self.wait_for(deadline, ready).is_some()
-    }
-
-    fn wait_for(&mut self, deadline: Instant, ready: impl Fn(&mut Program) -> Option<bool>) -> Option<bool> {
-        loop {
-            let result = ready(self);
-            if result.is_some() || Instant::now() >= deadline {
-                return result;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    /// All it wrote so far, errors last.
-    pub(crate) fn output(&self) -> String {
-        match self {
-            Program::Here(process, _) => process.output(),
-            Program::There(job) => job.output(),
-        }
-    }
-
-    /// Ends it.
-    pub(crate) fn kill(&mut self) {
-        match self {
-            Program::Here(process, _) => process.kill(),
-            Program::There(job) => job.kill(),
-        }
     }
 }

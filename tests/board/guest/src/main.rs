@@ -1,0 +1,94 @@
+//! Tries the kernel module of boards, and programs on it, in a guest whose PCI devices are functions of an
+//! emulated board.
+//!
+//! Owns the guest, the namespace, the list of cases and their verdicts. What it uses is dist/ and Debian's
+//! packages.
+
+mod cases;
+mod report;
+mod world;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use regex_lite::Regex;
+
+use report::Report;
+use world::Parts;
+
+/// Tries the board's kernel module in a guest.
+#[derive(Parser)]
+struct Args {
+    /// Only cases whose title matches this regular expression
+    #[arg(long, value_name = "RE")]
+    filter: Option<Regex>,
+    /// One boot, and a case of each kind
+    #[arg(long)]
+    quick: bool,
+    /// Run this script of bash in the guest instead, and write what it writes
+    #[arg(long, value_name = "FILE")]
+    script: Option<PathBuf>,
+    /// The folder made by `make build`
+    #[arg(long, default_value = "dist")]
+    dist: PathBuf,
+    /// Where kernel, module and QEMU are kept between runs, and scratch files are
+    #[arg(long, default_value = "target/board-guest")]
+    cache: PathBuf,
+}
+
+/// Exit status when the guest cannot be had, so that nothing was tried.
+const UNAVAILABLE: u8 = 2;
+/// How long a script may take.
+const SCRIPT: Duration = Duration::from_secs(600);
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let parts = match Parts::prepare(&args.cache, &args.dist) {
+        Ok(parts) => parts,
+        Err(reason) => {
+            eprintln!("board-guest: {reason}");
+            return ExitCode::from(UNAVAILABLE);
+        }
+    };
+    let result = match &args.script {
+        Some(file) => script(&parts, file),
+        None => run(&args, &parts),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(reason) => {
+            eprintln!("board-guest: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args, parts: &Parts) -> Result<bool, String> {
+    let mut report = Report::new();
+    let wanted = |title: &str| args.filter.as_ref().is_none_or(|filter| filter.is_match(title));
+    let pairs: Vec<_> = cases::pairs()
+        .into_iter()
+        .filter(|pair| wanted(&pair.title()) && (pair.is_quick || !args.quick))
+        .collect();
+    if !pairs.is_empty() {
+        let mut world = report.boot(parts, "", &[], false)?;
+        for pair in pairs {
+            report.add(&pair.title(), pair.check(&mut world));
+        }
+    }
+    Ok(report.conclude())
+}
+
+/// Boots a guest for one script.
+fn script(parts: &Parts, file: &std::path::Path) -> Result<bool, String> {
+    let text = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+    let mut world = Report::new().boot(parts, "", &[], false)?;
+    let on: [String; 4] = world.on_board(0);
+    let result = world.run(&format!("ON=\"{}\"\n{text}", on.join(" ")), SCRIPT);
+    let (said, passed) = result.map_or_else(|said| (said, false), |said| (said, true));
+    println!("{said}");
+    Ok(passed)
+}
