@@ -1,4 +1,5 @@
-//! A board that breaks one rule of docs/board.md on purpose, so that the conformance runner is seen to find it.
+//! A board that breaks one rule of docs/board.md on purpose, so that the conformance runner is seen to
+//! find it.
 //!
 //! In this crate's tests alone: elsewhere [`rule`] is `false` when it is compiled, and costs nothing.
 

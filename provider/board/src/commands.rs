@@ -10,10 +10,11 @@ use starverbs_queues::board::*;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::broken;
+use crate::context::{Cell, Context, SrqEntry};
 use crate::cq::{BoardCq, MAX_CQ_LOG};
 use crate::dma::{ADDRESS_BITS, Errno, Room};
 use crate::env::{client_address, host_address};
-use crate::function::{Card, Cell, Function, SrqEntry};
+use crate::function::{Card, FIRST, Function};
 use crate::queues::{BoardRq, BoardSq, MAX_LOG};
 
 /// SGEs of a WQE at most.
@@ -56,37 +57,50 @@ impl Function {
         let mut body: Body = DONE;
         queue.read(at, &mut head);
         queue.read(at + head.len(), &mut body);
-        let op = u16::from_le_bytes([head[0], head[1]]);
-        let context = u16::from_le_bytes([head[2], head[3]]);
-        /* the function's own is the one that there is */
-        let done = if context == 0 { self.command(card, op, &body) } else { Err(libc::ENXIO) };
-        let status = match done {
+        let [op, context] = [0, 2].map(|field| u16::from_le_bytes([head[field], head[field + 1]]));
+        let status_at = at + std::mem::offset_of!(CommandHead, status);
+        let status = match self.command(card, context, op, &body) {
             Err(libc::EOPNOTSUPP) if broken::rule(8) => 0,
             Ok(reply) => {
                 if broken::rule(10) {
-                    let status = queue.half(at + std::mem::offset_of!(CommandHead, status));
-                    status.store(0, Ordering::Release);
+                    queue.store_half(status_at, 0, Ordering::Release);
                     broken::linger();
                 }
                 queue.write(at + head.len(), &reply);
-                self.counters.inc(COUNTER_COMMANDS);
+                self.counters().inc(COUNTER_COMMANDS);
                 0
             }
             Err(errno) => {
-                self.counters.inc(COUNTER_COMMANDS_REFUSED);
+                self.counters().inc(COUNTER_COMMANDS_REFUSED);
                 errno as u32
             }
         };
         /* release: the answer before its status */
-        queue.half(at + std::mem::offset_of!(CommandHead, status)).store(status, Ordering::Release);
+        queue.store_half(status_at, status, Ordering::Release);
     }
 
+    /// ENXIO: there is no such context; EPERM: it is not the one that may.
+    fn command(&mut self, card: &mut Card, id: u16, op: u16, body: &Body) -> Result<Body, Errno> {
+        let context = self.context(id).ok_or(libc::ENXIO)?;
+        match op {
+            OP_OPEN_CONTEXT | OP_CLOSE_CONTEXT if id != FIRST && !broken::rule(47) => Err(libc::EPERM),
+            OP_OPEN_CONTEXT => Ok(number(self.open_context(card, &read(body)?)?.into(), CELL_EVENTS)),
+            OP_CLOSE_CONTEXT => {
+                self.close_context(card, read::<Object>(body)?.number)?;
+                Ok(DONE)
+            }
+            _ => context.command(card, op, body),
+        }
+    }
+}
+
+impl Context {
     fn command(&mut self, card: &mut Card, op: u16, body: &Body) -> Result<Body, Errno> {
         match op {
             OP_QUERY_DEVICE => Ok(answer(&device(card))),
             OP_QUERY_GID => gid(card, read::<Object>(body)?.number).map(|reply| answer(&reply)),
             OP_ALLOC_PD => {
-                has_room(card, self.objects.pds.len(), limits(card).pds)?;
+                has_room(card, self.objects.pds.len() + self.others.pds, limits(card).pds)?;
                 let pd = card.nic.alloc_pd().map_err(errno)?.0;
                 self.objects.pds.insert(pd);
                 Ok(number(pd, 0))
@@ -99,7 +113,7 @@ impl Function {
             }
             OP_REG_MR | OP_REREG_MR | OP_DEREG_MR | OP_QUERY_MR => self.region(card, op, body),
             OP_ALLOC_MW => {
-                has_room(card, self.objects.windows.len(), limits(card).windows)?;
+                has_room(card, self.objects.windows.len() + self.others.windows, limits(card).windows)?;
                 let Window { pd, kind } = read(body)?;
                 let kind = WindowType::from_code(kind).ok_or(libc::EINVAL)?;
                 let key = card.nic.alloc_mw(self.own_pd(pd)?, kind).map_err(errno)?;
@@ -108,7 +122,7 @@ impl Function {
             }
             OP_DEALLOC_MW => self.dealloc_window(card, read::<Object>(body)?.number),
             OP_CREATE_AH => {
-                has_room(card, self.objects.ahs.len(), limits(card).avs)?;
+                has_room(card, self.objects.ahs.len() + self.others.ahs, limits(card).avs)?;
                 let AddressHandle { pd, address } = read(body)?;
                 let av = av(&address, card)?;
                 let ah = card.nic.create_av(self.own_pd(pd)?, av).map_err(errno)?.0;
@@ -146,7 +160,7 @@ impl Function {
     }
 
     fn own_pd(&self, pd: u32) -> Result<PdId, Errno> {
-        let own = self.objects.pds.contains(&pd) || broken::rule(14);
+        let own = self.objects.pds.contains(&pd) || broken::rule(14) || broken::rule(48);
         own.then_some(PdId(pd)).ok_or(libc::EINVAL)
     }
 
@@ -181,11 +195,11 @@ impl Function {
             return Err(libc::EINVAL);
         }
         let access = Access::from_bits_truncate(access);
-        let addr = host_address(self.number, addr);
+        let addr = host_address(self.shared.number, addr);
         let length = if broken::rule(24) { length + 64 } else { length };
         let attr = MrAttr { pd: self.own_pd(pd)?, addr, length, iova, access, backing: Backing::default() };
         if op == OP_REG_MR {
-            has_room(card, self.objects.keys.len(), limits(card).mrs)?;
+            has_room(card, self.objects.keys.len() + self.others.keys, limits(card).mrs)?;
             let key = card.nic.reg_mr(attr).map_err(errno)?;
             self.objects.keys.insert(key);
             return Ok(number(key, 0));
@@ -207,12 +221,12 @@ impl Function {
     }
 
     fn create_cq(&mut self, card: &mut Card, init: &CreateCq) -> Result<Body, Errno> {
-        if self.objects.cqs.len() >= MAX_CQ as usize {
+        if self.objects.cqs.len() + self.others.cqs >= MAX_CQ as usize {
             return Err(libc::ENOMEM);
         }
         let free = (0..MAX_CQ).find(|number| !self.objects.cqs.contains_key(number)).ok_or(libc::ENOMEM)?;
-        let maps = &card.env.memories[self.number].maps;
-        let cq = BoardCq::open(free, init, maps, &self.due, &self.counters)?;
+        let maps = &card.env.memories[self.shared.number].maps;
+        let cq = BoardCq::open(free, init, maps, &self.due, &self.shared.counters)?;
         let cell = self.take_cell(Cell::Cq(cq.clone()))?;
         self.objects.cqs.insert(free, (cell, cq));
         Ok(number(free, cell))
@@ -230,15 +244,15 @@ impl Function {
     }
 
     fn create_srq(&mut self, card: &mut Card, init: &CreateSrq) -> Result<Body, Errno> {
-        has_room(card, self.objects.srqs.len(), limits(card).srqs)?;
-        let maps = &card.env.memories[self.number].maps;
-        let rq = BoardRq::open(&init.queues, maps, &self.counters, MAX_SGE)?;
+        has_room(card, self.objects.srqs.len() + self.others.srqs, limits(card).srqs)?;
+        let maps = &card.env.memories[self.shared.number].maps;
+        let rq = BoardRq::open(&init.queues, maps, &self.shared.counters, MAX_SGE)?;
         let slots = rq.slots();
         if init.limit > slots {
             return Err(libc::EINVAL);
         }
         let pd = self.own_pd(init.pd)?;
-        let srq = card.nic.create_srq(pd, rq, init.limit, self.number as u64).map_err(errno)?;
+        let srq = card.nic.create_srq(pd, rq, init.limit, self.cookie()).map_err(errno)?;
         let cell = match self.take_cell(Cell::Srq) {
             Ok(cell) => cell,
             Err(error) => {
@@ -270,7 +284,7 @@ impl Function {
     }
 
     fn create_qp(&mut self, card: &mut Card, init: &CreateQp) -> Result<Body, Errno> {
-        has_room(card, self.objects.qps.len(), limits(card).qps)?;
+        has_room(card, self.objects.qps.len() + self.others.qps, limits(card).qps)?;
         let qp_type = match init.kind {
             2 => QpType::Rc,
             3 => QpType::Uc,
@@ -278,10 +292,10 @@ impl Function {
             9 | 10 => return Err(libc::EOPNOTSUPP),
             _ => return Err(libc::EINVAL),
         };
-        let maps = &card.env.memories[self.number].maps;
-        let sq = BoardSq::open(&init.queues, maps, &self.kept, &self.counters, MAX_SGE)?;
+        let maps = &card.env.memories[self.shared.number].maps;
+        let sq = BoardSq::open(&init.queues, maps, &self.shared.kept, &self.shared.counters, MAX_SGE)?;
         let rq = if init.srq == NONE {
-            RecvSource::Own(BoardRq::open(&init.queues, maps, &self.counters, MAX_SGE)?)
+            RecvSource::Own(BoardRq::open(&init.queues, maps, &self.shared.counters, MAX_SGE)?)
         } else {
             self.objects.srqs.get(&init.srq).ok_or(libc::EINVAL)?;
             RecvSource::Shared(SrqId(init.srq))
@@ -295,7 +309,7 @@ impl Function {
             recv_cq: self.own_cq(init.recv_cq)?,
             sq_sig_all: init.flags & QP_SIGNAL_ALL != 0,
             block_own_multicast: init.flags & QP_BLOCK_LOOPBACK != 0,
-            cookie: self.number as u64,
+            cookie: self.cookie(),
         };
         let qpn = card.nic.create_qp(init).map_err(errno)?;
         match self.take_cell(Cell::Qp(qpn, sq)) {

@@ -112,7 +112,7 @@ impl BoardCq {
         let cq = &self.0;
         let full = |taken: u32| cq.made.get().wrapping_sub(taken) >= 1 << cq.log;
         if full(cq.seen.get()) {
-            cq.seen.set(cq.taken.half(0).load(Ordering::Acquire));
+            cq.seen.set(cq.taken.load_half(0, Ordering::Acquire));
         }
         full(cq.seen.get())
     }
@@ -141,14 +141,14 @@ impl CompletionQueue for BoardCq {
         let at = (made & ((1 << cq.log) - 1)) as usize * size_of::<Cqe>();
         let [front @ .., last] = words;
         if broken::rule(28) {
-            cq.entries.word(at + 24).store(last, Ordering::Release);
+            cq.entries.store(at + 24, last, Ordering::Release);
             broken::linger();
         }
         for (n, word) in front.into_iter().enumerate() {
-            cq.entries.word(at + 8 * n).store(word, Ordering::Relaxed);
+            cq.entries.store(at + 8 * n, word, Ordering::Relaxed);
         }
         /* release: who sees the phase sees the rest, and the data before it */
-        cq.entries.word(at + 24).store(last, Ordering::Release);
+        cq.entries.store(at + 24, last, Ordering::Release);
         cq.counters.inc(COUNTER_CQE_WRITES);
         let made = made.wrapping_add(1);
         cq.made.set(made);

@@ -27,6 +27,13 @@ pub(crate) struct Memory {
     pub(crate) counters: Rc<BoardCounters>,
 }
 
+impl Memory {
+    /// No memory. `most`: see [`Maps::new`].
+    pub(crate) fn new(most: u64, counters: &Rc<BoardCounters>) -> Memory {
+        Memory { maps: Maps::new(most, Rc::clone(counters)), counters: Rc::clone(counters) }
+    }
+}
+
 /// What the card works in.
 pub(crate) struct BoardEnv {
     pub(crate) tx: RoceTx<Rc<Counters>>,

@@ -1,98 +1,50 @@
-//! A function of the board, as one client sees it: registers, doorbell page, event queue, objects.
+//! A function of the board, as one client sees it: configuration space, registers, commands, contexts.
 //!
-//! Owns which objects are whose: the card knows all functions' objects, and a client may name its own alone.
 //! It must not know how messages come.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use memmap2::MmapRaw;
 use nix::unistd::write;
-use starverbs_backend::{HostAddr, sealed};
-use starverbs_core::{AvId, Nanos, Nic, PdId, Qpn, SrqId};
+use starverbs_backend::HostAddr;
+use starverbs_core::{Nanos, Nic};
 use starverbs_queues::board::{
-    CAP_VERBS, CAP_WINDOWS, CELL_FIRST, COMMAND_BYTES, CONTROL_BYTES, COUNTER_DOORBELLS,
-    COUNTER_EVENT_WRITES, COUNTER_INTERRUPTS, COUNTER_MALFORMED, COUNTERS, CTRL_ENABLE, CTRL_RESET, Event,
-    MAGIC, REG_CAPS, REG_CELLS, REG_COMMANDS, REG_COMMANDS_HEAD, REG_COMMANDS_LOG, REG_COMMANDS_TAIL,
-    REG_CONTEXTS, REG_CONTROL, REG_COUNTERS, REG_ERROR, REG_EVENTS, REG_EVENTS_LOG, REG_MAGIC, REG_STATUS,
-    REG_VECTORS, REG_VERSION, STATUS_ENABLED, VERSION,
+    CAP_VERBS, CAP_WINDOWS, COMMAND_BYTES, CONTROL_BYTES, COUNTER_INTERRUPTS, COUNTER_MALFORMED, COUNTERS,
+    CTRL_ENABLE, CTRL_RESET, MAGIC, OpenContext, REG_CAPS, REG_CELLS, REG_COMMANDS, REG_COMMANDS_HEAD,
+    REG_COMMANDS_LOG, REG_COMMANDS_TAIL, REG_CONTEXTS, REG_CONTROL, REG_COUNTERS, REG_ERROR, REG_EVENTS,
+    REG_EVENTS_LOG, REG_MAGIC, REG_STATUS, REG_VECTORS, REG_VERSION, STATUS_ENABLED, STATUS_FAILED, VERSION,
 };
 
 use crate::broken;
+use crate::context::{Context, Counts, Shared};
 use crate::counters::BoardCounters;
-use crate::cq::{BoardCq, Due};
 use crate::dma::{Errno, Maps, Room};
+use crate::doorbells::{CELLS, CONTEXTS, DOORBELL_BYTES, Doorbells};
 use crate::env::BoardEnv;
 use crate::pci::{Config, Effect, MsixTable};
-use crate::queues::{BoardSq, Kept};
+use crate::queues::Kept;
 
-/// Bytes of a doorbell page.
-const PAGE_BYTES: usize = 64 << 10;
-/// Bytes of all doorbell pages.
-pub(crate) const DOORBELL_BYTES: usize = CONTEXTS * PAGE_BYTES;
-/// Cells of a doorbell page.
-const CELLS: usize = PAGE_BYTES / 8;
-/// log2 of the commands, and of the events, of a queue at most.
+/// log2 of the commands of a queue at most.
 const MAX_LOG: u32 = 12;
 /// Interrupt vectors.
 pub(crate) const VECTORS: u32 = 32;
-/// Contexts.
-pub(crate) const CONTEXTS: usize = 256;
 /// What this board takes.
 const CAPS: u64 = CAP_VERBS | CAP_WINDOWS;
-/// Events that wait for room in the event queue at most.
-const MAX_WAITING: usize = 4096;
-
-/// Whose a doorbell cell is.
-pub(crate) enum Cell {
-    Free,
-    Events,
-    Qp(Qpn, BoardSq),
-    /// A receive that is posted needs no more than its index
-    Srq,
-    Cq(BoardCq),
-}
+/// The context that the registers open, which may open others.
+pub(crate) const FIRST: u16 = 0;
 
 /// Registers that the client writes.
 #[derive(Clone, Copy, Default)]
 struct Registers {
     enabled: bool,
+    failed: bool,
     error: u32,
     commands: u64,
     commands_log: u32,
     head: u32,
     events: u64,
     events_log: u32,
-}
-
-/// The event queue.
-struct EventQueue {
-    room: Room,
-    log: u32,
-    made: u32,
-    taken: u32,
-}
-
-/// What a client has made.
-#[derive(Default)]
-pub(crate) struct Objects {
-    pub(crate) pds: BTreeSet<u32>,
-    pub(crate) keys: BTreeSet<u32>,
-    pub(crate) windows: BTreeSet<u32>,
-    pub(crate) ahs: BTreeSet<u32>,
-    /// By number: the cell
-    pub(crate) cqs: BTreeMap<u32, (u32, BoardCq)>,
-    pub(crate) srqs: BTreeMap<u32, SrqEntry>,
-    pub(crate) qps: BTreeMap<Qpn, u32>,
-}
-
-/// A shared receive queue.
-pub(crate) struct SrqEntry {
-    pub(crate) cell: u32,
-    pub(crate) slots: u32,
 }
 
 /// What the functions share.
@@ -113,158 +65,90 @@ impl Card {
 
 /// One function.
 pub(crate) struct Function {
-    pub(crate) number: usize,
-    /// Doorbell pages
-    page: MmapRaw,
-    pub(crate) page_file: File,
+    shared: Shared,
     pub(crate) config: Config,
     pub(crate) msix: MsixTable,
-    pub(crate) cells: Vec<Cell>,
-    seen: Vec<u64>,
     registers: Registers,
     commands: Option<Room>,
-    events: Option<EventQueue>,
-    /// (kind, number) of events that wait for room
-    waiting: Vec<(u32, u32)>,
+    pub(crate) contexts: BTreeMap<u16, Context>,
     /// What is signalled for each vector
     pub(crate) irqs: [Option<OwnedFd>; VECTORS as usize],
-    pub(crate) due: Rc<Due>,
-    pub(crate) counters: Rc<BoardCounters>,
-    pub(crate) objects: Objects,
-    pub(crate) kept: Kept,
+    /// Clients may map the doorbell pages
+    pub(crate) maps_doorbells: bool,
 }
 
 impl Function {
     /// # Errors
     /// No memory file.
     pub(crate) fn new(number: usize) -> std::io::Result<Function> {
-        let (page, page_file) = sealed::create(c"starverbs-doorbells", DOORBELL_BYTES, sealed::SIZE_STAYS)?;
+        let doorbells = Rc::new(Doorbells::new()?);
+        let shared = Shared { number, doorbells, counters: Rc::default(), kept: Kept::default() };
         Ok(Function {
-            number,
-            page,
-            page_file,
+            shared,
             config: Config::new(VECTORS, DOORBELL_BYTES as u64),
             msix: MsixTable::new(VECTORS),
-            cells: vec![Cell::Events],
-            seen: vec![0],
             registers: Registers::default(),
             commands: None,
-            events: None,
-            waiting: Vec::new(),
+            contexts: BTreeMap::new(),
             irqs: [const { None }; VECTORS as usize],
-            due: Rc::default(),
-            counters: Rc::default(),
-            objects: Objects::default(),
-            kept: Kept::default(),
+            maps_doorbells: true,
         })
     }
 
-    fn cell(&self, at: usize) -> &AtomicU64 {
-        assert!(at < CONTEXTS * CELLS, "a cell behind the pages");
-        // SAFETY: inside the pages, which lives as long as the function; pages are aligned.
-        unsafe { AtomicU64::from_ptr(self.page.as_mut_ptr().cast::<u64>().add(at)) }
+    pub(crate) fn number(&self) -> usize {
+        self.shared.number
     }
 
-    /// A cell for a queue, which is zero. ENOSPC: all are taken.
-    pub(crate) fn take_cell(&mut self, of: Cell) -> Result<u32, Errno> {
-        let first = CELL_FIRST as usize;
-        let free = self.cells.iter().skip(first).position(|cell| matches!(cell, Cell::Free));
-        let at = free.map_or(self.cells.len(), |at| at + first);
-        if at >= CELLS {
-            return Err(libc::ENOSPC);
-        }
-        if at == self.cells.len() {
-            self.cells.push(Cell::Free);
-            self.seen.push(0);
-        }
-        if !broken::rule(6) {
-            self.cell(at).store(0, Ordering::Relaxed);
-        }
-        self.seen[at] = 0;
-        self.cells[at] = of;
-        Ok(at as u32)
+    pub(crate) fn doorbells(&self) -> &Doorbells {
+        &self.shared.doorbells
     }
 
-    pub(crate) fn free_cell(&mut self, at: u32) {
-        if let Some(cell) = self.cells.get_mut(at as usize) {
-            *cell = Cell::Free;
-        }
+    pub(crate) fn counters(&self) -> &Rc<BoardCounters> {
+        &self.shared.counters
     }
 
-    /// Takes the doorbells that changed; says how many.
+    fn maps<'a>(&self, card: &'a Card) -> &'a Maps {
+        &card.env.memories[self.number()].maps
+    }
+
+    /// Takes the doorbells that changed; says how many. None is seen while the function masters no bus.
     pub(crate) fn take_doorbells(&mut self, card: &mut Card) -> u32 {
-        let mut changed = 0;
-        for at in 0..self.cells.len() {
-            let value = self.cell(at).load(Ordering::Acquire);
-            let counts_old = broken::rule(18) && matches!(self.cells[at], Cell::Qp(..));
-            if value == self.seen[at] && !counts_old {
-                continue;
-            }
-            self.seen[at] = value;
-            changed += 1;
-            self.counters.inc(COUNTER_DOORBELLS);
-            match &self.cells[at] {
-                Cell::Free | Cell::Srq => {}
-                Cell::Events => self.events_taken(value as u32),
-                Cell::Qp(qpn, sq) => {
-                    if !sq.ring(value as u32) {
-                        self.counters.inc(COUNTER_MALFORMED);
-                    }
-                    card.nic.handle_doorbell(&mut card.env, *qpn, card.now);
-                }
-                Cell::Cq(cq) => cq.arm(value),
-            }
+        if !self.config.masters() {
+            return 0;
         }
-        changed
+        self.contexts.values_mut().map(|context| context.take_doorbells(card)).sum()
     }
 
-    fn events_taken(&mut self, taken: u32) {
-        if let Some(events) = &mut self.events {
-            /* an index that no queue can have is none */
-            if events.made.wrapping_sub(taken) <= 1 << events.log {
-                events.taken = taken;
-            }
-        }
-    }
-
-    /// Adds an event of an object.
-    pub(crate) fn raise(&mut self, kind: u32, number: u32) {
-        let number = if broken::rule(34) { number + 1 } else { number };
-        if self.waiting.len() < MAX_WAITING {
-            self.waiting.push((kind, number));
-        } else {
+    /// Adds an event of an object of a context.
+    pub(crate) fn raise(&mut self, context: u16, kind: u32, number: u32) {
+        let lost = self.contexts.get_mut(&context).is_some_and(|context| !context.raise(kind, number));
+        if lost {
             self.registers.error = libc::EOVERFLOW as u32;
         }
     }
 
     /// Adds the events of completion queues.
     pub(crate) fn raise_due(&mut self) {
-        use starverbs_queues::board::EVENT_COMPLETION;
-        let due = Rc::clone(&self.due);
-        /* IBV_EVENT_CQ_ERR */
-        due.overruns.borrow_mut().drain(..).for_each(|cq| self.raise(0, cq));
-        due.completions.borrow_mut().drain(..).for_each(|cq| self.raise(EVENT_COMPLETION, cq));
+        for context in self.contexts.values_mut() {
+            if !context.raise_due() {
+                self.registers.error = libc::EOVERFLOW as u32;
+            }
+        }
     }
 
-    /// Writes the events that wait, as far as there is room, and interrupts once.
+    /// Writes the events that wait, as far as there is room, and interrupts once for each context that has
+    /// some.
     pub(crate) fn write_events(&mut self) {
-        if self.waiting.is_empty() {
+        if !self.config.masters() {
             return;
         }
-        let Some(events) = &mut self.events else { return self.waiting.clear() };
-        let waiting = if broken::rule(32) { 0 } else { events.made.wrapping_sub(events.taken) };
-        let room = (1u32 << events.log) - waiting;
-        let count = self.waiting.len().min(room as usize);
-        for (kind, number) in self.waiting.drain(..count) {
-            let at = (events.made & ((1 << events.log) - 1)) as usize * size_of::<Event>();
-            events.made = events.made.wrapping_add(1);
-            events.room.word(at).store(u64::from(kind) | u64::from(number) << 32, Ordering::Relaxed);
-            events.room.word(at + 8).store(u64::from(events.made) << 32, Ordering::Release);
-            self.counters.inc(COUNTER_EVENT_WRITES);
+        let mut vectors = 0u32;
+        for context in self.contexts.values_mut() {
+            if context.write_events() && !broken::rule(33) {
+                vectors |= 1 << context.vector;
+            }
         }
-        if count > 0 && !broken::rule(33) {
-            self.interrupt(0);
-        }
+        (0..VECTORS).filter(|vector| vectors >> vector & 1 != 0).for_each(|vector| self.interrupt(vector));
     }
 
     /// Signals a vector, if there is anything to signal.
@@ -272,8 +156,48 @@ impl Function {
         if let Some(Some(irq)) = self.irqs.get(vector as usize) {
             /* full: it is signalled already */
             let _ = write(irq, &1u64.to_ne_bytes());
-            self.counters.inc(COUNTER_INTERRUPTS);
+            self.counters().inc(COUNTER_INTERRUPTS);
         }
+    }
+
+    /// Says so when the client has taken pages away under its maps.
+    pub(crate) fn look_after_memory(&mut self, card: &Card) {
+        let lost = self.maps(card).are_lost();
+        if lost && !self.registers.failed {
+            self.registers.error = libc::EFAULT as u32;
+        }
+        self.registers.failed = lost;
+    }
+
+    /// Opens a context with a doorbell page of its own; gives its number. EINVAL: no such vector or queue;
+    /// EFAULT: memory that is not mapped here; ENOSPC: there are no more.
+    pub(crate) fn open_context(&mut self, card: &Card, init: &OpenContext) -> Result<u16, Errno> {
+        if init.vector >= VECTORS {
+            return Err(libc::EINVAL);
+        }
+        let free = (FIRST + 1..CONTEXTS as u16).find(|id| !self.contexts.contains_key(id));
+        let id = free.ok_or(libc::ENOSPC)?;
+        let events = (init.events, init.events_log);
+        let context = Context::open(&self.shared, id, self.maps(card), events, init.vector)?;
+        self.contexts.insert(id, context);
+        Ok(id)
+    }
+
+    /// Ends a context and all that was made in it. EINVAL: it is none, or the first.
+    pub(crate) fn close_context(&mut self, card: &mut Card, id: u32) -> Result<(), Errno> {
+        let id = u16::try_from(id).ok().filter(|id| *id != FIRST).ok_or(libc::EINVAL)?;
+        let mut context = self.contexts.remove(&id).ok_or(libc::EINVAL)?;
+        context.end(card);
+        Ok(())
+    }
+
+    /// A context, which knows how many objects the others have.
+    pub(crate) fn context(&mut self, id: u16) -> Option<&mut Context> {
+        let others = self.contexts.iter().filter(|(other, _)| **other != id);
+        let others = others.fold(Counts::default(), |sum, (_, context)| sum.with(&context.objects));
+        let context = self.contexts.get_mut(&id)?;
+        context.others = others;
+        Some(context)
     }
 
     /// Reads registers; what is none reads as 0.
@@ -288,7 +212,8 @@ impl Function {
     /// The register of 32 bits, or the half of one of 64, at `at`.
     fn word(&self, at: u64) -> u32 {
         let Ok(at) = u32::try_from(at) else { return 0 };
-        let Registers { enabled, error, commands, commands_log, head, events, events_log } = self.registers;
+        let Registers { enabled, failed, error, commands, commands_log, head, events, events_log } =
+            self.registers;
         let counters = REG_COUNTERS..REG_COUNTERS + 8 * COUNTERS;
         match at {
             REG_MAGIC if broken::rule(1) => !MAGIC,
@@ -296,7 +221,7 @@ impl Function {
             REG_VERSION => VERSION,
             REG_CAPS => CAPS as u32,
             REG_CONTROL if enabled => CTRL_ENABLE,
-            REG_STATUS if enabled => STATUS_ENABLED,
+            REG_STATUS => (if enabled { STATUS_ENABLED } else { 0 }) | if failed { STATUS_FAILED } else { 0 },
             REG_ERROR => error,
             REG_CELLS => CELLS as u32,
             REG_COMMANDS => commands as u32,
@@ -309,7 +234,7 @@ impl Function {
             at if at == REG_EVENTS + 4 => (events >> 32) as u32,
             REG_EVENTS_LOG => events_log,
             at if counters.contains(&at) => {
-                let value = self.counters.get((at - REG_COUNTERS) as usize / 8);
+                let value = self.counters().get((at - REG_COUNTERS) as usize / 8);
                 if at & 4 == 0 { value as u32 } else { (value >> 32) as u32 }
             }
             _ => 0,
@@ -332,7 +257,7 @@ impl Function {
         match at {
             REG_CONTROL if word & CTRL_RESET != 0 => self.reset(card),
             REG_CONTROL if word & CTRL_ENABLE != 0 => {
-                let enabled = self.enable(&card.env.memories[self.number].maps);
+                let enabled = self.enable(card);
                 self.registers.error = enabled.err().unwrap_or(0) as u32;
             }
             REG_CONTROL => {}
@@ -352,33 +277,33 @@ impl Function {
         Ok(())
     }
 
-    /// Begins to work with the queues that the registers name.
-    fn enable(&mut self, maps: &Maps) -> Result<(), Errno> {
+    /// Begins to work with the queues that the registers name. EACCES: the function masters no bus.
+    fn enable(&mut self, card: &Card) -> Result<(), Errno> {
         let Registers { enabled, commands, commands_log, events, events_log, .. } = self.registers;
+        let maps = self.maps(card);
         if enabled {
             return Ok(());
         }
-        if commands_log > MAX_LOG || events_log > MAX_LOG {
+        if !maps.is_master() {
+            return Err(libc::EACCES);
+        }
+        if commands_log > MAX_LOG {
             return Err(libc::EINVAL);
         }
         let queue = maps.room(commands, COMMAND_BYTES << commands_log, 64)?;
-        let room = maps.room(events, size_of::<Event>() << events_log, 64)?;
-        self.clear_page();
+        let context = Context::open(&self.shared, FIRST, maps, (events, events_log), 0)?;
+        self.contexts.insert(FIRST, context);
         self.commands = Some(queue);
-        self.events = Some(EventQueue { room, log: events_log, made: 0, taken: 0 });
         (self.registers.enabled, self.registers.head) = (true, 0);
         Ok(())
     }
 
-    fn clear_page(&mut self) {
-        for at in 0..CELLS {
-            self.cell(at).store(0, Ordering::Relaxed);
-        }
-        self.seen.fill(0);
-    }
-
     /// Carries out the commands up to `tail`: no more than the queue holds.
     fn take_commands(&mut self, card: &mut Card, tail: u32) {
+        if self.commands.is_some() && !self.config.masters() && !broken::rule(46) {
+            self.registers.error = libc::EACCES as u32;
+            return;
+        }
         let Some(queue) = self.commands.take() else {
             self.registers.error = libc::ENXIO as u32;
             return;
@@ -386,7 +311,7 @@ impl Function {
         let log = self.registers.commands_log;
         if tail.wrapping_sub(self.registers.head) > 1 << log {
             self.registers.error = if broken::rule(11) { 0 } else { libc::EINVAL as u32 };
-            self.counters.inc(COUNTER_MALFORMED);
+            self.counters().inc(COUNTER_MALFORMED);
         } else {
             while self.registers.head != tail {
                 let at = (self.registers.head & ((1 << log) - 1)) as usize * COMMAND_BYTES;
@@ -397,38 +322,14 @@ impl Function {
         self.commands = Some(queue);
     }
 
-    /// Ends all objects, in the order in which they depend on each other, and forgets the registers.
+    /// Ends all contexts, and forgets the registers.
     pub(crate) fn reset(&mut self, card: &mut Card) {
-        let Objects { pds, keys, windows, ahs, cqs, srqs, qps } = std::mem::take(&mut self.objects);
-        let Card { nic, env, .. } = card;
-        for qpn in qps.into_keys() {
-            let _ = nic.destroy_qp(env, qpn);
+        for context in self.contexts.values_mut() {
+            context.end(card);
         }
-        for srq in srqs.into_keys() {
-            let _ = nic.destroy_srq(SrqId(srq));
-        }
-        for window in windows {
-            let _ = nic.dealloc_mw(window);
-        }
-        for key in keys {
-            let _ = nic.dereg_mr(key);
-        }
-        for ah in ahs {
-            let _ = nic.destroy_av(AvId(ah));
-        }
-        for pd in pds {
-            let _ = nic.dealloc_pd(PdId(pd));
-        }
-        drop(cqs);
-        self.cells.truncate(CELL_FIRST as usize);
-        self.seen.truncate(CELL_FIRST as usize);
+        self.contexts.clear();
         self.registers = Registers::default();
-        (self.commands, self.events) = (None, None);
-        self.waiting.clear();
-        self.due = Rc::default();
-        if !broken::rule(5) {
-            self.clear_page();
-        }
+        self.commands = None;
     }
 
     /// The same, and configuration space is as it was when the board was started: FLR, DEVICE_RESET.
@@ -436,6 +337,7 @@ impl Function {
         self.config.reset();
         self.msix.reset();
         self.reset(card);
+        self.maps(card).set_master(false);
     }
 
     /// Writes configuration space.
@@ -443,37 +345,15 @@ impl Function {
         if self.config.write(offset, bytes) == Effect::Flr {
             self.reset_function(card);
         }
-    }
-
-    /// Reads doorbell pages.
-    pub(crate) fn read_doorbells(&self, offset: u64, to: &mut [u8]) {
-        for (n, byte) in to.iter_mut().enumerate() {
-            let at = offset.saturating_add(n as u64);
-            let cell = usize::try_from(at / 8).ok().filter(|cell| *cell < CONTEXTS * CELLS);
-            *byte =
-                cell.map_or(0, |cell| self.cell(cell).load(Ordering::Relaxed).to_le_bytes()[at as usize % 8]);
-        }
-    }
-
-    /// Writes doorbell cells, for who has not mapped them. EINVAL: they are not written as wholes.
-    pub(crate) fn write_doorbells(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
-        let at = usize::try_from(offset).map_err(|_| libc::EINVAL)?;
-        let end = at.checked_add(bytes.len()).ok_or(libc::EINVAL)?;
-        if !at.is_multiple_of(8) || !bytes.len().is_multiple_of(8) || end > DOORBELL_BYTES {
-            return Err(libc::EINVAL);
-        }
-        for (n, cell) in bytes.chunks_exact(8).enumerate() {
-            let value = cell.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
-            self.cell(at / 8 + n).store(value, Ordering::Release);
-        }
-        Ok(())
+        self.maps(card).set_master(self.config.masters());
     }
 
     /// The client is gone: all that it made and gave ends.
     pub(crate) fn disconnect(&mut self, card: &mut Card) {
         self.reset_function(card);
         self.irqs = [const { None }; VECTORS as usize];
-        card.env.memories[self.number].maps.clear();
+        let number = self.number();
+        card.env.memories[number].maps.clear();
         if broken::rule(9) {
             card.env.memories.iter_mut().for_each(|memory| memory.maps.clear());
         }

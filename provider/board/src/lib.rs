@@ -10,9 +10,11 @@
 
 mod broken;
 mod commands;
+mod context;
 mod counters;
 mod cq;
 mod dma;
+mod doorbells;
 mod env;
 mod function;
 mod pci;
@@ -51,6 +53,8 @@ const SERVE_EVERY: u32 = 64;
 const NAP: Nanos = 50_000;
 /// QPNs that are free at least, if the host has more.
 const RESTING: usize = 64;
+/// Bytes of address space that files of clients may take.
+const ADDRESS_SPACE: u64 = 1 << 46;
 /// `enum ibv_event_type`
 mod kind {
     pub(super) const QP_FATAL: u32 = 1;
@@ -133,13 +137,16 @@ impl Board {
             let server = Server::open(path).map_err(|error| BoardError::Socket(path.clone(), error))?;
             functions.push((function, server));
         }
-        let memory = |(function, _): &(Function, Server)| {
-            let counters = Rc::clone(&function.counters);
-            Memory { maps: dma::Maps::default(), counters }
-        };
+        let most = ADDRESS_SPACE / functions.len().max(1) as u64;
+        let memory = |(function, _): &(Function, Server)| Memory::new(most, function.counters());
         let env = BoardEnv::new(tx, functions.iter().map(memory).collect());
         let card = Card { nic, env, addrs, guid, now: now() };
         Ok(Board { card, rx, functions, turns: 0, idle: 0 })
+    }
+
+    /// Has no client map doorbell pages: each write of a cell is a message then, as a monitor traps it.
+    pub fn trap_doorbells(&mut self) {
+        self.functions.iter_mut().for_each(|(function, _)| function.maps_doorbells = false);
     }
 
     /// Works until `stop`.
@@ -202,6 +209,7 @@ impl Board {
         let mut had = false;
         for (function, server) in functions.iter_mut() {
             had |= server.run(function, card);
+            function.look_after_memory(card);
         }
         while let Some(request) = rx.take_request() {
             rx.answer(&request, b"");
@@ -234,9 +242,11 @@ impl Board {
                 /* no connection manager is here that would read them */
                 AsyncEvent::Mads => continue,
             };
-            let function = owner.and_then(|owner| functions.get_mut(owner.cookie as usize));
-            if let Some((function, _)) = function {
-                function.raise(kind, number);
+            let Some((function, context)) = owner.map(|owner| context::owner_of(owner.cookie)) else {
+                continue;
+            };
+            if let Some((function, _)) = functions.get_mut(function) {
+                function.raise(context, kind, number);
             }
         }
         card.env.events = events;

@@ -118,7 +118,6 @@ impl Config {
         self.writable[at..at + bits.len()].copy_from_slice(bits);
     }
 
-    #[cfg(test)]
     fn half(&self, at: usize) -> u16 {
         u16::from_le_bytes([self.bytes[at], self.bytes[at + 1]])
     }
@@ -154,7 +153,6 @@ impl Config {
     }
 
     /// Whether the function may reach memory, and interrupt.
-    #[cfg(test)]
     pub(crate) fn masters(&self) -> bool {
         self.half(COMMAND) & COMMAND_MASTER != 0 && self.half(PM_CONTROL) & POWER_STATE == 0
     }

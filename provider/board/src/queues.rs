@@ -242,7 +242,7 @@ impl SendQueue for BoardSq {
         if broken::rule(22) {
             return;
         }
-        self.0.lines.card.half(offset_of!(CardIndex, send_released)).store(index, Ordering::Release);
+        self.0.lines.card.store_half(offset_of!(CardIndex, send_released), index, Ordering::Release);
     }
 
     fn reset(&self) {
@@ -304,8 +304,8 @@ impl BoardRq {
 
     /// Receives that wait; none, if the client's index is one that no queue of this size can have.
     fn waiting(&self) -> u32 {
-        let posted = self.0.lines.program.half(offset_of!(ProgramIndex, recv_posted));
-        let waiting = posted.load(Ordering::Acquire).wrapping_sub(self.0.taken.get());
+        let posted = self.0.lines.program.load_half(offset_of!(ProgramIndex, recv_posted), Ordering::Acquire);
+        let waiting = posted.wrapping_sub(self.0.taken.get());
         if waiting > self.slots() {
             self.0.counters.inc(COUNTER_MALFORMED);
             return 0;
@@ -315,7 +315,7 @@ impl BoardRq {
 
     fn tell_taken(&self, taken: u32) {
         self.0.taken.set(taken);
-        self.0.lines.card.half(offset_of!(CardIndex, recv_taken)).store(taken, Ordering::Release);
+        self.0.lines.card.store_half(offset_of!(CardIndex, recv_taken), taken, Ordering::Release);
     }
 }
 
@@ -325,7 +325,7 @@ impl RecvQueue for BoardRq {
         if self.waiting() == 0 {
             let starved = rq.starved.get().wrapping_add(u32::from(!broken::rule(23)));
             rq.starved.set(starved);
-            rq.lines.card.half(offset_of!(CardIndex, recv_starved)).store(starved, Ordering::Relaxed);
+            rq.lines.card.store_half(offset_of!(CardIndex, recv_starved), starved, Ordering::Relaxed);
             /* the count before the look, as the program's index comes before its look at the count */
             fence(Ordering::SeqCst);
             if self.waiting() == 0 {
@@ -333,13 +333,13 @@ impl RecvQueue for BoardRq {
             }
         }
         let at = (rq.taken.get() & rq.mask) as usize * rq.stride;
-        let wr_id = rq.slots.word(at).load(Ordering::Relaxed);
-        let asked = rq.slots.word(at + 8).load(Ordering::Relaxed) as u32 as usize;
+        let wr_id = rq.slots.load(at, Ordering::Relaxed);
+        let asked = rq.slots.load(at + 8, Ordering::Relaxed) as u32 as usize;
         let count = asked.min(rq.max_sge).min(sges.len());
         for (n, sge) in sges.iter_mut().take(count).enumerate() {
             let at = at + size_of::<RecvWqe>() + n * SGE_BYTES;
-            let rest = rq.slots.word(at + 8).load(Ordering::Relaxed);
-            let addr = rq.slots.word(at).load(Ordering::Relaxed);
+            let rest = rq.slots.load(at + 8, Ordering::Relaxed);
+            let addr = rq.slots.load(at, Ordering::Relaxed);
             *sge = Sge { addr, len: rest as u32, lkey: (rest >> 32) as u32 };
         }
         rq.counters.inc(COUNTER_RECV_FETCHES);

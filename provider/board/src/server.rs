@@ -21,7 +21,8 @@ use zerocopy::IntoBytes;
 
 use crate::broken;
 use crate::dma::Errno;
-use crate::function::{Card, DOORBELL_BYTES, Function, VECTORS};
+use crate::doorbells::DOORBELL_BYTES;
+use crate::function::{Card, Function, VECTORS};
 use crate::pci::{CONFIG_BYTES, MSIX_BYTES};
 
 /// Messages of one client in a turn at most: others have their turn then.
@@ -110,7 +111,7 @@ impl Server {
         }
         match result {
             Ok((body, file)) => {
-                let fds = [function.page_file.as_fd()];
+                let fds = [function.doorbells().file().as_fd()];
                 let fds = if wants_file && file { &fds[..] } else { &[] };
                 client.send(Head { flags: REPLY, error: 0, ..head }, &body, fds)
             }
@@ -153,7 +154,7 @@ fn carry_out(
         }
         Op::RegionInfo => {
             let (Region { index, argsz, .. }, _) = parse(body).ok_or(libc::EINVAL)?;
-            region_info(index, argsz)
+            region_info(index, argsz, function.maps_doorbells)
         }
         Op::IrqInfo => {
             let (IrqInfo { index, .. }, _) = parse(body).ok_or(libc::EINVAL)?;
@@ -169,7 +170,7 @@ fn carry_out(
             let (DmaMap { flags, offset, address, size, .. }, _) = parse(body).ok_or(libc::EINVAL)?;
             /* maps without a descriptor are of what a device need not reach: ROM, BARs */
             if let Some(fd) = message.fds.pop() {
-                let maps = &mut card.env.memories[function.number].maps;
+                let maps = &mut card.env.memories[function.number()].maps;
                 maps.add(address, size, flags & DMA_WRITE != 0, File::from(fd), offset, same_user)?;
             }
             plain(&[])
@@ -178,7 +179,7 @@ fn carry_out(
             let (unmap, _) = parse::<DmaUnmap>(body).ok_or(libc::EINVAL)?;
             let all = unmap.flags & DMA_UNMAP_ALL != 0;
             let (address, size) = if all { (0, u64::MAX) } else { (unmap.address, unmap.size) };
-            card.env.memories[function.number].maps.remove(address, size)?;
+            card.env.memories[function.number()].maps.remove(address, size)?;
             plain(unmap.as_bytes())
         }
         Op::RegionRead => {
@@ -190,7 +191,7 @@ fn carry_out(
             let mut bytes = vec![0; count];
             match region {
                 BAR_CONTROL => function.read(offset, &mut bytes),
-                BAR_DOORBELLS => function.read_doorbells(offset, &mut bytes),
+                BAR_DOORBELLS => function.doorbells().read(offset, &mut bytes),
                 BAR_MSIX => function.msix.read(offset, &mut bytes),
                 PCI_CONFIG if broken::rule(43) => bytes.fill(1),
                 PCI_CONFIG => function.config.read(offset, &mut bytes),
@@ -206,7 +207,7 @@ fn carry_out(
             }
             match access.region {
                 BAR_CONTROL => function.write(card, access.offset, bytes)?,
-                BAR_DOORBELLS => function.write_doorbells(access.offset, bytes)?,
+                BAR_DOORBELLS => function.doorbells().write(access.offset, bytes)?,
                 BAR_MSIX => function.msix.write(access.offset, bytes),
                 PCI_CONFIG => function.write_config(card, access.offset, bytes),
                 _ => return Err(libc::EINVAL),
@@ -222,10 +223,13 @@ fn carry_out(
 
 /// What a region is, and whether its file goes with that. A client that has room for no more than a region
 /// (`argsz`) learns how much room it needs for what is behind it.
-fn region_info(index: u32, argsz: u32) -> Result<Answer, Errno> {
+fn region_info(index: u32, argsz: u32, maps_doorbells: bool) -> Result<Answer, Errno> {
     let (flags, size) = match index {
         BAR_CONTROL => (REGION_READ | REGION_WRITE, u64::from(CONTROL_BYTES)),
-        BAR_DOORBELLS => (REGION_READ | REGION_WRITE | REGION_MMAP | REGION_CAPS, DOORBELL_BYTES as u64),
+        BAR_DOORBELLS => {
+            let mapped = if maps_doorbells { REGION_MMAP | REGION_CAPS } else { 0 };
+            (REGION_READ | REGION_WRITE | mapped, DOORBELL_BYTES as u64)
+        }
         BAR_MSIX => (REGION_READ | REGION_WRITE, u64::from(MSIX_BYTES)),
         PCI_CONFIG => (REGION_READ | REGION_WRITE, CONFIG_BYTES),
         index if index < PCI_REGIONS => (0, 0),

@@ -12,12 +12,17 @@ use memmap2::{MmapOptions, MmapRaw};
 use starverbs_backend::sealed;
 use starverbs_queues::board::{BAR_CONTROL, BAR_DOORBELLS};
 use starverbs_vfio::Client;
-use starverbs_vfio::message::{IRQ_MSIX, REGION_MMAP};
+use starverbs_vfio::message::{IRQ_MSIX, PCI_CONFIG, REGION_MMAP};
 
 /// How many times the patience for one thing all that a test does may take.
 const WHOLE: u32 = 6;
 /// Bytes of a doorbell page, or of all of a function's, at most.
 const MOST_CELLS: u64 = 1 << 30;
+
+/// PCI's command register, and bits of it.
+const COMMAND: u64 = 4;
+const COMMAND_MEMORY: u16 = 1 << 1;
+const COMMAND_MASTER: u16 = 1 << 2;
 
 /// The way to a board.
 pub struct Link {
@@ -52,6 +57,15 @@ impl Link {
     /// Nobody is there, or says nothing in time: so for all calls.
     pub fn open(socket: &Path, limits: Limits) -> io::Result<Link> {
         Ok(Link { client: Client::connect_within(socket, limits.patience)?, limits })
+    }
+
+    /// Has the function answer at its BARs and master the bus, as drivers do at first and after its resets.
+    ///
+    /// # Errors
+    /// What the board says.
+    pub fn set_master(&mut self, master: bool) -> io::Result<()> {
+        let command = COMMAND_MEMORY | if master { COMMAND_MASTER } else { 0 };
+        self.client()?.write(PCI_CONFIG, COMMAND, &command.to_le_bytes())
     }
 
     /// The vfio-user client, for what is of vfio-user alone.

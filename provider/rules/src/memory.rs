@@ -24,6 +24,15 @@ impl Memory {
         Ok(Memory { map, file })
     }
 
+    /// The bytes of a memory file that this process made.
+    ///
+    /// # Errors
+    /// It cannot be mapped.
+    pub fn of(file: std::fs::File) -> std::io::Result<Memory> {
+        let len = usize::try_from(file.metadata()?.len()).map_err(std::io::Error::other)?;
+        Ok(Memory { map: MmapOptions::new().len(len).map_raw(&file)?, file })
+    }
+
     /// The same memory, mapped once more.
     ///
     /// # Errors

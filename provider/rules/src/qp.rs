@@ -132,7 +132,7 @@ impl Raw {
     /// # Errors
     /// It is refused.
     pub fn qp(&mut self, pd: u32, cq: u32, n: usize) -> Tested<RawQp> {
-        self.qp_of(n, &Raw::create_qp(pd, cq, QPS + n * QP_BYTES))
+        self.qp_of(n, &Raw::create_qp(pd, cq, self.at(QPS + n * QP_BYTES)))
     }
 
     /// The QP that `create` says, as number `n` of this driver.
@@ -140,7 +140,7 @@ impl Raw {
     /// # Errors
     /// It is refused.
     pub fn qp_of(&mut self, n: usize, create: &CreateQp) -> Tested<RawQp> {
-        let at = QPS + n * QP_BYTES;
+        let at = self.at(QPS + n * QP_BYTES);
         self.put(at, &[0; 128]);
         let NumberReply { number: qpn, cell } = self.number(OP_CREATE_QP, create.as_bytes())?;
         Ok(RawQp { qpn, cell, at, sends: 0, recvs: 0 })

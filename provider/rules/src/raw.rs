@@ -42,6 +42,10 @@ pub const QP_BYTES: usize = 0x1_0000;
 pub const DATA: usize = 0x10_0000;
 /// `enum ibv_access_flags`: local writes, and WRITE, READ, atomics and FLUSH of peers.
 pub const ALL: u32 = 0x10f;
+/// Contexts for which there is room in front of [`DATA`], each with queues as the first has them.
+pub const CONTEXTS: usize = 3;
+/// Bytes of each.
+pub const CONTEXT_BYTES: usize = 0x4_0000;
 /// Doorbells that [`Raw::settle`] rings.
 pub const SETTLED: u64 = 3;
 
@@ -59,6 +63,14 @@ pub struct Raw {
     pub taken: u32,
     /// How long the board may take for one thing
     pub patience: Duration,
+    /// The context whose commands are posted
+    pub context: u16,
+    /// Cells of a context's page
+    cells: u32,
+    /// Where in memory the context has its queues: as of [`CONTEXT_BYTES`]
+    slot: usize,
+    /// The contexts that have some, and CQEs taken there when they were left
+    slots: [Option<(u16, u32)>; CONTEXTS],
     /// The cell of the spare CQ, and how often it was armed
     spare: Option<(u32, u32)>,
 }
@@ -69,11 +81,33 @@ impl Raw {
     /// # Errors
     /// There is no board, or it has no doorbell page.
     pub fn connect(socket: &Path, limits: Limits) -> Tested<Raw> {
+        Raw::with_memory(socket, limits, Memory::new(BYTES)?)
+    }
+
+    /// The same with this memory, of [`BYTES`].
+    ///
+    /// # Errors
+    /// As of [`Raw::connect`].
+    pub fn with_memory(socket: &Path, limits: Limits, memory: Memory) -> Tested<Raw> {
         let mut link = Link::open(socket, limits)?;
-        let memory = Memory::new(BYTES)?;
+        link.set_master(true)?;
         link.map(memory.file(), BASE, BYTES as u64)?;
         let page = link.map_cells()?;
-        Ok(Raw { link, memory, page, tail: 0, taken: 0, patience: limits.patience, spare: None })
+        let mut cells = [0; 4];
+        link.read(REG_CELLS, &mut cells)?;
+        Ok(Raw {
+            link,
+            memory,
+            page,
+            tail: 0,
+            taken: 0,
+            patience: limits.patience,
+            context: 0,
+            cells: u32::from_le_bytes(cells),
+            slot: 0,
+            slots: [Some((0, 0)), None, None],
+            spare: None,
+        })
     }
 
     /// Connects, and enables the board.
@@ -91,14 +125,68 @@ impl Raw {
     /// # Errors
     /// It is not enabled.
     pub fn enable(&mut self) -> Tested {
+        self.link.set_master(true)?;
         self.set_queues(BASE + COMMANDS as u64, COMMANDS_LOG, BASE + EVENTS as u64, EVENTS_LOG)?;
         self.write(REG_CONTROL, &CTRL_ENABLE.to_le_bytes())?;
-        self.tail = 0;
-        self.spare = None;
+        (self.tail, self.spare) = (0, None);
+        (self.context, self.slot, self.slots) = (0, 0, [Some((0, 0)), None, None]);
         match self.register(REG_STATUS)? & STATUS_ENABLED {
             0 => Err(Fault::failed("enabled", format_args!("REG_ERROR {}", self.register(REG_ERROR)?))),
             _ => Ok(()),
         }
+    }
+
+    /// Works in another context from now on, with its queues and its doorbell page.
+    ///
+    /// # Panics
+    /// It is none that was opened.
+    pub fn enter(&mut self, context: u16) {
+        self.slots[self.slot] = Some((self.context, self.taken));
+        let is_it = |slot: &Option<(u16, u32)>| slot.is_some_and(|(number, _)| number == context);
+        self.slot = self.slots.iter().position(is_it).expect("a context that was opened");
+        (self.context, self.taken) = self.slots[self.slot].unwrap_or_default();
+    }
+
+    /// Opens a context from the first one, and works in it; gives its number.
+    ///
+    /// # Errors
+    /// It is refused, or none that the board can have.
+    ///
+    /// # Panics
+    /// There is no room for one more.
+    pub fn open_context(&mut self, vector: u32) -> Tested<u16> {
+        self.enter(0);
+        let slot = self.slots.iter().position(Option::is_none).expect("room for three contexts");
+        let begin = slot * CONTEXT_BYTES;
+        self.put(begin, &vec![0; CONTEXT_BYTES]);
+        let open = OpenContext { events: BASE + (begin + EVENTS) as u64, events_log: EVENTS_LOG, vector };
+        let NumberReply { number, cell } = self.number(OP_OPEN_CONTEXT, open.as_bytes())?;
+        let contexts = self.register(REG_CONTEXTS)?;
+        if !(1..contexts).contains(&number) || cell != CELL_EVENTS {
+            let seen = format_args!("context {number}, cell {cell}");
+            return Err(Fault::failed(format_args!("a context from 1 to {contexts} - 1, cell 0"), seen));
+        }
+        self.slots[slot] = Some((number as u16, 0));
+        self.enter(number as u16);
+        Ok(self.context)
+    }
+
+    /// Closes a context from the first one, and works there.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub fn close_context(&mut self, context: u16) -> Tested {
+        self.enter(0);
+        self.done(OP_CLOSE_CONTEXT, context.into())?;
+        for slot in &mut self.slots {
+            slot.take_if(|(number, _)| *number == context);
+        }
+        Ok(())
+    }
+
+    /// Where in its memory the context has what the first has at `at`.
+    pub fn at(&self, at: usize) -> usize {
+        self.slot * CONTEXT_BYTES + at
     }
 
     /// Writes the registers that name the queues.
@@ -184,16 +272,17 @@ impl Raw {
         self.memory.quad(at)
     }
 
-    /// A doorbell cell.
+    /// A doorbell cell of the context.
     ///
     /// # Errors
     /// The page has no such cell.
     pub fn cell(&self, cell: u32) -> Tested<&AtomicU64> {
-        if cell as usize >= self.page.len() / 8 {
-            return Err(Fault::failed("a cell of the doorbell page", format_args!("cell {cell}")));
+        let at = u64::from(self.context) * u64::from(self.cells) + u64::from(cell);
+        if at >= self.page.len() as u64 / 8 {
+            return Err(Fault::failed("a cell of the doorbell page", format_args!("cell {at}")));
         }
         // SAFETY: inside the page, which lives as long as this; aligned.
-        Ok(unsafe { AtomicU64::from_ptr(self.page.as_mut_ptr().cast::<u64>().add(cell as usize)) })
+        Ok(unsafe { AtomicU64::from_ptr(self.page.as_mut_ptr().cast::<u64>().add(at as usize)) })
     }
 
     /// Stores into a doorbell cell.
@@ -213,7 +302,7 @@ impl Raw {
     /// Puts a command into the queue, and does not say so yet; gives its place.
     pub fn put_command(&mut self, op: u16, body: &[u8]) -> usize {
         let at = Raw::command_at(self.tail);
-        self.put(at, CommandHead { op, status: PENDING, ..CommandHead::default() }.as_bytes());
+        self.put(at, CommandHead { op, context: self.context, status: PENDING }.as_bytes());
         self.put(at + size_of::<CommandHead>(), body);
         self.tail = self.tail.wrapping_add(1);
         at
@@ -312,7 +401,7 @@ impl Raw {
     pub fn basics(&mut self) -> Tested<(u32, u32, NumberReply)> {
         let pd = self.number(OP_ALLOC_PD, &[])?.number;
         let key = self.number(OP_REG_MR, Raw::region(pd, 0, BYTES).as_bytes())?.number;
-        Ok((pd, key, self.cq(CQ, CQ_LOG, 0)?))
+        Ok((pd, key, self.cq(self.at(CQ), CQ_LOG, 0)?))
     }
 
     /// A region of this memory, by whose addresses it is known.
@@ -349,15 +438,15 @@ impl Raw {
 
     /// The same, if it is there.
     pub fn poll(&mut self) -> Option<Cqe> {
-        let cqe = self.cqe(CQ, CQ_LOG, self.taken)?;
+        let cqe = self.cqe(self.at(CQ), CQ_LOG, self.taken)?;
         self.taken = self.taken.wrapping_add(1);
-        self.word(CQ).store(self.taken, Ordering::Release);
+        self.word(self.at(CQ)).store(self.taken, Ordering::Release);
         Some(cqe)
     }
 
     /// Event `index`, counted from 0, if the board has written it.
     pub fn event(&self, index: u32) -> Option<(u32, u32)> {
-        let at = EVENTS + (index & ((1 << EVENTS_LOG) - 1)) as usize * size_of::<Event>();
+        let at = self.at(EVENTS) + (index & ((1 << EVENTS_LOG) - 1)) as usize * size_of::<Event>();
         let valid = self.word(at + offset_of!(Event, valid)).load(Ordering::Acquire);
         let event: Event = self.get(at);
         (valid == index.wrapping_add(1)).then_some((event.kind, event.number))

@@ -2,6 +2,7 @@
 
 mod commands;
 mod completions;
+mod contexts;
 mod doorbells;
 mod events;
 mod garbage;
@@ -80,7 +81,7 @@ pub const RULES: &[Rule] = &[
     rule(33, "the vector is signalled after events were written", events::signal),
     rule(34, "asynchronous events name the object", events::names),
     rule(35, "maps are checked, and what lies in none is a miss", memory::maps),
-    rule(36, "unmapped memory is not touched; a map with queues is EBUSY", memory::unmapped),
+    rule(36, "unmapped memory is not touched, with queues in it or without", memory::unmapped),
     rule(37, "data comes before its CQE, and a write's last byte last", memory::order),
     rule(38, "atomics are atomic", memory::atomics),
     rule(39, "what is no message ends the connection, and no other", socket::messages),
@@ -90,4 +91,8 @@ pub const RULES: &[Rule] = &[
     rule(43, "a guest finds BARs, capabilities, vectors; what is only read stays", pci::config_space),
     rule(44, "a vector is signalled by the eventfd that was given for it", pci::vectors),
     rule(45, "a range is unmapped with all in it; a map without a descriptor is none", pci::unmaps),
+    rule(46, "a function that masters no bus reaches nothing and interrupts nobody", pci::bus_master),
+    rule(47, "contexts have pages, events and vectors of their own; one alone opens", contexts::open),
+    rule(48, "contexts name their own objects alone; their keys open nothing to others", contexts::apart),
+    rule(49, "closing a context ends all in it, and touches nothing of it any more", contexts::close),
 ];

@@ -41,6 +41,9 @@ struct Emulate {
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=MOST as i64))]
     sockets: u16,
+    /// No client maps doorbell pages: a guest's writes are trapped then, one by one
+    #[arg(long)]
+    no_mapped_doorbells: bool,
 }
 
 /// Set by a signal that ends the board.
@@ -63,6 +66,9 @@ fn emulate(args: &Emulate) -> Result<(), Failure> {
     let sockets = socket_paths(&args.socket, usize::from(args.sockets));
     let mut board = Board::open(&settings, &sockets, seed())
         .map_err(|error| Failure::new(1, format!("no board: {error}")))?;
+    if args.no_mapped_doorbells {
+        board.trap_doorbells();
+    }
     for signal in [libc::SIGINT, libc::SIGTERM] {
         // SAFETY: the handler stores a flag, which is all that may be done there.
         unsafe { libc::signal(signal, on_signal as *const () as libc::sighandler_t) };

@@ -1,9 +1,11 @@
-//! Boards of these tests, and the driver without a library ([`starverbs_rules::Raw`]), whose faults panic here.
+//! Boards of these tests, and the driver without a library ([`starverbs_rules::Raw`]), whose faults panic
+//! here.
 
+use std::fs::File;
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use starverbs_core::{Cqe, SendOp, SendWqe};
 use starverbs_queues::board::{CreateQp, NumberReply};
@@ -52,10 +54,21 @@ pub(super) fn with_board_of(
     sockets: usize,
     clients: impl FnOnce(&[PathBuf]) + Send,
 ) -> Board {
+    with_board_that(settings, sockets, |_| (), clients)
+}
+
+/// The same of a board that `prepare` has seen.
+pub(super) fn with_board_that(
+    settings: &Settings,
+    sockets: usize,
+    prepare: impl FnOnce(&mut Board),
+    clients: impl FnOnce(&[PathBuf]) + Send,
+) -> Board {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let name = format!("starverbs-raw-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
     let paths = socket_paths(&std::env::temp_dir().join(name), sockets);
     let mut board = Board::open(settings, &paths, [1, 2]).unwrap();
+    prepare(&mut board);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let client = scope.spawn(|| {
@@ -81,6 +94,46 @@ impl Raw {
     /// Connected and enabled.
     pub(super) fn open(path: &Path) -> Raw {
         Raw(starverbs_rules::Raw::open(path, Limits::new(PATIENCE)).unwrap())
+    }
+
+    /// Connected and enabled, with a file as its memory.
+    pub(super) fn of(path: &Path, file: File) -> Raw {
+        let memory = starverbs_rules::Memory::of(file).unwrap();
+        let mut raw = Raw(starverbs_rules::Raw::with_memory(path, Limits::new(PATIENCE), memory).unwrap());
+        raw.enable();
+        raw
+    }
+
+    /// Enabled, with memory that is as new.
+    pub(super) fn enable(&mut self) {
+        self.put(0, &vec![0; DATA]);
+        self.0.taken = 0;
+        self.0.enable().unwrap();
+    }
+
+    /// Opens a context, and works in it.
+    pub(super) fn open_context(&mut self, vector: u32) -> u16 {
+        self.0.open_context(vector).unwrap()
+    }
+
+    pub(super) fn close_context(&mut self, context: u16) {
+        self.0.close_context(context).unwrap();
+    }
+
+    /// Posts a command without a body; gives its status as it is then.
+    pub(super) fn post_command(&mut self, op: u16) -> u32 {
+        let at = self.put_command(op, &[]);
+        self.0.post_commands().unwrap();
+        self.word(at + 4).load(Ordering::Acquire)
+    }
+
+    /// Looks until something is so.
+    pub(super) fn until(&mut self, what: &str, mut is: impl FnMut(&mut Raw) -> bool) {
+        let begun = Instant::now();
+        while !is(self) {
+            assert!(begun.elapsed() < PATIENCE, "never: {what}");
+            std::thread::yield_now();
+        }
     }
 
     pub(super) fn client(&mut self) -> &mut Client {
@@ -146,6 +199,14 @@ impl Raw {
     pub(super) fn settle(&mut self) {
         self.0.settle().unwrap();
     }
+}
+
+/// A memory file that may be made shorter.
+pub(super) fn unsealed(len: usize) -> File {
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    let file = File::from(memfd_create(c"raw", MFdFlags::empty()).unwrap());
+    file.set_len(len as u64).unwrap();
+    file
 }
 
 /// Two QPs of one client, connected to each other.

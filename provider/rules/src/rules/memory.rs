@@ -92,8 +92,6 @@ pub(super) fn unmapped(bench: &mut Bench) -> Tested {
     raw.put_send(&mut a, write, data(0, 64, key));
     raw.doorbell(&a)?;
     expect("completion of a WRITE while it is mapped", raw.completion()?.status, WcStatus::Success)?;
-    let whole = raw.link.unmap(BASE, BYTES as u64);
-    expect("errno of unmapping memory that queues lie in", errno(&whole), libc::EBUSY)?;
     let part = raw.link.unmap(BASE, PAGE);
     ensure(part.is_err(), "no part of a map unmapped", "done")?;
     for n in 0..16 {
@@ -111,7 +109,28 @@ pub(super) fn unmapped(bench: &mut Bench) -> Tested {
     raw.put_send(&mut a, write, data(0, 64, key));
     raw.doorbell(&a)?;
     expect("completion of a WRITE behind it", raw.completion()?.status, WcStatus::RemAccessErr)?;
-    expect("memory that was unmapped", more.bytes(0, 64), vec![0x55; 64])
+    expect("memory that was unmapped", more.bytes(0, 64), vec![0x55; 64])?;
+    /* and now the memory of the queues themselves */
+    reconnect(&mut raw, a, b)?;
+    raw.link.unmap(BASE, BYTES as u64)?;
+    let noise: Vec<u8> = (0..BYTES).map(|n| (n % 251) as u8).collect();
+    raw.put(0, &noise);
+    raw.put_send(&mut a, write, data(0, 64, key));
+    raw.doorbell(&a)?;
+    raw.put_command(OP_ALLOC_PD, &[]);
+    let command = raw.bytes(0, BYTES);
+    raw.post_commands()?;
+    expect("REG_MAGIC when its queues are gone", raw.register(REG_MAGIC)?, MAGIC)?;
+    ensure(raw.counter(COUNTER_DMA_MISSES)? > 0, "COUNTER_DMA_MISSES of queues that are gone", "none")?;
+    let after = raw.bytes(0, BYTES);
+    let touched = command.iter().zip(&after).position(|(before, after)| before != after);
+    expect("a byte of the unmapped queues that was written", touched, None)?;
+    /* it works again when it is given memory anew */
+    raw.write(REG_CONTROL, &CTRL_RESET.to_le_bytes())?;
+    raw.put(0, &vec![0; BYTES]);
+    raw.link.map(raw.memory.again()?.file(), BASE, BYTES as u64)?;
+    raw.enable()?;
+    raw.number(OP_ALLOC_PD, &[]).map(drop)
 }
 
 /// Bytes of a message whose order is looked at: more than a packet has.

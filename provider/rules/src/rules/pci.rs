@@ -1,4 +1,4 @@
-//! The function as a PCI device, and what a monitor asks of it: B43 to B45.
+//! The function as a PCI device, and what a monitor asks of it: B43 to B46.
 
 use std::mem::size_of;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use crate::bench::{Bench, Pair};
 use crate::fault::{Fault, Tested, ensure, errno, expect};
 use crate::memory::Memory;
 use crate::qp::{data, request};
-use crate::raw::{ALL, BASE, BYTES, Raw, arm};
+use crate::raw::{ALL, BASE, BYTES, COMMANDS_LOG, EVENTS, EVENTS_LOG, Raw, arm};
 
 const PAGE: u64 = 4096;
 /// The first address behind the driver's memory.
@@ -164,4 +164,37 @@ pub(super) fn unmaps(bench: &mut Bench) -> Tested {
     expect("completion of a WRITE to a map without a descriptor", status, WcStatus::RemAccessErr)?;
     let counted = raw.counter(COUNTER_DMA_MISSES)? - misses;
     ensure(counted > 0, "COUNTER_DMA_MISSES of it", "not counted")
+}
+
+pub(super) fn bus_master(bench: &mut Bench) -> Tested {
+    let Pair { mut raw, key, mut a, mut b, .. } = bench.pair()?;
+    raw.exchange(key, &mut a, &mut b, 1)?;
+    raw.link.set_master(false)?;
+    let doorbells = raw.counter(COUNTER_DOORBELLS)?;
+    raw.post_recv(&mut b, 2, data(4096, 8, key));
+    raw.put_send(&mut a, request(SendOp::Send, 2), data(0, 8, key));
+    raw.doorbell(&a)?;
+    raw.put_command(OP_ALLOC_PD, &[]);
+    let before = raw.bytes(0, BYTES);
+    raw.post_commands()?;
+    expect("REG_ERROR of a command without the bus", raw.register(REG_ERROR)?, libc::EACCES as u32)?;
+    for _ in 0..100 {
+        raw.register(REG_MAGIC)?;
+    }
+    expect("doorbells taken without the bus", raw.counter(COUNTER_DOORBELLS)?, doorbells)?;
+    let touched = raw.bytes(0, BYTES).iter().zip(&before).position(|(after, before)| before != after);
+    expect("a byte that was written without the bus", touched, None)?;
+    /* with it, what was rung meanwhile is seen */
+    raw.link.set_master(true)?;
+    let done = [raw.completion()?.status, raw.completion()?.status];
+    expect("statuses of what was posted meanwhile", done, [WcStatus::Success; 2])?;
+    raw.post_commands()?;
+    expect("status of the command", raw.status(Raw::command_at(raw.tail.wrapping_sub(1))), 0)?;
+    /* and a board is not enabled without */
+    raw.write(REG_CONTROL, &CTRL_RESET.to_le_bytes())?;
+    raw.link.set_master(false)?;
+    raw.set_queues(BASE, COMMANDS_LOG, BASE + EVENTS as u64, EVENTS_LOG)?;
+    raw.write(REG_CONTROL, &CTRL_ENABLE.to_le_bytes())?;
+    let seen = (raw.register(REG_STATUS)? & STATUS_ENABLED, raw.register(REG_ERROR)?);
+    expect("status and error when it is enabled without the bus", seen, (0, libc::EACCES as u32))
 }

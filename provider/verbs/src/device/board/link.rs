@@ -20,7 +20,7 @@ use starverbs_queues::board::{
     REG_EVENTS, REG_EVENTS_LOG, REG_MAGIC, REG_STATUS, REG_VERSION, STATUS_ENABLED, VERSION,
 };
 use starverbs_vfio::Client;
-use starverbs_vfio::message::{IRQ_MSIX, REGION_MMAP};
+use starverbs_vfio::message::{IRQ_MSIX, PCI_CONFIG, REGION_MMAP};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::chardev::{self, Begun, CharDev};
@@ -31,6 +31,9 @@ use crate::error::{Result, VerbsError};
 const EVENTS_LOG: u32 = 12;
 /// How long a command may take.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// PCI's command register, and what a driver sets there: the BARs answer, the board reaches memory.
+const PCI_COMMAND: u64 = 4;
+const PCI_MEMORY_AND_MASTER: u16 = 6;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
@@ -87,6 +90,7 @@ impl Link {
     fn open_socket(path: &Path, irq: OwnedFd) -> Result<(Link, OwnedFd)> {
         let mut client = Client::connect(path)?;
         check(&mut client)?;
+        client.write(PCI_CONFIG, PCI_COMMAND, &PCI_MEMORY_AND_MASTER.to_le_bytes())?;
         let page = map_page(&mut client)?;
         give_program_memory(&mut client)?;
         let irqs = [irq];

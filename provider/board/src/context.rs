@@ -1,0 +1,307 @@
+//! A context of a function, which is one program's: its doorbell page, its event queue, its objects.
+//!
+//! Owns which objects are whose: the card knows all of them, and a context may name its own alone. It must
+//! not know registers, nor how messages come.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+use starverbs_core::{AvId, PdId, Qpn, SrqId};
+use starverbs_queues::board::{
+    CELL_FIRST, COUNTER_DOORBELLS, COUNTER_EVENT_WRITES, COUNTER_MALFORMED, EVENT_COMPLETION, Event,
+};
+
+use crate::broken;
+use crate::counters::BoardCounters;
+use crate::cq::{BoardCq, Due};
+use crate::dma::{Errno, Maps, Room};
+use crate::doorbells::{CELLS, Doorbells};
+use crate::function::Card;
+use crate::queues::{BoardSq, Kept};
+
+/// log2 of the events of a queue at most.
+const MAX_EVENTS_LOG: u32 = 12;
+/// Events that wait for room in the event queue at most.
+const MAX_WAITING: usize = 4096;
+/// IBV_EVENT_CQ_ERR
+const CQ_ERR: u32 = 0;
+
+/// Whose a doorbell cell is.
+pub(crate) enum Cell {
+    Free,
+    Events,
+    Qp(Qpn, BoardSq),
+    /// A receive that is posted needs no more than its index
+    Srq,
+    Cq(BoardCq),
+}
+
+/// The event queue.
+struct EventQueue {
+    room: Room,
+    log: u32,
+    made: u32,
+    taken: u32,
+}
+
+impl EventQueue {
+    /// EINVAL: a size that no queue has; EFAULT: memory that is not mapped here.
+    fn open(maps: &Maps, address: u64, log: u32) -> Result<EventQueue, Errno> {
+        if log > MAX_EVENTS_LOG {
+            return Err(libc::EINVAL);
+        }
+        let room = maps.room(address, size_of::<Event>() << log, 64)?;
+        Ok(EventQueue { room, log, made: 0, taken: 0 })
+    }
+
+    fn room_left(&self) -> u32 {
+        let waiting = if broken::rule(32) { 0 } else { self.made.wrapping_sub(self.taken) };
+        (1u32 << self.log) - waiting
+    }
+
+    fn push(&mut self, kind: u32, number: u32) {
+        let at = (self.made & ((1 << self.log) - 1)) as usize * size_of::<Event>();
+        self.made = self.made.wrapping_add(1);
+        self.room.store(at, u64::from(kind) | u64::from(number) << 32, Ordering::Relaxed);
+        self.room.store(at + 8, u64::from(self.made) << 32, Ordering::Release);
+    }
+}
+
+/// What was made in a context.
+#[derive(Default)]
+pub(crate) struct Objects {
+    pub(crate) pds: BTreeSet<u32>,
+    pub(crate) keys: BTreeSet<u32>,
+    pub(crate) windows: BTreeSet<u32>,
+    pub(crate) ahs: BTreeSet<u32>,
+    /// By number: the cell
+    pub(crate) cqs: BTreeMap<u32, (u32, BoardCq)>,
+    pub(crate) srqs: BTreeMap<u32, SrqEntry>,
+    pub(crate) qps: BTreeMap<Qpn, u32>,
+}
+
+/// A shared receive queue.
+pub(crate) struct SrqEntry {
+    pub(crate) cell: u32,
+    pub(crate) slots: u32,
+}
+
+/// How many objects there are.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Counts {
+    pub(crate) pds: usize,
+    pub(crate) keys: usize,
+    pub(crate) windows: usize,
+    pub(crate) ahs: usize,
+    pub(crate) cqs: usize,
+    pub(crate) srqs: usize,
+    pub(crate) qps: usize,
+}
+
+impl Counts {
+    /// These and those of a context.
+    pub(crate) fn with(self, of: &Objects) -> Counts {
+        Counts {
+            pds: self.pds + of.pds.len(),
+            keys: self.keys + of.keys.len(),
+            windows: self.windows + of.windows.len(),
+            ahs: self.ahs + of.ahs.len(),
+            cqs: self.cqs + of.cqs.len(),
+            srqs: self.srqs + of.srqs.len(),
+            qps: self.qps + of.qps.len(),
+        }
+    }
+}
+
+/// What the contexts of a function share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    /// The function's number
+    pub(crate) number: usize,
+    pub(crate) doorbells: Rc<Doorbells>,
+    pub(crate) counters: Rc<BoardCounters>,
+    pub(crate) kept: Kept,
+}
+
+/// One context.
+pub(crate) struct Context {
+    pub(crate) shared: Shared,
+    id: u16,
+    /// Interrupt vector of its events
+    pub(crate) vector: u32,
+    pub(crate) cells: Vec<Cell>,
+    seen: Vec<u64>,
+    events: EventQueue,
+    /// (kind, number) of events that wait for room
+    waiting: Vec<(u32, u32)>,
+    pub(crate) due: Rc<Due>,
+    pub(crate) objects: Objects,
+    /// Of the function's objects, those that other contexts had when the command under way came
+    pub(crate) others: Counts,
+}
+
+/// The card's cookie of an object: whose it is.
+pub(crate) fn owner(function: usize, context: u16) -> u64 {
+    (function as u64) << 16 | u64::from(context)
+}
+
+/// The function and the context that a cookie names.
+pub(crate) fn owner_of(cookie: u64) -> (usize, u16) {
+    ((cookie >> 16) as usize, cookie as u16)
+}
+
+impl Context {
+    /// One whose events are written to `events`, a queue of 2^`log` entries, and whose doorbell page is zero.
+    /// EINVAL, EFAULT: no such queue.
+    pub(crate) fn open(
+        shared: &Shared,
+        id: u16,
+        maps: &Maps,
+        (events, log): (u64, u32),
+        vector: u32,
+    ) -> Result<Context, Errno> {
+        let events = EventQueue::open(maps, events, log)?;
+        shared.doorbells.clear(id);
+        Ok(Context {
+            shared: shared.clone(),
+            id,
+            vector,
+            cells: vec![Cell::Events],
+            seen: vec![0],
+            events,
+            waiting: Vec::new(),
+            due: Rc::default(),
+            objects: Objects::default(),
+            others: Counts::default(),
+        })
+    }
+
+    /// By which the card knows whose an object is.
+    pub(crate) fn cookie(&self) -> u64 {
+        owner(self.shared.number, self.id)
+    }
+
+    /// A cell for a queue, which is zero. ENOSPC: all are taken.
+    pub(crate) fn take_cell(&mut self, of: Cell) -> Result<u32, Errno> {
+        let first = CELL_FIRST as usize;
+        let free = self.cells.iter().skip(first).position(|cell| matches!(cell, Cell::Free));
+        let at = free.map_or(self.cells.len(), |at| at + first);
+        if at >= CELLS {
+            return Err(libc::ENOSPC);
+        }
+        if at == self.cells.len() {
+            self.cells.push(Cell::Free);
+            self.seen.push(0);
+        }
+        if !broken::rule(6) {
+            self.shared.doorbells.cell(self.id, at).store(0, Ordering::Relaxed);
+        }
+        self.seen[at] = 0;
+        self.cells[at] = of;
+        Ok(at as u32)
+    }
+
+    pub(crate) fn free_cell(&mut self, at: u32) {
+        if let Some(cell) = self.cells.get_mut(at as usize) {
+            *cell = Cell::Free;
+        }
+    }
+
+    /// Takes the doorbells that changed; says how many.
+    pub(crate) fn take_doorbells(&mut self, card: &mut Card) -> u32 {
+        let mut changed = 0;
+        for at in 0..self.cells.len() {
+            let value = self.shared.doorbells.cell(self.id, at).load(Ordering::Acquire);
+            let counts_old = broken::rule(18) && matches!(self.cells[at], Cell::Qp(..));
+            if value == self.seen[at] && !counts_old {
+                continue;
+            }
+            self.seen[at] = value;
+            changed += 1;
+            self.shared.counters.inc(COUNTER_DOORBELLS);
+            match &self.cells[at] {
+                Cell::Free | Cell::Srq => {}
+                Cell::Events => self.events_taken(value as u32),
+                Cell::Qp(qpn, sq) => {
+                    if !sq.ring(value as u32) {
+                        self.shared.counters.inc(COUNTER_MALFORMED);
+                    }
+                    card.nic.handle_doorbell(&mut card.env, *qpn, card.now);
+                }
+                Cell::Cq(cq) => cq.arm(value),
+            }
+        }
+        changed
+    }
+
+    fn events_taken(&mut self, taken: u32) {
+        /* an index that no queue can have is none */
+        if self.events.made.wrapping_sub(taken) <= 1 << self.events.log {
+            self.events.taken = taken;
+        }
+    }
+
+    /// Adds an event of an object. False: it is lost, as too many wait.
+    #[must_use]
+    pub(crate) fn raise(&mut self, kind: u32, number: u32) -> bool {
+        let number = if broken::rule(34) { number + 1 } else { number };
+        let has_room = self.waiting.len() < MAX_WAITING;
+        if has_room {
+            self.waiting.push((kind, number));
+        }
+        has_room
+    }
+
+    /// Adds the events of completion queues. False: as of [`Context::raise`].
+    #[must_use]
+    pub(crate) fn raise_due(&mut self) -> bool {
+        let due = Rc::clone(&self.due);
+        let mut all = true;
+        due.overruns.borrow_mut().drain(..).for_each(|cq| all &= self.raise(CQ_ERR, cq));
+        due.completions.borrow_mut().drain(..).for_each(|cq| all &= self.raise(EVENT_COMPLETION, cq));
+        all
+    }
+
+    /// Writes the events that wait, as far as there is room; says whether there were any.
+    pub(crate) fn write_events(&mut self) -> bool {
+        let count = self.waiting.len().min(self.events.room_left() as usize);
+        for (kind, number) in self.waiting.drain(..count) {
+            self.events.push(kind, number);
+            self.shared.counters.inc(COUNTER_EVENT_WRITES);
+        }
+        count > 0
+    }
+
+    /// Ends all objects, in the order in which they depend on each other. The context is of no use any more.
+    pub(crate) fn end(&mut self, card: &mut Card) {
+        let Objects { pds, keys, windows, ahs, cqs, srqs, qps } = std::mem::take(&mut self.objects);
+        if broken::rule(49) {
+            return;
+        }
+        let Card { nic, env, .. } = card;
+        for qpn in qps.into_keys() {
+            let _ = nic.destroy_qp(env, qpn);
+        }
+        for srq in srqs.into_keys() {
+            let _ = nic.destroy_srq(SrqId(srq));
+        }
+        for window in windows {
+            let _ = nic.dealloc_mw(window);
+        }
+        for key in keys {
+            let _ = nic.dereg_mr(key);
+        }
+        for ah in ahs {
+            let _ = nic.destroy_av(AvId(ah));
+        }
+        for pd in pds {
+            let _ = nic.dealloc_pd(PdId(pd));
+        }
+        drop(cqs);
+        self.cells.clear();
+        if !broken::rule(5) {
+            self.shared.doorbells.clear(self.id);
+        }
+    }
+}
