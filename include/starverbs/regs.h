@@ -92,7 +92,7 @@
 
 /* RC, UC and UD, with PDs, MRs, AHs, CQs and SRQs */
 #define STARVERBS_CAP_VERBS 1ULL
-/* XRC: reserved */
+/* XRC: queue pairs and SRQs of a domain */
 #define STARVERBS_CAP_XRC (1ULL << 1)
 /* StaR: reserved */
 #define STARVERBS_CAP_STAR (1ULL << 2)
@@ -102,12 +102,18 @@
 #define STARVERBS_CAP_RMA (1ULL << 4)
 /* Memory windows */
 #define STARVERBS_CAP_WINDOWS (1ULL << 8)
-/* Multicast groups: reserved */
+/* Multicast groups */
 #define STARVERBS_CAP_MULTICAST (1ULL << 9)
 /* Regions of many pieces, by a translation table */
 #define STARVERBS_CAP_MTT (1ULL << 10)
 /* Doorbells of csRNA's form {operation, SQ offset, count, QPN}: reserved */
 #define STARVERBS_CAP_DOORBELL_OPS (1ULL << 11)
+/* Completion queues are resized, and their events moderated */
+#define STARVERBS_CAP_CQ_CHANGES (1ULL << 12)
+/* Null regions */
+#define STARVERBS_CAP_NULL (1ULL << 13)
+/* Management datagrams: queue pair 1 */
+#define STARVERBS_CAP_MADS (1ULL << 14)
 
 /* The board works: queue addresses are read when this is set */
 #define STARVERBS_CTRL_ENABLE 1

@@ -24,6 +24,22 @@
 /* Event: a completion queue that was armed has a completion. Others are enum ibv_event_type */
 #define STARVERBS_EVENT_COMPLETION 0x100
 
+/* Event: a management datagram waits, where none did before */
+#define STARVERBS_EVENT_MADS 0x101
+
+/* Bytes of a management datagram */
+#define STARVERBS_MAD_BYTES 256
+/* Scope of a service: one address */
+#define STARVERBS_SCOPE_ONE 0
+/* Scope of a service: all of IPv4 */
+#define STARVERBS_SCOPE_IPV4 1
+/* Scope of a service: all of IPv6 */
+#define STARVERBS_SCOPE_IPV6 2
+/* Scope of a service: all addresses */
+#define STARVERBS_SCOPE_ALL 3
+/* Flag of a service: the same client may hold it several times, if each time is so */
+#define STARVERBS_SERVICE_SHARED 1
+
 /* Flag of a QP: every send makes a completion */
 #define STARVERBS_QP_SIGNAL_ALL 1
 /* Flag of a QP: what it sends to a multicast group does not come back to it */
@@ -52,6 +68,11 @@
 #define STARVERBS_OP_DEREG_MR 0x22
 /* struct starverbs_object, a key; answers struct starverbs_region */
 #define STARVERBS_OP_QUERY_MR 0x23
+/*
+ * struct starverbs_object, a protection domain; answers struct starverbs_number_reply: the key of a
+ * region without memory
+ */
+#define STARVERBS_OP_ALLOC_NULL_MR 0x24
 /* struct starverbs_window; answers struct starverbs_number_reply: its first key */
 #define STARVERBS_OP_ALLOC_MW 0x28
 /* struct starverbs_object, any key that it ever had */
@@ -64,6 +85,13 @@
 #define STARVERBS_OP_CREATE_CQ 0x40
 /* struct starverbs_object */
 #define STARVERBS_OP_DESTROY_CQ 0x41
+/*
+ * struct starverbs_resize_cq; answers struct starverbs_number_reply: entries that were written in all
+ * where it lay before
+ */
+#define STARVERBS_OP_RESIZE_CQ 0x42
+/* struct starverbs_modify_cq */
+#define STARVERBS_OP_MODIFY_CQ 0x43
 /* struct starverbs_create_srq; answers struct starverbs_number_reply */
 #define STARVERBS_OP_CREATE_SRQ 0x50
 /* struct starverbs_srq_limit */
@@ -80,8 +108,31 @@
 #define STARVERBS_OP_QUERY_QP 0x62
 /* struct starverbs_object */
 #define STARVERBS_OP_DESTROY_QP 0x63
-/* From here on: XRC */
-#define STARVERBS_OP_XRC 0x100
+/* struct starverbs_group: what is sent to the group reaches the queue pair */
+#define STARVERBS_OP_ATTACH_GROUP 0x64
+/* struct starverbs_group */
+#define STARVERBS_OP_DETACH_GROUP 0x65
+/*
+ * Answers struct starverbs_number_reply: the upper 12 bits of the communication IDs that the client gives
+ * out. From then on it gets management datagrams
+ */
+#define STARVERBS_OP_OPEN_MADS 0x70
+/* struct starverbs_mad: to queue pair 1 at an address */
+#define STARVERBS_OP_SEND_MAD 0x71
+/*
+ * struct starverbs_mad, of which the address is 0; answers struct starverbs_mad: the oldest that
+ * waits. ENODATA: none does
+ */
+#define STARVERBS_OP_RECEIVE_MAD 0x72
+/*
+ * struct starverbs_service: requests for it come here. EADDRINUSE, EADDRNOTAVAIL: somebody holds it,
+ * or a part of it
+ */
+#define STARVERBS_OP_CLAIM_SERVICE 0x73
+/* struct starverbs_service */
+#define STARVERBS_OP_RELEASE_SERVICE 0x74
+/* struct starverbs_create_xrc_srq; answers struct starverbs_number_reply, by which requests name it */
+#define STARVERBS_OP_CREATE_XRC_SRQ 0x100
 /* From here on: StaR */
 #define STARVERBS_OP_STAR 0x200
 /* From here on: StRoM */
@@ -130,6 +181,8 @@ struct starverbs_device_reply {
 	__u8 active_mtu;	/* enum ibv_mtu of the port */
 	__u8 port_state;	/* enum ibv_port_state */
 	__u8 reserved[2];
+	__u32 max_groups;	/* Multicast groups */
+	__u32 max_group_qps;	/* Queue pairs of a group */
 };
 
 /* An entry of the GID table */
@@ -194,6 +247,21 @@ struct starverbs_create_cq {
 	__u32 flags;	/* STARVERBS_CQ_* */
 };
 
+/* Another place of a completion queue */
+struct starverbs_resize_cq {
+	__u64 entries;	/* DMA address of the entries, all zero */
+	__u64 taken;	/* DMA address of a word of 32 bits: of those, entries that the program has taken so far */
+	__u32 cq;	/* Number of the queue */
+	__u32 log;	/* log2 of the entries */
+};
+
+/* How a completion queue's events are moderated: struct ibv_moderate_cq */
+struct starverbs_modify_cq {
+	__u32 cq;	/* Number of the queue */
+	__u16 count;	/* Completions that make an event; 0: any number */
+	__u16 period;	/* Microseconds after the first of them that an event comes at the latest; 0: it waits */
+};
+
 /* The work queues of a QP, or the receive queue of an SRQ */
 struct starverbs_queues {
 	__u64 program;	/* DMA address of the program's index line (struct starverbs_program_index) */
@@ -216,6 +284,15 @@ struct starverbs_create_srq {
 	__u32 limit;	/* An event when fewer receives are left; 0: none */
 };
 
+/* A shared receive queue of an XRC domain */
+struct starverbs_create_xrc_srq {
+	struct starverbs_queues queues;	/* Where it lies */
+	__u32 pd;	/* Protection domain of its memory */
+	__u32 domain;	/* The XRC domain: a protection domain in which nothing else is but XRC's */
+	__u32 cq;	/* Where its receives complete */
+	__u32 reserved;
+};
+
 /* The limit of a shared receive queue */
 struct starverbs_srq_limit {
 	__u32 srq;	/* Number of the queue */
@@ -225,7 +302,7 @@ struct starverbs_srq_limit {
 /* A queue pair */
 struct starverbs_create_qp {
 	struct starverbs_queues queues;	/* Where its queues lie */
-	__u32 pd;	/* Protection domain */
+	__u32 pd;	/* Protection domain; of one that receives for XRC its XRC domain */
 	__u32 send_cq;	/* Completions of sends */
 	__u32 recv_cq;	/* Completions of receives */
 	__u32 srq;	/* Where receives come from; STARVERBS_NONE: a queue of its own */
@@ -266,9 +343,31 @@ struct starverbs_modify_qp {
 	struct starverbs_qp_attr attr;	/* The attributes */
 };
 
+/* A queue pair in a multicast group */
+struct starverbs_group {
+	__u8 gid[16];	/* GID of the group */
+	__u32 qpn;	/* The queue pair */
+	__u32 reserved;
+};
+
+/* A management datagram */
+struct starverbs_mad {
+	__u64 addr;	/* DMA address of its STARVERBS_MAD_BYTES bytes: where they are read, or written */
+	struct starverbs_address address;	/* Where it goes; of one that came: from dgid to sgid */
+	__u32 reserved;
+};
+
+/* A service of the connection manager */
+struct starverbs_service {
+	__u64 id;	/* Service ID, host order */
+	__u8 gid[16];	/* Of STARVERBS_SCOPE_ONE: the address */
+	__u32 scope;	/* STARVERBS_SCOPE_*: the addresses that it is for */
+	__u32 flags;	/* STARVERBS_SERVICE_* */
+};
+
 /* An entry of the event queue */
 struct starverbs_event {
-	__u32 kind;	/* STARVERBS_EVENT_COMPLETION, or enum ibv_event_type */
+	__u32 kind;	/* STARVERBS_EVENT_COMPLETION, STARVERBS_EVENT_MADS, or enum ibv_event_type */
 	__u32 number;	/* Number of the object */
 	__u32 reserved;
 	__u32 valid;	/* Number of the event, counted from 1, modulo 2^32: stored last */
@@ -278,7 +377,7 @@ struct starverbs_event {
 _Static_assert(sizeof(struct starverbs_command_head) == 8, "starverbs_command_head");
 _Static_assert(sizeof(struct starverbs_object) == 8, "starverbs_object");
 _Static_assert(sizeof(struct starverbs_number_reply) == 8, "starverbs_number_reply");
-_Static_assert(sizeof(struct starverbs_device_reply) == 64, "starverbs_device_reply");
+_Static_assert(sizeof(struct starverbs_device_reply) == 72, "starverbs_device_reply");
 _Static_assert(sizeof(struct starverbs_gid_reply) == 40, "starverbs_gid_reply");
 _Static_assert(sizeof(struct starverbs_open_context) == 16, "starverbs_open_context");
 _Static_assert(sizeof(struct starverbs_region) == 48, "starverbs_region");
@@ -286,12 +385,18 @@ _Static_assert(sizeof(struct starverbs_window) == 8, "starverbs_window");
 _Static_assert(sizeof(struct starverbs_address) == 44, "starverbs_address");
 _Static_assert(sizeof(struct starverbs_address_handle) == 48, "starverbs_address_handle");
 _Static_assert(sizeof(struct starverbs_create_cq) == 24, "starverbs_create_cq");
+_Static_assert(sizeof(struct starverbs_resize_cq) == 24, "starverbs_resize_cq");
+_Static_assert(sizeof(struct starverbs_modify_cq) == 8, "starverbs_modify_cq");
 _Static_assert(sizeof(struct starverbs_queues) == 48, "starverbs_queues");
 _Static_assert(sizeof(struct starverbs_create_srq) == 56, "starverbs_create_srq");
+_Static_assert(sizeof(struct starverbs_create_xrc_srq) == 64, "starverbs_create_xrc_srq");
 _Static_assert(sizeof(struct starverbs_srq_limit) == 8, "starverbs_srq_limit");
 _Static_assert(sizeof(struct starverbs_create_qp) == 72, "starverbs_create_qp");
 _Static_assert(sizeof(struct starverbs_qp_attr) == 80, "starverbs_qp_attr");
 _Static_assert(sizeof(struct starverbs_modify_qp) == 88, "starverbs_modify_qp");
+_Static_assert(sizeof(struct starverbs_group) == 24, "starverbs_group");
+_Static_assert(sizeof(struct starverbs_mad) == 56, "starverbs_mad");
+_Static_assert(sizeof(struct starverbs_service) == 32, "starverbs_service");
 _Static_assert(sizeof(struct starverbs_event) == 16, "starverbs_event");
 #endif
 

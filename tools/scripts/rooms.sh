@@ -9,7 +9,7 @@ declare -A may=(
     [core]='queues'
     [cm]='core' [rings]='core queues' [star]='core' [sim]='core star'
     [backend]='cm core rings settings star'
-    [board]='backend core queues settings vfio' [rules]='backend core queues vfio'
+    [board]='backend cm core queues settings vfio' [rules]='backend core queues vfio'
     [verbs]='backend cm core queues rings settings star vfio'
 )
 
@@ -33,7 +33,12 @@ echo "rooms: ${#may[@]} crates use what they may"
 lower=(types counters error rng wire rtt congestion qpc limits room qp mr command tags relay shared_qp)
 card=(env engine coalesce transport nic)
 
-in_list() { local one=$1; shift; printf '%s\n' "$@" | grep -qx "$one"; }
+in_list() {
+    local one=$1 other
+    shift
+    for other in "$@"; do [[ $other != "$one" ]] || return 0; done
+    return 1
+}
 
 core=provider/core/src
 for at in "${!lower[@]}"; do

@@ -1,11 +1,14 @@
 //! Commands: what a client asks of the card, decoded and checked.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-use starverbs_core::command::{attr, decode_address, decode_attr, region};
+use starverbs_core::command::{address, attr, decode_address, decode_attr, region};
 use starverbs_core::mr::{Backing, MrAttr, WindowType};
 use starverbs_core::qp::{QpAttrMask, QpInit, RecvSource};
-use starverbs_core::{Access, Av, AvId, Limits, NicError, PdId, QpType, SrqId};
+use starverbs_core::{
+    Access, Av, AvId, Gid, Limits, MAD_LEN, MAX_GROUP_QPS, NicError, PdId, QpType, Qpn, SrqId,
+};
 use starverbs_queues::board::*;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -13,7 +16,7 @@ use crate::broken;
 use crate::context::{Cell, Context, SrqEntry};
 use crate::cq::{BoardCq, MAX_CQ_LOG};
 use crate::dma::{ADDRESS_BITS, Errno, Room};
-use crate::env::{client_address, host_address};
+use crate::env::{NULL, NULL_BYTES, client_address, host_address};
 use crate::function::{Card, FIRST, Function};
 use crate::queues::{BoardRq, BoardSq, MAX_LOG};
 
@@ -23,6 +26,8 @@ const MAX_SGE: usize = 32;
 const MAX_INLINE: u32 = 4096;
 /// Completion queues at most: each needs a cell.
 const MAX_CQ: u32 = 4096;
+/// Multicast groups at most.
+pub(crate) const MAX_GROUPS: u32 = 16;
 /// IBV_PORT_ACTIVE
 const PORT_ACTIVE: u8 = 4;
 
@@ -111,6 +116,11 @@ impl Context {
                 self.objects.pds.remove(&pd.0);
                 Ok(DONE)
             }
+            OP_ALLOC_NULL_MR => {
+                let pd = self.own_pd(read::<Object>(body)?.number)?;
+                let access = Access::LOCAL_WRITE;
+                self.reg_mr(card, MrAttr { pd, addr: NULL, length: NULL_BYTES, access, ..MrAttr::default() })
+            }
             OP_REG_MR | OP_REREG_MR | OP_DEREG_MR | OP_QUERY_MR => self.region(card, op, body),
             OP_ALLOC_MW => {
                 has_room(card, self.objects.windows.len() + self.others.windows, limits(card).windows)?;
@@ -137,8 +147,19 @@ impl Context {
                 card.nic.destroy_av(AvId(ah)).map(|()| DONE).map_err(errno)
             }
             OP_CREATE_CQ => self.create_cq(card, &read(body)?),
+            OP_RESIZE_CQ => {
+                let to: ResizeCq = read(body)?;
+                let cq = self.own_cq(to.cq)?;
+                Ok(number(cq.resize(&to, &card.env.memories[self.shared.number].maps)?, 0))
+            }
+            OP_MODIFY_CQ => {
+                let how: ModifyCq = read(body)?;
+                self.own_cq(how.cq)?.moderate(&how);
+                Ok(DONE)
+            }
             OP_DESTROY_CQ => self.destroy_cq(read::<Object>(body)?.number),
             OP_CREATE_SRQ => self.create_srq(card, &read(body)?),
+            OP_CREATE_XRC_SRQ => self.create_xrc_srq(card, &read(body)?),
             OP_MODIFY_SRQ | OP_QUERY_SRQ | OP_DESTROY_SRQ => self.srq(card, op, read(body)?),
             OP_CREATE_QP => self.create_qp(card, &read(body)?),
             OP_MODIFY_QP => self.modify_qp(card, &read(body)?),
@@ -147,8 +168,16 @@ impl Context {
                 let attr = attr(&card.nic.query_qp(qpn).map_err(errno)?);
                 Ok(answer(&ModifyQp { qpn, mask: 0, attr }))
             }
+            OP_OPEN_MADS => card.open_mads(self.cookie()).map(|owner| number(owner, 0)),
+            OP_SEND_MAD | OP_RECEIVE_MAD => self.mad(card, op, &read(body)?),
+            OP_CLAIM_SERVICE => card.claim_service(self.cookie(), &read(body)?).map(|()| DONE),
+            OP_RELEASE_SERVICE => card.release_service(self.cookie(), &read(body)?).map(|()| DONE),
+            OP_ATTACH_GROUP | OP_DETACH_GROUP => self.group(card, op, &read(body)?),
             OP_DESTROY_QP => {
                 let qpn = self.own_qp(read::<Object>(body)?.number)?;
+                if self.objects.groups.iter().any(|(member, _)| *member == qpn) {
+                    return Err(libc::EBUSY);
+                }
                 card.nic.destroy_qp(&mut card.env, qpn).map_err(errno)?;
                 if let Some(cell) = self.objects.qps.remove(&qpn) {
                     self.free_cell(cell);
@@ -199,15 +228,19 @@ impl Context {
         let length = if broken::rule(24) { length + 64 } else { length };
         let attr = MrAttr { pd: self.own_pd(pd)?, addr, length, iova, access, backing: Backing::default() };
         if op == OP_REG_MR {
-            has_room(card, self.objects.keys.len() + self.others.keys, limits(card).mrs)?;
-            let key = card.nic.reg_mr(attr).map_err(errno)?;
-            self.objects.keys.insert(key);
-            return Ok(number(key, 0));
+            return self.reg_mr(card, attr);
         }
         if !self.objects.keys.contains(&key) {
             return Err(libc::EINVAL);
         }
         card.nic.rereg_mr(key, attr).map(|()| DONE).map_err(errno)
+    }
+
+    fn reg_mr(&mut self, card: &mut Card, attr: MrAttr) -> Result<Body, Errno> {
+        has_room(card, self.objects.keys.len() + self.others.keys, limits(card).mrs)?;
+        let key = card.nic.reg_mr(attr).map_err(errno)?;
+        self.objects.keys.insert(key);
+        Ok(number(key, 0))
     }
 
     /// `key`: any that the window ever had, whose slot its first key names.
@@ -253,6 +286,25 @@ impl Context {
         }
         let pd = self.own_pd(init.pd)?;
         let srq = card.nic.create_srq(pd, rq, init.limit, self.cookie()).map_err(errno)?;
+        self.list_srq(card, srq, slots)
+    }
+
+    fn create_xrc_srq(&mut self, card: &mut Card, init: &CreateXrcSrq) -> Result<Body, Errno> {
+        has_room(card, self.objects.srqs.len() + self.others.srqs, limits(card).srqs)?;
+        let maps = &card.env.memories[self.shared.number].maps;
+        let rq = BoardRq::open(&init.queues, maps, &self.shared.counters, MAX_SGE)?;
+        let (slots, cq) = (rq.slots(), self.own_cq(init.cq)?);
+        if broken::rule(54) {
+            let srq = card.nic.create_srq(self.own_pd(init.pd)?, rq, 0, self.cookie());
+            return self.list_srq(card, srq.map_err(errno)?, slots);
+        }
+        let (pd, domain) = (self.own_pd(init.pd)?, self.own_pd(init.domain)?);
+        let srq = card.nic.create_xrc_srq(pd, domain, rq, cq, self.cookie()).map_err(errno)?;
+        self.list_srq(card, srq, slots)
+    }
+
+    /// Gives a shared receive queue its cell, without which it ends.
+    fn list_srq(&mut self, card: &mut Card, srq: SrqId, slots: u32) -> Result<Body, Errno> {
         let cell = match self.take_cell(Cell::Srq) {
             Ok(cell) => cell,
             Err(error) => {
@@ -289,16 +341,22 @@ impl Context {
             2 => QpType::Rc,
             3 => QpType::Uc,
             4 => QpType::Ud,
-            9 | 10 => return Err(libc::EOPNOTSUPP),
+            9 => QpType::XrcSend,
+            10 => QpType::XrcRecv,
             _ => return Err(libc::EINVAL),
         };
         let maps = &card.env.memories[self.shared.number].maps;
         let sq = BoardSq::open(&init.queues, maps, &self.shared.kept, &self.shared.counters, MAX_SGE)?;
-        let rq = if init.srq == NONE {
-            RecvSource::Own(BoardRq::open(&init.queues, maps, &self.shared.counters, MAX_SGE)?)
-        } else {
-            self.objects.srqs.get(&init.srq).ok_or(libc::EINVAL)?;
-            RecvSource::Shared(SrqId(init.srq))
+        let rq = match qp_type {
+            QpType::XrcRecv => RecvSource::Xrc(SrqId(NONE)),
+            QpType::XrcSend => RecvSource::Own(BoardRq::none(&init.queues, maps, &self.shared.counters)?),
+            _ if init.srq == NONE => {
+                RecvSource::Own(BoardRq::open(&init.queues, maps, &self.shared.counters, MAX_SGE)?)
+            }
+            _ => {
+                self.objects.srqs.get(&init.srq).ok_or(libc::EINVAL)?;
+                RecvSource::Shared(SrqId(init.srq))
+            }
         };
         let init = QpInit {
             qp_type,
@@ -324,6 +382,66 @@ impl Context {
         }
     }
 
+    /// A management datagram is sent, or taken.
+    fn mad(&mut self, card: &mut Card, op: u16, mad: &Mad) -> Result<Body, Errno> {
+        let maps = &card.env.memories[self.shared.number].maps;
+        let mut bytes = [0; MAD_LEN];
+        if op == OP_SEND_MAD {
+            let to = av(&mad.address, card)?;
+            if !maps.read(mad.addr, &mut bytes) {
+                return Err(libc::EFAULT);
+            }
+            card.send_mad(&to, &bytes);
+            return Ok(DONE);
+        }
+        /* before one is taken: it would be lost */
+        if !maps.write(mad.addr, &bytes) {
+            return Err(libc::EFAULT);
+        }
+        let (meta, came) = card.take_mad(self.cookie()).ok_or(libc::ENODATA)?;
+        if !card.env.memories[self.shared.number].maps.write(mad.addr, &came) {
+            return Err(libc::EFAULT);
+        }
+        let (dgid, sgid, traffic_class) = (meta.src, meta.dst, meta.traffic_class);
+        let address = address(&Av { dgid, sgid, traffic_class, ..Av::default() });
+        Ok(answer(&Mad { addr: mad.addr, address, reserved: 0 }))
+    }
+
+    /// A queue pair joins a group, or leaves it.
+    fn group(&mut self, card: &mut Card, op: u16, group: &Group) -> Result<Body, Errno> {
+        let (qpn, gid) = (self.own_qp(group.qpn)?, Gid(group.gid));
+        if broken::rule(53) {
+            return Ok(DONE);
+        }
+        if op == OP_DETACH_GROUP {
+            self.leave_group(card, qpn, gid)?;
+            return Ok(DONE);
+        }
+        let members = self.objects.groups.iter().filter(|(_, of)| *of == gid).count();
+        if !self.objects.groups.contains(&(qpn, gid)) {
+            has_room(card, members, MAX_GROUP_QPS as u32)?;
+        }
+        let groups: BTreeSet<Gid> = self.objects.groups.iter().map(|(_, gid)| *gid).collect();
+        let room = if groups.contains(&gid) {
+            Ok(())
+        } else {
+            has_room(card, groups.len() + self.others.groups, MAX_GROUPS)
+        };
+        let Card { nic, rx, .. } = card;
+        let join = || room.and_then(|()| rx.join_group(gid).map_err(|e| e.errno())).map_err(GroupError);
+        nic.attach_multicast(qpn, gid, join).map_err(|GroupError(errno)| errno)?;
+        self.objects.groups.insert((qpn, gid));
+        Ok(DONE)
+    }
+
+    /// EINVAL: it is not in that group.
+    pub(crate) fn leave_group(&mut self, card: &mut Card, qpn: Qpn, gid: Gid) -> Result<(), Errno> {
+        let Card { nic, rx, .. } = card;
+        nic.detach_multicast(qpn, &gid, || rx.leave_group(gid)).map_err(errno)?;
+        self.objects.groups.remove(&(qpn, gid));
+        Ok(())
+    }
+
     fn modify_qp(&mut self, card: &mut Card, modify: &ModifyQp) -> Result<Body, Errno> {
         let qpn = self.own_qp(modify.qpn)?;
         let mask = QpAttrMask::from_bits(modify.mask).ok_or(libc::EINVAL)?;
@@ -332,6 +450,15 @@ impl Context {
             av(&modify.attr.address, card)?;
         }
         card.nic.modify_qp(&mut card.env, qpn, &to, mask, card.now).map(|()| DONE).map_err(errno)
+    }
+}
+
+/// Why a queue pair does not join a group.
+struct GroupError(Errno);
+
+impl From<NicError> for GroupError {
+    fn from(error: NicError) -> GroupError {
+        GroupError(errno(error))
     }
 }
 
@@ -365,6 +492,8 @@ fn device(card: &Card) -> DeviceReply {
         active_mtu: config.mtu as u8,
         port_state: PORT_ACTIVE,
         reserved: [0; 2],
+        max_groups: card.share(MAX_GROUPS),
+        max_group_qps: card.share(MAX_GROUP_QPS as u32),
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use starverbs_core::{AvId, PdId, Qpn, SrqId};
+use starverbs_core::{AvId, Gid, Nanos, PdId, Qpn, SrqId};
 use starverbs_queues::board::{
     CELL_FIRST, COUNTER_DOORBELLS, COUNTER_EVENT_WRITES, COUNTER_MALFORMED, EVENT_COMPLETION, Event,
 };
@@ -79,6 +79,8 @@ pub(crate) struct Objects {
     pub(crate) cqs: BTreeMap<u32, (u32, BoardCq)>,
     pub(crate) srqs: BTreeMap<u32, SrqEntry>,
     pub(crate) qps: BTreeMap<Qpn, u32>,
+    /// Queue pairs in multicast groups
+    pub(crate) groups: BTreeSet<(Qpn, Gid)>,
 }
 
 /// A shared receive queue.
@@ -97,6 +99,7 @@ pub(crate) struct Counts {
     pub(crate) cqs: usize,
     pub(crate) srqs: usize,
     pub(crate) qps: usize,
+    pub(crate) groups: usize,
 }
 
 impl Counts {
@@ -110,6 +113,7 @@ impl Counts {
             cqs: self.cqs + of.cqs.len(),
             srqs: self.srqs + of.srqs.len(),
             qps: self.qps + of.qps.len(),
+            groups: self.groups + of.groups.len(),
         }
     }
 }
@@ -255,8 +259,9 @@ impl Context {
 
     /// Adds the events of completion queues. False: as of [`Context::raise`].
     #[must_use]
-    pub(crate) fn raise_due(&mut self) -> bool {
+    pub(crate) fn raise_due(&mut self, now: Nanos) -> bool {
         let due = Rc::clone(&self.due);
+        due.end_waits(now);
         let mut all = true;
         due.overruns.borrow_mut().drain(..).for_each(|cq| all &= self.raise(CQ_ERR, cq));
         due.completions.borrow_mut().drain(..).for_each(|cq| all &= self.raise(EVENT_COMPLETION, cq));
@@ -275,7 +280,11 @@ impl Context {
 
     /// Ends all objects, in the order in which they depend on each other. The context is of no use any more.
     pub(crate) fn end(&mut self, card: &mut Card) {
-        let Objects { pds, keys, windows, ahs, cqs, srqs, qps } = std::mem::take(&mut self.objects);
+        card.close_mads(self.cookie());
+        for (qpn, gid) in self.objects.groups.clone() {
+            let _ = self.leave_group(card, qpn, gid);
+        }
+        let Objects { pds, keys, windows, ahs, cqs, srqs, qps, .. } = std::mem::take(&mut self.objects);
         if broken::rule(49) {
             return;
         }

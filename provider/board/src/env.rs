@@ -51,6 +51,18 @@ pub(crate) fn host_address(function: usize, address: u64) -> u64 {
     (function as u64 + 1) << ADDRESS_BITS | address
 }
 
+/// The host address of null regions: no function has so high a number.
+pub(crate) const NULL: u64 = 1 << 63;
+/// Bytes of a null region.
+pub(crate) const NULL_BYTES: u64 = 1 << 62;
+
+fn is_null(host: u64) -> bool {
+    host >= NULL && !broken::rule(52)
+}
+
+/// What null regions read as.
+static ZEROES: [u8; MAX_PAYLOAD] = [0; MAX_PAYLOAD];
+
 /// The client's address of it.
 pub(crate) fn client_address(host: u64) -> u64 {
     host & ((1 << ADDRESS_BITS) - 1)
@@ -86,7 +98,7 @@ impl Dma for BoardEnv {
 
     /* no bytes need no key, and so have no address that anybody has checked: here and below */
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> bool {
-        if data.is_empty() {
+        if data.is_empty() || is_null(addr) {
             return true;
         }
         let wrong;
@@ -116,6 +128,10 @@ impl Dma for BoardEnv {
         if to.is_empty() {
             return true;
         }
+        if is_null(from) {
+            to.fill(0);
+            return true;
+        }
         self.on(from, COUNTER_DMA_READS, |maps, at| maps.read(at, to).then_some(())).is_some()
     }
 
@@ -131,6 +147,9 @@ impl Dma for BoardEnv {
         let len = from.len as usize;
         if len == 0 {
             return Some(Seg { addr: self.bounce.as_ptr() as u64, len: 0 });
+        }
+        if is_null(from.addr) {
+            return ZEROES.get(..len).map(|zeroes| Seg { addr: zeroes.as_ptr() as u64, len: from.len });
         }
         let number = (from.addr >> ADDRESS_BITS).checked_sub(1)?;
         let Memory { maps, counters } = self.memories.get(usize::try_from(number).ok()?)?;

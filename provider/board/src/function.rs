@@ -7,13 +7,14 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use nix::unistd::write;
-use starverbs_backend::HostAddr;
-use starverbs_core::{Nanos, Nic};
+use starverbs_backend::{HostAddr, Rx};
+use starverbs_core::{Counters, Nanos, Nic};
 use starverbs_queues::board::{
-    CAP_VERBS, CAP_WINDOWS, COMMAND_BYTES, CONTROL_BYTES, COUNTER_INTERRUPTS, COUNTER_MALFORMED, COUNTERS,
-    CTRL_ENABLE, CTRL_RESET, MAGIC, OpenContext, REG_CAPS, REG_CELLS, REG_COMMANDS, REG_COMMANDS_HEAD,
-    REG_COMMANDS_LOG, REG_COMMANDS_TAIL, REG_CONTEXTS, REG_CONTROL, REG_COUNTERS, REG_ERROR, REG_EVENTS,
-    REG_EVENTS_LOG, REG_MAGIC, REG_STATUS, REG_VECTORS, REG_VERSION, STATUS_ENABLED, STATUS_FAILED, VERSION,
+    CAP_CQ_CHANGES, CAP_MADS, CAP_MULTICAST, CAP_NULL, CAP_VERBS, CAP_WINDOWS, CAP_XRC, COMMAND_BYTES,
+    CONTROL_BYTES, COUNTER_INTERRUPTS, COUNTER_MALFORMED, COUNTERS, CTRL_ENABLE, CTRL_RESET, MAGIC,
+    OpenContext, REG_CAPS, REG_CELLS, REG_COMMANDS, REG_COMMANDS_HEAD, REG_COMMANDS_LOG, REG_COMMANDS_TAIL,
+    REG_CONTEXTS, REG_CONTROL, REG_COUNTERS, REG_ERROR, REG_EVENTS, REG_EVENTS_LOG, REG_MAGIC, REG_STATUS,
+    REG_VECTORS, REG_VERSION, STATUS_ENABLED, STATUS_FAILED, VERSION,
 };
 
 use crate::broken;
@@ -22,6 +23,7 @@ use crate::counters::BoardCounters;
 use crate::dma::{Errno, Maps, Room};
 use crate::doorbells::{CELLS, CONTEXTS, DOORBELL_BYTES, Doorbells};
 use crate::env::BoardEnv;
+use crate::mads::Mads;
 use crate::pci::{Config, Effect, MsixTable};
 use crate::queues::Kept;
 
@@ -30,7 +32,7 @@ const MAX_LOG: u32 = 12;
 /// Interrupt vectors.
 pub(crate) const VECTORS: u32 = 32;
 /// What this board takes.
-const CAPS: u64 = CAP_VERBS | CAP_WINDOWS;
+const CAPS: u64 = CAP_VERBS | CAP_WINDOWS | CAP_XRC | CAP_MULTICAST | CAP_CQ_CHANGES | CAP_NULL | CAP_MADS;
 /// The context that the registers open, which may open others.
 pub(crate) const FIRST: u16 = 0;
 
@@ -51,6 +53,8 @@ struct Registers {
 pub(crate) struct Card {
     pub(crate) nic: Nic<BoardEnv>,
     pub(crate) env: BoardEnv,
+    pub(crate) rx: Rx<Rc<Counters>>,
+    pub(crate) mads: Mads,
     pub(crate) addrs: Vec<HostAddr>,
     pub(crate) guid: u64,
     pub(crate) now: Nanos,
@@ -128,9 +132,9 @@ impl Function {
     }
 
     /// Adds the events of completion queues.
-    pub(crate) fn raise_due(&mut self) {
+    pub(crate) fn raise_due(&mut self, now: Nanos) {
         for context in self.contexts.values_mut() {
-            if !context.raise_due() {
+            if !context.raise_due(now) {
                 self.registers.error = libc::EOVERFLOW as u32;
             }
         }

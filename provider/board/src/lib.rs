@@ -17,6 +17,7 @@ mod dma;
 mod doorbells;
 mod env;
 mod function;
+mod mads;
 mod pci;
 mod queues;
 mod server;
@@ -30,14 +31,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::{TimeSpec, TimeValLike};
 use nix::time::{ClockId, clock_gettime};
-use starverbs_backend::{BackendError, Rx, host};
+use starverbs_backend::{BackendError, host};
 use starverbs_core::mr::Plain;
 use starverbs_core::{AsyncEvent, Counters, Mtu, Nanos, Nic, NicConfig, NicError};
+use starverbs_queues::board::EVENT_MADS;
 use starverbs_settings::Settings;
 use thiserror::Error;
 
 use env::{BoardEnv, Memory};
 use function::{Card, Function};
+use mads::Mads;
 use server::Server;
 
 /// Rounds of filling and flushing the port in one turn.
@@ -86,7 +89,6 @@ pub enum BoardError {
 /// A board.
 pub struct Board {
     card: Card,
-    rx: Rx<Rc<Counters>>,
     functions: Vec<(Function, Server)>,
     turns: u32,
     idle: u32,
@@ -125,6 +127,7 @@ impl Board {
             window: settings.window.unwrap_or(NicConfig::default().window),
             repeat: settings.repeat,
             credits: settings.credits,
+            max_groups: commands::MAX_GROUPS,
             ..NicConfig::default()
         };
         let mut nic = Nic::new(config, stats, seed, Plain::default());
@@ -140,8 +143,9 @@ impl Board {
         let most = ADDRESS_SPACE / functions.len().max(1) as u64;
         let memory = |(function, _): &(Function, Server)| Memory::new(most, function.counters());
         let env = BoardEnv::new(tx, functions.iter().map(memory).collect());
-        let card = Card { nic, env, addrs, guid, now: now() };
-        Ok(Board { card, rx, functions, turns: 0, idle: 0 })
+        let mads = Mads::new(guid, seed[0]);
+        let card = Card { nic, env, rx, mads, addrs, guid, now: now() };
+        Ok(Board { card, functions, turns: 0, idle: 0 })
     }
 
     /// Has no client map doorbell pages: each write of a cell is a message then, as a monitor traps it.
@@ -164,15 +168,15 @@ impl Board {
 
     /// One turn; says whether there was anything to do.
     fn turn(&mut self) -> bool {
-        let Board { card, rx, functions, turns, idle } = self;
+        let Board { card, functions, turns, idle } = self;
         card.now = now();
         *turns = turns.wrapping_add(1);
         let mut work = 0;
         for (function, _) in functions.iter_mut() {
             work += function.take_doorbells(card);
         }
-        if rx.recv() > 0 {
-            while let Some((meta, frame)) = rx.next_frame() {
+        if card.rx.recv() > 0 {
+            while let Some((meta, frame)) = card.rx.next_frame() {
                 card.nic.handle_frame(&mut card.env, card.now, &meta, frame);
                 work += 1;
             }
@@ -199,9 +203,9 @@ impl Board {
 
     /// Answers clients, and does what the port has to do beside frames.
     fn serve(&mut self) -> bool {
-        let Board { card, rx, functions, .. } = self;
+        let Board { card, functions, .. } = self;
         if card.nic.free_qpns() < RESTING
-            && let Ok(block) = rx.claim_block()
+            && let Ok(block) = card.rx.claim_block()
         {
             /* a block that the card has no memory for is of no use, and does no harm */
             let _ = card.nic.add_block(block as u16);
@@ -211,6 +215,7 @@ impl Board {
             had |= server.run(function, card);
             function.look_after_memory(card);
         }
+        let rx = &mut card.rx;
         while let Some(request) = rx.take_request() {
             rx.answer(&request, b"");
         }
@@ -227,9 +232,9 @@ impl Board {
         let Board { card, functions, .. } = self;
         for (function, _) in functions.iter_mut() {
             /* a queue that has overrun, before what its queue pairs say of that */
-            function.raise_due();
+            function.raise_due(card.now);
         }
-        let mut events = std::mem::take(&mut card.env.events);
+        let (mut events, mut mads) = (std::mem::take(&mut card.env.events), false);
         for event in events.drain(..) {
             let (kind, number, owner) = match event {
                 AsyncEvent::SrqLimit(srq) => (kind::SRQ_LIMIT_REACHED, srq.0, card.nic.srq_owner(srq)),
@@ -239,8 +244,10 @@ impl Board {
                 AsyncEvent::CommEst(qpn) => (kind::COMM_EST, qpn, card.nic.qp_owner(qpn)),
                 AsyncEvent::SqDrained(qpn) => (kind::SQ_DRAINED, qpn, card.nic.qp_owner(qpn)),
                 AsyncEvent::LastWqeReached(qpn) => (kind::QP_LAST_WQE_REACHED, qpn, card.nic.qp_owner(qpn)),
-                /* no connection manager is here that would read them */
-                AsyncEvent::Mads => continue,
+                AsyncEvent::Mads => {
+                    mads = true;
+                    continue;
+                }
             };
             let Some((function, context)) = owner.map(|owner| context::owner_of(owner.cookie)) else {
                 continue;
@@ -250,6 +257,14 @@ impl Board {
             }
         }
         card.env.events = events;
+        if mads {
+            for client in card.sort_mads() {
+                let (function, context) = context::owner_of(client);
+                if let Some((function, _)) = functions.get_mut(function) {
+                    function.raise(context, EVENT_MADS, 0);
+                }
+            }
+        }
         for (function, _) in functions.iter_mut() {
             function.write_events();
         }
@@ -257,11 +272,11 @@ impl Board {
 
     /// Sleeps until a frame or a message comes, a timer is due, or a while: a doorbell may have been rung.
     fn nap(&mut self) {
-        self.rx.prepare_to_sleep();
+        self.card.rx.prepare_to_sleep();
         let left = self.card.nic.next_deadline().map_or(NAP, |deadline| deadline.saturating_sub(now()));
         let timeout = TimeSpec::nanoseconds(left.min(NAP) as i64);
         // SAFETY: the descriptors are the port's, which it keeps open as long as it exists.
-        let port = self.rx.fds().iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) });
+        let port = self.card.rx.fds().iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) });
         let clients = self.functions.iter().map(|(_, server)| server.fd());
         let mut fds: Vec<_> = port.chain(clients).map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         let _ = ppoll(&mut fds, Some(timeout), None);

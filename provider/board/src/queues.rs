@@ -262,7 +262,8 @@ pub(crate) struct BoardRq(Rc<Rq>);
 
 struct Rq {
     lines: Lines,
-    slots: Room,
+    /// `None`: it never receives
+    slots: Option<Room>,
     mask: u32,
     stride: usize,
     max_sge: usize,
@@ -285,16 +286,20 @@ impl BoardRq {
             return Err(libc::EINVAL);
         }
         let slots = 1usize << queues.recv_log;
-        Ok(BoardRq(Rc::new(Rq {
-            lines: Lines::open(queues, maps)?,
-            slots: maps.room(queues.recv, slots * stride, 8)?,
-            mask: slots as u32 - 1,
-            stride,
-            max_sge: sges,
-            taken: Cell::new(0),
-            starved: Cell::new(0),
-            counters: Rc::clone(counters),
-        })))
+        let room = maps.room(queues.recv, slots * stride, 8)?;
+        let rq = BoardRq::of(Lines::open(queues, maps)?, Some(room), counters);
+        Ok(BoardRq(Rc::new(Rq { mask: slots as u32 - 1, stride, max_sge: sges, ..rq })))
+    }
+
+    /// That of a queue pair which sends for XRC: it never receives. EFAULT: memory that is not mapped here.
+    pub(crate) fn none(queues: &Queues, maps: &Maps, counters: &Rc<BoardCounters>) -> Result<BoardRq, Errno> {
+        Ok(BoardRq(Rc::new(BoardRq::of(Lines::open(queues, maps)?, None, counters))))
+    }
+
+    fn of(lines: Lines, slots: Option<Room>, counters: &Rc<BoardCounters>) -> Rq {
+        let (taken, starved) = (Cell::new(0), Cell::new(0));
+        let counters = Rc::clone(counters);
+        Rq { lines, slots, mask: 0, stride: 0, max_sge: 0, taken, starved, counters }
     }
 
     /// Slots.
@@ -304,6 +309,9 @@ impl BoardRq {
 
     /// Receives that wait; none, if the client's index is one that no queue of this size can have.
     fn waiting(&self) -> u32 {
+        if self.0.slots.is_none() {
+            return 0;
+        }
         let posted = self.0.lines.program.load_half(offset_of!(ProgramIndex, recv_posted), Ordering::Acquire);
         let waiting = posted.wrapping_sub(self.0.taken.get());
         if waiting > self.slots() {
@@ -322,6 +330,7 @@ impl BoardRq {
 impl RecvQueue for BoardRq {
     fn take(&self, sges: &mut [Sge]) -> Option<(u64, usize)> {
         let rq = &*self.0;
+        let slots = rq.slots.as_ref()?;
         if self.waiting() == 0 {
             let starved = rq.starved.get().wrapping_add(u32::from(!broken::rule(23)));
             rq.starved.set(starved);
@@ -333,13 +342,13 @@ impl RecvQueue for BoardRq {
             }
         }
         let at = (rq.taken.get() & rq.mask) as usize * rq.stride;
-        let wr_id = rq.slots.load(at, Ordering::Relaxed);
-        let asked = rq.slots.load(at + 8, Ordering::Relaxed) as u32 as usize;
+        let wr_id = slots.load(at, Ordering::Relaxed);
+        let asked = slots.load(at + 8, Ordering::Relaxed) as u32 as usize;
         let count = asked.min(rq.max_sge).min(sges.len());
         for (n, sge) in sges.iter_mut().take(count).enumerate() {
             let at = at + size_of::<RecvWqe>() + n * SGE_BYTES;
-            let rest = rq.slots.load(at + 8, Ordering::Relaxed);
-            let addr = rq.slots.load(at, Ordering::Relaxed);
+            let rest = slots.load(at + 8, Ordering::Relaxed);
+            let addr = slots.load(at, Ordering::Relaxed);
             *sge = Sge { addr, len: rest as u32, lkey: (rest >> 32) as u32 };
         }
         rq.counters.inc(COUNTER_RECV_FETCHES);

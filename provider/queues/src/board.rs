@@ -92,7 +92,7 @@ constants! {
 
     /// RC, UC and UD, with PDs, MRs, AHs, CQs and SRQs
     "STARVERBS_CAP_VERBS" CAP_VERBS: u64 = 1;
-    /// XRC: reserved
+    /// XRC: queue pairs and SRQs of a domain
     "STARVERBS_CAP_XRC" CAP_XRC: u64 = 1 << 1;
     /// StaR: reserved
     "STARVERBS_CAP_STAR" CAP_STAR: u64 = 1 << 2;
@@ -102,12 +102,18 @@ constants! {
     "STARVERBS_CAP_RMA" CAP_RMA: u64 = 1 << 4;
     /// Memory windows
     "STARVERBS_CAP_WINDOWS" CAP_WINDOWS: u64 = 1 << 8;
-    /// Multicast groups: reserved
+    /// Multicast groups
     "STARVERBS_CAP_MULTICAST" CAP_MULTICAST: u64 = 1 << 9;
     /// Regions of many pieces, by a translation table
     "STARVERBS_CAP_MTT" CAP_MTT: u64 = 1 << 10;
     /// Doorbells of csRNA's form {operation, SQ offset, count, QPN}: reserved
     "STARVERBS_CAP_DOORBELL_OPS" CAP_DOORBELL_OPS: u64 = 1 << 11;
+    /// Completion queues are resized, and their events moderated
+    "STARVERBS_CAP_CQ_CHANGES" CAP_CQ_CHANGES: u64 = 1 << 12;
+    /// Null regions
+    "STARVERBS_CAP_NULL" CAP_NULL: u64 = 1 << 13;
+    /// Management datagrams: queue pair 1
+    "STARVERBS_CAP_MADS" CAP_MADS: u64 = 1 << 14;
 
     /// The board works: queue addresses are read when this is set
     "STARVERBS_CTRL_ENABLE" CTRL_ENABLE: u32 = 1;
@@ -135,6 +141,20 @@ constants! {
     "STARVERBS_NONE" NONE: u32 = u32::MAX;
     /// Event: a completion queue that was armed has a completion. Others are `enum ibv_event_type`
     "STARVERBS_EVENT_COMPLETION" EVENT_COMPLETION: u32 = 0x100;
+    /// Event: a management datagram waits, where none did before
+    "STARVERBS_EVENT_MADS" EVENT_MADS: u32 = 0x101;
+    /// Bytes of a management datagram
+    "STARVERBS_MAD_BYTES" MAD_BYTES: u32 = 256;
+    /// Scope of a service: one address
+    "STARVERBS_SCOPE_ONE" SCOPE_ONE: u32 = 0;
+    /// Scope of a service: all of IPv4
+    "STARVERBS_SCOPE_IPV4" SCOPE_IPV4: u32 = 1;
+    /// Scope of a service: all of IPv6
+    "STARVERBS_SCOPE_IPV6" SCOPE_IPV6: u32 = 2;
+    /// Scope of a service: all addresses
+    "STARVERBS_SCOPE_ALL" SCOPE_ALL: u32 = 3;
+    /// Flag of a service: the same client may hold it several times, if each time is so
+    "STARVERBS_SERVICE_SHARED" SERVICE_SHARED: u32 = 1;
     /// Flag of a QP: every send makes a completion
     "STARVERBS_QP_SIGNAL_ALL" QP_SIGNAL_ALL: u8 = 1;
     /// Flag of a QP: what it sends to a multicast group does not come back to it
@@ -162,6 +182,8 @@ constants! {
     "STARVERBS_OP_DEREG_MR" OP_DEREG_MR: u16 = 0x22;
     /// [`Object`], a key; answers [`Region`]
     "STARVERBS_OP_QUERY_MR" OP_QUERY_MR: u16 = 0x23;
+    /// [`Object`], a protection domain; answers [`NumberReply`]: the key of a region without memory
+    "STARVERBS_OP_ALLOC_NULL_MR" OP_ALLOC_NULL_MR: u16 = 0x24;
     /// [`Window`]; answers [`NumberReply`]: its first key
     "STARVERBS_OP_ALLOC_MW" OP_ALLOC_MW: u16 = 0x28;
     /// [`Object`], any key that it ever had
@@ -174,6 +196,10 @@ constants! {
     "STARVERBS_OP_CREATE_CQ" OP_CREATE_CQ: u16 = 0x40;
     /// [`Object`]
     "STARVERBS_OP_DESTROY_CQ" OP_DESTROY_CQ: u16 = 0x41;
+    /// [`ResizeCq`]; answers [`NumberReply`]: entries that were written in all where it lay before
+    "STARVERBS_OP_RESIZE_CQ" OP_RESIZE_CQ: u16 = 0x42;
+    /// [`ModifyCq`]
+    "STARVERBS_OP_MODIFY_CQ" OP_MODIFY_CQ: u16 = 0x43;
     /// [`CreateSrq`]; answers [`NumberReply`]
     "STARVERBS_OP_CREATE_SRQ" OP_CREATE_SRQ: u16 = 0x50;
     /// [`SrqLimit`]
@@ -190,8 +216,23 @@ constants! {
     "STARVERBS_OP_QUERY_QP" OP_QUERY_QP: u16 = 0x62;
     /// [`Object`]
     "STARVERBS_OP_DESTROY_QP" OP_DESTROY_QP: u16 = 0x63;
-    /// From here on: XRC
-    "STARVERBS_OP_XRC" OP_XRC: u16 = 0x100;
+    /// [`Group`]: what is sent to the group reaches the queue pair
+    "STARVERBS_OP_ATTACH_GROUP" OP_ATTACH_GROUP: u16 = 0x64;
+    /// [`Group`]
+    "STARVERBS_OP_DETACH_GROUP" OP_DETACH_GROUP: u16 = 0x65;
+    /// Answers [`NumberReply`]: the upper 12 bits of the communication IDs that the client gives out. From
+    /// then on it gets management datagrams
+    "STARVERBS_OP_OPEN_MADS" OP_OPEN_MADS: u16 = 0x70;
+    /// [`Mad`]: to queue pair 1 at an address
+    "STARVERBS_OP_SEND_MAD" OP_SEND_MAD: u16 = 0x71;
+    /// [`Mad`], of which the address is 0; answers [`Mad`]: the oldest that waits. ENODATA: none does
+    "STARVERBS_OP_RECEIVE_MAD" OP_RECEIVE_MAD: u16 = 0x72;
+    /// [`Service`]: requests for it come here. EADDRINUSE, EADDRNOTAVAIL: somebody holds it, or a part of it
+    "STARVERBS_OP_CLAIM_SERVICE" OP_CLAIM_SERVICE: u16 = 0x73;
+    /// [`Service`]
+    "STARVERBS_OP_RELEASE_SERVICE" OP_RELEASE_SERVICE: u16 = 0x74;
+    /// [`CreateXrcSrq`]; answers [`NumberReply`], by which requests name it
+    "STARVERBS_OP_CREATE_XRC_SRQ" OP_CREATE_XRC_SRQ: u16 = 0x100;
     /// From here on: StaR
     "STARVERBS_OP_STAR" OP_STAR: u16 = 0x200;
     /// From here on: StRoM
@@ -260,6 +301,10 @@ plain! {
         port_state: u8,
         /// 0
         reserved: [u8; 2],
+        /// Multicast groups
+        max_groups: u32,
+        /// Queue pairs of a group
+        max_group_qps: u32,
     }
     /// An entry of the GID table
     "starverbs_gid_reply" GidReply {
@@ -350,6 +395,26 @@ plain! {
         /// `CQ_*`
         flags: u32,
     }
+    /// Another place of a completion queue
+    "starverbs_resize_cq" ResizeCq {
+        /// DMA address of the entries, all zero
+        entries: u64,
+        /// DMA address of a word of 32 bits: of those, entries that the program has taken so far
+        taken: u64,
+        /// Number of the queue
+        cq: u32,
+        /// log2 of the entries
+        log: u32,
+    }
+    /// How a completion queue's events are moderated: `struct ibv_moderate_cq`
+    "starverbs_modify_cq" ModifyCq {
+        /// Number of the queue
+        cq: u32,
+        /// Completions that make an event; 0: any number
+        count: u16,
+        /// Microseconds after the first of them that an event comes at the latest; 0: it waits
+        period: u16,
+    }
     /// The work queues of a QP, or the receive queue of an SRQ
     "starverbs_queues" Queues {
         /// DMA address of the program's index line (`struct starverbs_program_index`)
@@ -384,6 +449,19 @@ plain! {
         /// An event when fewer receives are left; 0: none
         limit: u32,
     }
+    /// A shared receive queue of an XRC domain
+    "starverbs_create_xrc_srq" CreateXrcSrq {
+        /// Where it lies
+        queues: Queues,
+        /// Protection domain of its memory
+        pd: u32,
+        /// The XRC domain: a protection domain in which nothing else is but XRC's
+        domain: u32,
+        /// Where its receives complete
+        cq: u32,
+        /// 0
+        reserved: u32,
+    }
     /// The limit of a shared receive queue
     "starverbs_srq_limit" SrqLimit {
         /// Number of the queue
@@ -395,7 +473,7 @@ plain! {
     "starverbs_create_qp" CreateQp {
         /// Where its queues lie
         queues: Queues,
-        /// Protection domain
+        /// Protection domain; of one that receives for XRC its XRC domain
         pd: u32,
         /// Completions of sends
         send_cq: u32,
@@ -464,9 +542,38 @@ plain! {
         /// The attributes
         attr: QpAttr,
     }
+    /// A queue pair in a multicast group
+    "starverbs_group" Group {
+        /// GID of the group
+        gid: [u8; 16],
+        /// The queue pair
+        qpn: u32,
+        /// 0
+        reserved: u32,
+    }
+    /// A management datagram
+    "starverbs_mad" Mad {
+        /// DMA address of its [`MAD_BYTES`] bytes: where they are read, or written
+        addr: u64,
+        /// Where it goes; of one that came, `dgid` is who sent it, and `sgid` whom it was sent to
+        address: Address,
+        /// 0
+        reserved: u32,
+    }
+    /// A service of the connection manager
+    "starverbs_service" Service {
+        /// Service ID, host order
+        id: u64,
+        /// Of [`SCOPE_ONE`]: the address
+        gid: [u8; 16],
+        /// `SCOPE_*`: the addresses that it is for
+        scope: u32,
+        /// `SERVICE_*`
+        flags: u32,
+    }
     /// An entry of the event queue
     "starverbs_event" Event {
-        /// [`EVENT_COMPLETION`], or `enum ibv_event_type`
+        /// [`EVENT_COMPLETION`], [`EVENT_MADS`], or `enum ibv_event_type`
         kind: u32,
         /// Number of the object
         number: u32,
@@ -483,4 +590,5 @@ pub const COMMAND_BYTES: usize = 128;
 pub const BODY_BYTES: usize = COMMAND_BYTES - size_of::<CommandHead>();
 
 const _: () = assert!(size_of::<ModifyQp>() <= BODY_BYTES && size_of::<CreateQp>() <= BODY_BYTES);
+const _: () = assert!(size_of::<CreateXrcSrq>() <= BODY_BYTES);
 const _: () = assert!(size_of::<Event>() == 16 && size_of::<CommandHead>() == 8);

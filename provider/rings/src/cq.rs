@@ -132,6 +132,13 @@ pub struct CqConsumer<'a> {
 /// Slots that are not in use.
 pub struct CqRoom(Slots);
 
+impl CqRoom {
+    /// Completions that it has room for.
+    pub fn capacity(&self) -> u32 {
+        self.0.count()
+    }
+}
+
 impl CqConsumer<'_> {
     /// The oldest completion not read yet, and its stamp, 0 in a ring without.
     #[inline]

@@ -29,6 +29,10 @@ pub const RC: u8 = 2;
 pub const UC: u8 = 3;
 /// See [`RC`].
 pub const UD: u8 = 4;
+/// See [`RC`].
+pub const XRC_SEND: u8 = 9;
+/// See [`RC`].
+pub const XRC_RECV: u8 = 10;
 /// The Q_Key of datagram QPs.
 pub const QKEY: u32 = 0x1234;
 /// `enum ibv_qp_state`
@@ -211,6 +215,12 @@ impl Raw {
         let masks = match kind {
             UD => [PKEY_INDEX | PORT | Q_KEY, 0, SQ_PSN],
             UC => [PKEY_INDEX | PORT | ACCESS, path, SQ_PSN],
+            XRC_SEND => {
+                [PKEY_INDEX | PORT | ACCESS, path, TIMEOUT | RETRY_CNT | RNR_RETRY | SQ_PSN | MAX_RD_ATOMIC]
+            }
+            XRC_RECV => {
+                [PKEY_INDEX | PORT | ACCESS, path | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER, TIMEOUT | SQ_PSN]
+            }
             _ => [
                 PKEY_INDEX | PORT | ACCESS,
                 path | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,

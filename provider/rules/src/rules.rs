@@ -7,6 +7,7 @@ mod doorbells;
 mod events;
 mod garbage;
 mod memory;
+mod optional;
 mod pci;
 mod registers;
 mod socket;
@@ -95,4 +96,10 @@ pub const RULES: &[Rule] = &[
     rule(47, "contexts have pages, events and vectors of their own; one alone opens", contexts::open),
     rule(48, "contexts name their own objects alone; their keys open nothing to others", contexts::apart),
     rule(49, "closing a context ends all in it, and touches nothing of it any more", contexts::close),
+    rule(50, "a CQ moves to another ring, with what it is armed for", optional::resized),
+    rule(51, "events are moderated by count and time", optional::moderated),
+    rule(52, "a null region reads as zeroes and drops what is written", optional::null),
+    rule(53, "datagrams to a group reach its members", optional::groups),
+    rule(54, "XRC messages reach the SRQ of the domain that they name", optional::xrc),
+    rule(55, "management datagrams reach whose service or ID they name", optional::mads),
 ];

@@ -18,6 +18,7 @@
 //! connection never ends.
 
 mod address;
+mod card;
 mod conn;
 mod event;
 mod host;
@@ -35,8 +36,9 @@ pub use starverbs_cm::{
 use starverbs_cm::{ListenAt, ListenerId};
 
 use crate::context::Context;
-use crate::device::soft::Soft;
 use crate::error::{Result, VerbsError};
+use card::CmCard;
+pub(crate) use card::{MadPort, WeakCmCard};
 pub(crate) use host::{CmHost, Deliveries, Delivery};
 
 /// Receives the events of connections.
@@ -45,7 +47,7 @@ pub type Sink = Arc<dyn Fn(CmEvent) + Send + Sync>;
 /// The CM of a process's card. Clones are the same.
 #[derive(Clone)]
 pub struct Agent {
-    card: Arc<Soft>,
+    card: CmCard,
 }
 
 /// An address and port that is held; free again when the last clone is dropped (and the [`Listener`] on it).
@@ -53,7 +55,7 @@ pub struct Agent {
 pub struct Reservation(Arc<HeldAddress>);
 
 struct HeldAddress {
-    card: Arc<Soft>,
+    card: CmCard,
     at: ListenAt,
     local: SocketAddr,
 }
@@ -69,20 +71,19 @@ impl Agent {
     /// The CM of the context's card.
     ///
     /// # Errors
-    /// `Forked`.
+    /// `Forked`; EOPNOTSUPP: a board that has no queue pair 1; ENOMEM.
     pub fn of(context: &Context) -> Result<Agent> {
-        Ok(Agent { card: Arc::clone(context.device()?.soft()?) })
+        Ok(Agent { card: CmCard::of(context.device()?)? })
     }
 
-    fn card(&self) -> Result<&Soft> {
+    fn card(&self) -> Result<&CmCard> {
         ours(&self.card)
     }
 
     /// What the card asks before it takes a request in: false where there is no memory left, and the peer is
     /// refused for want of resources.
     pub fn ask_for_room(&self, room: fn() -> bool) -> Result<()> {
-        let card = self.card()?;
-        card.with(|shard, now| shard.manage(&card.deferred_log, now, |cm, _| cm.ask_for_room(room)));
+        self.card()?.manage(|cm, _| cm.ask_for_room(room));
         Ok(())
     }
 
@@ -95,13 +96,12 @@ impl Agent {
     /// ENOMEM: this process holds 1024; EACCES: the port is for who has CAP_NET_BIND_SERVICE
     /// (`ip_unprivileged_port_start`, ip(7)).
     pub fn bind(&self, bind: Bind) -> Result<Reservation> {
-        let (scope, local) = address::scope(&self.card()?.info.addrs, bind.local, bind.v6_only)?;
+        let (scope, local) = address::scope(&self.card()?.info().addrs, bind.local, bind.v6_only)?;
         let claim = |port: u16| {
             let at = ListenAt { service: bind.space.service_id(port), scope };
-            self.card.with(|shard, _| shard.intake.rx.claim_service(at, bind.reuse))?;
-            self.card.thread.kick_if_armed();
+            self.card.claim_service(at, bind.reuse)?;
             let local = SocketAddr::new(local.ip(), port);
-            Ok(Reservation(Arc::new(HeldAddress { card: Arc::clone(&self.card), at, local })))
+            Ok(Reservation(Arc::new(HeldAddress { card: self.card.clone(), at, local })))
         };
         if local.port() != 0 {
             address::check_port(local.port())?;
@@ -125,7 +125,7 @@ impl Agent {
     /// EADDRINUSE: somebody listens there, on the same reservation or one that shares the port.
     pub fn listen(&self, at: &Reservation, backlog: u32, sink: Sink) -> Result<Listener> {
         let card = self.card()?;
-        let id = card.with(|shard, _| shard.cm.listen(at.0.at, backlog, sink))?;
+        let id = card.with(|host, _, _, _| host.listen(at.0.at, backlog, sink))?;
         Ok(Listener { held: at.clone(), id })
     }
 
@@ -137,7 +137,7 @@ impl Agent {
     /// EADDRNOTAVAIL: the source is not in the GID table; ENOMEM: too many connections.
     pub fn connect(&self, connect: &Connect, sink: Sink) -> Result<Conn> {
         let card = self.card()?;
-        address::check_source(&card.info.addrs, connect.local)?;
+        address::check_source(&card.info().addrs, connect.local)?;
         Conn::begin(&self.card, sink, |cm, now| cm.connect(now, connect))
     }
 
@@ -147,7 +147,7 @@ impl Agent {
     /// As [`Agent::connect`].
     pub fn resolve(&self, resolve: &Resolve, sink: Sink) -> Result<Conn> {
         let card = self.card()?;
-        address::check_source(&card.info.addrs, resolve.local)?;
+        address::check_source(&card.info().addrs, resolve.local)?;
         Conn::begin(&self.card, sink, |cm, now| cm.resolve(now, resolve))
     }
 
@@ -171,7 +171,7 @@ impl Reservation {
 impl Drop for HeldAddress {
     fn drop(&mut self) {
         if self.card.is_ours() {
-            self.card.with(|shard, _| shard.intake.rx.release_service(self.at));
+            self.card.release_service(self.at);
         }
     }
 }
@@ -188,7 +188,7 @@ impl Drop for Listener {
         let card = &self.held.0.card;
         if card.is_ours() {
             /* what its sink holds is dropped when the card's lock is given back */
-            let _sink = card.with(|shard, _| shard.cm.unlisten(self.id));
+            let _sink = card.with(|host, _, _, _| host.unlisten(self.id));
         }
     }
 }
@@ -200,6 +200,6 @@ pub fn any_port() -> u16 {
 }
 
 /// EIO in a forked child.
-fn ours(card: &Soft) -> Result<&Soft> {
+fn ours(card: &CmCard) -> Result<&CmCard> {
     if card.is_ours() { Ok(card) } else { Err(VerbsError::Forked) }
 }

@@ -302,6 +302,15 @@ impl CqShared {
         self.moderation.load(Ordering::Relaxed) != 0
     }
 
+    /// A device that moderates by itself does so from now on. An event that is held back is raised at once.
+    /// One thread at a time is the device.
+    pub(crate) fn moderated_by_device(&self, moderation: Moderation) {
+        self.moderation.store(moderation.pack(), Ordering::Relaxed);
+        if self.unnotified.load(Ordering::Relaxed) > 0 {
+            self.notify_moderated();
+        }
+    }
+
     /// Completions waiting, as the card sees it.
     #[inline]
     pub(crate) fn waiting(&self) -> u32 {
@@ -351,6 +360,14 @@ impl CqShared {
     fn announce(&self, channel: &ChannelShared) {
         match self.moderation.load(Ordering::Relaxed) {
             0 => self.notify(channel),
+            /* it says when, if that is not seen here before */
+            packed if self.device_half.is_some() => {
+                let unnotified = self.unnotified.fetch_add(1, Ordering::Relaxed) + 1;
+                let Moderation { count, .. } = Moderation::unpack(packed);
+                if count > 0 && unnotified >= u32::from(count) {
+                    self.notify_moderated();
+                }
+            }
             packed => self.hold_back(Moderation::unpack(packed)),
         }
     }

@@ -5,7 +5,7 @@
 //! a card in software) is behind this face. The objects must not look behind it.
 
 pub(crate) mod activity;
-mod board;
+pub(crate) mod board;
 pub(crate) mod command;
 mod posix_thread;
 pub(crate) mod soft;
@@ -144,7 +144,7 @@ impl Device {
     fn groups(&self) -> u32 {
         match self {
             Device::Soft(_) => group::VERBS | group::XRC | group::STAR,
-            Device::Board(_) => group::VERBS,
+            Device::Board(_) => group::VERBS | group::XRC,
             #[cfg(test)]
             Device::Failing(_) => group::VERBS,
         }
@@ -254,20 +254,5 @@ impl Device {
     /// Adds a failure to the deferred log: an event's kind, and the object's number.
     pub(crate) fn log_later(&self, kind: u32, number: u32) {
         dispatch!(self, device => device.deferred_log.add(kind, number));
-    }
-
-    /// The card in software, for connection management. That goes past the face on purpose: the CM is a part
-    /// of this card, under its lock, with its queue pair 1, its timer and its service listeners. A device of
-    /// another kind has a CM of its own, or none.
-    ///
-    /// # Errors
-    /// EOPNOTSUPP: it is another device.
-    pub(crate) fn soft(&self) -> Result<&Arc<Soft>> {
-        match self {
-            Device::Soft(soft) => Ok(soft),
-            Device::Board(_) => Err(VerbsError::Unsupported("connection management on a board")),
-            #[cfg(test)]
-            Device::Failing(_) => Err(VerbsError::Unsupported("connection management")),
-        }
     }
 }

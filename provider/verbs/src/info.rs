@@ -5,7 +5,7 @@
 use starverbs_backend::HostAddr;
 use starverbs_backend::host;
 use starverbs_core::{Gid, Limits, MAX_GROUP_QPS, Mtu};
-use starverbs_queues::board::DeviceReply;
+use starverbs_queues::board::{CAP_MULTICAST, CAP_XRC, DeviceReply};
 use starverbs_settings::Settings;
 
 use crate::allowance;
@@ -98,7 +98,7 @@ const CAP_FLAGS: u64 = 1 << 1
     | 1 << 24
     | 1 << 38
     | 1 << 40;
-/// Of those what a board takes: no resizing of SRQs, no XRC.
+/// Of those what every board takes: no resizing of SRQs.
 const BOARD_FLAGS: u64 = CAP_FLAGS & !(1 << 13 | DEVICE_XRC);
 /// IBV_DEVICE_XRC
 const DEVICE_XRC: u64 = 1 << 20;
@@ -288,10 +288,10 @@ impl DeviceInfo {
     }
 
     /// What a board of this process takes, in the place of what the card in software would.
-    pub(crate) fn limit_to_board(&mut self, board: &DeviceReply, mtu: Mtu) {
+    pub(crate) fn limit_to_board(&mut self, board: &DeviceReply, caps: u64, mtu: Mtu) {
         let attr = &mut self.attr;
         (attr.node_guid, attr.sys_image_guid) = (board.guid, board.guid);
-        attr.device_cap_flags = BOARD_FLAGS;
+        attr.device_cap_flags = BOARD_FLAGS | if caps & CAP_XRC != 0 { DEVICE_XRC } else { 0 };
         attr.max_qp = board.max_qp;
         attr.max_qp_wr = board.max_qp_wr.min(MAX_QP_WR);
         attr.max_sge = board.max_sge.min(MAX_SGE);
@@ -309,8 +309,10 @@ impl DeviceInfo {
         attr.max_qp_rd_atom = board.max_rd_atomic.min(MAX_RD_ATOM);
         attr.max_qp_init_rd_atom = attr.max_qp_rd_atom;
         attr.max_res_rd_atom = attr.max_qp.saturating_mul(attr.max_qp_rd_atom);
-        (attr.max_mcast_grp, attr.max_mcast_qp_attach, attr.max_total_mcast_qp_attach) = (0, 0, 0);
-        attr.odp = OdpCaps::default();
+        let groups = caps & CAP_MULTICAST != 0;
+        attr.max_mcast_grp = if groups { board.max_groups } else { 0 };
+        attr.max_mcast_qp_attach = if groups { board.max_group_qps } else { 0 };
+        attr.max_total_mcast_qp_attach = attr.max_mcast_grp.saturating_mul(attr.max_mcast_qp_attach);
         self.port.active_mtu = mtu;
     }
 

@@ -52,6 +52,16 @@ pub(crate) fn marked(addr: u64) -> bool {
     addr >> 62 != 0
 }
 
+/// Whether an address is a null region's.
+pub(crate) fn is_null(addr: u64) -> bool {
+    addr & MARKS == NULL
+}
+
+/// Whether an address is an on-demand region's.
+pub(crate) fn is_on_demand(addr: u64) -> bool {
+    addr & MARKS == DEMAND
+}
+
 /// The address without its mark.
 pub(crate) fn plain(addr: u64) -> u64 {
     addr & (SPAN - 1)

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use starverbs_cm::{Accept, Answer, Cm, CmError};
 use starverbs_core::Nanos;
 
+use super::card::CmCard;
 use super::{Sink, ours};
-use crate::device::soft::Soft;
 use crate::error::{Result, VerbsError};
 
 /// A connection, on its way, there, or ending; or a question for a datagram queue pair, or one that was asked
@@ -18,7 +18,7 @@ use crate::error::{Result, VerbsError};
 pub struct Conn(Arc<Inner>);
 
 pub(super) struct Inner {
-    card: Arc<Soft>,
+    card: CmCard,
     id: u32,
     sink: Mutex<Sink>,
 }
@@ -35,7 +35,7 @@ impl Inner {
 }
 
 impl Conn {
-    pub(super) fn new(card: Arc<Soft>, id: u32, sink: Sink) -> Conn {
+    pub(super) fn new(card: CmCard, id: u32, sink: Sink) -> Conn {
         Conn(Arc::new(Inner { card, id, sink: Mutex::new(sink) }))
     }
 
@@ -45,14 +45,14 @@ impl Conn {
 
     /// One that this side begins.
     pub(super) fn begin(
-        card: &Arc<Soft>,
+        card: &CmCard,
         sink: Sink,
         call: impl FnOnce(&mut Cm, Nanos) -> std::result::Result<u32, CmError>,
     ) -> Result<Conn> {
-        card.with(|shard, now| {
-            let id = shard.manage(&card.deferred_log, now, call)?;
-            let conn = Conn::new(Arc::clone(card), id, sink);
-            shard.cm.holds(id, conn.weak());
+        card.with(|host, port, log, now| {
+            let id = host.manage(port, log, now, call)?;
+            let conn = Conn::new(card.clone(), id, sink);
+            host.holds(id, conn.weak());
             Ok(conn)
         })
     }
@@ -61,7 +61,7 @@ impl Conn {
     fn call(&self, call: impl FnOnce(&mut Cm, Nanos, u32) -> std::result::Result<(), CmError>) -> Result<()> {
         let Inner { card, id, .. } = &*self.0;
         ours(card)?;
-        card.with(|shard, now| Ok(shard.manage(&card.deferred_log, now, |cm, now| call(cm, now, *id))?))
+        Ok(card.manage(|cm, now| call(cm, now, *id))?)
     }
 
     /// Its number, which no other connection of this process has while it lives: the local communication ID.
@@ -150,9 +150,9 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let Inner { card, id, .. } = self;
         if card.is_ours() {
-            card.with(|shard, now| {
-                shard.cm.forget(*id);
-                shard.manage(&card.deferred_log, now, |cm, now| cm.release(now, *id));
+            card.with(|host, port, log, now| {
+                host.forget(*id);
+                host.manage(port, log, now, |cm, now| cm.release(now, *id));
             });
         }
     }

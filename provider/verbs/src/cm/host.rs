@@ -1,4 +1,4 @@
-//! The connection manager on the card: its messages go through queue pair 1, its timer is the card's, and
+//! The connection manager on a card: its messages go through queue pair 1, its timer is the card's, and
 //! its events reach their sinks when the card's lock is released.
 
 use std::collections::{HashMap, VecDeque};
@@ -6,23 +6,22 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 
 use starverbs_backend::HostAddr;
-use starverbs_cm::{Cause, Cm, CmError, Config, Event, ListenAt, ListenerId, Path};
+use starverbs_cm::{Cause, Cm, CmError, Config, Event, ListenAt, ListenerId};
 use starverbs_core::{Av, Gid, Mtu, Nanos};
 
 use super::Sink;
 use super::address::{index_of, with_interface};
+use super::card::{MadPort, WeakCmCard};
 use super::conn::{Conn, Inner};
 use super::event::{CmEvent, CmEventKind, TIMED_OUT};
-use crate::device::soft::Soft;
 use crate::device::soft::deferred_log::DeferredLog;
-use crate::device::soft::intake::CardAnd;
 use crate::process::seed;
 
 /// The connection manager of a card, and the sinks of its events.
 pub(crate) struct CmHost {
     cm: Cm,
     /// The card that it is of
-    card: Weak<Soft>,
+    card: WeakCmCard,
     addrs: Vec<HostAddr>,
     conns: HashMap<u32, Weak<Inner>>,
     listeners: HashMap<ListenerId, Sink>,
@@ -31,10 +30,10 @@ pub(crate) struct CmHost {
 }
 
 impl CmHost {
-    pub(crate) fn new(guid: u64, owner: u16, addrs: Vec<HostAddr>, card: Weak<Soft>) -> CmHost {
+    pub(crate) fn new(guid: u64, owner: u16, addrs: Vec<HostAddr>, card: WeakCmCard) -> CmHost {
         let config = Config { guid, owner, seed: seed()[0] };
         let (mut cm, of) = (Cm::new(config), card.clone());
-        cm.limit_mtu(Box::new(move |to| of.upgrade().map_or(Mtu::M4096, |card| card.info.path_mtu(to))));
+        cm.limit_mtu(Box::new(move |to| of.upgrade().map_or(Mtu::M4096, |card| card.info().path_mtu(to))));
         CmHost { cm, card, addrs, conns: HashMap::new(), listeners: HashMap::new(), sent: false }
     }
 
@@ -119,35 +118,29 @@ impl CmHost {
     /// A call, and what follows from it.
     pub(crate) fn manage<R>(
         &mut self,
-        card: CardAnd<'_>,
+        port: &mut dyn MadPort,
         log: &DeferredLog,
         now: Nanos,
         call: impl FnOnce(&mut Cm, Nanos) -> R,
     ) -> R {
         let result = call(&mut self.cm, now);
-        self.settle(card, log, now);
+        self.settle(port, log);
         result
     }
 
     /// Datagrams came to queue pair 1, or the time has come.
-    pub(crate) fn run(&mut self, (nic, env): CardAnd<'_>, log: &DeferredLog, now: Nanos) {
-        while let Some((meta, mad)) = nic.poll_mad() {
-            /* the two low bits are ECN */
-            let traffic_class = meta.traffic_class & !3;
-            let path = Path { local: meta.dst, remote: meta.src, traffic_class, hop_limit: 0 };
+    pub(crate) fn run(&mut self, port: &mut dyn MadPort, log: &DeferredLog, now: Nanos) {
+        while let Some((path, mad)) = port.receive() {
             self.cm.handle_mad(now, path, &mad);
         }
         self.cm.handle_timeout(now);
-        self.settle((nic, env), log, now);
+        self.settle(port, log);
     }
 
     /// Sends its messages, queues its events, sets its timer.
-    fn settle(&mut self, (nic, env): CardAnd<'_>, log: &DeferredLog, now: Nanos) {
+    fn settle(&mut self, port: &mut dyn MadPort, log: &DeferredLog) {
         while let Some((path, mad)) = self.cm.poll_send() {
             let Some(sgid_index) = self.ip(path.local) else { continue };
-            if !env.tx.can_send() {
-                env.tx.flush(now);
-            }
             let to = Av {
                 dgid: path.remote,
                 sgid: path.local,
@@ -156,17 +149,17 @@ impl CmHost {
                 traffic_class: path.traffic_class,
                 ..Av::default()
             };
-            nic.send_mad(env, &to, mad.bytes());
+            port.send(&to, mad.bytes());
             self.sent = true;
         }
-        env.tx.flush(now);
+        port.flush();
         while let Some((id, event)) = self.cm.poll_event() {
             if let Some(delivery) = self.event(id, event) {
                 log.deliver_later(delivery);
             }
         }
         if let Some(at) = self.cm.next_deadline() {
-            nic.arm_mads(at);
+            port.wake_at(at);
         }
     }
 }

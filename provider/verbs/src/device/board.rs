@@ -10,9 +10,10 @@ mod control;
 mod cq;
 mod files;
 mod link;
+mod mads;
 mod memory;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -24,8 +25,8 @@ use starverbs_backend::HostAddr;
 use starverbs_core::types::QPN_MASK;
 use starverbs_core::{Gid, Mtu, Nanos, PdId, QPN_BLOCK, Qpn};
 use starverbs_queues::board::{
-    CELL_EVENTS, DeviceReply, EVENT_COMPLETION, Event as BoardEvent, GidReply, OP_QUERY_DEVICE, OP_QUERY_GID,
-    Object,
+    CELL_EVENTS, DeviceReply, EVENT_COMPLETION, EVENT_MADS, Event as BoardEvent, GidReply, OP_QUERY_DEVICE,
+    OP_QUERY_GID, Object,
 };
 use starverbs_settings::Settings;
 
@@ -37,13 +38,14 @@ use super::{Device, Doorbell};
 use crate::cq::CqShared;
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, eventfd, kind};
-use crate::info::DeviceInfo;
+use crate::info::{DeviceInfo, OdpCaps};
 use crate::log::{self, log};
 use crate::process;
 use crate::stat::StatPage;
 use cq::BoardCq;
 use files::Files;
 use link::Link;
+pub(crate) use mads::BoardCm;
 use memory::Heap;
 
 /// What a completion queue keeps for its device.
@@ -77,6 +79,8 @@ pub(crate) struct Board {
     cells: Box<[OnceLock<BlockCells>]>,
     objects: Mutex<Objects>,
     files: Files,
+    /// The connection manager, if it was ever asked for
+    cm: Mutex<Option<Arc<BoardCm>>>,
     /// Events taken so far
     taken: Mutex<u32>,
     /// Polls in a row that found nothing
@@ -93,6 +97,10 @@ struct Objects {
     qps: HashMap<Qpn, (PdId, u64)>,
     srqs: HashMap<u32, (PdId, u64)>,
     cqs: HashMap<u32, Weak<CqShared>>,
+    /// Queue pairs in multicast groups
+    groups: BTreeSet<(Qpn, Gid)>,
+    /// Handles of queue pairs that receive for XRC: their cookies, and where their events go
+    handles: HashMap<Qpn, Vec<(u64, Events)>>,
 }
 
 impl Board {
@@ -116,6 +124,7 @@ impl Board {
             cells: (0..=QPN_MASK / QPN_BLOCK).map(|_| OnceLock::new()).collect(),
             objects: Mutex::default(),
             files: Files::default(),
+            cm: Mutex::default(),
             taken: Mutex::new(0),
             idle: AtomicU32::new(0),
             is_gone: AtomicBool::new(false),
@@ -164,6 +173,11 @@ impl Board {
         };
         /* not under the lock: the thread may be ending a queue that the program dropped, by a command */
         if last {
+            if let Some(cm) = self.cm() {
+                cm.with(self, |host, port, log, now| {
+                    host.manage(port, log, now, starverbs_cm::Cm::release_all)
+                });
+            }
             log!(Info, "board closed");
             self.thread.stop();
             self.link.close();
@@ -221,7 +235,9 @@ impl Board {
         let idle = if found { 0 } else { self.idle.load(Ordering::Relaxed).wrapping_add(1) };
         self.idle.store(idle, Ordering::Relaxed);
         if idle > SELFISH && idle.is_multiple_of(YIELD_EVERY) {
-            self.activity.note_poll(crate::clock::now());
+            let now = crate::clock::now();
+            self.activity.note_poll(now);
+            self.run_cm(now, false);
             std::thread::yield_now();
         }
         found
@@ -251,10 +267,20 @@ impl Board {
 
     /// What the thread waits for: interrupts.
     pub(crate) fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Nanos {
-        if armed {
+        let cm = self.cm();
+        if armed || cm.is_some() {
             fds.push(pollfd(self.irq.as_raw_fd()));
         }
-        Nanos::MAX
+        cm.map_or(Nanos::MAX, |cm| cm.due())
+    }
+
+    /// Runs the connection manager, if its time has come, or if datagrams have.
+    fn run_cm(&self, now: Nanos, came: bool) {
+        if let Some(cm) = self.cm()
+            && (came || cm.due() <= now)
+        {
+            cm.run(self);
+        }
     }
 
     /// A turn of the thread: takes the events that the board has written.
@@ -263,11 +289,15 @@ impl Board {
         // SAFETY: eight writable bytes; the descriptor does not block.
         let woken = unsafe { libc::read(self.irq.as_raw_fd(), (&raw mut count).cast(), 8) } == 8;
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut work = 0;
+        let (mut work, mut mads) = (0, false);
         while let Some((kind, number)) = self.event(*taken) {
             *taken = taken.wrapping_add(1);
             work += 1;
-            self.on_event(kind, number);
+            if kind == EVENT_MADS {
+                mads = true;
+            } else {
+                self.on_event(kind, number);
+            }
         }
         if work > 0
             && let Some(cell) = self.link.cell(CELL_EVENTS)
@@ -278,6 +308,7 @@ impl Board {
         if woken && work == 0 && self.link.is_gone() && !self.is_gone.swap(true, Ordering::Relaxed) {
             self.on_gone();
         }
+        self.run_cm(crate::clock::now(), mads);
         self.deferred_log.flush();
         TurnResult { work: Some(work), ..TurnResult::default() }
     }
@@ -328,6 +359,10 @@ impl Board {
             }
             return;
         }
+        if let Some(handles) = objects.handles.get(&number).filter(|_| kind != kind::SRQ_LIMIT_REACHED) {
+            handles.iter().for_each(|(cookie, events)| events.push(Event::Qp { kind, cookie: *cookie }));
+            return;
+        }
         let is_srq = kind == kind::SRQ_LIMIT_REACHED;
         let owner = if is_srq { objects.srqs.get(&number) } else { objects.qps.get(&number) };
         let Some((pd, cookie)) = owner.copied() else { return };
@@ -364,6 +399,9 @@ fn describe(link: &Link, settings: &Settings) -> Result<DeviceInfo> {
     }
     let mut info = DeviceInfo::new(settings)?;
     info.addrs = addrs;
-    info.limit_to_board(&reply, Mtu::from_code(reply.active_mtu.into()).unwrap_or_default());
+    if !link.is_on_demand() {
+        info.attr.odp = OdpCaps::default();
+    }
+    info.limit_to_board(&reply, link.caps, Mtu::from_code(reply.active_mtu.into()).unwrap_or_default());
     Ok(info)
 }

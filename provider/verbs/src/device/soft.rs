@@ -17,6 +17,7 @@ mod idle;
 pub(crate) mod intake;
 mod links;
 mod local;
+mod mads;
 mod memory;
 mod progress;
 pub(crate) mod shard;
@@ -38,7 +39,7 @@ use super::command::Events;
 use super::thread::ProgressThread;
 use super::{Device, Doorbell};
 use crate::clock;
-use crate::cm::CmHost;
+use crate::cm::{CmHost, WeakCmCard};
 use crate::error::{Result, VerbsError};
 use crate::info::{DeviceInfo, MAX_MSG, MAX_RD_ATOM};
 use crate::log::{self, log};
@@ -123,7 +124,8 @@ impl Soft {
         let thread = ProgressThread::new()?;
         let soft = Arc::new_cyclic(|soft: &Weak<Soft>| {
             let owner = rx.blocks().next().unwrap_or_default() as u16;
-            let cm = CmHost::new(info.attr.node_guid, owner, info.addrs.clone(), soft.clone());
+            let cm =
+                CmHost::new(info.attr.node_guid, owner, info.addrs.clone(), WeakCmCard::Soft(soft.clone()));
             let intake = Intake::new(rx, settings.qpc_prefetch);
             let mut shard = Shard::new(nic, tx, intake, stats, cm, local, Arc::clone(&moderator));
             (shard.env.channels.gates, shard.env.channels.traces) = (gates, traces);
@@ -187,7 +189,7 @@ impl Soft {
 
     /// Disconnects the connection manager's peers.
     fn close_cm(&self) {
-        self.with(|shard, now| shard.manage(&self.deferred_log, now, starverbs_cm::Cm::release_all));
+        self.with_cm(|cm, port, log, now| cm.manage(port, log, now, starverbs_cm::Cm::release_all));
     }
 
     /// The process is about to end: peers of its connections are notified, and the card receives nothing

@@ -9,6 +9,7 @@ use starverbs_core::{
     Access, Cqe, FlushLevel, Placement, QpState, QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus,
 };
 use starverbs_settings::{DeviceChoice, Settings};
+use starverbs_verbs::cm::{Agent, Bind, PortSpace};
 use starverbs_verbs::{Ah, Context, Dm, Event, Mr, Pd, QpAttr, RecvWr, SendWr, Srq, kind};
 
 use crate::common::board::BoardThread;
@@ -196,15 +197,31 @@ fn functions_do_not_reach_each_other() {
 #[test]
 fn what_a_board_does_not_take_is_said() {
     let (_board, a, _b) = on_board();
-    let attr = a.ctx.device_attr();
-    assert_eq!((attr.max_mcast_grp, attr.odp.general), (0, 0));
+    let srq = Srq::create(&a.pd, 4, 1, 0, 0).unwrap();
     let refused = [
-        a.cq.resize(1000).unwrap_err(),
-        Mr::null(&a.pd).err().unwrap(),
-        a.qp(QpType::Ud).attach_mcast(starverbs_core::Gid::from_ipv4([239, 1, 1, 1])).unwrap_err(),
-        starverbs_verbs::cm::Agent::of(&a.ctx).err().unwrap(),
+        srq.modify(Some(8), None).unwrap_err(),
+        a.qp(QpType::Rc).star().err().unwrap(),
+        Srq::create_tagged(&a.pd, &a.cq, 4, 4, 1, 0).err().unwrap(),
     ];
-    assert_eq!(refused.map(|error| error.errno()), [libc::EOPNOTSUPP; 4]);
+    assert_eq!(refused.map(|error| error.errno()), [libc::EOPNOTSUPP; 3]);
+}
+
+/// A process holds a service among all of the host, be their cards boards or not.
+#[test]
+fn a_service_of_a_board_has_one_holder_of_the_host() {
+    let settings = settings();
+    let board = BoardThread::start(&settings, 2);
+    let nodes = [board.client(0), board.client(1), settings].map(|settings| Node::new(&settings));
+    let agents = nodes.each_ref().map(|node| Agent::of(&node.ctx).unwrap());
+    let local = "127.0.0.1:7471".parse().unwrap();
+    let bind = Bind { space: PortSpace::Tcp, local, v6_only: false, reuse: false };
+    for first in 0..agents.len() {
+        let held = agents[first].bind(bind).unwrap();
+        for agent in &agents {
+            assert_eq!(agent.bind(bind).err().unwrap().errno(), libc::EADDRINUSE);
+        }
+        drop(held);
+    }
 }
 
 #[test]

@@ -128,7 +128,8 @@ fn a_group_is_left_with_its_last_member() {
     /* Behind it comes what does arrive. */
     let others = Gid::from_ipv4([239, 71, 1, 3]);
     first.attach_mcast(others).unwrap();
-    multicast(&a, &sender, &to_group(&a, others), 1);
+    let ah = to_group(&a, others);
+    multicast(&a, &sender, &ah, 1);
     assert_eq!(receives(&b, 1)[0].wr_id, 1);
     assert_eq!(sum(&settings, "drop_multicast"), 0, "the kernel keeps it from cards that left");
     drop(first);
@@ -144,7 +145,8 @@ fn a_queue_pair_in_several_groups_gets_what_is_sent_to_each() {
         let group = Gid::from_ipv4([239, 71, 2, n]);
         member.attach_mcast(group).unwrap();
         b.post_recv(&member, u64::from(n), 100 * usize::from(n), GRH + 1).unwrap();
-        multicast(&a, &sender, &to_group(&a, group), 1);
+        let ah = to_group(&a, group);
+        multicast(&a, &sender, &ah, 1);
         let got = receives(&b, 1);
         assert_eq!(b.bytes(100 * usize::from(n) + 36, 4), [239, 71, 2, n]);
         assert_eq!(got[0].wr_id, u64::from(n));
@@ -165,7 +167,8 @@ fn ipv6_groups_work_as_well() {
     assert_eq!(errno(member.attach_mcast(GROUP)), libc::EINVAL, "the card has no IPv4 address");
     member.attach_mcast(group_v6(1)).unwrap();
     b.post_recv(&member, 5, 0, GRH + 4).unwrap();
-    multicast(&a, &sender, &to_group(&a, group_v6(1)), 4);
+    let ah = to_group(&a, group_v6(1));
+    multicast(&a, &sender, &ah, 4);
     assert_eq!(receives(&b, 1)[0].wr_id, 5);
     let bytes = b.bytes(0, GRH);
     assert_eq!((bytes[0] >> 4, &bytes[24..40]), (6, &group_v6(1).0[..]));

@@ -35,6 +35,8 @@ pub(super) struct CharDev {
 
 /// What a context has from its beginning.
 pub(super) struct Begun {
+    /// `CAP_*`
+    pub(super) caps: u64,
     pub(super) page: MmapRaw,
     pub(super) events: MmapRaw,
     pub(super) events_log: u32,
@@ -60,7 +62,7 @@ impl CharDev {
         let events = device.map(info.events, size_of::<Event>() << info.events_log)?;
         let page = device.map(0, page as usize)?;
         device.ask(IOC_EVENTFD, &mut EventFd { fd: irq.as_raw_fd(), reserved: 0 })?;
-        Ok((device, Begun { page, events, events_log: info.events_log }))
+        Ok((device, Begun { caps: info.caps, page, events, events_log: info.events_log }))
     }
 
     fn ask<T>(&self, request: u32, argument: &mut T) -> io::Result<()> {

@@ -1,28 +1,28 @@
 //! Commands to the board.
 
-use std::mem::size_of;
 use std::sync::Arc;
 
 use starverbs_core::mr::MrAttr;
 use starverbs_core::qp::{QpAttr, QpAttrMask, RecvSource};
-use starverbs_core::{Cqe, QpState, Qpn, SrqId};
+use starverbs_core::{Gid, QpState, Qpn, SrqId};
 use starverbs_queues::board::{
-    AddressHandle, CQ_IGNORE_OVERRUN, CreateCq, CreateQp, CreateSrq, DeviceReply, ModifyQp, NONE,
-    NumberReply, OP_ALLOC_MW, OP_ALLOC_PD, OP_CREATE_AH, OP_CREATE_CQ, OP_CREATE_QP, OP_CREATE_SRQ,
-    OP_DEALLOC_MW, OP_DEALLOC_PD, OP_DEREG_MR, OP_DESTROY_AH, OP_DESTROY_CQ, OP_DESTROY_QP, OP_DESTROY_SRQ,
-    OP_MODIFY_QP, OP_MODIFY_SRQ, OP_QUERY_DEVICE, OP_QUERY_MR, OP_QUERY_QP, OP_QUERY_SRQ, OP_REG_MR,
-    OP_REREG_MR, Object, QP_BLOCK_LOOPBACK, QP_SIGNAL_ALL, Queues, Region, SrqLimit, Window,
+    AddressHandle, CQ_IGNORE_OVERRUN, CreateCq, CreateQp, CreateSrq, CreateXrcSrq, DeviceReply, Group,
+    ModifyQp, NONE, NumberReply, OP_ALLOC_MW, OP_ALLOC_NULL_MR, OP_ALLOC_PD, OP_ATTACH_GROUP, OP_CREATE_AH,
+    OP_CREATE_CQ, OP_CREATE_QP, OP_CREATE_SRQ, OP_CREATE_XRC_SRQ, OP_DEALLOC_MW, OP_DEALLOC_PD, OP_DEREG_MR,
+    OP_DESTROY_AH, OP_DESTROY_CQ, OP_DESTROY_QP, OP_DESTROY_SRQ, OP_DETACH_GROUP, OP_MODIFY_QP,
+    OP_MODIFY_SRQ, OP_QUERY_DEVICE, OP_QUERY_MR, OP_QUERY_QP, OP_QUERY_SRQ, OP_REG_MR, OP_REREG_MR, Object,
+    QP_BLOCK_LOOPBACK, QP_SIGNAL_ALL, Queues, Region, SrqLimit, Window,
 };
 use starverbs_rings::WorkLayout;
 
-use super::cq::{BoardCq, INDEX_BYTES};
+use super::cq::{BoardCq, Ring};
 use super::files::FileUse;
 use super::link::BROKEN;
 use super::memory::PROGRAM_END;
 use super::{Board, DeviceCq};
 use crate::census::Census;
 use crate::cq::CqShared;
-use crate::device::command::{Command, Events, QpInit, Reply, SrqKind};
+use crate::device::command::{Command, Events, QpInit, Reply, SrqKind, Xrc};
 use crate::error::{Result, VerbsError};
 use crate::info::PortAttr;
 use crate::memory;
@@ -32,6 +32,15 @@ use starverbs_core::command::{address, attr, decode_attr, decode_region, region}
 
 /// What this device does not take.
 const NOT_HERE: VerbsError = VerbsError::Unsupported("by a board");
+
+/// The board's part of a queue.
+fn half(cq: &CqShared) -> Result<&BoardCq> {
+    cq.device_half.as_deref().ok_or(BROKEN)
+}
+
+fn in_group(qpn: Qpn, group: Gid) -> Group {
+    Group { gid: group.0, qpn, reserved: 0 }
+}
 
 fn object(number: u32) -> Object {
     Object { number, reserved: 0 }
@@ -84,10 +93,26 @@ impl Board {
             Command::CreateCq { cqe, ignore_overrun } => {
                 self.create_cq(cqe, ignore_overrun).map(|cq| Reply::Cq(Some(cq)))
             }
+            Command::ResizeCq { cq, room } => half(cq)?.resize(cq, room).map(done),
+            Command::ModifyCq { cq, moderation } => {
+                let half = half(cq)?;
+                self.know_cq(half, cq);
+                half.moderate(cq, moderation).map(done)
+            }
             Command::DestroyCq { cq } => self.destroy_cq(&cq.device_half).map(done),
             Command::CreateSrq { pd, rq, cookie, kind: SrqKind::Basic { limit } } => {
                 let srq = CreateSrq { queues: self.queues(&rq.layout())?, pd: pd.0, limit };
                 let number = self.link.ask::<NumberReply>(OP_CREATE_SRQ, &srq)?.number;
+                self.objects().srqs.insert(number, (pd, cookie));
+                Ok(Reply::Srq { srq: SrqId(number), number })
+            }
+            Command::CreateSrq { pd, rq, cookie, kind: SrqKind::Xrc { domain, cq } } => {
+                let (queues, cq) = (self.queues(&rq.layout())?, cq.shared());
+                let half = half(cq)?;
+                self.know_cq(half, cq);
+                let (pd_of, domain, cq) = (pd.0, domain.0, half.number);
+                let srq = CreateXrcSrq { queues, pd: pd_of, domain, cq, reserved: 0 };
+                let number = self.link.ask::<NumberReply>(OP_CREATE_XRC_SRQ, &srq)?.number;
                 self.objects().srqs.insert(number, (pd, cookie));
                 Ok(Reply::Srq { srq: SrqId(number), number })
             }
@@ -112,7 +137,14 @@ impl Board {
                 let reply: ModifyQp = self.link.ask(OP_QUERY_QP, &object(qpn))?;
                 Ok(Reply::Qp(decode_attr(&reply.attr, QpAttrMask::all()).ok_or(BROKEN)?))
             }
-            Command::DestroyQp { qp, .. } => self.destroy_qp(qp).map(done),
+            Command::DestroyQp { qp, detach } => self.destroy_qp(qp, detach).map(done),
+            Command::AttachMcast { qpn, group } => {
+                self.link.tell(OP_ATTACH_GROUP, &in_group(qpn, group))?;
+                self.objects().groups.insert((qpn, group));
+                Ok(Reply::Done)
+            }
+            Command::DetachMcast { qpn, group } => self.leave_group(qpn, group).map(done),
+            Command::Xrc(xrc) => self.control_xrc(xrc),
             _ => Err(NOT_HERE),
         }
     }
@@ -129,6 +161,9 @@ impl Board {
     }
 
     fn reg_mr(&self, attr: &MrAttr) -> Result<u32> {
+        if memory::is_null(attr.addr) {
+            return Ok(self.link.ask::<NumberReply>(OP_ALLOC_NULL_MR, &object(attr.pd.0))?.number);
+        }
         let (region, file) = self.region(0, attr)?;
         match self.link.ask::<NumberReply>(OP_REG_MR, &region) {
             Ok(NumberReply { number: key, .. }) => {
@@ -156,13 +191,18 @@ impl Board {
         }
     }
 
-    /// A region as the board is to reach it: in a memory file, or by the program's own addresses.
-    /// EOPNOTSUPP: on-demand and null regions.
+    /// A region as the board is to reach it: in a memory file, or by the program's own addresses. Those are
+    /// on-demand regions by themselves: the kernel looks for a page when the board reads or writes it.
+    /// EOPNOTSUPP: another process's memory, and addresses that the board does not reach.
     fn region(&self, key: u32, attr: &MrAttr) -> Result<(Region, Option<FileUse>)> {
-        let end = attr.addr.checked_add(attr.length);
-        if memory::marked(attr.addr) || end.is_none_or(|end| end > PROGRAM_END) {
+        let on_demand = memory::is_on_demand(attr.addr) && self.link.is_on_demand();
+        let addr = if on_demand { memory::plain(attr.addr) } else { attr.addr };
+        let room = PROGRAM_END.checked_sub(addr).ok_or(NOT_HERE)?;
+        if attr.length > room && !on_demand {
             return Err(NOT_HERE);
         }
+        /* of all that there ever is: nothing lies above */
+        let attr = &MrAttr { addr, length: attr.length.min(room), ..*attr };
         let bytes = FileBytes::read(attr.backing);
         let file = bytes.and_then(|bytes| self.files.join(&self.link, bytes, attr.length));
         let addr = file.as_ref().map_or(attr.addr, |file| file.address);
@@ -170,14 +210,12 @@ impl Board {
     }
 
     fn create_cq(&self, cqe: u32, ignore_overrun: bool) -> Result<Arc<BoardCq>> {
-        let entries = cqe.max(1).next_power_of_two();
-        let log = entries.ilog2();
-        let piece = self.link.heap.piece(INDEX_BYTES + entries as usize * size_of::<Cqe>())?;
-        let taken = piece.address()?;
+        let ring = Ring::new(&self.link.heap, cqe)?;
+        let (taken, entries, log) = ring.place()?;
         let flags = if ignore_overrun { CQ_IGNORE_OVERRUN } else { 0 };
-        let init = CreateCq { entries: taken + INDEX_BYTES as u64, taken, log, flags };
+        let init = CreateCq { entries, taken, log, flags };
         let NumberReply { number, cell } = self.link.ask(OP_CREATE_CQ, &init)?;
-        Ok(Arc::new(BoardCq::new(number, cell, &self.link, piece, log)))
+        Ok(Arc::new(BoardCq::new(number, cell, &self.link, ring)))
     }
 
     fn destroy_cq(&self, cq: &DeviceCq) -> Result<()> {
@@ -225,9 +263,8 @@ impl Board {
             }
         }
         let srq = match &init.rq {
-            RecvSource::Own(_) => NONE,
+            RecvSource::Own(_) | RecvSource::Xrc(_) => NONE,
             RecvSource::Shared(srq) => srq.0,
-            RecvSource::Xrc(_) => return Err(NOT_HERE),
         };
         let all = if init.sq_sig_all { QP_SIGNAL_ALL } else { 0 };
         let block = if init.block_own_multicast { QP_BLOCK_LOOPBACK } else { 0 };
@@ -266,17 +303,61 @@ impl Board {
         qp.purge();
     }
 
-    fn destroy_qp(&self, qp: &QpInner) -> Result<()> {
+    fn destroy_qp(&self, qp: &QpInner, detach: bool) -> Result<()> {
+        if !detach && self.groups_of(qp.qpn).next().is_some() {
+            return Err(VerbsError::Busy("multicast groups"));
+        }
         let ended = self.end_qp(qp.qpn);
         self.purge(qp);
         ended
     }
 
-    /// Ends a queue pair on the board.
+    /// Ends a queue pair on the board, whatever it is attached to.
     pub(super) fn end_qp(&self, qpn: Qpn) -> Result<()> {
+        for group in self.groups_of(qpn) {
+            let _ = self.leave_group(qpn, group);
+        }
         self.set_cell(qpn, 0);
-        self.objects().qps.remove(&qpn);
+        let mut objects = self.objects();
+        objects.qps.remove(&qpn);
+        objects.handles.remove(&qpn);
+        drop(objects);
         self.link.tell(OP_DESTROY_QP, &object(qpn))
+    }
+
+    /// The multicast groups that a queue pair is in.
+    fn groups_of(&self, qpn: Qpn) -> impl Iterator<Item = Gid> + use<> {
+        let mine: Vec<_> =
+            self.objects().groups.range((qpn, Gid([0; 16]))..=(qpn, Gid([0xff; 16]))).copied().collect();
+        mine.into_iter().map(|(_, group)| group)
+    }
+
+    fn leave_group(&self, qpn: Qpn, group: Gid) -> Result<()> {
+        self.link.tell(OP_DETACH_GROUP, &in_group(qpn, group))?;
+        self.objects().groups.remove(&(qpn, group));
+        Ok(())
+    }
+
+    /// XRC domains are this process's own here, also those on a file: nothing is shared, and nothing found.
+    fn control_xrc(&self, xrc: Xrc<'_>) -> Result<Reply> {
+        match xrc {
+            Xrc::Share { .. } | Xrc::Unshare { .. } | Xrc::Offer { .. } => Ok(Reply::Done),
+            Xrc::Open { .. } => Err(VerbsError::Os(libc::EINVAL)),
+            Xrc::List { qpn, attachment: 0, cookie, events } => {
+                self.objects().handles.entry(qpn).or_default().push((cookie, Arc::clone(events)));
+                Ok(Reply::Done)
+            }
+            Xrc::Unlist { qpn, attachment: 0, cookie } => {
+                let mut objects = self.objects();
+                if let Some(handles) = objects.handles.get_mut(&qpn)
+                    && let Some(at) = handles.iter().position(|(listed, _)| *listed == cookie)
+                {
+                    handles.swap_remove(at);
+                }
+                Ok(Reply::Done)
+            }
+            _ => Err(NOT_HERE),
+        }
     }
 
     /// Queue pairs of a context.

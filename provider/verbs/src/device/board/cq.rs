@@ -1,20 +1,27 @@
 //! The board's part of a completion queue: a ring in shared memory, of which the board writes the entries.
-//! What is found there moves to the queue that the program polls.
+//! What is found there moves to the queue that the program polls. A queue that was resized has another ring;
+//! what the board had written into the one before is taken first.
 
+use std::collections::VecDeque;
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use starverbs_core::{Cqe, Qpn};
-use starverbs_queues::board::{ARM_SOLICITED, CQE_PHASE};
+use starverbs_queues::board::{
+    ARM_SOLICITED, CQE_PHASE, ModifyCq, NumberReply, OP_MODIFY_CQ, OP_RESIZE_CQ, ResizeCq,
+};
 use starverbs_queues::format::CqeWords;
+use starverbs_rings::CqRoom;
 
 use super::link::Link;
-use super::memory::Piece;
+use super::memory::{Heap, NO_MEMORY, Piece};
 use crate::cq::CqShared;
+use crate::error::Result;
+use crate::moderation::Moderation;
 
 /// Bytes of the program's index, in front of the entries: a cache line of its own.
-pub(super) const INDEX_BYTES: usize = 64;
+const INDEX_BYTES: usize = 64;
 /// Words of an entry.
 const WORDS: usize = size_of::<Cqe>() / 8;
 
@@ -24,11 +31,8 @@ pub(crate) struct BoardCq {
     pub(super) number: u32,
     cell: u32,
     link: Arc<Link>,
-    /// The index, then the entries
-    piece: Piece,
-    log: u32,
-    /// Entries taken, under the lock of whoever takes them
-    head: Mutex<u32>,
+    /// Where it lies; whoever takes entries has the lock
+    rings: Mutex<Rings>,
     /// Counts the times that it was armed
     armed: AtomicU32,
     /// The last time it was for solicited completions alone
@@ -37,23 +41,36 @@ pub(crate) struct BoardCq {
     pub(super) is_known: AtomicBool,
 }
 
-impl BoardCq {
-    /// `piece`: an index and `1 << log` entries.
-    pub(super) fn new(number: u32, cell: u32, link: &Arc<Link>, piece: Piece, log: u32) -> BoardCq {
-        BoardCq {
-            number,
-            cell,
-            link: Arc::clone(link),
-            piece,
-            log,
-            head: Mutex::new(0),
-            armed: AtomicU32::new(0),
-            solicited: AtomicBool::new(false),
-            is_known: AtomicBool::new(false),
-        }
+/// Where a queue lies, and lay.
+struct Rings {
+    now: Ring,
+    /// Rings of which not all is taken, the oldest first, and how many entries each has
+    before: VecDeque<(Ring, u32)>,
+}
+
+/// An index, then the entries.
+pub(super) struct Ring {
+    piece: Piece,
+    log: u32,
+    /// Entries taken
+    head: u32,
+}
+
+impl Ring {
+    /// One for at least `cqe` completions.
+    pub(super) fn new(heap: &Arc<Heap>, cqe: u32) -> Result<Ring> {
+        let entries = cqe.max(1).checked_next_power_of_two().ok_or(NO_MEMORY)?;
+        let piece = heap.piece(INDEX_BYTES + entries as usize * size_of::<Cqe>())?;
+        Ok(Ring { piece, log: entries.ilog2(), head: 0 })
     }
 
-    /// A word of entry `index`, counted from when the queue was made.
+    /// DMA addresses of the index and of the entries, and log2 of these.
+    pub(super) fn place(&self) -> Result<(u64, u64, u32)> {
+        let taken = self.piece.address()?;
+        Ok((taken, taken + INDEX_BYTES as u64, self.log))
+    }
+
+    /// A word of entry `index`, counted from when the ring was made.
     fn word(&self, index: u32, word: usize) -> &AtomicU64 {
         let entry = (index & ((1 << self.log) - 1)) as usize;
         let at = INDEX_BYTES + entry * size_of::<Cqe>() + word * 8;
@@ -84,53 +101,36 @@ impl BoardCq {
         Some(Cqe { sl: cqe.sl & !CQE_PHASE, ..cqe })
     }
 
-    /// Moves what the board has written to `cq`, as far as that has room; says whether anybody is at it.
+    /// Moves what the board has written up to entry `end` to `cq`, as far as that has room for `room`
+    /// completions; says how many.
     #[inline]
-    pub(super) fn harvest(&self, cq: &CqShared) -> bool {
-        let mut head = match self.head.try_lock() {
-            Ok(head) => head,
-            Err(TryLockError::Poisoned(head)) => head.into_inner(),
-            Err(TryLockError::WouldBlock) => return true,
-        };
-        self.take(&mut head, cq) > 0
-    }
-
-    /// The same, of who has to wait for others.
-    pub(super) fn harvest_all(&self, cq: &CqShared) {
-        let mut head = self.head.lock().unwrap_or_else(PoisonError::into_inner);
-        self.take(&mut head, cq);
-    }
-
-    #[inline]
-    fn take(&self, head: &mut u32, cq: &CqShared) -> u32 {
-        let first = *head;
-        /* the other ring has room for as many */
-        let room = (1u32 << self.log).saturating_sub(cq.waiting());
-        while head.wrapping_sub(first) < room
-            && let Some(cqe) = self.read(*head)
+    fn take(&mut self, cq: &CqShared, end: Option<u32>, room: u32) -> u32 {
+        let first = self.head;
+        while self.head.wrapping_sub(first) < room
+            && end != Some(self.head)
+            && let Some(cqe) = self.read(self.head)
         {
-            *head = head.wrapping_add(1);
+            self.head = self.head.wrapping_add(1);
             /* 0: it was of a queue pair that is gone */
             if cqe.qpn != 0 {
-                // SAFETY: under the lock of `head`; this device has no other ring to move to.
+                // SAFETY: under the lock of the rings; this device has no other ring to move to.
                 let _ = unsafe { cq.push(&cqe, false) };
             }
         }
-        let taken = head.wrapping_sub(first);
+        let taken = self.head.wrapping_sub(first);
         if taken > 0 {
             // SAFETY: the index is the first word of the piece, and aligned.
             let index = unsafe { AtomicU32::from_ptr(self.piece.at.as_ptr().cast()) };
             /* release: our reading comes before the board's writing the entries again */
-            index.store(*head, Ordering::Release);
+            index.store(self.head, Ordering::Release);
         }
         taken
     }
 
-    /// Forgets what was written of a queue pair that is gone, or in RESET, and not taken yet.
-    pub(super) fn purge(&self, qpn: Qpn) {
-        let head = self.head.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut at = *head;
-        while at.wrapping_sub(*head) < 1 << self.log
+    /// Forgets what was written of a queue pair and not taken yet.
+    fn purge(&self, qpn: Qpn) {
+        let mut at = self.head;
+        while at.wrapping_sub(self.head) < 1 << self.log
             && let Some(cqe) = self.read(at)
         {
             if cqe.qpn == qpn {
@@ -141,22 +141,128 @@ impl BoardCq {
             at = at.wrapping_add(1);
         }
     }
+}
+
+impl Rings {
+    #[inline]
+    fn take(&mut self, cq: &CqShared) -> u32 {
+        /* the other ring has room for as many */
+        let room = (1u32 << self.now.log).saturating_sub(cq.waiting());
+        if !self.before.is_empty() {
+            return self.take_from_all(cq, room);
+        }
+        self.now.take(cq, None, room)
+    }
+
+    #[cold]
+    fn take_from_all(&mut self, cq: &CqShared, room: u32) -> u32 {
+        let mut taken = 0;
+        while let Some((ring, end)) = self.before.front_mut() {
+            taken += ring.take(cq, Some(*end), room - taken);
+            if ring.head != *end {
+                return taken;
+            }
+            self.before.pop_front();
+        }
+        taken + self.now.take(cq, None, room - taken)
+    }
+}
+
+impl BoardCq {
+    pub(super) fn new(number: u32, cell: u32, link: &Arc<Link>, ring: Ring) -> BoardCq {
+        BoardCq {
+            number,
+            cell,
+            link: Arc::clone(link),
+            rings: Mutex::new(Rings { now: ring, before: VecDeque::new() }),
+            armed: AtomicU32::new(0),
+            solicited: AtomicBool::new(false),
+            is_known: AtomicBool::new(false),
+        }
+    }
+
+    fn rings(&self) -> MutexGuard<'_, Rings> {
+        self.rings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Moves what the board has written to `cq`, as far as that has room; says whether anybody is at it.
+    #[inline]
+    pub(super) fn harvest(&self, cq: &CqShared) -> bool {
+        let mut rings = match self.rings.try_lock() {
+            Ok(rings) => rings,
+            Err(TryLockError::Poisoned(rings)) => rings.into_inner(),
+            Err(TryLockError::WouldBlock) => return true,
+        };
+        rings.take(cq) > 0
+    }
+
+    /// The same, of who has to wait for others.
+    pub(super) fn harvest_all(&self, cq: &CqShared) {
+        self.rings().take(cq);
+    }
+
+    /// Forgets what was written of a queue pair that is gone, or in RESET, and not taken yet.
+    pub(super) fn purge(&self, qpn: Qpn) {
+        let rings = self.rings();
+        rings.before.iter().for_each(|(ring, _)| ring.purge(qpn));
+        rings.now.purge(qpn);
+    }
+
+    /// Has `cq` be as large as `room`, and the board write to another ring. EINVAL: it is too small for what
+    /// it holds.
+    pub(super) fn resize(&self, cq: &CqShared, room: &mut CqRoom) -> Result<()> {
+        let ring = Ring::new(&self.link.heap, room.capacity())?;
+        let (taken, entries, log) = ring.place()?;
+        let mut rings = self.rings();
+        rings.before.try_reserve(1).map_err(|_| NO_MEMORY)?;
+        rings.take(cq);
+        cq.move_to(room)?;
+        let to = ResizeCq { entries, taken, cq: self.number, log };
+        match self.link.ask::<NumberReply>(OP_RESIZE_CQ, &to) {
+            Ok(NumberReply { number: end, .. }) => {
+                let before = std::mem::replace(&mut rings.now, ring);
+                /* more than a ring holds is what no board has written */
+                if end.wrapping_sub(before.head) <= 1 << before.log {
+                    rings.before.push_back((before, end));
+                }
+                Ok(())
+            }
+            Err(error) => {
+                /* as large as before: what it holds fits */
+                let _ = cq.move_to(room);
+                Err(error)
+            }
+        }
+    }
+
+    /// Has events of `cq` moderated so.
+    pub(super) fn moderate(&self, cq: &CqShared, to: Moderation) -> Result<()> {
+        let mut rings = self.rings();
+        rings.take(cq);
+        let Moderation { count, period } = to;
+        self.link.tell(OP_MODIFY_CQ, &ModifyCq { cq: self.number, count, period })?;
+        cq.moderated_by_device(to);
+        Ok(())
+    }
 
     /// The program waits for an event: says so to the board, with what was taken so far.
     pub(super) fn arm(&self, cq: &CqShared, solicited: bool) {
-        let mut head = self.head.lock().unwrap_or_else(PoisonError::into_inner);
-        self.take(&mut head, cq);
+        let mut rings = self.rings();
+        rings.take(cq);
         self.solicited.store(solicited, Ordering::Relaxed);
         let times = self.armed.fetch_add(1, Ordering::Relaxed).wrapping_add(1) & !ARM_SOLICITED;
         let high = times | if solicited { ARM_SOLICITED } else { 0 };
         if let Some(cell) = self.link.cell(self.cell) {
-            cell.store(u64::from(*head) | u64::from(high) << 32, Ordering::Release);
+            cell.store(u64::from(rings.now.head) | u64::from(high) << 32, Ordering::Release);
         }
     }
 
     /// The board says that an event is due.
     pub(super) fn on_event(&self, cq: &CqShared) {
         self.harvest_all(cq);
+        if cq.is_moderated() {
+            cq.notify_moderated();
+        }
         /* any other was raised when its completion was moved */
         if self.solicited.load(Ordering::Relaxed) {
             cq.announce_solicited();

@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use memmap2::{MmapOptions, MmapRaw};
 use starverbs_core::NicError;
 use starverbs_queues::board::{
-    BAR_CONTROL, BAR_DOORBELLS, BODY_BYTES, CAP_VERBS, CELL_BYTES, COMMAND_BYTES, CTRL_ENABLE, CommandHead,
-    Event, MAGIC, PENDING, REG_CAPS, REG_COMMANDS, REG_COMMANDS_LOG, REG_COMMANDS_TAIL, REG_CONTROL,
-    REG_EVENTS, REG_EVENTS_LOG, REG_MAGIC, REG_STATUS, REG_VERSION, STATUS_ENABLED, VERSION,
+    BAR_CONTROL, BAR_DOORBELLS, BODY_BYTES, CAP_VERBS, CAP_WINDOWS, CELL_BYTES, COMMAND_BYTES, CTRL_ENABLE,
+    CommandHead, Event, MAGIC, PENDING, REG_CAPS, REG_COMMANDS, REG_COMMANDS_LOG, REG_COMMANDS_TAIL,
+    REG_CONTROL, REG_EVENTS, REG_EVENTS_LOG, REG_MAGIC, REG_STATUS, REG_VERSION, STATUS_ENABLED, VERSION,
 };
 use starverbs_vfio::Client;
 use starverbs_vfio::message::{IRQ_MSIX, PCI_CONFIG, REGION_MMAP};
@@ -34,6 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// PCI's command register, and what a driver sets there: the BARs answer, the board reaches memory.
 const PCI_COMMAND: u64 = 4;
 const PCI_MEMORY_AND_MASTER: u16 = 6;
+/// What the kernel module carries of what a board takes.
+const THROUGH_KERNEL: u64 = CAP_VERBS | CAP_WINDOWS;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
@@ -47,6 +49,8 @@ pub(super) const BROKEN: VerbsError = VerbsError::Os(libc::EIO);
 pub(super) struct Link {
     way: Way,
     pub(super) heap: Arc<Heap>,
+    /// `CAP_*`
+    pub(super) caps: u64,
     page: MmapRaw,
     events: Events,
     pub(super) events_log: u32,
@@ -81,15 +85,16 @@ impl Link {
     }
 
     fn open_device(path: &Path, irq: OwnedFd) -> Result<(Link, OwnedFd)> {
-        let (device, Begun { page, events, events_log }) = CharDev::open(path, irq.as_fd())?;
+        let (device, Begun { caps, page, events, events_log }) = CharDev::open(path, irq.as_fd())?;
         let device = Arc::new(device);
         let heap = Arc::new(Heap::new(Source::Kernel(Arc::clone(&device))));
-        Ok((Link { way: Way::Kernel(device), heap, page, events: Events::Map(events), events_log }, irq))
+        let (way, events) = (Way::Kernel(device), Events::Map(events));
+        Ok((Link { way, heap, caps: caps & THROUGH_KERNEL, page, events, events_log }, irq))
     }
 
     fn open_socket(path: &Path, irq: OwnedFd) -> Result<(Link, OwnedFd)> {
         let mut client = Client::connect(path)?;
-        check(&mut client)?;
+        let caps = check(&mut client)?;
         client.write(PCI_CONFIG, PCI_COMMAND, &PCI_MEMORY_AND_MASTER.to_le_bytes())?;
         let page = map_page(&mut client)?;
         give_program_memory(&mut client)?;
@@ -102,7 +107,13 @@ impl Link {
         let events = heap.piece(size_of::<Event>() << EVENTS_LOG)?;
         enable(&client, commands.address()?, events.address()?)?;
         let way = Way::Socket { client, commands: Mutex::new(Commands { piece: commands, tail: 0 }) };
-        Ok((Link { way, heap, page, events: Events::Piece(events), events_log: EVENTS_LOG }, irq))
+        let (events, events_log) = (Events::Piece(events), EVENTS_LOG);
+        Ok((Link { way, heap, caps, page, events, events_log }, irq))
+    }
+
+    /// Whether the board finds pages of the program's memory when it needs them: the kernel pins them before.
+    pub(super) fn is_on_demand(&self) -> bool {
+        matches!(self.way, Way::Socket { .. })
     }
 
     /// The event queue: `1 << events_log` entries.
@@ -266,13 +277,14 @@ fn register(client: &mut Client, at: u32) -> Result<u32> {
     Ok(u32::from_le_bytes(word))
 }
 
-/// ENODEV: it is no board, of another version, or takes no verbs.
-fn check(client: &mut Client) -> Result<()> {
+/// What it takes. ENODEV: it is no board, of another version, or takes no verbs.
+fn check(client: &mut Client) -> Result<u64> {
     let major = |version: u32| version >> 16;
+    let caps = u64::from(register(client, REG_CAPS)?) | u64::from(register(client, REG_CAPS + 4)?) << 32;
     let is_board = register(client, REG_MAGIC)? == MAGIC
         && major(register(client, REG_VERSION)?) == major(VERSION)
-        && u64::from(register(client, REG_CAPS)?) & CAP_VERBS != 0;
-    if is_board { Ok(()) } else { Err(VerbsError::Os(libc::ENODEV)) }
+        && caps & CAP_VERBS != 0;
+    if is_board { Ok(caps) } else { Err(VerbsError::Os(libc::ENODEV)) }
 }
 
 /// Maps the doorbell page.

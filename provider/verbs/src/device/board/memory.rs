@@ -208,7 +208,7 @@ impl Heap {
     }
 }
 
-const NO_MEMORY: VerbsError = VerbsError::NoMemory("queue memory");
+pub(super) const NO_MEMORY: VerbsError = VerbsError::NoMemory("queue memory");
 
 impl Piece {
     /// Its DMA address.

@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use starverbs_backend::{RoceTx, host};
-use starverbs_cm::Cm;
 use starverbs_core::qp::Owner;
 use starverbs_core::shared_qp::SharedQpMessage;
 use starverbs_core::types::QPN_MASK;
@@ -17,6 +16,7 @@ use super::env::HostEnv;
 use super::idle::Idle;
 use super::intake::Intake;
 use super::local::LocalHost;
+use super::mads::CardMads;
 use super::shared_qps::SharedQps;
 use super::star::StarHost;
 use crate::cm::CmHost;
@@ -145,22 +145,11 @@ impl Shard {
         }
     }
 
-    /// A call on the connection manager, and what follows from it.
-    pub(crate) fn manage<R>(
-        &mut self,
-        log: &DeferredLog,
-        now: Nanos,
-        call: impl FnOnce(&mut Cm, Nanos) -> R,
-    ) -> R {
-        let Shard { nic, env, cm, .. } = self;
-        cm.manage((nic, env), log, now, call)
-    }
-
     /// Datagrams came to queue pair 1, or the connection manager's time has come.
     #[cold]
     fn run_cm(&mut self, log: &DeferredLog, now: Nanos) {
         let Shard { nic, env, cm, .. } = self;
-        cm.run((nic, env), log, now);
+        cm.run(&mut CardMads { nic, env, now }, log, now);
     }
 
     /// One line a QP, for `starverbs stat`.

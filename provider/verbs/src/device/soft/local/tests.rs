@@ -14,8 +14,8 @@ use starverbs_core::{Cqe, Mtu, SendFlags, WcOpcode, WcStatus};
 use starverbs_settings::LinkTrust;
 
 use super::*;
-use crate::device::Soft;
 use crate::device::tests::send as plain_send;
+use crate::device::{Device, Soft};
 use crate::{AhAttr, Context, Cq, Mr, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr};
 
 /// Steps of the schedules that are all tried, and how many of the longer ones are.
@@ -80,7 +80,8 @@ impl Card {
         let memory = Box::leak(Box::new([0_u64; BYTES as usize / 8])).as_ptr() as u64;
         // SAFETY: memory that never ends, which nobody looks at.
         let mr = unsafe { Mr::reg(&pd, memory, BYTES, memory, Access::LOCAL_WRITE | Access::MW_BIND) };
-        Card { soft: Arc::clone(ctx.device().unwrap().soft().unwrap()), ctx, pd, cq, mr: mr.unwrap(), memory }
+        let Device::Soft(soft) = ctx.device().unwrap().clone() else { panic!("the card in software") };
+        Card { soft, ctx, pd, cq, mr: mr.unwrap(), memory }
     }
 
     fn qp(&self) -> Qp {
