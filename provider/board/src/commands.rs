@@ -16,9 +16,10 @@ use crate::broken;
 use crate::context::{Cell, Context, SrqEntry};
 use crate::cq::{BoardCq, MAX_CQ_LOG};
 use crate::dma::{ADDRESS_BITS, Errno, Room};
-use crate::env::{NULL, NULL_BYTES, client_address, host_address};
+use crate::env::{NULL, NULL_BYTES, Place, client_address, host_address};
 use crate::function::{Card, FIRST, Function};
 use crate::queues::{BoardRq, BoardSq, MAX_LOG};
+use crate::tables::Table;
 
 /// SGEs of a WQE at most.
 const MAX_SGE: usize = 32;
@@ -207,24 +208,46 @@ impl Context {
             if !self.objects.keys.contains(&key) {
                 return Err(libc::EINVAL);
             }
+            let attr = card.nic.query_mr(key).ok_or(libc::EINVAL)?;
             if op == OP_QUERY_MR {
-                return card.nic.query_mr(key).map(|attr| answer(&region_of(key, &attr))).ok_or(libc::EINVAL);
+                return Ok(answer(&region_of(card, key, &attr)));
             }
             if !broken::rule(12) {
                 card.nic.dereg_mr(key).map_err(errno)?;
+                card.env.forget_table(Some(attr.addr));
             }
             self.objects.keys.remove(&key);
             return Ok(DONE);
         }
-        let Region { key, pd, access, pieces, addr, length, iova, .. } = read(body)?;
-        if pieces != 0 {
-            return Err(libc::EOPNOTSUPP);
+        let region: Region = read(body)?;
+        let addr = self.host_address_of(card, &region)?;
+        let done = self.register(card, op, &region, addr);
+        if done.is_err() {
+            card.env.forget_table(Some(addr));
         }
-        if addr.checked_add(length).is_none_or(|end| end > 1 << ADDRESS_BITS) {
-            return Err(libc::EINVAL);
+        done
+    }
+
+    /// The host address of a region's first byte: in its translation table's range, if it has a table.
+    fn host_address_of(&self, card: &mut Card, region: &Region) -> Result<u64, Errno> {
+        let number = self.shared.number;
+        if region.pieces == 0 {
+            let end = region.addr.checked_add(region.length).ok_or(libc::EINVAL)?;
+            let fits = end <= 1 << ADDRESS_BITS;
+            return if fits {
+                Ok(host_address(number, Place::Direct(region.addr)))
+            } else {
+                Err(libc::EINVAL)
+            };
         }
+        let table = Table::of(region)?;
+        let begin = card.env.memories[number].tables.add(table)?;
+        Ok(host_address(number, Place::Paged(begin + u64::from(region.offset))))
+    }
+
+    fn register(&mut self, card: &mut Card, op: u16, region: &Region, addr: u64) -> Result<Body, Errno> {
+        let Region { key, pd, access, length, iova, .. } = *region;
         let access = Access::from_bits_truncate(access);
-        let addr = host_address(self.shared.number, addr);
         let length = if broken::rule(24) { length + 64 } else { length };
         let attr = MrAttr { pd: self.own_pd(pd)?, addr, length, iova, access, backing: Backing::default() };
         if op == OP_REG_MR {
@@ -233,7 +256,10 @@ impl Context {
         if !self.objects.keys.contains(&key) {
             return Err(libc::EINVAL);
         }
-        card.nic.rereg_mr(key, attr).map(|()| DONE).map_err(errno)
+        let before = card.nic.query_mr(key).map(|attr| attr.addr);
+        card.nic.rereg_mr(key, attr).map_err(errno)?;
+        card.env.forget_table(before);
+        Ok(DONE)
     }
 
     fn reg_mr(&mut self, card: &mut Card, attr: MrAttr) -> Result<Body, Errno> {
@@ -505,8 +531,17 @@ fn gid(card: &Card, index: u32) -> Result<GidReply, Errno> {
     Ok(GidReply { gid: addr.gid.0, ifindex: addr.ifindex, link_mtu: addr.link_mtu, name })
 }
 
-fn region_of(key: u32, attr: &MrAttr) -> Region {
-    region(key, &MrAttr { addr: client_address(attr.addr), ..*attr })
+fn region_of(card: &Card, key: u32, attr: &MrAttr) -> Region {
+    let plain = |addr| region(key, &MrAttr { addr, ..*attr });
+    match client_address(attr.addr) {
+        Some((function, Place::Paged(at))) => {
+            let table = card.env.memories.get(function).and_then(|memory| memory.tables.find(at));
+            let Some((Table { addr, pieces, page_log, offset, .. }, _)) = table else { return plain(0) };
+            Region { pieces: *pieces, page_log: *page_log, offset: *offset, ..plain(*addr) }
+        }
+        Some((_, Place::Direct(addr))) => plain(addr),
+        None => plain(0),
+    }
 }
 
 /// A path, whose source is one of the port's addresses.

@@ -299,7 +299,9 @@ impl Context {
             let _ = nic.dealloc_mw(window);
         }
         for key in keys {
+            let addr = nic.query_mr(key).map(|attr| attr.addr);
             let _ = nic.dereg_mr(key);
+            env.forget_table(addr);
         }
         for ah in ahs {
             let _ = nic.destroy_av(AvId(ah));

@@ -1,8 +1,10 @@
 //! What the card works in: memory of the board's clients, the UDP port, their queues.
 //!
 //! Host addresses in the card's tables carry the number of the client's function above their
-//! [`ADDRESS_BITS`], so that whatever the card does with a region is done to the memory of who registered it.
+//! [`ADDRESS_BITS`], or those of a range of [`Tables`], so that whatever the card does with a region is done
+//! to the memory of who registered it.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -17,6 +19,7 @@ use crate::counters::BoardCounters;
 use crate::cq::BoardCq;
 use crate::dma::{ADDRESS_BITS, Maps};
 use crate::queues::{BoardRq, BoardSq};
+use crate::tables::{RANGE_BITS, Tables};
 
 /// Most payload bytes of a frame: the largest path MTU.
 const MAX_PAYLOAD: usize = 4096;
@@ -24,14 +27,42 @@ const MAX_PAYLOAD: usize = 4096;
 /// A client's memory, and what it counts.
 pub(crate) struct Memory {
     pub(crate) maps: Maps,
+    pub(crate) tables: Tables,
     pub(crate) counters: Rc<BoardCounters>,
 }
 
 impl Memory {
     /// No memory. `most`: see [`Maps::new`].
     pub(crate) fn new(most: u64, counters: &Rc<BoardCounters>) -> Memory {
-        Memory { maps: Maps::new(most, Rc::clone(counters)), counters: Rc::clone(counters) }
+        let maps = Maps::new(most, Rc::clone(counters));
+        Memory { maps, tables: Tables::default(), counters: Rc::clone(counters) }
     }
+
+    /// Walks over the pieces of memory in which `len` bytes lie: `f(DMA address, which of the bytes)`. Gives
+    /// how many there were; `None`: they are not all there, or `f` says so.
+    fn walk(&self, place: Place, len: usize, mut f: impl FnMut(u64, Range<usize>) -> bool) -> Option<u64> {
+        match place {
+            Place::Direct(at) => f(at, 0..len).then_some(1),
+            Place::Paged(at) => self.tables.walk(&self.maps, at, len, f),
+        }
+    }
+
+    /// Counts an access of so many pieces, or a miss.
+    fn count(&self, which: u32, pieces: Option<u64>) {
+        match pieces {
+            Some(pieces) => (0..pieces).for_each(|_| self.counters.inc(which)),
+            None => self.counters.inc(if broken::rule(35) { which } else { COUNTER_DMA_MISSES }),
+        }
+    }
+}
+
+/// What a host address of the card's stands for.
+#[derive(Clone, Copy)]
+pub(crate) enum Place {
+    /// A DMA address
+    Direct(u64),
+    /// An address of a range of [`Tables`]
+    Paged(u64),
 }
 
 /// What the card works in.
@@ -46,9 +77,16 @@ pub(crate) struct BoardEnv {
     bounced: usize,
 }
 
-/// The host address by which the card knows a client's address.
-pub(crate) fn host_address(function: usize, address: u64) -> u64 {
-    (function as u64 + 1) << ADDRESS_BITS | address
+/// Of a host address: it is one of a range. Null regions end there.
+const PAGED: u64 = 3 << 62;
+
+/// The host address by which the card knows a function's memory.
+pub(crate) fn host_address(function: usize, place: Place) -> u64 {
+    let tag = function as u64 + 1;
+    match place {
+        Place::Direct(address) => tag << ADDRESS_BITS | address,
+        Place::Paged(address) => PAGED | tag << RANGE_BITS | address,
+    }
 }
 
 /// The host address of null regions: no function has so high a number.
@@ -57,15 +95,20 @@ pub(crate) const NULL: u64 = 1 << 63;
 pub(crate) const NULL_BYTES: u64 = 1 << 62;
 
 fn is_null(host: u64) -> bool {
-    host >= NULL && !broken::rule(52)
+    (NULL..PAGED).contains(&host) && !broken::rule(52)
 }
 
 /// What null regions read as.
 static ZEROES: [u8; MAX_PAYLOAD] = [0; MAX_PAYLOAD];
 
-/// The client's address of it.
-pub(crate) fn client_address(host: u64) -> u64 {
-    host & ((1 << ADDRESS_BITS) - 1)
+/// The function, and its memory, of a host address. `None`: it is nobody's.
+pub(crate) fn client_address(host: u64) -> Option<(usize, Place)> {
+    let below = |bits: u32| host & ((1 << bits) - 1);
+    let (tag, place) = match host & PAGED {
+        PAGED => ((host & !PAGED) >> RANGE_BITS, Place::Paged(below(RANGE_BITS))),
+        _ => (host >> ADDRESS_BITS, Place::Direct(below(ADDRESS_BITS))),
+    };
+    Some((usize::try_from(tag.checked_sub(1)?).ok()?, place))
 }
 
 impl BoardEnv {
@@ -74,13 +117,43 @@ impl BoardEnv {
         BoardEnv { tx, memories, events, bounce: Box::new([0; MAX_PAYLOAD]), bounced: 0 }
     }
 
-    /// Does something to a client's memory; counts it, or the miss.
-    fn on<T>(&self, host: u64, which: u32, access: impl FnOnce(&Maps, u64) -> Option<T>) -> Option<T> {
-        let number = (host >> ADDRESS_BITS).checked_sub(1)?;
-        let memory = self.memories.get(usize::try_from(number).ok()?)?;
-        let done = access(&memory.maps, client_address(host));
-        memory.counters.inc(if done.is_some() || broken::rule(35) { which } else { COUNTER_DMA_MISSES });
-        done
+    fn memory(&self, host: u64) -> Option<(&Memory, Place)> {
+        let (function, place) = client_address(host)?;
+        Some((self.memories.get(function)?, place))
+    }
+
+    /// Does something to a client's memory, piece by piece; counts it, or the miss.
+    fn on(
+        &self,
+        host: u64,
+        len: usize,
+        which: u32,
+        mut access: impl FnMut(&Maps, u64, Range<usize>) -> bool,
+    ) -> bool {
+        let Some((memory, place)) = self.memory(host) else { return false };
+        let done = memory.walk(place, len, |at, range| access(&memory.maps, at, range));
+        memory.count(which, done);
+        done.is_some()
+    }
+
+    /// Changes a word.
+    fn change(&self, host: u64, change: impl Fn(u64) -> u64) -> Option<u64> {
+        let mut old = None;
+        let change_one = |maps: &Maps, at, range: Range<usize>| {
+            old = maps.change(at, &change);
+            range.len() == size_of::<u64>() && old.is_some()
+        };
+        self.on(host, size_of::<u64>(), COUNTER_DMA_WRITES, change_one).then_some(())?;
+        old
+    }
+
+    /// A region has ended whose host address was this: if it had a table, that is gone, too.
+    pub(crate) fn forget_table(&mut self, host: Option<u64>) {
+        if let Some((function, Place::Paged(at))) = host.and_then(client_address)
+            && let Some(memory) = self.memories.get_mut(function)
+        {
+            memory.tables.remove(at);
+        }
     }
 }
 
@@ -107,21 +180,19 @@ impl Dma for BoardEnv {
             wrong = data.iter().map(|byte| !byte).collect::<Vec<_>>();
             data = &wrong;
         }
-        self.on(addr, COUNTER_DMA_WRITES, |maps, at| maps.write(at, data).then_some(())).is_some()
+        self.on(addr, data.len(), COUNTER_DMA_WRITES, |maps, at, range| maps.write(at, &data[range]))
     }
 
     fn dma_fetch_add(&mut self, addr: u64, add: u64) -> Option<u64> {
-        self.on(addr, COUNTER_DMA_WRITES, |maps, at| maps.change(at, |old| old.wrapping_add(add)))
+        self.change(addr, |old| old.wrapping_add(add))
     }
 
     fn dma_compare_swap(&mut self, addr: u64, compare: u64, swap: u64) -> Option<u64> {
-        let change = |old| if old == compare { swap } else { old };
-        self.on(addr, COUNTER_DMA_WRITES, |maps, at| maps.change(at, change))
+        self.change(addr, |old| if old == compare { swap } else { old })
     }
 
     fn dma_store(&mut self, addr: u64, bytes: [u8; 8]) -> bool {
-        let change = |_| u64::from_ne_bytes(bytes);
-        self.on(addr, COUNTER_DMA_WRITES, |maps, at| maps.change(at, change)).is_some()
+        self.change(addr, |_| u64::from_ne_bytes(bytes)).is_some()
     }
 
     fn dma_copy(&mut self, from: u64, to: &mut [u8]) -> bool {
@@ -132,7 +203,7 @@ impl Dma for BoardEnv {
             to.fill(0);
             return true;
         }
-        self.on(from, COUNTER_DMA_READS, |maps, at| maps.read(at, to).then_some(())).is_some()
+        self.on(from, to.len(), COUNTER_DMA_READS, |maps, at, range| maps.read(at, &mut to[range]))
     }
 
     fn dma_fence(&mut self) {
@@ -151,20 +222,24 @@ impl Dma for BoardEnv {
         if is_null(from.addr) {
             return ZEROES.get(..len).map(|zeroes| Seg { addr: zeroes.as_ptr() as u64, len: from.len });
         }
-        let number = (from.addr >> ADDRESS_BITS).checked_sub(1)?;
-        let Memory { maps, counters } = self.memories.get(usize::try_from(number).ok()?)?;
-        let at = client_address(from.addr);
-        let seg = match maps.pointer(at, len) {
-            Some(here) => Some(here),
-            None => {
-                let room = self.bounce.get_mut(self.bounced..).and_then(|left| left.get_mut(..len))?;
-                let there = maps.read(at, room);
-                self.bounced += if there { len } else { 0 };
-                there.then_some(room.as_ptr())
-            }
+        let (function, place) = client_address(from.addr)?;
+        let memory = self.memories.get(function)?;
+        /* where it lies, if that is in one piece */
+        let mut here: Option<*const u8> = None;
+        let in_one_piece = |at, range: Range<usize>| {
+            let next = memory.maps.pointer(at, range.len());
+            let first = *here.get_or_insert(next.unwrap_or_default());
+            next.is_some_and(|next| next == first.wrapping_add(range.start))
         };
-        counters.inc(if seg.is_some() { COUNTER_DMA_READS } else { COUNTER_DMA_MISSES });
-        seg.map(|here| Seg { addr: here as u64, len: from.len })
+        let mut pieces = memory.walk(place, len, in_one_piece);
+        if pieces.is_none() {
+            let room = self.bounce.get_mut(self.bounced..).and_then(|left| left.get_mut(..len))?;
+            pieces = memory.walk(place, len, |at, range| memory.maps.read(at, &mut room[range]));
+            here = Some(room.as_ptr());
+            self.bounced += if pieces.is_some() { len } else { 0 };
+        }
+        memory.count(COUNTER_DMA_READS, pieces);
+        pieces.and(here).map(|here| Seg { addr: here as u64, len: from.len })
     }
 }
 

@@ -21,6 +21,7 @@ mod mads;
 mod pci;
 mod queues;
 mod server;
+mod tables;
 
 use std::io;
 use std::os::fd::BorrowedFd;

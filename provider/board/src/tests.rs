@@ -4,6 +4,7 @@ mod contexts;
 mod pci;
 mod raw;
 mod rules;
+mod tables;
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -14,6 +15,7 @@ use starverbs_core::rng::Rng;
 use starverbs_core::{SendFlags, SendOp, SendWqe, Sge, WcStatus};
 use starverbs_queues::board::*;
 use starverbs_queues::format::CardIndex;
+use starverbs_vfio::message::PCI_CONFIG;
 use zerocopy::{IntoBytes, transmute};
 
 use super::*;
@@ -120,7 +122,7 @@ fn functions_name_their_own_objects_alone() {
 fn what_is_reserved_is_refused() {
     with_board(1, |paths| {
         let mut raw = Raw::open(&paths[0]);
-        let optional = CAP_WINDOWS | CAP_XRC | CAP_MULTICAST | CAP_CQ_CHANGES | CAP_NULL | CAP_MADS;
+        let optional = CAP_WINDOWS | CAP_MTT | CAP_XRC | CAP_MULTICAST | CAP_CQ_CHANGES | CAP_NULL | CAP_MADS;
         assert_eq!(u64::from(raw.register(REG_CAPS)), CAP_VERBS | optional);
         for op in [0, OP_STAR, OP_STROM, OP_RMA, u16::MAX] {
             let body = COMMANDS + (raw.tail & ((1 << COMMANDS_LOG) - 1)) as usize * COMMAND_BYTES + 8;
@@ -128,11 +130,6 @@ fn what_is_reserved_is_refused() {
             assert_eq!(raw.get::<Object>(body).number, 77, "the body stays");
         }
         let (pd, _, cq) = raw.basics();
-        let pieces = Region { pd, pieces: 1, addr: BASE, length: 8, ..Region::default() };
-        assert_eq!(
-            raw.command::<NumberReply>(OP_REG_MR, pieces.as_bytes()).err(),
-            Some(libc::EOPNOTSUPP as u32)
-        );
         let packets = CreateQp { kind: 8, ..Raw::create_qp(pd, cq.number, QPS) };
         assert_eq!(
             raw.command::<NumberReply>(OP_CREATE_QP, packets.as_bytes()).err(),
@@ -160,14 +157,24 @@ fn a_doorbell_beyond_the_queue_is_none() {
     });
 }
 
+/// Posts a command, whose answer is not waited for: it may never come.
+fn post(raw: &mut Raw, op: u16, body: &[u8]) {
+    raw.put_command(op, body);
+    raw.post_commands().unwrap();
+}
+
 /// A client that writes what it likes wherever it can.
 fn write_garbage(raw: &mut Raw, rng: &mut Rng) {
     let (_, a, b) = two_qps(raw);
-    for _ in 0..24 {
+    let (pd, other) = (raw.number(OP_ALLOC_PD, &[]).number, raw.open_context(1));
+    two_qps(raw);
+    for _ in 0..32 {
         let word = rng.word();
+        /* of its contexts, or of one that there is not */
+        raw.context = [0, 0, other, word as u16 % 256][(word >> 58) as usize % 4];
         let mut noise = [0u8; COMMAND_BYTES];
         noise.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&rng.word().to_le_bytes()));
-        match word % 6 {
+        match word % 9 {
             /* a queue's memory, and its indices */
             0 => {
                 let at = [a.at, b.at][(word >> 8) as usize & 1] + (word >> 16) as usize % 0x4000;
@@ -192,12 +199,40 @@ fn write_garbage(raw: &mut Raw, rng: &mut Rng) {
             }
             /* a command with a body of noise; the number of an object of its own most of all */
             4 => {
-                let op = [0x01, 0x10, 0x20, 0x22, 0x28, 0x30, 0x40, 0x41, 0x50, 0x51, 0x60, 0x61, 0x62, 0x63]
-                    [(word >> 8) as usize % 14];
+                let op =
+                    [1, 3, 4, 0x10, 0x20, 0x22, 0x28, 0x30, 0x40, 0x41, 0x50, 0x51, 0x60, 0x61, 0x62, 0x63]
+                        [(word >> 8) as usize % 16];
                 if word & 64 == 0 {
                     noise[..4].copy_from_slice(&[a.qpn, b.qpn][(word >> 16) as usize & 1].to_le_bytes());
                 }
-                let _ = raw.command::<Object>(op, &noise[..BODY_BYTES]);
+                post(raw, op, &noise[..BODY_BYTES]);
+            }
+            /* configuration space: its registers most of all */
+            5 => {
+                let at = (word >> 8) % if word & 64 == 0 { 0x100 } else { 0x2000 };
+                let _ = raw.client().write(PCI_CONFIG, at, &noise[..1 + (word >> 40) as usize % 8]);
+                /* in half of the cases it may go on */
+                if word >> 57 & 1 == 0 {
+                    raw.link.set_master(true).unwrap();
+                }
+            }
+            /* a region of pages that is nearly one, and entries of its table */
+            6 => {
+                let table = BASE + (word >> 24 & 0xff) * 8;
+                let [key, pieces] = [(word >> 8) as u32, (word >> 32) as u32 & 7];
+                let (page_log, offset) =
+                    ([12, 13, 21, 30, 40][(word >> 40) as usize % 5], (word >> 44) as u32 & 0x1fff);
+                let length = noise[0].into();
+                let region = Region { pieces, addr: table, length, page_log, offset, ..Region::default() };
+                let region = Region { key, pd, access: ALL, iova: BASE, ..region };
+                post(raw, if word & 64 == 0 { OP_REG_MR } else { OP_REREG_MR }, region.as_bytes());
+            }
+            /* maps: those that there are, and others */
+            7 => {
+                let at = BASE.wrapping_add((word >> 8) % 4 * 4096);
+                let len = [4096, BYTES as u64, u64::MAX, word][(word >> 16) as usize % 4];
+                let _ = raw.client().dma_unmap(at, len);
+                let _ = raw.client().dma_map_without_file(at, len, 3);
             }
             /* a send WQE that is nearly one */
             _ => {
@@ -413,7 +448,9 @@ fn the_document_names_tests_that_there_are() {
         "provider/board/src/tests/rules.rs",
         "provider/board/src/dma/tests.rs",
         "provider/board/src/pci.rs",
+        "provider/board/src/tables.rs",
         "provider/board/src/tests/contexts.rs",
+        "provider/board/src/tests/tables.rs",
         "provider/board/src/tests/pci.rs",
         "provider/board/src/tests/rules.rs",
         "provider/queues/tests/board.rs",

@@ -11,6 +11,7 @@ mod optional;
 mod pci;
 mod registers;
 mod socket;
+mod tables;
 mod transport;
 mod wire;
 mod work;
@@ -102,4 +103,6 @@ pub const RULES: &[Rule] = &[
     rule(53, "datagrams to a group reach its members", optional::groups),
     rule(54, "XRC messages reach the SRQ of the domain that they name", optional::xrc),
     rule(55, "management datagrams reach whose service or ID they name", optional::mads),
+    rule(56, "a region of pages has a table that fits, and is told as it was made", tables::regions),
+    rule(57, "its bytes are the pages' in the table's order; a page of no map is a miss", tables::access),
 ];
