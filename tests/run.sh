@@ -24,6 +24,10 @@ if command -v cargo-nextest >/dev/null; then
     part "unit tests" cargo nextest run --workspace --no-fail-fast --status-level fail
     part "unit tests of verbs over the wire" env STARVERBS_LINK=udp \
         cargo nextest run --package starverbs-verbs --no-fail-fast --status-level fail
+    # Without those of what the card in software alone has, or counts.
+    part "unit tests of verbs on a board" env STARVERBS_TEST_BOARD=1 \
+        cargo nextest run --package starverbs-verbs --no-fail-fast --status-level fail \
+        -E "$(grep -v '^#' tests/board.filter)"
     part "documentation tests" cargo test --workspace --doc --quiet
 else
     part "unit and documentation tests" cargo test --workspace --no-fail-fast
@@ -78,14 +82,18 @@ if command -v ib_send_lat >/dev/null && command -v ibv_rc_pingpong >/dev/null; t
         cargo run --quiet --package starverbs-conformance -- --quick --net lo --link udp \
         --filter "^(ping-pong: ibv_(rc|srq)_.*-c|$perftests|connection manager: (ucmatose|ib_send.*))\$"
     # On two functions of an emulated board; then on a board and on a card in software.
-    boards='ping-pong: ibv_(rc|uc|srq|ud)_pingpong -g 0( -j)? -c( -e)?|device: .*'
-    boards+="|perftest: ib_[a-z]+_(lat|bw)( -e| -b| --use-srq| -s 64 .*| -c U[CD]| -l .*| -A .*)?"
+    boards='(ping-pong|multicast|connection manager|device): .*'
+    boards+="|perftest: ib_[a-z]+_(lat|bw)( -e| -b| --use-srq| -s 64 .*| -c (U[CD]|XRC)| -l .*| -A .*)?"
     part "others' programs on the board (a few)" \
         cargo run --quiet --package starverbs-conformance -- --quick --net lo --device board \
         --filter "^($boards)\$"
-    part "others' programs between a board and a card in software (a few)" \
-        cargo run --quiet --package starverbs-conformance -- --quick --net lo --device board,soft \
-        --filter "^(ping-pong: ibv_(rc|ud)_pingpong -g 0 -c|perftest: ib_(read|atomic)_bw)\$"
+    boards='ping-pong: ibv_(rc|ud)_pingpong -g 0 -c|perftest: ib_(read|atomic)_bw'
+    boards+='|connection manager: (ucmatose|udaddy|rdma_client|mckey|ib_send_lat -R)'
+    for ends in board,soft soft,board; do
+        part "others' programs, server and client on $ends (a few)" \
+            cargo run --quiet --package starverbs-conformance -- --quick --net lo --device "$ends" \
+            --filter "^($boards)\$"
+    done
 else
     skip "others' programs" "ibverbs-utils or perftest is not installed"
 fi
