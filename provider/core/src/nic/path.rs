@@ -41,6 +41,8 @@ impl Default for PathId {
 
 /// What a packet costs beside its payload: headers, and the kernel's bookkeeping for it.
 pub const PACKET_OVERHEAD: u32 = 512;
+/// A probe goes after so much silence at least, ns: the peer may wait for its CPU.
+const PROBE_MIN: Nanos = 200_000;
 /// Timeouts double so often at most.
 const MOST_DOUBLINGS: u8 = 16;
 
@@ -335,12 +337,36 @@ impl<C: Controller> Path<C> {
         let doublings = self.doubled.saturating_add(timeouts).min(MOST_DOUBLINGS);
         (4 * Nanos::from(self.srtt)).max(least) << doublings
     }
+
+    /// After how much silence a QP with so many bytes under way sends something again, ns, though it has
+    /// heard nothing of a loss: two round trips (the tail loss probe of RFC 8985, 7.2), on a path that was
+    /// seen to lose packets. `None`: it does not. Where others send, answers may be queued behind theirs.
+    pub(crate) fn probe_time(&self, inflight: u32) -> Option<Nanos> {
+        let probes = self.lossy && self.srtt != 0 && self.inflight == inflight;
+        probes.then(|| (2 * Nanos::from(self.srtt)).max(PROBE_MIN) << self.doubled.min(MOST_DOUBLINGS))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::congestion::Aimd;
+
+    #[test]
+    fn a_path_that_loses_is_probed_early_by_who_is_alone_on_it() {
+        let mut path = Path::<Aimd>::new(&Gid::default(), 1 << 20);
+        path.add(4096);
+        path.sample_rtt(300_000);
+        assert_eq!(path.probe_time(4096), None, "it loses nothing");
+        path.lost(100);
+        assert_eq!(path.probe_time(4096), Some(600_000));
+        assert_eq!(path.probe_time(4000), None, "others send, too");
+        path.answered_twice(2);
+        assert_eq!(path.probe_time(4096), Some(2_400_000), "it was needless");
+        path.srtt = 10_000;
+        path.answered_twice(0);
+        assert_eq!(path.probe_time(4096), Some(PROBE_MIN << 2));
+    }
 
     #[test]
     fn each_destination_has_one_path() {

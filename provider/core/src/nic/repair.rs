@@ -59,6 +59,19 @@ pub(crate) struct Passed {
     pub(crate) lost: u32,
 }
 
+/// Packets that were declared lost at one time.
+pub(crate) struct Overtaken {
+    set: Set,
+    pub(crate) count: u32,
+}
+
+impl Overtaken {
+    /// Whether the packet at `psn`, of the range that was looked at, is one.
+    pub(crate) fn has(&self, psn: Psn) -> bool {
+        self.set.has(place(psn))
+    }
+}
+
 #[inline]
 fn place(psn: Psn) -> usize {
     psn.get() as usize % RING
@@ -228,18 +241,19 @@ impl Repair {
         passed
     }
 
-    /// Declares lost what was overtaken, in `una..max`. Gives how many.
-    pub(crate) fn infer(&mut self, una: Psn, max: Psn) -> u32 {
+    /// Declares lost what was overtaken, in `una..max`. Gives which those are.
+    pub(crate) fn infer(&mut self, una: Psn, max: Psn) -> Overtaken {
         /* nothing is under way behind the newest: nothing can come that overtook more */
         let late = if self.newest == self.counter { 1 } else { LATE };
-        let mut count = 0;
+        let mut overtaken = Overtaken { set: Set::EMPTY, count: 0 };
         for n in 0..max.since(una).max(0) as u32 {
             let psn = una.plus(n);
-            if (self.order[place(psn)] & !AGAIN) + late <= self.newest {
-                count += u32::from(self.lose(psn));
+            if (self.order[place(psn)] & !AGAIN) + late <= self.newest && self.lose(psn) {
+                overtaken.set.put(place(psn));
+                overtaken.count += 1;
             }
         }
-        count
+        overtaken
     }
 
     /// All that is not held between `una` and `max` is lost, `una` in any case. Gives how many were in

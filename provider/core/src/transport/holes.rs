@@ -6,11 +6,10 @@
 //! before others, count as held.
 
 use super::Ctx;
-use super::loss::RTO_AFTER_LOSS;
 use super::requester::READ_CHUNK;
 use crate::env::{Env, SendQueue};
-use crate::nic::repair::{Passed, RepairId};
-use crate::types::{Nanos, Psn, QpState, SendOp};
+use crate::nic::repair::{Overtaken, Passed, RepairId};
+use crate::types::{Psn, QpState, SendOp};
 use crate::wire::headers::SackEth;
 use crate::wire::opcode::PacketKind;
 use crate::wire::packet::Packet;
@@ -227,22 +226,8 @@ impl<E: Env> Ctx<'_, E> {
             self.start_timer();
         }
         self.end_repair_if_over(id);
-        self.probe_early();
         self.wake_path();
         self.ready();
-    }
-
-    /// In a repair, a repetition that is lost, or the last packet of all, is overtaken by nothing: two round
-    /// trips of silence are enough to ask for what is missing (the tail loss probe of RFC 8985, 7.2).
-    /// Once: after that the timeout is the usual one, and doubles.
-    fn probe_early(&mut self) {
-        let srtt = Nanos::from(self.sh.paths.get(self.qp.path).srtt);
-        let req = &mut self.qp.req;
-        let at = self.now + (2 * srtt).max(RTO_AFTER_LOSS);
-        if req.repair.is_some() && req.backoff == 0 && srtt != 0 && at < req.deadline {
-            req.deadline = at;
-            self.arm(at);
-        }
     }
 
     /// `lost` packets that a timeout had declared lost came without being sent again: so did the others, or
@@ -268,14 +253,38 @@ impl<E: Env> Ctx<'_, E> {
         let repair = self.sh.repairs.get(id);
         let flying = repair.in_flight(una, max);
         let lost = repair.infer(una, max);
-        if lost > 0 {
-            let bytes = share(self.qp.req.inflight, lost, flying);
+        if lost.count > 0 {
+            let by_wire = lost.count - self.never_sent(id, &lost);
+            let bytes = share(self.qp.req.inflight, lost.count, flying);
             self.qp.req.inflight -= bytes;
             let path = self.sh.paths.get(self.qp.path);
             path.forget(bytes);
-            path.lost(bytes);
+            path.lost(share(bytes, by_wire, lost.count));
             self.cursor_to(una);
         }
+    }
+
+    /// Of what is missing, answers that the peer never sent: of a READ's piece none came, so that it was the
+    /// request that was lost, one packet.
+    fn never_sent(&mut self, id: RepairId, lost: &Overtaken) -> u32 {
+        let (una, max, per) = (self.qp.req.una_psn, self.qp.req.max_psn, READ_CHUNK / self.qp.mtu);
+        let repair = self.sh.repairs.get(id);
+        let (req, sq) = (&self.qp.req, &self.qp.sq);
+        let (mut at, mut count) = (req.una, 0);
+        while at != req.fresh {
+            let track = req.track[req.slot(at)];
+            let is_read = sq.op(at) == SendOp::Read;
+            at = at.wrapping_add(1);
+            let high = max.since(track.first).clamp(0, track.packets as i32) as u32;
+            for begin in (0..if is_read { high } else { 0 }).step_by(per as usize) {
+                let piece = (begin..high.min(begin + per)).map(|n| track.first.plus(n));
+                let silent = |psn| !una.since(psn).is_positive() && !repair.is_held(psn);
+                if piece.clone().all(silent) {
+                    count += piece.skip(1).filter(|psn| lost.has(*psn)).count() as u32;
+                }
+            }
+        }
+        count
     }
 
     fn end_repair_if_over(&mut self, id: RepairId) {
@@ -393,8 +402,12 @@ impl<E: Env> Ctx<'_, E> {
         if passed.lost > 0 {
             self.take_back(id, passed.lost);
         } else if self.qp.req.rewound != 0 {
-            /* what was sent again came, and nothing else: the timeout was right */
-            let lost = left * u32::from(core::mem::take(&mut self.qp.req.silent));
+            /* what was sent again came, and nothing else: the timeout was right, and of a READ about its
+             * request */
+            let req = &self.qp.req;
+            let is_read = req.una != req.fresh && self.qp.sq.op(req.una) == SendOp::Read;
+            let packets = if is_read { left.div_ceil(READ_CHUNK / self.qp.mtu) } else { left };
+            let lost = packets * u32::from(core::mem::take(&mut self.qp.req.silent));
             self.sh.paths.get(self.qp.path).lost(lost);
         }
         bytes
@@ -412,7 +425,6 @@ impl<E: Env> Ctx<'_, E> {
             }
         }
         self.end_repair_if_over(id);
-        self.probe_early();
     }
 
     /// The peer could not take the oldest packet, for want of a receive WQE.

@@ -17,7 +17,7 @@ const RTT_MIN: Nanos = 50_000;
 const RTO_MIN: Nanos = 1_000_000;
 /// Shortest timeout while only the first packets after a loss fly: a needless repetition of those costs
 /// little, and the responder reports a missing packet only once (IBTA 9.7.5.2.8).
-pub(super) const RTO_AFTER_LOSS: Nanos = 500_000;
+const RTO_AFTER_LOSS: Nanos = 500_000;
 const RTO_MAX: Nanos = 1_000_000_000;
 /// A silent peer is believed for so many eighths of the local ACK timeout, a try: a timeout is noticed
 /// between one and four times that (IBTA C9-141). A peer that is a program waits for its CPU now and then.
@@ -62,7 +62,9 @@ impl<E: Env> Ctx<'_, E> {
     pub(super) fn start_timer(&mut self) {
         let limit = ack_timeout(self.qp.attr.timeout).unwrap_or(RTO_MAX);
         let least = if self.qp.req.rewound == 0 { RTO_MIN } else { RTO_AFTER_LOSS };
-        let rto = self.sh.paths.get(self.qp.path).timeout(least, self.qp.req.backoff);
+        let (path, backoff) = (self.sh.paths.get(self.qp.path), self.qp.req.backoff);
+        let probe = path.probe_time(self.qp.req.inflight).filter(|_| backoff == 0);
+        let rto = probe.unwrap_or_else(|| path.timeout(least, backoff));
         let rto = rto.min(RTO_MAX).min(limit.max(RTO_MIN));
         self.discount_local_stall();
         let at = (self.now + rto).min(self.given_up_at().unwrap_or(Nanos::MAX).max(self.now + 1));

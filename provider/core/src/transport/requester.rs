@@ -176,7 +176,10 @@ impl<E: Env> Ctx<'_, E> {
             true => self.missing_of(piece),
         };
         let packets = len.div_ceil(self.qp.mtu).max(1);
-        if !self.needs_no_room() && !self.window_admits(self.qp.path, len + (packets - 1) * PACKET_OVERHEAD) {
+        /* half of the answers have to fit: a window of less than two pieces would leave one alone under way,
+         * and nothing would show that it was lost */
+        let room = (len + (packets - 1) * PACKET_OVERHEAD).div_ceil(2);
+        if !self.needs_no_room() && !self.window_admits(self.qp.path, room) {
             return Step::Idle;
         }
         /* Local memory is checked before the peer is asked: a late failure would have moved data for

@@ -41,7 +41,8 @@ impl Load {
     fn least(&self) -> f64 {
         match (self.loss, self.repeat) {
             (0.0, _) => 0.6,
-            (0.05.., true) if self.op == SendOp::Read => 0.15,
+            /* with a window for whole pieces alone, and a timeout for each that is lost, it is 0.2 */
+            (0.05.., true) if self.op == SendOp::Read => 0.7,
             (0.05.., true) => 0.35,
             /* with a timeout for each lost request that finds the window full, it is 0.77 */
             (_, true) if self.op == SendOp::Read => 0.9,
