@@ -102,6 +102,12 @@ impl CardRq {
     pub fn layout(&self) -> WorkLayout {
         self.0.layout()
     }
+
+    /// Tells the program that a WQE was looked for and not found, so that it rings when it posts one.
+    pub fn note_starved(&self) {
+        let starved = &self.0.head().card.starved;
+        starved.store(starved.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
 }
 
 impl Clone for CardRq {

@@ -281,6 +281,11 @@ impl CardSq {
         self.0.layout()
     }
 
+    /// WQEs whose slots may be written again.
+    pub fn released(&self) -> u32 {
+        self.0.head().card.released.load(Ordering::Acquire)
+    }
+
     /// Inline bytes that a slot has room for.
     pub fn max_inline(&self) -> u32 {
         self.0.max_inline()

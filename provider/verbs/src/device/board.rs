@@ -9,6 +9,7 @@ mod chardev;
 mod control;
 mod cq;
 mod files;
+mod gone;
 mod link;
 mod mads;
 mod memory;
@@ -44,6 +45,7 @@ use crate::process;
 use crate::stat::StatPage;
 use cq::BoardCq;
 use files::Files;
+use gone::Outstanding;
 use link::Link;
 pub(crate) use mads::BoardCm;
 use memory::Heap;
@@ -55,6 +57,8 @@ pub(crate) type DeviceCq = Option<Arc<BoardCq>>;
 /// software may be waiting for it.
 const SELFISH: u32 = 256;
 const YIELD_EVERY: u32 = 16;
+/// Polls in a row that find nothing between two looks whether the board is still there.
+const LOOK_EVERY: u32 = 4096;
 
 /// GIDs of a board at most: an address handle's index is a byte.
 const MAX_GIDS: u32 = 256;
@@ -87,6 +91,8 @@ pub(crate) struct Board {
     idle: AtomicU32,
     /// The board is, and the program was notified
     is_gone: AtomicBool,
+    /// By queue pair: what is to be flushed then
+    outstanding: Mutex<HashMap<Qpn, Outstanding>>,
 }
 
 /// What the program made, as far as events need it.
@@ -128,6 +134,7 @@ impl Board {
             taken: Mutex::new(0),
             idle: AtomicU32::new(0),
             is_gone: AtomicBool::new(false),
+            outstanding: Mutex::default(),
             settings,
         });
         if board.settings.progress_thread {
@@ -140,6 +147,10 @@ impl Board {
     #[inline]
     pub(crate) fn is_ours(&self) -> bool {
         process::forks() == self.forks
+    }
+
+    fn outstanding(&self) -> MutexGuard<'_, HashMap<Qpn, Outstanding>> {
+        self.outstanding.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn objects(&self) -> MutexGuard<'_, Objects> {
@@ -211,7 +222,7 @@ impl Board {
     pub(crate) fn doorbell(&self, doorbell: Doorbell<'_>) {
         self.activity.note_call();
         let Doorbell::Qp(qp) = doorbell else { return };
-        let Some(cell) = self.cell_of(qp.qpn) else { return };
+        let Some(cell) = self.cell_of(qp.qpn) else { return self.flush(qp.qpn) };
         let mut posted = qp.rings.posted();
         loop {
             cell.store(posted, Ordering::Release);
@@ -238,6 +249,10 @@ impl Board {
             let now = crate::clock::now();
             self.activity.note_poll(now);
             self.run_cm(now, false);
+            if idle.is_multiple_of(LOOK_EVERY) {
+                self.look_for_its_end();
+                self.flush_all();
+            }
             std::thread::yield_now();
         }
         found
@@ -271,6 +286,9 @@ impl Board {
         if armed || cm.is_some() {
             fds.push(pollfd(self.irq.as_raw_fd()));
         }
+        if !self.is_gone.load(Ordering::Relaxed) {
+            fds.extend(self.link.end_fd().map(|fd| libc::pollfd { fd, events: 0, revents: 0 }));
+        }
         cm.map_or(Nanos::MAX, |cm| cm.due())
     }
 
@@ -287,7 +305,7 @@ impl Board {
     pub(crate) fn turn(&self, _woken: &[libc::pollfd]) -> TurnResult {
         let mut count = 0u64;
         // SAFETY: eight writable bytes; the descriptor does not block.
-        let woken = unsafe { libc::read(self.irq.as_raw_fd(), (&raw mut count).cast(), 8) } == 8;
+        unsafe { libc::read(self.irq.as_raw_fd(), (&raw mut count).cast(), 8) };
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut work, mut mads) = (0, false);
         while let Some((kind, number)) = self.event(*taken) {
@@ -305,25 +323,12 @@ impl Board {
             cell.store(u64::from(*taken), Ordering::Release);
         }
         drop(taken);
-        if woken && work == 0 && self.link.is_gone() && !self.is_gone.swap(true, Ordering::Relaxed) {
-            self.on_gone();
+        if work == 0 {
+            self.look_for_its_end();
         }
         self.run_cm(crate::clock::now(), mads);
         self.deferred_log.flush();
         TurnResult { work: Some(work), ..TurnResult::default() }
-    }
-
-    /// The board is gone: each context that has a domain gets an event.
-    fn on_gone(&self) {
-        log!(Error, "the board is gone");
-        let objects = self.objects();
-        let mut notified: Vec<&Events> = Vec::new();
-        for events in objects.pds.values() {
-            if !notified.iter().any(|known| Arc::ptr_eq(known, events)) {
-                events.push(Event::Device { kind: kind::DEVICE_FATAL });
-                notified.push(events);
-            }
-        }
     }
 
     /// Kind and number of event `index`, if the board has written it.

@@ -343,7 +343,7 @@ fn a_board_that_is_gone_is_an_error() {
     connect(&node, &qa, &node, &qb);
     drop(board);
     post_inline(&qa, &send(1, &[]), b"nobody").unwrap();
-    assert_eq!(node.cq.poll(&mut [Cqe::default()]).unwrap(), 0);
+    assert_eq!(node.completions(1)[0].status, WcStatus::WrFlushErr);
     let failed = [node.mr.dereg().unwrap_err(), qa.query().unwrap_err(), Pd::alloc(&node.ctx).err().unwrap()];
     assert!(failed.iter().all(|error| [libc::EIO, libc::EPIPE].contains(&error.errno())), "{failed:?}");
     assert!(Context::open_with(client).is_err(), "nobody is at the socket");
@@ -406,4 +406,58 @@ fn regions_in_memory_files_are_mapped() {
     two.dereg().unwrap();
     assert_eq!(mapped(), before, "it goes with the last key");
     dm.free().unwrap();
+}
+
+/// A board that ends under load: what was posted is flushed, who waits is woken, and what is posted later is
+/// flushed, too.
+#[test]
+fn a_board_that_ends_flushes_what_was_posted() {
+    for _ in 0..5 {
+        let board = BoardThread::start(&settings(), 1);
+        let node = Node::new(&board.client(0));
+        let (qa, qb) = (node.qp(QpType::Rc), node.qp(QpType::Rc));
+        connect(&node, &qa, &node, &qb);
+        let sges = [node.sge(0, 8192)];
+        let (remote_addr, rkey) = (node.addr(8192), node.mr.rkey());
+        let write = |wr_id| SendWr { op: SendOp::Write, remote_addr, rkey, ..send(wr_id, &sges) };
+        for wr_id in 0..8 {
+            node.post_recv(&qb, wr_id, 0, 64).unwrap();
+            post(&qa, &write(100 + wr_id)).unwrap();
+        }
+        drop(board);
+        /* each completes: the writes one way or the other, the receives flushed */
+        let mut done: Vec<_> = node.completions(16).iter().map(|cqe| (cqe.wr_id, cqe.status)).collect();
+        done.sort_by_key(|(wr_id, _)| *wr_id);
+        let wr_ids: Vec<_> = done.iter().map(|(wr_id, _)| *wr_id).collect();
+        assert_eq!(wr_ids, (0..8).chain(100..108).collect::<Vec<_>>());
+        assert!(done[..8].iter().all(|(_, status)| *status == WcStatus::WrFlushErr), "{done:?}");
+        let ended = |status| [WcStatus::Success, WcStatus::WrFlushErr].contains(&status);
+        assert!(done[8..].iter().all(|(_, status)| ended(*status)), "{done:?}");
+        assert_eq!(node.ctx.get_async_event().unwrap(), Event::Device { kind: kind::DEVICE_FATAL });
+        for wr_id in 0..200 {
+            node.post_recv(&qb, wr_id, 0, 64).unwrap();
+            post(&qa, &write(1000 + wr_id)).unwrap();
+            let late = node.completions(2);
+            assert!(late.iter().all(|cqe| cqe.status == WcStatus::WrFlushErr), "{late:?}");
+        }
+        assert!(qa.query().is_err() && Pd::alloc(&node.ctx).is_err());
+    }
+}
+
+/// A program that sleeps when its board ends is woken.
+#[test]
+fn a_board_that_ends_wakes_who_sleeps() {
+    let board = BoardThread::start(&settings(), 1);
+    let node = Node::new(&board.client(0));
+    let (qa, qb) = (node.qp(QpType::Rc), node.qp(QpType::Rc));
+    connect(&node, &qa, &node, &qb);
+    node.post_recv(&qb, 7, 0, 64).unwrap();
+    node.cq.req_notify(false).unwrap();
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| node.channel.get_event().unwrap());
+        drop(board);
+        assert_eq!(sleeper.join().unwrap(), 77);
+    });
+    let flushed = node.completions(1)[0];
+    assert_eq!((flushed.wr_id, flushed.status), (7, WcStatus::WrFlushErr));
 }

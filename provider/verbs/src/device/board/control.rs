@@ -17,6 +17,7 @@ use starverbs_rings::WorkLayout;
 
 use super::cq::{BoardCq, Ring};
 use super::files::FileUse;
+use super::gone::Outstanding;
 use super::link::BROKEN;
 use super::memory::PROGRAM_END;
 use super::{Board, DeviceCq};
@@ -280,6 +281,7 @@ impl Board {
         };
         let NumberReply { number: qpn, cell } = self.link.ask(OP_CREATE_QP, &create)?;
         self.objects().qps.insert(qpn, (init.pd, init.cookie));
+        self.outstanding().insert(qpn, Outstanding::of(init));
         self.set_cell(qpn, cell);
         Ok(qpn)
     }
@@ -322,6 +324,7 @@ impl Board {
         objects.qps.remove(&qpn);
         objects.handles.remove(&qpn);
         drop(objects);
+        self.outstanding().remove(&qpn);
         self.link.tell(OP_DESTROY_QP, &object(qpn))
     }
 

@@ -196,7 +196,19 @@ impl BoardCq {
         rings.take(cq) > 0
     }
 
-    /// The same, of who has to wait for others.
+    /// Adds a completion of this process's own, behind all that the board has written, and wakes who waits.
+    pub(super) fn complete(&self, cq: &CqShared, cqe: &Cqe) {
+        let mut rings = self.rings();
+        rings.take(cq);
+        // SAFETY: as in `Ring::take`.
+        let _ = unsafe { cq.push(cqe, true) };
+        drop(rings);
+        if cq.is_moderated() {
+            cq.notify_moderated();
+        }
+    }
+
+    /// Moves what the board has written, of who has to wait for others.
     pub(super) fn harvest_all(&self, cq: &CqShared) {
         self.rings().take(cq);
     }

@@ -5,7 +5,7 @@
 //! device that lies, or is silent.
 
 use std::mem::{offset_of, size_of};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -59,7 +59,7 @@ pub(super) struct Link {
 /// Who carries commands.
 enum Way {
     /// The board itself, at a socket
-    Socket { client: SharedClient, commands: Mutex<Commands> },
+    Socket { client: SharedClient, commands: Mutex<Commands>, end: RawFd },
     /// The kernel
     Kernel(Arc<CharDev>),
 }
@@ -98,6 +98,7 @@ impl Link {
         client.write(PCI_CONFIG, PCI_COMMAND, &PCI_MEMORY_AND_MASTER.to_le_bytes())?;
         let page = map_page(&mut client)?;
         give_program_memory(&mut client)?;
+        let end = client.as_fd().as_raw_fd();
         let irqs = [irq];
         client.set_irqs(IRQ_MSIX, &irqs)?;
         let [irq] = irqs;
@@ -106,7 +107,8 @@ impl Link {
         let commands = heap.piece(COMMAND_BYTES)?;
         let events = heap.piece(size_of::<Event>() << EVENTS_LOG)?;
         enable(&client, commands.address()?, events.address()?)?;
-        let way = Way::Socket { client, commands: Mutex::new(Commands { piece: commands, tail: 0 }) };
+        let commands = Mutex::new(Commands { piece: commands, tail: 0 });
+        let way = Way::Socket { client, commands, end };
         let (events, events_log) = (Events::Piece(events), EVENTS_LOG);
         Ok((Link { way, heap, caps, page, events, events_log }, irq))
     }
@@ -140,9 +142,24 @@ impl Link {
         }
     }
 
-    /// Whether the kernel says that the board is gone.
+    /// Whether the kernel says that the board is gone, or its end of the socket is closed.
     pub(super) fn is_gone(&self) -> bool {
-        matches!(&self.way, Way::Kernel(device) if device.is_gone())
+        match &self.way {
+            Way::Socket { end, .. } => {
+                let mut fds = [libc::pollfd { fd: *end, events: 0, revents: 0 }];
+                // SAFETY: one entry; the descriptor is open until the device is closed.
+                unsafe { libc::poll(fds.as_mut_ptr(), 1, 0) > 0 && fds[0].revents & libc::POLLHUP != 0 }
+            }
+            Way::Kernel(device) => device.is_gone(),
+        }
+    }
+
+    /// What hangs up (POLLHUP) when the board is gone.
+    pub(super) fn end_fd(&self) -> Option<RawFd> {
+        match &self.way {
+            Way::Socket { end, .. } => Some(*end),
+            Way::Kernel(_) => None,
+        }
     }
 
     /// Hangs up: the board ends all that was made.
@@ -192,7 +209,7 @@ impl Link {
         front.copy_from_slice(head.as_bytes());
         rest.get_mut(..body.len()).ok_or(BROKEN)?.copy_from_slice(body);
         match &self.way {
-            Way::Socket { client, commands } => {
+            Way::Socket { client, commands, .. } => {
                 let mut commands = commands.lock().unwrap_or_else(PoisonError::into_inner);
                 commands.carry_out(client, &mut request)?;
             }

@@ -1,0 +1,117 @@
+//! A board that is gone: its process has ended, or the kernel says that the device was taken away.
+//!
+//! Each context gets IBV_EVENT_DEVICE_FATAL, and all that queue pairs have posted, and post from then on,
+//! completes with IBV_WC_WR_FLUSH_ERR, as if they were in ERR: nobody else will complete it. A program that
+//! waits for a completion is woken by that. Commands fail.
+
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Weak};
+
+use starverbs_core::{Cqe, Qpn, RecvQueue, SendQueue, Sge, WcOpcode, WcStatus};
+use starverbs_rings::{CardRq, CardSq};
+
+use super::Board;
+use crate::cq::CqShared;
+use crate::device::command::{Events, QpInit};
+use crate::events::{Event, kind};
+use crate::log::log;
+
+/// What a queue pair has posted, which this process is to complete when the board is gone.
+pub(super) struct Outstanding {
+    sq: CardSq,
+    /// `None`: receives are a shared queue's, which stay there
+    rq: Option<CardRq>,
+    send_cq: Weak<CqShared>,
+    recv_cq: Weak<CqShared>,
+}
+
+impl Outstanding {
+    pub(super) fn of(init: &QpInit) -> Outstanding {
+        Outstanding {
+            sq: init.sq.clone(),
+            rq: match &init.rq {
+                starverbs_core::qp::RecvSource::Own(rq) => Some(rq.clone()),
+                _ => None,
+            },
+            send_cq: Arc::downgrade(init.send_cq.shared()),
+            recv_cq: Arc::downgrade(init.recv_cq.shared()),
+        }
+    }
+
+    /// Completes all of it.
+    fn flush(&self, qpn: Qpn) {
+        let failed =
+            |wr_id, opcode| Cqe { wr_id, opcode, qpn, status: WcStatus::WrFlushErr, ..Cqe::default() };
+        let complete = |cq: &Weak<CqShared>, cqe: Cqe| {
+            let cq = cq.upgrade();
+            if let Some((cq, half)) = cq.as_ref().and_then(|cq| Some((cq, cq.device_half.as_ref()?))) {
+                half.complete(cq, &cqe);
+            }
+        };
+        /* the board's index is no more than what it wrote last: of a queue's slots at most */
+        let posted = self.sq.posted();
+        let waiting = posted.wrapping_sub(self.sq.released()).min(self.sq.slots());
+        for index in (1..=waiting).rev().map(|left| posted.wrapping_sub(left)) {
+            let wr_id = self.sq.wqe(index).wr_id;
+            self.sq.release(index.wrapping_add(1));
+            complete(&self.send_cq, failed(wr_id, WcOpcode::Send));
+        }
+        let Some(rq) = &self.rq else { return };
+        for _ in 0..rq.len().min(rq.slots()) {
+            let Some((wr_id, _)) = rq.take(&mut [Sge::default(); 0]) else { break };
+            complete(&self.recv_cq, failed(wr_id, WcOpcode::Recv));
+        }
+        /* so that the next one rings */
+        rq.note_starved();
+    }
+}
+
+impl Board {
+    /// Sees to it that a board that is gone is known to be.
+    pub(super) fn look_for_its_end(&self) {
+        if !self.is_gone.load(Ordering::Relaxed) && self.link.is_gone() {
+            self.on_gone();
+        }
+    }
+
+    #[cold]
+    fn on_gone(&self) {
+        if self.is_gone.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        log!(Error, "the board is gone");
+        let qpns: Vec<Qpn> = self.objects().qps.keys().copied().collect();
+        /* from now on a doorbell finds no cell, and comes to `flush` */
+        qpns.into_iter().for_each(|qpn| self.set_cell(qpn, 0));
+        fence(Ordering::SeqCst);
+        self.flush_all();
+        let objects = self.objects();
+        let mut notified: Vec<&Events> = Vec::new();
+        for events in objects.pds.values() {
+            if !notified.iter().any(|known| Arc::ptr_eq(known, events)) {
+                events.push(Event::Device { kind: kind::DEVICE_FATAL });
+                notified.push(events);
+            }
+        }
+    }
+
+    /// Completes what was posted, of a board that is gone.
+    #[cold]
+    pub(super) fn flush_all(&self) {
+        if self.is_gone.load(Ordering::SeqCst) {
+            let all = self.outstanding();
+            all.iter().for_each(|(qpn, posted)| posted.flush(*qpn));
+        }
+    }
+
+    /// The same of one queue pair, which has no doorbell cell.
+    #[cold]
+    pub(super) fn flush(&self, qpn: Qpn) {
+        if self.is_gone.load(Ordering::SeqCst) {
+            let all = self.outstanding();
+            if let Some(posted) = all.get(&qpn) {
+                posted.flush(qpn);
+            }
+        }
+    }
+}
