@@ -461,3 +461,35 @@ fn a_board_that_ends_wakes_who_sleeps() {
     let flushed = node.completions(1)[0];
     assert_eq!((flushed.wr_id, flushed.status), (7, WcStatus::WrFlushErr));
 }
+
+/// A board of another user's process is not opened: it would get this process's memory. Without root no other
+/// user can be had.
+#[test]
+fn a_board_of_another_user_is_not_opened() {
+    use std::os::unix::fs::PermissionsExt;
+    const NOBODY: u32 = 65534;
+    // SAFETY: takes nothing, and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("skipped: needs root");
+        return;
+    }
+    let board = BoardThread::start(&settings(), 1);
+    /* it may connect, so that who is there decides */
+    std::fs::set_permissions(&board.sockets[0], std::fs::Permissions::from_mode(0o777)).unwrap();
+    let client = board.client(0);
+    // SAFETY: the child changes its user, tries to open the board, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: plain numbers.
+        let other = unsafe { libc::setresuid(NOBODY, NOBODY, NOBODY) } == 0;
+        let refused = Context::open_with(client).err().map(|error| error.errno()) == Some(libc::EPERM);
+        // SAFETY: ends the child without what its parent has to do.
+        unsafe { libc::_exit(if other && refused { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: the child that was just made; a status that can be written.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status:#x}");
+    /* the board's own user may */
+    drop(Node::new(&board.client(0)));
+}
