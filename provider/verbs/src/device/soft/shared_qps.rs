@@ -434,7 +434,7 @@ impl Soft {
 /// that process is gone. Gives whether it was a message.
 #[cfg(feature = "fuzzing")]
 pub fn inject_message(ctx: &crate::Context, qp: &Qp, link: u32, message: Option<&[u8]>) -> bool {
-    let Ok(soft) = ctx.device().and_then(|device| device.soft()) else { return false };
+    let Ok(crate::device::Device::Soft(soft)) = ctx.device() else { return false };
     let (link, domain) = (LinkId(link), qp.domain());
     soft.with(|shard, now| {
         let super::Shard { nic, env, shared_qps, .. } = shard;
