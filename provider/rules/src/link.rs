@@ -40,7 +40,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// From now on: `patience` for one thing, and [`WHOLE`] times as long for all.
+    /// From now on: `patience` for one thing, and some times as long for all.
     pub fn new(patience: Duration) -> Limits {
         Limits { patience, until: Instant::now() + patience * WHOLE }
     }
