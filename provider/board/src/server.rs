@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -31,6 +31,8 @@ const MESSAGES: u32 = 64;
 /// A socket, and who is there.
 pub(crate) struct Server {
     path: PathBuf,
+    /// Device and inode of the socket there, by which it is known again
+    file: Option<(u64, u64)>,
     listener: UnixListener,
     client: Option<Stream>,
     greeted: bool,
@@ -54,7 +56,7 @@ impl Server {
             bound => bound?,
         };
         listener.set_nonblocking(true)?;
-        Ok(Server { path: path.to_owned(), listener, client: None, greeted: false })
+        Ok(Server { path: path.to_owned(), file: file_at(path), listener, client: None, greeted: false })
     }
 
     /// What to wait for: a message, or a client.
@@ -122,8 +124,17 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        // Another board may have taken the path since; the inode is not used again while we listen.
+        if self.file.is_some() && file_at(&self.path) == self.file {
+            let _ = fs::remove_file(&self.path);
+        }
     }
+}
+
+/// Device and inode of what is at `path`, no link followed.
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    let found = fs::symlink_metadata(path).ok()?;
+    Some((found.dev(), found.ino()))
 }
 
 /// The body of an answer, and whether the doorbell page goes with it.
@@ -278,4 +289,22 @@ fn set_irqs(message: &mut Message, function: &mut Function) -> Result<(), Errno>
     }
     function.irqs[vectors].iter_mut().for_each(|irq| *irq = fds.next());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A board that ends late takes away no socket but its own.
+    #[test]
+    fn a_path_that_another_has_taken_stays() {
+        let path = std::env::temp_dir().join(format!("starverbs-server-{}", std::process::id()));
+        let first = Server::open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let second = Server::open(&path).unwrap();
+        drop(first);
+        assert!(path.exists(), "the second listens there");
+        drop(second);
+        assert!(!path.exists(), "its own goes");
+    }
 }
