@@ -22,12 +22,13 @@ skip() { skipped+=("$1: $2"); }
 
 if command -v cargo-nextest >/dev/null; then
     part "unit tests" cargo nextest run --workspace --no-fail-fast --status-level fail
+    # Of the workspace, not of the package alone, whose dependencies would be built anew with fewer features.
     part "unit tests of verbs over the wire" env STARVERBS_LINK=udp \
-        cargo nextest run --package starverbs-verbs --no-fail-fast --status-level fail
+        cargo nextest run --workspace -E 'package(starverbs-verbs)' --no-fail-fast --status-level fail
     # Without those of what the card in software alone has, or counts.
     part "unit tests of verbs on a board" env STARVERBS_TEST_BOARD=1 \
-        cargo nextest run --package starverbs-verbs --no-fail-fast --status-level fail \
-        -E "$(grep -v '^#' tests/board.filter)"
+        cargo nextest run --workspace --no-fail-fast --status-level fail \
+        -E "package(starverbs-verbs) and ($(grep -v '^#' tests/board.filter))"
     part "documentation tests" cargo test --workspace --doc --quiet
 else
     part "unit and documentation tests" cargo test --workspace --no-fail-fast

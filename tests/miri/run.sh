@@ -19,12 +19,20 @@ export PROPTEST_CASES=$cases PROPTEST_DISABLE_FAILURE_PERSISTENCE=1
 # The programs' addresses come as integers, in SGEs, so that miri cannot know which memory they are of.
 export MIRIFLAGS="-Zmiri-permissive-provenance -Zmiri-env-forward=PROPTEST_CASES
     -Zmiri-env-forward=PROPTEST_DISABLE_FAILURE_PERSISTENCE ${MIRIFLAGS:-}"
-# In one process: each one reads the whole library anew.
-miri() { cargo +nightly miri test --quiet --locked --package "$@"; }
+# In one process: each one reads the whole library anew. The packages side by side: miri has one thread.
+tests=()
+miri() {
+    cargo +nightly miri test --quiet --locked --package "$@" &
+    tests+=($!)
+}
 
+miri starverbs-backend --lib -- batch:: program:: zeroed:: inbox::
+miri starverbs-core --lib -- wire:: --skip star::
 miri starverbs-queues --tests
 miri starverbs-rings --lib
-miri starverbs-core --lib -- wire:: --skip star::
-miri starverbs-backend --lib -- batch:: program:: zeroed:: inbox::
 [[ ${1:-} == quick ]] ||
     miri starverbs-verbs --lib -- memory::tests::who_sees memory::tests::writing memory::tests::the_last_word
+
+status=0
+for test in "${tests[@]}"; do wait "$test" || status=1; done
+exit "$status"

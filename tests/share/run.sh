@@ -55,7 +55,7 @@ check shared timeout 300 "$tmp/memory" shared
 # The symbols are all that it adds to a process.
 check diff "$here/symbols" <("$here/../abi/symbols.sh" "$share")
 
-seq 3000000 | shuf --random-source=<(yes) >"$tmp/numbers"
+seq 1000000 | shuf --random-source=<(yes) >"$tmp/numbers"
 same sort -S 100M -o "$tmp/sorted" "$tmp/numbers"
 same sort -S 300M --parallel=4 "$tmp/numbers"
 {
