@@ -454,7 +454,7 @@ impl Context {
             has_room(card, groups.len() + self.others.groups, MAX_GROUPS)
         };
         let Card { nic, rx, .. } = card;
-        let join = || room.and_then(|()| rx.join_group(gid).map_err(|e| e.errno())).map_err(GroupError);
+        let join = || room.and_then(|()| rx.join_group(gid)).map_err(GroupError);
         nic.attach_multicast(qpn, gid, join).map_err(|GroupError(errno)| errno)?;
         self.objects.groups.insert((qpn, gid));
         Ok(DONE)

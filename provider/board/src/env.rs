@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 
-use starverbs_backend::{Payload, RoceTx};
 use starverbs_core::congestion::Aimd;
 use starverbs_core::mr::Plain;
 use starverbs_core::{AsyncEvent, Av, Counters, Dma, Env, Gid, Host, Port, Seg};
@@ -20,6 +19,7 @@ use crate::cq::BoardCq;
 use crate::dma::{ADDRESS_BITS, Maps};
 use crate::queues::{BoardRq, BoardSq};
 use crate::tables::{RANGE_BITS, Tables};
+use crate::wire::WireTx;
 
 /// Most payload bytes of a frame: the largest path MTU.
 const MAX_PAYLOAD: usize = 4096;
@@ -67,7 +67,7 @@ pub(crate) enum Place {
 
 /// What the card works in.
 pub(crate) struct BoardEnv {
-    pub(crate) tx: RoceTx<Rc<Counters>>,
+    pub(crate) tx: WireTx,
     /// By number of the function
     pub(crate) memories: Vec<Memory>,
     /// Raised in this turn
@@ -112,7 +112,7 @@ pub(crate) fn client_address(host: u64) -> Option<(usize, Place)> {
 }
 
 impl BoardEnv {
-    pub(crate) fn new(tx: RoceTx<Rc<Counters>>, memories: Vec<Memory>) -> Self {
+    pub(crate) fn new(tx: WireTx, memories: Vec<Memory>) -> Self {
         let events = Vec::with_capacity(64);
         BoardEnv { tx, memories, events, bounce: Box::new([0; MAX_PAYLOAD]), bounced: 0 }
     }
@@ -246,15 +246,17 @@ impl Dma for BoardEnv {
 impl Port for BoardEnv {
     fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool) {
         let volatile = volatile || std::mem::take(&mut self.bounced) != 0;
-        // SAFETY: the segments lie in maps, in copies of WQEs or in `bounce`; the port is flushed at the end
-        // of each turn, before a message of a client can end any of them.
-        let payload = unsafe { Payload::new(payload) };
+        let wrong;
+        let mut header = header;
         if broken::rule(27)
             && let [front @ .., last] = header
         {
-            return self.tx.send_frame(to, &[front, &[!last]].concat(), payload, pad, volatile);
+            wrong = [front, &[!last]].concat();
+            header = &wrong;
         }
-        self.tx.send_frame(to, header, payload, pad, volatile);
+        // SAFETY: the segments lie in maps, in copies of WQEs or in `bounce`; the port is flushed at the end
+        // of each turn, before a message of a client can end any of them.
+        unsafe { self.tx.send_frame(to, header, payload, pad, volatile) };
     }
 
     fn can_send(&self) -> bool {

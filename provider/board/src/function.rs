@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use nix::unistd::write;
-use starverbs_backend::{HostAddr, Rx};
-use starverbs_core::{Counters, Nanos, Nic};
+use starverbs_backend::HostAddr;
+use starverbs_core::{Nanos, Nic};
 use starverbs_queues::board::{
     CAP_CQ_CHANGES, CAP_MADS, CAP_MTT, CAP_MULTICAST, CAP_NULL, CAP_VERBS, CAP_WINDOWS, CAP_XRC,
     COMMAND_BYTES, CONTROL_BYTES, COUNTER_INTERRUPTS, COUNTER_MALFORMED, COUNTERS, CTRL_ENABLE, CTRL_RESET,
@@ -26,6 +26,7 @@ use crate::env::BoardEnv;
 use crate::mads::Mads;
 use crate::pci::{Config, Effect, MsixTable};
 use crate::queues::Kept;
+use crate::wire::WireRx;
 
 /// log2 of the commands of a queue at most.
 const MAX_LOG: u32 = 12;
@@ -54,7 +55,7 @@ struct Registers {
 pub(crate) struct Card {
     pub(crate) nic: Nic<BoardEnv>,
     pub(crate) env: BoardEnv,
-    pub(crate) rx: Rx<Rc<Counters>>,
+    pub(crate) rx: WireRx,
     pub(crate) mads: Mads,
     pub(crate) addrs: Vec<HostAddr>,
     pub(crate) guid: u64,

@@ -17,11 +17,14 @@ mod dma;
 mod doorbells;
 mod env;
 mod function;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod mads;
 mod pci;
 mod queues;
 mod server;
 mod tables;
+mod wire;
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -32,7 +35,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::{TimeSpec, TimeValLike};
 use nix::time::{ClockId, clock_gettime};
-use starverbs_backend::{BackendError, host};
+use starverbs_backend::{BackendError, HostAddr, host};
 use starverbs_core::mr::Plain;
 use starverbs_core::{AsyncEvent, Counters, Mtu, Nanos, Nic, NicConfig, NicError};
 use starverbs_queues::board::EVENT_MADS;
@@ -43,6 +46,7 @@ use env::{BoardEnv, Memory};
 use function::{Card, Function};
 use mads::Mads;
 use server::Server;
+use wire::{WireRx, WireTx};
 
 /// Rounds of filling and flushing the port in one turn.
 const ROUNDS: u32 = 16;
@@ -90,9 +94,21 @@ pub enum BoardError {
 /// A board.
 pub struct Board {
     card: Card,
-    functions: Vec<(Function, Server)>,
+    functions: Vec<Function>,
+    /// A socket for each function; none, if it is driven without
+    servers: Vec<Server>,
     turns: u32,
     idle: u32,
+}
+
+/// What a board is made of beside its card and its port.
+struct Host {
+    /// Its GID table
+    addrs: Vec<HostAddr>,
+    guid: u64,
+    functions: usize,
+    /// Decides keys and QPNs
+    seed: [u64; 2],
 }
 
 /// Paths of so many sockets: `path`, `path.1`, `path.2` and so on.
@@ -121,6 +137,7 @@ impl Board {
         let guid = host::guid(&addrs);
         let stats = Rc::new(Counters::default());
         let (tx, rx) = starverbs_backend::open(settings, &addrs, Rc::clone(&stats))?;
+        let wire = (WireTx::Udp(Box::new(tx)), WireRx::Udp(Box::new(rx)));
         let real = addrs.iter().filter(|addr| !addr.loopback).map(|addr| addr.link_mtu).min();
         let cap = settings.mtu.map_or(Mtu::M4096, |bytes| Mtu::fitting(u32::from(bytes) + 96));
         let config = NicConfig {
@@ -131,33 +148,45 @@ impl Board {
             max_groups: commands::MAX_GROUPS,
             ..NicConfig::default()
         };
-        let mut nic = Nic::new(config, stats, seed, Plain::default());
+        let nic = Nic::new(config, stats, seed, Plain::default());
+        let host = Host { addrs, guid, functions: sockets.len(), seed };
+        let mut board = Board::assemble(nic, wire, host, now())?;
+        let open =
+            |path: &PathBuf| Server::open(path).map_err(|error| BoardError::Socket(path.clone(), error));
+        board.servers = sockets.iter().map(open).collect::<Result<_, _>>()?;
+        Ok(board)
+    }
+
+    /// A board without sockets.
+    fn assemble(
+        mut nic: Nic<BoardEnv>,
+        (tx, rx): (WireTx, WireRx),
+        host: Host,
+        now: Nanos,
+    ) -> Result<Board, BoardError> {
+        let Host { addrs, guid, functions, seed } = host;
         for block in rx.blocks() {
             nic.add_block(block as u16)?;
         }
-        let mut functions = Vec::new();
-        for (number, path) in sockets.iter().enumerate() {
-            let function = Function::new(number).map_err(BoardError::Page)?;
-            let server = Server::open(path).map_err(|error| BoardError::Socket(path.clone(), error))?;
-            functions.push((function, server));
-        }
+        let functions: Vec<Function> =
+            (0..functions).map(Function::new).collect::<Result<_, _>>().map_err(BoardError::Page)?;
         let most = ADDRESS_SPACE / functions.len().max(1) as u64;
-        let memory = |(function, _): &(Function, Server)| Memory::new(most, function.counters());
+        let memory = |function: &Function| Memory::new(most, function.counters());
         let env = BoardEnv::new(tx, functions.iter().map(memory).collect());
         let mads = Mads::new(guid, seed[0]);
-        let card = Card { nic, env, rx, mads, addrs, guid, now: now() };
-        Ok(Board { card, functions, turns: 0, idle: 0 })
+        let card = Card { nic, env, rx, mads, addrs, guid, now };
+        Ok(Board { card, functions, servers: Vec::new(), turns: 0, idle: 0 })
     }
 
     /// Has no client map doorbell pages: each write of a cell is a message then, as a monitor traps it.
     pub fn trap_doorbells(&mut self) {
-        self.functions.iter_mut().for_each(|(function, _)| function.maps_doorbells = false);
+        self.functions.iter_mut().for_each(|function| function.maps_doorbells = false);
     }
 
     /// Works until `stop`.
     pub fn run(&mut self, stop: &AtomicBool) {
         while !stop.load(Ordering::Relaxed) {
-            let worked = self.turn();
+            let worked = self.turn(now());
             self.idle = if worked { 0 } else { self.idle.saturating_add(1) };
             if self.idle > SPINS {
                 self.nap();
@@ -168,15 +197,15 @@ impl Board {
     }
 
     /// One turn; says whether there was anything to do.
-    fn turn(&mut self) -> bool {
-        let Board { card, functions, turns, idle } = self;
-        card.now = now();
+    fn turn(&mut self, now: Nanos) -> bool {
+        let Board { card, functions, turns, idle, .. } = self;
+        card.now = now;
         *turns = turns.wrapping_add(1);
         let mut work = 0;
-        for (function, _) in functions.iter_mut() {
+        for function in functions.iter_mut() {
             work += function.take_doorbells(card);
         }
-        if card.rx.recv() > 0 {
+        if card.rx.recv() {
             while let Some((meta, frame)) = card.rx.next_frame() {
                 card.nic.handle_frame(&mut card.env, card.now, &meta, frame);
                 work += 1;
@@ -204,7 +233,7 @@ impl Board {
 
     /// Answers clients, and does what the port has to do beside frames.
     fn serve(&mut self) -> bool {
-        let Board { card, functions, .. } = self;
+        let Board { card, functions, servers, .. } = self;
         if card.nic.free_qpns() < RESTING
             && let Ok(block) = card.rx.claim_block()
         {
@@ -212,26 +241,18 @@ impl Board {
             let _ = card.nic.add_block(block as u16);
         }
         let mut had = false;
-        for (function, server) in functions.iter_mut() {
+        for (function, server) in functions.iter_mut().zip(servers) {
             had |= server.run(function, card);
             function.look_after_memory(card);
         }
-        let rx = &mut card.rx;
-        while let Some(request) = rx.take_request() {
-            rx.answer(&request, b"");
-        }
-        rx.maintenance(card.now);
-        if let Some(owners) = rx.take_owners() {
-            card.env.tx.set_owners(owners);
-        }
-        rx.settle();
+        card.rx.maintain(&mut card.env.tx, card.now);
         had
     }
 
     /// Gives events to the functions whose objects they are about.
     fn deliver(&mut self) {
         let Board { card, functions, .. } = self;
-        for (function, _) in functions.iter_mut() {
+        for function in functions.iter_mut() {
             /* a queue that has overrun, before what its queue pairs say of that */
             function.raise_due(card.now);
         }
@@ -253,7 +274,7 @@ impl Board {
             let Some((function, context)) = owner.map(|owner| context::owner_of(owner.cookie)) else {
                 continue;
             };
-            if let Some((function, _)) = functions.get_mut(function) {
+            if let Some(function) = functions.get_mut(function) {
                 function.raise(context, kind, number);
             }
         }
@@ -261,12 +282,12 @@ impl Board {
         if mads {
             for client in card.sort_mads() {
                 let (function, context) = context::owner_of(client);
-                if let Some((function, _)) = functions.get_mut(function) {
+                if let Some(function) = functions.get_mut(function) {
                     function.raise(context, EVENT_MADS, 0);
                 }
             }
         }
-        for (function, _) in functions.iter_mut() {
+        for function in functions.iter_mut() {
             function.write_events();
         }
     }
@@ -278,7 +299,7 @@ impl Board {
         let timeout = TimeSpec::nanoseconds(left.min(NAP) as i64);
         // SAFETY: the descriptors are the port's, which it keeps open as long as it exists.
         let port = self.card.rx.fds().iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) });
-        let clients = self.functions.iter().map(|(_, server)| server.fd());
+        let clients = self.servers.iter().map(Server::fd);
         let mut fds: Vec<_> = port.chain(clients).map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         let _ = ppoll(&mut fds, Some(timeout), None);
     }

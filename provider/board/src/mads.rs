@@ -83,7 +83,7 @@ impl Card {
         }
         let block = match self.mads.spare.pop() {
             Some(block) => block,
-            None => self.rx.claim_block().map_err(|error| error.errno())?,
+            None => self.rx.claim_block()?,
         };
         self.mads.owners.insert(block, client);
         self.mads.queues.insert(client, VecDeque::new());
@@ -140,7 +140,7 @@ impl Card {
             return Err(libc::EADDRINUSE);
         }
         let shared = service.flags & SERVICE_SHARED != 0;
-        self.rx.claim_service(at, shared).map_err(|error| error.errno())?;
+        self.rx.claim_service(at, shared)?;
         mads.services.push((at, client));
         Ok(())
     }

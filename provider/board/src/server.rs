@@ -140,7 +140,8 @@ fn file_at(path: &Path) -> Option<(u64, u64)> {
 /// The body of an answer, and whether the doorbell page goes with it.
 type Answer = (Vec<u8>, bool);
 
-fn carry_out(
+/// Does what a message asks for.
+pub(crate) fn carry_out(
     op: Op,
     mut message: Message,
     same_user: bool,

@@ -83,7 +83,7 @@ fn what_a_client_made_ends_with_it() {
     assert_eq!(board.card.nic.qp_count(), 0);
     let counters = board.card.nic.counters();
     assert_eq!((counters.qps.get(), counters.mrs.get()), (0, 0));
-    let (function, _) = &board.functions[0];
+    let function = &board.functions[0];
     assert!(function.contexts.is_empty());
     assert!(board.card.env.memories[0].maps.pointer(BASE, 1).is_none());
 }

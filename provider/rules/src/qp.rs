@@ -193,8 +193,17 @@ impl Raw {
     /// # Errors
     /// A step is refused.
     pub fn connect_as(&mut self, qp: RawQp, peer: u32, kind: u8) -> Tested {
-        use mask::*;
         let gid = self.gid()?;
+        for step in Raw::steps_to_rts(gid, peer, kind) {
+            self.modify(ModifyQp { qpn: qp.qpn, ..step })?;
+        }
+        Ok(())
+    }
+
+    /// The changes, but for its QPN, that bring a QP from RESET to RTS, connected to another one of the same
+    /// port.
+    pub fn steps_to_rts(gid: [u8; 16], peer: u32, kind: u8) -> [ModifyQp; 3] {
+        use mask::*;
         let address = Address { dgid: gid, sgid: gid, hop_limit: 64, ..Address::default() };
         let attr = QpAttr {
             path_mtu: 3,
@@ -227,10 +236,9 @@ impl Raw {
                 TIMEOUT | RETRY_CNT | RNR_RETRY | SQ_PSN | MAX_RD_ATOMIC,
             ],
         };
-        for (state, mask) in [state::INIT, state::RTR, state::RTS].into_iter().zip(masks) {
-            self.modify(ModifyQp { qpn: qp.qpn, mask: STATE | mask, attr: QpAttr { state, ..attr } })?;
-        }
-        Ok(())
+        let step = |(state, mask)| ModifyQp { qpn: 0, mask: STATE | mask, attr: QpAttr { state, ..attr } };
+        let [init, rtr, rts] = masks;
+        [(state::INIT, init), (state::RTR, rtr), (state::RTS, rts)].map(step)
     }
 
     /// Posts a receive of one SGE, without a doorbell.

@@ -3,6 +3,7 @@
 //! The fuzz targets of tests/fuzz call them, and so does `tests/replay.rs` for each file of the corpora, with
 //! a stable toolchain. An oracle gives the same verdict each time: no clock, no chance.
 
+pub mod board;
 mod bytes;
 pub mod card;
 pub mod mads;
@@ -21,6 +22,7 @@ pub type Oracle = fn(&[u8]);
 
 /// All oracles by the names of their fuzz targets.
 pub const ORACLES: &[(&str, Oracle)] = &[
+    ("board", board::check),
     ("card", card::check),
     ("channel", channel),
     ("control", control),

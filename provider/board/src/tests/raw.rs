@@ -16,7 +16,7 @@ use starverbs_settings::Settings;
 use starverbs_vfio::Client;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-use crate::{Board, SERVE_EVERY, socket_paths};
+use crate::{Board, SERVE_EVERY, now, socket_paths};
 
 /// How long a board may take for one thing.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -81,7 +81,7 @@ pub(super) fn with_board_that(
     });
     /* what the clients left is seen in these turns */
     for _ in 0..2 * SERVE_EVERY {
-        board.turn();
+        board.turn(now());
     }
     board
 }
