@@ -53,6 +53,12 @@
 #define STARVERBS_REG_EVENTS_LOG 0x040
 /* Contexts, with a doorbell page each: page i begins at i * REG_CELLS * STARVERBS_CELL_BYTES of its BAR */
 #define STARVERBS_REG_CONTEXTS 0x044
+/* QP contexts for which the board has room on chip; 0: for all */
+#define STARVERBS_REG_QPC_ENTRIES 0x048
+/* STARVERBS_QPC_POLICY_*: how requests for contexts are served */
+#define STARVERBS_REG_QPC_POLICY 0x04c
+/* STARVERBS_QPC_IN_*: where the other contexts are */
+#define STARVERBS_REG_QPC_PLACEMENT 0x050
 /* The first of STARVERBS_COUNTERS counters of 64 bits */
 #define STARVERBS_REG_COUNTERS 0x100
 
@@ -80,15 +86,25 @@
 #define STARVERBS_COUNTER_COMMANDS_REFUSED 10
 /* Indices that no queue can have, and WQEs that contradict themselves */
 #define STARVERBS_COUNTER_MALFORMED 11
+/* Requests for QP contexts that were on chip; this and those that follow are the whole board's */
+#define STARVERBS_COUNTER_QPC_HITS 12
+/* Requests for QP contexts that were not */
+#define STARVERBS_COUNTER_QPC_MISSES 13
+/* Requests that waited behind others of their queue pair */
+#define STARVERBS_COUNTER_QPC_WAITED 14
+/* QP contexts that were fetched while their WQEs were */
+#define STARVERBS_COUNTER_QPC_PREFETCHED 15
+/* QP contexts that made room for others */
+#define STARVERBS_COUNTER_QPC_EVICTED 16
 
 /* Counters */
-#define STARVERBS_COUNTERS 12
+#define STARVERBS_COUNTERS 17
 
 /* "STAR" */
 #define STARVERBS_MAGIC 0x52415453
 
 /* Version of this contract */
-#define STARVERBS_VERSION 0x00010001
+#define STARVERBS_VERSION 0x00010002
 
 /* RC, UC and UD, with PDs, MRs, AHs, CQs and SRQs */
 #define STARVERBS_CAP_VERBS 1ULL
@@ -114,6 +130,17 @@
 #define STARVERBS_CAP_NULL (1ULL << 13)
 /* Management datagrams: queue pair 1 */
 #define STARVERBS_CAP_MADS (1ULL << 14)
+
+/* First come, first served: a context that is not there has all wait that come after */
+#define STARVERBS_QPC_POLICY_FCFS 0
+/* Other queue pairs pass one that waits for its context */
+#define STARVERBS_QPC_POLICY_NON_BLOCKING 1
+/* And a context is fetched while the WQEs of a doorbell are */
+#define STARVERBS_QPC_POLICY_LATENCY_HIDING 2
+/* Contexts are in memory of the host's: reserved */
+#define STARVERBS_QPC_IN_HOST 0
+/* Contexts are in memory of the board's */
+#define STARVERBS_QPC_IN_BOARD 1
 
 /* The board works: queue addresses are read when this is set */
 #define STARVERBS_CTRL_ENABLE 1

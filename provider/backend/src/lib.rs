@@ -18,6 +18,7 @@
 //! nobody sleeps.
 
 mod batch;
+mod contexts;
 mod control;
 pub mod copy;
 mod descriptor;
@@ -51,6 +52,7 @@ mod zeroed;
 use std::ops::Deref;
 
 pub use batch::ARENA;
+pub use contexts::context_cache;
 pub use control::{Request, ask};
 pub use descriptor::{Listed, let_go};
 pub use error::BackendError;

@@ -25,6 +25,7 @@ use crate::doorbells::{CELLS, CONTEXTS, DOORBELL_BYTES, Doorbells};
 use crate::env::BoardEnv;
 use crate::mads::Mads;
 use crate::pci::{Config, Effect, MsixTable};
+use crate::qpc::QpcRegisters;
 use crate::queues::Kept;
 use crate::wire::WireRx;
 
@@ -72,6 +73,7 @@ impl Card {
 /// One function.
 pub(crate) struct Function {
     shared: Shared,
+    qpc: QpcRegisters,
     pub(crate) config: Config,
     pub(crate) msix: MsixTable,
     registers: Registers,
@@ -86,11 +88,12 @@ pub(crate) struct Function {
 impl Function {
     /// # Errors
     /// No memory file.
-    pub(crate) fn new(number: usize) -> std::io::Result<Function> {
+    pub(crate) fn new(number: usize, qpc: QpcRegisters) -> std::io::Result<Function> {
         let doorbells = Rc::new(Doorbells::new()?);
         let shared = Shared { number, doorbells, counters: Rc::default(), kept: Kept::default() };
         Ok(Function {
             shared,
+            qpc,
             config: Config::new(VECTORS, DOORBELL_BYTES as u64),
             msix: MsixTable::new(VECTORS),
             registers: Registers::default(),
@@ -240,10 +243,11 @@ impl Function {
             at if at == REG_EVENTS + 4 => (events >> 32) as u32,
             REG_EVENTS_LOG => events_log,
             at if counters.contains(&at) => {
-                let value = self.counters().get((at - REG_COUNTERS) as usize / 8);
+                let which = (at - REG_COUNTERS) / 8;
+                let value = self.qpc.counter(which).unwrap_or_else(|| self.counters().get(which as usize));
                 if at & 4 == 0 { value as u32 } else { (value >> 32) as u32 }
             }
-            _ => 0,
+            at => self.qpc.register(at).unwrap_or(0),
         }
     }
 

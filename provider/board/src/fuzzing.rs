@@ -39,7 +39,7 @@ impl Driven {
         let nic = Nic::new(config, Rc::clone(&stats), seed, Plain::default());
         let host = Host { addrs: vec![addr], guid: 1, functions, seed };
         let now = 1_000_000;
-        let board = Board::assemble(nic, (tx, rx), host, now).expect("a board");
+        let board = Board::assemble(nic, Rc::clone(&stats), (tx, rx), host, now).expect("a board");
         Driven { board, line, stats, now }
     }
 

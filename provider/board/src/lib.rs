@@ -21,6 +21,7 @@ mod function;
 pub mod fuzzing;
 mod mads;
 mod pci;
+mod qpc;
 mod queues;
 mod server;
 mod tables;
@@ -35,7 +36,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::{TimeSpec, TimeValLike};
 use nix::time::{ClockId, clock_gettime};
-use starverbs_backend::{BackendError, HostAddr, host};
+use starverbs_backend::{BackendError, HostAddr, context_cache, host};
 use starverbs_core::mr::Plain;
 use starverbs_core::{AsyncEvent, Counters, Mtu, Nanos, Nic, NicConfig, NicError};
 use starverbs_queues::board::EVENT_MADS;
@@ -45,6 +46,7 @@ use thiserror::Error;
 use env::{BoardEnv, Memory};
 use function::{Card, Function};
 use mads::Mads;
+use qpc::QpcRegisters;
 use server::Server;
 use wire::{WireRx, WireTx};
 
@@ -146,11 +148,12 @@ impl Board {
             repeat: settings.repeat,
             credits: settings.credits,
             max_groups: commands::MAX_GROUPS,
+            contexts: settings.qpc_cache.map(context_cache),
             ..NicConfig::default()
         };
-        let nic = Nic::new(config, stats, seed, Plain::default());
+        let nic = Nic::new(config, Rc::clone(&stats), seed, Plain::default());
         let host = Host { addrs, guid, functions: sockets.len(), seed };
-        let mut board = Board::assemble(nic, wire, host, now())?;
+        let mut board = Board::assemble(nic, stats, wire, host, now())?;
         let open =
             |path: &PathBuf| Server::open(path).map_err(|error| BoardError::Socket(path.clone(), error));
         board.servers = sockets.iter().map(open).collect::<Result<_, _>>()?;
@@ -160,6 +163,7 @@ impl Board {
     /// A board without sockets.
     fn assemble(
         mut nic: Nic<BoardEnv>,
+        stats: Rc<Counters>,
         (tx, rx): (WireTx, WireRx),
         host: Host,
         now: Nanos,
@@ -168,8 +172,10 @@ impl Board {
         for block in rx.blocks() {
             nic.add_block(block as u16)?;
         }
+        let qpc = QpcRegisters::new(nic.config().contexts, stats);
+        let open = |number| Function::new(number, qpc.clone());
         let functions: Vec<Function> =
-            (0..functions).map(Function::new).collect::<Result<_, _>>().map_err(BoardError::Page)?;
+            (0..functions).map(open).collect::<Result<_, _>>().map_err(BoardError::Page)?;
         let most = ADDRESS_SPACE / functions.len().max(1) as u64;
         let memory = |function: &Function| Memory::new(most, function.counters());
         let env = BoardEnv::new(tx, functions.iter().map(memory).collect());
@@ -206,8 +212,11 @@ impl Board {
             work += function.take_doorbells(card);
         }
         if card.rx.recv() {
-            while let Some((meta, frame)) = card.rx.next_frame() {
-                card.nic.handle_frame(&mut card.env, card.now, &meta, frame);
+            /* a card that waits for QP contexts leaves frames where they are */
+            while card.nic.takes_frames()
+                && let Some((meta, frame)) = card.rx.next_frame()
+            {
+                card.nic.offer_frame(&mut card.env, card.now, &meta, frame);
                 work += 1;
             }
             card.nic.end_back_pressure();

@@ -55,6 +55,12 @@ constants! {
     "STARVERBS_REG_EVENTS_LOG" REG_EVENTS_LOG: u32 = 0x040;
     /// Contexts, with a doorbell page each: page i begins at i * [`REG_CELLS`] * [`CELL_BYTES`] of its BAR
     "STARVERBS_REG_CONTEXTS" REG_CONTEXTS: u32 = 0x044;
+    /// QP contexts for which the board has room on chip; 0: for all
+    "STARVERBS_REG_QPC_ENTRIES" REG_QPC_ENTRIES: u32 = 0x048;
+    /// `QPC_POLICY_*`: how requests for contexts are served
+    "STARVERBS_REG_QPC_POLICY" REG_QPC_POLICY: u32 = 0x04c;
+    /// `QPC_IN_*`: where the other contexts are
+    "STARVERBS_REG_QPC_PLACEMENT" REG_QPC_PLACEMENT: u32 = 0x050;
     /// The first of [`COUNTERS`] counters of 64 bits
     "STARVERBS_REG_COUNTERS" REG_COUNTERS: u32 = 0x100;
 
@@ -82,13 +88,23 @@ constants! {
     "STARVERBS_COUNTER_COMMANDS_REFUSED" COUNTER_COMMANDS_REFUSED: u32 = 10;
     /// Indices that no queue can have, and WQEs that contradict themselves
     "STARVERBS_COUNTER_MALFORMED" COUNTER_MALFORMED: u32 = 11;
+    /// Requests for QP contexts that were on chip; this and those that follow are the whole board's
+    "STARVERBS_COUNTER_QPC_HITS" COUNTER_QPC_HITS: u32 = 12;
+    /// Requests for QP contexts that were not
+    "STARVERBS_COUNTER_QPC_MISSES" COUNTER_QPC_MISSES: u32 = 13;
+    /// Requests that waited behind others of their queue pair
+    "STARVERBS_COUNTER_QPC_WAITED" COUNTER_QPC_WAITED: u32 = 14;
+    /// QP contexts that were fetched while their WQEs were
+    "STARVERBS_COUNTER_QPC_PREFETCHED" COUNTER_QPC_PREFETCHED: u32 = 15;
+    /// QP contexts that made room for others
+    "STARVERBS_COUNTER_QPC_EVICTED" COUNTER_QPC_EVICTED: u32 = 16;
     /// Counters
-    "STARVERBS_COUNTERS" COUNTERS: u32 = 12;
+    "STARVERBS_COUNTERS" COUNTERS: u32 = 17;
 
     /// "STAR"
     "STARVERBS_MAGIC" MAGIC: u32 = 0x5241_5453;
     /// Version of this contract
-    "STARVERBS_VERSION" VERSION: u32 = 0x0001_0001;
+    "STARVERBS_VERSION" VERSION: u32 = 0x0001_0002;
 
     /// RC, UC and UD, with PDs, MRs, AHs, CQs and SRQs
     "STARVERBS_CAP_VERBS" CAP_VERBS: u64 = 1;
@@ -114,6 +130,17 @@ constants! {
     "STARVERBS_CAP_NULL" CAP_NULL: u64 = 1 << 13;
     /// Management datagrams: queue pair 1
     "STARVERBS_CAP_MADS" CAP_MADS: u64 = 1 << 14;
+
+    /// First come, first served: a context that is not there has all wait that come after
+    "STARVERBS_QPC_POLICY_FCFS" QPC_POLICY_FCFS: u32 = 0;
+    /// Other queue pairs pass one that waits for its context
+    "STARVERBS_QPC_POLICY_NON_BLOCKING" QPC_POLICY_NON_BLOCKING: u32 = 1;
+    /// And a context is fetched while the WQEs of a doorbell are
+    "STARVERBS_QPC_POLICY_LATENCY_HIDING" QPC_POLICY_LATENCY_HIDING: u32 = 2;
+    /// Contexts are in memory of the host's: reserved
+    "STARVERBS_QPC_IN_HOST" QPC_IN_HOST: u32 = 0;
+    /// Contexts are in memory of the board's
+    "STARVERBS_QPC_IN_BOARD" QPC_IN_BOARD: u32 = 1;
 
     /// The board works: queue addresses are read when this is set
     "STARVERBS_CTRL_ENABLE" CTRL_ENABLE: u32 = 1;

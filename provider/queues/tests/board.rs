@@ -80,9 +80,15 @@ fn no_two_registers_are_the_same() {
         all.dedup();
         (count, all.len())
     };
-    for prefix in
-        ["STARVERBS_REG_", "STARVERBS_CAP_", "STARVERBS_OP_", "STARVERBS_COUNTER_", "STARVERBS_CTRL_"]
-    {
+    for prefix in [
+        "STARVERBS_REG_",
+        "STARVERBS_CAP_",
+        "STARVERBS_OP_",
+        "STARVERBS_COUNTER_",
+        "STARVERBS_CTRL_",
+        "STARVERBS_QPC_POLICY_",
+        "STARVERBS_QPC_IN_",
+    ] {
         let (count, different) = of(prefix);
         assert!(count > 1 && count == different, "{prefix}");
     }

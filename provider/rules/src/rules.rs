@@ -9,6 +9,7 @@ mod garbage;
 mod memory;
 mod optional;
 mod pci;
+mod qpc;
 mod registers;
 mod socket;
 mod tables;
@@ -105,4 +106,5 @@ pub const RULES: &[Rule] = &[
     rule(55, "management datagrams reach whose service or ID they name", optional::mads),
     rule(56, "a region of pages has a table that fits, and is told as it was made", tables::regions),
     rule(57, "its bytes are the pages' in the table's order; a page of no map is a miss", tables::access),
+    rule(58, "few QP contexts on chip make the board slower, and are counted", qpc::contexts),
 ];

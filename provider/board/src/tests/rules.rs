@@ -1,6 +1,7 @@
 //! The conformance runner against this board.
 
 use starverbs_rules::{Options, Outcome, RULES, Wire, run};
+use starverbs_settings::{QpcPolicy, QpcSpec, Settings};
 
 use super::*;
 
@@ -31,6 +32,25 @@ fn a_board_passes_all_rules_that_can_be_tested() {
         let left = broken(&alone, |number| [1, 14, 27].contains(&number));
         assert!(matches!(left[..], [(14, Outcome::NotTested(_)), (27, Outcome::NotTested(_))]), "{left:?}");
     });
+}
+
+/// B58: rules are kept with room for one context, under each policy.
+#[test]
+fn a_board_with_room_for_one_context_passes_all_rules() {
+    for policy in [QpcPolicy::Fcfs, QpcPolicy::NonBlocking, QpcPolicy::LatencyHiding] {
+        let time = Duration::from_micros(1);
+        let qpc_cache = Some(QpcSpec { entries: 1, miss: time, fetch: time, policy });
+        let settings = Settings { qpc_cache, ..settings() };
+        let wire = Some(Wire { address: "127.0.0.2".parse().unwrap(), port: settings.port });
+        let board = with_board_of(&settings, 2, |paths| {
+            let options = Options { sockets: paths.to_vec(), patience: Duration::from_secs(60), wire };
+            assert_eq!(broken(&options, |_| true), [], "{policy:?}");
+        });
+        let counters = board.card.nic.counters();
+        let [misses, evicted] = [&counters.qpc_misses, &counters.qpc_evicted].map(|counter| counter.get());
+        assert!(misses > 100 && evicted > 100, "{policy:?}: {misses} misses, {evicted} evicted");
+        assert_eq!(counters.qpc_prefetched.get() > 0, policy == QpcPolicy::LatencyHiding, "{policy:?}");
+    }
 }
 
 /// For each rule that the runner tests, a board that breaks it.

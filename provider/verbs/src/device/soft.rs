@@ -47,7 +47,6 @@ use crate::moderation::Moderator;
 use crate::process;
 use crate::share::Published;
 use crate::stat::StatPage;
-use contexts::context_cache;
 use deferred_log::DeferredLog;
 use intake::Intake;
 use links::Links;
@@ -394,7 +393,7 @@ fn config(settings: &Settings, info: &DeviceInfo) -> NicConfig {
         repeat: settings.repeat,
         credits: settings.credits,
         max_groups: info.attr.max_mcast_grp,
-        contexts: settings.qpc_cache.map(context_cache),
+        contexts: settings.qpc_cache.map(starverbs_backend::context_cache),
         limits: info.limits,
         ..NicConfig::default()
     }

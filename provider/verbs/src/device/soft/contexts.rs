@@ -5,11 +5,8 @@
 //! longer than the fetch takes.
 
 use std::hint;
-use std::time::Duration;
 
-use starverbs_core::qpc::Policy;
-use starverbs_core::{ContextCache, Nanos};
-use starverbs_settings::{QpcPolicy, QpcSpec};
+use starverbs_core::Nanos;
 
 use super::back_pressure::Who;
 use super::{Shard, Soft};
@@ -19,17 +16,6 @@ use crate::clock;
 const SHORT: Nanos = 20_000;
 /// Longest stay of a caller that spins through such waits, one after the other.
 const STAY: Nanos = 500_000;
-
-/// The cache that these settings ask for.
-pub(super) fn context_cache(spec: QpcSpec) -> ContextCache {
-    let policy = match spec.policy {
-        QpcPolicy::Fcfs => Policy::Fcfs,
-        QpcPolicy::NonBlocking => Policy::NonBlocking,
-        QpcPolicy::LatencyHiding => Policy::LatencyHiding,
-    };
-    let ns = |time: Duration| time.as_nanos() as Nanos;
-    ContextCache { entries: spec.entries, policy, miss: ns(spec.miss), fetch: ns(spec.fetch) }
-}
 
 impl Soft {
     /// Runs the card while it waits for contexts that arrive within [`SHORT`].
