@@ -3,7 +3,8 @@
  * Queue memory: pieces of coherent memory, each contiguous for the board, which a context's process maps.
  *
  * A piece is accounted to its process like memory that it locks. It ends when it was given back and
- * nobody has it mapped; its memory ends at the latest with the context or the board.
+ * nobody has it mapped; its memory ends at the latest with the context or the board. If it is the board, its
+ * process goes on with a copy: that has what was posted, so that the process can tell what was not done.
  */
 #include <linux/dma-mapping.h>
 #include <linux/sched/signal.h>
@@ -31,6 +32,11 @@ void star_unaccount(struct mm_struct *mm, unsigned long pages)
 	atomic64_sub(pages, &mm->pinned_vm);
 }
 
+static size_t star_buffer_count(struct star_buffer *buffer)
+{
+	return buffer->bytes >> PAGE_SHIFT;
+}
+
 /* Gives back the memory of a piece, which nobody has mapped; under map_lock */
 static void star_buffer_release_memory(struct star_context *context, struct star_buffer *buffer)
 {
@@ -38,28 +44,51 @@ static void star_buffer_release_memory(struct star_context *context, struct star
 		return;
 	dma_free_coherent(&context->board->pdev->dev, buffer->bytes, buffer->cpu, buffer->dma);
 	buffer->cpu = NULL;
-	star_unaccount(context->mm, buffer->bytes >> PAGE_SHIFT);
 }
 
 static void star_buffer_free(struct star_context *context, struct star_buffer *buffer)
 {
+	size_t count = star_buffer_count(buffer), i;
+
 	star_buffer_release_memory(context, buffer);
+	star_unaccount(context->mm, count);
+	for (i = count; i < 2 * count; i++)
+		if (buffer->pages[i])
+			__free_page(buffer->pages[i]);
 	list_del(&buffer->node);
 	context->buffer_count--;
 	kvfree(buffer->pages);
 	kfree(buffer);
 }
 
+/*
+ * A page of a piece; of one whose board is gone its copy, or zeros where no memory was left for one. NULL:
+ * there is none for zeros either. Under map_lock.
+ */
+struct page *star_buffer_page(struct star_buffer *buffer, size_t index, bool is_dead)
+{
+	struct page **copy = &buffer->pages[star_buffer_count(buffer) + index];
+
+	if (!is_dead)
+		return buffer->pages[index];
+	if (!*copy) {
+		*copy = alloc_page(GFP_KERNEL | __GFP_ZERO | __GFP_NOWARN);
+		if (*copy && buffer->cpu)
+			memcpy(page_address(*copy), buffer->cpu + (index << PAGE_SHIFT), PAGE_SIZE);
+	}
+	return *copy;
+}
+
 /* The pages of coherent memory, which may lie anywhere */
 static int star_buffer_list_pages(struct star_context *context, struct star_buffer *buffer)
 {
-	size_t count = buffer->bytes >> PAGE_SHIFT;
+	size_t count = star_buffer_count(buffer);
 	struct sg_page_iter iter;
 	struct sg_table table;
 	size_t i = 0;
 	int err;
 
-	buffer->pages = kvcalloc(count, sizeof(*buffer->pages), GFP_KERNEL_ACCOUNT);
+	buffer->pages = kvcalloc(2 * count, sizeof(*buffer->pages), GFP_KERNEL_ACCOUNT);
 	if (!buffer->pages)
 		return -ENOMEM;
 	err = dma_get_sgtable(&context->board->pdev->dev, &table, buffer->cpu, buffer->dma, buffer->bytes);
@@ -93,10 +122,8 @@ struct star_buffer *star_buffer_new(struct star_context *context, size_t bytes)
 	err = -ENOMEM;
 	buffer->cpu = dma_alloc_coherent(&context->board->pdev->dev, bytes, &buffer->dma,
 					 GFP_KERNEL | __GFP_NOWARN);
-	if (!buffer->cpu) {
-		star_unaccount(context->mm, bytes >> PAGE_SHIFT);
-		goto free;
-	}
+	if (!buffer->cpu)
+		goto unaccount;
 	err = star_buffer_list_pages(context, buffer);
 	if (err)
 		goto release;
@@ -113,6 +140,8 @@ struct star_buffer *star_buffer_new(struct star_context *context, size_t bytes)
 		return buffer;
 release:
 	star_buffer_release_memory(context, buffer);
+unaccount:
+	star_unaccount(context->mm, bytes >> PAGE_SHIFT);
 free:
 	kvfree(buffer->pages);
 	kfree(buffer);
@@ -161,14 +190,21 @@ void star_buffer_put(struct star_context *context, struct star_buffer *buffer)
 		star_buffer_free(context, buffer);
 }
 
-/* Gives back the memory of all pieces, which the board does not reach any more, and no process has mapped */
-void star_buffers_release_memory(struct star_context *context)
+/*
+ * The board reaches no piece any more, and no process has one mapped: the memory goes back, and what maps a
+ * piece gets its copy.
+ */
+void star_buffers_leave(struct star_context *context)
 {
 	struct star_buffer *buffer;
+	size_t i;
 
 	mutex_lock(&context->map_lock);
-	list_for_each_entry(buffer, &context->buffers, node)
+	list_for_each_entry(buffer, &context->buffers, node) {
+		for (i = 0; buffer->cpu && buffer->maps && i < star_buffer_count(buffer); i++)
+			star_buffer_page(buffer, i, true);
 		star_buffer_release_memory(context, buffer);
+	}
 	mutex_unlock(&context->map_lock);
 }
 

@@ -3,7 +3,7 @@
  * Contexts: what an open file has on the board, from its beginning to its end.
  *
  * A context ends when its file is closed, or when the board is reset, taken away or broken. In the
- * second case the file stays open, answers -ENODEV, and what it has mapped is a page of zeros.
+ * second case the file stays open, answers -ENODEV, and what it has mapped is a copy which no board sees.
  */
 #include <linux/dma-mapping.h>
 #include <linux/sched/mm.h>
@@ -141,7 +141,7 @@ struct star_context *star_context_open(struct star_board *board, struct address_
 	mutex_unlock(&board->contexts_lock);
 	return context;
 unlock:
-	star_buffers_release_memory(context);
+	star_buffers_leave(context);
 	mutex_unlock(&board->contexts_lock);
 free:
 	star_context_free(context);
@@ -160,7 +160,7 @@ static void star_context_release_memory(struct star_context *context)
 		hash_del(&region->node);
 		star_region_free(context->board, region);
 	}
-	star_buffers_release_memory(context);
+	star_buffers_leave(context);
 }
 
 /*

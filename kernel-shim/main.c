@@ -62,6 +62,7 @@ static struct star_board *star_board_alloc(struct pci_dev *pdev)
 	board->dev.parent = &pdev->dev;
 	board->dev.devt = MKDEV(MAJOR(star_first), MINOR(star_first) + board->id);
 	board->dev.release = star_device_release;
+	board->dev.groups = star_board_groups;
 	board->state = STAR_DOWN;
 	return board;
 }

@@ -2,8 +2,8 @@
 /*
  * What a process maps of its context: its doorbell page, its queue memory, nothing else.
  *
- * Pages are put in when they are touched, and only while the context lives. Afterwards there is a page of
- * zeros in their place, which nobody looks at: a program finds out by its next call, and not by a signal.
+ * Pages are put in when they are touched. When the context has ended there are copies in their place, which
+ * nobody looks at: a program finds out by its next call, and not by a signal.
  * A forked child has none of it: it has no business at the queues.
  */
 #include <linux/mm.h>
@@ -39,15 +39,29 @@ static void star_vma_close(struct vm_area_struct *vma)
 	mutex_unlock(&context->map_lock);
 }
 
-/* In the place of what is gone; under map_lock */
-static vm_fault_t star_fault_dummy(struct star_context *context, struct vm_fault *vmf)
+/*
+ * What is mapped at an offset now; under map_lock. No page of it is counted as the process's: the context
+ * has them all, and lives until the last VMA is gone. -ENOMEM: there is none for the place of what is gone
+ */
+static int star_pfn(struct star_context *context, struct star_buffer *buffer, u64 offset, unsigned long *pfn)
 {
-	if (!context->dummy)
-		context->dummy = alloc_page(GFP_HIGHUSER | __GFP_ZERO | __GFP_ACCOUNT);
-	if (!context->dummy)
-		return VM_FAULT_OOM;
-	get_page(context->dummy);
-	vmf->page = context->dummy;
+	struct page *page;
+
+	if (!buffer && !context->dead) {
+		*pfn = PHYS_PFN(context->board->doorbells +
+				(u64)context->number * context->board->page_bytes + offset);
+		return 0;
+	}
+	if (buffer) {
+		page = star_buffer_page(buffer, (offset - buffer->offset) >> PAGE_SHIFT, context->dead);
+	} else {
+		if (!context->dummy)
+			context->dummy = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
+		page = context->dummy;
+	}
+	if (!page)
+		return -ENOMEM;
+	*pfn = page_to_pfn(page);
 	return 0;
 }
 
@@ -55,22 +69,13 @@ static vm_fault_t star_fault(struct vm_fault *vmf)
 {
 	struct vm_area_struct *vma = vmf->vma;
 	struct star_context *context = star_context_of(vma);
-	struct star_buffer *buffer = vma->vm_private_data;
 	u64 offset = (u64)vmf->pgoff << PAGE_SHIFT;
+	vm_fault_t fault = VM_FAULT_OOM;
 	unsigned long pfn;
-	vm_fault_t fault;
 
 	mutex_lock(&context->map_lock);
-	if (context->dead) {
-		fault = star_fault_dummy(context, vmf);
-	} else {
-		if (buffer)
-			pfn = page_to_pfn(buffer->pages[(offset - buffer->offset) >> PAGE_SHIFT]);
-		else
-			pfn = PHYS_PFN(context->board->doorbells +
-				       (u64)context->number * context->board->page_bytes + offset);
+	if (!star_pfn(context, vma->vm_private_data, offset, &pfn))
 		fault = vmf_insert_pfn(vma, vmf->address, pfn);
-	}
 	mutex_unlock(&context->map_lock);
 	return fault;
 }

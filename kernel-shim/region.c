@@ -19,7 +19,6 @@
 /* Pins the pages of a region, as far as they go, and adds them to its list */
 static int star_region_pin_pages(struct star_region *region)
 {
-	unsigned int flags = FOLL_LONGTERM | (region->writable ? FOLL_WRITE : 0);
 	unsigned long at = region->addr & PAGE_MASK;
 	unsigned long left = region->pages;
 	struct page **pages;
@@ -37,7 +36,7 @@ static int star_region_pin_pages(struct star_region *region)
 			err = -EINTR;
 			break;
 		}
-		pinned = pin_user_pages_fast(at, want, flags, pages);
+		pinned = star_pin_pages(at, want, region->writable, pages);
 		if (pinned <= 0) {
 			err = pinned ? pinned : -EFAULT;
 			break;

@@ -102,7 +102,7 @@ struct star_buffer {
 	size_t bytes;
 	void *cpu;			/* NULL: the board is gone, and so is the memory */
 	dma_addr_t dma;
-	struct page **pages;
+	struct page **pages;		/* and behind them their copies, when the board is gone */
 	unsigned int maps;		/* VMAs */
 	unsigned int queues;		/* objects with a queue here */
 	bool ended;			/* goes with its last VMA */
@@ -157,7 +157,7 @@ struct star_context {
 	unsigned int buffer_count;
 	u64 next_offset;
 	struct star_buffer *events;
-	struct page *dummy;		/* what is mapped when the board is gone */
+	struct page *dummy;		/* the doorbell page when the board is gone */
 };
 
 /* board.c */
@@ -178,6 +178,9 @@ irqreturn_t star_interrupt(int irq, void *data);
 /* file.c */
 extern const struct file_operations star_file_operations;
 
+/* sysfs.c */
+extern const struct attribute_group *star_board_groups[];
+
 /* mapping.c */
 int star_mmap(struct file *file, struct vm_area_struct *vma);
 
@@ -188,7 +191,8 @@ struct star_buffer *star_buffer_new(struct star_context *context, size_t bytes);
 int star_buffer_end(struct star_context *context, u64 offset);
 struct star_buffer *star_buffer_find(struct star_context *context, u64 offset, u64 bytes);
 void star_buffer_put(struct star_context *context, struct star_buffer *buffer);
-void star_buffers_release_memory(struct star_context *context);
+struct page *star_buffer_page(struct star_buffer *buffer, size_t index, bool is_dead);
+void star_buffers_leave(struct star_context *context);
 void star_buffers_free(struct star_context *context);
 
 /* command.c */

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what a purpose needs and this machine lacks.
-# usage: packages.sh demo|test|stress|bench|instructions|interop|install|apps|aarch64
+# usage: packages.sh demo|test|stress|bench|instructions|interop|install|apps|aarch64|board-guest
 set -euo pipefail
 
 declare -A package_of=(
@@ -8,7 +8,7 @@ declare -A package_of=(
     [iptables]=iptables [tshark]=tshark [nm]=binutils [ld.lld]=lld [mold]=mold [runuser]=util-linux
     [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin [fi_info]=libfabric-bin
     [rping]=rdmacm-utils [valgrind]=valgrind [strace]=strace [ibstat]=infiniband-diags
-    [pkg-config]=pkg-config [mmdebstrap]=mmdebstrap [lintian]=lintian
+    [pkg-config]=pkg-config [mmdebstrap]=mmdebstrap [make]=make [lintian]=lintian
     [mpirun.openmpi]=openmpi-bin [mpicc.openmpi]=libopenmpi-dev [mpirun.mpich]=mpich
     [mpicc.mpich]=libmpich-dev
     [aarch64-linux-gnu-gcc]=gcc-aarch64-linux-gnu [qemu-aarch64-static]=qemu-user-static
@@ -32,8 +32,9 @@ apps) commands=("${demo[@]}" ip taskset python3 cmake pkg-config ucx_perftest fi
     mpirun.openmpi mpicc.openmpi mpirun.mpich mpicc.mpich) ;;
 aarch64) commands=("${demo[@]}" ip mmdebstrap lintian python3)
     [[ $(uname -m) == aarch64 ]] || commands+=(aarch64-linux-gnu-gcc qemu-aarch64-static) ;;
+board-guest) commands=("${demo[@]}" ip make busybox mmdebstrap) ;;
 interop) commands=("${demo[@]}" rping ip tshark qemu-system-x86_64 busybox) ;;
-*) echo "usage: packages.sh demo|test|stress|bench|instructions|interop|install|apps|aarch64" >&2; exit 2 ;;
+*) sed -n 's/^# usage:/usage:/p' "$0" >&2; exit 2 ;;
 esac
 
 if ! command -v cargo >/dev/null; then

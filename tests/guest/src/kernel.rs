@@ -18,6 +18,8 @@ pub struct Kernel {
 
 /// The modules of every guest; what they depend on is read from themselves.
 const BASE: [&str; 5] = ["virtio_pci", "virtio_net", "9pnet_virtio", "9p", "overlay"];
+/// How files of modules end, but for what they are packed with.
+const SUFFIX: &str = ".ko";
 const BUSYBOX: &str = "/bin/busybox";
 const INIT: &str = include_str!("../init.sh");
 
@@ -33,11 +35,28 @@ impl Kernel {
         if !unpacked.exists() {
             unpack(&package, &unpacked)?;
         }
-        let image = first_file(&unpacked.join("boot"), "vmlinuz-")?;
-        let initramfs = cache.join("initramfs.cpio");
-        let known = Modules::of(&unpacked)?;
+        Kernel::found(&unpacked, cache, modules)
+    }
+
+    /// The same with the kernel that is installed in the root folder `root`; `cache` takes the initramfs.
+    ///
+    /// # Errors
+    /// It has none, or not all of the modules.
+    pub fn of_root(root: &Path, cache: &Path, modules: &[&str]) -> Result<Kernel, String> {
+        let folder = cache.join("newest");
+        std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+        Kernel::found(root, &folder, modules)
+    }
+
+    /// The kernel below `root`, with an initramfs in `folder`.
+    fn found(root: &Path, folder: &Path, modules: &[&str]) -> Result<Kernel, String> {
+        let image = first_file(&root.join("boot"), "vmlinuz-")?;
+        let name = image.file_name().unwrap_or_default().to_string_lossy();
+        let package = name.replace("vmlinuz-", "linux-image-");
+        let known = Modules::of(root)?;
         let wanted = [&BASE[..], modules].concat();
-        write_initramfs(&known.with_dependencies(&wanted)?, &cache.join("initramfs"), &initramfs)?;
+        let initramfs = folder.join("initramfs.cpio");
+        write_initramfs(&known.with_dependencies(&wanted)?, &folder.join("initramfs"), &initramfs)?;
         Ok(Kernel { image, initramfs, package })
     }
 
@@ -104,8 +123,7 @@ impl Modules {
         if order.contains(&file.as_path()) {
             return Ok(());
         }
-        let bytes = std::fs::read(file).map_err(|e| format!("{}: {e}", file.display()))?;
-        for dependency in dependencies(&bytes) {
+        for dependency in dependencies(&contents(file)?) {
             self.visit(&dependency.replace('-', "_"), order)?;
         }
         order.push(file);
@@ -118,7 +136,7 @@ fn collect(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<(), S
     for path in entries.flatten().map(|entry| entry.path()) {
         if path.is_dir() {
             collect(&path, files)?;
-        } else if path.extension().is_some_and(|extension| extension == "ko") {
+        } else if path.file_name().is_some_and(|name| name.to_string_lossy().contains(SUFFIX)) {
             files.insert(module_name(&path), path);
         }
     }
@@ -126,7 +144,18 @@ fn collect(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<(), S
 }
 
 fn module_name(path: &Path) -> String {
-    path.file_stem().unwrap_or_default().to_string_lossy().replace('-', "_")
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    name.split(SUFFIX).next().unwrap_or_default().replace('-', "_")
+}
+
+/// What a module's file holds, which may be packed.
+fn contents(file: &Path) -> Result<Vec<u8>, String> {
+    let failed = |reason: String| format!("{}: {reason}", file.display());
+    if file.extension().is_none_or(|extension| extension != "xz") {
+        return std::fs::read(file).map_err(|e| failed(e.to_string()));
+    }
+    let output = Command::new("xz").arg("-dc").arg(file).output().map_err(|e| failed(e.to_string()))?;
+    if output.status.success() { Ok(output.stdout) } else { Err(failed("xz does not unpack it".to_owned())) }
 }
 
 /// What a module says of its dependencies: a string `depends=a,b` among those, each ended by a zero, that
@@ -149,17 +178,17 @@ fn write_initramfs(modules: &[&Path], tree: &Path, to: &Path) -> Result<(), Stri
     let copy = |from: &Path, into: &str| {
         std::fs::copy(from, tree.join(into)).map(drop).map_err(|e| format!("{}: {e}", from.display()))
     };
+    let write =
+        |name: &str, bytes: &[u8]| std::fs::write(tree.join(name), bytes).map_err(|e| format!("{name}: {e}"));
     copy(Path::new(BUSYBOX), "bin/busybox")?;
     let mut order = String::new();
     for module in modules {
-        let name = module.file_name().unwrap_or_default().to_string_lossy();
-        copy(module, &format!("mod/{name}"))?;
+        let name = format!("{}{SUFFIX}", module_name(module));
+        write(&format!("mod/{name}"), &contents(module)?)?;
         order += &format!("{name}\n");
     }
-    let write =
-        |name: &str, text: &str| std::fs::write(tree.join(name), text).map_err(|e| format!("{name}: {e}"));
-    write("mod/order", &order)?;
-    write("init", INIT)?;
+    write("mod/order", order.as_bytes())?;
+    write("init", INIT.as_bytes())?;
     let pack = format!("chmod 755 init && find . | {BUSYBOX} cpio -o -H newc >\"$1\"");
     output(Command::new("sh").args(["-c", &pack, "sh"]).arg(to).current_dir(tree)).map(drop)
 }

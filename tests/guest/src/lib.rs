@@ -8,3 +8,4 @@ pub mod kernel;
 pub mod net;
 pub mod program;
 pub mod qemu;
+pub mod root;

@@ -4,25 +4,31 @@ use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use starverbs_conformance::command::output;
+use crate::root;
 
 const OWN: &str = "qemu-system-x86_64";
-/// The suite of Debian whose QEMU has vfio-user devices.
-const SUITE: &str = "forky";
 
-/// A QEMU that takes a PCI device from a socket (vfio-user), as a program and its first arguments: this
-/// host's, or one in a root folder that is made below `cache`.
+/// A QEMU that takes a PCI device from a socket (vfio-user), as a program and its first arguments: that of
+/// the root folder `root` if one is named, else this host's, or one in a root folder that is made below
+/// `cache`.
 ///
 /// # Errors
-/// Neither can be had, in words.
-pub fn with_vfio_user(cache: &Path) -> Result<Vec<String>, String> {
+/// It cannot be had, in words.
+pub fn with_vfio_user(cache: &Path, root: Option<&Path>) -> Result<Vec<String>, String> {
+    if let Some(root) = root {
+        let program = root.join("usr/bin").join(OWN);
+        return if program.exists() {
+            Ok(of_root(root))
+        } else {
+            Err(format!("{} is missing", program.display()))
+        };
+    }
     let devices = Command::new(OWN).args(["-device", "help"]).output();
     if devices.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains("vfio-user-pci")) {
         return Ok(vec![OWN.to_owned()]);
     }
     let root = cache.join("qemu");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/scripts/root.sh");
-    output(Command::new(script).arg(&root).args([SUITE, "qemu-system-x86"]))?;
+    root::make(&root, "qemu-system-x86")?;
     Ok(of_root(&root))
 }
 

@@ -63,6 +63,11 @@ pub(crate) fn pairs() -> Vec<Pair> {
     pairs
 }
 
+/// Those of two guests, each with a function of its own.
+pub(crate) fn between_guests() -> Vec<Pair> {
+    pairs().into_iter().filter(|pair| pair.is_quick && pair.places == BOARD).collect()
+}
+
 impl Pair {
     pub(crate) fn title(&self) -> String {
         let [server, client] = self.places;
@@ -89,7 +94,7 @@ impl Pair {
         if !server.await_listening(deadline) {
             return Err(format!("server does not listen:\n{}", tail(&server.output())));
         }
-        let address = World::address(server_place, client_place);
+        let address = world.address(server_place, client_place);
         let mut client = self.start(world, client_place, port, Some(address))?;
         let well = client.wait_until(deadline);
         let served =

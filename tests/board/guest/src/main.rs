@@ -5,6 +5,8 @@
 //! packages.
 
 mod cases;
+mod inside;
+mod judges;
 mod report;
 mod world;
 
@@ -12,15 +14,17 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use regex_lite::Regex;
 
 use report::Report;
-use world::Parts;
+use world::{Boot, Parts};
 
 /// Tries the board's kernel module in a guest.
 #[derive(Parser)]
 struct Args {
+    #[command(subcommand)]
+    part: Option<Part>,
     /// Only cases whose title matches this regular expression
     #[arg(long, value_name = "RE")]
     filter: Option<Regex>,
@@ -30,9 +34,20 @@ struct Args {
     /// Run this script of bash in the guest instead, and write what it writes
     #[arg(long, value_name = "FILE")]
     script: Option<PathBuf>,
+    /// Of what judges do at random
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
     /// The folder made by `make build`
     #[arg(long, default_value = "dist")]
     dist: PathBuf,
+    /// A root folder of a newer Debian with qemu-system-x86, and for `--newest` linux-image-amd64,
+    /// linux-headers-amd64 and make; it is made if it is not there. Without it QEMU is this host's, or one in
+    /// the cache
+    #[arg(long, value_name = "FOLDER")]
+    root: Option<PathBuf>,
+    /// The kernel is that of the root folder, not Debian 12's
+    #[arg(long)]
+    newest: bool,
     /// Where kernel, module and QEMU are kept between runs, and scratch files are
     #[arg(long, default_value = "target/board-guest")]
     cache: PathBuf,
@@ -43,9 +58,20 @@ const UNAVAILABLE: u8 = 2;
 /// How long a script may take.
 const SCRIPT: Duration = Duration::from_secs(600);
 
+/// What is no run.
+#[derive(Subcommand)]
+enum Part {
+    /// What runs in the guest
+    #[command(subcommand)]
+    Inside(inside::Inside),
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
-    let parts = match Parts::prepare(&args.cache, &args.dist) {
+    if let Some(Part::Inside(program)) = &args.part {
+        return inside::run(program);
+    }
+    let parts = match Parts::prepare(&args.cache, &args.dist, args.root.as_deref(), args.newest) {
         Ok(parts) => parts,
         Err(reason) => {
             eprintln!("board-guest: {reason}");
@@ -74,10 +100,13 @@ fn run(args: &Args, parts: &Parts) -> Result<bool, String> {
         .filter(|pair| wanted(&pair.title()) && (pair.is_quick || !args.quick))
         .collect();
     if !pairs.is_empty() {
-        let mut world = report.boot(parts, "", &[], false)?;
+        let mut world = report.boot(parts, &Boot::default())?;
         for pair in pairs {
             report.add(&pair.title(), pair.check(&mut world));
         }
+    }
+    if !args.quick {
+        judges::run(parts, &mut report, args.seed, wanted)?;
     }
     Ok(report.conclude())
 }
@@ -85,7 +114,7 @@ fn run(args: &Args, parts: &Parts) -> Result<bool, String> {
 /// Boots a guest for one script.
 fn script(parts: &Parts, file: &std::path::Path) -> Result<bool, String> {
     let text = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
-    let mut world = Report::new().boot(parts, "", &[], false)?;
+    let mut world = Report::new().boot(parts, &Boot::default())?;
     let on: [String; 4] = world.on_board(0);
     let result = world.run(&format!("ON=\"{}\"\n{text}", on.join(" ")), SCRIPT);
     let (said, passed) = result.map_or_else(|said| (said, false), |said| (said, true));

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::world::{Parts, World};
+use crate::world::{Boot, Parts, World};
 
 /// The verdicts so far.
 pub(crate) struct Report {
@@ -16,17 +16,11 @@ impl Report {
         Report { passed: 0, failed: Vec::new(), started: Instant::now() }
     }
 
-    /// Boots a guest, and says so.
-    pub(crate) fn boot(
-        &self,
-        parts: &Parts,
-        line: &str,
-        devices: &[&str],
-        reboots: bool,
-    ) -> Result<World, String> {
+    /// Boots guests, and says so.
+    pub(crate) fn boot(&self, parts: &Parts, boot: &Boot) -> Result<World, String> {
         let begun = Instant::now();
-        let world = World::new(parts, line, devices, reboots)?;
-        let (package, seconds) = (&parts.kernel.package, begun.elapsed().as_secs_f64());
+        let world = World::new(parts, boot)?;
+        let (package, line, seconds) = (&parts.kernel.package, boot.line, begun.elapsed().as_secs_f64());
         println!("board-guest: {package} is up after {seconds:.1} s {line}");
         Ok(world)
     }

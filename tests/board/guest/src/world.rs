@@ -12,7 +12,7 @@ use starverbs_guest::guest::{Found, Guest, Machine};
 use starverbs_guest::kernel::Kernel;
 use starverbs_guest::net::{ADDRESSES, Net};
 use starverbs_guest::program::Program;
-use starverbs_guest::qemu;
+use starverbs_guest::{qemu, root};
 
 /// Functions of the board, each a device of the guest.
 pub(crate) const FUNCTIONS: usize = 2;
@@ -21,9 +21,13 @@ const MEMORY: u32 = 1024;
 const MTU: u32 = 1500;
 /// How long the board may take to begin.
 const BEGIN: Duration = Duration::from_secs(20);
+/// A guest that has died is noticed so soon.
+const LOOK: Duration = Duration::from_secs(1);
 const SETUP: &str = include_str!("../setup.sh");
 /// Where the card in software and the board have their frames.
 const WIRE: &str = "127.0.0.1";
+/// Packages of a root folder that is made.
+const NEWEST: &str = "qemu-system-x86,linux-image-amd64,linux-headers-amd64,make";
 
 /// What guests are made from.
 pub(crate) struct Parts {
@@ -36,16 +40,36 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// Gets all that is needed, as far as it is not there. `cache` takes it.
-    pub(crate) fn prepare(cache: &Path, dist: &Path) -> Result<Parts, String> {
+    /// Gets all that is needed, as far as it is not there: `cache` takes it. QEMU is that of the folder
+    /// `root`, if it is named. The kernel is Debian 12's, or, if `is_newest`, that of the folder.
+    pub(crate) fn prepare(
+        cache: &Path,
+        dist: &Path,
+        root: Option<&Path>,
+        is_newest: bool,
+    ) -> Result<Parts, String> {
         std::fs::create_dir_all(cache).map_err(|e| format!("{}: {e}", cache.display()))?;
         let absolute = |path: &Path| path.canonicalize().map_err(|e| format!("{}: {e}", path.display()));
         let (cache, dist) = (absolute(cache)?, absolute(dist)?);
-        let kernel = Kernel::prepare(&cache, &[])?;
-        let qemu = qemu::with_vfio_user(&cache)?;
-        let folder = cache.join("module");
+        let made = cache.join("root");
+        let root = match (root, is_newest) {
+            (Some(root), _) if root.exists() => Some(absolute(root)?),
+            (None, false) => None,
+            (named, _) => {
+                let root = named.unwrap_or(&made);
+                root::make(root, NEWEST)?;
+                Some(absolute(root)?)
+            }
+        };
+        let qemu = qemu::with_vfio_user(&cache, root.as_deref())?;
+        let newest = root.filter(|_| is_newest);
+        let kernel = match &newest {
+            Some(root) => Kernel::of_root(root, &cache, &[])?,
+            None => Kernel::prepare(&cache, &[])?,
+        };
+        let folder = cache.join(if is_newest { "module-newest" } else { "module" });
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("module.sh");
-        output(Command::new(script).arg(kernel.release()).arg(&folder))?;
+        output(Command::new(script).arg(kernel.release()).arg(&folder).args(newest))?;
         Ok(Parts { kernel, qemu, module: folder.join("starverbs.ko"), dist, cache })
     }
 }
@@ -68,10 +92,30 @@ impl fmt::Display for Place {
     }
 }
 
-/// The surroundings of all cases. Dropping it stops the guest and the board, and removes the namespace.
+/// How guests are booted.
+pub(crate) struct Boot {
+    /// How many: one has all functions of the board, or each one of them
+    pub guests: usize,
+    /// Further words for the kernel
+    pub line: &'static str,
+    /// Further words for QEMU
+    pub devices: &'static [&'static str],
+    /// A guest may reboot
+    pub reboots: bool,
+}
+
+impl Default for Boot {
+    fn default() -> Boot {
+        Boot { guests: 1, line: "", devices: &[], reboots: false }
+    }
+}
+
+/// The surroundings of all cases. Dropping it stops the guests and the board, and removes the namespace.
 pub(crate) struct World {
-    pub guest: Guest,
+    pub guests: Vec<Guest>,
     pub board: Process,
+    /// The module's file
+    pub module: PathBuf,
     net: Net,
     lib: PathBuf,
     scratch: PathBuf,
@@ -80,31 +124,62 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Starts the board and boots the guest. `line` has further words for its kernel, `devices` for QEMU.
-    pub(crate) fn new(parts: &Parts, line: &str, devices: &[&str], reboots: bool) -> Result<World, String> {
+    /// Starts the board and boots the guests.
+    pub(crate) fn new(parts: &Parts, boot: &Boot) -> Result<World, String> {
         let scratch = parts.cache.join(format!("run-{}", std::process::id()));
-        std::fs::create_dir_all(&scratch).map_err(|e| format!("{}: {e}", scratch.display()))?;
-        let net = Net::new("board", MTU, 1)?;
+        let net = Net::new("board", MTU, boot.guests)?;
         let socket = scratch.join("board");
+        std::fs::create_dir_all(&scratch).map_err(|e| format!("{}: {e}", scratch.display()))?;
         let board = start_board(&net, parts, &socket)?;
-        let sockets: Vec<PathBuf> = (0..FUNCTIONS).map(|number| socket_of(&socket, number)).collect();
+        let lib = parts.dist.join("lib");
+        let (module, guests) = (parts.module.clone(), Vec::new());
+        let mut world = World { guests, board, module, net, lib, scratch, port: 20000, outputs: 0 };
+        for number in 0..boot.guests {
+            let sockets = (0..FUNCTIONS).filter(|function| function % boot.guests == number);
+            let sockets: Vec<_> = sockets.map(|function| socket_of(&socket, function)).collect();
+            let guest = world.boot(parts, boot, number, &sockets)?;
+            world.guests.push(guest);
+        }
+        Ok(world)
+    }
+
+    fn boot(&self, parts: &Parts, boot: &Boot, number: usize, sockets: &[PathBuf]) -> Result<Guest, String> {
+        let folder = self.scratch.join(format!("guest-{number}"));
+        std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
         let mut words = qemu::accelerator();
-        words.extend(devices.iter().map(|&word| word.to_owned()));
-        words.extend(qemu::vfio_user_devices(MEMORY, &sockets));
-        let module = parts.module.display();
+        words.extend(boot.devices.iter().map(|&word| word.to_owned()));
+        words.extend(qemu::vfio_user_devices(MEMORY, sockets));
+        let (module, functions) = (parts.module.display(), sockets.len());
         let machine = Machine {
             kernel: &parts.kernel,
             qemu: &parts.qemu,
             devices: words,
             memory: MEMORY,
-            line,
-            setup: &format!("MODULE='{module}' FUNCTIONS={FUNCTIONS}\n{SETUP}"),
+            line: boot.line,
+            setup: &format!("MODULE='{module}' FUNCTIONS={functions}\n{SETUP}"),
             mtu: MTU,
-            reboots,
-            number: 0,
+            reboots: boot.reboots,
+            number,
         };
-        let guest = Guest::boot(&machine, &net, &scratch)?;
-        Ok(World { guest, board, net, lib: parts.dist.join("lib"), scratch, port: 20000, outputs: 0 })
+        Guest::boot(&machine, &self.net, &folder)
+    }
+
+    /// Has the first guest reboot, at once, and waits until it is up again.
+    pub(crate) fn reboot(&mut self) -> Result<(), String> {
+        let guest = &mut self.guests[0];
+        let ready = guest.shared("ready");
+        std::fs::remove_file(&ready).map_err(|e| format!("{}: {e}", ready.display()))?;
+        let job = guest.script("busybox reboot -f\n")?;
+        let up = guest.await_ready();
+        /* it ended with the guest */
+        std::mem::forget(job);
+        up
+    }
+
+    /// The guest that has a function, and the function's number there.
+    fn guest_of(&self, function: usize) -> (usize, usize) {
+        let guests = self.guests.len();
+        (function % guests, function / guests)
     }
 
     /// A TCP port that no case used before.
@@ -114,16 +189,17 @@ impl World {
     }
 
     /// Where `client` finds programs of `server`.
-    pub(crate) fn address(server: Place, client: Place) -> &'static str {
-        match (server, client) {
-            (Place::Board(_), Place::Board(_)) | (Place::Host, Place::Host) => "127.0.0.1",
-            (Place::Board(_), Place::Host) => ADDRESSES[1],
-            (Place::Host, Place::Board(_)) => ADDRESSES[0],
-        }
+    pub(crate) fn address(&self, server: Place, client: Place) -> &'static str {
+        let host = |place| match place {
+            Place::Board(function) => self.guest_of(function).0 + 1,
+            Place::Host => 0,
+        };
+        if host(server) == host(client) { "127.0.0.1" } else { ADDRESSES[host(server)] }
     }
 
-    /// What a program in the guest is started with, to be on a function of the board.
-    pub(crate) fn on_board(&self, number: usize) -> [String; 4] {
+    /// What a program in a guest is started with, to be on a function of the board.
+    pub(crate) fn on_board(&self, function: usize) -> [String; 4] {
+        let number = self.guest_of(function).1;
         let lib = self.lib.display();
         [
             "env".to_owned(),
@@ -138,7 +214,8 @@ impl World {
         if let Place::Board(number) = place {
             let on = self.on_board(number);
             let words: Vec<&str> = on.iter().map(String::as_str).chain(words.iter().copied()).collect();
-            return Ok(Program::There(self.guest.start(&words, Found::Tcp(port))?));
+            let guest = self.guest_of(number).0;
+            return Ok(Program::There(self.guests[guest].start(&words, Found::Tcp(port))?));
         }
         let mut command = self.net.command(words[0]);
         command.args(&words[1..]).current_dir(&self.scratch);
@@ -149,21 +226,31 @@ impl World {
         Ok(Program::Here(Process::start(command, file)?, Found::Tcp(port)))
     }
 
-    /// Runs a script in the guest to its end, and gives what it wrote. An error: it failed, or did not end in
-    /// time.
+    /// Runs a script in the first guest to its end, and gives what it wrote. An error: it failed, or did not
+    /// end in time.
     pub(crate) fn run(&mut self, script: &str, limit: Duration) -> Result<String, String> {
-        let mut job = Program::There(self.guest.script(script)?);
-        match job.wait_until(Instant::now() + limit) {
-            Some(true) => Ok(job.output()),
-            Some(false) => Err(job.output()),
-            None => Err(format!("does not end in {} s\n{}", limit.as_secs(), tail(&job.output()))),
+        let guest = &mut self.guests[0];
+        let mut job = Program::There(guest.script(script)?);
+        let deadline = Instant::now() + limit;
+        while job.wait_until(deadline.min(Instant::now() + LOOK)).is_none() {
+            if guest.qemu().ended().is_some() {
+                return Err(format!(
+                    "the guest has ended\n{}\n{}",
+                    tail(&job.output()),
+                    tail(&guest.console())
+                ));
+            }
+            if Instant::now() > deadline {
+                return Err(format!("does not end in {} s\n{}", limit.as_secs(), tail(&job.output())));
+            }
         }
+        if job.ended() == Some(true) { Ok(job.output()) } else { Err(job.output()) }
     }
 }
 
 impl Drop for World {
     fn drop(&mut self) {
-        self.guest.stop();
+        self.guests.iter_mut().for_each(Guest::stop);
         self.board.kill();
         let _ = std::fs::remove_dir_all(&self.scratch);
     }

@@ -1,0 +1,243 @@
+# Judges of the module, run in the guest as root. The host sets ON0 and ON1 (words that put a program on a
+# function), SELF (the program whose `inside` is for the guest), MODULE, and names a judge in the last line.
+sys=/sys/class/starverbs
+driver=/sys/bus/pci/drivers/starverbs
+loaders=() # numbers of processes
+# What a kernel says when something is wrong with it, or with its memory.
+wrong='BUG|WARNING:|Oops|Call Trace|Bad (page|rss)|refcount_t|INFO: (task|rcu)|Redzone|Poison|Object padding'
+
+fail() {
+    echo "FAILED: $*"
+    tail -n 3 /tmp/load.* /tmp/traffic.* 2>/dev/null
+    dmesg | tail -n 12
+    ((${#loaders[@]} == 0)) || kill -KILL "${loaders[@]}"
+    exit 1
+}
+
+# Until a command succeeds, so many seconds.
+await() {
+    local deadline=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        ((SECONDS < deadline)) || return 1
+        sleep 0.1
+    done
+}
+
+# The PCI address of a function.
+pci() { basename "$(readlink -f $sys/star"$1"/device)"; }
+
+listens() { grep -q ":$(printf %04X "$1") 0*:0000 0A" /proc/net/tcp /proc/net/tcp6; }
+has_ended() { ! kill -0 "$1" 2>/dev/null; }
+has_moved() { (($(<"$1") > $2)); }
+
+has_devices() { [[ -e /dev/star0 && -e /dev/star1 ]] && chmod 666 /dev/star0 /dev/star1; }
+
+# What programs have pinned for long.
+pinned() {
+    awk '$1 == "nr_foll_pin_acquired" { got = $2 } $1 == "nr_foll_pin_released" { given = $2 }
+         END { print got - given }' /proc/vmstat
+}
+
+is_clean() {
+    local file
+    for file in $sys/star*/contexts; do
+        [[ ! -e $file || $(<"$file") == 0 ]] || return 1
+    done
+    [[ $(pinned) == 0 ]] && [[ ! -e /sys/module/starverbs/refcnt || $(</sys/module/starverbs/refcnt) == 0 ]]
+}
+
+# Nothing is left of any program, and the kernel complains of nothing.
+clean() {
+    await 30 is_clean || fail "left over: contexts $(cat $sys/star*/contexts), pages pinned $(pinned)," \
+        "references $(</sys/module/starverbs/refcnt)"
+    if dmesg | grep -Eq "$wrong"; then
+        dmesg | grep -E -A 12 "$wrong" | head -n 40
+        fail "the kernel complains"
+    fi
+}
+
+# Programs of the library on both functions, which check what arrives.
+traffic() {
+    local words=(ibv_rc_pingpong -g 0 -c -n 100 -d star0 -p 19000)
+    # shellcheck disable=SC2086
+    timeout 120 $ON0 "${words[@]}" >/tmp/traffic.server 2>&1 &
+    local server=$!
+    await 30 listens 19000 || fail "no server"
+    # shellcheck disable=SC2086
+    timeout 120 $ON1 "${words[@]}" 127.0.0.1 >/tmp/traffic.client 2>&1 || fail "the client of a ping-pong"
+    wait $server || fail "the server of a ping-pong"
+}
+
+# Begins traffic of the library between both functions, and of raw programs on each, without end. Afterwards
+# loaders[0] and [2] are on the first function.
+load() {
+    local words=(ib_send_bw -x 0 -d star0 -p 19100 -D 3000) writes
+    writes=$(<$sys/star1/counters/dma_writes)
+    # shellcheck disable=SC2086
+    $ON0 "${words[@]}" >/tmp/load.server 2>&1 &
+    loaders=($!)
+    await 30 listens 19100 || fail "no server for the load"
+    # shellcheck disable=SC2086
+    $ON1 "${words[@]}" 127.0.0.1 >/tmp/load.client 2>&1 &
+    loaders+=($!)
+    for number in 0 1; do
+        "$SELF" inside load /dev/star$number >/tmp/load.raw$number 2>&1 &
+        loaders+=($!)
+    done
+    await 60 has_moved $sys/star1/counters/dma_writes $((writes + 500)) || fail "no load"
+    for number in 0 1; do
+        (($(<$sys/star$number/contexts) == 2)) || fail "not every program of the load has a context"
+    done
+}
+
+# Programs on the first function end with an error, by themselves; the raw one on the second goes on.
+first_ends() {
+    for number in 0 2; do
+        await 60 has_ended "${loaders[number]}" || fail "a program goes on without its board: $number"
+        wait "${loaders[number]}" && fail "a program took the end of its board for success: $number"
+    done
+    ! has_ended "${loaders[3]}" || fail "a program on the other function has ended"
+}
+
+end_load() {
+    kill -KILL "${loaders[@]}" 2>/dev/null
+    wait "${loaders[@]}" 2>/dev/null
+    loaders=()
+}
+
+judge_loads() {
+    for number in {1..100}; do
+        busybox rmmod starverbs || fail "rmmod $number"
+        [[ ! -e /dev/star0 ]] || fail "a device without a module"
+        busybox insmod "$MODULE" || fail "insmod $number"
+        await 10 has_devices || fail "no devices after insmod $number"
+    done
+    clean
+    traffic
+    clean
+    echo "100 times"
+}
+
+judge_unload_under_load() {
+    load
+    for _ in {1..20}; do
+        ! busybox rmmod starverbs 2>/dev/null || fail "it was unloaded"
+        sleep 0.05
+    done
+    end_load
+    clean
+    busybox rmmod starverbs || fail "rmmod"
+    busybox insmod "$MODULE" || fail "insmod"
+    await 10 has_devices || fail "no devices"
+    traffic
+    clean
+    echo "refused 20 times"
+}
+
+judge_opens() {
+    local most
+    most=$("$SELF" inside fill /dev/star0) || fail "$most"
+    clean
+    "$SELF" inside opens /dev/star0 "$COUNT" "$SEED" || fail "opens"
+    clean
+    [[ $("$SELF" inside fill /dev/star0) == "$most" ]] || fail "contexts are lost"
+    clean
+    traffic
+    clean
+    echo "$most contexts before and after"
+}
+
+judge_flr() {
+    for _ in {1..5}; do
+        load
+        echo 1 >"$sys/star0/device/reset" || fail "no reset"
+        first_ends
+        end_load
+        clean
+        traffic
+    done
+    clean
+    echo "5 times"
+}
+
+judge_unbind() {
+    local address
+    for _ in {1..5}; do
+        load
+        address=$(pci 0)
+        echo "$address" >$driver/unbind || fail "unbind"
+        first_ends
+        [[ ! -e /dev/star0 ]] || fail "a device without a driver"
+        end_load
+        clean
+        echo "$address" >$driver/bind || fail "bind"
+        await 10 has_devices || fail "no devices"
+        traffic
+    done
+    load
+    echo 1 >"$sys/star0/device/remove"
+    first_ends
+    end_load
+    clean
+    echo 1 >/sys/bus/pci/rescan
+    await 10 has_devices || fail "no devices after a rescan"
+    traffic
+    clean
+    echo "5 times, and the device removed"
+}
+
+# As nobody, with the memory that a user may pin by default.
+judge_doors() {
+    (
+        ulimit -l 8192
+        exec setpriv --reuid 65534 --regid 65534 --clear-groups "$SELF" inside doors /dev/star0 "$SEED"
+    ) || fail "a door is open"
+    clean
+    traffic
+    clean
+}
+
+# EXPECT is what becomes of memory that the board was not given.
+judge_wild() {
+    local address folder said
+    address=$(pci 1)
+    folder=/sys/bus/pci/devices/$address
+    echo "$address" >$driver/unbind || fail "unbind"
+    said=$("$SELF" inside wild "$folder" $((0x10000000))) || fail "$said"
+    [[ $said == "$EXPECT" ]] || fail "what the board said: $said"
+    echo 0 >"$folder/enable"
+    echo "$address" >$driver/bind || fail "bind"
+    await 10 has_devices || fail "no devices"
+    traffic
+    clean
+    echo "$said"
+}
+
+# Until the host has done what it does: the load goes on in the background.
+judge_begin() {
+    load
+    disown -a
+    echo "${loaders[@]}" >/tmp/loaders
+}
+
+# The board's process is gone, and with it both functions.
+judge_without_a_board() {
+    local number
+    read -ra loaders </tmp/loaders
+    for number in "${loaders[@]}"; do
+        await 120 has_ended "$number" || fail "a program goes on without its board: $number"
+    done
+    clean
+    ! "$SELF" inside fill /dev/star0 >/dev/null || fail "a context on a board that is gone"
+    [[ $(<$sys/star0/state) == broken ]] || fail "state $(<$sys/star0/state)"
+    busybox rmmod starverbs || fail "rmmod"
+    busybox insmod "$MODULE" || fail "insmod"
+    clean
+    echo "all ended"
+}
+
+judge_traffic() {
+    traffic
+    clean
+}

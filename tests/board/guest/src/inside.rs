@@ -1,0 +1,101 @@
+//! What runs in the guest: programs that use, or misuse, `/dev/starN` without a library. The host's run
+//! starts this same program there.
+
+mod doors;
+mod opens;
+mod pair;
+mod raw;
+mod victim;
+mod wild;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+use raw::Tested;
+
+/// A program for the guest.
+#[derive(Subcommand)]
+pub(crate) enum Inside {
+    /// Opens a device so many times, and kills who has it in the middle of what it does
+    Opens {
+        /// The device
+        device: PathBuf,
+        /// How many times
+        count: u32,
+        /// Of the moments
+        seed: u64,
+    },
+    /// Has as many contexts open as the board has, and says how many
+    Fill {
+        /// The device
+        device: PathBuf,
+    },
+    /// Tries every door to what is another process's
+    Doors {
+        /// The device
+        device: PathBuf,
+        /// Of the random ones
+        seed: u64,
+    },
+    /// Uses a device until it is killed, or the board has gone: a message, and memory that comes and goes
+    Load {
+        /// The device
+        device: PathBuf,
+    },
+    /// Has a board that no driver has work with memory that nobody has given it
+    Wild {
+        /// Its folder in /sys/bus/pci/devices
+        folder: PathBuf,
+        /// An address of the guest's memory
+        address: u64,
+    },
+}
+
+/// Runs one.
+pub(crate) fn run(inside: &Inside) -> ExitCode {
+    let done = match inside {
+        Inside::Opens { device, count, seed } => opens::run(device, *count, *seed),
+        Inside::Fill { device } => opens::fill(device),
+        Inside::Doors { device, seed } => doors::run(device, *seed),
+        Inside::Load { device } => opens::load(device),
+        Inside::Wild { folder, address } => wild::run(folder, *address),
+    };
+    match done {
+        Ok(said) => {
+            println!("{said}");
+            ExitCode::SUCCESS
+        }
+        Err(reason) => {
+            println!("FAILED: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A reproducible row of numbers (xorshift64*).
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// Below `end`.
+    fn below(&mut self, end: u64) -> u64 {
+        (self.next() >> 16) % end
+    }
+}
+
+/// Fails with what `errno` is if it is none of `wanted`.
+fn expect_errno(what: &str, errno: i32, wanted: &[i32]) -> Tested {
+    if wanted.contains(&errno) { Ok(()) } else { Err(format!("{what}: errno {errno}, not {wanted:?}")) }
+}

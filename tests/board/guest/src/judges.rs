@@ -1,0 +1,139 @@
+//! Judges of the kernel module: whether it survives, and what it leaves behind, whatever happens to it, its
+//! board and its programs. Most are functions of judges.sh, which runs in the guest.
+
+use std::time::Duration;
+
+use crate::cases::{self, Pair};
+use crate::report::Report;
+use crate::world::{Boot, Parts, World};
+
+const SCRIPT: &str = include_str!("../judges.sh");
+/// How long a judge may take: emulation is slow.
+const LIMIT: Duration = Duration::from_secs(900);
+/// Opens that are killed.
+const OPENS: u32 = 1000;
+/// The kernel checks what is allocated and freed: red zones, poison, double frees, who uses what is freed.
+const CHECKED: &str = "slub_debug=FZPU page_poison=1";
+const IOMMU: &str = "intel_iommu=on iommu.strict=1";
+
+/// A judge: its title, and what it does.
+struct Judge {
+    title: &'static str,
+    act: Act,
+}
+
+enum Act {
+    /// A function of judges.sh
+    Script(&'static str),
+    /// The board's process is killed under load; last of its guest
+    KillBoard,
+    /// The guest reboots under load
+    Reboot,
+    /// Programs
+    Pair(Box<Pair>),
+}
+
+/// A boot, and who judges there.
+struct Round {
+    boot: Boot,
+    judges: Vec<Judge>,
+}
+
+fn script(title: &'static str, name: &'static str) -> Judge {
+    Judge { title, act: Act::Script(name) }
+}
+
+fn rounds() -> Vec<Round> {
+    let plain = vec![
+        script("the module is loaded and unloaded 100 times", "loads"),
+        script("it is unloaded under load", "unload_under_load"),
+        script("1,000 opens, killed", "opens"),
+        script("FLR under load", "flr"),
+        script("the driver is unbound under load, the device removed", "unbind"),
+        script("a hostile process", "doors"),
+        script("a board on its own reaches all memory, without an IOMMU", "wild"),
+        Judge { title: "the guest reboots under load", act: Act::Reboot },
+        Judge { title: "the board's process is killed under load", act: Act::KillBoard },
+    ];
+    let iommu = vec![
+        script("intel-iommu: a ping-pong", "traffic"),
+        script("intel-iommu: a board on its own reaches nothing", "wild"),
+        script("intel-iommu: a hostile process", "doors"),
+        script("intel-iommu: opens, killed", "opens"),
+        script("intel-iommu: FLR under load", "flr"),
+        script("intel-iommu: the driver is unbound under load, the device removed", "unbind"),
+    ];
+    let between = cases::between_guests().into_iter();
+    let between = between.map(|pair| Judge { title: "two guests", act: Act::Pair(Box::new(pair)) });
+    vec![
+        Round { boot: Boot { line: CHECKED, reboots: true, ..Boot::default() }, judges: plain },
+        Round {
+            boot: Boot {
+                line: IOMMU,
+                devices: &["-device", "intel-iommu,caching-mode=on"],
+                ..Boot::default()
+            },
+            judges: iommu,
+        },
+        Round { boot: Boot { guests: 2, ..Boot::default() }, judges: between.collect() },
+    ]
+}
+
+/// Runs those whose title is wanted, each round in guests of its own.
+pub(crate) fn run(
+    parts: &Parts,
+    report: &mut Report,
+    seed: u64,
+    wanted: impl Fn(&str) -> bool,
+) -> Result<(), String> {
+    for Round { boot, judges } in rounds() {
+        let judges: Vec<_> = judges.into_iter().filter(|judge| wanted(&judge.title())).collect();
+        if judges.is_empty() {
+            continue;
+        }
+        let mut world = report.boot(parts, &boot)?;
+        for judge in judges {
+            report.add(&judge.title(), judge.run(&mut world, &boot, seed));
+        }
+    }
+    Ok(())
+}
+
+impl Judge {
+    fn title(&self) -> String {
+        match &self.act {
+            Act::Pair(pair) => format!("{}: {}", self.title, pair.title()),
+            _ => self.title.to_owned(),
+        }
+    }
+
+    fn run(&self, world: &mut World, boot: &Boot, seed: u64) -> Result<String, String> {
+        let expect = if boot.devices.is_empty() { "reached" } else { "refused 14" };
+        let judge = |world: &mut World, name: &str| {
+            let [first, second] = [0, 1].map(|number| world.on_board(number).join(" "));
+            let program = std::env::current_exe().map_err(|e| e.to_string())?;
+            let head = format!(
+                "ON0='{first}' ON1='{second}' SELF='{}' MODULE='{}' SEED={seed} COUNT={OPENS} \
+                 EXPECT='{expect}'",
+                program.display(),
+                world.module.display(),
+            );
+            let said = world.run(&format!("{head}\n{SCRIPT}\njudge_{name}\n"), LIMIT)?;
+            Ok(said.lines().last().unwrap_or_default().to_owned())
+        };
+        match &self.act {
+            Act::Script(name) => judge(world, name),
+            Act::Pair(pair) => pair.check(world),
+            Act::KillBoard => {
+                judge(world, "begin")?;
+                world.board.kill();
+                judge(world, "without_a_board")
+            }
+            Act::Reboot => {
+                judge(world, "begin")?;
+                world.reboot()?;
+                judge(world, "traffic")
+            }
+        }
+    }
+}
