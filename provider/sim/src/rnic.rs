@@ -5,7 +5,8 @@
 //! - [`Params`]: what everything is like, from `params.toml`, each number with its source;
 //! - [`run()`]: one run, and what it showed;
 //! - [`Plan`]: an experiment as TOML, many runs;
-//! - [`Report`]: its figure as CSV, SVG and a table beside the paper's points.
+//! - [`Report`]: its figure as CSV, SVG and a table beside the paper's points;
+//! - [`Statements`]: the paper's sentences, judged by the figures.
 //!
 //! No figure has code of its own: what varies between them is in the plans. At the end of each run all that
 //! began must have ended, and every byte and doorbell be accounted for.
@@ -22,9 +23,11 @@ mod params;
 mod plan;
 mod report;
 mod run;
+mod statements;
 
 pub use events::{EventQueue, Picos};
 pub use params::{DEFAULT_PARAMS, Op, ParamError, Params, Settings, WorkloadKind};
-pub use plan::{Axis, Finished, Metric, PLANS, Plan, PlanError, Series};
+pub use plan::{Axis, Finished, Metric, PLANS, PaperPoint, Plan, PlanError, Series};
 pub use report::{Report, Row};
 pub use run::{Outcome, RunError, run};
+pub use statements::{PAPERS, Statement, Statements, Verdict};

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use starverbs_charts::{Lines, Series, lines};
-use starverbs_sim::rnic::{DEFAULT_PARAMS, PLANS, Plan, Report};
+use starverbs_sim::rnic::{DEFAULT_PARAMS, PAPERS, PLANS, Plan, Report, Statements};
 
 use crate::Failure;
 
@@ -48,7 +48,7 @@ fn chart(report: &Report) -> Lines {
         }
         if let Some(last) = series.last_mut() {
             last.points.push((row.x, row.here));
-            last.rings.extend(row.paper.map(|paper| (row.x, paper)));
+            last.rings.extend(row.paper.filter(|_| row.is_text).map(|paper| (row.x, paper)));
         }
     }
     Lines {
@@ -96,7 +96,7 @@ pub(crate) fn sim(args: &Args) -> Result<(), Failure> {
         eprintln!("{events} events in {seconds:.3} s, {:.2} M/s", events as f64 / seconds / 1e6);
     }
     if let Some(folder) = args.out.as_ref().filter(|_| args.figures == ["all"]) {
-        write_file(&folder.join("README.md"), &page(&reports))?;
+        write_pages(folder, &reports)?;
     }
     if args.json {
         let json = serde_json::to_string_pretty(&reports).map_err(|error| Failure::new(1, error))?;
@@ -155,22 +155,50 @@ fn carry_out(name: &str, plan: Plan, params: &str, threads: Option<usize>) -> Re
         .map_err(|error| Failure::new(1, format!("{name}: {error}")))
 }
 
-/// A page that shows all figures.
-fn page(reports: &[Report]) -> String {
-    let mut text = String::from(
-        "# Figures\n\nMade by `make figures` (`starverbs sim all --out docs/figures`); two runs give the \
-         same bytes. [../sim.md](../sim.md) says how the\n\
-         simulator works and what it takes from where. Rings in the pictures are the paper's \
-         points, read off its figures and text.\n",
-    );
-    for report in reports {
+/// A page for each paper, and one that leads to them.
+fn write_pages(folder: &Path, reports: &[Report]) -> Result<(), Failure> {
+    let mut index = String::from(INDEX);
+    for (name, title, statements) in PAPERS {
+        let (page, [hold, fail, unasked]) = page(name, title, statements, reports)?;
+        write_file(&folder.join(format!("{name}.md")), &page)?;
+        index.push_str(&format!("| [{title}]({name}.md) | {hold} | {fail} | {unasked} |\n"));
+    }
+    write_file(&folder.join("README.md"), &index)
+}
+
+const INDEX: &str = "# Figures
+
+Made by `make figures` (`starverbs sim all --out docs/figures`); two runs give the same bytes.
+[../sim.md](../sim.md) says how the simulator works and what it takes from where.
+
+The papers are judged by their sentences: each that claims something measurable is a row, and
+whether it holds is computed from the figures. Points of the papers in tables say where they are
+from: their *text*, or *derived* by a formula, which is no evidence. Rings in pictures are points of
+the text. Nothing was read off the papers' pictures.
+
+| paper | sentences that hold | that do not | not asked |
+|---|---|---|---|
+";
+
+/// A paper's page: its statements, its figures; and how many statements hold, do not, and are not asked.
+fn page(
+    name: &str,
+    title: &str,
+    statements: &str,
+    reports: &[Report],
+) -> Result<(String, [usize; 3]), Failure> {
+    let statements = Statements::read(statements).map_err(|error| Failure::new(1, error))?;
+    let (table, counts) = statements.table(reports);
+    let mut text = format!("# {title}\n\n## Statements\n\n{}\n\n{table}", statements.bounds.trim());
+    let own = |report: &&Report| report.name.split_once('-').is_some_and(|(paper, _)| paper == name);
+    for report in reports.iter().filter(own) {
         text.push_str(&format!("\n## {}\n\n![{}]({}.svg)\n\n", report.title, report.title, report.name));
         if report.rows.iter().any(|row| row.paper.is_some()) {
             text.push_str(&format!("{}\n", report.table()));
         }
         text.push_str(&format!("{}\n", report.note.trim()));
     }
-    text
+    Ok((text, counts))
 }
 
 fn read_file(path: &Path) -> Result<String, Failure> {
@@ -201,8 +229,9 @@ mod tests {
     #[test]
     fn the_page_of_figures_is_that_of_the_shipped_plans() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/figures");
-        let page = fs::read_to_string(folder.join("README.md")).unwrap();
         for (name, text) in PLANS {
+            let (paper, _) = name.split_once('-').unwrap();
+            let page = fs::read_to_string(folder.join(format!("{paper}.md"))).unwrap();
             let plan = read_plan(name, text).unwrap();
             let whole = page.contains(&format!("\n## {}\n", plan.title)) && page.contains(plan.note.trim());
             assert!(
@@ -210,6 +239,19 @@ mod tests {
                 "{name}: the page in docs/figures is older than the plan; `make figures` rewrites it"
             );
             assert!(folder.join(format!("{name}.svg")).exists(), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_pages_judge_each_statement() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/figures");
+        for (paper, _, text) in PAPERS {
+            let page = fs::read_to_string(folder.join(format!("{paper}.md"))).unwrap();
+            let all = Statements::read(text).unwrap().statement;
+            for statement in &all {
+                let row = format!("\n| {} | {} | ", statement.section, statement.text);
+                assert!(page.contains(&row), "{paper}.md is older than its statements: {}", statement.text);
+            }
         }
     }
 

@@ -19,8 +19,9 @@ macro_rules! plans {
 }
 
 plans! {
-    "csrna-1b" "csrna-rate" "csrna-7a" "csrna-7b" "csrna-7c" "csrna-8a" "csrna-8b" "csrna-8c"
-    "csrna-9a" "csrna-9b" "csrna-9c" "csrna-9d" "csrna-9e" "csrna-table1"
+    "csrna-1a" "csrna-1b" "csrna-1c" "csrna-rate" "csrna-7a" "csrna-7b" "csrna-7c"
+    "csrna-8a" "csrna-8b" "csrna-8c"
+    "csrna-9a" "csrna-9b" "csrna-9c" "csrna-9d" "csrna-9e" "csrna-table1" "csrna-formula2"
     "star-1" "star-10a" "star-10b" "star-11a" "star-11b" "star-12"
 }
 
@@ -91,9 +92,40 @@ pub struct Series {
     /// Connections that the card has; beyond, it carries nothing
     #[serde(default)]
     capacity: Option<u32>,
-    /// The paper's points: x, y
+    /// The paper's points
     #[serde(default)]
-    pub paper: Vec<(u32, f64)>,
+    pub paper: Vec<PaperPoint>,
+}
+
+/// A point that the paper has, and how that is known. Nothing is read off its pictures.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PaperPoint {
+    /// Where on the axis
+    pub x: u32,
+    /// What the paper has there
+    pub y: f64,
+    /// Where its text says so: section, and a few words
+    #[serde(default)]
+    pub text: Option<String>,
+    /// It does not: by which formula this follows from what it says. No evidence for the simulator
+    #[serde(default)]
+    pub derived: Option<String>,
+}
+
+impl PaperPoint {
+    /// Whether the paper's text says so.
+    pub fn is_text(&self) -> bool {
+        self.text.is_some()
+    }
+
+    /// Where it is from, as tables have it.
+    pub fn source(&self) -> String {
+        match (&self.text, &self.derived) {
+            (Some(text), _) => format!("text: {text}"),
+            (None, derived) => format!("derived: {}", derived.as_deref().unwrap_or_default()),
+        }
+    }
 }
 
 /// Why a plan has no result.
@@ -145,11 +177,15 @@ impl Plan {
         let plan: Plan = toml::from_str(text).map_err(Box::new)?;
         let on_axis = |x: &u32| plan.x.values.contains(x);
         for series in &plan.series {
-            if let Some((x, _)) = series.paper.iter().find(|(x, _)| !on_axis(x)) {
-                return Err(PlanError::Plan(format!(
-                    "{}: the paper's point {x} is not on the axis",
-                    series.name
-                )));
+            for point in &series.paper {
+                let (name, x) = (&series.name, point.x);
+                if !on_axis(&x) {
+                    return Err(PlanError::Plan(format!("{name}: the paper's point {x} is not on the axis")));
+                }
+                if point.text.is_some() == point.derived.is_some() {
+                    let what = "says neither or both of `text` and `derived`";
+                    return Err(PlanError::Plan(format!("{name}: the paper's point {x} {what}")));
+                }
             }
         }
         let known = |name: &String| plan.series.iter().any(|series| series.name == *name);

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::plan::{Finished, Metric};
+use super::plan::{Finished, Metric, PaperPoint};
 use super::run::Outcome;
 
 /// One point.
@@ -22,6 +22,12 @@ pub struct Row {
     /// `here / paper`
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio: Option<f64>,
+    /// Where the paper's point is from
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// Whether that is the paper's text
+    #[serde(skip)]
+    pub is_text: bool,
 }
 
 /// A figure.
@@ -53,9 +59,17 @@ impl Report {
         let mut rows = Vec::new();
         for (series, values) in plan.series.iter().zip(&finished.values) {
             for (&x, &here) in plan.x.values.iter().zip(values) {
-                let paper = series.paper.iter().find(|point| point.0 == x).map(|point| point.1);
-                let ratio = paper.filter(|paper| *paper > 0.0).map(|paper| here / paper);
-                rows.push(Row { series: series.name.clone(), x, here, paper, ratio });
+                let point = series.paper.iter().find(|point| point.x == x);
+                let paper = point.map(|point| point.y);
+                rows.push(Row {
+                    series: series.name.clone(),
+                    x,
+                    here,
+                    paper,
+                    ratio: paper.filter(|paper| *paper > 0.0).map(|paper| here / paper),
+                    source: point.map(PaperPoint::source),
+                    is_text: point.is_some_and(PaperPoint::is_text),
+                });
             }
         }
         let relative = plan.relative_to.as_deref().zip(plan.x.values.last());
@@ -90,7 +104,7 @@ impl Report {
         );
         for (row, outcome) in self.rows.iter().zip(&self.details) {
             let optional = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.4}"));
-            let Row { series, x, here, paper, ratio } = row;
+            let Row { series, x, here, paper, ratio, .. } = row;
             let _ = write!(text, "\"{series}\",{x},{here:.4},{},{}", optional(*paper), optional(*ratio));
             match outcome {
                 Some(outcome) => csv_details(&mut text, outcome),
@@ -103,14 +117,26 @@ impl Report {
 
     /// Those points that the paper has, as a Markdown table.
     pub fn table(&self) -> String {
-        let mut text = format!("| series | {} | paper | here | ratio |\n|---|---|---|---|---|\n", self.x);
-        for Row { series, x, here, paper, ratio } in &self.rows {
-            if let Some(paper) = paper {
+        let mut text =
+            format!("| series | {} | paper | here | ratio | from |\n|---|---|---|---|---|---|\n", self.x);
+        for Row { series, x, here, paper, ratio, source, .. } in &self.rows {
+            if let (Some(paper), Some(source)) = (paper, source) {
                 let ratio = ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
-                let _ = writeln!(text, "| {series} | {x} | {} | {} | {ratio} |", short(*paper), short(*here));
+                let (paper, here) = (short(*paper), short(*here));
+                let _ = writeln!(text, "| {series} | {x} | {paper} | {here} | {ratio} | {source} |");
             }
         }
         text
+    }
+
+    /// What is drawn of a series at x.
+    pub fn value(&self, series: &str, x: u32) -> Option<f64> {
+        self.rows.iter().find(|row| row.series == series && row.x == x).map(|row| row.here)
+    }
+
+    /// All that is drawn of a series.
+    pub fn values(&self, series: &str) -> impl Iterator<Item = f64> {
+        self.rows.iter().filter(move |row| row.series == series).map(|row| row.here)
     }
 
     /// Events of all runs.
@@ -138,7 +164,7 @@ fn csv_details(text: &mut String, outcome: &Outcome) {
 }
 
 /// Three significant digits.
-fn short(value: f64) -> String {
+pub(super) fn short(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
         v if v >= 100.0 => format!("{value:.0}"),

@@ -3,7 +3,8 @@
 use std::ops::ControlFlow;
 
 use starverbs_sim::rnic::{
-    DEFAULT_PARAMS, Metric, Outcome, PLANS, Params, Plan, PlanError, Report, RunError, Settings, run,
+    DEFAULT_PARAMS, Metric, Outcome, PAPERS, PLANS, Params, Plan, PlanError, Report, RunError, Settings,
+    Statements, Verdict, run,
 };
 
 fn outcome(settings: &[(&str, toml::Value)]) -> Outcome {
@@ -129,6 +130,7 @@ fn shipped_plans_are_sound() {
             let finished = plan.carry_out(DEFAULT_PARAMS, 1, |_| ControlFlow::Continue(())).unwrap();
             for row in Report::new(name, &finished).rows {
                 assert!(row.ratio.is_none_or(|ratio| (0.95..1.05).contains(&ratio)), "{row:?}");
+                assert!(row.source.is_some() == row.paper.is_some(), "{row:?}");
             }
         } else {
             // its models and settings are known; nothing is run
@@ -137,6 +139,66 @@ fn shipped_plans_are_sound() {
         }
     }
     assert!(Plan::read("title = 'x'").is_err());
+}
+
+#[test]
+fn shipped_statements_ask_for_what_the_plans_draw() {
+    let plans: Vec<(&str, Plan)> =
+        PLANS.iter().map(|(name, text)| (*name, Plan::read(text).unwrap())).collect();
+    for (name, _, text) in PAPERS {
+        let statements = Statements::read(text).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(statements.unknown(&plans), None, "{name}");
+        assert!(statements.statement.len() > 10, "{name}");
+    }
+}
+
+const SAID: &str = r#"
+    bounds = "none"
+    [[statement]]
+    section = "1"
+    text = "a falls"
+    check = [{ what = "ratio", of = [["small", "a", 400]], over = [["small", "a", 10]], at_most = 0.8 }]
+    [[statement]]
+    section = "2"
+    text = "a does not"
+    [[statement.check]]
+    what = "less"
+    of = [["small", "a", "last"]]
+    less = ["small", "a", "greatest"]
+    at_least = 0.0
+    [[statement]]
+    section = "3"
+    text = "nobody knows"
+    unasked = "why"
+"#;
+
+#[test]
+fn whether_a_statement_holds_is_computed() {
+    let plan = Plan::read(SMALL).unwrap();
+    let finished = plan.carry_out(DEFAULT_PARAMS, 1, |_| ControlFlow::Continue(())).unwrap();
+    let reports = [Report::new("small", &finished)];
+    let (a, statements) = (|x| reports[0].value("a", x).unwrap(), Statements::read(SAID).unwrap());
+    let verdicts: Vec<Verdict> =
+        statements.statement.iter().map(|statement| statement.judge(&reports).unwrap()).collect();
+    assert_eq!(verdicts[0], Verdict::Asked { values: vec![a(400) / a(10)], holds: true });
+    assert_eq!(verdicts[1], Verdict::Asked { values: vec![a(1000) - a(10)], holds: false });
+    assert_eq!(verdicts[2], Verdict::Unasked);
+    let (table, counts) = statements.table(&reports);
+    assert_eq!((counts, table.lines().count()), ([1, 1, 1], 5));
+    assert_eq!(statements.statement[0].judge(&[]), None, "its figure is not there");
+    let wrong = SAID.replace("unasked = \"why\"", "");
+    assert!(matches!(Statements::read(&wrong), Err(PlanError::Plan(_))), "neither asked nor unasked");
+}
+
+#[test]
+fn a_point_of_the_paper_says_where_it_is_from() {
+    let with = |point: &str| {
+        let text = SMALL.replace("paper = [{ x = 400, y = 70.0, text = \"1\" }]", point);
+        Plan::read(&text).map(|_| ())
+    };
+    assert!(with("paper = [{ x = 400, y = 70.0, derived = \"1 + 1\" }]").is_ok());
+    assert!(matches!(with("paper = [{ x = 400, y = 70.0 }]"), Err(PlanError::Plan(_))));
+    assert!(matches!(with("paper = [{ x = 401, y = 70.0, text = \"1\" }]"), Err(PlanError::Plan(_))));
 }
 
 const SMALL: &str = r#"
@@ -150,7 +212,7 @@ const SMALL: &str = r#"
     [[series]]
     name = "b"
     capacity = 500
-    paper = [[400, 70.0]]
+    paper = [{ x = 400, y = 70.0, text = "1" }]
 "#;
 
 #[test]
