@@ -19,7 +19,7 @@ FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuz
 # Parts of `make nightly`; those that this Makefile does not have are left out.
 NIGHTLY ?= apps interop conformance miri soak stress faults fuzz figures install-test aarch64
 
-.PHONY: help build library demo test apps nightly bench bench-loss bench-qpc bench-star bench-neighbours bench-local instructions conformance pyverbs figures interop stress soak faults kills install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
+.PHONY: help build library unit-tests demo test apps nightly bench bench-loss bench-qpc bench-star bench-neighbours bench-local instructions conformance pyverbs figures interop stress soak faults kills install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -63,6 +63,11 @@ library:
 	install -D -m 755 $(TARGET)/release/starverbs dist/bin/starverbs
 	install -D -m 644 include/infiniband/stardv.h dist/include/infiniband/stardv.h
 
+# Beside the library, whose links use one CPU.
+unit-tests:
+	if command -v cargo-nextest >/dev/null; then cargo nextest run --workspace --no-run; \
+	    else cargo test --workspace --no-run; fi
+
 demo:
 	@tools/scripts/packages.sh demo
 	@$(MAKE) --no-print-directory build
@@ -70,7 +75,7 @@ demo:
 
 test:
 	@tools/scripts/packages.sh test
-	@$(MAKE) --no-print-directory library
+	@$(MAKE) --no-print-directory -j2 library unit-tests
 	@tests/run.sh
 
 conformance:

@@ -195,6 +195,12 @@ impl<'a> SendProducer<'a> {
         pushed
     }
 
+    /// Where the next WQE will lie, for [`prefetch`](crate::prefetch).
+    #[inline]
+    pub fn next_slot(&self) -> *const u8 {
+        self.ring.send_slot_at(self.tail)
+    }
+
     /// Forgets what was pushed or begun since the lock was taken or something published.
     #[inline]
     pub fn abort(&mut self) {

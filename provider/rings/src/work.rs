@@ -259,6 +259,12 @@ impl WorkRings {
         unsafe { self.head.as_ref() }
     }
 
+    /// Where the two lines of 64 bytes lie at which a post looks first, for [`prefetch`](crate::prefetch).
+    #[inline]
+    pub fn post_lines(&self) -> *const u8 {
+        self.head.as_ptr().cast_const().cast()
+    }
+
     /// Slots of the send queue.
     pub fn send_slots(&self) -> u32 {
         self.head().send.slots()
@@ -391,7 +397,7 @@ impl WorkRings {
     pub(crate) fn send_slot(&self, index: u32) -> *const u8 {
         let head = self.head();
         head.send_watch.read(index & head.send.mask);
-        self.at(head.send_at as usize + head.send.offset(index))
+        self.send_slot_at(index)
     }
 
     /// First byte of the send slot that `index` falls on, to be written.
@@ -399,6 +405,13 @@ impl WorkRings {
     pub(crate) fn send_slot_mut(&self, index: u32) -> *mut u8 {
         let head = self.head();
         head.send_watch.write(index & head.send.mask);
+        self.send_slot_at(index)
+    }
+
+    /// First byte of that slot, neither to be read nor to be written.
+    #[inline]
+    pub(crate) fn send_slot_at(&self, index: u32) -> *mut u8 {
+        let head = self.head();
         self.at(head.send_at as usize + head.send.offset(index))
     }
 

@@ -243,7 +243,7 @@ impl<E: CardEnv> Turn<'_, E> {
     #[inline]
     pub(crate) fn expect_stateful(&self, qpn: Qpn) {
         if let Some(end) = stateful(self.nic, qpn) {
-            self.nic.expect_frame(self.env, qpn);
+            self.nic.expect(self.env, qpn);
             self.env.prefetch(end);
         }
     }

@@ -146,7 +146,7 @@ impl<E: Host> Ends<E> {
     }
 
     /// Packets for this QPN come behind others that are handled first: what they use may be fetched meanwhile
-    /// (csRNA's prefetch, as [`Nic::expect_frame`]).
+    /// (csRNA's prefetch, as [`Nic::expect`]).
     #[inline]
     pub fn expect(&self, turn: &Turn<'_, E>, side: Side, qpn: Qpn) {
         match side {

@@ -20,7 +20,7 @@ use crate::events::Event;
 use crate::info::{MAX_INLINE, MAX_SGE};
 use crate::log::log;
 use crate::pd::Pd;
-use crate::post::{RecvPoster, SendPoster};
+use crate::post::{PostLines, RecvPoster, SendPoster};
 use crate::srq::Srq;
 use crate::star::{StarInfo, wish_of};
 use crate::wr::SendBatch;
@@ -76,7 +76,7 @@ pub type QpAttr = card_qp::QpAttr<AhAttr>;
 
 /// A queue pair. Clones are the same QP.
 #[derive(Clone)]
-pub struct Qp(Arc<QpInner>);
+pub struct Qp(Arc<QpInner>, PostLines);
 
 /// The wish of a queue pair that was made without StaR, and has none later.
 const NO_WISH: u8 = u8::MAX;
@@ -149,7 +149,7 @@ impl Qp {
         for cq in [init.send_cq, init.recv_cq] {
             cq.0.users.fetch_add(1, Ordering::AcqRel);
         }
-        Qp(Arc::new(QpInner {
+        Qp::of(Arc::new(QpInner {
             qpn,
             qp_type: init.qp_type,
             state: AtomicU8::new(QpState::Reset as u8),
@@ -162,6 +162,11 @@ impl Qp {
             _srq: init.srq.cloned(),
             cookie: init.cookie,
         }))
+    }
+
+    fn of(inner: Arc<QpInner>) -> Qp {
+        let lines = PostLines::new(&inner.rings);
+        Qp(inner, lines)
     }
 
     /// The protection domain that it was made in; for a receiving XRC QP what stands for its XRC domain.
@@ -314,13 +319,14 @@ impl Qp {
     }
 
     pub(crate) fn upgrade(weak: &Weak<QpInner>) -> Option<Qp> {
-        weak.upgrade().map(Qp)
+        weak.upgrade().map(Qp::of)
     }
 
     /// Locks the send queue for posting.
     #[inline]
     pub fn post_send(&self) -> SendPoster<'_> {
-        SendPoster::new(&self.0)
+        self.1.fetch();
+        SendPoster::new(&self.0, &self.1)
     }
 
     /// Locks the send queue for work requests that are built in place: `ibv_wr_start`. `ops` are the

@@ -38,13 +38,23 @@ impl<E: Env> Nic<E> {
         qp.qp_type.is_reliable() && qp.state == QpState::Rts && is_small(&qp.sq, next)
     }
 
-    /// A frame for `qpn` lies behind others that are handled first: the first of two passes over a batch of
-    /// frames has the host fetch the contexts that the second one uses (csRNA's prefetch, 4.5, where the
+    /// A frame or doorbell of `qpn` waits behind others that are handled first: the first of two passes over
+    /// a batch has the host fetch the contexts that the second one uses (csRNA's prefetch, 4.5, where the
     /// chip's memory is the CPU's cache).
     #[inline]
-    pub fn expect_frame(&self, env: &E, qpn: Qpn) {
+    pub fn expect(&self, env: &E, qpn: Qpn) {
         if let Some(qp) = self.qps.get(qpn) {
             env.prefetch(qp);
+        }
+    }
+
+    /// A doorbell of `qpn`, whose context was fetched, is handled soon: what lies behind the context.
+    #[inline]
+    pub fn expect_requests(&self, env: &E, qpn: Qpn) {
+        if let Some(qp) = self.qps.get(qpn)
+            && let Some(track) = qp.req.track.get(qp.req.slot(qp.req.next))
+        {
+            env.prefetch(track);
         }
     }
 

@@ -4,9 +4,10 @@ use super::{Ctx, Quiesce, Step, Track};
 use crate::env::{Env, SendQueue};
 use crate::nic::path::{PACKET_OVERHEAD, PathId};
 use crate::room::Room;
-use crate::types::{Psn, QpState, QpType, Seg, SendFlags, SendOp, SendWqe, Sge, WcStatus};
+use crate::types::{Psn, QPN_MASK, QpState, QpType, Seg, SendFlags, SendOp, SendWqe, Sge, WcStatus};
 use crate::wire::PKEY_DEFAULT;
 use crate::wire::builder::HeaderBuf;
+use crate::wire::headers::Reth;
 use crate::wire::opcode::{code, request_code};
 
 /// A READ is asked for in pieces of at most this, so that its answers do not flood our own socket.
@@ -140,15 +141,15 @@ impl<E: Env> Ctx<'_, E> {
         let mut header = HeaderBuf::bth(code, peer, psn, ask, solicited, pad, PKEY_DEFAULT)
             .repeats(self.qp.flags.advertises);
         if self.qp.qp_type.is_xrc() {
-            header = header.xrceth(wqe.remote_qpn);
+            header.append(&(wqe.remote_qpn & QPN_MASK).to_be_bytes());
         }
         if first && matches!(wqe.op, SendOp::Write | SendOp::WriteImm) {
-            header = header.reth(wqe.remote_addr, wqe.rkey, wqe.length);
+            header.append(&Reth::new(wqe.remote_addr, wqe.rkey, wqe.length));
         }
         if last && wqe.op.has_imm() {
-            header = header.imm(wqe.imm);
+            header.append(&wqe.imm.to_ne_bytes());
         } else if last && wqe.op == SendOp::SendInv {
-            header = header.ieth(wqe.imm);
+            header.append(&wqe.imm.to_be_bytes());
         }
         /* A UC send completes before the port is flushed, so its payload must be copied now. */
         self.env.send_frame(&self.qp.attr.av, &header, &self.sh.segs, pad, unreliable);

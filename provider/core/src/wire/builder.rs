@@ -110,6 +110,12 @@ impl HeaderBuf {
         self.push(&Deth::new(qkey, src_qp));
         self
     }
+    /// Adds any header in place: where that depends on something, what the methods above return would be
+    /// copied.
+    #[inline]
+    pub fn append<H: IntoBytes + Immutable>(&mut self, header: &H) {
+        self.push(header);
+    }
     /// Adds the 16 reserved bytes of a CNP.
     #[inline]
     #[must_use]

@@ -48,7 +48,9 @@ impl Shard {
     /// that is.
     #[inline]
     pub(super) fn defer(&mut self, qpn: Qpn, may_sleep: bool) -> When {
-        let backlog = if self.env.channels.is_crowded() {
+        /* of local connections all is fetched when they are rung */
+        let local = self.env.channels.is_crowded();
+        let backlog = if local {
             if self.deferred.is_full() {
                 self.ring_deferred_local();
             }
@@ -60,12 +62,21 @@ impl Shard {
             }
         };
         let when = backlog.when(may_sleep);
-        if when == When::Now || !self.deferred.add(qpn) { When::Now } else { when }
+        if when == When::Now || !self.deferred.add(qpn) {
+            return When::Now;
+        }
+        if !local {
+            self.nic.expect(&self.env, qpn);
+        }
+        when
     }
 
     /// Handles the doorbells that were deferred, in their order.
     #[inline]
     pub(super) fn ring_deferred(&mut self, now: Nanos) {
+        for qpn in self.deferred.qpns() {
+            self.nic.expect_requests(&self.env, qpn);
+        }
         for at in 0..self.deferred.0.len() {
             self.ring(self.deferred.0[at], now);
         }

@@ -7,7 +7,7 @@ use starverbs_backend::{Payload, Peers, RoceTx};
 use starverbs_core::relay::{LinkError, LinkId, Relay};
 use starverbs_core::shared_qp::SharedQpMessage;
 use starverbs_core::{AsyncEvent, Av, Dma, Env, Gid, Host, PdId, Port, Seg};
-use starverbs_rings::{CardRq, CardSq};
+use starverbs_rings::{CardRq, CardSq, prefetch};
 
 use super::engine::HostEngine;
 use super::local::channels::Channels;
@@ -296,26 +296,8 @@ impl Host for HostEnv {
     #[inline]
     fn prefetch<T>(&self, what: &T) {
         const LINE: usize = 64;
-        let at = std::ptr::from_ref(what).cast::<i8>();
-        for line in (0..size_of::<T>()).step_by(LINE) {
-            let at = at.wrapping_add(line);
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a hint, which faults nowhere; every x86-64 has it.
-            unsafe {
-                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at);
-            }
-            #[cfg(target_arch = "aarch64")]
-            // SAFETY: a hint, which faults nowhere and changes no register.
-            unsafe {
-                std::arch::asm!(
-                    "prfm pldl1keep, [{at}]",
-                    at = in(reg) at,
-                    options(nostack, readonly, preserves_flags)
-                );
-            }
-            #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-            let _ = at;
-        }
+        let at = std::ptr::from_ref(what).cast::<u8>();
+        (0..size_of::<T>()).step_by(LINE).for_each(|line| prefetch(at.wrapping_add(line)));
     }
 
     fn event(&mut self, event: AsyncEvent) {

@@ -82,7 +82,7 @@ impl Intake {
         if self.looked > 0 {
             self.looked -= 1;
         } else if self.ahead > 0 && self.rx.has_more() {
-            self.looked = self.rx.look_ahead(self.ahead, |qpn| nic.expect_frame(env, qpn));
+            self.looked = self.rx.look_ahead(self.ahead, |qpn| nic.expect(env, qpn));
         }
     }
 
