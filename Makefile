@@ -17,12 +17,13 @@ JOBS ?= 1
 FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuzz_targets/*.rs))))
 
 # Parts of `make nightly`; those that this Makefile does not have are left out.
-NIGHTLY ?= apps interop conformance miri soak stress faults fuzz figures install-test aarch64
+NIGHTLY ?= apps interop board-guest conformance miri soak stress faults fuzz figures install-test aarch64
 
-.PHONY: help build library unit-tests demo test apps nightly bench bench-loss bench-qpc bench-star bench-neighbours bench-local instructions conformance pyverbs figures interop stress soak faults kills install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
+.PHONY: help build library unit-tests demo demo-board test apps nightly bench bench-loss bench-qpc bench-star bench-neighbours bench-local instructions conformance pyverbs figures interop board-guest stress soak faults kills install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
+	@echo 'make demo-board   the same in a guest of QEMU whose PCI device is a board, against the card in software'
 	@echo 'make test         install what is missing, build, run the whole suite'
 	@echo 'make build        dist/lib/libibverbs.so.1, librdmacm.so.1, libstarverbs.so, dist/bin/starverbs and starverbs-bench'
 	@echo 'make conformance  every case of others'"'"' programs, rdma-core'"'"'s tests; writes docs/conformance.md, docs/pyverbs.md'
@@ -30,6 +31,7 @@ help:
 	@echo 'make apps         real programs on the card: MPI, UCX, libfabric and others; writes docs/applications.md; ROOT=FOLDER'
 	@echo 'make nightly      apps, interop, conformance, miri, soak, stress, faults, fuzz, figures and more; writes docs/nightly.md'
 	@echo 'make interop      against the kernel'"'"'s rdma_rxe in a guest of QEMU; writes docs/interop.md'
+	@echo 'make board-guest  the kernel module, and programs on it, in guests of QEMU whose PCI devices are boards; with ROOT=FOLDER the newest kernel, too'
 	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes docs/bench.*'
 	@echo 'make bench-loss   of that, goodput against loss alone: selective repeat, go-back-N, rdma_rxe, TCP; writes docs/bench-loss.*'
 	@echo 'make bench-qpc    of that, up to 100,000 queue pairs, room for few contexts by policy, the simulator; writes docs/bench-qpc.*'
@@ -90,6 +92,10 @@ pyverbs:
 	tests/pyverbs/run.py --table docs/pyverbs.md dist/lib
 	$(if $(ROOT),tests/pyverbs/newer.sh $(ROOT) dist/lib docs/pyverbs-newer.md)
 
+# perftest in a guest whose PCI device is a board, against the host's card in software.
+demo-board:
+	@BOARD_GUEST=require tools/scripts/board-guest.sh $(if $(ROOT),--root $(ROOT)) demo
+
 # The programs of this host, then those of a newer Debian in the folder ROOT.
 apps:
 	@tools/scripts/packages.sh apps
@@ -122,6 +128,12 @@ kills:
 # With VECTORS=1, one captured frame of each kind is kept as a test vector.
 interop: build
 	@tools/scripts/interop.sh --table docs/interop.md $(if $(VECTORS),--vectors tests/interop/vectors)
+
+# What guests are made of comes from packages. With ROOT, a root folder of a newer Debian that is made if it is
+# not there, QEMU is that folder's, and its kernel is tried, too. QUICK=1: few cases.
+board-guest:
+	@tools/scripts/board-guest.sh $(if $(ROOT),--root $(ROOT)) $(if $(QUICK),--quick)
+	$(if $(ROOT),@tools/scripts/board-guest.sh --root $(ROOT) --newest --quick)
 
 bench:
 	@tools/scripts/packages.sh bench

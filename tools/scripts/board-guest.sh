@@ -16,7 +16,12 @@ unavailable() {
 [[ -e /dev/net/tun ]] || unavailable "no tap devices: /dev/net/tun is missing"
 tools/scripts/packages.sh board-guest || unavailable "what it needs cannot be installed"
 make --no-print-directory library || exit 1
-cargo run --quiet --package starverbs-board-guest -- --cache "${CARGO_TARGET_DIR:-target}/board-guest" "$@"
+cache=${CARGO_TARGET_DIR:-target}/board-guest
+if [[ " $* " != *' --quick '* && " $* " != *' demo '* ]]; then
+    mkdir -p "$cache"
+    tests/board/guest/lint.sh "$cache" || exit 1
+fi
+cargo run --quiet --package starverbs-board-guest -- --cache "$cache" "$@"
 status=$?
 ((status != 2)) || unavailable "the guest cannot be had here"
 exit "$status"

@@ -82,7 +82,8 @@ pub(crate) const INLINE_ANSWER: VerbsError =
     VerbsError::Invalid("inline data for an operation that brings data");
 
 /// The lines of a QP that its next post looks at, kept in the handle so that they are fetched side by side:
-/// each of them is found through the one before otherwise, and with very many QPs none is in the CPU's caches.
+/// each of them is found through the one before otherwise, and with very many QPs none is in the CPU's
+/// caches.
 /// A hint: where another handle posted meanwhile, a line is fetched that nobody needs.
 pub(crate) struct PostLines {
     rings: *const u8,

@@ -86,7 +86,17 @@ impl Pair {
         self.check_once(world)
     }
 
+    /// A pair whose server is on the host, on the card in software.
+    pub(crate) fn to_software(words: &str) -> Pair {
+        Pair { words: words.to_owned(), places: TO_SOFTWARE, expect: Expect::Latency(1), is_quick: false }
+    }
+
     fn check_once(&self, world: &mut World) -> Result<String, String> {
+        self.expect.check(&self.run(world)?)
+    }
+
+    /// Runs both ends; what the client printed.
+    pub(crate) fn run(&self, world: &mut World) -> Result<String, String> {
         let deadline = Instant::now() + LIMIT;
         let port = world.next_port();
         let [server_place, client_place] = self.places;
@@ -108,7 +118,7 @@ impl Pair {
             let (client, server_said) = (tail(&client.output()), tail(&server.output()));
             return Err(format!("client {}:\n{client}\nserver {}:\n{server_said}", how(well), how(served)));
         }
-        self.expect.check(&client.output())
+        Ok(client.output())
     }
 
     fn start(

@@ -5,6 +5,7 @@
 //! packages.
 
 mod cases;
+mod demo;
 mod inside;
 mod judges;
 mod report;
@@ -64,6 +65,8 @@ enum Part {
     /// What runs in the guest
     #[command(subcommand)]
     Inside(inside::Inside),
+    /// Shows perftest in a guest, against the host's card in software
+    Demo,
 }
 
 fn main() -> ExitCode {
@@ -78,9 +81,10 @@ fn main() -> ExitCode {
             return ExitCode::from(UNAVAILABLE);
         }
     };
-    let result = match &args.script {
-        Some(file) => script(&parts, file),
-        None => run(&args, &parts),
+    let result = match (&args.part, &args.script) {
+        (Some(_), _) => demo::run(&parts),
+        (None, Some(file)) => script(&parts, file),
+        (None, None) => run(&args, &parts),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
