@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.."
 declare -A may=(
     [queues]='' [settings]='' [vfio]=''
     [core]='queues'
-    [cm]='core' [rings]='core queues' [star]='core' [sim]='core star'
+    [cm]='core' [rings]='core queues' [star]='core' [onerma]='core' [sim]='core onerma star'
     [backend]='cm core rings settings star'
     [board]='backend cm core queues settings vfio' [rules]='backend core queues vfio'
     [verbs]='backend cm core queues rings settings star vfio'

@@ -10,6 +10,7 @@
 mod host;
 mod memory;
 mod net;
+pub mod onerma;
 mod queues;
 mod rng;
 pub mod rnic;

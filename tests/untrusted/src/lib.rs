@@ -7,6 +7,7 @@ pub mod board;
 mod bytes;
 pub mod card;
 pub mod mads;
+pub mod onerma;
 mod parsers;
 pub mod port;
 mod preload;
@@ -28,6 +29,7 @@ pub const ORACLES: &[(&str, Oracle)] = &[
     ("control", control),
     ("frame", frame),
     ("mads", mads::check),
+    ("onerma", onerma::check),
     ("path", path),
     ("port", port::check),
     ("relay", relay::check),

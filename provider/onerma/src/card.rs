@@ -1,0 +1,236 @@
+//! The card: tables of fixed size, and what happens to them when a command, a packet or a deadline comes.
+//!
+//! What a peer makes it keep is an inbound request or a transfer, of which there is a fixed number, for one
+//! operation. It knows no peers.
+
+mod config;
+mod control;
+mod initiator;
+mod outbox;
+mod serve;
+mod slot;
+mod target;
+
+pub use config::{Config, Counts};
+pub use control::{ControlError, PortalId};
+pub use initiator::IssueError;
+pub use slot::SlotState;
+
+use alloc::boxed::Box;
+
+use starverbs_core::{Dma, Gid, Nanos};
+
+use crate::list::{Links, List, boxed};
+use crate::region::Regions;
+use crate::seal::{Counters, Seal, is_by_target};
+use crate::types::{Class, Op};
+use crate::window::Window;
+use crate::wire::{Head, Hop};
+use control::Portal;
+use outbox::{Inward, Outbox};
+use serve::Inbound;
+use slot::Slot;
+use target::Transfer;
+
+/// Of one class so many go in a row while the other waits.
+const TURNS: u8 = 7;
+
+/// What a card works in.
+pub trait Env: Dma {
+    /// Sends one packet. One that cannot be sent is lost, as on any wire.
+    fn send(&mut self, path: &Path, class: Class, packet: &[u8]);
+    /// A portal has a new completion, for whoever sleeps.
+    fn completed(&mut self, portal: PortalId);
+}
+
+/// Between which addresses a packet goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Path {
+    /// This host's
+    pub local: Gid,
+    /// The other's
+    pub remote: Gid,
+}
+
+/// Whether there is more to send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transmit {
+    /// Something was sent; call again
+    More,
+    /// Nothing can be sent now
+    Done,
+}
+
+/// A card.
+pub struct Card<S: Seal> {
+    config: Config,
+    addr: Gid,
+    out: Outbox<S>,
+    regions: Regions,
+    portals: Box<[Portal]>,
+    window: Window,
+    slots: Box<[Slot<S::Key>]>,
+    slot_links: Links,
+    /// Slots that wait for the window, of each class
+    queued: [List; 2],
+    /// Slots in service, by deadline
+    service: List,
+    transfers: Box<[Transfer<S::Key>]>,
+    transfer_links: Links,
+    /// Transfers without an operation
+    unused: List,
+    /// Transfers that wait for the window, of each class
+    waiting: [List; 2],
+    /// Transfers whose data was asked for, by deadline
+    asked: List,
+    inbound: Inbound<S::Key>,
+    /// High-class operations that entered service in a row while a low one waited
+    row: u8,
+    /// Whether a transfer entered service last, and not a command
+    transfer_last: bool,
+    counts: Counts,
+}
+
+impl<S: Seal> Card<S> {
+    /// A card that sends from `addr`, as `sender` in its initialisation vectors: an IPv4 address there.
+    /// `None`: there is no memory for its tables.
+    pub fn new(config: Config, seal: S, addr: Gid, sender: u32, counters: Counters) -> Option<Self> {
+        let config = config.bounded();
+        let (mut transfer_links, mut unused) = (Links::new(config.transfers)?, List::new());
+        (0..config.transfers).for_each(|place| unused.push(&mut transfer_links, place));
+        Some(Card {
+            config,
+            addr,
+            out: Outbox::new(seal, sender, counters)?,
+            regions: Regions::new(config.regions)?,
+            portals: boxed(usize::from(config.portals), Portal::default)?,
+            window: Window::new(config.window),
+            slots: boxed(usize::from(config.slots), Slot::new)?,
+            slot_links: Links::new(config.slots)?,
+            queued: [List::new(), List::new()],
+            service: List::new(),
+            transfers: boxed(usize::from(config.transfers), Transfer::new)?,
+            transfer_links,
+            unused,
+            waiting: [List::new(), List::new()],
+            asked: List::new(),
+            inbound: Inbound::new(config.inbound)?,
+            row: 0,
+            transfer_last: false,
+            counts: Counts::default(),
+        })
+    }
+
+    /// What it has counted.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Bytes of the solicitation window that are taken.
+    pub fn solicited(&self) -> u32 {
+        self.window.taken()
+    }
+
+    /// Bytes that others wait for, and have not been sent or asked for.
+    pub fn inbound_bytes(&self) -> u32 {
+        self.inbound.bytes
+    }
+
+    /// How the card's waits and its threshold are from here on; its tables and window stay as they are.
+    pub fn set_waits(&mut self, config: &Config) {
+        let Config { dispatch_timeout, timeout, nack_threshold, .. } = *config;
+        self.config = Config { dispatch_timeout, timeout, nack_threshold, ..self.config };
+    }
+
+    /// Message counters that are left.
+    pub fn counters_left(&self) -> u64 {
+        self.out.counters.left()
+    }
+
+    /// The card goes on with these message counters, of an epoch that it never had.
+    pub fn renew_counters(&mut self, counters: Counters) {
+        self.out.counters = counters;
+    }
+
+    /// A packet came; it is decrypted in place. Nobody vouches for any byte of it.
+    pub fn handle_packet<E: Env>(&mut self, env: &mut E, now: Nanos, path: &Path, packet: &mut [u8]) {
+        self.counts.received += 1;
+        let Ok((head, at)) = Head::parse(packet) else {
+            self.counts.malformed += 1;
+            return;
+        };
+        let from_target = is_by_target(head.prefix.iv.counter);
+        let read = head.prefix.op == Op::Read;
+        let packet = Inward { head, bytes: packet, at };
+        match head.hop {
+            Hop::Request { .. } if !from_target => self.on_request(env, now, path, packet),
+            Hop::Ask { .. } if from_target => self.on_ask(env, now, path, packet),
+            Hop::Data { .. } if from_target && read => self.on_read_data(env, now, path, packet),
+            Hop::Data { .. } if !from_target && !read => self.on_write_data(env, now, path, packet),
+            Hop::Done { .. } if from_target => self.on_done(env, now, path, packet),
+            Hop::Fail { .. } if from_target => self.on_fail(env, now, path, packet),
+            Hop::Fail { .. } if !read => self.on_given_up(path, packet),
+            _ => self.counts.malformed += 1,
+        }
+    }
+
+    /// Sends at most one packet: a request or an Ask that the window admits, or data that was asked for.
+    pub fn poll_transmit<E: Env>(&mut self, env: &mut E, now: Nanos) -> Transmit {
+        if self.dispatch(env, now) || self.serve(env, now) { Transmit::More } else { Transmit::Done }
+    }
+
+    /// Whether [`Card::poll_transmit`] has something to do.
+    pub fn has_work(&self) -> bool {
+        let first = |lists: &[List; 2]| lists.iter().any(|list| list.first().is_some());
+        !self.inbound.is_empty() || self.window.can_admit() && (first(&self.queued) || first(&self.waiting))
+    }
+
+    /// What waited longest in a class enters service, if the window admits it: a command or a transfer.
+    fn dispatch<E: Env>(&mut self, env: &mut E, now: Nanos) -> bool {
+        if !self.window.can_admit() {
+            return false;
+        }
+        let first = |class: usize| (self.queued[class].first(), self.waiting[class].first());
+        let (high, low) = (first(0), first(1));
+        let none = (None, None);
+        let (slot, transfer) = if high == none || (low != none && self.row >= TURNS) {
+            self.row = 0;
+            low
+        } else {
+            self.row = if low == none { 0 } else { self.row + 1 };
+            high
+        };
+        match (slot, transfer) {
+            (Some(slot), other) if other.is_none() || self.transfer_last => {
+                self.transfer_last = false;
+                self.start(env, now, slot);
+            }
+            (_, Some(transfer)) => {
+                self.transfer_last = true;
+                self.ask(env, now, transfer);
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// When [`Card::handle_timeout`] is due.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        let slot = |place: u16| self.slots.get(usize::from(place)).map(|slot| slot.deadline);
+        let transfer = |place: u16| self.transfers.get(usize::from(place)).map(|one| one.deadline);
+        let slots = self.queued.iter().chain([&self.service]).filter_map(|list| list.first().and_then(slot));
+        let transfers = self.waiting.iter().chain([&self.asked]);
+        slots.chain(transfers.filter_map(|list| list.first().and_then(transfer))).min()
+    }
+
+    /// Ends what has waited too long.
+    pub fn handle_timeout<E: Env>(&mut self, env: &mut E, now: Nanos) {
+        self.expire_slots(env, now);
+        self.expire_transfers(env, now);
+    }
+}
+
+/// The list of a class.
+const fn of(class: Class) -> usize {
+    class as usize
+}

@@ -1,0 +1,126 @@
+//! Packets that leave: sealed, each with a number of its own. And the opening of those that come.
+
+use alloc::boxed::Box;
+
+use starverbs_core::Gid;
+
+use super::{Env, Path};
+use crate::list::boxed;
+use crate::seal::{Counters, RESERVED_KEY, Seal, TAG_LEN};
+use crate::types::{Class, Op};
+use crate::wire::{Bound, Head, Hop, Iv, MAX_PACKET, Prefix};
+
+/// Why a packet did not leave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum NotSent {
+    /// No message counter is left
+    Exhausted,
+    /// The memory of its data is not there
+    NoMemory,
+}
+
+/// A packet to be.
+pub(super) struct Letter<'a, K> {
+    pub(super) path: &'a Path,
+    pub(super) op: Op,
+    pub(super) class: Class,
+    pub(super) hop: Hop,
+    /// The packet that it answers
+    pub(super) answers: Iv,
+    /// Whether the target sends it
+    pub(super) by_target: bool,
+    pub(super) key: &'a K,
+    /// Its data: host address and length
+    pub(super) data: Option<(u64, u32)>,
+}
+
+/// A packet that came.
+pub(super) struct Inward<'p> {
+    pub(super) head: Head,
+    pub(super) bytes: &'p mut [u8],
+    /// Where its data begins
+    pub(super) at: usize,
+}
+
+/// What sends.
+pub(super) struct Outbox<S: Seal> {
+    pub(super) seal: S,
+    pub(super) counters: Counters,
+    /// Of answers to what could not be authenticated
+    pub(super) reserved: S::Key,
+    sender: u32,
+    buffer: Box<[u8]>,
+}
+
+impl<S: Seal> Outbox<S> {
+    pub(super) fn new(seal: S, sender: u32, counters: Counters) -> Option<Self> {
+        let reserved = seal.prepare(&RESERVED_KEY);
+        Some(Outbox { seal, counters, reserved, sender, buffer: boxed(MAX_PACKET, || 0)? })
+    }
+
+    /// Seals and sends.
+    pub(super) fn send<E: Env>(&mut self, env: &mut E, letter: &Letter<'_, S::Key>) -> Result<Iv, NotSent> {
+        let iv = self.next_iv(letter.by_target)?;
+        let (seal, buffer) = (&self.seal, &mut self.buffer);
+        send(seal, buffer, env, letter, iv)
+    }
+
+    /// The same under the reserved key, by the target.
+    pub(super) fn send_reserved<E: Env>(
+        &mut self,
+        env: &mut E,
+        (path, op, class): (&Path, Op, Class),
+        hop: Hop,
+        answers: Iv,
+    ) -> Result<Iv, NotSent> {
+        let iv = self.next_iv(true)?;
+        let Outbox { seal, buffer, reserved: key, .. } = self;
+        let letter = Letter { path, op, class, hop, answers, by_target: true, key, data: None };
+        send(seal, buffer, env, &letter, iv)
+    }
+
+    fn next_iv(&mut self, by_target: bool) -> Result<Iv, NotSent> {
+        let counters = &mut self.counters;
+        let counter = if by_target { counters.as_target() } else { counters.as_initiator() };
+        Ok(Iv { sender: self.sender, counter: counter.ok_or(NotSent::Exhausted)? })
+    }
+}
+
+fn send<S: Seal, E: Env>(
+    seal: &S,
+    buffer: &mut [u8],
+    env: &mut E,
+    letter: &Letter<'_, S::Key>,
+    iv: Iv,
+) -> Result<Iv, NotSent> {
+    let Letter { path, op, class, hop, answers, by_target, key, data } = *letter;
+    let head = Head { prefix: Prefix { op, class, iv }, hop }.encode();
+    let (addr, len) = data.unwrap_or_default();
+    let front = head.bytes().len();
+    let whole = front + len as usize + TAG_LEN;
+    let packet = buffer.get_mut(..whole).ok_or(NotSent::NoMemory)?;
+    let (start, rest) = packet.split_at_mut(front);
+    start.copy_from_slice(head.bytes());
+    let (body, tag) = rest.split_last_chunk_mut::<TAG_LEN>().ok_or(NotSent::NoMemory)?;
+    if !body.is_empty() && !env.dma_copy(addr, body) {
+        return Err(NotSent::NoMemory);
+    }
+    let target = if by_target { &path.local } else { &path.remote };
+    let bound = Bound::new(start, answers, target);
+    *tag = seal.seal(key, &iv.bytes(), bound.bytes(), body);
+    env.send(path, class, packet);
+    Ok(iv)
+}
+
+/// Decrypts a packet's data in place. `None`: its tag is wrong.
+pub(super) fn open<'p, S: Seal>(
+    seal: &S,
+    key: &S::Key,
+    (packet, at): (&'p mut [u8], usize),
+    (iv, answers, target): (Iv, Iv, &Gid),
+) -> Option<&'p mut [u8]> {
+    let (head, rest) = packet.split_at_mut_checked(at)?;
+    let (body, tag) = rest.split_last_chunk_mut::<TAG_LEN>()?;
+    let bound = Bound::new(head, answers, target);
+    seal.open(key, &iv.bytes(), bound.bytes(), body, tag).then_some(body)
+}

@@ -1,0 +1,328 @@
+//! CommandExecutor (1RMA, sections 4.4 and 6): transfers of any length, as commands of at most 4 KB in the
+//! slots of one portal, paced by [`congestion`](crate::congestion).
+//!
+//! Transfers to one destination take turns, chunk by chunk, and so do destinations: what is small does not
+//! wait for what is large. Chunks complete in any order; a transfer is done when all are. Chunks that failed
+//! for congestion are tried again, as often as the settings say; the card never does so. What grows with the
+//! number of destinations is here, in the host's memory.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+
+use starverbs_core::{Gid, Nanos};
+use thiserror::Error;
+
+use crate::command::{Command, Completion};
+use crate::congestion::{Remote, Settings, Window};
+use crate::region::RegionId;
+use crate::seal::DerivedKey;
+use crate::types::{Class, MAX_OP, Op, Status};
+
+/// A transfer of any length.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Transfer {
+    /// READ, WRITE or REKEY
+    pub op: Op,
+    /// Its class
+    pub class: Class,
+    /// Bytes: at least 1; 16 of a REKEY
+    pub len: u64,
+    /// The target's address
+    pub remote: Gid,
+    /// The region there
+    pub region: RegionId,
+    /// Where in it
+    pub offset: u64,
+    /// The region here
+    pub local: RegionId,
+    /// Where in it
+    pub local_offset: u64,
+    /// The key for it
+    pub key: DerivedKey,
+    /// What its end is reported with
+    pub token: u64,
+}
+
+/// A transfer that has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Finished {
+    /// The transfer's token
+    pub token: u64,
+    /// OK, or why its first chunk failed that failed for good
+    pub status: Status,
+}
+
+/// Why a transfer is not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum SubmitError {
+    /// It is empty, too long for its offsets, or a REKEY of another length than 16
+    #[error("no transfer has this length")]
+    Length,
+    /// There is no memory
+    #[error("no memory")]
+    NoMemory,
+}
+
+/// A piece of a transfer.
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    at: u64,
+    size: u32,
+    tries: u8,
+}
+
+struct Active {
+    transfer: Transfer,
+    destination: usize,
+    /// Bytes before this have been cut into chunks
+    cut: u64,
+    /// Chunks that failed, and are tried again
+    again: VecDeque<Chunk>,
+    in_flight: u32,
+    /// Bytes that are there
+    done: u64,
+    failed: Option<Status>,
+}
+
+impl Active {
+    fn has_more(&self) -> bool {
+        self.failed.is_none() && (!self.again.is_empty() || self.cut < self.transfer.len)
+    }
+
+    fn next_chunk(&mut self) -> Option<Chunk> {
+        if let Some(chunk) = self.again.pop_front() {
+            return Some(chunk);
+        }
+        let left = self.transfer.len - self.cut;
+        let size = left.min(u64::from(MAX_OP)) as u32;
+        let chunk = Chunk { at: self.cut, size, tries: 0 };
+        self.cut += u64::from(size);
+        (size > 0).then_some(chunk)
+    }
+}
+
+struct Destination {
+    remote: Remote,
+    in_flight: u32,
+    /// When the next command may be issued
+    next: Nanos,
+    /// Transfers that have chunks to issue, in turn
+    turn: VecDeque<usize>,
+}
+
+/// What a slot of the portal does.
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    transfer: usize,
+    chunk: Chunk,
+}
+
+/// Runs transfers on the slots of a portal.
+pub struct Executor {
+    settings: Settings,
+    /// How often a chunk that failed for congestion is tried again
+    retries: u8,
+    completions: RegionId,
+    local: Window,
+    slots: Vec<Option<Flight>>,
+    free: Vec<u16>,
+    transfers: Vec<Option<Active>>,
+    destinations: Vec<Destination>,
+    known: BTreeMap<([u8; 16], bool), usize>,
+    /// Destinations that have something to issue, in turn
+    turn: VecDeque<usize>,
+}
+
+impl Executor {
+    /// For a portal of so many slots, whose completions go to this region.
+    pub fn new(settings: Settings, retries: u8, slots: u16, completions: RegionId) -> Self {
+        Executor {
+            settings,
+            retries,
+            completions,
+            local: Window::new(settings.initial),
+            slots: (0..slots).map(|_| None).collect(),
+            free: (0..slots).rev().collect(),
+            transfers: Vec::new(),
+            destinations: Vec::new(),
+            known: BTreeMap::new(),
+            turn: VecDeque::new(),
+        }
+    }
+
+    /// Takes a transfer.
+    pub fn submit(&mut self, transfer: Transfer) -> Result<(), SubmitError> {
+        let Transfer { op, len, offset, local_offset, .. } = transfer;
+        let ends = offset.checked_add(len).is_some() && local_offset.checked_add(len).is_some();
+        if len == 0 || !ends || (op == Op::Rekey && !op.takes(len.min(1 << 20) as u32)) {
+            return Err(SubmitError::Length);
+        }
+        let destination = self.destination(transfer.remote, op)?;
+        let at = match self.transfers.iter().position(Option::is_none) {
+            Some(at) => at,
+            None => {
+                self.transfers.try_reserve(1).map_err(|_| SubmitError::NoMemory)?;
+                self.transfers.push(None);
+                self.transfers.len() - 1
+            }
+        };
+        let again = VecDeque::new();
+        let active = Active { transfer, destination, cut: 0, again, in_flight: 0, done: 0, failed: None };
+        self.transfers[at] = Some(active);
+        self.enqueue(at);
+        Ok(())
+    }
+
+    /// The destination of a transfer: its address and direction.
+    fn destination(&mut self, remote: Gid, op: Op) -> Result<usize, SubmitError> {
+        let outward = op != Op::Read;
+        if let Some(at) = self.known.get(&(remote.0, outward)) {
+            return Ok(*at);
+        }
+        self.destinations.try_reserve(1).map_err(|_| SubmitError::NoMemory)?;
+        let remote_state = Remote::new(&self.settings, if outward { 2 } else { 1 });
+        let turn = VecDeque::new();
+        self.destinations.push(Destination { remote: remote_state, in_flight: 0, next: 0, turn });
+        let at = self.destinations.len() - 1;
+        self.known.insert((remote.0, outward), at);
+        Ok(at)
+    }
+
+    /// A transfer waits for its turn at its destination, which waits for its own.
+    fn enqueue(&mut self, at: usize) {
+        let Some(Some(active)) = self.transfers.get(at) else { return };
+        let place = active.destination;
+        let Some(destination) = self.destinations.get_mut(place) else { return };
+        if !destination.turn.contains(&at) {
+            destination.turn.push_back(at);
+        }
+        if !self.turn.contains(&place) {
+            self.turn.push_back(place);
+        }
+    }
+
+    /// The next command to issue now and its slot, if windows and pacing allow one.
+    pub fn poll(&mut self, now: Nanos) -> Option<(u16, Command)> {
+        if self.free.is_empty() {
+            return None;
+        }
+        for _ in 0..self.turn.len() {
+            let place = self.turn.pop_front()?;
+            if self.has_room(place) && self.destinations.get(place).is_some_and(|one| one.next <= now) {
+                let command = self.issue_to(now, place);
+                if self.destinations.get(place).is_some_and(|one| !one.turn.is_empty()) {
+                    self.turn.push_back(place);
+                }
+                if command.is_some() {
+                    return command;
+                }
+            } else {
+                self.turn.push_back(place);
+            }
+        }
+        None
+    }
+
+    fn has_room(&self, place: usize) -> bool {
+        let room = |one: &Destination| {
+            let limit = one.remote.limit(&self.local).max(1.0);
+            f64::from(one.in_flight) + 1.0 <= limit
+        };
+        self.destinations.get(place).is_some_and(room)
+    }
+
+    /// When [`Executor::poll`] gives something if nothing completes before. `None`: a completion is needed.
+    pub fn next_time(&self) -> Option<Nanos> {
+        if self.free.is_empty() {
+            return None;
+        }
+        let ready = self.turn.iter().filter(|place| self.has_room(**place));
+        ready.filter_map(|place| self.destinations.get(*place).map(|one| one.next)).min()
+    }
+
+    fn issue_to(&mut self, now: Nanos, place: usize) -> Option<(u16, Command)> {
+        let destination = self.destinations.get_mut(place)?;
+        let at = destination.turn.pop_front()?;
+        let active = self.transfers.get_mut(at)?.as_mut()?;
+        if !active.has_more() {
+            return None;
+        }
+        let (chunk, slot) = (active.next_chunk()?, self.free.pop()?);
+        active.in_flight += 1;
+        if active.has_more() {
+            destination.turn.push_back(at);
+        }
+        destination.in_flight += 1;
+        destination.next =
+            destination.next.max(now).saturating_add(destination.remote.pause(&self.local, chunk.size));
+        *self.slots.get_mut(usize::from(slot))? = Some(Flight { transfer: at, chunk });
+        let Transfer { op, class, remote, region, offset, local, local_offset, key, .. } = active.transfer;
+        let command = Command {
+            op,
+            class,
+            size: chunk.size,
+            remote,
+            region,
+            offset: offset + chunk.at,
+            local,
+            local_offset: local_offset + chunk.at,
+            completions: self.completions,
+            key,
+        };
+        Some((slot, command))
+    }
+
+    /// A command completed; or the card did not take it, and it counts as one that did with a status.
+    pub fn on_completion(&mut self, now: Nanos, completion: &Completion) -> Option<Finished> {
+        let flight = self.slots.get_mut(usize::from(completion.slot))?.take()?;
+        self.free.push(completion.slot);
+        let Flight { transfer: at, mut chunk } = flight;
+        let active = self.transfers.get_mut(at)?.as_mut()?;
+        let destination = self.destinations.get_mut(active.destination)?;
+        active.in_flight -= 1;
+        destination.in_flight -= 1;
+        destination.remote.on_completion(&self.settings, &mut self.local, now, completion);
+        let again = matches!(completion.status, Status::Nack | Status::Timeout | Status::DispatchTimeout);
+        if completion.status == Status::Ok {
+            active.done += u64::from(chunk.size);
+        } else if again && chunk.tries < self.retries && active.failed.is_none() {
+            chunk.tries += 1;
+            active.again.push_back(chunk);
+            self.enqueue(at);
+        } else {
+            active.failed.get_or_insert(completion.status);
+        }
+        let active = self.transfers.get_mut(at)?.as_mut()?;
+        if active.in_flight > 0 || active.has_more() {
+            return None;
+        }
+        let status = active.failed.unwrap_or(Status::Ok);
+        let token = active.transfer.token;
+        let place = active.destination;
+        self.transfers[at] = None;
+        if let Some(destination) = self.destinations.get_mut(place) {
+            destination.turn.retain(|one| *one != at);
+        }
+        Some(Finished { token, status })
+    }
+
+    /// Commands under way.
+    pub fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// The window of congestion at this host.
+    pub const fn local_window(&self) -> &Window {
+        &self.local
+    }
+
+    /// What is known of a destination that READs, or WRITEs and REKEYs, went to.
+    pub fn remote(&self, remote: &Gid, op: Op) -> Option<&Remote> {
+        let at = self.known.get(&(remote.0, op != Op::Read))?;
+        self.destinations.get(*at).map(|destination| &destination.remote)
+    }
+}
+
+#[cfg(test)]
+#[path = "executor_tests.rs"]
+mod tests;

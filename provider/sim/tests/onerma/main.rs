@@ -1,0 +1,5 @@
+//! 1RMA cards on simulated wires.
+
+mod commands;
+mod two;
+mod wire;
