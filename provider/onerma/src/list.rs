@@ -89,7 +89,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_list_is_a_queue_that_any_place_may_leave(moves in prop::collection::vec((0..3u8, 0..8u16), 0..200)) {
+        fn a_list_is_a_queue_that_any_place_may_leave(
+            moves in prop::collection::vec((0..3u8, 0..8u16), 0..200),
+        ) {
             let mut links = Links::new(8).expect("memory");
             let (mut list, mut model) = (List::new(), VecDeque::new());
             for (what, place) in moves {

@@ -61,7 +61,9 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_a_packet_that_reads_back_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn any_bytes_are_a_packet_that_reads_back_or_an_error(
+        bytes in prop::collection::vec(any::<u8>(), 0..200),
+    ) {
         if let Ok((head, at)) = Head::parse(&bytes) {
             let again = head.encode();
             prop_assert_eq!(again.bytes(), &bytes[..at]);

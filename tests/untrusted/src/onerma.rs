@@ -1,9 +1,9 @@
 //! Two 1RMA cards, and somebody between them who reads, drops, repeats, changes and forges packets; and who
 //! has keys of some of the client's own, as a tenant of the same host would.
 //!
-//! What must hold: no byte is touched that no key opens to its sender; the victim's region, of which nobody but
-//! the honest client has keys, holds what the honest client and the owner wrote, or pieces of it; no answer
-//! to what cannot be authenticated is longer than it; tables empty again.
+//! What must hold: no byte is touched that no key opens to its sender; the victim's region, of which the
+//! honest client alone has keys, holds what that client and the owner wrote, or pieces of it; no answer to
+//! what cannot be authenticated is longer than it; tables empty again.
 
 use starverbs_onerma::{
     COMMAND_LEN, COMPLETION_LEN, Class, Command, Completion, Config, DerivedKey, Op, Path, RegionId,

@@ -44,7 +44,8 @@ impl<S: Seal> Card<S> {
         if self.regions.close(id) { Ok(()) } else { Err(ControlError::Unknown) }
     }
 
-    /// Changes a region's key, by its owner (1RMA, section 5.2): when this returns, the old one opens nothing.
+    /// Changes a region's key, by its owner (1RMA, section 5.2): when this returns, the old one opens
+    /// nothing.
     pub fn rekey_region(&mut self, id: RegionId, key: RegionKey) -> Result<(), ControlError> {
         if self.regions.rekey(id, key) { Ok(()) } else { Err(ControlError::Unknown) }
     }

@@ -1,5 +1,5 @@
-//! Hosts at one switch. A link has a rate both ways; the switch queues before each host's link. The wire loses,
-//! repeats, delays, and changes packets as a seed decides.
+//! Hosts at one switch. A link has a rate both ways; the switch queues before each host's link. The wire
+//! loses, repeats, delays, and changes packets as a seed decides.
 
 use starverbs_core::Gid;
 use starverbs_onerma::{Config, Transmit};

@@ -1,5 +1,5 @@
 //! A cipher for simulations: SipHash as a stream and as a tag. Every bit of key, initialisation vector, bound
-//! and encrypted bytes counts, as in a real one; but it is not one, and keeps no secret from anybody who tries.
+//! and encrypted bytes counts, as in a real one; but it is none, and keeps no secret from who tries.
 
 use core::hash::Hasher;
 
