@@ -19,6 +19,7 @@ use crate::dma::{ADDRESS_BITS, Errno, Room};
 use crate::env::{NULL, NULL_BYTES, Place, client_address, host_address};
 use crate::function::{Card, FIRST, Function};
 use crate::queues::{BoardRq, BoardSq, MAX_LOG};
+use crate::record::Asked;
 use crate::tables::Table;
 
 /// SGEs of a WQE at most.
@@ -453,8 +454,9 @@ impl Context {
         } else {
             has_room(card, groups.len() + self.others.groups, MAX_GROUPS)
         };
-        let Card { nic, rx, .. } = card;
-        let join = || room.and_then(|()| rx.join_group(gid)).map_err(GroupError);
+        let Card { nic, rx, tap, .. } = card;
+        let mut ask = || tap.host(Asked::Group, || rx.join_group(gid).map(|()| 0));
+        let join = || room.and_then(|()| ask().map(drop)).map_err(GroupError);
         nic.attach_multicast(qpn, gid, join).map_err(|GroupError(errno)| errno)?;
         self.objects.groups.insert((qpn, gid));
         Ok(DONE)

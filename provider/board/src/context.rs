@@ -19,6 +19,7 @@ use crate::dma::{Errno, Maps, Room};
 use crate::doorbells::{CELLS, Doorbells};
 use crate::function::Card;
 use crate::queues::{BoardSq, Kept};
+use crate::record::BusTap;
 
 /// log2 of the events of a queue at most.
 const MAX_EVENTS_LOG: u32 = 12;
@@ -63,8 +64,8 @@ impl EventQueue {
     fn push(&mut self, kind: u32, number: u32) {
         let at = (self.made & ((1 << self.log) - 1)) as usize * size_of::<Event>();
         self.made = self.made.wrapping_add(1);
-        self.room.store(at, u64::from(kind) | u64::from(number) << 32, Ordering::Relaxed);
-        self.room.store(at + 8, u64::from(self.made) << 32, Ordering::Release);
+        let words = [u64::from(kind) | u64::from(number) << 32, u64::from(self.made) << 32];
+        self.room.store(at, &words);
     }
 }
 
@@ -126,6 +127,7 @@ pub(crate) struct Shared {
     pub(crate) doorbells: Rc<Doorbells>,
     pub(crate) counters: Rc<BoardCounters>,
     pub(crate) kept: Kept,
+    pub(crate) tap: BusTap,
 }
 
 /// One context.
@@ -216,7 +218,9 @@ impl Context {
     pub(crate) fn take_doorbells(&mut self, card: &mut Card) -> u32 {
         let mut changed = 0;
         for at in 0..self.cells.len() {
-            let value = self.shared.doorbells.cell(self.id, at).load(Ordering::Acquire);
+            let Shared { doorbells, tap, .. } = &self.shared;
+            let cell = doorbells.cell(self.id, at);
+            let value = tap.bell(self.id, at, self.seen[at], || cell.load(Ordering::Acquire));
             let counts_old = broken::rule(18) && matches!(self.cells[at], Cell::Qp(..));
             if value == self.seen[at] && !counts_old {
                 continue;

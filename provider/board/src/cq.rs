@@ -250,16 +250,13 @@ impl CompletionQueue for BoardCq {
         let sl = cqe.sl & !CQE_PHASE | if round == 0 { CQE_PHASE } else { 0 };
         let words: [u64; 4] = transmute!(Cqe { sl, ..*cqe });
         let at = (made & ((1 << ring.log) - 1)) as usize * size_of::<Cqe>();
-        let [front @ .., last] = words;
         if broken::rule(28) {
-            ring.entries.store(at + 24, last, Ordering::Release);
+            let [.., last] = words;
+            ring.entries.store(at + 24, &[last]);
             broken::linger();
         }
-        for (n, word) in front.into_iter().enumerate() {
-            ring.entries.store(at + 8 * n, word, Ordering::Relaxed);
-        }
-        /* release: who sees the phase sees the rest, and the data before it */
-        ring.entries.store(at + 24, last, Ordering::Release);
+        /* the last word is released: who sees the phase sees the rest, and the data before it */
+        ring.entries.store(at, &words);
         cq.counters.inc(COUNTER_CQE_WRITES);
         let made = made.wrapping_add(1);
         cq.made.set(made);

@@ -23,6 +23,7 @@ use starverbs_backend::copy::write_in_order;
 
 use crate::broken;
 use crate::counters::BoardCounters;
+use crate::record::BusTap;
 use file::{Bytes, Files};
 use room::{Gate, Place};
 
@@ -52,6 +53,7 @@ pub(crate) struct Maps {
     /// Whether the function masters the bus: it reaches nothing if not
     master: Rc<Cell<bool>>,
     counters: Rc<BoardCounters>,
+    tap: BusTap,
 }
 
 /// Why memory is not taken.
@@ -59,9 +61,9 @@ pub(crate) type Errno = i32;
 
 impl Maps {
     /// None. `most`: bytes of address space that their files may take here.
-    pub(crate) fn new(most: u64, counters: Rc<BoardCounters>) -> Maps {
+    pub(crate) fn new(most: u64, counters: Rc<BoardCounters>, tap: BusTap) -> Maps {
         let (files, rooms) = (Files::new(most), RefCell::default());
-        Maps { maps: BTreeMap::new(), files, rooms, master: Rc::default(), counters }
+        Maps { maps: BTreeMap::new(), files, rooms, master: Rc::default(), counters, tap }
     }
 
     /// Whether the function masters the bus from now on.
@@ -167,9 +169,20 @@ impl Maps {
         true
     }
 
+    /// Whether anything is mapped here.
+    pub(crate) fn has(&self, address: u64) -> bool {
+        self.find(address).is_some()
+    }
+
+    /// Whether what is mapped here lies in a memory file.
+    pub(crate) fn is_file(&self, address: u64) -> bool {
+        self.find(address).is_some_and(|(map, _)| matches!(map.bytes, Bytes::Here(..)))
+    }
+
     /// Where these bytes are in this process, if they are, in one piece and for as long as they are mapped.
     pub(crate) fn pointer(&self, address: u64, len: usize) -> Option<*const u8> {
-        let (map, from) = self.find(address).filter(|_| self.is_master())?;
+        /* what is recorded, or played back, is copied */
+        let (map, from) = self.find(address).filter(|_| self.is_master() && !self.tap.is_on())?;
         match &map.bytes {
             Bytes::Here(mapped, at) if mapped.stays() && len as u64 <= map.size - from => {
                 Some(mapped.at(at + from as usize).cast_const())
@@ -181,6 +194,10 @@ impl Maps {
     /// Copies memory of the client. False: it is not all there.
     #[must_use]
     pub(crate) fn read(&self, address: u64, to: &mut [u8]) -> bool {
+        self.tap.read(address, to, |to| self.read_maps(address, to))
+    }
+
+    fn read_maps(&self, address: u64, to: &mut [u8]) -> bool {
         let len = to.len();
         self.is_master()
             && self.walk(address, len, |map, from, range| match &map.bytes {
@@ -198,6 +215,10 @@ impl Maps {
     /// or it may not be written.
     #[must_use]
     pub(crate) fn write(&self, address: u64, data: &[u8]) -> bool {
+        self.tap.write(address, data, || self.write_maps(address, data))
+    }
+
+    fn write_maps(&self, address: u64, data: &[u8]) -> bool {
         self.is_master()
             && self.walk(address, data.len(), |map, from, range| match &map.bytes {
                 _ if !map.writable => false,
@@ -221,6 +242,10 @@ impl Maps {
     /// Changes a word, whose address is aligned; gives what was there. Where the board has the memory mapped
     /// it is atomic for all; elsewhere among what this board does. `None`: as of [`Maps::write`].
     pub(crate) fn change(&self, address: u64, change: impl Fn(u64) -> u64) -> Option<u64> {
+        self.tap.change(address, &change, || self.change_maps(address, &change))
+    }
+
+    fn change_maps(&self, address: u64, change: &impl Fn(u64) -> u64) -> Option<u64> {
         let (map, from) = self.find(address)?;
         if !map.writable || !self.is_master() || !address.is_multiple_of(8) {
             return None;
@@ -276,6 +301,7 @@ impl Maps {
             unmapped: Cell::new(false),
             master: Rc::clone(&self.master),
             counters: Rc::clone(&self.counters),
+            tap: self.tap.clone(),
         });
         self.note(&gate);
         Ok(Room { gate, place, len })

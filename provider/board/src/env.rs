@@ -10,7 +10,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use starverbs_core::congestion::Aimd;
 use starverbs_core::mr::Plain;
-use starverbs_core::{AsyncEvent, Av, Counters, Dma, Env, Gid, Host, Port, Seg};
+use starverbs_core::{AsyncEvent, Av, Counters, Dma, Env, Gid, Host, Nanos, Port, Seg};
 use starverbs_queues::board::{COUNTER_DMA_MISSES, COUNTER_DMA_READS, COUNTER_DMA_WRITES};
 
 use crate::broken;
@@ -18,11 +18,15 @@ use crate::counters::BoardCounters;
 use crate::cq::BoardCq;
 use crate::dma::{ADDRESS_BITS, Maps};
 use crate::queues::{BoardRq, BoardSq};
+use crate::record::{BusTap, Tap};
 use crate::tables::{RANGE_BITS, Tables};
-use crate::wire::WireTx;
+use crate::wire::{WireTx, gather};
 
 /// Most payload bytes of a frame: the largest path MTU.
 const MAX_PAYLOAD: usize = 4096;
+
+/// Frames between two flushes of a port that is recorded.
+const RECORDED: u32 = 64;
 
 /// A client's memory, and what it counts.
 pub(crate) struct Memory {
@@ -33,8 +37,8 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// No memory. `most`: see [`Maps::new`].
-    pub(crate) fn new(most: u64, counters: &Rc<BoardCounters>) -> Memory {
-        let maps = Maps::new(most, Rc::clone(counters));
+    pub(crate) fn new(most: u64, counters: &Rc<BoardCounters>, tap: BusTap) -> Memory {
+        let maps = Maps::new(most, Rc::clone(counters), tap);
         Memory { maps, tables: Tables::default(), counters: Rc::clone(counters) }
     }
 
@@ -75,6 +79,11 @@ pub(crate) struct BoardEnv {
     /// Copies of memory that is not here, for the frame whose payload was begun
     bounce: Box<[u8; MAX_PAYLOAD]>,
     bounced: usize,
+    tap: Rc<Tap>,
+    /// Frames since the last flush
+    unflushed: u32,
+    /// When that was
+    flushed_at: Nanos,
 }
 
 /// Of a host address: it is one of a range. Null regions end there.
@@ -112,9 +121,18 @@ pub(crate) fn client_address(host: u64) -> Option<(usize, Place)> {
 }
 
 impl BoardEnv {
-    pub(crate) fn new(tx: WireTx, memories: Vec<Memory>) -> Self {
+    pub(crate) fn new(tx: WireTx, memories: Vec<Memory>, tap: Rc<Tap>) -> Self {
         let events = Vec::with_capacity(64);
-        BoardEnv { tx, memories, events, bounce: Box::new([0; MAX_PAYLOAD]), bounced: 0 }
+        BoardEnv {
+            tx,
+            memories,
+            events,
+            bounce: Box::new([0; MAX_PAYLOAD]),
+            bounced: 0,
+            tap,
+            unflushed: 0,
+            flushed_at: 0,
+        }
     }
 
     fn memory(&self, host: u64) -> Option<(&Memory, Place)> {
@@ -134,6 +152,12 @@ impl BoardEnv {
         let done = memory.walk(place, len, |at, range| access(&memory.maps, at, range));
         memory.count(which, done);
         done.is_some()
+    }
+
+    /// Sends what was added.
+    pub(crate) fn flush(&mut self, now: Nanos) {
+        self.tx.flush(now);
+        (self.unflushed, self.flushed_at) = (0, now);
     }
 
     /// Changes a word.
@@ -254,13 +278,22 @@ impl Port for BoardEnv {
             wrong = [front, &[!last]].concat();
             header = &wrong;
         }
+        if self.tap.is_on() {
+            // SAFETY: as below.
+            self.tap.frame_out(to, || unsafe { gather(header, payload, pad) });
+            self.unflushed += 1;
+            if !self.tx.can_send() {
+                self.tx.flush(self.flushed_at);
+            }
+        }
         // SAFETY: the segments lie in maps, in copies of WQEs or in `bounce`; the port is flushed at the end
         // of each turn, before a message of a client can end any of them.
         unsafe { self.tx.send_frame(to, header, payload, pad, volatile) };
     }
 
     fn can_send(&self) -> bool {
-        self.tx.can_send()
+        /* what is recorded does not depend on how much room the host has */
+        if self.tap.is_on() { self.unflushed < RECORDED } else { self.tx.can_send() }
     }
 
     fn is_own(&self, source: &Gid) -> bool {

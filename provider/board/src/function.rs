@@ -27,6 +27,7 @@ use crate::mads::Mads;
 use crate::pci::{Config, Effect, MsixTable};
 use crate::qpc::QpcRegisters;
 use crate::queues::Kept;
+use crate::record::{BusTap, Tap};
 use crate::wire::WireRx;
 
 /// log2 of the commands of a queue at most.
@@ -61,6 +62,7 @@ pub(crate) struct Card {
     pub(crate) addrs: Vec<HostAddr>,
     pub(crate) guid: u64,
     pub(crate) now: Nanos,
+    pub(crate) tap: Rc<Tap>,
 }
 
 impl Card {
@@ -88,9 +90,10 @@ pub(crate) struct Function {
 impl Function {
     /// # Errors
     /// No memory file.
-    pub(crate) fn new(number: usize, qpc: QpcRegisters) -> std::io::Result<Function> {
+    pub(crate) fn new(number: usize, qpc: QpcRegisters, tap: &Rc<Tap>) -> std::io::Result<Function> {
         let doorbells = Rc::new(Doorbells::new()?);
-        let shared = Shared { number, doorbells, counters: Rc::default(), kept: Kept::default() };
+        let (counters, kept, tap) = (Rc::default(), Kept::default(), BusTap::new(tap, number));
+        let shared = Shared { number, doorbells, counters, kept, tap };
         Ok(Function {
             shared,
             qpc,
@@ -163,6 +166,7 @@ impl Function {
     /// Signals a vector, if there is anything to signal.
     pub(crate) fn interrupt(&self, vector: u32) {
         if let Some(Some(irq)) = self.irqs.get(vector as usize) {
+            self.shared.tap.interrupt(vector);
             /* full: it is signalled already */
             let _ = write(irq, &1u64.to_ne_bytes());
             self.counters().inc(COUNTER_INTERRUPTS);
@@ -172,7 +176,15 @@ impl Function {
     /// Says so when the client has taken pages away under its maps.
     pub(crate) fn look_after_memory(&mut self, card: &Card) {
         let lost = self.maps(card).are_lost();
-        if lost && !self.registers.failed {
+        if lost != self.registers.failed {
+            self.shared.tap.lost(lost);
+            self.set_lost(lost);
+        }
+    }
+
+    /// Memory of the client lacks pages, or does not any more.
+    pub(crate) fn set_lost(&mut self, lost: bool) {
+        if lost {
             self.registers.error = libc::EFAULT as u32;
         }
         self.registers.failed = lost;

@@ -4,14 +4,14 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use starverbs_backend::HostAddr;
-use starverbs_core::mr::Plain;
-use starverbs_core::{Counters, FrameMeta, Gid, Nanos, Nic, NicConfig};
+use starverbs_core::{Counters, FrameMeta, Gid, Nanos};
 use starverbs_vfio::message::Head;
 use starverbs_vfio::{Message, Op};
 
+use crate::Board;
+use crate::record::{Header, Tap};
 use crate::server::carry_out;
 use crate::wire::{Line, WireRx, WireTx};
-use crate::{Board, Host, commands};
 
 /// The one address of its port.
 pub const GID: Gid = Gid::from_ipv4([10, 0, 0, 1]);
@@ -33,13 +33,12 @@ impl Driven {
         let addr = HostAddr { gid: GID, ifindex: 1, link_mtu: 4200, name: "line".to_owned(), loopback: true };
         let line = Line::new(std::slice::from_ref(&addr));
         let (tx, mut rx) = (WireTx::Line(Rc::clone(&line)), WireRx::Line(Rc::clone(&line), Vec::new()));
-        rx.claim_block().expect("the first block");
         let stats = Rc::new(Counters::default());
-        let config = NicConfig { max_groups: commands::MAX_GROUPS, ..NicConfig::default() };
-        let nic = Nic::new(config, Rc::clone(&stats), seed, Plain::default());
-        let host = Host { addrs: vec![addr], guid: 1, functions, seed };
+        let blocks = vec![rx.claim_block().expect("the first block")];
+        let header = Header { seed, guid: 1, functions, addrs: vec![addr], blocks, ..Header::default() };
         let now = 1_000_000;
-        let board = Board::assemble(nic, Rc::clone(&stats), (tx, rx), host, now).expect("a board");
+        let board = Board::assemble(&header, Rc::clone(&stats), (tx, rx), Tap::off(), now);
+        let board = board.expect("a board");
         Driven { board, line, stats, now }
     }
 

@@ -23,10 +23,12 @@ mod mads;
 mod pci;
 mod qpc;
 mod queues;
+mod record;
 mod server;
 mod tables;
 mod wire;
 
+use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -36,17 +38,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::{TimeSpec, TimeValLike};
 use nix::time::{ClockId, clock_gettime};
-use starverbs_backend::{BackendError, HostAddr, context_cache, host};
+use starverbs_backend::{BackendError, context_cache, host};
 use starverbs_core::mr::Plain;
 use starverbs_core::{AsyncEvent, Counters, Mtu, Nanos, Nic, NicConfig, NicError};
 use starverbs_queues::board::EVENT_MADS;
 use starverbs_settings::Settings;
 use thiserror::Error;
 
+use dma::Errno;
 use env::{BoardEnv, Memory};
 use function::{Card, Function};
 use mads::Mads;
 use qpc::QpcRegisters;
+use record::{Asked, BusTap, Header, Tap};
+pub use record::{Divergence, Played, Replay, ReplayError};
 use server::Server;
 use wire::{WireRx, WireTx};
 
@@ -88,6 +93,9 @@ pub enum BoardError {
     /// No memory for a doorbell page.
     #[error("doorbell page: {0}")]
     Page(io::Error),
+    /// The record cannot be written.
+    #[error("record: {0}")]
+    Record(io::Error),
     /// No QPNs.
     #[error(transparent)]
     Card(#[from] NicError),
@@ -99,18 +107,10 @@ pub struct Board {
     functions: Vec<Function>,
     /// A socket for each function; none, if it is driven without
     servers: Vec<Server>,
+    /// The card may have something to send that nothing has told of since
+    more: bool,
     turns: u32,
     idle: u32,
-}
-
-/// What a board is made of beside its card and its port.
-struct Host {
-    /// Its GID table
-    addrs: Vec<HostAddr>,
-    guid: u64,
-    functions: usize,
-    /// Decides keys and QPNs
-    seed: [u64; 2],
 }
 
 /// Paths of so many sockets: `path`, `path.1`, `path.2` and so on.
@@ -135,25 +135,43 @@ impl Board {
     /// # Errors
     /// No address, no port, no socket.
     pub fn open(settings: &Settings, sockets: &[PathBuf], seed: [u64; 2]) -> Result<Board, BoardError> {
+        Board::open_recorded(settings, sockets, seed, None)
+    }
+
+    /// The same; what it does is written to `record` (docs/board-record.md).
+    ///
+    /// # Errors
+    /// As of [`Board::open`]; the record cannot be written.
+    pub fn open_recorded(
+        settings: &Settings,
+        sockets: &[PathBuf],
+        seed: [u64; 2],
+        record: Option<File>,
+    ) -> Result<Board, BoardError> {
         let addrs = host::addresses(settings)?;
         let guid = host::guid(&addrs);
         let stats = Rc::new(Counters::default());
         let (tx, rx) = starverbs_backend::open(settings, &addrs, Rc::clone(&stats))?;
-        let wire = (WireTx::Udp(Box::new(tx)), WireRx::Udp(Box::new(rx)));
         let real = addrs.iter().filter(|addr| !addr.loopback).map(|addr| addr.link_mtu).min();
         let cap = settings.mtu.map_or(Mtu::M4096, |bytes| Mtu::fitting(u32::from(bytes) + 96));
-        let config = NicConfig {
+        let header = Header {
+            seed,
+            guid,
+            functions: sockets.len(),
             mtu: cap.min(real.map_or(Mtu::M4096, Mtu::fitting)),
             window: settings.window.unwrap_or(NicConfig::default().window),
             repeat: settings.repeat,
             credits: settings.credits,
-            max_groups: commands::MAX_GROUPS,
             contexts: settings.qpc_cache.map(context_cache),
-            ..NicConfig::default()
+            addrs,
+            blocks: rx.blocks().collect(),
         };
-        let nic = Nic::new(config, Rc::clone(&stats), seed, Plain::default());
-        let host = Host { addrs, guid, functions: sockets.len(), seed };
-        let mut board = Board::assemble(nic, stats, wire, host, now())?;
+        let tap = match record {
+            Some(file) => Tap::record(file, &header).map_err(BoardError::Record)?,
+            None => Tap::off(),
+        };
+        let wire = (WireTx::Udp(Box::new(tx)), WireRx::Udp(Box::new(rx)));
+        let mut board = Board::assemble(&header, stats, wire, tap, now())?;
         let open =
             |path: &PathBuf| Server::open(path).map_err(|error| BoardError::Socket(path.clone(), error));
         board.servers = sockets.iter().map(open).collect::<Result<_, _>>()?;
@@ -162,26 +180,29 @@ impl Board {
 
     /// A board without sockets.
     fn assemble(
-        mut nic: Nic<BoardEnv>,
+        header: &Header,
         stats: Rc<Counters>,
         (tx, rx): (WireTx, WireRx),
-        host: Host,
+        tap: Rc<Tap>,
         now: Nanos,
     ) -> Result<Board, BoardError> {
-        let Host { addrs, guid, functions, seed } = host;
-        for block in rx.blocks() {
-            nic.add_block(block as u16)?;
+        let (seed, guid, addrs) = (header.seed, header.guid, header.addrs.clone());
+        let mut nic = Nic::new(header.config(), Rc::clone(&stats), seed, Plain::default());
+        for block in &header.blocks {
+            nic.add_block(*block as u16)?;
         }
         let qpc = QpcRegisters::new(nic.config().contexts, stats);
-        let open = |number| Function::new(number, qpc.clone());
+        let open = |number| Function::new(number, qpc.clone(), &tap);
         let functions: Vec<Function> =
-            (0..functions).map(open).collect::<Result<_, _>>().map_err(BoardError::Page)?;
+            (0..header.functions).map(open).collect::<Result<_, _>>().map_err(BoardError::Page)?;
         let most = ADDRESS_SPACE / functions.len().max(1) as u64;
-        let memory = |function: &Function| Memory::new(most, function.counters());
-        let env = BoardEnv::new(tx, functions.iter().map(memory).collect());
+        let memory = |function: &Function| {
+            Memory::new(most, function.counters(), BusTap::new(&tap, function.number()))
+        };
+        let env = BoardEnv::new(tx, functions.iter().map(memory).collect(), Rc::clone(&tap));
         let mads = Mads::new(guid, seed[0]);
-        let card = Card { nic, env, rx, mads, addrs, guid, now };
-        Ok(Board { card, functions, servers: Vec::new(), turns: 0, idle: 0 })
+        let card = Card { nic, env, rx, mads, addrs, guid, now, tap };
+        Ok(Board { card, functions, servers: Vec::new(), more: true, turns: 0, idle: 0 })
     }
 
     /// Has no client map doorbell pages: each write of a cell is a message then, as a monitor traps it.
@@ -190,8 +211,11 @@ impl Board {
     }
 
     /// Works until `stop`.
-    pub fn run(&mut self, stop: &AtomicBool) {
-        while !stop.load(Ordering::Relaxed) {
+    ///
+    /// # Errors
+    /// The record cannot be written.
+    pub fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
+        while !stop.load(Ordering::Relaxed) && self.card.tap.is_sound() {
             let worked = self.turn(now());
             self.idle = if worked { 0 } else { self.idle.saturating_add(1) };
             if self.idle > SPINS {
@@ -200,62 +224,90 @@ impl Board {
                 std::thread::yield_now();
             }
         }
+        self.card.tap.finish()
     }
 
     /// One turn; says whether there was anything to do.
     fn turn(&mut self, now: Nanos) -> bool {
-        let Board { card, functions, turns, idle, .. } = self;
-        card.now = now;
-        *turns = turns.wrapping_add(1);
-        let mut work = 0;
-        for function in functions.iter_mut() {
-            work += function.take_doorbells(card);
-        }
-        if card.rx.recv() {
-            /* a card that waits for QP contexts leaves frames where they are */
-            while card.nic.takes_frames()
-                && let Some((meta, frame)) = card.rx.next_frame()
-            {
-                card.nic.offer_frame(&mut card.env, card.now, &meta, frame);
-                work += 1;
-            }
-            card.nic.end_back_pressure();
-        }
-        if card.nic.next_deadline().is_some_and(|deadline| deadline <= card.now) {
-            card.nic.handle_timeout(&mut card.env, card.now);
-        }
-        for _ in 0..ROUNDS {
-            let more = card.nic.poll_transmit(&mut card.env, card.now, true);
-            card.env.tx.flush(card.now);
-            if !more {
-                break;
-            }
-            work += 1;
-        }
+        let mut work = self.work(now);
         /* behind the flush: a message of a client may end memory that a frame was gathered from */
-        if turns.is_multiple_of(SERVE_EVERY) || *idle >= SPINS {
+        self.turns = self.turns.wrapping_add(1);
+        if self.turns.is_multiple_of(SERVE_EVERY) || self.idle >= SPINS {
             work += u32::from(self.serve());
         }
         self.deliver();
         work > 0
     }
 
+    /// Doorbells, frames, timers, and what the card sends then; says how much there was to do.
+    fn work(&mut self, now: Nanos) -> u32 {
+        let Board { card, functions, more, .. } = self;
+        card.now = now;
+        card.tap.begin_turn(now);
+        let mut work = 0;
+        for function in functions.iter_mut() {
+            work += function.take_doorbells(card);
+        }
+        if card.rx.recv() {
+            let before = work;
+            /* a card that waits for QP contexts leaves frames where they are */
+            while card.nic.takes_frames()
+                && let Some((meta, frame)) = card.rx.next_frame()
+            {
+                card.tap.frame_in(&meta, frame);
+                card.nic.offer_frame(&mut card.env, card.now, &meta, frame);
+                work += 1;
+            }
+            if work > before {
+                card.nic.end_back_pressure();
+            }
+        }
+        let due = card.nic.next_deadline().is_some_and(|deadline| deadline <= card.now);
+        /* a record has the turns in which something happened, and no others */
+        if card.tap.is_on() && work == 0 && !due && !*more {
+            card.env.flush(card.now);
+            return 0;
+        }
+        card.tap.mark();
+        if due {
+            card.nic.handle_timeout(&mut card.env, card.now);
+        }
+        for _ in 0..ROUNDS {
+            *more = card.nic.poll_transmit(&mut card.env, card.now, true);
+            card.env.flush(card.now);
+            if !*more {
+                break;
+            }
+            work += 1;
+        }
+        work
+    }
+
     /// Answers clients, and does what the port has to do beside frames.
     fn serve(&mut self) -> bool {
-        let Board { card, functions, servers, .. } = self;
-        if card.nic.free_qpns() < RESTING
-            && let Ok(block) = card.rx.claim_block()
+        if self.card.nic.free_qpns() < RESTING
+            && let Ok(block) = self.card.rx.claim_block()
         {
-            /* a block that the card has no memory for is of no use, and does no harm */
-            let _ = card.nic.add_block(block as u16);
+            self.add_block(|| Ok(block));
         }
+        let Board { card, functions, servers, more, .. } = self;
         let mut had = false;
         for (function, server) in functions.iter_mut().zip(servers) {
             had |= server.run(function, card);
             function.look_after_memory(card);
         }
         card.rx.maintain(&mut card.env.tx, card.now);
+        *more |= had;
         had
+    }
+
+    /// The card has one more block of QPNs.
+    fn add_block(&mut self, claim: impl FnOnce() -> Result<u32, Errno>) {
+        let Card { nic, tap, .. } = &mut self.card;
+        if let Ok(block) = tap.host(Asked::Block, claim) {
+            /* a block that the card has no memory for is of no use, and does no harm */
+            let _ = nic.add_block(block as u16);
+        }
     }
 
     /// Gives events to the functions whose objects they are about.
@@ -303,6 +355,8 @@ impl Board {
 
     /// Sleeps until a frame or a message comes, a timer is due, or a while: a doorbell may have been rung.
     fn nap(&mut self) {
+        /* who ends a board leaves the record that there is; what went wrong is told when it ends */
+        self.card.tap.flush();
         self.card.rx.prepare_to_sleep();
         let left = self.card.nic.next_deadline().map_or(NAP, |deadline| deadline.saturating_sub(now()));
         let timeout = TimeSpec::nanoseconds(left.min(NAP) as i64);

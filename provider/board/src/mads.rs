@@ -8,12 +8,13 @@ use std::collections::{BTreeMap, VecDeque};
 
 use starverbs_cm::wire::Destination;
 use starverbs_cm::{Cm, Config, ListenAt, Path, Scope};
-use starverbs_core::{Av, FrameMeta, Gid, MAD_LEN};
+use starverbs_core::{Av, FrameMeta, Gid, MAD_LEN, Port};
 use starverbs_queues::board::{SCOPE_ALL, SCOPE_IPV4, SCOPE_IPV6, SCOPE_ONE, SERVICE_SHARED, Service};
 
 use crate::broken;
 use crate::dma::Errno;
 use crate::function::Card;
+use crate::record::Asked;
 
 /// Datagrams that wait for a client; more are lost, and sent again.
 const WAITING: usize = 256;
@@ -83,7 +84,7 @@ impl Card {
         }
         let block = match self.mads.spare.pop() {
             Some(block) => block,
-            None => self.rx.claim_block()?,
+            None => self.tap.host(Asked::Block, || self.rx.claim_block())?,
         };
         self.mads.owners.insert(block, client);
         self.mads.queues.insert(client, VecDeque::new());
@@ -116,11 +117,11 @@ impl Card {
 
     /// Sends a datagram to queue pair 1 at an address.
     pub(crate) fn send_mad(&mut self, to: &Av, mad: &[u8; MAD_LEN]) {
-        if !self.env.tx.can_send() {
-            self.env.tx.flush(self.now);
+        if !self.env.can_send() {
+            self.env.flush(self.now);
         }
         self.nic.send_mad(&mut self.env, to, mad);
-        self.env.tx.flush(self.now);
+        self.env.flush(self.now);
     }
 
     /// Requests for a service come to a client. EADDRINUSE, EADDRNOTAVAIL: somebody holds it, or a part of
@@ -140,7 +141,8 @@ impl Card {
             return Err(libc::EADDRINUSE);
         }
         let shared = service.flags & SERVICE_SHARED != 0;
-        self.rx.claim_service(at, shared)?;
+        let claim = || self.rx.claim_service(at, shared).map(|()| 0);
+        self.tap.host(Asked::Service, claim)?;
         mads.services.push((at, client));
         Ok(())
     }

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use nix::unistd::Uid;
 use starverbs_queues::board::{BAR_CONTROL, BAR_DOORBELLS, BAR_MSIX, CONTROL_BYTES};
@@ -20,10 +21,11 @@ use starverbs_vfio::{Message, Op, Received, Stream};
 use zerocopy::IntoBytes;
 
 use crate::broken;
-use crate::dma::Errno;
+use crate::dma::{Errno, Maps};
 use crate::doorbells::DOORBELL_BYTES;
 use crate::function::{Card, Function, VECTORS};
 use crate::pci::{CONFIG_BYTES, MSIX_BYTES};
+use crate::record::Line;
 
 /// Messages of one client in a turn at most: others have their turn then.
 const MESSAGES: u32 = 64;
@@ -89,6 +91,7 @@ impl Server {
     /// The client is gone, or sent away.
     fn part(&mut self, function: &mut Function, card: &mut Card) {
         self.client = None;
+        card.tap.note(|| Line::Gone { function: function.number() as u8 });
         function.disconnect(card);
     }
 
@@ -140,8 +143,81 @@ fn file_at(path: &Path) -> Option<(u64, u64)> {
 /// The body of an answer, and whether the doorbell page goes with it.
 type Answer = (Vec<u8>, bool);
 
-/// Does what a message asks for.
+/// Does what a message asks for, and notes it.
 pub(crate) fn carry_out(
+    op: Op,
+    message: Message,
+    same_user: bool,
+    function: &mut Function,
+    card: &mut Card,
+) -> Result<Answer, Errno> {
+    let tap = Rc::clone(&card.tap);
+    if !tap.is_on() {
+        return answer(op, message, same_user, function, card);
+    }
+    let number = function.number();
+    /* what has effects stands in front of them, what has none but an answer behind it */
+    let before = begun(op, &message, number as u8);
+    let body = if before.is_none() { message.body.clone() } else { Vec::new() };
+    let is_noted = before.is_some();
+    if let Some(line) = before {
+        tap.note(|| line);
+    }
+    let done = answer(op, message, same_user, function, card);
+    match &done {
+        Err(errno) if is_noted => tap.note(|| Line::Refused(*errno)),
+        Ok((answer, _)) => {
+            if let Some(line) = ended(op, &body, answer, number as u8, &card.env.memories[number].maps) {
+                tap.note(|| line);
+            }
+        }
+        Err(_) => {}
+    }
+    done
+}
+
+/// The line of a message that has effects.
+fn begun(op: Op, message: &Message, function: u8) -> Option<Line> {
+    match op {
+        Op::RegionWrite => {
+            let (Access { offset, region, .. }, bytes) = parse(&message.body)?;
+            Some(Line::Write { function, region, offset, bytes: bytes.to_vec() })
+        }
+        Op::SetIrqs => {
+            let (SetIrqs { flags, index, start, count, .. }, _) = parse(&message.body)?;
+            let given = message.fds.len() as u32;
+            Some(Line::Vectors { function, flags, index, start, count, given })
+        }
+        Op::DeviceReset => Some(Line::Reset { function }),
+        _ => None,
+    }
+}
+
+/// The line of a message that was answered.
+fn ended(op: Op, body: &[u8], answer: &[u8], function: u8, maps: &Maps) -> Option<Line> {
+    match op {
+        Op::RegionRead => {
+            let (Access { offset, region, .. }, bytes) = parse(answer)?;
+            Some(Line::Read { function, region, offset, bytes: bytes.to_vec() })
+        }
+        Op::DmaMap => {
+            let (DmaMap { flags, address, size, .. }, _) = parse(body)?;
+            let (writable, here) = (flags & DMA_WRITE != 0, maps.is_file(address));
+            /* one that came without a descriptor is none */
+            maps.has(address).then_some(Line::Map { function, address, size, writable, here })
+        }
+        Op::DmaUnmap => {
+            let (DmaUnmap { flags, address, size, .. }, _) = parse(body)?;
+            let all = flags & DMA_UNMAP_ALL != 0;
+            let (address, size) = if all { (0, u64::MAX) } else { (address, size) };
+            Some(Line::Unmap { function, address, size })
+        }
+        _ => None,
+    }
+}
+
+/// Does what a message asks for.
+pub(crate) fn answer(
     op: Op,
     mut message: Message,
     same_user: bool,

@@ -3,6 +3,7 @@
 mod contexts;
 mod pci;
 mod raw;
+mod record;
 mod rules;
 mod tables;
 

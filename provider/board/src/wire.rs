@@ -13,12 +13,15 @@ use starverbs_cm::ListenAt;
 use starverbs_core::{Av, Counters, FrameMeta, Gid, Nanos, Seg};
 
 use crate::dma::Errno;
+use crate::record::{Frame, Tap};
 
 /// The sending half.
 pub(crate) enum WireTx {
     Udp(Box<RoceTx<Rc<Counters>>>),
     #[cfg_attr(not(feature = "fuzzing"), expect(dead_code))]
     Line(Rc<Line>),
+    /// What is sent is compared with a record, and goes nowhere
+    Nowhere(Vec<HostAddr>),
 }
 
 /// The receiving half.
@@ -27,6 +30,8 @@ pub(crate) enum WireRx {
     /// And the frame that was taken last
     #[cfg_attr(not(feature = "fuzzing"), expect(dead_code))]
     Line(Rc<Line>, Vec<u8>),
+    /// Frames of a record that is played back, and the one that was taken last
+    Record(Rc<Tap>, Vec<u8>),
 }
 
 /// Frames that wait on a line at most; the next is lost.
@@ -60,7 +65,7 @@ impl Line {
 ///
 /// # Safety
 /// The segments are readable.
-unsafe fn gather(header: &[u8], payload: &[Seg], pad: u8) -> Vec<u8> {
+pub(crate) unsafe fn gather(header: &[u8], payload: &[Seg], pad: u8) -> Vec<u8> {
     let mut frame = header.to_vec();
     for seg in payload.iter().filter(|seg| seg.len > 0) {
         let (begin, len) = (frame.len(), seg.len as usize);
@@ -98,21 +103,24 @@ impl WireTx {
                 let traffic_class = to.traffic_class;
                 line.put(FrameMeta { src: to.sgid, dst: to.dgid, traffic_class, hop_limit }, frame);
             }
+            WireTx::Nowhere(_) => {}
         }
     }
 
     pub(crate) fn can_send(&self) -> bool {
         match self {
             WireTx::Udp(tx) => tx.can_send(),
-            WireTx::Line(_) => true,
+            WireTx::Line(_) | WireTx::Nowhere(_) => true,
         }
     }
 
     pub(crate) fn has_address(&self, gid: &Gid) -> bool {
-        match self {
-            WireTx::Udp(tx) => tx.has_address(gid),
-            WireTx::Line(line) => line.addrs.iter().any(|addr| addr.gid == *gid),
-        }
+        let addrs = match self {
+            WireTx::Udp(tx) => return tx.has_address(gid),
+            WireTx::Line(line) => &line.addrs,
+            WireTx::Nowhere(addrs) => addrs,
+        };
+        addrs.iter().any(|addr| addr.gid == *gid)
     }
 
     /// Sends what was added.
@@ -129,6 +137,7 @@ impl WireRx {
         match self {
             WireRx::Udp(rx) => rx.recv() > 0,
             WireRx::Line(line, _) => !line.frames.borrow().is_empty(),
+            WireRx::Record(..) => true,
         }
     }
 
@@ -140,6 +149,11 @@ impl WireRx {
                 let (meta, frame) = line.frames.borrow_mut().pop_front()?;
                 *last = frame;
                 Some((meta, last))
+            }
+            WireRx::Record(tap, last) => {
+                let Frame { src, dst, traffic_class, hop_limit, bytes } = tap.next_frame()?;
+                *last = bytes;
+                Some((FrameMeta { src, dst, traffic_class, hop_limit }, last))
             }
         }
     }
@@ -157,21 +171,14 @@ impl WireRx {
                 line.blocks.set(block);
                 Ok(block)
             }
-        }
-    }
-
-    /// Blocks that are claimed.
-    pub(crate) fn blocks(&self) -> Vec<u32> {
-        match self {
-            WireRx::Udp(rx) => rx.blocks().collect(),
-            WireRx::Line(line, _) => (1..=line.blocks.get()).collect(),
+            WireRx::Record(..) => Err(libc::EIO),
         }
     }
 
     pub(crate) fn join_group(&mut self, group: Gid) -> Result<(), Errno> {
         match self {
             WireRx::Udp(rx) => rx.join_group(group).map_err(errno),
-            WireRx::Line(..) => Ok(()),
+            WireRx::Line(..) | WireRx::Record(..) => Ok(()),
         }
     }
 
@@ -184,7 +191,7 @@ impl WireRx {
     pub(crate) fn claim_service(&mut self, at: ListenAt, shared: bool) -> Result<(), Errno> {
         match self {
             WireRx::Udp(rx) => rx.claim_service(at, shared).map_err(errno),
-            WireRx::Line(..) => Ok(()),
+            WireRx::Line(..) | WireRx::Record(..) => Ok(()),
         }
     }
 
@@ -217,7 +224,7 @@ impl WireRx {
     pub(crate) fn fds(&self) -> &[RawFd] {
         match self {
             WireRx::Udp(rx) => rx.fds(),
-            WireRx::Line(..) => &[],
+            WireRx::Line(..) | WireRx::Record(..) => &[],
         }
     }
 }

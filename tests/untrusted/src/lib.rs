@@ -15,7 +15,7 @@ pub mod relay;
 pub mod shared_qp;
 pub mod star;
 
-pub use parsers::{channel, control, frame, settings, share, stat};
+pub use parsers::{channel, control, frame, record, settings, share, stat};
 pub use preload::path;
 
 /// Checks what the library does with some bytes; panics where it is wrong.
@@ -32,6 +32,7 @@ pub const ORACLES: &[(&str, Oracle)] = &[
     ("onerma", onerma::check),
     ("path", path),
     ("port", port::check),
+    ("record", record),
     ("relay", relay::check),
     ("settings", settings),
     ("share", share),

@@ -4,12 +4,22 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use starverbs_board::Replay;
 use starverbs_core::wire::tags::Tagged;
 use starverbs_core::wire::{Icrc, IcrcHeader, Packet, bytes_after_ip_id, explained_by_ip_id};
 use starverbs_settings::{FaultSpec, KEYS, Settings};
 use starverbs_verbs::stat::Snapshot;
 
 use crate::bytes::Bytes;
+
+/// The record of a board, which is played as far as it goes.
+pub fn record(bytes: &[u8]) {
+    let file = File::from(memfd_create(c"record", MFdFlags::MFD_CLOEXEC).expect("a memfd"));
+    file.write_all_at(bytes, 0).expect("memory");
+    if let Ok(mut replay) = Replay::open(file) {
+        let _ = replay.run();
+    }
+}
 
 /// A UDP payload from anyone: what parses lies within the frame.
 pub fn frame(frame: &[u8]) {

@@ -1,8 +1,11 @@
 //! `starverbs board`: an emulated board, to which programs and monitors connect by vfio-user.
 
+mod replay;
 mod test;
 
+use std::fs::OpenOptions;
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -29,6 +32,7 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     Test(test::Args),
+    Replay(replay::Args),
 }
 
 /// How to emulate a board.
@@ -44,6 +48,9 @@ struct Emulate {
     /// No client maps doorbell pages: a guest's writes are trapped then, one by one
     #[arg(long)]
     no_mapped_doorbells: bool,
+    /// Write what crosses the board's edges to a new file (docs/board-record.md)
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
 }
 
 /// Set by a signal that ends the board.
@@ -56,6 +63,7 @@ extern "C" fn on_signal(_: libc::c_int) {
 pub(crate) fn board(args: &Args) -> Result<(), Failure> {
     match args {
         Args { command: Some(Command::Test(args)), .. } => test::test(args),
+        Args { command: Some(Command::Replay(args)), .. } => replay::replay(args),
         Args { emulate: Some(args), .. } => emulate(args),
         Args { .. } => Err(Failure::new(2, "`starverbs board` needs --socket PATH, or a command")),
     }
@@ -64,7 +72,11 @@ pub(crate) fn board(args: &Args) -> Result<(), Failure> {
 fn emulate(args: &Emulate) -> Result<(), Failure> {
     let settings = Settings::load().map_err(|error| Failure::new(2, error))?;
     let sockets = socket_paths(&args.socket, usize::from(args.sockets));
-    let mut board = Board::open(&settings, &sockets, seed())
+    /* what is in it is the clients' */
+    let new = |path| OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let record = args.record.as_ref().map(new).transpose();
+    let record = record.map_err(|error| Failure::new(1, format!("record: {error}")))?;
+    let mut board = Board::open_recorded(&settings, &sockets, seed(), record)
         .map_err(|error| Failure::new(1, format!("no board: {error}")))?;
     if args.no_mapped_doorbells {
         board.trap_doorbells();
@@ -78,8 +90,7 @@ fn emulate(args: &Emulate) -> Result<(), Failure> {
         let _ = writeln!(io::stdout(), "board at {}", path.display());
     }
     let _ = io::stdout().flush();
-    board.run(&STOP);
-    Ok(())
+    board.run(&STOP).map_err(|error| Failure::new(1, format!("record: {error}")))
 }
 
 /// Numbers that a client cannot guess, for keys and QPNs.

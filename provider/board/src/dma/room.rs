@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use starverbs_queues::BLOCK;
 use starverbs_queues::board::COUNTER_DMA_MISSES;
+use zerocopy::IntoBytes;
 
 use super::PAGE;
 use crate::counters::BoardCounters;
+use crate::record::BusTap;
 
 /// Whether the memory of a room may be touched.
 pub(super) struct Gate {
@@ -20,6 +22,7 @@ pub(super) struct Gate {
     /// The function masters the bus
     pub(super) master: Rc<Cell<bool>>,
     pub(super) counters: Rc<BoardCounters>,
+    pub(super) tap: BusTap,
 }
 
 /// Where it is.
@@ -38,23 +41,34 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Where `len` bytes at `at` are, of which a room has the first page's and no others'.
+    /// Whether its memory may be touched; if not, that is a miss.
     ///
     /// # Panics
-    /// They do not lie in the room.
-    fn at(&self, at: usize, len: usize) -> Option<*mut u8> {
+    /// The bytes do not lie in the room.
+    fn is_open(&self, at: usize, len: usize) -> bool {
         assert!(at <= self.len && len <= self.len - at, "bytes outside of a queue");
-        if self.gate.unmapped.get() || !self.gate.master.get() {
-            self.gate.counters.inc(COUNTER_DMA_MISSES);
-            return None;
+        let Gate { unmapped, master, counters, .. } = &*self.gate;
+        let open = !unmapped.get() && master.get();
+        if !open {
+            counters.inc(COUNTER_DMA_MISSES);
         }
-        Some(match &self.place {
+        open
+    }
+
+    /// The DMA address of a byte.
+    fn address(&self, at: usize) -> u64 {
+        self.gate.first + at as u64
+    }
+
+    /// Where a byte is, of a room that is open.
+    fn pointer(&self, at: usize) -> *mut u8 {
+        match &self.place {
             Place::One(first) => first.wrapping_add(at),
             Place::Pages(pages, skip) => {
                 let at = at + skip;
                 pages[at / PAGE as usize].wrapping_add(at % PAGE as usize)
             }
-        })
+        }
     }
 
     /// Bytes from `at` on that lie one after the other.
@@ -65,76 +79,118 @@ impl Room {
         }
     }
 
+    /// An aligned word of 64 bits of a room that is open.
+    fn word(&self, at: usize) -> &AtomicU64 {
+        let word = self.pointer(at).cast::<u64>();
+        assert!(word.is_aligned(), "half a word");
+        // SAFETY: aligned, and in a mapping that is there as long as the gate is open, which it is until a
+        // message of the client is served: not while this borrow lives.
+        unsafe { AtomicU64::from_ptr(word) }
+    }
+
+    /// The same of 32 bits.
+    fn half(&self, at: usize) -> &AtomicU32 {
+        let half = self.pointer(at).cast::<u32>();
+        assert!(half.is_aligned(), "half a word");
+        // SAFETY: as in `word`.
+        unsafe { AtomicU32::from_ptr(half) }
+    }
+
     /// The words of a block at `at`, which the client may change meanwhile.
     ///
     /// # Panics
     /// It does not lie in the room, or is not aligned: here and below.
     pub(crate) fn block(&self, at: usize) -> [u64; BLOCK / 8] {
-        std::array::from_fn(|word| self.load(at + 8 * word, Ordering::Relaxed))
+        let mut words = [0; BLOCK / 8];
+        if self.is_open(at, BLOCK) {
+            self.gate.tap.read(self.address(at), words.as_mut_bytes(), |bytes| {
+                for (n, word) in bytes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                    *word = self.word(at + 8 * n).load(Ordering::Relaxed).to_ne_bytes();
+                }
+                true
+            });
+        }
+        words
     }
 
     /// A word of 64 bits.
     pub(crate) fn load(&self, at: usize, order: Ordering) -> u64 {
-        // SAFETY: `word` gives an aligned word of a mapping that is there, as the gate is open.
-        self.word(at).map_or(0, |word| unsafe { AtomicU64::from_ptr(word) }.load(order))
-    }
-
-    /// The same, stored.
-    pub(crate) fn store(&self, at: usize, value: u64, order: Ordering) {
-        if let Some(word) = self.word(at) {
-            // SAFETY: as in `load`, and rooms may be written.
-            unsafe { AtomicU64::from_ptr(word) }.store(value, order);
+        let mut word = [0; 8];
+        if self.is_open(at, word.len()) {
+            self.gate.tap.read(self.address(at), &mut word, |word| {
+                word.copy_from_slice(&self.word(at).load(order).to_ne_bytes());
+                true
+            });
         }
+        u64::from_ne_bytes(word)
     }
 
-    fn word(&self, at: usize) -> Option<*mut u64> {
-        let word = self.at(at, 8)?.cast::<u64>();
-        assert!(word.is_aligned(), "half a word");
-        Some(word)
+    /// Stores words of 64 bits, the last one so that who sees it sees the others (release).
+    pub(crate) fn store(&self, at: usize, words: &[u64]) {
+        if self.is_open(at, size_of_val(words)) {
+            self.gate.tap.write(self.address(at), words.as_bytes(), || {
+                for (n, word) in words.iter().enumerate() {
+                    let is_last = n + 1 == words.len();
+                    let order = if is_last { Ordering::Release } else { Ordering::Relaxed };
+                    self.word(at + 8 * n).store(*word, order);
+                }
+                true
+            });
+        }
     }
 
     /// A word of 32 bits.
     pub(crate) fn load_half(&self, at: usize, order: Ordering) -> u32 {
-        // SAFETY: as in `load`.
-        self.half(at).map_or(0, |half| unsafe { AtomicU32::from_ptr(half) }.load(order))
+        let mut half = [0; 4];
+        if self.is_open(at, half.len()) {
+            self.gate.tap.read(self.address(at), &mut half, |half| {
+                half.copy_from_slice(&self.half(at).load(order).to_ne_bytes());
+                true
+            });
+        }
+        u32::from_ne_bytes(half)
     }
 
     /// The same, stored.
     pub(crate) fn store_half(&self, at: usize, value: u32, order: Ordering) {
-        if let Some(half) = self.half(at) {
-            // SAFETY: as in `store`.
-            unsafe { AtomicU32::from_ptr(half) }.store(value, order);
+        if self.is_open(at, 4) {
+            self.gate.tap.write(self.address(at), &value.to_ne_bytes(), || {
+                self.half(at).store(value, order);
+                true
+            });
         }
-    }
-
-    fn half(&self, at: usize) -> Option<*mut u32> {
-        let half = self.at(at, 4)?.cast::<u32>();
-        assert!(half.is_aligned(), "half a word");
-        Some(half)
     }
 
     /// Copies bytes at `at`.
     pub(crate) fn read(&self, at: usize, to: &mut [u8]) {
         to.fill(0);
-        let mut done = 0;
-        while done < to.len() {
-            let run = self.run(at + done).min(to.len() - done);
-            let Some(from) = self.at(at + done, run) else { return };
-            // SAFETY: inside a mapping that is there; `to` is ours, and has the bytes.
-            unsafe { to[done..].as_mut_ptr().copy_from(from, run) };
-            done += run;
+        if self.is_open(at, to.len()) {
+            self.gate.tap.read(self.address(at), to, |to| {
+                let mut done = 0;
+                while done < to.len() {
+                    let run = self.run(at + done).min(to.len() - done);
+                    // SAFETY: inside a mapping that is there; `to` is ours, and has the bytes.
+                    unsafe { to[done..].as_mut_ptr().copy_from(self.pointer(at + done), run) };
+                    done += run;
+                }
+                true
+            });
         }
     }
 
     /// The other way round.
     pub(crate) fn write(&self, at: usize, from: &[u8]) {
-        let mut done = 0;
-        while done < from.len() {
-            let run = self.run(at + done).min(from.len() - done);
-            let Some(to) = self.at(at + done, run) else { return };
-            // SAFETY: inside a mapping that is there and may be written.
-            unsafe { to.copy_from(from[done..].as_ptr(), run) };
-            done += run;
+        if self.is_open(at, from.len()) {
+            self.gate.tap.write(self.address(at), from, || {
+                let mut done = 0;
+                while done < from.len() {
+                    let run = self.run(at + done).min(from.len() - done);
+                    // SAFETY: inside a mapping that is there and may be written.
+                    unsafe { self.pointer(at + done).copy_from(from[done..].as_ptr(), run) };
+                    done += run;
+                }
+                true
+            });
         }
     }
 }

@@ -2,6 +2,7 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::*;
+use crate::record::Tap;
 
 fn file(len: u64, seals: SealFlag) -> File {
     let file = File::from(memfd_create(c"test", MFdFlags::MFD_ALLOW_SEALING).unwrap());
@@ -16,7 +17,7 @@ fn sealed(len: u64) -> File {
 
 /// No maps, of a function that masters the bus.
 fn maps() -> Maps {
-    let maps = Maps::new(1 << 30, Rc::default());
+    let maps = Maps::new(1 << 30, Rc::default(), BusTap::new(&Tap::off(), 0));
     maps.set_master(true);
     maps
 }
@@ -99,11 +100,11 @@ fn nothing_is_reached_without_the_bus() {
     let mut maps = maps();
     maps.add(0, PAGE, true, sealed(PAGE), 0, false).unwrap();
     let room = maps.room(0, 64, 64).unwrap();
-    room.store(8, 7, Ordering::Relaxed);
+    room.store(8, &[7]);
     assert_eq!((room.load(8, Ordering::Relaxed), room.load_half(8, Ordering::Relaxed)), (7, 7));
     maps.set_master(false);
     assert_eq!((room.load(8, Ordering::Relaxed), room.load_half(8, Ordering::Relaxed)), (0, 0));
-    room.store(8, 9, Ordering::Relaxed);
+    room.store(8, &[9]);
     room.store_half(8, 9, Ordering::Relaxed);
     room.write(8, &[9]);
     let mut byte = [1];
@@ -140,7 +141,7 @@ fn a_queue_lies_in_many_maps() {
         assert!(bytes == data[from..from + bytes.len()], "page {n}");
     }
     let last = 3 * PAGE as usize - 64;
-    room.store(last, 0x1234, Ordering::Release);
+    room.store(last, &[0x1234]);
     assert_eq!(room.load(last, Ordering::Acquire), 0x1234);
     assert!(maps.read(PAGE + 64, &mut back), "across all of them");
     assert!(maps.pointer(2 * PAGE - 8, 16).is_none(), "in two maps");
@@ -164,7 +165,7 @@ fn a_file_that_shrinks_is_zeroes() {
     for maps in [&victim, &other] {
         assert!(maps.write(8 * PAGE, &[5; 100]));
     }
-    room.store(0, 5, Ordering::Relaxed);
+    room.store(0, &[5]);
     memory.set_len(PAGE).unwrap();
     assert!(!victim.are_lost(), "nobody has looked");
     let mut bytes = [1; 100];

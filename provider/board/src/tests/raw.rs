@@ -57,6 +57,16 @@ pub(super) fn with_board_of(
     with_board_that(settings, sockets, |_| (), clients)
 }
 
+/// The same of a board that is recorded.
+pub(super) fn with_board_recorded(
+    settings: &Settings,
+    sockets: usize,
+    record: File,
+    clients: impl FnOnce(&[PathBuf]) + Send,
+) -> Board {
+    run_board(settings, sockets, Some(record), |_| (), clients)
+}
+
 /// The same of a board that `prepare` has seen.
 pub(super) fn with_board_that(
     settings: &Settings,
@@ -64,10 +74,20 @@ pub(super) fn with_board_that(
     prepare: impl FnOnce(&mut Board),
     clients: impl FnOnce(&[PathBuf]) + Send,
 ) -> Board {
+    run_board(settings, sockets, None, prepare, clients)
+}
+
+fn run_board(
+    settings: &Settings,
+    sockets: usize,
+    record: Option<File>,
+    prepare: impl FnOnce(&mut Board),
+    clients: impl FnOnce(&[PathBuf]) + Send,
+) -> Board {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let name = format!("starverbs-raw-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
     let paths = socket_paths(&std::env::temp_dir().join(name), sockets);
-    let mut board = Board::open(settings, &paths, [1, 2]).unwrap();
+    let mut board = Board::open_recorded(settings, &paths, [1, 2], record).unwrap();
     prepare(&mut board);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -76,13 +96,14 @@ pub(super) fn with_board_that(
             stop.store(true, Ordering::Relaxed);
             done
         });
-        board.run(&stop);
+        board.run(&stop).unwrap();
         client.join().unwrap().unwrap();
     });
     /* what the clients left is seen in these turns */
     for _ in 0..2 * SERVE_EVERY {
         board.turn(now());
     }
+    board.card.tap.finish().unwrap();
     board
 }
 
