@@ -10,7 +10,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use starverbs_core::congestion::Aimd;
 use starverbs_core::mr::Plain;
-use starverbs_core::{AsyncEvent, Av, Counters, Dma, Env, Gid, Host, Nanos, Port, Seg};
+use starverbs_core::{AsyncEvent, Av, Dma, Env, Gid, Host, Nanos, Port, Seg};
 use starverbs_queues::board::{COUNTER_DMA_MISSES, COUNTER_DMA_READS, COUNTER_DMA_WRITES};
 
 use crate::broken;
@@ -19,6 +19,7 @@ use crate::cq::BoardCq;
 use crate::dma::{ADDRESS_BITS, Maps};
 use crate::queues::{BoardRq, BoardSq};
 use crate::record::{BusTap, Tap};
+use crate::stats::Stats;
 use crate::tables::{RANGE_BITS, Tables};
 use crate::wire::{WireTx, gather};
 
@@ -185,7 +186,7 @@ impl Env for BoardEnv {
     type Sq = BoardSq;
     type Rq = BoardRq;
     type Cq = BoardCq;
-    type Stats = Rc<Counters>;
+    type Stats = Stats;
     type Congestion = Aimd;
     type Engine = std::convert::Infallible;
 }

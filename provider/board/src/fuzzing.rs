@@ -11,6 +11,7 @@ use starverbs_vfio::{Message, Op};
 use crate::Board;
 use crate::record::{Header, Tap};
 use crate::server::carry_out;
+use crate::stats::Stats;
 use crate::wire::{Line, WireRx, WireTx};
 
 /// The one address of its port.
@@ -20,7 +21,7 @@ pub const GID: Gid = Gid::from_ipv4([10, 0, 0, 1]);
 pub struct Driven {
     board: Board,
     line: Rc<Line>,
-    stats: Rc<Counters>,
+    stats: Stats,
     now: Nanos,
 }
 
@@ -33,11 +34,11 @@ impl Driven {
         let addr = HostAddr { gid: GID, ifindex: 1, link_mtu: 4200, name: "line".to_owned(), loopback: true };
         let line = Line::new(std::slice::from_ref(&addr));
         let (tx, mut rx) = (WireTx::Line(Rc::clone(&line)), WireRx::Line(Rc::clone(&line), Vec::new()));
-        let stats = Rc::new(Counters::default());
+        let stats = Stats::default();
         let blocks = vec![rx.claim_block().expect("the first block")];
         let header = Header { seed, guid: 1, functions, addrs: vec![addr], blocks, ..Header::default() };
         let now = 1_000_000;
-        let board = Board::assemble(&header, Rc::clone(&stats), (tx, rx), Tap::off(), now);
+        let board = Board::assemble(&header, stats.clone(), (tx, rx), Tap::off(), now);
         let board = board.expect("a board");
         Driven { board, line, stats, now }
     }

@@ -25,6 +25,7 @@ mod qpc;
 mod queues;
 mod record;
 mod server;
+mod stats;
 mod tables;
 mod wire;
 
@@ -40,7 +41,7 @@ use nix::sys::time::{TimeSpec, TimeValLike};
 use nix::time::{ClockId, clock_gettime};
 use starverbs_backend::{BackendError, context_cache, host};
 use starverbs_core::mr::Plain;
-use starverbs_core::{AsyncEvent, Counters, Mtu, Nanos, Nic, NicConfig, NicError};
+use starverbs_core::{AsyncEvent, Mtu, Nanos, Nic, NicConfig, NicError};
 use starverbs_queues::board::EVENT_MADS;
 use starverbs_settings::Settings;
 use thiserror::Error;
@@ -53,6 +54,7 @@ use qpc::QpcRegisters;
 use record::{Asked, BusTap, Header, Tap};
 pub use record::{Divergence, Played, Replay, ReplayError};
 use server::Server;
+pub use stats::Stats;
 use wire::{WireRx, WireTx};
 
 /// Rounds of filling and flushing the port in one turn.
@@ -105,6 +107,7 @@ pub enum BoardError {
 pub struct Board {
     card: Card,
     functions: Vec<Function>,
+    first_block: u32,
     /// A socket for each function; none, if it is driven without
     servers: Vec<Server>,
     /// The card may have something to send that nothing has told of since
@@ -135,23 +138,23 @@ impl Board {
     /// # Errors
     /// No address, no port, no socket.
     pub fn open(settings: &Settings, sockets: &[PathBuf], seed: [u64; 2]) -> Result<Board, BoardError> {
-        Board::open_recorded(settings, sockets, seed, None)
+        Board::open_with(settings, sockets, seed, Stats::default(), None)
     }
 
-    /// The same; what it does is written to `record` (docs/board-record.md).
+    /// The same, with counters elsewhere; what it does is written to `record` (docs/board-record.md).
     ///
     /// # Errors
     /// As of [`Board::open`]; the record cannot be written.
-    pub fn open_recorded(
+    pub fn open_with(
         settings: &Settings,
         sockets: &[PathBuf],
         seed: [u64; 2],
+        stats: Stats,
         record: Option<File>,
     ) -> Result<Board, BoardError> {
         let addrs = host::addresses(settings)?;
         let guid = host::guid(&addrs);
-        let stats = Rc::new(Counters::default());
-        let (tx, rx) = starverbs_backend::open(settings, &addrs, Rc::clone(&stats))?;
+        let (tx, rx) = starverbs_backend::open(settings, &addrs, stats.clone())?;
         let real = addrs.iter().filter(|addr| !addr.loopback).map(|addr| addr.link_mtu).min();
         let cap = settings.mtu.map_or(Mtu::M4096, |bytes| Mtu::fitting(u32::from(bytes) + 96));
         let header = Header {
@@ -181,13 +184,13 @@ impl Board {
     /// A board without sockets.
     fn assemble(
         header: &Header,
-        stats: Rc<Counters>,
+        stats: Stats,
         (tx, rx): (WireTx, WireRx),
         tap: Rc<Tap>,
         now: Nanos,
     ) -> Result<Board, BoardError> {
         let (seed, guid, addrs) = (header.seed, header.guid, header.addrs.clone());
-        let mut nic = Nic::new(header.config(), Rc::clone(&stats), seed, Plain::default());
+        let mut nic = Nic::new(header.config(), stats.clone(), seed, Plain::default());
         for block in &header.blocks {
             nic.add_block(*block as u16)?;
         }
@@ -202,7 +205,13 @@ impl Board {
         let env = BoardEnv::new(tx, functions.iter().map(memory).collect(), Rc::clone(&tap));
         let mads = Mads::new(guid, seed[0]);
         let card = Card { nic, env, rx, mads, addrs, guid, now, tap };
-        Ok(Board { card, functions, servers: Vec::new(), more: true, turns: 0, idle: 0 })
+        let first_block = header.blocks.first().copied().unwrap_or(0);
+        Ok(Board { card, functions, first_block, servers: Vec::new(), more: true, turns: 0, idle: 0 })
+    }
+
+    /// Its first block of QPNs, by which other processes of the host find it.
+    pub fn first_block(&self) -> u32 {
+        self.first_block
     }
 
     /// Has no client map doorbell pages: each write of a cell is a message then, as a monitor traps it.

@@ -1,10 +1,8 @@
 //! What the registers say of the board's QP contexts, of which it has room on chip for some
 //! (`STARVERBS_QPC_CACHE`), as a card of csRNA's has. The core keeps them (`starverbs_core::qpc`).
 
-use std::rc::Rc;
-
+use starverbs_core::ContextCache;
 use starverbs_core::qpc::Policy;
-use starverbs_core::{ContextCache, Counters};
 use starverbs_queues::board::{
     COUNTER_QPC_EVICTED, COUNTER_QPC_HITS, COUNTER_QPC_MISSES, COUNTER_QPC_PREFETCHED, COUNTER_QPC_WAITED,
     QPC_IN_BOARD, QPC_POLICY_FCFS, QPC_POLICY_LATENCY_HIDING, QPC_POLICY_NON_BLOCKING, REG_QPC_ENTRIES,
@@ -12,17 +10,18 @@ use starverbs_queues::board::{
 };
 
 use crate::broken;
+use crate::stats::Stats;
 
 /// The cache of all functions, and what it counts.
 #[derive(Clone)]
 pub(crate) struct QpcRegisters {
     cache: Option<ContextCache>,
-    stats: Rc<Counters>,
+    stats: Stats,
 }
 
 impl QpcRegisters {
     /// `cache`: `None`: all contexts have room on chip.
-    pub(crate) fn new(cache: Option<ContextCache>, stats: Rc<Counters>) -> QpcRegisters {
+    pub(crate) fn new(cache: Option<ContextCache>, stats: Stats) -> QpcRegisters {
         QpcRegisters { cache, stats }
     }
 

@@ -10,14 +10,15 @@ use std::rc::Rc;
 
 use starverbs_backend::{BackendError, HostAddr, Payload, RoceTx, Rx};
 use starverbs_cm::ListenAt;
-use starverbs_core::{Av, Counters, FrameMeta, Gid, Nanos, Seg};
+use starverbs_core::{Av, FrameMeta, Gid, Nanos, Seg};
 
 use crate::dma::Errno;
 use crate::record::{Frame, Tap};
+use crate::stats::Stats;
 
 /// The sending half.
 pub(crate) enum WireTx {
-    Udp(Box<RoceTx<Rc<Counters>>>),
+    Udp(Box<RoceTx<Stats>>),
     #[cfg_attr(not(feature = "fuzzing"), expect(dead_code))]
     Line(Rc<Line>),
     /// What is sent is compared with a record, and goes nowhere
@@ -26,7 +27,7 @@ pub(crate) enum WireTx {
 
 /// The receiving half.
 pub(crate) enum WireRx {
-    Udp(Box<Rx<Rc<Counters>>>),
+    Udp(Box<Rx<Stats>>),
     /// And the frame that was taken last
     #[cfg_attr(not(feature = "fuzzing"), expect(dead_code))]
     Line(Rc<Line>, Vec<u8>),

@@ -4,9 +4,11 @@
 //! It must not know how the numbers reach a program.
 
 use starverbs_core::Counters;
+use starverbs_settings::DeviceChoice;
 
 use crate::context::Context;
-use crate::device::Command;
+use crate::device::board::BoardFacts;
+use crate::device::{Command, Device};
 use crate::error::Result;
 
 /// Queue pairs of a context.
@@ -35,6 +37,18 @@ impl Context {
     /// EIO in a forked child.
     pub fn is_qpc_limited(&self) -> Result<bool> {
         Ok(self.device()?.settings().qpc_cache.is_some())
+    }
+
+    /// What the board says of itself, if this card is one.
+    ///
+    /// # Errors
+    /// EIO in a forked child, or if the board is gone.
+    pub fn board_facts(&self) -> Result<Option<BoardFacts>> {
+        let device = self.device()?;
+        match (device, &device.settings().device) {
+            (Device::Board(board), DeviceChoice::Board(path)) => board.facts(path.clone()).map(Some),
+            _ => Ok(None),
+        }
     }
 
     /// Counts the queue pairs of this context; holds the card for as long as that takes.

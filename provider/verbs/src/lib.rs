@@ -43,6 +43,7 @@ pub use channel::CompChannel;
 pub use clock::{raw_clock, wallclock};
 pub use context::Context;
 pub use cq::{Cq, CqInit};
+pub use device::board::{BoardFacts, BoardRegisters};
 #[doc(hidden)]
 pub use device::soft::BYTES_OF_A_TURN;
 pub use dm::{Dm, MAX_DM};

@@ -78,8 +78,13 @@ impl StatPage {
         Ok(StatPage { counters, first_block })
     }
 
+    /// The counters, for who keeps them.
+    pub fn counters(&self) -> &'static Counters {
+        self.counters
+    }
+
     /// Publishes the first QPN block, once it is claimed.
-    pub(crate) fn set_first_block(&self, block: u32) {
+    pub fn set_first_block(&self, block: u32) {
         self.first_block.store(block, Ordering::Relaxed);
     }
 }

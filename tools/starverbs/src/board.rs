@@ -9,8 +9,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use starverbs_board::{Board, socket_paths};
+use starverbs_board::{Board, Stats, socket_paths};
 use starverbs_settings::Settings;
+use starverbs_verbs::stat::StatPage;
 
 use crate::Failure;
 
@@ -72,12 +73,16 @@ pub(crate) fn board(args: &Args) -> Result<(), Failure> {
 fn emulate(args: &Emulate) -> Result<(), Failure> {
     let settings = Settings::load().map_err(|error| Failure::new(2, error))?;
     let sockets = socket_paths(&args.socket, usize::from(args.sockets));
+    /* by which `starverbs stat` and `top` find it */
+    let page = StatPage::create(std::process::id(), settings.port, 0)
+        .map_err(|error| Failure::new(1, format!("statistics page: {error}")))?;
     /* what is in it is the clients' */
     let new = |path| OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     let record = args.record.as_ref().map(new).transpose();
     let record = record.map_err(|error| Failure::new(1, format!("record: {error}")))?;
-    let mut board = Board::open_recorded(&settings, &sockets, seed(), record)
+    let mut board = Board::open_with(&settings, &sockets, seed(), Stats::Page(page.counters()), record)
         .map_err(|error| Failure::new(1, format!("no board: {error}")))?;
+    page.set_first_block(board.first_block());
     if args.no_mapped_doorbells {
         board.trap_doorbells();
     }

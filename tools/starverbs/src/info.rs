@@ -2,8 +2,13 @@
 
 use serde_json::{Value, json};
 use starverbs_backend::host;
-use starverbs_settings::{KEYS, Link, LinkTrust, Settings};
-use starverbs_verbs::{Context, DeviceAttr, GidEntry, PortAttr, device_name};
+use starverbs_queues::board::{
+    CAP_CQ_CHANGES, CAP_DOORBELL_OPS, CAP_MADS, CAP_MTT, CAP_MULTICAST, CAP_NULL, CAP_RMA, CAP_STAR,
+    CAP_STROM, CAP_VERBS, CAP_WINDOWS, CAP_XRC, QPC_IN_HOST, QPC_POLICY_FCFS, QPC_POLICY_LATENCY_HIDING,
+    QPC_POLICY_NON_BLOCKING,
+};
+use starverbs_settings::{DeviceChoice, KEYS, Link, LinkTrust, Settings};
+use starverbs_verbs::{BoardFacts, BoardRegisters, Context, DeviceAttr, GidEntry, PortAttr, device_name};
 
 use crate::{Failure, run};
 
@@ -23,6 +28,8 @@ struct DeviceFacts {
     attr: DeviceAttr,
     port: PortAttr,
     gids: Vec<GidEntry>,
+    /// If it is a board
+    board: Option<BoardFacts>,
 }
 
 impl DeviceFacts {
@@ -31,7 +38,8 @@ impl DeviceFacts {
         let failure = |error| Failure::new(1, format!("{}: {error}", device_name()));
         let context = Context::open().map_err(failure)?;
         let port = context.query_port(1).map_err(failure)?;
-        Ok(DeviceFacts { attr: context.device_attr().clone(), port, gids: context.gid_table() })
+        let board = context.board_facts().map_err(failure)?;
+        Ok(DeviceFacts { attr: context.device_attr().clone(), port, gids: context.gid_table(), board })
     }
 
     fn to_json(&self) -> Value {
@@ -45,6 +53,7 @@ impl DeviceFacts {
             "active_mtu": self.port.active_mtu.bytes(),
             "max_mtu": self.port.max_mtu.bytes(),
             "gids": self.gids.iter().map(gid).collect::<Vec<_>>(),
+            "board": self.board.as_ref().map(board_json),
         })
     }
 
@@ -59,8 +68,68 @@ impl DeviceFacts {
         for entry in &self.gids {
             text += &format!("  GID[{}]  {}  on {}\n", entry.index, host::ip_of(entry.gid), entry.netdev);
         }
-        text
+        text + &self.board.as_ref().map_or_else(String::new, board_text)
     }
+}
+
+/// What a board may take: `CAP_*`, in words.
+const CAPS: [(u64, &str); 12] = [
+    (CAP_VERBS, "verbs"),
+    (CAP_XRC, "XRC"),
+    (CAP_STAR, "StaR"),
+    (CAP_STROM, "StRoM"),
+    (CAP_RMA, "1RMA"),
+    (CAP_WINDOWS, "memory windows"),
+    (CAP_MULTICAST, "multicast"),
+    (CAP_MTT, "regions of pages"),
+    (CAP_DOORBELL_OPS, "csRNA's doorbells"),
+    (CAP_CQ_CHANGES, "changes of CQs"),
+    (CAP_NULL, "null regions"),
+    (CAP_MADS, "management datagrams"),
+];
+
+fn takes(board: &BoardFacts) -> Vec<&'static str> {
+    CAPS.iter().filter(|(cap, _)| board.caps & cap != 0).map(|(_, name)| *name).collect()
+}
+
+fn policy(registers: &BoardRegisters) -> &'static str {
+    match registers.qpc_policy {
+        QPC_POLICY_FCFS => "first come, first served",
+        QPC_POLICY_NON_BLOCKING => "non-blocking",
+        QPC_POLICY_LATENCY_HIDING => "latency-hiding",
+        _ => "of an unknown policy",
+    }
+}
+
+fn board_text(board: &BoardFacts) -> String {
+    let mut text = format!("board {}", board.path.display());
+    if let Some(BoardRegisters { version, .. }) = board.registers {
+        text += &format!(", contract {}.{}", version >> 16, version & 0xffff);
+    }
+    text += &format!(": {}\n", takes(board).join(", "));
+    match board.registers {
+        Some(BoardRegisters { qpc_entries: 0, .. }) => text += "  QP contexts: all on chip\n",
+        Some(registers) => {
+            let rest = if registers.qpc_placement == QPC_IN_HOST { "the host" } else { "the board" };
+            let (entries, policy) = (registers.qpc_entries, policy(&registers));
+            text += &format!("  QP contexts: {entries} on chip, {policy}; the others in memory of {rest}\n");
+        }
+        None => {}
+    }
+    text
+}
+
+fn board_json(board: &BoardFacts) -> Value {
+    let registers = board.registers.map(|registers| {
+        let BoardRegisters { version, qpc_entries, qpc_placement, .. } = registers;
+        json!({
+            "version": format!("{}.{}", version >> 16, version & 0xffff),
+            "qpc_entries": qpc_entries,
+            "qpc_policy": policy(&registers),
+            "qpc_placement": if qpc_placement == QPC_IN_HOST { "host" } else { "board" },
+        })
+    });
+    json!({ "path": board.path, "takes": takes(board), "registers": registers })
 }
 
 /// Prints what was asked for.
@@ -96,6 +165,9 @@ pub(crate) fn info(args: &Args) -> Result<(), Failure> {
 /// How a program reaches others of this host, where they allow the same; `starverbs stat --qp` says what came
 /// of it.
 fn same_host(settings: &Settings) -> &'static str {
+    if settings.device != DeviceChoice::Soft {
+        return "packets of the board's port";
+    }
     let hurt = settings.fault.is_active() || settings.pcap.is_some();
     match settings.link_trust {
         _ if settings.link == Link::Udp || hurt || settings.qpc_cache.is_some() => "packets",
@@ -141,6 +213,28 @@ fn settings_text(settings: &Settings) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_board_is_described() {
+        let registers = BoardRegisters {
+            version: 0x0001_0002,
+            qpc_entries: 300,
+            qpc_policy: QPC_POLICY_LATENCY_HIDING,
+            qpc_placement: 1,
+        };
+        let path = "/tmp/board.sock".into();
+        let mut board = BoardFacts { path, caps: CAP_VERBS | CAP_XRC | 1 << 63, registers: Some(registers) };
+        let text = board_text(&board);
+        assert!(text.starts_with("board /tmp/board.sock, contract 1.2: verbs, XRC\n"), "{text}");
+        assert!(text.ends_with("300 on chip, latency-hiding; the others in memory of the board\n"), "{text}");
+        assert_eq!(board_json(&board)["registers"]["qpc_entries"], 300);
+        board.registers = Some(BoardRegisters { qpc_entries: 0, ..registers });
+        assert!(board_text(&board).ends_with("all on chip\n"));
+        board.registers = None;
+        assert_eq!(board_text(&board), "board /tmp/board.sock: verbs, XRC\n");
+        let settings = Settings { device: DeviceChoice::Board(board.path), ..Settings::default() };
+        assert_eq!(same_host(&settings), "packets of the board's port");
+    }
 
     #[test]
     fn every_setting_is_listed_with_its_value() {

@@ -7,7 +7,6 @@ use std::rc::Rc;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use starverbs_backend::sealed;
-use starverbs_core::Counters;
 use starverbs_queues::board::BAR_DOORBELLS;
 use starverbs_vfio::message::{
     Access, DMA_READ, DMA_UNMAP_ALL, DMA_WRITE, DmaMap, DmaUnmap, Head, SetIrqs, parse,
@@ -18,6 +17,7 @@ use zerocopy::IntoBytes;
 
 use super::{Asked, Header, Line, Tap};
 use crate::server::answer;
+use crate::stats::Stats;
 use crate::wire::{WireRx, WireTx};
 use crate::{Board, BoardError};
 
@@ -76,7 +76,7 @@ impl Replay {
         let (header, lines) = Header::read(&mut *from).map_err(ReplayError::Head)?;
         let tap = Tap::replay(from, lines);
         let wire = (WireTx::Nowhere(header.addrs.clone()), WireRx::Record(Rc::clone(&tap), Vec::new()));
-        let stats = Rc::new(Counters::default());
+        let stats = Stats::default();
         let board = Board::assemble(&header, stats, wire, Rc::clone(&tap), 0)?;
         Ok(Replay { board, tap, played: Played::default() })
     }

@@ -16,7 +16,7 @@ use starverbs_settings::Settings;
 use starverbs_vfio::Client;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-use crate::{Board, SERVE_EVERY, now, socket_paths};
+use crate::{Board, SERVE_EVERY, Stats, now, socket_paths};
 
 /// How long a board may take for one thing.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -87,7 +87,7 @@ fn run_board(
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let name = format!("starverbs-raw-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
     let paths = socket_paths(&std::env::temp_dir().join(name), sockets);
-    let mut board = Board::open_recorded(settings, &paths, [1, 2], record).unwrap();
+    let mut board = Board::open_with(settings, &paths, [1, 2], Stats::default(), record).unwrap();
     prepare(&mut board);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -8,6 +8,7 @@
 mod chardev;
 mod control;
 mod cq;
+mod facts;
 mod files;
 mod gone;
 mod link;
@@ -44,6 +45,7 @@ use crate::log::{self, log};
 use crate::process;
 use crate::stat::StatPage;
 use cq::BoardCq;
+pub use facts::{BoardFacts, BoardRegisters};
 use files::Files;
 use gone::Outstanding;
 use link::Link;

@@ -29,7 +29,7 @@ impl BoardThread {
         let thread = std::thread::spawn(move || {
             let mut board = Board::open(&own, &paths, [7, u64::from(own.port)]).unwrap();
             ready.send(()).unwrap();
-            board.run(&until);
+            board.run(&until).unwrap();
         });
         opened.recv().unwrap();
         BoardThread { settings: settings.clone(), sockets, stop, thread: Some(thread) }

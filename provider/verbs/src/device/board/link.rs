@@ -113,6 +113,19 @@ impl Link {
         Ok((Link { way, heap, caps, page, events, events_log }, irq))
     }
 
+    /// What registers have. `None`: they are the kernel's.
+    pub(super) fn registers<const N: usize>(&self, at: [u32; N]) -> Result<Option<[u32; N]>> {
+        let Way::Socket { client, .. } = &self.way else { return Ok(None) };
+        let mut words = [0; N];
+        with(client, |client| {
+            for (word, at) in words.iter_mut().zip(at) {
+                *word = register(client, at)?;
+            }
+            Ok(())
+        })?;
+        Ok(Some(words))
+    }
+
     /// Whether the board finds pages of the program's memory when it needs them: the kernel pins them before.
     pub(super) fn is_on_demand(&self) -> bool {
         matches!(self.way, Way::Socket { .. })
