@@ -7,7 +7,8 @@ cd "$(dirname "$0")/../.."
 declare -A may=(
     [queues]='' [settings]='' [vfio]=''
     [core]='queues'
-    [cm]='core' [rings]='core queues' [star]='core' [onerma]='core' [sim]='core onerma star'
+    [cm]='core' [rings]='core queues' [star]='core' [onerma]='core' [kernels]='core'
+    [sim]='core onerma star'
     [backend]='cm core rings settings star'
     [board]='backend cm core queues settings vfio' [rules]='backend core queues vfio'
     [verbs]='backend cm core queues rings settings star vfio'
@@ -30,7 +31,7 @@ echo "rooms: ${#may[@]} crates use what they may"
 
 # The core's modules from the lowest up: each names lower ones alone. The last line is one module on purpose:
 # a card, what works in it, and what it works in are generic over each other.
-lower=(types counters error rng wire rtt congestion qpc limits room qp mr command tags relay shared_qp)
+lower=(types counters error rng wire rtt congestion qpc limits room qp mr command tags relay shared_qp strom)
 card=(env engine coalesce transport nic)
 
 in_list() {

@@ -340,6 +340,8 @@ impl Board {
                     mads = true;
                     continue;
                 }
+                /* a board's queue pairs speak no dialect */
+                AsyncEvent::PeerLacksDialect(_) => continue,
             };
             let Some((function, context)) = owner.map(|owner| context::owner_of(owner.cookie)) else {
                 continue;

@@ -130,6 +130,12 @@ counters! {
     rcvd_sack,
     /// RC requests kept because one before them is missing
     kept_ahead,
+    /// packets of RPCs that kernels got (StRoM)
+    rx_rpc,
+    /// answers of kernels sent, errors among them (StRoM)
+    tx_rpc_replies,
+    /// RPCs that ended with an error (StRoM)
+    rpc_failed,
     /// completions made
     completions,
     /// completions made with an error status

@@ -34,7 +34,8 @@ pub trait SendQueue {
     fn release(&self, index: u32);
     /// Forget everything posted (QP to RESET); indices go on.
     fn reset(&self);
-    /// Posts a request of the card's own, to a queue that no program posts to. False: it is full.
+    /// Posts a request of the card's own, beside a program's where there is one. False: it is full, or the
+    /// program is posting.
     fn post_own(&self, wqe: SendWqe, sges: &[Sge]) -> bool;
 }
 

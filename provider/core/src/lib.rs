@@ -39,6 +39,7 @@ pub mod rng;
 pub mod room;
 pub mod rtt;
 pub mod shared_qp;
+pub mod strom;
 pub mod tags;
 pub mod transport;
 pub mod types;

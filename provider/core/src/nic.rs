@@ -9,6 +9,7 @@ mod control;
 mod data;
 mod engine;
 pub(crate) mod keep;
+mod kernels;
 pub mod mads;
 pub(crate) mod multicast;
 pub(crate) mod pace;
@@ -35,6 +36,7 @@ use crate::mr::{MrAttr, MrTable, WindowType};
 use crate::qp::Owner;
 use crate::rng::Rng;
 use crate::room::make_room_in;
+use crate::strom::Registry;
 use crate::tags::MAX_TAG_SGE;
 use crate::transport::Qp;
 use crate::transport::remote_srq::RemoteSrqs;
@@ -140,6 +142,8 @@ pub(crate) struct Shared<E: Env> {
     pub(crate) remote_srqs: RemoteSrqs,
     /// WQEs of this card's SRQs that other cards have
     pub(crate) leases: LeaseTable,
+    /// StRoM's kernels
+    pub(crate) kernels: Registry,
     /// What the engines of this card's QPs share
     pub(crate) engines: <E::Engine as Engine<E>>::Shared,
 }
@@ -202,6 +206,7 @@ impl<E: Env> Nic<E> {
                 connections: 0,
                 remote_srqs: RemoteSrqs::default(),
                 leases: LeaseTable::default(),
+                kernels: Registry::default(),
                 engines: Default::default(),
             },
             groups: Groups::default(),

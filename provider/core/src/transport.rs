@@ -3,14 +3,15 @@
 //! `requester` turns WQEs into packets, `response` takes the answers to them, `loss` times them and goes
 //! back, `holes` sends again what is missing and nothing else; `responder` takes requests, `keeping` those
 //! behind a missing one, `tagged` those to SRQs that match tags, `remote_srq` those to SRQs of other cards,
-//! `placement` the two of annex A19, `answer` sends what it owes; `unreliable` and `datagram` are UC's and
-//! UD's receive sides; `complete` makes CQEs and takes a QP into error. The module knows nothing of tables
-//! and turns (`nic`) beyond the `Shared` state that it is handed.
+//! `placement` the two of annex A19, `rpc` and `dialect` those of StRoM, `answer` sends what it owes;
+//! `unreliable` and `datagram` are UC's and UD's receive sides; `complete` makes CQEs and takes a QP into
+//! error. The module knows nothing of tables and turns (`nic`) beyond the `Shared` state that it is handed.
 
 mod answer;
 mod complete;
 mod credits;
 mod datagram;
+mod dialect;
 mod holes;
 mod keeping;
 mod local;
@@ -22,6 +23,7 @@ pub(crate) mod remote_srq;
 mod requester;
 mod responder;
 mod response;
+mod rpc;
 mod tagged;
 mod unreliable;
 
@@ -31,6 +33,7 @@ pub(crate) use pacing::answer_probe;
 pub(crate) use recv::lacks_receives;
 pub use requester::slices;
 pub use response::RNR_TIMER_10US;
+pub(crate) use rpc::Rpc;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -74,6 +77,8 @@ pub(crate) struct Qp<E: Env> {
     pub(crate) cookie: u64,
     /// What does its work in the place of its own transport
     pub(crate) engine: Option<E::Engine>,
+    /// It speaks StRoM's dialect
+    pub(crate) rpc: Option<Box<Rpc>>,
     /// What the program set. `attr.av` is where packets go.
     pub(crate) attr: Attr,
 }
@@ -132,8 +137,20 @@ pub(crate) struct Flags {
     pub(crate) windows: bool,
     /// Its own transport does nothing: an engine does its work, or it is not settled what does
     pub(crate) held: bool,
-    /// A CQ overran: flush what is posted when the timer fires
-    pub(crate) overrun: bool,
+    /// What is to be done when the timer fires, whatever it fires for
+    pub(crate) due: Due,
+}
+
+/// What a QP's timer finds to do beside retransmission.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Due {
+    /// Nothing
+    #[default]
+    Nothing,
+    /// A CQ overran: flush what is posted
+    Flush,
+    /// A kernel goes on, or the peer is asked for its dialect
+    Rpc,
 }
 
 /// The sending half: a cursor into the send queue, and what is outstanding behind it.
@@ -243,6 +260,10 @@ pub(crate) enum Inbound {
     Tagged { received: u32, app_ctx: u32, tag: u64 },
     /// An RDMA WRITE
     Write { va: u64, key: u32, left: u32, total: u32 },
+    /// An RPC WRITE
+    Rpc { op: u64, left: u32 },
+    /// A kernel is at the expected packet
+    Running,
 }
 
 impl Inbound {
@@ -485,7 +506,7 @@ impl<E: Env> Ctx<'_, E> {
     /// All is acknowledged: the timer has nothing to do, unless it was set for something else.
     pub(crate) fn disarm_idle_timer(&mut self) {
         let qp = &mut self.qp;
-        let idle = qp.req.rnr_until == 0 && qp.flags.window_wait.is_none() && !qp.flags.overrun;
+        let idle = qp.req.rnr_until == 0 && qp.flags.window_wait.is_none() && qp.flags.due == Due::Nothing;
         if idle && qp.req.armed != 0 && self.sh.sched.disarm_if_crowded(qp.timer) {
             qp.req.armed = 0;
         }

@@ -288,6 +288,8 @@ pub enum AsyncEvent {
     SrqLimit(SrqId),
     /// Not for programs: datagrams wait at queue pair 1, or its timer is due
     Mads,
+    /// Not for programs: an RPC fails, as the peer's queue pair does not speak StRoM's dialect
+    PeerLacksDialect(Qpn),
 }
 
 /// What the port knows of a frame beside its bytes.

@@ -15,7 +15,7 @@ pub mod tags;
 pub use builder::HeaderBuf;
 pub use headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, NakCode, PKEY_DEFAULT, Reth, SackEth, Syndrome};
 pub use icrc::{Icrc, IcrcHeader, bytes_after_ip_id, explained_by_ip_id};
-pub use opcode::{OpFlags, OpInfo, PacketKind, Transport, code, op_info, request_code};
+pub use opcode::{OpFlags, OpInfo, PacketKind, Transport, code, op_info, request_code, rpc_info};
 pub use packet::{Packet, WireError};
 
 #[cfg(test)]

@@ -41,6 +41,10 @@ pub enum SendOp {
     Flush = 14,
     /// Write eight bytes at once
     AtomicWrite = 15,
+    /// StRoM: start a kernel of the peer's card with parameters. No `enum ibv_wr_opcode` has it
+    Rpc = 64,
+    /// StRoM: bytes for a kernel of the peer's card. No `enum ibv_wr_opcode` has it
+    RpcWrite = 65,
     /// None that a card knows. Stands for what was found in a queue's memory; nobody posts it.
     Malformed = 255,
 }
@@ -50,7 +54,7 @@ impl SendOp {
     #[inline]
     pub fn from_code(code: u32) -> Option<Self> {
         let op = Self::try_read_from_bytes(&[u8::try_from(code).ok()?]).ok()?;
-        (op != SendOp::Malformed).then_some(op)
+        (!matches!(op, SendOp::Malformed | SendOp::Rpc | SendOp::RpcWrite)).then_some(op)
     }
     /// What was found in a queue's memory.
     #[inline]
@@ -61,6 +65,10 @@ impl SendOp {
     /// A19).
     pub const fn is_answered(self) -> bool {
         self.brings_data() || matches!(self, SendOp::Flush | SendOp::AtomicWrite)
+    }
+    /// Whether it is StRoM's: such take a queue pair that speaks its dialect.
+    pub const fn is_rpc(self) -> bool {
+        matches!(self, SendOp::Rpc | SendOp::RpcWrite)
     }
     /// Whether the answer carries data (READ, atomics).
     pub const fn brings_data(self) -> bool {
@@ -93,7 +101,7 @@ impl SendOp {
     /// The completion's op-code.
     pub const fn wc_opcode(self) -> WcOpcode {
         match self {
-            SendOp::Write | SendOp::WriteImm => WcOpcode::RdmaWrite,
+            SendOp::Write | SendOp::WriteImm | SendOp::Rpc | SendOp::RpcWrite => WcOpcode::RdmaWrite,
             SendOp::Send | SendOp::SendImm | SendOp::SendInv | SendOp::Malformed => WcOpcode::Send,
             SendOp::Read => WcOpcode::RdmaRead,
             SendOp::CmpSwap => WcOpcode::CompSwap,
@@ -122,6 +130,11 @@ bitflags! {
         /// Data was copied into the WQE at posting
         const INLINE = 8;
     }
+}
+
+impl SendFlags {
+    /// The card's own request among a program's: it completes to nobody. No bit of a program's.
+    pub const CARD: SendFlags = SendFlags(1 << 7);
 }
 
 /// One piece of local memory in a work request: `struct ibv_sge`.

@@ -39,8 +39,12 @@ pub struct SendProducer<'a> {
 impl<'a> SendProducer<'a> {
     #[inline]
     pub(crate) fn new(ring: &'a WorkRings) -> Self {
+        SendProducer::with(ring, ring.head().send_post.lock())
+    }
+
+    #[inline]
+    fn with(ring: &'a WorkRings, guard: SpinGuard<'a, ()>) -> Self {
         let head = ring.head();
-        let guard = head.send_post.lock();
         /* relaxed: this index is written under the lock just taken */
         let tail = head.program.send_posted.load(Ordering::Relaxed);
         SendProducer { ring, first: tail, tail, _post: guard }
@@ -382,6 +386,8 @@ impl SendQueue for CardSq {
 
     #[cold]
     fn post_own(&self, wqe: SendWqe, sges: &[Sge]) -> bool {
-        SendProducer::new(&self.0).push(wqe, sges).is_ok()
+        /* a program may hold the lock for as long as it likes: between ibv_wr_start and ibv_wr_complete */
+        let guard = self.0.head().send_post.try_lock();
+        guard.is_some_and(|guard| SendProducer::with(&self.0, guard).push(wqe, sges).is_ok())
     }
 }

@@ -23,6 +23,11 @@ impl<T> SpinLock<T> {
             Err(poisoned) => poisoned.into_inner(),
         }
     }
+
+    /// Takes the lock if it is free.
+    pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
+        self.0.try_lock().ok()
+    }
 }
 
 #[cfg(not(loom))]
@@ -63,6 +68,12 @@ mod spinning {
                 }
             }
             SpinGuard { lock: self }
+        }
+
+        /// Takes the lock if it is free.
+        #[inline]
+        pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
+            (!self.held.swap(true, Ordering::Acquire)).then(|| SpinGuard { lock: self })
         }
     }
 

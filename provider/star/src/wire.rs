@@ -125,6 +125,7 @@ impl Opt {
             SendOp::Send | SendOp::SendImm | SendOp::SendInv => Opt::Send,
             SendOp::LocalInv | SendOp::BindMw | SendOp::Malformed => Opt::Send,
             SendOp::Write | SendOp::WriteImm | SendOp::AtomicWrite | SendOp::Flush => Opt::Write,
+            SendOp::Rpc | SendOp::RpcWrite => Opt::Write,
             SendOp::Read | SendOp::CmpSwap | SendOp::FetchAdd => Opt::Read,
         }
     }

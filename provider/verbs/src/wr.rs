@@ -27,7 +27,7 @@ const fn flag(op: SendOp) -> u64 {
         SendOp::SendInv => 1 << 9,
         SendOp::Flush => 1 << 11,
         SendOp::AtomicWrite => 1 << 12,
-        SendOp::Malformed => 0,
+        SendOp::Rpc | SendOp::RpcWrite | SendOp::Malformed => 0,
     }
 }
 

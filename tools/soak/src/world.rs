@@ -314,7 +314,7 @@ impl World {
                     | AsyncEvent::CommEst(q)
                     | AsyncEvent::SqDrained(q)
                     | AsyncEvent::LastWqeReached(q) => q,
-                    AsyncEvent::SrqLimit(_) | AsyncEvent::Mads => {
+                    AsyncEvent::SrqLimit(_) | AsyncEvent::Mads | AsyncEvent::PeerLacksDialect(_) => {
                         panic!("host {at}: {event:?}, which nobody armed")
                     }
                 };
@@ -423,5 +423,6 @@ fn kind_of(event: AsyncEvent) -> &'static str {
         AsyncEvent::LastWqeReached(_) => "LastWqeReached",
         AsyncEvent::SrqLimit(_) => "SrqLimit",
         AsyncEvent::Mads => "Mads",
+        AsyncEvent::PeerLacksDialect(_) => "PeerLacksDialect",
     }
 }

@@ -71,6 +71,7 @@ impl<E: Env> Nic<E> {
             recv_cq: init.recv_cq,
             cookie: init.cookie,
             engine: None,
+            rpc: None,
             attr: Attr { path_mtu: self.shared.cfg.mtu, ..Attr::default() },
         };
         self.qps.insert(qpn, Box::new(qp));
@@ -219,6 +220,7 @@ impl<E: Env> Nic<E> {
         cx.forget_inflight();
         cx.leave_queues();
         cx.abandon_forwarded();
+        cx.stop_kernel();
         let qp = self.qps.take(qpn)?;
         self.shared.connections -= u32::from(qp.is_connection());
         self.shared.sched.leave(qp.timer);
@@ -376,6 +378,7 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     cx.leave_queues();
     cx.forget_tags();
     cx.abandon_forwarded();
+    cx.stop_kernel();
     let qp = &mut *cx.qp;
     qp.sq.reset();
     if let RecvSource::Own(rq) = &qp.rq {
@@ -393,7 +396,10 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     qp.resp = Responder { fwd, ..Responder::new(qp.resp.max_sge()) };
     let Flags { sig_all, windows, .. } = qp.flags;
     qp.flags = Flags { sig_all, ..Flags::default() };
-    qp.quiesce = Quiesce::No;
+    qp.quiesce = if qp.rpc.is_some() { Quiesce::Never } else { Quiesce::No };
+    if let Some(rpc) = &mut qp.rpc {
+        rpc.reset();
+    }
     qp.attr = Attr { path_mtu: cx.sh.cfg.mtu, ..Attr::default() };
     /* they were for the peer of this connection: the next one shall not reach memory through them */
     if windows {

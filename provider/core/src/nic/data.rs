@@ -67,8 +67,11 @@ impl<E: Env> Nic<E> {
         }
         let packet = match Packet::parse(frame) {
             Ok(packet) => packet,
-            Err(WireError::Opcode) => return stats.drop_opcode.inc(),
-            Err(_) => return stats.drop_malformed.inc(),
+            Err(error) => match self.parse_dialect(frame) {
+                Some(packet) => packet,
+                None if error == WireError::Opcode => return stats.drop_opcode.inc(),
+                None => return stats.drop_malformed.inc(),
+            },
         };
         /* Full and limited members of one partition talk to each other: the top bit is free (IBTA 10.9.3). */
         if (packet.bth().pkey() ^ PKEY_DEFAULT) & 0x7fff != 0 {
@@ -157,6 +160,7 @@ impl<E: Env> Nic<E> {
             PacketKind::Probe => return answer_probe(env, meta, packet),
             PacketKind::Sack => return self.handle_sack(env, now, meta, packet),
             PacketKind::Negotiate => return self.negotiate(env, meta, packet),
+            PacketKind::Dialect => return self.handle_dialect(env, now, meta, packet),
             _ => {}
         }
         let Some(id) = self.shared.paths.lookup(meta.src) else {

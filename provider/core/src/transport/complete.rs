@@ -1,6 +1,6 @@
 //! Completions, and the way of a QP into error (IBTA 10.3.1, 10.10.2.3).
 
-use super::{Ctx, Inbound};
+use super::{Ctx, Due, Inbound};
 use crate::engine::Call;
 use crate::env::{CompletionQueue, Env, SendQueue};
 use crate::qp::RecvSource;
@@ -40,6 +40,9 @@ impl<E: Env> Ctx<'_, E> {
             return self.own_done(&wqe, WcStatus::Success);
         }
         if self.qp.flags.sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
+            if wqe.flags.contains(SendFlags::CARD) {
+                return self.reply_done(&wqe);
+            }
             let byte_len = if wqe.op.brings_data() { wqe.length } else { 0 };
             let cqe = Cqe {
                 wr_id: wqe.wr_id,
@@ -71,6 +74,9 @@ impl<E: Env> Ctx<'_, E> {
         self.release_oldest();
         if self.qp.req.own {
             return self.own_done(&wqe, status);
+        }
+        if wqe.flags.contains(SendFlags::CARD) {
+            return self.reply_done(&wqe);
         }
         let cqe =
             Cqe { wr_id: wqe.wr_id, status, opcode: wqe.op.wc_opcode(), qpn: self.qp.qpn, ..Cqe::default() };
@@ -132,7 +138,7 @@ impl<E: Env> Ctx<'_, E> {
         if self.qp.state != QpState::Err {
             self.qp.state = QpState::Err;
             self.env.event(AsyncEvent::QpFatal(self.qp.qpn));
-            self.qp.flags.overrun = true;
+            self.qp.flags.due = Due::Flush;
             self.arm(self.now);
         }
     }
@@ -161,6 +167,7 @@ pub(crate) fn enter_error<E: Env>(cx: &mut Ctx<'_, E>, state: QpState) {
         cx.qp.resp.cur = Inbound::Idle;
         cx.qp.resp.ack = false;
         cx.abandon_forwarded();
+        cx.stop_kernel();
     }
     flush_posted(cx);
     if state == QpState::Err && matches!(cx.qp.rq, RecvSource::Shared(_)) {

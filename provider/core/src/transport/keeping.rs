@@ -77,7 +77,11 @@ impl<E: Env> Ctx<'_, E> {
             let kept = if packets > 0 && alive { self.sh.keep.take(gap, next) } else { None };
             let Some(kept) = kept else { return self.end_gap_if_empty(gap) };
             let bytes = self.sh.keep.take_bytes();
-            if let Ok(packet) = Packet::parse(self.sh.keep.frame(&bytes, kept)) {
+            let frame = self.sh.keep.frame(&bytes, kept);
+            let speaks = self.qp.rpc.is_some();
+            let packet =
+                Packet::parse(frame).or_else(|e| if speaks { Packet::parse_rpc(frame) } else { Err(e) });
+            if let Ok(packet) = packet {
                 self.expected(next, &packet);
             }
             self.sh.keep.give_back(bytes, kept);

@@ -2,7 +2,7 @@
 //! 9.7.6.1, 9.7.5.1.1).
 
 use super::holes::size_of_each;
-use super::{Ctx, Requester, enter_error};
+use super::{Ctx, Due, Requester, enter_error};
 use crate::engine::Call;
 use crate::env::Env;
 use crate::types::{Nanos, QpState, WcStatus};
@@ -148,8 +148,10 @@ impl<E: Env> Ctx<'_, E> {
             }
             return;
         }
-        if core::mem::take(&mut self.qp.flags.overrun) {
-            return enter_error(self, QpState::Err);
+        match core::mem::take(&mut self.qp.flags.due) {
+            Due::Nothing => {}
+            Due::Flush => return enter_error(self, QpState::Err),
+            Due::Rpc => self.rpc_turn(),
         }
         if self.qp.req.rnr_until != 0 {
             if self.qp.req.rnr_until > self.now {

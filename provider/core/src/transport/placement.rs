@@ -38,6 +38,11 @@ impl<E: Env> Ctx<'_, E> {
     /// All that was written before is visible. The key must open the range, or be good at all where the
     /// whole region is meant. Persistence needs a right that only persistent memory is registered with.
     pub(super) fn execute_flush(&mut self, psn: Psn, packet: &Packet<'_>) {
+        if self.qp.rpc.is_some()
+            && let Some(packet) = packet.as_rpc()
+        {
+            return self.execute_rpc(&packet);
+        }
         let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else { return };
         let (Some(placement), Some(level)) = (feth.placement(), feth.level()) else {
             return self.refuse(NakCode::InvalidRequest);
@@ -66,6 +71,9 @@ impl<E: Env> Ctx<'_, E> {
 
     /// One that came before, and so was executed, if there is the right to it.
     pub(super) fn duplicate_placement(&mut self, psn: Psn, packet: &Packet<'_>) {
+        if self.qp.rpc.is_some() && packet.feth().is_some() {
+            return self.owe_ack();
+        }
         if self.qp.flags.answers == 0 {
             self.drop_answers_from(psn);
         } else if self.will_answer(psn) {

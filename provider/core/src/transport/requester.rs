@@ -48,7 +48,8 @@ impl<E: Env> Ctx<'_, E> {
             if let Err(status) = self.admit(&wqe) {
                 return self.fail_wqe(status);
             }
-            if self.must_wait(&wqe) || (self.qp.req.counted && self.lacks_credit(&wqe)) {
+            let waits = self.must_wait(&wqe) || (self.qp.req.counted && self.lacks_credit(&wqe));
+            if waits || (wqe.op.is_rpc() && self.awaits_agreement()) {
                 return Step::Idle;
             }
             self.begin(&wqe);
@@ -70,9 +71,10 @@ impl<E: Env> Ctx<'_, E> {
     fn admit(&self, wqe: &SendWqe) -> Result<(), WcStatus> {
         let allowed = match self.qp.qp_type {
             _ if wqe.op == SendOp::Malformed => false,
-            QpType::Rc | QpType::XrcSend => true,
+            QpType::Rc => true,
+            QpType::XrcSend => !wqe.op.is_rpc(),
             QpType::XrcRecv => false,
-            QpType::Uc => !wqe.op.is_answered() && wqe.op != SendOp::SendInv,
+            QpType::Uc => !wqe.op.is_answered() && !wqe.op.is_rpc() && wqe.op != SendOp::SendInv,
             QpType::Ud => matches!(wqe.op, SendOp::Send | SendOp::SendImm),
         };
         let limit = if self.qp.qp_type == QpType::Ud { self.qp.mtu } else { self.sh.cfg.max_msg };
@@ -86,7 +88,7 @@ impl<E: Env> Ctx<'_, E> {
         if wqe.op.is_answered() && self.qp.attr.max_rd_atomic == 0 {
             return Err(WcStatus::LocQpOpErr);
         }
-        Ok(())
+        if wqe.op.is_rpc() { self.admit_rpc(wqe) } else { Ok(()) }
     }
 
     /// Fences, and READs and the like beyond what the peer accepts.
@@ -143,7 +145,7 @@ impl<E: Env> Ctx<'_, E> {
         if self.qp.qp_type.is_xrc() {
             header.append(&(wqe.remote_qpn & QPN_MASK).to_be_bytes());
         }
-        if first && matches!(wqe.op, SendOp::Write | SendOp::WriteImm) {
+        if first && matches!(wqe.op, SendOp::Write | SendOp::WriteImm | SendOp::Rpc | SendOp::RpcWrite) {
             header.append(&Reth::new(wqe.remote_addr, wqe.rkey, wqe.length));
         }
         if last && wqe.op.has_imm() {

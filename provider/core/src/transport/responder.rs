@@ -59,6 +59,13 @@ impl<E: Env> Ctx<'_, E> {
     /// what is missing (IBTA 9.7.5.2.8).
     fn ahead(&mut self, psn: Psn, n: u32, packet: &Packet<'_>) {
         self.sh.stats.out_of_sequence.inc();
+        if matches!(self.qp.resp.cur, Inbound::Running) {
+            /* nothing is missing: its kernel is not done */
+            if !self.qp.resp.nak_sent {
+                self.not_ready();
+            }
+            return;
+        }
         self.sh.paths.saw_loss(self.qp.path);
         if self.qp.flags.answers != 0 && self.keep_ahead(psn, n, packet) {
             return self.owe_ack();
@@ -91,10 +98,14 @@ impl<E: Env> Ctx<'_, E> {
         let fits = match (self.qp.resp.cur, info.kind) {
             (Inbound::Idle, _) => begins,
             (Inbound::Send { .. } | Inbound::Tagged { .. }, PacketKind::Send)
-            | (Inbound::Write { .. }, PacketKind::Write) => !begins,
+            | (Inbound::Write { .. }, PacketKind::Write)
+            | (Inbound::Rpc { .. }, PacketKind::RpcWrite) => !begins,
             _ => false,
         };
         if !fits {
+            if matches!(self.qp.resp.cur, Inbound::Running) {
+                return self.not_ready();
+            }
             return self.refuse(NakCode::InvalidRequest);
         }
         if matches!(info.kind, PacketKind::AtomicWrite | PacketKind::Flush) {
@@ -107,6 +118,7 @@ impl<E: Env> Ctx<'_, E> {
             PacketKind::CmpSwap | PacketKind::FetchAdd => self.execute_atomic(psn, packet),
             PacketKind::AtomicWrite => self.execute_atomic_write(psn, packet),
             PacketKind::Flush => self.execute_flush(psn, packet),
+            PacketKind::Rpc | PacketKind::RpcWrite => self.execute_rpc(packet),
             _ => self.sh.stats.drop_opcode.inc(),
         }
     }
@@ -318,7 +330,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// No receive WQE: the peer tries again later (IBTA 9.7.5.2.8).
-    fn not_ready(&mut self) {
+    pub(super) fn not_ready(&mut self) {
         self.owe_nak(Syndrome::Rnr { timer: self.qp.attr.min_rnr_timer & 31 });
     }
 
@@ -364,7 +376,7 @@ impl<E: Env> Ctx<'_, E> {
             PacketKind::ReadRequest => self.duplicate_read(psn, packet),
             PacketKind::CmpSwap | PacketKind::FetchAdd => self.duplicate_atomic(psn),
             PacketKind::AtomicWrite | PacketKind::Flush => self.duplicate_placement(psn, packet),
-            PacketKind::Send | PacketKind::Write => self.owe_ack(),
+            PacketKind::Send | PacketKind::Write | PacketKind::Rpc | PacketKind::RpcWrite => self.owe_ack(),
             _ => {}
         }
     }

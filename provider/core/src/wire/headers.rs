@@ -46,6 +46,11 @@ impl Bth {
             ack_psn: U32::new(ack | psn.get()),
         }
     }
+    /// The header that a frame begins with. `None`: it is shorter.
+    #[inline]
+    pub fn of(frame: &[u8]) -> Option<&Bth> {
+        Bth::ref_from_prefix(frame).ok().map(|(bth, _)| bth)
+    }
     /// Op-code ([`code`](super::opcode::code))
     #[inline]
     pub fn opcode(&self) -> u8 {

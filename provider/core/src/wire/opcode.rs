@@ -61,6 +61,16 @@ pub mod code {
     pub const RC_FLUSH: u8 = 0x1c;
     /// RC: ATOMIC WRITE of eight bytes (annex A19)
     pub const RC_ATOMIC_WRITE: u8 = 0x1d;
+    /// StRoM's dialect of RC: RPC, with its parameters (table 1 of the paper)
+    pub const RPC: u8 = 0x18;
+    /// StRoM: RPC WRITE, first packet
+    pub const RPC_WRITE_FIRST: u8 = 0x19;
+    /// StRoM: RPC WRITE, middle packet
+    pub const RPC_WRITE_MIDDLE: u8 = 0x1a;
+    /// StRoM: RPC WRITE, last packet
+    pub const RPC_WRITE_LAST: u8 = 0x1b;
+    /// StRoM: RPC WRITE, only packet; FLUSH to all others
+    pub const RPC_WRITE_ONLY: u8 = 0x1c;
     /// UC: SEND, first packet
     pub const UC_SEND_FIRST: u8 = 0x20;
     /// UC: SEND, middle packet
@@ -101,6 +111,8 @@ pub mod code {
     pub const SACK: u8 = 0xc2;
     /// Ours: by which the ends of a connection settle what carries it
     pub const NEGOTIATE: u8 = 0xc3;
+    /// Ours: which dialect a queue pair speaks, asked or said
+    pub const DIALECT: u8 = 0xc4;
 }
 
 /// Transport that an op-code belongs to.
@@ -157,6 +169,10 @@ pub enum PacketKind {
     Flush,
     /// ATOMIC WRITE request
     AtomicWrite,
+    /// StRoM: RPC, with its parameters
+    Rpc,
+    /// StRoM: part of an RPC WRITE
+    RpcWrite,
     /// Congestion notification
     Cnp,
     /// Ours: asks whether all before it was read
@@ -167,13 +183,16 @@ pub enum PacketKind {
     Sack,
     /// Ours: negotiation of engines
     Negotiate,
+    /// Ours: dialects
+    Dialect,
 }
 
 impl PacketKind {
     /// Whether it travels from requester to responder.
     #[inline]
     pub const fn is_request(self) -> bool {
-        matches!(self, PacketKind::Send | PacketKind::Write) || self.is_answered()
+        matches!(self, PacketKind::Send | PacketKind::Write | PacketKind::Rpc | PacketKind::RpcWrite)
+            || self.is_answered()
     }
     /// Whether it is a request that an answer of its own belongs to: an ACK for later ones does not do.
     #[inline]
@@ -359,6 +378,7 @@ const fn table() -> [Option<OpInfo>; 256] {
         (0xc1, Transport::Own, PacketKind::ProbeAnswer, ONLY.union(OpFlags::DETH)),
         (0xc2, Transport::Own, PacketKind::Sack, ONLY.union(aeth).union(OpFlags::SACKETH)),
         (0xc3, Transport::Own, PacketKind::Negotiate, ONLY.union(OpFlags::DETH).union(p)),
+        (0xc4, Transport::Own, PacketKind::Dialect, ONLY.union(OpFlags::DETH).union(OpFlags::IMM)),
     ];
     let mut i = 0;
     while i < rows.len() {
@@ -380,6 +400,23 @@ const fn table() -> [Option<OpInfo>; 256] {
 }
 
 static OPS: [Option<OpInfo>; 256] = table();
+
+/// StRoM's dialect of RC: what 0x18 to 0x1c mean there.
+static RPC_OPS: [Option<OpInfo>; 5] = {
+    let (p, reth) = (OpFlags::PAYLOAD, OpFlags::RETH.union(OpFlags::PAYLOAD));
+    [
+        op(code::RPC, Transport::Rc, PacketKind::Rpc, ONLY.union(reth)),
+        op(code::RPC_WRITE_FIRST, Transport::Rc, PacketKind::RpcWrite, FIRST.union(reth)),
+        op(code::RPC_WRITE_MIDDLE, Transport::Rc, PacketKind::RpcWrite, MIDDLE.union(p)),
+        op(code::RPC_WRITE_LAST, Transport::Rc, PacketKind::RpcWrite, LAST.union(p)),
+        op(code::RPC_WRITE_ONLY, Transport::Rc, PacketKind::RpcWrite, ONLY.union(reth)),
+    ]
+};
+
+/// What `code` means in StRoM's dialect, where that is something else.
+pub fn rpc_info(code: u8) -> Option<&'static OpInfo> {
+    RPC_OPS.get(usize::from(code.checked_sub(code::RPC)?))?.as_ref()
+}
 
 /// What `code` means; `None` for codes this card does not know.
 #[inline]
@@ -408,6 +445,9 @@ pub const fn request_code(qp: QpType, op: SendOp, first: bool, last: bool) -> Op
         SendOp::FetchAdd => code::RC_FETCH_ADD,
         SendOp::Flush => code::RC_FLUSH,
         SendOp::AtomicWrite => code::RC_ATOMIC_WRITE,
+        SendOp::Rpc => code::RPC,
+        SendOp::RpcWrite if first && last => code::RPC_WRITE_ONLY,
+        SendOp::RpcWrite => code::RPC_WRITE_FIRST + place,
         SendOp::LocalInv | SendOp::BindMw | SendOp::Malformed => return None,
     };
     match qp {
@@ -426,7 +466,7 @@ mod tests {
     #[test]
     fn the_table_has_its_own_codes() {
         let known = (0..=255u8).filter_map(op_info).count();
-        assert_eq!(known, 12 + 12 + 19 + 26);
+        assert_eq!(known, 12 + 12 + 20 + 26);
         for c in 0..=255u8 {
             if let Some(info) = op_info(c) {
                 assert_eq!(info.code, c);

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Reth, SackEth};
 use crate::types::{Mtu, QPN_MASK};
 
-use super::opcode::{BTH_LEN, OpFlags, OpInfo, op_info};
+use super::opcode::{BTH_LEN, OpFlags, OpInfo, op_info, rpc_info};
 
 /// A frame is not a packet that this card understands. Each is dropped without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -48,6 +48,26 @@ impl<'a> Packet<'a> {
     pub fn parse(frame: &'a [u8]) -> Result<Self, WireError> {
         let (bth, _) = Bth::ref_from_prefix(frame).map_err(|_| WireError::Length)?;
         let op = op_info(bth.opcode()).ok_or(WireError::Opcode)?;
+        Packet::parse_as(frame, bth, op)
+    }
+
+    /// As [`Packet::parse`], by StRoM's op-codes alone: for queue pairs that speak that dialect.
+    pub fn parse_rpc(frame: &'a [u8]) -> Result<Self, WireError> {
+        let (bth, _) = Bth::ref_from_prefix(frame).map_err(|_| WireError::Length)?;
+        let op = rpc_info(bth.opcode()).ok_or(WireError::Opcode)?;
+        Packet::parse_as(frame, bth, op)
+    }
+
+    /// A FLUSH, as a queue pair that speaks StRoM's dialect reads it: an RPC WRITE of as many bytes as its
+    /// headers are longer. `None`: it is none.
+    pub fn as_rpc(&self) -> Option<Packet<'a>> {
+        let op = rpc_info(self.op.code).filter(|op| self.op.header_len > op.header_len)?;
+        let (ext, payload) = self.ext.split_at_checked(usize::from(op.header_len) - BTH_LEN)?;
+        Some(Packet { bth: self.bth, op, ext, payload })
+    }
+
+    #[inline]
+    fn parse_as(frame: &'a [u8], bth: &'a Bth, op: &'static OpInfo) -> Result<Self, WireError> {
         if bth.version() != 0 {
             return Err(WireError::Version);
         }

@@ -24,6 +24,7 @@ mod star_lives;
 mod star_roles;
 mod star_talk;
 mod states;
+mod strom;
 mod tags;
 mod turns;
 mod unreliable;

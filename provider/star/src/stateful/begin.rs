@@ -69,6 +69,7 @@ impl<E: StarEnv> Stateful<E> {
         match wqe.op {
             /* their words are SL's to keep, in a form that a gather list cannot give */
             SendOp::AtomicWrite | SendOp::Flush | SendOp::Malformed => Err(WcStatus::LocQpOpErr),
+            SendOp::Rpc | SendOp::RpcWrite => Err(WcStatus::LocQpOpErr),
             _ if wqe.length > self.local.max_msg || wqe.op.is_atomic() && wqe.length != 8 => {
                 Err(WcStatus::LocLenErr)
             }
@@ -270,7 +271,7 @@ impl<E: StarEnv> Stateful<E> {
             return Begin::Wait;
         }
         let into = if wqe.op.brings_data() { Access::LOCAL_WRITE } else { Access::empty() };
-        if matches!(wqe.op, SendOp::AtomicWrite | SendOp::Flush) {
+        if wqe.op.is_rpc() || matches!(wqe.op, SendOp::AtomicWrite | SendOp::Flush) {
             return Begin::failed(class, WcStatus::LocQpOpErr);
         }
         if wqe.length > self.local.max_msg || class == Class::Atomic && wqe.length != 8 {

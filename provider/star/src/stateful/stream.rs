@@ -40,6 +40,7 @@ impl Class {
             SendOp::Read => Class::Read,
             SendOp::CmpSwap | SendOp::FetchAdd => Class::Atomic,
             SendOp::LocalInv | SendOp::BindMw | SendOp::Flush | SendOp::Malformed => Class::Own,
+            SendOp::Rpc | SendOp::RpcWrite => Class::Own,
         }
     }
 }

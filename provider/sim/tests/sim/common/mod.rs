@@ -4,6 +4,7 @@ pub(crate) mod drive;
 pub(crate) mod pair;
 pub(crate) mod program;
 pub(crate) mod roles;
+pub(crate) mod rpc;
 pub(crate) mod shared;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -16,6 +16,8 @@ use starverbs_settings::LogLevel;
 
 /// Entries kept at once. More are only counted.
 const MOST: usize = 16;
+/// Beside the kinds of events: the peer of a queue pair does not speak StRoM's dialect.
+pub(super) const NO_DIALECT: u32 = 1 << 16;
 /// An empty place.
 const NONE: u64 = 0;
 
@@ -94,6 +96,9 @@ impl DeferredLog {
             match ((entry >> 32) as u32).checked_sub(1) {
                 None => {}
                 Some(kind::CQ_ERR) => log!(Warn, "a completion queue of {number} overran"),
+                Some(NO_DIALECT) => {
+                    log!(Warn, "queue pair {number:#x}: an RPC fails, as the peer's speaks no StRoM");
+                }
                 Some(kind) => log!(Warn, "queue pair {number:#x} failed: {}", name(kind)),
             }
         }

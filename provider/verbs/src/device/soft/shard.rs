@@ -9,7 +9,7 @@ use starverbs_core::shared_qp::SharedQpMessage;
 use starverbs_core::types::QPN_MASK;
 use starverbs_core::{AsyncEvent, Nanos, Nic, Qpn};
 
-use super::deferred_log::DeferredLog;
+use super::deferred_log::{DeferredLog, NO_DIALECT};
 use super::domains::Domains;
 use super::doorbells::Deferred;
 use super::env::HostEnv;
@@ -112,6 +112,7 @@ impl Shard {
                 AsyncEvent::SqDrained(qpn) => self.notify_of_qp(log, kind::SQ_DRAINED, qpn),
                 AsyncEvent::LastWqeReached(qpn) => self.notify_of_qp(log, kind::QP_LAST_WQE_REACHED, qpn),
                 AsyncEvent::Mads => mads = true,
+                AsyncEvent::PeerLacksDialect(qpn) => log.add(NO_DIALECT, qpn),
                 AsyncEvent::SrqLimit(srq) => {
                     let event = |cookie| Event::Srq { kind: kind::SRQ_LIMIT_REACHED, cookie };
                     self.notify_owner(self.nic.srq_owner(srq), event);

@@ -101,7 +101,10 @@ impl LocalEnd {
     #[inline]
     fn admit(&self, wqe: &SendWqe) -> Result<(), WcStatus> {
         let word = wqe.op.is_atomic() || wqe.op == SendOp::AtomicWrite;
-        if wqe.op == SendOp::Malformed || (wqe.op.is_answered() && self.terms.max_rd_atomic == 0) {
+        if wqe.op == SendOp::Malformed
+            || wqe.op.is_rpc()
+            || (wqe.op.is_answered() && self.terms.max_rd_atomic == 0)
+        {
             return Err(WcStatus::LocQpOpErr);
         }
         if wqe.length > self.of.max_msg || (word && wqe.length != 8) {

@@ -1,0 +1,73 @@
+//! StRoM on a card: kernels loaded and unloaded, queue pairs that speak the dialect, its packets.
+
+use alloc::boxed::Box;
+
+use super::Nic;
+use crate::env::Env;
+use crate::error::NicError;
+use crate::room::is_room_for;
+use crate::strom::{Kernel, KernelId, ReplyMemory, Run};
+use crate::transport::{Quiesce, Rpc};
+use crate::types::{FrameMeta, Nanos, PdId, QpState, QpType, Qpn};
+use crate::wire::{Bth, Packet};
+
+impl<E: Env> Nic<E> {
+    /// Loads a kernel for the RPC op-code `op` of a protection domain. `Busy`: it has one. `Exhausted`: there
+    /// are [`MAX_KERNELS`](crate::strom::MAX_KERNELS), or no memory.
+    pub fn load_kernel(&mut self, pd: PdId, op: u64, kernel: Box<dyn Kernel>) -> Result<KernelId, NicError> {
+        self.shared.hold_pd(pd)?;
+        self.shared.kernels.load(pd, op, kernel).inspect_err(|_| self.shared.drop_pd(pd))
+    }
+
+    /// Unloads a kernel, and gives it back. Requests that it is in the middle of end with
+    /// [`Code::NoKernel`](crate::strom::Code::NoKernel).
+    pub fn unload_kernel(&mut self, id: KernelId) -> Result<Box<dyn Kernel>, NicError> {
+        let (pd, kernel) = self.shared.kernels.unload(id).ok_or(NicError::NotFound)?;
+        self.shared.drop_pd(pd);
+        Ok(kernel)
+    }
+
+    /// The kernels of a protection domain, by RPC op-code.
+    pub fn kernels(&self, pd: PdId) -> impl Iterator<Item = (u64, KernelId)> + '_ {
+        self.shared.kernels.list(pd)
+    }
+
+    /// Has a queue pair speak StRoM's dialect until it ends; its answers stand in `memory`, and take slots of
+    /// its send queue beside the program's. `Invalid`: it is no RC queue pair in RESET, or there is
+    /// no slot. `Exhausted`: no memory.
+    pub fn speak_strom(&mut self, qpn: Qpn, memory: ReplyMemory) -> Result<(), NicError> {
+        let qp = self.qps.get_mut(qpn).ok_or(NicError::NotFound)?;
+        let fits = qp.qp_type == QpType::Rc && qp.state == QpState::Reset && !qp.flags.held;
+        if !fits || !(1..=64).contains(&memory.slots) {
+            return Err(NicError::Invalid);
+        }
+        let run = Run::new(qpn)?;
+        if !is_room_for(size_of::<Rpc>()) {
+            return Err(NicError::Exhausted);
+        }
+        qp.rpc = Some(Box::new(Rpc::new(run, memory)));
+        qp.quiesce = Quiesce::Never;
+        Ok(())
+    }
+
+    /// Whether a queue pair speaks StRoM's dialect.
+    pub fn speaks_strom(&self, qpn: Qpn) -> bool {
+        self.qps.get(qpn).is_some_and(|qp| qp.rpc.is_some())
+    }
+
+    /// A frame that is no packet to other queue pairs, as one that speaks the dialect reads it. `None`: it is
+    /// for none such, or is no packet there, either.
+    #[cold]
+    pub(super) fn parse_dialect<'f>(&self, frame: &'f [u8]) -> Option<Packet<'f>> {
+        let dest = Bth::of(frame)?.dest_qpn();
+        if self.speaks_strom(dest) { Packet::parse_rpc(frame).ok() } else { None }
+    }
+
+    /// A card asks or says which dialect a queue pair speaks.
+    pub(super) fn handle_dialect(&mut self, env: &mut E, now: Nanos, meta: &FrameMeta, packet: &Packet<'_>) {
+        match self.context(env, packet.bth().dest_qpn(), now) {
+            Some(mut cx) => cx.receive_dialect(meta, packet),
+            None => self.shared.stats.drop_no_qp.inc(),
+        }
+    }
+}

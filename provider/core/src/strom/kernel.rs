@@ -1,0 +1,264 @@
+//! What a kernel is, and what it works with (the paper's listing 1 and figure 4).
+//!
+//! The paper's ports, here: `qpnIn`, `paramIn` and `roceDataIn` are [`Input`] and [`Run::bytes`];
+//! `dmaCmdOut` and `dmaDataOut` the commands that a step queues, `dmaDataIn` is [`Run::read_data`];
+//! `roceMetaOut` and `roceDataOut` are [`Run::reply`] and [`Run::reply_from`].
+
+use alloc::vec::Vec;
+
+use super::MAX_REPLY;
+use super::wire::Code;
+use crate::error::NicError;
+use crate::room::{Room, exact};
+use crate::types::Qpn;
+
+/// Commands that a step may queue.
+const COMMANDS: usize = 64;
+/// Bytes that they may write together.
+const OUT: usize = 8192;
+/// Bytes of a packet, and of what a command reads.
+const PIECE: usize = 4096;
+
+/// Bytes of a memory region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Place {
+    /// Its key
+    pub key: u32,
+    /// Length, bytes
+    pub len: u32,
+    /// First byte
+    pub va: u64,
+}
+
+/// What a request brings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Input {
+    /// RPC: the parameters behind its [`Target`](super::Target)
+    Params,
+    /// RPC WRITE: a packet's payload; where it stands in the message
+    Data {
+        /// It begins one
+        first: bool,
+        /// It ends one
+        last: bool,
+    },
+}
+
+/// How far a kernel is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Poll {
+    /// Its commands are to be executed; then it is stepped again
+    Pending,
+    /// It is done, once its commands are executed
+    Ready(Code),
+}
+
+/// Code on the card. One kernel serves all queue pairs of its protection domain; what belongs to one request
+/// stands in its [`Run`], as steps of several take turns. A kernel must not panic.
+pub trait Kernel: Send {
+    /// A request begins, or a stream goes on: looks at it, and may queue commands.
+    ///
+    /// # Errors
+    /// The code with which it ends at once.
+    fn start(&mut self, run: &mut Run, input: Input) -> Result<(), Code>;
+    /// Goes on, its commands executed. Must return soon: the card does nothing else meanwhile.
+    fn step(&mut self, run: &mut Run) -> Poll;
+}
+
+/// A DMA command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Command {
+    /// Its bytes are there at the next step
+    Read(Place),
+    /// Bytes of the run's output, in the order in which they were queued
+    Write(Place),
+}
+
+/// What an answer is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Answer {
+    /// Nothing but its record
+    #[default]
+    Empty,
+    /// So many bytes of the run
+    Bytes(u32),
+    /// Bytes of a region, which leave as they are then
+    Region(Place),
+}
+
+/// A request at a kernel. Made with its queue pair; no step allocates.
+#[derive(Debug, Default)]
+pub struct Run {
+    /// Registers, the kernel's own: 0 at the start of a message, and kept between the packets of one
+    pub regs: [u64; 8],
+    pub(crate) qpn: Qpn,
+    pub(crate) answer: Answer,
+    bytes: Vec<u8>,
+    read: Vec<u8>,
+    out: Vec<u8>,
+    commands: Vec<Command>,
+    reply: Vec<u8>,
+}
+
+impl Run {
+    /// Room for one request. `Exhausted`: no memory.
+    pub fn new(qpn: Qpn) -> Result<Self, NicError> {
+        let mut run = Run { qpn, ..Run::default() };
+        exact(&mut run.bytes, PIECE)?;
+        exact(&mut run.read, PIECE)?;
+        exact(&mut run.out, OUT)?;
+        exact(&mut run.commands, COMMANDS)?;
+        exact(&mut run.reply, MAX_REPLY)?;
+        Ok(run)
+    }
+
+    /// The queue pair that the request came to.
+    pub fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    /// The parameters, or a packet's payload.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// `N` bytes of them from `at` on. `None`: there are fewer.
+    pub fn param<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
+        self.bytes.get(at..)?.first_chunk().copied()
+    }
+
+    /// A number of four bytes among them.
+    pub fn param_u32(&self, at: usize) -> Option<u32> {
+        self.param(at).map(u32::from_le_bytes)
+    }
+
+    /// A number of eight bytes among them.
+    pub fn param_u64(&self, at: usize) -> Option<u64> {
+        self.param(at).map(u64::from_le_bytes)
+    }
+
+    /// What the last read brought.
+    pub fn read_data(&self) -> &[u8] {
+        &self.read
+    }
+
+    /// Queues a read of 4096 bytes at most. False: too long, or there is no room; return [`Poll::Pending`]
+    /// and try again.
+    #[must_use]
+    pub fn read(&mut self, from: Place) -> bool {
+        from.len as usize <= PIECE && self.queue(Command::Read(from))
+    }
+
+    /// Queues a write of `data` to the first bytes of `to`. False: as of `read`.
+    #[must_use]
+    pub fn write(&mut self, key: u32, va: u64, data: &[u8]) -> bool {
+        let fits = self.out.len() + data.len() <= OUT && self.commands.len() < COMMANDS;
+        if fits {
+            self.out.extend_from_slice(data);
+            return self.queue(Command::Write(Place { key, va, len: data.len() as u32 }));
+        }
+        false
+    }
+
+    fn queue(&mut self, command: Command) -> bool {
+        let room = self.commands.len() < COMMANDS;
+        if room {
+            self.commands.push_in_room(command);
+        }
+        room
+    }
+
+    /// Adds to the answer. False: it is longer than [`MAX_REPLY`].
+    #[must_use]
+    pub fn reply(&mut self, data: &[u8]) -> bool {
+        let fits = self.reply.len() + data.len() <= MAX_REPLY;
+        if fits {
+            self.reply.extend_from_slice(data);
+            self.answer = Answer::Bytes(self.reply.len() as u32);
+        }
+        fits
+    }
+
+    /// What a read brought is the answer, up to `len` bytes of it.
+    pub fn reply_read(&mut self, len: usize) {
+        self.reply.clear();
+        self.reply.extend_from_slice(self.read.get(..len).unwrap_or(&self.read));
+        self.answer = Answer::Bytes(self.reply.len() as u32);
+    }
+
+    /// The answer is bytes of a region, as they are when they leave.
+    pub fn reply_from(&mut self, from: Place) {
+        self.answer = Answer::Region(from);
+    }
+
+    /// A message begins.
+    pub(crate) fn begin(&mut self) {
+        self.regs = [0; 8];
+    }
+
+    /// A packet's bytes, 4096 at most; nothing is queued or answered.
+    pub(crate) fn load(&mut self, bytes: &[u8]) {
+        self.clear();
+        self.bytes.extend_from_slice(bytes.get(..PIECE).unwrap_or(bytes));
+    }
+
+    /// Forgets what the last packet left.
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.read.clear();
+        self.reply.clear();
+        self.drained();
+        self.answer = Answer::Empty;
+    }
+
+    pub(crate) fn commands(&self) -> usize {
+        self.commands.len()
+    }
+
+    pub(crate) fn command(&self, at: usize) -> Option<Command> {
+        self.commands.get(at).copied()
+    }
+
+    /// Bytes of the output.
+    pub(crate) fn out(&self, at: usize, len: u32) -> &[u8] {
+        self.out.get(at..).and_then(|out| out.get(..len as usize)).unwrap_or_default()
+    }
+
+    /// Room for what a read brings.
+    pub(crate) fn read_room(&mut self, len: u32) -> &mut [u8] {
+        self.read.clear();
+        self.read.resize((len as usize).min(PIECE), 0);
+        &mut self.read
+    }
+
+    /// The commands were executed.
+    pub(crate) fn drained(&mut self) {
+        self.commands.clear();
+        self.out.clear();
+    }
+
+    /// What the kernel put together.
+    pub(crate) fn reply_bytes(&self) -> &[u8] {
+        &self.reply
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_room_is_refused_and_nothing_is_lost() {
+        let mut run = Run::new(1).unwrap();
+        assert!(!run.read(Place { len: 4097, ..Place::default() }));
+        assert!(run.write(1, 0, &[7; OUT]) && !run.write(1, 0, &[8]));
+        assert_eq!((run.commands(), run.out(0, OUT as u32).len()), (1, OUT));
+        run.drained();
+        assert!((0..COMMANDS).all(|at| run.write(1, at as u64, &[1])) && !run.write(1, 0, &[1]));
+        assert!(!run.read(Place::default()));
+        assert!(run.reply(&[0; MAX_REPLY]) && !run.reply(&[0]));
+        run.load(&[1, 0, 0, 0, 2]);
+        assert_eq!((run.commands(), run.param_u32(0), run.param_u32(2)), (0, Some(1), None));
+        assert_eq!(run.answer, Answer::Empty);
+    }
+}

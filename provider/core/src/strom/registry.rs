@@ -1,0 +1,79 @@
+//! Which kernel answers which RPC op-code, in each protection domain.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use super::kernel::Kernel;
+use crate::error::NicError;
+use crate::room::exact;
+use crate::types::PdId;
+
+/// Most kernels of a card.
+pub const MAX_KERNELS: usize = 256;
+/// Most requests of a card that kernels have begun and not finished: one more finds its queue pair's
+/// responder not ready.
+pub const MAX_RUNNING: u32 = 256;
+
+/// A kernel that was loaded: no other one of the card has, or had, the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct KernelId(pub u32);
+
+struct Loaded {
+    pd: PdId,
+    op: u64,
+    id: KernelId,
+    kernel: Box<dyn Kernel>,
+}
+
+/// The kernels, by protection domain and op-code.
+#[derive(Default)]
+pub(crate) struct Registry {
+    kernels: Vec<Loaded>,
+    last: u32,
+    /// Requests that are begun and not finished
+    pub(crate) running: u32,
+}
+
+impl Registry {
+    fn place(&self, pd: PdId, op: u64) -> Result<usize, usize> {
+        self.kernels.binary_search_by_key(&(pd, op), |loaded| (loaded.pd, loaded.op))
+    }
+
+    /// Adds a kernel. `Busy`: the op-code has one. `Exhausted`: as many as may be, or no memory.
+    pub(crate) fn load(&mut self, pd: PdId, op: u64, kernel: Box<dyn Kernel>) -> Result<KernelId, NicError> {
+        let at = self.place(pd, op).err().ok_or(NicError::Busy)?;
+        if self.kernels.len() >= MAX_KERNELS {
+            return Err(NicError::Exhausted);
+        }
+        let more = self.kernels.len() + 1;
+        exact(&mut self.kernels, more)?;
+        self.last = self.last.wrapping_add(1).max(1);
+        let id = KernelId(self.last);
+        self.kernels.insert(at, Loaded { pd, op, id, kernel });
+        Ok(id)
+    }
+
+    /// Takes a kernel out, whatever it is in the middle of; gives its protection domain.
+    pub(crate) fn unload(&mut self, id: KernelId) -> Option<(PdId, Box<dyn Kernel>)> {
+        let at = self.kernels.iter().position(|loaded| loaded.id == id)?;
+        let loaded = self.kernels.remove(at);
+        Some((loaded.pd, loaded.kernel))
+    }
+
+    /// The kernel of an op-code.
+    pub(crate) fn find(&self, pd: PdId, op: u64) -> Option<KernelId> {
+        self.place(pd, op).ok().map(|at| self.kernels[at].id)
+    }
+
+    /// The kernel that an op-code had, if it still has.
+    pub(crate) fn get(&mut self, pd: PdId, op: u64, id: KernelId) -> Option<&mut dyn Kernel> {
+        let at = self.place(pd, op).ok()?;
+        let loaded = &mut self.kernels[at];
+        if loaded.id == id { Some(&mut *loaded.kernel) } else { None }
+    }
+
+    /// How many there are of a protection domain, by op-code.
+    pub(crate) fn list(&self, pd: PdId) -> impl Iterator<Item = (u64, KernelId)> + '_ {
+        self.kernels.iter().filter(move |loaded| loaded.pd == pd).map(|loaded| (loaded.op, loaded.id))
+    }
+}

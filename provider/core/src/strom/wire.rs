@@ -1,0 +1,147 @@
+//! What stands in front of an RPC's parameters, and behind its answer. All numbers are little-endian.
+//!
+//! The paper's parameters begin with the requester's address; its other parts are ours (docs/strom.md).
+
+use bitflags::bitflags;
+use zerocopy::byteorder::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of a [`Target`].
+pub const TARGET_LEN: usize = size_of::<Target>();
+/// Bytes of a [`Record`].
+pub const RECORD_LEN: usize = size_of::<Record>();
+
+/// How an RPC ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u32)]
+pub enum Code {
+    /// The kernel did what it was asked
+    #[default]
+    Ok = 0,
+    /// No kernel has this RPC op-code, or it was unloaded meanwhile
+    NoKernel = 1,
+    /// Parameters that the kernel does not take
+    BadParam = 2,
+    /// There is no such thing in the data structure
+    NotFound = 3,
+    /// Given up after as many tries as were asked for
+    Retries = 4,
+    /// A key does not open the memory, or not for this
+    Access = 5,
+    /// The answer is longer than the region for it; the record's length is what it would have been. Or the
+    /// kernel's own room is used up
+    Overflow = 6,
+}
+
+bitflags! {
+    /// How an answer is to come.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct ReplyFlags: u32 {
+        /// It takes a receive, and completes it
+        const IMM = 1;
+    }
+}
+
+/// The head of an RPC's parameters: where its answer goes.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Target {
+    addr: U64,
+    rkey: U32,
+    len: U32,
+    imm: [u8; 4],
+    flags: U32,
+}
+
+/// A decoded [`Target`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Reply {
+    /// First byte of the requester's region
+    pub addr: u64,
+    /// Its key
+    pub rkey: u32,
+    /// Its length, bytes; 0: no answer is wanted
+    pub len: u32,
+    /// Immediate data, as it lies on the wire
+    pub imm: u32,
+    /// How it is to come
+    pub flags: ReplyFlags,
+}
+
+impl Target {
+    /// Encodes where an answer goes.
+    pub fn new(reply: &Reply) -> Self {
+        Target {
+            addr: reply.addr.into(),
+            rkey: reply.rkey.into(),
+            len: reply.len.into(),
+            imm: reply.imm.to_ne_bytes(),
+            flags: reply.flags.bits().into(),
+        }
+    }
+
+    /// The head of `params`, and what is behind it. `None`: too short, a region that cannot hold a record,
+    /// or flags that there are not.
+    pub fn decode(params: &[u8]) -> Option<(Reply, &[u8])> {
+        let (head, rest) = Target::ref_from_prefix(params).ok()?;
+        let len = head.len.get();
+        let fits = len == 0 || len as usize >= RECORD_LEN;
+        let flags = ReplyFlags::from_bits(head.flags.get()).filter(|_| fits)?;
+        let (addr, rkey, imm) = (head.addr.get(), head.rkey.get(), u32::from_ne_bytes(head.imm));
+        Some((Reply { addr, rkey, len, imm, flags }, rest))
+    }
+}
+
+/// The last bytes of the region for an answer; the answer ends in front of it. What a program polls: the
+/// card writes its last eight bytes last, if they are aligned.
+#[derive(
+    Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Record {
+    op: U32,
+    length: U32,
+    code: U32,
+    magic: U32,
+}
+
+impl Record {
+    /// Nothing that a program clears it to.
+    pub const MAGIC: u32 = u32::from_le_bytes(*b"StRM");
+
+    /// Of an RPC by its op-code (its low 32 bits), whose answer has `length` bytes.
+    pub fn new(op: u64, length: u32, code: Code) -> Self {
+        let magic = Record::MAGIC.into();
+        Record { op: (op as u32).into(), length: length.into(), code: (code as u32).into(), magic }
+    }
+
+    /// The record at the end of a region, if it was written: RPC op-code, length, code.
+    pub fn decode(region: &[u8]) -> Option<(u32, u32, u32)> {
+        let (_, record) = Record::ref_from_suffix(region).ok()?;
+        let fields = (record.op.get(), record.length.get(), record.code.get());
+        (record.magic.get() == Record::MAGIC).then_some(fields)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_and_records_have_their_places() {
+        let reply = Reply { addr: 0x0102_0304_0506_0708, rkey: 9, len: 64, imm: 7, flags: ReplyFlags::IMM };
+        let mut params = Target::new(&reply).as_bytes().to_vec();
+        assert_eq!((params.len(), TARGET_LEN, params[0], params[12]), (24, 24, 8, 64));
+        params.extend_from_slice(b"more");
+        assert_eq!(Target::decode(&params), Some((reply, &b"more"[..])));
+        assert!(Target::decode(&params[..23]).is_none());
+        params[20] = 2;
+        assert!(Target::decode(&params).is_none(), "a flag that there is not");
+        let short = Target::new(&Reply { len: 15, ..Reply::default() });
+        assert!(Target::decode(short.as_bytes()).is_none(), "no room for a record");
+        let record = Record::new(0x1_0000_0003, 5, Code::NotFound);
+        assert_eq!(Record::decode(&[b"data", record.as_bytes()].concat()), Some((3, 5, 3)));
+        assert_eq!(Record::decode(&[0; 16]), None);
+        assert_eq!(record.as_bytes()[12..], *b"StRM");
+    }
+}

@@ -1,0 +1,383 @@
+//! RPCs of StRoM's dialect at a responder: a kernel runs, and its answer goes back as a WRITE of this queue
+//! pair's own (the paper's 5.1).
+//!
+//! An RPC is executed as a WRITE is: in order, once, and what comes behind it waits. A kernel that is not
+//! done within its budget holds its packet: the packet is expected until then, others find the responder
+//! not ready, and the QP's timer gives the kernel its next turn behind those of others. When it is done and
+//! its answer is posted, the packet is accepted and acknowledged; a repetition is then a duplicate, and is
+//! answered without a kernel. Answers stand in the send queue like a program's WQEs, with the flag
+//! [`SendFlags::CARD`], and complete to nobody.
+
+use super::{Ctx, Inbound};
+use crate::env::{Env, SendQueue};
+use crate::nic::Shared;
+use crate::strom::{
+    Answer, Code, Command, Input, KernelId, MAX_REPLY, MAX_RUNNING, Place, Poll, RECORD_LEN, Record, Reply,
+    ReplyFlags, ReplyMemory, Run, SLOT_BYTES, Target,
+};
+use crate::types::{Access, Nanos, Psn, SendFlags, SendOp, SendWqe, Sge};
+use crate::wire::headers::NakCode;
+use crate::wire::opcode::PacketKind;
+use crate::wire::packet::Packet;
+use zerocopy::IntoBytes;
+
+/// What a kernel may cost before others have their turn: bytes that it moves, and [`COMMAND`] for each
+/// command and step.
+const BUDGET: u32 = 32 << 10;
+/// What a command or a step costs beside its bytes.
+const COMMAND: u32 = 64;
+/// A kernel that is not done has its next turn after this, ns; others have theirs meanwhile.
+const NEXT_TURN: Nanos = 1_000;
+/// An answer that found no room is tried again after this, ns.
+const ANSWER_AGAIN: Nanos = 20_000;
+
+/// What a queue pair of the dialect has beside others.
+pub(crate) struct Rpc {
+    pub(super) run: Run,
+    memory: ReplyMemory,
+    /// Slots of the memory that are free, a bit each
+    free: u64,
+    /// Whether the peer's queue pair speaks the dialect
+    pub(super) agreed: Agreed,
+    /// When the peer is asked again
+    pub(super) ask_at: Nanos,
+    /// The request that a kernel is at, while it is not accepted
+    current: Option<Current>,
+    /// Kernel of the message that is coming in
+    stream: KernelId,
+}
+
+/// What is known of the peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Agreed {
+    /// It was asked so often
+    Asked(u8),
+    /// It speaks the dialect
+    Yes,
+    /// It does not, or does not answer
+    No,
+}
+
+/// A request at a kernel.
+#[derive(Clone, Copy)]
+struct Current {
+    op: u64,
+    kernel: KernelId,
+    reply: Reply,
+    /// The kernel is done; its answer may have to wait
+    done: Option<Code>,
+    /// What the responder is in the middle of when it is accepted
+    then: Inbound,
+    /// An ACK is asked for
+    ack: bool,
+    /// An error has nowhere to be written: it is a NAK
+    stream: bool,
+    /// It is counted among those that run
+    counted: bool,
+}
+
+impl Rpc {
+    pub(crate) fn new(run: Run, memory: ReplyMemory) -> Self {
+        let free = u64::MAX.checked_shr(64 - u32::from(memory.slots.min(64))).unwrap_or(0);
+        let (agreed, stream) = (Agreed::Asked(0), KernelId::default());
+        Rpc { run, memory, free, agreed, ask_at: 0, current: None, stream }
+    }
+
+    /// RESET: nothing of the connection is left.
+    pub(crate) fn reset(&mut self) {
+        *self = Rpc::new(core::mem::take(&mut self.run), self.memory);
+    }
+
+    fn take_slot(&self) -> Option<u32> {
+        (self.free != 0).then(|| self.free.trailing_zeros())
+    }
+}
+
+impl<E: Env> Ctx<'_, E> {
+    /// A packet of an RPC, the expected one, on a queue pair of the dialect.
+    pub(super) fn execute_rpc(&mut self, packet: &Packet<'_>) {
+        let Some(mut rpc) = self.qp.rpc.take() else { return self.sh.stats.drop_opcode.inc() };
+        rpc.agreed = Agreed::Yes;
+        if rpc.take_slot().is_none() || self.sh.kernels.running >= MAX_RUNNING {
+            self.qp.rpc = Some(rpc);
+            return self.not_ready();
+        }
+        let begun = match packet.op().kind {
+            PacketKind::Rpc => self.begin_call(&mut rpc, packet),
+            _ => self.begin_piece(&mut rpc, packet),
+        };
+        match begun {
+            Ok(current) => {
+                self.sh.stats.rx_rpc.inc();
+                self.sh.stats.rx_bytes.add(packet.payload().len() as u64);
+                rpc.current = Some(current);
+                self.run_kernel(&mut rpc);
+                self.qp.rpc = Some(rpc);
+            }
+            Err(code) => {
+                self.qp.rpc = Some(rpc);
+                self.refuse(code);
+            }
+        }
+    }
+
+    /// RPC: the kernel starts with the parameters behind the target.
+    fn begin_call(&mut self, rpc: &mut Rpc, packet: &Packet<'_>) -> Result<Current, NakCode> {
+        let reth = packet.reth().ok_or(NakCode::InvalidRequest)?;
+        let (data, op) = (packet.payload(), reth.va());
+        if reth.dma_len() as usize != data.len() || data.len() > self.qp.mtu as usize {
+            return Err(NakCode::InvalidRequest);
+        }
+        let (reply, params) = Target::decode(data).ok_or(NakCode::InvalidRequest)?;
+        let kernel = self.sh.kernels.find(self.qp.pd, op);
+        rpc.run.begin();
+        rpc.run.load(params);
+        let done = self.start(rpc, op, kernel, Input::Params);
+        let (kernel, ack) = (kernel.unwrap_or_default(), packet.bth().ack_req());
+        Ok(Current { op, kernel, reply, done, then: Inbound::Idle, ack, stream: false, counted: false })
+    }
+
+    /// RPC WRITE: the kernel gets a packet's payload (lengths as of a WRITE, IBTA 9.7.4.1.5).
+    fn begin_piece(&mut self, rpc: &mut Rpc, packet: &Packet<'_>) -> Result<Current, NakCode> {
+        let data = packet.payload();
+        let (len, first, last) = (data.len() as u32, packet.op().is_first(), packet.op().is_last());
+        let (op, left) = match (self.qp.resp.cur, packet.reth()) {
+            (Inbound::Rpc { op, left }, _) => (op, left),
+            (_, Some(reth)) => (reth.va(), reth.dma_len()),
+            _ => return Err(NakCode::InvalidRequest),
+        };
+        let right_size = if last { len == left } else { len < left };
+        if !right_size || !self.middle_is_full(data.len(), last) {
+            return Err(NakCode::InvalidRequest);
+        }
+        let kernel = if first { self.sh.kernels.find(self.qp.pd, op) } else { Some(rpc.stream) };
+        rpc.stream = kernel.unwrap_or_default();
+        if first {
+            rpc.run.begin();
+        }
+        rpc.run.load(data);
+        let done = self.start(rpc, op, kernel, Input::Data { first, last });
+        let then = if last { Inbound::Idle } else { Inbound::Rpc { op, left: left - len } };
+        let (kernel, ack, reply) = (rpc.stream, packet.bth().ack_req(), Reply::default());
+        Ok(Current { op, kernel, reply, done, then, ack, stream: true, counted: false })
+    }
+
+    /// Has the kernel look at what came; gives how it ended, if it did at once.
+    fn start(&mut self, rpc: &mut Rpc, op: u64, kernel: Option<KernelId>, input: Input) -> Option<Code> {
+        let loaded = kernel.and_then(|id| self.sh.kernels.get(self.qp.pd, op, id));
+        let Some(loaded) = loaded else { return Some(Code::NoKernel) };
+        loaded.start(&mut rpc.run, input).err()
+    }
+
+    /// Gives the kernel a turn. If it is done, answers and accepts its packet; else it is left as it is, and
+    /// has another turn later.
+    fn run_kernel(&mut self, rpc: &mut Rpc) {
+        let Some(mut current) = rpc.current else { return };
+        if current.done.is_none() {
+            current.done = self.steps(rpc, &current);
+        }
+        let again = match current.done {
+            None => Some(self.now + NEXT_TURN),
+            Some(code) if current.stream && code != Code::Ok => {
+                self.uncount(rpc);
+                self.sh.stats.rpc_failed.inc();
+                return self.refuse(NakCode::RemoteOperation);
+            }
+            Some(code) if current.stream || current.reply.len == 0 => {
+                self.count_failed(code);
+                None
+            }
+            Some(code) => (!self.post_reply(rpc, &current, code)).then_some(self.now + ANSWER_AGAIN),
+        };
+        let Some(again) = again else {
+            rpc.current = Some(current);
+            self.uncount(rpc);
+            return self.accept_rpc(&current);
+        };
+        if !current.counted {
+            current.counted = true;
+            self.sh.kernels.running += 1;
+        }
+        rpc.current = Some(current);
+        self.qp.resp.cur = Inbound::Running;
+        self.qp.flags.due = super::Due::Rpc;
+        self.arm(again);
+    }
+
+    fn count_failed(&mut self, code: Code) {
+        if code != Code::Ok {
+            self.sh.stats.rpc_failed.inc();
+        }
+    }
+
+    /// No kernel is at a request of this QP any more.
+    fn uncount(&mut self, rpc: &mut Rpc) {
+        if rpc.current.take().is_some_and(|current| current.counted) {
+            self.sh.kernels.running -= 1;
+        }
+    }
+
+    /// Steps until the kernel is done or the budget is used up.
+    fn steps(&mut self, rpc: &mut Rpc, current: &Current) -> Option<Code> {
+        let mut spent = 0;
+        loop {
+            if let Err(code) = self.execute_commands(&mut rpc.run, &mut spent) {
+                return Some(code);
+            }
+            if spent >= BUDGET {
+                return None;
+            }
+            spent += COMMAND;
+            let Some(kernel) = self.sh.kernels.get(self.qp.pd, current.op, current.kernel) else {
+                return Some(Code::NoKernel);
+            };
+            if let Poll::Ready(code) = kernel.step(&mut rpc.run) {
+                return Some(self.execute_commands(&mut rpc.run, &mut spent).err().unwrap_or(code));
+            }
+        }
+    }
+
+    /// Executes what a step queued, in order.
+    fn execute_commands(&mut self, run: &mut Run, spent: &mut u32) -> Result<(), Code> {
+        let mut out = 0;
+        for at in 0..run.commands() {
+            let Some(command) = run.command(at) else { break };
+            let done = match command {
+                Command::Read(from) => {
+                    *spent += COMMAND + from.len;
+                    let host = self.kernel_memory(from, Access::REMOTE_READ)?;
+                    from.len == 0 || self.env.dma_copy(host, run.read_room(from.len))
+                }
+                Command::Write(to) => {
+                    *spent += COMMAND + to.len;
+                    let host = self.kernel_memory(to, Access::REMOTE_WRITE)?;
+                    let data = run.out(out, to.len);
+                    out += data.len();
+                    data.is_empty() || self.env.dma_write(host, data)
+                }
+            };
+            if !done {
+                return Err(Code::Access);
+            }
+        }
+        run.drained();
+        Ok(())
+    }
+
+    /// Host address of what a kernel names. It has the rights that the peer has, and no others: what a READ
+    /// or WRITE of the peer would be denied is denied to a kernel that works for it.
+    fn kernel_memory(&self, place: Place, need: Access) -> Result<u64, Code> {
+        let granted = self.qp.attr.access.contains(need);
+        let host = self.check_remote(place.key, place.va, place.len, need).filter(|_| granted);
+        host.ok_or(Code::Access)
+    }
+
+    /// The packet at the expected PSN was executed: as [`Ctx::accept`].
+    fn accept_rpc(&mut self, current: &Current) {
+        let resp = &mut self.qp.resp;
+        resp.epsn = resp.epsn.plus(1);
+        (resp.cur, resp.nak, resp.nak_sent) = (current.then, None, false);
+        if matches!(current.then, Inbound::Idle) {
+            resp.msn = resp.msn.wrapping_add(1) & 0x00ff_ffff;
+        }
+        if current.ack {
+            self.owe_ack();
+        }
+    }
+
+    /// The QP's timer: a kernel has its turn, or an answer is tried again.
+    pub(super) fn rpc_turn(&mut self) {
+        let Some(mut rpc) = self.qp.rpc.take() else { return };
+        let psn: Psn = self.qp.resp.epsn;
+        self.run_kernel(&mut rpc);
+        self.qp.rpc = Some(rpc);
+        self.agreement_turn();
+        if self.qp.resp.epsn != psn && self.qp.resp.gap.is_some() {
+            self.fill_gap(psn);
+        }
+    }
+
+    /// The QP fails: no kernel works for it any more.
+    pub(crate) fn stop_kernel(&mut self) {
+        if let Some(mut rpc) = self.qp.rpc.take() {
+            self.uncount(&mut rpc);
+            self.qp.rpc = Some(rpc);
+        }
+    }
+
+    /// An answer of this card's has been acknowledged, or flushed: its slot is free.
+    pub(super) fn reply_done(&mut self, wqe: &SendWqe) {
+        if let Some(rpc) = &mut self.qp.rpc {
+            rpc.free |= 1u64.checked_shl(wqe.wr_id as u32).unwrap_or(0);
+        }
+    }
+
+    /// Puts the answer into the send queue. False: there is no room now.
+    fn post_reply(&mut self, rpc: &mut Rpc, current: &Current, mut code: Code) -> bool {
+        let Some(slot) = rpc.take_slot() else { return false };
+        let mut answer = if code == Code::Ok { rpc.run.answer } else { Answer::Empty };
+        if let Answer::Region(from) = answer
+            && !self.may_send(from)
+        {
+            (answer, code) = (Answer::Empty, Code::Access);
+        }
+        let length = match answer {
+            Answer::Empty => 0,
+            Answer::Bytes(length) => length,
+            Answer::Region(from) => from.len,
+        };
+        let reply = current.reply;
+        if length as usize + RECORD_LEN > reply.len as usize {
+            (answer, code) = (Answer::Empty, Code::Overflow);
+        }
+        let record = Record::new(current.op, length, code);
+        let bytes = if let Answer::Bytes(_) = answer { rpc.run.reply_bytes() } else { &[] };
+        let Some(own) = self.fill_slot(&rpc.memory, slot, bytes, &record) else {
+            /* the memory is gone: so is the program's interest */
+            return true;
+        };
+        let imm = reply.flags.contains(ReplyFlags::IMM);
+        let sent = if let Answer::Region(from) = answer { from.len } else { 0 } + own.len;
+        let wqe = SendWqe {
+            wr_id: slot.into(),
+            op: if imm { SendOp::WriteImm } else { SendOp::Write },
+            remote_addr: reply.addr.wrapping_add(u64::from(reply.len - sent)),
+            rkey: reply.rkey,
+            imm: reply.imm,
+            flags: SendFlags::SIGNALED | SendFlags::CARD,
+            ..SendWqe::default()
+        };
+        let posted = match answer {
+            Answer::Region(Place { key, len, va }) if len > 0 => {
+                self.qp.sq.post_own(wqe, &[Sge { addr: va, len, lkey: key }, own])
+            }
+            _ => self.qp.sq.post_own(wqe, &[own]),
+        };
+        if posted {
+            rpc.free &= !(1 << slot);
+            self.count_failed(code);
+            self.sh.stats.tx_rpc_replies.inc();
+            self.ready();
+        }
+        posted
+    }
+
+    /// Whether an answer may be made of these bytes: the peer may read them, and SGEs may name them.
+    fn may_send(&self, from: Place) -> bool {
+        let Shared { mrs, cfg, .. } = &self.sh;
+        from.len < cfg.max_msg - RECORD_LEN as u32
+            && self.kernel_memory(from, Access::REMOTE_READ).is_ok()
+            && mrs.resolve_local(from.key, self.qp.pd, from.va, from.len, false).is_ok()
+    }
+
+    /// Writes an answer and its record into a slot, so that the record stands at its end.
+    fn fill_slot(&mut self, memory: &ReplyMemory, slot: u32, bytes: &[u8], record: &Record) -> Option<Sge> {
+        let end = memory.addr + u64::from(slot) * SLOT_BYTES as u64 + MAX_REPLY as u64;
+        let len = bytes.len() as u32;
+        let sge = Sge { addr: end - u64::from(len), len: len + RECORD_LEN as u32, lkey: memory.lkey };
+        let host = self.sh.mrs.resolve_local(sge.lkey, self.qp.pd, sge.addr, sge.len, true).ok()?;
+        let written = (bytes.is_empty() || self.env.dma_write(host, bytes))
+            && self.env.dma_write(host + u64::from(len), record.as_bytes());
+        written.then_some(sge)
+    }
+}

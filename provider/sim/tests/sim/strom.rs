@@ -1,0 +1,336 @@
+//! StRoM: kernels run once each, in order, whatever the wire does; and nobody else notices.
+
+use std::sync::{Arc, Mutex};
+
+use crate::common::rpc::{Echo, Endless, Journal, PAGE, RpcPair, SLOTS, Seen, speak};
+use crate::common::{all_rights, any_bytes, any_faults, for_seeds};
+use starverbs_core::qp::RecvSource;
+use starverbs_core::strom::{Code, Place};
+use starverbs_core::wire::headers::Feth;
+use starverbs_core::{
+    Access, AsyncEvent, FlushLevel, Mtu, NicConfig, NicError, Placement, QpState, QpType, SendOp, SendWqe,
+    Sge, WcStatus,
+};
+use starverbs_kernels::Get;
+use starverbs_kernels::get::{Bucket, Entry, Params};
+use starverbs_sim::{Faults, Net, QpAt, Rng, Send, Setup, SimCq, SimRq, SimSq};
+use zerocopy::IntoBytes;
+
+const OP: u64 = 0x5354_0001;
+
+fn journal(pair: &mut RpcPair) -> Arc<Mutex<Vec<Seen>>> {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let word = Place { key: pair.page[1].1, va: pair.page[1].0, len: 8 };
+    pair.load(OP, Journal { seen: seen.clone(), word, stream: vec![], calls: 0 });
+    seen
+}
+
+/// WRITEs of a word, RPCs that read it, streams: each happens once, in the order in which it was posted,
+/// and each answer comes once.
+fn once_and_in_order(seed: u64) {
+    let mut rng = Rng::new(seed);
+    let faults = any_faults(&mut rng);
+    let mtu = rng.pick(&[Mtu::M256, Mtu::M1024, Mtu::M4096]);
+    let setup =
+        Setup { mtu, timeout: rng.pick(&[0, 18]), psn: rng.pick(&[0, 0xff_fff0]), ..Setup::default() };
+    let cfgs = [(); 2].map(|()| NicConfig { repeat: rng.chance(0.7), ..NicConfig::default() });
+    let mut pair = RpcPair::new(faults, cfgs, &setup, seed);
+    let seen = journal(&mut pair);
+    let (mut expected, mut answers) = (Vec::new(), Vec::new());
+    let (mut word, mut posted) = (0u64, Vec::new());
+    for wr_id in 0..rng.within(1, 40) {
+        match rng.below(3) {
+            0 => {
+                word = rng.bits();
+                let sge = pair.bytes(&word.to_le_bytes());
+                let (remote_addr, rkey) = pair.page[1];
+                let wqe = SendWqe { wr_id, op: SendOp::Write, remote_addr, rkey, ..SendWqe::default() };
+                pair.try_post(wqe, vec![sge]);
+            }
+            1 => {
+                let steps: u32 = rng.pick(&[0, 0, 1, 600, 3000]);
+                let imm = rng.chance(0.3);
+                if imm {
+                    pair.post_recv(0, wr_id);
+                }
+                let more = rng.below(64) as u32;
+                let params = [&steps.to_le_bytes()[..], &any_bytes(&mut rng, more)].concat();
+                answers.push(pair.call(wr_id, OP, &params, 64, imm));
+                expected.push(Seen::Call(params, word));
+            }
+            _ => {
+                let len = rng.pick(&[0, 1, 3, 4, 5, 8, 255, 256, 257, 5000]);
+                let data = any_bytes(&mut rng, len);
+                let sge = pair.bytes(&data);
+                let wqe = SendWqe { wr_id, op: SendOp::RpcWrite, remote_addr: OP, ..SendWqe::default() };
+                pair.try_post(wqe, vec![sge]);
+                expected.push(Seen::Stream(data));
+            }
+        }
+        posted.push(wr_id);
+        for _ in 0..rng.below(30) {
+            pair.net.step();
+        }
+    }
+    assert!(pair.net.run_until_idle(2_000_000), "it ends");
+    let sent = pair.polled(0);
+    let own: Vec<u64> = sent.iter().filter(|(_, s)| *s == WcStatus::Success).map(|(id, _)| *id).collect();
+    let immediates = own.len() - posted.len();
+    assert_eq!(sent.len(), own.len(), "all succeeded");
+    assert!(immediates <= answers.len() && posted.iter().all(|id| own.contains(id)));
+    assert!(*seen.lock().unwrap() == expected, "each once, and in order");
+    for (n, answer) in answers.iter().enumerate() {
+        let wanted = (OP as u32, 0, 8, (n as u64 + 1).to_le_bytes().to_vec());
+        assert_eq!(pair.answer(*answer), Some(wanted), "answer {n}");
+    }
+    assert!(pair.polled(1).is_empty(), "the card's own requests complete to nobody");
+    assert_eq!(pair.sq[1].outstanding(), 0);
+    let stats = pair.net.hosts[1].nic.counters();
+    assert_eq!((stats.tx_rpc_replies.get(), stats.rpc_failed.get()), (answers.len() as u64, 0));
+    assert!(pair.net.hosts.iter().all(|host| host.env.memory.gaps_intact()));
+}
+
+#[test]
+fn kernels_run_once_and_in_order() {
+    for_seeds("once_and_in_order", 300, once_and_in_order);
+}
+
+/// A table with a chain: key n has n bytes n.
+fn table(pair: &mut RpcPair) -> Params {
+    let (table, key) = pair.page[1];
+    let bucket =
+        |key: u64, value: u64, len: u32| Bucket { key: key.into(), value: value.into(), len: len.into() };
+    let values = table + 4096;
+    let mut first = Entry { next: 5.into(), ..Entry::default() };
+    first.buckets[0] = bucket(7, values, 7);
+    first.buckets[2] = bucket(9, values + 16, 9);
+    let mut second = Entry::default();
+    second.buckets[1] = bucket(200, values + 64, 200);
+    second.buckets[0] = bucket(0, 0, 0);
+    let memory = &mut pair.net.hosts[1].env.memory;
+    memory.write(table + 3 * 64, first.as_bytes());
+    memory.write(table + 5 * 64, second.as_bytes());
+    memory.write(values, &[7; 7]);
+    memory.write(values + 16, &[9; 9]);
+    memory.write(values + 64, &[200; 200]);
+    Params {
+        table: table.into(),
+        index: 3.into(),
+        table_key: key.into(),
+        value_key: key.into(),
+        hops: 8.into(),
+        ..Params::default()
+    }
+}
+
+#[test]
+fn get_finds_what_is_there() {
+    let mut pair = RpcPair::quiet();
+    pair.load(OP, Get);
+    let base = table(&mut pair);
+    let mut get = |params: Params, room| pair.ask(OP, params.as_bytes(), room);
+    let key = |key: u64| Params { key: key.into(), ..base };
+    assert_eq!(get(key(7), 64), (Code::Ok as u32, vec![7; 7]));
+    assert_eq!(get(key(9), 25), (Code::Ok as u32, vec![9; 9]), "exactly as much room");
+    assert_eq!(get(key(200), 256), (Code::Ok as u32, vec![200; 200]), "the next of the chain");
+    assert_eq!(get(key(8), 64), (Code::NotFound as u32, vec![]));
+    assert_eq!(get(key(0), 64), (Code::NotFound as u32, vec![]), "an empty bucket has no key");
+    assert_eq!(get(Params { hops: 1.into(), ..key(200) }, 256).0, Code::Retries as u32);
+    assert_eq!(get(key(200), 64).0, Code::Overflow as u32);
+    assert_eq!(get(Params { table_key: 1.into(), ..key(7) }, 64).0, Code::Access as u32);
+    assert_eq!(get(Params { value_key: 1.into(), ..key(7) }, 64).0, Code::Access as u32);
+    assert_eq!(get(Params { table: u64::MAX.into(), ..key(7) }, 64).0, Code::Access as u32);
+    assert_eq!(pair.ask(OP, &base.as_bytes()[1..], 64).0, Code::BadParam as u32);
+    assert_eq!(pair.ask(OP + 1, base.as_bytes(), 64).0, Code::NoKernel as u32);
+}
+
+/// What the peer may not READ, a kernel does not read for it.
+#[test]
+fn a_kernel_has_the_peers_rights() {
+    for (qp, region) in
+        [(all_rights() - Access::REMOTE_READ, all_rights()), (all_rights(), Access::LOCAL_WRITE)]
+    {
+        let setup = Setup { access: qp, ..Setup::default() };
+        let mut pair = RpcPair::new(Faults::default(), [NicConfig::default(); 2], &setup, 1);
+        pair.load(OP, Get);
+        let mut params = Params { key: 7.into(), ..table(&mut pair) };
+        let (table, key) = pair.net.hosts[1].region(PAGE, region);
+        (params.table, params.table_key) = (table.into(), key.into());
+        assert_eq!(pair.ask(OP, params.as_bytes(), 64).0, Code::Access as u32);
+    }
+    /* nor what belongs to another protection domain */
+    let mut pair = RpcPair::quiet();
+    pair.load(OP, Get);
+    let pd = pair.net.hosts[1].nic.alloc_pd().unwrap();
+    let other = pair.net.hosts[1].region_in(pd, 4096, all_rights());
+    let params = Params { table_key: other.lkey.into(), table: other.addr.into(), ..table(&mut pair) };
+    assert_eq!(pair.ask(OP, params.as_bytes(), 64).0, Code::Access as u32);
+    let host = &mut pair.net.hosts[1];
+    let there = host.nic.load_kernel(pd, OP, Box::new(Get)).unwrap();
+    assert_eq!(host.nic.load_kernel(pd, OP, Box::new(Get)).err(), Some(NicError::Busy));
+    assert!(host.nic.unload_kernel(there).is_ok() && host.nic.unload_kernel(there).is_err());
+}
+
+#[test]
+fn a_peer_of_no_dialect_fails_the_first_rpc() {
+    for speaks in [[true, false], [false, true]] {
+        let (faults, cfgs) = (Faults::default(), [NicConfig::default(); 2]);
+        let mut pair = RpcPair::between(faults, cfgs, &Setup::default(), 1, speaks);
+        let at = pair.call(1, OP, &[], 64, false);
+        pair.call(2, OP, &[], 64, false);
+        pair.run();
+        assert_eq!(pair.polled(0), [(1, WcStatus::LocQpOpErr), (2, WcStatus::WrFlushErr)]);
+        assert_eq!(pair.answer(at), None);
+        let lacks = AsyncEvent::PeerLacksDialect(pair.qpn[0]);
+        assert_eq!(pair.net.hosts[0].env.events.contains(&lacks), speaks[0]);
+        assert_eq!(pair.net.hosts[1].state(pair.qpn[1]), QpState::Rts);
+    }
+}
+
+/// Cards that know no dialects say nothing.
+#[test]
+fn a_silent_peer_has_no_dialect() {
+    let mut pair = RpcPair::quiet();
+    pair.net.cut(1, 0, u64::MAX / 2);
+    pair.call(1, OP, &[], 64, false);
+    pair.net.run_for(1_000_000_000);
+    assert_eq!(pair.polled(0), [(1, WcStatus::LocQpOpErr)]);
+}
+
+#[test]
+fn an_endless_kernel_harms_its_queue_pair_alone() {
+    let mut pair = RpcPair::quiet();
+    let endless = pair.load(OP, Endless);
+    pair.load(OP + 1, Echo);
+    let stuck = pair.call(1, OP, &[], 64, false);
+    pair.net.run_for(1_000_000);
+    /* another connection between the same cards */
+    let (sq, cq) = ([(); 2].map(|()| SimSq::new(16)), [(); 2].map(|()| SimCq::new(16)));
+    let qpn = [0, 1].map(|at| {
+        let host = &mut pair.net.hosts[at];
+        let own = RecvSource::Own(SimRq::new(1, 1));
+        let qpn = host.qp(QpType::Rc, &sq[at], own, [&cq[at], &cq[at]], true);
+        speak(host, qpn);
+        qpn
+    });
+    let (a, b) = (QpAt { host: 0, qpn: qpn[0] }, QpAt { host: 1, qpn: qpn[1] });
+    pair.net.connect(QpType::Rc, a, b, &Setup::default());
+    let data = pair.bytes(&[[0; 24], [7; 24]].concat());
+    let wqe = SendWqe { op: SendOp::Rpc, remote_addr: OP + 1, ..SendWqe::default() };
+    sq[0].post(Send { wqe, sges: vec![data], inline: None }).unwrap();
+    pair.net.doorbell(0, qpn[0]);
+    pair.net.run_for(1_000_000);
+    assert_eq!(cq[0].poll().map(|(cqe, _)| cqe.status), Some(WcStatus::Success));
+    assert!(pair.polled(0).is_empty());
+    /* the kernel goes in mid-stream */
+    assert!(pair.net.hosts[1].nic.unload_kernel(endless).is_ok());
+    pair.run();
+    assert_eq!(pair.polled(0), [(1, WcStatus::Success)]);
+    assert_eq!(pair.answer(stuck).map(|(_, code, ..)| code), Some(Code::NoKernel as u32));
+}
+
+/// A queue pair that goes while a kernel works for it.
+#[test]
+fn a_queue_pair_ends_in_mid_kernel() {
+    let mut pair = RpcPair::quiet();
+    pair.load(OP, Endless);
+    pair.call(1, OP, &[], 64, false);
+    pair.net.run_for(1_000_000);
+    let now = pair.net.now();
+    let host = &mut pair.net.hosts[1];
+    host.to_state(pair.qpn[1], QpState::Reset, now).unwrap();
+    let starverbs_sim::Host { nic, env, .. } = host;
+    nic.destroy_qp(env, pair.qpn[1]).unwrap();
+    pair.net.run_for(1_000_000);
+    assert!(pair.net.hosts[1].nic.next_deadline().is_none_or(|at| at > pair.net.now()));
+}
+
+/// More calls than answers have room: the peer waits, and none is lost.
+#[test]
+fn answers_without_room_hold_the_peer_back() {
+    let mut pair = RpcPair::quiet();
+    pair.load(OP, Echo);
+    pair.call(0, OP, b"", 64, false);
+    pair.run();
+    /* what host 1 sends is lost: its answers stay in their slots */
+    pair.net.cut(1, 0, 400_000);
+    let all: Vec<_> = (1..=20u8).map(|n| pair.call(n.into(), OP, &[n; 8], 64, false)).collect();
+    pair.net.run_for(300_000);
+    let answered = pair.net.hosts[1].nic.counters().tx_rpc_replies.get();
+    assert_eq!(answered, 1 + u64::from(SLOTS));
+    pair.run();
+    for (n, at) in all.iter().enumerate() {
+        assert_eq!(pair.answer(*at).map(|answer| answer.3), Some(vec![n as u8 + 1; 8]));
+    }
+    assert_eq!(pair.polled(0).len(), 21);
+}
+
+/// Streams that the kernel refuses are a NAK; parameters without a target, too.
+#[test]
+fn what_has_nowhere_to_answer_is_a_nak() {
+    let mut pair = RpcPair::quiet();
+    pair.load(OP, Get);
+    let sge = pair.bytes(&[1; 64]);
+    pair.try_post(SendWqe { op: SendOp::RpcWrite, remote_addr: OP, ..SendWqe::default() }, vec![sge]);
+    pair.run();
+    assert_eq!(pair.polled(0), [(0, WcStatus::RemOpErr)]);
+    let mut pair = RpcPair::quiet();
+    let sge = pair.bytes(&[1; 8]);
+    pair.try_post(SendWqe { op: SendOp::Rpc, remote_addr: OP, ..SendWqe::default() }, vec![sge]);
+    pair.run();
+    assert_eq!(pair.polled(0), [(0, WcStatus::RemInvReqErr)]);
+    let mut pair = RpcPair::quiet();
+    let sge = pair.bytes(&[0; 1025]);
+    pair.try_post(SendWqe { op: SendOp::Rpc, remote_addr: OP, ..SendWqe::default() }, vec![sge]);
+    pair.run();
+    assert_eq!(pair.polled(0), [(0, WcStatus::LocLenErr)], "no more parameters than a packet carries");
+}
+
+/// What a plain queue pair puts on the wire is the same beside kernels and queue pairs that speak the
+/// dialect; and its 0x1c is FLUSH.
+#[test]
+fn plain_queue_pairs_are_as_they_were() {
+    let frames = |with: bool| {
+        let mut net = Net::new(2, NicConfig::default(), Faults { loss: 0.05, ..Faults::default() }, 5);
+        let (sq, cq) = ([(); 2].map(|()| SimSq::new(64)), SimCq::new(256));
+        let qpn = [0, 1].map(|at| {
+            let own = RecvSource::Own(SimRq::new(1, 1));
+            net.hosts[at].qp(QpType::Rc, &sq[at], own, [&cq, &cq], true)
+        });
+        let pages = [0, 1].map(|at| net.hosts[at].region(8192, all_rights()));
+        if with {
+            for host in &mut net.hosts {
+                host.nic.load_kernel(host.pd, OP, Box::new(Echo)).unwrap();
+                let qpn =
+                    host.qp(QpType::Rc, &SimSq::new(4), RecvSource::Own(SimRq::new(1, 1)), [&cq, &cq], true);
+                speak(host, qpn);
+            }
+        }
+        net.connect(
+            QpType::Rc,
+            QpAt { host: 0, qpn: qpn[0] },
+            QpAt { host: 1, qpn: qpn[1] },
+            &Setup::default(),
+        );
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let tap = log.clone();
+        net.tap = Some(Box::new(move |host, bytes| tap.lock().unwrap().push((host, bytes.to_vec()))));
+        for wr_id in 0..60u64 {
+            let op = [SendOp::Write, SendOp::Read, SendOp::Flush][wr_id as usize % 3];
+            let (remote_addr, rkey) = pages[1];
+            let imm = Feth::word(Placement::GLOBAL, FlushLevel::Range);
+            let wqe = SendWqe { wr_id, op, remote_addr, rkey, imm, compare_add: 8, ..SendWqe::default() };
+            let len = if op == SendOp::Flush { 0 } else { 3000 };
+            let sge = Sge { addr: pages[0].0, len, lkey: pages[0].1 };
+            let sges = if len == 0 { vec![] } else { vec![sge] };
+            sq[0].post(Send { wqe, sges, inline: None }).unwrap();
+            net.doorbell(0, qpn[0]);
+        }
+        assert!(net.run_until_idle(100_000));
+        let done = std::iter::from_fn(|| cq.poll()).filter(|(c, _)| c.status == WcStatus::Success).count();
+        assert_eq!(done, 60);
+        drop(net.tap.take());
+        std::mem::take(&mut *log.lock().unwrap())
+    };
+    assert!(frames(false) == frames(true));
+}
