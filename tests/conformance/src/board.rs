@@ -75,6 +75,16 @@ impl Board {
         ended.map_or(Ok(()), |status| Err(format!("the board: {status}:\n{}", tail(&self.process.output()))))
     }
 
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Kills it.
+    pub(crate) fn kill(mut self) {
+        self.process.kill();
+    }
+
     /// Has it end, as Ctrl-C does, which must leave nothing.
     pub(crate) fn end(mut self) -> Result<(), String> {
         self.check()?;

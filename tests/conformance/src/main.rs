@@ -8,6 +8,7 @@ mod board;
 mod case;
 mod container;
 mod crash;
+mod hostile;
 mod multicast;
 mod net;
 mod pair;
@@ -75,6 +76,7 @@ fn cases(args: &Args) -> Vec<(Case, Net)> {
         container::cases(),
         settings::cases(),
         crash::cases(),
+        if args.device == "board" { hostile::cases() } else { Vec::new() },
         star::cases(),
     ]
     .concat();

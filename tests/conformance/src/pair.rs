@@ -260,7 +260,7 @@ pub(crate) fn await_traffic(world: &World, busy: &mut [&mut Process]) -> Result<
 }
 
 /// What a process has sent, by the counters of its card; 0 before it has one.
-fn sent(world: &World, pid: u32) -> u64 {
+pub(crate) fn sent(world: &World, pid: u32) -> u64 {
     let stat = output(Command::new(&world.starverbs).args(["stat", &pid.to_string()])).unwrap_or_default();
     let counters = stat.lines().filter_map(|line| line.trim().split_once(' '));
     let sent = counters.filter(|(name, _)| SENT.contains(name));

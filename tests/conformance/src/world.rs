@@ -91,6 +91,18 @@ impl World {
         self.devices.contains(&Device::Board)
     }
 
+    /// The process of the board that has this setting, if there is one.
+    pub(crate) fn board_of(&self, setting: (&str, &str)) -> Option<u32> {
+        let has =
+            |board: &&Board| board.kind.env.iter().any(|(name, value)| (*name, value.as_str()) == setting);
+        self.boards.iter().find(has).map(Board::pid)
+    }
+
+    /// Kills all boards at once, as `kill -9` does; others are started when they are needed.
+    pub(crate) fn kill_boards(&mut self) {
+        self.boards.drain(..).for_each(Board::kill);
+    }
+
     /// Whether all boards still run.
     pub(crate) fn check_boards(&mut self) -> Result<(), String> {
         self.boards.iter_mut().try_for_each(Board::check)
@@ -111,7 +123,7 @@ impl World {
     }
 
     /// A function of a board for a program, as STARVERBS_DEVICE names it.
-    fn function(&mut self, net: Net, end: usize, setting: &Setting) -> Result<String, String> {
+    pub(crate) fn function(&mut self, net: Net, end: usize, setting: &Setting) -> Result<String, String> {
         let host = if net == Net::Lo { 0 } else { end };
         let kind = BoardKind { host, user: setting.user, env: setting.env.clone() };
         let found = self.boards.iter().position(|board| board.kind == kind);
