@@ -24,6 +24,7 @@ mod plan;
 mod report;
 mod run;
 mod statements;
+mod transport;
 
 pub use events::{EventQueue, Picos};
 pub use params::{DEFAULT_PARAMS, Op, ParamError, Params, Settings, WorkloadKind};

@@ -7,11 +7,20 @@
 
 use std::collections::VecDeque;
 
-use super::card::{CardId, Event};
+use super::card::CardId;
 use super::events::{EventQueue, Picos};
 use super::host::{Batch, Verb};
 use super::load::Measure;
 use super::params::{Params, WorkloadKind};
+
+/// What programs ask of time.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Wake {
+    /// A program rings a doorbell
+    Doorbell(u16),
+    /// The time slot of a group of connections ends
+    Slot,
+}
 
 /// A connection, by the server's QPN.
 struct Connection {
@@ -107,12 +116,12 @@ impl Calls {
     }
 
     /// All connections call.
-    pub(super) fn start(&mut self, events: &mut EventQueue<Event>, params: &Params) {
+    pub(super) fn start(&mut self, events: &mut EventQueue<impl From<Wake>>, params: &Params) {
         for qpn in 0..self.connections.len() {
             self.call(qpn, 0, events, params);
         }
         if self.groups() > 1 {
-            events.push(params.slot, Event::Slot);
+            events.push(params.slot, Wake::Slot.into());
         }
     }
 
@@ -129,23 +138,30 @@ impl Calls {
         if self.rounds { self.connections.iter().all(each) } else { self.measure.is_full() }
     }
 
+    /// Whether all calls that are to be made are answered.
+    pub(super) fn is_idle(&self) -> bool {
+        self.is_over() && self.tally.calls == self.tally.answered
+    }
+
     /// A time slot ends: the next group may call.
-    pub(super) fn next_slot(&mut self, events: &mut EventQueue<Event>, params: &Params) {
+    pub(super) fn next_slot(&mut self, events: &mut EventQueue<impl From<Wake>>, params: &Params) {
         if self.is_over() {
             return;
         }
         self.active = (self.active + 1) % self.groups();
+        let at = events.now() + params.regroup;
+        self.processes.iter_mut().for_each(|free_at| *free_at = at.max(*free_at + params.regroup));
         let first = self.active * self.group;
         for qpn in first..(first + self.group).min(self.connections.len()) {
             if self.connections[qpn].waits {
-                self.call(qpn, events.now(), events, params);
+                self.call(qpn, at, events, params);
             }
         }
-        events.push(events.now() + params.slot, Event::Slot);
+        events.push(events.now() + params.slot, Wake::Slot.into());
     }
 
     /// The client of connection `qpn` calls, not before `at`, when it may.
-    fn call(&mut self, qpn: usize, at: Picos, events: &mut EventQueue<Event>, params: &Params) {
+    fn call(&mut self, qpn: usize, at: Picos, events: &mut EventQueue<impl From<Wake>>, params: &Params) {
         let may = self.has_slot(qpn);
         let connection = &mut self.connections[qpn];
         let ended = if self.rounds { connection.begun >= self.calls_each } else { self.measure.is_full() };
@@ -169,11 +185,11 @@ impl Calls {
         number: usize,
         at: Picos,
         batch: Batch,
-        events: &mut EventQueue<Event>,
+        events: &mut EventQueue<impl From<Wake>>,
         params: &Params,
     ) {
         self.ringing[number].push_back(batch);
-        events.push(at + params.doorbell, Event::Doorbell(number as u16));
+        events.push(at + params.doorbell, Wake::Doorbell(number as u16).into());
     }
 
     /// Doorbell `number` reaches its card now.
@@ -197,7 +213,7 @@ impl Calls {
         &mut self,
         card: CardId,
         qpn: u32,
-        events: &mut EventQueue<Event>,
+        events: &mut EventQueue<impl From<Wake>>,
         params: &Params,
     ) {
         if card == 0 {
@@ -208,7 +224,7 @@ impl Calls {
         }
     }
 
-    fn on_request(&mut self, qpn: usize, events: &mut EventQueue<Event>, params: &Params) {
+    fn on_request(&mut self, qpn: usize, events: &mut EventQueue<impl From<Wake>>, params: &Params) {
         self.tally.requests += 1;
         let number = qpn % self.processes.len();
         let free_at = &mut self.processes[number];
@@ -236,14 +252,20 @@ impl Calls {
     }
 
     /// The server replies.
-    fn reply(&mut self, qpn: usize, events: &mut EventQueue<Event>, params: &Params) {
+    fn reply(&mut self, qpn: usize, events: &mut EventQueue<impl From<Wake>>, params: &Params) {
         self.tally.replies += 1;
         self.tally.sends_posted += 1;
         let batch = Batch { qpn: qpn as u32, wqes: 1, verb: Verb::Send };
         self.post(qpn % self.processes.len(), batch, events, params);
     }
 
-    fn post(&mut self, number: usize, batch: Batch, events: &mut EventQueue<Event>, params: &Params) {
+    fn post(
+        &mut self,
+        number: usize,
+        batch: Batch,
+        events: &mut EventQueue<impl From<Wake>>,
+        params: &Params,
+    ) {
         let free_at = &mut self.processes[number];
         *free_at = (*free_at).max(events.now()) + params.post;
         let at = *free_at;
@@ -251,7 +273,7 @@ impl Calls {
         self.ring(number, at, batch, events, params);
     }
 
-    fn on_reply(&mut self, qpn: usize, events: &mut EventQueue<Event>, params: &Params) {
+    fn on_reply(&mut self, qpn: usize, events: &mut EventQueue<impl From<Wake>>, params: &Params) {
         self.tally.answered += 1;
         let connection = &mut self.connections[qpn];
         connection.free_at = connection.free_at.max(events.now()) + params.poll;

@@ -6,12 +6,12 @@
 
 mod receive;
 mod send;
-mod star;
 
 use std::collections::VecDeque;
 
 use starverbs_core::qpc::{Channel, ConfigError, Context, Placement, Qpc, Requester, Response, SendRing};
 
+use super::calls::Wake;
 use super::dma::DmaEngine;
 use super::events::{EventQueue, Picos};
 use super::fabric::{Fabric, Packet};
@@ -39,6 +39,15 @@ pub(super) enum Event {
     Doorbell(u16),
     /// The time slot of a group of connections ends
     Slot,
+}
+
+impl From<Wake> for Event {
+    fn from(wake: Wake) -> Event {
+        match wake {
+            Wake::Doorbell(number) => Event::Doorbell(number),
+            Wake::Slot => Event::Slot,
+        }
+    }
 }
 
 /// The stages, and the engines that work in turns.
@@ -78,17 +87,6 @@ const NEVER: Picos = Picos::MAX;
 const REQUEST: u16 = 0;
 const OTHER: u16 = 1;
 
-/// What a card is to a connection (StaR, section III-A).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    /// As RC has it: each side keeps its own state
-    Plain,
-    /// StaR's client: keeps both sides'
-    Stateful,
-    /// StaR's server: keeps none, and executes what packets carry
-    Stateless,
-}
-
 /// What of a context the simulator needs: its numbers, so that each message proves that order was kept and no
 /// change lost.
 #[derive(Clone, Copy, Debug, Default)]
@@ -127,6 +125,8 @@ pub(super) enum Read {
     Payload,
     /// The data of a READ that a peer asked for
     Answer(Packet),
+    /// The RECV for a SEND of a peer
+    Receive(Packet),
 }
 
 /// Why a DMA write is made.
@@ -137,8 +137,6 @@ pub(super) enum Write {
     Completion(u32),
     /// A completion of a RECV of this QP
     Received(u32),
-    /// What a packet for the stateless side brought; its answer goes when it is in memory
-    Guided(Packet),
 }
 
 /// Channels of the engines, in the order in which they take turns.
@@ -166,17 +164,6 @@ pub(super) struct CardTally {
     pub(super) asked: [u64; 3],
     /// Messages whose number was not the one expected
     pub(super) out_of_order: u64,
-    /// StaR: WQEs that left as WQEP, those of them acknowledged; CQEs that left as CQEP, those of them
-    /// acknowledged
-    pub(super) packed: u64,
-    pub(super) packed_known: u64,
-    pub(super) sent_cqes: u64,
-    pub(super) sent_cqes_known: u64,
-    /// StaR: packets for the stateless side, of them those that passed the security check
-    pub(super) guiding: u64,
-    pub(super) checked: u64,
-    /// StaR: SENDs that found no RECV of the other side
-    pub(super) unmatched: u64,
 }
 
 /// What lies around a card.
@@ -195,7 +182,6 @@ impl World<'_> {
 
 pub(super) struct Rnic {
     pub(super) id: CardId,
-    role: Role,
     pub(super) qpc: Qpc<QpState>,
     /// Contexts in memory
     contexts: Vec<QpState>,
@@ -225,8 +211,6 @@ pub(super) struct Rnic {
     out: VecDeque<Packet>,
     /// When the wire has taken the last packet
     out_free_at: Picos,
-    /// StaR, stateful side: of each QP, RECVs of the other side that no SEND has used
-    remote_receives: Vec<u32>,
     arrived: VecDeque<Packet>,
     pub(super) reads: DmaEngine<Read, 3>,
     pub(super) writes: DmaEngine<Write, 3>,
@@ -244,10 +228,8 @@ impl Rnic {
         params: &Params,
     ) -> Result<Rnic, ConfigError> {
         let qps = peers.len() as u32;
-        let role = params.role(id);
         Ok(Rnic {
             id,
-            role,
             qpc: Qpc::new(params.config(entries, qps))?,
             contexts: vec![QpState { ring_wqes: params.ring_wqes, ..QpState::default() }; qps as usize],
             acked: vec![0; qps as usize],
@@ -269,11 +251,6 @@ impl Rnic {
             next_request: 0,
             out: VecDeque::new(),
             out_free_at: 0,
-            remote_receives: if role == Role::Stateful {
-                vec![params.sends.into(); qps as usize]
-            } else {
-                vec![]
-            },
             arrived: VecDeque::new(),
             reads: DmaEngine::new(),
             writes: DmaEngine::new(),
@@ -399,6 +376,7 @@ impl Rnic {
                 self.wake(Stage::Requester, world);
             }
             Some(Read::Answer(packet)) => self.hand_out(packet, world),
+            Some(Read::Receive(packet)) => self.place(packet, world),
             None => {}
         }
     }
@@ -413,7 +391,6 @@ impl Rnic {
                 self.tally.completions += 1;
                 world.hosts.received(self.id, qpn, world.events, world.params);
             }
-            Some(Write::Guided(packet)) => self.followed(packet, world),
             Some(Write::Context | Write::Payload) | None => {}
         }
     }
@@ -429,8 +406,7 @@ impl Rnic {
         } else if let Some(packet) = self.out.pop_front() {
             let busy = world.params.card_out.busy(packet.on_wire(world.params));
             self.out_free_at = world.now() + busy;
-            let leaves = world.now() + self.check_security(&packet, world.params);
-            world.fabric.send(packet, leaves, world.params, world.events);
+            world.fabric.send(packet, world.now(), world.params, world.events);
             if !self.out.is_empty() {
                 self.wake_at(Stage::Out, world.now() + busy.max(world.params.cycle), world);
             }

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 
 use super::card::{CardId, Event};
 use super::events::{EventQueue, Picos};
-use super::host::Verb;
 use super::params::Params;
 
 /// What a packet is.
@@ -19,29 +18,12 @@ pub(super) enum Body {
     Ack,
     /// RDMA READ response, with data
     Data,
-    /// StaR: a WQE of the stateless side
-    Wqep(Verb),
-    /// StaR: an echo of a WQEP or CQEP
-    Ea,
-    /// StaR: data for the stateless side
-    Rd,
-    Rda,
-    /// StaR: asks the stateless side for data
-    Gd,
-    /// StaR: brings it
-    Gda,
-    /// StaR: a CQE for the stateless side
-    Cqep(Verb),
 }
 
 impl Body {
-    /// Whether it is of StaR.
-    fn is_star(self) -> bool {
-        !matches!(self, Body::Write | Body::Read | Body::Send | Body::Ack | Body::Data)
-    }
     /// Whether data leaves with it that must be read from memory first, on the side that begins.
     pub(super) fn brings_data(self) -> bool {
-        matches!(self, Body::Write | Body::Send | Body::Rd)
+        matches!(self, Body::Write | Body::Send)
     }
 }
 
@@ -65,21 +47,14 @@ impl Packet {
     /// Bytes of the message that it carries.
     pub(super) fn payload(&self) -> u32 {
         match self.body {
-            Body::Write | Body::Send | Body::Data | Body::Rd | Body::Gda => self.bytes,
+            Body::Write | Body::Send | Body::Data => self.bytes,
             _ => 0,
         }
     }
 
     /// Bytes that it has on the wire beside those that all have.
     pub(super) fn on_wire(&self, params: &Params) -> u32 {
-        let header = if self.body.is_star() { params.star_header } else { 0 };
-        let control = match self.body {
-            Body::Ack => params.ack_bytes,
-            Body::Wqep(_) => params.wqe_bytes,
-            Body::Cqep(_) => params.cqep_bytes,
-            _ => 0,
-        };
-        self.payload() + header + control
+        self.payload() + if self.body == Body::Ack { params.ack_bytes } else { 0 }
     }
 
     /// Its answer.

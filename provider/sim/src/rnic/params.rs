@@ -6,7 +6,6 @@ use serde::Deserialize;
 use starverbs_core::qpc::{Config, Placement, Policy};
 use thiserror::Error;
 
-use super::card::{CardId, Role};
 use super::events::Picos;
 
 /// The parameters that ship with the simulator.
@@ -50,24 +49,26 @@ macro_rules! sections {
 sections! {
     CardSection {
         cycle_ps: u64, window_packets: u32, request_cycles: u64, descriptor_fifo_wqes: u32,
-        translate_cycles: u64, cq_context_cycles: u64, stack: Stack,
+        translate_cycles: u64, cq_context_cycles: u64, stack: Stack, buffer_packets: u32,
     }
     QpcSection {
         policy: PolicyName, entries: u32, client_entries: u32, ooo_cap: u16, placement: PlacementName,
+        when_full: WhenFull,
         bytes: u32, acks_ask: bool,
     }
-    StarSection { header_bytes: u32, cqep_bytes: u32, security_check: bool, check_cycles: u64, }
+    StarSection { security_check: bool, check_cycles: u64, }
     BusSection {
-        read_ns: f64, write_ns: f64, header_bytes: u32, ps_per_byte: f64, wqe_bytes: u32, cqe_bytes: u32,
-        ring_wqes: u16,
+        read_ns: f64, write_ns: f64, header_bytes: u32, ps_per_byte: f64, wqe_bytes: u32,
+        recv_wqe_bytes: u32, cqe_bytes: u32, ring_wqes: u16,
     }
     BoardSection { read_ns: f64, ps_per_byte: f64, }
     NetSection {
         link_ns: f64, switch_ns: f64, switch_ps_per_byte: f64, card_ps_per_byte: f64, header_bytes: u32,
-        ack_bytes: u32,
+        ack_bytes: u32, loss_ppm: u32, gbps: u32,
     }
     HostSection {
         processes: u16, clients: u16, post_ns: f64, poll_ns: f64, doorbell_ns: f64, group: u32, slot_ns: f64,
+        regroup_ns: f64,
     }
     WorkloadSection {
         kind: WorkloadKind, op: Op, bytes: u32, qps: u32, batch: u16, sends: u16, least_messages: u64,
@@ -99,6 +100,16 @@ enum PolicyName {
     LatencyHiding,
 }
 
+/// What a cache is worth that more connections use than it has entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum WhenFull {
+    /// The least recently used goes
+    Lru,
+    /// Each access misses
+    Misses,
+}
+
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum PlacementName {
@@ -124,9 +135,11 @@ pub enum WorkloadKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Stack {
-    /// RC, state on both sides
+    /// RC, state on both sides, as csRNA's units carry it
     Rdma,
-    /// StaR: the server stateless, the clients stateful
+    /// RC, by the core's transport
+    Rc,
+    /// StaR, by the core's transport: the server stateless, the clients stateful
     Star,
 }
 
@@ -176,19 +189,23 @@ pub struct Params {
     pub(super) bus_write: Lane,
     pub(super) board: Lane,
     pub(super) wqe_bytes: u32,
+    pub(super) recv_wqe_bytes: u32,
     pub(super) cqe_bytes: u32,
     pub(super) ring_wqes: u16,
     pub(super) card_out: Lane,
     pub(super) switch: Lane,
     pub(super) ack_bytes: u32,
     pub(super) acks_ask: bool,
+    /// The core's transport runs
+    pub(super) core: bool,
     pub(super) star: bool,
-    pub(super) star_header: u32,
-    pub(super) cqep_bytes: u32,
+    pub(super) buffer: u32,
+    pub(super) loss: f64,
     pub(super) security_check: bool,
     pub(super) check_delay: Picos,
     pub(super) group: u32,
     pub(super) slot: Picos,
+    pub(super) regroup: Picos,
     pub(super) sends: u16,
     pub(super) link: Picos,
     pub(super) processes: u16,
@@ -247,6 +264,11 @@ impl Params {
             header_bytes,
             ps_per_byte,
         };
+        // both links' rate, where it is set
+        let link = |own: f64| match net.gbps.value {
+            0 => own,
+            gbps => 8000.0 / f64::from(gbps),
+        };
         let params = Params {
             cycle: card.cycle_ps.value,
             window: card.window_packets.value,
@@ -263,7 +285,10 @@ impl Params {
                 PlacementName::Host => Placement::Host,
                 PlacementName::Board => Placement::Board,
             },
-            entries: qpc.entries.value,
+            entries: match qpc.when_full.value {
+                WhenFull::Misses if workload.qps.value > qpc.entries.value => 1,
+                _ => qpc.entries.value,
+            },
             client_entries: qpc.client_entries.value,
             ooo_cap: qpc.ooo_cap.value,
             qpc_bytes: qpc.bytes.value,
@@ -271,20 +296,23 @@ impl Params {
             bus_write: lane(bus.write_ns.value, bus.header_bytes.value, bus.ps_per_byte.value),
             board: lane(board.read_ns.value, 0, board.ps_per_byte.value),
             wqe_bytes: bus.wqe_bytes.value,
+            recv_wqe_bytes: bus.recv_wqe_bytes.value,
             cqe_bytes: bus.cqe_bytes.value,
             ring_wqes: bus.ring_wqes.value,
-            card_out: lane(0.0, net.header_bytes.value, net.card_ps_per_byte.value),
-            switch: lane(net.switch_ns.value, net.header_bytes.value, net.switch_ps_per_byte.value),
+            card_out: lane(0.0, net.header_bytes.value, link(net.card_ps_per_byte.value)),
+            switch: lane(net.switch_ns.value, net.header_bytes.value, link(net.switch_ps_per_byte.value)),
             link: ns(net.link_ns.value),
             ack_bytes: net.ack_bytes.value,
             acks_ask: qpc.acks_ask.value,
+            core: card.stack.value != Stack::Rdma,
             star: card.stack.value == Stack::Star,
-            star_header: star.header_bytes.value,
-            cqep_bytes: star.cqep_bytes.value,
+            buffer: card.buffer_packets.value,
+            loss: f64::from(net.loss_ppm.value) / 1e6,
             security_check: star.security_check.value,
             check_delay: star.check_cycles.value * card.cycle_ps.value,
             group: host.group.value,
             slot: ns(host.slot_ns.value),
+            regroup: ns(host.regroup_ns.value),
             sends: workload.sends.value,
             processes: host.processes.value,
             clients: host.clients.value,
@@ -305,15 +333,6 @@ impl Params {
     /// How the server's QPC module is made.
     pub fn server_config(&self) -> Config {
         self.config(self.entries, self.qps)
-    }
-
-    /// What card `id` is to its connections.
-    pub(super) fn role(&self, id: CardId) -> Role {
-        match (self.star, id) {
-            (false, _) => Role::Plain,
-            (true, 0) => Role::Stateless,
-            (true, _) => Role::Stateful,
-        }
     }
 
     /// Whether clients call and the server replies.
@@ -341,10 +360,18 @@ impl Params {
             _ if most > self.descriptor_fifo => {
                 wrong("a doorbell's WQEs do not fit card.descriptor_fifo_wqes")
             }
-            _ if calls != (self.op == Op::Send) || self.star && !calls => wrong(
+            _ if calls != (self.op == Op::Send) || self.core && !calls => wrong(
                 "workload.op = \"send\" and workload.kind = \"calls\" or \"rounds\" go together, and StaR \
                  needs them",
             ),
+            _ if !self.core && (self.loss > 0.0 || self.buffer > 0) => wrong(
+                "net.loss_ppm and card.buffer_packets need card.stack = \"rc\" or \"star\": csRNA's units \
+                 send nothing again",
+            ),
+            _ if self.core && self.policy == Policy::LatencyHiding => {
+                wrong("qpc.policy: the core's transport asks for contexts by fcfs or non-blocking")
+            }
+            _ if !(0.0..0.9).contains(&self.loss) => wrong("net.loss_ppm is not 0 to 900,000"),
             _ if calls && self.qps + u32::from(self.processes) > u32::from(u16::MAX) => {
                 wrong("workload.qps: calls come from at most 65,000 connections")
             }

@@ -100,7 +100,7 @@ impl Report {
     pub fn csv(&self) -> String {
         let mut text = String::from(
             "series,x,here,paper,ratio,rate_mops,latency_us,latency_p99_us,hits,misses,waited,ring_reads,\
-             prefetched,prefetch_dropped,evicted,read_engine_busy,messages,events\n",
+             prefetched,prefetch_dropped,evicted,read_engine_busy,messages,events,lost,repeated\n",
         );
         for (row, outcome) in self.rows.iter().zip(&self.details) {
             let optional = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.4}"));
@@ -108,7 +108,7 @@ impl Report {
             let _ = write!(text, "\"{series}\",{x},{here:.4},{},{}", optional(*paper), optional(*ratio));
             match outcome {
                 Some(outcome) => csv_details(&mut text, outcome),
-                None => text.push_str(&",".repeat(13)),
+                None => text.push_str(&",".repeat(15)),
             }
             text.push('\n');
         }
@@ -146,10 +146,11 @@ impl Report {
 }
 
 fn csv_details(text: &mut String, outcome: &Outcome) {
-    let Outcome { rate, latency, latency_p99, server, read_busy, messages, events, .. } = outcome;
+    let Outcome { rate, latency, latency_p99, server, read_busy, messages, events, lost, repeated, .. } =
+        outcome;
     let _ = write!(
         text,
-        ",{:.4},{:.4},{:.4},{},{},{},{},{},{},{},{read_busy:.4},{messages},{events}",
+        ",{:.4},{:.4},{:.4},{},{},{},{},{},{},{},{read_busy:.4},{messages},{events},{lost},{repeated}",
         rate / 1e6,
         latency * 1e6,
         latency_p99 * 1e6,

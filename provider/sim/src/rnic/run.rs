@@ -9,10 +9,10 @@ use thiserror::Error;
 use super::calls::Calls;
 use super::card::{CardId, Event, Rnic, World};
 use super::check;
-use super::events::EventQueue;
+use super::events::{EventQueue, Picos};
 use super::fabric::Fabric;
 use super::host::Hosts;
-use super::load::Load;
+use super::load::{Load, Measure};
 use super::params::Params;
 
 /// What a run showed.
@@ -26,7 +26,7 @@ pub struct Outcome {
     pub latency_p99: f64,
     /// Bytes on the server's chip for connections
     pub on_chip: OnChip,
-    /// Counters of the server's QPC module
+    /// Counters of the server's QPC module; where the core's transport runs, hits and misses of all cards
     pub server: QpcCounters,
     /// Share of time in which the server's DMA read engine was busy
     pub read_busy: f64,
@@ -36,6 +36,10 @@ pub struct Outcome {
     pub events: u64,
     /// Virtual time of the run in seconds
     pub virtual_time: f64,
+    /// Packets that were lost, or dropped for want of room
+    pub lost: u64,
+    /// Packets that the transport sent again
+    pub repeated: u64,
 }
 
 /// Why a run has no outcome.
@@ -54,6 +58,9 @@ pub enum RunError {
 
 /// Runs the simulation. `progress` gets now and then how much is done (0 to 1), and may end it.
 pub fn run(params: &Params, mut progress: impl FnMut(f64) -> ControlFlow<()>) -> Result<Outcome, RunError> {
+    if params.core {
+        return super::transport::run(params, progress);
+    }
     let ends = ends(params);
     let mut hosts = match params.is_calls() {
         true => Load::Calls(Calls::new(params, &ends)),
@@ -98,7 +105,7 @@ fn handle(event: Event, cards: &mut [Rnic], world: &mut World<'_>) {
 /// The server's QP `qpn` leads to client `(k + k / 10) mod clients`, k its number within its process:
 /// neighbours lead to different clients, and each client has QPs of all batch sizes. Of each the client, and
 /// the QP there.
-fn ends(params: &Params) -> Vec<(CardId, u32)> {
+pub(super) fn ends(params: &Params) -> Vec<(CardId, u32)> {
     let clients = usize::from(params.clients);
     let share = (params.qps / u32::from(params.processes)).max(1);
     let mut next = vec![0; clients];
@@ -124,20 +131,42 @@ fn make_cards(ends: Vec<(CardId, u32)>, params: &Params) -> Result<Vec<Rnic>, Co
 }
 
 fn outcome(server: &Rnic, hosts: &mut Load, events: &EventQueue<Event>) -> Outcome {
-    let (rate, messages) = (hosts.measure().rate(), hosts.posted());
-    let latencies = &mut hosts.measure().latencies;
-    latencies.sort_unstable();
-    let count = latencies.len().max(1);
-    let seconds = |picos: f64| picos * 1e-12;
+    let messages = hosts.posted();
+    let busy = server.reads.busy as f64 / events.now().max(1) as f64;
     Outcome {
-        rate,
-        latency: seconds(latencies.iter().map(|picos| *picos as f64).sum::<f64>() / count as f64),
-        latency_p99: seconds(latencies.get(count * 99 / 100).map_or(0.0, |picos| *picos as f64)),
-        on_chip: server.qpc.config().on_chip(),
         server: *server.qpc.counters(),
-        read_busy: server.reads.busy as f64 / events.now().max(1) as f64,
         messages,
-        events: events.taken(),
-        virtual_time: seconds(events.now() as f64),
+        ..Outcome::of(hosts.measure(), server.qpc.config().on_chip(), busy, events.taken(), events.now())
+    }
+}
+
+impl Outcome {
+    /// What was measured, of so many events in so much time; the server's DMA read engine was busy for that
+    /// share of it.
+    pub(super) fn of(
+        measure: &mut Measure,
+        on_chip: OnChip,
+        read_busy: f64,
+        events: u64,
+        time: Picos,
+    ) -> Outcome {
+        let rate = measure.rate();
+        let latencies = &mut measure.latencies;
+        latencies.sort_unstable();
+        let count = latencies.len().max(1);
+        let seconds = |picos: f64| picos * 1e-12;
+        Outcome {
+            rate,
+            latency: seconds(latencies.iter().map(|picos| *picos as f64).sum::<f64>() / count as f64),
+            latency_p99: seconds(latencies.get(count * 99 / 100).map_or(0.0, |picos| *picos as f64)),
+            on_chip,
+            server: QpcCounters::default(),
+            read_busy,
+            messages: 0,
+            events,
+            virtual_time: seconds(time as f64),
+            lost: 0,
+            repeated: 0,
+        }
     }
 }

@@ -3,6 +3,8 @@
 use std::ops::ControlFlow;
 
 use starverbs_sim::rnic::{DEFAULT_PARAMS, Outcome, ParamError, Params, Settings, run};
+use starverbs_star::message::CQE_LEN;
+use starverbs_star::wire::OVERHEAD;
 
 fn outcome(models: &[&str], settings: &[(&str, toml::Value)]) -> Outcome {
     let defaults = [("workload.kind", "calls".into()), ("workload.least_messages", 20_000.into())];
@@ -17,9 +19,11 @@ fn within(share: f64, what: &str, here: f64, form: f64) {
     assert!((here / form - 1.0).abs() < share, "{what}: {here} here, {form} by the closed form");
 }
 
-/// Frames with their headers, preamble and gap; StaR's header is 8 bytes longer than BTH.
+/// RoCEv2's frames with their headers, preamble and gap.
 const ROCE: f64 = 82.0;
-const STAR: f64 = 90.0;
+/// StaR's for the stateless side, by the wire format of `starverbs_star`: Ethernet's, IP's and UDP's share as
+/// RoCEv2's, without BTH and ICRC.
+const STAR: f64 = ROCE - 16.0 + OVERHEAD as f64;
 
 #[test]
 fn the_wire_bounds() {
@@ -29,9 +33,76 @@ fn the_wire_bounds() {
     within(0.01, "RDMA", at(&["connectx-3"], 100), 1e9 / (rdma * 0.8));
     within(0.01, "RDMA on FPGA", at(&["fpga-10g"], 100), 1e9 / (rdma * 0.8));
     // four EA, three RD, a GD, four CQEP
-    let star = 4.0 * STAR + 3.0 * (STAR + 32.0) + STAR + 4.0 * (STAR + 20.0);
-    within(0.01, "StaR", at(&["fpga-10g", "star"], 200), 1e9 / (star * 0.8));
-    within(0.01, "StaR", at(&["fpga-10g", "star"], 400), 1e9 / (star * 0.8));
+    let star = 4.0 * STAR + 3.0 * (STAR + 32.0) + STAR + 4.0 * (STAR + CQE_LEN as f64);
+    within(0.01, "StaR", at(&["fpga-10g", "star"], 100), 1e9 / (star * 0.8));
+    within(0.04, "StaR, whose calls fall together", at(&["fpga-10g", "star"], 400), 1e9 / (star * 0.8));
+}
+
+fn on_core(models: &[&str], settings: &[(&str, toml::Value)]) -> Outcome {
+    let settings: Vec<_> = settings.iter().cloned().chain([("card.stack", "rc".into())]).collect();
+    outcome(models, &settings)
+}
+
+/// RC of the core on the units of a card, and csRNA's units: two programs, one rate.
+#[test]
+fn the_cores_rc_is_as_fast_as_the_units() {
+    for qps in [8, 100, 200, 400] {
+        let settings = [("workload.qps", qps.into())];
+        let (core, units) = (on_core(&["fpga-10g"], &settings), outcome(&["fpga-10g"], &settings));
+        within(0.015, "calls", core.rate, units.rate);
+        within(0.06, "latency", core.latency, units.latency);
+        assert_eq!((core.lost, units.lost), (0, 0));
+    }
+}
+
+/// What is lost is sent again, by the core's timers; no call is lost.
+#[test]
+fn losses_cost_time_and_no_calls() {
+    let settings = |loss: i64| {
+        [
+            ("workload.qps", 20.into()),
+            ("net.loss_ppm", loss.into()),
+            ("workload.least_messages", 5_000.into()),
+        ]
+    };
+    for stack in ["star", "rc"] {
+        let at = |loss| {
+            let stack = [("card.stack", stack.into())];
+            outcome(&["fpga-10g"], &[&settings(loss)[..], &stack[..]].concat())
+        };
+        let (quiet, lossy) = (at(0), at(20_000));
+        assert!(lossy.lost > 20 && lossy.repeated >= lossy.lost / 4, "{stack}: {lossy:?}");
+        assert!(lossy.rate < 0.95 * quiet.rate, "{stack}: {} of {}", lossy.rate, quiet.rate);
+        assert_eq!((quiet.lost, quiet.messages > 0), (0, true), "{stack}");
+    }
+}
+
+/// A stateless server waits for no context, so that it needs no room for packets that do.
+#[test]
+fn a_card_that_waits_for_contexts_needs_room() {
+    let at = |stack: &str| {
+        let settings = [
+            ("workload.qps", 300.into()),
+            ("card.buffer_packets", 64.into()),
+            ("card.stack", stack.into()),
+            ("workload.least_messages", 3_000.into()),
+        ];
+        outcome(&["fpga-10g"], &settings)
+    };
+    let (star, rc) = (at("star"), at("rc"));
+    assert_eq!(star.lost, 0);
+    assert!(rc.lost > 100 && rc.repeated > 100, "{rc:?}");
+}
+
+/// With one client, whose card has room for 120 contexts, StaR misses there.
+#[test]
+fn a_clients_card_may_miss() {
+    let at = |qps: i64| {
+        outcome(&["fpga-10g", "star"], &[("workload.qps", qps.into()), ("host.clients", 1.into())])
+    };
+    let (few, many) = (at(100), at(160));
+    assert!(few.server.misses <= 100 && many.server.misses > 1000);
+    assert!(many.rate < 0.5 * few.rate);
 }
 
 #[test]
@@ -60,14 +131,14 @@ fn latency_times_rate_is_the_number_of_calls_under_way() {
 }
 
 #[test]
-fn the_security_check_costs_no_throughput_and_the_stateless_side_asks_for_no_context() {
+fn the_security_check_costs_no_throughput_and_clients_alone_ask_for_contexts() {
     let at = |check: bool| {
         let settings = [("workload.qps", 300.into()), ("star.security_check", check.into())];
         outcome(&["fpga-10g", "star"], &settings)
     };
     let (with, without) = (at(true), at(false));
     within(0.01, "with the check", with.rate, without.rate);
-    assert_eq!((with.server.hits, with.server.misses, with.server.waited), (0, 0, 0));
+    assert_eq!(with.server.misses, 300, "the clients' cards ask, once each; the stateless one has none");
 }
 
 #[test]
@@ -101,5 +172,10 @@ fn unknown_models_and_impossible_loads_are_errors() {
     };
     assert!(matches!(read(&["connectx-9"], "card.stack", "rdma"), Err(ParamError::UnknownModel(_))));
     assert!(matches!(read(&[], "card.stack", "star"), Err(ParamError::Value(_))), "StaR needs calls");
+    for name in ["net.loss_ppm", "card.buffer_packets"] {
+        let set = Settings::from([(name.to_owned(), 5.into())]);
+        let params = Params::read_models(DEFAULT_PARAMS, &[], &[&set]);
+        assert!(matches!(params, Err(ParamError::Value(_))), "the units send nothing again");
+    }
     assert!(matches!(read(&["testbed-10g"], "workload.kind", "rate"), Err(ParamError::Value(_))));
 }

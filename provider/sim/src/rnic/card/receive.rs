@@ -2,7 +2,7 @@
 
 use starverbs_core::qpc::Channel;
 
-use super::{OTHER, REQUEST, Read, Rnic, Role, Stage, World, Write, channel};
+use super::{OTHER, REQUEST, Read, Rnic, Stage, World, Write, channel};
 use crate::rnic::fabric::{Body, Packet};
 
 impl Rnic {
@@ -16,7 +16,6 @@ impl Rnic {
     pub(super) fn sort_in(&mut self, world: &mut World<'_>) {
         let Some(packet) = self.arrived.front().copied() else { return };
         match packet.body {
-            _ if self.role == Role::Stateless => self.follow(packet, world),
             Body::Ack | Body::Data if !world.params.acks_ask => self.respond(packet, world),
             body => {
                 let Ok(index) = self.rx.begin(packet) else { return };
@@ -46,7 +45,6 @@ impl Rnic {
                 self.carry_out(packet, world);
             }
             Body::Ack | Body::Data => self.respond(packet, world),
-            _ => self.guide(packet, world),
         }
         if !self.arrived.is_empty() {
             self.wake(Stage::In, world);
@@ -64,6 +62,18 @@ impl Rnic {
             self.wake_at(Stage::Read, ready, world);
             return;
         }
+        if packet.body == Body::Send {
+            let bytes = world.params.recv_wqe_bytes;
+            self.reads.ask(channel::DESCRIPTOR, ready, bytes, Read::Receive(packet));
+            self.wake_at(Stage::Read, ready, world);
+            return;
+        }
+        self.place(packet, world);
+    }
+
+    /// What a request brought goes to memory, and its ACK to the wire.
+    pub(super) fn place(&mut self, packet: Packet, world: &mut World<'_>) {
+        let ready = world.now() + world.params.translate;
         self.writes.ask(channel::DATA, ready, packet.bytes, Write::Payload);
         self.wake_at(Stage::Write, ready, world);
         if packet.body == Body::Send {

@@ -2,9 +2,9 @@
 
 use starverbs_core::qpc::Channel;
 
-use super::{Read, Rnic, Role, Stage, World, Wqe, Write, channel};
+use super::{Read, Rnic, Stage, World, Wqe, Write, channel};
 use crate::rnic::fabric::{Body, Packet};
-use crate::rnic::host::{Batch, Verb};
+use crate::rnic::host::Batch;
 use crate::rnic::params::Op;
 
 impl Rnic {
@@ -18,14 +18,6 @@ impl Rnic {
 
     pub(super) fn take_doorbell(&mut self, world: &mut World<'_>) {
         let Some(batch) = self.doorbells.front().copied() else { return };
-        if self.role == Role::Stateless {
-            self.doorbells.pop_front();
-            self.read_wqes(batch, world);
-            if !self.doorbells.is_empty() {
-                self.wake(Stage::Doorbell, world);
-            }
-            return;
-        }
         let descriptors = self.descriptors + u32::from(batch.wqes);
         if descriptors > world.params.descriptor_fifo {
             return;
@@ -61,10 +53,6 @@ impl Rnic {
     }
 
     pub(super) fn on_descriptors(&mut self, batch: Batch, world: &mut World<'_>) {
-        if self.role == Role::Stateless {
-            self.pack_wqes(batch, world);
-            return;
-        }
         let last = batch.wqes.saturating_sub(1);
         self.wqes.extend((0..batch.wqes).map(|number| Wqe { qpn: batch.qpn, signaled: number == last }));
         self.tally.wqes += u64::from(batch.wqes);
@@ -92,12 +80,10 @@ impl Rnic {
         let (peer, peer_qpn) = self.peers[wqe.qpn as usize];
         let bytes = world.params.bytes;
         let body = match world.params.op {
-            _ if self.role == Role::Stateful => Body::Rd,
             Op::Write => Body::Write,
             Op::Read => Body::Read,
             Op::Send => Body::Send,
         };
-        self.take_remote_receive(wqe.qpn);
         self.prepared.push_back(Packet {
             from: self.id,
             to: peer,
@@ -161,9 +147,6 @@ impl Rnic {
         self.tally.out_of_order += u64::from(*expected != response.psn);
         *expected += 1;
         let ready = world.now() + world.params.translate;
-        if response.body == Body::Rda {
-            self.complete_there(response, Verb::Recv, world);
-        }
         if response.body == Body::Data {
             self.writes.ask(channel::DATA, ready, response.bytes, Write::Payload);
             self.wake_at(Stage::Write, ready, world);

@@ -1,0 +1,360 @@
+//! The core's transport on a card's units: what the server's and the clients' cards say to each other is
+//! decided by the code that real programs run (RC and StaR: queue pairs, timers, security registry, headers),
+//! and how long it takes by the units of [`card`].
+//!
+//! A packet passes: input -> [context] -> the core -> [memory] -> output -> switch -> link. The core answers
+//! at once; what it puts on the wire waits for the memory that it brings or answers for. The connections are
+//! made on the quiet wire of [`Net`](crate::Net), before time is counted.
+
+mod card;
+mod frame;
+mod setup;
+
+use std::ops::ControlFlow;
+
+use starverbs_core::Nanos;
+use starverbs_core::qpc::QpcCounters;
+
+use self::card::{Job, Units};
+use self::frame::{Flight, Frame, Memory};
+use self::setup::Testbed;
+use super::calls::{Calls, Wake};
+use super::card::CardId;
+use super::events::{EventQueue, Picos};
+use super::host::{Batch, Verb};
+use super::params::Params;
+use super::run::{Outcome, RunError, ends};
+use crate::Rng;
+
+/// What happens.
+enum Event {
+    /// A program rings a doorbell, or a group's slot ends
+    Program(Wake),
+    /// The context of a doorbell is there
+    Asked(CardId, Batch),
+    /// Its WQEs are, too
+    Fetched(CardId, Batch),
+    /// A packet is at its card
+    Arrive(Box<Flight>),
+    /// Its context is there
+    Known(Box<Flight>),
+    /// The RECV that it uses is, too
+    Handle(Box<Flight>),
+    /// The unit that gives contexts can give the next
+    Serve(CardId),
+    /// A packet is ready for the wire
+    Leave(Box<Flight>),
+    /// The card's wire takes it
+    Out(Box<Flight>),
+    /// A completion is in memory: of a RECV, or of a SEND
+    Seen(CardId, u32, Verb),
+    /// The core's next timer
+    Timer(CardId),
+}
+
+impl From<Wake> for Event {
+    fn from(wake: Wake) -> Event {
+        Event::Program(wake)
+    }
+}
+
+/// What became of packets.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    sent: u64,
+    received: u64,
+    /// Lost on the wire
+    lost: u64,
+    /// That found the card's buffer full
+    dropped: u64,
+    checked: u64,
+}
+
+struct World<'a> {
+    params: &'a Params,
+    bed: Testbed,
+    units: Vec<Units>,
+    /// When each output of the switch is free
+    outputs: Vec<Picos>,
+    /// When the core's timer of each card is set
+    timers: Vec<Picos>,
+    events: EventQueue<Event>,
+    calls: Calls,
+    tally: Tally,
+    rng: Rng,
+}
+
+/// Runs calls over the core's transport.
+pub(super) fn run(
+    params: &Params,
+    mut progress: impl FnMut(f64) -> ControlFlow<()>,
+) -> Result<Outcome, RunError> {
+    let ends = ends(params);
+    let bed = setup::make(params, &ends).map_err(RunError::Unsound)?;
+    let cards = bed.hosts.len();
+    let entries = |card| if card == 0 { params.entries } else { params.client_entries };
+    let mut world = World {
+        params,
+        units: (0..cards).map(|card| Units::new(entries(card))).collect(),
+        outputs: vec![0; cards],
+        timers: vec![Picos::MAX; cards],
+        events: EventQueue::default(),
+        calls: Calls::new(params, &ends),
+        tally: Tally::default(),
+        rng: Rng::new(params.seed),
+        bed,
+    };
+    world.calls.start(&mut world.events, params);
+    (0..cards).for_each(|card| world.set_timer(card as CardId));
+    while !world.is_over() {
+        let Some(event) = world.events.pop() else { break };
+        if world.events.taken().is_multiple_of(1 << 16) && progress(world.calls.measure.share()).is_break() {
+            return Err(RunError::Ended);
+        }
+        world.handle(event);
+    }
+    world.check().map_err(RunError::Unsound)?;
+    Ok(world.outcome())
+}
+
+impl World<'_> {
+    /// The core's time.
+    fn clock(&self) -> Nanos {
+        self.bed.begun + self.events.now() / 1000
+    }
+
+    /// All calls are answered. Timers of connections that live go on for ever.
+    fn is_over(&self) -> bool {
+        self.calls.is_idle() && self.tally.sent == self.tally.received + self.tally.lost + self.tally.dropped
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Program(Wake::Doorbell(number)) => {
+                if let Some((card, batch)) = self.calls.rung(number) {
+                    self.ring(card, batch);
+                }
+            }
+            Event::Program(Wake::Slot) => self.calls.next_slot(&mut self.events, self.params),
+            Event::Fetched(card, batch) => {
+                let now = self.clock();
+                self.bed.ring(card, batch.qpn, now);
+                self.follow(card);
+            }
+            Event::Asked(card, batch) => {
+                let ready = self.events.now() + self.params.translate;
+                let bytes = u32::from(batch.wqes) * self.params.wqe_bytes;
+                let reads = &mut self.units[usize::from(card)].reads;
+                let at = reads.take(ready, bytes, &self.params.bus_read) + self.params.cycle;
+                self.events.push(at, Event::Fetched(card, batch));
+            }
+            Event::Serve(card) => {
+                self.units[usize::from(card)].serving = false;
+                self.serve(card);
+            }
+            Event::Arrive(flight) => self.arrive(flight),
+            Event::Known(flight) => {
+                let mut at = self.events.now();
+                if flight.frame.uses_receive() {
+                    let reads = &mut self.units[usize::from(flight.to)].reads;
+                    at = reads.take(at, self.params.recv_wqe_bytes, &self.params.bus_read);
+                }
+                self.events.push(at, Event::Handle(flight));
+            }
+            Event::Handle(flight) => {
+                let card = flight.to;
+                self.units[usize::from(card)].waiting -= 1;
+                self.tally.received += 1;
+                self.take(*flight);
+                self.follow(card);
+            }
+            Event::Leave(flight) => self.leave(flight),
+            Event::Out(flight) => self.carry(flight),
+            Event::Seen(card, end, Verb::Recv) => {
+                self.bed.repost(card, end);
+                self.calls.received(card, end, &mut self.events, self.params);
+            }
+            Event::Seen(card, _, Verb::Send) => self.calls.completed(card),
+            Event::Timer(card) if self.timers[usize::from(card)] <= self.events.now() => {
+                self.timers[usize::from(card)] = Picos::MAX;
+                let now = self.clock();
+                self.bed.run_timers(card, now);
+                self.follow(card);
+            }
+            Event::Timer(_) => {}
+        }
+    }
+
+    /// A program posts and rings: the card reads the WQEs, and its context first, if it has one.
+    fn ring(&mut self, card: CardId, batch: Batch) {
+        self.bed.post(card, batch);
+        if self.keeps_state(card) {
+            self.ask(card, batch.qpn, Job::Doorbell(batch));
+        } else {
+            /* its WQEs leave as packets, whose bytes are read when they do */
+            let at = self.events.now() + self.params.cycle;
+            self.events.push(at, Event::Fetched(card, batch));
+        }
+    }
+
+    /// Whether a card has contexts.
+    fn keeps_state(&self, card: CardId) -> bool {
+        !(self.params.star && card == 0)
+    }
+
+    fn arrive(&mut self, flight: Box<Flight>) {
+        let card = flight.to;
+        let units = &mut self.units[usize::from(card)];
+        if self.params.buffer > 0 && units.waiting >= self.params.buffer {
+            self.tally.dropped += 1;
+            return;
+        }
+        units.waiting += 1;
+        match self.bed.end_of(card, &flight.frame) {
+            Some(end) if self.keeps_state(card) => self.ask(card, end, Job::Packet(flight)),
+            _ => {
+                let units = &mut self.units[usize::from(card)];
+                let at = units.input(self.events.now(), self.params);
+                self.events.push(at, Event::Handle(flight));
+            }
+        }
+    }
+
+    /// Asks for a context: doorbells and packets have a channel each, and these their turns.
+    fn ask(&mut self, card: CardId, end: u32, job: Job) {
+        self.units[usize::from(card)].ask(end, job);
+        self.serve(card);
+    }
+
+    fn serve(&mut self, card: CardId) {
+        let now = self.events.now();
+        let Some(served) = self.units[usize::from(card)].serve(now, self.params) else { return };
+        let event = match served.job {
+            Job::Doorbell(batch) => Event::Asked(card, batch),
+            Job::Packet(flight) => Event::Known(flight),
+        };
+        self.events.push(served.there, event);
+        self.events.push(served.next, Event::Serve(card));
+    }
+
+    /// The core has a packet; data that comes with no answer of its own goes to memory.
+    fn take(&mut self, flight: Flight) {
+        let now = self.clock();
+        let Flight { to, frame, .. } = flight;
+        if let Memory::Write(bytes) = frame.brings() {
+            let at = self.events.now() + self.params.translate;
+            self.units[usize::from(to)].writes.take(at, bytes, &self.params.bus_write);
+        }
+        self.bed.take(to, frame, now);
+    }
+
+    /// What follows on a card from what it was given: packets, completions, its next timer.
+    fn follow(&mut self, card: CardId) {
+        let (now, clock) = (self.events.now(), self.clock());
+        for frame in self.bed.drain(card, clock) {
+            self.send(card, frame);
+        }
+        let units = &mut self.units[usize::from(card)];
+        while let Some((end, verb)) = self.bed.poll(card) {
+            let at = if self.params.star && card == 0 {
+                /* the CQE came in a packet, which was answered when it was in memory */
+                units.writes.done.max(now)
+            } else {
+                let ready = now + self.params.translate + self.params.cq_context;
+                units.writes.take(ready, self.params.cqe_bytes, &self.params.bus_write)
+            };
+            self.events.push(at, Event::Seen(card, end, verb));
+        }
+        self.set_timer(card);
+    }
+
+    fn set_timer(&mut self, card: CardId) {
+        let Some(due) = self.bed.next_deadline(card) else { return };
+        let at = (due.saturating_sub(self.bed.begun) * 1000).max(self.events.now() + 1000);
+        let set = &mut self.timers[usize::from(card)];
+        if at < *set {
+            *set = at;
+            self.events.push(at, Event::Timer(card));
+        }
+    }
+
+    /// A packet waits for memory, and for the security check, and goes to the wire.
+    fn send(&mut self, card: CardId, frame: Frame) {
+        let Some(to) = self.bed.card_of(&frame) else { return };
+        let (now, params) = (self.events.now(), self.params);
+        let units = &mut self.units[usize::from(card)];
+        let mut at = match frame.waits_for() {
+            Memory::None => now,
+            Memory::Read(bytes) => units.reads.take(now + params.translate, bytes, &params.bus_read),
+            Memory::Write(bytes) => units.writes.take(now + params.translate, bytes, &params.bus_write),
+        };
+        if frame.is_guiding() {
+            self.tally.checked += u64::from(params.security_check);
+            at += if params.security_check { params.check_delay } else { 0 };
+        }
+        self.tally.sent += 1;
+        self.events.push(at + params.cycle, Event::Leave(Box::new(Flight { to, from: card, frame })));
+    }
+
+    /// The card's wire takes one packet at a time.
+    fn leave(&mut self, flight: Box<Flight>) {
+        let units = &mut self.units[usize::from(flight.from)];
+        let at = units.out_free_at.max(self.events.now());
+        let busy = self.params.card_out.busy(flight.frame.beside_header());
+        units.out_free_at = at + busy.max(self.params.cycle);
+        self.events.push(at, Event::Out(flight));
+    }
+
+    /// As does the switch's.
+    fn carry(&mut self, flight: Box<Flight>) {
+        let (now, params) = (self.events.now(), self.params);
+        let bytes = flight.frame.beside_header();
+        if self.rng.chance(params.loss) {
+            self.tally.lost += 1;
+            return;
+        }
+        let output = &mut self.outputs[usize::from(flight.to)];
+        *output = (*output).max(now + params.switch.latency) + params.switch.busy(bytes);
+        self.events.push(*output + params.link, Event::Arrive(flight));
+    }
+
+    /// All calls were answered, and nothing that StaR's server must not have was there.
+    fn check(&self) -> Result<(), String> {
+        let Tally { sent, received, lost, dropped, checked } = self.tally;
+        let tally = &self.calls.tally;
+        let sums = [
+            ("calls: begun, replies, answered", [tally.calls, tally.replies, tally.answered]),
+            ("packets: sent, received, and so", [sent, received + lost + dropped, sent]),
+        ];
+        for (what, counts) in sums {
+            if counts.iter().any(|count| *count != counts[0]) {
+                return Err(format!("{what}: {counts:?}"));
+            }
+        }
+        if tally.requests != tally.calls * u64::from(self.params.sends) {
+            return Err(format!("{} requests of {} calls", tally.requests, tally.calls));
+        }
+        if self.params.star && self.params.security_check && checked == 0 {
+            return Err("no packet was checked".to_owned());
+        }
+        self.bed.check()
+    }
+
+    fn outcome(&mut self) -> Outcome {
+        let on_chip = self.params.server_config().on_chip();
+        let busy = self.units[0].reads.busy as f64 / self.events.now().max(1) as f64;
+        let (events, time) = (self.events.taken(), self.events.now());
+        let mut server = QpcCounters::default();
+        let clients = self.units.iter();
+        clients.for_each(|units| {
+            (server.hits, server.misses) = (server.hits + units.hits, server.misses + units.misses)
+        });
+        Outcome {
+            server,
+            messages: self.calls.tally.messages(),
+            lost: self.tally.lost + self.tally.dropped,
+            repeated: self.bed.repeated(),
+            ..Outcome::of(&mut self.calls.measure, on_chip, busy, events, time)
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Hosts with the core's cards and connections between them, made on a quiet wire; then what goes in and out
+//! of a card.
+
+use std::collections::HashMap;
+
+use starverbs_core::qp::RecvSource;
+use starverbs_core::{Access, Gid, Nanos, NicConfig, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, WcStatus};
+use starverbs_star::control::{Role, Wish};
+use starverbs_star::negotiate::Outcome;
+
+use super::frame::Frame;
+use crate::host::Host;
+use crate::rnic::card::CardId;
+use crate::rnic::host::{Batch, Verb};
+use crate::rnic::params::Params;
+use crate::{Faults, Net, QpAt, Recv, Send, Setup, SimCq, SimRq, SimSq, StarCard};
+
+/// Slots of each queue: more than calls have SENDs in the time that a lost completion takes to come again.
+const SLOTS: u32 = 512;
+/// What the quiet wire has to settle roles, and to bring receives to their peers, ns.
+const QUIET: Nanos = 1_000_000_000;
+/// `wr_id` of receives.
+const RECEIVE: u64 = 1;
+/// Packets that a card hands out in one turn, more than it ever has.
+const PORT: usize = 1 << 20;
+
+struct End {
+    qpn: Qpn,
+    sq: SimSq,
+    rq: SimRq,
+}
+
+/// The server, card 0, and the clients.
+pub(super) struct Testbed {
+    pub(super) hosts: Vec<Host>,
+    /// The core's time when that of the run begins
+    pub(super) begun: Nanos,
+    star: bool,
+    /// Ends of connections, of each card: the server's by connection, a client's by its number there
+    ends: Vec<Vec<End>>,
+    /// Numbers of ends, by QPN
+    numbers: Vec<HashMap<Qpn, u32>>,
+    /// Of each host, where it sends from and receives to
+    buffers: Vec<[Sge; 2]>,
+    cqs: Vec<SimCq>,
+    cards: HashMap<Gid, CardId>,
+    /// Completions that were no success
+    failed: u64,
+}
+
+/// All connections: `ends` has of each the client.
+pub(super) fn make(params: &Params, ends: &[(CardId, u32)]) -> Result<Testbed, String> {
+    let cards = u8::try_from(params.clients + 1).map_err(|_| "more than 254 clients".to_owned())?;
+    let mut net = Net::new(cards, NicConfig::default(), Faults::default(), params.seed);
+    if params.star {
+        (0..cards).for_each(|card| {
+            let boot = 70 + u64::from(card);
+            net.open_star(card.into(), StarCard { threshold: u32::MAX, key: None, boot });
+        });
+    }
+    let mut bed = Testbed::new(&mut net, params);
+    for (client, _) in ends {
+        bed.connect(&mut net, usize::from(*client));
+    }
+    net.run_for(QUIET);
+    bed.settle(&mut net, params)?;
+    net.run_for(QUIET);
+    bed.begun = net.now();
+    bed.hosts = std::mem::take(&mut net.hosts);
+    bed.hosts.iter_mut().for_each(|host| host.env.port = PORT);
+    Ok(bed)
+}
+
+impl Testbed {
+    fn new(net: &mut Net, params: &Params) -> Testbed {
+        let hosts = net.hosts.len();
+        let cards = net.hosts.iter().enumerate().map(|(card, host)| (host.gid, card as CardId));
+        let cards = cards.collect();
+        let buffer = |host: &mut Host| {
+            let (addr, lkey) = host.region(u64::from(params.bytes.max(1)), Access::LOCAL_WRITE);
+            Sge { addr, len: params.bytes, lkey }
+        };
+        Testbed {
+            hosts: Vec::new(),
+            begun: 0,
+            star: params.star,
+            ends: (0..hosts).map(|_| Vec::new()).collect(),
+            numbers: vec![HashMap::new(); hosts],
+            buffers: net.hosts.iter_mut().map(|host| [buffer(host), buffer(host)]).collect(),
+            cqs: (0..hosts).map(|_| SimCq::new(1 << 20)).collect(),
+            cards,
+            failed: 0,
+        }
+    }
+
+    /// A connection of the server and a client.
+    fn connect(&mut self, net: &mut Net, client: usize) {
+        let at = [0, client].map(|card| {
+            let (sq, rq) = (SimSq::new(SLOTS), SimRq::new(SLOTS as usize, 1));
+            let (host, cq) = (&mut net.hosts[card], &self.cqs[card]);
+            let qpn = host.qp(QpType::Rc, &sq, RecvSource::Own(rq.clone()), [cq, cq], false);
+            host.wish(qpn, if card == 0 { Wish::Stateless } else { Wish::Stateful });
+            self.numbers[card].insert(qpn, self.ends[card].len() as u32);
+            self.ends[card].push(End { qpn, sq, rq });
+            QpAt { host: card, qpn }
+        });
+        net.connect(QpType::Rc, at[0], at[1], &Setup::default());
+    }
+
+    /// All have settled what they are; their first receives are posted.
+    fn settle(&mut self, net: &mut Net, params: &Params) -> Result<(), String> {
+        for card in 0..net.hosts.len() {
+            let role = if card == 0 { Role::Stateless } else { Role::Stateful };
+            for end in &self.ends[card] {
+                let star = net.hosts[card].star.as_ref();
+                let outcome = star.and_then(|star| star.roles.outcome(end.qpn));
+                let is_star = matches!(outcome, Some(Outcome::Star { role: own, .. }) if own == role);
+                if is_star != params.star {
+                    return Err(format!("card {card}: an end is {outcome:?}"));
+                }
+                let receives = if card == 0 { params.sends } else { 1 };
+                (0..receives).for_each(|_| self.receive(card, end));
+                net.doorbell(card, end.qpn);
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&self, card: usize, end: &End) {
+        let recv = Recv { wr_id: RECEIVE, sges: vec![self.buffers[card][1]] };
+        end.rq.post(recv).expect("room for as many receives as calls have SENDs");
+    }
+
+    /// A program posts WQEs; the doorbell is another matter.
+    pub(super) fn post(&mut self, card: CardId, batch: Batch) {
+        let card = usize::from(card);
+        let end = &self.ends[card][batch.qpn as usize];
+        for number in 1..=batch.wqes {
+            if batch.verb == Verb::Recv {
+                self.receive(card, end);
+                continue;
+            }
+            let flags = if number == batch.wqes { SendFlags::SIGNALED } else { SendFlags::empty() };
+            let wqe = SendWqe { op: SendOp::Send, flags, ..SendWqe::default() };
+            let sges = vec![self.buffers[card][0]];
+            end.sq
+                .post(Send { wqe, sges, inline: None })
+                .expect("room for SENDs whose completions were lost");
+        }
+    }
+
+    /// A receive was used: another takes its place, but StaR's server posts its own.
+    pub(super) fn repost(&mut self, card: CardId, end: u32) {
+        if card != 0 || !self.star {
+            self.receive(card.into(), &self.ends[usize::from(card)][end as usize]);
+        }
+    }
+
+    /// A doorbell, for the core.
+    pub(super) fn ring(&mut self, card: CardId, end: u32, now: Nanos) {
+        let card = usize::from(card);
+        let (host, qpn) = (&mut self.hosts[card], self.ends[card][end as usize].qpn);
+        if host.with_star(now, |star, turn| star.library.ring(turn, qpn)) != Some(true) {
+            host.nic.handle_doorbell(&mut host.env, qpn, now);
+        }
+    }
+
+    pub(super) fn run_timers(&mut self, card: CardId, now: Nanos) {
+        let host = &mut self.hosts[usize::from(card)];
+        host.nic.handle_timeout(&mut host.env, now);
+    }
+
+    pub(super) fn next_deadline(&self, card: CardId) -> Option<Nanos> {
+        let host = &self.hosts[usize::from(card)];
+        let star = host.star.as_ref().and_then(|star| star.next_deadline(host.nic.connection_count()));
+        [host.nic.next_deadline(), star].into_iter().flatten().min()
+    }
+
+    /// A packet, for the core.
+    pub(super) fn take(&mut self, card: CardId, frame: Frame, now: Nanos) {
+        let host = &mut self.hosts[usize::from(card)];
+        host.now = now;
+        match frame {
+            Frame::Star(frame) => host.take_star(now, &frame),
+            Frame::Roce(meta, bytes) => {
+                host.came.push_back((meta, bytes));
+                host.take_frames(now);
+            }
+        }
+    }
+
+    /// All that a card has to send.
+    pub(super) fn drain(&mut self, card: CardId, now: Nanos) -> Vec<Frame> {
+        let host = &mut self.hosts[usize::from(card)];
+        let mut frames = Vec::new();
+        loop {
+            let before = frames.len();
+            host.take_frames(now);
+            for acks in [false, true] {
+                while host.nic.poll_transmit(&mut host.env, now, acks) {
+                    flush(host, &mut frames);
+                }
+                flush(host, &mut frames);
+            }
+            host.with_star(now, |star, turn| {
+                star.go_on(turn);
+                star.library.transmit(turn)
+            });
+            flush(host, &mut frames);
+            if frames.len() == before {
+                return frames;
+            }
+        }
+    }
+
+    /// The next completion: of which end, and of what.
+    pub(super) fn poll(&mut self, card: CardId) -> Option<(u32, Verb)> {
+        let (cqe, _) = self.cqs[usize::from(card)].poll()?;
+        self.failed += u64::from(cqe.status != WcStatus::Success);
+        let end = *self.numbers[usize::from(card)].get(&cqe.qpn)?;
+        Some((end, if cqe.wr_id == RECEIVE { Verb::Recv } else { Verb::Send }))
+    }
+
+    /// The card that a packet is for.
+    pub(super) fn card_of(&self, frame: &Frame) -> Option<CardId> {
+        self.cards.get(&frame.to()).copied()
+    }
+
+    /// The end of a connection that a packet for a card is for.
+    pub(super) fn end_of(&self, card: CardId, frame: &Frame) -> Option<u32> {
+        self.numbers[usize::from(card)].get(&frame.qpn()?).copied()
+    }
+
+    /// Packets that were sent again.
+    pub(super) fn repeated(&self) -> u64 {
+        let of = |host: &Host| {
+            let counters = host.nic.counters();
+            counters.star_retransmitted.get() + counters.star_wqep_again.get() + counters.retransmitted.get()
+        };
+        self.hosts.iter().map(of).sum()
+    }
+
+    pub(super) fn check(&self) -> Result<(), String> {
+        let server = self.hosts[0].nic.connection_count();
+        let rejected: u64 = self.hosts.iter().map(|host| host.nic.counters().star_rejects.get()).sum();
+        match () {
+            _ if self.failed > 0 => Err(format!("{} completions failed", self.failed)),
+            _ if self.star && server > 0 => Err(format!("the stateless card keeps {server} connections")),
+            _ if rejected > 0 => Err(format!("the registry let {rejected} packets not leave")),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn flush(host: &mut Host, frames: &mut Vec<Frame>) {
+    frames.extend(host.env.flush().into_iter().map(|(to, bytes)| Frame::roce(&to, bytes)));
+    frames.extend(host.env.flush_star().into_iter().map(Frame::Star));
+}
