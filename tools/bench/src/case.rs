@@ -102,6 +102,8 @@ pub(crate) enum Part {
     Floor,
     /// perftest on the card.
     Card,
+    /// perftest on an emulated board, of which each end has a function.
+    Board,
     /// UCX over TCP.
     Ucx,
     /// libfabric's tcp and udp providers.
@@ -292,7 +294,14 @@ fn card_cases(metric: Metric, add: &mut impl FnMut(Part, &'static str, CaseKind)
     for (row, program) in ["starverbs SEND", "starverbs WRITE", READ_ROW].into_iter().zip(programs) {
         add(Part::Card, row, CaseKind::Perftest(Program::new(program, &[], Link::Udp)));
     }
+    for ((row, _), program) in BOARD_ROWS.into_iter().zip(programs) {
+        add(Part::Board, row, CaseKind::Perftest(Program::new(program, &[], Link::Board)));
+    }
 }
+
+/// Rows of the board, and those of the card in software that do the same.
+pub(crate) const BOARD_ROWS: [(&str, &str); 3] =
+    [("board SEND", "starverbs SEND"), ("board WRITE", "starverbs WRITE"), ("board READ", READ_ROW)];
 
 /// The row whose latency is a whole round trip.
 pub(crate) const READ_ROW: &str = "starverbs READ";
@@ -306,7 +315,7 @@ mod tests {
         for metric in Metric::ALL {
             let of = |part| all().into_iter().filter(|c| c.metric == metric && c.part == part).count();
             assert!(of(Part::Floor) >= 2, "{metric:?}");
-            assert_eq!(of(Part::Card), 3, "{metric:?}");
+            assert_eq!((of(Part::Card), of(Part::Board)), (3, 3), "{metric:?}");
         }
     }
 

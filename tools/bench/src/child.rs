@@ -134,6 +134,21 @@ pub(crate) fn tail_of(text: &str) -> String {
     lines[lines.len().saturating_sub(3)..].join(" / ")
 }
 
+/// A child that works until this is dropped.
+pub(crate) struct Background(#[expect(dead_code, reason = "its end ends the child")] Bounded);
+
+impl Background {
+    /// Starts it, and waits until it is ready.
+    ///
+    /// # Errors
+    /// It cannot be started, ends, or is not ready in time.
+    pub(crate) fn start(command: Command, is_ready: impl Fn() -> bool) -> Result<Self> {
+        let mut child = Bounded::start(command, None)?;
+        child.wait_until(is_ready)?;
+        Ok(Self(child))
+    }
+}
+
 /// A running child that is killed when dropped.
 struct Bounded {
     name: String,
@@ -166,8 +181,12 @@ impl Bounded {
     }
 
     fn wait_ready(&mut self, ready: Ready) -> Result<()> {
+        self.wait_until(|| is_bound(ready))
+    }
+
+    fn wait_until(&mut self, is_ready: impl Fn() -> bool) -> Result<()> {
         let start = Instant::now();
-        while !is_bound(ready) {
+        while !is_ready() {
             let ended = self.child.try_wait().map_err(|e| BenchError::from_io("wait", &e))?;
             if ended.is_some() {
                 return Err(self.failure());

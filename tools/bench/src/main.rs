@@ -4,6 +4,7 @@
 //! One run measures everything side by side on this machine and writes a table (terminal and Markdown), JSON
 //! and a picture (SVG). Nothing here knows a figure beforehand.
 
+mod board;
 mod case;
 mod child;
 mod error;

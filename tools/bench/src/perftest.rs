@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use crate::board::Board;
 use crate::case::{Metric, Setup};
 use crate::child::{self, Ready};
 use crate::error::{BenchError, Result};
@@ -20,6 +21,8 @@ pub(crate) enum Link {
     Traced,
     /// Packets.
     Udp,
+    /// An emulated board's, of which each end has a function.
+    Board,
 }
 
 /// What the library says of a queue pair that was to use shared memory and cannot (`STARVERBS_LINK=local`,
@@ -53,11 +56,12 @@ pub(crate) fn run(setup: &Setup, program: Program, metric: Metric, iters: u64) -
     let lib = library_dir(&setup.dist)?;
     let port = child::free_tcp_port()?;
     let iters = iters.next_multiple_of(LIST);
-    let side = || {
+    let board = if program.link == Link::Board { Some(Board::start(&setup.dist)?) } else { None };
+    let side = |end: usize| {
         let mut side = Command::new(&path);
         on_card(&mut side, &lib);
         match program.link {
-            Link::Udp => {}
+            Link::Udp | Link::Board => {}
             Link::Local => same_host(&mut side),
             Link::Traced => {
                 same_host(&mut side);
@@ -68,6 +72,7 @@ pub(crate) fn run(setup: &Setup, program: Program, metric: Metric, iters: u64) -
                 side.env("STARVERBS_SHARE", "malloc").env("LD_PRELOAD", lib.join("libstarverbs-share.so"));
             }
         }
+        side.envs(board.iter().map(|board| ("STARVERBS_DEVICE", board.device(end))));
         side.args([
             "-F",
             "-p",
@@ -80,9 +85,9 @@ pub(crate) fn run(setup: &Setup, program: Program, metric: Metric, iters: u64) -
         side.args(program.args);
         side
     };
-    let mut client = side();
+    let mut client = side(1);
     client.arg("127.0.0.1");
-    let output = child::run_pair(side(), client, Ready::Tcp(port), setup.cpus, setup.limit)?;
+    let output = child::run_pair(side(0), client, Ready::Tcp(port), setup.cpus, setup.limit)?;
     require_same_host(program.name, &output)?;
     parse(metric, &output.stdout).ok_or_else(|| BenchError::Parse {
         what: program.name.to_owned(),

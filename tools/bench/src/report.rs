@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::Serialize;
 use starverbs_charts::{Bar, Panel, bars, short};
 
-use crate::case::{FLOOR_ROW, Metric, Part, READ_ROW};
+use crate::case::{BOARD_ROWS, FLOOR_ROW, Metric, Part, READ_ROW};
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
 use crate::round::Figure;
@@ -37,6 +37,9 @@ pub(crate) fn write_json(out: &Path, report: &impl Serialize) -> Result<()> {
 const LATENCY_AIM: f64 = 1.3;
 /// Share of the bare stream that the card aims at.
 const STREAM_AIM: f64 = 0.7;
+/// Of the emulated board, by the card in software, where there is a processor for each of the three.
+const BOARD_LATENCY_AIM: f64 = 2.0;
+const BOARD_STREAM_AIM: f64 = 0.7;
 /// Bytes per idle QP beside its rings that the card aims at.
 const QP_BYTES_AIM: f64 = 1024.0;
 /// Load average above which other work spoils the figures.
@@ -173,7 +176,7 @@ impl Report {
 
     fn rows(&self) -> Vec<&'static str> {
         let mut rows = Vec::new();
-        for part in [Part::Floor, Part::Card, Part::Ucx, Part::Fabric] {
+        for part in [Part::Floor, Part::Card, Part::Board, Part::Ucx, Part::Fabric] {
             for figure in self.figures.iter().filter(|figure| figure.part == part) {
                 if !rows.contains(&figure.row) {
                     rows.push(figure.row);
@@ -193,7 +196,8 @@ impl Report {
 
     /// The figure by the floor; a READ's round trip by two ways.
     fn ratio(&self, row: &str, metric: Metric) -> Option<f64> {
-        let ways = if row == READ_ROW && metric == Metric::Latency8B { 2.0 } else { 1.0 };
+        let is_read = row == READ_ROW || BOARD_ROWS.contains(&(row, READ_ROW));
+        let ways = if is_read && metric == Metric::Latency8B { 2.0 } else { 1.0 };
         Some(self.median(row, metric)? / (self.median(FLOOR_ROW, metric)? * ways))
     }
 
@@ -259,6 +263,13 @@ impl Report {
                 aim(format!("{row}: 1 MiB above UCX over TCP"), ours, " GB/s", at_least, ucx);
             }
         }
+        for (board, card) in BOARD_ROWS {
+            let ratio = |metric| Some(self.median(board, metric)? / self.median(card, metric)?);
+            let text = format!("{board}: latency at most {BOARD_LATENCY_AIM} x the card in software");
+            aim(text, ratio(Metric::Latency8B), " x", |ratio, most| ratio <= most, BOARD_LATENCY_AIM);
+            let text = format!("{board}: 1 MiB at least {BOARD_STREAM_AIM} x the card in software");
+            aim(text, ratio(Metric::Stream1M), " x", at_least, BOARD_STREAM_AIM);
+        }
         if let Some(scale) = &self.scale {
             let text = format!("memory per idle RC QP beside its rings under {QP_BYTES_AIM} B");
             aim(text, scale.bytes_beside_rings, " B", below, QP_BYTES_AIM);
@@ -302,7 +313,8 @@ In brackets: by the row \"bare UDP, RoCEv2 sizes\", whose datagrams have the pay
 Latency is one way (half the round trip); a READ's is the whole round trip, and its ratio is to two ways.
 Streams of the bare sockets carry 4 KiB segments, whatever the message. GB are 10^9 bytes.
 The card runs over its UDP wire between two processes, path MTU 4096 (`STARVERBS_LINK=udp \
-STARVERBS_ADDRS=127.0.0.1`). fi_pingpong keeps one message in flight,
+STARVERBS_ADDRS=127.0.0.1`). Board: each end has a function of one emulated board, a process of its own \
+(docs/board.md). fi_pingpong keeps one message in flight,
 so that its GB/s are those of a ping-pong.
 ";
 
@@ -341,6 +353,7 @@ pub(crate) fn colour(part: Part) -> &'static str {
     match part {
         Part::Floor => "#b8b8b8",
         Part::Card | Part::Scale => "#c0392b",
+        Part::Board => "#e08e79",
         Part::Ucx => "#2e6da4",
         Part::Fabric => "#6aa56a",
     }
