@@ -8,7 +8,7 @@
 
 local star = Proto("star", "StaR (stateless RDMA)")
 
-local PTYPES = { [1] = "WQEP", [2] = "EA", [3] = "RD", [4] = "RDA", [5] = "GD", [6] = "GDA", [7] = "CQEP" }
+local PTYPES = { [1] = "WQEP", [2] = "EA", [3] = "RD", [4] = "RDA", [5] = "GD", [6] = "GDA", [7] = "CQEP", [8] = "WQEPS" }
 local OPTS = { [0] = "SEND", [1] = "RECV", [2] = "WRITE", [3] = "READ" }
 local CONTROLS = {
 	[1] = "Offer", [2] = "Accept", [3] = "Confirm", [4] = "Plain", [5] = "Not yet", [6] = "Setup", [7] = "Rule",
@@ -92,6 +92,10 @@ local f = {
 	rules = ProtoField.uint32("star.rules", "Rules that are known", base.DEC),
 	rules_sum = ProtoField.uint64("star.rules_sum", "Their sum", base.HEX),
 	upto = ProtoField.uint32("star.upto", "WQEs wanted before", base.DEC),
+	record_queue = ProtoField.bool("star.record.recv", "Receive", 8, nil, 0x80),
+	record_seq = ProtoField.uint24("star.record.seq", "Sequence", base.DEC),
+	inline = ProtoField.bytes("star.inline", "Inline bytes"),
+	version = ProtoField.uint8("star.version", "Version", base.DEC),
 	data = ProtoField.bytes("star.data", "Data"),
 	crc = ProtoField.uint32("star.crc", "CRC-32", base.HEX),
 }
@@ -160,6 +164,47 @@ local function wqe(data, tree)
 	return " " .. (OPCODES[code] or "op-code " .. code) .. " " .. data(4, 4):uint() .. " bytes"
 end
 
+-- WQEs of both queues, one behind the other.
+local function records(data, tree)
+	local at, count = 0, 0
+	while at + 12 <= data:len() do
+		local recv = data(at, 1):uint() >= 128
+		local code, inline, sges = data(at + 4, 1):uint(), bit.band(data(at + 5, 1):uint(), 8) ~= 0, data(at + 6, 1):uint()
+		local length, from = data(at + 8, 4):uint(), at
+		tree:add(f.record_queue, data(at, 1))
+		tree:add(f.record_seq, data(at + 1, 3))
+		tree:add(f.opcode, data(at + 4, 1))
+		tree:add(f.wqe_flags, data(at + 5, 1))
+		tree:add(f.num_sge, data(at + 6, 1))
+		tree:add(f.wqe_len, data(at + 8, 4))
+		at = at + 12
+		if not recv and (code == 3 or code == 9) and at + 4 <= data:len() then
+			tree:add(f.imm, data(at, 4))
+			at = at + 4
+		elseif not recv and code ~= 2 and at + 40 <= data:len() then
+			tree:add(f.remote_addr, data(at, 8))
+			tree:add(f.operand, data(at + 8, 8))
+			tree:add(f.operand, data(at + 16, 8))
+			tree:add(f.rkey, data(at + 24, 4))
+			tree:add(f.imm, data(at + 28, 4))
+			at = at + 40
+		end
+		while sges > 0 and at + 16 <= data:len() do
+			tree:add(f.sge_addr, data(at, 8))
+			tree:add(f.sge_len, data(at + 8, 4))
+			tree:add(f.sge_lkey, data(at + 12, 4))
+			sges, at = sges - 1, at + 16
+		end
+		if inline and not recv and length > 0 and at + length <= data:len() then
+			tree:add(f.inline, data(at, length))
+			at = at + length
+		end
+		count = count + 1
+		if at <= from then break end
+	end
+	return " " .. count .. " WQEs"
+end
+
 local function completion(data, tree)
 	if data:len() < 32 then return "" end
 	tree:add(f.slot, data(0, 8))
@@ -187,7 +232,7 @@ end
 
 -- What stands behind a control message's number: fields and their lengths, in order.
 local LAYOUTS = {
-	[1] = { f.wish, 1, f.stateful, 4, f.threshold, 4, f.port_stateless, 2, f.port_stateful, 2, f.boot, 8 },
+	[1] = { f.wish, 1, f.stateful, 4, f.threshold, 4, f.port_stateless, 2, f.port_stateful, 2, f.boot, 8, f.version, 1 },
 	[2] = { f.role, 1, f.port_stateless, 2, f.port_stateful, 2, f.boot, 8 },
 	[3] = { f.role, 1 },
 	[6] = {
@@ -228,6 +273,7 @@ end
 local function body(kind, opt, m, data, tree)
 	if m then return control(data, tree) end
 	if kind == 1 then return wqe(data, tree) end
+	if kind == 8 then return records(data, tree) end
 	if kind == 7 then return completion(data, tree) end
 	if kind == 5 and opt == 1 then return atomic(data, tree) end
 	tree:add(f.data, data())

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 pub use error::{Origin, SettingsError};
 pub use fault::FaultSpec;
 pub use qpc::{QpcPolicy, QpcSpec};
-pub use star::{StarKey, StarPreference};
+pub use star::{StarKey, StarPreference, StarWire};
 pub use table::{KEYS, Key, markdown};
 pub use value::{DeviceChoice, Link, LinkTrust, LogLevel, Share};
 
@@ -78,6 +78,8 @@ pub struct Settings {
     pub star: StarPreference,
     /// Connections whose state this card keeps, before it wants peers to keep more of them (StaR, `auto`)
     pub star_threshold: u32,
+    /// Which packets StaR sends.
+    pub star_wire: StarWire,
     /// Under which StaR's control messages are sealed; none: they are plain
     pub star_key: Option<StarKey>,
 }
@@ -110,6 +112,7 @@ impl Default for Settings {
             qpc_cache: None,
             star: StarPreference::Off,
             star_threshold: 120,
+            star_wire: StarWire::Packed,
             star_key: None,
         }
     }

@@ -31,6 +31,18 @@ pub(crate) const PREFERENCES: [(&str, StarPreference); 4] = [
     ("stateful", StarPreference::Stateful),
 ];
 
+/// Which packets StaR sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StarWire {
+    /// Few: many WQEs in one, and one answer to many.
+    #[default]
+    Packed,
+    /// The paper's seven types, one by one.
+    Paper,
+}
+
+pub(crate) const WIRES: [(&str, StarWire); 2] = [("packed", StarWire::Packed), ("paper", StarWire::Paper)];
+
 /// Bytes of a key.
 const KEY: usize = 32;
 /// A file longer than this holds something else.

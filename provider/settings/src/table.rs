@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use crate::star::PREFERENCES;
+use crate::star::{PREFERENCES, WIRES};
 use crate::value::{self, LEVELS, LINKS, REPEAT, SHARES, TRUSTS};
 use crate::{FaultSpec, QpcSpec, Settings, StarKey, fault, qpc};
 
@@ -259,6 +259,14 @@ pub const KEYS: &[Key] = &[
                 keep more of them; those that run, too.",
         set: |s, v| put(&mut s.star_threshold, v.parse().map_err(|_| "not a number".to_owned())),
         get: |s| s.star_threshold.to_string(),
+    },
+    Key {
+        name: "STAR_WIRE",
+        allowed: "packed or paper",
+        about: "Which packets this card's ends of StaR connections send: few, or for study the seven \
+                types of the paper one by one ([star.md](star.md)). Each end understands both.",
+        set: |s, v| put(&mut s.star_wire, value::word(&WIRES, v)),
+        get: |s| value::spell(&WIRES, &s.star_wire),
     },
     Key {
         name: SECRET,

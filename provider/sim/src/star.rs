@@ -10,6 +10,7 @@ use starverbs_core::{Av, FrameMeta, Gid, Nanos, NicError, Port, QpState, Qpn, Se
 use starverbs_star::card::Turn;
 use starverbs_star::control::Wish;
 use starverbs_star::env::{SlEvent, StarEnv};
+use starverbs_star::form::Form;
 use starverbs_star::host::roles::Identity;
 use starverbs_star::host::{Came, Ends as StarEnds, Heard, Host as StarHost};
 use starverbs_star::seal::{Ends, KEY_LEN, MAX_SEALED, SALT_LEN, Seal};
@@ -64,6 +65,8 @@ pub struct StarCard {
     pub key: Option<[u8; KEY_LEN]>,
     /// Boot epoch of the card
     pub boot: u64,
+    /// Which packets it sends
+    pub form: Form,
 }
 
 /// Memory that a card fills for the library.
@@ -110,7 +113,7 @@ impl StarHost for SimEnv {
 impl Host {
     /// The card has StaR from now on.
     pub fn open_star(&mut self, card: &StarCard) {
-        let StarCard { threshold, key, boot } = *card;
+        let StarCard { threshold, key, boot, form } = *card;
         let port = &mut self.env.star;
         port.heard = Some(VecDeque::new());
         port.seal = key.map(|key| {
@@ -119,7 +122,7 @@ impl Host {
             salt[8..].copy_from_slice(&self.gid.0[8..]);
             Seal::new(&key, salt)
         });
-        let identity = Identity { boot, ports: port.ports, threshold };
+        let identity = Identity { boot, ports: port.ports, threshold, form };
         self.star = Some(Box::new(StarEnds::new(identity, &mut self.nic).expect("memory")));
     }
 

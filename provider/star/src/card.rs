@@ -12,6 +12,7 @@ use super::channel::Channel;
 use super::control::Setup;
 use super::datagram;
 use super::env::StarEnv;
+use super::form::Form;
 use super::registry::Registry;
 use super::stateful::{Card, Local, Peer, SharedReceives, Stateful, Waits};
 use super::wire::Packet;
@@ -158,6 +159,8 @@ pub struct StarInit<E: Env> {
     pub channel: Channel,
     /// Packets under way at most: a power of two
     pub window: u32,
+    /// Which packets it sends
+    pub form: Form,
     /// A copy of a packet that is late may be under way for so long at least, nanoseconds
     pub lifetime: Nanos,
 }
@@ -167,8 +170,8 @@ impl<E: CardEnv> Turn<'_, E> {
     /// it is not so, or its peer is another, or the card has room for few contexts; `Exhausted`: no memory.
     pub fn begin_stateful(&mut self, qpn: Qpn, init: StarInit<E>) -> Result<(), NicError> {
         let held = hold(size_of::<Stateful<E>>()).ok_or(NicError::Exhausted)?;
-        let StarInit { queues: Queues { sq, rq, send_cq, recv_cq }, setup, peer, channel, window, lifetime } =
-            init;
+        let StarInit { queues, setup, peer, channel, window, form, lifetime } = init;
+        let Queues { sq, rq, send_cq, recv_cq } = queues;
         let max_msg = self.nic.config().max_msg;
         let Handover { owner, attr, max_recv_sge, sq_sig_all, first_send, .. } = self.nic.handover(qpn)?;
         if attr.dest_qpn != peer.qpn || attr.av.dgid != peer.av.dgid {
@@ -195,6 +198,7 @@ impl<E: CardEnv> Turn<'_, E> {
                 rnr_retry: terms.rnr_retry,
                 waits,
                 window,
+                form,
             };
             let made = with_card(lent, |card| Stateful::new(card, local, (setup, peer), channel))?;
             drop(held);

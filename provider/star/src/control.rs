@@ -5,6 +5,7 @@ use starverbs_core::mr::Rule;
 use starverbs_core::rng::mix;
 use starverbs_core::{Access, Mtu, PdId, Psn};
 
+use super::form::FIRST_VERSION;
 use super::homing::Done;
 use super::message::{Reader, Writer};
 
@@ -84,6 +85,8 @@ pub enum Control {
         ports: [u16; 2],
         /// Which life of the sender's card
         boot: u64,
+        /// Version of the protocol
+        version: u8,
     },
     /// The answer to an offer
     Accept {
@@ -232,12 +235,16 @@ impl Control {
     pub fn encode(&self, room: &mut [u8]) -> Option<usize> {
         let mut out = Writer::new(room);
         match *self {
-            Control::Offer { wish, stateful, threshold, ports, boot } => {
+            Control::Offer { wish, stateful, threshold, ports, boot, version } => {
                 out.bytes(&[1, wish as u8])?;
                 out.word(stateful)?;
                 out.word(threshold)?;
                 ports.iter().try_for_each(|port| out.half(*port))?;
                 out.long(boot)?;
+                /* the first one was not said */
+                if version != FIRST_VERSION {
+                    out.byte(version)?;
+                }
             }
             Control::Accept { role, ports, boot } => {
                 out.bytes(&[2, role as u8])?;
@@ -313,6 +320,7 @@ impl Control {
                     threshold,
                     ports: [from.half()?, from.half()?],
                     boot: from.long()?,
+                    version: if from.end().is_some() { FIRST_VERSION } else { from.byte()? },
                 }
             }
             2 => {

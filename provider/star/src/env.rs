@@ -3,6 +3,7 @@
 use starverbs_core::env::Env;
 use starverbs_core::{Av, FrameMeta, Psn, Qpn, Seg};
 
+use super::form::Upto;
 use super::wire::{Head, Queue, Side};
 
 /// Host of a card that speaks StaR.
@@ -48,6 +49,8 @@ pub struct SlEvent {
     pub queue: Queue,
     /// What is new there
     pub what: News,
+    /// How far SF has stored the WQEs of both queues, if it says so
+    pub upto: Option<Upto>,
 }
 
 /// What is new in a queue of SL.

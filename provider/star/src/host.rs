@@ -118,7 +118,7 @@ impl<E: Host> Ends<E> {
     /// None yet, on a card with this memory. `Exhausted`: the host has none to keep that.
     pub fn new(identity: Identity, nic: &mut Nic<E>) -> Result<Self, NicError> {
         let stats = nic.stats().clone();
-        let mut library = Library::new(identity.life(), identity.boot, stats.clone());
+        let mut library = Library::new(identity.life(), identity.boot, identity.form, stats.clone());
         library.learn(nic)?;
         Ok(Ends { roles: Roles::new(identity, stats.clone()), library, stats })
     }

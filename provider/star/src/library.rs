@@ -17,16 +17,16 @@ use starverbs_core::{AsyncEvent, Cqe, Nanos, NicError, Psn, Qpn, SendFlags, Sge,
 use super::channel::Channel;
 use super::control::{Control, Setup};
 use super::env::{News, SlEvent, StarEnv};
-use super::message::{
-    CQE_BODY, CqeMsg, MAX_INLINE, MAX_SGE, MAX_WQE, encode_inline, encode_recv, encode_send,
-};
+use super::form::Form;
+use super::message::{CQE_BODY, CqeMsg, MAX_SGE};
 use super::ring::{Age, CQE_SLOT, REPLAY_SLOT, Stamp, slot};
-use super::stateless::{Peer, send_wqep};
-use super::wire::{Opt, Queue};
+use super::stateless::Peer;
+use super::wire::Queue;
 
 mod care;
 mod home;
 mod own;
+mod pack;
 mod part;
 mod start;
 mod track;
@@ -70,6 +70,8 @@ pub struct SlInit<E: StarEnv> {
     /// Rules that SF is told through other connections and has not answered: WQEs wait, as they may name
     /// them
     pub rules: Arc<AtomicU32>,
+    /// Which packets it sends
+    pub form: Form,
     /// Where it counts
     pub stats: E::Stats,
 }
@@ -272,29 +274,6 @@ impl<E: StarEnv> SlQp<E> {
         self.supply(env, now);
     }
 
-    /// Sends what is posted and not sent, as far as the port takes it and SF has answered what it was told.
-    fn supply(&mut self, env: &mut E, now: Nanos) {
-        if self.state != SlState::Ready || self.resting || self.is_closed() {
-            return;
-        }
-        while env.can_send_star() && self.take_recv() {
-            self.send_recv(env, self.recv.next);
-            self.recv.sent(now);
-            self.init.stats.star_wqep.inc();
-        }
-        let room = |qp: &Self| !qp.behind_own() && qp.send.has_room();
-        while env.can_send_star() && self.send.next != self.posted() && room(self) {
-            if !self.send_send(env, self.send.next) {
-                return self.refuse(env, now);
-            }
-            if self.send.una == self.send.next {
-                self.quiet_since = now;
-            }
-            self.send.sent(now);
-            self.init.stats.star_wqep.inc();
-        }
-    }
-
     /// SF may not know what WQEs name.
     fn is_closed(&self) -> bool {
         self.gate > 0 || self.ignorant || self.init.rules.load(Ordering::Relaxed) > 0
@@ -310,7 +289,7 @@ impl<E: StarEnv> SlQp<E> {
 
     /// Whether WQEs wait for room in the port.
     fn has_more(&self) -> bool {
-        let recvs = self.recv.has_room() && self.may_take() && !self.init.rq.is_empty();
+        let recvs = self.has_recv();
         let sends =
             !self.stuck && !self.behind_own() && self.send.next != self.posted() && self.send.has_room();
         self.state == SlState::Ready && !self.resting && !self.is_closed() && (recvs || sends)
@@ -345,50 +324,6 @@ impl<E: StarEnv> SlQp<E> {
         true
     }
 
-    fn send_recv(&mut self, env: &mut E, seq: u32) {
-        let (_, sges) = self.taken(seq);
-        let mut room = [0; MAX_WQE];
-        if let Some(len) = encode_recv(sges, &mut room) {
-            send_wqep(env, &self.peer, Opt::Recv, Psn::new(seq), room.get(..len).unwrap_or(&[]), None);
-        }
-    }
-
-    /// False: the WQE is none that StaR carries.
-    fn send_send(&mut self, env: &mut E, seq: u32) -> bool {
-        let index = self.index(seq);
-        let mut wqe = self.init.sq.wqe(index);
-        if self.is_reported(seq) {
-            wqe.flags |= SendFlags::SIGNALED;
-        }
-        let opt = Opt::of(wqe.op);
-        let mut room = [0; MAX_WQE];
-        let inline = wqe.flags.contains(SendFlags::INLINE).then(|| self.init.sq.inline(index));
-        let psn = Psn::new(seq);
-        match inline {
-            Some(bytes) if bytes.len as usize <= MAX_INLINE => {
-                let Some(len) = encode_inline(&wqe, bytes.len, &mut room) else { return false };
-                let payload = if bytes.len == 0 { None } else { Some(bytes) };
-                send_wqep(env, &self.peer, opt, psn, room.get(..len).unwrap_or(&[]), payload);
-            }
-            Some(bytes) => {
-                wqe.flags.remove(SendFlags::INLINE);
-                let whole = Sge { addr: bytes.addr, len: bytes.len, lkey: self.init.inline_key };
-                let Some(len) = encode_send(&wqe, &[whole], &[], &mut room) else { return false };
-                send_wqep(env, &self.peer, opt, psn, room.get(..len).unwrap_or(&[]), None);
-            }
-            None => {
-                /* one more than a packet takes: such a WQE is refused, not cut */
-                let (mut sges, mut count) = ([Sge::default(); MAX_SGE + 1], 0);
-                for (place, sge) in sges.iter_mut().zip(self.init.sq.sges(index)) {
-                    (*place, count) = (sge, count + 1);
-                }
-                let Some(len) = encode_send(&wqe, &sges[..count], &[], &mut room) else { return false };
-                send_wqep(env, &self.peer, opt, psn, room.get(..len).unwrap_or(&[]), None);
-            }
-        }
-        true
-    }
-
     /// The card tells of something new.
     pub fn handle_event(&mut self, env: &mut E, now: Nanos, event: &SlEvent) {
         if event.epoch != self.peer.epoch || self.state != SlState::Ready {
@@ -397,6 +332,10 @@ impl<E: StarEnv> SlQp<E> {
         self.quiet_since = now;
         self.channel.wake(now);
         self.recv.wake(now);
+        if let Some(upto) = event.upto {
+            self.send.store_to(upto.sends, now);
+            self.recv.store_to(upto.recvs, now);
+        }
         match (event.what, event.queue) {
             (News::Stored(seq), queue) => {
                 if self.track(queue).store(seq, now) {

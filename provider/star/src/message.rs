@@ -17,16 +17,22 @@ pub const CQE_LEN: usize = 32;
 /// Bytes of an atomic in a GD.
 pub const ATOMIC_LEN: usize = 32;
 
-const SGE_LEN: usize = 16;
+pub(super) const SGE_LEN: usize = 16;
 /// Logarithm of the largest number of replay slots.
 const MOST_SLOTS: u8 = 31;
 /// The op-code of a receive WQE, which no send WQE has.
-const RECV: u8 = 0xff;
+pub(super) const RECV: u8 = 0xff;
 
 /// Reads a message front to back.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    /// So many bytes, where they are.
+    pub(super) fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (now, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(now)
+    }
     pub(super) fn bytes<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (now, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
@@ -65,6 +71,14 @@ impl<'a> Writer<'a> {
         self.room.get_mut(self.at..end)?.copy_from_slice(bytes);
         self.at = end;
         Some(())
+    }
+    /// Place for so many bytes.
+    pub(super) fn take(&mut self, len: usize) -> Option<&mut [u8]> {
+        let from = self.at;
+        let end = from.checked_add(len)?;
+        let place = self.room.get_mut(from..end)?;
+        self.at = end;
+        Some(place)
     }
     pub(super) fn byte(&mut self, value: u8) -> Option<()> {
         self.bytes(&[value])
@@ -109,6 +123,9 @@ pub enum Body<'a> {
 pub struct Sges<'a>(&'a [[u8; SGE_LEN]]);
 
 impl<'a> Sges<'a> {
+    pub(super) fn new(bytes: &'a [[u8; SGE_LEN]]) -> Self {
+        Sges(bytes)
+    }
     /// How many
     pub fn len(&self) -> usize {
         self.0.len()
@@ -128,18 +145,27 @@ fn sge(bytes: &[u8; SGE_LEN]) -> Sge {
     Sge { addr: (word >> 64) as u64, len: (word >> 32) as u32, lkey: word as u32 }
 }
 
-fn sge_bytes(sge: &Sge) -> [u8; SGE_LEN] {
+pub(super) fn sge_bytes(sge: &Sge) -> [u8; SGE_LEN] {
     (u128::from(sge.addr) << 64 | u128::from(sge.len) << 32 | u128::from(sge.lkey)).to_be_bytes()
 }
 
 /// Sum of lengths. `None`: 4 GiB or more.
-fn sum(mut lengths: impl Iterator<Item = u32>) -> Option<u32> {
+pub(super) fn sum(mut lengths: impl Iterator<Item = u32>) -> Option<u32> {
     lengths.try_fold(0u32, u32::checked_add)
 }
 
+/// Of SGEs as they lie in a packet.
+pub(super) fn sge_sum(sges: &[[u8; SGE_LEN]]) -> Option<u32> {
+    sum(sges.iter().map(|s| sge(s).len))
+}
+
 /// Immediate data is kept in the order in which it was given; a key is a number.
-fn imm_bytes(op: SendOp, imm: u32) -> [u8; 4] {
+pub(super) fn imm_bytes(op: SendOp, imm: u32) -> [u8; 4] {
     if op.has_imm() { imm.to_ne_bytes() } else { imm.to_be_bytes() }
+}
+
+pub(super) fn imm_of(op: SendOp, imm: [u8; 4]) -> u32 {
+    if op.has_imm() { u32::from_ne_bytes(imm) } else { u32::from_be_bytes(imm) }
 }
 
 /// Writes a send WQE to `room`; gives its length. `inline` are its bytes if it has the INLINE flag, `sges`
@@ -204,15 +230,14 @@ impl<'a> Wqe<'a> {
         let length = from.word()?;
         let (remote_addr, compare_add, swap) = (from.long()?, from.long()?, from.long()?);
         let rkey = from.word()?;
-        let imm = from.bytes()?;
-        let imm = if op.has_imm() { u32::from_ne_bytes(imm) } else { u32::from_be_bytes(imm) };
+        let imm = imm_of(op, from.bytes()?);
         let (remote_qpn, qkey) = (from.word()?, from.word()?);
         let inline = flags.contains(SendFlags::INLINE);
         let (body, sum) = if inline {
             (Body::Inline(from.0), u32::try_from(from.0.len()).ok()?)
         } else {
             let (sges, []) = from.0.as_chunks::<SGE_LEN>() else { return None };
-            (Body::Sges(Sges(sges)), sum(sges.iter().map(|s| sge(s).len))?)
+            (Body::Sges(Sges(sges)), sge_sum(sges)?)
         };
         let count = match body {
             Body::Sges(sges) => sges.len(),

@@ -17,6 +17,7 @@ use starverbs_core::{Gid, Nanos, Qpn};
 
 use super::channel::timeout;
 use super::control::{Control, Role, Wish};
+use super::form::VERSION;
 
 /// Offers without any answer before the peer is taken for a card without StaR: silence of half a second, as a
 /// process of a busy host may not have the CPU for long (an eighth of a second was too little beside twelve
@@ -201,14 +202,16 @@ impl Negotiation {
     /// What this end would be, for a peer that may have settled otherwise: it says then that it is plain.
     pub fn offer(&self) -> Control {
         let Terms { wish, stateful, threshold, .. } = self.mine;
-        Control::Offer { wish, stateful, threshold, boot: self.boot, ports: self.ports }
+        Control::Offer { wish, stateful, threshold, boot: self.boot, ports: self.ports, version: VERSION }
     }
 
     /// A message of the connection's peer, whose address and QPN are `peer`; gives the answer.
     pub fn handle(&mut self, peer: (Gid, Qpn), message: &Control) -> Option<Control> {
         (self.heard, self.silent) = (true, 0);
         match *message {
-            Control::Offer { wish, stateful, threshold, boot, ports } => {
+            Control::Offer { wish, stateful, threshold, boot, ports, version } => {
+                /* of another version: as if it had no StaR */
+                let wish = if version == VERSION { wish } else { Wish::Off };
                 let theirs = Terms { wish, stateful, threshold, gid: peer.0, qpn: peer.1 };
                 Some(self.offered(&theirs, boot, ports))
             }

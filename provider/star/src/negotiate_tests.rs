@@ -137,8 +137,14 @@ fn who_has_accepted_asks_for_as_long_as_its_program_bears_silence() {
         [(Some(30 * SECONDS), 30 * SECONDS), (Some(1), 1_700_000_000), (None, 100 * SECONDS)]
     {
         let mut end = begin(terms(1, Wish::Stateless, 0), 0);
-        let offer =
-            Control::Offer { wish: Wish::Stateful, stateful: 0, threshold: 0, boot: 7, ports: [4793, 4794] };
+        let offer = Control::Offer {
+            wish: Wish::Stateful,
+            stateful: 0,
+            threshold: 0,
+            boot: 7,
+            ports: [4793, 4794],
+            version: VERSION,
+        };
         let answer = end.handle((Gid::default(), 2), &offer);
         assert!(matches!(answer, Some(Control::Accept { role: Role::Stateless, .. })), "{answer:?}");
         end.bear(silence);

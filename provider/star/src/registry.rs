@@ -342,7 +342,7 @@ impl Registry {
             Ptype::Rd => stats.star_sent_rd.inc(),
             Ptype::Gd => stats.star_sent_gd.inc(),
             Ptype::Cqep => stats.star_sent_cqep.inc(),
-            Ptype::Wqep | Ptype::Ea | Ptype::Rda | Ptype::Gda => (),
+            Ptype::Wqep | Ptype::Wqeps | Ptype::Ea | Ptype::Rda | Ptype::Gda => (),
         }
         let head = Head::to_stateless(header, seat.prefix);
         env.send_star(Side::Stateful, (&seat.av, seat.port), &head, data, payload, false);

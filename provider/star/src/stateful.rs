@@ -49,6 +49,7 @@ use starverbs_core::{
 use super::channel::Channel;
 use super::control::Setup;
 use super::env::StarEnv;
+use super::form::Form;
 use super::registry::{Registry, RuleRef, SeatId, Server};
 use super::ring::{CQE_SLOT, REPLAY_SLOT};
 use super::stateless::is_later;
@@ -118,6 +119,8 @@ pub struct Local<E: StarEnv> {
     pub waits: Waits,
     /// Packets under way at most: a power of two
     pub window: u32,
+    /// Which packets it sends
+    pub form: Form,
 }
 
 /// SL, as was settled with it.
@@ -264,7 +267,7 @@ impl<E: StarEnv> Stateful<E> {
             Completions::new(setup.send_ring, setup.sq_depth)?,
             Completions::new(setup.recv_ring, setup.rq_depth)?,
         ];
-        let stored = Stored::new(setup.sq_depth.saturating_add(setup.rq_depth))?;
+        let stored = Stored::new(setup.sq_depth.saturating_add(setup.rq_depth), local.form)?;
         let mut segs = Vec::new();
         exact(&mut segs, MAX_SGE)?;
         let asks = card.now + local.waits.keepalive;

@@ -9,9 +9,11 @@ use starverbs_core::{Av, Counters, FrameMeta, Gid, Psn, Qpn, Seg, SendOp};
 use super::bounds::{Bounds, Use};
 use super::control::{Control, MAX_CONTROL};
 use super::env::{News, SlEvent, StarEnv};
+use super::form::Upto;
 use super::message::{Atomic, CqeMsg};
+use super::packed::Batch;
 use super::ring::{Age, CQE_SLOT, REPLAY_SLOT, Stamp};
-use super::wire::{Head, Header, Opt, Packet, Prefix, Ptype, Side};
+use super::wire::{Head, Header, Opt, Packet, Prefix, Ptype, Queue, Side};
 
 /// What a stateless card knows beside the packet: nothing of connections.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +63,7 @@ pub fn handle<E: StarEnv>(card: &Card<'_>, env: &mut E, from: (&FrameMeta, u16),
                 Ptype::Gd => job.gather(),
                 Ptype::Cqep => job.complete(packet.data),
                 Ptype::Ea => job.stored(),
-                Ptype::Wqep | Ptype::Rda | Ptype::Gda => Err(Drop::Bad),
+                Ptype::Wqep | Ptype::Wqeps | Ptype::Rda | Ptype::Gda => Err(Drop::Bad),
             }
         }
         _ => Err(Drop::Bad),
@@ -197,7 +199,8 @@ impl<E: StarEnv> Job<'_, E> {
 
     fn tell(&mut self, what: News) {
         let Prefix { qpn, epoch } = self.prefix;
-        self.env.star_event(SlEvent { qpn, epoch, queue: self.header.opt.queue(), what });
+        let (queue, upto) = (self.header.opt.queue(), Upto::of(self.header.addr));
+        self.env.star_event(SlEvent { qpn, epoch, queue, what, upto });
     }
 
     #[inline]
@@ -283,6 +286,27 @@ pub fn send_wqep<E: StarEnv>(env: &mut E, to: &Peer, opt: Opt, seq: Psn, wqe: &[
     };
     let (head, payload) = (Head::to_stateful(header), payload.as_slice());
     env.send_star(Side::Stateless, (&to.av, to.port), &head, wqe, payload, false);
+}
+
+/// Sends records of WQEs for the library ([`packed`](super::packed)); nothing of an empty batch.
+pub fn send_wqeps<E: StarEnv>(env: &mut E, to: &Peer, batch: &Batch) {
+    if batch.is_empty() {
+        return;
+    }
+    let (queue, psn) = batch.first();
+    let header = Header {
+        ptype: Ptype::Wqeps,
+        opt: if queue == Queue::Recv { Opt::Recv } else { Opt::Send },
+        migrate: false,
+        ack: true,
+        qpn: to.qpn,
+        epoch: (to.epoch & 0xff) as u8,
+        psn,
+        addr: 0,
+        len: batch.bytes().len() as u16,
+    };
+    let head = Head::to_stateful(header);
+    env.send_star(Side::Stateless, (&to.av, to.port), &head, batch.bytes(), &[], false);
 }
 
 /// Sends a control message to the peer's QP `to`, or the answer to one.

@@ -77,6 +77,8 @@ pub enum Ptype {
     Gda = 6,
     /// SF to SL: a completion
     Cqep = 7,
+    /// SL to SF, not the paper's: WQEs of both queues, see [`packed`](super::packed)
+    Wqeps = 8,
 }
 
 impl Ptype {
@@ -89,6 +91,7 @@ impl Ptype {
             5 => Ptype::Gd,
             6 => Ptype::Gda,
             7 => Ptype::Cqep,
+            8 => Ptype::Wqeps,
             _ => return None,
         })
     }
@@ -164,7 +167,7 @@ pub struct Header {
     pub epoch: u8,
     /// WQEP, CQEP and EA: sequence in the queue. Control messages: their sequence. Others: SF's own.
     pub psn: Psn,
-    /// RD and GD, and echoed: where in SL's memory
+    /// RD and GD, and echoed: where in SL's memory. EA and CQEP for SL: what SF has stored, or 0
     pub addr: u64,
     /// Bytes of data; GD that is no atomic: bytes wanted
     pub len: u16,
@@ -301,7 +304,7 @@ pub fn lane(head: &[u8]) -> u8 {
         return 0;
     }
     match (Ptype::from_code(first >> 4), Opt::from_code(first >> 2)) {
-        (Some(Ptype::Wqep), Opt::Recv) => 1,
+        (Some(Ptype::Wqep), Opt::Recv) | (Some(Ptype::Wqeps), _) => 1,
         (Some(Ptype::Wqep), _) => 2,
         (Some(Ptype::Ea), _) => 3,
         (Some(Ptype::Cqep), _) => 4,
@@ -401,14 +404,14 @@ struct Shape {
 impl Shape {
     /// `None`: there is no such packet to that half.
     fn of(side: Side, header: &Header) -> Option<Shape> {
-        use Ptype::{Cqep, Ea, Gd, Gda, Rd, Rda, Wqep};
+        use Ptype::{Cqep, Ea, Gd, Gda, Rd, Rda, Wqep, Wqeps};
         let (prefix, data) = match (side, header.migrate, header.ptype) {
             (Side::Stateless, false, Rd) => (true, header.opt != Opt::Recv),
             (Side::Stateless, false, Cqep) => (true, true),
             /* an atomic brings its operands, which LEN counts; eight bytes are wanted */
             (Side::Stateless, false, Gd) => (true, header.opt == Opt::Recv),
             (Side::Stateless, false, Ea) => (true, false),
-            (Side::Stateful, false, Wqep | Gda) => (false, true),
+            (Side::Stateful, false, Wqep | Wqeps | Gda) => (false, true),
             (Side::Stateful, false, Ea | Rda) => (false, false),
             (Side::Stateful, true, Wqep) => (true, true),
             /* a sealed one has data */

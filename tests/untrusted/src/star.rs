@@ -19,6 +19,7 @@ use starverbs_sim::{Faults, Host, Net, READ, Recv, Send, SimCq, SimEnv, SimRq, S
 use starverbs_star::bounds::Bounds;
 use starverbs_star::channel::Channel;
 use starverbs_star::control::Setup;
+use starverbs_star::form::Form;
 use starverbs_star::library::{Patience, SlInit, SlQp};
 use starverbs_star::registry::Registry;
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT};
@@ -141,6 +142,7 @@ impl World {
             keepalive: 100_000_000,
             stats: stats[SL].clone(),
             rules: Default::default(),
+            form: Form::default(),
         })
         .expect("a good set-up");
         let waits = Waits { patience: 100_000_000, ..Waits::default() };
@@ -162,6 +164,7 @@ impl World {
             rnr_retry: 7,
             waits,
             window: 16,
+            form: Form::default(),
         };
         let avs = [net.hosts[SL].av(net.hosts[SF].gid), net.hosts[SF].av(net.hosts[SL].gid)];
         let [port, control_port] = net.hosts[SL].env.star.ports;

@@ -3,6 +3,7 @@
 use starverbs_core::{Nanos, Qpn, SendOp, Sge};
 use starverbs_sim::{Rng, StarCard};
 use starverbs_star::control::{Role, Wish};
+use starverbs_star::form::Form;
 use starverbs_star::negotiate::Outcome;
 use starverbs_star::wire::{Header, Opt, Ptype};
 
@@ -235,7 +236,9 @@ impl World {
             let key = (*key > 0).then_some([*key; 32]);
             /* random, as a card's is: its lower half is the card's boot epoch */
             let boot = Rng::new(seed ^ ((host as u64 + 1) << 56)).bits();
-            self.net.open_star(host, StarCard { threshold: *threshold, key, boot });
+            /* one card in four sends the paper's packets; that is no draw of the plan */
+            let form = if boot >> 62 == 0 { Form::Paper } else { Form::Packed };
+            self.net.open_star(host, StarCard { threshold: *threshold, key, boot, form });
         }
     }
 

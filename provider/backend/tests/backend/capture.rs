@@ -7,10 +7,11 @@ use crate::common::{Node, drive, free_port, pattern};
 use starverbs_backend::Payload;
 use starverbs_core::mr::Rule;
 use starverbs_core::wire::{HeaderBuf, PKEY_DEFAULT, code};
-use starverbs_core::{Access, Av, Counters, Mtu, PdId, Psn, SendOp, SendWqe, Sge};
+use starverbs_core::{Access, Av, Counters, Mtu, PdId, Psn, SendFlags, SendOp, SendWqe, Sge};
 use starverbs_settings::Settings;
 use starverbs_star::control::{Control, MAX_CONTROL, Role, Setup, Sum, Wish};
 use starverbs_star::message::{self, Atomic, CqeMsg};
+use starverbs_star::packed::{Batch, ROOM};
 use starverbs_star::renew::Renewed;
 use starverbs_star::wire::{Head, Header, Opt, Prefix, Ptype};
 
@@ -163,6 +164,17 @@ fn send_everything(settings: &Settings) -> Vec<String> {
     say(Ptype::Wqep, Opt::Send, &room[..len]);
     let len = message::encode_recv(&[sge], &mut room).expect("room");
     say(Ptype::Wqep, Opt::Recv, &room[..len]);
+    let mut batch = Batch::new(ROOM);
+    batch.push_recv(Psn::new(9), &[sge]).expect("room");
+    batch.push_send(Psn::new(8), &SendWqe { op: SendOp::Read, ..send }, &[sge, sge]).expect("room");
+    batch.push_send(Psn::new(9), &SendWqe { op: SendOp::SendImm, ..send }, &[]).expect("room");
+    let inline = SendWqe { flags: SendFlags::INLINE, ..send };
+    let fill = |place: &mut [u8]| {
+        place.fill(7);
+        true
+    };
+    batch.push_inline(Psn::new(10), &inline, 33, fill).expect("room");
+    say(Ptype::Wqeps, Opt::Recv, batch.bytes());
     say(Ptype::Ea, Opt::Recv, &[]);
     say(Ptype::Rd, Opt::Write, &[1; 100]);
     say(Ptype::Rda, Opt::Write, &[]);
@@ -182,15 +194,16 @@ fn send_everything(settings: &Settings) -> Vec<String> {
     let mut said: Vec<String> = [
         "WQEP SEND QPN 0x000123 PSN 0 SEND 154 bytes",
         "WQEP RECV QPN 0x000123 PSN 1 receive 77 bytes",
-        "EA RECV QPN 0x000123 PSN 2",
-        "RD WRITE QPN 0x000123 PSN 3",
-        "RDA WRITE QPN 0x000123 PSN 4",
-        "GD READ QPN 0x000123 PSN 5",
-        "GDA READ QPN 0x000123 PSN 6",
-        "GD RECV QPN 0x000123 PSN 7 atomic 6",
-        "GDA RECV QPN 0x000123 PSN 8",
-        "GDA RECV QPN 0x000123 PSN 9 early",
-        "CQEP SEND QPN 0x000123 PSN 10 success",
+        "WQEPS RECV QPN 0x000123 PSN 2 4 WQEs",
+        "EA RECV QPN 0x000123 PSN 3",
+        "RD WRITE QPN 0x000123 PSN 4",
+        "RDA WRITE QPN 0x000123 PSN 5",
+        "GD READ QPN 0x000123 PSN 6",
+        "GDA READ QPN 0x000123 PSN 7",
+        "GD RECV QPN 0x000123 PSN 8 atomic 6",
+        "GDA RECV QPN 0x000123 PSN 9",
+        "GDA RECV QPN 0x000123 PSN 10 early",
+        "CQEP SEND QPN 0x000123 PSN 11 success",
     ]
     .map(str::to_owned)
     .into();
@@ -244,7 +257,14 @@ fn controls() -> Vec<(Vec<u8>, &'static str)> {
     let rule = Rule { key: 9, pd: PdId(3), qpn: 0, addr: 0x4000, len: 4096, iova: 0x5000, access };
     vec![
         (
-            encoded(Control::Offer { wish: Wish::Stateless, stateful: 5, threshold: 120, ports, boot }),
+            encoded(Control::Offer {
+                wish: Wish::Stateless,
+                stateful: 5,
+                threshold: 120,
+                ports,
+                boot,
+                version: 2,
+            }),
             "Offer stateless",
         ),
         (encoded(Control::Accept { role: Role::Stateful, ports, boot }), "Accept stateful"),

@@ -21,6 +21,7 @@ mod rnic;
 mod star_back;
 mod star_card;
 mod star_lives;
+mod star_packets;
 mod star_roles;
 mod star_talk;
 mod states;

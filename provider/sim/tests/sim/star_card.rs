@@ -70,7 +70,7 @@ impl Sl {
         let header = Header { psn: Psn::new(seq), ..header(Ptype::Cqep, Opt::Recv, 0, 32) };
         let (frames, events) = self.get(header, Prefix { epoch, ..PREFIX }, &cqe.encode());
         let what = News::Completed;
-        let told = SlEvent { qpn: PREFIX.qpn, epoch, queue: Queue::Recv, what };
+        let told = SlEvent { qpn: PREFIX.qpn, epoch, queue: Queue::Recv, what, upto: None };
         assert!(events.iter().all(|event| *event == told));
         (frames.len(), events.len())
     }
@@ -228,7 +228,7 @@ fn the_library_hears_what_is_stored() {
     let mut sl = Sl::new();
     let (frames, events) = sl.get(header(Ptype::Ea, Opt::Write, 0, 0), PREFIX, &[]);
     let what = News::Stored(Psn::new(1));
-    assert_eq!(events, [SlEvent { qpn: PREFIX.qpn, epoch: EPOCH, queue: Queue::Send, what }]);
+    assert_eq!(events, [SlEvent { qpn: PREFIX.qpn, epoch: EPOCH, queue: Queue::Send, what, upto: None }]);
     assert!(frames.is_empty());
 }
 

@@ -10,6 +10,7 @@ use starverbs_core::{
 use starverbs_sim::{Faults, Net, Recv, Send, Setup, SimCq, SimRq, SimSq, StarCard};
 use starverbs_star::control::{Control, MAX_CONTROL, Role, Wish};
 use starverbs_star::env::StarEnv;
+use starverbs_star::form::Form;
 use starverbs_star::negotiate::Outcome;
 
 const MS: Nanos = 1_000_000;
@@ -37,7 +38,12 @@ struct World {
 impl World {
     fn new(wishes: [Wish; 2], setup: Setup) -> World {
         let mut net = Net::new(3, NicConfig { window: 4096, ..NicConfig::default() }, Faults::default(), 7);
-        (0..3).for_each(|at| net.open_star(at, StarCard { threshold: 9, key: None, boot: 70 + at as u64 }));
+        (0..3).for_each(|at| {
+            net.open_star(
+                at,
+                StarCard { threshold: 9, key: None, boot: 70 + at as u64, form: Form::default() },
+            )
+        });
         let (sqs, rqs) = ([(); 2].map(|()| SimSq::new(16)), [(); 2].map(|()| SimRq::new(16, 1)));
         let cqs = [(); 2].map(|()| SimCq::new(64));
         let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;

@@ -4,13 +4,21 @@
 use crate::common::roles::{SECOND, STAR, THRESHOLD, World};
 use starverbs_core::WcStatus;
 use starverbs_star::control::{Control, Role, Wish};
+use starverbs_star::form::VERSION;
 use starverbs_star::negotiate::Outcome;
 
 /// All that settles that host 0 keeps the state, said in one breath.
 const BURST: [Control; 4] = [
     Control::Renew { wish: Wish::Auto, stateful: 200, threshold: THRESHOLD },
     Control::Resting { drained: true },
-    Control::Offer { wish: Wish::Auto, stateful: 200, threshold: THRESHOLD, boot: 9, ports: [4793, 4794] },
+    Control::Offer {
+        wish: Wish::Auto,
+        stateful: 200,
+        threshold: THRESHOLD,
+        boot: 9,
+        ports: [4793, 4794],
+        version: VERSION,
+    },
     Control::Confirm { role: Role::Stateless },
 ];
 

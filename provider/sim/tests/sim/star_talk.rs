@@ -76,6 +76,7 @@ impl Talk {
             patience: Patience::of(14, 7),
             keepalive: 50_000_000,
             rules: Default::default(),
+            form: Default::default(),
             stats: Default::default(),
         };
         let mut sl = SlQp::new(init).expect("a good set-up");

@@ -24,6 +24,7 @@ use starverbs_core::{FrameMeta, Gid, Nanos, NicError, QpId, Qpn, SendOp, SendWqe
 
 use crate::bounds::Bounds;
 use crate::env::SlEvent;
+use crate::form::Form;
 use crate::library::{Parting, SlState};
 use crate::stateless;
 use crate::wire::Packet;
@@ -41,6 +42,8 @@ const PARTING: u32 = 1 << 31;
 pub struct Library<E: Host> {
     life: u16,
     boot: u64,
+    /// Which packets it sends
+    form: Form,
     /// Connections so far: the lower half of their epochs
     begun: u16,
     stats: E::Stats,
@@ -68,10 +71,11 @@ pub struct Library<E: Host> {
 
 impl<E: Host> Library<E> {
     /// Without queue pairs, on a card of this life: the lower half of its number is what epochs tell of it.
-    pub fn new(life: u16, boot: u64, stats: E::Stats) -> Self {
+    pub fn new(life: u16, boot: u64, form: Form, stats: E::Stats) -> Self {
         Library {
             life,
             boot,
+            form,
             begun: 0,
             stats,
             bounds: Bounds::new(),

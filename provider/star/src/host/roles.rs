@@ -15,6 +15,7 @@ use crate::card::StarInit;
 use crate::channel::Channel;
 use crate::control::{Control, MAX_CONTROL, Role, Setup, Wish};
 use crate::datagram;
+use crate::form::Form;
 use crate::library::Patience;
 use crate::negotiate::{Beginning, Negotiation, Outcome, PlainPeers, Terms};
 use crate::renew::Renewed;
@@ -41,6 +42,8 @@ pub struct Identity {
     pub ports: [u16; 2],
     /// From how many connections on it wants to keep the state of no more
     pub threshold: u32,
+    /// Which packets it sends
+    pub form: Form,
 }
 
 impl Identity {
@@ -389,7 +392,8 @@ impl<E: Host> Roles<E> {
         channel.took();
         let lifetime = RttBounds::default().lifetime;
         let begun = queues_of(turn, qpn).and_then(|queues| {
-            let init = StarInit { queues, setup, peer, channel, window: WINDOW, lifetime };
+            let form = self.identity.form;
+            let init = StarInit { queues, setup, peer, channel, window: WINDOW, form, lifetime };
             turn.begin_stateful(qpn, init)
         });
         match begun {

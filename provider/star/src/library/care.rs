@@ -122,22 +122,6 @@ impl<E: StarEnv> SlQp<E> {
         over && !self.excused
     }
 
-    /// Sends up to `most` WQEs from `low` on again that SF has not stored.
-    pub(super) fn send_again(&mut self, env: &mut E, queue: Queue, low: u32, most: u32) {
-        let next = self.track(queue).next;
-        let waiting = next.wrapping_sub(low).min(most);
-        for seq in (0..waiting).map(|n| low.wrapping_add(n)) {
-            if self.track(queue).is_stored(seq) || !env.can_send_star() {
-                continue;
-            }
-            match queue {
-                Queue::Send => _ = self.send_send(env, seq),
-                Queue::Recv => self.send_recv(env, seq),
-            }
-            self.init.stats.star_wqep_again.inc();
-        }
-    }
-
     /// A packet with M set for this QP came from `source`. See [`Packet::open`].
     pub fn handle_control(&mut self, env: &mut E, now: Nanos, source: &Gid, packet: &Packet<'_>) {
         let known = self.peer.has_sent(source, packet);

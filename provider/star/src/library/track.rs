@@ -158,6 +158,16 @@ impl Track {
         false
     }
 
+    /// SF has stored all before `upto`.
+    pub(super) fn store_to(&mut self, upto: Psn, now: Nanos) {
+        let ahead = upto.since(Psn::new(self.low));
+        if ahead > 0 && ahead as u32 <= self.next.wrapping_sub(self.low) {
+            self.low = self.low.wrapping_add(ahead as u32);
+            self.measure(now);
+            self.advance(now);
+        }
+    }
+
     /// All before `seq` are complete, and so have been stored.
     pub(super) fn complete(&mut self, seq: u32, now: Nanos) {
         self.una = seq;
@@ -271,6 +281,21 @@ mod tests {
         }
         assert_eq!(track.look(now + seldom(7), &patience), Some(Due::GiveUp));
         assert_eq!(track.look(u64::MAX, &patience), None);
+    }
+
+    #[test]
+    fn all_before_are_stored_at_once() {
+        let mut track = Track::new(8).unwrap();
+        (0..6).for_each(|_| track.sent(100));
+        track.store(Psn::new(3), 200);
+        track.store_to(Psn::new(7), 200);
+        assert_eq!((track.low(), track.deadline()), (0, Some(1_000_100)), "more than were sent");
+        track.store_to(Psn::new(3), 200);
+        assert_eq!((track.low(), track.unanswered()), (4, 2), "and the one behind it");
+        track.store_to(Psn::new(2), 300);
+        assert_eq!(track.low(), 4, "late");
+        track.store_to(Psn::new(6), 300);
+        assert_eq!((track.low(), track.deadline()), (6, None));
     }
 
     #[test]

@@ -10,8 +10,10 @@ use super::stream::{Class, Op};
 use super::window::{Answered, Entry, Kind, Of};
 use super::{Card, Stateful};
 use crate::env::StarEnv;
+use crate::form::Form;
 use crate::message::Wqe;
-use crate::wire::{Header, Packet, Ptype, Queue};
+use crate::packed::{Record, Records};
+use crate::wire::{Header, Opt, Packet, Ptype, Queue};
 
 impl<E: StarEnv> Stateful<E> {
     /// A packet for this connection came from `source`.
@@ -37,6 +39,7 @@ impl<E: StarEnv> Stateful<E> {
             && header.epoch == self.peer.epoch.to_be_bytes()[3];
         mine && match header.ptype {
             Ptype::Wqep => self.take_wqe(card, packet),
+            Ptype::Wqeps => self.take_wqes(card, packet),
             Ptype::Ea => self.told(card, header),
             Ptype::Rda | Ptype::Gda => self.answered(card, packet),
             Ptype::Rd | Ptype::Gd | Ptype::Cqep => false,
@@ -51,17 +54,44 @@ impl<E: StarEnv> Stateful<E> {
         if wqe.recv != (queue == Queue::Recv) {
             return false;
         }
-        let into = if wqe.recv { &mut self.recvs } else { &mut self.sends };
-        let stored = into.store(header.psn, &wqe);
-        if stored != Stored::Refused {
-            card.stats.star_rcvd_wqep.inc();
-            self.met = true;
+        let stored = self.store(card, header.psn, &wqe);
+        if stored {
             self.stored.push(header.opt, header.psn);
         }
+        stored
+    }
+
+    /// Many WQEs: SL is told of them together, but of one alone if one before it is missing. False: there is
+    /// one that is none, or cannot be stored; those before it are.
+    fn take_wqes(&mut self, card: &mut Card<'_, E>, packet: &Packet<'_>) -> bool {
+        for record in Records::new(packet.data) {
+            let Some(Record { seq, wqe }) = record else { return false };
+            if !self.store(card, seq, &wqe) {
+                return false;
+            }
+            let queue = if wqe.recv { &self.recvs } else { &self.sends };
+            if self.local.form == Form::Packed && seq.before(queue.stored()) {
+                self.stored.push_all();
+            } else {
+                self.stored.push(if wqe.recv { Opt::Recv } else { Opt::Send }, seq);
+            }
+        }
+        true
+    }
+
+    /// Keeps a WQE of SL, if it is new. False: it cannot be kept.
+    fn store(&mut self, card: &Card<'_, E>, seq: Psn, wqe: &Wqe<'_>) -> bool {
+        let into = if wqe.recv { &mut self.recvs } else { &mut self.sends };
+        let stored = into.store(seq, wqe);
+        if stored == Stored::Refused {
+            return false;
+        }
+        card.stats.star_rcvd_wqep.inc();
+        self.met = true;
         if stored == Stored::New && !wqe.recv {
             self.tell_ended(card.now);
         }
-        stored != Stored::Refused
+        true
     }
 
     /// An EA. False: it answers nothing.

@@ -11,6 +11,7 @@ use super::messages::ONE_BEFORE;
 use super::window::Of;
 use super::{Card, Ended, Stateful};
 use crate::env::StarEnv;
+use crate::form::{Form, Upto};
 use crate::message::CqeMsg;
 use crate::registry::{Claim, RuleRef};
 use crate::ring::{CQE_SLOT, slot};
@@ -241,15 +242,28 @@ impl Completions {
 
 /// EAs owed for WQEPs. One that finds no room is not sent, and SL comes again.
 pub(super) struct Stored {
+    /// For these alone: all of them of the paper's packets, else of WQEs that came before others
     owed: VecDeque<(Opt, Psn)>,
+    /// For all WQEs that are here with all before them
+    all: bool,
 }
 
 impl Stored {
-    /// Room for one for each WQE that SL may have under way, up to some.
-    pub(super) fn new(wqes: u32) -> Result<Self, NicError> {
+    /// Room for one for each WQE that SL may have under way, up to some; of many WQEs in a packet only those
+    /// that come out of order are told one by one.
+    pub(super) fn new(wqes: u32, form: Form) -> Result<Self, NicError> {
+        let most = if form == Form::Paper { 1024 } else { 16 };
         let mut owed = VecDeque::new();
-        owed.make_exact_room(wqes.min(1024) as usize)?;
-        Ok(Stored { owed })
+        owed.make_exact_room(wqes.min(most) as usize)?;
+        Ok(Stored { owed, all: false })
+    }
+    /// SL is to be told how far all are here, once in a turn.
+    pub(super) fn push_all(&mut self) {
+        self.all = true;
+    }
+    /// Whether SL is to be told something.
+    pub(super) fn is_owed(&self) -> bool {
+        self.all || !self.owed.is_empty()
     }
     pub(super) fn bytes(&self) -> usize {
         self.owed.capacity() * size_of::<(Opt, Psn)>()
@@ -262,9 +276,20 @@ impl Stored {
 }
 
 impl<E: StarEnv> Stateful<E> {
-    fn event(&self, ptype: Ptype, opt: Opt, seq: Psn, len: u16) -> Header {
+    /// What it is, and how far SL's WQEs are here: that is said by each.
+    fn event(&mut self, ptype: Ptype, opt: Opt, seq: Psn, len: u16) -> Header {
+        let addr = self.tell_stored();
         let (qpn, ack) = (self.local.qpn, ptype == Ptype::Cqep);
-        Header { ptype, opt, migrate: false, ack, qpn, epoch: 0, psn: seq, addr: 0, len }
+        Header { ptype, opt, migrate: false, ack, qpn, epoch: 0, psn: seq, addr, len }
+    }
+
+    /// What a packet that leaves now says of SL's WQEs; 0 in the paper's packets.
+    fn tell_stored(&mut self) -> u64 {
+        if self.local.form == Form::Paper {
+            return 0;
+        }
+        self.stored.all = false;
+        Upto { sends: self.sends.stored(), recvs: self.recvs.stored() }.word()
     }
 
     /// SL asks how far its sends are, as not all of them make completions, or our end is about to go: it is
@@ -291,7 +316,11 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Sends an EA if one is owed.
     pub(super) fn send_stored(&mut self, card: &mut Card<'_, E>) -> bool {
-        let Some((opt, seq)) = self.stored.owed.pop_front() else { return false };
+        let (opt, seq) = match self.stored.owed.pop_front() {
+            Some(one) => one,
+            None if self.stored.all => (Opt::Send, self.sends.stored().plus(ONE_BEFORE)),
+            None => return false,
+        };
         let header = self.event(Ptype::Ea, opt, seq, 0);
         let host = (&mut *card.env, card.stats, card.now);
         card.registry.send(host, self.seat, &Claim::None, header, (&[], &[]))

@@ -11,6 +11,7 @@ use super::stream::{Class, Op};
 use super::window::{Entry, Kind, Of};
 use super::{Card, Ended, Stateful};
 use crate::env::StarEnv;
+use crate::form::Form;
 use crate::message::{ATOMIC_LEN, Atomic};
 use crate::registry::{Claim, RuleRef};
 use crate::ring::{REPLAY_SLOT, slot};
@@ -38,7 +39,7 @@ impl<E: StarEnv> Stateful<E> {
             if !card.env.can_send_star() {
                 return TransmitStatus::PortFull;
             }
-            let sent = self.send_stored(card)
+            let sent = self.local.form == Form::Paper && self.send_stored(card)
                 || self.send_control(card)
                 || self.send_completion(card)
                 || self.state == QpState::Rts
@@ -47,10 +48,22 @@ impl<E: StarEnv> Stateful<E> {
                         || self.send_result(card)
                         || self.send_new(card));
             if !sent {
-                return if self.crowded { TransmitStatus::Crowded } else { TransmitStatus::Idle };
+                let rest = if self.crowded { TransmitStatus::Crowded } else { TransmitStatus::Idle };
+                return self.end_turn(card, rest);
             }
         }
-        TransmitStatus::More
+        self.end_turn(card, TransmitStatus::More)
+    }
+
+    /// What came in this turn is answered at its end, if no packet has told of it.
+    fn end_turn(&mut self, card: &mut Card<'_, E>, status: TransmitStatus) -> TransmitStatus {
+        while self.stored.is_owed() {
+            if !card.env.can_send_star() {
+                return TransmitStatus::PortFull;
+            }
+            self.send_stored(card);
+        }
+        status
     }
 
     /// Sends a lost packet again if one may go.

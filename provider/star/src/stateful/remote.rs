@@ -31,6 +31,8 @@ pub(super) struct RemoteQueue {
     inline: Parts<u8>,
     /// Oldest WQE that is not done
     una: Psn,
+    /// All before it have come
+    stored: Psn,
 }
 
 /// The variable part of each slot.
@@ -81,6 +83,7 @@ impl RemoteQueue {
             sges: Parts::new(depth, 1)?,
             inline: Parts::new(depth, 0)?,
             una: Psn::default(),
+            stored: Psn::default(),
         })
     }
 
@@ -129,7 +132,15 @@ impl RemoteQueue {
         }
         self.wqes[slot] = wqe.wqe;
         self.there[slot] = true;
+        while self.get(self.stored).is_some() {
+            self.stored = self.stored.plus(1);
+        }
         Stored::New
+    }
+
+    /// All WQEs before this one have come.
+    pub(super) fn stored(&self) -> Psn {
+        self.stored
     }
 
     /// WQE `seq`, if it is here.
@@ -155,6 +166,9 @@ impl RemoteQueue {
             let slot = self.slot(self.una);
             self.there[slot] = false;
             self.una = self.una.plus(1);
+        }
+        if self.stored.before(self.una) {
+            self.stored = self.una;
         }
     }
 }

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use starverbs_core::qp::RecvSource;
 use starverbs_core::{Access, Gid, Nanos, NicConfig, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, WcStatus};
 use starverbs_star::control::{Role, Wish};
+use starverbs_star::form::Form;
 use starverbs_star::negotiate::Outcome;
 
 use super::frame::Frame;
@@ -55,7 +56,8 @@ pub(super) fn make(params: &Params, ends: &[(CardId, u32)]) -> Result<Testbed, S
     if params.star {
         (0..cards).for_each(|card| {
             let boot = 70 + u64::from(card);
-            net.open_star(card.into(), StarCard { threshold: u32::MAX, key: None, boot });
+            let form = Form::Paper;
+            net.open_star(card.into(), StarCard { threshold: u32::MAX, key: None, boot, form });
         });
     }
     let mut bed = Testbed::new(&mut net, params);

@@ -6,6 +6,7 @@ use starverbs_core::{Access, Cqe, FrameMeta, NicConfig, QpType, Qpn, SendOp, Sen
 use starverbs_sim::{Faults, Net, QpAt, Recv, Send, Setup, SimCq, SimRq, SimSq, StarCard};
 use starverbs_star::control::{Control, MAX_CONTROL, Role, Wish};
 use starverbs_star::env::StarEnv;
+use starverbs_star::form::Form;
 use starverbs_star::negotiate::Outcome;
 use starverbs_star::renew::Renewed;
 
@@ -41,7 +42,10 @@ impl World {
         for (host, (threshold, config)) in cards.into_iter().enumerate() {
             net.replace_card(host, config);
             if let Some(threshold) = threshold {
-                net.open_star(host, StarCard { threshold, key: None, boot: 70 + host as u64 });
+                net.open_star(
+                    host,
+                    StarCard { threshold, key: None, boot: 70 + host as u64, form: Form::default() },
+                );
             }
         }
         World { net, crowds: vec![Vec::new(); N] }

@@ -181,6 +181,7 @@ impl<E: Host> Library<E> {
             patience: patience_of(&attr),
             keepalive: KEEPALIVE,
             rules,
+            form: self.form,
             stats: self.stats.clone(),
         });
         let released = |qp| turn.nic.release_qp(turn.env, qpn).map(|released| (qp, released));

@@ -21,6 +21,7 @@ use super::queues::{Cq, Rq, Slot, Sq};
 use crate::bounds::Bounds;
 use crate::control::{Control, MAX_CONTROL};
 use crate::env::SlEvent;
+use crate::form::Form;
 use crate::message::{CQE_BODY, CqeMsg, MAX_WQE, encode_recv, encode_send};
 use crate::ring::{Stamp, slot};
 use crate::stateless;
@@ -283,6 +284,7 @@ impl World {
             rnr_retry: 7,
             waits: Waits { rtt: RttBounds { lifetime: 400_000, ..RttBounds::default() }, ..Waits::default() },
             window: 32,
+            form: Form::default(),
         };
         tune(&mut local, &mut setup);
         setup.send_ring = ring(&mut sl, setup.sq_depth, CQE_SLOT, Stamp::before_psn);

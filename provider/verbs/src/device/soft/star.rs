@@ -14,9 +14,10 @@ use std::os::fd::RawFd;
 
 use starverbs_backend::star::StarRx;
 use starverbs_core::{Nanos, Nic, QpState, Qpn};
-use starverbs_settings::Settings;
+use starverbs_settings::{Settings, StarWire};
 use starverbs_star::card::Turn;
 use starverbs_star::control::Wish;
+use starverbs_star::form::Form;
 use starverbs_star::host::library::Library;
 use starverbs_star::host::roles::Identity;
 use starverbs_star::host::{Came, Ends};
@@ -55,7 +56,11 @@ impl StarHost {
         let (tx, rx) = env.tx.open_star(settings)?;
         let ports = [Side::Stateless, Side::Stateful].map(|side| tx.port(side));
         let [boot, _] = seed();
-        let identity = Identity { boot, ports, threshold: settings.star_threshold };
+        let form = match settings.star_wire {
+            StarWire::Packed => Form::Packed,
+            StarWire::Paper => Form::Paper,
+        };
+        let identity = Identity { boot, ports, threshold: settings.star_threshold, form };
         let ends = Ends::new(identity, nic)?;
         env.star = Some(Box::new(StarPort::new(tx, sealing)));
         let ahead = if settings.qpc_prefetch { AHEAD as usize } else { 0 };

@@ -1,0 +1,109 @@
+//! How many packets a message takes with StaR, and with RC: `cargo nextest run -p starverbs-sim star_packets
+//! --success-output=final` prints them.
+
+use starverbs_core::qp::RecvSource;
+use starverbs_core::{Access, NicConfig, QpType, Qpn, Seg, SendFlags, SendOp, SendWqe, Sge};
+use starverbs_sim::{Faults, Net, QpAt, Recv, Send, Setup, SimCq, SimRq, SimSq, StarCard};
+use starverbs_star::control::Wish;
+use starverbs_star::form::Form;
+
+const SERVER: usize = 0;
+const CLIENT: usize = 1;
+const MESSAGE: u32 = 32;
+/// Requests of a call: the paper's RPC workload (V-A).
+const REQUESTS: u32 = 3;
+const CALLS: u64 = 100;
+
+/// One connection; with StaR the server keeps nothing.
+struct Pair {
+    net: Net,
+    qpns: [Qpn; 2],
+    sqs: [SimSq; 2],
+    rqs: [SimRq; 2],
+    cqs: [SimCq; 2],
+    memory: [Sge; 2],
+}
+
+impl Pair {
+    fn new(star: Option<Form>) -> Pair {
+        let mut net = Net::new(2, NicConfig::default(), Faults::default(), 7);
+        let cqs = [SimCq::new(64), SimCq::new(64)];
+        let (sqs, rqs) = ([SimSq::new(32), SimSq::new(32)], [SimRq::new(32, 1), SimRq::new(32, 1)]);
+        let mut memory = [Sge::default(); 2];
+        let qpns = [SERVER, CLIENT].map(|at| {
+            if let Some(form) = star {
+                net.open_star(at, StarCard { threshold: 120, key: None, boot: 70 + at as u64, form });
+            }
+            let host = &mut net.hosts[at];
+            memory[at] = host.region_in(host.pd, 65_536, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+            let qpn = host.qp(QpType::Rc, &sqs[at], RecvSource::Own(rqs[at].clone()), [&cqs[at]; 2], false);
+            host.wish(qpn, if at == SERVER { Wish::Stateless } else { Wish::Stateful });
+            qpn
+        });
+        let [a, b] = [SERVER, CLIENT].map(|host| QpAt { host, qpn: qpns[host] });
+        net.connect(QpType::Rc, a, b, &Setup::default());
+        let mut pair = Pair { net, qpns, sqs, rqs, cqs, memory };
+        (0..2 * REQUESTS).for_each(|_| pair.post_recv(SERVER));
+        pair.net.doorbell(SERVER, pair.qpns[SERVER]);
+        pair.net.run_for(100_000_000);
+        pair
+    }
+
+    fn post_recv(&mut self, at: usize) {
+        self.rqs[at].post(Recv { wr_id: 0, sges: vec![Sge { len: 4096, ..self.memory[at] }] }).unwrap();
+    }
+
+    fn send(&mut self, at: usize, op: SendOp, len: u32, inline: bool) {
+        let mut flags = SendFlags::SIGNALED;
+        flags.set(SendFlags::INLINE, inline);
+        let to = self.memory[1 - at];
+        let (remote_addr, rkey, num_sge) = (to.addr, to.lkey, u16::from(!inline));
+        let wqe = SendWqe { op, flags, remote_addr, rkey, length: len, num_sge, ..SendWqe::default() };
+        let from = Sge { len, ..self.memory[at] };
+        let inline = inline.then_some(Seg { addr: from.addr, len });
+        let sges = if inline.is_some() { vec![] } else { vec![from] };
+        self.sqs[at].post(Send { wqe, sges, inline }).unwrap();
+    }
+
+    /// Waits for so many completions.
+    fn wait(&mut self, at: usize, mut count: u32) {
+        while count > 0 {
+            while count > 0 && self.cqs[at].poll().is_some() {
+                count -= 1;
+            }
+            assert!(count == 0 || self.net.step(), "nothing happens any more");
+        }
+    }
+
+    /// Three requests, and one message back.
+    fn call(&mut self) {
+        self.post_recv(CLIENT);
+        (0..REQUESTS).for_each(|_| self.send(CLIENT, SendOp::Send, MESSAGE, true));
+        self.net.doorbell(CLIENT, self.qpns[CLIENT]);
+        self.wait(SERVER, REQUESTS);
+        (0..REQUESTS).for_each(|_| self.post_recv(SERVER));
+        self.send(SERVER, SendOp::Send, MESSAGE, true);
+        self.net.doorbell(SERVER, self.qpns[SERVER]);
+        /* its own requests, and the answer */
+        self.wait(CLIENT, REQUESTS + 1);
+        self.wait(SERVER, 1);
+    }
+
+    /// Packets that one of many takes, on average.
+    fn packets_of(&mut self, mut what: impl FnMut(&mut Pair)) -> f64 {
+        (0..10).for_each(|_| what(self));
+        let before = self.net.tally.sent;
+        (0..CALLS).for_each(|_| what(self));
+        (self.net.tally.sent - before) as f64 / CALLS as f64
+    }
+}
+
+#[test]
+fn a_call_of_the_rpc_workload() {
+    let [rc, packed, paper] =
+        [None, Some(Form::Packed), Some(Form::Paper)].map(|star| Pair::new(star).packets_of(Pair::call));
+    println!("packets of a call: RC {rc}, StaR {packed}, as in the paper {paper}");
+    assert!(rc <= 6.0, "{rc}");
+    assert!(packed <= 16.0, "{packed}");
+    assert!(paper <= 22.0, "{paper}");
+}

@@ -1,0 +1,241 @@
+//! WQEs of an [`SlQp`] leave: many in one packet, or as the paper has them, one in each.
+
+use starverbs_core::env::{RecvQueue, SendQueue};
+use starverbs_core::{Nanos, Psn, SendFlags, Sge};
+
+use crate::env::StarEnv;
+use crate::form::Form;
+use crate::message::{MAX_INLINE, MAX_SGE, MAX_WQE, encode_inline, encode_recv, encode_send};
+use crate::packed::{Batch, recv_len};
+use crate::stateless::{send_wqep, send_wqeps};
+use crate::wire::{Opt, Queue};
+
+use super::{SlQp, SlState};
+
+/// What became of a WQE that was to be added to a packet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Added {
+    /// It is there
+    Done,
+    /// The packet has to leave first
+    Full,
+    /// It is none that StaR carries
+    Never,
+}
+
+impl<E: StarEnv> SlQp<E> {
+    /// Sends what is posted and not sent, as far as the port takes it and SF has answered what it was told.
+    pub(super) fn supply(&mut self, env: &mut E, now: Nanos) {
+        if self.state != SlState::Ready || self.resting || self.is_closed() || !self.has_unsent() {
+            return;
+        }
+        match self.init.form {
+            Form::Packed => self.supply_packed(env, now),
+            Form::Paper => self.supply_paper(env, now),
+        }
+    }
+
+    fn supply_paper(&mut self, env: &mut E, now: Nanos) {
+        while env.can_send_star() && self.take_recv() {
+            self.send_recv(env, self.recv.next);
+            self.note_recv(now);
+        }
+        while env.can_send_star() && self.may_send() {
+            if !self.send_send(env, self.send.next) {
+                return self.refuse(env, now);
+            }
+            self.note_send(now);
+        }
+    }
+
+    /// Receives first: the other end may need them for what the sends bring about.
+    fn supply_packed(&mut self, env: &mut E, now: Nanos) {
+        let mut batch = self.new_batch();
+        let mut room = env.can_send_star();
+        while room && self.has_recv() {
+            if batch.left() < recv_len(self.stride) {
+                room = self.ship(env, &mut batch);
+                continue;
+            }
+            if !self.take_recv() || !self.add_recv(&mut batch, self.recv.next) {
+                break;
+            }
+            self.note_recv(now);
+        }
+        while room && self.may_send() {
+            match self.add_send(env, &mut batch, self.send.next) {
+                Added::Done => self.note_send(now),
+                Added::Full => room = self.ship(env, &mut batch),
+                Added::Never => {
+                    self.ship(env, &mut batch);
+                    return self.refuse(env, now);
+                }
+            }
+        }
+        self.ship(env, &mut batch);
+    }
+
+    /// Sends WQEs of a queue again that SF has not stored, `most` from `low` on.
+    pub(super) fn send_again(&mut self, env: &mut E, queue: Queue, low: u32, most: u32) {
+        let next = self.track(queue).next;
+        let waiting = next.wrapping_sub(low).min(most);
+        let mut batch = self.new_batch();
+        for seq in (0..waiting).map(|n| low.wrapping_add(n)) {
+            if self.track(queue).is_stored(seq) || !env.can_send_star() {
+                continue;
+            }
+            match (self.init.form, queue) {
+                (Form::Packed, _) => self.add_again(env, &mut batch, (queue, seq)),
+                (Form::Paper, Queue::Send) => _ = self.send_send(env, seq),
+                (Form::Paper, Queue::Recv) => self.send_recv(env, seq),
+            }
+            self.init.stats.star_wqep_again.inc();
+        }
+        self.ship(env, &mut batch);
+    }
+
+    fn add_again(&self, env: &mut E, batch: &mut Batch, (queue, seq): (Queue, u32)) {
+        match queue {
+            Queue::Send => {
+                if self.add_send(env, batch, seq) == Added::Full && self.ship(env, batch) {
+                    self.add_send(env, batch, seq);
+                }
+            }
+            Queue::Recv => {
+                if !self.add_recv(batch, seq) && self.ship(env, batch) {
+                    self.add_recv(batch, seq);
+                }
+            }
+        }
+    }
+
+    fn new_batch(&self) -> Batch {
+        Batch::new(self.init.setup.mtu.bytes() as usize)
+    }
+
+    /// What was collected leaves. Whether the port takes more.
+    fn ship(&self, env: &mut E, batch: &mut Batch) -> bool {
+        send_wqeps(env, &self.peer, batch);
+        batch.clear();
+        env.can_send_star()
+    }
+
+    /// Whether there may be something that was not sent.
+    fn has_unsent(&self) -> bool {
+        self.send.next != self.posted() || self.has_recv()
+    }
+
+    /// Whether a receive is there that may be sent now.
+    pub(super) fn has_recv(&self) -> bool {
+        self.recv.has_room() && self.may_take() && !self.init.rq.is_empty()
+    }
+
+    /// Whether the next send may be sent now.
+    fn may_send(&self) -> bool {
+        self.send.next != self.posted() && !self.behind_own() && self.send.has_room()
+    }
+
+    fn note_recv(&mut self, now: Nanos) {
+        self.recv.sent(now);
+        self.init.stats.star_wqep.inc();
+    }
+
+    fn note_send(&mut self, now: Nanos) {
+        if self.send.una == self.send.next {
+            self.quiet_since = now;
+        }
+        self.send.sent(now);
+        self.init.stats.star_wqep.inc();
+    }
+
+    /// False: there is no room.
+    fn add_recv(&self, batch: &mut Batch, seq: u32) -> bool {
+        let (_, sges) = self.taken(seq);
+        batch.push_recv(Psn::new(seq), sges).is_some()
+    }
+
+    fn add_send(&self, env: &mut E, batch: &mut Batch, seq: u32) -> Added {
+        let (psn, index) = (Psn::new(seq), self.index(seq));
+        let mut wqe = self.init.sq.wqe(index);
+        if self.is_reported(seq) {
+            wqe.flags |= SendFlags::SIGNALED;
+        }
+        let inline = wqe.flags.contains(SendFlags::INLINE).then(|| self.init.sq.inline(index));
+        let added = match inline {
+            Some(bytes) if bytes.len as usize <= MAX_INLINE => {
+                let mut there = true;
+                let copy = |place: &mut [u8]| {
+                    there = place.is_empty() || env.dma_copy(bytes.addr, place);
+                    there
+                };
+                let added = batch.push_inline(psn, &wqe, bytes.len, copy);
+                if !there {
+                    /* as if it were lost on the wire */
+                    return Added::Done;
+                }
+                added
+            }
+            Some(bytes) => {
+                wqe.flags.remove(SendFlags::INLINE);
+                let whole = Sge { addr: bytes.addr, len: bytes.len, lkey: self.init.inline_key };
+                batch.push_send(psn, &wqe, &[whole])
+            }
+            None => {
+                let (sges, count) = self.sges_of(index);
+                batch.push_send(psn, &wqe, &sges[..count])
+            }
+        };
+        match added {
+            Some(()) => Added::Done,
+            None if batch.is_empty() => Added::Never,
+            None => Added::Full,
+        }
+    }
+
+    /// SGEs of a send; one more than a packet takes: such a WQE is refused, not cut.
+    fn sges_of(&self, index: u32) -> ([Sge; MAX_SGE + 1], usize) {
+        let (mut sges, mut count) = ([Sge::default(); MAX_SGE + 1], 0);
+        for (place, sge) in sges.iter_mut().zip(self.init.sq.sges(index)) {
+            (*place, count) = (sge, count + 1);
+        }
+        (sges, count)
+    }
+
+    fn send_recv(&self, env: &mut E, seq: u32) {
+        let (_, sges) = self.taken(seq);
+        let mut room = [0; MAX_WQE];
+        if let Some(len) = encode_recv(sges, &mut room) {
+            send_wqep(env, &self.peer, Opt::Recv, Psn::new(seq), room.get(..len).unwrap_or(&[]), None);
+        }
+    }
+
+    /// False: the WQE is none that StaR carries.
+    fn send_send(&self, env: &mut E, seq: u32) -> bool {
+        let index = self.index(seq);
+        let mut wqe = self.init.sq.wqe(index);
+        if self.is_reported(seq) {
+            wqe.flags |= SendFlags::SIGNALED;
+        }
+        let opt = Opt::of(wqe.op);
+        let mut room = [0; MAX_WQE];
+        let inline = wqe.flags.contains(SendFlags::INLINE).then(|| self.init.sq.inline(index));
+        let psn = Psn::new(seq);
+        let (len, payload) = match inline {
+            Some(bytes) if bytes.len as usize <= MAX_INLINE => {
+                (encode_inline(&wqe, bytes.len, &mut room), (bytes.len > 0).then_some(bytes))
+            }
+            Some(bytes) => {
+                wqe.flags.remove(SendFlags::INLINE);
+                let whole = Sge { addr: bytes.addr, len: bytes.len, lkey: self.init.inline_key };
+                (encode_send(&wqe, &[whole], &[], &mut room), None)
+            }
+            None => {
+                let (sges, count) = self.sges_of(index);
+                (encode_send(&wqe, &sges[..count], &[], &mut room), None)
+            }
+        };
+        let Some(len) = len else { return false };
+        send_wqep(env, &self.peer, opt, psn, room.get(..len).unwrap_or(&[]), payload);
+        true
+    }
+}

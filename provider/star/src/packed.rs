@@ -1,0 +1,240 @@
+//! WQEs of both queues of SL, many in one packet: records, one behind the other.
+//!
+//! ```text
+//! queue 1 (1: receive) | 0 7 | sequence 24
+//! op-code 8 | flags 8 | number of SGEs 8 | 0 8
+//! length 32
+//!          SEND with immediate data, or with a key: that, 32
+//!          other sends but SEND: address 64, operands 64 and 64, rkey 32, immediate data 32, two words
+//!          SGEs, or inline bytes
+//! ```
+//!
+//! Bytes in, numbers out.
+
+use starverbs_core::{AvId, Psn, QPN_MASK, SendFlags, SendOp, SendWqe, Sge};
+
+use super::message::Wqe;
+use super::message::{
+    Body, MAX_INLINE, MAX_SGE, RECV, Reader, SGE_LEN, Sges, WQE_HEAD, Writer, imm_bytes, imm_of, sge_bytes,
+    sge_sum, sum,
+};
+use super::wire::Queue;
+
+/// Most bytes of records in a packet: with all headers they fit an Ethernet frame.
+pub const ROOM: usize = 1408;
+/// Bytes of a record of a send before its SGEs or inline bytes, at most.
+const SEND_HEAD: usize = 4 + WQE_HEAD;
+/// Bytes of a record of a receive before its SGEs.
+const RECV_HEAD: usize = 12;
+/// Bytes of the largest record.
+pub const MAX_RECORD: usize = SEND_HEAD + MAX_INLINE;
+/// The bit of the receive queue.
+const OF_RECV: u32 = 1 << 31;
+
+/// Bytes of the record of a receive of so many SGEs.
+pub const fn recv_len(sges: usize) -> usize {
+    RECV_HEAD + sges * SGE_LEN
+}
+
+/// Records that are being collected for one packet.
+pub struct Batch {
+    room: [u8; ROOM],
+    most: usize,
+    len: usize,
+    first: (Queue, Psn),
+}
+
+impl Batch {
+    /// For so many bytes at most; it takes any record, and no more than [`ROOM`].
+    pub fn new(most: usize) -> Self {
+        let most = most.clamp(MAX_RECORD, ROOM);
+        Batch { room: [0; ROOM], most, len: 0, first: (Queue::Send, Psn::default()) }
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+    /// Bytes that still fit.
+    pub fn left(&self) -> usize {
+        self.most - self.len
+    }
+    /// The queue and the sequence of its first record.
+    pub fn first(&self) -> (Queue, Psn) {
+        self.first
+    }
+    /// The records.
+    pub fn bytes(&self) -> &[u8] {
+        self.room.get(..self.len).unwrap_or(&[])
+    }
+    /// They have left.
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    fn add(&mut self, of: (Queue, Psn), write: impl FnOnce(&mut Writer<'_>) -> Option<()>) -> Option<()> {
+        let mut out = Writer::new(self.room.get_mut(self.len..self.most)?);
+        write(&mut out)?;
+        let len = out.len();
+        if self.len == 0 {
+            self.first = of;
+        }
+        self.len += len;
+        Some(())
+    }
+
+    /// A receive. `None`: there is no room, or it is none that a packet takes.
+    pub fn push_recv(&mut self, seq: Psn, sges: &[Sge]) -> Option<()> {
+        if sges.len() > MAX_SGE {
+            return None;
+        }
+        self.add((Queue::Recv, seq), |out| {
+            out.word(OF_RECV | seq.get())?;
+            out.bytes(&[RECV, 0, sges.len() as u8, 0])?;
+            out.word(sum(sges.iter().map(|s| s.len))?)?;
+            sges.iter().try_for_each(|s| out.bytes(&sge_bytes(s)))
+        })
+    }
+
+    /// A send without the INLINE flag. `None`: as of [`push_recv`](Batch::push_recv).
+    pub fn push_send(&mut self, seq: Psn, wqe: &SendWqe, sges: &[Sge]) -> Option<()> {
+        if sges.len() > MAX_SGE {
+            return None;
+        }
+        let length = sum(sges.iter().map(|s| s.len))?;
+        self.add((Queue::Send, seq), |out| {
+            send_head(seq, wqe, (sges.len() as u8, length), out)?;
+            sges.iter().try_for_each(|s| out.bytes(&sge_bytes(s)))
+        })
+    }
+
+    /// A send with the INLINE flag, and `length` bytes that `fill` writes. `None`: there is no room, or they
+    /// are too many for any packet, or `fill` has said no.
+    pub fn push_inline(
+        &mut self,
+        seq: Psn,
+        wqe: &SendWqe,
+        length: u32,
+        fill: impl FnOnce(&mut [u8]) -> bool,
+    ) -> Option<()> {
+        if length as usize > MAX_INLINE {
+            return None;
+        }
+        self.add((Queue::Send, seq), |out| {
+            send_head(seq, wqe, (0, length), out)?;
+            fill(out.take(length as usize)?).then_some(())
+        })
+    }
+}
+
+/// Whether a send's record has only what a SEND needs.
+fn is_short(op: SendOp) -> bool {
+    matches!(op, SendOp::Send | SendOp::SendImm | SendOp::SendInv)
+}
+
+fn send_head(seq: Psn, wqe: &SendWqe, (num_sge, length): (u8, u32), out: &mut Writer<'_>) -> Option<()> {
+    out.word(seq.get())?;
+    out.bytes(&[wqe.op as u8, wqe.flags.bits(), num_sge, 0])?;
+    out.word(length)?;
+    match wqe.op {
+        SendOp::Send => return Some(()),
+        op if is_short(op) => return out.bytes(&imm_bytes(op, wqe.imm)),
+        _ => {}
+    }
+    out.long(wqe.remote_addr)?;
+    out.long(wqe.compare_add)?;
+    out.long(wqe.swap)?;
+    out.word(wqe.rkey)?;
+    out.bytes(&imm_bytes(wqe.op, wqe.imm))?;
+    out.word(wqe.remote_qpn)?;
+    out.word(wqe.qkey)
+}
+
+/// One WQE of a packet.
+#[derive(Clone, Copy, Debug)]
+pub struct Record<'a> {
+    /// Its sequence in its queue, which the WQE says
+    pub seq: Psn,
+    /// It
+    pub wqe: Wqe<'a>,
+}
+
+/// The records of a packet, from front to back.
+pub struct Records<'a>(Reader<'a>);
+
+impl<'a> Records<'a> {
+    /// Of these bytes.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Records(Reader(bytes))
+    }
+}
+
+/// `None`: what comes next is no record, and nothing behind it is.
+impl<'a> Iterator for Records<'a> {
+    type Item = Option<Record<'a>>;
+
+    fn next(&mut self) -> Option<Option<Record<'a>>> {
+        if self.0.end().is_some() {
+            return None;
+        }
+        let record = record(&mut self.0);
+        if record.is_none() {
+            self.0 = Reader(&[]);
+        }
+        Some(record)
+    }
+}
+
+fn record<'a>(from: &mut Reader<'a>) -> Option<Record<'a>> {
+    let word = from.word()?;
+    let recv = word & OF_RECV != 0;
+    let seq = word & !OF_RECV;
+    let [code, flags, num_sge, zero] = from.bytes()?;
+    let flags = SendFlags::from_bits(flags)?;
+    if seq > QPN_MASK || zero != 0 || recv != (code == RECV) || recv && !flags.is_empty() {
+        return None;
+    }
+    let length = from.word()?;
+    let mut wqe = SendWqe { length, num_sge: num_sge.into(), flags, av: AvId(0), ..SendWqe::default() };
+    if !recv {
+        wqe.op = SendOp::from_code(code.into())?;
+        rest_of_send(&mut wqe, from)?;
+    }
+    let body = if flags.contains(SendFlags::INLINE) {
+        if num_sge != 0 || length as usize > MAX_INLINE {
+            return None;
+        }
+        Body::Inline(from.take(length as usize)?)
+    } else {
+        let count = usize::from(num_sge);
+        if count > MAX_SGE {
+            return None;
+        }
+        let (sges, []) = from.take(count * SGE_LEN)?.as_chunks::<SGE_LEN>() else { return None };
+        if sge_sum(sges) != Some(length) {
+            return None;
+        }
+        Body::Sges(Sges::new(sges))
+    };
+    Some(Record { seq: Psn::new(seq), wqe: Wqe { recv, wqe, body } })
+}
+
+fn rest_of_send(wqe: &mut SendWqe, from: &mut Reader<'_>) -> Option<()> {
+    match wqe.op {
+        SendOp::Send => return Some(()),
+        op if is_short(op) => {
+            wqe.imm = imm_of(op, from.bytes()?);
+            return Some(());
+        }
+        _ => {}
+    }
+    (wqe.remote_addr, wqe.compare_add, wqe.swap) = (from.long()?, from.long()?, from.long()?);
+    wqe.rkey = from.word()?;
+    wqe.imm = imm_of(wqe.op, from.bytes()?);
+    (wqe.remote_qpn, wqe.qkey) = (from.word()?, from.word()?);
+    Some(())
+}
+
+#[cfg(test)]
+#[path = "packed_tests.rs"]
+mod tests;
