@@ -8,12 +8,11 @@ mod rules;
 mod tables;
 
 use std::os::fd::AsFd;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use starverbs_backend::sealed;
 use starverbs_core::rng::Rng;
-use starverbs_core::{SendFlags, SendOp, SendWqe, Sge, WcStatus};
+use starverbs_core::{SendFlags, SendOp, SendWqe, WcStatus};
 use starverbs_queues::board::*;
 use starverbs_queues::format::CardIndex;
 use starverbs_vfio::message::PCI_CONFIG;
@@ -89,35 +88,6 @@ fn what_a_client_made_ends_with_it() {
     assert!(board.card.env.memories[0].maps.pointer(BASE, 1).is_none());
 }
 
-/// B14: numbers of another function's objects are no numbers here.
-#[test]
-fn functions_name_their_own_objects_alone() {
-    with_board(2, |paths| {
-        let (mut one, mut two) = (Raw::open(&paths[0]), Raw::open(&paths[1]));
-        let (pd, key, cq) = one.basics();
-        let qp = one.qp(pd, cq.number, 0);
-        let gone = Err(libc::EINVAL as u32);
-        for (op, number) in [
-            (OP_DEALLOC_PD, pd),
-            (OP_DEREG_MR, key),
-            (OP_QUERY_MR, key),
-            (OP_DESTROY_CQ, cq.number),
-            (OP_DESTROY_QP, qp.qpn),
-            (OP_QUERY_QP, qp.qpn),
-        ] {
-            assert_eq!(two.object(op, number), gone, "{op:#x}");
-        }
-        let region = Region { pd, access: ALL, addr: BASE, length: 8, iova: 0, ..Region::default() };
-        assert_eq!(two.command::<NumberReply>(OP_REG_MR, region.as_bytes()).err(), Some(libc::EINVAL as u32));
-        let (own, _, own_cq) = two.basics();
-        for (pd, cq) in [(pd, own_cq.number), (own, own_cq.number + 1)] {
-            let create = Raw::create_qp(pd, cq, QPS);
-            assert!(two.command::<NumberReply>(OP_CREATE_QP, create.as_bytes()).is_err());
-        }
-        assert_eq!(one.object(OP_QUERY_QP, qp.qpn), Ok(()));
-    });
-}
-
 /// B8: reserved commands, and bits that are not set.
 #[test]
 fn what_is_reserved_is_refused() {
@@ -136,25 +106,6 @@ fn what_is_reserved_is_refused() {
             raw.command::<NumberReply>(OP_CREATE_QP, packets.as_bytes()).err(),
             Some(libc::EINVAL as u32)
         );
-    });
-}
-
-/// B17: what the index of a cell cannot be is no doorbell, and the client goes on.
-#[test]
-fn a_doorbell_beyond_the_queue_is_none() {
-    with_board(1, |paths| {
-        let mut raw = Raw::open(&paths[0]);
-        let (key, mut a, mut b) = two_qps(&mut raw);
-        exchange(&mut raw, key, &mut a, &mut b, 1);
-        for wild in [u64::MAX, 66, 0, 1 << 31] {
-            let before = raw.counter(COUNTER_MALFORMED);
-            raw.ring(a.cell, wild);
-            let begun = Instant::now();
-            while raw.counter(COUNTER_MALFORMED) == before {
-                assert!(begun.elapsed() < Duration::from_secs(60), "{wild:#x} was taken");
-            }
-        }
-        exchange(&mut raw, key, &mut a, &mut b, 2);
     });
 }
 
@@ -297,114 +248,6 @@ fn messages_that_are_none_end_the_connection() {
     assert_eq!(board.card.nic.qp_count(), 0);
 }
 
-#[test]
-fn an_armed_queue_raises_one_event() {
-    with_board(1, |paths| {
-        let mut raw = Raw::open(&paths[0]);
-        let (irq, eventfd) = std::os::unix::net::UnixStream::pair().unwrap();
-        raw.client().set_irqs(starverbs_vfio::message::IRQ_MSIX, &[eventfd.into()]).unwrap();
-        let (pd, key, cq) = raw.basics();
-        let (mut a, mut b) = (raw.qp(pd, cq.number, 0), raw.qp(pd, cq.number, 1));
-        raw.connect_qp(a, b.qpn);
-        raw.connect_qp(b, a.qpn);
-        exchange(&mut raw, key, &mut a, &mut b, 1);
-        assert_eq!(raw.event(0), None, "nobody asked for one");
-        raw.ring(cq.cell, arm(raw.taken, 1, false));
-        exchange(&mut raw, key, &mut a, &mut b, 2);
-        assert_eq!(raw.wait_for_event(0), (EVENT_COMPLETION, cq.number));
-        let mut count = [0; 8];
-        std::io::Read::read_exact(&mut &irq, &mut count).unwrap();
-        assert_eq!(u64::from_ne_bytes(count), 1, "the interrupt");
-        exchange(&mut raw, key, &mut a, &mut b, 3);
-        assert_eq!(raw.event(1), None, "one for each time that it is armed");
-        /* what came between the look and the arming raises it at once */
-        raw.ring(cq.cell, arm(raw.taken - 1, 2, false));
-        assert_eq!(raw.wait_for_event(1), (EVENT_COMPLETION, cq.number));
-        /* of solicited ones alone */
-        raw.ring(cq.cell, arm(raw.taken, 3, true));
-        exchange(&mut raw, key, &mut a, &mut b, 4);
-        raw.settle();
-        assert_eq!(raw.event(2), None, "nothing solicited");
-        raw.post_recv(&mut b, 5, data(4096, 8, key));
-        let flags = SendFlags::SIGNALED | SendFlags::SOLICITED;
-        raw.put_send(&mut a, SendWqe { op: SendOp::Send, flags, ..SendWqe::default() }, data(0, 8, key));
-        raw.doorbell(&a);
-        assert_eq!(raw.wait_for_event(2), (EVENT_COMPLETION, cq.number));
-        /* an index of the future raises nothing until the queue is there */
-        raw.ring(cq.cell, arm(raw.taken + 1000, 4, false));
-        raw.settle();
-        assert_eq!(raw.event(3), None);
-    });
-}
-
-#[test]
-fn registers_are_written_as_wholes_and_stay_while_enabled() {
-    with_board(1, |paths| {
-        let errno = |done: io::Result<()>| done.err().and_then(|error| error.raw_os_error()).unwrap_or(0);
-        let mut raw = Raw::connect(&paths[0]);
-        assert_eq!((raw.register(REG_MAGIC), raw.register(REG_VERSION)), (MAGIC, VERSION));
-        for (at, len) in [
-            (REG_COMMANDS, 4),
-            (REG_COMMANDS + 4, 4),
-            (REG_EVENTS_LOG, 8),
-            (REG_EVENTS_LOG, 2),
-            (REG_EVENTS_LOG + 1, 4),
-            (REG_MAGIC, 4),
-            (REG_CAPS, 8),
-            (CONTROL_BYTES, 4),
-        ] {
-            assert_eq!(errno(raw.write(at, &[0; 8][..len])), libc::EINVAL, "{at:#x} {len}");
-        }
-        /* queues that are nowhere: not enabled, and the register says why */
-        raw.write(REG_CONTROL, &CTRL_ENABLE.to_le_bytes()).unwrap();
-        assert_eq!((raw.register(REG_STATUS), raw.register(REG_ERROR)), (0, libc::EFAULT as u32));
-        raw.write(REG_ERROR, &[0; 4]).unwrap();
-        assert_eq!(raw.register(REG_ERROR), 0);
-        raw.write(REG_COMMANDS_TAIL, &1u32.to_le_bytes()).unwrap();
-        assert_eq!(raw.register(REG_ERROR), libc::ENXIO as u32, "no commands before it is enabled");
-        drop(raw);
-        let mut raw = Raw::open(&paths[0]);
-        for (at, len) in [(REG_COMMANDS, 8), (REG_COMMANDS_LOG, 4), (REG_EVENTS, 8), (REG_EVENTS_LOG, 4)] {
-            assert_eq!(errno(raw.write(at, &[0; 8][..len])), libc::EBUSY, "{at:#x}");
-        }
-        /* more commands than the queue holds are none */
-        raw.write(REG_COMMANDS_TAIL, &17u32.to_le_bytes()).unwrap();
-        assert_eq!((raw.register(REG_ERROR), raw.register(REG_COMMANDS_HEAD)), (libc::EINVAL as u32, 0));
-        raw.basics();
-        assert_eq!(raw.register(REG_COMMANDS_HEAD), 3);
-        let mut all = [0xff; 4096];
-        raw.client().read(BAR_CONTROL, 4000, &mut all).unwrap();
-        assert!(all.iter().all(|byte| *byte == 0), "what is no register reads as 0");
-    });
-}
-
-#[test]
-fn memory_that_was_taken_back_is_out_of_reach() {
-    with_board(1, |paths| {
-        let mut raw = Raw::open(&paths[0]);
-        let (key, mut a, mut b) = two_qps(&mut raw);
-        let pd =
-            raw.command::<Region>(OP_QUERY_MR, Object { number: key, reserved: 0 }.as_bytes()).unwrap().pd;
-        let (_map, file) = sealed::create(c"more", 4096, sealed::SIZE_STAYS).unwrap();
-        let more = BASE + BYTES as u64;
-        raw.client().dma_map(file.as_fd(), 0, more, 4096).unwrap();
-        let region = Region { pd, access: ALL, addr: more, length: 4096, iova: more, ..Region::default() };
-        let lkey = raw.number(OP_REG_MR, region.as_bytes()).number;
-        let send = SendWqe { wr_id: 1, op: SendOp::Send, flags: SendFlags::SIGNALED, ..SendWqe::default() };
-        let there = Sge { addr: more, len: 8, lkey };
-        raw.post_recv(&mut b, 2, data(4096, 8, key));
-        raw.put_send(&mut a, send, there);
-        raw.doorbell(&a);
-        assert_eq!([raw.completion().status, raw.completion().status], [WcStatus::Success; 2]);
-        raw.client().dma_unmap(more, 4096).unwrap();
-        let misses = raw.counter(COUNTER_DMA_MISSES);
-        raw.put_send(&mut a, send, there);
-        raw.doorbell(&a);
-        assert_eq!(raw.completion().status, WcStatus::LocProtErr);
-        assert_eq!(raw.counter(COUNTER_DMA_MISSES), misses + 1);
-    });
-}
-
 /// A client that makes as much as it can of all gets its share, and no more.
 #[test]
 fn a_client_gets_no_more_than_its_share() {
@@ -476,134 +319,4 @@ fn the_document_names_tests_that_there_are() {
         }
     }
     assert!(number > 30 && held > 30, "{number} rules, {held} tests");
-}
-
-#[test]
-fn a_new_cell_is_zero_and_an_old_value_no_doorbell() {
-    with_board(1, |paths| {
-        let mut raw = Raw::open(&paths[0]);
-        let (pd, key, cq) = raw.basics();
-        let mut a = raw.qp(pd, cq.number, 0);
-        let b = raw.qp(pd, cq.number, 1);
-        raw.connect_qp(a, b.qpn);
-        raw.connect_qp(b, a.qpn);
-        raw.ring(a.cell, 0x7_0000_0000);
-        raw.settle();
-        let before = raw.counter(COUNTER_DOORBELLS);
-        raw.ring(a.cell, 0x7_0000_0000);
-        raw.ring(b.cell + 50, 9);
-        raw.settle();
-        assert_eq!(raw.counter(COUNTER_DOORBELLS), before + SETTLED);
-        raw.object(OP_DESTROY_QP, a.qpn).unwrap();
-        raw.object(OP_DESTROY_QP, b.qpn).unwrap();
-        raw.put(a.at, &[0; 128]);
-        let again = raw.qp(pd, cq.number, 0);
-        assert_eq!(again.cell, a.cell);
-        // SAFETY: inside the page; aligned.
-        let cell = unsafe { raw.page.as_ptr().cast::<u64>().add(again.cell as usize).read_volatile() };
-        assert_eq!(cell, 0);
-        a = again;
-        let mut b = raw.qp(pd, cq.number, 1);
-        raw.put(b.at, &[0; 128]);
-        raw.connect_qp(a, b.qpn);
-        raw.connect_qp(b, a.qpn);
-        exchange(&mut raw, key, &mut a, &mut b, 1);
-    });
-}
-
-#[test]
-fn a_request_is_fetched_once() {
-    with_board(1, |paths| {
-        let mut raw = Raw::open(&paths[0]);
-        let (key, mut a, mut b) = two_qps(&mut raw);
-        raw.put(DATA, b"as it was");
-        let fetched = raw.counter(COUNTER_SEND_FETCHES);
-        let send = SendWqe { wr_id: 1, op: SendOp::Send, flags: SendFlags::SIGNALED, ..SendWqe::default() };
-        raw.put_send(&mut a, send, data(0, 9, key));
-        raw.doorbell(&a);
-        let begun = Instant::now();
-        while raw.counter(COUNTER_SEND_FETCHES) == fetched {
-            assert!(begun.elapsed() < Duration::from_secs(60), "it is not fetched");
-        }
-        /* it waits for a receive; meanwhile its slot gets other bytes */
-        raw.put(a.at + 0x2000, &[0xaa; SEND_STRIDE]);
-        raw.post_recv(&mut b, 2, data(4096, 16, key));
-        let mut came = [raw.completion(), raw.completion()].map(|cqe| (cqe.wr_id, cqe.status));
-        came.sort_by_key(|(wr_id, _)| *wr_id);
-        assert_eq!(came, [(1, WcStatus::Success), (2, WcStatus::Success)]);
-        assert_eq!(&raw.get::<[u8; 9]>(DATA + 4096), b"as it was");
-        assert_eq!(raw.counter(COUNTER_SEND_FETCHES), fetched + 1);
-    });
-}
-
-#[test]
-fn requests_that_contradict_themselves_fail() {
-    let send = SendWqe {
-        op: SendOp::Send,
-        flags: SendFlags::SIGNALED,
-        num_sge: 1,
-        length: 8,
-        blocks: 2,
-        ..SendWqe::default()
-    };
-    let inline = SendWqe { flags: SendFlags::SIGNALED | SendFlags::INLINE, num_sge: 0, length: 64, ..send };
-    let wrong = [
-        SendWqe { length: 9, ..send },
-        SendWqe { num_sge: 5, ..send },
-        SendWqe { blocks: 1, ..send },
-        SendWqe { blocks: 3, ..send },
-        SendWqe { length: 65, ..inline },
-        SendWqe { blocks: 1, length: 1, ..inline },
-        SendWqe { num_sge: 1, ..inline },
-        SendWqe { op: SendOp::Read, length: 8, ..inline },
-        SendWqe { op: SendOp::Malformed, ..send },
-    ];
-    with_board(1, |paths| {
-        for (n, wqe) in wrong.into_iter().enumerate() {
-            let mut raw = Raw::open(&paths[0]);
-            let (key, mut a, _) = two_qps(&mut raw);
-            raw.put_send(&mut a, send, data(0, 8, key));
-            let words: [u64; 8] = transmute!(wqe);
-            raw.put(a.at + 0x2000, words.as_bytes());
-            raw.doorbell(&a);
-            assert_eq!(raw.completion().status, WcStatus::LocQpOpErr, "{n}");
-            assert!(raw.counter(COUNTER_MALFORMED) > 0 || wqe.op == SendOp::Malformed, "{n}");
-        }
-    });
-}
-
-#[test]
-fn a_full_completion_queue_fails_once_or_loses_what_comes() {
-    for flags in [0, CQ_IGNORE_OVERRUN] {
-        with_board(1, |paths| {
-            let mut raw = Raw::open(&paths[0]);
-            let (pd, key, _) = raw.basics();
-            let at = BASE + 0x8000;
-            let small = CreateCq { entries: at + 64, taken: at, log: 1, flags };
-            let small = raw.number(OP_CREATE_CQ, small.as_bytes());
-            let (mut a, mut b) = (raw.qp(pd, small.number, 0), raw.qp(pd, small.number, 1));
-            raw.connect_qp(a, b.qpn);
-            raw.connect_qp(b, a.qpn);
-            for n in 0..4 {
-                raw.post_recv(&mut b, n, data(4096, 8, key));
-                let send = SendWqe { op: SendOp::Send, flags: SendFlags::SIGNALED, ..SendWqe::default() };
-                raw.put_send(&mut a, send, data(0, 8, key));
-            }
-            raw.doorbell(&a);
-            if flags == 0 {
-                /* IBV_EVENT_CQ_ERR, once */
-                assert_eq!(raw.wait_for_event(0), (0, small.number));
-            } else {
-                let begun = Instant::now();
-                let released = a.at + 64 + std::mem::offset_of!(CardIndex, send_released);
-                while raw.word(released).load(Ordering::Acquire) != 4 {
-                    assert!(begun.elapsed() < Duration::from_secs(60), "the queue pair stopped");
-                    std::thread::yield_now();
-                }
-                assert_eq!(raw.event(0), None);
-            }
-            assert_eq!(raw.counter(COUNTER_CQE_WRITES), 2);
-            assert_ne!(raw.event(1).map(|(kind, _)| kind), Some(0));
-        });
-    }
 }

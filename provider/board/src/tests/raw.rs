@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use starverbs_core::{Cqe, SendOp, SendWqe};
 use starverbs_queues::board::{CreateQp, NumberReply};
 use starverbs_rules::Limits;
-pub(super) use starverbs_rules::qp::{RawQp, SEND_STRIDE, data, request};
+pub(super) use starverbs_rules::qp::{RawQp, data, request};
 pub(super) use starverbs_rules::raw::*;
 use starverbs_settings::Settings;
 use starverbs_vfio::Client;
@@ -215,10 +215,6 @@ impl Raw {
 
     pub(super) fn wait_for_event(&mut self, index: u32) -> (u32, u32) {
         self.0.wait_for_event(index).unwrap()
-    }
-
-    pub(super) fn settle(&mut self) {
-        self.0.settle().unwrap();
     }
 }
 

@@ -248,6 +248,9 @@ pub(super) fn own_objects(bench: &mut Bench) -> Tested {
         let region = Raw::region(one.pd, 0, 4096);
         let done = two.raw.command::<NumberReply>(OP_REG_MR, region.as_bytes())?.map(drop);
         expect("status of a region in another function's domain", done, Err(EINVAL))?;
+        let create = Raw::create_qp(one.pd, two.cq, QPS + 2 * QP_BYTES);
+        let done = two.raw.command::<NumberReply>(OP_CREATE_QP, create.as_bytes())?.map(drop);
+        expect("status of a QP in another function's domain", done, Err(EINVAL))?;
     }
     if one.key == two.key {
         return Err(Fault::failed("keys of their own for two functions", format_args!("{:#x}", one.key)));

@@ -196,5 +196,9 @@ pub(super) fn armed(bench: &mut Bench) -> Tested {
     raw.put_send(&mut a, request(SendOp::Send, 7), data(0, 8, key ^ 0x55));
     raw.doorbell(&a)?;
     ensure(raw.completion()?.status == WcStatus::LocProtErr, "LOC_PROT_ERR", "another status")?;
-    expect("the event of a failed one", raw.wait_for_event(3)?, event)
+    expect("the event of a failed one", raw.wait_for_event(3)?, event)?;
+    /* an index that the queue has not reached */
+    raw.ring(cq_cell, arm(raw.taken + 1000, 5, false))?;
+    raw.settle()?;
+    expect("an event of what is far behind an index", raw.event(4), None)
 }

@@ -95,6 +95,7 @@ pub(super) fn contradictions(bench: &mut Bench) -> Tested {
         (SendWqe { blocks: 3, ..send }, "more blocks than the slot has"),
         (SendWqe { length: 65, ..inline }, "inline bytes beyond its blocks"),
         (SendWqe { blocks: 1, length: 1, ..inline }, "inline bytes without a block"),
+        (SendWqe { num_sge: 1, ..inline }, "SGEs beside inline bytes"),
         (SendWqe { op: SendOp::Read, length: 8, ..inline }, "inline bytes of a READ"),
         (SendWqe { op: SendOp::Malformed, ..send }, "an operation that there is not"),
     ];
