@@ -18,10 +18,10 @@ enum star_kind {
 	STAR_REREG,
 	STAR_DEREG,
 	STAR_QUERY_REGION,
-	STAR_CREATE_CQ,
-	STAR_CREATE_SRQ,
-	STAR_CREATE_QP,
+	STAR_CREATE,
+	STAR_RESIZE_CQ,
 	STAR_DESTROY,
+	STAR_MAD,
 };
 
 /* Kinds of objects that have queues, in their names here */
@@ -31,7 +31,7 @@ enum star_kind {
 
 struct star_op {
 	u16 op;
-	u16 object;		/* STAR_DESTROY: what ends */
+	u16 object;		/* what is made, changed or ends, if it has queues */
 	u8 body;		/* bytes of the body */
 	u8 reply;		/* bytes of the answer */
 	enum star_kind kind;
@@ -49,21 +49,36 @@ static const struct star_op star_ops[] = {
 	{ STARVERBS_OP_REREG_MR, 0, SIZE(region), 0, STAR_REREG },
 	{ STARVERBS_OP_DEREG_MR, 0, SIZE(object), 0, STAR_DEREG },
 	{ STARVERBS_OP_QUERY_MR, 0, SIZE(object), SIZE(region), STAR_QUERY_REGION },
+	{ STARVERBS_OP_ALLOC_NULL_MR, 0, SIZE(object), SIZE(number_reply), STAR_PLAIN },
 	{ STARVERBS_OP_ALLOC_MW, 0, SIZE(window), SIZE(number_reply), STAR_PLAIN },
 	{ STARVERBS_OP_DEALLOC_MW, 0, SIZE(object), 0, STAR_PLAIN },
 	{ STARVERBS_OP_CREATE_AH, 0, SIZE(address_handle), SIZE(number_reply), STAR_PLAIN },
 	{ STARVERBS_OP_DESTROY_AH, 0, SIZE(object), 0, STAR_PLAIN },
-	{ STARVERBS_OP_CREATE_CQ, 0, SIZE(create_cq), SIZE(number_reply), STAR_CREATE_CQ },
+	{ STARVERBS_OP_CREATE_CQ, STAR_CQ, SIZE(create_cq), SIZE(number_reply), STAR_CREATE },
 	{ STARVERBS_OP_DESTROY_CQ, STAR_CQ, SIZE(object), 0, STAR_DESTROY },
-	{ STARVERBS_OP_CREATE_SRQ, 0, SIZE(create_srq), SIZE(number_reply), STAR_CREATE_SRQ },
+	{ STARVERBS_OP_RESIZE_CQ, STAR_CQ, SIZE(resize_cq), SIZE(number_reply), STAR_RESIZE_CQ },
+	{ STARVERBS_OP_MODIFY_CQ, 0, SIZE(modify_cq), 0, STAR_PLAIN },
+	{ STARVERBS_OP_CREATE_SRQ, STAR_SRQ, SIZE(create_srq), SIZE(number_reply), STAR_CREATE },
+	{ STARVERBS_OP_CREATE_XRC_SRQ, STAR_SRQ, SIZE(create_xrc_srq), SIZE(number_reply), STAR_CREATE },
 	{ STARVERBS_OP_MODIFY_SRQ, 0, SIZE(srq_limit), 0, STAR_PLAIN },
 	{ STARVERBS_OP_QUERY_SRQ, 0, SIZE(object), SIZE(srq_limit), STAR_PLAIN },
 	{ STARVERBS_OP_DESTROY_SRQ, STAR_SRQ, SIZE(object), 0, STAR_DESTROY },
-	{ STARVERBS_OP_CREATE_QP, 0, SIZE(create_qp), SIZE(number_reply), STAR_CREATE_QP },
+	{ STARVERBS_OP_CREATE_QP, STAR_QP, SIZE(create_qp), SIZE(number_reply), STAR_CREATE },
 	{ STARVERBS_OP_MODIFY_QP, 0, SIZE(modify_qp), 0, STAR_PLAIN },
 	{ STARVERBS_OP_QUERY_QP, 0, SIZE(object), SIZE(modify_qp), STAR_PLAIN },
 	{ STARVERBS_OP_DESTROY_QP, STAR_QP, SIZE(object), 0, STAR_DESTROY },
+	{ STARVERBS_OP_ATTACH_GROUP, 0, SIZE(group), 0, STAR_PLAIN },
+	{ STARVERBS_OP_DETACH_GROUP, 0, SIZE(group), 0, STAR_PLAIN },
+	{ STARVERBS_OP_OPEN_MADS, 0, 0, SIZE(number_reply), STAR_PLAIN },
+	{ STARVERBS_OP_SEND_MAD, 0, SIZE(mad), 0, STAR_MAD },
+	{ STARVERBS_OP_RECEIVE_MAD, 0, SIZE(mad), SIZE(mad), STAR_MAD },
+	{ STARVERBS_OP_CLAIM_SERVICE, 0, SIZE(service), 0, STAR_PLAIN },
+	{ STARVERBS_OP_RELEASE_SERVICE, 0, SIZE(service), 0, STAR_PLAIN },
 };
+
+const u64 star_caps = STARVERBS_CAP_VERBS | STARVERBS_CAP_WINDOWS | STARVERBS_CAP_XRC |
+		      STARVERBS_CAP_MULTICAST | STARVERBS_CAP_CQ_CHANGES | STARVERBS_CAP_NULL |
+		      STARVERBS_CAP_MADS;
 
 /* What lets a peer or the board write into a region: enum ibv_access_flags */
 #define STAR_ACCESS_WRITES (BIT(0) | BIT(1) | BIT(3) | BIT(4))
@@ -83,7 +98,7 @@ static u64 star_queue_name(u16 kind, u32 number)
 	return (u64)kind << 32 | number;
 }
 
-/* Takes an object out of the table. NULL: there is none */
+/* An object in the table. NULL: there is none */
 static struct star_queue *star_queue_find(struct star_context *context, u64 name)
 {
 	struct star_queue *queue;
@@ -160,16 +175,39 @@ static int star_translate_queues(struct star_context *context, struct star_queue
 	return err;
 }
 
-static int star_translate_cq(struct star_context *context, struct star_queue *queue,
-			     struct starverbs_create_cq *create)
+static int star_translate_ring(struct star_context *context, struct star_queue *queue, u64 *entries,
+			       u64 *taken, u32 log)
 {
 	u64 bytes = sizeof(struct starverbs_cqe);
 	int err;
 
-	if (create->log > 31)
+	if (log > 31)
 		return -EINVAL;
-	err = star_translate(context, queue, &create->entries, bytes << create->log);
-	return err ?: star_translate(context, queue, &create->taken, sizeof(u32));
+	err = star_translate(context, queue, entries, bytes << log);
+	return err ?: star_translate(context, queue, taken, sizeof(u32));
+}
+
+/* The addresses of a command that names queue memory, which is the queue's from now on */
+static int star_translate_body(struct star_context *context, struct star_queue *queue, u16 op, void *body)
+{
+	struct starverbs_create_cq *cq = body;
+	struct starverbs_resize_cq *resize = body;
+	struct starverbs_mad *mad = body;
+
+	BUILD_BUG_ON(offsetof(struct starverbs_create_srq, queues) ||
+		     offsetof(struct starverbs_create_xrc_srq, queues) ||
+		     offsetof(struct starverbs_create_qp, queues));
+	switch (op) {
+	case STARVERBS_OP_CREATE_CQ:
+		return star_translate_ring(context, queue, &cq->entries, &cq->taken, cq->log);
+	case STARVERBS_OP_RESIZE_CQ:
+		return star_translate_ring(context, queue, &resize->entries, &resize->taken, resize->log);
+	case STARVERBS_OP_SEND_MAD:
+	case STARVERBS_OP_RECEIVE_MAD:
+		return star_translate(context, queue, &mad->addr, STARVERBS_MAD_BYTES);
+	default:
+		return star_translate_queues(context, queue, body);
+	}
 }
 
 /* Passes a command on as it is; under the context's lock, as all below */
@@ -184,35 +222,78 @@ static u32 star_first_word(struct star_slot *command)
 	return ((struct starverbs_object *)command->body)->number;
 }
 
-/* Makes an object with queues */
-static int star_create(struct star_context *context, struct star_slot *command, enum star_kind kind)
+/*
+ * Passes on a command that names queue memory. The memory is in use when it was carried out, and NULL is what
+ * it is in use for when it was not.
+ */
+static int star_pass_queue(struct star_context *context, struct star_slot *command, struct star_queue **made)
 {
 	struct star_queue *queue = kzalloc(sizeof(*queue), GFP_KERNEL_ACCOUNT);
 	int err;
 
+	*made = NULL;
 	if (!queue)
 		return -ENOMEM;
-	if (kind == STAR_CREATE_CQ)
-		err = star_translate_cq(context, queue, (void *)command->body);
-	else if (kind == STAR_CREATE_SRQ)
-		err = star_translate_queues(context, queue,
-					    &((struct starverbs_create_srq *)command->body)->queues);
-	else
-		err = star_translate_queues(context, queue,
-					    &((struct starverbs_create_qp *)command->body)->queues);
+	err = star_translate_body(context, queue, command->head.op, command->body);
 	if (err) {
 		command->head.status = -err;
 		err = 0;
 	} else {
 		err = star_pass(context, command);
 	}
-	if (err || command->head.status) {
+	if (err || command->head.status)
 		star_queue_free(context, queue);
+	else
+		*made = queue;
+	return err;
+}
+
+static void star_queue_add(struct star_context *context, struct star_queue *queue, u64 name)
+{
+	queue->name = name;
+	hash_add(context->queues, &queue->node, name);
+}
+
+/* Makes an object with queues */
+static int star_create(struct star_context *context, struct star_slot *command, u16 kind)
+{
+	struct star_queue *queue;
+	int err = star_pass_queue(context, command, &queue);
+
+	if (queue)
+		star_queue_add(context, queue, star_queue_name(kind, star_first_word(command)));
+	return err;
+}
+
+/* Has a completion queue lie elsewhere: where it lay is not in use any more */
+static int star_resize_cq(struct star_context *context, struct star_slot *command)
+{
+	u64 name = star_queue_name(STAR_CQ, ((struct starverbs_resize_cq *)command->body)->cq);
+	struct star_queue *queue, *old = star_queue_find(context, name);
+	int err = star_pass_queue(context, command, &queue);
+
+	if (!queue)
 		return err;
+	if (old) {
+		hash_del(&old->node);
+		star_queue_free(context, old);
 	}
-	queue->name = star_queue_name(command->head.op, star_first_word(command));
-	hash_add(context->queues, &queue->node, queue->name);
-	return 0;
+	star_queue_add(context, queue, name);
+	return err;
+}
+
+/* A datagram: in queue memory, which stays while the board has it, and whose place no answer tells */
+static int star_mad(struct star_context *context, struct star_slot *command)
+{
+	struct starverbs_mad *mad = (void *)command->body;
+	u64 addr = mad->addr;
+	struct star_queue *queue;
+	int err = star_pass_queue(context, command, &queue);
+
+	mad->addr = addr;
+	if (queue)
+		star_queue_free(context, queue);
+	return err;
 }
 
 static int star_destroy(struct star_context *context, struct star_slot *command, u16 kind)
@@ -324,10 +405,12 @@ static int star_dispatch(struct star_context *context, const struct star_op *op,
 		return star_deregister(context, command);
 	case STAR_QUERY_REGION:
 		return star_query_region(context, command);
-	case STAR_CREATE_CQ:
-	case STAR_CREATE_SRQ:
-	case STAR_CREATE_QP:
-		return star_create(context, command, op->kind);
+	case STAR_CREATE:
+		return star_create(context, command, op->object);
+	case STAR_RESIZE_CQ:
+		return star_resize_cq(context, command);
+	case STAR_MAD:
+		return star_mad(context, command);
 	case STAR_DESTROY:
 		return star_destroy(context, command, op->object);
 	}

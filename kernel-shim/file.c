@@ -33,7 +33,7 @@ static int star_release(struct inode *inode, struct file *file)
 static long star_ioctl_info(struct star_context *context, void __user *to)
 {
 	struct starverbs_info info = {
-		.caps = context->board->caps,
+		.caps = context->board->caps & star_caps,
 		.events = context->events->offset,
 		.events_log = STAR_EVENTS_LOG,
 		.version = context->board->version,

@@ -196,6 +196,7 @@ void star_buffers_leave(struct star_context *context);
 void star_buffers_free(struct star_context *context);
 
 /* command.c */
+extern const u64 star_caps;	/* what is passed on of what a board takes */
 int star_context_command(struct star_context *context, struct star_slot *command);
 void star_queues_free(struct star_context *context);
 

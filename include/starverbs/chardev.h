@@ -18,7 +18,7 @@
 
 /* What the context is */
 struct starverbs_info {
-	__u64 caps;	/* STARVERBS_CAP_* of the board */
+	__u64 caps;	/* STARVERBS_CAP_* of the board, as far as the kernel passes it on */
 	__u64 events;	/* Where its event queue lies */
 	__u32 events_log;	/* log2 of the entries of the event queue */
 	__u32 version;	/* STARVERBS_VERSION of the board */

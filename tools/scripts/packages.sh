@@ -32,7 +32,7 @@ apps) commands=("${demo[@]}" ip taskset python3 cmake pkg-config ucx_perftest fi
     mpirun.openmpi mpicc.openmpi mpirun.mpich mpicc.mpich) ;;
 aarch64) commands=("${demo[@]}" ip mmdebstrap lintian python3)
     [[ $(uname -m) == aarch64 ]] || commands+=(aarch64-linux-gnu-gcc qemu-aarch64-static) ;;
-board-guest) commands=("${demo[@]}" ip make busybox mmdebstrap) ;;
+board-guest) commands=("${demo[@]}" rping ip make busybox mmdebstrap python3) ;;
 interop) commands=("${demo[@]}" rping ip tshark qemu-system-x86_64 busybox) ;;
 *) sed -n 's/^# usage:/usage:/p' "$0" >&2; exit 2 ;;
 esac
@@ -49,8 +49,8 @@ for command in "${commands[@]}"; do
 done
 [[ $1 != @(test|stress|interop|bench|apps) || -e $headers ]] || missing+=(libibverbs-dev)
 [[ $1 != test || -e $cm_headers ]] || missing+=(librdmacm-dev)
-[[ $1 != test || -e $pyverbs ]] || missing+=(python3-pyverbs)
-[[ $1 != test || -e $rdma_core ]] || missing+=(rdma-core)
+[[ $1 != @(test|board-guest) || -e $pyverbs ]] || missing+=(python3-pyverbs)
+[[ $1 != @(test|board-guest) || -e $rdma_core ]] || missing+=(rdma-core)
 # The cross-compiler only recommends its C library.
 [[ $1 != aarch64 || $(uname -m) == aarch64 || -e /usr/aarch64-linux-gnu/lib/crti.o ]] ||
     missing+=(libc6-dev-arm64-cross)

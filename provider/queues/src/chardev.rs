@@ -30,7 +30,7 @@ constants! {
 plain! {
     /// What the context is
     "starverbs_info" Info {
-        /// `CAP_*` of the board
+        /// `CAP_*` of the board, as far as the kernel passes it on
         caps: u64,
         /// Where its event queue lies
         events: u64,

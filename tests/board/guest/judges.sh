@@ -57,17 +57,23 @@ clean() {
     fi
 }
 
-# Programs of the library on both functions, which check what arrives.
-traffic() {
-    local words=(ibv_rc_pingpong -g 0 -c -n 100 -d star0 -p 19000)
+# A server on the first function, and its client on the second, which finds it at a TCP port. Words of one of
+# them are in SERVER and CLIENT.
+both() {
+    local port=$1
+    shift
     # shellcheck disable=SC2086
-    timeout 120 $ON0 "${words[@]}" >/tmp/traffic.server 2>&1 &
+    timeout 120 $ON0 "$@" -p "$port" ${SERVER:-} >/tmp/traffic.server 2>&1 &
     local server=$!
-    await 30 listens 19000 || fail "no server"
+    await 30 listens "$port" || fail "no server: $*"
     # shellcheck disable=SC2086
-    timeout 120 $ON1 "${words[@]}" 127.0.0.1 >/tmp/traffic.client 2>&1 || fail "the client of a ping-pong"
-    wait $server || fail "the server of a ping-pong"
+    timeout 120 $ON1 "$@" -p "$port" ${CLIENT:-} 127.0.0.1 >/tmp/traffic.client 2>&1 ||
+        fail "the client of $*"
+    wait $server || fail "the server of $*"
 }
+
+# Programs of the library on both functions, which check what arrives.
+traffic() { both 19000 ibv_rc_pingpong -g 0 -c -n 100 -d star0; }
 
 # Begins traffic of the library between both functions, and of raw programs on each, without end. Afterwards
 # loaders[0] and [2] are on the first function.
@@ -235,6 +241,48 @@ judge_without_a_board() {
     busybox insmod "$MODULE" || fail "insmod"
     clean
     echo "all ended"
+}
+
+# A server of the connection manager on the first function, and its client on the second, which asks again
+# until the server listens. WORDS are both's, in SERVER and CLIENT those of each; the client prints SAYS.
+connected() {
+    # shellcheck disable=SC2086
+    timeout 120 $ON0 $WORDS $SERVER >/tmp/traffic.server 2>&1 &
+    local server=$!
+    # shellcheck disable=SC2317
+    ask() {
+        # shellcheck disable=SC2086
+        timeout 60 $ON1 $WORDS $CLIENT >/tmp/traffic.client 2>&1
+    }
+    await 60 ask || fail "the client of $WORDS"
+    wait $server || fail "the server of $WORDS"
+    grep -q -e "$SAYS" /tmp/traffic.client || fail "what the client of $WORDS says"
+}
+
+judge_cm() {
+    SAYS='ping data: rdma-ping-' SERVER=-s CLIENT='-c -a 127.0.0.1' WORDS='rping -C 10 -v' connected
+    SAYS='data transfers complete' SERVER='' CLIENT='-s 127.0.0.1' WORDS='udaddy -C 10' connected
+    SAYS='data transfers complete' SERVER='' CLIENT='-s 127.0.0.1' WORDS='ucmatose -C 10' connected
+    SAYS=t_typical SERVER='' CLIENT=127.0.0.1 WORDS='ib_send_lat -R -x 0 -n 50 -p 19300' connected
+    clean
+}
+
+judge_multicast() {
+    local group=0:0:0:0:0:0:0:0:0:0:0xff:0xff:239:77:0
+    SERVER="-M $group:1" CLIENT="-M $group:2" both 19200 ib_send_bw -c UD -g -n 200
+    clean
+}
+
+# Some of rdma-core's own tests: TESTS says which.
+judge_pyverbs() {
+    local tests said passed=0
+    for tests in $TESTS; do
+        said=$(STARVERBS_DEVICE=board:/dev/star0 "$PYVERBS" --only "tests.$tests" "$LIB" 2>&1)
+        [[ $said == *', 0 failed'* ]] || fail "$tests: $(grep -E '^(FAILED|ERROR|pyverbs)' <<<"$said")"
+        passed=$((passed + $(sed -n 's/^pyverbs: \([0-9]*\) passed.*/\1/p' <<<"$said")))
+    done
+    clean
+    echo "$passed passed"
 }
 
 judge_traffic() {

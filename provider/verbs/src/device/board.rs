@@ -62,6 +62,10 @@ const YIELD_EVERY: u32 = 16;
 /// Polls in a row that find nothing between two looks whether the board is still there.
 const LOOK_EVERY: u32 = 4096;
 
+/// Entries of a completion queue at most where it lies in the kernel's memory: in one piece, of which a
+/// kernel without an IOMMU has 4 MiB at most.
+const MAX_CQE_OF_KERNEL: u32 = 1 << 16;
+
 /// GIDs of a board at most: an address handle's index is a byte.
 const MAX_GIDS: u32 = 256;
 
@@ -410,5 +414,8 @@ fn describe(link: &Link, settings: &Settings) -> Result<DeviceInfo> {
         info.attr.odp = OdpCaps::default();
     }
     info.limit_to_board(&reply, link.caps, Mtu::from_code(reply.active_mtu.into()).unwrap_or_default());
+    if !link.is_on_demand() {
+        info.attr.max_cqe = info.attr.max_cqe.min(MAX_CQE_OF_KERNEL);
+    }
     Ok(info)
 }

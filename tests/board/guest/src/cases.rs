@@ -51,6 +51,8 @@ pub(crate) fn pairs() -> Vec<Pair> {
         pair("ib_send_lat -x 0 -n 100 -c UD", TO_SOFTWARE, false),
         pair("ib_send_lat -x 0 -n 100 -e", BOARD, false),
         pair("ib_send_bw -x 0 -n 200 -r 64 --use-srq", BOARD, false),
+        pair("ib_send_bw -x 0 -n 100 -c XRC", BOARD, true),
+        pair("ib_send_lat -x 0 -n 50 -c XRC -e", BOARD, false),
         /* regions of many pieces, of pages small and large */
         pair("ib_write_bw -x 0 -n 20 -s 1048576", BOARD, false),
         pair("ib_read_bw -x 0 -n 20 -s 1048576", BOARD, false),

@@ -1,6 +1,7 @@
 //! Judges of the kernel module: whether it survives, and what it leaves behind, whatever happens to it, its
 //! board and its programs. Most are functions of judges.sh, which runs in the guest.
 
+use std::path::Path;
 use std::time::Duration;
 
 use crate::cases::{self, Pair};
@@ -10,6 +11,8 @@ use crate::world::{Boot, Parts, World};
 const SCRIPT: &str = include_str!("../judges.sh");
 /// How long a judge may take: emulation is slow.
 const LIMIT: Duration = Duration::from_secs(900);
+/// rdma-core's tests that are run.
+const TESTS: &str = "test_cq.CQAPITest test_cq_events test_cqex test_mr. test_pd test_addr test_qpex";
 /// Opens that are killed.
 const OPENS: u32 = 1000;
 /// The kernel checks what is allocated and freed: red zones, poison, double frees, who uses what is freed.
@@ -63,9 +66,15 @@ fn rounds() -> Vec<Round> {
         script("intel-iommu: FLR under load", "flr"),
         script("intel-iommu: the driver is unbound under load, the device removed", "unbind"),
     ];
+    let programs = vec![
+        script("programs of rdma_cm", "cm"),
+        script("multicast", "multicast"),
+        script("some of rdma-core's own tests", "pyverbs"),
+    ];
     let between = cases::between_guests().into_iter();
     let between = between.map(|pair| Judge { title: "two guests", act: Act::Pair(Box::new(pair)) });
     vec![
+        Round { boot: Boot::default(), judges: programs },
         Round { boot: Boot { line: CHECKED, reboots: true, ..Boot::default() }, judges: plain },
         Round {
             boot: Boot {
@@ -113,8 +122,11 @@ impl Judge {
             let [first, second] = [0, 1].map(|number| world.on_board(number).join(" "));
             let program = std::env::current_exe().map_err(|e| e.to_string())?;
             let head = format!(
-                "ON0='{first}' ON1='{second}' SELF='{}' MODULE='{}' SEED={seed} COUNT={OPENS} \
+                "LIB='{}' PYVERBS='{}' TESTS='{TESTS}' \
+                 ON0='{first}' ON1='{second}' SELF='{}' MODULE='{}' SEED={seed} COUNT={OPENS} \
                  EXPECT='{expect}'",
+                world.lib.display(),
+                Path::new(env!("CARGO_MANIFEST_DIR")).join("../../pyverbs/run.py").display(),
                 program.display(),
                 world.module.display(),
             );

@@ -116,8 +116,9 @@ pub(crate) struct World {
     pub board: Process,
     /// The module's file
     pub module: PathBuf,
+    /// Where the libraries are
+    pub lib: PathBuf,
     net: Net,
-    lib: PathBuf,
     scratch: PathBuf,
     port: u16,
     outputs: u32,

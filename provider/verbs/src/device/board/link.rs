@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use memmap2::{MmapOptions, MmapRaw};
 use starverbs_core::NicError;
 use starverbs_queues::board::{
-    BAR_CONTROL, BAR_DOORBELLS, BODY_BYTES, CAP_VERBS, CAP_WINDOWS, CELL_BYTES, COMMAND_BYTES, CTRL_ENABLE,
-    CommandHead, Event, MAGIC, PENDING, REG_CAPS, REG_COMMANDS, REG_COMMANDS_LOG, REG_COMMANDS_TAIL,
-    REG_CONTROL, REG_EVENTS, REG_EVENTS_LOG, REG_MAGIC, REG_STATUS, REG_VERSION, STATUS_ENABLED, VERSION,
+    BAR_CONTROL, BAR_DOORBELLS, BODY_BYTES, CAP_VERBS, CELL_BYTES, COMMAND_BYTES, CTRL_ENABLE, CommandHead,
+    Event, MAGIC, PENDING, REG_CAPS, REG_COMMANDS, REG_COMMANDS_LOG, REG_COMMANDS_TAIL, REG_CONTROL,
+    REG_EVENTS, REG_EVENTS_LOG, REG_MAGIC, REG_STATUS, REG_VERSION, STATUS_ENABLED, VERSION,
 };
 use starverbs_vfio::Client;
 use starverbs_vfio::message::{IRQ_MSIX, PCI_CONFIG, REGION_MMAP};
@@ -34,8 +34,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// PCI's command register, and what a driver sets there: the BARs answer, the board reaches memory.
 const PCI_COMMAND: u64 = 4;
 const PCI_MEMORY_AND_MASTER: u16 = 6;
-/// What the kernel module carries of what a board takes.
-const THROUGH_KERNEL: u64 = CAP_VERBS | CAP_WINDOWS;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
@@ -89,7 +87,7 @@ impl Link {
         let device = Arc::new(device);
         let heap = Arc::new(Heap::new(Source::Kernel(Arc::clone(&device))));
         let (way, events) = (Way::Kernel(device), Events::Map(events));
-        Ok((Link { way, heap, caps: caps & THROUGH_KERNEL, page, events, events_log }, irq))
+        Ok((Link { way, heap, caps, page, events, events_log }, irq))
     }
 
     fn open_socket(path: &Path, irq: OwnedFd) -> Result<(Link, OwnedFd)> {

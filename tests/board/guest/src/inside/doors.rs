@@ -31,7 +31,7 @@ impl Attack {
 /// A door: opened, it is an error.
 type Door = (&'static str, fn(&mut Attack) -> Tested);
 
-const DOORS: [Door; 25] = [
+const DOORS: [Door; 26] = [
     ("mappings beyond the doorbell page and queue memory", mapping::beyond),
     ("all that can be mapped shows nothing of the victim's", mapping::shows_nothing),
     ("private mappings, mappings to execute, of a file that is only read", mapping::of_other_kinds),
@@ -56,6 +56,7 @@ const DOORS: [Door; 25] = [
     ("regions that end twice, or whose memory goes", memory::twice),
     ("queue memory of wild sizes, ended twice, in use", memory::queue_memory),
     ("queues where no queue memory is", memory::queues_elsewhere),
+    ("datagrams and moved completion queues where no queue memory is", memory::other_addresses),
     ("more memory than RLIMIT_MEMLOCK", memory::beyond_the_limit),
 ];
 

@@ -1,13 +1,13 @@
 //! Doors of memory: regions, queue memory, limits.
 
-use libc::{EBUSY, EFAULT, EINVAL, ENOMEM, ENOSPC};
+use libc::{EBUSY, EFAULT, EINVAL, ENODATA, ENOMEM, ENOSPC};
 use starverbs_queues::board::*;
 use starverbs_queues::{SendOp, SendWqe, WcStatus};
 
 use super::{Attack, in_child};
 use crate::inside::expect_errno;
 use crate::inside::pair::{ALL, Pair, create_qp, queues_at, region};
-use crate::inside::raw::{Device, Map, PAGE, Tested, errno, expect};
+use crate::inside::raw::{AsBody, Device, Map, PAGE, Tested, errno, expect};
 
 /// The errno of a region's registration; 0: it is one.
 fn register(device: &Device, region: &Region) -> Tested<i32> {
@@ -145,7 +145,7 @@ pub(super) fn queues_elsewhere(attack: &mut Attack) -> Tested {
     let pd = device.make(OP_ALLOC_PD, &Object::default())?.number;
     let good = CreateCq { entries: begin + 64, taken: begin, log: 4, flags: 0 };
     let cq = device.make(OP_CREATE_CQ, &good)?.number;
-    let addr = &good as *const CreateCq as u64;
+    let addr = addr_of(&good);
     for at in [0, 64, begin - 64, end, end - 64, addr, 1 << 40, u64::MAX - 63, u64::MAX << 47] {
         for create in [CreateCq { entries: at, ..good }, CreateCq { taken: at, ..good }] {
             /* in the event queue, before the piece, it harms its own process alone */
@@ -184,6 +184,55 @@ pub(super) fn queues_elsewhere(attack: &mut Attack) -> Tested {
     let queues = Queues { send_stride: u16::MAX, recv_stride: u16::MAX, ..good.queues };
     let answer = device.command(OP_CREATE_QP, &CreateQp { queues, ..good }).map_err(|e| e.to_string())?;
     expect_errno("slots of 64 KiB", answer.err().unwrap_or(0), &[EFAULT, EINVAL])
+}
+
+/// Datagrams of the connection manager, and completion queues that move: addresses of queue memory, too.
+pub(super) fn other_addresses(attack: &mut Attack) -> Tested {
+    let device = attack.open()?;
+    let begin = device.queue_memory(PAGE as u64).map_err(|e| e.to_string())?;
+    let end = begin + PAGE as u64;
+    device.make(OP_OPEN_MADS, &Object::default())?;
+    let status = |op, body: &dyn AsBody| {
+        let head = CommandHead { op, context: 0, status: 0 };
+        let answer = device.command_of(head, body.bytes()).map_err(|e| e.to_string())?;
+        Ok::<_, String>(answer.err().unwrap_or(0))
+    };
+    let mad = |addr| Mad { addr, ..Mad::default() };
+    for at in [0, 64, begin - 8, end - 255, end, 1 << 40, u64::MAX - 255, u64::MAX << 47] {
+        for op in [OP_SEND_MAD, OP_RECEIVE_MAD] {
+            let wanted: &[i32] = if at == begin - 8 { &[EFAULT, EINVAL] } else { &[EFAULT] };
+            expect_errno(&format!("{op:#x} at {at:#x}"), status(op, &mad(at))?, wanted)?;
+        }
+    }
+    expect("with none that waits", status(OP_RECEIVE_MAD, &mad(end - 256))?, ENODATA)?;
+    let create = CreateCq { entries: begin + 64, taken: begin, log: 4, flags: 0 };
+    let cq = device.make(OP_CREATE_CQ, &create)?.number;
+    let resize = |entries, taken, log| ResizeCq { entries, taken, cq, log };
+    for at in [0, 64, end - 64, end, addr_of(&create), u64::MAX - 63] {
+        expect("entries elsewhere", status(OP_RESIZE_CQ, &resize(at, begin, 4))?, EFAULT)?;
+    }
+    for at in [0, 64, end, addr_of(&create), u64::MAX - 3] {
+        expect("a word elsewhere", status(OP_RESIZE_CQ, &resize(begin + 64, at, 4))?, EFAULT)?;
+    }
+    for log in [8, 31, 32, 255, u32::MAX] {
+        let errno = status(OP_RESIZE_CQ, &resize(begin + 64, begin, log))?;
+        expect_errno(&format!("2^{log} entries"), errno, &[EFAULT, EINVAL])?;
+    }
+    /* another one's, or none: nothing stays in use */
+    let other = device.queue_memory(PAGE as u64).map_err(|e| e.to_string())?;
+    let foreign = ResizeCq { cq: 4711, ..resize(other + 64, other, 4) };
+    expect("a queue that there is not", status(OP_RESIZE_CQ, &foreign)?, EINVAL)?;
+    expect("its place is free", errno(device.free_queue_memory(other)), 0)?;
+    let other = device.queue_memory(PAGE as u64).map_err(|e| e.to_string())?;
+    expect("moved", status(OP_RESIZE_CQ, &resize(other + 64, other, 5))?, 0)?;
+    expect("where it is", errno(device.free_queue_memory(other)), EBUSY)?;
+    expect("where it was", errno(device.free_queue_memory(begin)), 0)?;
+    expect("it ends", device.object(OP_DESTROY_CQ, cq)?, 0)?;
+    expect("where it was last", errno(device.free_queue_memory(other)), 0)
+}
+
+fn addr_of<T>(value: &T) -> u64 {
+    std::ptr::from_ref(value) as u64
 }
 
 /// Of a process without CAP_IPC_LOCK.

@@ -105,7 +105,7 @@ pub(super) fn other_calls(attack: &mut Attack) -> Tested {
 
 /// A command that is known, with anything in it. Addresses are small numbers at times, as offsets are.
 fn at_random(random: &mut Random) -> (u16, [u64; 15]) {
-    const OPS: [u16; 28] = [
+    const OPS: [u16; 31] = [
         OP_QUERY_GID,
         OP_ALLOC_PD,
         OP_DEALLOC_PD,
@@ -134,6 +134,9 @@ fn at_random(random: &mut Random) -> (u16, [u64; 15]) {
         OP_DETACH_GROUP,
         OP_CREATE_XRC_SRQ,
         OP_CLAIM_SERVICE,
+        OP_OPEN_MADS,
+        OP_SEND_MAD,
+        OP_RECEIVE_MAD,
     ];
     let op = OPS[random.below(OPS.len() as u64) as usize];
     let body = std::array::from_fn(|_| match random.below(4) {
