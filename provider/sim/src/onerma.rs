@@ -4,8 +4,12 @@
 //! - [`Host`]: a card, its memory, and what a process needs: regions, portals, completions in memory;
 //! - [`Net`]: hosts at one switch, on a wire that loses, repeats, delays, reorders and changes packets as a
 //!   seed decides;
+//! - [`client`]: processes, with an executor or without;
+//! - [`figures`]: the paper's figures;
 //! - [`SimSeal`]: encryption that is quick and not secret, with tags that are checked.
 
+pub mod client;
+pub mod figures;
 mod host;
 mod net;
 mod seal;

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use starverbs_charts::{Lines, Series, lines};
+use starverbs_sim::onerma::figures::{FIGURES, Figure};
 use starverbs_sim::rnic::{DEFAULT_PARAMS, PAPERS, PLANS, Plan, Report, Statements};
 
 use crate::Failure;
@@ -15,11 +16,11 @@ use crate::Failure;
 /// Simulate RDMA cards, and compare with the paper's figures.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A shipped figure (`csrna-7b`), `all`, or a file with a plan (PLAN.toml); without one, lists the
-    /// figures
+    /// A shipped figure (`csrna-7b`), all of a paper (`1rma`) or of all, `all`, or a file with a plan
+    /// (PLAN.toml); without one, lists the figures
     #[arg(value_name = "FIGURE|PLAN")]
     figures: Vec<String>,
-    /// Write NAME.csv and NAME.svg there; with `all` also README.md, which shows them
+    /// Write NAME.csv and NAME.svg there; of a paper also the page that shows them, and with `all` README.md
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print the points as JSON
@@ -70,6 +71,9 @@ pub(crate) fn sim(args: &Args) -> Result<(), Failure> {
         for (name, text) in PLANS {
             println!("{name:14} {}", read_plan(name, text)?.title);
         }
+        for figure in FIGURES {
+            println!("{:14} {}", figure.name, figure.title);
+        }
         return Ok(());
     }
     let params = match &args.params {
@@ -80,7 +84,10 @@ pub(crate) fn sim(args: &Args) -> Result<(), Failure> {
     let mut reports = Vec::new();
     let began = Instant::now();
     for (name, plan) in plans {
-        let report = carry_out(&name, plan, &params, args.threads)?;
+        let report = match plan {
+            Work::Plan(plan) => carry_out(&name, *plan, &params, args.threads)?,
+            Work::Figure(figure) => figure.carry_out(),
+        };
         if let Some(folder) = &args.out {
             write_file(&folder.join(format!("{name}.csv")), &report.csv())?;
             write_file(&folder.join(format!("{name}.svg")), &lines(&chart(&report)))?;
@@ -95,8 +102,8 @@ pub(crate) fn sim(args: &Args) -> Result<(), Failure> {
             (reports.iter().map(Report::events).sum::<u64>(), began.elapsed().as_secs_f64());
         eprintln!("{events} events in {seconds:.3} s, {:.2} M/s", events as f64 / seconds / 1e6);
     }
-    if let Some(folder) = args.out.as_ref().filter(|_| args.figures == ["all"]) {
-        write_pages(folder, &reports)?;
+    if let Some(folder) = &args.out {
+        write_pages(folder, &args.figures, &reports)?;
     }
     if args.json {
         let json = serde_json::to_string_pretty(&reports).map_err(|error| Failure::new(1, error))?;
@@ -105,20 +112,33 @@ pub(crate) fn sim(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Names and plans of what was asked for.
-fn plans(figures: &[String]) -> Result<Vec<(String, Plan)>, Failure> {
+/// What is to be run.
+enum Work {
+    Plan(Box<Plan>),
+    /// One of 1RMA's, which has parameters of its own
+    Figure(&'static Figure),
+}
+
+/// Names of what was asked for, and what it is.
+fn plans(figures: &[String]) -> Result<Vec<(String, Work)>, Failure> {
+    let plan = |plan: Plan| Work::Plan(Box::new(plan));
+    let onerma = |figure: &'static Figure| (figure.name.to_owned(), Work::Figure(figure));
     let mut plans = Vec::new();
     for figure in figures {
-        if figure == "all" {
-            for (name, text) in PLANS {
-                plans.push(((*name).to_owned(), read_plan(name, text)?));
+        let of_paper = |name: &str| name.split_once('-').is_some_and(|(paper, _)| paper == figure);
+        if figure == "all" || PAPERS.iter().any(|(paper, ..)| paper == figure) {
+            for (name, text) in PLANS.iter().filter(|(name, _)| figure == "all" || of_paper(name)) {
+                plans.push(((*name).to_owned(), plan(read_plan(name, text)?)));
             }
+            plans.extend(FIGURES.iter().filter(|one| figure == "all" || of_paper(one.name)).map(onerma));
+        } else if let Some(known) = FIGURES.iter().find(|known| known.name == figure) {
+            plans.push(onerma(known));
         } else if let Some(text) = Plan::shipped(figure) {
-            plans.push((figure.clone(), read_plan(figure, text)?));
+            plans.push((figure.clone(), plan(read_plan(figure, text)?)));
         } else if figure.ends_with(".toml") {
             let path = Path::new(figure);
             let name = path.file_stem().map_or(figure.clone(), |name| name.to_string_lossy().into_owned());
-            plans.push((name, read_plan(figure, &read_file(path)?)?));
+            plans.push((name, plan(read_plan(figure, &read_file(path)?)?)));
         } else {
             return Err(Failure::new(
                 2,
@@ -155,15 +175,16 @@ fn carry_out(name: &str, plan: Plan, params: &str, threads: Option<usize>) -> Re
         .map_err(|error| Failure::new(1, format!("{name}: {error}")))
 }
 
-/// A page for each paper, and one that leads to them.
-fn write_pages(folder: &Path, reports: &[Report]) -> Result<(), Failure> {
+/// A page for each paper that was asked for, and with all of them one that leads to them.
+fn write_pages(folder: &Path, figures: &[String], reports: &[Report]) -> Result<(), Failure> {
     let mut index = String::from(INDEX);
-    for (name, title, statements) in PAPERS {
+    let asked = |name: &str| figures.iter().any(|figure| figure == "all" || figure == name);
+    for (name, title, statements) in PAPERS.iter().filter(|(name, ..)| asked(name)) {
         let (page, [hold, fail, unasked]) = page(name, title, statements, reports)?;
         write_file(&folder.join(format!("{name}.md")), &page)?;
         index.push_str(&format!("| [{title}]({name}.md) | {hold} | {fail} | {unasked} |\n"));
     }
-    write_file(&folder.join("README.md"), &index)
+    if asked("all") { write_file(&folder.join("README.md"), &index) } else { Ok(()) }
 }
 
 const INDEX: &str = "# Figures
@@ -221,7 +242,9 @@ mod tests {
             plans(&figures).map(|plans| plans.into_iter().map(|(name, _)| name).collect::<Vec<_>>())
         };
         assert_eq!(names(&["csrna-7b"]).unwrap(), ["csrna-7b"]);
-        assert_eq!(names(&["all"]).unwrap().len(), PLANS.len());
+        assert_eq!(names(&["1rma-11a"]).unwrap(), ["1rma-11a"]);
+        assert_eq!(names(&["1rma"]).unwrap().len(), FIGURES.len());
+        assert_eq!(names(&["all"]).unwrap().len(), PLANS.len() + FIGURES.len());
         assert_eq!(names(&["csrna-99"]).unwrap_err().code, 2);
         assert_eq!(names(&["no-such-file.toml"]).unwrap_err().code, 1);
     }
@@ -238,6 +261,11 @@ mod tests {
                 whole,
                 "{name}: the page in docs/figures is older than the plan; `make figures` rewrites it"
             );
+            assert!(folder.join(format!("{name}.svg")).exists(), "{name}");
+        }
+        let page = fs::read_to_string(folder.join("1rma.md")).unwrap();
+        for Figure { name, title, note, .. } in FIGURES {
+            assert!(page.contains(&format!("\n## {title}\n")) && page.contains(note.trim()), "{name}");
             assert!(folder.join(format!("{name}.svg")).exists(), "{name}");
         }
     }

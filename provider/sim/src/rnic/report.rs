@@ -96,8 +96,28 @@ impl Report {
         }
     }
 
+    /// A figure of points: series, x, y. `texts` are its name, its title, its axes' and its note.
+    pub(crate) fn of_points(texts: [&str; 5], points: Vec<(String, u32, f64)>) -> Report {
+        let [name, title, x, y, note] = texts.map(str::to_owned);
+        let row = |(series, x, here)| Row {
+            series,
+            x,
+            here,
+            paper: None,
+            ratio: None,
+            source: None,
+            is_text: false,
+        };
+        let rows = points.into_iter().map(row).collect();
+        Report { name, title, x, y, note, rows, details: Vec::new(), zero_based: true }
+    }
+
     /// One line a point, with what the run counted.
     pub fn csv(&self) -> String {
+        if self.details.is_empty() {
+            let line = |Row { series, x, here, .. }: &Row| format!("\"{series}\",{x},{here:.4}\n");
+            return format!("series,x,here\n{}", self.rows.iter().map(line).collect::<String>());
+        }
         let mut text = String::from(
             "series,x,here,paper,ratio,rate_mops,latency_us,latency_p99_us,hits,misses,waited,ring_reads,\
              prefetched,prefetch_dropped,evicted,read_engine_busy,messages,events,lost,repeated\n",

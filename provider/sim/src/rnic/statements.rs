@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde::Deserialize;
 
-use super::plan::{Plan, PlanError};
+use super::plan::PlanError;
 use super::report::{Report, short};
 
 macro_rules! papers {
@@ -19,6 +19,7 @@ macro_rules! papers {
 papers! {
     "csrna" "csRNA: Kang et al., Towards Connection-Scalable RNIC Architecture, 2023"
     "star" "StaR: Wang et al., StaR: Breaking the Scalability Limit for RDMA, ICNP 2021"
+    "1rma" "1RMA: Singhvi et al., 1RMA: Re-envisioning Remote Memory Access, SIGCOMM 2020"
 }
 
 /// All statements of a paper.
@@ -126,15 +127,14 @@ impl Point {
         }
     }
 
-    /// Whether a plan draws it.
-    fn is_in(&self, name: &str, plan: &Plan) -> bool {
-        let Point(figure, series, at) = self;
-        let known = plan.series.iter().any(|known| known.name == *series);
+    /// Whether a figure draws it, of which name, lines and axis are given.
+    fn is_in(&self, (name, series, values): &(&str, Vec<&str>, &[u32])) -> bool {
+        let Point(figure, line, at) = self;
         let on_axis = match at {
-            At::X(x) => plan.x.values.contains(x),
+            At::X(x) => values.contains(x),
             At::Name(_) => true,
         };
-        figure == name && known && on_axis
+        figure == name && series.contains(&line.as_str()) && on_axis
     }
 }
 
@@ -195,10 +195,10 @@ impl Statements {
         }
     }
 
-    /// The first number that none of the plans draws.
-    pub fn unknown(&self, plans: &[(&str, Plan)]) -> Option<String> {
+    /// The first number that none of the figures draws; of each its name, its lines and its axis.
+    pub fn unknown(&self, figures: &[(&str, Vec<&str>, &[u32])]) -> Option<String> {
         let mut points = self.statement.iter().flat_map(|statement| &statement.check).flat_map(Check::points);
-        let drawn = |point: &&Point| plans.iter().any(|(name, plan)| point.is_in(name, plan));
+        let drawn = |point: &&Point| figures.iter().any(|figure| point.is_in(figure));
         points.find(|point| !drawn(point)).map(|point| format!("{point:?}"))
     }
 
