@@ -9,8 +9,8 @@ mod kernel;
 mod registry;
 mod wire;
 
-pub(crate) use kernel::Answer;
-pub use kernel::{Command, Input, Kernel, Place, Poll, Run};
+pub(crate) use kernel::{Answer, COMMAND};
+pub use kernel::{Input, Kernel, Memory, Place, Poll, Run};
 pub(crate) use registry::Registry;
 pub use registry::{KernelId, MAX_KERNELS, MAX_RUNNING};
 pub use wire::{Code, RECORD_LEN, Record, Reply, ReplyFlags, TARGET_LEN, Target};

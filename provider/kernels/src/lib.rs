@@ -1,14 +1,64 @@
-//! StRoM's kernels that every card has (the paper's 5.2 and 6): each reads its parameters, steps through
+//! StRoM's kernels that every card has (the paper's 5.2, 6 and 7.2): each reads its parameters, steps through
 //! memory, and answers. docs/strom.md has their parameters; `include/infiniband/stardv.h` has them for C.
 //!
 //! A kernel knows nothing but its [`Run`](starverbs_core::strom::Run); the crate must not know queue pairs,
 //! sockets, clocks or threads.
-#![no_std]
 #![forbid(unsafe_code)]
 
-extern crate alloc;
-extern crate std;
-
+pub mod consistent;
+pub mod crc64;
 pub mod get;
+pub mod hll;
+#[cfg(test)]
+mod host;
+pub mod shuffle;
+pub mod traverse;
 
+use starverbs_core::strom::Kernel;
+
+pub use consistent::Consistent;
 pub use get::Get;
+pub use hll::Hll;
+pub use shuffle::Shuffle;
+pub use traverse::Traverse;
+
+/// The kernels, as programs name them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Builtin {
+    /// [`Get`]
+    Get = 1,
+    /// [`Traverse`]
+    Traverse = 2,
+    /// [`Consistent`]
+    Consistent = 3,
+    /// [`Shuffle`]
+    Shuffle = 4,
+    /// [`Hll`]
+    Hll = 5,
+}
+
+impl Builtin {
+    /// From its number. `None`: there is none such.
+    pub const fn from_code(code: u32) -> Option<Self> {
+        Some(match code {
+            1 => Builtin::Get,
+            2 => Builtin::Traverse,
+            3 => Builtin::Consistent,
+            4 => Builtin::Shuffle,
+            5 => Builtin::Hll,
+            _ => return None,
+        })
+    }
+
+    /// One that has seen nothing.
+    pub fn make(self) -> Box<dyn Kernel> {
+        match self {
+            Builtin::Get => Box::new(Get),
+            Builtin::Traverse => Box::new(Traverse),
+            Builtin::Consistent => Box::new(Consistent),
+            Builtin::Shuffle => Box::<Shuffle>::default(),
+            Builtin::Hll => Box::<Hll>::default(),
+        }
+    }
+}

@@ -18,6 +18,8 @@ const COMMANDS: usize = 64;
 const OUT: usize = 8192;
 /// Bytes of a packet, and of what a command reads.
 const PIECE: usize = 4096;
+/// What a command counts for beside its bytes, where bytes are counted.
+pub(crate) const COMMAND: u32 = 64;
 
 /// Bytes of a memory region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -65,9 +67,19 @@ pub trait Kernel: Send {
     fn step(&mut self, run: &mut Run) -> Poll;
 }
 
+/// Memory, as far as a kernel's requests open it.
+pub trait Memory {
+    /// Copies as many bytes as `to` has. False: the key does not open them, or there is no memory now.
+    #[must_use]
+    fn read(&mut self, from: Place, to: &mut [u8]) -> bool;
+    /// Writes `data`. False: as of `read`.
+    #[must_use]
+    fn write(&mut self, to: Place, data: &[u8]) -> bool;
+}
+
 /// A DMA command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Command {
+enum Command {
     /// Its bytes are there at the next step
     Read(Place),
     /// Bytes of the run's output, in the order in which they were queued
@@ -160,6 +172,19 @@ impl Run {
         false
     }
 
+    /// As `write`, of the packet's own bytes in `range`, which must lie in there.
+    #[must_use]
+    pub fn write_bytes(&mut self, key: u32, va: u64, range: core::ops::Range<usize>) -> bool {
+        let Some(data) = self.bytes.get(range) else { return false };
+        let fits = self.out.len() + data.len() <= OUT && self.commands.len() < COMMANDS;
+        if fits {
+            let len = data.len() as u32;
+            self.out.extend_from_slice(data);
+            return self.queue(Command::Write(Place { key, va, len }));
+        }
+        false
+    }
+
     fn queue(&mut self, command: Command) -> bool {
         let room = self.commands.len() < COMMANDS;
         if room {
@@ -179,10 +204,10 @@ impl Run {
         fits
     }
 
-    /// What a read brought is the answer, up to `len` bytes of it.
-    pub fn reply_read(&mut self, len: usize) {
+    /// What the last read brought is the answer.
+    pub fn reply_read(&mut self) {
         self.reply.clear();
-        self.reply.extend_from_slice(self.read.get(..len).unwrap_or(&self.read));
+        self.reply.extend_from_slice(&self.read);
         self.answer = Answer::Bytes(self.reply.len() as u32);
     }
 
@@ -191,15 +216,41 @@ impl Run {
         self.answer = Answer::Region(from);
     }
 
-    /// A message begins.
-    pub(crate) fn begin(&mut self) {
-        self.regs = [0; 8];
-    }
-
-    /// A packet's bytes, 4096 at most; nothing is queued or answered.
-    pub(crate) fn load(&mut self, bytes: &[u8]) {
+    /// For who runs kernels: a packet's bytes, 4096 at most, of which nothing is queued or answered yet.
+    /// `begins`: a message does.
+    pub fn load(&mut self, bytes: &[u8], begins: bool) {
         self.clear();
         self.bytes.extend_from_slice(bytes.get(..PIECE).unwrap_or(bytes));
+        if begins {
+            self.regs = [0; 8];
+        }
+    }
+
+    /// For who runs kernels: executes what a step queued, in order; gives what it cost. ACCESS: a command
+    /// was denied, and those behind it were not executed.
+    pub fn execute(&mut self, memory: &mut impl Memory) -> Result<u32, Code> {
+        let (mut out, mut cost) = (0, 0);
+        for command in &self.commands {
+            let done = match *command {
+                Command::Read(from) => {
+                    cost += COMMAND + from.len;
+                    self.read.clear();
+                    self.read.resize((from.len as usize).min(PIECE), 0);
+                    memory.read(from, &mut self.read)
+                }
+                Command::Write(to) => {
+                    cost += COMMAND + to.len;
+                    let data = self.out.get(out..).and_then(|out| out.get(..to.len as usize));
+                    out += to.len as usize;
+                    data.is_some_and(|data| memory.write(to, data))
+                }
+            };
+            if !done {
+                return Err(Code::Access);
+            }
+        }
+        self.drained();
+        Ok(cost)
     }
 
     /// Forgets what the last packet left.
@@ -211,34 +262,18 @@ impl Run {
         self.answer = Answer::Empty;
     }
 
-    pub(crate) fn commands(&self) -> usize {
-        self.commands.len()
-    }
-
-    pub(crate) fn command(&self, at: usize) -> Option<Command> {
-        self.commands.get(at).copied()
-    }
-
-    /// Bytes of the output.
-    pub(crate) fn out(&self, at: usize, len: u32) -> &[u8] {
-        self.out.get(at..).and_then(|out| out.get(..len as usize)).unwrap_or_default()
-    }
-
-    /// Room for what a read brings.
-    pub(crate) fn read_room(&mut self, len: u32) -> &mut [u8] {
-        self.read.clear();
-        self.read.resize((len as usize).min(PIECE), 0);
-        &mut self.read
-    }
-
-    /// The commands were executed.
-    pub(crate) fn drained(&mut self) {
+    fn drained(&mut self) {
         self.commands.clear();
         self.out.clear();
     }
 
+    /// For who runs kernels: the region that the answer is in, if it is in one.
+    pub fn answered_from(&self) -> Option<Place> {
+        if let Answer::Region(from) = self.answer { Some(from) } else { None }
+    }
+
     /// What the kernel put together.
-    pub(crate) fn reply_bytes(&self) -> &[u8] {
+    pub fn reply_bytes(&self) -> &[u8] {
         &self.reply
     }
 }
@@ -252,13 +287,13 @@ mod tests {
         let mut run = Run::new(1).unwrap();
         assert!(!run.read(Place { len: 4097, ..Place::default() }));
         assert!(run.write(1, 0, &[7; OUT]) && !run.write(1, 0, &[8]));
-        assert_eq!((run.commands(), run.out(0, OUT as u32).len()), (1, OUT));
+        assert_eq!((run.commands.len(), run.out.len()), (1, OUT));
         run.drained();
         assert!((0..COMMANDS).all(|at| run.write(1, at as u64, &[1])) && !run.write(1, 0, &[1]));
         assert!(!run.read(Place::default()));
         assert!(run.reply(&[0; MAX_REPLY]) && !run.reply(&[0]));
-        run.load(&[1, 0, 0, 0, 2]);
-        assert_eq!((run.commands(), run.param_u32(0), run.param_u32(2)), (0, Some(1), None));
+        run.load(&[1, 0, 0, 0, 2], true);
+        assert_eq!((run.commands.len(), run.param_u32(0), run.param_u32(2)), (0, Some(1), None));
         assert_eq!(run.answer, Answer::Empty);
     }
 }

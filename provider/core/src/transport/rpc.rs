@@ -12,8 +12,8 @@ use super::{Ctx, Inbound};
 use crate::env::{Env, SendQueue};
 use crate::nic::Shared;
 use crate::strom::{
-    Answer, Code, Command, Input, KernelId, MAX_REPLY, MAX_RUNNING, Place, Poll, RECORD_LEN, Record, Reply,
-    ReplyFlags, ReplyMemory, Run, SLOT_BYTES, Target,
+    Answer, COMMAND, Code, Input, KernelId, MAX_REPLY, MAX_RUNNING, Memory, Place, Poll, RECORD_LEN, Record,
+    Reply, ReplyFlags, ReplyMemory, Run, SLOT_BYTES, Target,
 };
 use crate::types::{Access, Nanos, Psn, SendFlags, SendOp, SendWqe, Sge};
 use crate::wire::headers::NakCode;
@@ -24,8 +24,6 @@ use zerocopy::IntoBytes;
 /// What a kernel may cost before others have their turn: bytes that it moves, and [`COMMAND`] for each
 /// command and step.
 const BUDGET: u32 = 32 << 10;
-/// What a command or a step costs beside its bytes.
-const COMMAND: u32 = 64;
 /// A kernel that is not done has its next turn after this, ns; others have theirs meanwhile.
 const NEXT_TURN: Nanos = 1_000;
 /// An answer that found no room is tried again after this, ns.
@@ -130,8 +128,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         let (reply, params) = Target::decode(data).ok_or(NakCode::InvalidRequest)?;
         let kernel = self.sh.kernels.find(self.qp.pd, op);
-        rpc.run.begin();
-        rpc.run.load(params);
+        rpc.run.load(params, true);
         let done = self.start(rpc, op, kernel, Input::Params);
         let (kernel, ack) = (kernel.unwrap_or_default(), packet.bth().ack_req());
         Ok(Current { op, kernel, reply, done, then: Inbound::Idle, ack, stream: false, counted: false })
@@ -152,10 +149,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         let kernel = if first { self.sh.kernels.find(self.qp.pd, op) } else { Some(rpc.stream) };
         rpc.stream = kernel.unwrap_or_default();
-        if first {
-            rpc.run.begin();
-        }
-        rpc.run.load(data);
+        rpc.run.load(data, first);
         let done = self.start(rpc, op, kernel, Input::Data { first, last });
         let then = if last { Inbound::Idle } else { Inbound::Rpc { op, left: left - len } };
         let (kernel, ack, reply) = (rpc.stream, packet.bth().ack_req(), Reply::default());
@@ -221,47 +215,20 @@ impl<E: Env> Ctx<'_, E> {
     fn steps(&mut self, rpc: &mut Rpc, current: &Current) -> Option<Code> {
         let mut spent = 0;
         loop {
-            if let Err(code) = self.execute_commands(&mut rpc.run, &mut spent) {
-                return Some(code);
+            match rpc.run.execute(self) {
+                Ok(cost) => spent += cost + COMMAND,
+                Err(code) => return Some(code),
             }
             if spent >= BUDGET {
                 return None;
             }
-            spent += COMMAND;
             let Some(kernel) = self.sh.kernels.get(self.qp.pd, current.op, current.kernel) else {
                 return Some(Code::NoKernel);
             };
             if let Poll::Ready(code) = kernel.step(&mut rpc.run) {
-                return Some(self.execute_commands(&mut rpc.run, &mut spent).err().unwrap_or(code));
+                return Some(rpc.run.execute(self).err().unwrap_or(code));
             }
         }
-    }
-
-    /// Executes what a step queued, in order.
-    fn execute_commands(&mut self, run: &mut Run, spent: &mut u32) -> Result<(), Code> {
-        let mut out = 0;
-        for at in 0..run.commands() {
-            let Some(command) = run.command(at) else { break };
-            let done = match command {
-                Command::Read(from) => {
-                    *spent += COMMAND + from.len;
-                    let host = self.kernel_memory(from, Access::REMOTE_READ)?;
-                    from.len == 0 || self.env.dma_copy(host, run.read_room(from.len))
-                }
-                Command::Write(to) => {
-                    *spent += COMMAND + to.len;
-                    let host = self.kernel_memory(to, Access::REMOTE_WRITE)?;
-                    let data = run.out(out, to.len);
-                    out += data.len();
-                    data.is_empty() || self.env.dma_write(host, data)
-                }
-            };
-            if !done {
-                return Err(Code::Access);
-            }
-        }
-        run.drained();
-        Ok(())
     }
 
     /// Host address of what a kernel names. It has the rights that the peer has, and no others: what a READ
@@ -379,5 +346,17 @@ impl<E: Env> Ctx<'_, E> {
         let written = (bytes.is_empty() || self.env.dma_write(host, bytes))
             && self.env.dma_write(host + u64::from(len), record.as_bytes());
         written.then_some(sge)
+    }
+}
+
+impl<E: Env> Memory for Ctx<'_, E> {
+    fn read(&mut self, from: Place, to: &mut [u8]) -> bool {
+        let host = self.kernel_memory(from, Access::REMOTE_READ);
+        host.is_ok_and(|host| to.is_empty() || self.env.dma_copy(host, to))
+    }
+
+    fn write(&mut self, to: Place, data: &[u8]) -> bool {
+        let host = self.kernel_memory(to, Access::REMOTE_WRITE);
+        host.is_ok_and(|host| data.is_empty() || self.env.dma_write(host, data))
     }
 }

@@ -1,0 +1,90 @@
+//! Memory for tests of kernels: a region, and what executes their commands.
+
+use starverbs_core::strom::{Code, Input, Kernel, Memory, Place, Poll, Run};
+
+/// Something done to memory.
+type Change = Box<dyn FnMut(&mut [u8])>;
+
+/// One region.
+pub(crate) struct Host {
+    base: u64,
+    bytes: Vec<u8>,
+    /// Called with all of it before each read
+    pub(crate) before_read: Option<Change>,
+    run: Run,
+}
+
+impl Host {
+    /// Key of the region.
+    pub(crate) const KEY: u32 = 0x77;
+
+    pub(crate) fn new(base: u64, len: usize) -> Self {
+        Host { base, bytes: vec![0; len], before_read: None, run: Run::new(1).expect("memory") }
+    }
+
+    fn range(&self, place: Place) -> Option<core::ops::Range<usize>> {
+        let from = usize::try_from(place.va.checked_sub(self.base)?).ok()?;
+        let to = from.checked_add(place.len as usize)?;
+        (place.key == Host::KEY && to <= self.bytes.len()).then_some(from..to)
+    }
+
+    pub(crate) fn put(&mut self, at: u64, data: &[u8]) {
+        let from = (at - self.base) as usize;
+        self.bytes[from..from + data.len()].copy_from_slice(data);
+    }
+
+    pub(crate) fn get(&self, at: u64, len: usize) -> &[u8] {
+        &self.bytes[(at - self.base) as usize..][..len]
+    }
+
+    /// An RPC: how it ends, and its answer.
+    pub(crate) fn call(&mut self, kernel: &mut dyn Kernel, params: &[u8]) -> (Code, Vec<u8>) {
+        self.run_kernel(kernel, params, Input::Params, true)
+    }
+
+    /// A packet of an RPC WRITE.
+    pub(crate) fn feed(&mut self, kernel: &mut dyn Kernel, data: &[u8], first: bool, last: bool) -> Code {
+        self.run_kernel(kernel, data, Input::Data { first, last }, first).0
+    }
+
+    fn run_kernel(
+        &mut self,
+        kernel: &mut dyn Kernel,
+        data: &[u8],
+        input: Input,
+        begins: bool,
+    ) -> (Code, Vec<u8>) {
+        let mut run = core::mem::take(&mut self.run);
+        run.load(data, begins);
+        let mut outcome = kernel.start(&mut run, input).err();
+        while outcome.is_none() {
+            outcome = run.execute(self).err();
+            if outcome.is_none()
+                && let Poll::Ready(code) = kernel.step(&mut run)
+            {
+                outcome = run.execute(self).err().or(Some(code));
+            }
+        }
+        let code = outcome.unwrap_or_default();
+        let answer = match (code, run.answered_from()) {
+            (Code::Ok, Some(place)) => self.range(place).map_or(vec![], |range| self.bytes[range].to_vec()),
+            (Code::Ok, None) => run.reply_bytes().to_vec(),
+            _ => vec![],
+        };
+        self.run = run;
+        (code, answer)
+    }
+}
+
+impl Memory for Host {
+    fn read(&mut self, from: Place, to: &mut [u8]) -> bool {
+        if let Some(change) = &mut self.before_read {
+            change(&mut self.bytes);
+        }
+        self.range(from).map(|range| to.copy_from_slice(&self.bytes[range])).is_some()
+    }
+
+    fn write(&mut self, to: Place, data: &[u8]) -> bool {
+        self.range(to).map(|range| self.bytes[range].copy_from_slice(data)).is_some()
+    }
+}
