@@ -247,6 +247,12 @@ exports! { "@@", "IBVERBS_1.18";
 exports! { "@@", "STARDV_1.0";
     _stardv_list_counters => stardv::list_counters,
     stardv_create_qp => stardv::qp::create_qp,
+    stardv_load_kernel => stardv::rpc::load_kernel,
+    stardv_post_rpc => stardv::rpc::post_rpc,
+    stardv_post_rpc_write => stardv::rpc::post_rpc_write,
+    stardv_unload_kernel => stardv::rpc::unload_kernel,
+    stardv_wr_rpc => stardv::rpc::wr_rpc,
+    stardv_wr_rpc_write => stardv::rpc::wr_rpc_write,
     stardv_is_supported => stardv::is_supported,
     stardv_query_counters => stardv::query_counters,
     stardv_modify_qp => stardv::qp::modify_qp,

@@ -10,7 +10,7 @@ use crate::pd_mr::PdHandle;
 use crate::qp_attr::{attr_in, attr_out, cap, check_create_flags, create_flags, qp_type};
 use crate::query::put_prefix;
 use crate::srq::SrqHandle;
-use crate::stardv::qp::{CREATE_FLAGS, flagged};
+use crate::stardv::qp::{CREATE_FLAGS, RPC, flagged};
 use crate::wr::{self, Building, QpExHandle};
 use crate::xrcd;
 use core::ffi::{c_int, c_void};
@@ -157,6 +157,8 @@ struct Extra {
     block_own_multicast: bool,
     /// Which end is to keep the connection
     star: Option<Wish>,
+    /// It speaks StRoM's dialect
+    rpc: bool,
 }
 
 /// Makes a queue pair, on the terms of ibv_create_qp(3), and says in `init.cap` what was granted.
@@ -202,6 +204,7 @@ unsafe fn create(
         sq_sig_all: asked.sq_sig_all != 0,
         block_own_multicast: extra.block_own_multicast,
         star: extra.star,
+        rpc: extra.rpc,
         cookie: name,
     };
     // SAFETY: the protection domain keeps its context alive.
@@ -322,7 +325,7 @@ pub(crate) unsafe fn create_ex(
         if ops.is_some() {
             return Err(libc::EINVAL);
         }
-        if !matches!(star, None | Some(Wish::Off)) {
+        if !matches!(star, None | Some(Wish::Off)) || create_flags(&asked) & RPC != 0 {
             return Err(libc::EOPNOTSUPP);
         }
         // SAFETY: as above.
@@ -333,7 +336,8 @@ pub(crate) unsafe fn create_ex(
         }
     }
     let block_own_multicast = create_flags(&asked) & abi::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0;
-    let extra = Extra { ops, block_own_multicast, star };
+    let rpc = create_flags(&asked) & RPC != 0;
+    let extra = Extra { ops, block_own_multicast, star, rpc };
     // SAFETY: the verb's terms; the plain struct is the beginning of the extended one.
     unsafe { create(asked.pd, init.cast(), extra) }
 }

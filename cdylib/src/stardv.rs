@@ -13,6 +13,7 @@ use starverbs_abi as abi;
 use starverbs_core::Counters;
 
 pub(crate) mod qp;
+pub(crate) mod rpc;
 
 /// `enum stardv_counters_mask`.
 const CARD: u64 = 1 << 0;

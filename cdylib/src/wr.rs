@@ -98,7 +98,7 @@ unsafe fn with(qp: *mut abi::ibv_qp_ex, step: impl FnOnce(&mut SendBatch<'static
 /// # Safety
 /// As of `with`.
 #[inline]
-unsafe fn begin(qp: *mut abi::ibv_qp_ex, op: SendOp, wqe: SendWqe) {
+pub(crate) unsafe fn begin(qp: *mut abi::ibv_qp_ex, op: SendOp, wqe: SendWqe) {
     // SAFETY: the caller's terms; the program writes the two fields before it calls.
     unsafe {
         let (wr_id, flags) = ((*qp).wr_id, post::send_flags((*qp).wr_flags));

@@ -132,6 +132,9 @@ enum stardv_qp_create_flags {
 	STARDV_QP_CREATE_STATEFUL = 1 << 27,
 	STARDV_QP_CREATE_AUTO = STARDV_QP_CREATE_STATELESS | STARDV_QP_CREATE_STATEFUL,
 	STARDV_QP_CREATE_STAR_OFF = 1 << 28,
+	/* RPCs (StRoM), where the peer's queue pair was made so, too. RC; not with StaR, nor on a board:
+	 * EOPNOTSUPP */
+	STARDV_QP_CREATE_RPC = 1 << 29,
 };
 
 struct stardv_qp_init_attr {
@@ -182,6 +185,179 @@ int stardv_query_qp(struct ibv_qp *qp, struct stardv_qp_attr *attr, uint32_t out
  * and star_wish; other fields are not looked at. 0, or EINVAL, EOPNOTSUPP, EIO (a forked
  * child). See stardv_modify_qp(3). */
 int stardv_modify_qp(struct ibv_qp *qp, const struct stardv_qp_attr *attr, uint32_t inlen);
+
+/* StRoM: code that runs on the card. See stardv_post_rpc(3), stardv_load_kernel(3) and docs/strom.md.
+ * Numbers of parameters and answers are little-endian. */
+
+/* The head of an RPC's parameters: where its answer goes. */
+struct stardv_rpc_target {
+	uint64_t addr;
+	uint32_t rkey;
+	/* Bytes of the region: 16 at least, or 0: no answer is wanted */
+	uint32_t len;
+	/* With STARDV_RPC_IMM; as for IBV_WR_RDMA_WRITE_WITH_IMM */
+	uint32_t imm_data;
+	/* STARDV_RPC_IMM: the answer takes a receive, and completes it */
+	uint32_t flags;
+};
+
+enum {
+	STARDV_RPC_IMM = 1 << 0,
+	/* stardv_rpc_record.magic, "StRM" */
+	STARDV_RPC_MAGIC = 0x4d527453,
+};
+
+enum stardv_rpc_code {
+	STARDV_RPC_OK = 0,
+	STARDV_RPC_NO_KERNEL = 1,
+	STARDV_RPC_BAD_PARAM = 2,
+	STARDV_RPC_NOT_FOUND = 3,
+	STARDV_RPC_RETRIES = 4,
+	STARDV_RPC_ACCESS = 5,
+	STARDV_RPC_OVERFLOW = 6,
+};
+
+/* The last bytes of the region for an answer, which ends in front of them. A program clears `magic` before it
+ * posts, and may poll it if the region ends at a multiple of 8. */
+struct stardv_rpc_record {
+	uint32_t op;
+	uint32_t length;
+	uint32_t code;
+	uint32_t magic;
+};
+
+/* The record of an answer, or NULL: it has not come. Its bytes are `length` before the record. */
+static inline const struct stardv_rpc_record *stardv_rpc_answer(const void *region, size_t len)
+{
+	const struct stardv_rpc_record *record =
+		(const struct stardv_rpc_record *)((const char *)region + len - sizeof(*record));
+
+	return __atomic_load_n(&record->magic, __ATOMIC_ACQUIRE) == STARDV_RPC_MAGIC ? record : NULL;
+}
+
+/* A request: the RPC op-code, and the bytes. Of an RPC these are its parameters, a struct stardv_rpc_target
+ * first, path MTU bytes at most. */
+struct stardv_rpc_wr {
+	/* 0 */
+	uint64_t comp_mask;
+	uint64_t wr_id;
+	uint64_t op;
+	struct ibv_sge *sg_list;
+	int num_sge;
+	/* enum ibv_send_flags */
+	unsigned int send_flags;
+};
+
+/* 0, or as ibv_post_send(3). They complete with IBV_WC_RDMA_WRITE. */
+int stardv_post_rpc(struct ibv_qp *qp, const struct stardv_rpc_wr *wr, uint32_t inlen);
+int stardv_post_rpc_write(struct ibv_qp *qp, const struct stardv_rpc_wr *wr, uint32_t inlen);
+/* The same between ibv_wr_start and ibv_wr_complete. */
+void stardv_wr_rpc(struct ibv_qp_ex *qp, uint64_t op);
+void stardv_wr_rpc_write(struct ibv_qp_ex *qp, uint64_t op);
+
+/* Kernels that every card has. */
+enum stardv_kernel {
+	STARDV_KERNEL_GET = 1,
+	STARDV_KERNEL_TRAVERSE = 2,
+	STARDV_KERNEL_CONSISTENT = 3,
+	STARDV_KERNEL_SHUFFLE = 4,
+	STARDV_KERNEL_HLL = 5,
+};
+
+/* Has RPCs of an op-code, on queue pairs of this domain, answered by a kernel: 0, or EBUSY (it has one),
+ * ENOMEM, EOPNOTSUPP. A domain with kernels cannot be deallocated (EBUSY). */
+int stardv_load_kernel(struct ibv_pd *pd, uint64_t op, uint32_t kernel);
+/* 0, or EINVAL: the op-code has none. */
+int stardv_unload_kernel(struct ibv_pd *pd, uint64_t op);
+
+/* STARDV_KERNEL_GET: an entry of a hash table. Buckets with value 0 are empty. */
+struct stardv_get_bucket {
+	uint64_t key;
+	uint64_t value;
+	uint32_t len;
+} __attribute__((packed));
+
+struct stardv_get_entry {
+	struct stardv_get_bucket buckets[3];
+	/* Index of the next entry of the chain; 0: none */
+	uint32_t next;
+} __attribute__((packed));
+
+struct stardv_get {
+	uint64_t table;
+	uint64_t key;
+	uint32_t index;
+	uint32_t table_rkey;
+	uint32_t value_rkey;
+	/* Most entries to look at */
+	uint32_t hops;
+};
+
+/* STARDV_KERNEL_TRAVERSE: positions and the mask count 4 bytes. */
+enum {
+	STARDV_TRAVERSE_EQUAL = 0,
+	STARDV_TRAVERSE_LESS = 1,
+	STARDV_TRAVERSE_GREATER = 2,
+	STARDV_TRAVERSE_NOT_EQUAL = 3,
+
+	STARDV_TRAVERSE_RELATIVE = 1 << 0,
+	STARDV_TRAVERSE_NEXT = 1 << 1,
+	STARDV_TRAVERSE_FOLLOW = 1 << 2,
+};
+
+struct stardv_traverse {
+	uint64_t element;
+	uint64_t key;
+	uint32_t rkey;
+	uint32_t len;
+	uint16_t mask;
+	uint8_t predicate;
+	uint8_t value;
+	uint8_t next;
+	uint8_t child;
+	uint8_t flags;
+	uint8_t hops;
+};
+
+/* STARDV_KERNEL_CONSISTENT: an object whose last 8 bytes are the CRC64 of those before. */
+struct stardv_consistent {
+	uint64_t object;
+	uint32_t rkey;
+	uint32_t len;
+	uint32_t tries;
+	uint32_t reserved;
+};
+
+/* STARDV_KERNEL_SHUFFLE. */
+enum { STARDV_SHUFFLE_BEGIN = 0, STARDV_SHUFFLE_HISTOGRAM = 1, STARDV_SHUFFLE_FLUSH = 2 };
+
+struct stardv_shuffle {
+	uint32_t command;
+	uint32_t number;
+	uint32_t first;
+	uint32_t reserved;
+};
+
+struct stardv_partition {
+	uint64_t to;
+	uint64_t len;
+};
+
+/* STARDV_KERNEL_HLL. */
+enum { STARDV_HLL_ESTIMATE = 0, STARDV_HLL_RESET = 1, STARDV_HLL_TO = 2 };
+
+struct stardv_hll {
+	uint32_t command;
+	uint32_t rkey;
+	uint64_t to;
+	uint64_t len;
+};
+
+struct stardv_hll_estimate {
+	uint64_t distinct;
+	uint64_t items;
+	uint64_t lost;
+};
 
 #ifdef __cplusplus
 }

@@ -118,7 +118,7 @@ static void refusals(void)
 	}
 	REFUSED(with_role(0, IBV_QPT_RC, STARDV_STAR_STATEFUL + 1), EINVAL);
 	REFUSED(with_flags(0, IBV_QPT_RC, STARDV_QP_CREATE_STAR_OFF | STARDV_QP_CREATE_STATEFUL), EINVAL);
-	REFUSED(with_flags(0, IBV_QPT_RC, 1U << 29), EINVAL);
+	REFUSED(with_flags(0, IBV_QPT_RC, 1U << 30), EINVAL);
 	REFUSED(stardv_create_qp(NULL, &init, &star, sizeof(star)), EINVAL);
 	REFUSED(stardv_create_qp(ctx, NULL, &star, sizeof(star)), EINVAL);
 	REFUSED(stardv_create_qp(ctx, &init, NULL, sizeof(star)), EINVAL);

@@ -41,6 +41,7 @@ both() {
 build pingpong -lrdmacm -libverbs
 build keyvalue -lrdmacm -libverbs
 build stateless -libverbs
+build keyvalue_rpc -lrdmacm -libverbs
 
 both pingpong 17471
 grep -Eq '^1000 round trips, [0-9.]+ us each$' "$tmp/client" || fail "pingpong: $(cat "$tmp/client")"
@@ -52,6 +53,12 @@ for line in 'colour: green' 'city: Delft'; do
 done
 grep -Eqx 'clock: changed [0-9]+ times' "$tmp/client" || fail "keyvalue: $(cat "$tmp/client")"
 
+both keyvalue_rpc 17473 7 200 999
+for line in '7: 7 bytes by 1 RPC or [0-9]+ READs' '200: 200 bytes by 1 RPC or [0-9]+ READs' \
+    '999 is not there'; do
+    grep -Eqx "$line" "$tmp/client" || fail "keyvalue_rpc: $(cat "$tmp/client")"
+done
+
 timeout 120 "$tmp/stateless" 200 >"$tmp/client" || fail "stateless: $(cat "$tmp/client")"
 grep -Eqx ' *stateless +0 +[1-9][0-9]*' "$tmp/client" || fail "stateless: $(cat "$tmp/client")"
-echo "examples: pingpong, keyvalue and stateless work"
+echo "examples: pingpong, keyvalue, keyvalue_rpc and stateless work"

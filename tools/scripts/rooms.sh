@@ -11,7 +11,7 @@ declare -A may=(
     [sim]='core onerma star'
     [backend]='cm core rings settings star'
     [board]='backend cm core queues settings vfio' [rules]='backend core queues vfio'
-    [verbs]='backend cm core queues rings settings star vfio'
+    [verbs]='backend cm core kernels queues rings settings star vfio'
 )
 
 uses() {

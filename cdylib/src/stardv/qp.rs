@@ -17,8 +17,10 @@ use starverbs_verbs::{StarInfo, Wish};
 const STATELESS: u32 = 1 << 26;
 const STATEFUL: u32 = 1 << 27;
 const OFF: u32 = 1 << 28;
+/// RPCs: no role of StaR.
+pub(crate) const RPC: u32 = 1 << 29;
 /// Those of `IBV_QP_CREATE_*` that are of this card alone.
-pub(crate) const CREATE_FLAGS: u32 = STATELESS | STATEFUL | OFF;
+pub(crate) const CREATE_FLAGS: u32 = STATELESS | STATEFUL | OFF | RPC;
 
 /// `STARDV_QP_STAR`.
 const STAR: u64 = 1 << 0;
@@ -58,7 +60,7 @@ const _: () = {
 
 /// What the flags of ibv_create_qp_ex(3) ask for. EINVAL: a role, and none.
 pub(crate) fn flagged(init: &abi::ibv_qp_init_attr_ex) -> Result<Option<Wish>, Errno> {
-    match create_flags(init) & CREATE_FLAGS {
+    match create_flags(init) & CREATE_FLAGS & !RPC {
         0 => Ok(None),
         OFF => Ok(Some(Wish::Off)),
         STATELESS => Ok(Some(Wish::Stateless)),

@@ -1,5 +1,5 @@
-//! Shuffling a stream into partitions (the paper's 6.4): a value of 8 bytes goes to the partition that its low
-//! bits name, through a buffer of 16 values.
+//! Shuffling a stream into partitions (the paper's 6.4): a value of 8 bytes goes to the partition that its
+//! low bits name, through a buffer of 16 values.
 //!
 //! The histogram comes first, by RPC: where each partition lies, and its room. The end of the stream is an
 //! RPC, too: it flushes the buffers, and says how many values each partition of a range got. A value without

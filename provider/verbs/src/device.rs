@@ -35,7 +35,7 @@ use activity::Activity;
 use board::Board;
 pub(crate) use board::DeviceCq;
 use command::group;
-pub(crate) use command::{Command, Reply};
+pub(crate) use command::{Command, KernelCommand, Reply};
 use soft::Soft;
 use thread::{ProgressThread, TurnResult};
 
@@ -143,7 +143,7 @@ impl Device {
     /// Groups of commands that it takes.
     fn groups(&self) -> u32 {
         match self {
-            Device::Soft(_) => group::VERBS | group::XRC | group::STAR,
+            Device::Soft(_) => group::VERBS | group::XRC | group::STAR | group::RPC,
             Device::Board(_) => group::VERBS | group::XRC,
             #[cfg(test)]
             Device::Failing(_) => group::VERBS,

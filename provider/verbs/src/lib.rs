@@ -62,6 +62,7 @@ pub use qp::{Qp, QpAttr, QpCaps, QpInit};
 pub use srq::{Srq, SrqAttr, SrqCaps, SrqPoster};
 pub use star::{Settled, StarInfo};
 pub use starverbs_core::nic::{TagChange, TagOp};
+pub use starverbs_kernels::Builtin;
 pub use starverbs_rings::{Answer, Memory, ProgramMemory, Resource, budget};
 pub use starverbs_star::control::Wish;
 pub use wr::{SendBatch, send_ops_offered};

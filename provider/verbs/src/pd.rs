@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use starverbs_core::{PdId, Sge};
+use starverbs_kernels::Builtin;
 use starverbs_rings::ProgramMemory;
 
 use crate::context::Context;
-use crate::device::{Command, Device};
+use crate::device::{Command, Device, KernelCommand};
 use crate::error::{Result, VerbsError};
 use crate::mr::{self, Advice};
 use crate::share::{Kept, ObjectKind, Tag};
@@ -73,6 +74,26 @@ struct Parent {
 }
 
 impl Pd {
+    /// Has RPCs of an op-code, on queue pairs of this domain, answered by a kernel (StRoM).
+    ///
+    /// # Errors
+    /// EBUSY: the op-code has one; ENOMEM: the card has as many as it may; EOPNOTSUPP: it has none; EIO in a
+    /// forked child.
+    pub fn load_kernel(&self, op: u64, kernel: Builtin) -> Result<()> {
+        let kernel = kernel.make();
+        let load = KernelCommand::Load { pd: self.id(), op, kernel };
+        self.context().device()?.control(Command::Kernel(load)).map(|_| ())
+    }
+
+    /// Unloads the kernel of an op-code, whatever it is in the middle of.
+    ///
+    /// # Errors
+    /// EINVAL: there is none; as for loading.
+    pub fn unload_kernel(&self, op: u64) -> Result<()> {
+        let unload = KernelCommand::Unload { pd: self.id(), op };
+        self.context().device()?.control(Command::Kernel(unload)).map(|_| ())
+    }
+
     /// `ibv_alloc_pd`: makes a protection domain.
     ///
     /// # Errors

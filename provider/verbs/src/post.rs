@@ -169,7 +169,7 @@ impl<'a> SendPoster<'a> {
         if !self.qp.may_send() {
             return Err(VerbsError::Invalid("the QP is not ready to send"));
         }
-        if !offered(self.qp.qp_type, op) {
+        if !offered(self.qp.qp_type, op) && !(op.is_rpc() && self.qp.speaks_rpc()) {
             return Err(VerbsError::Invalid("op-code not of this transport"));
         }
         match &mut self.producer {
@@ -251,9 +251,9 @@ impl Drop for RecvPoster<'_> {
 #[inline]
 pub(crate) fn offered(qp_type: QpType, op: SendOp) -> bool {
     match qp_type {
-        QpType::Rc | QpType::XrcSend => true,
+        QpType::Rc | QpType::XrcSend => !op.is_rpc(),
         QpType::XrcRecv => false,
-        QpType::Uc => !op.is_answered() && op != SendOp::SendInv,
+        QpType::Uc => !op.is_answered() && !op.is_rpc() && op != SendOp::SendInv,
         QpType::Ud => matches!(op, SendOp::Send | SendOp::SendImm),
     }
 }

@@ -52,6 +52,8 @@ pub struct QpInit<'a> {
     pub block_own_multicast: bool,
     /// Which end keeps the connection (StaR); `None`: what the setting says
     pub star: Option<Wish>,
+    /// It speaks StRoM's dialect, where its peer does: RPCs
+    pub rpc: bool,
     /// Names the QP in events
     pub cookie: u64,
 }
@@ -80,6 +82,13 @@ pub struct Qp(Arc<QpInner>, PostLines);
 
 /// The wish of a queue pair that was made without StaR, and has none later.
 const NO_WISH: u8 = u8::MAX;
+/// The same, of one that speaks StRoM's dialect.
+const RPC: u8 = u8::MAX - 1;
+/// Answers of kernels that a queue pair of the dialect may have under way; each takes a place of its send
+/// queue.
+pub(crate) const REPLIES: u32 = 16;
+/// SGEs of such an answer.
+const REPLY_SGES: u32 = 2;
 
 pub(crate) struct QpInner {
     pub(crate) qpn: Qpn,
@@ -88,7 +97,7 @@ pub(crate) struct QpInner {
     /// allowed as in RTS.
     state: AtomicU8,
     gone: AtomicBool,
-    /// Which end is to keep the connection: a [`Wish`], or [`NO_WISH`]
+    /// Which end is to keep the connection: a [`Wish`], or [`NO_WISH`] or [`RPC`]
     wish: AtomicU8,
     pub(crate) pd: Pd,
     pub(crate) rings: WorkRings,
@@ -130,7 +139,7 @@ impl Qp {
             block_own_multicast: init.block_own_multicast,
             cookie: init.cookie,
         };
-        let command = Command::CreateQp { init: card_init, role: wish != Wish::Off };
+        let command = Command::CreateQp { init: card_init, role: wish != Wish::Off, rpc: init.rpc };
         let qpn = device.control(command)?.number()?;
         log!(Debug, "queue pair {qpn:#x}: created, {:?}", init.qp_type);
         Ok(Qp::handle(pd, init, qpn, wish, rings))
@@ -154,7 +163,11 @@ impl Qp {
             qp_type: init.qp_type,
             state: AtomicU8::new(QpState::Reset as u8),
             gone: AtomicBool::new(false),
-            wish: AtomicU8::new(if wish == Wish::Off { NO_WISH } else { wish as u8 }),
+            wish: AtomicU8::new(match wish {
+                _ if init.rpc => RPC,
+                Wish::Off => NO_WISH,
+                wish => wish as u8,
+            }),
             pd: pd.clone(),
             rings,
             send_cq: init.send_cq.clone(),
@@ -195,8 +208,9 @@ impl Qp {
     /// What was granted.
     pub fn caps(&self) -> QpCaps {
         let rings = &self.0.rings;
+        let own = if self.0.speaks_rpc() { REPLIES } else { 0 };
         QpCaps {
-            max_send_wr: rings.send_slots(),
+            max_send_wr: rings.send_slots() - own,
             max_recv_wr: rings.recv_slots(),
             max_send_sge: u32::from(rings.max_send_sge()),
             max_recv_sge: u32::from(rings.max_recv_sge()),
@@ -389,7 +403,13 @@ impl QpInner {
 
     /// Whether it was made with a wish, and so is known to StaR.
     pub(crate) fn has_wish(&self) -> bool {
-        self.wish.load(Ordering::Relaxed) != NO_WISH
+        self.wish.load(Ordering::Relaxed) < RPC
+    }
+
+    /// Whether it speaks StRoM's dialect.
+    #[inline]
+    pub(crate) fn speaks_rpc(&self) -> bool {
+        self.wish.load(Ordering::Relaxed) == RPC
     }
 
     /// Which end its program wants to keep the connection.
@@ -452,6 +472,7 @@ pub(crate) fn xrc_recv(cq: &Cq) -> QpInit<'_> {
         sq_sig_all: false,
         block_own_multicast: false,
         star: None,
+        rpc: false,
         cookie: 0,
     }
 }
@@ -483,7 +504,11 @@ fn check_tags(pd: &Pd, init: &QpInit<'_>) -> Result<()> {
 /// matches tags, the library cannot have the other half.
 fn wish(init: &QpInit<'_>, setting: Wish) -> Result<Wish> {
     let can = init.qp_type == QpType::Rc && !init.srq.is_some_and(Srq::is_tagged);
+    if init.rpc && (!can || !matches!(init.star, None | Some(Wish::Off))) {
+        return Err(VerbsError::Unsupported("RPCs for other than RC, with StaR, and where tags are matched"));
+    }
     match init.star {
+        _ if init.rpc => Ok(Wish::Off),
         Some(Wish::Off) => Ok(Wish::Off),
         Some(_) if !can => Err(VerbsError::Unsupported("StaR for other than RC, and where tags are matched")),
         asked if can => Ok(asked.unwrap_or(setting)),
@@ -497,8 +522,8 @@ const OWN_SENDS: SendSize = SendSize { max_wr: 32, max_sge: MAX_TAG_SGE as u16, 
 /// The rings of a QP; no receive queue for one that takes from SRQs, or never receives.
 fn rings(init: &QpInit<'_>, memory: ProgramMemory) -> Option<WorkRings> {
     let send = SendSize {
-        max_wr: init.max_send_wr.max(1),
-        max_sge: init.max_send_sge.max(1) as u16,
+        max_wr: init.max_send_wr.max(1) + if init.rpc { REPLIES } else { 0 },
+        max_sge: init.max_send_sge.max(if init.rpc { REPLY_SGES } else { 1 }) as u16,
         max_inline: init.max_inline,
     };
     let send = if init.srq.is_some_and(Srq::is_tagged) { OWN_SENDS } else { send };

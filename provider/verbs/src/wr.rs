@@ -12,6 +12,9 @@ use crate::error::{Result, VerbsError};
 use crate::post::{INLINE_ANSWER, offered};
 use crate::qp::QpInner;
 
+/// RPCs, for which there is no `IBV_QP_EX_WITH_*`: queue pairs of StRoM's dialect have them.
+const RPC: u64 = 1 << 63;
+
 /// What an `IBV_QP_EX_WITH_*` flag stands for.
 const fn flag(op: SendOp) -> u64 {
     match op {
@@ -27,7 +30,8 @@ const fn flag(op: SendOp) -> u64 {
         SendOp::SendInv => 1 << 9,
         SendOp::Flush => 1 << 11,
         SendOp::AtomicWrite => 1 << 12,
-        SendOp::Rpc | SendOp::RpcWrite | SendOp::Malformed => 0,
+        SendOp::Rpc | SendOp::RpcWrite => RPC,
+        SendOp::Malformed => 0,
     }
 }
 
@@ -62,6 +66,7 @@ impl<'a> SendBatch<'a> {
             Ok(_) if !qp.may_send() => Some(VerbsError::Invalid("the QP is not ready to send")),
             Ok(_) => None,
         };
+        let ops = if qp.speaks_rpc() { ops | RPC } else { ops };
         SendBatch { qp, producer, ops, error, op: SendOp::default(), unaddressed: false }
     }
 

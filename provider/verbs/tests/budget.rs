@@ -26,6 +26,7 @@ fn queues_take_no_more_than_they_may_and_give_it_back() {
         sq_sig_all: false,
         block_own_multicast: false,
         star: None,
+        rpc: false,
         cookie: 0,
     };
     let attr = ctx.device_attr();

@@ -7,6 +7,7 @@ use starverbs_backend::links::DomainName;
 use starverbs_core::mr::{MrAttr, WindowType};
 use starverbs_core::nic::TagOp;
 use starverbs_core::qp::{self as card_qp, QpAttr, QpAttrMask};
+use starverbs_core::strom::Kernel;
 use starverbs_core::{Av, AvId, Gid, PdId, Qpn, SrqId};
 use starverbs_rings::{CardRq, CardSq, CqRoom, SpinLock, WorkRings};
 use starverbs_star::control::Wish;
@@ -27,8 +28,7 @@ pub(crate) type Events = Arc<FdQueue<Event>>;
 /// What a queue pair is made of: the device's halves of its queues.
 pub(crate) type QpInit = card_qp::QpInit<CardSq, CardRq, CardCq>;
 
-/// Groups of commands, a bit each: what a device says that it takes. Bits 3 and 4 are kept for StRoM and for
-/// 1RMA.
+/// Groups of commands, a bit each: what a device says that it takes. Bit 4 is kept for 1RMA.
 pub(crate) mod group {
     /// The objects of a verbs program
     pub(crate) const VERBS: u32 = 1;
@@ -36,6 +36,8 @@ pub(crate) mod group {
     pub(crate) const XRC: u32 = 1 << 1;
     /// Queue pairs of StaR
     pub(crate) const STAR: u32 = 1 << 2;
+    /// StRoM: kernels, and queue pairs that speak its dialect
+    pub(crate) const RPC: u32 = 1 << 3;
 }
 
 /// A command. Each answers `Done` unless it says more.
@@ -171,10 +173,12 @@ pub(crate) enum Command<'a> {
         op: TagOp,
     },
 
-    /// A queue pair: its `Number`. `role`: it may become an end of a StaR connection
+    /// A queue pair: its `Number`. `role`: it may become an end of a StaR connection. `rpc`: it speaks
+    /// StRoM's dialect
     CreateQp {
         init: QpInit,
         role: bool,
+        rpc: bool,
     },
     ModifyQp {
         qp: &'a QpInner,
@@ -204,6 +208,8 @@ pub(crate) enum Command<'a> {
     Xrc(Xrc<'a>),
     /// Queue pairs of StaR
     Star(Star),
+    /// StRoM's kernels
+    Kernel(KernelCommand),
 }
 
 impl Command<'_> {
@@ -212,6 +218,7 @@ impl Command<'_> {
         match self {
             Command::Xrc(_) => group::XRC,
             Command::Star(_) => group::STAR,
+            Command::Kernel(_) | Command::CreateQp { rpc: true, .. } => group::RPC,
             _ => group::VERBS,
         }
     }
@@ -280,6 +287,14 @@ pub(crate) enum Star {
     SetRole { qpn: Qpn, role: Wish },
     /// What has become of it: `Star`
     Query { qpn: Qpn, role: Option<Wish> },
+}
+
+/// StRoM (docs/strom.md).
+pub(crate) enum KernelCommand {
+    /// Answers RPCs of an op-code on queue pairs of a protection domain. EBUSY: another does
+    Load { pd: PdId, op: u64, kernel: Box<dyn Kernel> },
+    /// No longer
+    Unload { pd: PdId, op: u64 },
 }
 
 /// An answer.

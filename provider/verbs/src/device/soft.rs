@@ -20,6 +20,7 @@ mod local;
 mod mads;
 mod memory;
 mod progress;
+mod rpc;
 pub(crate) mod shard;
 pub(crate) mod shared_qps;
 pub(crate) mod star;

@@ -47,6 +47,7 @@ fn init<'a>(cq: &'a Cq, srq: Option<&'a Srq>) -> QpInit<'a> {
         sq_sig_all: true,
         block_own_multicast: false,
         star: None,
+        rpc: false,
         cookie: 5,
     }
 }

@@ -132,6 +132,7 @@ impl Node {
             sq_sig_all: false,
             block_own_multicast: false,
             star: None,
+            rpc: false,
             cookie: 99,
         }
     }

@@ -18,6 +18,7 @@ mod memory;
 mod multicast;
 mod placement;
 mod receives;
+mod rpc;
 mod rules;
 mod same_host;
 mod star;

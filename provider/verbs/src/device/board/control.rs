@@ -132,7 +132,7 @@ impl Board {
                 self.objects().srqs.remove(&srq.0);
                 Ok(Reply::Done)
             }
-            Command::CreateQp { init, role: false } => self.create_qp(&init).map(Reply::Number),
+            Command::CreateQp { init, role: false, .. } => self.create_qp(&init).map(Reply::Number),
             Command::ModifyQp { qp, to, mask } => self.modify_qp(qp, to, mask).map(done),
             Command::QueryQp { qpn } => {
                 let reply: ModifyQp = self.link.ask(OP_QUERY_QP, &object(qpn))?;

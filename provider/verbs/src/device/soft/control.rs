@@ -91,7 +91,8 @@ impl Soft {
             Command::ChangeTags { srq, op } => {
                 Ok(Reply::Number(self.with(|shard, _| shard.nic.change_tags(srq, &op))?))
             }
-            Command::CreateQp { init, role } => self.create_qp(init, role).map(Reply::Number),
+            Command::CreateQp { init, role, rpc } => self.create_qp(init, role, rpc).map(Reply::Number),
+            Command::Kernel(command) => self.change_kernels(command).map(done),
             Command::ModifyQp { qp, to, mask } => self.modify_qp(qp, to, mask).map(done),
             Command::QueryQp { qpn } => Ok(Reply::Qp(self.with(|shard, _| shard.query_qp(qpn))?)),
             Command::DestroyQp { qp, detach } => self.destroy_qp(qp, detach).map(done),
@@ -253,15 +254,19 @@ impl Soft {
         })
     }
 
-    fn create_qp(&self, init: QpInit, role: bool) -> Result<Qpn> {
+    fn create_qp(&self, init: QpInit, role: bool, rpc: bool) -> Result<Qpn> {
         let sealing = if role { self.prepare_star()? } else { None };
-        self.with(|shard, _| {
+        self.with(|shard, now| {
             self.make_room(shard)?;
             if let Some(sealing) = sealing {
                 self.open_star(shard, sealing)?;
             }
             self.reserve_doorbells(shard.nic.qp_count() + 1)?;
-            Ok(shard.nic.create_qp(init)?)
+            let qpn = shard.nic.create_qp(init)?;
+            if rpc {
+                shard.speak_strom(qpn, now)?;
+            }
+            Ok(qpn)
         })
     }
 

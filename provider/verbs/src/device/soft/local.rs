@@ -226,7 +226,7 @@ impl Shard {
     fn propose(&mut self, qpn: Qpn, now: Nanos) {
         let Ok(attr) = self.nic.query_qp(qpn) else { return };
         let suits = self.nic.qp_type(qpn) == Some(QpType::Rc) && self.local.is_here(&attr.av.dgid);
-        if !suits || self.nic.hold_qp(qpn).is_err() {
+        if !suits || self.nic.speaks_strom(qpn) || self.nic.hold_qp(qpn).is_err() {
             return;
         }
         let (peer, block) = (attr.dest_qpn, attr.dest_qpn >> QPN_BLOCK_SHIFT);

@@ -17,6 +17,7 @@ use super::idle::Idle;
 use super::intake::Intake;
 use super::local::LocalHost;
 use super::mads::CardMads;
+use super::rpc::Replies;
 use super::shared_qps::SharedQps;
 use super::star::StarHost;
 use crate::cm::CmHost;
@@ -51,6 +52,8 @@ pub(crate) struct Shard {
     pub(super) star: Option<Box<StarHost>>,
     /// Queue pairs that talk to others of this host without packets
     pub(super) local: LocalHost,
+    /// Memory of queue pairs that speak StRoM's dialect
+    pub(super) replies: Replies,
     /// The card's next timer when the thread was last told of it
     pub(super) timer_seen: Option<Nanos>,
 }
@@ -82,6 +85,7 @@ impl Shard {
             cm: Box::new(cm),
             star: None,
             local,
+            replies: Replies::default(),
             timer_seen: None,
         }
     }

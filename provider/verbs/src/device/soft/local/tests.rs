@@ -98,6 +98,7 @@ impl Card {
             sq_sig_all: true,
             block_own_multicast: false,
             star: None,
+            rpc: false,
             cookie: 0,
         };
         Qp::create(&self.pd, &init).unwrap()

@@ -65,7 +65,9 @@ impl Shard {
         if self.with_star(now, |star, turn| star.ends.library.destroy(turn, qpn)) == Some(true) {
             return Ok(());
         }
-        self.nic.destroy_qp(&mut self.env, qpn)
+        self.nic.destroy_qp(&mut self.env, qpn)?;
+        self.forget_replies(qpn, now);
+        Ok(())
     }
 
     /// Whose a QP is.

@@ -1,0 +1,99 @@
+//! StRoM on the card in software: its kernels, and the memory in which answers of its queue pairs stand.
+//!
+//! An answer is a WRITE of the card's own, whose bytes lie in a memory region of the queue pair's domain
+//! that no program knows. Owns that memory; it must not know what kernels do.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::HashMap;
+use std::ptr::NonNull;
+
+use starverbs_core::mr::MrAttr;
+use starverbs_core::strom::{ReplyMemory, SLOT_BYTES};
+use starverbs_core::{Access, Nanos, NicError, Qpn};
+
+use super::super::command::KernelCommand;
+use super::{Shard, Soft};
+use crate::error::{Result, VerbsError};
+use crate::qp::REPLIES;
+
+/// Memory for the answers of a queue pair.
+struct ReplyRoom {
+    first: NonNull<u8>,
+    key: u32,
+}
+
+// SAFETY: memory of its own, which the holder of the card's lock alone touches.
+unsafe impl Send for ReplyRoom {}
+
+impl ReplyRoom {
+    const LAYOUT: Layout = match Layout::from_size_align(REPLIES as usize * SLOT_BYTES, 64) {
+        Ok(layout) => layout,
+        Err(_) => panic!("a few pages"),
+    };
+
+    fn new() -> Option<Self> {
+        // SAFETY: the layout has bytes.
+        let first = NonNull::new(unsafe { alloc_zeroed(ReplyRoom::LAYOUT) })?;
+        Some(ReplyRoom { first, key: 0 })
+    }
+}
+
+impl Drop for ReplyRoom {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated with this layout, and its region is deregistered.
+        unsafe { dealloc(self.first.as_ptr(), ReplyRoom::LAYOUT) }
+    }
+}
+
+/// The memory of all queue pairs that speak the dialect.
+#[derive(Default)]
+pub(super) struct Replies(HashMap<Qpn, ReplyRoom>);
+
+impl Shard {
+    /// Has a queue pair that was just made speak StRoM's dialect, or ends it.
+    pub(super) fn speak_strom(&mut self, qpn: Qpn, now: Nanos) -> Result<()> {
+        let spoken = self.give_reply_room(qpn);
+        if spoken.is_err() {
+            self.forget_replies(qpn, now);
+            self.nic.destroy_qp(&mut self.env, qpn)?;
+        }
+        spoken
+    }
+
+    fn give_reply_room(&mut self, qpn: Qpn) -> Result<()> {
+        const FULL: VerbsError = VerbsError::NoMemory("answers of kernels");
+        let pd = self.nic.qp_owner(qpn).ok_or(NicError::NotFound)?.pd;
+        self.replies.0.try_reserve(1).map_err(|_| FULL)?;
+        let mut room = ReplyRoom::new().ok_or(FULL)?;
+        let addr = room.first.as_ptr().expose_provenance() as u64;
+        let (length, access) = (ReplyRoom::LAYOUT.size() as u64, Access::LOCAL_WRITE);
+        room.key = self.nic.reg_mr(MrAttr { pd, addr, length, iova: addr, access, ..MrAttr::default() })?;
+        let memory = ReplyMemory { addr, lkey: room.key, slots: REPLIES as u8 };
+        self.replies.0.insert(qpn, room);
+        Ok(self.nic.speak_strom(qpn, memory)?)
+    }
+
+    /// A queue pair has ended, with its answers. Frames that name them have left, or are dropped.
+    pub(super) fn forget_replies(&mut self, qpn: Qpn, now: Nanos) {
+        if let Some(room) = self.replies.0.remove(&qpn) {
+            self.env.tx.flush(now);
+            _ = self.nic.dereg_mr(room.key);
+        }
+    }
+}
+
+impl Soft {
+    pub(super) fn change_kernels(&self, command: KernelCommand) -> Result<()> {
+        self.with(|shard, _| match command {
+            KernelCommand::Load { pd, op, kernel } => {
+                shard.nic.load_kernel(pd, op, kernel)?;
+                Ok(())
+            }
+            KernelCommand::Unload { pd, op } => {
+                let found = shard.nic.kernels(pd).find(|(has, _)| *has == op).ok_or(NicError::NotFound)?;
+                shard.nic.unload_kernel(found.1)?;
+                Ok(())
+            }
+        })
+    }
+}

@@ -1,0 +1,165 @@
+//! RPCs between two cards (StRoM): GET on the wire and between cards of one host, streams, and who may not.
+
+use crate::common::*;
+use starverbs_core::strom::{Code, RECORD_LEN, Record, Reply, ReplyFlags, Target};
+use starverbs_core::{QpType, SendFlags, SendOp, SendWqe, WcOpcode, WcStatus};
+use starverbs_kernels::get::{Bucket, Entry, Params};
+use starverbs_kernels::hll;
+use starverbs_verbs::{Builtin, Qp, QpInit, SendWr, Wish};
+use zerocopy::{FromBytes, IntoBytes};
+
+const OP: u64 = 0x1234_5678_9abc;
+const EINVAL: i32 = 22;
+const EBUSY: i32 = 16;
+const EOPNOTSUPP: i32 = 95;
+/// Where answers go: up to here, from 512 bytes before.
+const ANSWER: usize = 4096;
+const ROOM: usize = 512;
+
+fn rpc_qp(node: &Node) -> Qp {
+    Qp::create(&node.pd, &QpInit { rpc: true, ..node.init(QpType::Rc, None) }).unwrap()
+}
+
+/// A region for the answer that ends at a multiple of 8.
+fn answer_at(node: &Node) -> usize {
+    ANSWER - node.addr(0) as usize % 8
+}
+
+fn target(node: &Node, flags: ReplyFlags) -> Target {
+    let (addr, rkey) = (node.addr(answer_at(node) - ROOM), node.mr.rkey());
+    Target::new(&Reply { addr, rkey, len: ROOM as u32, imm: 77, flags })
+}
+
+fn call(node: &Node, qp: &Qp, params: &[u8], flags: ReplyFlags) {
+    node.fill(answer_at(node) - RECORD_LEN, &[0; RECORD_LEN]);
+    let wr = SendWr { op: SendOp::Rpc, remote_addr: OP, ..send(5, &[]) };
+    post_inline(qp, &wr, &[target(node, flags).as_bytes(), params].concat()).unwrap();
+}
+
+/// Code and bytes of the answer, once it is there.
+fn answer(node: &Node) -> (u32, Vec<u8>) {
+    let end = answer_at(node);
+    let record = || Record::decode(&node.bytes(end - RECORD_LEN, RECORD_LEN));
+    wait_for("the answer", || {
+        assert!(node.cq.poll(&mut []).is_ok());
+        record().is_some()
+    });
+    let (op, length, code) = record().unwrap();
+    assert_eq!(op, OP as u32);
+    let data = if code == 0 { length as usize } else { 0 };
+    (code, node.bytes(end - RECORD_LEN - data, data))
+}
+
+/// A table with key 7, whose value is seven bytes.
+fn table(node: &Node) -> Params {
+    let mut entry = Entry::default();
+    let value = node.addr(1024);
+    entry.buckets[1] = Bucket { key: 7.into(), value: value.into(), len: 7.into() };
+    node.fill(64, entry.as_bytes());
+    node.fill(1024, b"a value");
+    let key = node.mr.rkey();
+    Params {
+        table: node.addr(0).into(),
+        key: 7.into(),
+        index: 1.into(),
+        table_key: key.into(),
+        value_key: key.into(),
+        hops: 4.into(),
+    }
+}
+
+#[test]
+fn a_get_is_one_request() {
+    for settings in [settings(), wire()] {
+        let (a, b) = (Node::new(&settings), Node::new(&settings));
+        let (qa, qb) = (rpc_qp(&a), rpc_qp(&b));
+        connect(&a, &qa, &b, &qb);
+        b.pd.load_kernel(OP, Builtin::Get).unwrap();
+        assert_eq!(b.pd.load_kernel(OP, Builtin::Hll).unwrap_err().errno(), EBUSY);
+        let params = table(&b);
+        for _ in 0..40 {
+            call(&a, &qa, params.as_bytes(), ReplyFlags::empty());
+            assert_eq!(answer(&a), (Code::Ok as u32, b"a value".to_vec()));
+            let done = a.completions(1)[0];
+            assert_eq!((done.wr_id, done.status, done.opcode), (5, WcStatus::Success, WcOpcode::RdmaWrite));
+        }
+        let other = Params { key: 8.into(), ..params };
+        call(&a, &qa, other.as_bytes(), ReplyFlags::empty());
+        assert_eq!(answer(&a).0, Code::NotFound as u32);
+        a.completions(1);
+        /* with an immediate, for a program that sleeps */
+        a.post_recv(&qa, 6, 0, 0).unwrap();
+        call(&a, &qa, params.as_bytes(), ReplyFlags::IMM);
+        let mut done: Vec<_> = a.completions(2).iter().map(|c| (c.wr_id, c.opcode)).collect();
+        done.sort_by_key(|(id, _)| *id);
+        assert_eq!(done, [(5, WcOpcode::RdmaWrite), (6, WcOpcode::RecvRdmaWithImm)]);
+        assert_eq!(answer(&a).1, b"a value");
+        b.pd.unload_kernel(OP).unwrap();
+        assert_eq!(b.pd.unload_kernel(OP).unwrap_err().errno(), EINVAL);
+        call(&a, &qa, params.as_bytes(), ReplyFlags::empty());
+        assert_eq!(answer(&a).0, Code::NoKernel as u32);
+        a.completions(1);
+        assert!(b.cq.poll(&mut [Default::default()]).unwrap() == 0, "answers complete to nobody");
+    }
+}
+
+#[test]
+fn streams_are_built_in_place() {
+    let (a, b) = Node::pair();
+    let (qa, qb) = (rpc_qp(&a), rpc_qp(&b));
+    connect(&a, &qa, &b, &qb);
+    b.pd.load_kernel(OP, Builtin::Hll).unwrap();
+    let items: Vec<u8> = (0..2500u32).flat_map(|n| (n % 100).to_le_bytes()).collect();
+    a.fill(8192, &items);
+    let wqe = SendWqe { flags: SendFlags::SIGNALED, remote_addr: OP, ..SendWqe::default() };
+    let mut batch = qa.start(0);
+    batch.begin(SendWqe { wr_id: 1, op: SendOp::RpcWrite, ..wqe });
+    batch.set_sges(&[a.sge(8192, items.len())]);
+    batch.complete().unwrap();
+    assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+    call(&a, &qa, hll::Params::default().as_bytes(), ReplyFlags::empty());
+    let (code, data) = answer(&a);
+    let Ok(estimate) = hll::Estimate::read_from_bytes(&data) else { panic!("{data:?}") };
+    assert_eq!((code, estimate.distinct.get(), estimate.items.get()), (0, 100, 2500));
+}
+
+#[test]
+fn a_plain_peer_fails_the_first_rpc() {
+    let (a, b) = Node::pair();
+    let (qa, qb) = (rpc_qp(&a), b.qp(QpType::Rc));
+    connect(&a, &qa, &b, &qb);
+    call(&a, &qa, &[], ReplyFlags::empty());
+    assert_eq!(a.completions(1)[0].status, WcStatus::LocQpOpErr);
+}
+
+#[test]
+fn who_did_not_ask_has_no_rpcs() {
+    let (a, b) = Node::pair();
+    let (qa, qb) = (a.qp(QpType::Rc), rpc_qp(&b));
+    connect(&a, &qa, &b, &qb);
+    let wr = SendWr { op: SendOp::Rpc, remote_addr: OP, ..send(5, &[]) };
+    assert_eq!(post(&qa, &wr).unwrap_err().errno(), EINVAL);
+    let mut batch = qa.start(u64::MAX >> 1);
+    batch.begin(SendWqe { op: SendOp::Rpc, ..SendWqe::default() });
+    assert_eq!(batch.complete().unwrap_err().errno(), EINVAL);
+    let refused = |init: &QpInit<'_>| Qp::create(&a.pd, init).err().map(|error| error.errno());
+    let rpc = |qp_type| QpInit { rpc: true, ..a.init(qp_type, None) };
+    assert_eq!(refused(&rpc(QpType::Uc)), Some(EOPNOTSUPP));
+    let stateful = QpInit { star: Some(Wish::Stateful), ..rpc(QpType::Rc) };
+    assert_eq!(refused(&stateful), Some(EOPNOTSUPP));
+}
+
+/// Its places for answers are not among those that were granted.
+#[test]
+fn answers_take_no_place_of_the_programs() {
+    let node = Node::new(&settings());
+    let qp = rpc_qp(&node);
+    assert!(qp.caps().max_send_wr >= 16);
+    let (mr, kept) = (node.mr.rkey(), qp.number());
+    drop((qp, mr, kept));
+    let pd = starverbs_verbs::Pd::alloc(&node.ctx).unwrap();
+    pd.load_kernel(OP, Builtin::Traverse).unwrap();
+    assert_eq!(pd.dealloc().unwrap_err().errno(), EBUSY);
+    pd.unload_kernel(OP).unwrap();
+    pd.dealloc().unwrap();
+}
