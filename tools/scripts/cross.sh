@@ -57,7 +57,8 @@ in_root() {
 
 if here; then
     cross() {
-        CARGO_TARGET_DIR=$out CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=${cc%% *} cargo "$@"
+        CARGO_TARGET_DIR=$out CC_aarch64_unknown_linux_gnu=$cc \
+            CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=${cc%% *} cargo "$@"
     }
 else
     echo "cross.sh: no standard library for $triple in this toolchain: Debian's is taken" >&2

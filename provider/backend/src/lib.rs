@@ -32,6 +32,7 @@ pub mod links;
 mod listeners;
 mod membership;
 mod multicast_proxy;
+pub mod onerma;
 mod owners;
 mod pcap;
 mod peer;
