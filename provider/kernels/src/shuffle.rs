@@ -113,8 +113,8 @@ impl Shuffle {
             run.regs[1] += 1;
         }
         let (first, count) = (params.first.get() as usize, params.number.get() as usize);
-        let lanes = self.lanes.iter().take(self.mask + 1).skip(first).take(count);
-        let fit = lanes.fold(true, |fit, lane| fit && run.reply(&lane.values.to_le_bytes()));
+        let mut lanes = self.lanes.iter().take(self.mask + 1).skip(first).take(count);
+        let fit = lanes.all(|lane| run.reply(&lane.values.to_le_bytes()));
         let fit = fit && run.reply(&self.lost.to_le_bytes());
         Poll::Ready(if fit && self.lost == 0 { Code::Ok } else { Code::Overflow })
     }

@@ -169,7 +169,7 @@ impl<'a> SendPoster<'a> {
         if !self.qp.may_send() {
             return Err(VerbsError::Invalid("the QP is not ready to send"));
         }
-        if !offered(self.qp.qp_type, op) && !(op.is_rpc() && self.qp.speaks_rpc()) {
+        if !offered(self.qp.qp_type, op) && (!op.is_rpc() || !self.qp.speaks_rpc()) {
             return Err(VerbsError::Invalid("op-code not of this transport"));
         }
         match &mut self.producer {
