@@ -4,7 +4,7 @@ use starverbs_onerma::{
     Class, Command, Config, Counters, DerivedKey, IssueError, Op, RegionId, RegionKey, Rights, SlotState,
     Status,
 };
-use starverbs_sim::onerma::{Net, SimSeal, Wire};
+use starverbs_sim::onerma::{Net, Report, SimSeal, Wire};
 
 use super::two::*;
 
@@ -261,6 +261,49 @@ fn rekey_by_operation_by_the_owner_and_by_a_third_party() {
     );
     assert_eq!(two.net.hosts[SERVER].card.counts().rekeys, 1);
     two.check_quiet();
+}
+
+/// Section 7.3: a client that has the next key is without the region for one round trip.
+#[test]
+fn a_rekey_is_an_outage_of_one_round_trip() {
+    let mut two = two();
+    let next = RegionKey([9; 16]);
+    let here = two.net.hosts[CLIENT].gid;
+    let keys = [KEY, next].map(|key| SimSeal.key_for(&key, here, PID, Op::Read));
+    let (mut current, mut free): (usize, Vec<u16>) = (0, (0..32).collect());
+    /* the last end under the old key, the first one under the next, and failures */
+    let (mut last, mut first, mut failures) = (0, None, 0);
+    two.net.wake_at(0, 0);
+    two.net.wake_at(50_000, 1);
+    while two.net.now() < 100_000 {
+        match two.net.step().expect("there is a probe to come") {
+            Report::Woke(0) => {
+                if let Some(slot) = free.pop() {
+                    two.issue(slot, &Command { key: keys[current], ..two.command(Op::Read, 0, 64) });
+                }
+                let next = two.net.now() + 200;
+                two.net.wake_at(next, 0);
+            }
+            Report::Woke(_) => two.net.hosts[SERVER].card.rekey_region(two.remote.id, next).unwrap(),
+            Report::Completed(CLIENT) => {
+                while let Some(end) = two.portal.poll(&two.net.hosts[CLIENT]) {
+                    free.push(end.slot);
+                    match end.status {
+                        Status::Ok if current == 0 => last = two.net.now(),
+                        Status::Ok => _ = first.get_or_insert(two.net.now()),
+                        status => {
+                            assert_eq!(status, Status::RemoteAuthenticationFailure);
+                            (current, failures) = (1, failures + 1);
+                        }
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let outage = first.expect("the next key works") - last;
+    assert!((4_000..5_000).contains(&outage), "{outage}");
+    assert!((15..30).contains(&failures), "what was under way, and nothing later: {failures}");
 }
 
 #[test]
