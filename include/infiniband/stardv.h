@@ -289,7 +289,7 @@ struct stardv_get {
 	uint32_t index;
 	uint32_t table_rkey;
 	uint32_t value_rkey;
-	/* Most entries to look at */
+	/* Most entries to look at, 1024 at most */
 	uint32_t hops;
 };
 
@@ -324,6 +324,7 @@ struct stardv_consistent {
 	uint64_t object;
 	uint32_t rkey;
 	uint32_t len;
+	/* Times that it is read, 1024 at most */
 	uint32_t tries;
 	uint32_t reserved;
 };

@@ -7,6 +7,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::crc64::crc64;
 
+/// Most times that a request may have an object read.
+pub const MOST_TRIES: u32 = 1024;
+
 /// Parameters, 24 bytes.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -17,7 +20,7 @@ pub struct Params {
     pub rkey: U32,
     /// Its bytes, CRC included: 8 to 4096
     pub len: U32,
-    /// Times that it is read at most
+    /// Times that it is read at most, up to [`MOST_TRIES`]
     pub tries: U32,
     /// 0
     pub reserved: U32,
@@ -46,7 +49,7 @@ impl Consistent {
 impl Kernel for Consistent {
     fn start(&mut self, run: &mut Run, input: Input) -> Result<(), Code> {
         let params = Params::read_from_bytes(run.bytes()).map_err(|_| Code::BadParam)?;
-        if input != Input::Params || params.len.get() < 8 {
+        if input != Input::Params || params.len.get() < 8 || params.tries.get() > MOST_TRIES {
             return Err(Code::BadParam);
         }
         Consistent::fetch(run, &params)

@@ -7,6 +7,8 @@ use starverbs_core::strom::{Code, Input, Kernel, Place, Poll, Run};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// Most entries that a request may look at.
+pub const MOST_HOPS: u32 = 1024;
 /// Bytes of an [`Entry`].
 const ENTRY: u32 = 64;
 
@@ -46,7 +48,7 @@ pub struct Params {
     pub table_key: U32,
     /// Key of the region with the values
     pub value_key: U32,
-    /// Most entries to look at
+    /// Most entries to look at, up to [`MOST_HOPS`]
     pub hops: U32,
 }
 
@@ -71,7 +73,7 @@ impl Get {
 impl Kernel for Get {
     fn start(&mut self, run: &mut Run, input: Input) -> Result<(), Code> {
         let params = Params::read_from_bytes(run.bytes()).map_err(|_| Code::BadParam)?;
-        if input != Input::Params {
+        if input != Input::Params || params.hops.get() > MOST_HOPS {
             return Err(Code::BadParam);
         }
         Get::fetch(run, params.index.get())

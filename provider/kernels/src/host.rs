@@ -2,6 +2,9 @@
 
 use starverbs_core::strom::{Code, Input, Kernel, Memory, Place, Poll, Run};
 
+/// No request of any kernel takes more.
+const MOST_STEPS: usize = 2048;
+
 /// Something done to memory.
 type Change = Box<dyn FnMut(&mut [u8])>;
 
@@ -57,7 +60,10 @@ impl Host {
         let mut run = core::mem::take(&mut self.run);
         run.load(data, begins);
         let mut outcome = kernel.start(&mut run, input).err();
+        let mut steps = 0;
         while outcome.is_none() {
+            steps += 1;
+            assert!(steps <= MOST_STEPS, "a request that does not end");
             outcome = run.execute(self).err();
             if outcome.is_none()
                 && let Poll::Ready(code) = kernel.step(&mut run)

@@ -13,6 +13,8 @@ pub mod hll;
 mod host;
 pub mod shuffle;
 pub mod traverse;
+#[cfg(test)]
+mod untrusted;
 
 use starverbs_core::strom::Kernel;
 
