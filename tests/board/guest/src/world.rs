@@ -235,11 +235,8 @@ impl World {
         let deadline = Instant::now() + limit;
         while job.wait_until(deadline.min(Instant::now() + LOOK)).is_none() {
             if guest.qemu().ended().is_some() {
-                return Err(format!(
-                    "the guest has ended\n{}\n{}",
-                    tail(&job.output()),
-                    tail(&guest.console())
-                ));
+                let (said, console) = (tail(&guest.qemu().output()), tail(&guest.console()));
+                return Err(format!("the guest has ended\n{said}\n{console}"));
             }
             if Instant::now() > deadline {
                 return Err(format!("does not end in {} s\n{}", limit.as_secs(), tail(&job.output())));
