@@ -6,11 +6,13 @@
 
 mod receive;
 mod send;
+mod translate;
 
 use std::collections::VecDeque;
 
 use starverbs_core::qpc::{Channel, ConfigError, Context, Placement, Qpc, Requester, Response, SendRing};
 
+use self::translate::Translations;
 use super::calls::Wake;
 use super::dma::DmaEngine;
 use super::events::{EventQueue, Picos};
@@ -89,7 +91,7 @@ const OTHER: u16 = 1;
 
 /// What of a context the simulator needs: its numbers, so that each message proves that order was kept and no
 /// change lost.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct QpState {
     pub(super) send_psn: u32,
     pub(super) expected_psn: u32,
@@ -127,6 +129,8 @@ pub(super) enum Read {
     Answer(Packet),
     /// The RECV for a SEND of a peer
     Receive(Packet),
+    /// An entry of MPT and MTT
+    Translation,
 }
 
 /// Why a DMA write is made.
@@ -147,6 +151,8 @@ pub(super) mod channel {
     pub(in crate::rnic) const DESCRIPTOR: usize = 2;
     /// Of the writes: CQEs
     pub(in crate::rnic) const COMPLETION: usize = 2;
+    /// Of the reads: entries of MPT and MTT
+    pub(in crate::rnic) const TRANSLATION: usize = 3;
 }
 
 /// What a card counts, for the checks at the end.
@@ -161,6 +167,8 @@ pub(super) struct CardTally {
     pub(super) completions: u64,
     pub(super) fetches: u64,
     pub(super) write_backs: u64,
+    /// Contexts that went and were in memory as they are
+    pub(super) clean: u64,
     pub(super) asked: [u64; 3],
     /// Messages whose number was not the one expected
     pub(super) out_of_order: u64,
@@ -212,7 +220,8 @@ pub(super) struct Rnic {
     /// When the wire has taken the last packet
     out_free_at: Picos,
     arrived: VecDeque<Packet>,
-    pub(super) reads: DmaEngine<Read, 3>,
+    pub(super) reads: DmaEngine<Read, 4>,
+    translations: Translations,
     pub(super) writes: DmaEngine<Write, 3>,
     pub(super) board: DmaEngine<u32, 1>,
     /// Of each QP the next number that a response may have
@@ -253,6 +262,7 @@ impl Rnic {
             out_free_at: 0,
             arrived: VecDeque::new(),
             reads: DmaEngine::new(),
+            translations: Translations::default(),
             writes: DmaEngine::new(),
             board: DmaEngine::new(),
             tally: CardTally::default(),
@@ -324,7 +334,12 @@ impl Rnic {
         self.qpc.cycle();
         while let Some((qpn, context)) = self.qpc.poll_write_back() {
             self.tally.write_backs += 1;
+            let clean = self.contexts[qpn as usize] == context && world.params.keeps_clean;
             self.contexts[qpn as usize] = context;
+            if clean {
+                self.tally.clean += 1;
+                continue;
+            }
             // memory on the board takes them beside the reads
             if world.params.placement == Placement::Host {
                 self.writes.ask(channel::CACHE, world.now(), world.params.qpc_bytes, Write::Context);
@@ -377,7 +392,7 @@ impl Rnic {
             }
             Some(Read::Answer(packet)) => self.hand_out(packet, world),
             Some(Read::Receive(packet)) => self.place(packet, world),
-            None => {}
+            Some(Read::Translation) | None => {}
         }
     }
 

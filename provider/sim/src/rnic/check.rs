@@ -126,7 +126,7 @@ fn check_card(card: &Rnic, params: &Params) -> Result<(), String> {
     }
     let bytes = |contexts: u64| contexts * u64::from(params.qpc_bytes);
     let wanted = match params.placement {
-        Placement::Host => [bytes(fetched), bytes(written), 0],
+        Placement::Host => [bytes(fetched), bytes(written - tally.clean), 0],
         Placement::Board => [0, 0, bytes(fetched)],
     };
     let moved = [card.reads.bytes[CACHE], card.writes.bytes[CACHE], card.board.bytes[CACHE]];

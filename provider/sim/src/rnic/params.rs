@@ -49,12 +49,13 @@ macro_rules! sections {
 sections! {
     CardSection {
         cycle_ps: u64, window_packets: u32, request_cycles: u64, descriptor_fifo_wqes: u32,
-        translate_cycles: u64, cq_context_cycles: u64, stack: Stack, buffer_packets: u32,
+        translate_cycles: u64, mtt_entries: u32, mtt_bytes: u32, mtt_in_turn: bool,
+        cq_context_cycles: u64, stack: Stack, buffer_packets: u32,
     }
     QpcSection {
         policy: PolicyName, entries: u32, client_entries: u32, ooo_cap: u16, placement: PlacementName,
         when_full: WhenFull,
-        bytes: u32, acks_ask: bool,
+        bytes: u32, acks_ask: bool, writes_clean: bool,
     }
     StarSection { security_check: bool, check_cycles: u64, }
     BusSection {
@@ -178,6 +179,9 @@ pub struct Params {
     pub(super) request: Picos,
     pub(super) descriptor_fifo: u32,
     pub(super) translate: Picos,
+    pub(super) mtt_entries: u32,
+    pub(super) mtt_bytes: u32,
+    pub(super) mtt_in_turn: bool,
     pub(super) cq_context: Picos,
     pub(super) policy: Policy,
     pub(super) placement: Placement,
@@ -196,6 +200,8 @@ pub struct Params {
     pub(super) switch: Lane,
     pub(super) ack_bytes: u32,
     pub(super) acks_ask: bool,
+    /// A context that memory has as it is need not be written
+    pub(super) keeps_clean: bool,
     /// The core's transport runs
     pub(super) core: bool,
     pub(super) star: bool,
@@ -275,6 +281,9 @@ impl Params {
             request: card.request_cycles.value * card.cycle_ps.value,
             descriptor_fifo: card.descriptor_fifo_wqes.value,
             translate: card.translate_cycles.value * card.cycle_ps.value,
+            mtt_entries: card.mtt_entries.value,
+            mtt_bytes: card.mtt_bytes.value,
+            mtt_in_turn: card.mtt_in_turn.value,
             cq_context: card.cq_context_cycles.value * card.cycle_ps.value,
             policy: match qpc.policy.value {
                 PolicyName::Fcfs => Policy::Fcfs,
@@ -304,6 +313,7 @@ impl Params {
             link: ns(net.link_ns.value),
             ack_bytes: net.ack_bytes.value,
             acks_ask: qpc.acks_ask.value,
+            keeps_clean: !qpc.writes_clean.value,
             core: card.stack.value != Stack::Rdma,
             star: card.stack.value == Stack::Star,
             buffer: card.buffer_packets.value,

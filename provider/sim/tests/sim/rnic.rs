@@ -72,6 +72,25 @@ fn a_single_miss() {
     within(0.001, "hidden", two("latency-hiding", 1), hit() + bus(256.0) - bus(32.0) + 1.0);
 }
 
+/// Two QPs in turn, and room for the translation of one page: that of the ring and that of the data miss.
+#[test]
+fn addresses_are_translated() {
+    let miss = 500.0 + bus(16.0);
+    let settings = [("workload.qps", 2.into()), ("card.mtt_entries", 1.into())];
+    within(0.001, "two misses", alone("write", &settings), hit() + 2.0 * miss);
+    let rate = |entries: i64| {
+        let settings = [
+            ("workload.qps", 1000.into()),
+            ("card.mtt_entries", entries.into()),
+            ("card.mtt_in_turn", true.into()),
+        ];
+        outcome(&settings).rate
+    };
+    // of each doorbell the ring, and the data of its first message
+    within(0.01, "in turn", rate(100), 5.5e9 / (2.0 * miss));
+    assert!(rate(2000) > 60e6, "room for all");
+}
+
 #[test]
 fn the_window_bounds() {
     let rate =
@@ -256,6 +275,8 @@ fn a_run_can_be_ended_and_policies_and_sizes_of_all_kinds_add_up() {
                     ("card.window_packets", window.into()),
                     ("workload.qps", qps.into()),
                     ("workload.bytes", bytes.into()),
+                    ("qpc.writes_clean", (cap % 2 == 0).into()),
+                    ("card.mtt_entries", (cap - 1).into()),
                 ];
                 outcome(&settings);
             }

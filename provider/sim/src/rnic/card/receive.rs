@@ -2,6 +2,7 @@
 
 use starverbs_core::qpc::Channel;
 
+use super::translate::Page;
 use super::{OTHER, REQUEST, Read, Rnic, Stage, World, Write, channel};
 use crate::rnic::fabric::{Body, Packet};
 
@@ -58,6 +59,7 @@ impl Rnic {
         self.tally.carried_out += 1;
         let ready = world.now() + world.params.translate;
         if packet.body == Body::Read {
+            let ready = self.translated(packet.qpn, Page::Data, world);
             self.reads.ask(channel::DATA, ready, packet.bytes, Read::Answer(packet.answer(Body::Data)));
             self.wake_at(Stage::Read, ready, world);
             return;
@@ -73,7 +75,7 @@ impl Rnic {
 
     /// What a request brought goes to memory, and its ACK to the wire.
     pub(super) fn place(&mut self, packet: Packet, world: &mut World<'_>) {
-        let ready = world.now() + world.params.translate;
+        let ready = self.translated(packet.qpn, Page::Data, world);
         self.writes.ask(channel::DATA, ready, packet.bytes, Write::Payload);
         self.wake_at(Stage::Write, ready, world);
         if packet.body == Body::Send {

@@ -2,6 +2,7 @@
 
 use starverbs_core::qpc::Channel;
 
+use super::translate::Page;
 use super::{Read, Rnic, Stage, World, Wqe, Write, channel};
 use crate::rnic::fabric::{Body, Packet};
 use crate::rnic::host::Batch;
@@ -47,7 +48,7 @@ impl Rnic {
 
     fn read_wqes(&mut self, batch: Batch, world: &mut World<'_>) {
         let bytes = u32::from(batch.wqes) * world.params.wqe_bytes;
-        let ready = world.now() + world.params.translate;
+        let ready = self.translated(batch.qpn, Page::Ring, world);
         self.reads.ask(channel::DESCRIPTOR, ready, bytes, Read::Wqes(batch));
         self.wake_at(Stage::Read, ready, world);
     }
@@ -95,7 +96,7 @@ impl Rnic {
             body,
         });
         if body.brings_data() {
-            let ready = world.now() + world.params.translate;
+            let ready = self.translated(wqe.qpn, Page::Data, world);
             self.reads.ask(channel::DATA, ready, bytes, Read::Payload);
             self.wake_at(Stage::Read, ready, world);
         } else {
@@ -148,6 +149,7 @@ impl Rnic {
         *expected += 1;
         let ready = world.now() + world.params.translate;
         if response.body == Body::Data {
+            let ready = self.translated(response.qpn, Page::Data, world);
             self.writes.ask(channel::DATA, ready, response.bytes, Write::Payload);
             self.wake_at(Stage::Write, ready, world);
         }
