@@ -2,7 +2,7 @@
 //! decided by the code that real programs run (RC and StaR: queue pairs, timers, security registry, headers),
 //! and how long it takes by the units of [`card`].
 //!
-//! A packet passes: input -> [context] -> the core -> [memory] -> output -> switch -> link. The core answers
+//! A packet passes: input -> (context) -> the core -> (memory) -> output -> switch -> link. The core answers
 //! at once; what it puts on the wire waits for the memory that it brings or answers for. The connections are
 //! made on the quiet wire of [`Net`](crate::Net), before time is counted.
 
