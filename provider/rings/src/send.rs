@@ -199,7 +199,7 @@ impl<'a> SendProducer<'a> {
         pushed
     }
 
-    /// Where the next WQE will lie, for [`prefetch`](crate::prefetch).
+    /// Where the next WQE will lie, for [`prefetch`](crate::prefetch()).
     #[inline]
     pub fn next_slot(&self) -> *const u8 {
         self.ring.send_slot_at(self.tail)
