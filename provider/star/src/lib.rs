@@ -16,7 +16,6 @@ extern crate std;
 
 pub mod bounds;
 pub mod card;
-pub mod carried;
 pub mod channel;
 pub mod control;
 pub mod datagram;
