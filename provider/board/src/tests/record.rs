@@ -90,7 +90,9 @@ fn what_is_different_is_named() {
     assert!(changed("frame-in", flip).0 >= 1);
     assert!(changed("dma-read", drop_it).0 >= 1);
     assert_eq!(changed("time", |_| "tim 5".to_owned()).1, "tim 5");
-    let half = &text[..text.len() / 2];
-    assert!(matches!(played(half), Err(ReplayError::Diverged(_))), "a record that ends in the middle");
+    /* in the middle of an output: at the end of a turn it would be a shorter record, and right */
+    let middle = text.rfind("\nframe-out").unwrap() + "\nframe-out".len();
+    let cut = played(&text[..middle]);
+    assert!(matches!(cut, Err(ReplayError::Diverged(_))), "a record that ends in the middle: {cut:?}");
     assert!(matches!(played(""), Err(ReplayError::Head(1))));
 }
