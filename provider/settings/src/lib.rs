@@ -112,7 +112,7 @@ impl Default for Settings {
             qpc_cache: None,
             star: StarPreference::Off,
             star_threshold: 120,
-            star_wire: StarWire::Paper,
+            star_wire: StarWire::Packed,
             star_key: None,
         }
     }

@@ -49,7 +49,7 @@ fn every_key_reads_back_what_it_shows() {
         ("QPC_CACHE", "300,miss=500ns,fetch=0ns,policy=fcfs"),
         ("STAR", "stateless"),
         ("STAR_THRESHOLD", "7"),
-        ("STAR_WIRE", "packed"),
+        ("STAR_WIRE", "paper"),
         ("STAR_KEY", "/tmp/star.key"),
         ("CONFIG", "/tmp/x.toml"),
     ];

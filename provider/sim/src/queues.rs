@@ -147,12 +147,15 @@ struct Rq {
     queue: RefCell<VecDeque<Recv>>,
     /// How many of these came back: they take no slot
     back: Cell<usize>,
+    /// Whether the card found none since it was asked
+    starved: Cell<bool>,
 }
 
 impl SimRq {
     /// A queue of `slots` WQEs of up to `max_sge` SGEs.
     pub fn new(slots: usize, max_sge: usize) -> Self {
-        SimRq(Rc::new(Rq { slots, max_sge, queue: RefCell::default(), back: Cell::new(0) }))
+        let (queue, back, starved) = Default::default();
+        SimRq(Rc::new(Rq { slots, max_sge, queue, back, starved }))
     }
 
     /// WQEs that it has room for.
@@ -173,11 +176,20 @@ impl SimRq {
         self.0.queue.borrow_mut().push_back(recv);
         Ok(())
     }
+
+    /// After posting receives: whether the card found none since the last such question. Only then does a
+    /// program ring.
+    pub fn was_starved(&self) -> bool {
+        self.0.starved.take()
+    }
 }
 
 impl RecvQueue for SimRq {
     fn take(&self, sges: &mut [Sge]) -> Option<(u64, usize)> {
-        let recv = self.0.queue.borrow_mut().pop_front()?;
+        let Some(recv) = self.0.queue.borrow_mut().pop_front() else {
+            self.0.starved.set(true);
+            return None;
+        };
         self.0.back.set(self.0.back.get().saturating_sub(1));
         let n = recv.sges.len();
         sges[..n].copy_from_slice(&recv.sges);

@@ -50,7 +50,7 @@ fn all_keys(pcap: &Path) -> String {
          qpc_cache = {{ entries = 300, policy = \"non-blocking\" }}\n\
          star = \"auto\"\n\
          star_threshold = 7\n\
-         star_wire = \"packed\"\n\
+         star_wire = \"paper\"\n\
          star_key = \"{}\"\n",
         "5a".repeat(32)
     )

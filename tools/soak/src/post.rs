@@ -305,8 +305,7 @@ impl World {
             end.bad_recv |= wr.bad;
             end.recvs.push_back(wr);
             any = true;
-            if end.down() {
-                /* in ERR the card needs the doorbell */
+            if rq.was_starved() {
                 self.net.doorbell(at, self.conns[c].ends[e].qpn);
             }
         }

@@ -26,7 +26,7 @@ enum Added {
 impl<E: StarEnv> SlQp<E> {
     /// Sends what is posted and not sent, as far as the port takes it and SF has answered what it was told.
     pub(super) fn supply(&mut self, env: &mut E, now: Nanos) {
-        if self.state != SlState::Ready || self.resting || self.is_closed() || !self.has_unsent() {
+        if self.state != SlState::Ready || self.resting || self.is_closed() {
             return;
         }
         match self.init.form {
@@ -50,17 +50,21 @@ impl<E: StarEnv> SlQp<E> {
 
     /// Receives first: the other end may need them for what the sends bring about.
     fn supply_packed(&mut self, env: &mut E, now: Nanos) {
-        let mut batch = self.new_batch();
         let mut room = env.can_send_star();
-        while room && self.has_recv() {
+        let sends = room && self.may_send();
+        /* until none is found: only then does the next post ring */
+        let mut found = room && (sends || !self.holds_recvs()) && self.take_recv();
+        if !found && !sends {
+            return;
+        }
+        let mut batch = self.new_batch();
+        while found && room {
+            self.add_recv(&mut batch, self.recv.next);
+            self.note_recv(now);
             if batch.left() < recv_len(self.stride) {
                 room = self.ship(env, &mut batch);
-                continue;
             }
-            if !self.take_recv() || !self.add_recv(&mut batch, self.recv.next) {
-                break;
-            }
-            self.note_recv(now);
+            found = room && self.take_recv();
         }
         while room && self.may_send() {
             match self.add_send(env, &mut batch, self.send.next) {
@@ -120,14 +124,16 @@ impl<E: StarEnv> SlQp<E> {
         env.can_send_star()
     }
 
-    /// Whether there may be something that was not sent.
-    fn has_unsent(&self) -> bool {
-        self.send.next != self.posted() || self.has_recv()
-    }
-
     /// Whether a receive is there that may be sent now.
     pub(super) fn has_recv(&self) -> bool {
-        self.recv.has_room() && self.may_take() && !self.init.rq.is_empty()
+        self.recv.has_room() && self.may_take() && !self.init.rq.is_empty() && !self.holds_recvs()
+    }
+
+    /// Whether receives wait for more of them, or for a send to go with: SF has more than there are. Each
+    /// that it uses is a reason to look again.
+    fn holds_recvs(&self) -> bool {
+        let packed = self.init.form == Form::Packed && !self.init.setup.srq;
+        packed && self.init.rq.len() < self.recv.next.wrapping_sub(self.recv.una)
     }
 
     /// Whether the next send may be sent now.
