@@ -8,7 +8,7 @@
 
 local star = Proto("star", "StaR (stateless RDMA)")
 
-local PTYPES = { [1] = "WQEP", [2] = "EA", [3] = "RD", [4] = "RDA", [5] = "GD", [6] = "GDA", [7] = "CQEP", [8] = "WQEPS" }
+local PTYPES = { [1] = "WQEP", [2] = "EA", [3] = "RD", [4] = "RDA", [5] = "GD", [6] = "GDA", [7] = "CQEP", [8] = "WQEPS", [9] = "RDC" }
 local OPTS = { [0] = "SEND", [1] = "RECV", [2] = "WRITE", [3] = "READ" }
 local CONTROLS = {
 	[1] = "Offer", [2] = "Accept", [3] = "Confirm", [4] = "Plain", [5] = "Not yet", [6] = "Setup", [7] = "Rule",
@@ -95,6 +95,8 @@ local f = {
 	record_queue = ProtoField.bool("star.record.recv", "Receive", 8, nil, 0x80),
 	record_seq = ProtoField.uint24("star.record.seq", "Sequence", base.DEC),
 	inline = ProtoField.bytes("star.inline", "Inline bytes"),
+	record_recv = ProtoField.uint8("star.carried.queue", "Queue (1: receive)", base.DEC),
+	carried = ProtoField.bytes("star.carried.data", "Data of the message"),
 	version = ProtoField.uint8("star.version", "Version", base.DEC),
 	data = ProtoField.bytes("star.data", "Data"),
 	crc = ProtoField.uint32("star.crc", "CRC-32", base.HEX),
@@ -219,6 +221,21 @@ local function completion(data, tree)
 	return " " .. (STATUSES[status] or "status " .. status)
 end
 
+-- A completion before the last data of its message.
+local function carried(data, tree)
+	if data:len() < 32 then return "" end
+	tree:add(f.slot, data(0, 8))
+	tree:add(f.record_recv, data(8, 1))
+	tree:add(f.wc_opcode, data(9, 1))
+	tree:add(f.wc_flags, data(10, 1))
+	tree:add(f.solicited, data(11, 1))
+	tree:add(f.byte_len, data(12, 4))
+	tree:add(f.imm, data(16, 4))
+	tree:add(f.record_seq, data(21, 3))
+	if data:len() > 32 then tree:add(f.carried, data(32)) end
+	return " completion " .. data(21, 3):uint() .. " " .. (data:len() - 32) .. " bytes"
+end
+
 local function atomic(data, tree)
 	if data:len() < 32 then return "" end
 	tree:add(f.opcode, data(0, 1))
@@ -274,6 +291,7 @@ local function body(kind, opt, m, data, tree)
 	if m then return control(data, tree) end
 	if kind == 1 then return wqe(data, tree) end
 	if kind == 8 then return records(data, tree) end
+	if kind == 9 then return carried(data, tree) end
 	if kind == 7 then return completion(data, tree) end
 	if kind == 5 and opt == 1 then return atomic(data, tree) end
 	tree:add(f.data, data())
@@ -301,7 +319,7 @@ function star.dissector(tvb, pinfo, root)
 	local text = PTYPES[kind] .. " " .. OPTS[opt] .. (m and " control" or "")
 	local at, stop = HEADER, tvb:len() - CRC
 	-- An EA has no data, so that its length says to which half it goes.
-	local to_stateless = kind == 3 or kind == 5 or kind == 7 or (kind == 2 and stop > HEADER)
+	local to_stateless = kind == 3 or kind == 5 or kind == 7 or kind == 9 or (kind == 2 and stop > HEADER)
 	if (m or to_stateless) and at + PREFIX <= stop then
 		tree:add(f.prefix_qpn, tvb(at, 4))
 		tree:add(f.epoch, tvb(at + 4, 4))

@@ -1,7 +1,7 @@
 //! The wire, and time.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashSet};
 
 use starverbs_core::relay::{LinkId, Relay};
 use starverbs_core::wire::{IcrcHeader, Packet};
@@ -126,6 +126,8 @@ pub struct Net {
     /// StaR packets for a stateless half that asked for its host's memory or wrote there, as they left: the
     /// sender, and their bytes; kept where somebody takes them out
     pub star_sent: Option<Vec<(usize, Header)>>,
+    /// Completions that went with data: by whom, of which connection and queue, and which
+    carried: HashSet<(usize, Qpn, u32, u8, u32)>,
     /// Somebody on the wire who sends StaR frames of his own
     pub forger: Option<Forger>,
     /// What each host's card is
@@ -178,6 +180,7 @@ impl Net {
             tap: None,
             star_cut: Vec::new(),
             star_sent: None,
+            carried: HashSet::new(),
             forger: None,
             now: 1_000,
             rng,

@@ -16,6 +16,7 @@ extern crate std;
 
 pub mod bounds;
 pub mod card;
+pub mod carried;
 pub mod channel;
 pub mod control;
 pub mod datagram;

@@ -308,14 +308,18 @@ impl CqeMsg {
         bytes[2] = self.flags.bits();
         bytes[3] = u8::from(self.solicited);
         bytes[4..8].copy_from_slice(&self.byte_len.to_be_bytes());
-        let imm = if self.flags.contains(WcFlags::WITH_IMM) {
-            self.imm.to_ne_bytes()
-        } else {
-            self.imm.to_be_bytes()
-        };
-        bytes[8..12].copy_from_slice(&imm);
+        bytes[8..12].copy_from_slice(&self.imm_bytes());
         bytes[12..16].copy_from_slice(&self.vendor_err.to_be_bytes());
         bytes
+    }
+
+    /// Immediate data is kept in the order in which it was given; a key is a number.
+    pub(super) fn imm_bytes(&self) -> [u8; 4] {
+        if self.flags.contains(WcFlags::WITH_IMM) { self.imm.to_ne_bytes() } else { self.imm.to_be_bytes() }
+    }
+
+    pub(super) fn imm_of(flags: WcFlags, imm: [u8; 4]) -> u32 {
+        if flags.contains(WcFlags::WITH_IMM) { u32::from_ne_bytes(imm) } else { u32::from_be_bytes(imm) }
     }
 
     /// The completion that these bytes are. `None`: they are none.
@@ -337,7 +341,6 @@ impl CqeMsg {
         let flags = WcFlags::from_bits(flags)?;
         let byte_len = from.word()?;
         let imm = from.bytes()?;
-        let with_imm = flags.contains(WcFlags::WITH_IMM);
         Some(CqeMsg {
             slot,
             status: WcStatus::from_code(status)?,
@@ -349,7 +352,7 @@ impl CqeMsg {
                 _ => return None,
             },
             byte_len,
-            imm: if with_imm { u32::from_ne_bytes(imm) } else { u32::from_be_bytes(imm) },
+            imm: CqeMsg::imm_of(flags, imm),
             vendor_err: from.word()?,
         })
     }

@@ -18,6 +18,7 @@ use starverbs_core::{Access, Av, Counters, Gid, Nanos, NicError, PdId, Seg};
 
 use super::control::Sum;
 use super::env::StarEnv;
+use super::ring::CQE_SLOT;
 use super::wire::{Head, Header, Prefix, Ptype, Side};
 
 /// Most rules of a protection domain of a server.
@@ -61,6 +62,19 @@ pub enum Claim {
         len: u32,
         /// Right that the rule must give
         need: Access,
+    },
+    /// That, and a slot of a ring of the connection
+    Last {
+        /// What allows the first
+        rule: RuleRef,
+        /// First byte
+        addr: u64,
+        /// Bytes
+        len: u32,
+        /// Right that the rule must give
+        need: Access,
+        /// The ring, and the slot in it
+        slot: (RuleRef, u64),
     },
 }
 
@@ -305,6 +319,11 @@ impl Registry {
         found().unwrap_or(false)
     }
 
+    /// Whether a rule is there.
+    pub fn is_live(&self, rule: RuleRef) -> bool {
+        self.live(rule).is_some()
+    }
+
     /// Rights of a rule; none if it is no more.
     pub fn rights(&self, rule: RuleRef) -> Access {
         self.live(rule).map_or(Access::empty(), |slot| slot.rule.access)
@@ -312,7 +331,18 @@ impl Registry {
 
     /// Whether a packet of a connection may leave.
     fn allows(&self, seat: &Seat, claim: &Claim) -> bool {
-        let Claim::Memory { rule, addr, len, need } = *claim else { return true };
+        match *claim {
+            Claim::None => true,
+            Claim::Memory { rule, addr, len, need } => self.opens(seat, rule, (addr, len), need),
+            Claim::Last { rule, addr, len, need, slot: (ring, slot) } => {
+                self.opens(seat, rule, (addr, len), need)
+                    && self.opens(seat, ring, (slot, CQE_SLOT as u32), Access::LOCAL_WRITE)
+            }
+        }
+    }
+
+    /// Whether a rule lets a connection do so with this memory.
+    fn opens(&self, seat: &Seat, rule: RuleRef, (addr, len): (u64, u32), need: Access) -> bool {
         let Some(slot) = self.live(rule) else { return false };
         let rule = &slot.rule;
         let offset = addr.wrapping_sub(rule.addr);
@@ -340,13 +370,17 @@ impl Registry {
         };
         match header.ptype {
             Ptype::Rd => stats.star_sent_rd.inc(),
+            Ptype::Rdc => {
+                stats.star_sent_rd.inc();
+                stats.star_sent_cqep.inc();
+            }
             Ptype::Gd => stats.star_sent_gd.inc(),
             Ptype::Cqep => stats.star_sent_cqep.inc(),
             Ptype::Wqep | Ptype::Wqeps | Ptype::Ea | Ptype::Rda | Ptype::Gda => (),
         }
         let head = Head::to_stateless(header, seat.prefix);
         env.send_star(Side::Stateful, (&seat.av, seat.port), &head, data, payload, false);
-        if let Claim::Memory { rule, .. } = claim
+        if let Claim::Memory { rule, .. } | Claim::Last { rule, .. } = claim
             && let Some(slot) = self.slots.get_mut(rule.slot as usize)
         {
             slot.used = now.max(1);

@@ -7,6 +7,7 @@
 use starverbs_core::{Av, Counters, FrameMeta, Gid, Psn, Qpn, Seg, SendOp};
 
 use super::bounds::{Bounds, Use};
+use super::carried::Carried;
 use super::control::{Control, MAX_CONTROL};
 use super::env::{News, SlEvent, StarEnv};
 use super::form::Upto;
@@ -59,6 +60,7 @@ pub fn handle<E: StarEnv>(card: &Card<'_>, env: &mut E, from: (&FrameMeta, u16),
             let mut job = Job { card, env, from, header: &packet.header, prefix };
             match packet.header.ptype {
                 Ptype::Rd => job.place(packet.data),
+                Ptype::Rdc => job.place_last(packet.data),
                 Ptype::Gd if packet.header.opt == Opt::Recv => job.atomic(packet.data),
                 Ptype::Gd => job.gather(),
                 Ptype::Cqep => job.complete(packet.data),
@@ -96,6 +98,50 @@ impl<E: StarEnv> Job<'_, E> {
         self.env.dma_fence();
         self.card.stats.star_rd.inc();
         self.answer(Ptype::Rda, self.header.len, &[], &[]);
+        Ok(())
+    }
+
+    /// RDC: to memory, then its completion into its slot, and one answer for both. Once that is there,
+    /// nothing is written however often it comes, nor looked at: the program may have its buffer back.
+    /// Without data it asks whether that is so; no is a GDA without data.
+    fn place_last(&mut self, data: &[u8]) -> Result<(), Drop> {
+        let (carried, data) = Carried::decode(data).ok_or(Drop::Bad)?;
+        let Carried { queue, seq, cqe, stored } = carried;
+        if !cqe.slot.is_multiple_of(CQE_SLOT) {
+            return Err(Drop::Bad);
+        }
+        self.check(cqe.slot, CQE_SLOT, Use::Slot)?;
+        let stamp = Stamp { epoch: self.prefix.epoch, seq: seq.get() };
+        match self.stamp_at(cqe.slot)?.age_of(stamp) {
+            Age::Newer if data.is_empty() => {
+                self.answer(Ptype::Gda, 0, &[], &[]);
+                return Ok(());
+            }
+            Age::Newer => {
+                let what = if self.header.opt == Opt::Write { Use::Write } else { Use::Place };
+                self.check(self.header.addr, data.len() as u64, what)?;
+                if !self.env.dma_write(self.header.addr, data) {
+                    return Err(Drop::Refused);
+                }
+                self.env.dma_fence();
+                self.fill(&cqe, stamp)?;
+                self.card.stats.star_rd.inc();
+                self.tell(queue, News::Completed, Upto::of(stored));
+            }
+            Age::Same | Age::Older => self.card.stats.star_stale.inc(),
+            Age::Foreign => return Err(Drop::Stale),
+        }
+        self.answer(Ptype::Rda, self.header.len, &[], &[]);
+        Ok(())
+    }
+
+    /// Body, then stamp.
+    fn fill(&mut self, cqe: &CqeMsg, stamp: Stamp) -> Result<(), Drop> {
+        if !self.env.dma_write(cqe.slot + 8, &cqe.body()) || !self.store(cqe.slot, stamp.word()) {
+            return Err(Drop::Refused);
+        }
+        self.env.dma_fence();
+        self.card.stats.star_cqep.inc();
         Ok(())
     }
 
@@ -176,12 +222,8 @@ impl<E: StarEnv> Job<'_, E> {
         let stamp = Stamp { epoch: self.prefix.epoch, seq: self.header.psn.get() };
         match self.stamp_at(cqe.slot)?.age_of(stamp) {
             Age::Newer => {
-                if !self.env.dma_write(cqe.slot + 8, &cqe.body()) || !self.store(cqe.slot, stamp.word()) {
-                    return Err(Drop::Refused);
-                }
-                self.env.dma_fence();
-                self.card.stats.star_cqep.inc();
-                self.tell(News::Completed);
+                self.fill(&cqe, stamp)?;
+                self.tell(self.header.opt.queue(), News::Completed, Upto::of(self.header.addr));
             }
             /* the library has it, and may have made room since: only the answer was lost */
             Age::Same | Age::Older => self.card.stats.star_stale.inc(),
@@ -193,13 +235,12 @@ impl<E: StarEnv> Job<'_, E> {
 
     /// EA: for the library.
     fn stored(&mut self) -> Result<(), Drop> {
-        self.tell(News::Stored(self.header.psn));
+        self.tell(self.header.opt.queue(), News::Stored(self.header.psn), Upto::of(self.header.addr));
         Ok(())
     }
 
-    fn tell(&mut self, what: News) {
+    fn tell(&mut self, queue: Queue, what: News, upto: Option<Upto>) {
         let Prefix { qpn, epoch } = self.prefix;
-        let (queue, upto) = (self.header.opt.queue(), Upto::of(self.header.addr));
         self.env.star_event(SlEvent { qpn, epoch, queue, what, upto });
     }
 

@@ -79,6 +79,9 @@ pub enum Ptype {
     Cqep = 7,
     /// SL to SF, not the paper's: WQEs of both queues, see [`packed`](super::packed)
     Wqeps = 8,
+    /// SF to SL, not the paper's: the last data of a message, and its completion, see
+    /// [`carried`](super::carried)
+    Rdc = 9,
 }
 
 impl Ptype {
@@ -92,6 +95,7 @@ impl Ptype {
             6 => Ptype::Gda,
             7 => Ptype::Cqep,
             8 => Ptype::Wqeps,
+            9 => Ptype::Rdc,
             _ => return None,
         })
     }
@@ -308,7 +312,7 @@ pub fn lane(head: &[u8]) -> u8 {
         (Some(Ptype::Wqep), _) => 2,
         (Some(Ptype::Ea), _) => 3,
         (Some(Ptype::Cqep), _) => 4,
-        (Some(Ptype::Rd), _) => 5,
+        (Some(Ptype::Rd | Ptype::Rdc), _) => 5,
         (Some(Ptype::Gd), _) => 6,
         (Some(Ptype::Rda), _) => 7,
         (Some(Ptype::Gda), _) => 8,
@@ -404,10 +408,10 @@ struct Shape {
 impl Shape {
     /// `None`: there is no such packet to that half.
     fn of(side: Side, header: &Header) -> Option<Shape> {
-        use Ptype::{Cqep, Ea, Gd, Gda, Rd, Rda, Wqep, Wqeps};
+        use Ptype::{Cqep, Ea, Gd, Gda, Rd, Rda, Rdc, Wqep, Wqeps};
         let (prefix, data) = match (side, header.migrate, header.ptype) {
             (Side::Stateless, false, Rd) => (true, header.opt != Opt::Recv),
-            (Side::Stateless, false, Cqep) => (true, true),
+            (Side::Stateless, false, Cqep | Rdc) => (true, true),
             /* an atomic brings its operands, which LEN counts; eight bytes are wanted */
             (Side::Stateless, false, Gd) => (true, header.opt == Opt::Recv),
             (Side::Stateless, false, Ea) => (true, false),

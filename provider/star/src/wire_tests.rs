@@ -20,7 +20,7 @@ fn frame(path: &IcrcHeader, head: &Head, data: &[u8]) -> Vec<u8> {
 }
 
 fn any_header() -> impl Strategy<Value = (Header, Prefix)> {
-    let kinds = (1u8..=7, 0u8..=3, any::<bool>(), any::<bool>());
+    let kinds = (1u8..=9, 0u8..=3, any::<bool>(), any::<bool>());
     let numbers = (0..=QPN_MASK, any::<u32>(), any::<u64>(), 0u16..=4096, 0..=QPN_MASK, any::<u32>());
     (kinds, numbers).prop_map(|((ptype, opt, migrate, ack), (qpn, psn, addr, len, sl, epoch))| {
         let header = Header {

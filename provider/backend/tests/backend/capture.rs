@@ -9,11 +9,12 @@ use starverbs_core::mr::Rule;
 use starverbs_core::wire::{HeaderBuf, PKEY_DEFAULT, code};
 use starverbs_core::{Access, Av, Counters, Mtu, PdId, Psn, SendFlags, SendOp, SendWqe, Sge};
 use starverbs_settings::Settings;
+use starverbs_star::carried::Carried;
 use starverbs_star::control::{Control, MAX_CONTROL, Role, Setup, Sum, Wish};
 use starverbs_star::message::{self, Atomic, CqeMsg};
 use starverbs_star::packed::{Batch, ROOM};
 use starverbs_star::renew::Renewed;
-use starverbs_star::wire::{Head, Header, Opt, Prefix, Ptype};
+use starverbs_star::wire::{Head, Header, Opt, Prefix, Ptype, Queue};
 
 #[test]
 fn tshark_reads_the_capture_as_rocev2() {
@@ -152,7 +153,7 @@ fn send_everything(settings: &Settings) -> Vec<String> {
             addr: 0x1000,
             len,
         };
-        let stateless = matches!(ptype, Ptype::Rd | Ptype::Gd | Ptype::Cqep);
+        let stateless = matches!(ptype, Ptype::Rd | Ptype::Rdc | Ptype::Gd | Ptype::Cqep);
         let head = if stateless { Head::to_stateless(header, prefix) } else { Head::to_stateful(header) };
         tx.send(&to, 40_000 + ptype as u16, &head, data, Payload::EMPTY, false);
         psn += 1;
@@ -175,6 +176,9 @@ fn send_everything(settings: &Settings) -> Vec<String> {
     };
     batch.push_inline(Psn::new(10), &inline, 33, fill).expect("room");
     say(Ptype::Wqeps, Opt::Recv, batch.bytes());
+    let cqe = CqeMsg { slot: 96, byte_len: 5, ..CqeMsg::default() };
+    let carried = Carried { queue: Queue::Recv, seq: Psn::new(77), cqe, stored: 0 }.encode();
+    say(Ptype::Rdc, Opt::Send, &[&carried[..], b"fives"].concat());
     say(Ptype::Ea, Opt::Recv, &[]);
     say(Ptype::Rd, Opt::Write, &[1; 100]);
     say(Ptype::Rda, Opt::Write, &[]);
@@ -195,15 +199,16 @@ fn send_everything(settings: &Settings) -> Vec<String> {
         "WQEP SEND QPN 0x000123 PSN 0 SEND 154 bytes",
         "WQEP RECV QPN 0x000123 PSN 1 receive 77 bytes",
         "WQEPS RECV QPN 0x000123 PSN 2 4 WQEs",
-        "EA RECV QPN 0x000123 PSN 3",
-        "RD WRITE QPN 0x000123 PSN 4",
-        "RDA WRITE QPN 0x000123 PSN 5",
-        "GD READ QPN 0x000123 PSN 6",
-        "GDA READ QPN 0x000123 PSN 7",
-        "GD RECV QPN 0x000123 PSN 8 atomic 6",
-        "GDA RECV QPN 0x000123 PSN 9",
-        "GDA RECV QPN 0x000123 PSN 10 early",
-        "CQEP SEND QPN 0x000123 PSN 11 success",
+        "RDC SEND QPN 0x000123 PSN 3 completion 77 5 bytes",
+        "EA RECV QPN 0x000123 PSN 4",
+        "RD WRITE QPN 0x000123 PSN 5",
+        "RDA WRITE QPN 0x000123 PSN 6",
+        "GD READ QPN 0x000123 PSN 7",
+        "GDA READ QPN 0x000123 PSN 8",
+        "GD RECV QPN 0x000123 PSN 9 atomic 6",
+        "GDA RECV QPN 0x000123 PSN 10",
+        "GDA RECV QPN 0x000123 PSN 11 early",
+        "CQEP SEND QPN 0x000123 PSN 12 success",
     ]
     .map(str::to_owned)
     .into();

@@ -4,9 +4,10 @@ use std::cmp::Reverse;
 
 use starverbs_core::wire::IcrcHeader;
 use starverbs_core::{Av, FrameMeta, Nanos};
+use starverbs_star::carried::Carried;
 use starverbs_star::control::Control;
 use starverbs_star::host::Ends;
-use starverbs_star::wire::{Packet, Ptype, Side};
+use starverbs_star::wire::{Header, Packet, Ptype, Side};
 
 use super::{Flight, Net};
 use crate::host::SimEnv;
@@ -108,8 +109,19 @@ impl Net {
     fn note_sent(&mut self, from: usize, frame: &StarFrame) {
         let Some(sent) = &mut self.star_sent else { return };
         let packet = Packet::open(side_of(&frame.path), &frame.path, &frame.bytes).expect("as it left");
-        if matches!(packet.header.ptype, Ptype::Rd | Ptype::Gd) {
-            sent.push((from, packet.header));
+        let header = packet.header;
+        match header.ptype {
+            Ptype::Rd | Ptype::Gd => sent.push((from, header)),
+            Ptype::Rdc => {
+                let carried = Carried::decode(packet.data).zip(packet.prefix);
+                let ((carried, data), prefix) = carried.expect("as it left");
+                /* one that is sent again writes nothing if it was done before */
+                let of = (from, header.qpn, prefix.epoch, carried.queue as u8, carried.seq.get());
+                if self.carried.insert(of) {
+                    sent.push((from, Header { ptype: Ptype::Rd, len: data.len() as u16, ..header }));
+                }
+            }
+            _ => {}
         }
     }
 

@@ -3,7 +3,9 @@
 use starverbs_core::{Access, Counters, FrameMeta, Gid, NicConfig, Psn, SendOp, WcStatus};
 use starverbs_sim::{Faults, Net, StarFrame};
 use starverbs_star::bounds::Bounds;
+use starverbs_star::carried::Carried;
 use starverbs_star::env::{News, SlEvent};
+use starverbs_star::form::Upto;
 use starverbs_star::message::{Atomic, CqeMsg};
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp};
 use starverbs_star::stateless::{Card, handle};
@@ -75,6 +77,24 @@ impl Sl {
         (frames.len(), events.len())
     }
 
+    /// The last data of a message with its completion: the answer's kind and length, and how many events.
+    fn rdc(&mut self, seq: u32, epoch: u32, data: &[u8]) -> (Option<(Ptype, u16)>, usize) {
+        let cqe = CqeMsg { slot: self.slot, byte_len: data.len() as u32, ..CqeMsg::default() };
+        let upto = Upto { sends: Psn::new(5), recvs: Psn::new(6) };
+        let carried = Carried { queue: Queue::Recv, seq: Psn::new(seq), cqe, stored: upto.word() };
+        let bytes = [&carried.encode()[..], data].concat();
+        let header = header(Ptype::Rdc, Opt::Send, self.data, bytes.len() as u16);
+        let (frames, events) = self.get(header, Prefix { epoch, ..PREFIX }, &bytes);
+        let what = News::Completed;
+        let told = SlEvent { qpn: PREFIX.qpn, epoch, queue: Queue::Recv, what, upto: Some(upto) };
+        assert!(events.iter().all(|event| *event == told));
+        let answered = (!frames.is_empty()).then(|| {
+            let Header { ptype, len, .. } = answer(&frames).header;
+            (ptype, len)
+        });
+        (answered, events.len())
+    }
+
     fn completion(&self) -> (Stamp, CqeMsg) {
         let memory = &self.net.hosts[0].env.memory;
         let body = memory.read(self.slot + 8, 16).try_into().expect("16 bytes");
@@ -104,6 +124,35 @@ fn a_late_copy_of_a_completion_changes_nothing() {
     let (stamp, cqe) = sl.completion();
     assert_eq!((stamp, cqe.byte_len, cqe.status), (Stamp { epoch: EPOCH, seq: 1 }, 20, WcStatus::Success));
     assert_eq!((sl.stats.star_cqep.get(), sl.stats.star_stale.get()), (2, 3));
+}
+
+#[test]
+fn the_last_data_of_a_message_brings_its_completion_once() {
+    let mut sl = Sl::new();
+    let data = |sl: &Sl| sl.net.hosts[0].env.memory.read(sl.data, 3).to_vec();
+    let done = Some((Ptype::Rda, 35));
+    assert_eq!(sl.rdc(0, EPOCH, b""), (Some((Ptype::Gda, 0)), 0), "it has not come");
+    assert_eq!((sl.rdc(0, EPOCH, b"one"), data(&sl)), ((done, 1), b"one".to_vec()));
+    assert_eq!((sl.rdc(0, EPOCH, b"two"), data(&sl)), ((done, 0), b"one".to_vec()), "a copy");
+    assert_eq!(sl.rdc(0, EPOCH, b""), (Some((Ptype::Rda, 32)), 0), "it has");
+    assert_eq!((sl.rdc(1, EPOCH, b"new"), data(&sl)), ((done, 1), b"new".to_vec()), "the next turn");
+    assert_eq!((sl.rdc(0, EPOCH, b"old"), data(&sl)), ((done, 0), b"new".to_vec()), "a turn late");
+    assert_eq!(
+        (sl.rdc(2, EPOCH + 1, b"bad"), data(&sl)),
+        ((None, 0), b"new".to_vec()),
+        "another connection's"
+    );
+    let (stamp, cqe) = sl.completion();
+    assert_eq!((stamp.seq, cqe.byte_len), (1, 3));
+    assert_eq!([&sl.stats.star_rd, &sl.stats.star_cqep, &sl.stats.star_stale].map(|c| c.get()), [2, 2, 4]);
+    /* the program has deregistered the buffer: a copy is answered, and a new message is not placed */
+    sl.bounds.remove(sl.data, 256, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC);
+    assert_eq!((sl.rdc(1, EPOCH, b"two"), sl.rdc(2, EPOCH, b"two")), ((done, 0), (None, 0)));
+    assert_eq!((sl.completion().0.seq, data(&sl)), (1, b"new".to_vec()));
+    /* no slot of this connection */
+    sl.slots = Some((sl.slot + CQE_SLOT, CQE_SLOT));
+    assert_eq!(sl.rdc(1, EPOCH, b"two"), (None, 0));
+    assert_eq!(sl.stats.star_refused.get(), 2);
 }
 
 #[test]

@@ -5,10 +5,12 @@ use starverbs_core::transport::slices;
 use starverbs_core::{Access, Gid, Psn, QpId, QpState, SendOp, SendWqe, WcStatus};
 
 use super::events::Told;
+use super::packets::refused;
 use super::remote::Stored;
 use super::stream::{Class, Op};
 use super::window::{Answered, Entry, Kind, Of};
 use super::{Card, Stateful};
+use crate::carried::CARRIED_LEN;
 use crate::env::StarEnv;
 use crate::form::Form;
 use crate::message::Wqe;
@@ -42,7 +44,7 @@ impl<E: StarEnv> Stateful<E> {
             Ptype::Wqeps => self.take_wqes(card, packet),
             Ptype::Ea => self.told(card, header),
             Ptype::Rda | Ptype::Gda => self.answered(card, packet),
-            Ptype::Rd | Ptype::Gd | Ptype::Cqep => false,
+            Ptype::Rd | Ptype::Rdc | Ptype::Gd | Ptype::Cqep => false,
         }
     }
 
@@ -115,6 +117,10 @@ impl<E: StarEnv> Stateful<E> {
         let Some(entry) = self.window.get(header.psn).copied() else {
             return self.answered_again(card, header.psn);
         };
+        let op = *self.streams[entry.of as usize].get(entry.wqe);
+        if op.carries {
+            return self.answered_last(card, packet, &entry, &op);
+        }
         let early = entry.kind == Kind::Atomic && header.ptype == Ptype::Gda && data.is_empty();
         let asked = early
             || match entry.kind {
@@ -130,7 +136,6 @@ impl<E: StarEnv> Stateful<E> {
             self.infer(card, &entry);
             return true;
         }
-        let op = *self.streams[entry.of as usize].get(entry.wqe);
         if self.too_early(&entry, &op) {
             self.window.refuse(header.psn);
             return true;
@@ -140,6 +145,23 @@ impl<E: StarEnv> Stateful<E> {
             return true;
         }
         self.count_answer(card, header.psn);
+        true
+    }
+
+    /// What a packet that carries a completion has done, or that it was not done before its rule went. False:
+    /// it is no answer to such.
+    fn answered_last(&mut self, card: &mut Card<'_, E>, packet: &Packet<'_>, entry: &Entry, op: &Op) -> bool {
+        let (header, alone) = (&packet.header, CARRIED_LEN as u16);
+        let not = header.ptype == Ptype::Gda && header.len == 0 && !card.registry.is_live(entry.rule);
+        let done = header.ptype == Ptype::Rda && (header.len == alone + entry.len || header.len == alone);
+        if !(done || not) || header.addr != entry.addr || self.state != QpState::Rts {
+            return false;
+        }
+        if done {
+            self.count_answer(card, header.psn);
+        } else {
+            self.abandon(card, entry.of, entry.wqe, refused(entry.of, op));
+        }
         true
     }
 
@@ -171,7 +193,8 @@ impl<E: StarEnv> Stateful<E> {
         self.stream(entry.of).carried(entry.wqe, WcStatus::Success);
         let op = self.stream(entry.of).op(entry.wqe);
         op.left -= 1;
-        if entry.kind == Kind::Put && entry.copies() > 0 {
+        /* a copy of one that carries a completion changes nothing */
+        if entry.kind == Kind::Put && entry.copies() > 0 && !op.carries {
             op.copies += entry.copies();
             op.copied = op.copied.max(answered.copied());
         }

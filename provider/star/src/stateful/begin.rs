@@ -8,7 +8,9 @@ use starverbs_core::{Access, Nanos, Psn, QpId, SendFlags, SendOp, SendWqe, Sge, 
 use super::stream::{Carry, Class, Op};
 use super::window::Of;
 use super::{Card, Held, Stateful};
+use crate::carried::CARRIED_LEN;
 use crate::env::StarEnv;
+use crate::form::Form;
 
 /// SL repeats a WQEP for so long before it gives up: 1 ms, doubled seven times. A receive WQE of SL may be
 /// under way as long, so that a SEND for which none is here is not refused before.
@@ -161,6 +163,7 @@ impl<E: StarEnv> Stateful<E> {
                 return Begin::Wait;
             }
         }
+        let carries = self.may_carry(wqe, sges.iter().find(|sge| sge.len > 0).map_or(0, |sge| sge.len));
         self.next_recv = seq.plus(1);
         let failed = status != WcStatus::Success;
         if matches!(status, WcStatus::RemOpErr | WcStatus::RemAccessErr) {
@@ -168,12 +171,20 @@ impl<E: StarEnv> Stateful<E> {
         }
         Begin::Go(Op {
             class: Class::Send,
+            carries: carries && !failed,
             recv: Some(seq.get()),
             status,
             all: failed || wqe.length == 0,
             length: wqe.length,
             ..Op::default()
         })
+    }
+
+    /// Whether the only packet of one of our WQEs may bring SL's completion with it, if so many bytes in a
+    /// row are there. What was begun before it must not be needed for that, but by other completions.
+    fn may_carry(&self, wqe: &SendWqe, room: u32) -> bool {
+        let fits = wqe.length > 0 && wqe.length <= room && wqe.length + CARRIED_LEN as u32 <= self.mtu;
+        self.local.form == Form::Packed && fits && self.streams[0].all_carry()
     }
 
     fn begin_write(&mut self, card: &mut Card<'_, E>, wqe: &SendWqe) -> Begin {
@@ -201,6 +212,7 @@ impl<E: StarEnv> Stateful<E> {
                 Ok(seq) => op.recv = Some(seq.get()),
                 Err(begin) => return begin,
             }
+            op.carries = self.may_carry(wqe, wqe.length);
             self.next_recv = self.next_recv.plus(1);
         }
         Begin::Go(op)

@@ -95,7 +95,11 @@ impl Completions {
     /// WQE `seq` ended so; all before it of the queue have ended. SL is told, `after` that time.
     pub(super) fn push(&mut self, seq: Psn, message: CqeMsg, after: Nanos) {
         let at = self.at(seq);
-        let slot = slot(self.base, self.depth(), seq.get(), CQE_SLOT);
+        let slot = self.slot(seq);
+        if self.is_told() {
+            /* any number of completions may have gone with their data meanwhile */
+            (self.una, self.fresh) = (seq, seq);
+        }
         self.end = seq.plus(1);
         /* a turn back SL has all, or it would not have posted this WQE: an EA was lost */
         while self.end.since(self.una) > self.depth() as i32 {
@@ -106,6 +110,11 @@ impl Completions {
         let message = CqeMsg { slot, ..message };
         self.all[at] = Pending { message, state: State::Waiting, tries: 0, sent: 0, after };
         self.pass();
+    }
+
+    /// Where the completion of WQE `seq` goes.
+    pub(super) fn slot(&self, seq: Psn) -> u64 {
+        slot(self.base, self.depth(), seq.get(), CQE_SLOT)
     }
 
     fn settle(&mut self, at: usize) {
@@ -284,7 +293,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// What a packet that leaves now says of SL's WQEs; 0 in the paper's packets.
-    fn tell_stored(&mut self) -> u64 {
+    pub(super) fn tell_stored(&mut self) -> u64 {
         if self.local.form == Form::Paper {
             return 0;
         }

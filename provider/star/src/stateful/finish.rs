@@ -66,27 +66,15 @@ impl<E: StarEnv> Stateful<E> {
         self.local.sq.release(index.wrapping_add(1));
         if let Some(seq) = op.recv.map(Psn::new) {
             self.recvs.release(seq.plus(1));
-            self.tell_recv(seq, &wqe);
+            if !op.carries {
+                self.completions[Queue::Recv as usize].push(seq, recv_done(&wqe), 0);
+            }
         }
         if self.local.sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
             let byte_len = if wqe.op.brings_data() { wqe.length } else { 0 };
             let (wr_id, qpn, opcode) = (wqe.wr_id, self.local.qpn, wqe.op.wc_opcode());
             self.push_send(card, &Cqe { wr_id, byte_len, qpn, opcode, ..Cqe::default() });
         }
-    }
-
-    /// A receive WQE of SL has its message.
-    fn tell_recv(&mut self, seq: Psn, wqe: &SendWqe) {
-        let (flags, imm, opcode) = recv_says(wqe);
-        let message = CqeMsg {
-            opcode,
-            flags,
-            imm,
-            solicited: wqe.flags.contains(SendFlags::SOLICITED),
-            byte_len: wqe.length,
-            ..CqeMsg::default()
-        };
-        self.completions[Queue::Recv as usize].push(seq, message, 0);
     }
 
     /// How a WQE of SL ends whose data is here: a SEND with invalidate may still fail.
@@ -162,6 +150,13 @@ fn count<E: StarEnv>(card: &Card<'_, E>, cqe: &Cqe) -> bool {
         card.stats.error_completions.inc();
     }
     error
+}
+
+/// The completion of a receive WQE of SL that has its message.
+pub(super) fn recv_done(wqe: &SendWqe) -> CqeMsg {
+    let (flags, imm, opcode) = recv_says(wqe);
+    let solicited = wqe.flags.contains(SendFlags::SOLICITED);
+    CqeMsg { opcode, flags, imm, solicited, byte_len: wqe.length, ..CqeMsg::default() }
 }
 
 /// What the completion of a receive says of the message that it took.

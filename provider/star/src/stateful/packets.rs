@@ -7,15 +7,17 @@ use starverbs_core::transport::slices;
 use starverbs_core::{Access, Psn, QpId, QpState, Seg, SendFlags, Sge, WcStatus};
 
 use super::begin::Begin;
+use super::finish::recv_done;
 use super::stream::{Class, Op};
 use super::window::{Entry, Kind, Of};
 use super::{Card, Ended, Stateful};
+use crate::carried::{CARRIED_LEN, Carried};
 use crate::env::StarEnv;
 use crate::form::Form;
-use crate::message::{ATOMIC_LEN, Atomic};
+use crate::message::{ATOMIC_LEN, Atomic, CqeMsg};
 use crate::registry::{Claim, RuleRef};
-use crate::ring::{REPLAY_SLOT, slot};
-use crate::wire::{Header, Opt, Ptype};
+use crate::ring::{CQE_SLOT, REPLAY_SLOT, slot};
+use crate::wire::{Header, Opt, Ptype, Queue};
 
 /// Packets that a connection may send before another gets its turn.
 const TURN: u32 = 64;
@@ -253,6 +255,9 @@ impl<E: StarEnv> Stateful<E> {
     /// One packet through the gate. Why it cannot leave, otherwise.
     fn send_entry(&mut self, card: &mut Card<'_, E>, psn: Psn, entry: &Entry) -> Result<(), WcStatus> {
         let op = *self.streams[entry.of as usize].get(entry.wqe);
+        if op.carries {
+            return self.send_last(card, psn, entry, &op);
+        }
         let claim = Claim::Memory {
             rule: entry.rule,
             addr: entry.addr,
@@ -298,6 +303,48 @@ impl<E: StarEnv> Stateful<E> {
         let host = (&mut *card.env, card.stats, card.now);
         let left = card.registry.send(host, self.seat, &claim, header, (data, &self.segs));
         if left { Ok(()) } else { Err(refused(entry.of, &op)) }
+    }
+
+    /// The only packet of a WQE, with SL's completion. If SL has taken the rule away, it may have the
+    /// completion, of which the answer was lost: without data the packet asks whether that is so.
+    fn send_last(
+        &mut self,
+        card: &mut Card<'_, E>,
+        psn: Psn,
+        entry: &Entry,
+        op: &Op,
+    ) -> Result<(), WcStatus> {
+        let (queue, seq) = (Queue::Recv, Psn::new(op.recv.unwrap_or_default()));
+        let ring = &self.completions[queue as usize];
+        let (ring, slot) = (ring.rule, ring.slot(seq));
+        let (rule, addr, len) = (entry.rule, entry.addr, u32::from(entry.len));
+        let asks = !card.registry.is_live(rule);
+        let claim = if asks {
+            Claim::Memory { rule: ring, addr: slot, len: CQE_SLOT as u32, need: Access::LOCAL_WRITE }
+        } else {
+            Claim::Last { rule, addr, len, need: need_of(entry.of, op.class), slot: (ring, slot) }
+        };
+        self.segs.clear();
+        if !asks {
+            self.gather(card, entry)?;
+        }
+        let cqe = CqeMsg { slot, ..recv_done(&self.local.sq.wqe(entry.wqe)) };
+        let carried = Carried { queue, seq, cqe, stored: self.tell_stored() }.encode();
+        let data = if asks { 0 } else { entry.len };
+        let header = Header {
+            ptype: Ptype::Rdc,
+            opt: opt_of(op.class),
+            migrate: false,
+            ack: true,
+            qpn: self.local.qpn,
+            epoch: 0,
+            psn,
+            addr,
+            len: CARRIED_LEN as u16 + data,
+        };
+        let host = (&mut *card.env, card.stats, card.now);
+        let left = card.registry.send(host, self.seat, &claim, header, (&carried, &self.segs));
+        if left { Ok(()) } else { Err(refused(entry.of, op)) }
     }
 
     fn atomic(&self, index: u32, op: &Op) -> [u8; ATOMIC_LEN] {

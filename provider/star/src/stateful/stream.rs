@@ -72,6 +72,8 @@ pub(super) struct Op {
     pub(super) copies: u32,
     /// None of these left later
     pub(super) copied: Nanos,
+    /// Its only packet carries SL's completion
+    pub(super) carries: bool,
     /// It takes a receive WQE: its place in SL's queue, or in ours
     pub(super) recv: Option<u32>,
     /// Not so: how it ends
@@ -110,6 +112,8 @@ impl Op {
 /// How many of each class are under way.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
+    /// Of all kinds, those whose completion travels by itself, or that have none
+    plain: u32,
     writes: u32,
     reads: u32,
     atomics: u32,
@@ -207,6 +211,7 @@ impl Stream {
         if let Some(count) = self.count(op.class) {
             *count += 1;
         }
+        self.counts.plain += u32::from(!op.carries);
         (self.begun, self.offset) = (true, 0);
     }
 
@@ -230,8 +235,15 @@ impl Stream {
         if let Some(count) = self.count(op.class) {
             *count -= 1;
         }
+        self.counts.plain -= u32::from(!op.carries);
         self.una = una.wrapping_add(1);
         op
+    }
+
+    /// Whether SL sees by itself when each WQE under way is done: then another's completion may leave, too,
+    /// as SL looks at its slots in order.
+    pub(super) fn all_carry(&self) -> bool {
+        self.counts.plain == 0
     }
 
     /// READs and atomics under way.

@@ -93,7 +93,7 @@ impl Frame {
         match packet.header.ptype {
             _ if packet.header.migrate => Memory::None,
             /* the WQE, or the data, is in its host's memory */
-            Ptype::Wqep | Ptype::Wqeps | Ptype::Rd | Ptype::Gda => Memory::Read(len),
+            Ptype::Wqep | Ptype::Wqeps | Ptype::Rd | Ptype::Rdc | Ptype::Gda => Memory::Read(len),
             Ptype::Rda => Memory::Write(len),
             /* the answer to a CQEP, when the CQE is in memory; SF's answer to a WQEP waits for nothing */
             Ptype::Ea if !self.is_for_stateless() => Memory::Write(CQE_LEN as u32),

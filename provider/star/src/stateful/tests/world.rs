@@ -199,6 +199,8 @@ pub(super) struct World {
     pub(super) faults: Faults,
     pub(super) rng: Rng,
     pub(super) cut: bool,
+    /// Nothing comes to SF
+    pub(super) deaf: bool,
     /// Before this SL's card does nothing with what comes
     pub(super) held: Nanos,
     /// Packets that left for SL's stateless half: kind, address
@@ -321,6 +323,7 @@ impl World {
             faults: Faults::default(),
             rng: Rng::new([seed, 3]),
             cut: false,
+            deaf: false,
             held: 0,
             seen: Vec::new(),
             cards: 0,
@@ -397,7 +400,7 @@ impl World {
 
     /// One packet on the wire.
     pub(super) fn throw(&mut self, to: Gid, port: u16, frame: Vec<u8>) {
-        if self.cut || self.rng.word() % 100 < self.faults.loss {
+        if self.cut || to == SF && self.deaf || self.rng.word() % 100 < self.faults.loss {
             return;
         }
         let copies = 1 + u64::from(self.rng.word() % 100 < self.faults.repeat);
