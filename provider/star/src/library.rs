@@ -241,7 +241,9 @@ impl<E: StarEnv> SlQp<E> {
     /// now on are sent once it has answered.
     pub fn tell(&mut self, env: &mut E, now: Nanos, rule: Control) {
         if self.speaks() {
-            if let Control::Unrule { key } = rule {
+            if let Control::Unrule { key } = rule
+                && self.changes.given > 0
+            {
                 /* told late, it would be known again until its end is heard */
                 let unsaid = self.channel.unsay(key);
                 (self.gate, self.changes.given) = (self.gate - unsaid, self.changes.given - unsaid);
