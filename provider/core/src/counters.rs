@@ -232,7 +232,7 @@ counters! {
     star_atomics_again,
     /// StaR, stateless: atomics that came before the one that they follow, and wait for it
     star_atomics_early,
-    /// StaR, stateless: completions written to memory (CQEP)
+    /// StaR, stateless: completions written to memory (CQEP, RDC)
     star_cqep,
     /// StaR, stateless: completions and atomics that came again after their slot was written
     star_stale,
@@ -248,7 +248,7 @@ counters! {
     star_sent_rd,
     /// StaR, stateful: packets sent that ask for data from memory, or for an atomic (GD)
     star_sent_gd,
-    /// StaR, stateful: completions sent (CQEP)
+    /// StaR, stateful: completions sent (CQEP, RDC)
     star_sent_cqep,
     /// StaR, stateful: WQEs received (WQEP)
     star_rcvd_wqep,

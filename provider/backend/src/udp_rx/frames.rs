@@ -80,10 +80,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
 
     fn find(&mut self) -> Option<NextFrame> {
         loop {
-            /* stays where it is: to be moved for each frame costs more than all that is done with it */
-            let Some(cursor) = &self.cursor else {
-                self.cursor = self.next_datagram();
-                if self.cursor.is_none() && self.wire_left.is_empty() && self.block_left.is_empty() {
+            let Some(mut cursor) = self.cursor.take().or_else(|| self.next_datagram()) else {
+                if self.wire_left.is_empty() && self.block_left.is_empty() {
                     if let Some(asked) = self.asked.take() {
                         self.answer_probes(asked);
                     }
@@ -94,23 +92,22 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             let inbox = if cursor.origin == FrameOrigin::Wire { &self.wire_inbox } else { &self.block_inbox };
             let bytes = inbox.bytes(cursor.slot);
             let (from, to) = (cursor.at, (cursor.at + cursor.segment).min(bytes.len()));
-            let frame = bytes.get(from..to).unwrap_or_default();
+            if from >= to {
+                continue;
+            }
+            let frame = &bytes[from..to];
             if frame.len() < SHORTEST {
-                if !frame.is_empty() {
-                    self.counters.drop_malformed.inc();
-                }
-                self.cursor = None;
+                self.counters.drop_malformed.inc();
                 continue;
             }
             let block = qpn(frame) >> QPN_BLOCK_SHIFT;
-            if !self.is_local(block) && !self.takes_special(cursor, block) {
-                if let Some(mut cursor) = self.cursor.take() {
-                    self.foreign(&mut cursor, block);
-                    self.cursor = Some(cursor);
-                }
+            let ours = self.is_local(block) || self.takes_special(&cursor, block);
+            if !ours {
+                self.foreign(&mut cursor, block);
+                self.cursor = Some(cursor);
                 continue;
             }
-            let good = self.check(cursor, frame);
+            let good = self.check(&cursor, frame);
             let found = NextFrame {
                 meta: cursor.meta,
                 origin: cursor.origin,
@@ -118,14 +115,14 @@ impl<C: Deref<Target = Counters>> Rx<C> {
                 from,
                 to: to - ICRC,
             };
-            let Some(cursor) = &mut self.cursor else { continue };
             cursor.at = to;
             cursor.index = cursor.index.wrapping_add(1);
             cursor.nobodys = false;
+            self.cursor = Some(cursor);
             if good {
                 return Some(found);
             }
-            self.bad(&found);
+            self.bad(&cursor, from);
         }
     }
 
@@ -139,13 +136,13 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         }
     }
 
-    /// Deals with a frame for this process without a good ICRC.
+    /// Deals with what lies at `from` of the cursor's datagram, for this process and without a good ICRC.
     #[cold]
-    fn bad(&mut self, frame: &NextFrame) {
-        let by_wire = frame.origin == FrameOrigin::Wire;
+    fn bad(&mut self, cursor: &Cursor, from: usize) {
+        let by_wire = cursor.origin == FrameOrigin::Wire;
         let inbox = if by_wire { &self.wire_inbox } else { &self.block_inbox };
-        let bytes = &inbox.bytes(frame.slot)[frame.from..frame.to + ICRC];
-        match decode_check(bytes).filter(|_| is_own_host(&frame.meta)) {
+        let bytes = &inbox.bytes(cursor.slot)[from..cursor.at];
+        match decode_check(bytes).filter(|_| is_own_host(&cursor.meta)) {
             Some(nonce) => self.steering.checked(nonce, by_wire),
             None => self.counters.drop_icrc.inc(),
         }
