@@ -1,5 +1,7 @@
 //! Checks the output of programs: that results are there, complete and possible.
 
+use std::time::Duration;
+
 /// What perftest says when its samples of the CPU's frequency do not agree, as on a busy machine. It ends
 /// without a report then, and the card has no part in that.
 pub const UNCALIBRATED: &str = "Correlation coefficient r^2";
@@ -9,8 +11,10 @@ pub const UNCALIBRATED: &str = "Correlation coefficient r^2";
 /// perftest 4.5 would try again, but with the ids and the event channel that it has just destroyed.
 pub const EARLY: [&str; 2] =
     ["Event: RDMA_CM_EVENT_REJECTED; error: 8.", "Event: RDMA_CM_EVENT_UNREACHABLE; error: 1."];
-/// Tries at that: on a busy machine of two cores every second one is too early.
+/// Tries at that. From the second one on the client is held back, more each time.
 pub const HASTES: u32 = 10;
+/// How long a client that was too early is watched.
+pub const HELD: Duration = Duration::from_secs(5);
 /// Tries at a machine too busy to measure: in the guest three in a row were.
 pub const CALIBRATIONS: u32 = 10;
 

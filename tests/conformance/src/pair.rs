@@ -3,10 +3,11 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use starverbs_conformance::command::output;
 
 use crate::case::Net;
-use crate::check::{CALIBRATIONS, EARLY, Expect, HASTES, UNCALIBRATED};
+use crate::check::{CALIBRATIONS, EARLY, Expect, HASTES, HELD, UNCALIBRATED};
 use crate::container::Container;
 use crate::process::{Process, tail};
 use crate::world::{Setting, World};
@@ -153,7 +154,11 @@ impl Pair {
     pub(crate) fn run(&self, world: &mut World, net: Net) -> Result<String, String> {
         let (mut uncalibrated, mut too_early) = (0, 0);
         loop {
-            let result = self.start(world, net)?.finish();
+            let mut running = self.start(world, net)?;
+            if too_early > 0 {
+                running.hold_client_back(Duration::from_millis(4 << too_early));
+            }
+            let result = running.finish();
             let Err(reason) = &result else { return result };
             uncalibrated += u32::from(reason.contains(UNCALIBRATED));
             too_early += u32::from(early(reason).is_some());
@@ -171,13 +176,13 @@ impl Pair {
         let mut server = self.start_server(world, net)?;
         server.await_listening(deadline)?;
         let client = self.start_client(world, net, server.port)?;
-        Ok(Running { deadline, ..self.running(server.process, client) })
+        Ok(Running { deadline, port: server.port, ..self.running(server.process, client) })
     }
 
     /// Both sides under way, with all the time that they may take.
     pub(crate) fn running(&self, server: Process, client: Process) -> Running {
         let Pair { limit, expect, server_says, .. } = *self;
-        Running { server, client, deadline: Instant::now() + limit, expect, server_says }
+        Running { server, client, port: 0, deadline: Instant::now() + limit, expect, server_says }
     }
 
     /// Starts the server alone.
@@ -271,12 +276,34 @@ pub(crate) fn sent(world: &World, pid: u32) -> u64 {
 pub(crate) struct Running {
     pub server: Process,
     pub client: Process,
+    /// Where the server listens
+    port: u16,
     deadline: Instant,
     expect: Expect,
     server_says: &'static str,
 }
 
 impl Running {
+    /// Stops the client for most of the time until its server listens for the second time: it has to hear the
+    /// last words before that, and then would be faster than its server.
+    fn hold_client_back(&mut self, stop: Duration) {
+        let end = self.deadline.min(Instant::now() + HELD);
+        let mut alone = false;
+        while Instant::now() < end && self.client.ended().is_none() && self.server.ended().is_none() {
+            let listens = self.server.serves(self.port);
+            if listens && alone {
+                break;
+            }
+            alone |= !listens;
+            if alone {
+                self.client.signal(Signal::SIGSTOP);
+                std::thread::sleep(stop);
+                self.client.signal(Signal::SIGCONT);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Waits for both and checks their output.
     pub(crate) fn finish(mut self) -> Result<String, String> {
         let client = self.client.wait_until(self.deadline);

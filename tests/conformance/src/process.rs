@@ -65,7 +65,12 @@ impl Process {
 
     /// Asks the group to end, as `kill` does.
     pub fn terminate(&self) {
-        let _ = killpg(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM);
+        self.signal(Signal::SIGTERM);
+    }
+
+    /// Sends its group a signal.
+    pub fn signal(&self, signal: Signal) {
+        let _ = killpg(Pid::from_raw(self.child.id().cast_signed()), signal);
     }
 
     /// All it wrote so far, errors last: programs keep the rest of their output back until they end, and what
