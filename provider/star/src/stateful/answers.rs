@@ -118,7 +118,7 @@ impl<E: StarEnv> Stateful<E> {
             return self.answered_again(card, header.psn);
         };
         let op = *self.streams[entry.of as usize].get(entry.wqe);
-        if op.carries {
+        if op.carries && entry.last {
             return self.answered_last(card, packet, &entry, &op);
         }
         let early = entry.kind == Kind::Atomic && header.ptype == Ptype::Gda && data.is_empty();
@@ -194,11 +194,12 @@ impl<E: StarEnv> Stateful<E> {
         let op = self.stream(entry.of).op(entry.wqe);
         op.left -= 1;
         /* a copy of one that carries a completion changes nothing */
-        if entry.kind == Kind::Put && entry.copies() > 0 && !op.carries {
+        if entry.kind == Kind::Put && entry.copies() > 0 && !(op.carries && entry.last) {
             op.copies += entry.copies();
             op.copied = op.copied.max(answered.copied());
         }
-        if op.all && op.left == 0 {
+        /* its last packet may wait for that */
+        if op.all && op.left == u32::from(op.held > 0) {
             self.await_copies(card, entry.of, entry.wqe);
             self.finish(card);
         }
@@ -216,7 +217,7 @@ impl<E: StarEnv> Stateful<E> {
     /// All of a WQE is answered. It waits while a late copy of an RD may overwrite memory in use again,
     /// as SL does not recognise copies (docs/star.md, "Loss recovery"). An RD without data shows sooner that
     /// none is under way.
-    fn await_copies(&mut self, card: &Card<'_, E>, of: Of, index: u32) {
+    pub(super) fn await_copies(&mut self, card: &Card<'_, E>, of: Of, index: u32) {
         let (now, order) = (card.now, card.path.rtt.order(&self.local.waits.rtt));
         let (newest, lifetime) = (self.window.newest_put(), self.lifetime(card.path));
         let op = self.stream(of).op(index);

@@ -8,7 +8,6 @@ use starverbs_core::{Access, Nanos, Psn, QpId, SendFlags, SendOp, SendWqe, Sge, 
 use super::stream::{Carry, Class, Op};
 use super::window::Of;
 use super::{Card, Held, Stateful};
-use crate::carried::CARRIED_LEN;
 use crate::env::StarEnv;
 use crate::form::Form;
 
@@ -163,7 +162,7 @@ impl<E: StarEnv> Stateful<E> {
                 return Begin::Wait;
             }
         }
-        let carries = self.may_carry(wqe, sges.iter().find(|sge| sge.len > 0).map_or(0, |sge| sge.len));
+        let carries = self.may_carry(wqe);
         self.next_recv = seq.plus(1);
         let failed = status != WcStatus::Success;
         if matches!(status, WcStatus::RemOpErr | WcStatus::RemAccessErr) {
@@ -180,11 +179,10 @@ impl<E: StarEnv> Stateful<E> {
         })
     }
 
-    /// Whether the only packet of one of our WQEs may bring SL's completion with it, if so many bytes in a
-    /// row are there. What was begun before it must not be needed for that, but by other completions.
-    fn may_carry(&self, wqe: &SendWqe, room: u32) -> bool {
-        let fits = wqe.length > 0 && wqe.length <= room && wqe.length + CARRIED_LEN as u32 <= self.mtu;
-        self.local.form == Form::Packed && fits && self.streams[0].all_carry()
+    /// Whether the last packet of one of our WQEs may bring SL's completion with it, if there is room for
+    /// that. What was begun before it must not be needed for that, but by other completions.
+    fn may_carry(&self, wqe: &SendWqe) -> bool {
+        self.local.form == Form::Packed && wqe.length > 0 && self.streams[0].all_carry()
     }
 
     fn begin_write(&mut self, card: &mut Card<'_, E>, wqe: &SendWqe) -> Begin {
@@ -212,7 +210,7 @@ impl<E: StarEnv> Stateful<E> {
                 Ok(seq) => op.recv = Some(seq.get()),
                 Err(begin) => return begin,
             }
-            op.carries = self.may_carry(wqe, wqe.length);
+            op.carries = self.may_carry(wqe);
             self.next_recv = self.next_recv.plus(1);
         }
         Begin::Go(op)

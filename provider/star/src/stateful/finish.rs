@@ -135,6 +135,7 @@ impl<E: StarEnv> Stateful<E> {
             stream.advance(0, 0, true);
         }
         stream.carried(index, status);
+        stream.let_go(index);
         let op = stream.op(index);
         (op.status, op.left, op.all) = (status, 0, true);
         stream.stopped = true;

@@ -48,6 +48,7 @@ impl<E: StarEnv> Stateful<E> {
                     && (self.send_lost(card)
                         || self.send_probe(card)
                         || self.send_result(card)
+                        || self.send_held(card)
                         || self.send_new(card));
             if !sent {
                 let rest = if self.crowded { TransmitStatus::Crowded } else { TransmitStatus::Idle };
@@ -204,6 +205,17 @@ impl<E: StarEnv> Stateful<E> {
         };
         let len = (op.length - offset).min(self.mtu).min(room);
         let last = offset + len == op.length;
+        if last && op.carries {
+            if len + CARRIED_LEN as u32 > self.mtu {
+                self.stream(of).carry_nothing();
+            } else if op.left > 0 || op.copies > 0 {
+                self.stream(of).hold(offset);
+                if op.left == 0 {
+                    self.await_copies(card, of, index);
+                }
+                return true;
+            }
+        }
         let seen = of == Of::Local && op.class == Class::Write && !op.relaxed;
         if seen && last && op.left > 0 {
             return false;
@@ -214,6 +226,45 @@ impl<E: StarEnv> Stateful<E> {
             return false;
         }
         self.stream(of).advance(len, 1, last);
+        self.launch(card, &fresh);
+        true
+    }
+
+    /// Sends the last packet of a WQE, which has waited until all others are answered and none of their
+    /// copies can come any more: its completion gives SL's program the buffer. False: there is none that may
+    /// go.
+    fn send_held(&mut self, card: &mut Card<'_, E>) -> bool {
+        let of = Of::Local;
+        if self.ended != Ended::Not || !self.window.has_room() {
+            return false;
+        }
+        let Some(index) = self.stream(of).held() else { return false };
+        let op = *self.streams[of as usize].get(index);
+        if op.left > 1 {
+            return false;
+        }
+        if op.until > card.now {
+            self.arm(op.until);
+            return false;
+        }
+        let offset = op.held;
+        let Some((addr, _, rule)) = self.target(card, of, index, &op, offset) else {
+            card.stats.star_rejects.inc();
+            self.abandon(card, of, index, refused(of, &op));
+            return true;
+        };
+        let (kind, len) = (kind_of(of, op.class), (op.length - offset) as u16);
+        let fresh = Entry { of, kind, last: true, len, wqe: index, offset, addr, rule, ..Entry::default() };
+        if !self.is_admitted(card, fresh.cost()) {
+            return false;
+        }
+        if op.probed {
+            self.forget_probe(card, of, index);
+        }
+        let stream = self.stream(of);
+        stream.let_go(index);
+        let op = stream.op(index);
+        (op.copies, op.until, op.probe) = (0, 0, 0);
         self.launch(card, &fresh);
         true
     }
@@ -255,7 +306,7 @@ impl<E: StarEnv> Stateful<E> {
     /// One packet through the gate. Why it cannot leave, otherwise.
     fn send_entry(&mut self, card: &mut Card<'_, E>, psn: Psn, entry: &Entry) -> Result<(), WcStatus> {
         let op = *self.streams[entry.of as usize].get(entry.wqe);
-        if op.carries {
+        if op.carries && entry.last {
             return self.send_last(card, psn, entry, &op);
         }
         let claim = Claim::Memory {
@@ -305,7 +356,7 @@ impl<E: StarEnv> Stateful<E> {
         if left { Ok(()) } else { Err(refused(entry.of, &op)) }
     }
 
-    /// The only packet of a WQE, with SL's completion. If SL has taken the rule away, it may have the
+    /// The last packet of a WQE, with SL's completion. If SL has taken the rule away, it may have the
     /// completion, of which the answer was lost: without data the packet asks whether that is so.
     fn send_last(
         &mut self,

@@ -72,8 +72,11 @@ pub(super) struct Op {
     pub(super) copies: u32,
     /// None of these left later
     pub(super) copied: Nanos,
-    /// Its only packet carries SL's completion
+    /// Its last packet carries SL's completion
     pub(super) carries: bool,
+    /// That packet waits until all others are where they belong: bytes of the message before it. 0: it does
+    /// not wait
+    pub(super) held: u32,
     /// It takes a receive WQE: its place in SL's queue, or in ours
     pub(super) recv: Option<u32>,
     /// Not so: how it ends
@@ -135,6 +138,9 @@ pub(super) struct Stream {
     /// No WQE begins any more
     pub(super) stopped: bool,
     counts: Counts,
+    /// WQEs whose last packet waits, and one that is not behind the oldest of them
+    held: u32,
+    first_held: u32,
     /// It waits for a receive WQE since; 0: it does not
     pub(super) rnr_since: Nanos,
 }
@@ -151,6 +157,8 @@ impl Stream {
             offset: 0,
             stopped: false,
             counts: Counts::default(),
+            held: 0,
+            first_held: first,
             rnr_since: 0,
         })
     }
@@ -228,9 +236,49 @@ impl Stream {
         }
     }
 
+    /// The last packet of WQE `next`, from byte `offset` on, is left to [`held`](Stream::held).
+    pub(super) fn hold(&mut self, offset: u32) {
+        let next = self.next;
+        self.op(next).held = offset;
+        if self.held == 0 {
+            self.first_held = next;
+        }
+        self.held += 1;
+        self.advance(0, 1, true);
+    }
+
+    /// The oldest WQE whose last packet waits: SL's program sees none before it.
+    pub(super) fn held(&mut self) -> Option<u32> {
+        if self.held == 0 {
+            return None;
+        }
+        if self.first_held.wrapping_sub(self.una) as i32 <= 0 {
+            self.first_held = self.una;
+        }
+        while self.first_held != self.next && self.get(self.first_held).held == 0 {
+            self.first_held = self.first_held.wrapping_add(1);
+        }
+        Some(self.first_held)
+    }
+
+    /// The last packet of this WQE waits no longer.
+    pub(super) fn let_go(&mut self, index: u32) {
+        let op = self.op(index);
+        let was = core::mem::take(&mut op.held) > 0;
+        self.held -= u32::from(was);
+    }
+
+    /// The completion of WQE `next`, the newest, travels by itself after all.
+    pub(super) fn carry_nothing(&mut self) {
+        let next = self.next;
+        self.op(next).carries = false;
+        self.counts.plain += 1;
+    }
+
     /// The oldest is complete.
     pub(super) fn retire(&mut self) -> Op {
         let una = self.una;
+        self.let_go(una);
         let op = core::mem::take(self.op(una));
         if let Some(count) = self.count(op.class) {
             *count -= 1;

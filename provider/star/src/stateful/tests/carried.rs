@@ -1,0 +1,120 @@
+//! Completions of SL that travel with the last data of their message.
+
+use super::*;
+
+/// What left for SL's card since `from` packets had.
+fn kinds(w: &World, from: usize) -> Vec<Ptype> {
+    w.seen[from..].iter().map(|(ptype, _)| *ptype).collect()
+}
+
+/// The last data of a message brings SL's completion with it: nothing is owed when SF's own is there.
+#[test]
+fn a_short_message_is_one_packet_and_one_answer() {
+    let mut w = World::new(4, |_, _| {});
+    let (far, mine) = (w.theirs(0), w.ours(0));
+    (0..6).for_each(|n| w.sl_post_recv(&[w.sge(far + 1024 * n, 1024)]));
+    w.pass(1_000_000);
+    let before = w.seen.len();
+    w.post(op(SendOp::Send, 0, 0), &[w.sge(mine, 64)], false);
+    w.post(SendWqe { imm: 7, ..op(SendOp::WriteImm, far, SL_KEY) }, &[w.sge(mine, 992)], false);
+    w.run(|w| w.scq.0.borrow().len() == 2);
+    assert!(!w.conn.owes(w.now) && w.lib[1].done.len() == 2);
+    assert_eq!(kinds(&w, before), [Ptype::Rdc; 2]);
+    let [(_, send), (_, write)] = [0, 1].map(|n| w.lib[1].done[n]);
+    assert_eq!((send.byte_len, send.opcode), (64, WcOpcode::Recv));
+    assert_eq!((write.byte_len, write.imm, write.opcode), (992, 7, WcOpcode::RecvRdmaWithImm));
+    /* what has no room beside its completion, or several buffers, or stands behind what is seen otherwise */
+    let before = w.seen.len();
+    w.post(op(SendOp::Send, 0, 0), &[w.sge(mine, 993)], false);
+    w.post(op(SendOp::Send, 0, 0), &[w.sge(mine, 64)], false);
+    w.run(|w| w.lib[1].done.len() == 4);
+    w.pass(1_000_000);
+    assert_eq!(kinds(&w, before), [Ptype::Rd, Ptype::Rd, Ptype::Cqep, Ptype::Cqep]);
+}
+
+/// The answer was lost, and SL's program has deregistered the buffer: it has the message all the same.
+#[test]
+fn who_has_taken_its_rule_away_is_asked_whether_it_has_the_message() {
+    for has_it in [true, false] {
+        let mut w = World::new(4, |_, _| {});
+        w.sl_post_recv(&[w.sge(w.theirs(0), 64)]);
+        w.pass(1_000_000);
+        (w.deaf, w.cut) = (has_it, !has_it);
+        w.post(op(SendOp::Send, 0, 0), &[w.sge(w.ours(0), 64)], false);
+        w.pass(100_000);
+        assert_eq!(w.lib[1].done.len(), usize::from(has_it));
+        let seat = w.conn.seat();
+        w.registry.remove(seat, SL_KEY, w.now, 0);
+        (w.deaf, w.cut) = (false, false);
+        w.run(|w| w.sends().len() == 1 && w.lib[1].done.len() == 1);
+        let (ours, theirs) = match has_it {
+            true => (WcStatus::Success, WcStatus::Success),
+            false => (WcStatus::RemOpErr, WcStatus::LocProtErr),
+        };
+        assert_eq!((w.sends()[0].1, w.lib[1].done[0].1.status), (ours, theirs));
+        assert_eq!(w.stats.star_rejects.get(), 0, "nothing was to leave for that memory");
+    }
+}
+
+/// The last packet leaves when all others are answered; what is behind that message does not wait for it.
+#[test]
+fn the_last_packet_of_a_message_waits_for_the_others() {
+    let mut w = World::new(4, |_, _| {});
+    let (far, mine, data) = (w.theirs(0), w.ours(0), pattern(2500, 9));
+    w.sf.put(mine, &data);
+    (0..3).for_each(|n| w.sl_post_recv(&[w.sge(far + 4096 * n, 4096)]));
+    w.pass(1_000_000);
+    let before = w.seen.len();
+    (0..2).for_each(|_| w.post(op(SendOp::Send, 0, 0), &[w.sge(mine, 2500)], false));
+    w.step();
+    assert_eq!(kinds(&w, before), [Ptype::Rd; 4], "of both");
+    w.run(|w| w.sends().len() == 2);
+    assert_eq!(kinds(&w, before)[4..], [Ptype::Rdc; 2]);
+    assert!(!w.conn.owes(w.now) && w.lib[1].done.len() == 2);
+    assert!((0..2).all(|n| w.sl.read(far + 4096 * n, 2500) == data));
+    /* a WRITE with immediate, too */
+    let before = w.seen.len();
+    w.post(SendWqe { imm: 7, ..op(SendOp::WriteImm, far, SL_KEY) }, &[w.sge(mine + 1, 2000)], false);
+    w.run(|w| w.sends().len() == 3);
+    assert_eq!(kinds(&w, before), [Ptype::Rd, Ptype::Rdc]);
+    assert!(w.lib[1].done.len() == 3 && w.sl.read(far, 2000) == &data[1..2001]);
+}
+
+/// SL's program may use its buffer again at once: by then no copy of any packet is under way.
+#[test]
+fn a_late_copy_finds_no_buffer_that_is_in_use_again() {
+    for seed in 0..200 {
+        let mut w = World::new(seed, |_, _| {});
+        w.faults = Faults { loss: 20, late: 20, ..Faults::default() };
+        let (far, mine) = (w.theirs(0), w.ours(0));
+        for turn in 0..4u8 {
+            let data = pattern(3900, turn);
+            w.sf.put(mine, &data);
+            w.sl_post_recv(&[w.sge(far, 4096)]);
+            w.post(op(SendOp::Send, 0, 0), &[w.sge(mine, 3900)], false);
+            w.run(|w| w.lib[1].done.len() == usize::from(turn) + 1);
+            assert!(w.sl.read(far, 3900) == data, "seed {seed}: it is not all there");
+            w.sl.put(far, &[0xee; 4096]);
+            w.run(|w| w.sends().len() == usize::from(turn) + 1);
+            w.pass(1_000_000);
+            assert!(w.sl.read(far, 4096) == [0xee; 4096], "seed {seed}: a copy came late");
+        }
+    }
+}
+
+/// The buffer is deregistered while the last packet waits: the request ends as one whose rule is no more.
+#[test]
+fn a_rule_goes_while_the_last_packet_waits() {
+    let mut w = World::new(4, |_, _| {});
+    w.sl_post_recv(&[w.sge(w.theirs(0), 4096)]);
+    w.pass(1_000_000);
+    w.deaf = true;
+    w.post(op(SendOp::Send, 0, 0), &[w.sge(w.ours(0), 2000)], false);
+    w.pass(100_000);
+    let seat = w.conn.seat();
+    w.registry.remove(seat, SL_KEY, w.now, 0);
+    w.deaf = false;
+    w.run(|w| w.sends().len() == 1 && w.lib[1].done.len() == 1);
+    assert_eq!((w.sends()[0].1, w.lib[1].done[0].1.status), (WcStatus::RemOpErr, WcStatus::LocProtErr));
+    assert!(!w.seen.iter().any(|(ptype, _)| *ptype == Ptype::Rdc));
+}
