@@ -35,6 +35,22 @@ pub enum BackendError {
         #[source]
         source: io::Error,
     },
+    /// An address cannot be claimed for a 1RMA card.
+    #[error(
+        "cannot claim UDP port {port} of {addr} for 1RMA: {source}; one process has the card of an address"
+    )]
+    OnermaAddress {
+        /// The address
+        addr: IpAddr,
+        /// The port
+        port: u16,
+        /// The system's answer
+        #[source]
+        source: io::Error,
+    },
+    /// The clock is before 2024: initialisation vectors would repeat.
+    #[error("the clock of this host was never set: 1RMA would repeat initialisation vectors")]
+    ClockUnset,
     /// A multicast group cannot be joined.
     #[error("cannot join the multicast group {group}: {source} (net.ipv4.igmp_max_memberships bounds them)")]
     Group {
@@ -72,10 +88,11 @@ impl BackendError {
         match self {
             BackendError::Interfaces(e)
             | BackendError::Socket { source: e, .. }
-            | BackendError::Bind { source: e, .. } => e.raw_os_error().unwrap_or(libc::EIO),
+            | BackendError::Bind { source: e, .. }
+            | BackendError::OnermaAddress { source: e, .. } => e.raw_os_error().unwrap_or(libc::EIO),
             BackendError::NoAddress => libc::ENODEV,
             BackendError::Group { .. } | BackendError::NoMemory => libc::ENOMEM,
-            BackendError::NoInterface(_) => libc::EINVAL,
+            BackendError::NoInterface(_) | BackendError::ClockUnset => libc::EINVAL,
             BackendError::ForeignAddress(_) | BackendError::ServiceOverlaps => libc::EADDRNOTAVAIL,
             BackendError::ServiceTaken => libc::EADDRINUSE,
             BackendError::ServicesFull(_) => libc::ENOMEM,

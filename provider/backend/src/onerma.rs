@@ -1,98 +1,19 @@
-//! 1RMA's cryptography, by ring: AES-128-GCM for packets, AES-128 for derived keys; and who a card is in its
-//! initialisation vectors.
+//! 1RMA between processes: a card on a UDP port of its own, its cipher, and what a process holds of it.
 //!
-//! It must not know what packets say. docs/onerma.md ("Packets") says what is encrypted with what.
+//! ```text
+//! process   Process: executor, completions, the memory of regions
+//!   card    starverbs_onerma::Card, with GcmSeal
+//!     wire  port: one UDP socket; a packet is a datagram
+//! ```
+//!
+//! It must not know what packets say. docs/onerma.md has the protocol.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+mod boot;
+mod port;
+mod process;
+mod seal;
+mod world;
 
-use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
-use starverbs_core::Gid;
-use starverbs_onerma::{DerivedKey, Initiator, Op, RegionKey, Seal};
-
-/// Seconds from 1970 to 2024, when epochs begin.
-const FIRST: Duration = Duration::from_secs(1_704_067_200);
-/// In the place where a nonce has the operation: the first half of an IPv6 address stands before it.
-const HALF: u32 = 1 << 31;
-
-/// The cipher of cards.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct GcmSeal;
-
-fn key_of(key: &[u8; 16]) -> LessSafeKey {
-    LessSafeKey::new(UnboundKey::new(&AES_128_GCM, key).expect("16 bytes are a key of AES-128"))
-}
-
-/// AES-128 of `nonce` and the number 2: what GCM adds to the first block that it encrypts.
-fn block(key: &[u8; 16], nonce: [u8; 12]) -> [u8; 16] {
-    let mut block = [0; 16];
-    let sealed =
-        key_of(key).seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), Aad::empty(), &mut block);
-    /* the tag is nobody's */
-    _ = sealed.expect("16 bytes are not too long");
-    block
-}
-
-/// 12 bytes of three words, or of a long one and one.
-fn nonce<const N: usize>(parts: [&[u8]; N]) -> [u8; 12] {
-    let mut nonce = [0; 12];
-    nonce.iter_mut().zip(parts.into_iter().flatten()).for_each(|(to, from)| *to = *from);
-    nonce
-}
-
-impl Seal for GcmSeal {
-    type Key = LessSafeKey;
-
-    /// Of IPv4, as the paper has it: AES(K_r; address 32, PID 32, operation 32, 2). An IPv6 address does not
-    /// fit a block with the rest: its first half makes a key, AES(K_r; half 64, 2^31 + operation 32, 2), and
-    /// the second half K_d from that, AES(key; half 64, PID 32, 2).
-    fn derive(&self, region: &RegionKey, initiator: &Initiator, op: Op) -> DerivedKey {
-        let Initiator { addr, pid } = initiator;
-        let (pid, op) = (pid.to_be_bytes(), op as u32);
-        DerivedKey(match addr.ipv4() {
-            Some(addr) => block(&region.0, nonce([&addr, &pid, &op.to_be_bytes()])),
-            None => {
-                let (front, back) = addr.0.split_at(8);
-                let half = block(&region.0, nonce([front, &(HALF | op).to_be_bytes()]));
-                block(&half, nonce([back, &pid]))
-            }
-        })
-    }
-
-    fn prepare(&self, key: &DerivedKey) -> LessSafeKey {
-        key_of(&key.0)
-    }
-
-    fn seal(&self, key: &LessSafeKey, iv: &[u8; 12], bound: &[u8], body: &mut [u8]) -> [u8; 16] {
-        let nonce = Nonce::assume_unique_for_key(*iv);
-        let tag = key.seal_in_place_separate_tag(nonce, Aad::from(bound), body);
-        let tag = tag.expect("a packet is not too long");
-        tag.as_ref().try_into().expect("a tag of 16 bytes")
-    }
-
-    fn open(&self, key: &LessSafeKey, iv: &[u8; 12], bound: &[u8], body: &mut [u8], tag: &[u8; 16]) -> bool {
-        let nonce = Nonce::assume_unique_for_key(*iv);
-        key.open_in_place_separate_tag(nonce, Aad::from(bound), Tag::from(*tag), body, 0..).is_ok()
-    }
-}
-
-/// Who a card is in its initialisation vectors: its IPv4 address, or all words of its IPv6 address, added
-/// without carry. Two cards may have one: the ends of an operation differ by a bit of their counters, and
-/// targets that share K_r must not share an address.
-pub fn sender_of(addr: &Gid) -> u32 {
-    if let Some(addr) = addr.ipv4() {
-        return u32::from_be_bytes(addr);
-    }
-    let words = addr.0.as_chunks::<4>().0.iter().map(|word| u32::from_be_bytes(*word));
-    words.fold(0, |sum, word| sum ^ word)
-}
-
-/// The epoch of a card that starts now: seconds since 2024, which repeat after 68 years. Whoever starts cards
-/// must not start two of one address in the same second, nor with a clock that was set back.
-pub fn epoch_of(now: SystemTime) -> u32 {
-    let since = now.duration_since(UNIX_EPOCH + FIRST).unwrap_or_default();
-    since.as_secs() as u32 & 0x7fff_ffff
-}
-
-#[cfg(test)]
-#[path = "onerma_tests.rs"]
-mod tests;
+pub use boot::{numbers_at, sender_of};
+pub use process::{Options, Process};
+pub use seal::GcmSeal;

@@ -1,0 +1,59 @@
+//! Who a card is in its initialisation vectors, and with which number it begins.
+
+use std::ops::Range;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use starverbs_core::Gid;
+
+/// Seconds from 1970 to 2024, when epochs begin.
+const FIRST: Duration = Duration::from_secs(1_704_067_200);
+/// Numbers that a card gets at a time.
+const COUNT: u64 = 1 << 32;
+
+/// Who a card is in its initialisation vectors: its IPv4 address, or all words of its IPv6 address, added
+/// without carry. Two cards may have one: the ends of an operation differ by a bit of their counters, and
+/// targets that share K_r must not share an address.
+pub fn sender_of(addr: &Gid) -> u32 {
+    if let Some(addr) = addr.ipv4() {
+        return u32::from_be_bytes(addr);
+    }
+    let words = addr.0.as_chunks::<4>().0.iter().map(|word| u32::from_be_bytes(*word));
+    words.fold(0, |sum, word| sum ^ word)
+}
+
+/// The message numbers of a card that begins now: from the time since 2024 on, in units of 2^-32 seconds, of
+/// which 31 bits count seconds. They repeat after 68 years.
+///
+/// A message takes longer than such a unit (233 ps), so a card's numbers stay behind the clock, and one of
+/// the same address that begins when this one has ended begins beyond them. `None`: the clock was never set.
+pub fn numbers_at(now: SystemTime) -> Option<Range<u64>> {
+    let since = now.duration_since(UNIX_EPOCH + FIRST).ok()?;
+    let fraction = (u64::from(since.subsec_nanos()) << 32) / 1_000_000_000;
+    let first = (since.as_secs() & 0x7fff_ffff) << 32 | fraction;
+    Some(first..first + COUNT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sender_is_an_address() {
+        assert_eq!(sender_of(&Gid::from_ipv4([10, 1, 2, 3])), 0x0a01_0203);
+        let mut six = [0; 16];
+        six[..4].copy_from_slice(&[0x20, 1, 0xd, 0xb8]);
+        six[15] = 1;
+        assert_eq!(sender_of(&Gid(six)), 0x2001_0db9);
+    }
+
+    #[test]
+    fn numbers_begin_with_the_time() {
+        let at = |since| numbers_at(UNIX_EPOCH + FIRST + since).expect("after 2024").start;
+        assert_eq!(at(Duration::ZERO), 0);
+        assert_eq!(at(Duration::from_millis(5500)), 5 << 32 | 1 << 31);
+        assert_eq!(at(Duration::from_secs(1 << 31)), 0, "68 years");
+        /* two cards in one microsecond: more numbers lie between them than packets in it */
+        assert!(at(Duration::new(7, 1_000)) - at(Duration::new(7, 0)) > 4_000);
+        assert_eq!(numbers_at(UNIX_EPOCH), None, "a clock that was never set");
+    }
+}

@@ -1,0 +1,314 @@
+//! A process that uses 1RMA: the card of an address, the executor of its transfers, and its completions.
+//!
+//! Owns the order in which they have their turns. It must not know packets, nor whose thread it runs in.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use starverbs_core::{Gid, Nanos};
+use starverbs_onerma::congestion::Settings;
+use starverbs_onerma::executor::{Executor, Finished, SubmitError, Transfer};
+use starverbs_onerma::wire::{MAX_PACKET, OVERHEAD, PORT};
+use starverbs_onerma::{
+    COMPLETION_LEN, Card, Completion, Config, ControlError, Counters, Counts, DerivedKey, Initiator, MAX_OP,
+    Op, PortalId, Region, RegionId, RegionKey, Rights, Seal, Status, Transmit,
+};
+
+use super::port::Port;
+use super::world::World;
+use super::{GcmSeal, numbers_at, sender_of};
+use crate::host::HostAddr;
+use crate::{BackendError, sockopt};
+
+/// Packets of a turn, at most: what was asked for goes out between them.
+const RECEIVED: usize = 64;
+/// The card gets new message numbers when it has fewer than these.
+const FEW: u64 = 1 << 20;
+/// Words of a completion.
+const RECORD: usize = COMPLETION_LEN / 8;
+
+/// What a process's card is like.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// UDP port, here and at all peers
+    pub port: u16,
+    /// The process's number: K_d is bound to it
+    pub pid: u32,
+    /// Commands under way, at most
+    pub slots: u16,
+    /// How often a chunk that failed for congestion is tried again
+    pub retries: u8,
+    /// Capacities and waits of the card; its fragment is cut to what the interface takes
+    pub card: Config,
+    /// Congestion control
+    pub congestion: Settings,
+}
+
+impl Default for Options {
+    /// For cards in software, whose processes may have to wait for a CPU: waits of 10 and 20 ms, 256 KB asked
+    /// for at a time, 1 MB wanted by others; a round trip of 100 us is assumed before one was seen.
+    fn default() -> Self {
+        let waits = Config::of_fabric(5_000_000, 0);
+        Options {
+            port: PORT,
+            pid: std::process::id(),
+            slots: 64,
+            retries: 7,
+            card: Config { window: 256 << 10, nack_threshold: 1 << 20, ..waits },
+            congestion: Settings::of_rtt(100_000),
+        }
+    }
+}
+
+/// A process's card and what it runs above it.
+pub struct Process {
+    card: Card<GcmSeal>,
+    world: World,
+    executor: Executor,
+    portal: PortalId,
+    local: Gid,
+    pid: u32,
+    /// The completions of the portal, which the card writes
+    records: Box<[AtomicU64]>,
+    /// Completions that were taken
+    seen: u32,
+    finished: VecDeque<Finished>,
+    /// Message numbers before this one were given to the card
+    numbered: u64,
+    room: Box<[u8]>,
+}
+
+impl Process {
+    /// Claims the address for a card, as long as the value lives.
+    ///
+    /// # Errors
+    /// The address is not this host's, or another card's; the clock was never set; there is no memory or no
+    /// socket.
+    pub fn open(addr: &HostAddr, options: &Options) -> Result<Self, BackendError> {
+        /* the numbers after the port: who had it before has ended, and sent what it sent earlier */
+        let world = World { port: Port::open(addr.gid, options.port)? };
+        let numbers = numbers_at(SystemTime::now()).ok_or(BackendError::ClockUnset)?;
+        let numbered = numbers.end;
+        let fragment = addr.link_mtu.saturating_sub(48 + OVERHEAD as u32).min(MAX_OP);
+        let slots = options.slots.max(1);
+        let config = Config { fragment, slots: options.card.slots.max(slots), ..options.card };
+        let counters = Counters::of_range(numbers);
+        let mut card = Card::new(config, GcmSeal, addr.gid, sender_of(&addr.gid), counters)
+            .ok_or(BackendError::NoMemory)?;
+        let records: Box<[_]> = (0..usize::from(slots) * RECORD).map(|_| AtomicU64::new(0)).collect();
+        let completions = Region {
+            addr: records.as_ptr().expose_provenance() as u64,
+            len: (records.len() * 8) as u64,
+            owner: options.pid,
+            rights: Rights::LOCAL_WRITE,
+            key: RegionKey([0; 16]),
+        };
+        let full = |_| BackendError::NoMemory;
+        let completions = card.open_region(completions).map_err(full)?;
+        let portal = card.open_portal(options.pid, slots).map_err(full)?;
+        Ok(Process {
+            card,
+            world,
+            executor: Executor::new(options.congestion, options.retries, slots, completions),
+            portal,
+            local: addr.gid,
+            pid: options.pid,
+            records,
+            seen: 0,
+            finished: VecDeque::new(),
+            numbered,
+            room: vec![0; MAX_PACKET + 1].into(),
+        })
+    }
+
+    /// Opens `len` bytes at `addr` to whoever has a key of it, as `rights` say.
+    ///
+    /// # Errors
+    /// The card's table of regions is full.
+    ///
+    /// # Safety
+    /// The memory can be read and, with rights to write, written by anybody at any time until the region is
+    /// closed or the process ended.
+    pub unsafe fn open_region(
+        &mut self,
+        addr: *mut u8,
+        len: usize,
+        rights: Rights,
+        key: RegionKey,
+    ) -> Result<RegionId, ControlError> {
+        let addr = addr.expose_provenance() as u64;
+        self.card.open_region(Region { addr, len: len as u64, owner: self.pid, rights, key })
+    }
+
+    /// Closes a region: when this returns nobody reaches it.
+    ///
+    /// # Errors
+    /// There is no such region.
+    pub fn close_region(&mut self, region: RegionId) -> Result<(), ControlError> {
+        self.card.close_region(region)
+    }
+
+    /// Changes a region's key: when this returns, the old one opens nothing.
+    ///
+    /// # Errors
+    /// There is no such region.
+    pub fn rekey_region(&mut self, region: RegionId, key: RegionKey) -> Result<(), ControlError> {
+        self.card.rekey_region(region, key)
+    }
+
+    /// K_d of this process for an operation, from the key of a region: for a [`Transfer`].
+    pub fn own_key(&self, region: &RegionKey, op: Op) -> DerivedKey {
+        GcmSeal.derive(region, &Initiator { addr: self.local, pid: self.pid }, op)
+    }
+
+    /// Takes a transfer. It begins with the next turn.
+    ///
+    /// # Errors
+    /// Its length, or there is no memory.
+    pub fn submit(&mut self, transfer: Transfer) -> Result<(), SubmitError> {
+        self.finished.try_reserve(1).map_err(|_| SubmitError::NoMemory)?;
+        self.executor.submit(transfer)
+    }
+
+    /// A transfer that has ended, in the order in which they end.
+    pub fn poll(&mut self) -> Option<Finished> {
+        self.finished.pop_front()
+    }
+
+    /// Takes what has come, and sends what can be sent. `now` never goes back. Gives how many packets came.
+    pub fn turn(&mut self, now: Nanos) -> usize {
+        let mut came = 0;
+        while came < RECEIVED && self.receive(now, |_| true) {
+            came += 1;
+        }
+        self.advance(now);
+        came
+    }
+
+    /// Takes a packet if one is there; `keep` may change it, or have it lost.
+    fn receive(&mut self, now: Nanos, keep: impl FnOnce(&mut [u8]) -> bool) -> bool {
+        let Some((path, len)) = self.world.port.recv(&mut self.room) else { return false };
+        let packet = self.room.get_mut(..len).unwrap_or_default();
+        if keep(packet) {
+            self.card.handle_packet(&mut self.world, now, &path, packet);
+        }
+        true
+    }
+
+    /// Everything that needs no packet.
+    fn advance(&mut self, now: Nanos) {
+        if self.card.counters_left() < FEW {
+            self.renew_numbers();
+        }
+        if self.card.next_deadline().is_some_and(|deadline| deadline <= now) {
+            self.card.handle_timeout(&mut self.world, now);
+        }
+        while self.reap(now) | self.issue(now) | self.transmit(now) {}
+    }
+
+    /// The card goes on with the numbers from the clock's on, if it has not had them.
+    #[cold]
+    fn renew_numbers(&mut self) {
+        if let Some(numbers) = numbers_at(SystemTime::now())
+            && numbers.start >= self.numbered
+        {
+            self.numbered = numbers.end;
+            self.card.renew_counters(Counters::of_range(numbers));
+        }
+    }
+
+    fn transmit(&mut self, now: Nanos) -> bool {
+        let mut sent = false;
+        while self.card.poll_transmit(&mut self.world, now) == Transmit::More {
+            sent = true;
+        }
+        sent
+    }
+
+    /// Issues what the executor's windows and pacing allow.
+    fn issue(&mut self, now: Nanos) -> bool {
+        let mut issued = false;
+        while let Some((slot, command)) = self.executor.poll(now) {
+            issued = true;
+            if self.card.issue(now, self.portal, slot, &command).is_err() {
+                /* the slot is free and the size a command's: it is the local region */
+                self.on_completion(now, &refused(slot, command.op));
+            }
+        }
+        issued
+    }
+
+    /// Takes the completions that the card has written.
+    fn reap(&mut self, now: Nanos) -> bool {
+        let mut any = false;
+        while let Some(completion) = self.next_completion() {
+            self.on_completion(now, &completion);
+            any = true;
+        }
+        any
+    }
+
+    fn next_completion(&mut self) -> Option<Completion> {
+        let records = (self.records.len() / RECORD) as u32;
+        let at = (self.seen % records.max(1)) as usize * RECORD;
+        let words = self.records.get(at..at + RECORD)?;
+        /* the last word is written last: acquire it first */
+        let mut bytes = [0; COMPLETION_LEN];
+        for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words).rev() {
+            *to = word.load(Ordering::Acquire).to_ne_bytes();
+        }
+        let completion = Completion::decode(&bytes)?;
+        let next = self.seen.wrapping_add(1);
+        if completion.sequence != next {
+            return None;
+        }
+        self.seen = next;
+        Some(completion)
+    }
+
+    fn on_completion(&mut self, now: Nanos, completion: &Completion) {
+        /* room was made when the transfer was taken */
+        self.finished.extend(self.executor.on_completion(now, completion));
+    }
+
+    /// When [`Process::turn`] has something to do if no packet comes before; it may be past.
+    pub fn next_time(&self) -> Option<Nanos> {
+        self.card.next_deadline().into_iter().chain(self.executor.next_time()).min()
+    }
+
+    /// Sleeps until a packet is there, [`Process::next_time`] has come, or `limit` is over. `now` is the
+    /// time of the last turn.
+    pub fn wait(&self, now: Nanos, limit: Duration) {
+        let next = self.next_time().map_or(limit, |next| Duration::from_nanos(next.saturating_sub(now)));
+        sockopt::wait(&[self.as_raw_fd()], libc::POLLIN, next.min(limit));
+    }
+
+    /// What the card has counted.
+    pub fn counts(&self) -> &Counts {
+        self.card.counts()
+    }
+
+    /// Packets that the socket did not take, and datagrams that came from another UDP port than cards have.
+    pub fn port_counts(&self) -> [u64; 2] {
+        [self.world.port.unsent, self.world.port.foreign]
+    }
+}
+
+impl AsRawFd for Process {
+    /// The descriptor that is readable when a packet is there.
+    fn as_raw_fd(&self) -> RawFd {
+        self.world.port.as_raw_fd()
+    }
+}
+
+/// How a command ends that the card did not take.
+fn refused(slot: u16, op: Op) -> Completion {
+    let status = Status::LocalAccess;
+    Completion { slot, status, op, bytes: 0, issue_delay: 0, total_delay: 0, sequence: 0 }
+}
+
+#[cfg(test)]
+#[path = "process_tests.rs"]
+mod tests;

@@ -1,0 +1,306 @@
+//! Two processes, over loopback's UDP. Time is the test's: it goes on only when no packet is on its way.
+
+use std::collections::HashSet;
+use std::net::{Ipv4Addr, UdpSocket};
+
+use starverbs_onerma::Class;
+use starverbs_onerma::wire::Head;
+
+use super::*;
+
+const KEY: RegionKey = RegionKey([0x4b; 16]);
+const LEN: usize = 64 << 10;
+/// Of a packet that is there: longer than any machine needs to hand it over
+const PATIENCE: Duration = Duration::from_secs(20);
+const ALL: Rights = Rights::all();
+
+fn addr(ip: [u8; 4]) -> HostAddr {
+    let gid = Gid::from_ipv4(ip);
+    HostAddr { gid, ifindex: 1, link_mtu: 65_536, name: "lo".to_owned(), loopback: true }
+}
+
+/// A process at an address of loopback that nobody has.
+fn open(pid: u32, retries: u8) -> Process {
+    for _ in 0..1000 {
+        let [a, b, c, ..] = sockopt::random().to_le_bytes();
+        let options = Options { pid, retries, ..Options::default() };
+        match Process::open(&addr([127, a, b, c & 0x7f | 2]), &options) {
+            Ok(process) => return process,
+            Err(BackendError::OnermaAddress { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("no free address");
+}
+
+/// An initiator with memory of ones and a target with memory of twos, each a region of all rights.
+struct Pair {
+    ends: [Process; 2],
+    regions: [RegionId; 2],
+    memory: [Box<[AtomicU64]>; 2],
+    now: Nanos,
+}
+
+impl Pair {
+    fn new(retries: u8) -> Self {
+        let mut ends = [open(7, retries), open(8, retries)];
+        let memory = [0x11, 0x22].map(|byte| {
+            (0..LEN / 8).map(|_| AtomicU64::new(u64::from_ne_bytes([byte; 8]))).collect::<Box<[_]>>()
+        });
+        let mut open = |at: usize| {
+            // SAFETY: the pair has the memory as long as the process, as words that anybody may write.
+            let region = unsafe { ends[at].open_region(memory[at].as_ptr() as *mut u8, LEN, ALL, KEY) };
+            region.expect("a place")
+        };
+        let regions = [open(0), open(1)];
+        Pair { ends, regions, memory, now: 1 }
+    }
+
+    fn bytes(&self, end: usize) -> Vec<u8> {
+        self.memory[end].iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect()
+    }
+
+    fn submit(&mut self, op: Op, key: &RegionKey, len: u64) {
+        let transfer = Transfer {
+            op,
+            class: Class::High,
+            len,
+            remote: self.ends[1].local,
+            region: self.regions[1],
+            offset: 64,
+            local: self.regions[0],
+            local_offset: 128,
+            key: self.ends[0].own_key(key, op),
+            token: 5,
+        };
+        self.ends[0].submit(transfer).expect("a good transfer");
+        self.ends[0].advance(self.now);
+    }
+
+    /// Runs both until the transfer has ended. What of a packet's arrival becomes is `keep`'s to say.
+    fn finish_with(&mut self, mut keep: impl FnMut(&mut [u8]) -> bool) -> Status {
+        loop {
+            let mut came = false;
+            for end in &mut self.ends {
+                while end.receive(self.now, &mut keep) {
+                    came = true;
+                }
+                end.advance(self.now);
+            }
+            if let Some(Finished { token, status }) = self.ends[0].poll() {
+                assert_eq!(token, 5);
+                return status;
+            }
+            /* pacing: the test's clock; otherwise somebody waits for a packet */
+            if let Some(next) = self.ends[0].executor.next_time() {
+                self.now = self.now.max(next);
+            } else if !came {
+                let fds = self.ends.each_ref().map(|end| end.as_raw_fd());
+                assert!(sockopt::wait(&fds, libc::POLLIN, PATIENCE), "a packet is on its way");
+            }
+        }
+    }
+
+    fn run(&mut self, op: Op, key: &RegionKey, len: u64) -> Status {
+        self.submit(op, key, len);
+        self.finish_with(|_| true)
+    }
+
+    /// Waits for a packet at an end, and takes it from there.
+    fn take(&mut self, end: usize, keep: impl FnOnce(&mut [u8]) -> bool) {
+        assert!(sockopt::wait(&[self.ends[end].as_raw_fd()], libc::POLLIN, PATIENCE));
+        assert!(self.ends[end].receive(self.now, keep));
+    }
+}
+
+#[test]
+fn data_of_any_length_is_read_and_written() {
+    for len in [1, 64, 4096, 50_001] {
+        let mut pair = Pair::new(0);
+        assert_eq!(pair.run(Op::Read, &KEY, len as u64), Status::Ok);
+        let here = pair.bytes(0);
+        assert!(here[128..128 + len].iter().all(|byte| *byte == 0x22));
+        assert!(here[..128].iter().chain(&here[128 + len..]).all(|byte| *byte == 0x11));
+
+        let mut pair = Pair::new(0);
+        assert_eq!(pair.run(Op::Write, &KEY, len as u64), Status::Ok);
+        let there = pair.bytes(1);
+        assert!(there[64..64 + len].iter().all(|byte| *byte == 0x11));
+        assert!(there[..64].iter().chain(&there[64 + len..]).all(|byte| *byte == 0x22));
+    }
+}
+
+#[test]
+fn nothing_of_the_data_is_on_the_wire() {
+    let mut pair = Pair::new(0);
+    for op in [Op::Write, Op::Read, Op::Rekey] {
+        pair.submit(op, &KEY, if op == Op::Rekey { 16 } else { 4096 });
+        let mut packets = 0;
+        let status = pair.finish_with(|packet| {
+            packets += 1;
+            !packet.windows(8).any(|window| window == [0x11; 8] || window == [0x22; 8])
+        });
+        assert_eq!((status, packets), (Status::Ok, if op == Op::Read { 2 } else { 4 }));
+    }
+}
+
+#[test]
+fn a_rekey_ends_the_old_key_and_begins_the_new() {
+    let mut pair = Pair::new(0);
+    assert_eq!(pair.run(Op::Rekey, &KEY, 16), Status::Ok);
+    assert_eq!(pair.run(Op::Read, &KEY, 64), Status::RemoteAuthenticationFailure);
+    let next = RegionKey([0x11; 16]);
+    assert_eq!(pair.run(Op::Read, &next, 64), Status::Ok);
+    let region = pair.regions[1];
+    pair.ends[1].rekey_region(region, KEY).expect("it is open");
+    assert_eq!(pair.run(Op::Read, &next, 64), Status::RemoteAuthenticationFailure);
+    pair.ends[1].close_region(region).expect("it is open");
+    assert_eq!(pair.run(Op::Read, &KEY, 64), Status::RemoteAuthenticationFailure);
+    assert_eq!(pair.ends[1].counts().rekeys, 1);
+}
+
+#[test]
+fn a_wrong_key_moves_nothing() {
+    let mut pair = Pair::new(3);
+    for op in [Op::Read, Op::Write, Op::Rekey] {
+        let status = pair.run(op, &RegionKey([0x4c; 16]), 16);
+        assert_eq!(status, Status::RemoteAuthenticationFailure);
+    }
+    assert_eq!((pair.bytes(0), pair.bytes(1)), (vec![0x11; LEN], vec![0x22; LEN]));
+    assert_eq!(pair.ends[1].counts().auth_failures, 3);
+}
+
+#[test]
+fn a_transfer_beyond_a_region_fails_at_either_end() {
+    let mut pair = Pair::new(0);
+    let beyond = LEN as u64 - 127;
+    assert_eq!(pair.run(Op::Read, &KEY, beyond), Status::LocalAccess);
+    let small = RegionId(pair.regions[1].0 + 1);
+    // SAFETY: as of the pair's regions.
+    let opened = unsafe { pair.ends[1].open_region(pair.memory[1].as_ptr() as *mut u8, 80, ALL, KEY) };
+    assert_eq!(opened, Ok(small));
+    pair.regions[1] = small;
+    assert_eq!(pair.run(Op::Write, &KEY, 17), Status::RemoteAccess);
+    assert_eq!(pair.run(Op::Write, &KEY, 16), Status::Ok);
+}
+
+#[test]
+fn a_lost_packet_is_a_timeout_and_another_try_is_not() {
+    for op in [Op::Read, Op::Write] {
+        let mut pair = Pair::new(0);
+        pair.submit(op, &KEY, 64);
+        pair.take(1, |_| false);
+        pair.now = pair.ends[0].card.next_deadline().expect("a command in service");
+        assert_eq!(pair.finish_with(|_| panic!("nothing was sent")), Status::Timeout);
+
+        let mut pair = Pair::new(1);
+        pair.submit(op, &KEY, 64);
+        pair.take(1, |_| false);
+        pair.now = pair.ends[0].card.next_deadline().expect("a command in service");
+        assert_eq!(pair.finish_with(|_| true), Status::Ok);
+    }
+}
+
+#[test]
+fn tampered_packets_are_dropped_at_either_end() {
+    /* a READ's answer: its header, its data, its tag */
+    for at in [20, 30, 90] {
+        let mut pair = Pair::new(0);
+        pair.submit(Op::Read, &KEY, 64);
+        pair.take(1, |_| true);
+        pair.ends[1].advance(pair.now);
+        pair.take(0, |packet| {
+            packet[at] ^= 1;
+            true
+        });
+        let Counts { forged, late, malformed, completed, .. } = *pair.ends[0].counts();
+        assert_eq!((forged + late + malformed, completed), (1, 0), "byte {at}");
+        assert_eq!(pair.bytes(0), [0x11; LEN]);
+        pair.now = pair.ends[0].card.next_deadline().expect("a command in service");
+        assert_eq!(pair.finish_with(|_| true), Status::Timeout);
+    }
+    /* a WRITE's data */
+    let mut pair = Pair::new(0);
+    pair.submit(Op::Write, &KEY, 64);
+    pair.take(1, |_| true);
+    pair.ends[1].advance(pair.now);
+    pair.take(0, |_| true);
+    pair.ends[0].advance(pair.now);
+    pair.take(1, |packet| {
+        packet[40] ^= 1;
+        true
+    });
+    assert_eq!((pair.ends[1].counts().forged, pair.bytes(1)), (1, vec![0x22; LEN]));
+}
+
+#[test]
+fn an_address_has_one_card_and_its_cards_repeat_no_vector() {
+    let mut first = open(7, 0);
+    let home = addr(first.local.ipv4().expect("an IPv4 address"));
+    let options = Options::default();
+    assert!(matches!(Process::open(&home, &options), Err(BackendError::OnermaAddress { source, .. })
+        if source.kind() == std::io::ErrorKind::AddrInUse));
+
+    let target = open(8, 0);
+    let mut seen = HashSet::new();
+    for _ in 0..50 {
+        let mut process = first;
+        // SAFETY: nobody answers, so that nothing of it is touched.
+        let local = unsafe { process.open_region(std::ptr::null_mut(), LEN, ALL, KEY) }.expect("a place");
+        for token in 0..20 {
+            let (op, class, len) = (Op::Read, Class::High, 1);
+            let (remote, region, offset, local_offset) = (target.local, local, 0, 0);
+            let key = process.own_key(&KEY, op);
+            let one = Transfer { op, class, len, remote, region, offset, local, local_offset, key, token };
+            process.submit(one).expect("a good transfer");
+        }
+        let mut now = 1;
+        process.advance(now);
+        while let Some(next) = process.executor.next_time() {
+            now = now.max(next);
+            process.advance(now);
+        }
+        drop(process);
+        first = Process::open(&home, &options).expect("its own address");
+    }
+    let mut room = [0; MAX_PACKET];
+    let mut port = target.world.port;
+    let mut packets = 0;
+    while let Some((_, len)) = port.recv(&mut room) {
+        let (head, _) = Head::parse(&room[..len]).expect("a request");
+        assert!(seen.insert(head.prefix.iv.bytes()), "an initialisation vector repeats");
+        packets += 1;
+    }
+    assert!(packets > 50, "more than one of each card: {packets}");
+}
+
+#[test]
+fn numbers_that_run_out_are_renewed() {
+    let mut pair = Pair::new(0);
+    let process = &mut pair.ends[0];
+    process.card.renew_counters(Counters::of_range(0..0));
+    process.numbered = 0;
+    assert_eq!(pair.run(Op::Read, &KEY, 64), Status::Ok);
+    /* those of the future were given away: none is left */
+    let process = &mut pair.ends[0];
+    process.card.renew_counters(Counters::of_range(0..0));
+    process.numbered = u64::MAX;
+    assert_eq!(pair.run(Op::Read, &KEY, 64), Status::Exhausted);
+}
+
+#[test]
+fn strangers_datagrams_are_counted_and_harm_nobody() {
+    let mut pair = Pair::new(0);
+    let to = (Ipv4Addr::from(pair.ends[1].local.ipv4().expect("an IPv4 address")), PORT);
+    let stranger = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    stranger.send_to(&[0; 9000], to).expect("a datagram");
+    assert_eq!(pair.run(Op::Read, &KEY, 4096), Status::Ok);
+    assert_eq!(pair.ends[1].port_counts(), [0, 1]);
+    /* from a card's port: too short, too long, empty */
+    for len in [0, 10, MAX_PACKET + 100] {
+        pair.ends[0].world.port.send(&pair.ends[1].local.clone(), &vec![0x11; len]);
+        pair.take(1, |_| true);
+    }
+    assert_eq!(pair.ends[1].counts().malformed, 3);
+    assert_eq!(pair.run(Op::Write, &KEY, 4096), Status::Ok);
+}
