@@ -41,10 +41,11 @@ pub enum SendOp {
     Flush = 14,
     /// Write eight bytes at once
     AtomicWrite = 15,
-    /// StRoM: start a kernel of the peer's card with parameters. No `enum ibv_wr_opcode` has it
-    Rpc = 64,
+    /// StRoM: start a kernel of the peer's card with parameters. No `enum ibv_wr_opcode` has it; below 64, as
+    /// sets of op-codes are then tested by one instruction
+    Rpc = 62,
     /// StRoM: bytes for a kernel of the peer's card. No `enum ibv_wr_opcode` has it
-    RpcWrite = 65,
+    RpcWrite = 63,
     /// None that a card knows. Stands for what was found in a queue's memory; nobody posts it.
     Malformed = 255,
 }

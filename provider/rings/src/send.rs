@@ -350,7 +350,7 @@ impl SendQueue for CardSq {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn op(&self, index: u32) -> SendOp {
         // SAFETY: as in `wqe`.
         SendOp::decode(unsafe { self.0.send_slot(index).add(offset_of!(SendWqe, op)).read() })
