@@ -418,8 +418,7 @@ impl Context {
             if !maps.read(mad.addr, &mut bytes) {
                 return Err(libc::EFAULT);
             }
-            card.send_mad(&to, &bytes);
-            return Ok(DONE);
+            return card.send_mad(self.cookie(), &to, &bytes).map(|()| DONE);
         }
         /* before one is taken: it would be lost */
         if !maps.write(mad.addr, &bytes) {

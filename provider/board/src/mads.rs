@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use starverbs_cm::wire::Destination;
+use starverbs_cm::wire::{Destination, sender_id};
 use starverbs_cm::{Cm, Config, ListenAt, Path, Scope};
 use starverbs_core::{Av, FrameMeta, Gid, MAD_LEN, Port};
 use starverbs_queues::board::{SCOPE_ALL, SCOPE_IPV4, SCOPE_IPV6, SCOPE_ONE, SERVICE_SHARED, Service};
@@ -115,8 +115,18 @@ impl Card {
         self.mads.queues.get_mut(&client)?.pop_front()
     }
 
-    /// Sends a datagram to queue pair 1 at an address.
-    pub(crate) fn send_mad(&mut self, to: &Av, mad: &[u8; MAD_LEN]) {
+    /// Sends a datagram to queue pair 1 at an address. EINVAL: it is no message of a connection manager;
+    /// EPERM: it bears a communication ID that is not the client's.
+    pub(crate) fn send_mad(&mut self, client: Client, to: &Av, mad: &[u8; MAD_LEN]) -> Result<(), Errno> {
+        let id = sender_id(mad).ok_or(libc::EINVAL)?;
+        if id != 0 && self.mads.owners.get(&(id >> ID_SHIFT)) != Some(&client) {
+            return Err(libc::EPERM);
+        }
+        self.emit_mad(to, mad);
+        Ok(())
+    }
+
+    fn emit_mad(&mut self, to: &Av, mad: &[u8; MAD_LEN]) {
         if !self.env.can_send() {
             self.env.flush(self.now);
         }
@@ -189,7 +199,7 @@ impl Card {
             let Some(sgid_index) = source.and_then(|at| u8::try_from(at).ok()) else { continue };
             let (dgid, sgid, traffic_class) = (path.remote, path.local, path.traffic_class);
             let to = Av { dgid, sgid, sgid_index, traffic_class, hop_limit: path.hop_limit, ..Av::default() };
-            self.send_mad(&to, answer.bytes());
+            self.emit_mad(&to, answer.bytes());
         }
     }
 }

@@ -10,4 +10,4 @@ mod mad;
 pub mod message;
 
 pub use fields::Attribute;
-pub use mad::{ATTRIBUTE_AT, Destination, Field, MAD_LEN, Mad, QKEY, REMOTE_ID_AT, REQUEST_ID_AT};
+pub use mad::{ATTRIBUTE_AT, Destination, Field, MAD_LEN, Mad, QKEY, REMOTE_ID_AT, REQUEST_ID_AT, sender_id};

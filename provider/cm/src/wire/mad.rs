@@ -133,6 +133,17 @@ impl Mad {
     }
 }
 
+/// The communication (or request) ID that the sender of a message gives as its own: 0 in a REJ of who had
+/// none yet, and in a SIDR_REP, which gives its peer's. `None`: it is no message of a connection manager.
+pub fn sender_id(bytes: &[u8]) -> Option<u32> {
+    let mad = Mad::parse(bytes)?;
+    Some(match mad.attribute()? {
+        Attribute::SidrReq => mad.get32(fields::sidr_req::REQUEST_ID),
+        Attribute::SidrRep => 0,
+        _ => mad.get32(fields::LOCAL_ID),
+    })
+}
+
 /// For whom of a host's processes a message is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Destination {

@@ -206,6 +206,18 @@ const BACK: usize = DATA + 4096;
 
 /// Sends a message of communication management to this board's own queue pair 1.
 fn send_mad(raw: &mut Raw, attribute: u16, transaction: u64, ids: [u32; 2], service: u64) -> Tested {
+    let sent = try_send_mad(raw, attribute, transaction, ids, service)?;
+    expect("a datagram is sent", sent, Ok(()))
+}
+
+/// As [`send_mad`]; what the board says of it.
+fn try_send_mad(
+    raw: &mut Raw,
+    attribute: u16,
+    transaction: u64,
+    ids: [u32; 2],
+    service: u64,
+) -> Tested<Result<(), u32>> {
     let mut mad = [0; MAD_BYTES as usize];
     mad[..4].copy_from_slice(&[1, 7, 2, 3]);
     mad[8..16].copy_from_slice(&transaction.to_be_bytes());
@@ -217,7 +229,7 @@ fn send_mad(raw: &mut Raw, attribute: u16, transaction: u64, ids: [u32; 2], serv
     let gid = raw.gid()?;
     let address = Address { dgid: gid, sgid: gid, hop_limit: 64, ..Address::default() };
     let mad = Mad { addr: BASE + OUT as u64, address, reserved: 0 };
-    raw.ask::<Object>(OP_SEND_MAD, mad.as_bytes()).map(drop)
+    Ok(raw.command::<Object>(OP_SEND_MAD, mad.as_bytes())?.map(drop))
 }
 
 /// The oldest datagram that waits: its transaction, and its attribute.
@@ -258,11 +270,15 @@ pub(super) fn mads(bench: &mut Bench) -> Tested {
     let taken = Err(libc::EADDRINUSE as u32);
     expect("the service again", change(&mut raw, OP_CLAIM_SERVICE, service)?, taken)?;
     expect("a datagram before there is any", receive_mad(&mut raw)?, None)?;
+    /* nobody speaks for another's connections */
+    let mut send = |attribute, ids| try_send_mad(&mut raw, attribute, 1, ids, SERVICE);
+    expect("an ID of nobody", send(DREQ, [owner << 20 ^ 1 << 31 | 5, 7])?, Err(libc::EPERM as u32))?;
+    expect("no message of a connection manager", send(0x7777, [owner << 20 | 5, 7])?, Err(EINVAL))?;
     /* a request for the service, and a message for an ID, come here */
     send_mad(&mut raw, REQ, 1, [owner << 20 | 5, 0], SERVICE)?;
     expect("the event of a datagram", raw.wait_for_event(0)?, (EVENT_MADS, 0))?;
     expect("a request for the service", receive_mad(&mut raw)?, Some((1, REQ)))?;
-    send_mad(&mut raw, DREP, 2, [7, owner << 20 | 9], 0)?;
+    send_mad(&mut raw, DREP, 2, [owner << 20 | 7, owner << 20 | 9], 0)?;
     expect("the event of the next one", raw.wait_for_event(1)?, (EVENT_MADS, 0))?;
     expect("a message for an ID", receive_mad(&mut raw)?, Some((2, DREP)))?;
     expect("a datagram behind it", receive_mad(&mut raw)?, None)?;
