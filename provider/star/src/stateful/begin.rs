@@ -162,7 +162,7 @@ impl<E: StarEnv> Stateful<E> {
                 return Begin::Wait;
             }
         }
-        let carries = self.may_carry(wqe);
+        let carries = self.may_carry(Of::Local, wqe);
         self.next_recv = seq.plus(1);
         let failed = status != WcStatus::Success;
         if matches!(status, WcStatus::RemOpErr | WcStatus::RemAccessErr) {
@@ -179,10 +179,10 @@ impl<E: StarEnv> Stateful<E> {
         })
     }
 
-    /// Whether the last packet of one of our WQEs may bring SL's completion with it, if there is room for
-    /// that. What was begun before it must not be needed for that, but by other completions.
-    fn may_carry(&self, wqe: &SendWqe) -> bool {
-        self.local.form == Form::Packed && wqe.length > 0 && self.streams[0].all_carry()
+    /// Whether the last packet of a WQE may bring SL's completion with it, if there is room for that. What
+    /// was begun before it must not be needed for that, but by other completions.
+    fn may_carry(&self, of: Of, wqe: &SendWqe) -> bool {
+        self.local.form == Form::Packed && wqe.length > 0 && self.streams[of as usize].all_carry()
     }
 
     fn begin_write(&mut self, card: &mut Card<'_, E>, wqe: &SendWqe) -> Begin {
@@ -210,7 +210,7 @@ impl<E: StarEnv> Stateful<E> {
                 Ok(seq) => op.recv = Some(seq.get()),
                 Err(begin) => return begin,
             }
-            op.carries = self.may_carry(wqe);
+            op.carries = self.may_carry(Of::Local, wqe);
             self.next_recv = self.next_recv.plus(1);
         }
         Begin::Go(op)
@@ -361,6 +361,10 @@ impl<E: StarEnv> Stateful<E> {
         if inline && self.streams[1].settled() != index {
             return Begin::Wait;
         }
+        if self.streams[1].held().is_some() {
+            /* what waits to be placed behind a READ must not take the window that its last packet needs */
+            return Begin::Wait;
+        }
         let mut op = Op { class: Class::Write, length: wqe.length, ..Op::default() };
         op.all = wqe.length == 0 || inline;
         if wqe.op.takes_recv() {
@@ -409,6 +413,8 @@ impl<E: StarEnv> Stateful<E> {
             if carry == Carry::Owed {
                 (op.all, op.left) = (true, 1);
             }
+        } else {
+            op.carries = wqe.flags.contains(SendFlags::SIGNALED) && self.may_carry(Of::Remote, wqe);
         }
         Begin::Go(op)
     }

@@ -47,9 +47,7 @@ impl<E: StarEnv> Stateful<E> {
             return;
         }
         let wqe = self.local.sq.wqe(index);
-        if self.streams[0].begun {
-            self.streams[0].advance(0, 0, true);
-        }
+        self.streams[0].end_begun();
         if self.streams[0].under_way() > 0 {
             self.streams[0].retire();
         } else {
@@ -214,15 +212,24 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// If SL's end has ended, and it has a WQE to be told by, tells it.
+    /// If SL's end has ended, and it has a WQE to be told by, tells it. A READ whose completion may be with
+    /// SL cannot be that alone: the next tells as well.
     pub(super) fn tell_ended(&mut self, now: Nanos) {
-        let Ended::Owed(status) = self.ended else { return };
-        let seq = Psn::new(self.streams[Of::Remote as usize].una);
-        let Some(wqe) = self.sends.get(seq) else { return };
-        let message = CqeMsg { status, opcode: wqe.op.wc_opcode(), ..CqeMsg::default() };
-        self.completions[Queue::Send as usize].push(seq, message, self.quiet_at.max(now));
-        self.ended = Ended::Told;
-        self.arm(self.quiet_at.max(now));
+        while let Ended::Owed(status) = self.ended {
+            let stream = &self.streams[Of::Remote as usize];
+            let seq = Psn::new(stream.una);
+            let Some(wqe) = self.sends.get(seq) else { return };
+            let message = CqeMsg { status, opcode: wqe.op.wc_opcode(), ..CqeMsg::default() };
+            let may_be_done = stream.under_way() > 0 && stream.get(stream.una).carries;
+            self.completions[Queue::Send as usize].push(seq, message, self.quiet_at.max(now));
+            if may_be_done {
+                self.streams[Of::Remote as usize].end_begun();
+                self.streams[Of::Remote as usize].retire();
+            } else {
+                self.ended = Ended::Told;
+            }
+            self.arm(self.quiet_at.max(now));
+        }
     }
 
     /// A CQ was full (IBTA 10.2.6.2). The step that is under way ends as it would have; the timer does the

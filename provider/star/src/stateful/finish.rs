@@ -97,10 +97,9 @@ impl<E: StarEnv> Stateful<E> {
             let cqe = Cqe { byte_len: wqe.length, imm, opcode, flags, src_qp, ..Cqe::default() };
             self.complete_recv(card, place, cqe, wqe.flags.contains(SendFlags::SOLICITED));
         }
-        if wqe.flags.contains(SendFlags::SIGNALED) || seq.plus(1) == self.report_at {
-            let byte_len = if wqe.op.brings_data() { wqe.length } else { 0 };
-            let message = CqeMsg { opcode: wqe.op.wc_opcode(), byte_len, ..CqeMsg::default() };
-            self.completions[Queue::Send as usize].push(seq, message, 0);
+        let reported = wqe.flags.contains(SendFlags::SIGNALED) || seq.plus(1) == self.report_at;
+        if reported && !op.carries {
+            self.completions[Queue::Send as usize].push(seq, send_done(wqe.op, wqe.length), 0);
         }
     }
 
@@ -151,6 +150,12 @@ fn count<E: StarEnv>(card: &Card<'_, E>, cqe: &Cqe) -> bool {
         card.stats.error_completions.inc();
     }
     error
+}
+
+/// The completion of a send WQE of SL of so many bytes.
+pub(super) fn send_done(op: SendOp, length: u32) -> CqeMsg {
+    let byte_len = if op.brings_data() { length } else { 0 };
+    CqeMsg { opcode: op.wc_opcode(), byte_len, ..CqeMsg::default() }
 }
 
 /// The completion of a receive WQE of SL that has its message.

@@ -4,10 +4,10 @@ use starverbs_core::engine::TransmitStatus;
 use starverbs_core::env::SendQueue;
 use starverbs_core::room::Room;
 use starverbs_core::transport::slices;
-use starverbs_core::{Access, Psn, QpId, QpState, Seg, SendFlags, Sge, WcStatus};
+use starverbs_core::{Access, Psn, QpId, QpState, Seg, SendFlags, SendOp, Sge, WcStatus};
 
 use super::begin::Begin;
-use super::finish::recv_done;
+use super::finish::{recv_done, send_done};
 use super::stream::{Class, Op};
 use super::window::{Entry, Kind, Of};
 use super::{Card, Ended, Stateful};
@@ -48,7 +48,8 @@ impl<E: StarEnv> Stateful<E> {
                     && (self.send_lost(card)
                         || self.send_probe(card)
                         || self.send_result(card)
-                        || self.send_held(card)
+                        || self.send_held(card, Of::Local)
+                        || self.send_held(card, Of::Remote)
                         || self.send_new(card));
             if !sent {
                 let rest = if self.crowded { TransmitStatus::Crowded } else { TransmitStatus::Idle };
@@ -233,8 +234,7 @@ impl<E: StarEnv> Stateful<E> {
     /// Sends the last packet of a WQE, which has waited until all others are answered and none of their
     /// copies can come any more: its completion gives SL's program the buffer. False: there is none that may
     /// go.
-    fn send_held(&mut self, card: &mut Card<'_, E>) -> bool {
-        let of = Of::Local;
+    fn send_held(&mut self, card: &mut Card<'_, E>, of: Of) -> bool {
         if self.ended != Ended::Not || !self.window.has_room() {
             return false;
         }
@@ -365,7 +365,7 @@ impl<E: StarEnv> Stateful<E> {
         entry: &Entry,
         op: &Op,
     ) -> Result<(), WcStatus> {
-        let (queue, seq) = (Queue::Recv, Psn::new(op.recv.unwrap_or_default()));
+        let (queue, seq, cqe) = self.completion_of(entry, op);
         let ring = &self.completions[queue as usize];
         let (ring, slot) = (ring.rule, ring.slot(seq));
         let (rule, addr, len) = (entry.rule, entry.addr, u32::from(entry.len));
@@ -379,7 +379,7 @@ impl<E: StarEnv> Stateful<E> {
         if !asks {
             self.gather(card, entry)?;
         }
-        let cqe = CqeMsg { slot, ..recv_done(&self.local.sq.wqe(entry.wqe)) };
+        let cqe = CqeMsg { slot, ..cqe };
         let carried = Carried { queue, seq, cqe, stored: self.tell_stored() }.encode();
         let data = if asks { 0 } else { entry.len };
         let header = Header {
@@ -396,6 +396,18 @@ impl<E: StarEnv> Stateful<E> {
         let host = (&mut *card.env, card.stats, card.now);
         let left = card.registry.send(host, self.seat, &claim, header, (&carried, &self.segs));
         if left { Ok(()) } else { Err(refused(entry.of, op)) }
+    }
+
+    /// SL's completion that the last packet of a WQE carries: of the receive that our WQE took, or of SL's
+    /// READ.
+    fn completion_of(&self, entry: &Entry, op: &Op) -> (Queue, Psn, CqeMsg) {
+        match (entry.of, op.recv) {
+            (Of::Local, recv) => {
+                let seq = Psn::new(recv.unwrap_or_default());
+                (Queue::Recv, seq, recv_done(&self.local.sq.wqe(entry.wqe)))
+            }
+            (Of::Remote, _) => (Queue::Send, Psn::new(entry.wqe), send_done(SendOp::Read, op.length)),
+        }
     }
 
     fn atomic(&self, index: u32, op: &Op) -> [u8; ATOMIC_LEN] {

@@ -236,6 +236,13 @@ impl Stream {
         }
     }
 
+    /// Nothing more leaves of a WQE that has begun.
+    pub(super) fn end_begun(&mut self) {
+        if self.begun {
+            self.advance(0, 0, true);
+        }
+    }
+
     /// The last packet of WQE `next`, from byte `offset` on, is left to [`held`](Stream::held).
     pub(super) fn hold(&mut self, offset: u32) {
         let next = self.next;

@@ -118,3 +118,58 @@ fn a_rule_goes_while_the_last_packet_waits() {
     assert_eq!((w.sends()[0].1, w.lib[1].done[0].1.status), (WcStatus::RemOpErr, WcStatus::LocProtErr));
     assert!(!w.seen.iter().any(|(ptype, _)| *ptype == Ptype::Rdc));
 }
+
+/// The completion of SL's READ comes with its last data, whatever other READs are under way.
+#[test]
+fn a_read_of_sl_brings_its_completion() {
+    let mut w = World::new(4, |_, _| {});
+    let (far, mine, data, key) = (w.theirs(0), w.ours(0), pattern(3500, 9), w.sf_key);
+    w.sf.put(mine, &data);
+    w.pass(1_000_000);
+    let before = w.seen.len();
+    w.sl_post(op(SendOp::Read, mine, key), &[w.sge(far, 100), w.sge(far + 4096, 2000)], false);
+    w.sl_post(op(SendOp::Read, mine, key), &[w.sge(far + 8192, 900)], false);
+    w.run(|w| w.sl_outstanding(0) == 0);
+    w.pass(1_000_000);
+    let mut sent = kinds(&w, before);
+    sent.retain(|ptype| *ptype != Ptype::Ea);
+    assert_eq!(sent, [Ptype::Rd, Ptype::Rd, Ptype::Rdc, Ptype::Rdc]);
+    assert!([w.sl.read(far, 100), w.sl.read(far + 4096, 2000)].concat() == data[..2100]);
+    assert!(w.sl.read(far + 8192, 900) == &data[..900]);
+    let done = w.lib[0].done.iter().map(|(_, cqe)| (cqe.opcode, cqe.byte_len, cqe.status));
+    let read = |len| (WcOpcode::RdmaRead, len, WcStatus::Success);
+    assert_eq!(done.collect::<Vec<_>>(), [read(2100), read(900)]);
+    /* one of which its program is not told has none */
+    let before = w.seen.len();
+    let quiet = SendWqe { flags: SendFlags::empty(), ..op(SendOp::Read, mine, key) };
+    w.sl_post(quiet, &[w.sge(far, 100)], false);
+    w.pass(1_000_000);
+    assert!(kinds(&w, before).contains(&Ptype::Rd) && !kinds(&w, before).contains(&Ptype::Rdc));
+}
+
+/// SF's program takes its end to ERR while the completion of SL's READ may be with SL: SL finds out, by that
+/// request or by the next.
+#[test]
+fn who_has_its_read_learns_of_the_end_by_the_next_request() {
+    for has_it in [true, false] {
+        let mut w = World::new(4, |_, _| {});
+        let (far, mine, key) = (w.theirs(0), w.ours(0), w.sf_key);
+        w.sl_post(op(SendOp::Read, mine, key), &[w.sge(far, 100)], false);
+        /* the WQEP is on its way */
+        w.step();
+        (w.deaf, w.cut) = (false, !has_it);
+        w.run(|w| w.seen.iter().any(|(ptype, _)| *ptype == Ptype::Rdc));
+        w.deaf = true;
+        w.pass(20_000);
+        assert_eq!(w.sl_outstanding(0), usize::from(!has_it));
+        w.fail();
+        (w.cut, w.deaf) = (false, false);
+        w.pass(50_000_000);
+        let status = |w: &World| w.lib[0].done.iter().map(|(_, cqe)| cqe.status).collect::<Vec<_>>();
+        let first = if has_it { WcStatus::Success } else { WcStatus::RetryExcErr };
+        assert_eq!(status(&w), [first]);
+        w.sl_post(op(SendOp::Read, mine, key), &[w.sge(far, 100)], false);
+        w.pass(50_000_000);
+        assert_eq!(status(&w), [first, WcStatus::RetryExcErr]);
+    }
+}
