@@ -6,6 +6,7 @@
 mod bench;
 mod board;
 mod completions;
+mod guard;
 mod info;
 mod run;
 mod sim;
@@ -35,6 +36,7 @@ enum Command {
     Sim(sim::Args),
     Bench(bench::Args),
     Board(board::Args),
+    Guard(guard::Args),
     Completions(completions::Args),
 }
 
@@ -64,6 +66,7 @@ fn main() -> ExitCode {
         Command::Sim(args) => sim::sim(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Board(args) => board::board(&args),
+        Command::Guard(args) => guard::guard(&args),
         Command::Completions(args) => completions::completions(&args, Cli::command()),
     };
     match done {
