@@ -246,6 +246,15 @@ exports! { "@@", "IBVERBS_1.18";
 /* Direct verbs: include/infiniband/stardv.h. */
 exports! { "@@", "STARDV_1.0";
     _stardv_list_counters => stardv::list_counters,
+    _stardv_onerma_poll => stardv::onerma::poll,
+    stardv_onerma_close => stardv::onerma::close,
+    stardv_onerma_create_region => stardv::onerma::create_region,
+    stardv_onerma_derive_key => stardv::onerma::derive_key,
+    stardv_onerma_destroy_region => stardv::onerma::destroy_region,
+    stardv_onerma_open => stardv::onerma::open,
+    stardv_onerma_post => stardv::onerma::post,
+    stardv_onerma_query_counters => stardv::onerma::query_counters,
+    stardv_onerma_set_key => stardv::onerma::set_key,
     stardv_create_qp => stardv::qp::create_qp,
     stardv_load_kernel => stardv::rpc::load_kernel,
     stardv_post_rpc => stardv::rpc::post_rpc,

@@ -12,6 +12,7 @@ use core::mem::offset_of;
 use starverbs_abi as abi;
 use starverbs_core::Counters;
 
+pub(crate) mod onerma;
 pub(crate) mod qp;
 pub(crate) mod rpc;
 

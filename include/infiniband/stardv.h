@@ -360,6 +360,160 @@ struct stardv_hll_estimate {
 	uint64_t lost;
 };
 
+/* 1RMA: one-shot, connection-free, encrypted access to remote memory. See stardv_onerma_open(3),
+ * stardv_onerma_create_region(3), stardv_onerma_post(3) and docs/onerma.md. What a card does, it does in
+ * these calls: a process whose regions others reach calls stardv_onerma_poll, too. */
+struct stardv_onerma;
+
+struct stardv_onerma_attr {
+	/* 0 */
+	uint64_t comp_mask;
+	/* The card's address: it is this process's until the card is closed */
+	uint32_t gid_index;
+	/* Commands under way, 256 at most; 0: 64 */
+	uint32_t slots;
+	/* The process's number, which keys are bound to; 0: getpid() */
+	uint32_t pid;
+	uint32_t reserved;
+};
+
+/* A card, or NULL with errno: EADDRINUSE, EINVAL, ENODATA, ENOMEM, EOPNOTSUPP, EIO (a forked child). */
+struct stardv_onerma *stardv_onerma_open(struct ibv_context *context, const struct stardv_onerma_attr *attr,
+					 uint32_t inlen);
+/* Its regions are closed, its commands end without completions: 0, or EINVAL. */
+int stardv_onerma_close(struct stardv_onerma *onerma);
+
+enum { STARDV_ONERMA_KEY_LEN = 16 };
+
+enum stardv_onerma_rights {
+	/* This process's commands write to it: data of READs */
+	STARDV_ONERMA_LOCAL_WRITE = 1 << 0,
+	/* They read it: data of WRITEs, new keys */
+	STARDV_ONERMA_LOCAL_READ = 1 << 1,
+	/* Who has a key of it reads it, writes it, changes its key */
+	STARDV_ONERMA_REMOTE_READ = 1 << 2,
+	STARDV_ONERMA_REMOTE_WRITE = 1 << 3,
+	STARDV_ONERMA_REMOTE_REKEY = 1 << 4,
+};
+
+struct stardv_onerma_region_attr {
+	/* 0 */
+	uint64_t comp_mask;
+	/* Memory that stays until the region is destroyed */
+	void *addr;
+	uint64_t length;
+	/* enum stardv_onerma_rights */
+	uint32_t rights;
+	uint8_t key[STARDV_ONERMA_KEY_LEN];
+	uint32_t reserved;
+};
+
+/* 0 and the region's ID, or EINVAL, ENOMEM, EOPNOTSUPP, EIO. */
+int stardv_onerma_create_region(struct stardv_onerma *onerma, const struct stardv_onerma_region_attr *attr,
+				uint32_t inlen, uint32_t *region);
+/* 0, or EINVAL, EIO. When it returns nobody reaches the region. */
+int stardv_onerma_destroy_region(struct stardv_onerma *onerma, uint32_t region);
+/* 0, or EINVAL, EIO. When it returns the old key opens nothing. */
+int stardv_onerma_set_key(struct stardv_onerma *onerma, uint32_t region,
+			  const uint8_t key[STARDV_ONERMA_KEY_LEN]);
+
+enum stardv_onerma_op {
+	STARDV_ONERMA_READ = 1,
+	STARDV_ONERMA_WRITE = 2,
+	/* 16 bytes, the region's new key */
+	STARDV_ONERMA_REKEY = 3,
+};
+
+/* The key with which a process of an address does one kind of operation, from a region's key: 0, or
+ * EINVAL. */
+int stardv_onerma_derive_key(const uint8_t region_key[STARDV_ONERMA_KEY_LEN], const union ibv_gid *initiator,
+			     uint32_t pid, uint32_t op, uint8_t key[STARDV_ONERMA_KEY_LEN]);
+
+struct stardv_onerma_wr {
+	/* 0 */
+	uint64_t comp_mask;
+	uint64_t wr_id;
+	/* enum stardv_onerma_op */
+	uint32_t op;
+	/* 0; 1: behind others */
+	uint32_t low_priority;
+	/* The target's address, the region there and where in it */
+	union ibv_gid remote;
+	uint64_t remote_offset;
+	/* The same of the region here; bytes */
+	uint64_t local_offset;
+	uint64_t length;
+	uint32_t remote_region;
+	uint32_t local_region;
+	/* Of stardv_onerma_derive_key */
+	uint8_t key[STARDV_ONERMA_KEY_LEN];
+};
+
+/* 0, or EINVAL, ENOMEM, EOPNOTSUPP, EIO. Memory and keys are looked at later: completions say it. */
+int stardv_onerma_post(struct stardv_onerma *onerma, const struct stardv_onerma_wr *wr, uint32_t inlen);
+
+enum stardv_onerma_status {
+	STARDV_ONERMA_OK = 0,
+	STARDV_ONERMA_REMOTE_AUTHENTICATION_FAILURE = 1,
+	STARDV_ONERMA_NACK = 2,
+	STARDV_ONERMA_TIMEOUT = 3,
+	STARDV_ONERMA_DISPATCH_TIMEOUT = 4,
+	STARDV_ONERMA_REMOTE_ACCESS = 5,
+	STARDV_ONERMA_LOCAL_ACCESS = 6,
+	STARDV_ONERMA_EXHAUSTED = 7,
+};
+
+struct stardv_onerma_wc {
+	uint64_t wr_id;
+	/* enum stardv_onerma_status */
+	uint32_t status;
+	/* Of its commands of 4 KB, the longest: until it entered service, and in all; ns */
+	uint32_t issue_delay;
+	uint32_t total_delay;
+	uint32_t reserved;
+};
+
+int _stardv_onerma_poll(struct stardv_onerma *onerma, int max, struct stardv_onerma_wc *wc, int timeout_ms,
+			uint32_t entry_size);
+
+/* Serves others, goes on with what was posted, and gives up to `max` completions: how many, or -EINVAL,
+ * -EIO. Where there is none it waits for one, `timeout_ms` at most; -1: without an end; 0: not. */
+static inline int stardv_onerma_poll(struct stardv_onerma *onerma, int max, struct stardv_onerma_wc *wc,
+				     int timeout_ms)
+{
+	return _stardv_onerma_poll(onerma, max, wc, timeout_ms, sizeof(*wc));
+}
+
+/* What a card has counted since it was opened. */
+struct stardv_onerma_counters {
+	/* 0 */
+	uint64_t comp_mask;
+	/* Packets that came; of them, that no card sends; for nothing that is under way; with data that was
+	 * there; with a wrong tag */
+	uint64_t received;
+	uint64_t malformed;
+	uint64_t late;
+	uint64_t copies;
+	uint64_t forged;
+	/* Requests refused: not authenticated; too much to do; bounds or rights */
+	uint64_t auth_failures;
+	uint64_t nacks;
+	uint64_t access_failures;
+	/* Keys changed by REKEY; WRITEs and REKEYs of others that ended for want of data */
+	uint64_t rekeys;
+	uint64_t transfer_timeouts;
+	/* Commands completed; completions lost */
+	uint64_t completed;
+	uint64_t lost_completions;
+	/* Packets that the socket did not take; datagrams from another UDP port */
+	uint64_t unsent;
+	uint64_t foreign;
+};
+
+/* 0, or EINVAL, EIO. */
+int stardv_onerma_query_counters(struct stardv_onerma *onerma, struct stardv_onerma_counters *counters,
+				 uint32_t outlen);
+
 #ifdef __cplusplus
 }
 #endif

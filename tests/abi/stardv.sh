@@ -34,6 +34,13 @@ if LD_LIBRARY_PATH=$lib STARVERBS_STAR_KEY=$tmp/key "$tmp/star" >"$tmp/out" 2>&1
 	exit 1
 fi
 
+# 1RMA, between two processes at addresses that no other run has.
+cc -Wall -Wextra -Wpedantic -std=c11 -D_GNU_SOURCE -O1 -I"$include" -o "$tmp/onerma" "$here/onerma.c" \
+    -L"$lib" -libverbs
+net=127.$((64 + $$ / 256 % 128)).$(($$ % 256))
+addrs=$net.1,$net.2,$net.3
+LD_LIBRARY_PATH=$lib STARVERBS_ADDRS=$addrs "$tmp/onerma"
+
 command -v c++ >/dev/null || { echo "stardv.h in C++: skipped: there is no c++"; exit 0; }
 
 # In C++ the header must compile, and its calls link, on both libraries of the card.
@@ -50,6 +57,9 @@ int main()
 	if (stardv_create_qp(nullptr, &init, &star, sizeof(star)) ||
 	    !stardv_query_qp(nullptr, &attr, sizeof(attr)) ||
 	    !stardv_modify_qp(nullptr, &attr, sizeof(attr)))
+		return 1;
+	stardv_onerma_wc wc = {};
+	if (stardv_onerma_poll(nullptr, 1, &wc, 0) >= 0 || !stardv_onerma_close(nullptr))
 		return 1;
 	return stardv_is_supported(nullptr) || stardv_query_counters(nullptr, &counters, sizeof(counters)) == 0 ||
 	       stardv_list_counters(nullptr, nullptr, 0, 0) >= 0;

@@ -50,6 +50,10 @@ pub struct Finished {
     pub token: u64,
     /// OK, or why its first chunk failed that failed for good
     pub status: Status,
+    /// The longest that one of its commands waited to enter service, ns
+    pub issue_delay: u32,
+    /// The longest that one of its commands took, ns
+    pub total_delay: u32,
 }
 
 /// Why a transfer is not taken.
@@ -82,9 +86,27 @@ struct Active {
     /// Bytes that are there
     done: u64,
     failed: Option<Status>,
+    issue_delay: u32,
+    total_delay: u32,
 }
 
 impl Active {
+    fn new(transfer: Transfer, destination: usize) -> Self {
+        let again = VecDeque::new();
+        let (issue_delay, total_delay) = (0, 0);
+        Active {
+            transfer,
+            destination,
+            cut: 0,
+            again,
+            in_flight: 0,
+            done: 0,
+            failed: None,
+            issue_delay,
+            total_delay,
+        }
+    }
+
     fn has_more(&self) -> bool {
         self.failed.is_none() && (!self.again.is_empty() || self.cut < self.transfer.len)
     }
@@ -166,9 +188,7 @@ impl Executor {
                 self.transfers.len() - 1
             }
         };
-        let again = VecDeque::new();
-        let active = Active { transfer, destination, cut: 0, again, in_flight: 0, done: 0, failed: None };
-        self.transfers[at] = Some(active);
+        self.transfers[at] = Some(Active::new(transfer, destination));
         self.enqueue(at);
         Ok(())
     }
@@ -280,6 +300,8 @@ impl Executor {
         let active = self.transfers.get_mut(at)?.as_mut()?;
         let destination = self.destinations.get_mut(active.destination)?;
         active.in_flight -= 1;
+        active.issue_delay = active.issue_delay.max(completion.issue_delay);
+        active.total_delay = active.total_delay.max(completion.total_delay);
         destination.in_flight -= 1;
         destination.remote.on_completion(&self.settings, &mut self.local, now, completion);
         let again = matches!(completion.status, Status::Nack | Status::Timeout | Status::DispatchTimeout);
@@ -297,13 +319,13 @@ impl Executor {
             return None;
         }
         let status = active.failed.unwrap_or(Status::Ok);
-        let token = active.transfer.token;
+        let Active { transfer: Transfer { token, .. }, issue_delay, total_delay, .. } = *active;
         let place = active.destination;
         self.transfers[at] = None;
         if let Some(destination) = self.destinations.get_mut(place) {
             destination.turn.retain(|one| *one != at);
         }
-        Some(Finished { token, status })
+        Some(Finished { token, status, issue_delay, total_delay })
     }
 
     /// Commands under way.

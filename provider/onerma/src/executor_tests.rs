@@ -24,6 +24,10 @@ fn completion(slot: u16, status: Status) -> Completion {
     Completion { slot, status, op: Op::Read, bytes: 0, issue_delay: 0, total_delay: 5_000, sequence: 1 }
 }
 
+fn finished(token: u64, status: Status) -> Finished {
+    Finished { token, status, issue_delay: 0, total_delay: 5_000 }
+}
+
 fn executor(slots: u16) -> Executor {
     Executor::new(Settings::default(), 2, slots, RegionId(5))
 }
@@ -48,7 +52,7 @@ fn a_transfer_is_cut_into_commands_of_four_kilobytes() {
     assert_eq!((executor.poll(now + 1_000_000), executor.next_time()), (None, None));
     let ends: Vec<_> =
         seen.iter().map(|one| executor.on_completion(now, &completion(one.0, Status::Ok))).collect();
-    assert_eq!(ends, [None, None, Some(Finished { token: 7, status: Status::Ok })]);
+    assert_eq!(ends, [None, None, Some(finished(7, Status::Ok))]);
     assert_eq!(executor.in_flight(), 0);
 }
 
@@ -97,13 +101,13 @@ fn congestion_is_tried_again_and_a_wrong_key_is_not() {
     now = now.max(executor.next_time().unwrap());
     let (slot, _) = executor.poll(now).unwrap();
     let end = executor.on_completion(now, &completion(slot, Status::Nack));
-    assert_eq!(end, Some(Finished { token: 1, status: Status::Nack }));
+    assert_eq!(end, Some(finished(1, Status::Nack)));
     executor.submit(transfer(64, 2)).unwrap();
     now = now.max(executor.next_time().unwrap());
     let (slot, _) = executor.poll(now).unwrap();
     let denied = completion(slot, Status::RemoteAuthenticationFailure);
     let end = executor.on_completion(now, &denied);
-    assert_eq!(end, Some(Finished { token: 2, status: Status::RemoteAuthenticationFailure }));
+    assert_eq!(end, Some(finished(2, Status::RemoteAuthenticationFailure)));
 }
 
 #[test]

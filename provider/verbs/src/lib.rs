@@ -26,6 +26,7 @@ mod memory;
 mod moderation;
 mod mr;
 mod mw;
+pub mod onerma;
 mod pd;
 mod post;
 mod process;

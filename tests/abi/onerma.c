@@ -1,0 +1,294 @@
+/* 1RMA (include/infiniband/stardv.h) between two processes: one has a region, the other READs, WRITEs and
+ * changes its key. The first two addresses of STARVERBS_ADDRS have cards, the third has none.
+ * Build: cc -Wall -I include -o onerma onerma.c -L dist/lib -libverbs */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+
+#include <infiniband/stardv.h>
+
+enum { LEN = 1 << 16, CLIENT = 0, SERVER = 1, NOBODY = 2, CLIENT_PID = 77 };
+
+static const uint8_t key[16] = "a region's key!";
+static char memory[LEN];
+static struct stardv_onerma *onerma;
+static struct ibv_context *ctx;
+static uint32_t region;
+
+static struct ibv_context *open_device(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_context *opened = list && list[0] ? ibv_open_device(list[0]) : NULL;
+
+	if (!opened) {
+		perror("no device");
+		exit(1);
+	}
+	ibv_free_device_list(list);
+	return opened;
+}
+
+static struct stardv_onerma *open_card(uint32_t gid_index, uint32_t pid)
+{
+	struct stardv_onerma_attr attr = { .gid_index = gid_index, .pid = pid };
+
+	return stardv_onerma_open(ctx, &attr, sizeof(attr));
+}
+
+static uint32_t open_region(void *addr, uint64_t length, uint32_t rights)
+{
+	struct stardv_onerma_region_attr attr = { .addr = addr, .length = length, .rights = rights };
+	uint32_t id = 0xffffffff;
+
+	memcpy(attr.key, key, sizeof(attr.key));
+	CHECK(!stardv_onerma_create_region(onerma, &attr, sizeof(attr), &id));
+	return id;
+}
+
+/* The process that has the region: says its name, and serves until it is ended. */
+static void serve(int to, pid_t parent)
+{
+	ctx = open_device();
+	onerma = open_card(SERVER, 0);
+	if (!onerma) {
+		perror("server");
+		exit(1);
+	}
+	memset(memory, 's', LEN);
+	region = open_region(memory, LEN,
+			     STARDV_ONERMA_REMOTE_READ | STARDV_ONERMA_REMOTE_WRITE | STARDV_ONERMA_REMOTE_REKEY);
+	if (write(to, &region, sizeof(region)) != sizeof(region))
+		exit(1);
+	while (getppid() == parent)
+		stardv_onerma_poll(onerma, 0, NULL, 1000);
+	exit(1);
+}
+
+static uint32_t remote;
+
+static struct stardv_onerma_wr request(uint32_t op, const uint8_t *of, uint64_t length)
+{
+	struct stardv_onerma_wr wr = { .wr_id = 42 + op, .op = op, .local_offset = 3, .remote_offset = 5 };
+	union ibv_gid own;
+
+	wr.length = length;
+	wr.remote_region = remote;
+	wr.local_region = region;
+	CHECK(!ibv_query_gid(ctx, 1, SERVER, &wr.remote) && !ibv_query_gid(ctx, 1, CLIENT, &own));
+	CHECK(!stardv_onerma_derive_key(of, &own, CLIENT_PID, op, wr.key));
+	return wr;
+}
+
+/* Posts it, and gives what it ends as. */
+static struct stardv_onerma_wc finish(const struct stardv_onerma_wr *wr)
+{
+	struct stardv_onerma_wc wc = { .status = 99 };
+
+	CHECK(!stardv_onerma_post(onerma, wr, sizeof(*wr)));
+	CHECK(stardv_onerma_poll(onerma, 1, &wc, -1) == 1);
+	CHECK(wc.wr_id == wr->wr_id && wc.issue_delay <= wc.total_delay);
+	return wc;
+}
+
+static uint32_t run(uint32_t op, const uint8_t *of, uint64_t length)
+{
+	struct stardv_onerma_wr wr = request(op, of, length);
+
+	return finish(&wr).status;
+}
+
+static int all(const char *bytes, size_t len, char value)
+{
+	while (len && bytes[len - 1] == value)
+		len--;
+	return !len;
+}
+
+static void moves_data(void)
+{
+	struct stardv_onerma_wr wr = request(STARDV_ONERMA_READ, key, 50000);
+	struct stardv_onerma_wc wc;
+
+	memset(memory, 'c', LEN);
+	wc = finish(&wr);
+	CHECK(wc.status == STARDV_ONERMA_OK && wc.total_delay > 0);
+	CHECK(all(memory, 3, 'c') && all(memory + 3, 50000, 's') && all(memory + 50003, LEN - 50003, 'c'));
+
+	memset(memory, 'w', LEN);
+	CHECK(run(STARDV_ONERMA_WRITE, key, 10000) == STARDV_ONERMA_OK);
+	CHECK(run(STARDV_ONERMA_READ, key, 20000) == STARDV_ONERMA_OK);
+	CHECK(all(memory, 10003, 'w') && all(memory + 10003, 10000, 's') && all(memory + 20003, 999, 'w'));
+	wr.low_priority = 1;
+	CHECK(finish(&wr).status == STARDV_ONERMA_OK);
+}
+
+static void keys_and_bounds(void)
+{
+	uint8_t other[16] = "another key....", next[16];
+	struct stardv_onerma_wr wr;
+
+	CHECK(run(STARDV_ONERMA_READ, other, 64) == STARDV_ONERMA_REMOTE_AUTHENTICATION_FAILURE);
+	CHECK(run(STARDV_ONERMA_WRITE, other, 64) == STARDV_ONERMA_REMOTE_AUTHENTICATION_FAILURE);
+	/* The key of one kind of operation is none of another. */
+	wr = request(STARDV_ONERMA_READ, key, 64);
+	wr.op = STARDV_ONERMA_WRITE;
+	CHECK(finish(&wr).status == STARDV_ONERMA_REMOTE_AUTHENTICATION_FAILURE);
+
+	memcpy(next, memory + 3, sizeof(next));
+	CHECK(run(STARDV_ONERMA_REKEY, key, 16) == STARDV_ONERMA_OK);
+	CHECK(run(STARDV_ONERMA_READ, key, 64) == STARDV_ONERMA_REMOTE_AUTHENTICATION_FAILURE);
+	CHECK(run(STARDV_ONERMA_READ, next, 64) == STARDV_ONERMA_OK);
+	memcpy(memory + 3, key, sizeof(key));
+	CHECK(run(STARDV_ONERMA_REKEY, next, 16) == STARDV_ONERMA_OK);
+
+	wr = request(STARDV_ONERMA_READ, key, 64);
+	wr.remote_offset = LEN - 63;
+	CHECK(finish(&wr).status == STARDV_ONERMA_REMOTE_ACCESS);
+	wr.remote_offset = LEN - 64;
+	CHECK(finish(&wr).status == STARDV_ONERMA_OK);
+	wr.local_offset = LEN - 63;
+	CHECK(finish(&wr).status == STARDV_ONERMA_LOCAL_ACCESS);
+	wr = request(STARDV_ONERMA_READ, key, 64);
+	CHECK(!ibv_query_gid(ctx, 1, NOBODY, &wr.remote));
+	CHECK(finish(&wr).status == STARDV_ONERMA_TIMEOUT);
+}
+
+/* Regions of this process: destroyed, and with another key. A card reaches itself as it does others. */
+static void own_regions(void)
+{
+	static char more[4096];
+	uint32_t old = remote, mine = open_region(more, sizeof(more), STARDV_ONERMA_REMOTE_READ);
+	struct stardv_onerma_wr wr;
+
+	remote = mine;
+	wr = request(STARDV_ONERMA_READ, key, 64);
+	CHECK(!ibv_query_gid(ctx, 1, CLIENT, &wr.remote));
+	CHECK(finish(&wr).status == STARDV_ONERMA_OK);
+	CHECK(!stardv_onerma_set_key(onerma, mine, (const uint8_t *)"not that key...."));
+	CHECK(finish(&wr).status == STARDV_ONERMA_REMOTE_AUTHENTICATION_FAILURE);
+	CHECK(!stardv_onerma_set_key(onerma, mine, key));
+	CHECK(finish(&wr).status == STARDV_ONERMA_OK);
+	CHECK(!stardv_onerma_destroy_region(onerma, mine));
+	CHECK(finish(&wr).status == STARDV_ONERMA_REMOTE_AUTHENTICATION_FAILURE);
+	CHECK(stardv_onerma_destroy_region(onerma, mine) == EINVAL);
+	CHECK(stardv_onerma_set_key(onerma, mine, key) == EINVAL);
+	remote = old;
+}
+
+static void nonsense(void)
+{
+	struct stardv_onerma_region_attr attr = { .addr = memory, .length = 1, .rights = 32 };
+	struct stardv_onerma_attr card = { .gid_index = 99 };
+	struct stardv_onerma_wr wr = request(STARDV_ONERMA_READ, key, 64);
+	struct stardv_onerma_wc wc;
+	uint32_t id;
+	uint8_t made[16];
+
+	CHECK(!stardv_onerma_open(ctx, &card, sizeof(card)) && errno == ENODATA);
+	CHECK(!stardv_onerma_open(NULL, &card, sizeof(card)) && errno == EINVAL);
+	card.gid_index = CLIENT;
+	CHECK(!stardv_onerma_open(ctx, &card, sizeof(card)) && errno == EADDRINUSE);
+	card.slots = 257;
+	CHECK(!stardv_onerma_open(ctx, &card, sizeof(card)) && errno == EINVAL);
+	card.comp_mask = 1;
+	CHECK(!stardv_onerma_open(ctx, &card, sizeof(card)) && errno == EOPNOTSUPP);
+
+	CHECK(stardv_onerma_create_region(onerma, &attr, sizeof(attr), &id) == EINVAL);
+	attr.rights = STARDV_ONERMA_LOCAL_READ;
+	CHECK(stardv_onerma_create_region(onerma, &attr, sizeof(attr) - 1, &id) == EINVAL);
+	CHECK(stardv_onerma_create_region(onerma, &attr, sizeof(attr), NULL) == EINVAL);
+	attr.length = UINT64_MAX;
+	CHECK(stardv_onerma_create_region(onerma, &attr, sizeof(attr), &id) == EINVAL);
+	CHECK(stardv_onerma_derive_key(key, &wr.remote, 1, 4, made) == EINVAL);
+	CHECK(stardv_onerma_derive_key(NULL, &wr.remote, 1, 1, made) == EINVAL);
+
+	CHECK(stardv_onerma_post(onerma, &wr, sizeof(wr) - 1) == EINVAL);
+	CHECK(stardv_onerma_post(NULL, &wr, sizeof(wr)) == EINVAL);
+	wr.length = 0;
+	CHECK(stardv_onerma_post(onerma, &wr, sizeof(wr)) == EINVAL);
+	wr.length = 64, wr.op = 0;
+	CHECK(stardv_onerma_post(onerma, &wr, sizeof(wr)) == EINVAL);
+	wr.op = STARDV_ONERMA_REKEY;
+	CHECK(stardv_onerma_post(onerma, &wr, sizeof(wr)) == EINVAL);
+	wr.comp_mask = 1;
+	CHECK(stardv_onerma_post(onerma, &wr, sizeof(wr)) == EOPNOTSUPP);
+
+	CHECK(stardv_onerma_poll(onerma, 1, &wc, 0) == 0);
+	CHECK(stardv_onerma_poll(onerma, -1, &wc, 0) == -EINVAL);
+	CHECK(stardv_onerma_poll(onerma, 1, NULL, 0) == -EINVAL);
+	CHECK(_stardv_onerma_poll(onerma, 1, &wc, 0, 8) == -EINVAL);
+	CHECK(stardv_onerma_query_counters(onerma, NULL, 8) == EINVAL);
+	CHECK(stardv_onerma_close(NULL) == EINVAL);
+}
+
+static void counts(void)
+{
+	struct stardv_onerma_counters c, before;
+	struct {
+		struct stardv_onerma_counters known;
+		uint64_t to_come;
+	} newer = { .to_come = 7 };
+
+	CHECK(!stardv_onerma_query_counters(onerma, &before, sizeof(before)));
+	CHECK(run(STARDV_ONERMA_READ, key, 64) == STARDV_ONERMA_OK);
+	CHECK(!stardv_onerma_query_counters(onerma, &c, sizeof(c)));
+	CHECK(c.completed == before.completed + 1 && c.received > before.received);
+	CHECK(!c.comp_mask && !c.forged && !c.foreign && !c.malformed && !c.lost_completions);
+	CHECK(!stardv_onerma_query_counters(onerma, &newer.known, sizeof(newer)));
+	CHECK(newer.known.completed == c.completed && !newer.to_come);
+}
+
+/* A forked child has no card, and does not harm its parent's. */
+static void forked(void)
+{
+	struct stardv_onerma_wr wr = request(STARDV_ONERMA_READ, key, 64);
+	struct stardv_onerma_wc wc;
+	int status;
+	pid_t pid = fork();
+
+	if (!pid) {
+		CHECK(stardv_onerma_post(onerma, &wr, sizeof(wr)) == EIO);
+		CHECK(stardv_onerma_poll(onerma, 1, &wc, 0) == -EIO);
+		CHECK(!stardv_onerma_close(onerma));
+		_exit(failures != 0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid && !status);
+	CHECK(finish(&wr).status == STARDV_ONERMA_OK);
+}
+
+int main(void)
+{
+	int ends[2], status;
+	pid_t server, parent = getpid();
+
+	if (pipe(ends) || (server = fork()) < 0)
+		return 1;
+	if (!server)
+		serve(ends[1], parent);
+	close(ends[1]);
+	CHECK(read(ends[0], &remote, sizeof(remote)) == sizeof(remote));
+	ctx = open_device();
+	CHECK((onerma = open_card(CLIENT, CLIENT_PID)) != NULL);
+	if (onerma && !failures) {
+		region = open_region(memory, LEN, STARDV_ONERMA_LOCAL_READ | STARDV_ONERMA_LOCAL_WRITE);
+		moves_data();
+		keys_and_bounds();
+		own_regions();
+		nonsense();
+		counts();
+		forked();
+		CHECK(!stardv_onerma_close(onerma));
+		/* The address is free again. */
+		CHECK((onerma = open_card(CLIENT, 0)) != NULL && !stardv_onerma_close(onerma));
+	}
+	CHECK(!kill(server, SIGTERM) && waitpid(server, &status, 0) == server);
+	CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+	CHECK(!ibv_close_device(ctx));
+	if (!failures)
+		puts("onerma: ok");
+	return failures != 0;
+}
