@@ -34,8 +34,8 @@ pub trait Host: CardEnv + Env<Stats: Clone, Sq: Clone, Rq: Clone, Cq: Clone> {
     fn make_slots(&mut self, bytes: u64) -> Option<(Self::Slots, u64)>;
     /// Slots of a receive queue: a power of two.
     fn slots_of(queue: &Self::Rq) -> u32;
-    /// Where a send queue has inline bytes that are too many for a packet
-    /// ([`MAX_INLINE`](super::message::MAX_INLINE)): first byte and bytes. `None`: it takes no such.
+    /// Where a send queue has inline bytes that are too many for some packets
+    /// ([`SMALL_INLINE`](super::message::SMALL_INLINE)): first byte and bytes. `None`: it takes no such.
     fn inline_memory(queue: &Self::Sq) -> Option<(u64, u64)>;
     /// What messages are sealed with. `None`: they are plain.
     fn seal(&mut self) -> Option<&mut Seal>;

@@ -3,15 +3,23 @@
 use starverbs_core::{AvId, SendFlags, SendOp, SendWqe, Sge, WcFlags, WcOpcode, WcStatus};
 
 use super::ring::REPLAY_SLOT;
+use super::wire::MAX_DATA;
 
 /// Most SGEs of a WQE in a packet.
 pub const MAX_SGE: usize = 32;
-/// Most inline bytes of a WQE in a packet. More lie in host memory of SL, and an SGE says where.
-pub const MAX_INLINE: usize = MAX_SGE * SGE_LEN;
+/// Inline bytes of a WQE that any packet takes: of more, see [`inline_room`].
+pub const SMALL_INLINE: usize = MAX_SGE * SGE_LEN;
+/// Most inline bytes of a WQE in a packet.
+pub const MAX_INLINE: usize = MAX_DATA - WQE_HEAD;
+/// Bytes that SF keeps for the inline bytes of a send queue at most, if they are more than
+/// [`SMALL_INLINE`] of a WQE.
+const INLINE_KEPT: usize = 1 << 18;
 /// Bytes of a WQE before its SGEs or inline bytes.
 pub const WQE_HEAD: usize = 48;
 /// Bytes of the largest WQE.
 pub const MAX_WQE: usize = WQE_HEAD + MAX_INLINE;
+/// Bytes of the largest WQE without more inline bytes than any packet takes.
+pub const SMALL_WQE: usize = WQE_HEAD + SMALL_INLINE;
 /// Bytes of a completion in a CQEP.
 pub const CQE_LEN: usize = 32;
 /// Bytes of an atomic in a GD.
@@ -22,6 +30,14 @@ pub(super) const SGE_LEN: usize = 16;
 const MOST_SLOTS: u8 = 31;
 /// The op-code of a receive WQE, which no send WQE has.
 pub(super) const RECV: u8 = 0xff;
+
+/// Most inline bytes of a WQE in a packet of this path MTU, bytes, from a send queue of `depth` WQEs: all of
+/// it fits the MTU, and as many in each WQE of the queue what SF keeps. More lie in host memory of SL, and an
+/// SGE says where.
+pub fn inline_room(mtu: u32, depth: u32) -> usize {
+    let fits = (mtu as usize).saturating_sub(WQE_HEAD).min(MAX_INLINE);
+    fits.min(INLINE_KEPT / depth.max(1) as usize).max(SMALL_INLINE)
+}
 
 /// Reads a message front to back.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);

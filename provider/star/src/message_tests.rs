@@ -135,6 +135,16 @@ proptest! {
 }
 
 #[test]
+fn inline_bytes_fit_the_path_and_what_the_other_end_keeps() {
+    for (mtu, depth, most) in
+        [(256, 16, 512), (1024, 16, 976), (4096, 64, 4048), (4096, 128, 2048), (4096, 1 << 20, 512)]
+    {
+        assert_eq!(inline_room(mtu, depth), most, "{mtu} {depth}");
+    }
+    assert_eq!(inline_room(u32::MAX, 0), MAX_INLINE);
+}
+
+#[test]
 fn what_is_too_long_is_refused() {
     let mut room = [0; MAX_WQE];
     let sge = Sge { addr: 0, len: u32::MAX, lkey: 0 };

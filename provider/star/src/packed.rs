@@ -15,7 +15,7 @@ use starverbs_core::{AvId, Psn, QPN_MASK, SendFlags, SendOp, SendWqe, Sge};
 
 use super::message::Wqe;
 use super::message::{
-    Body, MAX_INLINE, MAX_SGE, RECV, Reader, SGE_LEN, Sges, WQE_HEAD, Writer, imm_bytes, imm_of, sge_bytes,
+    Body, MAX_SGE, RECV, Reader, SGE_LEN, SMALL_INLINE, Sges, WQE_HEAD, Writer, imm_bytes, imm_of, sge_bytes,
     sge_sum, sum,
 };
 use super::wire::Queue;
@@ -27,7 +27,7 @@ const SEND_HEAD: usize = 4 + WQE_HEAD;
 /// Bytes of a record of a receive before its SGEs.
 const RECV_HEAD: usize = 12;
 /// Bytes of the largest record.
-pub const MAX_RECORD: usize = SEND_HEAD + MAX_INLINE;
+pub const MAX_RECORD: usize = SEND_HEAD + SMALL_INLINE;
 /// The bit of the receive queue.
 const OF_RECV: u32 = 1 << 31;
 
@@ -117,7 +117,7 @@ impl Batch {
         length: u32,
         fill: impl FnOnce(&mut [u8]) -> bool,
     ) -> Option<()> {
-        if length as usize > MAX_INLINE {
+        if length as usize > SMALL_INLINE {
             return None;
         }
         self.add((Queue::Send, seq), |out| {
@@ -201,7 +201,7 @@ fn record<'a>(from: &mut Reader<'a>) -> Option<Record<'a>> {
         rest_of_send(&mut wqe, from)?;
     }
     let body = if flags.contains(SendFlags::INLINE) {
-        if num_sge != 0 || length as usize > MAX_INLINE {
+        if num_sge != 0 || length as usize > SMALL_INLINE {
             return None;
         }
         Body::Inline(from.take(length as usize)?)

@@ -114,7 +114,7 @@ fn what_does_not_fit_changes_nothing() {
     let mut batch = Batch::new(0);
     assert_eq!(batch.left(), MAX_RECORD, "any record fits");
     let wqe = SendWqe { flags: SendFlags::INLINE, ..SendWqe::default() };
-    assert_eq!(batch.push_inline(Psn::new(0), &wqe, MAX_INLINE as u32 + 1, |_| true), None);
+    assert_eq!(batch.push_inline(Psn::new(0), &wqe, SMALL_INLINE as u32 + 1, |_| true), None);
     assert_eq!(batch.push_inline(Psn::new(0), &wqe, 8, |_| false), None);
     assert_eq!(batch.push_recv(Psn::new(0), &[Sge::default(); MAX_SGE + 1]), None);
     let huge = [Sge { len: u32::MAX, ..Sge::default() }; 2];
@@ -123,8 +123,8 @@ fn what_does_not_fit_changes_nothing() {
         (None, None)
     );
     assert!(batch.is_empty());
-    batch.push_inline(Psn::new(0), &wqe, MAX_INLINE as u32, |_| true).unwrap();
-    assert_eq!(batch.push_inline(Psn::new(1), &wqe, MAX_INLINE as u32, |_| true), None);
+    batch.push_inline(Psn::new(0), &wqe, SMALL_INLINE as u32, |_| true).unwrap();
+    assert_eq!(batch.push_inline(Psn::new(1), &wqe, SMALL_INLINE as u32, |_| true), None);
     assert_eq!(Records::new(batch.bytes()).count(), 1);
     batch.clear();
     assert!(batch.push_recv(Psn::new(7), &[Sge::default(); MAX_SGE]).is_some());

@@ -28,7 +28,11 @@ struct Pair {
 
 impl Pair {
     fn new(star: Option<Form>) -> Pair {
-        let mut net = Net::new(2, NicConfig::default(), Faults::default(), 7);
+        Pair::on(Faults::default(), star)
+    }
+
+    fn on(wire: Faults, star: Option<Form>) -> Pair {
+        let mut net = Net::new(2, NicConfig::default(), wire, 7);
         let cqs = [SimCq::new(64), SimCq::new(64)];
         let (sqs, rqs) = ([SimSq::new(32), SimSq::new(32)], [SimRq::new(32, 1), SimRq::new(32, 1)]);
         let mut memory = [Sge::default(); 2];
@@ -120,6 +124,59 @@ fn a_call_of_the_rpc_workload() {
     assert!(rc <= 6.0, "{rc}");
     assert!(packed <= 9.0, "{packed}");
     assert!(paper <= 22.0, "{paper}");
+}
+
+/// Inline bytes up to the path MTU travel with the WQE: nobody fetches them.
+#[test]
+fn an_inline_message_of_the_stateless_end() {
+    let [small, large] = [MESSAGE, 976].map(|len| {
+        let mut pair = Pair::new(Some(Form::Packed));
+        pair.packets_of(|pair| {
+            pair.post_recv(CLIENT);
+            pair.send(SERVER, SendOp::Send, len, true);
+            pair.net.doorbell(SERVER, pair.qpns[SERVER]);
+            pair.wait(CLIENT, 1);
+            pair.wait(SERVER, 1);
+        })
+    });
+    println!("packets of an inline message of {MESSAGE} bytes: {small}, of 976: {large}");
+    assert!(large <= 3.0 && small <= 3.0, "{small}, {large}");
+}
+
+/// Each arrives once and whole, also among such as share a packet, on a wire that loses one packet in ten.
+#[test]
+fn large_inline_messages_survive_loss() {
+    for form in [Form::Packed, Form::Paper] {
+        let mut pair = Pair::on(Faults { loss: 0.1, ..Faults::default() }, Some(form));
+        for n in 0..200_u32 {
+            let lens = [16 + n % 960, 513 + n % 464, 8];
+            let to = pair.memory[CLIENT].addr;
+            let from = pair.memory[SERVER].addr;
+            let data = |at: u32| vec![(n + at) as u8 | 1; 1024];
+            for (at, len) in (0..).zip(lens) {
+                let sge = Sge { addr: to + 4096 * u64::from(at), len: 1024, ..pair.memory[CLIENT] };
+                pair.net.hosts[CLIENT].env.memory.write(sge.addr, &[0; 1024]);
+                pair.rqs[CLIENT].post(Recv { wr_id: 0, sges: vec![sge] }).unwrap();
+                let inline = Seg { addr: from + 4096 * u64::from(at), len };
+                pair.net.hosts[SERVER].env.memory.write(inline.addr, &data(at));
+                let flags = SendFlags::SIGNALED | SendFlags::INLINE;
+                let wqe = SendWqe { op: SendOp::Send, flags, length: len, ..SendWqe::default() };
+                pair.sqs[SERVER].post(Send { wqe, sges: vec![], inline: Some(inline) }).unwrap();
+            }
+            pair.net.doorbell(CLIENT, pair.qpns[CLIENT]);
+            pair.net.doorbell(SERVER, pair.qpns[SERVER]);
+            pair.wait(CLIENT, 3);
+            pair.wait(SERVER, 3);
+            for (at, len) in (0..).zip(lens) {
+                let got = pair.net.hosts[CLIENT].env.memory.read(to + 4096 * u64::from(at), 1024);
+                let (there, rest) = got.split_at(len as usize);
+                assert!(
+                    there == &data(at)[..len as usize] && rest.iter().all(|byte| *byte == 0),
+                    "{form:?} {n}"
+                );
+            }
+        }
+    }
 }
 
 #[test]

@@ -5,7 +5,9 @@ use starverbs_core::{Nanos, Psn, SendFlags, Sge};
 
 use crate::env::StarEnv;
 use crate::form::Form;
-use crate::message::{MAX_INLINE, MAX_SGE, MAX_WQE, encode_inline, encode_recv, encode_send};
+use crate::message::{
+    MAX_SGE, SMALL_INLINE, SMALL_WQE, encode_inline, encode_recv, encode_send, inline_room,
+};
 use crate::packed::{Batch, recv_len};
 use crate::stateless::{send_wqep, send_wqeps};
 use crate::wire::{Opt, Queue};
@@ -17,6 +19,8 @@ use super::{SlQp, SlState};
 enum Added {
     /// It is there
     Done,
+    /// It has left in a packet of its own
+    Alone,
     /// The packet has to leave first
     Full,
     /// It is none that StaR carries
@@ -69,6 +73,10 @@ impl<E: StarEnv> SlQp<E> {
         while room && self.may_send() {
             match self.add_send(env, &mut batch, self.send.next) {
                 Added::Done => self.note_send(now),
+                Added::Alone => {
+                    self.note_send(now);
+                    room = env.can_send_star();
+                }
                 Added::Full => room = self.ship(env, &mut batch),
                 Added::Never => {
                     self.ship(env, &mut batch);
@@ -111,6 +119,11 @@ impl<E: StarEnv> SlQp<E> {
                 }
             }
         }
+    }
+
+    /// Most inline bytes of a send that travel with it.
+    fn inline_room(&self) -> usize {
+        inline_room(self.init.setup.mtu.bytes(), self.init.setup.sq_depth)
     }
 
     fn new_batch(&self) -> Batch {
@@ -168,7 +181,7 @@ impl<E: StarEnv> SlQp<E> {
         }
         let inline = wqe.flags.contains(SendFlags::INLINE).then(|| self.init.sq.inline(index));
         let added = match inline {
-            Some(bytes) if bytes.len as usize <= MAX_INLINE => {
+            Some(bytes) if bytes.len as usize <= SMALL_INLINE => {
                 let mut there = true;
                 let copy = |place: &mut [u8]| {
                     there = place.is_empty() || env.dma_copy(bytes.addr, place);
@@ -180,6 +193,14 @@ impl<E: StarEnv> SlQp<E> {
                     return Added::Done;
                 }
                 added
+            }
+            Some(bytes) if bytes.len as usize <= self.inline_room() => {
+                /* no record takes so many; they are not copied twice */
+                if batch.is_empty() {
+                    self.send_send(env, seq);
+                    return Added::Alone;
+                }
+                None
             }
             Some(bytes) => {
                 wqe.flags.remove(SendFlags::INLINE);
@@ -209,7 +230,7 @@ impl<E: StarEnv> SlQp<E> {
 
     fn send_recv(&self, env: &mut E, seq: u32) {
         let (_, sges) = self.taken(seq);
-        let mut room = [0; MAX_WQE];
+        let mut room = [0; SMALL_WQE];
         if let Some(len) = encode_recv(sges, &mut room) {
             send_wqep(env, &self.peer, Opt::Recv, Psn::new(seq), room.get(..len).unwrap_or(&[]), None);
         }
@@ -223,11 +244,11 @@ impl<E: StarEnv> SlQp<E> {
             wqe.flags |= SendFlags::SIGNALED;
         }
         let opt = Opt::of(wqe.op);
-        let mut room = [0; MAX_WQE];
+        let mut room = [0; SMALL_WQE];
         let inline = wqe.flags.contains(SendFlags::INLINE).then(|| self.init.sq.inline(index));
         let psn = Psn::new(seq);
         let (len, payload) = match inline {
-            Some(bytes) if bytes.len as usize <= MAX_INLINE => {
+            Some(bytes) if bytes.len as usize <= self.inline_room() => {
                 (encode_inline(&wqe, bytes.len, &mut room), (bytes.len > 0).then_some(bytes))
             }
             Some(bytes) => {

@@ -58,9 +58,19 @@ impl<E: StarEnv> Stateful<E> {
         }
         let stored = self.store(card, header.psn, &wqe);
         if stored {
-            self.stored.push(header.opt, header.psn);
+            self.tell_of(queue, header.opt, header.psn);
         }
         stored
+    }
+
+    /// SL is to be told that a WQE is stored: with all that are, or alone if one before it is missing.
+    fn tell_of(&mut self, queue: Queue, opt: Opt, seq: Psn) {
+        let stored = if queue == Queue::Recv { self.recvs.stored() } else { self.sends.stored() };
+        if self.local.form == Form::Packed && seq.before(stored) {
+            self.stored.push_all();
+        } else {
+            self.stored.push(opt, seq);
+        }
     }
 
     /// Many WQEs: SL is told of them together, but of one alone if one before it is missing. False: there is
@@ -71,12 +81,8 @@ impl<E: StarEnv> Stateful<E> {
             if !self.store(card, seq, &wqe) {
                 return false;
             }
-            let queue = if wqe.recv { &self.recvs } else { &self.sends };
-            if self.local.form == Form::Packed && seq.before(queue.stored()) {
-                self.stored.push_all();
-            } else {
-                self.stored.push(if wqe.recv { Opt::Recv } else { Opt::Send }, seq);
-            }
+            let (queue, opt) = if wqe.recv { (Queue::Recv, Opt::Recv) } else { (Queue::Send, Opt::Send) };
+            self.tell_of(queue, opt, seq);
         }
         true
     }

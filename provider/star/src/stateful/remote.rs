@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use starverbs_core::room::{exact, filled};
 use starverbs_core::{NicError, Psn, SendWqe, Sge};
 
-use crate::message::{Body, MAX_INLINE, MAX_SGE, Wqe};
+use crate::message::{Body, MAX_SGE, Wqe, inline_room};
 
 /// What became of a WQEP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -121,7 +121,7 @@ impl RemoteQueue {
             Body::Sges(sges) if sges.len() <= MAX_SGE => {
                 self.sges.widen(self.wqes.len(), sges.len()).map(|()| self.sges.put(slot, sges.iter()))
             }
-            Body::Inline(bytes) if bytes.len() <= MAX_INLINE => {
+            Body::Inline(bytes) if bytes.len() <= inline_room(u32::MAX, self.depth()) => {
                 let room = self.inline.widen(self.wqes.len(), bytes.len());
                 room.map(|()| self.inline.put(slot, bytes.iter().copied()))
             }
@@ -176,7 +176,7 @@ impl RemoteQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{MAX_WQE, encode_recv, encode_send};
+    use crate::message::{MAX_INLINE, MAX_WQE, encode_recv, encode_send};
     use starverbs_core::{QPN_MASK, SendFlags};
 
     fn recv(room: &mut [u8; MAX_WQE], n: u64, sges: usize) -> Wqe<'_> {
@@ -225,5 +225,13 @@ mod tests {
         }
         assert_eq!((queue.inline(Psn::new(0)), queue.inline(Psn::new(1))), (&b"a"[..], &b"some more"[..]));
         assert!(queue.bytes() > 2 * size_of::<SendWqe>());
+        /* as many as an honest SL sends from a queue of this depth */
+        for (depth, most) in [(64, 4048), (1024, 512)] {
+            let mut queue = RemoteQueue::new(depth).unwrap();
+            for (len, stored) in [(most + 1, Stored::Refused), (most, Stored::New)] {
+                let wqe = Wqe { recv: false, wqe, body: Body::Inline(&[7; MAX_INLINE + 1][..len]) };
+                assert_eq!(queue.store(Psn::new(3), &wqe), stored, "{depth} {len}");
+            }
+        }
     }
 }

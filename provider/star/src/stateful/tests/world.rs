@@ -515,9 +515,17 @@ impl World {
 
     fn library(&mut self) {
         for event in std::mem::take(&mut self.sl.news) {
+            if let Some(upto) = event.upto {
+                for (queue, upto) in self.lib.iter_mut().zip([upto.sends, upto.recvs]) {
+                    queue.wqes.iter_mut().take(upto.get() as usize).for_each(|wqe| wqe.2 = true);
+                }
+            }
             let queue = &mut self.lib[event.queue as usize];
-            if let crate::env::News::Stored(seq) = event.what {
-                queue.wqes[seq.get() as usize].2 = true;
+            /* one that tells of all may name none */
+            if let crate::env::News::Stored(seq) = event.what
+                && let Some(wqe) = queue.wqes.get_mut(seq.get() as usize)
+            {
+                wqe.2 = true;
             }
         }
         let depths = [self.setup.sq_depth, self.setup.rq_depth];

@@ -11,7 +11,7 @@ use starverbs_rings::{CardRq, CardSq};
 use starverbs_star::control::Role;
 use starverbs_star::env::{SlEvent, StarEnv};
 use starverbs_star::host::{Heard, Host, Note};
-use starverbs_star::message::MAX_INLINE;
+use starverbs_star::message::SMALL_INLINE;
 use starverbs_star::ring::CQE_SLOT;
 use starverbs_star::seal::{MAX_SEALED, Seal};
 use starverbs_star::wire::{Head, Side};
@@ -143,7 +143,7 @@ impl Host for HostEnv {
     }
 
     fn inline_memory(queue: &CardSq) -> Option<(u64, u64)> {
-        (queue.max_inline() as usize > MAX_INLINE).then(|| queue.memory())
+        (queue.max_inline() as usize > SMALL_INLINE).then(|| queue.memory())
     }
 
     fn seal(&mut self) -> Option<&mut Seal> {
