@@ -90,6 +90,8 @@ pub struct Homing {
     due: Nanos,
     tries: u32,
     waiting: Beginning,
+    /// What waits does not wait for ever
+    ends: bool,
 }
 
 /// Beyond how many connections a card that has become one of few takes no more back: a quarter below the
@@ -113,7 +115,7 @@ impl Homing {
     /// Asks the peer.
     pub fn ask(round: u16, role: Role, mine: Terms, now: Nanos) -> Self {
         let waiting = Beginning::default();
-        Homing { round, role, mine, stage: Stage::Asking, due: now, tries: 0, waiting }
+        Homing { round, role, mine, stage: Stage::Asking, due: now, tries: 0, waiting, ends: false }
     }
 
     /// The peer has asked, and it [`suits`] this end. `None`: it cannot rest.
@@ -138,9 +140,10 @@ impl Homing {
         matches!(self.stage, Stage::Halted(_))
     }
 
-    /// Whether there is more to come than questions, again and again, to a peer that says nothing.
+    /// Whether there is more to come than questions, again and again, to a peer that says nothing: requests
+    /// that wait for it fail in the end.
     pub fn is_pressing(&self) -> bool {
-        !self.is_halted() || self.tries < 2 * SELDOM
+        !self.is_halted() || self.tries < 2 * SELDOM || self.ends
     }
 
     /// How it ended; `None`: it has not.
@@ -267,6 +270,7 @@ impl Homing {
     /// requests find out.
     fn is_settled(&mut self, now: Nanos, half: &(impl Half + ?Sized)) -> bool {
         let waits = half.waits();
+        self.ends = waits.flatten().is_some();
         half.is_settled() || self.waiting.is_overdue(now, waits.is_some(), waits.flatten())
     }
 
