@@ -302,6 +302,11 @@ impl CqShared {
         self.moderation.load(Ordering::Relaxed) != 0
     }
 
+    /// Whether events wait for a time at most.
+    pub(crate) fn has_period(&self) -> bool {
+        Moderation::unpack(self.moderation.load(Ordering::Relaxed)).period > 0
+    }
+
     /// A device that moderates by itself does so from now on. An event that is held back is raised at once.
     /// One thread at a time is the device.
     pub(crate) fn moderated_by_device(&self, moderation: Moderation) {

@@ -272,11 +272,14 @@ impl BoardCq {
     /// The board says that an event is due.
     pub(super) fn on_event(&self, cq: &CqShared) {
         self.harvest_all(cq);
-        if cq.is_moderated() {
+        let solicited = self.solicited.load(Ordering::Relaxed);
+        /* By count alone it was raised when the last completion was moved; this may come after the program has
+        asked for the next one. */
+        if cq.is_moderated() && (solicited || cq.has_period()) {
             cq.notify_moderated();
         }
         /* any other was raised when its completion was moved */
-        if self.solicited.load(Ordering::Relaxed) {
+        if solicited {
             cq.announce_solicited();
         }
     }
