@@ -273,8 +273,8 @@ impl BoardCq {
     pub(super) fn on_event(&self, cq: &CqShared) {
         self.harvest_all(cq);
         let solicited = self.solicited.load(Ordering::Relaxed);
-        /* By count alone it was raised when the last completion was moved; this may come after the program has
-        asked for the next one. */
+        /* by count alone it was raised when the last completion was moved, and this may come after the
+        program has asked for the next one */
         if cq.is_moderated() && (solicited || cq.has_period()) {
             cq.notify_moderated();
         }
