@@ -160,12 +160,7 @@ fn from_entry(entry: &InterfaceAddress) -> Option<HostAddr> {
 }
 
 fn ip_of_entry(entry: &InterfaceAddress) -> Option<IpAddr> {
-    let address = entry.address.as_ref()?;
-    match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
-        (Some(v4), _) => Some(IpAddr::V4(v4.ip())),
-        (_, Some(v6)) => Some(IpAddr::V6(v6.ip())),
-        _ => None,
-    }
+    Some(sockopt::internet(entry.address.as_ref()?)?.ip())
 }
 
 /// The interface's speed in Mb/s; `None` where there is none, as of loopback and of many a virtual interface.

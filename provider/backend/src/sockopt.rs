@@ -5,9 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrStorage, getsockname, socket,
-};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, getsockname, socket};
 use starverbs_core::Nanos;
 
 use crate::BackendError;
@@ -28,8 +26,13 @@ pub(crate) fn open(family: AddressFamily, kind: SockType) -> nix::Result<Socket>
 pub(crate) fn bind(socket: &Socket, to: SocketAddr) -> io::Result<u16> {
     nix::sys::socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(to))?;
     let local: SockaddrStorage = getsockname(socket.as_raw_fd())?;
-    let v4 = local.as_sockaddr_in().map(SockaddrIn::port);
-    Ok(v4.or(local.as_sockaddr_in6().map(SockaddrIn6::port)).unwrap_or(0))
+    Ok(internet(&local).map_or(0, |local| local.port()))
+}
+
+/// An address of the Internet, with its port; `None`: it is of another family.
+pub(crate) fn internet(of: &SockaddrStorage) -> Option<SocketAddr> {
+    let v4 = of.as_sockaddr_in().map(|addr| SocketAddr::new(addr.ip().into(), addr.port()));
+    v4.or_else(|| of.as_sockaddr_in6().map(|addr| SocketAddr::new(addr.ip().into(), addr.port())))
 }
 
 /// Sets an option to anything plain; says whether the kernel took it.

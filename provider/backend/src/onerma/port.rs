@@ -65,7 +65,7 @@ impl Port {
         loop {
             /* an error is one of an earlier send, of a closed port at the other end, and says nothing */
             let (len, from) = recvfrom::<SockaddrStorage>(self.socket.as_raw_fd(), room).ok()?;
-            match from.as_ref().and_then(socket_addr) {
+            match from.as_ref().and_then(sockopt::internet) {
                 Some(from) if from.port() == self.number => {
                     return Some((Path { local: self.local, remote: gid_of(from.ip()) }, len));
                 }
@@ -79,10 +79,4 @@ impl AsRawFd for Port {
     fn as_raw_fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
-}
-
-/// Where a datagram came from.
-fn socket_addr(of: &SockaddrStorage) -> Option<SocketAddr> {
-    let v4 = of.as_sockaddr_in().map(|addr| SocketAddr::new(addr.ip().into(), addr.port()));
-    v4.or_else(|| of.as_sockaddr_in6().map(|addr| SocketAddr::new(addr.ip().into(), addr.port())))
 }
