@@ -8,7 +8,7 @@ declare -A may=(
     [queues]='' [settings]='' [vfio]=''
     [core]='queues'
     [cm]='core' [rings]='core queues' [star]='core' [onerma]='core' [kernels]='core'
-    [sim]='core onerma star'
+    [sim]='core kernels onerma star'
     [backend]='cm core onerma rings settings star'
     [board]='backend cm core queues settings vfio' [rules]='backend core queues vfio'
     [verbs]='backend cm core kernels queues rings settings star vfio'

@@ -16,6 +16,7 @@ use starverbs_star::control::Wish;
 use crate::memory::{Memory, READ, WRITE};
 use crate::queues::{SimCq, SimRq, SimSq};
 use crate::star::StarPort;
+use crate::watch::{Touch, Watch};
 
 /// A frame that waits for the port's flush.
 pub(crate) struct Queued {
@@ -49,9 +50,17 @@ pub struct SimEnv {
     out: Vec<Queued>,
     /// What it has of StaR
     pub star: StarPort,
+    /// What the card does with memory is written down, if somebody wants to know
+    pub(crate) watch: Option<Box<Watch>>,
 }
 
 impl SimEnv {
+    fn touch(&mut self, touch: impl FnOnce() -> Touch) {
+        if let Some(watch) = &mut self.watch {
+            watch.touches.push(touch());
+        }
+    }
+
     pub(crate) fn absent(&self, addr: u64) -> bool {
         self.gone.contains(&addr)
     }
@@ -88,6 +97,7 @@ impl Dma for SimEnv {
         if there {
             self.memory.check(addr, data.len(), WRITE);
             self.memory.write(addr, data);
+            self.touch(|| Touch::Write(Seg { addr, len: data.len() as u32 }));
         }
         there
     }
@@ -121,6 +131,10 @@ impl Dma for SimEnv {
     fn dma_copy(&mut self, from: u64, to: &mut [u8]) -> bool {
         let there = !self.absent(from);
         if there {
+            self.touch(|| Touch::Read(Seg { addr: from, len: to.len() as u32 }));
+            if let Some(change) = self.watch.as_mut().and_then(|watch| watch.before_read.as_mut()) {
+                change(&mut self.memory);
+            }
             self.memory.check(from, to.len(), READ);
             to.copy_from_slice(self.memory.read(from, to.len()));
         }
@@ -144,6 +158,7 @@ impl Port for SimEnv {
     fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool) {
         let len: usize = payload.iter().map(|s| s.len as usize).sum();
         assert!((header.len() + len + usize::from(pad)).is_multiple_of(4), "a frame is whole words");
+        self.touch(|| Touch::Frame(payload.to_vec()));
         let mut bytes = Vec::with_capacity(header.len() + len + usize::from(pad));
         bytes.extend_from_slice(header);
         let payload = if volatile {
@@ -275,6 +290,7 @@ impl Host {
             link_room: 64,
             relays: Vec::new(),
             star: StarPort::default(),
+            watch: None,
         };
         Host {
             gid,

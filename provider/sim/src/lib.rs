@@ -7,6 +7,7 @@
 //! It must not know real clocks, sockets or threads.
 #![forbid(unsafe_code)]
 
+mod figure;
 mod host;
 mod memory;
 mod net;
@@ -15,9 +16,12 @@ mod queues;
 mod rng;
 pub mod rnic;
 mod star;
+pub mod strom;
 pub mod tmh;
 mod traffic;
+mod watch;
 
+pub use figure::{Figure, figures};
 pub use host::{Host, Setup, SimEnv};
 pub use memory::{Memory, READ, WRITE};
 pub use net::{Faults, Forger, Net, QpAt, Tally, Tap};

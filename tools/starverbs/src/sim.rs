@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use starverbs_charts::{Lines, Series, lines};
-use starverbs_sim::onerma::figures::{FIGURES, Figure};
 use starverbs_sim::rnic::{DEFAULT_PARAMS, PAPERS, PLANS, Plan, Report, Statements};
+use starverbs_sim::{Figure, figures as coded};
 
 use crate::Failure;
 
@@ -71,7 +71,7 @@ pub(crate) fn sim(args: &Args) -> Result<(), Failure> {
         for (name, text) in PLANS {
             println!("{name:14} {}", read_plan(name, text)?.title);
         }
-        for figure in FIGURES {
+        for figure in coded() {
             println!("{:14} {}", figure.name, figure.title);
         }
         return Ok(());
@@ -115,14 +115,14 @@ pub(crate) fn sim(args: &Args) -> Result<(), Failure> {
 /// What is to be run.
 enum Work {
     Plan(Box<Plan>),
-    /// One of 1RMA's, which has parameters of its own
+    /// One that is code, with parameters of its own: 1RMA's, StRoM's
     Figure(&'static Figure),
 }
 
 /// Names of what was asked for, and what it is.
 fn plans(figures: &[String]) -> Result<Vec<(String, Work)>, Failure> {
     let plan = |plan: Plan| Work::Plan(Box::new(plan));
-    let onerma = |figure: &'static Figure| (figure.name.to_owned(), Work::Figure(figure));
+    let code = |figure: &'static Figure| (figure.name.to_owned(), Work::Figure(figure));
     let mut plans = Vec::new();
     for figure in figures {
         let of_paper = |name: &str| name.split_once('-').is_some_and(|(paper, _)| paper == figure);
@@ -130,9 +130,9 @@ fn plans(figures: &[String]) -> Result<Vec<(String, Work)>, Failure> {
             for (name, text) in PLANS.iter().filter(|(name, _)| figure == "all" || of_paper(name)) {
                 plans.push(((*name).to_owned(), plan(read_plan(name, text)?)));
             }
-            plans.extend(FIGURES.iter().filter(|one| figure == "all" || of_paper(one.name)).map(onerma));
-        } else if let Some(known) = FIGURES.iter().find(|known| known.name == figure) {
-            plans.push(onerma(known));
+            plans.extend(coded().filter(|one| figure == "all" || of_paper(one.name)).map(code));
+        } else if let Some(known) = coded().find(|known| known.name == figure) {
+            plans.push(code(known));
         } else if let Some(text) = Plan::shipped(figure) {
             plans.push((figure.clone(), plan(read_plan(figure, text)?)));
         } else if figure.ends_with(".toml") {
@@ -243,8 +243,11 @@ mod tests {
         };
         assert_eq!(names(&["csrna-7b"]).unwrap(), ["csrna-7b"]);
         assert_eq!(names(&["1rma-11a"]).unwrap(), ["1rma-11a"]);
-        assert_eq!(names(&["1rma"]).unwrap().len(), FIGURES.len());
-        assert_eq!(names(&["all"]).unwrap().len(), PLANS.len() + FIGURES.len());
+        assert_eq!(names(&["strom-5a"]).unwrap(), ["strom-5a"]);
+        let of = |paper| coded().filter(|figure| figure.name.starts_with(paper)).count();
+        assert_eq!(names(&["1rma"]).unwrap().len(), of("1rma-"));
+        assert_eq!(names(&["strom"]).unwrap().len(), of("strom-"));
+        assert_eq!(names(&["all"]).unwrap().len(), PLANS.len() + coded().count());
         assert_eq!(names(&["csrna-99"]).unwrap_err().code, 2);
         assert_eq!(names(&["no-such-file.toml"]).unwrap_err().code, 1);
     }
@@ -263,8 +266,9 @@ mod tests {
             );
             assert!(folder.join(format!("{name}.svg")).exists(), "{name}");
         }
-        let page = fs::read_to_string(folder.join("1rma.md")).unwrap();
-        for Figure { name, title, note, .. } in FIGURES {
+        for Figure { name, title, note, .. } in coded() {
+            let (paper, _) = name.split_once('-').unwrap();
+            let page = fs::read_to_string(folder.join(format!("{paper}.md"))).unwrap();
             assert!(page.contains(&format!("\n## {title}\n")) && page.contains(note.trim()), "{name}");
             assert!(folder.join(format!("{name}.svg")).exists(), "{name}");
         }

@@ -20,6 +20,7 @@ papers! {
     "csrna" "csRNA: Kang et al., Towards Connection-Scalable RNIC Architecture, 2023"
     "star" "StaR: Wang et al., StaR: Breaking the Scalability Limit for RDMA, ICNP 2021"
     "1rma" "1RMA: Singhvi et al., 1RMA: Re-envisioning Remote Memory Access, SIGCOMM 2020"
+    "strom" "StRoM: Sidler et al., StRoM: Smart Remote Memory, EuroSys 2020"
 }
 
 /// All statements of a paper.

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use starverbs_sim::onerma::figures::FIGURES;
+use starverbs_sim::figures;
 use starverbs_sim::rnic::{
     DEFAULT_PARAMS, Metric, Outcome, PAPERS, PLANS, Params, Plan, PlanError, Report, RunError, Settings,
     Statements, Verdict, run,
@@ -170,8 +170,8 @@ fn shipped_statements_ask_for_what_the_plans_draw() {
     let of_plans = plans.iter().zip(&lines).map(|((name, plan), lines)| {
         (*name, lines.iter().map(String::as_str).collect(), plan.x.values.as_slice())
     });
-    let onerma = FIGURES.iter().map(|figure| (figure.name, figure.series.to_vec(), figure.values));
-    let figures: Vec<(&str, Vec<&str>, &[u32])> = of_plans.chain(onerma).collect();
+    let of_code = figures().map(|figure| (figure.name, figure.series.to_vec(), figure.values));
+    let figures: Vec<(&str, Vec<&str>, &[u32])> = of_plans.chain(of_code).collect();
     for (name, _, text) in PAPERS {
         let statements = Statements::read(text).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(statements.unknown(&figures), None, "{name}");

@@ -1,0 +1,4 @@
+//! StRoM's cards on virtual time.
+
+mod figures;
+mod times;
