@@ -13,10 +13,10 @@ local OPTS = { [0] = "SEND", [1] = "RECV", [2] = "WRITE", [3] = "READ" }
 local CONTROLS = {
 	[1] = "Offer", [2] = "Accept", [3] = "Confirm", [4] = "Plain", [5] = "Not yet", [6] = "Setup", [7] = "Rule",
 	[8] = "Unrule", [9] = "Want", [10] = "Keep alive", [11] = "Bye", [12] = "Begin", [13] = "Begin with rules that are known",
-	[14] = "Tell all rules", [15] = "Renew", [16] = "Resting", [17] = "Round",
-	[18] = "Return", [19] = "Halted", [20] = "Home", [21] = "Stay", [22] = "Inquire", [23] = "All rules", [0xe1] = "Sealed",
+	[14] = "Resend rules", [15] = "Renegotiate", [16] = "Quiescing", [17] = "Round",
+	[18] = "Revert", [19] = "Quiesced", [20] = "Reverted", [21] = "Stay", [22] = "Rule query", [23] = "Rule sum", [0xe1] = "Sealed",
 }
-local WISHES = { [0] = "off", [1] = "auto", [2] = "stateless", [3] = "stateful" }
+local PREFERENCES = { [0] = "off", [1] = "auto", [2] = "stateless", [3] = "stateful" }
 local OPCODES = {
 	[0] = "RDMA_WRITE", [1] = "RDMA_WRITE_WITH_IMM", [2] = "SEND", [3] = "SEND_WITH_IMM", [4] = "RDMA_READ",
 	[5] = "ATOMIC_CMP_AND_SWP", [6] = "ATOMIC_FETCH_AND_ADD", [7] = "LOCAL_INV", [8] = "BIND_MW", [9] = "SEND_WITH_INV",
@@ -60,10 +60,10 @@ local f = {
 	atomic_slots = ProtoField.uint8("star.atomic.slots", "Logarithm of the number of slots", base.DEC),
 	operand = ProtoField.uint64("star.atomic.operand", "Operand", base.HEX),
 	control = ProtoField.uint8("star.control", "Control message", base.DEC, CONTROLS),
-	wish = ProtoField.uint8("star.wish", "Wish", base.DEC, WISHES),
+	preference = ProtoField.uint8("star.preference", "Role preference", base.DEC, PREFERENCES),
 	drained = ProtoField.bool("star.drained", "Nothing is under way"),
 	round = ProtoField.uint16("star.round", "Round", base.DEC),
-	role = ProtoField.uint8("star.role", "Role", base.DEC, WISHES),
+	role = ProtoField.uint8("star.role", "Role", base.DEC, PREFERENCES),
 	stateful = ProtoField.uint32("star.stateful", "Connections that the card keeps", base.DEC),
 	threshold = ProtoField.uint32("star.threshold", "Threshold", base.DEC),
 	done_sends = ProtoField.uint32("star.done.sends", "Sends done before", base.DEC),
@@ -249,7 +249,7 @@ end
 
 -- What stands behind a control message's number: fields and their lengths, in order.
 local LAYOUTS = {
-	[1] = { f.wish, 1, f.stateful, 4, f.threshold, 4, f.port_stateless, 2, f.port_stateful, 2, f.boot, 8, f.version, 1 },
+	[1] = { f.preference, 1, f.stateful, 4, f.threshold, 4, f.port_stateless, 2, f.port_stateful, 2, f.boot, 8, f.version, 1 },
 	[2] = { f.role, 1, f.port_stateless, 2, f.port_stateful, 2, f.boot, 8 },
 	[3] = { f.role, 1 },
 	[6] = {
@@ -261,10 +261,10 @@ local LAYOUTS = {
 	[9] = { f.upto, 4 },
 	[11] = { f.status, 1 },
 	[13] = { f.rules, 4, f.rules_sum, 8 },
-	[15] = { f.wish, 1, f.stateful, 4, f.threshold, 4 },
+	[15] = { f.preference, 1, f.stateful, 4, f.threshold, 4 },
 	[16] = { f.drained, 1 },
 	[17] = { f.round, 2 },
-	[18] = { f.wish, 1, f.stateful, 4, f.threshold, 4 },
+	[18] = { f.preference, 1, f.stateful, 4, f.threshold, 4 },
 	[19] = { f.done_sends, 4, f.done_recvs, 4 },
 }
 
@@ -278,7 +278,7 @@ function control(data, tree)
 		local field, len = layout[i], layout[i + 1]
 		if at + len > data:len() then return text .. " (short)" end
 		tree:add(field, data(at, len))
-		if field == f.wish or field == f.role then text = text .. " " .. (WISHES[data(at, 1):uint()] or "?") end
+		if field == f.preference or field == f.role then text = text .. " " .. (PREFERENCES[data(at, 1):uint()] or "?") end
 		at = at + len
 	end
 	-- A round's number stands before a message as any.

@@ -153,7 +153,7 @@ int main(int argc, char **argv)
 	printf("%d connections; of the first one, bytes kept by card and library:\n", count);
 	for (int end = 0; end < 2; end++)
 		printf("  %-10s %6" PRIu64 " %6" PRIu64 "\n", end ? "stateful" : "stateless",
-		       ask(pairs[0][end]).star_card_bytes, ask(pairs[0][end]).star_library_bytes);
+		       ask(pairs[0][end]).star_card_bytes, ask(pairs[0][end]).star_host_bytes);
 	print_counters();
 
 	for (int at = 0; at < count; at++)

@@ -18,7 +18,7 @@ use core::mem::{MaybeUninit, offset_of};
 use core::sync::atomic::{AtomicU32, Ordering};
 use starverbs_abi as abi;
 use starverbs_core::types::Gid;
-use starverbs_verbs::{Qp, QpInit, Wish, Xrcd, send_ops_offered};
+use starverbs_verbs::{Preference, Qp, QpInit, Xrcd, send_ops_offered};
 
 /// A queue pair. The public struct comes last, as it is longer for a queue pair with the send operations of
 /// ibv_wr_post(3): `QpHandle<abi::ibv_qp_ex, _>`.
@@ -156,7 +156,7 @@ struct Extra {
     /// IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
     block_own_multicast: bool,
     /// Which end is to keep the connection
-    star: Option<Wish>,
+    star: Option<Preference>,
     /// It speaks StRoM's dialect
     rpc: bool,
 }
@@ -310,7 +310,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 pub(crate) unsafe fn create_ex(
     context: *mut abi::ibv_context,
     init: *mut abi::ibv_qp_init_attr_ex,
-    star: Option<Wish>,
+    star: Option<Preference>,
 ) -> Result<*mut abi::ibv_qp, Errno> {
     // SAFETY: NULL or a struct of the caller's, on the caller's terms.
     let mut asked = unsafe { reached(given(init)?.as_ptr()) };
@@ -325,7 +325,7 @@ pub(crate) unsafe fn create_ex(
         if ops.is_some() {
             return Err(libc::EINVAL);
         }
-        if !matches!(star, None | Some(Wish::Off)) || create_flags(&asked) & RPC != 0 {
+        if !matches!(star, None | Some(Preference::Off)) || create_flags(&asked) & RPC != 0 {
             return Err(libc::EOPNOTSUPP);
         }
         // SAFETY: as above.

@@ -170,19 +170,19 @@ struct stardv_qp_attr {
 
 	/* STARDV_QP_STAR: what it was to be (enum stardv_star, never the default),
 	 * what it is (enum stardv_star_role) */
-	uint32_t star_wish;
+	uint32_t star_preference;
 	uint32_t star_role;
-	/* What the card keeps of it, and what the library does because the card does
+	/* What the card keeps of it, and what the host does because the card does
 	 * not, beside the queues themselves */
 	uint64_t star_card_bytes;
-	uint64_t star_library_bytes;
+	uint64_t star_host_bytes;
 };
 
 /* 0, or EINVAL, EIO (a forked child). See stardv_query_qp(3). */
 int stardv_query_qp(struct ibv_qp *qp, struct stardv_qp_attr *attr, uint32_t outlen);
 
 /* What the end is to be from now on, also while the connection runs: comp_mask STARDV_QP_STAR,
- * and star_wish; other fields are not looked at. 0, or EINVAL, EOPNOTSUPP, EIO (a forked
+ * and star_preference; other fields are not looked at. 0, or EINVAL, EOPNOTSUPP, EIO (a forked
  * child). See stardv_modify_qp(3). */
 int stardv_modify_qp(struct ibv_qp *qp, const struct stardv_qp_attr *attr, uint32_t inlen);
 

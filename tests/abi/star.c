@@ -1,7 +1,7 @@
 /* StaR by the direct verbs: what stardv_create_qp(3), the flags of ibv_create_qp_ex(3) and
  * stardv_query_qp(3) promise, that two ends settle which of them keeps the connection, and that data
  * moves as in any RC connection.
- * Build: cc -Wall -I include -o star star.c -L dist/lib -libverbs. With an argument, that is the wish
+ * Build: cc -Wall -I include -o star star.c -L dist/lib -libverbs. With an argument, that is the preference
  * which the setting STARVERBS_STAR stands for. */
 #include <arpa/inet.h>
 #include <inttypes.h>
@@ -66,14 +66,15 @@ static struct stardv_qp_attr ask(struct ibv_qp *qp)
 	return attr;
 }
 
-/* Made with this wish, which is then forgotten. */
-static void made(struct ibv_qp *qp, uint32_t wish)
+/* Made with this preference, which is then forgotten. */
+static void made(struct ibv_qp *qp, uint32_t preference)
 {
 	CHECK(qp);
 	if (!qp)
 		return;
-	CHECK(ask(qp).star_wish == wish);
-	CHECK(ask(qp).star_role == (wish == STARDV_STAR_OFF ? STARDV_STAR_ROLE_PLAIN : STARDV_STAR_ROLE_WAITING));
+	CHECK(ask(qp).star_preference == preference);
+	CHECK(ask(qp).star_role ==
+	      (preference == STARDV_STAR_OFF ? STARDV_STAR_ROLE_PLAIN : STARDV_STAR_ROLE_WAITING));
 	CHECK(!ibv_destroy_qp(qp));
 }
 
@@ -83,7 +84,7 @@ static void made(struct ibv_qp *qp, uint32_t wish)
 		CHECK(!(create) && errno == (why));      \
 	} while (0)
 
-static void wishes(uint32_t setting)
+static void preferences(uint32_t setting)
 {
 	struct ibv_qp_init_attr plain = { .send_cq = cqs[0], .recv_cq = cqs[0], .qp_type = IBV_QPT_RC };
 
@@ -147,7 +148,7 @@ static void refusals(void)
 	CHECK(stardv_query_qp(qp, &attr, sizeof(uint64_t) - 1) == EINVAL);
 	/* half a group is none */
 	memset(&attr, 0xff, sizeof(attr));
-	CHECK(!stardv_query_qp(qp, &attr, sizeof(attr) - 1) && !attr.comp_mask && !attr.star_wish);
+	CHECK(!stardv_query_qp(qp, &attr, sizeof(attr) - 1) && !attr.comp_mask && !attr.star_preference);
 	CHECK(!ibv_destroy_qp(qp));
 }
 
@@ -213,7 +214,7 @@ static void talk(struct ibv_qp *qps[2], int from)
 	CHECK(!memcmp(buf + THERE, &before, 8));
 }
 
-/* Two ends with these wishes become this. */
+/* Two ends with these preferences become this. */
 static void settle(struct ibv_qp *a, struct ibv_qp *b, uint32_t role_a, uint32_t role_b)
 {
 	struct ibv_qp *qps[2] = { a, b };
@@ -232,11 +233,12 @@ static void settle(struct ibv_qp *a, struct ibv_qp *b, uint32_t role_a, uint32_t
 	for (int at = 0; at < 2; at++) {
 		int stateless = attrs[at].star_role == STARDV_STAR_ROLE_STATELESS;
 
-		CHECK((attrs[at].star_card_bytes == 0) == stateless && (attrs[at].star_library_bytes != 0) == stateless);
+		CHECK((attrs[at].star_card_bytes == 0) == stateless && (attrs[at].star_host_bytes != 0) == stateless);
 	}
 	CHECK(!ibv_modify_qp(a, &reset, IBV_QP_STATE) && !ibv_modify_qp(b, &reset, IBV_QP_STATE));
 	for (int at = 0; at < 2; at++) {
-		uint32_t fresh = attrs[at].star_wish == STARDV_STAR_OFF ? STARDV_STAR_ROLE_PLAIN : STARDV_STAR_ROLE_WAITING;
+		int off = attrs[at].star_preference == STARDV_STAR_OFF;
+		uint32_t fresh = off ? STARDV_STAR_ROLE_PLAIN : STARDV_STAR_ROLE_WAITING;
 
 		CHECK(ask(qps[at]).star_role == fresh);
 	}
@@ -293,7 +295,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "no card\n");
 		return 1;
 	}
-	wishes(setting);
+	preferences(setting);
 	refusals();
 	roles();
 	in_a_child();

@@ -149,17 +149,17 @@ static uint64_t until(int other, uint32_t wanted, uint64_t upto)
 	return upto;
 }
 
-static int want(uint32_t wish)
+static int want(uint32_t preference)
 {
-	struct stardv_qp_attr attr = { .comp_mask = STARDV_QP_STAR, .star_wish = wish };
+	struct stardv_qp_attr attr = { .comp_mask = STARDV_QP_STAR, .star_preference = preference };
 
 	return stardv_modify_qp(qp, &attr, sizeof(attr));
 }
 
-/* What is no wish, and who has none. */
+/* What is no preference, and who has none. */
 static void refusals(struct ibv_qp *off)
 {
-	struct stardv_qp_attr attr = { .comp_mask = STARDV_QP_STAR, .star_wish = STARDV_STAR_AUTO };
+	struct stardv_qp_attr attr = { .comp_mask = STARDV_QP_STAR, .star_preference = STARDV_STAR_AUTO };
 
 	CHECK(want(STARDV_STAR_STATEFUL + 1) == EINVAL);
 	CHECK(stardv_modify_qp(NULL, &attr, sizeof(attr)) == EINVAL);

@@ -74,7 +74,8 @@ pair() {
         }
 }
 
-# Which side is then stateless: with few connections auto is plain RoCEv2, as are two ends of the same wish.
+# Which side is then stateless: with few connections auto is plain RoCEv2, as are two ends of the same
+# preference.
 for roles in "stateless stateful server" "stateful stateless client" "auto stateful server" "auto auto -" \
     "off stateful -" "stateless stateless -"; do
     read -r server client stateless <<<"$roles"

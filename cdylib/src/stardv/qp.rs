@@ -11,7 +11,7 @@ use crate::qp_attr::create_flags;
 use core::ffi::c_int;
 use core::mem::offset_of;
 use starverbs_abi as abi;
-use starverbs_verbs::{StarInfo, Wish};
+use starverbs_verbs::{Preference, StarInfo};
 
 /// `enum stardv_qp_create_flags`. The kernel leaves bits 26 to 31 to the drivers.
 const STATELESS: u32 = 1 << 26;
@@ -45,10 +45,10 @@ pub(crate) struct StardvQpAttr {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct OfStar {
-    wish: u32,
+    preference: u32,
     role: u32,
     card_bytes: u64,
-    library_bytes: u64,
+    host_bytes: u64,
 }
 
 /* As released: programs were built with these. */
@@ -59,35 +59,35 @@ const _: () = {
 };
 
 /// What the flags of ibv_create_qp_ex(3) ask for. EINVAL: a role, and none.
-pub(crate) fn flagged(init: &abi::ibv_qp_init_attr_ex) -> Result<Option<Wish>, Errno> {
+pub(crate) fn flagged(init: &abi::ibv_qp_init_attr_ex) -> Result<Option<Preference>, Errno> {
     match create_flags(init) & CREATE_FLAGS & !RPC {
         0 => Ok(None),
-        OFF => Ok(Some(Wish::Off)),
-        STATELESS => Ok(Some(Wish::Stateless)),
-        STATEFUL => Ok(Some(Wish::Stateful)),
-        flags if flags & OFF == 0 => Ok(Some(Wish::Auto)),
+        OFF => Ok(Some(Preference::Off)),
+        STATELESS => Ok(Some(Preference::Stateless)),
+        STATEFUL => Ok(Some(Preference::Stateful)),
+        flags if flags & OFF == 0 => Ok(Some(Preference::Auto)),
         _ => Err(libc::EINVAL),
     }
 }
 
 /// `enum stardv_star`.
-fn wish_in(code: u32) -> Result<Option<Wish>, Errno> {
+fn preference_in(code: u32) -> Result<Option<Preference>, Errno> {
     Ok(match code {
         0 => None,
-        1 => Some(Wish::Off),
-        2 => Some(Wish::Auto),
-        3 => Some(Wish::Stateless),
-        4 => Some(Wish::Stateful),
+        1 => Some(Preference::Off),
+        2 => Some(Preference::Auto),
+        3 => Some(Preference::Stateless),
+        4 => Some(Preference::Stateful),
         _ => return Err(libc::EINVAL),
     })
 }
 
-fn wish_out(wish: Wish) -> u32 {
-    match wish {
-        Wish::Off => 1,
-        Wish::Auto => 2,
-        Wish::Stateless => 3,
-        Wish::Stateful => 4,
+fn preference_out(preference: Preference) -> u32 {
+    match preference {
+        Preference::Off => 1,
+        Preference::Auto => 2,
+        Preference::Stateless => 3,
+        Preference::Stateful => 4,
     }
 }
 
@@ -95,7 +95,7 @@ fn wish_out(wish: Wish) -> u32 {
 ///
 /// # Safety
 /// `attr` is NULL, or names `inlen` bytes.
-unsafe fn asked(attr: *const StardvQpInitAttr, inlen: u32) -> Result<Option<Wish>, Errno> {
+unsafe fn asked(attr: *const StardvQpInitAttr, inlen: u32) -> Result<Option<Preference>, Errno> {
     let (len, known) = (inlen as usize, size_of::<StardvQpInitAttr>());
     if attr.is_null() || len < offset_of!(StardvQpInitAttr, reserved) {
         return Err(libc::EINVAL);
@@ -109,7 +109,7 @@ unsafe fn asked(attr: *const StardvQpInitAttr, inlen: u32) -> Result<Option<Wish
     if head.comp_mask != 0 || head.reserved != 0 || later.iter().any(|byte| *byte != 0) {
         return Err(libc::EOPNOTSUPP);
     }
-    wish_in(head.star)
+    preference_in(head.star)
 }
 
 /// stardv_create_qp(3).
@@ -130,7 +130,7 @@ pub(crate) unsafe extern "C" fn create_qp(
 ///
 /// # Safety
 /// `attr` is NULL, or names `inlen` bytes.
-unsafe fn wanted(attr: *const StardvQpAttr, inlen: u32) -> Result<Option<Wish>, Errno> {
+unsafe fn wanted(attr: *const StardvQpAttr, inlen: u32) -> Result<Option<Preference>, Errno> {
     const NEEDED: usize = offset_of!(StardvQpAttr, star) + offset_of!(OfStar, role);
     if attr.is_null() || (inlen as usize) < NEEDED {
         return Err(libc::EINVAL);
@@ -139,7 +139,7 @@ unsafe fn wanted(attr: *const StardvQpAttr, inlen: u32) -> Result<Option<Wish>, 
     let attr = unsafe { beginning(attr, inlen as usize) };
     match attr.comp_mask {
         0 => Err(libc::EINVAL),
-        STAR => wish_in(attr.star.wish),
+        STAR => preference_in(attr.star.preference),
         _ => Err(libc::EOPNOTSUPP),
     }
 }
@@ -152,8 +152,8 @@ pub(crate) unsafe extern "C" fn modify_qp(
 ) -> c_int {
     edge::int(|| {
         // SAFETY: the verb's terms.
-        let (qp, wish) = unsafe { (QpHandle::obj(qp)?, wanted(attr, inlen)?) };
-        qp.change_wish(wish).map_err(errno)
+        let (qp, preference) = unsafe { (QpHandle::obj(qp)?, wanted(attr, inlen)?) };
+        qp.change_preference(preference).map_err(errno)
     })
 }
 
@@ -174,8 +174,9 @@ pub(crate) unsafe extern "C" fn query_qp(
         let info = unsafe { QpHandle::obj(qp)? }.star().map_err(errno)?;
         let mut answer = StardvQpAttr::default();
         if wanted & STAR != 0 && room >= size_of::<StardvQpAttr>() {
-            let StarInfo { wish, role, card_bytes, library_bytes } = info;
-            let star = OfStar { wish: wish_out(wish), role: role as u32, card_bytes, library_bytes };
+            let StarInfo { preference, role, card_bytes, host_bytes } = info;
+            let star =
+                OfStar { preference: preference_out(preference), role: role as u32, card_bytes, host_bytes };
             answer = StardvQpAttr { comp_mask: STAR, star };
         }
         // SAFETY: as above: the program has `room` bytes.
@@ -196,16 +197,16 @@ mod tests {
         init.create_flags = STATELESS;
         assert_eq!(flagged(&init), Ok(None), "not said to be valid");
         init.comp_mask = abi::IBV_QP_INIT_ATTR_CREATE_FLAGS;
-        for (flags, wish) in [
+        for (flags, preference) in [
             (abi::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, Ok(None)),
-            (STATELESS | abi::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, Ok(Some(Wish::Stateless))),
-            (STATEFUL, Ok(Some(Wish::Stateful))),
-            (STATELESS | STATEFUL, Ok(Some(Wish::Auto))),
-            (OFF, Ok(Some(Wish::Off))),
+            (STATELESS | abi::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, Ok(Some(Preference::Stateless))),
+            (STATEFUL, Ok(Some(Preference::Stateful))),
+            (STATELESS | STATEFUL, Ok(Some(Preference::Auto))),
+            (OFF, Ok(Some(Preference::Off))),
             (OFF | STATEFUL, Err(libc::EINVAL)),
         ] {
             init.create_flags = flags;
-            assert_eq!(flagged(&init), wish, "{flags:#x}");
+            assert_eq!(flagged(&init), preference, "{flags:#x}");
         }
         let others = abi::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
             | abi::IBV_QP_CREATE_SCATTER_FCS
@@ -227,7 +228,7 @@ mod tests {
         let auto = StardvQpInitAttr { star: 2, ..StardvQpInitAttr::default() };
         assert_eq!(
             (ask(auto, 0, 12), ask(auto, 7, 16), ask(auto, 0, 24)),
-            (Ok(Some(Wish::Auto)), Ok(Some(Wish::Auto)), Ok(Some(Wish::Auto)))
+            (Ok(Some(Preference::Auto)), Ok(Some(Preference::Auto)), Ok(Some(Preference::Auto)))
         );
         assert_eq!((ask(auto, 7, 24), ask(auto, 0, 11)), (Err(libc::EOPNOTSUPP), Err(libc::EINVAL)));
         assert_eq!(ask(StardvQpInitAttr { comp_mask: 1, ..auto }, 0, 16), Err(libc::EOPNOTSUPP));
@@ -237,21 +238,21 @@ mod tests {
             // SAFETY: a local, of which `len` bytes are looked at.
             unsafe { wanted(&raw const attr, len) }
         };
-        let star = OfStar { wish: 3, role: 9, ..OfStar::default() };
+        let star = OfStar { preference: 3, role: 9, ..OfStar::default() };
         let stateless = StardvQpAttr { comp_mask: STAR, star };
         assert_eq!(
             (want(stateless, 32), want(stateless, 12)),
-            (Ok(Some(Wish::Stateless)), Ok(Some(Wish::Stateless)))
+            (Ok(Some(Preference::Stateless)), Ok(Some(Preference::Stateless)))
         );
         assert_eq!(want(stateless, 11), Err(libc::EINVAL));
         assert_eq!(want(StardvQpAttr { comp_mask: 0, star }, 32), Err(libc::EINVAL));
         assert_eq!(want(StardvQpAttr { comp_mask: STAR | 2, star }, 32), Err(libc::EOPNOTSUPP));
         assert_eq!(
-            want(StardvQpAttr { star: OfStar { wish: 5, ..star }, ..stateless }, 32),
+            want(StardvQpAttr { star: OfStar { preference: 5, ..star }, ..stateless }, 32),
             Err(libc::EINVAL)
         );
-        for wish in [Wish::Off, Wish::Auto, Wish::Stateless, Wish::Stateful] {
-            assert_eq!(wish_in(wish_out(wish)), Ok(Some(wish)));
+        for preference in [Preference::Off, Preference::Auto, Preference::Stateless, Preference::Stateful] {
+            assert_eq!(preference_in(preference_out(preference)), Ok(Some(preference)));
         }
     }
 }

@@ -2,7 +2,7 @@
 //! keeps them.
 //!
 //! Each process has ports of its own: 4793 and 4794 where they are free, others where another process has
-//! them, which peers are told when they connect. So nothing has to find out whose a packet is; a stateless
+//! them, which peers get to know when they connect. So nothing has to find out whose a packet is; a stateless
 //! half could not. Answers go to the port that a packet came from, so what is asked of a stateless half
 //! leaves from the port of the stateful one.
 //!

@@ -240,9 +240,9 @@ counters! {
     star_refused,
     /// StaR, stateless: dropped, not understood or of an earlier boot epoch of the card
     star_bad,
-    /// StaR, library: WQEs sent to the stateful end (WQEP)
+    /// StaR, stateless host: WQEs sent to the stateful end (WQEP)
     star_wqep,
-    /// StaR, library: WQEs sent again
+    /// StaR, stateless host: WQEs sent again
     star_wqep_again,
     /// StaR, stateful: packets sent with data for memory (RD)
     star_sent_rd,
@@ -274,8 +274,8 @@ counters! {
     star_returns,
     /// StaR, stateful: rules by which memory of stateless ends may be reached
     star_rules,
-    /// StaR, library: bytes of host memory that stateless ends take, beside their queues
-    star_library_bytes,
+    /// StaR, stateless host: bytes of host memory that stateless ends take, beside their queues
+    star_host_bytes,
     /// StaR, stateless: bytes that the card keeps of connections
     star_stateless_connection_bytes,
     /// same host: requests written to other queue pairs' cards, without a packet

@@ -33,6 +33,17 @@ pub struct EngineCtx<'a, E: Env> {
     pub now: Nanos,
 }
 
+/// A receive WQE that was taken from an SRQ.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TakenRecv {
+    /// The program's `wr_id`
+    pub wr_id: u64,
+    /// SGEs that were copied
+    pub num_sge: usize,
+    /// Protection domain of the SRQ
+    pub pd: PdId,
+}
+
 /// The SRQ of a QP.
 pub struct EngineSrq<'a, E: Env> {
     pub(crate) all: &'a mut Slab<Srq<E>>,
@@ -42,15 +53,15 @@ pub struct EngineSrq<'a, E: Env> {
 }
 
 impl<E: Env> EngineSrq<'_, E> {
-    /// Takes the oldest receive WQE: copies its SGEs, gives wr_id, their number, and the protection domain.
-    pub fn take(&mut self, sges: &mut [Sge]) -> Option<(u64, usize, PdId)> {
+    /// Takes the oldest receive WQE, and copies its SGEs. `None`: there is none.
+    pub fn take(&mut self, sges: &mut [Sge]) -> Option<TakenRecv> {
         let srq = self.all.get_mut(self.id?.0 as usize)?;
-        let (wr_id, n) = srq.rq.take(sges)?;
+        let (wr_id, num_sge) = srq.rq.take(sges)?;
         if srq.limit > 0 && srq.rq.len() < srq.limit {
             srq.limit = 0;
             self.low = true;
         }
-        Some((wr_id, n, srq.pd))
+        Some(TakenRecv { wr_id, num_sge, pd: srq.pd })
     }
 }
 
@@ -85,7 +96,7 @@ pub enum TransmitStatus {
 
 /// What a program sets of a QP that has an engine.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms {
+pub struct EngineAttr {
     /// What the peer may do
     pub access: Access,
     /// READs and atomics of ours outstanding at most
@@ -102,7 +113,7 @@ pub struct Terms {
 
 /// Where an engine leaves a QP's queues.
 #[derive(Clone, Copy, Debug)]
-pub struct Parted {
+pub struct Detached {
     /// Index in the send queue of the first request that has not begun
     pub next_send: u32,
     /// Memory windows of type 2 were bound
@@ -123,7 +134,7 @@ pub trait Engine<E: Env>: Sized {
         false
     }
     /// The program has set the QP anew.
-    fn set(&mut self, to: &Terms);
+    fn set(&mut self, to: &EngineAttr);
     /// When it wants [`Call::Timeout`].
     fn next_deadline(&self) -> Option<Nanos>;
     /// The first WQE of the send queue that has not begun.
@@ -134,7 +145,7 @@ pub trait Engine<E: Env>: Sized {
     /// The QP goes to RESET, or ends.
     fn close(self, ctx: &mut EngineCtx<'_, E>);
     /// The QP, which is quiesced, goes on with the card's own transport.
-    fn part(self, ctx: &mut EngineCtx<'_, E>) -> Parted;
+    fn detach(self, ctx: &mut EngineCtx<'_, E>) -> Detached;
     /// QP `from`, at `meta.src`, proposes to QP `to` of this card what carries their connection, or answers
     /// such a proposal. Where there are no engines, it is dropped.
     fn negotiate(nic: &Nic<E>, env: &mut E, meta: &FrameMeta, from: Qpn, to: Qpn, message: &[u8]) {
@@ -153,7 +164,7 @@ impl<E: Env> Engine<E> for Infallible {
     fn state(&self) -> QpState {
         match *self {}
     }
-    fn set(&mut self, _: &Terms) {
+    fn set(&mut self, _: &EngineAttr) {
         match *self {}
     }
     fn next_deadline(&self) -> Option<Nanos> {
@@ -168,7 +179,7 @@ impl<E: Env> Engine<E> for Infallible {
     fn close(self, _: &mut EngineCtx<'_, E>) {
         match self {}
     }
-    fn part(self, _: &mut EngineCtx<'_, E>) -> Parted {
+    fn detach(self, _: &mut EngineCtx<'_, E>) -> Detached {
         match self {}
     }
 }

@@ -7,7 +7,7 @@
 use starverbs_core::mr::Rule;
 use starverbs_core::{Access, Av, Gid, NicConfig, PdId, Psn};
 use starverbs_sim::{Faults, Net, Rng};
-use starverbs_star::registry::{Claim, Registry, Server};
+use starverbs_star::registry::{Claim, Registry, SendCtx, Server};
 use starverbs_star::wire::{Header, Opt, Prefix, Ptype};
 
 fn main() {
@@ -21,12 +21,12 @@ fn main() {
     host.env.port = usize::MAX;
     let (mut registry, pd) = (Registry::default(), PdId(1));
     let server = Server { gid: Gid::from_ipv4([10, 0, 0, 9]), boot: 1, pd };
-    let seat = registry.sit(server, Av::default(), 4793, Prefix { qpn: 5, epoch: 1 }).expect("memory");
+    let conn = registry.join(server, Av::default(), 4793, Prefix { qpn: 5, epoch: 1 }).expect("memory");
     let addr = |key: u32| u64::from(key) << 12;
     for key in 1..=rules {
         let (addr, access) = (addr(key), Access::LOCAL_WRITE);
         let rule = Rule { key, pd, qpn: 0, addr, len: 4096, iova: addr, access };
-        registry.add(seat, rule).expect("up to 65,536 rules");
+        registry.add(conn, rule).expect("up to 65,536 rules");
     }
     let mut rng = Rng::new(1);
     let mut sent = 0;
@@ -36,7 +36,7 @@ fn main() {
         let (claim, addr) = if rules == 0 {
             (Claim::None, va)
         } else {
-            let (rule, addr) = registry.find(seat, key, va, len, need).expect("its rule");
+            let (rule, addr) = registry.find(conn, key, va, len, need).expect("its rule");
             (Claim::Memory { rule, addr, len, need }, addr)
         };
         let header = Header {
@@ -51,7 +51,13 @@ fn main() {
             len: len as u16,
         };
         let stats = host.nic.stats().clone();
-        let left = registry.send((&mut host.env, &stats, 1), seat, &claim, header, (&[0; 32], &[]));
+        let left = registry.send(
+            SendCtx { env: &mut host.env, stats: &stats, now: 1 },
+            conn,
+            &claim,
+            header,
+            (&[0; 32], &[]),
+        );
         sent += u32::from(left);
         if number % 64 == 63 {
             host.env.flush_star();

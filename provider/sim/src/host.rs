@@ -11,7 +11,7 @@ use starverbs_core::{
     Access, AsyncEvent, Av, Counters, Env, FrameMeta, Gid, Mtu, Nanos, Nic, NicConfig, NicError, PdId, Psn,
     QpState, QpType, Qpn, Seg, Sge, SrqId,
 };
-use starverbs_star::control::Wish;
+use starverbs_star::control::Preference;
 
 use crate::memory::{Memory, READ, WRITE};
 use crate::queues::{SimCq, SimRq, SimSq};
@@ -223,7 +223,7 @@ pub struct Host {
     pub star: Option<Box<starverbs_star::host::Ends<SimEnv>>>,
     /// What its clock showed last
     pub(crate) now: Nanos,
-    pub(crate) wishes: BTreeMap<Qpn, Wish>,
+    pub(crate) preferences: BTreeMap<Qpn, Preference>,
     /// Frames that came and that the card has not taken yet
     pub(crate) came: VecDeque<(FrameMeta, Vec<u8>)>,
     /// Doorbells that wait until the card runs
@@ -301,7 +301,7 @@ impl Host {
             groups: Vec::new(),
             star: None,
             now: 1,
-            wishes: BTreeMap::new(),
+            preferences: BTreeMap::new(),
             came: VecDeque::new(),
             doorbells: Vec::new(),
         }
@@ -391,7 +391,7 @@ impl Host {
 
     /// ibv_modify_qp(3), for ends of StaR as well.
     pub fn modify(&mut self, qpn: Qpn, attr: &QpAttr, mask: M, now: Nanos) -> Result<(), NicError> {
-        let done = self.with_star(now, |star, turn| star.library.modify(turn, qpn, attr, mask));
+        let done = self.with_star(now, |star, turn| star.endpoints.modify(turn, qpn, attr, mask));
         done.flatten().unwrap_or_else(|| self.nic.modify_qp(&mut self.env, qpn, attr, mask, now))?;
         if mask.contains(M::STATE) {
             self.moved(qpn, attr.state, now);
@@ -459,7 +459,7 @@ impl Host {
 
     /// State of a QP that exists.
     pub fn state(&self, qpn: Qpn) -> QpState {
-        let stateless = self.star.as_ref().and_then(|star| star.library.query(qpn));
+        let stateless = self.star.as_ref().and_then(|star| star.endpoints.query(qpn));
         stateless.map(|attr| attr.state).or_else(|| self.nic.qp_state(qpn)).expect("the QP exists")
     }
 }

@@ -237,7 +237,7 @@ impl Net {
     pub fn doorbell(&mut self, host: usize, qpn: Qpn) {
         let now = self.clock(host);
         let h = &mut self.hosts[host];
-        if h.with_star(now, |star, turn| star.library.ring(turn, qpn)) != Some(true) {
+        if h.with_star(now, |star, turn| star.endpoints.ring(turn, qpn)) != Some(true) {
             h.nic.handle_doorbell(&mut h.env, qpn, now);
         }
         self.launch_star(host);
@@ -352,7 +352,7 @@ impl Net {
         let before = std::mem::replace(&mut self.asleep[host], 0);
         self.wake_frames(host, before);
         self.hosts[host].now = self.clock(host);
-        self.renew_star(host);
+        self.reopen_star(host);
     }
 
     /// The host begins anew, as [`restart`](Self::restart) has it, with another card.
@@ -390,7 +390,7 @@ impl Net {
         }
         let h = &mut self.hosts[host];
         h.nic.handle_timeout(&mut h.env, now);
-        h.with_star(now, |star, turn| star.go_on(turn));
+        h.with_star(now, |star, turn| star.poll(turn));
         self.launch_star(host);
     }
 

@@ -1,5 +1,5 @@
-//! A host's StaR: two UDP ports, the queue through which SL's card tells its library, and who serves the ends
-//! of connections, where a run has such.
+//! A host's StaR: two UDP ports, the events of SL's card for its host, and the ends of connections, where a
+//! run has such.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -7,13 +7,14 @@ use std::rc::Rc;
 
 use starverbs_core::wire::IcrcHeader;
 use starverbs_core::{Av, FrameMeta, Gid, Nanos, NicError, Port, QpState, Qpn, Seg};
+use starverbs_star::bounds::MemRange;
 use starverbs_star::card::Turn;
-use starverbs_star::control::Wish;
-use starverbs_star::env::{SlEvent, StarEnv};
+use starverbs_star::control::Preference;
+use starverbs_star::env::{QpPair, SlEvent, StarEnv};
 use starverbs_star::form::Form;
 use starverbs_star::host::roles::Identity;
-use starverbs_star::host::{Came, Ends as StarEnds, Heard, Host as StarHost};
-use starverbs_star::seal::{Ends, KEY_LEN, MAX_SEALED, SALT_LEN, Seal};
+use starverbs_star::host::{Ends as StarEnds, Host as StarHost, InboundMessage, InboundPacket};
+use starverbs_star::seal::{AddrPair, KEY_LEN, MAX_SEALED, SALT_LEN, Seal};
 use starverbs_star::wire::{Crc, Head, PORT_STATEFUL, PORT_STATELESS, Packet, Side, fill_checksum};
 
 use crate::host::{Host, SimEnv};
@@ -43,14 +44,14 @@ pub struct StarFrame {
 pub struct StarPort {
     /// UDP ports of the stateless and the stateful half
     pub ports: [u16; 2],
-    /// What the card tells the library
+    /// Events of the card for the host
     pub events: Vec<SlEvent>,
     /// There is no memory for slots
     pub no_slots: bool,
     /// Under which control messages leave and come, if under one
     pub seal: Option<Seal>,
-    /// By which peers settle roles, the oldest first. `None`: the card answers that it has no StaR
-    heard: Option<VecDeque<Heard>>,
+    /// Role messages of peers, the oldest first. `None`: the card answers that it has no StaR
+    inbound: Option<VecDeque<InboundMessage>>,
     /// Slots that are given back
     freed: Rc<RefCell<Vec<(u64, u64)>>>,
     out: Vec<Queued>,
@@ -69,7 +70,7 @@ pub struct StarCard {
     pub form: Form,
 }
 
-/// Memory that a card fills for the library.
+/// Memory that a card fills for its host.
 pub struct Slots {
     at: (u64, u64),
     freed: Rc<RefCell<Vec<(u64, u64)>>>,
@@ -96,7 +97,7 @@ impl StarHost for SimEnv {
     fn slots_of(queue: &SimRq) -> u32 {
         (queue.slots() as u32).next_power_of_two()
     }
-    fn inline_memory(_: &SimSq) -> Option<(u64, u64)> {
+    fn inline_memory(_: &SimSq) -> Option<MemRange> {
         None
     }
     fn seal(&mut self) -> Option<&mut Seal> {
@@ -105,8 +106,8 @@ impl StarHost for SimEnv {
     fn next_event(&mut self) -> Option<SlEvent> {
         self.star.events.pop()
     }
-    fn next_heard(&mut self) -> Option<Heard> {
-        self.star.heard.as_mut()?.pop_front()
+    fn next_message(&mut self) -> Option<InboundMessage> {
+        self.star.inbound.as_mut()?.pop_front()
     }
 }
 
@@ -115,7 +116,7 @@ impl Host {
     pub fn open_star(&mut self, card: &StarCard) {
         let StarCard { threshold, key, boot, form } = *card;
         let port = &mut self.env.star;
-        port.heard = Some(VecDeque::new());
+        port.inbound = Some(VecDeque::new());
         port.seal = key.map(|key| {
             let mut salt = [0; SALT_LEN];
             salt[..8].copy_from_slice(&boot.to_be_bytes());
@@ -127,19 +128,19 @@ impl Host {
     }
 
     /// The program of a QP in RESET wants it to be that.
-    pub fn wish(&mut self, qpn: Qpn, wish: Wish) {
-        if wish != Wish::Off && self.star.is_some() {
-            self.wishes.insert(qpn, wish);
+    pub fn preference(&mut self, qpn: Qpn, preference: Preference) {
+        if preference != Preference::Off && self.star.is_some() {
+            self.preferences.insert(qpn, preference);
         }
     }
 
     /// The program of a QP wants it to be that from now on. False: it is none that may be so while it runs.
-    pub fn change_wish(&mut self, qpn: Qpn, wish: Wish, now: Nanos) -> bool {
-        if let Some(known) = self.wishes.get_mut(&qpn) {
-            *known = wish;
+    pub fn change_preference(&mut self, qpn: Qpn, preference: Preference, now: Nanos) -> bool {
+        if let Some(known) = self.preferences.get_mut(&qpn) {
+            *known = preference;
         }
         let Host { nic, env, star, .. } = self;
-        star.as_mut().is_some_and(|ends| ends.wish(&mut Turn { nic, env, now }, qpn, wish))
+        star.as_mut().is_some_and(|ends| ends.set_preference(&mut Turn { nic, env, now }, qpn, preference))
     }
 
     /// Calls who serves the ends of connections, if the card has StaR.
@@ -152,28 +153,28 @@ impl Host {
         star.as_mut().map(|ends| call(ends, &mut Turn { nic, env, now }))
     }
 
-    /// A QP of a wish has been moved to a state.
+    /// A QP of a preference has been moved to a state.
     pub(crate) fn moved(&mut self, qpn: Qpn, state: QpState, now: Nanos) {
-        if let Some(wish) = self.wishes.get(&qpn).copied() {
-            self.with_star(now, |star, turn| star.moved(turn, (qpn, wish), state));
+        if let Some(preference) = self.preferences.get(&qpn).copied() {
+            self.with_star(now, |star, turn| star.on_qp_state(turn, (qpn, preference), state));
         }
     }
 
     /// ibv_destroy_qp(3), for ends of StaR as well.
     pub fn destroy_qp(&mut self, qpn: Qpn, now: Nanos) -> Result<(), NicError> {
-        if self.with_star(now, |star, turn| star.library.destroy(turn, qpn)) != Some(true) {
+        if self.with_star(now, |star, turn| star.endpoints.destroy(turn, qpn)) != Some(true) {
             self.nic.destroy_qp(&mut self.env, qpn)?;
         }
         if let Some(star) = &mut self.star {
             star.roles.forget(qpn);
         }
-        self.wishes.remove(&qpn);
+        self.preferences.remove(&qpn);
         Ok(())
     }
 
-    /// Stateful cards hear of what keys have come to open, or open no longer.
+    /// Stateful cards get what keys have come to open, or open no longer.
     pub(crate) fn follow_memory(&mut self) {
-        self.with_star(self.now, |star, turn| _ = star.library.follow_memory(turn));
+        self.with_star(self.now, |star, turn| _ = star.endpoints.follow_memory(turn));
     }
 
     /// ibv_dereg_mr. The program waits with what it does to the memory until
@@ -186,12 +187,12 @@ impl Host {
 
     /// Whether no stateful card reaches any more for what a key opened.
     pub fn is_revoked(&self, key: u32) -> bool {
-        self.star.as_ref().is_none_or(|star| star.library.is_revoked(key))
+        self.star.as_ref().is_none_or(|star| star.endpoints.is_revoked(key))
     }
 
     /// Numbers of all QPs.
     pub fn qpns(&self) -> Vec<Qpn> {
-        let stateless = self.star.iter().flat_map(|star| star.library.qpns());
+        let stateless = self.star.iter().flat_map(|star| star.endpoints.qpns());
         self.nic.qpns().chain(stateless).collect()
     }
 
@@ -205,8 +206,8 @@ impl Host {
         };
         let packet = Packet::open(side, path, bytes).expect("the wire drops what is changed");
         let meta = FrameMeta { src: path.src, dst: path.dst, ..FrameMeta::default() };
-        let came = Came { side, meta: &meta, port: path.sport, packet: &packet };
-        self.with_star(now, |star, turn| star.handle_packet(turn, &came));
+        let inbound = InboundPacket { side, meta: &meta, port: path.sport, packet: &packet };
+        self.with_star(now, |star, turn| star.handle_packet(turn, &inbound));
         self.env.take_slots_back();
     }
 }
@@ -218,7 +219,7 @@ impl Default for StarPort {
             events: Vec::new(),
             no_slots: false,
             seal: None,
-            heard: None,
+            inbound: None,
             freed: Rc::default(),
             out: Vec::new(),
         }
@@ -226,12 +227,12 @@ impl Default for StarPort {
 }
 
 impl StarPort {
-    /// A peer says what it would be. False: there is no StaR here.
-    pub(crate) fn hear(&mut self, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) -> bool {
-        if let (Some(heard), Some(new)) = (&mut self.heard, Heard::new(meta, ends, message)) {
-            heard.push_back(new);
+    /// A role message of a peer. False: there is no StaR here.
+    pub(crate) fn on_message(&mut self, meta: &FrameMeta, qps: QpPair, message: &[u8]) -> bool {
+        if let (Some(inbound), Some(new)) = (&mut self.inbound, InboundMessage::new(meta, qps, message)) {
+            inbound.push_back(new);
         }
-        self.heard.is_some()
+        self.inbound.is_some()
     }
 
     /// Frames that wait.
@@ -274,8 +275,8 @@ fn path(src: Gid, sport: u16, dst: Gid, dport: u16) -> IcrcHeader {
 }
 
 impl StarEnv for SimEnv {
-    fn negotiate(&mut self, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) -> bool {
-        self.star.hear(meta, ends, message)
+    fn negotiate(&mut self, meta: &FrameMeta, qps: QpPair, message: &[u8]) -> bool {
+        self.star.on_message(meta, qps, message)
     }
 
     fn send_star(
@@ -290,7 +291,7 @@ impl StarEnv for SimEnv {
         let (src, dst) = (&self.gid, &to.0.dgid);
         let mut room = [0; MAX_SEALED];
         let sealed = self.star.seal.as_mut();
-        let sealed = sealed.and_then(|seal| seal.seal_packet(Ends { src, dst }, head, data, &mut room));
+        let sealed = sealed.and_then(|seal| seal.seal_packet(AddrPair { src, dst }, head, data, &mut room));
         let mut bytes = match sealed {
             Some((head, len)) => [head.bytes(), &room[..len]].concat(),
             None => [head.bytes(), data].concat(),

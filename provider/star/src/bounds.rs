@@ -9,6 +9,15 @@ use alloc::collections::BTreeMap;
 use starverbs_core::room::is_room_for;
 use starverbs_core::{Access, NicError};
 
+/// Memory of the host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemRange {
+    /// Its first byte
+    pub addr: u64,
+    /// How many bytes
+    pub len: u64,
+}
+
 /// What a packet does with memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Use {
@@ -22,7 +31,7 @@ pub enum Use {
     Read = 3,
     /// SF's atomic
     Atomic = 4,
-    /// Fills a slot of SL's library
+    /// Fills a slot of the SL host
     Slot = 5,
 }
 
@@ -71,7 +80,7 @@ impl Bounds {
     pub fn remove(&mut self, addr: u64, len: u64, access: Access) {
         self.change(addr, len, uses(access), u32::saturating_sub);
     }
-    /// Slots of the library lie there, and nothing else. `Exhausted`: no memory to keep that.
+    /// Slots of the SL host lie there, and nothing else. `Exhausted`: no memory to keep that.
     pub fn add_slots(&mut self, addr: u64, len: u64) -> Result<(), NicError> {
         self.make_room()?;
         self.change(addr, len, SLOTS, u32::saturating_add);

@@ -2,19 +2,21 @@
 
 use alloc::boxed::Box;
 
-use starverbs_core::engine::{Call, Engine, EngineCtx, EngineSrq, Parted, Terms, TransmitStatus as TurnEnd};
+use starverbs_core::engine::{
+    Call, Detached, Engine, EngineAttr, EngineCtx, EngineSrq, TakenRecv, TransmitStatus as TurnEnd,
+};
 use starverbs_core::env::Env;
 use starverbs_core::nic::{Handover, Nic};
 use starverbs_core::room::hold;
-use starverbs_core::{FrameMeta, Gid, Nanos, NicError, PdId, QpState, Qpn, Sge};
+use starverbs_core::{FrameMeta, Gid, Nanos, NicError, QpState, Qpn, Sge};
 
 use super::channel::Channel;
 use super::control::Setup;
 use super::datagram;
-use super::env::StarEnv;
+use super::env::{QpPair, StarEnv};
 use super::form::Form;
 use super::registry::Registry;
-use super::stateful::{Card, Local, Peer, SharedReceives, Stateful, Waits};
+use super::stateful::{CardCtx, Local, SharedReceives, SlPeer, Stateful, Waits};
 use super::wire::Packet;
 
 /// An engine that may be a stateful end.
@@ -55,28 +57,28 @@ pub struct Turn<'a, E: Env> {
 }
 
 impl<E: Env> SharedReceives for EngineSrq<'_, E> {
-    fn take(&mut self, _: Qpn, sges: &mut [Sge]) -> Option<(u64, usize, PdId)> {
+    fn take(&mut self, _: Qpn, sges: &mut [Sge]) -> Option<TakenRecv> {
         EngineSrq::take(self, sges)
     }
 }
 
-/// Calls with what the card lends.
-fn with_card<E: CardEnv, R>(lent: &mut EngineCtx<'_, E>, call: impl FnOnce(&mut Card<'_, E>) -> R) -> R {
-    let EngineCtx { env, mrs, shared, srq, path, stats, now } = lent;
-    call(&mut Card { env, mrs, registry: shared, srqs: srq, path, stats, now: *now })
+/// Calls with the card's context.
+fn with_card<E: CardEnv, R>(ctx: &mut EngineCtx<'_, E>, call: impl FnOnce(&mut CardCtx<'_, E>) -> R) -> R {
+    let EngineCtx { env, mrs, shared, srq, path, stats, now } = ctx;
+    call(&mut CardCtx { env, mrs, registry: shared, srqs: srq, path, stats, now: *now })
 }
 
 impl<E: StarEnv<Engine = Box<Stateful<E>>>> Engine<E> for Box<Stateful<E>> {
     /// What stateless peers let this card's stateful ends do
     type Shared = Registry;
 
-    fn run(&mut self, lent: &mut EngineCtx<'_, E>, call: Call) -> TurnEnd {
-        run(self, lent, call)
+    fn run(&mut self, ctx: &mut EngineCtx<'_, E>, call: Call) -> TurnEnd {
+        run(self, ctx, call)
     }
     fn state(&self) -> QpState {
         Stateful::state(self)
     }
-    fn set(&mut self, to: &Terms) {
+    fn set(&mut self, to: &EngineAttr) {
         Stateful::set(self, to);
     }
     fn next_deadline(&self) -> Option<Nanos> {
@@ -86,22 +88,22 @@ impl<E: StarEnv<Engine = Box<Stateful<E>>>> Engine<E> for Box<Stateful<E>> {
         Stateful::next_send(self)
     }
     fn is_quiesced(&self) -> bool {
-        self.is_halted()
+        Stateful::is_quiesced(self)
     }
-    fn close(self, lent: &mut EngineCtx<'_, E>) {
-        close(self, lent);
+    fn close(self, ctx: &mut EngineCtx<'_, E>) {
+        close(self, ctx);
     }
-    fn part(self, lent: &mut EngineCtx<'_, E>) -> Parted {
-        part(self, lent)
+    fn detach(self, ctx: &mut EngineCtx<'_, E>) -> Detached {
+        detach(self, ctx)
     }
     fn negotiate(nic: &Nic<E>, env: &mut E, meta: &FrameMeta, from: Qpn, to: Qpn, message: &[u8]) {
-        negotiate(nic, env, meta, (from, to), message);
+        negotiate(nic, env, meta, QpPair { from, to }, message);
     }
 }
 
 /// [`Engine::run`] of a stateful end.
-pub fn run<E: CardEnv>(end: &mut Stateful<E>, lent: &mut EngineCtx<'_, E>, call: Call) -> TurnEnd {
-    with_card(lent, |card| {
+pub fn run<E: CardEnv>(end: &mut Stateful<E>, ctx: &mut EngineCtx<'_, E>, call: Call) -> TurnEnd {
+    with_card(ctx, |card| {
         match call {
             Call::Doorbell => end.handle_doorbell(card),
             Call::Timeout => end.handle_timeout(card),
@@ -114,25 +116,18 @@ pub fn run<E: CardEnv>(end: &mut Stateful<E>, lent: &mut EngineCtx<'_, E>, call:
 }
 
 /// [`Engine::close`] of a stateful end.
-pub fn close<E: CardEnv>(end: Box<Stateful<E>>, lent: &mut EngineCtx<'_, E>) {
-    with_card(lent, |card| Stateful::close(*end, card));
+pub fn close<E: CardEnv>(end: Box<Stateful<E>>, ctx: &mut EngineCtx<'_, E>) {
+    with_card(ctx, |card| Stateful::close(*end, card));
 }
 
-/// [`Engine::part`] of a stateful end.
-pub fn part<E: CardEnv>(end: Box<Stateful<E>>, lent: &mut EngineCtx<'_, E>) -> Parted {
-    with_card(lent, |card| Stateful::part(*end, card))
+/// [`Engine::detach`] of a stateful end.
+pub fn detach<E: CardEnv>(end: Box<Stateful<E>>, ctx: &mut EngineCtx<'_, E>) -> Detached {
+    with_card(ctx, |card| Stateful::detach(*end, card))
 }
 
-/// [`Engine::negotiate`] of cards whose queue pairs may be stateful ends; `between` are two QPNs, the
-/// sender's first.
-pub fn negotiate<E: CardEnv>(
-    nic: &Nic<E>,
-    env: &mut E,
-    meta: &FrameMeta,
-    between: (Qpn, Qpn),
-    message: &[u8],
-) {
-    datagram::handle(nic, env, meta, between, message);
+/// [`Engine::negotiate`] of cards whose queue pairs may be stateful ends.
+pub fn negotiate<E: CardEnv>(nic: &Nic<E>, env: &mut E, meta: &FrameMeta, qps: QpPair, message: &[u8]) {
+    datagram::handle(nic, env, meta, qps, message);
 }
 
 /// Other handles of a QP's queues, for the half that it becomes.
@@ -154,7 +149,7 @@ pub struct StarInit<E: Env> {
     /// SL's end
     pub setup: Setup,
     /// Where SL is
-    pub peer: Peer,
+    pub peer: SlPeer,
     /// Control messages, on which SL's set-up has come
     pub channel: Channel,
     /// Packets under way at most: a power of two
@@ -167,7 +162,7 @@ pub struct StarInit<E: Env> {
 
 impl<E: CardEnv> Turn<'_, E> {
     /// From now on the QP, which is in RTR or RTS and held ([`Nic::hold_qp`]), is a stateful end. `Invalid`:
-    /// it is not so, or its peer is another, or the card has room for few contexts; `Exhausted`: no memory.
+    /// it is not so, or its peer is another, or the card is QPC-limited; `Exhausted`: no memory.
     pub fn begin_stateful(&mut self, qpn: Qpn, init: StarInit<E>) -> Result<(), NicError> {
         let held = hold(size_of::<Stateful<E>>()).ok_or(NicError::Exhausted)?;
         let StarInit { queues, setup, peer, channel, window, form, lifetime } = init;
@@ -177,7 +172,7 @@ impl<E: CardEnv> Turn<'_, E> {
         if attr.dest_qpn != peer.qpn || attr.av.dgid != peer.av.dgid {
             return Err(NicError::Invalid);
         }
-        let make = |terms: &Terms, lent: &mut EngineCtx<'_, E>| {
+        let make = |terms: &EngineAttr, ctx: &mut EngineCtx<'_, E>| {
             let mut waits = Waits { patience: terms.patience, ..Waits::default() };
             waits.rtt.lifetime = lifetime;
             let local = Local {
@@ -200,23 +195,23 @@ impl<E: CardEnv> Turn<'_, E> {
                 window,
                 form,
             };
-            let made = with_card(lent, |card| Stateful::new(card, local, (setup, peer), channel))?;
+            let made = with_card(ctx, |card| Stateful::new(card, local, (setup, peer), channel))?;
             drop(held);
             Ok(Box::new(made).into())
         };
         self.nic.start_engine(self.env, qpn, self.now, make)
     }
 
-    /// A stateful end that began with a life of its peer that was over, and so has had nothing to do with it,
-    /// is held again: the peer has begun a later one, of this epoch. False: there is none, or it is another.
+    /// A stateful end that began with an epoch of its peer that was over is held again, as the peer has begun
+    /// a later one. False: there is none, or it has exchanged WQEs or packets with the peer.
     pub fn rewind(&mut self, qpn: Qpn, epoch: u32) -> bool {
         let ours = stateful(self.nic, qpn).is_some_and(|end| end.is_before(epoch));
         if ours {
-            let end = |engine: E::Engine, lent: &mut EngineCtx<'_, E>| {
+            let end = |engine: E::Engine, ctx: &mut EngineCtx<'_, E>| {
                 let next_send = engine.next_send();
                 let end = engine.into_stateful();
-                let next_send = end.map_or(next_send, |end| with_card(lent, |card| end.rewind(card)));
-                Parted { next_send, windows: false }
+                let next_send = end.map_or(next_send, |end| with_card(ctx, |card| end.rewind(card)));
+                Detached { next_send, windows: false }
             };
             self.nic.take_engine(self.env, qpn, self.now, end);
         }
@@ -225,9 +220,9 @@ impl<E: CardEnv> Turn<'_, E> {
 
     /// A packet came to the stateful half from `source`. Those for QPs that are no stateful ends are dropped.
     pub fn handle_stateful(&mut self, source: &Gid, packet: &Packet<'_>) {
-        let done = self.nic.with_engine(self.env, packet.header.qpn, self.now, |engine, lent| {
+        let done = self.nic.with_engine(self.env, packet.header.qpn, self.now, |engine, ctx| {
             let end = engine.stateful_mut()?;
-            with_card(lent, |card| end.handle_packet(card, source, packet));
+            with_card(ctx, |card| end.handle_packet(card, source, packet));
             Some(())
         });
         if done.flatten().is_none() {
@@ -235,8 +230,8 @@ impl<E: CardEnv> Turn<'_, E> {
         }
     }
 
-    /// The QP is about to go. If it is a stateful end, its peer hears how far its requests are: not all of
-    /// them make completions.
+    /// The QP is about to go. If it is a stateful end, its peer gets a CQEP for the last of its requests that
+    /// is done, as not all of them are signaled.
     pub fn report(&mut self, qpn: Qpn) {
         self.nic
             .with_engine(self.env, qpn, self.now, |engine, _| engine.stateful_mut().map(Stateful::report));
@@ -263,8 +258,8 @@ pub fn stateful_mut<E: CardEnv>(nic: &mut Nic<E>, qpn: Qpn) -> Option<&mut State
     nic.engine_mut(qpn)?.stateful_mut()
 }
 
-/// Whether the QP is a stateful end whose peer lacks completions that it is being told of. Who destroys it
-/// waits until that is over, as nobody else would tell.
+/// Whether the QP is a stateful end whose CQEPs have no answer yet. Whoever destroys it waits for that, as
+/// nobody else would repeat them.
 pub fn owes<E: CardEnv>(nic: &Nic<E>, qpn: Qpn, now: Nanos) -> bool {
     stateful(nic, qpn).is_some_and(|end| end.owes(now))
 }

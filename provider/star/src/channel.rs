@@ -9,9 +9,9 @@ use super::registry::MAX_RULES;
 
 /// First time after which something is sent again.
 pub const FIRST_TIMEOUT: Nanos = 1_000_000;
-/// Due when it is woken.
+/// Not due before [`Channel::wake`].
 const ASLEEP: Nanos = Nanos::MAX;
-/// Messages that wait at most: all rules of a domain, told and taken away, and what is said beside.
+/// Messages that wait at most: all rules of a domain, added and removed, and some others.
 const MOST: usize = 2 * MAX_RULES + 64;
 /// Longest time between two of the first tries.
 const LONGEST_TIMEOUT: Nanos = 64 * FIRST_TIMEOUT;
@@ -21,20 +21,20 @@ pub(super) fn timeout(tries: u32) -> Nanos {
     LONGEST_TIMEOUT.min(FIRST_TIMEOUT << tries.min(6))
 }
 
-/// The same between ends of a connection, but after every 32 tries twice that, up to a second: who only
-/// receives asks one that is silent for long.
+/// The same, but doubled after every 32 tries, up to 1.024 s: an end that only receives may wait long for its
+/// peer.
 pub(super) fn seldom(tries: u32) -> Nanos {
     timeout(tries) << (tries / 32).min(4)
 }
 
-/// What to do with a message that came.
+/// What a received message is in the order of messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Turn {
-    /// Do what it says and answer
-    Now,
-    /// It has been done: answer
-    Again,
-    /// One before it is missing: nothing
+pub enum Arrival {
+    /// The next: to be executed and answered
+    Next,
+    /// It was executed: to be answered
+    Duplicate,
+    /// One before it is missing: to be ignored
     Early,
 }
 
@@ -48,14 +48,14 @@ pub struct Channel {
     due: Option<Nanos>,
     /// Times that it was sent
     tries: u32,
-    /// Since when it waits for its answer, later by what this end was late
+    /// Since when it waits for its answer; local stalls are not counted
     since: Nanos,
     /// Sequence of the peer's next message
     expected: Psn,
 }
 
 impl Channel {
-    /// Nothing said yet.
+    /// Without messages.
     pub fn new() -> Self {
         Channel::default()
     }
@@ -67,7 +67,7 @@ impl Channel {
         self.out.push_back(message);
         Ok(())
     }
-    /// As it is, but with nothing to say: the peer is gone. What it still says can be answered.
+    /// As it is, but without messages, as the peer is gone. Messages of the peer can still be answered.
     #[must_use]
     pub fn silenced(&self) -> Self {
         let seq = self.seq.plus(self.out.len() as u32);
@@ -77,29 +77,29 @@ impl Channel {
     pub fn holds(&self, message: &Control) -> bool {
         self.out.contains(message)
     }
-    /// Forgets what there is to say of memory, as somebody else says it. The peer may have had the oldest
-    /// message: its number stays in use, for a question.
-    pub fn recall(&mut self) {
+    /// Retracts all messages about memory, as another connection sends them. The peer may have the oldest: a
+    /// KeepAlive takes its number.
+    pub fn retract_memory(&mut self) {
         if let Some(first) = self.out.front_mut().filter(|first| first.is_of_memory()) {
             *first = Control::KeepAlive;
         }
         self.out.retain(|message| !message.is_of_memory());
     }
-    /// A rule is no more: it is not said any more. One that the peer may have had keeps its number, as in
-    /// [`recall`](Channel::recall). Gives how many messages had no answer.
-    pub fn unsay(&mut self, key: u32) -> u32 {
+    /// Retracts the rule of a key that is no more. The number of one that the peer may have stays in use, as
+    /// in [`retract_memory`](Channel::retract_memory). Gives how many messages were retracted.
+    pub fn retract_rule(&mut self, key: u32) -> u32 {
         let is = |message: &Control| matches!(message, Control::Rule(rule) if rule.key == key);
-        let said = self.count(is);
+        let pending = self.count(is);
         if let Some(first) = self.out.front_mut().filter(|first| self.tries > 0 && is(first)) {
             *first = Control::KeepAlive;
         }
-        if said > 0 {
+        if pending > 0 {
             self.out.retain(|message| !is(message));
         }
-        said
+        pending
     }
-    /// Forgets what would have the peer begin: this end is over. Of a message that it may have had the number
-    /// stays in use, as in [`recall`](Channel::recall).
+    /// Retracts what would have the peer begin, as this end is over. The number of one that the peer may have
+    /// stays in use, as in [`retract_memory`](Channel::retract_memory).
     pub fn end(&mut self) {
         let begins = |message: &Control| {
             matches!(message, Control::Setup(_) | Control::Rule(_) | Control::Begin { .. })
@@ -144,17 +144,17 @@ impl Channel {
         let due = self.due.filter(|_| !self.out.is_empty());
         due.map_or(0, |due| now.saturating_sub(due))
     }
-    /// For how long the oldest message has had no answer, ns. For how long this end left it lie beyond its
-    /// times does not count: the peer was not asked then, and what it had said may not have been read.
+    /// For how long the oldest message has had no answer, ns, without local stalls: then the peer was not
+    /// asked, and its answers were not read.
     pub fn waited(&self, now: Nanos) -> Nanos {
         self.due.map_or(0, |due| due.min(now).saturating_sub(self.since))
     }
-    /// Nobody waited for an answer so far.
-    pub fn excuse(&mut self, now: Nanos) {
+    /// The wait for the answer begins now: nobody waited for it so far.
+    pub fn restart_wait(&mut self, now: Nanos) {
         self.since = now;
     }
     /// The oldest message, which is due, is sent again at `due`, not yet.
-    pub fn put_off(&mut self, now: Nanos, due: Nanos) {
+    pub fn postpone(&mut self, now: Nanos, due: Nanos) {
         self.since += self.lateness(now);
         self.due = Some(due);
     }
@@ -163,7 +163,7 @@ impl Channel {
     pub fn sleep(&mut self) {
         self.due = Some(ASLEEP);
     }
-    /// The peer has said something, or somebody waits for it.
+    /// Ends [`sleep`](Channel::sleep): the peer has sent something, or a send waits for it.
     pub fn wake(&mut self, now: Nanos) {
         let slept = self.due == Some(ASLEEP);
         if slept {
@@ -181,16 +181,16 @@ impl Channel {
         self.out.pop_front()
     }
 
-    /// Whether a message of the peer is the next. It is not taken yet: see [`took`](Channel::took).
-    pub fn turn(&self, seq: Psn) -> Turn {
+    /// Whether a message of the peer is the next. It is not taken yet: see [`accept`](Channel::accept).
+    pub fn arrival(&self, seq: Psn) -> Arrival {
         match seq.since(self.expected) {
-            0 => Turn::Now,
-            1.. => Turn::Early,
-            _ => Turn::Again,
+            0 => Arrival::Next,
+            1.. => Arrival::Early,
+            _ => Arrival::Duplicate,
         }
     }
     /// The next message of the peer has been done.
-    pub fn took(&mut self) {
+    pub fn accept(&mut self) {
         self.expected = self.expected.plus(1);
     }
 }
@@ -210,21 +210,21 @@ mod tests {
         assert_eq!((a.poll(5), a.deadline()), (None, Some(5 + FIRST_TIMEOUT)));
         assert_eq!(a.poll(5 + FIRST_TIMEOUT), Some(first), "again");
         assert_eq!(a.tries(), 2);
-        assert_eq!((b.turn(first.0), b.turn(first.0.plus(1))), (Turn::Now, Turn::Early));
-        b.took();
-        assert_eq!(b.turn(first.0), Turn::Again);
+        assert_eq!((b.arrival(first.0), b.arrival(first.0.plus(1))), (Arrival::Next, Arrival::Early));
+        b.accept();
+        assert_eq!(b.arrival(first.0), Arrival::Duplicate);
         assert_eq!(a.answered(first.0), Some(Control::KeepAlive));
         assert_eq!(a.answered(first.0), None);
         assert_eq!(a.poll(9), Some((first.0.plus(1), Control::Want { upto: 1 })));
-        a.send(Control::Tell).unwrap();
-        assert!(a.holds(&Control::Tell) && !a.holds(&Control::KeepAlive));
+        a.send(Control::ResendRules).unwrap();
+        assert!(a.holds(&Control::ResendRules) && !a.holds(&Control::KeepAlive));
         assert_eq!(a.answered(first.0.plus(1)), Some(Control::Want { upto: 1 }));
-        assert_eq!((a.waiting(), a.poll(9)), (1, Some((first.0.plus(2), Control::Tell))));
+        assert_eq!((a.waiting(), a.poll(9)), (1, Some((first.0.plus(2), Control::ResendRules))));
     }
 
     /// One that gets no CPU asks seldom, and has not waited for longer than it left its peer time to answer.
     #[test]
-    fn its_own_lateness_is_not_the_peer_s() {
+    fn a_local_stall_is_no_silence_of_the_peer() {
         let (mut channel, late) = (Channel::new(), 700 * FIRST_TIMEOUT);
         channel.send(Control::KeepAlive).unwrap();
         let mut now = 1_000 * FIRST_TIMEOUT;
@@ -235,34 +235,34 @@ mod tests {
             now = channel.deadline().unwrap() + late;
             assert_eq!((channel.lateness(now), channel.waited(now)), (late, waits));
         }
-        channel.put_off(now, now + 1);
+        channel.postpone(now, now + 1);
         assert_eq!((channel.lateness(now + 1), channel.waited(now + 1)), (0, waits + 1));
-        channel.excuse(now + 1);
+        channel.restart_wait(now + 1);
         assert_eq!(channel.waited(now + 1), 0);
         assert!(channel.poll(now + 1).is_some());
         channel.answered(Psn::new(0)).expect("it was sent");
         assert_eq!((channel.waited(now + 2), channel.lateness(now + 2)), (0, 0));
     }
 
-    /// Of a rule that was sent the number stays in use, and nothing else of memory is said.
+    /// The number of a rule that was sent stays in use, and no other message about memory is sent.
     #[test]
-    fn what_others_say_of_memory_is_not_said_late() {
+    fn retracted_memory_is_not_sent_late() {
         let mut channel = Channel::new();
         for message in [Control::Unrule { key: 1 }, Control::Begin { known: None }, Control::Bye { why: 0 }] {
             channel.send(message).unwrap();
         }
         assert_eq!(channel.poll(0), Some((Psn::new(0), Control::Unrule { key: 1 })));
-        channel.recall();
+        channel.retract_memory();
         assert_eq!(channel.poll(FIRST_TIMEOUT), Some((Psn::new(0), Control::KeepAlive)), "under its number");
         assert_eq!(channel.answered(Psn::new(0)), Some(Control::KeepAlive));
-        channel.recall();
+        channel.retract_memory();
         assert_eq!(channel.poll(FIRST_TIMEOUT), Some((Psn::new(1), Control::Bye { why: 0 })));
         assert_eq!(channel.count(|_| true), 1);
     }
 
-    /// A rule that ends before it was answered is not said again.
+    /// A rule that ends before it was answered is not sent again.
     #[test]
-    fn a_rule_that_is_no_more_is_not_said() {
+    fn a_retracted_rule_is_not_sent() {
         let rule = |key| {
             let access = starverbs_core::Access::REMOTE_READ;
             let pd = starverbs_core::PdId(0);
@@ -271,30 +271,30 @@ mod tests {
         let mut channel = Channel::new();
         [1, 2, 3, 2].iter().for_each(|key| channel.send(rule(*key)).unwrap());
         assert_eq!(channel.poll(0), Some((Psn::new(0), rule(1))));
-        assert_eq!([2, 1, 4].map(|key| channel.unsay(key)), [2, 1, 0]);
+        assert_eq!([2, 1, 4].map(|key| channel.retract_rule(key)), [2, 1, 0]);
         assert_eq!(channel.poll(FIRST_TIMEOUT), Some((Psn::new(0), Control::KeepAlive)), "under its number");
         channel.answered(Psn::new(0));
-        assert_eq!((channel.unsay(3), channel.poll(0), channel.waiting()), (1, None, 0), "never sent");
+        assert_eq!((channel.retract_rule(3), channel.poll(0), channel.waiting()), (1, None, 0), "never sent");
         channel.send(rule(4)).unwrap();
         assert_eq!(channel.poll(0), Some((Psn::new(1), rule(4))));
     }
 
-    /// A connection that ends before its peer has heard of it does not begin there.
+    /// A connection that ends before its peer has its Setup does not begin there.
     #[test]
-    fn who_ends_says_nothing_that_begins() {
+    fn an_end_that_is_over_does_not_begin_its_peer() {
         let mut channel = Channel::new();
-        for message in [Control::Begin { known: None }, Control::Tell, Control::Unrule { key: 1 }] {
+        for message in [Control::Begin { known: None }, Control::ResendRules, Control::Unrule { key: 1 }] {
             channel.send(message).unwrap();
         }
         channel.end();
         assert_eq!(channel.poll(0), Some((Psn::new(0), Control::KeepAlive)), "under its number");
         channel.answered(Psn::new(0));
-        assert_eq!(channel.poll(0), Some((Psn::new(1), Control::Tell)));
+        assert_eq!(channel.poll(0), Some((Psn::new(1), Control::ResendRules)));
         assert_eq!(channel.waiting(), 2, "what it knows of memory is taken away");
     }
 
     #[test]
-    fn no_more_wait_than_a_peer_may_have_to_be_told() {
+    fn no_more_messages_wait_than_all_rules() {
         let mut channel = Channel::new();
         let sent = (0..).find(|key| channel.send(Control::Unrule { key: *key }).is_err());
         assert_eq!((sent, channel.waiting()), (Some(MOST as u32), MOST));

@@ -1,40 +1,40 @@
-//! Control messages: what the two ends settle beside the data. Each is repeated until its answer comes, and
-//! each may be understood twice without harm.
+//! Control messages: what the two ends settle beside the data. Each is repeated until it is answered, and a
+//! duplicate does no harm.
 
 use starverbs_core::mr::Rule;
 use starverbs_core::rng::mix;
 use starverbs_core::{Access, Mtu, PdId, Psn};
 
 use super::form::FIRST_VERSION;
-use super::homing::Done;
 use super::message::{Reader, Writer};
+use super::revert::QuiescePoint;
 
 /// Bytes of the largest message.
 pub const MAX_CONTROL: usize = 96;
 
-/// What a program wants its end to be.
+/// Role preference: what a program wants its end to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
-pub enum Wish {
-    /// Plain RoCEv2
+pub enum Preference {
+    /// Plain RC
     Off = 0,
-    /// What suits both
+    /// The cards decide by their load
     #[default]
     Auto = 1,
-    /// Stateless
+    /// The stateless end, unless the peer wants to be that
     Stateless = 2,
-    /// Stateful
+    /// The stateful end, unless the peer wants to be that
     Stateful = 3,
 }
 
-impl Wish {
-    /// What this number stands for; `None`: for nothing.
+impl Preference {
+    /// The preference of this number. `None`: there is none.
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
-            0 => Wish::Off,
-            1 => Wish::Auto,
-            2 => Wish::Stateless,
-            3 => Wish::Stateful,
+            0 => Preference::Off,
+            1 => Preference::Auto,
+            2 => Preference::Stateless,
+            3 => Preference::Stateful,
             _ => return None,
         })
     }
@@ -68,22 +68,21 @@ impl Role {
     }
 }
 
-/// One message. Its sender's QPN and epoch stand before it (a [`Prefix`](super::wire::Prefix)). Those by
-/// which the roles are settled travel in RoCEv2 frames, as the ports are not known yet; the others in StaR
-/// packets.
+/// One message. Its sender's QPN and epoch stand before it (a [`Prefix`](super::wire::Prefix)). Role messages
+/// travel in RoCEv2 frames, as the ports are not known yet; the others in StaR packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Control {
-    /// What one end would be, with what the choice depends on
+    /// Preference of the sender, with what the choice depends on
     Offer {
-        /// The program's wish
-        wish: Wish,
-        /// Connections that this card keeps the state of
+        /// The program's preference
+        preference: Preference,
+        /// Connections whose state the sender's card keeps
         stateful: u32,
-        /// From how many on this card wants to keep no more
+        /// Beyond how many it wants another end to keep them
         threshold: u32,
         /// UDP ports of the sender's stateless and stateful half
         ports: [u16; 2],
-        /// Which life of the sender's card
+        /// Boot ID of the sender's card
         boot: u64,
         /// Version of the protocol
         version: u8,
@@ -94,7 +93,7 @@ pub enum Control {
         role: Role,
         /// UDP ports of the sender's stateless and stateful half
         ports: [u16; 2],
-        /// Which life of the sender's card
+        /// Boot ID of the sender's card
         boot: u64,
     },
     /// The answer to that: both know
@@ -102,55 +101,54 @@ pub enum Control {
         /// What its sender becomes
         role: Role,
     },
-    /// The answer to an offer: plain RoCEv2
+    /// The answer to an offer: plain RC
     Plain,
     /// The answer to an offer: the card is there, the QP is not ready
     NotYet,
-    /// Of a connection that runs: its roles shall be settled anew, as the choice now depends on this
-    Renew {
-        /// The program's wish
-        wish: Wish,
+    /// Of a plain connection that runs: asks for StaR, with what the choice depends on now
+    Renegotiate {
+        /// The program's preference
+        preference: Preference,
         /// Connections whose state the sender's card keeps
         stateful: u32,
         /// Beyond how many it wants another end to keep them
         threshold: u32,
     },
-    /// The answer to that: the sender begins no request
-    Resting {
-        /// Nothing of it is under way
+    /// The answer to that, and to Revert: the sender begins no request
+    Quiescing {
+        /// It has none under way
         drained: bool,
     },
-    /// Of a connection of StaR: it shall be one of plain RoCEv2 again, as the choice now depends on this
-    Return {
-        /// The program's wish
-        wish: Wish,
+    /// Of a connection of StaR: asks for plain RC, with what the choice depends on now
+    Revert {
+        /// The program's preference
+        preference: Preference,
         /// Connections whose state the sender's card keeps
         stateful: u32,
         /// Beyond how many it wants another end to keep them
         threshold: u32,
     },
-    /// SF: nothing is under way, and nothing begins before SL answers
-    Halted(Done),
-    /// The answer to that: SL is plain RoCEv2
-    Home,
+    /// SF: nothing is under way, and nothing begins until SL answers
+    Quiesced(QuiescePoint),
+    /// The answer to that: SL is plain RC
+    Reverted,
     /// The connection goes on as StaR's
     Stay,
     /// SL's state at first
     Setup(Setup),
     /// SF may reach this memory of SL
     Rule(Rule),
-    /// What SF knows of before the connection is right: WQEs may begin
+    /// SF has all rules of before the connection: WQEs may begin
     Begin {
-        /// The rules that SL's library has told SF's card through other connections. `None`: it has told all
-        /// through this one
+        /// Sum of the rules that SL sent through other connections. `None`: it sent all through this one
         known: Option<Sum>,
     },
-    /// SF: its card has other rules than these, SL shall tell them all
-    Tell,
-    /// SF: a request names what its card has no rule for; are there others than these?
-    Inquire,
-    /// The answer to that: the rules that there are, behind all that SL had to say through this connection
-    All(Sum),
+    /// SF: its card has other rules than these; SL is to send all
+    ResendRules,
+    /// SF: a request names what its card has no rule for; which are there?
+    RuleQuery,
+    /// The answer to that: the sum of the rules, behind all that SL had to send through this connection
+    RuleSum(Sum),
     /// SF may reach this memory no longer; answered once nothing for it is under way
     Unrule {
         /// Its key
@@ -161,7 +159,7 @@ pub enum Control {
         /// Sequence of the receive queue
         upto: u32,
     },
-    /// Are you there?
+    /// Asks for an answer alone
     KeepAlive,
     /// The connection ends
     Bye {
@@ -173,7 +171,7 @@ pub enum Control {
 /// What SF must know of SL's end. Queues' depths are powers of two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Setup {
-    /// Which life of SL's card
+    /// Boot ID of SL's card
     pub boot: u64,
     /// Protection domain of the QP
     pub pd: PdId,
@@ -203,8 +201,8 @@ pub struct Setup {
     pub min_rnr_timer: u8,
 }
 
-/// All rules of a protection domain in two numbers: whoever has the same has the same rules, but for a chance
-/// of one in 2^64.
+/// All rules of a protection domain in two numbers: equal sums mean equal rules, but for a chance of one in
+/// 2^64.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sum {
     /// How many
@@ -225,8 +223,8 @@ impl Sum {
 }
 
 impl Control {
-    /// Whether it says what memory SF may reach. That is said for a whole protection domain, by any of its
-    /// connections.
+    /// Whether it is about the memory that SF may reach. Any connection of a protection domain sends that for
+    /// the whole domain.
     pub fn is_of_memory(&self) -> bool {
         matches!(self, Control::Rule(_) | Control::Unrule { .. } | Control::Begin { .. })
     }
@@ -235,13 +233,13 @@ impl Control {
     pub fn encode(&self, room: &mut [u8]) -> Option<usize> {
         let mut out = Writer::new(room);
         match *self {
-            Control::Offer { wish, stateful, threshold, ports, boot, version } => {
-                out.bytes(&[1, wish as u8])?;
+            Control::Offer { preference, stateful, threshold, ports, boot, version } => {
+                out.bytes(&[1, preference as u8])?;
                 out.word(stateful)?;
                 out.word(threshold)?;
                 ports.iter().try_for_each(|port| out.half(*port))?;
                 out.long(boot)?;
-                /* the first one was not said */
+                /* the first version has no such field */
                 if version != FIRST_VERSION {
                     out.byte(version)?;
                 }
@@ -254,23 +252,23 @@ impl Control {
             Control::Confirm { role } => out.bytes(&[3, role as u8])?,
             Control::Plain => out.byte(4)?,
             Control::NotYet => out.byte(5)?,
-            Control::Renew { wish, stateful, threshold } => {
-                out.bytes(&[15, wish as u8])?;
+            Control::Renegotiate { preference, stateful, threshold } => {
+                out.bytes(&[15, preference as u8])?;
                 out.word(stateful)?;
                 out.word(threshold)?;
             }
-            Control::Resting { drained } => out.bytes(&[16, u8::from(drained)])?,
-            Control::Return { wish, stateful, threshold } => {
-                out.bytes(&[18, wish as u8])?;
+            Control::Quiescing { drained } => out.bytes(&[16, u8::from(drained)])?,
+            Control::Revert { preference, stateful, threshold } => {
+                out.bytes(&[18, preference as u8])?;
                 out.word(stateful)?;
                 out.word(threshold)?;
             }
-            Control::Halted(Done { sends, recvs }) => {
+            Control::Quiesced(QuiescePoint { sends, recvs }) => {
                 out.byte(19)?;
                 out.word(sends.get())?;
                 out.word(recvs.get())?;
             }
-            Control::Home => out.byte(20)?,
+            Control::Reverted => out.byte(20)?,
             Control::Stay => out.byte(21)?,
             Control::Setup(ref setup) => {
                 out.byte(6)?;
@@ -295,9 +293,9 @@ impl Control {
                 out.word(rules)?;
                 out.long(sum)?;
             }
-            Control::Tell => out.byte(14)?,
-            Control::Inquire => out.byte(22)?,
-            Control::All(Sum { rules, sum }) => {
+            Control::ResendRules => out.byte(14)?,
+            Control::RuleQuery => out.byte(22)?,
+            Control::RuleSum(Sum { rules, sum }) => {
                 out.byte(23)?;
                 out.word(rules)?;
                 out.long(sum)?;
@@ -312,10 +310,10 @@ impl Control {
         let mut from = Reader(bytes);
         let message = match from.byte()? {
             1 => {
-                let wish = Wish::from_code(from.byte()?)?;
+                let preference = Preference::from_code(from.byte()?)?;
                 let (stateful, threshold) = (from.word()?, from.word()?);
                 Control::Offer {
-                    wish,
+                    preference,
                     stateful,
                     threshold,
                     ports: [from.half()?, from.half()?],
@@ -338,26 +336,29 @@ impl Control {
             11 => Control::Bye { why: from.byte()? },
             12 => Control::Begin { known: None },
             13 => Control::Begin { known: Some(Sum { rules: from.word()?, sum: from.long()? }) },
-            14 => Control::Tell,
-            15 => Control::Renew {
-                wish: Wish::from_code(from.byte()?)?,
+            14 => Control::ResendRules,
+            15 => Control::Renegotiate {
+                preference: Preference::from_code(from.byte()?)?,
                 stateful: from.word()?,
                 threshold: from.word()?,
             },
             16 => match from.byte()? {
-                drained @ 0..=1 => Control::Resting { drained: drained == 1 },
+                drained @ 0..=1 => Control::Quiescing { drained: drained == 1 },
                 _ => return None,
             },
-            18 => Control::Return {
-                wish: Wish::from_code(from.byte()?)?,
+            18 => Control::Revert {
+                preference: Preference::from_code(from.byte()?)?,
                 stateful: from.word()?,
                 threshold: from.word()?,
             },
-            19 => Control::Halted(Done { sends: Psn::new(from.word()?), recvs: Psn::new(from.word()?) }),
-            20 => Control::Home,
+            19 => Control::Quiesced(QuiescePoint {
+                sends: Psn::new(from.word()?),
+                recvs: Psn::new(from.word()?),
+            }),
+            20 => Control::Reverted,
             21 => Control::Stay,
-            22 => Control::Inquire,
-            23 => Control::All(Sum { rules: from.word()?, sum: from.long()? }),
+            22 => Control::RuleQuery,
+            23 => Control::RuleSum(Sum { rules: from.word()?, sum: from.long()? }),
             _ => return None,
         };
         from.end()?;

@@ -1,4 +1,4 @@
-//! What both halves need from their host beside [`Env`]: StaR frames, and on SL a word with the library.
+//! What both halves need from their host beside [`Env`]: StaR frames, and on SL events for the host.
 
 use starverbs_core::env::Env;
 use starverbs_core::{Av, FrameMeta, Psn, Qpn, Seg};
@@ -6,12 +6,21 @@ use starverbs_core::{Av, FrameMeta, Psn, Qpn, Seg};
 use super::form::Upto;
 use super::wire::{Head, Queue, Side};
 
-/// Host of a card that speaks StaR.
+/// The QPs of a role message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QpPair {
+    /// QPN of its sender
+    pub from: Qpn,
+    /// QPN of its receiver
+    pub to: Qpn,
+}
+
+/// Host of a card with StaR.
 pub trait StarEnv: Env {
-    /// The first of `ends`, at `meta.src`, says to the second, a QP of this card, what it would be of StaR,
-    /// or answers such a word. False: this host has no StaR now, so that the card answers.
-    fn negotiate(&mut self, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) -> bool {
-        let _ = (meta, ends, message);
+    /// A role message of `qps.from`, at `meta.src`, to `qps.to`, a QP of this card. False: this host has no
+    /// StaR now, so that the card answers.
+    fn negotiate(&mut self, meta: &FrameMeta, qps: QpPair, message: &[u8]) -> bool {
+        let _ = (meta, qps, message);
         false
     }
     /// Queues one frame from the UDP port of half `from` to that of `to`: `head`, `data`, then the memory of
@@ -33,12 +42,12 @@ pub trait StarEnv: Env {
     /// The eight bytes at `addr`, 8-aligned, of memory that [`dma_store`](starverbs_core::Dma::dma_store)
     /// writes: what was written before them is visible to the caller then. `None`: there is no memory.
     fn star_load(&mut self, addr: u64) -> Option<[u8; 8]>;
-    /// Tells SL's library, through one queue for all of a card's connections. One may be lost: what it told
-    /// of comes again, or can be seen in memory.
+    /// Queues an event for the SL host; all connections of a card share one queue. An event may be lost: its
+    /// packet comes again, or memory shows it.
     fn star_event(&mut self, event: SlEvent);
 }
 
-/// What SL's card tells the library.
+/// An event of SL's card for the SL host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SlEvent {
     /// SL's QPN
@@ -49,7 +58,7 @@ pub struct SlEvent {
     pub queue: Queue,
     /// What is new there
     pub what: News,
-    /// How far SF has stored the WQEs of both queues, if it says so
+    /// How far SF has stored the WQEs of both queues, if the packet has that
     pub upto: Option<Upto>,
 }
 

@@ -2,11 +2,11 @@
 
 use starverbs_core::{Psn, QPN_MASK};
 
-/// Version of the protocol, in an offer. Cards of different versions settle on plain RoCEv2. The first one
-/// said none, and had the paper's packets alone.
+/// Version of the protocol, in an offer. Cards of different versions settle on plain RoCEv2. The first had no
+/// number in its offers, and the paper's packets alone.
 pub const VERSION: u8 = 2;
 
-/// The version of an offer that says none.
+/// The version of an offer without a number.
 pub const FIRST_VERSION: u8 = 1;
 
 /// What a card sends. It understands both, so each end may choose.
@@ -29,18 +29,18 @@ pub struct Upto {
     pub recvs: Psn,
 }
 
-/// The word says something: in the paper's packets it is 0.
-const SAID: u64 = 1 << 63;
+/// Set where the word has sequences: in the paper's packets it is 0.
+const PRESENT: u64 = 1 << 63;
 
 impl Upto {
     /// As ADDR.
     pub const fn word(self) -> u64 {
-        SAID | (self.sends.get() as u64) << 32 | self.recvs.get() as u64
+        PRESENT | (self.sends.get() as u64) << 32 | self.recvs.get() as u64
     }
 
-    /// Of ADDR. `None`: it says nothing.
+    /// Of ADDR. `None`: it has none.
     pub const fn of(word: u64) -> Option<Self> {
-        if word & SAID == 0 {
+        if word & PRESENT == 0 {
             return None;
         }
         let mask = QPN_MASK as u64;

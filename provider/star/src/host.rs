@@ -1,31 +1,31 @@
-//! A host's queue pairs that are ends of StaR connections, or may become such: who settles their roles, and
-//! the library that serves the stateless ones.
+//! A host's queue pairs that are ends of StaR connections, or may become such: `roles` settles their roles,
+//! `endpoints` serves the stateless ones.
 //!
-//! [`Ends`] has them all. Packets for the stateless half are done and forgotten, those for the stateful half
-//! go to the card, control messages to the library if the queue pair is one of its. Time, memory and frames
-//! come from the [`Host`]. It must not know what a queue pair is to a program, nor how packets travel.
+//! [`Ends`] has them all. Packets for the stateless half are handled and forgotten, those for the stateful
+//! half go to the card. Control messages go to whichever of the two has the queue pair. Time, memory and
+//! frames come from the [`Host`]. It must not know what a queue pair is to a program, nor how packets travel.
 
 use starverbs_core::env::Env;
 use starverbs_core::nic::{Handover, Nic};
 use starverbs_core::{FrameMeta, Gid, Nanos, NicError, QpState, Qpn};
 
+use super::bounds::MemRange;
 use super::card::{CardEnv, Queues, Turn};
-use super::control::{MAX_CONTROL, Role, Wish};
+use super::control::{MAX_CONTROL, Preference, Role};
 use super::datagram::MAX_NEGOTIATION;
-use super::env::SlEvent;
+use super::env::{QpPair, SlEvent};
 use super::seal::{self, Seal};
 use super::wire::{Packet, Side};
 
-pub mod library;
+pub mod endpoints;
 mod places;
 pub mod roles;
 
-use library::Library;
+use endpoints::Endpoints;
 use roles::{Identity, Roles};
 
-/// What [`Ends`] needs beside what both halves do. Clones of a queue are handles of the same one, used by the
-/// one owner of the card too. Who posts to an SRQ of which there is one, and where somebody looked in vain,
-/// tells [`Library::ring_srq`].
+/// What [`Ends`] needs beside what both halves do. Clones of a queue are handles of the same one, which the
+/// card's owner uses, too. Who posts to an SRQ that was found empty calls [`Endpoints::ring_srq`].
 pub trait Host: CardEnv + Env<Stats: Clone, Sq: Clone, Rq: Clone, Cq: Clone> {
     /// Memory of slots, which its owner gives back by dropping it
     type Slots;
@@ -35,14 +35,14 @@ pub trait Host: CardEnv + Env<Stats: Clone, Sq: Clone, Rq: Clone, Cq: Clone> {
     /// Slots of a receive queue: a power of two.
     fn slots_of(queue: &Self::Rq) -> u32;
     /// Where a send queue has inline bytes that are too many for some packets
-    /// ([`SMALL_INLINE`](super::message::SMALL_INLINE)): first byte and bytes. `None`: it takes no such.
-    fn inline_memory(queue: &Self::Sq) -> Option<(u64, u64)>;
+    /// ([`SMALL_INLINE`](super::message::SMALL_INLINE)): its memory. `None`: it takes no such.
+    fn inline_memory(queue: &Self::Sq) -> Option<MemRange>;
     /// What messages are sealed with. `None`: they are plain.
     fn seal(&mut self) -> Option<&mut Seal>;
     /// The next of [`star_event`](super::env::StarEnv::star_event).
     fn next_event(&mut self) -> Option<SlEvent>;
-    /// The oldest of what [`negotiate`](super::env::StarEnv::negotiate) heard.
-    fn next_heard(&mut self) -> Option<Heard>;
+    /// The oldest message that [`negotiate`](super::env::StarEnv::negotiate) has kept.
+    fn next_message(&mut self) -> Option<InboundMessage>;
     /// For people: something of a QP is settled.
     fn note(&mut self, qpn: Qpn, what: &Note) {
         let _ = (qpn, what);
@@ -63,29 +63,28 @@ pub enum Note {
     /// Plain RoCEv2 no longer, while it runs
     Leaves,
     /// Plain RoCEv2 again, while it runs
-    Returns,
+    Reverts,
     /// An end of a StaR connection
     Begun(Role),
     /// That could not be; it is in ERR
     Failed(NicError),
 }
 
-/// What a peer says of the roles.
-pub struct Heard {
+/// A role message of a peer.
+pub struct InboundMessage {
     source: Gid,
-    at: Gid,
-    from: Qpn,
-    to: Qpn,
+    dest: Gid,
+    qps: QpPair,
     bytes: [u8; MAX_NEGOTIATION],
     len: usize,
 }
 
-impl Heard {
-    /// What came from the first of these QPs to the second. `None`: it is too long to be understood.
-    pub fn new(meta: &FrameMeta, (from, to): (Qpn, Qpn), message: &[u8]) -> Option<Self> {
+impl InboundMessage {
+    /// A message between these QPs. `None`: it is too long to be one.
+    pub fn new(meta: &FrameMeta, qps: QpPair, message: &[u8]) -> Option<Self> {
         let mut bytes = [0; MAX_NEGOTIATION];
         bytes.get_mut(..message.len())?.copy_from_slice(message);
-        Some(Heard { source: meta.src, at: meta.dst, from, to, bytes, len: message.len() })
+        Some(InboundMessage { source: meta.src, dest: meta.dst, qps, bytes, len: message.len() })
     }
 
     fn message(&self) -> &[u8] {
@@ -94,14 +93,14 @@ impl Heard {
 }
 
 /// A StaR packet that came to a host.
-pub struct Came<'a> {
+pub struct InboundPacket<'a> {
     /// For which half
     pub side: Side,
     /// Between which addresses
     pub meta: &'a FrameMeta,
     /// Its sender's UDP port
     pub port: u16,
-    /// What it says
+    /// The packet, checked
     pub packet: &'a Packet<'a>,
 }
 
@@ -110,7 +109,7 @@ pub struct Ends<E: Host> {
     /// Who settles roles
     pub roles: Roles<E>,
     /// The stateless ends
-    pub library: Library<E>,
+    pub endpoints: Endpoints<E>,
     stats: E::Stats,
 }
 
@@ -118,25 +117,26 @@ impl<E: Host> Ends<E> {
     /// None yet, on a card with this memory. `Exhausted`: the host has none to keep that.
     pub fn new(identity: Identity, nic: &mut Nic<E>) -> Result<Self, NicError> {
         let stats = nic.stats().clone();
-        let mut library = Library::new(identity.life(), identity.boot, identity.form, stats.clone());
-        library.learn(nic)?;
-        Ok(Ends { roles: Roles::new(identity, stats.clone()), library, stats })
+        let mut endpoints =
+            Endpoints::new(identity.boot_epoch(), identity.boot, identity.form, stats.clone());
+        endpoints.learn(nic)?;
+        Ok(Ends { roles: Roles::new(identity, stats.clone()), endpoints, stats })
     }
 
-    /// A packet came.
-    pub fn handle_packet(&mut self, turn: &mut Turn<'_, E>, came: &Came<'_>) {
-        let Came { side, meta, port, packet } = *came;
+    /// A packet came to one of the two ports.
+    pub fn handle_packet(&mut self, turn: &mut Turn<'_, E>, inbound: &InboundPacket<'_>) {
+        let InboundPacket { side, meta, port, packet } = *inbound;
         match side {
-            Side::Stateless => self.library.serve(turn, (meta, port), packet),
+            Side::Stateless => self.endpoints.handle_packet(turn, (meta, port), packet),
             Side::Stateful if packet.header.migrate => {
                 let mut room = [0; MAX_CONTROL];
-                let ends = seal::Ends { src: &meta.src, dst: &meta.dst };
+                let ends = seal::AddrPair { src: &meta.src, dst: &meta.dst };
                 let opened = match turn.env.seal() {
                     Some(seal) => seal.open_packet(ends, packet, &mut room),
                     None => Ok(*packet),
                 };
                 let Ok(packet) = opened.map_err(|error| error.count(&self.stats)) else { return };
-                if !self.library.handle_control(turn, &meta.src, &packet) {
+                if !self.endpoints.handle_control(turn, &meta.src, &packet) {
                     self.roles.begin_stateful(turn, &meta.src, &packet);
                     turn.handle_stateful(&meta.src, &packet);
                 }
@@ -150,41 +150,50 @@ impl<E: Host> Ends<E> {
     #[inline]
     pub fn expect(&self, turn: &Turn<'_, E>, side: Side, qpn: Qpn) {
         match side {
-            Side::Stateless => self.library.expect(turn.env, qpn),
+            Side::Stateless => self.endpoints.expect(turn.env, qpn),
             Side::Stateful => turn.expect_stateful(qpn),
         }
     }
 
-    /// Goes on with the roles that are not settled, and with what is due.
-    pub fn go_on(&mut self, turn: &mut Turn<'_, E>) {
-        let Ends { roles, library, .. } = self;
-        while let Some(heard) = turn.env.next_heard() {
-            roles.handle(turn, library, &heard);
+    /// Takes the role messages that came, and does what is due.
+    pub fn poll(&mut self, turn: &mut Turn<'_, E>) {
+        let Ends { roles, endpoints, .. } = self;
+        while let Some(message) = turn.env.next_message() {
+            roles.handle(turn, endpoints, &message);
         }
-        roles.handle_timeout(turn, library);
-        library.run_timers(turn);
-        roles.balance(turn, library);
+        roles.handle_timeout(turn, endpoints);
+        endpoints.run_timers(turn);
+        roles.balance(turn, endpoints);
     }
 
-    /// When [`go_on`](Ends::go_on) has something to do, with so many connections on the card.
+    /// When [`poll`](Ends::poll) has something to do, with so many connections on the card.
     pub fn next_deadline(&self, connections: u32) -> Option<Nanos> {
-        let Ends { roles, library, .. } = self;
-        [roles.next_deadline(), library.next_deadline(), roles.balance_due(connections, !library.is_empty())]
-            .into_iter()
-            .flatten()
-            .min()
+        let Ends { roles, endpoints, .. } = self;
+        [
+            roles.next_deadline(),
+            endpoints.next_deadline(),
+            roles.balance_due(connections, !endpoints.is_empty()),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
-    /// A program wants a connection that it has to be this from now on. False: nobody can be asked for it.
-    pub fn wish(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, wish: Wish) -> bool {
-        self.roles.wish(turn, &mut self.library, qpn, wish)
+    /// The program of a connected QP has this preference from now on. False: the peer cannot be asked.
+    pub fn set_preference(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, preference: Preference) -> bool {
+        self.roles.set_preference(turn, &mut self.endpoints, qpn, preference)
     }
 
-    /// A program has moved a QP of this wish to a state.
-    pub fn moved(&mut self, turn: &mut Turn<'_, E>, (qpn, wish): (Qpn, Wish), state: QpState) {
-        let Ends { roles, library, .. } = self;
+    /// A program has moved a QP of this preference to a state.
+    pub fn on_qp_state(
+        &mut self,
+        turn: &mut Turn<'_, E>,
+        (qpn, preference): (Qpn, Preference),
+        state: QpState,
+    ) {
+        let Ends { roles, endpoints, .. } = self;
         match state {
-            QpState::Rtr => roles.begin(turn, library, (qpn, wish)),
+            QpState::Rtr => roles.begin(turn, endpoints, (qpn, preference)),
             QpState::Init | QpState::Reset => roles.end(qpn),
             QpState::Err => roles.stop(qpn),
             QpState::Rts | QpState::Sqd | QpState::Sqe => {}

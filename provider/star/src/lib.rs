@@ -1,6 +1,6 @@
 //! StaR (Wang et al.): of a connection, one end's card keeps all state, the other's none.
 //!
-//! *SL* is the stateless end, *SF* the stateful one. SL's host library sends each WQE to SF as a packet and
+//! *SL* is the stateless end, *SF* the stateful one. SL's host sends each WQE to SF as a packet and
 //! finds its completions in memory; its card does what a packet says and forgets it. Everything between, of
 //! both ends' queues, is SF's. docs/star.md is the protocol, and marks which rules are not the paper's.
 //!
@@ -20,17 +20,17 @@ pub mod carried;
 pub mod channel;
 pub mod control;
 pub mod datagram;
+pub mod endpoint;
 pub mod env;
 pub mod form;
-pub mod homing;
 pub mod host;
-pub mod library;
 pub mod message;
 pub mod negotiate;
 pub mod packed;
 pub mod quiesce;
 pub mod registry;
-pub mod renew;
+pub mod renegotiation;
+pub mod revert;
 pub mod ring;
 pub mod seal;
 pub mod stateful;

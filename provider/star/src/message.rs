@@ -119,7 +119,7 @@ impl<'a> Writer<'a> {
 pub struct Wqe<'a> {
     /// A receive WQE: of `wqe` only `length` and `num_sge` count
     pub recv: bool,
-    /// The fixed part. It has no `wr_id`: the library keeps that.
+    /// The fixed part. It has no `wr_id`: the SL host keeps that.
     pub wqe: SendWqe,
     /// Its bytes or where they are
     pub body: Body<'a>,
@@ -130,7 +130,7 @@ pub struct Wqe<'a> {
 pub enum Body<'a> {
     /// In SL's memory
     Sges(Sges<'a>),
-    /// Here
+    /// The bytes themselves
     Inline(&'a [u8]),
 }
 
@@ -288,7 +288,7 @@ impl<'a> Wqe<'a> {
 pub struct CqeMsg {
     /// Address of its slot in SL's memory: see [`ring`](super::ring)
     pub slot: u64,
-    /// Outcome
+    /// How the WQE ended
     pub status: WcStatus,
     /// What was done
     pub opcode: WcOpcode,

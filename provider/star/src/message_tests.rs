@@ -48,7 +48,7 @@ fn any_sges() -> impl Strategy<Value = Vec<Sge>> {
 }
 
 /// What a WQE says, but for the numbers that encoding sets.
-fn said(wqe: &SendWqe) -> impl PartialEq + std::fmt::Debug {
+fn content(wqe: &SendWqe) -> impl PartialEq + std::fmt::Debug {
     let numbers = [wqe.rkey, wqe.imm, wqe.remote_qpn, wqe.qkey];
     (wqe.op, wqe.flags, wqe.remote_addr, wqe.compare_add, wqe.swap, numbers)
 }
@@ -62,7 +62,7 @@ proptest! {
         let len = encode_send(&wqe, &sges, &bytes, &mut room).expect("it fits");
         let got = Wqe::decode(&room[..len]).expect("a WQE");
         prop_assert!(!got.recv);
-        prop_assert_eq!(said(&got.wqe), said(&wqe));
+        prop_assert_eq!(content(&got.wqe), content(&wqe));
         match got.body {
             Body::Inline(inline) => {
                 prop_assert!(wqe.flags.contains(SendFlags::INLINE));

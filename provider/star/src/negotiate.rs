@@ -1,13 +1,12 @@
 //! Which end keeps the state (III-C1), so that both always agree.
 //!
-//! Each end whose QP is ready says what it would be and what the choice depends on (Offer). The choice is a
-//! function of both offers, whose contents do not change while they are repeated, and gives both ends the
-//! same answer. Who has an offer answers with the choice (Accept, or Plain); who has that answer knows, and
-//! says so (Confirm, or Accept to whoever still asks).
+//! Each end whose QP is ready sends its preference and what the choice depends on (Offer). The choice is a
+//! function of both offers, which do not change while they are repeated, so both ends choose the same. An
+//! Offer is answered with the choice (Accept, or Plain), an Accept with Confirm.
 //!
-//! Silence alone makes the connection plain RoCEv2 only where nothing was ever heard of the peer: then it
-//! cannot have heard that we accept. So no end becomes plain that the other may think is not, unless that is
-//! silent for longer than the program bears it; and a plain request settles whatever was not settled.
+//! Silence alone makes the connection plain RC only where the peer never sent a message: then it cannot have
+//! our Accept. So no end becomes plain while the other may count on StaR, unless that one is silent for
+//! longer than the program's patience. A plain request settles what was not settled.
 //!
 //! Messages in, messages out; it must not know how they travel.
 
@@ -16,45 +15,45 @@ use alloc::vec::Vec;
 use starverbs_core::{Gid, Nanos, Qpn};
 
 use super::channel::timeout;
-use super::control::{Control, Role, Wish};
+use super::control::{Control, Preference, Role};
 use super::form::VERSION;
 
-/// Offers without any answer before the peer is taken for a card without StaR: silence of half a second, as a
-/// process of a busy host may not have the CPU for long (an eighth of a second was too little beside twelve
-/// busy processes on two CPUs). Peers without StaR are remembered, so a program pays it once a peer.
+/// Offers without an answer before the peer is taken for a card without StaR: half a second, as a process of
+/// a busy host may not get a CPU for long (an eighth of a second was too little beside twelve busy processes
+/// on two CPUs). Peers without StaR are remembered, so a program pays it once a peer.
 pub const TRIES: u32 = 13;
-/// Offers without an answer of a peer that has spoken before, until it is taken for one that is gone: as
-/// plain RoCEv2 would, requests find that out. About two seconds.
+/// Offers without an answer of a peer that has answered before, until it is taken for gone, which plain
+/// requests find out. About two seconds.
 const LAST_TRIES: u32 = 32;
-/// From how many stateful connections on a card wants no more of them, as the paper's board (V-A).
+/// Beyond how many connections a card wants peers to keep them, as the paper's board (V-A).
 pub const THRESHOLD: u32 = 120;
-/// Peers that are remembered as plain, and as many that are not.
+/// Peers that are remembered as plain, and as many as having StaR.
 const PLAIN_PEERS: usize = 256;
 
-/// What an end's offer says, and who it is. It does not change while it is repeated.
+/// What the choice depends on of one end. It does not change while its Offer is repeated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Terms {
-    /// What the program wants
-    pub wish: Wish,
+    /// Preference of the program
+    pub preference: Preference,
     /// Connections whose state the card keeps
     pub stateful: u32,
     /// Beyond how many it wants another end to keep them
     pub threshold: u32,
-    /// Address
+    /// Address of the end
     pub gid: Gid,
-    /// QPN
+    /// QPN of the end
     pub qpn: Qpn,
 }
 
 /// What `mine` becomes against `theirs`. `None`: plain RoCEv2, as one end has no StaR, both insist on the
 /// same role, or there is no need.
 pub fn choose(mine: &Terms, theirs: &Terms) -> Option<Role> {
-    match (mine.wish, theirs.wish) {
-        (Wish::Off, _) | (_, Wish::Off) => None,
-        (Wish::Auto, Wish::Auto) => by_count(mine, theirs),
-        (Wish::Stateless, Wish::Stateless) | (Wish::Stateful, Wish::Stateful) => None,
-        (Wish::Stateless, _) | (_, Wish::Stateful) => Some(Role::Stateless),
-        (Wish::Stateful, _) | (_, Wish::Stateless) => Some(Role::Stateful),
+    match (mine.preference, theirs.preference) {
+        (Preference::Off, _) | (_, Preference::Off) => None,
+        (Preference::Auto, Preference::Auto) => by_count(mine, theirs),
+        (Preference::Stateless, Preference::Stateless) | (Preference::Stateful, Preference::Stateful) => None,
+        (Preference::Stateless, _) | (_, Preference::Stateful) => Some(Role::Stateless),
+        (Preference::Stateful, _) | (_, Preference::Stateless) => Some(Role::Stateful),
     }
 }
 
@@ -73,11 +72,11 @@ fn by_count(mine: &Terms, theirs: &Terms) -> Option<Role> {
 pub enum Outcome {
     /// Plain RoCEv2
     Plain,
-    /// StaR
+    /// An end of a StaR connection
     Star {
         /// What we are
         role: Role,
-        /// Which life of the peer's card
+        /// Boot ID of the peer's card
         boot: u64,
         /// UDP ports of its stateless half and of its stateful one
         ports: [u16; 2],
@@ -90,54 +89,59 @@ pub struct Negotiation {
     mine: Terms,
     boot: u64,
     ports: [u16; 2],
-    /// What we said that we become, and to whom
+    /// The outcome of which the peer has an Accept
     accepted: Option<Outcome>,
     settled: Option<Outcome>,
-    /// The peer has spoken
-    heard: bool,
-    /// The peer's card is known to speak StaR
+    /// The peer has sent a message
+    answered: bool,
+    /// The peer's card is known to have StaR
     known: bool,
     tries: u32,
-    /// Offers since the peer's card last spoke
+    /// Offers since the last message of the peer
     silent: u32,
-    /// So many of them are in vain until a peer that has spoken is gone
+    /// So many of them until a peer that has sent a message is gone
     patience: u32,
-    /// Of those, so many at least before an end gives up that has accepted
-    borne: u32,
+    /// The same, of an end that has accepted
+    accepted_patience: u32,
     due: Nanos,
 }
 
 impl Negotiation {
     /// Begins at `now`, when the QP can receive. An end that wants plain RoCEv2 has it at once.
     pub fn new(mine: Terms, boot: u64, ports: [u16; 2], now: Nanos) -> Self {
-        let settled = (mine.wish == Wish::Off).then_some(Outcome::Plain);
+        let settled = (mine.preference == Preference::Off).then_some(Outcome::Plain);
         Negotiation {
             mine,
             boot,
             ports,
             accepted: None,
             settled,
-            heard: false,
+            answered: false,
             known: false,
             tries: 0,
             silent: 0,
             patience: LAST_TRIES,
-            borne: LAST_TRIES,
+            accepted_patience: LAST_TRIES,
             due: now,
         }
     }
 
-    /// As [`new`](Negotiation::new), of ends that both speak StaR and are connected already. Silence of less
-    /// than `time` does not end the connection, as it would not end it otherwise; `None`: no silence does.
-    pub fn of_speakers(mine: Terms, boot: u64, ports: [u16; 2], now: Nanos, time: Option<Nanos>) -> Self {
+    /// As [`new`](Negotiation::new), of a running connection, whose ends both have StaR. Silence of less than
+    /// `time` does not end it; `None`: no silence does.
+    pub fn of_running(mine: Terms, boot: u64, ports: [u16; 2], now: Nanos, time: Option<Nanos>) -> Self {
         let tries = |time: Nanos| u32::try_from(time / timeout(u32::MAX)).unwrap_or(u32::MAX);
         let patience = time.map_or(u32::MAX, |time| LAST_TRIES.saturating_add(tries(time)));
-        Negotiation { known: true, patience, borne: patience, ..Negotiation::new(mine, boot, ports, now) }
+        Negotiation {
+            known: true,
+            patience,
+            accepted_patience: patience,
+            ..Negotiation::new(mine, boot, ports, now)
+        }
     }
 
     /// One that has ended so.
     pub fn settled(mine: Terms, boot: u64, ports: [u16; 2], outcome: Outcome) -> Self {
-        Negotiation { heard: true, settled: Some(outcome), ..Negotiation::new(mine, boot, ports, 0) }
+        Negotiation { answered: true, settled: Some(outcome), ..Negotiation::new(mine, boot, ports, 0) }
     }
 
     /// How it ended; `None`: it has not.
@@ -145,35 +149,35 @@ impl Negotiation {
         self.settled
     }
 
-    /// Whether the peer has spoken StaR: if not, it may be remembered as plain.
-    pub fn heard(&self) -> bool {
-        self.heard
+    /// Whether the peer has sent a message: if not, it may be remembered as plain.
+    pub fn has_answer(&self) -> bool {
+        self.answered
     }
 
-    /// Whether this end has said what it would be, so that silence is an answer.
+    /// Whether this end has sent an Offer, so that silence means something.
     pub fn has_offered(&self) -> bool {
         self.tries > 0
     }
 
-    /// The peer's card has spoken of other connections: silence is loss, and asked into for longer.
+    /// The peer's card has StaR, as other connections show: silence is loss, and takes longer to count.
     pub fn trust(&mut self) {
         self.known = true;
     }
 
-    /// For how long the program bears silence of its peer; `None`: for ever. An end that has said what it
-    /// becomes asks for so long, as the peer may go by it: then neither can send as the other believes.
-    pub fn bear(&mut self, silence: Option<Nanos>) {
+    /// The program's patience; `None`: for ever. An end that has accepted asks for so long, as the peer may
+    /// count on the outcome.
+    pub fn set_patience(&mut self, silence: Option<Nanos>) {
         /* the first six come after shorter times */
         let offers = silence.map(|silence| silence.div_ceil(timeout(u32::MAX)) + 6);
-        self.borne =
+        self.accepted_patience =
             offers.map_or(u32::MAX, |offers| u32::try_from(offers).unwrap_or(u32::MAX).max(LAST_TRIES));
     }
 
     /// Whether no offer more is worth it.
     pub fn gave_up(&self) -> bool {
         let most = match self.accepted {
-            Some(_) => self.borne,
-            None if self.heard || self.known => self.patience,
+            Some(_) => self.accepted_patience,
+            None if self.answered || self.known => self.patience,
             None => TRIES,
         };
         self.silent >= most
@@ -199,20 +203,27 @@ impl Negotiation {
         Some(self.offer())
     }
 
-    /// What this end would be, for a peer that may have settled otherwise: it says then that it is plain.
+    /// The Offer of this end. A peer that has settled on plain RC answers Plain.
     pub fn offer(&self) -> Control {
-        let Terms { wish, stateful, threshold, .. } = self.mine;
-        Control::Offer { wish, stateful, threshold, boot: self.boot, ports: self.ports, version: VERSION }
+        let Terms { preference, stateful, threshold, .. } = self.mine;
+        Control::Offer {
+            preference,
+            stateful,
+            threshold,
+            boot: self.boot,
+            ports: self.ports,
+            version: VERSION,
+        }
     }
 
     /// A message of the connection's peer, whose address and QPN are `peer`; gives the answer.
     pub fn handle(&mut self, peer: (Gid, Qpn), message: &Control) -> Option<Control> {
-        (self.heard, self.silent) = (true, 0);
+        (self.answered, self.silent) = (true, 0);
         match *message {
-            Control::Offer { wish, stateful, threshold, boot, ports, version } => {
+            Control::Offer { preference, stateful, threshold, boot, ports, version } => {
                 /* of another version: as if it had no StaR */
-                let wish = if version == VERSION { wish } else { Wish::Off };
-                let theirs = Terms { wish, stateful, threshold, gid: peer.0, qpn: peer.1 };
+                let preference = if version == VERSION { preference } else { Preference::Off };
+                let theirs = Terms { preference, stateful, threshold, gid: peer.0, qpn: peer.1 };
                 Some(self.offered(&theirs, boot, ports))
             }
             Control::Accept { role, boot, ports } => {
@@ -220,7 +231,7 @@ impl Negotiation {
                 let agreed = Outcome::Star { role: mine, boot, ports };
                 match self.settled {
                     None => self.settled = Some(agreed),
-                    /* they were told, and the word was lost */
+                    /* they got Plain, and it was lost */
                     Some(Outcome::Plain) => return Some(Control::Plain),
                     Some(Outcome::Star { .. }) => {}
                 }
@@ -260,13 +271,13 @@ impl Negotiation {
         }
     }
 
-    /// What the peer was told that this end becomes; `None`: plain RoCEv2, or nothing yet.
+    /// The Accept that the peer got; `None`: plain RC, or nothing yet.
     pub fn again(&self) -> Option<Control> {
         let Some(Outcome::Star { role, .. }) = self.settled else { return None };
         Some(Control::Accept { role, boot: self.boot, ports: self.ports })
     }
 
-    /// What was settled is not to be, as the peer is gone: plain RoCEv2 finds that out.
+    /// The peer is gone: the end is plain RC, whose requests find that out.
     pub fn abandon(&mut self) {
         self.settled = Some(Outcome::Plain);
     }
@@ -279,54 +290,49 @@ impl Negotiation {
     }
 }
 
-/// The wait of a stateful end for its peer, which is to begin. The peer may be gone before it does, and then
-/// requests must find that out.
+/// The wait of a stateful end for its peer to begin. If the peer is gone, requests must find that out.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Beginning {
     since: Option<Nanos>,
-    /// The peer was asked what it is
+    /// The peer was asked what it is, by an Offer
     asked: bool,
 }
 
 impl Beginning {
-    /// Time between two looks.
+    /// Time between two looks, ns.
     pub const LOOK: Nanos = 250_000_000;
     /// Requests wait for so long at least until the peer is gone.
     const LEAST: Nanos = 2_000_000_000;
 
-    /// Whether requests have waited for too long, if some wait now; `None`: no time is.
+    /// Whether requests have waited for longer than `patience`; `None`: no wait is too long.
     pub fn is_overdue(&mut self, now: Nanos, waits: bool, patience: Option<Nanos>) -> bool {
         self.since = self.since.filter(|_| waits).or(waits.then_some(now));
         let waited = self.since.map_or(0, |since| now.saturating_sub(since));
         self.asked |= waited > 0;
         patience.is_some_and(|patience| waited >= patience.max(Self::LEAST))
     }
-}
 
-impl Beginning {
-    /// Whether a peer that says that it is plain answers what it was asked: what it said of a life before is
-    /// long past.
+    /// Whether a Plain of the peer answers an Offer of this wait: one of a former connection is long past.
     pub fn has_asked(&self) -> bool {
         self.asked
     }
 }
 
-/// What is known of addresses: that nothing was ever heard of them, so that nobody waits for them again for a
-/// while; or that they speak StaR, so that of many connections at once none is plain because some messages
-/// were lost.
+/// Addresses that never sent a StaR message, so that nobody waits for them again for a while; and addresses
+/// that have StaR, so that none of many connections at once is plain because some messages were lost.
 #[derive(Debug, Default)]
 pub struct PlainPeers {
     plain: Vec<(Gid, Nanos)>,
-    speaking: Vec<Gid>,
+    with_star: Vec<Gid>,
 }
 
 impl PlainPeers {
-    /// A peer was silent, or plain, of which no negotiation ever heard: it is plain until then. One that
-    /// speaks StaR is not, but when it let an end give up it is asked anew.
-    pub fn note(&mut self, gid: Gid, gave_up: bool, until: Nanos) {
-        if self.speaks(&gid) {
+    /// A peer never sent a StaR message in a negotiation: it is plain until then. One that has StaR is not,
+    /// but if an end gave up, that is forgotten.
+    pub fn note_plain(&mut self, gid: Gid, gave_up: bool, until: Nanos) {
+        if self.has_star(&gid) {
             if gave_up {
-                self.speaking.retain(|known| *known != gid);
+                self.with_star.retain(|known| *known != gid);
             }
             return;
         }
@@ -334,11 +340,11 @@ impl PlainPeers {
         remember(&mut self.plain, (gid, until));
     }
 
-    /// It speaks StaR.
-    pub fn heard(&mut self, gid: &Gid) {
+    /// It has StaR.
+    pub fn note_star(&mut self, gid: &Gid) {
         self.plain.retain(|(known, _)| known != gid);
-        if !self.speaks(gid) {
-            remember(&mut self.speaking, *gid);
+        if !self.has_star(gid) {
+            remember(&mut self.with_star, *gid);
         }
     }
 
@@ -347,9 +353,9 @@ impl PlainPeers {
         self.plain.iter().any(|(known, until)| known == gid && now < *until)
     }
 
-    /// Whether it is known to speak StaR.
-    pub fn speaks(&self, gid: &Gid) -> bool {
-        self.speaking.contains(gid)
+    /// Whether it is known to have StaR.
+    pub fn has_star(&self, gid: &Gid) -> bool {
+        self.with_star.contains(gid)
     }
 }
 

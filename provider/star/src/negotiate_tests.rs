@@ -2,15 +2,16 @@ use starverbs_core::rng::Rng;
 
 use super::*;
 
-const WISHES: [Wish; 4] = [Wish::Off, Wish::Auto, Wish::Stateless, Wish::Stateful];
+const PREFERENCES: [Preference; 4] =
+    [Preference::Off, Preference::Auto, Preference::Stateless, Preference::Stateful];
 
-fn terms(n: u8, wish: Wish, stateful: u32) -> Terms {
-    Terms { wish, stateful, threshold: THRESHOLD, gid: Gid::from_ipv4([10, 0, 0, n]), qpn: n.into() }
+fn terms(n: u8, preference: Preference, stateful: u32) -> Terms {
+    Terms { preference, stateful, threshold: THRESHOLD, gid: Gid::from_ipv4([10, 0, 0, n]), qpn: n.into() }
 }
 
 #[test]
 fn both_ends_choose_the_same() {
-    for (a, b) in WISHES.iter().flat_map(|a| WISHES.map(|b| (*a, b))) {
+    for (a, b) in PREFERENCES.iter().flat_map(|a| PREFERENCES.map(|b| (*a, b))) {
         for (m, n) in [(0, 0), (120, 120), (121, 0), (0, 121), (200, 300), (500, 500)] {
             let (mine, theirs) = (terms(1, a, m), terms(2, b, n));
             assert_eq!(
@@ -20,13 +21,16 @@ fn both_ends_choose_the_same() {
             );
         }
     }
-    let auto = |m, n| choose(&terms(1, Wish::Auto, m), &terms(2, Wish::Auto, n));
+    let auto = |m, n| choose(&terms(1, Preference::Auto, m), &terms(2, Preference::Auto, n));
     assert_eq!(auto(120, 120), None, "the threshold may be reached");
     assert_eq!((auto(121, 3), auto(3, 121)), (Some(Role::Stateless), Some(Role::Stateful)));
     assert_eq!(auto(400, 400), Some(Role::Stateful), "the lower address");
-    assert_eq!(choose(&terms(1, Wish::Stateless, 0), &terms(2, Wish::Stateless, 0)), None);
-    assert_eq!(choose(&terms(1, Wish::Stateless, 0), &terms(2, Wish::Auto, 0)), Some(Role::Stateless));
-    let same = |qpn| Terms { qpn, ..terms(1, Wish::Auto, 400) };
+    assert_eq!(choose(&terms(1, Preference::Stateless, 0), &terms(2, Preference::Stateless, 0)), None);
+    assert_eq!(
+        choose(&terms(1, Preference::Stateless, 0), &terms(2, Preference::Auto, 0)),
+        Some(Role::Stateless)
+    );
+    let same = |qpn| Terms { qpn, ..terms(1, Preference::Auto, 400) };
     assert_eq!(choose(&same(5), &same(6)), Some(Role::Stateful), "one host");
 }
 
@@ -41,8 +45,11 @@ fn no_wire_makes_the_ends_differ() {
     let (mut stars, mut plains) = (0, 0);
     for seed in 0..4000u64 {
         let mut rng = Rng::new([seed, 1]);
-        let wish = |word: u64| WISHES[1 + word as usize % 3];
-        let all = [terms(1, wish(rng.word()), 200), terms(2, wish(rng.word()), rng.word() as u32 % 400)];
+        let preference = |word: u64| PREFERENCES[1 + word as usize % 3];
+        let all = [
+            terms(1, preference(rng.word()), 200),
+            terms(2, preference(rng.word()), rng.word() as u32 % 400),
+        ];
         let (loss, late) = (rng.word() % 60, 1 + rng.word() % 8_000_000);
         let starts = [1, 1 + rng.word() % 20_000_000];
         let mut ends: [Option<Negotiation>; 2] = [None, None];
@@ -107,17 +114,17 @@ fn no_wire_makes_the_ends_differ() {
 
 #[test]
 fn a_card_without_star_is_plain_after_some_silence_and_one_that_is_not_ready_never() {
-    let mut end = begin(terms(1, Wish::Stateless, 0), 0);
+    let mut end = begin(terms(1, Preference::Stateless, 0), 0);
     let mut offers = 0;
     while let Some(at) = end.deadline() {
         offers += u32::from(end.poll(at).is_some());
     }
-    assert_eq!((offers, end.outcome(), end.heard()), (TRIES, Some(Outcome::Plain), false));
-    let mut end = begin(terms(1, Wish::Stateless, 0), 0);
+    assert_eq!((offers, end.outcome(), end.has_answer()), (TRIES, Some(Outcome::Plain), false));
+    let mut end = begin(terms(1, Preference::Stateless, 0), 0);
     end.handle((Gid::default(), 2), &Control::NotYet);
     for _ in 0..100 {
         let at = end.deadline().unwrap();
-        assert!(end.poll(at).is_some() && end.heard());
+        assert!(end.poll(at).is_some() && end.has_answer());
         end.handle((Gid::default(), 2), &Control::NotYet);
     }
     let mut offers = 0;
@@ -125,20 +132,20 @@ fn a_card_without_star_is_plain_after_some_silence_and_one_that_is_not_ready_nev
         offers += u32::from(end.poll(at).is_some());
     }
     assert_eq!((offers, end.outcome()), (LAST_TRIES, Some(Outcome::Plain)), "it was there, and is gone");
-    assert_eq!(begin(terms(1, Wish::Off, 0), 0).outcome(), Some(Outcome::Plain));
+    assert_eq!(begin(terms(1, Preference::Off, 0), 0).outcome(), Some(Outcome::Plain));
 }
 
-/// Its peer may have heard that, and be what was agreed while nothing comes from it: who gave up after the
-/// two seconds that a cut of the way back may last was plain, and neither end could send.
+/// The peer may have the Accept, and count on the outcome, while nothing comes from it. An end that gave up
+/// after two seconds was plain then, and neither end could send.
 #[test]
 fn who_has_accepted_asks_for_as_long_as_its_program_bears_silence() {
     const SECONDS: Nanos = 1_000_000_000;
     for (silence, least) in
         [(Some(30 * SECONDS), 30 * SECONDS), (Some(1), 1_700_000_000), (None, 100 * SECONDS)]
     {
-        let mut end = begin(terms(1, Wish::Stateless, 0), 0);
+        let mut end = begin(terms(1, Preference::Stateless, 0), 0);
         let offer = Control::Offer {
-            wish: Wish::Stateful,
+            preference: Preference::Stateful,
             stateful: 0,
             threshold: 0,
             boot: 7,
@@ -147,7 +154,7 @@ fn who_has_accepted_asks_for_as_long_as_its_program_bears_silence() {
         };
         let answer = end.handle((Gid::default(), 2), &offer);
         assert!(matches!(answer, Some(Control::Accept { role: Role::Stateless, .. })), "{answer:?}");
-        end.bear(silence);
+        end.set_patience(silence);
         let mut last = 0;
         while let Some(at) = end.deadline().filter(|at| *at < 101 * SECONDS) {
             end.poll(at);
@@ -162,10 +169,10 @@ fn who_has_accepted_asks_for_as_long_as_its_program_bears_silence() {
 fn plain_peers_are_remembered_for_a_while() {
     let mut peers = PlainPeers::default();
     let gid = |n: u32| Gid::from_ipv4(n.to_be_bytes());
-    (0..300).for_each(|n| peers.note(gid(n), true, 100));
+    (0..300).for_each(|n| peers.note_plain(gid(n), true, 100));
     assert!(peers.is_plain(&gid(299), 99) && !peers.is_plain(&gid(299), 100) && !peers.is_plain(&gid(0), 1));
     assert!(peers.is_plain(&gid(298), 1));
-    peers.heard(&gid(298));
+    peers.note_star(&gid(298));
     assert!(!peers.is_plain(&gid(298), 1) && peers.plain.len() < PLAIN_PEERS);
 }
 
@@ -173,11 +180,11 @@ fn plain_peers_are_remembered_for_a_while() {
 #[test]
 fn silence_of_a_card_that_speaks_is_loss() {
     let (mut peers, gid) = (PlainPeers::default(), Gid::from_ipv4([10, 0, 0, 1]));
-    peers.heard(&gid);
-    peers.note(gid, false, 100);
-    assert!(peers.speaks(&gid) && !peers.is_plain(&gid, 1), "a plain request says nothing of others");
+    peers.note_star(&gid);
+    peers.note_plain(gid, false, 100);
+    assert!(peers.has_star(&gid) && !peers.is_plain(&gid, 1), "a plain request says nothing of others");
     let offers = [false, true].map(|known| {
-        let mut end = begin(terms(1, Wish::Auto, 0), 0);
+        let mut end = begin(terms(1, Preference::Auto, 0), 0);
         if known {
             end.trust();
         }
@@ -185,13 +192,13 @@ fn silence_of_a_card_that_speaks_is_loss() {
         while let Some(due) = end.deadline() {
             offers += u32::from(end.poll(due).is_some());
         }
-        assert!(end.gave_up() && end.outcome() == Some(Outcome::Plain) && !end.heard());
+        assert!(end.gave_up() && end.outcome() == Some(Outcome::Plain) && !end.has_answer());
         offers
     });
     assert_eq!(offers, [TRIES, LAST_TRIES]);
-    peers.note(gid, true, 100);
-    assert!(!peers.speaks(&gid) && !peers.is_plain(&gid, 1), "it is asked anew");
-    peers.note(gid, true, 100);
+    peers.note_plain(gid, true, 100);
+    assert!(!peers.has_star(&gid) && !peers.is_plain(&gid, 1), "it is asked anew");
+    peers.note_plain(gid, true, 100);
     assert!(peers.is_plain(&gid, 1));
 }
 

@@ -155,7 +155,7 @@ fn send_head(seq: Psn, wqe: &SendWqe, (num_sge, length): (u8, u32), out: &mut Wr
 pub struct Record<'a> {
     /// Its sequence in its queue, which the WQE says
     pub seq: Psn,
-    /// It
+    /// The WQE
     pub wqe: Wqe<'a>,
 }
 

@@ -1,26 +1,26 @@
-//! A card's queue pair while the roles of its connection change: one of plain RoCEv2, or a stateful end.
+//! A card's queue pair while the roles of its connection change: plain RC, or a stateful end.
 
 use starverbs_core::transport::patience;
 use starverbs_core::{Nanos, Qpn};
 
 use super::card::{CardEnv, Turn, stateful_mut};
-use super::homing::{Came, Done, Half};
-use super::renew::Requests;
+use super::renegotiation::Requests;
+use super::revert::{QuiescePoint, RevertStep, StarEnd};
 
 /// The requests of one QP of a card.
-pub struct Resting<'a, 't, E: CardEnv> {
+pub struct CardQp<'a, 't, E: CardEnv> {
     /// The card
     pub turn: &'a mut Turn<'t, E>,
     /// The QP
     pub qpn: Qpn,
 }
 
-impl<E: CardEnv> Requests for Resting<'_, '_, E> {
-    fn rest(&mut self) -> bool {
+impl<E: CardEnv> Requests for CardQp<'_, '_, E> {
+    fn quiesce(&mut self) -> bool {
         self.turn.nic.quiesce_qp(self.qpn)
     }
 
-    fn are_done(&self) -> bool {
+    fn are_drained(&self) -> bool {
         self.turn.nic.has_nothing_under_way(self.qpn)
     }
 
@@ -38,12 +38,11 @@ impl<E: CardEnv> Requests for Resting<'_, '_, E> {
     }
 }
 
-/// The stateful end of a connection that may become one of plain RoCEv2; if it waits for its peer to begin,
-/// nothing of it has begun either.
-impl<E: CardEnv> Half for Resting<'_, '_, E> {
-    fn rest(&mut self) -> bool {
+/// A stateful end that may revert to RC. One that still waits for its peer has begun nothing.
+impl<E: CardEnv> StarEnd for CardQp<'_, '_, E> {
+    fn quiesce(&mut self) -> bool {
         let waits = self.turn.nic.is_held(self.qpn);
-        stateful_mut(self.turn.nic, self.qpn).map_or(waits, |end| end.come_to_rest())
+        stateful_mut(self.turn.nic, self.qpn).map_or(waits, |end| end.quiesce())
     }
 
     fn resume(&mut self) {
@@ -54,16 +53,16 @@ impl<E: CardEnv> Half for Resting<'_, '_, E> {
         }
     }
 
-    fn halt(&mut self) -> Option<Done> {
+    fn quiesce_point(&mut self) -> Option<QuiescePoint> {
         let waits = self.turn.nic.is_held(self.qpn);
         match stateful_mut(self.turn.nic, self.qpn) {
-            Some(end) => end.halt(),
-            None => waits.then(Done::default),
+            Some(end) => end.quiesce_point(),
+            None => waits.then(QuiescePoint::default),
         }
     }
 
-    fn go_home(&mut self, _: Done) -> Came {
-        Came::Never
+    fn revert(&mut self, _: QuiescePoint) -> RevertStep {
+        RevertStep::Impossible
     }
 
     fn is_beginning(&self) -> bool {

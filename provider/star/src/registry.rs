@@ -1,11 +1,10 @@
 //! The security registry (III-D): what SL cards let this card's stateful half do, and the one gate through
 //! which its packets leave.
 //!
-//! A rule is <server address, QPN, PD, MR or MW>. Each connection has a seat, which says where its packets go
-//! and to which protection domain of which server it belongs; each domain has the rules of its keys. A rule
-//! is found by its key when a request begins, and checked by number and generation for each packet; so a
-//! packet costs no search, and a rule that was taken away is no rule from the next packet on, repeated ones
-//! too.
+//! A rule is <server address, QPN, PD, MR or MW>. Each connection is registered with where its packets go and
+//! the protection domain of a server that it belongs to; each domain has the rules of its keys. A rule is
+//! found by its key when a request begins, and checked by number and generation for each packet. So a packet
+//! costs no search, and a rule that was removed allows no packet any more, repeated ones included.
 //!
 //! It must not know what packets are for.
 
@@ -32,19 +31,29 @@ pub struct RuleRef {
     generation: u32,
 }
 
-/// A connection's place.
+/// Number of a registered connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct SeatId(u32);
+pub struct ConnId(u32);
 
 /// Whose memory a connection reaches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Server {
     /// SL's address
     pub gid: Gid,
-    /// Which life of SL's card
+    /// Boot ID of SL's card
     pub boot: u64,
     /// Protection domain there
     pub pd: PdId,
+}
+
+/// What a packet leaves by.
+pub struct SendCtx<'a, E> {
+    /// The host
+    pub env: &'a mut E,
+    /// Counters of the card
+    pub stats: &'a Counters,
+    /// The time
+    pub now: Nanos,
 }
 
 /// What a packet would do with SL's memory.
@@ -56,9 +65,9 @@ pub enum Claim {
     Memory {
         /// What allows it
         rule: RuleRef,
-        /// First byte
+        /// Its first byte
         addr: u64,
-        /// Bytes
+        /// Its bytes
         len: u32,
         /// Right that the rule must give
         need: Access,
@@ -67,9 +76,9 @@ pub enum Claim {
     Last {
         /// What allows the first
         rule: RuleRef,
-        /// First byte
+        /// Its first byte
         addr: u64,
-        /// Bytes
+        /// Its bytes
         len: u32,
         /// Right that the rule must give
         need: Access,
@@ -78,7 +87,7 @@ pub enum Claim {
     },
 }
 
-struct Seat {
+struct Conn {
     domain: usize,
     /// Not released
     holds: bool,
@@ -100,8 +109,8 @@ struct Slot {
 /// The rules of a protection domain of a server.
 struct Domain {
     server: Server,
-    seats: u32,
-    /// Seats that were not released
+    conns: u32,
+    /// Connections that were not released
     holders: u32,
     /// Keys and slots, by key
     keys: Vec<(u32, u32)>,
@@ -111,11 +120,11 @@ struct Domain {
     closing: Vec<(u32, Nanos)>,
 }
 
-/// The rules of a card, and the seats of its stateful connections.
+/// The rules of a card, and its stateful connections.
 #[derive(Default)]
 pub struct Registry {
     domains: Slab<Domain>,
-    seats: Slab<Seat>,
+    conns: Slab<Conn>,
     slots: Vec<Slot>,
     free: Vec<u32>,
 }
@@ -123,8 +132,8 @@ pub struct Registry {
 impl Registry {
     /// A connection begins: its packets go to `av` at UDP port `port`, behind `prefix`. `Exhausted`: no
     /// memory.
-    pub fn sit(&mut self, server: Server, av: Av, port: u16, prefix: Prefix) -> Result<SeatId, NicError> {
-        make_room_in(&mut self.seats)?;
+    pub fn join(&mut self, server: Server, av: Av, port: u16, prefix: Prefix) -> Result<ConnId, NicError> {
+        make_room_in(&mut self.conns)?;
         let known = self.domains.iter().find(|(_, d)| d.server == server).map(|(id, _)| id);
         let domain = match known {
             Some(id) => id,
@@ -132,7 +141,7 @@ impl Registry {
                 make_room_in(&mut self.domains)?;
                 self.domains.insert(Domain {
                     server,
-                    seats: 0,
+                    conns: 0,
                     holders: 0,
                     keys: Vec::new(),
                     sum: Sum::default(),
@@ -140,17 +149,17 @@ impl Registry {
                 })
             }
         };
-        self.domains[domain].seats += 1;
+        self.domains[domain].conns += 1;
         self.domains[domain].holders += 1;
-        Ok(SeatId(self.seats.insert(Seat { domain, holds: true, av, port, prefix }) as u32))
+        Ok(ConnId(self.conns.insert(Conn { domain, holds: true, av, port, prefix }) as u32))
     }
 
-    /// A connection makes no request any more: SL may have nobody left through whom to say the end of a rule.
-    /// The last one of a domain takes the rules with it. Rings stay, as SL is still told of ends.
-    pub fn release(&mut self, seat: SeatId) {
-        let Some(seat) = self.seats.get_mut(seat.0 as usize).filter(|seat| seat.holds) else { return };
-        seat.holds = false;
-        let Some(domain) = self.domains.get_mut(seat.domain) else { return };
+    /// A connection makes no request any more: SL may have none left to send the end of a rule by. The last
+    /// one of a domain takes the rules with it. Rings stay for completions.
+    pub fn release(&mut self, conn: ConnId) {
+        let Some(conn) = self.conns.get_mut(conn.0 as usize).filter(|conn| conn.holds) else { return };
+        conn.holds = false;
+        let Some(domain) = self.domains.get_mut(conn.domain) else { return };
         domain.holders -= 1;
         if domain.holders == 0 {
             domain.sum = Sum::default();
@@ -160,30 +169,30 @@ impl Registry {
     }
 
     /// A connection ends.
-    pub fn leave(&mut self, seat: SeatId) {
-        self.release(seat);
-        let Some(gone) = self.seats.try_remove(seat.0 as usize) else { return };
+    pub fn leave(&mut self, conn: ConnId) {
+        self.release(conn);
+        let Some(gone) = self.conns.try_remove(conn.0 as usize) else { return };
         let Some(domain) = self.domains.get_mut(gone.domain) else { return };
-        domain.seats -= 1;
-        if domain.seats == 0 {
+        domain.conns -= 1;
+        if domain.conns == 0 {
             self.domains.remove(gone.domain);
         }
     }
 
-    /// Tells how many connections and rules there are.
+    /// Counts connections and rules.
     pub fn count(&self, stats: &Counters) {
-        stats.star_stateful_qps.set(self.seats.len() as u64);
+        stats.star_stateful_qps.set(self.conns.len() as u64);
         stats.star_rules.set((self.slots.len() - self.free.len()) as u64);
     }
 
-    fn domain_of(&self, seat: SeatId) -> Option<usize> {
-        self.seats.get(seat.0 as usize).map(|seat| seat.domain)
+    fn domain_of(&self, conn: ConnId) -> Option<usize> {
+        self.conns.get(conn.0 as usize).map(|conn| conn.domain)
     }
 
     /// Adds a rule without a key: a ring, of which the connection alone knows. `Exhausted`: no memory.
-    pub fn add_ring(&mut self, seat: SeatId, addr: u64, len: u64) -> Result<RuleRef, NicError> {
-        let domain = self.domain_of(seat).ok_or(NicError::NotFound)?;
-        let qpn = self.seats[seat.0 as usize].prefix.qpn;
+    pub fn add_ring(&mut self, conn: ConnId, addr: u64, len: u64) -> Result<RuleRef, NicError> {
+        let domain = self.domain_of(conn).ok_or(NicError::NotFound)?;
+        let qpn = self.conns[conn.0 as usize].prefix.qpn;
         let pd = self.domains[domain].server.pd;
         let rule = Rule { key: 0, pd, qpn, addr, len, iova: addr, access: Access::LOCAL_WRITE };
         let slot = self.take(domain, rule)?;
@@ -199,14 +208,14 @@ impl Registry {
 
     /// A rule comes, or comes again, or changes what its key opens. `Invalid`: it is of another protection
     /// domain; `Exhausted`: too many.
-    pub fn add(&mut self, seat: SeatId, rule: Rule) -> Result<(), NicError> {
-        let id = self.domain_of(seat).ok_or(NicError::NotFound)?;
+    pub fn add(&mut self, conn: ConnId, rule: Rule) -> Result<(), NicError> {
+        let id = self.domain_of(conn).ok_or(NicError::NotFound)?;
         let domain = &mut self.domains[id];
         if rule.pd != domain.server.pd {
             return Err(NicError::Invalid);
         }
         if domain.holders == 0 {
-            /* nobody could use it, or be told of its end */
+            /* nobody could use it, nor learn of its end */
             return Ok(());
         }
         match domain.keys.binary_search_by_key(&rule.key, |(key, _)| *key) {
@@ -235,14 +244,14 @@ impl Registry {
     }
 
     /// The rules of the domain of a connection.
-    pub fn sum(&self, seat: SeatId) -> Option<Sum> {
-        self.domain_of(seat).and_then(|id| self.domains.get(id)).map(|domain| domain.sum)
+    pub fn sum(&self, conn: ConnId) -> Option<Sum> {
+        self.domain_of(conn).and_then(|id| self.domains.get(id)).map(|domain| domain.sum)
     }
 
-    /// A rule is taken away. Gives when no packet that left by it can be under way any more, if one lives for
+    /// A rule is removed. Gives when no packet that left by it can be under way any more, if one may be for
     /// `lifetime`.
-    pub fn remove(&mut self, seat: SeatId, key: u32, now: Nanos, lifetime: Nanos) -> Nanos {
-        let Some(id) = self.domain_of(seat) else { return now };
+    pub fn remove(&mut self, conn: ConnId, key: u32, now: Nanos, lifetime: Nanos) -> Nanos {
+        let Some(id) = self.domain_of(conn) else { return now };
         let domain = &mut self.domains[id];
         domain.closing.retain(|(_, until)| *until > now);
         let closing = domain.closing.iter().filter(|(closing, _)| *closing == key).map(|(_, until)| *until);
@@ -293,14 +302,14 @@ impl Registry {
 
     /// The rule that lets a connection do so with `len` bytes at `va` under `key`; and where they lie in SL's
     /// memory.
-    pub fn find(&self, seat: SeatId, key: u32, va: u64, len: u32, need: Access) -> Option<(RuleRef, u64)> {
-        let seat = self.seats.get(seat.0 as usize)?;
-        let domain = self.domains.get(seat.domain)?;
+    pub fn find(&self, conn: ConnId, key: u32, va: u64, len: u32, need: Access) -> Option<(RuleRef, u64)> {
+        let conn = self.conns.get(conn.0 as usize)?;
+        let domain = self.domains.get(conn.domain)?;
         let at = domain.keys.binary_search_by_key(&key, |(key, _)| *key).ok()?;
         let (_, number) = domain.keys[at];
         let slot = self.slots.get(number as usize)?;
         let rule = &slot.rule;
-        let mine = rule.qpn == 0 || rule.qpn == seat.prefix.qpn;
+        let mine = rule.qpn == 0 || rule.qpn == conn.prefix.qpn;
         let offset = va.wrapping_sub(rule.iova);
         let inside = offset < rule.len && u64::from(len) <= rule.len - offset;
         let found = RuleRef { slot: number, generation: slot.generation };
@@ -308,13 +317,13 @@ impl Registry {
     }
 
     /// Whether a message of this connection may take a key away: it is that of a window bound for SL's QP.
-    pub fn is_window(&self, seat: SeatId, key: u32) -> bool {
+    pub fn is_window(&self, conn: ConnId, key: u32) -> bool {
         let found = || {
-            let seat = self.seats.get(seat.0 as usize)?;
-            let domain = self.domains.get(seat.domain)?;
+            let conn = self.conns.get(conn.0 as usize)?;
+            let domain = self.domains.get(conn.domain)?;
             let at = domain.keys.binary_search_by_key(&key, |(key, _)| *key).ok()?;
             let (_, number) = domain.keys[at];
-            Some(self.slots.get(number as usize)?.rule.qpn == seat.prefix.qpn)
+            Some(self.slots.get(number as usize)?.rule.qpn == conn.prefix.qpn)
         };
         found().unwrap_or(false)
     }
@@ -330,24 +339,24 @@ impl Registry {
     }
 
     /// Whether a packet of a connection may leave.
-    fn allows(&self, seat: &Seat, claim: &Claim) -> bool {
+    fn allows(&self, conn: &Conn, claim: &Claim) -> bool {
         match *claim {
             Claim::None => true,
-            Claim::Memory { rule, addr, len, need } => self.opens(seat, rule, (addr, len), need),
+            Claim::Memory { rule, addr, len, need } => self.opens(conn, rule, (addr, len), need),
             Claim::Last { rule, addr, len, need, slot: (ring, slot) } => {
-                self.opens(seat, rule, (addr, len), need)
-                    && self.opens(seat, ring, (slot, CQE_SLOT as u32), Access::LOCAL_WRITE)
+                self.opens(conn, rule, (addr, len), need)
+                    && self.opens(conn, ring, (slot, CQE_SLOT as u32), Access::LOCAL_WRITE)
             }
         }
     }
 
     /// Whether a rule lets a connection do so with this memory.
-    fn opens(&self, seat: &Seat, rule: RuleRef, (addr, len): (u64, u32), need: Access) -> bool {
+    fn opens(&self, conn: &Conn, rule: RuleRef, (addr, len): (u64, u32), need: Access) -> bool {
         let Some(slot) = self.live(rule) else { return false };
         let rule = &slot.rule;
         let offset = addr.wrapping_sub(rule.addr);
-        slot.domain as usize == seat.domain
-            && (rule.qpn == 0 || rule.qpn == seat.prefix.qpn)
+        slot.domain as usize == conn.domain
+            && (rule.qpn == 0 || rule.qpn == conn.prefix.qpn)
             && rule.access.contains(need)
             && offset < rule.len
             && u64::from(len) <= rule.len - offset
@@ -357,14 +366,15 @@ impl Registry {
     /// and it has not left.
     pub fn send<E: StarEnv>(
         &mut self,
-        (env, stats, now): (&mut E, &Counters, Nanos),
-        seat: SeatId,
+        ctx: SendCtx<'_, E>,
+        conn: ConnId,
         claim: &Claim,
         header: Header,
         (data, payload): (&[u8], &[Seg]),
     ) -> bool {
-        let seat = self.seats.get(seat.0 as usize);
-        let Some(seat) = seat.filter(|seat| self.allows(seat, claim)) else {
+        let SendCtx { env, stats, now } = ctx;
+        let conn = self.conns.get(conn.0 as usize);
+        let Some(conn) = conn.filter(|conn| self.allows(conn, claim)) else {
             stats.star_rejects.inc();
             return false;
         };
@@ -378,8 +388,8 @@ impl Registry {
             Ptype::Cqep => stats.star_sent_cqep.inc(),
             Ptype::Wqep | Ptype::Wqeps | Ptype::Ea | Ptype::Rda | Ptype::Gda => (),
         }
-        let head = Head::to_stateless(header, seat.prefix);
-        env.send_star(Side::Stateful, (&seat.av, seat.port), &head, data, payload, false);
+        let head = Head::to_stateless(header, conn.prefix);
+        env.send_star(Side::Stateful, (&conn.av, conn.port), &head, data, payload, false);
         if let Claim::Memory { rule, .. } | Claim::Last { rule, .. } = claim
             && let Some(slot) = self.slots.get_mut(rule.slot as usize)
         {

@@ -7,8 +7,8 @@ fn server(pd: u32) -> Server {
     Server { gid: Gid::from_ipv4([10, 0, 0, 9]), boot: 1, pd: PdId(pd) }
 }
 
-fn sit(registry: &mut Registry, pd: u32, qpn: Qpn) -> SeatId {
-    registry.sit(server(pd), Av::default(), 4793, Prefix { qpn, epoch: 1 }).unwrap()
+fn join(registry: &mut Registry, pd: u32, qpn: Qpn) -> ConnId {
+    registry.join(server(pd), Av::default(), 4793, Prefix { qpn, epoch: 1 }).unwrap()
 }
 
 fn rule(key: u32, pd: u32, qpn: Qpn) -> Rule {
@@ -16,22 +16,22 @@ fn rule(key: u32, pd: u32, qpn: Qpn) -> Rule {
     Rule { key, pd: PdId(pd), qpn, addr: 0x1000, len: 0x100, iova: 0x10, access }
 }
 
-fn may(registry: &Registry, seat: SeatId, rule: RuleRef, addr: u64, len: u32, need: Access) -> bool {
-    let seat = &registry.seats[seat.0 as usize];
-    registry.allows(seat, &Claim::Memory { rule, addr, len, need })
+fn may(registry: &Registry, conn: ConnId, rule: RuleRef, addr: u64, len: u32, need: Access) -> bool {
+    let conn = &registry.conns[conn.0 as usize];
+    registry.allows(conn, &Claim::Memory { rule, addr, len, need })
 }
 
 #[test]
 fn a_rule_opens_its_bytes_to_its_domain_and_queue_pair() {
     let mut all = Registry::default();
-    let (a, b, other) = (sit(&mut all, 1, 5), sit(&mut all, 1, 6), sit(&mut all, 2, 7));
+    let (a, b, other) = (join(&mut all, 1, 5), join(&mut all, 1, 6), join(&mut all, 2, 7));
     all.add(a, rule(30, 1, 0)).unwrap();
     all.add(b, rule(10, 1, 6)).unwrap();
     assert_eq!(all.add(a, rule(11, 2, 0)), Err(NicError::Invalid), "of another protection domain");
     let read = Access::REMOTE_READ;
     let (found, addr) = all.find(b, 30, 0x20, 0xf0, read).unwrap();
     assert_eq!(addr, 0x1010);
-    for (seat, key, va, len, need) in [
+    for (conn, key, va, len, need) in [
         (other, 30, 0x10, 1, read),
         (a, 10, 0x10, 1, read),
         (a, 31, 0x10, 1, read),
@@ -40,7 +40,7 @@ fn a_rule_opens_its_bytes_to_its_domain_and_queue_pair() {
         (a, 30, u64::MAX, 2, read),
         (a, 30, 0x10, 1, Access::REMOTE_WRITE),
     ] {
-        assert_eq!(all.find(seat, key, va, len, need), None);
+        assert_eq!(all.find(conn, key, va, len, need), None);
     }
     assert!(may(&all, a, found, 0x1000, 0x100, read) && !may(&all, other, found, 0x1000, 1, read));
     assert!(!may(&all, a, found, 0x1000, 0x101, read) && !may(&all, a, found, 0xfff, 1, read));
@@ -53,7 +53,7 @@ fn a_rule_opens_its_bytes_to_its_domain_and_queue_pair() {
 #[test]
 fn what_was_found_before_is_worth_nothing_after() {
     let mut all = Registry::default();
-    let a = sit(&mut all, 1, 5);
+    let a = join(&mut all, 1, 5);
     for _ in 0..3 {
         all.add(a, rule(30, 1, 0)).unwrap();
         all.add(a, rule(30, 1, 0)).unwrap();
@@ -80,7 +80,7 @@ fn what_was_found_before_is_worth_nothing_after() {
 #[test]
 fn rings_and_rules_end_with_their_connections() {
     let mut all = Registry::default();
-    let (a, b) = (sit(&mut all, 1, 5), sit(&mut all, 1, 6));
+    let (a, b) = (join(&mut all, 1, 5), join(&mut all, 1, 6));
     let ring = all.add_ring(a, 0x5000, 4 * CQE_SLOT).unwrap();
     assert!(may(&all, a, ring, 0x5060, 32, Access::LOCAL_WRITE));
     assert!(!may(&all, b, ring, 0x5060, 32, Access::LOCAL_WRITE));
@@ -93,16 +93,15 @@ fn rings_and_rules_end_with_their_connections() {
     assert!(all.find(b, 30, 0x10, 1, Access::empty()).is_some());
     all.leave(b);
     assert_eq!((all.domains.len(), all.free.len()), (0, all.slots.len()));
-    let again = sit(&mut all, 1, 8);
+    let again = join(&mut all, 1, 8);
     assert_eq!(all.find(again, 30, 0x10, 1, Access::empty()), None);
 }
 
-/// Ends that make no request any more keep no rules alive that nobody can take away; SL is still told of
-/// completions.
+/// Ends that make no request any more keep no rules alive that nobody can remove; SL still gets completions.
 #[test]
 fn ended_connections_hold_no_rules() {
     let mut all = Registry::default();
-    let (a, b) = (sit(&mut all, 1, 5), sit(&mut all, 1, 6));
+    let (a, b) = (join(&mut all, 1, 5), join(&mut all, 1, 6));
     let ring = all.add_ring(a, 0x4000, CQE_SLOT).unwrap();
     all.add(a, rule(30, 1, 0)).unwrap();
     all.release(a);
@@ -114,11 +113,11 @@ fn ended_connections_hold_no_rules() {
             && all.find(b, 30, 0x10, 1, Access::empty()).is_none()
     );
     assert_eq!((all.add(a, rule(31, 1, 0)), all.sum(a)), (Ok(()), Some(Sum::default())), "what comes late");
-    let c = sit(&mut all, 1, 7);
+    let c = join(&mut all, 1, 7);
     assert_eq!((all.find(c, 30, 0x10, 1, Access::empty()), all.sum(c)), (None, Some(Sum::default())));
     assert!(may(&all, a, ring, 0x4000, CQE_SLOT as u32, Access::LOCAL_WRITE));
     all.add(b, rule(32, 1, 0)).unwrap();
     assert!(all.find(c, 32, 0x10, 1, Access::empty()).is_some());
-    [a, b, c].into_iter().for_each(|seat| all.leave(seat));
-    assert!(all.domains.is_empty() && all.seats.is_empty());
+    [a, b, c].into_iter().for_each(|conn| all.leave(conn));
+    assert!(all.domains.is_empty() && all.conns.is_empty());
 }

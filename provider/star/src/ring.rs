@@ -2,7 +2,7 @@
 //! repeats.
 //!
 //! A slot begins with a stamp: epoch and sequence of what it holds. The card writes a slot only if that is
-//! newer and of the same epoch, so that a late duplicate changes nothing; the library stamps all slots when a
+//! newer and of the same epoch, so that a late duplicate changes nothing; the host stamps all slots when a
 //! connection begins.
 
 use starverbs_core::Psn;

@@ -1,22 +1,23 @@
 //! Sealing: what two cards settle beside the data, encrypted and authenticated under a key that both have.
 //!
-//! Each message has its sender's *salt*, 16 bytes that are random in each life of a card, and a number that
+//! Each message has its sender's *salt*, 16 bytes that are random in each boot of a card, and a number that
 //! its card gives out once; together they are the nonce of XChaCha20-Poly1305. So a nonce is never used
 //! twice, and a message that is repeated is sealed anew. What stands around the message in clear (addresses,
 //! QPNs, epoch, sequence, kind) is bound to it. Who opens messages remembers which numbers came from whom,
 //! and takes each once.
 //!
-//! It seals what whoever sends gives it, and must not know what it says. docs/star.md ("Security") says what
+//! It must not know what the messages mean. docs/star.md ("Security") says what
 //! a key gives.
 
 use alloc::vec::Vec;
 
 use chacha20poly1305::aead::AeadInOut;
 use chacha20poly1305::{KeyInit, Tag, XChaCha20Poly1305, XNonce};
-use starverbs_core::{Counters, Gid, Qpn};
+use starverbs_core::{Counters, Gid};
 use thiserror::Error;
 
 use super::control::MAX_CONTROL;
+use super::env::QpPair;
 use super::wire::{HEADER_LEN, Head, PREFIX_LEN, Packet};
 
 /// Bytes of a key.
@@ -60,7 +61,7 @@ impl SealError {
 
 /// Addresses that a message travels between.
 #[derive(Clone, Copy, Debug)]
-pub struct Ends<'a> {
+pub struct AddrPair<'a> {
     /// Its sender
     pub src: &'a Gid,
     /// Its receiver
@@ -77,7 +78,7 @@ pub struct Seal {
 }
 
 impl Seal {
-    /// `salt` is random, and another one in each life of each card that has the key.
+    /// `salt` is random, and another one in each boot of each card that has the key.
     pub fn new(key: &[u8; KEY_LEN], salt: [u8; SALT_LEN]) -> Self {
         Seal { cipher: XChaCha20Poly1305::new(key.into()), salt, sent: 0, seen: Seen::default() }
     }
@@ -86,7 +87,7 @@ impl Seal {
     /// is neither, and leaves as it is.
     pub fn seal_packet(
         &mut self,
-        ends: Ends<'_>,
+        ends: AddrPair<'_>,
         head: &Head,
         data: &[u8],
         room: &mut [u8; MAX_SEALED],
@@ -99,7 +100,7 @@ impl Seal {
     /// A control message, or the answer to one, as it was before it was sealed.
     pub fn open_packet<'r>(
         &mut self,
-        ends: Ends<'_>,
+        ends: AddrPair<'_>,
         packet: &Packet<'_>,
         room: &'r mut [u8; MAX_CONTROL],
     ) -> Result<Packet<'r>, SealError> {
@@ -111,27 +112,27 @@ impl Seal {
         Ok(Packet { header, prefix: Some(prefix), data })
     }
 
-    /// A message by which roles are settled, from one QP to the other; its length. `None`: `room` is too
+    /// A role message; its length. `None`: `room` is too
     /// small, which [`MAX_SEALED`] never is.
     pub fn seal_offer(
         &mut self,
-        ends: Ends<'_>,
-        qpns: (Qpn, Qpn),
+        ends: AddrPair<'_>,
+        qps: QpPair,
         message: &[u8],
         room: &mut [u8],
     ) -> Option<usize> {
-        self.seal(&Bound::new(2, ends, &pair(qpns)), message, room)
+        self.seal(&Bound::new(2, ends, &pair(qps)), message, room)
     }
 
-    /// A message by which roles are settled, as it was before it was sealed.
+    /// A role message, as it was before it was sealed.
     pub fn open_offer<'r>(
         &mut self,
-        ends: Ends<'_>,
-        qpns: (Qpn, Qpn),
+        ends: AddrPair<'_>,
+        qps: QpPair,
         sealed: &[u8],
         room: &'r mut [u8; MAX_CONTROL],
     ) -> Result<&'r [u8], SealError> {
-        self.open(&Bound::new(2, ends, &pair(qpns)), sealed, room)
+        self.open(&Bound::new(2, ends, &pair(qps)), sealed, room)
     }
 
     fn seal(&mut self, bound: &Bound, message: &[u8], room: &mut [u8]) -> Option<usize> {
@@ -181,8 +182,8 @@ fn nonce(salt: &[u8; SALT_LEN], number: u64) -> [u8; NONCE_LEN] {
     nonce
 }
 
-fn pair((from, to): (Qpn, Qpn)) -> [u8; 8] {
-    (u64::from(from) << 32 | u64::from(to)).to_be_bytes()
+fn pair(qps: QpPair) -> [u8; 8] {
+    (u64::from(qps.from) << 32 | u64::from(qps.to)).to_be_bytes()
 }
 
 /// What is bound to a message: its kind, where it travels, and what stands before it.
@@ -193,7 +194,7 @@ struct Bound {
 
 impl Bound {
     /// Of `head`, at most as much as a packet's head has.
-    fn new(kind: u8, ends: Ends<'_>, head: &[u8]) -> Self {
+    fn new(kind: u8, ends: AddrPair<'_>, head: &[u8]) -> Self {
         let mut bound = Bound { bytes: [0; BOUND], len: 0 };
         for part in [&LABEL[..], &[kind], &ends.src.0, &ends.dst.0, head] {
             for (to, from) in bound.bytes.iter_mut().skip(bound.len).zip(part) {
@@ -209,9 +210,9 @@ impl Bound {
     }
 }
 
-/// Lives of cards that are remembered. Of more, the one that was not heard of for longest is forgotten: what
-/// it said could be said again then, as far as QPNs, epoch and sequence of a connection let it.
-const LIVES: usize = 1024;
+/// Boots of cards that are remembered; of more, the least recently used is forgotten. Its messages could then
+/// be replayed, as far as QPNs, epoch and sequence of a connection allow it.
+const BOOTS: usize = 1024;
 const WORDS: usize = 16;
 /// Numbers before the highest that are remembered one by one. What is older is taken for a repeat.
 const WINDOW: u64 = 64 * (WORDS as u64 - 1);
@@ -219,20 +220,20 @@ const WINDOW: u64 = 64 * (WORDS as u64 - 1);
 /// Which messages came.
 #[derive(Default)]
 struct Seen {
-    lives: Vec<Life>,
+    boots: Vec<Boot>,
     /// Messages taken
     clock: u64,
 }
 
-/// What came of one life of a card.
-struct Life {
+/// What came of one boot of a card.
+struct Boot {
     salt: [u8; SALT_LEN],
     /// Highest number
     top: u64,
     /// Bit n modulo the bits: n came, as far as n is not older than the window
     bits: [u64; WORDS],
-    /// When it was heard of, by the clock of `Seen`
-    heard: u64,
+    /// Its last message, by the clock of `Seen`
+    used: u64,
 }
 
 impl Seen {
@@ -242,34 +243,34 @@ impl Seen {
         let Some((salt, number)) = nonce.split_first_chunk::<SALT_LEN>() else { return false };
         let number = number.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
         self.clock += 1;
-        let Some(life) = self.life(salt) else { return false };
-        life.take(number)
+        let Some(boot) = self.boot(salt) else { return false };
+        boot.take(number)
     }
 
-    fn life(&mut self, salt: &[u8; SALT_LEN]) -> Option<&mut Life> {
-        let Seen { lives, clock } = self;
-        let at = match lives.iter().position(|life| life.salt == *salt) {
+    fn boot(&mut self, salt: &[u8; SALT_LEN]) -> Option<&mut Boot> {
+        let Seen { boots, clock } = self;
+        let at = match boots.iter().position(|boot| boot.salt == *salt) {
             Some(at) => at,
             None => {
-                let fresh = Life { salt: *salt, top: 0, bits: [0; WORDS], heard: 0 };
-                if lives.len() < LIVES {
-                    lives.try_reserve(1).ok()?;
-                    lives.push(fresh);
-                    lives.len() - 1
+                let fresh = Boot { salt: *salt, top: 0, bits: [0; WORDS], used: 0 };
+                if boots.len() < BOOTS {
+                    boots.try_reserve(1).ok()?;
+                    boots.push(fresh);
+                    boots.len() - 1
                 } else {
-                    let oldest = (0..lives.len()).min_by_key(|at| lives.get(*at).map(|life| life.heard))?;
-                    *lives.get_mut(oldest)? = fresh;
+                    let oldest = (0..boots.len()).min_by_key(|at| boots.get(*at).map(|boot| boot.used))?;
+                    *boots.get_mut(oldest)? = fresh;
                     oldest
                 }
             }
         };
-        let life = lives.get_mut(at)?;
-        life.heard = *clock;
-        Some(life)
+        let boot = boots.get_mut(at)?;
+        boot.used = *clock;
+        Some(boot)
     }
 }
 
-impl Life {
+impl Boot {
     fn take(&mut self, number: u64) -> bool {
         if number > self.top {
             let (old, new) = (self.top / 64, number / 64);

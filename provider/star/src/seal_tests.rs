@@ -10,8 +10,8 @@ use crate::wire::{Prefix, Side};
 
 const KEY: [u8; KEY_LEN] = [7; KEY_LEN];
 
-fn card(key: [u8; KEY_LEN], life: u8) -> Seal {
-    Seal::new(&key, [life; SALT_LEN])
+fn card(key: [u8; KEY_LEN], boot: u8) -> Seal {
+    Seal::new(&key, [boot; SALT_LEN])
 }
 
 fn gids() -> [Gid; 2] {
@@ -23,7 +23,7 @@ fn sealed(from: &mut Seal, seq: u32, data: &[u8]) -> Vec<u8> {
     let [src, dst] = gids();
     let head = Head::control(6, Prefix { qpn: 5, epoch: 3 }, Psn::new(seq), data.len() as u16);
     let mut room = [0; MAX_SEALED];
-    let ends = Ends { src: &src, dst: &dst };
+    let ends = AddrPair { src: &src, dst: &dst };
     let (head, len) = from.seal_packet(ends, &head, data, &mut room).expect("a control message");
     [head.bytes(), &room[..len]].concat()
 }
@@ -32,7 +32,7 @@ fn open(to: &mut Seal, ends: [Gid; 2], bytes: &[u8]) -> Result<Vec<u8>, SealErro
     let packet = Packet::parse(Side::Stateful, bytes).map_err(|_| SealError::Foreign)?;
     let mut room = [0; MAX_CONTROL];
     let [src, dst] = &ends;
-    let opened = to.open_packet(Ends { src, dst }, &packet, &mut room)?;
+    let opened = to.open_packet(AddrPair { src, dst }, &packet, &mut room)?;
     assert_eq!(usize::from(opened.header.len), opened.data.len());
     assert_eq!((opened.prefix, opened.header.psn), (packet.prefix, packet.header.psn));
     Ok(opened.data.to_vec())
@@ -76,7 +76,8 @@ proptest! {
         }
         let [src, dst] = &gids();
         let mut room = [0; MAX_CONTROL];
-        let opened = card(KEY, 1).open_offer(Ends { src, dst }, (1, 2), &bytes, &mut room);
+        let qps = QpPair { from: 1, to: 2 };
+        let opened = card(KEY, 1).open_offer(AddrPair { src, dst }, qps, &bytes, &mut room);
         prop_assert_eq!(opened, Err(SealError::Foreign));
     }
 
@@ -87,12 +88,12 @@ proptest! {
             prop_oneof![1u64..200, 1u64..5_000, 1u64 << 40..(1 << 40) + 100], 1..300,
         ),
     ) {
-        let mut life = Life { salt: [0; SALT_LEN], top: 0, bits: [0; WORDS], heard: 0 };
+        let mut boot = Boot { salt: [0; SALT_LEN], top: 0, bits: [0; WORDS], used: 0 };
         let (mut taken, mut top) = (BTreeSet::new(), 0);
         for number in numbers {
             let old = number + WINDOW <= top;
             let fresh = !taken.contains(&number);
-            prop_assert_eq!(life.take(number), fresh && !old, "{} after {}", number, top);
+            prop_assert_eq!(boot.take(number), fresh && !old, "{} after {}", number, top);
             if !old {
                 taken.insert(number);
             }
@@ -130,8 +131,9 @@ fn only_what_is_settled_is_sealed() {
     let mut a = card(KEY, 1);
     let prefix = Prefix { qpn: 5, epoch: 3 };
     let answer = Head::control_ack(6, prefix, Psn::new(1));
-    let (head, len) =
-        a.seal_packet(Ends { src, dst }, &answer, &[], &mut room).expect("an answer to a control message");
+    let (head, len) = a
+        .seal_packet(AddrPair { src, dst }, &answer, &[], &mut room)
+        .expect("an answer to a control message");
     let packet = [head.bytes(), &room[..len]].concat();
     assert_eq!(open(&mut card(KEY, 2), gids(), &packet).as_deref(), Ok(&[][..]));
     let data = Head::of(
@@ -141,38 +143,39 @@ fn only_what_is_settled_is_sealed() {
         },
         prefix,
     );
-    assert!(a.seal_packet(Ends { src, dst }, &data, &[], &mut room).is_none(), "data has no seal");
+    assert!(a.seal_packet(AddrPair { src, dst }, &data, &[], &mut room).is_none(), "data has no seal");
 }
 
 #[test]
 fn offers_belong_to_their_queue_pairs() {
+    const QPS: QpPair = QpPair { from: 5, to: 6 };
     let (mut a, mut b) = (card(KEY, 1), card(KEY, 2));
     let [src, dst] = &gids();
-    let ends = Ends { src, dst };
+    let ends = AddrPair { src, dst };
     let (mut room, mut opened) = ([0; MAX_SEALED], [0; MAX_CONTROL]);
-    let len = a.seal_offer(ends, (5, 6), b"offer", &mut room).expect("it fits");
-    assert!(a.seal_offer(ends, (5, 6), b"offer", &mut [0; OVERHEAD]).is_none());
-    for qpns in [(6, 5), (5, 7)] {
-        assert_eq!(b.open_offer(ends, qpns, &room[..len], &mut opened), Err(SealError::Foreign));
+    let len = a.seal_offer(ends, QPS, b"offer", &mut room).expect("it fits");
+    assert!(a.seal_offer(ends, QPS, b"offer", &mut [0; OVERHEAD]).is_none());
+    for qps in [QpPair { from: 6, to: 5 }, QpPair { from: 5, to: 7 }] {
+        assert_eq!(b.open_offer(ends, qps, &room[..len], &mut opened), Err(SealError::Foreign));
     }
-    assert_eq!(b.open_offer(ends, (5, 6), &room[..len], &mut opened), Ok(&b"offer"[..]));
-    assert_eq!(b.open_offer(ends, (5, 6), &room[..len], &mut opened), Err(SealError::Replayed));
+    assert_eq!(b.open_offer(ends, QPS, &room[..len], &mut opened), Ok(&b"offer"[..]));
+    assert_eq!(b.open_offer(ends, QPS, &room[..len], &mut opened), Err(SealError::Replayed));
 }
 
 #[test]
-fn the_life_that_was_not_heard_of_for_longest_is_forgotten() {
+fn the_least_recently_used_boot_is_forgotten() {
     let mut seen = Seen::default();
-    let of = |life: u64, number| {
+    let of = |boot: u64, number| {
         let mut salt = [0; SALT_LEN];
-        salt[..8].copy_from_slice(&life.to_be_bytes());
+        salt[..8].copy_from_slice(&boot.to_be_bytes());
         nonce(&salt, number)
     };
-    for life in 0..LIVES as u64 {
-        assert!(seen.take(&of(life, 1)));
+    for boot in 0..BOOTS as u64 {
+        assert!(seen.take(&of(boot, 1)));
     }
-    assert!(!seen.take(&of(0, 1)), "heard of again");
+    assert!(!seen.take(&of(0, 1)), "used again");
     assert!(seen.take(&of(5_000, 1)));
-    assert_eq!(seen.lives.len(), LIVES);
+    assert_eq!(seen.boots.len(), BOOTS);
     assert!(!seen.take(&of(0, 1)) && !seen.take(&of(2, 1)), "remembered");
     assert!(seen.take(&of(1, 1)), "forgotten");
 }

@@ -1,15 +1,15 @@
 //! The stateful half: all that a connection's two cards know, kept by one (III-C).
 //!
 //! A [`Stateful`] executes two send queues, its own and SL's, against two receive queues, its own and SL's.
-//! `remote` keeps SL's queues, `stream` says what may go on at once, `begin` begins WQEs, `packets` makes
-//! their packets, `window` knows which are under way, `answers` takes what SL's card answers, `results` sends
-//! what SL's atomics gave, `inquiry` asks SL before a request fails for want of a rule, `finish` completes in
-//! order, `events` tells SL of completions, `failing` takes either end into error, `clock` does what is due,
-//! `resting` brings all to rest. It knows no sockets and no negotiation: it begins when both ends know what
-//! they are.
+//! `remote` keeps SL's queues, `stream` orders WQEs, `begin` begins them, `packets` makes their packets,
+//! `window` knows which are under way, `answers` takes those of SL's card, `results` sends results of SL's
+//! atomics, `inquiry` asks SL before a request fails for want of a rule, `finish` completes in order,
+//! `events` sends SL's completions, `messages` takes control messages, `failing` takes either end into error,
+//! `clock` does what is due, `quiesce` lets nothing begin. It knows no sockets and no negotiation: it begins
+//! when both ends know what they are.
 //!
-//! Order of calls: after anything that is called `handle_*`, [`Stateful::transmit`] until it says that
-//! nothing is left, then sleep until [`Stateful::next_deadline`] or the next event.
+//! Order of calls: after any `handle_*`, [`Stateful::transmit`] until nothing is left, then sleep until
+//! [`Stateful::next_deadline`] or the next event.
 
 mod answers;
 mod begin;
@@ -20,8 +20,8 @@ mod finish;
 mod inquiry;
 mod messages;
 mod packets;
+mod quiesce;
 mod remote;
-mod resting;
 mod results;
 mod stream;
 mod window;
@@ -30,13 +30,13 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 pub use clock::Waits;
-use events::{Completions, Stored};
+use events::{Completions, OwedAcks};
 use inquiry::Inquiry;
 use remote::RemoteQueue;
 use stream::{OPS, Stream};
 use window::{Of, Window};
 
-use starverbs_core::engine::Terms;
+use starverbs_core::engine::{EngineAttr, TakenRecv};
 use starverbs_core::env::SendQueue;
 use starverbs_core::mr::MrTable;
 use starverbs_core::nic::MAX_SGE;
@@ -50,23 +50,22 @@ use super::channel::Channel;
 use super::control::Setup;
 use super::env::StarEnv;
 use super::form::Form;
-use super::registry::{Registry, RuleRef, SeatId, Server};
+use super::registry::{ConnId, Registry, RuleRef, Server};
 use super::ring::{CQE_SLOT, REPLAY_SLOT};
 use super::stateless::is_later;
 use super::wire::{Prefix, Queue};
 
-/// Packets of a connection that may be under way, if nothing else is said.
+/// Packets of a connection that may be under way, by default.
 pub const WINDOW: u32 = 256;
 
 /// Where a connection's receives come from when they are shared.
 pub trait SharedReceives {
-    /// Takes the oldest receive WQE of the SRQ of a connection: copies its SGEs, gives wr_id, their number,
-    /// and the protection domain.
-    fn take(&mut self, qpn: Qpn, sges: &mut [Sge]) -> Option<(u64, usize, PdId)>;
+    /// Takes the oldest receive WQE of the SRQ of a connection, and copies its SGEs. `None`: there is none.
+    fn take(&mut self, qpn: Qpn, sges: &mut [Sge]) -> Option<TakenRecv>;
 }
 
-/// What the card lends a connection for a call.
-pub struct Card<'a, E: StarEnv> {
+/// The card's context of a call.
+pub struct CardCtx<'a, E: StarEnv> {
     /// The host
     pub env: &'a mut E,
     /// Memory of this end
@@ -125,7 +124,7 @@ pub struct Local<E: StarEnv> {
 
 /// SL, as was settled with it.
 #[derive(Clone, Copy, Debug)]
-pub struct Peer {
+pub struct SlPeer {
     /// Where its packets go
     pub av: Av,
     /// UDP port of its stateless half
@@ -146,23 +145,23 @@ struct Held {
     pd: PdId,
 }
 
-/// What is to become of SL's end, or has.
+/// How SL's end ends, or has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ended {
-    /// Nothing
+    /// It has not ended
     Not,
-    /// Its oldest send WQE, now or when it comes, ends so
+    /// Its oldest send WQE, now or when it comes, completes so
     Owed(WcStatus),
-    /// It knows
-    Told,
+    /// That completion was made
+    Reported,
 }
 
 /// One connection.
 pub struct Stateful<E: StarEnv> {
     local: Local<E>,
     setup: Setup,
-    peer: Peer,
-    seat: SeatId,
+    peer: SlPeer,
+    conn: ConnId,
     state: QpState,
     mtu: u32,
     /// Our send queue, and SL's
@@ -180,12 +179,12 @@ pub struct Stateful<E: StarEnv> {
     crowded: bool,
     /// Timeouts in a row
     backoff: u8,
-    /// Nothing counts as late before: this card itself was
-    excused: Nanos,
-    /// When SL was last heard, or first asked
-    heard: Nanos,
+    /// After a local stall: nothing counts as late before
+    stalled_until: Nanos,
+    /// When SL last sent something, or was first asked
+    last_inbound: Nanos,
     completions: [Completions; 2],
-    stored: Stored,
+    owed_acks: OwedAcks,
     atomics: u32,
     replay: RuleRef,
     ended: Ended,
@@ -193,12 +192,12 @@ pub struct Stateful<E: StarEnv> {
     quiet_at: Nanos,
     /// When our own sends fail that SL left behind; 0: there are none
     left_until: Nanos,
-    /// SL's QP refused a request of ours, and has not been told
+    /// SL's QP refused a request of ours, and its Bye was not sent
     refused: Option<WcStatus>,
     channel: Channel,
     /// A control message whose answer is to leave
     answer_owed: Option<Psn>,
-    /// SL has said all rules of before: our own requests may begin
+    /// SL has sent all rules of before: our own requests may begin
     open: bool,
     /// Whether SL has rules that our card lacks
     inquiry: Inquiry,
@@ -211,14 +210,14 @@ pub struct Stateful<E: StarEnv> {
     /// Memory windows of type 2 were bound on it
     windows: bool,
     /// No WQE begins
-    resting: bool,
-    /// Nothing that began is under way, and SL may know
-    halted: bool,
-    /// SL did not answer for longer than our program bears: it is told nothing until it says something
+    quiescing: bool,
+    /// Nothing that began is under way, and SL may have Quiesced
+    quiesced: bool,
+    /// SL did not answer for our program's patience: no CQEP leaves until it sends something
     silent: bool,
-    /// SL is told of its send before this one, though it makes no completion
+    /// The send of SL before this one has a CQEP, though it is unsignaled
     report_at: Psn,
-    /// SL has sent a WQE, or has answered a packet: it is alive in this life
+    /// SL has sent a WQE, or has answered a packet, in this epoch
     met: bool,
     /// The next of our two send queues to have its turn
     turn: Of,
@@ -230,28 +229,28 @@ impl<E: StarEnv> Stateful<E> {
     /// A connection that begins, with both ends ready to send and nothing under way but control messages on
     /// `channel`, on which SL's set-up has come. `Invalid`: SL's queues are none. `Exhausted`: no memory.
     pub fn new(
-        card: &mut Card<'_, E>,
+        card: &mut CardCtx<'_, E>,
         local: Local<E>,
-        (setup, peer): (Setup, Peer),
+        (setup, peer): (Setup, SlPeer),
         channel: Channel,
     ) -> Result<Self, NicError> {
         let server = Server { gid: peer.av.dgid, boot: setup.boot, pd: setup.pd };
         let prefix = Prefix { qpn: peer.qpn, epoch: peer.epoch };
-        let seat = card.registry.sit(server, peer.av, peer.port, prefix)?;
-        let made = Stateful::build(card, local, (setup, peer), channel, seat);
+        let conn = card.registry.join(server, peer.av, peer.port, prefix)?;
+        let made = Stateful::build(card, local, (setup, peer), channel, conn);
         if made.is_err() {
-            card.registry.leave(seat);
+            card.registry.leave(conn);
         }
         card.registry.count(card.stats);
         made
     }
 
     fn build(
-        card: &mut Card<'_, E>,
+        card: &mut CardCtx<'_, E>,
         local: Local<E>,
-        (setup, peer): (Setup, Peer),
+        (setup, peer): (Setup, SlPeer),
         channel: Channel,
-        seat: SeatId,
+        conn: ConnId,
     ) -> Result<Self, NicError> {
         let depths = [setup.sq_depth, setup.rq_depth, setup.replay_slots];
         if depths.iter().any(|depth| !depth.is_power_of_two()) {
@@ -267,7 +266,7 @@ impl<E: StarEnv> Stateful<E> {
             Completions::new(setup.send_ring, setup.sq_depth)?,
             Completions::new(setup.recv_ring, setup.rq_depth)?,
         ];
-        let stored = Stored::new(setup.sq_depth.saturating_add(setup.rq_depth), local.form)?;
+        let owed_acks = OwedAcks::new(setup.sq_depth.saturating_add(setup.rq_depth), local.form)?;
         let mut segs = Vec::new();
         exact(&mut segs, MAX_SGE)?;
         let asks = card.now + local.waits.keepalive;
@@ -276,7 +275,7 @@ impl<E: StarEnv> Stateful<E> {
             local,
             setup,
             peer,
-            seat,
+            conn,
             state: QpState::Rts,
             streams,
             sends,
@@ -288,10 +287,10 @@ impl<E: StarEnv> Stateful<E> {
             charged: 0,
             crowded: false,
             backoff: 0,
-            excused: 0,
-            heard: card.now,
+            stalled_until: 0,
+            last_inbound: card.now,
             completions,
-            stored,
+            owed_acks,
             atomics: 0,
             replay: RuleRef::default(),
             ended: Ended::Not,
@@ -306,13 +305,13 @@ impl<E: StarEnv> Stateful<E> {
             wanted: None,
             overrun: false,
             windows: false,
-            resting: false,
-            halted: false,
+            quiescing: false,
+            quiesced: false,
             silent: false,
             report_at: Psn::default(),
             met: false,
             turn: Of::Local,
-            /* what was posted before waits for SL's rules, and asks whether SL lives */
+            /* what was posted before waits for SL's rules, and has a KeepAlive sent */
             deadline: asks,
             segs,
         };
@@ -320,58 +319,58 @@ impl<E: StarEnv> Stateful<E> {
         Ok(made)
     }
 
-    fn add_rings(&mut self, card: &mut Card<'_, E>) -> Result<(), NicError> {
-        let (setup, seat) = (&self.setup, self.seat);
+    fn add_rings(&mut self, card: &mut CardCtx<'_, E>) -> Result<(), NicError> {
+        let (setup, conn) = (&self.setup, self.conn);
         let replay = u64::from(setup.replay_slots) * REPLAY_SLOT;
-        self.replay = card.registry.add_ring(seat, setup.replay, replay)?;
+        self.replay = card.registry.add_ring(conn, setup.replay, replay)?;
         for queue in [Queue::Send, Queue::Recv] {
             let completions = &mut self.completions[queue as usize];
             let len = u64::from(completions.depth()) * CQE_SLOT;
-            completions.rule = card.registry.add_ring(seat, completions.base(), len)?;
+            completions.rule = card.registry.add_ring(conn, completions.base(), len)?;
         }
         Ok(())
     }
 
-    /// Whether SL has begun a later life than this one, of which nothing was heard but its first words.
+    /// Whether SL has begun a later epoch than this one, in which it exchanged control messages alone.
     pub fn is_before(&self, epoch: u32) -> bool {
         !self.met && self.state == QpState::Rts && is_later(epoch, self.peer.epoch)
     }
 
     /// Ends as if it had not begun: what our program posted waits, as far as it is not done. Windows stay
     /// bound. Gives the first WQE of our send queue that is not done.
-    pub fn rewind(mut self, card: &mut Card<'_, E>) -> u32 {
+    pub fn rewind(mut self, card: &mut CardCtx<'_, E>) -> u32 {
         self.windows = false;
         let first_send = self.streams[Of::Local as usize].una;
         self.close(card);
         first_send
     }
 
-    /// The connection ends without a word. Its packets may still be under way for [`Stateful::lifetime`].
-    pub fn close(self, card: &mut Card<'_, E>) {
+    /// The connection ends without a message. Its packets may still be under way for [`Stateful::lifetime`].
+    pub fn close(self, card: &mut CardCtx<'_, E>) {
         if self.windows {
             card.mrs.unbind_all(self.local.qpn);
         }
         self.leave(card);
     }
 
-    fn leave(self, card: &mut Card<'_, E>) {
+    fn leave(self, card: &mut CardCtx<'_, E>) {
         card.path.forget(self.charged);
         for ring in [self.replay, self.completions[0].rule, self.completions[1].rule] {
             card.registry.end_ring(ring);
         }
-        card.registry.leave(self.seat);
+        card.registry.leave(self.conn);
         card.registry.count(card.stats);
     }
 
     /// Our program has set its end anew.
-    pub fn set(&mut self, to: &Terms) {
-        let Terms { access, max_rd_atomic, min_rnr_timer, rnr_retry, patience, drain_event: _ } = *to;
+    pub fn set(&mut self, to: &EngineAttr) {
+        let EngineAttr { access, max_rd_atomic, min_rnr_timer, rnr_retry, patience, drain_event: _ } = *to;
         let local = &mut self.local;
         (local.access, local.max_rd_atomic) = (access, max_rd_atomic);
         (local.min_rnr_timer, local.rnr_retry, local.waits.patience) = (min_rnr_timer, rnr_retry, patience);
     }
 
-    /// SL has said all rules of memory that was registered before the connection: our program's requests may
+    /// SL has sent all rules of memory that was registered before the connection: our program's requests may
     /// name it.
     pub fn open(&mut self) {
         self.open = true;
@@ -383,13 +382,13 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// How long the answer to a packet that leaves now is waited for.
-    fn timeout(&self, card: &Card<'_, E>) -> Nanos {
+    fn timeout(&self, card: &CardCtx<'_, E>) -> Nanos {
         card.path.rtt.timeout(&self.local.waits.rtt, self.backoff)
     }
 
     /// The path learns what is in flight: of a peer that is silent nothing, so that other connections have
     /// the window.
-    fn charge(&mut self, card: &mut Card<'_, E>) {
+    fn charge(&mut self, card: &mut CardCtx<'_, E>) {
         let now = if self.backoff > 0 { 0 } else { self.window.in_flight() };
         if now > self.charged {
             card.path.add(now - self.charged);
@@ -411,8 +410,8 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Its place in the registry: rules of SL that come on this connection belong there.
-    pub fn seat(&self) -> SeatId {
-        self.seat
+    pub fn conn(&self) -> ConnId {
+        self.conn
     }
 
     /// When [`Stateful::handle_timeout`] is to be called.
@@ -430,7 +429,7 @@ impl<E: StarEnv> Stateful<E> {
             + size_of_val(&*self.held)
             + size_of_val(&*self.held_sges)
             + self.completions.iter().map(Completions::bytes).sum::<usize>()
-            + self.stored.bytes()
+            + self.owed_acks.bytes()
     }
 
     /// WQEs of ours that are posted, have not begun, and take a receive WQE of SL; of those that may begin
@@ -449,7 +448,7 @@ impl<E: StarEnv> Stateful<E> {
             && self.completions.iter().all(Completions::is_idle)
             && self.channel.tries() == 0
         {
-            (self.heard, self.backoff) = (self.heard.max(now), 0);
+            (self.last_inbound, self.backoff) = (self.last_inbound.max(now), 0);
         }
     }
 

@@ -1,12 +1,12 @@
-//! The card of SL: what a packet says is done, and forgotten.
+//! The card of SL: it handles a packet by what the packet says, and forgets it.
 //!
 //! There is no struct of any connection here, and nothing is kept between two packets. Answers go where
-//! packets came from. What must happen once (a completion, an atomic) is told from its repeats by a slot in
-//! host memory, whose address is in the packet.
+//! packets came from. What must happen once (a completion, an atomic) has a slot in host memory, whose
+//! address is in the packet; its stamp shows duplicates.
 
 use starverbs_core::{Av, Counters, FrameMeta, Gid, Psn, Qpn, Seg, SendOp};
 
-use super::bounds::{Bounds, Use};
+use super::bounds::{Bounds, MemRange, Use};
 use super::carried::Carried;
 use super::control::{Control, MAX_CONTROL};
 use super::env::{News, SlEvent, StarEnv};
@@ -21,30 +21,28 @@ use super::wire::{Head, Header, Opt, Packet, Prefix, Ptype, Queue, Side};
 pub struct Card<'a> {
     /// What memory packets may reach. `None`: all that SF's registry lets through, as in the paper
     pub bounds: Option<&'a Bounds>,
-    /// Where the library has the slots that this packet may fill, first byte and bytes. `None`: the bounds
-    /// know
-    pub slots: Option<(u64, u64)>,
-    /// Which life of the card this is: packets of earlier ones are dropped. See [`life_of`]
-    pub life: u16,
+    /// The slots that this packet may fill. `None`: any within the bounds
+    pub slots: Option<MemRange>,
+    /// Boot epoch of the card: packets of others are dropped. See [`boot_epoch_of`]
+    pub boot_epoch: u16,
     /// Where it counts
     pub stats: &'a Counters,
 }
 
-/// The card's life in an epoch: its upper half. The lower half counts connections.
-pub const fn life_of(epoch: u32) -> u16 {
+/// The card's boot epoch: the upper half of a connection's epoch. The lower half counts connections.
+pub const fn boot_epoch_of(epoch: u32) -> u16 {
     (epoch >> 16) as u16
 }
 
-/// Whether an epoch of a connection is not the one of before, nor an earlier one of the same life of the
-/// card.
+/// Whether the epoch of a connection is later than the one of before, or of another boot of the card.
 pub const fn is_later(epoch: u32, before: u32) -> bool {
-    life_of(epoch) != life_of(before) || (epoch as u16).wrapping_sub(before as u16) as i16 > 0
+    boot_epoch_of(epoch) != boot_epoch_of(before) || (epoch as u16).wrapping_sub(before as u16) as i16 > 0
 }
 
 /// Why a packet does nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Drop {
-    /// It is none, or of an earlier life
+enum Discard {
+    /// It is malformed, or of another boot
     Bad,
     /// It may not reach that memory, or there is none
     Refused,
@@ -56,7 +54,7 @@ enum Drop {
 pub fn handle<E: StarEnv>(card: &Card<'_>, env: &mut E, from: (&FrameMeta, u16), packet: &Packet<'_>) {
     let stats = card.stats;
     let drop = match packet.prefix {
-        Some(prefix) if life_of(prefix.epoch) == card.life => {
+        Some(prefix) if boot_epoch_of(prefix.epoch) == card.boot_epoch => {
             let mut job = Job { card, env, from, header: &packet.header, prefix };
             match packet.header.ptype {
                 Ptype::Rd => job.place(packet.data),
@@ -65,16 +63,16 @@ pub fn handle<E: StarEnv>(card: &Card<'_>, env: &mut E, from: (&FrameMeta, u16),
                 Ptype::Gd => job.gather(),
                 Ptype::Cqep => job.complete(packet.data),
                 Ptype::Ea => job.stored(),
-                Ptype::Wqep | Ptype::Wqeps | Ptype::Rda | Ptype::Gda => Err(Drop::Bad),
+                Ptype::Wqep | Ptype::Wqeps | Ptype::Rda | Ptype::Gda => Err(Discard::Bad),
             }
         }
-        _ => Err(Drop::Bad),
+        _ => Err(Discard::Bad),
     };
     match drop {
         Ok(()) => (),
-        Err(Drop::Bad) => stats.star_bad.inc(),
-        Err(Drop::Refused) => stats.star_refused.inc(),
-        Err(Drop::Stale) => stats.star_stale.inc(),
+        Err(Discard::Bad) => stats.star_bad.inc(),
+        Err(Discard::Refused) => stats.star_refused.inc(),
+        Err(Discard::Stale) => stats.star_stale.inc(),
     }
 }
 
@@ -89,11 +87,11 @@ struct Job<'a, E> {
 
 impl<E: StarEnv> Job<'_, E> {
     /// RD: to memory, and only then the answer.
-    fn place(&mut self, data: &[u8]) -> Result<(), Drop> {
+    fn place(&mut self, data: &[u8]) -> Result<(), Discard> {
         let what = if self.header.opt == Opt::Write { Use::Write } else { Use::Place };
         self.check(self.header.addr, data.len() as u64, what)?;
         if !data.is_empty() && !self.env.dma_write(self.header.addr, data) {
-            return Err(Drop::Refused);
+            return Err(Discard::Refused);
         }
         self.env.dma_fence();
         self.card.stats.star_rd.inc();
@@ -104,11 +102,11 @@ impl<E: StarEnv> Job<'_, E> {
     /// RDC: to memory, then its completion into its slot, and one answer for both. Once that is there,
     /// nothing is written however often it comes, nor looked at: the program may have its buffer back.
     /// Without data it asks whether that is so; no is a GDA without data.
-    fn place_last(&mut self, data: &[u8]) -> Result<(), Drop> {
-        let (carried, data) = Carried::decode(data).ok_or(Drop::Bad)?;
+    fn place_last(&mut self, data: &[u8]) -> Result<(), Discard> {
+        let (carried, data) = Carried::decode(data).ok_or(Discard::Bad)?;
         let Carried { queue, seq, cqe, stored } = carried;
         if !cqe.slot.is_multiple_of(CQE_SLOT) {
-            return Err(Drop::Bad);
+            return Err(Discard::Bad);
         }
         self.check(cqe.slot, CQE_SLOT, Use::Slot)?;
         let stamp = Stamp { epoch: self.prefix.epoch, seq: seq.get() };
@@ -121,24 +119,24 @@ impl<E: StarEnv> Job<'_, E> {
                 let what = if self.header.opt == Opt::Write { Use::Write } else { Use::Place };
                 self.check(self.header.addr, data.len() as u64, what)?;
                 if !self.env.dma_write(self.header.addr, data) {
-                    return Err(Drop::Refused);
+                    return Err(Discard::Refused);
                 }
                 self.env.dma_fence();
                 self.fill(&cqe, stamp)?;
                 self.card.stats.star_rd.inc();
-                self.tell(queue, News::Completed, Upto::of(stored));
+                self.post_event(queue, News::Completed, Upto::of(stored));
             }
             Age::Same | Age::Older => self.card.stats.star_stale.inc(),
-            Age::Foreign => return Err(Drop::Stale),
+            Age::Foreign => return Err(Discard::Stale),
         }
         self.answer(Ptype::Rda, self.header.len, &[], &[]);
         Ok(())
     }
 
     /// Body, then stamp.
-    fn fill(&mut self, cqe: &CqeMsg, stamp: Stamp) -> Result<(), Drop> {
+    fn fill(&mut self, cqe: &CqeMsg, stamp: Stamp) -> Result<(), Discard> {
         if !self.env.dma_write(cqe.slot + 8, &cqe.body()) || !self.store(cqe.slot, stamp.word()) {
-            return Err(Drop::Refused);
+            return Err(Discard::Refused);
         }
         self.env.dma_fence();
         self.card.stats.star_cqep.inc();
@@ -146,32 +144,32 @@ impl<E: StarEnv> Job<'_, E> {
     }
 
     /// GD: the answer is what memory holds.
-    fn gather(&mut self) -> Result<(), Drop> {
+    fn gather(&mut self) -> Result<(), Discard> {
         let Header { addr, len, opt, .. } = *self.header;
         /* SF asks for no bytes without naming some */
         if len == 0 {
-            return Err(Drop::Bad);
+            return Err(Discard::Bad);
         }
         let what = if opt == Opt::Read { Use::Read } else { Use::Gather };
         self.check(addr, len.into(), what)?;
         self.card.stats.star_gd.inc();
         self.env.begin_payload();
-        let seg = self.env.dma_read(Seg { addr, len: len.into() }).ok_or(Drop::Refused)?;
+        let seg = self.env.dma_read(Seg { addr, len: len.into() }).ok_or(Discard::Refused)?;
         self.answer(Ptype::Gda, len, &[], &[seg]);
         Ok(())
     }
 
     /// GD of an atomic: once, behind the one before it, then as often as asked what it gave. The answer to
     /// one that is early has no data.
-    fn atomic(&mut self, data: &[u8]) -> Result<(), Drop> {
-        let atomic = Atomic::decode(data).ok_or(Drop::Bad)?;
+    fn atomic(&mut self, data: &[u8]) -> Result<(), Discard> {
+        let atomic = Atomic::decode(data).ok_or(Discard::Bad)?;
         let addr = self.header.addr;
         if !addr.is_multiple_of(8) || !atomic.slot.is_multiple_of(REPLAY_SLOT) {
-            return Err(Drop::Bad);
+            return Err(Discard::Bad);
         }
         let what = if atomic.op == SendOp::AtomicWrite { Use::Write } else { Use::Atomic };
         self.check(addr, 8, what)?;
-        let before = atomic.slot_before().ok_or(Drop::Refused)?;
+        let before = atomic.slot_before().ok_or(Discard::Refused)?;
         for slot in [atomic.slot, before] {
             self.check(slot, REPLAY_SLOT, Use::Slot)?;
         }
@@ -183,11 +181,11 @@ impl<E: StarEnv> Job<'_, E> {
                 return Ok(());
             }
             Age::Newer => {
-                let before = self.execute(addr, &atomic).ok_or(Drop::Refused)?;
+                let before = self.execute(addr, &atomic).ok_or(Discard::Refused)?;
                 self.card.stats.star_atomics.inc();
                 let kept = self.store(atomic.slot + 8, before) && self.store(atomic.slot, stamp.word());
                 if !kept {
-                    return Err(Drop::Refused);
+                    return Err(Discard::Refused);
                 }
                 before
             }
@@ -195,7 +193,7 @@ impl<E: StarEnv> Job<'_, E> {
                 self.card.stats.star_atomics_again.inc();
                 self.load(atomic.slot + 8)?
             }
-            Age::Older | Age::Foreign => return Err(Drop::Stale),
+            Age::Older | Age::Foreign => return Err(Discard::Stale),
         };
         self.env.dma_fence();
         self.answer(Ptype::Gda, 8, &result.to_be_bytes(), &[]);
@@ -212,54 +210,54 @@ impl<E: StarEnv> Job<'_, E> {
         }
     }
 
-    /// CQEP: into its slot unless that has it already; then the library hears of it, and SF.
-    fn complete(&mut self, data: &[u8]) -> Result<(), Drop> {
-        let cqe = CqeMsg::decode(data).ok_or(Drop::Bad)?;
+    /// CQEP: into its slot unless that has it already; then an event for the host, and the EA.
+    fn complete(&mut self, data: &[u8]) -> Result<(), Discard> {
+        let cqe = CqeMsg::decode(data).ok_or(Discard::Bad)?;
         if !cqe.slot.is_multiple_of(CQE_SLOT) {
-            return Err(Drop::Bad);
+            return Err(Discard::Bad);
         }
         self.check(cqe.slot, CQE_SLOT, Use::Slot)?;
         let stamp = Stamp { epoch: self.prefix.epoch, seq: self.header.psn.get() };
         match self.stamp_at(cqe.slot)?.age_of(stamp) {
             Age::Newer => {
                 self.fill(&cqe, stamp)?;
-                self.tell(self.header.opt.queue(), News::Completed, Upto::of(self.header.addr));
+                self.post_event(self.header.opt.queue(), News::Completed, Upto::of(self.header.addr));
             }
-            /* the library has it, and may have made room since: only the answer was lost */
+            /* the host has it, and may have made room since: only the EA was lost */
             Age::Same | Age::Older => self.card.stats.star_stale.inc(),
-            Age::Foreign => return Err(Drop::Stale),
+            Age::Foreign => return Err(Discard::Stale),
         }
         self.answer(Ptype::Ea, 0, &[], &[]);
         Ok(())
     }
 
-    /// EA: for the library.
-    fn stored(&mut self) -> Result<(), Drop> {
-        self.tell(self.header.opt.queue(), News::Stored(self.header.psn), Upto::of(self.header.addr));
+    /// EA: an event for the host.
+    fn stored(&mut self) -> Result<(), Discard> {
+        self.post_event(self.header.opt.queue(), News::Stored(self.header.psn), Upto::of(self.header.addr));
         Ok(())
     }
 
-    fn tell(&mut self, queue: Queue, what: News, upto: Option<Upto>) {
+    fn post_event(&mut self, queue: Queue, what: News, upto: Option<Upto>) {
         let Prefix { qpn, epoch } = self.prefix;
         self.env.star_event(SlEvent { qpn, epoch, queue, what, upto });
     }
 
     #[inline]
-    fn check(&self, addr: u64, len: u64, what: Use) -> Result<(), Drop> {
+    fn check(&self, addr: u64, len: u64, what: Use) -> Result<(), Discard> {
         let permitted = match (what, self.card.slots) {
-            (Use::Slot, Some((first, bytes))) => {
-                let offset = addr.wrapping_sub(first);
-                offset < bytes && len <= bytes - offset
+            (Use::Slot, Some(slots)) => {
+                let offset = addr.wrapping_sub(slots.addr);
+                offset < slots.len && len <= slots.len - offset
             }
             _ => self.card.bounds.is_none_or(|bounds| bounds.permits(addr, len, what)),
         };
-        if permitted { Ok(()) } else { Err(Drop::Refused) }
+        if permitted { Ok(()) } else { Err(Discard::Refused) }
     }
 
-    fn load(&mut self, addr: u64) -> Result<u64, Drop> {
-        self.env.star_load(addr).map(u64::from_ne_bytes).ok_or(Drop::Refused)
+    fn load(&mut self, addr: u64) -> Result<u64, Discard> {
+        self.env.star_load(addr).map(u64::from_ne_bytes).ok_or(Discard::Refused)
     }
-    fn stamp_at(&mut self, slot: u64) -> Result<Stamp, Drop> {
+    fn stamp_at(&mut self, slot: u64) -> Result<Stamp, Discard> {
         self.load(slot).map(Stamp::of)
     }
     fn store(&mut self, addr: u64, word: u64) -> bool {
@@ -282,18 +280,18 @@ impl<E: StarEnv> Job<'_, E> {
 
 /// Where a connection's stateful end is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Peer {
-    /// Address
+pub struct SfPeer {
+    /// Where its packets go
     pub av: Av,
     /// UDP port of its stateful half
     pub port: u16,
-    /// QPN
+    /// SF's QPN
     pub qpn: Qpn,
     /// Epoch of the connection
     pub epoch: u32,
 }
 
-impl Peer {
+impl SfPeer {
     /// Whether a packet that came from `source` is of this end of this connection.
     pub(super) fn has_sent(&self, source: &Gid, packet: &Packet<'_>) -> bool {
         let sender = Prefix { qpn: self.qpn, epoch: self.epoch };
@@ -301,9 +299,9 @@ impl Peer {
     }
 }
 
-/// Sends a WQE, as [`message`](super::message) encodes it, for the library: all that is needed is in the
+/// Sends a WQE, as [`message`](super::message) encodes it, for the host: all that is needed is in the
 /// arguments. `inline` are bytes of host memory that belong to it.
-pub fn send_wqep<E: StarEnv>(env: &mut E, to: &Peer, opt: Opt, seq: Psn, wqe: &[u8], inline: Option<Seg>) {
+pub fn send_wqep<E: StarEnv>(env: &mut E, to: &SfPeer, opt: Opt, seq: Psn, wqe: &[u8], inline: Option<Seg>) {
     env.begin_payload();
     let payload = match inline {
         None => None,
@@ -329,8 +327,8 @@ pub fn send_wqep<E: StarEnv>(env: &mut E, to: &Peer, opt: Opt, seq: Psn, wqe: &[
     env.send_star(Side::Stateless, (&to.av, to.port), &head, wqe, payload, false);
 }
 
-/// Sends records of WQEs for the library ([`packed`](super::packed)); nothing of an empty batch.
-pub fn send_wqeps<E: StarEnv>(env: &mut E, to: &Peer, batch: &Batch) {
+/// Sends records of WQEs for the host ([`packed`](super::packed)); nothing of an empty batch.
+pub fn send_wqeps<E: StarEnv>(env: &mut E, to: &SfPeer, batch: &Batch) {
     if batch.is_empty() {
         return;
     }
@@ -351,7 +349,7 @@ pub fn send_wqeps<E: StarEnv>(env: &mut E, to: &Peer, batch: &Batch) {
 }
 
 /// Sends a control message to the peer's QP `to`, or the answer to one.
-pub fn send_control<E: StarEnv>(env: &mut E, to: &Peer, from: Qpn, seq: Psn, message: Option<&Control>) {
+pub fn send_control<E: StarEnv>(env: &mut E, to: &SfPeer, from: Qpn, seq: Psn, message: Option<&Control>) {
     let prefix = Prefix { qpn: from, epoch: to.epoch };
     let mut room = [0; MAX_CONTROL];
     let len = message.and_then(|message| message.encode(&mut room)).unwrap_or(0);
@@ -367,17 +365,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn epochs_of_a_life_follow_each_other() {
+    fn epochs_of_a_boot_follow_each_other() {
         assert!(is_later(0x7_0003, 0x7_0002) && is_later(0x7_0000, 0x7_ffff), "its numbers come round");
         assert!(!is_later(0x7_0002, 0x7_0002) && !is_later(0x7_ffff, 0x7_0000));
-        assert!(is_later(0x6_0001, 0x7_0002), "another life has numbers of its own");
+        assert!(is_later(0x6_0001, 0x7_0002), "another boot has numbers of its own");
     }
 
     #[test]
     fn nobody_else_speaks_for_a_peer() {
         let at = |last| Gid::from_ipv4([10, 0, 0, last]);
         let av = Av { dgid: at(1), ..Av::default() };
-        let peer = Peer { av, port: 1, qpn: 7, epoch: 0x1_0002 };
+        let peer = SfPeer { av, port: 1, qpn: 7, epoch: 0x1_0002 };
         let header = Header {
             ptype: Ptype::Ea,
             opt: Opt::Send,

@@ -209,7 +209,7 @@ impl Header {
 
 /// What stands behind the header of packets to the stateless half and of control messages, at a fixed place:
 /// to whom they belong can be seen without state.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Prefix {
     /// SL's QPN; in a control message its sender's
     pub qpn: Qpn,

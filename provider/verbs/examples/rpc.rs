@@ -186,11 +186,11 @@ fn main() {
         std::process::exit(2);
     };
     let wire = Settings { progress_thread: false, ..settings() };
-    let wish = |wish| if star { wish } else { StarPreference::Off };
+    let preference = |preference| if star { preference } else { StarPreference::Off };
     let cache =
         room.first().and_then(|room| QpcSpec::parse(&format!("{room},miss=1us,policy=fcfs")).ok().flatten());
-    let theirs = Settings { star: wish(StarPreference::Stateless), qpc_cache: cache, ..wire.clone() };
-    let ours = Settings { star: wish(StarPreference::Stateful), ..wire.clone() };
+    let theirs = Settings { star: preference(StarPreference::Stateless), qpc_cache: cache, ..wire.clone() };
+    let ours = Settings { star: preference(StarPreference::Stateful), ..wire.clone() };
     let (mut server, mut client) = (Side::new(&theirs, connections), Side::new(&ours, connections));
     server.make_qps();
     client.make_qps();

@@ -65,7 +65,7 @@ pub use star::{Settled, StarInfo};
 pub use starverbs_core::nic::{TagChange, TagOp};
 pub use starverbs_kernels::Builtin;
 pub use starverbs_rings::{Answer, Memory, ProgramMemory, Resource, budget};
-pub use starverbs_star::control::Wish;
+pub use starverbs_star::control::Preference;
 pub use wr::{SendBatch, send_ops_offered};
 pub use xrcd::Xrcd;
 

@@ -7,7 +7,7 @@ use starverbs_core::qp::{self as card_qp, QpAttrMask, RecvSource};
 use starverbs_core::tags::MAX_TAG_SGE;
 use starverbs_core::{Av, Gid, NicError, PdId, QpState, QpType, Qpn, SrqId};
 use starverbs_rings::{ProgramMemory, RecvSize, SendSize, WorkRings};
-use starverbs_star::control::Wish;
+use starverbs_star::control::Preference;
 
 use crate::ah::AhAttr;
 use crate::context::Context;
@@ -22,7 +22,7 @@ use crate::log::log;
 use crate::pd::Pd;
 use crate::post::{PostLines, RecvPoster, SendPoster};
 use crate::srq::Srq;
-use crate::star::{StarInfo, wish_of};
+use crate::star::{StarInfo, preference_of};
 use crate::wr::SendBatch;
 
 /// What a QP is to be: `struct ibv_qp_init_attr`.
@@ -51,7 +51,7 @@ pub struct QpInit<'a> {
     /// IBV_QP_CREATE_BLOCK_SELF_MCAST_LB: what it sends to a multicast group does not come back to it
     pub block_own_multicast: bool,
     /// Which end keeps the connection (StaR); `None`: what the setting says
-    pub star: Option<Wish>,
+    pub star: Option<Preference>,
     /// It speaks StRoM's dialect, where its peer does: RPCs
     pub rpc: bool,
     /// Names the QP in events
@@ -80,8 +80,8 @@ pub type QpAttr = card_qp::QpAttr<AhAttr>;
 #[derive(Clone)]
 pub struct Qp(Arc<QpInner>, PostLines);
 
-/// The wish of a queue pair that was made without StaR, and has none later.
-const NO_WISH: u8 = u8::MAX;
+/// The preference of a queue pair that was made without StaR, and has none later.
+const NO_PREFERENCE: u8 = u8::MAX;
 /// The same, of one that speaks StRoM's dialect.
 const RPC: u8 = u8::MAX - 1;
 /// Answers of kernels that a queue pair of the dialect may have under way; each takes a place of its send
@@ -97,8 +97,8 @@ pub(crate) struct QpInner {
     /// allowed as in RTS.
     state: AtomicU8,
     gone: AtomicBool,
-    /// Which end is to keep the connection: a [`Wish`], or [`NO_WISH`] or [`RPC`]
-    wish: AtomicU8,
+    /// Which end is to keep the connection: a [`Preference`], or [`NO_PREFERENCE`] or [`RPC`]
+    preference: AtomicU8,
     pub(crate) pd: Pd,
     pub(crate) rings: WorkRings,
     send_cq: Cq,
@@ -118,7 +118,7 @@ impl Qp {
         let device = pd.context().device()?;
         check_caps(init, device.info().attr.max_qp_wr)?;
         check_tags(pd, init)?;
-        let wish = wish(init, wish_of(device.settings().star))?;
+        let preference = preference(init, preference_of(device.settings().star))?;
         let rings = rings(init, device.queue_memory(pd)).ok_or(VerbsError::NoMemory("queue pair"))?;
         // SAFETY: the one card half of this queue, used under the card's lock, between released and posted.
         let sq = unsafe { rings.card_sq() };
@@ -139,10 +139,11 @@ impl Qp {
             block_own_multicast: init.block_own_multicast,
             cookie: init.cookie,
         };
-        let command = Command::CreateQp { init: card_init, role: wish != Wish::Off, rpc: init.rpc };
+        let command =
+            Command::CreateQp { init: card_init, role: preference != Preference::Off, rpc: init.rpc };
         let qpn = device.control(command)?.number()?;
         log!(Debug, "queue pair {qpn:#x}: created, {:?}", init.qp_type);
-        Ok(Qp::handle(pd, init, qpn, wish, rings))
+        Ok(Qp::handle(pd, init, qpn, preference, rings))
     }
 
     /// One of another process of the XRC domain that `pd` stands for. What the card here keeps of it is this
@@ -150,11 +151,11 @@ impl Qp {
     pub(crate) fn attached(pd: &Pd, cq: &Cq, qpn: Qpn, attachment: AttachmentId) -> Result<Qp> {
         let init = QpInit { cookie: u64::from(attachment), ..xrc_recv(cq) };
         let rings = rings(&init, pd.memory()).ok_or(VerbsError::NoMemory("queue pair"))?;
-        Ok(Qp::handle(pd, &init, qpn, Wish::Off, rings))
+        Ok(Qp::handle(pd, &init, qpn, Preference::Off, rings))
     }
 
     /// The handle of a QP that is in RESET, which uses its CQs and SRQ from now on.
-    fn handle(pd: &Pd, init: &QpInit<'_>, qpn: Qpn, wish: Wish, rings: WorkRings) -> Qp {
+    fn handle(pd: &Pd, init: &QpInit<'_>, qpn: Qpn, preference: Preference, rings: WorkRings) -> Qp {
         for cq in [init.send_cq, init.recv_cq] {
             cq.0.users.fetch_add(1, Ordering::AcqRel);
         }
@@ -163,10 +164,10 @@ impl Qp {
             qp_type: init.qp_type,
             state: AtomicU8::new(QpState::Reset as u8),
             gone: AtomicBool::new(false),
-            wish: AtomicU8::new(match wish {
+            preference: AtomicU8::new(match preference {
                 _ if init.rpc => RPC,
-                Wish::Off => NO_WISH,
-                wish => wish as u8,
+                Preference::Off => NO_PREFERENCE,
+                preference => preference as u8,
             }),
             pd: pd.clone(),
             rings,
@@ -219,8 +220,8 @@ impl Qp {
     }
 
     /// Which end its program wants to keep the connection (StaR).
-    pub fn wish(&self) -> Wish {
-        self.0.wish()
+    pub fn preference(&self) -> Preference {
+        self.0.preference()
     }
 
     /// What its program wants from now on, also while the connection runs: then both ends change when nothing
@@ -229,14 +230,14 @@ impl Qp {
     /// # Errors
     /// EOPNOTSUPP: it was made without StaR, or has none with this peer; EINVAL: it is gone, or in ERR or
     /// SQD; EIO in a forked child.
-    pub fn change_wish(&self, wish: Option<Wish>) -> Result<()> {
+    pub fn change_preference(&self, preference: Option<Preference>) -> Result<()> {
         let device = self.0.pd.context().device()?;
-        let wish = wish.unwrap_or(wish_of(device.settings().star));
-        if !self.0.has_wish() {
+        let preference = preference.unwrap_or(preference_of(device.settings().star));
+        if !self.0.has_preference() {
             return Err(VerbsError::Unsupported("StaR for a queue pair that was made without"));
         }
-        device.control(Command::Star(Star::SetRole { qpn: self.0.qpn, role: wish }))?;
-        self.0.wish.store(wish as u8, Ordering::Relaxed);
+        device.control(Command::Star(Star::SetRole { qpn: self.0.qpn, role: preference }))?;
+        self.0.preference.store(preference as u8, Ordering::Relaxed);
         Ok(())
     }
 
@@ -246,7 +247,7 @@ impl Qp {
     /// EIO in a forked child.
     pub fn star(&self) -> Result<StarInfo> {
         let device = self.0.pd.context().device()?;
-        let role = self.0.has_wish().then(|| self.0.wish());
+        let role = self.0.has_preference().then(|| self.0.preference());
         device.control(Command::Star(Star::Query { qpn: self.0.qpn, role }))?.star()
     }
 
@@ -401,20 +402,20 @@ impl QpInner {
         if self.qp_type == QpType::XrcRecv { self.cookie as AttachmentId } else { 0 }
     }
 
-    /// Whether it was made with a wish, and so is known to StaR.
-    pub(crate) fn has_wish(&self) -> bool {
-        self.wish.load(Ordering::Relaxed) < RPC
+    /// Whether it was made with a preference, and so is known to StaR.
+    pub(crate) fn has_preference(&self) -> bool {
+        self.preference.load(Ordering::Relaxed) < RPC
     }
 
     /// Whether it speaks StRoM's dialect.
     #[inline]
     pub(crate) fn speaks_rpc(&self) -> bool {
-        self.wish.load(Ordering::Relaxed) == RPC
+        self.preference.load(Ordering::Relaxed) == RPC
     }
 
     /// Which end its program wants to keep the connection.
-    pub(crate) fn wish(&self) -> Wish {
-        Wish::from_code(self.wish.load(Ordering::Relaxed)).unwrap_or(Wish::Off)
+    pub(crate) fn preference(&self) -> Preference {
+        Preference::from_code(self.preference.load(Ordering::Relaxed)).unwrap_or(Preference::Off)
     }
 
     /// Where it completes.
@@ -502,17 +503,17 @@ fn check_tags(pd: &Pd, init: &QpInit<'_>) -> Result<()> {
 
 /// Which end is to keep the connection. StaR is for RC; and of a QP whose send queue is the card's, which
 /// matches tags, the library cannot have the other half.
-fn wish(init: &QpInit<'_>, setting: Wish) -> Result<Wish> {
+fn preference(init: &QpInit<'_>, setting: Preference) -> Result<Preference> {
     let can = init.qp_type == QpType::Rc && !init.srq.is_some_and(Srq::is_tagged);
-    if init.rpc && (!can || !matches!(init.star, None | Some(Wish::Off))) {
+    if init.rpc && (!can || !matches!(init.star, None | Some(Preference::Off))) {
         return Err(VerbsError::Unsupported("RPCs for other than RC, with StaR, and where tags are matched"));
     }
     match init.star {
-        _ if init.rpc => Ok(Wish::Off),
-        Some(Wish::Off) => Ok(Wish::Off),
+        _ if init.rpc => Ok(Preference::Off),
+        Some(Preference::Off) => Ok(Preference::Off),
         Some(_) if !can => Err(VerbsError::Unsupported("StaR for other than RC, and where tags are matched")),
         asked if can => Ok(asked.unwrap_or(setting)),
-        _ => Ok(Wish::Off),
+        _ => Ok(Preference::Off),
     }
 }
 

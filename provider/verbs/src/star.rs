@@ -1,7 +1,7 @@
 //! What a program may ask of its connections' StaR: what they were to be, what they are, what that costs.
 
 use starverbs_settings::StarPreference;
-use starverbs_star::control::Wish;
+use starverbs_star::control::Preference;
 
 /// What a queue pair has become.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,21 +22,21 @@ pub enum Settled {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StarInfo {
     /// What the program wants it to be
-    pub wish: Wish,
+    pub preference: Preference,
     /// What it is
     pub role: Settled,
     /// What the card keeps of it now, bytes
     pub card_bytes: u64,
-    /// What the library keeps of it in host memory because the card does not, bytes
-    pub library_bytes: u64,
+    /// What its host keeps of it because the card does not, bytes
+    pub host_bytes: u64,
 }
 
 /// The setting in the card's words.
-pub(crate) fn wish_of(setting: StarPreference) -> Wish {
+pub(crate) fn preference_of(setting: StarPreference) -> Preference {
     match setting {
-        StarPreference::Off => Wish::Off,
-        StarPreference::Auto => Wish::Auto,
-        StarPreference::Stateless => Wish::Stateless,
-        StarPreference::Stateful => Wish::Stateful,
+        StarPreference::Off => Preference::Off,
+        StarPreference::Auto => Preference::Auto,
+        StarPreference::Stateless => Preference::Stateless,
+        StarPreference::Stateful => Preference::Stateful,
     }
 }

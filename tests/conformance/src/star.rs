@@ -1,4 +1,4 @@
-//! StaR: the same programs with one end's card keeping nothing of the connections, which they are not told;
+//! StaR: the same programs with one end's card keeping nothing of the connections, which they do not see;
 //! and what the ends settle when one of them cannot or need not.
 
 use std::time::{Duration, Instant};
@@ -90,8 +90,8 @@ fn pingpong(program: &'static str, args: &str) -> Pair {
 }
 
 /// Server and client with these settings; the server must say what it has become.
-fn case(what: &str, wishes: [&str; 2], says: &'static str, pair: Pair) -> Case {
-    let pair = pair.own_env("STARVERBS_STAR", wishes).server_says(says);
+fn case(what: &str, preferences: [&str; 2], says: &'static str, pair: Pair) -> Case {
+    let pair = pair.own_env("STARVERBS_STAR", preferences).server_says(says);
     let mut case = Case::pair(GROUP, BOTH, pair.clone());
     case.name = format!("{what}: {}", pair.command());
     if QUICK.contains(&case.name.as_str()) { case.quick(&[Net::Lo]) } else { case }
@@ -99,8 +99,8 @@ fn case(what: &str, wishes: [&str; 2], says: &'static str, pair: Pair) -> Case {
 
 fn on_a_good_wire() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (what, wishes, says) in ROLES {
-        let mut add = |pair| cases.push(case(what, wishes, says, pair));
+    for (what, preferences, says) in ROLES {
+        let mut add = |pair| cases.push(case(what, preferences, says, pair));
         for (program, options) in PERFTEST {
             options.iter().for_each(|args| add(perftest(program, args)));
         }
@@ -113,11 +113,12 @@ fn on_a_good_wire() -> Vec<Case> {
 
 fn on_a_bad_wire() -> Vec<Case> {
     let mut cases = Vec::new();
-    for ((what, wishes, says), (how, fault)) in
+    for ((what, preferences, says), (how, fault)) in
         ROLES.into_iter().flat_map(|role| LOSSES.map(|loss| (role, loss)))
     {
         let what = format!("{what}, {how}");
-        let mut add = |pair: Pair| cases.push(case(&what, wishes, says, pair.env("STARVERBS_FAULT", fault)));
+        let mut add =
+            |pair: Pair| cases.push(case(&what, preferences, says, pair.env("STARVERBS_FAULT", fault)));
         for (program, _) in PERFTEST {
             add(perftest(program, "-n 300"));
         }
@@ -167,10 +168,10 @@ pub(crate) fn cases() -> Vec<Case> {
 /// kill -9 of either end, in either role.
 fn killed() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (what, wishes, says) in ROLES {
+    for (what, preferences, says) in ROLES {
         for victim in ["server", "client"] {
             let name = format!("{what}: kill -9 of the {victim}, then a clean run");
-            let run = move |world: &mut World, net| kill(world, net, (wishes, says), victim).into();
+            let run = move |world: &mut World, net| kill(world, net, (preferences, says), victim).into();
             let quick: &[Net] = if (what, victim) == (ROLES[0].0, "client") { &[Net::Lo] } else { &[] };
             cases.push(Case::special(GROUP, &name, BOTH, run).quick(quick));
         }
@@ -191,10 +192,10 @@ const VICTIMS: [(&str, &[&str]); 2] =
 fn kill(
     world: &mut World,
     net: Net,
-    (wishes, says): ([&str; 2], &'static str),
+    (preferences, says): ([&str; 2], &'static str),
     victim: &str,
 ) -> Result<String, String> {
-    let with = |pair: Pair| pair.own_env("STARVERBS_STAR", wishes).server_says(says);
+    let with = |pair: Pair| pair.own_env("STARVERBS_STAR", preferences).server_says(says);
     for (program, failures) in VICTIMS {
         let pair = with(perftest(program, "-b -n 1000000"));
         let mut running = pair.start(world, net)?;

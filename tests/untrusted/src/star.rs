@@ -1,4 +1,4 @@
-//! StaR packets: what a stateless card, its library, and a stateful end do with any at all, whose checksums
+//! StaR packets: what a stateless card, its host, and a stateful end do with any at all, whose checksums
 //! are right.
 //!
 //! Host 0 is stateless, host 1 stateful, and a connection between them has work. The input says which packets
@@ -9,7 +9,7 @@
 use std::rc::Rc;
 
 use starverbs_core::congestion::Aimd;
-use starverbs_core::engine::TransmitStatus;
+use starverbs_core::engine::{TakenRecv, TransmitStatus};
 use starverbs_core::mr::{MrAttr, MrTable, Rule};
 use starverbs_core::nic::Path;
 use starverbs_core::{
@@ -19,12 +19,12 @@ use starverbs_sim::{Faults, Host, Net, READ, Recv, Send, SimCq, SimEnv, SimRq, S
 use starverbs_star::bounds::Bounds;
 use starverbs_star::channel::Channel;
 use starverbs_star::control::Setup;
+use starverbs_star::endpoint::{Patience, SlInit, SlQp};
 use starverbs_star::form::Form;
-use starverbs_star::library::{Patience, SlInit, SlQp};
 use starverbs_star::registry::Registry;
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT};
 use starverbs_star::stateful::{self, Local, SharedReceives, Stateful, Waits};
-use starverbs_star::stateless::{self, Peer};
+use starverbs_star::stateless::{self, SfPeer};
 use starverbs_star::wire::{HEADER_LEN, PREFIX_LEN, Packet, Side};
 
 use crate::bytes::Bytes;
@@ -58,7 +58,7 @@ struct World {
 struct NoSrq;
 
 impl SharedReceives for NoSrq {
-    fn take(&mut self, _: Qpn, _: &mut [Sge]) -> Option<(u64, usize, PdId)> {
+    fn take(&mut self, _: Qpn, _: &mut [Sge]) -> Option<TakenRecv> {
         None
     }
 }
@@ -69,8 +69,8 @@ fn lend<'a>(
     srqs: &'a mut NoSrq,
     stats: &'a Counters,
     now: u64,
-) -> stateful::Card<'a, SimEnv> {
-    stateful::Card { env: &mut host.env, mrs, registry, srqs, path, stats, now }
+) -> stateful::CardCtx<'a, SimEnv> {
+    stateful::CardCtx { env: &mut host.env, mrs, registry, srqs, path, stats, now }
 }
 
 /// `len` bytes that the card may touch.
@@ -168,9 +168,9 @@ impl World {
         };
         let avs = [net.hosts[SL].av(net.hosts[SF].gid), net.hosts[SF].av(net.hosts[SL].gid)];
         let [port, control_port] = net.hosts[SL].env.star.ports;
-        let peer = stateful::Peer { av: avs[SF], port, control_port, qpn: QPNS[SL], epoch: EPOCH };
+        let peer = stateful::SlPeer { av: avs[SF], port, control_port, qpn: QPNS[SL], epoch: EPOCH };
         let mut channel = Channel::new();
-        channel.took();
+        channel.accept();
         let mut none = NoSrq;
         let mut path = Path::new(&Gid::default(), 1 << 20);
         let mut card =
@@ -178,7 +178,7 @@ impl World {
         let sf = Stateful::new(&mut card, local, (setup, peer), channel).expect("a good set-up");
         let MrAttr { addr, length: len, iova, access, .. } = attr(SL);
         let rule = Rule { key: open[SL].lkey, pd: host_pd(), qpn: 0, addr, len, iova, access };
-        let peer = Peer { av: avs[SL], port: control_port, qpn: QPNS[SF], epoch: EPOCH };
+        let peer = SfPeer { av: avs[SL], port: control_port, qpn: QPNS[SF], epoch: EPOCH };
         sl.start(&mut net.hosts[SL].env, 1, peer, None, [rule].into_iter());
         let mut world =
             World { net, sl, sf, bounds, registry, path, mrs, stats, sqs, rqs, cqs, open, now: 1 };
@@ -188,7 +188,7 @@ impl World {
 
     fn on_sf<R>(
         &mut self,
-        call: impl FnOnce(&mut Stateful<SimEnv>, &mut stateful::Card<'_, SimEnv>) -> R,
+        call: impl FnOnce(&mut Stateful<SimEnv>, &mut stateful::CardCtx<'_, SimEnv>) -> R,
     ) -> R {
         let World { net, mrs, registry, path, stats, sf, now, .. } = self;
         let mut none = NoSrq;
@@ -225,8 +225,8 @@ impl World {
         match (to, side) {
             (SL, Side::Stateless) => {
                 let (meta, stats) = (FrameMeta { src, dst, ..FrameMeta::default() }, &self.stats[SL]);
-                let life = stateless::life_of(EPOCH);
-                let card = stateless::Card { bounds: Some(&self.bounds), slots: None, life, stats };
+                let boot_epoch = stateless::boot_epoch_of(EPOCH);
+                let card = stateless::Card { bounds: Some(&self.bounds), slots: None, boot_epoch, stats };
                 let env = &mut self.net.hosts[SL].env;
                 stateless::handle(&card, env, (&meta, 4794), &packet);
                 assert!(env.star.events.len() <= 1, "one packet is one event");

@@ -6,7 +6,7 @@ use starverbs_core::mr::WindowType;
 use starverbs_core::qp::{QpAttr, QpAttrMask, RecvSource};
 use starverbs_core::{Access, Nanos, QpState, QpType, Qpn, SrqId};
 use starverbs_sim::{QpAt, SimRq, SimSq};
-use starverbs_star::control::Wish;
+use starverbs_star::control::Preference;
 
 use crate::arena::Arena;
 use crate::conn::{Bound, Cause, Conn, ConnEnd, Source, Window};
@@ -148,7 +148,7 @@ impl World {
             host.destroy_qp(qpn, now).expect("it exists");
         };
         host.pd = usual;
-        host.wish(qpn, plan.wishes[e]);
+        host.preference(qpn, plan.preferences[e]);
         self.who.insert((at, qpn), Who::Conn(c, e));
         qpn
     }
@@ -182,9 +182,9 @@ impl World {
     }
 
     /// A program changes its mind about what its end is to be of StaR.
-    pub(crate) fn want(&mut self, c: usize, e: usize, wish: Wish) {
+    pub(crate) fn want(&mut self, c: usize, e: usize, preference: Preference) {
         let (now, end) = (self.net.now(), &self.conns[c].ends[e]);
-        self.net.hosts[end.host].change_wish(end.qpn, wish, now);
+        self.net.hosts[end.host].change_preference(end.qpn, preference, now);
     }
 
     /// A program destroys the queue pair of an end with all that is posted to it, and makes another; for
@@ -218,7 +218,7 @@ impl World {
         let mask = QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY;
         if self.net.hosts[end.host].modify(end.qpn, &attr, mask, now).is_err() {
             end.draining = false;
-            assert!(self.wishes(c, e), "RTS to SQD");
+            assert!(self.preferences(c, e), "RTS to SQD");
         }
     }
 

@@ -3,7 +3,7 @@
 use starverbs_core::qpc::Policy;
 use starverbs_core::{Access, ContextCache, Mtu, Nanos, SendOp};
 use starverbs_sim::{Faults, RC_OPS, Rng, Setup};
-use starverbs_star::control::Wish;
+use starverbs_star::control::Preference;
 
 use crate::star::StarPlan;
 
@@ -44,7 +44,7 @@ pub enum Chaos {
     /// A card with StaR is to keep so many connections from now on
     Crowd(At, u32),
     /// A program wants its end of StaR to be that from now on
-    Want(Whose, Wish),
+    Want(Whose, Preference),
     /// Of what a host sends nothing comes through to StaR's ports for so long
     Shut(At, Nanos),
 }
@@ -83,7 +83,7 @@ pub struct ConnPlan {
     /// How often it may be set up anew after it failed
     pub reconnects: u32,
     /// What its ends would be of StaR
-    pub wishes: [Wish; 2],
+    pub preferences: [Preference; 2],
 }
 
 /// A run.
@@ -214,7 +214,7 @@ pub fn any_conn(rng: &mut Rng, hosts: usize, ops: u64, trouble: bool) -> ConnPla
         bad_recv: if trouble { rng.pick(&[0.0, 0.0, 0.03]) } else { 0.0 },
         long: rng.pick(&[0.0, 0.05, 0.5]),
         reconnects: rng.below(5) as u32,
-        wishes: [Wish::Off; 2],
+        preferences: [Preference::Off; 2],
     }
 }
 

@@ -6,7 +6,7 @@
 
 use starverbs_core::env::RecvQueue;
 use starverbs_core::{Nanos, QpState};
-use starverbs_star::control::Wish;
+use starverbs_star::control::Preference;
 
 use crate::conn::Source;
 use crate::world::World;
@@ -84,7 +84,7 @@ impl World {
         let lives = |end: usize| !conn.ends[end].down() && self.state(c, end) == QpState::Rts;
         conn.reliable()
             && !conn.over
-            && conn.plan.wishes == [Wish::Off; 2]
+            && conn.plan.preferences == [Preference::Off; 2]
             && me.rung
             && !me.draining
             && me.sq.outstanding() > 0

@@ -2,7 +2,7 @@
 
 use starverbs_core::{Nanos, Qpn, SendOp, Sge};
 use starverbs_sim::{Rng, StarCard};
-use starverbs_star::control::{Role, Wish};
+use starverbs_star::control::{Preference, Role};
 use starverbs_star::form::Form;
 use starverbs_star::negotiate::Outcome;
 use starverbs_star::wire::{Header, Opt, Ptype};
@@ -28,7 +28,7 @@ pub struct StarPlan {
     pub threshold: u32,
     /// Of each host: the number of its key, 0 for none; `None`: it has no StaR
     pub cards: Vec<Option<u8>>,
-    /// Buffers of a region: where each has one of its own, its rule is told first
+    /// Buffers of a region: where each has one of its own, its rule is sent first
     pub together: u64,
     /// Somebody on the wire says what the ends did not, without a key
     pub forged: bool,
@@ -48,7 +48,7 @@ impl Plan {
         self.star = Some(star);
     }
 
-    /// Three runs in ten have cards with StaR, most of whose connections of RC wish for it.
+    /// Three runs in ten have cards with StaR, most of whose connections of RC have a preference for it.
     pub(crate) fn mix_star(&mut self, rng: &mut Rng) {
         let share = rng.pick(&[0.4, 0.8, 1.0]);
         let keys: &[Option<u8>] = match rng.below(8) {
@@ -61,15 +61,15 @@ impl Plan {
         let threshold = rng.pick(&[0, 0, 1, ROOMY]);
         let cards = (0..self.hosts).map(|_| rng.pick(keys)).collect();
         let plan = StarPlan { threshold, cards, together: rng.pick(&[1, 16, 16]), ..StarPlan::roomy() };
-        let wishes = [
-            [Wish::Stateless, Wish::Stateful],
-            [Wish::Stateful, Wish::Stateless],
-            [Wish::Stateless, Wish::Auto],
-            [Wish::Auto, Wish::Stateless],
-            [Wish::Auto, Wish::Auto],
-            [Wish::Stateful, Wish::Auto],
-            [Wish::Off, Wish::Stateless],
-            [Wish::Stateful, Wish::Stateful],
+        let preferences = [
+            [Preference::Stateless, Preference::Stateful],
+            [Preference::Stateful, Preference::Stateless],
+            [Preference::Stateless, Preference::Auto],
+            [Preference::Auto, Preference::Stateless],
+            [Preference::Auto, Preference::Auto],
+            [Preference::Stateful, Preference::Auto],
+            [Preference::Off, Preference::Stateless],
+            [Preference::Stateful, Preference::Stateful],
         ];
         if !rng.chance(0.3) {
             return;
@@ -78,7 +78,7 @@ impl Plan {
         self.have_star(plan);
         for conn in self.conns.iter_mut().filter(|conn| conn.kind == Transport::Rc) {
             if rng.chance(share) {
-                conn.wishes = rng.pick(&wishes);
+                conn.preferences = rng.pick(&preferences);
                 /* an end of StaR takes neither */
                 conn.kinds.retain(|op| !matches!(op, SendOp::Flush | SendOp::AtomicWrite));
                 if conn.kinds.is_empty() {
@@ -96,9 +96,9 @@ impl Plan {
     /// connections that leave it to the cards what they are change.
     fn mix_switches(&mut self, rng: &mut Rng) {
         let (hosts, steps) = (self.hosts as u64, if self.is_long { 50_000 } else { 300 });
-        for conn in self.conns.iter_mut().filter(|conn| conn.wishes != [Wish::Off; 2]) {
+        for conn in self.conns.iter_mut().filter(|conn| conn.preferences != [Preference::Off; 2]) {
             if rng.chance(0.8) {
-                conn.wishes = [Wish::Auto; 2];
+                conn.preferences = [Preference::Auto; 2];
             }
         }
         for _ in 0..rng.within(1, if self.is_long { 40 } else { 6 }) {
@@ -243,8 +243,8 @@ impl World {
     }
 
     /// Whether the program of an end has asked for StaR, so that it may be one of its ends.
-    pub(crate) fn wishes(&self, c: usize, e: usize) -> bool {
-        self.conns[c].plan.wishes[e] != Wish::Off && self.plan.star.is_some()
+    pub(crate) fn preferences(&self, c: usize, e: usize) -> bool {
+        self.conns[c].plan.preferences[e] != Preference::Off && self.plan.star.is_some()
     }
 
     /// What an end is of StaR, once that is settled.
@@ -273,7 +273,7 @@ impl World {
         if conn.over { 0 } else { (0..2).filter(|e| holds(*e)).count() * AHEAD }
     }
 
-    /// All queue pairs are gone: their peers hear of it, or are gone as well, and then there is nothing left
+    /// All queue pairs are gone: their peers know, or are gone as well, and then there is nothing left
     /// to do.
     pub(crate) fn last_words(&mut self) {
         assert!(self.net.run_until_idle(1_000_000), "last words have no end");

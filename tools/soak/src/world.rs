@@ -382,7 +382,7 @@ impl World {
             }
             Chaos::Drain((c, e)) => self.drain(c, e),
             Chaos::Crowd(host, threshold) => self.net.crowd(host, threshold),
-            Chaos::Want((c, e), wish) => self.want(c, e, wish),
+            Chaos::Want((c, e), preference) => self.want(c, e, preference),
             Chaos::Shut(host, time) => self.shut.push((host, self.net.now() + time)),
         }
     }

@@ -7,14 +7,14 @@ use starverbs_core::ContextCache;
 use starverbs_core::qpc::Policy;
 use starverbs_sim::{Faults, Rng, STAR_OPS};
 use starverbs_soak::{Chaos, ConnPlan, Plan, ROOMY, StarPlan, Summary, Transport, World, any_conn, any_link};
-use starverbs_star::control::Wish;
+use starverbs_star::control::Preference;
 
 const MS: u64 = 1_000_000;
 /// Longer than any program here waits for a peer, ns.
 const LONG: u64 = 600_000 * MS;
 /// Roles that programs want: the first end keeps nothing, or nobody minds.
-const STAR: [Wish; 2] = [Wish::Stateless, Wish::Stateful];
-const ANY: [Wish; 2] = [Wish::Auto; 2];
+const STAR: [Preference; 2] = [Preference::Stateless, Preference::Stateful];
+const ANY: [Preference; 2] = [Preference::Auto; 2];
 /// The hosts of the ends.
 const SL: usize = 0;
 const SF: usize = 1;
@@ -73,13 +73,14 @@ fn assert_clean(all: &Summary) {
     }
 }
 
-/// Connections of two hosts whose ends wish for that, with programs that make no mistakes and wait for long.
-fn conns(rng: &mut Rng, wishes: [Wish; 2], shared: bool) -> Vec<ConnPlan> {
+/// Connections of two hosts whose ends have these preferences, with programs that make no mistakes and wait
+/// for long.
+fn conns(rng: &mut Rng, preferences: [Preference; 2], shared: bool) -> Vec<ConnPlan> {
     let count = rng.within(1, 3);
-    (0..count).map(|_| conn(rng, wishes, shared)).collect()
+    (0..count).map(|_| conn(rng, preferences, shared)).collect()
 }
 
-fn conn(rng: &mut Rng, wishes: [Wish; 2], shared: bool) -> ConnPlan {
+fn conn(rng: &mut Rng, preferences: [Preference; 2], shared: bool) -> ConnPlan {
     let mut conn = any_conn(rng, 2, 60, false);
     conn.kind = Transport::Rc;
     conn.hosts = [SL, SF];
@@ -88,14 +89,14 @@ fn conn(rng: &mut Rng, wishes: [Wish; 2], shared: bool) -> ConnPlan {
         conn.kinds = STAR_OPS.to_vec();
     }
     (conn.setup.timeout, conn.setup.retry_cnt, conn.setup.rnr_retry) = (20, 7, 7);
-    (conn.shared, conn.reconnects, conn.wishes) = ([shared; 2], 0, wishes);
+    (conn.shared, conn.reconnects, conn.preferences) = ([shared; 2], 0, preferences);
     conn
 }
 
 /// Two hosts whose cards have StaR, and such connections.
-fn star(rng: &mut Rng, link: Option<Faults>, wishes: [Wish; 2], shared: bool) -> Plan {
+fn star(rng: &mut Rng, link: Option<Faults>, preferences: [Preference; 2], shared: bool) -> Plan {
     let link = link.unwrap_or_else(|| any_link(rng));
-    let conns = conns(rng, wishes, shared);
+    let conns = conns(rng, preferences, shared);
     let mut plan = Plan::of_two(rng, link, conns);
     plan.have_star(StarPlan::roomy());
     plan
@@ -113,10 +114,10 @@ fn befall(rng: &mut Rng, plan: &mut Plan, times: u64, steps: u64, what: impl Fn(
 fn to_and_fro(rng: &mut Rng, link: Option<Faults>, shared: bool) -> Plan {
     let mut plan = star(rng, link, ANY, shared);
     plan.conns.iter_mut().for_each(|conn| conn.ops = [rng.below(120) as u32, rng.below(120) as u32]);
-    let wishes = [Wish::Stateless, Wish::Stateful, Wish::Off, Wish::Auto];
+    let preferences = [Preference::Stateless, Preference::Stateful, Preference::Off, Preference::Auto];
     befall(rng, &mut plan, 30, 1_500, |rng, plan| {
         let conn = rng.below(plan.conns.len() as u64) as usize;
-        Chaos::Want((conn, rng.below(2) as usize), rng.pick(&wishes))
+        Chaos::Want((conn, rng.below(2) as usize), rng.pick(&preferences))
     });
     befall(rng, &mut plan, 6, 1_500, |rng, _| Chaos::Crowd(rng.below(2) as usize, rng.pick(&[0, 1, ROOMY])));
     plan
@@ -192,8 +193,8 @@ fn a_queue_pair_goes_to_error_and_its_peer_finds_out() {
     assert_often(&all, ("requests completed", "RetryExcErr"), 2);
 }
 
-/// A host ends without a word. Whoever sends there is told so; and nobody of before writes to the memory that
-/// it has when it comes up again, which is where the old one was.
+/// A host ends without a message. Whoever sends there gets an error; and nobody of before writes to the
+/// memory that it has when it comes up again, which is where the old one was.
 #[test]
 fn a_host_that_is_gone_is_noticed_and_not_written_to() {
     for host in [SL, SF] {

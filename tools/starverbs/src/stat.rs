@@ -96,7 +96,7 @@ const STAR: [&str; 5] = [
     "star_stateless_qps",
     "star_stateful_qps",
     "star_rejects",
-    "star_library_bytes",
+    "star_host_bytes",
     "star_stateless_connection_bytes",
 ];
 

@@ -80,7 +80,7 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         Tx::new(settings, addrs, Star::default(), senders.into(), counters, capture)
     }
 
-    /// The UDP port of a half, for peers to be told.
+    /// The UDP port of a half, for peers to know.
     pub fn port(&self, side: Side) -> u16 {
         let sender = &self.senders[usize::from(socket(side, true))];
         sender.as_ref().map_or(0, |sender| sender.sport)

@@ -10,10 +10,10 @@ use starverbs_core::wire::{HeaderBuf, PKEY_DEFAULT, code};
 use starverbs_core::{Access, Av, Counters, Mtu, PdId, Psn, SendFlags, SendOp, SendWqe, Sge};
 use starverbs_settings::Settings;
 use starverbs_star::carried::Carried;
-use starverbs_star::control::{Control, MAX_CONTROL, Role, Setup, Sum, Wish};
+use starverbs_star::control::{Control, MAX_CONTROL, Preference, Role, Setup, Sum};
 use starverbs_star::message::{self, Atomic, CqeMsg};
 use starverbs_star::packed::{Batch, ROOM};
-use starverbs_star::renew::Renewed;
+use starverbs_star::renegotiation::RoundMessage;
 use starverbs_star::wire::{Head, Header, Opt, Prefix, Ptype, Queue};
 
 #[test]
@@ -224,12 +224,15 @@ fn send_everything(settings: &Settings) -> Vec<String> {
 fn rounds() -> Vec<(Vec<u8>, &'static str)> {
     let encoded = |message| {
         let mut room = [0; MAX_CONTROL];
-        let len = Renewed { round: 258, message }.encode(&mut room).expect("room");
+        let len = RoundMessage { round: 258, message }.encode(&mut room).expect("room");
         room[..len].to_vec()
     };
     vec![
-        (encoded(Control::Renew { wish: Wish::Auto, stateful: 121, threshold: 120 }), "Round Renew auto"),
-        (encoded(Control::Resting { drained: true }), "Round Resting"),
+        (
+            encoded(Control::Renegotiate { preference: Preference::Auto, stateful: 121, threshold: 120 }),
+            "Round Renegotiate auto",
+        ),
+        (encoded(Control::Quiescing { drained: true }), "Round Quiescing"),
         (encoded(Control::Plain), "Round Plain"),
     ]
 }
@@ -263,7 +266,7 @@ fn controls() -> Vec<(Vec<u8>, &'static str)> {
     vec![
         (
             encoded(Control::Offer {
-                wish: Wish::Stateless,
+                preference: Preference::Stateless,
                 stateful: 5,
                 threshold: 120,
                 ports,
@@ -280,7 +283,7 @@ fn controls() -> Vec<(Vec<u8>, &'static str)> {
         (encoded(Control::Rule(rule)), "Rule"),
         (encoded(Control::Begin { known: None }), "Begin"),
         (encoded(Control::Begin { known: Some(Sum::default()) }), "Begin with rules that are known"),
-        (encoded(Control::Tell), "Tell all rules"),
+        (encoded(Control::ResendRules), "Resend rules"),
         (encoded(Control::Unrule { key: 9 }), "Unrule"),
         (encoded(Control::Want { upto: 77 }), "Want"),
         (encoded(Control::KeepAlive), "Keep alive"),

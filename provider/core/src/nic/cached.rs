@@ -13,7 +13,7 @@ use crate::wire::{Packet, Transport};
 
 impl<E: Env> Nic<E> {
     /// Whether the card is QPC-limited, so that frames go to [`Nic::offer_frame`].
-    pub fn has_few_contexts(&self) -> bool {
+    pub fn is_qpc_limited(&self) -> bool {
         self.shared.contexts.is_some()
     }
 

@@ -12,7 +12,7 @@ use crate::wire::{PKEY_DEFAULT, Packet, PacketKind, Transport, WireError};
 impl<E: Env> Nic<E> {
     /// The program posted to the send queue of `qpn`, or to any queue of it while in ERR.
     pub fn handle_doorbell(&mut self, env: &mut E, qpn: Qpn, now: Nanos) {
-        if self.has_few_contexts() {
+        if self.is_qpc_limited() {
             return self.ring_qpc_limited(env, qpn, now);
         }
         if let Some(mut cx) = self.context(env, qpn, now) {
@@ -218,7 +218,7 @@ impl<E: Env> Nic<E> {
     /// call again). Without `acks`, QPs that owe nothing but an ACK keep it for a later call, so
     /// that a program's own answer goes out first.
     pub fn poll_transmit(&mut self, env: &mut E, now: Nanos, acks: bool) -> bool {
-        if self.has_few_contexts() {
+        if self.is_qpc_limited() {
             if self.transmit_qpc_limited(env, now) {
                 return true;
             }

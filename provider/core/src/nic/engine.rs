@@ -5,18 +5,18 @@
 //! ([`Nic::release_qp`]). One that runs is quiesced before it is held.
 
 use super::Nic;
-use crate::engine::{Call, Engine, EngineCtx, EngineSrq, Parted, Terms, TransmitStatus};
+use crate::engine::{Call, Detached, Engine, EngineAttr, EngineCtx, EngineSrq, TransmitStatus};
 use crate::env::{Env, SendQueue};
 use crate::error::NicError;
 use crate::qp::{Owner, QpAttr, RecvSource};
 use crate::transport::{Attr, Ctx, Qp, Quiesce, Step, patience};
 use crate::types::{AsyncEvent, Nanos, QpState, QpType, Qpn, SendOp, SrqId};
 
-impl Terms {
+impl EngineAttr {
     fn of(attr: &Attr) -> Self {
         let Attr { access, max_rd_atomic, min_rnr_timer, rnr_retry, timeout, retry_cnt, .. } = *attr;
         let (patience, drain_event) = (patience(timeout, retry_cnt).unwrap_or(0), attr.en_sqd_async_notify);
-        Terms { access, max_rd_atomic, min_rnr_timer, rnr_retry, patience, drain_event }
+        EngineAttr { access, max_rd_atomic, min_rnr_timer, rnr_retry, patience, drain_event }
     }
 }
 
@@ -75,7 +75,7 @@ impl<E: Env> Ctx<'_, E> {
     /// The program has set the QP anew.
     pub(crate) fn set_engine(&mut self) {
         if let Some(engine) = &mut self.qp.engine {
-            engine.set(&Terms::of(&self.qp.attr));
+            engine.set(&EngineAttr::of(&self.qp.attr));
         }
     }
 
@@ -100,7 +100,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         if let Some(engine) = self.qp.engine.take() {
             self.leave_window();
-            let Parted { next_send, windows } = self.with_engine_ctx(|ctx| engine.part(ctx));
+            let Detached { next_send, windows } = self.with_engine_ctx(|ctx| engine.detach(ctx));
             self.qp.req.start_at(next_send);
             let (req, flags) = (&mut self.qp.req, &mut self.qp.flags);
             /* the peer's credits were of before */
@@ -310,16 +310,16 @@ impl<E: Env> Nic<E> {
         env: &mut E,
         qpn: Qpn,
         now: Nanos,
-        make: impl FnOnce(&Terms, &mut EngineCtx<'_, E>) -> Result<E::Engine, NicError>,
+        make: impl FnOnce(&EngineAttr, &mut EngineCtx<'_, E>) -> Result<E::Engine, NicError>,
     ) -> Result<(), NicError> {
-        let few = self.has_few_contexts();
+        let few = self.is_qpc_limited();
         let mut cx = self.context(env, qpn, now).ok_or(NicError::NotFound)?;
         let qp = &*cx.qp;
         let waits = qp.flags.held && qp.engine.is_none();
         if few || !waits || !matches!(qp.state, QpState::Rtr | QpState::Rts) {
             return Err(NicError::Invalid);
         }
-        let terms = Terms::of(&qp.attr);
+        let terms = EngineAttr::of(&qp.attr);
         let engine = cx.with_engine_ctx(|ctx| make(&terms, ctx))?;
         cx.leave_queues();
         cx.qp.engine = Some(engine);
@@ -333,12 +333,12 @@ impl<E: Env> Nic<E> {
         env: &mut E,
         qpn: Qpn,
         now: Nanos,
-        end: impl FnOnce(E::Engine, &mut EngineCtx<'_, E>) -> Parted,
+        end: impl FnOnce(E::Engine, &mut EngineCtx<'_, E>) -> Detached,
     ) {
         if let Some(mut cx) = self.context(env, qpn, now)
             && let Some(engine) = cx.qp.engine.take()
         {
-            let Parted { next_send, windows } = cx.with_engine_ctx(|ctx| end(engine, ctx));
+            let Detached { next_send, windows } = cx.with_engine_ctx(|ctx| end(engine, ctx));
             cx.qp.req.start_at(next_send);
             cx.qp.flags.windows |= windows;
         }

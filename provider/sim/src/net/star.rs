@@ -34,30 +34,29 @@ impl Net {
         }
     }
 
-    /// Whether there is anything to come but looks of cards that have too many connections at those that they
-    /// would be rid of, and of ends at peers for which nothing waits, or which have been silent for
-    /// long. After [`transmit`](Net::transmit).
+    /// Whether anything is to come but looks of cards with too many connections at these, and of ends at
+    /// peers that have been silent for long, or for which nothing waits. After [`transmit`](Net::transmit).
     pub fn is_busy(&self) -> bool {
         let waits = |host: usize| {
             let h = &self.hosts[host];
-            let star = |star: &Ends<SimEnv>| star.library.is_busy() || star.roles.is_busy(&h.nic);
+            let star = |star: &Ends<SimEnv>| star.endpoints.is_busy() || star.roles.is_busy(&h.nic);
             !self.dead[host] && (h.nic.next_deadline().is_some() || h.star.as_deref().is_some_and(star))
         };
         !self.wire.is_empty() || !self.relays.is_empty() || (0..self.hosts.len()).any(waits)
     }
 
-    pub(super) fn renew_star(&mut self, host: usize) {
+    pub(super) fn reopen_star(&mut self, host: usize) {
         if let Some(card) = &mut self.stars[host] {
             card.boot += 1;
             self.hosts[host].open_star(card);
         }
     }
 
-    /// StaR's part of sending: what follows from what came, and what the library has to send.
+    /// StaR's part of sending: what follows from what came, and what stateless ends have to send.
     pub(super) fn transmit_star(&mut self, from: usize, now: Nanos) {
         while let Some(more) = self.hosts[from].with_star(now, |star, turn| {
-            star.go_on(turn);
-            star.library.transmit(turn)
+            star.poll(turn);
+            star.endpoints.transmit(turn)
         }) {
             let h = &mut self.hosts[from];
             let more = h.nic.poll_transmit(&mut h.env, now, true) || more;

@@ -131,7 +131,7 @@ impl Run {
             let c = host.nic.counters();
             assert_eq!((c.error_completions.get(), c.cq_overrun.get(), c.drop_malformed.get()), (0, 0, 0));
             /* a card that waits for contexts may answer later than a peer expects */
-            let prompt = !self.net.hosts.iter().any(|h| h.nic.has_few_contexts());
+            let prompt = !self.net.hosts.iter().any(|h| h.nic.is_qpc_limited());
             if is_clean(&self.net.faults) && c.rcvd_rnr.get() == 0 && prompt {
                 assert_eq!(
                     (c.retransmitted.get(), c.timeouts.get()),

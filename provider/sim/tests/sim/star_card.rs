@@ -2,7 +2,7 @@
 
 use starverbs_core::{Access, Counters, FrameMeta, Gid, NicConfig, Psn, SendOp, WcStatus};
 use starverbs_sim::{Faults, Net, StarFrame};
-use starverbs_star::bounds::Bounds;
+use starverbs_star::bounds::{Bounds, MemRange};
 use starverbs_star::carried::Carried;
 use starverbs_star::env::{News, SlEvent};
 use starverbs_star::form::Upto;
@@ -11,7 +11,7 @@ use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp};
 use starverbs_star::stateless::{Card, handle};
 use starverbs_star::wire::{Head, Header, Opt, Packet, Prefix, Ptype, Queue, Side};
 
-const LIFE: u16 = 3;
+const BOOT_EPOCH: u16 = 3;
 const EPOCH: u32 = 0x0003_0105;
 const PREFIX: Prefix = Prefix { qpn: 0x10, epoch: EPOCH };
 const SF_PORT: u16 = 4_999;
@@ -24,8 +24,8 @@ struct Sl {
     data: u64,
     slot: u64,
     replay: u64,
-    /// Slots of the connection, where the library says them
-    slots: Option<(u64, u64)>,
+    /// Slots of the connection, if its packets are limited to these
+    slots: Option<MemRange>,
 }
 
 impl Sl {
@@ -50,11 +50,16 @@ impl Sl {
         Sl { net, bounds, stats: Counters::default(), data, slot, replay, slots: None }
     }
 
-    /// What the card does with a packet: what it sends and says.
+    /// A packet for the card: its frames and events.
     fn get(&mut self, header: Header, prefix: Prefix, data: &[u8]) -> (Vec<StarFrame>, Vec<SlEvent>) {
         let bytes = [Head::to_stateless(header, prefix).bytes(), data].concat();
         let packet = Packet::parse(Side::Stateless, &bytes).expect("a packet");
-        let card = Card { bounds: Some(&self.bounds), slots: self.slots, life: LIFE, stats: &self.stats };
+        let card = Card {
+            bounds: Some(&self.bounds),
+            slots: self.slots,
+            boot_epoch: BOOT_EPOCH,
+            stats: &self.stats,
+        };
         let src = Gid::from_ipv4([10, 0, 0, 9]);
         let env = &mut self.net.hosts[0].env;
         let meta = FrameMeta { src, dst: env.gid, ..FrameMeta::default() };
@@ -150,7 +155,7 @@ fn the_last_data_of_a_message_brings_its_completion_once() {
     assert_eq!((sl.rdc(1, EPOCH, b"two"), sl.rdc(2, EPOCH, b"two")), ((done, 0), (None, 0)));
     assert_eq!((sl.completion().0.seq, data(&sl)), (1, b"new".to_vec()));
     /* no slot of this connection */
-    sl.slots = Some((sl.slot + CQE_SLOT, CQE_SLOT));
+    sl.slots = Some(MemRange { addr: sl.slot + CQE_SLOT, len: CQE_SLOT });
     assert_eq!(sl.rdc(1, EPOCH, b"two"), (None, 0));
     assert_eq!(sl.stats.star_refused.get(), 2);
 }
@@ -174,7 +179,7 @@ fn atomics_are_done_once() {
     assert_eq!(sl.net.hosts[0].env.memory.word(sl.data), 11);
 }
 
-/// The card keeps nothing: that the one before is done says its slot, which the packet tells.
+/// The card keeps nothing: the slot of the one before shows that it is done, and the packet has its address.
 #[test]
 fn atomics_are_done_behind_the_one_before() {
     let mut sl = Sl::with_slots(4);
@@ -196,8 +201,8 @@ fn atomics_are_done_behind_the_one_before() {
     assert_eq!((sl.stats.star_atomics.get(), sl.stats.star_atomics_early.get()), (5, 4));
 }
 
-/// Whoever says that there are more slots, or that they begin earlier, does not lead the card out of those
-/// that there are.
+/// A packet that claims more slots, or an earlier first one, does not lead the card out of those that there
+/// are.
 #[test]
 fn a_ring_of_atomics_ends_where_the_slots_do() {
     for told in [false, true] {
@@ -207,7 +212,7 @@ fn a_ring_of_atomics_ends_where_the_slots_do() {
         let stamp = Stamp { epoch: EPOCH, seq: u32::MAX };
         sl.net.hosts[0].env.memory.set_word(sl.data, stamp.word());
         if told {
-            sl.slots = Some((first, 4 * REPLAY_SLOT));
+            sl.slots = Some(MemRange { addr: first, len: 4 * REPLAY_SLOT });
         }
         let hostile = [
             (0, 3, first),
@@ -273,7 +278,7 @@ fn an_empty_gather_is_none() {
 }
 
 #[test]
-fn the_library_hears_what_is_stored() {
+fn the_host_gets_what_is_stored() {
     let mut sl = Sl::new();
     let (frames, events) = sl.get(header(Ptype::Ea, Opt::Write, 0, 0), PREFIX, &[]);
     let what = News::Stored(Psn::new(1));
@@ -281,16 +286,16 @@ fn the_library_hears_what_is_stored() {
     assert!(frames.is_empty());
 }
 
-/// Where the library says which slots are a connection's, its packets fill no others.
+/// Where the host limits a packet to its connection's slots, it fills no others.
 #[test]
 fn a_connection_fills_its_own_slots_alone() {
     let mut sl = Sl::new();
-    sl.slots = Some((sl.slot + CQE_SLOT, 4 * CQE_SLOT));
+    sl.slots = Some(MemRange { addr: sl.slot + CQE_SLOT, len: 4 * CQE_SLOT });
     assert_eq!(sl.cqep(0, EPOCH, 5), (0, 0), "another's");
-    sl.slots = Some((sl.slot, CQE_SLOT / 2));
+    sl.slots = Some(MemRange { addr: sl.slot, len: CQE_SLOT / 2 });
     assert_eq!(sl.cqep(0, EPOCH, 5), (0, 0), "half of one");
     assert_eq!(sl.stats.star_refused.get(), 2);
-    sl.slots = Some((sl.slot, CQE_SLOT));
+    sl.slots = Some(MemRange { addr: sl.slot, len: CQE_SLOT });
     assert_eq!(sl.cqep(0, EPOCH, 5), (1, 1));
     assert_eq!(sl.completion().1.byte_len, 5);
 }

@@ -4,7 +4,7 @@
 use starverbs_core::qp::RecvSource;
 use starverbs_core::{Access, NicConfig, QpType, Qpn, Seg, SendFlags, SendOp, SendWqe, Sge};
 use starverbs_sim::{Faults, Net, QpAt, Recv, Send, Setup, SimCq, SimRq, SimSq, StarCard};
-use starverbs_star::control::Wish;
+use starverbs_star::control::Preference;
 use starverbs_star::form::Form;
 
 const SERVER: usize = 0;
@@ -43,7 +43,7 @@ impl Pair {
             let host = &mut net.hosts[at];
             memory[at] = host.region_in(host.pd, 65_536, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
             let qpn = host.qp(QpType::Rc, &sqs[at], RecvSource::Own(rqs[at].clone()), [&cqs[at]; 2], false);
-            host.wish(qpn, if at == SERVER { Wish::Stateless } else { Wish::Stateful });
+            host.preference(qpn, if at == SERVER { Preference::Stateless } else { Preference::Stateful });
             qpn
         });
         let [a, b] = [SERVER, CLIENT].map(|host| QpAt { host, qpn: qpns[host] });

@@ -3,16 +3,16 @@
 
 use crate::common::roles::{SECOND, STAR, THRESHOLD, World};
 use starverbs_core::WcStatus;
-use starverbs_star::control::{Control, Role, Wish};
+use starverbs_star::control::{Control, Preference, Role};
 use starverbs_star::form::VERSION;
 use starverbs_star::negotiate::Outcome;
 
-/// All that settles that host 0 keeps the state, said in one breath.
+/// All messages that settle that host 0 keeps the state, at once.
 const BURST: [Control; 4] = [
-    Control::Renew { wish: Wish::Auto, stateful: 200, threshold: THRESHOLD },
-    Control::Resting { drained: true },
+    Control::Renegotiate { preference: Preference::Auto, stateful: 200, threshold: THRESHOLD },
+    Control::Quiescing { drained: true },
     Control::Offer {
-        wish: Wish::Auto,
+        preference: Preference::Auto,
         stateful: 200,
         threshold: THRESHOLD,
         boot: 9,
@@ -28,7 +28,7 @@ fn who_was_refused_does_not_keep_his_peer_from_asking() {
     let conn = w.connect();
     (0..4).for_each(|_| w.crowd(0));
     (0..2).for_each(|_| w.crowd(1));
-    /* host 1 asks, in vain: it has fewer connections, and host 0 not too many */
+    /* host 1 asks without success: it has fewer connections, and host 0 not too many */
     w.net.run_for(20 * SECOND);
     assert_eq!([0, 1].map(|at| w.outcome(&conn, at)), [Some(Outcome::Plain); 2]);
     (0..3).for_each(|_| w.crowd(0));
@@ -41,7 +41,7 @@ fn who_was_refused_does_not_keep_his_peer_from_asking() {
 fn two_cards_that_are_both_crowded_agree() {
     let mut w = World::new([Some(THRESHOLD); 2]);
     let conn = w.connect();
-    /* at once, and who has more may be told first or asked first */
+    /* at once, and the one with more may be asked first, or ask first */
     (0..4).for_each(|_| w.crowd(0));
     (0..2).for_each(|_| w.crowd(1));
     w.net.run_for(SECOND / 2);
@@ -70,7 +70,7 @@ fn what_somebody_else_has_settled_the_peer_takes_back() {
 fn an_end_whose_peer_is_plain_finds_out() {
     let mut w = World::new([Some(THRESHOLD); 2]);
     let conn = w.connect();
-    /* what it says to its peer is lost, and what its program posts waits */
+    /* its messages to its peer are lost, and its program's requests wait */
     w.net.cut(0, 1, SECOND / 10);
     w.forge(&conn, 1, &BURST);
     w.net.run_for(SECOND / 10);
@@ -108,7 +108,7 @@ fn a_stateless_end_without_memory_stays_what_it_was() {
 #[test]
 fn where_nobody_can_be_asked_nobody_looks_again_and_again() {
     let mut w = World::new([Some(THRESHOLD), None]);
-    /* nothing was ever heard of the peer */
+    /* the peer never sent a StaR message */
     w.net.cut(1, 0, SECOND);
     let conn = w.connect();
     w.net.run_for(SECOND / 4);
@@ -143,7 +143,7 @@ fn a_card_that_has_room_again_takes_its_connections_back() {
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
     let counters = [0, 1].map(|at| w.net.hosts[at].nic.counters());
     assert!(counters.iter().all(|c| c.star_plain_qps.get() == 1 && c.star_stateless_qps.get() == 0));
-    assert_eq!(counters.map(|c| c.star_library_bytes.get()), [0; 2]);
+    assert_eq!(counters.map(|c| c.star_host_bytes.get()), [0; 2]);
     /* and nothing goes to and fro */
     w.crowd(0);
     w.net.run_for(20 * SECOND);
@@ -175,27 +175,27 @@ fn roles_change_places_when_the_other_card_is_crowded() {
 }
 
 #[test]
-fn a_program_s_word_counts_for_more_than_the_balance() {
+fn a_program_s_preference_counts_for_more_than_the_balance() {
     let mut w = World::new([Some(8), Some(8)]);
     let conn = w.connect();
     let ways = [
-        (0, Wish::Stateless, STAR),
-        (0, Wish::Stateful, [Some(Role::Stateful), Some(Role::Stateless)]),
-        (0, Wish::Off, [None; 2]),
-        (0, Wish::Auto, [None; 2]),
-        (1, Wish::Stateless, [Some(Role::Stateful), Some(Role::Stateless)]),
-        (1, Wish::Stateful, STAR),
-        (1, Wish::Auto, [None; 2]),
+        (0, Preference::Stateless, STAR),
+        (0, Preference::Stateful, [Some(Role::Stateful), Some(Role::Stateless)]),
+        (0, Preference::Off, [None; 2]),
+        (0, Preference::Auto, [None; 2]),
+        (1, Preference::Stateless, [Some(Role::Stateful), Some(Role::Stateless)]),
+        (1, Preference::Stateful, STAR),
+        (1, Preference::Auto, [None; 2]),
     ];
-    for (at, wish, roles) in ways {
-        w.want(&conn, at, wish);
+    for (at, preference, roles) in ways {
+        w.want(&conn, at, preference);
         w.net.run_for(3 * SECOND);
-        assert_eq!(w.roles(&conn), roles, "{at} {wish:?}");
+        assert_eq!(w.roles(&conn), roles, "{at} {preference:?}");
         assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
     }
     /* both programs want the same: it stays what it is */
     for at in 0..2 {
-        w.want(&conn, at, Wish::Stateless);
+        w.want(&conn, at, Preference::Stateless);
     }
     w.net.run_for(100 * SECOND);
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
@@ -205,11 +205,11 @@ fn a_program_s_word_counts_for_more_than_the_balance() {
 /// round.
 #[test]
 fn what_a_program_wants_is_asked_for_again_when_the_peer_could_not_begin() {
-    for (at, wish) in [(1, Wish::Stateful), (0, Wish::Stateless)] {
+    for (at, preference) in [(1, Preference::Stateful), (0, Preference::Stateless)] {
         let mut w = World::new([Some(100); 2]);
         let conn = w.connect();
         w.net.hosts[0].env.star.no_slots = true;
-        w.want(&conn, at, wish);
+        w.want(&conn, at, preference);
         w.net.run_for(SECOND / 2);
         assert_eq!([0, 1].map(|at| w.outcome(&conn, at)), [Some(Outcome::Plain); 2]);
         w.net.hosts[0].env.star.no_slots = false;
@@ -219,25 +219,25 @@ fn what_a_program_wants_is_asked_for_again_when_the_peer_could_not_begin() {
     }
 }
 
-/// Its peer has said nothing yet, so that an end of StaR has not begun, when its program wants another.
+/// Its peer has sent nothing yet, so that an end of StaR has not begun, when its program wants another.
 #[test]
 fn what_a_program_wants_is_asked_for_when_its_end_has_begun() {
     let mut w = World::new([Some(100); 2]);
     let conn = w.connect();
-    w.want(&conn, 0, Wish::Stateless);
+    w.want(&conn, 0, Preference::Stateless);
     while w.role(&conn, 0).is_none() {
         assert!(w.net.step());
     }
     w.net.cut(1, 0, SECOND / 2);
     w.net.run_for(SECOND / 20);
-    w.want(&conn, 0, Wish::Off);
+    w.want(&conn, 0, Preference::Off);
     w.net.run_for(SECOND / 4);
     assert_eq!(w.roles(&conn), STAR, "it waits for its peer");
     w.net.run_for(5 * SECOND);
     assert_eq!((w.roles(&conn), w.returns()), ([None; 2], [1, 1]));
 }
 
-/// Nothing of StaR was ever heard of the peer: there is nobody whom a program could have asked.
+/// The peer never sent a StaR message: the program cannot ask it.
 #[test]
 fn a_program_wants_nothing_of_a_peer_without_star() {
     let mut w = World::new([Some(100), None]);
@@ -245,8 +245,8 @@ fn a_program_wants_nothing_of_a_peer_without_star() {
     let conn = w.connect();
     w.net.run_for(SECOND);
     let sent = w.net.tally.sent;
-    for wish in [Wish::Stateless, Wish::Stateful, Wish::Off] {
-        assert!(!w.may_want(&conn, 0, wish));
+    for preference in [Preference::Stateless, Preference::Stateful, Preference::Off] {
+        assert!(!w.may_want(&conn, 0, preference));
     }
     w.net.run_for(10 * SECOND);
     assert_eq!((w.outcome(&conn, 0), w.net.tally.sent), (Some(Outcome::Plain), sent), "nobody is asked");

@@ -1,10 +1,10 @@
-//! Which queue pairs are ends of StaR connections: what their programs wish, what is settled with their
-//! peers, and when that begins. `renewing` settles it anew while a connection of plain RoCEv2 runs,
-//! `returning` makes one of StaR plain.
+//! Which queue pairs are ends of StaR connections: the preferences of their programs, what is settled with
+//! their peers, and when it begins. `renegotiation` settles the roles of a plain connection that runs,
+//! `revert` makes one of StaR plain, `epochs` keeps late packets of former connections out.
 
-mod lives;
-mod renewing;
-mod returning;
+mod epochs;
+mod renegotiation;
+mod revert;
 
 use starverbs_core::nic::{Nic, TimerId, Timers};
 use starverbs_core::qp::{QpAttr, QpAttrMask};
@@ -13,42 +13,43 @@ use starverbs_core::{AsyncEvent, Av, FrameMeta, Gid, Nanos, NicError, Psn, QpSta
 
 use crate::card::StarInit;
 use crate::channel::Channel;
-use crate::control::{Control, MAX_CONTROL, Role, Setup, Wish};
+use crate::control::{Control, MAX_CONTROL, Preference, Role, Setup};
 use crate::datagram;
+use crate::endpoint::Patience;
+use crate::env::QpPair;
 use crate::form::Form;
-use crate::library::Patience;
 use crate::negotiate::{Beginning, Negotiation, Outcome, PlainPeers, Terms};
-use crate::renew::Renewed;
-use crate::seal::{Ends, MAX_SEALED};
-use crate::stateful::{Peer, WINDOW};
+use crate::renegotiation::RoundMessage;
+use crate::seal::{AddrPair, MAX_SEALED};
+use crate::stateful::{SlPeer, WINDOW};
 use crate::stateless::{self, send_control};
 use crate::wire::{Packet, Prefix, Ptype};
 
-use super::library::Library;
+use super::endpoints::Endpoints;
 use super::places::ByQpn;
-use super::{Heard, Host, Note, Turn, queues_of};
-use lives::Lives;
-use renewing::{Balance, Renewing};
+use super::{Host, InboundMessage, Note, Turn, queues_of};
+use epochs::Epochs;
+use renegotiation::{Balance, Rounds};
 
-/// For how long an address of which nothing was heard is taken for one without StaR.
+/// For how long an address that never sent a StaR message is taken for one without StaR, ns.
 const REMEMBERED: Nanos = 10_000_000_000;
 
-/// Who this card is to peers.
+/// What peers get to know of this card.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
-    /// Which life of the card this is
+    /// Boot ID: random, another one in each process
     pub boot: u64,
     /// UDP ports of its stateless half and of its stateful one
     pub ports: [u16; 2],
-    /// From how many connections on it wants to keep the state of no more
+    /// Beyond how many connections it wants peers to keep them
     pub threshold: u32,
     /// Which packets it sends
     pub form: Form,
 }
 
 impl Identity {
-    /// What epochs tell of the life.
-    pub fn life(&self) -> u16 {
+    /// Boot epoch: the upper half of its connections' epochs.
+    pub fn boot_epoch(&self) -> u16 {
         self.boot as u16
     }
 }
@@ -58,18 +59,23 @@ struct End {
     qpn: Qpn,
     av: Av,
     peer: Qpn,
-    wish: Wish,
-    /// It is not what the program has said since it began
+    preference: Preference,
+    /// The program has stated a role since it began, which it does not have
     pursued: bool,
     negotiation: Negotiation,
     timer: TimerId,
     /// A half of StaR may begin on it
     may_begin: bool,
     beginning: Beginning,
-    renewing: Renewing,
+    rounds: Rounds,
 }
 
 impl End {
+    /// Of messages to its peer.
+    fn qps(&self) -> QpPair {
+        QpPair { from: self.qpn, to: self.peer }
+    }
+
     /// Whether it is to be a stateful end once its peer begins.
     fn waits_for_peer(&self) -> bool {
         self.is_star() && self.may_begin
@@ -80,8 +86,8 @@ impl End {
 pub struct Roles<E: Host> {
     identity: Identity,
     ends: ByQpn<End>,
-    /// Of those that are stateful ends, or were: what comes late of a life that is over begins nothing
-    lives: Lives,
+    /// Epochs of stateful ends: what arrives late of one that is over begins nothing
+    epochs: Epochs,
     timers: Timers,
     plain: PlainPeers,
     balance: Balance,
@@ -92,26 +98,28 @@ impl<E: Host> Roles<E> {
     /// Nobody has asked yet.
     pub fn new(identity: Identity, stats: E::Stats) -> Self {
         let (timers, plain) = (Timers::default(), PlainPeers::default());
-        let (ends, lives, balance) = (ByQpn::default(), Lives::default(), Balance::default());
-        Roles { identity, ends, lives, timers, plain, balance, stats }
+        let (ends, epochs, balance) = (ByQpn::default(), Epochs::default(), Balance::default());
+        Roles { identity, ends, epochs, timers, plain, balance, stats }
     }
 
-    /// From now on the card has too many connections beyond another number, as where it is to keep fewer of
-    /// them.
+    /// Another threshold from now on.
     pub fn set_threshold(&mut self, threshold: u32, now: Nanos) {
         self.identity.threshold = threshold;
         self.balance.look_now(now);
     }
 
-    /// A QP of this wish is in RTR now: asks its peer. The QP is in its state already, so what stands in the
-    /// way leaves it plain RoCEv2.
-    pub fn begin(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, (qpn, wish): (Qpn, Wish)) {
+    /// A QP of this preference is in RTR now: asks its peer. On an error it stays plain RC.
+    pub fn begin(
+        &mut self,
+        turn: &mut Turn<'_, E>,
+        endpoints: &mut Endpoints<E>,
+        (qpn, preference): (Qpn, Preference),
+    ) {
         self.end(qpn);
-        match self.hold(turn, (qpn, wish)) {
-            /* its card has room for few contexts, and for this one: it says so if it is asked, and may ask
-            later */
-            Ok(true) if self.outcome(qpn).is_some() => self.settled(turn, library, qpn),
-            Ok(true) => self.go_on(turn, library, qpn, None),
+        match self.hold(turn, (qpn, preference)) {
+            /* the card is QPC-limited, and has room for this one: it answers Plain */
+            Ok(true) if self.outcome(qpn).is_some() => self.settled(turn, endpoints, qpn),
+            Ok(true) => self.drive_negotiation(turn, endpoints, qpn, None),
             Ok(false) => {}
             Err(refused) => {
                 turn.env.note(qpn, &Note::Unsuited(refused));
@@ -119,12 +127,16 @@ impl<E: Host> Roles<E> {
         }
     }
 
-    /// Has the QP wait for its peer, if there is something to ask it; says whether.
-    fn hold(&mut self, turn: &mut Turn<'_, E>, (qpn, wish): (Qpn, Wish)) -> Result<bool, NicError> {
+    /// Holds the QP until its role is settled. False: it is plain, without asking.
+    fn hold(
+        &mut self,
+        turn: &mut Turn<'_, E>,
+        (qpn, preference): (Qpn, Preference),
+    ) -> Result<bool, NicError> {
         let attr = turn.nic.query_qp(qpn)?;
-        let mine = self.terms(turn, (qpn, wish), &attr.av);
+        let mine = self.terms(turn, (qpn, preference), &attr.av);
         let Identity { boot, ports, .. } = self.identity;
-        let never = mine.wish == Wish::Off && wish != Wish::Auto;
+        let never = mine.preference == Preference::Off && preference != Preference::Auto;
         if never || self.plain.is_plain(&attr.av.dgid, turn.now) {
             return Ok(false);
         }
@@ -135,37 +147,37 @@ impl<E: Host> Roles<E> {
             qpn,
             av: attr.av,
             peer: attr.dest_qpn,
-            wish,
+            preference,
             pursued: false,
             negotiation: Negotiation::new(mine, boot, ports, turn.now),
             timer,
             may_begin: true,
             beginning: Beginning::default(),
-            renewing: Renewing::default(),
+            rounds: Rounds::default(),
         };
         self.ends.insert(qpn, end);
-        self.lives.end(qpn, turn.now);
+        self.epochs.end(qpn, turn.now);
         Ok(true)
     }
 
     /// What the choice depends on, now.
-    fn terms(&self, turn: &Turn<'_, E>, (qpn, wish): (Qpn, Wish), av: &Av) -> Terms {
+    fn terms(&self, turn: &Turn<'_, E>, (qpn, preference): (Qpn, Preference), av: &Av) -> Terms {
         let (stateful, threshold) = (turn.nic.connection_count(), self.identity.threshold);
-        let wish = possible(wish, turn.nic.has_few_contexts(), stateful > threshold);
-        Terms { wish, stateful, threshold, gid: av.sgid, qpn }
+        let preference = possible(preference, turn.nic.is_qpc_limited(), stateful > threshold);
+        Terms { preference, stateful, threshold, gid: av.sgid, qpn }
     }
 
     /// The QP is gone.
     pub fn forget(&mut self, qpn: Qpn) {
         self.end(qpn);
-        self.lives.forget(qpn);
+        self.epochs.forget(qpn);
     }
 
     /// The QP leaves RTR or RTS.
     pub fn end(&mut self, qpn: Qpn) {
         if let Some(mut end) = self.ends.remove(qpn) {
             self.timers.leave(end.timer);
-            self.balance.stop(&mut end.renewing);
+            self.balance.stop(&mut end.rounds);
             if end.negotiation.outcome() == Some(Outcome::Plain) {
                 self.stats.star_plain_qps.sub(1);
             }
@@ -177,63 +189,68 @@ impl<E: Host> Roles<E> {
         match self.ends.get_mut(qpn) {
             Some(end) if end.negotiation.outcome().is_some() => {
                 end.may_begin = false;
-                self.balance.stop(&mut end.renewing);
+                self.balance.stop(&mut end.rounds);
                 self.timers.disarm(end.timer);
             }
             _ => self.end(qpn),
         }
     }
 
-    /// What was settled for a QP. `None`: nothing yet, or it has no wish.
+    /// What was settled for a QP. `None`: nothing yet, or it has no preference.
     pub fn outcome(&self, qpn: Qpn) -> Option<Outcome> {
         self.ends.get(qpn)?.negotiation.outcome()
     }
 
-    /// A peer says something.
-    pub fn handle(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, heard: &Heard) {
-        let Some(said) = understand(turn, heard) else { return };
-        let ours = self.ends.get(heard.to);
-        if ours.is_some_and(|end| end.av.dgid == heard.source && end.peer == heard.from) {
-            self.plain.heard(&heard.source);
-            return match said {
-                Said::First(said) => self.go_on(turn, library, heard.to, Some(&said)),
-                Said::Again(said) => self.hear_again(turn, library, heard.to, &said),
+    /// A role message came.
+    pub fn handle(&mut self, turn: &mut Turn<'_, E>, endpoints: &mut Endpoints<E>, inbound: &InboundMessage) {
+        let Some(message) = decode_message(turn, inbound) else { return };
+        let QpPair { from, to } = inbound.qps;
+        let ours = self.ends.get(to);
+        if ours.is_some_and(|end| end.av.dgid == inbound.source && end.peer == from) {
+            self.plain.note_star(&inbound.source);
+            return match message {
+                RoleMessage::Initial(message) => self.drive_negotiation(turn, endpoints, to, Some(&message)),
+                RoleMessage::OfRound(message) => self.on_round_message(turn, endpoints, to, &message),
             };
         }
-        let Said::First(said) = said else { return };
-        let meta = FrameMeta { src: heard.source, ..FrameMeta::default() };
-        if let Some(answer) = datagram::answer(turn.nic, &meta, (heard.from, heard.to), &said) {
-            self.plain.heard(&heard.source);
-            let av = Av { dgid: heard.source, sgid: heard.at, hop_limit: 64, ..Av::default() };
-            say(turn, (heard.to, heard.from), &av, |room| answer.encode(room));
+        let RoleMessage::Initial(message) = message else { return };
+        let meta = FrameMeta { src: inbound.source, ..FrameMeta::default() };
+        if let Some(answer) = datagram::answer(turn.nic, &meta, inbound.qps, &message) {
+            self.plain.note_star(&inbound.source);
+            let av = Av { dgid: inbound.source, sgid: inbound.dest, hop_limit: 64, ..Av::default() };
+            send_message(turn, QpPair { from: to, to: from }, &av, |room| answer.encode(room));
         }
     }
 
-    /// Asks again where it is time.
-    pub fn handle_timeout(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>) {
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, turn: &mut Turn<'_, E>, endpoints: &mut Endpoints<E>) {
         while let Some(qpn) = self.timers.pop_due(turn.now) {
             match self.ends.get(qpn) {
-                Some(end) if end.renewing.lasts() => self.renew(turn, library, qpn, None),
-                Some(end) if end.renewing.homing.is_some() => self.go_home(turn, library, qpn, None),
+                Some(end) if end.rounds.is_renegotiating() => {
+                    self.drive_renegotiation(turn, endpoints, qpn, None)
+                }
+                Some(end) if end.rounds.reversion.is_some() => {
+                    self.drive_reversion(turn, endpoints, qpn, None)
+                }
                 Some(end) if end.waits_for_peer() => self.look_for_peer(turn, qpn),
-                /* whom StaR's ports do not reach RoCEv2's does */
-                Some(end) if end.renewing.switched && library.is_beginning(qpn) => {
+                /* StaR's port may be closed, RoCEv2's is open */
+                Some(end) if end.rounds.switched && endpoints.is_beginning(qpn) => {
                     self.watch_beginning(turn.now, qpn);
-                    self.ask_back(turn, library, qpn);
+                    self.ask_to_revert(turn, endpoints, qpn);
                 }
                 Some(end) if end.pursued && end.negotiation.outcome().is_some() => {
-                    self.pursue(turn, library, qpn);
+                    self.pursue(turn, endpoints, qpn);
                 }
-                _ => self.go_on(turn, library, qpn, None),
+                _ => self.drive_negotiation(turn, endpoints, qpn, None),
             }
         }
     }
 
-    /// Whether there is something to do but to look, again and again, for peers for which no request waits.
+    /// Whether there is something to do but to look at peers for which no request waits.
     pub fn is_busy(&self, nic: &Nic<E>) -> bool {
         self.ends.all().any(|end| {
             let waits = end.waits_for_peer() && nic.has_posts(end.qpn);
-            waits || end.negotiation.outcome().is_none() || end.renewing.is_busy()
+            waits || end.negotiation.outcome().is_none() || end.rounds.is_busy()
         })
     }
 
@@ -242,10 +259,16 @@ impl<E: Host> Roles<E> {
         self.timers.next()
     }
 
-    /// Goes on with what is not settled for a QP: hears what its peer says, or asks.
-    fn go_on(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, qpn: Qpn, said: Option<&Control>) {
+    /// Goes on with the negotiation of a QP: takes a message of its peer, or sends what is due.
+    fn drive_negotiation(
+        &mut self,
+        turn: &mut Turn<'_, E>,
+        endpoints: &mut Endpoints<E>,
+        qpn: Qpn,
+        message: Option<&Control>,
+    ) {
         let Some(end) = self.ends.get_mut(qpn) else { return };
-        if said == Some(&Control::Plain) && end.waits_for_peer() && end.beginning.has_asked() {
+        if message == Some(&Control::Plain) && end.waits_for_peer() && end.beginning.has_asked() {
             return self.withdraw(turn, qpn);
         }
         let before = end.negotiation.outcome();
@@ -253,22 +276,22 @@ impl<E: Host> Roles<E> {
             /* a request of plain RoCEv2 came */
             end.negotiation.plain();
         }
-        if self.plain.speaks(&end.av.dgid) {
+        if self.plain.has_star(&end.av.dgid) {
             end.negotiation.trust();
         }
         if let Ok(attr) = turn.nic.query_qp(qpn)
             && attr.state == QpState::Rts
         {
-            end.negotiation.bear(Patience::of(attr.timeout, attr.retry_cnt).time);
+            end.negotiation.set_patience(Patience::of(attr.timeout, attr.retry_cnt).time);
         }
-        let answer = match said {
-            Some(said) => end.negotiation.handle((end.av.dgid, end.peer), said),
+        let answer = match message {
+            Some(message) => end.negotiation.handle((end.av.dgid, end.peer), message),
             None => end.negotiation.poll(turn.now),
         };
         if let Some(answer) = answer {
-            say(turn, (qpn, end.peer), &end.av, |room| answer.encode(room));
+            send_message(turn, end.qps(), &end.av, |room| answer.encode(room));
         }
-        if end.renewing.lasts() {
+        if end.rounds.is_renegotiating() {
             return;
         }
         if let Some(due) = end.negotiation.deadline() {
@@ -276,12 +299,12 @@ impl<E: Host> Roles<E> {
         }
         if before.is_none() {
             self.timers.disarm(end.timer);
-            self.settled(turn, library, qpn);
+            self.settled(turn, endpoints, qpn);
         }
     }
 
     /// It is settled what a QP is.
-    fn settled(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, qpn: Qpn) {
+    fn settled(&mut self, turn: &mut Turn<'_, E>, endpoints: &mut Endpoints<E>, qpn: Qpn) {
         let Some(end) = self.ends.get_mut(qpn) else { return };
         let Some(outcome) = end.negotiation.outcome() else { return };
         match outcome {
@@ -289,8 +312,8 @@ impl<E: Host> Roles<E> {
                 turn.env.note(qpn, &Note::Plain);
                 self.stats.star_plain_qps.inc();
                 self.balance.look_at(turn.now);
-                if !end.negotiation.heard() && end.negotiation.has_offered() {
-                    self.plain.note(end.av.dgid, end.negotiation.gave_up(), turn.now + REMEMBERED);
+                if !end.negotiation.has_answer() && end.negotiation.has_offered() {
+                    self.plain.note_plain(end.av.dgid, end.negotiation.gave_up(), turn.now + REMEMBERED);
                 }
                 resume_plain(turn, qpn);
                 self.pursue_later(qpn);
@@ -300,21 +323,22 @@ impl<E: Host> Roles<E> {
                 if !core::mem::take(&mut end.may_begin) {
                     return;
                 }
-                match library.begin(turn, qpn, (boot, ports)) {
+                match endpoints.begin(turn, qpn, (boot, ports)) {
                     Ok(()) => self.watch_beginning(turn.now, qpn),
                     Err(error) => {
-                        if !self.take_back(turn, qpn) {
+                        if !self.cancel_switch(turn, qpn) {
                             fail(turn, qpn, error);
                         }
                     }
                 }
             }
-            /* it begins when the other end says what it is */
+            /* it begins with the Setup of its peer */
             Outcome::Star { role: Role::Stateful, .. } => self.look_for_peer(turn, qpn),
         }
     }
 
-    /// The peer of a stateful end is to begin: if it does not, and requests wait, it is gone.
+    /// Looks whether the peer of a stateful end has begun: if not, and requests wait for too long, it is
+    /// gone.
     fn look_for_peer(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) {
         let Some(end) = self.ends.get_mut(qpn).filter(|end| end.may_begin) else { return };
         let Ok(attr) = turn.nic.query_qp(qpn) else { return };
@@ -331,10 +355,10 @@ impl<E: Host> Roles<E> {
     /// plain.
     fn ask_again(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) {
         let Some(end) = self.ends.get(qpn) else { return };
-        if end.renewing.switched {
-            self.tell_again(turn, qpn);
+        if end.rounds.switched {
+            self.repeat_outcome(turn, qpn);
         } else if end.beginning.has_asked() {
-            say(turn, (qpn, end.peer), &end.av, |room| end.negotiation.offer().encode(room));
+            send_message(turn, end.qps(), &end.av, |room| end.negotiation.offer().encode(room));
         }
     }
 
@@ -344,34 +368,34 @@ impl<E: Host> Roles<E> {
         }
     }
 
-    /// The other end of what was settled is not there, or does not begin: this one is of plain RoCEv2.
+    /// The peer does not begin: this end is plain RC.
     fn withdraw(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) {
         let Some(end) = self.ends.get_mut(qpn) else { return };
         turn.env.note(qpn, &Note::Alone);
         self.timers.disarm(end.timer);
         end.negotiation.abandon();
         end.beginning = Beginning::default();
-        end.renewing.failed(turn.now);
-        self.balance.look_at(end.renewing.rests_until);
+        end.rounds.failed(turn.now);
+        self.balance.look_at(end.rounds.not_before);
         self.stats.star_plain_qps.inc();
         resume_plain(turn, qpn);
         self.pursue_later(qpn);
     }
 
-    /// The first control message of a stateless end: its peer begins, or says that it cannot.
+    /// The first control message of a stateless end, its Setup: the stateful end begins, or answers Bye.
     pub fn begin_stateful(&mut self, turn: &mut Turn<'_, E>, source: &Gid, packet: &Packet<'_>) {
         let qpn = packet.header.qpn;
-        let Some((setup, prefix)) = first_word(packet) else { return };
+        let Some((setup, prefix)) = first_setup(packet) else { return };
         let ours = self.ends.get(qpn).is_some_and(|end| *source == end.av.dgid && prefix.qpn == end.peer);
-        let over = self.lives.is_over(turn.now, qpn, (*source, prefix.qpn), prefix.epoch);
-        /* SL has asked whether it may give up, and may have done so */
-        let gives_up = self.ends.get(qpn).is_some_and(|end| end.renewing.gives_up);
+        let over = self.epochs.is_past(turn.now, qpn, (*source, prefix.qpn), prefix.epoch);
+        /* SL has asked to give the connection up, and may have done so */
+        let gives_up = self.ends.get(qpn).is_some_and(|end| end.rounds.gives_up);
         if !ours || over || gives_up || !self.may_begin(turn, qpn, &setup, &prefix) {
             return;
         }
         self.peer_began(turn, qpn);
         let Some(end) = self.ends.get_mut(qpn) else { return };
-        /* it says so, and more */
+        /* a Setup implies Confirm */
         end.negotiation.handle((*source, prefix.qpn), &Control::Confirm { role: Role::Stateless });
         let Some(Outcome::Star { role: Role::Stateful, boot, ports: [port, control_port] }) =
             end.negotiation.outcome()
@@ -383,13 +407,13 @@ impl<E: Host> Roles<E> {
         }
         self.timers.disarm(end.timer);
         let (av, epoch) = (end.av, prefix.epoch);
-        let stateless = stateless::Peer { av, port: control_port, qpn: end.peer, epoch };
+        let stateless = stateless::SfPeer { av, port: control_port, qpn: end.peer, epoch };
         if !core::mem::take(&mut end.may_begin) {
             return refuse(turn, qpn, &stateless);
         }
-        let peer = Peer { av, port, control_port, qpn: end.peer, epoch };
+        let peer = SlPeer { av, port, control_port, qpn: end.peer, epoch };
         let mut channel = Channel::new();
-        channel.took();
+        channel.accept();
         let lifetime = RttBounds::default().lifetime;
         let begun = queues_of(turn, qpn).and_then(|queues| {
             let form = self.identity.form;
@@ -399,7 +423,7 @@ impl<E: Host> Roles<E> {
         match begun {
             Ok(()) => {
                 turn.env.note(qpn, &Note::Begun(Role::Stateful));
-                self.lives.note(qpn, (*source, prefix.qpn), epoch);
+                self.epochs.note(qpn, (*source, prefix.qpn), epoch);
                 self.balance.look_at(turn.now);
                 self.pursue_later(qpn);
             }
@@ -411,32 +435,32 @@ impl<E: Host> Roles<E> {
     }
 }
 
-/// What a peer says of the roles.
-enum Said {
-    /// As the connection begins
-    First(Control),
-    /// While it runs
-    Again(Renewed),
+/// A role message of a peer.
+enum RoleMessage {
+    /// Of a connection that begins
+    Initial(Control),
+    /// Of a round, while it runs
+    OfRound(RoundMessage),
 }
 
-/// Says to a stateless end, each time that it says its first word, that nobody is there: the QP is in ERR.
-fn refuse<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn, to: &stateless::Peer) {
+/// Answers each Setup of a stateless end with Bye: the QP is in ERR.
+fn refuse<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn, to: &stateless::SfPeer) {
     send_control(turn.env, to, qpn, Psn::default(), Some(&Control::Bye { why: 0 }));
 }
 
-/// What an end can be now: a card with room for few contexts keeps no StaR connections, and has others keep
-/// them when it has too many.
-fn possible(wish: Wish, few: bool, crowded: bool) -> Wish {
-    match wish {
-        Wish::Stateful if few => Wish::Off,
-        Wish::Auto if few && crowded => Wish::Stateless,
-        Wish::Auto if few => Wish::Off,
-        wish => wish,
+/// What an end can be now: a QPC-limited card keeps no StaR connections, and has others keep them when it has
+/// too many.
+fn possible(preference: Preference, qpc_limited: bool, crowded: bool) -> Preference {
+    match preference {
+        Preference::Stateful if qpc_limited => Preference::Off,
+        Preference::Auto if qpc_limited && crowded => Preference::Stateless,
+        Preference::Auto if qpc_limited => Preference::Off,
+        preference => preference,
     }
 }
 
-/// What a stateless end says first, and who it is.
-fn first_word(packet: &Packet<'_>) -> Option<(Setup, Prefix)> {
+/// The Setup of a stateless end, if the packet is its first message, and its QPN and epoch.
+fn first_setup(packet: &Packet<'_>) -> Option<(Setup, Prefix)> {
     if packet.header.ptype != Ptype::Wqep || packet.header.psn != Psn::default() {
         return None;
     }
@@ -446,10 +470,10 @@ fn first_word(packet: &Packet<'_>) -> Option<(Setup, Prefix)> {
     }
 }
 
-/// Sends a message by which roles are settled.
-fn say<E: Host>(
+/// Sends a role message.
+fn send_message<E: Host>(
     turn: &mut Turn<'_, E>,
-    ends: (Qpn, Qpn),
+    qps: QpPair,
     av: &Av,
     encode: impl FnOnce(&mut [u8; MAX_CONTROL]) -> Option<usize>,
 ) {
@@ -458,26 +482,28 @@ fn say<E: Host>(
     let (message, gids) = (plain.get(..len).unwrap_or_default(), (&av.sgid, &av.dgid));
     let (src, dst) = gids;
     let message = match turn.env.seal() {
-        Some(seal) => {
-            seal.seal_offer(Ends { src, dst }, ends, message, &mut sealed).and_then(|len| sealed.get(..len))
-        }
+        Some(seal) => seal
+            .seal_offer(AddrPair { src, dst }, qps, message, &mut sealed)
+            .and_then(|len| sealed.get(..len)),
         None => Some(message),
     };
     if let Some(message) = message {
-        datagram::send(turn.env, ends, av, message);
+        datagram::send(turn.env, qps, av, message);
     }
 }
 
-/// What a peer says. `None`: nothing that can be understood, or believed.
-fn understand<E: Host>(turn: &mut Turn<'_, E>, heard: &Heard) -> Option<Said> {
+/// The role message of a peer. `None`: it is malformed, or not sealed as it must be.
+fn decode_message<E: Host>(turn: &mut Turn<'_, E>, inbound: &InboundMessage) -> Option<RoleMessage> {
     let mut room = [0; MAX_CONTROL];
-    let (ends, qpns) = (Ends { src: &heard.source, dst: &heard.at }, (heard.from, heard.to));
-    let said = match turn.env.seal() {
-        Some(seal) => seal.open_offer(ends, qpns, heard.message(), &mut room),
-        None => Ok(heard.message()),
+    let ends = AddrPair { src: &inbound.source, dst: &inbound.dest };
+    let opened = match turn.env.seal() {
+        Some(seal) => seal.open_offer(ends, inbound.qps, inbound.message(), &mut room),
+        None => Ok(inbound.message()),
     };
-    let said = said.map_err(|error| error.count(turn.nic.counters())).ok()?;
-    Renewed::decode(said).map(Said::Again).or_else(|| Control::decode(said).map(Said::First))
+    let opened = opened.map_err(|error| error.count(turn.nic.counters())).ok()?;
+    RoundMessage::decode(opened)
+        .map(RoleMessage::OfRound)
+        .or_else(|| Control::decode(opened).map(RoleMessage::Initial))
 }
 
 /// The QP, if it still waits, is one of plain RoCEv2.
@@ -487,7 +513,7 @@ fn resume_plain<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn) {
     }
 }
 
-/// The half that a QP was to become could not begin, and the peer counts on it.
+/// The end that a QP was to become could not begin, and the peer counts on it.
 pub(super) fn fail<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn, error: NicError) {
     turn.env.note(qpn, &Note::Failed(error));
     let to = QpAttr { state: QpState::Err, ..QpAttr::default() };

@@ -1,15 +1,15 @@
-//! What SL's card and library answer: RDA, GDA, EA; and the WQEs that the library sends.
+//! Packets of SL: answers of its card (RDA, GDA, EA), and the WQEs that its host sends.
 
 use starverbs_core::env::SendQueue;
 use starverbs_core::transport::slices;
 use starverbs_core::{Access, Gid, Psn, QpId, QpState, SendOp, SendWqe, WcStatus};
 
-use super::events::Told;
+use super::events::Acked;
 use super::packets::refused;
 use super::remote::Stored;
 use super::stream::{Class, Op};
 use super::window::{Answered, Entry, Kind, Of};
-use super::{Card, Stateful};
+use super::{CardCtx, Stateful};
 use crate::carried::CARRIED_LEN;
 use crate::env::StarEnv;
 use crate::form::Form;
@@ -19,7 +19,7 @@ use crate::wire::{Header, Opt, Packet, Ptype, Queue};
 
 impl<E: StarEnv> Stateful<E> {
     /// A packet for this connection came from `source`.
-    pub fn handle_packet(&mut self, card: &mut Card<'_, E>, source: &Gid, packet: &Packet<'_>) {
+    pub fn handle_packet(&mut self, card: &mut CardCtx<'_, E>, source: &Gid, packet: &Packet<'_>) {
         let known = if packet.header.migrate {
             self.take_control(card, source, packet)
         } else {
@@ -27,14 +27,14 @@ impl<E: StarEnv> Stateful<E> {
         };
         self.charge(card);
         if known {
-            (self.heard, self.silent) = (card.now, false);
-            self.rest();
+            (self.last_inbound, self.silent) = (card.now, false);
+            self.disarm_if_idle();
         } else {
             card.stats.star_drops.inc();
         }
     }
 
-    fn take_packet(&mut self, card: &mut Card<'_, E>, source: &Gid, packet: &Packet<'_>) -> bool {
+    fn take_packet(&mut self, card: &mut CardCtx<'_, E>, source: &Gid, packet: &Packet<'_>) -> bool {
         let header = &packet.header;
         let mine = *source == self.peer.av.dgid
             && header.qpn == self.local.qpn
@@ -42,14 +42,14 @@ impl<E: StarEnv> Stateful<E> {
         mine && match header.ptype {
             Ptype::Wqep => self.take_wqe(card, packet),
             Ptype::Wqeps => self.take_wqes(card, packet),
-            Ptype::Ea => self.told(card, header),
+            Ptype::Ea => self.on_ack(card, header),
             Ptype::Rda | Ptype::Gda => self.answered(card, packet),
             Ptype::Rd | Ptype::Rdc | Ptype::Gd | Ptype::Cqep => false,
         }
     }
 
     /// A WQEP: answered as soon as it is stored, and each time it comes again (III-C2).
-    fn take_wqe(&mut self, card: &mut Card<'_, E>, packet: &Packet<'_>) -> bool {
+    fn take_wqe(&mut self, card: &mut CardCtx<'_, E>, packet: &Packet<'_>) -> bool {
         let header = &packet.header;
         let Some(wqe) = Wqe::decode(packet.data) else { return false };
         let queue = header.opt.queue();
@@ -58,37 +58,36 @@ impl<E: StarEnv> Stateful<E> {
         }
         let stored = self.store(card, header.psn, &wqe);
         if stored {
-            self.tell_of(queue, header.opt, header.psn);
+            self.ack_wqe(queue, header.opt, header.psn);
         }
         stored
     }
 
-    /// SL is to be told that a WQE is stored: with all that are, or alone if one before it is missing.
-    fn tell_of(&mut self, queue: Queue, opt: Opt, seq: Psn) {
+    /// An EA is owed for a stored WQE: a cumulative one, or one of its own if a WQE before it is missing.
+    fn ack_wqe(&mut self, queue: Queue, opt: Opt, seq: Psn) {
         let stored = if queue == Queue::Recv { self.recvs.stored() } else { self.sends.stored() };
         if self.local.form == Form::Packed && seq.before(stored) {
-            self.stored.push_all();
+            self.owed_acks.push_all();
         } else {
-            self.stored.push(opt, seq);
+            self.owed_acks.push(opt, seq);
         }
     }
 
-    /// Many WQEs: SL is told of them together, but of one alone if one before it is missing. False: there is
-    /// one that is none, or cannot be stored; those before it are.
-    fn take_wqes(&mut self, card: &mut Card<'_, E>, packet: &Packet<'_>) -> bool {
+    /// Many WQEs. False: one of them is malformed, or cannot be stored; those before it are.
+    fn take_wqes(&mut self, card: &mut CardCtx<'_, E>, packet: &Packet<'_>) -> bool {
         for record in Records::new(packet.data) {
             let Some(Record { seq, wqe }) = record else { return false };
             if !self.store(card, seq, &wqe) {
                 return false;
             }
             let (queue, opt) = if wqe.recv { (Queue::Recv, Opt::Recv) } else { (Queue::Send, Opt::Send) };
-            self.tell_of(queue, opt, seq);
+            self.ack_wqe(queue, opt, seq);
         }
         true
     }
 
     /// Keeps a WQE of SL, if it is new. False: it cannot be kept.
-    fn store(&mut self, card: &Card<'_, E>, seq: Psn, wqe: &Wqe<'_>) -> bool {
+    fn store(&mut self, card: &CardCtx<'_, E>, seq: Psn, wqe: &Wqe<'_>) -> bool {
         let into = if wqe.recv { &mut self.recvs } else { &mut self.sends };
         let stored = into.store(seq, wqe);
         if stored == Stored::Refused {
@@ -97,17 +96,17 @@ impl<E: StarEnv> Stateful<E> {
         card.stats.star_rcvd_wqep.inc();
         self.met = true;
         if stored == Stored::New && !wqe.recv {
-            self.tell_ended(card.now);
+            self.report_ended(card.now);
         }
         true
     }
 
     /// An EA. False: it answers nothing.
-    fn told(&mut self, card: &mut Card<'_, E>, header: &Header) -> bool {
-        match self.completions[header.opt.queue() as usize].told(header.psn) {
-            Told::Nothing => return false,
-            Told::Again => (),
-            Told::Now(sent) => {
+    fn on_ack(&mut self, card: &mut CardCtx<'_, E>, header: &Header) -> bool {
+        match self.completions[header.opt.queue() as usize].on_ack(header.psn) {
+            Acked::Unknown => return false,
+            Acked::Duplicate => (),
+            Acked::New(sent) => {
                 if let Some(sent) = sent {
                     card.path.rtt.seen(card.now, card.now.saturating_sub(sent));
                 }
@@ -118,7 +117,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// RDA or GDA. False: it answers nothing that is under way.
-    fn answered(&mut self, card: &mut Card<'_, E>, packet: &Packet<'_>) -> bool {
+    fn answered(&mut self, card: &mut CardCtx<'_, E>, packet: &Packet<'_>) -> bool {
         let (header, data) = (&packet.header, packet.data);
         let Some(entry) = self.window.get(header.psn).copied() else {
             return self.answered_again(card, header.psn);
@@ -156,7 +155,13 @@ impl<E: StarEnv> Stateful<E> {
 
     /// What a packet that carries a completion has done, or that it was not done before its rule went. False:
     /// it is no answer to such.
-    fn answered_last(&mut self, card: &mut Card<'_, E>, packet: &Packet<'_>, entry: &Entry, op: &Op) -> bool {
+    fn answered_last(
+        &mut self,
+        card: &mut CardCtx<'_, E>,
+        packet: &Packet<'_>,
+        entry: &Entry,
+        op: &Op,
+    ) -> bool {
         let (header, alone) = (&packet.header, CARRIED_LEN as u16);
         let not = header.ptype == Ptype::Gda && header.len == 0 && !card.registry.is_live(entry.rule);
         let done = header.ptype == Ptype::Rda && (header.len == alone + entry.len || header.len == alone);
@@ -178,7 +183,7 @@ impl<E: StarEnv> Stateful<E> {
         seen && (self.streams[1].settled() != entry.wqe || entry.last && op.left > 1)
     }
 
-    fn count_answer(&mut self, card: &mut Card<'_, E>, psn: Psn) {
+    fn count_answer(&mut self, card: &mut CardCtx<'_, E>, psn: Psn) {
         let before = self.window.in_flight();
         let Some(answered) = self.window.done(psn) else { return };
         self.met = true;
@@ -211,8 +216,8 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// What an answer tells of others: which of them are lost.
-    fn infer(&mut self, card: &mut Card<'_, E>, answered: &Entry) {
+    /// Which packets are lost, as an answer shows.
+    fn infer(&mut self, card: &mut CardCtx<'_, E>, answered: &Entry) {
         let lost = self.window.infer(answered, card.path.rtt.disorder());
         if lost > 0 {
             card.path.lost(lost);
@@ -223,7 +228,7 @@ impl<E: StarEnv> Stateful<E> {
     /// All of a WQE is answered. It waits while a late copy of an RD may overwrite memory in use again,
     /// as SL does not recognise copies (docs/star.md, "Loss recovery"). An RD without data shows sooner that
     /// none is under way.
-    pub(super) fn await_copies(&mut self, card: &Card<'_, E>, of: Of, index: u32) {
+    pub(super) fn await_copies(&mut self, card: &CardCtx<'_, E>, of: Of, index: u32) {
         let (now, order) = (card.now, card.path.rtt.order(&self.local.waits.rtt));
         let (newest, lifetime) = (self.window.newest_put(), self.lifetime(card.path));
         let op = self.stream(of).op(index);
@@ -245,7 +250,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// An answer to a packet that has one. A copy that was answered is under way no more: its WQE need not
     /// wait for it.
-    fn answered_again(&mut self, card: &mut Card<'_, E>, psn: Psn) -> bool {
+    fn answered_again(&mut self, card: &mut CardCtx<'_, E>, psn: Psn) -> bool {
         let Some(entry) = self.window.done_again(psn) else { return false };
         let stream = self.stream(entry.of);
         if entry.kind == Kind::Put && !entry.is_probe() && stream.holds(entry.wqe) {
@@ -260,7 +265,13 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Puts what a GDA brought where it belongs. How the WQE ends, otherwise.
-    fn place(&mut self, card: &mut Card<'_, E>, entry: &Entry, op: &Op, data: &[u8]) -> Result<(), WcStatus> {
+    fn place(
+        &mut self,
+        card: &mut CardCtx<'_, E>,
+        entry: &Entry,
+        op: &Op,
+        data: &[u8],
+    ) -> Result<(), WcStatus> {
         match (entry.of, entry.kind, op.class) {
             (_, Kind::Put, _) => Ok(()),
             (Of::Local, Kind::Atomic, _) => {
@@ -280,7 +291,13 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Into the buffers of our own WQE.
-    pub(super) fn scatter(&self, card: &mut Card<'_, E>, index: u32, offset: u32, data: &[u8]) -> Option<()> {
+    pub(super) fn scatter(
+        &self,
+        card: &mut CardCtx<'_, E>,
+        index: u32,
+        offset: u32,
+        data: &[u8],
+    ) -> Option<()> {
         let (mrs, env, pd) = (&card.mrs, &mut *card.env, self.local.pd);
         let mut rest = data;
         slices(self.local.sq.sges(index), offset, data.len() as u32, |sge, skip, n| {
@@ -292,7 +309,13 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Into a receive WQE of ours.
-    pub(super) fn place_recv(&self, card: &mut Card<'_, E>, op: &Op, offset: u32, data: &[u8]) -> Option<()> {
+    pub(super) fn place_recv(
+        &self,
+        card: &mut CardCtx<'_, E>,
+        op: &Op,
+        offset: u32,
+        data: &[u8],
+    ) -> Option<()> {
         let place = op.recv?;
         let pd = self.held.get(place as usize)?.pd;
         let (mrs, env) = (&card.mrs, &mut *card.env);
@@ -308,7 +331,7 @@ impl<E: StarEnv> Stateful<E> {
     /// Where a WRITE of SL goes in our memory.
     pub(super) fn place_write(
         &self,
-        card: &mut Card<'_, E>,
+        card: &mut CardCtx<'_, E>,
         wqe: &SendWqe,
         offset: u32,
         data: &[u8],

@@ -1,5 +1,6 @@
 //! WQEs begin: whether they may, with what receive WQE, and what is wrong with them.
 
+use starverbs_core::engine::TakenRecv;
 use starverbs_core::env::{RecvQueue, SendQueue};
 use starverbs_core::mr::{Bind, WindowType};
 use starverbs_core::transport::{RNR_TIMER_10US, slices};
@@ -7,7 +8,7 @@ use starverbs_core::{Access, Nanos, Psn, QpId, SendFlags, SendOp, SendWqe, Sge, 
 
 use super::stream::{Carry, Class, Op};
 use super::window::Of;
-use super::{Card, Held, Stateful};
+use super::{CardCtx, Held, Stateful};
 use crate::env::StarEnv;
 use crate::form::Form;
 
@@ -37,7 +38,7 @@ pub(super) fn rnr_time(code: u8) -> Nanos {
 
 impl<E: StarEnv> Stateful<E> {
     /// Begins WQE `next` of our own queue.
-    pub(super) fn begin_local(&mut self, card: &mut Card<'_, E>) -> Begin {
+    pub(super) fn begin_local(&mut self, card: &mut CardCtx<'_, E>) -> Begin {
         let next = self.streams[0].next;
         let wqe = self.local.sq.wqe(next);
         let class = Class::of(wqe.op);
@@ -85,20 +86,20 @@ impl<E: StarEnv> Stateful<E> {
             || wqe.op.is_answered() && answered >= u32::from(limit.max(1))
     }
 
-    fn writable(&self, card: &Card<'_, E>, index: u32, len: u32) -> bool {
+    fn writable(&self, card: &CardCtx<'_, E>, index: u32, len: u32) -> bool {
         let (mrs, pd, sges) = (&card.mrs, self.local.pd, self.local.sq.sges(index));
         slices(sges, 0, len, |sge, _, n| mrs.resolve_local(sge.lkey, pd, sge.addr, n, true).ok().map(|_| ()))
             .is_some()
     }
 
     /// Whether a rule lets us reach all of SL's SGEs.
-    fn reaches(&self, card: &Card<'_, E>, sges: &[Sge], need: Access) -> bool {
-        let found = |sge: &Sge| card.registry.find(self.seat, sge.lkey, sge.addr, sge.len, need).is_some();
+    fn reaches(&self, card: &CardCtx<'_, E>, sges: &[Sge], need: Access) -> bool {
+        let found = |sge: &Sge| card.registry.find(self.conn, sge.lkey, sge.addr, sge.len, need).is_some();
         sges.iter().all(|sge| sge.len == 0 || found(sge))
     }
 
     /// The next receive WQE of SL. `None`: there is none; the WQE fails once it has waited as long as it may.
-    fn match_recv(&mut self, card: &Card<'_, E>, class: Class) -> Result<Psn, Begin> {
+    fn match_recv(&mut self, card: &CardCtx<'_, E>, class: Class) -> Result<Psn, Begin> {
         let seq = self.next_recv;
         if self.recvs.get(seq).is_some() {
             self.streams[0].rnr_since = 0;
@@ -114,7 +115,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// No receive WQE is there. Gives whether that has been so for too long.
-    fn lacks_recv(&mut self, card: &Card<'_, E>, of: Of, retries: u8, patience: Nanos) -> bool {
+    fn lacks_recv(&mut self, card: &CardCtx<'_, E>, of: Of, retries: u8, patience: Nanos) -> bool {
         let now = card.now.max(1);
         let stream = &mut self.streams[of as usize];
         if stream.rnr_since == 0 {
@@ -131,14 +132,13 @@ impl<E: StarEnv> Stateful<E> {
         now >= until
     }
 
-    fn begin_send(&mut self, card: &mut Card<'_, E>, wqe: &SendWqe) -> Begin {
+    fn begin_send(&mut self, card: &mut CardCtx<'_, E>, wqe: &SendWqe) -> Begin {
         let seq = match self.match_recv(card, Class::Send) {
             Ok(seq) => seq,
             Err(begin) => return begin,
         };
-        /* what SL's library would find too late: the message would be complete, and what comes behind it
-        executed */
-        let strange = wqe.op == SendOp::SendInv && !card.registry.is_window(self.seat, wqe.imm);
+        /* the SL host would find it too late: the message would be complete, and those behind it executed */
+        let strange = wqe.op == SendOp::SendInv && !card.registry.is_window(self.conn, wqe.imm);
         if strange && self.inquires(card) {
             return Begin::Wait;
         }
@@ -155,7 +155,7 @@ impl<E: StarEnv> Stateful<E> {
         };
         if stream.changes() {
             let host = |sge: &Sge| {
-                card.registry.find(self.seat, sge.lkey, sge.addr, sge.len, Access::LOCAL_WRITE).map(|f| f.1)
+                card.registry.find(self.conn, sge.lkey, sge.addr, sge.len, Access::LOCAL_WRITE).map(|f| f.1)
             };
             let busy = |sge: &Sge| host(sge).is_some_and(|addr| stream.writes_to(addr, sge.len));
             if sges.iter().any(|sge| sge.len > 0 && busy(sge)) {
@@ -185,12 +185,12 @@ impl<E: StarEnv> Stateful<E> {
         self.local.form == Form::Packed && wqe.length > 0 && self.streams[of as usize].all_carry()
     }
 
-    fn begin_write(&mut self, card: &mut Card<'_, E>, wqe: &SendWqe) -> Begin {
+    fn begin_write(&mut self, card: &mut CardCtx<'_, E>, wqe: &SendWqe) -> Begin {
         let mut op = Op { class: Class::Write, length: wqe.length, all: wqe.length == 0, ..Op::default() };
         let allowed = self.setup.access.contains(Access::REMOTE_WRITE);
         if wqe.length > 0 {
             let need = Access::REMOTE_WRITE;
-            let found = card.registry.find(self.seat, wqe.rkey, wqe.remote_addr, wqe.length, need);
+            let found = card.registry.find(self.conn, wqe.rkey, wqe.remote_addr, wqe.length, need);
             let Some((rule, base)) = found.filter(|_| allowed) else {
                 return self.refuse(card, Class::Write);
             };
@@ -216,7 +216,7 @@ impl<E: StarEnv> Stateful<E> {
         Begin::Go(op)
     }
 
-    fn begin_read(&mut self, card: &mut Card<'_, E>, wqe: &SendWqe, need: Access) -> Begin {
+    fn begin_read(&mut self, card: &mut CardCtx<'_, E>, wqe: &SendWqe, need: Access) -> Begin {
         let class = Class::of(wqe.op);
         let stream = &self.streams[0];
         let atomic = class == Class::Atomic;
@@ -236,7 +236,7 @@ impl<E: StarEnv> Stateful<E> {
         let mut op = Op { class, length: wqe.length, all: wqe.length == 0, ..Op::default() };
         let allowed = self.setup.access.contains(need);
         if wqe.length > 0 {
-            let found = card.registry.find(self.seat, wqe.rkey, wqe.remote_addr, wqe.length, need);
+            let found = card.registry.find(self.conn, wqe.rkey, wqe.remote_addr, wqe.length, need);
             let Some((rule, base)) = found.filter(|_| allowed) else {
                 return self.refuse(card, class);
             };
@@ -255,7 +255,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// What our card does by itself (IBTA 10.6.7.2), once all before it is done.
-    fn do_own(&mut self, card: &mut Card<'_, E>, wqe: &SendWqe) -> Begin {
+    fn do_own(&mut self, card: &mut CardCtx<'_, E>, wqe: &SendWqe) -> Begin {
         if self.streams[0].under_way() > 0 {
             return Begin::Wait;
         }
@@ -272,7 +272,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Begins WQE `next` of SL's send queue.
-    pub(super) fn begin_remote(&mut self, card: &mut Card<'_, E>) -> Begin {
+    pub(super) fn begin_remote(&mut self, card: &mut CardCtx<'_, E>) -> Begin {
         let index = self.streams[1].next;
         let seq = Psn::new(index);
         let Some(wqe) = self.sends.get(seq).copied() else { return Begin::Wait };
@@ -302,16 +302,16 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Takes a receive WQE of ours for WQE `index` of SL.
-    fn take_recv(&mut self, card: &mut Card<'_, E>, index: u32, class: Class) -> Result<u32, Begin> {
+    fn take_recv(&mut self, card: &mut CardCtx<'_, E>, index: u32, class: Class) -> Result<u32, Begin> {
         let place = index as usize & (self.held.len() - 1);
         let room = self.held_sges.len() / self.held.len();
         let sges = self.held_sges.get_mut(place * room..(place + 1) * room).unwrap_or(&mut []);
         let taken = match &self.local.rq {
-            Some(rq) => rq.take(sges).map(|(wr_id, n)| (wr_id, n, self.local.pd)),
+            Some(rq) => rq.take(sges).map(|(wr_id, num_sge)| TakenRecv { wr_id, num_sge, pd: self.local.pd }),
             None => card.srqs.take(self.local.qpn, sges),
         };
-        if let Some((wr_id, n, pd)) = taken {
-            self.held[place] = Held { wr_id, num_sge: n as u8, pd };
+        if let Some(TakenRecv { wr_id, num_sge, pd }) = taken {
+            self.held[place] = Held { wr_id, num_sge: num_sge as u8, pd };
             self.streams[1].rnr_since = 0;
             return Ok(place as u32);
         }
@@ -320,7 +320,7 @@ impl<E: StarEnv> Stateful<E> {
         if self.lacks_recv(card, Of::Remote, retries, step * Nanos::from(retries)) {
             return Err(Begin::failed(class, WcStatus::RnrRetryExcErr));
         }
-        /* nobody tells when a receive is posted */
+        /* posting a receive is no event here */
         self.arm(card.now + step);
         Err(Begin::Wait)
     }
@@ -332,7 +332,7 @@ impl<E: StarEnv> Stateful<E> {
         self.held_sges.get(place * room..place * room + count).unwrap_or(&[])
     }
 
-    fn begin_remote_send(&mut self, card: &mut Card<'_, E>, index: u32, wqe: &SendWqe) -> Begin {
+    fn begin_remote_send(&mut self, card: &mut CardCtx<'_, E>, index: u32, wqe: &SendWqe) -> Begin {
         let place = match self.take_recv(card, index, Class::Send) {
             Ok(place) => place,
             Err(begin) => return begin,
@@ -350,7 +350,7 @@ impl<E: StarEnv> Stateful<E> {
         Begin::Go(op)
     }
 
-    fn begin_remote_write(&mut self, card: &mut Card<'_, E>, index: u32, wqe: &SendWqe) -> Begin {
+    fn begin_remote_write(&mut self, card: &mut CardCtx<'_, E>, index: u32, wqe: &SendWqe) -> Begin {
         let allowed = self.local.access.contains(Access::REMOTE_WRITE);
         let owner = QpId { pd: self.local.pd, qpn: self.local.qpn };
         let need = Access::REMOTE_WRITE;
@@ -380,7 +380,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// SL reads our memory, or does an atomic on it: that is done here, once.
-    fn begin_remote_read(&mut self, card: &mut Card<'_, E>, seq: Psn, wqe: &SendWqe) -> Begin {
+    fn begin_remote_read(&mut self, card: &mut CardCtx<'_, E>, seq: Psn, wqe: &SendWqe) -> Begin {
         let class = Class::of(wqe.op);
         let atomic = class == Class::Atomic;
         let stream = &self.streams[1];

@@ -6,13 +6,13 @@ use starverbs_core::{Nanos, QpState};
 use super::events::Completions;
 use super::stream::Stream;
 use super::window::Of;
-use super::{Card, Stateful};
+use super::{CardCtx, Stateful};
 use crate::env::StarEnv;
 
-/// A timer that is later than this, ns, was late because of this card.
+/// A timer that is later than this, ns, shows a local stall.
 const LATE: Nanos = 500_000;
-/// An end in ERR says so for so long at most to a peer that does not answer: the peer's own time tells it.
-const LAST_WORDS: Nanos = 2_000_000_000;
+/// An end in ERR repeats its last messages for so long at most, ns; the peer's own patience does the rest.
+const MAX_LINGER: Nanos = 2_000_000_000;
 
 /// How a connection waits. Nanoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,8 +23,7 @@ pub struct Waits {
     pub tries: u8,
     /// What the program allowed with timeout and retry_cnt; 0: for ever
     pub patience: Nanos,
-    /// Silence after which SL is asked whether it lives, when nothing is under way and something waits for
-    /// it
+    /// Silence after which SL gets a KeepAlive, when nothing is under way and something waits for it
     pub keepalive: Nanos,
 }
 
@@ -37,8 +36,8 @@ impl Default for Waits {
 
 impl<E: StarEnv> Stateful<E> {
     /// Does what is due now.
-    pub fn handle_timeout(&mut self, card: &mut Card<'_, E>) {
-        self.forgive_lateness(card.now);
+    pub fn handle_timeout(&mut self, card: &mut CardCtx<'_, E>) {
+        self.discount_local_stall(card.now);
         self.deadline = 0;
         if self.overrun {
             self.enter_error(card);
@@ -51,61 +50,58 @@ impl<E: StarEnv> Stateful<E> {
         self.rearm(card);
     }
 
-    /// When this card itself was late (it was stopped, or had no CPU), SL is not to blame: what it answered
-    /// meanwhile has not been read.
-    fn forgive_lateness(&mut self, now: Nanos) {
+    /// After a local stall (the process was stopped, or had no CPU) SL's answers have not been read: the
+    /// stall does not count as silence.
+    fn discount_local_stall(&mut self, now: Nanos) {
         let late = now.saturating_sub(self.deadline);
         if self.deadline == 0 || late <= LATE {
             return;
         }
-        /* what it slept is no silence, however often it does; what came is looked at once, lest one that is
-        always late never decides */
-        self.heard = self.heard.saturating_add(late).min(now);
-        if now > self.excused {
-            self.excused = now + LATE;
+        /* what came is looked at first, once: one that is always late must decide, too */
+        self.last_inbound = self.last_inbound.saturating_add(late).min(now);
+        if now > self.stalled_until {
+            self.stalled_until = now + LATE;
         }
     }
 
-    fn expire(&mut self, card: &mut Card<'_, E>) {
-        if card.now < self.excused {
+    fn expire(&mut self, card: &mut CardCtx<'_, E>) {
+        if card.now < self.stalled_until {
             return;
         }
         let waits = self.local.waits;
         let Some(then) = card.now.checked_sub(self.timeout(card)) else { return };
         let lost = self.window.expire(then, card.now);
-        let told = self.completions.iter_mut().filter(|_| !self.silent);
-        let tries = told.map(|completions| completions.expire(then)).max().unwrap_or(0);
+        let repeated = self.completions.iter_mut().filter(|_| !self.silent);
+        let tries = repeated.map(|completions| completions.expire(then)).max().unwrap_or(0);
         if lost > 0 || tries > 0 && self.window.is_empty() {
             card.stats.timeouts.inc();
             self.backoff = self.backoff.saturating_add(1);
         }
         let tries = tries.max(self.window.most_tries());
         let tries = tries.max(self.channel.tries().min(u8::MAX.into()) as u8);
-        let silent = card.now.saturating_sub(self.heard);
+        let silent = card.now.saturating_sub(self.last_inbound);
         let patience = match (self.state, waits.patience) {
-            /* there are only last words left */
-            (QpState::Err, 0) => LAST_WORDS,
-            (QpState::Err, patience) => patience.min(LAST_WORDS),
+            /* only the last messages are left */
+            (QpState::Err, 0) => MAX_LINGER,
+            (QpState::Err, patience) => patience.min(MAX_LINGER),
             (_, patience) => patience,
         };
-        /* one that was told that all is over may have left, and be plain: who asks it that says what comes of
-        silence */
-        if tries > waits.tries && patience != 0 && silent > patience && !self.halted {
+        /* after Quiesced SL may be plain: the round decides what its silence means */
+        if tries > waits.tries && patience != 0 && silent > patience && !self.quiesced {
             self.peer_silent(card);
         }
     }
 
-    /// Something was answered: if nothing is waited for any more, there is no deadline, and what the timer
-    /// finds when it comes is one number.
+    /// Something was answered: if nothing is waited for any more, there is no deadline.
     #[inline]
-    pub(super) fn rest(&mut self) {
+    pub(super) fn disarm_if_idle(&mut self) {
         let [local, remote] = &self.streams;
         let idle = |stream: &Stream| stream.under_way() == 0 && stream.rnr_since == 0;
-        let told = |completions: &Completions| completions.is_told();
+        let acked = |completions: &Completions| completions.is_acked();
         if self.window.is_empty()
             && idle(local)
             && idle(remote)
-            && self.completions.iter().all(told)
+            && self.completions.iter().all(acked)
             && self.open
             && self.state == QpState::Rts
             && !self.overrun
@@ -117,13 +113,13 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Sets the deadline to the earliest of all that is waited for.
-    fn rearm(&mut self, card: &Card<'_, E>) {
+    fn rearm(&mut self, card: &CardCtx<'_, E>) {
         let (now, timeout) = (card.now, self.timeout(card));
-        let answer = self.window.oldest().map(|sent| (sent + timeout).max(self.excused));
-        let told = self.completions.iter().filter(|_| !self.silent);
-        let told = told.filter_map(|c| c.due(timeout).map(|due| due.max(self.excused))).min();
+        let answer = self.window.oldest().map(|sent| (sent + timeout).max(self.stalled_until));
+        let repeated = self.completions.iter().filter(|_| !self.silent);
+        let cqep = repeated.filter_map(|c| c.due(timeout).map(|due| due.max(self.stalled_until))).min();
         let left = (self.left_until != 0).then_some(self.left_until);
-        for at in [answer, told, left, self.message_due()].into_iter().flatten() {
+        for at in [answer, cqep, left, self.message_due()].into_iter().flatten() {
             /* a completion that may leave now waits for nothing but its turn */
             if at > now || self.deadline == 0 {
                 self.arm(at.max(now + 1));

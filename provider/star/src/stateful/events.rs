@@ -1,5 +1,5 @@
-//! What SL is told: that its WQEs are stored (EA), and what became of them (CQEP), repeated until it answers
-//! (holes 4, 10, 12).
+//! What SL gets of its WQEs: that they are stored (EA), and their completions (CQEP), repeated until it
+//! answers.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -9,16 +9,15 @@ use starverbs_core::{Access, Nanos, NicError, Psn, WcOpcode};
 
 use super::messages::ONE_BEFORE;
 use super::window::Of;
-use super::{Card, Ended, Stateful};
+use super::{CardCtx, Ended, Stateful};
 use crate::env::StarEnv;
 use crate::form::{Form, Upto};
 use crate::message::CqeMsg;
-use crate::registry::{Claim, RuleRef};
+use crate::registry::{Claim, RuleRef, SendCtx};
 use crate::ring::{CQE_SLOT, slot};
 use crate::wire::{Header, Opt, Ptype, Queue};
 
-/// For so long without a word from SL an end that is to be destroyed waits for it to take its completions,
-/// ns.
+/// Silence of SL after which an end that is to be destroyed does not wait for its EAs any more, ns.
 const LINGER: Nanos = 250_000_000;
 
 /// CQEPs of a queue that may be under way.
@@ -26,25 +25,25 @@ const UNDER_WAY: u32 = 128;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum State {
-    /// SL knows, or is not told
+    /// SL has it, or there is none
     #[default]
     Done,
     Waiting,
     Flight,
 }
 
-/// What an EA tells.
+/// What an EA acknowledges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Told {
-    /// It answers nothing
-    Nothing,
-    /// SL's completion is in its place, which was known: its CQEP was sent again, or the EA came twice
-    Again,
-    /// SL has the completion; and when that was sent, if once
-    Now(Option<Nanos>),
+pub(super) enum Acked {
+    /// Nothing that was sent
+    Unknown,
+    /// A CQEP that had an EA: one of the two was duplicated
+    Duplicate,
+    /// A CQEP; and when that was sent, if once
+    New(Option<Nanos>),
 }
 
-/// A completion that SL does not have, as far as is known.
+/// A completion that SL may not have.
 #[derive(Clone, Copy, Default)]
 struct Pending {
     message: CqeMsg,
@@ -92,11 +91,11 @@ impl Completions {
         seq.get() as usize & (self.all.len() - 1)
     }
 
-    /// WQE `seq` ended so; all before it of the queue have ended. SL is told, `after` that time.
+    /// WQE `seq` ended so; all before it of the queue have ended. Its CQEP leaves `after` that time.
     pub(super) fn push(&mut self, seq: Psn, message: CqeMsg, after: Nanos) {
         let at = self.at(seq);
         let slot = self.slot(seq);
-        if self.is_told() {
+        if self.is_acked() {
             /* any number of completions may have gone with their data meanwhile */
             (self.una, self.fresh) = (seq, seq);
         }
@@ -141,33 +140,33 @@ impl Completions {
         self.flight == 0 && self.lost == 0
     }
 
-    /// Whether SL was told nothing of the WQE before this one, nor of a later one.
+    /// Whether neither the WQE before this one nor a later one had a CQEP.
     fn lacks(&self, next: Psn) -> bool {
         self.end.before(next)
     }
 
-    /// Whether SL has been told of all.
-    pub(super) fn is_told(&self) -> bool {
+    /// Whether all CQEPs have an EA.
+    pub(super) fn is_acked(&self) -> bool {
         self.una == self.end
     }
 
     /// An EA came.
-    pub(super) fn told(&mut self, seq: Psn) -> Told {
+    pub(super) fn on_ack(&mut self, seq: Psn) -> Acked {
         let at = self.at(seq);
         let Pending { state, tries, sent, .. } = self.all[at];
         let past = self.una.since(seq);
         if past > 0 {
-            return if past as usize <= self.all.len() { Told::Again } else { Told::Nothing };
+            return if past as usize <= self.all.len() { Acked::Duplicate } else { Acked::Unknown };
         }
         if !seq.before(self.end) || tries == 0 {
-            return Told::Nothing;
+            return Acked::Unknown;
         }
         if state == State::Done {
-            return Told::Again;
+            return Acked::Duplicate;
         }
         self.settle(at);
         self.pass();
-        Told::Now((tries == 1).then_some(sent))
+        Acked::New((tries == 1).then_some(sent))
     }
 
     fn range(&self) -> impl Iterator<Item = Psn> + use<> {
@@ -240,7 +239,7 @@ impl Completions {
         due.min()
     }
 
-    /// SL is gone: nothing is told any more.
+    /// SL is gone: no CQEP leaves any more.
     pub(super) fn forget(&mut self) {
         for at in 0..self.all.len() {
             self.settle(at);
@@ -249,28 +248,28 @@ impl Completions {
     }
 }
 
-/// EAs owed for WQEPs. One that finds no room is not sent, and SL comes again.
-pub(super) struct Stored {
+/// EAs owed for WQEPs. One that finds no room is not sent, and SL repeats the WQEP.
+pub(super) struct OwedAcks {
     /// For these alone: all of them of the paper's packets, else of WQEs that came before others
     owed: VecDeque<(Opt, Psn)>,
     /// For all WQEs that are here with all before them
     all: bool,
 }
 
-impl Stored {
-    /// Room for one for each WQE that SL may have under way, up to some; of many WQEs in a packet only those
-    /// that come out of order are told one by one.
+impl OwedAcks {
+    /// Room for one for each WQE that SL may have under way, up to some; of packed WQEs only those out of
+    /// order have EAs of their own.
     pub(super) fn new(wqes: u32, form: Form) -> Result<Self, NicError> {
         let most = if form == Form::Paper { 1024 } else { 16 };
         let mut owed = VecDeque::new();
         owed.make_exact_room(wqes.min(most) as usize)?;
-        Ok(Stored { owed, all: false })
+        Ok(OwedAcks { owed, all: false })
     }
-    /// SL is to be told how far all are here, once in a turn.
+    /// A cumulative EA is owed, once in a turn.
     pub(super) fn push_all(&mut self) {
         self.all = true;
     }
-    /// Whether SL is to be told something.
+    /// Whether an EA is owed.
     pub(super) fn is_owed(&self) -> bool {
         self.all || !self.owed.is_empty()
     }
@@ -285,26 +284,26 @@ impl Stored {
 }
 
 impl<E: StarEnv> Stateful<E> {
-    /// What it is, and how far SL's WQEs are here: that is said by each.
+    /// Header of an EA or CQEP. Each has how far SL's WQEs are stored.
     fn event(&mut self, ptype: Ptype, opt: Opt, seq: Psn, len: u16) -> Header {
-        let addr = self.tell_stored();
+        let addr = self.stored_word();
         let (qpn, ack) = (self.local.qpn, ptype == Ptype::Cqep);
         Header { ptype, opt, migrate: false, ack, qpn, epoch: 0, psn: seq, addr, len }
     }
 
-    /// What a packet that leaves now says of SL's WQEs; 0 in the paper's packets.
-    pub(super) fn tell_stored(&mut self) -> u64 {
+    /// How far SL's WQEs are stored, for a packet that leaves now; 0 in the paper's packets.
+    pub(super) fn stored_word(&mut self) -> u64 {
         if self.local.form == Form::Paper {
             return 0;
         }
-        self.stored.all = false;
+        self.owed_acks.all = false;
         Upto { sends: self.sends.stored(), recvs: self.recvs.stored() }.word()
     }
 
-    /// SL asks how far its sends are, as not all of them make completions, or our end is about to go: it is
-    /// told of the last that is done, and of the last that is here once that is.
+    /// SL asks how far its sends are, as not all are signaled, or our end is about to go: the last that is
+    /// done gets a CQEP, and the last that is here once that is done.
     pub fn report(&mut self) {
-        if self.ended != Ended::Not || self.halted {
+        if self.ended != Ended::Not || self.quiesced {
             return;
         }
         let una = Psn::new(self.streams[Of::Remote as usize].una);
@@ -317,26 +316,26 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Whether SL lacks completions of what has succeeded here, and is there to take them. Our program may
-    /// know that by now, and end: nobody else would tell SL.
+    /// end now, and nobody else would repeat them.
     pub fn owes(&self, now: Nanos) -> bool {
-        let told = self.completions.iter().all(Completions::is_told);
-        !told && now.saturating_sub(self.heard) < LINGER
+        let acked = self.completions.iter().all(Completions::is_acked);
+        !acked && now.saturating_sub(self.last_inbound) < LINGER
     }
 
     /// Sends an EA if one is owed.
-    pub(super) fn send_stored(&mut self, card: &mut Card<'_, E>) -> bool {
-        let (opt, seq) = match self.stored.owed.pop_front() {
+    pub(super) fn send_ack(&mut self, card: &mut CardCtx<'_, E>) -> bool {
+        let (opt, seq) = match self.owed_acks.owed.pop_front() {
             Some(one) => one,
-            None if self.stored.all => (Opt::Send, self.sends.stored().plus(ONE_BEFORE)),
+            None if self.owed_acks.all => (Opt::Send, self.sends.stored().plus(ONE_BEFORE)),
             None => return false,
         };
         let header = self.event(Ptype::Ea, opt, seq, 0);
-        let host = (&mut *card.env, card.stats, card.now);
-        card.registry.send(host, self.seat, &Claim::None, header, (&[], &[]))
+        let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
+        card.registry.send(ctx, self.conn, &Claim::None, header, (&[], &[]))
     }
 
     /// Sends a CQEP if one is to be sent.
-    pub(super) fn send_completion(&mut self, card: &mut Card<'_, E>) -> bool {
+    pub(super) fn send_completion(&mut self, card: &mut CardCtx<'_, E>) -> bool {
         if self.silent {
             return false;
         }
@@ -355,8 +354,8 @@ impl<E: StarEnv> Stateful<E> {
             let header = self.event(Ptype::Cqep, opt, seq, bytes.len() as u16);
             let claim =
                 Claim::Memory { rule, addr: message.slot, len: CQE_SLOT as u32, need: Access::LOCAL_WRITE };
-            let host = (&mut *card.env, card.stats, card.now);
-            card.registry.send(host, self.seat, &claim, header, (&bytes, &[]));
+            let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
+            card.registry.send(ctx, self.conn, &claim, header, (&bytes, &[]));
             self.arm(card.now + self.timeout(card));
             return true;
         }
@@ -371,29 +370,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_told_until_it_is_answered_and_slots_come_round() {
+    fn each_is_sent_until_it_is_acked_and_slots_come_round() {
         let mut all = Completions::new(0x1000, 4).unwrap();
         let mut seq = Psn::new(0);
         for turn in 0..50u32 {
             /* every third is not signalled */
-            let told: Vec<Psn> = (0..4).filter(|n| (turn * 4 + n) % 3 != 0).map(|n| seq.plus(n)).collect();
-            for seq in &told {
+            let acked: Vec<Psn> = (0..4).filter(|n| (turn * 4 + n) % 3 != 0).map(|n| seq.plus(n)).collect();
+            for seq in &acked {
                 all.push(*seq, CqeMsg::default(), 0);
             }
-            for expected in &told {
+            for expected in &acked {
                 assert_eq!(all.next(1), Some(*expected));
                 let message = *all.sent(*expected, 1);
                 assert_eq!(message.slot, 0x1000 + u64::from(expected.get() % 4) * 32);
             }
-            assert_eq!((all.next(1), all.flight), (None, told.len() as u32));
-            assert_eq!((all.told(told[1]), all.told(told[1])), (Told::Now(Some(1)), Told::Again));
-            assert_eq!(all.told(seq.plus(4)), Told::Nothing, "it was never sent");
+            assert_eq!((all.next(1), all.flight), (None, acked.len() as u32));
+            assert_eq!((all.on_ack(acked[1]), all.on_ack(acked[1])), (Acked::New(Some(1)), Acked::Duplicate));
+            assert_eq!(all.on_ack(seq.plus(4)), Acked::Unknown, "it was never sent");
             assert_eq!(all.expire(1), 1);
-            assert_eq!(all.next(2), Some(told[0]));
-            all.sent(told[0], 2);
-            assert_eq!(all.told(told[0]), Told::Now(None), "which of the two came is not known");
-            for seq in &told {
-                all.told(*seq);
+            assert_eq!(all.next(2), Some(acked[0]));
+            all.sent(acked[0], 2);
+            assert_eq!(all.on_ack(acked[0]), Acked::New(None), "which of the two came is not known");
+            for seq in &acked {
+                all.on_ack(*seq);
             }
             assert_eq!((all.flight, all.lost, all.next(3)), (0, 0, None));
             seq = seq.plus(4);

@@ -1,24 +1,25 @@
 //! Either end's way into error (docs/star.md, "Errors"; IBTA 10.3.1, 10.10.2.3).
 //!
-//! Whatever ends with an error gives memory back to its program, and SL's card knows of nothing. So nothing
-//! leaves any more from then on, and SL is told once no packet that left before can be under way.
+//! Whatever ends with an error gives memory back to its program, and SL's card does not know that. So no
+//! packet touches SL's memory from then on, and SL gets the error once no packet that left before can be
+//! under way.
 
 use starverbs_core::env::{RecvQueue, SendQueue};
 use starverbs_core::{AsyncEvent, Cqe, Nanos, Psn, QpState, SendOp, Sge, WcOpcode, WcStatus};
 
 use super::window::Of;
-use super::{Card, Ended, Stateful};
+use super::{CardCtx, Ended, Stateful};
 use crate::env::StarEnv;
 use crate::message::CqeMsg;
 use crate::wire::Queue;
 
 impl<E: StarEnv> Stateful<E> {
     /// The oldest WQE of our own failed. `recv`: the receive WQE of SL that it took.
-    pub(super) fn fail_local(&mut self, card: &mut Card<'_, E>, status: WcStatus, recv: Option<u32>) {
+    pub(super) fn fail_local(&mut self, card: &mut CardCtx<'_, E>, status: WcStatus, recv: Option<u32>) {
         if status == WcStatus::RetryExcErr {
             card.stats.retry_exceeded.inc();
         }
-        self.hush(card);
+        self.stop_sending(card);
         self.fail_oldest(card, status);
         let theirs = match status {
             WcStatus::RemInvReqErr => WcStatus::LocLenErr,
@@ -29,7 +30,7 @@ impl<E: StarEnv> Stateful<E> {
             Some(seq) => {
                 let failed = CqeMsg { status: theirs, opcode: WcOpcode::Recv, ..CqeMsg::default() };
                 self.completions[Queue::Recv as usize].push(Psn::new(seq), failed, self.quiet_at);
-                self.ended = Ended::Told;
+                self.ended = Ended::Reported;
             }
             /* SL's QP refused a request: it goes to ERR too */
             None if matches!(status, WcStatus::RemAccessErr | WcStatus::RemInvReqErr) => {
@@ -41,7 +42,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// The oldest WQE of our own completes with an error.
-    fn fail_oldest(&mut self, card: &mut Card<'_, E>, status: WcStatus) {
+    fn fail_oldest(&mut self, card: &mut CardCtx<'_, E>, status: WcStatus) {
         let index = self.streams[0].una;
         if index == self.local.sq.posted() {
             return;
@@ -60,14 +61,14 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// The oldest WQE of SL failed. `recv`: the receive WQE of ours that it took.
-    pub(super) fn fail_remote(&mut self, card: &mut Card<'_, E>, status: WcStatus, recv: Option<u32>) {
-        self.hush(card);
+    pub(super) fn fail_remote(&mut self, card: &mut CardCtx<'_, E>, status: WcStatus, recv: Option<u32>) {
+        self.stop_sending(card);
         self.ended = Ended::Owed(status);
         let qpn = self.local.qpn;
         let (ours, event) = match status {
             WcStatus::RemInvReqErr => (WcStatus::LocLenErr, AsyncEvent::QpReqErr(qpn)),
             WcStatus::RemOpErr => (WcStatus::LocProtErr, AsyncEvent::QpReqErr(qpn)),
-            /* the receive of a WRITE with immediate says so, as RC's */
+            /* the receive of a WRITE with immediate fails so, as RC's */
             WcStatus::RemAccessErr if self.oldest_is(SendOp::WriteImm) => {
                 (WcStatus::LocAccessErr, AsyncEvent::QpAccessErr(qpn))
             }
@@ -91,9 +92,9 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// SL's QP is in ERR, or gone, and ours is not.
-    fn peer_ended(&mut self, card: &mut Card<'_, E>) {
+    fn peer_ended(&mut self, card: &mut CardCtx<'_, E>) {
         self.streams[1].stopped = true;
-        self.tell_ended(card.now);
+        self.report_ended(card.now);
         if self.state == QpState::Rts && self.streams[0].una != self.local.sq.posted() {
             self.fail_local(card, WcStatus::RetryExcErr, None);
         } else {
@@ -101,19 +102,19 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// SL closes the connection. Gives when it may be told that nothing of it is under way any more.
-    pub(super) fn handle_bye(&mut self, card: &mut Card<'_, E>) -> Nanos {
+    /// SL closes the connection. Gives when nothing of it is under way any more, and the Bye may be answered.
+    pub(super) fn handle_bye(&mut self, card: &mut CardCtx<'_, E>) -> Nanos {
         if self.quiet_at == 0 {
-            self.hush(card);
+            self.stop_sending(card);
         }
-        self.ended = Ended::Told;
+        self.ended = Ended::Reported;
         self.completions.iter_mut().for_each(|completions| completions.forget());
         self.peer_left(card.now);
         self.quiet_at
     }
 
-    /// SL says that it ends. Sends that wait for it fail, but not before RC's would, as its program may have
-    /// all that it needs by then.
+    /// SL has ended. Sends that wait for it fail, but not before RC's would: the program may have all that it
+    /// needs by then.
     fn peer_left(&mut self, now: Nanos) {
         let patience = self.local.waits.patience;
         if self.state != QpState::Rts || self.streams[0].una == self.local.sq.posted() {
@@ -125,7 +126,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Fails what SL left behind, if it is time.
-    pub(super) fn fail_left(&mut self, card: &mut Card<'_, E>) {
+    pub(super) fn fail_left(&mut self, card: &mut CardCtx<'_, E>) {
         if self.left_until == 0 || card.now < self.left_until {
             return;
         }
@@ -135,11 +136,10 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// SL has not answered for longer than it may. What it was to be told of its receives has ended well
-    /// here: so that nothing is lost without an error, our end fails, as RC's would have that has no
-    /// acknowledge. SL may only not hear us, and have sends that were not done: when it is heard again it is
-    /// told all.
-    pub(super) fn peer_silent(&mut self, card: &mut Card<'_, E>) {
+    /// SL has not answered for the patience. If it lacks completions of receives, whose messages have
+    /// succeeded here, our end fails, as RC's without an ACK would, so that no message is lost without an
+    /// error. If SL sends something again, it gets all completions.
+    pub(super) fn peer_silent(&mut self, card: &mut CardCtx<'_, E>) {
         let owed = self.ended == Ended::Not && !self.completions[Queue::Recv as usize].is_idle();
         self.channel = self.channel.silenced();
         self.silent = true;
@@ -147,7 +147,7 @@ impl<E: StarEnv> Stateful<E> {
             completions.expire(card.now);
         }
         if self.ended == Ended::Not {
-            self.hush(card);
+            self.stop_sending(card);
             self.ended = Ended::Owed(WcStatus::RetryExcErr);
             self.peer_ended(card);
         }
@@ -158,10 +158,10 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Nothing that touches memory of SL leaves any more.
-    fn hush(&mut self, card: &mut Card<'_, E>) {
+    fn stop_sending(&mut self, card: &mut CardCtx<'_, E>) {
         self.window.forget(|_| true);
         self.charge(card);
-        card.registry.release(self.seat);
+        card.registry.release(self.conn);
         card.registry.count(card.stats);
         for stream in &mut self.streams {
             /* nothing of it waits for a receive any more: no timer for that */
@@ -171,20 +171,20 @@ impl<E: StarEnv> Stateful<E> {
         self.arm(self.quiet_at);
     }
 
-    /// Our end goes to ERR: the program says so, or something failed. Flushes what is posted, in order.
-    pub fn enter_error(&mut self, card: &mut Card<'_, E>) {
+    /// Our end goes to ERR, by its program or as something failed. Flushes what is posted, in order.
+    pub fn enter_error(&mut self, card: &mut CardCtx<'_, E>) {
         if self.state == QpState::Err {
             return;
         }
         self.state = QpState::Err;
         self.resume();
-        self.hush(card);
+        self.stop_sending(card);
         self.report();
         if self.ended == Ended::Not {
-            /* as if it had tried in vain */
+            /* as if it had no answer */
             self.ended = Ended::Owed(WcStatus::RetryExcErr);
         }
-        self.tell_ended(card.now);
+        self.report_ended(card.now);
         self.flush_sends(card);
         self.flush_receives(card);
         if self.local.rq.is_none() {
@@ -192,14 +192,14 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    fn flush_sends(&mut self, card: &mut Card<'_, E>) {
+    fn flush_sends(&mut self, card: &mut CardCtx<'_, E>) {
         while self.streams[0].una != self.local.sq.posted() {
             self.fail_oldest(card, WcStatus::WrFlushErr);
         }
     }
 
     /// Those that WQEs of SL have taken come first: they are the older ones.
-    fn flush_receives(&mut self, card: &mut Card<'_, E>) {
+    fn flush_receives(&mut self, card: &mut CardCtx<'_, E>) {
         let (una, count) = (self.streams[1].una, self.streams[1].under_way());
         for n in 0..count {
             if let Some(place) = self.streams[1].op(una.wrapping_add(n)).recv.take() {
@@ -212,9 +212,9 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// If SL's end has ended, and it has a WQE to be told by, tells it. A READ whose completion may be with
-    /// SL cannot be that alone: the next tells as well.
-    pub(super) fn tell_ended(&mut self, now: Nanos) {
+    /// If SL's end has ended, and it has a WQE to complete with the error, makes that CQEP. A READ may have
+    /// its completion already: then the next WQE gets one, too.
+    pub(super) fn report_ended(&mut self, now: Nanos) {
         while let Ended::Owed(status) = self.ended {
             let stream = &self.streams[Of::Remote as usize];
             let seq = Psn::new(stream.una);
@@ -226,7 +226,7 @@ impl<E: StarEnv> Stateful<E> {
                 self.streams[Of::Remote as usize].end_begun();
                 self.streams[Of::Remote as usize].retire();
             } else {
-                self.ended = Ended::Told;
+                self.ended = Ended::Reported;
             }
             self.arm(self.quiet_at.max(now));
         }
@@ -234,7 +234,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// A CQ was full (IBTA 10.2.6.2). The step that is under way ends as it would have; the timer does the
     /// rest, at once.
-    pub(super) fn overrun(&mut self, card: &mut Card<'_, E>) {
+    pub(super) fn overrun(&mut self, card: &mut CardCtx<'_, E>) {
         card.stats.cq_overrun.inc();
         if !self.overrun {
             self.overrun = true;
@@ -244,7 +244,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Something was posted.
-    pub fn handle_doorbell(&mut self, card: &mut Card<'_, E>) {
+    pub fn handle_doorbell(&mut self, card: &mut CardCtx<'_, E>) {
         if self.state == QpState::Err {
             self.flush_sends(card);
             self.flush_receives(card);

@@ -5,14 +5,14 @@ use starverbs_core::{Cqe, Psn, QpId, QpState, SendFlags, SendOp, SendWqe, WcFlag
 
 use super::stream::{Class, Op};
 use super::window::Of;
-use super::{Card, Ended, Stateful};
+use super::{CardCtx, Ended, Stateful};
 use crate::env::StarEnv;
 use crate::message::CqeMsg;
 use crate::wire::Queue;
 
 impl<E: StarEnv> Stateful<E> {
     /// Completes what is complete, of both streams.
-    pub(super) fn finish(&mut self, card: &mut Card<'_, E>) {
+    pub(super) fn finish(&mut self, card: &mut CardCtx<'_, E>) {
         while let Some((index, op)) = self.finished(card, Of::Local) {
             let status = self.end_of_local(card, index, &op);
             if status != WcStatus::Success {
@@ -33,7 +33,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// The oldest WQE of a stream, if all its data is where it belongs, and no copy of a packet of it can
     /// come any more.
-    fn finished(&mut self, card: &mut Card<'_, E>, of: Of) -> Option<(u32, Op)> {
+    fn finished(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> Option<(u32, Op)> {
         let stream = &self.streams[of as usize];
         let (index, op) = (stream.una, *stream.get(stream.una));
         /* what ended SL's end stays the oldest of its WQEs */
@@ -52,7 +52,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// How a WQE of ours ends whose data is here: the result of an atomic may still find no place.
-    fn end_of_local(&mut self, card: &mut Card<'_, E>, index: u32, op: &Op) -> WcStatus {
+    fn end_of_local(&mut self, card: &mut CardCtx<'_, E>, index: u32, op: &Op) -> WcStatus {
         let brings = op.status == WcStatus::Success && op.class == Class::Atomic;
         if brings && self.scatter(card, index, 0, &op.value.to_ne_bytes()).is_none() {
             return WcStatus::LocProtErr;
@@ -60,7 +60,7 @@ impl<E: StarEnv> Stateful<E> {
         op.status
     }
 
-    fn complete_local(&mut self, card: &mut Card<'_, E>, index: u32, op: &Op) {
+    fn complete_local(&mut self, card: &mut CardCtx<'_, E>, index: u32, op: &Op) {
         let wqe = self.local.sq.wqe(index);
         /* before the completion: who polls it may post at once */
         self.local.sq.release(index.wrapping_add(1));
@@ -78,7 +78,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// How a WQE of SL ends whose data is here: a SEND with invalidate may still fail.
-    fn end_of(&mut self, card: &mut Card<'_, E>, index: u32, op: &Op) -> WcStatus {
+    fn end_of(&mut self, card: &mut CardCtx<'_, E>, index: u32, op: &Op) -> WcStatus {
         let wqe = self.sends.get(Psn::new(index)).copied().unwrap_or_default();
         let owner = QpId { pd: self.local.pd, qpn: self.local.qpn };
         let fails = op.status == WcStatus::Success
@@ -87,7 +87,7 @@ impl<E: StarEnv> Stateful<E> {
         if fails { WcStatus::RemAccessErr } else { op.status }
     }
 
-    fn complete_remote(&mut self, card: &mut Card<'_, E>, index: u32, op: &Op) {
+    fn complete_remote(&mut self, card: &mut CardCtx<'_, E>, index: u32, op: &Op) {
         let seq = Psn::new(index);
         let Some(wqe) = self.sends.get(seq).copied() else { return };
         self.sends.release(seq.plus(1));
@@ -104,12 +104,12 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// A receive WQE of ours that SL's WQE has taken is done.
-    pub(super) fn complete_recv(&mut self, card: &mut Card<'_, E>, place: u32, cqe: Cqe, solicited: bool) {
+    pub(super) fn complete_recv(&mut self, card: &mut CardCtx<'_, E>, place: u32, cqe: Cqe, solicited: bool) {
         let wr_id = self.held[place as usize].wr_id;
         self.push_recv(card, &Cqe { wr_id, ..cqe }, solicited);
     }
 
-    pub(super) fn push_recv(&mut self, card: &mut Card<'_, E>, cqe: &Cqe, solicited: bool) {
+    pub(super) fn push_recv(&mut self, card: &mut CardCtx<'_, E>, cqe: &Cqe, solicited: bool) {
         let cqe = Cqe { qpn: self.local.qpn, ..*cqe };
         let error = count(card, &cqe);
         if self.local.recv_cq.push(&cqe, solicited || error).is_err() {
@@ -117,7 +117,7 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    pub(super) fn push_send(&mut self, card: &mut Card<'_, E>, cqe: &Cqe) {
+    pub(super) fn push_send(&mut self, card: &mut CardCtx<'_, E>, cqe: &Cqe) {
         let error = count(card, cqe);
         if self.local.send_cq.push(cqe, error).is_err() {
             self.overrun(card);
@@ -126,7 +126,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// A packet of a WQE cannot leave, or its data cannot be placed: it ends so, once all before it has
     /// ended.
-    pub(super) fn abandon(&mut self, card: &mut Card<'_, E>, of: Of, index: u32, status: WcStatus) {
+    pub(super) fn abandon(&mut self, card: &mut CardCtx<'_, E>, of: Of, index: u32, status: WcStatus) {
         self.window.forget(|entry| entry.of == of && entry.wqe == index);
         self.charge(card);
         let stream = self.stream(of);
@@ -143,7 +143,7 @@ impl<E: StarEnv> Stateful<E> {
 }
 
 /// Counts a completion; gives whether it tells of an error.
-fn count<E: StarEnv>(card: &Card<'_, E>, cqe: &Cqe) -> bool {
+fn count<E: StarEnv>(card: &CardCtx<'_, E>, cqe: &Cqe) -> bool {
     card.stats.completions.inc();
     let error = cqe.status != WcStatus::Success;
     if error {

@@ -1,26 +1,26 @@
-//! Before a request of ours fails because SL's rules do not let it, SL is asked whether our card has them
-//! all: SL does not wait for cards that it cannot reach, so that its program may have bound a window, or set
-//! its QP anew, and may have told ours so on another way, before we hear it.
+//! Before a request of ours fails for want of a rule, SL is asked whether our card has all of them. SL does
+//! not wait for cards that do not answer: its program may have bound a window, or changed its QP, and our
+//! program may know that by other ways before the rule arrives.
 
 use starverbs_core::WcStatus;
 
 use super::begin::Begin;
 use super::stream::Class;
-use super::{Card, Stateful};
+use super::{CardCtx, Stateful};
 use crate::control::{Control, Sum};
 use crate::env::StarEnv;
 
-/// So often SL is asked anew for one request, as its rules were others in between.
+/// So often SL is asked again for one request, as its rules have changed meanwhile.
 const ROUNDS: u8 = 4;
 
-/// Where a question stands.
+/// State of an inquiry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Inquiry {
     /// There is none
     None,
     /// SL was asked, and may be so often again
     Open(u8),
-    /// SL has answered for this WQE of ours: it is judged by the rules that are here
+    /// SL has answered for this WQE of ours: the rules that are here decide
     Answered(u32),
 }
 
@@ -32,8 +32,8 @@ impl Inquiry {
 }
 
 impl<E: StarEnv> Stateful<E> {
-    /// WQE `next` of ours is not allowed by what is known: it fails, or waits for what SL says.
-    pub(super) fn refuse(&mut self, card: &Card<'_, E>, class: Class) -> Begin {
+    /// No rule allows WQE `next` of ours: it fails, or waits for SL's answer.
+    pub(super) fn refuse(&mut self, card: &CardCtx<'_, E>, class: Class) -> Begin {
         if self.inquires(card) {
             return Begin::Wait;
         }
@@ -42,9 +42,9 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Asks SL for WQE `next`. False: it has answered, or there is no memory to ask it.
-    pub(super) fn inquires(&mut self, card: &Card<'_, E>) -> bool {
+    pub(super) fn inquires(&mut self, card: &CardCtx<'_, E>) -> bool {
         if self.inquiry == Inquiry::Answered(self.streams[0].next)
-            || self.channel.send(Control::Inquire).is_err()
+            || self.channel.send(Control::RuleQuery).is_err()
         {
             return false;
         }
@@ -54,18 +54,18 @@ impl<E: StarEnv> Stateful<E> {
         true
     }
 
-    /// SL says how many rules there are, and which: what comes from another connection of ours may still be
-    /// under way. `None`: there is no memory to ask for them, and SL comes again.
-    pub(super) fn hear_sum(&mut self, card: &Card<'_, E>, theirs: Sum) -> Option<()> {
+    /// SL's sum of its rules. If ours differs, SL is to send them: those of another connection may still be
+    /// under way. `None`: there is no memory to ask for them, and SL repeats the sum.
+    pub(super) fn on_rule_sum(&mut self, card: &CardCtx<'_, E>, theirs: Sum) -> Option<()> {
         let Inquiry::Open(rounds) = self.inquiry else { return Some(()) };
-        self.inquiry = if self.halted {
-            /* SL may have left; if not, it is asked again when this goes on */
+        self.inquiry = if self.quiesced {
+            /* SL may have reverted; if not, it is asked again when this resumes */
             Inquiry::None
-        } else if rounds == 0 || card.registry.sum(self.seat) == Some(theirs) {
+        } else if rounds == 0 || card.registry.sum(self.conn) == Some(theirs) {
             Inquiry::Answered(self.streams[0].next)
         } else {
-            self.channel.send(Control::Tell).ok()?;
-            self.channel.send(Control::Inquire).ok()?;
+            self.channel.send(Control::ResendRules).ok()?;
+            self.channel.send(Control::RuleQuery).ok()?;
             Inquiry::Open(rounds - 1)
         };
         Some(())

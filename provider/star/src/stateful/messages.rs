@@ -1,19 +1,24 @@
-//! Control messages, while the connection lasts: rules of SL come and go, receives of a shared queue are
-//! asked for, ends are told.
+//! Control messages while the connection lasts: SL adds and removes rules, SF asks for receives of a shared
+//! queue, either end sends its Bye.
 
 use starverbs_core::env::SendQueue;
 use starverbs_core::{Gid, Nanos, Psn, QpState};
 
 use super::window::Of;
-use super::{Card, Ended, Stateful};
-use crate::channel::Turn;
+use super::{CardCtx, Ended, Stateful};
+use crate::channel::Arrival;
 use crate::control::{Control, MAX_CONTROL, Setup};
 use crate::env::StarEnv;
 use crate::wire::{Head, Packet, Prefix, Ptype, Side};
 
 impl<E: StarEnv> Stateful<E> {
     /// A control message, or the answer to one, came from `source`.
-    pub(super) fn take_control(&mut self, card: &mut Card<'_, E>, source: &Gid, packet: &Packet<'_>) -> bool {
+    pub(super) fn take_control(
+        &mut self,
+        card: &mut CardCtx<'_, E>,
+        source: &Gid,
+        packet: &Packet<'_>,
+    ) -> bool {
         let header = &packet.header;
         let sender = Prefix { qpn: self.peer.qpn, epoch: self.peer.epoch };
         if *source != self.peer.av.dgid || header.qpn != self.local.qpn || packet.prefix != Some(sender) {
@@ -22,12 +27,12 @@ impl<E: StarEnv> Stateful<E> {
         if header.ptype == Ptype::Ea {
             return packet.data.is_empty() && self.channel.answered(header.psn).is_some();
         }
-        match self.channel.turn(header.psn) {
-            Turn::Early => {}
-            Turn::Again => self.answer_owed = Some(header.psn),
-            Turn::Now => {
+        match self.channel.arrival(header.psn) {
+            Arrival::Early => {}
+            Arrival::Duplicate => self.answer_owed = Some(header.psn),
+            Arrival::Next => {
                 let Some(message) = Control::decode(packet.data) else { return false };
-                if let Some(at) = self.obey(card, message) {
+                if let Some(at) = self.on_message(card, message) {
                     self.answer_after = Some((header.psn, at));
                     self.arm(at.max(card.now + 1));
                     self.answer_due(card.now);
@@ -37,29 +42,29 @@ impl<E: StarEnv> Stateful<E> {
         true
     }
 
-    /// Does what SL says. Gives when it may be answered. `None`: it cannot be done now, and SL comes again.
-    fn obey(&mut self, card: &mut Card<'_, E>, message: Control) -> Option<Nanos> {
+    /// Executes a message of SL; gives when it may be answered. `None`: not now, and SL repeats it.
+    fn on_message(&mut self, card: &mut CardCtx<'_, E>, message: Control) -> Option<Nanos> {
         match message {
             Control::Rule(rule) => {
-                card.registry.add(self.seat, rule).ok()?;
+                card.registry.add(self.conn, rule).ok()?;
                 card.registry.count(card.stats);
                 Some(card.now)
             }
             Control::Unrule { key } => {
-                let at = card.registry.remove(self.seat, key, card.now, self.lifetime(card.path));
+                let at = card.registry.remove(self.conn, key, card.now, self.lifetime(card.path));
                 card.registry.count(card.stats);
                 Some(at)
             }
             Control::Begin { known } => {
-                if known.is_none() || known == card.registry.sum(self.seat) {
+                if known.is_none() || known == card.registry.sum(self.conn) {
                     self.open();
-                } else if !self.channel.holds(&Control::Tell) {
-                    self.channel.send(Control::Tell).ok()?;
+                } else if !self.channel.holds(&Control::ResendRules) {
+                    self.channel.send(Control::ResendRules).ok()?;
                 }
                 Some(card.now)
             }
-            Control::All(theirs) => {
-                self.hear_sum(card, theirs)?;
+            Control::RuleSum(theirs) => {
+                self.on_rule_sum(card, theirs)?;
                 Some(card.now)
             }
             Control::Setup(again) => {
@@ -73,7 +78,7 @@ impl<E: StarEnv> Stateful<E> {
                 Some(card.now)
             }
             Control::Bye { .. } => Some(self.handle_bye(card)),
-            /* what belongs to the beginning is over; the rest needs an answer alone */
+            /* role messages are over; others need an answer alone */
             _ => Some(card.now),
         }
     }
@@ -83,19 +88,19 @@ impl<E: StarEnv> Stateful<E> {
         if let Some((seq, at)) = self.answer_after
             && at <= now
         {
-            self.channel.took();
+            self.channel.accept();
             (self.answer_owed, self.answer_after) = (Some(seq), None);
         }
     }
 
     /// Sends a control message, or the answer to one, if there is one to send.
-    pub(super) fn send_control(&mut self, card: &mut Card<'_, E>) -> bool {
+    pub(super) fn send_control(&mut self, card: &mut CardCtx<'_, E>) -> bool {
         if let Some(seq) = self.answer_owed.take() {
             let head = Head::control_ack(self.peer.qpn, self.prefix(), seq);
             self.post(card, &head, &[]);
             return true;
         }
-        self.say(card.now);
+        self.queue_messages(card.now);
         let Some((seq, message)) = self.channel.poll(card.now) else { return false };
         let mut room = [0; MAX_CONTROL];
         let Some(len) = message.encode(&mut room) else { return false };
@@ -107,15 +112,13 @@ impl<E: StarEnv> Stateful<E> {
         true
     }
 
-    /// What there is to say that was not said.
-    fn say(&mut self, now: Nanos) {
-        if self.halted {
+    /// Queues the messages that are due.
+    fn queue_messages(&mut self, now: Nanos) {
+        if self.quiesced {
             /* SL may have left */
             return;
         }
-        /* what there is no memory for is said later; one wish waits at a time, as the next is the larger
-         * one
-         */
+        /* without memory they are queued later; one Want waits at a time, as the next is the larger one */
         if let Some(upto) = self.wants()
             && self.wanted != Some(upto)
             && self.channel.count(|message| matches!(message, Control::Want { .. })) == 0
@@ -134,29 +137,29 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// When something is to be said or answered.
+    /// When a message or an answer is due.
     pub(super) fn message_due(&self) -> Option<Nanos> {
-        let told = self.refused.map(|_| self.quiet_at);
+        let refused = self.refused.map(|_| self.quiet_at);
         let answer = self.answer_after.map(|(_, at)| at);
-        [told, answer, self.channel.deadline(), self.keepalive_due()].into_iter().flatten().min()
+        [refused, answer, self.channel.deadline(), self.keepalive_due()].into_iter().flatten().min()
     }
 
-    /// When SL is asked whether it lives: a WQE waits for a receive, or for what SL says of its rules, which
-    /// a dead SL never does. Packets under way ask as well, and are given up as this is.
+    /// When SL gets a KeepAlive: a WQE waits for a receive, or for SL's rules, which a dead SL never sends.
+    /// Packets under way ask as well, and are given up as this is.
     fn keepalive_due(&self) -> Option<Nanos> {
         let since = self.streams.iter().map(|stream| stream.rnr_since).max().unwrap_or(0);
         let asks = !self.open || self.inquiry.is_open();
         let begins = asks && self.streams[Of::Local as usize].una != self.local.sq.posted();
-        let lives = self.state == QpState::Rts && self.ended == Ended::Not && !self.halted;
-        let waits = lives && (since != 0 || begins) && self.channel.waiting() == 0;
-        waits.then(|| self.heard.max(since) + self.local.waits.keepalive)
+        let connected = self.state == QpState::Rts && self.ended == Ended::Not && !self.quiesced;
+        let waits = connected && (since != 0 || begins) && self.channel.waiting() == 0;
+        waits.then(|| self.last_inbound.max(since) + self.local.waits.keepalive)
     }
 
     fn prefix(&self) -> Prefix {
         Prefix { qpn: self.local.qpn, epoch: self.peer.epoch }
     }
 
-    fn post(&self, card: &mut Card<'_, E>, head: &Head, data: &[u8]) {
+    fn post(&self, card: &mut CardCtx<'_, E>, head: &Head, data: &[u8]) {
         let to = (&self.peer.av, self.peer.control_port);
         card.env.send_star(Side::Stateful, to, head, data, &[], false);
     }

@@ -10,12 +10,12 @@ use super::begin::Begin;
 use super::finish::{recv_done, send_done};
 use super::stream::{Class, Op};
 use super::window::{Entry, Kind, Of};
-use super::{Card, Ended, Stateful};
+use super::{CardCtx, Ended, Stateful};
 use crate::carried::{CARRIED_LEN, Carried};
 use crate::env::StarEnv;
 use crate::form::Form;
 use crate::message::{ATOMIC_LEN, Atomic, CqeMsg};
-use crate::registry::{Claim, RuleRef};
+use crate::registry::{Claim, RuleRef, SendCtx};
 use crate::ring::{CQE_SLOT, REPLAY_SLOT, slot};
 use crate::wire::{Header, Opt, Ptype, Queue};
 
@@ -35,13 +35,13 @@ fn sge_at(sges: &[Sge], mut offset: u32) -> Option<(&Sge, u32)> {
 
 impl<E: StarEnv> Stateful<E> {
     /// Sends what there is to send: what SL waits for, then what was lost, then what is new.
-    pub fn transmit(&mut self, card: &mut Card<'_, E>) -> TransmitStatus {
+    pub fn transmit(&mut self, card: &mut CardCtx<'_, E>) -> TransmitStatus {
         self.crowded = false;
         for _ in 0..TURN {
             if !card.env.can_send_star() {
                 return TransmitStatus::PortFull;
             }
-            let sent = self.local.form == Form::Paper && self.send_stored(card)
+            let sent = self.local.form == Form::Paper && self.send_ack(card)
                 || self.send_control(card)
                 || self.send_completion(card)
                 || self.state == QpState::Rts
@@ -59,19 +59,19 @@ impl<E: StarEnv> Stateful<E> {
         self.end_turn(card, TransmitStatus::More)
     }
 
-    /// What came in this turn is answered at its end, if no packet has told of it.
-    fn end_turn(&mut self, card: &mut Card<'_, E>, status: TransmitStatus) -> TransmitStatus {
-        while self.stored.is_owed() {
+    /// EAs that are still owed leave at the end of the turn.
+    fn end_turn(&mut self, card: &mut CardCtx<'_, E>, status: TransmitStatus) -> TransmitStatus {
+        while self.owed_acks.is_owed() {
             if !card.env.can_send_star() {
                 return TransmitStatus::PortFull;
             }
-            self.send_stored(card);
+            self.send_ack(card);
         }
         status
     }
 
     /// Sends a lost packet again if one may go.
-    fn send_lost(&mut self, card: &mut Card<'_, E>) -> bool {
+    fn send_lost(&mut self, card: &mut CardCtx<'_, E>) -> bool {
         let settled = self.streams[1].settled();
         let streams = &self.streams;
         /* a packet whose answer would be refused again is not asked for yet */
@@ -81,7 +81,7 @@ impl<E: StarEnv> Stateful<E> {
             !placed || (settled == entry.wqe && (!entry.last || op.left == 1))
         };
         let Some((psn, entry)) = self.window.next_lost(may) else { return false };
-        if !self.window.feels() && !self.is_admitted(card, entry.cost()) {
+        if !self.window.is_probing() && !self.is_admitted(card, entry.cost()) {
             return false;
         }
         card.stats.star_retransmitted.inc();
@@ -98,7 +98,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Sends a packet without data for a WQE that waits for copies of its packets alone: its answer shows
     /// that they are gone.
-    fn send_probe(&mut self, card: &mut Card<'_, E>) -> bool {
+    fn send_probe(&mut self, card: &mut CardCtx<'_, E>) -> bool {
         for of in [Of::Local, Of::Remote] {
             let stream = &self.streams[of as usize];
             let (index, op) = (stream.una, *stream.get(stream.una));
@@ -129,7 +129,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// The answer to a WQE's packet without data is waited for no more.
-    pub(super) fn forget_probe(&mut self, card: &mut Card<'_, E>, of: Of, index: u32) {
+    pub(super) fn forget_probe(&mut self, card: &mut CardCtx<'_, E>, of: Of, index: u32) {
         self.stream(of).op(index).probed = false;
         self.window.forget(|entry| entry.is_probe() && entry.of == of && entry.wqe == index);
         self.charge(card);
@@ -137,7 +137,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Whether the path takes so much more of this connection now; it waits for that otherwise. A silent peer
     /// is asked by what was lost, and gets no more until it answers.
-    pub(super) fn is_admitted(&mut self, card: &Card<'_, E>, cost: u32) -> bool {
+    pub(super) fn is_admitted(&mut self, card: &CardCtx<'_, E>, cost: u32) -> bool {
         if self.backoff > 0 && self.window.asks() {
             return false;
         }
@@ -148,7 +148,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Begins a WQE or sends the next packet of one: of our queue and of SL's by turns. False: there is none
     /// that may.
-    fn send_new(&mut self, card: &mut Card<'_, E>) -> bool {
+    fn send_new(&mut self, card: &mut CardCtx<'_, E>) -> bool {
         for _ in 0..2 {
             let of = self.turn;
             self.turn = if of == Of::Local { Of::Remote } else { Of::Local };
@@ -160,18 +160,18 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Gives whether something was done.
-    fn step(&mut self, card: &mut Card<'_, E>, of: Of) -> bool {
+    fn step(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> bool {
         if self.state != QpState::Rts || self.streams[of as usize].stopped {
             return false;
         }
         if self.streams[of as usize].begun {
             return self.send_next(card, of);
         }
-        if self.resting || !self.streams[of as usize].has_room() {
+        if self.quiescing || !self.streams[of as usize].has_room() {
             return false;
         }
         let begin = match of {
-            /* they may name memory of which SL has not told; once it has ended, ours fail */
+            /* they may name memory whose rules SL has not sent; once it has ended, ours fail */
             _ if !self.open && (of == Of::Remote || self.ended == Ended::Not) => return false,
             Of::Local if self.streams[0].next == self.local.sq.posted() => return false,
             Of::Local if self.inquiry.is_open() => return false,
@@ -192,7 +192,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Sends the next packet of the WQE that has begun. False: it may not go yet.
-    fn send_next(&mut self, card: &mut Card<'_, E>, of: Of) -> bool {
+    fn send_next(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> bool {
         if !self.window.has_room() {
             return false;
         }
@@ -234,7 +234,7 @@ impl<E: StarEnv> Stateful<E> {
     /// Sends the last packet of a WQE, which has waited until all others are answered and none of their
     /// copies can come any more: its completion gives SL's program the buffer. False: there is none that may
     /// go.
-    fn send_held(&mut self, card: &mut Card<'_, E>, of: Of) -> bool {
+    fn send_held(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> bool {
         if self.ended != Ended::Not || !self.window.has_room() {
             return false;
         }
@@ -270,7 +270,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// A packet that was admitted, and for which the window has room, leaves for the first time.
-    pub(super) fn launch(&mut self, card: &mut Card<'_, E>, fresh: &Entry) {
+    pub(super) fn launch(&mut self, card: &mut CardCtx<'_, E>, fresh: &Entry) {
         self.asks(card.now);
         let psn = self.window.push(*fresh, card.now);
         match self.send_entry(card, psn, fresh) {
@@ -284,7 +284,7 @@ impl<E: StarEnv> Stateful<E> {
     /// them.
     pub(super) fn target(
         &self,
-        card: &Card<'_, E>,
+        card: &CardCtx<'_, E>,
         of: Of,
         index: u32,
         op: &Op,
@@ -299,12 +299,12 @@ impl<E: StarEnv> Stateful<E> {
         };
         let (sge, skip) = sge_at(sges, offset)?;
         let (va, room) = (sge.addr.wrapping_add(skip.into()), sge.len - skip);
-        let (rule, addr) = card.registry.find(self.seat, sge.lkey, va, room, need_of(of, op.class))?;
+        let (rule, addr) = card.registry.find(self.conn, sge.lkey, va, room, need_of(of, op.class))?;
         Some((addr, room, rule))
     }
 
     /// One packet through the gate. Why it cannot leave, otherwise.
-    fn send_entry(&mut self, card: &mut Card<'_, E>, psn: Psn, entry: &Entry) -> Result<(), WcStatus> {
+    fn send_entry(&mut self, card: &mut CardCtx<'_, E>, psn: Psn, entry: &Entry) -> Result<(), WcStatus> {
         let op = *self.streams[entry.of as usize].get(entry.wqe);
         if op.carries && entry.last {
             return self.send_last(card, psn, entry, &op);
@@ -351,8 +351,8 @@ impl<E: StarEnv> Stateful<E> {
             }
             (Kind::Get, ..) => &[],
         };
-        let host = (&mut *card.env, card.stats, card.now);
-        let left = card.registry.send(host, self.seat, &claim, header, (data, &self.segs));
+        let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
+        let left = card.registry.send(ctx, self.conn, &claim, header, (data, &self.segs));
         if left { Ok(()) } else { Err(refused(entry.of, &op)) }
     }
 
@@ -360,7 +360,7 @@ impl<E: StarEnv> Stateful<E> {
     /// completion, of which the answer was lost: without data the packet asks whether that is so.
     fn send_last(
         &mut self,
-        card: &mut Card<'_, E>,
+        card: &mut CardCtx<'_, E>,
         psn: Psn,
         entry: &Entry,
         op: &Op,
@@ -380,7 +380,7 @@ impl<E: StarEnv> Stateful<E> {
             self.gather(card, entry)?;
         }
         let cqe = CqeMsg { slot, ..cqe };
-        let carried = Carried { queue, seq, cqe, stored: self.tell_stored() }.encode();
+        let carried = Carried { queue, seq, cqe, stored: self.stored_word() }.encode();
         let data = if asks { 0 } else { entry.len };
         let header = Header {
             ptype: Ptype::Rdc,
@@ -393,8 +393,8 @@ impl<E: StarEnv> Stateful<E> {
             addr,
             len: CARRIED_LEN as u16 + data,
         };
-        let host = (&mut *card.env, card.stats, card.now);
-        let left = card.registry.send(host, self.seat, &claim, header, (&carried, &self.segs));
+        let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
+        let left = card.registry.send(ctx, self.conn, &claim, header, (&carried, &self.segs));
         if left { Ok(()) } else { Err(refused(entry.of, op)) }
     }
 
@@ -418,7 +418,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Collects our memory that a packet carries. Why not, otherwise.
-    fn gather(&mut self, card: &mut Card<'_, E>, entry: &Entry) -> Result<(), WcStatus> {
+    fn gather(&mut self, card: &mut CardCtx<'_, E>, entry: &Entry) -> Result<(), WcStatus> {
         let (len, segs) = (u32::from(entry.len), &mut self.segs);
         let env = &mut *card.env;
         env.begin_payload();

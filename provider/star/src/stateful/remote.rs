@@ -1,7 +1,7 @@
 //! SL's queues as SF keeps them: the WQEs that came in WQEPs, by sequence (holes 2, 3, 12).
 //!
 //! A slot belongs to a sequence until that WQE is done; SL has no more WQEs under way than the queue is deep,
-//! so that what does not fit is no WQE of a sound library. Room for SGEs and inline bytes grows to what SL
+//! so that what does not fit is no WQE of a sound SL. Room for SGEs and inline bytes grows to what SL
 //! was seen to use, and stays.
 
 use alloc::boxed::Box;

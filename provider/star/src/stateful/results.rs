@@ -1,8 +1,8 @@
 //! What SL's atomics gave, on its way to SL's memory.
 //!
-//! Each is done here when it begins, and its result kept. SL's card cannot tell a late result from a newer
-//! one; so to one place of SL's memory one packet at a time is under way. Programs that let all go to one
-//! buffer do not wait for each of them: what a buffer holds that several requests under way write is
+//! Each is done here when it begins, and its result kept. SL's card cannot distinguish a late result from a
+//! newer one; so to one place of SL's memory one packet at a time is under way. Programs that let all go to
+//! one buffer do not wait for each of them: what a buffer holds that several requests under way write is
 //! undefined until all are done, and then it is the last's. So one packet with the newest result does for all
 //! that waited.
 
@@ -11,20 +11,20 @@ use starverbs_core::{Access, Psn};
 use super::packets::refused;
 use super::stream::RESULT;
 use super::window::{Entry, Kind, Of};
-use super::{Card, Ended, Stateful};
+use super::{CardCtx, Ended, Stateful};
 use crate::env::StarEnv;
 
 impl<E: StarEnv> Stateful<E> {
     /// Where in SL's memory the result of its WQE `seq` goes, if that is one place.
-    pub(super) fn result_place(&self, card: &Card<'_, E>, seq: Psn) -> Option<u64> {
+    pub(super) fn result_place(&self, card: &CardCtx<'_, E>, seq: Psn) -> Option<u64> {
         let [sge] = self.sends.sges(seq) else { return None };
-        let found = card.registry.find(self.seat, sge.lkey, sge.addr, sge.len, Access::LOCAL_WRITE);
+        let found = card.registry.find(self.conn, sge.lkey, sge.addr, sge.len, Access::LOCAL_WRITE);
         found.map(|(_, addr)| addr)
     }
 
     /// Sends the result for which SL's oldest WQE waits, now that nothing before it is under way. False:
     /// there is none, or it may not go yet.
-    pub(super) fn send_result(&mut self, card: &mut Card<'_, E>) -> bool {
+    pub(super) fn send_result(&mut self, card: &mut CardCtx<'_, E>) -> bool {
         let stream = &self.streams[Of::Remote as usize];
         let Some(index) = stream.owed().filter(|_| self.ended == Ended::Not && self.window.has_room()) else {
             return false;

@@ -176,7 +176,7 @@ fn many_writes_of_sl_end_whatever_is_lost() {
 
 /// SF's program may end as soon as its own completion is there: SL has its own all the same, if it lives.
 #[test]
-fn who_ends_is_told_to_wait_until_sl_has_its_completions() {
+fn who_ends_waits_until_sl_has_its_completions() {
     let mut w = World::new(4, |local, _| local.form = Form::Paper);
     assert!(!w.conn.owes(w.now));
     w.sl_post_recv(&[w.sge(w.theirs(0), 64)]);
@@ -216,7 +216,7 @@ fn an_answer_that_is_late_costs_little() {
     assert!(w.sl.read(far, 30_000) == data);
 }
 
-/// A packet was lost, and for all that SF knows may be late: the answer to a packet without data shows that
+/// A packet was lost, or is late: the answer to a packet without data shows that
 /// it is not, long before the time is over that the slowest answer of late took twice.
 #[test]
 fn a_copy_that_was_lost_is_not_waited_for() {
@@ -276,7 +276,7 @@ fn what_is_to_show_that_no_copy_is_late_fails_nothing() {
                 waited += 1;
                 w.cut = !gone;
                 if gone {
-                    w.registry.remove(w.conn.seat(), SL_KEY, w.now, 0);
+                    w.registry.remove(w.conn.conn(), SL_KEY, w.now, 0);
                 }
             }
             w.run(|w| w.scq.0.borrow().len() == 3);
@@ -444,30 +444,30 @@ mod carried;
 #[path = "tests/errors.rs"]
 mod errors;
 
-/// What SF has said to be over stays so, whatever its program posts and SL still asks for, until SL goes on.
+/// A quiesced SF stays so, whatever its program posts and SL still sends, until it resumes.
 #[test]
-fn a_connection_at_rest_stays_so() {
+fn a_quiesced_connection_stays_so() {
     let mut w = World::new(3, |_, setup| setup.srq = true);
     let message = |w: &World| [w.sge(w.ours(0), 8)];
     w.sl_post_recv(&[w.sge(w.theirs(100), 8)]);
     w.post(op(SendOp::Write, w.theirs(4096), SL_KEY), &message(&w), false);
-    assert_eq!(w.conn.halt(), None, "it does not rest");
-    assert!(w.conn.come_to_rest());
+    assert_eq!(w.conn.quiesce_point(), None, "it is not quiescing");
+    assert!(w.conn.quiesce());
     w.pass(10_000_000);
     assert_eq!(w.sends(), [], "nothing begins");
-    let done = w.conn.halt().expect("all is over");
-    assert!(w.conn.is_halted() && w.conn.next_send() == 0);
+    let done = w.conn.quiesce_point().expect("all is over");
+    assert!(w.conn.is_quiesced() && w.conn.next_send() == 0);
     /* for this SL's shared receives would be asked for */
     w.post(op(SendOp::Send, 0, 0), &message(&w), false);
     w.conn.report();
     w.seen.clear();
     w.pass(3_000_000_000);
-    assert_eq!((w.conn.halt(), w.seen.len(), w.sends().len()), (Some(done), 0, 0));
+    assert_eq!((w.conn.quiesce_point(), w.seen.len(), w.sends().len()), (Some(done), 0, 0));
     w.conn.resume();
     w.run(|w| w.scq.0.borrow().len() == 2);
     assert!(w.sends().iter().all(|(_, status)| *status == WcStatus::Success));
-    assert!(w.conn.come_to_rest());
-    w.run(|w| w.conn.halt().is_some_and(|now| now.recvs == done.recvs.plus(1)));
+    assert!(w.conn.quiesce());
+    w.run(|w| w.conn.quiesce_point().is_some_and(|now| now.recvs == done.recvs.plus(1)));
     w.fail();
-    assert_eq!((w.conn.halt(), w.conn.is_halted()), (None, false), "it has failed");
+    assert_eq!((w.conn.quiesce_point(), w.conn.is_quiesced()), (None, false), "it has failed");
 }

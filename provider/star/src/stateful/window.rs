@@ -5,9 +5,8 @@
 //! back as it is, so that an answer says what it answers. A packet is in flight, lost, or done; of RD and GD
 //! alike it is done when its answer has come. When the answer to a transmission comes, those of its kind made
 //! [`LATE`] before it, or well before it in time, and still unanswered are taken for lost, as RFC 8985 does;
-//! RD and GD have lanes of their own ([`lane`](crate::wire::lane)), and pass each other. Silence alone proves
-//! nothing of many packets: after it a few go again, and the answers to these, or to what they would repeat,
-//! tell.
+//! RD and GD have lanes of their own ([`lane`](crate::wire::lane)), and pass each other. Silence alone shows
+//! no loss: after a timeout two packets leave as tail-loss probes, and the answers to them show what is lost.
 
 use alloc::boxed::Box;
 
@@ -19,8 +18,8 @@ use crate::registry::RuleRef;
 
 /// The lowest bits of a PSN, which number the transmissions of a packet: this many, then from 0 on again.
 const COPIES: u32 = 4;
-/// Packets that go again when nothing was answered in time.
-const FEELERS: u32 = 2;
+/// Tail-loss probes after a timeout.
+const TAIL_PROBES: u32 = 2;
 /// Transmissions by which a packet may be overtaken without being taken for lost.
 const LATE: u32 = 3;
 /// Transmission numbers begin anew here.
@@ -110,7 +109,7 @@ impl Entry {
         usize::from(self.kind != Kind::Put)
     }
 
-    /// Transmissions that may still be under way, as far as answers tell.
+    /// Transmissions without an answer, which may still be under way.
     pub(super) fn copies(&self) -> u32 {
         self.waiting.count_ones() + u32::from(self.lapped)
     }
@@ -133,11 +132,11 @@ impl Entry {
     }
 
     /// The transmission of this number has its answer. False: it had one.
-    fn hear(&mut self, copy: u32) -> bool {
+    fn on_ack(&mut self, copy: u32) -> bool {
         let bit = 1 << copy;
-        let heard = self.waiting & bit != 0;
+        let acked = self.waiting & bit != 0;
         self.waiting &= !bit;
-        heard
+        acked
     }
 }
 
@@ -181,10 +180,10 @@ pub(super) struct Window {
     /// What the packets in flight cost
     bytes: u32,
     lost: u32,
-    /// Of those, sent again to feel whether anybody is there
-    feelers: u32,
-    /// When feelers were last chosen
-    felt: Nanos,
+    /// Of those, tail-loss probes
+    tail_probes: u32,
+    /// Last timeout
+    probed_at: Nanos,
 }
 
 impl Window {
@@ -200,8 +199,8 @@ impl Window {
             flight: 0,
             bytes: 0,
             lost: 0,
-            feelers: 0,
-            felt: 0,
+            tail_probes: 0,
+            probed_at: 0,
         })
     }
 
@@ -234,10 +233,10 @@ impl Window {
         self.una == self.next
     }
 
-    /// Whether an answer is waited for, or silence is about to be felt. What was lost and waits for room asks
-    /// nobody.
+    /// Whether an answer is waited for, or a probe is to leave. A lost packet that waits for room asks for no
+    /// answer.
     pub(super) fn asks(&self) -> bool {
-        self.flight > 0 || self.feelers > 0
+        self.flight > 0 || self.tail_probes > 0
     }
 
     /// Adds a packet that leaves now; gives its PSN. There must be room.
@@ -308,15 +307,15 @@ impl Window {
         self.get(psn)?;
         let at = self.place(psn);
         let (copy, entry) = (copy(psn), &mut self.ring[at]);
-        let heard = entry.hear(copy);
-        let last = heard && entry.copy() == copy;
+        let acked = entry.on_ack(copy);
+        let last = acked && entry.copy() == copy;
         let entry = *entry;
         self.settle(at);
         let lane = &mut self.lanes[entry.lane()];
         let (_, newest) = lane.newest;
         let made = match entry.tries {
             _ if last => entry.sent,
-            2 if heard => entry.before,
+            2 if acked => entry.before,
             _ => newest,
         };
         if last {
@@ -340,7 +339,7 @@ impl Window {
         let at = self.place(psn);
         let known = behind > 0 && behind as u32 / COPIES <= self.used;
         let entry = &mut self.ring[at];
-        (known && entry.state == State::Done && entry.hear(copy(psn))).then_some(*entry)
+        (known && entry.state == State::Done && entry.on_ack(copy(psn))).then_some(*entry)
     }
 
     fn settle(&mut self, at: usize) {
@@ -354,7 +353,7 @@ impl Window {
             State::Done => {}
         }
         entry.state = State::Done;
-        self.feelers = self.feelers.min(self.lost);
+        self.tail_probes = self.tail_probes.min(self.lost);
     }
 
     fn pass(&mut self) {
@@ -372,16 +371,16 @@ impl Window {
     /// A packet's answer came too early to be of use: it is to be asked for again.
     pub(super) fn refuse(&mut self, psn: Psn) {
         let at = self.place(psn);
-        self.ring[at].hear(copy(psn));
+        self.ring[at].on_ack(copy(psn));
         self.lose(at);
     }
 
     /// SL's card could not do yet what this transmission asks for, as something before it is not done. Of
-    /// what left before it that says as much as an answer. The packet is to be sent again, unless it was.
+    /// what left before it, that shows as much as an answer. The packet is to be sent again, unless it was.
     pub(super) fn refuse_early(&mut self, psn: Psn) {
         let at = self.place(psn);
         let entry = &mut self.ring[at];
-        if entry.hear(copy(psn)) && entry.copy() == copy(psn) {
+        if entry.on_ack(copy(psn)) && entry.copy() == copy(psn) {
             let lane = &mut self.lanes[entry.lane()];
             lane.newest = lane.newest.max((entry.order, entry.sent));
             self.lose(at);
@@ -440,21 +439,21 @@ impl Window {
         before - self.bytes
     }
 
-    /// Nothing was answered that was sent at or before `then`: a few of those are to be sent again, to feel
-    /// whether anybody is there. Gives how many.
+    /// A timeout: nothing was answered that was sent at or before `then`. Makes the oldest of those tail-loss
+    /// probes; gives how many.
     pub(super) fn expire(&mut self, then: Nanos, now: Nanos) -> u32 {
         if self.oldest().is_none_or(|oldest| oldest > then) {
             return 0;
         }
         /* those of before may wait for what is lost now */
-        (self.felt, self.feelers) = (now, 0);
+        (self.probed_at, self.tail_probes) = (now, 0);
         for psn in self.each() {
             let at = self.place(psn);
-            if self.feelers < FEELERS && self.ring[at].sent <= then && self.lose(at) {
-                self.feelers += 1;
+            if self.tail_probes < TAIL_PROBES && self.ring[at].sent <= then && self.lose(at) {
+                self.tail_probes += 1;
             }
         }
-        self.feelers
+        self.tail_probes
     }
 
     /// Since when nothing was answered of what is in flight, and nothing was done about it.
@@ -463,7 +462,7 @@ impl Window {
             let entry = &self.ring[self.place(psn)];
             (entry.state == State::Flight).then_some(entry.sent)
         });
-        sent.min().map(|sent| sent.max(self.felt))
+        sent.min().map(|sent| sent.max(self.probed_at))
     }
 
     /// How often the packet that was sent most often was sent.
@@ -483,9 +482,9 @@ impl Window {
         })
     }
 
-    /// Whether the next that is sent again is to feel the way: it may leave whatever else is in flight.
-    pub(super) fn feels(&self) -> bool {
-        self.feelers > 0
+    /// Whether the next lost packet leaves as a tail-loss probe, whatever else is in flight.
+    pub(super) fn is_probing(&self) -> bool {
+        self.tail_probes > 0
     }
 
     /// A lost packet leaves again, under the PSN that this gives.
@@ -494,7 +493,7 @@ impl Window {
         if self.ring[at].state == State::Lost {
             self.ring[at].state = State::Flight;
             self.lost -= 1;
-            self.feelers = self.feelers.saturating_sub(1);
+            self.tail_probes = self.tail_probes.saturating_sub(1);
             self.note_sent(at, now);
         }
         base(psn).plus(self.ring[at].copy())

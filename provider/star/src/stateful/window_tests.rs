@@ -3,7 +3,7 @@ use std::vec::Vec;
 
 use super::*;
 
-/// Longer than anything here takes: only order tells.
+/// Longer than anything here takes: only order counts.
 const NEVER: Nanos = Nanos::MAX / 2;
 
 /// A packet that brings data, and one that gets some.
@@ -66,7 +66,7 @@ fn a_packet_that_three_others_overtook_is_lost_and_only_it_goes_again() {
     window.done(nth(first, 3));
     assert_eq!((window.infer(&put(0), NEVER), window.infer(&put(0), NEVER)), (each, 0));
     let (psn, entry) = window.next_lost(|_| true).unwrap();
-    assert_eq!((psn, entry.wqe, window.feels()), (first, 0, false));
+    assert_eq!((psn, entry.wqe, window.is_probing()), (first, 0, false));
     assert!(window.next_lost(|_| false).is_none());
     let again = window.sent_again(psn, 100);
     assert_eq!((again, window.in_flight()), (first.plus(1), 5 * each));
@@ -86,7 +86,7 @@ fn a_packet_that_three_others_overtook_is_lost_and_only_it_goes_again() {
 }
 
 /// What brings data and what gets some leave in segmented sends of their own, and so pass each other: neither
-/// says anything of the other.
+/// shows anything of the other.
 #[test]
 fn a_packet_that_another_kind_passed_is_not_lost() {
     let mut window = Window::new(16).unwrap();
@@ -122,19 +122,19 @@ fn a_kind_that_pauses_is_not_left_behind() {
 }
 
 /// However many are under way, the silence may be that of a CPU that SL's card had not: a few are asked for,
-/// and what comes tells.
+/// and the answers show what is lost.
 #[test]
-fn after_silence_two_feel_the_way() {
+fn after_a_timeout_two_probes_leave() {
     let mut window = filled_window(8);
     let (first, each) = (window.una, window.in_flight() / 8);
     assert_eq!((window.expire(6, 1000), window.oldest()), (2, Some(1000)));
     assert_eq!(window.expire(999, 1999), 0, "they have their time");
     for n in 0..2 {
-        assert!(window.feels());
+        assert!(window.is_probing());
         let (psn, _) = window.next_lost(|_| true).unwrap();
         assert_eq!((psn, window.sent_again(psn, 1000)), (nth(first, n), nth(first, n).plus(1)));
     }
-    assert!(!window.feels() && window.next_lost(|_| true).is_none());
+    assert!(!window.is_probing() && window.next_lost(|_| true).is_none());
     let mut slow = Window { ring: window.ring.clone(), ..window };
     for n in 0..8 {
         slow.done(nth(first, n)).unwrap();
@@ -176,7 +176,7 @@ fn the_number_of_a_transmission_comes_round() {
     assert_eq!((answered.sent, answered.entry.copies()), (Some(599), COPIES));
     (0..3).for_each(|n| _ = window.done_again(first.plus(n)));
     window.push(Entry::default(), 0);
-    assert!(window.done_again(first.plus(3)).is_none(), "it was heard");
+    assert!(window.done_again(first.plus(3)).is_none(), "it was acked");
 }
 
 /// Against sets, with anything that can happen in any order.
@@ -206,11 +206,11 @@ fn it_is_what_plain_sets_are() {
             }
             6 => {
                 let then = now.saturating_sub(60);
-                let felt = window.felt;
+                let probed_at = window.probed_at;
                 window.expire(then, now);
                 let late: Vec<u32> =
                     flight.iter().copied().filter(|n| at(&window, *n).state == State::Lost).collect();
-                assert!(late.len() <= FEELERS as usize && (late.is_empty() || felt <= then));
+                assert!(late.len() <= TAIL_PROBES as usize && (late.is_empty() || probed_at <= then));
                 late.into_iter().for_each(|n| _ = flight.remove(&n) && lost.insert(n));
             }
             7 => {
@@ -230,7 +230,7 @@ fn it_is_what_plain_sets_are() {
             let first = window.each().find(|psn| window.get(*psn).is_some_and(|entry| entry.lane() == lane));
             assert_eq!(window.oldest_of(lane), first.map(|psn| window.place(psn)));
         }
-        assert!(window.span() <= 32 && window.feelers <= window.lost.min(FEELERS));
+        assert!(window.span() <= 32 && window.tail_probes <= window.lost.min(TAIL_PROBES));
     }
     assert!(pushed > 10_000);
 }

@@ -10,7 +10,7 @@ use starverbs_core::qp::{self as card_qp, QpAttr, QpAttrMask};
 use starverbs_core::strom::Kernel;
 use starverbs_core::{Av, AvId, Gid, PdId, Qpn, SrqId};
 use starverbs_rings::{CardRq, CardSq, CqRoom, SpinLock, WorkRings};
-use starverbs_star::control::Wish;
+use starverbs_star::control::Preference;
 
 use super::DeviceCq;
 use crate::census::Census;
@@ -284,9 +284,9 @@ pub(crate) enum Xrc<'a> {
 /// StaR (docs/star.md).
 pub(crate) enum Star {
     /// Which end is to keep the connection from now on. EOPNOTSUPP: its peer has no StaR
-    SetRole { qpn: Qpn, role: Wish },
+    SetRole { qpn: Qpn, role: Preference },
     /// What has become of it: `Star`
-    Query { qpn: Qpn, role: Option<Wish> },
+    Query { qpn: Qpn, role: Option<Preference> },
 }
 
 /// StRoM (docs/strom.md).

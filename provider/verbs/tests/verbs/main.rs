@@ -22,7 +22,7 @@ mod rpc;
 mod rules;
 mod same_host;
 mod star;
-mod star_library;
+mod star_stateless;
 mod star_switch;
 mod stress;
 mod tags;

@@ -5,7 +5,7 @@ use starverbs_core::strom::{Code, RECORD_LEN, Record, Reply, ReplyFlags, Target}
 use starverbs_core::{QpType, SendFlags, SendOp, SendWqe, WcOpcode, WcStatus};
 use starverbs_kernels::get::{Bucket, Entry, Params};
 use starverbs_kernels::hll;
-use starverbs_verbs::{Builtin, Qp, QpInit, SendWr, Wish};
+use starverbs_verbs::{Builtin, Preference, Qp, QpInit, SendWr};
 use zerocopy::{FromBytes, IntoBytes};
 
 const OP: u64 = 0x1234_5678_9abc;
@@ -145,7 +145,7 @@ fn who_did_not_ask_has_no_rpcs() {
     let refused = |init: &QpInit<'_>| Qp::create(&a.pd, init).err().map(|error| error.errno());
     let rpc = |qp_type| QpInit { rpc: true, ..a.init(qp_type, None) };
     assert_eq!(refused(&rpc(QpType::Uc)), Some(EOPNOTSUPP));
-    let stateful = QpInit { star: Some(Wish::Stateful), ..rpc(QpType::Rc) };
+    let stateful = QpInit { star: Some(Preference::Stateful), ..rpc(QpType::Rc) };
     assert_eq!(refused(&stateful), Some(EOPNOTSUPP));
 }
 

@@ -4,7 +4,7 @@ use crate::common::*;
 use starverbs_core::{Access, QpState, QpType, SendFlags, SendOp, Sge, WcStatus};
 use starverbs_settings::{Settings, StarPreference};
 use starverbs_verbs::{
-    Ah, AhAttr, CompChannel, Cq, Event, Mr, Pd, Qp, QpInit, RecvWr, SendWr, Settled, Srq, Wish, kind,
+    Ah, AhAttr, CompChannel, Cq, Event, Mr, Pd, Preference, Qp, QpInit, RecvWr, SendWr, Settled, Srq, kind,
 };
 
 fn errno<T>(result: starverbs_verbs::Result<T>) -> i32 {
@@ -285,20 +285,24 @@ fn a_role_is_for_rc_alone() {
     let node = Node::new(&card);
     let made = |init: &QpInit<'_>| Qp::create(&node.pd, init);
     let rc = node.init(QpType::Rc, None);
-    assert_eq!(made(&rc).unwrap().wish(), Wish::Auto, "what the setting says");
-    for wish in [Wish::Off, Wish::Auto, Wish::Stateless, Wish::Stateful] {
-        let qp = made(&QpInit { star: Some(wish), ..rc }).unwrap();
+    assert_eq!(made(&rc).unwrap().preference(), Preference::Auto, "what the setting says");
+    for preference in [Preference::Off, Preference::Auto, Preference::Stateless, Preference::Stateful] {
+        let qp = made(&QpInit { star: Some(preference), ..rc }).unwrap();
         let star = qp.star().unwrap();
-        let role = if wish == Wish::Off { Settled::Plain } else { Settled::Waiting };
-        assert_eq!((qp.wish(), star.wish, star.role), (wish, wish, role));
+        let role = if preference == Preference::Off { Settled::Plain } else { Settled::Waiting };
+        assert_eq!((qp.preference(), star.preference, star.role), (preference, preference, role));
         for qp_type in [QpType::Uc, QpType::Ud] {
-            let other = QpInit { star: Some(wish), ..node.init(qp_type, None) };
-            match wish {
-                Wish::Off => assert_eq!(made(&other).unwrap().wish(), Wish::Off),
-                _ => assert_eq!(errno(made(&other)), libc::EOPNOTSUPP, "{qp_type:?}, {wish:?}"),
+            let other = QpInit { star: Some(preference), ..node.init(qp_type, None) };
+            match preference {
+                Preference::Off => assert_eq!(made(&other).unwrap().preference(), Preference::Off),
+                _ => assert_eq!(errno(made(&other)), libc::EOPNOTSUPP, "{qp_type:?}, {preference:?}"),
             }
         }
     }
     let ud = made(&node.init(QpType::Ud, None)).unwrap();
-    assert_eq!((ud.wish(), ud.star().unwrap().role), (Wish::Off, Settled::Plain), "the setting is for RC");
+    assert_eq!(
+        (ud.preference(), ud.star().unwrap().role),
+        (Preference::Off, Settled::Plain),
+        "the setting is for RC"
+    );
 }

@@ -4,12 +4,12 @@ use crate::common::*;
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{QpState, QpType, SendOp, WcStatus};
 use starverbs_settings::{FaultSpec, Settings, StarKey, StarPreference};
-use starverbs_verbs::{Event, Qp, QpAttr, QpInit, RecvWr, SendWr, Settled, Srq, Wish, kind};
+use starverbs_verbs::{Event, Preference, Qp, QpAttr, QpInit, RecvWr, SendWr, Settled, Srq, kind};
 
 /// Two cards on one wire whose settings ask for these roles.
-fn pair(wishes: [StarPreference; 2]) -> [Node; 2] {
+fn pair(preferences: [StarPreference; 2]) -> [Node; 2] {
     let wire = settings();
-    wishes.map(|star| Node::new(&Settings { star, ..wire.clone() }))
+    preferences.map(|star| Node::new(&Settings { star, ..wire.clone() }))
 }
 
 fn role(qp: &Qp) -> Settled {
@@ -43,31 +43,31 @@ fn talk(nodes: &[Node; 2], qps: &[Qp; 2]) {
 #[test]
 fn without_a_need_or_a_willing_peer_it_is_plain_rocev2() {
     let of = [StarPreference::Off, StarPreference::Auto, StarPreference::Stateless, StarPreference::Stateful];
-    for wishes in of.into_iter().flat_map(|a| of.map(|b| [a, b])) {
-        let agree = match wishes {
+    for preferences in of.into_iter().flat_map(|a| of.map(|b| [a, b])) {
+        let agree = match preferences {
             [StarPreference::Off, _]
             | [_, StarPreference::Off]
             | [StarPreference::Auto, StarPreference::Auto] => false,
             [a, b] => a != b,
         };
         if !agree {
-            let nodes = pair(wishes);
+            let nodes = pair(preferences);
             let qps = connected(&nodes);
-            assert_eq!([role(&qps[0]), role(&qps[1])], [Settled::Plain; 2], "{wishes:?}");
+            assert_eq!([role(&qps[0]), role(&qps[1])], [Settled::Plain; 2], "{preferences:?}");
             talk(&nodes, &qps);
         }
     }
 }
 
 /// Two cards on one wire with these keys.
-fn keyed(keys: [Option<u8>; 2], wishes: [StarPreference; 2]) -> [Node; 2] {
-    keyed_on(&settings(), keys, wishes)
+fn keyed(keys: [Option<u8>; 2], preferences: [StarPreference; 2]) -> [Node; 2] {
+    keyed_on(&settings(), keys, preferences)
 }
 
-fn keyed_on(wire: &Settings, keys: [Option<u8>; 2], wishes: [StarPreference; 2]) -> [Node; 2] {
+fn keyed_on(wire: &Settings, keys: [Option<u8>; 2], preferences: [StarPreference; 2]) -> [Node; 2] {
     std::array::from_fn(|at| {
         let star_key = keys[at].map(|byte| StarKey::Given([byte; 32].into()));
-        Node::new(&Settings { star: wishes[at], star_key, ..wire.clone() })
+        Node::new(&Settings { star: preferences[at], star_key, ..wire.clone() })
     })
 }
 
@@ -85,7 +85,7 @@ fn without_the_same_key_it_is_plain_rocev2() {
     }
 }
 
-/// Under one key a refusal is heard, and believed: nobody waits for silence.
+/// Under one key a refusal is accepted: nobody waits for silence.
 #[test]
 fn under_one_key_a_refusal_is_believed() {
     let nodes = keyed([Some(1); 2], [StarPreference::Stateful; 2]);
@@ -98,7 +98,7 @@ fn under_one_key_a_refusal_is_believed() {
     }
 }
 
-/// Under one key it is StaR. Duplicates of the wire and retransmissions are told apart, and no packet is
+/// Under one key it is StaR. Duplicates of the wire and retransmissions are distinguished, and no packet is
 /// taken for an untrusted peer's.
 #[test]
 fn under_one_key_ends_settle_and_talk() {
@@ -124,7 +124,7 @@ fn without_its_key_no_card_has_a_role() {
     let node = Node::new(&Settings { star_key, ..settings() });
     let with = |star| Qp::create(&node.pd, &QpInit { star, ..node.init(QpType::Rc, None) });
     assert!(with(None).is_ok());
-    let refused = with(Some(Wish::Stateless)).err().map(|error| error.errno());
+    let refused = with(Some(Preference::Stateless)).err().map(|error| error.errno());
     assert_eq!(refused, Some(libc::EINVAL));
 }
 
@@ -133,10 +133,10 @@ fn without_its_key_no_card_has_a_role() {
 fn ends_agree_on_a_bad_wire() {
     let fault = FaultSpec { loss: 0.1, duplicate: 0.1, reorder: 0.1, corrupt: 0.05, ..FaultSpec::default() };
     let wire = Settings { fault, ..settings() };
-    for wishes in
+    for preferences in
         [[StarPreference::Stateless, StarPreference::Auto], [StarPreference::Auto, StarPreference::Stateful]]
     {
-        let nodes = wishes.map(|star| Node::new(&Settings { star, ..wire.clone() }));
+        let nodes = preferences.map(|star| Node::new(&Settings { star, ..wire.clone() }));
         let mut stars = 0;
         for _ in 0..20 {
             let qps = connected(&nodes);
@@ -156,7 +156,7 @@ fn who_has_fewer_connections_keeps_more() {
     let wire = Settings { star: StarPreference::Auto, star_threshold: 4, ..settings() };
     let nodes = [Node::new(&wire), Node::new(&wire)];
     let plain = |node: &Node| {
-        Qp::create(&node.pd, &QpInit { star: Some(Wish::Off), ..node.init(QpType::Rc, None) }).unwrap()
+        Qp::create(&node.pd, &QpInit { star: Some(Preference::Off), ..node.init(QpType::Rc, None) }).unwrap()
     };
     /* what has no peer is no connection */
     let idle: Vec<Qp> = (0..9).map(|_| plain(&nodes[0])).collect();
@@ -184,8 +184,8 @@ fn to(qp: &Qp, state: QpState) {
     qp.modify(&QpAttr { state, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
 }
 
-/// Who asks for a queue pair that has no peer yet hears only of one that is in INIT, and only of a card with
-/// StaR.
+/// Who asks for a queue pair that has no peer yet gets an answer only of one that is in INIT, and only of a
+/// card with StaR.
 #[test]
 fn untrusted_peers_learn_little_of_a_qp_without_peer() {
     for (theirs, init, there) in [
@@ -225,12 +225,12 @@ fn what_fails_before_it_has_a_peer_waits() {
 #[test]
 fn an_end_that_only_receives_stays_in_rtr() {
     for keeps in [false, true] {
-        let wishes = if keeps {
+        let preferences = if keeps {
             [StarPreference::Stateless, StarPreference::Auto]
         } else {
             [StarPreference::Auto, StarPreference::Stateless]
         };
-        let nodes = pair(wishes);
+        let nodes = pair(preferences);
         let [a, b] = &nodes;
         let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
         for (qp, way, peer) in [(&qa, way_to(b), &qb), (&qb, way_to(a), &qa)] {
@@ -270,7 +270,7 @@ fn a_stateful_end_in_error_flushes_and_begins_anew() {
     assert_eq!(ids, [0, 1, 2, 3, 10].map(|id| (WcStatus::WrFlushErr, id)));
     post(&qps[1], &send(11, &[b.sge(0, 64)])).unwrap();
     assert_eq!(b.completions(1)[0].status, WcStatus::WrFlushErr);
-    /* the other end hears of it when it sends */
+    /* the other end finds out when it sends */
     post(&qps[0], &send(12, &[a.sge(0, 64)])).unwrap();
     assert_eq!(a.completions(1)[0].status, WcStatus::RetryExcErr);
     for qp in &qps {
@@ -346,14 +346,14 @@ fn a_stateful_end_takes_from_a_shared_receive_queue() {
     assert!(matches!(event, Event::Srq { kind: kind::SRQ_LIMIT_REACHED, cookie: 99 }), "{event:?}");
 }
 
-/// A card that has no wish says so: nobody takes its address for one without StaR.
+/// A card that has no preference answers so: nobody takes its address for one without StaR.
 #[test]
 fn a_card_without_a_wish_answers() {
     let nodes = pair([StarPreference::Stateless, StarPreference::Off]);
     let [a, b] = &nodes;
     let plain = connected(&nodes);
     assert_eq!([role(&plain[0]), role(&plain[1])], [Settled::Plain; 2]);
-    let init = QpInit { star: Some(Wish::Stateful), ..b.init(QpType::Rc, None) };
+    let init = QpInit { star: Some(Preference::Stateful), ..b.init(QpType::Rc, None) };
     let qps = [a.qp(QpType::Rc), Qp::create(&b.pd, &init).unwrap()];
     connect(a, &qps[0], b, &qps[1]);
     talk(&nodes, &qps);

@@ -9,7 +9,7 @@ use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{Access, Cqe, QpState, QpType, SendFlags, SendOp, WcOpcode, WcStatus};
 use starverbs_settings::{FaultSpec, QpcSpec, Settings, StarKey, StarPreference};
-use starverbs_verbs::{Mr, Mw, MwBind, Qp, QpAttr, QpInit, SendWr, Settled, Srq, Wish};
+use starverbs_verbs::{Mr, Mw, MwBind, Preference, Qp, QpAttr, QpInit, SendWr, Settled, Srq};
 
 /// Beyond so many connections a card has too many.
 const THRESHOLD: u32 = 6;
@@ -34,7 +34,7 @@ fn each_auto(wires: [&Settings; 2]) -> [Node; 2] {
 
 /// `n` pairs of connections, all of this node, that stay plain.
 fn crowd(node: &Node, n: usize) -> Vec<[Qp; 2]> {
-    let init = QpInit { star: Some(Wish::Off), ..node.init(QpType::Rc, None) };
+    let init = QpInit { star: Some(Preference::Off), ..node.init(QpType::Rc, None) };
     let plain = || Qp::create(&node.pd, &init).unwrap();
     let pairs: Vec<_> = (0..n).map(|_| [plain(), plain()]).collect();
     pairs.iter().for_each(|[a, b]| connect(node, a, node, b));
@@ -378,26 +378,26 @@ fn programs_may_say_what_their_ends_are_to_be() {
     let nodes = auto(&settings());
     let qps = connected(&nodes, [None; 2]);
     talking(&nodes, &qps, [None; 2], |talk| {
-        for (at, wish, roles) in [
-            (0, Wish::Stateless, STAR),
-            (0, Wish::Stateful, EXCHANGED),
-            (0, Wish::Off, PLAIN),
-            (0, Wish::Auto, PLAIN),
-            (1, Wish::Stateless, EXCHANGED),
-            (1, Wish::Stateful, STAR),
-            (1, Wish::Off, PLAIN),
+        for (at, preference, roles) in [
+            (0, Preference::Stateless, STAR),
+            (0, Preference::Stateful, EXCHANGED),
+            (0, Preference::Off, PLAIN),
+            (0, Preference::Auto, PLAIN),
+            (1, Preference::Stateless, EXCHANGED),
+            (1, Preference::Stateful, STAR),
+            (1, Preference::Off, PLAIN),
         ] {
-            qps[at].change_wish(Some(wish)).unwrap();
-            assert_eq!(qps[at].wish(), wish);
+            qps[at].change_preference(Some(preference)).unwrap();
+            assert_eq!(qps[at].preference(), preference);
             wait_for("what a program wants", || are(&qps, roles));
             talk();
         }
     });
     let off = crowd(&nodes[0], 1);
-    let refused = off[0][0].change_wish(Some(Wish::Stateless)).map_err(|error| error.errno());
+    let refused = off[0][0].change_preference(Some(Preference::Stateless)).map_err(|error| error.errno());
     assert_eq!(refused, Err(libc::EOPNOTSUPP), "it was made without");
     qps[0].modify(&QpAttr { state: QpState::Err, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
-    assert_eq!(qps[0].change_wish(None).map_err(|error| error.errno()), Err(libc::EINVAL));
+    assert_eq!(qps[0].change_preference(None).map_err(|error| error.errno()), Err(libc::EINVAL));
 }
 
 /// Nobody talks: receives that were posted before, and at the other end meanwhile, are taken in their order.
@@ -411,18 +411,18 @@ fn an_idle_connection_comes_back_too() {
         }
     };
     receive(0..8);
-    qps[0].change_wish(Some(Wish::Stateless)).unwrap();
+    qps[0].change_preference(Some(Preference::Stateless)).unwrap();
     wait_for("a switch", || is_star(&qps));
     receive(8..12);
-    qps[0].change_wish(Some(Wish::Off)).unwrap();
+    qps[0].change_preference(Some(Preference::Off)).unwrap();
     wait_for("the way back", || are(&qps, PLAIN));
     receive(12..16);
     sixteen_each_way(&nodes, &qps);
     /* in ERR what came back is flushed before what was posted since, in RESET it is forgotten */
     receive(16..20);
-    qps[0].change_wish(Some(Wish::Stateless)).unwrap();
+    qps[0].change_preference(Some(Preference::Stateless)).unwrap();
     wait_for("a switch", || is_star(&qps));
-    qps[0].change_wish(Some(Wish::Off)).unwrap();
+    qps[0].change_preference(Some(Preference::Off)).unwrap();
     wait_for("the way back", || are(&qps, PLAIN));
     receive(20..22);
     let to = |qp: &Qp, state| qp.modify(&QpAttr { state, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
@@ -438,7 +438,7 @@ fn an_idle_connection_comes_back_too() {
 fn windows_come_along() {
     let nodes = auto(&settings());
     let qps = connected(&nodes, [None; 2]);
-    qps[0].change_wish(Some(Wish::Stateless)).unwrap();
+    qps[0].change_preference(Some(Preference::Stateless)).unwrap();
     wait_for("a switch", || is_star(&qps));
     let bound: [(Mr, Mw, u32); 2] = std::array::from_fn(|at| {
         let node = &nodes[at];
@@ -459,7 +459,7 @@ fn windows_come_along() {
         nodes[from].completions(1)[0].status
     };
     assert_eq!([write(0, 2), write(1, 2)], [WcStatus::Success; 2]);
-    qps[0].change_wish(Some(Wish::Off)).unwrap();
+    qps[0].change_preference(Some(Preference::Off)).unwrap();
     wait_for("the way back", || are(&qps, PLAIN));
     assert_eq!([write(0, 3), write(1, 3)], [WcStatus::Success; 2]);
     for at in 0..2 {

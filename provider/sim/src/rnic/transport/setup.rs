@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use starverbs_core::qp::RecvSource;
 use starverbs_core::{Access, Gid, Nanos, NicConfig, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, WcStatus};
-use starverbs_star::control::{Role, Wish};
+use starverbs_star::control::{Preference, Role};
 use starverbs_star::form::Form;
 use starverbs_star::negotiate::Outcome;
 
@@ -101,7 +101,7 @@ impl Testbed {
             let (sq, rq) = (SimSq::new(SLOTS), SimRq::new(SLOTS as usize, 1));
             let (host, cq) = (&mut net.hosts[card], &self.cqs[card]);
             let qpn = host.qp(QpType::Rc, &sq, RecvSource::Own(rq.clone()), [cq, cq], false);
-            host.wish(qpn, if card == 0 { Wish::Stateless } else { Wish::Stateful });
+            host.preference(qpn, if card == 0 { Preference::Stateless } else { Preference::Stateful });
             self.numbers[card].insert(qpn, self.ends[card].len() as u32);
             self.ends[card].push(End { qpn, sq, rq });
             QpAt { host: card, qpn }
@@ -162,7 +162,7 @@ impl Testbed {
     pub(super) fn ring(&mut self, card: CardId, end: u32, now: Nanos) {
         let card = usize::from(card);
         let (host, qpn) = (&mut self.hosts[card], self.ends[card][end as usize].qpn);
-        if host.with_star(now, |star, turn| star.library.ring(turn, qpn)) != Some(true) {
+        if host.with_star(now, |star, turn| star.endpoints.ring(turn, qpn)) != Some(true) {
             host.nic.handle_doorbell(&mut host.env, qpn, now);
         }
     }
@@ -205,8 +205,8 @@ impl Testbed {
                 flush(host, &mut frames);
             }
             host.with_star(now, |star, turn| {
-                star.go_on(turn);
-                star.library.transmit(turn)
+                star.poll(turn);
+                star.endpoints.transmit(turn)
             });
             flush(host, &mut frames);
             if frames.len() == before {

@@ -4,14 +4,14 @@
 use starverbs_core::qp::RecvSource;
 use starverbs_core::{Access, Cqe, FrameMeta, NicConfig, QpType, Qpn, SendOp, SendWqe, Sge, SrqId, WcStatus};
 use starverbs_sim::{Faults, Net, QpAt, Recv, Send, Setup, SimCq, SimRq, SimSq, StarCard};
-use starverbs_star::control::{Control, MAX_CONTROL, Role, Wish};
-use starverbs_star::env::StarEnv;
+use starverbs_star::control::{Control, MAX_CONTROL, Preference, Role};
+use starverbs_star::env::{QpPair, StarEnv};
 use starverbs_star::form::Form;
 use starverbs_star::negotiate::Outcome;
-use starverbs_star::renew::Renewed;
+use starverbs_star::renegotiation::RoundMessage;
 
 pub(crate) const SECOND: u64 = 1_000_000_000;
-/// Beyond so many connections a card has too many, where nothing else is said.
+/// Beyond so many connections a card has too many, by default.
 pub(crate) const THRESHOLD: u32 = 4;
 /// What a connection is whose first host has become rid of it.
 pub(crate) const STAR: [Option<Role>; 2] = [Some(Role::Stateless), Some(Role::Stateful)];
@@ -67,7 +67,7 @@ impl World {
                 None => RecvSource::Own(rq.clone()),
             };
             let qpn = host.qp(QpType::Rc, &sqs[at], source, [&cq, &cq], true);
-            host.wish(qpn, Wish::Auto);
+            host.preference(qpn, Preference::Auto);
             qpn
         });
         self.net.connect(
@@ -111,13 +111,13 @@ impl World {
     }
 
     /// The program of one end wants it to be this from now on. Whether it may.
-    pub(crate) fn may_want(&mut self, conn: &Conn, at: usize, wish: Wish) -> bool {
+    pub(crate) fn may_want(&mut self, conn: &Conn, at: usize, preference: Preference) -> bool {
         let now = self.net.now();
-        self.net.hosts[conn.hosts[at]].change_wish(conn.qpns[at], wish, now)
+        self.net.hosts[conn.hosts[at]].change_preference(conn.qpns[at], preference, now)
     }
 
-    pub(crate) fn want(&mut self, conn: &Conn, at: usize, wish: Wish) {
-        assert!(self.may_want(conn, at, wish));
+    pub(crate) fn want(&mut self, conn: &Conn, at: usize, preference: Preference) {
+        assert!(self.may_want(conn, at, preference));
     }
 
     pub(crate) fn returns(&self) -> [u64; 2] {
@@ -135,15 +135,15 @@ impl World {
         }
     }
 
-    /// Somebody says this to the first end as if he were the second.
+    /// Somebody sends this to the first end as if he were the second.
     pub(crate) fn forge(&mut self, conn: &Conn, round: u16, said: &[Control]) {
         let ([to, from], [here, there]) = (conn.qpns, conn.hosts);
         let (src, dst) = (self.net.hosts[there].gid, self.net.hosts[here].gid);
         let meta = FrameMeta { src, dst, ..FrameMeta::default() };
         for message in said {
             let mut room = [0; MAX_CONTROL];
-            let len = Renewed { round, message: *message }.encode(&mut room).unwrap();
-            assert!(self.net.hosts[here].env.negotiate(&meta, (from, to), &room[..len]));
+            let len = RoundMessage { round, message: *message }.encode(&mut room).unwrap();
+            assert!(self.net.hosts[here].env.negotiate(&meta, QpPair { from, to }, &room[..len]));
         }
     }
 

@@ -64,7 +64,7 @@ fn sf_s_are_done_in_a_row_whatever_the_wire_does() {
         let mut w = World::new(seed, |local, setup| {
             (local.max_rd_atomic, setup.replay_slots, local.window) = (16, slots, 64);
         });
-        /* copies may be as late as they like: what is done is told by its slot */
+        /* copies may be as late as they like: its slot shows what is done */
         w.faults = Faults { loss: seed % 11, repeat: 3 * (seed % 7), late: 10 * (seed % 8) };
         let (mine, far) = (w.ours(0), w.theirs(64));
         w.sl.put(far, &START.to_ne_bytes());
@@ -90,7 +90,7 @@ fn sf_s_are_done_in_a_row_whatever_the_wire_does() {
     assert!(early > 100, "{early} came before the one that they follow");
 }
 
-/// The answers to those behind it tell that one was lost.
+/// The answers to those behind it show that one was lost.
 #[test]
 fn one_that_is_lost_goes_again_before_its_time() {
     for behind in [1, 2, 7] {
@@ -170,7 +170,7 @@ fn results_that_travel_together_fail_together() {
     }
     w.run(|w| w.seen.iter().filter(|(kind, _)| *kind == Ptype::Rd).count() == 2);
     assert_eq!(w.conn.streams[1].under_way(), 3);
-    w.registry.remove(w.conn.seat(), SL_KEY, w.now, w.conn.lifetime(&w.path));
+    w.registry.remove(w.conn.conn(), SL_KEY, w.now, w.conn.lifetime(&w.path));
     w.cut = true;
     w.pass(20_000);
     w.cut = false;

@@ -43,8 +43,8 @@ fn who_has_taken_its_rule_away_is_asked_whether_it_has_the_message() {
         w.post(op(SendOp::Send, 0, 0), &[w.sge(w.ours(0), 64)], false);
         w.pass(100_000);
         assert_eq!(w.lib[1].done.len(), usize::from(has_it));
-        let seat = w.conn.seat();
-        w.registry.remove(seat, SL_KEY, w.now, 0);
+        let conn = w.conn.conn();
+        w.registry.remove(conn, SL_KEY, w.now, 0);
         (w.deaf, w.cut) = (false, false);
         w.run(|w| w.sends().len() == 1 && w.lib[1].done.len() == 1);
         let (ours, theirs) = match has_it {
@@ -111,8 +111,8 @@ fn a_rule_goes_while_the_last_packet_waits() {
     w.deaf = true;
     w.post(op(SendOp::Send, 0, 0), &[w.sge(w.ours(0), 2000)], false);
     w.pass(100_000);
-    let seat = w.conn.seat();
-    w.registry.remove(seat, SL_KEY, w.now, 0);
+    let conn = w.conn.conn();
+    w.registry.remove(conn, SL_KEY, w.now, 0);
     w.deaf = false;
     w.run(|w| w.sends().len() == 1 && w.lib[1].done.len() == 1);
     assert_eq!((w.sends()[0].1, w.lib[1].done[0].1.status), (WcStatus::RemOpErr, WcStatus::LocProtErr));
@@ -139,7 +139,7 @@ fn a_read_of_sl_brings_its_completion() {
     let done = w.lib[0].done.iter().map(|(_, cqe)| (cqe.opcode, cqe.byte_len, cqe.status));
     let read = |len| (WcOpcode::RdmaRead, len, WcStatus::Success);
     assert_eq!(done.collect::<Vec<_>>(), [read(2100), read(900)]);
-    /* one of which its program is not told has none */
+    /* an unsignaled one has none */
     let before = w.seen.len();
     let quiet = SendWqe { flags: SendFlags::empty(), ..op(SendOp::Read, mine, key) };
     w.sl_post(quiet, &[w.sge(far, 100)], false);

@@ -86,10 +86,10 @@ fn a_rule_that_was_taken_away_stops_what_would_be_sent_again() {
     w.pass(MS / 2);
     let left = w.seen.len();
     assert_eq!(left, 1);
-    let until = w.registry.remove(w.conn.seat(), SL_KEY, w.now, w.conn.lifetime(&w.path));
+    let until = w.registry.remove(w.conn.conn(), SL_KEY, w.now, w.conn.lifetime(&w.path));
     assert!(until > w.now, "what left by it may still be under way");
     assert_eq!(
-        w.registry.remove(w.conn.seat(), SL_KEY, w.now, w.conn.lifetime(&w.path)),
+        w.registry.remove(w.conn.conn(), SL_KEY, w.now, w.conn.lifetime(&w.path)),
         until,
         "asked again"
     );
@@ -98,7 +98,7 @@ fn a_rule_that_was_taken_away_stops_what_would_be_sent_again() {
     assert_eq!(w.stats.star_rejects.get(), 1);
     assert_eq!(w.sends(), [(0, WcStatus::RemAccessErr)]);
     let later = w.now;
-    assert_eq!(w.registry.remove(w.conn.seat(), SL_KEY, later, w.conn.lifetime(&w.path)), later);
+    assert_eq!(w.registry.remove(w.conn.conn(), SL_KEY, later, w.conn.lifetime(&w.path)), later);
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn who_waits_for_room_on_the_path_does_not_wait_for_its_peer() {
         w.post(op(SendOp::Read, w.theirs(0), SL_KEY), &[w.sge(w.ours(0), 8)], false);
         w.cut = true;
         w.pass(300 * MS);
-        /* two that feel the way are answered, and show that the others were lost */
+        /* two tail-loss probes are answered, and show that the others were lost */
         w.path.add(2 << 20);
         w.cut = false;
         w.pass(waits);
@@ -256,20 +256,20 @@ fn rules_come_and_go_by_messages_and_a_bye_ends_it() {
         iova: 0,
         access: Access::REMOTE_WRITE | Access::LOCAL_WRITE,
     };
-    let say = |w: &mut World, seq: u32, message: Control| {
-        w.say(seq, message);
+    let send_control = |w: &mut World, seq: u32, message: Control| {
+        w.send_control(seq, message);
         w.pass(MS);
     };
     let write = op(SendOp::Write, 8, 99);
-    say(&mut w, 1, Control::Rule(rule));
-    say(&mut w, 0, Control::Rule(rule));
+    send_control(&mut w, 1, Control::Rule(rule));
+    send_control(&mut w, 0, Control::Rule(rule));
     w.sf.put(w.ours(0), b"abcdefgh");
     w.post(write, &[w.sge(w.ours(0), 8)], false);
     w.pass(MS);
     assert_eq!(w.sends(), [(0, WcStatus::Success)]);
     assert_eq!(w.sl.read(w.theirs(4104), 8), b"abcdefgh", "by the address that SL's program gave");
-    say(&mut w, 1, Control::Unrule { key: 99 });
-    say(&mut w, 2, Control::Bye { why: 0 });
+    send_control(&mut w, 1, Control::Unrule { key: 99 });
+    send_control(&mut w, 2, Control::Bye { why: 0 });
     w.post(write, &[w.sge(w.ours(0), 8)], false);
     w.pass(MS);
     assert_eq!(w.sends()[1], (1, WcStatus::RetryExcErr));

@@ -20,7 +20,7 @@ struct Ring {
     released: Cell<u32>,
 }
 
-/// A send queue that takes 4096 posts in its life.
+/// A send queue that takes 4096 posts.
 #[derive(Clone)]
 pub(super) struct Sq(Rc<Ring>);
 

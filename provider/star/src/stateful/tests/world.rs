@@ -1,15 +1,15 @@
 //! Both ends of a connection on a wire that loses, repeats and delays: SF's half, SL's real card, and a plain
-//! library.
+//! SL host.
 //!
 //! No plan of tools/soak takes its place: the tests look into the stream, the registry and the packets of one
-//! half, hold back packets, and send what no library sends. What programs see is tested there, by the oracle.
+//! half, hold back packets, and send what no SL host sends. What programs see is tested there, by the oracle.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::vec::Vec;
 
 use starverbs_core::congestion::Aimd;
-use starverbs_core::engine::TransmitStatus;
+use starverbs_core::engine::{TakenRecv, TransmitStatus};
 use starverbs_core::env::{self, Dma, Env, Port};
 use starverbs_core::mr::{MrAttr, Plain, Rule};
 use starverbs_core::rng::Rng;
@@ -166,7 +166,7 @@ impl StarEnv for Host {
 struct NoSrq;
 
 impl SharedReceives for NoSrq {
-    fn take(&mut self, _: Qpn, _: &mut [Sge]) -> Option<(u64, usize, PdId)> {
+    fn take(&mut self, _: Qpn, _: &mut [Sge]) -> Option<TakenRecv> {
         None
     }
 }
@@ -179,9 +179,9 @@ pub(super) struct Faults {
     pub(super) late: u64,
 }
 
-/// One of SL's queues in its library.
+/// One of SL's queues at its host.
 #[derive(Default)]
-pub(super) struct LibQueue {
+pub(super) struct HostQueue {
     wqes: Vec<(Opt, Vec<u8>, bool, Nanos)>,
     next: u32,
     pub(super) done: Vec<(u32, CqeMsg)>,
@@ -209,7 +209,7 @@ pub(super) struct World {
     pub(super) cards: u64,
     /// Times that SF asked which rules there are
     pub(super) inquiries: u32,
-    /// SL's library says that there is one more than SF's card knows
+    /// The SL host's sum has one rule more than SF's card knows
     pub(super) has_more_rules: bool,
     wire: BTreeMap<(Nanos, u64), (Gid, u16, Vec<u8>)>,
     count: u64,
@@ -218,7 +218,7 @@ pub(super) struct World {
     pub(super) scq: Cq,
     pub(super) rcq: Cq,
     pub(super) sf_key: u32,
-    pub(super) lib: [LibQueue; 2],
+    pub(super) lib: [HostQueue; 2],
     setup: Setup,
 }
 
@@ -226,7 +226,7 @@ pub(super) const REGION: usize = 1 << 18;
 
 macro_rules! card {
     ($w:expr) => {
-        Card {
+        CardCtx {
             env: &mut $w.sf,
             mrs: &mut $w.mrs,
             registry: &mut $w.registry,
@@ -293,12 +293,12 @@ impl World {
         setup.recv_ring = ring(&mut sl, setup.rq_depth, CQE_SLOT, Stamp::before_psn);
         setup.replay = ring(&mut sl, setup.replay_slots, REPLAY_SLOT, Stamp::before);
         let av = Av { dgid: SL, sgid: SF, ..Av::default() };
-        let peer = Peer { av, port: 4793, control_port: 4794, qpn: SL_QPN, epoch: EPOCH };
+        let peer = SlPeer { av, port: 4793, control_port: 4794, qpn: SL_QPN, epoch: EPOCH };
         let (env, mrs_of, srqs) = (&mut sf, &mut mrs, &mut NoSrq);
         let mut path = Path::new(&SL, 1 << 20);
         let registry_of = &mut registry;
         let mut lent =
-            Card { env, mrs: mrs_of, registry: registry_of, srqs, path: &mut path, stats: &stats, now: 1 };
+            CardCtx { env, mrs: mrs_of, registry: registry_of, srqs, path: &mut path, stats: &stats, now: 1 };
         let mut conn = Stateful::new(&mut lent, local, (setup, peer), Channel::new()).unwrap();
         conn.open();
         let rule = Rule {
@@ -310,7 +310,7 @@ impl World {
             iova: theirs,
             access: all,
         };
-        registry.add(conn.seat(), rule).unwrap();
+        registry.add(conn.conn(), rule).unwrap();
         World {
             sf,
             sl,
@@ -388,7 +388,7 @@ impl World {
         self.lib[1].wqes.push((Opt::Recv, room[..len].to_vec(), false, 0));
     }
 
-    /// WQEs of SL's queue that the library has not seen the end of.
+    /// WQEs of SL's queue that are not complete at the host.
     pub(super) fn sl_outstanding(&self, queue: usize) -> usize {
         self.lib[queue].wqes.len() - self.lib[queue].next as usize
     }
@@ -456,7 +456,7 @@ impl World {
         if self.conn.next_deadline().is_some_and(|at| at <= self.now) {
             self.conn.handle_timeout(&mut card!(self));
         }
-        self.library();
+        self.host_turn();
         while matches!(self.conn.transmit(&mut card!(self)), TransmitStatus::More | TransmitStatus::PortFull)
         {
             self.drain();
@@ -483,29 +483,29 @@ impl World {
             bounds.add_slots(ring, u64::from(depth) * size).unwrap();
         }
         let meta = FrameMeta { src: SF, dst: SL, ..FrameMeta::default() };
-        let life = stateless::life_of(EPOCH);
-        let card = stateless::Card { bounds: Some(&bounds), slots: None, life, stats: &self.stats };
+        let boot_epoch = stateless::boot_epoch_of(EPOCH);
+        let card = stateless::Card { bounds: Some(&bounds), slots: None, boot_epoch, stats: &self.stats };
         self.cards += 1;
         stateless::handle(&card, &mut self.sl, (&meta, 4794), packet);
     }
 
-    /// SL's library says how many rules there are, if it is asked: those that SF's card knows.
+    /// The SL host answers a question with the sum of the rules that SF's card knows.
     fn sum_up(&mut self, packet: &Packet<'_>) {
         let (seq, from) = (packet.header.psn, Prefix { qpn: SL_QPN, epoch: EPOCH });
         let question = Control::decode(packet.data);
-        if matches!(question, Some(Control::Inquire | Control::Tell)) {
+        if matches!(question, Some(Control::RuleQuery | Control::ResendRules)) {
             self.throw(SF, 4794, Head::control_ack(SF_QPN, from, seq).bytes().to_vec());
         }
-        if question == Some(Control::Inquire) {
+        if question == Some(Control::RuleQuery) {
             self.inquiries += 1;
-            let mut sum = self.registry.sum(self.conn.seat()).unwrap();
+            let mut sum = self.registry.sum(self.conn.conn()).unwrap();
             sum.rules += u32::from(self.has_more_rules);
-            self.say(self.inquiries - 1, Control::All(sum));
+            self.send_control(self.inquiries - 1, Control::RuleSum(sum));
         }
     }
 
-    /// SL's library says something.
-    pub(super) fn say(&mut self, seq: u32, message: Control) {
+    /// A control message of the SL host.
+    pub(super) fn send_control(&mut self, seq: u32, message: Control) {
         let mut room = [0; MAX_CONTROL];
         let len = message.encode(&mut room).unwrap();
         let from = Prefix { qpn: SL_QPN, epoch: EPOCH };
@@ -513,7 +513,7 @@ impl World {
         self.throw(SF, 4794, [head.bytes(), &room[..len]].concat());
     }
 
-    fn library(&mut self) {
+    fn host_turn(&mut self) {
         for event in std::mem::take(&mut self.sl.news) {
             if let Some(upto) = event.upto {
                 for (queue, upto) in self.lib.iter_mut().zip([upto.sends, upto.recvs]) {
@@ -585,7 +585,7 @@ impl World {
     }
 }
 
-/// A ring in SL's memory, stamped as its library does.
+/// A ring in SL's memory, stamped as its host does.
 fn ring(sl: &mut Host, depth: u32, size: u64, before: impl Fn(u32, u32, u32) -> Stamp) -> u64 {
     let base = sl.alloc(depth as usize * size as usize);
     for index in 0..depth {

@@ -154,7 +154,7 @@ impl Soft {
             Star::SetRole { qpn, role } => {
                 let asked = self.with(|shard, now| match shard.qp_state(qpn) {
                     Some(QpState::Reset | QpState::Init) => Ok(true),
-                    Some(QpState::Rtr | QpState::Rts) => Ok(shard.change_wish(qpn, role, now)),
+                    Some(QpState::Rtr | QpState::Rts) => Ok(shard.change_preference(qpn, role, now)),
                     _ => Err(VerbsError::Invalid("state of the queue pair")),
                 })?;
                 if asked { Ok(Reply::Done) } else { Err(VerbsError::Unsupported("StaR with this peer")) }
@@ -290,10 +290,10 @@ impl Soft {
             }
             shard.modify_qp(qp.qpn, to, mask, now)?;
             if mask.contains(QpAttrMask::STATE) {
-                if qp.has_wish() {
+                if qp.has_preference() {
                     shard.move_star(qp, to.state, now);
                 }
-                shard.move_local(qp.qpn, to.state, qp.has_wish(), now);
+                shard.move_local(qp.qpn, to.state, qp.has_preference(), now);
             }
             if mask.contains(QpAttrMask::ACCESS_FLAGS) {
                 shard.change_access(qp.qpn);
@@ -309,7 +309,7 @@ impl Soft {
     }
 
     fn destroy_qp(&self, qp: &QpInner, detach: bool) -> Result<()> {
-        if qp.has_wish() {
+        if qp.has_preference() {
             self.await_taken(qp.qpn);
         }
         let direct = self.with(|shard, now| {

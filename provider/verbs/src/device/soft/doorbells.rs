@@ -57,7 +57,7 @@ impl Shard {
             Backlog::BehindOthers
         } else {
             match (self.nic.backlog(qpn), &self.star) {
-                (Backlog::Due, Some(star)) => star.library().backlog(qpn),
+                (Backlog::Due, Some(star)) => star.endpoints().backlog(qpn),
                 (backlog, _) => backlog,
             }
         };

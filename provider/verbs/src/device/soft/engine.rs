@@ -1,9 +1,10 @@
 //! What may do the work of a queue pair in the place of the card's own transport: StaR's stateful end, or the
 //! local transport between processes of this host.
 
-use starverbs_core::engine::{Call, Engine, EngineCtx, Parted, Terms, TransmitStatus};
+use starverbs_core::engine::{Call, Detached, Engine, EngineAttr, EngineCtx, TransmitStatus};
 use starverbs_core::{FrameMeta, Nanos, Nic, QpState, Qpn};
 use starverbs_star::card::{self, StarEngine};
+use starverbs_star::env::QpPair;
 use starverbs_star::registry::Registry;
 use starverbs_star::stateful::Stateful;
 
@@ -84,7 +85,7 @@ impl Engine<HostEnv> for HostEngine {
     fn drains(&self) -> bool {
         matches!(self, HostEngine::Local(_))
     }
-    fn set(&mut self, to: &Terms) {
+    fn set(&mut self, to: &EngineAttr) {
         match self {
             HostEngine::Star(end) => end.set(to),
             HostEngine::Local(end) => end.set(to),
@@ -105,7 +106,7 @@ impl Engine<HostEnv> for HostEngine {
     }
     fn is_quiesced(&self) -> bool {
         match self {
-            HostEngine::Star(end) => end.is_halted(),
+            HostEngine::Star(end) => end.is_quiesced(),
             HostEngine::Local(_) => false,
         }
     }
@@ -115,13 +116,13 @@ impl Engine<HostEnv> for HostEngine {
             HostEngine::Local(end) => end.close(ctx),
         }
     }
-    fn part(self, ctx: &mut EngineCtx<'_, HostEnv>) -> Parted {
+    fn detach(self, ctx: &mut EngineCtx<'_, HostEnv>) -> Detached {
         match self {
-            HostEngine::Star(end) => card::part(end, ctx),
+            HostEngine::Star(end) => card::detach(end, ctx),
             HostEngine::Local(end) => {
-                let parted = Parted { next_send: end.oldest(), windows: end.has_windows() };
+                let detached = Detached { next_send: end.oldest(), windows: end.has_windows() };
                 end.close(ctx);
-                parted
+                detached
             }
         }
     }
@@ -133,6 +134,6 @@ impl Engine<HostEnv> for HostEngine {
         to: Qpn,
         message: &[u8],
     ) {
-        card::negotiate(nic, env, meta, (from, to), message);
+        card::negotiate(nic, env, meta, QpPair { from, to }, message);
     }
 }

@@ -46,7 +46,7 @@ impl Intake {
         now: Nanos,
         mut enough: impl FnMut() -> bool,
     ) -> bool {
-        if nic.has_few_contexts() {
+        if nic.is_qpc_limited() {
             return self.offer((nic, env), now, &mut enough);
         }
         while let Some((meta, frame)) = self.rx.next_frame() {

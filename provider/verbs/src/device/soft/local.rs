@@ -19,7 +19,7 @@ mod turn;
 use std::collections::HashMap;
 
 use starverbs_backend::{ChannelNews, SessionId};
-use starverbs_core::engine::{EngineCtx, Parted, Terms};
+use starverbs_core::engine::{Detached, EngineAttr, EngineCtx};
 use starverbs_core::nic::Handover;
 use starverbs_core::types::QPN_BLOCK_SHIFT;
 use starverbs_core::{Access, Gid, Nanos, NicError, PdId, QpState, QpType, Qpn};
@@ -327,7 +327,7 @@ impl Shard {
             channels: [ours.channel, theirs.serial],
         };
         env.channels.join(ours.channel);
-        let make = |terms: &Terms, _: &mut EngineCtx<'_, HostEnv>| {
+        let make = |terms: &EngineAttr, _: &mut EngineCtx<'_, HostEnv>| {
             let mut end = LocalEnd::new(init, terms)?;
             end.direct = theirs.direct.clone();
             Ok(HostEngine::Local(Box::new(end)))
@@ -367,13 +367,13 @@ impl Shard {
         if nic.engine(qpn).is_some() {
             let end = |engine: HostEngine, ctx: &mut EngineCtx<'_, HostEnv>| match engine {
                 HostEngine::Local(mut end) => {
-                    let parted = Parted { next_send: end.oldest(), windows: end.has_windows() };
+                    let detached = Detached { next_send: end.oldest(), windows: end.has_windows() };
                     /* they stay bound: the QP goes on */
                     end.windows = false;
                     end.close(ctx);
-                    parted
+                    detached
                 }
-                HostEngine::Star(_) => Parted { next_send: 0, windows: false },
+                HostEngine::Star(_) => Detached { next_send: 0, windows: false },
             };
             nic.take_engine(env, qpn, now, end);
         }

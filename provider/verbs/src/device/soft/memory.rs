@@ -89,7 +89,7 @@ impl Soft {
     ) -> Result<T> {
         let (done, closed, told) = self.with(|shard, now| {
             let (done, closed) = change(shard, now)?;
-            Ok::<_, NicError>((done, closed, shard.is_told(opened)))
+            Ok::<_, NicError>((done, closed, shard.is_known(opened)))
         })?;
         if closed.is_some() || !told {
             self.await_memory(closed, opened);

@@ -16,11 +16,11 @@ use starverbs_backend::star::StarRx;
 use starverbs_core::{Nanos, Nic, QpState, Qpn};
 use starverbs_settings::{Settings, StarWire};
 use starverbs_star::card::Turn;
-use starverbs_star::control::Wish;
+use starverbs_star::control::Preference;
 use starverbs_star::form::Form;
-use starverbs_star::host::library::Library;
+use starverbs_star::host::endpoints::Endpoints;
 use starverbs_star::host::roles::Identity;
-use starverbs_star::host::{Came, Ends};
+use starverbs_star::host::{Ends, InboundPacket};
 use starverbs_star::negotiate::Outcome;
 use starverbs_star::wire::Side;
 
@@ -73,8 +73,8 @@ impl StarHost {
     }
 
     /// The stateless ends.
-    pub(crate) fn library(&self) -> &Library<HostEnv> {
-        &self.ends.library
+    pub(crate) fn endpoints(&self) -> &Endpoints<HostEnv> {
+        &self.ends.endpoints
     }
 
     /// What was settled for a QP. `None`: nothing yet, or nobody was asked.
@@ -92,8 +92,9 @@ impl StarHost {
             let StarHost { rx, ends, ahead } = self;
             let mut looked = 0;
             while let Some(got) = rx.next_packet() {
-                let came = Came { side: got.side, meta: &got.meta, port: got.port, packet: &got.packet };
-                ends.handle_packet(turn, &came);
+                let inbound =
+                    InboundPacket { side: got.side, meta: &got.meta, port: got.port, packet: &got.packet };
+                ends.handle_packet(turn, &inbound);
                 looked = if looked > 0 {
                     looked - 1
                 } else {
@@ -102,7 +103,7 @@ impl StarHost {
             }
             got = if rounds < most { self.rx.recv() } else { 0 };
         }
-        self.ends.go_on(turn);
+        self.ends.poll(turn);
         rounds
     }
 }
@@ -141,16 +142,16 @@ impl Shard {
         self.with_star(now, |star, turn| star.run(turn, who == Who::Thread)).unwrap_or(0)
     }
 
-    /// The program has moved a QP, which has a wish, to a state.
+    /// The program has moved a QP, which has a preference, to a state.
     pub(crate) fn move_star(&mut self, qp: &QpInner, state: QpState, now: Nanos) {
         self.with_star(now, |star, turn| {
-            star.ends.moved(turn, (qp.qpn, qp.wish()), state);
+            star.ends.on_qp_state(turn, (qp.qpn, qp.preference()), state);
         });
     }
 
-    /// The program wants a QP that is connected to be that. False: its peer has no StaR.
-    pub(crate) fn change_wish(&mut self, qpn: Qpn, wish: Wish, now: Nanos) -> bool {
-        self.with_star(now, |star, turn| star.ends.wish(turn, qpn, wish)) == Some(true)
+    /// The program of a connected QP has this preference from now on. False: its peer has no StaR.
+    pub(crate) fn change_preference(&mut self, qpn: Qpn, preference: Preference, now: Nanos) -> bool {
+        self.with_star(now, |star, turn| star.ends.set_preference(turn, qpn, preference)) == Some(true)
     }
 
     /// A QP is gone.
@@ -177,16 +178,16 @@ impl Shard {
         let port = self.env.star.as_ref();
         /* a call of the program may have taken messages from the socket of which nobody else will wake
          * anybody */
-        if port.is_some_and(|port| !port.heard.is_empty()) {
+        if port.is_some_and(|port| !port.inbound.is_empty()) {
             return Some(now);
         }
         let wire = port.and_then(|port| port.tx.next_deadline());
         [star.ends.next_deadline(self.nic.connection_count()), wire].into_iter().flatten().min()
     }
 
-    /// The library's part of a round of sending, and the flush; gives whether more is left.
+    /// The stateless ends' part of a round of sending, and the flush; gives whether more is left.
     pub(crate) fn transmit_star(&mut self, now: Nanos) -> bool {
-        let more = self.with_star(now, |star, turn| star.ends.library.transmit(turn));
+        let more = self.with_star(now, |star, turn| star.ends.endpoints.transmit(turn));
         if let Some(port) = &mut self.env.star {
             port.tx.flush(now);
         }

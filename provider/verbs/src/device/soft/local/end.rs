@@ -4,7 +4,7 @@
 //! completes them when the channel gives their places back, or with their answers. The responder executes
 //! what the peer's requester wrote, with the card's own memory, keys and queues.
 
-use starverbs_core::engine::{Call, EngineCtx, Terms, TransmitStatus};
+use starverbs_core::engine::{Call, EngineAttr, EngineCtx, TakenRecv, TransmitStatus};
 use starverbs_core::env::{CompletionQueue, RecvQueue, SendQueue};
 use starverbs_core::nic::MAX_SGE;
 use starverbs_core::room::filled;
@@ -56,7 +56,7 @@ pub(super) struct HeldRecv {
 /// An end.
 pub(crate) struct LocalEnd {
     pub(super) of: Init,
-    pub(super) terms: Terms,
+    pub(super) terms: EngineAttr,
     pub(super) state: QpState,
     /// SQD: the event was raised
     drained: bool,
@@ -108,7 +108,7 @@ pub(crate) struct LocalEnd {
 
 impl LocalEnd {
     /// `Exhausted`: no memory.
-    pub(super) fn new(of: Init, terms: &Terms) -> Result<LocalEnd, NicError> {
+    pub(super) fn new(of: Init, terms: &EngineAttr) -> Result<LocalEnd, NicError> {
         let asked = filled(of.sq.slots() as usize)?;
         let sges = filled(of.max_recv_sge.clamp(1, MAX_SGE))?;
         let first = of.first_send;
@@ -151,7 +151,7 @@ impl LocalEnd {
     }
 
     /// The program has set the QP anew.
-    pub(in super::super) fn set(&mut self, to: &Terms) {
+    pub(in super::super) fn set(&mut self, to: &EngineAttr) {
         self.terms = *to;
         self.rnr_left = to.rnr_retry;
         if self.state == QpState::Sqd {
@@ -390,11 +390,13 @@ impl LocalEnd {
             return true;
         }
         let taken = match &self.of.rq {
-            Some(rq) => rq.take(&mut recv.sges).map(|(wr_id, count)| (wr_id, count, self.of.pd)),
+            Some(rq) => {
+                rq.take(&mut recv.sges).map(|(wr_id, num_sge)| TakenRecv { wr_id, num_sge, pd: self.of.pd })
+            }
             None => ctx.srq.take(&mut recv.sges),
         };
-        let Some((wr_id, count, pd)) = taken else { return false };
-        (recv.held, recv.wr_id, recv.count, recv.pd) = (true, wr_id, count, pd);
+        let Some(TakenRecv { wr_id, num_sge, pd }) = taken else { return false };
+        (recv.held, recv.wr_id, recv.count, recv.pd) = (true, wr_id, num_sge, pd);
         true
     }
 

@@ -1,5 +1,5 @@
-//! Calls of programs that may be about a stateless end, of which the card knows nothing, or about memory of
-//! which stateful cards were told.
+//! Calls of programs that may be about a stateless end, of which the card knows nothing, or about memory
+//! of which stateful cards have rules.
 
 use starverbs_core::qp::{Owner, QpAttr, QpAttrMask};
 use starverbs_core::{Nanos, Nic, NicError, PdId, QpState, Qpn, SrqId};
@@ -30,7 +30,7 @@ impl Shard {
 
     #[inline]
     fn ring_stateless(&mut self, qpn: Qpn, now: Nanos) -> bool {
-        self.with_star(now, |star, turn| star.ends.library.ring(turn, qpn)).unwrap_or(false)
+        self.with_star(now, |star, turn| star.ends.endpoints.ring(turn, qpn)).unwrap_or(false)
     }
 
     /// `ibv_modify_qp`
@@ -41,13 +41,13 @@ impl Shard {
         mask: QpAttrMask,
         now: Nanos,
     ) -> std::result::Result<(), NicError> {
-        let done = self.with_star(now, |star, turn| star.ends.library.modify(turn, qpn, attr, mask));
+        let done = self.with_star(now, |star, turn| star.ends.endpoints.modify(turn, qpn, attr, mask));
         done.flatten().unwrap_or_else(|| self.nic.modify_qp(&mut self.env, qpn, attr, mask, now))
     }
 
     /// `ibv_query_qp`
     pub(crate) fn query_qp(&self, qpn: Qpn) -> std::result::Result<QpAttr, NicError> {
-        let stateless = self.star.as_ref().and_then(|star| star.ends.library.query(qpn));
+        let stateless = self.star.as_ref().and_then(|star| star.ends.endpoints.query(qpn));
         stateless.map_or_else(|| self.nic.query_qp(qpn), Ok)
     }
 
@@ -62,7 +62,7 @@ impl Shard {
         shared_qps.ends(env, qpn);
         self.forget_star(qpn);
         self.forget_local(qpn);
-        if self.with_star(now, |star, turn| star.ends.library.destroy(turn, qpn)) == Some(true) {
+        if self.with_star(now, |star, turn| star.ends.endpoints.destroy(turn, qpn)) == Some(true) {
             return Ok(());
         }
         self.nic.destroy_qp(&mut self.env, qpn)?;
@@ -72,19 +72,19 @@ impl Shard {
 
     /// Whose a QP is.
     pub(crate) fn qp_owner(&self, qpn: Qpn) -> Option<Owner> {
-        let stateless = || self.star.as_ref().and_then(|star| star.ends.library.owner(qpn));
+        let stateless = || self.star.as_ref().and_then(|star| star.ends.endpoints.owner(qpn));
         self.nic.qp_owner(qpn).or_else(stateless)
     }
 
     /// Numbers of all QPs, in no order.
     pub(crate) fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
-        self.nic.qpns().chain(self.star.iter().flat_map(|star| star.ends.library.qpns()))
+        self.nic.qpns().chain(self.star.iter().flat_map(|star| star.ends.endpoints.qpns()))
     }
 
-    /// Stateful cards hear of what keys have come to open, or open no longer. A key: they may still use what
+    /// Stateful cards get what keys have come to open, or open no longer. A key: they may still use what
     /// it opened, and [`Soft::await_memory`] comes next.
     pub(crate) fn follow_memory(&mut self, now: Nanos) -> Option<u32> {
-        self.with_star(now, |star, turn| star.ends.library.follow_memory(turn)).flatten()
+        self.with_star(now, |star, turn| star.ends.endpoints.follow_memory(turn)).flatten()
     }
 
     /// Whether the card has ends of StaR connections, or had.
@@ -93,9 +93,9 @@ impl Shard {
     }
 
     /// Whether all stateful cards know the memory of a protection domain.
-    pub(crate) fn is_told(&self, pd: Option<PdId>) -> bool {
-        let told = |star: &StarHost| pd.is_none_or(|pd| star.ends.library.is_told(pd));
-        self.star.as_deref().is_none_or(told)
+    pub(crate) fn is_known(&self, pd: Option<PdId>) -> bool {
+        let known = |star: &StarHost| pd.is_none_or(|pd| star.ends.endpoints.is_known(pd));
+        self.star.as_deref().is_none_or(known)
     }
 
     /// Has a shared receive queue take from another ring; gives the one before.
@@ -106,14 +106,14 @@ impl Shard {
         now: Nanos,
     ) -> std::result::Result<CardRq, NicError> {
         let before = self.nic.replace_srq_ring(srq, ring)?;
-        self.with_star(now, |star, turn| star.ends.library.replace_srq_ring(turn, srq));
+        self.with_star(now, |star, turn| star.ends.endpoints.replace_srq_ring(turn, srq));
         Ok(before)
     }
 
     /// Receives were posted to a shared queue in which somebody had looked in vain.
     #[cold]
     pub(crate) fn ring_srq(&mut self, srq: SrqId, now: Nanos) {
-        self.with_star(now, |star, turn| star.ends.library.ring_srq(turn, srq));
+        self.with_star(now, |star, turn| star.ends.endpoints.ring_srq(turn, srq));
     }
 }
 
@@ -123,8 +123,9 @@ impl Soft {
     #[cold]
     pub(crate) fn await_memory(&self, closed: Option<u32>, opened: Option<PdId>) {
         self.await_answers(|star, _, _| {
-            let library = &star.ends.library;
-            closed.is_none_or(|key| library.is_revoked(key)) && opened.is_none_or(|pd| library.is_told(pd))
+            let endpoints = &star.ends.endpoints;
+            closed.is_none_or(|key| endpoints.is_revoked(key))
+                && opened.is_none_or(|pd| endpoints.is_known(pd))
         });
     }
 

@@ -3,7 +3,7 @@
 use starverbs_core::qp::QpAttr;
 use starverbs_core::{QpState, Qpn};
 use starverbs_star::card::bytes_of;
-use starverbs_star::control::{Role, Wish};
+use starverbs_star::control::{Preference, Role};
 use starverbs_star::negotiate::Outcome;
 
 use super::StarHost;
@@ -11,13 +11,13 @@ use crate::device::soft::Shard;
 use crate::star::{Settled, StarInfo};
 
 impl Shard {
-    /// StaR of the queue pair, whose program wants `wish`. `None`: it was made without.
-    pub(crate) fn star_of(&self, qpn: Qpn, wish: Option<Wish>) -> StarInfo {
-        let role = wish.map_or(Settled::Plain, |_| self.role_of(qpn));
-        let wish = wish.unwrap_or(Wish::Off);
-        let library_bytes = self.star.as_ref().map_or(0, |star| star.library().bytes(qpn)) as u64;
+    /// StaR of the queue pair, whose program wants `preference`. `None`: it was made without.
+    pub(crate) fn star_of(&self, qpn: Qpn, preference: Option<Preference>) -> StarInfo {
+        let role = preference.map_or(Settled::Plain, |_| self.role_of(qpn));
+        let preference = preference.unwrap_or(Preference::Off);
+        let host_bytes = self.star.as_ref().map_or(0, |star| star.endpoints().bytes(qpn)) as u64;
         let card_bytes = bytes_of(&self.nic, qpn) as u64;
-        StarInfo { wish, role, card_bytes, library_bytes }
+        StarInfo { preference, role, card_bytes, host_bytes }
     }
 
     /// What a queue pair is, for people: `-` of those that never asked.

@@ -8,9 +8,10 @@ use starverbs_backend::Payload;
 use starverbs_backend::star::StarTx;
 use starverbs_core::{Av, FrameMeta, Qpn, Seg};
 use starverbs_rings::{CardRq, CardSq};
+use starverbs_star::bounds::MemRange;
 use starverbs_star::control::Role;
-use starverbs_star::env::{SlEvent, StarEnv};
-use starverbs_star::host::{Heard, Host, Note};
+use starverbs_star::env::{QpPair, SlEvent, StarEnv};
+use starverbs_star::host::{Host, InboundMessage, Note};
 use starverbs_star::message::SMALL_INLINE;
 use starverbs_star::ring::CQE_SLOT;
 use starverbs_star::seal::{MAX_SEALED, Seal};
@@ -23,21 +24,21 @@ use crate::memory::{self, Marked};
 use crate::stat::StatPage;
 
 /// Messages of peers that wait for the end of a turn at most; of more each is lost, and comes again.
-const HEARD: usize = 1024;
+const MAX_INBOUND: usize = 1024;
 
 /// Beside the host's own parts, where StaR is in use.
 pub(crate) struct StarPort {
     pub(crate) tx: StarTx<StatPage>,
     pub(crate) sealing: Sealing,
-    /// What the stateless half tells the library
+    /// Events of the stateless half
     pub(crate) events: Vec<SlEvent>,
     /// By which peers settle roles, the oldest first
-    pub(crate) heard: VecDeque<Heard>,
+    pub(crate) inbound: VecDeque<InboundMessage>,
 }
 
 impl StarPort {
     pub(crate) fn new(tx: StarTx<StatPage>, sealing: Sealing) -> Self {
-        StarPort { tx, sealing, events: Vec::new(), heard: VecDeque::new() }
+        StarPort { tx, sealing, events: Vec::new(), inbound: VecDeque::new() }
     }
 
     /// A control message, or the answer to one, leaves.
@@ -52,20 +53,20 @@ impl StarPort {
     }
 
     /// A message came. One that is too long, or for which there is no room, is lost.
-    pub(crate) fn hear(&mut self, meta: &FrameMeta, (from, to): (Qpn, Qpn), message: &[u8]) {
-        if let Some(heard) = Heard::new(meta, (from, to), message)
-            && self.heard.len() < HEARD
-            && self.heard.try_reserve(1).is_ok()
+    pub(crate) fn on_message(&mut self, meta: &FrameMeta, qps: QpPair, message: &[u8]) {
+        if let Some(inbound) = InboundMessage::new(meta, qps, message)
+            && self.inbound.len() < MAX_INBOUND
+            && self.inbound.try_reserve(1).is_ok()
         {
-            self.heard.push_back(heard);
+            self.inbound.push_back(inbound);
         }
     }
 }
 
 impl StarEnv for HostEnv {
-    fn negotiate(&mut self, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) -> bool {
+    fn negotiate(&mut self, meta: &FrameMeta, qps: QpPair, message: &[u8]) -> bool {
         let Some(star) = &mut self.star else { return false };
-        star.hear(meta, ends, message);
+        star.on_message(meta, qps, message);
         true
     }
 
@@ -102,7 +103,7 @@ impl StarEnv for HostEnv {
             return there.then_some(bytes);
         }
         // SAFETY: as in `dma_store`: SF's registry or this card's bounds let it through, so it is aligned
-        // memory that the library or the program keeps.
+        // memory that the host or the program keeps.
         let cell = unsafe { AtomicU64::from_ptr(addr as *mut u64) };
         Some(cell.load(Ordering::Acquire).to_ne_bytes())
     }
@@ -142,8 +143,11 @@ impl Host for HostEnv {
         queue.slots()
     }
 
-    fn inline_memory(queue: &CardSq) -> Option<(u64, u64)> {
-        (queue.max_inline() as usize > SMALL_INLINE).then(|| queue.memory())
+    fn inline_memory(queue: &CardSq) -> Option<MemRange> {
+        (queue.max_inline() as usize > SMALL_INLINE).then(|| {
+            let (addr, len) = queue.memory();
+            MemRange { addr, len }
+        })
     }
 
     fn seal(&mut self) -> Option<&mut Seal> {
@@ -154,8 +158,8 @@ impl Host for HostEnv {
         self.star.as_mut()?.events.pop()
     }
 
-    fn next_heard(&mut self) -> Option<Heard> {
-        self.star.as_mut()?.heard.pop_front()
+    fn next_message(&mut self) -> Option<InboundMessage> {
+        self.star.as_mut()?.inbound.pop_front()
     }
 
     fn note(&mut self, qpn: Qpn, what: &Note) {
@@ -166,7 +170,7 @@ impl Host for HostEnv {
             Note::Plain => log!(Debug, "queue pair {qpn:#x}: plain RoCEv2"),
             Note::Alone => log!(Debug, "queue pair {qpn:#x}: plain RoCEv2, as its peer does not begin"),
             Note::Stays => log!(Debug, "queue pair {qpn:#x}: stays what it was"),
-            Note::Returns => log!(Debug, "queue pair {qpn:#x}: plain RoCEv2 again while it runs"),
+            Note::Reverts => log!(Debug, "queue pair {qpn:#x}: plain RoCEv2 again while it runs"),
             Note::Leaves => log!(Debug, "queue pair {qpn:#x}: leaves plain RoCEv2 while it runs"),
             Note::Begun(Role::Stateless) => log!(Debug, "queue pair {qpn:#x}: stateless end"),
             Note::Begun(Role::Stateful) => log!(Debug, "queue pair {qpn:#x}: stateful end"),

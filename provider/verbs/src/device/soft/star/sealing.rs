@@ -3,7 +3,7 @@
 
 use starverbs_core::Gid;
 use starverbs_settings::Settings;
-use starverbs_star::seal::{Ends, MAX_SEALED, SALT_LEN, Seal};
+use starverbs_star::seal::{AddrPair, MAX_SEALED, SALT_LEN, Seal};
 use starverbs_star::wire::Head;
 
 use crate::error::Result;
@@ -36,7 +36,7 @@ impl Sealing {
         data: &[u8],
         room: &mut [u8; MAX_SEALED],
     ) -> Option<(Head, usize)> {
-        self.0.as_mut()?.seal_packet(Ends { src, dst }, head, data, room)
+        self.0.as_mut()?.seal_packet(AddrPair { src, dst }, head, data, room)
     }
 
     /// What seals, for who settles roles and for messages that came.

@@ -1,4 +1,4 @@
-//! What a stateless end says to its peer, message by message: who answers too often, too late or not at all.
+//! Messages of a stateless end, one by one: its peer answers too often, too late or not at all.
 
 use starverbs_core::env::{RecvQueue, SendQueue};
 use starverbs_core::mr::Rule;
@@ -8,11 +8,11 @@ use starverbs_core::{
 use starverbs_sim::{Faults, Net, Recv, Send, SimCq, SimEnv, SimRq, SimSq};
 use starverbs_star::channel::FIRST_TIMEOUT;
 use starverbs_star::control::{Control, MAX_CONTROL, Setup, Sum};
-use starverbs_star::library::{Patience, SlInit, SlQp, SlState};
+use starverbs_star::endpoint::{Patience, SlInit, SlQp, SlState};
 use starverbs_star::message::CqeMsg;
 use starverbs_star::registry::MAX_RULES;
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp};
-use starverbs_star::stateless::Peer;
+use starverbs_star::stateless::SfPeer;
 use starverbs_star::wire::{Head, Packet, Prefix, Queue, Side};
 
 const SL_QPN: u32 = 0x11;
@@ -24,13 +24,13 @@ const DEPTH: u32 = 8;
 /// Longer than it waits for anything, ns.
 const LONG: Nanos = 100_000_000_000;
 
-/// A stateless end, and what its peer says to it.
+/// A stateless end, and its peer's messages.
 struct Talk {
     net: Net,
     sl: SlQp<SimEnv>,
     now: Nanos,
-    /// Messages that the peer has said
-    spoken: u32,
+    /// Messages that the peer has sent
+    peer_seq: u32,
     sq: SimSq,
     rq: SimRq,
     cq: SimCq,
@@ -41,7 +41,7 @@ fn rule(key: u32) -> Rule {
 }
 
 impl Talk {
-    /// One that has begun, with these rules: said by others before, or not.
+    /// One that has begun, with these rules; `known`: other connections have sent them.
     fn new(rules: &[Rule], known: bool) -> Talk {
         let mut net = Net::new(1, NicConfig::default(), Faults::default(), 1);
         let env = &mut net.hosts[0].env;
@@ -83,18 +83,18 @@ impl Talk {
         let av = Av { dgid: SF, sgid: env.gid, ..Av::default() };
         let mut sum = Sum::default();
         rules.iter().for_each(|rule| sum.add(rule));
-        let peer = Peer { av, port: 1, qpn: SF_QPN, epoch: EPOCH };
+        let peer = SfPeer { av, port: 1, qpn: SF_QPN, epoch: EPOCH };
         sl.start(env, 1, peer, known.then_some(sum), rules.iter().copied());
-        Talk { net, sl, now: 1, spoken: 0, sq, rq, cq }
+        Talk { net, sl, now: 1, peer_seq: 0, sq, rq, cq }
     }
 
-    /// What it has said since this was asked last, with the numbers of the messages.
-    fn said(&mut self) -> Vec<(u32, Control)> {
+    /// Messages since the last call, with their sequences.
+    fn sent(&mut self) -> Vec<(u32, Control)> {
         self.sl.poll_transmit(&mut self.net.hosts[0].env, self.now);
         let frames = self.net.hosts[0].env.flush_star();
         let packets = frames.iter().map(|f| Packet::open(Side::Stateful, &f.path, &f.bytes).expect("good"));
-        let said = packets.filter(|packet| packet.header.migrate);
-        said.filter_map(|p| Some((p.header.psn.get(), Control::decode(p.data)?))).collect()
+        let sent = packets.filter(|packet| packet.header.migrate);
+        sent.filter_map(|p| Some((p.header.psn.get(), Control::decode(p.data)?))).collect()
     }
 
     fn get(&mut self, head: &Head, data: &[u8]) {
@@ -110,12 +110,12 @@ impl Talk {
         self.get(&Head::control_ack(SL_QPN, Talk::FROM, Psn::new(seq)), &[]);
     }
 
-    /// The peer says something.
-    fn hear(&mut self, message: Control) {
+    /// A message of the peer.
+    fn receive(&mut self, message: Control) {
         let mut room = [0; MAX_CONTROL];
         let len = message.encode(&mut room).expect("it fits");
-        let head = Head::control(SL_QPN, Talk::FROM, Psn::new(self.spoken), len as u16);
-        self.spoken += 1;
+        let head = Head::control(SL_QPN, Talk::FROM, Psn::new(self.peer_seq), len as u16);
+        self.peer_seq += 1;
         self.get(&head, &room[..len]);
     }
 
@@ -132,87 +132,87 @@ impl Talk {
         self.now = until;
     }
 
-    /// Answers all that it says; gives that.
+    /// Answers all its messages; gives them.
     fn answer_all(&mut self) -> Vec<Control> {
         let mut all = Vec::new();
         loop {
-            let said = self.said();
-            let Some((seq, message)) = said.last().copied() else { return all };
+            let sent = self.sent();
+            let Some((seq, message)) = sent.last().copied() else { return all };
             all.push(message);
             self.answer(seq);
         }
     }
 }
 
-/// All rules are told once, however often they are asked for meanwhile.
+/// All rules are sent once, however often they are asked for meanwhile.
 #[test]
 fn a_flood_of_questions_has_one_answer() {
     let rules: Vec<Rule> = (1..4).map(rule).collect();
     let mut talk = Talk::new(&rules, true);
     assert!(matches!(talk.answer_all()[..], [Control::Setup(_), Control::Begin { known: Some(_) }]));
     for _ in 0..50 {
-        talk.hear(Control::Tell);
-        if talk.sl.must_tell() {
+        talk.receive(Control::ResendRules);
+        if talk.sl.must_send_rules() {
             let env = &mut talk.net.hosts[0].env;
-            talk.sl.tell_all(env, talk.now, rules.iter().copied());
+            talk.sl.send_rules(env, talk.now, rules.iter().copied());
         }
     }
-    let told = talk.answer_all();
+    let sent_rules = talk.answer_all();
     let wanted = rules.iter().copied().map(Control::Rule).chain([Control::Begin { known: None }]);
-    assert_eq!(told, wanted.collect::<Vec<_>>());
-    talk.hear(Control::Tell);
-    assert!(talk.sl.must_tell(), "whoever still does not know is told again");
+    assert_eq!(sent_rules, wanted.collect::<Vec<_>>());
+    talk.receive(Control::ResendRules);
+    assert!(talk.sl.must_send_rules(), "whoever still does not know is told again");
 }
 
-/// What others say of memory is not said, not even when the peer comes back late; then it is told as it is
-/// now.
+/// Rules that other connections send are retracted, also when the peer comes back late; then all are sent as
+/// they are now.
 #[test]
-fn one_that_others_speak_for_says_no_rule_late() {
+fn retracted_rules_are_not_sent_late() {
     let mut talk = Talk::new(&[rule(1)], false);
     talk.answer_all();
     let env = &mut talk.net.hosts[0].env;
-    talk.sl.tell(env, talk.now, Control::Rule(rule(2)));
-    let [(seq, Control::Rule(_))] = talk.said()[..] else { panic!("it says it") };
-    assert!(talk.sl.is_heard() && talk.sl.changes().given == 1);
+    talk.sl.send_rule(env, talk.now, Control::Rule(rule(2)));
+    let [(seq, Control::Rule(_))] = talk.sent()[..] else { panic!("it says it") };
+    assert!(talk.sl.is_reachable() && talk.sl.changes().given == 1);
     talk.wait(LONG);
-    assert!(!talk.sl.is_heard() && talk.sl.state() == SlState::Ready);
+    assert!(!talk.sl.is_reachable() && talk.sl.state() == SlState::Ready);
     assert_eq!(talk.sl.next_deadline(), None, "it has said it often enough");
-    talk.sl.untell();
-    talk.hear(Control::KeepAlive);
-    assert_eq!(talk.said(), [(seq, Control::KeepAlive)], "under the number that the peer may have had");
-    assert!(!talk.sl.must_tell() && talk.sl.changes().given == 0);
+    talk.sl.retract_rules();
+    talk.receive(Control::KeepAlive);
+    assert_eq!(talk.sent(), [(seq, Control::KeepAlive)], "under the number that the peer may have had");
+    assert!(!talk.sl.must_send_rules() && talk.sl.changes().given == 0);
     talk.answer(seq);
-    assert!(talk.sl.must_tell() && talk.sl.is_heard());
+    assert!(talk.sl.must_send_rules() && talk.sl.is_reachable());
 }
 
-/// One that had given up saying something ends: it says so all the same, and is not looked at all the time
-/// meanwhile.
+/// One that had stopped repeating its messages ends: its Bye is sent all the same, and its timer does not
+/// fire all the time meanwhile.
 #[test]
-fn one_that_had_fallen_silent_says_its_last_word() {
+fn one_that_had_fallen_silent_sends_its_bye() {
     let mut talk = Talk::new(&[], false);
     talk.answer_all();
-    talk.sl.tell(&mut talk.net.hosts[0].env, talk.now, Control::Rule(rule(2)));
-    talk.said();
+    talk.sl.send_rule(&mut talk.net.hosts[0].env, talk.now, Control::Rule(rule(2)));
+    talk.sent();
     talk.wait(LONG);
     assert_eq!(talk.sl.next_deadline(), None, "it has said it often enough");
-    let (_, parting) = talk.sl.close(talk.now, false);
-    let (mut parting, env) = (parting.expect("it has something to say"), &mut talk.net.hosts[0].env);
-    assert!(!parting.poll(env, talk.now));
+    let linger = talk.sl.close(talk.now, false);
+    let (mut linger, env) = (linger.expect("it has something to say"), &mut talk.net.hosts[0].env);
+    assert!(!linger.poll(env, talk.now));
     assert_eq!(env.flush_star().len(), 1);
-    assert!(parting.next_deadline() >= talk.now + FIRST_TIMEOUT);
+    assert!(linger.next_deadline() >= talk.now + FIRST_TIMEOUT);
 }
 
-/// A stateful end that cannot begin says so: nothing more is asked of it, receives wait, and who sends is
-/// told after the time that RC would take.
+/// A stateful end that cannot begin sends Bye: it gets no more messages, receives wait, and sends fail after
+/// RC's time.
 #[test]
 fn a_peer_that_cannot_begin_is_asked_once() {
     let mut talk = Talk::new(&[], false);
     talk.rq.post(Recv { wr_id: 1, sges: vec![] }).expect("room");
-    assert!(matches!(talk.said()[..], [(0, Control::Setup(_))]));
-    talk.hear(Control::Bye { why: 0 });
-    assert!(!talk.sl.speaks());
+    assert!(matches!(talk.sent()[..], [(0, Control::Setup(_))]));
+    talk.receive(Control::Bye { why: 0 });
+    assert!(!talk.sl.is_connected());
     talk.wait(LONG);
-    assert_eq!((talk.said(), talk.cq.poll().is_none()), (vec![], true));
+    assert_eq!((talk.sent(), talk.cq.poll().is_none()), (vec![], true));
     talk.sq
         .post(Send { wqe: SendWqe { op: SendOp::Send, ..SendWqe::default() }, sges: vec![], inline: None })
         .expect("room");
@@ -224,10 +224,9 @@ fn a_peer_that_cannot_begin_is_asked_once() {
     assert_eq!(ends, [WcStatus::RetryExcErr, WcStatus::WrFlushErr]);
 }
 
-/// What the card tells of a request may be lost: the request goes again, and its completion is seen where it
-/// was stored.
+/// An event of the card may be lost: the WQEP is repeated, and the completion is seen in its slot.
 #[test]
-fn what_the_card_tells_may_be_lost() {
+fn events_of_the_card_may_be_lost() {
     let mut talk = Talk::new(&[], false);
     talk.answer_all();
     let send = Send { wqe: SendWqe { wr_id: 7, ..SendWqe::default() }, sges: vec![], inline: None };
@@ -248,21 +247,20 @@ fn what_the_card_tells_may_be_lost() {
     assert_eq!(ends, [(7, WcStatus::Success)]);
 }
 
-/// A peer that answers nothing has no more kept for it than all its rules, told and taken away; then it is as
-/// one that is gone.
+/// No more messages wait for a silent peer than all its rules, added and removed; then it counts as gone.
 #[test]
 fn what_waits_for_one_peer_is_bounded() {
     let mut talk = Talk::new(&[], false);
     talk.answer_all();
     let most = 2 * MAX_RULES as u32 + 64;
     for key in 0..=most {
-        assert!(talk.sl.speaks() && talk.sl.changes().taken == key);
+        assert!(talk.sl.is_connected() && talk.sl.changes().taken == key);
         let env = &mut talk.net.hosts[0].env;
-        talk.sl.tell(env, talk.now, Control::Unrule { key });
+        talk.sl.send_rule(env, talk.now, Control::Unrule { key });
         env.flush_star();
     }
-    assert!(!talk.sl.speaks() && talk.sl.changes().taken == 0);
+    assert!(!talk.sl.is_connected() && talk.sl.changes().taken == 0);
     talk.wait(LONG);
-    assert_eq!((talk.said(), talk.sl.state()), (vec![], SlState::Ready));
+    assert_eq!((talk.sent(), talk.sl.state()), (vec![], SlState::Ready));
     assert!(talk.rq.is_empty());
 }

@@ -51,7 +51,7 @@ fn messages_go_both_ways() {
         }
     }
     let info = qps[0].star().unwrap();
-    assert!(info.card_bytes == 0 && info.library_bytes > 0, "{info:?}");
+    assert!(info.card_bytes == 0 && info.host_bytes > 0, "{info:?}");
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn memory_is_given_back_though_nobody_answers() {
     assert_eq!(a.mr.dereg().unwrap_err().errno(), libc::EINVAL);
 }
 
-/// The other end of a connection is reset before it has heard a word of it: the connections beside it go on.
+/// The other end of a connection is reset before it has a message of it: the connections beside it go on.
 #[test]
 fn one_that_nobody_answers_holds_no_other_up() {
     let wire = settings();
@@ -393,7 +393,7 @@ fn both_ends_count_what_they_send_and_get() {
 }
 
 /// What many connections cost: nothing on the card of the stateless end, so much in its host; and memory that
-/// is registered then is told of once.
+/// is registered then has its rule sent once.
 #[test]
 fn many_connections_cost_the_stateless_card_nothing() {
     const CONNECTIONS: usize = 10_000;
@@ -435,7 +435,7 @@ fn many_connections_cost_the_stateless_card_nothing() {
     assert!((1..CONNECTIONS as u64 / 10).contains(&more), "{more} messages for one region");
     let info: Vec<_> = qps.iter().map(|[qp, _]| qp.star().unwrap()).collect();
     assert!(info.iter().all(|info| info.card_bytes == 0));
-    let bytes = info[0].library_bytes;
+    let bytes = info[0].host_bytes;
     /* the terms of docs/counters.md; the QPs take four READs and atomics */
     let caps = qps[0][0].caps();
     let [send, recv] = [caps.max_send_wr, caps.max_recv_wr].map(|wqes| u64::from(wqes).next_power_of_two());
@@ -444,7 +444,7 @@ fn many_connections_cost_the_stateless_card_nothing() {
     assert!((600..900).contains(&fixed), "{bytes} bytes, of them {fixed} that no queue explains");
     let counted = || {
         let c = a.ctx.counters().unwrap();
-        let kept = [&c.star_stateless_qps, &c.star_library_bytes, &c.star_stateless_connection_bytes];
+        let kept = [&c.star_stateless_qps, &c.star_host_bytes, &c.star_stateless_connection_bytes];
         kept.map(|gauge| gauge.get())
     };
     assert_eq!(counted(), [CONNECTIONS as u64, bytes * CONNECTIONS as u64, 0]);
@@ -499,7 +499,7 @@ fn write_to(socket: &UdpSocket, port: u16, prefix: Prefix, addr: u64) -> std::io
 }
 
 /// Whoever is not the peer of a connection that there is neither writes to the stateless card's memory nor
-/// hears from it.
+/// gets anything from it.
 #[test]
 fn untrusted_peers_reach_nothing_through_a_stateless_card() {
     let others = udp_ports();

@@ -28,9 +28,9 @@ enum Added {
 }
 
 impl<E: StarEnv> SlQp<E> {
-    /// Sends what is posted and not sent, as far as the port takes it and SF has answered what it was told.
+    /// Sends WQEs that are posted and not sent, as far as the port takes them and SF has answered the rules.
     pub(super) fn supply(&mut self, env: &mut E, now: Nanos) {
-        if self.state != SlState::Ready || self.resting || self.is_closed() {
+        if self.state != SlState::Ready || self.quiescing || self.is_closed() {
             return;
         }
         match self.init.form {
@@ -151,7 +151,7 @@ impl<E: StarEnv> SlQp<E> {
 
     /// Whether the next send may be sent now.
     fn may_send(&self) -> bool {
-        self.send.next != self.posted() && !self.behind_own() && self.send.has_room()
+        self.send.next != self.posted() && !self.behind_window_op() && self.send.has_room()
     }
 
     fn note_recv(&mut self, now: Nanos) {

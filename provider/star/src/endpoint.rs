@@ -1,9 +1,11 @@
-//! SL's host library: what a connection costs there, in host memory, as the card keeps nothing.
+//! One stateless endpoint, in host memory: its card keeps nothing of the connection.
 //!
-//! An [`SlQp`] sends the WQEs of a QP to SF as WQEPs, again until SF says that they are stored, and makes
-//! completions of what SF lets the card write into the slots of the QP. The send queue itself is the copy of
-//! what was sent; receives are kept here. It begins with [`SlQp::start`], which tells SF of the QP and of the
-//! memory it may reach. It must not know how roles were chosen.
+//! An [`SlQp`] sends the WQEs of a QP to SF in WQEPs (`pack`), repeats them until SF has stored them
+//! (`track`, `timers`), and makes completions of what SF has the card write into the QP's slots. The send
+//! queue itself is the copy of what was sent; receives are kept here. `start` sends the set-up and memory
+//! rules, `messages` takes SF's, `window_op` has binds and invalidations done by the host, `failing` is its
+//! way into error, `revert` gives the QP back to the card, `linger` sends the Bye without it. It must not
+//! know how roles were chosen.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -20,26 +22,29 @@ use super::env::{News, SlEvent, StarEnv};
 use super::form::Form;
 use super::message::{CQE_BODY, CqeMsg, MAX_SGE};
 use super::ring::{Age, CQE_SLOT, REPLAY_SLOT, Stamp, slot};
-use super::stateless::Peer;
+use super::stateless::SfPeer;
 use super::wire::Queue;
 
-mod care;
-mod home;
-mod own;
+mod failing;
+mod linger;
+mod messages;
 mod pack;
-mod part;
+mod revert;
 mod start;
+mod timers;
 mod track;
+mod window_op;
 
-use own::Chore;
-pub use part::Parting;
+pub use linger::Linger;
+pub use revert::Left;
 pub use track::Patience;
 use track::Track;
+use window_op::WindowOpState;
 
-/// So often in a turn of the send queue SF tells of a send for whose completion the program did not ask.
+/// Unsignaled sends with a CQEP in a turn of the send queue.
 const REPORTS: u32 = 4;
 
-/// After so many tries of a message, which take two seconds, others tell SF.
+/// After so many tries of a message, which take two seconds, SF is unreachable by this connection.
 const SILENT: u32 = 32;
 
 /// What a QP is made of on SL.
@@ -58,8 +63,8 @@ pub struct SlInit<E: StarEnv> {
     pub recv_cq: E::Cq,
     /// Whether all sends make completions
     pub sq_sig_all: bool,
-    /// What SF is told. `sq_depth` is that of the send queue; the slots are memory of the host, aligned to
-    /// their size.
+    /// The Setup that SF gets. `sq_depth` is that of the send queue; the slots are memory of the host,
+    /// aligned to their size.
     pub setup: Setup,
     /// Key of the send queue's memory, from where SF gets inline bytes that fit no WQEP
     pub inline_key: u32,
@@ -67,8 +72,7 @@ pub struct SlInit<E: StarEnv> {
     pub patience: Patience,
     /// Silence after which SF is asked whether it lives, while sends wait for it
     pub keepalive: Nanos,
-    /// Rules that SF is told through other connections and has not answered: WQEs wait, as they may name
-    /// them
+    /// Count of rules that another connection sent, without an answer: WQEs wait, as they may name them
     pub rules: Arc<AtomicU32>,
     /// Which packets it sends
     pub form: Form,
@@ -76,12 +80,12 @@ pub struct SlInit<E: StarEnv> {
     pub stats: E::Stats,
 }
 
-/// Messages of SL's memory that SF has not answered.
+/// Memory messages that SF has not answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Changes {
-    /// Rules
+    /// Rules that were added
     pub given: u32,
-    /// Rules taken away
+    /// Rules that were removed
     pub taken: u32,
 }
 
@@ -100,7 +104,7 @@ impl Changes {
 pub enum SlState {
     /// Not begun
     Idle,
-    /// SF is being told
+    /// SF has not answered the set-up
     Starting,
     /// WQEs flow
     Ready,
@@ -111,17 +115,16 @@ pub enum SlState {
 /// A QP on SL.
 pub struct SlQp<E: StarEnv> {
     init: SlInit<E>,
-    peer: Peer,
+    peer: SfPeer,
     state: SlState,
     send: Track,
     recv: Track,
     /// The next send cannot be sent
     stuck: bool,
-    /// Whether the oldest send is one that SL does by itself, and is to be done now
-    own: Chore,
-    /// Whether the oldest receive has a message that takes a key away, which is to be done before the
-    /// program sees it
-    invalid: Chore,
+    /// The oldest send, if it is a window operation
+    window_op: WindowOpState,
+    /// The oldest receive, if its message invalidates a key: that is done before the completion
+    invalidation: WindowOpState,
     /// Index in the send queue of sequence 0
     base: u32,
     /// Receives that were sent, by slot
@@ -134,21 +137,21 @@ pub struct SlQp<E: StarEnv> {
     channel: Channel,
     /// Messages without an answer that WQEs must not overtake: the set-up, and rules
     gate: u32,
-    /// What was said of SL's memory, and has no answer
+    /// Memory messages without an answer
     changes: Changes,
-    /// SF's card does not know the rules
-    ignorant: bool,
-    /// SF asks whether its card knows them all
-    inquired: bool,
+    /// SF's card lacks rules: all are to be sent
+    sf_lacks_rules: bool,
+    /// SF has asked for the sum of all rules
+    sum_wanted: bool,
     /// No WQE leaves for the first time
-    resting: bool,
-    /// SF has said that it is gone
-    parted: bool,
-    /// Since when sends wait that were under way when it said so
+    quiescing: bool,
+    /// No message goes to SF any more: SF is gone, or the QP has reverted
+    detached: bool,
+    /// Since when sends wait that SF left behind
     left_at: Option<Nanos>,
-    /// SF was not given up as this end itself was late
-    excused: bool,
-    /// Since when SF is silent while something of it is awaited
+    /// SF was not given up at the last deadline, because of a local stall
+    stall_discounted: bool,
+    /// Since when SF is silent while an answer is due
     quiet_since: Nanos,
 }
 
@@ -176,34 +179,34 @@ impl<E: StarEnv> SlQp<E> {
             recvs: filled(rq_depth as usize)?,
             sges: filled(rq_depth as usize * stride)?,
             init,
-            peer: Peer::default(),
+            peer: SfPeer::default(),
             state: SlState::Idle,
             stuck: false,
-            own: Chore::None,
-            invalid: Chore::None,
+            window_op: WindowOpState::None,
+            invalidation: WindowOpState::None,
             base: 0,
             stride,
             wanted: Psn::default(),
             channel: Channel::new(),
             gate: 0,
             changes: Changes::default(),
-            ignorant: false,
-            inquired: false,
-            resting: false,
-            parted: false,
+            sf_lacks_rules: false,
+            sum_wanted: false,
+            quiescing: false,
+            detached: false,
             left_at: None,
-            excused: false,
+            stall_discounted: false,
             quiet_since: 0,
         })
     }
 
-    /// What there is no memory to say ends the talk: SF is told nothing more, and is as one that is gone.
-    fn ask(&mut self, now: Nanos, message: Control) {
-        if self.parted {
+    /// Queues a message. Without memory for it SF gets none any more, as if it were gone.
+    fn push_message(&mut self, now: Nanos, message: Control) {
+        if self.detached {
             return;
         }
         if self.channel.send(message).is_err() {
-            return self.depart(now);
+            return self.detach(now);
         }
         self.gate += u32::from(is_gate(&message));
         self.changes.count(&message, u32::wrapping_add);
@@ -213,18 +216,18 @@ impl<E: StarEnv> SlQp<E> {
     pub fn state(&self) -> SlState {
         self.state
     }
-    /// Whether SF hears what it is told.
-    pub fn speaks(&self) -> bool {
-        matches!(self.state, SlState::Starting | SlState::Ready) && !self.parted
+    /// Whether messages go to SF.
+    pub fn is_connected(&self) -> bool {
+        matches!(self.state, SlState::Starting | SlState::Ready) && !self.detached
     }
-    /// Whether SF is there to hear it. One that does not answer the first word may never begin, and one that
-    /// is silent for two seconds may be gone: it is no one through whom others tell.
-    pub fn is_heard(&self) -> bool {
+    /// Whether SF answers, or may yet. One that does not answer the set-up may never begin, and one that is
+    /// silent for two seconds may be gone: other connections do not send their rules by this one.
+    pub fn is_reachable(&self) -> bool {
         let most = if self.state == SlState::Starting { self.init.patience.tries } else { SILENT };
-        self.speaks() && self.channel.tries() < most
+        self.is_connected() && self.channel.tries() < most
     }
     /// Its peer.
-    pub fn peer(&self) -> &Peer {
+    pub fn peer(&self) -> &SfPeer {
         &self.peer
     }
     /// What it costs the host beside the program's own queues, bytes: the slots in memory and what is kept
@@ -239,16 +242,16 @@ impl<E: StarEnv> SlQp<E> {
 
     /// SF may reach this memory, or no longer: a [`Control::Rule`] or [`Control::Unrule`]. WQEs posted from
     /// now on are sent once it has answered.
-    pub fn tell(&mut self, env: &mut E, now: Nanos, rule: Control) {
-        if self.speaks() {
+    pub fn send_rule(&mut self, env: &mut E, now: Nanos, rule: Control) {
+        if self.is_connected() {
             if let Control::Unrule { key } = rule
                 && self.changes.given > 0
             {
-                /* told late, it would be known again until its end is heard */
-                let unsaid = self.channel.unsay(key);
-                (self.gate, self.changes.given) = (self.gate - unsaid, self.changes.given - unsaid);
+                /* else it would be known again until its end arrives */
+                let retracted = self.channel.retract_rule(key);
+                (self.gate, self.changes.given) = (self.gate - retracted, self.changes.given - retracted);
             }
-            self.ask(now, rule);
+            self.push_message(now, rule);
             self.poll_transmit(env, now);
         }
     }
@@ -258,8 +261,7 @@ impl<E: StarEnv> SlQp<E> {
         self.send.unanswered() + self.recv.unanswered()
     }
 
-    /// Whether all that it has to send is receives, or a few messages, the last of them small: they may wait
-    /// for others.
+    /// Whether all that it has to send is receives, or small messages: they may wait for others.
     pub fn has_small_backlog(&self) -> bool {
         let idle = self.send.next == self.posted();
         self.state == SlState::Ready && (idle || is_small(&self.init.sq, self.index(self.send.next)))
@@ -276,9 +278,9 @@ impl<E: StarEnv> SlQp<E> {
         self.supply(env, now);
     }
 
-    /// SF may not know what WQEs name.
+    /// Whether WQEs wait, as SF may lack rules that they name.
     fn is_closed(&self) -> bool {
-        self.gate > 0 || self.ignorant || self.init.rules.load(Ordering::Relaxed) > 0
+        self.gate > 0 || self.sf_lacks_rules || self.init.rules.load(Ordering::Relaxed) > 0
     }
 
     /// The next WQE is none that StaR carries: it fails once it is the oldest.
@@ -292,9 +294,11 @@ impl<E: StarEnv> SlQp<E> {
     /// Whether WQEs wait for room in the port.
     fn has_more(&self) -> bool {
         let recvs = self.has_recv();
-        let sends =
-            !self.stuck && !self.behind_own() && self.send.next != self.posted() && self.send.has_room();
-        self.state == SlState::Ready && !self.resting && !self.is_closed() && (recvs || sends)
+        let sends = !self.stuck
+            && !self.behind_window_op()
+            && self.send.next != self.posted()
+            && self.send.has_room();
+        self.state == SlState::Ready && !self.quiescing && !self.is_closed() && (recvs || sends)
     }
 
     /// Sequence of the next WQE that the program will post.
@@ -326,7 +330,7 @@ impl<E: StarEnv> SlQp<E> {
         true
     }
 
-    /// The card tells of something new.
+    /// An event of the card.
     pub fn handle_event(&mut self, env: &mut E, now: Nanos, event: &SlEvent) {
         if event.epoch != self.peer.epoch || self.state != SlState::Ready {
             return;
@@ -357,8 +361,7 @@ impl<E: StarEnv> SlQp<E> {
         }
     }
 
-    /// Looks at the slots of a queue and completes what is there, in order. For who polls, too: an event may
-    /// be lost.
+    /// Completes what is in the slots of a queue, in order. For polls, too, as an event may be lost.
     pub fn complete(&mut self, env: &mut E, now: Nanos, queue: Queue) {
         while self.state == SlState::Ready {
             let Some((seq, msg)) = self.next_completion(env, queue) else { return };
@@ -374,18 +377,18 @@ impl<E: StarEnv> SlQp<E> {
     fn finish(&mut self, env: &mut E, now: Nanos, of: (Queue, u32), cqe: &Cqe, solicited: bool) {
         let (queue, seq) = of;
         let failed = cqe.status != WcStatus::Success;
-        let told = queue == Queue::Recv || failed || self.is_signaled(seq);
+        let notifies = queue == Queue::Recv || failed || self.is_signaled(seq);
         let next = seq.wrapping_add(1);
         self.track(queue).complete(next, now);
         if queue == Queue::Send {
             /* before the completion: who polls it may post at once */
             self.init.sq.release(self.index(next));
             if self.left_at.is_some() && next == self.posted() {
-                /* those that SF left are done; what comes now waits for itself */
+                /* those that SF left behind are done; later ones wait anew */
                 self.left_at = None;
             }
         }
-        let full = told && !self.push(queue, cqe, solicited);
+        let full = notifies && !self.push(queue, cqe, solicited);
         if full {
             self.init.stats.cq_overrun.inc();
             env.event(AsyncEvent::QpFatal(self.init.qpn));
@@ -414,7 +417,7 @@ impl<E: StarEnv> SlQp<E> {
                 second.copy_from_slice(&env.star_load(at + 16)?);
                 return Some((seq, CqeMsg::from_body(at, &body)?));
             }
-            /* of one without a completion none comes, unless it failed, and then nothing comes behind it */
+            /* an unsignaled one has no slot filled, unless it failed, and then nothing comes behind it */
             if queue == Queue::Recv || self.is_reported(seq) {
                 return None;
             }
@@ -429,15 +432,15 @@ impl<E: StarEnv> SlQp<E> {
         self.init.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED)
     }
 
-    /// Whether SF is asked to tell: for the program, or as the library has to do something then; and now and
-    /// then, so that slots of sends without completions come free.
+    /// Whether SF is asked for a CQEP: for the program, for a window operation, and so that slots of
+    /// unsignaled sends come free.
     fn is_reported(&self, seq: u32) -> bool {
         let every = (self.init.setup.sq_depth / REPORTS).max(1);
         let last = seq & (every - 1) == every - 1;
         last || self.is_signaled(seq) || self.init.sq.op(self.index(seq)).is_local()
     }
 
-    /// What the program is told of `seq`.
+    /// The completion of `seq`.
     fn cqe(&self, queue: Queue, seq: u32, msg: &CqeMsg) -> Cqe {
         let (wr_id, opcode, src_qp) = match queue {
             Queue::Send => {
@@ -472,7 +475,7 @@ impl<E: StarEnv> SlQp<E> {
     }
 }
 
-/// WQEs wait until SF has answered this: they may name what it tells of.
+/// Whether WQEs wait for the answer, as they may name memory of this message.
 fn is_gate(message: &Control) -> bool {
     matches!(message, Control::Setup(_) | Control::Rule(_) | Control::Begin { .. })
 }

@@ -1,19 +1,19 @@
-//! Connections of StaR that become plain RoCEv2 again between cards that decide that by themselves: what is
-//! lost on the way, who is gone by then, how often, and on cards with room for few contexts.
+//! Connections of StaR that revert to RC as their cards decide: what is lost on the way, who is gone by then,
+//! how often, and on QPC-limited cards.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 use crate::common::roles::{Conn, SECOND, STAR, World};
 use starverbs_core::{Access, QpState, WcStatus};
-use starverbs_star::control::Wish;
+use starverbs_star::control::Preference;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000 * US;
 
 /// A connection whose first end was made stateless by its program.
 fn stateless(w: &mut World, conn: &Conn) {
-    w.want(conn, 0, Wish::Stateless);
+    w.want(conn, 0, Preference::Stateless);
     w.net.run_for(SECOND);
     assert_eq!(w.roles(conn), STAR);
 }
@@ -29,7 +29,7 @@ fn what_a_quiesced_end_sends_waits_for_its_peer() {
         let conn = w.connect_hosts([0, 1], [Some(&srq), None]);
         stateless(&mut w, &conn);
         let room = w.post_recv(&conn, 0);
-        w.want(&conn, 0, Wish::Off);
+        w.want(&conn, 0, Preference::Off);
         w.net.run_for(cut * US / 4);
         w.net.cut(0, 1, 20 * MS);
         w.net.run_for(US * 100);
@@ -51,7 +51,7 @@ fn what_a_quiesced_end_sends_waits_for_its_peer() {
 
 /// Both programs want it, SL has reverted to RC, its message is lost, and then its host is gone.
 fn left_alone(w: &mut World, conns: &[Conn]) {
-    conns.iter().for_each(|conn| w.want(conn, 1, Wish::Off));
+    conns.iter().for_each(|conn| w.want(conn, 1, Preference::Off));
     w.net.run_for(5 * US);
     w.net.cut(0, 1, SECOND);
     w.net.run_for(10 * MS);
@@ -59,8 +59,8 @@ fn left_alone(w: &mut World, conns: &[Conn]) {
     w.net.restart(0);
 }
 
-/// A card whose peer is gone in the moment that its connections with it are on their way back asks others,
-/// and that peer ever more seldom.
+/// A card whose peer is gone while its connections with it are reverting asks others, and that peer ever more
+/// seldom.
 #[test]
 fn ends_that_wait_for_a_peer_that_is_gone_are_in_nobody_s_way() {
     let mut w = World::new([Some(100); 3]);
@@ -83,14 +83,14 @@ fn ends_that_wait_for_a_peer_that_is_gone_are_in_nobody_s_way() {
     assert!((1..=16 * 26).contains(&sent.get()), "{}: each once in four seconds", sent.get());
 }
 
-/// SF has come to rest, and has a request of SL that did not begin, when its program takes it to ERR. SL,
-/// which it tells, is not there.
+/// SF is quiesced, and has a request of SL that did not begin, when its program takes it to ERR. SL does not
+/// answer.
 #[test]
-fn a_halted_end_in_err_says_its_last_words_for_some_time() {
+fn a_quiesced_end_in_err_repeats_its_error_for_some_time() {
     let mut w = World::new([Some(100); 2]);
     let conn = w.connect();
     stateless(&mut w, &conn);
-    w.want(&conn, 0, Wish::Off);
+    w.want(&conn, 0, Preference::Off);
     w.net.run_for(US);
     w.post_write(&conn, 0);
     w.net.run_for(5 * US / 2);
@@ -108,7 +108,7 @@ fn a_halted_end_in_err_says_its_last_words_for_some_time() {
 }
 
 /// The peer's host is gone while programs wait for messages alone: they wait on, as RC's do, and more and
-/// more seldom ask for it. Who sends then is told.
+/// more seldom ask for it. Sends then fail.
 #[test]
 fn receives_alone_wait_for_ever() {
     let mut w = World::new([Some(100); 2]);
@@ -133,13 +133,13 @@ fn receives_alone_wait_for_ever() {
 }
 
 /// A peer whose program changes its mind as fast as messages travel has the connection changed as fast for a
-/// few times only; this end's own program is heard at once.
+/// few times only; this end's own program is obeyed at once.
 #[test]
 fn a_peer_does_not_have_a_connection_changed_all_the_time() {
     let mut w = World::new([Some(100); 2]);
     let conn = w.connect();
     for n in 0..5_000 {
-        w.want(&conn, 1, if n % 2 == 0 { Wish::Stateful } else { Wish::Off });
+        w.want(&conn, 1, if n % 2 == 0 { Preference::Stateful } else { Preference::Off });
         w.net.run_for(20 * MS);
         if n == 7 {
             assert_eq!(w.returns(), [4; 2], "a program may do that");
@@ -149,10 +149,12 @@ fn a_peer_does_not_have_a_connection_changed_all_the_time() {
     assert_eq!(here, there);
     /* there and back, once a second, and eight times before */
     assert!((40..=60).contains(&here), "{here} times in 100 s");
-    w.want(&conn, 1, Wish::Auto);
+    w.want(&conn, 1, Preference::Auto);
     w.net.run_for(SECOND);
-    for (wish, roles) in [(Wish::Off, [None; 2]), (Wish::Stateless, STAR), (Wish::Off, [None; 2])] {
-        w.want(&conn, 0, wish);
+    for (preference, roles) in
+        [(Preference::Off, [None; 2]), (Preference::Stateless, STAR), (Preference::Off, [None; 2])]
+    {
+        w.want(&conn, 0, preference);
         w.net.run_for(20 * MS);
         assert_eq!(w.roles(&conn), roles, "its own program");
     }
@@ -173,7 +175,7 @@ fn stay_plain(shut: &[usize]) {
     let conn = w.connect();
     w.net.star_cut = shut.to_vec();
     let rooms: Vec<_> = (0..8).map(|n| w.post_recv(&conn, n % 2)).collect();
-    w.want(&conn, 0, Wish::Stateless);
+    w.want(&conn, 0, Preference::Stateless);
     while w.roles(&conn) != STAR {
         assert!(w.net.step());
     }
@@ -189,7 +191,7 @@ fn stay_plain(shut: &[usize]) {
     for (n, room) in rooms.iter().enumerate() {
         assert_eq!(w.net.hosts[n % 2].env.memory.word(*room), n as u64);
     }
-    /* it is tried ever more seldom, each time in vain, and programs go on */
+    /* it is tried ever more seldom, and fails each time, and programs go on */
     w.net.run_for(300 * SECOND);
     assert!(w.returns()[0] < 12 && w.returns()[0] > 4, "{:?}", w.returns());
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);

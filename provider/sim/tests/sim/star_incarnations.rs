@@ -1,5 +1,5 @@
-//! Connections of StaR that end and begin anew: what is late of a life that is over, what a peer never hears
-//! of, and what a program did not ask to be told.
+//! Incarnations of StaR's connections: packets of a former one that are late, messages that a peer never
+//! gets, and errors of unsignaled requests.
 
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::RecvSource;
@@ -8,8 +8,8 @@ use starverbs_core::{
     WcStatus,
 };
 use starverbs_sim::{Faults, Net, Recv, Send, Setup, SimCq, SimRq, SimSq, StarCard};
-use starverbs_star::control::{Control, MAX_CONTROL, Role, Wish};
-use starverbs_star::env::StarEnv;
+use starverbs_star::control::{Control, MAX_CONTROL, Preference, Role};
+use starverbs_star::env::{QpPair, StarEnv};
 use starverbs_star::form::Form;
 use starverbs_star::negotiate::Outcome;
 
@@ -36,7 +36,7 @@ struct World {
 }
 
 impl World {
-    fn new(wishes: [Wish; 2], setup: Setup) -> World {
+    fn new(preferences: [Preference; 2], setup: Setup) -> World {
         let mut net = Net::new(3, NicConfig { window: 4096, ..NicConfig::default() }, Faults::default(), 7);
         (0..3).for_each(|at| {
             net.open_star(
@@ -52,16 +52,16 @@ impl World {
             net.hosts[at].region_in(pd, LEN, rights)
         });
         let mut world = World { net, hosts: [SL, SF], qpns: [0; 2], sqs, rqs, cqs, regions, setup };
-        world.make_qps(wishes);
+        world.make_qps(preferences);
         world
     }
 
-    fn make_qps(&mut self, wishes: [Wish; 2]) {
+    fn make_qps(&mut self, preferences: [Preference; 2]) {
         let World { net, hosts, sqs, rqs, cqs, .. } = self;
         self.qpns = [SL, SF].map(|at| {
             let (host, own) = (&mut net.hosts[hosts[at]], [&cqs[at], &cqs[at]]);
             let qpn = host.qp(QpType::Rc, &sqs[at], RecvSource::Own(rqs[at].clone()), own, false);
-            host.wish(qpn, wishes[at]);
+            host.preference(qpn, preferences[at]);
             qpn
         });
     }
@@ -165,12 +165,12 @@ impl World {
     }
 }
 
-const STAR: [Wish; 2] = [Wish::Stateless, Wish::Stateful];
+const STAR: [Preference; 2] = [Preference::Stateless, Preference::Stateful];
 
-/// The peer of a stateless end that was reset never answered its first word. That is not said any more: the
-/// peer would begin with it.
+/// The peer of a stateless end that was reset never answered its Setup, which is not repeated: the peer would
+/// begin with it.
 #[test]
-fn a_life_that_is_over_does_not_begin_at_its_peer() {
+fn an_incarnation_that_is_over_does_not_begin_at_its_peer() {
     let mut w = World::new(STAR, Setup::default());
     w.connect();
     while w.role(SL).is_none() {
@@ -184,10 +184,10 @@ fn a_life_that_is_over_does_not_begin_at_its_peer() {
     w.works();
 }
 
-/// A first word of the life before comes when its peer waits for that of the new one, and once more when that
-/// has begun.
+/// The Setup of a former incarnation arrives when its peer waits for the new one, and once more when that has
+/// begun.
 #[test]
-fn a_first_word_that_is_late_ends_no_later_life() {
+fn a_late_setup_ends_no_later_incarnation() {
     for again in [false, true] {
         let mut w = World::new(STAR, Setup::default());
         w.delay(30 * MS);
@@ -208,10 +208,10 @@ fn a_first_word_that_is_late_ends_no_later_life() {
     }
 }
 
-/// SF has taken over a WRITE for whose completion nobody asked when it no longer reaches SL: SL's program
-/// hears that it was lost. One that is done makes no completion.
+/// SF has taken over an unsignaled WRITE when it no longer reaches SL: SL's program gets an error. One that
+/// is done makes no completion.
 #[test]
-fn what_is_lost_fails_although_no_completion_was_asked_for() {
+fn an_unsignaled_request_that_is_lost_fails() {
     let mut w = World::new(STAR, Setup { timeout: 8, retry_cnt: 0, ..Setup::default() });
     w.connect();
     w.net.run_for(SECOND);
@@ -226,9 +226,9 @@ fn what_is_lost_fails_although_no_completion_was_asked_for() {
     assert_eq!((w.holds(SF), w.ends(SL)), (None, vec![(6, WcStatus::RetryExcErr)]), "a part of it came");
 }
 
-/// SF gave SL up while it did not hear it. When it does, it says so.
+/// SF gave SL up while SL did not reach it. When SL does again, it gets the error.
 #[test]
-fn who_was_given_up_hears_it_when_it_asks() {
+fn who_was_given_up_gets_the_error_when_it_asks() {
     let hasty = Setup { timeout: 8, retry_cnt: 0, ..Setup::default() };
     let mut w = World::new(STAR, hasty);
     w.connect_with([Setup { timeout: 0, ..hasty }, hasty]);
@@ -243,8 +243,8 @@ fn who_was_given_up_hears_it_when_it_asks() {
     assert_eq!(w.ends(SL), [(6, WcStatus::RetryExcErr)]);
 }
 
-/// SL's program takes its end to ERR while its first word is on the way, so that SF is told that it ends
-/// before it is told of memory. What SF's program posts then fails.
+/// SL's program takes its end to ERR while its Setup is on the way, so that SF gets Bye before the rules.
+/// What SF's program posts then fails.
 #[test]
 fn who_ended_before_it_began_is_not_waited_for() {
     let mut w = World::new(STAR, Setup::default());
@@ -285,18 +285,18 @@ fn a_send_that_takes_away_no_window_fails_at_both_ends() {
     assert_eq!(w.net.hosts[SL].env.events, [AsyncEvent::QpAccessErr(w.qpns[SL])]);
 }
 
-/// The peer of a stateful end is plain and says nothing by itself, and no silence is too long for the
-/// program: what waits asks, and goes on.
+/// The peer of a stateful end is plain and sends nothing by itself, and the program's patience has no limit:
+/// the end asks, and goes on.
 #[test]
 fn what_waits_for_a_peer_that_is_plain_asks_what_it_is() {
-    let mut w = World::new([Wish::Off, Wish::Stateful], Setup { timeout: 0, ..Setup::default() });
+    let mut w = World::new([Preference::Off, Preference::Stateful], Setup { timeout: 0, ..Setup::default() });
     w.connect();
     let (src, dst) = (w.net.hosts[SL].gid, w.net.hosts[SF].gid);
     let (meta, mut room) = (FrameMeta { src, dst, ..FrameMeta::default() }, [0; MAX_CONTROL]);
-    /* of a life before, when it was not */
+    /* of an incarnation before, when it was not */
     let accept = Control::Accept { role: Role::Stateless, ports: [4793, 4794], boot: 70 };
     let len = accept.encode(&mut room).expect("it fits");
-    assert!(w.net.hosts[SF].env.negotiate(&meta, (w.qpns[SL], w.qpns[SF]), &room[..len]));
+    assert!(w.net.hosts[SF].env.negotiate(&meta, QpPair { from: w.qpns[SL], to: w.qpns[SF] }, &room[..len]));
     w.net.run_for(SECOND);
     assert_eq!(w.role(SF), Some(Role::Stateful));
     w.write(SF, 9, SendFlags::SIGNALED);
@@ -304,10 +304,10 @@ fn what_waits_for_a_peer_that_is_plain_asks_what_it_is() {
     assert_eq!((w.ends(SF), w.holds(SL), w.role(SF)), (vec![(9, WcStatus::Success)], Some(9), None));
 }
 
-/// While nobody is heard the first connection tells of new memory; the second, whose request names that, is
-/// heard first, or not.
+/// While SF is unreachable the first connection has a rule of new memory to send; the second, whose request
+/// names that memory, is reachable first, or not.
 #[test]
-fn what_nobody_was_told_of_is_told_before_it_is_named() {
+fn a_rule_that_was_not_sent_is_sent_before_a_request_names_it() {
     for phase in 0..16 {
         let mut w = World::new(STAR, Setup { timeout: 0, ..Setup::default() });
         w.connect();
@@ -329,10 +329,10 @@ fn what_nobody_was_told_of_is_told_before_it_is_named() {
     }
 }
 
-/// A program has memory that its peer's card was not told of, and has told the peer's program on another way:
-/// its request waits until the card knows.
+/// A program has memory whose rule its peer's card lacks, and the peer's program has the key by other ways:
+/// its request waits until the card has the rule.
 #[test]
-fn what_a_card_was_not_told_of_it_asks_for() {
+fn a_card_asks_for_the_rules_that_it_lacks() {
     let both = [(SL, SF), (SF, SL)];
     for (phase, cuts) in [(0, &both[..1]), (1, &both[..1]), (2, &both), (3, &both)] {
         let mut w = World::new(STAR, Setup { timeout: 0, ..Setup::default() });
@@ -352,8 +352,7 @@ fn what_a_card_was_not_told_of_it_asks_for() {
     }
 }
 
-/// A window is bound where nobody hears, and another card is to know it: that is waited for, without a look
-/// at it again and again.
+/// A bind waits for another card, while a third does not answer: the timer does not fire again and again.
 #[test]
 fn who_waits_for_one_card_is_not_woken_for_another() {
     let mut w = World::new(STAR, Setup { timeout: 0, ..Setup::default() });
@@ -367,7 +366,7 @@ fn who_waits_for_one_card_is_not_woken_for_another() {
     w.hosts = [SL, 2];
     w.connect_another();
     w.net.run_for(SECOND);
-    /* the peer has both, and cannot be told of what there is since */
+    /* the peer has both, and cannot get new rules */
     w.net.cut(SL, SF, 20 * SECOND);
     w.net.hosts[SL].region(LEN.into(), Access::LOCAL_WRITE);
     w.net.run_for(5 * SECOND);
@@ -417,10 +416,10 @@ fn a_window_that_is_bound_and_one_that_is_taken_away_wait_their_turn() {
     assert_eq!(w.ends(SF), [(4, WcStatus::Success)]);
 }
 
-/// Memory that came and went while its peer's card could not be told: that card does not learn of it when it
-/// can.
+/// A rule came and went while its peer's card was unreachable: the card does not get it when it is reachable
+/// again.
 #[test]
-fn what_is_gone_is_not_told_late() {
+fn a_rule_that_is_gone_is_not_sent_late() {
     let mut w = World::new(STAR, Setup { timeout: 0, ..Setup::default() });
     w.connect();
     w.net.run_for(SECOND);

@@ -1,13 +1,13 @@
-//! The library of the stateless half: a process's queue pairs of which its card keeps nothing.
+//! The stateless endpoints of a process: queue pairs of which its card keeps nothing.
 //!
-//! Each is an [`SlQp`](crate::library::SlQp) in host memory, found by its QPN; the card's part of it is
-//! `stateless::handle`, which knows of none. This module has their turns and their time; `end` makes and ends
-//! them, `calls` does what programs ask of them, `rules` tells stateful cards of the process's memory. It
-//! must not know how roles were settled.
+//! Each is an [`SlQp`](crate::endpoint::SlQp) in host memory, found by its QPN; the card's part is
+//! `stateless::handle`, which knows none of them. This module has their turns and timers. `endpoint` makes
+//! and ends them, `calls` does what programs ask of them, `rules` sends the process's memory rules to
+//! stateful cards, `revert` gives them back to the card. It must not know how roles were settled.
 
 mod calls;
-mod end;
-mod home;
+mod endpoint;
+mod revert;
 mod rules;
 
 use alloc::boxed::Box;
@@ -22,25 +22,25 @@ use starverbs_core::qp::Owner;
 use starverbs_core::room::Room;
 use starverbs_core::{FrameMeta, Gid, Nanos, NicError, QpId, Qpn, SendOp, SendWqe, WcStatus};
 
-use crate::bounds::Bounds;
+use crate::bounds::{Bounds, MemRange};
+use crate::endpoint::{Linger, SlState};
 use crate::env::SlEvent;
 use crate::form::Form;
-use crate::library::{Parting, SlState};
 use crate::stateless;
-use crate::wire::Packet;
+use crate::wire::{Packet, Prefix};
 
 use super::places::Places;
 use super::{Host, Turn};
-use end::{Chore, End};
-pub(super) use home::Stateless;
+use endpoint::{Endpoint, WindowOp};
+pub(super) use revert::Stateless;
 use rules::Rules;
 
-/// The bit of a timer's number that says that a connection's last words are due, not a queue pair.
-const PARTING: u32 = 1 << 31;
+/// The bit of a timer's number that marks a lingering connection, not a queue pair.
+const LINGER_BIT: u32 = 1 << 31;
 
 /// What a process keeps of its queue pairs that are stateless ends.
-pub struct Library<E: Host> {
-    life: u16,
+pub struct Endpoints<E: Host> {
+    boot_epoch: u16,
     boot: u64,
     /// Which packets it sends
     form: Form,
@@ -49,31 +49,31 @@ pub struct Library<E: Host> {
     stats: E::Stats,
     /// What the card lets packets reach
     bounds: Bounds,
-    ends: Slab<Box<End<E>>>,
+    ends: Slab<Box<Endpoint<E>>>,
     places: Places,
     timers: Timers,
     /// Those with something to send
     ready: VecDeque<u32>,
-    /// Those of which something came that is done at once, and what follows from it in company
+    /// Those with events in this turn, settled together at its end
     touched: Vec<u32>,
     /// WQEPs of all of them without an answer
     unanswered: u32,
     rules: Rules,
-    /// What keys open now that stateful cards may know by what they opened before
+    /// Rules of keys whose previous rule stateful cards may still know
     reopened: Vec<Rule>,
-    /// Those whose change of a window is to be known to all before it is complete
-    patient: Vec<u32>,
-    /// Of queue pairs that are gone
-    partings: Slab<(Parting, TimerId)>,
-    /// Which of them had a number in an epoch, in their order
-    parting_of: Vec<((Qpn, u32), u32)>,
+    /// Those whose window operation waits until all stateful cards know of it
+    waiting_ops: Vec<u32>,
+    /// Connections whose queue pairs are gone
+    lingers: Slab<(Linger, TimerId)>,
+    /// The same by QPN and epoch, sorted
+    linger_index: Vec<(Prefix, u32)>,
 }
 
-impl<E: Host> Library<E> {
-    /// Without queue pairs, on a card of this life: the lower half of its number is what epochs tell of it.
-    pub fn new(life: u16, boot: u64, form: Form, stats: E::Stats) -> Self {
-        Library {
-            life,
+impl<E: Host> Endpoints<E> {
+    /// Without queue pairs, on a card of this boot ID and boot epoch.
+    pub fn new(boot_epoch: u16, boot: u64, form: Form, stats: E::Stats) -> Self {
+        Endpoints {
+            boot_epoch,
             boot,
             form,
             begun: 0,
@@ -87,41 +87,40 @@ impl<E: Host> Library<E> {
             unanswered: 0,
             rules: Rules::default(),
             reopened: Vec::new(),
-            patient: Vec::new(),
-            partings: Slab::new(),
-            parting_of: Vec::new(),
+            waiting_ops: Vec::new(),
+            lingers: Slab::new(),
+            linger_index: Vec::new(),
         }
     }
 
-    /// All memory that there is; from now on it is told what changes. `Exhausted`: no memory.
+    /// Takes over all memory rules there are, and follows their changes. `Exhausted`: no memory.
     pub fn learn(&mut self, nic: &mut Nic<E>) -> Result<(), NicError> {
         let memory = nic.memory();
         memory.rules().try_for_each(|rule| self.keep_rule(&rule))?;
         memory.follow()
     }
 
-    /// A packet for the card's stateless half. What it tells the library is done at once. The card keeps
-    /// nothing of connections and would believe whoever names its life; the library, which has them all in
-    /// host memory, lets packets pass for one of them from its peer alone.
-    pub fn serve(&mut self, turn: &mut Turn<'_, E>, from: (&FrameMeta, u16), packet: &Packet<'_>) {
+    /// A packet for the card's stateless half; its event is handled at once. The card keeps nothing of
+    /// connections, and accepts whatever names its boot epoch. The host has them all, and lets packets of
+    /// their peers pass alone.
+    pub fn handle_packet(&mut self, turn: &mut Turn<'_, E>, from: (&FrameMeta, u16), packet: &Packet<'_>) {
         let Some(slots) = self.slots_for(&from.0.src, packet) else { return self.stats.star_drops.inc() };
         let card = stateless::Card {
             bounds: Some(&self.bounds),
             slots: Some(slots),
-            life: self.life,
+            boot_epoch: self.boot_epoch,
             stats: &self.stats,
         };
         stateless::handle(&card, turn.env, from, packet);
         while let Some(event) = turn.env.next_event() {
-            self.hear(turn, &event);
+            self.on_event(turn, &event);
         }
     }
 
-    /// If a packet names a connection that there is, and comes from where its peer is: the slots that it may
-    /// fill. One in ERR takes nothing and answers nothing: its program has its buffers back, and what was
-    /// flushed has not arrived.
+    /// The slots that a packet may fill, if it names a connection and comes from its peer's address. None in
+    /// ERR: the program has its buffers back, and what was flushed must not arrive.
     #[inline]
-    fn slots_for(&self, source: &Gid, packet: &Packet<'_>) -> Option<(u64, u64)> {
+    fn slots_for(&self, source: &Gid, packet: &Packet<'_>) -> Option<MemRange> {
         let prefix = packet.prefix?;
         let end = self.end(prefix.qpn)?;
         let peer = end.qp.peer();
@@ -137,7 +136,7 @@ impl<E: Host> Library<E> {
         }
     }
 
-    fn hear(&mut self, turn: &mut Turn<'_, E>, event: &SlEvent) {
+    fn on_event(&mut self, turn: &mut Turn<'_, E>, event: &SlEvent) {
         if let Some(at) = self.places.get(event.qpn)
             && let Some(end) = self.ends.get_mut(at as usize)
         {
@@ -149,7 +148,7 @@ impl<E: Host> Library<E> {
         }
     }
 
-    /// What follows from what came, once for each queue pair.
+    /// What follows from events, once for each queue pair.
     fn settle_touched(&mut self, turn: &mut Turn<'_, E>) {
         let mut n = 0;
         while let Some(at) = self.touched.get(n).copied() {
@@ -172,11 +171,11 @@ impl<E: Host> Library<E> {
             self.settle(turn, at);
             return true;
         }
-        let parting = packet.prefix.and_then(|prefix| self.find_parting((qpn, prefix.epoch)).ok());
-        let Some(at) = parting.map(|place| self.parting_of[place].1 as usize) else { return false };
-        let Some((parting, _)) = self.partings.get_mut(at) else { return false };
-        if parting.handle_control(turn.env, turn.now, source, packet) {
-            self.forget_parting(at);
+        let linger = packet.prefix.and_then(|prefix| self.find_linger(Prefix { qpn, ..prefix }).ok());
+        let Some(at) = linger.map(|place| self.linger_index[place].1 as usize) else { return false };
+        let Some((linger, _)) = self.lingers.get_mut(at) else { return false };
+        if linger.handle_control(turn.env, turn.now, source, packet) {
+            self.end_linger(at);
         }
         true
     }
@@ -199,13 +198,13 @@ impl<E: Host> Library<E> {
         Backlog::of_requests(self.unanswered, || self.end(qpn).is_some_and(|end| end.qp.has_small_backlog()))
     }
 
-    /// Goes on with what came, runs the timers that are due, and follows the table of memory.
+    /// Settles what had events, follows the table of memory, and runs the timers that are due.
     pub fn run_timers(&mut self, turn: &mut Turn<'_, E>) {
         self.settle_touched(turn);
         self.follow_memory(turn);
         while let Some(who) = self.timers.pop_due(turn.now) {
-            if who & PARTING != 0 {
-                self.go_on_parting(turn, (who & !PARTING) as usize);
+            if who & LINGER_BIT != 0 {
+                self.poll_linger(turn, (who & !LINGER_BIT) as usize);
             } else if let Some(end) = self.ends.get_mut(who as usize) {
                 match end.qp.next_deadline() {
                     Some(due) if due <= turn.now => {
@@ -220,26 +219,24 @@ impl<E: Host> Library<E> {
         }
     }
 
-    /// When [`run_timers`](Library::run_timers) has something to do.
+    /// When [`run_timers`](Endpoints::run_timers) has something to do.
     pub fn next_deadline(&self) -> Option<Nanos> {
         self.timers.next()
     }
 
-    /// Whether anything is to come but questions that are asked in vain.
+    /// Whether anything is to come but keep-alives to silent peers for which no send waits.
     pub fn is_busy(&self) -> bool {
-        let waits = |end: &End<E>| end.qp.next_deadline().is_some() && !end.qp.asks_in_vain();
-        !self.partings.is_empty() || self.ends.iter().any(|(_, end)| waits(end))
+        let waits = |end: &Endpoint<E>| end.qp.next_deadline().is_some() && !end.qp.is_only_probing();
+        !self.lingers.is_empty() || self.ends.iter().any(|(_, end)| waits(end))
     }
 
-    /// Sends what waits, and what ends have to send because others could go on; whether more waits for room
-    /// in the port.
+    /// Sends what waits, and what follows from that. True: more waits for room in the port.
     pub fn transmit(&mut self, turn: &mut Turn<'_, E>) -> bool {
         for _ in 0..self.ready.len() + self.ends.len() {
             let Some(at) = self.ready.pop_front() else { return false };
             let Some(end) = self.ends.get_mut(at as usize) else { continue };
             end.queued = false;
-            /* who is in the list again without having met a full port may go since it was looked at: in this
-            turn */
+            /* one that is in the list again without a full port was woken meanwhile: it goes in this turn */
             if self.settle(turn, at) {
                 return true;
             }
@@ -247,23 +244,23 @@ impl<E: Host> Library<E> {
         !self.ready.is_empty()
     }
 
-    /// After each call of a QP: what it is to send, and when it is due; what it asks of the card, and what it
-    /// had to tell. True: it has more to send than the port takes.
+    /// After each call of a QP: its window operations, what it has to send, its timer, and its group. True:
+    /// it has more to send than the port takes.
     fn settle(&mut self, turn: &mut Turn<'_, E>, at: u32) -> bool {
         loop {
-            self.begin_chore(turn, at);
-            if !self.finish_chore(turn, at) {
+            self.begin_window_op(turn, at);
+            if !self.finish_window_op(turn, at) {
                 break;
             }
         }
         let Some(end) = self.ends.get_mut(at as usize) else { return false };
-        if end.qp.must_tell() {
+        if end.qp.must_send_rules() {
             let pd = end.released.init.pd;
             let rules = turn.nic.memory().rules().filter(|rule| rule.pd == pd);
-            end.qp.tell_all(turn.env, turn.now, rules);
+            end.qp.send_rules(turn.env, turn.now, rules);
         }
-        if end.qp.must_sum_up() {
-            end.qp.sum_up(turn.env, turn.now, self.rules.sum(end.released.init.pd));
+        if end.qp.must_send_sum() {
+            end.qp.send_sum(turn.env, turn.now, self.rules.sum(end.released.init.pd));
         }
         let more = end.qp.poll_transmit(turn.env, turn.now);
         let unanswered = end.qp.unanswered();
@@ -280,50 +277,50 @@ impl<E: Host> Library<E> {
         if let Some(srq) = end.released.srq() {
             turn.nic.took_from_srq(turn.env, srq);
         }
-        self.follow_teller(turn, at);
+        self.follow_leader(turn, at);
         more
     }
 
-    /// The next of a QP's WQEs may change a window, one at a time. All are told before it can be complete.
-    fn begin_chore(&mut self, turn: &mut Turn<'_, E>, at: u32) {
-        let Some(end) = self.ends.get_mut(at as usize).filter(|end| end.chore.is_none()) else { return };
+    /// Begins the next window operation of a QP, one at a time. All stateful cards know of it before it
+    /// completes.
+    fn begin_window_op(&mut self, turn: &mut Turn<'_, E>, at: u32) {
+        let Some(end) = self.ends.get_mut(at as usize).filter(|end| end.window_op.is_none()) else { return };
         let owner = QpId { pd: end.released.init.pd, qpn: end.released.qpn };
-        let chore = if let Some(wqe) = end.qp.take_own() {
+        let window_op = if let Some(wqe) = end.qp.take_window_op() {
             end.released.windows = true;
-            Chore::Own(change_window(turn.nic.memory(), &wqe, owner).is_ok())
-        } else if let Some(key) = end.qp.take_invalid(turn.env) {
-            Chore::Invalidated(turn.nic.memory().invalidate_remote(key, owner).is_ok())
+            WindowOp::Posted(change_window(turn.nic.memory(), &wqe, owner).is_ok())
+        } else if let Some(key) = end.qp.take_invalidation(turn.env) {
+            WindowOp::Invalidated(turn.nic.memory().invalidate_remote(key, owner).is_ok())
         } else {
             return;
         };
-        end.chore = Some(Chore::Untold);
+        end.window_op = Some(WindowOp::Announcing);
         self.follow_memory(turn);
         if let Some(end) = self.ends.get_mut(at as usize) {
-            end.chore = Some(chore);
+            end.window_op = Some(window_op);
         }
     }
 
-    /// A window was changed: that is complete once all who knew of it, or are to know, have answered. True:
-    /// the next WQE may be one that changes a window, too.
-    fn finish_chore(&mut self, turn: &mut Turn<'_, E>, at: u32) -> bool {
+    /// Completes a window operation once all stateful cards have answered. True: the next WQE may be another.
+    fn finish_window_op(&mut self, turn: &mut Turn<'_, E>, at: u32) -> bool {
         let Some(end) = self.ends.get(at as usize) else { return false };
-        let (pd, Some(chore)) = (end.released.init.pd, end.chore) else { return false };
-        if matches!(chore, Chore::Untold) {
+        let (pd, Some(window_op)) = (end.released.init.pd, end.window_op) else { return false };
+        if matches!(window_op, WindowOp::Announcing) {
             return false;
         }
         if !self.is_settled(pd) {
-            if !self.patient.contains(&at) {
-                self.patient.push(at);
+            if !self.waiting_ops.contains(&at) {
+                self.waiting_ops.push(at);
             }
             return false;
         }
         let Some(end) = self.ends.get_mut(at as usize) else { return false };
-        end.chore = None;
-        match chore {
-            Chore::Own(true) => end.qp.own_done(turn.env, turn.now, WcStatus::Success),
-            Chore::Own(false) => end.qp.own_done(turn.env, turn.now, WcStatus::MwBindErr),
-            Chore::Invalidated(done) => end.qp.invalidated(turn.env, turn.now, done),
-            Chore::Untold => {}
+        end.window_op = None;
+        match window_op {
+            WindowOp::Posted(true) => end.qp.window_op_done(turn.env, turn.now, WcStatus::Success),
+            WindowOp::Posted(false) => end.qp.window_op_done(turn.env, turn.now, WcStatus::MwBindErr),
+            WindowOp::Invalidated(done) => end.qp.invalidation_done(turn.env, turn.now, done),
+            WindowOp::Announcing => {}
         }
         true
     }
@@ -353,25 +350,27 @@ impl<E: Host> Library<E> {
         self.end(qpn).is_some_and(|end| end.qp.state() == SlState::Starting)
     }
 
-    fn end(&self, qpn: Qpn) -> Option<&End<E>> {
+    fn end(&self, qpn: Qpn) -> Option<&Endpoint<E>> {
         self.ends.get(self.places.get(qpn)? as usize).map(|end| &**end)
     }
 
-    /// Whether SF can be told anything by this connection.
-    fn is_heard(&self, at: u32) -> bool {
-        self.ends.get(at as usize).is_some_and(|end| end.qp.is_heard())
+    /// Whether SF answers this connection, or may yet.
+    fn is_reachable(&self, at: u32) -> bool {
+        self.ends.get(at as usize).is_some_and(|end| end.qp.is_reachable())
     }
 
     /// Whether SF has answered it, does no longer, and may again.
     fn is_silent(&self, at: u32) -> bool {
         let end = self.ends.get(at as usize);
-        end.is_some_and(|end| end.qp.speaks() && !end.qp.is_heard() && end.qp.state() == SlState::Ready)
+        end.is_some_and(|end| {
+            end.qp.is_connected() && !end.qp.is_reachable() && end.qp.state() == SlState::Ready
+        })
     }
 
     /// Whether SF has answered it, and still does.
     fn is_ready(&self, at: u32) -> bool {
         let end = self.ends.get(at as usize);
-        end.is_some_and(|end| end.qp.is_heard() && end.qp.state() == SlState::Ready)
+        end.is_some_and(|end| end.qp.is_reachable() && end.qp.state() == SlState::Ready)
     }
 }
 

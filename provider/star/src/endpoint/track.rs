@@ -46,7 +46,7 @@ pub(super) struct Track {
     pub(super) una: u32,
     /// Next to be sent for the first time
     pub(super) next: u32,
-    /// Oldest that SF has not said to have stored
+    /// Oldest that SF has not acknowledged
     low: u32,
     /// One bit a slot: stored
     stored: Box<[u64]>,
@@ -54,21 +54,21 @@ pub(super) struct Track {
     /// When `low` is sent again
     due: Option<Nanos>,
     /// It was put off as this end itself was late
-    excused: bool,
+    stall_discounted: bool,
     /// Times that `low` was sent again, and since when it waits
     tries: u32,
     since: Nanos,
     /// Later ones stored since `low` was last sent
     ahead: u8,
-    /// How long SF takes to say that it has stored one, ns: the longest, which is forgotten by and by
-    takes: u32,
+    /// Time until SF acknowledges a WQE, ns: the longest, which decays
+    ack_time: u32,
 }
 
 /// What a deadline that is due means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Due {
     /// Send what waits from this sequence on again
-    Again(u32),
+    Resend(u32),
     /// The peer is gone
     GiveUp,
 }
@@ -84,11 +84,11 @@ impl Track {
             stored,
             depth,
             due: None,
-            excused: false,
+            stall_discounted: false,
             tries: 0,
             since: 0,
             ahead: 0,
-            takes: 0,
+            ack_time: 0,
         })
     }
 
@@ -130,13 +130,13 @@ impl Track {
 
     /// Until the next try: twice what it takes SF, as what is repeated too early keeps a busy SF busy.
     fn wait(&self) -> Nanos {
-        seldom(self.tries).max((2 * u64::from(self.takes)).min(LONGEST_FIRST) << self.tries.min(2))
+        seldom(self.tries).max((2 * u64::from(self.ack_time)).min(LONGEST_FIRST) << self.tries.min(2))
     }
 
-    /// The oldest was stored, or is said to be with this.
+    /// The oldest was acknowledged.
     fn measure(&mut self, now: Nanos) {
         let took = u32::try_from(now.saturating_sub(self.since)).unwrap_or(u32::MAX);
-        self.takes = took.max(self.takes - self.takes / 8);
+        self.ack_time = took.max(self.ack_time - self.ack_time / 8);
     }
 
     /// SF has stored `seq`. True: the oldest seems to be lost, send it again.
@@ -206,7 +206,7 @@ impl Track {
     pub(super) fn sleep(&mut self) {
         self.due = None;
     }
-    /// The peer has said something: what waits is sent again.
+    /// SF has sent something: what waits is sent again.
     pub(super) fn wake(&mut self, now: Nanos) {
         if self.due.is_none() && self.low != self.next {
             self.begin(now);
@@ -214,15 +214,15 @@ impl Track {
     }
 
     /// What to do now, if the deadline has passed.
-    pub(super) fn look(&mut self, now: Nanos, patience: &Patience) -> Option<Due> {
+    pub(super) fn poll(&mut self, now: Nanos, patience: &Patience) -> Option<Due> {
         let due = self.due.filter(|due| *due <= now)?;
         let late = now - due;
         if late > LATE {
             /* what this end slept is no silence, however often it does */
             self.since = self.since.saturating_add(late).min(now);
         }
-        self.excused = late > LATE && !self.excused;
-        if self.excused {
+        self.stall_discounted = late > LATE && !self.stall_discounted;
+        if self.stall_discounted {
             self.due = Some(now + LATE);
             return None;
         }
@@ -233,7 +233,7 @@ impl Track {
         self.tries = self.tries.saturating_add(1);
         self.ahead = 0;
         self.due = Some(now + self.wait());
-        Some(Due::Again(self.low))
+        Some(Due::Resend(self.low))
     }
 
     /// From the oldest that SF has not stored on.
@@ -259,8 +259,8 @@ mod tests {
         assert!(!track.store(Psn::new(2), 200) && !track.store(Psn::new(4), 200));
         assert!(track.store(Psn::new(5), 200), "three behind it are there");
         assert!(!track.store(Psn::new(9), 200), "never sent");
-        assert_eq!((track.low(), track.look(200, &patience)), (0, None));
-        assert_eq!(track.look(1_000_100, &patience), Some(Due::Again(0)));
+        assert_eq!((track.low(), track.poll(200, &patience)), (0, None));
+        assert_eq!(track.poll(1_000_100, &patience), Some(Due::Resend(0)));
         track.store(Psn::new(0), 1_000_200);
         assert_eq!(
             (track.low(), track.deadline()),
@@ -277,10 +277,10 @@ mod tests {
         let mut now = 3_000_000;
         for _ in 0..7 {
             now = track.deadline().unwrap();
-            assert_eq!(track.look(now, &patience), Some(Due::Again(6)));
+            assert_eq!(track.poll(now, &patience), Some(Due::Resend(6)));
         }
-        assert_eq!(track.look(now + seldom(7), &patience), Some(Due::GiveUp));
-        assert_eq!(track.look(u64::MAX, &patience), None);
+        assert_eq!(track.poll(now + seldom(7), &patience), Some(Due::GiveUp));
+        assert_eq!(track.poll(u64::MAX, &patience), None);
     }
 
     #[test]
@@ -299,23 +299,23 @@ mod tests {
     }
 
     #[test]
-    fn its_own_lateness_is_not_the_peer_s() {
+    fn a_local_stall_is_no_silence_of_the_peer() {
         let mut track = Track::new(8).unwrap();
         let patience = Patience { tries: 0, time: Some(2_000_000_000) };
         track.sent(100);
         let due = track.deadline().unwrap();
         let late = due + 5_000_000_000;
         assert_eq!(
-            (track.look(late, &patience), track.deadline()),
+            (track.poll(late, &patience), track.deadline()),
             (None, Some(late + LATE)),
             "it looks first"
         );
-        assert_eq!(track.look(late + LATE, &patience), Some(Due::Again(0)), "nothing had come");
+        assert_eq!(track.poll(late + LATE, &patience), Some(Due::Resend(0)), "nothing had come");
         let due = track.deadline().unwrap();
-        assert_eq!(track.look(due + 2_000_000_000, &patience), None);
+        assert_eq!(track.poll(due + 2_000_000_000, &patience), None);
         assert_eq!(
-            track.look(due + 2_000_000_000 + LATE, &patience),
-            Some(Due::Again(0)),
+            track.poll(due + 2_000_000_000 + LATE, &patience),
+            Some(Due::Resend(0)),
             "that was no silence"
         );
     }
@@ -329,9 +329,9 @@ mod tests {
         let mut again = 0;
         let end = loop {
             let now = track.deadline().unwrap() + 90_000_000;
-            match track.look(now, &patience) {
+            match track.poll(now, &patience) {
                 Some(Due::GiveUp) => break now,
-                Some(Due::Again(_)) => again += 1,
+                Some(Due::Resend(_)) => again += 1,
                 None => assert!(now < 20_000_000_000, "it never decides"),
             }
         };

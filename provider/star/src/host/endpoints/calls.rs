@@ -4,13 +4,13 @@ use starverbs_core::qp::modify::{check, check_values};
 use starverbs_core::qp::{QpAttr, QpAttrMask};
 use starverbs_core::{NicError, QpState, QpType, Qpn, SrqId, WcStatus};
 
-use crate::library::SlState;
+use crate::endpoint::SlState;
 
 use super::super::{Host, Turn};
-use super::end::{patience_of, setup_of};
-use super::{End, Library};
+use super::endpoint::{patience_of, setup_of};
+use super::{Endpoint, Endpoints};
 
-impl<E: Host> Library<E> {
+impl<E: Host> Endpoints<E> {
     /// `ibv_query_qp`; `None`: it is none of these.
     pub fn query(&self, qpn: Qpn) -> Option<QpAttr> {
         self.end(qpn).map(now)
@@ -74,7 +74,7 @@ impl<E: Host> Library<E> {
         }
     }
 
-    /// Receives were posted to an SRQ in which somebody had looked in vain.
+    /// Receives were posted to an SRQ that was found empty.
     pub fn ring_srq(&mut self, turn: &mut Turn<'_, E>, srq: SrqId) {
         for at in 0..self.ends.capacity() {
             let end = self.ends.get_mut(at);
@@ -85,14 +85,14 @@ impl<E: Host> Library<E> {
         }
     }
 
-    /// What the library keeps of a queue pair because the card does not, bytes.
+    /// What the host keeps of a queue pair because the card does not, bytes.
     pub fn bytes(&self, qpn: Qpn) -> usize {
-        self.end(qpn).map_or(0, End::bytes)
+        self.end(qpn).map_or(0, Endpoint::bytes)
     }
 }
 
 /// Its attributes, and the state that it has come to.
-fn now<E: Host>(end: &End<E>) -> QpAttr {
+fn now<E: Host>(end: &Endpoint<E>) -> QpAttr {
     let mut attr = end.released.attr;
     if end.qp.state() == SlState::Error {
         attr.state = QpState::Err;

@@ -10,16 +10,18 @@ use starverbs_core::qp::QpAttr;
 use starverbs_core::room::{is_room_for, make_room_in};
 use starverbs_core::{Access, Counters, Mtu, Nanos, NicError, PdId, QpState, Qpn};
 
+use crate::bounds::MemRange;
 use crate::card::{Queues, bytes_of};
 use crate::control::Setup;
-use crate::library::{Parting, Patience, SlInit, SlQp};
+use crate::endpoint::{Linger, Patience, SlInit, SlQp};
 use crate::ring::{CQE_SLOT, REPLAY_SLOT};
-use crate::stateless::Peer;
+use crate::stateless::SfPeer;
+use crate::wire::Prefix;
 
 use super::super::queues_of;
 use super::super::{Host, Turn};
 use super::rules::GroupKey;
-use super::{Library, PARTING};
+use super::{Endpoints, LINGER_BIT};
 
 /// Receives of an SRQ that one connection holds at most.
 const SHARED_RECVS: u32 = 64;
@@ -27,7 +29,7 @@ const SHARED_RECVS: u32 = 64;
 const KEEPALIVE: Nanos = 50_000_000;
 
 /// What a [`Setup`] has before anything is known.
-const UNTOLD: Setup = Setup {
+const BLANK: Setup = Setup {
     boot: 0,
     pd: PdId(0),
     mtu: Mtu::M256,
@@ -44,19 +46,19 @@ const UNTOLD: Setup = Setup {
     min_rnr_timer: 0,
 };
 
-/// What was done with a window, and is not complete.
+/// A window operation that was executed, and is not complete.
 #[derive(Clone, Copy)]
-pub(super) enum Chore {
-    /// It is done, and others are being told
-    Untold,
-    /// What its program posted, and whether it could be done
-    Own(bool),
-    /// What a message of its peer says, and whether that could be done
+pub(super) enum WindowOp {
+    /// Its change of rules is being sent
+    Announcing,
+    /// A bind or an invalidation that the program posted; whether it succeeded
+    Posted(bool),
+    /// The invalidation that a message of the peer asks for; whether it succeeded
     Invalidated(bool),
 }
 
-/// A queue pair of the library.
-pub(super) struct End<E: Host> {
+/// A stateless endpoint.
+pub(super) struct Endpoint<E: Host> {
     pub(super) qp: SlQp<E>,
     /// What the card has left of it; its attributes are as the program has set them
     pub(super) released: Released<E>,
@@ -64,22 +66,21 @@ pub(super) struct End<E: Host> {
     pub(super) timer: TimerId,
     /// It is among those with something to send
     pub(super) queued: bool,
-    /// It is among those of which something came
+    /// It is among those with events
     pub(super) touched: bool,
-    /// It says the end of rules that it has told, beside its group's teller
-    pub(super) takes_back: bool,
+    /// It has sent the end of a rule beside its group's leader
+    pub(super) sends_unrule: bool,
     /// Its WQEPs without an answer, as they were counted last
     pub(super) unanswered: u32,
-    /// A window that was changed for it
-    pub(super) chore: Option<Chore>,
-    /// Memory that the card fills for the library: completions of sends and of receives, then results of
-    /// atomics
+    /// Its window operation
+    pub(super) window_op: Option<WindowOp>,
+    /// Memory that the card fills: completions of sends and of receives, then results of atomics
     pub(super) slots: Slots<E>,
     /// The send queue's memory, if inline bytes may have to be fetched from there
     inline: Option<u32>,
 }
 
-impl<E: Host> End<E> {
+impl<E: Host> Endpoint<E> {
     /// What it costs the host beside the program's own queues, bytes.
     pub(super) fn bytes(&self) -> usize {
         size_of::<Self>() - size_of::<SlQp<E>>() + self.qp.bytes()
@@ -88,8 +89,7 @@ impl<E: Host> End<E> {
 
 /// Slots of a connection.
 pub(super) struct Slots<E: Host> {
-    /// First byte, and bytes
-    pub(super) range: (u64, u64),
+    pub(super) range: MemRange,
     _memory: E::Slots,
 }
 
@@ -99,18 +99,18 @@ impl<E: Host> Slots<E> {
         const { assert!(CQE_SLOT == 2 * REPLAY_SLOT) };
         let bytes = u64::from(completions + results.div_ceil(2)) * CQE_SLOT;
         let (memory, addr) = env.make_slots(bytes).ok_or(NicError::Exhausted)?;
-        Ok(Slots { range: (addr, bytes), _memory: memory })
+        Ok(Slots { range: MemRange { addr, len: bytes }, _memory: memory })
     }
 }
 
-/// What SF is told of a QP; the rings' addresses are filled in later.
+/// The part of a Setup that the program may change.
 pub(super) fn setup_of(attr: &QpAttr, base: Setup) -> Setup {
     let ready = attr.state == QpState::Rts;
     Setup {
         mtu: attr.path_mtu,
         access: attr.access,
         min_rnr_timer: attr.min_rnr_timer,
-        /* not said before RTS */
+        /* not set before RTS */
         max_rd_atomic: if ready { attr.max_rd_atomic } else { 1 },
         rnr_retry: if ready { attr.rnr_retry } else { 7 },
         ..base
@@ -121,8 +121,8 @@ pub(super) fn patience_of(attr: &QpAttr) -> Patience {
     Patience::of(attr.timeout, attr.retry_cnt)
 }
 
-impl<E: Host> Library<E> {
-    /// A QP becomes a stateless end. Its peer's card has that life, and those ports. `Exhausted`: it stays
+impl<E: Host> Endpoints<E> {
+    /// A QP becomes a stateless end. Its peer's card has that boot ID, and those ports. `Exhausted`: it stays
     /// where it is.
     pub fn begin(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, peer: (u64, [u16; 2])) -> Result<(), NicError> {
         let queues = queues_of(turn, qpn)?;
@@ -151,7 +151,7 @@ impl<E: Host> Library<E> {
         let rq_depth = if shared.is_some() { SHARED_RECVS } else { E::slots_of(&rq) };
         let replay_slots = u32::from(attr.max_dest_rd_atomic).next_power_of_two();
         let slots = Slots::new(turn.env, sq.slots() + rq_depth, replay_slots)?;
-        let (base, _) = slots.range;
+        let base = slots.range.addr;
         let recv_ring = base + u64::from(sq.slots()) * CQE_SLOT;
         let setup = Setup {
             boot: self.boot,
@@ -163,7 +163,7 @@ impl<E: Host> Library<E> {
             recv_ring,
             replay: recv_ring + u64::from(rq_depth) * CQE_SLOT,
             replay_slots,
-            ..UNTOLD
+            ..BLANK
         };
         let key = GroupKey { ends: [attr.av.sgid, attr.av.dgid], boot: peer_boot, pd: owner.pd };
         self.make_room(qpn)?;
@@ -187,16 +187,16 @@ impl<E: Host> Library<E> {
         let released = |qp| turn.nic.release_qp(turn.env, qpn).map(|released| (qp, released));
         let made = made.and_then(released);
         let (qp, released) = made.inspect_err(|_| self.rules.forget_empty(group))?;
-        let end = End {
+        let end = Endpoint {
             qp,
             released,
             group,
             timer,
             queued: false,
             touched: false,
-            takes_back: false,
+            sends_unrule: false,
             unanswered: 0,
-            chore: None,
+            window_op: None,
             slots,
             inline,
         };
@@ -204,9 +204,9 @@ impl<E: Host> Library<E> {
         self.count(turn, at, u64::wrapping_add);
         self.places.set(qpn, Some(at));
         self.rules.add_member(group, at);
-        let epoch = u32::from(self.life) << 16 | u32::from(self.begun);
+        let epoch = u32::from(self.boot_epoch) << 16 | u32::from(self.begun);
         self.begun = self.begun.wrapping_add(1);
-        let peer = Peer { av: attr.av, port, qpn: attr.dest_qpn, epoch };
+        let peer = SfPeer { av: attr.av, port, qpn: attr.dest_qpn, epoch };
         let of_domain = turn.nic.memory().rules().filter(|rule| rule.pd == owner.pd);
         self.ends[at as usize].qp.start(turn.env, turn.now, peer, known, of_domain);
         self.settle(turn, at);
@@ -221,13 +221,13 @@ impl<E: Host> Library<E> {
         let ends = self.ends.len() + 1;
         self.ready.try_reserve(ends).map_err(|_| NicError::Exhausted)?;
         self.touched.try_reserve(ends).map_err(|_| NicError::Exhausted)?;
-        self.patient.try_reserve(ends).map_err(|_| NicError::Exhausted)?;
-        if is_room_for(size_of::<End<E>>()) { Ok(()) } else { Err(NicError::Exhausted) }
+        self.waiting_ops.try_reserve(ends).map_err(|_| NicError::Exhausted)?;
+        if is_room_for(size_of::<Endpoint<E>>()) { Ok(()) } else { Err(NicError::Exhausted) }
     }
 
     /// Inline bytes that are too many for a packet are fetched from the send queue.
     fn open_inline(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, sq: &E::Sq) -> Result<Option<u32>, NicError> {
-        let Some((addr, length)) = E::inline_memory(sq) else { return Ok(None) };
+        let Some(MemRange { addr, len: length }) = E::inline_memory(sq) else { return Ok(None) };
         let pd = turn.nic.qp_owner(qpn).ok_or(NicError::NotFound)?.pd;
         let key = turn.nic.reg_mr(MrAttr {
             pd,
@@ -239,7 +239,7 @@ impl<E: Host> Library<E> {
         })?;
         self.follow_memory(turn);
         if turn.nic.memory().rule(key).is_none() {
-            /* stateful cards could not be told */
+            /* stateful cards would not get its rule */
             turn.nic.dereg_mr(key)?;
             return Err(NicError::Exhausted);
         }
@@ -256,20 +256,22 @@ impl<E: Host> Library<E> {
     /// Counts an end, what it costs the host, and what it costs the card.
     fn count(&self, turn: &Turn<'_, E>, at: u32, change: fn(u64, u64) -> u64) {
         let Some(end) = self.ends.get(at as usize) else { return };
-        let Counters { star_stateless_qps, star_library_bytes, star_stateless_connection_bytes, .. } =
+        let Counters { star_stateless_qps, star_host_bytes, star_stateless_connection_bytes, .. } =
             &*self.stats;
         let on_card = bytes_of(turn.nic, end.released.qpn) as u64;
         star_stateless_connection_bytes.set(change(star_stateless_connection_bytes.get(), on_card));
         star_stateless_qps.set(change(star_stateless_qps.get(), 1));
-        star_library_bytes.set(change(star_library_bytes.get(), end.bytes() as u64));
+        star_host_bytes.set(change(star_host_bytes.get(), end.bytes() as u64));
     }
 
-    /// Takes an end out: its peer is told, and its slots are no more. Gives what the card has left of it, to
+    /// Takes an end out: its Bye lingers, and its slots are no more. Gives what the card has left of it, to
     /// come back or to end.
     pub(super) fn take_out(&mut self, turn: &mut Turn<'_, E>, at: u32) -> Option<Released<E>> {
         self.count(turn, at, u64::wrapping_sub);
         let end = *self.ends.try_remove(at as usize)?;
-        let End { qp, released, group, timer, queued, touched, takes_back, unanswered, inline, .. } = end;
+        let Endpoint {
+            qp, released, group, timer, queued, touched, sends_unrule, unanswered, inline, ..
+        } = end;
         self.unanswered -= unanswered;
         self.places.set(released.qpn, None);
         self.timers.leave(timer);
@@ -279,11 +281,11 @@ impl<E: Host> Library<E> {
         if touched {
             self.touched.retain(|touched| *touched != at);
         }
-        let others_tell = self.leave_group(turn, group, at, takes_back);
-        let (_, parting) = qp.close(turn.now, others_tell);
+        let others_send = self.leave_group(turn, group, at, sends_unrule);
+        let linger = qp.close(turn.now, others_send);
         self.close_inline(turn, inline);
-        if let Some(parting) = parting {
-            self.part(turn, parting);
+        if let Some(linger) = linger {
+            self.begin_linger(turn, linger);
         }
         Some(released)
     }
@@ -308,40 +310,39 @@ impl<E: Host> Library<E> {
         Ok(())
     }
 
-    /// Says the last words of a connection that is gone; without memory for them the peer finds out by
-    /// silence.
-    fn part(&mut self, turn: &mut Turn<'_, E>, parting: Parting) {
-        if make_room_in(&mut self.partings).is_err() || self.parting_of.try_reserve(1).is_err() {
+    /// Has a connection linger whose QP is gone; without memory for that the peer finds out by silence.
+    fn begin_linger(&mut self, turn: &mut Turn<'_, E>, linger: Linger) {
+        if make_room_in(&mut self.lingers).is_err() || self.linger_index.try_reserve(1).is_err() {
             return;
         }
         let Ok(timer) = self.timers.join() else { return };
-        let of = parting.of();
-        let at = self.partings.insert((parting, timer));
-        let place = self.find_parting(of).unwrap_or_else(|place| place);
-        self.parting_of.insert(place, (of, at as u32));
-        self.go_on_parting(turn, at);
+        let of = linger.prefix();
+        let at = self.lingers.insert((linger, timer));
+        let place = self.find_linger(of).unwrap_or_else(|place| place);
+        self.linger_index.insert(place, (of, at as u32));
+        self.poll_linger(turn, at);
     }
 
-    pub(super) fn go_on_parting(&mut self, turn: &mut Turn<'_, E>, at: usize) {
-        let Some((parting, timer)) = self.partings.get_mut(at) else { return };
-        if parting.poll(turn.env, turn.now) {
-            return self.forget_parting(at);
+    pub(super) fn poll_linger(&mut self, turn: &mut Turn<'_, E>, at: usize) {
+        let Some((linger, timer)) = self.lingers.get_mut(at) else { return };
+        if linger.poll(turn.env, turn.now) {
+            return self.end_linger(at);
         }
         /* a full port has room in a moment */
-        let due = parting.next_deadline().max(turn.now + 1);
-        self.timers.arm(*timer, due, PARTING | at as u32);
+        let due = linger.next_deadline().max(turn.now + 1);
+        self.timers.arm(*timer, due, LINGER_BIT | at as u32);
     }
 
     /// Its place in the order; else where it belongs.
-    pub(super) fn find_parting(&self, of: (Qpn, u32)) -> Result<usize, usize> {
-        self.parting_of.binary_search_by_key(&of, |(of, _)| *of)
+    pub(super) fn find_linger(&self, of: Prefix) -> Result<usize, usize> {
+        self.linger_index.binary_search_by_key(&of, |(of, _)| *of)
     }
 
-    pub(super) fn forget_parting(&mut self, at: usize) {
-        if let Some((parting, timer)) = self.partings.try_remove(at) {
+    pub(super) fn end_linger(&mut self, at: usize) {
+        if let Some((linger, timer)) = self.lingers.try_remove(at) {
             self.timers.leave(timer);
-            if let Ok(place) = self.find_parting(parting.of()) {
-                self.parting_of.remove(place);
+            if let Ok(place) = self.find_linger(linger.prefix()) {
+                self.linger_index.remove(place);
             }
         }
     }

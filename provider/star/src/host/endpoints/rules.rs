@@ -1,9 +1,9 @@
-//! What stateful cards are told of this process's memory: all rules of a protection domain once to each card,
-//! whoever of its connections says them, and the end of a rule before memory is given back.
+//! The rules of this process's memory at stateful cards: each card gets all rules of a protection domain
+//! once, by any of its connections, and the end of a rule before memory is given back.
 //!
-//! Connections between the same two addresses and of the same domain are a group. One of them is its teller;
-//! when that one is gone another says again what had no answer. WQEs of the whole group wait while a rule has
-//! none, as they may name it.
+//! Connections between the same two addresses and of the same domain are a group. One of them, its leader,
+//! sends for all. When that one is gone, another becomes the leader, and sends again what had no answer. WQEs
+//! of the whole group wait while a rule has none, as they may name it.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -17,21 +17,21 @@ use starverbs_core::room::{is_room_for, make_room_in};
 use starverbs_core::{Gid, NicError, PdId};
 
 use crate::control::{Control, Sum};
-use crate::library::{Changes, SlState};
+use crate::endpoint::{Changes, SlState};
 
 use super::super::{Host, Turn};
-use super::Library;
+use super::Endpoints;
 
 /// What one more protection domain may take in a map of them, bytes: a map cannot be asked, so that the host
 /// is.
 const NODE: usize = 1024;
 
-/// Which connections share what they say.
+/// What the connections of a group have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct GroupKey {
     /// Addresses of this end and of the other
     pub(super) ends: [Gid; 2],
-    /// Life of the other end's card
+    /// Boot ID of the other end's card
     pub(super) boot: u64,
     /// Protection domain
     pub(super) pd: PdId,
@@ -40,19 +40,19 @@ pub(super) struct GroupKey {
 struct Group {
     key: GroupKey,
     members: Vec<u32>,
-    /// Who says it
-    teller: Option<u32>,
-    /// Whether the other end answers: if it does not, nobody waits for what it is told
-    heard: bool,
+    /// Who sends for all
+    leader: Option<u32>,
+    /// Whether the other end answers: if it does not, programs do not wait for it
+    reachable: bool,
     /// Rules that have no answer: the members' WQEs wait
-    untold: Arc<AtomicU32>,
-    /// Keys taken away, until the other end has answered
+    unacked: Arc<AtomicU32>,
+    /// Keys that were removed, until the other end has answered
     revoked: Vec<u32>,
-    /// Members beside the teller who say so as well
-    taking_back: u32,
+    /// Members beside the leader that have sent the end of a rule, and have no answer
+    unrules_pending: u32,
 }
 
-/// What was said, and by whom.
+/// All groups, and the sums of all rules.
 #[derive(Default)]
 pub(super) struct Rules {
     groups: Slab<Group>,
@@ -79,8 +79,8 @@ impl Rules {
         }
     }
 
-    /// A connection that is about to begin joins its group, without being in it yet: gives the group, and
-    /// what the other end's card has been told, if there is somebody who told it. `Exhausted`: no memory.
+    /// The group of a connection that is about to begin, which is no member yet; the sum of what the group
+    /// has sent, if it has a leader; and the count of rules without an answer. `Exhausted`: no memory.
     pub(super) fn join(&mut self, key: GroupKey) -> Result<(usize, Option<Sum>, Arc<AtomicU32>), NicError> {
         let known = self.groups.iter().find(|(_, group)| group.key == key).map(|(at, _)| at);
         let at = match known {
@@ -89,15 +89,23 @@ impl Rules {
                 make_room_in(&mut self.groups)?;
                 let mut members = Vec::new();
                 members.try_reserve(1).map_err(|_| NicError::Exhausted)?;
-                let (untold, revoked, taking_back) = (Arc::default(), Vec::new(), 0);
-                let (teller, heard) = (None, false);
-                self.groups.insert(Group { key, members, teller, heard, untold, revoked, taking_back })
+                let (unacked, revoked, unrules_pending) = (Arc::default(), Vec::new(), 0);
+                let (leader, reachable) = (None, false);
+                self.groups.insert(Group {
+                    key,
+                    members,
+                    leader,
+                    reachable,
+                    unacked,
+                    revoked,
+                    unrules_pending,
+                })
             }
         };
         let group = &mut self.groups[at];
         group.members.try_reserve(1).map_err(|_| NicError::Exhausted)?;
-        let (told, untold) = (group.teller.is_some(), Arc::clone(&group.untold));
-        Ok((at, told.then(|| self.sum(key.pd)), untold))
+        let (sent, unacked) = (group.leader.is_some(), Arc::clone(&group.unacked));
+        Ok((at, sent.then(|| self.sum(key.pd)), unacked))
     }
 
     /// The rules of a protection domain.
@@ -109,8 +117,8 @@ impl Rules {
     pub(super) fn add_member(&mut self, group: usize, member: u32) {
         if let Some(group) = self.groups.get_mut(group) {
             group.members.push(member);
-            if group.teller.is_none() {
-                (group.teller, group.heard) = (Some(member), true);
+            if group.leader.is_none() {
+                (group.leader, group.reachable) = (Some(member), true);
             }
         }
     }
@@ -128,9 +136,9 @@ impl Rules {
     }
 }
 
-impl<E: Host> Library<E> {
-    /// Follows the table of memory: stateful cards hear of what was opened and closed. Gives the last key
-    /// that was closed, while one of them may know it.
+impl<E: Host> Endpoints<E> {
+    /// Follows the table of memory: stateful cards get what was opened and closed. Gives the last key that
+    /// was closed, if one of them may still know it.
     pub fn follow_memory(&mut self, turn: &mut Turn<'_, E>) -> Option<u32> {
         while let Some(at) = self.reopened.iter().position(|rule| self.is_revoked(rule.key)) {
             let rule = self.reopened.swap_remove(at);
@@ -154,8 +162,8 @@ impl<E: Host> Library<E> {
         ended.filter(|key| !self.is_revoked(*key))
     }
 
-    /// A key was opened again of which stateful cards may still know what it opened before: they hear of it
-    /// once they have forgotten that.
+    /// A key was opened again whose previous rule stateful cards may still know: they get the new one once
+    /// they have removed that.
     fn add_later(&mut self, turn: &mut Turn<'_, E>, rule: Rule) {
         match self.reopened.try_reserve(1) {
             Ok(()) => self.reopened.push(rule),
@@ -170,19 +178,19 @@ impl<E: Host> Library<E> {
         }
         let mut from = 0;
         while let Some(at) = self.rules.of_domain(rule.pd, from) {
-            self.tell(turn, at, Control::Rule(*rule));
+            self.send_to_group(turn, at, Control::Rule(*rule));
             from = at + 1;
         }
     }
 
-    /// The card lets packets reach it, and those who begin are told of it.
+    /// The card lets packets reach it, and new connections send it.
     pub(super) fn keep_rule(&mut self, rule: &Rule) -> Result<(), NicError> {
         self.bounds.add(rule.addr, rule.len, rule.access)?;
         self.rules.note(rule).inspect_err(|_| self.bounds.remove(rule.addr, rule.len, rule.access))
     }
 
-    /// It no longer is. The card lets no packet reach it from now on; [`is_revoked`](Library::is_revoked)
-    /// says when no card tries any more.
+    /// It no longer is. The card lets no packet reach it from now on; once
+    /// [`is_revoked`](Endpoints::is_revoked), no stateful card sends one.
     fn remove_rule(&mut self, turn: &mut Turn<'_, E>, rule: &Rule) {
         self.bounds.remove(rule.addr, rule.len, rule.access);
         self.rules.forget(rule);
@@ -191,120 +199,117 @@ impl<E: Host> Library<E> {
             from = at + 1;
             let group = &mut self.rules.groups[at];
             /* one that there is no memory for is not waited for */
-            if group.teller.is_some() && group.revoked.try_reserve(1).is_ok() {
+            if group.leader.is_some() && group.revoked.try_reserve(1).is_ok() {
                 group.revoked.push(rule.key);
             }
-            self.tell(turn, at, Control::Unrule { key: rule.key });
-            self.take_back(turn, at, rule.key);
+            self.send_to_group(turn, at, Control::Unrule { key: rule.key });
+            self.send_unrule_beside(turn, at, rule.key);
         }
     }
 
-    /// Others than the teller may be saying all rules anew, at their peer's wish: none of them comes after
-    /// its end, and the end is over when all of them have an answer.
-    fn take_back(&mut self, turn: &mut Turn<'_, E>, group: usize, key: u32) {
+    /// Members beside the leader may be sending all rules again, as their peer asked. They send the end of
+    /// the rule, too, so that the rule does not come after it. The key is revoked when all have an answer.
+    fn send_unrule_beside(&mut self, turn: &mut Turn<'_, E>, group: usize, key: u32) {
         let Some(group) = self.rules.groups.get_mut(group) else { return };
-        for at in group.members.iter().filter(|at| group.teller != Some(**at)) {
+        for at in group.members.iter().filter(|at| group.leader != Some(**at)) {
             if let Some(end) = self.ends.get_mut(*at as usize).filter(|end| end.qp.changes().given > 0) {
-                end.qp.tell(turn.env, turn.now, Control::Unrule { key });
-                group.taking_back += u32::from(!end.takes_back);
-                end.takes_back = true;
+                end.qp.send_rule(turn.env, turn.now, Control::Unrule { key });
+                group.unrules_pending += u32::from(!end.sends_unrule);
+                end.sends_unrule = true;
                 self.timers.arm(end.timer, turn.now + 1, *at);
             }
         }
     }
 
-    /// Whether all stateful cards have answered that they know the key no longer.
+    /// Whether all stateful cards have removed the key's rule.
     pub fn is_revoked(&self, key: u32) -> bool {
-        !self.rules.groups.iter().any(|(_, group)| group.heard && group.revoked.contains(&key))
+        !self.rules.groups.iter().any(|(_, group)| group.reachable && group.revoked.contains(&key))
     }
 
-    /// Whether all stateful cards that are there have answered that they know the memory of a protection
-    /// domain.
-    pub fn is_told(&self, pd: PdId) -> bool {
+    /// Whether all stateful cards that answer have the rules of a protection domain.
+    pub fn is_known(&self, pd: PdId) -> bool {
         let waits = self.reopened.iter().any(|rule| rule.pd == pd);
-        !waits && self.of_this(pd).all(|group| !group.heard || group.untold.load(Ordering::Relaxed) == 0)
+        !waits && self.of_this(pd).all(|group| !group.reachable || group.unacked.load(Ordering::Relaxed) == 0)
     }
 
-    /// Whether they have also answered that they know no longer what was taken away.
+    /// Whether they have also removed the rules that are no more.
     pub(super) fn is_settled(&self, pd: PdId) -> bool {
-        self.is_told(pd) && self.of_this(pd).all(|group| !group.heard || group.revoked.is_empty())
+        self.is_known(pd) && self.of_this(pd).all(|group| !group.reachable || group.revoked.is_empty())
     }
 
     fn of_this(&self, pd: PdId) -> impl Iterator<Item = &Group> {
         self.rules.groups.iter().map(|(_, group)| group).filter(move |group| group.key.pd == pd)
     }
 
-    fn tell(&mut self, turn: &mut Turn<'_, E>, group: usize, what: Control) {
-        let teller = self.rules.groups.get(group).and_then(|group| group.teller);
-        if let Some(teller) = teller
-            && let Some(end) = self.ends.get_mut(teller as usize)
+    fn send_to_group(&mut self, turn: &mut Turn<'_, E>, group: usize, what: Control) {
+        let leader = self.rules.groups.get(group).and_then(|group| group.leader);
+        if let Some(leader) = leader
+            && let Some(end) = self.ends.get_mut(leader as usize)
         {
-            end.qp.tell(turn.env, turn.now, what);
+            end.qp.send_rule(turn.env, turn.now, what);
             let given = end.qp.changes().given;
             if let Some(group) = self.rules.groups.get(group) {
-                /* nobody takes it for answered before the teller's turn is over */
-                group.untold.fetch_max(given, Ordering::Relaxed);
+                /* not taken for answered before the leader's turn is over */
+                group.unacked.fetch_max(given, Ordering::Relaxed);
             }
-            self.settle(turn, teller);
+            self.settle(turn, leader);
         }
     }
 
-    /// After a call of a QP: what it has said for its group, and whether it still can.
-    pub(super) fn follow_teller(&mut self, turn: &mut Turn<'_, E>, at: u32) {
+    /// After a call of a QP: what it has sent for its group, and whether it still can.
+    pub(super) fn follow_leader(&mut self, turn: &mut Turn<'_, E>, at: u32) {
         let Some(end) = self.ends.get_mut(at as usize) else { return };
-        let (group_at, changes, heard) = (end.group, end.qp.changes(), end.qp.is_heard());
-        if end.takes_back && (changes.taken == 0 || !heard) {
-            end.takes_back = false;
-            self.took_back(group_at);
+        let (group_at, changes, reachable) = (end.group, end.qp.changes(), end.qp.is_reachable());
+        if end.sends_unrule && (changes.taken == 0 || !reachable) {
+            end.sends_unrule = false;
+            self.unrule_done(group_at);
         }
         let Some(end) = self.ends.get_mut(at as usize) else { return };
         let Some(group) = self.rules.groups.get_mut(group_at) else { return };
-        match group.teller {
-            /* there was nobody to tell anything, and SF's first answer has come */
-            None if heard => (group.teller, group.heard) = (Some(at), true),
-            Some(teller) if teller == at => group.heard |= heard,
+        match group.leader {
+            /* the group had no leader, and SF answers this one */
+            None if reachable => (group.leader, group.reachable) = (Some(at), true),
+            Some(leader) if leader == at => group.reachable |= reachable,
             _ => {
-                /* all is being told by the teller; what this one had to say of it may come late */
-                if !heard && changes != Changes::default() {
-                    end.qp.untell();
+                /* the leader sends all; what this one had to send might come late */
+                if !reachable && changes != Changes::default() {
+                    end.qp.retract_rules();
                 }
-                let back = heard && !group.heard && end.qp.state() == SlState::Ready;
+                let back = reachable && !group.reachable && end.qp.state() == SlState::Ready;
                 if back {
-                    /* the first that is heard again, before its teller: what its WQEs name is told by
-                     * itself
-                     */
-                    self.find_teller(turn, group_at);
+                    /* SF answers it before the leader: it sends by itself what its WQEs name */
+                    self.elect_leader(turn, group_at);
                 }
                 return;
             }
         }
-        if !heard {
-            self.find_teller(turn, group_at);
+        if !reachable {
+            self.elect_leader(turn, group_at);
             return;
         }
-        let mut answered = changes.taken == 0 && group.taking_back == 0 && !group.revoked.is_empty();
+        let mut answered = changes.taken == 0 && group.unrules_pending == 0 && !group.revoked.is_empty();
         if answered {
             group.revoked.clear();
         }
-        let before = group.untold.swap(changes.given, Ordering::Relaxed);
+        let before = group.unacked.swap(changes.given, Ordering::Relaxed);
         if before > 0 && changes.given == 0 {
             answered = true;
             self.wake_group(group_at);
         }
         if answered {
-            self.wake_patient();
+            self.wake_window_ops();
         }
     }
 
-    /// A member that said the end of rules beside the teller has its answer, or cannot be heard.
-    fn took_back(&mut self, group: usize) {
+    /// A member that sent the end of rules beside the leader has its answer, or is unreachable.
+    fn unrule_done(&mut self, group: usize) {
         let Some(group) = self.rules.groups.get_mut(group) else { return };
-        group.taking_back -= 1;
-        let teller = group.teller.and_then(|at| self.ends.get(at as usize));
-        let told = teller.is_some_and(|end| end.qp.changes().taken == 0);
-        if told && group.taking_back == 0 && !group.revoked.is_empty() {
+        group.unrules_pending -= 1;
+        let leader = group.leader.and_then(|at| self.ends.get(at as usize));
+        let known = leader.is_some_and(|end| end.qp.changes().taken == 0);
+        if known && group.unrules_pending == 0 && !group.revoked.is_empty() {
             group.revoked.clear();
-            self.wake_patient();
+            self.wake_window_ops();
         }
     }
 
@@ -318,9 +323,9 @@ impl<E: Host> Library<E> {
         }
     }
 
-    /// Those go on whose change of a window was to be known first.
-    fn wake_patient(&mut self) {
-        while let Some(at) = self.patient.pop() {
+    /// Has the window operations looked at that wait for answers.
+    fn wake_window_ops(&mut self) {
+        while let Some(at) = self.waiting_ops.pop() {
             if let Some(end) = self.ends.get_mut(at as usize).filter(|end| !end.queued) {
                 end.queued = true;
                 self.ready.push_back(at);
@@ -328,16 +333,16 @@ impl<E: Host> Library<E> {
         }
     }
 
-    /// A member of a group ends. True: what it has said for the others, they say.
+    /// A member of a group ends. True: the others send what it had to send.
     pub(super) fn leave_group(
         &mut self,
         turn: &mut Turn<'_, E>,
         group_at: usize,
         at: u32,
-        takes_back: bool,
+        sends_unrule: bool,
     ) -> bool {
-        if takes_back {
-            self.took_back(group_at);
+        if sends_unrule {
+            self.unrule_done(group_at);
         }
         let Some(group) = self.rules.groups.get_mut(group_at) else { return false };
         group.members.retain(|member| *member != at);
@@ -345,59 +350,57 @@ impl<E: Host> Library<E> {
             self.rules.forget_empty(group_at);
             return false;
         }
-        group.teller != Some(at) || self.find_teller(turn, group_at)
+        group.leader != Some(at) || self.elect_leader(turn, group_at)
     }
 
-    /// The teller is gone, or nobody hears it: another says what may have had no answer, one of those that SF
-    /// answers if there is one. Else one that is only silent goes on, lest anything is lost should its peer
-    /// come back, and nobody waits for that. Gives whether SF hears it.
-    fn find_teller(&mut self, turn: &mut Turn<'_, E>, group_at: usize) -> bool {
+    /// The leader is gone or unreachable: another sends what may have no answer. That is one that SF answers;
+    /// else one that SF may answer again, for which nobody waits. Gives whether SF answers the new one.
+    fn elect_leader(&mut self, turn: &mut Turn<'_, E>, group_at: usize) -> bool {
         let Some(group) = self.rules.groups.get(group_at) else { return false };
-        let before = group.teller;
+        let before = group.leader;
         let members = || group.members.iter().copied();
-        let heard = members().find(|member| self.is_ready(*member));
-        let heard = heard.or_else(|| members().find(|member| self.is_heard(*member)));
+        let reachable = members().find(|member| self.is_ready(*member));
+        let reachable = reachable.or_else(|| members().find(|member| self.is_reachable(*member)));
         let silent = || before.into_iter().chain(members()).find(|member| self.is_silent(*member));
-        let next = heard.or_else(silent);
+        let next = reachable.or_else(silent);
         if let Some(end) = before.filter(|_| before != next).and_then(|at| self.ends.get_mut(at as usize)) {
-            end.qp.untell();
+            end.qp.retract_rules();
         }
         let group = &mut self.rules.groups[group_at];
-        /* it stays so until the next teller has its rules to say: no WQE is to leave between */
-        let untold = group.untold.load(Ordering::Relaxed) > 0;
-        let behind = untold || !group.heard;
-        let was_heard = core::mem::replace(&mut group.heard, heard.is_some());
-        group.teller = next;
+        /* kept until the next leader has its rules to send: no WQE is to leave between */
+        let unacked = group.unacked.load(Ordering::Relaxed) > 0;
+        let behind = unacked || !group.reachable;
+        let was_reachable = core::mem::replace(&mut group.reachable, reachable.is_some());
+        group.leader = next;
         if let Some(end) = next.filter(|_| before != next).and_then(|at| self.ends.get_mut(at as usize)) {
             for key in &group.revoked {
-                end.qp.tell(turn.env, turn.now, Control::Unrule { key: *key });
+                end.qp.send_rule(turn.env, turn.now, Control::Unrule { key: *key });
             }
             if behind {
                 let pd = group.key.pd;
                 let rules = turn.nic.memory().rules().filter(|rule| rule.pd == pd);
-                end.qp.tell_all(turn.env, turn.now, rules);
+                end.qp.send_rules(turn.env, turn.now, rules);
             }
         }
-        match heard {
+        match reachable {
             Some(next) => {
                 self.settle(turn, next);
             }
             None => {
-                /* programs do not wait for what nobody hears; WQEs that may name it do, as long as somebody
-                may be heard again who says it */
+                /* programs do not wait for a silent peer; WQEs do, as long as it may answer again */
                 if next.is_none() {
-                    group.untold.store(0, Ordering::Relaxed);
+                    group.unacked.store(0, Ordering::Relaxed);
                     group.revoked.clear();
                 }
-                /* once: who waits for other groups would have its turn again and again */
-                if was_heard {
-                    self.wake_patient();
+                /* once: those that wait for other groups would be looked at again and again */
+                if was_reachable {
+                    self.wake_window_ops();
                 }
             }
         }
-        if heard.is_some() || untold && next.is_none() {
+        if reachable.is_some() || unacked && next.is_none() {
             self.wake_group(group_at);
         }
-        heard.is_some()
+        reachable.is_some()
     }
 }

@@ -1,16 +1,16 @@
 use starverbs_core::rng::Rng;
 
 use super::*;
-use crate::control::{MAX_CONTROL, Wish};
+use crate::control::{MAX_CONTROL, Preference};
 use crate::negotiate::THRESHOLD;
 
 use std::vec::Vec;
 
-const CARD: Card = Card { boot: 7, ports: [4793, 4794], patience: Some(1) };
+const INIT: RoundInit = RoundInit { boot: 7, ports: [4793, 4794], patience: Some(1) };
 
 fn terms(n: u8, stateful: u32) -> Terms {
     let gid = Gid::from_ipv4([10, 0, 0, n]);
-    Terms { wish: Wish::Auto, stateful, threshold: THRESHOLD, gid, qpn: n.into() }
+    Terms { preference: Preference::Auto, stateful, threshold: THRESHOLD, gid, qpn: n.into() }
 }
 
 /// Requests of an end: how many were begun, and how many of them are done.
@@ -18,79 +18,79 @@ fn terms(n: u8, stateful: u32) -> Terms {
 struct Sends {
     begun: u32,
     done: u32,
-    rests: bool,
+    quiescing: bool,
     held: bool,
 }
 
 impl Requests for Sends {
-    fn rest(&mut self) -> bool {
-        self.rests = true;
+    fn quiesce(&mut self) -> bool {
+        self.quiescing = true;
         true
     }
-    fn are_done(&self) -> bool {
+    fn are_drained(&self) -> bool {
         self.begun == self.done
     }
     fn hold(&mut self) -> bool {
-        self.held |= self.are_done();
+        self.held |= self.are_drained();
         self.held
     }
     fn are_held(&self) -> bool {
         self.held
     }
     fn resume(&mut self) {
-        (self.rests, self.held) = (false, false);
+        (self.quiescing, self.held) = (false, false);
     }
 }
 
 #[test]
-fn a_message_of_a_round_is_told_from_others() {
-    let said = Renewed { round: 0x1234, message: Control::Resting { drained: false } };
+fn a_message_of_a_round_is_recognised() {
+    let message = RoundMessage { round: 0x1234, message: Control::Quiescing { drained: false } };
     let mut room = [0; MAX_CONTROL];
-    let len = said.encode(&mut room).expect("it fits");
-    assert_eq!(Renewed::decode(&room[..len]), Some(said));
-    assert_eq!((Renewed::decode(&room[..len - 1]), Control::decode(&room[..len])), (None, None));
-    assert_eq!(said.encode(&mut room[..len - 1]), None);
-    let len = said.message.encode(&mut room).expect("it fits");
-    assert_eq!(Renewed::decode(&room[..len]), None);
+    let len = message.encode(&mut room).expect("it fits");
+    assert_eq!(RoundMessage::decode(&room[..len]), Some(message));
+    assert_eq!((RoundMessage::decode(&room[..len - 1]), Control::decode(&room[..len])), (None, None));
+    assert_eq!(message.encode(&mut room[..len - 1]), None);
+    let len = message.message.encode(&mut room).expect("it fits");
+    assert_eq!(RoundMessage::decode(&room[..len]), None);
     assert!(is_new(0, u16::MAX) && is_new(5, 4) && !is_new(4, 4) && !is_new(3, 4));
 }
 
 #[test]
-fn who_hears_nothing_lets_nothing_rest() {
+fn without_an_answer_nothing_is_quiesced() {
     let mut sends = Sends::default();
-    let mut end = Renewal::ask(1, terms(1, 200), CARD, 5);
+    let mut end = Renegotiation::ask(1, terms(1, 200), INIT, 5);
     let mut asked = 0;
     while let Some(due) = end.deadline() {
         asked += u32::from(end.poll(due, &mut sends).is_some());
-        assert!(!sends.rests);
+        assert!(!sends.quiescing);
     }
     assert_eq!((asked, end.outcome()), (ASKS, Some(Outcome::Plain)));
 }
 
 #[test]
-fn requests_do_not_rest_for_long() {
+fn requests_do_not_wait_for_long() {
     let mut sends = Sends { begun: 1, ..Sends::default() };
-    let mut end = Renewal::asked(1, terms(1, 3), CARD, 100, &mut sends).expect("they rest");
-    assert!(sends.rests);
+    let mut end = Renegotiation::asked(1, terms(1, 3), INIT, 100, &mut sends).expect("they quiesce");
+    assert!(sends.quiescing);
     let mut last = None;
     while let Some(due) = end.deadline() {
         last = end.poll(due.max(100), &mut sends);
-        assert!(due <= 100 + REST);
+        assert!(due <= 100 + MAX_QUIESCE);
     }
-    assert_eq!(last.map(|said| said.message), Some(Control::Plain));
-    assert_eq!((sends.rests, end.outcome()), (false, Some(Outcome::Plain)));
+    assert_eq!(last.map(|message| message.message), Some(Control::Plain));
+    assert_eq!((sends.quiescing, end.outcome()), (false, Some(Outcome::Plain)));
 }
 
 /// One end of the model below.
 struct End {
     terms: Terms,
     sends: Sends,
-    round: Option<Renewal>,
+    round: Option<Renegotiation>,
     last: u16,
     settled: Option<Negotiation>,
     asks: Vec<Nanos>,
     /// Requests of the peer that were executed
-    heard: u32,
+    received: u32,
 }
 
 impl End {
@@ -107,32 +107,32 @@ impl End {
         }
     }
 
-    fn poll(&mut self, now: Nanos) -> Option<Renewed> {
+    fn poll(&mut self, now: Nanos) -> Option<RoundMessage> {
         if self.asks.pop_if(|at| *at <= now).is_some() && self.round.is_none() && !self.is_star() {
             self.last += 1;
-            self.round = Some(Renewal::ask(self.last, self.terms, CARD, now));
+            self.round = Some(Renegotiation::ask(self.last, self.terms, INIT, now));
         }
-        let said = self.round.as_mut().and_then(|round| round.poll(now, &mut self.sends));
+        let message = self.round.as_mut().and_then(|round| round.poll(now, &mut self.sends));
         self.look();
-        said
+        message
     }
 
-    fn hear(&mut self, now: Nanos, peer: &Terms, said: &Renewed) -> Option<Renewed> {
+    fn receive(&mut self, now: Nanos, peer: &Terms, message: &RoundMessage) -> Option<RoundMessage> {
         let from = (peer.gid, peer.qpn);
         let free = self.round.is_none() && !self.is_star();
-        if let Control::Renew { .. } = said.message
+        if let Control::Renegotiate { .. } = message.message
             && free
-            && is_new(said.round, self.last)
+            && is_new(message.round, self.last)
             && suits(&self.terms, peer)
         {
-            self.last = said.round;
-            self.round = Renewal::asked(said.round, self.terms, CARD, now, &mut self.sends);
+            self.last = message.round;
+            self.round = Renegotiation::asked(message.round, self.terms, INIT, now, &mut self.sends);
         }
         let answer = match &mut self.round {
-            Some(round) if round.round() == said.round => {
-                round.handle(now, from, &said.message, &mut self.sends)
+            Some(round) if round.round() == message.round => {
+                round.handle(now, from, &message.message, &mut self.sends)
             }
-            _ => answer(said, from, self.settled.as_mut().filter(|_| said.round == self.last)),
+            _ => answer(message, from, self.settled.as_mut().filter(|_| message.round == self.last)),
         };
         self.look();
         answer
@@ -141,7 +141,7 @@ impl End {
 
 #[derive(Clone, Copy)]
 enum Frame {
-    Said(Renewed),
+    Message(RoundMessage),
     /// That request of the sender, the first time or again
     Request(u32),
     /// All requests before it are done
@@ -165,7 +165,7 @@ fn no_wire_makes_the_ends_differ() {
                 last: 0,
                 settled: None,
                 asks: if at == 0 || counts[1] > THRESHOLD { asks } else { Vec::new() },
-                heard: 0,
+                received: 0,
             }
         });
         let (loss, late) = (rng.word() % 40, 1 + rng.word() % 20_000_000);
@@ -174,14 +174,14 @@ fn no_wire_makes_the_ends_differ() {
             let now = tick * 50_000;
             let mut out = Vec::new();
             for (me, end) in ends.iter_mut().enumerate() {
-                out.extend(end.poll(now).map(|said| (me, Frame::Said(said))));
+                out.extend(end.poll(now).map(|message| (me, Frame::Message(message))));
                 let sends = &mut end.sends;
-                let runs = !sends.rests && !sends.held;
+                let runs = !sends.quiescing && !sends.held;
                 if runs && sends.begun - sends.done < 4 && tick < 50_000 && rng.word().is_multiple_of(10) {
                     sends.begun += 1;
                     out.push((me, Frame::Request(sends.begun - 1)));
                 }
-                if !sends.are_done() && tick.is_multiple_of(40) {
+                if !sends.are_drained() && tick.is_multiple_of(40) {
                     out.push((me, Frame::Request(sends.done)));
                 }
             }
@@ -190,11 +190,13 @@ fn no_wire_makes_the_ends_differ() {
                 let peer = ends[1 - to].terms;
                 let end = &mut ends[to];
                 match frame {
-                    Frame::Said(said) => {
-                        out.extend(end.hear(now, &peer, &said).map(|said| (to, Frame::Said(said))));
+                    Frame::Message(message) => {
+                        out.extend(
+                            end.receive(now, &peer, &message).map(|message| (to, Frame::Message(message))),
+                        );
                     }
-                    Frame::Request(n) if n <= end.heard => {
-                        let new = n == end.heard;
+                    Frame::Request(n) if n <= end.received => {
+                        let new = n == end.received;
                         if end.sends.held && !new {
                             continue;
                         }
@@ -202,8 +204,8 @@ fn no_wire_makes_the_ends_differ() {
                         if end.sends.held {
                             end.sends.resume();
                         }
-                        end.heard += u32::from(new);
-                        out.push((to, Frame::Ack(end.heard)));
+                        end.received += u32::from(new);
+                        out.push((to, Frame::Ack(end.received)));
                     }
                     Frame::Request(_) => {}
                     Frame::Ack(n) => end.sends.done = end.sends.done.max(n),
@@ -224,14 +226,14 @@ fn no_wire_makes_the_ends_differ() {
                 stars += 1;
             }
             [None, None] => {
-                assert!(ends.iter().all(|end| !end.sends.rests && !end.sends.held), "seed {seed}");
+                assert!(ends.iter().all(|end| !end.sends.quiescing && !end.sends.held), "seed {seed}");
                 plains += 1;
             }
             other => panic!("seed {seed}: {other:?}"),
         }
         for at in 0..2 {
-            let End { sends, heard, .. } = &ends[at];
-            assert_eq!((*heard, sends.done), (ends[1 - at].sends.begun, sends.begun), "seed {seed}");
+            let End { sends, received, .. } = &ends[at];
+            assert_eq!((*received, sends.done), (ends[1 - at].sends.begun, sends.begun), "seed {seed}");
         }
     }
     assert!(stars > 500 && plains > 20, "{stars} {plains}");

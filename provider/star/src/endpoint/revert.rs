@@ -1,0 +1,91 @@
+//! An [`SlQp`] quiesces, and its QP goes back to the card while its program posts on.
+
+use starverbs_core::env::{RecvQueue, SendQueue};
+use starverbs_core::{Nanos, NicError, Psn, Sge};
+
+use crate::env::StarEnv;
+use crate::revert::QuiescePoint;
+use crate::wire::Queue;
+
+use super::window_op::WindowOpState;
+use super::{SlQp, SlState};
+
+/// Where an [`SlQp`] that has reverted leaves its queues.
+#[derive(Clone, Copy, Debug)]
+pub struct Left {
+    /// Receives that SF did not use, back in their queue
+    pub recvs: u32,
+    /// Index in the send queue of the first request that is not done
+    pub first_send: u32,
+}
+
+impl<E: StarEnv> SlQp<E> {
+    /// No WQE leaves for the first time from now on. False: the connection is ending.
+    pub fn quiesce(&mut self) -> bool {
+        self.quiescing = self.is_connected();
+        self.quiescing
+    }
+
+    /// New WQEs leave again.
+    pub fn resume(&mut self, env: &mut E, now: Nanos) {
+        self.quiescing = false;
+        self.supply(env, now);
+    }
+
+    /// SF is quiesced at this point. Whether all before it is complete here, too, and no message is left:
+    /// then the QP may go back to the card. `None`: that will never be so.
+    pub fn has_reached(&mut self, env: &mut E, now: Nanos, point: QuiescePoint) -> Option<bool> {
+        if !self.quiescing || !self.is_connected() {
+            return None;
+        }
+        if self.state == SlState::Starting {
+            /* no WQE was sent, and the set-up is obsolete */
+            return (point == QuiescePoint::default()).then_some(true);
+        }
+        for queue in [Queue::Send, Queue::Recv] {
+            self.complete(env, now, queue);
+        }
+        let ops = self.window_op != WindowOpState::None || self.invalidation != WindowOpState::None;
+        if !self.is_connected() || ops || self.is_closed() || self.channel.waiting() > 0 {
+            return self.is_connected().then_some(false);
+        }
+        let sends = point.sends.since(Psn::new(self.send.una));
+        let under_way = self.send.next.wrapping_sub(self.send.una);
+        if sends < 0 || sends as u32 > under_way {
+            return None;
+        }
+        if point.recvs != Psn::new(self.recv.una) {
+            return Some(false);
+        }
+        let end = self.send.una.wrapping_add(sends as u32);
+        let unreported = (0..sends as u32).map(|n| self.send.una.wrapping_add(n));
+        if unreported.into_iter().any(|seq| self.is_reported(seq)) {
+            return Some(false);
+        }
+        /* done, and unsignaled */
+        self.send.complete(end, now);
+        self.init.sq.release(self.index(end));
+        Some(true)
+    }
+
+    /// The QP leaves: receives that SF did not use go back to the front of their queue, and no message goes
+    /// to SF any more. `Exhausted`: no memory, and nothing changes.
+    pub fn revert(&mut self) -> Result<Left, NicError> {
+        let (una, held) = (self.recv.una, self.recv.next.wrapping_sub(self.recv.una));
+        let mut recvs = (0..held).map(|n| self.taken(una.wrapping_add(n)));
+        if held > 0 {
+            self.init.rq.put_back(&mut recvs)?;
+        }
+        self.recv.stop();
+        self.detached = true;
+        Ok(Left { recvs: held, first_send: self.index(self.send.una) })
+    }
+
+    /// A receive that SF has.
+    pub(super) fn taken(&self, seq: u32) -> (u64, &[Sge]) {
+        let at = (seq & (self.init.setup.rq_depth - 1)) as usize;
+        let first = at * self.stride;
+        let Some(recv) = self.recvs.get(at) else { return (0, &[]) };
+        (recv.wr_id, self.sges.get(first..first + usize::from(recv.sges)).unwrap_or(&[]))
+    }
+}
