@@ -1,5 +1,8 @@
 //! The figures: what the paper says holds, but for what is known not to; and two runs are the same.
 
+use std::fs;
+use std::path::Path;
+
 use starverbs_sim::rnic::{PAPERS, Report, Statements, Verdict};
 use starverbs_sim::strom::figures::FIGURES;
 
@@ -16,9 +19,19 @@ const DO_NOT: &[&str] = &[
      with the network",
 ];
 
+/// The figures in docs/figures are those of the code; `make figures` writes them.
+fn are_written(reports: &[Report]) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/figures");
+    for report in reports {
+        let written = fs::read_to_string(folder.join(format!("{}.csv", report.name)));
+        assert_eq!(written.expect("a figure that is written"), report.csv(), "{}", report.name);
+    }
+}
+
 #[test]
-fn sentences_hold() {
+fn sentences_hold_and_figures_are_written() {
     let reports: Vec<Report> = FIGURES.iter().map(|figure| figure.carry_out()).collect();
+    are_written(&reports);
     let (.., text) = PAPERS.iter().find(|(name, ..)| *name == "strom").expect("the paper");
     let statements = Statements::read(text).expect("statements");
     let judged = statements.statement.iter().filter_map(|statement| {

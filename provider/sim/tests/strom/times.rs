@@ -1,7 +1,10 @@
 //! Closed forms: what passes idle units takes what their numbers say.
 
 use starverbs_core::strom::Code;
+use starverbs_kernels::Get;
+use starverbs_kernels::get::{Entry, Params as Lookup};
 use starverbs_sim::strom::{HUNDRED, Pair, Params, TEN, TEN_STORES};
+use zerocopy::IntoBytes;
 
 /// A packet's way from the sender's data path to the receiver's stack, ps: `frame` bytes behind the UDP
 /// header, without ICRC.
@@ -53,5 +56,34 @@ fn an_rpc_that_no_kernel_takes_is_two_ways() {
         let ways = way(params, 12 + 16 + 32) + way(params, 12 + 16 + 16);
         let bus = params.further + params.write + params.write;
         assert_eq!(known, bus + ways + params.stage * params.cycle + params.poll);
+    }
+}
+
+/// A chain of empty entries: each is a read that waits for the one before, and a step.
+#[test]
+fn a_kernel_waits_for_each_read() {
+    for params in [&TEN, &HUNDRED] {
+        let time = |entries: u32| {
+            let mut pair = Pair::new(params);
+            pair.load(1, Box::new(Get));
+            let (table, answer) = (pair.region(1, entries * 64), pair.region(0, 64));
+            for at in 1..entries {
+                let entry = Entry { next: at.into(), ..Entry::default() };
+                pair.put(1, table.part((at - 1) * 64, 64), entry.as_bytes());
+            }
+            let lookup = Lookup {
+                table: table.addr.into(),
+                key: 1.into(),
+                table_key: table.key.into(),
+                hops: entries.into(),
+                ..Lookup::default()
+            };
+            let (known, code, _) = pair.ask(0, 1, lookup.as_bytes(), answer);
+            assert_eq!(code, Code::NotFound as u32, "all were looked at");
+            known
+        };
+        let bus = (64 + 24) * params.bus_byte / 1000;
+        let hop = params.read + bus.max(params.dma_cycle * 64_u64.div_ceil(params.dma_width.into()));
+        assert_eq!(time(5) - time(1), 4 * (hop + params.stage * params.cycle));
     }
 }
