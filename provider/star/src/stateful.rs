@@ -1,9 +1,9 @@
 //! The stateful half: all that a connection's two cards know, kept by one (III-C).
 //!
 //! A [`Stateful`] executes two send queues, its own and SL's, against two receive queues, its own and SL's.
-//! `remote` keeps SL's queues, `stream` orders WQEs, `begin` begins them, `packets` makes their packets,
-//! `window` knows which are under way, `answers` takes those of SL's card, `results` sends results of SL's
-//! atomics, `inquiry` asks SL before a request fails for want of a rule, `finish` completes in order,
+//! `remote` keeps SL's queues, `stream` orders WQEs, `begin` begins them, `packets` and `rdc` make their
+//! packets, `window` knows which are under way, `answers` takes those of SL's card, `results` sends results
+//! of SL's atomics, `inquiry` asks SL before a request fails for want of a rule, `finish` completes in order,
 //! `events` sends SL's completions, `messages` takes control messages, `failing` takes either end into error,
 //! `clock` does what is due, `quiesce` lets nothing begin. It knows no sockets and no negotiation: it begins
 //! when both ends know what they are.
@@ -21,6 +21,7 @@ mod inquiry;
 mod messages;
 mod packets;
 mod quiesce;
+mod rdc;
 mod remote;
 mod results;
 mod stream;

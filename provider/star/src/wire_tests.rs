@@ -2,6 +2,9 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
+use starverbs_core::Gid;
+
+use super::checksum::{WAYS, crc16};
 use super::*;
 
 fn path() -> IcrcHeader {

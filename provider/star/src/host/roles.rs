@@ -1,34 +1,35 @@
 //! Which queue pairs are ends of StaR connections: the preferences of their programs, what is settled with
 //! their peers, and when it begins. `renegotiation` settles the roles of a plain connection that runs,
-//! `revert` makes one of StaR plain, `epochs` keeps late packets of former connections out.
+//! `revert` makes one of StaR plain, `epochs` keeps late packets of former connections out, `messages` sends
+//! and takes role messages.
 
 mod epochs;
+mod messages;
 mod renegotiation;
 mod revert;
 
 use starverbs_core::nic::{Nic, TimerId, Timers};
 use starverbs_core::qp::{QpAttr, QpAttrMask};
 use starverbs_core::rtt::RttBounds;
-use starverbs_core::{AsyncEvent, Av, FrameMeta, Gid, Nanos, NicError, Psn, QpState, Qpn};
+use starverbs_core::{AsyncEvent, Av, FrameMeta, Gid, Nanos, NicError, QpState, Qpn};
 
 use crate::card::StarInit;
 use crate::channel::Channel;
-use crate::control::{Control, MAX_CONTROL, Preference, Role, Setup};
+use crate::control::{Control, Preference, Role};
 use crate::datagram;
 use crate::endpoint::Patience;
 use crate::env::QpPair;
 use crate::form::Form;
 use crate::negotiate::{Beginning, Negotiation, Outcome, PlainPeers, Terms};
-use crate::renegotiation::RoundMessage;
-use crate::seal::{AddrPair, MAX_SEALED};
 use crate::stateful::{SlPeer, WINDOW};
-use crate::stateless::{self, send_control};
-use crate::wire::{Packet, Prefix, Ptype};
+use crate::stateless;
+use crate::wire::Packet;
 
 use super::endpoints::Endpoints;
 use super::places::ByQpn;
 use super::{Host, InboundMessage, Note, Turn, queues_of};
 use epochs::Epochs;
+use messages::{RoleMessage, decode_message, first_setup, refuse, send_message};
 use renegotiation::{Balance, Rounds};
 
 /// For how long an address that never sent a StaR message is taken for one without StaR, ns.
@@ -435,19 +436,6 @@ impl<E: Host> Roles<E> {
     }
 }
 
-/// A role message of a peer.
-enum RoleMessage {
-    /// Of a connection that begins
-    Initial(Control),
-    /// Of a round, while it runs
-    OfRound(RoundMessage),
-}
-
-/// Answers each Setup of a stateless end with Bye: the QP is in ERR.
-fn refuse<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn, to: &stateless::SfPeer) {
-    send_control(turn.env, to, qpn, Psn::default(), Some(&Control::Bye { why: 0 }));
-}
-
 /// What an end can be now: a QPC-limited card keeps no StaR connections, and has others keep them when it has
 /// too many.
 fn possible(preference: Preference, qpc_limited: bool, crowded: bool) -> Preference {
@@ -457,53 +445,6 @@ fn possible(preference: Preference, qpc_limited: bool, crowded: bool) -> Prefere
         Preference::Auto if qpc_limited => Preference::Off,
         preference => preference,
     }
-}
-
-/// The Setup of a stateless end, if the packet is its first message, and its QPN and epoch.
-fn first_setup(packet: &Packet<'_>) -> Option<(Setup, Prefix)> {
-    if packet.header.ptype != Ptype::Wqep || packet.header.psn != Psn::default() {
-        return None;
-    }
-    match Control::decode(packet.data)? {
-        Control::Setup(setup) => Some((setup, packet.prefix?)),
-        _ => None,
-    }
-}
-
-/// Sends a role message.
-fn send_message<E: Host>(
-    turn: &mut Turn<'_, E>,
-    qps: QpPair,
-    av: &Av,
-    encode: impl FnOnce(&mut [u8; MAX_CONTROL]) -> Option<usize>,
-) {
-    let (mut plain, mut sealed) = ([0; MAX_CONTROL], [0; MAX_SEALED]);
-    let Some(len) = encode(&mut plain) else { return };
-    let (message, gids) = (plain.get(..len).unwrap_or_default(), (&av.sgid, &av.dgid));
-    let (src, dst) = gids;
-    let message = match turn.env.seal() {
-        Some(seal) => seal
-            .seal_offer(AddrPair { src, dst }, qps, message, &mut sealed)
-            .and_then(|len| sealed.get(..len)),
-        None => Some(message),
-    };
-    if let Some(message) = message {
-        datagram::send(turn.env, qps, av, message);
-    }
-}
-
-/// The role message of a peer. `None`: it is malformed, or not sealed as it must be.
-fn decode_message<E: Host>(turn: &mut Turn<'_, E>, inbound: &InboundMessage) -> Option<RoleMessage> {
-    let mut room = [0; MAX_CONTROL];
-    let ends = AddrPair { src: &inbound.source, dst: &inbound.dest };
-    let opened = match turn.env.seal() {
-        Some(seal) => seal.open_offer(ends, inbound.qps, inbound.message(), &mut room),
-        None => Ok(inbound.message()),
-    };
-    let opened = opened.map_err(|error| error.count(turn.nic.counters())).ok()?;
-    RoundMessage::decode(opened)
-        .map(RoleMessage::OfRound)
-        .or_else(|| Control::decode(opened).map(RoleMessage::Initial))
 }
 
 /// The QP, if it still waits, is one of plain RoCEv2.

@@ -5,12 +5,10 @@ use starverbs_core::transport::slices;
 use starverbs_core::{Access, Gid, Psn, QpId, QpState, SendOp, SendWqe, WcStatus};
 
 use super::events::Acked;
-use super::packets::refused;
 use super::remote::Stored;
 use super::stream::{Class, Op};
 use super::window::{Answered, Entry, Kind, Of};
 use super::{CardCtx, Stateful};
-use crate::carried::CARRIED_LEN;
 use crate::env::StarEnv;
 use crate::form::Form;
 use crate::message::Wqe;
@@ -153,29 +151,6 @@ impl<E: StarEnv> Stateful<E> {
         true
     }
 
-    /// What a packet that carries a completion has done, or that it was not done before its rule went. False:
-    /// it is no answer to such.
-    fn answered_last(
-        &mut self,
-        card: &mut CardCtx<'_, E>,
-        packet: &Packet<'_>,
-        entry: &Entry,
-        op: &Op,
-    ) -> bool {
-        let (header, alone) = (&packet.header, CARRIED_LEN as u16);
-        let not = header.ptype == Ptype::Gda && header.len == 0 && !card.registry.is_live(entry.rule);
-        let done = header.ptype == Ptype::Rda && (header.len == alone + entry.len || header.len == alone);
-        if !(done || not) || header.addr != entry.addr || self.state != QpState::Rts {
-            return false;
-        }
-        if done {
-            self.count_answer(card, header.psn);
-        } else {
-            self.abandon(card, entry.of, entry.wqe, refused(entry.of, op));
-        }
-        true
-    }
-
     /// SL's WRITEs are seen in our memory as they land: one lands when all before it is there, and its last
     /// packet behind its others.
     fn too_early(&mut self, entry: &Entry, op: &Op) -> bool {
@@ -183,7 +158,7 @@ impl<E: StarEnv> Stateful<E> {
         seen && (self.streams[1].settled() != entry.wqe || entry.last && op.left > 1)
     }
 
-    fn count_answer(&mut self, card: &mut CardCtx<'_, E>, psn: Psn) {
+    pub(super) fn count_answer(&mut self, card: &mut CardCtx<'_, E>, psn: Psn) {
         let before = self.window.in_flight();
         let Some(answered) = self.window.done(psn) else { return };
         self.met = true;

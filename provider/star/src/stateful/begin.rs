@@ -10,7 +10,6 @@ use super::stream::{Carry, Class, Op};
 use super::window::Of;
 use super::{CardCtx, Held, Stateful};
 use crate::env::StarEnv;
-use crate::form::Form;
 
 /// SL repeats a WQEP for so long before it gives up: 1 ms, doubled seven times. A receive WQE of SL may be
 /// under way as long, so that a SEND for which none is here is not refused before.
@@ -177,12 +176,6 @@ impl<E: StarEnv> Stateful<E> {
             length: wqe.length,
             ..Op::default()
         })
-    }
-
-    /// Whether the last packet of a WQE may bring SL's completion with it, if there is room for that. What
-    /// was begun before it must not be needed for that, but by other completions.
-    fn may_carry(&self, of: Of, wqe: &SendWqe) -> bool {
-        self.local.form == Form::Packed && wqe.length > 0 && self.streams[of as usize].all_carry()
     }
 
     fn begin_write(&mut self, card: &mut CardCtx<'_, E>, wqe: &SendWqe) -> Begin {

@@ -4,20 +4,19 @@ use starverbs_core::engine::TransmitStatus;
 use starverbs_core::env::SendQueue;
 use starverbs_core::room::Room;
 use starverbs_core::transport::slices;
-use starverbs_core::{Access, Psn, QpId, QpState, Seg, SendFlags, SendOp, Sge, WcStatus};
+use starverbs_core::{Access, Psn, QpId, QpState, Seg, SendFlags, Sge, WcStatus};
 
 use super::begin::Begin;
-use super::finish::{recv_done, send_done};
 use super::stream::{Class, Op};
 use super::window::{Entry, Kind, Of};
 use super::{CardCtx, Ended, Stateful};
-use crate::carried::{CARRIED_LEN, Carried};
+use crate::carried::CARRIED_LEN;
 use crate::env::StarEnv;
 use crate::form::Form;
-use crate::message::{ATOMIC_LEN, Atomic, CqeMsg};
+use crate::message::{ATOMIC_LEN, Atomic};
 use crate::registry::{Claim, RuleRef, SendCtx};
-use crate::ring::{CQE_SLOT, REPLAY_SLOT, slot};
-use crate::wire::{Header, Opt, Ptype, Queue};
+use crate::ring::{REPLAY_SLOT, slot};
+use crate::wire::{Header, Opt, Ptype};
 
 /// Packets that a connection may send before another gets its turn.
 const TURN: u32 = 64;
@@ -231,44 +230,6 @@ impl<E: StarEnv> Stateful<E> {
         true
     }
 
-    /// Sends the last packet of a WQE, which has waited until all others are answered and none of their
-    /// copies can come any more: its completion gives SL's program the buffer. False: there is none that may
-    /// go.
-    fn send_held(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> bool {
-        if self.ended != Ended::Not || !self.window.has_room() {
-            return false;
-        }
-        let Some(index) = self.stream(of).held() else { return false };
-        let op = *self.streams[of as usize].get(index);
-        if op.left > 1 {
-            return false;
-        }
-        if op.until > card.now {
-            self.arm(op.until);
-            return false;
-        }
-        let offset = op.held;
-        let Some((addr, _, rule)) = self.target(card, of, index, &op, offset) else {
-            card.stats.star_rejects.inc();
-            self.abandon(card, of, index, refused(of, &op));
-            return true;
-        };
-        let (kind, len) = (kind_of(of, op.class), (op.length - offset) as u16);
-        let fresh = Entry { of, kind, last: true, len, wqe: index, offset, addr, rule, ..Entry::default() };
-        if !self.is_admitted(card, fresh.cost()) {
-            return false;
-        }
-        if op.probed {
-            self.forget_probe(card, of, index);
-        }
-        let stream = self.stream(of);
-        stream.let_go(index);
-        let op = stream.op(index);
-        (op.copies, op.until, op.probe) = (0, 0, 0);
-        self.launch(card, &fresh);
-        true
-    }
-
     /// A packet that was admitted, and for which the window has room, leaves for the first time.
     pub(super) fn launch(&mut self, card: &mut CardCtx<'_, E>, fresh: &Entry) {
         self.asks(card.now);
@@ -356,60 +317,6 @@ impl<E: StarEnv> Stateful<E> {
         if left { Ok(()) } else { Err(refused(entry.of, &op)) }
     }
 
-    /// The last packet of a WQE, with SL's completion. If SL has taken the rule away, it may have the
-    /// completion, of which the answer was lost: without data the packet asks whether that is so.
-    fn send_last(
-        &mut self,
-        card: &mut CardCtx<'_, E>,
-        psn: Psn,
-        entry: &Entry,
-        op: &Op,
-    ) -> Result<(), WcStatus> {
-        let (queue, seq, cqe) = self.completion_of(entry, op);
-        let ring = &self.completions[queue as usize];
-        let (ring, slot) = (ring.rule, ring.slot(seq));
-        let (rule, addr, len) = (entry.rule, entry.addr, u32::from(entry.len));
-        let asks = !card.registry.is_live(rule);
-        let claim = if asks {
-            Claim::Memory { rule: ring, addr: slot, len: CQE_SLOT as u32, need: Access::LOCAL_WRITE }
-        } else {
-            Claim::Last { rule, addr, len, need: need_of(entry.of, op.class), slot: (ring, slot) }
-        };
-        self.segs.clear();
-        if !asks {
-            self.gather(card, entry)?;
-        }
-        let cqe = CqeMsg { slot, ..cqe };
-        let carried = Carried { queue, seq, cqe, stored: self.stored_word() }.encode();
-        let data = if asks { 0 } else { entry.len };
-        let header = Header {
-            ptype: Ptype::Rdc,
-            opt: opt_of(op.class),
-            migrate: false,
-            ack: true,
-            qpn: self.local.qpn,
-            epoch: 0,
-            psn,
-            addr,
-            len: CARRIED_LEN as u16 + data,
-        };
-        let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
-        let left = card.registry.send(ctx, self.conn, &claim, header, (&carried, &self.segs));
-        if left { Ok(()) } else { Err(refused(entry.of, op)) }
-    }
-
-    /// SL's completion that the last packet of a WQE carries: of the receive that our WQE took, or of SL's
-    /// READ.
-    fn completion_of(&self, entry: &Entry, op: &Op) -> (Queue, Psn, CqeMsg) {
-        match (entry.of, op.recv) {
-            (Of::Local, recv) => {
-                let seq = Psn::new(recv.unwrap_or_default());
-                (Queue::Recv, seq, recv_done(&self.local.sq.wqe(entry.wqe)))
-            }
-            (Of::Remote, _) => (Queue::Send, Psn::new(entry.wqe), send_done(SendOp::Read, op.length)),
-        }
-    }
-
     fn atomic(&self, index: u32, op: &Op) -> [u8; ATOMIC_LEN] {
         let wqe = self.local.sq.wqe(index);
         let slot = slot(self.setup.replay, self.setup.replay_slots, op.atomic, REPLAY_SLOT);
@@ -418,7 +325,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Collects our memory that a packet carries. Why not, otherwise.
-    fn gather(&mut self, card: &mut CardCtx<'_, E>, entry: &Entry) -> Result<(), WcStatus> {
+    pub(super) fn gather(&mut self, card: &mut CardCtx<'_, E>, entry: &Entry) -> Result<(), WcStatus> {
         let (len, segs) = (u32::from(entry.len), &mut self.segs);
         let env = &mut *card.env;
         env.begin_payload();
@@ -447,7 +354,7 @@ impl<E: StarEnv> Stateful<E> {
 }
 
 /// What a WQE's packets do.
-fn kind_of(of: Of, class: Class) -> Kind {
+pub(super) fn kind_of(of: Of, class: Class) -> Kind {
     match (of, class) {
         (Of::Local, Class::Atomic) => Kind::Atomic,
         (Of::Local, Class::Read) | (Of::Remote, Class::Send | Class::Write) => Kind::Get,
@@ -456,7 +363,7 @@ fn kind_of(of: Of, class: Class) -> Kind {
 }
 
 /// The right that they need on SL's memory.
-fn need_of(of: Of, class: Class) -> Access {
+pub(super) fn need_of(of: Of, class: Class) -> Access {
     match (of, class) {
         (Of::Local, Class::Write) => Access::REMOTE_WRITE,
         (Of::Local, Class::Read) => Access::REMOTE_READ,
@@ -466,7 +373,7 @@ fn need_of(of: Of, class: Class) -> Access {
     }
 }
 
-fn opt_of(class: Class) -> Opt {
+pub(super) fn opt_of(class: Class) -> Opt {
     match class {
         Class::Send | Class::Own => Opt::Send,
         Class::Write => Opt::Write,

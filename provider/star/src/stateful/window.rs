@@ -2,11 +2,8 @@
 //! recovery").
 //!
 //! A PSN is a place in a ring, and in its lowest bits which transmission of its packet it is: SL sends it
-//! back as it is, so that an answer says what it answers. A packet is in flight, lost, or done; of RD and GD
-//! alike it is done when its answer has come. When the answer to a transmission comes, those of its kind made
-//! [`LATE`] before it, or well before it in time, and still unanswered are taken for lost, as RFC 8985 does;
-//! RD and GD have lanes of their own ([`lane`](crate::wire::lane)), and pass each other. Silence alone shows
-//! no loss: after a timeout two packets leave as tail-loss probes, and the answers to them show what is lost.
+//! back as it is, so that an answer shows what it answers. A packet is in flight, lost (`loss`), or done: its
+//! answer has come. RD and GD have lanes of their own ([`lane`](crate::wire::lane)), and pass each other.
 
 use alloc::boxed::Box;
 
@@ -16,12 +13,10 @@ use starverbs_core::{Nanos, NicError, Psn};
 
 use crate::registry::RuleRef;
 
+mod loss;
+
 /// The lowest bits of a PSN, which number the transmissions of a packet: this many, then from 0 on again.
 const COPIES: u32 = 4;
-/// Tail-loss probes after a timeout.
-const TAIL_PROBES: u32 = 2;
-/// Transmissions by which a packet may be overtaken without being taken for lost.
-const LATE: u32 = 3;
 /// Transmission numbers begin anew here.
 const REBASE: u32 = 1 << 30;
 /// Fewest packets that may be under way.
@@ -122,13 +117,6 @@ impl Entry {
     /// What it takes of the way to SL: its bytes, there or back, and what goes with each packet.
     pub(super) fn cost(&self) -> u32 {
         u32::from(self.len) + PACKET_OVERHEAD
-    }
-
-    /// Whether it is in flight, although what left well behind it in its lane, of this order and at that
-    /// time, has its answer.
-    fn is_overtaken(&self, (order, sent): (u32, Nanos), disorder: Nanos) -> bool {
-        let late = self.order + LATE <= order || self.sent + disorder < sent;
-        self.state == State::Flight && late
     }
 
     /// The transmission of this number has its answer. False: it had one.
@@ -368,37 +356,6 @@ impl Window {
         }
     }
 
-    /// A packet's answer came too early to be of use: it is to be asked for again.
-    pub(super) fn refuse(&mut self, psn: Psn) {
-        let at = self.place(psn);
-        self.ring[at].on_ack(copy(psn));
-        self.lose(at);
-    }
-
-    /// SL's card could not do yet what this transmission asks for, as something before it is not done. Of
-    /// what left before it, that shows as much as an answer. The packet is to be sent again, unless it was.
-    pub(super) fn refuse_early(&mut self, psn: Psn) {
-        let at = self.place(psn);
-        let entry = &mut self.ring[at];
-        if entry.on_ack(copy(psn)) && entry.copy() == copy(psn) {
-            let lane = &mut self.lanes[entry.lane()];
-            lane.newest = lane.newest.max((entry.order, entry.sent));
-            self.lose(at);
-        }
-    }
-
-    fn lose(&mut self, at: usize) -> bool {
-        let entry = &mut self.ring[at];
-        let was = entry.state == State::Flight;
-        if was {
-            entry.state = State::Lost;
-            self.flight -= 1;
-            self.bytes -= entry.cost();
-            self.lost += 1;
-        }
-        was
-    }
-
     fn each(&self) -> impl Iterator<Item = Psn> + use<> {
         self.each_from(self.una)
     }
@@ -406,97 +363,6 @@ impl Window {
     fn each_from(&self, first: Psn) -> impl Iterator<Item = Psn> + use<> {
         let packets = self.next.since(first) as u32 / COPIES;
         (0..packets).map(move |n| first.plus(n * COPIES))
-    }
-
-    /// The first packet of a lane that is not done; looks at each once. `None`: there is none.
-    fn oldest_of(&mut self, lane: usize) -> Option<usize> {
-        let of = |entry: &Entry| entry.state != State::Done && entry.lane() == lane;
-        let found = self.each_from(self.lanes[lane].first).find(|psn| of(&self.ring[self.place(*psn)]));
-        self.lanes[lane].first = found.unwrap_or(self.next);
-        found.map(|psn| self.place(psn))
-    }
-
-    /// Declares lost what was overtaken, by others or by so much time, in the lane of what was answered.
-    /// Gives what the lost packets cost.
-    pub(super) fn infer(&mut self, answered: &Entry, disorder: Nanos) -> u32 {
-        let lane = answered.lane();
-        let newest = self.lanes[lane].newest;
-        let Some(at) = self.oldest_of(lane) else { return 0 };
-        let oldest = &self.ring[at];
-        /* one that left once left before all behind it */
-        let first = oldest.state == State::Flight && oldest.tries == 1;
-        if first && !oldest.is_overtaken(newest, disorder) {
-            return 0;
-        }
-        let before = self.bytes;
-        for psn in self.each_from(self.lanes[lane].first) {
-            let at = self.place(psn);
-            let entry = &self.ring[at];
-            if entry.lane() == lane && entry.is_overtaken(newest, disorder) {
-                self.lose(at);
-            }
-        }
-        before - self.bytes
-    }
-
-    /// A timeout: nothing was answered that was sent at or before `then`. Makes the oldest of those tail-loss
-    /// probes; gives how many.
-    pub(super) fn expire(&mut self, then: Nanos, now: Nanos) -> u32 {
-        if self.oldest().is_none_or(|oldest| oldest > then) {
-            return 0;
-        }
-        /* those of before may wait for what is lost now */
-        (self.probed_at, self.tail_probes) = (now, 0);
-        for psn in self.each() {
-            let at = self.place(psn);
-            if self.tail_probes < TAIL_PROBES && self.ring[at].sent <= then && self.lose(at) {
-                self.tail_probes += 1;
-            }
-        }
-        self.tail_probes
-    }
-
-    /// Since when nothing was answered of what is in flight, and nothing was done about it.
-    pub(super) fn oldest(&self) -> Option<Nanos> {
-        let sent = self.each().filter_map(|psn| {
-            let entry = &self.ring[self.place(psn)];
-            (entry.state == State::Flight).then_some(entry.sent)
-        });
-        sent.min().map(|sent| sent.max(self.probed_at))
-    }
-
-    /// How often the packet that was sent most often was sent.
-    pub(super) fn most_tries(&self) -> u8 {
-        let tries = self.each().map(|psn| &self.ring[self.place(psn)]).filter(|e| e.state != State::Done);
-        tries.map(|entry| entry.tries).max().unwrap_or(0)
-    }
-
-    /// The first packet to be sent again of those that `may` go now.
-    pub(super) fn next_lost(&self, may: impl Fn(&Entry) -> bool) -> Option<(Psn, Entry)> {
-        if self.lost == 0 {
-            return None;
-        }
-        self.each().find_map(|psn| {
-            let entry = &self.ring[self.place(psn)];
-            (entry.state == State::Lost && may(entry)).then_some((psn, *entry))
-        })
-    }
-
-    /// Whether the next lost packet leaves as a tail-loss probe, whatever else is in flight.
-    pub(super) fn is_probing(&self) -> bool {
-        self.tail_probes > 0
-    }
-
-    /// A lost packet leaves again, under the PSN that this gives.
-    pub(super) fn sent_again(&mut self, psn: Psn, now: Nanos) -> Psn {
-        let at = self.place(psn);
-        if self.ring[at].state == State::Lost {
-            self.ring[at].state = State::Flight;
-            self.lost -= 1;
-            self.tail_probes = self.tail_probes.saturating_sub(1);
-            self.note_sent(at, now);
-        }
-        base(psn).plus(self.ring[at].copy())
     }
 
     /// Answers to these packets are waited for no more.

@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 use std::vec::Vec;
 
+use super::loss::TAIL_PROBES;
 use super::*;
 
 /// Longer than anything here takes: only order counts.

@@ -7,7 +7,7 @@
 use alloc::boxed::Box;
 
 use starverbs_core::room::is_room_for;
-use starverbs_core::{Av, Nanos, Qpn};
+use starverbs_core::{Nanos, Qpn};
 
 use crate::control::{Control, Preference, Role};
 use crate::endpoint::Patience;
@@ -19,8 +19,9 @@ use crate::revert::{Reversion, revert_threshold};
 
 use super::super::endpoints::Endpoints;
 use super::super::{Host, Note, Turn};
+use super::messages::send_round;
 use super::revert::begun;
-use super::{End, Identity, Roles, send_message};
+use super::{End, Identity, Roles};
 
 /// Time between two looks at the balance.
 const EVERY: Nanos = 50_000_000;
@@ -462,9 +463,4 @@ impl End {
     fn may_be_changed(&self) -> bool {
         self.preference == Preference::Auto && self.rounds.is_idle()
     }
-}
-
-/// Sends a message of a round.
-pub(super) fn send_round<E: Host>(turn: &mut Turn<'_, E>, qps: QpPair, av: &Av, message: &RoundMessage) {
-    send_message(turn, qps, av, |room| message.encode(room));
 }

@@ -16,7 +16,7 @@ use crate::revert::{Reversion, RevertOutcome, StarEnd, answer, suits};
 
 use super::super::endpoints::{Endpoints, Stateless};
 use super::super::{Host, Note, Turn};
-use super::renegotiation::send_round;
+use super::messages::send_round;
 use super::{End, Identity, Roles};
 
 /// Within such a time a stateful end answers the Setup of its peer, if StaR's ports are open, ns.

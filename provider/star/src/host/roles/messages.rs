@@ -1,0 +1,81 @@
+//! Role messages on their way out and in: encoded, and sealed where there is a key.
+
+use starverbs_core::{Av, Psn, Qpn};
+
+use crate::control::{Control, MAX_CONTROL, Setup};
+use crate::datagram;
+use crate::env::QpPair;
+use crate::renegotiation::RoundMessage;
+use crate::seal::{AddrPair, MAX_SEALED};
+use crate::stateless::{SfPeer, send_control};
+use crate::wire::{Packet, Prefix, Ptype};
+
+use super::super::{Host, InboundMessage, Turn};
+
+/// A role message of a peer.
+pub(super) enum RoleMessage {
+    /// Of a connection that begins
+    Initial(Control),
+    /// Of a round, while it runs
+    OfRound(RoundMessage),
+}
+
+/// Answers each Setup of a stateless end with Bye: the QP is in ERR.
+pub(super) fn refuse<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn, to: &SfPeer) {
+    send_control(turn.env, to, qpn, Psn::default(), Some(&Control::Bye { why: 0 }));
+}
+
+/// The Setup of a stateless end, if the packet is its first message, and its QPN and epoch.
+pub(super) fn first_setup(packet: &Packet<'_>) -> Option<(Setup, Prefix)> {
+    if packet.header.ptype != Ptype::Wqep || packet.header.psn != Psn::default() {
+        return None;
+    }
+    match Control::decode(packet.data)? {
+        Control::Setup(setup) => Some((setup, packet.prefix?)),
+        _ => None,
+    }
+}
+
+/// Sends a role message.
+pub(super) fn send_message<E: Host>(
+    turn: &mut Turn<'_, E>,
+    qps: QpPair,
+    av: &Av,
+    encode: impl FnOnce(&mut [u8; MAX_CONTROL]) -> Option<usize>,
+) {
+    let (mut plain, mut sealed) = ([0; MAX_CONTROL], [0; MAX_SEALED]);
+    let Some(len) = encode(&mut plain) else { return };
+    let (message, gids) = (plain.get(..len).unwrap_or_default(), (&av.sgid, &av.dgid));
+    let (src, dst) = gids;
+    let message = match turn.env.seal() {
+        Some(seal) => seal
+            .seal_offer(AddrPair { src, dst }, qps, message, &mut sealed)
+            .and_then(|len| sealed.get(..len)),
+        None => Some(message),
+    };
+    if let Some(message) = message {
+        datagram::send(turn.env, qps, av, message);
+    }
+}
+
+/// The role message of a peer. `None`: it is malformed, or not sealed as it must be.
+pub(super) fn decode_message<E: Host>(
+    turn: &mut Turn<'_, E>,
+    inbound: &InboundMessage,
+) -> Option<RoleMessage> {
+    let mut room = [0; MAX_CONTROL];
+    let ends = AddrPair { src: &inbound.source, dst: &inbound.dest };
+    let opened = match turn.env.seal() {
+        Some(seal) => seal.open_offer(ends, inbound.qps, inbound.message(), &mut room),
+        None => Ok(inbound.message()),
+    };
+    let opened = opened.map_err(|error| error.count(turn.nic.counters())).ok()?;
+    RoundMessage::decode(opened)
+        .map(RoleMessage::OfRound)
+        .or_else(|| Control::decode(opened).map(RoleMessage::Initial))
+}
+
+/// Sends a message of a round.
+pub(super) fn send_round<E: Host>(turn: &mut Turn<'_, E>, qps: QpPair, av: &Av, message: &RoundMessage) {
+    send_message(turn, qps, av, |room| message.encode(room));
+}

@@ -1,0 +1,144 @@
+//! RDC: the last packet of a message, with SL's completion (docs/star.md, "Completions").
+//!
+//! SL's program has its buffer back once the completion is in its slot. So the packet leaves when all others
+//! of the message are answered, and no copy of them can arrive any more. The card answers data and completion
+//! at once, and a copy of the packet changes nothing.
+
+use starverbs_core::env::SendQueue;
+use starverbs_core::{Access, Psn, QpState, SendOp, SendWqe, WcStatus};
+
+use super::finish::{recv_done, send_done};
+use super::packets::{kind_of, need_of, opt_of, refused};
+use super::stream::Op;
+use super::window::{Entry, Of};
+use super::{CardCtx, Ended, Stateful};
+use crate::carried::{CARRIED_LEN, Carried};
+use crate::env::StarEnv;
+use crate::form::Form;
+use crate::message::CqeMsg;
+use crate::registry::{Claim, SendCtx};
+use crate::ring::CQE_SLOT;
+use crate::wire::{Header, Packet, Ptype, Queue};
+
+impl<E: StarEnv> Stateful<E> {
+    /// Whether the last packet of a WQE may bring SL's completion with it, if there is room for that. What
+    /// was begun before it must not be needed for that, but by other completions.
+    pub(super) fn may_carry(&self, of: Of, wqe: &SendWqe) -> bool {
+        self.local.form == Form::Packed && wqe.length > 0 && self.streams[of as usize].all_carry()
+    }
+
+    /// Sends the last packet of a WQE, which has waited until all others are answered and none of their
+    /// copies can come any more: its completion gives SL's program the buffer. False: there is none that may
+    /// go.
+    pub(super) fn send_held(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> bool {
+        if self.ended != Ended::Not || !self.window.has_room() {
+            return false;
+        }
+        let Some(index) = self.stream(of).held() else { return false };
+        let op = *self.streams[of as usize].get(index);
+        if op.left > 1 {
+            return false;
+        }
+        if op.until > card.now {
+            self.arm(op.until);
+            return false;
+        }
+        let offset = op.held;
+        let Some((addr, _, rule)) = self.target(card, of, index, &op, offset) else {
+            card.stats.star_rejects.inc();
+            self.abandon(card, of, index, refused(of, &op));
+            return true;
+        };
+        let (kind, len) = (kind_of(of, op.class), (op.length - offset) as u16);
+        let fresh = Entry { of, kind, last: true, len, wqe: index, offset, addr, rule, ..Entry::default() };
+        if !self.is_admitted(card, fresh.cost()) {
+            return false;
+        }
+        if op.probed {
+            self.forget_probe(card, of, index);
+        }
+        let stream = self.stream(of);
+        stream.let_go(index);
+        let op = stream.op(index);
+        (op.copies, op.until, op.probe) = (0, 0, 0);
+        self.launch(card, &fresh);
+        true
+    }
+
+    /// The last packet of a WQE, with SL's completion. If SL has taken the rule away, it may have the
+    /// completion, of which the answer was lost: without data the packet asks whether that is so.
+    pub(super) fn send_last(
+        &mut self,
+        card: &mut CardCtx<'_, E>,
+        psn: Psn,
+        entry: &Entry,
+        op: &Op,
+    ) -> Result<(), WcStatus> {
+        let (queue, seq, cqe) = self.completion_of(entry, op);
+        let ring = &self.completions[queue as usize];
+        let (ring, slot) = (ring.rule, ring.slot(seq));
+        let (rule, addr, len) = (entry.rule, entry.addr, u32::from(entry.len));
+        let asks = !card.registry.is_live(rule);
+        let claim = if asks {
+            Claim::Memory { rule: ring, addr: slot, len: CQE_SLOT as u32, need: Access::LOCAL_WRITE }
+        } else {
+            Claim::Last { rule, addr, len, need: need_of(entry.of, op.class), slot: (ring, slot) }
+        };
+        self.segs.clear();
+        if !asks {
+            self.gather(card, entry)?;
+        }
+        let cqe = CqeMsg { slot, ..cqe };
+        let carried = Carried { queue, seq, cqe, stored: self.stored_word() }.encode();
+        let data = if asks { 0 } else { entry.len };
+        let header = Header {
+            ptype: Ptype::Rdc,
+            opt: opt_of(op.class),
+            migrate: false,
+            ack: true,
+            qpn: self.local.qpn,
+            epoch: 0,
+            psn,
+            addr,
+            len: CARRIED_LEN as u16 + data,
+        };
+        let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
+        let left = card.registry.send(ctx, self.conn, &claim, header, (&carried, &self.segs));
+        if left { Ok(()) } else { Err(refused(entry.of, op)) }
+    }
+
+    /// SL's completion that the last packet of a WQE carries: of the receive that our WQE took, or of SL's
+    /// READ.
+    fn completion_of(&self, entry: &Entry, op: &Op) -> (Queue, Psn, CqeMsg) {
+        match (entry.of, op.recv) {
+            (Of::Local, recv) => {
+                let seq = Psn::new(recv.unwrap_or_default());
+                (Queue::Recv, seq, recv_done(&self.local.sq.wqe(entry.wqe)))
+            }
+            (Of::Remote, _) => (Queue::Send, Psn::new(entry.wqe), send_done(SendOp::Read, op.length)),
+        }
+    }
+
+    /// What a packet that carries a completion has done, or that it was not done before its rule went. False:
+    /// it is no answer to such.
+    pub(super) fn answered_last(
+        &mut self,
+        card: &mut CardCtx<'_, E>,
+        packet: &Packet<'_>,
+        entry: &Entry,
+        op: &Op,
+    ) -> bool {
+        let (header, alone) = (&packet.header, CARRIED_LEN as u16);
+        let not = header.ptype == Ptype::Gda && header.len == 0 && !card.registry.is_live(entry.rule);
+        let done = header.ptype == Ptype::Rda && (header.len == alone + entry.len || header.len == alone);
+        if !(done || not) || header.addr != entry.addr || self.state != QpState::Rts {
+            return false;
+        }
+        if done {
+            self.count_answer(card, header.psn);
+        } else {
+            self.abandon(card, entry.of, entry.wqe, refused(entry.of, op));
+        }
+        true
+    }
+}
