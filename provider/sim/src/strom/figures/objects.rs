@@ -126,7 +126,7 @@ pub(super) const FAILURES: Figure = Figure {
     y: "us, mean of 1,000",
     note: "The second read finds the object whole. READ: the program checks, which takes no time here, and \
            reads again.",
-    values: &[0, 1, 10, 100, 500],
+    values: &[0, 10, 100, 500],
     series: &["READ, 64 B", "READ, 4 KB", "StRoM, 64 B", "StRoM, 4 KB"],
     run: |figure| {
         let line = |(read, bytes): (Read, u32)| {
