@@ -11,7 +11,7 @@ use slab::Slab;
 use crate::counters::Counters;
 use crate::env::{Env, RecvQueue};
 use crate::mr::MrTable;
-use crate::nic::path::Path;
+use crate::nic::path::{Path, PathId, Paths};
 use crate::nic::{Nic, Srq};
 use crate::types::{Access, FrameMeta, Nanos, PdId, QpState, Qpn, Sge, SrqId};
 
@@ -26,7 +26,7 @@ pub struct EngineCtx<'a, E: Env> {
     /// The SRQ of the QP, if it has one
     pub srq: EngineSrq<'a, E>,
     /// The way to the peer
-    pub path: &'a mut Path<E::Congestion>,
+    pub path: EnginePath<'a, E>,
     /// What is counted
     pub stats: &'a Counters,
     /// The time
@@ -62,6 +62,19 @@ impl<E: Env> EngineSrq<'_, E> {
             self.low = true;
         }
         Some(TakenRecv { wr_id, num_sge, pd: srq.pd })
+    }
+}
+
+/// The path of a QP.
+pub struct EnginePath<'a, E: Env> {
+    pub(crate) all: &'a mut Paths<E::Congestion>,
+    pub(crate) id: PathId,
+}
+
+impl<E: Env> EnginePath<'_, E> {
+    /// Looks it up: engines that send no packets do without.
+    pub fn get(&mut self) -> &mut Path<E::Congestion> {
+        self.all.get(self.id)
     }
 }
 

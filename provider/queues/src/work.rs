@@ -77,7 +77,7 @@ impl SendOp {
     }
     /// Whether it has SGEs or inline bytes.
     pub const fn has_data(self) -> bool {
-        !self.is_local() && !matches!(self, SendOp::Flush | SendOp::Malformed)
+        !matches!(self, SendOp::LocalInv | SendOp::BindMw | SendOp::Flush | SendOp::Malformed)
     }
     /// Whether the card does it by itself, without a packet.
     pub const fn is_local(self) -> bool {

@@ -4,8 +4,9 @@
 //! ([`Nic::resume_qp`]), an engine begins ([`Nic::start_engine`]), or it leaves the card
 //! ([`Nic::release_qp`]). One that runs is quiesced before it is held.
 
-use super::Nic;
-use crate::engine::{Call, Detached, Engine, EngineAttr, EngineCtx, EngineSrq, TransmitStatus};
+use super::path::PathId;
+use super::{Nic, Shared};
+use crate::engine::{Call, Detached, Engine, EngineAttr, EngineCtx, EnginePath, EngineSrq, TransmitStatus};
 use crate::env::{Env, SendQueue};
 use crate::error::NicError;
 use crate::qp::{Owner, QpAttr, RecvSource};
@@ -59,16 +60,17 @@ impl<E: Env> Ctx<'_, E> {
 
     #[inline]
     fn with_engine<R>(&mut self, call: impl FnOnce(&mut E::Engine, &mut EngineCtx<'_, E>) -> R) -> Option<R> {
-        let mut engine = self.qp.engine.take()?;
-        let done = self.with_engine_ctx(|ctx| call(&mut engine, ctx));
-        if engine.state() == QpState::Err {
+        let Ctx { qp, sh, env, now } = self;
+        let (srq, path) = (qp.rq.srq(), qp.path);
+        let engine = qp.engine.as_mut()?;
+        let done = lend(sh, env, *now, srq, path, |ctx| call(engine, ctx));
+        let (state, deadline) = (engine.state(), engine.next_deadline());
+        if state == QpState::Err {
             self.qp.state = QpState::Err;
         }
-        if let Some(at) = engine.next_deadline() {
+        if let Some(at) = deadline {
             self.arm(at);
         }
-        /* it was taken above, so that there is nothing to be dropped, which would be a call */
-        core::mem::forget(self.qp.engine.replace(engine));
         Some(done)
     }
 
@@ -121,28 +123,47 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    #[inline]
     fn with_engine_ctx<R>(&mut self, call: impl FnOnce(&mut EngineCtx<'_, E>) -> R) -> R {
-        let id = match self.qp.rq {
-            RecvSource::Shared(id) => Some(id),
-            RecvSource::Own(_) | RecvSource::Xrc(_) => None,
-        };
-        let sh = &mut *self.sh;
-        let mut ctx = EngineCtx {
-            env: &mut *self.env,
-            mrs: &mut sh.mrs,
-            shared: &mut sh.engines,
-            srq: EngineSrq { all: &mut sh.srqs, id, low: false },
-            path: sh.paths.get(self.qp.path),
-            stats: &sh.stats,
-            now: self.now,
-        };
-        let done = call(&mut ctx);
-        if let (true, Some(id)) = (ctx.srq.low, id) {
-            ctx.env.event(AsyncEvent::SrqLimit(id));
-        }
-        done
+        let Ctx { qp, sh, env, now } = self;
+        lend(sh, env, *now, qp.rq.srq(), qp.path, call)
     }
+}
+
+impl<Q> RecvSource<Q> {
+    /// The SRQ that a queue pair with an engine receives from, if it does.
+    #[inline]
+    fn srq(&self) -> Option<SrqId> {
+        match self {
+            RecvSource::Shared(id) => Some(*id),
+            RecvSource::Own(_) | RecvSource::Xrc(_) => None,
+        }
+    }
+}
+
+/// Calls with what a card gives an engine.
+#[inline]
+fn lend<E: Env, R>(
+    sh: &mut Shared<E>,
+    env: &mut E,
+    now: Nanos,
+    srq: Option<SrqId>,
+    path: PathId,
+    call: impl FnOnce(&mut EngineCtx<'_, E>) -> R,
+) -> R {
+    let mut ctx = EngineCtx {
+        env: &mut *env,
+        mrs: &mut sh.mrs,
+        shared: &mut sh.engines,
+        srq: EngineSrq { all: &mut sh.srqs, id: srq, low: false },
+        path: EnginePath { all: &mut sh.paths, id: path },
+        stats: &sh.stats,
+        now,
+    };
+    let done = call(&mut ctx);
+    if let (true, Some(id)) = (ctx.srq.low, srq) {
+        env.event(AsyncEvent::SrqLimit(id));
+    }
+    done
 }
 
 /// What who takes over the work of a QP must know of it.

@@ -393,20 +393,23 @@ pub fn slices(
     mut len: u32,
     mut f: impl FnMut(Sge, u32, u32) -> Option<()>,
 ) -> Option<()> {
+    if len == 0 {
+        return Some(());
+    }
     for sge in sges {
-        if len == 0 {
-            break;
-        }
         if offset >= sge.len {
             offset -= sge.len;
             continue;
         }
         let n = (sge.len - offset).min(len);
         f(sge, offset, n)?;
+        if n == len {
+            return Some(());
+        }
         len -= n;
         offset = 0;
     }
-    (len == 0).then_some(())
+    None
 }
 
 /// Where `psn` lies against the outstanding span.
