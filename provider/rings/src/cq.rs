@@ -13,7 +13,7 @@ use starverbs_queues::format::CqeWords;
 use crate::memory::ProgramMemory;
 use crate::slots::Slots;
 use crate::spin::{SpinGuard, SpinLock};
-use crate::sync::Ordering;
+use crate::sync::{AtomicU32, Ordering};
 use crate::{IndexPair, Line};
 
 /// Where a slot's stamp is.
@@ -31,7 +31,7 @@ pub struct CqRing {
     card: Line<IndexPair>,
     /// Index: CQEs polled. Written by the program under the poll lock with release after it read
     /// the slots; read by the card with acquire before it writes a slot again.
-    program: Line<IndexPair>,
+    program: Line<AtomicU32>,
 }
 
 // SAFETY: `slots` changes in `resize` only, whose caller holds the poll lock and vouches that the
@@ -48,7 +48,7 @@ impl CqRing {
             stamped,
             poll: SpinLock::new(()),
             card: Line(IndexPair::new()),
-            program: Line(IndexPair::new()),
+            program: Line(AtomicU32::new(0)),
         })
     }
 
@@ -77,7 +77,7 @@ impl CqRing {
         /* relaxed: written by this side alone */
         let tail = self.card.index.load(Ordering::Relaxed);
         if tail.wrapping_sub(self.card.seen.load(Ordering::Relaxed)) >= slots.count() {
-            let polled = self.program.index.load(Ordering::Acquire);
+            let polled = self.program.load(Ordering::Acquire);
             self.card.seen.store(polled, Ordering::Relaxed);
             if tail.wrapping_sub(polled) >= slots.count() {
                 return Err(CqOverrun);
@@ -98,7 +98,7 @@ impl CqRing {
     /// Completions waiting, as seen by the card.
     #[inline]
     pub fn waiting(&self) -> u32 {
-        self.card.index.load(Ordering::Relaxed).wrapping_sub(self.program.index.load(Ordering::Relaxed))
+        self.card.index.load(Ordering::Relaxed).wrapping_sub(self.program.load(Ordering::Relaxed))
     }
 
     /// Room for at least `cqe` completions, to move to; `None` if the memory is out of reach. No lock is held
@@ -116,8 +116,8 @@ impl CqRing {
     pub fn consumer(&self) -> CqConsumer<'_> {
         let guard = self.poll.lock();
         /* relaxed: this index is written under the lock just taken */
-        let head = self.program.index.load(Ordering::Relaxed);
-        CqConsumer { ring: self, first: head, head, _poll: guard }
+        let head = self.program.load(Ordering::Relaxed);
+        CqConsumer { ring: self, first: head, head, made: head, _poll: guard }
     }
 }
 
@@ -126,6 +126,8 @@ pub struct CqConsumer<'a> {
     ring: &'a CqRing,
     first: u32,
     head: u32,
+    /// The card's index, when it was last looked at
+    made: u32,
     _poll: SpinGuard<'a, ()>,
 }
 
@@ -144,10 +146,9 @@ impl CqConsumer<'_> {
     #[inline]
     pub fn take(&mut self) -> Option<(Cqe, Nanos)> {
         let ring = self.ring;
-        if ring.program.seen.load(Ordering::Relaxed) == self.head {
-            let made = ring.card.index.load(Ordering::Acquire);
-            ring.program.seen.store(made, Ordering::Relaxed);
-            if made == self.head {
+        if self.made == self.head {
+            self.made = ring.card.index.load(Ordering::Acquire);
+            if self.made == self.head {
                 return None;
             }
         }
@@ -186,8 +187,7 @@ impl CqConsumer<'_> {
                 unsafe { slots.write(keep).copy_from(from, slots.stride()) };
             }
         }
-        self.head = keep;
-        self.ring.program.seen.store(made, Ordering::Relaxed);
+        (self.head, self.made) = (keep, made);
     }
 
     /// Moves what is in the ring to `room`, which takes the old slots; gives whether it fitted. On `false`
@@ -220,7 +220,7 @@ impl CqConsumer<'_> {
     fn publish(&mut self) {
         if self.head != self.first {
             /* release: our reading of the slots comes before the card's writing them again */
-            self.ring.program.index.store(self.head, Ordering::Release);
+            self.ring.program.store(self.head, Ordering::Release);
             self.first = self.head;
         }
     }

@@ -65,10 +65,17 @@ impl PendingDoorbells {
     /// After giving the card's lock back, or leaving a doorbell: has `turn` take what was left meanwhile,
     /// unless somebody else has the lock, who then comes here too.
     #[inline]
-    pub fn serve<G>(&self, try_lock: impl Fn() -> Option<G>, mut turn: impl FnMut(&mut G)) {
+    pub fn serve<G>(&self, try_lock: impl Fn() -> Option<G>, turn: impl FnMut(&mut G)) {
         /* the lock's release (or the doorbell) before the look at the doorbells (or the lock): of a holder
          * and a leaver, one sees the other */
         fence_behind_lock();
+        if self.waiting.load(Ordering::Relaxed) {
+            self.serve_all(try_lock, turn);
+        }
+    }
+
+    #[cold]
+    fn serve_all<G>(&self, try_lock: impl Fn() -> Option<G>, mut turn: impl FnMut(&mut G)) {
         while self.waiting.load(Ordering::Relaxed) {
             let Some(mut guard) = try_lock() else { return };
             turn(&mut guard);

@@ -9,6 +9,7 @@ use starverbs_core::{NicError, RecvQueue, Sge};
 use starverbs_queues::format::RecvWqe;
 
 use crate::PushError;
+use crate::send::copy_sges;
 use crate::spin::SpinGuard;
 use crate::sync::{Ordering, fence};
 use crate::work::{RecvSize, WorkLayout, WorkRings};
@@ -72,7 +73,7 @@ impl<'a> RecvProducer<'a> {
         // the header and `max_sge` SGEs, and strides are multiples of 16.
         unsafe {
             slot.cast::<RecvWqe>().write(RecvWqe { wr_id, num_sge: sges.len() as u32, reserved: 0 });
-            slot.add(HEADER).cast::<Sge>().copy_from_nonoverlapping(sges.as_ptr(), sges.len());
+            copy_sges(slot.add(HEADER).cast(), sges.as_ptr(), sges.len());
         }
         self.tail = self.tail.wrapping_add(1);
         Ok(())
@@ -211,7 +212,7 @@ impl RecvQueue for CardRq {
         let (wr_id, count) = unsafe {
             let header = slot.cast::<RecvWqe>().read();
             let count = (header.num_sge as usize).min(sges.len()).min(usize::from(ring.recv.max_sge));
-            sges.as_mut_ptr().copy_from_nonoverlapping(slot.add(HEADER).cast::<Sge>(), count);
+            copy_sges(sges.as_mut_ptr(), slot.add(HEADER).cast(), count);
             (header.wr_id, count)
         };
         /* release: the copy comes before the program's writing the slot again */

@@ -22,6 +22,33 @@ pub(crate) fn stride(size: &SendSize) -> usize {
     blocks(body) * BLOCK
 }
 
+/// Bytes of a list.
+#[inline]
+fn length(sges: &[Sge]) -> u32 {
+    match sges {
+        /* most lists: no loop */
+        [one] => one.len,
+        all => all.iter().fold(0u32, |sum, sge| sum.saturating_add(sge.len)),
+    }
+}
+
+/// Copies a list, which is short: member by member, as the compiler makes a call of anything else.
+///
+/// # Safety
+/// `from` can be read for `count`, `to` written, and they do not overlap.
+#[inline]
+pub(crate) unsafe fn copy_sges(to: *mut Sge, from: *const Sge, count: usize) {
+    for at in 0..count {
+        // SAFETY: the caller's terms.
+        unsafe {
+            let (to, from) = (to.add(at), from.add(at));
+            (&raw mut (*to).addr).write((*from).addr);
+            (&raw mut (*to).len).write((*from).len);
+            (&raw mut (*to).lkey).write((*from).lkey);
+        }
+    }
+}
+
 /// Inline bytes that a slot has room for.
 #[inline]
 pub(crate) fn max_inline(shape: Shape) -> u32 {
@@ -60,13 +87,13 @@ impl<'a> SendProducer<'a> {
             return Err(PushError::TooManySges);
         }
         wqe.num_sge = sges.len() as u16;
-        wqe.length = sges.iter().fold(0u32, |sum, sge| sum.saturating_add(sge.len));
+        wqe.length = length(sges);
         let slot = self.slot()?;
         // SAFETY: `slot` is this producer's alone until the index is published; it has room for the
         // header and `max_sge` SGEs and is aligned to 64.
         unsafe {
             slot.cast::<SendWqe>().write(wqe.with_body(size_of_val(sges)));
-            slot.add(HEADER).cast::<Sge>().copy_from_nonoverlapping(sges.as_ptr(), sges.len());
+            copy_sges(slot.add(HEADER).cast(), sges.as_ptr(), sges.len());
         }
         self.tail = self.tail.wrapping_add(1);
         Ok(())
@@ -155,9 +182,8 @@ impl<'a> SendProducer<'a> {
         }
         let slot = self.last_slot().ok_or(PushError::NotBegun)?;
         // SAFETY: as in `push`.
-        unsafe { slot.add(HEADER).cast::<Sge>().copy_from_nonoverlapping(sges.as_ptr(), sges.len()) };
-        let length = sges.iter().fold(0u32, |sum, sge| sum.saturating_add(sge.len));
-        self.set_body(sges.len() as u16, SendFlags::empty(), length, size_of_val(sges))
+        unsafe { copy_sges(slot.add(HEADER).cast(), sges.as_ptr(), sges.len()) };
+        self.set_body(sges.len() as u16, SendFlags::empty(), length(sges), size_of_val(sges))
     }
 
     /// Gives the last WQE the bytes of `pieces` (address, length), in place of any data it had.
@@ -300,6 +326,53 @@ impl CardSq {
     pub fn max_inline(&self) -> u32 {
         self.0.max_inline()
     }
+
+    /// What the WQE at `index` asks for, as far as all operations have it.
+    #[inline]
+    pub fn request(&self, index: u32) -> SendRequest {
+        let slot = self.0.send_slot(index).cast::<SendWqe>();
+        // SAFETY: as in `wqe`.
+        unsafe {
+            SendRequest {
+                op: self.op(index),
+                flags: (&raw const (*slot).flags).read(),
+                length: (&raw const (*slot).length).read(),
+            }
+        }
+    }
+
+    /// What it names at the peer: address, key, immediate data.
+    #[inline]
+    pub fn remote(&self, index: u32) -> (u64, u32, u32) {
+        let slot = self.0.send_slot(index).cast::<SendWqe>();
+        // SAFETY: as in `wqe`.
+        unsafe {
+            (
+                (&raw const (*slot).remote_addr).read(),
+                (&raw const (*slot).rkey).read(),
+                (&raw const (*slot).imm).read(),
+            )
+        }
+    }
+
+    /// The program's cookie of the WQE at `index`.
+    #[inline]
+    pub fn wr_id(&self, index: u32) -> u64 {
+        let slot = self.0.send_slot(index).cast::<SendWqe>();
+        // SAFETY: as in `wqe`.
+        unsafe { (&raw const (*slot).wr_id).read() }
+    }
+}
+
+/// What a WQE asks for, as far as all operations have it.
+#[derive(Clone, Copy, Debug)]
+pub struct SendRequest {
+    /// What to do
+    pub op: SendOp,
+    /// Its flags
+    pub flags: SendFlags,
+    /// Bytes of the message
+    pub length: u32,
 }
 
 impl Clone for CardSq {

@@ -160,16 +160,15 @@ impl Cq {
         let device = self.0.ctx.device()?;
         device.activity().note_call();
         /* the lock is for a queue that has something */
-        if self.0.waiting() > 0 || max == 0 {
-            let taken = self.0.take(max, &mut f);
-            if taken > 0 || max == 0 {
-                return Ok(taken);
+        if self.0.waiting() == 0 && max > 0 {
+            if self.0.overrun.load(Ordering::Acquire) {
+                return Err(VerbsError::Overrun);
+            }
+            if !device.progress(&self.0, max) {
+                return Ok(0);
             }
         }
-        if self.0.overrun.load(Ordering::Acquire) {
-            return Err(VerbsError::Overrun);
-        }
-        if device.progress(&self.0, max) { Ok(self.0.take(max, &mut f)) } else { Ok(0) }
+        Ok(self.0.take(max, &mut f))
     }
 
     /// `ibv_req_notify_cq`: an event on the channel for the next completion that is added.

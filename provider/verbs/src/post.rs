@@ -229,12 +229,14 @@ impl<'a> RecvPoster<'a> {
 
     /// Makes what was pushed visible to the card.
     #[inline]
-    pub fn ring(self) {}
-}
+    pub fn ring(mut self) {
+        self.publish();
+        /* its end would do the same again, in a call */
+        std::mem::forget(self);
+    }
 
-impl Drop for RecvPoster<'_> {
-    #[inline]
-    fn drop(&mut self) {
+    #[inline(always)]
+    fn publish(&mut self) {
         if self.producer.take().is_none() {
             return;
         }
@@ -244,6 +246,12 @@ impl Drop for RecvPoster<'_> {
         {
             device.doorbell(Doorbell::Qp(self.qp));
         }
+    }
+}
+
+impl Drop for RecvPoster<'_> {
+    fn drop(&mut self) {
+        self.publish();
     }
 }
 

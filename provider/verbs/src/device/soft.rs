@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use starverbs_backend as backend;
 use starverbs_core::coalesce::When;
-use starverbs_core::{Nanos, Nic, NicConfig, Qpn};
+use starverbs_core::{Nanos, Nic, NicConfig, Qpn, SrqId};
 use starverbs_rings::{PendingDoorbells, budget};
 use starverbs_settings::{LinkTrust, Settings};
 
@@ -243,8 +243,13 @@ impl Soft {
     pub(crate) fn doorbell(&self, doorbell: Doorbell<'_>) {
         match doorbell {
             Doorbell::Qp(qp) => self.ring(qp.qpn),
-            Doorbell::Srq(srq) => self.with(|shard, now| shard.ring_srq(srq, now)),
+            Doorbell::Srq(srq) => self.ring_srq(srq),
         }
+    }
+
+    #[inline(never)]
+    fn ring_srq(&self, srq: SrqId) {
+        self.with(|shard, now| shard.ring_srq(srq, now));
     }
 
     /// Rings the doorbell of `qpn`, or leaves it for the lock's holder.
@@ -257,13 +262,8 @@ impl Soft {
                 let waits = shard.env.channels.is_crowded() && self.settings.defer && self.defer(shard, qpn);
                 if waits || shard.ring_local(qpn) {
                     self.settle_local(shard);
-                } else if !self.settings.defer || !self.defer(shard, qpn) {
-                    let now = clock::now();
-                    shard.ring_deferred(now);
-                    shard.ring(qpn, now);
-                    shard.transmit(now, true);
-                    self.hand_on(shard, now, false);
-                    self.finish(shard, now);
+                } else {
+                    self.ring_wire(shard, qpn);
                 }
                 drop(guard);
             }
@@ -272,16 +272,34 @@ impl Soft {
         self.serve_doorbells();
     }
 
+    /// Rings the doorbell of a QP whose connection packets carry.
+    #[inline(never)]
+    fn ring_wire(&self, shard: &mut Shard, qpn: Qpn) {
+        if self.settings.defer && self.defer(shard, qpn) {
+            return;
+        }
+        let now = clock::now();
+        shard.ring_deferred(now);
+        shard.ring(qpn, now);
+        shard.transmit(now, true);
+        self.hand_on(shard, now, false);
+        self.finish(shard, now);
+    }
+
     /// What may follow from a turn of the local transport alone.
     #[inline]
     fn settle_local(&self, shard: &mut Shard) {
         /* an event that is held back: the thread may sleep, and is to raise it */
         let moderated = shard.moderator.next_deadline().is_some();
         if moderated || !shard.env.events.is_empty() || shard.next_timer() != shard.timer_seen {
-            let now = clock::now();
-            self.finish(shard, now);
-            shard.timer_seen = shard.next_timer();
+            self.finish_local(shard);
         }
+    }
+
+    #[cold]
+    fn finish_local(&self, shard: &mut Shard) {
+        self.finish(shard, clock::now());
+        shard.timer_seen = shard.next_timer();
     }
 
     /// Has the doorbell of `qpn` wait for the card's next turn, if it may. A program that polls takes a turn

@@ -1,5 +1,7 @@
 //! Turns of the card: in the program's polls, and in those of the thread.
 
+use std::sync::MutexGuard;
+
 use starverbs_core::Nanos;
 
 use super::back_pressure::Who;
@@ -49,14 +51,21 @@ impl Soft {
             self.activity.missed();
             return true;
         };
-        let shard = &mut *guard;
-        if let Some(came) = self.poll_local(shard) {
+        if let Some(came) = self.poll_local(&mut guard) {
             drop(guard);
             if came {
                 self.serve_doorbells();
             }
             return came;
         }
+        self.run_card(guard, cq, wanted);
+        true
+    }
+
+    /// The turn of a poll that looks at all that the card has to do.
+    #[inline(never)]
+    fn run_card(&self, mut guard: MutexGuard<'_, Shard>, cq: &CqShared, wanted: usize) {
+        let shard = &mut *guard;
         let now = clock::now();
         let pause = now.saturating_sub(self.activity.note_poll(now));
         self.take_bells(shard, now);
@@ -103,7 +112,6 @@ impl Soft {
         if then == Then::Yield {
             self.activity.yield_now();
         }
-        true
     }
 
     /// The part of a poll that is the local transport's. `None`: the rest is due, too. Else whether anything
