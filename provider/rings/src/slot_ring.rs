@@ -21,6 +21,7 @@ use core::ptr::NonNull;
 
 use crate::Line;
 use crate::message::Broken;
+use crate::prefetch;
 use crate::sync::{AtomicU32, Ordering, Watch, fence};
 
 /// Words of a record.
@@ -183,6 +184,25 @@ impl SlotWriter {
         Ok(read)
     }
 
+    /// Whether there is room for one record more without data.
+    ///
+    /// # Errors
+    /// [`Broken`]
+    #[inline]
+    pub fn has_room(&mut self) -> Result<bool, Broken> {
+        if !self.is_full() {
+            return Ok(true);
+        }
+        self.look()?;
+        Ok(!self.is_full())
+    }
+
+    /// Whether all slots hold records that are unread, as far as is known.
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.written.wrapping_sub(self.read) >= self.memory.count
+    }
+
     /// Room for one record with `len` bytes of data; `None`: there is none now.
     ///
     /// # Errors
@@ -196,20 +216,31 @@ impl SlotWriter {
         Ok(self.fits(len))
     }
 
-    #[inline]
+    #[inline(always)]
     fn fits(&mut self, len: u32) -> Option<DataRoom> {
-        let SlotMemory { count, bytes, data, .. } = self.memory;
-        if self.written.wrapping_sub(self.read) >= count || len > bytes {
+        if self.is_full() {
             return None;
-        }
-        if self.read == self.written {
-            /* from the beginning: a ring with little in it keeps to few pages */
-            self.given = self.given.wrapping_add(bytes - 1) & !(bytes - 1);
-            self.back = self.given;
         }
         let record = self.memory.slot(self.written).record.get();
         if len == 0 {
-            return Some(DataRoom { record, to: data.as_ptr(), at: 0, end: self.given });
+            return Some(DataRoom { record, to: self.memory.data.as_ptr(), at: 0, end: self.given });
+        }
+        let (to, at, end) = self.piece(len)?;
+        Some(DataRoom { record, to, at, end })
+    }
+
+    /// The next piece of the data area, if there is room: where it lies, how a record names it, and where the
+    /// area goes on behind it.
+    #[inline(never)]
+    fn piece(&mut self, len: u32) -> Option<(*mut u8, u32, u32)> {
+        let SlotMemory { bytes, data, .. } = self.memory;
+        if len > bytes {
+            return None;
+        }
+        if self.is_idle() {
+            /* from the beginning: a ring with little in it keeps to few pages */
+            self.given = self.given.wrapping_add(bytes - 1) & !(bytes - 1);
+            self.back = self.given;
         }
         let mut at = self.given & (bytes - 1);
         let mut end = self.given.wrapping_add(len.next_multiple_of(ALIGN));
@@ -222,7 +253,7 @@ impl SlotWriter {
             return None;
         }
         // SAFETY: at + len <= bytes, inside the data area.
-        Some(DataRoom { record, to: unsafe { data.as_ptr().add(at as usize) }, at, end })
+        Some((unsafe { data.as_ptr().add(at as usize) }, at, end))
     }
 
     /// Writes the next record, for which there was this room last; its data has been written there.
@@ -330,6 +361,12 @@ impl SlotReader {
         Some(unsafe { slot.record.get().cast::<u32>().add(word).read() })
     }
 
+    /// Has the slot that comes so many behind the oldest one fetched into the CPU's caches.
+    #[inline]
+    pub fn fetch_ahead(&self, behind: u32) {
+        prefetch(std::ptr::from_ref(self.memory.slot(self.read.wrapping_add(behind))).cast());
+    }
+
     /// Where the data of the oldest record lies, as it names it: bytes that its writer may change at any
     /// time. `None`: outside of the data area.
     #[inline]
@@ -343,16 +380,6 @@ impl SlotReader {
     #[inline]
     pub fn pop(&mut self) {
         self.read = self.read.wrapping_add(1);
-    }
-
-    /// How many records there are, up to `most`.
-    #[inline]
-    pub fn available(&self, most: u32) -> u32 {
-        let is_there = |n: &u32| {
-            let number = self.read.wrapping_add(*n);
-            self.memory.slot(number).stamp.load(Ordering::Acquire) == number.wrapping_add(1)
-        };
-        (0..most).take_while(is_there).count() as u32
     }
 
     /// The writer has the slots and data of what was popped, and sees that it was read before it sees

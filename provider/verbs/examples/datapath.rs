@@ -40,7 +40,10 @@ struct Side {
     /// Whose turn it is
     next: Cell<usize>,
     memory: &'static [AtomicU8],
-    mr: Mr,
+    /// Of its memory, read once, as programs do
+    lkey: u32,
+    rkey: u32,
+    _mr: Mr,
 }
 
 impl Side {
@@ -50,7 +53,8 @@ impl Side {
         let qps = (0..qps).map(|_| Qp::create(&node.pd, &init).expect("a queue pair")).collect();
         let memory = memory(LONG);
         let mr = reg(&node.pd, memory, all_access()).expect("a memory region");
-        Side { node, qps, next: Cell::new(0), memory, mr }
+        let (lkey, rkey) = (mr.lkey(), mr.rkey());
+        Side { node, qps, next: Cell::new(0), memory, lkey, rkey, _mr: mr }
     }
 
     fn addr(&self) -> u64 {
@@ -58,8 +62,8 @@ impl Side {
     }
 
     fn post(&self, op: SendOp, len: usize, peer: &Side, signaled: bool) {
-        let sges = [Sge { addr: self.addr(), len: len as u32, lkey: self.mr.lkey() }];
-        let mut wr = SendWr { op, remote_addr: peer.addr(), rkey: peer.mr.rkey(), ..send(1, &sges) };
+        let sges = [Sge { addr: self.addr(), len: len as u32, lkey: self.lkey }];
+        let mut wr = SendWr { op, remote_addr: peer.addr(), rkey: peer.rkey, ..send(1, &sges) };
         if !signaled {
             wr.flags = SendFlags::empty();
         }
@@ -69,9 +73,10 @@ impl Side {
     }
 
     fn post_receives(&self, count: usize) {
-        let sges = [Sge { addr: self.addr(), len: 64, lkey: self.mr.lkey() }];
+        let sges = [Sge { addr: self.addr(), len: 64, lkey: self.lkey }];
         let mut poster = self.qps[0].post_recv();
         (0..count).for_each(|_| poster.push(&RecvWr { wr_id: 2, sges: &sges }).expect("room"));
+        poster.ring();
     }
 
     /// One poll; gives how many completions it brought.

@@ -12,6 +12,7 @@ use starverbs_rings::{Broken, DataRoom};
 
 use super::record::{CHUNK, Record};
 use super::responder::{ReadAnswer, Reply};
+use super::turn::Said;
 use crate::share::{Gate, Gates, PeerMemory};
 
 /// WQEs under way in a channel, behind which doorbells wait for others.
@@ -72,10 +73,14 @@ pub(crate) struct Channels {
     pub(in super::super) traces: bool,
     /// The answer to the request that was executed last, where it has one: see [`Reply::Record`]
     pub(super) reply: Record,
+    /// What stands before the next request
+    pub(super) said: Option<Said>,
     serial: u32,
     /// Others wake this card
     asleep: bool,
-    dirty: bool,
+    /// Something was written that the reader may be asleep for: in a channel of an asker, or of an answerer
+    asked: bool,
+    answered: bool,
     /// One does not keep to the rules
     pub(super) broken: bool,
     /// There are more ends than a CPU's caches hold
@@ -91,9 +96,11 @@ impl Channels {
             gates: None,
             traces: false,
             reply: Record::default(),
+            said: None,
             serial: 0,
             asleep: false,
-            dirty: false,
+            asked: false,
+            answered: false,
             broken: false,
             many: false,
         }
@@ -242,7 +249,7 @@ impl Channels {
     /// the WQE of a QP, whose request ends with it, is under way.
     #[inline]
     pub(super) fn ask(&mut self, channel: u32, room: DataRoom, last: Option<Qpn>) -> u32 {
-        self.dirty = true;
+        self.asked = true;
         let Some(asker) = self.asker(channel) else { return 0 };
         asker.push(room, last.unwrap_or(0));
         if last.is_some() {
@@ -288,11 +295,19 @@ impl Channels {
 
     /// Says something that is no request, now or when there is room.
     pub(super) fn say(&mut self, channel: u32, record: Record) {
-        self.dirty = true;
         let Some(asker) = self.asker(channel).filter(|asker| !asker.ended) else { return };
-        asker.dirty = true;
         asker.control.push_back(record);
-        asker.say_what_waits();
+        self.say_what_waits(channel);
+    }
+
+    /// Control records that waited for room.
+    #[inline]
+    pub(super) fn say_what_waits(&mut self, channel: u32) {
+        let Some(asker) = self.askers.get_mut(channel as usize).and_then(Option::as_mut) else { return };
+        if !asker.control.is_empty() {
+            self.asked = true;
+            asker.say_what_waits();
+        }
     }
 
     /// A request is answered with a record.
@@ -301,40 +316,43 @@ impl Channels {
         Reply::Record
     }
 
-    /// An answer was written.
+    /// Writes an answer into its room.
     #[inline]
-    pub(super) fn answered(&mut self, at: usize) {
-        self.dirty = true;
-        self.answerers[at].dirty = true;
+    pub(super) fn answer(&mut self, at: usize, record: &Record, room: DataRoom) {
+        self.answered = true;
+        let answerer = &mut self.answerers[at];
+        answerer.dirty = true;
+        answerer.channel.answers.push(&record.words(), room);
     }
 
     /// At the end of a turn: wakes those who sleep and have something to read. True: this card sleeps, and
     /// something has come meanwhile.
     #[inline]
     pub(in super::super) fn flush(&mut self) -> bool {
-        if std::mem::take(&mut self.dirty) {
-            self.wake_others();
+        if std::mem::take(&mut self.asked) {
+            self.wake_answerers();
+        }
+        if std::mem::take(&mut self.answered) {
+            self.wake_askers();
         }
         /* this turn may have taken what the sleeper was to be woken for, and its wake-up */
         self.asleep && self.prepare_to_sleep()
     }
 
-    fn wake_others(&mut self) {
-        let Channels { peers, askers, answerers, .. } = self;
-        for asker in askers.iter_mut().flatten().filter(|asker| asker.dirty) {
-            asker.dirty = false;
-            if asker.channel.requests.must_wake()
-                && let Some(session) = asker.session
-            {
-                peers.wake(session);
+    #[inline]
+    fn wake_answerers(&mut self) {
+        for asker in self.askers.iter_mut().flatten() {
+            if std::mem::take(&mut asker.dirty) && asker.channel.requests.must_wake() {
+                wake(&self.peers, asker.session);
             }
         }
-        for answerer in answerers.iter_mut().filter(|answerer| answerer.dirty) {
-            answerer.dirty = false;
-            if answerer.channel.answers.must_wake()
-                && let Some(session) = answerer.session
-            {
-                peers.wake(session);
+    }
+
+    #[inline(never)]
+    fn wake_askers(&mut self) {
+        for answerer in &mut self.answerers {
+            if std::mem::take(&mut answerer.dirty) && answerer.channel.answers.must_wake() {
+                wake(&self.peers, answerer.session);
             }
         }
     }
@@ -391,6 +409,14 @@ impl Channels {
     }
 }
 
+/// Wakes the thread at the other end of a session, which may be this card's own.
+#[cold]
+fn wake(peers: &Peers, session: Option<SessionId>) {
+    if let Some(session) = session {
+        peers.wake(session);
+    }
+}
+
 impl Answerer {
     /// The oldest request.
     #[inline]
@@ -398,11 +424,17 @@ impl Answerer {
         self.channel.requests.peek().map(Record::of)
     }
 
-    /// Where a request's data lies, if it is not in the record; `None`: there can be none.
+    /// Whether there is a request, or one that is being answered.
+    #[inline]
+    pub(super) fn has_work(&self) -> bool {
+        self.channel.requests.has_next() || self.reading.is_some()
+    }
+
+    /// Where a request's data lies; `None`: there can be none.
     #[inline]
     pub(super) fn data(&self, record: &Record) -> Option<*const u8> {
         if record.is_short() {
-            return Some(std::ptr::null());
+            return Some(record.body.as_ptr());
         }
         self.channel.requests.data(record.at, record.len).filter(|_| record.len <= CHUNK)
     }
@@ -442,8 +474,7 @@ impl Asker {
         (found != 0).then_some((found, count))
     }
 
-    /// Control records that waited for room.
-    pub(super) fn say_what_waits(&mut self) {
+    fn say_what_waits(&mut self) {
         while let Some(record) = self.control.front() {
             match self.channel.requests.room(0) {
                 Ok(Some(room)) => {

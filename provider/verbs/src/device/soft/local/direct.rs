@@ -13,6 +13,7 @@ use starverbs_core::env::SendQueue;
 use starverbs_core::transport::slices;
 use starverbs_core::types::{SendOp, SendWqe};
 use starverbs_core::{Access, PdId, QpId, SendFlags};
+use starverbs_rings::SendRequest;
 
 use super::end::{Ctx, LocalEnd};
 use crate::memory;
@@ -105,8 +106,8 @@ impl Pieces {
 
 impl LocalEnd {
     /// Executes WQE `next`, a WRITE, a READ or an atomic, and completes it.
-    pub(super) fn execute_direct(&mut self, ctx: &mut Ctx<'_>, wqe: SendWqe) -> Outcome {
-        let wqe = &wqe;
+    #[inline(never)]
+    pub(super) fn execute_direct(&mut self, ctx: &mut Ctx<'_>, wqe: &SendRequest) -> Outcome {
         let need = match wqe.op {
             SendOp::Write | SendOp::AtomicWrite => Access::REMOTE_WRITE,
             SendOp::Read => Access::REMOTE_READ,
@@ -118,12 +119,15 @@ impl LocalEnd {
             return Outcome::Ask;
         }
         if self.una != self.next || self.reads > 0 {
-            return if self.is_worth_a_wait(wqe, need) { Outcome::Wait } else { Outcome::Ask };
+            let waits = self.is_worth_a_wait(&self.whole(wqe), need);
+            return if waits { Outcome::Wait } else { Outcome::Ask };
         }
         let only_mapped = self.goes_mapped_alone(ctx, wqe);
-        if only_mapped && wqe.rkey == self.unmapped {
+        let (_, rkey, _) = self.of.sq.remote(self.next);
+        if only_mapped && rkey == self.unmapped {
             return Outcome::Ask;
         }
+        let wqe = &self.whole(wqe);
         let Some(direct) = &self.direct else { return Outcome::Ask };
         let way = match wqe.op {
             _ if !direct.access.contains(need) => None,
@@ -146,7 +150,7 @@ impl LocalEnd {
             }
         }
         self.way = way;
-        self.did_own(ctx, wqe);
+        self.did_own(ctx, wqe.flags);
         Outcome::Done
     }
 
@@ -167,14 +171,14 @@ impl LocalEnd {
     }
 
     /// Whether a request is executed on mapped memory alone, as a system call would cost more than a record.
-    fn goes_mapped_alone(&self, ctx: &Ctx<'_>, wqe: &SendWqe) -> bool {
+    fn goes_mapped_alone(&self, ctx: &Ctx<'_>, wqe: &SendRequest) -> bool {
         if !matches!(wqe.op, SendOp::Write | SendOp::Read) {
             return true;
         }
         /* one call after the other without a look at what is done, or beside what this process asks of the
          * peer: the ring takes four times as many */
         let beside = ctx.env.channels.is_asking(self.of.channels[0]);
-        wqe.length < SHORT && (beside || !self.completes(wqe) || !self.of.send_cq.is_polled())
+        wqe.length < SHORT && (beside || !self.completes(wqe.flags) || !self.of.send_cq.is_polled())
     }
 
     /// What a request names.

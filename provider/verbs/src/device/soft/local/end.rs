@@ -9,10 +9,10 @@ use starverbs_core::env::{CompletionQueue, RecvQueue, SendQueue};
 use starverbs_core::nic::MAX_SGE;
 use starverbs_core::room::filled;
 use starverbs_core::{
-    AsyncEvent, Cqe, Host, Nanos, NicError, PdId, QpId, QpState, Qpn, SendFlags, SendWqe, Sge, WcFlags,
-    WcOpcode, WcStatus,
+    AsyncEvent, Cqe, Host, Nanos, NicError, PdId, QpId, QpState, Qpn, SendFlags, Sge, WcFlags, WcOpcode,
+    WcStatus,
 };
-use starverbs_rings::{CardRq, CardSq};
+use starverbs_rings::{CardRq, CardSq, SendRequest};
 
 use super::direct::Direct;
 use super::requester::Asked;
@@ -315,10 +315,10 @@ impl LocalEnd {
         self.push_send(ctx, cqe);
     }
 
-    /// Whether a WQE makes a completion when it succeeds.
+    /// Whether a WQE with these flags makes a completion when it succeeds.
     #[inline]
-    pub(super) fn completes(&self, wqe: &SendWqe) -> bool {
-        self.of.sig_all || wqe.flags.contains(SendFlags::SIGNALED)
+    pub(super) fn completes(&self, flags: SendFlags) -> bool {
+        self.of.sig_all || flags.contains(SendFlags::SIGNALED)
     }
 
     /// The oldest WQE succeeded. `completes`: it makes a completion.
@@ -327,11 +327,12 @@ impl LocalEnd {
         if !completes {
             return self.release_oldest();
         }
-        let wqe = self.of.sq.wqe(self.una);
+        let (sq, una) = (&self.of.sq, self.una);
+        let (wr_id, SendRequest { op, length, .. }) = (sq.wr_id(una), sq.request(una));
         /* before the completion: who polls it may post at once */
         self.release_oldest();
-        let byte_len = if wqe.op.brings_data() { wqe.length } else { 0 };
-        self.push_send(ctx, Cqe { wr_id: wqe.wr_id, byte_len, opcode: wqe.op.wc_opcode(), ..Cqe::default() });
+        let byte_len = if op.brings_data() { length } else { 0 };
+        self.push_send(ctx, Cqe { wr_id, byte_len, opcode: op.wc_opcode(), ..Cqe::default() });
     }
 
     #[inline]

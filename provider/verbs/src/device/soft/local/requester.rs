@@ -5,6 +5,7 @@ use starverbs_core::mr::{Bind, WindowType};
 use starverbs_core::transport::{RNR_TIMER_10US, slices};
 use starverbs_core::types::{SendOp, SendWqe};
 use starverbs_core::{Nanos, QpState, SendFlags, WcStatus};
+use starverbs_rings::SendRequest;
 
 use super::direct::Outcome;
 use super::end::{Ctx, LocalEnd};
@@ -54,7 +55,7 @@ impl LocalEnd {
     }
 
     /// Asks for what is posted, as far as it may begin and there is room.
-    #[inline]
+    #[inline(never)]
     pub(super) fn ask(&mut self, ctx: &mut Ctx<'_>) {
         let may = matches!(self.state, QpState::Rts | QpState::Sqd) && self.fault.is_none();
         if !may || self.waits || self.rnr_until != 0 {
@@ -65,7 +66,7 @@ impl LocalEnd {
             if self.gone {
                 return self.await_the_end();
             }
-            let wqe = self.of.sq.wqe(self.next);
+            let wqe = self.of.sq.request(self.next);
             if self.offset == 0 {
                 if self.state == QpState::Sqd || self.must_wait(&wqe) {
                     return;
@@ -74,7 +75,7 @@ impl LocalEnd {
                     return self.fail_next(ctx, status);
                 }
                 if self.direct.is_some() && !wqe.op.is_send() {
-                    match self.execute_direct(ctx, wqe) {
+                    match self.execute_direct(ctx, &wqe) {
                         Outcome::Done => continue,
                         Outcome::Wait => return,
                         Outcome::Ask => {}
@@ -82,8 +83,10 @@ impl LocalEnd {
                 }
             }
             let step = match wqe.op {
-                SendOp::LocalInv | SendOp::BindMw => self.do_own(ctx, wqe),
-                SendOp::Read | SendOp::CmpSwap | SendOp::FetchAdd | SendOp::Flush => self.ask_word(ctx, wqe),
+                SendOp::LocalInv | SendOp::BindMw => self.do_own(ctx, &self.whole(&wqe)),
+                SendOp::Read | SendOp::CmpSwap | SendOp::FetchAdd | SendOp::Flush => {
+                    self.ask_word(ctx, &self.whole(&wqe))
+                }
                 _ => self.ask_data(ctx, &wqe),
             };
             match step {
@@ -97,9 +100,19 @@ impl LocalEnd {
         }
     }
 
+    /// All of WQE `next`, of which this is known.
+    #[inline(never)]
+    pub(super) fn whole(&self, known: &SendRequest) -> SendWqe {
+        let SendRequest { op, flags, length } = *known;
+        SendWqe { op, flags, length, ..self.of.sq.wqe(self.next) }
+    }
+
     /// Checks that need nothing but the WQE.
     #[inline]
-    fn admit(&self, wqe: &SendWqe) -> Result<(), WcStatus> {
+    fn admit(&self, wqe: &SendRequest) -> Result<(), WcStatus> {
+        if wqe.op.is_send() {
+            return if wqe.length > self.of.max_msg { Err(WcStatus::LocLenErr) } else { Ok(()) };
+        }
         let word = wqe.op.is_atomic() || wqe.op == SendOp::AtomicWrite;
         if wqe.op == SendOp::Malformed
             || wqe.op.is_rpc()
@@ -115,32 +128,34 @@ impl LocalEnd {
 
     /// Fences, and READs and the like beyond what the peer accepts.
     #[inline]
-    fn must_wait(&self, wqe: &SendWqe) -> bool {
-        (wqe.flags.contains(SendFlags::FENCE) && self.reads > 0)
-            || (wqe.op.is_answered() && self.reads > 0 && self.reads >= self.terms.max_rd_atomic)
+    fn must_wait(&self, wqe: &SendRequest) -> bool {
+        self.reads > 0
+            && (wqe.flags.contains(SendFlags::FENCE)
+                || (wqe.op.is_answered() && self.reads >= self.terms.max_rd_atomic))
     }
 
     /// Of WQE `next`, without data.
     #[inline]
-    fn request(&self, wqe: &SendWqe) -> Record {
+    fn record(&self, wqe: &SendRequest) -> Record {
+        let (addr, rkey, imm) = self.of.sq.remote(self.next);
         let mut record = Record {
             op: wqe.op as u8,
             epoch: self.of.epochs[0],
             to: self.of.peer,
             from: self.of.qpn,
             seq: self.seq,
-            imm: wqe.imm,
-            rkey: wqe.rkey,
+            imm,
+            rkey,
             total: wqe.length,
             ..Record::default()
         };
-        record.set_addr(wqe.remote_addr);
+        record.set_addr(addr);
         record
     }
 
     /// A piece of a SEND or WRITE.
     #[inline]
-    fn ask_data(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> Step {
+    fn ask_data(&mut self, ctx: &mut Ctx<'_>, wqe: &SendRequest) -> Step {
         let (channel, offset) = (self.of.channels[0], self.offset);
         let len = (wqe.length - offset).min(CHUNK);
         let in_area = if len as usize <= BODY { 0 } else { len };
@@ -154,8 +169,8 @@ impl LocalEnd {
         if in_area == 0 {
             flags |= flag::ACKS;
         }
-        let mut record = Record { len, flags, at, ..self.request(wqe) };
-        record.set_addr(wqe.remote_addr.wrapping_add(u64::from(offset)));
+        let mut record = Record { len, flags, at, ..self.record(wqe) };
+        record.set_addr(record.addr().wrapping_add(u64::from(offset)));
         let body = record.write_to(room);
         let to = if in_area == 0 { body } else { room.to };
         // SAFETY: the body or the piece of the data area has room for so many bytes.
@@ -174,11 +189,12 @@ impl LocalEnd {
 
     /// A READ, an atomic or a FLUSH.
     #[inline(never)]
-    fn ask_word(&mut self, ctx: &mut Ctx<'_>, wqe: SendWqe) -> Step {
+    fn ask_word(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> Step {
         let channel = self.of.channels[0];
         let Some(room) = ctx.env.channels.room(channel, 0) else { return Step::NoRoom };
         let flags = flag::FIRST | flag::LAST | flag::ACKS;
-        let mut record = Record { flags, at: self.expected, ..self.request(&wqe) };
+        let request = SendRequest { op: wqe.op, flags: wqe.flags, length: wqe.length };
+        let mut record = Record { flags, at: self.expected, ..self.record(&request) };
         let mut progress = Progress::Answers;
         match wqe.op {
             SendOp::Read => {}
@@ -190,16 +206,16 @@ impl LocalEnd {
         }
         record.write_to(room);
         let end = ctx.env.channels.ask(channel, room, Some(self.of.qpn));
-        self.begun(ctx, end, &wqe, progress);
+        self.begun(ctx, end, &request, progress);
         Step::Asked
     }
 
     /// What the card does by itself (IBTA 10.6.7.2).
     #[cold]
     #[inline(never)]
-    fn do_own(&mut self, ctx: &mut Ctx<'_>, wqe: SendWqe) -> Step {
+    fn do_own(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> Step {
         let done = if wqe.op == SendOp::BindMw {
-            let bound = ctx.mrs.bind(&Bind::of(&wqe, self.id()));
+            let bound = ctx.mrs.bind(&Bind::of(wqe, self.id()));
             self.windows |= bound == Ok(WindowType::Two);
             bound.is_ok()
         } else {
@@ -208,14 +224,14 @@ impl LocalEnd {
         if !done {
             return Step::Failed(WcStatus::MwBindErr);
         }
-        self.did_own(ctx, &wqe);
+        self.did_own(ctx, wqe.flags);
         Step::Asked
     }
 
-    /// WQE `next` is done, without a request.
+    /// WQE `next`, with these flags, is done, without a request.
     #[inline]
-    pub(super) fn did_own(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) {
-        let completes = self.completes(wqe);
+    pub(super) fn did_own(&mut self, ctx: &mut Ctx<'_>, flags: SendFlags) {
+        let completes = self.completes(flags);
         let slot = self.slot(self.next);
         self.asked[slot] = Asked { seq: self.seq, completes, ..Asked::default() };
         self.next = self.next.wrapping_add(1);
@@ -225,7 +241,7 @@ impl LocalEnd {
 
     /// WQE `next` was asked for as a whole.
     #[inline]
-    fn begun(&mut self, ctx: &mut Ctx<'_>, end: u32, wqe: &SendWqe, progress: Progress) {
+    fn begun(&mut self, ctx: &mut Ctx<'_>, end: u32, wqe: &SendRequest, progress: Progress) {
         if self.una == self.next {
             /* what was given back before is of no request under way */
             self.given = end.wrapping_sub(1);
@@ -237,7 +253,7 @@ impl LocalEnd {
             seq: self.seq,
             progress,
             reads: reads && progress == Progress::Executes,
-            completes: self.completes(wqe),
+            completes: self.completes(wqe.flags),
         };
         self.next = self.next.wrapping_add(1);
         (self.seq, self.offset) = (self.seq.wrapping_add(1), 0);
@@ -263,7 +279,7 @@ impl LocalEnd {
     /// # Safety
     /// [to, to + len) can be written.
     #[inline]
-    unsafe fn gather(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe, len: u32, to: *mut u8) -> Option<()> {
+    unsafe fn gather(&mut self, ctx: &mut Ctx<'_>, wqe: &SendRequest, len: u32, to: *mut u8) -> Option<()> {
         let (sq, offset) = (&self.of.sq, self.offset);
         if wqe.flags.contains(SendFlags::INLINE) {
             let from = sq.inline(self.next);
@@ -310,8 +326,7 @@ impl LocalEnd {
     /// The peer has executed so many requests of this end in all.
     #[inline]
     pub(super) fn on_ack(&mut self, ctx: &mut Ctx<'_>, executed: u32) {
-        self.acked = executed;
-        if self.una != self.next {
+        if std::mem::replace(&mut self.acked, executed) != executed && self.una != self.next {
             self.go_on(ctx);
         }
     }
@@ -328,7 +343,10 @@ impl LocalEnd {
     #[inline]
     fn complete(&mut self, ctx: &mut Ctx<'_>) {
         let first = self.una;
-        while self.una != self.next && self.state != QpState::Err {
+        if self.state == QpState::Err {
+            return;
+        }
+        while self.una != self.next {
             let asked = self.asked[self.slot(self.una)];
             if !self.is_done(&asked) {
                 break;
@@ -357,7 +375,7 @@ impl LocalEnd {
         })
     }
 
-    /// An answer came; `data` are its bytes, if they are not in the record.
+    /// An answer came; `data` are its bytes.
     pub(super) fn on_answer(&mut self, ctx: &mut Ctx<'_>, record: &Record, data: *const u8) {
         let ours = record.from == self.of.peer && record.epoch == self.of.epochs[0];
         if !ours || self.state == QpState::Err {
@@ -381,9 +399,8 @@ impl LocalEnd {
         if !wqe.op.brings_data() || self.asked[slot].progress != Progress::Answers || !fits {
             return;
         }
-        let from = if record.is_short() { record.body.as_ptr() } else { data };
         // SAFETY: so many bytes can be read there, by the record's look or the reader's.
-        if record.len > 0 && unsafe { self.scatter(ctx, index, begins, record.len, from) }.is_none() {
+        if record.len > 0 && unsafe { self.scatter(ctx, index, begins, record.len, data) }.is_none() {
             /* what is asked already goes on; this is as far as the program sees it */
             self.fault = Some((index, WcStatus::LocProtErr));
         }

@@ -9,7 +9,7 @@ use starverbs_core::transport::slices;
 use starverbs_core::types::SendOp;
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{
-    Access, AsyncEvent, Cqe, Dma, FlushLevel, Host, QpState, Qpn, WcFlags, WcOpcode, WcStatus,
+    Access, AsyncEvent, Cqe, Dma, FlushLevel, Host, QpState, Qpn, Sge, WcFlags, WcOpcode, WcStatus,
 };
 
 use super::direct::Direct;
@@ -56,11 +56,26 @@ enum PlaceError {
     Protection,
 }
 
+/// Whether a list has room for so many bytes.
+#[inline]
+fn have_room(sges: &[Sge], bytes: u64) -> bool {
+    let mut left = bytes;
+    for sge in sges {
+        if left <= u64::from(sge.len) {
+            return true;
+        }
+        left -= u64::from(sge.len);
+    }
+    left == 0
+}
+
 /// What the responder has to answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reply {
     /// Nothing: that its place is given back says it
     None,
+    /// The same, and no request stands behind it
+    Last,
     /// The record that lies in [`Channels::reply`](super::channels::Channels::reply)
     Record,
     /// A READ's bytes
@@ -72,7 +87,7 @@ pub(super) enum Reply {
 }
 
 impl LocalEnd {
-    /// A request of the peer; `data` are its bytes, if they are not in the record.
+    /// A request of the peer; `data` are its bytes.
     #[inline]
     pub(super) fn on_request(&mut self, ctx: &mut Ctx<'_>, record: &Record, data: *const u8) -> Reply {
         if self.state == QpState::Err {
@@ -89,7 +104,7 @@ impl LocalEnd {
         }
         let op = record.send_op();
         let done = match op {
-            SendOp::Send | SendOp::SendImm | SendOp::SendInv => self.execute_send(ctx, record, data),
+            SendOp::Send | SendOp::SendImm | SendOp::SendInv => self.execute_send(ctx, record, op, data),
             SendOp::Write | SendOp::WriteImm => self.execute_write(ctx, record, data),
             SendOp::Read => return self.execute_read(ctx, record),
             SendOp::CmpSwap | SendOp::FetchAdd => self.execute_atomic(ctx, record),
@@ -109,7 +124,13 @@ impl LocalEnd {
     }
 
     #[inline]
-    fn execute_send(&mut self, ctx: &mut Ctx<'_>, record: &Record, data: *const u8) -> Result<Reply, Reply> {
+    fn execute_send(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        record: &Record,
+        op: SendOp,
+        data: *const u8,
+    ) -> Result<Reply, Reply> {
         let received = if let Inbound::Send(received) = self.inbound {
             received
         } else if self.take_recv(ctx) {
@@ -136,7 +157,6 @@ impl LocalEnd {
             return Ok(Reply::None);
         }
         self.inbound = Inbound::Idle;
-        let op = record.send_op();
         if op == SendOp::SendInv && ctx.mrs.invalidate_remote(record.imm, self.id()).is_err() {
             /* the message has arrived, and is acknowledged (class J) */
             self.fail_recv(ctx, WcStatus::RemInvReqErr);
@@ -150,10 +170,11 @@ impl LocalEnd {
     /// The held receive WQE has its message.
     #[inline]
     fn deliver(&mut self, ctx: &mut Ctx<'_>, record: &Record, op: SendOp, opcode: WcOpcode, byte_len: u32) {
-        let mut flags = WcFlags::empty();
-        flags.set(WcFlags::WITH_IMM, op.has_imm());
-        flags.set(WcFlags::WITH_INV, op == SendOp::SendInv);
-        let imm = if flags.is_empty() { 0 } else { record.imm };
+        let (flags, imm) = match op {
+            SendOp::SendImm | SendOp::WriteImm => (WcFlags::WITH_IMM, record.imm),
+            SendOp::SendInv => (WcFlags::WITH_INV, record.imm),
+            _ => (WcFlags::empty(), 0),
+        };
         let cqe = Cqe { byte_len, imm, opcode, flags, src_qp: self.of.peer, ..Cqe::default() };
         self.complete_recv(ctx, cqe, record.has(flag::SOLICITED));
     }
@@ -173,11 +194,10 @@ impl LocalEnd {
         let EngineCtx { env, mrs, stats, .. } = ctx;
         stats.rx_bytes.add(u64::from(record.len));
         let sges = self.recv.sges.get(..self.recv.count).unwrap_or(&[]);
-        let room: u64 = sges.iter().map(|sge| u64::from(sge.len)).sum();
-        if u64::from(offset) + u64::from(record.len) > room {
+        if !have_room(sges, u64::from(offset) + u64::from(record.len)) {
             return Err(PlaceError::TooLong);
         }
-        let mut from = if record.is_short() { record.body.as_ptr() } else { data };
+        let mut from = data;
         let pd = self.recv.pd;
         slices(sges.iter().copied(), offset, record.len, |sge, skip, n| {
             let addr = sge.addr.wrapping_add(u64::from(skip));
@@ -217,9 +237,8 @@ impl LocalEnd {
                 return Err(self.violate_write(ctx, record));
             };
             ctx.stats.rx_bytes.add(u64::from(record.len));
-            let from = if record.is_short() { record.body.as_ptr() } else { data };
             // SAFETY: so many bytes can be read there, by the record's look or the reader's.
-            if !unsafe { ctx.env.copy_in(from, host, record.len as usize) } {
+            if !unsafe { ctx.env.copy_in(data, host, record.len as usize) } {
                 return Err(self.violate_write(ctx, record));
             }
         }

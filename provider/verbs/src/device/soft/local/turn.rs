@@ -12,6 +12,8 @@ use crate::device::soft::intake::AHEAD;
 
 /// Requests of one channel in one turn.
 const REQUESTS: u32 = 64;
+/// Which record behind one that is about to be executed is fetched.
+const FETCH: u32 = 3;
 /// Answers of one channel in one turn.
 const ANSWERS: u32 = 512;
 
@@ -34,29 +36,29 @@ pub(super) fn with_end<R>(
     nic.call_engine(env, qpn, now, |engine, ctx| engine.local_mut().map(|end| call(end, ctx))).flatten()
 }
 
-/// Executes what others ask; says how much came, and what was said beside.
+/// Executes what others ask; says how much came. What was said beside is left in [`Channels::said`], and
+/// nothing behind it is executed.
 #[inline]
-pub(super) fn take_requests((nic, env): Card<'_>, now: Nanos) -> (u32, Option<Said>) {
+pub(super) fn take_requests((nic, env): Card<'_>, now: Nanos) -> u32 {
     let mut came = 0;
     for at in 0..env.channels.answerers.len() {
-        let answerer = &env.channels.answerers[at];
-        if answerer.reading.is_some() || answerer.channel.requests.has_next() {
-            let there = answerer.channel.requests.available(REQUESTS);
-            let (taken, said) = answer_channel((nic, env), at, there, now);
-            came += taken;
-            if said.is_some() {
-                return (came, said);
+        if env.channels.answerers[at].has_work() {
+            came += answer_channel((nic, env), at, now);
+            if env.channels.said.is_some() {
+                break;
             }
         }
     }
-    (came, None)
+    came
 }
 
-/// Has the contexts of the next requests fetched, of so many that are there.
+/// Has the contexts of the next requests fetched.
 #[inline(never)]
-fn look_ahead((nic, env): Card<'_>, at: usize, there: u32) {
+fn look_ahead((nic, env): Card<'_>, at: usize) {
     let requests = &env.channels.answerers[at].channel.requests;
-    fetch((nic, env), (0..there.min(AHEAD)).map_while(|n| requests.word_ahead(n, record::TO)));
+    if requests.word_ahead(1, record::TO).is_some() {
+        fetch((nic, env), (0..AHEAD).map_while(|n| requests.word_ahead(n, record::TO)));
+    }
 }
 
 /// Has the contexts of QPs fetched into the CPU's caches, side by side: first those of the card, then what
@@ -69,50 +71,35 @@ pub(super) fn fetch((nic, env): (&Nic<HostEnv>, &HostEnv), qpns: impl Iterator<I
     }
 }
 
-fn answer_channel((nic, env): Card<'_>, at: usize, there: u32, now: Nanos) -> (u32, Option<Said>) {
-    let mut run = Run { at, left: there, looked: false };
-    let mut said = None;
-    let many = env.channels.many && there > 1;
-    let mut fetched = there;
+/// Executes what is asked in one channel; says how much that was.
+fn answer_channel((nic, env): Card<'_>, at: usize, now: Nanos) -> u32 {
+    let mut run = Run { at, left: REQUESTS, looked: false, met: false };
+    let (mut fetched, most) = if env.channels.many { (REQUESTS, AHEAD) } else { (0, REQUESTS) };
     loop {
-        if many && run.left <= fetched {
-            look_ahead((nic, env), at, run.left);
+        if run.left <= fetched {
+            look_ahead((nic, env), at);
             fetched = run.left.saturating_sub(AHEAD);
         }
         if env.channels.answerers[at].reading.is_some() && !answer_read((nic, env), at, now) {
             break;
         }
-        let answerer = &mut env.channels.answerers[at];
-        let room = match answerer.channel.answers.room(0) {
-            Ok(Some(room)) => room,
-            Ok(None) => {
-                answerer.blocked = true;
-                break;
-            }
-            Err(_) => {
-                break_off(&mut env.channels, at);
-                break;
-            }
-        };
-        answerer.blocked = false;
-        let Some(record) = answerer.next().filter(|_| run.left > 0) else { break };
-        if record.op >= control::PROPOSE {
-            run.left -= 1;
-            answerer.channel.requests.pop();
-            said = Some(Said { serial: answerer.serial, record });
+        if !may_answer(&mut env.channels, at) || run.left == 0 {
             break;
         }
-        match run.execute((nic, env), record, if many { AHEAD } else { REQUESTS }, now) {
+        let Some(mut record) = env.channels.answerers[at].next() else { break };
+        if record.op >= control::PROPOSE {
+            run.left -= 1;
+            leave_said(&mut env.channels, at, record);
+            break;
+        }
+        match run.execute((nic, env), &mut record, most, now) {
+            Reply::Last => break,
             Reply::None | Reply::Read => {}
             Reply::Look => {
                 run.looked = true;
                 take_answers((nic, env), now);
             }
-            Reply::Record => {
-                let words = env.channels.reply.words();
-                env.channels.answerers[at].channel.answers.push(&words, room);
-                env.channels.answered(at);
-            }
+            Reply::Record => write_reply(&mut env.channels, at),
             Reply::Broken => {
                 break_off(&mut env.channels, at);
                 break;
@@ -120,7 +107,37 @@ fn answer_channel((nic, env): Card<'_>, at: usize, there: u32, now: Nanos) -> (u
         }
     }
     env.channels.answerers[at].channel.requests.publish();
-    (there - run.left, said)
+    REQUESTS - run.left
+}
+
+/// Whether there is room for an answer, should the next request have one.
+#[inline]
+fn may_answer(channels: &mut Channels, at: usize) -> bool {
+    let answerer = &mut channels.answerers[at];
+    let there = answerer.channel.answers.has_room();
+    answerer.blocked = there == Ok(false);
+    if there.is_err() {
+        break_off(channels, at);
+    }
+    there == Ok(true)
+}
+
+/// Writes the answer to the request that was executed last, for which there is room.
+#[inline(never)]
+fn write_reply(channels: &mut Channels, at: usize) {
+    let record = channels.reply;
+    match channels.answerers[at].channel.answers.room(0) {
+        Ok(Some(room)) => channels.answer(at, &record, room),
+        Ok(None) | Err(_) => break_off(channels, at),
+    }
+}
+
+/// The oldest record of a channel is no request.
+#[cold]
+fn leave_said(channels: &mut Channels, at: usize, record: Record) {
+    let answerer = &mut channels.answerers[at];
+    answerer.channel.requests.pop();
+    channels.said = Some(Said { serial: answerer.serial, record });
 }
 
 /// The requests of one channel in one turn.
@@ -131,24 +148,18 @@ struct Run {
     left: u32,
     /// It was looked what of ours is done
     looked: bool,
+    /// The last queue pair has got its first request
+    met: bool,
 }
 
 impl Run {
     /// Executes a request, and those behind it that are for the same queue pair, `most` of them, until one
     /// has an answer.
     #[inline]
-    fn execute(&mut self, (nic, env): Card<'_>, record: Record, most: u32, now: Nanos) -> Reply {
-        let to = record.to;
-        let before = self.left;
-        let mut met = false;
-        let call = |end: &mut LocalEnd, ctx: &mut EngineCtx<'_, HostEnv>| {
-            let first = !end.met;
-            let reply = self.execute_at(end, ctx, record, most);
-            met = first && end.met;
-            reply
-        };
-        let reply = with_end((nic, env), to, now, call);
-        if met && nic.qp_state(to) == Some(QpState::Rtr) {
+    fn execute(&mut self, (nic, env): Card<'_>, record: &mut Record, most: u32, now: Nanos) -> Reply {
+        let (to, before) = (record.to, self.left);
+        let reply = with_end((nic, env), to, now, |end, ctx| self.execute_at(end, ctx, record, most));
+        if std::mem::take(&mut self.met) && nic.qp_state(to) == Some(QpState::Rtr) {
             env.event(AsyncEvent::CommEst(to));
         }
         let reply = reply.unwrap_or_else(|| {
@@ -161,25 +172,27 @@ impl Run {
     }
 
     /// The same with the queue pair's end at hand.
-    #[inline]
+    #[inline(never)]
     fn execute_at(
         &mut self,
         end: &mut LocalEnd,
         ctx: &mut EngineCtx<'_, HostEnv>,
-        mut record: Record,
+        record: &mut Record,
         most: u32,
     ) -> Reply {
         let serial = ctx.env.channels.answerers[self.at].serial;
-        let least = self.left.saturating_sub(most);
+        let (to, least) = (record.to, self.left.saturating_sub(most));
         loop {
-            let is_peer = end.is_peer(&record, serial);
-            if is_peer && !self.looked && end.must_look(&record) {
-                return Reply::Look;
-            }
-            let Some(data) = ctx.env.channels.answerers[self.at].data(&record) else { return Reply::Broken };
-            let reply = if is_peer {
+            let reply = if end.is_peer(record, serial) {
+                if !self.looked && end.must_look(record) {
+                    return Reply::Look;
+                }
+                let Some(data) = ctx.env.channels.answerers[self.at].data(record) else {
+                    return Reply::Broken;
+                };
+                self.met |= !end.met;
                 end.met = true;
-                end.on_request(ctx, &record, data)
+                end.on_request(ctx, record, data)
             } else {
                 ctx.env.channels.reply_with(record.answer(answer::GONE))
             };
@@ -187,14 +200,18 @@ impl Run {
             let answerer = &mut ctx.env.channels.answerers[self.at];
             answerer.channel.requests.pop();
             if reply == Reply::Read {
-                answerer.reading = Some(ReadAnswer::new(record.to, record));
+                answerer.reading = Some(ReadAnswer::new(to, *record));
             }
             if reply != Reply::None || self.left == least {
                 return reply;
             }
-            let is_next = |next: &Record| next.to == record.to && next.op < control::PROPOSE;
-            let Some(next) = answerer.next().filter(is_next) else { return Reply::None };
-            record = next;
+            let Some(next) = answerer.next() else { return Reply::Last };
+            if next.to != to || next.op >= control::PROPOSE {
+                return Reply::None;
+            }
+            *record = next;
+            /* several wait: while this one is executed, one behind comes from the other end's CPU */
+            answerer.channel.requests.fetch_ahead(FETCH);
         }
     }
 }
@@ -232,8 +249,7 @@ fn answer_read((nic, env): Card<'_>, at: usize, now: Nanos) -> bool {
         };
         let Some((mut record, more)) = with_end((nic, env), qpn, now, call) else { return true };
         record.at = room.at;
-        env.channels.answerers[at].channel.answers.push(&record.words(), room);
-        env.channels.answered(at);
+        env.channels.answer(at, &record, room);
         if !more {
             env.channels.answerers[at].blocked = false;
             return true;
@@ -253,10 +269,10 @@ fn break_off(channels: &mut Channels, at: usize) {
 #[inline]
 pub(super) fn take_answers((nic, env): Card<'_>, now: Nanos) -> u32 {
     let mut came = 0;
-    for at in 0..env.channels.askers.len() as u32 {
-        let Some(asker) = env.channels.asker(at) else { continue };
+    for at in 0..env.channels.askers.len() {
+        let Some(Some(asker)) = env.channels.askers.get(at) else { continue };
         if asker.waits() || asker.channel.answers.has_next() {
-            came += take_from((nic, env), at, now);
+            came += take_from((nic, env), at as u32, now);
         }
     }
     came
@@ -276,7 +292,7 @@ fn take_from((nic, env): Card<'_>, at: u32, now: Nanos) -> u32 {
         let Some(words) = asker.channel.answers.peek() else { break };
         let record = Record::of(words);
         let data = if record.is_short() {
-            Some(std::ptr::null())
+            Some(record.body.as_ptr())
         } else {
             asker.channel.answers.data(record.at, record.len)
         };
@@ -315,8 +331,8 @@ fn complete((nic, env): Card<'_>, at: u32, given: u32, now: Nanos) -> u32 {
         done += count;
         with_end((nic, env), qpn, now, |end, ctx| end.on_progress(ctx, given));
     }
+    env.channels.say_what_waits(at);
     let Some(asker) = env.channels.asker(at) else { return done };
-    asker.say_what_waits();
     for _ in 0..asker.waiting.len() {
         let Some(asker) = env.channels.asker(at) else { return done };
         if !matches!(asker.channel.requests.room(CHUNK), Ok(Some(_))) {
