@@ -339,13 +339,21 @@ impl SlotReader {
     /// The oldest record; `None`: there is none. It stays until [`SlotReader::pop`].
     #[inline]
     pub fn peek(&self) -> Option<Record> {
+        let mut record = [0; RECORD_WORDS];
+        self.peek_into(&mut record).then_some(record)
+    }
+
+    /// As [`SlotReader::peek`], to where the record is wanted. False: there is none.
+    #[inline]
+    pub fn peek_into(&self, to: &mut Record) -> bool {
         if !self.has_next() {
-            return None;
+            return false;
         }
         self.memory.head().watch.read(self.read & (self.memory.count - 1));
         // SAFETY: the writer leaves the slot alone until it is given back; one that does not changes bytes
         // that are looked at only after they are copied.
-        Some(unsafe { self.memory.slot(self.read).record.get().read() })
+        *to = unsafe { self.memory.slot(self.read).record.get().read() };
+        true
     }
 
     /// A word of the record that comes so many behind the oldest one; `None`: there is none yet.
@@ -357,7 +365,7 @@ impl SlotReader {
             return None;
         }
         self.memory.head().watch.read(number & (self.memory.count - 1));
-        // SAFETY: as in `peek`.
+        // SAFETY: as in `peek_into`.
         Some(unsafe { slot.record.get().cast::<u32>().add(word).read() })
     }
 

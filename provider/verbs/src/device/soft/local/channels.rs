@@ -418,10 +418,10 @@ fn wake(peers: &Peers, session: Option<SessionId>) {
 }
 
 impl Answerer {
-    /// The oldest request.
+    /// Copies the oldest request. False: there is none.
     #[inline]
-    pub(super) fn next(&self) -> Option<Record> {
-        self.channel.requests.peek().map(Record::of)
+    pub(super) fn next(&self, to: &mut Record) -> bool {
+        self.channel.requests.peek_into(to.words_mut())
     }
 
     /// Whether there is a request, or one that is being answered.

@@ -384,7 +384,7 @@ impl LocalEnd {
     }
 
     /// Makes sure that a receive WQE is held. False: none is posted.
-    #[inline]
+    #[inline(always)]
     pub(super) fn take_recv(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let recv = &mut self.recv;
         if recv.held {

@@ -74,6 +74,7 @@ pub(super) fn fetch((nic, env): (&Nic<HostEnv>, &HostEnv), qpns: impl Iterator<I
 /// Executes what is asked in one channel; says how much that was.
 fn answer_channel((nic, env): Card<'_>, at: usize, now: Nanos) -> u32 {
     let mut run = Run { at, left: REQUESTS, looked: false, met: false };
+    let mut record = Record::default();
     let (mut fetched, most) = if env.channels.many { (REQUESTS, AHEAD) } else { (0, REQUESTS) };
     loop {
         if run.left <= fetched {
@@ -86,24 +87,17 @@ fn answer_channel((nic, env): Card<'_>, at: usize, now: Nanos) -> u32 {
         if !may_answer(&mut env.channels, at) || run.left == 0 {
             break;
         }
-        let Some(mut record) = env.channels.answerers[at].next() else { break };
+        if !env.channels.answerers[at].next(&mut record) {
+            break;
+        }
         if record.op >= control::PROPOSE {
             run.left -= 1;
             leave_said(&mut env.channels, at, record);
             break;
         }
-        match run.execute((nic, env), &mut record, most, now) {
-            Reply::Last => break,
-            Reply::None | Reply::Read => {}
-            Reply::Look => {
-                run.looked = true;
-                take_answers((nic, env), now);
-            }
-            Reply::Record => write_reply(&mut env.channels, at),
-            Reply::Broken => {
-                break_off(&mut env.channels, at);
-                break;
-            }
+        let reply = run.execute((nic, env), &mut record, most, now);
+        if reply == Reply::Last || (reply != Reply::None && !run.follow_up((nic, env), reply, now)) {
+            break;
         }
     }
     env.channels.answerers[at].channel.requests.publish();
@@ -162,13 +156,32 @@ impl Run {
         if std::mem::take(&mut self.met) && nic.qp_state(to) == Some(QpState::Rtr) {
             env.event(AsyncEvent::CommEst(to));
         }
-        let reply = reply.unwrap_or_else(|| {
-            self.left -= 1;
-            env.channels.answerers[self.at].channel.requests.pop();
-            env.channels.reply_with(record.answer(answer::GONE))
-        });
+        let reply = reply.unwrap_or_else(|| self.miss(&mut env.channels, record));
         nic.counters().local_executed.add(u64::from(before - self.left));
         reply
+    }
+
+    /// A request is for no queue pair that has an end.
+    #[cold]
+    fn miss(&mut self, channels: &mut Channels, record: &Record) -> Reply {
+        self.left -= 1;
+        channels.answerers[self.at].channel.requests.pop();
+        channels.reply_with(record.answer(answer::GONE))
+    }
+
+    /// What a reply asks for beside executing. False: the channel is of no use any more.
+    #[inline(never)]
+    fn follow_up(&mut self, (nic, env): Card<'_>, reply: Reply, now: Nanos) -> bool {
+        match reply {
+            Reply::None | Reply::Last | Reply::Read => {}
+            Reply::Look => {
+                self.looked = true;
+                take_answers((nic, env), now);
+            }
+            Reply::Record => write_reply(&mut env.channels, self.at),
+            Reply::Broken => break_off(&mut env.channels, self.at),
+        }
+        reply != Reply::Broken
     }
 
     /// The same with the queue pair's end at hand.
@@ -205,11 +218,12 @@ impl Run {
             if reply != Reply::None || self.left == least {
                 return reply;
             }
-            let Some(next) = answerer.next() else { return Reply::Last };
-            if next.to != to || next.op >= control::PROPOSE {
+            if !answerer.next(record) {
+                return Reply::Last;
+            }
+            if record.to != to || record.op >= control::PROPOSE {
                 return Reply::None;
             }
-            *record = next;
             /* several wait: while this one is executed, one behind comes from the other end's CPU */
             answerer.channel.requests.fetch_ahead(FETCH);
         }
@@ -230,6 +244,7 @@ pub(super) fn wake_requesters(channels: &mut Channels) {
 }
 
 /// Goes on with the answer to a READ. False: there is no room.
+#[inline(never)]
 fn answer_read((nic, env): Card<'_>, at: usize, now: Nanos) -> bool {
     let Some(mut read) = env.channels.answerers[at].reading.take() else { return true };
     loop {
