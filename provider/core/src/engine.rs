@@ -140,6 +140,10 @@ pub trait Engine<E: Env>: Sized {
 
     /// Does it; gives how a transmit ended.
     fn run(&mut self, ctx: &mut EngineCtx<'_, E>, call: Call) -> TransmitStatus;
+    /// A frame that has waited for the QP's context ([`Nic::await_context`]).
+    fn receive(&mut self, ctx: &mut EngineCtx<'_, E>, meta: &FrameMeta, frame: &[u8]) {
+        let _ = (ctx, meta, frame);
+    }
     /// RTS, SQD or ERR.
     fn state(&self) -> QpState;
     /// Whether the QP may go to SQD.

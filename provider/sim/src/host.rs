@@ -15,6 +15,7 @@ use starverbs_star::control::Preference;
 
 use crate::memory::{Memory, READ, WRITE};
 use crate::queues::{SimCq, SimRq, SimSq};
+use crate::star::StarFrame;
 use crate::star::StarPort;
 use crate::watch::{Touch, Watch};
 
@@ -226,6 +227,8 @@ pub struct Host {
     pub(crate) preferences: BTreeMap<Qpn, Preference>,
     /// Frames that came and that the card has not taken yet
     pub(crate) came: VecDeque<(FrameMeta, Vec<u8>)>,
+    /// StaR's, in an order of their own
+    pub(crate) star_came: VecDeque<StarFrame>,
     /// Doorbells that wait until the card runs
     pub(crate) doorbells: Vec<Qpn>,
 }
@@ -303,6 +306,7 @@ impl Host {
             now: 1,
             preferences: BTreeMap::new(),
             came: VecDeque::new(),
+            star_came: VecDeque::new(),
             doorbells: Vec::new(),
         }
     }
@@ -327,6 +331,11 @@ impl Host {
             && let Some((meta, bytes)) = self.came.pop_front()
         {
             self.nic.offer_frame(&mut self.env, now, &meta, &bytes);
+        }
+        while self.nic.takes_frames()
+            && let Some(frame) = self.star_came.pop_front()
+        {
+            self.take_star(now, &frame);
         }
     }
 

@@ -337,10 +337,11 @@ impl Net {
         self.tally.purged += (before - self.flights.len()) as u64;
         for (to, from) in [(a, b), (b, a)] {
             let gid = self.hosts[from].gid;
-            let came = &mut self.hosts[to].came;
-            let before = came.len();
+            let Host { came, star_came, .. } = &mut self.hosts[to];
+            let before = came.len() + star_came.len();
             came.retain(|(meta, _)| meta.src != gid);
-            self.tally.purged += (before - came.len()) as u64;
+            star_came.retain(|frame| frame.path.src != gid);
+            self.tally.purged += (before - came.len() - star_came.len()) as u64;
         }
     }
 
@@ -525,7 +526,8 @@ impl Net {
         let now = self.clock(flight.to);
         let h = &mut self.hosts[flight.to];
         if let Some(path) = flight.star {
-            h.take_star(now, &StarFrame { path, bytes: flight.bytes });
+            h.star_came.push_back(StarFrame { path, bytes: flight.bytes });
+            h.take_frames(now);
             /* who runs a card flushes before any program has its turn */
             self.launch_star(flight.to);
             return;

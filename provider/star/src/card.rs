@@ -17,7 +17,7 @@ use super::env::{QpPair, StarEnv};
 use super::form::Form;
 use super::registry::Registry;
 use super::stateful::{CardCtx, Local, SharedReceives, SlPeer, Stateful, Waits};
-use super::wire::Packet;
+use super::wire::{Head, Packet, Ptype, Side};
 
 /// An engine that may be a stateful end.
 pub trait StarEngine<E: StarEnv>: Engine<E, Shared = Registry> + From<Box<Stateful<E>>> {
@@ -75,6 +75,9 @@ impl<E: StarEnv<Engine = Box<Stateful<E>>>> Engine<E> for Box<Stateful<E>> {
     fn run(&mut self, ctx: &mut EngineCtx<'_, E>, call: Call) -> TurnEnd {
         run(self, ctx, call)
     }
+    fn receive(&mut self, ctx: &mut EngineCtx<'_, E>, meta: &FrameMeta, frame: &[u8]) {
+        receive(self, ctx, meta, frame);
+    }
     fn state(&self) -> QpState {
         Stateful::state(self)
     }
@@ -113,6 +116,19 @@ pub fn run<E: CardEnv>(end: &mut Stateful<E>, ctx: &mut EngineCtx<'_, E>, call: 
         }
         TurnEnd::More
     })
+}
+
+/// [`Engine::receive`] of a stateful end.
+pub fn receive<E: CardEnv>(
+    end: &mut Stateful<E>,
+    ctx: &mut EngineCtx<'_, E>,
+    meta: &FrameMeta,
+    frame: &[u8],
+) {
+    /* it was checked before it waited */
+    if let Ok(packet) = Packet::parse(Side::Stateful, frame) {
+        with_card(ctx, |card| end.handle_packet(card, &meta.src, &packet));
+    }
 }
 
 /// [`Engine::close`] of a stateful end.
@@ -162,7 +178,7 @@ pub struct StarInit<E: Env> {
 
 impl<E: CardEnv> Turn<'_, E> {
     /// From now on the QP, which is in RTR or RTS and held ([`Nic::hold_qp`]), is a stateful end. `Invalid`:
-    /// it is not so, or its peer is another, or the card is QPC-limited; `Exhausted`: no memory.
+    /// it is not so, or its peer is another; `Exhausted`: no memory.
     pub fn begin_stateful(&mut self, qpn: Qpn, init: StarInit<E>) -> Result<(), NicError> {
         let held = hold(size_of::<Stateful<E>>()).ok_or(NicError::Exhausted)?;
         let StarInit { queues, setup, peer, channel, window, form, lifetime } = init;
@@ -219,7 +235,12 @@ impl<E: CardEnv> Turn<'_, E> {
     }
 
     /// A packet came to the stateful half from `source`. Those for QPs that are no stateful ends are dropped.
+    /// On a QPC-limited card WQEs wait for the QP's context, as requests do; answers and control messages do
+    /// not.
     pub fn handle_stateful(&mut self, source: &Gid, packet: &Packet<'_>) {
+        if self.nic.is_qpc_limited() && self.awaits_context(source, packet) {
+            return;
+        }
         let done = self.nic.with_engine(self.env, packet.header.qpn, self.now, |engine, ctx| {
             let end = engine.stateful_mut()?;
             with_card(ctx, |card| end.handle_packet(card, source, packet));
@@ -228,6 +249,14 @@ impl<E: CardEnv> Turn<'_, E> {
         if done.flatten().is_none() {
             self.nic.counters().star_drops.inc();
         }
+    }
+
+    #[cold]
+    fn awaits_context(&mut self, source: &Gid, packet: &Packet<'_>) -> bool {
+        let header = packet.header;
+        let asks = matches!(header.ptype, Ptype::Wqep | Ptype::Wqeps) && !header.migrate;
+        let (head, meta) = (Head::to_stateful(header), FrameMeta { src: *source, ..FrameMeta::default() });
+        asks && self.nic.await_context(self.env, self.now, header.qpn, &meta, [head.bytes(), packet.data])
     }
 
     /// The QP is about to go. If it is a stateful end, its peer gets a CQEP for the last of its requests that

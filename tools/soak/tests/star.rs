@@ -265,6 +265,25 @@ fn a_qpc_limited_card_sheds_connections_while_it_is_crowded() {
     assert_often(&all, ("cards", "qpc_evicted"), 10);
 }
 
+/// The card that keeps the connections has room for few contexts, on any wire.
+#[test]
+fn a_qpc_limited_card_keeps_connections() {
+    let all = play("a_qpc_limited_card_keeps_connections", 150, |rng| {
+        let mut plan = star(rng, None, STAR, false);
+        let policy = rng.pick(&[Policy::Fcfs, Policy::NonBlocking, Policy::LatencyHiding]);
+        plan.ample = vec![SL];
+        plan.contexts = Some(ContextCache {
+            entries: 1 + rng.below(3) as u32,
+            policy,
+            miss: rng.pick(&[1, 500, 20_000]),
+            fetch: 500,
+        });
+        plan
+    });
+    assert_often(&all, ("cards", "star_rcvd_wqep"), 100);
+    assert_often(&all, ("cards", "qpc_evicted"), 10);
+}
+
 /// StaR's ports are closed at times, to one end or to both, for shorter than programs bear.
 #[test]
 fn ports_that_are_closed_for_some_time_cost_nothing_but_time() {

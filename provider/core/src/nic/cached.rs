@@ -4,8 +4,9 @@
 //! Whether it is, and what waits until when, is `contexts`' to decide; here is what is done then. A card with
 //! room for all of them never gets here.
 
-use super::contexts::{Access, Asker, Contexts, Due};
+use super::contexts::{Access, Asker, Contexts, Due, Receiver};
 use super::{Nic, Shared};
+use crate::engine::Engine;
 use crate::env::{Env, SendQueue};
 use crate::transport::Qp;
 use crate::types::{FrameMeta, Nanos, Qpn};
@@ -39,12 +40,32 @@ impl<E: Env> Nic<E> {
             return self.handle_frame(env, now, meta, frame);
         };
         let asked = asked_of(frame).and_then(|qpn| self.qps.get(qpn));
-        let access = asked.map(|qp| contexts.frame(&asker(qp), now, meta, frame));
+        let access = asked.map(|qp| contexts.frame(&asker(qp), now, Receiver::Card, meta, [frame, &[]]));
         if access == Some(Access::Waits) {
             self.serve_due(env, now);
         } else {
             self.handle_frame(env, now, meta, frame);
         }
+    }
+
+    /// A request to the engine of `qpn`, in two pieces. True: the card is QPC-limited, and the request waits
+    /// for the QP's context; then [`Engine::receive`] gets it. False: the caller handles it now. To be called
+    /// while [`Nic::takes_frames`], as [`Nic::offer_frame`].
+    pub fn await_context(
+        &mut self,
+        env: &mut E,
+        now: Nanos,
+        qpn: Qpn,
+        meta: &FrameMeta,
+        frame: [&[u8]; 2],
+    ) -> bool {
+        let Some(contexts) = &mut self.shared.contexts else { return false };
+        let Some(qp) = self.qps.get(qpn).filter(|qp| qp.engine.is_some()) else { return false };
+        let access = contexts.frame(&asker(qp), now, Receiver::Engine, meta, frame);
+        if access == Access::Waits {
+            self.serve_due(env, now);
+        }
+        access == Access::Waits
     }
 
     /// A doorbell of a QPC-limited card.
@@ -102,14 +123,22 @@ impl<E: Env> Nic<E> {
                         cx.doorbell();
                     }
                 }
-                Due::Frame(_, meta, bytes) => {
-                    self.handle_frame(env, now, &meta, &bytes);
+                Due::Frame(qpn, to, meta, bytes) => {
+                    match to {
+                        Receiver::Card => self.handle_frame(env, now, &meta, &bytes),
+                        Receiver::Engine => self.receive_by_engine(env, now, qpn, &meta, &bytes),
+                    }
                     if let Some(contexts) = self.limited_contexts() {
                         contexts.give_back(bytes);
                     }
                 }
             }
         }
+    }
+
+    /// Without an engine by now the frame is lost, as any to a QP that has no use for it.
+    fn receive_by_engine(&mut self, env: &mut E, now: Nanos, qpn: Qpn, meta: &FrameMeta, frame: &[u8]) {
+        self.with_engine(env, qpn, now, |engine, ctx| engine.receive(ctx, meta, frame));
     }
 
     /// Whoever is ready asks for its context, or takes its turn where that is available. True: the port is
@@ -135,7 +164,8 @@ impl<E: Env> Nic<E> {
 
 /// What `contexts` goes by.
 fn asker<E: Env>(qp: &Qp<E>) -> Asker {
-    Asker { qpn: qp.qpn, timer: qp.timer, state: qp.state, unsent: qp.req.next != qp.sq.posted() }
+    let next = qp.engine.as_ref().map_or(qp.req.next, Engine::next_send);
+    Asker { qpn: qp.qpn, timer: qp.timer, state: qp.state, unsent: next != qp.sq.posted() }
 }
 
 /// The QP of which a frame asks something.

@@ -96,9 +96,19 @@ struct Ask {
     since: Nanos,
 }
 
+/// What handles a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Receiver {
+    /// The card: a RoCEv2 frame
+    Card,
+    /// The QP's engine
+    Engine,
+}
+
 /// A frame that waits for its QP's context.
 struct WaitingFrame {
     ask: Ask,
+    to: Receiver,
     meta: FrameMeta,
     bytes: Vec<u8>,
 }
@@ -108,7 +118,7 @@ pub(super) enum Due {
     /// The WQEs of a QP are there
     Doorbell(Qpn),
     /// A request to this QP may be handled; [`Contexts::give_back`] takes its bytes
-    Frame(Qpn, FrameMeta, Vec<u8>),
+    Frame(Qpn, Receiver, FrameMeta, Vec<u8>),
 }
 
 /// What waits of a QP, each at most once.
@@ -220,7 +230,7 @@ impl Contexts {
         let Contexts { due, spare, stale, .. } = self;
         due.retain_mut(|due| match due {
             Due::Doorbell(of) => *of != qpn,
-            Due::Frame(of, _, bytes) => {
+            Due::Frame(of, _, _, bytes) => {
                 if *of == qpn {
                     *stale += 1;
                     spare.push(core::mem::take(bytes));
@@ -235,8 +245,16 @@ impl Contexts {
         self.frames.has_room() && !self.spare.is_empty()
     }
 
-    /// A request to a QP came. It does not wait if there is no room, or if it is longer than any.
-    pub(super) fn frame(&mut self, of: &Asker, now: Nanos, meta: &FrameMeta, frame: &[u8]) -> Access {
+    /// A request to a QP came, in two pieces. It does not wait if there is no room, or if it is longer than
+    /// any.
+    pub(super) fn frame(
+        &mut self,
+        of: &Asker,
+        now: Nanos,
+        to: Receiver,
+        meta: &FrameMeta,
+        [head, data]: [&[u8]; 2],
+    ) -> Access {
         if !of.receives() {
             return Access::Available;
         }
@@ -246,13 +264,14 @@ impl Contexts {
             return Access::Available;
         };
         let ask = Ask { qpn: of.qpn, place, incarnation, since: self.clock };
-        if frame.len() > FRAME || !self.frames.has_room() {
+        if head.len() + data.len() > FRAME || !self.frames.has_room() {
             return Access::Available;
         }
         let Some(mut bytes) = self.spare.pop() else { return Access::Available };
         bytes.clear();
-        bytes.extend_from_slice(frame);
-        if let Ok(index) = self.frames.begin(WaitingFrame { ask, meta: *meta, bytes }) {
+        bytes.extend_from_slice(head);
+        bytes.extend_from_slice(data);
+        if let Ok(index) = self.frames.begin(WaitingFrame { ask, to, meta: *meta, bytes }) {
             /* its number and place are good by construction */
             let _ = self.qpc.handle_request(Channel::Rx, index, ask.place, 0);
         }
@@ -420,10 +439,10 @@ impl Contexts {
                     }
                 }
                 Channel::Rx => {
-                    if let Some(WaitingFrame { ask, meta, bytes }) = self.frames.finish(response.index) {
+                    if let Some(WaitingFrame { ask, to, meta, bytes }) = self.frames.finish(response.index) {
                         self.waited += self.clock - ask.since;
                         if self.waits[ask.place as usize].incarnation == ask.incarnation {
-                            self.due.push_in_room(Due::Frame(ask.qpn, meta, bytes));
+                            self.due.push_in_room(Due::Frame(ask.qpn, to, meta, bytes));
                         } else {
                             self.stale += 1;
                             self.give_back(bytes);

@@ -325,7 +325,7 @@ impl<E: Env> Nic<E> {
     }
 
     /// From now on the QP, which is held and in RTR or RTS, has the engine that `make` gives. `Invalid`: it
-    /// is not so, or the card has room for few contexts; else `make`'s error.
+    /// is not so; else `make`'s error.
     pub fn start_engine(
         &mut self,
         env: &mut E,
@@ -333,11 +333,10 @@ impl<E: Env> Nic<E> {
         now: Nanos,
         make: impl FnOnce(&EngineAttr, &mut EngineCtx<'_, E>) -> Result<E::Engine, NicError>,
     ) -> Result<(), NicError> {
-        let few = self.is_qpc_limited();
         let mut cx = self.context(env, qpn, now).ok_or(NicError::NotFound)?;
         let qp = &*cx.qp;
         let waits = qp.flags.held && qp.engine.is_none();
-        if few || !waits || !matches!(qp.state, QpState::Rtr | QpState::Rts) {
+        if !waits || !matches!(qp.state, QpState::Rtr | QpState::Rts) {
             return Err(NicError::Invalid);
         }
         let terms = EngineAttr::of(&qp.attr);

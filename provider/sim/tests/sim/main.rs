@@ -19,6 +19,7 @@ mod receives;
 mod repeat;
 mod rnic;
 mod star_card;
+mod star_contexts;
 mod star_incarnations;
 mod star_messages;
 mod star_packets;

@@ -118,8 +118,6 @@ impl<E: Host> Roles<E> {
     ) {
         self.end(qpn);
         match self.hold(turn, (qpn, preference)) {
-            /* the card is QPC-limited, and has room for this one: it answers Plain */
-            Ok(true) if self.outcome(qpn).is_some() => self.settled(turn, endpoints, qpn),
             Ok(true) => self.drive_negotiation(turn, endpoints, qpn, None),
             Ok(false) => {}
             Err(refused) => {
@@ -137,8 +135,7 @@ impl<E: Host> Roles<E> {
         let attr = turn.nic.query_qp(qpn)?;
         let mine = self.terms(turn, (qpn, preference), &attr.av);
         let Identity { boot, ports, .. } = self.identity;
-        let never = mine.preference == Preference::Off && preference != Preference::Auto;
-        if never || self.plain.is_plain(&attr.av.dgid, turn.now) {
+        if preference == Preference::Off || self.plain.is_plain(&attr.av.dgid, turn.now) {
             return Ok(false);
         }
         self.ends.make_room(qpn)?;
@@ -164,7 +161,6 @@ impl<E: Host> Roles<E> {
     /// What the choice depends on, now.
     fn terms(&self, turn: &Turn<'_, E>, (qpn, preference): (Qpn, Preference), av: &Av) -> Terms {
         let (stateful, threshold) = (turn.nic.connection_count(), self.identity.threshold);
-        let preference = possible(preference, turn.nic.is_qpc_limited(), stateful > threshold);
         Terms { preference, stateful, threshold, gid: av.sgid, qpn }
     }
 
@@ -433,17 +429,6 @@ impl<E: Host> Roles<E> {
                 refuse(turn, qpn, &stateless);
             }
         }
-    }
-}
-
-/// What an end can be now: a QPC-limited card keeps no StaR connections, and has others keep them when it has
-/// too many.
-fn possible(preference: Preference, qpc_limited: bool, crowded: bool) -> Preference {
-    match preference {
-        Preference::Stateful if qpc_limited => Preference::Off,
-        Preference::Auto if qpc_limited && crowded => Preference::Stateless,
-        Preference::Auto if qpc_limited => Preference::Off,
-        preference => preference,
     }
 }
 

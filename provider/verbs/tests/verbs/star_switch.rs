@@ -346,13 +346,14 @@ fn what_came_back_to_a_shared_receive_queue_is_found_there() {
     (0..2).for_each(|at| comes_back([&settings(); 2], Some(at)));
 }
 
-/// Its card is QPC-limited, and so keeps no state for others, but its peer's does.
+/// The card of either end is QPC-limited.
 #[test]
 fn a_connection_of_a_qpc_limited_card_comes_back() {
     for cache in ["2,miss=20us", "1,miss=1us,policy=fcfs"] {
         let all = settings();
         let limited = Settings { qpc_cache: QpcSpec::parse(cache).unwrap(), ..all.clone() };
         comes_back([&limited, &all], None);
+        comes_back([&all, &limited], None);
     }
 }
 

@@ -75,6 +75,11 @@ impl Engine<HostEnv> for HostEngine {
             HostEngine::Local(end) => end.run(ctx, call),
         }
     }
+    fn receive(&mut self, ctx: &mut EngineCtx<'_, HostEnv>, meta: &FrameMeta, frame: &[u8]) {
+        if let HostEngine::Star(end) = self {
+            card::receive(end, ctx, meta, frame);
+        }
+    }
     #[inline]
     fn state(&self) -> QpState {
         match self {

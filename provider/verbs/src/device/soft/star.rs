@@ -87,11 +87,13 @@ impl StarHost {
     fn run(&mut self, turn: &mut Turn<'_, HostEnv>, woken: bool) -> u32 {
         let (mut rounds, most) = (0, if woken { BATCHES } else { 1 });
         let mut got = if woken { self.rx.recv_all() } else { self.rx.recv() };
-        while got > 0 {
+        while got > 0 && turn.nic.takes_frames() {
             rounds += 1;
             let StarHost { rx, ends, ahead } = self;
             let mut looked = 0;
-            while let Some(got) = rx.next_packet() {
+            while turn.nic.takes_frames()
+                && let Some(got) = rx.next_packet()
+            {
                 let inbound =
                     InboundPacket { side: got.side, meta: &got.meta, port: got.port, packet: &got.packet };
                 ends.handle_packet(turn, &inbound);
