@@ -8,6 +8,7 @@ use starverbs_sim::{SimRq, SimSq};
 use crate::arena::Arena;
 use crate::plan::{ConnPlan, Transport};
 use crate::pool::Pieces;
+use crate::strom::RpcEnd;
 
 /// Time without a working link that a patient connection outlives, ns.
 const PATIENCE: Nanos = 10_000_000_000;
@@ -19,7 +20,7 @@ pub(crate) enum Bad {
     Lkey,
     /// Longer than any message
     TooLong,
-    /// An atomic of not eight bytes
+    /// An atomic of not eight bytes, parameters of more than a packet
     Size,
     /// The transport does not have it
     OpCode,
@@ -43,6 +44,10 @@ pub(crate) enum Bad {
     Revoked,
     /// A window that is bound for another connection
     Others,
+    /// An RPC WRITE to no kernel
+    NoKernel,
+    /// An RPC whose parameters do not say where its answer goes
+    NoTarget,
 }
 
 impl Bad {
@@ -55,7 +60,8 @@ impl Bad {
             Bad::Bind => WcStatus::MwBindErr,
             Bad::Rkey | Bad::Bounds | Bad::Rights | Bad::Invalidate => WcStatus::RemAccessErr,
             Bad::Foreign | Bad::Revoked | Bad::Others => WcStatus::RemAccessErr,
-            Bad::Unaligned | Bad::Oversize => WcStatus::RemInvReqErr,
+            Bad::Unaligned | Bad::Oversize | Bad::NoTarget => WcStatus::RemInvReqErr,
+            Bad::NoKernel => WcStatus::RemOpErr,
         }
     }
 
@@ -204,6 +210,8 @@ pub(crate) struct ConnEnd {
     pub(crate) last_wqe: u32,
     /// SQD was asked for
     pub(crate) draining: bool,
+    /// What it has for StRoM's dialect, if its connection is of that
+    pub(crate) rpc: Option<RpcEnd>,
 }
 
 /// A connection.

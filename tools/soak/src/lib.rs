@@ -18,6 +18,7 @@ mod pool;
 mod post;
 mod stall;
 mod star;
+mod strom;
 mod summary;
 mod tags;
 mod world;
@@ -26,6 +27,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use plan::{At, Chaos, ConnPlan, Plan, Transport, Whose, any_conn, any_link};
 pub use star::{ROOMY, StarPlan};
+pub use strom::StromPlan;
 pub use summary::Summary;
 pub use world::World;
 

@@ -40,6 +40,7 @@ impl World {
                 psn,
             };
             self.conns.push(conn);
+            [0, 1].iter().for_each(|e| self.speak(c, *e));
             self.connect(c);
         }
     }
@@ -66,11 +67,12 @@ impl World {
             _ if plan.shared[e] => Source::Shared,
             _ => Source::Own(SimRq::new(plan.rq[e], 4)),
         };
-        let sq = SimSq::new(plan.sq[e]);
+        let sq = plan.make_sq(e);
         let qpn = self.make_qp(c, e, plan, &sq, &source, cqs);
         let (host, rng) = (&mut self.net.hosts[at], &mut self.rng);
         let arena = Arena::new(host, rng, plan.region, all_rights(), plan.kind == Transport::Uc);
         let window = (plan.kind == Transport::Rc).then(|| self.make_window(at));
+        let rpc = self.make_rpc(at, plan, e);
         ConnEnd {
             host: at,
             qpn,
@@ -97,6 +99,7 @@ impl World {
             failed_at: None,
             last_wqe: 0,
             draining: false,
+            rpc,
         }
     }
 
@@ -195,13 +198,16 @@ impl World {
         }
         let (now, at) = (self.net.now(), self.conns[c].ends[e].host);
         self.poll(at);
+        self.hear_kernels(at);
         self.net.hosts[at].destroy_qp(self.conns[c].ends[e].qpn, now).expect("it exists");
         self.who.remove(&(at, self.conns[c].ends[e].qpn));
         let end = &mut self.conns[c].ends[e];
         let pieces = end.sends.iter().flat_map(|wr| &wr.pieces);
         let pieces: Vec<_> = pieces.chain(end.recvs.iter().flat_map(|wr| &wr.pieces)).copied().collect();
         self.sites[at].pool.give(&mut self.net.hosts[at], &pieces);
+        self.forget_answers(c, e);
         self.make_again(c, e);
+        self.speak(c, e);
         self.doom(c);
         self.leave(c, time);
     }
@@ -371,6 +377,7 @@ impl World {
         self.conns[c].incarnation += 1;
         let anew = self.rng.chance(0.5);
         let now = self.net.now();
+        self.look_at_rpcs();
         for e in 0..2 {
             let end = &self.conns[c].ends[e];
             let (at, qpn) = (end.host, end.qpn);
@@ -380,11 +387,12 @@ impl World {
             } else if anew {
                 host.destroy_qp(qpn, now).expect("it exists");
                 self.who.remove(&(at, qpn));
-                let (plan, sq) = (self.conns[c].plan.clone(), SimSq::new(self.conns[c].plan.sq[e]));
+                let (plan, sq) = (self.conns[c].plan.clone(), self.conns[c].plan.make_sq(e));
                 let (source, cqs) = (self.conns[c].ends[e].source.clone(), self.conns[c].ends[e].cqs);
                 let qpn = self.make_qp(c, e, &plan, &sq, &source, cqs);
                 let end = &mut self.conns[c].ends[e];
                 (end.qpn, end.sq) = (qpn, sq);
+                self.speak(c, e);
             } else {
                 host.to_state(qpn, QpState::Reset, now).expect("from every state");
             }
@@ -428,12 +436,14 @@ impl World {
             w.arena.adopt(host);
             host.env.memory.allow(w.arena.addr, w.arena.len() as u64, 0);
         }
+        self.forget_rpcs(c, e);
     }
 
     /// A host ends without a word. Its programs begin again: the same queue pairs in the same order, so that
     /// their numbers and keys are those of before.
     /// For `time` nobody does anything about connections with it.
     pub(crate) fn restart(&mut self, at: usize, time: Nanos) {
+        self.look_at_rpcs();
         self.net.restart(at);
         self.who.retain(|(host, _), _| *host != at);
         let site = self.make_site(at);
@@ -461,12 +471,14 @@ impl World {
         self.conns[c].ends[e].arena.renew(&mut self.net.hosts[at], all_rights());
         let window = (self.conns[c].plan.kind == Transport::Rc).then(|| self.make_window(at));
         self.conns[c].ends[e].window = window;
+        self.renew_rpc(c, e);
+        self.speak(c, e);
     }
 
     /// An end has a new queue pair, and nothing of the one before.
     fn make_again(&mut self, c: usize, e: usize) {
         let plan = self.conns[c].plan.clone();
-        let sq = SimSq::new(plan.sq[e]);
+        let sq = plan.make_sq(e);
         let end = &mut self.conns[c].ends[e];
         if let Source::Own(rq) = &mut end.source {
             *rq = SimRq::new(plan.rq[e], 4);
@@ -511,6 +523,7 @@ impl World {
         let left = end.sq.outstanding() > 0 && !self.is_stateless(c, e);
         assert!(!left, "conn {c}.{e}: {:?} never ended", end.sends.front());
         self.done_in_silence(c, e);
+        self.finish_rpcs(c, e);
         let (end, next) = (&self.conns[c].ends[e], self.conns[c].ends[1 - e].next);
         if self.conns[c].reliable() {
             assert!(end.inbox.is_empty(), "conn {c}.{e}: {:?} never came", end.inbox.front());
@@ -536,11 +549,13 @@ impl World {
     }
 
     fn finish_host(&mut self, at: usize) {
+        let lost_dialect = self.lost_dialect(at);
         let host = &mut self.net.hosts[at];
         assert!(host.env.memory.gaps_intact(), "host {at}: somebody wrote beside the buffers");
         let counters = host.nic.counters();
         assert_eq!(counters.cq_overrun.get(), 0, "host {at}");
-        assert_eq!(counters.drop_malformed.get(), 0, "host {at}");
+        let malformed = counters.drop_malformed.get();
+        assert!(malformed == 0 || lost_dialect, "host {at}: {malformed} malformed");
         let names = starverbs_core::Counters::NAMES.iter().zip(counters.values());
         for (name, n) in names.filter(|(name, _)| !matches!(**name, "qps" | "mrs")) {
             self.summary.add("cards", name, n);
@@ -552,7 +567,8 @@ impl World {
             host.nic.detach_from_all(qpn, |_| {});
             host.destroy_qp(qpn, now).expect("it exists");
         }
-        let site = &self.sites[at];
+        self.finish_kernels(at);
+        let (site, host) = (&self.sites[at], &mut self.net.hosts[at]);
         for srq in [&site.srq, &site.xrc[0], &site.xrc[1]] {
             host.nic.destroy_srq(srq.id).expect("nobody uses it");
         }

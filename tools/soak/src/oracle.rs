@@ -35,6 +35,7 @@ impl World {
     /// A request is known to be done: all it was for has happened.
     pub(crate) fn succeeded(&mut self, c: usize, e: usize, wr: &Wr) {
         let reliable = self.conns[c].reliable();
+        self.assert_seen(c, e, wr);
         /* a SEND whose key cannot be invalidated fails at its receiver alone (class J) */
         let silent = wr.bad.is_some_and(|bad| !reliable && !bad.is_local() || bad == Bad::Invalidate);
         assert!(wr.bad.is_none() || silent, "conn {c}.{e}: {wr:?} went well");
@@ -134,6 +135,7 @@ impl World {
         match status {
             WcStatus::WrFlushErr => true,
             _ if me.flushing || !conn.reliable() => false,
+            _ if self.rpc_may_fail(c, e, wr, status) => true,
             WcStatus::RetryExcErr => {
                 /* a stateful end sees what its peer did wrong before that hears of it */
                 let fails = peer.doomed.is_some() || conn.plan.setup.rnr_retry < 7;
@@ -235,6 +237,9 @@ impl World {
 
     /// Reliable: the next message, and no other.
     fn received_next(&mut self, c: usize, e: usize, srq: usize, wr: &RecvWr, cqe: &Cqe, solicited: bool) {
+        if self.is_answer(c, e, cqe, solicited) {
+            return;
+        }
         let end = &mut self.conns[c].ends[e];
         let next = end.inbox.iter().position(|m| m.srq == srq);
         let Some(msg) = next.and_then(|at| end.inbox.remove(at)) else {
@@ -301,7 +306,7 @@ impl World {
 
     /// Something that a program learns beside its completions.
     pub(crate) fn event(&mut self, c: usize, e: usize, event: AsyncEvent) {
-        let badly = self.feeds_badly(c, e);
+        let (badly, of_rpc) = (self.feeds_badly(c, e), self.rpc_may_raise(c, e, event));
         let (star, hasty) = (self.is_star(c), !self.conns[c].patient());
         let peer_down = self.conns[c].ends[1 - e].down() || self.state(c, 1 - e) != QpState::Rts;
         let conn = &mut self.conns[c];
@@ -309,7 +314,8 @@ impl World {
         let end = &mut conn.ends[e];
         let allowed = match event {
             AsyncEvent::QpReqErr(_) => {
-                badly || asked.is_some_and(|bad| bad.status() == WcStatus::RemInvReqErr)
+                let refused = |bad: Bad| bad.status() == WcStatus::RemInvReqErr || bad == Bad::NoKernel;
+                badly || asked.is_some_and(refused)
             }
             AsyncEvent::QpAccessErr(_) => asked.is_some_and(|bad| bad.status() == WcStatus::RemAccessErr),
             AsyncEvent::LastWqeReached(_) => {
@@ -322,6 +328,7 @@ impl World {
             AsyncEvent::QpFatal(_) => star && (hasty || peer_down),
             _ => false,
         };
+        let allowed = allowed || of_rpc;
         assert!(allowed, "conn {c}.{e}: {event:?} without a reason (last WQE events: {})", end.last_wqe);
         if let AsyncEvent::QpReqErr(_) | AsyncEvent::QpAccessErr(_) | AsyncEvent::QpFatal(_) = event {
             end.cause = end.cause.or(Some(Cause::Event));

@@ -6,6 +6,7 @@ use starverbs_sim::{Faults, RC_OPS, Rng, Setup};
 use starverbs_star::control::Preference;
 
 use crate::star::StarPlan;
+use crate::strom::StromPlan;
 
 /// Transport of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,6 +48,8 @@ pub enum Chaos {
     Want(Whose, Preference),
     /// Of what a host sends nothing comes through to StaR's ports for so long
     Shut(At, Nanos),
+    /// The kernel that a host's peers ask most is unloaded, whatever it is in the middle of, for so long
+    Unload(At, Nanos),
 }
 
 /// A connection.
@@ -84,6 +87,8 @@ pub struct ConnPlan {
     pub reconnects: u32,
     /// What its ends would be of StaR
     pub preferences: [Preference; 2],
+    /// What it has of StRoM's dialect, if it is RC's and not StaR's
+    pub strom: Option<StromPlan>,
 }
 
 /// A run.
@@ -215,6 +220,7 @@ pub fn any_conn(rng: &mut Rng, hosts: usize, ops: u64, trouble: bool) -> ConnPla
         long: rng.pick(&[0.0, 0.05, 0.5]),
         reconnects: rng.below(5) as u32,
         preferences: [Preference::Off; 2],
+        strom: None,
     }
 }
 
@@ -322,6 +328,7 @@ impl Plan {
         plan.credits = (0..hosts).map(|_| rng.chance(0.4)).collect();
         plan.mix_star(rng);
         plan.abandon_some(rng);
+        plan.mix_strom(rng);
         plan
     }
 

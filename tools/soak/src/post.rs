@@ -7,14 +7,15 @@ use starverbs_sim::{READ, Recv, Rng, Send, WRITE, any_bytes, any_size, get, put}
 
 use crate::conn::{Bad, Bound, Brings, Cause, Msg, RecvWr, Source, Wr, spoil};
 use crate::plan::Transport;
+use crate::strom::{Ask, OF_ANSWER};
 use crate::world::{MAX_MSG, World};
 
 /// What a request is to be, before it has memory.
-struct Draft {
-    wqe: SendWqe,
-    data: Vec<u8>,
+pub(crate) struct Draft {
+    pub(crate) wqe: SendWqe,
+    pub(crate) data: Vec<u8>,
     brings: Option<Brings>,
-    bad: Option<Bad>,
+    pub(crate) bad: Option<Bad>,
     /// The peer's window, not its region
     window: bool,
     off: usize,
@@ -22,6 +23,15 @@ struct Draft {
     room: usize,
     /// XRC: which of the peer's queues
     srq: usize,
+    /// StRoM: what else it is for
+    pub(crate) ask: Ask,
+}
+
+impl Draft {
+    pub(crate) fn new(wqe: SendWqe) -> Self {
+        let (data, ask) = (vec![], Ask::default());
+        Draft { wqe, data, brings: None, bad: None, window: false, off: 0, room: 0, srq: 0, ask }
+    }
 }
 
 /// Marks the cookies of receives.
@@ -38,7 +48,7 @@ impl World {
         let most = if eager { 64 } else { self.rng.within(1, 6) };
         for _ in 0..most {
             let end = &self.conns[c].ends[e];
-            if end.left == 0 || end.sq.is_full() || end.cause == Some(Cause::Gone) {
+            if end.left == 0 || end.is_full() || end.cause == Some(Cause::Gone) {
                 break;
             }
             self.post_one(c, e);
@@ -74,6 +84,8 @@ impl World {
                 me.window.as_ref().is_some_and(|w| w.bound == Bound::Yes) && unused
             }
             SendOp::SendInv => peer.window.as_ref().is_some_and(|w| w.bound == Bound::Yes),
+            /* the dialect has none */
+            SendOp::Flush => conn.reliable() && conn.plan.strom.is_none(),
             op => conn.reliable() || !op.is_answered(),
         };
         for _ in 0..4 {
@@ -86,12 +98,20 @@ impl World {
     }
 
     fn post_one(&mut self, c: usize, e: usize) {
-        let op = self.choose(c, e);
-        let draft = self.draft(c, e, op);
+        let (op, mut draft) = match self.draft_rpc(c, e) {
+            Some(draft) => (draft.wqe.op, draft),
+            None => {
+                let op = self.choose(c, e);
+                (op, self.draft(c, e, op))
+            }
+        };
         let seq = self.conns[c].ends[e].next;
         let (wqe, bad) = (draft.wqe, draft.bad);
         let (pieces, send) = self.furnish(c, e, &draft);
         self.note(c, e, seq, &draft);
+        if draft.bad.is_none() {
+            self.note_rpc(c, e, seq, std::mem::take(&mut draft.ask));
+        }
         let conn = &mut self.conns[c];
         let end = &mut conn.ends[e];
         end.sq.post(send).expect("there is room");
@@ -128,8 +148,10 @@ impl World {
         wqe.flags.set(SendFlags::SIGNALED, rng.chance(conn.plan.signaled));
         wqe.flags.set(SendFlags::FENCE, rng.chance(0.1));
         wqe.flags.set(SendFlags::SOLICITED, rng.chance(0.2));
-        let mut d =
-            Draft { wqe, data: vec![], brings: None, bad: None, window: false, off: 0, room: 0, srq: 0 };
+        if conn.plan.strom.is_some() {
+            wqe.imm &= !OF_ANSWER;
+        }
+        let mut d = Draft::new(wqe);
         let peer = &conn.ends[1 - e];
         if conn.plan.kind == Transport::Xrc {
             let site = &self.sites[peer.host];
@@ -443,7 +465,7 @@ fn spoil_request(rng: &mut Rng, kind: Transport, room: u32, d: &mut Draft, forbi
             let (_, addr, key) = named.expect("it was picked");
             (d.wqe.remote_addr, d.wqe.rkey) = (*addr, *key);
         }
-        Bad::Lkey | Bad::TooLong => {}
+        Bad::Lkey | Bad::TooLong | Bad::NoKernel | Bad::NoTarget => {}
     }
     d.bad = Some(bad);
 }

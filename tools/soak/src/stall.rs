@@ -42,6 +42,11 @@ impl Stalls {
         self.trouble[a * self.hosts + b].max(self.trouble[b * self.hosts + a])
     }
 
+    /// Whether anything held up the links between two hosts so far, or does.
+    pub(crate) fn had_trouble(&self, hosts: [usize; 2]) -> bool {
+        self.clear_from(hosts) > 0
+    }
+
     /// Nothing comes to or from `host` before `until`.
     pub(crate) fn hold_up_host(&mut self, host: usize, until: Nanos) {
         for other in 0..self.hosts {
@@ -91,6 +96,8 @@ impl World {
             && lives(0)
             && lives(1)
             && self.has_receives(&peer.source, peer.host)
+            /* its card waits with what it is asked until its peer takes answers */
+            && (conn.plan.strom.is_none() || self.has_receives(&me.source, me.host))
     }
 
     fn has_receives(&self, source: &Source, host: usize) -> bool {
@@ -103,15 +110,19 @@ impl World {
         }
     }
 
+    /// Whether links between a connection's hosts lose frames, or hold them back.
+    pub(crate) fn is_lossy(&self, c: usize) -> bool {
+        let [a, b] = self.conns[c].plan.hosts;
+        self.plan.links.iter().any(|(from, to, faults)| {
+            let on = (*from, *to) == (a, b) || (*from, *to) == (b, a);
+            on && (faults.loss > 0.0 || faults.corrupt > 0.0 || faults.reorder > 0.0 || faults.queue > 0)
+        })
+    }
+
     /// How long an end of a connection may make no progress.
     fn bound(&self, c: usize) -> Nanos {
         let plan = &self.conns[c].plan;
-        let [a, b] = plan.hosts;
-        let loses = self.plan.links.iter().any(|(from, to, faults)| {
-            let on = (*from, *to) == (a, b) || (*from, *to) == (b, a);
-            on && (faults.loss > 0.0 || faults.corrupt > 0.0 || faults.reorder > 0.0 || faults.queue > 0)
-        });
         let timeout = if plan.setup.timeout == 0 { SECOND } else { (4096 << plan.setup.timeout).min(SECOND) };
-        if loses { BOUND + LOSSES * timeout } else { BOUND }
+        if self.is_lossy(c) { BOUND + LOSSES * timeout } else { BOUND }
     }
 }

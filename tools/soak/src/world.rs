@@ -12,6 +12,7 @@ use crate::pool::Pool;
 use crate::post::RECV;
 use crate::stall::Stalls;
 use crate::star::Forbidden;
+use crate::strom::Kernels;
 use crate::summary::Summary;
 use crate::tags::Matching;
 
@@ -47,6 +48,8 @@ pub(crate) struct Site {
     pub(crate) xrc: [SharedQueue; 2],
     /// Where there is StaR: memory that no peer may reach
     pub(crate) forbidden: Forbidden,
+    /// Where there is StRoM: what answers peers
+    pub(crate) kernels: Option<Kernels>,
 }
 
 impl Site {
@@ -176,7 +179,8 @@ impl World {
             self.net.hosts[at].env.memory.read_at_will();
         }
         let forbidden = self.make_forbidden(at);
-        Site { cqs: [(); 2].map(|()| SimCq::new(CQ_DEPTH)), pool, srq, xrcd, xrc, forbidden }
+        let kernels = self.make_kernels(at);
+        Site { cqs: [(); 2].map(|()| SimCq::new(CQ_DEPTH)), pool, srq, xrcd, xrc, forbidden, kernels }
     }
 
     /// One line of the trace.
@@ -204,10 +208,12 @@ impl World {
             let now = self.step;
             chaos.iter().filter(|(step, _)| *step == now).for_each(|(_, one)| self.befall(*one));
             self.open_ports();
+            self.reload();
             self.act(false);
             let happened = self.go_on();
             self.look_for_stalls();
             self.look_at_packets();
+            self.look_at_rpcs();
             assert!(self.net.in_flight() < MOST_IN_FLIGHT, "the wire fills");
             self.events();
             self.dooms();
@@ -313,8 +319,9 @@ impl World {
                     | AsyncEvent::QpAccessErr(q)
                     | AsyncEvent::CommEst(q)
                     | AsyncEvent::SqDrained(q)
-                    | AsyncEvent::LastWqeReached(q) => q,
-                    AsyncEvent::SrqLimit(_) | AsyncEvent::Mads | AsyncEvent::PeerLacksDialect(_) => {
+                    | AsyncEvent::LastWqeReached(q)
+                    | AsyncEvent::PeerLacksDialect(q) => q,
+                    AsyncEvent::SrqLimit(_) | AsyncEvent::Mads => {
                         panic!("host {at}: {event:?}, which nobody armed")
                     }
                 };
@@ -383,6 +390,7 @@ impl World {
             Chaos::Drain((c, e)) => self.drain(c, e),
             Chaos::Crowd(host, threshold) => self.net.crowd(host, threshold),
             Chaos::Want((c, e), preference) => self.want(c, e, preference),
+            Chaos::Unload(host, time) => self.unload(host, time),
             Chaos::Shut(host, time) => self.shut.push((host, self.net.now() + time)),
         }
     }

@@ -50,6 +50,11 @@ impl<E: Env> Nic<E> {
         Ok(())
     }
 
+    /// Requests that kernels have begun and not finished, whose queue pairs' packets wait for them.
+    pub fn kernels_running(&self) -> u32 {
+        self.shared.kernels.running
+    }
+
     /// Whether a queue pair speaks StRoM's dialect.
     pub fn speaks_strom(&self, qpn: Qpn) -> bool {
         self.qps.get(qpn).is_some_and(|qp| qp.rpc.is_some())

@@ -90,6 +90,11 @@ impl Target {
         let (addr, rkey, imm) = (head.addr.get(), head.rkey.get(), u32::from_ne_bytes(head.imm));
         Some((Reply { addr, rkey, len, imm, flags }, rest))
     }
+
+    /// Whether an RPC with these parameters is answered.
+    pub(crate) fn wants_answer(params: &[u8]) -> bool {
+        Target::ref_from_prefix(params).is_ok_and(|(head, _)| head.len.get() > 0)
+    }
 }
 
 /// The last bytes of the region for an answer; the answer ends in front of it. What a program polls: the

@@ -71,7 +71,7 @@ impl<E: Env> Ctx<'_, E> {
     fn admit(&self, wqe: &SendWqe) -> Result<(), WcStatus> {
         let allowed = match self.qp.qp_type {
             _ if wqe.op == SendOp::Malformed => false,
-            QpType::Rc => true,
+            QpType::Rc => wqe.op != SendOp::Flush || self.qp.rpc.is_none(),
             QpType::XrcSend => !wqe.op.is_rpc(),
             QpType::XrcRecv => false,
             QpType::Uc => !wqe.op.is_answered() && !wqe.op.is_rpc() && wqe.op != SendOp::SendInv,

@@ -95,8 +95,15 @@ impl<E: Env> Ctx<'_, E> {
     /// A packet of an RPC, the expected one, on a queue pair of the dialect.
     pub(super) fn execute_rpc(&mut self, packet: &Packet<'_>) {
         let Some(mut rpc) = self.qp.rpc.take() else { return self.sh.stats.drop_opcode.inc() };
-        rpc.agreed = Agreed::Yes;
-        if rpc.take_slot().is_none() || self.sh.kernels.running >= MAX_RUNNING {
+        if rpc.agreed != Agreed::Yes {
+            rpc.agreed = Agreed::Yes;
+            /* one of this end's may wait for it */
+            self.ready();
+        }
+        /* what is not answered waits for no slot: the peer's answers may stand behind it */
+        let answered = matches!(packet.op().kind, PacketKind::Rpc) && Target::wants_answer(packet.payload());
+        let full = answered && rpc.take_slot().is_none();
+        if full || self.sh.kernels.running >= MAX_RUNNING {
             self.qp.rpc = Some(rpc);
             return self.not_ready();
         }

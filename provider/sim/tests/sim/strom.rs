@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 use crate::common::rpc::{Echo, Endless, Journal, PAGE, RpcPair, SLOTS, Seen, speak};
 use crate::common::{all_rights, any_bytes, any_faults, for_seeds};
 use starverbs_core::qp::RecvSource;
-use starverbs_core::strom::{Code, Place};
+use starverbs_core::strom::{Code, Place, Reply, Target};
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{
-    Access, AsyncEvent, FlushLevel, Mtu, NicConfig, NicError, Placement, QpState, QpType, SendOp, SendWqe,
-    Sge, WcStatus,
+    Access, AsyncEvent, FlushLevel, Mtu, NicConfig, NicError, Placement, QpState, QpType, SendFlags, SendOp,
+    SendWqe, Sge, WcStatus,
 };
 use starverbs_kernels::Get;
 use starverbs_kernels::get::{Bucket, Entry, Params};
@@ -197,6 +197,26 @@ fn a_silent_peer_has_no_dialect() {
     assert_eq!(pair.polled(0), [(1, WcStatus::LocQpOpErr)]);
 }
 
+/// A peer that sends RPCs speaks the dialect: what waits for its answer need not wait for it.
+#[test]
+fn an_rpc_from_the_peer_says_what_it_speaks() {
+    let mut pair = RpcPair::quiet();
+    pair.load(OP, Echo);
+    let host = &mut pair.net.hosts[1];
+    let target = host.region_in(host.pd, 24, Access::LOCAL_WRITE);
+    host.env.memory.write(target.addr, &[0; 24]);
+    let wqe = SendWqe { op: SendOp::Rpc, remote_addr: OP, flags: SendFlags::SIGNALED, ..SendWqe::default() };
+    pair.sq[1].post(Send { wqe, sges: vec![target], inline: None }).unwrap();
+    pair.net.doorbell(1, pair.qpn[1]);
+    /* host 1 has its answer; the question of host 0 is lost */
+    pair.net.run_for(3_000);
+    pair.net.cut(0, 1, 100_000);
+    let at = pair.call(1, OP, b"echo", 64, false);
+    pair.run();
+    assert_eq!([0, 1].map(|at| pair.polled(at)), [[(1, WcStatus::Success)], [(0, WcStatus::Success)]]);
+    assert_eq!(pair.answer(at), Some((OP as u32, 0, 4, b"echo".to_vec())));
+}
+
 #[test]
 fn an_endless_kernel_harms_its_queue_pair_alone() {
     let mut pair = RpcPair::quiet();
@@ -263,6 +283,60 @@ fn answers_without_room_hold_the_peer_back() {
         assert_eq!(pair.answer(*at).map(|answer| answer.3), Some(vec![n as u8 + 1; 8]));
     }
     assert_eq!(pair.polled(0).len(), 21);
+}
+
+/// What is not answered waits for no slot.
+#[test]
+fn streams_do_not_wait_for_answers() {
+    let mut pair = RpcPair::quiet();
+    pair.load(OP, Echo);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let word = Place { key: pair.page[1].1, va: pair.page[1].0, len: 8 };
+    pair.load(OP + 1, Journal { seen: seen.clone(), word, stream: vec![], calls: 0 });
+    pair.call(0, OP, b"", 64, false);
+    pair.run();
+    /* the answers stay in their slots */
+    pair.net.cut(1, 0, 400_000);
+    (1..=u64::from(SLOTS)).for_each(|n| _ = pair.call(n, OP, b"", 64, false));
+    let stream = pair.bytes(b"stream");
+    pair.try_post(SendWqe { op: SendOp::RpcWrite, remote_addr: OP + 1, ..SendWqe::default() }, vec![stream]);
+    let unanswered = pair.bytes(&[&[0; 24][..], &0u32.to_le_bytes(), b"call"].concat());
+    pair.try_post(SendWqe { op: SendOp::Rpc, remote_addr: OP + 1, ..SendWqe::default() }, vec![unanswered]);
+    pair.net.run_for(300_000);
+    let call = [&0u32.to_le_bytes()[..], b"call"].concat();
+    assert_eq!(*seen.lock().unwrap(), [Seen::Stream(b"stream".to_vec()), Seen::Call(call, 0)]);
+    pair.run();
+    assert_eq!(pair.polled(0).len(), 3 + usize::from(SLOTS));
+}
+
+/// An answer that the peer's memory is not open for ends the connection; the program that has nothing posted
+/// hears of it.
+#[test]
+fn an_answer_that_fails_is_an_event() {
+    let mut pair = RpcPair::quiet();
+    pair.load(OP, Echo);
+    let reply = Reply { addr: pair.page[0].0, rkey: pair.page[0].1 ^ 0x100, len: 64, ..Reply::default() };
+    let data = pair.bytes(Target::new(&reply).as_bytes());
+    pair.try_post(SendWqe { op: SendOp::Rpc, remote_addr: OP, ..SendWqe::default() }, vec![data]);
+    pair.run();
+    let [asks, answers] = [0, 1].map(|at| &pair.net.hosts[at].env.events);
+    assert!(asks.contains(&AsyncEvent::QpAccessErr(pair.qpn[0])), "{asks:?}");
+    assert!(answers.contains(&AsyncEvent::QpFatal(pair.qpn[1])), "{answers:?}");
+    assert_eq!([0, 1].map(|at| pair.net.hosts[at].state(pair.qpn[at])), [QpState::Err; 2]);
+    assert!(pair.polled(1).is_empty());
+}
+
+/// The dialect has no FLUSH: its op-code is an RPC WRITE there.
+#[test]
+fn a_flush_does_not_leave() {
+    let mut pair = RpcPair::quiet();
+    let imm = Feth::word(Placement::GLOBAL, FlushLevel::Range);
+    let (remote_addr, rkey) = pair.page[1];
+    let wqe = SendWqe { op: SendOp::Flush, remote_addr, rkey, imm, compare_add: 8, ..SendWqe::default() };
+    pair.try_post(wqe, vec![]);
+    pair.run();
+    assert_eq!(pair.polled(0), [(0, WcStatus::LocQpOpErr)]);
+    assert_eq!(pair.net.hosts[1].state(pair.qpn[1]), QpState::Rts);
 }
 
 /// Streams that the kernel refuses are a NAK; parameters without a target, too.
