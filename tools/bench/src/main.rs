@@ -23,6 +23,7 @@ mod samples;
 mod scale;
 mod socket;
 mod star;
+mod strom;
 mod ucx;
 mod valkey;
 mod verbs;
@@ -72,6 +73,9 @@ struct Args {
     /// The StaR paper's workloads alone.
     #[arg(long)]
     star: bool,
+    /// StRoM's RPCs against READs alone.
+    #[arg(long)]
+    strom: bool,
     /// Of `--loss`, what `starverbs-interop --loss` measured in a guest.
     #[arg(long, value_name = "FILE")]
     guest: Option<PathBuf>,
@@ -135,6 +139,10 @@ fn main() -> ExitCode {
         None if args.star => {
             let out = args.out.clone().unwrap_or_else(|| PathBuf::from("docs/bench-star"));
             star::run(&out, &args.dist, rounds_of(&args, 3), args.quick)
+        }
+        None if args.strom => {
+            let out = args.out.clone().unwrap_or_else(|| PathBuf::from("docs/bench-strom"));
+            strom::run(&out, &args.dist, rounds_of(&args, 5), args.quick)
         }
         None if args.local => local(&args),
         None => bench(&args),
