@@ -4,8 +4,10 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-passed=() failed=() skipped=()
+# What each part printed, and in summary/ the verdicts, a line a part.
 said=$(mktemp -d)
+mkdir "$said/summary"
+touch "$said/summary/"{passed,skipped,FAILED}
 trap 'rm -rf "$said"' EXIT
 
 # Runs one part of the suite under its name.
@@ -13,12 +15,32 @@ part() {
     local name=$1 begun=$SECONDS verdict=passed
     shift
     printf '\n=== %s\n' "$name"
-    "$@" 2>&1 | tee "$said/${name//\//-}" || verdict=failed
-    name="$(printf '%5d s' $((SECONDS - begun)))  $name"
-    if [[ $verdict == passed ]]; then passed+=("$name"); else failed+=("$name"); fi
+    "$@" 2>&1 | tee "$said/${name//\//-}" || verdict=FAILED
+    printf '%5d s  %s\n' $((SECONDS - begun)) "$name" >>"$said/summary/$verdict"
 }
 
-skip() { skipped+=("$1: $2"); }
+skip() { printf '%s: %s\n' "$1" "$2" >>"$said/summary/skipped"; }
+
+# Parts that keep one CPU busy at most, or wait for a guest: they run beside all others.
+one_cpu() {
+    part "rings under loom" env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
+        CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+            cargo test --release --package starverbs-rings --test loom \
+            --target-dir "${CARGO_TARGET_DIR:-target}/loom"
+    if tests/miri/run.sh ready >/dev/null 2>&1; then
+        part "memory by address under miri (quick set)" tests/miri/run.sh quick
+    else
+        skip "memory by address under miri (quick set)" "needs a nightly toolchain with miri; see \`make miri\`"
+    fi
+    if [[ ${INTEROP:-} == require ]]; then
+        part "the kernel's rdma_rxe as peer (quick set)" tools/scripts/interop.sh --quick
+    else
+        skip "the kernel's rdma_rxe as peer" \
+            "boots a guest; runs on its own: \`make interop\`, or here with INTEROP=require"
+    fi
+}
+one_cpu >"$said/.one_cpu" 2>&1 &
+beside=$!
 
 if command -v cargo-nextest >/dev/null; then
     part "unit tests" cargo nextest run --workspace --no-fail-fast --status-level fail
@@ -34,17 +56,6 @@ else
     part "unit and documentation tests" cargo test --workspace --no-fail-fast
     part "unit tests of verbs over the wire" env STARVERBS_LINK=udp \
         cargo test --package starverbs-verbs --no-fail-fast
-fi
-
-part "rings under loom" env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
-    CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
-        cargo test --release --package starverbs-rings --test loom \
-        --target-dir "${CARGO_TARGET_DIR:-target}/loom"
-
-if tests/miri/run.sh ready >/dev/null 2>&1; then
-    part "memory by address under miri (quick set)" tests/miri/run.sh quick
-else
-    skip "memory by address under miri (quick set)" "needs a nightly toolchain with miri; see \`make miri\`"
 fi
 
 part "symbols of libibverbs.so.1" tests/abi/compare.sh dist/lib/libibverbs.so.1
@@ -105,29 +116,25 @@ else
     skip "rdma-core's own tests" "python3-pyverbs or rdma-core is not installed, or without its documentation"
 fi
 
-if [[ ${INTEROP:-} == require ]]; then
-    part "the kernel's rdma_rxe as peer (quick set)" tools/scripts/interop.sh --quick
-else
-    skip "the kernel's rdma_rxe as peer" \
-        "boots a guest; runs on its own: \`make interop\`, or here with INTEROP=require"
-fi
-
 if ! cargo +nightly --version >/dev/null 2>&1 || ! command -v cargo-fuzz >/dev/null; then
     skip "fuzzing" "needs a nightly toolchain and cargo-fuzz; see \`make fuzz\`"
 else
     skip "fuzzing" "runs on its own: \`make fuzz\`"
 fi
 
+wait "$beside"
+cat "$said/.one_cpu"
+
 # A long log is often read from its end only.
-for name in "${failed[@]}"; do
-    name=${name#* s  }
+while read -r _ _ name; do
     printf '\n=== the end of what failed: %s\n' "$name"
     tail -n 12 "$said/${name//\//-}"
-done
+done <"$said/summary/FAILED"
 
 printf '\n=== summary\n'
-((${#passed[@]})) && printf 'passed   %s\n' "${passed[@]}"
-((${#skipped[@]})) && printf 'skipped  %s\n' "${skipped[@]}"
-((${#failed[@]})) && printf 'FAILED   %s\n' "${failed[@]}"
-printf '%d parts passed, %d skipped, %d failed\n' "${#passed[@]}" "${#skipped[@]}" "${#failed[@]}"
-((${#failed[@]} == 0))
+cd "$said/summary" || exit 1
+for verdict in passed skipped FAILED; do
+    sed "s/^/$(printf '%-9s' "$verdict")/" "$verdict"
+done
+printf '%d parts passed, %d skipped, %d failed\n' "$(wc -l <passed)" "$(wc -l <skipped)" "$(wc -l <FAILED)"
+[[ ! -s FAILED ]]
