@@ -30,7 +30,8 @@ one_cpu() {
     if tests/miri/run.sh ready >/dev/null 2>&1; then
         part "memory by address under miri (quick set)" tests/miri/run.sh quick
     else
-        skip "memory by address under miri (quick set)" "needs a nightly toolchain with miri; see \`make miri\`"
+        skip "memory by address under miri (quick set)" \
+            "needs a nightly toolchain with miri; see \`make miri\`"
     fi
     if [[ ${INTEROP:-} == require ]]; then
         part "the kernel's rdma_rxe as peer (quick set)" tools/scripts/interop.sh --quick
