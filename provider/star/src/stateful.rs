@@ -399,9 +399,9 @@ impl<E: StarEnv> Stateful<E> {
         self.charged = now;
     }
 
-    /// RTS, or ERR.
+    /// RTS, or ERR: this also when what a full CQ leaves to do is still to be done.
     pub fn state(&self) -> QpState {
-        self.state
+        if self.overrun { QpState::Err } else { self.state }
     }
 
     /// The first WQE of our send queue that has not begun.

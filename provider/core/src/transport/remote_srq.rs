@@ -20,7 +20,7 @@ pub(crate) use table::{RemoteSrqId, RemoteSrqs};
 use super::{Answer, Ctx, Inbound};
 use crate::env::Env;
 use crate::error::NicError;
-use crate::relay::{LinkError, LinkId, MessageEnd, Part, Place, Relay, Returned};
+use crate::relay::{LinkError, LinkId, MessageEnd, Outcome, Part, Place, Relay, Returned};
 use crate::room::{Room, TwoEnds};
 use crate::types::{Access, Psn, QPN_BLOCK_SHIFT, QpState, WcFlags, WcOpcode};
 use crate::wire::headers::{NakCode, Syndrome};
@@ -38,6 +38,8 @@ pub(crate) struct Forwarding {
     lease: Option<Lease>,
     /// The WRITE that is under way: its serial, and whose memory it is for
     write: Option<(u32, LinkId)>,
+    /// How the message that is under way failed: its next packet is answered with that
+    failed: Option<Outcome>,
     /// Names this connection of the QP; 0: not named yet
     epoch: u32,
     wait: Wait,
@@ -127,6 +129,7 @@ impl Forwarding {
             srq: None,
             lease: None,
             write: None,
+            failed: None,
             epoch: 0,
             wait,
             fetched_to,
@@ -207,6 +210,9 @@ impl<E: Env> Ctx<'_, E> {
 
     /// The expected packet, for an SRQ of another card.
     pub(super) fn forward(&mut self, packet: &Packet<'_>) {
+        if let Some(outcome) = self.qp.resp.fwd.as_mut().and_then(|fwd| fwd.failed.take()) {
+            return self.fail_forwarded(outcome);
+        }
         let info = packet.op();
         let fits = match (self.qp.resp.cur, info.kind) {
             (Inbound::Idle, _) => info.is_first(),
@@ -457,7 +463,7 @@ impl<E: Env> Ctx<'_, E> {
     /// The QP gives up the forwarded message under way.
     pub(crate) fn abandon_forwarded(&mut self) {
         let Some(fwd) = &mut self.qp.resp.fwd else { return };
-        fwd.write = None;
+        (fwd.write, fwd.failed) = (None, None);
         if let Some(lease) = fwd.lease.take() {
             self.return_lease(lease, Returned::Flushed);
         }

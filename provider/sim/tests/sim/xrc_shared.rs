@@ -207,6 +207,34 @@ fn a_lease_of_the_last_requester_is_revoked() {
 }
 
 /// What goes wrong at the SRQ is an error at the requester, of the kind that IBTA has for it.
+/// A card that dies in the middle of a message, whenever: the requester learns it from a NAK, which is for a
+/// packet that it has sent.
+#[test]
+fn who_dies_under_a_message_fails_it() {
+    const LEN: u32 = 2 << 20;
+    let data = vec![7; LEN as usize];
+    for op in [SendOp::Send, SendOp::Write] {
+        for steps in (1..).step_by(3) {
+            let mut x = Shared::new(Faults::default(), 1, &Setup::default());
+            let sge = region(&mut x.net.hosts[2], x.queues[1].pd, LEN);
+            x.queues[1].rq.post(Recv { wr_id: 5, sges: vec![sge] }).expect("room");
+            let wqe = SendWqe { op, remote_addr: sge.addr, rkey: sge.lkey, ..SendWqe::default() };
+            x.send(0, 1, wqe, &data);
+            for _ in 0..steps {
+                x.net.step();
+            }
+            x.net.kill(2);
+            x.run();
+            let status = x.sent()[0].status;
+            if status == WcStatus::Success {
+                assert!(steps > 100, "it was to take longer than {steps} steps");
+                break;
+            }
+            assert_eq!(status, WcStatus::RemInvReqErr, "{op:?}, after {steps} steps");
+        }
+    }
+}
+
 #[test]
 fn faults_come_back_as_naks() {
     for case in 0..5 {

@@ -35,12 +35,12 @@ impl<E: Env> Ctx<'_, E> {
         if fwd.lease.is_some_and(|lease| lease.serial == serial && lease.link == link) {
             if outcome != Outcome::Success {
                 fwd.lease = None;
-                self.fail_forwarded(outcome);
+                self.fail_under_way(outcome);
             }
             return;
         }
         if fwd.write == Some((serial, link)) && outcome != Outcome::Success {
-            return self.fail_forwarded(outcome);
+            return self.fail_under_way(outcome);
         }
         let Some(at) = fwd.pending.iter().position(|p| p.serial == serial && p.link == link) else { return };
         let psn = fwd.pending[at].psn;
@@ -111,7 +111,18 @@ impl<E: Env> Ctx<'_, E> {
         self.owe_ack();
     }
 
-    fn fail_forwarded(&mut self, outcome: Outcome) {
+    /// The message of which the next packet is expected fails, with that packet: a NAK for one that was never
+    /// sent is none to the requester.
+    fn fail_under_way(&mut self, outcome: Outcome) {
+        let resp = &mut self.qp.resp;
+        let Some(fwd) = &mut resp.fwd else { return };
+        if fwd.waits_at(resp.epsn) {
+            return self.fail_forwarded(outcome);
+        }
+        fwd.failed = Some(outcome);
+    }
+
+    pub(super) fn fail_forwarded(&mut self, outcome: Outcome) {
         let code = match outcome {
             Outcome::Success => return,
             Outcome::Invalid => NakCode::InvalidRequest,
@@ -154,7 +165,7 @@ impl<E: Env> Ctx<'_, E> {
         };
         match first {
             Some(psn) => self.fail_from(psn, Outcome::Invalid),
-            None if under_way => self.fail_forwarded(Outcome::Invalid),
+            None if under_way => self.fail_under_way(Outcome::Invalid),
             None if dropped => self.released(),
             None => {}
         }

@@ -144,10 +144,10 @@ impl LocalEnd {
         })
     }
 
-    /// RTS, SQD or ERR.
+    /// RTS, SQD or ERR: this also when what a full CQ leaves to do is still to be done.
     #[inline]
     pub(in super::super) fn state(&self) -> QpState {
-        self.state
+        if self.overrun { QpState::Err } else { self.state }
     }
 
     /// The program has set the QP anew.
