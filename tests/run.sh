@@ -4,6 +4,10 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
+# Each commit plays seeds of its own, which a failure names.
+commits=$(git rev-list --count HEAD 2>/dev/null || echo 0)
+export STARVERBS_SIM_BASE=${STARVERBS_SIM_BASE:-$((commits * 2000))}
+
 # What each part printed, and in summary/ the verdicts, a line a part.
 said=$(mktemp -d)
 mkdir "$said/summary"
@@ -40,8 +44,13 @@ one_cpu() {
             "boots a guest; runs on its own: \`make interop\`, or here with INTEROP=require"
     fi
 }
+# In a process group of its own, so that all of it ends where this does.
+set -m
 one_cpu >"$said/.one_cpu" 2>&1 &
 beside=$!
+set +m
+trap 'kill -- "-$beside" 2>/dev/null; rm -rf "$said"' EXIT
+trap 'exit 1' INT TERM
 
 if command -v cargo-nextest >/dev/null; then
     part "unit tests" cargo nextest run --workspace --no-fail-fast --status-level fail

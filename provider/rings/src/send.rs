@@ -341,17 +341,17 @@ impl CardSq {
         }
     }
 
-    /// What it names at the peer: address, key, immediate data.
+    /// What the WQE at `index` names at the peer.
     #[inline]
-    pub fn remote(&self, index: u32) -> (u64, u32, u32) {
+    pub fn remote(&self, index: u32) -> SendRemote {
         let slot = self.0.send_slot(index).cast::<SendWqe>();
         // SAFETY: as in `wqe`.
         unsafe {
-            (
-                (&raw const (*slot).remote_addr).read(),
-                (&raw const (*slot).rkey).read(),
-                (&raw const (*slot).imm).read(),
-            )
+            SendRemote {
+                addr: (&raw const (*slot).remote_addr).read(),
+                rkey: (&raw const (*slot).rkey).read(),
+                imm: (&raw const (*slot).imm).read(),
+            }
         }
     }
 
@@ -362,6 +362,17 @@ impl CardSq {
         // SAFETY: as in `wqe`.
         unsafe { (&raw const (*slot).wr_id).read() }
     }
+}
+
+/// What a WQE names at the peer.
+#[derive(Clone, Copy, Debug)]
+pub struct SendRemote {
+    /// Address there
+    pub addr: u64,
+    /// Key of the memory there
+    pub rkey: u32,
+    /// Immediate data, or the key to invalidate, in network order
+    pub imm: u32,
 }
 
 /// What a WQE asks for, as far as all operations have it.

@@ -18,6 +18,15 @@ use super::channel::timeout;
 use super::control::{Control, Preference, Role};
 use super::form::VERSION;
 
+/// A QP of another card.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PeerQp {
+    /// The card's address
+    pub gid: Gid,
+    /// The QP's number there
+    pub qpn: Qpn,
+}
+
 /// Offers without an answer before the peer is taken for a card without StaR: half a second, as a process of
 /// a busy host may not get a CPU for long (an eighth of a second was too little beside twelve busy processes
 /// on two CPUs). Peers without StaR are remembered, so a program pays it once a peer.
@@ -216,14 +225,14 @@ impl Negotiation {
         }
     }
 
-    /// A message of the connection's peer, whose address and QPN are `peer`; gives the answer.
-    pub fn handle(&mut self, peer: (Gid, Qpn), message: &Control) -> Option<Control> {
+    /// A message of the connection's `peer`; gives the answer.
+    pub fn handle(&mut self, peer: PeerQp, message: &Control) -> Option<Control> {
         (self.answered, self.silent) = (true, 0);
         match *message {
             Control::Offer { preference, stateful, threshold, boot, ports, version } => {
                 /* of another version: as if it had no StaR */
                 let preference = if version == VERSION { preference } else { Preference::Off };
-                let theirs = Terms { preference, stateful, threshold, gid: peer.0, qpn: peer.1 };
+                let theirs = Terms { preference, stateful, threshold, gid: peer.gid, qpn: peer.qpn };
                 Some(self.offered(&theirs, boot, ports))
             }
             Control::Accept { role, boot, ports } => {

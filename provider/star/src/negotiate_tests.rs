@@ -77,7 +77,7 @@ fn no_wire_makes_the_ends_differ() {
                 if rng.word() % 100 < loss {
                     continue;
                 }
-                let peer = (all[1 - to].gid, all[1 - to].qpn);
+                let peer = PeerQp { gid: all[1 - to].gid, qpn: all[1 - to].qpn };
                 let answer = match (&mut ends[to], &message) {
                     (Some(end), Some(message)) => end.handle(peer, message),
                     (Some(end), None) => {
@@ -121,11 +121,11 @@ fn a_card_without_star_is_plain_after_some_silence_and_one_that_is_not_ready_nev
     }
     assert_eq!((offers, end.outcome(), end.has_answer()), (TRIES, Some(Outcome::Plain), false));
     let mut end = begin(terms(1, Preference::Stateless, 0), 0);
-    end.handle((Gid::default(), 2), &Control::NotYet);
+    end.handle(PeerQp { gid: Gid::default(), qpn: 2 }, &Control::NotYet);
     for _ in 0..100 {
         let at = end.deadline().unwrap();
         assert!(end.poll(at).is_some() && end.has_answer());
-        end.handle((Gid::default(), 2), &Control::NotYet);
+        end.handle(PeerQp { gid: Gid::default(), qpn: 2 }, &Control::NotYet);
     }
     let mut offers = 0;
     while let Some(at) = end.deadline() {
@@ -152,7 +152,7 @@ fn who_has_accepted_asks_for_as_long_as_its_program_bears_silence() {
             ports: [4793, 4794],
             version: VERSION,
         };
-        let answer = end.handle((Gid::default(), 2), &offer);
+        let answer = end.handle(PeerQp { gid: Gid::default(), qpn: 2 }, &offer);
         assert!(matches!(answer, Some(Control::Accept { role: Role::Stateless, .. })), "{answer:?}");
         end.set_patience(silence);
         let mut last = 0;

@@ -9,12 +9,12 @@
 //! Until then either end may stay plain, and does so before its program could notice: a new request, or
 //! Plain, has the other stay plain, too. PSNs go on.
 
-use starverbs_core::{Gid, Nanos, Qpn};
+use starverbs_core::Nanos;
 
 use super::channel::timeout;
 use super::control::{Control, Preference, Role};
 use super::message::{Reader, Writer};
-use super::negotiate::{Negotiation, Outcome, Terms, choose};
+use super::negotiate::{Negotiation, Outcome, PeerQp, Terms, choose};
 
 /// Requests of a round without an answer until it is given up: a sixteenth of a second, nothing quiesced.
 pub(super) const ASKS: u32 = 6;
@@ -208,11 +208,11 @@ impl Renegotiation {
         reply.map(|message| self.of_round(message))
     }
 
-    /// A message of the peer, whose address and QPN are `peer`, in this round; gives the answer.
+    /// A message of the `peer` in this round; gives the answer.
     pub fn handle(
         &mut self,
         now: Nanos,
-        peer: (Gid, Qpn),
+        peer: PeerQp,
         message: &Control,
         requests: &mut impl Requests,
     ) -> Option<RoundMessage> {
@@ -242,7 +242,7 @@ impl Renegotiation {
     }
 
     /// A stateless end has begun at the peer: all was settled, whatever came here.
-    pub fn peer_began(&mut self, peer: (Gid, Qpn), requests: &mut impl Requests) {
+    pub fn peer_began(&mut self, peer: PeerQp, requests: &mut impl Requests) {
         if let Stage::Settling(_) = self.stage {
             self.handle_settling(peer, &Control::Confirm { role: Role::Stateless }, requests);
         }
@@ -286,7 +286,7 @@ impl Renegotiation {
 
     fn handle_settling(
         &mut self,
-        peer: (Gid, Qpn),
+        peer: PeerQp,
         message: &Control,
         requests: &mut impl Requests,
     ) -> Option<RoundMessage> {
@@ -328,7 +328,7 @@ impl Renegotiation {
 /// The answer of an end without a round. `settled`: what became of the last, if the message is of it.
 pub fn answer(
     inbound: &RoundMessage,
-    peer: (Gid, Qpn),
+    peer: PeerQp,
     settled: Option<&mut Negotiation>,
 ) -> Option<RoundMessage> {
     let RoundMessage { round, message } = *inbound;

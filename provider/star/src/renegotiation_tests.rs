@@ -1,3 +1,4 @@
+use starverbs_core::Gid;
 use starverbs_core::rng::Rng;
 
 use super::*;
@@ -118,7 +119,7 @@ impl End {
     }
 
     fn receive(&mut self, now: Nanos, peer: &Terms, message: &RoundMessage) -> Option<RoundMessage> {
-        let from = (peer.gid, peer.qpn);
+        let from = PeerQp { gid: peer.gid, qpn: peer.qpn };
         let free = self.round.is_none() && !self.is_star();
         if let Control::Renegotiate { .. } = message.message
             && free

@@ -13,9 +13,6 @@
 #define _GNU_SOURCE
 #include "side.h"
 #include <sched.h>
-#include <sys/prctl.h>
-#include <signal.h>
-#include <sys/wait.h>
 
 struct side {
 	union ibv_gid gid;
@@ -188,7 +185,7 @@ static int work(int fd, uint64_t messages, double seconds)
 
 int main(int argc, char **argv)
 {
-	int ends[2], option, status;
+	int fd, option;
 	double seconds = 1;
 	uint64_t messages = UINT64_MAX;
 	pid_t server;
@@ -211,26 +208,14 @@ int main(int argc, char **argv)
 		else
 			return 2;
 	}
-	if (!count || !under_way || !bytes || !messages || socketpair(AF_UNIX, SOCK_STREAM, 0, ends))
+	if (!count || !under_way || !bytes || !messages)
 		return 2;
 	if (loop) {
 		work(-1, messages, seconds);
 		fflush(stdout);
 		_exit(0);
 	}
-	server = fork();
-	if (!server) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		close(ends[0]);
-		_exit(serve(ends[1]));
-	}
-	close(ends[1]);
-	if (server < 0)
-		die("fork");
-	work(ends[0], messages, seconds);
-	fflush(stdout);
-	if (waitpid(server, &status, 0) != server || status)
-		die("the other side failed");
-	/* nobody needs the queue pairs to end one by one */
-	_exit(0);
+	server = start_server(serve, &fd);
+	work(fd, messages, seconds);
+	end_with(server);
 }

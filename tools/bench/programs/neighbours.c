@@ -7,9 +7,6 @@
  * before, and the same and the number beyond twice the former 99th percentile after (us). */
 #define _GNU_SOURCE
 #include "side.h"
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 
 enum { READ_BYTES = 4096, MOST = 1 << 20 };
 
@@ -73,23 +70,25 @@ static void post(struct ibv_qp *qp, const struct side *to, enum ibv_wr_opcode op
 		die("ibv_post_send");
 }
 
-/* A process that is passive until its end. */
+/* Queue pairs of the process that begins next. */
+static uint32_t peer_qps;
+
+/* Is passive until its end. */
+static int serve(int fd)
+{
+	struct ibv_qp *qps[1024];
+
+	open_card();
+	set_up(fd, 0, qps, peer_qps, cq);
+	while (pause())
+		;
+	return 0;
+}
+
 static pid_t start_peer(int *fd, uint32_t count)
 {
-	int pair[2];
-	pid_t pid;
-
-	if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) || (pid = fork()) < 0)
-		die("fork");
-	*fd = pair[0];
-	if (pid)
-		return close(pair[1]), pid;
-	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	struct ibv_qp *qps[1024];
-	open_card();
-	set_up(pair[1], 0, qps, count, cq);
-	for (;;)
-		pause();
+	peer_qps = count;
+	return start_server(serve, fd);
 }
 
 static void measure(struct ibv_qp *qp, const struct side *to, double seconds)

@@ -4,11 +4,14 @@
 #define SIDE_H
 #include <infiniband/verbs.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -54,6 +57,35 @@ static void exchange(int fd, int first, const void *mine, void *theirs, size_t l
 	get(fd, theirs, len);
 	if (!first)
 		put(fd, mine, len);
+}
+
+/* Another process, which ends when `serve` returns, or with this one; `fd` is this one's end of the pipe. */
+static pid_t start_server(int (*serve)(int), int *fd)
+{
+	int ends[2];
+	pid_t server;
+
+	if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) || (server = fork()) < 0)
+		die("fork");
+	if (!server) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		close(ends[0]);
+		_exit(serve(ends[1]));
+	}
+	close(ends[1]);
+	*fd = ends[0];
+	return server;
+}
+
+/* Ends once the server has: nobody needs the connections to end one by one. */
+__attribute__((unused)) static void end_with(pid_t server)
+{
+	int status;
+
+	fflush(stdout);
+	if (waitpid(server, &status, 0) != server || status)
+		die("the other side failed");
+	_exit(0);
 }
 
 /* Local ACK timeout. */

@@ -15,9 +15,6 @@
 #define _GNU_SOURCE
 #include "side.h"
 #include <dlfcn.h>
-#include <sys/prctl.h>
-#include <signal.h>
-#include <sys/wait.h>
 
 enum { BYTES = 32, UP = 3, BATCH = 32 };
 
@@ -193,6 +190,16 @@ static void print_roles(void)
 	fflush(stdout);
 }
 
+/* Settings of the two cards, NULL at the end. */
+enum { MOST_SETTINGS = 8 };
+static char *server_sets[MOST_SETTINGS + 1], *client_sets[MOST_SETTINGS + 1];
+
+static void set_all(char **settings)
+{
+	while (*settings)
+		putenv(*settings++);
+}
+
 /* Answers until the client says that it is done. */
 static int serve(int fd)
 {
@@ -202,6 +209,7 @@ static int serve(int fd)
 	double before;
 	char done;
 
+	set_all(server_sets);
 	open_card(UP);
 	before = resident();
 	set_up(fd, 0, 1, UP);
@@ -303,14 +311,12 @@ static void work(int fd, pid_t server, double seconds)
 	printf("server_cpu_us %.4f\nclient_cpu_us %.4f\n", cpu[0] * 1e6 / done / (UP + 1),
 		cpu[1] * 1e6 / done / (UP + 1));
 	printf("setup_seconds %.3f\n", connected);
-	fflush(stdout);
 	put(fd, "", 1);
 }
 
 int main(int argc, char **argv)
 {
-	char *server_sets[8], *client_sets[8];
-	int ends[2], option, status, server_settings = 0, client_settings = 0;
+	int fd, option, server_settings = 0, client_settings = 0;
 	double seconds = 1;
 	pid_t server;
 
@@ -323,31 +329,17 @@ int main(int argc, char **argv)
 			under_way = strtoul(optarg, NULL, 0);
 		else if (option == 't')
 			seconds = strtod(optarg, NULL);
-		else if (option == 's' && server_settings < 8)
+		else if (option == 's' && server_settings < MOST_SETTINGS)
 			server_sets[server_settings++] = optarg;
-		else if (option == 'c' && client_settings < 8)
+		else if (option == 'c' && client_settings < MOST_SETTINGS)
 			client_sets[client_settings++] = optarg;
 		else
 			return 2;
 	}
-	if (!count || !under_way || socketpair(AF_UNIX, SOCK_STREAM, 0, ends))
+	if (!count || !under_way)
 		return 2;
-	server = fork();
-	if (!server) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		close(ends[0]);
-		while (server_settings)
-			putenv(server_sets[--server_settings]);
-		_exit(serve(ends[1]));
-	}
-	close(ends[1]);
-	if (server < 0)
-		die("fork");
-	while (client_settings)
-		putenv(client_sets[--client_settings]);
-	work(ends[0], server, seconds);
-	if (waitpid(server, &status, 0) != server || status)
-		die("the other side failed");
-	/* nobody needs the connections to end one by one */
-	_exit(0);
+	server = start_server(serve, &fd);
+	set_all(client_sets);
+	work(fd, server, seconds);
+	end_with(server);
 }

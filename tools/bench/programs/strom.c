@@ -10,9 +10,6 @@
 #include "../../../include/infiniband/stardv.h"
 #include <dlfcn.h>
 #include <endian.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 
 enum { OP_GET = 1, OP_TRAVERSE, OP_CONSISTENT, LONGEST = 4096, LENGTH = 16, CRC = 8 };
 static const uint32_t sizes[] = { 64, 256, 1024, LONGEST };
@@ -330,13 +327,12 @@ static void work(int fd, double seconds)
 		measure("list.reads", length, traverse_by_reads, seconds);
 		measure("list.rpc", length, traverse_by_rpc, seconds);
 	}
-	fflush(stdout);
 	put(fd, "", 1);
 }
 
 int main(int argc, char **argv)
 {
-	int ends[2], option, status;
+	int fd, option;
 	double seconds = 0.5;
 	pid_t server;
 
@@ -345,19 +341,7 @@ int main(int argc, char **argv)
 			return 2;
 		seconds = strtod(optarg, NULL);
 	}
-	if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends))
-		return 2;
-	server = fork();
-	if (!server) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		close(ends[0]);
-		_exit(serve(ends[1]));
-	}
-	close(ends[1]);
-	if (server < 0)
-		die("fork");
-	work(ends[0], seconds);
-	if (waitpid(server, &status, 0) != server || status)
-		die("the other side failed");
-	_exit(0);
+	server = start_server(serve, &fd);
+	work(fd, seconds);
+	end_with(server);
 }

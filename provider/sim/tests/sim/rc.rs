@@ -151,12 +151,12 @@ fn one(seed: u64) {
 
 #[test]
 fn rc_is_exactly_once_and_in_order() {
-    for_seeds("rc_is_exactly_once_and_in_order", 5000, one);
+    for_seeds("rc_is_exactly_once_and_in_order", 2000, one);
 }
 
 #[test]
 fn rc_through_shared_receive_queues() {
-    for_seeds("rc_through_shared_receive_queues", 1500, |seed| _ = Run::new(seed, None, true).complete());
+    for_seeds("rc_through_shared_receive_queues", 600, |seed| _ = Run::new(seed, None, true).complete());
 }
 
 /// A QP that waits for StaR's roles sends nothing. A request of plain RoCEv2 from its peer, or the host's
@@ -249,7 +249,7 @@ fn a_queue_pair_leaves_the_card_and_comes_back() {
 /// policy.
 #[test]
 fn rc_with_few_contexts() {
-    for_seeds("rc_with_few_contexts", 3000, |seed| {
+    for_seeds("rc_with_few_contexts", 1200, |seed| {
         let mut rng = Rng::new(!seed);
         let contexts = ContextCache {
             entries: rng.within(1, 3) as u32,
@@ -287,7 +287,7 @@ fn runs_repeat() {
 /// 20% loss, 20% repeats, 20% out of order, all at once, with long messages.
 #[test]
 fn rc_on_the_worst_wire() {
-    for_seeds("rc_on_the_worst_wire", 700, |seed| {
+    for_seeds("rc_on_the_worst_wire", 300, |seed| {
         let faults = Faults { loss: 0.2, duplicate: 0.2, reorder: 0.2, jitter: 5_000, ..Faults::default() };
         let run = Run::new(seed, Some(faults), false).complete();
         let lost: u64 = run.net.tally.lost;

@@ -313,7 +313,7 @@ fn traffic(seed: u64) {
 
 #[test]
 fn each_message_meets_the_oldest_buffer_that_wants_it() {
-    for_seeds("each_message_meets_the_oldest_buffer_that_wants_it", 1500, traffic);
+    for_seeds("each_message_meets_the_oldest_buffer_that_wants_it", 600, traffic);
 }
 
 /// Headers that no sender means: the card goes on, and only this connection may break.

@@ -174,7 +174,7 @@ impl Endpoint {
 
 #[test]
 fn uc_messages_are_whole_or_absent() {
-    for_seeds("uc_messages_are_whole_or_absent", 1000, uc);
+    for_seeds("uc_messages_are_whole_or_absent", 400, uc);
 }
 
 const GRH: u32 = 40;
@@ -295,7 +295,7 @@ fn check_ud(
 
 #[test]
 fn ud_datagrams_are_whole_or_absent() {
-    for_seeds("ud_datagrams_are_whole_or_absent", 1000, ud);
+    for_seeds("ud_datagrams_are_whole_or_absent", 400, ud);
 }
 
 /// A WRITE that ends beyond the region is dropped as a whole, though its first packets would fit (IBTA 9.4.3:

@@ -146,7 +146,7 @@ fn rounds(seed: u64) {
 
 #[test]
 fn windows_open_and_close_in_order() {
-    for_seeds("windows_open_and_close_in_order", 1500, rounds);
+    for_seeds("windows_open_and_close_in_order", 600, rounds);
 }
 
 #[test]

@@ -154,7 +154,7 @@ fn traffic(seed: u64) {
 
 #[test]
 fn messages_reach_the_queue_that_they_name() {
-    for_seeds("messages_reach_the_queue_that_they_name", 1500, traffic);
+    for_seeds("messages_reach_the_queue_that_they_name", 600, traffic);
 }
 
 /// An SRQ that is not there, not XRC's, or of another domain is an invalid request.

@@ -20,7 +20,7 @@ use crate::datagram;
 use crate::endpoint::Patience;
 use crate::env::QpPair;
 use crate::form::Form;
-use crate::negotiate::{Beginning, Negotiation, Outcome, PlainPeers, Terms};
+use crate::negotiate::{Beginning, Negotiation, Outcome, PeerQp, PlainPeers, Terms};
 use crate::stateful::{SlPeer, WINDOW};
 use crate::stateless;
 use crate::wire::Packet;
@@ -75,6 +75,11 @@ impl End {
     /// Of messages to its peer.
     fn qps(&self) -> QpPair {
         QpPair { from: self.qpn, to: self.peer }
+    }
+
+    /// The other end.
+    fn peer_qp(&self) -> PeerQp {
+        PeerQp { gid: self.av.dgid, qpn: self.peer }
     }
 
     /// Whether it is to be a stateful end once its peer begins.
@@ -281,8 +286,9 @@ impl<E: Host> Roles<E> {
         {
             end.negotiation.set_patience(Patience::of(attr.timeout, attr.retry_cnt).time);
         }
+        let peer = end.peer_qp();
         let answer = match message {
-            Some(message) => end.negotiation.handle((end.av.dgid, end.peer), message),
+            Some(message) => end.negotiation.handle(peer, message),
             None => end.negotiation.poll(turn.now),
         };
         if let Some(answer) = answer {
@@ -384,7 +390,7 @@ impl<E: Host> Roles<E> {
         let qpn = packet.header.qpn;
         let Some((setup, prefix)) = first_setup(packet) else { return };
         let ours = self.ends.get(qpn).is_some_and(|end| *source == end.av.dgid && prefix.qpn == end.peer);
-        let over = self.epochs.is_past(turn.now, qpn, (*source, prefix.qpn), prefix.epoch);
+        let over = self.epochs.is_past(turn.now, qpn, PeerQp { gid: *source, qpn: prefix.qpn }, prefix.epoch);
         /* SL has asked to give the connection up, and may have done so */
         let gives_up = self.ends.get(qpn).is_some_and(|end| end.rounds.gives_up);
         if !ours || over || gives_up || !self.may_begin(turn, qpn, &setup, &prefix) {
@@ -393,7 +399,8 @@ impl<E: Host> Roles<E> {
         self.peer_began(turn, qpn);
         let Some(end) = self.ends.get_mut(qpn) else { return };
         /* a Setup implies Confirm */
-        end.negotiation.handle((*source, prefix.qpn), &Control::Confirm { role: Role::Stateless });
+        end.negotiation
+            .handle(PeerQp { gid: *source, qpn: prefix.qpn }, &Control::Confirm { role: Role::Stateless });
         let Some(Outcome::Star { role: Role::Stateful, boot, ports: [port, control_port] }) =
             end.negotiation.outcome()
         else {
@@ -420,7 +427,7 @@ impl<E: Host> Roles<E> {
         match begun {
             Ok(()) => {
                 turn.env.note(qpn, &Note::Begun(Role::Stateful));
-                self.epochs.note(qpn, (*source, prefix.qpn), epoch);
+                self.epochs.note(qpn, PeerQp { gid: *source, qpn: prefix.qpn }, epoch);
                 self.balance.look_at(turn.now);
                 self.pursue_later(qpn);
             }

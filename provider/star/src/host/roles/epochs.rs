@@ -1,10 +1,10 @@
 //! Epochs of connections: of a pair of QPs that is connected again and again the newest epoch counts,
 //! whatever arrives late of those before.
 
-use starverbs_core::{Gid, Nanos, Qpn};
+use starverbs_core::{Nanos, Qpn};
 
 use crate::control::{Role, Setup};
-use crate::negotiate::Outcome;
+use crate::negotiate::{Outcome, PeerQp};
 use crate::stateless::is_later;
 use crate::wire::Prefix;
 
@@ -17,7 +17,7 @@ const LATE: Nanos = 10_000_000_000;
 
 /// The last epoch of a stateless end with which a QP of ours was connected.
 struct LastEpoch {
-    peer: (Gid, Qpn),
+    peer: PeerQp,
     epoch: u32,
     /// Not kept beyond: epochs come round
     until: Nanos,
@@ -29,13 +29,13 @@ pub(super) struct Epochs(ByQpn<LastEpoch>);
 
 impl Epochs {
     /// Whether the epoch of a Setup is over, or is the one that has begun here.
-    pub(super) fn is_past(&self, now: Nanos, qpn: Qpn, peer: (Gid, Qpn), epoch: u32) -> bool {
+    pub(super) fn is_past(&self, now: Nanos, qpn: Qpn, peer: PeerQp, epoch: u32) -> bool {
         let known = self.0.get(qpn).filter(|last| last.peer == peer && now < last.until);
         known.is_some_and(|last| !is_later(epoch, last.epoch))
     }
 
     /// One has begun. Without memory it is not kept.
-    pub(super) fn note(&mut self, qpn: Qpn, peer: (Gid, Qpn), epoch: u32) {
+    pub(super) fn note(&mut self, qpn: Qpn, peer: PeerQp, epoch: u32) {
         self.0.remove(qpn);
         if self.0.make_room(qpn).is_ok() {
             self.0.insert(qpn, LastEpoch { peer, epoch, until: Nanos::MAX });
@@ -85,10 +85,12 @@ impl<E: Host> Roles<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use starverbs_core::Gid;
 
     #[test]
     fn the_newest_epoch_counts_until_nothing_arrives_late() {
-        let (peer, other) = ((Gid::from_ipv4([10, 0, 0, 1]), 7), (Gid::from_ipv4([10, 0, 0, 1]), 8));
+        let of = |qpn| PeerQp { gid: Gid::from_ipv4([10, 0, 0, 1]), qpn };
+        let (peer, other) = (of(7), of(8));
         let mut epochs = Epochs::default();
         assert!(!epochs.is_past(0, 5, peer, 0x1_0003), "nobody was there");
         epochs.note(5, peer, 0x1_0003);

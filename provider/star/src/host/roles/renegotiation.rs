@@ -335,8 +335,9 @@ impl<E: Host> Roles<E> {
         if last && end.rounds.switched && message.message == Control::Plain && end.may_begin {
             return self.withdraw(turn, qpn);
         }
+        let peer = end.peer_qp();
         let negotiation = last.then_some(&mut end.negotiation);
-        if let Some(answer) = answer(message, (end.av.dgid, end.peer), negotiation) {
+        if let Some(answer) = answer(message, peer, negotiation) {
             send_round(turn, end.qps(), &end.av, &answer);
         }
     }
@@ -376,10 +377,11 @@ impl<E: Host> Roles<E> {
         message: Option<&Control>,
     ) {
         let Some(end) = self.ends.get_mut(qpn) else { return };
+        let peer = end.peer_qp();
         let Some(round) = &mut end.rounds.renegotiation else { return };
         let (now, mut requests) = (turn.now, CardQp { turn, qpn });
         let answer = match message {
-            Some(message) => round.handle(now, (end.av.dgid, end.peer), message, &mut requests),
+            Some(message) => round.handle(now, peer, message, &mut requests),
             None => round.poll(now, &mut requests),
         };
         if let Some(answer) = answer {
@@ -396,9 +398,10 @@ impl<E: Host> Roles<E> {
     /// The peer has begun as a stateless end, whatever messages of the round were lost.
     pub(super) fn peer_began(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) {
         let Some(end) = self.ends.get_mut(qpn) else { return };
+        let peer = end.peer_qp();
         let Some(round) = &mut end.rounds.renegotiation else { return };
         let mut requests = CardQp { turn, qpn };
-        round.peer_began((end.av.dgid, end.peer), &mut requests);
+        round.peer_began(peer, &mut requests);
         if round.outcome().is_some() && self.end_round(turn, qpn) {
             self.look_later(turn.now, qpn);
         }

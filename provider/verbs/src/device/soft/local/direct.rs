@@ -13,7 +13,7 @@ use starverbs_core::env::SendQueue;
 use starverbs_core::transport::slices;
 use starverbs_core::types::{SendOp, SendWqe};
 use starverbs_core::{Access, PdId, QpId, SendFlags};
-use starverbs_rings::SendRequest;
+use starverbs_rings::{SendRemote, SendRequest};
 
 use super::end::{Ctx, LocalEnd};
 use crate::memory;
@@ -123,7 +123,7 @@ impl LocalEnd {
             return if waits { Outcome::Wait } else { Outcome::Ask };
         }
         let only_mapped = self.goes_mapped_alone(ctx, wqe);
-        let (_, rkey, _) = self.of.sq.remote(self.next);
+        let SendRemote { rkey, .. } = self.of.sq.remote(self.next);
         if only_mapped && rkey == self.unmapped {
             return Outcome::Ask;
         }

@@ -5,7 +5,7 @@ use starverbs_core::mr::{Bind, WindowType};
 use starverbs_core::transport::{RNR_TIMER_10US, slices};
 use starverbs_core::types::{SendOp, SendWqe};
 use starverbs_core::{Nanos, QpState, SendFlags, WcStatus};
-use starverbs_rings::SendRequest;
+use starverbs_rings::{SendRemote, SendRequest};
 
 use super::direct::Outcome;
 use super::end::{Ctx, LocalEnd};
@@ -137,7 +137,7 @@ impl LocalEnd {
     /// Of WQE `next`, without data.
     #[inline]
     fn record(&self, wqe: &SendRequest) -> Record {
-        let (addr, rkey, imm) = self.of.sq.remote(self.next);
+        let SendRemote { addr, rkey, imm } = self.of.sq.remote(self.next);
         let mut record = Record {
             op: wqe.op as u8,
             epoch: self.of.epochs[0],
