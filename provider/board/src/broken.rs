@@ -30,10 +30,10 @@ pub(crate) fn set(number: u32) {
     BROKEN.set(number);
 }
 
-/// A while in which others see what is done in the wrong order.
+/// A while in which others see what is done in the wrong order: they have the CPU, if there is but one.
 pub(crate) fn linger() {
     let begun = std::time::Instant::now();
     while begun.elapsed() < std::time::Duration::from_micros(200) {
-        std::hint::spin_loop();
+        std::thread::yield_now();
     }
 }
