@@ -31,13 +31,13 @@ const WORST: Faults = Faults {
     queue: u64::MAX,
 };
 
-/// Plays `runs` seeds, or as many as STARVERBS_SIM_RUNS says, or STARVERBS_SIM_SEED alone, which
+/// Plays `runs` seeds, or as many as SIM_RUNS says, or SIM_SEED alone, which
 /// STARVERBS_SIM_TRACE has printed. What happened, in all.
 fn play(name: &str, runs: u64, plan: impl Fn(&mut Rng) -> Plan) -> Summary {
     let var = |key| std::env::var(key).ok().and_then(|value| value.parse::<u64>().ok());
-    let one = var("STARVERBS_SIM_SEED");
+    let one = var("SIM_SEED");
     let trace = std::env::var_os("STARVERBS_SIM_TRACE").is_some();
-    let seeds = one.map_or(0..var("STARVERBS_SIM_RUNS").unwrap_or(runs), |seed| seed..seed + 1);
+    let seeds = one.map_or(0..var("SIM_RUNS").unwrap_or(runs), |seed| seed..seed + 1);
     let mut all = Summary::default();
     for seed in seeds {
         let run = || {
@@ -48,7 +48,7 @@ fn play(name: &str, runs: u64, plan: impl Fn(&mut Rng) -> Plan) -> Summary {
         match catch_unwind(AssertUnwindSafe(run)) {
             Ok(summary) => all.merge(&summary),
             Err(panic) => {
-                eprintln!("{name}: seed {seed} broke; again with STARVERBS_SIM_SEED={seed}");
+                eprintln!("{name}: seed {seed} broke; again with SIM_SEED={seed}");
                 resume_unwind(panic);
             }
         }

@@ -22,18 +22,18 @@ pub(crate) fn all_rights() -> Access {
         | Access::FLUSH_GLOBAL
 }
 
-/// Runs `test` with `runs` seeds from STARVERBS_SIM_BASE on (STARVERBS_SIM_RUNS replaces the number), or with
-/// STARVERBS_SIM_SEED alone. A failure names its seed.
+/// Runs `test` with `runs` seeds from SIM_BASE on (SIM_RUNS replaces the number), or with
+/// SIM_SEED alone. A failure names its seed.
 pub(crate) fn for_seeds(name: &str, runs: u64, test: fn(u64)) {
     let var = |k| std::env::var(k).ok().and_then(|v| v.parse::<u64>().ok());
-    if let Some(seed) = var("STARVERBS_SIM_SEED") {
+    if let Some(seed) = var("SIM_SEED") {
         return test(seed);
     }
-    let runs = var("STARVERBS_SIM_RUNS").unwrap_or(runs);
-    let base = var("STARVERBS_SIM_BASE").unwrap_or(0);
+    let runs = var("SIM_RUNS").unwrap_or(runs);
+    let base = var("SIM_BASE").unwrap_or(0);
     for seed in base..base.saturating_add(runs) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| test(seed))) {
-            eprintln!("{name}: seed {seed} failed; again with STARVERBS_SIM_SEED={seed}");
+            eprintln!("{name}: seed {seed} failed; again with SIM_SEED={seed}");
             resume_unwind(panic);
         }
     }
