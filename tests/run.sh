@@ -4,10 +4,6 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-# Each commit plays seeds of its own, which a failure names.
-commits=$(git rev-list --count HEAD 2>/dev/null || echo 0)
-export SIM_BASE=${SIM_BASE:-$((commits * 2000))}
-
 # What each part printed, and in summary/ the verdicts, a line a part.
 said=$(mktemp -d)
 mkdir "$said/summary"
