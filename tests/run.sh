@@ -129,6 +129,7 @@ else
 fi
 
 wait "$beside"
+trap 'rm -rf "$said"' EXIT
 cat "$said/.one_cpu"
 
 # A long log is often read from its end only.

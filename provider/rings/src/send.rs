@@ -371,7 +371,7 @@ pub struct SendRemote {
     pub addr: u64,
     /// Key of the memory there
     pub rkey: u32,
-    /// Immediate data, or the key to invalidate, in network order
+    /// Immediate data, or the key to invalidate, as the WQE has it
     pub imm: u32,
 }
 

@@ -117,7 +117,7 @@ pub struct Net {
     pub faults: Faults,
     /// What the wire did
     pub tally: Tally,
-    /// Print each frame and its fate (STARVERBS_SIM_TRACE)
+    /// Print each frame and its fate (SIM_TRACE)
     pub trace: bool,
     /// Hosts of which nothing comes through to StaR's ports, as where somebody lets RoCEv2's alone pass
     pub star_cut: Vec<usize>,
@@ -176,7 +176,7 @@ impl Net {
             cuts: vec![0; links],
             faults,
             tally: Tally::default(),
-            trace: std::env::var_os("STARVERBS_SIM_TRACE").is_some(),
+            trace: std::env::var_os("SIM_TRACE").is_some(),
             tap: None,
             star_cut: Vec::new(),
             star_sent: None,

@@ -44,7 +44,7 @@ const CARDS: [(&str, u32, &str, &str); 4] = [
 const PLAN: &str = "csrna-8c";
 const LIMIT: Duration = Duration::from_secs(60);
 /// No further round begins that would end after this.
-const ALL: Duration = Duration::from_secs(12 * 60);
+const ALL: Duration = Duration::from_secs(8 * 60);
 
 /// Where the programs are.
 struct Tools {

@@ -32,11 +32,11 @@ const WORST: Faults = Faults {
 };
 
 /// Plays `runs` seeds, or as many as SIM_RUNS says, or SIM_SEED alone, which
-/// STARVERBS_SIM_TRACE has printed. What happened, in all.
+/// SIM_TRACE has printed. What happened, in all.
 fn play(name: &str, runs: u64, plan: impl Fn(&mut Rng) -> Plan) -> Summary {
     let var = |key| std::env::var(key).ok().and_then(|value| value.parse::<u64>().ok());
     let one = var("SIM_SEED");
-    let trace = std::env::var_os("STARVERBS_SIM_TRACE").is_some();
+    let trace = std::env::var_os("SIM_TRACE").is_some();
     let seeds = one.map_or(0..var("SIM_RUNS").unwrap_or(runs), |seed| seed..seed + 1);
     let mut all = Summary::default();
     for seed in seeds {

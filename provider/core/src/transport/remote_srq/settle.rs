@@ -122,6 +122,7 @@ impl<E: Env> Ctx<'_, E> {
         fwd.failed = Some(outcome);
     }
 
+    /// The expected packet, or the one that `epsn` went back to, is answered with the failure.
     pub(super) fn fail_forwarded(&mut self, outcome: Outcome) {
         let code = match outcome {
             Outcome::Success => return,
