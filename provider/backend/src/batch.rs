@@ -8,9 +8,11 @@ use std::mem;
 use std::os::fd::RawFd;
 
 use starverbs_core::Gid;
+use starverbs_core::wire::Crc;
 
 use crate::program::ProgramBytes;
 use crate::sockopt::errno;
+use crate::sum;
 use crate::zeroed::Zeroed;
 use crate::{BackendError, HostAddr};
 use outer::{CONTROL, Name, write_controls, write_name};
@@ -80,7 +82,7 @@ struct Control([u8; CONTROL]);
 /// Frames that wait.
 pub(crate) struct Batch {
     arena: Zeroed,
-    /// What of the program's memory is looked at before the kernel reads it
+    /// Copies of what of the program's memory is summed before the kernel reads it
     seen: Box<[u8; SEEN]>,
     used: usize,
     iovs: Vec<libc::iovec>,
@@ -211,15 +213,17 @@ impl Batch {
         self.arena.bytes(from..to)
     }
 
-    /// Refers to the program's bytes behind what the frame has so far. `see` gets what they are now, in
-    /// pieces.
+    /// Refers to the program's bytes behind what the frame has so far. `crc` goes on over what they are now.
     #[inline]
-    pub(crate) fn gather(&mut self, bytes: ProgramBytes, mut see: impl FnMut(&[u8])) {
+    pub(crate) fn gather(&mut self, bytes: ProgramBytes, crc: &mut Crc) {
         self.append(bytes.as_ptr().cast_mut(), bytes.len());
+        if sum::update(crc, bytes) {
+            return;
+        }
         for from in (0..bytes.len()).step_by(SEEN) {
             let seen = &mut self.seen[..SEEN.min(bytes.len() - from)];
             bytes.copy_to(from, seen);
-            see(seen);
+            crc.update(seen);
         }
     }
 

@@ -45,6 +45,7 @@ mod socket;
 mod sockopt;
 pub mod star;
 mod steer;
+mod sum;
 mod tx;
 mod udp_rx;
 mod watch;

@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use starverbs_core::wire::icrc::IcrcHeader;
+use starverbs_core::wire::{Crc, IcrcHeader};
 use starverbs_core::{Av, Counters, FrameMeta, Nanos};
 use starverbs_settings::Settings;
 
@@ -77,8 +77,6 @@ pub struct Route {
 
 /// What a port's datagrams are: how they are checked, and which sockets they leave from.
 pub trait Framing {
-    /// The CRC so far
-    type Crc;
     /// Whether the CRC covers the IPv4 identification
     const COVERS_IP_ID: bool;
     /// Whether the sockets are bound to no address: each message carries the source's
@@ -96,13 +94,7 @@ pub trait Framing {
 
     /// Begins the CRC of a datagram of `size` bytes, itself included. `first` are the datagram's first bytes,
     /// the whole header at least: a checksum in the header is filled in.
-    fn begin(&mut self, path: &IcrcHeader, size: usize, first: &mut [u8]) -> Self::Crc;
-
-    /// Over more bytes.
-    fn update(crc: &mut Self::Crc, bytes: &[u8]);
-
-    /// The bytes on the wire.
-    fn finish(crc: Self::Crc) -> [u8; CRC];
+    fn begin(&mut self, path: &IcrcHeader, size: usize, first: &mut [u8]) -> Crc;
 }
 
 /// The sending half of a port. Dropping it sends what the fault held back.
@@ -273,7 +265,7 @@ impl<F: Framing, C: Deref<Target = Counters>> Tx<F, C> {
         if !rest.is_empty() {
             rest.fill(0);
         }
-        crc.copy_from_slice(&F::finish(self.framing.begin(path, size, body)));
+        crc.copy_from_slice(&self.framing.begin(path, size, body).finish());
         if let Some(draw) = corrupt {
             flip(room, draw);
         }
@@ -284,19 +276,19 @@ impl<F: Framing, C: Deref<Target = Counters>> Tx<F, C> {
     fn gather(&mut self, path: &IcrcHeader, datagram: &Datagram<'_>, size: usize) {
         let mut crc = self.framing.begin(path, size, self.batch.copy(datagram.head));
         if !datagram.data.is_empty() {
-            F::update(&mut crc, self.batch.copy(datagram.data));
+            crc.update(self.batch.copy(datagram.data));
         }
         for bytes in datagram.payload.iter() {
             if bytes.len() < COPY_BELOW {
-                F::update(&mut crc, self.batch.copy_program(bytes));
+                crc.update(self.batch.copy_program(bytes));
             } else {
-                self.batch.gather(bytes, |seen| F::update(&mut crc, seen));
+                self.batch.gather(bytes, &mut crc);
             }
         }
         if datagram.pad > 0 {
-            F::update(&mut crc, self.batch.copy(&[0; 3][..usize::from(datagram.pad)]));
+            crc.update(self.batch.copy(&[0; 3][..usize::from(datagram.pad)]));
         }
-        self.batch.copy(&F::finish(crc));
+        self.batch.copy(&crc.finish());
     }
 
     #[cold]
@@ -409,7 +401,7 @@ impl<F: Framing, C: Deref<Target = Counters>> Tx<F, C> {
             if F::COVERS_IP_ID
                 && let Some((body, crc)) = frame.split_last_chunk_mut::<CRC>()
             {
-                *crc = F::finish(self.framing.begin(&path, len, body));
+                *crc = self.framing.begin(&path, len, body).finish();
             }
             self.counters.tx_syscalls.inc();
             if self.batch.send_one(fd, at, from, frame).is_err() {

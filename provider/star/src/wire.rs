@@ -20,7 +20,8 @@ use thiserror::Error;
 
 mod checksum;
 
-pub use checksum::{Crc, Way, Ways, fill_checksum};
+pub use checksum::{Way, Ways, fill_checksum};
+pub use starverbs_core::wire::Crc;
 
 /// UDP port of a card's stateless half, if it is free; else the host chooses one.
 pub const PORT_STATELESS: u16 = 4793;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use starverbs_core::Gid;
-use starverbs_core::wire::{Icrc, IcrcHeader, Packet};
+use starverbs_core::wire::{IcrcHeader, Packet, icrc};
 
 const ETHERNET: usize = 14;
 const UDP: usize = 8;
@@ -62,7 +62,7 @@ fn every_frame_of_both_cards_is_read_and_its_icrc_is_ours() {
             let (header, payload) = open(packet);
             let (frame, icrc) = payload.split_at(payload.len() - ICRC);
             let parsed = Packet::parse(frame).unwrap_or_else(|e| panic!("{}, {number}: {e}", file.display()));
-            let ours = Icrc::of_frame(&header, frame).expect("long enough");
+            let ours = icrc::of_frame(&header, frame).expect("long enough");
             assert_eq!(ours, icrc, "{}, frame {number}", file.display());
             seen.insert((header.src, parsed.bth().opcode()));
         }

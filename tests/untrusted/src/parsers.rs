@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use starverbs_board::Replay;
 use starverbs_core::wire::tags::Tagged;
-use starverbs_core::wire::{Icrc, IcrcHeader, Packet, bytes_after_ip_id, explained_by_ip_id};
+use starverbs_core::wire::{IcrcHeader, Packet, bytes_after_ip_id, explained_by_ip_id, icrc};
 use starverbs_settings::{FaultSpec, KEYS, Settings};
 use starverbs_verbs::stat::Snapshot;
 
@@ -32,7 +32,7 @@ pub fn frame(frame: &[u8]) {
     let _ = Tagged::parse(packet.payload());
     assert!(packet.payload().len() + usize::from(packet.op().header_len) <= frame.len());
     let header = IcrcHeader::default();
-    if let Some(crc) = Icrc::of_frame(&header, frame) {
+    if let Some(crc) = icrc::of_frame(&header, frame) {
         let error = u32::from_le_bytes(crc) ^ 0x1234_5678;
         let _ = explained_by_ip_id(error, bytes_after_ip_id(frame.len()));
     }

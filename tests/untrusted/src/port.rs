@@ -8,7 +8,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::rc::Rc;
 
 use starverbs_backend::{Rx, host, open, socket_name};
-use starverbs_core::wire::{Icrc, IcrcHeader};
+use starverbs_core::wire::{IcrcHeader, icrc};
 use starverbs_core::{Counters, Gid, QPN_BLOCK_SHIFT, QPN_GSI};
 use starverbs_settings::Settings;
 
@@ -137,7 +137,7 @@ impl Port {
 /// Puts a frame's last four bytes right.
 fn seal(frame: &mut [u8], src: Gid, dst: Gid, sport: u16, dport: u16) {
     let Some((body, icrc)) = frame.split_last_chunk_mut::<4>() else { return };
-    if let Some(right) = Icrc::of_frame(&IcrcHeader { src, dst, sport, dport, ip_id: 0 }, body) {
+    if let Some(right) = icrc::of_frame(&IcrcHeader { src, dst, sport, dport, ip_id: 0 }, body) {
         *icrc = right;
     }
 }

@@ -12,7 +12,7 @@ use super::{Half, WHAT};
 use crate::error::os;
 use crate::pcap::Capture;
 use crate::program::Payload;
-use crate::tx::{CRC, Datagram, Framing, Route, Sender, Tx};
+use crate::tx::{Datagram, Framing, Route, Sender, Tx};
 use crate::{BackendError, HostAddr};
 
 /// The sending half of both ports.
@@ -23,7 +23,6 @@ pub type StarTx<C> = Tx<Star, C>;
 pub struct Star(Ways);
 
 impl Framing for Star {
-    type Crc = Crc;
     const COVERS_IP_ID: bool = false;
     const ANYWHERE: bool = true;
 
@@ -49,16 +48,6 @@ impl Framing for Star {
         let mut crc = Crc::new();
         crc.update(first);
         crc
-    }
-
-    #[inline]
-    fn update(crc: &mut Crc, bytes: &[u8]) {
-        crc.update(bytes);
-    }
-
-    #[inline]
-    fn finish(crc: Crc) -> [u8; CRC] {
-        crc.finish()
     }
 }
 

@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use nix::sys::socket::sockopt::UdpGsoSegment;
 use nix::sys::socket::{AddressFamily, getsockopt};
-use starverbs_core::wire::icrc::{Icrc, IcrcHeader};
 use starverbs_core::wire::opcode::BTH_LEN;
+use starverbs_core::wire::{Crc, IcrcHeader, icrc};
 use starverbs_core::{Av, Counters, Gid, QPN_BLOCK_SHIFT};
 use starverbs_settings::Settings;
 
 use super::host_frames::HostFrames;
-use super::{CRC, Datagram, Framing, Route, Sender, Tx};
+use super::{Datagram, Framing, Route, Sender, Tx};
 use crate::batch::HOPS;
 use crate::error::os_error;
 use crate::owners::Owners;
@@ -38,7 +38,6 @@ pub struct Roce {
 }
 
 impl Framing for Roce {
-    type Crc = Icrc;
     const COVERS_IP_ID: bool = true;
     const ANYWHERE: bool = false;
 
@@ -59,22 +58,12 @@ impl Framing for Roce {
 
     /* always: the CRC comes back in registers */
     #[inline(always)]
-    fn begin(&mut self, path: &IcrcHeader, size: usize, first: &mut [u8]) -> Icrc {
+    fn begin(&mut self, path: &IcrcHeader, size: usize, first: &mut [u8]) -> Crc {
         /* `route` took none that is shorter */
         let (bth, rest) = first.split_first_chunk().unwrap_or((&[0; BTH_LEN], &[]));
-        let mut crc = Icrc::begin(path, size as u16, bth);
+        let mut crc = icrc::begin(path, size as u16, bth);
         crc.update(rest);
         crc
-    }
-
-    #[inline]
-    fn update(crc: &mut Icrc, bytes: &[u8]) {
-        crc.update(bytes);
-    }
-
-    #[inline]
-    fn finish(crc: Icrc) -> [u8; CRC] {
-        crc.finish()
     }
 }
 
@@ -180,6 +169,7 @@ mod tests {
     use starverbs_core::Seg;
 
     use super::*;
+    use crate::tx::CRC;
 
     /// Another host's blocks may have the same numbers.
     #[test]
@@ -235,7 +225,7 @@ mod tests {
             let got = peer.recv(&mut frame).expect("a frame");
             assert_eq!(got, BTH_LEN + len + CRC);
             let (body, icrc) = frame[..got].split_at(got - CRC);
-            assert_eq!(Icrc::of_frame(&outer, body).as_ref().map(|i| &i[..]), Some(icrc));
+            assert_eq!(icrc::of_frame(&outer, body).as_ref().map(|i| &i[..]), Some(icrc));
             assert_eq!(body[BTH_LEN..], data[..len]);
         }
     }

@@ -4,7 +4,7 @@
 
 use std::ops::Deref;
 
-use starverbs_core::wire::icrc::{Icrc, IcrcHeader, bytes_after_ip_id, ip_id_difference};
+use starverbs_core::wire::icrc::{self, IcrcHeader, bytes_after_ip_id, ip_id_difference};
 use starverbs_core::{Counters, FrameMeta, QPN_BLOCK_SHIFT, QPN_GSI, Qpn};
 
 use super::mads::SPECIAL_BLOCK;
@@ -159,7 +159,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             dport: self.settings.port,
             ip_id: cursor.index,
         };
-        let Some(computed) = Icrc::of_frame(&outer, body) else { return false };
+        let Some(computed) = icrc::of_frame(&outer, body) else { return false };
         let error = u32::from_le_bytes(computed) ^ u32::from_le_bytes(*icrc);
         if error != 0 {
             let v4 = cursor.meta.dst.ipv4().is_some();

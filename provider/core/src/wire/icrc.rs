@@ -8,8 +8,7 @@
 //! It covers the IPv4 identification, which a UDP socket neither sets nor shows; see
 //! [`explained_by_ip_id`].
 
-use crc32fast::Hasher;
-
+use super::crc::Crc;
 use super::opcode::BTH_LEN;
 use crate::types::Gid;
 
@@ -36,45 +35,27 @@ pub struct IcrcHeader {
     pub ip_id: u16,
 }
 
-/// The CRC so far.
-#[derive(Clone, Debug)]
-pub struct Icrc(Hasher);
-
-impl Icrc {
-    /// Over the outer headers (don't-fragment set, no options) and the BTH. `udp_payload_len` is from
-    /// the BTH to behind the ICRC.
-    #[inline]
-    pub fn begin(hdr: &IcrcHeader, udp_payload_len: u16, bth: &[u8; BTH_LEN]) -> Self {
-        let mut hasher = Hasher::new_with_initial(SEED);
-        match (hdr.src.ipv4(), hdr.dst.ipv4()) {
-            (Some(src), Some(dst)) => hasher.update(&prefix_v4(hdr, src, dst, udp_payload_len, bth)),
-            _ => hasher.update(&prefix_v6(hdr, udp_payload_len, bth)),
-        }
-        Icrc(hasher)
+/// Over the outer headers (don't-fragment set, no options) and the BTH. `udp_payload_len` is from
+/// the BTH to behind the ICRC. What stands behind the BTH follows.
+#[inline]
+pub fn begin(hdr: &IcrcHeader, udp_payload_len: u16, bth: &[u8; BTH_LEN]) -> Crc {
+    let mut crc = Crc::after(SEED);
+    match (hdr.src.ipv4(), hdr.dst.ipv4()) {
+        (Some(src), Some(dst)) => crc.update(&prefix_v4(hdr, src, dst, udp_payload_len, bth)),
+        _ => crc.update(&prefix_v6(hdr, udp_payload_len, bth)),
     }
+    crc
+}
 
-    /// Over more bytes behind the BTH.
-    #[inline]
-    pub fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    /// The four bytes on the wire.
-    #[inline]
-    pub fn finish(self) -> [u8; 4] {
-        self.0.finalize().to_le_bytes()
-    }
-
-    /// The whole of a frame that lies in one piece, BTH to padding. `None` if it is shorter than a BTH
-    /// or longer than UDP carries.
-    #[inline]
-    pub fn of_frame(hdr: &IcrcHeader, frame: &[u8]) -> Option<[u8; 4]> {
-        let (bth, rest) = frame.split_first_chunk::<BTH_LEN>()?;
-        let len = u16::try_from(frame.len() + 4).ok()?;
-        let mut crc = Icrc::begin(hdr, len, bth);
-        crc.update(rest);
-        Some(crc.finish())
-    }
+/// The ICRC of a whole frame that lies in one piece, BTH to padding. `None` if it is shorter than a BTH
+/// or longer than UDP carries.
+#[inline]
+pub fn of_frame(hdr: &IcrcHeader, frame: &[u8]) -> Option<[u8; 4]> {
+    let (bth, rest) = frame.split_first_chunk::<BTH_LEN>()?;
+    let len = u16::try_from(frame.len() + 4).ok()?;
+    let mut crc = begin(hdr, len, bth);
+    crc.update(rest);
+    Some(crc.finish())
 }
 
 #[inline]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrStorage};
 use starverbs_core::wire::builder::HeaderBuf;
 use starverbs_core::wire::headers::PKEY_DEFAULT;
-use starverbs_core::wire::icrc::{Icrc, IcrcHeader, bytes_after_ip_id, explained_by_ip_id};
+use starverbs_core::wire::icrc::{self, IcrcHeader, bytes_after_ip_id, explained_by_ip_id};
 use starverbs_core::wire::opcode::code;
 use starverbs_core::wire::packet::Packet;
 use starverbs_core::{AvId, Gid, Psn};
@@ -81,7 +81,7 @@ impl Peer {
             dport: self.port,
             ip_id: 0,
         };
-        let wanted = Icrc::of_frame(&outer, &frame).unwrap_or_default();
+        let wanted = icrc::of_frame(&outer, &frame).unwrap_or_default();
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0u32, |all, byte| all << 8 | u32::from(*byte));
         /* a socket does not show the identification of IPv4, which the ICRC covers */
         let error = word(&sum) ^ word(&wanted);
@@ -101,7 +101,7 @@ impl Peer {
         let socket = UdpSocket::bind(SocketAddr::new(address_of(own), 0))?;
         let (sport, dport) = (socket.local_addr()?.port(), self.port);
         let outer = IcrcHeader { src: own, dst: gid_of(to), sport, dport, ip_id: 0 };
-        let sum = Icrc::of_frame(&outer, &frame).unwrap_or_default();
+        let sum = icrc::of_frame(&outer, &frame).unwrap_or_default();
         socket.send_to(&[&frame[..], &sum].concat(), SocketAddr::new(to, dport))?;
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use starverbs_core::wire::{Icrc, IcrcHeader};
+use starverbs_core::wire::{IcrcHeader, icrc};
 use starverbs_core::{Av, FrameMeta, Nanos};
 
 use super::{Faults, Flight, Net};
@@ -122,10 +122,10 @@ impl Net {
             return self.corrupt_star(path, bytes);
         }
         let hdr = IcrcHeader { src: to.sgid, dst: to.dgid, sport: 0xc000, dport: 4791, ip_id: 0 };
-        let before = Icrc::of_frame(&hdr, bytes);
+        let before = icrc::of_frame(&hdr, bytes);
         let bit = self.rng.below(bytes.len() as u64 * 8) as usize;
         bytes[bit / 8] ^= 1 << (bit % 8);
-        Icrc::of_frame(&hdr, bytes) != before
+        icrc::of_frame(&hdr, bytes) != before
     }
 }
 

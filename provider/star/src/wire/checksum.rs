@@ -1,10 +1,9 @@
 //! Checksums of StaR packets: CRC-16 of the header, CRC-32 at the end.
 
-use crc32fast::Hasher;
 use starverbs_core::Gid;
 use starverbs_core::wire::IcrcHeader;
 
-use super::{CHECKSUM_AT, CRC_LEN, HEADER_LEN};
+use super::{CHECKSUM_AT, HEADER_LEN};
 
 /// Two ports that packets travel between, and what these come to in the checksums of headers: the same for
 /// all of them.
@@ -106,26 +105,4 @@ static CRC16: [[u16; 256]; 8] = {
 /// Puts the checksum into a header that leaves on `path`, as [`Way::fill_checksum`].
 pub fn fill_checksum(path: &IcrcHeader, head: &mut [u8]) {
     Way::new(path).fill_checksum(head);
-}
-
-/// The CRC-32 at a packet's end, over all before it.
-#[derive(Clone, Debug, Default)]
-pub struct Crc(Hasher);
-
-impl Crc {
-    /// Over no bytes.
-    #[inline]
-    pub fn new() -> Self {
-        Crc(Hasher::new())
-    }
-    /// Over more bytes; the header with its checksum filled in.
-    #[inline]
-    pub fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-    /// The four bytes on the wire.
-    #[inline]
-    pub fn finish(self) -> [u8; CRC_LEN] {
-        self.0.finalize().to_le_bytes()
-    }
 }

@@ -5,7 +5,7 @@ use std::net::UdpSocket;
 
 use crate::common::*;
 use starverbs_core::wire::headers::{CREDITS_NONE, Syndrome};
-use starverbs_core::wire::{HeaderBuf, Icrc, IcrcHeader, PKEY_DEFAULT, code};
+use starverbs_core::wire::{HeaderBuf, IcrcHeader, PKEY_DEFAULT, code, icrc};
 use starverbs_core::{Gid, Psn, QPN_BLOCK_SHIFT, QpType, Qpn, SendOp, WcStatus};
 use starverbs_verbs::SendWr;
 
@@ -28,7 +28,7 @@ impl UntrustedPeer {
         let sport = self.sockets[from].local_addr().unwrap().port();
         let gid = |last| Gid::from_ipv4([127, 0, 0, last]);
         let header = IcrcHeader { src: gid(from as u8 + 1), dst: gid(1), sport, dport: self.port, ip_id: 0 };
-        let icrc = Icrc::of_frame(&header, frame).map_or(0, u32::from_le_bytes) ^ wrong;
+        let icrc = icrc::of_frame(&header, frame).map_or(0, u32::from_le_bytes) ^ wrong;
         let bytes = [frame, &icrc.to_le_bytes()].concat();
         self.sockets[from].send_to(&bytes, ("127.0.0.1", self.port)).unwrap();
     }
