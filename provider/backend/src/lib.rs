@@ -25,6 +25,7 @@ mod descriptor;
 mod epoll;
 mod error;
 mod fault;
+pub mod give_way;
 mod handover;
 pub mod host;
 mod inbox;

@@ -39,6 +39,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::{TimeSpec, TimeValLike};
 use nix::time::{ClockId, clock_gettime};
+use starverbs_backend::give_way::GiveWay;
 use starverbs_backend::{BackendError, context_cache, host};
 use starverbs_core::mr::Plain;
 use starverbs_core::{AsyncEvent, Mtu, Nanos, Nic, NicConfig, NicError};
@@ -114,6 +115,7 @@ pub struct Board {
     more: bool,
     turns: u32,
     idle: u32,
+    give_way: GiveWay,
 }
 
 /// Paths of so many sockets: `path`, `path.1`, `path.2` and so on.
@@ -206,7 +208,16 @@ impl Board {
         let mads = Mads::new(guid, seed[0]);
         let card = Card { nic, env, rx, mads, addrs, guid, now, tap };
         let first_block = header.blocks.first().copied().unwrap_or(0);
-        Ok(Board { card, functions, first_block, servers: Vec::new(), more: true, turns: 0, idle: 0 })
+        Ok(Board {
+            card,
+            functions,
+            first_block,
+            servers: Vec::new(),
+            more: true,
+            turns: 0,
+            idle: 0,
+            give_way: GiveWay::default(),
+        })
     }
 
     /// Its first block of QPNs, by which other processes of the host find it.
@@ -229,8 +240,9 @@ impl Board {
             self.idle = if worked { 0 } else { self.idle.saturating_add(1) };
             if self.idle > SPINS {
                 self.nap();
-            } else if self.idle > SELFISH {
-                std::thread::yield_now();
+            } else if self.idle > SELFISH && !self.give_way.yields() {
+                self.idle = SPINS;
+                self.nap();
             }
         }
         self.card.tap.finish()

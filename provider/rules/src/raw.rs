@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use memmap2::MmapRaw;
+use starverbs_backend::give_way::GiveWay;
 use starverbs_queues::Cqe;
 use starverbs_queues::board::*;
 use starverbs_queues::format::CqeWords;
@@ -319,10 +320,10 @@ impl Raw {
 
     /// The status of the command at `at`, once it is done; [`PENDING`], if that takes too long.
     pub fn status(&self, at: usize) -> u32 {
-        let begun = Instant::now();
+        let (begun, give_way) = (Instant::now(), GiveWay::default());
         loop {
             match self.word(at + offset_of!(CommandHead, status)).load(Ordering::Acquire) {
-                PENDING if begun.elapsed() < self.patience => std::thread::yield_now(),
+                PENDING if begun.elapsed() < self.patience => give_way.pause(),
                 done => return done,
             }
         }
@@ -382,7 +383,7 @@ impl Raw {
     /// # Errors
     /// There is nothing in time; what `look` says.
     pub fn wait<T>(&mut self, what: &str, mut look: impl FnMut(&mut Raw) -> Tested<Option<T>>) -> Tested<T> {
-        let begun = Instant::now();
+        let (begun, give_way) = (Instant::now(), GiveWay::default());
         loop {
             if let Some(found) = look(self)? {
                 return Ok(found);
@@ -390,7 +391,7 @@ impl Raw {
             if begun.elapsed() > self.patience {
                 return Err(Fault::failed(what, format_args!("nothing in {:?}", self.patience)));
             }
-            std::thread::yield_now();
+            give_way.pause();
         }
     }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use starverbs_backend::give_way::GiveWay;
 use starverbs_core::{Cqe, SendOp, SendWqe};
 use starverbs_queues::board::{CreateQp, NumberReply};
 use starverbs_rules::Limits;
@@ -150,10 +151,10 @@ impl Raw {
 
     /// Looks until something is so.
     pub(super) fn until(&mut self, what: &str, mut is: impl FnMut(&mut Raw) -> bool) {
-        let begun = Instant::now();
+        let (begun, give_way) = (Instant::now(), GiveWay::default());
         while !is(self) {
             assert!(begun.elapsed() < PATIENCE, "never: {what}");
-            std::thread::yield_now();
+            give_way.pause();
         }
     }
 

@@ -259,7 +259,7 @@ impl Board {
                 self.look_for_its_end();
                 self.flush_all();
             }
-            std::thread::yield_now();
+            self.activity.give_way();
         }
         found
     }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use memmap2::{MmapOptions, MmapRaw};
+use starverbs_backend::give_way::GiveWay;
 use starverbs_core::NicError;
 use starverbs_queues::board::{
     BAR_CONTROL, BAR_DOORBELLS, BODY_BYTES, CAP_VERBS, CELL_BYTES, COMMAND_BYTES, CTRL_ENABLE, CommandHead,
@@ -277,11 +278,11 @@ fn enable(client: &SharedClient, commands: u64, events: u64) -> Result<()> {
 
 /// Waits until a command is done.
 fn wait(status: &AtomicU32) -> Result<()> {
-    let begun = Instant::now();
+    let (begun, give_way) = (Instant::now(), GiveWay::default());
     loop {
         match status.load(Ordering::Acquire) {
             PENDING if begun.elapsed() > PATIENCE => return Err(VerbsError::Os(libc::ETIMEDOUT)),
-            PENDING => std::thread::yield_now(),
+            PENDING => give_way.pause(),
             _ => return Ok(()),
         }
     }

@@ -1,0 +1,47 @@
+//! Who waits for another thread or process lets it have the CPU.
+//!
+//! A yield does that well where the others are soon done. One that computes takes its whole slice, and a yield
+//! beside four of them lasts five milliseconds, while a thread that slept a moment is run next when it wakes.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// A yield that lasts longer was beside threads that compute.
+const LONG: Duration = Duration::from_millis(1);
+/// After it, so many times it is better to sleep.
+const SLEEPS: u32 = 256;
+/// How long.
+const SLEEP: Duration = Duration::from_micros(20);
+
+/// Whether one yields or sleeps. Threads may share it.
+#[derive(Default, Debug)]
+pub struct GiveWay {
+    sleeps: AtomicU32,
+}
+
+impl GiveWay {
+    /// Yields; or says `false`, and it is better to sleep.
+    #[inline]
+    pub fn yields(&self) -> bool {
+        /* plain loads and stores: exact enough for a guess */
+        let sleeps = self.sleeps.load(Ordering::Relaxed);
+        if let Some(fewer) = sleeps.checked_sub(1) {
+            self.sleeps.store(fewer, Ordering::Relaxed);
+            return false;
+        }
+        let begun = Instant::now();
+        std::thread::yield_now();
+        if begun.elapsed() > LONG {
+            self.sleeps.store(SLEEPS, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Yields or sleeps.
+    #[inline]
+    pub fn pause(&self) {
+        if !self.yields() {
+            std::thread::sleep(SLEEP);
+        }
+    }
+}
