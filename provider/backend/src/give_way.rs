@@ -45,3 +45,14 @@ impl GiveWay {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_yields_again_behind_its_sleeps() {
+        let give_way = GiveWay { sleeps: AtomicU32::new(2) };
+        assert_eq!([(); 3].map(|()| give_way.yields()), [false, false, true]);
+    }
+}
