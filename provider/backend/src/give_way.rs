@@ -1,7 +1,7 @@
 //! Who waits for another thread or process lets it have the CPU.
 //!
-//! A yield does that well where the others are soon done. One that computes takes its whole slice, and a yield
-//! beside four of them lasts five milliseconds, while a thread that slept a moment is run next when it wakes.
+//! A yield does that well where the others are soon done. One that computes takes its whole slice, and a
+//! yield beside four of them lasts five milliseconds, while a thread that slept is next when it wakes.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};

@@ -2,8 +2,8 @@
 //!
 //! [`opcode`] is the table of op-codes that both [`Packet::parse`] and [`HeaderBuf`] work from;
 //! [`headers`] are the headers as they lie in memory, [`tags`] those that some messages begin with; [`icrc`]
-//! is the check over all of it, a [`crc`]. Everything here is pure: bytes in, numbers out. It must not know queue pairs
-//! or protocol state.
+//! is the check over all of it, a [`crc`]. Everything here is pure: bytes in, numbers out. It must not know
+//! queue pairs or protocol state.
 
 pub mod builder;
 pub mod crc;
