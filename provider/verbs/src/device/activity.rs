@@ -3,7 +3,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use starverbs_backend::give_way::GiveWay;
 use starverbs_core::Nanos;
 
 use crate::clock;
@@ -29,8 +28,6 @@ pub(crate) struct Activity {
     misses: AtomicU32,
     /// Completion queues that the program waits for an event of
     awaited: AtomicU32,
-    /// How idle polls give the CPU away
-    give_way: GiveWay,
 }
 
 impl Activity {
@@ -82,14 +79,8 @@ impl Activity {
     /// Yields the CPU, and records whether another thread has called meanwhile.
     pub(crate) fn yield_now(&self) {
         let calls = self.calls();
-        self.give_way();
+        std::thread::yield_now();
         self.nobody_called.store(self.calls() == calls, Ordering::Relaxed);
-    }
-
-    /// Lets others have the CPU.
-    #[inline]
-    pub(crate) fn give_way(&self) {
-        self.give_way.pause();
     }
 
     /// Nobody called during the last yield.
@@ -102,7 +93,7 @@ impl Activity {
     pub(crate) fn missed(&self) {
         let misses = self.misses.load(Ordering::Relaxed).wrapping_add(1);
         self.misses.store(misses, Ordering::Relaxed);
-        if misses.is_multiple_of(256) { self.give_way() } else { std::hint::spin_loop() }
+        if misses.is_multiple_of(256) { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 
     /// The program asked a completion queue for an event.
