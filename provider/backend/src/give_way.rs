@@ -3,7 +3,6 @@
 //! A yield does that well where the others are soon done. One that computes takes its whole slice, and a
 //! yield beside four of them lasts five milliseconds, while a thread that slept is next when it wakes.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// A yield that lasts longer was beside threads that compute.
@@ -13,33 +12,31 @@ const SLEEPS: u32 = 256;
 /// How long.
 const SLEEP: Duration = Duration::from_micros(20);
 
-/// Whether one yields or sleeps. Threads may share it.
+/// Whether one yields or sleeps.
 #[derive(Default, Debug)]
 pub struct GiveWay {
-    sleeps: AtomicU32,
+    sleeps: u32,
 }
 
 impl GiveWay {
     /// Yields; or says `false`, and it is better to sleep.
     #[inline]
-    pub fn yields(&self) -> bool {
-        /* plain loads and stores: exact enough for a guess */
-        let sleeps = self.sleeps.load(Ordering::Relaxed);
-        if let Some(fewer) = sleeps.checked_sub(1) {
-            self.sleeps.store(fewer, Ordering::Relaxed);
+    pub fn yields(&mut self) -> bool {
+        if let Some(fewer) = self.sleeps.checked_sub(1) {
+            self.sleeps = fewer;
             return false;
         }
         let begun = Instant::now();
         std::thread::yield_now();
         if begun.elapsed() > LONG {
-            self.sleeps.store(SLEEPS, Ordering::Relaxed);
+            self.sleeps = SLEEPS;
         }
         true
     }
 
     /// Yields or sleeps.
     #[inline]
-    pub fn pause(&self) {
+    pub fn pause(&mut self) {
         if !self.yields() {
             std::thread::sleep(SLEEP);
         }
@@ -52,7 +49,7 @@ mod tests {
 
     #[test]
     fn it_yields_again_behind_its_sleeps() {
-        let give_way = GiveWay { sleeps: AtomicU32::new(2) };
+        let mut give_way = GiveWay { sleeps: 2 };
         assert_eq!([(); 3].map(|()| give_way.yields()), [false, false, true]);
     }
 }

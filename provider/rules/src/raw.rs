@@ -320,7 +320,7 @@ impl Raw {
 
     /// The status of the command at `at`, once it is done; [`PENDING`], if that takes too long.
     pub fn status(&self, at: usize) -> u32 {
-        let (begun, give_way) = (Instant::now(), GiveWay::default());
+        let (begun, mut give_way) = (Instant::now(), GiveWay::default());
         loop {
             match self.word(at + offset_of!(CommandHead, status)).load(Ordering::Acquire) {
                 PENDING if begun.elapsed() < self.patience => give_way.pause(),
@@ -383,7 +383,7 @@ impl Raw {
     /// # Errors
     /// There is nothing in time; what `look` says.
     pub fn wait<T>(&mut self, what: &str, mut look: impl FnMut(&mut Raw) -> Tested<Option<T>>) -> Tested<T> {
-        let (begun, give_way) = (Instant::now(), GiveWay::default());
+        let (begun, mut give_way) = (Instant::now(), GiveWay::default());
         loop {
             if let Some(found) = look(self)? {
                 return Ok(found);

@@ -151,7 +151,7 @@ impl Raw {
 
     /// Looks until something is so.
     pub(super) fn until(&mut self, what: &str, mut is: impl FnMut(&mut Raw) -> bool) {
-        let (begun, give_way) = (Instant::now(), GiveWay::default());
+        let (begun, mut give_way) = (Instant::now(), GiveWay::default());
         while !is(self) {
             assert!(begun.elapsed() < PATIENCE, "never: {what}");
             give_way.pause();

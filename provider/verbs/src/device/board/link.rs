@@ -278,7 +278,7 @@ fn enable(client: &SharedClient, commands: u64, events: u64) -> Result<()> {
 
 /// Waits until a command is done.
 fn wait(status: &AtomicU32) -> Result<()> {
-    let (begun, give_way) = (Instant::now(), GiveWay::default());
+    let (begun, mut give_way) = (Instant::now(), GiveWay::default());
     loop {
         match status.load(Ordering::Acquire) {
             PENDING if begun.elapsed() > PATIENCE => return Err(VerbsError::Os(libc::ETIMEDOUT)),
