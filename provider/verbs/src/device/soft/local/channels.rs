@@ -17,6 +17,8 @@ use crate::share::{Gate, Gates, PeerMemory};
 
 /// WQEs under way in a channel, behind which doorbells wait for others.
 const CROWD: u32 = 16;
+/// Control records for which a channel keeps memory.
+const FEW_RECORDS: usize = 16;
 
 /// A channel in which this card asks.
 pub(super) struct Asker {
@@ -484,6 +486,10 @@ impl Asker {
                 Ok(None) | Err(Broken) => return,
             }
             self.control.pop_front();
+        }
+        // A peer that slept for long had many wait.
+        if self.control.capacity() > FEW_RECORDS {
+            self.control = VecDeque::new();
         }
     }
 
