@@ -19,7 +19,7 @@ FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuz
 # Parts of `make nightly`; those that this Makefile does not have are left out.
 NIGHTLY ?= apps interop board-guest conformance miri soak stress faults fuzz figures install-test aarch64
 
-.PHONY: help build library unit-tests demo demo-board test apps nightly bench bench-loss bench-qpc bench-star bench-strom bench-neighbours bench-local instructions conformance pyverbs figures interop board-guest stress soak faults kills install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
+.PHONY: help build library unit-tests demo demo-board test apps nightly bench bench-loss bench-qpc bench-star bench-strom bench-neighbours bench-local compare instructions conformance pyverbs figures interop board-guest stress soak faults kills install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -39,6 +39,7 @@ help:
 	@echo 'make bench-strom  of that, GET, traversal and consistent read by RPC and by READs; writes docs/bench-strom.*'
 	@echo 'make bench-neighbours  of that, a queue pair beside others whose peer is gone; writes docs/bench-neighbours.*'
 	@echo 'make bench-local      of that, two processes of one host over shared memory, beside UCX and libfabric; writes docs/bench-local.*'
+	@echo 'make compare      perftest on the library here and on that of the commit BASE, in pairs; writes docs/compare.md'
 	@echo 'make figures      the papers'"'"' figures, simulated; writes docs/figures'
 	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
 	@echo 'make stress       threads, signals, growth, leaks and races, SECONDS of each soak (300); see docs/stress.md'
@@ -151,6 +152,12 @@ bench-local:
 	@tools/scripts/packages.sh bench
 	@$(MAKE) --no-print-directory build
 	cargo run --release --quiet --package starverbs-bench -- --local --out docs/bench-local
+
+# Against an earlier commit: whether something got slower.
+compare:
+	@tools/scripts/packages.sh bench
+	@$(MAKE) --no-print-directory build
+	tools/scripts/compare.sh docs/compare.md $(or $(BASE),$(error BASE: which commit is the library compared with?))
 
 bench-neighbours:
 	@tools/scripts/packages.sh bench

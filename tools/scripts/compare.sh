@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Compares the library here with that of another commit: perftest in pairs, one run on each after the other, as
+# a machine whose speed changes between two minutes changes it for both of a pair. Writes PAGE.
+# usage: compare.sh [--pairs N] [--link udp|local] [--case PATTERN] PAGE COMMIT, after `make build`
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+pairs=9 link=udp pattern=.
+while [[ ${1:-} == --* ]]; do
+    case $1 in
+    --pairs) pairs=$2 ;;
+    --link) link=$2 ;;
+    --case) pattern=$2 ;;
+    *) echo "unknown option $1" >&2; exit 2 ;;
+    esac
+    shift 2
+done
+page=${1:?usage: compare.sh [OPTIONS] PAGE COMMIT} commit=$(git rev-parse --short=8 "${2:?which commit?}")
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+base=$target/compare/$commit
+tmp=$(mktemp -d)
+server=
+trap '[[ -z $server ]] || kill "$server" 2>/dev/null; rm -rf "$tmp"' EXIT
+
+# name|what is read of perftest's last line: its column, what that is divided by, unit|command
+cases=$(grep -E "$pattern" <<'END'
+WRITE, 1 MiB|4 953.674 GB/s|ib_write_bw -s 1048576 -n 8000 --noPeak
+SEND, 1 MiB|4 953.674 GB/s|ib_send_bw -s 1048576 -n 8000 --noPeak
+READ, 1 MiB|4 953.674 GB/s|ib_read_bw -s 1048576 -n 8000 --noPeak
+WRITE, 64 KiB|4 953.674 GB/s|ib_write_bw -s 65536 -n 40000 --noPeak
+WRITE, 8 B|5 1 M/s|ib_write_bw -s 8 -n 2000000 --noPeak
+SEND, 8 B|5 1 M/s|ib_send_bw -s 8 -n 2000000 --noPeak
+SEND latency, 8 B|5 1 us|ib_send_lat -s 8 -n 200000
+END
+)
+
+build() {
+    [[ -e $base/dist/lib/libibverbs.so.1 ]] && return
+    echo "building $commit in $base" >&2
+    git worktree prune
+    [[ -e $base ]] || git worktree add --force --detach --quiet "$base" "$commit"
+    CARGO_TARGET_DIR=$base/target make -C "$base" library >"$tmp/build" 2>&1 || { tail -n 20 "$tmp/build" >&2; exit 1; }
+}
+
+# once LIBRARY COLUMN BY COMMAND: one run between two CPUs, and what it measured.
+once() {
+    local lib=$1 column=$2 by=$3 port=$((20000 + RANDOM % 20000))
+    local settings=("LD_LIBRARY_PATH=$lib" STARVERBS_ADDRS=127.0.0.1)
+    # Older ones have the wire alone.
+    ! grep -q STARVERBS_LINK "$lib/libibverbs.so.1" || settings+=("STARVERBS_LINK=$link")
+    shift 3
+    env "${settings[@]}" timeout 60 taskset -c 0 "$@" -p $port >"$tmp/server" 2>&1 &
+    server=$!
+    for _ in $(seq 100); do
+        [[ -z $(ss -Hltn "sport = :$port") ]] || break
+        sleep 0.05
+    done
+    env "${settings[@]}" timeout 60 taskset -c 1 "$@" -p $port 127.0.0.1 >"$tmp/client" 2>&1 || {
+        cat "$tmp/server" "$tmp/client" >&2
+        exit 1
+    }
+    wait "$server"
+    server=
+    grep -A 1 '^ #bytes' "$tmp/client" | awk -v column="$column" -v by="$by" \
+        'END { if (NF < column) exit 1; print $column / by }'
+}
+
+median() { sort -n | awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
+
+build
+load=$(cut -d ' ' -f 1 /proc/loadavg)
+for pair in $(seq "$pairs"); do
+    while IFS='|' read -r name how command; do
+        read -r column by unit <<<"$how"
+        read -ra words <<<"$command"
+        before=$(once "$base/dist/lib" "$column" "$by" "${words[@]}" </dev/null)
+        after=$(once "$PWD/dist/lib" "$column" "$by" "${words[@]}" </dev/null)
+        echo "$before $after" >>"$tmp/$name"
+        echo "pair $pair of $pairs: $name: $before -> $after $unit" >&2
+    done <<<"$cases"
+done
+
+{
+    printf '%s\n' "# $commit and $(git rev-parse --short=8 HEAD)" '' \
+        "Written by \`make compare BASE=$commit\` (tools/scripts/compare.sh); do not edit." '' \
+        "$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), $(nproc) processors, $(uname -sr); load $load at
+the start. Both ends pinned to a CPU each, link \`$link\`, $pairs pairs of runs, one after the other. A pair's ratio
+is the new figure by the old one: more is better, but for latency." '' \
+        "| case | $commit, median | now, median | median of the pairs' ratios | of them, least and most | command |" \
+        '|---|--:|--:|--:|--:|---|'
+    while IFS='|' read -r name how command; do
+        ratios=$(awk '{ printf "%.3f\n", $2 / $1 }' "$tmp/$name" | sort -n)
+        printf '| %s | %.2f %s | %.2f %s | %.2f | %.2f, %.2f | `%s` |\n' "$name" \
+            "$(cut -d ' ' -f 1 "$tmp/$name" | median)" "${how##* }" \
+            "$(cut -d ' ' -f 2 "$tmp/$name" | median)" "${how##* }" \
+            "$(median <<<"$ratios")" "$(head -n 1 <<<"$ratios")" "$(tail -n 1 <<<"$ratios")" "$command"
+    done <<<"$cases"
+} >"$page"
