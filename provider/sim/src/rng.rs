@@ -27,6 +27,10 @@ impl Rng {
     pub fn chance(&mut self, p: f64) -> bool {
         self.0.chance(p)
     }
+    /// A time until the next arrival, of arrivals that come by chance (Poisson); `mean` is their mean.
+    pub fn wait(&mut self, mean: f64) -> f64 {
+        -mean * (1.0 - self.below(1 << 53) as f64 / (1_u64 << 53) as f64).ln()
+    }
     /// One of `items`, which are not empty.
     pub fn pick<T: Copy>(&mut self, items: &[T]) -> T {
         items[self.below(items.len() as u64) as usize]

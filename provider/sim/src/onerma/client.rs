@@ -16,15 +16,18 @@ const KEY: RegionKey = RegionKey(*b"simulated region");
 /// Whose they are
 const OWNER: u32 = 1;
 
-/// A region at a host that anybody with its key reads and writes.
+/// A region at a host that anybody with its key reads, writes and gives another key.
 pub fn served_region(net: &mut Net, host: usize, len: u64) -> SimRegion {
-    net.hosts[host].region(OWNER, len, Rights::REMOTE_READ | Rights::REMOTE_WRITE, KEY)
+    let rights = Rights::REMOTE_READ | Rights::REMOTE_WRITE | Rights::REMOTE_REKEY;
+    net.hosts[host].region(OWNER, len, rights, KEY)
 }
 
 /// A process with a portal and local memory.
 pub struct Process {
     /// Its host
     pub host: usize,
+    /// The key of the regions that it asks for
+    pub key: RegionKey,
     portal: Portal,
     local: SimRegion,
     free: Vec<u16>,
@@ -36,7 +39,7 @@ impl Process {
         let portal = net.hosts[host].portal(pid, slots);
         let rights = Rights::LOCAL_READ | Rights::LOCAL_WRITE;
         let local = net.hosts[host].region(pid, 4096, rights, KEY);
-        Process { host, portal, local, free: (0..slots).rev().collect() }
+        Process { host, key: KEY, portal, local, free: (0..slots).rev().collect() }
     }
 
     fn command(&self, net: &Net, op: Op, target: (usize, &SimRegion), size: u32) -> Command {
@@ -50,8 +53,13 @@ impl Process {
             local: self.local.id,
             local_offset: 0,
             completions: self.portal.completions.id,
-            key: SimSeal.key_for(&KEY, net.hosts[self.host].gid, self.portal.pid, op),
+            key: SimSeal.key_for(&self.key, net.hosts[self.host].gid, self.portal.pid, op),
         }
+    }
+
+    /// Writes what its next WRITE or REKEY takes.
+    pub fn fill(&self, net: &mut Net, bytes: &[u8]) {
+        net.hosts[self.host].env.memory.write(self.local.addr, bytes);
     }
 
     /// Issues a command of `size` bytes. `None`: no slot is free.
@@ -87,11 +95,23 @@ pub struct Client {
 }
 
 impl Client {
-    /// A process with so many slots; its executor tries again 7 times.
+    /// A process with so many slots and memory for 4 MB; its executor tries again 7 times.
     pub fn new(net: &mut Net, host: usize, pid: u32, slots: u16, settings: Settings) -> Self {
+        Self::with_memory(net, host, pid, slots, settings, 4 << 20)
+    }
+
+    /// The same, with memory for READs of up to `len` bytes.
+    pub fn with_memory(
+        net: &mut Net,
+        host: usize,
+        pid: u32,
+        slots: u16,
+        settings: Settings,
+        len: u64,
+    ) -> Self {
         let mut process = Process::new(net, host, pid, slots);
         let rights = Rights::LOCAL_READ | Rights::LOCAL_WRITE;
-        process.local = net.hosts[host].region(pid, 4 << 20, rights, KEY);
+        process.local = net.hosts[host].region(pid, len, rights, KEY);
         let executor = Executor::new(settings, 7, slots, process.portal.completions.id);
         Client { process, executor, wake: None, issued: BTreeMap::new(), last: None, failures: 0 }
     }
@@ -101,7 +121,7 @@ impl Client {
         &self.executor
     }
 
-    /// Begins a READ of any length, up to 4 MB.
+    /// Begins a READ of any length for which it has memory.
     pub fn read(&mut self, net: &mut Net, target: (usize, &SimRegion), len: u64, token: u64) {
         self.read_in(Class::High, net, target, len, token);
     }

@@ -29,3 +29,26 @@ fn the_ramp_is_the_same_each_time() {
     assert_eq!(one, other);
     assert!(one.lines().count() > 30);
 }
+
+/// A READ of 64 B takes 4.4 us on idle links, and probes are 0.2 us apart.
+#[test]
+fn a_new_key_costs_a_round_trip_and_the_time_until_the_client_has_it() {
+    let report = run("1rma-14");
+    for series in ["by its owner", "by REKEY from a third host"] {
+        for told in [0, 5, 40] {
+            near(report.value(series, told).expect("a point"), 4.6 + f64::from(told), 1.0);
+        }
+    }
+}
+
+#[test]
+fn a_replica_that_fails_answers_nothing_and_the_other_one_all() {
+    let report = run("1rma-9");
+    let value = |series, at| report.value(series, at).expect("a point");
+    near(value("R2, mean", 200), value("R1, mean", 200), 10.0);
+    for at in (260..=400).step_by(20) {
+        assert_eq!((value("R2, mean", at), value("READs that failed", at)), (0.0, 0.0), "at {at} us");
+        near(value("GETs a us", at), 2.0 * 40.0 / 8.0 / 4.096, 10.0);
+    }
+    assert!(value("READs that failed", 220) > 0.0, "it was in use");
+}

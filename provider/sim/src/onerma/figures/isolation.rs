@@ -53,8 +53,7 @@ fn beside(large: u64, class: Class) -> (f64, f64) {
             Report::Woke(0) => {
                 client.read(&mut net, (1, &target), 64, begun.len() as u64);
                 begun.push(net.now());
-                let wait = -100_000.0 * (1.0 - rng.below(1 << 53) as f64 / (1_u64 << 53) as f64).ln();
-                net.wake_at(net.now() + wait as u64, 0);
+                net.wake_at(net.now() + rng.wait(100_000.0) as u64, 0);
             }
             Report::Completed(_) => {
                 while let Some(finished) = client.poll(&net) {

@@ -44,7 +44,7 @@ fn offered_load(op: Op, gbits: f64) -> f64 {
         match report {
             Report::Woke(_) => {
                 process.issue(&mut net, op, (1, &target), 4096);
-                next -= mean * (1.0 - rng.below(1 << 53) as f64 / (1_u64 << 53) as f64).ln();
+                next += rng.wait(mean);
                 net.wake_at(next as u64, 0);
             }
             Report::Completed(_) => {
