@@ -6,7 +6,8 @@ lib=$(cd "${1:?usage: run.sh LIBRARY_DIRECTORY}" && pwd)
 examples=$(cd "$(dirname "$0")/../../examples" && pwd)
 tmp=$(mktemp -d)
 server=
-trap '[[ -z $server ]] || kill "$server" 2>/dev/null || true; rm -rf "$tmp"' EXIT
+replicas=()
+trap 'kill $server "${replicas[@]}" 2>/dev/null || true; rm -rf "$tmp"' EXIT
 export LD_LIBRARY_PATH=$lib
 
 fail() {
@@ -42,6 +43,7 @@ build pingpong -lrdmacm -libverbs
 build keyvalue -lrdmacm -libverbs
 build stateless -libverbs
 build keyvalue_rpc -lrdmacm -libverbs
+build cache -libverbs
 
 both pingpong 17471
 grep -Eq '^1000 round trips, [0-9.]+ us each$' "$tmp/client" || fail "pingpong: $(cat "$tmp/client")"
@@ -61,4 +63,36 @@ done
 
 timeout 120 "$tmp/stateless" 200 >"$tmp/client" || fail "stateless: $(cat "$tmp/client")"
 grep -Eqx ' *stateless +0 +[1-9][0-9]*' "$tmp/client" || fail "stateless: $(cat "$tmp/client")"
-echo "examples: pingpong, keyvalue, keyvalue_rpc and stateless work"
+# A client that reads all the time, while a replica changes its key, and then ends.
+# Takes the place of the shell that runs it.
+cache() { STARVERBS_ADDRS=127.0.0.$1 exec timeout 120 "$tmp/cache" "${@:2}"; }
+await() {
+    for ((tries = 0; tries < 200; tries++)); do
+        "$@" && return
+        sleep 0.05
+    done
+    fail "cache: not within 10 s: $*"
+}
+lines() { [[ -e $1 && $(wc -l <"$1") == "$2" ]]; }
+for at in 2 3; do
+    STARVERBS_ADDRS=127.0.0.$at "$tmp/cache" serve "$tmp/replicas" &
+    replicas+=($!)
+    await lines "$tmp/replicas" $((at - 1))
+done
+(cache 4 put "$tmp/replicas" colour green) >"$tmp/client"
+(cache 4 get "$tmp/replicas" colour city) >>"$tmp/client"
+for line in 'written to 2 of 2 replicas' 'colour: green' 'city is not there'; do
+    grep -qx "$line" "$tmp/client" || fail "cache: $(cat "$tmp/client")"
+done
+cache 4 watch "$tmp/replicas" colour 60 >"$tmp/client" &
+server=$!
+said() { grep -q "$1" "$tmp/client"; }
+kill -HUP "${replicas[0]}"
+await said 'replica 0: the next key'
+kill "${replicas[0]}"
+await said 'replica 0: fails'
+kill "$server"
+wait "$server" || [[ $? == 124 ]] || fail "cache: $(cat "$tmp/client")"
+server=
+grep -q 'new keys: 1, replicas that failed: 1$' "$tmp/client" || fail "cache: $(cat "$tmp/client")"
+echo "examples: pingpong, keyvalue, keyvalue_rpc, stateless and cache work"

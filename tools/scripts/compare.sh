@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compares the library here with that of another commit: perftest in pairs, one run on each after the other, as
-# a machine whose speed changes between two minutes changes it for both of a pair. Writes PAGE.
+# Compares the library here with that of another commit: perftest in pairs, one run on each after the other,
+# as a machine whose speed changes between two minutes changes it for both of a pair. Writes PAGE.
 # usage: compare.sh [--pairs N] [--link udp|local] [--case PATTERN] PAGE COMMIT, after `make build`
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -38,7 +38,10 @@ build() {
     echo "building $commit in $base" >&2
     git worktree prune
     [[ -e $base ]] || git worktree add --force --detach --quiet "$base" "$commit"
-    CARGO_TARGET_DIR=$base/target make -C "$base" library >"$tmp/build" 2>&1 || { tail -n 20 "$tmp/build" >&2; exit 1; }
+    CARGO_TARGET_DIR=$base/target make -C "$base" library >"$tmp/build" 2>&1 || {
+        tail -n 20 "$tmp/build" >&2
+        exit 1
+    }
 }
 
 # once LIBRARY COLUMN BY COMMAND: one run between two CPUs, and what it measured.
@@ -64,7 +67,10 @@ once() {
         'END { if (NF < column) exit 1; print $column / by }'
 }
 
-median() { sort -n | awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
+median() {
+    sort -n | awk '{ v[NR] = $1 }
+        END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'
+}
 
 build
 load=$(cut -d ' ' -f 1 /proc/loadavg)
@@ -82,10 +88,10 @@ done
 {
     printf '%s\n' "# $commit and $(git rev-parse --short=8 HEAD)" '' \
         "Written by \`make compare BASE=$commit\` (tools/scripts/compare.sh); do not edit." '' \
-        "$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), $(nproc) processors, $(uname -sr); load $load at
-the start. Both ends pinned to a CPU each, link \`$link\`, $pairs pairs of runs, one after the other. A pair's ratio
-is the new figure by the old one: more is better, but for latency." '' \
-        "| case | $commit, median | now, median | median of the pairs' ratios | of them, least and most | command |" \
+        "$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), $(nproc) processors, $(uname -sr);" \
+        "load $load at the start. Both ends pinned to a CPU each, link \`$link\`, $pairs pairs of runs, one" \
+        "after the other. A pair's ratio is the new figure by the old: more is better, but for latency." '' \
+        "| case | $commit | now | pairs' ratios, median | least, most | command |" \
         '|---|--:|--:|--:|--:|---|'
     while IFS='|' read -r name how command; do
         ratios=$(awk '{ printf "%.3f\n", $2 / $1 }' "$tmp/$name" | sort -n)

@@ -70,8 +70,8 @@ impl Cache {
         }
     }
 
-    /// So many Gb/s of values from each server, until a time and to the end of what was begun; the second server
-    /// fails at a time.
+    /// So many Gb/s of values from each server, until a time and to the end of what was begun; the second
+    /// server fails at a time.
     fn run(&mut self, gbits: f64, until: u64, fails: u64) {
         let mean = VALUE as f64 * 8.0 * CLIENTS as f64 / (gbits * SERVERS as f64);
         let (mut begun, mut ended) = (0, Vec::new());
@@ -134,10 +134,11 @@ pub(super) const REPLICA: Figure = Figure {
     title: "1RMA, figure 9: the cache of figure 8, whose second server fails after 200 us",
     x: "time, us",
     y: "us; GETs a us; READs",
-    note: "40 Gb/s of values from each server; means of ten runs and 20 us each. The server's process fails, its card lives: \
-           its regions are closed, READs fail at once, and are repeated at the other server, where \
-           all later ones go. A GET counts from its first READ, for the server that answered it; 0: it \
-           answered none. The longest time in which no GET ended is of the 200 us from the failure on.",
+    note: "40 Gb/s of values from each server; means of ten runs and 20 us each. The server's process fails, \
+           its card lives: its regions are closed, READs fail at once, and are repeated at the other \
+           server, where all later ones go. A GET counts from its first READ, for the server that answered \
+           it; 0: it answered none. The longest time in which no GET ended is of the 200 us from the \
+           failure on.",
     values: &[120, 140, 160, 180, 200, 220, 240, 260, 280, 300, 320, 340, 360, 380, 400],
     series: &["R1, mean", "R2, mean", "GETs a us", "READs that failed", "longest without a GET, us"],
     run: |figure| {

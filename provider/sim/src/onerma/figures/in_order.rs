@@ -1,5 +1,6 @@
 //! A model of connections that answer READs in order, on links like those of [`Wire::paper`]: what cards of
-//! connected queue pairs cannot do without, and nothing else. Requests take no time on links, nothing is lost.
+//! connected queue pairs cannot do without, and nothing else. Requests take no time on links, and nothing is
+//! lost.
 
 use std::collections::VecDeque;
 

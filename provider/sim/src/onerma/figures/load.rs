@@ -32,7 +32,8 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// So many hosts at the paper's switch; clients with all of a card's slots, and memory for the largest READ.
+    /// So many hosts at the paper's switch; clients with all of a card's slots, and memory for the largest
+    /// READ.
     pub(super) fn new(hosts: u16, clients: usize, largest: u64, seed: u64) -> Self {
         let mut net = Net::new(hosts, Config::default(), Wire::paper(), seed);
         let slots = Config::default().slots;
@@ -55,8 +56,8 @@ impl Load {
         client.drive(&mut self.net, DRIVE + read.client as u64);
     }
 
-    /// The next thing that happens: the client whose READ is to begin, if one is; and what has ended, with its
-    /// status.
+    /// The next thing that happens: the client whose READ is to begin, if one is; and what has ended, with
+    /// its status.
     pub(super) fn step(&mut self, ended: &mut Vec<(Read, Status)>) -> Option<usize> {
         match self.net.step().expect("there is always a READ to come") {
             Report::Woke(word) if word < DRIVE => return Some(word as usize),
