@@ -19,7 +19,7 @@ FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuz
 # Parts of `make nightly`; those that this Makefile does not have are left out.
 NIGHTLY ?= apps interop board-guest conformance miri soak stress faults fuzz figures install-test aarch64
 
-.PHONY: help build library unit-tests demo demo-board test apps nightly bench bench-loss bench-qpc bench-star bench-strom bench-neighbours bench-local compare instructions conformance pyverbs figures interop board-guest stress soak faults kills install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
+.PHONY: help build library unit-tests demo demo-board test apps nightly bench bench-loss bench-qpc bench-star bench-strom bench-1rma bench-neighbours bench-local compare instructions conformance pyverbs figures interop board-guest stress soak faults kills install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -37,6 +37,7 @@ help:
 	@echo 'make bench-qpc    of that, up to 100,000 queue pairs, room for few contexts by policy, the simulator; writes docs/bench-qpc.*'
 	@echo 'make bench-star   of that, the StaR paper'"'"'s workloads, 1 to 10,000 connections, StaR against RC; writes docs/bench-star.*'
 	@echo 'make bench-strom  of that, GET, traversal and consistent read by RPC and by READs; writes docs/bench-strom.*'
+	@echo 'make bench-1rma   of that, 1RMA beside RC: latency, rate, small READs beside a large one; writes docs/bench-1rma.*'
 	@echo 'make bench-neighbours  of that, a queue pair beside others whose peer is gone; writes docs/bench-neighbours.*'
 	@echo 'make bench-local      of that, two processes of one host over shared memory, beside UCX and libfabric; writes docs/bench-local.*'
 	@echo 'make compare      perftest on the library here and on that of the commit BASE, in pairs; writes docs/compare.md'
@@ -145,6 +146,7 @@ bench:
 	@$(MAKE) --no-print-directory bench-qpc
 	@$(MAKE) --no-print-directory bench-star
 	@$(MAKE) --no-print-directory bench-strom
+	@$(MAKE) --no-print-directory bench-1rma
 	@$(MAKE) --no-print-directory bench-neighbours
 	@$(MAKE) --no-print-directory bench-local
 
@@ -168,6 +170,11 @@ bench-star:
 	@tools/scripts/packages.sh bench
 	@$(MAKE) --no-print-directory build
 	cargo run --release --quiet --package starverbs-bench -- --star --out docs/bench-star
+
+bench-1rma:
+	@tools/scripts/packages.sh bench
+	@$(MAKE) --no-print-directory build
+	cargo run --release --quiet --package starverbs-bench -- --onerma --out docs/bench-1rma
 
 bench-strom:
 	@tools/scripts/packages.sh bench

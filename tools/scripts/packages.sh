@@ -13,7 +13,8 @@ declare -A package_of=(
     [mpicc.mpich]=libmpich-dev
     [aarch64-linux-gnu-gcc]=gcc-aarch64-linux-gnu [qemu-aarch64-static]=qemu-user-static
     [cmake]=cmake [qperf]=qperf [fio]=fio [python3]=python3 [taskset]=util-linux
-    [redis-check-rdb]=redis-tools [qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static
+    [redis-check-rdb]=redis-tools [openssl]=openssl [qemu-system-x86_64]=qemu-system-x86
+    [busybox]=busybox-static
 )
 demo=(cc ibv_devinfo ib_send_lat)
 headers=/usr/include/infiniband/verbs.h
@@ -25,7 +26,7 @@ demo) commands=("${demo[@]}") ;;
 test) commands=("${demo[@]}" rping ip rdma tshark nm ld.lld mold runuser ibstat ucx_perftest fi_info
     pkg-config python3 redis-check-rdb) ;;
 stress) commands=("${demo[@]}" ip valgrind) ;;
-bench) commands=("${demo[@]}" ucx_perftest fi_pingpong ip iptables) ;;
+bench) commands=("${demo[@]}" ucx_perftest fi_pingpong ip iptables openssl) ;;
 instructions) commands=("${demo[@]}" valgrind strace) ;;
 install) commands=(cc nm ip mmdebstrap lintian python3) ;;
 apps) commands=("${demo[@]}" ip taskset python3 cmake pkg-config ucx_perftest fi_pingpong qperf fio

@@ -373,7 +373,7 @@ impl<'a> Packet<'a> {
         let (body, crc) = frame.split_last_chunk::<CRC_LEN>().ok_or(StarError::Length)?;
         let (bytes, _) = body.split_first_chunk::<HEADER_LEN>().ok_or(StarError::Length)?;
         let given = [bytes[CHECKSUM_AT], bytes[CHECKSUM_AT + 1]];
-        if given != way.checksum(bytes) || *crc != crc32fast::hash(body).to_le_bytes() {
+        if given != way.checksum(bytes) || *crc != Crc::of(body) {
             return Err(StarError::Checksum);
         }
         Packet::parse(side, body)

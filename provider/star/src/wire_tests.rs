@@ -16,9 +16,7 @@ fn path() -> IcrcHeader {
 fn frame(path: &IcrcHeader, head: &Head, data: &[u8]) -> Vec<u8> {
     let mut bytes = [head.bytes(), data].concat();
     fill_checksum(path, &mut bytes);
-    let mut crc = Crc::new();
-    crc.update(&bytes);
-    bytes.extend(crc.finish());
+    bytes.extend(Crc::of(&bytes));
     bytes
 }
 
@@ -182,9 +180,7 @@ fn ways_are_not_mixed_up() {
             let path = IcrcHeader { sport: n, dport: 4794 + n / 5, ..path() };
             let mut kept = header.bytes().to_vec();
             ways.get(&path).fill_checksum(&mut kept);
-            let mut crc = Crc::new();
-            crc.update(&kept);
-            let whole = [&kept[..], &crc.finish()].concat();
+            let whole = [&kept[..], &Crc::of(&kept)].concat();
             assert!(Packet::open(Side::Stateful, &path, &whole).is_ok());
             assert!(Packet::open_on(Side::Stateful, ways.get(&path), &whole).is_ok());
             let other = IcrcHeader { sport: n ^ 1, ..path };

@@ -15,6 +15,7 @@ mod loss;
 mod machine;
 mod many;
 mod neighbours;
+mod onerma;
 mod perftest;
 mod report;
 mod round;
@@ -27,6 +28,7 @@ mod strom;
 mod ucx;
 mod valkey;
 mod verbs;
+mod ways;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -73,6 +75,9 @@ struct Args {
     /// The StaR paper's workloads alone.
     #[arg(long)]
     star: bool,
+    /// 1RMA beside RC alone.
+    #[arg(long)]
+    onerma: bool,
     /// StRoM's RPCs against READs alone.
     #[arg(long)]
     strom: bool,
@@ -143,6 +148,10 @@ fn main() -> ExitCode {
         None if args.strom => {
             let out = args.out.clone().unwrap_or_else(|| PathBuf::from("docs/bench-strom"));
             strom::run(&out, &args.dist, rounds_of(&args, 5), args.quick)
+        }
+        None if args.onerma => {
+            let out = args.out.clone().unwrap_or_else(|| PathBuf::from("docs/bench-1rma"));
+            onerma::run(&out, &args.dist, rounds_of(&args, 5), args.quick)
         }
         None if args.local => local(&args),
         None => bench(&args),

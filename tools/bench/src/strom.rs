@@ -3,44 +3,25 @@
 //!
 //! Owns these measurements and their page. programs/strom.c does the work.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::Duration;
 
-use starverbs_charts::{Bar, Panel, bars};
+use starverbs_charts::bars;
 
-use crate::child;
-use crate::error::{BenchError, Result};
+use crate::error::Result;
 use crate::machine::Machine;
-use crate::perftest::{library_dir, on_card};
-use crate::report::{Table, write_file};
-use crate::round::progress;
-use crate::samples::{Samples, beside, cell, reported};
+use crate::report::write_file;
+use crate::samples::Samples;
+use crate::ways::{CARD, Claim, MEDIAN, PLAIN, Part, Program, SOFTWARE, claim, claims_table};
 
 /// Bytes of values and objects.
 const SIZES: [u32; 4] = [64, 256, 1024, 4096];
 /// Elements of the list up to the one that is looked for.
 const HOPS: [u32; 5] = [1, 2, 4, 8, 16];
-const MEDIAN: &str = "median";
-const P99: &str = "p99";
-const GROUP: &str = "strom";
-const LIMIT: Duration = Duration::from_secs(120);
 /// No further round begins that would end after this.
 const ALL: Duration = Duration::from_secs(6 * 60);
-const READ: &str = "#b8b8b8";
-const SOFTWARE: &str = "#2e6da4";
-const STROM: &str = "#c0392b";
 
-/// One thing done in several ways: title, what its numbers count, these, and its ways: the program's name,
-/// ours, and the colour. The first is what others are held against.
-struct Part {
-    title: &'static str,
-    counts: &'static str,
-    numbers: &'static [u32],
-    ways: &'static [(&'static str, &'static str, &'static str)],
-}
+const PROGRAM: Program = Program { name: "strom", parts: &PARTS, others: &[], addrs: "127.0.0.1" };
 
 const PARTS: [Part; 3] = [
     Part {
@@ -49,24 +30,24 @@ const PARTS: [Part; 3] = [
         numbers: &SIZES,
         ways: &[
             ("get.reads", "two READs", SOFTWARE),
-            ("get.rpc", "RPC", STROM),
-            ("get.read", "one READ, where the value's place is known", READ),
+            ("get.rpc", "RPC", CARD),
+            ("get.read", "one READ, where the value's place is known", PLAIN),
         ],
     },
     Part {
         title: "Traversal of a list",
         counts: "elements to the value, of 64 B",
         numbers: &HOPS,
-        ways: &[("list.reads", "READs", SOFTWARE), ("list.rpc", "RPC", STROM)],
+        ways: &[("list.reads", "READs", SOFTWARE), ("list.rpc", "RPC", CARD)],
     },
     Part {
         title: "Consistent read",
         counts: "bytes of the object",
         numbers: &SIZES,
         ways: &[
-            ("check.read", "READ, not checked", READ),
+            ("check.read", "READ, not checked", PLAIN),
             ("check.software", "READ, checked by the requester", SOFTWARE),
-            ("check.rpc", "RPC", STROM),
+            ("check.rpc", "RPC", CARD),
         ],
     },
 ];
@@ -78,88 +59,15 @@ const PARTS: [Part; 3] = [
 /// Where nothing can be measured, or the files cannot be written.
 pub(crate) fn run(out: &Path, dist: &Path, rounds: u32, quick: bool) -> Result<()> {
     let machine = Machine::read(false, quick);
-    let lib = library_dir(dist)?;
-    let program = child::compiled("strom", &lib)?;
-    let seconds = if quick { "0.05" } else { "0.5" };
-    let (samples, done) = Samples::gather(rounds, ALL, |samples| {
-        progress("GET, traversal, consistent read");
-        for (name, value) in reported("strom", measure(&program, &lib, seconds)).into_iter().flatten() {
-            match name.strip_suffix(".p99") {
-                Some(name) => samples.add(GROUP, name, &[(P99, value)]),
-                None => samples.add(GROUP, &name, &[(MEDIAN, value)]),
-            }
-        }
-    });
-    /* the program is ours alone; that it stays behind harms nobody */
-    let _ = fs::remove_file(&program);
+    let (samples, done) = PROGRAM.gather(dist, rounds, ALL, if quick { "0.05" } else { "0.5" })?;
     let text = page(&machine, &samples, done);
     println!("{text}");
     write_file(out, "md", &text)?;
-    write_file(out, "svg", &bars(&panels(&samples)))
-}
-
-/// Runs the program; gives its lines by name: all of them.
-fn measure(program: &PathBuf, lib: &Path, seconds: &str) -> Result<BTreeMap<String, f64>> {
-    let mut command = Command::new(program);
-    on_card(&mut command, lib);
-    command.args(["-t", seconds]);
-    let output = child::run_one(command, LIMIT)?;
-    let line = |line: &str| {
-        let (name, number) = line.split_once(' ')?;
-        Some((name.to_owned(), number.parse().ok()?))
-    };
-    let lines: BTreeMap<String, f64> = output.stdout.lines().filter_map(line).collect();
-    let wanted: usize = PARTS.iter().map(|part| 2 * part.ways.len() * part.numbers.len()).sum();
-    if lines.len() == wanted {
-        Ok(lines)
-    } else {
-        Err(BenchError::Parse { what: "strom".into(), tail: child::tail_of(&output.stdout) })
-    }
-}
-
-fn of(samples: &Samples, way: &str, number: u32, column: &'static str) -> Option<f64> {
-    samples.median(GROUP, &format!("{way}.{number}"), column)
-}
-
-fn table(samples: &Samples, part: &Part) -> String {
-    let mut heading = vec![part.counts.to_owned()];
-    for (_, name, _) in part.ways {
-        heading.extend([format!("{name}, us"), "p99".to_owned()]);
-    }
-    let mut rows = vec![heading];
-    let first = part.ways[0].0;
-    for number in part.numbers {
-        let mut row = vec![number.to_string()];
-        for (way, ..) in part.ways {
-            let median = of(samples, way, *number, MEDIAN);
-            let base = of(samples, first, *number, MEDIAN).filter(|_| *way != first);
-            row.extend([beside(median, base), cell(of(samples, way, *number, P99))]);
-        }
-        rows.push(row);
-    }
-    Table(rows).markdown()
-}
-
-/// Something that the paper says, and what came out: a figure, and whether it is as said.
-struct Claim {
-    says: &'static str,
-    ours: Option<String>,
-    holds: Option<bool>,
-}
-
-/// Of two medians their ratio, how it is put, and whether that is as the paper says.
-fn claim(
-    says: &'static str,
-    pair: Option<(f64, f64)>,
-    put: impl Fn(f64, f64) -> String,
-    holds: impl Fn(f64) -> bool,
-) -> Claim {
-    let pair = pair.filter(|(_, base)| *base > 0.0);
-    Claim { says, ours: pair.map(|(a, b)| put(a, b)), holds: pair.map(|(a, b)| holds(a / b)) }
+    write_file(out, "svg", &bars(&PROGRAM.panels(&samples)))
 }
 
 fn claims(samples: &Samples) -> Vec<Claim> {
-    let median = |way: &str, number| of(samples, way, number, MEDIAN);
+    let median = |way: &str, number| PROGRAM.of(samples, way, number, MEDIAN);
     let both = |a: Option<f64>, b: Option<f64>| Some((a?, b?));
     let (few, many) = (HOPS[0], HOPS[HOPS.len() - 1]);
     let (short, long) = (SIZES[0], SIZES[SIZES.len() - 1]);
@@ -210,55 +118,26 @@ fn claims(samples: &Samples) -> Vec<Claim> {
     ]
 }
 
-fn claims_table(samples: &Samples) -> String {
-    let mut rows = vec![["the paper says", "ours", ""].map(str::to_owned).to_vec()];
-    for Claim { says, ours, holds } in claims(samples) {
-        let verdict = match holds {
-            Some(true) => "holds",
-            Some(false) => "does not hold",
-            None => "not measured",
-        };
-        rows.push(vec![says.to_owned(), ours.unwrap_or_else(|| "-".to_owned()), verdict.to_owned()]);
-    }
-    Table(rows).markdown()
-}
-
 fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
-    let mut text = format!(
+    format!(
         "# StRoM: RPCs against READs\n\nWritten by `make bench-strom` (tools/bench, src/strom.rs); do not \
          edit.\n\n![bars](bench-strom.svg)\n\n{}. Medians of {rounds} rounds.\n{}\n{}\n\
          Two processes of this host, UDP on 127.0.0.1, both poll without a break; one request after the \
          other, from its post to the last byte of its answer (`tools/bench/programs/strom.c`). In \
          brackets by the first column. A kernel here is a program on the peer's CPU, in its card's turn: \
          where the paper's waits 1.5 us for PCIe, it waits for memory, and where the paper's CRC is a \
-         circuit, it is code.\n",
+         circuit, it is code.\n{}",
         machine.described(),
         machine.warning(),
-        claims_table(samples),
-    );
-    for part in &PARTS {
-        text.push_str(&format!("\n## {}\n\n{}", part.title, table(samples, part)));
-    }
-    text
-}
-
-fn panels(samples: &Samples) -> Vec<Panel> {
-    let panel = |part: &Part| {
-        let bars = part.numbers.iter().flat_map(|number| {
-            part.ways.iter().filter_map(move |(way, name, fill)| {
-                let value = of(samples, way, *number, MEDIAN)?;
-                Some(Bar { label: format!("{number}, {name}"), value, fill })
-            })
-        });
-        let title = format!("{}, by {}: median, us", part.title, part.counts);
-        Panel { title, less_is_better: true, bars: bars.collect() }
-    };
-    PARTS.iter().map(panel).collect()
+        claims_table(claims(samples)),
+        PROGRAM.tables(samples),
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ways::P99;
 
     fn samples(rpc: f64) -> Samples {
         let mut samples = Samples::default();
@@ -267,7 +146,7 @@ mod tests {
                 for (way, ..) in part.ways {
                     let reads = if *way == "list.reads" { f64::from(number + 1) } else { 2.0 };
                     let value = if way.ends_with("rpc") { rpc } else { 10.0 * reads };
-                    samples.add(GROUP, &format!("{way}.{number}"), &[(MEDIAN, value), (P99, 99.0)]);
+                    samples.add("strom", &format!("{way}.{number}"), &[(MEDIAN, value), (P99, 99.0)]);
                 }
             }
         }
@@ -277,11 +156,11 @@ mod tests {
     #[test]
     fn each_way_is_a_column_and_each_number_a_row() {
         for part in &PARTS {
-            let table = table(&samples(12.0), part);
+            let table = PROGRAM.table(&samples(12.0), part);
             assert_eq!(table.lines().count(), 2 + part.numbers.len(), "{table}");
             assert!(table.contains("12.0 (0.60x)") && table.contains("99.0"), "{table}");
         }
-        let bars: usize = panels(&samples(12.0)).iter().map(|panel| panel.bars.len()).sum();
+        let bars: usize = PROGRAM.panels(&samples(12.0)).iter().map(|panel| panel.bars.len()).sum();
         assert_eq!(bars, PARTS.iter().map(|part| part.ways.len() * part.numbers.len()).sum::<usize>());
     }
 
@@ -294,6 +173,6 @@ mod tests {
         let bad = verdicts(samples(30.0));
         assert_eq!((bad[0], bad[2], bad[7]), (Some(false), Some(true), Some(false)));
         assert!(verdicts(Samples::default()).iter().all(Option::is_none));
-        assert!(claims_table(&Samples::default()).contains("not measured"));
+        assert!(claims_table(claims(&Samples::default())).contains("not measured"));
     }
 }

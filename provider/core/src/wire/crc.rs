@@ -19,6 +19,14 @@ impl Crc {
         Crc(Hasher::new_with_initial(crc))
     }
 
+    /// The four bytes on the wire behind `bytes`.
+    #[inline]
+    pub fn of(bytes: &[u8]) -> [u8; 4] {
+        let mut crc = Crc::new();
+        crc.update(bytes);
+        crc.finish()
+    }
+
     /// Over more bytes.
     #[inline]
     pub fn update(&mut self, bytes: &[u8]) {
