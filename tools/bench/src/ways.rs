@@ -1,5 +1,5 @@
-//! One thing done in several ways: what a program of programs/ says of it, as tables, bars, and sentences of a
-//! paper.
+//! One thing done in several ways: what a program of programs/ says of it, as tables, bars, and sentences of
+//! a paper.
 //!
 //! The program's lines are a name, WAY.NUMBER or WAY.NUMBER.p99, and a figure. It must not know what is done.
 
