@@ -17,9 +17,9 @@ JOBS ?= 1
 FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuzz_targets/*.rs))))
 
 # Parts of `make nightly`; those that this Makefile does not have are left out.
-NIGHTLY ?= apps interop board-guest conformance miri soak stress faults fuzz figures install-test aarch64
+NIGHTLY ?= apps interop board-guest conformance miri seeds soak stress faults fuzz figures install-test aarch64
 
-.PHONY: help build library unit-tests demo demo-board test apps nightly bench bench-loss bench-qpc bench-star bench-strom bench-1rma bench-neighbours bench-local compare instructions conformance pyverbs figures interop board-guest stress soak faults kills install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
+.PHONY: help build library unit-tests demo demo-board test apps nightly bench bench-loss bench-qpc bench-star bench-strom bench-1rma bench-neighbours bench-local compare instructions conformance pyverbs figures interop board-guest stress soak seeds faults kills install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -45,6 +45,7 @@ help:
 	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
 	@echo 'make stress       threads, signals, growth, leaks and races, SECONDS of each soak (300); see docs/stress.md'
 	@echo 'make soak         simulated cards on a hostile network, RUNS seeds from SEED on, JOBS threads; see docs/faults.md'
+	@echo 'make seeds        the simulator'"'"'s tests with seeds that none had before, or from SEED on'
 	@echo 'make faults       processes killed, stopped, without memory, descriptors, addresses; see docs/faults-of-processes.md'
 	@echo 'make kills        of that, ROUNDS (5000) ends of one of two processes that share memory, from SEED on'
 	@echo 'make install      what was built, below PREFIX (/usr/local) and DESTDIR; make uninstall removes it'
@@ -116,6 +117,9 @@ stress:
 # With TRACE=1, each frame, post, completion and event is printed.
 soak:
 	cargo run --release --quiet --package starverbs-soak -- --seed $(SEED) --runs $(RUNS) --jobs $(JOBS) $(if $(TRACE),--trace)
+
+seeds:
+	SIM_BASE=$(if $(filter-out 0,$(SEED)),$(SEED),$(shell date +%s)) cargo test --package starverbs-sim --test sim --no-fail-fast
 
 faults:
 	@tools/scripts/packages.sh stress

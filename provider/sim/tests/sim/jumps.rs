@@ -28,7 +28,8 @@ fn run(seed: u64, faults: Faults) {
     let mut rng = Rng::new(seed);
     let mut net = Net::new(2, NicConfig::default(), faults, seed);
     let shape = Shape {
-        setup: Setup { timeout: 14, retry_cnt: 1, ..Setup::default() },
+        /* a jump to the deadline is a retry, and another one before the answer is there is the next */
+        setup: Setup { timeout: 14, retry_cnt: 4, ..Setup::default() },
         sq_slots: 16,
         rq_slots: 16,
         ops: 60,

@@ -17,8 +17,6 @@ use crate::share::{Gate, Gates, PeerMemory};
 
 /// WQEs under way in a channel, behind which doorbells wait for others.
 const CROWD: u32 = 16;
-/// Control records for which a channel keeps memory.
-const FEW_RECORDS: usize = 16;
 
 /// A channel in which this card asks.
 pub(super) struct Asker {
@@ -298,8 +296,10 @@ impl Channels {
     /// Says something that is no request, now or when there is room.
     pub(super) fn say(&mut self, channel: u32, record: Record) {
         let Some(asker) = self.asker(channel).filter(|asker| !asker.ended) else { return };
-        asker.control.push_back(record);
-        self.say_what_waits(channel);
+        if !asker.control.is_empty() || !asker.say_now(&record) {
+            asker.control.push_back(record);
+        }
+        self.asked = true;
     }
 
     /// Control records that waited for room.
@@ -476,21 +476,23 @@ impl Asker {
         (found != 0).then_some((found, count))
     }
 
+    /// False: there is no room.
+    fn say_now(&mut self, record: &Record) -> bool {
+        let Ok(Some(room)) = self.channel.requests.room(0) else { return false };
+        record.write_to(room);
+        self.push(room, 0);
+        true
+    }
+
     fn say_what_waits(&mut self) {
-        while let Some(record) = self.control.front() {
-            match self.channel.requests.room(0) {
-                Ok(Some(room)) => {
-                    record.write_to(room);
-                    self.push(room, 0);
-                }
-                Ok(None) | Err(Broken) => return,
+        while let Some(record) = self.control.front().copied() {
+            if !self.say_now(&record) {
+                return;
             }
             self.control.pop_front();
         }
-        // A peer that slept for long had many wait.
-        if self.control.capacity() > FEW_RECORDS {
-            self.control = VecDeque::new();
-        }
+        // A peer that slept for long let thousands wait: their memory goes, too.
+        self.control = VecDeque::new();
     }
 
     /// For how long the other end has done nothing for WQEs that are under way.
