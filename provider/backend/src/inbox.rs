@@ -4,6 +4,7 @@
 //! Owns the memory that the kernel writes to. It must not look into the datagrams.
 
 use std::mem;
+use std::ops::Range;
 use std::os::fd::RawFd;
 
 use starverbs_core::{FrameMeta, Gid};
@@ -138,6 +139,12 @@ impl Inbox {
     pub(crate) fn bytes(&self, at: usize) -> &[u8] {
         let len = (self.headers[at].msg_len as usize).min(BUFFER);
         self.buffers.bytes(at * BUFFER..at * BUFFER + len)
+    }
+
+    /// Some bytes of datagram `at`, which has them, to be worked on in place.
+    pub(crate) fn bytes_mut(&mut self, at: usize, range: Range<usize>) -> &mut [u8] {
+        let end = (self.headers[at].msg_len as usize).min(BUFFER).min(range.end);
+        self.buffers.bytes_mut(at * BUFFER + range.start.min(end)..at * BUFFER + end)
     }
 
     /// A unix sender's address and its length.

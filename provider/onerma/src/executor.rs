@@ -18,6 +18,9 @@ use crate::region::RegionId;
 use crate::seal::DerivedKey;
 use crate::types::{Class, MAX_OP, Op, Status};
 
+/// Of a round trip, the part by which the next command may be late and the one after it not.
+const LATE: Nanos = 8;
+
 /// A transfer of any length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transfer {
@@ -273,8 +276,9 @@ impl Executor {
             destination.turn.push_back(at);
         }
         destination.in_flight += 1;
-        destination.next =
-            destination.next.max(now).saturating_add(destination.remote.pause(&self.local, chunk.size));
+        /* who polls late makes up for it, as far as that is no burst */
+        let since = destination.next.max(now.saturating_sub(destination.remote.rtt() / LATE));
+        destination.next = since.saturating_add(destination.remote.pause(&self.local, chunk.size));
         *self.slots.get_mut(usize::from(slot))? = Some(Flight { transfer: at, chunk });
         let Transfer { op, class, remote, region, offset, local, local_offset, key, .. } = active.transfer;
         let command = Command {

@@ -56,6 +56,15 @@ fn a_transfer_is_cut_into_commands_of_four_kilobytes() {
     assert_eq!(executor.in_flight(), 0);
 }
 
+/// 13 commands are paced over a round trip of 5 us, so each 384 ns; up to 625 ns of lateness are made up for.
+#[test]
+fn who_polls_late_makes_up_for_it_but_not_for_hours() {
+    let mut executor = executor(64);
+    executor.submit(transfer(1 << 22, 1)).unwrap();
+    let mut issued = |now| std::iter::from_fn(|| executor.poll(now)).count();
+    assert_eq!([0, 383, 384, 384 * 2 + 500, 3_600_000_000_000].map(&mut issued), [1, 0, 1, 2, 2]);
+}
+
 #[test]
 fn what_is_small_takes_its_turn_beside_what_is_large() {
     let mut executor = executor(64);

@@ -318,6 +318,8 @@ int main(int argc, char **argv)
 			return 2;
 		seconds = strtod(optarg, NULL);
 	}
+	/* Packets of both carry 4 KB. */
+	path_mtu = IBV_MTU_4096;
 	server = start_server(serve, &fd);
 	open_cards(fd, CLIENT);
 	for (int key = 0; key < 2; key++)

@@ -10,13 +10,13 @@ use std::time::{Duration, SystemTime};
 use starverbs_core::{Gid, Nanos};
 use starverbs_onerma::congestion::Settings;
 use starverbs_onerma::executor::{Executor, Finished, SubmitError, Transfer};
-use starverbs_onerma::wire::{MAX_PACKET, OVERHEAD, PORT};
+use starverbs_onerma::wire::{OVERHEAD, PORT};
 use starverbs_onerma::{
     COMPLETION_LEN, Card, Completion, Config, ControlError, Counters, Counts, DerivedKey, Initiator, MAX_OP,
     Op, PortalId, Region, RegionId, RegionKey, Rights, Seal, Status, Transmit,
 };
 
-use super::port::Port;
+use super::port::{Port, Received};
 use super::world::World;
 use super::{GcmSeal, numbers_at, sender_of};
 use crate::host::HostAddr;
@@ -66,6 +66,7 @@ impl Default for Options {
 pub struct Process {
     card: Card<GcmSeal>,
     world: World,
+    received: Received,
     executor: Executor,
     portal: PortalId,
     local: Gid,
@@ -77,7 +78,6 @@ pub struct Process {
     finished: VecDeque<Finished>,
     /// Message numbers before this one were given to the card
     numbered: u64,
-    room: Box<[u8]>,
 }
 
 impl Process {
@@ -88,7 +88,7 @@ impl Process {
     /// socket.
     pub fn open(addr: &HostAddr, options: &Options) -> Result<Self, BackendError> {
         /* the numbers after the port: who had it before has ended, and sent what it sent earlier */
-        let world = World { port: Port::open(addr.gid, options.port)? };
+        let world = World { port: Port::open(addr, options.port)? };
         let numbers = numbers_at(SystemTime::now()).ok_or(BackendError::ClockUnset)?;
         let numbered = numbers.end;
         let fragment = addr.link_mtu.saturating_sub(48 + OVERHEAD as u32).min(MAX_OP);
@@ -111,6 +111,7 @@ impl Process {
         Ok(Process {
             card,
             world,
+            received: Received::new()?,
             executor: Executor::new(options.congestion, options.retries, slots, completions),
             portal,
             local: addr.gid,
@@ -119,7 +120,6 @@ impl Process {
             seen: 0,
             finished: VecDeque::new(),
             numbered,
-            room: vec![0; MAX_PACKET + 1].into(),
         })
     }
 
@@ -189,8 +189,7 @@ impl Process {
 
     /// Takes a packet if one is there; `keep` may change it, or have it lost.
     fn receive(&mut self, now: Nanos, keep: impl FnOnce(&mut [u8]) -> bool) -> bool {
-        let Some((path, len)) = self.world.port.recv(&mut self.room) else { return false };
-        let packet = self.room.get_mut(..len).unwrap_or_default();
+        let Some((path, packet)) = self.received.next(&mut self.world.port) else { return false };
         if keep(packet) {
             self.card.handle_packet(&mut self.world, now, &path, packet);
         }
@@ -206,6 +205,7 @@ impl Process {
             self.card.handle_timeout(&mut self.world, now);
         }
         while self.reap(now) | self.issue(now) | self.transmit(now) {}
+        self.world.port.flush();
     }
 
     /// The card goes on with the numbers from the clock's on, if it has not had them.
@@ -275,6 +275,9 @@ impl Process {
 
     /// When [`Process::turn`] has something to do if no packet comes before; it may be past.
     pub fn next_time(&self) -> Option<Nanos> {
+        if self.received.any() {
+            return Some(0);
+        }
         self.card.next_deadline().into_iter().chain(self.executor.next_time()).min()
     }
 
@@ -297,7 +300,7 @@ impl Process {
 }
 
 impl AsRawFd for Process {
-    /// The descriptor that is readable when a packet is there.
+    /// Readable when a packet comes; those that have come are [`Process::next_time`]'s.
     fn as_raw_fd(&self) -> RawFd {
         self.world.port.as_raw_fd()
     }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::net::{Ipv4Addr, UdpSocket};
 
 use starverbs_onerma::Class;
-use starverbs_onerma::wire::Head;
+use starverbs_onerma::wire::{Head, MAX_PACKET};
 
 use super::*;
 
@@ -108,8 +108,9 @@ impl Pair {
 
     /// Waits for a packet at an end, and takes it from there.
     fn take(&mut self, end: usize, keep: impl FnOnce(&mut [u8]) -> bool) {
-        assert!(sockopt::wait(&[self.ends[end].as_raw_fd()], libc::POLLIN, PATIENCE));
-        assert!(self.ends[end].receive(self.now, keep));
+        let here = &mut self.ends[end];
+        assert!(here.received.any() || sockopt::wait(&[here.as_raw_fd()], libc::POLLIN, PATIENCE));
+        assert!(here.receive(self.now, keep));
     }
 }
 
@@ -263,11 +264,10 @@ fn an_address_has_one_card_and_its_cards_repeat_no_vector() {
         drop(process);
         first = Process::open(&home, &options).expect("its own address");
     }
-    let mut room = [0; MAX_PACKET];
-    let mut port = target.world.port;
+    let (mut port, mut received) = (target.world.port, target.received);
     let mut packets = 0;
-    while let Some((_, len)) = port.recv(&mut room) {
-        let (head, _) = Head::parse(&room[..len]).expect("a request");
+    while let Some((_, packet)) = received.next(&mut port) {
+        let (head, _) = Head::parse(packet).expect("a request");
         assert!(seen.insert(head.prefix.iv.bytes()), "an initialisation vector repeats");
         packets += 1;
     }
@@ -298,9 +298,30 @@ fn strangers_datagrams_are_counted_and_harm_nobody() {
     assert_eq!(pair.ends[1].port_counts(), [0, 1]);
     /* from a card's port: too short, too long, empty */
     for len in [0, 10, MAX_PACKET + 100] {
-        pair.ends[0].world.port.send(&pair.ends[1].local.clone(), &vec![0x11; len]);
+        let (to, port) = (pair.ends[1].local, &mut pair.ends[0].world.port);
+        port.send(&to, &vec![0x11; len]);
+        port.flush();
         pair.take(1, |_| true);
     }
     assert_eq!(pair.ends[1].counts().malformed, 3);
     assert_eq!(pair.run(Op::Write, &KEY, 4096), Status::Ok);
+}
+
+/// Packets that go out together come in joined; a turn that leaves some of them says that it goes on at once.
+#[test]
+fn what_a_turn_leaves_of_joined_packets_is_not_slept_over() {
+    let mut pair = Pair::new(0);
+    let (to, port) = (pair.ends[1].local, &mut pair.ends[0].world.port);
+    /* shorter ones do not join the first */
+    for len in [20; 5].into_iter().chain([10; RECEIVED]) {
+        port.send(&to, &[0x11; 20][..len]);
+    }
+    port.flush();
+    let target = &mut pair.ends[1];
+    assert!(sockopt::wait(&[target.as_raw_fd()], libc::POLLIN, PATIENCE));
+    assert_eq!(target.turn(1), RECEIVED);
+    assert!(target.received.any(), "the socket has nothing more, but these are there");
+    assert_eq!(target.next_time(), Some(0));
+    assert_eq!((target.turn(1), target.turn(1)), (5, 0));
+    assert_eq!((target.counts().malformed, target.next_time()), (RECEIVED as u64 + 5, None));
 }

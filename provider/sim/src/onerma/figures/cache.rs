@@ -134,7 +134,7 @@ pub(super) const REPLICA: Figure = Figure {
     title: "1RMA, figure 9: the cache of figure 8, whose second server fails after 200 us",
     x: "time, us",
     y: "us; GETs a us; READs",
-    note: "40 Gb/s of values from each server; means of ten runs and 20 us each. The server's process fails, \
+    note: "35 Gb/s of values from each server; means of ten runs and 20 us each. The server's process fails, \
            its card lives: its regions are closed, READs fail at once, and are repeated at the other \
            server, where all later ones go. A GET counts from its first READ, for the server that answered \
            it; 0: it answered none. The longest time in which no GET ended is of the 200 us from the \
@@ -144,7 +144,7 @@ pub(super) const REPLICA: Figure = Figure {
     run: |figure| {
         let mut runs: Vec<_> = (0..RUNS).map(Cache::new).collect();
         for cache in &mut runs {
-            cache.run(40.0, 500_000, FAILS);
+            cache.run(35.0, 500_000, FAILS);
             cache.ended.sort_by_key(|get| get.at);
         }
         let within = |at: u64, end: u32| (u64::from(end) * 1000 - BIN..u64::from(end) * 1000).contains(&at);
