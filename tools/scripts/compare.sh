@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Compares the library here with that of another commit: perftest in pairs, one run on each after the other,
-# as a machine whose speed changes between two minutes changes it for both of a pair. Writes PAGE.
+# Compares the library here with that of another commit: perftest, and programs of tools/bench, in pairs, one
+# run on each after the other, as a machine whose speed changes between two minutes changes it for both of a
+# pair. Writes PAGE.
 # usage: compare.sh [--pairs N] [--link udp|local] [--case PATTERN] PAGE COMMIT, after `make build`
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -21,8 +22,10 @@ tmp=$(mktemp -d)
 server=
 trap '[[ -z $server ]] || kill "$server" 2>/dev/null; rm -rf "$tmp"' EXIT
 
-# name|what is read of perftest's last line: its column, what that is divided by, unit|command
-cases=$(grep -E "$pattern" <<'END'
+# name|what is read: the column of perftest's last line, or the name or column of a line of a program's; what
+# that is divided by; unit|command
+star='star -s STARVERBS_STAR=stateless -c STARVERBS_STAR=stateful'
+cases=$(grep -E "$pattern" <<END
 WRITE, 1 MiB|4 953.674 GB/s|ib_write_bw -s 1048576 -n 8000 --noPeak
 SEND, 1 MiB|4 953.674 GB/s|ib_send_bw -s 1048576 -n 8000 --noPeak
 READ, 1 MiB|4 953.674 GB/s|ib_read_bw -s 1048576 -n 8000 --noPeak
@@ -30,6 +33,11 @@ WRITE, 64 KiB|4 953.674 GB/s|ib_write_bw -s 65536 -n 40000 --noPeak
 WRITE, 8 B|5 1 M/s|ib_write_bw -s 8 -n 2000000 --noPeak
 SEND, 8 B|5 1 M/s|ib_send_bw -s 8 -n 2000000 --noPeak
 SEND latency, 8 B|5 1 us|ib_send_lat -s 8 -n 200000
+WRITE, 8 B, 1,000 QPs, CPU time|2 1 us|many -l -q 1000 -w 256 -t 2
+WRITE, 8 B, 100,000 QPs, CPU time|2 1 us|many -l -q 100000 -w 256 -t 2
+RPC, RC, 100 connections|calls_per_second 1000 thousand/s|star -n 100 -t 2
+RPC, StaR, 100 connections|calls_per_second 1000 thousand/s|$star -n 100 -t 2
+RPC, StaR, 10,000 connections|calls_per_second 1000 thousand/s|$star -n 10000 -t 2
 END
 )
 
@@ -44,13 +52,23 @@ build() {
     }
 }
 
-# once LIBRARY COLUMN BY COMMAND: one run between two CPUs, and what it measured.
+# once LIBRARY WHAT BY COMMAND: one run, and what it measured.
 once() {
-    local lib=$1 column=$2 by=$3 port=$((20000 + RANDOM % 20000))
-    local settings=("LD_LIBRARY_PATH=$lib" STARVERBS_ADDRS=127.0.0.1)
+    local lib=$1 what=$2 by=$3
+    settings=("LD_LIBRARY_PATH=$lib" STARVERBS_ADDRS=127.0.0.1)
     # Older ones have the wire alone.
     ! grep -q STARVERBS_LINK "$lib/libibverbs.so.1" || settings+=("STARVERBS_LINK=$link")
     shift 3
+    if [[ $1 == ib_* ]]; then perftest "$@"; else program "$@"; fi |
+        awk -v what="$what" -v by="$by" '
+            what + 0 && NR == 1 { value = $what }
+            $1 == what          { value = $2 }
+            END                 { if (value == "") exit 1; print value / by }'
+}
+
+# perftest's line of figures, of two processes with a CPU each.
+perftest() {
+    local port=$((20000 + RANDOM % 20000))
     env "${settings[@]}" timeout 60 taskset -c 0 "$@" -p $port >"$tmp/server" 2>&1 &
     server=$!
     for _ in $(seq 100); do
@@ -63,8 +81,21 @@ once() {
     }
     wait "$server"
     server=
-    grep -A 1 '^ #bytes' "$tmp/client" | awk -v column="$column" -v by="$by" \
-        'END { if (NF < column) exit 1; print $column / by }'
+    grep -A 1 '^ #bytes' "$tmp/client" | tail -n 1
+}
+
+# What a program of tools/bench prints, which is both sides itself.
+program() {
+    local name=$1
+    shift
+    [[ -e $tmp/$name.program ]] ||
+        cc -O2 -o "$tmp/$name.program" "tools/bench/programs/$name.c" -L dist/lib -lrdmacm -libverbs
+    # `many -l` is one thread.
+    [[ $name != many ]] || settings+=(STARVERBS_PROGRESS_THREAD=off)
+    env "${settings[@]}" timeout 60 "$tmp/$name.program" "$@" 2>"$tmp/client" || {
+        cat "$tmp/client" >&2
+        exit 1
+    }
 }
 
 median() {
@@ -76,10 +107,10 @@ build
 load=$(cut -d ' ' -f 1 /proc/loadavg)
 for pair in $(seq "$pairs"); do
     while IFS='|' read -r name how command; do
-        read -r column by unit <<<"$how"
+        read -r what by unit <<<"$how"
         read -ra words <<<"$command"
-        before=$(once "$base/dist/lib" "$column" "$by" "${words[@]}" </dev/null)
-        after=$(once "$PWD/dist/lib" "$column" "$by" "${words[@]}" </dev/null)
+        before=$(once "$base/dist/lib" "$what" "$by" "${words[@]}" </dev/null)
+        after=$(once "$PWD/dist/lib" "$what" "$by" "${words[@]}" </dev/null)
         echo "$before $after" >>"$tmp/$name"
         echo "pair $pair of $pairs: $name: $before -> $after $unit" >&2
     done <<<"$cases"
@@ -90,7 +121,7 @@ done
         "Written by \`make compare BASE=$commit\` (tools/scripts/compare.sh); do not edit." '' \
         "$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), $(nproc) processors, $(uname -sr);" \
         "load $load at the start. Both ends pinned to a CPU each, link \`$link\`, $pairs pairs of runs, one" \
-        "after the other. A pair's ratio is the new figure by the old: more is better, but for latency." '' \
+        "after the other. A pair's ratio is the new figure by the old: more is better, but for times." '' \
         "| case | $commit | now | pairs' ratios, median | least, most | command |" \
         '|---|--:|--:|--:|--:|---|'
     while IFS='|' read -r name how command; do
