@@ -320,6 +320,7 @@ int main(int argc, char **argv)
 	}
 	/* Packets of both carry 4 KB. */
 	path_mtu = IBV_MTU_4096;
+	reads = DEPTH;
 	server = start_server(serve, &fd);
 	open_cards(fd, CLIENT);
 	for (int key = 0; key < 2; key++)

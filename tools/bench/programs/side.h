@@ -92,14 +92,16 @@ __attribute__((unused)) static void end_with(pid_t server)
 static uint8_t timeout_code = 14;
 
 static enum ibv_mtu path_mtu = IBV_MTU_1024;
+/* READs under way, each way. */
+static uint8_t reads = 1;
 
 /* From RESET to RTS. */
 static void connect_to(struct ibv_qp *qp, uint32_t peer, const union ibv_gid *gid)
 {
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1,
 				 .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ, .path_mtu = path_mtu,
-				 .dest_qp_num = peer, .max_dest_rd_atomic = 1, .min_rnr_timer = 12, .timeout = timeout_code,
-				 .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1 };
+				 .dest_qp_num = peer, .max_dest_rd_atomic = reads, .min_rnr_timer = 12, .timeout = timeout_code,
+				 .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = reads };
 
 	a.ah_attr.is_global = 1;
 	a.ah_attr.port_num = 1;
