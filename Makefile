@@ -40,7 +40,7 @@ help:
 	@echo 'make bench-1rma   of that, 1RMA beside RC: latency, rate, small READs beside a large one; writes docs/bench-1rma.*'
 	@echo 'make bench-neighbours  of that, a queue pair beside others whose peer is gone; writes docs/bench-neighbours.*'
 	@echo 'make bench-local      of that, two processes of one host over shared memory, beside UCX and libfabric; writes docs/bench-local.*'
-	@echo 'make compare      perftest on the library here and on that of the commit BASE, in pairs; writes docs/compare.md'
+	@echo 'make compare      perftest and bench programs on the library here and on that of the commit BASE, in pairs; writes docs/compare.md'
 	@echo 'make figures      the papers'"'"' figures, simulated; writes docs/figures'
 	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
 	@echo 'make stress       threads, signals, growth, leaks and races, SECONDS of each soak (300); see docs/stress.md'

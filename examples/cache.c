@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include <infiniband/stardv.h>
@@ -119,6 +120,8 @@ static void serve(const char *path)
 	signal(SIGHUP, on_signal);
 	signal(SIGTERM, on_signal);
 	open_card(STARDV_ONERMA_REMOTE_READ | STARDV_ONERMA_REMOTE_WRITE, keys[0]);
+	/* The keys are its owner's alone. */
+	umask(077);
 	file = fopen(path, "a");
 	if (!file)
 		die(path);

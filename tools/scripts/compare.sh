@@ -120,7 +120,7 @@ done
     printf '%s\n' "# $commit and $(git rev-parse --short=8 HEAD)" '' \
         "Written by \`make compare BASE=$commit\` (tools/scripts/compare.sh); do not edit." '' \
         "$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), $(nproc) processors, $(uname -sr);" \
-        "load $load at the start. Both ends pinned to a CPU each, link \`$link\`, $pairs pairs of runs, one" \
+        "load $load at the start. Ends of perftest pinned, link \`$link\`, $pairs pairs of runs, one" \
         "after the other. A pair's ratio is the new figure by the old: more is better, but for times." '' \
         "| case | $commit | now | pairs' ratios, median | least, most | command |" \
         '|---|--:|--:|--:|--:|---|'
