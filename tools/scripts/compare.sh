@@ -23,8 +23,9 @@ server=
 trap '[[ -z $server ]] || kill "$server" 2>/dev/null; rm -rf "$tmp"' EXIT
 
 # name|what is read: the column of perftest's last line, or the name or column of a line of a program's; what
-# that is divided by; unit|command
+# that is divided by; unit|settings and command
 star='star -s STARVERBS_STAR=stateless -c STARVERBS_STAR=stateful'
+few=STARVERBS_QPC_CACHE=300,miss=500ns
 cases=$(grep -E "$pattern" <<END
 WRITE, 1 MiB|4 953.674 GB/s|ib_write_bw -s 1048576 -n 8000 --noPeak
 SEND, 1 MiB|4 953.674 GB/s|ib_send_bw -s 1048576 -n 8000 --noPeak
@@ -35,9 +36,12 @@ SEND, 8 B|5 1 M/s|ib_send_bw -s 8 -n 2000000 --noPeak
 SEND latency, 8 B|5 1 us|ib_send_lat -s 8 -n 200000
 WRITE, 8 B, 1,000 QPs, CPU time|2 1 us|many -l -q 1000 -w 256 -t 2
 WRITE, 8 B, 100,000 QPs, CPU time|2 1 us|many -l -q 100000 -w 256 -t 2
+WRITE, 8 B, 1,000 QPs, room for 300, CPU time|2 1 us|$few many -l -q 1000 -w 256 -t 2
+WRITE, 8 B, 1,000 QPs, room for 300, fcfs, CPU time|2 1 us|$few,policy=fcfs many -l -q 1000 -w 256 -t 2
 RPC, RC, 100 connections|calls_per_second 1000 thousand/s|star -n 100 -t 2
 RPC, StaR, 100 connections|calls_per_second 1000 thousand/s|$star -n 100 -t 2
 RPC, StaR, 10,000 connections|calls_per_second 1000 thousand/s|$star -n 10000 -t 2
+RPC, RC, 1,000 connections, room for 300|calls_per_second 1000 thousand/s|star -s $few -n 1000 -t 2
 END
 )
 
@@ -46,7 +50,7 @@ build() {
     echo "building $commit in $base" >&2
     git worktree prune
     [[ -e $base ]] || git worktree add --force --detach --quiet "$base" "$commit"
-    CARGO_TARGET_DIR=$base/target make -C "$base" library >"$tmp/build" 2>&1 || {
+    CARGO_TARGET_DIR=$base/target make -C "$base" build >"$tmp/build" 2>&1 || {
         tail -n 20 "$tmp/build" >&2
         exit 1
     }
@@ -59,6 +63,7 @@ once() {
     # Older ones have the wire alone.
     ! grep -q STARVERBS_LINK "$lib/libibverbs.so.1" || settings+=("STARVERBS_LINK=$link")
     shift 3
+    while [[ $1 == STARVERBS_* ]]; do settings+=("$1") && shift; done
     if [[ $1 == ib_* ]]; then perftest "$@"; else program "$@"; fi |
         awk -v what="$what" -v by="$by" '
             what + 0 && NR == 1 { value = $what }
