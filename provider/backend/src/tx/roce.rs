@@ -23,6 +23,7 @@ use crate::pcap::Capture;
 use crate::peer::Peers;
 use crate::program::Payload;
 use crate::star::{self, StarRx, StarTx};
+use crate::udp_rx::mads::{self, SPECIAL_BLOCK};
 use crate::{BackendError, HostAddr, membership, sockopt};
 
 /// The sending half of the RoCEv2 port.
@@ -47,7 +48,13 @@ impl Framing for Roce {
         let block = u32::from_be_bytes([0, a, b, c]) >> QPN_BLOCK_SHIFT;
         let dgid = &datagram.to.dgid;
         let is_here = || addrs.iter().any(|addr| addr.gid == *dgid);
-        let block = if self.owners.is_empty() || !is_here() { block } else { self.owners.of(block) };
+        /* a connection manager's message goes to who gave out its ID: queue pair 1 is every process's, and
+         * what one that is about to end gets for another is lost with it */
+        let block = match block {
+            SPECIAL_BLOCK => mads::owner(datagram.head).filter(|_| is_here()).unwrap_or(block),
+            _ if self.owners.is_empty() || !is_here() => block,
+            _ => self.owners.of(block),
+        };
         Some(Route { socket: source as u8, block })
     }
 
@@ -194,6 +201,37 @@ mod tests {
             [3, 2, 3]
         );
         tx.batch.clear();
+    }
+
+    #[test]
+    fn a_connection_managers_message_goes_to_who_gave_out_its_id() {
+        use starverbs_cm::wire::message::{Ids, rtu};
+        use starverbs_cm::wire::{Attribute, Mad};
+        let settings = Settings { addrs: Some(vec![IpAddr::from([127, 0, 0, 1])]), ..Settings::default() };
+        let addrs = crate::host::addresses(&settings).expect("loopback");
+        let counters = Counters::default();
+        let tx = RoceTx::open(&settings, &addrs, &counters, None).expect("a socket");
+        let block = |dgid, mad: &Mad| {
+            let to = &Av { sgid: addrs[0].gid, dgid, ..Av::default() };
+            let head = [&[0, 0, 0, 0, 0, 0, 0, 1][..], &[0; mads::HEADERS - 8], mad.bytes()].concat();
+            let datagram = Datagram {
+                to,
+                port: 0,
+                head: &head,
+                data: &[],
+                payload: Payload::EMPTY,
+                pad: 0,
+                volatile: false,
+            };
+            tx.framing.route(&datagram, 0, &addrs).map(|route| route.block)
+        };
+        let (here, there) = (addrs[0].gid, crate::host::gid_of(IpAddr::from([192, 0, 2, 77])));
+        let named = |remote| rtu(Ids { local: 9, remote, transaction: 1 });
+        let to_seven = named(7 << mads::ID_SHIFT | 3);
+        assert_eq!(block(here, &to_seven), Some(7));
+        assert_eq!(block(there, &to_seven), Some(SPECIAL_BLOCK), "another host's IDs");
+        assert_eq!(block(here, &named(3)), Some(SPECIAL_BLOCK), "no process gave that out");
+        assert_eq!(block(here, &Mad::new(Attribute::Req, 1)), Some(SPECIAL_BLOCK), "whoever listens");
     }
 
     #[test]

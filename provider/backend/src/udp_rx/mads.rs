@@ -15,7 +15,7 @@ use crate::listeners::socket_name;
 use crate::{BackendError, registry};
 
 /// The block of queue pair 1, which is nobody's.
-pub(super) const SPECIAL_BLOCK: u32 = 0;
+pub(crate) const SPECIAL_BLOCK: u32 = 0;
 /// BTH and DETH, behind which the datagram begins.
 pub(crate) const HEADERS: usize = 20;
 /// Of a connection manager's ID, the bits below its owner's block.
@@ -65,14 +65,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         let head = control::encode_run(&Run { meta, sport, segment, first: cursor.index, tag: 0 });
         let passed = match destination(frame) {
             None => Passed::NoOwner,
-            Some(Destination::Id(id)) => {
-                let inbox =
-                    if cursor.origin == FrameOrigin::Wire { &self.wire_inbox } else { &self.block_inbox };
-                let frame = &inbox.bytes(cursor.slot)[cursor.at..][..usize::from(segment)];
-                match id >> ID_SHIFT {
-                    block @ 1..=registry::LAST_BLOCK => self.peers.pass(block, &head, frame),
-                    _ => Passed::NoOwner,
-                }
+            Some(Destination::Id(_)) => {
+                owner(frame).map_or(Passed::NoOwner, |block| self.peers.pass(block, &head, frame))
             }
             Some(Destination::Service(service)) => {
                 let scopes = Scope::around(meta.dst).into_iter();
@@ -95,6 +89,16 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         let inbox = if cursor.origin == FrameOrigin::Wire { &self.wire_inbox } else { &self.block_inbox };
         let bytes = inbox.bytes(cursor.slot);
         &bytes[cursor.at..(cursor.at + cursor.segment).min(bytes.len())]
+    }
+}
+
+/// The block of the process that a frame to queue pair 1 names. `None`: it names none.
+pub(crate) fn owner(frame: &[u8]) -> Option<u32> {
+    match destination(frame)? {
+        Destination::Id(id) => {
+            Some(id >> ID_SHIFT).filter(|block| (1..=registry::LAST_BLOCK).contains(block))
+        }
+        Destination::Service(_) => None,
     }
 }
 

@@ -167,7 +167,7 @@ impl Soft {
         self.maintain(shard, now);
         for _ in 0..ROUNDS {
             /* what was received before, and left, comes first */
-            if shard.nic.is_starved() || shard.intake.rx.recv() == 0 {
+            if shard.nic.is_starved() || shard.intake.rx.recv_all() == 0 {
                 return;
             }
             if !shard.take_frames(now, || false) {
