@@ -361,8 +361,8 @@ struct stardv_hll_estimate {
 };
 
 /* 1RMA: one-shot, connection-free, encrypted access to remote memory. See stardv_onerma_open(3),
- * stardv_onerma_create_region(3), stardv_onerma_post(3) and docs/onerma.md. What a card does, it does in
- * these calls: a process whose regions others reach calls stardv_onerma_poll, too. */
+ * stardv_onerma_create_region(3), stardv_onerma_post(3) and docs/onerma.md. While the program does not call,
+ * a thread of the library serves others and goes on with what was posted. */
 struct stardv_onerma;
 
 struct stardv_onerma_attr {

@@ -1,6 +1,7 @@
 /* 1RMA (include/infiniband/stardv.h) between two processes: one has a region, the other READs, WRITEs and
  * changes its key. The first two addresses of STARVERBS_ADDRS have cards, the third has none.
  * Build: cc -Wall -I include -o onerma onerma.c -L dist/lib -libverbs */
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +50,7 @@ static uint32_t open_region(void *addr, uint64_t length, uint32_t rights)
 	return id;
 }
 
-/* The process that has the region: says its name, and serves until it is ended. */
+/* The process that has the region: says its name, and does nothing until it is ended. Its card serves. */
 static void serve(int to, pid_t parent)
 {
 	ctx = open_device();
@@ -64,7 +65,7 @@ static void serve(int to, pid_t parent)
 	if (write(to, &region, sizeof(region)) != sizeof(region))
 		exit(1);
 	while (getppid() == parent)
-		stardv_onerma_poll(onerma, 0, NULL, 1000);
+		sleep(1);
 	exit(1);
 }
 
@@ -155,6 +156,51 @@ static void keys_and_bounds(void)
 	wr = request(STARDV_ONERMA_READ, key, 64);
 	CHECK(!ibv_query_gid(ctx, 1, NOBODY, &wr.remote));
 	CHECK(finish(&wr).status == STARDV_ONERMA_TIMEOUT);
+}
+
+static void *one_more(void *status)
+{
+	struct stardv_onerma_wc wc = { .status = 99 };
+
+	CHECK(stardv_onerma_poll(onerma, 1, &wc, -1) == 1);
+	*(uint32_t *)status = wc.status;
+	return NULL;
+}
+
+/* Threads that sleep get what another one posts, one each, also what ends by the clock alone. */
+static void sleeping_threads(void)
+{
+	struct stardv_onerma_wr wr = request(STARDV_ONERMA_READ, key, 64);
+	uint32_t statuses[2] = { 99, 99 };
+	pthread_t threads[2];
+	int i;
+
+	for (i = 0; i < 2; i++)
+		CHECK(!pthread_create(&threads[i], NULL, one_more, &statuses[i]));
+	CHECK(!stardv_onerma_post(onerma, &wr, sizeof(wr)));
+	CHECK(!ibv_query_gid(ctx, 1, NOBODY, &wr.remote));
+	CHECK(!stardv_onerma_post(onerma, &wr, sizeof(wr)));
+	for (i = 0; i < 2; i++)
+		CHECK(!pthread_join(threads[i], NULL));
+	CHECK((statuses[0] == STARDV_ONERMA_OK) + (statuses[1] == STARDV_ONERMA_OK) == 1);
+	CHECK((statuses[0] == STARDV_ONERMA_TIMEOUT) + (statuses[1] == STARDV_ONERMA_TIMEOUT) == 1);
+}
+
+/* What was posted goes on while the program does not call, and others are served: of its own region, too. */
+static void without_calls(void)
+{
+	struct stardv_onerma_wr wr = request(STARDV_ONERMA_READ, key, LEN - 5);
+	struct stardv_onerma_wc wc;
+	volatile char *last = memory + 3 + LEN - 9;
+	int i;
+
+	wr.length = LEN - 8;
+	memset(memory, 'c', LEN);
+	CHECK(!stardv_onerma_post(onerma, &wr, sizeof(wr)));
+	for (i = 0; i < 10000 && *last == 'c'; i++)
+		usleep(1000);
+	CHECK(*last != 'c');
+	CHECK(stardv_onerma_poll(onerma, 1, &wc, -1) == 1 && wc.status == STARDV_ONERMA_OK);
 }
 
 /* Regions of this process: destroyed, and with another key. A card reaches itself as it does others. */
@@ -276,6 +322,8 @@ int main(void)
 	if (onerma && !failures) {
 		region = open_region(memory, LEN, STARDV_ONERMA_LOCAL_READ | STARDV_ONERMA_LOCAL_WRITE);
 		moves_data();
+		sleeping_threads();
+		without_calls();
 		keys_and_bounds();
 		own_regions();
 		nonsense();

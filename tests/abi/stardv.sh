@@ -36,7 +36,7 @@ fi
 
 # 1RMA, between two processes at addresses that no other run has.
 cc -Wall -Wextra -Wpedantic -std=c11 -D_GNU_SOURCE -O1 -I"$include" -o "$tmp/onerma" "$here/onerma.c" \
-    -L"$lib" -libverbs
+    -L"$lib" -libverbs -lpthread
 net=127.$((64 + $$ / 256 % 128)).$(($$ % 256))
 addrs=$net.1,$net.2,$net.3
 LD_LIBRARY_PATH=$lib STARVERBS_ADDRS=$addrs "$tmp/onerma"

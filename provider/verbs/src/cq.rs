@@ -11,6 +11,7 @@ use starverbs_rings::{Armed, CqRing, CqRoom};
 use crate::channel::{ChannelShared, CompChannel};
 use crate::clock;
 use crate::context::Context;
+use crate::device::thread::Served;
 use crate::device::{Command, Device, DeviceCq, Reply};
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, kind};

@@ -37,7 +37,7 @@ pub(crate) use board::DeviceCq;
 use command::group;
 pub(crate) use command::{Command, KernelCommand, Reply};
 use soft::Soft;
-use thread::{ProgressThread, TurnResult};
+use thread::{ProgressThread, Served, TurnResult};
 
 /// A device that is open. Clones are the same.
 #[derive(Clone)]
@@ -179,15 +179,6 @@ impl Device {
         }
     }
 
-    /// Takes what other processes of this host have asked meanwhile, for a thread that does not sleep yet.
-    /// Says whether they had.
-    pub(crate) fn look(&self) -> bool {
-        match self {
-            Device::Soft(soft) => soft.look(),
-            _ => false,
-        }
-    }
-
     /// Where rings of objects made in `pd` lie: in the program's own memory, if it has such and the device
     /// reaches it.
     pub(crate) fn queue_memory(&self, pd: &Pd) -> ProgramMemory {
@@ -195,18 +186,6 @@ impl Device {
             Device::Board(board) => Some(board.queue_memory()),
             _ => pd.memory(),
         }
-    }
-
-    /// Lists what a sleeping thread waits for; gives when the device must work at the latest, `Nanos::MAX`
-    /// for never. Not `armed`: the program runs the device, and the thread waits for nothing that the
-    /// program's calls look at.
-    pub(crate) fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Nanos {
-        dispatch!(self, device => device.wait_fds(fds, armed))
-    }
-
-    /// A turn of the thread, which one of these descriptors, or the time, has woken.
-    pub(crate) fn turn(&self, woken: &[libc::pollfd]) -> TurnResult {
-        dispatch!(self, device => device.turn(woken))
     }
 
     /// What it says of itself.
@@ -223,17 +202,6 @@ impl Device {
     /// What it was opened with.
     pub(crate) fn settings(&self) -> &Settings {
         dispatch!(self, device => &device.settings)
-    }
-
-    /// What the program does in the library.
-    #[inline]
-    pub(crate) fn activity(&self) -> &Activity {
-        dispatch!(self, device => &device.activity)
-    }
-
-    /// Its thread.
-    pub(crate) fn thread(&self) -> &ProgressThread {
-        dispatch!(self, device => &device.thread)
     }
 
     /// What other processes of the host may see of its memory, if they may see any.
@@ -254,5 +222,31 @@ impl Device {
     /// Adds a failure to the deferred log: an event's kind, and the object's number.
     pub(crate) fn log_later(&self, kind: u32, number: u32) {
         dispatch!(self, device => device.deferred_log.add(kind, number));
+    }
+}
+
+impl Served for Device {
+    fn thread(&self) -> &ProgressThread {
+        dispatch!(self, device => &device.thread)
+    }
+
+    #[inline]
+    fn activity(&self) -> &Activity {
+        dispatch!(self, device => &device.activity)
+    }
+
+    fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Nanos {
+        dispatch!(self, device => device.wait_fds(fds, armed))
+    }
+
+    fn turn(&self, woken: &[libc::pollfd]) -> TurnResult {
+        dispatch!(self, device => device.turn(woken))
+    }
+
+    fn look(&self) -> bool {
+        match self {
+            Device::Soft(soft) => soft.look(),
+            _ => false,
+        }
     }
 }

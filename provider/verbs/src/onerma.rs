@@ -1,31 +1,57 @@
 //! 1RMA for programs: a process's card, which any of its threads may use.
 //!
-//! Owns the lock around the card, and sleeping. Nothing happens to the card but in its calls: there is no
-//! thread behind it. It must not know packets, nor C's structs.
+//! Owns the lock around the card, sleeping, and the thread that serves others while the program is outside the
+//! library. It must not know packets, nor C's structs.
 
-use std::os::fd::AsRawFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
+use nix::sys::eventfd::EfdFlags;
 use starverbs_backend::host;
 pub use starverbs_backend::onerma::{
     Class, Counts, DerivedKey, Finished, Initiator, Op, RegionId, RegionKey, Rights, Status, Transfer,
 };
 use starverbs_backend::onerma::{ControlError, GcmSeal, Options, Process, Seal, SubmitError};
-use starverbs_core::Gid;
+use starverbs_core::{Gid, Nanos};
 use starverbs_settings::Settings;
 
 use crate::clock::now;
+use crate::device::activity::Activity;
+use crate::device::thread::{ProgressThread, Served, TurnResult, drain, pollfd};
+use crate::events::{eventfd, signal};
 use crate::{Context, Result, VerbsError, process};
 
 /// Most commands that a card has under way.
 pub const MAX_SLOTS: u16 = 256;
+/// How long a poll sleeps where nothing ends its sleep before.
+const LONG: Nanos = 60_000_000_000;
 
 /// A 1RMA card. It has an address of its own as long as it lives.
 pub struct Onerma {
     /// Forks of the process when it was opened: in a forked child it is the parent's
     forks: u32,
-    process: Mutex<Process>,
+    shared: Arc<Shared>,
+}
+
+/// The card, for the program's threads and the one that serves others meanwhile.
+struct Shared {
+    card: Mutex<Card>,
+    thread: ProgressThread,
+    activity: Activity,
+    /// Ends the sleep of a poll
+    wake: OwnedFd,
+}
+
+/// What the lock is for.
+struct Card {
+    process: Process,
+    /// Polls that sleep. They serve others when a packet wakes them, and the thread leaves that to them
+    sleepers: u32,
+    /// Polls in a row that slept, since the thread last served somebody
+    slept: u32,
+    /// When the thread wakes at the latest, or who sleeps
+    alarm: Nanos,
 }
 
 /// K_d of a process of an address for an operation.
@@ -62,15 +88,25 @@ impl Onerma {
         let addrs = host::addresses(&this)?;
         let addr = addrs.first().ok_or(VerbsError::NoData)?;
         let pid = if pid == 0 { usual.pid } else { pid };
-        let card = Process::open(addr, &Options { slots, pid, ..usual })?;
-        Ok(Onerma { forks: process::forks(), process: Mutex::new(card) })
+        let process = Process::open(addr, &Options { slots, pid, ..usual })?;
+        let shared = Arc::new(Shared {
+            card: Mutex::new(Card { process, sleepers: 0, slept: 0, alarm: Nanos::MAX }),
+            thread: ProgressThread::new()?,
+            activity: Activity::default(),
+            wake: eventfd(EfdFlags::EFD_NONBLOCK)?,
+        });
+        if context.device()?.settings().progress_thread {
+            shared.thread.start(Arc::clone(&shared))?;
+        }
+        Ok(Onerma { forks: process::forks(), shared })
     }
 
-    fn process(&self) -> Result<MutexGuard<'_, Process>> {
+    /// The card, unless this is a forked child.
+    fn card(&self) -> Result<MutexGuard<'_, Card>> {
         if process::forks() != self.forks {
             return Err(VerbsError::Forked);
         }
-        Ok(self.process.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(self.shared.lock())
     }
 
     /// Opens memory to whoever has a key of it.
@@ -89,7 +125,7 @@ impl Onerma {
         key: RegionKey,
     ) -> Result<RegionId> {
         // SAFETY: the caller's terms.
-        unsafe { self.process()?.open_region(addr, len, rights, key) }.map_err(of_control)
+        unsafe { self.card()?.process.open_region(addr, len, rights, key) }.map_err(of_control)
     }
 
     /// Closes a region: when this returns nobody reaches it.
@@ -97,7 +133,7 @@ impl Onerma {
     /// # Errors
     /// EINVAL: there is none; EIO in a forked child.
     pub fn close_region(&self, region: RegionId) -> Result<()> {
-        self.process()?.close_region(region).map_err(of_control)
+        self.card()?.process.close_region(region).map_err(of_control)
     }
 
     /// Changes a region's key: when this returns the old one opens nothing.
@@ -105,7 +141,7 @@ impl Onerma {
     /// # Errors
     /// As of [`Onerma::close_region`].
     pub fn rekey_region(&self, region: RegionId, key: RegionKey) -> Result<()> {
-        self.process()?.rekey_region(region, key).map_err(of_control)
+        self.card()?.process.rekey_region(region, key).map_err(of_control)
     }
 
     /// Begins a transfer.
@@ -113,12 +149,14 @@ impl Onerma {
     /// # Errors
     /// EINVAL: its length; ENOMEM; EIO in a forked child.
     pub fn post(&self, transfer: Transfer) -> Result<()> {
-        let mut process = self.process()?;
-        process.submit(transfer).map_err(|error| match error {
+        let mut card = self.card()?;
+        card.process.submit(transfer).map_err(|error| match error {
             SubmitError::Length => VerbsError::Invalid("no transfer has this length"),
             SubmitError::NoMemory => VerbsError::NoMemory("no memory for a transfer"),
         })?;
-        process.turn(now());
+        self.shared.activity.note_call();
+        card.process.turn(now());
+        self.shared.settle(&mut card);
         Ok(())
     }
 
@@ -128,28 +166,43 @@ impl Onerma {
     /// # Errors
     /// EIO in a forked child.
     pub fn poll(&self, max: usize, limit: Option<Duration>, mut take: impl FnMut(Finished)) -> Result<usize> {
-        let long = Duration::from_secs(60);
         let end =
             limit.map(|limit| now().saturating_add(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)));
+        let shared = &*self.shared;
+        let mut card = self.card()?;
+        let mut has_slept = false;
         loop {
-            let mut process = self.process()?;
             let at = now();
-            process.turn(at);
+            shared.activity.note_call();
+            shared.activity.note_poll(at);
+            card.process.turn(at);
             let mut taken = 0;
             while taken < max
-                && let Some(finished) = process.poll()
+                && let Some(finished) = card.process.poll()
             {
                 take(finished);
                 taken += 1;
             }
-            let left = end.map_or(long, |end| Duration::from_nanos(end.saturating_sub(at)));
-            if taken > 0 || left.is_zero() {
+            let end = end.unwrap_or(at + LONG);
+            if taken > 0 || end <= at {
+                if has_slept {
+                    shared.resume(&mut card);
+                }
+                shared.settle(&mut card);
                 return Ok(taken);
             }
-            let next = process.next_time().map(|next| Duration::from_nanos(next.saturating_sub(at)));
-            let fd = process.as_raw_fd();
-            drop(process);
-            sleep(fd, left.min(next.unwrap_or(long)));
+            let until = card.process.next_time().map_or(end, |next| next.min(end));
+            card.alarm = if card.sleepers == 0 { until } else { until.min(card.alarm) };
+            card.sleepers += 1;
+            let mut fds = [pollfd(card.process.as_raw_fd()), pollfd(shared.wake.as_raw_fd())];
+            has_slept = true;
+            drop(card);
+            sleep(&mut fds, Duration::from_nanos(until.saturating_sub(at)));
+            if fds[1].revents != 0 {
+                drain(shared.wake.as_raw_fd());
+            }
+            card = shared.lock();
+            card.sleepers -= 1;
         }
     }
 
@@ -158,18 +211,95 @@ impl Onerma {
     /// # Errors
     /// EIO in a forked child.
     pub fn counts(&self) -> Result<(Counts, [u64; 2])> {
-        let process = self.process()?;
-        Ok((*process.counts(), process.port_counts()))
+        let card = self.card()?;
+        Ok((*card.process.counts(), card.process.port_counts()))
     }
 }
 
-/// Sleeps until the descriptor is readable, a signal comes or `limit` is over.
-fn sleep(fd: i32, limit: Duration) {
-    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+impl Drop for Onerma {
+    /// Ends the thread, which a forked child does not have.
+    fn drop(&mut self) {
+        if process::forks() == self.forks {
+            self.shared.thread.stop();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Card> {
+        self.card.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// At the end of a call: who sleeps hears of what has ended, and of what is due before the sleep is over.
+    fn settle(&self, card: &mut Card) {
+        let next = card.process.next_time().unwrap_or(Nanos::MAX);
+        let sooner = next < card.alarm;
+        card.alarm = next.min(card.alarm);
+        if card.sleepers == 0 {
+            if sooner {
+                self.thread.kick_if_armed();
+            }
+        } else if sooner || card.process.has_finished() {
+            signal(&self.wake);
+        }
+    }
+
+    /// A poll that slept returns: if no other sleeps, the thread serves others from now on. Where polls do so
+    /// again and again it looks once a tick instead, whether they still do.
+    fn resume(&self, card: &mut Card) {
+        if card.sleepers == 0 {
+            card.slept = card.slept.saturating_add(1);
+            self.thread.watch(card.slept);
+            self.thread.kick_if_armed();
+        }
+    }
+}
+
+impl Served for Arc<Shared> {
+    fn thread(&self) -> &ProgressThread {
+        &self.thread
+    }
+
+    fn activity(&self) -> &Activity {
+        &self.activity
+    }
+
+    fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Nanos {
+        if !armed {
+            return Nanos::MAX;
+        }
+        let mut card = self.lock();
+        if card.sleepers > 0 {
+            return Nanos::MAX;
+        }
+        fds.push(pollfd(card.process.as_raw_fd()));
+        card.alarm = card.process.next_time().unwrap_or(Nanos::MAX);
+        card.alarm
+    }
+
+    fn turn(&self, _: &[libc::pollfd]) -> TurnResult {
+        let mut card = match self.card.try_lock() {
+            Ok(card) => card,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return TurnResult::default(),
+        };
+        if card.sleepers > 0 {
+            return TurnResult::default();
+        }
+        let came = card.process.turn(now());
+        if came > 0 {
+            card.slept = 0;
+        }
+        TurnResult { work: Some(u32::try_from(came).unwrap_or(u32::MAX)), ..TurnResult::default() }
+    }
+}
+
+/// Sleeps until one of the descriptors is readable, a signal comes or `limit` is over.
+fn sleep(fds: &mut [libc::pollfd], limit: Duration) {
     let limit = libc::timespec {
         tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(limit.subsec_nanos()),
     };
-    // SAFETY: one pollfd and a timespec, both alive across the call.
-    unsafe { libc::ppoll(&mut poll, 1, &limit, std::ptr::null()) };
+    // SAFETY: the list and a timespec, both alive across the call.
+    unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, &limit, std::ptr::null()) };
 }

@@ -177,6 +177,11 @@ impl Process {
         self.finished.pop_front()
     }
 
+    /// Whether [`Process::poll`] has a transfer to give.
+    pub fn has_finished(&self) -> bool {
+        !self.finished.is_empty()
+    }
+
     /// Takes what has come, and sends what can be sent. `now` never goes back. Gives how many packets came.
     pub fn turn(&mut self, now: Nanos) -> usize {
         let mut came = 0;

@@ -19,7 +19,7 @@ use std::time::Duration;
 use nix::sys::eventfd::EfdFlags;
 use starverbs_core::Nanos;
 
-use super::Device;
+use super::activity::Activity;
 use super::posix_thread::Thread;
 use crate::clock;
 use crate::error::Result;
@@ -54,6 +54,29 @@ const SLICE: u64 = 100_000;
 /// How much nicer than it the program's threads are.
 const BEFORE: i32 = 5;
 
+/// What a thread runs.
+pub(crate) trait Served: Send + 'static {
+    /// Its thread.
+    fn thread(&self) -> &ProgressThread;
+
+    /// What the program does in the library.
+    fn activity(&self) -> &Activity;
+
+    /// Lists what a sleeping thread waits for; gives when the device must work at the latest, `Nanos::MAX`
+    /// for never. Not `armed`: the program runs the device, and the thread waits for nothing that the
+    /// program's calls look at.
+    fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Nanos;
+
+    /// A turn of the thread, which one of these descriptors, or the time, has woken.
+    fn turn(&self, woken: &[libc::pollfd]) -> TurnResult;
+
+    /// Takes what other processes of this host have asked meanwhile, for a thread that does not sleep yet.
+    /// Says whether they had.
+    fn look(&self) -> bool {
+        false
+    }
+}
+
 /// The thread, as the device sees it.
 pub(crate) struct ProgressThread {
     wake: OwnedFd,
@@ -87,7 +110,7 @@ impl ProgressThread {
     }
 
     /// Starts the thread of `device`, armed, with all signals blocked.
-    pub(crate) fn start(&self, device: Device) -> Result<()> {
+    pub(crate) fn start(&self, device: impl Served) -> Result<()> {
         self.stop.store(false, Ordering::Release);
         self.mode.store(ARMED, Ordering::SeqCst);
         let started = Thread::start(c"starverbs", Box::new(move || Worker::new(device).run()));
@@ -173,8 +196,8 @@ enum Woken {
     Alarm,
 }
 
-struct Worker {
-    device: Device,
+struct Worker<D> {
+    device: D,
     /// `poll(2)`'s list: the wake descriptor, then the device's
     polled: Vec<libc::pollfd>,
     /// Spurious wake-ups in a row
@@ -187,8 +210,8 @@ struct Worker {
     shares_its_cpu: bool,
 }
 
-impl Worker {
-    fn new(device: Device) -> Self {
+impl<D: Served> Worker<D> {
+    fn new(device: D) -> Self {
         let shares_its_cpu = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1);
         Worker { device, polled: Vec::with_capacity(16), spurious: 0, clean: 0, served_at: 0, shares_its_cpu }
     }
@@ -340,7 +363,7 @@ pub(crate) fn pollfd(fd: RawFd) -> libc::pollfd {
 }
 
 /// Empties an eventfd that does not block.
-fn drain(fd: RawFd) {
+pub(crate) fn drain(fd: RawFd) {
     let mut count = 0u64;
     // SAFETY: eight writable bytes.
     unsafe { libc::read(fd, (&raw mut count).cast(), 8) };
