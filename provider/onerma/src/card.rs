@@ -20,6 +20,7 @@ use alloc::boxed::Box;
 
 use starverbs_core::{Dma, Gid, Nanos};
 
+use crate::command::HASTES;
 use crate::list::{Links, List, boxed};
 use crate::region::Regions;
 use crate::seal::{Counters, Seal, is_by_target};
@@ -73,16 +74,16 @@ pub struct Card<S: Seal> {
     slot_links: Links,
     /// Slots that wait for the window, of each class
     queued: [List; 2],
-    /// Slots in service, by deadline
-    service: List,
+    /// Slots in service, by haste: each list is in the order of deadlines
+    service: [List; HASTES as usize],
     transfers: Box<[Transfer<S::Key>]>,
     transfer_links: Links,
     /// Transfers without an operation
     unused: List,
     /// Transfers that wait for the window, of each class
     waiting: [List; 2],
-    /// Transfers whose data was asked for, by deadline
-    asked: List,
+    /// Transfers whose data was asked for, by haste: each list is in the order of deadlines
+    asked: [List; HASTES as usize],
     inbound: Inbound<S::Key>,
     /// High-class operations that entered service in a row while a low one waited
     row: u8,
@@ -108,12 +109,12 @@ impl<S: Seal> Card<S> {
             slots: boxed(usize::from(config.slots), Slot::new)?,
             slot_links: Links::new(config.slots)?,
             queued: [List::new(), List::new()],
-            service: List::new(),
+            service: [const { List::new() }; HASTES as usize],
             transfers: boxed(usize::from(config.transfers), Transfer::new)?,
             transfer_links,
             unused,
             waiting: [List::new(), List::new()],
-            asked: List::new(),
+            asked: [const { List::new() }; HASTES as usize],
             inbound: Inbound::new(config.inbound)?,
             row: 0,
             transfer_last: false,
@@ -218,8 +219,8 @@ impl<S: Seal> Card<S> {
     pub fn next_deadline(&self) -> Option<Nanos> {
         let slot = |place: u16| self.slots.get(usize::from(place)).map(|slot| slot.deadline);
         let transfer = |place: u16| self.transfers.get(usize::from(place)).map(|one| one.deadline);
-        let slots = self.queued.iter().chain([&self.service]).filter_map(|list| list.first().and_then(slot));
-        let transfers = self.waiting.iter().chain([&self.asked]);
+        let slots = self.queued.iter().chain(&self.service).filter_map(|list| list.first().and_then(slot));
+        let transfers = self.waiting.iter().chain(&self.asked);
         slots.chain(transfers.filter_map(|list| list.first().and_then(transfer))).min()
     }
 
@@ -228,6 +229,11 @@ impl<S: Seal> Card<S> {
         self.expire_slots(env, now);
         self.expire_transfers(env, now);
     }
+}
+
+/// The list of a haste.
+fn at_haste(lists: &mut [List; HASTES as usize], haste: u8) -> &mut List {
+    &mut lists[usize::from(haste.min(HASTES - 1))]
 }
 
 /// The list of a class.

@@ -9,12 +9,14 @@ use crate::types::{Class, Op, Status};
 
 /// Bytes of a command: what a program stores into a slot.
 pub const COMMAND_LEN: usize = 64;
+/// How often a command may have the card's timeout halved, and 1.
+pub const HASTES: u8 = 10;
 /// Bytes of a completion.
 pub const COMPLETION_LEN: usize = 32;
 
 /// One operation, whole: the card keeps nothing about a destination (1RMA, section 4.4).
 ///
-/// In memory: op 8, class 8, size 16, remote region 32, remote offset 64, remote address 128, local region
+/// In memory: op 8, class 1 and haste 7, size 16, remote region 32, remote offset 64, remote address 128, local region
 /// 32, completion region 32, local offset 64, K_d 128.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Command {
@@ -22,6 +24,8 @@ pub struct Command {
     pub op: Op,
     /// Its class
     pub class: Class,
+    /// How often the card's timeout is halved for it: less than [`HASTES`]
+    pub haste: u8,
     /// Bytes: 1 to 4096; 16 of a REKEY
     pub size: u32,
     /// The target's address
@@ -43,8 +47,8 @@ pub struct Command {
 /// Why 64 bytes are no command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum CommandError {
-    /// An operation or class that is not known
-    #[error("unknown operation or class")]
+    /// An operation or haste that is not known
+    #[error("unknown operation or haste")]
     Unknown,
     /// An operation of this kind does not have this size
     #[error("no operation of this kind has this size")]
@@ -56,7 +60,7 @@ impl Command {
     pub fn encode(&self) -> [u8; COMMAND_LEN] {
         let mut bytes = [0; COMMAND_LEN];
         bytes[0] = self.op as u8;
-        bytes[1] = self.class as u8;
+        bytes[1] = self.class as u8 | self.haste << 1;
         bytes[2..4].copy_from_slice(&(self.size as u16).to_le_bytes());
         bytes[4..8].copy_from_slice(&self.region.0.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.offset.to_le_bytes());
@@ -71,7 +75,11 @@ impl Command {
     /// What a slot holds. The program may have written anything.
     pub fn decode(bytes: &[u8; COMMAND_LEN]) -> Result<Command, CommandError> {
         let op = Op::from_code(bytes[0]).ok_or(CommandError::Unknown)?;
-        let class = Class::from_code(bytes[1]).ok_or(CommandError::Unknown)?;
+        let class = Class::from_code(bytes[1] & 1).ok_or(CommandError::Unknown)?;
+        let haste = bytes[1] >> 1;
+        if haste >= HASTES {
+            return Err(CommandError::Unknown);
+        }
         let size = u32::from(u16::from_le_bytes(part(bytes, 2)));
         if !op.takes(size) {
             return Err(CommandError::Size);
@@ -79,6 +87,7 @@ impl Command {
         Ok(Command {
             op,
             class,
+            haste,
             size,
             remote: Gid(part(bytes, 16)),
             region: RegionId(u32::from_le_bytes(part(bytes, 4))),
@@ -156,16 +165,16 @@ mod tests {
     proptest! {
         #[test]
         fn a_slot_is_a_command_that_reads_back_or_an_error(
-            bytes in any::<[[u8; 32]; 2]>(), op in 0..5u8, class in 0..3u8, size in 0..4200u16,
+            bytes in any::<[[u8; 32]; 2]>(), op in 0..5u8, second in 0..24u8, size in 0..4200u16,
         ) {
             let mut slot = [0; COMMAND_LEN];
             slot[..32].copy_from_slice(&bytes[0]);
             slot[32..].copy_from_slice(&bytes[1]);
-            (slot[0], slot[1]) = (op, class);
+            (slot[0], slot[1]) = (op, second);
             slot[2..4].copy_from_slice(&size.to_le_bytes());
             match Command::decode(&slot) {
                 Ok(command) => prop_assert_eq!(command.encode(), slot),
-                Err(CommandError::Unknown) => prop_assert!(!(1..=3).contains(&op) || class > 1),
+                Err(CommandError::Unknown) => prop_assert!(!(1..=3).contains(&op) || second >> 1 >= HASTES),
                 Err(CommandError::Size) => {
                     prop_assert!(size == 0 || size > 4096 || (op == 3 && size != 16));
                 }

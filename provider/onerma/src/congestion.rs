@@ -6,7 +6,7 @@
 
 use starverbs_core::Nanos;
 
-use crate::command::Completion;
+use crate::command::{Completion, HASTES};
 use crate::types::Status;
 
 /// The constants of algorithm 1. Those that the paper does not give say so.
@@ -34,9 +34,34 @@ pub struct Settings {
     pub remote_target: Nanos,
     /// The round trip that is assumed before one was seen, ns; a WRITE's answer takes two
     pub rtt: Nanos,
+    /// How long commands wait for their answers; `None`: as long as the card waits
+    pub timeouts: Option<Timeouts>,
     /// Whether local congestion is told from remote. Without it all delay counts as remote, as in the paper's
     /// figure 15(c)
     pub separate: bool,
+}
+
+/// Timeouts that follow measured round trips. The paper's are those of one fabric.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Timeouts {
+    /// The card's, ns; others are halves of it
+    pub longest: Nanos,
+    /// The shortest, ns: what a peer may take that waits for a CPU
+    pub least: Nanos,
+    /// Of a destination that has not answered yet, ns
+    pub unknown: Nanos,
+}
+
+/// Round trips, with four times their deviation, that a command waits (1RMA, section 6.1).
+const ROUND_TRIPS: Nanos = 4;
+/// How often a timeout doubles from one try to the next.
+const DOUBLINGS: u8 = 4;
+
+impl Timeouts {
+    /// How often the card's timeout is halved, to be no shorter than what is wanted.
+    fn haste(&self, wanted: Nanos) -> u8 {
+        (0..HASTES).rev().find(|haste| self.longest >> haste >= wanted).unwrap_or(0)
+    }
 }
 
 impl Settings {
@@ -53,6 +78,7 @@ impl Settings {
             local_target: rtt / 5,
             remote_target: rtt * 11 / 10,
             rtt,
+            timeouts: None,
             separate: true,
         }
     }
@@ -119,6 +145,8 @@ pub struct Remote {
     window: Window,
     /// Smoothed delay beyond the issue delay, ns
     rtt: f64,
+    /// Smoothed deviation from that; `None`: nothing was measured
+    deviation: Option<f64>,
     /// What that delay should be below, ns
     target: Nanos,
 }
@@ -128,7 +156,8 @@ impl Remote {
     pub fn new(settings: &Settings, round_trips: u32) -> Self {
         let more = Nanos::from(round_trips.saturating_sub(1)) * settings.rtt;
         let rtt = (settings.rtt + more) as f64;
-        Remote { window: Window::new(settings.initial), rtt, target: settings.remote_target + more }
+        let target = settings.remote_target + more;
+        Remote { window: Window::new(settings.initial), rtt, deviation: None, target }
     }
 
     /// Its window.
@@ -139,6 +168,19 @@ impl Remote {
     /// Smoothed round trip, ns.
     pub fn rtt(&self) -> Nanos {
         (self.rtt as Nanos).max(1)
+    }
+
+    /// The haste of a command that was tried so often before.
+    pub fn haste(&self, settings: &Settings, tries: u8) -> u8 {
+        let Some(timeouts) = &settings.timeouts else { return 0 };
+        let first = match self.deviation {
+            Some(deviation) => {
+                let trip = (self.rtt + 4.0 * deviation) as Nanos;
+                trip.saturating_mul(ROUND_TRIPS).max(timeouts.least)
+            }
+            None => timeouts.unknown,
+        };
+        timeouts.haste(first.saturating_mul(1 << tries.min(DOUBLINGS)))
     }
 
     /// Operations that may be under way to it, with the host's window `local`.
@@ -166,7 +208,10 @@ impl Remote {
         let rtt = self.rtt();
         match completion.status {
             Status::Ok => {
-                self.rtt += (rest as f64 - self.rtt) / 8.0;
+                let off = rest as f64 - self.rtt;
+                let deviation = self.deviation.unwrap_or(0.0);
+                self.deviation = Some(deviation + (off.abs() - deviation) / 4.0);
+                self.rtt += off / 8.0;
                 local.on_success(settings, now, at_host, settings.local_target, rtt);
                 self.window.on_success(settings, now, beyond, self.target, rtt);
             }
@@ -242,6 +287,33 @@ mod tests {
         let (mut here, mut there) = (Window::new(13.0), Remote::new(&settings, 1));
         there.on_completion(&together, &mut here, 0, &completion(Status::Ok, 4000, 9000));
         assert!(here.size() > 13.0 && there.window().size() < 13.0);
+    }
+
+    #[test]
+    fn timeouts_follow_round_trips() {
+        let timeouts = Timeouts { longest: 640_000_000, least: 2_500_000, unknown: 20_000_000 };
+        let settings = Settings { timeouts: Some(timeouts), ..Settings::of_rtt(100_000) };
+        let (mut here, mut there) = (Window::new(13.0), Remote::new(&settings, 1));
+        let wait = |there: &Remote, tries| timeouts.longest >> there.haste(&settings, tries);
+        assert_eq!(
+            [0, 1, 4, 5, 7].map(|tries| wait(&there, tries)),
+            [20, 40, 320, 320, 320].map(|ms| ms * 1_000_000)
+        );
+        (0..100).for_each(|_| {
+            there.on_completion(&settings, &mut here, 0, &completion(Status::Ok, 0, 50_000));
+        });
+        assert_eq!(
+            [0, 3].map(|tries| wait(&there, tries)),
+            [2_500_000, 20_000_000],
+            "no less than the least"
+        );
+        there.on_completion(&settings, &mut here, 0, &completion(Status::Ok, 0, 30_000_000));
+        assert!(wait(&there, 0) >= 120_000_000, "four of the slow one");
+        (0..100).for_each(|_| {
+            there.on_completion(&settings, &mut here, 0, &completion(Status::Ok, 0, 30_000_000));
+        });
+        assert_eq!(wait(&there, 0), 160_000_000, "four round trips of 30 ms");
+        assert_eq!(there.haste(&Settings::default(), 0), 0, "the card's own");
     }
 
     #[test]

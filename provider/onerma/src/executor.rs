@@ -284,6 +284,7 @@ impl Executor {
         let command = Command {
             op,
             class,
+            haste: destination.remote.haste(&self.settings, chunk.tries),
             size: chunk.size,
             remote,
             region,

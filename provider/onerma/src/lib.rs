@@ -32,7 +32,7 @@ mod window;
 pub mod wire;
 
 pub use card::{Card, Config, ControlError, Counts, Env, IssueError, Path, PortalId, SlotState, Transmit};
-pub use command::{COMMAND_LEN, COMPLETION_LEN, Command, CommandError, Completion};
+pub use command::{COMMAND_LEN, COMPLETION_LEN, Command, CommandError, Completion, HASTES};
 pub use fragments::GRANULE;
 pub use region::{Region, RegionId, Rights};
 pub use seal::{Counters, DerivedKey, Initiator, RESERVED_KEY, RegionKey, Seal};

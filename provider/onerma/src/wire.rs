@@ -3,7 +3,7 @@
 //! ```text
 //! all       version 4 | hop 4, op 8, status 8, class 8
 //!           sender 32, counter 64                          the initialisation vector
-//! Request   from 64, PID 32, RegionId 32, offset 64, size 32
+//! Request   from 64, PID 32, RegionId 32, offset 64, size 32, timeout 32
 //! Ask       to 64, from 64, size 32
 //! Data      to 64, offset 32, encrypted bytes
 //! Done      to 64
@@ -96,6 +96,8 @@ pub enum Hop {
         offset: u64,
         /// How many bytes
         size: u32,
+        /// How long the initiator waits, ns: the target's wait for the data of a WRITE is no longer
+        timeout: u32,
     },
     /// Target to initiator: the data of a WRITE or REKEY is wanted
     Ask {
@@ -214,12 +216,13 @@ impl Head {
         out.put(&[VERSION << 4 | hop, op as u8, status as u8, class as u8]);
         out.put(&iv.bytes());
         match self.hop {
-            Hop::Request { from, pid, region, offset, size } => {
+            Hop::Request { from, pid, region, offset, size, timeout } => {
                 out.handle(from);
                 out.word(pid);
                 out.word(region.0);
                 out.long(offset);
                 out.word(size);
+                out.word(timeout);
             }
             Hop::Ask { to, from, size } => {
                 out.handle(to);
@@ -273,6 +276,7 @@ impl Hop {
                 region: RegionId(input.word()?),
                 offset: input.long()?,
                 size: input.word()?,
+                timeout: input.word()?,
             },
             ASK => Hop::Ask { to: first, from: input.handle()?, size: input.word()? },
             DATA => Hop::Data { to: first, offset: input.word()? },
@@ -325,7 +329,7 @@ impl Bound {
     }
 }
 
-const _: () = assert!(PREFIX_LEN + 8 + 4 + TAG_LEN == OVERHEAD && PREFIX_LEN + 28 <= MAX_HEADER);
+const _: () = assert!(PREFIX_LEN + 8 + 4 + TAG_LEN == OVERHEAD && PREFIX_LEN + 32 <= MAX_HEADER);
 
 #[cfg(test)]
 #[path = "wire_tests.rs"]

@@ -21,9 +21,10 @@ fn head() -> impl Strategy<Value = (Head, usize)> {
         if matches!(hop, 1 | 3) && prefix.op == Op::Read {
             prefix.op = Op::Write;
         }
+        let timeout = other.index;
         let whole = if prefix.op == Op::Rekey { 16 } else { size };
         let hop = match hop {
-            0 => Hop::Request { from: one, pid, region: RegionId(region), offset, size: whole },
+            0 => Hop::Request { from: one, pid, region: RegionId(region), offset, size: whole, timeout },
             1 => Hop::Ask { to: one, from: other, size: whole },
             2 => Hop::Data { to: one, offset: MAX_OP - size },
             3 => Hop::Done { to: one },
@@ -83,7 +84,7 @@ fn what_no_card_sends_is_refused() {
     let prefix = Prefix { op: Op::Read, class: Class::High, iv: Iv::default() };
     let to = Handle::default();
     let of = |op, hop| Head::parse(&packet(&Head { prefix: Prefix { op, ..prefix }, hop }, 0));
-    let request = |size| Hop::Request { from: to, pid: 1, region: RegionId(0), offset: 0, size };
+    let request = |size| Hop::Request { from: to, pid: 1, region: RegionId(0), offset: 0, size, timeout: 9 };
     assert!(of(Op::Read, request(4096)).is_ok());
     assert_eq!(of(Op::Read, request(4097)), Err(WireError::Size));
     assert_eq!(of(Op::Write, request(0)), Err(WireError::Size));

@@ -121,7 +121,7 @@ fn a_hundred_thousand_pairs_are_no_byte_of_the_heap() {
         let from = Handle { index: pair, generation: 0 };
         for op in [Op::Read, Op::Write] {
             let prefix = Prefix { op, class: Class::High, iv: Iv { sender: pair, counter: 1 } };
-            let hop = Hop::Request { from, pid: pair % 4, region, offset: 0, size: 64 };
+            let hop = Hop::Request { from, pid: pair % 4, region, offset: 0, size: 64, timeout: 20_000 };
             let len = packet(Head { prefix, hop }, 0, &mut room);
             card.handle_packet(&mut host, 1, &path, &mut room[..len]);
             while card.poll_transmit(&mut host, 1) == Transmit::More {}

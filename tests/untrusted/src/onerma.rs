@@ -181,6 +181,7 @@ impl World {
                 region: RegionId(input.pick(&[self.victim.id.0, self.shared.id.0, 9, 0x1_0000])),
                 offset: any(input, 8192).into(),
                 size: if op == Op::Rekey { 16 } else { any(input, 4096) },
+                timeout: any(input, 20_000),
             },
             1 => Hop::Ask { to: handle(input), from: handle(input), size: any(input, 4096) },
             2 => Hop::Data { to: handle(input), offset: any(input, 4096) / 64 * 64 },

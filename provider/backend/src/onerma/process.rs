@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use starverbs_core::{Gid, Nanos};
-use starverbs_onerma::congestion::Settings;
+use starverbs_onerma::congestion::{Settings, Timeouts};
 use starverbs_onerma::executor::{Executor, Finished, SubmitError, Transfer};
 use starverbs_onerma::wire::{OVERHEAD, PORT};
 use starverbs_onerma::{
@@ -47,17 +47,20 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// For cards in software, whose processes may have to wait for a CPU: waits of 10 and 20 ms, 256 KB asked
-    /// for at a time, 1 MB wanted by others; a round trip of 100 us is assumed before one was seen.
+    /// For cards in software, whose processes may have to wait for a CPU: 10 ms for the window; for answers 20
+    /// ms before one was seen, then four round trips, 2.5 to 640 ms; 256 KB asked for at a time, 1 MB wanted by
+    /// others; a round trip of 100 us is assumed before one was seen.
     fn default() -> Self {
-        let waits = Config::of_fabric(5_000_000, 0);
+        let longest = 640_000_000;
+        let waits = Config { timeout: longest, ..Config::of_fabric(5_000_000, 0) };
+        let timeouts = Some(Timeouts { longest, least: 2_500_000, unknown: 20_000_000 });
         Options {
             port: PORT,
             pid: std::process::id(),
             slots: 64,
             retries: 7,
             card: Config { window: 256 << 10, nack_threshold: 1 << 20, ..waits },
-            congestion: Settings::of_rtt(100_000),
+            congestion: Settings { timeouts, ..Settings::of_rtt(100_000) },
         }
     }
 }
@@ -94,6 +97,9 @@ impl Process {
         let fragment = addr.link_mtu.saturating_sub(48 + OVERHEAD as u32).min(MAX_OP);
         let slots = options.slots.max(1);
         let config = Config { fragment, slots: options.card.slots.max(slots), ..options.card };
+        let timeouts = options.congestion.timeouts;
+        let timeouts = timeouts.map(|timeouts| Timeouts { longest: config.timeout, ..timeouts });
+        let congestion = Settings { timeouts, ..options.congestion };
         let counters = Counters::of_range(numbers);
         let mut card = Card::new(config, GcmSeal, addr.gid, sender_of(&addr.gid), counters)
             .ok_or(BackendError::NoMemory)?;
@@ -112,7 +118,7 @@ impl Process {
             card,
             world,
             received: Received::new()?,
-            executor: Executor::new(options.congestion, options.retries, slots, completions),
+            executor: Executor::new(congestion, options.retries, slots, completions),
             portal,
             local: addr.gid,
             pid: options.pid,

@@ -131,6 +131,7 @@ fn run(op: Op, key: &RegionKey) -> (Status, [Host; 2], Vec<Vec<u8>>) {
     let command = Command {
         op,
         class: Class::High,
+        haste: 0,
         size: 4096,
         remote: gids[1],
         region: remote,

@@ -24,7 +24,10 @@ pub struct Config {
     pub fragment: u32,
     /// How long an operation waits for the window, ns
     pub dispatch_timeout: Nanos,
-    /// How long an operation in service waits for all of its answers, ns; from the Ask on anew
+    /// How long an operation in service waits for all of its answers at most, ns, up to 2^32 - 1; from the Ask
+    /// on anew. A command may have the half of it, or the half of that ([`Command::haste`])
+    ///
+    /// [`Command::haste`]: crate::Command::haste
     pub timeout: Nanos,
     /// Bytes that others wait for, beyond which their requests are refused (NACK)
     pub nack_threshold: u32,
@@ -70,6 +73,7 @@ impl Config {
             portals: few(self.portals),
             transfers: few(self.transfers),
             window: self.window.clamp(MAX_OP, 1 << 30),
+            timeout: self.timeout.min(u32::MAX.into()),
             fragment,
             ..self
         }

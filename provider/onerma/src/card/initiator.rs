@@ -7,8 +7,8 @@ use super::control::PortalId;
 use super::outbox::{Inward, Letter, open};
 use super::serve::{Job, Source};
 use super::slot::{Slot, SlotState};
-use super::{Card, Env, Path, of};
-use crate::command::{COMPLETION_LEN, Command, Completion};
+use super::{Card, Env, Path, at_haste, of};
+use crate::command::{COMPLETION_LEN, Command, Completion, HASTES};
 use crate::fragments::Fragments;
 use crate::region::Rights;
 use crate::seal::{Seal, TAG_LEN};
@@ -27,6 +27,9 @@ pub enum IssueError {
     /// No operation of this kind has this size
     #[error("no operation of this kind has this size")]
     Size,
+    /// No command is in so much haste
+    #[error("no command is in so much haste")]
+    Haste,
     /// A local region is not the process's, does not reach so far, or does not allow it
     #[error("a local region does not allow this")]
     Local,
@@ -50,6 +53,9 @@ impl<S: Seal> Card<S> {
         }
         if !command.op.takes(command.size) {
             return Err(IssueError::Size);
+        }
+        if command.haste >= HASTES {
+            return Err(IssueError::Haste);
         }
         let need = if command.op == Op::Read { Rights::LOCAL_WRITE } else { Rights::LOCAL_READ };
         let data = (command.local_offset, command.size);
@@ -79,19 +85,22 @@ impl<S: Seal> Card<S> {
         }
         let pid = slot.portal.and_then(|at| self.portals.get(usize::from(at))).map_or(0, |one| one.pid);
         let (Some(command), Some((_, key))) = (&slot.command, &slot.key) else { return };
-        let Command { op, class, size, region, offset, remote, .. } = *command;
+        let Command { op, class, haste, size, region, offset, remote, .. } = *command;
         if !self.window.admit(size) {
             return;
         }
         let path = Path { local: self.addr, remote };
-        let hop = Hop::Request { from: slot.handle(place), pid, region, offset, size };
+        let timeout = self.config.timeout >> haste;
+        /* a card waits no longer than 32 bits say */
+        let hop =
+            Hop::Request { from: slot.handle(place), pid, region, offset, size, timeout: timeout as u32 };
         let answers = Iv::default();
         let letter = Letter { path: &path, op, class, hop, answers, by_target: false, key, data: None };
         let sent = self.out.send(env, &letter);
         self.queued[of(class)].remove(&mut self.slot_links, place);
-        self.service.push(&mut self.slot_links, place);
+        at_haste(&mut self.service, haste).push(&mut self.slot_links, place);
         (slot.state, slot.started) = (SlotState::InService, now);
-        slot.deadline = now.saturating_add(self.config.timeout);
+        slot.deadline = now.saturating_add(timeout);
         match sent {
             Ok(iv) => slot.request = iv,
             Err(_) => self.complete(env, now, place, Status::Exhausted),
@@ -165,16 +174,17 @@ impl<S: Seal> Card<S> {
             return;
         }
         let Some(slot) = self.slots.get_mut(usize::from(place)) else { return };
-        let Some(Command { op, class, size: wanted, .. }) = slot.command else { return };
+        let Some(Command { op, class, haste, size: wanted, .. }) = slot.command else { return };
         if size != wanted {
             self.counts.malformed += 1;
             return;
         }
         (slot.state, slot.ask, slot.transfer) = (SlotState::RemoteReadSeen, head.prefix.iv, from);
-        slot.deadline = now.saturating_add(self.config.timeout);
+        slot.deadline = now.saturating_add(self.config.timeout >> haste);
         let to = slot.handle(place);
-        self.service.remove(&mut self.slot_links, place);
-        self.service.push(&mut self.slot_links, place);
+        let service = at_haste(&mut self.service, haste);
+        service.remove(&mut self.slot_links, place);
+        service.push(&mut self.slot_links, place);
         let job = Job { path: *path, to: from, op, class, size, done: 0, source: Source::Slot(to) };
         if self.inbound.push(job, self.config.nack_threshold).is_some() {
             self.counts.nacks += 1;
@@ -233,8 +243,10 @@ impl<S: Seal> Card<S> {
                 self.complete(env, now, place, Status::DispatchTimeout);
             }
         }
-        while let Some(place) = self.service.first().filter(|place| due(&self.slots, *place)) {
-            self.complete(env, now, place, Status::Timeout);
+        for haste in 0..self.service.len() {
+            while let Some(place) = self.service[haste].first().filter(|place| due(&self.slots, *place)) {
+                self.complete(env, now, place, Status::Timeout);
+            }
         }
     }
 
@@ -246,11 +258,11 @@ impl<S: Seal> Card<S> {
     /// The slot is in no list, its window is given back, and what still comes for its command is late.
     pub(super) fn leave_service(&mut self, place: u16) {
         let Some(slot) = self.slots.get_mut(usize::from(place)) else { return };
-        let Some(Command { class, size, .. }) = slot.command else { return };
+        let Some(Command { class, haste, size, .. }) = slot.command else { return };
         if slot.state == SlotState::Queued {
             self.queued[of(class)].remove(&mut self.slot_links, place);
         } else if slot.state.is_in_service() {
-            self.service.remove(&mut self.slot_links, place);
+            at_haste(&mut self.service, haste).remove(&mut self.slot_links, place);
             self.window.refund(size);
         } else {
             return;

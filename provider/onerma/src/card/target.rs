@@ -4,7 +4,8 @@ use starverbs_core::Nanos;
 
 use super::outbox::{Inward, Letter, open};
 use super::serve::{Job, Source};
-use super::{Card, Env, Path, of};
+use super::{Card, Env, Path, at_haste, of};
+use crate::command::HASTES;
 use crate::fragments::Fragments;
 use crate::region::{RegionId, Rights};
 use crate::seal::{Initiator, RegionKey, Seal, TAG_LEN};
@@ -30,6 +31,8 @@ pub(super) struct Transfer<K> {
     from: Handle,
     op: Op,
     class: Class,
+    /// How often this card's timeout is halved for it, to be no longer than the initiator's
+    haste: u8,
     region: RegionId,
     /// Of the region's key when the request came
     version: u32,
@@ -51,6 +54,7 @@ impl<K> Transfer<K> {
             from: Handle::default(),
             op: Op::Write,
             class: Class::High,
+            haste: 0,
             region: RegionId::default(),
             version: 0,
             offset: 0,
@@ -76,6 +80,7 @@ struct Admitted<K> {
     version: u32,
     offset: u64,
     size: u32,
+    timeout: u32,
     request: Iv,
     key: K,
 }
@@ -84,7 +89,7 @@ impl<S: Seal> Card<S> {
     /// A request. Nothing is kept of one that cannot be authenticated, is not allowed, or is too much.
     pub(super) fn on_request<E: Env>(&mut self, env: &mut E, now: Nanos, path: &Path, packet: Inward<'_>) {
         let Inward { head, bytes, at } = packet;
-        let Hop::Request { from, pid, region: id, offset, size } = head.hop else { return };
+        let Hop::Request { from, pid, region: id, offset, size, timeout } = head.hop else { return };
         let (op, class, request) = (head.prefix.op, head.prefix.class, head.prefix.iv);
         let initiator = Initiator { addr: path.remote, pid };
         let authentic = self.regions.get(id).and_then(|(region, version)| {
@@ -102,7 +107,7 @@ impl<S: Seal> Card<S> {
         };
         let reached = op == Op::Rekey || region.host_address(offset, size).is_some();
         let allowed = region.rights.contains(need) && reached;
-        let admitted = Admitted { from, region: id, version, offset, size, request, key };
+        let admitted = Admitted { from, region: id, version, offset, size, timeout, request, key };
         let refused = if !allowed {
             self.counts.access_failures += 1;
             Some((Status::RemoteAccess, admitted.key))
@@ -127,7 +132,7 @@ impl<S: Seal> Card<S> {
         (op, class): (Op, Class),
         admitted: Admitted<S::Key>,
     ) -> Option<S::Key> {
-        let Admitted { from, region, version, offset, size, request, key } = admitted;
+        let Admitted { from, region, version, offset, size, timeout, request, key } = admitted;
         let threshold = self.config.nack_threshold;
         if !self.inbound.admits(size, threshold) {
             return Some(key);
@@ -137,6 +142,9 @@ impl<S: Seal> Card<S> {
             let job = Job { path: *path, to: from, op, class, size, done: 0, source };
             return self.inbound.push(job, threshold).and_then(Job::into_key);
         }
+        /* a shorter time than any of this card's: its own would end after the initiator's */
+        let ends_before = |haste: &u8| self.config.timeout >> haste <= timeout.into();
+        let Some(haste) = (0..HASTES).find(ends_before) else { return Some(key) };
         let Some(place) = self.unused.first() else { return Some(key) };
         let Some(transfer) = self.transfers.get_mut(usize::from(place)) else { return Some(key) };
         *transfer = Transfer {
@@ -147,6 +155,7 @@ impl<S: Seal> Card<S> {
             from,
             op,
             class,
+            haste,
             region,
             version,
             offset,
@@ -193,9 +202,9 @@ impl<S: Seal> Card<S> {
         let sent = self.out.send(env, &transfer.letter(key, hop, transfer.request));
         self.inbound.bytes = self.inbound.bytes.saturating_sub(size);
         self.waiting[of(transfer.class)].remove(&mut self.transfer_links, place);
-        self.asked.push(&mut self.transfer_links, place);
+        at_haste(&mut self.asked, transfer.haste).push(&mut self.transfer_links, place);
         transfer.state = State::Asked;
-        transfer.deadline = now.saturating_add(self.config.timeout);
+        transfer.deadline = now.saturating_add(self.config.timeout >> transfer.haste);
         match sent {
             Ok(iv) => transfer.ask = iv,
             Err(_) => self.release(place),
@@ -313,7 +322,7 @@ impl<S: Seal> Card<S> {
                 self.inbound.bytes = self.inbound.bytes.saturating_sub(transfer.size);
             }
             State::Asked => {
-                self.asked.remove(&mut self.transfer_links, place);
+                at_haste(&mut self.asked, transfer.haste).remove(&mut self.transfer_links, place);
                 self.window.refund(transfer.size);
             }
         }
@@ -344,9 +353,11 @@ impl<S: Seal> Card<S> {
                 self.drop_waiting(env, place);
             }
         }
-        while let Some(place) = self.asked.first().filter(|place| due(&self.transfers, *place)) {
-            self.counts.transfer_timeouts += 1;
-            self.release(place);
+        for haste in 0..self.asked.len() {
+            while let Some(place) = self.asked[haste].first().filter(|place| due(&self.transfers, *place)) {
+                self.counts.transfer_timeouts += 1;
+                self.release(place);
+            }
         }
     }
 }

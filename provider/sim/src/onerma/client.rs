@@ -46,6 +46,7 @@ impl Process {
         Command {
             op,
             class: Class::High,
+            haste: 0,
             size,
             remote: net.hosts[target.0].gid,
             region: target.1.id,

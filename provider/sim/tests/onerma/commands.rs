@@ -1,8 +1,8 @@
 //! 1RMA: what commands do, and every way in which they end.
 
 use starverbs_onerma::{
-    Class, Command, Config, Counters, DerivedKey, IssueError, Op, RegionId, RegionKey, Rights, SlotState,
-    Status,
+    Class, Command, Config, Counters, DerivedKey, HASTES, IssueError, Op, RegionId, RegionKey, Rights,
+    SlotState, Status,
 };
 use starverbs_sim::onerma::{Net, Report, SimSeal, Wire};
 
@@ -154,6 +154,46 @@ fn what_nobody_answers_times_out_and_gives_the_window_back() {
         assert_eq!((end.status, end.total_delay), (Status::Timeout, 20_000));
     }
     two.check_quiet();
+}
+
+#[test]
+fn a_command_in_haste_waits_half_as_long() {
+    let mut two = two();
+    two.net.faults.loss = 1.0;
+    for (slot, haste) in [(0, 0), (1, 2), (2, 1), (3, 2)] {
+        two.issue(slot, &Command { haste, ..two.command(Op::Read, 0, 64) });
+    }
+    two.net.settle();
+    let ends: Vec<_> = std::iter::from_fn(|| two.portal.poll(&two.net.hosts[CLIENT])).collect();
+    let waited: Vec<_> = ends.iter().map(|end| (end.slot, end.total_delay / 1000)).collect();
+    assert_eq!(waited, [(1, 5), (3, 5), (2, 10), (0, 20)]);
+    let hasty = Command { haste: HASTES, ..two.command(Op::Read, 0, 64) };
+    let (now, id) = (two.net.now(), two.portal.id);
+    assert_eq!(two.net.hosts[CLIENT].card.issue(now, id, 0, &hasty), Err(IssueError::Haste));
+    two.check_quiet();
+}
+
+#[test]
+fn a_target_waits_no_longer_than_its_initiator() {
+    for haste in 0..2 {
+        let mut two = two();
+        two.net.hosts[SERVER].card.set_waits(&Config { timeout: 90_000, ..Config::default() });
+        two.issue(0, &Command { haste, ..two.command(Op::Write, 0, 4096) });
+        let state = |two: &Two| two.net.hosts[CLIENT].card.slot_state(two.portal.id, 0);
+        while state(&two) != Some(SlotState::RemoteReadSeen) {
+            assert!(two.net.step().is_some(), "it is asked for the data");
+        }
+        let [client, server] = [CLIENT, SERVER].map(|host| two.net.hosts[host].card.next_deadline());
+        assert!(server.is_some() && server < client, "{haste}: {server:?} {client:?}");
+        two.net.settle();
+        assert_eq!(two.portal.poll(&two.net.hosts[CLIENT]).map(|end| end.status), Some(Status::Ok));
+        two.check_quiet();
+    }
+    /* none of the target's times is short enough: nothing could be promised */
+    let mut two = two();
+    two.net.hosts[SERVER].card.set_waits(&Config { timeout: 1 << 30, ..Config::default() });
+    assert_eq!(two.run(&two.command(Op::Write, 0, 64)).status, Status::Nack);
+    assert_eq!(two.run(&two.command(Op::Read, 0, 64)).status, Status::Ok);
 }
 
 #[test]

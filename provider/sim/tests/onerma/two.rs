@@ -42,6 +42,7 @@ impl Two {
         Command {
             op,
             class: Class::High,
+            haste: 0,
             size,
             remote: self.net.hosts[SERVER].gid,
             region: self.remote.id,
