@@ -14,6 +14,7 @@ mod target;
 pub use config::{Config, Counts};
 pub use control::{ControlError, PortalId};
 pub use initiator::IssueError;
+pub use outbox::packet_in_buffer;
 pub use slot::SlotState;
 
 use alloc::boxed::Box;
@@ -38,8 +39,18 @@ const TURNS: u8 = 7;
 
 /// What a card works in.
 pub trait Env: Dma {
-    /// Sends one packet. One that cannot be sent is lost, as on any wire.
-    fn send(&mut self, path: &Path, class: Class, packet: &[u8]);
+    /// Sends one packet, which is made where it waits to leave: `head`, what this host's memory holds at an
+    /// address in so many bytes, up to 4096, and 16 bytes more; `seal` is given all of it before it may be
+    /// seen. One that cannot be sent is lost, as on any wire. False: the memory is not there, and nothing is
+    /// sent.
+    fn send(
+        &mut self,
+        path: &Path,
+        class: Class,
+        head: &[u8],
+        data: (u64, u32),
+        seal: impl FnOnce(&mut [u8]),
+    ) -> bool;
     /// A portal has a new completion, for whoever sleeps.
     fn completed(&mut self, portal: PortalId);
 }
@@ -102,7 +113,7 @@ impl<S: Seal> Card<S> {
         Some(Card {
             config,
             addr,
-            out: Outbox::new(seal, sender, counters)?,
+            out: Outbox::new(seal, sender, counters),
             regions: Regions::new(config.regions)?,
             portals: boxed(usize::from(config.portals), Portal::default)?,
             window: Window::new(config.window),

@@ -31,9 +31,12 @@ mod types;
 mod window;
 pub mod wire;
 
-pub use card::{Card, Config, ControlError, Counts, Env, IssueError, Path, PortalId, SlotState, Transmit};
+pub use card::{
+    Card, Config, ControlError, Counts, Env, IssueError, Path, PortalId, SlotState, Transmit,
+    packet_in_buffer,
+};
 pub use command::{COMMAND_LEN, COMPLETION_LEN, Command, CommandError, Completion, HASTES};
 pub use fragments::GRANULE;
 pub use region::{Region, RegionId, Rights};
-pub use seal::{Counters, DerivedKey, Initiator, RESERVED_KEY, RegionKey, Seal};
+pub use seal::{Counters, DerivedKey, Initiator, RESERVED_KEY, RegionKey, Seal, TAG_LEN};
 pub use types::{Class, Handle, MAX_OP, Op, REKEY_LEN, Status};

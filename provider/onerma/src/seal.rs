@@ -11,7 +11,7 @@ use crate::types::Op;
 /// Bytes of a key.
 pub(crate) const KEY_LEN: usize = 16;
 /// Bytes of a tag.
-pub(crate) const TAG_LEN: usize = 16;
+pub const TAG_LEN: usize = 16;
 /// Bytes of an initialisation vector.
 pub(crate) const IV_LEN: usize = 12;
 

@@ -8,7 +8,7 @@ use starverbs_core::{Dma, Gid, Seg};
 use starverbs_onerma::wire::{Head, Hop, Iv, Prefix};
 use starverbs_onerma::{
     Card, Class, Config, Counters, DerivedKey, Env, Handle, Initiator, Op, Path, PortalId, Region, RegionKey,
-    Rights, Seal, Transmit,
+    Rights, Seal, TAG_LEN, Transmit,
 };
 
 struct Counted;
@@ -91,9 +91,20 @@ impl Dma for Host {
 }
 
 impl Env for Host {
-    fn send(&mut self, _: &Path, _: Class, packet: &[u8]) {
+    fn send(
+        &mut self,
+        _: &Path,
+        _: Class,
+        head: &[u8],
+        data: (u64, u32),
+        seal: impl FnOnce(&mut [u8]),
+    ) -> bool {
+        let (mut packet, len) = ([0; 256], head.len() + data.1 as usize + TAG_LEN);
+        packet[..head.len()].copy_from_slice(head);
+        seal(&mut packet[..len]);
         self.sent += 1;
-        self.last.iter_mut().zip(packet).for_each(|(to, from)| *to = *from);
+        self.last.iter_mut().zip(packet).for_each(|(to, from)| *to = from);
+        true
     }
     fn completed(&mut self, _: PortalId) {}
 }

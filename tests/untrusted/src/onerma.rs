@@ -133,6 +133,7 @@ impl World {
         let mut command = Command {
             op,
             class: if how & 4 == 0 { Class::High } else { Class::Low },
+            haste: how >> 3 & 1,
             size,
             remote: self.gid(SERVER),
             region: region.id,

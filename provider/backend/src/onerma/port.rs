@@ -58,8 +58,8 @@ impl Port {
         Ok(Port { socket, batch: Batch::new()?, addr: addr.clone(), number, unsent: 0, foreign: 0 })
     }
 
-    /// Adds a packet to those that wait.
-    pub(super) fn send(&mut self, to: &Gid, packet: &[u8]) {
+    /// Room for a packet of `len` bytes, which waits with the others.
+    pub(super) fn packet(&mut self, to: &Gid, len: usize) -> &mut [u8] {
         if !self.batch.has_room() {
             self.flush();
         }
@@ -67,8 +67,8 @@ impl Port {
         let [.., a, b] = to.0;
         let block = u32::from(u16::from_be_bytes([a, b]));
         let group = FrameGroup { port: self.number, hop_limit: HOPS, block, dgid: *to, ..Default::default() };
-        self.batch.place(&group, packet.len(), true);
-        self.batch.copy(packet);
+        self.batch.place(&group, len, true);
+        self.batch.room(len)
     }
 
     /// Sends what waits.

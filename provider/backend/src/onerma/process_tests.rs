@@ -299,7 +299,7 @@ fn strangers_datagrams_are_counted_and_harm_nobody() {
     /* from a card's port: too short, too long, empty */
     for len in [0, 10, MAX_PACKET + 100] {
         let (to, port) = (pair.ends[1].local, &mut pair.ends[0].world.port);
-        port.send(&to, &vec![0x11; len]);
+        port.packet(&to, len).fill(0x11);
         port.flush();
         pair.take(1, |_| true);
     }
@@ -314,7 +314,7 @@ fn what_a_turn_leaves_of_joined_packets_is_not_slept_over() {
     let (to, port) = (pair.ends[1].local, &mut pair.ends[0].world.port);
     /* shorter ones do not join the first */
     for len in [20; 5].into_iter().chain([10; RECEIVED]) {
-        port.send(&to, &[0x11; 20][..len]);
+        port.packet(&to, len).fill(0x11);
     }
     port.flush();
     let target = &mut pair.ends[1];

@@ -4,7 +4,7 @@ use starverbs_core::mr::Plain;
 use starverbs_core::{Dma, Gid, Seg};
 use starverbs_onerma::{
     COMPLETION_LEN, Card, Class, Command, Completion, Config, Counters, Env, Path, PortalId, Region, Rights,
-    Status, Transmit,
+    Status, Transmit, packet_in_buffer,
 };
 
 use super::*;
@@ -103,8 +103,18 @@ impl Dma for Host {
 }
 
 impl Env for Host {
-    fn send(&mut self, path: &Path, _: Class, packet: &[u8]) {
-        self.out.push((*path, packet.to_vec()));
+    fn send(
+        &mut self,
+        path: &Path,
+        _: Class,
+        head: &[u8],
+        data: (u64, u32),
+        seal: impl FnOnce(&mut [u8]),
+    ) -> bool {
+        let packet = packet_in_buffer(self, head, data, seal);
+        let sent = packet.is_some();
+        self.out.extend(packet.map(|packet| (*path, packet)));
+        sent
     }
     fn completed(&mut self, _: PortalId) {}
 }

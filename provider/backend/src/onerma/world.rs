@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use starverbs_core::mr::Plain;
 use starverbs_core::{Dma, Seg};
-use starverbs_onerma::{Class, Env, Path, PortalId};
+use starverbs_onerma::{Class, Env, Path, PortalId, TAG_LEN};
 
 use super::port::Port;
 use crate::copy::{copy_short, write_in_order};
@@ -59,8 +59,24 @@ impl Dma for World {
 }
 
 impl Env for World {
-    fn send(&mut self, path: &Path, _: Class, packet: &[u8]) {
-        self.port.send(&path.remote, packet);
+    fn send(
+        &mut self,
+        path: &Path,
+        _: Class,
+        head: &[u8],
+        (addr, len): (u64, u32),
+        seal: impl FnOnce(&mut [u8]),
+    ) -> bool {
+        let packet = self.port.packet(&path.remote, head.len() + len as usize + TAG_LEN);
+        let (start, rest) = packet.split_at_mut(head.len());
+        start.copy_from_slice(head);
+        if len > 0 {
+            // SAFETY: an open region has these bytes, see World; the packet has room for them, and is the
+            // port's.
+            unsafe { copy_short(rest.as_mut_ptr(), addr as *const u8, len as usize) };
+        }
+        seal(packet);
+        true
     }
 
     /* the process looks at its completions in each turn */

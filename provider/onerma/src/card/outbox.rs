@@ -1,14 +1,14 @@
 //! Packets that leave: sealed, each with a number of its own. And the opening of those that come.
 
-use alloc::boxed::Box;
+use alloc::vec;
+use alloc::vec::Vec;
 
-use starverbs_core::Gid;
+use starverbs_core::{Dma, Gid};
 
 use super::{Env, Path};
-use crate::list::boxed;
 use crate::seal::{Counters, RESERVED_KEY, Seal, TAG_LEN};
 use crate::types::{Class, Op};
-use crate::wire::{Bound, Head, Hop, Iv, MAX_PACKET, Prefix};
+use crate::wire::{Bound, Head, Hop, Iv, Prefix};
 
 /// Why a packet did not leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,20 +49,18 @@ pub(super) struct Outbox<S: Seal> {
     /// Of answers to what could not be authenticated
     pub(super) reserved: S::Key,
     sender: u32,
-    buffer: Box<[u8]>,
 }
 
 impl<S: Seal> Outbox<S> {
-    pub(super) fn new(seal: S, sender: u32, counters: Counters) -> Option<Self> {
+    pub(super) fn new(seal: S, sender: u32, counters: Counters) -> Self {
         let reserved = seal.prepare(&RESERVED_KEY);
-        Some(Outbox { seal, counters, reserved, sender, buffer: boxed(MAX_PACKET, || 0)? })
+        Outbox { seal, counters, reserved, sender }
     }
 
     /// Seals and sends.
     pub(super) fn send<E: Env>(&mut self, env: &mut E, letter: &Letter<'_, S::Key>) -> Result<Iv, NotSent> {
         let iv = self.next_iv(letter.by_target)?;
-        let (seal, buffer) = (&self.seal, &mut self.buffer);
-        send(seal, buffer, env, letter, iv)
+        send(&self.seal, env, letter, iv)
     }
 
     /// The same under the reserved key, by the target.
@@ -74,9 +72,9 @@ impl<S: Seal> Outbox<S> {
         answers: Iv,
     ) -> Result<Iv, NotSent> {
         let iv = self.next_iv(true)?;
-        let Outbox { seal, buffer, reserved: key, .. } = self;
+        let Outbox { seal, reserved: key, .. } = self;
         let letter = Letter { path, op, class, hop, answers, by_target: true, key, data: None };
-        send(seal, buffer, env, &letter, iv)
+        send(seal, env, &letter, iv)
     }
 
     fn next_iv(&mut self, by_target: bool) -> Result<Iv, NotSent> {
@@ -86,30 +84,41 @@ impl<S: Seal> Outbox<S> {
     }
 }
 
-fn send<S: Seal, E: Env>(
-    seal: &S,
-    buffer: &mut [u8],
-    env: &mut E,
-    letter: &Letter<'_, S::Key>,
-    iv: Iv,
-) -> Result<Iv, NotSent> {
+fn send<S: Seal, E: Env>(seal: &S, env: &mut E, letter: &Letter<'_, S::Key>, iv: Iv) -> Result<Iv, NotSent> {
     let Letter { path, op, class, hop, answers, by_target, key, data } = *letter;
     let head = Head { prefix: Prefix { op, class, iv }, hop }.encode();
-    let (addr, len) = data.unwrap_or_default();
-    let front = head.bytes().len();
-    let whole = front + len as usize + TAG_LEN;
-    let packet = buffer.get_mut(..whole).ok_or(NotSent::NoMemory)?;
-    let (start, rest) = packet.split_at_mut(front);
-    start.copy_from_slice(head.bytes());
-    let (body, tag) = rest.split_last_chunk_mut::<TAG_LEN>().ok_or(NotSent::NoMemory)?;
-    if !body.is_empty() && !env.dma_copy(addr, body) {
-        return Err(NotSent::NoMemory);
-    }
+    let head = head.bytes();
     let target = if by_target { &path.local } else { &path.remote };
-    let bound = Bound::new(start, answers, target);
-    *tag = seal.seal(key, &iv.bytes(), bound.bytes(), body);
-    env.send(path, class, packet);
-    Ok(iv)
+    let sealed = |packet: &mut [u8]| {
+        match packet.get_mut(head.len()..).and_then(|rest| rest.split_last_chunk_mut::<TAG_LEN>()) {
+            Some((body, tag)) => {
+                *tag = seal.seal(key, &iv.bytes(), Bound::new(head, answers, target).bytes(), body);
+            }
+            /* no packet has such a length: nothing is told */
+            None => packet.fill(0),
+        }
+    };
+    let sent = env.send(path, class, head, data.unwrap_or_default(), sealed);
+    if sent { Ok(iv) } else { Err(NotSent::NoMemory) }
+}
+
+/// A packet of [`Env::send`] in a buffer of its own, for hosts that keep packets. `None`: the memory is not
+/// there.
+pub fn packet_in_buffer(
+    memory: &mut impl Dma,
+    head: &[u8],
+    (addr, len): (u64, u32),
+    seal: impl FnOnce(&mut [u8]),
+) -> Option<Vec<u8>> {
+    let (front, len) = (head.len(), len as usize);
+    let mut packet = vec![0; front + len + TAG_LEN];
+    let (start, rest) = packet.split_at_mut(front);
+    start.copy_from_slice(head);
+    if len > 0 && !memory.dma_copy(addr, rest.get_mut(..len)?) {
+        return None;
+    }
+    seal(&mut packet);
+    Some(packet)
 }
 
 /// Decrypts a packet's data in place. `None`: its tag is wrong.

@@ -4,7 +4,7 @@ use starverbs_core::mr::Plain;
 use starverbs_core::{Dma, Gid, Seg};
 use starverbs_onerma::{
     COMPLETION_LEN, Card, Class, Completion, Config, Counters, Path, PortalId, Region, RegionId, RegionKey,
-    Rights,
+    Rights, packet_in_buffer,
 };
 
 use super::seal::SimSeal;
@@ -75,8 +75,18 @@ impl Dma for Env {
 }
 
 impl starverbs_onerma::Env for Env {
-    fn send(&mut self, path: &Path, class: Class, packet: &[u8]) {
-        self.out.push(Packet { path: *path, class, bytes: packet.to_vec() });
+    fn send(
+        &mut self,
+        path: &Path,
+        class: Class,
+        head: &[u8],
+        data: (u64, u32),
+        seal: impl FnOnce(&mut [u8]),
+    ) -> bool {
+        let packet = packet_in_buffer(self, head, data, seal);
+        let sent = packet.is_some();
+        self.out.extend(packet.map(|bytes| Packet { path: *path, class, bytes }));
+        sent
     }
 
     fn completed(&mut self, portal: PortalId) {
