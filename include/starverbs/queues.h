@@ -55,7 +55,10 @@ struct starverbs_program_index {
 	__u32 reserved[14];
 };
 
-/* What a device tells the program: a cache line that the device alone writes. */
+/*
+ * What a device tells the program: a cache line that the device alone writes, with whatever it likes. It is
+ * all that a device writes of a QP's queues, or an SRQ's: in front of the program's line are pointers.
+ */
 struct starverbs_card_index {
 	__u32 send_released;	/* WQEs whose slots may be written again */
 	__u32 recv_taken;

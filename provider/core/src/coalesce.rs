@@ -63,6 +63,13 @@ impl Backlog {
         if unanswered >= UNANSWERED && small() { Backlog::BehindOthers } else { Backlog::Due }
     }
 
+    /// Of one of many whose card fetches all of a queue when it is rung: `unanswered` of each channel that it
+    /// asks in. Whether it is small counts for nothing: all is fetched at once.
+    #[inline]
+    pub fn of_channels(many: bool, mut unanswered: impl Iterator<Item = u32>) -> Self {
+        if many && unanswered.any(|count| count >= UNANSWERED) { Backlog::BehindOthers } else { Backlog::Due }
+    }
+
     /// When it should reach the card. `may_sleep`: the program asked for an event, and may not come back
     /// before it.
     #[inline]
@@ -95,6 +102,10 @@ mod tests {
         assert_eq!(of(UNACKED, IN_FLIGHT, false), Backlog::Due);
         assert_eq!(Backlog::of_requests(UNANSWERED, || true), Backlog::BehindOthers);
         assert_eq!(Backlog::of_requests(UNANSWERED - 1, || true), Backlog::Due);
+        let of = |many, counts: [u32; 2]| Backlog::of_channels(many, counts.into_iter());
+        assert_eq!(of(true, [0, UNANSWERED]), Backlog::BehindOthers);
+        assert_eq!(of(true, [UNANSWERED - 1; 2]), Backlog::Due);
+        assert_eq!(of(false, [UNANSWERED; 2]), Backlog::Due);
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! What the card counts. One page of plain 64-bit cells, written by the card alone and readable by
 //! anyone who maps it while the program runs.
+//!
+//! The page lists the counters of all rooms, as its layout is one: StaR's (`star_*`) included, of which core
+//! counts none.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, Ordering};

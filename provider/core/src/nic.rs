@@ -2,6 +2,12 @@
 //!
 //! Owns QPs, MRs, PDs, AVs and SRQs. Protocol lives in `transport`; this module finds the QP that a
 //! doorbell, frame or timeout is for, and decides whose turn it is to send.
+//!
+//! Its modules know each other in a circle, on purpose: they are one module, the methods of [`Nic`] by
+//! subject, over the same fields. `control`, `tags`, `multicast`, `kernels` and `mads` are commands and
+//! queue pair 1; `data`, `cached`, `contexts` and `srq_lease` the way of doorbells and frames; `engine` and
+//! `released` queue pairs that others run. What has no circle are the tables that they share: `table`,
+//! `path`, `sched`, `timers`, `pace`, `repair`, `keep`, `psn_set`.
 
 mod cached;
 pub(crate) mod contexts;

@@ -36,7 +36,8 @@ pub struct ProgramIndex {
     pub reserved: [u32; 14],
 }
 
-/// The device's half: a cache line that the device alone writes.
+/// The device's half: a cache line that the device alone writes, with whatever it likes. It writes nothing
+/// else of a QP's queues, or an SRQ's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct CardIndex {

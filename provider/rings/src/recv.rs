@@ -163,7 +163,7 @@ impl CardRq {
     fn returned(&self) -> &mut Returned {
         // SAFETY: the card's halves of a queue are used by one thread at a time (promised at `card_rq`),
         // nobody else reads it, and no caller here keeps the reference.
-        unsafe { &mut *self.0.head().card.returned.get() }
+        unsafe { &mut *self.0.head().returned.get() }
     }
 
     /// Takes the oldest of those that were returned.
@@ -179,7 +179,7 @@ impl CardRq {
         if left == 0 {
             *returned = None;
         }
-        self.0.head().card.back.store(left as u32, Ordering::Relaxed);
+        self.0.head().back.store(left as u32, Ordering::Relaxed);
         Some((wr_id, count))
     }
 }
@@ -188,7 +188,7 @@ impl RecvQueue for CardRq {
     #[inline]
     fn take(&self, sges: &mut [Sge]) -> Option<(u64, usize)> {
         let ring = self.0.head();
-        if ring.card.back.load(Ordering::Relaxed) != 0 {
+        if ring.back.load(Ordering::Relaxed) != 0 {
             return self.take_returned(sges);
         }
         let mine = &ring.card;
@@ -225,7 +225,7 @@ impl RecvQueue for CardRq {
         let ring = self.0.head();
         let posted = ring.program.recv_posted.load(Ordering::Acquire);
         let waiting = posted.wrapping_sub(ring.card.taken.load(Ordering::Relaxed));
-        waiting.wrapping_add(ring.card.back.load(Ordering::Relaxed))
+        waiting.wrapping_add(ring.back.load(Ordering::Relaxed))
     }
 
     #[inline]
@@ -252,14 +252,14 @@ impl RecvQueue for CardRq {
         }
         let count = back.recvs.len() as u32;
         *returned = (count > 0).then(|| Box::new(back));
-        self.0.head().card.back.store(count, Ordering::Relaxed);
+        self.0.head().back.store(count, Ordering::Relaxed);
         Ok(())
     }
 
     fn reset(&self) {
         let ring = self.0.head();
         *self.returned() = None;
-        ring.card.back.store(0, Ordering::Relaxed);
+        ring.back.store(0, Ordering::Relaxed);
         let posted = ring.program.recv_posted.load(Ordering::Acquire);
         ring.card.posted_seen.store(posted, Ordering::Relaxed);
         ring.card.taken.store(posted, Ordering::Release);

@@ -2,13 +2,16 @@
 //!
 //! | line | holds | written by | a device sees it |
 //! |------|-------|------------|---|
-//! | 0    | constants, the program's locks and what it knows of the card's indices | program | |
+//! | 0    | constants, the program's locks, what it knows of the card's indices, pointers | this process | |
 //! | 1    | the program's indices: [`ProgramIndex`] | program | yes |
 //! | 2    | the card's indices: [`CardIndex`], and behind them what the card alone looks at | card | yes |
 //! | 3..  | slots of the receive queue, then slots of the send queue | program | yes |
 //!
 //! Two queues share their lines, because one program posts to both and one card serves both: an idle QP
 //! has three lines beside its slots. Owns the memory and its layout; `send` and `recv` have the protocols.
+//!
+//! A device may write anything into all of line 2, so nothing there is a pointer, and no index from there is
+//! used without a mask. It is told of lines 1 and 2 and of the slots alone: line 0 it never writes.
 //!
 //! [`ProgramIndex`]: starverbs_queues::format::ProgramIndex
 //! [`CardIndex`]: starverbs_queues::format::CardIndex
@@ -17,9 +20,10 @@ use core::cell::UnsafeCell;
 use core::mem::size_of;
 use core::ptr::{self, NonNull};
 use std::alloc::Layout;
+use std::sync::Arc;
 
 use crate::Line;
-use crate::memory::{self, ProgramMemory, Resource};
+use crate::memory::{self, Memory, ProgramMemory, Resource};
 use crate::recv::{self, CardRq, RecvProducer, Returned};
 use crate::send::{self, CardSq, SendProducer};
 use crate::spin::SpinLock;
@@ -61,19 +65,24 @@ pub(crate) struct Head {
     users: AtomicU32,
     /// Where the send queue's slots begin, bytes from the head.
     send_at: u32,
-    /// Bytes of the allocation in front of the head.
-    lead: u8,
     pub(crate) send: Shape,
     pub(crate) recv: Shape,
     pub(crate) send_post: SpinLock<()>,
     pub(crate) recv_post: SpinLock<()>,
+    /// Bytes of the allocation in front of the head.
+    lead: u8,
     /// What the program last saw of the card's indices, under the post locks.
     pub(crate) released_seen: AtomicU32,
     pub(crate) taken_seen: AtomicU32,
     /// What of the card's `starved` a poster has answered.
     starved_seen: AtomicU32,
-    /// Whose memory this is.
-    memory: ProgramMemory,
+    /// Receive WQEs that were returned, and wait in front of the ring's: changed by the card in software,
+    /// and here as a board may write on the card's line what it likes.
+    pub(crate) back: AtomicU32,
+    /// Those. Only the card's half looks at what they are.
+    pub(crate) returned: UnsafeCell<Returned>,
+    /// Whose memory this is; boxed, so that the line has room.
+    memory: Option<Box<Arc<dyn Memory>>>,
     pub(crate) program: Line<ProgramSide>,
     pub(crate) card: Line<CardSide>,
     send_watch: Watch,
@@ -101,10 +110,6 @@ pub(crate) struct CardSide {
     pub(crate) starved: AtomicU32,
     /// From here on it is the card's own. What it last saw of `recv_posted`.
     pub(crate) posted_seen: AtomicU32,
-    /// Receive WQEs that were returned, and wait in front of the ring's. Only the card looks at what they
-    /// are.
-    pub(crate) back: AtomicU32,
-    pub(crate) returned: UnsafeCell<Returned>,
 }
 
 #[cfg(not(loom))]
@@ -119,6 +124,9 @@ const _: () = {
     assert!(offset_of!(CardSide, taken) == offset_of!(CardIndex, recv_taken));
     assert!(offset_of!(CardSide, starved) == offset_of!(CardIndex, recv_starved));
     assert!(offset_of!(CardSide, posted_seen) >= offset_of!(CardIndex, own));
+    /* a device may write all of its line: what is freed, and what leads there, is not on it */
+    assert!(offset_of!(Head, back) < LINE && offset_of!(Head, returned) < LINE);
+    assert!(offset_of!(Head, memory) < LINE);
 };
 
 /// Slots of one queue.
@@ -227,23 +235,23 @@ impl WorkRings {
         let fresh = Head {
             users: AtomicU32::new(1),
             send_at,
-            lead: lead as u8,
             send,
             recv,
             send_post: SpinLock::new(()),
             recv_post: SpinLock::new(()),
+            lead: lead as u8,
             released_seen: AtomicU32::new(0),
             taken_seen: AtomicU32::new(0),
             starved_seen: AtomicU32::new(0),
-            memory,
+            back: AtomicU32::new(0),
+            returned: UnsafeCell::new(None),
+            memory: memory.map(Box::new),
             program: Line(ProgramSide { send_posted: AtomicU32::new(0), recv_posted: AtomicU32::new(0) }),
             card: Line(CardSide {
                 released: AtomicU32::new(0),
                 taken: AtomicU32::new(0),
                 starved: AtomicU32::new(0),
                 posted_seen: AtomicU32::new(0),
-                back: AtomicU32::new(0),
-                returned: UnsafeCell::new(None),
             }),
             send_watch: Watch::new(send.slots()),
             recv_watch: Watch::new(recv.slots()),
@@ -291,7 +299,7 @@ impl WorkRings {
         let head = self.head();
         let taken = head.card.taken.load(Ordering::Acquire);
         let posted = head.program.recv_posted.load(Ordering::Acquire).wrapping_sub(taken);
-        posted.wrapping_add(head.card.back.load(Ordering::Relaxed))
+        posted.wrapping_add(head.back.load(Ordering::Relaxed))
     }
 
     /// Most SGEs of a receive WQE.
@@ -452,7 +460,7 @@ impl Drop for WorkRings {
         // SAFETY: the last user; allocated in `new` with this layout, so many bytes before the head, and
         // freed here only.
         unsafe {
-            let memory = (*self.head.as_ptr()).memory.take();
+            let memory = (*self.head.as_ptr()).memory.take().map(|memory| *memory);
             let resource = resource(send);
             ptr::drop_in_place(self.head.as_ptr());
             memory::give(&memory, self.head.cast::<u8>().sub(lead), layout, resource);

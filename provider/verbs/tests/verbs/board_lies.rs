@@ -8,6 +8,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use starverbs_core::rng::Rng;
 use starverbs_core::{Cqe, QpState, QpType};
 use starverbs_queues::board::*;
+use starverbs_queues::format::CardIndex;
 use starverbs_settings::{DeviceChoice, Settings};
 use starverbs_verbs::{Ah, CompChannel, Context, Cq, Pd, Qp, QpAttr, RecvWr, Srq};
 use starverbs_vfio::message::{
@@ -19,6 +20,8 @@ use zerocopy::IntoBytes;
 use crate::common::*;
 
 const PAGE: usize = 64 << 10;
+/// A card's index line: all of it is the board's.
+const CARD_LINE: usize = std::mem::size_of::<CardIndex>();
 
 /// The board.
 struct Liar {
@@ -124,11 +127,11 @@ impl Liar {
             }
             OP_CREATE_QP => {
                 let (qp, _) = parse::<CreateQp>(body).unwrap();
-                self.scribble.push((qp.queues.card, 12));
+                self.scribble.push((qp.queues.card, CARD_LINE));
             }
             OP_CREATE_SRQ => {
                 let (srq, _) = parse::<CreateSrq>(body).unwrap();
-                self.scribble.push((srq.queues.card, 12));
+                self.scribble.push((srq.queues.card, CARD_LINE));
             }
             _ => {}
         }

@@ -1,5 +1,10 @@
 //! Hosts whose cards settle by themselves what the ends of their connections are, and connections whose
 //! programs want what the cards want.
+//!
+//! No plan of tools/soak takes this `World`'s place: tests fill a card to one connection below its
+//! threshold, change a preference at a chosen moment, forge a message of a round, and look at what each card
+//! has settled.
+//! The other one of StaR by hand (`provider/star/src/stateful/tests/world.rs`) has one half, and says why.
 
 use starverbs_core::qp::RecvSource;
 use starverbs_core::{Access, Cqe, FrameMeta, NicConfig, QpType, Qpn, SendOp, SendWqe, Sge, SrqId, WcStatus};

@@ -62,7 +62,7 @@ impl Soft {
                 Ok(Reply::Done)
             }
             Command::Quiesce => {
-                self.await_readers();
+                self.await_revoked(None, None);
                 Ok(Reply::Done)
             }
             Command::AllocMw { pd, kind } => {
@@ -303,7 +303,7 @@ impl Soft {
         let stops = mask.contains(QpAttrMask::STATE) && matches!(to.state, QpState::Err | QpState::Reset);
         if direct && (stops || mask.contains(QpAttrMask::ACCESS_FLAGS)) {
             /* the peer's copies that are under way */
-            self.await_readers();
+            self.await_revoked(None, None);
         }
         Ok(())
     }
@@ -326,7 +326,7 @@ impl Soft {
             Ok(shard.env.channels.gates.is_some())
         })?;
         if direct {
-            self.await_readers();
+            self.await_revoked(None, None);
         }
         Ok(())
     }

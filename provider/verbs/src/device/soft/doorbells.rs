@@ -49,12 +49,13 @@ impl Shard {
     #[inline]
     pub(super) fn defer(&mut self, qpn: Qpn, may_sleep: bool) -> When {
         /* of local connections all is fetched when they are rung */
-        let local = self.env.channels.is_crowded();
+        let of_channels = self.env.channels.backlog();
+        let local = of_channels == Backlog::BehindOthers;
         let backlog = if local {
             if self.deferred.is_full() {
                 self.ring_deferred_local();
             }
-            Backlog::BehindOthers
+            of_channels
         } else {
             match (self.nic.backlog(qpn), &self.star) {
                 (Backlog::Due, Some(star)) => star.endpoints().backlog(qpn),

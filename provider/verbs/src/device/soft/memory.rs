@@ -14,22 +14,29 @@ use crate::share::Foreign;
 
 type NicResult<T> = std::result::Result<T, NicError>;
 
+/// What a change does to keys.
+#[derive(Clone, Copy)]
+enum Change {
+    /// It opens one, and closes none
+    Opens,
+    /// It closes one, or narrows what one opens
+    Closes,
+}
+
 impl Soft {
     /// Registers memory.
     pub(super) fn reg_mr(&self, attr: MrAttr) -> Result<u32> {
-        self.change_memory(Some(attr.pd), |shard, now| {
+        self.change_memory(Some(attr.pd), Change::Opens, |shard, now| {
             shard.open_key(now, |nic| nic.reg_mr(attr), Nic::dereg_mr).map(|key| (key, None))
         })
     }
 
     /// Changes what a key opens.
     pub(super) fn rereg_mr(&self, key: u32, attr: MrAttr) -> Result<()> {
-        self.change_memory(Some(attr.pd), |shard, now| {
+        self.change_memory(Some(attr.pd), Change::Closes, |shard, now| {
             shard.nic.rereg_mr(key, attr)?;
             Ok(((), shard.follow_memory(now)))
-        })?;
-        self.await_readers();
-        Ok(())
+        })
     }
 
     pub(super) fn query_mr(&self, key: u32) -> Result<MrAttr> {
@@ -39,19 +46,17 @@ impl Soft {
 
     /// Ends what a key opens by `end`.
     pub(super) fn end_key<T>(&self, end: impl FnOnce(&mut Shard) -> NicResult<T>) -> Result<T> {
-        let ended = self.change_memory(None, |shard, now| {
+        self.change_memory(None, Change::Closes, |shard, now| {
             let ended = end(shard)?;
             Ok((ended, shard.follow_memory(now)))
-        })?;
-        self.await_readers();
-        Ok(ended)
+        })
     }
 
     /// Opens another process's memory under the key that it has there.
     pub(super) fn import_mr(&self, key: u32, attr: MrAttr, memory: Foreign) -> Result<MrAttr> {
         let addr = self.with(|shard, _| shard.env.foreign.add(memory))?;
         let attr = MrAttr { addr, ..attr };
-        let opened = self.change_memory(Some(attr.pd), |shard, now| {
+        let opened = self.change_memory(Some(attr.pd), Change::Opens, |shard, now| {
             let import = |nic: &mut Nic<HostEnv>| nic.import_mr(key, attr).map(|()| key);
             shard.open_key(now, import, Nic::unimport_mr).map(|key| (key, None))
         });
@@ -72,8 +77,15 @@ impl Soft {
         })
     }
 
-    /// Waits until no other process of the host uses what was closed or withdrawn before.
-    pub(super) fn await_readers(&self) {
+    /// The barrier behind all that is closed or withdrawn: waits until nobody uses it who looked before.
+    /// `closed`, `opened`: what stateful peers of StaR have not acknowledged yet; they are asked by key, and
+    /// only where there is such a key. Readers of this host are waited for always, by whatever they got in:
+    /// a region, a window, names of a context, or a queue pair's gate. Those latter have no key of StaR, so
+    /// that there is nothing to ask its peers for.
+    pub(super) fn await_revoked(&self, closed: Option<u32>, opened: Option<PdId>) {
+        if closed.is_some() || opened.is_some() {
+            self.await_memory(closed, opened);
+        }
         if let Some(published) = &self.published {
             published.await_readers();
         }
@@ -85,14 +97,19 @@ impl Soft {
     fn change_memory<T>(
         &self,
         opened: Option<PdId>,
+        kind: Change,
         change: impl FnOnce(&mut Shard, Nanos) -> NicResult<(T, Option<u32>)>,
     ) -> Result<T> {
         let (done, closed, told) = self.with(|shard, now| {
             let (done, closed) = change(shard, now)?;
             Ok::<_, NicError>((done, closed, shard.is_known(opened)))
         })?;
-        if closed.is_some() || !told {
-            self.await_memory(closed, opened);
+        let waits = closed.is_some() || !told;
+        match kind {
+            Change::Closes => self.await_revoked(closed, opened.filter(|_| waits)),
+            /* only StaR's part: nothing was closed that a reader of this host could use */
+            Change::Opens if waits => self.await_memory(closed, opened),
+            Change::Opens => {}
         }
         Ok(done)
     }

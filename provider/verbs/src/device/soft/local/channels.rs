@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use starverbs_backend::{Answering, Asking, MemoryFiles, Peers, SessionId};
+use starverbs_core::coalesce::Backlog;
 use starverbs_core::{Nanos, Qpn};
 use starverbs_rings::{Broken, DataRoom};
 
@@ -14,9 +15,6 @@ use super::record::{CHUNK, Record};
 use super::responder::{ReadAnswer, Reply};
 use super::turn::Said;
 use crate::share::{Gate, Gates, PeerMemory};
-
-/// WQEs under way in a channel, behind which doorbells wait for others.
-const CROWD: u32 = 16;
 
 /// A channel in which this card asks.
 pub(super) struct Asker {
@@ -106,11 +104,17 @@ impl Channels {
         }
     }
 
-    /// Whether a doorbell may wait for others: of many QPs, whose contexts come from memory, behind requests
-    /// that will be answered.
+    /// Whether a doorbell may wait for others.
     #[inline]
     pub(in super::super) fn is_crowded(&self) -> bool {
-        self.many && self.askers.iter().flatten().any(|asker| asker.under_way >= CROWD)
+        self.backlog() != Backlog::Due
+    }
+
+    /// What a doorbell may wait for: of many QPs, whose contexts come from memory, behind requests that will
+    /// be answered.
+    #[inline]
+    pub(in super::super) fn backlog(&self) -> Backlog {
+        Backlog::of_channels(self.many, self.askers.iter().flatten().map(|asker| asker.under_way))
     }
 
     /// Whether there are any.

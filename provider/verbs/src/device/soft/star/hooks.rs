@@ -82,7 +82,7 @@ impl Shard {
     }
 
     /// Stateful cards get what keys have come to open, or open no longer. A key: they may still use what
-    /// it opened, and [`Soft::await_memory`] comes next.
+    /// it opened, and [`Soft::await_revoked`] comes next.
     pub(crate) fn follow_memory(&mut self, now: Nanos) -> Option<u32> {
         self.with_star(now, |star, turn| star.ends.endpoints.follow_memory(turn)).flatten()
     }
@@ -119,7 +119,7 @@ impl Shard {
 
 impl Soft {
     /// Waits until no stateful card reaches for what a key opened that is closed, and all know the memory of
-    /// a protection domain.
+    /// a protection domain: StaR's part of [`Soft::await_revoked`].
     #[cold]
     pub(crate) fn await_memory(&self, closed: Option<u32>, opened: Option<PdId>) {
         self.await_answers(|star, _, _| {
