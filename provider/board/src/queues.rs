@@ -9,7 +9,7 @@ use std::mem::{offset_of, size_of};
 use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 
-use starverbs_core::{NicError, RecvQueue, Seg, SendFlags, SendOp, SendQueue, SendWqe, Sge};
+use starverbs_core::{NicError, RecvQueue, Seg, SendFlags, SendOp, SendQueue, SendWqe, Sge, TakenWqe};
 use starverbs_queues::BLOCK;
 use starverbs_queues::board::{COUNTER_MALFORMED, COUNTER_RECV_FETCHES, COUNTER_SEND_FETCHES, Queues};
 use starverbs_queues::format::{CardIndex, ProgramIndex, RecvWqe, SendBlock};
@@ -328,7 +328,7 @@ impl BoardRq {
 }
 
 impl RecvQueue for BoardRq {
-    fn take(&self, sges: &mut [Sge]) -> Option<(u64, usize)> {
+    fn take(&self, sges: &mut [Sge]) -> Option<TakenWqe> {
         let rq = &*self.0;
         let slots = rq.slots.as_ref()?;
         if self.waiting() == 0 {
@@ -344,8 +344,8 @@ impl RecvQueue for BoardRq {
         let at = (rq.taken.get() & rq.mask) as usize * rq.stride;
         let wr_id = slots.load(at, Ordering::Relaxed);
         let asked = slots.load(at + 8, Ordering::Relaxed) as u32 as usize;
-        let count = asked.min(rq.max_sge).min(sges.len());
-        for (n, sge) in sges.iter_mut().take(count).enumerate() {
+        let num_sge = asked.min(rq.max_sge).min(sges.len());
+        for (n, sge) in sges.iter_mut().take(num_sge).enumerate() {
             let at = at + size_of::<RecvWqe>() + n * SGE_BYTES;
             let rest = slots.load(at + 8, Ordering::Relaxed);
             let addr = slots.load(at, Ordering::Relaxed);
@@ -353,7 +353,7 @@ impl RecvQueue for BoardRq {
         }
         rq.counters.inc(COUNTER_RECV_FETCHES);
         self.tell_taken(rq.taken.get().wrapping_add(1));
-        Some((wr_id, count))
+        Some(TakenWqe { wr_id, num_sge })
     }
 
     fn len(&self) -> u32 {

@@ -9,7 +9,7 @@ use core::convert::Infallible;
 use slab::Slab;
 
 use crate::counters::Counters;
-use crate::env::{Env, RecvQueue};
+use crate::env::{Env, RecvQueue, TakenWqe};
 use crate::mr::MrTable;
 use crate::nic::path::{Path, PathId, Paths};
 use crate::nic::{Nic, Srq};
@@ -56,7 +56,7 @@ impl<E: Env> EngineSrq<'_, E> {
     /// Takes the oldest receive WQE, and copies its SGEs. `None`: there is none.
     pub fn take(&mut self, sges: &mut [Sge]) -> Option<TakenRecv> {
         let srq = self.all.get_mut(self.id?.0 as usize)?;
-        let (wr_id, num_sge) = srq.rq.take(sges)?;
+        let TakenWqe { wr_id, num_sge } = srq.rq.take(sges)?;
         if srq.limit > 0 && srq.rq.len() < srq.limit {
             srq.limit = 0;
             self.low = true;

@@ -39,10 +39,19 @@ pub trait SendQueue {
     fn post_own(&self, wqe: SendWqe, sges: &[Sge]) -> bool;
 }
 
+/// A receive WQE that was taken from its queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TakenWqe {
+    /// The program's `wr_id`
+    pub wr_id: u64,
+    /// SGEs that were copied
+    pub num_sge: usize,
+}
+
 /// The card's side of a receive queue, private or shared.
 pub trait RecvQueue {
-    /// Take the oldest receive WQE: copies its SGEs to `sges`, gives (wr_id, number of SGEs).
-    fn take(&self, sges: &mut [Sge]) -> Option<(u64, usize)>;
+    /// Takes the oldest receive WQE, and copies its SGEs to `sges`. `None`: none waits.
+    fn take(&self, sges: &mut [Sge]) -> Option<TakenWqe>;
     /// Receive WQEs waiting.
     fn len(&self) -> u32;
     /// Whether none waits.

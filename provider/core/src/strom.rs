@@ -13,7 +13,7 @@ pub(crate) use kernel::{Answer, COMMAND};
 pub use kernel::{Input, Kernel, Memory, Place, Poll, Run};
 pub(crate) use registry::Registry;
 pub use registry::{KernelId, MAX_KERNELS, MAX_RUNNING};
-pub use wire::{Code, RECORD_LEN, Record, Reply, ReplyFlags, TARGET_LEN, Target};
+pub use wire::{Code, RECORD_LEN, Record, Reply, ReplyFlags, RpcAnswer, TARGET_LEN, Target};
 
 /// Op-codes that a queue pair speaks beside the common ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -47,7 +47,7 @@ pub use message::{Broken, MessageHead, MessageReader, MessageWriter, Written};
 pub use pending_doorbells::PendingDoorbells;
 pub use prefetch::prefetch;
 pub use recv::{CardRq, RecvProducer};
-pub use send::{CardSq, SendProducer, SendRemote, SendRequest};
+pub use send::{CardSq, SendMemory, SendProducer, SendRemote, SendRequest};
 pub use shared::{Incarnation, ReaderSlot};
 pub use slot_ring::{DataRoom, RECORD_WORDS, Record, Slot, SlotHead, SlotMemory, SlotReader, SlotWriter};
 pub use spin::{SpinGuard, SpinLock};

@@ -5,7 +5,7 @@
 
 use core::mem::size_of;
 
-use starverbs_core::{NicError, RecvQueue, Sge};
+use starverbs_core::{NicError, RecvQueue, Sge, TakenWqe};
 use starverbs_queues::format::RecvWqe;
 
 use crate::PushError;
@@ -168,11 +168,11 @@ impl CardRq {
 
     /// Takes the oldest of those that were returned.
     #[cold]
-    fn take_returned(&self, sges: &mut [Sge]) -> Option<(u64, usize)> {
+    fn take_returned(&self, sges: &mut [Sge]) -> Option<TakenWqe> {
         let returned = self.returned();
         let back = returned.as_mut()?;
         let (wr_id, list) = back.first()?;
-        let count = list.len().min(sges.len());
+        let num_sge = list.len().min(sges.len());
         sges.iter_mut().zip(list).for_each(|(to, from)| *to = *from);
         back.next += 1;
         let left = back.recvs.len() - back.next;
@@ -180,13 +180,13 @@ impl CardRq {
             *returned = None;
         }
         self.0.head().back.store(left as u32, Ordering::Relaxed);
-        Some((wr_id, count))
+        Some(TakenWqe { wr_id, num_sge })
     }
 }
 
 impl RecvQueue for CardRq {
     #[inline]
-    fn take(&self, sges: &mut [Sge]) -> Option<(u64, usize)> {
+    fn take(&self, sges: &mut [Sge]) -> Option<TakenWqe> {
         let ring = self.0.head();
         if ring.back.load(Ordering::Relaxed) != 0 {
             return self.take_returned(sges);
@@ -209,15 +209,15 @@ impl RecvQueue for CardRq {
         let slot = self.0.recv_slot(head);
         // SAFETY: head < posted, so the program wrote a header and its SGEs there and will not touch
         // them before the index below is stored.
-        let (wr_id, count) = unsafe {
+        let taken = unsafe {
             let header = slot.cast::<RecvWqe>().read();
-            let count = (header.num_sge as usize).min(sges.len()).min(usize::from(ring.recv.max_sge));
-            copy_sges(sges.as_mut_ptr(), slot.add(HEADER).cast(), count);
-            (header.wr_id, count)
+            let num_sge = (header.num_sge as usize).min(sges.len()).min(usize::from(ring.recv.max_sge));
+            copy_sges(sges.as_mut_ptr(), slot.add(HEADER).cast(), num_sge);
+            TakenWqe { wr_id: header.wr_id, num_sge }
         };
         /* release: the copy comes before the program's writing the slot again */
         mine.taken.store(head.wrapping_add(1), Ordering::Release);
-        Some((wr_id, count))
+        Some(taken)
     }
 
     #[inline]

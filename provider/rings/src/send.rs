@@ -302,14 +302,23 @@ impl Drop for SendProducer<'_> {
     }
 }
 
+/// Where the slots of a send queue lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SendMemory {
+    /// Their first byte
+    pub addr: u64,
+    /// Their bytes
+    pub len: u64,
+}
+
 /// The card's half of a send queue. Clones are the same half, under the promise of [`WorkRings::card_sq`].
 pub struct CardSq(pub(crate) WorkRings);
 
 impl CardSq {
-    /// Where its slots lie: first byte and bytes. Inline bytes are in there.
-    pub fn memory(&self) -> (u64, u64) {
+    /// Where its slots lie. Inline bytes are in there.
+    pub fn memory(&self) -> SendMemory {
         let (first, bytes) = self.0.send_slots_at();
-        (first as u64, bytes as u64)
+        SendMemory { addr: first as u64, len: bytes as u64 }
     }
 
     /// Where its rings lie.

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use starverbs_core::{Cqe, RecvQueue, SendFlags, SendOp, SendQueue, SendWqe, Sge, WcStatus};
+use starverbs_core::{Cqe, RecvQueue, SendFlags, SendOp, SendQueue, SendWqe, Sge, TakenWqe, WcStatus};
 
 use crate::{Answer, CqRing, Memory, ProgramMemory, PushError, RecvSize, Resource, SendSize, WorkRings};
 
@@ -101,13 +101,13 @@ fn recv_ring_is_full_and_empty_where_it_should_be() {
     assert_eq!(producer.push(3, &[]), Err(PushError::Full));
     drop(producer);
     assert_eq!(card.len(), 2);
-    assert_eq!(card.take(&mut sges), Some((1, 1)));
+    assert_eq!(card.take(&mut sges), Some(TakenWqe { wr_id: 1, num_sge: 1 }));
     assert_eq!(sges[0], Sge { addr: 9, len: 8, lkey: 7 });
     assert_eq!(ring.recv_producer().push(3, &[]), Ok(()));
     card.reset();
     assert!(card.take(&mut sges).is_none());
     assert_eq!(ring.recv_producer().push(4, &[]), Ok(()));
-    assert_eq!(card.take(&mut sges), Some((4, 0)));
+    assert_eq!(card.take(&mut sges), Some(TakenWqe { wr_id: 4, num_sge: 0 }));
 }
 
 #[test]
@@ -119,15 +119,18 @@ fn receives_that_come_back_are_the_next_to_be_taken() {
     let post = |id| rings.recv_producer().push(id, &[sge(id), sge(id + 1)]);
     let mut sges = [Sge::default(); 2];
     (0..4).for_each(|id| post(id).unwrap());
-    let taken: Vec<_> = (0..3).map(|_| (rq.take(&mut sges).unwrap().0, sges)).collect();
+    let taken: Vec<_> = (0..3).map(|_| (rq.take(&mut sges).unwrap().wr_id, sges)).collect();
     (4..7).for_each(|id| post(id).unwrap());
     /* the first is used, the others come back; then the first of these is taken once more, and comes back */
     rq.put_back(&mut taken[1..].iter().map(|(id, sges)| (*id, &sges[..]))).unwrap();
     assert_eq!((rq.len(), rings.recv_waiting(), post(9)), (6, 6, Err(PushError::Full)));
-    assert_eq!(other.take(&mut sges), Some((1, 2)));
+    assert_eq!(other.take(&mut sges), Some(TakenWqe { wr_id: 1, num_sge: 2 }));
     rq.put_back(&mut [(1, &sges[..])].into_iter()).unwrap();
     for id in 1..7 {
-        assert_eq!((rq.len(), other.take(&mut sges)), (7 - id as u32, Some((id, 2))));
+        assert_eq!(
+            (rq.len(), other.take(&mut sges)),
+            (7 - id as u32, Some(TakenWqe { wr_id: id, num_sge: 2 }))
+        );
         assert_eq!(sges, [sge(id), sge(id + 1)]);
     }
     assert_eq!((rq.len(), rq.take(&mut sges)), (0, None));
@@ -159,7 +162,7 @@ fn rings_of_a_qp_lie_beside_each_other() {
         assert_eq!(rings.recv_producer().push(id, &[]), Err(PushError::Full));
         let mut sges = [Sge::default(); 3];
         for at in 0..8 {
-            assert_eq!(rq.take(&mut sges), Some((id + at, 3)));
+            assert_eq!(rq.take(&mut sges), Some(TakenWqe { wr_id: id + at, num_sge: 3 }));
             assert_eq!(sges, [sge(id), sge(at), sge(7)]);
         }
         for at in 0..4 {
@@ -393,7 +396,7 @@ proptest! {
                     model.push_back(id);
                 }
             } else {
-                let taken = card.take(&mut sges).map(|(wr_id, _)| wr_id);
+                let taken = card.take(&mut sges).map(|taken| taken.wr_id);
                 prop_assert_eq!(taken, model.pop_front());
                 prop_assert!(taken.is_none() || sges[0].addr == taken.unwrap());
             }
@@ -423,7 +426,7 @@ fn both_sides_of_the_rings_run_at_once() {
             let recv = std::iter::repeat_with(|| rq.take(&mut sges)).flatten().next().unwrap();
             assert_eq!(
                 (wqe.wr_id, sge.addr, recv),
-                (u64::from(index), u64::from(index), (u64::from(index), 1))
+                (u64::from(index), u64::from(index), TakenWqe { wr_id: u64::from(index), num_sge: 1 })
             );
             // SAFETY: as above.
             while unsafe { cq.push(&cqe(wqe.wr_id, index), wqe.wr_id) }.is_err() {

@@ -6,7 +6,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
-use starverbs_core::{Cqe, RecvQueue, SendQueue, SendWqe, Sge};
+use starverbs_core::{Cqe, RecvQueue, SendQueue, SendWqe, Sge, TakenWqe};
 use starverbs_rings::{
     Armed, CqRing, Incarnation, MessageHead, MessageReader, MessageWriter, PendingDoorbells, RECORD_WORDS,
     ReaderSlot, RecvSize, SendSize, Slot, SlotHead, SlotMemory, SlotReader, SlotWriter, WorkRings, Written,
@@ -136,7 +136,7 @@ fn recv_ring_serves_two_posters() {
         post(ring, 1);
         other.join().unwrap();
         let mut sges = [Sge::default(); 1];
-        let taken = [card.take(&mut sges), card.take(&mut sges)].map(|t| t.unwrap().0);
+        let taken = [card.take(&mut sges), card.take(&mut sges)].map(|taken| taken.unwrap().wr_id);
         assert!(taken == [1, 2] || taken == [2, 1]);
     });
 }
@@ -155,7 +155,7 @@ fn recv_ring_never_starves_a_card_silently() {
         let first = card.take(&mut sges);
         let notified = program.join().unwrap();
         assert!(first.is_some() || notified, "the card found nothing, so the poster must ring");
-        assert_eq!(first.or_else(|| card.take(&mut sges)), Some((5, 1)));
+        assert_eq!(first.or_else(|| card.take(&mut sges)), Some(TakenWqe { wr_id: 5, num_sge: 1 }));
         assert_eq!(sges[0].addr, 5);
     });
 }
@@ -180,8 +180,8 @@ fn recv_ring_is_shared_while_the_card_takes() {
         let one = thread::spawn(move || post(&ring, 1));
         while seen != 3 {
             match card.take(&mut sges) {
-                Some((id, count)) => {
-                    assert_eq!((sges[0].addr, count), (id, 1));
+                Some(TakenWqe { wr_id: id, num_sge }) => {
+                    assert_eq!((sges[0].addr, num_sge), (id, 1));
                     assert_eq!(seen & id, 0);
                     seen |= id;
                 }

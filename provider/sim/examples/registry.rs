@@ -7,7 +7,7 @@
 use starverbs_core::mr::Rule;
 use starverbs_core::{Access, Av, Gid, NicConfig, PdId, Psn};
 use starverbs_sim::{Faults, Net, Rng};
-use starverbs_star::registry::{Claim, Registry, SendCtx, Server};
+use starverbs_star::registry::{Claim, FoundRule, Registry, SendCtx, Server};
 use starverbs_star::wire::{Header, Opt, Prefix, Ptype};
 
 fn main() {
@@ -36,7 +36,7 @@ fn main() {
         let (claim, addr) = if rules == 0 {
             (Claim::None, va)
         } else {
-            let (rule, addr) = registry.find(conn, key, va, len, need).expect("its rule");
+            let FoundRule { rule, addr } = registry.find(conn, key, va, len, need).expect("its rule");
             (Claim::Memory { rule, addr, len, need }, addr)
         };
         let header = Header {
@@ -56,7 +56,8 @@ fn main() {
             conn,
             &claim,
             header,
-            (&[0; 32], &[]),
+            &[0; 32],
+            &[],
         );
         sent += u32::from(left);
         if number % 64 == 63 {

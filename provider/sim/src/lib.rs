@@ -24,7 +24,7 @@ mod watch;
 pub use figure::{Figure, figures};
 pub use host::{Host, Setup, SimEnv};
 pub use memory::{Memory, READ, WRITE};
-pub use net::{Faults, Forger, Net, QpAt, Tally, Tap};
+pub use net::{Faults, Forger, Net, QpAt, SharedDomain, Tally, Tap};
 pub use queues::{Full, Recv, Send, SimCq, SimRq, SimSq};
 pub use rng::Rng;
 pub use star::{StarCard, StarFrame, StarPort};

@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, HashSet};
 
 use starverbs_core::relay::{LinkId, Relay};
 use starverbs_core::wire::{IcrcHeader, Packet};
-use starverbs_core::{FrameMeta, Nanos, NicConfig, QpType, Qpn};
+use starverbs_core::{FrameMeta, Nanos, NicConfig, PdId, QpType, Qpn};
 use starverbs_star::wire::Header;
 
 use crate::host::{Host, Setup};
@@ -98,6 +98,15 @@ struct Flight {
     /// What it still has to pass, until it has arrived: time that its host takes over it, and frames that
     /// may wait there
     queue: Option<(Nanos, u64)>,
+}
+
+/// An XRC domain that several hosts share, as one of them knows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SharedDomain {
+    /// The host's index
+    pub host: usize,
+    /// The domain on its card
+    pub pd: PdId,
 }
 
 /// A QP of a host.
@@ -480,10 +489,10 @@ impl Net {
         true
     }
 
-    /// `hosts` share an XRC domain, which each knows by the number beside it.
-    pub fn share(&mut self, hosts: &[(usize, starverbs_core::PdId)]) {
-        for (at, domain) in hosts {
-            let others = hosts.iter().map(|(other, _)| *other as u32).filter(|other| *other != *at as u32);
+    /// `hosts` share an XRC domain.
+    pub fn share(&mut self, hosts: &[SharedDomain]) {
+        for SharedDomain { host: at, pd: domain } in hosts {
+            let others = hosts.iter().map(|other| other.host as u32).filter(|other| *other != *at as u32);
             let h = &mut self.hosts[*at];
             h.nic.share_domain(*domain, *at as u16 + 1).expect("its own block");
             h.env.domain = Some(*domain);

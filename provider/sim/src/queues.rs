@@ -4,7 +4,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use starverbs_core::env::{CompletionQueue, CqOverrun, RecvQueue, SendQueue};
+use starverbs_core::env::{CompletionQueue, CqOverrun, RecvQueue, SendQueue, TakenWqe};
 use starverbs_core::{Cqe, NicError, Seg, SendWqe, Sge};
 
 /// The queue has no room.
@@ -185,15 +185,15 @@ impl SimRq {
 }
 
 impl RecvQueue for SimRq {
-    fn take(&self, sges: &mut [Sge]) -> Option<(u64, usize)> {
+    fn take(&self, sges: &mut [Sge]) -> Option<TakenWqe> {
         let Some(recv) = self.0.queue.borrow_mut().pop_front() else {
             self.0.starved.set(true);
             return None;
         };
         self.0.back.set(self.0.back.get().saturating_sub(1));
-        let n = recv.sges.len();
-        sges[..n].copy_from_slice(&recv.sges);
-        Some((recv.wr_id, n))
+        let num_sge = recv.sges.len();
+        sges[..num_sge].copy_from_slice(&recv.sges);
+        Some(TakenWqe { wr_id: recv.wr_id, num_sge })
     }
     fn len(&self) -> u32 {
         self.0.queue.borrow().len() as u32

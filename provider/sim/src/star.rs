@@ -10,7 +10,7 @@ use starverbs_core::{Av, FrameMeta, Gid, Nanos, NicError, Port, QpState, Qpn, Se
 use starverbs_star::bounds::MemRange;
 use starverbs_star::card::Turn;
 use starverbs_star::control::Preference;
-use starverbs_star::env::{QpPair, SlEvent, StarEnv};
+use starverbs_star::env::{QpPair, SlEvent, StarDest, StarEnv};
 use starverbs_star::form::Form;
 use starverbs_star::host::roles::Identity;
 use starverbs_star::host::{Ends as StarEnds, Host as StarHost, InboundMessage, InboundPacket};
@@ -156,7 +156,7 @@ impl Host {
     /// A QP of a preference has been moved to a state.
     pub(crate) fn moved(&mut self, qpn: Qpn, state: QpState, now: Nanos) {
         if let Some(preference) = self.preferences.get(&qpn).copied() {
-            self.with_star(now, |star, turn| star.on_qp_state(turn, (qpn, preference), state));
+            self.with_star(now, |star, turn| star.on_qp_state(turn, qpn, preference, state));
         }
     }
 
@@ -282,13 +282,13 @@ impl StarEnv for SimEnv {
     fn send_star(
         &mut self,
         from: Side,
-        to: (&Av, u16),
+        to: StarDest<'_>,
         head: &Head,
         data: &[u8],
         payload: &[Seg],
         volatile: bool,
     ) {
-        let (src, dst) = (&self.gid, &to.0.dgid);
+        let (src, dst) = (&self.gid, &to.av.dgid);
         let mut room = [0; MAX_SEALED];
         let sealed = self.star.seal.as_mut();
         let sealed = sealed.and_then(|seal| seal.seal_packet(AddrPair { src, dst }, head, data, &mut room));
@@ -302,8 +302,7 @@ impl StarEnv for SimEnv {
                 bytes.extend_from_slice(self.memory.read(s.addr, s.len as usize));
             }
         }
-        let (to, port) = (*to.0, to.1);
-        self.star.out.push(Queued { from, to, port, bytes, payload });
+        self.star.out.push(Queued { from, to: *to.av, port: to.port, bytes, payload });
     }
 
     fn can_send_star(&self) -> bool {

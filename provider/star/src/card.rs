@@ -211,7 +211,7 @@ impl<E: CardEnv> Turn<'_, E> {
                 window,
                 form,
             };
-            let made = with_card(ctx, |card| Stateful::new(card, local, (setup, peer), channel))?;
+            let made = with_card(ctx, |card| Stateful::new(card, local, setup, peer, channel))?;
             drop(held);
             Ok(Box::new(made).into())
         };

@@ -12,7 +12,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use starverbs_core::coalesce::is_small;
-use starverbs_core::env::{CompletionQueue, RecvQueue, SendQueue};
+use starverbs_core::env::{CompletionQueue, RecvQueue, SendQueue, TakenWqe};
 use starverbs_core::room::filled;
 use starverbs_core::{AsyncEvent, Cqe, Nanos, NicError, Psn, Qpn, SendFlags, Sge, WcFlags, WcStatus};
 
@@ -325,8 +325,8 @@ impl<E: StarEnv> SlQp<E> {
         else {
             return false;
         };
-        let Some((wr_id, n)) = self.init.rq.take(sges) else { return false };
-        *recv = Recv { wr_id, sges: n as u16 };
+        let Some(TakenWqe { wr_id, num_sge }) = self.init.rq.take(sges) else { return false };
+        *recv = Recv { wr_id, sges: num_sge as u16 };
         true
     }
 

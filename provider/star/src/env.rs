@@ -15,6 +15,24 @@ pub struct QpPair {
     pub to: Qpn,
 }
 
+/// Where a StaR packet goes.
+#[derive(Clone, Copy, Debug)]
+pub struct StarDest<'a> {
+    /// Address of the receiving card
+    pub av: &'a Av,
+    /// UDP port of the half that is to have it
+    pub port: u16,
+}
+
+/// Where a StaR packet came from.
+#[derive(Clone, Copy, Debug)]
+pub struct StarSource<'a> {
+    /// Addresses of its frame
+    pub meta: &'a FrameMeta,
+    /// UDP port that it left
+    pub port: u16,
+}
+
 /// Host of a card with StaR.
 pub trait StarEnv: Env {
     /// A role message of `qps.from`, at `meta.src`, to `qps.to`, a QP of this card. False: this host has no
@@ -23,7 +41,7 @@ pub trait StarEnv: Env {
         let _ = (meta, qps, message);
         false
     }
-    /// Queues one frame from the UDP port of half `from` to that of `to`: `head`, `data`, then the memory of
+    /// Queues one frame from the UDP port of half `from` to `to`: `head`, `data`, then the memory of
     /// `payload` gathered. The host fills in the header's checksum and adds the CRC
     /// ([`fill_checksum`](super::wire::fill_checksum), [`Crc`](super::wire::Crc)) and the outer headers.
     /// `volatile`: as of [`send_frame`](starverbs_core::Port::send_frame). Memory of `payload` came from
@@ -31,7 +49,7 @@ pub trait StarEnv: Env {
     fn send_star(
         &mut self,
         from: Side,
-        to: (&Av, u16),
+        to: StarDest<'_>,
         head: &Head,
         data: &[u8],
         payload: &[Seg],

@@ -13,7 +13,7 @@ use super::bounds::MemRange;
 use super::card::{CardEnv, Queues, Turn};
 use super::control::{MAX_CONTROL, Preference, Role};
 use super::datagram::MAX_NEGOTIATION;
-use super::env::{QpPair, SlEvent};
+use super::env::{QpPair, SlEvent, StarSource};
 use super::seal::{self, Seal};
 use super::wire::{Packet, Side};
 
@@ -127,7 +127,7 @@ impl<E: Host> Ends<E> {
     pub fn handle_packet(&mut self, turn: &mut Turn<'_, E>, inbound: &InboundPacket<'_>) {
         let InboundPacket { side, meta, port, packet } = *inbound;
         match side {
-            Side::Stateless => self.endpoints.handle_packet(turn, (meta, port), packet),
+            Side::Stateless => self.endpoints.handle_packet(turn, StarSource { meta, port }, packet),
             Side::Stateful if packet.header.migrate => {
                 let mut room = [0; MAX_CONTROL];
                 let ends = seal::AddrPair { src: &meta.src, dst: &meta.dst };
@@ -185,15 +185,10 @@ impl<E: Host> Ends<E> {
     }
 
     /// A program has moved a QP of this preference to a state.
-    pub fn on_qp_state(
-        &mut self,
-        turn: &mut Turn<'_, E>,
-        (qpn, preference): (Qpn, Preference),
-        state: QpState,
-    ) {
+    pub fn on_qp_state(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, preference: Preference, state: QpState) {
         let Ends { roles, endpoints, .. } = self;
         match state {
-            QpState::Rtr => roles.begin(turn, endpoints, (qpn, preference)),
+            QpState::Rtr => roles.begin(turn, endpoints, qpn, preference),
             QpState::Init | QpState::Reset => roles.end(qpn),
             QpState::Err => roles.stop(qpn),
             QpState::Rts | QpState::Sqd | QpState::Sqe => {}

@@ -16,7 +16,7 @@ use starverbs_core::room::{exact, make_room_in};
 use starverbs_core::{Access, Av, Counters, Gid, Nanos, NicError, PdId, Seg};
 
 use super::control::Sum;
-use super::env::StarEnv;
+use super::env::{StarDest, StarEnv};
 use super::ring::CQE_SLOT;
 use super::wire::{Head, Header, Prefix, Ptype, Side};
 
@@ -29,6 +29,15 @@ pub struct RuleRef {
     slot: u32,
     /// 0: of no rule
     generation: u32,
+}
+
+/// A rule that lets a connection reach memory, and where that memory lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FoundRule {
+    /// The rule
+    pub rule: RuleRef,
+    /// The first byte, as an address of SL's memory
+    pub addr: u64,
 }
 
 /// Number of a registered connection.
@@ -300,9 +309,8 @@ impl Registry {
         (slot.live && slot.generation == rule.generation).then_some(slot)
     }
 
-    /// The rule that lets a connection do so with `len` bytes at `va` under `key`; and where they lie in SL's
-    /// memory.
-    pub fn find(&self, conn: ConnId, key: u32, va: u64, len: u32, need: Access) -> Option<(RuleRef, u64)> {
+    /// The rule that lets a connection do so with `len` bytes at `va` under `key`.
+    pub fn find(&self, conn: ConnId, key: u32, va: u64, len: u32, need: Access) -> Option<FoundRule> {
         let conn = self.conns.get(conn.0 as usize)?;
         let domain = self.domains.get(conn.domain)?;
         let at = domain.keys.binary_search_by_key(&key, |(key, _)| *key).ok()?;
@@ -312,8 +320,11 @@ impl Registry {
         let mine = rule.qpn == 0 || rule.qpn == conn.prefix.qpn;
         let offset = va.wrapping_sub(rule.iova);
         let inside = offset < rule.len && u64::from(len) <= rule.len - offset;
-        let found = RuleRef { slot: number, generation: slot.generation };
-        (mine && inside && rule.access.contains(need)).then_some((found, rule.addr.wrapping_add(offset)))
+        let found = FoundRule {
+            rule: RuleRef { slot: number, generation: slot.generation },
+            addr: rule.addr.wrapping_add(offset),
+        };
+        (mine && inside && rule.access.contains(need)).then_some(found)
     }
 
     /// Whether a message of this connection may take a key away: it is that of a window bound for SL's QP.
@@ -362,15 +373,16 @@ impl Registry {
             && u64::from(len) <= rule.len - offset
     }
 
-    /// The gate: a packet for SL's card leaves here, and nowhere else, if a rule allows it. False: none does,
-    /// and it has not left.
+    /// The gate: a packet for SL's card leaves here, and nowhere else, if a rule allows it: `header`, `data`,
+    /// then the memory of `payload`. False: none does, and it has not left.
     pub fn send<E: StarEnv>(
         &mut self,
         ctx: SendCtx<'_, E>,
         conn: ConnId,
         claim: &Claim,
         header: Header,
-        (data, payload): (&[u8], &[Seg]),
+        data: &[u8],
+        payload: &[Seg],
     ) -> bool {
         let SendCtx { env, stats, now } = ctx;
         let conn = self.conns.get(conn.0 as usize);
@@ -389,7 +401,14 @@ impl Registry {
             Ptype::Wqep | Ptype::Wqeps | Ptype::Ea | Ptype::Rda | Ptype::Gda => (),
         }
         let head = Head::to_stateless(header, conn.prefix);
-        env.send_star(Side::Stateful, (&conn.av, conn.port), &head, data, payload, false);
+        env.send_star(
+            Side::Stateful,
+            StarDest { av: &conn.av, port: conn.port },
+            &head,
+            data,
+            payload,
+            false,
+        );
         if let Claim::Memory { rule, .. } | Claim::Last { rule, .. } = claim
             && let Some(slot) = self.slots.get_mut(rule.slot as usize)
         {

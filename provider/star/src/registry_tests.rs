@@ -29,7 +29,7 @@ fn a_rule_opens_its_bytes_to_its_domain_and_queue_pair() {
     all.add(b, rule(10, 1, 6)).unwrap();
     assert_eq!(all.add(a, rule(11, 2, 0)), Err(NicError::Invalid), "of another protection domain");
     let read = Access::REMOTE_READ;
-    let (found, addr) = all.find(b, 30, 0x20, 0xf0, read).unwrap();
+    let FoundRule { rule: found, addr } = all.find(b, 30, 0x20, 0xf0, read).unwrap();
     assert_eq!(addr, 0x1010);
     for (conn, key, va, len, need) in [
         (other, 30, 0x10, 1, read),
@@ -45,7 +45,7 @@ fn a_rule_opens_its_bytes_to_its_domain_and_queue_pair() {
     assert!(may(&all, a, found, 0x1000, 0x100, read) && !may(&all, other, found, 0x1000, 1, read));
     assert!(!may(&all, a, found, 0x1000, 0x101, read) && !may(&all, a, found, 0xfff, 1, read));
     assert!(!may(&all, a, found, 0x1000, 1, Access::REMOTE_ATOMIC));
-    let (own, _) = all.find(b, 10, 0x10, 1, read).unwrap();
+    let own = all.find(b, 10, 0x10, 1, read).unwrap().rule;
     assert!(may(&all, b, own, 0x1000, 1, read) && !may(&all, a, own, 0x1000, 1, read), "a window of one QP");
     assert!(!may(&all, a, RuleRef::default(), 0x1000, 1, Access::empty()));
 }
@@ -57,14 +57,14 @@ fn what_was_found_before_is_worth_nothing_after() {
     for _ in 0..3 {
         all.add(a, rule(30, 1, 0)).unwrap();
         all.add(a, rule(30, 1, 0)).unwrap();
-        let (found, _) = all.find(a, 30, 0x10, 1, Access::empty()).unwrap();
+        let found = all.find(a, 30, 0x10, 1, Access::empty()).unwrap().rule;
         assert_eq!(all.remove(a, 30, 50, 1000), 50, "nothing ever left by it");
         all.add(a, Rule { key: 31, ..rule(0, 1, 0) }).unwrap();
         assert!(!may(&all, a, found, 0x1000, 1, Access::empty()), "its slot is another rule's");
         all.remove(a, 31, 50, 1000);
     }
     all.add(a, rule(30, 1, 0)).unwrap();
-    let (used, _) = all.find(a, 30, 0x10, 1, Access::empty()).unwrap();
+    let used = all.find(a, 30, 0x10, 1, Access::empty()).unwrap().rule;
     all.slots[used.slot as usize].used = 40;
     assert_eq!(all.remove(a, 30, 50, 1000), 1040);
     all.add(a, rule(30, 1, 0)).unwrap();
@@ -72,7 +72,7 @@ fn what_was_found_before_is_worth_nothing_after() {
     assert_eq!(all.find(a, 30, 0x10, 1, Access::empty()), None, "and the rule is gone all the same");
     assert_eq!(all.remove(a, 30, 2000, 1000), 2000);
     all.add(a, rule(30, 1, 0)).unwrap();
-    let (old, _) = all.find(a, 30, 0x10, 1, Access::empty()).unwrap();
+    let old = all.find(a, 30, 0x10, 1, Access::empty()).unwrap().rule;
     all.add(a, Rule { len: 8, ..rule(30, 1, 0) }).unwrap();
     assert!(!may(&all, a, old, 0x1000, 1, Access::empty()), "it was changed");
 }
@@ -106,7 +106,7 @@ fn ended_connections_hold_no_rules() {
     all.add(a, rule(30, 1, 0)).unwrap();
     all.release(a);
     all.release(a);
-    let (found, _) = all.find(b, 30, 0x10, 1, Access::empty()).expect("another holds them");
+    let found = all.find(b, 30, 0x10, 1, Access::empty()).expect("another holds them").rule;
     all.release(b);
     assert!(
         !may(&all, b, found, 0x1000, 1, Access::empty())

@@ -232,13 +232,14 @@ impl<E: StarEnv> Stateful<E> {
     pub fn new(
         card: &mut CardCtx<'_, E>,
         local: Local<E>,
-        (setup, peer): (Setup, SlPeer),
+        setup: Setup,
+        peer: SlPeer,
         channel: Channel,
     ) -> Result<Self, NicError> {
         let server = Server { gid: peer.av.dgid, boot: setup.boot, pd: setup.pd };
         let prefix = Prefix { qpn: peer.qpn, epoch: peer.epoch };
         let conn = card.registry.join(server, peer.av, peer.port, prefix)?;
-        let made = Stateful::build(card, local, (setup, peer), channel, conn);
+        let made = Stateful::build(card, local, setup, peer, channel, conn);
         if made.is_err() {
             card.registry.leave(conn);
         }
@@ -249,7 +250,8 @@ impl<E: StarEnv> Stateful<E> {
     fn build(
         card: &mut CardCtx<'_, E>,
         local: Local<E>,
-        (setup, peer): (Setup, SlPeer),
+        setup: Setup,
+        peer: SlPeer,
         channel: Channel,
         conn: ConnId,
     ) -> Result<Self, NicError> {

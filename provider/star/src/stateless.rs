@@ -4,12 +4,12 @@
 //! packets came from. What must happen once (a completion, an atomic) has a slot in host memory, whose
 //! address is in the packet; its stamp shows duplicates.
 
-use starverbs_core::{Av, Counters, FrameMeta, Gid, Psn, Qpn, Seg, SendOp};
+use starverbs_core::{Av, Counters, Gid, Psn, Qpn, Seg, SendOp};
 
 use super::bounds::{Bounds, MemRange, Use};
 use super::carried::Carried;
 use super::control::{Control, MAX_CONTROL};
-use super::env::{News, SlEvent, StarEnv};
+use super::env::{News, SlEvent, StarDest, StarEnv, StarSource};
 use super::form::Upto;
 use super::message::{Atomic, CqeMsg};
 use super::packed::Batch;
@@ -50,8 +50,8 @@ enum Discard {
     Stale,
 }
 
-/// A packet that came to the stateless half, from this address and UDP port. See [`Packet::open`].
-pub fn handle<E: StarEnv>(card: &Card<'_>, env: &mut E, from: (&FrameMeta, u16), packet: &Packet<'_>) {
+/// A packet from `from` that came to the stateless half. See [`Packet::open`].
+pub fn handle<E: StarEnv>(card: &Card<'_>, env: &mut E, from: StarSource<'_>, packet: &Packet<'_>) {
     let stats = card.stats;
     let drop = match packet.prefix {
         Some(prefix) if boot_epoch_of(prefix.epoch) == card.boot_epoch => {
@@ -80,7 +80,7 @@ pub fn handle<E: StarEnv>(card: &Card<'_>, env: &mut E, from: (&FrameMeta, u16),
 struct Job<'a, E> {
     card: &'a Card<'a>,
     env: &'a mut E,
-    from: (&'a FrameMeta, u16),
+    from: StarSource<'a>,
     header: &'a Header,
     prefix: Prefix,
 }
@@ -269,12 +269,12 @@ impl<E: StarEnv> Job<'_, E> {
         if !self.header.ack {
             return;
         }
-        let (meta, port) = self.from;
+        let StarSource { meta, port } = self.from;
         let head = Head::to_stateful(Header { ptype, ack: false, len, ..*self.header });
         let to = Av { dgid: meta.src, sgid: meta.dst, hop_limit: 64, ..Av::default() };
         /* others write only to what SF reads: a buffer that is being sent stays as it is */
         let volatile = self.header.opt == Opt::Read;
-        self.env.send_star(Side::Stateless, (&to, port), &head, data, payload, volatile);
+        self.env.send_star(Side::Stateless, StarDest { av: &to, port }, &head, data, payload, volatile);
     }
 }
 
@@ -292,6 +292,11 @@ pub struct SfPeer {
 }
 
 impl SfPeer {
+    /// Where its packets go.
+    fn dest(&self) -> StarDest<'_> {
+        StarDest { av: &self.av, port: self.port }
+    }
+
     /// Whether a packet that came from `source` is of this end of this connection.
     pub(super) fn has_sent(&self, source: &Gid, packet: &Packet<'_>) -> bool {
         let sender = Prefix { qpn: self.qpn, epoch: self.epoch };
@@ -324,7 +329,7 @@ pub fn send_wqep<E: StarEnv>(env: &mut E, to: &SfPeer, opt: Opt, seq: Psn, wqe: 
         len: len as u16,
     };
     let (head, payload) = (Head::to_stateful(header), payload.as_slice());
-    env.send_star(Side::Stateless, (&to.av, to.port), &head, wqe, payload, false);
+    env.send_star(Side::Stateless, to.dest(), &head, wqe, payload, false);
 }
 
 /// Sends records of WQEs for the host ([`packed`](super::packed)); nothing of an empty batch.
@@ -345,7 +350,7 @@ pub fn send_wqeps<E: StarEnv>(env: &mut E, to: &SfPeer, batch: &Batch) {
         len: batch.bytes().len() as u16,
     };
     let head = Head::to_stateful(header);
-    env.send_star(Side::Stateless, (&to.av, to.port), &head, batch.bytes(), &[], false);
+    env.send_star(Side::Stateless, to.dest(), &head, batch.bytes(), &[], false);
 }
 
 /// Sends a control message to the peer's QP `to`, or the answer to one.
@@ -357,7 +362,7 @@ pub fn send_control<E: StarEnv>(env: &mut E, to: &SfPeer, from: Qpn, seq: Psn, m
         Some(_) => Head::control(to.qpn, prefix, seq, len as u16),
         None => Head::control_ack(to.qpn, prefix, seq),
     };
-    env.send_star(Side::Stateful, (&to.av, to.port), &head, room.get(..len).unwrap_or(&[]), &[], false);
+    env.send_star(Side::Stateful, to.dest(), &head, room.get(..len).unwrap_or(&[]), &[], false);
 }
 
 #[cfg(test)]

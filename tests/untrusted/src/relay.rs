@@ -12,7 +12,7 @@ use starverbs_core::{
     Access, FlushLevel, Mtu, NicConfig, PdId, Placement, QPN_BLOCK_SHIFT, QpState, QpType, Qpn, SendOp,
     SendWqe, Sge, WcStatus,
 };
-use starverbs_sim::{Faults, Net, QpAt, READ, Recv, Send, Setup, SimCq, SimRq, SimSq, WRITE};
+use starverbs_sim::{Faults, Net, QpAt, READ, Recv, Send, Setup, SharedDomain, SimCq, SimRq, SimSq, WRITE};
 
 use crate::bytes::Bytes;
 
@@ -60,15 +60,15 @@ impl World {
     fn new() -> World {
         let mut net =
             Net::new(4, NicConfig { max_msg: 1 << 20, ..NicConfig::default() }, Faults::default(), 7);
-        let domains: Vec<(usize, PdId)> =
-            [QP_CARD, SRQ_CARD, LIAR].map(|at| (at, net.hosts[at].nic.alloc_pd().expect("a PD"))).to_vec();
+        let domains = [QP_CARD, SRQ_CARD, LIAR]
+            .map(|host| SharedDomain { host, pd: net.hosts[host].nic.alloc_pd().expect("a PD") });
         net.share(&domains);
         /* what comes to the liar is lost: only the input speaks for it */
         net.hosts[LIAR].env.peers.clear();
         let (sent, got) = (SimCq::new(4096), SimCq::new(4096));
         let sq = SimSq::new(64);
         let send = net.hosts[SENDER].xrc_initiator(&sq, &sent);
-        let recv = net.hosts[QP_CARD].xrc_target(domains[0].1);
+        let recv = net.hosts[QP_CARD].xrc_target(domains[0].pd);
         let setup = Setup { mtu: Mtu::M256, timeout: 12, retry_cnt: 3, rnr_retry: 3, ..Setup::default() };
         net.connect(
             QpType::XrcSend,
@@ -78,7 +78,7 @@ impl World {
         );
         let nic = &mut net.hosts[SRQ_CARD].nic;
         let (rq, pd) = (SimRq::new(512, 2), nic.alloc_pd().expect("a PD"));
-        let id = nic.create_xrc_srq(pd, domains[1].1, rq.clone(), got.clone(), 0).expect("an SRQ");
+        let id = nic.create_xrc_srq(pd, domains[1].pd, rq.clone(), got.clone(), 0).expect("an SRQ");
         let number = nic.srq_number(id);
         for at in [QP_CARD, SRQ_CARD] {
             net.hosts[at].env.memory.watch();

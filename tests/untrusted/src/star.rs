@@ -20,6 +20,7 @@ use starverbs_star::bounds::Bounds;
 use starverbs_star::channel::Channel;
 use starverbs_star::control::Setup;
 use starverbs_star::endpoint::{Patience, SlInit, SlQp};
+use starverbs_star::env::StarSource;
 use starverbs_star::form::Form;
 use starverbs_star::registry::Registry;
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT};
@@ -175,7 +176,7 @@ impl World {
         let mut path = Path::new(&Gid::default(), 1 << 20);
         let mut card =
             lend(&mut net.hosts[SF], (&mut mrs, &mut registry, &mut path), &mut none, &stats[SF], 1);
-        let sf = Stateful::new(&mut card, local, (setup, peer), channel).expect("a good set-up");
+        let sf = Stateful::new(&mut card, local, setup, peer, channel).expect("a good set-up");
         let MrAttr { addr, length: len, iova, access, .. } = attr(SL);
         let rule = Rule { key: open[SL].lkey, pd: host_pd(), qpn: 0, addr, len, iova, access };
         let peer = SfPeer { av: avs[SL], port: control_port, qpn: QPNS[SF], epoch: EPOCH };
@@ -228,7 +229,7 @@ impl World {
                 let boot_epoch = stateless::boot_epoch_of(EPOCH);
                 let card = stateless::Card { bounds: Some(&self.bounds), slots: None, boot_epoch, stats };
                 let env = &mut self.net.hosts[SL].env;
-                stateless::handle(&card, env, (&meta, 4794), &packet);
+                stateless::handle(&card, env, StarSource { meta: &meta, port: 4794 }, &packet);
                 assert!(env.star.events.len() <= 1, "one packet is one event");
                 for event in std::mem::take(&mut env.star.events) {
                     if event.qpn == QPNS[SL] {

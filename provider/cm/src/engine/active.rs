@@ -8,7 +8,7 @@ use super::conn::{Conn, State};
 use super::{Cm, CmError, Event, Path};
 use crate::params::{CONNECT_PRIVATE, Connect, REJECT_PRIVATE};
 use crate::reason;
-use crate::wire::message::{self, Answered, Ids};
+use crate::wire::message::{self, Answered, Ids, Rejection};
 use crate::wire::{Mad, fields, ip};
 
 impl Cm {
@@ -104,7 +104,7 @@ impl Cm {
         let Some(conn) = self.conns.get(&id) else { return };
         match conn.state {
             State::ReqSent | State::RepRcvd | State::ReqRcvd | State::RepSent => {
-                let (reason, private_data) = message::rejected(mad);
+                let Rejection { reason, private_data } = message::rejected(mad);
                 self.enter(id, State::Dead);
                 self.notify(id, Event::Rejected { reason, private_data });
                 self.forget_if_released(id);

@@ -7,7 +7,7 @@ use starverbs_core::Nanos;
 use super::conn::{Conn, State};
 use super::{Cause, Cm, CmError, Event, Path};
 use crate::params::{ANSWER_PRIVATE, Answer, RESOLVE_PRIVATE, Resolve, sidr};
-use crate::wire::message::{self, Ids};
+use crate::wire::message::{self, Ids, Resolution};
 use crate::wire::{Mad, fields, ip};
 
 impl Cm {
@@ -89,7 +89,7 @@ impl Cm {
         if !self.conns.get(&id).is_some_and(asked) {
             return;
         }
-        let (status, resolved) = message::resolved(mad);
+        let Resolution { status, resolved } = message::resolved(mad);
         self.enter(id, State::Dead);
         let event = match status {
             sidr::SUCCESS => Event::Resolved(Box::new(resolved)),

@@ -256,9 +256,19 @@ pub fn propose_mtu(mad: &mut Mad, mtu: Mtu) {
     mad.set(rej::INFO, u64::from(mtu as u8) << 56);
 }
 
-/// A REJ's reason and private data.
-pub fn rejected(mad: &Mad) -> (u16, Vec<u8>) {
-    (mad.get(rej::REASON) as u16, mad.tail(rej::PRIVATE_DATA).to_vec())
+/// What a REJ says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rejection {
+    /// Why, by IBTA 12.6.7.2
+    pub reason: u16,
+    /// The peer's private data
+    pub private_data: Vec<u8>,
+}
+
+/// What a REJ says.
+pub fn rejected(mad: &Mad) -> Rejection {
+    let private_data = mad.tail(rej::PRIVATE_DATA).to_vec();
+    Rejection { reason: mad.get(rej::REASON) as u16, private_data }
 }
 
 /// A DREQ to the owner of `remote_qpn`.
@@ -320,8 +330,17 @@ pub fn sidr_rep(id: u32, transaction: u64, service: u64, answer: &Answer) -> Mad
     mad
 }
 
-/// The result of a SIDR_REP: its status, and where to send to if that is 0.
-pub fn resolved(mad: &Mad) -> (u8, Resolved) {
+/// The result of a SIDR_REP.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Resolution {
+    /// Its status, by IBTA 12.11
+    pub status: u8,
+    /// Where to send to, if the status is 0
+    pub resolved: Resolved,
+}
+
+/// The result of a SIDR_REP.
+pub fn resolved(mad: &Mad) -> Resolution {
     let vendor_id = mad.get32(sidr_rep::VENDOR_HIGH) << 8 | mad.get32(sidr_rep::VENDOR_LOW);
     let resolved = Resolved {
         qpn: mad.get32(sidr_rep::QPN),
@@ -329,5 +348,5 @@ pub fn resolved(mad: &Mad) -> (u8, Resolved) {
         ece: Ece { vendor_id, options: mad.modifier() },
         private_data: mad.tail(sidr_rep::PRIVATE_DATA).to_vec(),
     };
-    (mad.get8(sidr_rep::STATUS), resolved)
+    Resolution { status: mad.get8(sidr_rep::STATUS), resolved }
 }

@@ -10,7 +10,7 @@ pub(crate) use table::{LeaseTable, Revocable, Taken};
 use table::{LeasedWqe, RemoteConn};
 
 use super::{MAX_SGE, Nic, Shared, Srq};
-use crate::env::{CompletionQueue, Env, RecvQueue};
+use crate::env::{CompletionQueue, Env, RecvQueue, TakenWqe};
 use crate::error::NicError;
 use crate::relay::{LinkId, MessageEnd, Outcome, Part, Place, Relay, Returned};
 use crate::transport::{Ctx, Qp, slices};
@@ -34,7 +34,7 @@ impl<E: Env> Shared<E> {
     /// Takes a WQE of an XRC SRQ, of which some may have come back.
     pub(crate) fn take_returned(&mut self, env: &mut E, id: SrqId, sges: &mut [Sge]) -> Option<Taken> {
         let srq = self.srqs.get_mut(id.0 as usize)?;
-        let fresh = |(wr_id, sges)| Taken { wr_id, sges, order: None };
+        let fresh = |TakenWqe { wr_id, num_sge }| Taken { wr_id, sges: num_sge, order: None };
         let taken = self.leases.take(id, sges).or_else(|| srq.rq.take(sges).map(fresh));
         if srq.limit > 0 && srq.rq.len() + self.leases.waiting(id) < srq.limit {
             srq.limit = 0;

@@ -97,6 +97,17 @@ impl Target {
     }
 }
 
+/// What a record says of an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RpcAnswer {
+    /// RPC op-code that is answered, its low 32 bits
+    pub op: u32,
+    /// Bytes of the answer, in front of the record
+    pub length: u32,
+    /// A [`Code`]; others than these from a card of a later version
+    pub code: u32,
+}
+
 /// The last bytes of the region for an answer; the answer ends in front of it. What a program polls: the
 /// card writes its last eight bytes last, if they are aligned.
 #[derive(
@@ -120,11 +131,11 @@ impl Record {
         Record { op: (op as u32).into(), length: length.into(), code: (code as u32).into(), magic }
     }
 
-    /// The record at the end of a region, if it was written: RPC op-code, length, code.
-    pub fn decode(region: &[u8]) -> Option<(u32, u32, u32)> {
+    /// What the record at the end of a region says, if it was written.
+    pub fn decode(region: &[u8]) -> Option<RpcAnswer> {
         let (_, record) = Record::ref_from_suffix(region).ok()?;
-        let fields = (record.op.get(), record.length.get(), record.code.get());
-        (record.magic.get() == Record::MAGIC).then_some(fields)
+        let (op, length, code) = (record.op.get(), record.length.get(), record.code.get());
+        (record.magic.get() == Record::MAGIC).then_some(RpcAnswer { op, length, code })
     }
 }
 
@@ -145,7 +156,10 @@ mod tests {
         let short = Target::new(&Reply { len: 15, ..Reply::default() });
         assert!(Target::decode(short.as_bytes()).is_none(), "no room for a record");
         let record = Record::new(0x1_0000_0003, 5, Code::NotFound);
-        assert_eq!(Record::decode(&[b"data", record.as_bytes()].concat()), Some((3, 5, 3)));
+        assert_eq!(
+            Record::decode(&[b"data", record.as_bytes()].concat()),
+            Some(RpcAnswer { op: 3, length: 5, code: 3 })
+        );
         assert_eq!(Record::decode(&[0; 16]), None);
         assert_eq!(record.as_bytes()[12..], *b"StRM");
     }

@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use super::remote_srq::SrqLocation;
 use super::requester::slices;
 use super::{Ctx, Inbound, Qp};
-use crate::env::{Env, RecvQueue};
+use crate::env::{Env, RecvQueue, TakenWqe};
 use crate::nic::Shared;
 use crate::qp::RecvSource;
 use crate::types::{AsyncEvent, PdId, QpId, QpType, Sge, SrqId};
@@ -115,7 +115,7 @@ impl<E: Env> Ctx<'_, E> {
             RecvSource::Own(rq) => rq.take(recv.room()),
             RecvSource::Xrc(id) if !self.sh.leases.returned.is_empty() => {
                 let taken = self.sh.take_returned(self.env, *id, recv.room());
-                taken.map(|taken| (taken.wr_id, taken.sges))
+                taken.map(|taken| TakenWqe { wr_id: taken.wr_id, num_sge: taken.sges })
             }
             RecvSource::Shared(id) | RecvSource::Xrc(id) => match self.sh.srqs.get_mut(id.0 as usize) {
                 None => None,
@@ -130,10 +130,10 @@ impl<E: Env> Ctx<'_, E> {
             },
         };
         match taken {
-            Some((wr_id, n)) => {
+            Some(TakenWqe { wr_id, num_sge }) => {
                 recv.held = true;
                 recv.wr_id = wr_id;
-                recv.num_sge = n as u8;
+                recv.num_sge = num_sge as u8;
                 true
             }
             None => {

@@ -22,6 +22,15 @@ pub fn served_region(net: &mut Net, host: usize, len: u64) -> SimRegion {
     net.hosts[host].region(OWNER, len, rights, KEY)
 }
 
+/// A region that a command reaches.
+#[derive(Clone, Copy)]
+pub struct RemoteRegion<'a> {
+    /// Index of the host that serves it
+    pub host: usize,
+    /// The region there
+    pub region: &'a SimRegion,
+}
+
 /// A process with a portal and local memory.
 pub struct Process {
     /// Its host
@@ -42,14 +51,14 @@ impl Process {
         Process { host, key: KEY, portal, local, free: (0..slots).rev().collect() }
     }
 
-    fn command(&self, net: &Net, op: Op, target: (usize, &SimRegion), size: u32) -> Command {
+    fn command(&self, net: &Net, op: Op, target: RemoteRegion<'_>, size: u32) -> Command {
         Command {
             op,
             class: Class::High,
             haste: 0,
             size,
-            remote: net.hosts[target.0].gid,
-            region: target.1.id,
+            remote: net.hosts[target.host].gid,
+            region: target.region.id,
             offset: 0,
             local: self.local.id,
             local_offset: 0,
@@ -64,7 +73,7 @@ impl Process {
     }
 
     /// Issues a command of `size` bytes. `None`: no slot is free.
-    pub fn issue(&mut self, net: &mut Net, op: Op, target: (usize, &SimRegion), size: u32) -> Option<u16> {
+    pub fn issue(&mut self, net: &mut Net, op: Op, target: RemoteRegion<'_>, size: u32) -> Option<u16> {
         let command = self.command(net, op, target, size);
         let (slot, now) = (self.free.pop()?, net.now());
         let issued = net.hosts[self.host].card.issue(now, self.portal.id, slot, &command);
@@ -123,19 +132,12 @@ impl Client {
     }
 
     /// Begins a READ of any length for which it has memory.
-    pub fn read(&mut self, net: &mut Net, target: (usize, &SimRegion), len: u64, token: u64) {
+    pub fn read(&mut self, net: &mut Net, target: RemoteRegion<'_>, len: u64, token: u64) {
         self.read_in(Class::High, net, target, len, token);
     }
 
     /// The same, in a class.
-    pub fn read_in(
-        &mut self,
-        class: Class,
-        net: &mut Net,
-        target: (usize, &SimRegion),
-        len: u64,
-        token: u64,
-    ) {
+    pub fn read_in(&mut self, class: Class, net: &mut Net, target: RemoteRegion<'_>, len: u64, token: u64) {
         let command = self.process.command(net, Op::Read, target, 1);
         let transfer = Transfer {
             op: Op::Read,

@@ -1,7 +1,7 @@
 //! What programs do: register memory, post, and look at memory until it has changed, as the paper's do (4.2:
 //! no interrupts; it has no completion queues, so that those of the core cost nothing here).
 
-use starverbs_core::strom::{Code, Kernel, RECORD_LEN, Record, Reply, Target};
+use starverbs_core::strom::{Code, Kernel, RECORD_LEN, Record, Reply, RpcAnswer, Target};
 use starverbs_core::{Access, SendOp, SendWqe, Sge};
 use zerocopy::IntoBytes;
 
@@ -130,7 +130,7 @@ impl Pair {
         self.call(time, op, params, &Reply { addr, rkey: key, len, ..Reply::default() });
         let known = self.until(0, answer.last());
         let all = self.bytes(0, answer);
-        let (_, len, code) = Record::decode(all).expect("an answer's record");
+        let RpcAnswer { length: len, code, .. } = Record::decode(all).expect("an answer's record");
         let end = answer.len as usize - RECORD_LEN;
         let ok = code == Code::Ok as u32;
         let data = if ok { all[end - len as usize..end].to_vec() } else { Vec::new() };

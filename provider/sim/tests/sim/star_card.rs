@@ -4,7 +4,7 @@ use starverbs_core::{Access, Counters, FrameMeta, Gid, NicConfig, Psn, SendOp, W
 use starverbs_sim::{Faults, Net, StarFrame};
 use starverbs_star::bounds::{Bounds, MemRange};
 use starverbs_star::carried::Carried;
-use starverbs_star::env::{News, SlEvent};
+use starverbs_star::env::{News, SlEvent, StarSource};
 use starverbs_star::form::Upto;
 use starverbs_star::message::{Atomic, CqeMsg};
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp};
@@ -63,7 +63,7 @@ impl Sl {
         let src = Gid::from_ipv4([10, 0, 0, 9]);
         let env = &mut self.net.hosts[0].env;
         let meta = FrameMeta { src, dst: env.gid, ..FrameMeta::default() };
-        handle(&card, env, (&meta, SF_PORT), &packet);
+        handle(&card, env, StarSource { meta: &meta, port: SF_PORT }, &packet);
         let frames = env.flush_star();
         assert!(
             frames.iter().all(|f| f.path.dst == src && f.path.dport == SF_PORT),

@@ -1,6 +1,6 @@
 //! How an [`SlQp`] ends: SF is gone or silent, a WQE fails, or the program wants it.
 
-use starverbs_core::env::{RecvQueue, SendQueue};
+use starverbs_core::env::{RecvQueue, SendQueue, TakenWqe};
 use starverbs_core::{AsyncEvent, Cqe, Nanos, WcStatus};
 
 use crate::control::Control;
@@ -97,7 +97,7 @@ impl<E: StarEnv> SlQp<E> {
             return;
         }
         let mut sges = [Default::default(); starverbs_core::nic::MAX_SGE];
-        while let Some((wr_id, _)) = self.init.rq.take(&mut sges) {
+        while let Some(TakenWqe { wr_id, .. }) = self.init.rq.take(&mut sges) {
             self.give(Queue::Recv, Cqe { wr_id, status, ..Cqe::default() });
         }
     }

@@ -20,17 +20,18 @@ use starverbs_core::mr::{Bind, MrFault, MrTable, Rule, Storage};
 use starverbs_core::nic::{Nic, TimerId, Timers};
 use starverbs_core::qp::Owner;
 use starverbs_core::room::Room;
-use starverbs_core::{FrameMeta, Gid, Nanos, NicError, QpId, Qpn, SendOp, SendWqe, WcStatus};
+use starverbs_core::{Gid, Nanos, NicError, QpId, Qpn, SendOp, SendWqe, WcStatus};
 
 use crate::bounds::{Bounds, MemRange};
 use crate::endpoint::{Linger, SlState};
-use crate::env::SlEvent;
+use crate::env::{SlEvent, StarSource};
 use crate::form::Form;
 use crate::stateless;
 use crate::wire::{Packet, Prefix};
 
 use super::places::Places;
 use super::{Host, Turn};
+pub use endpoint::StatefulCard;
 use endpoint::{Endpoint, WindowOp};
 pub(super) use revert::Stateless;
 use rules::Rules;
@@ -103,8 +104,8 @@ impl<E: Host> Endpoints<E> {
     /// A packet for the card's stateless half; its event is handled at once. The card keeps nothing of
     /// connections, and accepts whatever names its boot epoch. The host has them all, and lets packets of
     /// their peers pass alone.
-    pub fn handle_packet(&mut self, turn: &mut Turn<'_, E>, from: (&FrameMeta, u16), packet: &Packet<'_>) {
-        let Some(slots) = self.slots_for(&from.0.src, packet) else { return self.stats.star_drops.inc() };
+    pub fn handle_packet(&mut self, turn: &mut Turn<'_, E>, from: StarSource<'_>, packet: &Packet<'_>) {
+        let Some(slots) = self.slots_for(&from.meta.src, packet) else { return self.stats.star_drops.inc() };
         let card = stateless::Card {
             bounds: Some(&self.bounds),
             slots: Some(slots),

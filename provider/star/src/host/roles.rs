@@ -25,7 +25,7 @@ use crate::stateful::{SlPeer, WINDOW};
 use crate::stateless;
 use crate::wire::Packet;
 
-use super::endpoints::Endpoints;
+use super::endpoints::{Endpoints, StatefulCard};
 use super::places::ByQpn;
 use super::{Host, InboundMessage, Note, Turn, queues_of};
 use epochs::Epochs;
@@ -119,10 +119,11 @@ impl<E: Host> Roles<E> {
         &mut self,
         turn: &mut Turn<'_, E>,
         endpoints: &mut Endpoints<E>,
-        (qpn, preference): (Qpn, Preference),
+        qpn: Qpn,
+        preference: Preference,
     ) {
         self.end(qpn);
-        match self.hold(turn, (qpn, preference)) {
+        match self.hold(turn, qpn, preference) {
             Ok(true) => self.drive_negotiation(turn, endpoints, qpn, None),
             Ok(false) => {}
             Err(refused) => {
@@ -132,13 +133,9 @@ impl<E: Host> Roles<E> {
     }
 
     /// Holds the QP until its role is settled. False: it is plain, without asking.
-    fn hold(
-        &mut self,
-        turn: &mut Turn<'_, E>,
-        (qpn, preference): (Qpn, Preference),
-    ) -> Result<bool, NicError> {
+    fn hold(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, preference: Preference) -> Result<bool, NicError> {
         let attr = turn.nic.query_qp(qpn)?;
-        let mine = self.terms(turn, (qpn, preference), &attr.av);
+        let mine = self.terms(turn, qpn, preference, &attr.av);
         let Identity { boot, ports, .. } = self.identity;
         if preference == Preference::Off || self.plain.is_plain(&attr.av.dgid, turn.now) {
             return Ok(false);
@@ -164,7 +161,7 @@ impl<E: Host> Roles<E> {
     }
 
     /// What the choice depends on, now.
-    fn terms(&self, turn: &Turn<'_, E>, (qpn, preference): (Qpn, Preference), av: &Av) -> Terms {
+    fn terms(&self, turn: &Turn<'_, E>, qpn: Qpn, preference: Preference, av: &Av) -> Terms {
         let (stateful, threshold) = (turn.nic.connection_count(), self.identity.threshold);
         Terms { preference, stateful, threshold, gid: av.sgid, qpn }
     }
@@ -326,7 +323,7 @@ impl<E: Host> Roles<E> {
                 if !core::mem::take(&mut end.may_begin) {
                     return;
                 }
-                match endpoints.begin(turn, qpn, (boot, ports)) {
+                match endpoints.begin(turn, qpn, StatefulCard { boot, port: ports[1] }) {
                     Ok(()) => self.watch_beginning(turn.now, qpn),
                     Err(error) => {
                         if !self.cancel_switch(turn, qpn) {

@@ -1,7 +1,7 @@
 //! WQEs begin: whether they may, with what receive WQE, and what is wrong with them.
 
 use starverbs_core::engine::TakenRecv;
-use starverbs_core::env::{RecvQueue, SendQueue};
+use starverbs_core::env::{RecvQueue, SendQueue, TakenWqe};
 use starverbs_core::mr::{Bind, WindowType};
 use starverbs_core::transport::{RNR_TIMER_10US, slices};
 use starverbs_core::{Access, Nanos, Psn, QpId, SendFlags, SendOp, SendWqe, Sge, WcStatus};
@@ -10,6 +10,7 @@ use super::stream::{Carry, Class, Op};
 use super::window::Of;
 use super::{CardCtx, Held, Stateful};
 use crate::env::StarEnv;
+use crate::registry::FoundRule;
 
 /// SL repeats a WQEP for so long before it gives up: 1 ms, doubled seven times. A receive WQE of SL may be
 /// under way as long, so that a SEND for which none is here is not refused before.
@@ -154,7 +155,9 @@ impl<E: StarEnv> Stateful<E> {
         };
         if stream.changes() {
             let host = |sge: &Sge| {
-                card.registry.find(self.conn, sge.lkey, sge.addr, sge.len, Access::LOCAL_WRITE).map(|f| f.1)
+                card.registry
+                    .find(self.conn, sge.lkey, sge.addr, sge.len, Access::LOCAL_WRITE)
+                    .map(|found| found.addr)
             };
             let busy = |sge: &Sge| host(sge).is_some_and(|addr| stream.writes_to(addr, sge.len));
             if sges.iter().any(|sge| sge.len > 0 && busy(sge)) {
@@ -184,7 +187,7 @@ impl<E: StarEnv> Stateful<E> {
         if wqe.length > 0 {
             let need = Access::REMOTE_WRITE;
             let found = card.registry.find(self.conn, wqe.rkey, wqe.remote_addr, wqe.length, need);
-            let Some((rule, base)) = found.filter(|_| allowed) else {
+            let Some(FoundRule { rule, addr: base }) = found.filter(|_| allowed) else {
                 return self.refuse(card, Class::Write);
             };
             op.relaxed = card.registry.rights(rule).contains(Access::RELAXED_ORDERING);
@@ -230,7 +233,7 @@ impl<E: StarEnv> Stateful<E> {
         let allowed = self.setup.access.contains(need);
         if wqe.length > 0 {
             let found = card.registry.find(self.conn, wqe.rkey, wqe.remote_addr, wqe.length, need);
-            let Some((rule, base)) = found.filter(|_| allowed) else {
+            let Some(FoundRule { rule, addr: base }) = found.filter(|_| allowed) else {
                 return self.refuse(card, class);
             };
             (op.rule, op.base) = (rule, base);
@@ -300,7 +303,11 @@ impl<E: StarEnv> Stateful<E> {
         let room = self.held_sges.len() / self.held.len();
         let sges = self.held_sges.get_mut(place * room..(place + 1) * room).unwrap_or(&mut []);
         let taken = match &self.local.rq {
-            Some(rq) => rq.take(sges).map(|(wr_id, num_sge)| TakenRecv { wr_id, num_sge, pd: self.local.pd }),
+            Some(rq) => rq.take(sges).map(|TakenWqe { wr_id, num_sge }| TakenRecv {
+                wr_id,
+                num_sge,
+                pd: self.local.pd,
+            }),
             None => card.srqs.take(self.local.qpn, sges),
         };
         if let Some(TakenRecv { wr_id, num_sge, pd }) = taken {

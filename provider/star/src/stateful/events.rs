@@ -331,7 +331,7 @@ impl<E: StarEnv> Stateful<E> {
         };
         let header = self.event(Ptype::Ea, opt, seq, 0);
         let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
-        card.registry.send(ctx, self.conn, &Claim::None, header, (&[], &[]))
+        card.registry.send(ctx, self.conn, &Claim::None, header, &[], &[])
     }
 
     /// Sends a CQEP if one is to be sent.
@@ -355,7 +355,7 @@ impl<E: StarEnv> Stateful<E> {
             let claim =
                 Claim::Memory { rule, addr: message.slot, len: CQE_SLOT as u32, need: Access::LOCAL_WRITE };
             let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
-            card.registry.send(ctx, self.conn, &claim, header, (&bytes, &[]));
+            card.registry.send(ctx, self.conn, &claim, header, &bytes, &[]);
             self.arm(card.now + self.timeout(card));
             return true;
         }

@@ -4,7 +4,7 @@
 //! packet touches SL's memory from then on, and SL gets the error once no packet that left before can be
 //! under way.
 
-use starverbs_core::env::{RecvQueue, SendQueue};
+use starverbs_core::env::{RecvQueue, SendQueue, TakenWqe};
 use starverbs_core::{AsyncEvent, Cqe, Nanos, Psn, QpState, SendOp, Sge, WcOpcode, WcStatus};
 
 use super::window::Of;
@@ -207,7 +207,7 @@ impl<E: StarEnv> Stateful<E> {
             }
         }
         let mut sges = [Sge::default(); starverbs_core::nic::MAX_SGE];
-        while let Some((wr_id, _)) = self.local.rq.as_ref().and_then(|rq| rq.take(&mut sges)) {
+        while let Some(TakenWqe { wr_id, .. }) = self.local.rq.as_ref().and_then(|rq| rq.take(&mut sges)) {
             self.push_recv(card, &Cqe { wr_id, ..flushed() }, true);
         }
     }

@@ -8,7 +8,7 @@ use super::window::Of;
 use super::{CardCtx, Ended, Stateful};
 use crate::channel::Arrival;
 use crate::control::{Control, MAX_CONTROL, Setup};
-use crate::env::StarEnv;
+use crate::env::{StarDest, StarEnv};
 use crate::wire::{Head, Packet, Prefix, Ptype, Side};
 
 impl<E: StarEnv> Stateful<E> {
@@ -160,7 +160,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     fn post(&self, card: &mut CardCtx<'_, E>, head: &Head, data: &[u8]) {
-        let to = (&self.peer.av, self.peer.control_port);
+        let to = StarDest { av: &self.peer.av, port: self.peer.control_port };
         card.env.send_star(Side::Stateful, to, head, data, &[], false);
     }
 

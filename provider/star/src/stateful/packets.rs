@@ -14,7 +14,7 @@ use crate::carried::CARRIED_LEN;
 use crate::env::StarEnv;
 use crate::form::Form;
 use crate::message::{ATOMIC_LEN, Atomic};
-use crate::registry::{Claim, RuleRef, SendCtx};
+use crate::registry::{Claim, FoundRule, RuleRef, SendCtx};
 use crate::ring::{REPLAY_SLOT, slot};
 use crate::wire::{Header, Opt, Ptype};
 
@@ -260,7 +260,8 @@ impl<E: StarEnv> Stateful<E> {
         };
         let (sge, skip) = sge_at(sges, offset)?;
         let (va, room) = (sge.addr.wrapping_add(skip.into()), sge.len - skip);
-        let (rule, addr) = card.registry.find(self.conn, sge.lkey, va, room, need_of(of, op.class))?;
+        let FoundRule { rule, addr } =
+            card.registry.find(self.conn, sge.lkey, va, room, need_of(of, op.class))?;
         Some((addr, room, rule))
     }
 
@@ -313,7 +314,7 @@ impl<E: StarEnv> Stateful<E> {
             (Kind::Get, ..) => &[],
         };
         let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
-        let left = card.registry.send(ctx, self.conn, &claim, header, (data, &self.segs));
+        let left = card.registry.send(ctx, self.conn, &claim, header, data, &self.segs);
         if left { Ok(()) } else { Err(refused(entry.of, &op)) }
     }
 

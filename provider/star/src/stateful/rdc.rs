@@ -103,7 +103,7 @@ impl<E: StarEnv> Stateful<E> {
             len: CARRIED_LEN as u16 + data,
         };
         let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
-        let left = card.registry.send(ctx, self.conn, &claim, header, (&carried, &self.segs));
+        let left = card.registry.send(ctx, self.conn, &claim, header, &carried, &self.segs);
         if left { Ok(()) } else { Err(refused(entry.of, op)) }
     }
 

@@ -19,7 +19,7 @@ impl<E: StarEnv> Stateful<E> {
     pub(super) fn result_place(&self, card: &CardCtx<'_, E>, seq: Psn) -> Option<u64> {
         let [sge] = self.sends.sges(seq) else { return None };
         let found = card.registry.find(self.conn, sge.lkey, sge.addr, sge.len, Access::LOCAL_WRITE);
-        found.map(|(_, addr)| addr)
+        found.map(|found| found.addr)
     }
 
     /// Sends the result for which SL's oldest WQE waits, now that nothing before it is under way. False:

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use starverbs_core::qp::{QpAttr, QpAttrMask, RecvSource};
 use starverbs_core::{
-    CompletionQueue, Cqe, NicError, QpState, Qpn, RecvQueue, SendQueue, Sge, SrqId, WcStatus,
+    CompletionQueue, Cqe, NicError, QpState, Qpn, RecvQueue, SendQueue, Sge, SrqId, TakenWqe, WcStatus,
 };
 use starverbs_rings::CardRq;
 use starverbs_settings::Settings;
@@ -115,7 +115,7 @@ impl Qp {
         }
         if let (QpState::Err, RecvSource::Own(rq)) = (self.attr.state, rq) {
             let mut sges = [Sge::default(); MAX_SGE as usize];
-            while let Some((wr_id, _)) = rq.take(&mut sges) {
+            while let Some(TakenWqe { wr_id, .. }) = rq.take(&mut sges) {
                 let _ = recv_cq.push(&failed(wr_id, WcStatus::WrFlushErr), false);
             }
         }

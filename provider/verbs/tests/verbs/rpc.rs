@@ -1,7 +1,7 @@
 //! RPCs between two cards (StRoM): GET on the wire and between cards of one host, streams, and who may not.
 
 use crate::common::*;
-use starverbs_core::strom::{Code, RECORD_LEN, Record, Reply, ReplyFlags, Target};
+use starverbs_core::strom::{Code, RECORD_LEN, Record, Reply, ReplyFlags, RpcAnswer, Target};
 use starverbs_core::{QpType, SendFlags, SendOp, SendWqe, WcOpcode, WcStatus};
 use starverbs_kernels::get::{Bucket, Entry, Params};
 use starverbs_kernels::hll;
@@ -44,7 +44,7 @@ fn answer(node: &Node) -> (u32, Vec<u8>) {
         assert!(node.cq.poll(&mut []).is_ok());
         record().is_some()
     });
-    let (op, length, code) = record().unwrap();
+    let RpcAnswer { op, length, code } = record().unwrap();
     assert_eq!(op, OP as u32);
     let data = if code == 0 { length as usize } else { 0 };
     (code, node.bytes(end - RECORD_LEN - data, data))

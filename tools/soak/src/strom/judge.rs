@@ -1,6 +1,6 @@
 //! The oracle of the dialect: what kernels saw, in which order, and what came of it.
 
-use starverbs_core::strom::{Code, RECORD_LEN, Record};
+use starverbs_core::strom::{Code, RECORD_LEN, Record, RpcAnswer};
 use starverbs_core::{AsyncEvent, Cqe, QpState, Qpn, SendOp, WcFlags, WcOpcode, WcStatus};
 
 use super::journal::Note;
@@ -153,7 +153,7 @@ impl World {
 
     fn judge_answer(&mut self, c: usize, e: usize, asked: &Asked, region: &[u8]) {
         let what = format!("conn {c}.{e}: the answer of RPC {}", asked.seq);
-        let (op, len, code) = Record::decode(region).expect("it is there");
+        let RpcAnswer { op, length: len, code } = Record::decode(region).expect("it is there");
         let end = region.len() - RECORD_LEN;
         let sent = if code == Code::Ok as u32 { len as usize } else { 0 };
         assert!(sent <= end, "{what} has {len} bytes");

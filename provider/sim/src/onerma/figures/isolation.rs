@@ -5,7 +5,7 @@ use starverbs_onerma::{Class, Config};
 
 use super::Figure;
 use crate::Rng;
-use crate::onerma::client::{Client, served_region};
+use crate::onerma::client::{Client, RemoteRegion, served_region};
 use crate::onerma::{Net, Report, Wire};
 
 /// Small operations that are measured.
@@ -44,21 +44,27 @@ fn beside(large: u64, class: Class) -> (f64, f64) {
     let mut rng = Rng::new(12);
     let (mut begun, mut latencies) = (Vec::new(), Vec::new());
     if large > 0 {
-        client.read_in(class, &mut net, (1, &target), large, u64::MAX);
+        client.read_in(class, &mut net, RemoteRegion { host: 1, region: &target }, large, u64::MAX);
     }
     client.drive(&mut net, 1);
     net.wake_at(100_000, 0);
     while (latencies.len() as u64) < SMALL {
         match net.step().expect("there is always something to do") {
             Report::Woke(0) => {
-                client.read(&mut net, (1, &target), 64, begun.len() as u64);
+                client.read(&mut net, RemoteRegion { host: 1, region: &target }, 64, begun.len() as u64);
                 begun.push(net.now());
                 net.wake_at(net.now() + rng.wait(100_000.0) as u64, 0);
             }
             Report::Completed(_) => {
                 while let Some(finished) = client.poll(&net) {
                     match finished.map(|finished| finished.token) {
-                        Some(u64::MAX) => client.read_in(class, &mut net, (1, &target), large, u64::MAX),
+                        Some(u64::MAX) => client.read_in(
+                            class,
+                            &mut net,
+                            RemoteRegion { host: 1, region: &target },
+                            large,
+                            u64::MAX,
+                        ),
                         Some(token) => latencies.push((net.now() - begun[token as usize]) as f64),
                         None => {}
                     }

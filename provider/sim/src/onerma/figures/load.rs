@@ -3,7 +3,7 @@
 use starverbs_onerma::congestion::Settings;
 use starverbs_onerma::{Class, Config, Status};
 
-use crate::onerma::client::Client;
+use crate::onerma::client::{Client, RemoteRegion};
 use crate::onerma::host::SimRegion;
 use crate::onerma::{Net, Report, Wire};
 
@@ -51,7 +51,13 @@ impl Load {
     /// Begins a READ now.
     pub(super) fn read(&mut self, class: Class, read: Read, region: &SimRegion) {
         let client = &mut self.clients[read.client];
-        client.read_in(class, &mut self.net, (read.target, region), read.size, self.reads.len() as u64);
+        client.read_in(
+            class,
+            &mut self.net,
+            RemoteRegion { host: read.target, region },
+            read.size,
+            self.reads.len() as u64,
+        );
         self.reads.push(read);
         client.drive(&mut self.net, DRIVE + read.client as u64);
     }

@@ -4,7 +4,7 @@ use starverbs_onerma::congestion::Settings;
 use starverbs_onerma::{Config, Op};
 
 use super::Figure;
-use crate::onerma::client::{Client, served_region};
+use crate::onerma::client::{Client, RemoteRegion, served_region};
 use crate::onerma::{Net, Report, Wire};
 
 /// When the second transfer begins, ns.
@@ -33,7 +33,7 @@ fn course(settings: Settings, second: u64, steps: usize) -> Course {
     let mut client = Client::new(&mut net, 0, 7, 128, settings);
     let mut course =
         Course { rates: [Vec::new(), Vec::new()], windows: Vec::new(), delays: Vec::new(), failures: 0 };
-    client.read(&mut net, (1, &targets[0]), 4 << 20, 0);
+    client.read(&mut net, RemoteRegion { host: 1, region: &targets[0] }, 4 << 20, 0);
     client.drive(&mut net, 0);
     net.wake_at(second, 1);
     let (mut before, mut longest) = ([0; 2], 0);
@@ -52,13 +52,18 @@ fn course(settings: Settings, second: u64, steps: usize) -> Course {
             longest = 0;
         }
         if report == Report::Woke(1) {
-            client.read(&mut net, (2, &targets[1]), 4 << 20, 1);
+            client.read(&mut net, RemoteRegion { host: 2, region: &targets[1] }, 4 << 20, 1);
         }
         while let Some(finished) = client.poll(&net) {
             longest = longest.max(client.last.map_or(0, |end| end.issue_delay));
             if let Some(finished) = finished {
                 let server = finished.token as usize;
-                client.read(&mut net, (server + 1, &targets[server]), 4 << 20, finished.token);
+                client.read(
+                    &mut net,
+                    RemoteRegion { host: server + 1, region: &targets[server] },
+                    4 << 20,
+                    finished.token,
+                );
             }
         }
         client.drive(&mut net, 0);

@@ -3,7 +3,7 @@
 use starverbs_onerma::{Config, Op, RegionKey, Status};
 
 use super::Figure;
-use crate::onerma::client::{Process, served_region};
+use crate::onerma::client::{Process, RemoteRegion, served_region};
 use crate::onerma::{Net, Report, Wire};
 
 /// Between two probes, ns.
@@ -41,14 +41,16 @@ fn outage(by: By, told_after: u32) -> f64 {
     while net.now() < END {
         match net.step().expect("there is a probe to come") {
             Report::Woke(PROBES) => {
-                client.issue(&mut net, Op::Read, (1, &region), 64);
+                client.issue(&mut net, Op::Read, RemoteRegion { host: 1, region: &region }, 64);
                 net.wake_at(net.now() + PROBE, PROBES);
             }
             Report::Woke(TOLD) => client.key = NEXT,
             Report::Woke(_) if by == By::Owner => {
                 net.hosts[1].card.rekey_region(region.id, NEXT).expect("the region is open");
             }
-            Report::Woke(_) => _ = third.issue(&mut net, Op::Rekey, (1, &region), 16),
+            Report::Woke(_) => {
+                _ = third.issue(&mut net, Op::Rekey, RemoteRegion { host: 1, region: &region }, 16)
+            }
             Report::Completed(0) => {
                 while let Some(end) = client.poll(&net) {
                     if end.status == Status::Ok {

@@ -4,7 +4,7 @@ use starverbs_onerma::{Config, Op, Status};
 
 use super::Figure;
 use crate::Rng;
-use crate::onerma::client::{Process, served_region};
+use crate::onerma::client::{Process, RemoteRegion, served_region};
 use crate::onerma::{Net, Report, Wire};
 
 /// Nanoseconds before anything is counted, and of what is.
@@ -43,7 +43,7 @@ fn offered_load(op: Op, gbits: f64) -> f64 {
         }
         match report {
             Report::Woke(_) => {
-                process.issue(&mut net, op, (1, &target), 4096);
+                process.issue(&mut net, op, RemoteRegion { host: 1, region: &target }, 4096);
                 next += rng.wait(mean);
                 net.wake_at(next as u64, 0);
             }
@@ -79,14 +79,14 @@ fn closed_loop(op: Op, slots: u16) -> f64 {
     let mut net = Net::new(2, Config::default(), Wire::paper(), 11);
     let target = served_region(&mut net, 1, 4096);
     let mut process = Process::new(&mut net, 0, 7, slots);
-    while process.issue(&mut net, op, (1, &target), 4096).is_some() {}
+    while process.issue(&mut net, op, RemoteRegion { host: 1, region: &target }, 4096).is_some() {}
     let mut bytes = 0_u64;
     while net.now() < WARM + TIME {
         if net.step() == Some(Report::Completed(0)) {
             while let Some(end) = process.poll(&net) {
                 bytes += if end.status == Status::Ok && net.now() >= WARM { 4096 } else { 0 };
             }
-            while process.issue(&mut net, op, (1, &target), 4096).is_some() {}
+            while process.issue(&mut net, op, RemoteRegion { host: 1, region: &target }, 4096).is_some() {}
         }
     }
     bytes as f64 * 8.0 / TIME as f64

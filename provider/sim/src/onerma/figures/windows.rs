@@ -3,7 +3,7 @@
 use starverbs_onerma::{Completion, Config, Op, Status};
 
 use super::Figure;
-use crate::onerma::client::{Process, served_region};
+use crate::onerma::client::{Process, RemoteRegion, served_region};
 use crate::onerma::{Net, Report, Wire};
 
 const WARM: u64 = 200_000;
@@ -62,7 +62,12 @@ fn greedy(clients: u16, config: Config, wire: Wire) -> Outcome {
         match net.step().expect("there is always something to do") {
             Report::Woke(host) => {
                 let host = host as usize;
-                processes[host].issue(&mut net, Op::Read, (server, &target), 4096);
+                processes[host].issue(
+                    &mut net,
+                    Op::Read,
+                    RemoteRegion { host: server, region: &target },
+                    4096,
+                );
                 issued[host] += 1;
                 let phase = PERIOD * host as f64 / f64::from(clients);
                 net.wake_at((phase + PERIOD * issued[host] as f64) as u64, host as u64);

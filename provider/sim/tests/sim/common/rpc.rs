@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use starverbs_core::qp::RecvSource;
 use starverbs_core::strom::{
-    Code, Input, Kernel, MAX_REPLY, Place, Poll, RECORD_LEN, Record, Reply, ReplyFlags, ReplyMemory, Run,
-    SLOT_BYTES, Target,
+    Code, Input, Kernel, MAX_REPLY, Place, Poll, RECORD_LEN, Record, Reply, ReplyFlags, ReplyMemory,
+    RpcAnswer, Run, SLOT_BYTES, Target,
 };
 use starverbs_core::{Access, NicConfig, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, WcStatus};
 use starverbs_sim::{Faults, Host, Net, QpAt, Recv, Send, Setup, SimCq, SimRq, SimSq};
@@ -110,7 +110,7 @@ impl RpcPair {
     /// RPC op-code, code and bytes of an answer, if it came.
     pub(crate) fn answer(&self, (addr, room): (u64, u32)) -> Option<(u32, u32, u32, Vec<u8>)> {
         let region = self.net.hosts[0].env.memory.read(addr, room as usize);
-        let (op, length, code) = Record::decode(region)?;
+        let RpcAnswer { op, length, code } = Record::decode(region)?;
         let end = room as usize - RECORD_LEN;
         let data = if code == 0 { region[end - length as usize..end].to_vec() } else { vec![] };
         Some((op, code, length, data))

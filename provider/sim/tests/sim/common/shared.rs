@@ -1,7 +1,7 @@
 //! A sender, a card that has QPs of an XRC domain, and cards that have SRQs of it.
 
 use starverbs_core::{Cqe, NicConfig, PdId, QpType, Qpn, SendWqe, Sge, SrqId};
-use starverbs_sim::{Faults, Host, Net, QpAt, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Host, Net, QpAt, Recv, Rng, Send, Setup, SharedDomain, SimCq, SimRq, SimSq};
 
 use crate::common::{all_rights, any_faults};
 
@@ -39,15 +39,15 @@ pub(crate) fn region(host: &mut Host, pd: PdId, len: u32) -> Sge {
 impl Shared {
     pub(crate) fn new(faults: Faults, seed: u64, setup: &Setup) -> Self {
         let mut net = Net::new(HOSTS, NicConfig::default(), faults, seed);
-        let domains: Vec<(usize, PdId)> =
-            (QPS..usize::from(HOSTS)).map(|at| (at, net.hosts[at].nic.alloc_pd().expect("a PD"))).collect();
+        let of = |host: usize| SharedDomain { host, pd: net.hosts[host].nic.alloc_pd().expect("a PD") };
+        let domains: Vec<SharedDomain> = (QPS..usize::from(HOSTS)).map(of).collect();
         net.share(&domains);
         let cq = SimCq::new(256);
         let sq = [(); 2].map(|()| SimSq::new(64));
         let (mut sends, mut recvs) = ([0; 2], [0; 2]);
         for i in 0..2 {
             sends[i] = net.hosts[SENDER].xrc_initiator(&sq[i], &cq);
-            recvs[i] = net.hosts[QPS].xrc_target(domains[0].1);
+            recvs[i] = net.hosts[QPS].xrc_target(domains[0].pd);
             net.connect(
                 QpType::XrcSend,
                 QpAt { host: SENDER, qpn: sends[i] },
@@ -55,7 +55,7 @@ impl Shared {
                 setup,
             );
         }
-        let queue = |(host, domain): &(usize, PdId)| {
+        let queue = |SharedDomain { host, pd: domain }: &SharedDomain| {
             let nic = &mut net.hosts[*host].nic;
             let (rq, cq) = (SimRq::new(256, 2), SimCq::new(256));
             let pd = nic.alloc_pd().expect("a PD");

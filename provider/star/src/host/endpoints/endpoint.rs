@@ -121,10 +121,18 @@ pub(super) fn patience_of(attr: &QpAttr) -> Patience {
     Patience::of(attr.timeout, attr.retry_cnt)
 }
 
+/// The peer's card, as far as a stateless end needs to know it.
+#[derive(Clone, Copy, Debug)]
+pub struct StatefulCard {
+    /// Its boot ID
+    pub boot: u64,
+    /// UDP port of its stateful half
+    pub port: u16,
+}
+
 impl<E: Host> Endpoints<E> {
-    /// A QP becomes a stateless end. Its peer's card has that boot ID, and those ports. `Exhausted`: it stays
-    /// where it is.
-    pub fn begin(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, peer: (u64, [u16; 2])) -> Result<(), NicError> {
+    /// A QP becomes a stateless end; `peer` is to be the stateful one. `Exhausted`: it stays where it is.
+    pub fn begin(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, peer: StatefulCard) -> Result<(), NicError> {
         let queues = queues_of(turn, qpn)?;
         let timer = self.timers.join()?;
         let inline = self.open_inline(turn, qpn, &queues.sq);
@@ -139,7 +147,7 @@ impl<E: Host> Endpoints<E> {
         &mut self,
         turn: &mut Turn<'_, E>,
         qpn: Qpn,
-        (peer_boot, [_, port]): (u64, [u16; 2]),
+        peer: StatefulCard,
         queues: Queues<E>,
         (timer, inline): (TimerId, Option<u32>),
     ) -> Result<(), NicError> {
@@ -165,7 +173,7 @@ impl<E: Host> Endpoints<E> {
             replay_slots,
             ..BLANK
         };
-        let key = GroupKey { ends: [attr.av.sgid, attr.av.dgid], boot: peer_boot, pd: owner.pd };
+        let key = GroupKey { ends: [attr.av.sgid, attr.av.dgid], boot: peer.boot, pd: owner.pd };
         self.make_room(qpn)?;
         let (group, known, rules) = self.rules.join(key)?;
         let made = SlQp::new(SlInit {
@@ -206,7 +214,7 @@ impl<E: Host> Endpoints<E> {
         self.rules.add_member(group, at);
         let epoch = u32::from(self.boot_epoch) << 16 | u32::from(self.begun);
         self.begun = self.begun.wrapping_add(1);
-        let peer = SfPeer { av: attr.av, port, qpn: attr.dest_qpn, epoch };
+        let peer = SfPeer { av: attr.av, port: peer.port, qpn: attr.dest_qpn, epoch };
         let of_domain = turn.nic.memory().rules().filter(|rule| rule.pd == owner.pd);
         self.ends[at as usize].qp.start(turn.env, turn.now, peer, known, of_domain);
         self.settle(turn, at);

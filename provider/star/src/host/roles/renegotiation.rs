@@ -309,7 +309,7 @@ impl<E: Host> Roles<E> {
         let attr = turn.nic.query_qp(qpn).ok()?;
         let Identity { boot, ports, .. } = self.identity;
         let patience = Patience::of(attr.timeout, attr.retry_cnt).time;
-        Some((self.terms(turn, (qpn, end.preference), &end.av), RoundInit { boot, ports, patience }))
+        Some((self.terms(turn, qpn, end.preference, &end.av), RoundInit { boot, ports, patience }))
     }
 
     /// A message of a round from the peer of a connection.

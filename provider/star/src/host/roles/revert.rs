@@ -31,7 +31,7 @@ impl<E: Host> Roles<E> {
         else {
             return;
         };
-        let mine = self.terms(turn, (qpn, preference), &av);
+        let mine = self.terms(turn, qpn, preference, &av);
         let Some(end) = self.ends.get_mut(qpn).filter(|end| end.rounds.is_idle()) else { return };
         if !is_room_for(size_of::<Reversion>()) {
             return;
@@ -100,7 +100,7 @@ impl<E: Host> Roles<E> {
         end.rounds.last = round;
         let (preference, av, ignores) = (end.preference, end.av, end.rounds.ignores_peer(turn.now));
         let Some((role, has_begun)) = settled(turn, endpoints, end) else { return false };
-        let mine = self.terms(turn, (qpn, preference), &av);
+        let mine = self.terms(turn, qpn, preference, &av);
         let agrees = !has_begun || !ignores && suits(role, &mine, theirs);
         if !agrees || !is_room_for(size_of::<Reversion>()) {
             return false;
@@ -180,7 +180,7 @@ impl<E: Host> Roles<E> {
         }
         turn.env.note(qpn, &Note::Reverts);
         let (preference, av) = (end.preference, end.av);
-        let mine = self.terms(turn, (qpn, preference), &av);
+        let mine = self.terms(turn, qpn, preference, &av);
         let Identity { boot, ports, .. } = self.identity;
         let crowded = mine.stateful > mine.threshold;
         let Some(end) = self.ends.get_mut(qpn) else { return };

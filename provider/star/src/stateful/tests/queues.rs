@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::vec::Vec;
 
-use starverbs_core::env::{CompletionQueue, CqOverrun, RecvQueue, SendQueue};
+use starverbs_core::env::{CompletionQueue, CqOverrun, RecvQueue, SendQueue, TakenWqe};
 use starverbs_core::{Cqe, NicError, Seg, SendWqe, Sge};
 
 pub(super) struct Slot {
@@ -69,10 +69,10 @@ type Recv = (u64, Vec<Sge>);
 pub(super) struct Rq(pub(super) Rc<RefCell<VecDeque<Recv>>>);
 
 impl RecvQueue for Rq {
-    fn take(&self, sges: &mut [Sge]) -> Option<(u64, usize)> {
+    fn take(&self, sges: &mut [Sge]) -> Option<TakenWqe> {
         let (wr_id, list) = self.0.borrow_mut().pop_front()?;
         sges[..list.len()].copy_from_slice(&list);
-        Some((wr_id, list.len()))
+        Some(TakenWqe { wr_id, num_sge: list.len() })
     }
     fn len(&self) -> u32 {
         self.0.borrow().len() as u32

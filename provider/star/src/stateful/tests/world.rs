@@ -20,7 +20,7 @@ use super::super::*;
 use super::queues::{Cq, Rq, Slot, Sq};
 use crate::bounds::Bounds;
 use crate::control::{Control, MAX_CONTROL};
-use crate::env::SlEvent;
+use crate::env::{SlEvent, StarDest, StarSource};
 use crate::form::Form;
 use crate::message::{CQE_BODY, CqeMsg, MAX_WQE, encode_recv, encode_send};
 use crate::ring::{Stamp, slot};
@@ -139,21 +139,13 @@ impl StarEnv for Host {
     fn can_send_star(&self) -> bool {
         self.can_send()
     }
-    fn send_star(
-        &mut self,
-        _: Side,
-        (_, port): (&Av, u16),
-        head: &Head,
-        data: &[u8],
-        payload: &[Seg],
-        _: bool,
-    ) {
+    fn send_star(&mut self, _: Side, to: StarDest<'_>, head: &Head, data: &[u8], payload: &[Seg], _: bool) {
         let mut frame = head.bytes().to_vec();
         frame.extend_from_slice(data);
         for seg in payload {
             frame.extend_from_slice(self.read(seg.addr, seg.len as usize));
         }
-        self.out.push((port, frame));
+        self.out.push((to.port, frame));
     }
     fn star_load(&mut self, addr: u64) -> Option<[u8; 8]> {
         Some(self.word(addr).to_ne_bytes())
@@ -299,7 +291,7 @@ impl World {
         let registry_of = &mut registry;
         let mut lent =
             CardCtx { env, mrs: mrs_of, registry: registry_of, srqs, path: &mut path, stats: &stats, now: 1 };
-        let mut conn = Stateful::new(&mut lent, local, (setup, peer), Channel::new()).unwrap();
+        let mut conn = Stateful::new(&mut lent, local, setup, peer, Channel::new()).unwrap();
         conn.open();
         let rule = Rule {
             key: SL_KEY,
@@ -486,7 +478,7 @@ impl World {
         let boot_epoch = stateless::boot_epoch_of(EPOCH);
         let card = stateless::Card { bounds: Some(&bounds), slots: None, boot_epoch, stats: &self.stats };
         self.cards += 1;
-        stateless::handle(&card, &mut self.sl, (&meta, 4794), packet);
+        stateless::handle(&card, &mut self.sl, StarSource { meta: &meta, port: 4794 }, packet);
     }
 
     /// The SL host answers a question with the sum of the rules that SF's card knows.

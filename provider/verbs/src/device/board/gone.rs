@@ -7,7 +7,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Weak};
 
-use starverbs_core::{Cqe, Qpn, RecvQueue, SendQueue, WcOpcode, WcStatus};
+use starverbs_core::{Cqe, Qpn, RecvQueue, SendQueue, TakenWqe, WcOpcode, WcStatus};
 use starverbs_rings::{CardRq, CardSq};
 
 use super::Board;
@@ -58,7 +58,7 @@ impl Outstanding {
         }
         let Some(rq) = &self.rq else { return };
         for _ in 0..rq.len().min(rq.slots()) {
-            let Some((wr_id, _)) = rq.take(&mut []) else { break };
+            let Some(TakenWqe { wr_id, .. }) = rq.take(&mut []) else { break };
             complete(&self.recv_cq, failed(wr_id, WcOpcode::Recv));
         }
         /* so that the next one rings */

@@ -8,7 +8,7 @@ use starverbs_core::Host;
 use starverbs_core::qp::{QpAttr, QpAttrMask};
 use starverbs_core::relay::LinkError;
 use starverbs_core::shared_qp::SharedQpRequest;
-use starverbs_core::{Nanos, NicError, PdId, QpState, Qpn, RecvQueue, Sge, SrqId};
+use starverbs_core::{Nanos, NicError, PdId, QpState, Qpn, RecvQueue, Sge, SrqId, TakenWqe};
 use starverbs_rings::{CardRq, SpinLock, WorkRings};
 
 use super::{Shard, Soft};
@@ -379,8 +379,8 @@ impl Shard {
         let taken = self.replace_srq_ring(srq, half, now)?;
         let mut sges = [Sge::default(); MAX_SGE as usize];
         let mut producer = room.recv_producer_mut();
-        while let Some((wr_id, count)) = taken.take(&mut sges) {
-            producer.push(wr_id, &sges[..count])?;
+        while let Some(TakenWqe { wr_id, num_sge }) = taken.take(&mut sges) {
+            producer.push(wr_id, &sges[..num_sge])?;
         }
         drop(producer);
         std::mem::swap(room, posted);

@@ -147,7 +147,7 @@ impl Shard {
     /// The program has moved a QP, which has a preference, to a state.
     pub(crate) fn move_star(&mut self, qp: &QpInner, state: QpState, now: Nanos) {
         self.with_star(now, |star, turn| {
-            star.ends.on_qp_state(turn, (qp.qpn, qp.preference()), state);
+            star.ends.on_qp_state(turn, qp.qpn, qp.preference(), state);
         });
     }
 

@@ -5,7 +5,7 @@
 //! what the peer's requester wrote, with the card's own memory, keys and queues.
 
 use starverbs_core::engine::{Call, EngineAttr, EngineCtx, TakenRecv, TransmitStatus};
-use starverbs_core::env::{CompletionQueue, RecvQueue, SendQueue};
+use starverbs_core::env::{CompletionQueue, RecvQueue, SendQueue, TakenWqe};
 use starverbs_core::nic::MAX_SGE;
 use starverbs_core::room::filled;
 use starverbs_core::{
@@ -391,9 +391,11 @@ impl LocalEnd {
             return true;
         }
         let taken = match &self.of.rq {
-            Some(rq) => {
-                rq.take(&mut recv.sges).map(|(wr_id, num_sge)| TakenRecv { wr_id, num_sge, pd: self.of.pd })
-            }
+            Some(rq) => rq.take(&mut recv.sges).map(|TakenWqe { wr_id, num_sge }| TakenRecv {
+                wr_id,
+                num_sge,
+                pd: self.of.pd,
+            }),
             None => ctx.srq.take(&mut recv.sges),
         };
         let Some(TakenRecv { wr_id, num_sge, pd }) = taken else { return false };

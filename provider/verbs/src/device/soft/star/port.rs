@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use starverbs_backend::Payload;
 use starverbs_backend::star::StarTx;
-use starverbs_core::{Av, FrameMeta, Qpn, Seg};
-use starverbs_rings::{CardRq, CardSq};
+use starverbs_core::{FrameMeta, Qpn, Seg};
+use starverbs_rings::{CardRq, CardSq, SendMemory};
 use starverbs_star::bounds::MemRange;
 use starverbs_star::control::Role;
-use starverbs_star::env::{QpPair, SlEvent, StarEnv};
+use starverbs_star::env::{QpPair, SlEvent, StarDest, StarEnv};
 use starverbs_star::host::{Host, InboundMessage, Note};
 use starverbs_star::message::SMALL_INLINE;
 use starverbs_star::ring::CQE_SLOT;
@@ -42,13 +42,14 @@ impl StarPort {
     }
 
     /// A control message, or the answer to one, leaves.
-    fn send_control(&mut self, (to, port): (&Av, u16), head: &Head, data: &[u8]) {
+    fn send_control(&mut self, to: StarDest<'_>, head: &Head, data: &[u8]) {
         let mut room = [0; MAX_SEALED];
-        match self.sealing.seal_packet((&to.sgid, &to.dgid), head, data, &mut room) {
+        let StarDest { av, port } = to;
+        match self.sealing.seal_packet((&av.sgid, &av.dgid), head, data, &mut room) {
             Some((head, len)) => {
-                self.tx.send(to, port, &head, room.get(..len).unwrap_or_default(), Payload::EMPTY, false);
+                self.tx.send(av, port, &head, room.get(..len).unwrap_or_default(), Payload::EMPTY, false);
             }
-            None => self.tx.send(to, port, head, data, Payload::EMPTY, false),
+            None => self.tx.send(av, port, head, data, Payload::EMPTY, false),
         }
     }
 
@@ -74,7 +75,7 @@ impl StarEnv for HostEnv {
     fn send_star(
         &mut self,
         _: Side,
-        (to, port): (&Av, u16),
+        to: StarDest<'_>,
         head: &Head,
         data: &[u8],
         payload: &[Seg],
@@ -83,10 +84,10 @@ impl StarEnv for HostEnv {
         let volatile = self.is_volatile(volatile);
         if let Some(star) = &mut self.star {
             if head.is_control() {
-                return star.send_control((to, port), head, data);
+                return star.send_control(to, head, data);
             }
             // SAFETY: as in `Port::send_frame`; the peer's registry checked what this card did not.
-            star.tx.send(to, port, head, data, unsafe { Payload::new(payload) }, volatile);
+            star.tx.send(to.av, to.port, head, data, unsafe { Payload::new(payload) }, volatile);
         }
     }
 
@@ -145,7 +146,7 @@ impl Host for HostEnv {
 
     fn inline_memory(queue: &CardSq) -> Option<MemRange> {
         (queue.max_inline() as usize > SMALL_INLINE).then(|| {
-            let (addr, len) = queue.memory();
+            let SendMemory { addr, len } = queue.memory();
             MemRange { addr, len }
         })
     }
