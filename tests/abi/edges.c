@@ -314,9 +314,33 @@ static void query(struct side *a, struct side *b)
 	CHECK(ibv_modify_qp(a->qp, &attr, IBV_QP_STATE) == EINVAL && a->qp->state == IBV_QPS_RTS);
 }
 
+static volatile pid_t destroyer;
+
 static void *destroy(void *cq)
 {
+	destroyer = gettid();
 	return (void *)(intptr_t)ibv_destroy_cq(cq);
+}
+
+/* Waits until that thread sleeps in its call, or has ended. */
+static void await_sleep(void)
+{
+	char path[64], state = 0;
+
+	for (int tries = 0; tries < 10000 && state != 'S'; tries++) {
+		FILE *file = NULL;
+
+		usleep(1000);
+		snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)destroyer);
+		if (destroyer && !(file = fopen(path, "r")))
+			return;
+		/* a thread that has not begun has no number yet */
+		if (file) {
+			CHECK(fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
+			fclose(file);
+		}
+	}
+	CHECK(state == 'S');
 }
 
 static void events(void)
@@ -358,7 +382,7 @@ static void events(void)
 	/* Destroying the CQ waits for the ack of the completion event. */
 	CHECK(!ibv_destroy_qp(a.qp) && !ibv_destroy_qp(b.qp));
 	CHECK(!pthread_create(&thread, NULL, destroy, cq));
-	usleep(20000);
+	await_sleep();
 	CHECK(channel->refcnt <= 1 && pthread_tryjoin_np(thread, &ret) == EBUSY);
 	ibv_ack_cq_events(cq, 1);
 	CHECK(!pthread_join(thread, &ret) && !ret);

@@ -405,9 +405,11 @@ static void deregisters(int peer, pid_t child)
 		export_all(&e);
 		send_fd(peer, e.ctx->cmd_fd, &e.offer);
 		hear(peer);
+		/* the moment of the call is what differs from round to round */
 		nap(round * 50);
 		CHECK(round & 1 ? !ibv_close_device(e.ctx) : !ibv_dereg_mr(e.mr));
 		memset(e.memory, 0, BIG);
+		/* nothing is to come: only time can show it */
 		nap(2000);
 		CHECK(!memcmp(e.memory, zeroes, BIG));
 		/* what is left of a closed device is nothing but handles */

@@ -197,6 +197,7 @@ static void send_all(union ibv_gid group, int count)
 	for (int i = 0; i < count; i++) {
 		send_one(qp, ah, i);
 		completion(&wc);
+		/* the pace is what is meant: the queues on the way are short */
 		if (count > DEPTH)
 			usleep(1000);
 	}

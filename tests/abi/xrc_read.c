@@ -233,6 +233,7 @@ int main(void)
 		pid_t pid = who ? b.pid : o.pid;
 
 		begin(a, &p, IBV_WR_ATOMIC_FETCH_AND_ADD, 16, 2000, 8);
+		/* here and below, how long it is stopped is what is meant: for less than its peer's patience */
 		kill(pid, SIGSTOP);
 		nap(20000);
 		kill(pid, SIGCONT);
@@ -258,6 +259,7 @@ int main(void)
 	/* the owner is killed under way */
 	join(&b, &a);
 	begin(a, &p, IBV_WR_RDMA_READ, WORDS, 1000000, 200000);
+	/* the moment of the kill */
 	nap(50000);
 	stop(o, SIGKILL);
 	r = finish(a);

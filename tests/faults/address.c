@@ -123,6 +123,7 @@ int main(void)
 		await_event(&s, IBV_EVENT_PORT_ERR);
 		NEED(port_state(&s) == IBV_PORT_DOWN && !has_gid(&s));
 		NEED(post(&s, &p, IBV_WR_RDMA_WRITE, 4096, 9) == 0);
+		/* no completion is to come: only time can show it */
 		nap(100);
 		NEED(ibv_poll_cq(s.cq, 1, &wc) == 0);
 		SH("ip addr add 10.77.0.1/24 dev va");
@@ -136,12 +137,14 @@ int main(void)
 	await_event(&s, IBV_EVENT_PORT_ERR);
 	NEED(port_state(&s) == IBV_PORT_DOWN && has_gid(&s));
 	NEED(post(&s, &p, IBV_WR_RDMA_WRITE, 4096, 9) == 0);
-	nap(100);
-	SH("ip link set va up");
-	await_event(&s, IBV_EVENT_PORT_ACTIVE);
 	{
 		struct ibv_wc wc;
 
+		/* as above */
+		nap(100);
+		NEED(ibv_poll_cq(s.cq, 1, &wc) == 0);
+		SH("ip link set va up");
+		await_event(&s, IBV_EVENT_PORT_ACTIVE);
 		NEED(next_status(&s, &wc) == IBV_WC_SUCCESS);
 	}
 	puts("link: down and up, the connection goes on");

@@ -57,6 +57,7 @@ int main(int argc, char **argv)
 		static const int64_t by[] = { HOUR, -HOUR / 2, 24 * HOUR, -SECOND / 1000 };
 		static const int64_t small[] = { 10 * HOUR, SECOND, -SECOND / 1000, -SECOND / 50, HOUR / 60, -SECOND / 5 };
 
+		/* the moments of the jumps are what is meant */
 		nap(20 + round * 7 % 31);
 		jumps[REAL] += by[round % 4];
 		jumps[MONOTONIC] += small[round % 6];

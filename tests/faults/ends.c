@@ -497,6 +497,7 @@ static void play(int round, unsigned int seed)
 		talk_of(1);
 	if (when == LEAVING)
 		shared->end = 1;
+	/* the moment at which it happens */
 	usleep((useconds_t)moment);
 	steps = shared->side[0].steps + shared->side[1].steps;
 	good = suffer(fate, victim, pids, fds);

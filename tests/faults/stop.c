@@ -138,6 +138,7 @@ int main(int argc, char **argv)
 
 	/* the requester itself, for longer than its own patience: nobody was silent */
 	kill(patient.pids[0], SIGSTOP);
+	/* how long it is stopped is what is meant */
 	nap(longest);
 	kill(patient.pids[0], SIGCONT);
 	moves(&patient);

@@ -451,6 +451,7 @@ static void act_as_client(const struct step *s)
 	else if (!drain(1, PATIENCE_MS))
 		printf("; nothing came");
 	meet();
+	/* no more is to come: only time can show it */
 	drain(8, QUIET_MS);
 }
 
@@ -459,6 +460,7 @@ static void act_as_server(const struct step *s)
 	int done = 0;
 
 	if (s->mistake == LATE_RECV) {
+		/* the delay is what is meant: the peer is told RNR meanwhile, which not every peer counts */
 		usleep(100000);
 		post_recv(s);
 	}
@@ -466,6 +468,7 @@ static void act_as_server(const struct step *s)
 	if (s->type == IBV_QPT_RC && s->mistake == NONE && receives(s))
 		done = drain(1, PATIENCE_MS);
 	meet();
+	/* no more is to come, or datagrams may be lost: only time can show it */
 	drain(8 - done, s->type == IBV_QPT_RC ? QUIET_MS : 3 * QUIET_MS);
 }
 

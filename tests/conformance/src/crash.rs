@@ -51,6 +51,7 @@ fn kill_one(world: &mut World, net: Net, server: bool) -> Result<String, String>
     let mut kills = 0;
     for (pair, moment) in MOMENTS.iter().flat_map(|m| traffic().map(|pair| (pair, *m))) {
         let mut running = pair.start(world, net)?;
+        // The moment of the kill is what is meant.
         std::thread::sleep(Duration::from_millis(moment));
         let (victim, other) = if server {
             (&mut running.server, &mut running.client)
@@ -195,7 +196,8 @@ fn random_kills(world: &mut World, net: Net, kills: u32, seed: u64) -> Result<St
     Ok(format!("{kills} kills"))
 }
 
-/// One pair, one kill, and a clean run while the other side lives on.
+/// One pair, one kill, and a clean run while the other side lives on. The moment of the kill is what the
+/// sleeps are for.
 fn kill_at_random(world: &mut World, net: Net, random: &mut SplitMix64) -> Result<(), String> {
     let pair = traffic()[random.below(3) as usize].clone();
     let (who, moment) = (random.below(3), moment(random));

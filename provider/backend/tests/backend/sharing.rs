@@ -152,12 +152,10 @@ fn a_member_that_does_not_read_disturbs_the_others_no_longer_than_they_need_to_n
     let port = free_port();
     let mut stopped = Node::new(port);
     let (mut a, mut b) = (Node::new(port), Node::new(port));
-    // Each joined while nobody else read. Their answers come late, and are taken.
-    for _ in 0..200 {
-        std::thread::sleep(Duration::from_millis(1));
-        a.poll();
-        b.poll();
-    }
+    // Each joined while nobody else read. Their answers come late, and are taken: both know the place of all
+    // who read.
+    let settled = drive(&mut [&mut a, &mut b], |n| n.iter().all(|node| node.rx.is_settled()));
+    assert!(settled, "{:?} {:?}", a.counters, b.counters);
     settles(&mut [&mut a, &mut b]);
     settles(&mut [&mut a, &mut b, &mut stopped]);
 }
