@@ -4,22 +4,23 @@
 //! setrlimit(2)) end a process that did not expect it. The program did not write there, so no such signal
 //! reaches it: the write fails, and that is all.
 
+use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
 use std::ptr;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// Writes a line to standard error at once, or not at all: one write, so that lines of several processes do
 /// not mix, and none that would wait for a reader. Allocates nothing.
 pub fn write_line(line: &[u8]) {
-    let mut to = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: a list of one, which lives across the call.
-    let ready = unsafe { libc::poll(&raw mut to, 1, 0) };
-    if ready != 1 || to.revents != libc::POLLOUT {
+    let to = io::stderr();
+    let mut ready = [PollFd::new(to.as_fd(), PollFlags::POLLOUT)];
+    if poll(&mut ready, PollTimeout::ZERO) != Ok(1) || ready[0].revents() != Some(PollFlags::POLLOUT) {
         return;
     }
-    without_signals(|| {
-        // SAFETY: readable bytes. A line that is not written is lost, as its reader is.
-        unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) }
-    });
+    // Past the program's lock on `to`. A line that is not written is lost, as its reader is.
+    let _ = without_signals(|| nix::unistd::write(&to, line));
 }
 
 /// Runs `write`, in which this thread takes neither signal.

@@ -6,12 +6,14 @@
 use std::fs;
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::error::{BenchError, Result};
 
@@ -225,15 +227,11 @@ impl Bounded {
 
     /// Sleeps until the child ends, without the wake-ups that would disturb it.
     fn ends_within(&self, limit: Duration) -> bool {
-        use std::os::fd::AsRawFd;
         let deadline = Instant::now() + limit;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let mut poll = libc::pollfd { fd: self.pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            let millis = i32::try_from(left.as_millis()).unwrap_or(i32::MAX);
-            // SAFETY: one pollfd, owned by this frame, and its length 1.
-            let ready = unsafe { libc::poll(&raw mut poll, 1, millis) };
-            if ready > 0 {
+            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            if poll(&mut [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)], timeout) == Ok(1) {
                 return true;
             }
             if left.is_zero() {

@@ -13,6 +13,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use starverbs_charts::{Lines, Series, lines};
+
 use crate::case::{Metric, Setup};
 use crate::child;
 use crate::error::{BenchError, Result};
@@ -44,19 +46,19 @@ pub(crate) enum What {
 }
 
 /// What `starverbs-interop --loss` measures in the guest: its words and ours.
-const GUEST_ROWS: [(&str, &str, &str); 4] = [
-    ("repeat", "guest: WRITE, selective repeat", "#d35400"),
-    ("go-back-n", "guest: WRITE, go-back-N", "#f0b27a"),
-    ("rxe", "guest: WRITE, rdma_rxe", "#27ae60"),
-    ("tcp", "guest: TCP", "#85c1e9"),
+const GUEST_ROWS: [(&str, &str); 4] = [
+    ("repeat", "guest: WRITE, selective repeat"),
+    ("go-back-n", "guest: WRITE, go-back-N"),
+    ("rxe", "guest: WRITE, rdma_rxe"),
+    ("tcp", "guest: TCP"),
 ];
 
-const ROWS: [(What, &str, &str); 5] = [
-    (What::Repeat, "WRITE, selective repeat", "#c0392b"),
-    (What::GoBackN, "WRITE, go-back-N", "#e5a39a"),
-    (What::RepeatRead, "READ, selective repeat", "#8e44ad"),
-    (What::GoBackNRead, "READ, go-back-N", "#c9a7d8"),
-    (What::Tcp, "TCP", "#2e6da4"),
+const ROWS: [(What, &str); 5] = [
+    (What::Repeat, "WRITE, selective repeat"),
+    (What::GoBackN, "WRITE, go-back-N"),
+    (What::RepeatRead, "READ, selective repeat"),
+    (What::GoBackNRead, "READ, go-back-N"),
+    (What::Tcp, "TCP"),
 ];
 
 /// What the child in a namespace is told.
@@ -163,26 +165,25 @@ fn once(what: What, loss: f64, dist: &Path, iters: u64) -> Result<(f64, f64)> {
 /// A row of the table.
 struct Row {
     name: &'static str,
-    colour: &'static str,
     /// Samples by [`LOSSES`]: GB/s, and the share of packets lost
     gbps: Vec<Vec<f64>>,
     lost: Vec<Vec<f64>>,
 }
 
 impl Row {
-    fn new(name: &'static str, colour: &'static str) -> Row {
+    fn new(name: &'static str) -> Row {
         let none = || vec![Vec::new(); LOSSES.len()];
-        Row { name, colour, gbps: none(), lost: none() }
+        Row { name, gbps: none(), lost: none() }
     }
 }
 
 /// Samples of the guest from lines of row, loss in percent, GB/s and the loss measured. Other lines are
 /// passed over.
 fn of_guest(text: &str) -> Vec<Row> {
-    let mut rows: Vec<Row> = GUEST_ROWS.iter().map(|(_, name, colour)| Row::new(name, colour)).collect();
+    let mut rows: Vec<Row> = GUEST_ROWS.iter().map(|(_, name)| Row::new(name)).collect();
     for line in text.lines() {
         let mut words = line.split('\t');
-        let row = words.next().and_then(|word| GUEST_ROWS.iter().position(|(row, ..)| *row == word));
+        let row = words.next().and_then(|word| GUEST_ROWS.iter().position(|(row, _)| *row == word));
         let loss =
             words.next().and_then(|word| LOSSES.iter().position(|loss| percent(*loss) == format!("{word}%")));
         let gbps = words.next().and_then(|word| word.parse().ok());
@@ -198,7 +199,7 @@ fn of_guest(text: &str) -> Vec<Row> {
 /// Measures each row at each loss once. What fails is left out and reported.
 fn round(rows: &mut [Row], round: usize, rounds: usize, dist: &Path, began: Instant) {
     for (at, loss) in LOSSES.into_iter().enumerate() {
-        for (row, (what, name, _)) in rows.iter_mut().zip(ROWS) {
+        for (row, (what, name)) in rows.iter_mut().zip(ROWS) {
             let before = row.gbps[at].last().or_else(|| row.gbps.get(at.max(1) - 1)?.last());
             let iters =
                 before.map_or(2_000, |gbps| Metric::Stream64K.messages_in(1.0, *gbps).clamp(500, 50_000));
@@ -227,7 +228,7 @@ fn round(rows: &mut [Row], round: usize, rounds: usize, dist: &Path, began: Inst
 pub(crate) fn run(out: &Path, dist: &Path, rounds: usize, guest: Option<&Path>) -> Result<()> {
     child::require("iptables", "iptables")?;
     let machine = Machine::read(false, false);
-    let mut rows: Vec<Row> = ROWS.iter().map(|(_, name, colour)| Row::new(name, colour)).collect();
+    let mut rows: Vec<Row> = ROWS.iter().map(|(_, name)| Row::new(name)).collect();
     let (began, mut done) = (Instant::now(), 0);
     while done < rounds && (done == 0 || began.elapsed() / done as u32 * (done as u32 + 1) < ALL) {
         round(&mut rows, done, rounds, dist, began);
@@ -308,49 +309,21 @@ fn table(text: &mut String, rows: &[Row], cell: impl Fn(&Row, usize) -> Option<S
     }
 }
 
-/// Lines: loss to the right (evenly spaced steps), share of the goodput without loss upwards.
+/// Lines: loss to the right, share of the goodput without loss upwards.
 fn picture(rows: &[Row]) -> String {
-    let (left, top, width, height) = (60.0, 30.0, 620.0, 300.0);
-    let x = |at: usize| left + width * at as f64 / (LOSSES.len() - 1) as f64;
-    let y = |share: f64| top + height * (1.0 - share.clamp(0.0, 1.1) / 1.1);
-    let mut body = String::new();
-    for share in [0.0, 0.25, 0.5, 0.75, 1.0] {
-        let _ = writeln!(
-            body,
-            "<line x1=\"{left}\" y1=\"{0:.0}\" x2=\"{1}\" y2=\"{0:.0}\" stroke=\"#dddddd\"/><text x=\"52\" \
-             y=\"{2:.0}\" text-anchor=\"end\">{share}</text>",
-            y(share),
-            left + width,
-            y(share) + 4.0
-        );
-    }
-    for (at, loss) in LOSSES.iter().enumerate() {
-        let _ = writeln!(
-            body,
-            "<text x=\"{:.0}\" y=\"350\" text-anchor=\"middle\">{}</text>",
-            x(at),
-            percent(*loss)
-        );
-    }
-    for (n, Row { name, colour, gbps, .. }) in rows.iter().enumerate() {
-        let points: String = (0..LOSSES.len())
-            .filter_map(|at| Some(format!("{:.1},{:.1} ", x(at), y(ratio(gbps, at)?))))
-            .collect();
-        let below = 100 + 22 * n;
-        let _ = writeln!(
-            body,
-            "<polyline points=\"{points}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2.5\"/>\
-             <rect x=\"700\" y=\"{}\" width=\"14\" height=\"4\" fill=\"{colour}\"/><text x=\"722\" \
-             y=\"{below}\">{name}</text>",
-            below - 6
-        );
-    }
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 930 370\" width=\"930\" height=\"370\" \
-         font-family=\"sans-serif\" font-size=\"13\">\n<rect width=\"100%\" height=\"100%\" \
-         fill=\"#ffffff\"/>\n<text x=\"10\" y=\"18\" font-size=\"15\" font-weight=\"bold\">Goodput by packet \
-         loss, as a share of that without loss</text>\n{body}</svg>\n"
-    )
+    let series = rows.iter().map(|row| {
+        let points = (0..LOSSES.len()).filter_map(|at| Some((at as u32, ratio(&row.gbps, at)?)));
+        Series { name: row.name.to_owned(), points: points.collect(), rings: Vec::new() }
+    });
+    lines(&Lines {
+        title: "Goodput by packet loss, as a share of that without loss".to_owned(),
+        x: "packets lost".to_owned(),
+        steps: LOSSES.map(percent).to_vec(),
+        y: "share of the goodput without loss".to_owned(),
+        zero_based: true,
+        reference: "",
+        series: series.collect(),
+    })
 }
 
 #[cfg(test)]

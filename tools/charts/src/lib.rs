@@ -1,4 +1,4 @@
-//! Figures as SVG: bars of benchmarks, lines over a logarithmic axis of simulations.
+//! Figures as SVG: bars of benchmarks, lines of simulations and of sweeps.
 //!
 //! Owns how they look. It must not know what is measured.
 

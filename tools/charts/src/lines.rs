@@ -1,4 +1,4 @@
-//! Lines over a logarithmic axis, with the points of a reference as rings.
+//! Lines over a logarithmic axis or one of named steps, with the points of a reference as rings.
 
 use std::fmt::Write as _;
 
@@ -11,18 +11,24 @@ const RIGHT: f64 = 34.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 56.0;
 const LEGEND_ROW: f64 = 18.0;
-const COLOURS: [&str; 6] = ["#c0392b", "#2e6da4", "#3b8f4a", "#8e5aa8", "#c98a1b", "#555555"];
+const COLOURS: [&str; 7] = ["#c0392b", "#2e6da4", "#3b8f4a", "#8e5aa8", "#c98a1b", "#555555", "#16a085"];
 
 /// Where values lie on the picture.
 struct Frame {
     x: (f64, f64),
+    logarithmic: bool,
     y: (f64, f64),
 }
 
 impl Frame {
     fn x(&self, value: u32) -> f64 {
-        let share = (f64::from(value).max(1.0).ln() - self.x.0) / (self.x.1 - self.x.0);
+        let share = (self.along(value) - self.x.0) / (self.x.1 - self.x.0);
         LEFT + share * (WIDTH - LEFT - RIGHT)
+    }
+    /// The value as the axis counts it.
+    fn along(&self, value: u32) -> f64 {
+        let value = f64::from(value);
+        if self.logarithmic { value.max(1.0).ln() } else { value }
     }
     fn y(&self, value: f64) -> f64 {
         let share = (value - self.y.0) / (self.y.1 - self.y.0);
@@ -36,6 +42,8 @@ pub struct Lines {
     pub title: String,
     /// What the axis from left to right has
     pub x: String,
+    /// Names of its steps, evenly spaced, if the points' first figures are steps; else it is logarithmic
+    pub steps: Vec<String>,
     /// What the axis upward has
     pub y: String,
     /// Whether that axis begins at 0, or at about the least value
@@ -69,12 +77,17 @@ pub fn lines(figure: &Lines) -> String {
 
 fn frame(figure: &Lines) -> Frame {
     let all = || figure.series.iter().flat_map(|series| series.points.iter().chain(&series.rings));
-    let xs = all().map(|point| f64::from(point.0).max(1.0).ln());
-    let (low, high) = xs.fold((f64::MAX, f64::MIN), |(low, high), x| (low.min(x), high.max(x)));
+    let mut frame = Frame { x: (f64::MAX, f64::MIN), logarithmic: figure.steps.is_empty(), y: (0.0, 0.0) };
+    for value in all().map(|point| point.0).chain((0..).zip(&figure.steps).map(|(step, _)| step)) {
+        let x = frame.along(value);
+        frame.x = (frame.x.0.min(x), frame.x.1.max(x));
+    }
     let ys = all().map(|point| point.1);
     let (least, most) = ys.fold((f64::MAX, f64::MIN_POSITIVE), |(low, high), y| (low.min(y), high.max(y)));
     let least = if figure.zero_based { 0.0 } else { (least * 0.9).floor().max(0.0) };
-    Frame { x: (low, high.max(low + 1e-9)), y: (least, most * 1.08) }
+    frame.x.1 = frame.x.1.max(frame.x.0 + 1e-9);
+    frame.y = (least, most * 1.08);
+    frame
 }
 
 fn axes(body: &mut String, figure: &Lines, frame: &Frame) {
@@ -107,9 +120,11 @@ fn axes(body: &mut String, figure: &Lines, frame: &Frame) {
         let x = frame.x(value);
         let _ = writeln!(body, "<path d=\"M{x:.1} {bottom}v5\" stroke=\"#333333\"/>");
         if x > free_from {
+            let name =
+                figure.steps.get(value as usize).map_or_else(|| value.to_string(), |name| escape(name));
             let _ = writeln!(
                 body,
-                "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{value}</text>",
+                "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{name}</text>",
                 bottom + 19.0
             );
             free_from = x + 44.0;
@@ -189,6 +204,7 @@ mod tests {
         let figure = Lines {
             title: "a < b".to_owned(),
             x: "connections".to_owned(),
+            steps: vec![],
             y: "rate".to_owned(),
             zero_based: true,
             reference: "the paper",

@@ -55,6 +55,7 @@ fn chart(report: &Report) -> Lines {
     Lines {
         title: report.title.clone(),
         x: report.x.clone(),
+        steps: Vec::new(),
         y: report.y.clone(),
         zero_based: report.zero_based,
         reference: "the paper",
