@@ -157,7 +157,12 @@ impl World {
         let (bad, peer) = (conn.plan.bad, conn.ends[1 - e].host);
         let end = &mut conn.ends[e];
         let rpc = end.rpc.as_mut().expect("it has a plan");
-        if bad > 0.0 && rng.chance(bad / 4.0) {
+        /* answers stand behind their end's own requests: two ends that wait for room at each other would
+         * do so for ever; what a bad target's answer comes to is not told */
+        let strom = conn.plan.strom.as_ref().expect("it has a plan");
+        let full = rpc.bad_target || rpc.asked.len() >= strom.slots[1 - e].into();
+        let many = strom.asks[1 - e] && full;
+        if bad > 0.0 && !many && rng.chance(bad / 4.0) {
             let rkey = rpc.page.1 ^ 0x100;
             return (
                 Reply { addr: rpc.page.0, rkey, len: RECORD_LEN as u32, ..Reply::default() },
@@ -165,10 +170,6 @@ impl World {
                 true,
             );
         }
-        /* answers stand behind their end's own requests: two ends that wait for room at each other would
-         * do so for ever */
-        let strom = conn.plan.strom.as_ref().expect("it has a plan");
-        let many = strom.asks[1 - e] && rpc.asked.len() >= strom.slots[1 - e].into();
         let Some(place) = (!many && !rng.chance(0.1)).then(|| rpc.free.pop()).flatten() else {
             return (Reply::default(), None, false);
         };
