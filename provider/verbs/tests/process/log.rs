@@ -1,13 +1,12 @@
 //! What is said of failures never stops the card nor ends the program, whoever reads standard error or does
 //! not.
 
-mod common;
-
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use common::*;
+use crate::alone;
+use crate::common::*;
 use starverbs_core::{QpState, QpType, SendOp};
 use starverbs_settings::{LogLevel, Settings};
 use starverbs_verbs::{Cq, Qp, QpInit, SendWr};
@@ -52,6 +51,7 @@ fn pipe_as_stderr(full: bool) -> File {
 
 #[test]
 fn failures_are_said_where_somebody_reads_and_harm_nobody_else() {
+    let _alone = alone();
     let settings = Settings { log: LogLevel::Warn, ..settings() };
     let (a, b) = (Node::new(&settings), Node::new(&settings));
     // SAFETY: plain calls; the descriptor is this test's afterwards. C programs have this disposition.

@@ -1,14 +1,14 @@
-//! The memory that a process's queues may take. One test, as there is one count for a process.
+//! The memory that a process's queues may take.
 
-mod common;
-
-use common::settings;
+use crate::alone;
+use crate::common::settings;
 use starverbs_core::QpType;
 use starverbs_settings::Settings;
 use starverbs_verbs::{Context, Cq, Pd, Qp, QpInit, Srq, VerbsError, budget};
 
 #[test]
 fn queues_take_no_more_than_they_may_and_give_it_back() {
+    let _alone = alone();
     let begun = budget::used();
     let ctx = Context::open_with(Settings { memory: Some(8 << 20), ..settings() }).expect("a card");
     let pd = Pd::alloc(&ctx).expect("a domain");
