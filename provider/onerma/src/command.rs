@@ -16,8 +16,8 @@ pub const COMPLETION_LEN: usize = 32;
 
 /// One operation, whole: the card keeps nothing about a destination (1RMA, section 4.4).
 ///
-/// In memory: op 8, class 1 and haste 7, size 16, remote region 32, remote offset 64, remote address 128, local region
-/// 32, completion region 32, local offset 64, K_d 128.
+/// In memory: op 8, class 1 and haste 7, size 16, remote region 32, remote offset 64, remote address 128,
+/// local region 32, completion region 32, local offset 64, K_d 128.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Command {
     /// What is asked for

@@ -1,7 +1,7 @@
 //! 1RMA for programs: a process's card, which any of its threads may use.
 //!
-//! Owns the lock around the card, sleeping, and the thread that serves others while the program is outside the
-//! library. It must not know packets, nor C's structs.
+//! Owns the lock around the card, sleeping, and the thread that serves others while the program is outside
+//! the library. It must not know packets, nor C's structs.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};

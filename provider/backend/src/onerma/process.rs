@@ -47,9 +47,9 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// For cards in software, whose processes may have to wait for a CPU: 10 ms for the window; for answers 20
-    /// ms before one was seen, then four round trips, 2.5 to 640 ms; 256 KB asked for at a time, 1 MB wanted by
-    /// others; a round trip of 100 us is assumed before one was seen.
+    /// For cards in software, whose processes may have to wait for a CPU: 10 ms for the window; for answers
+    /// 20 ms before one was seen, then four round trips, 2.5 to 640 ms; 256 KB asked for at a time, 1 MB
+    /// wanted by others; a round trip of 100 us is assumed before one was seen.
     fn default() -> Self {
         let longest = 640_000_000;
         let waits = Config { timeout: longest, ..Config::of_fabric(5_000_000, 0) };

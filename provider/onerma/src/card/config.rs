@@ -24,8 +24,8 @@ pub struct Config {
     pub fragment: u32,
     /// How long an operation waits for the window, ns
     pub dispatch_timeout: Nanos,
-    /// How long an operation in service waits for all of its answers at most, ns, up to 2^32 - 1; from the Ask
-    /// on anew. A command may have the half of it, or the half of that ([`Command::haste`])
+    /// How long an operation in service waits for all of its answers at most, ns, up to 2^32 - 1; from the
+    /// Ask on anew. A command may have the half of it, or the half of that ([`Command::haste`])
     ///
     /// [`Command::haste`]: crate::Command::haste
     pub timeout: Nanos,
