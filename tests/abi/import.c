@@ -43,7 +43,7 @@ static void tell(int to)
 	CHECK(write(to, "!", 1) == 1);
 }
 
-static void hear(int from)
+static void await_byte(int from)
 {
 	char byte;
 
@@ -235,13 +235,13 @@ static void offers(int peer, pid_t child)
 	e.offer.demand = demand->handle;
 	strcpy(e.memory, "exporter's");
 	send_fd(peer, e.ctx->cmd_fd, &e.offer);
-	hear(peer);
+	await_byte(peer);
 	CHECK(!strcmp(e.memory + BIG - 2 * PAGE, "exporter's") && !strcmp(e.memory + PAGE, "importer's"));
 	CHECK(!strncmp(e.memory + 2 * PAGE - 8, "a longer text than eight bytes, over two pages", 46));
 	CHECK(!ibv_dereg_mr(demand) && !ibv_dereg_mr(null) && !ibv_dealloc_pd(other) && !ibv_free_dm(dm));
 	end_export(&e);
 	tell(peer);
-	hear(peer);
+	await_byte(peer);
 }
 
 static void refusals(struct importer *i)
@@ -331,7 +331,7 @@ static void uses(int peer)
 	CHECK(!ibv_close_device(again));
 	CHECK(!operate(&i, IBV_WR_RDMA_READ, piece((uintptr_t)i.memory, 16, i.own->lkey), there, key));
 	tell(peer);
-	hear(peer);
+	await_byte(peer);
 	/* the exporter has ended all of it */
 	CHECK(!ibv_import_pd(i.ctx, i.offer.pd) && errno == ENODEV);
 	CHECK(!ibv_import_mr(i.pd, i.offer.mr) && errno == ENODEV);
@@ -350,7 +350,7 @@ static void plain_offer(int peer, pid_t child)
 	(void)child;
 	export_all(&e);
 	send_fd(peer, e.ctx->cmd_fd, &e.offer);
-	hear(peer);
+	await_byte(peer);
 	CHECK(*(uint64_t *)e.memory == 0);
 	end_export(&e);
 }
@@ -404,7 +404,7 @@ static void deregisters(int peer, pid_t child)
 
 		export_all(&e);
 		send_fd(peer, e.ctx->cmd_fd, &e.offer);
-		hear(peer);
+		await_byte(peer);
 		/* the moment of the call is what differs from round to round */
 		nap(round * 50);
 		CHECK(round & 1 ? !ibv_close_device(e.ctx) : !ibv_dereg_mr(e.mr));
@@ -434,7 +434,7 @@ static void kills(int peer, pid_t child)
 
 	export_all(&e);
 	send_fd(peer, e.ctx->cmd_fd, &e.offer);
-	hear(peer);
+	await_byte(peer);
 	await_write(e.memory);
 	kill(child, SIGKILL);
 	end_export(&e);
@@ -466,7 +466,7 @@ static void dies(int peer, pid_t child)
 		raise(SIGKILL);
 		_exit(1);
 	}
-	hear(peer);
+	await_byte(peer);
 	CHECK(waitpid(exporter, NULL, 0) == exporter);
 	tell(peer);
 }
@@ -479,7 +479,7 @@ static void survives(int peer)
 	import_all(&i, fd);
 	tell(peer);
 	CHECK(stream(&i));
-	hear(peer);
+	await_byte(peer);
 	CHECK(!ibv_import_mr(i.pd, i.offer.mr) || i.mr);
 	end_import(&i);
 	CHECK(!ibv_import_device(spare) && errno == ENODEV);
@@ -521,7 +521,7 @@ static void nobody_exports(int peer, pid_t child)
 			alarm(60);
 			export_all(&e);
 			send_fd(peer, e.ctx->cmd_fd, &e.offer);
-			hear(peer);
+			await_byte(peer);
 			end_export(&e);
 			_exit(failures);
 		}

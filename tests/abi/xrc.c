@@ -276,9 +276,9 @@ static void opened(uint32_t srq, int killed)
 
 	tell(g, &made, sizeof(made));
 	tell(g, &peer, sizeof(peer));
-	hear(g);
+	await_byte(g);
 	tell(h, "d", 1);
-	hear(h);
+	await_byte(h);
 	tell(s, &made, sizeof(made));
 	begin(s, srq, 40, 5000);
 	r = finish(s);
@@ -293,7 +293,7 @@ static void opened(uint32_t srq, int killed)
 	tell(g, "c", 1);
 	stop(g, 0);
 	tell(h, "e", 1);
-	hear(h);
+	await_byte(h);
 	stop(h, SIGKILL);
 }
 

@@ -147,7 +147,7 @@ static void tell(struct process p, const void *what, size_t len)
 	CHECK(write(p.fd, what, len) == (ssize_t)len);
 }
 
-static void hear(struct process p)
+static void await_byte(struct process p)
 {
 	char byte;
 

@@ -147,7 +147,7 @@ static void join(struct process *b, struct process *a)
 	at_bridge.number = number(*b);
 	at_asker.number = number(*a);
 	tell(*b, &at_asker, sizeof(at_asker));
-	hear(*b);
+	await_byte(*b);
 	tell(*a, &at_bridge, sizeof(at_bridge));
 }
 

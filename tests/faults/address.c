@@ -44,7 +44,7 @@ static void passive(int fd)
 
 	NEED(unshare(CLONE_NEWNET) == 0);
 	say(fd, 'n');
-	NEED(hear(fd) == 'l');
+	NEED(await_byte(fd) == 'l');
 	SH("ip addr add 10.77.0.2/24 dev vb && ip link set vb up && ip link set lo up");
 	setenv("STARVERBS_ADDRS", "10.77.0.2", 1);
 	open_side(&s);
@@ -54,7 +54,7 @@ static void passive(int fd)
 
 		NEED(connect_to(s.qp, &p, 14, 7) == 0);
 		say(fd, 'c');
-		if (hear(fd) != 'r')
+		if (await_byte(fd) != 'r')
 			return;
 		NEED(ibv_modify_qp(s.qp, &reset, IBV_QP_STATE) == 0);
 	}
@@ -79,7 +79,7 @@ static void gives_up(struct side *s, const struct peer *p, int fd, const char *w
 	NEED(ibv_query_qp(s->qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_ERR);
 	NEED(ibv_modify_qp(s->qp, &reset, IBV_QP_STATE) == 0);
 	say(fd, 'r');
-	NEED(hear(fd) == 'c');
+	NEED(await_byte(fd) == 'c');
 }
 
 /* Retries for two seconds, which is more than the neighbour takes to be
@@ -100,7 +100,7 @@ int main(void)
 		return 0;
 	}
 	other = start(passive, &fd);
-	NEED(hear(fd) == 'n');
+	NEED(await_byte(fd) == 'n');
 	snprintf(command, sizeof(command), "ip link add va type veth peer name vb netns %d", (int)other);
 	SH(command);
 	SH("ip addr add 10.77.0.1/24 dev va && ip link set va up && ip link set lo up");
@@ -110,7 +110,7 @@ int main(void)
 	NEED(recv(fd, &p, sizeof(p), MSG_WAITALL) == sizeof(p));
 	open_side(&s);
 	mine = describe(&s, s.qp);
-	NEED(write(fd, &mine, sizeof(mine)) == sizeof(mine) && hear(fd) == 'c');
+	NEED(write(fd, &mine, sizeof(mine)) == sizeof(mine) && await_byte(fd) == 'c');
 	NEED(port_state(&s) == IBV_PORT_ACTIVE && has_gid(&s));
 
 	NEED(connect_to(s.qp, &p, LONG[0], LONG[1]) == 0);
@@ -154,7 +154,7 @@ int main(void)
 
 		NEED(ibv_modify_qp(s.qp, &reset, IBV_QP_STATE) == 0);
 		say(fd, 'r');
-		NEED(hear(fd) == 'c');
+		NEED(await_byte(fd) == 'c');
 		NEED(connect_to(s.qp, &p, SHORT[0], SHORT[1]) == 0);
 		NEED(one(&s, &p) == IBV_WC_SUCCESS);
 		SH(i ? "ip link set va down" : "ip addr del 10.77.0.1/24 dev va");

@@ -20,7 +20,7 @@ static void role(int fd)
 	 * try that a jump costs is the last */
 	NEED(connect_to(s.qp, &p, 18, 1) == 0);
 	say(fd, 'c');
-	NEED(hear(fd) == 'g');
+	NEED(await_byte(fd) == 'g');
 	for (;;) {
 		struct pollfd end = { fd, POLLIN, 0 };
 
@@ -37,8 +37,8 @@ static void role(int fd)
 		if (poll(&end, 1, 0) == 1)
 			break;
 	}
-	NEED(hear(fd) == 's' && write(fd, &count, sizeof(count)) == sizeof(count));
-	NEED(hear(fd) == 'e');
+	NEED(await_byte(fd) == 's' && write(fd, &count, sizeof(count)) == sizeof(count));
+	NEED(await_byte(fd) == 'e');
 }
 
 int main(int argc, char **argv)

@@ -55,7 +55,7 @@ static struct peer meet(int fd, int timeout, int retries)
 
 	NEED(connect_to(s.qp, &p, timeout, retries) == 0);
 	say(fd, 'c');
-	NEED(hear(fd) == 'g');
+	NEED(await_byte(fd) == 'g');
 	return p;
 }
 
@@ -64,7 +64,7 @@ static void target(int fd)
 {
 	make_target();
 	meet(fd, 14, 7);
-	NEED(hear(fd) == 'e');
+	NEED(await_byte(fd) == 'e');
 }
 
 /* All kinds, alone and of each length, then a SEND. */
@@ -78,7 +78,7 @@ static void initiator(int fd)
 	/* a connection's first request is answered by the target's card */
 	NEED(one(&s, &p) == IBV_WC_SUCCESS);
 	say(fd, 'f');
-	NEED(hear(fd) == 's');
+	NEED(await_byte(fd) == 's');
 	for (int round = 0; round < 100; round++) {
 		for (int i = 0; i < 4; i++) {
 			for (int mapped = 0; mapped < 2; mapped++) {
@@ -104,7 +104,7 @@ static void initiator(int fd)
 	}
 	NEED(run(IBV_WR_SEND, 0, 0, s.buffer, 8, s.mr->lkey) == IBV_WC_RETRY_EXC_ERR);
 	say(fd, 'f');
-	NEED(hear(fd) == 'e');
+	NEED(await_byte(fd) == 'e');
 }
 
 static void stop_the_target(void)
@@ -113,10 +113,10 @@ static void stop_the_target(void)
 	pid_t pids[2] = { start(target, &fds[0]), start(initiator, &fds[1]) };
 
 	introduce(fds);
-	NEED(hear(fds[1]) == 'f');
+	NEED(await_byte(fds[1]) == 'f');
 	kill(pids[0], SIGSTOP);
 	say(fds[1], 's');
-	NEED(hear(fds[1]) == 'f');
+	NEED(await_byte(fds[1]) == 'f');
 	kill(pids[0], SIGCONT);
 	for (int i = 0; i < 2; i++) {
 		say(fds[i], 'e');
@@ -134,11 +134,11 @@ static void owner(int fd)
 	make_target();
 	NEED(copy && later);
 	meet(fd, 14, 7);
-	NEED(hear(fd) == 'd');
+	NEED(await_byte(fd) == 'd');
 	NEED(ibv_dereg_mr(dm_mr) == 0);
 	NEED(ibv_memcpy_to_dm(dm, 0, memset(later, LATER, LONG_COPY), LONG_COPY) == 0);
 	say(fd, 'f');
-	NEED(hear(fd) == 'e');
+	NEED(await_byte(fd) == 'e');
 	NEED(ibv_memcpy_from_dm(copy, dm, 0, LONG_COPY) == 0);
 	NEED(memcmp(copy, later, LONG_COPY) == 0);
 }
@@ -157,7 +157,7 @@ static void writer(int fd)
 		shared->done++;
 	NEED(status == IBV_WC_REM_ACCESS_ERR);
 	say(fd, 'f');
-	NEED(hear(fd) == 'e');
+	NEED(await_byte(fd) == 'e');
 }
 
 /* Stops the writer at some moment. Whether the owner waited for it. */
@@ -179,8 +179,8 @@ static int stop_the_writer(int is_killed, int try)
 	/* who does not wait is done long before */
 	waited = poll(&p, 1, 300) == 0;
 	kill(pids[1], is_killed ? SIGKILL : SIGCONT);
-	NEED(hear(fds[0]) == 'f');
-	NEED(is_killed || hear(fds[1]) == 'f');
+	NEED(await_byte(fds[0]) == 'f');
+	NEED(is_killed || await_byte(fds[1]) == 'f');
 	for (int i = 0; i < 2; i++) {
 		if (i == 1 && is_killed) {
 			NEED(waitpid(pids[i], NULL, 0) == pids[i]);

@@ -330,7 +330,7 @@ static void converse(int fd, int patient, unsigned int *seed)
 		NEED(ops[i].kind != MESSAGE || me.got[i] >= shared->side[!me.index].done[i]);
 	NEED(look_at(private, PRIVATE) + look_at(copy, DEVICE) <= 1);
 	say(fd, 'f');
-	NEED(hear(fd) == 'v');
+	NEED(await_byte(fd) == 'v');
 	NEED(ibv_memcpy_from_dm(copy, me.dm, 0, size) == 0);
 	NEED(is_all(me.memory, LATER, size) && is_all(copy, LATER, size));
 	free(copy);
@@ -391,7 +391,7 @@ static int says(int fd, char what)
 	struct pollfd p = { fd, POLLIN, 0 };
 
 	if (poll(&p, 1, PATIENCE_MS) == 1)
-		return hear(fd) == what;
+		return await_byte(fd) == what;
 	fputs("it does not come to an end\n", stderr);
 	return 0;
 }

@@ -190,7 +190,7 @@ __attribute__((unused)) static pid_t start(void (*role)(int fd), int *end)
 	return pid;
 }
 
-__attribute__((unused)) static char hear(int fd)
+__attribute__((unused)) static char await_byte(int fd)
 {
 	char c = 0;
 
@@ -206,7 +206,7 @@ __attribute__((unused)) static void say(int fd, char c)
 __attribute__((unused)) static void let_go(const int *fds)
 {
 	for (int i = 0; i < 2; i++)
-		NEED(hear(fds[i]) == 'c');
+		NEED(await_byte(fds[i]) == 'c');
 	for (int i = 0; i < 2; i++)
 		say(fds[i], 'g');
 }

@@ -126,7 +126,7 @@ static void echo(int fd)
 	for (uint32_t n = 0; n < RECEIVES; n++)
 		receive(&s, BYTES + n * ECHO, ECHO, n);
 	say(fd, 'c');
-	NEED(hear(fd) == 'g');
+	NEED(await_byte(fd) == 'g');
 	for (uint32_t turn = 0;; turn++) {
 		struct ibv_wc wc;
 		uint64_t word;
@@ -151,7 +151,7 @@ static void echo(int fd)
 		NEED(request(&s, &p, IBV_WR_SEND, next % RECEIVES * ECHO, 0, ECHO, next) == 0);
 		next++;
 	}
-	NEED(hear(fd) == 'e');
+	NEED(await_byte(fd) == 'e');
 	shared->honest_messages = next;
 }
 
@@ -264,12 +264,12 @@ static void be_a_victim_of(int fd, uint64_t *n)
 	foe = swap(fd, &other);
 	NEED(connect_to(other.qp, &foe, 10, 2) == 0);
 	say(fd, 'c');
-	NEED(hear(fd) == 'g');
+	NEED(await_byte(fd) == 'g');
 	while (*n < until || tries++ % 4 || poll(&over, 1, 0) == 0) {
 		talk_with_hostile();
 		talk_honestly((*n)++);
 	}
-	NEED(hear(fd) == 'd');
+	NEED(await_byte(fd) == 'd');
 	while (with.under_way > 0)
 		look_at_hostile();
 	shared->failed += with.failed != 0;
@@ -293,7 +293,7 @@ static void victim(int fd)
 	NEED(connect_to(honest.qp, &echoes, 18, 7) == 0);
 	receive(&honest, BYTES, ECHO, 0);
 	say(fd, 'c');
-	NEED(hear(fd) == 'g');
+	NEED(await_byte(fd) == 'g');
 	while (count(honest.ctx, "local_qps") != 1)
 		nap(1);
 	shared->honest[0] = honest.qp->qp_num;
@@ -305,7 +305,7 @@ static void victim(int fd)
 	NEED(other.buffer = malloc(2 * BYTES));
 	NEED(other.mr = ibv_reg_mr(other.pd, other.buffer + GUARD, LENGTH, 0xf));
 	say(fd, 'r');
-	while (hear(fd) == 'n') {
+	while (await_byte(fd) == 'n') {
 		state = 0x9e3779b97f4a7c15u + n;
 		be_a_victim_of(fd, &n);
 		now = descriptors();
@@ -318,7 +318,7 @@ static void victim(int fd)
 	CHECK(count(honest.ctx, "local_qps") == 1);
 	shared->broken = count(honest.ctx, "local_broken");
 	say(fd, 'f');
-	NEED(hear(fd) == 'e');
+	NEED(await_byte(fd) == 'e');
 	CHECK(shared->honest_messages == n / 4);
 }
 
@@ -441,7 +441,7 @@ static void hostile(int fd)
 	for (int i = 0; i < RECEIVES; i++)
 		NEED(post_recv(&s, s.qp) == 0);
 	say(fd, 'c');
-	NEED(hear(fd) == 'g');
+	NEED(await_byte(fd) == 'g');
 	for (int i = 0; i < 50 && count(s.ctx, "local_qps") != 1; i++)
 		nap(1);
 	find_maps();
@@ -496,7 +496,7 @@ int main(int argc, char **argv)
 	pids[0] = start(victim, &fds[0]);
 	pids[1] = start(echo, &fds[1]);
 	introduce(fds);
-	NEED(hear(fds[0]) == 'r');
+	NEED(await_byte(fds[0]) == 'r');
 	for (long n = 0; n < rounds; n++) {
 		int status;
 
@@ -506,18 +506,18 @@ int main(int argc, char **argv)
 		pid = start(hostile, &fd);
 		say(fds[0], 'n');
 		swap_between(fds[0], fd);
-		hear(fd);
+		await_byte(fd);
 		NEED(waitpid(pid, &status, 0) == pid);
 		ended_badly += WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL;
 		close(fd);
 		say(fds[0], 'd');
-		if (hear(fds[0]) != 'f') {
+		if (await_byte(fds[0]) != 'f') {
 			fprintf(stderr, "hostile: the victim of seed %llu\n", (unsigned long long)(seed + (uint64_t)n));
 			return 1;
 		}
 	}
 	say(fds[0], 'q');
-	NEED(hear(fds[0]) == 'f');
+	NEED(await_byte(fds[0]) == 'f');
 	for (int i = 1; i >= 0; i--) {
 		say(fds[i], 'e');
 		CHECK(ended_well(pids[i]));

@@ -198,13 +198,13 @@ static void talk(int fd, int active)
 	for (int i = 0; i < DEPTH && !(what == XRC && active); i++)
 		receive(&e);
 	say(fd, 'c');
-	NEED(hear(fd) == 'g');
+	NEED(await_byte(fd) == 'g');
 	while (last == IBV_WC_SUCCESS && (!shared->killed || after < 500)) {
 		if (sends && sent - done < 16)
 			send_one(&e, &m, sent++);
 		poll_some(&e, &done, &last);
 		shared->steps[active]++;
-		/* of a peer that is gone, those who do not wait for answers hear nothing */
+		/* of a peer that is gone, those who do not wait for answers await_byte nothing */
 		after += shared->killed && (datagrams || !active);
 	}
 	if (active && !datagrams) {
@@ -271,7 +271,7 @@ static void export(int fd)
 	NEED(write(fd, &mine, sizeof(mine)) == sizeof(mine));
 	pass_fd(fd, e.s.ctx->cmd_fd);
 	say(fd, 'c');
-	NEED(hear(fd) == 'g');
+	NEED(await_byte(fd) == 'g');
 	while (after < 200) {
 		struct ibv_mr *mr = ibv_reg_mr(e.s.pd, e.s.buffer, BYTES, 0xf);
 
@@ -309,7 +309,7 @@ static void import(int fd)
 	self = describe(&s, s.qp);
 	NEED(connect_to(s.qp, &self, 14, 7) == 0);
 	say(fd, 'c');
-	NEED(hear(fd) == 'g');
+	NEED(await_byte(fd) == 'g');
 	while (status == IBV_WC_SUCCESS) {
 		struct ibv_sge sge = { m.p.addr, 20000, mr->lkey };
 		struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
@@ -365,7 +365,7 @@ static void bystander(int fd)
 	p = swap(fd, &s);
 	NEED(connect_to(s.qp, &p, 16, 7) == 0);
 	say(fd, 'c');
-	NEED(hear(fd) == 'g');
+	NEED(await_byte(fd) == 'g');
 	for (;;) {
 		NEED(one(&s, &p) == IBV_WC_SUCCESS);
 		shared->bystander++;

@@ -33,7 +33,7 @@ static void work(int fd, int active)
 
 		NEED(connect_to(s.qp, &p, mine->patience[0], mine->patience[1]) == 0);
 		say(fd, 'c');
-		NEED(hear(fd) == 'g');
+		NEED(await_byte(fd) == 'g');
 		while (active && poll(&end, 1, 0) == 0) {
 			long begin = now_ms();
 
@@ -52,7 +52,7 @@ static void work(int fd, int active)
 				break;
 			}
 		}
-		if (hear(fd) != 'r')
+		if (await_byte(fd) != 'r')
 			return;
 		NEED(ibv_modify_qp(s.qp, &reset, IBV_QP_STATE) == 0);
 	}

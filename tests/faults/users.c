@@ -261,13 +261,13 @@ static void talk(int fd, int index)
 	NEED(connect_to(s.qp, &p, 14, 7) == 0);
 	post_receives();
 	say(fd, 'c');
-	NEED(hear(fd) == 'g');
+	NEED(await_byte(fd) == 'g');
 	/* no request is posted before both agree: it would wait for so long only */
 	while (count("local_qps") != 1)
 		nap(1);
 	say(fd, 'l');
 	for (int turn = 0; turn < TURNS; turn++) {
-		NEED(hear(fd) == 't');
+		NEED(await_byte(fd) == 't');
 		if (turn == 2 * index)
 			act(&p);
 		if (turn == 2 * !index + 1)
@@ -286,7 +286,7 @@ static void talk(int fd, int index)
 		CHECK(count("local_executed") == 4 * ROUNDS);
 		CHECK(count("local_requests") == 4 * ROUNDS);
 	}
-	NEED(hear(fd) == 'e');
+	NEED(await_byte(fd) == 'e');
 }
 
 static void first(int fd) { talk(fd, 0); }
@@ -295,7 +295,7 @@ static void second(int fd) { talk(fd, 1); }
 static void hear_both(const int *fds, char what)
 {
 	for (int i = 0; i < 2; i++)
-		NEED(hear(fds[i]) == what);
+		NEED(await_byte(fds[i]) == what);
 }
 
 static void say_both(const int *fds, char what)

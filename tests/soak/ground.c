@@ -40,7 +40,7 @@ uint32_t below(struct rng *rng, uint32_t limit)
 	return next(rng) % limit;
 }
 
-struct ibv_ah_attr way_home(void)
+struct ibv_ah_attr loopback_ah(void)
 {
 	return (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .hop_limit = 1 } };
 }
@@ -57,7 +57,7 @@ int to_init(struct ibv_qp *qp)
 int to_rtr(struct ibv_qp *qp, uint32_t peer)
 {
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer,
-				 .max_dest_rd_atomic = 4, .min_rnr_timer = 1, .ah_attr = way_home() };
+				 .max_dest_rd_atomic = 4, .min_rnr_timer = 1, .ah_attr = loopback_ah() };
 	int mask = IBV_QP_STATE;
 
 	if (qp->qp_type != IBV_QPT_UD)

@@ -125,7 +125,7 @@ static void member(int fd, int first)
 	for (int i = 0; i < DEPTH; i++)
 		NEED(post_recv(&s, s.qp) == 0);
 	say(fd, 'c');
-	NEED(hear(fd) == 'g');
+	NEED(await_byte(fd) == 'g');
 	play(&s, &p, first, WARM, 0);
 	for (int i = 0; i < 2; i++) {
 		long before = switches_of_others(), begin = now_ms();
@@ -135,7 +135,7 @@ static void member(int fd, int first)
 		shared->ms[i][first] = now_ms() - begin;
 	}
 	say(fd, 'f');
-	NEED(hear(fd) == 'e');
+	NEED(await_byte(fd) == 'e');
 }
 
 static void first(int fd) { member(fd, 1); }
@@ -150,7 +150,7 @@ static int is_quiet(void)
 	memset(shared, 0, sizeof(*shared));
 	introduce(fds);
 	for (int i = 0; i < 2; i++)
-		NEED(hear(fds[i]) == 'f');
+		NEED(await_byte(fds[i]) == 'f');
 	for (int i = 0; i < 2; i++) {
 		printf("%s: %ld times, %ld and %ld context switches of the library's threads in %ld ms\n", names[how],
 		       i ? TIMES * few[how] : few[how], shared->switches[i][1], shared->switches[i][0], shared->ms[i][0]);

@@ -52,7 +52,7 @@ int to_rts(struct ibv_qp *qp);
 int to_state(struct ibv_qp *qp, enum ibv_qp_state state);
 void join(struct ibv_qp *a, struct ibv_qp *b);
 /* The way to this card itself. */
-struct ibv_ah_attr way_home(void);
+struct ibv_ah_attr loopback_ah(void);
 
 /* Takes up to 16 completions of `cq`, which must be good ones of the library. */
 int poll_some(struct ibv_cq *cq, struct ibv_wc *wc);

@@ -22,7 +22,7 @@ pub struct Params {
     pub len: U32,
     /// Times that it is read at most, up to [`MOST_TRIES`]
     pub tries: U32,
-    /// 0
+    /// Reserved: 0
     pub reserved: U32,
 }
 

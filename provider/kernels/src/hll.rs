@@ -42,7 +42,7 @@ pub struct Params {
 pub struct Estimate {
     /// Distinct items, rounded
     pub distinct: U64,
-    /// Items
+    /// Items that were counted
     pub items: U64,
     /// Bytes that found no room in memory
     pub lost: U64,

@@ -28,15 +28,15 @@ pub use traverse::Traverse;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Builtin {
-    /// [`Get`]
+    /// The kernel [`Get`]
     Get = 1,
-    /// [`Traverse`]
+    /// The kernel [`Traverse`]
     Traverse = 2,
-    /// [`Consistent`]
+    /// The kernel [`Consistent`]
     Consistent = 3,
-    /// [`Shuffle`]
+    /// The kernel [`Shuffle`]
     Shuffle = 4,
-    /// [`Hll`]
+    /// The kernel [`Hll`]
     Hll = 5,
 }
 

@@ -32,7 +32,7 @@ pub struct Params {
     pub number: U32,
     /// The first partition that is meant
     pub first: U32,
-    /// 0
+    /// Reserved: 0
     pub reserved: U32,
 }
 

@@ -25,15 +25,15 @@ constants! {
     /// Bytes of the registers
     "STARVERBS_CONTROL_BYTES" CONTROL_BYTES: u32 = 4096;
 
-    /// [`MAGIC`]
+    /// Reads as [`MAGIC`]
     "STARVERBS_REG_MAGIC" REG_MAGIC: u32 = 0x000;
     /// [`VERSION`]: major in the high half
     "STARVERBS_REG_VERSION" REG_VERSION: u32 = 0x004;
     /// 64 bits, `CAP_*`: what the board takes
     "STARVERBS_REG_CAPS" REG_CAPS: u32 = 0x008;
-    /// `CTRL_*`
+    /// Bits of `CTRL_*`
     "STARVERBS_REG_CONTROL" REG_CONTROL: u32 = 0x010;
-    /// `STATUS_*`
+    /// Bits of `STATUS_*`
     "STARVERBS_REG_STATUS" REG_STATUS: u32 = 0x014;
     /// Errno of the last error that no command reports; writing anything clears it
     "STARVERBS_REG_ERROR" REG_ERROR: u32 = 0x018;
@@ -98,10 +98,10 @@ constants! {
     "STARVERBS_COUNTER_QPC_PREFETCHED" COUNTER_QPC_PREFETCHED: u32 = 15;
     /// QP contexts that made room for others
     "STARVERBS_COUNTER_QPC_EVICTED" COUNTER_QPC_EVICTED: u32 = 16;
-    /// Counters
+    /// How many counters there are
     "STARVERBS_COUNTERS" COUNTERS: u32 = 17;
 
-    /// "STAR"
+    /// "STAR" in ASCII
     "STARVERBS_MAGIC" MAGIC: u32 = 0x5241_5453;
     /// Version of this contract
     "STARVERBS_VERSION" VERSION: u32 = 0x0001_0002;
@@ -199,7 +199,7 @@ constants! {
     "STARVERBS_OP_CLOSE_CONTEXT" OP_CLOSE_CONTEXT: u16 = 0x04;
     /// Answers [`NumberReply`]
     "STARVERBS_OP_ALLOC_PD" OP_ALLOC_PD: u16 = 0x10;
-    /// [`Object`]
+    /// Body: [`Object`]
     "STARVERBS_OP_DEALLOC_PD" OP_DEALLOC_PD: u16 = 0x11;
     /// [`Region`]; answers [`NumberReply`]: its key
     "STARVERBS_OP_REG_MR" OP_REG_MR: u16 = 0x20;
@@ -217,35 +217,35 @@ constants! {
     "STARVERBS_OP_DEALLOC_MW" OP_DEALLOC_MW: u16 = 0x29;
     /// [`AddressHandle`]; answers [`NumberReply`]
     "STARVERBS_OP_CREATE_AH" OP_CREATE_AH: u16 = 0x30;
-    /// [`Object`]
+    /// Body: [`Object`]
     "STARVERBS_OP_DESTROY_AH" OP_DESTROY_AH: u16 = 0x31;
     /// [`CreateCq`]; answers [`NumberReply`]
     "STARVERBS_OP_CREATE_CQ" OP_CREATE_CQ: u16 = 0x40;
-    /// [`Object`]
+    /// Body: [`Object`]
     "STARVERBS_OP_DESTROY_CQ" OP_DESTROY_CQ: u16 = 0x41;
     /// [`ResizeCq`]; answers [`NumberReply`]: entries that were written in all where it lay before
     "STARVERBS_OP_RESIZE_CQ" OP_RESIZE_CQ: u16 = 0x42;
-    /// [`ModifyCq`]
+    /// Body: [`ModifyCq`]
     "STARVERBS_OP_MODIFY_CQ" OP_MODIFY_CQ: u16 = 0x43;
     /// [`CreateSrq`]; answers [`NumberReply`]
     "STARVERBS_OP_CREATE_SRQ" OP_CREATE_SRQ: u16 = 0x50;
-    /// [`SrqLimit`]
+    /// Body: [`SrqLimit`]
     "STARVERBS_OP_MODIFY_SRQ" OP_MODIFY_SRQ: u16 = 0x51;
     /// [`Object`]; answers [`SrqLimit`]
     "STARVERBS_OP_QUERY_SRQ" OP_QUERY_SRQ: u16 = 0x52;
-    /// [`Object`]
+    /// Body: [`Object`]
     "STARVERBS_OP_DESTROY_SRQ" OP_DESTROY_SRQ: u16 = 0x53;
     /// [`CreateQp`]; answers [`NumberReply`]: its QPN
     "STARVERBS_OP_CREATE_QP" OP_CREATE_QP: u16 = 0x60;
-    /// [`ModifyQp`]
+    /// Body: [`ModifyQp`]
     "STARVERBS_OP_MODIFY_QP" OP_MODIFY_QP: u16 = 0x61;
     /// [`Object`]; answers [`ModifyQp`]
     "STARVERBS_OP_QUERY_QP" OP_QUERY_QP: u16 = 0x62;
-    /// [`Object`]
+    /// Body: [`Object`]
     "STARVERBS_OP_DESTROY_QP" OP_DESTROY_QP: u16 = 0x63;
     /// [`Group`]: what is sent to the group reaches the queue pair
     "STARVERBS_OP_ATTACH_GROUP" OP_ATTACH_GROUP: u16 = 0x64;
-    /// [`Group`]
+    /// Body: [`Group`]
     "STARVERBS_OP_DETACH_GROUP" OP_DETACH_GROUP: u16 = 0x65;
     /// Answers [`NumberReply`]: the upper 12 bits of the communication IDs that the client gives out. From
     /// then on it gets management datagrams
@@ -256,7 +256,7 @@ constants! {
     "STARVERBS_OP_RECEIVE_MAD" OP_RECEIVE_MAD: u16 = 0x72;
     /// [`Service`]: requests for it come here. EADDRINUSE, EADDRNOTAVAIL: somebody holds it, or a part of it
     "STARVERBS_OP_CLAIM_SERVICE" OP_CLAIM_SERVICE: u16 = 0x73;
-    /// [`Service`]
+    /// Body: [`Service`]
     "STARVERBS_OP_RELEASE_SERVICE" OP_RELEASE_SERVICE: u16 = 0x74;
     /// [`CreateXrcSrq`]; answers [`NumberReply`], by which requests name it
     "STARVERBS_OP_CREATE_XRC_SRQ" OP_CREATE_XRC_SRQ: u16 = 0x100;
@@ -271,7 +271,7 @@ constants! {
 plain! {
     /// The head of a command; its body, and then its answer, stands behind it
     "starverbs_command_head" CommandHead {
-        /// `OP_*`
+        /// Which command it is: `OP_*`
         op: u16,
         /// Whose it is: a kernel puts that in, its programs cannot
         context: u16,
@@ -282,7 +282,7 @@ plain! {
     "starverbs_object" Object {
         /// Number or key
         number: u32,
-        /// 0
+        /// Reserved: 0
         reserved: u32,
     }
     /// What was made
@@ -326,7 +326,7 @@ plain! {
         active_mtu: u8,
         /// `enum ibv_port_state`
         port_state: u8,
-        /// 0
+        /// Reserved: 0
         reserved: [u8; 2],
         /// Multicast groups
         max_groups: u32,
@@ -365,7 +365,7 @@ plain! {
         pieces: u32,
         /// DMA address of the first byte, or of the translation table
         addr: u64,
-        /// Bytes
+        /// Length in bytes
         length: u64,
         /// Address by which SGEs and peers know the first byte
         iova: u64,
@@ -419,7 +419,7 @@ plain! {
         taken: u64,
         /// log2 of the entries
         log: u32,
-        /// `CQ_*`
+        /// Bits of `CQ_*`
         flags: u32,
     }
     /// Another place of a completion queue
@@ -464,7 +464,7 @@ plain! {
         send_log: u8,
         /// log2 of the receive slots
         recv_log: u8,
-        /// 0
+        /// Reserved: 0
         reserved: [u8; 6],
     }
     /// A shared receive queue
@@ -486,7 +486,7 @@ plain! {
         domain: u32,
         /// Where its receives complete
         cq: u32,
-        /// 0
+        /// Reserved: 0
         reserved: u32,
     }
     /// The limit of a shared receive queue
@@ -510,9 +510,9 @@ plain! {
         srq: u32,
         /// `enum ibv_qp_type`
         kind: u8,
-        /// `QP_*`
+        /// Bits of `QP_*`
         flags: u8,
-        /// 0
+        /// Reserved: 0
         reserved: [u8; 6],
     }
     /// Attributes of a queue pair: `struct ibv_qp_attr`
@@ -537,7 +537,7 @@ plain! {
         access: u32,
         /// Index in the P_Key table
         pkey_index: u16,
-        /// Port
+        /// Number of the port
         port_num: u8,
         /// READs and atomics outstanding as requester
         max_rd_atomic: u8,
@@ -555,7 +555,7 @@ plain! {
         en_sqd_async_notify: u8,
         /// The send queue is draining
         sq_draining: u8,
-        /// 0
+        /// Reserved: 0
         reserved: u8,
         /// The path
         address: Address,
@@ -575,7 +575,7 @@ plain! {
         gid: [u8; 16],
         /// The queue pair
         qpn: u32,
-        /// 0
+        /// Reserved: 0
         reserved: u32,
     }
     /// A management datagram
@@ -584,7 +584,7 @@ plain! {
         addr: u64,
         /// Where it goes; of one that came, `dgid` is who sent it, and `sgid` whom it was sent to
         address: Address,
-        /// 0
+        /// Reserved: 0
         reserved: u32,
     }
     /// A service of the connection manager
@@ -595,7 +595,7 @@ plain! {
         gid: [u8; 16],
         /// `SCOPE_*`: the addresses that it is for
         scope: u32,
-        /// `SERVICE_*`
+        /// Bits of `SERVICE_*`
         flags: u32,
     }
     /// An entry of the event queue
@@ -604,7 +604,7 @@ plain! {
         kind: u32,
         /// Number of the object
         number: u32,
-        /// 0
+        /// Reserved: 0
         reserved: u32,
         /// Number of the event, counted from 1, modulo 2^32: stored last
         valid: u32,

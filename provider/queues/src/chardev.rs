@@ -40,12 +40,12 @@ plain! {
         version: u32,
         /// Cells of its doorbell page
         cells: u32,
-        /// 0
+        /// Reserved: 0
         reserved: u32,
     }
     /// A command: [`crate::board::CommandHead`], then its body, over which the answer is written
     "starverbs_command" Command {
-        /// [`crate::board::COMMAND_BYTES`]
+        /// The command, [`crate::board::COMMAND_BYTES`] of it
         words: [u64; 16],
     }
     /// A piece of queue memory
@@ -59,7 +59,7 @@ plain! {
     "starverbs_eventfd" EventFd {
         /// An eventfd; -1: nothing any more
         fd: i32,
-        /// 0
+        /// Reserved: 0
         reserved: u32,
     }
 }

@@ -37,15 +37,15 @@ pub const XRC_RECV: u8 = 10;
 pub const QKEY: u32 = 0x1234;
 /// `enum ibv_qp_state`
 pub mod state {
-    /// IBV_QPS_RESET
+    /// The state RESET, IBV_QPS_RESET
     pub const RESET: u8 = 0;
-    /// IBV_QPS_INIT
+    /// The state INIT, IBV_QPS_INIT
     pub const INIT: u8 = 1;
-    /// IBV_QPS_RTR
+    /// The state RTR, IBV_QPS_RTR
     pub const RTR: u8 = 2;
-    /// IBV_QPS_RTS
+    /// The state RTS, IBV_QPS_RTS
     pub const RTS: u8 = 3;
-    /// IBV_QPS_ERR
+    /// The state ERR, IBV_QPS_ERR
     pub const ERR: u8 = 6;
 }
 /// `enum ibv_qp_attr_mask`

@@ -28,7 +28,7 @@ pub enum DeviceChoice {
 /// Which processes of the host may execute WRITE and READ on this one's memory by themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkTrust {
-    /// None.
+    /// No process may.
     None,
     /// Those of equal credentials.
     User,
@@ -39,7 +39,7 @@ pub enum LinkTrust {
 /// What of a program's own memory is made shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Share {
-    /// Nothing.
+    /// Nothing of it.
     Off,
     /// What it allocates in large pieces.
     Malloc,

@@ -128,7 +128,7 @@ impl Channel {
         if self.due.is_some_and(|due| now < due) {
             return None;
         }
-        self.since = if self.due.is_none() { now } else { self.since + self.lateness(now) };
+        self.since = if self.due.is_none() { now } else { self.since + self.local_stall(now) };
         self.due = Some(now + seldom(self.tries));
         self.tries = self.tries.saturating_add(1);
         Some((self.seq, message))
@@ -140,7 +140,7 @@ impl Channel {
     }
 
     /// For how long the oldest message, if it was sent, has been due to be sent again, ns.
-    pub fn lateness(&self, now: Nanos) -> Nanos {
+    pub fn local_stall(&self, now: Nanos) -> Nanos {
         let due = self.due.filter(|_| !self.out.is_empty());
         due.map_or(0, |due| now.saturating_sub(due))
     }
@@ -155,7 +155,7 @@ impl Channel {
     }
     /// The oldest message, which is due, is sent again at `due`, not yet.
     pub fn postpone(&mut self, now: Nanos, due: Nanos) {
-        self.since += self.lateness(now);
+        self.since += self.local_stall(now);
         self.due = Some(due);
     }
 
@@ -233,15 +233,15 @@ mod tests {
             assert!(channel.poll(now).is_some());
             waits += timeout(tries);
             now = channel.deadline().unwrap() + late;
-            assert_eq!((channel.lateness(now), channel.waited(now)), (late, waits));
+            assert_eq!((channel.local_stall(now), channel.waited(now)), (late, waits));
         }
         channel.postpone(now, now + 1);
-        assert_eq!((channel.lateness(now + 1), channel.waited(now + 1)), (0, waits + 1));
+        assert_eq!((channel.local_stall(now + 1), channel.waited(now + 1)), (0, waits + 1));
         channel.restart_wait(now + 1);
         assert_eq!(channel.waited(now + 1), 0);
         assert!(channel.poll(now + 1).is_some());
         channel.answered(Psn::new(0)).expect("it was sent");
-        assert_eq!((channel.waited(now + 2), channel.lateness(now + 2)), (0, 0));
+        assert_eq!((channel.waited(now + 2), channel.local_stall(now + 2)), (0, 0));
     }
 
     /// The number of a rule that was sent stays in use, and no other message about memory is sent.

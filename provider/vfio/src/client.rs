@@ -36,9 +36,9 @@ pub struct Client {
 /// A region of a device.
 #[derive(Debug)]
 pub struct RegionInfo {
-    /// `REGION_*`
+    /// Bits of `REGION_*`
     pub flags: u32,
-    /// Bytes
+    /// Size in bytes
     pub size: u64,
     /// Where it begins in the file
     pub offset: u64,

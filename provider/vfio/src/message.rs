@@ -122,7 +122,7 @@ plain! {
     Head {
         /// Names it to who sent it
         id: u16,
-        /// [`Op`]
+        /// Which message it is, an [`Op`]
         op: u16,
         /// Bytes of the message, this head included
         size: u32,
@@ -133,12 +133,12 @@ plain! {
     }
     /// [`Op::Version`]; [`CAPABILITIES`] and a 0 stand behind it
     Version {
-        /// [`MAJOR`]
+        /// Major version, [`MAJOR`]
         major: u16,
-        /// [`MINOR`]
+        /// Minor version, [`MINOR`]
         minor: u16,
     }
-    /// [`Op::DmaMap`]
+    /// Body of [`Op::DmaMap`]
     DmaMap {
         /// Bytes of this
         argsz: u32,
@@ -148,10 +148,10 @@ plain! {
         offset: u64,
         /// By which the device knows it
         address: u64,
-        /// Bytes
+        /// Size in bytes
         size: u64,
     }
-    /// [`Op::DmaUnmap`]
+    /// Body of [`Op::DmaUnmap`]
     DmaUnmap {
         /// Bytes of this
         argsz: u32,
@@ -159,27 +159,27 @@ plain! {
         flags: u32,
         /// By which the device knew it
         address: u64,
-        /// Bytes
+        /// Size in bytes
         size: u64,
     }
-    /// [`Op::DeviceInfo`]
+    /// Body of [`Op::DeviceInfo`]
     DeviceInfo {
         /// Bytes of this
         argsz: u32,
-        /// [`DEVICE_RESET_PCI`]
+        /// Bits: [`DEVICE_RESET_PCI`]
         flags: u32,
-        /// Regions
+        /// Count of regions
         regions: u32,
         /// Kinds of interrupts
         irqs: u32,
     }
-    /// [`Op::RegionInfo`]
+    /// Body of [`Op::RegionInfo`]
     Region {
         /// Bytes of this
         argsz: u32,
         /// See [`REGION_READ`]
         flags: u32,
-        /// Which
+        /// Which region
         index: u32,
         /// 0: no capabilities
         cap_offset: u32,
@@ -190,43 +190,43 @@ plain! {
     }
     /// A capability of a [`Region`]: what of it can be mapped, in one piece
     SparseMmap {
-        /// 1
+        /// Which capability: 1, mappable areas
         id: u16,
-        /// 1
+        /// Version of the capability: 1
         version: u16,
         /// Where the next capability stands; 0: there is none
         next: u32,
         /// Pieces: 1
         areas: u32,
-        /// 0
+        /// Reserved: 0
         reserved: u32,
         /// Where in the region it begins
         offset: u64,
-        /// Bytes
+        /// Size in bytes
         size: u64,
     }
-    /// [`Op::IrqInfo`]
+    /// Body of [`Op::IrqInfo`]
     IrqInfo {
         /// Bytes of this
         argsz: u32,
-        /// [`IRQ_EVENTFD`]
+        /// Bits: [`IRQ_EVENTFD`]
         flags: u32,
-        /// Which
+        /// Which kind of interrupt
         index: u32,
-        /// Vectors
+        /// Count of vectors
         count: u32,
     }
-    /// [`Op::SetIrqs`]
+    /// Body of [`Op::SetIrqs`]
     SetIrqs {
         /// Bytes of this
         argsz: u32,
         /// See [`IRQ_DATA_NONE`]
         flags: u32,
-        /// Which
+        /// Which kind of interrupt
         index: u32,
         /// First vector
         start: u32,
-        /// Vectors
+        /// Count of vectors
         count: u32,
     }
     /// [`Op::RegionRead`] and [`Op::RegionWrite`]; the bytes stand behind it
@@ -235,7 +235,7 @@ plain! {
         offset: u64,
         /// Which region
         region: u32,
-        /// Bytes
+        /// Count of bytes
         count: u32,
     }
 }

@@ -64,7 +64,7 @@ impl SharedReceives for NoSrq {
     }
 }
 
-fn lend<'a>(
+fn card_of<'a>(
     host: &'a mut Host,
     (mrs, registry, path): (&'a mut MrTable, &'a mut Registry, &'a mut Path<Aimd>),
     srqs: &'a mut NoSrq,
@@ -175,7 +175,7 @@ impl World {
         let mut none = NoSrq;
         let mut path = Path::new(&Gid::default(), 1 << 20);
         let mut card =
-            lend(&mut net.hosts[SF], (&mut mrs, &mut registry, &mut path), &mut none, &stats[SF], 1);
+            card_of(&mut net.hosts[SF], (&mut mrs, &mut registry, &mut path), &mut none, &stats[SF], 1);
         let sf = Stateful::new(&mut card, local, setup, peer, channel).expect("a good set-up");
         let MrAttr { addr, length: len, iova, access, .. } = attr(SL);
         let rule = Rule { key: open[SL].lkey, pd: host_pd(), qpn: 0, addr, len, iova, access };
@@ -193,7 +193,7 @@ impl World {
     ) -> R {
         let World { net, mrs, registry, path, stats, sf, now, .. } = self;
         let mut none = NoSrq;
-        let mut card = lend(&mut net.hosts[SF], (mrs, registry, path), &mut none, &stats[SF], *now);
+        let mut card = card_of(&mut net.hosts[SF], (mrs, registry, path), &mut none, &stats[SF], *now);
         call(sf, &mut card)
     }
 
@@ -208,7 +208,7 @@ impl World {
                 let to = usize::from(path.dst == self.net.hosts[SF].gid);
                 let side = usize::from(path.dport != self.net.hosts[to].env.star.ports[0]);
                 bytes.truncate(bytes.len() - 4);
-                self.hear(to, [Side::Stateless, Side::Stateful][side], &bytes);
+                self.on_packet(to, [Side::Stateless, Side::Stateful][side], &bytes);
             }
         }
     }
@@ -220,7 +220,7 @@ impl World {
     }
 
     /// A packet without its CRC arrives.
-    fn hear(&mut self, to: usize, side: Side, bytes: &[u8]) {
+    fn on_packet(&mut self, to: usize, side: Side, bytes: &[u8]) {
         let Ok(packet) = Packet::parse(side, bytes) else { return };
         let (src, dst) = (self.net.hosts[1 - to].gid, self.net.hosts[to].gid);
         match (to, side) {
@@ -325,7 +325,7 @@ pub fn check(input: &[u8]) {
             3 => _ = world.speak(),
             _ => {
                 let (to, side, bytes) = world.forge(&mut input);
-                world.hear(to, side, &bytes);
+                world.on_packet(to, side, &bytes);
                 if side == Side::Stateless {
                     let answers = world.net.hosts[SL].env.flush_star();
                     let direct = answers

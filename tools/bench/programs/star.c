@@ -30,7 +30,7 @@ struct connection {
  * of its roles the stateless one. */
 struct star_attr {
 	uint64_t comp_mask;
-	uint32_t wish, role;
+	uint32_t preference, role;
 	uint64_t card_bytes, library_bytes;
 };
 enum { GROUP_STAR = 1, ROLE_STATELESS = 2 };

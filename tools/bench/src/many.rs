@@ -226,7 +226,7 @@ fn scale_table(samples: &Samples) -> String {
     Table(rows).markdown()
 }
 
-fn few_table(samples: &Samples, miss: &'static str) -> String {
+fn limited_table(samples: &Samples, miss: &'static str) -> String {
     let heading = [
         &format!("a miss of {miss}")[..],
         "rate, M/s",
@@ -262,7 +262,7 @@ fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
          prefetch: `STARVERBS_QPC_PREFETCH=off`; in brackets by the column before.\n\n## Room for 300\n\n"
     );
     for miss in MISSES {
-        let _ = writeln!(text, "{}", few_table(samples, miss));
+        let _ = writeln!(text, "{}", limited_table(samples, miss));
     }
     let _ = write!(
         text,
@@ -321,7 +321,7 @@ mod tests {
         assert_eq!(samples.median(SCALE, "1000 on", "cpu"), Some(2.0));
         let table = scale_table(&samples);
         assert!(table.contains("3.00 (1.50x)") && table.lines().count() == 2 + QPS.len(), "{table}");
-        assert!(few_table(&samples, "5us").contains("0.50"), "no base, no ratio");
+        assert!(limited_table(&samples, "5us").contains("0.50"), "no base, no ratio");
         let panels = panels(&samples);
         assert_eq!(panels.iter().map(|panel| panel.bars.len()).sum::<usize>(), 3);
     }

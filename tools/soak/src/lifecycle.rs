@@ -198,7 +198,7 @@ impl World {
         }
         let (now, at) = (self.net.now(), self.conns[c].ends[e].host);
         self.poll(at);
-        self.hear_kernels(at);
+        self.read_kernels(at);
         self.net.hosts[at].destroy_qp(self.conns[c].ends[e].qpn, now).expect("it exists");
         self.who.remove(&(at, self.conns[c].ends[e].qpn));
         let end = &mut self.conns[c].ends[e];
@@ -410,14 +410,14 @@ impl World {
             self.summary.add("begun anew", "with old frames on the wire", 1);
         }
         for e in 0..2 {
-            self.forget_life(c, e);
+            self.forget_incarnation(c, e);
         }
         let conn = &mut self.conns[c];
         (conn.doom, conn.abandoned, conn.silent) = (None, 0, 0);
         self.connect(c);
     }
 
-    fn forget_life(&mut self, c: usize, e: usize) {
+    fn forget_incarnation(&mut self, c: usize, e: usize) {
         let conn = &mut self.conns[c];
         let reliable = conn.reliable();
         let end = &mut conn.ends[e];
@@ -508,7 +508,7 @@ impl World {
         for at in 0..self.plan.hosts {
             self.finish_host(at);
         }
-        self.last_words();
+        self.settle_final_acks();
         let tally = self.net.tally;
         self.summary.wire(&tally);
     }

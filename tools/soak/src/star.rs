@@ -275,8 +275,8 @@ impl World {
 
     /// All queue pairs are gone: their peers know, or are gone as well, and then there is nothing left
     /// to do.
-    pub(crate) fn last_words(&mut self) {
-        assert!(self.net.run_until_idle(1_000_000), "last words have no end");
+    pub(crate) fn settle_final_acks(&mut self) {
+        assert!(self.net.run_until_idle(1_000_000), "final ACKs have no end");
         for (at, host) in self.net.hosts.iter().enumerate() {
             let left = host.star.as_ref().and_then(|star| star.next_deadline(host.nic.connection_count()));
             assert!(left.is_none(), "host {at}: a timer of StaR's for nobody");

@@ -325,7 +325,7 @@ impl World {
 
     /// The journal of a host is unloaded, whatever it is in the middle of, and comes again after `time`.
     pub(crate) fn unload(&mut self, at: usize, time: Nanos) {
-        self.hear_kernels(at);
+        self.read_kernels(at);
         let (now, host) = (self.net.now(), &mut self.net.hosts[at]);
         let Some(Kernels { journal, outages, .. }) = &mut self.sites[at].kernels else { return };
         if let Ok(id) = *journal {

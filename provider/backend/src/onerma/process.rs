@@ -25,7 +25,7 @@ use crate::{BackendError, sockopt};
 /// Packets of a turn, at most: what was asked for goes out between them.
 const RECEIVED: usize = 64;
 /// The card gets new message numbers when it has fewer than these.
-const FEW: u64 = 1 << 20;
+const LOW: u64 = 1 << 20;
 /// Words of a completion.
 const RECORD: usize = COMPLETION_LEN / 8;
 
@@ -209,7 +209,7 @@ impl Process {
 
     /// Everything that needs no packet.
     fn advance(&mut self, now: Nanos) {
-        if self.card.counters_left() < FEW {
+        if self.card.counters_left() < LOW {
             self.renew_numbers();
         }
         if self.card.next_deadline().is_some_and(|deadline| deadline <= now) {

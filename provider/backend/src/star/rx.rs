@@ -49,7 +49,7 @@ struct Source {
     port: u16,
     socket: Arc<Socket>,
     /// Empty looks since something came
-    vain: u32,
+    empty_looks: u32,
 }
 
 /// The receiving half of both ports.
@@ -77,7 +77,7 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
         let sources = halves.iter().flat_map(|(side, half)| {
             let (side, port) = (*side, half.port);
             let sockets = [Some(&half.v4), half.v6.as_ref()].into_iter().flatten();
-            sockets.map(move |socket| Source { side, port, socket: Arc::clone(socket), vain: 0 })
+            sockets.map(move |socket| Source { side, port, socket: Arc::clone(socket), empty_looks: 0 })
         });
         let sources = sources.collect();
         Ok(StarRx {
@@ -110,24 +110,24 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
         for _ in 0..self.sources.len() {
             self.turn = (self.turn + 1) % self.sources.len();
             let source = &mut self.sources[self.turn];
-            if source.vain >= QUIET && !all {
+            if source.empty_looks >= QUIET && !all {
                 continue;
             }
             self.counters.rx_syscalls.inc();
             let got = self.inbox.fill(source.socket.as_raw_fd());
             if got > 0 {
-                source.vain = 0;
+                source.empty_looks = 0;
                 self.left = 0..got;
                 return got;
             }
-            source.vain = source.vain.saturating_add(1);
+            source.empty_looks = source.empty_looks.saturating_add(1);
         }
         0
     }
 
     /// [`StarRx::recv`] for who was woken: looks at every socket.
     pub fn recv_all(&mut self) -> usize {
-        self.sources.iter_mut().for_each(|source| source.vain = 0);
+        self.sources.iter_mut().for_each(|source| source.empty_looks = 0);
         self.recv()
     }
 

@@ -213,7 +213,7 @@ impl<E: Env> Nic<E> {
             /* The peer's last message may wait for its ACK: nobody could send it later. One that has an
              * engine, or may come to have one, owes none, and by a plain packet its peer would take it for
              * plain. */
-            cx.last_words();
+            cx.send_final_acks();
         }
         cx.forget_gaps();
         /* Leaves the window to others; what is posted is dropped without completions. */

@@ -63,7 +63,7 @@ impl<E: Env> Ctx<'_, E> {
         let Ctx { qp, sh, env, now } = self;
         let (srq, path) = (qp.rq.srq(), qp.path);
         let engine = qp.engine.as_mut()?;
-        let done = lend(sh, env, *now, srq, path, |ctx| call(engine, ctx));
+        let done = with_ctx(sh, env, *now, srq, path, |ctx| call(engine, ctx));
         let (state, deadline) = (engine.state(), engine.next_deadline());
         if state == QpState::Err {
             self.qp.state = QpState::Err;
@@ -125,7 +125,7 @@ impl<E: Env> Ctx<'_, E> {
 
     fn with_engine_ctx<R>(&mut self, call: impl FnOnce(&mut EngineCtx<'_, E>) -> R) -> R {
         let Ctx { qp, sh, env, now } = self;
-        lend(sh, env, *now, qp.rq.srq(), qp.path, call)
+        with_ctx(sh, env, *now, qp.rq.srq(), qp.path, call)
     }
 }
 
@@ -142,7 +142,7 @@ impl<Q> RecvSource<Q> {
 
 /// Calls with what a card gives an engine.
 #[inline]
-fn lend<E: Env, R>(
+fn with_ctx<E: Env, R>(
     sh: &mut Shared<E>,
     env: &mut E,
     now: Nanos,

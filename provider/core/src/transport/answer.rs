@@ -186,7 +186,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// The QP ends: nobody can repeat its last ACK later, so a wire that loses gets it three times.
-    pub(crate) fn last_words(&mut self) {
+    pub(crate) fn send_final_acks(&mut self) {
         self.flush_ack();
         let connected = matches!(self.qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
         let lossy = self.sh.paths.is_lossy(self.qp.path);

@@ -10,9 +10,9 @@ use crate::types::MAX_OP;
 pub struct Config {
     /// Command slots, of all portals
     pub slots: u16,
-    /// Portals
+    /// Portals that may be open at once
     pub portals: u16,
-    /// Regions
+    /// Regions that may be open at once
     pub regions: u16,
     /// WRITEs and REKEYs of others that are under way here
     pub transfers: u16,

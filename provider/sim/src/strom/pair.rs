@@ -8,7 +8,7 @@ use starverbs_core::wire::Packet;
 use starverbs_core::{Av, FrameMeta, Nanos, Seg, WcStatus};
 
 use super::params::Params;
-use super::setup::{End, connect};
+use super::setup::{Peer, connect};
 use super::units::{Span, Unit};
 use crate::Send;
 use crate::rnic::{EventQueue, Picos};
@@ -69,7 +69,7 @@ struct Units {
 pub struct Pair {
     /// What they are like
     pub params: &'static Params,
-    pub(super) ends: [End; 2],
+    pub(super) ends: [Peer; 2],
     units: [Units; 2],
     events: EventQueue<Event>,
     begun: Nanos,
@@ -107,7 +107,7 @@ impl Pair {
             Event::Written(at, seg) => return Some(Report::Written(at, seg)),
             Event::Ring(at, send) => {
                 let (now, clock) = (self.now(), self.clock());
-                let End { host, sq, qpn, .. } = &mut self.ends[at];
+                let Peer { host, sq, qpn, .. } = &mut self.ends[at];
                 sq.post(*send).expect("programs have no more under way than fits the queue");
                 host.nic.handle_doorbell(&mut host.env, *qpn, clock);
                 self.follow(at, Span::at(now));

@@ -21,7 +21,7 @@ const COMMANDS: u64 = 64;
 pub(super) const INLINE: u64 = 64;
 
 /// An end of the connection.
-pub(super) struct End {
+pub(super) struct Peer {
     pub(super) host: Host,
     pub(super) qpn: Qpn,
     pub(super) sq: SimSq,
@@ -32,7 +32,7 @@ pub(super) struct End {
     commands: u64,
 }
 
-impl End {
+impl Peer {
     /// Whether bytes lie in the card.
     pub(super) fn is_on_card(&self, seg: &Seg) -> bool {
         let within = |own: &Seg| seg.addr >= own.addr && seg.addr < own.addr + u64::from(own.len);
@@ -50,7 +50,7 @@ impl End {
 }
 
 /// The ends, and the core's time when that of a run begins.
-pub(super) fn connect() -> ([End; 2], Nanos) {
+pub(super) fn connect() -> ([Peer; 2], Nanos) {
     let cfg = NicConfig { max_rd_atomic: READS, ..NicConfig::default() };
     let mut net = Net::new(2, cfg, Faults::default(), 1);
     let ends = [0, 1].map(|at| {
@@ -71,7 +71,7 @@ pub(super) fn connect() -> ([End; 2], Nanos) {
     let ends = ends.map(|(qpn, sq, cq, on_card)| {
         let mut host = hosts.next().expect("two hosts");
         host.env.watch = Some(Box::<Watch>::default());
-        End { host, qpn, sq, cq, on_card, commands: 0 }
+        Peer { host, qpn, sq, cq, on_card, commands: 0 }
     });
     (ends, net.now())
 }

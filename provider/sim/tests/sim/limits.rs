@@ -5,7 +5,7 @@ use starverbs_core::qp::RecvSource;
 use starverbs_core::{Av, Limits, NicConfig, NicError, PdId, QpType};
 use starverbs_sim::{Faults, Net, SimCq, SimRq, SimSq};
 
-const FEW: u32 = 5;
+const CAP: u32 = 5;
 
 /// Makes objects until the card refuses, ends the first, and makes one more.
 fn fill<T: Copy>(
@@ -15,7 +15,7 @@ fn fill<T: Copy>(
     mut end: impl FnMut(&mut Net, T) -> Result<(), NicError>,
 ) {
     let made: Vec<T> = std::iter::from_fn(|| make(net).ok()).collect();
-    assert_eq!(made.len(), FEW as usize, "{kind}");
+    assert_eq!(made.len(), CAP as usize, "{kind}");
     assert_eq!(make(net).err(), Some(NicError::Exhausted), "{kind}");
     end(net, made[0]).expect(kind);
     let again = make(net).expect(kind);
@@ -27,7 +27,7 @@ fn fill<T: Copy>(
 
 #[test]
 fn as_many_as_promised_and_no_more() {
-    let limits = Limits { qps: FEW, pds: FEW + 1, avs: FEW, srqs: FEW, mrs: FEW, windows: FEW };
+    let limits = Limits { qps: CAP, pds: CAP + 1, avs: CAP, srqs: CAP, mrs: CAP, windows: CAP };
     let cfg = NicConfig { limits, ..NicConfig::default() };
     let mut net = Net::new(1, cfg, Faults::default(), 1);
     let pd: PdId = net.hosts[0].pd;

@@ -107,7 +107,7 @@ impl<E: StarEnv> SlQp<E> {
     /// Whether SF is to be given up, as the message that is due again has had no answer for the patience.
     /// After a local stall what came meanwhile is read first.
     fn has_asked_enough(&mut self, now: Nanos, patience: &Patience) -> bool {
-        let late = self.channel.lateness(now);
+        let late = self.channel.local_stall(now);
         let over = patience.is_over(self.channel.tries(), self.channel.waited(now));
         self.stall_discounted = over && late > LATE && !self.stall_discounted;
         if self.stall_discounted {

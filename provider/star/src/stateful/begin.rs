@@ -14,7 +14,7 @@ use crate::registry::FoundRule;
 
 /// SL repeats a WQEP for so long before it gives up: 1 ms, doubled seven times. A receive WQE of SL may be
 /// under way as long, so that a SEND for which none is here is not refused before.
-const WQEP_LIFE: Nanos = 255_000_000;
+const WQEP_LIFETIME: Nanos = 255_000_000;
 
 /// What becomes of a WQE that would begin.
 pub(super) enum Begin {
@@ -107,7 +107,7 @@ impl<E: StarEnv> Stateful<E> {
         }
         let retries = self.local.rnr_retry;
         let patience = rnr_time(self.setup.min_rnr_timer) * (Nanos::from(retries) + 1);
-        if self.lacks_recv(card, Of::Local, retries, patience.max(WQEP_LIFE)) {
+        if self.lacks_recv(card, Of::Local, retries, patience.max(WQEP_LIFETIME)) {
             card.stats.rnr_retry_exceeded.inc();
             return Err(Begin::failed(class, WcStatus::RnrRetryExcErr));
         }

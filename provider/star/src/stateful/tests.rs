@@ -288,13 +288,13 @@ fn what_is_to_show_that_no_copy_is_late_fails_nothing() {
 
 /// SF's card itself had none: what came meanwhile is read before anything is taken for lost.
 #[test]
-fn its_own_lateness_is_nobody_else_s() {
+fn its_own_stall_is_nobody_else_s() {
     let mut w = World::new(6, |_, _| {});
     w.sf.put(w.ours(0), &pattern(3000, 5));
     w.post(op(SendOp::Write, w.theirs(0), SL_KEY), &[w.sge(w.ours(0), 3000)], false);
     w.step();
     let late = w.conn.next_deadline().unwrap() + 900_000_000;
-    w.oversleep(late);
+    w.stall(late);
     w.run(|w| w.scq.0.borrow().len() == 1);
     assert_eq!((w.stats.star_retransmitted.get(), w.stats.timeouts.get()), (0, 0));
 }

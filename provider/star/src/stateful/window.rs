@@ -22,7 +22,7 @@ const REBASE: u32 = 1 << 30;
 /// Fewest packets that may be under way.
 const LEAST: u32 = 4;
 /// Places that are used at first. A connection that never has more under way touches no more memory.
-const FEW: u32 = 16;
+const FIRST_PLACES: u32 = 16;
 
 /// Whose WQE a packet is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -180,7 +180,7 @@ impl Window {
         let packets = packets.clamp(LEAST, 1 << 16).next_power_of_two();
         Ok(Window {
             ring: filled(packets as usize)?,
-            used: packets.min(FEW),
+            used: packets.min(FIRST_PLACES),
             una: Psn::default(),
             next: Psn::default(),
             lanes: Default::default(),

@@ -243,7 +243,7 @@ fn at(window: &Window, number: u32) -> Entry {
 /// A window that comes to have more under way uses more places, and what it knew of those under way stays.
 #[test]
 fn more_places_are_used_as_more_is_under_way() {
-    let mut window = Window::new(4 * FEW).unwrap();
+    let mut window = Window::new(4 * FIRST_PLACES).unwrap();
     begin_at(&mut window, Psn::new(2 * NO_PSN));
     let first = window.una;
     let mut pushed = 0;
@@ -254,18 +254,18 @@ fn more_places_are_used_as_more_is_under_way() {
         pushed = upto;
     };
     /* one after the other, for ever: a few places will do */
-    for n in 0..FEW + 3 {
+    for n in 0..FIRST_PLACES + 3 {
         push(&mut window, n + 1);
         assert!(window.done(nth(first, n)).is_some());
     }
-    assert_eq!((window.used, window.is_empty()), (FEW, true));
-    let base = FEW + 3;
-    push(&mut window, base + 4 * FEW);
+    assert_eq!((window.used, window.is_empty()), (FIRST_PLACES, true));
+    let base = FIRST_PLACES + 3;
+    push(&mut window, base + 4 * FIRST_PLACES);
     assert_eq!(
         (window.used, window.has_room(), window.in_flight()),
-        (4 * FEW, false, 4 * FEW * window.ring[0].cost())
+        (4 * FIRST_PLACES, false, 4 * FIRST_PLACES * window.ring[0].cost())
     );
-    for n in (base..base + 4 * FEW).rev() {
+    for n in (base..base + 4 * FIRST_PLACES).rev() {
         assert_eq!(window.get(nth(first, n)).map(|entry| entry.wqe), Some(n));
         assert_eq!(window.done(nth(first, n)).map(|answered| answered.entry.wqe), Some(n));
         assert!(window.done_again(nth(first, n)).is_none(), "its only transmission has its answer");

@@ -321,7 +321,7 @@ impl Soft {
     fn serve_doorbells(&self) {
         let turn = |guard: &mut MutexGuard<'_, Shard>| {
             let now = clock::now();
-            self.take_bells(guard, now);
+            self.take_doorbells(guard, now);
             guard.transmit(now, true);
             self.hand_on(guard, now, false);
             self.finish(guard, now);
@@ -332,7 +332,7 @@ impl Soft {
 
     /// Handles the doorbells that were left or deferred.
     #[inline]
-    fn take_bells(&self, shard: &mut Shard, now: Nanos) {
+    fn take_doorbells(&self, shard: &mut Shard, now: Nanos) {
         shard.ring_deferred(now);
         self.doorbells.take(|qpn| {
             shard.stats.doorbells_left.inc();

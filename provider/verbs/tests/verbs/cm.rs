@@ -122,7 +122,7 @@ fn requested(events: &Receiver<CmEvent>) -> (Conn, Box<Request>) {
 }
 
 /// Connects, moves a message, disconnects, and looks at all events meanwhile.
-fn whole_life(settings: &Settings) {
+fn whole_connection(settings: &Settings) {
     let [a, b] = Side::pair(settings);
     let (listener, events_b) = b.listen(PortSpace::Tcp, 4);
     let qps = [a.node.qp(QpType::Rc), b.node.qp(QpType::Rc)];
@@ -163,14 +163,14 @@ fn whole_life(settings: &Settings) {
 
 #[test]
 fn a_connection_lives_and_ends() {
-    whole_life(&settings());
+    whole_connection(&settings());
 }
 
 #[test]
 fn a_connection_lives_and_ends_on_a_wire_that_loses_a_fifth() {
     for seed in 1..=3 {
         let fault = FaultSpec { loss: 0.2, duplicate: 0.1, reorder: 0.1, seed, ..FaultSpec::default() };
-        whole_life(&Settings { fault, ..settings() });
+        whole_connection(&Settings { fault, ..settings() });
     }
 }
 

@@ -348,7 +348,7 @@ fn a_stateful_end_takes_from_a_shared_receive_queue() {
 
 /// A card that has no preference answers so: nobody takes its address for one without StaR.
 #[test]
-fn a_card_without_a_wish_answers() {
+fn a_card_without_a_preference_answers() {
     let nodes = pair([StarPreference::Stateless, StarPreference::Off]);
     let [a, b] = &nodes;
     let plain = connected(&nodes);

@@ -126,7 +126,7 @@ fn all_are_told_of_its_events() {
 }
 
 #[test]
-fn it_ends_with_its_home() {
+fn it_ends_with_its_owner() {
     let three = Three::new(&settings());
     three.message_arrives();
     three.owner.ctx.close();

@@ -18,7 +18,7 @@ impl World {
             return;
         }
         for at in 0..self.plan.hosts {
-            self.hear_kernels(at);
+            self.read_kernels(at);
         }
         for c in 0..self.conns.len() {
             for e in 0..2 {
@@ -28,7 +28,7 @@ impl World {
     }
 
     /// What the journal of a host wrote down.
-    pub(crate) fn hear_kernels(&mut self, at: usize) {
+    pub(crate) fn read_kernels(&mut self, at: usize) {
         let Some(kernels) = &self.sites[at].kernels else { return };
         let notes = std::mem::take(&mut *kernels.notes.lock().expect("no thread panics"));
         for note in notes {
@@ -119,7 +119,7 @@ impl World {
         if !wr.op.is_rpc() {
             return;
         }
-        self.hear_kernels(self.conns[c].ends[1 - e].host);
+        self.read_kernels(self.conns[c].ends[1 - e].host);
         while self.asks(c, e).due.front().is_some_and(|due| due.seq <= wr.seq) {
             let passed = self.pass_over(c, e);
             assert!(passed, "conn {c}.{e}: {wr:?} was acknowledged, and no kernel saw {:?}", self.due(c, e));
@@ -191,7 +191,7 @@ impl World {
         if cqe.opcode != WcOpcode::RecvRdmaWithImm || next != Some(cqe.imm) {
             return false;
         }
-        self.hear_kernels(self.conns[c].ends[1 - e].host);
+        self.read_kernels(self.conns[c].ends[1 - e].host);
         self.look_for_answers(c, e);
         let waiting = self.asks(c, e).immediates.pop_front().expect("it is the first");
         let right = waiting.len == Some(cqe.byte_len) && cqe.flags == WcFlags::WITH_IMM && !solicited;

@@ -25,7 +25,7 @@ const RECEIVE: u64 = 1;
 /// Packets that a card hands out in one turn, more than it ever has.
 const PORT: usize = 1 << 20;
 
-struct End {
+struct QpHandle {
     qpn: Qpn,
     sq: SimSq,
     rq: SimRq,
@@ -38,7 +38,7 @@ pub(super) struct Testbed {
     pub(super) begun: Nanos,
     star: bool,
     /// Ends of connections, of each card: the server's by connection, a client's by its number there
-    ends: Vec<Vec<End>>,
+    ends: Vec<Vec<QpHandle>>,
     /// Numbers of ends, by QPN
     numbers: Vec<HashMap<Qpn, u32>>,
     /// Of each host, where it sends from and receives to
@@ -103,7 +103,7 @@ impl Testbed {
             let qpn = host.qp(QpType::Rc, &sq, RecvSource::Own(rq.clone()), [cq, cq], false);
             host.preference(qpn, if card == 0 { Preference::Stateless } else { Preference::Stateful });
             self.numbers[card].insert(qpn, self.ends[card].len() as u32);
-            self.ends[card].push(End { qpn, sq, rq });
+            self.ends[card].push(QpHandle { qpn, sq, rq });
             QpAt { host: card, qpn }
         });
         net.connect(QpType::Rc, at[0], at[1], &Setup::default());
@@ -128,7 +128,7 @@ impl Testbed {
         Ok(())
     }
 
-    fn receive(&self, card: usize, end: &End) {
+    fn receive(&self, card: usize, end: &QpHandle) {
         let recv = Recv { wr_id: RECEIVE, sges: vec![self.buffers[card][1]] };
         end.rq.post(recv).expect("room for as many receives as calls have SENDs");
     }

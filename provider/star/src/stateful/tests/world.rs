@@ -407,7 +407,7 @@ impl World {
     }
 
     /// Time passes in which SF's card does nothing; then its timers come first.
-    pub(super) fn oversleep(&mut self, until: Nanos) {
+    pub(super) fn stall(&mut self, until: Nanos) {
         self.now = until;
         self.conn.handle_timeout(&mut card!(self));
         self.drain();

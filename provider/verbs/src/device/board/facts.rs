@@ -25,9 +25,9 @@ pub struct BoardRegisters {
     pub version: u32,
     /// QP contexts on chip; 0: all
     pub qpc_entries: u32,
-    /// `QPC_POLICY_*`
+    /// Policy of the QPC cache: `QPC_POLICY_*`
     pub qpc_policy: u32,
-    /// `QPC_IN_*`
+    /// Where QP contexts are kept: `QPC_IN_*`
     pub qpc_placement: u32,
 }
 

@@ -34,7 +34,7 @@ use crate::share::{Gate, Gates};
 use direct::Direct;
 use end::{Init, LocalEnd};
 use record::{Record, control};
-use turn::{Said, fetch, with_end};
+use turn::{InboundControl, fetch, with_end};
 
 /// How long a program's first request waits for the peer's proposal.
 const PATIENCE: Nanos = 200_000_000;
@@ -252,7 +252,7 @@ impl Shard {
         entry.path = Path::Asking;
         entry.ours = Some(ours);
         self.local.asking += 1;
-        self.say_proposal(qpn, &ours);
+        self.send_proposal(qpn, &ours);
         self.begin_if_agreed(qpn, now);
         self.refuse_others(qpn);
     }
@@ -268,13 +268,13 @@ impl Shard {
         }
     }
 
-    fn say_proposal(&mut self, qpn: Qpn, ours: &Ours) {
+    fn send_proposal(&mut self, qpn: Qpn, ours: &Ours) {
         let Ours { epoch, peer, gate, pd, access, channel, .. } = *ours;
         let mut record = Record { op: control::PROPOSE, epoch, to: peer, from: qpn, ..Record::default() };
         if let Some(gate) = gate {
             record.offer(gate, pd, access);
         }
-        self.env.channels.say(channel, record);
+        self.env.channels.send_control(channel, record);
     }
 
     /// Begins, if the peer has proposed it, too.
@@ -370,7 +370,7 @@ impl Shard {
             if let (Path::Asking, Some(Ours { epoch, channel, peer, .. })) = (path, ours) {
                 let record =
                     Record { op: control::WITHDRAW, epoch, to: peer, from: qpn, ..Record::default() };
-                self.env.channels.say(channel, record);
+                self.env.channels.send_control(channel, record);
             }
         }
         let Shard { nic, env, .. } = self;
@@ -390,9 +390,9 @@ impl Shard {
         nic.resume_qp(env, qpn, now);
     }
 
-    /// Something was said beside requests.
+    /// A control record came beside requests.
     #[cold]
-    fn hear(&mut self, Said { serial, record }: Said, now: Nanos) {
+    fn on_control(&mut self, InboundControl { serial, record }: InboundControl, now: Nanos) {
         let (qpn, from) = (record.to, record.from);
         let answerer = self.env.channels.answerers.iter().find(|answerer| answerer.serial == serial);
         let Some(session) = answerer.map(|answerer| answerer.session) else { return };
@@ -460,7 +460,7 @@ impl Shard {
         });
         let ours = self.local.qps.get(&qpn).and_then(|entry| entry.ours);
         if let (Some(true), Some(ours)) = (is_new, ours) {
-            self.say_proposal(qpn, &ours);
+            self.send_proposal(qpn, &ours);
         }
     }
 
@@ -478,7 +478,7 @@ impl Shard {
         let ours = self.intake.rx.blocks().any(|own| own == block);
         let record = Record { op: control::REFUSE, epoch, to: from, from: to, ..Record::default() };
         if let Some(channel) = self.env.channels.channel_to(block, ours) {
-            self.env.channels.say(channel, record);
+            self.env.channels.send_control(channel, record);
         }
     }
 
@@ -523,8 +523,8 @@ impl Shard {
         loop {
             let Shard { nic, env, .. } = self;
             came += turn::take_requests((nic, env), now);
-            let Some(said) = self.env.channels.said.take() else { break };
-            self.hear(said, now);
+            let Some(control) = self.env.channels.inbound_control.take() else { break };
+            self.on_control(control, now);
         }
         let Shard { nic, env, .. } = self;
         came += turn::take_answers((nic, env), now);
@@ -546,8 +546,8 @@ impl Shard {
                 loop {
                     let Shard { nic, env, .. } = self;
                     let taken = turn::take_requests((nic, env), now);
-                    match self.env.channels.said.take() {
-                        Some(said) => self.hear(said, now),
+                    match self.env.channels.inbound_control.take() {
+                        Some(control) => self.on_control(control, now),
                         None if taken == 0 => break,
                         None => {}
                     }

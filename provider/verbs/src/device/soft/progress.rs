@@ -68,7 +68,7 @@ impl Soft {
         let shard = &mut *guard;
         let now = clock::now();
         let pause = now.saturating_sub(self.activity.note_poll(now));
-        self.take_bells(shard, now);
+        self.take_doorbells(shard, now);
         let owed = shard.nic.owes_acks();
         /* where the thread sleeps, it is to be woken whoever looked last */
         let polled = !self.thread.is_armed();
@@ -230,7 +230,7 @@ impl Soft {
         let shard = &mut *guard;
         shard.stats.thread_runs.inc();
         let now = clock::now();
-        self.take_bells(shard, now);
+        self.take_doorbells(shard, now);
         let (mut work, held_until) = self.take_batches(shard, now);
         work += shard.run_star(now, Who::Thread);
         let served = shard.run_local_at_last(now);
@@ -344,8 +344,8 @@ impl Shard {
             self.nic.next_deadline().map(|at| at.max(now + self.intake.held_for(now).unwrap_or(0)));
         let of_frames = sooner(sooner(of_timers, held_back), self.env.tx.next_deadline());
         /* of a program that may have gone */
-        let of_bells = self.has_deferred().then_some(now + LEFT);
-        let of_host = sooner(sooner(of_bells, self.next_local()), self.moderator.next_deadline());
+        let of_doorbells = self.has_deferred().then_some(now + LEFT);
+        let of_host = sooner(sooner(of_doorbells, self.next_local()), self.moderator.next_deadline());
         sooner(sooner(of_frames, of_host), self.next_star(now))
     }
 }

@@ -13,7 +13,7 @@ use starverbs_rings::{Broken, DataRoom};
 
 use super::record::{CHUNK, Record};
 use super::responder::{ReadAnswer, Reply};
-use super::turn::Said;
+use super::turn::InboundControl;
 use crate::share::{Gate, Gates, PeerMemory};
 
 /// A channel in which this card asks.
@@ -72,7 +72,7 @@ pub(crate) struct Channels {
     /// The answer to the request that was executed last, where it has one: see [`Reply::Record`]
     pub(super) reply: Record,
     /// What stands before the next request
-    pub(super) said: Option<Said>,
+    pub(super) inbound_control: Option<InboundControl>,
     serial: u32,
     /// Others wake this card
     asleep: bool,
@@ -94,7 +94,7 @@ impl Channels {
             gates: None,
             traces: false,
             reply: Record::default(),
-            said: None,
+            inbound_control: None,
             serial: 0,
             asleep: false,
             asked: false,
@@ -297,10 +297,10 @@ impl Channels {
         }
     }
 
-    /// Says something that is no request, now or when there is room.
-    pub(super) fn say(&mut self, channel: u32, record: Record) {
+    /// Sends a control record, now or when there is room.
+    pub(super) fn send_control(&mut self, channel: u32, record: Record) {
         let Some(asker) = self.asker(channel).filter(|asker| !asker.ended) else { return };
-        if !asker.control.is_empty() || !asker.say_now(&record) {
+        if !asker.control.is_empty() || !asker.send_control_now(&record) {
             asker.control.push_back(record);
         }
         self.asked = true;
@@ -308,11 +308,11 @@ impl Channels {
 
     /// Control records that waited for room.
     #[inline]
-    pub(super) fn say_what_waits(&mut self, channel: u32) {
+    pub(super) fn send_waiting_control(&mut self, channel: u32) {
         let Some(asker) = self.askers.get_mut(channel as usize).and_then(Option::as_mut) else { return };
         if !asker.control.is_empty() {
             self.asked = true;
-            asker.say_what_waits();
+            asker.send_waiting_control();
         }
     }
 
@@ -481,16 +481,16 @@ impl Asker {
     }
 
     /// False: there is no room.
-    fn say_now(&mut self, record: &Record) -> bool {
+    fn send_control_now(&mut self, record: &Record) -> bool {
         let Ok(Some(room)) = self.channel.requests.room(0) else { return false };
         record.write_to(room);
         self.push(room, 0);
         true
     }
 
-    fn say_what_waits(&mut self) {
+    fn send_waiting_control(&mut self) {
         while let Some(record) = self.control.front().copied() {
-            if !self.say_now(&record) {
+            if !self.send_control_now(&record) {
                 return;
             }
             self.control.pop_front();

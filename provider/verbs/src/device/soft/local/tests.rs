@@ -212,7 +212,7 @@ impl World {
         self.cards[2].soft.with(|shard, _| {
             let channels = &mut shard.env.channels;
             let channel = channels.channel_to(to >> QPN_BLOCK_SHIFT, false).expect("a channel");
-            channels.say(channel, Record { op, epoch, to, from, ..Record::default() });
+            channels.send_control(channel, Record { op, epoch, to, from, ..Record::default() });
         });
     }
 }

@@ -17,10 +17,10 @@ const FETCH: u32 = 3;
 /// Answers of one channel in one turn.
 const ANSWERS: u32 = 512;
 
-type Card<'a> = (&'a mut Nic<HostEnv>, &'a mut HostEnv);
+type NicEnv<'a> = (&'a mut Nic<HostEnv>, &'a mut HostEnv);
 
-/// Something that was said beside requests, and in which channel.
-pub(super) struct Said {
+/// A control record that came beside requests, and in which channel.
+pub(super) struct InboundControl {
     pub(super) serial: u32,
     pub(super) record: Record,
 }
@@ -28,7 +28,7 @@ pub(super) struct Said {
 /// Calls a QP's local end.
 #[inline]
 pub(super) fn with_end<R>(
-    (nic, env): Card<'_>,
+    (nic, env): NicEnv<'_>,
     qpn: Qpn,
     now: Nanos,
     call: impl FnOnce(&mut LocalEnd, &mut EngineCtx<'_, HostEnv>) -> R,
@@ -36,15 +36,15 @@ pub(super) fn with_end<R>(
     nic.call_engine(env, qpn, now, |engine, ctx| engine.local_mut().map(|end| call(end, ctx))).flatten()
 }
 
-/// Executes what others ask; says how much came. What was said beside is left in [`Channels::said`], and
-/// nothing behind it is executed.
+/// Executes what others ask; says how much came. A control record is left in [`Channels::inbound_control`],
+/// and nothing behind it is executed.
 #[inline]
-pub(super) fn take_requests((nic, env): Card<'_>, now: Nanos) -> u32 {
+pub(super) fn take_requests((nic, env): NicEnv<'_>, now: Nanos) -> u32 {
     let mut came = 0;
     for at in 0..env.channels.answerers.len() {
         if env.channels.answerers[at].has_work() {
             came += answer_channel((nic, env), at, now);
-            if env.channels.said.is_some() {
+            if env.channels.inbound_control.is_some() {
                 break;
             }
         }
@@ -54,7 +54,7 @@ pub(super) fn take_requests((nic, env): Card<'_>, now: Nanos) -> u32 {
 
 /// Has the contexts of the next requests fetched.
 #[inline(never)]
-fn look_ahead((nic, env): Card<'_>, at: usize) {
+fn look_ahead((nic, env): NicEnv<'_>, at: usize) {
     let requests = &env.channels.answerers[at].channel.requests;
     if requests.word_ahead(1, record::TO).is_some() {
         fetch((nic, env), (0..AHEAD).map_while(|n| requests.word_ahead(n, record::TO)));
@@ -72,7 +72,7 @@ pub(super) fn fetch((nic, env): (&Nic<HostEnv>, &HostEnv), qpns: impl Iterator<I
 }
 
 /// Executes what is asked in one channel; says how much that was.
-fn answer_channel((nic, env): Card<'_>, at: usize, now: Nanos) -> u32 {
+fn answer_channel((nic, env): NicEnv<'_>, at: usize, now: Nanos) -> u32 {
     let mut run = Run { at, left: REQUESTS, looked: false, met: false };
     let mut record = Record::default();
     let (mut fetched, most) = if env.channels.many { (REQUESTS, AHEAD) } else { (0, REQUESTS) };
@@ -92,7 +92,7 @@ fn answer_channel((nic, env): Card<'_>, at: usize, now: Nanos) -> u32 {
         }
         if record.op >= control::PROPOSE {
             run.left -= 1;
-            leave_said(&mut env.channels, at, record);
+            leave_control(&mut env.channels, at, record);
             break;
         }
         let reply = run.execute((nic, env), &mut record, most, now);
@@ -128,10 +128,10 @@ fn write_reply(channels: &mut Channels, at: usize) {
 
 /// The oldest record of a channel is no request.
 #[cold]
-fn leave_said(channels: &mut Channels, at: usize, record: Record) {
+fn leave_control(channels: &mut Channels, at: usize, record: Record) {
     let answerer = &mut channels.answerers[at];
     answerer.channel.requests.pop();
-    channels.said = Some(Said { serial: answerer.serial, record });
+    channels.inbound_control = Some(InboundControl { serial: answerer.serial, record });
 }
 
 /// The requests of one channel in one turn.
@@ -150,7 +150,7 @@ impl Run {
     /// Executes a request, and those behind it that are for the same queue pair, `most` of them, until one
     /// has an answer.
     #[inline]
-    fn execute(&mut self, (nic, env): Card<'_>, record: &mut Record, most: u32, now: Nanos) -> Reply {
+    fn execute(&mut self, (nic, env): NicEnv<'_>, record: &mut Record, most: u32, now: Nanos) -> Reply {
         let (to, before) = (record.to, self.left);
         let reply = with_end((nic, env), to, now, |end, ctx| self.execute_at(end, ctx, record, most));
         if std::mem::take(&mut self.met) && nic.qp_state(to) == Some(QpState::Rtr) {
@@ -171,7 +171,7 @@ impl Run {
 
     /// What a reply asks for beside executing. False: the channel is of no use any more.
     #[inline(never)]
-    fn follow_up(&mut self, (nic, env): Card<'_>, reply: Reply, now: Nanos) -> bool {
+    fn follow_up(&mut self, (nic, env): NicEnv<'_>, reply: Reply, now: Nanos) -> bool {
         match reply {
             Reply::None | Reply::Last | Reply::Read => {}
             Reply::Look => {
@@ -245,7 +245,7 @@ pub(super) fn wake_requesters(channels: &mut Channels) {
 
 /// Goes on with the answer to a READ. False: there is no room.
 #[inline(never)]
-fn answer_read((nic, env): Card<'_>, at: usize, now: Nanos) -> bool {
+fn answer_read((nic, env): NicEnv<'_>, at: usize, now: Nanos) -> bool {
     let Some(mut read) = env.channels.answerers[at].reading.take() else { return true };
     loop {
         let room = env.channels.answerers[at].channel.answers.room(read.next_len());
@@ -282,7 +282,7 @@ fn break_off(channels: &mut Channels, at: usize) {
 
 /// Takes answers, and completes what is done; says how much came.
 #[inline]
-pub(super) fn take_answers((nic, env): Card<'_>, now: Nanos) -> u32 {
+pub(super) fn take_answers((nic, env): NicEnv<'_>, now: Nanos) -> u32 {
     let mut came = 0;
     for at in 0..env.channels.askers.len() {
         let Some(Some(asker)) = env.channels.askers.get(at) else { continue };
@@ -293,7 +293,7 @@ pub(super) fn take_answers((nic, env): Card<'_>, now: Nanos) -> u32 {
     came
 }
 
-fn take_from((nic, env): Card<'_>, at: u32, now: Nanos) -> u32 {
+fn take_from((nic, env): NicEnv<'_>, at: u32, now: Nanos) -> u32 {
     let mut taken = 0;
     let Some(asker) = env.channels.asker(at) else { return 0 };
     /* before the answers: what was refused is there before its place is given back */
@@ -338,7 +338,7 @@ fn take_from((nic, env): Card<'_>, at: u32, now: Nanos) -> u32 {
 }
 
 /// Places up to `given` were given back: what they stand for is done, and there is room for others.
-fn complete((nic, env): Card<'_>, at: u32, given: u32, now: Nanos) -> u32 {
+fn complete((nic, env): NicEnv<'_>, at: u32, given: u32, now: Nanos) -> u32 {
     let mut done = 0;
     loop {
         let Some(asker) = env.channels.asker(at) else { return done };
@@ -346,7 +346,7 @@ fn complete((nic, env): Card<'_>, at: u32, given: u32, now: Nanos) -> u32 {
         done += count;
         with_end((nic, env), qpn, now, |end, ctx| end.on_progress(ctx, given));
     }
-    env.channels.say_what_waits(at);
+    env.channels.send_waiting_control(at);
     let Some(asker) = env.channels.asker(at) else { return done };
     for _ in 0..asker.waiting.len() {
         let Some(asker) = env.channels.asker(at) else { return done };
