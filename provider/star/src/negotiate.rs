@@ -8,6 +8,9 @@
 //! our Accept. So no end becomes plain while the other may count on StaR, unless that one is silent for
 //! longer than the program's patience. A plain request settles what was not settled.
 //!
+//! Messages of a card that has restarted since may be under way. So what the peer last said of its boot and
+//! ports counts, also when the roles are settled.
+//!
 //! Messages in, messages out; it must not know how they travel.
 
 use alloc::vec::Vec;
@@ -242,6 +245,7 @@ impl Negotiation {
                     None => self.settled = Some(agreed),
                     /* they got Plain, and it was lost */
                     Some(Outcome::Plain) => return Some(Control::Plain),
+                    Some(Outcome::Star { role, .. }) if role == mine => self.settled = Some(agreed),
                     Some(Outcome::Star { .. }) => {}
                 }
                 Some(Control::Confirm { role: mine })
@@ -271,6 +275,7 @@ impl Negotiation {
         match role {
             Some(role) => {
                 self.accepted = Some(Outcome::Star { role, boot, ports });
+                self.settled = self.settled.and(self.accepted);
                 Control::Accept { role, boot: self.boot, ports: self.ports }
             }
             None => {

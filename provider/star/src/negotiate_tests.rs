@@ -38,6 +38,26 @@ fn begin(terms: Terms, now: Nanos) -> Negotiation {
     Negotiation::new(terms, 7, [4793, 4794], now)
 }
 
+/// An Offer and an Accept of the boot before come first: what the peer says now counts.
+#[test]
+fn a_restarted_peer_has_the_boot_it_says_last() {
+    let [mine, theirs] = [terms(1, Preference::Stateful, 0), terms(2, Preference::Stateless, 0)];
+    let peer = PeerQp { gid: theirs.gid, qpn: theirs.qpn };
+    let at_boot = |boot| Negotiation::new(theirs, boot, [boot as u16, 9], 0);
+    let accept = |boot| Control::Accept { role: Role::Stateless, boot, ports: [boot as u16, 9] };
+    let of_boot = |boot| Some(Outcome::Star { role: Role::Stateful, boot, ports: [boot as u16, 9] });
+    let mut end = begin(mine, 0);
+    end.handle(peer, &at_boot(5).offer());
+    end.handle(peer, &accept(5));
+    assert_eq!(end.outcome(), of_boot(5));
+    end.handle(peer, &accept(6));
+    assert_eq!(end.outcome(), of_boot(6), "an Accept");
+    end.handle(peer, &at_boot(7).offer());
+    assert_eq!(end.outcome(), of_boot(7), "an Offer");
+    end.handle(peer, &Control::Accept { role: Role::Stateful, boot: 8, ports: [8, 9] });
+    assert_eq!(end.outcome(), of_boot(7), "the roles are settled");
+}
+
 /// Whatever the wire loses, repeats and reorders, and whenever either begins: no end is plain where the other
 /// is not, nor are both the same.
 #[test]

@@ -404,7 +404,7 @@ impl<E: Host> Roles<E> {
             return;
         };
         if setup.boot != boot {
-            return;
+            return self.ask_for_boot(turn, qpn);
         }
         self.timers.disarm(end.timer);
         let (av, epoch) = (end.av, prefix.epoch);

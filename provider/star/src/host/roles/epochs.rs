@@ -11,6 +11,7 @@ use crate::wire::Prefix;
 use super::super::places::ByQpn;
 use super::super::{Host, Turn};
 use super::Roles;
+use super::messages::send_message;
 
 /// For how long packets of an epoch that is over may arrive, ns.
 const LATE: Nanos = 10_000_000_000;
@@ -71,6 +72,10 @@ impl<E: Host> Roles<E> {
         let Some(end) = self.ends.get_mut(qpn) else { return false };
         match end.negotiation.outcome() {
             Some(Outcome::Star { role: Role::Stateful, boot, .. }) if boot == setup.boot => (),
+            Some(Outcome::Star { role: Role::Stateful, .. }) => {
+                self.ask_for_boot(turn, qpn);
+                return false;
+            }
             _ => return false,
         }
         if !turn.rewind(qpn, prefix.epoch) {
@@ -79,6 +84,14 @@ impl<E: Host> Roles<E> {
         end.may_begin = true;
         self.balance.stop(&mut end.rounds);
         true
+    }
+
+    /// A Setup is of another boot of the peer's card than what was settled. One of the two is late: the peer
+    /// answers an Offer with the boot that it has, and repeats its Setup.
+    pub(super) fn ask_for_boot(&self, turn: &mut Turn<'_, E>, qpn: Qpn) {
+        if let Some(end) = self.ends.get(qpn).filter(|end| !end.rounds.switched) {
+            send_message(turn, end.qps(), &end.av, |room| end.negotiation.offer().encode(room));
+        }
     }
 }
 
