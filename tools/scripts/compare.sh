@@ -109,7 +109,12 @@ median() {
 }
 
 build
-load=$(cut -d ' ' -f 1 /proc/loadavg)
+# What built the base is still in the load.
+for _ in $(seq 300); do
+    load=$(cut -d ' ' -f 1 /proc/loadavg)
+    ! awk "BEGIN { exit !($load < 0.5) }" || break
+    sleep 1
+done
 for pair in $(seq "$pairs"); do
     while IFS='|' read -r name how command; do
         read -r what by unit <<<"$how"

@@ -15,6 +15,10 @@ use crate::clock;
 /// How long after which a peer that is not ready is asked again.
 const RETRY: Nanos = 2_000_000;
 
+/// A peer is not silent before that, ns. On a busy host the scheduler leaves a process out for half a second,
+/// where a card would answer; of one that has ended the kernel tells at once.
+const LEAST_SILENCE: Nanos = 2_000_000_000;
+
 /// How it stands with a WQE that was asked for.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Progress {
@@ -531,7 +535,7 @@ impl LocalEnd {
     #[cold]
     pub(super) fn on_silence(&mut self, ctx: &mut Ctx<'_>, quiet: Nanos) {
         let waits = self.una != self.of.sq.posted() && self.rnr_until == 0 && self.state != QpState::Err;
-        if waits && self.terms.patience != 0 && quiet >= self.terms.patience {
+        if waits && self.terms.patience != 0 && quiet >= self.terms.patience.max(LEAST_SILENCE) {
             ctx.stats.retry_exceeded.inc();
             self.fail_oldest(ctx, WcStatus::RetryExcErr);
         }

@@ -464,3 +464,21 @@ fn nobody_else_has_a_say() {
         steps.pop();
     }
 }
+
+/// RC's retries would be over after 0.6 s; a process that the scheduler leaves out for so long is not gone.
+#[test]
+fn a_peer_is_not_silent_before_two_seconds() {
+    let world = World::new();
+    let mut run = world.run([vec![Act::Connect, Act::Send], vec![Act::Connect, Act::Send]]);
+    run.end(&[]);
+    let [card, _, _] = &world.cards;
+    send(&run.qps[0]);
+    let status_at = |later: Nanos| {
+        card.soft.with(|shard, now| shard.check_local(now + later));
+        let mut cqes = [Cqe::default(); 8];
+        (card.cq.poll(&mut cqes).unwrap() > 0).then_some(cqes[0].status)
+    };
+    let second = 1_000_000_000;
+    assert_eq!([second, 2 * second, 29 * second / 10].map(status_at), [None; 3]);
+    assert_eq!(status_at(3 * second + second / 10), Some(WcStatus::RetryExcErr));
+}
