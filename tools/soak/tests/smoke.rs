@@ -32,7 +32,13 @@ fn cards_keep_their_promises_on_a_hostile_network() {
     let strom = answers.map(|name| ("answers", name)).into_iter().chain(seen.map(|name| ("rpcs", name)));
     let strom = strom.chain(["NoKernel", "NoTarget"].map(|name| ("faults of requests", name)));
     let strom = strom.chain([("befell", "Unload"), ("requests completed", "LocQpOpErr")]);
-    let happened = happened.chain(star).chain(strom);
+    let ended = ["Ok", "Nack", "Timeout", "DispatchTimeout", "RemoteAuthenticationFailure", "RemoteAccess"];
+    let befell = ["Restart", "Reopen", "Rekey", "Dark", "attacks"];
+    let packets = ["late", "copies", "forged", "rekeys"];
+    let onerma = ended.map(|name| ("1RMA operations", name)).into_iter();
+    let onerma = onerma.chain(befell.map(|name| ("1RMA befell", name)));
+    let onerma = onerma.chain(packets.map(|name| ("1RMA packets", name)));
+    let happened = happened.chain(star).chain(strom).chain(onerma);
     for (group, name) in happened {
         assert!(all.of(group, name) > 0, "no run had {group}: {name}\n{all}");
     }
@@ -57,6 +63,14 @@ fn play_without_strom(seed: u64) {
 #[test]
 fn a_window_with_requests_under_way_is_not_invalidated() {
     play_without_strom(30_347_888);
+}
+
+/// An Offer of a card before its restart came to a peer of its next one.
+#[test]
+fn an_offer_of_the_boot_before_settles_nothing() {
+    if let Err(broken) = run(80_790, false) {
+        panic!("{}", broken.what);
+    }
 }
 
 /// What StaR was found to do wrong: docs/faults.md says what each run showed.
