@@ -28,8 +28,6 @@ await() {
 pci() { basename "$(readlink -f $sys/star"$1"/device)"; }
 
 listens() { grep -q ":$(printf %04X "$1") 0*:0000 0A" /proc/net/tcp /proc/net/tcp6; }
-# Whether a program listens at a port of the connection manager.
-serves() { grep -qE "@starverbs/[^/]*/cm/[0-9a-f]*$(printf %04x "$1")(/|\$)" /proc/net/unix; }
 has_ended() { ! kill -0 "$1" 2>/dev/null; }
 has_moved() { (($(<"$1") > $2)); }
 
@@ -245,25 +243,49 @@ judge_without_a_board() {
     echo "all ended"
 }
 
-# A server of the connection manager on the first function, and its client on the second, once the server
-# listens at a port: some programs' clients do not live to ask a second time. WORDS are both's, in SERVER and
-# CLIENT those of each; the client prints SAYS.
+# A server of the connection manager on the first function, and its client on the second, which asks again
+# until the server listens. WORDS are both's, in SERVER and CLIENT those of each; the client prints SAYS.
 connected() {
     # shellcheck disable=SC2086
     timeout 120 $ON0 $WORDS $SERVER >/tmp/traffic.server 2>&1 &
     local server=$!
-    await 60 serves "$1" || fail "no server: $WORDS"
-    # shellcheck disable=SC2086
-    timeout 60 $ON1 $WORDS $CLIENT >/tmp/traffic.client 2>&1 || fail "the client of $WORDS"
+    # shellcheck disable=SC2317
+    ask() {
+        # shellcheck disable=SC2086
+        timeout 60 $ON1 $WORDS $CLIENT >/tmp/traffic.client 2>&1
+    }
+    await 60 ask || fail "the client of $WORDS"
     wait $server || fail "the server of $WORDS"
     grep -q -e "$SAYS" /tmp/traffic.client || fail "what the client of $WORDS says"
 }
 
+# perftest with the connection manager. Its server listens for a second time once it has spoken with its client;
+# a client that is faster is refused, dies of that, and leaves a server that waits. Then both begin anew.
+perftest_connected() {
+    local server words=(ib_send_lat -R -x 0 -n 50 -p 19300)
+    for _ in {1..30}; do
+        # shellcheck disable=SC2086
+        timeout 60 $ON0 "${words[@]}" >/tmp/traffic.server 2>&1 &
+        server=$!
+        await 10 grep -qx 1 $sys/star0/contexts || fail "no server: ${words[*]}"
+        # shellcheck disable=SC2086
+        if timeout 60 $ON1 "${words[@]}" 127.0.0.1 >/tmp/traffic.client 2>&1; then
+            wait $server || fail "the server of ${words[*]}"
+            grep -q t_typical /tmp/traffic.client || fail "no figures of ${words[*]}"
+            return
+        fi
+        kill $server
+        wait $server
+        await 10 is_clean || fail "${words[*]} leaves something"
+    done
+    fail "30 times in a row the client of ${words[*]}"
+}
+
 judge_cm() {
-    SAYS='ping data: rdma-ping-' SERVER=-s CLIENT='-c -a 127.0.0.1' WORDS='rping -C 10 -v' connected 7174
-    SAYS='data transfers complete' SERVER='' CLIENT='-s 127.0.0.1' WORDS='udaddy -C 10' connected 7174
-    SAYS='data transfers complete' SERVER='' CLIENT='-s 127.0.0.1' WORDS='ucmatose -C 10' connected 7471
-    SAYS=t_typical SERVER='' CLIENT=127.0.0.1 WORDS='ib_send_lat -R -x 0 -n 50 -p 19300' connected 19300
+    SAYS='ping data: rdma-ping-' SERVER=-s CLIENT='-c -a 127.0.0.1' WORDS='rping -C 10 -v' connected
+    SAYS='data transfers complete' SERVER='' CLIENT='-s 127.0.0.1' WORDS='udaddy -C 10' connected
+    SAYS='data transfers complete' SERVER='' CLIENT='-s 127.0.0.1' WORDS='ucmatose -C 10' connected
+    perftest_connected
     clean
 }
 

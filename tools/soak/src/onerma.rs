@@ -394,10 +394,10 @@ impl World {
         }
     }
 
-    /// What is under way to a host's region writes nothing any more there.
+    /// What is under way to a host's region writes and reads nothing any more there.
     fn freeze(&mut self, at: At) {
         let jobs = self.single.values().chain(self.moves.values()).filter(|job| job.to == at);
-        jobs.for_each(|job| self.oracle.freeze(&self.net, job));
+        jobs.for_each(|job| self.oracle.freeze(&mut self.net, job));
     }
 
     /// A host ends without a word; its card, its process and its region are new ones.

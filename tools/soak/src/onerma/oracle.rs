@@ -121,13 +121,19 @@ impl Oracle {
         }
     }
 
-    /// Nothing of an operation that is under way lands any more at its target.
-    pub(super) fn freeze(&mut self, net: &Net, job: &Job) {
-        if job.op == Op::Write
-            && let Some(sink) = job.sink()
-        {
-            self.check_still(net, sink);
-            self.keep(net, sink, job);
+    /// An operation that is under way writes and reads nothing any more at its target: what it would read is
+    /// something else now.
+    pub(super) fn freeze(&mut self, net: &mut Net, job: &Job) {
+        match job.op {
+            Op::Write => {
+                self.check_still(net, (job.to, job.remote));
+                self.keep(net, (job.to, job.remote), job);
+            }
+            Op::Read => {
+                let memory = &mut net.hosts[job.to].env.memory;
+                memory.write(job.remote, &vec![!job.byte; job.len as usize]);
+            }
+            Op::Rekey => {}
         }
     }
 
