@@ -248,6 +248,13 @@ pub(crate) struct Kernels {
     shelf: Shelf,
 }
 
+impl Kernels {
+    /// That a kernel was away the peers may not have heard before a restart.
+    pub(crate) fn remember(&mut self, before: &Kernels) {
+        self.outages += before.outages;
+    }
+}
+
 impl ConnEnd {
     /// Whether its program may post no more: its card's answers have their slots beside.
     pub(crate) fn is_full(&self) -> bool {

@@ -57,6 +57,9 @@ impl Site {
     pub(crate) fn remember(&mut self, before: &Site) {
         let was_bad = |srq: &SharedQueue| srq.bad || srq.was_bad;
         self.srq.was_bad = was_bad(&before.srq);
+        if let (Some(kernels), Some(before)) = (&mut self.kernels, &before.kernels) {
+            kernels.remember(before);
+        }
         for (srq, before) in self.xrc.iter_mut().zip(&before.xrc) {
             srq.was_bad = was_bad(before);
         }
