@@ -34,6 +34,9 @@ impl Default for Waits {
     }
 }
 
+/// How long after which it is looked at again what is due and waits for its turn, or for the QP's context, ns.
+const TURN: Nanos = 10_000;
+
 impl<E: StarEnv> Stateful<E> {
     /// Does what is due now.
     pub fn handle_timeout(&mut self, card: &mut CardCtx<'_, E>) {
@@ -120,9 +123,11 @@ impl<E: StarEnv> Stateful<E> {
         let cqep = repeated.filter_map(|c| c.due(timeout).map(|due| due.max(self.stalled_until))).min();
         let left = (self.left_until != 0).then_some(self.left_until);
         for at in [answer, cqep, left, self.message_due()].into_iter().flatten() {
-            /* a completion that may leave now waits for nothing but its turn */
-            if at > now || self.deadline == 0 {
-                self.arm(at.max(now + 1));
+            /* what may leave now waits for nothing but its turn */
+            if at > now {
+                self.arm(at);
+            } else if self.deadline == 0 {
+                self.arm(now + TURN);
             }
         }
         for of in [Of::Local, Of::Remote] {
