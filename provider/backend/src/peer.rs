@@ -279,6 +279,11 @@ impl Peers {
         self.with(|sessions| if sessions.is_own(block) { None } else { self.way(sessions, block) })
     }
 
+    /// Whether a block is this process's.
+    pub fn is_own(&self, block: u32) -> bool {
+        self.with(|sessions| sessions.is_own(block))
+    }
+
     /// Sends `head` and the pieces as one message of frames; does not wait. Some(false): there is no room;
     /// `None`: the session is over.
     ///

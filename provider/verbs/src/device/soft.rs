@@ -206,7 +206,7 @@ impl Soft {
         /* the call may end what a deferred doorbell waits behind */
         guard.ring_deferred(now);
         let result = call(&mut guard, now);
-        guard.wake_requesters();
+        guard.env.channels.wake_requesters();
         guard.transmit(now, true);
         let cm_sent = guard.cm.take_sent();
         self.hand_on(&mut guard, now, cm_sent);
@@ -260,7 +260,7 @@ impl Soft {
             Some(mut guard) => {
                 let shard = &mut *guard;
                 let waits = shard.env.channels.is_crowded() && self.settings.defer && self.defer(shard, qpn);
-                if waits || shard.ring_local(qpn) {
+                if waits || shard.local.ring((&mut shard.nic, &mut shard.env), qpn) {
                     self.settle_local(shard);
                 } else {
                     self.ring_wire(shard, qpn);

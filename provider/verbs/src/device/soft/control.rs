@@ -286,17 +286,21 @@ impl Soft {
     fn modify_qp(&self, qp: &QpInner, to: &QpAttr, mask: QpAttrMask) -> Result<()> {
         let direct = self.with(|shard, now| {
             if mask.contains(QpAttrMask::STATE) && to.state == QpState::Sqd {
-                shard.wait_no_more(qp.qpn, now);
+                let Shard { nic, env, local, .. } = shard;
+                if local.wait_no_more((nic, env), qp.qpn, now) {
+                    shard.transmit(now, true);
+                }
             }
             shard.modify_qp(qp.qpn, to, mask, now)?;
             if mask.contains(QpAttrMask::STATE) {
                 if qp.has_preference() {
                     shard.move_star(qp, to.state, now);
                 }
-                shard.move_local(qp.qpn, to.state, qp.has_preference(), now);
+                let Shard { nic, env, local, .. } = shard;
+                local.move_qp((nic, env), qp.qpn, to.state, qp.has_preference(), now);
             }
             if mask.contains(QpAttrMask::ACCESS_FLAGS) {
-                shard.change_access(qp.qpn);
+                shard.local.change_access((&mut shard.nic, &mut shard.env), qp.qpn);
             }
             Ok::<_, VerbsError>(shard.env.channels.gates.is_some())
         })?;

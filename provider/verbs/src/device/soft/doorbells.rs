@@ -53,7 +53,7 @@ impl Shard {
         let local = of_channels == Backlog::BehindOthers;
         let backlog = if local {
             if self.deferred.is_full() {
-                self.ring_deferred_local();
+                self.local.ring_deferred((&mut self.nic, &mut self.env), &mut self.deferred);
             }
             of_channels
         } else {

@@ -6,7 +6,7 @@ use starverbs_backend::links::Links;
 use starverbs_backend::{Payload, Peers, RoceTx};
 use starverbs_core::relay::{LinkError, LinkId, Relay};
 use starverbs_core::shared_qp::SharedQpMessage;
-use starverbs_core::{AsyncEvent, Av, Dma, Env, Gid, Host, PdId, Port, Seg};
+use starverbs_core::{AsyncEvent, Av, Dma, Env, Gid, Host, Nic, PdId, Port, Seg};
 use starverbs_rings::{CardRq, CardSq, prefetch};
 
 use super::engine::HostEngine;
@@ -22,6 +22,9 @@ const MAX_PAYLOAD: usize = 4096;
 
 /// What null regions read as.
 static ZEROES: [u8; MAX_PAYLOAD] = [0; MAX_PAYLOAD];
+
+/// A card and its host, of which every part of a process may need both.
+pub(crate) type NicEnv<'a> = (&'a mut Nic<HostEnv>, &'a mut HostEnv);
 
 /// What a card works on in a real process.
 pub(crate) struct HostEnv {

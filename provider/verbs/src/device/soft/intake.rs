@@ -4,14 +4,11 @@ use starverbs_backend::Rx;
 use starverbs_core::{Nanos, Nic};
 
 use super::back_pressure::{BackPressure, Who};
-use super::env::HostEnv;
+use super::env::{HostEnv, NicEnv};
 use crate::stat::StatPage;
 
 /// Frames whose contexts are fetched at once: about as many as a CPU has misses under way at the same time.
 pub(super) const AHEAD: u32 = 16;
-
-/// A card and its host.
-pub(crate) type CardAnd<'a> = (&'a mut Nic<HostEnv>, &'a mut HostEnv);
 
 /// What has come and was not handled yet.
 pub(crate) struct Intake {
@@ -33,16 +30,11 @@ impl Intake {
         Intake { rx, ahead, looked: 0, held_back: false, back_pressure: BackPressure::default() }
     }
 
-    /// Whether contexts are fetched ahead.
-    pub(super) fn looks_ahead(&self) -> bool {
-        self.ahead > 0
-    }
-
     /// Handles the frames of the last `recv` until `enough`; says whether all are handled.
     #[inline]
     pub(super) fn take(
         &mut self,
-        (nic, env): CardAnd<'_>,
+        (nic, env): NicEnv<'_>,
         now: Nanos,
         mut enough: impl FnMut() -> bool,
     ) -> bool {
@@ -62,7 +54,7 @@ impl Intake {
 
     /// [`Intake::take`] of a QPC-limited card, as far as it takes frames.
     #[cold]
-    fn offer(&mut self, (nic, env): CardAnd<'_>, now: Nanos, enough: &mut dyn FnMut() -> bool) -> bool {
+    fn offer(&mut self, (nic, env): NicEnv<'_>, now: Nanos, enough: &mut dyn FnMut() -> bool) -> bool {
         self.held_back = false;
         while nic.takes_frames() {
             let Some((meta, frame)) = self.rx.next_frame() else { return true };

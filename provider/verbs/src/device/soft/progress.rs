@@ -87,8 +87,8 @@ impl Soft {
         }
         shard.local.wire_idle = if got > 0 { 0 } else { shard.local.wire_idle.saturating_add(1) };
         let got = got + shard.run_star(now, Who::Program) as usize;
-        let got = got + shard.run_local(now) as usize;
-        shard.check_local(now);
+        let got = got + shard.local.run((&mut shard.nic, &mut shard.env), now) as usize;
+        shard.local.check((&mut shard.nic, &mut shard.env), now);
         shard.run_links(now, &self.deferred_log);
         shard.run_timers(now);
         shard.turns = shard.turns.wrapping_add(1);
@@ -127,9 +127,9 @@ impl Soft {
             self.activity.note_poll(clock::now());
         }
         if shard.has_deferred() {
-            shard.ring_deferred_local();
+            shard.local.ring_deferred((&mut shard.nic, &mut shard.env), &mut shard.deferred);
         }
-        let came = shard.run_local(0) > 0;
+        let came = shard.local.run((&mut shard.nic, &mut shard.env), 0) > 0;
         if came {
             if shard.env.channels.is_asleep() {
                 self.note_taken(shard);
@@ -233,12 +233,12 @@ impl Soft {
         self.take_doorbells(shard, now);
         let (mut work, held_until) = self.take_batches(shard, now);
         work += shard.run_star(now, Who::Thread);
-        let served = shard.run_local_at_last(now);
+        let served = shard.local.run_at_last((&mut shard.nic, &mut shard.env), now);
         if served > 0 {
             shard.local.busy = 0;
         }
         work += served;
-        shard.check_local(now);
+        shard.local.check((&mut shard.nic, &mut shard.env), now);
         work += shard.run_links(now, &self.deferred_log);
         /* behind the frames: the answer that a timer waits for may be among them */
         work += u32::from(shard.run_timers(now));
@@ -255,7 +255,7 @@ impl Soft {
         let Some(mut guard) = self.try_lock() else { return false };
         let shard = &mut *guard;
         shard.env.channels.stay_awake();
-        let came = shard.run_local_at_last(0) > 0;
+        let came = shard.local.run_at_last((&mut shard.nic, &mut shard.env), 0) > 0;
         if came {
             self.settle_local(shard);
         }
@@ -345,7 +345,10 @@ impl Shard {
         let of_frames = sooner(sooner(of_timers, held_back), self.env.tx.next_deadline());
         /* of a program that may have gone */
         let of_doorbells = self.has_deferred().then_some(now + LEFT);
-        let of_host = sooner(sooner(of_doorbells, self.next_local()), self.moderator.next_deadline());
+        let of_host = sooner(
+            sooner(of_doorbells, self.local.next_check(&self.env.channels)),
+            self.moderator.next_deadline(),
+        );
         sooner(sooner(of_frames, of_host), self.next_star(now))
     }
 }

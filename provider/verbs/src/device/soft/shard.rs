@@ -166,7 +166,7 @@ impl Shard {
             if let Ok(attr) = self.query_qp(qpn) {
                 let (remote, gid) = (attr.dest_qpn, host::ip_of(attr.av.dgid));
                 let (mtu, sq, rq) = (attr.path_mtu.bytes(), attr.sq_psn.get(), attr.rq_psn.get());
-                let (star, (link, sent, taken)) = (self.star_word(qpn), self.link_of(qpn));
+                let (star, (link, sent, taken)) = (self.star_word(qpn), self.local.link_of(&self.nic, qpn));
                 let (sq, rq) = (sq.wrapping_add(sent) & QPN_MASK, rq.wrapping_add(taken) & QPN_MASK);
                 /* writing to a String cannot fail */
                 let _ = writeln!(

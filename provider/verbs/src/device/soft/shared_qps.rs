@@ -16,8 +16,7 @@ use starverbs_core::{Nanos, NicError, PdId, Qpn};
 
 use super::Soft;
 use super::deferred_log::DeferredLog;
-use super::env::HostEnv;
-use super::intake::CardAnd;
+use super::env::{HostEnv, NicEnv};
 use crate::clock;
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, FdQueue, kind};
@@ -204,7 +203,7 @@ impl SharedQps {
     /// Takes messages from other processes of this one's XRC domains, as long as the port has room for what
     /// they bring; says how many.
     #[inline]
-    pub(super) fn run(&mut self, card: CardAnd<'_>, now: Nanos, log: &DeferredLog) -> u32 {
+    pub(super) fn run(&mut self, card: NicEnv<'_>, now: Nanos, log: &DeferredLog) -> u32 {
         let Some(mut room) = self.room.take() else { return 0 };
         let taken = self.take_messages(card, now, &mut room);
         self.room = Some(room);
@@ -213,7 +212,7 @@ impl SharedQps {
     }
 
     #[cold]
-    fn take_messages(&mut self, (nic, env): CardAnd<'_>, now: Nanos, room: &mut [u8; MESSAGE]) -> u32 {
+    fn take_messages(&mut self, (nic, env): NicEnv<'_>, now: Nanos, room: &mut [u8; MESSAGE]) -> u32 {
         let mut taken = 0;
         while taken < RELAYS && env.tx.can_send() {
             match env.links.as_mut().and_then(|links| links.next(room)) {
@@ -257,7 +256,7 @@ impl SharedQps {
     /// A message of another process.
     pub(crate) fn handle(
         &mut self,
-        (nic, env): CardAnd<'_>,
+        (nic, env): NicEnv<'_>,
         now: Nanos,
         link: LinkId,
         domain: PdId,
@@ -303,7 +302,7 @@ impl SharedQps {
     /// Executes a request of an attached process, or of one that attaches.
     fn serve(
         &mut self,
-        (nic, env): CardAnd<'_>,
+        (nic, env): NicEnv<'_>,
         now: Nanos,
         link: LinkId,
         domain: PdId,

@@ -13,7 +13,7 @@ mod sealing;
 use std::os::fd::RawFd;
 
 use starverbs_backend::star::StarRx;
-use starverbs_core::{Nanos, Nic, QpState, Qpn};
+use starverbs_core::{Nanos, QpState, Qpn};
 use starverbs_settings::{Settings, StarWire};
 use starverbs_star::card::Turn;
 use starverbs_star::control::Preference;
@@ -25,7 +25,7 @@ use starverbs_star::negotiate::Outcome;
 use starverbs_star::wire::Side;
 
 use super::back_pressure::Who;
-use super::env::HostEnv;
+use super::env::{HostEnv, NicEnv};
 use super::intake::AHEAD;
 use super::{Shard, Soft};
 use crate::error::Result;
@@ -48,11 +48,7 @@ pub(crate) struct StarHost {
 
 impl StarHost {
     /// With ports of its own, whose sending half becomes `env`'s.
-    fn open(
-        settings: &Settings,
-        sealing: Sealing,
-        (nic, env): (&mut Nic<HostEnv>, &mut HostEnv),
-    ) -> Result<Self> {
+    fn open(settings: &Settings, sealing: Sealing, (nic, env): NicEnv<'_>) -> Result<Self> {
         let (tx, rx) = env.tx.open_star(settings)?;
         let ports = [Side::Stateless, Side::Stateful].map(|side| tx.port(side));
         let [boot, _] = seed();

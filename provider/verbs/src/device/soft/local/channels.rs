@@ -128,9 +128,9 @@ impl Channels {
         self.askers.get_mut(channel as usize)?.as_deref_mut()
     }
 
-    /// The channel to the process that has a block; opened if there is none. `ours`: the block is this
-    /// card's. `None`: there can be none.
-    pub(super) fn channel_to(&mut self, block: u32, ours: bool) -> Option<u32> {
+    /// The channel to the process that has a block, which may be this one; opened if there is none. `None`:
+    /// there can be none.
+    pub(super) fn channel_to(&mut self, block: u32) -> Option<u32> {
         let position = |askers: &[Option<Box<Asker>>], is_it: &dyn Fn(&Asker) -> bool| {
             askers.iter().position(|asker| asker.as_ref().is_some_and(|asker| !asker.ended && is_it(asker)))
         };
@@ -138,7 +138,7 @@ impl Channels {
             return Some(at as u32);
         }
         /* a process may have many blocks, and has one channel */
-        let session = if ours { None } else { Some(self.peers.session_to(block)?) };
+        let session = if self.peers.is_own(block) { None } else { Some(self.peers.session_to(block)?) };
         if let Some(at) = position(&self.askers, &|asker| asker.session == session) {
             self.asker(at as u32)?.blocks.push(block);
             return Some(at as u32);
@@ -354,6 +354,19 @@ impl Channels {
         }
     }
 
+    /// Wakes those who wait for places of requests that were given back. What a program does with its
+    /// completions comes first: the look takes a fence, which waits until the other end has let the line go.
+    #[inline]
+    pub(in super::super) fn wake_requesters(&mut self) {
+        for answerer in &mut self.answerers {
+            if answerer.channel.requests.must_wake()
+                && let Some(session) = answerer.session
+            {
+                self.peers.wake(session);
+            }
+        }
+    }
+
     #[inline(never)]
     fn wake_askers(&mut self) {
         for answerer in &mut self.answerers {
@@ -367,7 +380,7 @@ impl Channels {
     #[cold]
     pub(in super::super) fn prepare_to_sleep(&mut self) -> bool {
         self.asleep = true;
-        super::turn::wake_requesters(self);
+        self.wake_requesters();
         let mut busy = false;
         for asker in self.askers.iter_mut().flatten().filter(|asker| !asker.ended) {
             busy |= asker.waits() && asker.channel.requests.sleep() != Ok(true);

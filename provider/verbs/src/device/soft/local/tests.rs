@@ -10,9 +10,12 @@ use std::time::{Duration, Instant};
 
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;
-use starverbs_core::{Cqe, Mtu, SendFlags, WcOpcode, WcStatus};
+use starverbs_core::types::QPN_BLOCK_SHIFT;
+use starverbs_core::{Cqe, Mtu, QpType, SendFlags, WcOpcode, WcStatus};
 use starverbs_settings::LinkTrust;
 
+use super::agreement::PATIENCE;
+use super::record::{Record, control};
 use super::*;
 use crate::device::tests::send as plain_send;
 use crate::device::{Device, Soft};
@@ -119,13 +122,14 @@ impl Card {
     fn take(&self) {
         self.soft.with(|shard, now| {
             while shard.intake.rx.recv() > 0 && shard.take_frames(now, || false) {}
-            shard.run_local(now);
+            shard.local.run((&mut shard.nic, &mut shard.env), now);
             shard.run_timers(now);
         });
     }
 
     fn late(&self) {
-        self.soft.with(|shard, now| shard.end_waiting(now + PATIENCE + 1));
+        self.soft
+            .with(|shard, now| shard.local.end_waiting((&mut shard.nic, &mut shard.env), now + PATIENCE + 1));
     }
 
     fn path(&self, qp: &Qp) -> Path {
@@ -211,7 +215,7 @@ impl World {
     fn forge(&self, op: u8, to: Qpn, from: Qpn, epoch: u16) {
         self.cards[2].soft.with(|shard, _| {
             let channels = &mut shard.env.channels;
-            let channel = channels.channel_to(to >> QPN_BLOCK_SHIFT, false).expect("a channel");
+            let channel = channels.channel_to(to >> QPN_BLOCK_SHIFT).expect("a channel");
             channels.send_control(channel, Record { op, epoch, to, from, ..Record::default() });
         });
     }
@@ -474,7 +478,7 @@ fn a_peer_is_not_silent_before_two_seconds() {
     let [card, _, _] = &world.cards;
     send(&run.qps[0]);
     let status_at = |later: Nanos| {
-        card.soft.with(|shard, now| shard.check_local(now + later));
+        card.soft.with(|shard, now| shard.local.check((&mut shard.nic, &mut shard.env), now + later));
         let mut cqes = [Cqe::default(); 8];
         (card.cq.poll(&mut cqes).unwrap() > 0).then_some(cqes[0].status)
     };

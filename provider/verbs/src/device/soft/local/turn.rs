@@ -7,7 +7,7 @@ use super::channels::Channels;
 use super::end::LocalEnd;
 use super::record::{self, CHUNK, Record, answer, control};
 use super::responder::{ReadAnswer, Reply};
-use crate::device::soft::env::HostEnv;
+use crate::device::soft::env::{HostEnv, NicEnv};
 use crate::device::soft::intake::AHEAD;
 
 /// Requests of one channel in one turn.
@@ -16,8 +16,6 @@ const REQUESTS: u32 = 64;
 const FETCH: u32 = 3;
 /// Answers of one channel in one turn.
 const ANSWERS: u32 = 512;
-
-type NicEnv<'a> = (&'a mut Nic<HostEnv>, &'a mut HostEnv);
 
 /// A control record that came beside requests, and in which channel.
 pub(super) struct InboundControl {
@@ -226,19 +224,6 @@ impl Run {
             }
             /* several wait: while this one is executed, one behind comes from the other end's CPU */
             answerer.channel.requests.fetch_ahead(FETCH);
-        }
-    }
-}
-
-/// Wakes those who wait for places of requests that were given back. What a program does with its completions
-/// comes first: the look takes a fence, which waits until the other end has let the line go.
-#[inline]
-pub(super) fn wake_requesters(channels: &mut Channels) {
-    for answerer in &mut channels.answerers {
-        if answerer.channel.requests.must_wake()
-            && let Some(session) = answerer.session
-        {
-            channels.peers.wake(session);
         }
     }
 }

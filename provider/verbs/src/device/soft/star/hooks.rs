@@ -61,7 +61,7 @@ impl Shard {
         let Shard { env, shared_qps, .. } = self;
         shared_qps.ends(env, qpn);
         self.forget_star(qpn);
-        self.forget_local(qpn);
+        self.local.forget(&mut self.env.channels, qpn);
         if self.with_star(now, |star, turn| star.ends.endpoints.destroy(turn, qpn)) == Some(true) {
             return Ok(());
         }

@@ -1,0 +1,126 @@
+//! The watch over local connections: peers that are gone or silent, and proposals that nobody answers.
+//!
+//! Owns when it is looked, and what follows.
+
+use starverbs_backend::ChannelNews;
+use starverbs_core::{Nanos, Qpn};
+
+use super::channels::{Asker, Channels};
+use super::turn::{self, with_end};
+use super::{Entry, LocalHost, Ours, Path};
+use crate::device::soft::env::NicEnv;
+
+/// How often it is looked whether a peer is silent.
+const CHECK: Nanos = 50_000_000;
+
+impl LocalHost {
+    /// Something has become of a channel.
+    #[cold]
+    pub(super) fn on_news(&mut self, (nic, env): NicEnv<'_>, news: ChannelNews, now: Nanos) {
+        match news {
+            ChannelNews::Opened(session, channel, memory) => {
+                env.channels.add_answerer(Some(session), *channel, memory);
+            }
+            ChannelNews::Broken => nic.counters().local_broken.inc(),
+            ChannelNews::Ended(session) => {
+                /* what it asked before is executed */
+                loop {
+                    let taken = turn::take_requests((nic, env), now);
+                    match env.channels.inbound_control.take() {
+                        Some(control) => self.on_control((nic, env), &control, now),
+                        None if taken == 0 => break,
+                        None => {}
+                    }
+                }
+                for asker in env.channels.askers.iter_mut().flatten() {
+                    asker.ended |= asker.session == Some(session);
+                }
+                for answerer in &mut env.channels.answerers {
+                    answerer.ended |= answerer.session == Some(session);
+                }
+                for entry in self.qps.values_mut() {
+                    entry.theirs.retain(|theirs| theirs.session != Some(session));
+                }
+                self.drop_broken((nic, env), now);
+            }
+        }
+    }
+
+    /// QPs whose channel is over lose their peer.
+    #[cold]
+    pub(super) fn drop_broken(&mut self, (nic, env): NicEnv<'_>, now: Nanos) {
+        if std::mem::take(&mut env.channels.broken) {
+            nic.counters().local_broken.inc();
+        }
+        turn::take_answers((nic, env), now);
+        let mut lost = Vec::new();
+        for (qpn, entry) in &self.qps {
+            let Some(ours) = entry.ours.filter(|_| entry.path != Path::Wire) else { continue };
+            if env.channels.asker(ours.channel).is_none_or(|asker| asker.ended) {
+                lost.push((*qpn, entry.path));
+            }
+        }
+        for (qpn, path) in lost {
+            if path == Path::Asking {
+                self.use_wire((nic, env), qpn, now);
+            } else {
+                with_end((nic, env), qpn, now, |end, _| end.lose_peer());
+            }
+        }
+        env.channels.drop_ended();
+    }
+
+    /// Looks at what waits for too long.
+    pub(in super::super) fn check(&mut self, (nic, env): NicEnv<'_>, now: Nanos) {
+        if now.saturating_sub(self.checked) < CHECK || self.asking + self.active == 0 {
+            return;
+        }
+        self.checked = now;
+        if self.asking > 0 {
+            self.end_waiting((nic, env), now);
+        }
+        for at in 0..env.channels.askers.len() as u32 {
+            let Some(asker) = env.channels.asker(at) else { continue };
+            let Ok(read) = asker.channel.requests.look() else { continue };
+            let quiet = asker.quiet_for(read, now);
+            if quiet > 2 * CHECK {
+                self.on_silence((nic, env), at, quiet, now);
+            }
+        }
+    }
+
+    #[cold]
+    fn on_silence(&self, (nic, env): NicEnv<'_>, channel: u32, quiet: Nanos, now: Nanos) {
+        let uses = |entry: &Entry| {
+            entry.path == Path::Local && entry.ours.is_some_and(|ours| ours.channel == channel)
+        };
+        for (qpn, _) in self.qps.iter().filter(|(_, entry)| uses(entry)) {
+            with_end((nic, env), *qpn, now, |end, ctx| end.on_silence(ctx, quiet));
+        }
+    }
+
+    /// QPs whose program waits for a proposal that does not come use the wire, as do those to which the peer
+    /// has sent a packet.
+    #[cold]
+    pub(super) fn end_waiting(&mut self, (nic, env): NicEnv<'_>, now: Nanos) {
+        let late = |ours: &Option<Ours>| ours.is_some_and(|ours| ours.until <= now);
+        let asking = self.qps.iter().filter(|(_, entry)| entry.path == Path::Asking);
+        let over =
+            asking.filter(|(qpn, entry)| !nic.is_held(**qpn) || (late(&entry.ours) && nic.has_posts(**qpn)));
+        let over: Vec<Qpn> = over.map(|(qpn, _)| *qpn).collect();
+        for qpn in over {
+            self.use_wire((nic, env), qpn, now);
+        }
+        let mut asking = self.qps.iter().filter(|(_, entry)| entry.path == Path::Asking);
+        self.posted = asking.any(|(qpn, _)| nic.has_posts(*qpn));
+    }
+
+    /// When [`LocalHost::check`] has something to do.
+    #[inline]
+    pub(in super::super) fn next_check(&self, channels: &Channels) -> Option<Nanos> {
+        let waits = |asker: &Asker| asker.under_way > 0;
+        let asks = self.asking > 0 && self.posted;
+        let any = asks || channels.askers.iter().flatten().any(|asker| waits(asker));
+        any.then(|| self.checked + CHECK)
+    }
+}
