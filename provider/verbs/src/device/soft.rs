@@ -249,7 +249,7 @@ impl Soft {
 
     #[inline(never)]
     fn ring_srq(&self, srq: SrqId) {
-        self.with(|shard, now| shard.ring_srq(srq, now));
+        self.with(|shard, now| shard.star.ring_srq((&mut shard.nic, &mut shard.env), srq, now));
     }
 
     /// Rings the doorbell of `qpn`, or leaves it for the lock's holder.
@@ -291,7 +291,7 @@ impl Soft {
     fn settle_local(&self, shard: &mut Shard) {
         /* an event that is held back: the thread may sleep, and is to raise it */
         let moderated = shard.moderator.next_deadline().is_some();
-        if moderated || !shard.env.events.is_empty() || shard.next_timer() != shard.timer_seen {
+        if moderated || !shard.env.events.is_empty() || shard.nic.next_deadline() != shard.timer_seen {
             self.finish_local(shard);
         }
     }
@@ -299,7 +299,7 @@ impl Soft {
     #[cold]
     fn finish_local(&self, shard: &mut Shard) {
         self.finish(shard, clock::now());
-        shard.timer_seen = shard.next_timer();
+        shard.timer_seen = shard.nic.next_deadline();
     }
 
     /// Has the doorbell of `qpn` wait for the card's next turn, if it may. A program that polls takes a turn
@@ -387,7 +387,7 @@ impl Soft {
     /// lock, its turn or the next one takes them.
     fn ring_what_waits(&self) {
         let Some(guard) = self.try_lock() else { return };
-        let waits = guard.has_deferred();
+        let waits = !guard.deferred.is_empty();
         drop(guard);
         if waits {
             self.with(|_, _| ());

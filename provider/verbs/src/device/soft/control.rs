@@ -8,7 +8,7 @@ use starverbs_core::Host;
 use starverbs_core::qp::{QpAttr, QpAttrMask};
 use starverbs_core::relay::LinkError;
 use starverbs_core::shared_qp::SharedQpRequest;
-use starverbs_core::{Nanos, NicError, PdId, QpState, Qpn, RecvQueue, Sge, SrqId, TakenWqe};
+use starverbs_core::{NicError, PdId, QpState, Qpn, RecvQueue, Sge, SrqId, TakenWqe};
 use starverbs_rings::{CardRq, SpinLock, WorkRings};
 
 use super::{Shard, Soft};
@@ -119,7 +119,7 @@ impl Soft {
         match xrc {
             Xrc::Share { domain, name } => self.share_domain(domain, name)?,
             Xrc::Unshare { domain } => self.with(|shard, _| {
-                shard.unshare(domain);
+                shard.shared_qps.end(&mut shard.env, domain);
                 shard.shared_qps.hand_over(&self.deferred_log);
             }),
             Xrc::Offer { domain, qpn, qp } => {
@@ -154,12 +154,16 @@ impl Soft {
             Star::SetRole { qpn, role } => {
                 let asked = self.with(|shard, now| match shard.qp_state(qpn) {
                     Some(QpState::Reset | QpState::Init) => Ok(true),
-                    Some(QpState::Rtr | QpState::Rts) => Ok(shard.change_preference(qpn, role, now)),
+                    Some(QpState::Rtr | QpState::Rts) => {
+                        Ok(shard.star.change_preference((&mut shard.nic, &mut shard.env), qpn, role, now))
+                    }
                     _ => Err(VerbsError::Invalid("state of the queue pair")),
                 })?;
                 if asked { Ok(Reply::Done) } else { Err(VerbsError::Unsupported("StaR with this peer")) }
             }
-            Star::Query { qpn, role } => Ok(Reply::Star(self.with(|shard, _| shard.star_of(qpn, role)))),
+            Star::Query { qpn, role } => {
+                Ok(Reply::Star(self.with(|shard, _| shard.star.info(&shard.nic, qpn, role))))
+            }
         }
     }
 
@@ -248,7 +252,10 @@ impl Soft {
                 return Err(VerbsError::Invalid("size below the limit, or below what is posted"));
             }
             if let Some(room) = room {
-                shard.move_srq(srq, &mut posted, room, now)?;
+                // SAFETY: the one card half, used under the card's lock.
+                let half = unsafe { room.card_rq() };
+                let taken = shard.star.replace_srq_ring((&mut shard.nic, &mut shard.env), srq, half, now)?;
+                move_posted(&taken, &mut posted, room)?;
             }
             Ok(shard.nic.modify_srq_limit(srq, limit)?)
         })
@@ -264,7 +271,7 @@ impl Soft {
             self.reserve_doorbells(shard.nic.qp_count() + 1)?;
             let qpn = shard.nic.create_qp(init)?;
             if rpc {
-                shard.speak_strom(qpn, now)?;
+                shard.replies.speak_strom((&mut shard.nic, &mut shard.env), qpn, now)?;
             }
             Ok(qpn)
         })
@@ -294,7 +301,7 @@ impl Soft {
             shard.modify_qp(qp.qpn, to, mask, now)?;
             if mask.contains(QpAttrMask::STATE) {
                 if qp.has_preference() {
-                    shard.move_star(qp, to.state, now);
+                    shard.star.move_qp((&mut shard.nic, &mut shard.env), qp, to.state, now);
                 }
                 let Shard { nic, env, local, .. } = shard;
                 local.move_qp((nic, env), qp.qpn, to.state, qp.has_preference(), now);
@@ -352,49 +359,14 @@ impl Soft {
     }
 }
 
-impl Shard {
-    /// Ends a protection domain. The next one that gets the number is another one, and other processes'
-    /// messages are not for it.
-    fn dealloc_pd(&mut self, pd: PdId) -> Result<()> {
-        let Shard { nic, domains, .. } = self;
-        domains.dealloc(nic, pd)?;
-        self.unshare(pd);
-        Ok(())
+/// Moves what is posted to `room`, which takes the old rings. `taken`: the old ring's card half.
+fn move_posted(taken: &CardRq, posted: &mut WorkRings, room: &mut WorkRings) -> Result<()> {
+    let mut sges = [Sge::default(); MAX_SGE as usize];
+    let mut producer = room.recv_producer_mut();
+    while let Some(TakenWqe { wr_id, num_sge }) = taken.take(&mut sges) {
+        producer.push(wr_id, &sges[..num_sge])?;
     }
-
-    /// Other processes do not reach the domain any more.
-    fn unshare(&mut self, domain: PdId) {
-        if let Some(links) = &mut self.env.links {
-            links.end(domain.0);
-        }
-        self.shared_qps.end(domain);
-    }
-
-    /// Moves what is posted to `room`, which takes the old rings.
-    fn move_srq(
-        &mut self,
-        srq: SrqId,
-        posted: &mut WorkRings,
-        room: &mut WorkRings,
-        now: Nanos,
-    ) -> Result<()> {
-        // SAFETY: the one card half, used under the card's lock.
-        let half = unsafe { room.card_rq() };
-        let taken = self.replace_srq_ring(srq, half, now)?;
-        let mut sges = [Sge::default(); MAX_SGE as usize];
-        let mut producer = room.recv_producer_mut();
-        while let Some(TakenWqe { wr_id, num_sge }) = taken.take(&mut sges) {
-            producer.push(wr_id, &sges[..num_sge])?;
-        }
-        drop(producer);
-        std::mem::swap(room, posted);
-        Ok(())
-    }
-
-    /// Ends a QP, whatever it is attached to.
-    pub(super) fn end_qp(&mut self, qpn: Qpn, now: Nanos) -> std::result::Result<(), NicError> {
-        let Shard { nic, intake, .. } = self;
-        nic.detach_from_all(qpn, |group| intake.rx.leave_group(group));
-        self.destroy_qp(qpn, now)
-    }
+    drop(producer);
+    std::mem::swap(room, posted);
+    Ok(())
 }

@@ -4,11 +4,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use starverbs_core::qp::Owner;
 use starverbs_core::{Nic, PdId};
 
 use super::env::HostEnv;
 use crate::device::command::Events;
 use crate::error::{Result, VerbsError};
+use crate::events::Event;
 
 /// The event queue of each protection domain's context.
 #[derive(Default)]
@@ -30,8 +32,17 @@ impl Domains {
         Ok(())
     }
 
+    /// Tells an object's owner of an event.
+    pub(super) fn notify(&self, owner: Option<Owner>, event: impl FnOnce(u64) -> Event) {
+        if let Some(Owner { pd, cookie }) = owner
+            && let Some(queue) = self.events(pd)
+        {
+            queue.push(event(cookie));
+        }
+    }
+
     /// Where events of a domain's objects go.
-    pub(super) fn events(&self, pd: PdId) -> Option<&Events> {
+    fn events(&self, pd: PdId) -> Option<&Events> {
         self.0.get(&pd)
     }
 

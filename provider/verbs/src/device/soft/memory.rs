@@ -27,7 +27,9 @@ impl Soft {
     /// Registers memory.
     pub(super) fn reg_mr(&self, attr: MrAttr) -> Result<u32> {
         self.change_memory(Some(attr.pd), Change::Opens, |shard, now| {
-            shard.open_key(now, |nic| nic.reg_mr(attr), Nic::dereg_mr).map(|key| (key, None))
+            let Shard { nic, env, star, .. } = shard;
+            let key = star.open_key((nic, env), now, |nic| nic.reg_mr(attr), Nic::dereg_mr);
+            key.map(|key| (key, None))
         })
     }
 
@@ -35,7 +37,7 @@ impl Soft {
     pub(super) fn rereg_mr(&self, key: u32, attr: MrAttr) -> Result<()> {
         self.change_memory(Some(attr.pd), Change::Closes, |shard, now| {
             shard.nic.rereg_mr(key, attr)?;
-            Ok(((), shard.follow_memory(now)))
+            Ok(((), shard.star.follow_memory((&mut shard.nic, &mut shard.env), now)))
         })
     }
 
@@ -48,7 +50,7 @@ impl Soft {
     pub(super) fn end_key<T>(&self, end: impl FnOnce(&mut Shard) -> NicResult<T>) -> Result<T> {
         self.change_memory(None, Change::Closes, |shard, now| {
             let ended = end(shard)?;
-            Ok((ended, shard.follow_memory(now)))
+            Ok((ended, shard.star.follow_memory((&mut shard.nic, &mut shard.env), now)))
         })
     }
 
@@ -58,7 +60,8 @@ impl Soft {
         let attr = MrAttr { addr, ..attr };
         let opened = self.change_memory(Some(attr.pd), Change::Opens, |shard, now| {
             let import = |nic: &mut Nic<HostEnv>| nic.import_mr(key, attr).map(|()| key);
-            shard.open_key(now, import, Nic::unimport_mr).map(|key| (key, None))
+            let Shard { nic, env, star, .. } = shard;
+            star.open_key((nic, env), now, import, Nic::unimport_mr).map(|key| (key, None))
         });
         match opened {
             Ok(_) => Ok(attr),
@@ -92,7 +95,7 @@ impl Soft {
     }
 
     /// Changes the table of memory by `change`, which has its followers hear of it and gives the key that
-    /// [`Shard::follow_memory`] gave. When this returns, stateful cards use nothing of what was closed any
+    /// `StarHost::follow_memory` gave. When this returns, stateful cards use nothing of what was closed any
     /// more, and know what is open in `opened`: the program may tell theirs its key by another way than ours.
     fn change_memory<T>(
         &self,
@@ -102,7 +105,7 @@ impl Soft {
     ) -> Result<T> {
         let (done, closed, told) = self.with(|shard, now| {
             let (done, closed) = change(shard, now)?;
-            Ok::<_, NicError>((done, closed, shard.is_known(opened)))
+            Ok::<_, NicError>((done, closed, shard.star.is_known(opened)))
         })?;
         let waits = closed.is_some() || !told;
         match kind {
@@ -112,25 +115,5 @@ impl Soft {
             Change::Opens => {}
         }
         Ok(done)
-    }
-}
-
-impl Shard {
-    /// Opens a key; whoever follows the table hears of it. `Exhausted`: there is no memory for that; it is
-    /// closed again, by `undo`.
-    fn open_key(
-        &mut self,
-        now: Nanos,
-        open: impl FnOnce(&mut Nic<HostEnv>) -> NicResult<u32>,
-        undo: impl FnOnce(&mut Nic<HostEnv>, u32) -> NicResult<()>,
-    ) -> NicResult<u32> {
-        let key = open(&mut self.nic)?;
-        self.follow_memory(now);
-        if self.has_star() && self.nic.memory().rule(key).is_none() {
-            /* nobody heard of the key, so nobody need hear that it is closed */
-            undo(&mut self.nic, key)?;
-            return Err(NicError::Exhausted);
-        }
-        Ok(key)
     }
 }

@@ -86,7 +86,7 @@ impl Soft {
             self.lower_alarm(shard, now + LEFT);
         }
         shard.local.wire_idle = if got > 0 { 0 } else { shard.local.wire_idle.saturating_add(1) };
-        let got = got + shard.run_star(now, Who::Program) as usize;
+        let got = got + shard.star.run((&mut shard.nic, &mut shard.env), now, Who::Program) as usize;
         let got = got + shard.local.run((&mut shard.nic, &mut shard.env), now) as usize;
         shard.local.check((&mut shard.nic, &mut shard.env), now);
         shard.run_links(now, &self.deferred_log);
@@ -126,7 +126,7 @@ impl Soft {
         if shard.turns.is_multiple_of(LOCAL_CLOCK) {
             self.activity.note_poll(clock::now());
         }
-        if shard.has_deferred() {
+        if !shard.deferred.is_empty() {
             shard.local.ring_deferred((&mut shard.nic, &mut shard.env), &mut shard.deferred);
         }
         let came = shard.local.run((&mut shard.nic, &mut shard.env), 0) > 0;
@@ -136,7 +136,7 @@ impl Soft {
             }
             self.settle_local(shard);
         }
-        let whole = shard.turns.is_multiple_of(LOCAL_POLLS) || shard.unsent || shard.has_deferred();
+        let whole = shard.turns.is_multiple_of(LOCAL_POLLS) || shard.unsent || !shard.deferred.is_empty();
         if whole || (!came && shard.local.wire_idle < WIRE_IDLE) {
             return None;
         }
@@ -207,7 +207,7 @@ impl Soft {
         shard.intake.rx.prepare_to_sleep();
         let local = shard.env.channels.prepare_to_sleep();
         fds.extend(shard.intake.rx.fds().iter().map(|fd| pollfd(*fd)));
-        fds.extend(shard.star.iter().flat_map(|star| star.fds()).map(pollfd));
+        fds.extend(shard.star.fds().map(pollfd));
         let deadline = sooner(port, next).unwrap_or(Nanos::MAX);
         /* An alarm that is still to come stays, though nothing may be due then: one spurious
         wake-up costs less than a call to this thread each time that the only timer is set anew. */
@@ -232,7 +232,7 @@ impl Soft {
         let now = clock::now();
         self.take_doorbells(shard, now);
         let (mut work, held_until) = self.take_batches(shard, now);
-        work += shard.run_star(now, Who::Thread);
+        work += shard.star.run((&mut shard.nic, &mut shard.env), now, Who::Thread);
         let served = shard.local.run_at_last((&mut shard.nic, &mut shard.env), now);
         if served > 0 {
             shard.local.busy = 0;
@@ -319,8 +319,8 @@ impl Shard {
     pub(super) fn transmit(&mut self, now: Nanos, acks: bool) {
         for _ in 0..ROUNDS {
             let mut more = self.nic.poll_transmit(&mut self.env, now, acks);
-            if self.star.is_some() {
-                more |= self.transmit_star(now);
+            if self.star.is_open() {
+                more |= self.star.transmit((&mut self.nic, &mut self.env), now);
             }
             self.env.tx.flush(now);
             self.unsent = more;
@@ -344,11 +344,11 @@ impl Shard {
             self.nic.next_deadline().map(|at| at.max(now + self.intake.held_for(now).unwrap_or(0)));
         let of_frames = sooner(sooner(of_timers, held_back), self.env.tx.next_deadline());
         /* of a program that may have gone */
-        let of_doorbells = self.has_deferred().then_some(now + LEFT);
+        let of_doorbells = (!self.deferred.is_empty()).then_some(now + LEFT);
         let of_host = sooner(
             sooner(of_doorbells, self.local.next_check(&self.env.channels)),
             self.moderator.next_deadline(),
         );
-        sooner(sooner(of_frames, of_host), self.next_star(now))
+        sooner(sooner(of_frames, of_host), self.star.next_deadline(&self.nic, &self.env, now))
     }
 }

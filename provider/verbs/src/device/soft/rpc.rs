@@ -9,10 +9,11 @@ use std::ptr::NonNull;
 
 use starverbs_core::mr::MrAttr;
 use starverbs_core::strom::{ReplyMemory, SLOT_BYTES};
-use starverbs_core::{Access, Nanos, NicError, Qpn};
+use starverbs_core::{Access, Nanos, Nic, NicError, Qpn};
 
 use super::super::command::KernelCommand;
-use super::{Shard, Soft};
+use super::Soft;
+use super::env::{HostEnv, NicEnv};
 use crate::error::{Result, VerbsError};
 use crate::qp::REPLIES;
 
@@ -49,35 +50,35 @@ impl Drop for ReplyRoom {
 #[derive(Default)]
 pub(super) struct Replies(HashMap<Qpn, ReplyRoom>);
 
-impl Shard {
+impl Replies {
     /// Has a queue pair that was just made speak StRoM's dialect, or ends it.
-    pub(super) fn speak_strom(&mut self, qpn: Qpn, now: Nanos) -> Result<()> {
-        let spoken = self.give_reply_room(qpn);
+    pub(super) fn speak_strom(&mut self, (nic, env): NicEnv<'_>, qpn: Qpn, now: Nanos) -> Result<()> {
+        let spoken = self.give_room(nic, qpn);
         if spoken.is_err() {
-            self.forget_replies(qpn, now);
-            self.nic.destroy_qp(&mut self.env, qpn)?;
+            self.forget((nic, env), qpn, now);
+            nic.destroy_qp(env, qpn)?;
         }
         spoken
     }
 
-    fn give_reply_room(&mut self, qpn: Qpn) -> Result<()> {
+    fn give_room(&mut self, nic: &mut Nic<HostEnv>, qpn: Qpn) -> Result<()> {
         const FULL: VerbsError = VerbsError::NoMemory("answers of kernels");
-        let pd = self.nic.qp_owner(qpn).ok_or(NicError::NotFound)?.pd;
-        self.replies.0.try_reserve(1).map_err(|_| FULL)?;
+        let pd = nic.qp_owner(qpn).ok_or(NicError::NotFound)?.pd;
+        self.0.try_reserve(1).map_err(|_| FULL)?;
         let mut room = ReplyRoom::new().ok_or(FULL)?;
         let addr = room.first.as_ptr().expose_provenance() as u64;
         let (length, access) = (ReplyRoom::LAYOUT.size() as u64, Access::LOCAL_WRITE);
-        room.key = self.nic.reg_mr(MrAttr { pd, addr, length, iova: addr, access, ..MrAttr::default() })?;
+        room.key = nic.reg_mr(MrAttr { pd, addr, length, iova: addr, access, ..MrAttr::default() })?;
         let memory = ReplyMemory { addr, lkey: room.key, slots: REPLIES as u8 };
-        self.replies.0.insert(qpn, room);
-        Ok(self.nic.speak_strom(qpn, memory)?)
+        self.0.insert(qpn, room);
+        Ok(nic.speak_strom(qpn, memory)?)
     }
 
     /// A queue pair has ended, with its answers. Frames that name them have left, or are dropped.
-    pub(super) fn forget_replies(&mut self, qpn: Qpn, now: Nanos) {
-        if let Some(room) = self.replies.0.remove(&qpn) {
-            self.env.tx.flush(now);
-            _ = self.nic.dereg_mr(room.key);
+    pub(super) fn forget(&mut self, (nic, env): NicEnv<'_>, qpn: Qpn, now: Nanos) {
+        if let Some(room) = self.0.remove(&qpn) {
+            env.tx.flush(now);
+            _ = nic.dereg_mr(room.key);
         }
     }
 }

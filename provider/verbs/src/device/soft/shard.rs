@@ -4,10 +4,11 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use starverbs_backend::{RoceTx, host};
-use starverbs_core::qp::Owner;
+use starverbs_core::coalesce::{Backlog, When};
+use starverbs_core::qp::{Owner, QpAttr, QpAttrMask};
 use starverbs_core::shared_qp::SharedQpMessage;
 use starverbs_core::types::QPN_MASK;
-use starverbs_core::{AsyncEvent, Nanos, Nic, Qpn};
+use starverbs_core::{AsyncEvent, Nanos, Nic, NicError, PdId, QpState, Qpn};
 
 use super::deferred_log::{DeferredLog, NO_DIALECT};
 use super::domains::Domains;
@@ -22,6 +23,7 @@ use super::shared_qps::SharedQps;
 use super::star::StarHost;
 use crate::cm::CmHost;
 use crate::device::command::Events;
+use crate::error::Result;
 use crate::events::{Event, kind};
 use crate::moderation::Moderator;
 use crate::stat::StatPage;
@@ -48,8 +50,8 @@ pub(crate) struct Shard {
     pub(super) moderator: Arc<Moderator>,
     /// Boxed: it lies beside what the data path uses
     pub(crate) cm: Box<CmHost>,
-    /// From the first QP on that may be an end of a StaR connection
-    pub(super) star: Option<Box<StarHost>>,
+    /// Ends of StaR connections
+    pub(super) star: StarHost,
     /// Queue pairs that talk to others of this host without packets
     pub(super) local: LocalHost,
     /// Memory of queue pairs that speak StRoM's dialect
@@ -83,17 +85,20 @@ impl Shard {
             shared_qps: Box::default(),
             moderator,
             cm: Box::new(cm),
-            star: None,
+            star: StarHost::default(),
             local,
             replies: Replies::default(),
             timer_seen: None,
         }
     }
 
-    /// When the card's next timer is due.
-    #[inline]
-    pub(super) fn next_timer(&self) -> Option<Nanos> {
-        self.nic.next_deadline()
+    /// Ends a protection domain. The next one that gets the number is another one, and other processes'
+    /// messages are not for it.
+    pub(super) fn dealloc_pd(&mut self, pd: PdId) -> Result<()> {
+        let Shard { nic, env, domains, shared_qps, .. } = self;
+        domains.dealloc(nic, pd)?;
+        shared_qps.end(env, pd);
+        Ok(())
     }
 
     /// QPs whose events go to `events`: those of its context.
@@ -119,7 +124,7 @@ impl Shard {
                 AsyncEvent::PeerLacksDialect(qpn) => log.add(NO_DIALECT, qpn),
                 AsyncEvent::SrqLimit(srq) => {
                     let event = |cookie| Event::Srq { kind: kind::SRQ_LIMIT_REACHED, cookie };
-                    self.notify_owner(self.nic.srq_owner(srq), event);
+                    self.domains.notify(self.nic.srq_owner(srq), event);
                 }
             }
         }
@@ -138,15 +143,7 @@ impl Shard {
         let env = &mut self.env;
         let send = |link, message: SharedQpMessage| env.send_shared_qp(link, &message);
         if !self.shared_qps.notify(qpn, kind, send) {
-            self.notify_owner(self.qp_owner(qpn), |cookie| Event::Qp { kind, cookie });
-        }
-    }
-
-    fn notify_owner(&self, owner: Option<Owner>, event: impl FnOnce(u64) -> Event) {
-        if let Some(Owner { pd, cookie }) = owner
-            && let Some(queue) = self.domains.events(pd)
-        {
-            queue.push(event(cookie));
+            self.domains.notify(self.qp_owner(qpn), |cookie| Event::Qp { kind, cookie });
         }
     }
 
@@ -166,7 +163,8 @@ impl Shard {
             if let Ok(attr) = self.query_qp(qpn) {
                 let (remote, gid) = (attr.dest_qpn, host::ip_of(attr.av.dgid));
                 let (mtu, sq, rq) = (attr.path_mtu.bytes(), attr.sq_psn.get(), attr.rq_psn.get());
-                let (star, (link, sent, taken)) = (self.star_word(qpn), self.local.link_of(&self.nic, qpn));
+                let (star, (link, sent, taken)) =
+                    (self.star.word(&self.nic, qpn), self.local.link_of(&self.nic, qpn));
                 let (sq, rq) = (sq.wrapping_add(sent) & QPN_MASK, rq.wrapping_add(taken) & QPN_MASK);
                 /* writing to a String cannot fail */
                 let _ = writeln!(
@@ -177,5 +175,115 @@ impl Shard {
             }
         }
         text
+    }
+}
+
+/// Queue pairs: one may be a stateless end, of which the card knows nothing, or the card's, whose connection
+/// packets carry, or memory.
+impl Shard {
+    /// The doorbell of `qpn`.
+    #[inline]
+    pub(crate) fn ring(&mut self, qpn: Qpn, now: Nanos) {
+        let Shard { nic, env, star, .. } = self;
+        if !star.ring((nic, env), qpn, now) {
+            nic.handle_doorbell(env, qpn, now);
+        }
+    }
+
+    /// Has the doorbell of `qpn` wait for the card's next turn, if it may and there is room; says which turn
+    /// that is.
+    #[inline]
+    pub(super) fn defer(&mut self, qpn: Qpn, may_sleep: bool) -> When {
+        let Shard { nic, env, star, local, deferred, .. } = self;
+        /* of local connections all is fetched when they are rung */
+        let of_channels = env.channels.backlog();
+        let is_local = of_channels == Backlog::BehindOthers;
+        let backlog = if is_local {
+            if deferred.is_full() {
+                local.ring_deferred((nic, env), deferred);
+            }
+            of_channels
+        } else {
+            match nic.backlog(qpn) {
+                Backlog::Due => star.backlog(qpn),
+                backlog => backlog,
+            }
+        };
+        let when = backlog.when(may_sleep);
+        if when == When::Now || !deferred.add(qpn) {
+            return When::Now;
+        }
+        if !is_local {
+            nic.expect(env, qpn);
+        }
+        when
+    }
+
+    /// Handles the doorbells that were deferred, in their order.
+    #[inline]
+    pub(super) fn ring_deferred(&mut self, now: Nanos) {
+        for qpn in self.deferred.qpns() {
+            self.nic.expect_requests(&self.env, qpn);
+        }
+        let mut at = 0;
+        while let Some(qpn) = self.deferred.get(at) {
+            self.ring(qpn, now);
+            at += 1;
+        }
+        self.deferred.clear();
+    }
+
+    /// `ibv_modify_qp`
+    pub(crate) fn modify_qp(
+        &mut self,
+        qpn: Qpn,
+        attr: &QpAttr,
+        mask: QpAttrMask,
+        now: Nanos,
+    ) -> std::result::Result<(), NicError> {
+        let Shard { nic, env, star, .. } = self;
+        let done = star.modify_qp((nic, env), qpn, attr, mask, now);
+        done.unwrap_or_else(|| nic.modify_qp(env, qpn, attr, mask, now))
+    }
+
+    /// `ibv_query_qp`
+    pub(crate) fn query_qp(&self, qpn: Qpn) -> std::result::Result<QpAttr, NicError> {
+        self.star.query_qp(qpn).map_or_else(|| self.nic.query_qp(qpn), Ok)
+    }
+
+    /// State of a QP.
+    pub(crate) fn qp_state(&self, qpn: Qpn) -> Option<QpState> {
+        self.query_qp(qpn).ok().map(|attr| attr.state)
+    }
+
+    /// `ibv_destroy_qp`
+    pub(crate) fn destroy_qp(&mut self, qpn: Qpn, now: Nanos) -> std::result::Result<(), NicError> {
+        let Shard { nic, env, shared_qps, star, local, replies, .. } = self;
+        shared_qps.ends(env, qpn);
+        star.forget(qpn);
+        local.forget(&mut env.channels, qpn);
+        if star.destroy_qp((nic, env), qpn, now) {
+            return Ok(());
+        }
+        nic.destroy_qp(env, qpn)?;
+        replies.forget((nic, env), qpn, now);
+        Ok(())
+    }
+
+    /// Ends a QP, whatever it is attached to.
+    pub(super) fn end_qp(&mut self, qpn: Qpn, now: Nanos) -> std::result::Result<(), NicError> {
+        let Shard { nic, intake, .. } = self;
+        nic.detach_from_all(qpn, |group| intake.rx.leave_group(group));
+        self.destroy_qp(qpn, now)
+    }
+
+    /// Whose a QP is.
+    pub(crate) fn qp_owner(&self, qpn: Qpn) -> Option<Owner> {
+        self.nic.qp_owner(qpn).or_else(|| self.star.owner(qpn))
+    }
+
+    /// Numbers of all QPs, in no order.
+    pub(crate) fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
+        self.nic.qpns().chain(self.star.qpns())
     }
 }

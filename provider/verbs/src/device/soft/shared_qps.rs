@@ -183,8 +183,11 @@ impl SharedQps {
         self.retire(|attachment| attachment.link == link);
     }
 
-    /// An XRC domain ends here, and its connections.
-    pub(crate) fn end(&mut self, domain: PdId) {
+    /// An XRC domain ends here, and its connections: other processes do not reach it any more.
+    pub(crate) fn end(&mut self, env: &mut HostEnv, domain: PdId) {
+        if let Some(links) = &mut env.links {
+            links.end(domain.0);
+        }
         self.remote.retain(|remote| remote.domain != domain);
         self.owned.retain(|owned| owned.domain != domain);
         self.retire(|attachment| attachment.qp.domain() == domain);

@@ -1,6 +1,6 @@
 //! StaR in a process: its UDP ports, and the ends of StaR connections behind them.
 //!
-//! A [`StarHost`] exists from the first queue pair on that may be the end of a StaR connection; without one
+//! A [`StarHost`] is open from the first queue pair on that may be the end of a StaR connection; before that
 //! nothing here runs. What packets are for, and what queue pairs become, is the
 //! [core's](starverbs_star::host); here are its sockets, its memory and its turns. It must not know what a
 //! queue pair is to a program.
@@ -13,15 +13,12 @@ mod sealing;
 use std::os::fd::RawFd;
 
 use starverbs_backend::star::StarRx;
-use starverbs_core::{Nanos, QpState, Qpn};
+use starverbs_core::{Nanos, Nic};
 use starverbs_settings::{Settings, StarWire};
 use starverbs_star::card::Turn;
-use starverbs_star::control::Preference;
 use starverbs_star::form::Form;
-use starverbs_star::host::endpoints::Endpoints;
 use starverbs_star::host::roles::Identity;
 use starverbs_star::host::{Ends, InboundPacket};
-use starverbs_star::negotiate::Outcome;
 use starverbs_star::wire::Side;
 
 use super::back_pressure::Who;
@@ -30,7 +27,6 @@ use super::intake::AHEAD;
 use super::{Shard, Soft};
 use crate::error::Result;
 use crate::process::seed;
-use crate::qp::QpInner;
 use crate::stat::StatPage;
 use port::StarPort;
 use sealing::Sealing;
@@ -38,15 +34,19 @@ use sealing::Sealing;
 /// Rounds of receiving in one turn of the thread.
 const BATCHES: u32 = 4;
 
-/// What a process has of StaR beside its card.
-pub(crate) struct StarHost {
+/// What a process has of StaR beside its card: nothing, until it is open.
+#[derive(Default)]
+pub(crate) struct StarHost(Option<Box<OpenStar>>);
+
+/// Its ports, and the ends behind them.
+struct OpenStar {
     rx: StarRx<StatPage>,
     ends: Ends<HostEnv>,
     /// How many packets to look ahead
     ahead: usize,
 }
 
-impl StarHost {
+impl OpenStar {
     /// With ports of its own, whose sending half becomes `env`'s.
     fn open(settings: &Settings, sealing: Sealing, (nic, env): NicEnv<'_>) -> Result<Self> {
         let (tx, rx) = env.tx.open_star(settings)?;
@@ -60,22 +60,7 @@ impl StarHost {
         let ends = Ends::new(identity, nic)?;
         env.star = Some(Box::new(StarPort::new(tx, sealing)));
         let ahead = if settings.qpc_prefetch { AHEAD as usize } else { 0 };
-        Ok(StarHost { rx, ends, ahead })
-    }
-
-    /// What the thread waits for.
-    pub(crate) fn fds(&self) -> impl Iterator<Item = RawFd> {
-        self.rx.fds()
-    }
-
-    /// The stateless ends.
-    pub(crate) fn endpoints(&self) -> &Endpoints<HostEnv> {
-        &self.ends.endpoints
-    }
-
-    /// What was settled for a QP. `None`: nothing yet, or nobody was asked.
-    pub(crate) fn outcome(&self, qpn: Qpn) -> Option<Outcome> {
-        self.ends.roles.outcome(qpn)
+        Ok(OpenStar { rx, ends, ahead })
     }
 
     /// Handles packets that have come, and what follows; gives how many rounds there were. `woken`: by whom
@@ -85,7 +70,7 @@ impl StarHost {
         let mut got = if woken { self.rx.recv_all() } else { self.rx.recv() };
         while got > 0 && turn.nic.takes_frames() {
             rounds += 1;
-            let StarHost { rx, ends, ahead } = self;
+            let OpenStar { rx, ends, ahead } = self;
             let mut looked = 0;
             while turn.nic.takes_frames()
                 && let Some(got) = rx.next_packet()
@@ -106,11 +91,68 @@ impl StarHost {
     }
 }
 
+impl StarHost {
+    /// Whether there are ends of StaR connections, or were.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// What the thread waits for.
+    pub(super) fn fds(&self) -> impl Iterator<Item = RawFd> {
+        self.0.iter().flat_map(|star| star.rx.fds())
+    }
+
+    /// StaR's part of a turn; says how much came.
+    #[inline]
+    pub(super) fn run(&mut self, (nic, env): NicEnv<'_>, now: Nanos, who: Who) -> u32 {
+        if self.is_open() { self.run_open((nic, env), now, who) } else { 0 }
+    }
+
+    #[cold]
+    fn run_open(&mut self, (nic, env): NicEnv<'_>, now: Nanos, who: Who) -> u32 {
+        self.with((nic, env), now, |star, turn| star.run(turn, who == Who::Thread)).unwrap_or(0)
+    }
+
+    /// Calls what is open, if it is.
+    fn with<R>(
+        &mut self,
+        (nic, env): NicEnv<'_>,
+        now: Nanos,
+        call: impl FnOnce(&mut OpenStar, &mut Turn<'_, HostEnv>) -> R,
+    ) -> Option<R> {
+        self.0.as_mut().map(|star| call(star, &mut Turn { nic, env, now }))
+    }
+
+    /// When StaR's part of a turn has something to do.
+    #[inline]
+    pub(super) fn next_deadline(&self, nic: &Nic<HostEnv>, env: &HostEnv, now: Nanos) -> Option<Nanos> {
+        let star = self.0.as_ref()?;
+        let port = env.star.as_ref();
+        /* a call of the program may have taken messages from the socket of which nobody else will wake
+         * anybody */
+        if port.is_some_and(|port| !port.inbound.is_empty()) {
+            return Some(now);
+        }
+        let wire = port.and_then(|port| port.tx.next_deadline());
+        [star.ends.next_deadline(nic.connection_count()), wire].into_iter().flatten().min()
+    }
+
+    /// The stateless ends' part of a round of sending, and the flush; gives whether more is left.
+    pub(super) fn transmit(&mut self, (nic, env): NicEnv<'_>, now: Nanos) -> bool {
+        let more = self.with((nic, env), now, |star, turn| star.ends.endpoints.transmit(turn));
+        if let Some(port) = &mut env.star {
+            port.tx.flush(now);
+        }
+        more == Some(true)
+    }
+}
+
 impl Soft {
     /// What [`Soft::open_star`] needs. Whoever has the card's lock does not wait for a file. `None`: the
     /// ports are open.
     pub(crate) fn prepare_star(&self) -> Result<Option<Sealing>> {
-        if self.with(|shard, _| shard.star.is_some()) {
+        if self.with(|shard, _| shard.star.is_open()) {
             Ok(None)
         } else {
             Sealing::new(&self.settings).map(Some)
@@ -119,76 +161,11 @@ impl Soft {
 
     /// Opens the ports of StaR, unless they are open.
     pub(crate) fn open_star(&self, shard: &mut Shard, sealing: Sealing) -> Result<()> {
-        if shard.star.is_none() {
-            let host = StarHost::open(&self.settings, sealing, (&mut shard.nic, &mut shard.env))?;
-            shard.star = Some(Box::new(host));
+        if !shard.star.is_open() {
+            let open = OpenStar::open(&self.settings, sealing, (&mut shard.nic, &mut shard.env))?;
+            shard.star = StarHost(Some(Box::new(open)));
             self.thread.kick_if_armed();
         }
         Ok(())
-    }
-}
-
-impl Shard {
-    /// StaR's part of a turn; says how much came.
-    #[inline]
-    pub(super) fn run_star(&mut self, now: Nanos, who: Who) -> u32 {
-        if self.star.is_none() { 0 } else { self.run_star_host(now, who) }
-    }
-
-    #[cold]
-    fn run_star_host(&mut self, now: Nanos, who: Who) -> u32 {
-        self.with_star(now, |star, turn| star.run(turn, who == Who::Thread)).unwrap_or(0)
-    }
-
-    /// The program has moved a QP, which has a preference, to a state.
-    pub(crate) fn move_star(&mut self, qp: &QpInner, state: QpState, now: Nanos) {
-        self.with_star(now, |star, turn| {
-            star.ends.on_qp_state(turn, qp.qpn, qp.preference(), state);
-        });
-    }
-
-    /// The program of a connected QP has this preference from now on. False: its peer has no StaR.
-    pub(crate) fn change_preference(&mut self, qpn: Qpn, preference: Preference, now: Nanos) -> bool {
-        self.with_star(now, |star, turn| star.ends.set_preference(turn, qpn, preference)) == Some(true)
-    }
-
-    /// A QP is gone.
-    pub(crate) fn forget_star(&mut self, qpn: Qpn) {
-        if let Some(star) = &mut self.star {
-            star.ends.roles.forget(qpn);
-        }
-    }
-
-    /// Calls who has to do with StaR, if this process has.
-    pub(crate) fn with_star<R>(
-        &mut self,
-        now: Nanos,
-        call: impl FnOnce(&mut StarHost, &mut Turn<'_, HostEnv>) -> R,
-    ) -> Option<R> {
-        let Shard { nic, env, star, .. } = self;
-        star.as_mut().map(|star| call(star, &mut Turn { nic, env, now }))
-    }
-
-    /// When StaR's part of a turn has something to do.
-    #[inline]
-    pub(crate) fn next_star(&self, now: Nanos) -> Option<Nanos> {
-        let star = self.star.as_ref()?;
-        let port = self.env.star.as_ref();
-        /* a call of the program may have taken messages from the socket of which nobody else will wake
-         * anybody */
-        if port.is_some_and(|port| !port.inbound.is_empty()) {
-            return Some(now);
-        }
-        let wire = port.and_then(|port| port.tx.next_deadline());
-        [star.ends.next_deadline(self.nic.connection_count()), wire].into_iter().flatten().min()
-    }
-
-    /// The stateless ends' part of a round of sending, and the flush; gives whether more is left.
-    pub(crate) fn transmit_star(&mut self, now: Nanos) -> bool {
-        let more = self.with_star(now, |star, turn| star.ends.endpoints.transmit(turn));
-        if let Some(port) = &mut self.env.star {
-            port.tx.flush(now);
-        }
-        more == Some(true)
     }
 }

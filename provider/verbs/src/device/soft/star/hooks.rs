@@ -1,17 +1,20 @@
 //! Calls of programs that may be about a stateless end, of which the card knows nothing, or about memory
 //! of which stateful cards have rules.
 
+use starverbs_core::coalesce::Backlog;
 use starverbs_core::qp::{Owner, QpAttr, QpAttrMask};
 use starverbs_core::{Nanos, Nic, NicError, PdId, QpState, Qpn, SrqId};
 use starverbs_rings::CardRq;
 use starverbs_star::card::owes;
+use starverbs_star::control::Preference;
 
-use super::StarHost;
+use super::{OpenStar, StarHost};
 use crate::clock;
+use crate::device::soft::Soft;
 use crate::device::soft::back_pressure::Who;
-use crate::device::soft::env::HostEnv;
-use crate::device::soft::{Shard, Soft};
+use crate::device::soft::env::{HostEnv, NicEnv};
 use crate::device::thread::pollfd;
+use crate::qp::QpInner;
 
 /// Longest wait for stateful cards to learn or forget a key. One that does not answer for so long is gone;
 /// this card lets nothing of a forgotten one through anyway.
@@ -19,101 +22,136 @@ const PATIENCE: Nanos = 1_000_000_000;
 /// Longest sleep between two looks, milliseconds.
 const LOOK: i32 = 1;
 
-impl Shard {
-    /// The doorbell of `qpn`.
+impl StarHost {
+    /// The doorbell of `qpn`. False: it is no stateless end's.
     #[inline]
-    pub(crate) fn ring(&mut self, qpn: Qpn, now: Nanos) {
-        if self.star.is_none() || !self.ring_stateless(qpn, now) {
-            self.nic.handle_doorbell(&mut self.env, qpn, now);
-        }
+    pub(crate) fn ring(&mut self, (nic, env): NicEnv<'_>, qpn: Qpn, now: Nanos) -> bool {
+        self.with((nic, env), now, |star, turn| star.ends.endpoints.ring(turn, qpn)).unwrap_or(false)
     }
 
+    /// What a doorbell of a QP of which the card knows nothing may wait for.
     #[inline]
-    fn ring_stateless(&mut self, qpn: Qpn, now: Nanos) -> bool {
-        self.with_star(now, |star, turn| star.ends.endpoints.ring(turn, qpn)).unwrap_or(false)
+    pub(crate) fn backlog(&self, qpn: Qpn) -> Backlog {
+        self.0.as_ref().map_or(Backlog::Due, |star| star.ends.endpoints.backlog(qpn))
     }
 
-    /// `ibv_modify_qp`
+    /// `ibv_modify_qp`; `None`: it is no stateless end.
     pub(crate) fn modify_qp(
         &mut self,
+        (nic, env): NicEnv<'_>,
         qpn: Qpn,
         attr: &QpAttr,
         mask: QpAttrMask,
         now: Nanos,
-    ) -> std::result::Result<(), NicError> {
-        let done = self.with_star(now, |star, turn| star.ends.endpoints.modify(turn, qpn, attr, mask));
-        done.flatten().unwrap_or_else(|| self.nic.modify_qp(&mut self.env, qpn, attr, mask, now))
+    ) -> Option<Result<(), NicError>> {
+        self.with((nic, env), now, |star, turn| star.ends.endpoints.modify(turn, qpn, attr, mask)).flatten()
     }
 
-    /// `ibv_query_qp`
-    pub(crate) fn query_qp(&self, qpn: Qpn) -> std::result::Result<QpAttr, NicError> {
-        let stateless = self.star.as_ref().and_then(|star| star.ends.endpoints.query(qpn));
-        stateless.map_or_else(|| self.nic.query_qp(qpn), Ok)
+    /// The program has moved a QP, which has a preference, to a state.
+    pub(crate) fn move_qp(&mut self, (nic, env): NicEnv<'_>, qp: &QpInner, state: QpState, now: Nanos) {
+        self.with((nic, env), now, |star, turn| {
+            star.ends.on_qp_state(turn, qp.qpn, qp.preference(), state);
+        });
     }
 
-    /// State of a QP.
-    pub(crate) fn qp_state(&self, qpn: Qpn) -> Option<QpState> {
-        self.query_qp(qpn).ok().map(|attr| attr.state)
+    /// The program of a connected QP has this preference from now on. False: its peer has no StaR.
+    pub(crate) fn change_preference(
+        &mut self,
+        (nic, env): NicEnv<'_>,
+        qpn: Qpn,
+        preference: Preference,
+        now: Nanos,
+    ) -> bool {
+        let asked = self.with((nic, env), now, |star, turn| star.ends.set_preference(turn, qpn, preference));
+        asked == Some(true)
     }
 
-    /// `ibv_destroy_qp`
-    pub(crate) fn destroy_qp(&mut self, qpn: Qpn, now: Nanos) -> std::result::Result<(), NicError> {
-        let Shard { env, shared_qps, .. } = self;
-        shared_qps.ends(env, qpn);
-        self.forget_star(qpn);
-        self.local.forget(&mut self.env.channels, qpn);
-        if self.with_star(now, |star, turn| star.ends.endpoints.destroy(turn, qpn)) == Some(true) {
-            return Ok(());
+    /// `ibv_query_qp`; `None`: it is no stateless end.
+    pub(crate) fn query_qp(&self, qpn: Qpn) -> Option<QpAttr> {
+        self.0.as_ref()?.ends.endpoints.query(qpn)
+    }
+
+    /// A QP is gone: what was settled for it is forgotten.
+    pub(crate) fn forget(&mut self, qpn: Qpn) {
+        if let Some(star) = &mut self.0 {
+            star.ends.roles.forget(qpn);
         }
-        self.nic.destroy_qp(&mut self.env, qpn)?;
-        self.forget_replies(qpn, now);
-        Ok(())
     }
 
-    /// Whose a QP is.
-    pub(crate) fn qp_owner(&self, qpn: Qpn) -> Option<Owner> {
-        let stateless = || self.star.as_ref().and_then(|star| star.ends.endpoints.owner(qpn));
-        self.nic.qp_owner(qpn).or_else(stateless)
+    /// `ibv_destroy_qp`; false: it is no stateless end.
+    pub(crate) fn destroy_qp(&mut self, (nic, env): NicEnv<'_>, qpn: Qpn, now: Nanos) -> bool {
+        self.with((nic, env), now, |star, turn| star.ends.endpoints.destroy(turn, qpn)) == Some(true)
     }
 
-    /// Numbers of all QPs, in no order.
+    /// Whose a stateless end is.
+    pub(crate) fn owner(&self, qpn: Qpn) -> Option<Owner> {
+        self.0.as_ref()?.ends.endpoints.owner(qpn)
+    }
+
+    /// Numbers of the stateless ends, in no order.
     pub(crate) fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
-        self.nic.qpns().chain(self.star.iter().flat_map(|star| star.ends.endpoints.qpns()))
+        self.0.iter().flat_map(|star| star.ends.endpoints.qpns())
+    }
+
+    /// Opens a key; whoever follows the table hears of it. `Exhausted`: there is no memory for that; it is
+    /// closed again, by `undo`.
+    pub(crate) fn open_key(
+        &mut self,
+        (nic, env): NicEnv<'_>,
+        now: Nanos,
+        open: impl FnOnce(&mut Nic<HostEnv>) -> Result<u32, NicError>,
+        undo: impl FnOnce(&mut Nic<HostEnv>, u32) -> Result<(), NicError>,
+    ) -> Result<u32, NicError> {
+        let key = open(nic)?;
+        self.follow_memory((nic, env), now);
+        if self.is_open() && nic.memory().rule(key).is_none() {
+            /* nobody heard of the key, so nobody need hear that it is closed */
+            undo(nic, key)?;
+            return Err(NicError::Exhausted);
+        }
+        Ok(key)
     }
 
     /// Stateful cards get what keys have come to open, or open no longer. A key: they may still use what
     /// it opened, and [`Soft::await_revoked`] comes next.
-    pub(crate) fn follow_memory(&mut self, now: Nanos) -> Option<u32> {
-        self.with_star(now, |star, turn| star.ends.endpoints.follow_memory(turn)).flatten()
-    }
-
-    /// Whether the card has ends of StaR connections, or had.
-    pub(crate) fn has_star(&self) -> bool {
-        self.star.is_some()
+    pub(crate) fn follow_memory(&mut self, (nic, env): NicEnv<'_>, now: Nanos) -> Option<u32> {
+        self.with((nic, env), now, |star, turn| star.ends.endpoints.follow_memory(turn)).flatten()
     }
 
     /// Whether all stateful cards know the memory of a protection domain.
     pub(crate) fn is_known(&self, pd: Option<PdId>) -> bool {
-        let known = |star: &StarHost| pd.is_none_or(|pd| star.ends.endpoints.is_known(pd));
-        self.star.as_deref().is_none_or(known)
+        let known = |star: &OpenStar| pd.is_none_or(|pd| star.ends.endpoints.is_known(pd));
+        self.0.as_deref().is_none_or(known)
+    }
+
+    /// Whether no stateful card reaches for what a key opened.
+    fn is_revoked(&self, key: Option<u32>) -> bool {
+        let revoked = |star: &OpenStar| key.is_none_or(|key| star.ends.endpoints.is_revoked(key));
+        self.0.as_deref().is_none_or(revoked)
     }
 
     /// Has a shared receive queue take from another ring; gives the one before.
     pub(crate) fn replace_srq_ring(
         &mut self,
+        (nic, env): NicEnv<'_>,
         srq: SrqId,
         ring: CardRq,
         now: Nanos,
-    ) -> std::result::Result<CardRq, NicError> {
-        let before = self.nic.replace_srq_ring(srq, ring)?;
-        self.with_star(now, |star, turn| star.ends.endpoints.replace_srq_ring(turn, srq));
+    ) -> Result<CardRq, NicError> {
+        let before = nic.replace_srq_ring(srq, ring)?;
+        self.with((nic, env), now, |star, turn| star.ends.endpoints.replace_srq_ring(turn, srq));
         Ok(before)
     }
 
     /// Receives were posted to a shared queue in which somebody had looked in vain.
     #[cold]
-    pub(crate) fn ring_srq(&mut self, srq: SrqId, now: Nanos) {
-        self.with_star(now, |star, turn| star.ends.endpoints.ring_srq(turn, srq));
+    pub(crate) fn ring_srq(&mut self, (nic, env): NicEnv<'_>, srq: SrqId, now: Nanos) {
+        self.with((nic, env), now, |star, turn| star.ends.endpoints.ring_srq(turn, srq));
+    }
+
+    /// The stateless peer of a QP is told what this card has done for it.
+    fn report(&mut self, (nic, env): NicEnv<'_>, qpn: Qpn, now: Nanos) {
+        self.with((nic, env), now, |_, turn| turn.report(qpn));
     }
 }
 
@@ -122,18 +160,14 @@ impl Soft {
     /// a protection domain: StaR's part of [`Soft::await_revoked`].
     #[cold]
     pub(crate) fn await_memory(&self, closed: Option<u32>, opened: Option<PdId>) {
-        self.await_answers(|star, _, _| {
-            let endpoints = &star.ends.endpoints;
-            closed.is_none_or(|key| endpoints.is_revoked(key))
-                && opened.is_none_or(|pd| endpoints.is_known(pd))
-        });
+        self.await_answers(|star, _, _| star.is_revoked(closed) && star.is_known(opened));
     }
 
     /// A QP is to be destroyed: waits until its stateless peer has all completions that this card has for it,
     /// and knows what else is done.
     #[cold]
     pub(crate) fn await_taken(&self, qpn: Qpn) {
-        self.with(|shard, now| shard.with_star(now, |_, turn| turn.report(qpn)));
+        self.with(|shard, now| shard.star.report((&mut shard.nic, &mut shard.env), qpn, now));
         self.await_answers(|_, nic, now| !owes(nic, qpn, now));
     }
 
@@ -143,10 +177,10 @@ impl Soft {
         let until = clock::now().saturating_add(PATIENCE);
         loop {
             let (done, mut fds) = self.with(|shard, now| {
-                shard.run_star(now, Who::Thread);
+                shard.star.run((&mut shard.nic, &mut shard.env), now, Who::Thread);
                 shard.run_timers(now);
-                let Some(star) = &shard.star else { return (true, Vec::new()) };
-                (answered(star, &shard.nic, now), star.fds().map(pollfd).collect())
+                let done = !shard.star.is_open() || answered(&shard.star, &shard.nic, now);
+                (done, shard.star.fds().map(pollfd).collect::<Vec<_>>())
             });
             if done || clock::now() >= until {
                 return;

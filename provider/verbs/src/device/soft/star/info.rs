@@ -1,32 +1,31 @@
 //! What a queue pair has become, and what that costs.
 
 use starverbs_core::qp::QpAttr;
-use starverbs_core::{QpState, Qpn};
+use starverbs_core::{Nic, QpState, Qpn};
 use starverbs_star::card::bytes_of;
 use starverbs_star::control::{Preference, Role};
 use starverbs_star::negotiate::Outcome;
 
 use super::StarHost;
-use crate::device::soft::Shard;
+use crate::device::soft::env::HostEnv;
 use crate::star::{Settled, StarInfo};
 
-impl Shard {
+impl StarHost {
     /// StaR of the queue pair, whose program wants `preference`. `None`: it was made without.
-    pub(crate) fn star_of(&self, qpn: Qpn, preference: Option<Preference>) -> StarInfo {
-        let role = preference.map_or(Settled::Plain, |_| self.role_of(qpn));
+    pub(crate) fn info(&self, nic: &Nic<HostEnv>, qpn: Qpn, preference: Option<Preference>) -> StarInfo {
+        let role = preference.map_or(Settled::Plain, |_| self.role_of(nic, qpn));
         let preference = preference.unwrap_or(Preference::Off);
-        let host_bytes = self.star.as_ref().map_or(0, |star| star.endpoints().bytes(qpn)) as u64;
-        let card_bytes = bytes_of(&self.nic, qpn) as u64;
+        let host_bytes = self.0.as_ref().map_or(0, |star| star.ends.endpoints.bytes(qpn)) as u64;
+        let card_bytes = bytes_of(nic, qpn) as u64;
         StarInfo { preference, role, card_bytes, host_bytes }
     }
 
     /// What a queue pair is, for people: `-` of those that never asked.
-    pub(crate) fn star_word(&self, qpn: Qpn) -> &'static str {
-        let asked = |star: &StarHost| star.outcome(qpn).is_some() || self.nic.is_held(qpn);
-        if !self.star.as_deref().is_some_and(asked) {
+    pub(crate) fn word(&self, nic: &Nic<HostEnv>, qpn: Qpn) -> &'static str {
+        if !self.is_open() || (self.outcome(qpn).is_none() && !nic.is_held(qpn)) {
             return "-";
         }
-        match self.role_of(qpn) {
+        match self.role_of(nic, qpn) {
             Settled::Waiting => "waiting",
             Settled::Plain => "plain",
             Settled::Stateless => "stateless",
@@ -34,14 +33,19 @@ impl Shard {
         }
     }
 
-    fn role_of(&self, qpn: Qpn) -> Settled {
-        match self.star.as_ref().and_then(|star| star.outcome(qpn)) {
+    /// What was settled for a QP. `None`: nothing yet, or nobody was asked.
+    fn outcome(&self, qpn: Qpn) -> Option<Outcome> {
+        self.0.as_ref()?.ends.roles.outcome(qpn)
+    }
+
+    fn role_of(&self, nic: &Nic<HostEnv>, qpn: Qpn) -> Settled {
+        match self.outcome(qpn) {
             Some(Outcome::Plain) => Settled::Plain,
             Some(Outcome::Star { role: Role::Stateless, .. }) => Settled::Stateless,
             Some(Outcome::Star { role: Role::Stateful, .. }) => Settled::Stateful,
             /* the peer is not asked, or the QP is not connected */
-            None if self.nic.is_held(qpn) => Settled::Waiting,
-            None => match self.nic.query_qp(qpn) {
+            None if nic.is_held(qpn) => Settled::Waiting,
+            None => match nic.query_qp(qpn) {
                 Ok(attr) if is_connected(&attr) => Settled::Plain,
                 _ => Settled::Waiting,
             },
