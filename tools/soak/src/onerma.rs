@@ -404,8 +404,12 @@ impl World {
     fn restart(&mut self, at: At) {
         self.freeze(at);
         let ours = |job: &Job| job.from == at;
-        let mut gone: Vec<Job> = self.single.extract_if(.., |_, job| ours(job)).map(|(_, job)| job).collect();
-        gone.extend(self.moves.extract_if(.., |_, job| ours(job)).map(|(_, job)| job));
+        let (gone, rest) = std::mem::take(&mut self.single).into_iter().partition(|(_, job)| ours(job));
+        self.single = rest;
+        let gone: BTreeMap<(At, u16), Job> = gone;
+        let (moved, rest) = std::mem::take(&mut self.moves).into_iter().partition(|(_, job)| ours(job));
+        self.moves = rest;
+        let moved: BTreeMap<u64, Job> = moved;
         let site = &self.sites[at];
         for region in [site.served.region, site.local, site.portal.completions, site.moving.completions] {
             self.net.hosts[at].env.memory.allow(region.addr, region.len, 0);
@@ -413,7 +417,7 @@ impl World {
         let left = site.left;
         self.net.hosts[at].restart();
         self.sites[at] = self.begin(at, left);
-        for job in gone {
+        for job in gone.into_values().chain(moved.into_values()) {
             self.oracle.orphan(&self.net, &job);
             if self.sites[job.to].served.born == job.born {
                 self.settle_key(&job, None);
