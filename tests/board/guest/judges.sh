@@ -259,8 +259,8 @@ connected() {
     grep -q -e "$SAYS" /tmp/traffic.client || fail "what the client of $WORDS says"
 }
 
-# perftest with the connection manager. Its server listens for a second time once it has spoken with its client;
-# a client that is faster is refused, dies of that, and leaves a server that waits. Then both begin anew.
+# perftest with the connection manager. Its server listens for a second time once it has spoken with its
+# client; one that is faster is refused, dies of that, and leaves a server that waits. Then both begin anew.
 perftest_connected() {
     local server words=(ib_send_lat -R -x 0 -n 50 -p 19300)
     for _ in {1..30}; do

@@ -34,7 +34,7 @@ impl Default for Waits {
     }
 }
 
-/// How long after which it is looked at again what is due and waits for its turn, or for the QP's context, ns.
+/// What is due and waits for its turn, or for the QP's context, is looked at again after so long, ns.
 const TURN: Nanos = 10_000;
 
 impl<E: StarEnv> Stateful<E> {
