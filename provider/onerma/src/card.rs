@@ -7,6 +7,7 @@ mod config;
 mod control;
 mod initiator;
 mod outbox;
+mod ready;
 mod serve;
 mod slot;
 mod target;
@@ -30,6 +31,7 @@ use crate::window::Window;
 use crate::wire::{Head, Hop};
 use control::Portal;
 use outbox::{Inward, Outbox};
+use ready::ReadyKeys;
 use serve::Inbound;
 use slot::Slot;
 use target::Transfer;
@@ -79,6 +81,7 @@ pub struct Card<S: Seal> {
     addr: Gid,
     out: Outbox<S>,
     regions: Regions,
+    ready: ReadyKeys<S::Key>,
     portals: Box<[Portal]>,
     window: Window,
     slots: Box<[Slot<S::Key>]>,
@@ -115,6 +118,7 @@ impl<S: Seal> Card<S> {
             addr,
             out: Outbox::new(seal, sender, counters),
             regions: Regions::new(config.regions)?,
+            ready: ReadyKeys::new()?,
             portals: boxed(usize::from(config.portals), Portal::default)?,
             window: Window::new(config.window),
             slots: boxed(usize::from(config.slots), Slot::new)?,

@@ -54,7 +54,7 @@ pub struct Initiator {
 /// Cryptography, from outside.
 pub trait Seal {
     /// A key, ready for use
-    type Key;
+    type Key: Clone;
 
     /// K_d of an initiator and an operation, from K_r.
     fn derive(&self, region: &RegionKey, initiator: &Initiator, op: Op) -> DerivedKey;

@@ -2,7 +2,8 @@
 
 use starverbs_core::Nanos;
 
-use super::outbox::{Inward, Letter, open};
+use super::outbox::{Inward, Letter, Outbox, open};
+use super::ready::Purpose;
 use super::serve::{Job, Source};
 use super::{Card, Env, Path, at_haste, of};
 use crate::command::HASTES;
@@ -91,11 +92,20 @@ impl<S: Seal> Card<S> {
         let Inward { head, bytes, at } = packet;
         let Hop::Request { from, pid, region: id, offset, size, timeout } = head.hop else { return };
         let (op, class, request) = (head.prefix.op, head.prefix.class, head.prefix.iv);
-        let initiator = Initiator { addr: path.remote, pid };
-        let authentic = self.regions.get(id).and_then(|(region, version)| {
-            let key = self.out.seal.prepare(&self.out.seal.derive(&region.key, &initiator, op));
-            let ivs = (request, Iv::default(), &path.local);
-            open(&self.out.seal, &key, (bytes, at), ivs).map(|_| (region, version, key))
+        let Card { regions, ready, out: Outbox { seal, .. }, .. } = self;
+        let authentic = regions.get(id).and_then(|(region, version)| {
+            let initiator = Initiator { addr: path.remote, pid };
+            let purpose = Purpose { region: id, version, initiator, op };
+            let derived = || seal.prepare(&seal.derive(&region.key, &initiator, op));
+            let known = ready.get(&purpose).cloned();
+            let is_new = known.is_none();
+            let key = known.unwrap_or_else(derived);
+            open(seal, &key, (bytes, at), (request, Iv::default(), &path.local))?;
+            if is_new {
+                /* nothing that is not authentic takes another one's place */
+                ready.keep(purpose, key.clone());
+            }
+            Some((region, version, key))
         });
         let Some((region, version, key)) = authentic else {
             return self.deny(env, path, (op, class), from, request);
