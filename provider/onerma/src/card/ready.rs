@@ -1,8 +1,8 @@
 //! Keys that are ready for use, of those whose requests came last.
 //!
-//! To derive K_d and to make it ready takes about as long as to encrypt 4 KB. Who asks seldom has that done
-//! each time, as at the paper's card; the table has a fixed size, and nothing in it is a peer's: the next
-//! one to ask takes its place.
+//! To derive K_d and to make it ready takes two key schedules. Who asks seldom has that done each time, as at
+//! the paper's card; the table has a fixed size, and nothing in it is a peer's: the next one to ask takes its
+//! place.
 
 use alloc::boxed::Box;
 
