@@ -65,8 +65,8 @@ impl<E: StarEnv> Stateful<E> {
         true
     }
 
-    /// The last packet of a WQE, with SL's completion. If SL has taken the rule away, it may have the
-    /// completion, of which the answer was lost: without data the packet asks whether that is so.
+    /// The last packet of a WQE, with SL's completion. SL may have that, and the answer was lost; and either
+    /// program may have taken its memory away since. Then the packet asks whether that is so: it has no data.
     pub(super) fn send_last(
         &mut self,
         card: &mut CardCtx<'_, E>,
@@ -78,16 +78,15 @@ impl<E: StarEnv> Stateful<E> {
         let ring = &self.completions[queue as usize];
         let (ring, slot) = (ring.rule, ring.slot(seq));
         let (rule, addr, len) = (entry.rule, entry.addr, u32::from(entry.len));
-        let asks = !card.registry.is_live(rule);
+        let asks = match self.collect_last(card, entry, op) {
+            Err(status) if entry.tries == 0 => return Err(status),
+            collected => collected.is_err(),
+        };
         let claim = if asks {
             Claim::Memory { rule: ring, addr: slot, len: CQE_SLOT as u32, need: Access::LOCAL_WRITE }
         } else {
             Claim::Last { rule, addr, len, need: need_of(entry.of, op.class), slot: (ring, slot) }
         };
-        self.segs.clear();
-        if !asks {
-            self.gather(card, entry)?;
-        }
         let cqe = CqeMsg { slot, ..cqe };
         let carried = Carried { queue, seq, cqe, stored: self.stored_word() }.encode();
         let data = if asks { 0 } else { entry.len };
@@ -107,6 +106,15 @@ impl<E: StarEnv> Stateful<E> {
         if left { Ok(()) } else { Err(refused(entry.of, op)) }
     }
 
+    /// Collects what the last packet of a WQE brings. Why that is not to be had any more, otherwise.
+    fn collect_last(&mut self, card: &mut CardCtx<'_, E>, entry: &Entry, op: &Op) -> Result<(), WcStatus> {
+        self.segs.clear();
+        if !card.registry.is_live(entry.rule) {
+            return Err(refused(entry.of, op));
+        }
+        self.gather(card, entry).inspect_err(|_| self.segs.clear())
+    }
+
     /// SL's completion that the last packet of a WQE carries: of the receive that our WQE took, or of SL's
     /// READ.
     fn completion_of(&self, entry: &Entry, op: &Op) -> (Queue, Psn, CqeMsg) {
@@ -119,8 +127,8 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// What a packet that carries a completion has done, or that it was not done before its rule went. False:
-    /// it is no answer to such.
+    /// What a packet that carries a completion has done, or that it was not done before memory of its was
+    /// taken away. False: it is no answer to such.
     pub(super) fn answered_last(
         &mut self,
         card: &mut CardCtx<'_, E>,
@@ -129,16 +137,18 @@ impl<E: StarEnv> Stateful<E> {
         op: &Op,
     ) -> bool {
         let (header, alone) = (&packet.header, CARRIED_LEN as u16);
-        let not = header.ptype == Ptype::Gda && header.len == 0 && !card.registry.is_live(entry.rule);
+        let not = header.ptype == Ptype::Gda && header.len == 0;
         let done = header.ptype == Ptype::Rda && (header.len == alone + entry.len || header.len == alone);
         if !(done || not) || header.addr != entry.addr || self.state != QpState::Rts {
             return false;
         }
         if done {
             self.count_answer(card, header.psn);
-        } else {
-            self.abandon(card, entry.of, entry.wqe, refused(entry.of, op));
+            return true;
         }
+        let collected = self.collect_last(card, entry, op);
+        let Err(status) = collected else { return false };
+        self.abandon(card, entry.of, entry.wqe, status);
         true
     }
 }

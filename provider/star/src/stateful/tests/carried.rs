@@ -56,6 +56,29 @@ fn who_has_taken_its_rule_away_is_asked_whether_it_has_the_message() {
     }
 }
 
+/// SL has its READ, and SF's program, told by SL's, has deregistered what was read before SF has the answer.
+#[test]
+fn who_reads_what_is_deregistered_since_is_asked_whether_it_has_it() {
+    for has_it in [true, false] {
+        let mut w = World::new(4, |_, _| {});
+        let (far, mine, key) = (w.theirs(0), w.ours(0), w.sf_key);
+        w.sl_post(op(SendOp::Read, mine, key), &[w.sge(far, 100)], false);
+        w.step();
+        (w.deaf, w.cut) = (false, !has_it);
+        w.run(|w| w.seen.iter().any(|(ptype, _)| *ptype == Ptype::Rdc));
+        w.deaf = true;
+        w.pass(20_000);
+        assert_eq!(w.sl_outstanding(0), usize::from(!has_it));
+        w.mrs.deregister(key).expect("it is registered");
+        (w.deaf, w.cut) = (false, false);
+        w.pass(50_000_000);
+        let status = if has_it { WcStatus::Success } else { WcStatus::RemAccessErr };
+        assert_eq!(w.lib[0].done.iter().map(|(_, cqe)| cqe.status).collect::<Vec<_>>(), [status]);
+        let events: &[AsyncEvent] = if has_it { &[] } else { &[AsyncEvent::QpAccessErr(0x11)] };
+        assert_eq!(w.sf.events, events);
+    }
+}
+
 /// The last packet leaves when all others are answered; what is behind that message does not wait for it.
 #[test]
 fn the_last_packet_of_a_message_waits_for_the_others() {
