@@ -12,7 +12,7 @@ use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use core::ptr::NonNull;
 use starverbs_abi as abi;
-use starverbs_verbs::{Answer, Memory, Pd, ProgramMemory, Resource, Td};
+use starverbs_verbs::{AllocResult, Memory, Pd, ProgramMemory, Resource, Td};
 use std::sync::Arc;
 
 /// IBV_ALLOCATOR_USE_DEFAULT
@@ -83,14 +83,14 @@ unsafe impl Sync for Allocator {}
 
 // SAFETY: the program vouches for its memory (ibv_alloc_parent_domain(3)).
 unsafe impl Memory for Allocator {
-    fn alloc(&self, layout: Layout, resource: Resource) -> Answer {
+    fn alloc(&self, layout: Layout, resource: Resource) -> AllocResult {
         // SAFETY: the program's function, called on the terms of the man page.
         let at =
             unsafe { (self.alloc)(self.pd, self.context, layout.size(), layout.align(), resource as u64) };
         if at == USE_DEFAULT {
-            return Answer::UseDefault;
+            return AllocResult::UseDefault;
         }
-        NonNull::new(at.cast()).map_or(Answer::Failed, Answer::At)
+        NonNull::new(at.cast()).map_or(AllocResult::Failed, AllocResult::At)
     }
 
     unsafe fn free(&self, at: NonNull<u8>, resource: Resource) {

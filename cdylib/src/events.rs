@@ -14,7 +14,7 @@ use core::ffi::{c_int, c_uint, c_void};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use starverbs_abi as abi;
-use starverbs_verbs::{CompChannel, Event};
+use starverbs_verbs::{CompChannel, VerbsEvent};
 
 /// A completion channel.
 #[repr(C)]
@@ -124,23 +124,23 @@ unsafe fn count<T>(live: &Live, cookie: u64, counter: usize) -> Option<*mut T> {
 }
 
 /// An event in C's words, counted for its object; `None` if the object has gone.
-fn deliver(live: &Live, event: Event) -> Option<abi::ibv_async_event> {
+fn deliver(live: &Live, event: VerbsEvent) -> Option<abi::ibv_async_event> {
     type Element = abi::ibv_async_event__bindgen_ty_1;
     // SAFETY: the card gives back the cookie of the kind of handle that it was given for.
     let (event_type, element) = unsafe {
         match event {
-            Event::Qp { kind, cookie } => {
+            VerbsEvent::Qp { kind, cookie } => {
                 let handle: *mut QpHandle = count(live, cookie, offset_of!(QpHandle, delivered))?;
                 (kind, Element { qp: &raw mut (*handle).ibv })
             }
-            Event::Cq { kind, cookie } => {
+            VerbsEvent::Cq { kind, cookie } => {
                 (kind, Element { cq: count(live, cookie, offset_of!(CqHandle, async_delivered))? })
             }
-            Event::Srq { kind, cookie } => {
+            VerbsEvent::Srq { kind, cookie } => {
                 (kind, Element { srq: count(live, cookie, offset_of!(SrqHandle, delivered))? })
             }
-            Event::Port { kind, port } => (kind, Element { port_num: c_int::from(port) }),
-            Event::Device { kind } => (kind, Element { port_num: 0 }),
+            VerbsEvent::Port { kind, port } => (kind, Element { port_num: c_int::from(port) }),
+            VerbsEvent::Device { kind } => (kind, Element { port_num: 0 }),
         }
     };
     Some(abi::ibv_async_event { element, event_type })

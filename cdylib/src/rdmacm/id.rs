@@ -39,7 +39,7 @@ pub(super) enum Stage {
 
 /// What rdma_set_option(3) may change.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Options {
+pub(super) struct IdOptions {
     /// IP type of service
     pub(super) tos: Option<u8>,
     pub(super) reuse_addr: bool,
@@ -95,7 +95,7 @@ pub(super) struct IdState {
     pub(super) retry: u8,
     pub(super) way: Option<PathAttr>,
     pub(super) peer: Option<Peer>,
-    pub(super) options: Options,
+    pub(super) options: IdOptions,
     pub(super) local_ece: Ece,
     pub(super) remote_ece: Ece,
     pub(super) groups: Vec<Group>,
@@ -270,7 +270,7 @@ impl IdState {
             retry: 7,
             way: None,
             peer: None,
-            options: Options::default(),
+            options: IdOptions::default(),
             local_ece: Ece::default(),
             remote_ece: Ece::default(),
             groups: Vec::new(),

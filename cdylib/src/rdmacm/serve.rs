@@ -12,7 +12,7 @@ use crate::edge::{self, Errno};
 use crate::handle::errno;
 use core::ffi::{c_int, c_void};
 use starverbs_abi as abi;
-use starverbs_verbs::cm::{Accept, Answer, reason, sidr};
+use starverbs_verbs::cm::{Accept, SidrAnswer, reason, sidr};
 use std::net::{Ipv4Addr, SocketAddr};
 
 /// Requests that wait for an answer where a program does not say how many may: Linux' number.
@@ -57,7 +57,7 @@ unsafe fn asked<'a>(id: *mut abi::rdma_cm_id) -> Result<&'a IdHandle, Errno> {
 fn give_away(id: &IdHandle, params: Params) -> Result<(), Errno> {
     let mut state = id.state();
     let qpn = params.qp_side(id, &state)?.qpn;
-    let answer = Answer {
+    let answer = SidrAnswer {
         status: sidr::SUCCESS,
         qpn,
         qkey: abi::RDMA_UDP_QKEY,
@@ -140,7 +140,7 @@ unsafe fn refuse(id: *mut abi::rdma_cm_id, data: *const c_void, length: u8, why:
         if handle.is_ud() {
             let (status, qpn, qkey) = (sidr::REJECT, 0, 0);
             let ece = handle.state().local_ece;
-            conn.answer(&Answer { status, qpn, qkey, ece, private_data }).map_err(errno)?;
+            conn.answer(&SidrAnswer { status, qpn, qkey, ece, private_data }).map_err(errno)?;
         } else {
             conn.reject(why, &private_data).map_err(errno)?;
         }

@@ -10,7 +10,8 @@ use core::ffi::c_int;
 use starverbs_abi as abi;
 use starverbs_core::Gid;
 use starverbs_verbs::onerma::{
-    Class, DerivedKey, Finished, Onerma, Op, RegionId, RegionKey, Rights, Transfer, derive_key as derive,
+    Class, DerivedKey, Finished, OneRmaOp, Onerma, RegionId, RegionKey, Rights, Transfer,
+    derive_key as derive,
 };
 use std::time::Duration;
 
@@ -131,8 +132,8 @@ unsafe fn key_of(key: *const [u8; 16]) -> Result<[u8; 16], Errno> {
     given(key.cast_mut()).map(|key| unsafe { key.read() })
 }
 
-fn op_of(op: u32) -> Result<Op, Errno> {
-    u8::try_from(op).ok().and_then(Op::from_code).ok_or(libc::EINVAL)
+fn op_of(op: u32) -> Result<OneRmaOp, Errno> {
+    u8::try_from(op).ok().and_then(OneRmaOp::from_code).ok_or(libc::EINVAL)
 }
 
 /// stardv_onerma_open(3).

@@ -80,7 +80,7 @@ struct Message {
 struct Control([u8; CONTROL]);
 
 /// Frames that wait.
-pub(crate) struct Batch {
+pub(crate) struct FrameBatch {
     arena: Zeroed,
     /// Copies of what of the program's memory is summed before the kernel reads it
     seen: Box<[u8; SEEN]>,
@@ -105,14 +105,14 @@ pub(crate) struct Batch {
 // SAFETY: the raw pointers in `iovs` and `headers` lead into memory that the batch owns (whose place on the
 // heap does not change) and into host memory that any thread may read; they are followed under `&mut self`
 // alone.
-unsafe impl Send for Batch {}
+unsafe impl Send for FrameBatch {}
 
-impl Batch {
+impl FrameBatch {
     /// Nothing yet. `NoMemory`
     pub(crate) fn new() -> Result<Self, BackendError> {
         // SAFETY: headers and addresses of zeroes are valid: integers and null pointers.
         let (header, name) = unsafe { (mem::zeroed(), mem::zeroed()) };
-        Ok(Batch {
+        Ok(FrameBatch {
             arena: Zeroed::new(ARENA)?,
             seen: Box::new([0; SEEN]),
             used: 0,

@@ -56,7 +56,7 @@ pub(crate) struct LeaseRequest {
 
 /// An answer to steering probes, one for all that came together: a socket takes few messages unread.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct SteeringAnswer {
     /// Which round of probing
     pub(crate) nonce: u32,
     /// The lowest index in the group that a probe came for
@@ -75,7 +75,7 @@ pub(crate) enum Message<'a> {
     /// Frames, behind [`RUN_HEADER`] bytes
     Frames(Run),
     /// Answer to a probe
-    Answer(Answer),
+    Answer(SteeringAnswer),
     /// Question from a tool
     Request(&'a [u8]),
     /// A client's request for a lease
@@ -100,7 +100,7 @@ pub(crate) fn encode_run(run: &Run) -> [u8; RUN_HEADER] {
 }
 
 /// An answer's message.
-pub(crate) fn encode_answer(answer: &Answer) -> Vec<u8> {
+pub(crate) fn encode_answer(answer: &SteeringAnswer) -> Vec<u8> {
     let mut out = common(ANSWER, 0, 0, 0).to_vec();
     out.extend(answer.nonce.to_be_bytes());
     out.extend(answer.index.to_be_bytes());
@@ -161,12 +161,12 @@ fn decode_run(head: &[u8; COMMON], rest: &[u8]) -> Option<Run> {
     (run.segment > 0).then_some(run)
 }
 
-fn decode_answer(rest: &[u8]) -> Option<Answer> {
+fn decode_answer(rest: &[u8]) -> Option<SteeringAnswer> {
     let (nonce, rest) = rest.split_first_chunk()?;
     let (index, rest) = rest.split_first_chunk()?;
     let (count, rest) = rest.split_first_chunk()?;
     let (token, rest) = rest.split_first_chunk()?;
-    Some(Answer {
+    Some(SteeringAnswer {
         nonce: u32::from_be_bytes(*nonce),
         index: u32::from_be_bytes(*index),
         count: u32::from_be_bytes(*count),
@@ -221,7 +221,7 @@ mod tests {
         let meta = FrameMeta { src: Gid([1; 16]), dst: Gid([2; 16]), traffic_class: 3, hop_limit: 4 };
         let run = Run { meta, sport: 5, segment: 6, first: 7, tag: 8 };
         assert_eq!(decode(&encode_run(&run)), Some(Message::Frames(run)));
-        let answer = Answer { nonce: 1, index: 2, count: 5, token: 3, blocks: vec![4, 4094] };
+        let answer = SteeringAnswer { nonce: 1, index: 2, count: 5, token: 3, blocks: vec![4, 4094] };
         assert_eq!(decode(&encode_answer(&answer)), Some(Message::Answer(answer)));
         let request = LeaseRequest { block: 9, tag: 2, groups: vec![Gid([3; 16]), Gid([4; 16])] };
         let bytes = encode_lease_request(&request);

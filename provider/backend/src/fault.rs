@@ -21,7 +21,7 @@ const HOLD: Nanos = 1_000_000;
 
 /// A frame with its payload, on its way out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Frame {
+pub(crate) struct OutboundFrame {
     to: Av,
     port: u16,
     head: Vec<u8>,
@@ -31,10 +31,10 @@ pub(crate) struct Frame {
     pub(crate) corrupt: Option<u64>,
 }
 
-impl Frame {
+impl OutboundFrame {
     /// As it came, its payload among the card's own bytes now.
     pub(crate) fn datagram(&self) -> Datagram<'_> {
-        let Frame { to, port, head, data, pad, .. } = self;
+        let OutboundFrame { to, port, head, data, pad, .. } = self;
         let payload = Payload::EMPTY;
         Datagram { to, port: *port, head, data, payload, pad: *pad, volatile: true }
     }
@@ -44,7 +44,7 @@ impl Frame {
 struct Late {
     due: Nanos,
     order: u64,
-    frame: Frame,
+    frame: OutboundFrame,
 }
 
 impl PartialEq for Late {
@@ -71,9 +71,9 @@ pub(crate) struct Fault {
     random: SplitMix64,
     order: u64,
     /// Came since the last release: their time is not known yet
-    fresh: Vec<Frame>,
+    fresh: Vec<OutboundFrame>,
     late: BinaryHeap<Late>,
-    held: Option<Frame>,
+    held: Option<OutboundFrame>,
     held_until: Option<Nanos>,
 }
 
@@ -109,7 +109,7 @@ impl Fault {
         if lost {
             return counters.fault_lost.inc();
         }
-        let frame = Frame {
+        let frame = OutboundFrame {
             to: *datagram.to,
             port: datagram.port,
             head: datagram.head.to_vec(),
@@ -140,7 +140,7 @@ impl Fault {
     }
 
     /// Gives `send` the frames whose time has come: all that are held back at the end of time.
-    pub(crate) fn release(&mut self, now: Nanos, mut send: impl FnMut(&Frame)) {
+    pub(crate) fn release(&mut self, now: Nanos, mut send: impl FnMut(&OutboundFrame)) {
         if self.held.is_some() && now >= *self.held_until.get_or_insert(now.saturating_add(HOLD)) {
             self.fresh.extend(self.held.take());
             self.held_until = None;
@@ -211,7 +211,7 @@ mod tests {
     fn run(text: &str, count: u16, end: Nanos, counters: &Counters) -> Vec<u16> {
         let mut fault = fault(text);
         let mut out = Vec::new();
-        let mut note = |f: &Frame| out.push(u16::from_be_bytes([f.head[0], f.head[1]]));
+        let mut note = |f: &OutboundFrame| out.push(u16::from_be_bytes([f.head[0], f.head[1]]));
         for n in 0..count {
             take(&mut fault, &n.to_be_bytes(), counters);
             fault.release(0, &mut note);

@@ -73,7 +73,7 @@ use starverbs_settings::Settings;
 pub use tx::Tx;
 pub use tx::roce::RoceTx;
 pub use udp_rx::Rx;
-pub use watch::Watch;
+pub use watch::InterfaceWatch;
 
 /// For the oracles of tests/untrusted.
 #[cfg(feature = "fuzzing")]

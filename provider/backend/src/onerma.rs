@@ -17,9 +17,9 @@ mod world;
 /* what a process's owner hands in and gets: those above know this crate alone */
 pub use starverbs_onerma::executor::{Finished, SubmitError, Transfer};
 pub use starverbs_onerma::{
-    Class, ControlError, Counts, DerivedKey, Initiator, Op, RegionId, RegionKey, Rights, Seal, Status,
+    Class, ControlError, Counts, DerivedKey, Initiator, OneRmaOp, RegionId, RegionKey, Rights, Seal, Status,
 };
 
 pub use boot::{numbers_at, sender_of};
-pub use process::{Options, Process};
+pub use process::{Process, ProcessOptions};
 pub use seal::GcmSeal;

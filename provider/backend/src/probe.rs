@@ -64,16 +64,16 @@ pub(crate) fn decode_check(bytes: &[u8]) -> Option<u32> {
 
 /// Probes that came to this process and wait for their common answer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct PendingProbes {
     /// The probe with the lowest index
     pub(crate) probe: Probe,
     /// How many there were
     pub(crate) count: u32,
 }
 
-impl Asked {
+impl PendingProbes {
     /// Adds a probe to those that wait; gives those that can wait no longer, as they are of another round.
-    pub(crate) fn add(waiting: &mut Option<Asked>, probe: Probe) -> Option<Asked> {
+    pub(crate) fn add(waiting: &mut Option<PendingProbes>, probe: Probe) -> Option<PendingProbes> {
         match waiting {
             Some(asked)
                 if (asked.probe.nonce, asked.probe.reply_block) == (probe.nonce, probe.reply_block) =>
@@ -82,7 +82,7 @@ impl Asked {
                 asked.count += 1;
                 None
             }
-            _ => waiting.replace(Asked { probe, count: 1 }),
+            _ => waiting.replace(PendingProbes { probe, count: 1 }),
         }
     }
 }
@@ -111,9 +111,9 @@ mod tests {
     fn probes_of_a_round_are_answered_together() {
         let probe = |index, nonce| Probe { index, nonce, reply_block: 5 };
         let mut waiting = None;
-        assert!(Asked::add(&mut waiting, probe(3, 1)).is_none());
-        assert!(Asked::add(&mut waiting, probe(2, 1)).is_none());
-        let full = Asked::add(&mut waiting, probe(0, 2)).expect("another round");
+        assert!(PendingProbes::add(&mut waiting, probe(3, 1)).is_none());
+        assert!(PendingProbes::add(&mut waiting, probe(2, 1)).is_none());
+        let full = PendingProbes::add(&mut waiting, probe(0, 2)).expect("another round");
         assert_eq!((full.probe, full.count), (probe(2, 1), 2));
         assert_eq!(waiting.map(|w| w.count), Some(1));
     }

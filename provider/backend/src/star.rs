@@ -25,7 +25,7 @@ use crate::descriptor::Socket;
 use crate::pcap::Capture;
 use crate::sockopt::{self, datagram, set_int};
 use crate::{BackendError, HostAddr};
-pub use rx::{Received, StarRx};
+pub use rx::{ReceivedPacket, StarRx};
 pub use tx::{Star, StarTx};
 
 const WHAT: &str = "the UDP sockets of StaR";

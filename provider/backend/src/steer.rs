@@ -19,7 +19,7 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockaddrIn, bind, sendto};
 use starverbs_cm::wire::{ATTRIBUTE_AT, Attribute, REMOTE_ID_AT, REQUEST_ID_AT};
 use starverbs_core::{Nanos, QPN_BLOCK_SHIFT, QPN_GSI, QPN_MASK};
 
-use crate::control::Answer;
+use crate::control::SteeringAnswer;
 use crate::descriptor::Socket;
 use crate::owners::Owners;
 use crate::probe::{PROBE_OPCODE, Probe, encode_check};
@@ -63,7 +63,7 @@ struct Round {
     nonce: u32,
     sent: u32,
     deadline: Nanos,
-    answers: Vec<Answer>,
+    answers: Vec<SteeringAnswer>,
 }
 
 impl Round {
@@ -195,7 +195,7 @@ impl Steering {
     }
 
     /// Takes an answer to a probe.
-    pub(crate) fn answer(&mut self, answer: Answer) {
+    pub(crate) fn answer(&mut self, answer: SteeringAnswer) {
         if answer.nonce != self.nonce {
             return;
         }
@@ -292,14 +292,14 @@ impl Steering {
     }
 }
 
-fn distinct(answers: &[Answer]) -> usize {
+fn distinct(answers: &[SteeringAnswer]) -> usize {
     (0..answers.len()).filter(|&i| answers[..i].iter().all(|a| a.token != answers[i].token)).count()
 }
 
 /// What a round's answers make of the known members. An index past the group's end goes to a member chosen by
 /// hash, so that of several answers by one member the one with the lowest index counts. A member that did not
 /// answer (it may be stopped) keeps its place, unless that is another's now.
-fn merge(members: &mut Vec<Member>, answers: &[Answer]) {
+fn merge(members: &mut Vec<Member>, answers: &[SteeringAnswer]) {
     let mut now: Vec<Member> = Vec::new();
     for answer in answers {
         match now.iter_mut().find(|m| m.token == answer.token) {
@@ -385,8 +385,8 @@ fn probe_socket() -> Option<Socket> {
 mod tests {
     use super::*;
 
-    fn answer(index: u32, token: u64) -> Answer {
-        Answer { nonce: 0, index, count: 1, token, blocks: vec![token as u16] }
+    fn answer(index: u32, token: u64) -> SteeringAnswer {
+        SteeringAnswer { nonce: 0, index, count: 1, token, blocks: vec![token as u16] }
     }
 
     fn member(index: u32, token: u64) -> Member {
@@ -498,7 +498,7 @@ mod tests {
         let again = 100 + PATIENCE + 2 * PAUSE;
         assert_eq!(steering.deadline(), Some(again), "its own answer was missing");
         steering.step(again, &group, 1);
-        let answer = Answer { nonce: steering.nonce, ..answer(0, 1) };
+        let answer = SteeringAnswer { nonce: steering.nonce, ..answer(0, 1) };
         steering.answer(answer);
         steering.step(again + PATIENCE, &group, 1);
         assert_eq!(steering.deadline(), None, "nothing wanted");

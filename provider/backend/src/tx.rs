@@ -18,7 +18,7 @@ use starverbs_core::wire::{Crc, IcrcHeader};
 use starverbs_core::{Av, Counters, FrameMeta, Nanos};
 use starverbs_settings::Settings;
 
-use crate::batch::{Batch, FrameGroup, HOPS, MAX_FRAME};
+use crate::batch::{FrameBatch, FrameGroup, HOPS, MAX_FRAME};
 use crate::control::{Run, SENT};
 use crate::descriptor::Socket;
 use crate::fault::{Fault, flip};
@@ -109,7 +109,7 @@ pub struct Tx<F: Framing, C: Deref<Target = Counters>> {
     /// Which of them the last datagram left from
     source: usize,
     pub(crate) senders: Vec<Option<Sender>>,
-    pub(crate) batch: Batch,
+    pub(crate) batch: FrameBatch,
     /// The way through memory to processes of this host
     host_frames: Option<HostFrames>,
 }
@@ -132,7 +132,7 @@ impl<F: Framing, C: Deref<Target = Counters>> Tx<F, C> {
             addrs: addrs.to_vec(),
             source: 0,
             senders,
-            batch: Batch::new()?,
+            batch: FrameBatch::new()?,
             host_frames: None,
         })
     }

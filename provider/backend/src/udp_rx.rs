@@ -24,7 +24,7 @@ use crate::multicast_proxy::{Clients, MulticastProxy};
 use crate::owners::Owners;
 use crate::pcap::Capture;
 use crate::peer::{ListenerId, Peers};
-use crate::probe::Asked;
+use crate::probe::PendingProbes;
 use crate::registry::{LAST_BLOCK, QpnBlock};
 use crate::socket::open_wire;
 use crate::sockopt;
@@ -106,7 +106,7 @@ pub struct Rx<C: Deref<Target = Counters>> {
     /// The way to the host's other processes
     peers: Peers,
     steering: Steering,
-    asked: Option<Asked>,
+    asked: Option<PendingProbes>,
     requests: VecDeque<Request>,
     rounds: u32,
     eager: u32,

@@ -17,20 +17,20 @@ const GROUPS: u32 = 0x1 | 0x10 | 0x100;
 
 /// Watches for changes.
 #[derive(Debug)]
-pub struct Watch(Socket);
+pub struct InterfaceWatch(Socket);
 
-impl Watch {
+impl InterfaceWatch {
     /// Listens from now on.
     ///
     /// # Errors
     /// No descriptor, or a kernel or sandbox without netlink.
-    pub fn open() -> Result<Watch, BackendError> {
+    pub fn open() -> Result<InterfaceWatch, BackendError> {
         const WHAT: &str = "a netlink socket";
         let listens = || {
             let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
             let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
             bind(socket.as_raw_fd(), &NetlinkAddr::new(0, GROUPS))?;
-            Ok(Watch(Socket::new(socket)))
+            Ok(InterfaceWatch(Socket::new(socket)))
         };
         listens().map_err(|error: Errno| os_error(WHAT, error))
     }
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn no_news_is_none() {
-        let watch = Watch::open().expect("a netlink socket");
+        let watch = InterfaceWatch::open().expect("a netlink socket");
         while watch.take_news() {}
         assert!(!watch.take_news());
     }

@@ -13,13 +13,13 @@ use starverbs_queues::board::*;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::broken;
-use crate::context::{Cell, Context, SrqEntry};
+use crate::context::{BoardContext, Cell, SrqEntry};
 use crate::cq::{BoardCq, MAX_CQ_LOG};
 use crate::dma::{ADDRESS_BITS, Errno, Room};
-use crate::env::{NULL, NULL_BYTES, Place, client_address, host_address};
-use crate::function::{Card, FIRST, Function};
+use crate::env::{HostAddress, NULL, NULL_BYTES, client_address, host_address};
+use crate::function::{CommonCard, FIRST, Function};
 use crate::queues::{BoardRq, BoardSq, MAX_LOG};
-use crate::record::Asked;
+use crate::record::HostRequest;
 use crate::tables::Table;
 
 /// SGEs of a WQE at most.
@@ -59,7 +59,7 @@ const DONE: Body = [0; BODY_BYTES];
 
 impl Function {
     /// Carries out the command at `at` of its queue, and stores the answer, its status last.
-    pub(crate) fn carry_out(&mut self, card: &mut Card, queue: &Room, at: usize) {
+    pub(crate) fn carry_out(&mut self, card: &mut CommonCard, queue: &Room, at: usize) {
         let mut head = [0; size_of::<CommandHead>()];
         let mut body: Body = DONE;
         queue.read(at, &mut head);
@@ -87,7 +87,7 @@ impl Function {
     }
 
     /// ENXIO: there is no such context; EPERM: it is not the one that may.
-    fn command(&mut self, card: &mut Card, id: u16, op: u16, body: &Body) -> Result<Body, Errno> {
+    fn command(&mut self, card: &mut CommonCard, id: u16, op: u16, body: &Body) -> Result<Body, Errno> {
         let context = self.context(id).ok_or(libc::ENXIO)?;
         match op {
             OP_OPEN_CONTEXT | OP_CLOSE_CONTEXT if id != FIRST && !broken::rule(47) => Err(libc::EPERM),
@@ -101,8 +101,8 @@ impl Function {
     }
 }
 
-impl Context {
-    fn command(&mut self, card: &mut Card, op: u16, body: &Body) -> Result<Body, Errno> {
+impl BoardContext {
+    fn command(&mut self, card: &mut CommonCard, op: u16, body: &Body) -> Result<Body, Errno> {
         match op {
             OP_QUERY_DEVICE => Ok(answer(&device(card))),
             OP_QUERY_GID => gid(card, read::<Object>(body)?.number).map(|reply| answer(&reply)),
@@ -203,7 +203,7 @@ impl Context {
         self.objects.cqs.get(&cq).map(|(_, cq)| cq.clone()).ok_or(libc::EINVAL)
     }
 
-    fn region(&mut self, card: &mut Card, op: u16, body: &Body) -> Result<Body, Errno> {
+    fn region(&mut self, card: &mut CommonCard, op: u16, body: &Body) -> Result<Body, Errno> {
         if op == OP_DEREG_MR || op == OP_QUERY_MR {
             let key = read::<Object>(body)?.number;
             if !self.objects.keys.contains(&key) {
@@ -230,23 +230,29 @@ impl Context {
     }
 
     /// The host address of a region's first byte: in its translation table's range, if it has a table.
-    fn host_address_of(&self, card: &mut Card, region: &Region) -> Result<u64, Errno> {
+    fn host_address_of(&self, card: &mut CommonCard, region: &Region) -> Result<u64, Errno> {
         let number = self.shared.number;
         if region.pieces == 0 {
             let end = region.addr.checked_add(region.length).ok_or(libc::EINVAL)?;
             let fits = end <= 1 << ADDRESS_BITS;
             return if fits {
-                Ok(host_address(number, Place::Direct(region.addr)))
+                Ok(host_address(number, HostAddress::Direct(region.addr)))
             } else {
                 Err(libc::EINVAL)
             };
         }
         let table = Table::of(region)?;
         let begin = card.env.memories[number].tables.add(table)?;
-        Ok(host_address(number, Place::Paged(begin + u64::from(region.offset))))
+        Ok(host_address(number, HostAddress::Paged(begin + u64::from(region.offset))))
     }
 
-    fn register(&mut self, card: &mut Card, op: u16, region: &Region, addr: u64) -> Result<Body, Errno> {
+    fn register(
+        &mut self,
+        card: &mut CommonCard,
+        op: u16,
+        region: &Region,
+        addr: u64,
+    ) -> Result<Body, Errno> {
         let Region { key, pd, access, length, iova, .. } = *region;
         let access = Access::from_bits_truncate(access);
         let length = if broken::rule(24) { length + 64 } else { length };
@@ -263,7 +269,7 @@ impl Context {
         Ok(DONE)
     }
 
-    fn reg_mr(&mut self, card: &mut Card, attr: MrAttr) -> Result<Body, Errno> {
+    fn reg_mr(&mut self, card: &mut CommonCard, attr: MrAttr) -> Result<Body, Errno> {
         has_room(card, self.objects.keys.len() + self.others.keys, limits(card).mrs)?;
         let key = card.nic.reg_mr(attr).map_err(errno)?;
         self.objects.keys.insert(key);
@@ -271,7 +277,7 @@ impl Context {
     }
 
     /// `key`: any that the window ever had, whose slot its first key names.
-    fn dealloc_window(&mut self, card: &mut Card, key: u32) -> Result<Body, Errno> {
+    fn dealloc_window(&mut self, card: &mut CommonCard, key: u32) -> Result<Body, Errno> {
         let slot = |key: u32| key >> starverbs_core::mr::KEY_BITS;
         let first = self.objects.windows.iter().find(|first| slot(**first) == slot(key)).copied();
         let first = first.ok_or(libc::EINVAL)?;
@@ -280,7 +286,7 @@ impl Context {
         Ok(DONE)
     }
 
-    fn create_cq(&mut self, card: &mut Card, init: &CreateCq) -> Result<Body, Errno> {
+    fn create_cq(&mut self, card: &mut CommonCard, init: &CreateCq) -> Result<Body, Errno> {
         if self.objects.cqs.len() + self.others.cqs >= MAX_CQ as usize {
             return Err(libc::ENOMEM);
         }
@@ -303,7 +309,7 @@ impl Context {
         Ok(DONE)
     }
 
-    fn create_srq(&mut self, card: &mut Card, init: &CreateSrq) -> Result<Body, Errno> {
+    fn create_srq(&mut self, card: &mut CommonCard, init: &CreateSrq) -> Result<Body, Errno> {
         has_room(card, self.objects.srqs.len() + self.others.srqs, limits(card).srqs)?;
         let maps = &card.env.memories[self.shared.number].maps;
         let rq = BoardRq::open(&init.queues, maps, &self.shared.counters, MAX_SGE)?;
@@ -316,7 +322,7 @@ impl Context {
         self.list_srq(card, srq, slots)
     }
 
-    fn create_xrc_srq(&mut self, card: &mut Card, init: &CreateXrcSrq) -> Result<Body, Errno> {
+    fn create_xrc_srq(&mut self, card: &mut CommonCard, init: &CreateXrcSrq) -> Result<Body, Errno> {
         has_room(card, self.objects.srqs.len() + self.others.srqs, limits(card).srqs)?;
         let maps = &card.env.memories[self.shared.number].maps;
         let rq = BoardRq::open(&init.queues, maps, &self.shared.counters, MAX_SGE)?;
@@ -331,7 +337,7 @@ impl Context {
     }
 
     /// Gives a shared receive queue its cell, without which it ends.
-    fn list_srq(&mut self, card: &mut Card, srq: SrqId, slots: u32) -> Result<Body, Errno> {
+    fn list_srq(&mut self, card: &mut CommonCard, srq: SrqId, slots: u32) -> Result<Body, Errno> {
         let cell = match self.take_cell(Cell::Srq) {
             Ok(cell) => cell,
             Err(error) => {
@@ -343,7 +349,7 @@ impl Context {
         Ok(number(srq.0, cell))
     }
 
-    fn srq(&mut self, card: &mut Card, op: u16, to: SrqLimit) -> Result<Body, Errno> {
+    fn srq(&mut self, card: &mut CommonCard, op: u16, to: SrqLimit) -> Result<Body, Errno> {
         let (srq, entry) = (SrqId(to.srq), self.objects.srqs.get(&to.srq).ok_or(libc::EINVAL)?);
         match op {
             OP_MODIFY_SRQ if to.limit > entry.slots => Err(libc::EINVAL),
@@ -362,7 +368,7 @@ impl Context {
         }
     }
 
-    fn create_qp(&mut self, card: &mut Card, init: &CreateQp) -> Result<Body, Errno> {
+    fn create_qp(&mut self, card: &mut CommonCard, init: &CreateQp) -> Result<Body, Errno> {
         has_room(card, self.objects.qps.len() + self.others.qps, limits(card).qps)?;
         let qp_type = match init.kind {
             2 => QpType::Rc,
@@ -410,7 +416,7 @@ impl Context {
     }
 
     /// A management datagram is sent, or taken.
-    fn mad(&mut self, card: &mut Card, op: u16, mad: &Mad) -> Result<Body, Errno> {
+    fn mad(&mut self, card: &mut CommonCard, op: u16, mad: &Mad) -> Result<Body, Errno> {
         let maps = &card.env.memories[self.shared.number].maps;
         let mut bytes = [0; MAD_LEN];
         if op == OP_SEND_MAD {
@@ -434,7 +440,7 @@ impl Context {
     }
 
     /// A queue pair joins a group, or leaves it.
-    fn group(&mut self, card: &mut Card, op: u16, group: &Group) -> Result<Body, Errno> {
+    fn group(&mut self, card: &mut CommonCard, op: u16, group: &Group) -> Result<Body, Errno> {
         let (qpn, gid) = (self.own_qp(group.qpn)?, Gid(group.gid));
         if broken::rule(53) {
             return Ok(DONE);
@@ -453,8 +459,8 @@ impl Context {
         } else {
             has_room(card, groups.len() + self.others.groups, MAX_GROUPS)
         };
-        let Card { nic, rx, tap, .. } = card;
-        let mut ask = || tap.host(Asked::Group, || rx.join_group(gid).map(|()| 0));
+        let CommonCard { nic, rx, tap, .. } = card;
+        let mut ask = || tap.host(HostRequest::Group, || rx.join_group(gid).map(|()| 0));
         let join = || room.and_then(|()| ask().map(drop)).map_err(GroupError);
         nic.attach_multicast(qpn, gid, join).map_err(|GroupError(errno)| errno)?;
         self.objects.groups.insert((qpn, gid));
@@ -462,14 +468,14 @@ impl Context {
     }
 
     /// EINVAL: it is not in that group.
-    pub(crate) fn leave_group(&mut self, card: &mut Card, qpn: Qpn, gid: Gid) -> Result<(), Errno> {
-        let Card { nic, rx, .. } = card;
+    pub(crate) fn leave_group(&mut self, card: &mut CommonCard, qpn: Qpn, gid: Gid) -> Result<(), Errno> {
+        let CommonCard { nic, rx, .. } = card;
         nic.detach_multicast(qpn, &gid, || rx.leave_group(gid)).map_err(errno)?;
         self.objects.groups.remove(&(qpn, gid));
         Ok(())
     }
 
-    fn modify_qp(&mut self, card: &mut Card, modify: &ModifyQp) -> Result<Body, Errno> {
+    fn modify_qp(&mut self, card: &mut CommonCard, modify: &ModifyQp) -> Result<Body, Errno> {
         let qpn = self.own_qp(modify.qpn)?;
         let mask = QpAttrMask::from_bits(modify.mask).ok_or(libc::EINVAL)?;
         let to = decode_attr(&modify.attr, mask).ok_or(libc::EINVAL)?;
@@ -489,16 +495,16 @@ impl From<NicError> for GroupError {
     }
 }
 
-fn limits(card: &Card) -> Limits {
+fn limits(card: &CommonCard) -> Limits {
     card.nic.config().limits
 }
 
 /// ENOMEM: a function has as many as it may.
-fn has_room(card: &Card, held: usize, limit: u32) -> Result<(), Errno> {
+fn has_room(card: &CommonCard, held: usize, limit: u32) -> Result<(), Errno> {
     if held < card.share(limit) as usize { Ok(()) } else { Err(libc::ENOMEM) }
 }
 
-fn device(card: &Card) -> DeviceReply {
+fn device(card: &CommonCard) -> DeviceReply {
     let config = card.nic.config();
     let Limits { qps, pds, avs, srqs, mrs, windows } = config.limits;
     DeviceReply {
@@ -525,28 +531,28 @@ fn device(card: &Card) -> DeviceReply {
 }
 
 /// ENODATA: the table has no such entry.
-fn gid(card: &Card, index: u32) -> Result<GidReply, Errno> {
+fn gid(card: &CommonCard, index: u32) -> Result<GidReply, Errno> {
     let addr = card.addrs.get(index as usize).ok_or(libc::ENODATA)?;
     let mut name = [0; 16];
     name.iter_mut().zip(addr.name.bytes()).for_each(|(to, from)| *to = from);
     Ok(GidReply { gid: addr.gid.0, ifindex: addr.ifindex, link_mtu: addr.link_mtu, name })
 }
 
-fn region_of(card: &Card, key: u32, attr: &MrAttr) -> Region {
+fn region_of(card: &CommonCard, key: u32, attr: &MrAttr) -> Region {
     let plain = |addr| region(key, &MrAttr { addr, ..*attr });
     match client_address(attr.addr) {
-        Some((function, Place::Paged(at))) => {
+        Some((function, HostAddress::Paged(at))) => {
             let table = card.env.memories.get(function).and_then(|memory| memory.tables.find(at));
             let Some((Table { addr, pieces, page_log, offset, .. }, _)) = table else { return plain(0) };
             Region { pieces: *pieces, page_log: *page_log, offset: *offset, ..plain(*addr) }
         }
-        Some((_, Place::Direct(addr))) => plain(addr),
+        Some((_, HostAddress::Direct(addr))) => plain(addr),
         None => plain(0),
     }
 }
 
 /// A path, whose source is one of the port's addresses.
-fn av(from: &Address, card: &Card) -> Result<Av, Errno> {
+fn av(from: &Address, card: &CommonCard) -> Result<Av, Errno> {
     let source = card.addrs.get(usize::from(from.sgid_index)).ok_or(libc::EINVAL)?;
     if source.gid.0 != from.sgid || from.sl > 15 || from.flow_label >= 1 << 20 {
         return Err(libc::EINVAL);

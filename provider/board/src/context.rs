@@ -14,11 +14,11 @@ use starverbs_queues::board::{
 
 use crate::broken;
 use crate::counters::BoardCounters;
-use crate::cq::{BoardCq, Due};
+use crate::cq::{BoardCq, PendingCqs};
 use crate::dma::{Errno, Maps, Room};
 use crate::doorbells::{CELLS, Doorbells};
-use crate::function::Card;
-use crate::queues::{BoardSq, Kept};
+use crate::function::CommonCard;
+use crate::queues::{BoardSq, QueueQuota};
 use crate::record::BusTap;
 
 /// log2 of the events of a queue at most.
@@ -126,12 +126,12 @@ pub(crate) struct Shared {
     pub(crate) number: usize,
     pub(crate) doorbells: Rc<Doorbells>,
     pub(crate) counters: Rc<BoardCounters>,
-    pub(crate) kept: Kept,
+    pub(crate) kept: QueueQuota,
     pub(crate) tap: BusTap,
 }
 
 /// One context.
-pub(crate) struct Context {
+pub(crate) struct BoardContext {
     pub(crate) shared: Shared,
     id: u16,
     /// Interrupt vector of its events
@@ -141,7 +141,7 @@ pub(crate) struct Context {
     events: EventQueue,
     /// (kind, number) of events that wait for room
     waiting: Vec<(u32, u32)>,
-    pub(crate) due: Rc<Due>,
+    pub(crate) due: Rc<PendingCqs>,
     pub(crate) objects: Objects,
     /// Of the function's objects, those that other contexts had when the command under way came
     pub(crate) others: Counts,
@@ -157,7 +157,7 @@ pub(crate) fn owner_of(cookie: u64) -> (usize, u16) {
     ((cookie >> 16) as usize, cookie as u16)
 }
 
-impl Context {
+impl BoardContext {
     /// One whose events are written to `events`, a queue of 2^`log` entries, and whose doorbell page is zero.
     /// EINVAL, EFAULT: no such queue.
     pub(crate) fn open(
@@ -166,10 +166,10 @@ impl Context {
         maps: &Maps,
         (events, log): (u64, u32),
         vector: u32,
-    ) -> Result<Context, Errno> {
+    ) -> Result<BoardContext, Errno> {
         let events = EventQueue::open(maps, events, log)?;
         shared.doorbells.clear(id);
-        Ok(Context {
+        Ok(BoardContext {
             shared: shared.clone(),
             id,
             vector,
@@ -215,7 +215,7 @@ impl Context {
     }
 
     /// Takes the doorbells that changed; says how many.
-    pub(crate) fn take_doorbells(&mut self, card: &mut Card) -> u32 {
+    pub(crate) fn take_doorbells(&mut self, card: &mut CommonCard) -> u32 {
         let mut changed = 0;
         for at in 0..self.cells.len() {
             let Shared { doorbells, tap, .. } = &self.shared;
@@ -261,7 +261,7 @@ impl Context {
         has_room
     }
 
-    /// Adds the events of completion queues. False: as of [`Context::raise`].
+    /// Adds the events of completion queues. False: as of [`BoardContext::raise`].
     #[must_use]
     pub(crate) fn raise_due(&mut self, now: Nanos) -> bool {
         let due = Rc::clone(&self.due);
@@ -283,7 +283,7 @@ impl Context {
     }
 
     /// Ends all objects, in the order in which they depend on each other. The context is of no use any more.
-    pub(crate) fn end(&mut self, card: &mut Card) {
+    pub(crate) fn end(&mut self, card: &mut CommonCard) {
         card.close_mads(self.cookie());
         for (qpn, gid) in self.objects.groups.clone() {
             let _ = self.leave_group(card, qpn, gid);
@@ -292,7 +292,7 @@ impl Context {
         if broken::rule(49) {
             return;
         }
-        let Card { nic, env, .. } = card;
+        let CommonCard { nic, env, .. } = card;
         for qpn in qps.into_keys() {
             let _ = nic.destroy_qp(env, qpn);
         }

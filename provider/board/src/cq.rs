@@ -24,7 +24,7 @@ pub(crate) const MAX_CQ_LOG: u32 = 20;
 
 /// Completion queues of a function that have something to tell, by number.
 #[derive(Default)]
-pub(crate) struct Due {
+pub(crate) struct PendingCqs {
     /// An armed queue has a completion
     pub(crate) completions: RefCell<Vec<u32>>,
     /// A queue has overrun
@@ -42,7 +42,7 @@ struct Held {
     until: Option<Nanos>,
 }
 
-impl Due {
+impl PendingCqs {
     /// Raises the events that were held back long enough.
     pub(crate) fn end_waits(&self, now: Nanos) {
         if self.held.borrow().is_empty() {
@@ -109,7 +109,7 @@ struct Cq {
     /// Events that were ever held back
     waits: Cell<u32>,
     overrun: Cell<bool>,
-    due: Rc<Due>,
+    due: Rc<PendingCqs>,
     counters: Rc<BoardCounters>,
 }
 
@@ -119,7 +119,7 @@ impl BoardCq {
         number: u32,
         init: &CreateCq,
         maps: &Maps,
-        due: &Rc<Due>,
+        due: &Rc<PendingCqs>,
         counters: &Rc<BoardCounters>,
     ) -> Result<BoardCq, Errno> {
         Ok(BoardCq(Rc::new(Cq {

@@ -25,7 +25,7 @@ use crate::broken;
 use crate::counters::BoardCounters;
 use crate::record::BusTap;
 use file::{Bytes, Files};
-use room::{Gate, Place};
+use room::{Gate, Location};
 
 pub(crate) use room::Room;
 
@@ -294,7 +294,7 @@ impl Maps {
             map.writable
         });
         let (true, Some((first, _))) = (there, pieces.first().copied()) else { return Err(libc::EFAULT) };
-        let place = if pieces.len() == 1 { Place::One(first) } else { pages(address, &pieces)? };
+        let place = if pieces.len() == 1 { Location::One(first) } else { pages(address, &pieces)? };
         let gate = Rc::new(Gate {
             first: address,
             last: address + (len as u64 - 1),
@@ -327,7 +327,7 @@ impl Drop for Maps {
 }
 
 /// The pages of memory that lies in several pieces, of which all but the first begin with a page. ENOMEM.
-fn pages(address: u64, pieces: &[(*mut u8, usize)]) -> Result<Place, Errno> {
+fn pages(address: u64, pieces: &[(*mut u8, usize)]) -> Result<Location, Errno> {
     let skip = (address % PAGE) as usize;
     let count = pieces.iter().map(|(_, len)| len).sum::<usize>() + skip;
     let mut pages = Vec::new();
@@ -339,7 +339,7 @@ fn pages(address: u64, pieces: &[(*mut u8, usize)]) -> Result<Place, Errno> {
             (0..(len + before).div_ceil(PAGE as usize)).map(|page| first.wrapping_add(page * PAGE as usize)),
         );
     }
-    Ok(Place::Pages(pages.into_boxed_slice(), skip))
+    Ok(Location::Pages(pages.into_boxed_slice(), skip))
 }
 
 #[cfg(test)]

@@ -30,25 +30,30 @@ const MAX_PAYLOAD: usize = 4096;
 const RECORDED: u32 = 64;
 
 /// A client's memory, and what it counts.
-pub(crate) struct Memory {
+pub(crate) struct ClientMemory {
     pub(crate) maps: Maps,
     pub(crate) tables: Tables,
     pub(crate) counters: Rc<BoardCounters>,
 }
 
-impl Memory {
+impl ClientMemory {
     /// No memory. `most`: see [`Maps::new`].
-    pub(crate) fn new(most: u64, counters: &Rc<BoardCounters>, tap: BusTap) -> Memory {
+    pub(crate) fn new(most: u64, counters: &Rc<BoardCounters>, tap: BusTap) -> ClientMemory {
         let maps = Maps::new(most, Rc::clone(counters), tap);
-        Memory { maps, tables: Tables::default(), counters: Rc::clone(counters) }
+        ClientMemory { maps, tables: Tables::default(), counters: Rc::clone(counters) }
     }
 
     /// Walks over the pieces of memory in which `len` bytes lie: `f(DMA address, which of the bytes)`. Gives
     /// how many there were; `None`: they are not all there, or `f` says so.
-    fn walk(&self, place: Place, len: usize, mut f: impl FnMut(u64, Range<usize>) -> bool) -> Option<u64> {
+    fn walk(
+        &self,
+        place: HostAddress,
+        len: usize,
+        mut f: impl FnMut(u64, Range<usize>) -> bool,
+    ) -> Option<u64> {
         match place {
-            Place::Direct(at) => f(at, 0..len).then_some(1),
-            Place::Paged(at) => self.tables.walk(&self.maps, at, len, f),
+            HostAddress::Direct(at) => f(at, 0..len).then_some(1),
+            HostAddress::Paged(at) => self.tables.walk(&self.maps, at, len, f),
         }
     }
 
@@ -63,7 +68,7 @@ impl Memory {
 
 /// What a host address of the card's stands for.
 #[derive(Clone, Copy)]
-pub(crate) enum Place {
+pub(crate) enum HostAddress {
     /// A DMA address
     Direct(u64),
     /// An address of a range of [`Tables`]
@@ -74,7 +79,7 @@ pub(crate) enum Place {
 pub(crate) struct BoardEnv {
     pub(crate) tx: WireTx,
     /// By number of the function
-    pub(crate) memories: Vec<Memory>,
+    pub(crate) memories: Vec<ClientMemory>,
     /// Raised in this turn
     pub(crate) events: Vec<AsyncEvent>,
     /// Copies of memory that is not here, for the frame whose payload was begun
@@ -91,11 +96,11 @@ pub(crate) struct BoardEnv {
 const PAGED: u64 = 3 << 62;
 
 /// The host address by which the card knows a function's memory.
-pub(crate) fn host_address(function: usize, place: Place) -> u64 {
+pub(crate) fn host_address(function: usize, place: HostAddress) -> u64 {
     let tag = function as u64 + 1;
     match place {
-        Place::Direct(address) => tag << ADDRESS_BITS | address,
-        Place::Paged(address) => PAGED | tag << RANGE_BITS | address,
+        HostAddress::Direct(address) => tag << ADDRESS_BITS | address,
+        HostAddress::Paged(address) => PAGED | tag << RANGE_BITS | address,
     }
 }
 
@@ -112,17 +117,17 @@ fn is_null(host: u64) -> bool {
 static ZEROES: [u8; MAX_PAYLOAD] = [0; MAX_PAYLOAD];
 
 /// The function, and its memory, of a host address. `None`: it is nobody's.
-pub(crate) fn client_address(host: u64) -> Option<(usize, Place)> {
+pub(crate) fn client_address(host: u64) -> Option<(usize, HostAddress)> {
     let below = |bits: u32| host & ((1 << bits) - 1);
     let (tag, place) = match host & PAGED {
-        PAGED => ((host & !PAGED) >> RANGE_BITS, Place::Paged(below(RANGE_BITS))),
-        _ => (host >> ADDRESS_BITS, Place::Direct(below(ADDRESS_BITS))),
+        PAGED => ((host & !PAGED) >> RANGE_BITS, HostAddress::Paged(below(RANGE_BITS))),
+        _ => (host >> ADDRESS_BITS, HostAddress::Direct(below(ADDRESS_BITS))),
     };
     Some((usize::try_from(tag.checked_sub(1)?).ok()?, place))
 }
 
 impl BoardEnv {
-    pub(crate) fn new(tx: WireTx, memories: Vec<Memory>, tap: Rc<Tap>) -> Self {
+    pub(crate) fn new(tx: WireTx, memories: Vec<ClientMemory>, tap: Rc<Tap>) -> Self {
         let events = Vec::with_capacity(64);
         BoardEnv {
             tx,
@@ -136,7 +141,7 @@ impl BoardEnv {
         }
     }
 
-    fn memory(&self, host: u64) -> Option<(&Memory, Place)> {
+    fn memory(&self, host: u64) -> Option<(&ClientMemory, HostAddress)> {
         let (function, place) = client_address(host)?;
         Some((self.memories.get(function)?, place))
     }
@@ -174,7 +179,7 @@ impl BoardEnv {
 
     /// A region has ended whose host address was this: if it had a table, that is gone, too.
     pub(crate) fn forget_table(&mut self, host: Option<u64>) {
-        if let Some((function, Place::Paged(at))) = host.and_then(client_address)
+        if let Some((function, HostAddress::Paged(at))) = host.and_then(client_address)
             && let Some(memory) = self.memories.get_mut(function)
         {
             memory.tables.remove(at);

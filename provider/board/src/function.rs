@@ -18,15 +18,15 @@ use starverbs_queues::board::{
 };
 
 use crate::broken;
-use crate::context::{Context, Counts, Shared};
+use crate::context::{BoardContext, Counts, Shared};
 use crate::counters::BoardCounters;
 use crate::dma::{Errno, Maps, Room};
 use crate::doorbells::{CELLS, CONTEXTS, DOORBELL_BYTES, Doorbells};
 use crate::env::BoardEnv;
 use crate::mads::Mads;
-use crate::pci::{Config, Effect, MsixTable};
+use crate::pci::{ConfigSpace, Effect, MsixTable};
 use crate::qpc::QpcRegisters;
-use crate::queues::Kept;
+use crate::queues::QueueQuota;
 use crate::record::{BusTap, Tap};
 use crate::wire::WireRx;
 
@@ -54,7 +54,7 @@ struct Registers {
 }
 
 /// What the functions share.
-pub(crate) struct Card {
+pub(crate) struct CommonCard {
     pub(crate) nic: Nic<BoardEnv>,
     pub(crate) env: BoardEnv,
     pub(crate) rx: WireRx,
@@ -65,7 +65,7 @@ pub(crate) struct Card {
     pub(crate) tap: Rc<Tap>,
 }
 
-impl Card {
+impl CommonCard {
     /// Of objects of which the card has so many at most, what one function may have.
     pub(crate) fn share(&self, limit: u32) -> u32 {
         (limit as usize / self.env.memories.len().max(1)).max(1) as u32
@@ -76,11 +76,11 @@ impl Card {
 pub(crate) struct Function {
     shared: Shared,
     qpc: QpcRegisters,
-    pub(crate) config: Config,
+    pub(crate) config: ConfigSpace,
     pub(crate) msix: MsixTable,
     registers: Registers,
     commands: Option<Room>,
-    pub(crate) contexts: BTreeMap<u16, Context>,
+    pub(crate) contexts: BTreeMap<u16, BoardContext>,
     /// What is signalled for each vector
     pub(crate) irqs: [Option<OwnedFd>; VECTORS as usize],
     /// Clients may map the doorbell pages
@@ -92,12 +92,12 @@ impl Function {
     /// No memory file.
     pub(crate) fn new(number: usize, qpc: QpcRegisters, tap: &Rc<Tap>) -> std::io::Result<Function> {
         let doorbells = Rc::new(Doorbells::new()?);
-        let (counters, kept, tap) = (Rc::default(), Kept::default(), BusTap::new(tap, number));
+        let (counters, kept, tap) = (Rc::default(), QueueQuota::default(), BusTap::new(tap, number));
         let shared = Shared { number, doorbells, counters, kept, tap };
         Ok(Function {
             shared,
             qpc,
-            config: Config::new(VECTORS, DOORBELL_BYTES as u64),
+            config: ConfigSpace::new(VECTORS, DOORBELL_BYTES as u64),
             msix: MsixTable::new(VECTORS),
             registers: Registers::default(),
             commands: None,
@@ -119,12 +119,12 @@ impl Function {
         &self.shared.counters
     }
 
-    fn maps<'a>(&self, card: &'a Card) -> &'a Maps {
+    fn maps<'a>(&self, card: &'a CommonCard) -> &'a Maps {
         &card.env.memories[self.number()].maps
     }
 
     /// Takes the doorbells that changed; says how many. None is seen while the function masters no bus.
-    pub(crate) fn take_doorbells(&mut self, card: &mut Card) -> u32 {
+    pub(crate) fn take_doorbells(&mut self, card: &mut CommonCard) -> u32 {
         if !self.config.masters() {
             return 0;
         }
@@ -174,7 +174,7 @@ impl Function {
     }
 
     /// Says so when the client has taken pages away under its maps.
-    pub(crate) fn look_after_memory(&mut self, card: &Card) {
+    pub(crate) fn look_after_memory(&mut self, card: &CommonCard) {
         let lost = self.maps(card).are_lost();
         if lost != self.registers.failed {
             self.shared.tap.lost(lost);
@@ -192,20 +192,20 @@ impl Function {
 
     /// Opens a context with a doorbell page of its own; gives its number. EINVAL: no such vector or queue;
     /// EFAULT: memory that is not mapped here; ENOSPC: there are no more.
-    pub(crate) fn open_context(&mut self, card: &Card, init: &OpenContext) -> Result<u16, Errno> {
+    pub(crate) fn open_context(&mut self, card: &CommonCard, init: &OpenContext) -> Result<u16, Errno> {
         if init.vector >= VECTORS {
             return Err(libc::EINVAL);
         }
         let free = (FIRST + 1..CONTEXTS as u16).find(|id| !self.contexts.contains_key(id));
         let id = free.ok_or(libc::ENOSPC)?;
         let events = (init.events, init.events_log);
-        let context = Context::open(&self.shared, id, self.maps(card), events, init.vector)?;
+        let context = BoardContext::open(&self.shared, id, self.maps(card), events, init.vector)?;
         self.contexts.insert(id, context);
         Ok(id)
     }
 
     /// Ends a context and all that was made in it. EINVAL: it is none, or the first.
-    pub(crate) fn close_context(&mut self, card: &mut Card, id: u32) -> Result<(), Errno> {
+    pub(crate) fn close_context(&mut self, card: &mut CommonCard, id: u32) -> Result<(), Errno> {
         let id = u16::try_from(id).ok().filter(|id| *id != FIRST).ok_or(libc::EINVAL)?;
         let mut context = self.contexts.remove(&id).ok_or(libc::EINVAL)?;
         context.end(card);
@@ -213,7 +213,7 @@ impl Function {
     }
 
     /// A context, which knows how many objects the others have.
-    pub(crate) fn context(&mut self, id: u16) -> Option<&mut Context> {
+    pub(crate) fn context(&mut self, id: u16) -> Option<&mut BoardContext> {
         let others = self.contexts.iter().filter(|(other, _)| **other != id);
         let others = others.fold(Counts::default(), |sum, (_, context)| sum.with(&context.objects));
         let context = self.contexts.get_mut(&id)?;
@@ -264,7 +264,7 @@ impl Function {
     }
 
     /// Writes a register of 32 or 64 bits. EINVAL: none is there, or it is not written as a whole.
-    pub(crate) fn write(&mut self, card: &mut Card, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+    pub(crate) fn write(&mut self, card: &mut CommonCard, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         let value = match bytes.len() {
             4 => u64::from(u32::from_le_bytes(bytes.try_into().map_err(|_| libc::EINVAL)?)),
             8 => u64::from_le_bytes(bytes.try_into().map_err(|_| libc::EINVAL)?),
@@ -300,7 +300,7 @@ impl Function {
     }
 
     /// Begins to work with the queues that the registers name. EACCES: the function masters no bus.
-    fn enable(&mut self, card: &Card) -> Result<(), Errno> {
+    fn enable(&mut self, card: &CommonCard) -> Result<(), Errno> {
         let Registers { enabled, commands, commands_log, events, events_log, .. } = self.registers;
         let maps = self.maps(card);
         if enabled {
@@ -313,7 +313,7 @@ impl Function {
             return Err(libc::EINVAL);
         }
         let queue = maps.room(commands, COMMAND_BYTES << commands_log, 64)?;
-        let context = Context::open(&self.shared, FIRST, maps, (events, events_log), 0)?;
+        let context = BoardContext::open(&self.shared, FIRST, maps, (events, events_log), 0)?;
         self.contexts.insert(FIRST, context);
         self.commands = Some(queue);
         (self.registers.enabled, self.registers.head) = (true, 0);
@@ -321,7 +321,7 @@ impl Function {
     }
 
     /// Carries out the commands up to `tail`: no more than the queue holds.
-    fn take_commands(&mut self, card: &mut Card, tail: u32) {
+    fn take_commands(&mut self, card: &mut CommonCard, tail: u32) {
         if self.commands.is_some() && !self.config.masters() && !broken::rule(46) {
             self.registers.error = libc::EACCES as u32;
             return;
@@ -345,7 +345,7 @@ impl Function {
     }
 
     /// Ends all contexts, and forgets the registers.
-    pub(crate) fn reset(&mut self, card: &mut Card) {
+    pub(crate) fn reset(&mut self, card: &mut CommonCard) {
         for context in self.contexts.values_mut() {
             context.end(card);
         }
@@ -355,7 +355,7 @@ impl Function {
     }
 
     /// The same, and configuration space is as it was when the board was started: FLR, DEVICE_RESET.
-    pub(crate) fn reset_function(&mut self, card: &mut Card) {
+    pub(crate) fn reset_function(&mut self, card: &mut CommonCard) {
         self.config.reset();
         self.msix.reset();
         self.reset(card);
@@ -363,7 +363,7 @@ impl Function {
     }
 
     /// Writes configuration space.
-    pub(crate) fn write_config(&mut self, card: &mut Card, offset: u64, bytes: &[u8]) {
+    pub(crate) fn write_config(&mut self, card: &mut CommonCard, offset: u64, bytes: &[u8]) {
         if self.config.write(offset, bytes) == Effect::Flr {
             self.reset_function(card);
         }
@@ -371,7 +371,7 @@ impl Function {
     }
 
     /// The client is gone: all that it made and gave ends.
-    pub(crate) fn disconnect(&mut self, card: &mut Card) {
+    pub(crate) fn disconnect(&mut self, card: &mut CommonCard) {
         self.reset_function(card);
         self.irqs = [const { None }; VECTORS as usize];
         let number = self.number();

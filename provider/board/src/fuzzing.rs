@@ -6,7 +6,7 @@ use std::rc::Rc;
 use starverbs_backend::HostAddr;
 use starverbs_core::{Counters, FrameMeta, Gid, Nanos};
 use starverbs_vfio::message::Head;
-use starverbs_vfio::{Message, Op};
+use starverbs_vfio::{Message, MessageOp};
 
 use crate::Board;
 use crate::record::{Header, Tap};
@@ -56,7 +56,8 @@ impl Driven {
         let Board { card, functions, .. } = &mut self.board;
         let head = Head { op, ..Head::default() };
         let message = Message { head, body: body.to_vec(), fds };
-        let done = carry_out(Op::from_code(op)?, message, same_user, functions.get_mut(function)?, card);
+        let done =
+            carry_out(MessageOp::from_code(op)?, message, same_user, functions.get_mut(function)?, card);
         Some(done.map(|(body, _)| body))
     }
 

@@ -48,11 +48,11 @@ use starverbs_settings::Settings;
 use thiserror::Error;
 
 use dma::Errno;
-use env::{BoardEnv, Memory};
-use function::{Card, Function};
+use env::{BoardEnv, ClientMemory};
+use function::{CommonCard, Function};
 use mads::Mads;
 use qpc::QpcRegisters;
-use record::{Asked, BusTap, Header, Tap};
+use record::{BusTap, Header, HostRequest, Tap};
 pub use record::{Divergence, Played, Replay, ReplayError};
 use server::Server;
 pub use stats::Stats;
@@ -106,7 +106,7 @@ pub enum BoardError {
 
 /// A board.
 pub struct Board {
-    card: Card,
+    card: CommonCard,
     functions: Vec<Function>,
     first_block: u32,
     /// A socket for each function; none, if it is driven without
@@ -202,11 +202,11 @@ impl Board {
             (0..header.functions).map(open).collect::<Result<_, _>>().map_err(BoardError::Page)?;
         let most = ADDRESS_SPACE / functions.len().max(1) as u64;
         let memory = |function: &Function| {
-            Memory::new(most, function.counters(), BusTap::new(&tap, function.number()))
+            ClientMemory::new(most, function.counters(), BusTap::new(&tap, function.number()))
         };
         let env = BoardEnv::new(tx, functions.iter().map(memory).collect(), Rc::clone(&tap));
         let mads = Mads::new(guid, seed[0]);
-        let card = Card { nic, env, rx, mads, addrs, guid, now, tap };
+        let card = CommonCard { nic, env, rx, mads, addrs, guid, now, tap };
         let first_block = header.blocks.first().copied().unwrap_or(0);
         Ok(Board {
             card,
@@ -324,8 +324,8 @@ impl Board {
 
     /// The card has one more block of QPNs.
     fn add_block(&mut self, claim: impl FnOnce() -> Result<u32, Errno>) {
-        let Card { nic, tap, .. } = &mut self.card;
-        if let Ok(block) = tap.host(Asked::Block, claim) {
+        let CommonCard { nic, tap, .. } = &mut self.card;
+        if let Ok(block) = tap.host(HostRequest::Block, claim) {
             /* a block that the card has no memory for is of no use, and does no harm */
             let _ = nic.add_block(block as u16);
         }

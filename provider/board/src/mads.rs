@@ -7,14 +7,14 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use starverbs_cm::wire::{Destination, sender_id};
-use starverbs_cm::{Cm, Config, ListenAt, Path, Scope};
+use starverbs_cm::{Cm, CmConfig, CmPath, ListenAt, Scope};
 use starverbs_core::{Av, FrameMeta, Gid, MAD_LEN, Port};
 use starverbs_queues::board::{SCOPE_ALL, SCOPE_IPV4, SCOPE_IPV6, SCOPE_ONE, SERVICE_SHARED, Service};
 
 use crate::broken;
 use crate::dma::Errno;
-use crate::function::Card;
-use crate::record::Asked;
+use crate::function::CommonCard;
+use crate::record::HostRequest;
 
 /// Datagrams that wait for a client; more are lost, and sent again.
 const WAITING: usize = 256;
@@ -43,7 +43,7 @@ pub(crate) struct Mads {
 
 impl Mads {
     pub(crate) fn new(guid: u64, seed: u64) -> Mads {
-        let nobody = Cm::new(Config { guid, owner: 0, seed });
+        let nobody = Cm::new(CmConfig { guid, owner: 0, seed });
         let (owners, queues) = (BTreeMap::new(), BTreeMap::new());
         Mads { owners, spare: Vec::new(), queues, services: Vec::new(), nobody }
     }
@@ -75,7 +75,7 @@ fn place(service: &Service) -> Result<ListenAt, Errno> {
     Ok(ListenAt { service: service.id, scope })
 }
 
-impl Card {
+impl CommonCard {
     /// A client has queue pair 1 from now on: the upper bits of its communication IDs. EAGAIN: there are none
     /// left.
     pub(crate) fn open_mads(&mut self, client: Client) -> Result<u32, Errno> {
@@ -84,7 +84,7 @@ impl Card {
         }
         let block = match self.mads.spare.pop() {
             Some(block) => block,
-            None => self.tap.host(Asked::Block, || self.rx.claim_block())?,
+            None => self.tap.host(HostRequest::Block, || self.rx.claim_block())?,
         };
         self.mads.owners.insert(block, client);
         self.mads.queues.insert(client, VecDeque::new());
@@ -93,7 +93,7 @@ impl Card {
 
     /// A client is gone, and with it what it held.
     pub(crate) fn close_mads(&mut self, client: Client) {
-        let Card { mads, rx, .. } = self;
+        let CommonCard { mads, rx, .. } = self;
         mads.queues.remove(&client);
         let mine = |(_, owner): (&u32, &Client)| *owner == client;
         let blocks: Vec<u32> =
@@ -152,7 +152,7 @@ impl Card {
         }
         let shared = service.flags & SERVICE_SHARED != 0;
         let claim = || self.rx.claim_service(at, shared).map(|()| 0);
-        self.tap.host(Asked::Service, claim)?;
+        self.tap.host(HostRequest::Service, claim)?;
         mads.services.push((at, client));
         Ok(())
     }
@@ -192,7 +192,7 @@ impl Card {
 
     fn answer_for_nobody(&mut self, (meta, mad): &Mad) {
         let traffic_class = meta.traffic_class & !3;
-        let path = Path { local: meta.dst, remote: meta.src, traffic_class, hop_limit: 0 };
+        let path = CmPath { local: meta.dst, remote: meta.src, traffic_class, hop_limit: 0 };
         self.mads.nobody.handle_mad(self.now, path, mad);
         while let Some((path, answer)) = self.mads.nobody.poll_send() {
             let source = self.addrs.iter().position(|addr| addr.gid == path.local);

@@ -59,16 +59,16 @@ pub(crate) enum Effect {
 }
 
 /// Configuration space.
-pub(crate) struct Config {
+pub(crate) struct ConfigSpace {
     bytes: [u8; BYTES],
     /// Bits that can be written
     writable: [u8; BYTES],
 }
 
-impl Config {
+impl ConfigSpace {
     /// As it is after a reset. `doorbell_bytes`: of that BAR, a power of two.
-    pub(crate) fn new(vectors: u32, doorbell_bytes: u64) -> Config {
-        let mut config = Config { bytes: [0; BYTES], writable: [0; BYTES] };
+    pub(crate) fn new(vectors: u32, doorbell_bytes: u64) -> ConfigSpace {
+        let mut config = ConfigSpace { bytes: [0; BYTES], writable: [0; BYTES] };
         config.header(doorbell_bytes);
         config.capabilities(vectors);
         config
@@ -202,7 +202,7 @@ mod tests {
 
     const PAGES: u64 = 1 << 24;
 
-    fn word(config: &Config, at: usize) -> u32 {
+    fn word(config: &ConfigSpace, at: usize) -> u32 {
         let mut bytes = [0; 4];
         config.read(at as u64, &mut bytes);
         u32::from_le_bytes(bytes)
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_guest_finds_bars_and_capabilities() {
-        let mut config = Config::new(32, PAGES);
+        let mut config = ConfigSpace::new(32, PAGES);
         assert_eq!(word(&config, 0), 0x5354_1234);
         assert_eq!(word(&config, REVISION), 0x0280_0001);
         let sizes: Vec<u32> = (0..6)
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_function_masters_the_bus_in_d0_alone() {
-        let mut config = Config::new(32, PAGES);
+        let mut config = ConfigSpace::new(32, PAGES);
         assert!(!config.masters());
         config.write(COMMAND as u64, &COMMAND_MASTER.to_le_bytes());
         assert!(config.masters());
@@ -248,8 +248,8 @@ mod tests {
     #[test]
     fn what_is_only_read_stays_whatever_is_written() {
         use starverbs_core::rng::Rng;
-        let fresh = Config::new(32, PAGES);
-        let (mut config, mut table) = (Config::new(32, PAGES), MsixTable::new(32));
+        let fresh = ConfigSpace::new(32, PAGES);
+        let (mut config, mut table) = (ConfigSpace::new(32, PAGES), MsixTable::new(32));
         let mut rng = Rng::new([5, 6]);
         for _ in 0..10_000 {
             let len = rng.word() as usize % 64;

@@ -32,12 +32,12 @@ const MAX_KEPT: usize = 256 << 20;
 
 /// What the board keeps of a function's send queues, in bytes: a client cannot have it take all there is.
 #[derive(Clone, Default)]
-pub(crate) struct Kept(Rc<Cell<usize>>);
+pub(crate) struct QueueQuota(Rc<Cell<usize>>);
 
 /// A part of it.
-struct Share(Kept, usize);
+struct Share(QueueQuota, usize);
 
-impl Kept {
+impl QueueQuota {
     /// ENOMEM: it would be more than a function may have.
     fn take(&self, bytes: usize) -> Result<Share, Errno> {
         let kept = self.0.get().saturating_add(bytes);
@@ -97,7 +97,7 @@ impl BoardSq {
     pub(crate) fn open(
         queues: &Queues,
         maps: &Maps,
-        kept: &Kept,
+        kept: &QueueQuota,
         counters: &Rc<BoardCounters>,
         max_sge: usize,
     ) -> Result<BoardSq, Errno> {

@@ -19,7 +19,7 @@ use std::rc::Rc;
 use starverbs_core::{Av, FrameMeta, Nanos};
 
 pub(crate) use header::Header;
-pub(crate) use line::{Asked, Frame, Line};
+pub(crate) use line::{FrameRecord, HostRequest, Line};
 pub use replay::{Divergence, Played, Replay, ReplayError};
 
 use crate::dma::Errno;
@@ -197,7 +197,11 @@ impl Tap {
     }
 
     /// What the host answers.
-    pub(crate) fn host(&self, asked: Asked, real: impl FnOnce() -> Result<u32, Errno>) -> Result<u32, Errno> {
+    pub(crate) fn host(
+        &self,
+        asked: HostRequest,
+        real: impl FnOnce() -> Result<u32, Errno>,
+    ) -> Result<u32, Errno> {
         let due = || format!("host {asked:?}");
         let replayed = self.reader(|reader| {
             reader.take(due, |next| match next {
@@ -218,12 +222,12 @@ impl Tap {
         self.recorder(|recorder| {
             let FrameMeta { src, dst, traffic_class, hop_limit } = *meta;
             let bytes = frame.to_vec();
-            recorder.note(&Line::FrameIn(Frame { src, dst, traffic_class, hop_limit, bytes }));
+            recorder.note(&Line::FrameIn(FrameRecord { src, dst, traffic_class, hop_limit, bytes }));
         });
     }
 
     /// The frame that comes next.
-    pub(crate) fn next_frame(&self) -> Option<Frame> {
+    pub(crate) fn next_frame(&self) -> Option<FrameRecord> {
         self.next(|line| match line {
             Line::FrameIn(frame) => Some(frame.clone()),
             _ => None,
@@ -233,7 +237,7 @@ impl Tap {
     /// A frame that is sent.
     pub(crate) fn frame_out(&self, to: &Av, bytes: impl FnOnce() -> Vec<u8>) {
         let Av { dgid: dst, sgid: src, traffic_class, hop_limit, .. } = *to;
-        self.note(|| Line::FrameOut(Frame { src, dst, traffic_class, hop_limit, bytes: bytes() }));
+        self.note(|| Line::FrameOut(FrameRecord { src, dst, traffic_class, hop_limit, bytes: bytes() }));
     }
 
     /// The next line of a record that is played back, if `wanted` wants it.

@@ -17,13 +17,13 @@ use starverbs_vfio::message::{
     MAX_ACCESS, MINOR, NO_REPLY, PCI_CONFIG, PCI_IRQS, PCI_REGIONS, REGION_CAPS, REGION_MMAP, REGION_READ,
     REGION_WRITE, REPLY, Region, SetIrqs, SparseMmap, Version, parse,
 };
-use starverbs_vfio::{Message, Op, Received, Stream};
+use starverbs_vfio::{Message, MessageOp, ReadResult, Stream};
 use zerocopy::IntoBytes;
 
 use crate::broken;
 use crate::dma::{Errno, Maps};
 use crate::doorbells::DOORBELL_BYTES;
-use crate::function::{Card, Function, VECTORS};
+use crate::function::{CommonCard, Function, VECTORS};
 use crate::pci::{CONFIG_BYTES, MSIX_BYTES};
 use crate::record::Line;
 
@@ -67,7 +67,7 @@ impl Server {
     }
 
     /// Answers what has come; says whether anything had.
-    pub(crate) fn run(&mut self, function: &mut Function, card: &mut Card) -> bool {
+    pub(crate) fn run(&mut self, function: &mut Function, card: &mut CommonCard) -> bool {
         if self.client.is_none() {
             let Ok((socket, _)) = self.listener.accept() else { return false };
             self.client = Stream::new(socket).ok();
@@ -76,9 +76,9 @@ impl Server {
         for had in 0..MESSAGES {
             let Some(client) = &mut self.client else { return true };
             match client.receive() {
-                Received::Nothing => return had > 0,
-                Received::Gone => self.part(function, card),
-                Received::Message(message) => {
+                ReadResult::Nothing => return had > 0,
+                ReadResult::Gone => self.part(function, card),
+                ReadResult::Message(message) => {
                     if !self.answer(message, function, card) {
                         self.part(function, card);
                     }
@@ -89,27 +89,27 @@ impl Server {
     }
 
     /// The client is gone, or sent away.
-    fn part(&mut self, function: &mut Function, card: &mut Card) {
+    fn part(&mut self, function: &mut Function, card: &mut CommonCard) {
         self.client = None;
         card.tap.note(|| Line::Gone { function: function.number() as u8 });
         function.disconnect(card);
     }
 
     /// Answers a message. False: who sends such is sent away.
-    fn answer(&mut self, message: Message, function: &mut Function, card: &mut Card) -> bool {
+    fn answer(&mut self, message: Message, function: &mut Function, card: &mut CommonCard) -> bool {
         let head = message.head;
         if head.flags & KIND == REPLY {
             return false;
         }
         let Some(client) = &self.client else { return false };
-        let op = Op::from_code(head.op).ok_or(libc::EOPNOTSUPP);
-        let first = op == Ok(Op::Version);
+        let op = MessageOp::from_code(head.op).ok_or(libc::EOPNOTSUPP);
+        let first = op == Ok(MessageOp::Version);
         if first == self.greeted && !broken::rule(39) {
             return false;
         }
         self.greeted = true;
         let same_user = client.peer_uid() == Some(Uid::effective().as_raw());
-        let wants_file = op == Ok(Op::RegionInfo);
+        let wants_file = op == Ok(MessageOp::RegionInfo);
         let result = op.and_then(|op| carry_out(op, message, same_user, function, card));
         if head.flags & NO_REPLY != 0 {
             return true;
@@ -145,11 +145,11 @@ type Answer = (Vec<u8>, bool);
 
 /// Does what a message asks for, and notes it.
 pub(crate) fn carry_out(
-    op: Op,
+    op: MessageOp,
     message: Message,
     same_user: bool,
     function: &mut Function,
-    card: &mut Card,
+    card: &mut CommonCard,
 ) -> Result<Answer, Errno> {
     let tap = Rc::clone(&card.tap);
     if !tap.is_on() {
@@ -177,36 +177,36 @@ pub(crate) fn carry_out(
 }
 
 /// The line of a message that has effects.
-fn begun(op: Op, message: &Message, function: u8) -> Option<Line> {
+fn begun(op: MessageOp, message: &Message, function: u8) -> Option<Line> {
     match op {
-        Op::RegionWrite => {
+        MessageOp::RegionWrite => {
             let (Access { offset, region, .. }, bytes) = parse(&message.body)?;
             Some(Line::Write { function, region, offset, bytes: bytes.to_vec() })
         }
-        Op::SetIrqs => {
+        MessageOp::SetIrqs => {
             let (SetIrqs { flags, index, start, count, .. }, _) = parse(&message.body)?;
             let given = message.fds.len() as u32;
             Some(Line::Vectors { function, flags, index, start, count, given })
         }
-        Op::DeviceReset => Some(Line::Reset { function }),
+        MessageOp::DeviceReset => Some(Line::Reset { function }),
         _ => None,
     }
 }
 
 /// The line of a message that was answered.
-fn ended(op: Op, body: &[u8], answer: &[u8], function: u8, maps: &Maps) -> Option<Line> {
+fn ended(op: MessageOp, body: &[u8], answer: &[u8], function: u8, maps: &Maps) -> Option<Line> {
     match op {
-        Op::RegionRead => {
+        MessageOp::RegionRead => {
             let (Access { offset, region, .. }, bytes) = parse(answer)?;
             Some(Line::Read { function, region, offset, bytes: bytes.to_vec() })
         }
-        Op::DmaMap => {
+        MessageOp::DmaMap => {
             let (DmaMap { flags, address, size, .. }, _) = parse(body)?;
             let (writable, here) = (flags & DMA_WRITE != 0, maps.is_file(address));
             /* one that came without a descriptor is none */
             maps.has(address).then_some(Line::Map { function, address, size, writable, here })
         }
-        Op::DmaUnmap => {
+        MessageOp::DmaUnmap => {
             let (DmaUnmap { flags, address, size, .. }, _) = parse(body)?;
             let all = flags & DMA_UNMAP_ALL != 0;
             let (address, size) = if all { (0, u64::MAX) } else { (address, size) };
@@ -218,16 +218,16 @@ fn ended(op: Op, body: &[u8], answer: &[u8], function: u8, maps: &Maps) -> Optio
 
 /// Does what a message asks for.
 pub(crate) fn answer(
-    op: Op,
+    op: MessageOp,
     mut message: Message,
     same_user: bool,
     function: &mut Function,
-    card: &mut Card,
+    card: &mut CommonCard,
 ) -> Result<Answer, Errno> {
     let body = &message.body[..];
     let plain = |body: &[u8]| Ok((body.to_vec(), false));
     match op {
-        Op::Version => {
+        MessageOp::Version => {
             let (Version { major, .. }, _) = parse(body).ok_or(libc::EINVAL)?;
             if major != MAJOR {
                 return Err(libc::EINVAL);
@@ -235,16 +235,16 @@ pub(crate) fn answer(
             let version = Version { major: MAJOR, minor: MINOR };
             plain(&[version.as_bytes(), CAPABILITIES.as_bytes(), &[0]].concat())
         }
-        Op::DeviceInfo => {
+        MessageOp::DeviceInfo => {
             let argsz = size_of::<DeviceInfo>() as u32;
             let (regions, irqs) = (PCI_REGIONS, PCI_IRQS);
             plain(DeviceInfo { argsz, flags: DEVICE_RESET_PCI, regions, irqs }.as_bytes())
         }
-        Op::RegionInfo => {
+        MessageOp::RegionInfo => {
             let (Region { index, argsz, .. }, _) = parse(body).ok_or(libc::EINVAL)?;
             region_info(index, argsz, function.maps_doorbells)
         }
-        Op::IrqInfo => {
+        MessageOp::IrqInfo => {
             let (IrqInfo { index, .. }, _) = parse(body).ok_or(libc::EINVAL)?;
             if index >= PCI_IRQS {
                 return Err(libc::EINVAL);
@@ -253,8 +253,8 @@ pub(crate) fn answer(
             let argsz = size_of::<IrqInfo>() as u32;
             plain(IrqInfo { argsz, flags: IRQ_EVENTFD, index, count }.as_bytes())
         }
-        Op::SetIrqs => set_irqs(&mut message, function).map(|()| (Vec::new(), false)),
-        Op::DmaMap => {
+        MessageOp::SetIrqs => set_irqs(&mut message, function).map(|()| (Vec::new(), false)),
+        MessageOp::DmaMap => {
             let (DmaMap { flags, offset, address, size, .. }, _) = parse(body).ok_or(libc::EINVAL)?;
             /* maps without a descriptor are of what a device need not reach: ROM, BARs */
             if let Some(fd) = message.fds.pop() {
@@ -263,14 +263,14 @@ pub(crate) fn answer(
             }
             plain(&[])
         }
-        Op::DmaUnmap => {
+        MessageOp::DmaUnmap => {
             let (unmap, _) = parse::<DmaUnmap>(body).ok_or(libc::EINVAL)?;
             let all = unmap.flags & DMA_UNMAP_ALL != 0;
             let (address, size) = if all { (0, u64::MAX) } else { (unmap.address, unmap.size) };
             card.env.memories[function.number()].maps.remove(address, size)?;
             plain(unmap.as_bytes())
         }
-        Op::RegionRead => {
+        MessageOp::RegionRead => {
             let (Access { offset, region, count }, _) = parse(body).ok_or(libc::EINVAL)?;
             let count = count as usize;
             if count > MAX_ACCESS {
@@ -288,7 +288,7 @@ pub(crate) fn answer(
             let access = Access { offset, region, count: count as u32 };
             plain(&[access.as_bytes(), &bytes].concat())
         }
-        Op::RegionWrite => {
+        MessageOp::RegionWrite => {
             let (access, bytes) = parse::<Access>(body).ok_or(libc::EINVAL)?;
             if bytes.len() != access.count as usize {
                 return Err(libc::EINVAL);
@@ -302,7 +302,7 @@ pub(crate) fn answer(
             }
             plain(access.as_bytes())
         }
-        Op::DeviceReset => {
+        MessageOp::DeviceReset => {
             function.reset_function(card);
             plain(&[])
         }

@@ -13,7 +13,7 @@ use starverbs_cm::ListenAt;
 use starverbs_core::{Av, FrameMeta, Gid, Nanos, Seg};
 
 use crate::dma::Errno;
-use crate::record::{Frame, Tap};
+use crate::record::{FrameRecord, Tap};
 use crate::stats::Stats;
 
 /// The sending half.
@@ -152,7 +152,7 @@ impl WireRx {
                 Some((meta, last))
             }
             WireRx::Record(tap, last) => {
-                let Frame { src, dst, traffic_class, hop_limit, bytes } = tap.next_frame()?;
+                let FrameRecord { src, dst, traffic_class, hop_limit, bytes } = tap.next_frame()?;
                 *last = bytes;
                 Some((FrameMeta { src, dst, traffic_class, hop_limit }, last))
             }

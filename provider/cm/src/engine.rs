@@ -30,7 +30,7 @@ const ID_BITS: u32 = 20;
 
 /// What a connection manager is made with.
 #[derive(Clone, Copy, Debug)]
-pub struct Config {
+pub struct CmConfig {
     /// GUID of the card
     pub guid: u64,
     /// Upper 12 bits of each ID that it gives out: among the processes of a host, whose they are
@@ -41,7 +41,7 @@ pub struct Config {
 
 /// Between which addresses a message goes, and how.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Path {
+pub struct CmPath {
     /// Address of this side
     pub local: Gid,
     /// Address of the peer
@@ -119,7 +119,7 @@ pub enum Cause {
 
 /// What happened to a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Event {
+pub enum ConnEvent {
     /// It is new: somebody wants to connect
     Request {
         /// The listener that it is for
@@ -163,15 +163,15 @@ type RemoteKey = (Gid, u32, bool);
 
 /// The connection manager of one process. See the crate's documentation for the order of calls.
 pub struct Cm {
-    config: Config,
+    config: CmConfig,
     conns: BTreeMap<u32, Conn>,
     by_request: BTreeMap<RemoteKey, u32>,
     /// Established connections by the peer's queue pair
     by_qpn: BTreeMap<(Gid, Qpn), u32>,
     listeners: BTreeMap<ListenAt, Listener>,
     timers: BTreeSet<(Nanos, u32)>,
-    out: VecDeque<(Path, Mad)>,
-    events: VecDeque<(u32, Event)>,
+    out: VecDeque<(CmPath, Mad)>,
+    events: VecDeque<(u32, ConnEvent)>,
     /// Whether there is memory for another request
     room: fn() -> bool,
     /// Largest path MTU towards an address
@@ -183,7 +183,7 @@ pub struct Cm {
 
 impl Cm {
     /// One without listeners and connections.
-    pub fn new(config: Config) -> Cm {
+    pub fn new(config: CmConfig) -> Cm {
         Cm {
             config,
             conns: BTreeMap::new(),
@@ -251,7 +251,7 @@ impl Cm {
     }
 
     /// A datagram that came to queue pair 1 over `path`.
-    pub fn handle_mad(&mut self, now: Nanos, path: Path, bytes: &[u8]) {
+    pub fn handle_mad(&mut self, now: Nanos, path: CmPath, bytes: &[u8]) {
         let Some(mad) = Mad::parse(bytes) else { return };
         let Some(attribute) = mad.attribute() else { return };
         match attribute {
@@ -290,18 +290,18 @@ impl Cm {
     }
 
     /// The next message to send.
-    pub fn poll_send(&mut self) -> Option<(Path, Mad)> {
+    pub fn poll_send(&mut self) -> Option<(CmPath, Mad)> {
         self.out.pop_front()
     }
 
     /// The next event, and the ID of its connection.
-    pub fn poll_event(&mut self) -> Option<(u32, Event)> {
+    pub fn poll_event(&mut self) -> Option<(u32, ConnEvent)> {
         self.events.pop_front()
     }
 
     /// The connection that a message is for: it names its ID, comes from its peer, and names the peer's ID if
     /// that is known.
-    fn find(&self, path: Path, mad: &Mad, attribute: Attribute) -> Option<u32> {
+    fn find(&self, path: CmPath, mad: &Mad, attribute: Attribute) -> Option<u32> {
         let (id, from) = (mad.get32(fields::REMOTE_ID), mad.get32(fields::LOCAL_ID));
         let id = if id == 0 && attribute == Attribute::Rej { self.rejected_unnamed(path, mad)? } else { id };
         let conn = self.conns.get(&id)?;
@@ -312,12 +312,12 @@ impl Cm {
     }
 
     /// A peer that gave up before it knew this side's ID names its own (IBTA 12.6.7.2, reason 4).
-    fn rejected_unnamed(&self, path: Path, mad: &Mad) -> Option<u32> {
+    fn rejected_unnamed(&self, path: CmPath, mad: &Mad) -> Option<u32> {
         self.by_request.get(&(path.remote, mad.get32(fields::LOCAL_ID), false)).copied()
     }
 
     /// A message of a connection that is not there.
-    fn unknown(&mut self, path: Path, mad: &Mad, attribute: Attribute) {
+    fn unknown(&mut self, path: CmPath, mad: &Mad, attribute: Attribute) {
         let ids = Ids::answering(mad);
         let answer = match attribute {
             Attribute::Rep => message::rej(ids, Answered::Rep, crate::reason::INVALID_COMM_ID, None, &[]),
@@ -356,7 +356,7 @@ impl Cm {
     }
 
     /// Queues an event of a connection, unless the program has released it.
-    fn notify(&mut self, id: u32, event: Event) {
+    fn notify(&mut self, id: u32, event: ConnEvent) {
         if self.conns.get(&id).is_some_and(|conn| !conn.released) {
             self.events.push_back((id, event));
         }

@@ -24,5 +24,5 @@ mod engine;
 mod params;
 pub mod wire;
 
-pub use engine::{Cause, Cm, CmError, Config, Event, ListenAt, ListenerId, MAX_CONNS, Path, Scope};
+pub use engine::{Cause, Cm, CmConfig, CmError, CmPath, ConnEvent, ListenAt, ListenerId, MAX_CONNS, Scope};
 pub use params::*;

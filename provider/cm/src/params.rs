@@ -155,7 +155,7 @@ pub struct Resolve {
 
 /// `rdma_accept` or `rdma_reject` of a datagram id: what goes into the SIDR_REP.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Answer {
+pub struct SidrAnswer {
     /// [`sidr`] status: 0 gives the queue pair away
     pub status: u8,
     /// The queue pair; 0 unless the status is 0
@@ -168,10 +168,10 @@ pub struct Answer {
     pub private_data: Vec<u8>,
 }
 
-impl Answer {
+impl SidrAnswer {
     /// One that gives nothing away but its status.
-    pub fn refusal(status: u8) -> Answer {
-        Answer { status, qpn: 0, qkey: 0, ece: Ece::default(), private_data: Vec::new() }
+    pub fn refusal(status: u8) -> SidrAnswer {
+        SidrAnswer { status, qpn: 0, qkey: 0, ece: Ece::default(), private_data: Vec::new() }
     }
 }
 

@@ -19,8 +19,8 @@ mod feed;
 mod import;
 mod window;
 
-pub use entry::{Entry, Plain, Storage};
-pub use feed::{Change, Rule};
+pub use entry::{MrEntry, Plain, Storage};
+pub use feed::{Change, MemoryRule};
 pub use window::{Bind, WindowType};
 
 /// Most MRs and memory windows a card holds together: the sum of [`Limits`](crate::Limits)' two.
@@ -137,20 +137,20 @@ impl<S: Storage> MrTable<S> {
     pub fn register(&mut self, attr: MrAttr, random: u64) -> Result<u32, NicError> {
         check(&attr)?;
         self.make_room_in_feed()?;
-        let slot = self.insert(Entry::mr(&attr), Slot::MR, random)?;
+        let slot = self.insert(MrEntry::mr(&attr), Slot::MR, random)?;
         self.note_opened(self.rule_of(slot));
         Ok(self.entry(slot).key)
     }
 
     /// Puts an entry into a free slot, with a new key; gives the slot.
-    fn insert(&mut self, entry: Entry, about: Slot, random: u64) -> Result<u32, NicError> {
+    fn insert(&mut self, entry: MrEntry, about: Slot, random: u64) -> Result<u32, NicError> {
         /* whole slots may be taken by imports, whose keys others chose: of so many slots one is not */
         for tried in 0..=self.imports.len() / KEYS_OF_A_SLOT {
             let (slot, spent) = self.slot(random, tried)?;
             match self.unused_key(slot, spent.wrapping_add(1 + (random % 255) as u8)) {
                 Some(key) => {
                     self.slots[slot as usize] = Slot { spent: key as u8, ..about };
-                    self.entries.put(slot as usize, Entry { key, ..entry });
+                    self.entries.put(slot as usize, MrEntry { key, ..entry });
                     return Ok(slot);
                 }
                 None => self.free.push_back(slot),
@@ -212,7 +212,7 @@ impl<S: Storage> MrTable<S> {
 
     /// The entry of a slot; nothing where there is no such slot.
     #[inline]
-    fn entry(&self, slot: u32) -> Entry {
+    fn entry(&self, slot: u32) -> MrEntry {
         self.entries.entries().get(slot as usize).copied().unwrap_or_default()
     }
 
@@ -224,20 +224,20 @@ impl<S: Storage> MrTable<S> {
 
     /// The slot of what this card has under a key now.
     #[inline]
-    fn find(&self, key: u32) -> Option<(u32, &Entry)> {
+    fn find(&self, key: u32) -> Option<(u32, &MrEntry)> {
         let slot = self.slot_of(key);
         let entry = self.entries.entries().get(slot as usize)?;
         (entry.key == key && key != 0).then_some((slot, entry))
     }
 
     /// Slot and entry of an MR's key.
-    fn mr(&self, key: u32) -> Result<(u32, Entry), NicError> {
+    fn mr(&self, key: u32) -> Result<(u32, MrEntry), NicError> {
         let found = self.find(key).filter(|(slot, _)| self.slots[*slot as usize].kind == MrKind::Mr);
         found.map(|(slot, entry)| (slot, *entry)).ok_or(NicError::NotFound)
     }
 
     /// Slot and entry of an MR's key that no window is bound to, or `Busy` (man ibv_dereg_mr).
-    fn unbound_mr(&self, key: u32) -> Result<(u32, Entry), NicError> {
+    fn unbound_mr(&self, key: u32) -> Result<(u32, MrEntry), NicError> {
         let (slot, entry) = self.mr(key)?;
         if self.slots[slot as usize].link > 0 { Err(NicError::Busy) } else { Ok((slot, entry)) }
     }
@@ -250,7 +250,7 @@ impl<S: Storage> MrTable<S> {
         self.make_room_in_feed()?;
         self.note_closed(self.rule_of(slot));
         self.slots[slot as usize].hidden = false;
-        self.entries.put(slot as usize, Entry { key, ..Entry::mr(&attr) });
+        self.entries.put(slot as usize, MrEntry { key, ..MrEntry::mr(&attr) });
         self.note_opened(self.rule_of(slot));
         Ok(before.pd)
     }
@@ -269,7 +269,7 @@ impl<S: Storage> MrTable<S> {
     }
 
     fn free_slot(&mut self, slot: u32) {
-        self.entries.put(slot as usize, Entry::default());
+        self.entries.put(slot as usize, MrEntry::default());
         self.free.push_back(slot);
     }
 
@@ -332,7 +332,7 @@ impl<S: Storage> MrTable<S> {
 
     /// The entry of a key that gives a QP the right `need`.
     #[inline]
-    fn opened(&self, key: u32, qp: QpId, need: Access) -> Result<&Entry, MrFault> {
+    fn opened(&self, key: u32, qp: QpId, need: Access) -> Result<&MrEntry, MrFault> {
         let entry = match self.find(key) {
             Some((_, entry)) => entry,
             None => self.imported(key).ok_or(MrFault::BadKey)?,

@@ -33,7 +33,7 @@ mod unit;
 #[cfg(test)]
 mod tests;
 
-pub use config::{Config, ConfigError, OnChip, Placement, Policy};
+pub use config::{CacheConfig, ConfigError, OnChip, Placement, Policy};
 pub use requester::{Index, Requester};
 pub use sq::SendRing;
 pub use unit::{Qpc, QpcCounters, QpcError, Response};
@@ -60,7 +60,7 @@ impl Channel {
 }
 
 /// What a cached context must be able to do.
-pub trait Context: Clone {
+pub trait CachedContext: Clone {
     /// It is read over `channel`, and takes the change that this read brings: the next PSN to send (Tx) or to
     /// expect (Rx), `wqes` descriptors fetched (Sq). Contexts change when they are read, so that the next
     /// read, which may come before the first one's work is done, sees the change.

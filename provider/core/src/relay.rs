@@ -43,7 +43,7 @@ pub enum Relay<'a> {
         /// Which message they are part of
         part: Part,
         /// Memory of the SRQ's protection domain
-        place: Place,
+        place: TargetMemory,
         /// The bytes
         data: &'a [u8],
     },
@@ -52,7 +52,7 @@ pub enum Relay<'a> {
         /// The request
         from: Origin,
         /// The memory that it names
-        place: Place,
+        place: TargetMemory,
         /// The operation
         what: Operation,
     },
@@ -61,7 +61,7 @@ pub enum Relay<'a> {
         /// The READ
         from: Origin,
         /// From here on
-        place: Place,
+        place: TargetMemory,
         /// So many
         wanted: Wanted,
     },
@@ -97,7 +97,7 @@ pub enum Relay<'a> {
         /// Its serial
         serial: u32,
         /// The outcome
-        outcome: Outcome,
+        outcome: RelayOutcome,
         /// The value that an atomic found
         found: u64,
     },
@@ -110,7 +110,7 @@ pub enum Relay<'a> {
         /// The response packet
         psn: Psn,
         /// The outcome
-        outcome: Outcome,
+        outcome: RelayOutcome,
         /// Its bytes, if it is a success
         data: &'a [u8],
     },
@@ -140,7 +140,7 @@ pub struct Part {
 
 /// Which memory a request names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct TargetMemory {
     /// The SRQ that it names, whose protection domain must have the memory
     pub srq: u32,
     /// Address: of these bytes
@@ -220,7 +220,7 @@ pub enum Returned {
 
 /// The outcome of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum RelayOutcome {
     /// In memory, and completed
     Success,
     /// There is no such WQE or SRQ any more
@@ -320,22 +320,22 @@ impl Relay<'_> {
             4 => Relay::Lease { srq: w[1], lease: w[2], room: w[3] },
             5 => Relay::Refuse { srq: w[1], gone: w[2] != 0 },
             6 => {
-                let outcome = Outcome::of(w[3])?;
+                let outcome = RelayOutcome::of(w[3])?;
                 Relay::Done { qpn: w[1], serial: w[2], outcome, found: whole(w[4], w[5]) }
             }
             7 => Relay::Revoke { srq: w[1] },
-            8 => Relay::Write { part: Part::of(&w), place: Place::of(&w), data },
+            8 => Relay::Write { part: Part::of(&w), place: TargetMemory::of(&w), data },
             9 => {
                 let what = Operation::of(w[1], [w[5], w[6], w[7], w[8]])?;
-                Relay::Execute { from: Origin::of(&w), place: Place::of(&w), what }
+                Relay::Execute { from: Origin::of(&w), place: TargetMemory::of(&w), what }
             }
             10 => {
                 let (psn, mtu) = (Psn::new(w[1]), Mtu::from_code(w[6])?);
                 let wanted = Wanted { psn, packets: w[5], mtu, first: w[7] != 0 };
-                Relay::Fetch { from: Origin::of(&w), place: Place::of(&w), wanted }
+                Relay::Fetch { from: Origin::of(&w), place: TargetMemory::of(&w), wanted }
             }
             11 => {
-                let (psn, outcome) = (Psn::new(w[1]), Outcome::of(w[2])?);
+                let (psn, outcome) = (Psn::new(w[1]), RelayOutcome::of(w[2])?);
                 Relay::Bytes { qpn: w[3], epoch: w[4], psn, outcome, data }
             }
             _ => return None,
@@ -343,7 +343,7 @@ impl Relay<'_> {
     }
 }
 
-/// Words before those of a [`Place`].
+/// Words before those of a [`TargetMemory`].
 const PART: usize = WORDS - 5;
 
 fn halves(value: u64) -> [u32; 2] {
@@ -354,15 +354,20 @@ fn whole(low: u32, high: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-impl Place {
+impl TargetMemory {
     fn words(&self) -> [u32; WORDS - PART] {
-        let Place { srq, va, key, total } = *self;
+        let TargetMemory { srq, va, key, total } = *self;
         let [low, high] = halves(va);
         [srq, low, high, key, total]
     }
 
-    fn of(w: &[u32; WORDS]) -> Place {
-        Place { srq: w[PART], va: whole(w[PART + 1], w[PART + 2]), key: w[PART + 3], total: w[PART + 4] }
+    fn of(w: &[u32; WORDS]) -> TargetMemory {
+        TargetMemory {
+            srq: w[PART],
+            va: whole(w[PART + 1], w[PART + 2]),
+            key: w[PART + 3],
+            total: w[PART + 4],
+        }
     }
 }
 
@@ -372,14 +377,14 @@ impl Origin {
     }
 }
 
-impl Outcome {
-    fn of(word: u32) -> Option<Outcome> {
+impl RelayOutcome {
+    fn of(word: u32) -> Option<RelayOutcome> {
         Some(match word {
-            0 => Outcome::Success,
-            1 => Outcome::Invalid,
-            2 => Outcome::Access,
-            3 => Outcome::Operation,
-            4 => Outcome::ReceivedInError,
+            0 => RelayOutcome::Success,
+            1 => RelayOutcome::Invalid,
+            2 => RelayOutcome::Access,
+            3 => RelayOutcome::Operation,
+            4 => RelayOutcome::ReceivedInError,
             _ => return None,
         })
     }
@@ -438,7 +443,7 @@ mod tests {
         let flags = WcFlags::WITH_IMM;
         let end = MessageEnd { src_qp: 5, imm: 6, flags, solicited: true };
         let part = Part { lease: 1, serial: 2, qpn: 3, epoch: 8, offset: 4, end: None };
-        let place = Place { srq: 1, va: 0x1234_5678_9abc_def0, key: 2, total: 3 };
+        let place = TargetMemory { srq: 1, va: 0x1234_5678_9abc_def0, key: 2, total: 3 };
         let from = Origin { serial: 2, qpn: 3, epoch: 8 };
         let wanted = Wanted { psn: Psn::new(9), packets: 4, mtu: Mtu::M256, first: true };
         for message in [
@@ -448,7 +453,7 @@ mod tests {
             Relay::Return { lease: 1, qpn: 2, why: Returned::TooLong },
             Relay::Lease { srq: 1, lease: 2, room: 3 },
             Relay::Refuse { srq: 1, gone: true },
-            Relay::Done { qpn: 1, serial: 2, outcome: Outcome::Operation, found: 0x1234_5678_9abc_def0 },
+            Relay::Done { qpn: 1, serial: 2, outcome: RelayOutcome::Operation, found: 0x1234_5678_9abc_def0 },
             Relay::Revoke { srq: 9 },
             Relay::Write { part, place, data: b"defg" },
             Relay::Execute { from, place, what: Operation::Add(1 << 40) },
@@ -457,7 +462,7 @@ mod tests {
             Relay::Execute { from, place, what: Operation::Flush(Placement::GLOBAL, FlushLevel::Mr) },
             Relay::Fetch { from, place, wanted },
             Relay::Fetch { from, place, wanted: Wanted { first: false, ..wanted } },
-            Relay::Bytes { qpn: 3, epoch: 8, psn: Psn::new(5), outcome: Outcome::Success, data: b"hi" },
+            Relay::Bytes { qpn: 3, epoch: 8, psn: Psn::new(5), outcome: RelayOutcome::Success, data: b"hi" },
         ] {
             let (head, data) = message.encode();
             let bytes = [&head[..], data].concat();

@@ -9,11 +9,11 @@ mod kernel;
 mod registry;
 mod wire;
 
-pub(crate) use kernel::{Answer, COMMAND};
-pub use kernel::{Input, Kernel, Memory, Place, Poll, Run};
+pub(crate) use kernel::{COMMAND, ReplyBody};
+pub use kernel::{Input, Kernel, KernelMemory, Poll, RegionRange, Run};
 pub(crate) use registry::Registry;
 pub use registry::{KernelId, MAX_KERNELS, MAX_RUNNING};
-pub use wire::{Code, RECORD_LEN, Record, Reply, ReplyFlags, RpcAnswer, TARGET_LEN, Target};
+pub use wire::{Code, RECORD_LEN, ReplyFlags, ReplyRecord, ReplyTarget, RpcAnswer, TARGET_LEN, Target};
 
 /// Op-codes that a queue pair speaks beside the common ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

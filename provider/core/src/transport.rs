@@ -138,12 +138,12 @@ pub(crate) struct Flags {
     /// Its own transport does nothing: an engine does its work, or it is not settled what does
     pub(crate) held: bool,
     /// What is to be done when the timer fires, whatever it fires for
-    pub(crate) due: Due,
+    pub(crate) due: TimerAction,
 }
 
 /// What a QP's timer finds to do beside retransmission.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Due {
+pub(crate) enum TimerAction {
     /// Nothing
     #[default]
     Nothing,
@@ -236,12 +236,12 @@ pub(crate) struct Responder {
     /// Requests kept behind the expected one, which is missing
     pub(crate) gap: Option<GapId>,
     /// Message being received
-    pub(crate) cur: Inbound,
+    pub(crate) cur: MessageInProgress,
     /// Receive WQE taken from the queue
     pub(crate) recv: HeldRecv,
     /// READ and atomic answers owed, in the order of their requests, repeated ones among them; at most twice
     /// `max_dest_rd_atomic`
-    pub(crate) out: VecDeque<Answer>,
+    pub(crate) out: VecDeque<OwedResponse>,
     /// Results of the last atomics, for their duplicates; where the program allows atomics
     pub(crate) results: Option<Box<Results>>,
     /// XRC, where the domain is shared with other cards
@@ -250,7 +250,7 @@ pub(crate) struct Responder {
 
 /// The message that a responder is in the middle of.
 #[derive(Clone, Copy, Default)]
-pub(crate) enum Inbound {
+pub(crate) enum MessageInProgress {
     /// None: the next packet begins one
     #[default]
     Idle,
@@ -266,18 +266,20 @@ pub(crate) enum Inbound {
     Running,
 }
 
-impl Inbound {
+impl MessageInProgress {
     /// Bytes of a SEND that are in memory.
     fn received(self) -> u32 {
         match self {
-            Inbound::Send { received, .. } | Inbound::Tagged { received, .. } => received,
+            MessageInProgress::Send { received, .. } | MessageInProgress::Tagged { received, .. } => received,
             _ => 0,
         }
     }
 
     /// The same message, further on.
     fn with_received(mut self, total: u32) -> Self {
-        if let Inbound::Send { received, .. } | Inbound::Tagged { received, .. } = &mut self {
+        if let MessageInProgress::Send { received, .. } | MessageInProgress::Tagged { received, .. } =
+            &mut self
+        {
             *received = total;
         }
         self
@@ -286,7 +288,7 @@ impl Inbound {
 
 /// A READ or atomic answer that is owed.
 #[derive(Clone, Copy)]
-pub(crate) enum Answer {
+pub(crate) enum OwedResponse {
     /// Bytes from memory. `psn` is the next packet's; `begun`: it is not the first; `again`: the request
     /// came before, so that its answer may have arrived; `remote`: the SRQ, if the memory is another card's.
     Read { psn: Psn, va: u64, key: u32, left: u32, begun: bool, again: bool, remote: Option<RemoteSrqId> },
@@ -294,37 +296,37 @@ pub(crate) enum Answer {
     Atomic { psn: Psn, value: u64 },
 }
 
-impl Answer {
+impl OwedResponse {
     /// To what is done, without data: the answer to a READ of nothing.
-    fn done(psn: Psn) -> Answer {
-        Answer::Read { psn, va: 0, key: 0, left: 0, begun: false, again: false, remote: None }
+    fn done(psn: Psn) -> OwedResponse {
+        OwedResponse::Read { psn, va: 0, key: 0, left: 0, begun: false, again: false, remote: None }
     }
 
     fn psn(&self) -> Psn {
         match self {
-            Answer::Read { psn, .. } | Answer::Atomic { psn, .. } => *psn,
+            OwedResponse::Read { psn, .. } | OwedResponse::Atomic { psn, .. } => *psn,
         }
     }
 
     /// Whose memory it brings, if that is another card's.
     fn remote_srq(&self) -> Option<RemoteSrqId> {
         match self {
-            Answer::Read { remote, .. } => *remote,
-            Answer::Atomic { .. } => None,
+            OwedResponse::Read { remote, .. } => *remote,
+            OwedResponse::Atomic { .. } => None,
         }
     }
 
     /// PSN behind its last packet.
     fn end(&self, mtu: u32) -> Psn {
         match self {
-            Answer::Read { psn, left, .. } => psn.plus(left.div_ceil(mtu).max(1)),
-            Answer::Atomic { psn, .. } => psn.plus(1),
+            OwedResponse::Read { psn, left, .. } => psn.plus(left.div_ceil(mtu).max(1)),
+            OwedResponse::Atomic { psn, .. } => psn.plus(1),
         }
     }
 }
 
 /* an idle QP has room for what it may owe */
-const _: () = assert!(size_of::<Answer>() == 24);
+const _: () = assert!(size_of::<OwedResponse>() == 24);
 
 impl Responder {
     /// Whether more than an ACK is owed, and waits for no other card.
@@ -398,7 +400,7 @@ impl Responder {
             ack: false,
             nak: None,
             gap: None,
-            cur: Inbound::Idle,
+            cur: MessageInProgress::Idle,
             recv: HeldRecv::new(max_sge),
             out: VecDeque::new(),
             results: None,
@@ -506,7 +508,8 @@ impl<E: Env> Ctx<'_, E> {
     /// All is acknowledged: the timer has nothing to do, unless it was set for something else.
     pub(crate) fn disarm_idle_timer(&mut self) {
         let qp = &mut self.qp;
-        let idle = qp.req.rnr_until == 0 && qp.flags.window_wait.is_none() && qp.flags.due == Due::Nothing;
+        let idle =
+            qp.req.rnr_until == 0 && qp.flags.window_wait.is_none() && qp.flags.due == TimerAction::Nothing;
         if idle && qp.req.armed != 0 && self.sh.sched.disarm_if_crowded(qp.timer) {
             qp.req.armed = 0;
         }

@@ -1,7 +1,7 @@
 //! A consistent read (the paper's 6.3): an object whose last eight bytes are the CRC64 of those before. The
 //! kernel reads it until that is so, and answers with it; how often it tries is ours.
 
-use starverbs_core::strom::{Code, Input, Kernel, Place, Poll, Run};
+use starverbs_core::strom::{Code, Input, Kernel, Poll, RegionRange, Run};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -42,7 +42,7 @@ impl Consistent {
         }
         run.regs[0] += 1;
         let (key, len, va) = (params.rkey.get(), params.len.get(), params.object.get());
-        if run.read(Place { key, len, va }) { Ok(()) } else { Err(Code::BadParam) }
+        if run.read(RegionRange { key, len, va }) { Ok(()) } else { Err(Code::BadParam) }
     }
 }
 
@@ -69,17 +69,17 @@ impl Kernel for Consistent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::Host;
+    use crate::host::TestHost;
 
     #[test]
     fn an_object_is_read_until_its_crc_is_right() {
-        let mut host = Host::new(0, 8192);
+        let mut host = TestHost::new(0, 8192);
         for len in [8u32, 9, 64, 4096] {
             let data: Vec<u8> = (0..len - 8).map(|n| n as u8).collect();
             let object = [&data[..], &crc64(0, &data).to_le_bytes()].concat();
             let params = Params {
                 object: 64.into(),
-                rkey: Host::KEY.into(),
+                rkey: TestHost::KEY.into(),
                 len: len.into(),
                 tries: 3.into(),
                 ..Params::default()
@@ -105,7 +105,8 @@ mod tests {
             assert_eq!(host.call(&mut Consistent, once.as_bytes()), (Code::Retries, vec![]));
             host.before_read = None;
         }
-        let params = Params { rkey: Host::KEY.into(), len: 8.into(), tries: 1.into(), ..Params::default() };
+        let params =
+            Params { rkey: TestHost::KEY.into(), len: 8.into(), tries: 1.into(), ..Params::default() };
         for bad in [7u32, 4097] {
             let bad = Params { len: bad.into(), ..params };
             assert_eq!(host.call(&mut Consistent, bad.as_bytes()).0, Code::BadParam);

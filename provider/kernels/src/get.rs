@@ -3,13 +3,13 @@
 //! The paper leaves misses and chaining out. Here an entry has three buckets and the index of the next
 //! entry of its chain; a bucket with a null pointer is empty, whatever its key, and index 0 ends a chain.
 
-use starverbs_core::strom::{Code, Input, Kernel, Place, Poll, Run};
+use starverbs_core::strom::{Code, Input, Kernel, Poll, RegionRange, Run};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Most entries that a request may look at.
 pub const MOST_HOPS: u32 = 1024;
-/// Bytes of an [`Entry`].
+/// Bytes of an [`HashEntry`].
 const ENTRY: u32 = 64;
 
 /// A key and where its value lies.
@@ -27,7 +27,7 @@ pub struct Bucket {
 /// An entry of the hash table, 64 bytes.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct Entry {
+pub struct HashEntry {
     /// Three keys
     pub buckets: [Bucket; 3],
     /// Index in the table of the next entry of the chain; 0: none
@@ -65,7 +65,7 @@ impl Get {
         }
         run.regs[0] += 1;
         let va = params.table.get().wrapping_add(u64::from(index) * u64::from(ENTRY));
-        let queued = run.read(Place { key: params.table_key.get(), len: ENTRY, va });
+        let queued = run.read(RegionRange { key: params.table_key.get(), len: ENTRY, va });
         if queued { Ok(()) } else { Err(Code::Overflow) }
     }
 }
@@ -81,14 +81,14 @@ impl Kernel for Get {
 
     fn step(&mut self, run: &mut Run) -> Poll {
         let (Ok(params), Ok(entry)) =
-            (Params::read_from_bytes(run.bytes()), Entry::read_from_bytes(run.read_data()))
+            (Params::read_from_bytes(run.bytes()), HashEntry::read_from_bytes(run.read_data()))
         else {
             return Poll::Ready(Code::BadParam);
         };
         let found = entry.buckets.iter().find(|bucket| bucket.value != 0 && bucket.key == params.key);
         if let Some(bucket) = found {
             let (va, len) = (bucket.value.get(), bucket.len.get());
-            run.reply_from(Place { key: params.value_key.get(), len, va });
+            run.reply_from(RegionRange { key: params.value_key.get(), len, va });
             return Poll::Ready(Code::Ok);
         }
         match entry.next.get() {

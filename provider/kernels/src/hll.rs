@@ -146,7 +146,7 @@ impl Kernel for Hll {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::Host;
+    use crate::host::TestHost;
 
     /// MurmurHash3_x64_128 as its author wrote it down, for any bytes.
     fn murmur(data: &[u8]) -> u64 {
@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    fn stream(host: &mut Host, hll: &mut Hll, items: impl Iterator<Item = u32>) {
+    fn stream(host: &mut TestHost, hll: &mut Hll, items: impl Iterator<Item = u32>) {
         let bytes: Vec<u8> = items.flat_map(u32::to_le_bytes).collect();
         for (at, piece) in bytes.chunks(4096).enumerate() {
             let last = (at + 1) * 4096 >= bytes.len();
@@ -188,7 +188,7 @@ mod tests {
         }
     }
 
-    fn ask(host: &mut Host, hll: &mut Hll, params: Params) -> (u64, u64, u64) {
+    fn ask(host: &mut TestHost, hll: &mut Hll, params: Params) -> (u64, u64, u64) {
         let (code, data) = host.call(hll, params.as_bytes());
         assert_eq!(code, Code::Ok);
         let Ok(Estimate { distinct, items, lost }) = Estimate::read_from_bytes(&data) else { panic!() };
@@ -199,7 +199,7 @@ mod tests {
     /// raw estimate has a bias beside, of 3% at most (Heule et al. 2013, figure 2).
     #[test]
     fn estimates_are_near_the_truth() {
-        let mut host = Host::new(0, 64);
+        let mut host = TestHost::new(0, 64);
         for distinct in [0u32, 1, 1000, 65_536, 170_000, 1_000_000] {
             let mut hll = Hll::default();
             stream(&mut host, &mut hll, (0..distinct).chain(0..distinct.min(500)));
@@ -231,8 +231,9 @@ mod tests {
 
     #[test]
     fn the_stream_goes_to_memory() {
-        let (mut host, mut hll) = (Host::new(0x1000, 20_000), Hll::default());
-        let to = Params { command: TO.into(), rkey: Host::KEY.into(), to: 0x1000.into(), len: 12_000.into() };
+        let (mut host, mut hll) = (TestHost::new(0x1000, 20_000), Hll::default());
+        let to =
+            Params { command: TO.into(), rkey: TestHost::KEY.into(), to: 0x1000.into(), len: 12_000.into() };
         ask(&mut host, &mut hll, to);
         stream(&mut host, &mut hll, 0..2000);
         stream(&mut host, &mut hll, 2000..4000);

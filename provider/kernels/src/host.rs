@@ -1,6 +1,6 @@
 //! Memory for tests of kernels: a region, and what executes their commands.
 
-use starverbs_core::strom::{Code, Input, Kernel, Memory, Place, Poll, Run};
+use starverbs_core::strom::{Code, Input, Kernel, KernelMemory, Poll, RegionRange, Run};
 
 /// No request of any kernel takes more.
 const MOST_STEPS: usize = 2048;
@@ -9,7 +9,7 @@ const MOST_STEPS: usize = 2048;
 type Change = Box<dyn FnMut(&mut [u8])>;
 
 /// One region.
-pub(crate) struct Host {
+pub(crate) struct TestHost {
     base: u64,
     bytes: Vec<u8>,
     /// Called with all of it before each read
@@ -17,18 +17,18 @@ pub(crate) struct Host {
     run: Run,
 }
 
-impl Host {
+impl TestHost {
     /// Key of the region.
     pub(crate) const KEY: u32 = 0x77;
 
     pub(crate) fn new(base: u64, len: usize) -> Self {
-        Host { base, bytes: vec![0; len], before_read: None, run: Run::new(1).expect("memory") }
+        TestHost { base, bytes: vec![0; len], before_read: None, run: Run::new(1).expect("memory") }
     }
 
-    fn range(&self, place: Place) -> Option<core::ops::Range<usize>> {
+    fn range(&self, place: RegionRange) -> Option<core::ops::Range<usize>> {
         let from = usize::try_from(place.va.checked_sub(self.base)?).ok()?;
         let to = from.checked_add(place.len as usize)?;
-        (place.key == Host::KEY && to <= self.bytes.len()).then_some(from..to)
+        (place.key == TestHost::KEY && to <= self.bytes.len()).then_some(from..to)
     }
 
     pub(crate) fn put(&mut self, at: u64, data: &[u8]) {
@@ -82,15 +82,15 @@ impl Host {
     }
 }
 
-impl Memory for Host {
-    fn read(&mut self, from: Place, to: &mut [u8]) -> bool {
+impl KernelMemory for TestHost {
+    fn read(&mut self, from: RegionRange, to: &mut [u8]) -> bool {
         if let Some(change) = &mut self.before_read {
             change(&mut self.bytes);
         }
         self.range(from).map(|range| to.copy_from_slice(&self.bytes[range])).is_some()
     }
 
-    fn write(&mut self, to: Place, data: &[u8]) -> bool {
+    fn write(&mut self, to: RegionRange, data: &[u8]) -> bool {
         self.range(to).map(|range| self.bytes[range].copy_from_slice(data)).is_some()
     }
 }

@@ -176,11 +176,11 @@ impl Kernel for Shuffle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::Host;
+    use crate::host::TestHost;
 
     const BASE: u64 = 0x1_0000;
 
-    fn ask(host: &mut Host, kernel: &mut Shuffle, params: Params, rest: &[u8]) -> (Code, Vec<u64>) {
+    fn ask(host: &mut TestHost, kernel: &mut Shuffle, params: Params, rest: &[u8]) -> (Code, Vec<u64>) {
         let (code, data) = host.call(kernel, &[params.as_bytes(), rest].concat());
         (code, data.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect())
     }
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn partitions_are_those_of_a_model() {
         for (bits, count) in [(0, 100u64), (3, 1000), (10, 30_000), (10, 7)] {
-            let (mut host, mut kernel) = (Host::new(BASE, 1 << 20), Shuffle::default());
+            let (mut host, mut kernel) = (TestHost::new(BASE, 1 << 20), Shuffle::default());
             let values: Vec<u64> = (0..count).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 7).collect();
             let parts = 1usize << bits;
             let mut model = vec![Vec::new(); parts];
@@ -209,7 +209,7 @@ mod tests {
                 })
                 .collect();
             for (n, some) in places.chunks(200).enumerate() {
-                let set = command(HISTOGRAM, Host::KEY, n as u32 * 200);
+                let set = command(HISTOGRAM, TestHost::KEY, n as u32 * 200);
                 assert_eq!(ask(&mut host, &mut kernel, set, some.as_bytes()).0, Code::Ok);
             }
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -229,10 +229,10 @@ mod tests {
 
     #[test]
     fn what_has_no_room_is_counted() {
-        let (mut host, mut kernel) = (Host::new(BASE, 4096), Shuffle::default());
+        let (mut host, mut kernel) = (TestHost::new(BASE, 4096), Shuffle::default());
         ask(&mut host, &mut kernel, command(BEGIN, 1, 0), &[]);
         let place = Partition { to: BASE.into(), len: 100.into() };
-        ask(&mut host, &mut kernel, command(HISTOGRAM, Host::KEY, 0), place.as_bytes());
+        ask(&mut host, &mut kernel, command(HISTOGRAM, TestHost::KEY, 0), place.as_bytes());
         let even: Vec<u8> = (0..40u64).flat_map(|n| (2 * n).to_le_bytes()).collect();
         assert_eq!(host.feed(&mut kernel, &even, true, true), Code::Ok);
         assert_eq!(host.feed(&mut kernel, &1u64.to_le_bytes(), true, true), Code::Ok);
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        let (mut host, mut kernel) = (Host::new(BASE, 4096), Shuffle::default());
+        let (mut host, mut kernel) = (TestHost::new(BASE, 4096), Shuffle::default());
         let mut code = |params, rest: &[u8]| ask(&mut host, &mut kernel, params, rest).0;
         assert_eq!(code(command(BEGIN, 11, 0), &[]), Code::BadParam);
         assert_eq!(code(command(3, 0, 0), &[]), Code::BadParam);
@@ -255,7 +255,7 @@ mod tests {
         /* memory that is not its own */
         assert_eq!(code(command(BEGIN, 0, 0), &[]), Code::Ok);
         let place = Partition { to: 8.into(), len: 4096.into() };
-        assert_eq!(code(command(HISTOGRAM, Host::KEY, 0), place.as_bytes()), Code::Ok);
+        assert_eq!(code(command(HISTOGRAM, TestHost::KEY, 0), place.as_bytes()), Code::Ok);
         assert_eq!(host.feed(&mut kernel, &[0; 136], true, true), Code::Access);
     }
 }

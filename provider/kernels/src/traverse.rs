@@ -3,7 +3,7 @@
 //! Elements have 64 bytes, keys 8, fields are aligned to 4: positions and the mask count slots of 4 bytes, as
 //! the paper's do. Following a pointer beside a key ([`FOLLOW`]) and the hop limit are ours.
 
-use starverbs_core::strom::{Code, Input, Kernel, Place, Poll, Run};
+use starverbs_core::strom::{Code, Input, Kernel, Poll, RegionRange, Run};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -82,7 +82,7 @@ impl Traverse {
             return Err(Code::Retries);
         }
         run.regs[0] += 1;
-        let queued = run.read(Place { key: params.rkey.get(), len: ELEMENT, va });
+        let queued = run.read(RegionRange { key: params.rkey.get(), len: ELEMENT, va });
         if queued { Ok(()) } else { Err(Code::Overflow) }
     }
 
@@ -123,7 +123,7 @@ impl Kernel for Traverse {
         let next = Params::of(run).and_then(|params| {
             let (found, to) = Traverse::look(&params, run.read_data())?;
             if found {
-                run.reply_from(Place { key: params.rkey.get(), len: params.len.get(), va: to });
+                run.reply_from(RegionRange { key: params.rkey.get(), len: params.len.get(), va: to });
                 return Ok(Poll::Ready(Code::Ok));
             }
             Traverse::fetch(run, &params, to).map(|()| Poll::Pending)
@@ -137,11 +137,11 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::host::Host;
+    use crate::host::TestHost;
 
     /// Elements of so many words at 64-byte places, values at 64 * 100 + 8 * key.
     struct World {
-        host: Host,
+        host: TestHost,
         next: u64,
     }
 
@@ -149,7 +149,7 @@ mod tests {
 
     impl World {
         fn new() -> Self {
-            World { host: Host::new(BASE, 1 << 16), next: BASE }
+            World { host: TestHost::new(BASE, 1 << 16), next: BASE }
         }
         fn element(&mut self, words: &[(usize, u64)]) -> u64 {
             let at = self.next;
@@ -165,7 +165,7 @@ mod tests {
             at
         }
         fn look(&mut self, params: Params) -> Result<u64, Code> {
-            let params = Params { rkey: Host::KEY.into(), len: 8.into(), hops: 100, ..params };
+            let params = Params { rkey: TestHost::KEY.into(), len: 8.into(), hops: 100, ..params };
             let (code, data) = self.host.call(&mut Traverse, params.as_bytes());
             match code {
                 Code::Ok => Ok(u64::from_le_bytes(data.try_into().expect("eight bytes"))),

@@ -5,7 +5,7 @@ use starverbs_core::rng::Rng;
 use starverbs_core::strom::Kernel;
 
 use crate::Builtin;
-use crate::host::Host;
+use crate::host::TestHost;
 
 const BASE: u64 = 0x4000;
 const LEN: usize = 1 << 14;
@@ -15,7 +15,7 @@ fn word(rng: &mut Rng) -> u64 {
     let any = rng.word();
     match any % 8 {
         0 => any >> 8 & 7,
-        1 => u64::from(Host::KEY),
+        1 => u64::from(TestHost::KEY),
         2 | 3 => BASE + (any >> 8) % LEN as u64,
         4 => (BASE + LEN as u64).wrapping_sub(any >> 8 & 127),
         5 => u64::MAX - (any >> 8 & 127),
@@ -36,7 +36,7 @@ fn bytes(rng: &mut Rng, most: u64) -> Vec<u8> {
     bytes
 }
 
-fn attack(kernel: &mut dyn Kernel, host: &mut Host, rng: &mut Rng) {
+fn attack(kernel: &mut dyn Kernel, host: &mut TestHost, rng: &mut Rng) {
     let memory = bytes(rng, 4096);
     host.put(BASE + rng.word() % (LEN - 4096) as u64, &memory);
     for _ in 0..8 {
@@ -55,7 +55,7 @@ fn attack(kernel: &mut dyn Kernel, host: &mut Host, rng: &mut Rng) {
 fn no_parameters_harm_a_kernel() {
     for code in 1..=5 {
         let builtin = Builtin::from_code(code).expect("a kernel");
-        let mut host = Host::new(BASE, LEN);
+        let mut host = TestHost::new(BASE, LEN);
         let mut rng = Rng::new([code.into(), 7]);
         for _ in 0..400 {
             attack(&mut *builtin.make(), &mut host, &mut rng);

@@ -12,7 +12,7 @@ mod serve;
 mod slot;
 mod target;
 
-pub use config::{Config, Counts};
+pub use config::{CardConfig, Counts};
 pub use control::{ControlError, PortalId};
 pub use initiator::IssueError;
 pub use outbox::packet_in_buffer;
@@ -23,31 +23,31 @@ use alloc::boxed::Box;
 use starverbs_core::{Dma, Gid, Nanos};
 
 use crate::command::HASTES;
-use crate::list::{Links, List, boxed};
+use crate::list::{List, Neighbours, boxed};
 use crate::region::Regions;
-use crate::seal::{Counters, Seal, is_by_target};
-use crate::types::{Class, Op};
-use crate::window::Window;
-use crate::wire::{Head, Hop};
+use crate::seal::{Seal, SealCounters, is_by_target};
+use crate::types::{Class, OneRmaOp};
+use crate::window::SolicitationWindow;
+use crate::wire::{Hop, OneRmaHeader};
 use control::Portal;
 use outbox::{Inward, Outbox};
 use ready::ReadyKeys;
-use serve::Inbound;
-use slot::Slot;
-use target::Transfer;
+use serve::RequestQueues;
+use slot::CommandSlot;
+use target::InboundTransfer;
 
 /// Of one class so many go in a row while the other waits.
 const TURNS: u8 = 7;
 
 /// What a card works in.
-pub trait Env: Dma {
+pub trait OneRmaEnv: Dma {
     /// Sends one packet, which is made where it waits to leave: `head`, what this host's memory holds at an
     /// address in so many bytes, up to 4096, and 16 bytes more; `seal` is given all of it before it may be
     /// seen. One that cannot be sent is lost, as on any wire. False: the memory is not there, and nothing is
     /// sent.
     fn send(
         &mut self,
-        path: &Path,
+        path: &AddressPair,
         class: Class,
         head: &[u8],
         data: (u64, u32),
@@ -59,7 +59,7 @@ pub trait Env: Dma {
 
 /// Between which addresses a packet goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Path {
+pub struct AddressPair {
     /// This host's
     pub local: Gid,
     /// The other's
@@ -76,29 +76,29 @@ pub enum Transmit {
 }
 
 /// A card.
-pub struct Card<S: Seal> {
-    config: Config,
+pub struct OneRmaCard<S: Seal> {
+    config: CardConfig,
     addr: Gid,
     out: Outbox<S>,
     regions: Regions,
     ready: ReadyKeys<S::Key>,
     portals: Box<[Portal]>,
-    window: Window,
-    slots: Box<[Slot<S::Key>]>,
-    slot_links: Links,
+    window: SolicitationWindow,
+    slots: Box<[CommandSlot<S::Key>]>,
+    slot_links: Neighbours,
     /// Slots that wait for the window, of each class
     queued: [List; 2],
     /// Slots in service, by haste: each list is in the order of deadlines
     service: [List; HASTES as usize],
-    transfers: Box<[Transfer<S::Key>]>,
-    transfer_links: Links,
+    transfers: Box<[InboundTransfer<S::Key>]>,
+    transfer_links: Neighbours,
     /// Transfers without an operation
     unused: List,
     /// Transfers that wait for the window, of each class
     waiting: [List; 2],
     /// Transfers whose data was asked for, by haste: each list is in the order of deadlines
     asked: [List; HASTES as usize],
-    inbound: Inbound<S::Key>,
+    inbound: RequestQueues<S::Key>,
     /// High-class operations that entered service in a row while a low one waited
     row: u8,
     /// Whether a transfer entered service last, and not a command
@@ -106,31 +106,31 @@ pub struct Card<S: Seal> {
     counts: Counts,
 }
 
-impl<S: Seal> Card<S> {
+impl<S: Seal> OneRmaCard<S> {
     /// A card that sends from `addr`, as `sender` in its initialisation vectors: an IPv4 address there.
     /// `None`: there is no memory for its tables.
-    pub fn new(config: Config, seal: S, addr: Gid, sender: u32, counters: Counters) -> Option<Self> {
+    pub fn new(config: CardConfig, seal: S, addr: Gid, sender: u32, counters: SealCounters) -> Option<Self> {
         let config = config.bounded();
-        let (mut transfer_links, mut unused) = (Links::new(config.transfers)?, List::new());
+        let (mut transfer_links, mut unused) = (Neighbours::new(config.transfers)?, List::new());
         (0..config.transfers).for_each(|place| unused.push(&mut transfer_links, place));
-        Some(Card {
+        Some(OneRmaCard {
             config,
             addr,
             out: Outbox::new(seal, sender, counters),
             regions: Regions::new(config.regions)?,
             ready: ReadyKeys::new()?,
             portals: boxed(usize::from(config.portals), Portal::default)?,
-            window: Window::new(config.window),
-            slots: boxed(usize::from(config.slots), Slot::new)?,
-            slot_links: Links::new(config.slots)?,
+            window: SolicitationWindow::new(config.window),
+            slots: boxed(usize::from(config.slots), CommandSlot::new)?,
+            slot_links: Neighbours::new(config.slots)?,
             queued: [List::new(), List::new()],
             service: [const { List::new() }; HASTES as usize],
-            transfers: boxed(usize::from(config.transfers), Transfer::new)?,
+            transfers: boxed(usize::from(config.transfers), InboundTransfer::new)?,
             transfer_links,
             unused,
             waiting: [List::new(), List::new()],
             asked: [const { List::new() }; HASTES as usize],
-            inbound: Inbound::new(config.inbound)?,
+            inbound: RequestQueues::new(config.inbound)?,
             row: 0,
             transfer_last: false,
             counts: Counts::default(),
@@ -153,9 +153,9 @@ impl<S: Seal> Card<S> {
     }
 
     /// How the card's waits and its threshold are from here on; its tables and window stay as they are.
-    pub fn set_waits(&mut self, config: &Config) {
-        let Config { dispatch_timeout, timeout, nack_threshold, .. } = *config;
-        self.config = Config { dispatch_timeout, timeout, nack_threshold, ..self.config };
+    pub fn set_waits(&mut self, config: &CardConfig) {
+        let CardConfig { dispatch_timeout, timeout, nack_threshold, .. } = *config;
+        self.config = CardConfig { dispatch_timeout, timeout, nack_threshold, ..self.config };
     }
 
     /// Message counters that are left.
@@ -164,19 +164,25 @@ impl<S: Seal> Card<S> {
     }
 
     /// The card goes on with these message counters, of an epoch that it never had.
-    pub fn renew_counters(&mut self, counters: Counters) {
+    pub fn renew_counters(&mut self, counters: SealCounters) {
         self.out.counters = counters;
     }
 
     /// A packet came; it is decrypted in place. Nobody vouches for any byte of it.
-    pub fn handle_packet<E: Env>(&mut self, env: &mut E, now: Nanos, path: &Path, packet: &mut [u8]) {
+    pub fn handle_packet<E: OneRmaEnv>(
+        &mut self,
+        env: &mut E,
+        now: Nanos,
+        path: &AddressPair,
+        packet: &mut [u8],
+    ) {
         self.counts.received += 1;
-        let Ok((head, at)) = Head::parse(packet) else {
+        let Ok((head, at)) = OneRmaHeader::parse(packet) else {
             self.counts.malformed += 1;
             return;
         };
         let from_target = is_by_target(head.prefix.iv.counter);
-        let read = head.prefix.op == Op::Read;
+        let read = head.prefix.op == OneRmaOp::Read;
         let packet = Inward { head, bytes: packet, at };
         match head.hop {
             Hop::Request { .. } if !from_target => self.on_request(env, now, path, packet),
@@ -191,18 +197,18 @@ impl<S: Seal> Card<S> {
     }
 
     /// Sends at most one packet: a request or an Ask that the window admits, or data that was asked for.
-    pub fn poll_transmit<E: Env>(&mut self, env: &mut E, now: Nanos) -> Transmit {
+    pub fn poll_transmit<E: OneRmaEnv>(&mut self, env: &mut E, now: Nanos) -> Transmit {
         if self.dispatch(env, now) || self.serve(env, now) { Transmit::More } else { Transmit::Done }
     }
 
-    /// Whether [`Card::poll_transmit`] has something to do.
+    /// Whether [`OneRmaCard::poll_transmit`] has something to do.
     pub fn has_work(&self) -> bool {
         let first = |lists: &[List; 2]| lists.iter().any(|list| list.first().is_some());
         !self.inbound.is_empty() || self.window.can_admit() && (first(&self.queued) || first(&self.waiting))
     }
 
     /// What waited longest in a class enters service, if the window admits it: a command or a transfer.
-    fn dispatch<E: Env>(&mut self, env: &mut E, now: Nanos) -> bool {
+    fn dispatch<E: OneRmaEnv>(&mut self, env: &mut E, now: Nanos) -> bool {
         if !self.window.can_admit() {
             return false;
         }
@@ -230,7 +236,7 @@ impl<S: Seal> Card<S> {
         true
     }
 
-    /// When [`Card::handle_timeout`] is due.
+    /// When [`OneRmaCard::handle_timeout`] is due.
     pub fn next_deadline(&self) -> Option<Nanos> {
         let slot = |place: u16| self.slots.get(usize::from(place)).map(|slot| slot.deadline);
         let transfer = |place: u16| self.transfers.get(usize::from(place)).map(|one| one.deadline);
@@ -240,7 +246,7 @@ impl<S: Seal> Card<S> {
     }
 
     /// Ends what has waited too long.
-    pub fn handle_timeout<E: Env>(&mut self, env: &mut E, now: Nanos) {
+    pub fn handle_timeout<E: OneRmaEnv>(&mut self, env: &mut E, now: Nanos) {
         self.expire_slots(env, now);
         self.expire_transfers(env, now);
     }

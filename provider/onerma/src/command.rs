@@ -5,7 +5,7 @@ use thiserror::Error;
 
 use crate::region::RegionId;
 use crate::seal::{DerivedKey, KEY_LEN};
-use crate::types::{Class, Op, Status};
+use crate::types::{Class, OneRmaOp, Status};
 
 /// Bytes of a command: what a program stores into a slot.
 pub const COMMAND_LEN: usize = 64;
@@ -21,7 +21,7 @@ pub const COMPLETION_LEN: usize = 32;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Command {
     /// What is asked for
-    pub op: Op,
+    pub op: OneRmaOp,
     /// Its class
     pub class: Class,
     /// How often the card's timeout is halved for it: less than [`HASTES`]
@@ -74,7 +74,7 @@ impl Command {
 
     /// What a slot holds. The program may have written anything.
     pub fn decode(bytes: &[u8; COMMAND_LEN]) -> Result<Command, CommandError> {
-        let op = Op::from_code(bytes[0]).ok_or(CommandError::Unknown)?;
+        let op = OneRmaOp::from_code(bytes[0]).ok_or(CommandError::Unknown)?;
         let class = Class::from_code(bytes[1] & 1).ok_or(CommandError::Unknown)?;
         let haste = bytes[1] >> 1;
         if haste >= HASTES {
@@ -118,7 +118,7 @@ pub struct Completion {
     /// How it ended
     pub status: Status,
     /// What it was
-    pub op: Op,
+    pub op: OneRmaOp,
     /// Bytes that it moved
     pub bytes: u32,
     /// From its issue until it entered service, ns; until it failed, if it did not. At most 2^32 - 1
@@ -147,7 +147,7 @@ impl Completion {
         Some(Completion {
             slot: u16::from_le_bytes(part(bytes, 28)),
             status: Status::from_code(bytes[30])?,
-            op: Op::from_code(bytes[31])?,
+            op: OneRmaOp::from_code(bytes[31])?,
             bytes: u32::from_le_bytes(part(bytes, 8)),
             issue_delay: u32::from_le_bytes(part(bytes, 0)),
             total_delay: u32::from_le_bytes(part(bytes, 4)),
@@ -186,7 +186,7 @@ mod tests {
             (slot, sequence, bytes) in any::<(u16, u32, u32)>(), delays in any::<(u32, u32)>(),
             status in 0..8u8, op in 1..4u8,
         ) {
-            let (status, op) = (Status::from_code(status).unwrap(), Op::from_code(op).unwrap());
+            let (status, op) = (Status::from_code(status).unwrap(), OneRmaOp::from_code(op).unwrap());
             let (issue_delay, total_delay) = delays;
             let whole = Completion { slot, status, op, bytes, issue_delay, total_delay, sequence };
             let (first, last) = whole.encode();

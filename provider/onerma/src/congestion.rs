@@ -93,16 +93,16 @@ impl Default for Settings {
 
 /// A congestion window: how many operations may be under way. Less than one: one, and then a pause.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Window {
+pub struct CongestionWindow {
     size: f64,
     /// When it was last decreased
     decreased: Option<Nanos>,
 }
 
-impl Window {
+impl CongestionWindow {
     /// One of `size` operations.
     pub const fn new(size: f64) -> Self {
-        Window { size, decreased: None }
+        CongestionWindow { size, decreased: None }
     }
 
     /// Its size in operations.
@@ -142,7 +142,7 @@ impl Window {
 /// What is known of a destination, in one direction.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Remote {
-    window: Window,
+    window: CongestionWindow,
     /// Smoothed delay beyond the issue delay, ns
     rtt: f64,
     /// Smoothed deviation from that; `None`: nothing was measured
@@ -157,11 +157,11 @@ impl Remote {
         let more = Nanos::from(round_trips.saturating_sub(1)) * settings.rtt;
         let rtt = (settings.rtt + more) as f64;
         let target = settings.remote_target + more;
-        Remote { window: Window::new(settings.initial), rtt, deviation: None, target }
+        Remote { window: CongestionWindow::new(settings.initial), rtt, deviation: None, target }
     }
 
     /// Its window.
-    pub const fn window(&self) -> &Window {
+    pub const fn window(&self) -> &CongestionWindow {
         &self.window
     }
 
@@ -184,12 +184,12 @@ impl Remote {
     }
 
     /// Operations that may be under way to it, with the host's window `local`.
-    pub fn limit(&self, local: &Window) -> f64 {
+    pub fn limit(&self, local: &CongestionWindow) -> f64 {
         self.window.size.min(local.size)
     }
 
     /// Nanoseconds from an operation of `size` bytes, of 4096, to the next one.
-    pub fn pause(&self, local: &Window, size: u32) -> Nanos {
+    pub fn pause(&self, local: &CongestionWindow, size: u32) -> Nanos {
         let whole = self.rtt / self.limit(local).max(f64::MIN_POSITIVE);
         (whole * f64::from(size) / f64::from(crate::types::MAX_OP)) as Nanos
     }
@@ -198,7 +198,7 @@ impl Remote {
     pub fn on_completion(
         &mut self,
         settings: &Settings,
-        local: &mut Window,
+        local: &mut CongestionWindow,
         now: Nanos,
         completion: &Completion,
     ) {
@@ -229,27 +229,27 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::types::Op;
+    use crate::types::OneRmaOp;
 
     const RTT: Nanos = 5_000;
 
     fn completion(status: Status, issue_delay: u32, total_delay: u32) -> Completion {
-        Completion { slot: 0, status, op: Op::Read, bytes: 4096, issue_delay, total_delay, sequence: 1 }
+        Completion { slot: 0, status, op: OneRmaOp::Read, bytes: 4096, issue_delay, total_delay, sequence: 1 }
     }
 
     #[test]
     fn a_quarter_of_an_operation_a_round_trip() {
-        let (settings, mut window) = (Settings::default(), Window::new(4.0));
+        let (settings, mut window) = (Settings::default(), CongestionWindow::new(4.0));
         (0..4).for_each(|_| window.on_success(&settings, 0, 0, 1000, RTT));
         assert!((4.24..4.25).contains(&window.size()), "{}", window.size());
-        let mut small = Window::new(0.5);
+        let mut small = CongestionWindow::new(0.5);
         small.on_success(&settings, 0, 0, 1000, RTT);
         assert_eq!(small.size(), 0.75, "below one each operation adds all of it");
     }
 
     #[test]
     fn a_decrease_follows_the_excess_and_comes_once_a_round_trip() {
-        let (settings, mut window) = (Settings::default(), Window::new(10.0));
+        let (settings, mut window) = (Settings::default(), CongestionWindow::new(10.0));
         window.on_success(&settings, 0, 1250, 1000, RTT);
         assert!((window.size() - 8.4).abs() < 1e-9, "1 - 0.8 * 250 / 1250");
         window.on_success(&settings, RTT - 1, 100_000, 1000, RTT);
@@ -270,7 +270,7 @@ mod tests {
             (Status::RemoteAuthenticationFailure, 13.0, 13.0),
         ] {
             let settings = Settings::default();
-            let (mut here, mut there) = (Window::new(13.0), Remote::new(&settings, 1));
+            let (mut here, mut there) = (CongestionWindow::new(13.0), Remote::new(&settings, 1));
             there.on_completion(&settings, &mut here, 0, &completion(status, 0, 20_000));
             assert!((here.size() - local).abs() < 1e-9, "{status:?}");
             assert!((there.window().size() - remote).abs() < 1e-9, "{status:?}");
@@ -280,11 +280,11 @@ mod tests {
     #[test]
     fn issue_delay_is_local_and_the_rest_remote() {
         let settings = Settings::default();
-        let (mut here, mut there) = (Window::new(13.0), Remote::new(&settings, 1));
+        let (mut here, mut there) = (CongestionWindow::new(13.0), Remote::new(&settings, 1));
         there.on_completion(&settings, &mut here, 0, &completion(Status::Ok, 4000, 9000));
         assert!(here.size() < 13.0 && there.window().size() > 13.0);
         let together = Settings { separate: false, ..settings };
-        let (mut here, mut there) = (Window::new(13.0), Remote::new(&settings, 1));
+        let (mut here, mut there) = (CongestionWindow::new(13.0), Remote::new(&settings, 1));
         there.on_completion(&together, &mut here, 0, &completion(Status::Ok, 4000, 9000));
         assert!(here.size() > 13.0 && there.window().size() < 13.0);
     }
@@ -293,7 +293,7 @@ mod tests {
     fn timeouts_follow_round_trips() {
         let timeouts = Timeouts { longest: 640_000_000, least: 2_500_000, unknown: 20_000_000 };
         let settings = Settings { timeouts: Some(timeouts), ..Settings::of_rtt(100_000) };
-        let (mut here, mut there) = (Window::new(13.0), Remote::new(&settings, 1));
+        let (mut here, mut there) = (CongestionWindow::new(13.0), Remote::new(&settings, 1));
         let wait = |there: &Remote, tries| timeouts.longest >> there.haste(&settings, tries);
         assert_eq!(
             [0, 1, 4, 5, 7].map(|tries| wait(&there, tries)),
@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn the_pause_is_the_share_of_a_round_trip() {
         let settings = Settings::default();
-        let (local, remote) = (Window::new(10.0), Remote::new(&settings, 1));
+        let (local, remote) = (CongestionWindow::new(10.0), Remote::new(&settings, 1));
         assert_eq!(remote.pause(&local, 4096), 500);
         assert_eq!(remote.pause(&local, 64), 7);
         assert_eq!(Remote::new(&settings, 2).pause(&local, 4096), 1000, "a WRITE");
@@ -331,7 +331,7 @@ mod tests {
             events in prop::collection::vec((0..8u8, any::<u16>(), any::<u16>(), 0..20_000u64), 1..300),
         ) {
             let settings = Settings::default();
-            let (mut here, mut there) = (Window::new(13.0), Remote::new(&settings, 2));
+            let (mut here, mut there) = (CongestionWindow::new(13.0), Remote::new(&settings, 2));
             let mut now = 0;
             for (status, issue, rest, later) in events {
                 now += later;

@@ -13,10 +13,10 @@ use starverbs_core::{Gid, Nanos};
 use thiserror::Error;
 
 use crate::command::{Command, Completion};
-use crate::congestion::{Remote, Settings, Window};
+use crate::congestion::{CongestionWindow, Remote, Settings};
 use crate::region::RegionId;
 use crate::seal::DerivedKey;
-use crate::types::{Class, MAX_OP, Op, Status};
+use crate::types::{Class, MAX_OP, OneRmaOp, Status};
 
 /// Of a round trip, the part by which the next command may be late and the one after it not.
 const LATE: Nanos = 8;
@@ -25,7 +25,7 @@ const LATE: Nanos = 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transfer {
     /// READ, WRITE or REKEY
-    pub op: Op,
+    pub op: OneRmaOp,
     /// Its class
     pub class: Class,
     /// Bytes: at least 1; 16 of a REKEY
@@ -148,7 +148,7 @@ pub struct Executor {
     /// How often a chunk that failed for congestion is tried again
     retries: u8,
     completions: RegionId,
-    local: Window,
+    local: CongestionWindow,
     slots: Vec<Option<Flight>>,
     free: Vec<u16>,
     transfers: Vec<Option<Active>>,
@@ -165,7 +165,7 @@ impl Executor {
             settings,
             retries,
             completions,
-            local: Window::new(settings.initial),
+            local: CongestionWindow::new(settings.initial),
             slots: (0..slots).map(|_| None).collect(),
             free: (0..slots).rev().collect(),
             transfers: Vec::new(),
@@ -179,7 +179,7 @@ impl Executor {
     pub fn submit(&mut self, transfer: Transfer) -> Result<(), SubmitError> {
         let Transfer { op, len, offset, local_offset, .. } = transfer;
         let ends = offset.checked_add(len).is_some() && local_offset.checked_add(len).is_some();
-        if len == 0 || !ends || (op == Op::Rekey && !op.takes(len.min(1 << 20) as u32)) {
+        if len == 0 || !ends || (op == OneRmaOp::Rekey && !op.takes(len.min(1 << 20) as u32)) {
             return Err(SubmitError::Length);
         }
         let destination = self.destination(transfer.remote, op)?;
@@ -197,8 +197,8 @@ impl Executor {
     }
 
     /// The destination of a transfer: its address and direction.
-    fn destination(&mut self, remote: Gid, op: Op) -> Result<usize, SubmitError> {
-        let outward = op != Op::Read;
+    fn destination(&mut self, remote: Gid, op: OneRmaOp) -> Result<usize, SubmitError> {
+        let outward = op != OneRmaOp::Read;
         if let Some(at) = self.known.get(&(remote.0, outward)) {
             return Ok(*at);
         }
@@ -339,13 +339,13 @@ impl Executor {
     }
 
     /// The window of congestion at this host.
-    pub const fn local_window(&self) -> &Window {
+    pub const fn local_window(&self) -> &CongestionWindow {
         &self.local
     }
 
     /// What is known of a destination that READs, or WRITEs and REKEYs, went to.
-    pub fn remote(&self, remote: &Gid, op: Op) -> Option<&Remote> {
-        let at = self.known.get(&(remote.0, op != Op::Read))?;
+    pub fn remote(&self, remote: &Gid, op: OneRmaOp) -> Option<&Remote> {
+        let at = self.known.get(&(remote.0, op != OneRmaOp::Read))?;
         self.destinations.get(*at).map(|destination| &destination.remote)
     }
 }

@@ -7,7 +7,7 @@ use super::*;
 
 fn transfer(len: u64, token: u64) -> Transfer {
     Transfer {
-        op: Op::Read,
+        op: OneRmaOp::Read,
         class: Class::High,
         len,
         remote: Gid::from_ipv4([10, 0, 0, 2]),
@@ -21,7 +21,7 @@ fn transfer(len: u64, token: u64) -> Transfer {
 }
 
 fn completion(slot: u16, status: Status) -> Completion {
-    Completion { slot, status, op: Op::Read, bytes: 0, issue_delay: 0, total_delay: 5_000, sequence: 1 }
+    Completion { slot, status, op: OneRmaOp::Read, bytes: 0, issue_delay: 0, total_delay: 5_000, sequence: 1 }
 }
 
 fn finished(token: u64, status: Status) -> Finished {
@@ -122,7 +122,7 @@ fn congestion_is_tried_again_and_a_wrong_key_is_not() {
 #[test]
 fn lengths_that_no_transfer_has_are_refused() {
     let mut executor = executor(8);
-    let rekey = Transfer { op: Op::Rekey, ..transfer(17, 1) };
+    let rekey = Transfer { op: OneRmaOp::Rekey, ..transfer(17, 1) };
     for wrong in [transfer(0, 1), transfer(u64::MAX, 1), rekey] {
         assert_eq!(executor.submit(wrong), Err(SubmitError::Length));
     }

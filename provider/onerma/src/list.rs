@@ -21,12 +21,12 @@ struct Link {
 }
 
 /// The neighbours of each place.
-pub(crate) struct Links(Box<[Link]>);
+pub(crate) struct Neighbours(Box<[Link]>);
 
-impl Links {
+impl Neighbours {
     /// For places 0..len.
     pub(crate) fn new(len: u16) -> Option<Self> {
-        boxed(usize::from(len), || Link { before: NONE, after: NONE }).map(Links)
+        boxed(usize::from(len), || Link { before: NONE, after: NONE }).map(Neighbours)
     }
 
     fn at(&mut self, place: u16) -> Option<&mut Link> {
@@ -53,7 +53,7 @@ impl List {
     }
 
     /// Puts in a place that is in no list.
-    pub(crate) fn push(&mut self, links: &mut Links, place: u16) {
+    pub(crate) fn push(&mut self, links: &mut Neighbours, place: u16) {
         let Some(link) = links.at(place) else { return };
         *link = Link { before: self.last, after: NONE };
         match links.at(self.last) {
@@ -64,7 +64,7 @@ impl List {
     }
 
     /// Takes out a place that is in this list.
-    pub(crate) fn remove(&mut self, links: &mut Links, place: u16) {
+    pub(crate) fn remove(&mut self, links: &mut Neighbours, place: u16) {
         let Some(link) = links.at(place) else { return };
         let Link { before, after } = *link;
         *link = Link { before: NONE, after: NONE };
@@ -92,7 +92,7 @@ mod tests {
         fn a_list_is_a_queue_that_any_place_may_leave(
             moves in prop::collection::vec((0..3u8, 0..8u16), 0..200),
         ) {
-            let mut links = Links::new(8).expect("memory");
+            let mut links = Neighbours::new(8).expect("memory");
             let (mut list, mut model) = (List::new(), VecDeque::new());
             for (what, place) in moves {
                 let inside = model.iter().position(|one| *one == place);

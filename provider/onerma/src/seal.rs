@@ -6,7 +6,7 @@ use core::ops::Range;
 
 use starverbs_core::Gid;
 
-use crate::types::Op;
+use crate::types::OneRmaOp;
 
 /// Bytes of a key.
 pub(crate) const KEY_LEN: usize = 16;
@@ -57,7 +57,7 @@ pub trait Seal {
     type Key: Clone;
 
     /// K_d of an initiator and an operation, from K_r.
-    fn derive(&self, region: &RegionKey, initiator: &Initiator, op: Op) -> DerivedKey;
+    fn derive(&self, region: &RegionKey, initiator: &Initiator, op: OneRmaOp) -> DerivedKey;
     /// Makes a key ready for use.
     fn prepare(&self, key: &DerivedKey) -> Self::Key;
     /// Encrypts `body` in place and gives the tag over it and `bound`. A card never gives the same `iv` twice
@@ -83,21 +83,21 @@ pub trait Seal {
 /// bit is set in what a target sends, so that the two ends of an operation never share a number whatever
 /// their sender IDs are.
 #[derive(Clone, Debug)]
-pub struct Counters(Range<u64>);
+pub struct SealCounters(Range<u64>);
 
 /// Of a counter: sent by a target.
 const BY_TARGET: u64 = 1 << 63;
 
-impl Counters {
+impl SealCounters {
     /// The 2^32 numbers of an epoch, of which the lower 31 bits are looked at.
     pub const fn of_epoch(epoch: u32) -> Self {
         let first = ((epoch & 0x7fff_ffff) as u64) << 32;
-        Counters(first..first + (1 << 32))
+        SealCounters(first..first + (1 << 32))
     }
 
     /// Some numbers of an epoch.
     pub fn of_range(range: Range<u64>) -> Self {
-        Counters(range.start.min(BY_TARGET)..range.end.min(BY_TARGET))
+        SealCounters(range.start.min(BY_TARGET)..range.end.min(BY_TARGET))
     }
 
     /// How many are left.
@@ -129,12 +129,12 @@ mod tests {
 
     #[test]
     fn numbers_differ_between_ends_and_epochs_and_run_out() {
-        let mut of = Counters::of_range(5..7);
+        let mut of = SealCounters::of_range(5..7);
         assert_eq!((of.as_initiator(), of.as_target()), (Some(5), Some(6 | BY_TARGET)));
         assert_eq!((of.left(), of.as_initiator(), of.as_target()), (0, None, None));
-        let (mut one, mut next) = (Counters::of_epoch(1), Counters::of_epoch(2));
+        let (mut one, mut next) = (SealCounters::of_epoch(1), SealCounters::of_epoch(2));
         assert_eq!(one.as_initiator().map(|n| n + one.left() + 1), next.as_initiator());
-        assert!(Counters::of_epoch(u32::MAX).0.end <= BY_TARGET);
+        assert!(SealCounters::of_epoch(u32::MAX).0.end <= BY_TARGET);
     }
 
     #[test]

@@ -8,7 +8,7 @@ pub const REKEY_LEN: u32 = 16;
 /// What a command asks for. The number is part of what a derived key is made from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub enum Op {
+pub enum OneRmaOp {
     /// Remote memory to local memory: two hops
     Read = 1,
     /// Local memory to remote memory: four hops
@@ -17,13 +17,13 @@ pub enum Op {
     Rekey = 3,
 }
 
-impl Op {
+impl OneRmaOp {
     /// From its number.
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
-            1 => Op::Read,
-            2 => Op::Write,
-            3 => Op::Rekey,
+            1 => OneRmaOp::Read,
+            2 => OneRmaOp::Write,
+            3 => OneRmaOp::Rekey,
             _ => return None,
         })
     }
@@ -31,8 +31,8 @@ impl Op {
     /// Whether an operation of this kind may have `size` bytes.
     pub const fn takes(self, size: u32) -> bool {
         match self {
-            Op::Read | Op::Write => 0 < size && size <= MAX_OP,
-            Op::Rekey => size == REKEY_LEN,
+            OneRmaOp::Read | OneRmaOp::Write => 0 < size && size <= MAX_OP,
+            OneRmaOp::Rekey => size == REKEY_LEN,
         }
     }
 }

@@ -5,15 +5,15 @@ use crate::types::MAX_OP;
 
 /// The window of a card.
 #[derive(Debug)]
-pub(crate) struct Window {
+pub(crate) struct SolicitationWindow {
     size: u32,
     free: u32,
 }
 
-impl Window {
+impl SolicitationWindow {
     /// Of `size` bytes.
     pub(crate) const fn new(size: u32) -> Self {
-        Window { size, free: size }
+        SolicitationWindow { size, free: size }
     }
 
     /// Takes `bytes`, of at most 4 KB, if 4 KB are free: a small operation does not pass before a large one
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn four_kilobytes_must_be_free_and_the_real_size_is_taken() {
-        let mut window = Window::new(8192);
+        let mut window = SolicitationWindow::new(8192);
         assert!(window.admit(64));
         assert!(window.admit(4033));
         assert_eq!(window.taken(), 4097);

@@ -22,7 +22,7 @@ use thiserror::Error;
 
 use crate::region::RegionId;
 use crate::seal::{IV_LEN, TAG_LEN};
-use crate::types::{Class, Handle, MAX_OP, Op, Status};
+use crate::types::{Class, Handle, MAX_OP, OneRmaOp, Status};
 
 /// UDP port of 1RMA cards.
 pub const PORT: u16 = 4795;
@@ -74,7 +74,7 @@ impl Iv {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Prefix {
     /// The operation that it belongs to
-    pub op: Op,
+    pub op: OneRmaOp,
     /// Its class
     pub class: Class,
     /// Its initialisation vector
@@ -137,7 +137,7 @@ const FAIL: u8 = 5;
 
 /// A header: the prefix and what the packet says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Head {
+pub struct OneRmaHeader {
     /// The prefix
     pub prefix: Prefix,
     /// The rest
@@ -201,7 +201,7 @@ impl Reader<'_> {
     }
 }
 
-impl Head {
+impl OneRmaHeader {
     pub(crate) fn encode(&self) -> HeadBytes {
         let mut bytes = [0; MAX_HEADER];
         let Prefix { op, class, iv } = self.prefix;
@@ -245,14 +245,14 @@ impl Head {
     }
 
     /// Reads a packet: its header, and where the encrypted bytes begin.
-    pub fn parse(packet: &[u8]) -> Result<(Head, usize), WireError> {
+    pub fn parse(packet: &[u8]) -> Result<(OneRmaHeader, usize), WireError> {
         let (front, _) = packet.split_last_chunk::<TAG_LEN>().ok_or(WireError::Length)?;
         let mut input = Reader(front);
         let [first, op, status, class] = input.take()?;
         if first >> 4 != VERSION {
             return Err(WireError::Unknown);
         }
-        let op = Op::from_code(op).ok_or(WireError::Unknown)?;
+        let op = OneRmaOp::from_code(op).ok_or(WireError::Unknown)?;
         let class = Class::from_code(class).ok_or(WireError::Unknown)?;
         let status = Status::from_code(status).ok_or(WireError::Unknown)?;
         let hop = first & 15;
@@ -262,7 +262,7 @@ impl Head {
         let iv = Iv { sender: input.word()?, counter: input.long()? };
         let hop = Hop::read(&mut input, hop, status)?;
         hop.check(op, input.0.len())?;
-        Ok((Head { prefix: Prefix { op, class, iv }, hop }, front.len() - input.0.len()))
+        Ok((OneRmaHeader { prefix: Prefix { op, class, iv }, hop }, front.len() - input.0.len()))
     }
 }
 
@@ -287,8 +287,8 @@ impl Hop {
     }
 
     /// Whether an operation has such a hop, with so many encrypted bytes.
-    fn check(&self, op: Op, body: usize) -> Result<(), WireError> {
-        let four_hops = op != Op::Read;
+    fn check(&self, op: OneRmaOp, body: usize) -> Result<(), WireError> {
+        let four_hops = op != OneRmaOp::Read;
         match *self {
             Hop::Data { offset, .. } => {
                 let room = MAX_OP.checked_sub(offset).ok_or(WireError::Size)? as usize;

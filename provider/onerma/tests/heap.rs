@@ -5,10 +5,10 @@ use std::cell::Cell;
 
 use starverbs_core::mr::Plain;
 use starverbs_core::{Dma, Gid, Seg};
-use starverbs_onerma::wire::{Head, Hop, Iv, Prefix};
+use starverbs_onerma::wire::{Hop, Iv, OneRmaHeader, Prefix};
 use starverbs_onerma::{
-    Card, Class, Config, Counters, DerivedKey, Env, Handle, Initiator, Op, Path, PortalId, Region, RegionKey,
-    Rights, Seal, TAG_LEN, Transmit,
+    AddressPair, CardConfig, Class, DerivedKey, Handle, Initiator, OneRmaCard, OneRmaEnv, OneRmaOp, PortalId,
+    Region, RegionKey, Rights, Seal, SealCounters, TAG_LEN, Transmit,
 };
 
 struct Counted;
@@ -43,7 +43,7 @@ struct Open;
 
 impl Seal for Open {
     type Key = DerivedKey;
-    fn derive(&self, region: &RegionKey, initiator: &Initiator, _: Op) -> DerivedKey {
+    fn derive(&self, region: &RegionKey, initiator: &Initiator, _: OneRmaOp) -> DerivedKey {
         let mut key = region.0;
         key[..4].copy_from_slice(&initiator.pid.to_be_bytes());
         DerivedKey(key)
@@ -90,10 +90,10 @@ impl Dma for Host {
     }
 }
 
-impl Env for Host {
+impl OneRmaEnv for Host {
     fn send(
         &mut self,
-        _: &Path,
+        _: &AddressPair,
         _: Class,
         head: &[u8],
         data: (u64, u32),
@@ -110,7 +110,7 @@ impl Env for Host {
 }
 
 /// The header and a tag, in a buffer of its own.
-fn packet(head: Head, body: usize, room: &mut [u8; 256]) -> usize {
+fn packet(head: OneRmaHeader, body: usize, room: &mut [u8; 256]) -> usize {
     let bytes = head.to_bytes();
     room[..bytes.len()].copy_from_slice(&bytes);
     bytes.len() + body + 16
@@ -119,8 +119,8 @@ fn packet(head: Head, body: usize, room: &mut [u8; 256]) -> usize {
 #[test]
 fn a_hundred_thousand_pairs_are_no_byte_of_the_heap() {
     let gid = Gid::from_ipv4([10, 0, 0, 1]);
-    let counters = Counters::of_epoch(1);
-    let mut card = Card::new(Config::default(), Open, gid, 1, counters).expect("memory");
+    let counters = SealCounters::of_epoch(1);
+    let mut card = OneRmaCard::new(CardConfig::default(), Open, gid, 1, counters).expect("memory");
     let mut host = Host { sent: 0, last: [0; 64] };
     let rights = Rights::REMOTE_READ | Rights::REMOTE_WRITE;
     let region = Region { addr: 0, len: 4096, owner: 1, rights, key: RegionKey([1; 16]) };
@@ -128,20 +128,22 @@ fn a_hundred_thousand_pairs_are_no_byte_of_the_heap() {
     let mut room = [0; 256];
     let mut serve = |pair: u32| {
         let [_, a, b, c] = (pair / 4).to_be_bytes();
-        let path = Path { local: gid, remote: Gid::from_ipv4([11, a, b, c]) };
+        let path = AddressPair { local: gid, remote: Gid::from_ipv4([11, a, b, c]) };
         let from = Handle { index: pair, generation: 0 };
-        for op in [Op::Read, Op::Write] {
+        for op in [OneRmaOp::Read, OneRmaOp::Write] {
             let prefix = Prefix { op, class: Class::High, iv: Iv { sender: pair, counter: 1 } };
             let hop = Hop::Request { from, pid: pair % 4, region, offset: 0, size: 64, timeout: 20_000 };
-            let len = packet(Head { prefix, hop }, 0, &mut room);
+            let len = packet(OneRmaHeader { prefix, hop }, 0, &mut room);
             card.handle_packet(&mut host, 1, &path, &mut room[..len]);
             while card.poll_transmit(&mut host, 1) == Transmit::More {}
-            if op == Op::Write {
+            if op == OneRmaOp::Write {
                 let answer = &host.last[..52];
-                let Ok((Head { hop: Hop::Ask { from, .. }, .. }, _)) = Head::parse(answer) else {
+                let Ok((OneRmaHeader { hop: Hop::Ask { from, .. }, .. }, _)) = OneRmaHeader::parse(answer)
+                else {
                     panic!("a WRITE is asked for its data")
                 };
-                let len = packet(Head { prefix, hop: Hop::Data { to: from, offset: 0 } }, 64, &mut room);
+                let len =
+                    packet(OneRmaHeader { prefix, hop: Hop::Data { to: from, offset: 0 } }, 64, &mut room);
                 card.handle_packet(&mut host, 1, &path, &mut room[..len]);
             }
         }

@@ -11,7 +11,7 @@ use starverbs_core::{Cqe, Nanos, Qpn};
 use starverbs_queues::format::CqeWords;
 
 use crate::memory::ProgramMemory;
-use crate::slots::Slots;
+use crate::slots::RawSlots;
 use crate::spin::{SpinGuard, SpinLock};
 use crate::sync::{AtomicU32, Ordering};
 use crate::{IndexPair, Line};
@@ -22,7 +22,7 @@ const STAMP_AT: usize = size_of::<Cqe>();
 /// A completion queue's ring.
 pub struct CqRing {
     /// Replaced by [`CqConsumer::resize`] alone, with both sides stopped.
-    slots: UnsafeCell<Slots>,
+    slots: UnsafeCell<RawSlots>,
     /// Slots have a stamp behind the CQE.
     stamped: bool,
     poll: SpinLock<()>,
@@ -44,7 +44,7 @@ impl CqRing {
     pub fn new(cqe: u32, stamped: bool, memory: ProgramMemory) -> Option<CqRing> {
         let stride = if stamped { STAMP_AT + size_of::<Nanos>() } else { STAMP_AT };
         Some(CqRing {
-            slots: UnsafeCell::new(Slots::new(cqe, stride, memory)?),
+            slots: UnsafeCell::new(RawSlots::new(cqe, stride, memory)?),
             stamped,
             poll: SpinLock::new(()),
             card: Line(IndexPair::new()),
@@ -53,7 +53,7 @@ impl CqRing {
     }
 
     #[inline]
-    pub(crate) fn slots(&self) -> &Slots {
+    pub(crate) fn slots(&self) -> &RawSlots {
         // SAFETY: see the `Sync` implementation: nobody replaces the slots while a side is active.
         unsafe { &*self.slots.get() }
     }
@@ -108,7 +108,7 @@ impl CqRing {
             let _slots_stay = self.consumer();
             (self.slots().stride(), self.slots().memory().clone())
         };
-        Slots::new(cqe, stride, memory).map(CqRoom)
+        RawSlots::new(cqe, stride, memory).map(CqRoom)
     }
 
     /// Takes the poll lock.
@@ -132,7 +132,7 @@ pub struct CqConsumer<'a> {
 }
 
 /// Slots that are not in use.
-pub struct CqRoom(Slots);
+pub struct CqRoom(RawSlots);
 
 impl CqRoom {
     /// Completions that it has room for.

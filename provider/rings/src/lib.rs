@@ -42,14 +42,16 @@ mod work;
 
 pub use armed::Armed;
 pub use cq::{CqConsumer, CqRing, CqRoom};
-pub use memory::{Answer, Memory, ProgramMemory, Resource};
+pub use memory::{AllocResult, Memory, ProgramMemory, Resource};
 pub use message::{Broken, MessageHead, MessageReader, MessageWriter, Written};
 pub use pending_doorbells::PendingDoorbells;
 pub use prefetch::prefetch;
 pub use recv::{CardRq, RecvProducer};
 pub use send::{CardSq, SendMemory, SendProducer, SendRemote, SendRequest};
 pub use shared::{Incarnation, ReaderSlot};
-pub use slot_ring::{DataRoom, RECORD_WORDS, Record, Slot, SlotHead, SlotMemory, SlotReader, SlotWriter};
+pub use slot_ring::{
+    DataRoom, RECORD_WORDS, Record, SlotHead, SlotMemory, SlotReader, SlotWriter, StampedRecord,
+};
 pub use spin::{SpinGuard, SpinLock};
 pub use work::{RecvSize, SendSize, SlotLayout, WorkLayout, WorkRings};
 

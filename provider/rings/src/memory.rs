@@ -22,7 +22,7 @@ pub enum Resource {
 
 /// What an allocator of the program answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Answer {
+pub enum AllocResult {
     /// Memory of the size and alignment asked for
     At(NonNull<u8>),
     /// The process's allocator shall give it
@@ -39,7 +39,7 @@ pub enum Answer {
 /// gets it.
 pub unsafe trait Memory: Send + Sync {
     /// Memory for a ring.
-    fn alloc(&self, layout: Layout, resource: Resource) -> Answer;
+    fn alloc(&self, layout: Layout, resource: Resource) -> AllocResult;
 
     /// Takes memory back.
     ///
@@ -53,10 +53,10 @@ pub type ProgramMemory = Option<Arc<dyn Memory>>;
 
 /// Zeroed memory from `from`, which becomes `None` if the process's allocator gave it.
 pub(crate) fn take(from: &mut ProgramMemory, layout: Layout, resource: Resource) -> Option<NonNull<u8>> {
-    let answer = from.as_ref().map_or(Answer::UseDefault, |memory| memory.alloc(layout, resource));
+    let answer = from.as_ref().map_or(AllocResult::UseDefault, |memory| memory.alloc(layout, resource));
     match answer {
-        Answer::Failed => None,
-        Answer::UseDefault => {
+        AllocResult::Failed => None,
+        AllocResult::UseDefault => {
             *from = None;
             if !budget::take(layout.size()) {
                 return None;
@@ -70,7 +70,7 @@ pub(crate) fn take(from: &mut ProgramMemory, layout: Layout, resource: Resource)
             }
             at
         }
-        Answer::At(at) => {
+        AllocResult::At(at) => {
             let aligned = at.addr().get().is_multiple_of(layout.align());
             if aligned {
                 // SAFETY: the allocator vouches for the size.

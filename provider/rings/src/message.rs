@@ -12,7 +12,7 @@
 use core::ptr::NonNull;
 
 use crate::Line;
-use crate::sync::{AtomicU32, Ordering, Watch, fence};
+use crate::sync::{AtomicU32, LoomCells, Ordering, fence};
 
 /// Messages begin at multiples of this. The first half is the message's length.
 const UNIT: usize = 8;
@@ -26,7 +26,7 @@ pub struct MessageHead {
     /// Bytes that were read
     read: Line<AtomicU32>,
     flags: Line<Flags>,
-    watch: Watch,
+    watch: LoomCells,
 }
 
 struct Flags {
@@ -44,7 +44,7 @@ impl MessageHead {
             written: Line(zero()),
             read: Line(zero()),
             flags: Line(Flags { asleep: zero(), starved: zero() }),
-            watch: Watch::new(size / UNIT as u32),
+            watch: LoomCells::new(size / UNIT as u32),
         }
     }
 }

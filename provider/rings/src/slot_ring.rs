@@ -22,7 +22,7 @@ use core::ptr::NonNull;
 use crate::Line;
 use crate::message::Broken;
 use crate::prefetch;
-use crate::sync::{AtomicU32, Ordering, Watch, fence};
+use crate::sync::{AtomicU32, LoomCells, Ordering, fence};
 
 /// Words of a record.
 pub const RECORD_WORDS: usize = 15;
@@ -41,29 +41,29 @@ pub struct SlotHead {
     asleep: Line<AtomicU32>,
     /// The writer sleeps until one more was read
     awaits: Line<AtomicU32>,
-    watch: Watch,
+    watch: LoomCells,
 }
 
 impl SlotHead {
     /// As zeroed memory has it, for a ring of so many slots.
     pub fn new(slots: u32) -> Self {
         let zero = || Line(AtomicU32::new(0));
-        SlotHead { read: zero(), asleep: zero(), awaits: zero(), watch: Watch::new(slots) }
+        SlotHead { read: zero(), asleep: zero(), awaits: zero(), watch: LoomCells::new(slots) }
     }
 }
 
 /// A record and its stamp: the record's number, from 1 on.
 #[repr(C, align(64))]
-pub struct Slot {
+pub struct StampedRecord {
     stamp: AtomicU32,
     record: UnsafeCell<Record>,
 }
 
-impl Slot {
+impl StampedRecord {
     /// As zeroed memory has it.
     #[allow(clippy::new_without_default, reason = "a ring's part, made with it")]
     pub fn new() -> Self {
-        Slot { stamp: AtomicU32::new(0), record: UnsafeCell::new([0; RECORD_WORDS]) }
+        StampedRecord { stamp: AtomicU32::new(0), record: UnsafeCell::new([0; RECORD_WORDS]) }
     }
 }
 
@@ -73,7 +73,7 @@ pub struct SlotMemory {
     /// The words of both sides
     pub head: NonNull<SlotHead>,
     /// The slots
-    pub slots: NonNull<Slot>,
+    pub slots: NonNull<StampedRecord>,
     /// How many
     pub count: u32,
     /// The data area, aligned to 64
@@ -89,7 +89,7 @@ impl SlotMemory {
     }
 
     #[inline]
-    fn slot(&self, number: u32) -> &Slot {
+    fn slot(&self, number: u32) -> &StampedRecord {
         // SAFETY: below the count, and as in `head`; what is no atomic lies in a cell.
         unsafe { self.slots.add((number & (self.count - 1)) as usize).as_ref() }
     }

@@ -6,10 +6,12 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use crate::{Broken, DataRoom, RECORD_WORDS, Record, Slot, SlotHead, SlotMemory, SlotReader, SlotWriter};
+use crate::{
+    Broken, DataRoom, RECORD_WORDS, Record, SlotHead, SlotMemory, SlotReader, SlotWriter, StampedRecord,
+};
 
 const HEAD: usize = size_of::<SlotHead>();
-const SLOT: usize = size_of::<Slot>();
+const SLOT: usize = size_of::<StampedRecord>();
 /// Where the head has the reader's index.
 const READ: usize = 0;
 const CASES: u32 = if cfg!(miri) { 8 } else { 512 };

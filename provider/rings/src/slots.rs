@@ -4,27 +4,27 @@ use core::ptr::NonNull;
 use std::alloc::Layout;
 
 use crate::memory::{self, ProgramMemory, Resource};
-use crate::sync::Watch;
+use crate::sync::LoomCells;
 
 /// Alignment of the first slot: a cache line.
 const LINE: usize = 64;
 
 /// Raw slots. Who may touch which one is the rings' affair.
-pub(crate) struct Slots {
+pub(crate) struct RawSlots {
     base: NonNull<u8>,
     layout: Layout,
     stride: usize,
     mask: u32,
-    watch: Watch,
+    watch: LoomCells,
     memory: ProgramMemory,
 }
 
 // SAFETY: plain memory without thread affinity; the rings' protocols order the accesses.
-unsafe impl Send for Slots {}
+unsafe impl Send for RawSlots {}
 // SAFETY: as above.
-unsafe impl Sync for Slots {}
+unsafe impl Sync for RawSlots {}
 
-impl Slots {
+impl RawSlots {
     /// At least `count` slots of `stride` bytes each, in the program's memory if it has its own; `None` if
     /// that is out of reach.
     pub(crate) fn new(count: u32, stride: usize, mut memory: ProgramMemory) -> Option<Self> {
@@ -32,7 +32,7 @@ impl Slots {
         let bytes = stride.checked_mul(count as usize)?;
         let layout = Layout::from_size_align(bytes, LINE).ok()?;
         let base = memory::take(&mut memory, layout, Resource::Cq)?;
-        Some(Slots { base, layout, stride, mask: count - 1, watch: Watch::new(count), memory })
+        Some(RawSlots { base, layout, stride, mask: count - 1, watch: LoomCells::new(count), memory })
     }
 
     /// How many there are.
@@ -72,7 +72,7 @@ impl Slots {
     }
 }
 
-impl Drop for Slots {
+impl Drop for RawSlots {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout, and freed here only.
         unsafe { memory::give(&self.memory, self.base, self.layout, Resource::Cq) }

@@ -13,15 +13,15 @@ pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, f
 
 /// One cell a slot, touched whenever the slot is: loom then reports two sides in one slot.
 /// Nothing at all without loom.
-pub(crate) struct Watch {
+pub(crate) struct LoomCells {
     #[cfg(loom)]
     cells: Vec<loom::cell::UnsafeCell<()>>,
 }
 
 #[cfg(not(loom))]
-impl Watch {
+impl LoomCells {
     pub(crate) fn new(_slots: u32) -> Self {
-        Watch {}
+        LoomCells {}
     }
     #[inline]
     pub(crate) fn read(&self, _slot: u32) {}
@@ -30,9 +30,9 @@ impl Watch {
 }
 
 #[cfg(loom)]
-impl Watch {
+impl LoomCells {
     pub(crate) fn new(slots: u32) -> Self {
-        Watch { cells: (0..slots).map(|_| loom::cell::UnsafeCell::new(())).collect() }
+        LoomCells { cells: (0..slots).map(|_| loom::cell::UnsafeCell::new(())).collect() }
     }
     pub(crate) fn read(&self, slot: u32) {
         self.cells[slot as usize].with(|_| ());

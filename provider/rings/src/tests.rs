@@ -7,7 +7,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use starverbs_core::{Cqe, RecvQueue, SendFlags, SendOp, SendQueue, SendWqe, Sge, TakenWqe, WcStatus};
 
-use crate::{Answer, CqRing, Memory, ProgramMemory, PushError, RecvSize, Resource, SendSize, WorkRings};
+use crate::{AllocResult, CqRing, Memory, ProgramMemory, PushError, RecvSize, Resource, SendSize, WorkRings};
 
 fn cqe(wr_id: u64, qpn: u32) -> Cqe {
     Cqe { wr_id, qpn, ..Cqe::default() }
@@ -272,12 +272,12 @@ fn stamps_stay_with_their_completions() {
 /// An allocator that counts what is out, or always gives the same answer.
 struct Counting {
     out: std::sync::Mutex<Vec<(usize, Layout, Resource)>>,
-    answer: Option<fn() -> Answer>,
+    answer: Option<fn() -> AllocResult>,
 }
 
 // SAFETY: memory of the process's allocator, given back by `free` alone.
 unsafe impl Memory for Counting {
-    fn alloc(&self, layout: Layout, resource: Resource) -> Answer {
+    fn alloc(&self, layout: Layout, resource: Resource) -> AllocResult {
         if let Some(answer) = self.answer {
             return answer();
         }
@@ -286,7 +286,7 @@ unsafe impl Memory for Counting {
         // SAFETY: just allocated. Rubbish, so that a ring that counts on zeros shows it.
         unsafe { at.write_bytes(0xa5, layout.size()) };
         self.out.lock().unwrap().push((at.addr().get(), layout, resource));
-        Answer::At(at)
+        AllocResult::At(at)
     }
 
     unsafe fn free(&self, at: NonNull<u8>, resource: Resource) {
@@ -326,13 +326,13 @@ fn a_programs_memory_comes_and_goes_back() {
 #[test]
 fn a_program_may_leave_it_to_the_default_or_fail() {
     let size = Some(RecvSize { max_wr: 4, max_sge: 1 });
-    let answers = |answer: fn() -> Answer| -> ProgramMemory {
+    let answers = |answer: fn() -> AllocResult| -> ProgramMemory {
         Some(Arc::new(Counting { out: Default::default(), answer: Some(answer) }))
     };
-    assert!(WorkRings::new(None, size, answers(|| Answer::UseDefault)).is_some());
-    assert!(CqRing::new(4, false, answers(|| Answer::UseDefault)).is_some());
-    assert!(WorkRings::new(None, size, answers(|| Answer::Failed)).is_none());
-    assert!(CqRing::new(4, false, answers(|| Answer::Failed)).is_none());
+    assert!(WorkRings::new(None, size, answers(|| AllocResult::UseDefault)).is_some());
+    assert!(CqRing::new(4, false, answers(|| AllocResult::UseDefault)).is_some());
+    assert!(WorkRings::new(None, size, answers(|| AllocResult::Failed)).is_none());
+    assert!(CqRing::new(4, false, answers(|| AllocResult::Failed)).is_none());
 }
 
 #[derive(Debug, Clone)]

@@ -27,7 +27,7 @@ use crate::memory::{self, Memory, ProgramMemory, Resource};
 use crate::recv::{self, CardRq, RecvProducer, Returned};
 use crate::send::{self, CardSq, SendProducer};
 use crate::spin::SpinLock;
-use crate::sync::{AtomicU32, Ordering, Watch, fence};
+use crate::sync::{AtomicU32, LoomCells, Ordering, fence};
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -56,12 +56,12 @@ pub struct RecvSize {
 
 /// The rings of a QP or SRQ. The halves that are made of them keep the memory.
 pub struct WorkRings {
-    head: NonNull<Head>,
+    head: NonNull<QueueHead>,
 }
 
 /// Lines 0 to 2.
 #[repr(C)]
-pub(crate) struct Head {
+pub(crate) struct QueueHead {
     users: AtomicU32,
     /// Where the send queue's slots begin, bytes from the head.
     send_at: u32,
@@ -85,8 +85,8 @@ pub(crate) struct Head {
     memory: Option<Box<Arc<dyn Memory>>>,
     pub(crate) program: Line<ProgramSide>,
     pub(crate) card: Line<CardSide>,
-    send_watch: Watch,
-    recv_watch: Watch,
+    send_watch: LoomCells,
+    recv_watch: LoomCells,
 }
 
 /// WQEs posted. Written by the program under the post lock, with release after the slots; read by the card
@@ -116,8 +116,8 @@ pub(crate) struct CardSide {
 const _: () = {
     use core::mem::offset_of;
     use starverbs_queues::format::{CardIndex, ProgramIndex};
-    assert!(offset_of!(Head, program) == LINE && offset_of!(Head, card) == 2 * LINE);
-    assert!(size_of::<Head>() == 3 * LINE);
+    assert!(offset_of!(QueueHead, program) == LINE && offset_of!(QueueHead, card) == 2 * LINE);
+    assert!(size_of::<QueueHead>() == 3 * LINE);
     assert!(offset_of!(ProgramSide, send_posted) == offset_of!(ProgramIndex, send_posted));
     assert!(offset_of!(ProgramSide, recv_posted) == offset_of!(ProgramIndex, recv_posted));
     assert!(offset_of!(CardSide, released) == offset_of!(CardIndex, send_released));
@@ -125,8 +125,8 @@ const _: () = {
     assert!(offset_of!(CardSide, starved) == offset_of!(CardIndex, recv_starved));
     assert!(offset_of!(CardSide, posted_seen) >= offset_of!(CardIndex, own));
     /* a device may write all of its line: what is freed, and what leads there, is not on it */
-    assert!(offset_of!(Head, back) < LINE && offset_of!(Head, returned) < LINE);
-    assert!(offset_of!(Head, memory) < LINE);
+    assert!(offset_of!(QueueHead, back) < LINE && offset_of!(QueueHead, returned) < LINE);
+    assert!(offset_of!(QueueHead, memory) < LINE);
 };
 
 /// Slots of one queue.
@@ -166,7 +166,7 @@ impl Shape {
 
 /// Where the send queue's slots begin, and all of the memory, with room to align the head in it.
 fn layout(send: Shape, recv: Shape) -> Option<(u32, Layout)> {
-    let send_at = (size_of::<Head>() + recv.bytes()).next_multiple_of(LINE);
+    let send_at = (size_of::<QueueHead>() + recv.bytes()).next_multiple_of(LINE);
     let bytes = send_at.checked_add(send.bytes())?.checked_add(LINE - MALLOC_ALIGN)?;
     Some((u32::try_from(send_at).ok()?, Layout::from_size_align(bytes, MALLOC_ALIGN).ok()?))
 }
@@ -231,8 +231,8 @@ impl WorkRings {
         // SAFETY: new memory of this size. Touching all of it now spares the data path page faults.
         unsafe { base.write_bytes(0, layout.size()) };
         // SAFETY: the layout has room for aligning what is aligned to `MALLOC_ALIGN`.
-        let head = unsafe { base.add(lead) }.cast::<Head>();
-        let fresh = Head {
+        let head = unsafe { base.add(lead) }.cast::<QueueHead>();
+        let fresh = QueueHead {
             users: AtomicU32::new(1),
             send_at,
             send,
@@ -253,8 +253,8 @@ impl WorkRings {
                 starved: AtomicU32::new(0),
                 posted_seen: AtomicU32::new(0),
             }),
-            send_watch: Watch::new(send.slots()),
-            recv_watch: Watch::new(recv.slots()),
+            send_watch: LoomCells::new(send.slots()),
+            recv_watch: LoomCells::new(recv.slots()),
         };
         // SAFETY: new memory with room for a head, at its alignment.
         unsafe { head.write(fresh) };
@@ -262,7 +262,7 @@ impl WorkRings {
     }
 
     #[inline]
-    pub(crate) fn head(&self) -> &Head {
+    pub(crate) fn head(&self) -> &QueueHead {
         // SAFETY: written in `new`, alive as long as a `WorkRings` is, and changed through atomics alone.
         unsafe { self.head.as_ref() }
     }
@@ -381,7 +381,7 @@ impl WorkRings {
             program: (&raw const head.program) as u64,
             card: (&raw const head.card) as u64,
             send: slots(head.send_at as usize, head.send),
-            recv: slots(size_of::<Head>(), head.recv),
+            recv: slots(size_of::<QueueHead>(), head.recv),
         }
     }
 
@@ -428,7 +428,7 @@ impl WorkRings {
     pub(crate) fn recv_slot(&self, index: u32) -> *const u8 {
         let head = self.head();
         head.recv_watch.read(index & head.recv.mask);
-        self.at(size_of::<Head>() + head.recv.offset(index))
+        self.at(size_of::<QueueHead>() + head.recv.offset(index))
     }
 
     /// First byte of the receive slot that `index` falls on, to be written.
@@ -436,7 +436,7 @@ impl WorkRings {
     pub(crate) fn recv_slot_mut(&self, index: u32) -> *mut u8 {
         let head = self.head();
         head.recv_watch.write(index & head.recv.mask);
-        self.at(size_of::<Head>() + head.recv.offset(index))
+        self.at(size_of::<QueueHead>() + head.recv.offset(index))
     }
 
     #[inline]

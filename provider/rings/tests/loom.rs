@@ -9,7 +9,8 @@ use loom::thread;
 use starverbs_core::{Cqe, RecvQueue, SendQueue, SendWqe, Sge, TakenWqe};
 use starverbs_rings::{
     Armed, CqRing, Incarnation, MessageHead, MessageReader, MessageWriter, PendingDoorbells, RECORD_WORDS,
-    ReaderSlot, RecvSize, SendSize, Slot, SlotHead, SlotMemory, SlotReader, SlotWriter, WorkRings, Written,
+    ReaderSlot, RecvSize, SendSize, SlotHead, SlotMemory, SlotReader, SlotWriter, StampedRecord, WorkRings,
+    Written,
 };
 
 fn send_ring(max_wr: u32) -> WorkRings {
@@ -644,9 +645,11 @@ fn slot_ring() -> (SlotWriter, SlotReader) {
     const COUNT: u32 = 2;
     /* both ends and the model end in any order */
     let head = std::ptr::NonNull::from(Box::leak(Box::new(SlotHead::new(COUNT))));
-    let slots = std::ptr::NonNull::from(Box::leak(Box::new([Slot::new(), Slot::new()]))).cast();
-    let data = std::ptr::NonNull::from(Box::leak(Box::new([Slot::new(), Slot::new()]))).cast();
-    let memory = SlotMemory { head, slots, count: COUNT, data, bytes: 2 * size_of::<Slot>() as u32 };
+    let slots =
+        std::ptr::NonNull::from(Box::leak(Box::new([StampedRecord::new(), StampedRecord::new()]))).cast();
+    let data =
+        std::ptr::NonNull::from(Box::leak(Box::new([StampedRecord::new(), StampedRecord::new()]))).cast();
+    let memory = SlotMemory { head, slots, count: COUNT, data, bytes: 2 * size_of::<StampedRecord>() as u32 };
     // SAFETY: the memory is never freed, and nobody else has it.
     unsafe { (SlotWriter::new(memory), SlotReader::new(memory)) }
 }

@@ -11,7 +11,7 @@ use crate::raw::Raw;
 
 /// How to test.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct BenchOptions {
     /// The board's sockets: the first is tested, the second helps where two functions are needed
     pub sockets: Vec<PathBuf>,
     /// How long the board may take for one thing
@@ -49,12 +49,12 @@ pub(crate) struct Pair {
 
 /// What a test works on.
 pub(crate) struct Bench<'a> {
-    options: &'a Options,
+    options: &'a BenchOptions,
     limits: Limits,
 }
 
 impl<'a> Bench<'a> {
-    pub(crate) fn new(options: &'a Options) -> Self {
+    pub(crate) fn new(options: &'a BenchOptions) -> Self {
         Bench { options, limits: Limits::new(options.patience) }
     }
 

@@ -15,13 +15,13 @@ mod rules;
 
 use std::time::Instant;
 
-pub use bench::{Options, Wire};
+pub use bench::{BenchOptions, Wire};
 pub use fault::{Fault, Tested};
-pub use link::{Limits, Link};
-pub use memory::Memory;
+pub use link::{BoardLink, Limits};
+pub use memory::MemoryFile;
 pub use qp::RawQp;
 pub use raw::Raw;
-pub use rules::{RULES, Rule};
+pub use rules::{BoardRule, RULES};
 
 use bench::Bench;
 
@@ -30,7 +30,7 @@ const GIVEN_UP: u32 = 3;
 
 /// What became of a rule.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum RuleResult {
     /// The board does what it says, as far as one can see from outside.
     Passed,
     /// It does not.
@@ -47,15 +47,15 @@ pub enum Outcome {
 /// Goes through the rules for which `wanted` says yes, in order; `tell` gets what became of each when it is
 /// done. Whether none failed.
 pub fn run(
-    options: &Options,
-    mut wanted: impl FnMut(&Rule) -> bool,
-    mut tell: impl FnMut(&Rule, &Outcome),
+    options: &BenchOptions,
+    mut wanted: impl FnMut(&BoardRule) -> bool,
+    mut tell: impl FnMut(&BoardRule, &RuleResult),
 ) -> bool {
     let (mut sound, mut silent) = (true, 0);
     for rule in RULES.iter().filter(|rule| wanted(rule)) {
         let outcome = match rule.test {
-            Err(why) => Outcome::NotTested(why.to_owned()),
-            Ok(_) if silent >= GIVEN_UP => Outcome::Failed {
+            Err(why) => RuleResult::NotTested(why.to_owned()),
+            Ok(_) if silent >= GIVEN_UP => RuleResult::Failed {
                 expected: "a board that answers".to_owned(),
                 seen: "given up: it did not answer in the rules before".to_owned(),
             },
@@ -67,16 +67,16 @@ pub fn run(
                 outcome(tested)
             }
         };
-        sound &= !matches!(outcome, Outcome::Failed { .. });
+        sound &= !matches!(outcome, RuleResult::Failed { .. });
         tell(rule, &outcome);
     }
     sound
 }
 
-fn outcome(tested: Tested) -> Outcome {
+fn outcome(tested: Tested) -> RuleResult {
     match tested {
-        Ok(()) => Outcome::Passed,
-        Err(Fault::Failed { expected, seen }) => Outcome::Failed { expected, seen },
-        Err(Fault::Skipped(why)) => Outcome::NotTested(why),
+        Ok(()) => RuleResult::Passed,
+        Err(Fault::Failed { expected, seen }) => RuleResult::Failed { expected, seen },
+        Err(Fault::Skipped(why)) => RuleResult::NotTested(why),
     }
 }

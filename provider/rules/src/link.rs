@@ -25,7 +25,7 @@ const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_MASTER: u16 = 1 << 2;
 
 /// The way to a board.
-pub struct Link {
+pub struct BoardLink {
     client: Client,
     limits: Limits,
 }
@@ -50,13 +50,13 @@ fn other(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-impl Link {
+impl BoardLink {
     /// Connects to the board's socket.
     ///
     /// # Errors
     /// Nobody is there, or says nothing in time: so for all calls.
-    pub fn open(socket: &Path, limits: Limits) -> io::Result<Link> {
-        Ok(Link { client: Client::connect_within(socket, limits.patience)?, limits })
+    pub fn open(socket: &Path, limits: Limits) -> io::Result<BoardLink> {
+        Ok(BoardLink { client: Client::connect_within(socket, limits.patience)?, limits })
     }
 
     /// Has the function answer at its BARs and master the bus, as drivers do at first and after its resets.

@@ -9,37 +9,37 @@ use starverbs_backend::sealed;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 /// Memory in a file that the board maps.
-pub struct Memory {
+pub struct MemoryFile {
     map: MmapRaw,
     file: std::fs::File,
 }
 
-impl Memory {
+impl MemoryFile {
     /// So many bytes, all zero.
     ///
     /// # Errors
     /// There are none.
-    pub fn new(len: usize) -> std::io::Result<Memory> {
+    pub fn new(len: usize) -> std::io::Result<MemoryFile> {
         let (map, file) = sealed::create(c"starverbs-raw", len, sealed::SIZE_STAYS)?;
-        Ok(Memory { map, file })
+        Ok(MemoryFile { map, file })
     }
 
     /// The bytes of a memory file that this process made.
     ///
     /// # Errors
     /// It cannot be mapped.
-    pub fn of(file: std::fs::File) -> std::io::Result<Memory> {
+    pub fn of(file: std::fs::File) -> std::io::Result<MemoryFile> {
         let len = usize::try_from(file.metadata()?.len()).map_err(std::io::Error::other)?;
-        Ok(Memory { map: MmapOptions::new().len(len).map_raw(&file)?, file })
+        Ok(MemoryFile { map: MmapOptions::new().len(len).map_raw(&file)?, file })
     }
 
     /// The same memory, mapped once more.
     ///
     /// # Errors
     /// It cannot be mapped.
-    pub fn again(&self) -> std::io::Result<Memory> {
+    pub fn again(&self) -> std::io::Result<MemoryFile> {
         let map = MmapOptions::new().len(self.map.len()).map_raw(&self.file)?;
-        Ok(Memory { map, file: self.file.try_clone()? })
+        Ok(MemoryFile { map, file: self.file.try_clone()? })
     }
 
     /// Its file.

@@ -14,8 +14,8 @@ use starverbs_queues::format::CqeWords;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::fault::{Fault, Tested};
-use crate::link::{Limits, Link};
-use crate::memory::Memory;
+use crate::link::{BoardLink, Limits};
+use crate::memory::MemoryFile;
 
 /// The DMA address of the driver's memory.
 pub const BASE: u64 = 0x10_0000;
@@ -53,9 +53,9 @@ pub const SETTLED: u64 = 3;
 /// A driver, and the board that it has.
 pub struct Raw {
     /// The way to the board
-    pub link: Link,
+    pub link: BoardLink,
     /// What the board reaches
-    pub memory: Memory,
+    pub memory: MemoryFile,
     /// The doorbell cells
     pub page: MmapRaw,
     /// Commands posted
@@ -82,15 +82,15 @@ impl Raw {
     /// # Errors
     /// There is no board, or it has no doorbell page.
     pub fn connect(socket: &Path, limits: Limits) -> Tested<Raw> {
-        Raw::with_memory(socket, limits, Memory::new(BYTES)?)
+        Raw::with_memory(socket, limits, MemoryFile::new(BYTES)?)
     }
 
     /// The same with this memory, of [`BYTES`].
     ///
     /// # Errors
     /// As of [`Raw::connect`].
-    pub fn with_memory(socket: &Path, limits: Limits, memory: Memory) -> Tested<Raw> {
-        let mut link = Link::open(socket, limits)?;
+    pub fn with_memory(socket: &Path, limits: Limits, memory: MemoryFile) -> Tested<Raw> {
+        let mut link = BoardLink::open(socket, limits)?;
         link.set_master(true)?;
         link.map(memory.file(), BASE, BYTES as u64)?;
         let page = link.map_cells()?;
@@ -248,7 +248,7 @@ impl Raw {
         self.long(REG_COUNTERS + 8 * which)
     }
 
-    /// Writes memory; as of [`Memory`], whose methods these are.
+    /// Writes memory; as of [`MemoryFile`], whose methods these are.
     pub fn put(&self, at: usize, bytes: &[u8]) {
         self.memory.put(at, bytes);
     }

@@ -23,7 +23,7 @@ use crate::fault::Tested;
 type Test = fn(&mut Bench) -> Tested;
 
 /// A rule.
-pub struct Rule {
+pub struct BoardRule {
     /// Its number in docs/board.md
     pub number: u32,
     /// Its sentence in short, or what of it is tested
@@ -32,23 +32,23 @@ pub struct Rule {
     pub(crate) test: Result<Test, &'static str>,
 }
 
-impl Rule {
+impl BoardRule {
     /// Whether the runner tests anything of it.
     pub fn is_tested(&self) -> bool {
         self.test.is_ok()
     }
 }
 
-const fn rule(number: u32, says: &'static str, test: Test) -> Rule {
-    Rule { number, says, test: Ok(test) }
+const fn rule(number: u32, says: &'static str, test: Test) -> BoardRule {
+    BoardRule { number, says, test: Ok(test) }
 }
 
-const fn inside(number: u32, says: &'static str, why: &'static str) -> Rule {
-    Rule { number, says, test: Err(why) }
+const fn inside(number: u32, says: &'static str, why: &'static str) -> BoardRule {
+    BoardRule { number, says, test: Err(why) }
 }
 
 /// All rules, in order.
-pub const RULES: &[Rule] = &[
+pub const RULES: &[BoardRule] = &[
     rule(1, "magic, version and sizes are the headers'", registers::numbers),
     inside(2, "no two numbers are the same", "a matter of the headers, which a test of theirs holds"),
     rule(3, "registers are written as wholes, else EINVAL and no change", registers::wholes),

@@ -10,14 +10,14 @@ use std::time::Duration;
 use starverbs_backend::sealed;
 use starverbs_core::rng::Rng;
 use starverbs_queues::board::{MAGIC, REG_MAGIC, REG_STATUS, REG_VERSION, STATUS_ENABLED, VERSION};
-use starverbs_rules::{Options, Outcome, run};
+use starverbs_rules::{BenchOptions, RuleResult, run};
 use starverbs_vfio::message::{Access, Head, REGION_MMAP, REPLY, Region, Version, parse};
-use starverbs_vfio::{Message, Op, Received, Stream};
+use starverbs_vfio::{Message, MessageOp, ReadResult, Stream};
 use zerocopy::IntoBytes;
 
 /// Runs all rules against a board whose connections `serve` has, each in a thread of its own; what became of
 /// the rules.
-fn against(name: &str, patience: Duration, serve: fn(UnixStream, u64, &AtomicBool)) -> Vec<Outcome> {
+fn against(name: &str, patience: Duration, serve: fn(UnixStream, u64, &AtomicBool)) -> Vec<RuleResult> {
     let path = std::env::temp_dir().join(format!("starverbs-{name}-{}", std::process::id()));
     let listener = UnixListener::bind(&path).unwrap();
     let (stop, outcomes) = (AtomicBool::new(false), std::sync::Mutex::new(Vec::new()));
@@ -31,7 +31,7 @@ fn against(name: &str, patience: Duration, serve: fn(UnixStream, u64, &AtomicBoo
                 scope.spawn(move || serve(socket, n as u64, stop));
             }
         });
-        let options = Options { sockets: vec![path.clone()], patience, wire: None };
+        let options = BenchOptions { sockets: vec![path.clone()], patience, wire: None };
         let sound = run(&options, |_| true, |_, outcome| outcomes.lock().unwrap().push(outcome.clone()));
         assert!(!sound);
         stop.store(true, Ordering::Relaxed);
@@ -41,15 +41,15 @@ fn against(name: &str, patience: Duration, serve: fn(UnixStream, u64, &AtomicBoo
     outcomes.into_inner().unwrap()
 }
 
-fn none_passed(outcomes: &[Outcome]) {
-    let passed = outcomes.iter().filter(|outcome| **outcome == Outcome::Passed).count();
+fn none_passed(outcomes: &[RuleResult]) {
+    let passed = outcomes.iter().filter(|outcome| **outcome == RuleResult::Passed).count();
     assert_eq!(passed, 0, "{outcomes:?}");
 }
 
 #[test]
 fn a_board_that_is_not_there_fails_all_rules() {
     let nowhere = PathBuf::from("/nowhere/at/all");
-    let options = Options { sockets: vec![nowhere], patience: Duration::from_secs(60), wire: None };
+    let options = BenchOptions { sockets: vec![nowhere], patience: Duration::from_secs(60), wire: None };
     let mut outcomes = Vec::new();
     assert!(!run(&options, |_| true, |_, outcome| outcomes.push(outcome.clone())));
     none_passed(&outcomes);
@@ -63,7 +63,7 @@ fn a_board_that_is_silent_is_given_up() {
     });
     none_passed(&outcomes);
     let given_up =
-        |outcome: &&Outcome| matches!(outcome, Outcome::Failed { seen, .. } if seen.contains("given up"));
+        |result: &&RuleResult| matches!(result, RuleResult::Failed { seen, .. } if seen.contains("given up"));
     assert!(outcomes.iter().filter(given_up).count() > 30, "{outcomes:?}");
 }
 
@@ -82,7 +82,7 @@ fn a_board_that_is_slow_is_given_up() {
 #[test]
 fn a_board_that_lies_harms_no_runner() {
     let outcomes = against("liar", Duration::from_millis(100), lie);
-    let failed = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Failed { .. })).count();
+    let failed = outcomes.iter().filter(|outcome| matches!(outcome, RuleResult::Failed { .. })).count();
     assert!(failed > 30, "{outcomes:?}");
 }
 
@@ -92,27 +92,27 @@ fn lie(socket: UnixStream, seed: u64, stop: &AtomicBool) {
     let page = sealed::file(c"starverbs-liar", 64 << 10).unwrap();
     while !stop.load(Ordering::Relaxed) {
         match stream.receive() {
-            Received::Message(message) => {
+            ReadResult::Message(message) => {
                 let Message { head, body, .. } = &message;
                 let reply = answer(*head, body, &mut rng);
                 let fds = [page.as_fd()];
-                let with = head.op == Op::RegionInfo as u16;
+                let with = head.op == MessageOp::RegionInfo as u16;
                 let _ = stream.send(Head { flags: REPLY, ..*head }, &reply, if with { &fds } else { &[] });
             }
-            Received::Nothing => std::thread::yield_now(),
-            Received::Gone => return,
+            ReadResult::Nothing => std::thread::yield_now(),
+            ReadResult::Gone => return,
         }
     }
 }
 
 fn answer(head: Head, body: &[u8], rng: &mut Rng) -> Vec<u8> {
-    match Op::from_code(head.op) {
-        Some(Op::Version) => Version { major: 0, minor: 0 }.as_bytes().to_vec(),
-        Some(Op::RegionInfo) => {
+    match MessageOp::from_code(head.op) {
+        Some(MessageOp::Version) => Version { major: 0, minor: 0 }.as_bytes().to_vec(),
+        Some(MessageOp::RegionInfo) => {
             let (info, _) = parse::<Region>(body).unwrap();
             Region { flags: 3 | REGION_MMAP, size: 64 << 10, ..info }.as_bytes().to_vec()
         }
-        Some(Op::RegionRead) => {
+        Some(MessageOp::RegionRead) => {
             let (access, _) = parse::<Access>(body).unwrap();
             let word = match access.offset as u32 {
                 REG_MAGIC => MAGIC,

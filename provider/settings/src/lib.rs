@@ -21,7 +21,7 @@ pub use fault::FaultSpec;
 pub use qpc::{QpcPolicy, QpcSpec};
 pub use star::{StarKey, StarPreference, StarWire};
 pub use table::{KEYS, Key, markdown};
-pub use value::{DeviceChoice, Link, LinkTrust, LogLevel, Share};
+pub use value::{DeviceChoice, LinkMode, LinkTrust, LogLevel, Share};
 
 /// Every setting, typed. A field that is `None` means `auto`: the card chooses.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,7 +43,7 @@ pub struct Settings {
     /// UDP port of the wire, for sending and receiving. Real cards and rdma_rxe answer on 4791 only.
     pub port: u16,
     /// Which way frames take between processes of one host.
-    pub link: Link,
+    pub link: LinkMode,
     /// Whose processes of this host reach this one's memory by themselves.
     pub link_trust: LinkTrust,
     /// What of the program's memory is made shared memory.
@@ -94,7 +94,7 @@ impl Default for Settings {
             mtu: None,
             addrs: None,
             port: 4791,
-            link: Link::Auto,
+            link: LinkMode::Auto,
             link_trust: LinkTrust::User,
             share: Share::Off,
             rcvbuf: 4 << 20,

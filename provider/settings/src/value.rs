@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Which way queue pairs take to those of processes of their own host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Link {
+pub enum LinkMode {
     /// The shortest that both sides can use.
     Auto,
     /// The same, and a queue pair that has to use the wire says so.
@@ -78,8 +78,8 @@ pub(crate) fn spell_device(device: &DeviceChoice) -> String {
     }
 }
 
-pub(crate) const LINKS: [(&str, Link); 3] =
-    [("auto", Link::Auto), ("local", Link::Local), ("udp", Link::Udp)];
+pub(crate) const LINKS: [(&str, LinkMode); 3] =
+    [("auto", LinkMode::Auto), ("local", LinkMode::Local), ("udp", LinkMode::Udp)];
 pub(crate) const TRUSTS: [(&str, LinkTrust); 3] =
     [("none", LinkTrust::None), ("user", LinkTrust::User), ("trace", LinkTrust::Trace)];
 pub(crate) const SHARES: [(&str, Share); 2] = [("off", Share::Off), ("malloc", Share::Malloc)];

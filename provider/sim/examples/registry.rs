@@ -4,7 +4,7 @@
 //!
 //! `tools/scripts/registry.sh` counts; docs/star.md has the figures.
 
-use starverbs_core::mr::Rule;
+use starverbs_core::mr::MemoryRule;
 use starverbs_core::{Access, Av, Gid, NicConfig, PdId, Psn};
 use starverbs_sim::{Faults, Net, Rng};
 use starverbs_star::registry::{Claim, FoundRule, Registry, SendCtx, Server};
@@ -25,7 +25,7 @@ fn main() {
     let addr = |key: u32| u64::from(key) << 12;
     for key in 1..=rules {
         let (addr, access) = (addr(key), Access::LOCAL_WRITE);
-        let rule = Rule { key, pd, qpn: 0, addr, len: 4096, iova: addr, access };
+        let rule = MemoryRule { key, pd, qpn: 0, addr, len: 4096, iova: addr, access };
         registry.add(conn, rule).expect("up to 65,536 rules");
     }
     let mut rng = Rng::new(1);

@@ -17,7 +17,7 @@ use crate::memory::{Memory, READ, WRITE};
 use crate::queues::{SimCq, SimRq, SimSq};
 use crate::star::StarFrame;
 use crate::star::StarPort;
-use crate::watch::{Touch, Watch};
+use crate::watch::{EventLog, Touch};
 
 /// A frame that waits for the port's flush.
 pub(crate) struct Queued {
@@ -52,7 +52,7 @@ pub struct SimEnv {
     /// What it has of StaR
     pub star: StarPort,
     /// What the card does with memory is written down, if somebody wants to know
-    pub(crate) watch: Option<Box<Watch>>,
+    pub(crate) watch: Option<Box<EventLog>>,
 }
 
 impl SimEnv {
@@ -207,7 +207,7 @@ impl env::Host for SimEnv {
 }
 
 /// A host with its card.
-pub struct Host {
+pub struct SimHost {
     /// Its address
     pub gid: Gid,
     /// The card
@@ -273,7 +273,7 @@ impl Default for Setup {
     }
 }
 
-impl Host {
+impl SimHost {
     /// Host number `id`, 10.0.0.`id + 1`, with one block of QPNs.
     pub fn new(id: u8, cfg: NicConfig, seed: u64) -> Self {
         let mut nic = Nic::new(cfg, Rc::new(Counters::default()), [seed, 0], Plain::default());
@@ -295,7 +295,7 @@ impl Host {
             star: StarPort::default(),
             watch: None,
         };
-        Host {
+        SimHost {
             gid,
             nic,
             env,
@@ -385,7 +385,7 @@ impl Host {
 
     /// ibv_attach_mcast(3): also joins the group on the simulated wire.
     pub fn attach(&mut self, qpn: Qpn, group: Gid) -> Result<(), NicError> {
-        let Host { nic, groups, .. } = self;
+        let SimHost { nic, groups, .. } = self;
         nic.attach_multicast(qpn, group, || {
             groups.push(group);
             Ok(())
@@ -394,7 +394,7 @@ impl Host {
 
     /// ibv_detach_mcast(3): leaves the group with its last QP.
     pub fn detach(&mut self, qpn: Qpn, group: Gid) -> Result<(), NicError> {
-        let Host { nic, groups, .. } = self;
+        let SimHost { nic, groups, .. } = self;
         nic.detach_multicast(qpn, &group, || groups.retain(|gid| *gid != group))
     }
 

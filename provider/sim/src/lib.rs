@@ -22,7 +22,7 @@ mod traffic;
 mod watch;
 
 pub use figure::{Figure, figures};
-pub use host::{Host, Setup, SimEnv};
+pub use host::{Setup, SimEnv, SimHost};
 pub use memory::{Memory, READ, WRITE};
 pub use net::{Faults, Forger, Net, QpAt, SharedDomain, Tally, Tap};
 pub use queues::{Full, Recv, Send, SimCq, SimRq, SimSq};

@@ -8,7 +8,7 @@ use starverbs_core::wire::{IcrcHeader, Packet};
 use starverbs_core::{FrameMeta, Nanos, NicConfig, PdId, QpType, Qpn};
 use starverbs_star::wire::Header;
 
-use crate::host::{Host, Setup};
+use crate::host::{Setup, SimHost};
 use crate::rng::Rng;
 use crate::star::{StarCard, StarFrame};
 
@@ -121,7 +121,7 @@ pub struct QpAt {
 /// Hosts on a wire.
 pub struct Net {
     /// The hosts
-    pub hosts: Vec<Host>,
+    pub hosts: Vec<SimHost>,
     /// What the wire does; may change during a run
     pub faults: Faults,
     /// What the wire did
@@ -175,7 +175,7 @@ impl Net {
     pub fn new(n: u8, cfg: NicConfig, faults: Faults, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let seeds: Vec<u64> = (0..n).map(|_| rng.bits()).collect();
-        let hosts = (0..n).zip(&seeds).map(|(id, seed)| Host::new(id, cfg, *seed)).collect();
+        let hosts = (0..n).zip(&seeds).map(|(id, seed)| SimHost::new(id, cfg, *seed)).collect();
         let links = usize::from(n) * usize::from(n);
         Net {
             hosts,
@@ -346,7 +346,7 @@ impl Net {
         self.tally.purged += (before - self.flights.len()) as u64;
         for (to, from) in [(a, b), (b, a)] {
             let gid = self.hosts[from].gid;
-            let Host { came, star_came, .. } = &mut self.hosts[to];
+            let SimHost { came, star_came, .. } = &mut self.hosts[to];
             let before = came.len() + star_came.len();
             came.retain(|(meta, _)| meta.src != gid);
             star_came.retain(|frame| frame.path.src != gid);
@@ -358,7 +358,7 @@ impl Net {
     /// card's seed is the old one, so are its QPNs and keys if all is made in the same order. Frames stay
     /// on the wire.
     pub fn restart(&mut self, host: usize) {
-        self.hosts[host] = Host::new(host as u8, self.cfgs[host], self.seeds[host]);
+        self.hosts[host] = SimHost::new(host as u8, self.cfgs[host], self.seeds[host]);
         let before = std::mem::replace(&mut self.asleep[host], 0);
         self.wake_frames(host, before);
         self.hosts[host].now = self.clock(host);

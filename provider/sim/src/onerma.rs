@@ -1,7 +1,7 @@
 //! 1RMA cards on a virtual wire and virtual time: the crate's own card and executor, with links, a switch and
 //! processes around them.
 //!
-//! - [`Host`]: a card, its memory, and what a process needs: regions, portals, completions in memory;
+//! - [`OneRmaHost`]: a card, its memory, and what a process needs: regions, portals, completions in memory;
 //! - [`Net`]: hosts at one switch, on a wire that loses, repeats, delays, reorders and changes packets as a
 //!   seed decides;
 //! - [`client`]: processes, with an executor or without;
@@ -14,6 +14,6 @@ mod host;
 mod net;
 mod seal;
 
-pub use host::{Env, Host, Packet, Portal, SimRegion};
-pub use net::{Faults, Net, Report, Wire};
+pub use host::{OneRmaHost, OneRmaHostEnv, Portal, SentPacket, SimRegion};
+pub use net::{Faults, Net, StepReport, Wire};
 pub use seal::SimSeal;

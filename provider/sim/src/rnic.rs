@@ -27,8 +27,8 @@ mod statements;
 mod transport;
 
 pub use events::{EventQueue, Picos};
-pub use params::{DEFAULT_PARAMS, Op, ParamError, Params, Settings, WorkloadKind};
+pub use params::{DEFAULT_PARAMS, ParamError, Params, RnicOp, Settings, WorkloadKind};
 pub use plan::{Axis, Finished, Metric, PLANS, PaperPoint, Plan, PlanError, Series};
 pub use report::{Report, Row};
-pub use run::{Outcome, RunError, run};
+pub use run::{RunError, RunResult, run};
 pub use statements::{PAPERS, Statement, Statements, Verdict};

@@ -13,11 +13,11 @@ use starverbs_star::control::Preference;
 use starverbs_star::env::{QpPair, SlEvent, StarDest, StarEnv};
 use starverbs_star::form::Form;
 use starverbs_star::host::roles::Identity;
-use starverbs_star::host::{Ends as StarEnds, Host as StarHost, InboundMessage, InboundPacket};
+use starverbs_star::host::{EndpointHost, Ends as StarEnds, InboundMessage, InboundPacket};
 use starverbs_star::seal::{AddrPair, KEY_LEN, MAX_SEALED, SALT_LEN, Seal};
-use starverbs_star::wire::{Crc, Head, PORT_STATEFUL, PORT_STATELESS, Packet, Side, fill_checksum};
+use starverbs_star::wire::{Crc, PORT_STATEFUL, PORT_STATELESS, Side, StarHead, StarPacket, fill_checksum};
 
-use crate::host::{Host, SimEnv};
+use crate::host::{SimEnv, SimHost};
 use crate::memory::{READ, WRITE};
 use crate::queues::{SimRq, SimSq};
 
@@ -71,28 +71,28 @@ pub struct StarCard {
 }
 
 /// Memory that a card fills for its host.
-pub struct Slots {
+pub struct CardMemory {
     at: (u64, u64),
     freed: Rc<RefCell<Vec<(u64, u64)>>>,
 }
 
-impl Drop for Slots {
+impl Drop for CardMemory {
     fn drop(&mut self) {
         self.freed.borrow_mut().push(self.at);
     }
 }
 
-impl StarHost for SimEnv {
-    type Slots = Slots;
+impl EndpointHost for SimEnv {
+    type Slots = CardMemory;
 
-    fn make_slots(&mut self, bytes: u64) -> Option<(Slots, u64)> {
+    fn make_slots(&mut self, bytes: u64) -> Option<(CardMemory, u64)> {
         self.take_slots_back();
         if self.star.no_slots {
             return None;
         }
         let addr = self.memory.alloc(bytes);
         self.memory.allow(addr, bytes, READ | WRITE);
-        Some((Slots { at: (addr, bytes), freed: Rc::clone(&self.star.freed) }, addr))
+        Some((CardMemory { at: (addr, bytes), freed: Rc::clone(&self.star.freed) }, addr))
     }
     fn slots_of(queue: &SimRq) -> u32 {
         (queue.slots() as u32).next_power_of_two()
@@ -111,7 +111,7 @@ impl StarHost for SimEnv {
     }
 }
 
-impl Host {
+impl SimHost {
     /// The card has StaR from now on.
     pub fn open_star(&mut self, card: &StarCard) {
         let StarCard { threshold, key, boot, form } = *card;
@@ -139,7 +139,7 @@ impl Host {
         if let Some(known) = self.preferences.get_mut(&qpn) {
             *known = preference;
         }
-        let Host { nic, env, star, .. } = self;
+        let SimHost { nic, env, star, .. } = self;
         star.as_mut().is_some_and(|ends| ends.set_preference(&mut Turn { nic, env, now }, qpn, preference))
     }
 
@@ -149,7 +149,7 @@ impl Host {
         now: Nanos,
         call: impl FnOnce(&mut StarEnds<SimEnv>, &mut Turn<'_, SimEnv>) -> R,
     ) -> Option<R> {
-        let Host { nic, env, star, .. } = self;
+        let SimHost { nic, env, star, .. } = self;
         star.as_mut().map(|ends| call(ends, &mut Turn { nic, env, now }))
     }
 
@@ -178,7 +178,7 @@ impl Host {
     }
 
     /// ibv_dereg_mr. The program waits with what it does to the memory until
-    /// [`is_revoked`](Host::is_revoked).
+    /// [`is_revoked`](SimHost::is_revoked).
     pub fn dereg_mr(&mut self, key: u32) -> Result<(), NicError> {
         self.nic.dereg_mr(key)?;
         self.follow_memory();
@@ -204,7 +204,7 @@ impl Host {
             Some(_) => Side::Stateful,
             None => panic!("a StaR frame for a port that nobody has"),
         };
-        let packet = Packet::open(side, path, bytes).expect("the wire drops what is changed");
+        let packet = StarPacket::open(side, path, bytes).expect("the wire drops what is changed");
         let meta = FrameMeta { src: path.src, dst: path.dst, ..FrameMeta::default() };
         let inbound = InboundPacket { side, meta: &meta, port: path.sport, packet: &packet };
         self.with_star(now, |star, turn| star.handle_packet(turn, &inbound));
@@ -283,7 +283,7 @@ impl StarEnv for SimEnv {
         &mut self,
         from: Side,
         to: StarDest<'_>,
-        head: &Head,
+        head: &StarHead,
         data: &[u8],
         payload: &[Seg],
         volatile: bool,

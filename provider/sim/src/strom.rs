@@ -16,6 +16,6 @@ mod program;
 mod setup;
 mod units;
 
-pub use pair::{Pair, Report};
+pub use pair::{Pair, PairStep};
 pub use params::{HUNDRED, Params, TEN, TEN_STORES};
 pub use program::Region;

@@ -2,7 +2,7 @@
 
 use starverbs_core::{SendOp, Sge};
 
-use crate::{Host, Rng};
+use crate::{Rng, SimHost};
 
 /// Operations of an RC queue pair that ask something of the peer or bring it something.
 pub const RC_OPS: [SendOp; 9] = [
@@ -43,7 +43,7 @@ pub fn any_bytes(rng: &mut Rng, len: u32) -> Vec<u8> {
 }
 
 /// Writes `data` into pieces, which have room for it.
-pub fn put(host: &mut Host, pieces: &[Sge], data: &[u8]) {
+pub fn put(host: &mut SimHost, pieces: &[Sge], data: &[u8]) {
     let mut rest = data;
     for s in pieces {
         let (now, later) = rest.split_at((s.len as usize).min(rest.len()));
@@ -54,7 +54,7 @@ pub fn put(host: &mut Host, pieces: &[Sge], data: &[u8]) {
 }
 
 /// The first `len` bytes of pieces, which have as many.
-pub fn get(host: &Host, pieces: &[Sge], len: usize) -> Vec<u8> {
+pub fn get(host: &SimHost, pieces: &[Sge], len: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(len);
     for s in pieces {
         let n = (s.len as usize).min(len - out.len());

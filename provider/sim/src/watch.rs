@@ -20,7 +20,7 @@ pub(crate) type Change = Box<dyn FnMut(&mut Memory)>;
 
 /// Who writes down.
 #[derive(Default)]
-pub(crate) struct Watch {
+pub(crate) struct EventLog {
     pub(crate) touches: Vec<Touch>,
     /// What the host's program does to its memory before each read that the card waits for
     pub(crate) before_read: Option<Change>,

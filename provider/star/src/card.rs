@@ -17,7 +17,7 @@ use super::env::{QpPair, StarEnv};
 use super::form::Form;
 use super::registry::Registry;
 use super::stateful::{CardCtx, Local, SharedReceives, SlPeer, Stateful, Waits};
-use super::wire::{Head, Packet, Ptype, Side};
+use super::wire::{Ptype, Side, StarHead, StarPacket};
 
 /// An engine that may be a stateful end.
 pub trait StarEngine<E: StarEnv>: Engine<E, Shared = Registry> + From<Box<Stateful<E>>> {
@@ -126,7 +126,7 @@ pub fn receive<E: CardEnv>(
     frame: &[u8],
 ) {
     /* it was checked before it waited */
-    if let Ok(packet) = Packet::parse(Side::Stateful, frame) {
+    if let Ok(packet) = StarPacket::parse(Side::Stateful, frame) {
         with_card(ctx, |card| end.handle_packet(card, &meta.src, &packet));
     }
 }
@@ -237,7 +237,7 @@ impl<E: CardEnv> Turn<'_, E> {
     /// A packet came to the stateful half from `source`. Those for QPs that are no stateful ends are dropped.
     /// On a QPC-limited card WQEs wait for the QP's context, as requests do; answers and control messages do
     /// not.
-    pub fn handle_stateful(&mut self, source: &Gid, packet: &Packet<'_>) {
+    pub fn handle_stateful(&mut self, source: &Gid, packet: &StarPacket<'_>) {
         if self.nic.is_qpc_limited() && self.awaits_context(source, packet) {
             return;
         }
@@ -252,10 +252,11 @@ impl<E: CardEnv> Turn<'_, E> {
     }
 
     #[cold]
-    fn awaits_context(&mut self, source: &Gid, packet: &Packet<'_>) -> bool {
+    fn awaits_context(&mut self, source: &Gid, packet: &StarPacket<'_>) -> bool {
         let header = packet.header;
         let asks = matches!(header.ptype, Ptype::Wqep | Ptype::Wqeps) && !header.migrate;
-        let (head, meta) = (Head::to_stateful(header), FrameMeta { src: *source, ..FrameMeta::default() });
+        let (head, meta) =
+            (StarHead::to_stateful(header), FrameMeta { src: *source, ..FrameMeta::default() });
         asks && self.nic.await_context(self.env, self.now, header.qpn, &meta, [head.bytes(), packet.data])
     }
 

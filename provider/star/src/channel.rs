@@ -266,7 +266,15 @@ mod tests {
         let rule = |key| {
             let access = starverbs_core::Access::REMOTE_READ;
             let pd = starverbs_core::PdId(0);
-            Control::Rule(starverbs_core::mr::Rule { key, pd, qpn: 0, addr: 0, len: 1, iova: 0, access })
+            Control::Rule(starverbs_core::mr::MemoryRule {
+                key,
+                pd,
+                qpn: 0,
+                addr: 0,
+                len: 1,
+                iova: 0,
+                access,
+            })
         };
         let mut channel = Channel::new();
         [1, 2, 3, 2].iter().for_each(|key| channel.send(rule(*key)).unwrap());

@@ -1,7 +1,7 @@
 //! Control messages: what the two ends settle beside the data. Each is repeated until it is answered, and a
 //! duplicate does no harm.
 
-use starverbs_core::mr::Rule;
+use starverbs_core::mr::MemoryRule;
 use starverbs_core::rng::mix;
 use starverbs_core::{Access, Mtu, PdId, Psn};
 
@@ -137,7 +137,7 @@ pub enum Control {
     /// SL's state at first
     Setup(Setup),
     /// SF may reach this memory of SL
-    Rule(Rule),
+    Rule(MemoryRule),
     /// SF has all rules of before the connection: WQEs may begin
     Begin {
         /// Sum of the rules that SL sent through other connections. `None`: it sent all through this one
@@ -213,11 +213,11 @@ pub struct Sum {
 
 impl Sum {
     /// With this rule, too.
-    pub fn add(&mut self, rule: &Rule) {
+    pub fn add(&mut self, rule: &MemoryRule) {
         (self.rules, self.sum) = (self.rules.wrapping_add(1), self.sum.wrapping_add(mixed(rule)));
     }
     /// Without it again.
-    pub fn remove(&mut self, rule: &Rule) {
+    pub fn remove(&mut self, rule: &MemoryRule) {
         (self.rules, self.sum) = (self.rules.wrapping_sub(1), self.sum.wrapping_sub(mixed(rule)));
     }
 }
@@ -407,7 +407,7 @@ impl Setup {
 }
 
 /// A number that differs where rules do.
-fn mixed(rule: &Rule) -> u64 {
+fn mixed(rule: &MemoryRule) -> u64 {
     let words = [
         u64::from(rule.key) << 32 | u64::from(rule.pd.0),
         u64::from(rule.qpn) << 32 | u64::from(rule.access.bits()),
@@ -418,7 +418,7 @@ fn mixed(rule: &Rule) -> u64 {
     words.iter().fold(0, |sum, word| mix(sum ^ word))
 }
 
-fn encode_rule(rule: &Rule, out: &mut Writer<'_>) -> Option<()> {
+fn encode_rule(rule: &MemoryRule, out: &mut Writer<'_>) -> Option<()> {
     out.word(rule.key)?;
     out.word(rule.pd.0)?;
     out.word(rule.qpn)?;
@@ -428,8 +428,8 @@ fn encode_rule(rule: &Rule, out: &mut Writer<'_>) -> Option<()> {
     out.word(rule.access.bits())
 }
 
-fn decode_rule(from: &mut Reader<'_>) -> Option<Rule> {
-    let rule = Rule {
+fn decode_rule(from: &mut Reader<'_>) -> Option<MemoryRule> {
+    let rule = MemoryRule {
         key: from.word()?,
         pd: PdId(from.word()?),
         qpn: from.word()?,

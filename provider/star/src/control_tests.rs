@@ -16,7 +16,7 @@ const SETUP: Setup = Setup {
     rnr_retry: 7,
     min_rnr_timer: 12,
 };
-const RULE: Rule = Rule {
+const RULE: MemoryRule = MemoryRule {
     key: 1,
     pd: PdId(2),
     qpn: 3,
@@ -90,8 +90,8 @@ fn what_cannot_be_is_none() {
     assert!(!understood(Control::Setup(Setup { sq_depth: 3, ..SETUP })));
     assert!(!understood(Control::Setup(Setup { rq_depth: 1 << 21, ..SETUP })));
     assert!(!understood(Control::Setup(Setup { rnr_retry: 8, ..SETUP })));
-    assert!(!understood(Control::Rule(Rule { len: 0x1001, ..RULE })), "past the end of memory");
-    assert!(understood(Control::Rule(Rule { len: 0, iova: u64::MAX, ..RULE })));
+    assert!(!understood(Control::Rule(MemoryRule { len: 0x1001, ..RULE })), "past the end of memory");
+    assert!(understood(Control::Rule(MemoryRule { len: 0, iova: u64::MAX, ..RULE })));
     for bytes in [&[][..], &[0], &[13], &[2, 1], &[1, 4, 0, 0, 0, 0, 0, 0, 0, 0], &[16, 2]] {
         assert_eq!(Control::decode(bytes), None);
     }

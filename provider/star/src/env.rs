@@ -4,7 +4,7 @@ use starverbs_core::env::Env;
 use starverbs_core::{Av, FrameMeta, Psn, Qpn, Seg};
 
 use super::form::Upto;
-use super::wire::{Head, Queue, Side};
+use super::wire::{Queue, Side, StarHead};
 
 /// The QPs of a role message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,7 +50,7 @@ pub trait StarEnv: Env {
         &mut self,
         from: Side,
         to: StarDest<'_>,
-        head: &Head,
+        head: &StarHead,
         data: &[u8],
         payload: &[Seg],
         volatile: bool,

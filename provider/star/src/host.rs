@@ -3,7 +3,8 @@
 //!
 //! [`Ends`] has them all. Packets for the stateless half are handled and forgotten, those for the stateful
 //! half go to the card. Control messages go to whichever of the two has the queue pair. Time, memory and
-//! frames come from the [`Host`]. It must not know what a queue pair is to a program, nor how packets travel.
+//! frames come from the [`EndpointHost`]. It must not know what a queue pair is to a program, nor how packets
+//! travel.
 
 use starverbs_core::env::Env;
 use starverbs_core::nic::{Handover, Nic};
@@ -15,7 +16,7 @@ use super::control::{MAX_CONTROL, Preference, Role};
 use super::datagram::MAX_NEGOTIATION;
 use super::env::{QpPair, SlEvent, StarSource};
 use super::seal::{self, Seal};
-use super::wire::{Packet, Side};
+use super::wire::{Side, StarPacket};
 
 pub mod endpoints;
 mod places;
@@ -24,9 +25,9 @@ pub mod roles;
 use endpoints::Endpoints;
 use roles::{Identity, Roles};
 
-/// What [`Ends`] needs beside what both halves do. Clones of a queue are handles of the same one, which the
-/// card's owner uses, too. Who posts to an SRQ that was found empty calls [`Endpoints::ring_srq`].
-pub trait Host: CardEnv + Env<Stats: Clone, Sq: Clone, Rq: Clone, Cq: Clone> {
+/// What [`Ends`] needs beside what both halves do. Clones of a queue are handles of the same one, which
+/// the card's owner uses, too. Who posts to an SRQ that was found empty calls [`Endpoints::ring_srq`].
+pub trait EndpointHost: CardEnv + Env<Stats: Clone, Sq: Clone, Rq: Clone, Cq: Clone> {
     /// Memory of slots, which its owner gives back by dropping it
     type Slots;
     /// So many bytes that a card may fill, and where they are: aligned to the largest slot. `None`: no
@@ -101,11 +102,11 @@ pub struct InboundPacket<'a> {
     /// Its sender's UDP port
     pub port: u16,
     /// The packet, checked
-    pub packet: &'a Packet<'a>,
+    pub packet: &'a StarPacket<'a>,
 }
 
 /// All of a host's ends.
-pub struct Ends<E: Host> {
+pub struct Ends<E: EndpointHost> {
     /// Who settles roles
     pub roles: Roles<E>,
     /// The stateless ends
@@ -113,7 +114,7 @@ pub struct Ends<E: Host> {
     stats: E::Stats,
 }
 
-impl<E: Host> Ends<E> {
+impl<E: EndpointHost> Ends<E> {
     /// None yet, on a card with this memory. `Exhausted`: the host has none to keep that.
     pub fn new(identity: Identity, nic: &mut Nic<E>) -> Result<Self, NicError> {
         let stats = nic.stats().clone();
@@ -197,7 +198,7 @@ impl<E: Host> Ends<E> {
 }
 
 /// Other handles of the queues of a QP that the card has.
-fn queues_of<E: Host>(turn: &Turn<'_, E>, qpn: Qpn) -> Result<Queues<E>, NicError> {
+fn queues_of<E: EndpointHost>(turn: &Turn<'_, E>, qpn: Qpn) -> Result<Queues<E>, NicError> {
     let Handover { sq, rq, send_cq, recv_cq, .. } = turn.nic.handover(qpn)?;
     Ok(Queues { sq: sq.clone(), rq: rq.cloned(), send_cq: send_cq.clone(), recv_cq: recv_cq.clone() })
 }

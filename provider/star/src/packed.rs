@@ -37,18 +37,18 @@ pub const fn recv_len(sges: usize) -> usize {
 }
 
 /// Records that are being collected for one packet.
-pub struct Batch {
+pub struct PackedWqes {
     room: [u8; ROOM],
     most: usize,
     len: usize,
     first: (Queue, Psn),
 }
 
-impl Batch {
+impl PackedWqes {
     /// For so many bytes at most; it takes any record, and no more than [`ROOM`].
     pub fn new(most: usize) -> Self {
         let most = most.clamp(MAX_RECORD, ROOM);
-        Batch { room: [0; ROOM], most, len: 0, first: (Queue::Send, Psn::default()) }
+        PackedWqes { room: [0; ROOM], most, len: 0, first: (Queue::Send, Psn::default()) }
     }
 
     /// Whether it has none.
@@ -96,7 +96,7 @@ impl Batch {
         })
     }
 
-    /// A send without the INLINE flag. `None`: as of [`push_recv`](Batch::push_recv).
+    /// A send without the INLINE flag. `None`: as of [`push_recv`](PackedWqes::push_recv).
     pub fn push_send(&mut self, seq: Psn, wqe: &SendWqe, sges: &[Sge]) -> Option<()> {
         if sges.len() > MAX_SGE {
             return None;
@@ -152,7 +152,7 @@ fn send_head(seq: Psn, wqe: &SendWqe, (num_sge, length): (u8, u32), out: &mut Wr
 
 /// One WQE of a packet.
 #[derive(Clone, Copy, Debug)]
-pub struct Record<'a> {
+pub struct PackedWqe<'a> {
     /// Its sequence in its queue, which the WQE says
     pub seq: Psn,
     /// The WQE
@@ -171,9 +171,9 @@ impl<'a> Records<'a> {
 
 /// `None`: what comes next is no record, and nothing behind it is.
 impl<'a> Iterator for Records<'a> {
-    type Item = Option<Record<'a>>;
+    type Item = Option<PackedWqe<'a>>;
 
-    fn next(&mut self) -> Option<Option<Record<'a>>> {
+    fn next(&mut self) -> Option<Option<PackedWqe<'a>>> {
         if self.0.end().is_some() {
             return None;
         }
@@ -185,7 +185,7 @@ impl<'a> Iterator for Records<'a> {
     }
 }
 
-fn record<'a>(from: &mut Reader<'a>) -> Option<Record<'a>> {
+fn record<'a>(from: &mut Reader<'a>) -> Option<PackedWqe<'a>> {
     let word = from.word()?;
     let recv = word & OF_RECV != 0;
     let seq = word & !OF_RECV;
@@ -216,7 +216,7 @@ fn record<'a>(from: &mut Reader<'a>) -> Option<Record<'a>> {
         }
         Body::Sges(Sges::new(sges))
     };
-    Some(Record { seq: Psn::new(seq), wqe: Wqe { recv, wqe, body } })
+    Some(PackedWqe { seq: Psn::new(seq), wqe: Wqe { recv, wqe, body } })
 }
 
 fn rest_of_send(wqe: &mut SendWqe, from: &mut Reader<'_>) -> Option<()> {

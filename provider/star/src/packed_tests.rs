@@ -60,7 +60,7 @@ proptest! {
         sends in prop::collection::vec(any_send(), 1..5),
         recvs in prop::collection::vec(any_recv(), 0..4),
     ) {
-        let mut batch = Batch::new(ROOM);
+        let mut batch = PackedWqes::new(ROOM);
         for (n, sges) in recvs.iter().enumerate() {
             prop_assert!(recv_len(sges.len()) <= batch.left());
             batch.push_recv(Psn::new(QPN_MASK - n as u32), sges).unwrap();
@@ -80,7 +80,7 @@ proptest! {
         let (queue, seq) = if recvs.is_empty() { (Queue::Send, 0) } else { (Queue::Recv, QPN_MASK) };
         let first = (queue, Psn::new(seq));
         prop_assert_eq!(batch.first(), first);
-        let read: Vec<Record<'_>> = Records::new(batch.bytes()).map(|record| record.unwrap()).collect();
+        let read: Vec<PackedWqe<'_>> = Records::new(batch.bytes()).map(|record| record.unwrap()).collect();
         prop_assert_eq!(read.len(), sends.len() + recvs.len());
         for (n, (record, sges)) in read.iter().zip(&recvs).enumerate() {
             let Body::Sges(found) = record.wqe.body else { panic!("a receive has no bytes") };
@@ -111,7 +111,7 @@ proptest! {
 
 #[test]
 fn what_does_not_fit_changes_nothing() {
-    let mut batch = Batch::new(0);
+    let mut batch = PackedWqes::new(0);
     assert_eq!(batch.left(), MAX_RECORD, "any record fits");
     let wqe = SendWqe { flags: SendFlags::INLINE, ..SendWqe::default() };
     assert_eq!(batch.push_inline(Psn::new(0), &wqe, SMALL_INLINE as u32 + 1, |_| true), None);

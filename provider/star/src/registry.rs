@@ -11,14 +11,14 @@
 use alloc::vec::Vec;
 
 use slab::Slab;
-use starverbs_core::mr::Rule;
+use starverbs_core::mr::MemoryRule;
 use starverbs_core::room::{exact, make_room_in};
 use starverbs_core::{Access, Av, Counters, Gid, Nanos, NicError, PdId, Seg};
 
 use super::control::Sum;
 use super::env::{StarDest, StarEnv};
 use super::ring::CQE_SLOT;
-use super::wire::{Head, Header, Prefix, Ptype, Side};
+use super::wire::{Header, Prefix, Ptype, Side, StarHead};
 
 /// Most rules of a protection domain of a server.
 pub const MAX_RULES: usize = 1 << 16;
@@ -110,7 +110,7 @@ struct Slot {
     generation: u32,
     domain: u32,
     live: bool,
-    rule: Rule,
+    rule: MemoryRule,
     /// When a packet last left by it
     used: Nanos,
 }
@@ -203,7 +203,7 @@ impl Registry {
         let domain = self.domain_of(conn).ok_or(NicError::NotFound)?;
         let qpn = self.conns[conn.0 as usize].prefix.qpn;
         let pd = self.domains[domain].server.pd;
-        let rule = Rule { key: 0, pd, qpn, addr, len, iova: addr, access: Access::LOCAL_WRITE };
+        let rule = MemoryRule { key: 0, pd, qpn, addr, len, iova: addr, access: Access::LOCAL_WRITE };
         let slot = self.take(domain, rule)?;
         Ok(RuleRef { slot, generation: self.slots[slot as usize].generation })
     }
@@ -217,7 +217,7 @@ impl Registry {
 
     /// A rule comes, or comes again, or changes what its key opens. `Invalid`: it is of another protection
     /// domain; `Exhausted`: too many.
-    pub fn add(&mut self, conn: ConnId, rule: Rule) -> Result<(), NicError> {
+    pub fn add(&mut self, conn: ConnId, rule: MemoryRule) -> Result<(), NicError> {
         let id = self.domain_of(conn).ok_or(NicError::NotFound)?;
         let domain = &mut self.domains[id];
         if rule.pd != domain.server.pd {
@@ -279,7 +279,7 @@ impl Registry {
         until
     }
 
-    fn take(&mut self, domain: usize, rule: Rule) -> Result<u32, NicError> {
+    fn take(&mut self, domain: usize, rule: MemoryRule) -> Result<u32, NicError> {
         let fresh = Slot { generation: 1, domain: domain as u32, live: true, rule, used: 0 };
         if let Some(slot) = self.free.pop() {
             let generation = self.slots[slot as usize].generation;
@@ -400,7 +400,7 @@ impl Registry {
             Ptype::Cqep => stats.star_sent_cqep.inc(),
             Ptype::Wqep | Ptype::Wqeps | Ptype::Ea | Ptype::Rda | Ptype::Gda => (),
         }
-        let head = Head::to_stateless(header, conn.prefix);
+        let head = StarHead::to_stateless(header, conn.prefix);
         env.send_star(
             Side::Stateful,
             StarDest { av: &conn.av, port: conn.port },

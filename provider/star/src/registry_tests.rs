@@ -11,9 +11,9 @@ fn join(registry: &mut Registry, pd: u32, qpn: Qpn) -> ConnId {
     registry.join(server(pd), Av::default(), 4793, Prefix { qpn, epoch: 1 }).unwrap()
 }
 
-fn rule(key: u32, pd: u32, qpn: Qpn) -> Rule {
+fn rule(key: u32, pd: u32, qpn: Qpn) -> MemoryRule {
     let access = Access::REMOTE_READ | Access::LOCAL_WRITE;
-    Rule { key, pd: PdId(pd), qpn, addr: 0x1000, len: 0x100, iova: 0x10, access }
+    MemoryRule { key, pd: PdId(pd), qpn, addr: 0x1000, len: 0x100, iova: 0x10, access }
 }
 
 fn may(registry: &Registry, conn: ConnId, rule: RuleRef, addr: u64, len: u32, need: Access) -> bool {
@@ -59,7 +59,7 @@ fn what_was_found_before_is_worth_nothing_after() {
         all.add(a, rule(30, 1, 0)).unwrap();
         let found = all.find(a, 30, 0x10, 1, Access::empty()).unwrap().rule;
         assert_eq!(all.remove(a, 30, 50, 1000), 50, "nothing ever left by it");
-        all.add(a, Rule { key: 31, ..rule(0, 1, 0) }).unwrap();
+        all.add(a, MemoryRule { key: 31, ..rule(0, 1, 0) }).unwrap();
         assert!(!may(&all, a, found, 0x1000, 1, Access::empty()), "its slot is another rule's");
         all.remove(a, 31, 50, 1000);
     }
@@ -73,7 +73,7 @@ fn what_was_found_before_is_worth_nothing_after() {
     assert_eq!(all.remove(a, 30, 2000, 1000), 2000);
     all.add(a, rule(30, 1, 0)).unwrap();
     let old = all.find(a, 30, 0x10, 1, Access::empty()).unwrap().rule;
-    all.add(a, Rule { len: 8, ..rule(30, 1, 0) }).unwrap();
+    all.add(a, MemoryRule { len: 8, ..rule(30, 1, 0) }).unwrap();
     assert!(!may(&all, a, old, 0x1000, 1, Access::empty()), "it was changed");
 }
 

@@ -18,7 +18,7 @@ use thiserror::Error;
 
 use super::control::MAX_CONTROL;
 use super::env::QpPair;
-use super::wire::{HEADER_LEN, Head, PREFIX_LEN, Packet};
+use super::wire::{HEADER_LEN, PREFIX_LEN, StarHead, StarPacket};
 
 /// Bytes of a key.
 pub const KEY_LEN: usize = 32;
@@ -88,10 +88,10 @@ impl Seal {
     pub fn seal_packet(
         &mut self,
         ends: AddrPair<'_>,
-        head: &Head,
+        head: &StarHead,
         data: &[u8],
         room: &mut [u8; MAX_SEALED],
-    ) -> Option<(Head, usize)> {
+    ) -> Option<(StarHead, usize)> {
         let head = head.sealed((data.len() + OVERHEAD) as u16)?;
         let len = self.seal(&Bound::new(1, ends, head.bytes()), data, room)?;
         Some((head, len))
@@ -101,15 +101,15 @@ impl Seal {
     pub fn open_packet<'r>(
         &mut self,
         ends: AddrPair<'_>,
-        packet: &Packet<'_>,
+        packet: &StarPacket<'_>,
         room: &'r mut [u8; MAX_CONTROL],
-    ) -> Result<Packet<'r>, SealError> {
+    ) -> Result<StarPacket<'r>, SealError> {
         let prefix = packet.prefix.ok_or(SealError::Foreign)?;
-        let head = Head::of(packet.header, prefix);
+        let head = StarHead::of(packet.header, prefix);
         let data = self.open(&Bound::new(1, ends, head.bytes()), packet.data, room)?;
         let mut header = packet.header;
         header.len = data.len() as u16;
-        Ok(Packet { header, prefix: Some(prefix), data })
+        Ok(StarPacket { header, prefix: Some(prefix), data })
     }
 
     /// A role message; its length. `None`: `room` is too

@@ -21,7 +21,7 @@ fn gids() -> [Gid; 2] {
 /// A control message from QP 5 to QP 6, as the packet that arrives, before its checksums.
 fn sealed(from: &mut Seal, seq: u32, data: &[u8]) -> Vec<u8> {
     let [src, dst] = gids();
-    let head = Head::control(6, Prefix { qpn: 5, epoch: 3 }, Psn::new(seq), data.len() as u16);
+    let head = StarHead::control(6, Prefix { qpn: 5, epoch: 3 }, Psn::new(seq), data.len() as u16);
     let mut room = [0; MAX_SEALED];
     let ends = AddrPair { src: &src, dst: &dst };
     let (head, len) = from.seal_packet(ends, &head, data, &mut room).expect("a control message");
@@ -29,7 +29,7 @@ fn sealed(from: &mut Seal, seq: u32, data: &[u8]) -> Vec<u8> {
 }
 
 fn open(to: &mut Seal, ends: [Gid; 2], bytes: &[u8]) -> Result<Vec<u8>, SealError> {
-    let packet = Packet::parse(Side::Stateful, bytes).map_err(|_| SealError::Foreign)?;
+    let packet = StarPacket::parse(Side::Stateful, bytes).map_err(|_| SealError::Foreign)?;
     let mut room = [0; MAX_CONTROL];
     let [src, dst] = &ends;
     let opened = to.open_packet(AddrPair { src, dst }, &packet, &mut room)?;
@@ -116,7 +116,7 @@ fn another_key_address_or_direction_is_foreign() {
 
 #[test]
 fn plain_messages_are_foreign_and_sealed_ones_are_no_plain_ones() {
-    let head = Head::control(6, Prefix { qpn: 5, epoch: 3 }, Psn::new(1), 1);
+    let head = StarHead::control(6, Prefix { qpn: 5, epoch: 3 }, Psn::new(1), 1);
     let plain = [head.bytes(), &[10]].concat();
     assert_eq!(Control::decode(&plain[28..]), Some(Control::KeepAlive));
     assert_eq!(open(&mut card(KEY, 2), gids(), &plain), Err(SealError::Foreign));
@@ -130,16 +130,16 @@ fn only_what_is_settled_is_sealed() {
     let mut room = [0; MAX_SEALED];
     let mut a = card(KEY, 1);
     let prefix = Prefix { qpn: 5, epoch: 3 };
-    let answer = Head::control_ack(6, prefix, Psn::new(1));
+    let answer = StarHead::control_ack(6, prefix, Psn::new(1));
     let (head, len) = a
         .seal_packet(AddrPair { src, dst }, &answer, &[], &mut room)
         .expect("an answer to a control message");
     let packet = [head.bytes(), &room[..len]].concat();
     assert_eq!(open(&mut card(KEY, 2), gids(), &packet).as_deref(), Ok(&[][..]));
-    let data = Head::of(
+    let data = StarHead::of(
         crate::wire::Header {
             migrate: false,
-            ..Packet::parse(Side::Stateful, &packet).expect("whole").header
+            ..StarPacket::parse(Side::Stateful, &packet).expect("whole").header
         },
         prefix,
     );

@@ -35,7 +35,7 @@ use events::{Completions, OwedAcks};
 use inquiry::Inquiry;
 use remote::RemoteQueue;
 use stream::{OPS, Stream};
-use window::{Of, Window};
+use window::{Of, PacketWindow};
 
 use starverbs_core::engine::{EngineAttr, TakenRecv};
 use starverbs_core::env::SendQueue;
@@ -173,7 +173,7 @@ pub struct Stateful<E: StarEnv> {
     next_recv: Psn,
     held: Box<[Held]>,
     held_sges: Box<[Sge]>,
-    window: Window,
+    window: PacketWindow,
     /// What the path counts as this connection's in flight
     charged: u32,
     /// Packets wait for room on the path
@@ -261,7 +261,7 @@ impl<E: StarEnv> Stateful<E> {
         }
         let (sends, recvs) = (RemoteQueue::new(setup.sq_depth)?, RemoteQueue::new(setup.rq_depth)?);
         let room = local.max_recv_sge.clamp(1, MAX_SGE);
-        let window = Window::new(local.window)?;
+        let window = PacketWindow::new(local.window)?;
         let streams = [Stream::new(local.first_send, local.sq.slots())?, Stream::new(0, setup.sq_depth)?];
         let held_wqes = streams[Of::Remote as usize].depth() as usize;
         let (held, held_sges) = (filled(held_wqes)?, filled(held_wqes * room)?);

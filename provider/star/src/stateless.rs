@@ -12,13 +12,13 @@ use super::control::{Control, MAX_CONTROL};
 use super::env::{News, SlEvent, StarDest, StarEnv, StarSource};
 use super::form::Upto;
 use super::message::{Atomic, CqeMsg};
-use super::packed::Batch;
+use super::packed::PackedWqes;
 use super::ring::{Age, CQE_SLOT, REPLAY_SLOT, Stamp};
-use super::wire::{Head, Header, Opt, Packet, Prefix, Ptype, Queue, Side};
+use super::wire::{Header, Opt, Prefix, Ptype, Queue, Side, StarHead, StarPacket};
 
 /// What a stateless card knows beside the packet: nothing of connections.
 #[derive(Clone, Copy, Debug)]
-pub struct Card<'a> {
+pub struct StatelessCard<'a> {
     /// What memory packets may reach. `None`: all that SF's registry lets through, as in the paper
     pub bounds: Option<&'a Bounds>,
     /// The slots that this packet may fill. `None`: any within the bounds
@@ -50,8 +50,13 @@ enum Discard {
     Stale,
 }
 
-/// A packet from `from` that came to the stateless half. See [`Packet::open`].
-pub fn handle<E: StarEnv>(card: &Card<'_>, env: &mut E, from: StarSource<'_>, packet: &Packet<'_>) {
+/// A packet from `from` that came to the stateless half. See [`StarPacket::open`].
+pub fn handle<E: StarEnv>(
+    card: &StatelessCard<'_>,
+    env: &mut E,
+    from: StarSource<'_>,
+    packet: &StarPacket<'_>,
+) {
     let stats = card.stats;
     let drop = match packet.prefix {
         Some(prefix) if boot_epoch_of(prefix.epoch) == card.boot_epoch => {
@@ -78,7 +83,7 @@ pub fn handle<E: StarEnv>(card: &Card<'_>, env: &mut E, from: StarSource<'_>, pa
 
 /// One packet's work.
 struct Job<'a, E> {
-    card: &'a Card<'a>,
+    card: &'a StatelessCard<'a>,
     env: &'a mut E,
     from: StarSource<'a>,
     header: &'a Header,
@@ -270,7 +275,7 @@ impl<E: StarEnv> Job<'_, E> {
             return;
         }
         let StarSource { meta, port } = self.from;
-        let head = Head::to_stateful(Header { ptype, ack: false, len, ..*self.header });
+        let head = StarHead::to_stateful(Header { ptype, ack: false, len, ..*self.header });
         let to = Av { dgid: meta.src, sgid: meta.dst, hop_limit: 64, ..Av::default() };
         /* others write only to what SF reads: a buffer that is being sent stays as it is */
         let volatile = self.header.opt == Opt::Read;
@@ -298,7 +303,7 @@ impl SfPeer {
     }
 
     /// Whether a packet that came from `source` is of this end of this connection.
-    pub(super) fn has_sent(&self, source: &Gid, packet: &Packet<'_>) -> bool {
+    pub(super) fn has_sent(&self, source: &Gid, packet: &StarPacket<'_>) -> bool {
         let sender = Prefix { qpn: self.qpn, epoch: self.epoch };
         *source == self.av.dgid && packet.prefix == Some(sender)
     }
@@ -328,12 +333,12 @@ pub fn send_wqep<E: StarEnv>(env: &mut E, to: &SfPeer, opt: Opt, seq: Psn, wqe: 
         addr: 0,
         len: len as u16,
     };
-    let (head, payload) = (Head::to_stateful(header), payload.as_slice());
+    let (head, payload) = (StarHead::to_stateful(header), payload.as_slice());
     env.send_star(Side::Stateless, to.dest(), &head, wqe, payload, false);
 }
 
 /// Sends records of WQEs for the host ([`packed`](super::packed)); nothing of an empty batch.
-pub fn send_wqeps<E: StarEnv>(env: &mut E, to: &SfPeer, batch: &Batch) {
+pub fn send_wqeps<E: StarEnv>(env: &mut E, to: &SfPeer, batch: &PackedWqes) {
     if batch.is_empty() {
         return;
     }
@@ -349,7 +354,7 @@ pub fn send_wqeps<E: StarEnv>(env: &mut E, to: &SfPeer, batch: &Batch) {
         addr: 0,
         len: batch.bytes().len() as u16,
     };
-    let head = Head::to_stateful(header);
+    let head = StarHead::to_stateful(header);
     env.send_star(Side::Stateless, to.dest(), &head, batch.bytes(), &[], false);
 }
 
@@ -359,8 +364,8 @@ pub fn send_control<E: StarEnv>(env: &mut E, to: &SfPeer, from: Qpn, seq: Psn, m
     let mut room = [0; MAX_CONTROL];
     let len = message.and_then(|message| message.encode(&mut room)).unwrap_or(0);
     let head = match message {
-        Some(_) => Head::control(to.qpn, prefix, seq, len as u16),
-        None => Head::control_ack(to.qpn, prefix, seq),
+        Some(_) => StarHead::control(to.qpn, prefix, seq, len as u16),
+        None => StarHead::control_ack(to.qpn, prefix, seq),
     };
     env.send_star(Side::Stateful, to.dest(), &head, room.get(..len).unwrap_or(&[]), &[], false);
 }
@@ -392,11 +397,11 @@ mod tests {
             addr: 0,
             len: 0,
         };
-        let from = |qpn, epoch| Packet { header, prefix: Some(Prefix { qpn, epoch }), data: &[] };
+        let from = |qpn, epoch| StarPacket { header, prefix: Some(Prefix { qpn, epoch }), data: &[] };
         assert!(peer.has_sent(&at(1), &from(7, 0x1_0002)));
         assert!(!peer.has_sent(&at(2), &from(7, 0x1_0002)), "from another address");
         assert!(!peer.has_sent(&at(1), &from(8, 0x1_0002)), "of another of its QPs");
         assert!(!peer.has_sent(&at(1), &from(7, 0x1_0003)), "of another connection");
-        assert!(!peer.has_sent(&at(1), &Packet { prefix: None, ..from(7, 0x1_0002) }));
+        assert!(!peer.has_sent(&at(1), &StarPacket { prefix: None, ..from(7, 0x1_0002) }));
     }
 }

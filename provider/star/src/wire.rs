@@ -20,7 +20,7 @@ use thiserror::Error;
 
 mod checksum;
 
-pub use checksum::{Way, Ways, fill_checksum};
+pub use checksum::{PortPair, Ways, fill_checksum};
 pub use starverbs_core::wire::Crc;
 
 /// UDP port of a card's stateless half, if it is free; else the host chooses one.
@@ -236,40 +236,40 @@ impl Prefix {
 
 /// A packet without its data: header, and prefix where its kind has one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Head {
+pub struct StarHead {
     bytes: [u8; HEADER_LEN + PREFIX_LEN],
     len: u8,
 }
 
-impl Head {
+impl StarHead {
     /// A packet for SL. The header's epoch is taken from the prefix.
     pub fn to_stateless(header: Header, prefix: Prefix) -> Self {
-        Head::with_prefix(Header { migrate: false, ..header }, prefix)
+        StarHead::with_prefix(Header { migrate: false, ..header }, prefix)
     }
     /// A packet for SF.
     pub fn to_stateful(header: Header) -> Self {
         let mut bytes = [0; HEADER_LEN + PREFIX_LEN];
         bytes[..HEADER_LEN].copy_from_slice(&Header { migrate: false, ..header }.encode());
-        Head { bytes, len: HEADER_LEN as u8 }
+        StarHead { bytes, len: HEADER_LEN as u8 }
     }
     /// A control message to `to`, of `len` bytes.
     pub fn control(to: Qpn, from: Prefix, seq: Psn, len: u16) -> Self {
-        Head::signal(Ptype::Wqep, to, from, seq, len)
+        StarHead::signal(Ptype::Wqep, to, from, seq, len)
     }
     /// That a control message came.
     pub fn control_ack(to: Qpn, from: Prefix, seq: Psn) -> Self {
-        Head::signal(Ptype::Ea, to, from, seq, 0)
+        StarHead::signal(Ptype::Ea, to, from, seq, 0)
     }
 
     fn signal(ptype: Ptype, qpn: Qpn, from: Prefix, psn: Psn, len: u16) -> Self {
         let ack = ptype == Ptype::Wqep;
         let header = Header { ptype, opt: Opt::Send, migrate: true, ack, qpn, epoch: 0, psn, addr: 0, len };
-        Head::with_prefix(header, from)
+        StarHead::with_prefix(header, from)
     }
 
     /// The head of a packet that came, which has a prefix.
     pub(super) fn of(header: Header, prefix: Prefix) -> Self {
-        Head::with_prefix(header, prefix)
+        StarHead::with_prefix(header, prefix)
     }
     /// Whether it is a control message's, or that of the answer to one.
     #[inline]
@@ -290,7 +290,7 @@ impl Head {
         let (front, back) = bytes.split_at_mut(HEADER_LEN);
         front.copy_from_slice(&Header { epoch: (prefix.epoch & EPOCH_MASK) as u8, ..header }.encode());
         back.copy_from_slice(&prefix.encode());
-        Head { bytes, len: (HEADER_LEN + PREFIX_LEN) as u8 }
+        StarHead { bytes, len: (HEADER_LEN + PREFIX_LEN) as u8 }
     }
 
     /// Its bytes as they stand before the data.
@@ -352,7 +352,7 @@ pub enum StarError {
 
 /// One received packet, checked once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Packet<'a> {
+pub struct StarPacket<'a> {
     /// Its header
     pub header: Header,
     /// Behind it, where its kind has one
@@ -361,25 +361,25 @@ pub struct Packet<'a> {
     pub data: &'a [u8],
 }
 
-impl<'a> Packet<'a> {
+impl<'a> StarPacket<'a> {
     /// Checks a frame, which ends with its CRC: checksums, a kind that the half knows to which it came, and
     /// lengths.
     pub fn open(side: Side, path: &IcrcHeader, frame: &'a [u8]) -> Result<Self, StarError> {
-        Packet::open_on(side, &Way::new(path), frame)
+        StarPacket::open_on(side, &PortPair::new(path), frame)
     }
 
-    /// As [`open`](Packet::open), of one that came this way.
-    pub fn open_on(side: Side, way: &Way, frame: &'a [u8]) -> Result<Self, StarError> {
+    /// As [`open`](StarPacket::open), of one that came this way.
+    pub fn open_on(side: Side, way: &PortPair, frame: &'a [u8]) -> Result<Self, StarError> {
         let (body, crc) = frame.split_last_chunk::<CRC_LEN>().ok_or(StarError::Length)?;
         let (bytes, _) = body.split_first_chunk::<HEADER_LEN>().ok_or(StarError::Length)?;
         let given = [bytes[CHECKSUM_AT], bytes[CHECKSUM_AT + 1]];
         if given != way.checksum(bytes) || *crc != Crc::of(body) {
             return Err(StarError::Checksum);
         }
-        Packet::parse(side, body)
+        StarPacket::parse(side, body)
     }
 
-    /// As [`open`](Packet::open), without checksums and without a CRC at the end.
+    /// As [`open`](StarPacket::open), without checksums and without a CRC at the end.
     pub fn parse(side: Side, body: &'a [u8]) -> Result<Self, StarError> {
         let (bytes, rest) = body.split_first_chunk::<HEADER_LEN>().ok_or(StarError::Length)?;
         let header = Header::decode(bytes).ok_or(StarError::Kind)?;
@@ -398,7 +398,7 @@ impl<'a> Packet<'a> {
         if !fits || usize::from(header.len).max(data.len()) > MAX_DATA {
             return Err(StarError::Length);
         }
-        Ok(Packet { header, prefix, data })
+        Ok(StarPacket { header, prefix, data })
     }
 }
 

@@ -13,7 +13,7 @@ fn path() -> IcrcHeader {
 }
 
 /// A frame as a port sends it.
-fn frame(path: &IcrcHeader, head: &Head, data: &[u8]) -> Vec<u8> {
+fn frame(path: &IcrcHeader, head: &StarHead, data: &[u8]) -> Vec<u8> {
     let mut bytes = [head.bytes(), data].concat();
     fill_checksum(path, &mut bytes);
     bytes.extend(Crc::of(&bytes));
@@ -52,16 +52,16 @@ proptest! {
             let Some(shape) = Shape::of(side, &header) else { continue };
             let data = if shape.data { &bytes[..usize::from(header.len)] } else { &[] };
             let head = match (header.migrate, side) {
-                (true, _) => Head::with_prefix(header, prefix),
-                (false, Side::Stateless) => Head::to_stateless(header, prefix),
-                _ => Head::to_stateful(header),
+                (true, _) => StarHead::with_prefix(header, prefix),
+                (false, Side::Stateless) => StarHead::to_stateless(header, prefix),
+                _ => StarHead::to_stateful(header),
             };
             let path = path();
             let whole = frame(&path, &head, data);
-            let packet = Packet::open(side, &path, &whole);
-            prop_assert_eq!(packet, Ok(Packet { header, prefix: shape.prefix.then_some(prefix), data }));
+            let packet = StarPacket::open(side, &path, &whole);
+            prop_assert_eq!(packet, Ok(StarPacket { header, prefix: shape.prefix.then_some(prefix), data }));
             for cut in [1, CRC_LEN, whole.len() - 1] {
-                prop_assert!(Packet::open(side, &path, &whole[..whole.len() - cut]).is_err());
+                prop_assert!(StarPacket::open(side, &path, &whole[..whole.len() - cut]).is_err());
             }
         }
     }
@@ -70,10 +70,10 @@ proptest! {
     fn a_flipped_bit_is_seen((header, prefix) in any_header(), at in any::<prop::sample::Index>()) {
         let path = path();
         let header = Header { ptype: Ptype::Rd, opt: Opt::Write, len: 9, ..header };
-        let mut bytes = frame(&path, &Head::to_stateless(header, prefix), b"nine byte");
+        let mut bytes = frame(&path, &StarHead::to_stateless(header, prefix), b"nine byte");
         let bit = at.index(bytes.len() * 8);
         bytes[bit / 8] ^= 1 << (bit % 8);
-        prop_assert_eq!(Packet::open(Side::Stateless, &path, &bytes), Err(StarError::Checksum));
+        prop_assert_eq!(StarPacket::open(Side::Stateless, &path, &bytes), Err(StarError::Checksum));
     }
 
     #[test]
@@ -83,8 +83,8 @@ proptest! {
             *byte = first;
         }
         for side in [Side::Stateless, Side::Stateful] {
-            _ = Packet::open(side, &path(), &bytes);
-            if let Ok(packet) = Packet::parse(side, &bytes) {
+            _ = StarPacket::open(side, &path(), &bytes);
+            if let Ok(packet) = StarPacket::parse(side, &bytes) {
                 prop_assert!(packet.data.len() <= bytes.len());
             }
         }
@@ -105,8 +105,8 @@ fn the_header_belongs_to_its_path() {
         len: 0,
     };
     let path = path();
-    let bytes = frame(&path, &Head::to_stateful(header), &[]);
-    assert!(Packet::open(Side::Stateful, &path, &bytes).is_ok());
+    let bytes = frame(&path, &StarHead::to_stateful(header), &[]);
+    assert!(StarPacket::open(Side::Stateful, &path, &bytes).is_ok());
     let IcrcHeader { src, dst, sport, .. } = path;
     let others = [
         IcrcHeader { src: dst, ..path },
@@ -115,7 +115,7 @@ fn the_header_belongs_to_its_path() {
         IcrcHeader { dport: PORT_STATEFUL, ..path },
     ];
     for other in others {
-        assert_eq!(Packet::open(Side::Stateful, &other, &bytes), Err(StarError::Checksum));
+        assert_eq!(StarPacket::open(Side::Stateful, &other, &bytes), Err(StarError::Checksum));
     }
 }
 
@@ -163,7 +163,7 @@ fn only_known_packets_come_in() {
 /// Of more ways than are remembered each has its own checksums, whichever was used before.
 #[test]
 fn ways_are_not_mixed_up() {
-    let header = Head::to_stateful(Header {
+    let header = StarHead::to_stateful(Header {
         ptype: Ptype::Ea,
         opt: Opt::Recv,
         migrate: false,
@@ -181,10 +181,13 @@ fn ways_are_not_mixed_up() {
             let mut kept = header.bytes().to_vec();
             ways.get(&path).fill_checksum(&mut kept);
             let whole = [&kept[..], &Crc::of(&kept)].concat();
-            assert!(Packet::open(Side::Stateful, &path, &whole).is_ok());
-            assert!(Packet::open_on(Side::Stateful, ways.get(&path), &whole).is_ok());
+            assert!(StarPacket::open(Side::Stateful, &path, &whole).is_ok());
+            assert!(StarPacket::open_on(Side::Stateful, ways.get(&path), &whole).is_ok());
             let other = IcrcHeader { sport: n ^ 1, ..path };
-            assert_eq!(Packet::open_on(Side::Stateful, ways.get(&other), &whole), Err(StarError::Checksum));
+            assert_eq!(
+                StarPacket::open_on(Side::Stateful, ways.get(&other), &whole),
+                Err(StarError::Checksum)
+            );
         }
     }
 }
@@ -205,25 +208,28 @@ fn the_first_bytes_say_where_a_packet_belongs() {
         len: 0,
     };
     let prefix = Prefix { qpn: 0x65_4321, epoch: 9 };
-    let to_sl = |ptype, opt| Head::to_stateless(of(ptype, opt), prefix);
-    let lane_of = |head: Head| lane(head.bytes());
+    let to_sl = |ptype, opt| StarHead::to_stateless(of(ptype, opt), prefix);
+    let lane_of = |head: StarHead| lane(head.bytes());
     assert_eq!(lane_of(to_sl(Ptype::Gd, Opt::Send)), lane_of(to_sl(Ptype::Gd, Opt::Recv)));
     let lanes = [
-        lane_of(Head::control(1, prefix, Psn::new(0), 0)),
+        lane_of(StarHead::control(1, prefix, Psn::new(0), 0)),
         lane_of(to_sl(Ptype::Rd, Opt::Send)),
         lane_of(to_sl(Ptype::Gd, Opt::Send)),
         lane_of(to_sl(Ptype::Cqep, Opt::Recv)),
         lane_of(to_sl(Ptype::Ea, Opt::Recv)),
-        lane_of(Head::to_stateful(of(Ptype::Rda, Opt::Send))),
-        lane_of(Head::to_stateful(of(Ptype::Gda, Opt::Send))),
-        lane_of(Head::to_stateful(of(Ptype::Wqep, Opt::Send))),
-        lane_of(Head::to_stateful(of(Ptype::Wqep, Opt::Recv))),
+        lane_of(StarHead::to_stateful(of(Ptype::Rda, Opt::Send))),
+        lane_of(StarHead::to_stateful(of(Ptype::Gda, Opt::Send))),
+        lane_of(StarHead::to_stateful(of(Ptype::Wqep, Opt::Send))),
+        lane_of(StarHead::to_stateful(of(Ptype::Wqep, Opt::Recv))),
     ];
     for (n, one) in lanes.iter().enumerate() {
         assert!(*one < 1 << LANE_BITS && !lanes[..n].contains(one), "{lanes:?}");
     }
     let frame = to_sl(Ptype::Rd, Opt::Send);
     assert_eq!(qpn_in(Side::Stateless, frame.bytes()), Some(prefix.qpn));
-    assert_eq!(qpn_in(Side::Stateful, Head::to_stateful(of(Ptype::Ea, Opt::Send)).bytes()), Some(0x12_3456));
+    assert_eq!(
+        qpn_in(Side::Stateful, StarHead::to_stateful(of(Ptype::Ea, Opt::Send)).bytes()),
+        Some(0x12_3456)
+    );
     assert_eq!(qpn_in(Side::Stateless, &frame.bytes()[..HEADER_LEN + 3]), None);
 }

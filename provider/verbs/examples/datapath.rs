@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicU8;
 
 use common::*;
 use starverbs_core::{Cqe, Mtu, QpType, SendFlags, SendOp, Sge, WcStatus};
-use starverbs_settings::{Link, Settings};
+use starverbs_settings::{LinkMode, Settings};
 use starverbs_verbs::{Mr, Qp, QpInit, RecvWr, SendWr};
 
 /// Bytes of a long message: 256 packets of 4 KiB.
@@ -190,7 +190,7 @@ fn main() {
             std::process::exit(2);
         }
     };
-    let link = if args.next().as_deref() == Some("local") { Link::Local } else { Link::Udp };
+    let link = if args.next().as_deref() == Some("local") { LinkMode::Local } else { LinkMode::Udp };
     let settings = Settings { progress_thread: false, link, ..settings() };
     let (a, b) = (Side::new(&settings, qps), Side::new(&settings, qps));
     connect(&a, &b);

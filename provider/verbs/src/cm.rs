@@ -29,8 +29,9 @@ use std::sync::Arc;
 pub use conn::Conn;
 pub use event::{CmEvent, CmEventKind, TIMED_OUT};
 pub use starverbs_cm::{
-    ACCEPT_PRIVATE, ANSWER_PRIVATE, Accept, Answer, Bind, CONNECT_PRIVATE, Connect, Ece, PortSpace, QpSide,
-    REJECT_PRIVATE, RESOLVE_PRIVATE, Request, Resolve, Resolved, Resolving, Response, Service, reason, sidr,
+    ACCEPT_PRIVATE, ANSWER_PRIVATE, Accept, Bind, CONNECT_PRIVATE, Connect, Ece, PortSpace, QpSide,
+    REJECT_PRIVATE, RESOLVE_PRIVATE, Request, Resolve, Resolved, Resolving, Response, Service, SidrAnswer,
+    reason, sidr,
 };
 
 use starverbs_cm::{ListenAt, ListenerId};

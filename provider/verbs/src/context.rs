@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use starverbs_core::{Gid, Mtu};
 use starverbs_settings::Settings;
 
-use crate::device::{Command, Device, Reply};
+use crate::device::{Command, CommandReply, Device};
 use crate::error::{Result, VerbsError};
-use crate::events::{Event, FdQueue};
+use crate::events::{FdQueue, VerbsEvent};
 use crate::info::{DeviceAttr, GID_TBL_LEN, GidEntry, PKEY, PortAttr};
 use crate::mr::MrImports;
 use crate::pd::{Domains, PdImports};
@@ -26,7 +26,7 @@ struct ContextInner {
     device: Device,
     /// Forks of the process when it was opened: in a forked child it is the parent's
     forks: u32,
-    events: Arc<FdQueue<Event>>,
+    events: Arc<FdQueue<VerbsEvent>>,
     /// How often it is open: once, and once for each import
     opened: AtomicU32,
     domains: Domains,
@@ -85,11 +85,11 @@ impl Context {
 
     /// On a device of a test's.
     #[cfg(test)]
-    pub(crate) fn on(device: impl FnOnce(&Arc<FdQueue<Event>>) -> Result<Device>) -> Result<Context> {
+    pub(crate) fn on(device: impl FnOnce(&Arc<FdQueue<VerbsEvent>>) -> Result<Device>) -> Result<Context> {
         Context::new(None, device)
     }
 
-    fn device_with(settings: Settings, events: &Arc<FdQueue<Event>>) -> Result<Device> {
+    fn device_with(settings: Settings, events: &Arc<FdQueue<VerbsEvent>>) -> Result<Device> {
         let stats = StatPage::create(std::process::id(), settings.port, 0)?;
         Device::open(settings, stats, events)
     }
@@ -102,7 +102,7 @@ impl Context {
     /// `device` gives one that it has joined.
     fn new(
         imported: Option<Imported>,
-        device: impl FnOnce(&Arc<FdQueue<Event>>) -> Result<Device>,
+        device: impl FnOnce(&Arc<FdQueue<VerbsEvent>>) -> Result<Device>,
     ) -> Result<Context> {
         let events = Arc::new(FdQueue::new()?);
         let device = device(&events)?;
@@ -216,7 +216,8 @@ impl Context {
 
     /// `ibv_query_gid_table`: reads the GID table, without its empty entries.
     pub fn gid_table(&self) -> Vec<GidEntry> {
-        let entry = |index| self.0.device.control(Command::QueryGid { index }).and_then(Reply::gid).ok();
+        let entry =
+            |index| self.0.device.control(Command::QueryGid { index }).and_then(CommandReply::gid).ok();
         (0..GID_TBL_LEN).filter_map(entry).collect()
     }
 
@@ -252,23 +253,23 @@ impl Context {
     ///
     /// # Errors
     /// `Again`, EINTR; EIO in a forked child.
-    pub fn get_async_event(&self) -> Result<Event> {
+    pub fn get_async_event(&self) -> Result<VerbsEvent> {
         self.device()?;
         self.0.events.pop()
     }
 
     /// The queue of async events.
-    pub(crate) fn events(&self) -> &Arc<FdQueue<Event>> {
+    pub(crate) fn events(&self) -> &Arc<FdQueue<VerbsEvent>> {
         &self.0.events
     }
 
     /// Adds an async event.
-    pub(crate) fn raise(&self, event: Event) {
+    pub(crate) fn raise(&self, event: VerbsEvent) {
         self.0.events.push(event);
     }
 
     /// Drops events of an object that is gone.
-    pub(crate) fn purge_events(&self, gone: impl FnMut(&Event) -> bool) {
+    pub(crate) fn purge_events(&self, gone: impl FnMut(&VerbsEvent) -> bool) {
         self.0.events.purge(gone);
     }
 }

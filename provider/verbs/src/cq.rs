@@ -12,9 +12,9 @@ use crate::channel::{ChannelShared, CompChannel};
 use crate::clock;
 use crate::context::Context;
 use crate::device::thread::Served;
-use crate::device::{Command, Device, DeviceCq, Reply};
+use crate::device::{Command, CommandReply, Device, DeviceCq};
 use crate::error::{Result, VerbsError};
-use crate::events::{Event, kind};
+use crate::events::{VerbsEvent, kind};
 use crate::moderation::{Moderation, Moderator};
 use crate::pd::Pd;
 
@@ -102,7 +102,7 @@ impl Cq {
             }
         }
         let (cqe, ignore_overrun) = (init.cqe, init.ignore_overrun);
-        let made = device.control(Command::CreateCq { cqe, ignore_overrun }).and_then(Reply::cq);
+        let made = device.control(Command::CreateCq { cqe, ignore_overrun }).and_then(CommandReply::cq);
         if let (Err(_), Some(channel)) = (&made, init.channel) {
             channel.0.cqs.fetch_sub(1, Ordering::Relaxed);
         }
@@ -335,7 +335,7 @@ impl CqShared {
             channel.queue.purge(|entry| *entry == cookie);
             channel.cqs.fetch_sub(1, Ordering::Relaxed);
         }
-        self.ctx.purge_events(|event| matches!(event, Event::Cq { cookie: c, .. } if *c == cookie));
+        self.ctx.purge_events(|event| matches!(event, VerbsEvent::Cq { cookie: c, .. } if *c == cookie));
     }
 
     /// There was no room for a completion.
@@ -353,7 +353,7 @@ impl CqShared {
             if let Some(device) = self.ctx.device_if_ours() {
                 device.log_later(kind::CQ_ERR, self.ring.waiting());
             }
-            self.ctx.raise(Event::Cq { kind: kind::CQ_ERR, cookie: self.cookie });
+            self.ctx.raise(VerbsEvent::Cq { kind: kind::CQ_ERR, cookie: self.cookie });
             if let Some(channel) = &self.channel {
                 self.notify(channel);
             }

@@ -24,7 +24,7 @@ use starverbs_settings::{DeviceChoice, Settings};
 
 use crate::cq::CqShared;
 use crate::error::{Result, VerbsError};
-use crate::events::{Event, FdQueue};
+use crate::events::{FdQueue, VerbsEvent};
 use crate::info::DeviceInfo;
 use crate::pd::Pd;
 use crate::process;
@@ -35,7 +35,7 @@ use activity::Activity;
 use board::Board;
 pub(crate) use board::DeviceCq;
 use command::group;
-pub(crate) use command::{Command, KernelCommand, Reply};
+pub(crate) use command::{Command, CommandReply, KernelCommand};
 use soft::Soft;
 use thread::{ProgressThread, Served, TurnResult};
 
@@ -94,7 +94,7 @@ macro_rules! dispatch {
 impl Device {
     /// A context that reports to `events` joins the device of this process, which is opened with the
     /// process's settings if there is none.
-    pub(crate) fn of_process(events: &Arc<FdQueue<Event>>) -> Result<Device> {
+    pub(crate) fn of_process(events: &Arc<FdQueue<VerbsEvent>>) -> Result<Device> {
         let mut slot = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = slot.as_ref().and_then(WeakDevice::upgrade) {
             match device.control(Command::AllocContext { events }) {
@@ -121,7 +121,11 @@ impl Device {
     }
 
     /// A device of its own with these settings, and a first context of it.
-    pub(crate) fn open(settings: Settings, stats: StatPage, events: &Arc<FdQueue<Event>>) -> Result<Device> {
+    pub(crate) fn open(
+        settings: Settings,
+        stats: StatPage,
+        events: &Arc<FdQueue<VerbsEvent>>,
+    ) -> Result<Device> {
         Ok(match settings.device.clone() {
             DeviceChoice::Soft => Device::Soft(Soft::open(settings, stats, events)?),
             DeviceChoice::Board(socket) => Device::Board(Board::open(&socket, settings, stats)?),
@@ -133,7 +137,7 @@ impl Device {
     /// # Errors
     /// What the man page of the call promises. Nothing has changed then. EOPNOTSUPP: the device does not take
     /// such commands.
-    pub(crate) fn control(&self, command: Command<'_>) -> Result<Reply> {
+    pub(crate) fn control(&self, command: Command<'_>) -> Result<CommandReply> {
         if self.groups() & command.group() == 0 {
             return Err(VerbsError::Unsupported("by this device"));
         }

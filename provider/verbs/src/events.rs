@@ -15,7 +15,7 @@ use crate::error::{Result, VerbsError};
 /// What a program reads from `ibv_get_async_event`. `kind` is an `ibv_event_type`; `cookie` the number
 /// that was given when the object was created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Event {
+pub enum VerbsEvent {
     /// Of a QP
     Qp {
         /// Which event, an `ibv_event_type`

@@ -49,7 +49,7 @@ pub use device::board::{BoardFacts, BoardRegisters};
 pub use device::soft::BYTES_OF_A_TURN;
 pub use dm::{Dm, MAX_DM};
 pub use error::{Result, VerbsError};
-pub use events::{Event, FdQueue, kind};
+pub use events::{FdQueue, VerbsEvent, kind};
 pub use info::{
     Description, DeviceAttr, GidEntry, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE,
     OdpCaps, PKEY, PortAttr, describe, device_attr, device_name,
@@ -64,7 +64,7 @@ pub use srq::{Srq, SrqAttr, SrqCaps, SrqPoster};
 pub use star::{Settled, StarInfo};
 pub use starverbs_core::nic::{TagChange, TagOp};
 pub use starverbs_kernels::Builtin;
-pub use starverbs_rings::{Answer, Memory, ProgramMemory, Resource, budget};
+pub use starverbs_rings::{AllocResult, Memory, ProgramMemory, Resource, budget};
 pub use starverbs_star::control::Preference;
 pub use wr::{SendBatch, send_ops_offered};
 pub use xrcd::Xrcd;

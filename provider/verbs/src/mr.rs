@@ -13,12 +13,12 @@ use starverbs_core::mr::{Backing, MrAttr};
 use starverbs_core::{Access, Sge};
 
 use crate::context::Context;
-use crate::device::{Command, Device, Reply};
+use crate::device::{Command, CommandReply, Device};
 use crate::dm::{Dm, DmHold};
 use crate::error::{Result, VerbsError};
 use crate::memory::{self, Mapping};
 use crate::pd::Pd;
-use crate::share::{Bytes, FileBytes, Foreign, Kept, Tag};
+use crate::share::{Bytes, FileBytes, Foreign, ImportTable, Tag};
 
 /// IBV_ACCESS_OPTIONAL_RANGE: hints that a device may pass over (ibv_reg_mr(3)).
 const OPTIONAL: u32 = 0x3ff0_0000;
@@ -60,7 +60,7 @@ enum MrKind {
 }
 
 /// Regions of another process that this card opens, as it has them.
-pub(crate) type MrImports = Kept<MrAttr>;
+pub(crate) type MrImports = ImportTable<MrAttr>;
 
 /// Memory of the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -181,7 +181,7 @@ impl Mr {
         const NONE: VerbsError = VerbsError::Invalid("handle of a memory region");
         let device = pd.context().device()?;
         let Some(imported) = pd.context().imported() else {
-            let attr = device.control(Command::QueryMr { key: handle }).and_then(Reply::mr).ok();
+            let attr = device.control(Command::QueryMr { key: handle }).and_then(CommandReply::mr).ok();
             let attr = attr.filter(|attr| attr.pd == pd.id()).ok_or(NONE)?;
             return Ok(Mr::with_key(pd, handle, MrKind::Imported, attr));
         };
@@ -325,7 +325,7 @@ pub(crate) fn advise(pd: &Pd, advice: Advice, flush: bool, sges: &[Sge]) -> Resu
     }
     let write = advice == Advice::PrefetchWrite;
     for sge in sges {
-        let attr = device.control(Command::QueryMr { key: sge.lkey }).and_then(Reply::mr);
+        let attr = device.control(Command::QueryMr { key: sge.lkey }).and_then(CommandReply::mr);
         let attr = attr.map_err(|_| VerbsError::Fault)?;
         if attr.pd != pd.id() || (write && !attr.access.contains(Access::LOCAL_WRITE)) {
             return Err(VerbsError::Os(libc::EPERM));

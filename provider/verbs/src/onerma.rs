@@ -10,9 +10,9 @@ use std::time::Duration;
 use nix::sys::eventfd::EfdFlags;
 use starverbs_backend::host;
 pub use starverbs_backend::onerma::{
-    Class, Counts, DerivedKey, Finished, Initiator, Op, RegionId, RegionKey, Rights, Status, Transfer,
+    Class, Counts, DerivedKey, Finished, Initiator, OneRmaOp, RegionId, RegionKey, Rights, Status, Transfer,
 };
-use starverbs_backend::onerma::{ControlError, GcmSeal, Options, Process, Seal, SubmitError};
+use starverbs_backend::onerma::{ControlError, GcmSeal, Process, ProcessOptions, Seal, SubmitError};
 use starverbs_core::{Gid, Nanos};
 use starverbs_settings::Settings;
 
@@ -55,7 +55,7 @@ struct Card {
 }
 
 /// K_d of a process of an address for an operation.
-pub fn derive_key(region: &RegionKey, initiator: Gid, pid: u32, op: Op) -> DerivedKey {
+pub fn derive_key(region: &RegionKey, initiator: Gid, pid: u32, op: OneRmaOp) -> DerivedKey {
     GcmSeal.derive(region, &Initiator { addr: initiator, pid }, op)
 }
 
@@ -77,7 +77,7 @@ impl Onerma {
         if !context.is_ours() {
             return Err(VerbsError::Forked);
         }
-        let usual = Options::default();
+        let usual = ProcessOptions::default();
         let slots = match u16::try_from(slots) {
             Ok(0) => usual.slots,
             Ok(slots) if slots <= MAX_SLOTS => slots,
@@ -88,7 +88,7 @@ impl Onerma {
         let addrs = host::addresses(&this)?;
         let addr = addrs.first().ok_or(VerbsError::NoData)?;
         let pid = if pid == 0 { usual.pid } else { pid };
-        let process = Process::open(addr, &Options { slots, pid, ..usual })?;
+        let process = Process::open(addr, &ProcessOptions { slots, pid, ..usual })?;
         let shared = Arc::new(Shared {
             card: Mutex::new(Card { process, sleepers: 0, slept: 0, alarm: Nanos::MAX }),
             thread: ProgressThread::new()?,

@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::device::{Command, Device, KernelCommand};
 use crate::error::{Result, VerbsError};
 use crate::mr::{self, Advice};
-use crate::share::{Kept, ObjectKind, Tag};
+use crate::share::{ImportTable, ObjectKind, Tag};
 
 const GONE: VerbsError = VerbsError::Invalid("protection domain is gone");
 
@@ -64,7 +64,7 @@ struct Foreign {
 }
 
 /// This card's domains that stand for those of another process.
-pub(crate) type PdImports = Kept<PdId>;
+pub(crate) type PdImports = ImportTable<PdId>;
 
 /// What makes a domain a parent domain.
 struct Parent {

@@ -16,7 +16,7 @@ use crate::device::command::{Star, Xrc};
 use crate::device::soft::shared_qps::AttachmentId;
 use crate::device::{Command, Device};
 use crate::error::{Result, VerbsError};
-use crate::events::Event;
+use crate::events::VerbsEvent;
 use crate::info::{MAX_INLINE, MAX_SGE};
 use crate::log::log;
 use crate::pd::Pd;
@@ -442,7 +442,9 @@ impl QpInner {
         }
         log!(Debug, "queue pair {:#x}: destroyed", self.qpn);
         if self.qp_type != QpType::XrcRecv {
-            ctx.purge_events(|event| matches!(event, Event::Qp { cookie, .. } if *cookie == self.cookie));
+            ctx.purge_events(
+                |event| matches!(event, VerbsEvent::Qp { cookie, .. } if *cookie == self.cookie),
+            );
         }
         for cq in [&self.send_cq, &self.recv_cq] {
             cq.0.users.fetch_sub(1, Ordering::AcqRel);

@@ -33,7 +33,7 @@ pub(crate) use backing::FileBytes;
 pub(crate) use export::{Exports, Published};
 pub(crate) use gates::{Gate, Gates};
 pub(crate) use import::{Foreign, ForeignList, Importer};
-pub(crate) use kept::Kept;
+pub(crate) use kept::ImportTable;
 pub(crate) use mrs::MrMemory;
 pub(crate) use names::{Bytes, ObjectKind, Tag};
 pub(crate) use peer::{Change, PeerMemory, Target, Way};

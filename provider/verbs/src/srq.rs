@@ -12,7 +12,7 @@ use crate::cq::Cq;
 use crate::device::command::SrqKind;
 use crate::device::{Command, Doorbell};
 use crate::error::{Result, VerbsError};
-use crate::events::Event;
+use crate::events::VerbsEvent;
 use crate::info::MAX_SGE;
 use crate::pd::Pd;
 use crate::post::RecvWr;
@@ -272,7 +272,7 @@ impl SrqInner {
         if let Some(cq) = &self.cq {
             cq.0.users.fetch_sub(1, Ordering::AcqRel);
         }
-        ctx.purge_events(|event| matches!(event, Event::Srq { cookie, .. } if *cookie == self.cookie));
+        ctx.purge_events(|event| matches!(event, VerbsEvent::Srq { cookie, .. } if *cookie == self.cookie));
         Ok(())
     }
 }

@@ -14,7 +14,7 @@ use starverbs_core::{QPN_BLOCK_SHIFT, Qpn};
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::device::command::Xrc;
-use crate::device::{Command, Reply};
+use crate::device::{Command, CommandReply};
 use crate::error::{Result, VerbsError};
 use crate::pd::Pd;
 use crate::qp::{Qp, QpInner, xrc_recv};
@@ -192,7 +192,7 @@ impl XrcdInner {
         let mut silent = false;
         for block in blocks {
             let open = Xrc::Open { domain: self.pd.id(), block: block as u16, qpn };
-            match device.control(Command::Xrc(open)).and_then(Reply::number) {
+            match device.control(Command::Xrc(open)).and_then(CommandReply::number) {
                 Ok(attachment) => return Qp::attached(&self.pd, &self.cq, qpn, attachment),
                 Err(VerbsError::Again) => silent = true,
                 Err(VerbsError::Os(libc::EINVAL | libc::ENODEV)) => {}

@@ -13,10 +13,10 @@ use zerocopy::IntoBytes;
 
 use crate::message::{
     Access, CAPABILITIES, DMA_READ, DMA_WRITE, DmaMap, DmaUnmap, ERROR, Head, IRQ_ACTION_TRIGGER,
-    IRQ_DATA_EVENTFD, IRQ_DATA_NONE, KIND, MAJOR, MAX_ACCESS, MINOR, Op, REPLY, Region, SetIrqs, Version,
-    parse,
+    IRQ_DATA_EVENTFD, IRQ_DATA_NONE, KIND, MAJOR, MAX_ACCESS, MINOR, MessageOp, REPLY, Region, SetIrqs,
+    Version, parse,
 };
-use crate::stream::{Message, Received, Stream};
+use crate::stream::{Message, ReadResult, Stream};
 
 /// How long a reply may take: a board that is alive needs microseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -74,7 +74,7 @@ impl Client {
         let mut client = Client { stream, patience, next: 0, broken: false };
         let version = Version { major: MAJOR, minor: MINOR };
         let body = [version.as_bytes(), CAPABILITIES.as_bytes(), &[0]].concat();
-        let reply = client.call(Op::Version, &body, &[])?;
+        let reply = client.call(MessageOp::Version, &body, &[])?;
         match parse::<Version>(&reply.body) {
             Some((Version { major: MAJOR, .. }, _)) => Ok(client),
             _ => Err(other("another version of vfio-user")),
@@ -87,7 +87,7 @@ impl Client {
     }
 
     /// Sends a request and waits for its reply.
-    fn call(&mut self, op: Op, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Message> {
+    fn call(&mut self, op: MessageOp, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Message> {
         if self.broken {
             return Err(Errno::EPIPE.into());
         }
@@ -112,13 +112,15 @@ impl Client {
         let begun = Instant::now();
         for _ in 0..STRAY {
             match self.stream.receive() {
-                Received::Message(message) if message.head.flags & KIND == REPLY && message.head.id == id => {
+                ReadResult::Message(message)
+                    if message.head.flags & KIND == REPLY && message.head.id == id =>
+                {
                     return Ok(message);
                 }
-                Received::Message(_) => {}
-                Received::Gone => return Err(Errno::EPIPE.into()),
+                ReadResult::Message(_) => {}
+                ReadResult::Gone => return Err(Errno::EPIPE.into()),
                 /* what comes byte by byte has no more time than what comes at once */
-                Received::Nothing => self.wait(self.patience.saturating_sub(begun.elapsed()))?,
+                ReadResult::Nothing => self.wait(self.patience.saturating_sub(begun.elapsed()))?,
             }
         }
         Err(other("messages that nobody asked for"))
@@ -140,7 +142,7 @@ impl Client {
     /// What the device says; EPIPE when it is gone, ETIMEDOUT when it is silent: so for all calls.
     pub fn region(&mut self, index: u32) -> io::Result<RegionInfo> {
         let ask = Region { argsz: size_of::<Region>() as u32, index, ..Region::default() };
-        let mut reply = self.call(Op::RegionInfo, ask.as_bytes(), &[])?;
+        let mut reply = self.call(MessageOp::RegionInfo, ask.as_bytes(), &[])?;
         let (region, _) = parse::<Region>(&reply.body).ok_or_else(|| other("a short reply"))?;
         let file = reply.fds.pop().map(File::from);
         Ok(RegionInfo { flags: region.flags, size: region.size, offset: region.offset, file })
@@ -185,7 +187,7 @@ impl Client {
         size: u64,
     ) -> io::Result<()> {
         let map = DmaMap { argsz: size_of::<DmaMap>() as u32, flags, offset, address, size };
-        self.call(Op::DmaMap, map.as_bytes(), files).map(drop)
+        self.call(MessageOp::DmaMap, map.as_bytes(), files).map(drop)
     }
 
     /// Takes memory back.
@@ -194,7 +196,7 @@ impl Client {
     /// As of [`Client::region`].
     pub fn dma_unmap(&mut self, address: u64, size: u64) -> io::Result<()> {
         let unmap = DmaUnmap { argsz: size_of::<DmaUnmap>() as u32, flags: 0, address, size };
-        self.call(Op::DmaUnmap, unmap.as_bytes(), &[]).map(drop)
+        self.call(MessageOp::DmaUnmap, unmap.as_bytes(), &[]).map(drop)
     }
 
     /// Has the device signal `eventfds` for its interrupts of kind `index`, from vector 0 on.
@@ -241,7 +243,7 @@ impl Client {
     ) -> io::Result<()> {
         let (argsz, flags) = (size_of::<SetIrqs>() as u32, data | IRQ_ACTION_TRIGGER);
         let set = SetIrqs { argsz, flags, index, start, count };
-        self.call(Op::SetIrqs, set.as_bytes(), fds).map(drop)
+        self.call(MessageOp::SetIrqs, set.as_bytes(), fds).map(drop)
     }
 
     /// Resets the device.
@@ -249,7 +251,7 @@ impl Client {
     /// # Errors
     /// As of [`Client::region`].
     pub fn reset(&mut self) -> io::Result<()> {
-        self.call(Op::DeviceReset, &[], &[]).map(drop)
+        self.call(MessageOp::DeviceReset, &[], &[]).map(drop)
     }
 
     /// Reads a region.
@@ -258,7 +260,7 @@ impl Client {
     /// As of [`Client::region`].
     pub fn read(&mut self, region: u32, offset: u64, to: &mut [u8]) -> io::Result<()> {
         let access = Access { offset, region, count: to.len().min(MAX_ACCESS) as u32 };
-        let reply = self.call(Op::RegionRead, access.as_bytes(), &[])?;
+        let reply = self.call(MessageOp::RegionRead, access.as_bytes(), &[])?;
         match parse::<Access>(&reply.body) {
             Some((_, bytes)) if bytes.len() == to.len() => to.copy_from_slice(bytes),
             _ => return Err(other("a short reply")),
@@ -272,6 +274,6 @@ impl Client {
     /// As of [`Client::region`].
     pub fn write(&mut self, region: u32, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let access = Access { offset, region, count: bytes.len() as u32 };
-        self.call(Op::RegionWrite, &[access.as_bytes(), bytes].concat(), &[]).map(drop)
+        self.call(MessageOp::RegionWrite, &[access.as_bytes(), bytes].concat(), &[]).map(drop)
     }
 }

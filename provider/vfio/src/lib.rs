@@ -11,5 +11,5 @@ pub mod message;
 mod stream;
 
 pub use client::{Client, RegionInfo};
-pub use message::{Head, Op};
-pub use stream::{Message, Received, Stream};
+pub use message::{Head, MessageOp};
+pub use stream::{Message, ReadResult, Stream};

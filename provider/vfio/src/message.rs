@@ -64,7 +64,7 @@ pub const IRQ_ACTION_TRIGGER: u32 = 32;
 /// What a message asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u16)]
-pub enum Op {
+pub enum MessageOp {
     /// Which version
     Version = 1,
     /// Memory that the device may use
@@ -87,20 +87,20 @@ pub enum Op {
     DeviceReset = 13,
 }
 
-impl Op {
+impl MessageOp {
     /// From the number on the wire.
-    pub fn from_code(code: u16) -> Option<Op> {
-        const ALL: [Op; 10] = [
-            Op::Version,
-            Op::DmaMap,
-            Op::DmaUnmap,
-            Op::DeviceInfo,
-            Op::RegionInfo,
-            Op::IrqInfo,
-            Op::SetIrqs,
-            Op::RegionRead,
-            Op::RegionWrite,
-            Op::DeviceReset,
+    pub fn from_code(code: u16) -> Option<MessageOp> {
+        const ALL: [MessageOp; 10] = [
+            MessageOp::Version,
+            MessageOp::DmaMap,
+            MessageOp::DmaUnmap,
+            MessageOp::DeviceInfo,
+            MessageOp::RegionInfo,
+            MessageOp::IrqInfo,
+            MessageOp::SetIrqs,
+            MessageOp::RegionRead,
+            MessageOp::RegionWrite,
+            MessageOp::DeviceReset,
         ];
         ALL.into_iter().find(|op| *op as u16 == code)
     }
@@ -122,7 +122,7 @@ plain! {
     Head {
         /// Names it to who sent it
         id: u16,
-        /// Which message it is, an [`Op`]
+        /// Which message it is, an [`MessageOp`]
         op: u16,
         /// Bytes of the message, this head included
         size: u32,
@@ -131,14 +131,14 @@ plain! {
         /// Errno of a reply
         error: u32,
     }
-    /// [`Op::Version`]; [`CAPABILITIES`] and a 0 stand behind it
+    /// [`MessageOp::Version`]; [`CAPABILITIES`] and a 0 stand behind it
     Version {
         /// Major version, [`MAJOR`]
         major: u16,
         /// Minor version, [`MINOR`]
         minor: u16,
     }
-    /// Body of [`Op::DmaMap`]
+    /// Body of [`MessageOp::DmaMap`]
     DmaMap {
         /// Bytes of this
         argsz: u32,
@@ -151,7 +151,7 @@ plain! {
         /// Size in bytes
         size: u64,
     }
-    /// Body of [`Op::DmaUnmap`]
+    /// Body of [`MessageOp::DmaUnmap`]
     DmaUnmap {
         /// Bytes of this
         argsz: u32,
@@ -162,7 +162,7 @@ plain! {
         /// Size in bytes
         size: u64,
     }
-    /// Body of [`Op::DeviceInfo`]
+    /// Body of [`MessageOp::DeviceInfo`]
     DeviceInfo {
         /// Bytes of this
         argsz: u32,
@@ -173,7 +173,7 @@ plain! {
         /// Kinds of interrupts
         irqs: u32,
     }
-    /// Body of [`Op::RegionInfo`]
+    /// Body of [`MessageOp::RegionInfo`]
     Region {
         /// Bytes of this
         argsz: u32,
@@ -205,7 +205,7 @@ plain! {
         /// Size in bytes
         size: u64,
     }
-    /// Body of [`Op::IrqInfo`]
+    /// Body of [`MessageOp::IrqInfo`]
     IrqInfo {
         /// Bytes of this
         argsz: u32,
@@ -216,7 +216,7 @@ plain! {
         /// Count of vectors
         count: u32,
     }
-    /// Body of [`Op::SetIrqs`]
+    /// Body of [`MessageOp::SetIrqs`]
     SetIrqs {
         /// Bytes of this
         argsz: u32,
@@ -229,7 +229,7 @@ plain! {
         /// Count of vectors
         count: u32,
     }
-    /// [`Op::RegionRead`] and [`Op::RegionWrite`]; the bytes stand behind it
+    /// [`MessageOp::RegionRead`] and [`MessageOp::RegionWrite`]; the bytes stand behind it
     Access {
         /// Where in the region
         offset: u64,

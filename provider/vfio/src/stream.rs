@@ -37,7 +37,7 @@ pub struct Message {
 
 /// What a look at the socket gave.
 #[derive(Debug)]
-pub enum Received {
+pub enum ReadResult {
     /// A whole message
     Message(Message),
     /// Not all of one yet
@@ -57,19 +57,19 @@ impl Stream {
     }
 
     /// Takes the next message, as far as it has come.
-    pub fn receive(&mut self) -> Received {
+    pub fn receive(&mut self) -> ReadResult {
         loop {
             let want = match self.wanted() {
                 Some(0) => return self.take(),
                 Some(want) => want,
-                None => return Received::Gone,
+                None => return ReadResult::Gone,
             };
             match self.read(want) {
-                Ok(0) => return Received::Gone,
+                Ok(0) => return ReadResult::Gone,
                 Ok(_) => {}
-                Err(Errno::EAGAIN) => return Received::Nothing,
+                Err(Errno::EAGAIN) => return ReadResult::Nothing,
                 Err(Errno::EINTR) => {}
-                Err(_) => return Received::Gone,
+                Err(_) => return ReadResult::Gone,
             }
         }
     }
@@ -83,11 +83,11 @@ impl Stream {
         size.checked_sub(self.bytes.len())
     }
 
-    fn take(&mut self) -> Received {
-        let Ok((head, body)) = Head::read_from_prefix(&self.bytes) else { return Received::Gone };
+    fn take(&mut self) -> ReadResult {
+        let Ok((head, body)) = Head::read_from_prefix(&self.bytes) else { return ReadResult::Gone };
         let message = Message { head, body: body.to_vec(), fds: std::mem::take(&mut self.fds) };
         self.bytes.clear();
-        Received::Message(message)
+        ReadResult::Message(message)
     }
 
     /// Reads up to `want` bytes, and the descriptors that come with them.
@@ -153,7 +153,7 @@ mod tests {
     use std::io::{Read, Write};
 
     use super::*;
-    use crate::message::Op;
+    use crate::message::MessageOp;
 
     fn pair() -> (Stream, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     fn head(size: u32) -> Head {
-        Head { id: 7, op: Op::Version as u16, size, ..Head::default() }
+        Head { id: 7, op: MessageOp::Version as u16, size, ..Head::default() }
     }
 
     #[test]
@@ -169,12 +169,12 @@ mod tests {
         let (mut stream, mut other) = pair();
         let bytes = [head(19).as_bytes(), b"abc"].concat();
         for byte in &bytes {
-            assert!(matches!(stream.receive(), Received::Nothing));
+            assert!(matches!(stream.receive(), ReadResult::Nothing));
             other.write_all(&[*byte]).unwrap();
         }
-        let Received::Message(message) = stream.receive() else { panic!("no message") };
+        let ReadResult::Message(message) = stream.receive() else { panic!("no message") };
         assert_eq!((message.head, &message.body[..]), (head(19), &b"abc"[..]));
-        assert!(matches!(stream.receive(), Received::Nothing));
+        assert!(matches!(stream.receive(), ReadResult::Nothing));
     }
 
     #[test]
@@ -182,11 +182,11 @@ mod tests {
         for size in [0, 15, MAX_BYTES as u32 + 1, u32::MAX] {
             let (mut stream, mut other) = pair();
             other.write_all(head(size).as_bytes()).unwrap();
-            assert!(matches!(stream.receive(), Received::Gone), "{size}");
+            assert!(matches!(stream.receive(), ReadResult::Gone), "{size}");
         }
         let (mut stream, other) = pair();
         drop(other);
-        assert!(matches!(stream.receive(), Received::Gone));
+        assert!(matches!(stream.receive(), ReadResult::Gone));
     }
 
     #[test]
@@ -196,8 +196,8 @@ mod tests {
         let (mut a, b) = UnixStream::pair().unwrap();
         assert!(from.send(head(0), b"x", &[b.as_fd()]) && from.send(head(0), b"y", &[]));
         drop(b);
-        let Received::Message(mut first) = to.receive() else { panic!("no message") };
-        let Received::Message(second) = to.receive() else { panic!("no message") };
+        let ReadResult::Message(mut first) = to.receive() else { panic!("no message") };
+        let ReadResult::Message(second) = to.receive() else { panic!("no message") };
         assert_eq!((first.fds.len(), second.fds.len()), (1, 0));
         let mut handed = UnixStream::from(first.fds.remove(0));
         a.write_all(b"hello").unwrap();

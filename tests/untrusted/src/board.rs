@@ -19,7 +19,7 @@ use starverbs_queues::{SendFlags, SendOp, SendWqe};
 use starverbs_rules::Raw;
 use starverbs_rules::qp::{QKEY, RC, SLOTS, UC, UD, XRC_RECV, XRC_SEND, address};
 use starverbs_rules::raw::{BASE, BYTES, CQ, CQ_LOG, QP_BYTES, QPS};
-use starverbs_vfio::Op;
+use starverbs_vfio::MessageOp;
 use starverbs_vfio::message::{
     DMA_READ, DMA_WRITE, DmaMap, DmaUnmap, HEAD_BYTES, IRQ_ACTION_TRIGGER, IRQ_DATA_EVENTFD, IRQ_MSIX,
     MAX_BYTES, PCI_CONFIG, SetIrqs,
@@ -349,14 +349,15 @@ impl Untrusted {
         let size = bytes.pick(&[BYTES as u64, 4096, u64::MAX, any]);
         if bytes.byte().is_multiple_of(3) {
             let unmap = DmaUnmap { argsz: 0, flags: u32::from(bytes.byte()) & 2, address, size };
-            let _ = board.message(UNTRUSTED, Op::DmaUnmap as u16, unmap.as_bytes(), Vec::new(), true);
+            let _ = board.message(UNTRUSTED, MessageOp::DmaUnmap as u16, unmap.as_bytes(), Vec::new(), true);
             return;
         }
         let flags = bytes.pick(&[DMA_READ, DMA_READ | DMA_WRITE]);
         let offset = pages(bytes.byte() % 8);
         let map = DmaMap { argsz: 0, flags, offset, address, size };
         let fds = vec![self.fd(bytes)];
-        let _ = board.message(UNTRUSTED, Op::DmaMap as u16, map.as_bytes(), fds, bytes.byte() & 1 == 0);
+        let _ =
+            board.message(UNTRUSTED, MessageOp::DmaMap as u16, map.as_bytes(), fds, bytes.byte() & 1 == 0);
     }
 
     fn vectors(&mut self, board: &mut Driven, bytes: &mut Bytes<'_>) {
@@ -364,7 +365,7 @@ impl Untrusted {
         let (start, count) = (u32::from(bytes.byte() % 40), fds.len() as u32);
         let flags = IRQ_DATA_EVENTFD | IRQ_ACTION_TRIGGER;
         let irqs = SetIrqs { argsz: 0, flags, index: IRQ_MSIX, start, count };
-        let _ = board.message(UNTRUSTED, Op::SetIrqs as u16, irqs.as_bytes(), fds, true);
+        let _ = board.message(UNTRUSTED, MessageOp::SetIrqs as u16, irqs.as_bytes(), fds, true);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use starverbs_cm::wire::{Attribute, Destination, Field, MAD_LEN, Mad, fields};
 use starverbs_cm::{
-    Accept, Cm, Config, Connect, Ece, Event, ListenAt, Path, PortSpace, QpSide, Scope, Service,
+    Accept, Cm, CmConfig, CmPath, ConnEvent, Connect, Ece, ListenAt, PortSpace, QpSide, Scope, Service,
 };
 use starverbs_core::{Gid, Mtu, Psn};
 
@@ -22,8 +22,8 @@ pub fn check(input: &[u8]) {
     let raw_len = usize::from(input.half()) % 300;
     let raw = input.take(raw_len);
     let _ = Destination::of(raw);
-    let mut cm = Cm::new(Config { guid: 1, owner: 7, seed: 3 });
-    let path = Path { local: HERE, remote: THERE, ..Path::default() };
+    let mut cm = Cm::new(CmConfig { guid: 1, owner: 7, seed: 3 });
+    let path = CmPath { local: HERE, remote: THERE, ..CmPath::default() };
     cm.handle_mad(0, path, raw);
     for space in [PortSpace::Tcp, PortSpace::Udp] {
         cm.listen(ListenAt { service: space.service_id(1), scope: Scope::Any }, BACKLOG).expect("free");
@@ -75,7 +75,7 @@ fn drain(cm: &mut Cm, ids: &mut Vec<u32>) {
         assert!(sent < 256, "a message makes few");
     }
     while let Some((id, event)) = cm.poll_event() {
-        if matches!(event, Event::Request { .. } | Event::Resolving { .. }) {
+        if matches!(event, ConnEvent::Request { .. } | ConnEvent::Resolving { .. }) {
             ids.push(id);
         }
     }

@@ -6,11 +6,11 @@
 //! what cannot be authenticated is longer than it; tables empty again.
 
 use starverbs_onerma::{
-    COMMAND_LEN, COMPLETION_LEN, Class, Command, Completion, Config, DerivedKey, Op, Path, RegionId,
-    RegionKey, Rights, Seal, Transmit,
-    wire::{Head, Hop, Iv, Prefix},
+    AddressPair, COMMAND_LEN, COMPLETION_LEN, CardConfig, Class, Command, Completion, DerivedKey, OneRmaOp,
+    RegionId, RegionKey, Rights, Seal, Transmit,
+    wire::{Hop, Iv, OneRmaHeader, Prefix},
 };
-use starverbs_sim::onerma::{Host, Packet, Portal, SimRegion, SimSeal};
+use starverbs_sim::onerma::{OneRmaHost, Portal, SentPacket, SimRegion, SimSeal};
 
 use crate::bytes::Bytes;
 
@@ -31,21 +31,21 @@ const BEFORE: u8 = 0xb2;
 const MOST: usize = 300;
 
 struct World {
-    hosts: [Host; 2],
+    hosts: [OneRmaHost; 2],
     portals: [Portal; 2],
     local: SimRegion,
     evil_local: SimRegion,
     victim: SimRegion,
     shared: SimRegion,
     /// On the wire, and all that was
-    wire: Vec<Packet>,
-    tape: Vec<Packet>,
+    wire: Vec<SentPacket>,
+    tape: Vec<SentPacket>,
     now: u64,
 }
 
 impl World {
     fn new() -> World {
-        let config = Config {
+        let config = CardConfig {
             slots: 16,
             portals: 2,
             regions: 16,
@@ -54,9 +54,9 @@ impl World {
             window: 16384,
             fragment: 1024,
             nack_threshold: 16384,
-            ..Config::default()
+            ..CardConfig::default()
         };
-        let mut hosts = [0, 1].map(|number| Host::new(number, config));
+        let mut hosts = [0, 1].map(|number| OneRmaHost::new(number, config));
         hosts.iter_mut().for_each(|host| host.env.memory.watch());
         let client = &mut hosts[CLIENT];
         let portals = [client.portal(PID, 8), client.portal(EVIL, 8)];
@@ -99,12 +99,12 @@ impl World {
         }
     }
 
-    fn deliver(&mut self, mut packet: Packet) {
+    fn deliver(&mut self, mut packet: SentPacket) {
         let Some(to) = [CLIENT, SERVER].into_iter().find(|to| self.gid(*to) == packet.path.remote) else {
             return;
         };
-        let path = Path { local: packet.path.remote, remote: packet.path.local };
-        let Host { card, env, .. } = &mut self.hosts[to];
+        let path = AddressPair { local: packet.path.remote, remote: packet.path.local };
+        let OneRmaHost { card, env, .. } = &mut self.hosts[to];
         let (len, denied, sent) = (packet.bytes.len(), card.counts().auth_failures, env.out.len());
         card.handle_packet(env, self.now, &path, &mut packet.bytes);
         assert!(env.out.len() <= sent + 1, "a packet has one answer at once");
@@ -121,7 +121,7 @@ impl World {
     fn issue(&mut self, input: &mut Bytes<'_>) {
         let how = input.byte();
         let evil = how & 1 == 1;
-        let op = if how & 2 == 0 { Op::Read } else { Op::Write };
+        let op = if how & 2 == 0 { OneRmaOp::Read } else { OneRmaOp::Write };
         let (pid, portal, local) = match evil {
             false => (PID, self.portals[0], self.local),
             true => (EVIL, self.portals[1], self.evil_local),
@@ -160,10 +160,10 @@ impl World {
     }
 
     /// A packet whose every field is the attacker's choice, sealed with the key that it has, or none.
-    fn forge(&self, input: &mut Bytes<'_>) -> Packet {
+    fn forge(&self, input: &mut Bytes<'_>) -> SentPacket {
         let how = input.byte();
         let to = usize::from(how & 1);
-        let op = input.pick(&[Op::Read, Op::Write, Op::Rekey]);
+        let op = input.pick(&[OneRmaOp::Read, OneRmaOp::Write, OneRmaOp::Rekey]);
         let handle = |input: &mut Bytes<'_>| starverbs_onerma::Handle {
             index: u32::from(input.byte() % 20),
             generation: u32::from(input.byte() % 8),
@@ -181,7 +181,7 @@ impl World {
                 pid: u32::from(input.byte()),
                 region: RegionId(input.pick(&[self.victim.id.0, self.shared.id.0, 9, 0x1_0000])),
                 offset: any(input, 8192).into(),
-                size: if op == Op::Rekey { 16 } else { any(input, 4096) },
+                size: if op == OneRmaOp::Rekey { 16 } else { any(input, 4096) },
                 timeout: any(input, 20_000),
             },
             1 => Hop::Ask { to: handle(input), from: handle(input), size: any(input, 4096) },
@@ -192,7 +192,7 @@ impl World {
         let prefix = Prefix { op, class: Class::Low, iv };
         let data = if matches!(hop, Hop::Data { .. }) { usize::from(input.half()) % 1100 } else { 0 };
         let mut body = vec![0x0e; data];
-        let head = Head { prefix, hop }.to_bytes();
+        let head = OneRmaHeader { prefix, hop }.to_bytes();
         let key = match how & 0x30 {
             0 => starverbs_onerma::RESERVED_KEY,
             0x10 => DerivedKey([3; 16]),
@@ -203,12 +203,12 @@ impl World {
         bound.extend_from_slice(&self.gid(to).0);
         let tag = SimSeal.seal(&key.0, &iv.bytes(), &bound, &mut body);
         let bytes = [&head[..], &body, &tag].concat();
-        let path = Path { local: self.gid(1 - to), remote: self.gid(to) };
-        Packet { path, class: Class::Low, bytes }
+        let path = AddressPair { local: self.gid(1 - to), remote: self.gid(to) };
+        SentPacket { path, class: Class::Low, bytes }
     }
 
     /// One of the packets of a list, as the attacker likes it.
-    fn pick(list: &[Packet], input: &mut Bytes<'_>) -> Option<(usize, Packet)> {
+    fn pick(list: &[SentPacket], input: &mut Bytes<'_>) -> Option<(usize, SentPacket)> {
         let at = usize::from(input.half());
         let at = at.checked_rem(list.len())?;
         Some((at, list[at].clone()))
@@ -253,9 +253,9 @@ impl World {
             }
             _ => {
                 let len = usize::from(input.byte());
-                let path = Path { local: self.gid(CLIENT), remote: self.gid(SERVER) };
+                let path = AddressPair { local: self.gid(CLIENT), remote: self.gid(SERVER) };
                 let bytes = input.take(len).to_vec();
-                self.deliver(Packet { path, class: Class::High, bytes });
+                self.deliver(SentPacket { path, class: Class::High, bytes });
             }
         }
     }
@@ -280,7 +280,7 @@ pub fn check(input: &[u8]) {
     if let Ok(record) = <&[u8; COMPLETION_LEN]>::try_from(input) {
         _ = Completion::decode(record);
     }
-    if let Ok((head, at)) = Head::parse(input) {
+    if let Ok((head, at)) = OneRmaHeader::parse(input) {
         assert_eq!(head.to_bytes(), input[..at]);
     }
     let mut world = World::new();
@@ -303,7 +303,7 @@ pub fn check(input: &[u8]) {
         world.now += 1_000_000;
     }
     world.check();
-    for Host { card, .. } in &world.hosts {
+    for OneRmaHost { card, .. } in &world.hosts {
         assert_eq!((card.solicited(), card.inbound_bytes()), (0, 0), "all is given back");
         assert_eq!((card.next_deadline(), card.has_work()), (None, false));
     }

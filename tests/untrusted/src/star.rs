@@ -10,12 +10,12 @@ use std::rc::Rc;
 
 use starverbs_core::congestion::Aimd;
 use starverbs_core::engine::{TakenRecv, TransmitStatus};
-use starverbs_core::mr::{MrAttr, MrTable, Rule};
+use starverbs_core::mr::{MemoryRule, MrAttr, MrTable};
 use starverbs_core::nic::Path;
 use starverbs_core::{
     Access, Counters, FrameMeta, Gid, Mtu, NicConfig, PdId, Qpn, SendFlags, SendOp, SendWqe, Sge,
 };
-use starverbs_sim::{Faults, Host, Net, READ, Recv, Send, SimCq, SimEnv, SimRq, SimSq, StarFrame, WRITE};
+use starverbs_sim::{Faults, Net, READ, Recv, Send, SimCq, SimEnv, SimHost, SimRq, SimSq, StarFrame, WRITE};
 use starverbs_star::bounds::Bounds;
 use starverbs_star::channel::Channel;
 use starverbs_star::control::Setup;
@@ -26,7 +26,7 @@ use starverbs_star::registry::Registry;
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT};
 use starverbs_star::stateful::{self, Local, SharedReceives, Stateful, Waits};
 use starverbs_star::stateless::{self, SfPeer};
-use starverbs_star::wire::{HEADER_LEN, PREFIX_LEN, Packet, Side};
+use starverbs_star::wire::{HEADER_LEN, PREFIX_LEN, Side, StarPacket};
 
 use crate::bytes::Bytes;
 
@@ -65,7 +65,7 @@ impl SharedReceives for NoSrq {
 }
 
 fn card_of<'a>(
-    host: &'a mut Host,
+    host: &'a mut SimHost,
     (mrs, registry, path): (&'a mut MrTable, &'a mut Registry, &'a mut Path<Aimd>),
     srqs: &'a mut NoSrq,
     stats: &'a Counters,
@@ -75,7 +75,7 @@ fn card_of<'a>(
 }
 
 /// `len` bytes that the card may touch.
-fn own(host: &mut Host, len: u64) -> u64 {
+fn own(host: &mut SimHost, len: u64) -> u64 {
     let at = host.env.memory.alloc(len);
     host.env.memory.allow(at, len, READ | WRITE);
     at
@@ -178,7 +178,7 @@ impl World {
             card_of(&mut net.hosts[SF], (&mut mrs, &mut registry, &mut path), &mut none, &stats[SF], 1);
         let sf = Stateful::new(&mut card, local, setup, peer, channel).expect("a good set-up");
         let MrAttr { addr, length: len, iova, access, .. } = attr(SL);
-        let rule = Rule { key: open[SL].lkey, pd: host_pd(), qpn: 0, addr, len, iova, access };
+        let rule = MemoryRule { key: open[SL].lkey, pd: host_pd(), qpn: 0, addr, len, iova, access };
         let peer = SfPeer { av: avs[SL], port: control_port, qpn: QPNS[SF], epoch: EPOCH };
         sl.start(&mut net.hosts[SL].env, 1, peer, None, [rule].into_iter());
         let mut world =
@@ -221,13 +221,14 @@ impl World {
 
     /// A packet without its CRC arrives.
     fn on_packet(&mut self, to: usize, side: Side, bytes: &[u8]) {
-        let Ok(packet) = Packet::parse(side, bytes) else { return };
+        let Ok(packet) = StarPacket::parse(side, bytes) else { return };
         let (src, dst) = (self.net.hosts[1 - to].gid, self.net.hosts[to].gid);
         match (to, side) {
             (SL, Side::Stateless) => {
                 let (meta, stats) = (FrameMeta { src, dst, ..FrameMeta::default() }, &self.stats[SL]);
                 let boot_epoch = stateless::boot_epoch_of(EPOCH);
-                let card = stateless::Card { bounds: Some(&self.bounds), slots: None, boot_epoch, stats };
+                let card =
+                    stateless::StatelessCard { bounds: Some(&self.bounds), slots: None, boot_epoch, stats };
                 let env = &mut self.net.hosts[SL].env;
                 stateless::handle(&card, env, StarSource { meta: &meta, port: 4794 }, &packet);
                 assert!(env.star.events.len() <= 1, "one packet is one event");

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use starverbs_core::Access;
-use starverbs_sim::{Host, READ, Rng, WRITE};
+use starverbs_sim::{READ, Rng, SimHost, WRITE};
 
 /// What an operation changes.
 struct Effect {
@@ -34,7 +34,7 @@ pub(crate) struct Arena {
 impl Arena {
     /// `len` bytes of `host`, to be reached with `access`. `keeps`: nothing is forgotten, as anything may
     /// come late.
-    pub(crate) fn new(host: &mut Host, rng: &mut Rng, len: u32, access: Access, keeps: bool) -> Self {
+    pub(crate) fn new(host: &mut SimHost, rng: &mut Rng, len: u32, access: Access, keeps: bool) -> Self {
         let (addr, key) = host.region(u64::from(len), access);
         let mut now = vec![0; len as usize];
         rng.fill(&mut now);
@@ -51,7 +51,7 @@ impl Arena {
     /// The host lost its memory: a region at the same place with the same key. What is still on the wire for
     /// it is written where it would have been before, if it is of a kind that UC takes; else nobody may write
     /// here before the connection begins anew.
-    pub(crate) fn renew(&mut self, host: &mut Host, access: Access) {
+    pub(crate) fn renew(&mut self, host: &mut SimHost, access: Access) {
         let again = host.region(self.len() as u64, access);
         assert_eq!(again, (self.addr, self.key), "regions come again in another order");
         host.env.memory.write(self.addr, &self.now);
@@ -62,7 +62,7 @@ impl Arena {
     }
 
     /// From now on the card may write here, as its connection begins.
-    pub(crate) fn open(&self, host: &mut Host) {
+    pub(crate) fn open(&self, host: &mut SimHost) {
         host.env.memory.allow(self.addr, self.len() as u64, READ | WRITE);
     }
 
@@ -123,7 +123,7 @@ impl Arena {
     /// Panics unless memory shows the state after all before `lo` and perhaps more, up to before `hi`, in
     /// order, the next one perhaps in part. `loose`: those that are not known to be done may be there in
     /// any order.
-    pub(crate) fn check(&self, host: &Host, (lo, hi): (u64, u64), loose: bool, what: &str) {
+    pub(crate) fn check(&self, host: &SimHost, (lo, hi): (u64, u64), loose: bool, what: &str) {
         let there = host.env.memory.read(self.addr, self.len());
         if loose && self.shows_some(there, lo, hi) {
             return;
@@ -173,7 +173,7 @@ impl Arena {
     }
 
     /// Panics unless each byte is one that somebody wrote there.
-    pub(crate) fn check_unreliable(&self, host: &Host) {
+    pub(crate) fn check_unreliable(&self, host: &SimHost) {
         let there = host.env.memory.read(self.addr, self.len());
         if let Some(at) = self.odd(0, there, &mut vec![false; there.len()]) {
             panic!("byte {at} of a region is {:#x}, which nobody wrote", there[at]);
@@ -193,7 +193,7 @@ impl Arena {
     }
 
     /// Unreliable: `want` is at `off`, but for what others wrote.
-    pub(crate) fn shows(&self, host: &Host, off: usize, want: &[u8]) -> bool {
+    pub(crate) fn shows(&self, host: &SimHost, off: usize, want: &[u8]) -> bool {
         let there = host.env.memory.read(self.addr + off as u64, want.len());
         if there == want {
             return true;
@@ -203,7 +203,7 @@ impl Arena {
     }
 
     /// What is there is what counts from now on.
-    pub(crate) fn adopt(&mut self, host: &Host) {
+    pub(crate) fn adopt(&mut self, host: &SimHost) {
         self.log.clear();
         self.base.copy_from_slice(host.env.memory.read(self.addr, self.now.len()));
         self.now.copy_from_slice(&self.base);

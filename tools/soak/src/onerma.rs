@@ -13,9 +13,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 use starverbs_core::Nanos;
 use starverbs_onerma::executor::Transfer;
-use starverbs_onerma::{Class, Command, Completion, IssueError, MAX_OP, Op, RegionId, RegionKey, Status};
+use starverbs_onerma::{
+    Class, Command, Completion, IssueError, MAX_OP, OneRmaOp, RegionId, RegionKey, Status,
+};
 use starverbs_sim::Rng;
-use starverbs_sim::onerma::{Faults, Net, Packet, Portal, Report, SimSeal, Wire};
+use starverbs_sim::onerma::{Faults, Net, Portal, SentPacket, SimSeal, StepReport, Wire};
 
 use crate::plan::At;
 use crate::summary::Summary;
@@ -42,7 +44,7 @@ pub(crate) struct World {
     moves: BTreeMap<u64, Job>,
     oracle: Oracle,
     /// Packets that somebody on the path has seen
-    seen: VecDeque<Packet>,
+    seen: VecDeque<SentPacket>,
     /// Until when the wire carries nothing
     dark: Nanos,
     /// Keys, versions and tokens so far
@@ -126,9 +128,9 @@ impl World {
                 acted |= self.rng.chance(0.1) && self.act(at);
             }
             match self.net.step() {
-                Some(Report::Completed(at)) => self.poll(at),
-                Some(Report::Woke(at)) => self.drive(at as usize),
-                Some(Report::Nothing) => {}
+                Some(StepReport::Completed(at)) => self.poll(at),
+                Some(StepReport::Woke(at)) => self.drive(at as usize),
+                Some(StepReport::Nothing) => {}
                 None if acted => {}
                 None => {
                     let any = (0..self.plan.hosts).fold(false, |any, at| self.act(at) | any);
@@ -183,23 +185,24 @@ impl World {
         self.sites[at].left -= 1;
         let settled = self.sites[to].served.keys.len() == 1;
         let op = if settled && single && self.rng.chance(self.plan.rekeys) {
-            Op::Rekey
+            OneRmaOp::Rekey
         } else {
-            self.rng.pick(&[Op::Read, Op::Write])
+            self.rng.pick(&[OneRmaOp::Read, OneRmaOp::Write])
         };
-        let wrong = (op != Op::Rekey && self.rng.chance(self.plan.wrong))
+        let wrong = (op != OneRmaOp::Rekey && self.rng.chance(self.plan.wrong))
             .then(|| self.rng.pick(&[Wrong::Key, Wrong::Bounds, Wrong::Rights, Wrong::Local]));
         self.issue(at, to, op, single, wrong);
         true
     }
 
     /// Begins an operation.
-    fn issue(&mut self, at: At, to: At, op: Op, single: bool, wrong: Option<Wrong>) {
+    fn issue(&mut self, at: At, to: At, op: OneRmaOp, single: bool, wrong: Option<Wrong>) {
         /* of several commands, those that stay within the region would be right */
         let single_command = single || wrong == Some(Wrong::Bounds);
         let most = most(op, single_command, &self.plan.config);
-        let len = if op == Op::Rekey { most } else { self.rng.pick(&[1, 63, 64, 65, 1000, most - 1, most]) };
-        let new_key = (op == Op::Rekey).then(|| self.new_key());
+        let len =
+            if op == OneRmaOp::Rekey { most } else { self.rng.pick(&[1, 63, 64, 65, 1000, most - 1, most]) };
+        let new_key = (op == OneRmaOp::Rekey).then(|| self.new_key());
         let remote = self.sites[to].served.free.pop().expect("it was looked for");
         let local = self.sites[at].places.pop().expect("as many as slots");
         let served = &self.sites[to].served;
@@ -442,9 +445,9 @@ impl World {
     fn check_calm(&mut self) {
         let hosts = self.plan.hosts;
         for (at, to) in (0..hosts * hosts).map(|pair| (pair / hosts, pair % hosts)) {
-            for op in [Op::Read, Op::Write] {
+            for op in [OneRmaOp::Read, OneRmaOp::Write] {
                 /* a WRITE takes the window of both cards: twice that of one that writes to itself */
-                if at == to && op == Op::Write && self.plan.config.window < 2 * MAX_OP {
+                if at == to && op == OneRmaOp::Write && self.plan.config.window < 2 * MAX_OP {
                     continue;
                 }
                 let before = self.summary.of(GROUPS[0], "Ok");

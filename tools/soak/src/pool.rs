@@ -4,7 +4,7 @@
 //! watches.
 
 use starverbs_core::{Access, Sge};
-use starverbs_sim::{Host, Rng};
+use starverbs_sim::{Rng, SimHost};
 
 /// Sizes: 64 B, 128 B, 256 B ... 1 MiB
 const CLASSES: usize = 15;
@@ -29,7 +29,7 @@ fn class(len: u32) -> usize {
 
 impl Pool {
     /// `len` bytes with which the card may do what `rights` says.
-    pub(crate) fn take(&mut self, host: &mut Host, len: u32, rights: u8) -> Sge {
+    pub(crate) fn take(&mut self, host: &mut SimHost, len: u32, rights: u8) -> Sge {
         let class = class(len);
         if self.free[class].is_empty() {
             self.grow(host, class);
@@ -40,7 +40,7 @@ impl Pool {
     }
 
     /// More buffers of a size.
-    fn grow(&mut self, host: &mut Host, class: usize) {
+    fn grow(&mut self, host: &mut SimHost, class: usize) {
         let count = if class < SMALL { self.together.max(1) } else { 1 };
         let (addr, lkey) = host.region(count << (class + 6), Access::LOCAL_WRITE);
         self.free[class].extend((0..count).map(|n| (addr + (n << (class + 6)), lkey)));
@@ -49,7 +49,7 @@ impl Pool {
     /// `len` bytes in up to `most` pieces, some of them empty.
     pub(crate) fn scatter(
         &mut self,
-        host: &mut Host,
+        host: &mut SimHost,
         rng: &mut Rng,
         len: u32,
         most: u64,
@@ -67,7 +67,7 @@ impl Pool {
     }
 
     /// The program has its buffers back; it writes other things there, as programs do.
-    pub(crate) fn give(&mut self, host: &mut Host, pieces: &[Sge]) {
+    pub(crate) fn give(&mut self, host: &mut SimHost, pieces: &[Sge]) {
         for piece in pieces {
             host.env.memory.allow(piece.addr, u64::from(piece.len), 0);
             let scribble = [0xdb; 64];

@@ -127,8 +127,8 @@ pub(crate) struct Forbidden {
 
 /// Bytes of such memory.
 const FORBIDDEN: u32 = 20_480;
-/// So long an end that has said what it becomes asks before it gives up: 32 offers, less one that may have gone
-/// before the cut.
+/// So long an end that has said what it becomes asks before it gives up: 32 offers, less one that may have
+/// gone before the cut.
 const GIVEN_UP: Nanos = 1_600_000_000;
 
 impl World {

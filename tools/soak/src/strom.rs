@@ -14,7 +14,7 @@ use starverbs_core::env::SendQueue;
 use starverbs_core::strom::{Code, Kernel, KernelId, RECORD_LEN, ReplyMemory, SLOT_BYTES};
 use starverbs_core::{Access, Nanos};
 use starverbs_kernels::{Consistent, Get, Traverse};
-use starverbs_sim::{Host, READ, Rng, SimSq, WRITE};
+use starverbs_sim::{READ, Rng, SimHost, SimSq, WRITE};
 use starverbs_star::control::Preference;
 
 pub(crate) use ask::{Ask, OF_ANSWER};
@@ -203,7 +203,7 @@ pub(crate) struct RpcEnd {
 }
 
 impl RpcEnd {
-    fn make(host: &mut Host, strom: &StromPlan, e: usize) -> Self {
+    fn make(host: &mut SimHost, strom: &StromPlan, e: usize) -> Self {
         let own = strom.speaks[e].then(|| {
             let bytes = u64::from(strom.slots[e]) * SLOT_BYTES as u64;
             let (addr, lkey) = host.region(bytes, Access::LOCAL_WRITE);
@@ -230,7 +230,7 @@ impl RpcEnd {
     }
 
     /// No answer comes any more.
-    fn forget_asked(&mut self, host: &mut Host) {
+    fn forget_asked(&mut self, host: &mut SimHost) {
         self.asked.clear();
         self.immediates.clear();
         self.free = (0..PLACES).collect();
@@ -378,7 +378,7 @@ impl Site {
     }
 }
 
-fn load(host: &mut Host, notes: &Notes) -> KernelId {
+fn load(host: &mut SimHost, notes: &Notes) -> KernelId {
     let journal = Box::new(Journal(notes.clone()));
     host.nic.load_kernel(host.pd, JOURNAL, journal).expect("nobody has the op-code")
 }

@@ -7,7 +7,7 @@ use starverbs_queues::board::{
     CAP_STROM, CAP_VERBS, CAP_WINDOWS, CAP_XRC, QPC_IN_HOST, QPC_POLICY_FCFS, QPC_POLICY_LATENCY_HIDING,
     QPC_POLICY_NON_BLOCKING,
 };
-use starverbs_settings::{DeviceChoice, KEYS, Link, LinkTrust, Settings};
+use starverbs_settings::{DeviceChoice, KEYS, LinkMode, LinkTrust, Settings};
 use starverbs_verbs::{BoardFacts, BoardRegisters, Context, DeviceAttr, GidEntry, PortAttr, device_name};
 
 use crate::{Failure, run};
@@ -170,7 +170,7 @@ fn same_host(settings: &Settings) -> &'static str {
     }
     let hurt = settings.fault.is_active() || settings.pcap.is_some();
     match settings.link_trust {
-        _ if settings.link == Link::Udp || hurt || settings.qpc_cache.is_some() => "packets",
+        _ if settings.link == LinkMode::Udp || hurt || settings.qpc_cache.is_some() => "packets",
         LinkTrust::None => "shared memory; each card executes what it is asked for",
         LinkTrust::User => "shared memory; that of one user's processes by mapped files and by descriptor",
         LinkTrust::Trace => "shared memory; that of one user's processes by mapped files, descriptor and PID",
@@ -246,6 +246,6 @@ mod tests {
         assert_eq!(settings_json(&settings)["STARVERBS_PORT"]["value"], "5000");
         assert!(changed_text(&settings).ends_with(":\n  STARVERBS_PORT=5000\n"));
         assert!(same_host(&settings).contains("descriptor"));
-        assert_eq!(same_host(&Settings { link: Link::Udp, ..settings }), "packets");
+        assert_eq!(same_host(&Settings { link: LinkMode::Udp, ..settings }), "packets");
     }
 }

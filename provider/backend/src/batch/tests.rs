@@ -12,7 +12,7 @@ fn host() -> HostAddr {
 }
 
 /// A frame of a header and the program's bytes.
-fn add(batch: &mut Batch, group: &FrameGroup, header: &[u8], program: &[u8]) -> u16 {
+fn add(batch: &mut FrameBatch, group: &FrameGroup, header: &[u8], program: &[u8]) -> u16 {
     let segs = [Seg { addr: program.as_ptr() as u64, len: program.len() as u32 }];
     let index = batch.place(group, header.len() + program.len(), true);
     batch.copy(header);
@@ -36,7 +36,7 @@ fn bytes_at(at: *const libc::c_void, len: usize) -> Vec<u8> {
 }
 
 /// What the kernel reads of message `at`, which is sealed: its address, control messages and bytes.
-fn as_the_kernel_reads(batch: &Batch, at: usize) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
+fn as_the_kernel_reads(batch: &FrameBatch, at: usize) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
     let header = &batch.headers[at].msg_hdr;
     /* their types differ between C libraries */
     let (iovs, control): (usize, usize) = (header.msg_iovlen as _, header.msg_controllen as _);
@@ -51,7 +51,7 @@ fn as_the_kernel_reads(batch: &Batch, at: usize) -> (Vec<u8>, Vec<u8>, Vec<u8>) 
 /// were added.
 #[test]
 fn frames_to_several_blocks_join_the_newest_message_of_theirs() {
-    let mut batch = Batch::new().unwrap();
+    let mut batch = FrameBatch::new().unwrap();
     let group = |block| FrameGroup { block, ..FrameGroup::default() };
     let mut add = |block: u32, bytes: &[u8]| {
         let index = batch.place(&group(block), bytes.len(), true);
@@ -88,7 +88,7 @@ fn frames_to_several_blocks_join_the_newest_message_of_theirs() {
 /// Messages of several groups under way at once, gathered and copied, for as many rounds as there are.
 #[test]
 fn the_kernel_finds_what_was_placed() {
-    let mut batch = Batch::new().unwrap();
+    let mut batch = FrameBatch::new().unwrap();
     let program: Vec<u8> = (0..9000u32).map(|n| n as u8).collect();
     for round in 0..3 {
         let group = |block| FrameGroup {
@@ -124,7 +124,7 @@ fn the_kernel_finds_what_was_placed() {
 
 #[test]
 fn a_copied_frame_is_the_batchs_own() {
-    let mut batch = Batch::new().unwrap();
+    let mut batch = FrameBatch::new().unwrap();
     let mut program = *b"payload";
     let at = program.as_mut_ptr();
     let segs = [Seg { addr: at as u64, len: 7 }];

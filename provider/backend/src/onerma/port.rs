@@ -9,9 +9,9 @@ use std::slice;
 
 use nix::sys::socket::AddressFamily;
 use starverbs_core::Gid;
-use starverbs_onerma::Path;
+use starverbs_onerma::AddressPair;
 
-use crate::batch::{Batch, FrameGroup, HOPS, MAX_FRAME};
+use crate::batch::{FrameBatch, FrameGroup, HOPS, MAX_FRAME};
 use crate::descriptor::Socket;
 use crate::inbox::{Inbox, Outer};
 use crate::{BackendError, HostAddr, sockopt};
@@ -26,7 +26,7 @@ const DATAGRAMS: usize = 16;
 /// The port, and packets that wait to be sent.
 pub(super) struct Port {
     socket: Socket,
-    batch: Batch,
+    batch: FrameBatch,
     addr: HostAddr,
     number: u16,
     /// Packets that the socket did not take: lost, as on any wire
@@ -55,7 +55,7 @@ impl Port {
         sockopt::set_int(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
         sockopt::receive_buffer(&socket, BUFFER);
         sockopt::send_buffer(&socket, BUFFER);
-        Ok(Port { socket, batch: Batch::new()?, addr: addr.clone(), number, unsent: 0, foreign: 0 })
+        Ok(Port { socket, batch: FrameBatch::new()?, addr: addr.clone(), number, unsent: 0, foreign: 0 })
     }
 
     /// Room for a packet of `len` bytes, which waits with the others.
@@ -114,7 +114,7 @@ impl AsRawFd for Port {
 }
 
 /// Datagrams that have come, and how far they were read.
-pub(super) struct Received {
+pub(super) struct ReceiveBuffer {
     inbox: Inbox,
     /// How many it has, which is next, and where in it
     count: usize,
@@ -122,10 +122,10 @@ pub(super) struct Received {
     offset: usize,
 }
 
-impl Received {
+impl ReceiveBuffer {
     /// None yet. `NoMemory`
     pub(super) fn new() -> Result<Self, BackendError> {
-        Ok(Received { inbox: Inbox::new(DATAGRAMS)?, count: 0, at: 0, offset: 0 })
+        Ok(ReceiveBuffer { inbox: Inbox::new(DATAGRAMS)?, count: 0, at: 0, offset: 0 })
     }
 
     /// There are some that were not read.
@@ -134,7 +134,7 @@ impl Received {
     }
 
     /// The next packet, and its ends. `None`: none is there.
-    pub(super) fn next(&mut self, port: &mut Port) -> Option<(Path, &mut [u8])> {
+    pub(super) fn next(&mut self, port: &mut Port) -> Option<(AddressPair, &mut [u8])> {
         loop {
             if self.at == self.count {
                 /* an error is one of an earlier send, of a closed port at the other end, and says nothing */
@@ -149,7 +149,7 @@ impl Received {
             let to = len.min(from + size);
             (self.at, self.offset) = if to < len { (at, to) } else { (at + 1, 0) };
             if sport == port.number {
-                let path = Path { local: port.addr.gid, remote: meta.src };
+                let path = AddressPair { local: port.addr.gid, remote: meta.src };
                 return Some((path, self.inbox.bytes_mut(at, from..to)));
             }
             port.foreign += 1;

@@ -12,11 +12,11 @@ use starverbs_onerma::congestion::{Settings, Timeouts};
 use starverbs_onerma::executor::{Executor, Finished, SubmitError, Transfer};
 use starverbs_onerma::wire::{OVERHEAD, PORT};
 use starverbs_onerma::{
-    COMPLETION_LEN, Card, Completion, Config, ControlError, Counters, Counts, DerivedKey, Initiator, MAX_OP,
-    Op, PortalId, Region, RegionId, RegionKey, Rights, Seal, Status, Transmit,
+    COMPLETION_LEN, CardConfig, Completion, ControlError, Counts, DerivedKey, Initiator, MAX_OP, OneRmaCard,
+    OneRmaOp, PortalId, Region, RegionId, RegionKey, Rights, Seal, SealCounters, Status, Transmit,
 };
 
-use super::port::{Port, Received};
+use super::port::{Port, ReceiveBuffer};
 use super::world::World;
 use super::{GcmSeal, numbers_at, sender_of};
 use crate::host::HostAddr;
@@ -31,7 +31,7 @@ const RECORD: usize = COMPLETION_LEN / 8;
 
 /// What a process's card is like.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct ProcessOptions {
     /// UDP port, here and at all peers
     pub port: u16,
     /// The process's number: K_d is bound to it
@@ -41,25 +41,25 @@ pub struct Options {
     /// How often a chunk that failed for congestion is tried again
     pub retries: u8,
     /// Capacities and waits of the card; its fragment is cut to what the interface takes
-    pub card: Config,
+    pub card: CardConfig,
     /// Congestion control
     pub congestion: Settings,
 }
 
-impl Default for Options {
+impl Default for ProcessOptions {
     /// For cards in software, whose processes may have to wait for a CPU: 10 ms for the window; for answers
     /// 20 ms before one was seen, then four round trips, 2.5 to 640 ms; 256 KB asked for at a time, 1 MB
     /// wanted by others; a round trip of 100 us is assumed before one was seen.
     fn default() -> Self {
         let longest = 640_000_000;
-        let waits = Config { timeout: longest, ..Config::of_fabric(5_000_000, 0) };
+        let waits = CardConfig { timeout: longest, ..CardConfig::of_fabric(5_000_000, 0) };
         let timeouts = Some(Timeouts { longest, least: 2_500_000, unknown: 20_000_000 });
-        Options {
+        ProcessOptions {
             port: PORT,
             pid: std::process::id(),
             slots: 64,
             retries: 7,
-            card: Config { window: 256 << 10, nack_threshold: 1 << 20, ..waits },
+            card: CardConfig { window: 256 << 10, nack_threshold: 1 << 20, ..waits },
             congestion: Settings { timeouts, ..Settings::of_rtt(100_000) },
         }
     }
@@ -67,9 +67,9 @@ impl Default for Options {
 
 /// A process's card and what it runs above it.
 pub struct Process {
-    card: Card<GcmSeal>,
+    card: OneRmaCard<GcmSeal>,
     world: World,
-    received: Received,
+    received: ReceiveBuffer,
     executor: Executor,
     portal: PortalId,
     local: Gid,
@@ -89,19 +89,19 @@ impl Process {
     /// # Errors
     /// The address is not this host's, or another card's; the clock was never set; there is no memory or no
     /// socket.
-    pub fn open(addr: &HostAddr, options: &Options) -> Result<Self, BackendError> {
+    pub fn open(addr: &HostAddr, options: &ProcessOptions) -> Result<Self, BackendError> {
         /* the numbers after the port: who had it before has ended, and sent what it sent earlier */
         let world = World { port: Port::open(addr, options.port)? };
         let numbers = numbers_at(SystemTime::now()).ok_or(BackendError::ClockUnset)?;
         let numbered = numbers.end;
         let fragment = addr.link_mtu.saturating_sub(48 + OVERHEAD as u32).min(MAX_OP);
         let slots = options.slots.max(1);
-        let config = Config { fragment, slots: options.card.slots.max(slots), ..options.card };
+        let config = CardConfig { fragment, slots: options.card.slots.max(slots), ..options.card };
         let timeouts = options.congestion.timeouts;
         let timeouts = timeouts.map(|timeouts| Timeouts { longest: config.timeout, ..timeouts });
         let congestion = Settings { timeouts, ..options.congestion };
-        let counters = Counters::of_range(numbers);
-        let mut card = Card::new(config, GcmSeal, addr.gid, sender_of(&addr.gid), counters)
+        let counters = SealCounters::of_range(numbers);
+        let mut card = OneRmaCard::new(config, GcmSeal, addr.gid, sender_of(&addr.gid), counters)
             .ok_or(BackendError::NoMemory)?;
         let records: Box<[_]> = (0..usize::from(slots) * RECORD).map(|_| AtomicU64::new(0)).collect();
         let completions = Region {
@@ -117,7 +117,7 @@ impl Process {
         Ok(Process {
             card,
             world,
-            received: Received::new()?,
+            received: ReceiveBuffer::new()?,
             executor: Executor::new(congestion, options.retries, slots, completions),
             portal,
             local: addr.gid,
@@ -165,7 +165,7 @@ impl Process {
     }
 
     /// K_d of this process for an operation, from the key of a region: for a [`Transfer`].
-    pub fn own_key(&self, region: &RegionKey, op: Op) -> DerivedKey {
+    pub fn own_key(&self, region: &RegionKey, op: OneRmaOp) -> DerivedKey {
         GcmSeal.derive(region, &Initiator { addr: self.local, pid: self.pid }, op)
     }
 
@@ -226,7 +226,7 @@ impl Process {
             && numbers.start >= self.numbered
         {
             self.numbered = numbers.end;
-            self.card.renew_counters(Counters::of_range(numbers));
+            self.card.renew_counters(SealCounters::of_range(numbers));
         }
     }
 
@@ -318,7 +318,7 @@ impl AsRawFd for Process {
 }
 
 /// How a command ends that the card did not take.
-fn refused(slot: u16, op: Op) -> Completion {
+fn refused(slot: u16, op: OneRmaOp) -> Completion {
     let status = Status::LocalAccess;
     Completion { slot, status, op, bytes: 0, issue_delay: 0, total_delay: 0, sequence: 0 }
 }

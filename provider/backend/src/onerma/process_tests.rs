@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::net::{Ipv4Addr, UdpSocket};
 
 use starverbs_onerma::Class;
-use starverbs_onerma::wire::{Head, MAX_PACKET};
+use starverbs_onerma::wire::{MAX_PACKET, OneRmaHeader};
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn addr(ip: [u8; 4]) -> HostAddr {
 fn open(pid: u32, retries: u8) -> Process {
     for _ in 0..1000 {
         let [a, b, c, ..] = sockopt::random().to_le_bytes();
-        let options = Options { pid, retries, ..Options::default() };
+        let options = ProcessOptions { pid, retries, ..ProcessOptions::default() };
         match Process::open(&addr([127, a, b, c & 0x7f | 2]), &options) {
             Ok(process) => return process,
             Err(BackendError::OnermaAddress { .. }) => {}
@@ -60,7 +60,7 @@ impl Pair {
         self.memory[end].iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect()
     }
 
-    fn submit(&mut self, op: Op, key: &RegionKey, len: u64) {
+    fn submit(&mut self, op: OneRmaOp, key: &RegionKey, len: u64) {
         let transfer = Transfer {
             op,
             class: Class::High,
@@ -101,7 +101,7 @@ impl Pair {
         }
     }
 
-    fn run(&mut self, op: Op, key: &RegionKey, len: u64) -> Status {
+    fn run(&mut self, op: OneRmaOp, key: &RegionKey, len: u64) -> Status {
         self.submit(op, key, len);
         self.finish_with(|_| true)
     }
@@ -118,13 +118,13 @@ impl Pair {
 fn data_of_any_length_is_read_and_written() {
     for len in [1, 64, 4096, 50_001] {
         let mut pair = Pair::new(0);
-        assert_eq!(pair.run(Op::Read, &KEY, len as u64), Status::Ok);
+        assert_eq!(pair.run(OneRmaOp::Read, &KEY, len as u64), Status::Ok);
         let here = pair.bytes(0);
         assert!(here[128..128 + len].iter().all(|byte| *byte == 0x22));
         assert!(here[..128].iter().chain(&here[128 + len..]).all(|byte| *byte == 0x11));
 
         let mut pair = Pair::new(0);
-        assert_eq!(pair.run(Op::Write, &KEY, len as u64), Status::Ok);
+        assert_eq!(pair.run(OneRmaOp::Write, &KEY, len as u64), Status::Ok);
         let there = pair.bytes(1);
         assert!(there[64..64 + len].iter().all(|byte| *byte == 0x11));
         assert!(there[..64].iter().chain(&there[64 + len..]).all(|byte| *byte == 0x22));
@@ -134,36 +134,36 @@ fn data_of_any_length_is_read_and_written() {
 #[test]
 fn nothing_of_the_data_is_on_the_wire() {
     let mut pair = Pair::new(0);
-    for op in [Op::Write, Op::Read, Op::Rekey] {
-        pair.submit(op, &KEY, if op == Op::Rekey { 16 } else { 4096 });
+    for op in [OneRmaOp::Write, OneRmaOp::Read, OneRmaOp::Rekey] {
+        pair.submit(op, &KEY, if op == OneRmaOp::Rekey { 16 } else { 4096 });
         let mut packets = 0;
         let status = pair.finish_with(|packet| {
             packets += 1;
             !packet.windows(8).any(|window| window == [0x11; 8] || window == [0x22; 8])
         });
-        assert_eq!((status, packets), (Status::Ok, if op == Op::Read { 2 } else { 4 }));
+        assert_eq!((status, packets), (Status::Ok, if op == OneRmaOp::Read { 2 } else { 4 }));
     }
 }
 
 #[test]
 fn a_rekey_ends_the_old_key_and_begins_the_new() {
     let mut pair = Pair::new(0);
-    assert_eq!(pair.run(Op::Rekey, &KEY, 16), Status::Ok);
-    assert_eq!(pair.run(Op::Read, &KEY, 64), Status::RemoteAuthenticationFailure);
+    assert_eq!(pair.run(OneRmaOp::Rekey, &KEY, 16), Status::Ok);
+    assert_eq!(pair.run(OneRmaOp::Read, &KEY, 64), Status::RemoteAuthenticationFailure);
     let next = RegionKey([0x11; 16]);
-    assert_eq!(pair.run(Op::Read, &next, 64), Status::Ok);
+    assert_eq!(pair.run(OneRmaOp::Read, &next, 64), Status::Ok);
     let region = pair.regions[1];
     pair.ends[1].rekey_region(region, KEY).expect("it is open");
-    assert_eq!(pair.run(Op::Read, &next, 64), Status::RemoteAuthenticationFailure);
+    assert_eq!(pair.run(OneRmaOp::Read, &next, 64), Status::RemoteAuthenticationFailure);
     pair.ends[1].close_region(region).expect("it is open");
-    assert_eq!(pair.run(Op::Read, &KEY, 64), Status::RemoteAuthenticationFailure);
+    assert_eq!(pair.run(OneRmaOp::Read, &KEY, 64), Status::RemoteAuthenticationFailure);
     assert_eq!(pair.ends[1].counts().rekeys, 1);
 }
 
 #[test]
 fn a_wrong_key_moves_nothing() {
     let mut pair = Pair::new(3);
-    for op in [Op::Read, Op::Write, Op::Rekey] {
+    for op in [OneRmaOp::Read, OneRmaOp::Write, OneRmaOp::Rekey] {
         let status = pair.run(op, &RegionKey([0x4c; 16]), 16);
         assert_eq!(status, Status::RemoteAuthenticationFailure);
     }
@@ -175,19 +175,19 @@ fn a_wrong_key_moves_nothing() {
 fn a_transfer_beyond_a_region_fails_at_either_end() {
     let mut pair = Pair::new(0);
     let beyond = LEN as u64 - 127;
-    assert_eq!(pair.run(Op::Read, &KEY, beyond), Status::LocalAccess);
+    assert_eq!(pair.run(OneRmaOp::Read, &KEY, beyond), Status::LocalAccess);
     let small = RegionId(pair.regions[1].0 + 1);
     // SAFETY: as of the pair's regions.
     let opened = unsafe { pair.ends[1].open_region(pair.memory[1].as_ptr() as *mut u8, 80, ALL, KEY) };
     assert_eq!(opened, Ok(small));
     pair.regions[1] = small;
-    assert_eq!(pair.run(Op::Write, &KEY, 17), Status::RemoteAccess);
-    assert_eq!(pair.run(Op::Write, &KEY, 16), Status::Ok);
+    assert_eq!(pair.run(OneRmaOp::Write, &KEY, 17), Status::RemoteAccess);
+    assert_eq!(pair.run(OneRmaOp::Write, &KEY, 16), Status::Ok);
 }
 
 #[test]
 fn a_lost_packet_is_a_timeout_and_another_try_is_not() {
-    for op in [Op::Read, Op::Write] {
+    for op in [OneRmaOp::Read, OneRmaOp::Write] {
         let mut pair = Pair::new(0);
         pair.submit(op, &KEY, 64);
         pair.take(1, |_| false);
@@ -207,7 +207,7 @@ fn tampered_packets_are_dropped_at_either_end() {
     /* a READ's answer: its header, its data, its tag */
     for at in [20, 30, 90] {
         let mut pair = Pair::new(0);
-        pair.submit(Op::Read, &KEY, 64);
+        pair.submit(OneRmaOp::Read, &KEY, 64);
         pair.take(1, |_| true);
         pair.ends[1].advance(pair.now);
         pair.take(0, |packet| {
@@ -222,7 +222,7 @@ fn tampered_packets_are_dropped_at_either_end() {
     }
     /* a WRITE's data */
     let mut pair = Pair::new(0);
-    pair.submit(Op::Write, &KEY, 64);
+    pair.submit(OneRmaOp::Write, &KEY, 64);
     pair.take(1, |_| true);
     pair.ends[1].advance(pair.now);
     pair.take(0, |_| true);
@@ -238,7 +238,7 @@ fn tampered_packets_are_dropped_at_either_end() {
 fn an_address_has_one_card_and_its_cards_repeat_no_vector() {
     let mut first = open(7, 0);
     let home = addr(first.local.ipv4().expect("an IPv4 address"));
-    let options = Options::default();
+    let options = ProcessOptions::default();
     assert!(matches!(Process::open(&home, &options), Err(BackendError::OnermaAddress { source, .. })
         if source.kind() == std::io::ErrorKind::AddrInUse));
 
@@ -249,7 +249,7 @@ fn an_address_has_one_card_and_its_cards_repeat_no_vector() {
         // SAFETY: nobody answers, so that nothing of it is touched.
         let local = unsafe { process.open_region(std::ptr::null_mut(), LEN, ALL, KEY) }.expect("a place");
         for token in 0..20 {
-            let (op, class, len) = (Op::Read, Class::High, 1);
+            let (op, class, len) = (OneRmaOp::Read, Class::High, 1);
             let (remote, region, offset, local_offset) = (target.local, local, 0, 0);
             let key = process.own_key(&KEY, op);
             let one = Transfer { op, class, len, remote, region, offset, local, local_offset, key, token };
@@ -267,7 +267,7 @@ fn an_address_has_one_card_and_its_cards_repeat_no_vector() {
     let (mut port, mut received) = (target.world.port, target.received);
     let mut packets = 0;
     while let Some((_, packet)) = received.next(&mut port) {
-        let (head, _) = Head::parse(packet).expect("a request");
+        let (head, _) = OneRmaHeader::parse(packet).expect("a request");
         assert!(seen.insert(head.prefix.iv.bytes()), "an initialisation vector repeats");
         packets += 1;
     }
@@ -278,14 +278,14 @@ fn an_address_has_one_card_and_its_cards_repeat_no_vector() {
 fn numbers_that_run_out_are_renewed() {
     let mut pair = Pair::new(0);
     let process = &mut pair.ends[0];
-    process.card.renew_counters(Counters::of_range(0..0));
+    process.card.renew_counters(SealCounters::of_range(0..0));
     process.numbered = 0;
-    assert_eq!(pair.run(Op::Read, &KEY, 64), Status::Ok);
+    assert_eq!(pair.run(OneRmaOp::Read, &KEY, 64), Status::Ok);
     /* those of the future were given away: none is left */
     let process = &mut pair.ends[0];
-    process.card.renew_counters(Counters::of_range(0..0));
+    process.card.renew_counters(SealCounters::of_range(0..0));
     process.numbered = u64::MAX;
-    assert_eq!(pair.run(Op::Read, &KEY, 64), Status::Exhausted);
+    assert_eq!(pair.run(OneRmaOp::Read, &KEY, 64), Status::Exhausted);
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn strangers_datagrams_are_counted_and_harm_nobody() {
     let to = (Ipv4Addr::from(pair.ends[1].local.ipv4().expect("an IPv4 address")), PORT);
     let stranger = UdpSocket::bind("127.0.0.1:0").expect("a port");
     stranger.send_to(&[0; 9000], to).expect("a datagram");
-    assert_eq!(pair.run(Op::Read, &KEY, 4096), Status::Ok);
+    assert_eq!(pair.run(OneRmaOp::Read, &KEY, 4096), Status::Ok);
     assert_eq!(pair.ends[1].port_counts(), [0, 1]);
     /* from a card's port: too short, too long, empty */
     for len in [0, 10, MAX_PACKET + 100] {
@@ -304,7 +304,7 @@ fn strangers_datagrams_are_counted_and_harm_nobody() {
         pair.take(1, |_| true);
     }
     assert_eq!(pair.ends[1].counts().malformed, 3);
-    assert_eq!(pair.run(Op::Write, &KEY, 4096), Status::Ok);
+    assert_eq!(pair.run(OneRmaOp::Write, &KEY, 4096), Status::Ok);
 }
 
 /// Packets that go out together come in joined; a turn that leaves some of them says that it goes on at once.

@@ -3,7 +3,7 @@
 //! It must not know what packets say. docs/onerma.md ("Packets") says what is encrypted with what.
 
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
-use starverbs_onerma::{DerivedKey, Initiator, Op, RegionKey, Seal};
+use starverbs_onerma::{DerivedKey, Initiator, OneRmaOp, RegionKey, Seal};
 
 /// In the place where a nonce has the operation: the first half of an IPv6 address stands before it.
 const HALF: u32 = 1 << 31;
@@ -39,7 +39,7 @@ impl Seal for GcmSeal {
     /// Of IPv4, as the paper has it: AES(K_r; address 32, PID 32, operation 32, 2). An IPv6 address does not
     /// fit a block with the rest: its first half makes a key, AES(K_r; half 64, 2^31 + operation 32, 2), and
     /// the second half K_d from that, AES(key; half 64, PID 32, 2).
-    fn derive(&self, region: &RegionKey, initiator: &Initiator, op: Op) -> DerivedKey {
+    fn derive(&self, region: &RegionKey, initiator: &Initiator, op: OneRmaOp) -> DerivedKey {
         let Initiator { addr, pid } = initiator;
         let (pid, op) = (pid.to_be_bytes(), op as u32);
         DerivedKey(match addr.ipv4() {

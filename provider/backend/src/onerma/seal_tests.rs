@@ -3,8 +3,8 @@ use std::collections::HashMap;
 use starverbs_core::mr::Plain;
 use starverbs_core::{Dma, Gid, Seg};
 use starverbs_onerma::{
-    COMPLETION_LEN, Card, Class, Command, Completion, Config, Counters, Env, Path, PortalId, Region, Rights,
-    Status, Transmit, packet_in_buffer,
+    AddressPair, COMPLETION_LEN, CardConfig, Class, Command, Completion, OneRmaCard, OneRmaEnv, PortalId,
+    Region, Rights, SealCounters, Status, Transmit, packet_in_buffer,
 };
 
 use super::*;
@@ -55,25 +55,27 @@ fn derived_keys_are_aes_of_who_asks_for_what() {
     let four = Gid::from_ipv4([10, 1, 2, 3]);
     let six = Gid(hex("20010db8000000000000000000000001"));
     let of = |addr, op| GcmSeal.derive(&region, &Initiator { addr, pid: 77 }, op).0;
-    assert_eq!(of(four, Op::Read), hex("faf75f0d49dd384a04aefa7319700d06"));
-    assert_eq!(of(four, Op::Write), hex("86c75b30f26e65be438b4309ae213486"));
-    assert_eq!(of(six, Op::Read), hex("e0e4d5a0b2c10dc220cd49ecf996d252"));
+    assert_eq!(of(four, OneRmaOp::Read), hex("faf75f0d49dd384a04aefa7319700d06"));
+    assert_eq!(of(four, OneRmaOp::Write), hex("86c75b30f26e65be438b4309ae213486"));
+    assert_eq!(of(six, OneRmaOp::Read), hex("e0e4d5a0b2c10dc220cd49ecf996d252"));
     let others = [
-        GcmSeal.derive(&region, &Initiator { addr: four, pid: 78 }, Op::Read).0,
-        GcmSeal.derive(&RegionKey([0; 16]), &Initiator { addr: four, pid: 77 }, Op::Read).0,
-        of(Gid::from_ipv4([10, 1, 2, 4]), Op::Read),
-        of(Gid(hex("20010db8000000000000000000000002")), Op::Read),
-        of(Gid(hex("20010db8000000010000000000000001")), Op::Read),
-        of(six, Op::Rekey),
+        GcmSeal.derive(&region, &Initiator { addr: four, pid: 78 }, OneRmaOp::Read).0,
+        GcmSeal.derive(&RegionKey([0; 16]), &Initiator { addr: four, pid: 77 }, OneRmaOp::Read).0,
+        of(Gid::from_ipv4([10, 1, 2, 4]), OneRmaOp::Read),
+        of(Gid(hex("20010db8000000000000000000000002")), OneRmaOp::Read),
+        of(Gid(hex("20010db8000000010000000000000001")), OneRmaOp::Read),
+        of(six, OneRmaOp::Rekey),
     ];
-    assert!(others.iter().all(|other| *other != of(four, Op::Read) && *other != of(six, Op::Read)));
+    assert!(
+        others.iter().all(|other| *other != of(four, OneRmaOp::Read) && *other != of(six, OneRmaOp::Read))
+    );
 }
 
 /// Memory, and what a card has sent.
 #[derive(Default)]
 struct Host {
     bytes: Vec<u8>,
-    out: Vec<(Path, Vec<u8>)>,
+    out: Vec<(AddressPair, Vec<u8>)>,
 }
 
 impl Dma for Host {
@@ -102,10 +104,10 @@ impl Dma for Host {
     }
 }
 
-impl Env for Host {
+impl OneRmaEnv for Host {
     fn send(
         &mut self,
-        path: &Path,
+        path: &AddressPair,
         _: Class,
         head: &[u8],
         data: (u64, u32),
@@ -123,11 +125,11 @@ const KEY: RegionKey = RegionKey([0x4b; 16]);
 const LEN: u64 = 8192;
 
 /// What a command ends as between two cards, the second of which has a region of `KEY`; and both memories.
-fn run(op: Op, key: &RegionKey) -> (Status, [Host; 2], Vec<Vec<u8>>) {
+fn run(op: OneRmaOp, key: &RegionKey) -> (Status, [Host; 2], Vec<Vec<u8>>) {
     let gids = [1, 2].map(|last| Gid::from_ipv4([10, 0, 0, last]));
     let card = |gid: &Gid| {
-        let counters = Counters::of_epoch(1);
-        Card::new(Config::default(), GcmSeal, *gid, sender_of(gid), counters).expect("memory")
+        let counters = SealCounters::of_epoch(1);
+        OneRmaCard::new(CardConfig::default(), GcmSeal, *gid, sender_of(gid), counters).expect("memory")
     };
     let (mut cards, mut hosts) = (gids.each_ref().map(card), [Host::default(), Host::default()]);
     let region = |addr, rights| Region { addr, len: LEN, owner: 7, rights, key: KEY };
@@ -164,7 +166,7 @@ fn run(op: Op, key: &RegionKey) -> (Status, [Host; 2], Vec<Vec<u8>>) {
         }
         for (path, mut bytes) in packets {
             seen.push(bytes.clone());
-            let (to, back) = (at[&path.remote], Path { local: path.remote, remote: path.local });
+            let (to, back) = (at[&path.remote], AddressPair { local: path.remote, remote: path.local });
             cards[to].handle_packet(&mut hosts[to], 0, &back, &mut bytes);
         }
     }
@@ -174,10 +176,10 @@ fn run(op: Op, key: &RegionKey) -> (Status, [Host; 2], Vec<Vec<u8>>) {
 
 #[test]
 fn cards_read_and_write_encrypted() {
-    let (status, hosts, packets) = run(Op::Read, &KEY);
+    let (status, hosts, packets) = run(OneRmaOp::Read, &KEY);
     assert_eq!((status, packets.len()), (Status::Ok, 2));
     assert_eq!(hosts[0].bytes[128..128 + 4096], [0x22; 4096]);
-    let (status, hosts, mut all) = run(Op::Write, &KEY);
+    let (status, hosts, mut all) = run(OneRmaOp::Write, &KEY);
     assert_eq!((status, all.len()), (Status::Ok, 4));
     assert_eq!(hosts[1].bytes[64..64 + 4096], [0x11; 4096]);
     all.extend(packets);
@@ -189,7 +191,7 @@ fn cards_read_and_write_encrypted() {
 
 #[test]
 fn another_region_s_key_opens_nothing() {
-    for op in [Op::Read, Op::Write] {
+    for op in [OneRmaOp::Read, OneRmaOp::Write] {
         let (status, hosts, packets) = run(op, &RegionKey([0x4c; 16]));
         assert_eq!((status, packets.len()), (Status::RemoteAuthenticationFailure, 2));
         assert_eq!(hosts[0].bytes[..LEN as usize], [0x11; LEN as usize]);

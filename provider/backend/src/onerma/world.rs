@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use starverbs_core::mr::Plain;
 use starverbs_core::{Dma, Seg};
-use starverbs_onerma::{Class, Env, Path, PortalId, TAG_LEN};
+use starverbs_onerma::{AddressPair, Class, OneRmaEnv, PortalId, TAG_LEN};
 
 use super::port::Port;
 use crate::copy::{copy_short, write_in_order};
@@ -58,10 +58,10 @@ impl Dma for World {
     }
 }
 
-impl Env for World {
+impl OneRmaEnv for World {
     fn send(
         &mut self,
-        path: &Path,
+        path: &AddressPair,
         _: Class,
         head: &[u8],
         (addr, len): (u64, u32),

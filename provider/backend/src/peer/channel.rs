@@ -8,9 +8,9 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use starverbs_rings::{Slot, SlotHead, SlotMemory, SlotReader, SlotWriter};
+use starverbs_rings::{SlotHead, SlotMemory, SlotReader, SlotWriter, StampedRecord};
 
-use super::memory::Memory;
+use super::memory::SharedMapping;
 
 /// Requests and answers that may be unread.
 pub(crate) const REQUESTS: u32 = 512;
@@ -20,19 +20,19 @@ pub(crate) const ANSWERS: u32 = 128;
 pub(crate) const DATA: u32 = 1 << 19;
 const HEAD: usize = 1024;
 const SLOTS: usize = 4096;
-const AREAS: usize = SLOTS + (REQUESTS + ANSWERS) as usize * size_of::<Slot>();
+const AREAS: usize = SLOTS + (REQUESTS + ANSWERS) as usize * size_of::<StampedRecord>();
 const LEN: usize = AREAS.next_multiple_of(4096) + 2 * DATA as usize;
 
-const _: () = assert!(size_of::<SlotHead>() <= HEAD && 2 * HEAD <= SLOTS && size_of::<Slot>() == 64);
+const _: () = assert!(size_of::<SlotHead>() <= HEAD && 2 * HEAD <= SLOTS && size_of::<StampedRecord>() == 64);
 
 /// Where a channel's rings lie: that of requests, and that of answers.
-fn rings(memory: &Memory) -> [SlotMemory; 2] {
+fn rings(memory: &SharedMapping) -> [SlotMemory; 2] {
     let base = memory.base();
     // SAFETY: all offsets lie in the mapping, as its length follows from them.
     unsafe {
         let ring = |of: usize, first: u32, count: u32| SlotMemory {
             head: base.add(of * HEAD).cast(),
-            slots: base.add(SLOTS).cast::<Slot>().add(first as usize),
+            slots: base.add(SLOTS).cast::<StampedRecord>().add(first as usize),
             count,
             data: base.add(AREAS.next_multiple_of(4096) + of * DATA as usize),
             bytes: DATA,
@@ -47,7 +47,7 @@ pub struct Asking {
     pub requests: SlotWriter,
     /// What is answered
     pub answers: SlotReader,
-    _memory: Memory,
+    _memory: SharedMapping,
 }
 
 /// The end of a channel that answers.
@@ -56,13 +56,13 @@ pub struct Answering {
     pub requests: SlotReader,
     /// What is answered
     pub answers: SlotWriter,
-    _memory: Memory,
+    _memory: SharedMapping,
 }
 
 impl Asking {
     /// A new channel, and the memory that the other end is to have. `None`: the system gives none.
     pub(super) fn create() -> Option<(Asking, File)> {
-        let (memory, file) = Memory::create(LEN)?;
+        let (memory, file) = SharedMapping::create(LEN)?;
         let [requests, answers] = rings(&memory);
         // SAFETY: new memory, mapped as long as the value lives, of which each end is made once.
         let (requests, answers) = unsafe { (SlotWriter::new(requests), SlotReader::new(answers)) };
@@ -79,7 +79,7 @@ impl Asking {
 impl Answering {
     /// The other end of a channel that another process has made. `None`: it is none.
     pub(super) fn open(file: OwnedFd) -> Option<Answering> {
-        let memory = Memory::open(file, LEN)?;
+        let memory = SharedMapping::open(file, LEN)?;
         let [requests, answers] = rings(&memory);
         // SAFETY: sealed memory stays mapped as long as the value lives; each end is made once in this
         // process, and the rings do not trust the other.
@@ -106,7 +106,7 @@ pub(super) fn read_anything(mut bytes: &[u8]) {
             3 => read(&mut asking.answers),
             /* the reader's index, the next stamps, and what lies behind them */
             4 => word(&asking, usize::from(at) % 2 * HEAD, c),
-            5 => word(&asking, SLOTS + (c as usize % 8) * size_of::<Slot>(), u32::from(at)),
+            5 => word(&asking, SLOTS + (c as usize % 8) * size_of::<StampedRecord>(), u32::from(at)),
             6 => word(&asking, SLOTS + usize::from(at), c.wrapping_mul(0x0101_0101)),
             _ => word(&asking, usize::from(at), c),
         }

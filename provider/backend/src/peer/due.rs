@@ -8,7 +8,7 @@ const MOST: usize = 1 << 20;
 
 /// Messages that wait, the oldest first.
 #[derive(Default)]
-pub(super) struct Due {
+pub(super) struct PendingMessages {
     messages: VecDeque<Vec<u8>>,
     bytes: usize,
 }
@@ -17,7 +17,7 @@ fn cost(bytes: usize) -> usize {
     bytes + size_of::<Vec<u8>>()
 }
 
-impl Due {
+impl PendingMessages {
     pub(super) fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }

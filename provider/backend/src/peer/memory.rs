@@ -24,25 +24,25 @@ const LEN: usize = DATA + 2 * LANES * RING;
 const _: () = assert!(2 * LANES * size_of::<MessageHead>() <= DATA);
 
 /// Memory that two processes have mapped.
-pub(super) struct Memory {
+pub(super) struct SharedMapping {
     map: ManuallyDrop<MmapRaw>,
     /// Who mapped it: a forked child does not have it
     process: u32,
 }
 
-impl Memory {
+impl SharedMapping {
     /// So many bytes of new memory, all zero, and the file that the other process is to map. `None`: the
     /// system gives none.
-    pub(super) fn create(len: usize) -> Option<(Memory, File)> {
+    pub(super) fn create(len: usize) -> Option<(SharedMapping, File)> {
         let (map, file) = sealed::create(c"starverbs", len, SIZE_STAYS).ok()?;
-        Some((Memory::keep(map)?, file))
+        Some((SharedMapping::keep(map)?, file))
     }
 
     /// Maps what the other process made. `None`: it is something else, or can still be made shorter.
-    pub(super) fn open(file: OwnedFd, len: usize) -> Option<Memory> {
+    pub(super) fn open(file: OwnedFd, len: usize) -> Option<SharedMapping> {
         let file = File::from(file);
         let right = sealed::check(&file, SIZE_STAYS) == Some(len);
-        Memory::keep(right.then(|| MmapOptions::new().len(len).map_raw(&file))?.ok()?)
+        SharedMapping::keep(right.then(|| MmapOptions::new().len(len).map_raw(&file))?.ok()?)
     }
 
     /// Where it begins: at a page.
@@ -60,8 +60,8 @@ impl Memory {
         unsafe { self.map.as_mut_ptr().add(at).copy_from(bytes.as_ptr(), len) };
     }
 
-    fn keep(map: MmapRaw) -> Option<Memory> {
-        let memory = Memory { map: ManuallyDrop::new(map), process: std::process::id() };
+    fn keep(map: MmapRaw) -> Option<SharedMapping> {
+        let memory = SharedMapping { map: ManuallyDrop::new(map), process: std::process::id() };
         // SAFETY: the whole mapping is ours; what changes is what a fork does.
         let kept =
             unsafe { libc::madvise(memory.map.as_mut_ptr().cast(), memory.map.len(), libc::MADV_DONTFORK) };
@@ -69,7 +69,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for SharedMapping {
     fn drop(&mut self) {
         /* in a forked child something else may lie there */
         if self.process == std::process::id() {
@@ -80,20 +80,20 @@ impl Drop for Memory {
 }
 
 /// The memory of a session's rings.
-pub(super) struct RingMemory(Memory);
+pub(super) struct RingMemory(SharedMapping);
 
 impl RingMemory {
-    /// As [`Memory::create`].
+    /// As [`SharedMapping::create`].
     pub(super) fn create() -> Option<(RingMemory, File)> {
-        Memory::create(LEN).map(|(memory, file)| (RingMemory(memory), file))
+        SharedMapping::create(LEN).map(|(memory, file)| (RingMemory(memory), file))
     }
 
-    /// As [`Memory::open`].
+    /// As [`SharedMapping::open`].
     pub(super) fn open(file: OwnedFd) -> Option<RingMemory> {
-        Memory::open(file, LEN).map(RingMemory)
+        SharedMapping::open(file, LEN).map(RingMemory)
     }
 
-    /// As [`Memory::scribble`].
+    /// As [`SharedMapping::scribble`].
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn scribble(&self, at: usize, bytes: &[u8]) {
         self.0.scribble(at, bytes);

@@ -7,7 +7,7 @@ use starverbs_rings::{Broken, MessageReader, MessageWriter, Written};
 
 use super::channel::Asking;
 use super::direct::{MemoryFiles, OfferedMemory};
-use super::due::Due;
+use super::due::PendingMessages;
 use super::hello::{CHANNEL, GATES, Hello, MEM, MRS, PROCESS, READERS, RINGS};
 use super::memory::{LANES, RingMemory};
 use super::socket::{self, Credentials};
@@ -36,7 +36,7 @@ pub(super) enum Sent {
 pub(super) struct Lane {
     pub(super) out: MessageWriter,
     pub(super) inward: MessageReader,
-    due: Due,
+    due: PendingMessages,
 }
 
 impl Lane {
@@ -87,7 +87,7 @@ impl Rings {
         let lane = |lane| {
             // SAFETY: each lane once; the ends go with the memory.
             let (out, inward) = unsafe { memory.lane(lane, connected) };
-            Lane { out, inward, due: Due::default() }
+            Lane { out, inward, due: PendingMessages::default() }
         };
         Rings { lanes: std::array::from_fn(lane), _memory: memory }
     }

@@ -15,7 +15,7 @@ use super::direct::{MemoryFiles, OfferedMemory, ProcessFile};
 use super::hello::{self, CHANNEL, GATES, Hello, MEM, MRS, PROCESS, READERS, RINGS};
 use super::memory::RingMemory;
 use super::session::Session;
-use super::socket::{self, Received};
+use super::socket::{self, SocketMessage};
 use super::{ChannelNews, Consumer, ListenerId, SessionId};
 use crate::BackendError;
 use crate::descriptor::Socket;
@@ -305,10 +305,10 @@ impl Sessions {
             let Some(socket) = self.get(id).and_then(|session| session.socket.as_ref()) else { return };
             let mut descriptors = Vec::new();
             match socket::receive(socket, &mut room, &mut descriptors) {
-                Received::Nothing => return,
-                Received::Ended => return self.end(id),
-                Received::Message([_]) => self.wake(id),
-                Received::Message(bytes) => {
+                SocketMessage::Nothing => return,
+                SocketMessage::Ended => return self.end(id),
+                SocketMessage::Message([_]) => self.wake(id),
+                SocketMessage::Message(bytes) => {
                     let Some(hello) = hello::decode(bytes) else { return self.break_off(id) };
                     let (mut rings, mut channel) = (None, None);
                     let mut memory = [const { None }; 5];

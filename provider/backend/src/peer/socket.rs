@@ -132,7 +132,7 @@ pub(crate) fn is_full(error: Errno) -> bool {
 }
 
 /// What came.
-pub(crate) enum Received<'a> {
+pub(crate) enum SocketMessage<'a> {
     /// A message
     Message(&'a [u8]),
     /// Nothing yet
@@ -147,7 +147,7 @@ pub(crate) fn receive<'a>(
     socket: &Socket,
     room: &'a mut [MaybeUninit<u8>],
     descriptors: &mut Vec<OwnedFd>,
-) -> Received<'a> {
+) -> SocketMessage<'a> {
     let mut part = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
     let mut control = Control([0; CONTROL]);
     // SAFETY: a msghdr of zeroes is valid: null pointers with zero lengths.
@@ -159,19 +159,19 @@ pub(crate) fn receive<'a>(
     let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, flags) };
     let Ok(len) = usize::try_from(got) else {
         return if matches!(errno(), libc::EAGAIN | libc::EINTR) {
-            Received::Nothing
+            SocketMessage::Nothing
         } else {
-            Received::Ended
+            SocketMessage::Ended
         };
     };
     take_descriptors(&message, descriptors);
     /* cut: too long, or there are no descriptors left for what came beside it */
     let cut = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
     if len == 0 || cut {
-        return Received::Ended;
+        return SocketMessage::Ended;
     }
     // SAFETY: the kernel has written the first `len` bytes of `room`, which is borrowed for as long.
-    Received::Message(unsafe { std::slice::from_raw_parts(room.as_ptr().cast(), len) })
+    SocketMessage::Message(unsafe { std::slice::from_raw_parts(room.as_ptr().cast(), len) })
 }
 
 /// Whatever came beside a message, so that what nobody wants is closed.

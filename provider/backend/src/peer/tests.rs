@@ -5,7 +5,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use nix::fcntl::SealFlag;
 use starverbs_rings::{RECORD_WORDS, SlotReader, SlotWriter};
 
-use super::memory::{Memory, RING, RingMemory};
+use super::memory::{RING, RingMemory, SharedMapping};
 use super::*;
 use crate::descriptor::Socket;
 use crate::handover::Stall;
@@ -390,8 +390,8 @@ fn what_is_no_channel_is_ignored() {
     };
     let (_asking, right) = Asking::create().expect("memory");
     let len = right.metadata().expect("its size").len() as usize;
-    let (_memory, short) = Memory::create(len - 4096).expect("memory");
-    let (_memory, long) = Memory::create(len + 4096).expect("memory");
+    let (_memory, short) = SharedMapping::create(len - 4096).expect("memory");
+    let (_memory, long) = SharedMapping::create(len + 4096).expect("memory");
     let (_map, unsealed) = sealed::create(c"starverbs", len, SealFlag::F_SEAL_GROW).expect("memory");
     let other = std::fs::File::open("/proc/self/exe").expect("a file");
     assert!(!offer(&[]));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use starverbs_core::wire::icrc::IcrcHeader;
 use starverbs_core::{Counters, FrameMeta, Qpn};
-use starverbs_star::wire::{CRC_LEN, Header, Packet, Prefix, Side, Ways, qpn_in};
+use starverbs_star::wire::{CRC_LEN, Header, Prefix, Side, StarPacket, Ways, qpn_in};
 
 use super::Half;
 use crate::BackendError;
@@ -23,7 +23,7 @@ const QUIET_EVERY: u32 = 32;
 
 /// A packet, and where it came from.
 #[derive(Debug)]
-pub struct Received<'a> {
+pub struct ReceivedPacket<'a> {
     /// The half that it is for
     pub side: Side,
     /// Addresses, traffic class and hop limit of its datagram
@@ -31,7 +31,7 @@ pub struct Received<'a> {
     /// UDP port that it came from
     pub port: u16,
     /// The packet
-    pub packet: Packet<'a>,
+    pub packet: StarPacket<'a>,
 }
 
 /// A datagram with the packets in it that are still to come.
@@ -132,7 +132,7 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
     }
 
     /// The next packet, which was right. What is not is dropped and counted.
-    pub fn next_packet(&mut self) -> Option<Received<'_>> {
+    pub fn next_packet(&mut self) -> Option<ReceivedPacket<'_>> {
         let Source { side, port, .. } = self.sources[self.turn];
         loop {
             if self.cursor.is_none() {
@@ -155,8 +155,8 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
             let data = self.inbox.bytes(slot).get(to - len..to).unwrap_or(&[]);
             self.counters.rx_packets.inc();
             self.counters.rx_bytes.add(len as u64);
-            let packet = Packet { header, prefix, data };
-            return Some(Received { side, meta: outer.meta, port: outer.sport, packet });
+            let packet = StarPacket { header, prefix, data };
+            return Some(ReceivedPacket { side, meta: outer.meta, port: outer.sport, packet });
         }
     }
 
@@ -199,7 +199,8 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
         let Outer { meta, sport, .. } = *outer;
         let path = IcrcHeader { src: meta.src, dst: meta.dst, sport, dport: port, ip_id: 0 };
         let frame = self.inbox.bytes(slot).get(at)?;
-        let Packet { header, prefix, data } = Packet::open_on(side, self.ways.get(&path), frame).ok()?;
+        let StarPacket { header, prefix, data } =
+            StarPacket::open_on(side, self.ways.get(&path), frame).ok()?;
         if let Some(capture) = &self.capture {
             capture.frame(&path, &meta, &[frame]);
         }

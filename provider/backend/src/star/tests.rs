@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::os::fd::RawFd;
 
 use starverbs_core::{Av, Gid, Psn, Seg};
-use starverbs_star::wire::{Head, Header, Opt, Prefix, Ptype};
+use starverbs_star::wire::{Header, Opt, Prefix, Ptype, StarHead};
 
 use super::*;
 use crate::host;
@@ -23,7 +23,7 @@ fn settings(ip: IpAddr) -> Settings {
     Settings { addrs: Some(vec![ip]), ..Settings::default() }
 }
 
-fn read(qpn: u32, len: u16) -> Head {
+fn read(qpn: u32, len: u16) -> StarHead {
     let header = Header {
         ptype: Ptype::Gd,
         opt: Opt::Read,
@@ -35,7 +35,7 @@ fn read(qpn: u32, len: u16) -> Head {
         addr: 0x1000,
         len,
     };
-    Head::to_stateless(header, PREFIX)
+    StarHead::to_stateless(header, PREFIX)
 }
 
 /// Waits for the next packet; gives its side, where it came from, its type and its data.
@@ -71,7 +71,7 @@ fn there_and_back(ip: IpAddr) {
         let (side, from, port, header, _) = next(&mut requests);
         assert_eq!((side, from, port), (Side::Stateless, gid, stateful.port(Side::Stateful)));
         assert_eq!((header.ptype, header.qpn), (Ptype::Gd, qpn));
-        let head = Head::to_stateful(Header { ptype: Ptype::Gda, ack: false, ..header });
+        let head = StarHead::to_stateful(Header { ptype: Ptype::Gda, ack: false, ..header });
         let (first, rest) = data.split_at(96);
         let segs = [Seg { addr: rest.as_ptr() as u64, len: rest.len() as u32 }];
         // SAFETY: the vector lives until the flush.
@@ -189,11 +189,11 @@ fn kinds_in_turn_stay_in_order_each_for_itself() {
         addr: 0,
         len: 0,
     };
-    let ea = |qpn| Head::to_stateless(header(Ptype::Ea, qpn), Prefix { qpn, ..PREFIX });
+    let ea = |qpn| StarHead::to_stateless(header(Ptype::Ea, qpn), Prefix { qpn, ..PREFIX });
     let data = [7; 64];
     let put = |qpn| {
         let header = Header { opt: Opt::Send, len: 64, ..header(Ptype::Rd, qpn) };
-        Head::to_stateless(header, Prefix { qpn, ..PREFIX })
+        StarHead::to_stateless(header, Prefix { qpn, ..PREFIX })
     };
     for qpn in 0..40 {
         tx.send(&to, port, &ea(qpn), &[], Payload::EMPTY, false);

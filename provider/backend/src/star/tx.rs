@@ -6,7 +6,7 @@ use std::sync::Arc;
 use starverbs_core::wire::icrc::IcrcHeader;
 use starverbs_core::{Av, Counters, Gid};
 use starverbs_settings::Settings;
-use starverbs_star::wire::{Crc, HEADER_LEN, Head, LANE_BITS, Side, Ways, lane};
+use starverbs_star::wire::{Crc, HEADER_LEN, LANE_BITS, Side, StarHead, Ways, lane};
 
 use super::{Half, WHAT};
 use crate::error::os;
@@ -82,7 +82,7 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         &mut self,
         to: &Av,
         port: u16,
-        head: &Head,
+        head: &StarHead,
         data: &[u8],
         payload: Payload<'_>,
         volatile: bool,

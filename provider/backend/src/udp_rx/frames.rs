@@ -9,9 +9,9 @@ use starverbs_core::{Counters, FrameMeta, QPN_BLOCK_SHIFT, QPN_GSI, Qpn};
 
 use super::mads::SPECIAL_BLOCK;
 use super::{Cursor, FrameOrigin, MULTICAST_BLOCK, REQUESTS, Rx};
-use crate::control::{self, Answer, Message, RUN_HEADER, Request, Run, SENT};
+use crate::control::{self, Message, RUN_HEADER, Request, Run, SENT, SteeringAnswer};
 use crate::handover::Passed;
-use crate::probe::{Asked, PROBE_OPCODE, Probe, decode_check, is_own_host};
+use crate::probe::{PROBE_OPCODE, PendingProbes, Probe, decode_check, is_own_host};
 use crate::registry;
 
 /// BTH and ICRC: no frame is shorter.
@@ -262,7 +262,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             && let Some(probe) = Probe::decode(run)
         {
             let valid = is_own_host(&cursor.meta) && probe.reply_block <= registry::LAST_BLOCK;
-            if valid && let Some(before) = Asked::add(&mut self.asked, probe) {
+            if valid && let Some(before) = PendingProbes::add(&mut self.asked, probe) {
                 self.answer_probes(before);
             }
             return;
@@ -287,10 +287,10 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         }
     }
 
-    fn answer_probes(&mut self, asked: Asked) {
+    fn answer_probes(&mut self, asked: PendingProbes) {
         let Probe { nonce, index, reply_block } = asked.probe;
         let blocks = self.blocks().map(|b| b as u16).collect();
-        let answer = Answer { nonce, index, count: asked.count, token: self.token, blocks };
+        let answer = SteeringAnswer { nonce, index, count: asked.count, token: self.token, blocks };
         if self.is_local(reply_block) {
             self.steering.answer(answer);
         } else {

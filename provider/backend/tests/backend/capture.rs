@@ -5,16 +5,16 @@ use std::process::Command;
 
 use crate::common::{Node, drive, free_port, pattern};
 use starverbs_backend::Payload;
-use starverbs_core::mr::Rule;
+use starverbs_core::mr::MemoryRule;
 use starverbs_core::wire::{HeaderBuf, PKEY_DEFAULT, code};
 use starverbs_core::{Access, Av, Counters, Mtu, PdId, Psn, SendFlags, SendOp, SendWqe, Sge};
 use starverbs_settings::Settings;
 use starverbs_star::carried::Carried;
 use starverbs_star::control::{Control, MAX_CONTROL, Preference, Role, Setup, Sum};
 use starverbs_star::message::{self, Atomic, CqeMsg};
-use starverbs_star::packed::{Batch, ROOM};
+use starverbs_star::packed::{PackedWqes, ROOM};
 use starverbs_star::renegotiation::RoundMessage;
-use starverbs_star::wire::{Head, Header, Opt, Prefix, Ptype, Queue};
+use starverbs_star::wire::{Header, Opt, Prefix, Ptype, Queue, StarHead};
 
 #[test]
 fn tshark_reads_the_capture_as_rocev2() {
@@ -154,7 +154,8 @@ fn send_everything(settings: &Settings) -> Vec<String> {
             len,
         };
         let stateless = matches!(ptype, Ptype::Rd | Ptype::Rdc | Ptype::Gd | Ptype::Cqep);
-        let head = if stateless { Head::to_stateless(header, prefix) } else { Head::to_stateful(header) };
+        let head =
+            if stateless { StarHead::to_stateless(header, prefix) } else { StarHead::to_stateful(header) };
         tx.send(&to, 40_000 + ptype as u16, &head, data, Payload::EMPTY, false);
         psn += 1;
     };
@@ -165,7 +166,7 @@ fn send_everything(settings: &Settings) -> Vec<String> {
     say(Ptype::Wqep, Opt::Send, &room[..len]);
     let len = message::encode_recv(&[sge], &mut room).expect("room");
     say(Ptype::Wqep, Opt::Recv, &room[..len]);
-    let mut batch = Batch::new(ROOM);
+    let mut batch = PackedWqes::new(ROOM);
     batch.push_recv(Psn::new(9), &[sge]).expect("room");
     batch.push_send(Psn::new(8), &SendWqe { op: SendOp::Read, ..send }, &[sge, sge]).expect("room");
     batch.push_send(Psn::new(9), &SendWqe { op: SendOp::SendImm, ..send }, &[]).expect("room");
@@ -190,7 +191,7 @@ fn send_everything(settings: &Settings) -> Vec<String> {
     say(Ptype::Gda, Opt::Recv, &[]);
     say(Ptype::Cqep, Opt::Send, &CqeMsg { slot: 64, ..CqeMsg::default() }.encode());
     for (control, _) in controls() {
-        let head = Head::control(0x123, prefix, Psn::new(psn), control.len() as u16);
+        let head = StarHead::control(0x123, prefix, Psn::new(psn), control.len() as u16);
         tx.send(&to, 40_100, &head, &control, Payload::EMPTY, false);
         psn += 1;
     }
@@ -262,7 +263,7 @@ fn controls() -> Vec<(Vec<u8>, &'static str)> {
         min_rnr_timer: 12,
     };
     let access = Access::REMOTE_READ;
-    let rule = Rule { key: 9, pd: PdId(3), qpn: 0, addr: 0x4000, len: 4096, iova: 0x5000, access };
+    let rule = MemoryRule { key: 9, pd: PdId(3), qpn: 0, addr: 0x4000, len: 4096, iova: 0x5000, access };
     vec![
         (
             encoded(Control::Offer {

@@ -26,7 +26,7 @@ pub(super) struct Gate {
 }
 
 /// Where it is.
-pub(super) enum Place {
+pub(super) enum Location {
     One(*mut u8),
     /// Its pages, of [`PAGE`] bytes, and where in the first one it begins
     Pages(Box<[*mut u8]>, usize),
@@ -36,7 +36,7 @@ pub(super) enum Place {
 /// written is lost; either is counted as a miss.
 pub(crate) struct Room {
     pub(super) gate: Rc<Gate>,
-    pub(super) place: Place,
+    pub(super) place: Location,
     pub(super) len: usize,
 }
 
@@ -63,8 +63,8 @@ impl Room {
     /// Where a byte is, of a room that is open.
     fn pointer(&self, at: usize) -> *mut u8 {
         match &self.place {
-            Place::One(first) => first.wrapping_add(at),
-            Place::Pages(pages, skip) => {
+            Location::One(first) => first.wrapping_add(at),
+            Location::Pages(pages, skip) => {
                 let at = at + skip;
                 pages[at / PAGE as usize].wrapping_add(at % PAGE as usize)
             }
@@ -74,8 +74,8 @@ impl Room {
     /// Bytes from `at` on that lie one after the other.
     fn run(&self, at: usize) -> usize {
         match &self.place {
-            Place::One(_) => self.len - at,
-            Place::Pages(_, skip) => PAGE as usize - (at + skip) % PAGE as usize,
+            Location::One(_) => self.len - at,
+            Location::Pages(_, skip) => PAGE as usize - (at + skip) % PAGE as usize,
         }
     }
 

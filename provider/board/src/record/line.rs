@@ -14,9 +14,9 @@ pub(crate) enum Line {
     /// A cell was found changed
     Bell { function: u8, context: u16, cell: u32, value: u64 },
     /// A frame came
-    FrameIn(Frame),
+    FrameIn(FrameRecord),
     /// A frame was sent
-    FrameOut(Frame),
+    FrameOut(FrameRecord),
     /// A region was written
     Write { function: u8, region: u32, offset: u64, bytes: Vec<u8> },
     /// A region was read
@@ -44,12 +44,12 @@ pub(crate) enum Line {
     /// A vector was signalled
     Interrupt { function: u8, vector: u32 },
     /// What the board's host answered
-    Host(Asked, Result<u32, Errno>),
+    Host(HostRequest, Result<u32, Errno>),
 }
 
 /// A frame, from the BTH to before the ICRC.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Frame {
+pub(crate) struct FrameRecord {
     pub(crate) src: Gid,
     pub(crate) dst: Gid,
     pub(crate) traffic_class: u8,
@@ -59,7 +59,7 @@ pub(crate) struct Frame {
 
 /// What the board asks its host for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Asked {
+pub(crate) enum HostRequest {
     /// A block of QPNs or of communication IDs
     Block,
     /// A multicast group
@@ -68,8 +68,8 @@ pub(crate) enum Asked {
     Service,
 }
 
-const ASKED: [(Asked, &str); 3] =
-    [(Asked::Block, "block"), (Asked::Group, "group"), (Asked::Service, "service")];
+const ASKED: [(HostRequest, &str); 3] =
+    [(HostRequest::Block, "block"), (HostRequest::Group, "group"), (HostRequest::Service, "service")];
 
 /// Bytes as hexadecimal digits; of none `-`.
 struct Hex<'a>(&'a [u8]);
@@ -83,9 +83,9 @@ impl fmt::Display for Hex<'_> {
     }
 }
 
-impl fmt::Display for Frame {
+impl fmt::Display for FrameRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Frame { src, dst, traffic_class, hop_limit, bytes } = self;
+        let FrameRecord { src, dst, traffic_class, hop_limit, bytes } = self;
         write!(f, "{} {} {traffic_class} {hop_limit} {}", Hex(&src.0), Hex(&dst.0), Hex(bytes))
     }
 }
@@ -181,8 +181,8 @@ impl<'a> Words<'a> {
         self.bytes()?.try_into().ok().map(Gid)
     }
 
-    fn frame(&mut self) -> Option<Frame> {
-        Some(Frame {
+    fn frame(&mut self) -> Option<FrameRecord> {
+        Some(FrameRecord {
             src: self.gid()?,
             dst: self.gid()?,
             traffic_class: self.number()?,
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn lines_are_read_as_they_were_written() {
-        let frame = Frame {
+        let frame = FrameRecord {
             src: Gid::from_ipv4([10, 0, 0, 1]),
             dst: Gid::from_ipv4([10, 0, 0, 2]),
             traffic_class: 2,
@@ -313,7 +313,7 @@ mod tests {
             Line::Time(u64::MAX),
             Line::Bell { function, context: 255, cell: 8191, value: u64::MAX },
             Line::FrameIn(frame.clone()),
-            Line::FrameOut(Frame { bytes: Vec::new(), ..frame }),
+            Line::FrameOut(FrameRecord { bytes: Vec::new(), ..frame }),
             Line::Write { function, region: 0, offset: 0x2c, bytes: vec![1, 0, 0, 0] },
             Line::Read { function, region: 7, offset: 0, bytes: vec![0x34] },
             Line::Map { function, address, size: 4096, writable: true, here: false },
@@ -331,8 +331,8 @@ mod tests {
             Line::DmaAtomic { function, address, words: Some((1, u64::MAX)) },
             Line::DmaAtomic { function, address, words: None },
             Line::Interrupt { function, vector: 31 },
-            Line::Host(Asked::Block, Ok(7)),
-            Line::Host(Asked::Service, Err(98)),
+            Line::Host(HostRequest::Block, Ok(7)),
+            Line::Host(HostRequest::Service, Err(98)),
         ];
         for line in lines {
             let text = line.to_string();

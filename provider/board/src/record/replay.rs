@@ -11,11 +11,11 @@ use starverbs_queues::board::BAR_DOORBELLS;
 use starverbs_vfio::message::{
     Access, DMA_READ, DMA_UNMAP_ALL, DMA_WRITE, DmaMap, DmaUnmap, Head, SetIrqs, parse,
 };
-use starverbs_vfio::{Message, Op};
+use starverbs_vfio::{Message, MessageOp};
 use thiserror::Error;
 use zerocopy::IntoBytes;
 
-use super::{Asked, Header, Line, Tap};
+use super::{Header, HostRequest, Line, Tap};
 use crate::server::answer;
 use crate::stats::Stats;
 use crate::wire::{WireRx, WireTx};
@@ -119,7 +119,7 @@ impl Replay {
 
     /// The board gets one more block of QPNs, if that is next.
     fn claim(&mut self) -> bool {
-        let block = self.tap.peek(|line| matches!(line, Line::Host(Asked::Block, Ok(_))));
+        let block = self.tap.peek(|line| matches!(line, Line::Host(HostRequest::Block, Ok(_))));
         if block {
             self.board.add_block(|| Err(libc::EIO));
         }
@@ -154,12 +154,12 @@ impl Replay {
             Line::Write { function, region, offset, ref bytes } => {
                 let access = Access { offset, region, count: bytes.len() as u32 };
                 let body = [access.as_bytes(), bytes].concat();
-                self.ask(function, Op::RegionWrite, body, Vec::new(), true)
+                self.ask(function, MessageOp::RegionWrite, body, Vec::new(), true)
             }
             Line::Read { function, region, offset, ref bytes } => {
                 let access = Access { offset, region, count: bytes.len() as u32 };
                 let body = access.as_bytes().to_vec();
-                let seen = self.answer(function, Op::RegionRead, body, Vec::new())?;
+                let seen = self.answer(function, MessageOp::RegionRead, body, Vec::new())?;
                 let (_, seen) = parse::<Access>(seen.as_ref().ok()?)?;
                 /* cells are memory, in which clients write what they like */
                 if region != BAR_DOORBELLS && seen != bytes {
@@ -172,19 +172,21 @@ impl Replay {
                 let flags = DMA_READ | if writable { DMA_WRITE } else { 0 };
                 let map = DmaMap { argsz: 0, flags, offset: 0, address, size };
                 let fds = vec![if here { memory(size)? } else { process()? }];
-                self.ask(function, Op::DmaMap, map.as_bytes().to_vec(), fds, false)
+                self.ask(function, MessageOp::DmaMap, map.as_bytes().to_vec(), fds, false)
             }
             Line::Unmap { function, address, size } => {
                 let flags = if size == u64::MAX { DMA_UNMAP_ALL } else { 0 };
                 let unmap = DmaUnmap { argsz: 0, flags, address, size };
-                self.ask(function, Op::DmaUnmap, unmap.as_bytes().to_vec(), Vec::new(), false)
+                self.ask(function, MessageOp::DmaUnmap, unmap.as_bytes().to_vec(), Vec::new(), false)
             }
             Line::Vectors { function, flags, index, start, count, given } => {
                 let irqs = SetIrqs { argsz: 0, flags, index, start, count };
                 let fds = (0..given.min(MOST_FDS)).map(|_| eventfd()).collect::<Option<_>>()?;
-                self.ask(function, Op::SetIrqs, irqs.as_bytes().to_vec(), fds, true)
+                self.ask(function, MessageOp::SetIrqs, irqs.as_bytes().to_vec(), fds, true)
             }
-            Line::Reset { function } => self.ask(function, Op::DeviceReset, Vec::new(), Vec::new(), true),
+            Line::Reset { function } => {
+                self.ask(function, MessageOp::DeviceReset, Vec::new(), Vec::new(), true)
+            }
             Line::Gone { function } => {
                 let Board { card, functions, .. } = &mut self.board;
                 functions.get_mut(usize::from(function))?.disconnect(card);
@@ -201,7 +203,7 @@ impl Replay {
     fn answer(
         &mut self,
         function: u8,
-        op: Op,
+        op: MessageOp,
         body: Vec<u8>,
         fds: Vec<OwnedFd>,
     ) -> Option<Result<Vec<u8>, i32>> {
@@ -212,7 +214,14 @@ impl Replay {
     }
 
     /// `may_fail`: it may have been refused, which is in the record then; else it was not.
-    fn ask(&mut self, function: u8, op: Op, body: Vec<u8>, fds: Vec<OwnedFd>, may_fail: bool) -> Option<()> {
+    fn ask(
+        &mut self,
+        function: u8,
+        op: MessageOp,
+        body: Vec<u8>,
+        fds: Vec<OwnedFd>,
+        may_fail: bool,
+    ) -> Option<()> {
         match self.answer(function, op, body, fds)? {
             Err(errno) if may_fail => self.tap.note(|| Line::Refused(errno)),
             Err(errno) => self.tap.end(Line::Refused(errno).to_string()),

@@ -120,7 +120,7 @@ impl Raw {
 
     /// Connected and enabled, with a file as its memory.
     pub(super) fn of(path: &Path, file: File) -> Raw {
-        let memory = starverbs_rules::Memory::of(file).unwrap();
+        let memory = starverbs_rules::MemoryFile::of(file).unwrap();
         let mut raw = Raw(starverbs_rules::Raw::with_memory(path, Limits::new(PATIENCE), memory).unwrap());
         raw.enable();
         raw

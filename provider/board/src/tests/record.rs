@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 
-use starverbs_rules::{Options, Wire, run};
+use starverbs_rules::{BenchOptions, Wire, run};
 use starverbs_settings::{QpcPolicy, QpcSpec, Settings};
 
 use super::*;
@@ -56,7 +56,7 @@ fn what_the_rules_do_is_played_back() {
         let settings = Settings { qpc_cache, ..settings() };
         let wire = Some(Wire { address: "127.0.0.2".parse().unwrap(), port: settings.port });
         let text = recorded(&settings, 2, |paths| {
-            let options = Options { sockets: paths.to_vec(), patience: Duration::from_secs(60), wire };
+            let options = BenchOptions { sockets: paths.to_vec(), patience: Duration::from_secs(60), wire };
             assert!(run(&options, |_| true, |_, _| ()), "the rules are kept");
         });
         assert!(played(&text).unwrap() > 100);

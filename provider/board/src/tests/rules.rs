@@ -1,18 +1,18 @@
 //! The conformance runner against this board.
 
-use starverbs_rules::{Options, Outcome, RULES, Wire, run};
+use starverbs_rules::{BenchOptions, RULES, RuleResult, Wire, run};
 use starverbs_settings::{QpcPolicy, QpcSpec, Settings};
 
 use super::*;
 
 /// The rules that do not end as they should: their numbers, and how they end.
-fn broken(options: &Options, wanted: impl Fn(u32) -> bool) -> Vec<(u32, Outcome)> {
+fn broken(options: &BenchOptions, wanted: impl Fn(u32) -> bool) -> Vec<(u32, RuleResult)> {
     let mut broken = Vec::new();
     run(
         options,
         |rule| wanted(rule.number),
         |rule, outcome| {
-            if *outcome != Outcome::Passed && rule.is_tested() {
+            if *outcome != RuleResult::Passed && rule.is_tested() {
                 broken.push((rule.number, outcome.clone()));
             }
         },
@@ -25,12 +25,15 @@ fn a_board_passes_all_rules_that_can_be_tested() {
     let settings = settings();
     let wire = Some(Wire { address: "127.0.0.2".parse().unwrap(), port: settings.port });
     with_board_of(&settings, 2, |paths| {
-        let options = Options { sockets: paths.to_vec(), patience: Duration::from_secs(60), wire };
+        let options = BenchOptions { sockets: paths.to_vec(), patience: Duration::from_secs(60), wire };
         assert_eq!(broken(&options, |_| true), []);
         /* without the second function and the wire, these cannot be */
-        let alone = Options { sockets: paths[..1].to_vec(), wire: None, ..options };
+        let alone = BenchOptions { sockets: paths[..1].to_vec(), wire: None, ..options };
         let left = broken(&alone, |number| [1, 14, 27].contains(&number));
-        assert!(matches!(left[..], [(14, Outcome::NotTested(_)), (27, Outcome::NotTested(_))]), "{left:?}");
+        assert!(
+            matches!(left[..], [(14, RuleResult::NotTested(_)), (27, RuleResult::NotTested(_))]),
+            "{left:?}"
+        );
     });
 }
 
@@ -43,7 +46,7 @@ fn a_board_with_room_for_one_context_passes_all_rules() {
         let settings = Settings { qpc_cache, ..settings() };
         let wire = Some(Wire { address: "127.0.0.2".parse().unwrap(), port: settings.port });
         let board = with_board_of(&settings, 2, |paths| {
-            let options = Options { sockets: paths.to_vec(), patience: Duration::from_secs(60), wire };
+            let options = BenchOptions { sockets: paths.to_vec(), patience: Duration::from_secs(60), wire };
             assert_eq!(broken(&options, |_| true), [], "{policy:?}");
         });
         let counters = board.card.nic.counters();
@@ -62,9 +65,10 @@ fn the_runner_finds_the_rule_that_is_broken() {
         crate::broken::set(rule.number);
         with_board_of(&settings, 2, |paths| {
             // A breakage of silence takes the whole of it.
-            let options = Options { sockets: paths.to_vec(), patience: Duration::from_millis(500), wire };
+            let options =
+                BenchOptions { sockets: paths.to_vec(), patience: Duration::from_millis(500), wire };
             let found = broken(&options, |number| number == rule.number);
-            assert!(matches!(found[..], [(_, Outcome::Failed { .. })]), "B{} passes", rule.number);
+            assert!(matches!(found[..], [(_, RuleResult::Failed { .. })]), "B{} passes", rule.number);
             println!("B{}: {:?}", rule.number, found[0].1);
         });
     }

@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use starverbs_core::Nanos;
 
 use super::conn::{Conn, State};
-use super::{Cm, CmError, Event, Path};
+use super::{Cm, CmError, CmPath, ConnEvent};
 use crate::params::{CONNECT_PRIVATE, Connect, REJECT_PRIVATE};
 use crate::reason;
 use crate::wire::message::{self, Answered, Ids, Rejection};
@@ -28,7 +28,7 @@ impl Cm {
         }
         let local = self.new_id()?;
         let ids = Ids { local, remote: 0, transaction: self.new_transaction() };
-        let path = Path {
+        let path = CmPath {
             local: ip::gid_of(connect.local.ip()),
             remote: ip::gid_of(connect.remote.ip()),
             traffic_class: connect.traffic_class,
@@ -63,7 +63,7 @@ impl Cm {
                 conn.ids.remote = mad.get32(fields::LOCAL_ID);
                 conn.remote_qpn = response.qp.qpn;
                 self.enter(id, State::RepRcvd);
-                self.notify(id, Event::Response(Box::new(response)));
+                self.notify(id, ConnEvent::Response(Box::new(response)));
             }
             /* it comes again: the program needs time */
             State::RepRcvd => self.send(id, message::mra(ids, Answered::Rep)),
@@ -106,13 +106,13 @@ impl Cm {
             State::ReqSent | State::RepRcvd | State::ReqRcvd | State::RepSent => {
                 let Rejection { reason, private_data } = message::rejected(mad);
                 self.enter(id, State::Dead);
-                self.notify(id, Event::Rejected { reason, private_data });
+                self.notify(id, ConnEvent::Rejected { reason, private_data });
                 self.forget_if_released(id);
             }
             /* the passive side did not see the RTU in time, or knows nothing of the connection */
             State::Established | State::DreqSent => {
                 self.enter_timewait(now, id);
-                self.notify(id, Event::Disconnected { timed_out: false });
+                self.notify(id, ConnEvent::Disconnected { timed_out: false });
             }
             _ => {}
         }

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 
 use starverbs_core::{Nanos, Qpn};
 
-use super::{Cause, Cm, Event, ListenerId, Path, RemoteKey};
+use super::{Cause, Cm, CmPath, ConnEvent, ListenerId, RemoteKey};
 use crate::reason;
 use crate::wire::Mad;
 use crate::wire::message::{self, Answered, Ids};
@@ -70,7 +70,7 @@ impl State {
 pub(super) struct Conn {
     pub(super) state: State,
     pub(super) ids: Ids,
-    pub(super) path: Path,
+    pub(super) path: CmPath,
     pub(super) qpn: Qpn,
     pub(super) remote_qpn: Qpn,
     /// How long packets may be under way, an exponent
@@ -94,7 +94,7 @@ pub(super) struct Conn {
 }
 
 impl Conn {
-    pub(super) fn new(state: State, ids: Ids, path: Path) -> Conn {
+    pub(super) fn new(state: State, ids: Ids, path: CmPath) -> Conn {
         Conn {
             state,
             ids,
@@ -256,7 +256,7 @@ impl Cm {
             }
             State::Timewait => {
                 self.enter(id, State::Dead);
-                self.notify(id, Event::TimewaitExit);
+                self.notify(id, ConnEvent::TimewaitExit);
                 self.forget_if_released(id);
             }
             State::Answered | State::SidrAnswered => {
@@ -273,7 +273,7 @@ impl Cm {
         let (state, ids, guid) = (conn.state, conn.ids, self.config.guid);
         if state == State::DreqSent {
             self.enter_timewait(now, id);
-            return self.notify(id, Event::Disconnected { timed_out: true });
+            return self.notify(id, ConnEvent::Disconnected { timed_out: true });
         }
         let answered = match state {
             State::ReqSent => Some(Answered::Other),
@@ -284,7 +284,7 @@ impl Cm {
             self.send(id, message::rej(ids, answered, reason::TIMEOUT, Some(guid), &[]));
         }
         self.enter(id, State::Dead);
-        self.notify(id, Event::Unreachable(Cause::TimedOut));
+        self.notify(id, ConnEvent::Unreachable(Cause::TimedOut));
         self.forget_if_released(id);
     }
 }

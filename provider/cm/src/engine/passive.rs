@@ -5,14 +5,14 @@ use alloc::boxed::Box;
 use starverbs_core::Nanos;
 
 use super::conn::{Conn, State};
-use super::{Cm, CmError, Event, Path, RemoteKey};
+use super::{Cm, CmError, CmPath, ConnEvent, RemoteKey};
 use crate::params::{ACCEPT_PRIVATE, Accept, Request};
 use crate::reason;
 use crate::wire::message::{self, Answered, BadReq, Ids};
 use crate::wire::{Mad, fields};
 
 impl Cm {
-    pub(super) fn on_req(&mut self, now: Nanos, path: Path, mad: &Mad) {
+    pub(super) fn on_req(&mut self, now: Nanos, path: CmPath, mad: &Mad) {
         let ids = Ids { local: 0, remote: mad.get32(fields::LOCAL_ID), transaction: mad.transaction() };
         let key = (path.remote, ids.remote, false);
         if let Some(id) = self.by_request.get(&key).copied() {
@@ -28,7 +28,7 @@ impl Cm {
     }
 
     /// A new connection for a REQ, or the reason why not.
-    fn admit(&mut self, now: Nanos, path: Path, mad: &Mad, ids: Ids, key: RemoteKey) -> Result<(), u16> {
+    fn admit(&mut self, now: Nanos, path: CmPath, mad: &Mad, ids: Ids, key: RemoteKey) -> Result<(), u16> {
         let service = mad.get(fields::req::SERVICE_ID);
         let listener = self.listener(service, path.local).ok_or(reason::INVALID_SERVICE_ID)?;
         let (listener, room) = (listener.id, listener.waiting < listener.backlog);
@@ -41,7 +41,7 @@ impl Cm {
         }
         self.refuse_stale(now, path, &request)?;
         let id = if room && (self.room)() { self.new_id().ok() } else { None }.ok_or(reason::NO_RESOURCES)?;
-        let path = Path { traffic_class: request.traffic_class, hop_limit: request.hop_limit, ..path };
+        let path = CmPath { traffic_class: request.traffic_class, hop_limit: request.hop_limit, ..path };
         let mut conn = Conn::new(State::ReqRcvd, Ids { local: id, ..ids }, path);
         conn.remote_qpn = request.qp.qpn;
         conn.ack_timeout = request.ack_timeout;
@@ -49,19 +49,19 @@ impl Cm {
         conn.max_retries = mad.get8(fields::req::MAX_CM_RETRIES);
         (conn.service, conn.listener, conn.request) = (service, Some(listener), Some(key));
         self.take_in(id, conn);
-        self.notify(id, Event::Request { listener, request: Box::new(request) });
+        self.notify(id, ConnEvent::Request { listener, request: Box::new(request) });
         Ok(())
     }
 
     /// A queue pair that is connected asks anew: what is known of it is of an earlier incarnation (IBTA
     /// 12.4.1, 12.9.8.3.1). The request is refused, the old connection released.
-    fn refuse_stale(&mut self, now: Nanos, path: Path, request: &Request) -> Result<(), u16> {
+    fn refuse_stale(&mut self, now: Nanos, path: CmPath, request: &Request) -> Result<(), u16> {
         let Some(old) = self.by_qpn.get(&(path.remote, request.qp.qpn)).copied() else { return Ok(()) };
         self.part(now, old);
         Err(reason::STALE_CONNECTION)
     }
 
-    fn on_duplicate_req(&mut self, id: u32, path: Path, ids: Ids) {
+    fn on_duplicate_req(&mut self, id: u32, path: CmPath, ids: Ids) {
         let Some(conn) = self.conns.get(&id) else { return };
         let same = conn.ids.transaction == ids.transaction;
         match conn.state {
@@ -103,7 +103,7 @@ impl Cm {
     pub(super) fn on_rtu(&mut self, id: u32) {
         if self.conns.get(&id).is_some_and(|conn| conn.state == State::RepSent) {
             self.enter(id, State::Established);
-            self.notify(id, Event::Established);
+            self.notify(id, ConnEvent::Established);
         }
     }
 

@@ -3,8 +3,8 @@
 use starverbs_core::Nanos;
 
 use super::conn::State;
-use super::{Cm, CmError, Event};
-use crate::params::{Answer, sidr};
+use super::{Cm, CmError, ConnEvent};
+use crate::params::{SidrAnswer, sidr};
 use crate::reason;
 use crate::wire::message::{self, Answered, Ids};
 use crate::wire::{Mad, fields};
@@ -46,7 +46,7 @@ impl Cm {
             State::Established | State::RepSent | State::RepRcvd | State::DreqSent => {
                 self.send(id, drep);
                 self.enter_timewait(now, id);
-                self.notify(id, Event::Disconnected { timed_out: false });
+                self.notify(id, ConnEvent::Disconnected { timed_out: false });
             }
             /* the DREP was lost */
             State::Timewait | State::Dead => self.send(id, drep),
@@ -57,7 +57,7 @@ impl Cm {
     pub(super) fn on_drep(&mut self, now: Nanos, id: u32) {
         if self.conns.get(&id).is_some_and(|conn| conn.state == State::DreqSent) {
             self.enter_timewait(now, id);
-            self.notify(id, Event::Disconnected { timed_out: false });
+            self.notify(id, ConnEvent::Disconnected { timed_out: false });
         }
     }
 
@@ -82,7 +82,7 @@ impl Cm {
             State::Established => self.part(now, id),
             State::SidrReqRcvd => {
                 /* it waits for an answer, so that it can be given one */
-                let _ = self.answer(now, id, &Answer::refusal(sidr::REJECT));
+                let _ = self.answer(now, id, &SidrAnswer::refusal(sidr::REJECT));
             }
             State::SidrReqSent => self.enter(id, State::Dead),
             State::DreqSent | State::Timewait | State::Answered | State::SidrAnswered | State::Dead => {}

@@ -5,8 +5,8 @@ use alloc::boxed::Box;
 use starverbs_core::Nanos;
 
 use super::conn::{Conn, State};
-use super::{Cause, Cm, CmError, Event, Path};
-use crate::params::{ANSWER_PRIVATE, Answer, RESOLVE_PRIVATE, Resolve, sidr};
+use super::{Cause, Cm, CmError, CmPath, ConnEvent};
+use crate::params::{ANSWER_PRIVATE, RESOLVE_PRIVATE, Resolve, SidrAnswer, sidr};
 use crate::wire::message::{self, Ids, Resolution};
 use crate::wire::{Mad, fields, ip};
 
@@ -24,7 +24,7 @@ impl Cm {
         }
         let local = self.new_id()?;
         let ids = Ids { local, remote: 0, transaction: self.new_transaction() };
-        let path = Path {
+        let path = CmPath {
             local: ip::gid_of(resolve.local.ip()),
             remote: ip::gid_of(resolve.remote.ip()),
             traffic_class: resolve.traffic_class,
@@ -40,7 +40,7 @@ impl Cm {
     ///
     /// # Errors
     /// `State`: it is none, or is answered; `Invalid`: too much private data.
-    pub fn answer(&mut self, now: Nanos, id: u32, answer: &Answer) -> Result<(), CmError> {
+    pub fn answer(&mut self, now: Nanos, id: u32, answer: &SidrAnswer) -> Result<(), CmError> {
         let asked = |conn: &&Conn| conn.state == State::SidrReqRcvd;
         let conn = self.conns.get(&id).filter(asked).ok_or(CmError::State)?;
         if answer.private_data.len() > ANSWER_PRIVATE {
@@ -51,7 +51,7 @@ impl Cm {
         Ok(())
     }
 
-    pub(super) fn on_sidr_req(&mut self, path: Path, mad: &Mad) {
+    pub(super) fn on_sidr_req(&mut self, path: CmPath, mad: &Mad) {
         let (remote, transaction) = (mad.get32(fields::sidr_req::REQUEST_ID), mad.transaction());
         let key = (path.remote, remote, true);
         if let Some(id) = self.by_request.get(&key).copied() {
@@ -67,7 +67,7 @@ impl Cm {
         }
         let service = mad.get(fields::sidr_req::SERVICE_ID);
         let listener = self.listener(service, path.local).map(|l| (l.id, l.waiting < l.backlog));
-        let refuse = |status| message::sidr_rep(remote, transaction, service, &Answer::refusal(status));
+        let refuse = |status| message::sidr_rep(remote, transaction, service, &SidrAnswer::refusal(status));
         let Some((listener, room)) = listener else {
             return self.out.push_back((path, refuse(sidr::UNSUPPORTED)));
         };
@@ -80,10 +80,10 @@ impl Cm {
         let mut conn = Conn::new(State::SidrReqRcvd, ids, path);
         (conn.service, conn.listener, conn.request) = (service, Some(listener), Some(key));
         self.take_in(id, conn);
-        self.notify(id, Event::Resolving { listener, resolving: Box::new(resolving) });
+        self.notify(id, ConnEvent::Resolving { listener, resolving: Box::new(resolving) });
     }
 
-    pub(super) fn on_sidr_rep(&mut self, path: Path, mad: &Mad) {
+    pub(super) fn on_sidr_rep(&mut self, path: CmPath, mad: &Mad) {
         let id = mad.get32(fields::sidr_rep::REQUEST_ID);
         let asked = |conn: &Conn| conn.state == State::SidrReqSent && conn.path.remote == path.remote;
         if !self.conns.get(&id).is_some_and(asked) {
@@ -92,8 +92,8 @@ impl Cm {
         let Resolution { status, resolved } = message::resolved(mad);
         self.enter(id, State::Dead);
         let event = match status {
-            sidr::SUCCESS => Event::Resolved(Box::new(resolved)),
-            status => Event::Unreachable(Cause::Status(status)),
+            sidr::SUCCESS => ConnEvent::Resolved(Box::new(resolved)),
+            status => ConnEvent::Unreachable(Cause::Status(status)),
         };
         self.notify(id, event);
         self.forget_if_released(id);

@@ -9,7 +9,8 @@ use super::fields::{self, Attribute, apr, dreq, mra, rej, rep, req, sidr_rep, si
 use super::ip::{self, HEADER_LEN, ip_of};
 use super::mad::Mad;
 use crate::params::{
-    Accept, Answer, Connect, Ece, PortSpace, QpSide, Request, Resolve, Resolved, Resolving, Response, Service,
+    Accept, Connect, Ece, PortSpace, QpSide, Request, Resolve, Resolved, Resolving, Response, Service,
+    SidrAnswer,
 };
 
 /// How long each side is given for an answer, an exponent (4.096 us * 2^n): 4.3 s, as Linux' rdma_cm has it.
@@ -311,7 +312,7 @@ pub fn resolving(mad: &Mad, from: Gid, to: Gid) -> Option<Resolving> {
 }
 
 /// A SIDR_REP to the SIDR_REQ with this request ID.
-pub fn sidr_rep(id: u32, transaction: u64, service: u64, answer: &Answer) -> Mad {
+pub fn sidr_rep(id: u32, transaction: u64, service: u64, answer: &SidrAnswer) -> Mad {
     let mut mad = Mad::new(Attribute::SidrRep, transaction);
     let vendor = u64::from(answer.ece.vendor_id);
     for (field, value) in [

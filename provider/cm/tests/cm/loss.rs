@@ -3,7 +3,7 @@
 
 use crate::common::{MS, SECOND, Wire, World, accept, resolve};
 use proptest::prelude::*;
-use starverbs_cm::{Answer, Cause, Ece, Event, PortSpace, sidr};
+use starverbs_cm::{Cause, ConnEvent, Ece, PortSpace, SidrAnswer, sidr};
 
 const CONNS: u32 = 20;
 
@@ -19,27 +19,27 @@ fn lives(wire: Wire, seed: u64) {
         for side in 0..2 {
             for (id, event) in world.events(side) {
                 match event {
-                    Event::Request { request, .. } => {
+                    ConnEvent::Request { request, .. } => {
                         counts[0] += 1;
                         let qpn = request.qp.qpn + 1000;
                         world.on(side, |cm, now| cm.accept(now, id, &accept(qpn))).expect("a request");
                     }
-                    Event::Response(response) => {
+                    ConnEvent::Response(response) => {
                         counts[1] += 1;
                         world.on(side, |cm, _| cm.establish(id)).expect("a response");
                         if response.qp.qpn.is_multiple_of(2) {
                             world.on(side, |cm, now| cm.disconnect(now, id)).expect("established");
                         }
                     }
-                    Event::Established => {
+                    ConnEvent::Established => {
                         counts[2] += 1;
                         let _released_already = world.on(side, |cm, now| cm.disconnect(now, id));
                     }
-                    Event::Disconnected { timed_out } => {
+                    ConnEvent::Disconnected { timed_out } => {
                         counts[3] += 1;
                         assert!(!timed_out, "a minute without any answer");
                     }
-                    Event::TimewaitExit => {
+                    ConnEvent::TimewaitExit => {
                         counts[4] += 1;
                         world.on(side, |cm, now| cm.release(now, id));
                     }
@@ -96,16 +96,16 @@ proptest! {
         let mut counts = [0, 0];
         world.run(|world| {
             for (id, event) in world.events(1) {
-                let Event::Resolving { .. } = event else { panic!("{event:?}") };
+                let ConnEvent::Resolving { .. } = event else { panic!("{event:?}") };
                 counts[0] += 1;
                 let none = Ece::default();
                 let (status, private_data) = (sidr::SUCCESS, vec![]);
-                let answer = Answer { status, qpn: 77, qkey: 5, ece: none, private_data };
+                let answer = SidrAnswer { status, qpn: 77, qkey: 5, ece: none, private_data };
                 world.on(1, |cm, now| cm.answer(now, id, &answer)).expect("a question");
                 world.on(1, |cm, now| cm.release(now, id));
             }
             for (id, event) in world.events(0) {
-                let Event::Resolved(resolved) = event else { panic!("{event:?}") };
+                let ConnEvent::Resolved(resolved) = event else { panic!("{event:?}") };
                 assert_eq!((resolved.qpn, resolved.qkey), (77, 5));
                 counts[1] += 1;
                 world.on(0, |cm, now| cm.release(now, id));
@@ -133,14 +133,14 @@ proptest! {
             for (s, over) in over.iter_mut().enumerate() {
                 for (id, event) in world.events(s) {
                     match event {
-                        Event::Request { .. } => {
+                        ConnEvent::Request { .. } => {
                             held[1] = Some(id);
                             world.on(1, |cm, now| cm.accept(now, id, &accept(200))).expect("a request");
                         }
-                        Event::Response(_) => {
+                        ConnEvent::Response(_) => {
                             let _dropped_meanwhile = world.on(0, |cm, _| cm.establish(id));
                         }
-                        Event::Established => {}
+                        ConnEvent::Established => {}
                         _ => *over = true,
                     }
                 }
@@ -169,7 +169,7 @@ fn who_gets_no_answer_gives_up_after_a_minute() {
     world.run(|_| {});
     let mut events = world.events(0);
     events.sort_by_key(|(who, _)| *who != id);
-    let gone = Event::Unreachable(Cause::TimedOut);
+    let gone = ConnEvent::Unreachable(Cause::TimedOut);
     assert_eq!(events, [(id, gone.clone()), (asked, gone)]);
     assert!((60 * SECOND..80 * SECOND).contains(&world.now), "{} s", world.now / SECOND);
     assert!(world.sent < 50, "{} messages", world.sent);

@@ -10,7 +10,7 @@ use crate::types::{Access, PdId, QpId, Qpn};
 /// One entry of the table: an MR, a memory window, or nothing. A cache line.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Entry {
+pub struct MrEntry {
     /// Counted by the [`Storage`]: odd while a key opens something, and another number at each change
     pub incarnation: u32,
     /// lkey and rkey; 0: it is free
@@ -31,13 +31,13 @@ pub struct Entry {
     pub backing: Backing,
 }
 
-const _: () = assert!(size_of::<Entry>() == 64 && align_of::<Entry>() == 64);
+const _: () = assert!(size_of::<MrEntry>() == 64 && align_of::<MrEntry>() == 64);
 
-impl Entry {
+impl MrEntry {
     /// An MR, still without a key.
-    pub(super) fn mr(attr: &MrAttr) -> Entry {
+    pub(super) fn mr(attr: &MrAttr) -> MrEntry {
         let MrAttr { pd, addr, length, iova, access, backing } = *attr;
-        Entry { pd, addr, length, iova, access: access | IN_SGES, backing, ..Entry::default() }
+        MrEntry { pd, addr, length, iova, access: access | IN_SGES, backing, ..MrEntry::default() }
     }
 
     /// Whether it is an MR.
@@ -47,7 +47,7 @@ impl Entry {
 
     /// What was registered.
     pub fn attr(&self) -> MrAttr {
-        let Entry { pd, addr, length, iova, backing, .. } = *self;
+        let MrEntry { pd, addr, length, iova, backing, .. } = *self;
         MrAttr { pd, addr, length, iova, access: self.access.difference(IN_SGES), backing }
     }
 
@@ -76,32 +76,32 @@ pub trait Storage {
     /// The table finds the slot of a key by this mask: set once, before the first entry.
     fn set_mask(&mut self, mask: u32);
     /// All entries.
-    fn entries(&self) -> &[Entry];
+    fn entries(&self) -> &[MrEntry];
     /// So many in all; the new ones are free. `Exhausted`: no memory, and nothing changes.
     fn grow(&mut self, to: usize) -> Result<(), NicError>;
     /// Replaces an entry; `slot` is one of them.
-    fn put(&mut self, slot: usize, entry: Entry);
+    fn put(&mut self, slot: usize, entry: MrEntry);
 }
 
 /// Entries that nobody else sees.
 #[derive(Debug, Default)]
-pub struct Plain(Vec<Entry>);
+pub struct Plain(Vec<MrEntry>);
 
 impl Storage for Plain {
     fn set_mask(&mut self, _mask: u32) {}
 
     #[inline]
-    fn entries(&self) -> &[Entry] {
+    fn entries(&self) -> &[MrEntry] {
         &self.0
     }
 
     fn grow(&mut self, to: usize) -> Result<(), NicError> {
         exact(&mut self.0, to)?;
-        self.0.resize(to, Entry::default());
+        self.0.resize(to, MrEntry::default());
         Ok(())
     }
 
-    fn put(&mut self, slot: usize, entry: Entry) {
+    fn put(&mut self, slot: usize, entry: MrEntry) {
         if let Some(place) = self.0.get_mut(slot) {
             *place = entry;
         }

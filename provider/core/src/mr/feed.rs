@@ -5,14 +5,14 @@ use alloc::collections::VecDeque;
 
 use super::import::Import;
 use super::window::UNBOUND;
-use super::{Entry, IN_SGES, MrKind, MrTable, Storage};
+use super::{IN_SGES, MrEntry, MrKind, MrTable, Storage};
 use crate::error::NicError;
 use crate::room::Room;
 use crate::types::{Access, PdId, Qpn};
 
 /// What a key opens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Rule {
+pub struct MemoryRule {
     /// lkey and rkey
     pub key: u32,
     /// Protection domain
@@ -34,9 +34,9 @@ pub struct Rule {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
     /// It opens this from now on
-    Opened(Rule),
+    Opened(MemoryRule),
     /// It opens this no longer
-    Closed(Rule),
+    Closed(MemoryRule),
 }
 
 /// Changes that were not taken yet, and room for the end of all that is open: to end something needs no
@@ -48,28 +48,28 @@ pub(super) struct Feed {
     open: usize,
 }
 
-impl From<&Entry> for Rule {
-    fn from(entry: &Entry) -> Rule {
-        let Entry { key, pd, qpn, addr, length: len, iova, access, .. } = *entry;
-        Rule { key, pd, qpn, addr, len, iova, access: access.difference(IN_SGES) }
+impl From<&MrEntry> for MemoryRule {
+    fn from(entry: &MrEntry) -> MemoryRule {
+        let MrEntry { key, pd, qpn, addr, length: len, iova, access, .. } = *entry;
+        MemoryRule { key, pd, qpn, addr, len, iova, access: access.difference(IN_SGES) }
     }
 }
 
 impl Import {
-    pub(super) fn rule(&self) -> Option<Rule> {
-        (!self.hidden).then(|| Rule::from(&self.entry))
+    pub(super) fn rule(&self) -> Option<MemoryRule> {
+        (!self.hidden).then(|| MemoryRule::from(&self.entry))
     }
 }
 
 impl<S: Storage> MrTable<S> {
     /// What keys open, each once.
-    pub fn rules(&self) -> impl Iterator<Item = Rule> + '_ {
+    pub fn rules(&self) -> impl Iterator<Item = MemoryRule> + '_ {
         let own = (0..self.slots.len() as u32).filter_map(|slot| self.rule_of(slot));
         own.chain(self.imports.iter().filter_map(Import::rule))
     }
 
     /// What a key opens; `None`: nothing, or nothing that the feed has.
-    pub fn rule(&self, key: u32) -> Option<Rule> {
+    pub fn rule(&self, key: u32) -> Option<MemoryRule> {
         match self.find(key) {
             Some((slot, _)) => self.rule_of(slot),
             None => self.imports[self.place(key).ok()?].rule(),
@@ -77,11 +77,11 @@ impl<S: Storage> MrTable<S> {
     }
 
     /// What the key of a slot opens; `None`: nothing, or nothing that the feed has.
-    pub(super) fn rule_of(&self, slot: u32) -> Option<Rule> {
+    pub(super) fn rule_of(&self, slot: u32) -> Option<MemoryRule> {
         let about = self.slots.get(slot as usize).filter(|about| !about.hidden)?;
         let entry = self.entry(slot);
         let open = entry.key != 0 && (about.kind == MrKind::Mr || about.link != UNBOUND);
-        open.then(|| Rule::from(&entry))
+        open.then(|| MemoryRule::from(&entry))
     }
 
     /// The feed leaves out what a key opens: there is no memory for it.
@@ -117,7 +117,7 @@ impl<S: Storage> MrTable<S> {
     }
 
     /// A key was opened, and the feed has room for it.
-    pub(super) fn note_opened(&mut self, rule: Option<Rule>) {
+    pub(super) fn note_opened(&mut self, rule: Option<MemoryRule>) {
         if let (Some(feed), Some(rule)) = (&mut self.feed, rule) {
             feed.open += 1;
             feed.list.push_in_room(Change::Opened(rule));
@@ -125,7 +125,7 @@ impl<S: Storage> MrTable<S> {
     }
 
     /// A key opens nothing from now on. The feed has room for it, since it was opened.
-    pub(super) fn note_closed(&mut self, rule: Option<Rule>) {
+    pub(super) fn note_closed(&mut self, rule: Option<MemoryRule>) {
         if let (Some(feed), Some(rule)) = (&mut self.feed, rule) {
             feed.open -= 1;
             feed.list.push_in_room(Change::Closed(rule));

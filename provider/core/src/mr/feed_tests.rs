@@ -67,7 +67,7 @@ fn regions_and_imports_are_followed_like_windows() {
     let attr = MrAttr { length: 100, ..table.query(mr).unwrap() };
     table.reregister(mr, attr).unwrap();
     assert_eq!(table.next_change(), Some(Change::Closed(before)));
-    assert_eq!(table.next_change(), Some(Change::Opened(Rule { len: 100, ..before })));
+    assert_eq!(table.next_change(), Some(Change::Opened(MemoryRule { len: 100, ..before })));
     let foreign = mr ^ 0x100;
     table.import(foreign, attr).unwrap();
     assert_eq!(opened(&mut table), Some(foreign));

@@ -4,7 +4,7 @@
 //! card's key. Only a key that is not in the table is looked for here, so that what uses no imports pays
 //! nothing for them.
 
-use super::{Entry, MrAttr, MrTable, Storage, check};
+use super::{MrAttr, MrEntry, MrTable, Storage, check};
 use crate::error::NicError;
 use crate::room::Room;
 use crate::types::PdId;
@@ -12,7 +12,7 @@ use crate::types::PdId;
 /// An MR of another card.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Import {
-    pub(super) entry: Entry,
+    pub(super) entry: MrEntry,
     /// As of a [`Slot`](super::Slot)
     pub(super) hidden: bool,
 }
@@ -31,7 +31,7 @@ impl<S: Storage> MrTable<S> {
         };
         self.imports.make_room(self.imports.len() + 1)?;
         self.make_room_in_feed()?;
-        let import = Import { entry: Entry { key, ..Entry::mr(&attr) }, hidden: false };
+        let import = Import { entry: MrEntry { key, ..MrEntry::mr(&attr) }, hidden: false };
         self.imports.insert(at, import);
         self.note_opened(import.rule());
         Ok(())
@@ -47,7 +47,7 @@ impl<S: Storage> MrTable<S> {
 
     /// The import of this key.
     #[cold]
-    pub(super) fn imported(&self, key: u32) -> Option<&Entry> {
+    pub(super) fn imported(&self, key: u32) -> Option<&MrEntry> {
         self.imports.get(self.place(key).ok()?).map(|import| &import.entry)
     }
 

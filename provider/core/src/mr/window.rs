@@ -4,7 +4,7 @@
 //! A window is a slot of the MR table. Bound, it has the host addresses of its bytes, so that an access
 //! through it costs what one through an MR does; unbound, it has no rights.
 
-use super::{Entry, MrFault, MrKind, MrTable, Slot, Storage};
+use super::{MrEntry, MrFault, MrKind, MrTable, Slot, Storage};
 use crate::error::NicError;
 use crate::types::{Access, PdId, QpId, Qpn, SendWqe};
 
@@ -81,7 +81,7 @@ impl<S: Storage> MrTable<S> {
     /// A window that is not bound; gives its key. `Exhausted`: the table is full.
     pub fn alloc_window(&mut self, pd: PdId, kind: WindowType, random: u64) -> Result<u32, NicError> {
         let about = Slot { link: UNBOUND, kind: MrKind::Window(kind), spent: 0, hidden: false };
-        let slot = self.insert(Entry { pd, ..Entry::default() }, about, random)?;
+        let slot = self.insert(MrEntry { pd, ..MrEntry::default() }, about, random)?;
         self.windows += 1;
         Ok(self.entry(slot).key)
     }
@@ -116,7 +116,7 @@ impl<S: Storage> MrTable<S> {
         let mr = if bind.length == 0 { None } else { Some(self.parent(bind)?) };
         self.unbind(slot);
         self.slots[slot as usize].spent = byte;
-        let unbound = Entry { key, pd: window.pd, ..Entry::default() };
+        let unbound = MrEntry { key, pd: window.pd, ..MrEntry::default() };
         let Some((link, addr)) = mr else {
             self.entries.put(slot as usize, unbound);
             return Ok(kind);
@@ -129,7 +129,7 @@ impl<S: Storage> MrTable<S> {
         let about = &mut self.slots[slot as usize];
         (about.link, about.hidden) = (link, hidden);
         let (length, access) = (bind.length, bind.access);
-        self.entries.put(slot as usize, Entry { qpn, addr, length, iova, access, ..unbound });
+        self.entries.put(slot as usize, MrEntry { qpn, addr, length, iova, access, ..unbound });
         self.note_opened(self.rule_of(slot));
         Ok(kind)
     }
@@ -163,7 +163,7 @@ impl<S: Storage> MrTable<S> {
     }
 
     /// Slot, entry and type of a key's window; a key of the past will do.
-    fn window(&self, key: u32) -> Option<(u32, Entry, WindowType)> {
+    fn window(&self, key: u32) -> Option<(u32, MrEntry, WindowType)> {
         let slot = self.slot_of(key);
         let entry = self.entry(slot);
         let MrKind::Window(kind) = self.slots.get(slot as usize)?.kind else { return None };
@@ -202,8 +202,8 @@ impl<S: Storage> MrTable<S> {
         let link = core::mem::replace(&mut self.slots[slot as usize].link, UNBOUND);
         if let Some(mr) = self.slots.get_mut(link as usize) {
             mr.link -= 1;
-            let Entry { key, pd, .. } = self.entry(slot);
-            self.entries.put(slot as usize, Entry { key, pd, ..Entry::default() });
+            let MrEntry { key, pd, .. } = self.entry(slot);
+            self.entries.put(slot as usize, MrEntry { key, pd, ..MrEntry::default() });
         }
     }
 }

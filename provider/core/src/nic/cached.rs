@@ -4,7 +4,7 @@
 //! Whether it is, and what waits until when, is `contexts`' to decide; here is what is done then. A card with
 //! room for all of them never gets here.
 
-use super::contexts::{Access, Asker, Contexts, Due, Receiver};
+use super::contexts::{Access, Asker, Contexts, NextStep, Receiver};
 use super::{Nic, Shared};
 use crate::engine::Engine;
 use crate::env::{Env, SendQueue};
@@ -118,12 +118,12 @@ impl<E: Env> Nic<E> {
         }
         while let Some(due) = self.limited_contexts().and_then(Contexts::poll_due) {
             match due {
-                Due::Doorbell(qpn) => {
+                NextStep::Doorbell(qpn) => {
                     if let Some(mut cx) = self.context(env, qpn, now) {
                         cx.doorbell();
                     }
                 }
-                Due::Frame(qpn, to, meta, bytes) => {
+                NextStep::Frame(qpn, to, meta, bytes) => {
                     match to {
                         Receiver::Card => self.handle_frame(env, now, &meta, &bytes),
                         Receiver::Engine => self.receive_by_engine(env, now, qpn, &meta, &bytes),

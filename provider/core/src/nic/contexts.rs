@@ -18,7 +18,7 @@ use super::sched::Sched;
 use super::timers::TimerId;
 use crate::counters::Counters;
 use crate::error::NicError;
-use crate::qpc::{Channel, Config, Context, Placement, Policy, Qpc, Requester, SendRing};
+use crate::qpc::{CacheConfig, CachedContext, Channel, Placement, Policy, Qpc, Requester, SendRing};
 use crate::room::Room;
 use crate::types::{FrameMeta, Nanos, QpState, Qpn};
 
@@ -46,7 +46,7 @@ pub struct ContextCache {
 #[derive(Clone, Debug)]
 struct Token;
 
-impl Context for Token {
+impl CachedContext for Token {
     fn access(&mut self, _: Channel, _: u16) {}
     fn send_ring(&self) -> SendRing {
         SendRing::default()
@@ -114,7 +114,7 @@ struct WaitingFrame {
 }
 
 /// What the card does next.
-pub(super) enum Due {
+pub(super) enum NextStep {
     /// The WQEs of a QP are there
     Doorbell(Qpn),
     /// A request to this QP may be handled; [`Contexts::give_back`] takes its bytes
@@ -153,7 +153,7 @@ pub(crate) struct Contexts {
     /// Contexts on their way, and WQEs: in the order in which they come, as all take the same time
     fetches: VecDeque<(Nanos, Qpn)>,
     wqes: VecDeque<(Nanos, Ask)>,
-    due: VecDeque<Due>,
+    due: VecDeque<NextStep>,
     due_turns: VecDeque<Ask>,
     /// Room for frames that nothing waits in
     spare: Vec<Vec<u8>>,
@@ -165,7 +165,7 @@ pub(crate) struct Contexts {
 impl Contexts {
     /// Without QPs. A cache has one entry at least.
     pub(super) fn new(cache: ContextCache) -> Option<Self> {
-        let config = Config {
+        let config = CacheConfig {
             policy: cache.policy,
             placement: Placement::Host,
             entries: cache.entries.max(1),
@@ -229,8 +229,8 @@ impl Contexts {
         self.due_turns.retain(|ask| ask.place != place);
         let Contexts { due, spare, stale, .. } = self;
         due.retain_mut(|due| match due {
-            Due::Doorbell(of) => *of != qpn,
-            Due::Frame(of, _, _, bytes) => {
+            NextStep::Doorbell(of) => *of != qpn,
+            NextStep::Frame(of, _, _, bytes) => {
                 if *of == qpn {
                     *stale += 1;
                     spare.push(core::mem::take(bytes));
@@ -320,7 +320,7 @@ impl Contexts {
     }
 
     /// What may be done now, turns aside.
-    pub(super) fn poll_due(&mut self) -> Option<Due> {
+    pub(super) fn poll_due(&mut self) -> Option<NextStep> {
         self.due.pop_front()
     }
 
@@ -389,7 +389,7 @@ impl Contexts {
     fn fetched(&mut self, ask: &Ask) {
         let waits = &mut self.waits[ask.place as usize];
         waits.fetch = false;
-        self.due.push_in_room(Due::Doorbell(ask.qpn));
+        self.due.push_in_room(NextStep::Doorbell(ask.qpn));
         if core::mem::take(&mut waits.again) {
             waits.doorbell = true;
             self.more_doorbells.push_in_room(Ask { since: self.clock, ..*ask });
@@ -442,7 +442,7 @@ impl Contexts {
                     if let Some(WaitingFrame { ask, to, meta, bytes }) = self.frames.finish(response.index) {
                         self.waited += self.clock - ask.since;
                         if self.waits[ask.place as usize].incarnation == ask.incarnation {
-                            self.due.push_in_room(Due::Frame(ask.qpn, to, meta, bytes));
+                            self.due.push_in_room(NextStep::Frame(ask.qpn, to, meta, bytes));
                         } else {
                             self.stale += 1;
                             self.give_back(bytes);

@@ -61,7 +61,7 @@ pub(crate) struct Keep {
 
 /// A frame that was taken out. Its bytes stay until it is given back.
 #[derive(Clone, Copy)]
-pub(crate) struct Kept {
+pub(crate) struct KeptFrame {
     slot: u16,
 }
 
@@ -185,14 +185,14 @@ impl Keep {
     }
 
     /// Takes the frame at `psn` out.
-    pub(crate) fn take(&mut self, id: GapId, psn: Psn) -> Option<Kept> {
+    pub(crate) fn take(&mut self, id: GapId, psn: Psn) -> Option<KeptFrame> {
         if !self.has(id, psn) {
             return None;
         }
         let (gap, at) = (&mut self.gaps[id.place()], place(psn));
         gap.have.drop(at);
         gap.count -= 1;
-        Some(Kept { slot: gap.slots[at] })
+        Some(KeptFrame { slot: gap.slots[at] })
     }
 
     /// All kept bytes, for as long as somebody looks at one frame: [`Keep::give_back`] returns them.
@@ -201,13 +201,13 @@ impl Keep {
     }
 
     /// A frame among the bytes that were taken.
-    pub(crate) fn frame<'a>(&self, bytes: &'a [u8], kept: Kept) -> &'a [u8] {
+    pub(crate) fn frame<'a>(&self, bytes: &'a [u8], kept: KeptFrame) -> &'a [u8] {
         let slot = usize::from(kept.slot);
         bytes.get(slot * FRAME..).and_then(|b| b.get(..usize::from(self.lengths[slot]))).unwrap_or(&[])
     }
 
     /// The bytes come back, and the frame that was taken out is not needed any more.
-    pub(crate) fn give_back(&mut self, bytes: Vec<u8>, kept: Kept) {
+    pub(crate) fn give_back(&mut self, bytes: Vec<u8>, kept: KeptFrame) {
         self.bytes = bytes;
         self.free.push_in_room(kept.slot);
     }

@@ -12,7 +12,7 @@ use table::{LeasedWqe, RemoteConn};
 use super::{MAX_SGE, Nic, Shared, Srq};
 use crate::env::{CompletionQueue, Env, RecvQueue, TakenWqe};
 use crate::error::NicError;
-use crate::relay::{LinkId, MessageEnd, Outcome, Part, Place, Relay, Returned};
+use crate::relay::{LinkId, MessageEnd, Part, Relay, RelayOutcome, Returned, TargetMemory};
 use crate::transport::{Ctx, Qp, slices};
 use crate::types::{
     Access, AsyncEvent, Cqe, Nanos, PdId, QPN_BLOCK_SHIFT, QpId, Qpn, Sge, SrqId, WcFlags, WcOpcode, WcStatus,
@@ -121,8 +121,8 @@ impl<E: Env> Shared<E> {
         env: &mut E,
         link: LinkId,
         part: &Part,
-        what: impl FnOnce(&mut Self, &mut E) -> Option<Outcome>,
-    ) -> Option<Outcome> {
+        what: impl FnOnce(&mut Self, &mut E) -> Option<RelayOutcome>,
+    ) -> Option<RelayOutcome> {
         let conn = RemoteConn { link, qpn: part.qpn, epoch: part.epoch };
         if self.leases.has_failed(conn) {
             if let Some(at) = self.leases.find(link, part.lease).filter(|_| part.end.is_some()) {
@@ -140,10 +140,10 @@ impl<E: Env> Shared<E> {
         link: LinkId,
         domain: PdId,
         part: &Part,
-        place: &Place,
+        place: &TargetMemory,
         data: &[u8],
-    ) -> Option<Outcome> {
-        let Some((_, srq)) = self.srq_of(domain, place.srq) else { return Some(Outcome::Invalid) };
+    ) -> Option<RelayOutcome> {
+        let Some((_, srq)) = self.srq_of(domain, place.srq) else { return Some(RelayOutcome::Invalid) };
         let (mrs, of) = (&self.mrs, QpId { pd: srq.pd, qpn: part.qpn });
         let may = |len: u32| mrs.resolve_remote(place.key, of, place.va, len, Access::REMOTE_WRITE).ok();
         let len = data.len() as u32;
@@ -156,19 +156,19 @@ impl<E: Env> Shared<E> {
         }
         let end = part.end?;
         if !end.flags.contains(WcFlags::WITH_IMM) {
-            return Some(Outcome::Success);
+            return Some(RelayOutcome::Success);
         }
-        let Some(at) = self.leases.find(link, part.lease) else { return Some(Outcome::Invalid) };
-        let Some(id) = self.leases.wqes[at].srq else { return Some(Outcome::Invalid) };
+        let Some(at) = self.leases.find(link, part.lease) else { return Some(RelayOutcome::Invalid) };
+        let Some(id) = self.leases.wqes[at].srq else { return Some(RelayOutcome::Invalid) };
         self.leases.wqes[at].qpn = part.qpn;
         let opcode = WcOpcode::RecvRdmaWithImm;
         let cqe = Cqe { byte_len: place.total, opcode, ..end.cqe() };
         let kept = self.complete_lease(at, id, &cqe, end.solicited);
-        Some(if kept { Outcome::Success } else { Outcome::Operation })
+        Some(if kept { RelayOutcome::Success } else { RelayOutcome::Operation })
     }
 
     /// A WRITE is denied access. The WQE that one with immediate has taken completes with the error.
-    fn deny_write(&mut self, link: LinkId, part: &Part) -> Outcome {
+    fn deny_write(&mut self, link: LinkId, part: &Part) -> RelayOutcome {
         let takes = part.end.is_some_and(|end| end.flags.contains(WcFlags::WITH_IMM));
         if let Some(at) = self.leases.find(link, part.lease).filter(|_| takes)
             && let Some(id) = self.leases.wqes[at].srq
@@ -176,16 +176,22 @@ impl<E: Env> Shared<E> {
             self.leases.wqes[at].qpn = part.qpn;
             self.complete_lease(at, id, &Cqe { status: WcStatus::LocAccessErr, ..Cqe::default() }, true);
         }
-        Outcome::Access
+        RelayOutcome::Access
     }
 
     /// Bytes of a message for a leased WQE.
-    fn place_forwarded(&mut self, env: &mut E, link: LinkId, part: &Part, data: &[u8]) -> Option<Outcome> {
-        let Some(at) = self.leases.find(link, part.lease) else { return Some(Outcome::Invalid) };
+    fn place_forwarded(
+        &mut self,
+        env: &mut E,
+        link: LinkId,
+        part: &Part,
+        data: &[u8],
+    ) -> Option<RelayOutcome> {
+        let Some(at) = self.leases.find(link, part.lease) else { return Some(RelayOutcome::Invalid) };
         let lease = &mut self.leases.wqes[at];
         (lease.begun, lease.qpn) = (true, part.qpn);
         let Some((id, srq)) = lease.srq.and_then(|id| Some((id, self.srqs.get(id.0 as usize)?))) else {
-            return Some(Outcome::Invalid);
+            return Some(RelayOutcome::Invalid);
         };
         let (mrs, pd) = (&self.mrs, srq.pd);
         let mut rest = data;
@@ -199,19 +205,19 @@ impl<E: Env> Shared<E> {
         });
         if placed.is_none() {
             self.complete_lease(at, id, &Cqe { status: WcStatus::LocProtErr, ..Cqe::default() }, true);
-            return Some(Outcome::Operation);
+            return Some(RelayOutcome::Operation);
         }
         let end = part.end?;
         if end.flags.contains(WcFlags::WITH_INV)
             && self.mrs.invalidate_remote(end.imm, QpId { pd, qpn: part.qpn }).is_err()
         {
             self.complete_lease(at, id, &Cqe { status: WcStatus::RemInvReqErr, ..Cqe::default() }, true);
-            return Some(Outcome::ReceivedInError);
+            return Some(RelayOutcome::ReceivedInError);
         }
         let byte_len = part.offset.wrapping_add(data.len() as u32);
         let cqe = Cqe { byte_len, opcode: WcOpcode::Recv, ..end.cqe() };
         let kept = self.complete_lease(at, id, &cqe, end.solicited);
-        Some(if kept { Outcome::Success } else { Outcome::Operation })
+        Some(if kept { RelayOutcome::Success } else { RelayOutcome::Operation })
     }
 
     /// Completes a leased WQE. False: its CQ is full.
@@ -252,7 +258,7 @@ impl MessageEnd {
 }
 
 /// Sends the outcome of a message.
-fn send_done<E: Env>(env: &mut E, link: LinkId, part: &Part, outcome: Option<Outcome>) {
+fn send_done<E: Env>(env: &mut E, link: LinkId, part: &Part, outcome: Option<RelayOutcome>) {
     if let Some(outcome) = outcome {
         env.relay(link, &Relay::Done { qpn: part.qpn, serial: part.serial, outcome, found: 0 });
     }

@@ -14,7 +14,7 @@ use QpType::{Rc, Uc, Ud, XrcRecv, XrcSend};
 
 /// Mandatory and optional attributes of a transition, beside the state itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Rule {
+pub struct TransitionRule {
     /// Transport of the QP
     pub qp_type: QpType,
     /// State before
@@ -29,8 +29,8 @@ pub struct Rule {
 
 const NONE: M = M::empty();
 
-const fn rule(qp_type: QpType, from: QpState, to: QpState, required: M, optional: M) -> Rule {
-    Rule { qp_type, from, to, required, optional }
+const fn rule(qp_type: QpType, from: QpState, to: QpState, required: M, optional: M) -> TransitionRule {
+    TransitionRule { qp_type, from, to, required, optional }
 }
 
 const ADDRESS: M = M::AV.union(M::PATH_MTU).union(M::DEST_QPN).union(M::RQ_PSN);
@@ -54,7 +54,7 @@ const RC_DRAINED: M = RC_RETRY
 /// All transitions but those to RESET and ERR. Alternate paths are not offered, so ALT_PATH is in no row.
 /// XRC is as RC, but for what only one of its ends has: the other may be given it all the same, as programs
 /// do (perftest).
-pub const RULES: [Rule; 30] = [
+pub const RULES: [TransitionRule; 30] = [
     rule(Rc, Reset, Init, BIRTH.union(M::ACCESS_FLAGS), NONE),
     rule(Uc, Reset, Init, BIRTH.union(M::ACCESS_FLAGS), NONE),
     rule(Ud, Reset, Init, BIRTH.union(M::QKEY), NONE),
@@ -88,7 +88,7 @@ pub const RULES: [Rule; 30] = [
 ];
 
 /// The row for a transition; `None` where there is no way.
-pub fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
+pub fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<TransitionRule> {
     if matches!(to, Reset | Err) {
         return Some(rule(qp_type, from, to, NONE, NONE));
     }

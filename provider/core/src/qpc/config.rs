@@ -29,7 +29,7 @@ pub enum Placement {
 
 /// Sizes and policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct CacheConfig {
     /// How requests are served
     pub policy: Policy,
     /// Where contexts lie; the caller fetches from there
@@ -44,7 +44,7 @@ pub struct Config {
     pub ring_wqes: u16,
 }
 
-/// Why a [`Config`] cannot be.
+/// Why a [`CacheConfig`] cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ConfigError {
     /// A cache without entries
@@ -79,7 +79,7 @@ impl OnChip {
     }
 }
 
-impl Config {
+impl CacheConfig {
     /// Bytes that one more index of each channel takes (formula 2). By the widths that the paper gives (QPN
     /// 24, index 8, channel 2, flags 1 bit each; a count of 8 bits) it is 3 B of index FIFOs, 6 pending
     /// elements of 35 bits and 3 records of 34 bits: 42 B, which the paper rounds to 40.
@@ -90,10 +90,10 @@ impl Config {
     /// Whether it can be.
     pub fn check(&self) -> Result<(), ConfigError> {
         match self {
-            Config { entries: 0, .. } => Err(ConfigError::NoEntries),
-            Config { ooo_cap, .. } if !(1..=256).contains(ooo_cap) => Err(ConfigError::OooCap(*ooo_cap)),
-            Config { qps, .. } if !(1..=1 << 24).contains(qps) => Err(ConfigError::Qps(*qps)),
-            Config { ring_wqes: 0, .. } => Err(ConfigError::Ring),
+            CacheConfig { entries: 0, .. } => Err(ConfigError::NoEntries),
+            CacheConfig { ooo_cap, .. } if !(1..=256).contains(ooo_cap) => Err(ConfigError::OooCap(*ooo_cap)),
+            CacheConfig { qps, .. } if !(1..=1 << 24).contains(qps) => Err(ConfigError::Qps(*qps)),
+            CacheConfig { ring_wqes: 0, .. } => Err(ConfigError::Ring),
             _ => Ok(()),
         }
     }

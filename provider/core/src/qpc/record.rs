@@ -14,7 +14,7 @@ use crate::error::NicError;
 use crate::types::Qpn;
 
 /// What is pending of one QP. A slot that holds one is valid (`is_vld`).
-pub(super) struct Record {
+pub(super) struct PendingRecord {
     qpn: Qpn,
     /// `pnd_cnt`: requests of the QP in the pending FIFOs
     pub(super) count: u32,
@@ -26,7 +26,7 @@ pub(super) struct Record {
 
 /// All records.
 pub(super) struct RecordTable {
-    slots: Vec<Option<Record>>,
+    slots: Vec<Option<PendingRecord>>,
     tags: Tags,
     /// Records with `returned`: while there are some, the pending FIFOs are worth checking
     returned: usize,
@@ -48,11 +48,11 @@ impl RecordTable {
         self.tags.get(qpn).is_some()
     }
 
-    pub(super) fn get(&self, qpn: Qpn) -> Option<&Record> {
+    pub(super) fn get(&self, qpn: Qpn) -> Option<&PendingRecord> {
         self.slots[self.tags.get(qpn)?].as_ref()
     }
 
-    pub(super) fn get_mut(&mut self, qpn: Qpn) -> Option<&mut Record> {
+    pub(super) fn get_mut(&mut self, qpn: Qpn) -> Option<&mut PendingRecord> {
         self.slots[self.tags.get(qpn)?].as_mut()
     }
 
@@ -64,7 +64,7 @@ impl RecordTable {
     /// A request missed: a record at its address.
     pub(super) fn open(&mut self, address: usize, qpn: Qpn) {
         debug_assert!(self.slots[address].is_none(), "two QPs at address {address}");
-        self.slots[address] = Some(Record { qpn, count: 1, returned: false, put_back_in: None });
+        self.slots[address] = Some(PendingRecord { qpn, count: 1, returned: false, put_back_in: None });
         self.tags.set(qpn, Some(address));
     }
 

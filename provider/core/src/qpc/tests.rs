@@ -17,7 +17,7 @@ struct Counts {
     ring: u16,
 }
 
-impl Context for Counts {
+impl CachedContext for Counts {
     fn access(&mut self, channel: Channel, wqes: u16) {
         self.reads[channel as usize] += 1;
         self.ring = (self.ring + wqes) % RING;
@@ -46,7 +46,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(config: Config, latency: u64) -> Bench {
+    fn new(config: CacheConfig, latency: u64) -> Bench {
         let qps = config.qps as usize;
         Bench {
             qpc: Qpc::new(config).unwrap(),
@@ -141,8 +141,8 @@ fn policies() -> impl Strategy<Value = Policy> {
     prop_oneof![Just(Policy::Fcfs), Just(Policy::NonBlocking), Just(Policy::LatencyHiding)]
 }
 
-fn config(policy: Policy, entries: u32, ooo_cap: u16, qps: u32) -> Config {
-    Config { policy, placement: Placement::Host, entries, ooo_cap, qps, ring_wqes: RING }
+fn config(policy: Policy, entries: u32, ooo_cap: u16, qps: u32) -> CacheConfig {
+    CacheConfig { policy, placement: Placement::Host, entries, ooo_cap, qps, ring_wqes: RING }
 }
 
 proptest! {

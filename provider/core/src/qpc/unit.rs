@@ -9,7 +9,7 @@ use super::pending::{Element, PendingFifo};
 use super::record::RecordTable;
 use super::requester::Requester;
 use super::sq::{SendRing, SendRings};
-use super::{Channel, Config, ConfigError, Context, Index, Policy};
+use super::{CacheConfig, CachedContext, Channel, ConfigError, Index, Policy};
 use crate::error::NicError;
 use crate::types::Qpn;
 
@@ -69,7 +69,7 @@ pub struct Response<C> {
 
 /// The module. `C` is the context that it keeps.
 pub struct Qpc<C> {
-    config: Config,
+    config: CacheConfig,
     cache: Cache<C>,
     rings: SendRings,
     records: RecordTable,
@@ -93,9 +93,9 @@ pub struct Qpc<C> {
     counters: QpcCounters,
 }
 
-impl<C: Context> Qpc<C> {
+impl<C: CachedContext> Qpc<C> {
     /// An empty module.
-    pub fn new(config: Config) -> Result<Self, ConfigError> {
+    pub fn new(config: CacheConfig) -> Result<Self, ConfigError> {
         config.check()?;
         let slots = config.slots();
         let asking = || VecDeque::with_capacity(config.ooo_cap.into());
@@ -121,7 +121,7 @@ impl<C: Context> Qpc<C> {
     /// There are as many as `qps` QPs from now on, if there were fewer. `Exhausted`: no memory, or more than
     /// 2^24.
     pub fn grow(&mut self, qps: u32) -> Result<(), NicError> {
-        let config = Config { qps: qps.max(self.config.qps), ..self.config };
+        let config = CacheConfig { qps: qps.max(self.config.qps), ..self.config };
         config.check().map_err(|_| NicError::Exhausted)?;
         self.cache.grow(config.qps)?;
         self.records.grow(config.qps)?;
@@ -199,7 +199,7 @@ impl<C: Context> Qpc<C> {
     }
 
     /// What was set.
-    pub fn config(&self) -> &Config {
+    pub fn config(&self) -> &CacheConfig {
         &self.config
     }
 
@@ -408,7 +408,7 @@ impl<C: Context> Qpc<C> {
 }
 
 /// The answer to a request, and what it changes in the context.
-fn respond<C: Context>(element: &Element, context: &mut C) -> Response<C> {
+fn respond<C: CachedContext>(element: &Element, context: &mut C) -> Response<C> {
     let Element { channel, index, qpn, wqes, .. } = *element;
     let before = context.clone();
     context.access(channel, wqes);

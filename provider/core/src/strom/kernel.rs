@@ -23,7 +23,7 @@ pub(crate) const COMMAND: u32 = 64;
 
 /// Bytes of a memory region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Place {
+pub struct RegionRange {
     /// Its key
     pub key: u32,
     /// Length, bytes
@@ -68,34 +68,34 @@ pub trait Kernel: Send {
 }
 
 /// Memory, as far as a kernel's requests open it.
-pub trait Memory {
+pub trait KernelMemory {
     /// Copies as many bytes as `to` has. False: the key does not open them, or there is no memory now.
     #[must_use]
-    fn read(&mut self, from: Place, to: &mut [u8]) -> bool;
+    fn read(&mut self, from: RegionRange, to: &mut [u8]) -> bool;
     /// Writes `data`. False: as of `read`.
     #[must_use]
-    fn write(&mut self, to: Place, data: &[u8]) -> bool;
+    fn write(&mut self, to: RegionRange, data: &[u8]) -> bool;
 }
 
 /// A DMA command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Command {
     /// Its bytes are there at the next step
-    Read(Place),
+    Read(RegionRange),
     /// Bytes of the run's output, in the order in which they were queued
-    Write(Place),
+    Write(RegionRange),
 }
 
 /// What an answer is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) enum Answer {
+pub(crate) enum ReplyBody {
     /// Nothing but its record
     #[default]
     Empty,
     /// So many bytes of the run
     Bytes(u32),
     /// Bytes of a region, which leave as they are then
-    Region(Place),
+    Region(RegionRange),
 }
 
 /// A request at a kernel. Made with its queue pair; no step allocates.
@@ -104,7 +104,7 @@ pub struct Run {
     /// Registers, the kernel's own: 0 at the start of a message, and kept between the packets of one
     pub regs: [u64; 8],
     pub(crate) qpn: Qpn,
-    pub(crate) answer: Answer,
+    pub(crate) answer: ReplyBody,
     bytes: Vec<u8>,
     read: Vec<u8>,
     out: Vec<u8>,
@@ -157,7 +157,7 @@ impl Run {
     /// Queues a read of 4096 bytes at most. False: too long, or there is no room; return [`Poll::Pending`]
     /// and try again.
     #[must_use]
-    pub fn read(&mut self, from: Place) -> bool {
+    pub fn read(&mut self, from: RegionRange) -> bool {
         from.len as usize <= PIECE && self.queue(Command::Read(from))
     }
 
@@ -167,7 +167,7 @@ impl Run {
         let fits = self.out.len() + data.len() <= OUT && self.commands.len() < COMMANDS;
         if fits {
             self.out.extend_from_slice(data);
-            return self.queue(Command::Write(Place { key, va, len: data.len() as u32 }));
+            return self.queue(Command::Write(RegionRange { key, va, len: data.len() as u32 }));
         }
         false
     }
@@ -180,7 +180,7 @@ impl Run {
         if fits {
             let len = data.len() as u32;
             self.out.extend_from_slice(data);
-            return self.queue(Command::Write(Place { key, va, len }));
+            return self.queue(Command::Write(RegionRange { key, va, len }));
         }
         false
     }
@@ -199,7 +199,7 @@ impl Run {
         let fits = self.reply.len() + data.len() <= MAX_REPLY;
         if fits {
             self.reply.extend_from_slice(data);
-            self.answer = Answer::Bytes(self.reply.len() as u32);
+            self.answer = ReplyBody::Bytes(self.reply.len() as u32);
         }
         fits
     }
@@ -208,12 +208,12 @@ impl Run {
     pub fn reply_read(&mut self) {
         self.reply.clear();
         self.reply.extend_from_slice(&self.read);
-        self.answer = Answer::Bytes(self.reply.len() as u32);
+        self.answer = ReplyBody::Bytes(self.reply.len() as u32);
     }
 
     /// The answer is bytes of a region, as they are when they leave.
-    pub fn reply_from(&mut self, from: Place) {
-        self.answer = Answer::Region(from);
+    pub fn reply_from(&mut self, from: RegionRange) {
+        self.answer = ReplyBody::Region(from);
     }
 
     /// For who runs kernels: a packet's bytes, 4096 at most, of which nothing is queued or answered yet.
@@ -228,7 +228,7 @@ impl Run {
 
     /// For who runs kernels: executes what a step queued, in order; gives what it cost. ACCESS: a command
     /// was denied, and those behind it were not executed.
-    pub fn execute(&mut self, memory: &mut impl Memory) -> Result<u32, Code> {
+    pub fn execute(&mut self, memory: &mut impl KernelMemory) -> Result<u32, Code> {
         let (mut out, mut cost) = (0, 0);
         for command in &self.commands {
             let done = match *command {
@@ -259,7 +259,7 @@ impl Run {
         self.read.clear();
         self.reply.clear();
         self.drained();
-        self.answer = Answer::Empty;
+        self.answer = ReplyBody::Empty;
     }
 
     fn drained(&mut self) {
@@ -268,8 +268,8 @@ impl Run {
     }
 
     /// For who runs kernels: the region that the answer is in, if it is in one.
-    pub fn answered_from(&self) -> Option<Place> {
-        if let Answer::Region(from) = self.answer { Some(from) } else { None }
+    pub fn answered_from(&self) -> Option<RegionRange> {
+        if let ReplyBody::Region(from) = self.answer { Some(from) } else { None }
     }
 
     /// What the kernel put together.
@@ -285,15 +285,15 @@ mod tests {
     #[test]
     fn what_has_no_room_is_refused_and_nothing_is_lost() {
         let mut run = Run::new(1).unwrap();
-        assert!(!run.read(Place { len: 4097, ..Place::default() }));
+        assert!(!run.read(RegionRange { len: 4097, ..RegionRange::default() }));
         assert!(run.write(1, 0, &[7; OUT]) && !run.write(1, 0, &[8]));
         assert_eq!((run.commands.len(), run.out.len()), (1, OUT));
         run.drained();
         assert!((0..COMMANDS).all(|at| run.write(1, at as u64, &[1])) && !run.write(1, 0, &[1]));
-        assert!(!run.read(Place::default()));
+        assert!(!run.read(RegionRange::default()));
         assert!(run.reply(&[0; MAX_REPLY]) && !run.reply(&[0]));
         run.load(&[1, 0, 0, 0, 2], true);
         assert_eq!((run.commands.len(), run.param_u32(0), run.param_u32(2)), (0, Some(1), None));
-        assert_eq!(run.answer, Answer::Empty);
+        assert_eq!(run.answer, ReplyBody::Empty);
     }
 }

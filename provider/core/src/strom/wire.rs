@@ -8,8 +8,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of a [`Target`].
 pub const TARGET_LEN: usize = size_of::<Target>();
-/// Bytes of a [`Record`].
-pub const RECORD_LEN: usize = size_of::<Record>();
+/// Bytes of a [`ReplyRecord`].
+pub const RECORD_LEN: usize = size_of::<ReplyRecord>();
 
 /// How an RPC ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -55,7 +55,7 @@ pub struct Target {
 
 /// A decoded [`Target`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Reply {
+pub struct ReplyTarget {
     /// First byte of the requester's region
     pub addr: u64,
     /// Its key
@@ -70,7 +70,7 @@ pub struct Reply {
 
 impl Target {
     /// Encodes where an answer goes.
-    pub fn new(reply: &Reply) -> Self {
+    pub fn new(reply: &ReplyTarget) -> Self {
         Target {
             addr: reply.addr.into(),
             rkey: reply.rkey.into(),
@@ -82,13 +82,13 @@ impl Target {
 
     /// The head of `params`, and what is behind it. `None`: too short, a region that cannot hold a record,
     /// or flags that there are not.
-    pub fn decode(params: &[u8]) -> Option<(Reply, &[u8])> {
+    pub fn decode(params: &[u8]) -> Option<(ReplyTarget, &[u8])> {
         let (head, rest) = Target::ref_from_prefix(params).ok()?;
         let len = head.len.get();
         let fits = len == 0 || len as usize >= RECORD_LEN;
         let flags = ReplyFlags::from_bits(head.flags.get()).filter(|_| fits)?;
         let (addr, rkey, imm) = (head.addr.get(), head.rkey.get(), u32::from_ne_bytes(head.imm));
-        Some((Reply { addr, rkey, len, imm, flags }, rest))
+        Some((ReplyTarget { addr, rkey, len, imm, flags }, rest))
     }
 
     /// Whether an RPC with these parameters is answered.
@@ -114,28 +114,28 @@ pub struct RpcAnswer {
     Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
-pub struct Record {
+pub struct ReplyRecord {
     op: U32,
     length: U32,
     code: U32,
     magic: U32,
 }
 
-impl Record {
+impl ReplyRecord {
     /// Nothing that a program clears it to.
     pub const MAGIC: u32 = u32::from_le_bytes(*b"StRM");
 
     /// Of an RPC by its op-code (its low 32 bits), whose answer has `length` bytes.
     pub fn new(op: u64, length: u32, code: Code) -> Self {
-        let magic = Record::MAGIC.into();
-        Record { op: (op as u32).into(), length: length.into(), code: (code as u32).into(), magic }
+        let magic = ReplyRecord::MAGIC.into();
+        ReplyRecord { op: (op as u32).into(), length: length.into(), code: (code as u32).into(), magic }
     }
 
     /// What the record at the end of a region says, if it was written.
     pub fn decode(region: &[u8]) -> Option<RpcAnswer> {
-        let (_, record) = Record::ref_from_suffix(region).ok()?;
+        let (_, record) = ReplyRecord::ref_from_suffix(region).ok()?;
         let (op, length, code) = (record.op.get(), record.length.get(), record.code.get());
-        (record.magic.get() == Record::MAGIC).then_some(RpcAnswer { op, length, code })
+        (record.magic.get() == ReplyRecord::MAGIC).then_some(RpcAnswer { op, length, code })
     }
 }
 
@@ -145,7 +145,8 @@ mod tests {
 
     #[test]
     fn targets_and_records_have_their_places() {
-        let reply = Reply { addr: 0x0102_0304_0506_0708, rkey: 9, len: 64, imm: 7, flags: ReplyFlags::IMM };
+        let reply =
+            ReplyTarget { addr: 0x0102_0304_0506_0708, rkey: 9, len: 64, imm: 7, flags: ReplyFlags::IMM };
         let mut params = Target::new(&reply).as_bytes().to_vec();
         assert_eq!((params.len(), TARGET_LEN, params[0], params[12]), (24, 24, 8, 64));
         params.extend_from_slice(b"more");
@@ -153,14 +154,14 @@ mod tests {
         assert!(Target::decode(&params[..23]).is_none());
         params[20] = 2;
         assert!(Target::decode(&params).is_none(), "a flag that there is not");
-        let short = Target::new(&Reply { len: 15, ..Reply::default() });
+        let short = Target::new(&ReplyTarget { len: 15, ..ReplyTarget::default() });
         assert!(Target::decode(short.as_bytes()).is_none(), "no room for a record");
-        let record = Record::new(0x1_0000_0003, 5, Code::NotFound);
+        let record = ReplyRecord::new(0x1_0000_0003, 5, Code::NotFound);
         assert_eq!(
-            Record::decode(&[b"data", record.as_bytes()].concat()),
+            ReplyRecord::decode(&[b"data", record.as_bytes()].concat()),
             Some(RpcAnswer { op: 3, length: 5, code: 3 })
         );
-        assert_eq!(Record::decode(&[0; 16]), None);
+        assert_eq!(ReplyRecord::decode(&[0; 16]), None);
         assert_eq!(record.as_bytes()[12..], *b"StRM");
     }
 }

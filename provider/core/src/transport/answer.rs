@@ -5,7 +5,7 @@
 
 use alloc::boxed::Box;
 
-use super::{Answer, Ctx, Step, enter_error};
+use super::{Ctx, OwedResponse, Step, enter_error};
 use crate::env::Env;
 use crate::error::NicError;
 use crate::room::filled;
@@ -68,7 +68,7 @@ impl<E: Env> Ctx<'_, E> {
     /// Sends the next answer, or the NAK behind the last one.
     pub(super) fn emit_answer(&mut self) -> Step {
         match self.qp.resp.out.front().copied() {
-            Some(Answer::Atomic { psn, value }) => {
+            Some(OwedResponse::Atomic { psn, value }) => {
                 let msn = self.answer_msn();
                 let header = self
                     .answer_bth(code::RC_ATOMIC_ACK, psn, 0)
@@ -77,8 +77,8 @@ impl<E: Env> Ctx<'_, E> {
                 self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
                 self.qp.resp.out.pop_front();
             }
-            Some(Answer::Read { remote: Some(_), .. }) => self.fetch_bytes(),
-            Some(Answer::Read { .. }) => self.emit_read_data(),
+            Some(OwedResponse::Read { remote: Some(_), .. }) => self.fetch_bytes(),
+            Some(OwedResponse::Read { .. }) => self.emit_read_data(),
             None => match self.qp.resp.nak.take() {
                 Some(nak) => self.emit_ack(Some(nak)),
                 None => return Step::Idle,
@@ -110,7 +110,8 @@ impl<E: Env> Ctx<'_, E> {
     /// One packet of a READ's answer. Rights are looked at anew for each: the MR or window may be gone. A
     /// repeated answer stops then, as whoever closed it may know that the first one arrived.
     fn emit_read_data(&mut self) {
-        let Some(Answer::Read { psn, va, key, left, again, .. }) = self.qp.resp.out.front().copied() else {
+        let Some(OwedResponse::Read { psn, va, key, left, again, .. }) = self.qp.resp.out.front().copied()
+        else {
             return;
         };
         let len = left.min(self.qp.mtu);
@@ -136,7 +137,7 @@ impl<E: Env> Ctx<'_, E> {
 
     /// Headers of the next packet of the oldest answer, a READ's, and the bytes behind its `len`.
     pub(super) fn read_header(&self, len: u32) -> Option<(HeaderBuf, u8)> {
-        let Some(Answer::Read { psn, left, begun, .. }) = self.qp.resp.out.front().copied() else {
+        let Some(OwedResponse::Read { psn, left, begun, .. }) = self.qp.resp.out.front().copied() else {
             return None;
         };
         let last = len == left;
@@ -153,7 +154,9 @@ impl<E: Env> Ctx<'_, E> {
 
     /// That packet went out.
     pub(super) fn read_went(&mut self, len: u32) {
-        let Some(Answer::Read { psn, va, left, begun, .. }) = self.qp.resp.out.front_mut() else { return };
+        let Some(OwedResponse::Read { psn, va, left, begun, .. }) = self.qp.resp.out.front_mut() else {
+            return;
+        };
         (*psn, *va) = (psn.plus(1), va.wrapping_add(u64::from(len)));
         (*left, *begun) = (*left - len, true);
         if *left == 0 {

@@ -1,6 +1,6 @@
 //! Completions, and the way of a QP into error (IBTA 10.3.1, 10.10.2.3).
 
-use super::{Ctx, Due, Inbound};
+use super::{Ctx, MessageInProgress, TimerAction};
 use crate::engine::Call;
 use crate::env::{CompletionQueue, Env, SendQueue};
 use crate::qp::RecvSource;
@@ -142,7 +142,7 @@ impl<E: Env> Ctx<'_, E> {
         if self.qp.state != QpState::Err {
             self.qp.state = QpState::Err;
             self.env.event(AsyncEvent::QpFatal(self.qp.qpn));
-            self.qp.flags.due = Due::Flush;
+            self.qp.flags.due = TimerAction::Flush;
             self.arm(self.now);
         }
     }
@@ -168,7 +168,7 @@ pub(crate) fn enter_error<E: Env>(cx: &mut Ctx<'_, E>, state: QpState) {
     cx.forget_inflight();
     cx.forget_gaps();
     if state == QpState::Err {
-        cx.qp.resp.cur = Inbound::Idle;
+        cx.qp.resp.cur = MessageInProgress::Idle;
         cx.qp.resp.ack = false;
         cx.abandon_forwarded();
         cx.stop_kernel();

@@ -2,7 +2,7 @@
 //! it drops the op-codes without an answer.
 
 use super::rpc::Agreed;
-use super::{Ctx, Due};
+use super::{Ctx, TimerAction};
 use crate::env::Env;
 use crate::strom::Dialect;
 use crate::types::{AsyncEvent, Av, FrameMeta, Nanos, Psn, Qpn, SendOp, SendWqe, WcStatus};
@@ -58,7 +58,7 @@ impl<E: Env> Ctx<'_, E> {
             send(self.env, &self.qp.attr.av, self.qp.qpn, self.qp.attr.dest_qpn, word);
         }
         let at = self.qp.rpc.as_ref().map_or(now, |rpc| rpc.ask_at);
-        self.qp.flags.due = Due::Rpc;
+        self.qp.flags.due = TimerAction::Rpc;
         self.arm(at);
         true
     }

@@ -2,7 +2,7 @@
 //! 9.7.6.1, 9.7.5.1.1).
 
 use super::holes::size_of_each;
-use super::{Ctx, Due, Requester, enter_error};
+use super::{Ctx, Requester, TimerAction, enter_error};
 use crate::engine::Call;
 use crate::env::Env;
 use crate::types::{Nanos, QpState, WcStatus};
@@ -149,9 +149,9 @@ impl<E: Env> Ctx<'_, E> {
             return;
         }
         match core::mem::take(&mut self.qp.flags.due) {
-            Due::Nothing => {}
-            Due::Flush => return enter_error(self, QpState::Err),
-            Due::Rpc => self.rpc_turn(),
+            TimerAction::Nothing => {}
+            TimerAction::Flush => return enter_error(self, QpState::Err),
+            TimerAction::Rpc => self.rpc_turn(),
         }
         if self.qp.req.rnr_until != 0 {
             if self.qp.req.rnr_until > self.now {

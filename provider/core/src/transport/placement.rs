@@ -3,7 +3,7 @@
 //! Both are executed once, in order, and answered with a READ response of no bytes. A requester sends them
 //! again until that answer arrives; what was executed is then answered, and not executed again.
 
-use super::{Answer, Ctx};
+use super::{Ctx, OwedResponse};
 use crate::env::Env;
 use crate::room::Room;
 use crate::types::{Access, FlushLevel, Psn};
@@ -64,7 +64,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     fn answer_placement(&mut self, psn: Psn, packet: &Packet<'_>) {
-        self.qp.resp.out.push_in_room(Answer::done(psn));
+        self.qp.resp.out.push_in_room(OwedResponse::done(psn));
         self.accept(packet, 1, true);
         self.ready();
     }
@@ -85,7 +85,7 @@ impl<E: Env> Ctx<'_, E> {
         };
         let executed = need.is_some_and(|need| self.qp.attr.access.contains(need));
         if executed && self.may_answer_more(true) {
-            self.qp.resp.out.push_in_room(Answer::done(psn));
+            self.qp.resp.out.push_in_room(OwedResponse::done(psn));
             self.ready();
         }
     }

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 
 use super::remote_srq::SrqLocation;
 use super::requester::slices;
-use super::{Ctx, Inbound, Qp};
+use super::{Ctx, MessageInProgress, Qp};
 use crate::env::{Env, RecvQueue, TakenWqe};
 use crate::nic::Shared;
 use crate::qp::RecvSource;
@@ -222,7 +222,7 @@ impl<E: Env> Ctx<'_, E> {
             return SrqLocation::Local;
         }
         /* what the message has taken so far completes where it began */
-        let begins = matches!(self.qp.resp.cur, Inbound::Idle);
+        let begins = matches!(self.qp.resp.cur, MessageInProgress::Idle);
         if begins {
             *now = SrqId(number);
         }

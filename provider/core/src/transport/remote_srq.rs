@@ -17,10 +17,10 @@ use alloc::collections::VecDeque;
 use table::{LEASE_BATCH, LEASE_LOW, Lease, RemoteSrq, WAITING};
 pub(crate) use table::{RemoteSrqId, RemoteSrqs};
 
-use super::{Answer, Ctx, Inbound};
+use super::{Ctx, MessageInProgress, OwedResponse};
 use crate::env::Env;
 use crate::error::NicError;
-use crate::relay::{LinkError, LinkId, MessageEnd, Outcome, Part, Place, Relay, Returned};
+use crate::relay::{LinkError, LinkId, MessageEnd, Part, Relay, RelayOutcome, Returned, TargetMemory};
 use crate::room::{Room, TwoEnds};
 use crate::types::{Access, Psn, QPN_BLOCK_SHIFT, QpState, WcFlags, WcOpcode};
 use crate::wire::headers::{NakCode, Syndrome};
@@ -39,7 +39,7 @@ pub(crate) struct Forwarding {
     /// The WRITE that is under way: its serial, and whose memory it is for
     write: Option<(u32, LinkId)>,
     /// How the message that is under way failed: its next packet is answered with that
-    failed: Option<Outcome>,
+    failed: Option<RelayOutcome>,
     /// Names this connection of the QP; 0: not named yet
     epoch: u32,
     wait: Wait,
@@ -139,7 +139,7 @@ impl Forwarding {
     }
 
     /// Whether `answer` may be worked on, or, where there is none, the NAK behind all answers.
-    pub(super) fn may_answer(&self, answer: Option<&Answer>) -> bool {
+    pub(super) fn may_answer(&self, answer: Option<&OwedResponse>) -> bool {
         let Some(answer) = answer else { return self.pending.is_empty() };
         let requested = answer.remote_srq().is_some()
             && (answer.psn().before(self.fetched_to) || self.fetching.is_some());
@@ -165,7 +165,7 @@ impl Forwarding {
 impl<E: Env> Ctx<'_, E> {
     /// Which card has SRQ `number`, and its index if it is this one. The domain is shared.
     pub(super) fn locate_srq(&mut self, number: u32) -> (SrqLocation, u32) {
-        let idle = matches!(self.qp.resp.cur, Inbound::Idle);
+        let idle = matches!(self.qp.resp.cur, MessageInProgress::Idle);
         let domain = self.qp.pd;
         let Some(fwd) = &mut self.qp.resp.fwd else { return (SrqLocation::Local, number) };
         let remote_srqs = &mut self.sh.remote_srqs;
@@ -215,10 +215,9 @@ impl<E: Env> Ctx<'_, E> {
         }
         let info = packet.op();
         let fits = match (self.qp.resp.cur, info.kind) {
-            (Inbound::Idle, _) => info.is_first(),
-            (Inbound::Send { .. }, PacketKind::Send) | (Inbound::Write { .. }, PacketKind::Write) => {
-                !info.is_first()
-            }
+            (MessageInProgress::Idle, _) => info.is_first(),
+            (MessageInProgress::Send { .. }, PacketKind::Send)
+            | (MessageInProgress::Write { .. }, PacketKind::Write) => !info.is_first(),
             _ => false,
         };
         if !fits || !self.middle_is_full(packet.payload().len(), info.is_last()) {
@@ -253,8 +252,8 @@ impl<E: Env> Ctx<'_, E> {
         let Some(fwd) = &mut self.qp.resp.fwd else { return };
         fwd.lease = (!last).then_some(lease);
         self.qp.resp.cur = match last {
-            true => Inbound::Idle,
-            false => Inbound::Send { received: total, opcode: WcOpcode::Recv },
+            true => MessageInProgress::Idle,
+            false => MessageInProgress::Send { received: total, opcode: WcOpcode::Recv },
         };
         self.forwarded(packet, lease.serial, lease.link, ForwardedKind::Message, 1);
     }
@@ -264,7 +263,7 @@ impl<E: Env> Ctx<'_, E> {
     fn forward_write(&mut self, packet: &Packet<'_>) {
         let (info, data) = (packet.op(), packet.payload());
         let (va, key, left, total) = match (self.qp.resp.cur, packet.reth()) {
-            (Inbound::Write { va, key, left, total }, _) => (va, key, left, total),
+            (MessageInProgress::Write { va, key, left, total }, _) => (va, key, left, total),
             (_, Some(reth)) => (reth.va(), reth.rkey(), reth.dma_len(), reth.dma_len()),
             _ => return self.refuse(NakCode::InvalidRequest),
         };
@@ -287,7 +286,7 @@ impl<E: Env> Ctx<'_, E> {
         let sent = to.is_some_and(|ForwardTarget { serial, link, srq }| {
             let end = last.then(|| self.end_of(packet));
             let part = self.part(lease.map_or(u32::MAX, |lease| lease.id), serial, total - left, end);
-            self.env.relay(link, &Relay::Write { part, place: Place { srq, va, key, total }, data })
+            self.env.relay(link, &Relay::Write { part, place: TargetMemory { srq, va, key, total }, data })
         });
         let Some(ForwardTarget { serial, link, .. }) = to.filter(|_| sent) else {
             lease.into_iter().for_each(|lease| self.put_back_lease(lease, true));
@@ -297,8 +296,10 @@ impl<E: Env> Ctx<'_, E> {
         let Some(fwd) = &mut self.qp.resp.fwd else { return };
         fwd.write = (!last).then_some((serial, link));
         self.qp.resp.cur = match last {
-            true => Inbound::Idle,
-            false => Inbound::Write { va: va.wrapping_add(u64::from(len)), key, left: left - len, total },
+            true => MessageInProgress::Idle,
+            false => {
+                MessageInProgress::Write { va: va.wrapping_add(u64::from(len)), key, left: left - len, total }
+            }
         };
         self.forwarded(packet, serial, link, ForwardedKind::Message, 1);
     }

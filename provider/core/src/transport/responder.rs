@@ -2,7 +2,7 @@
 
 use super::recv::PlaceError;
 use super::remote_srq::SrqLocation;
-use super::{Answer, Ctx, Inbound, Quiesce, enter_error};
+use super::{Ctx, MessageInProgress, OwedResponse, Quiesce, enter_error};
 use crate::engine::Call;
 use crate::env::{Env, SendQueue};
 use crate::room::Room;
@@ -59,7 +59,7 @@ impl<E: Env> Ctx<'_, E> {
     /// what is missing (IBTA 9.7.5.2.8).
     fn ahead(&mut self, psn: Psn, n: u32, packet: &Packet<'_>) {
         self.sh.stats.out_of_sequence.inc();
-        if matches!(self.qp.resp.cur, Inbound::Running) {
+        if matches!(self.qp.resp.cur, MessageInProgress::Running) {
             /* nothing is missing: its kernel is not done */
             if !self.qp.resp.nak_sent {
                 self.not_ready();
@@ -96,14 +96,14 @@ impl<E: Env> Ctx<'_, E> {
         let info = packet.op();
         let begins = info.is_first();
         let fits = match (self.qp.resp.cur, info.kind) {
-            (Inbound::Idle, _) => begins,
-            (Inbound::Send { .. } | Inbound::Tagged { .. }, PacketKind::Send)
-            | (Inbound::Write { .. }, PacketKind::Write)
-            | (Inbound::Rpc { .. }, PacketKind::RpcWrite) => !begins,
+            (MessageInProgress::Idle, _) => begins,
+            (MessageInProgress::Send { .. } | MessageInProgress::Tagged { .. }, PacketKind::Send)
+            | (MessageInProgress::Write { .. }, PacketKind::Write)
+            | (MessageInProgress::Rpc { .. }, PacketKind::RpcWrite) => !begins,
             _ => false,
         };
         if !fits {
-            if matches!(self.qp.resp.cur, Inbound::Running) {
+            if matches!(self.qp.resp.cur, MessageInProgress::Running) {
                 return self.not_ready();
             }
             return self.refuse(NakCode::InvalidRequest);
@@ -130,8 +130,8 @@ impl<E: Env> Ctx<'_, E> {
             return self.refuse(NakCode::InvalidRequest);
         }
         let begun = match self.qp.resp.cur {
-            Inbound::Idle if self.qp.req.own => self.begin_tagged(packet),
-            Inbound::Idle => self.begin_send(WcOpcode::Recv).map(|cur| (cur, data)),
+            MessageInProgress::Idle if self.qp.req.own => self.begin_tagged(packet),
+            MessageInProgress::Idle => self.begin_send(WcOpcode::Recv).map(|cur| (cur, data)),
             cur => Some((cur, data)),
         };
         let Some((cur, data)) = begun else { return };
@@ -154,22 +154,22 @@ impl<E: Env> Ctx<'_, E> {
             return self.cannot_invalidate(packet);
         }
         if last {
-            self.qp.resp.cur = Inbound::Idle;
+            self.qp.resp.cur = MessageInProgress::Idle;
             self.accept(packet, 1, true);
             self.deliver_send(packet, cur, total);
         } else {
             self.qp.resp.cur = cur.with_received(total);
             self.accept(packet, 1, false);
-            if let (true, Inbound::Tagged { tag, app_ctx, .. }) = (first, cur) {
+            if let (true, MessageInProgress::Tagged { tag, app_ctx, .. }) = (first, cur) {
                 self.matched(tag, app_ctx);
             }
         }
     }
 
     /// A message into the next receive WQE. `None`: there is none, and the peer must come again.
-    pub(super) fn begin_send(&mut self, opcode: WcOpcode) -> Option<Inbound> {
+    pub(super) fn begin_send(&mut self, opcode: WcOpcode) -> Option<MessageInProgress> {
         if self.take_recv() {
-            return Some(Inbound::Send { received: 0, opcode });
+            return Some(MessageInProgress::Send { received: 0, opcode });
         }
         self.not_ready();
         None
@@ -185,7 +185,7 @@ impl<E: Env> Ctx<'_, E> {
         let data = packet.payload();
         let last = packet.op().is_last();
         let (va, key, left, total) = match (self.qp.resp.cur, packet.reth()) {
-            (Inbound::Write { va, key, left, total }, _) => (va, key, left, total),
+            (MessageInProgress::Write { va, key, left, total }, _) => (va, key, left, total),
             (_, Some(reth)) => (reth.va(), reth.rkey(), reth.dma_len(), reth.dma_len()),
             _ => return self.refuse(NakCode::InvalidRequest),
         };
@@ -214,8 +214,10 @@ impl<E: Env> Ctx<'_, E> {
             }
         }
         self.qp.resp.cur = match last {
-            true => Inbound::Idle,
-            false => Inbound::Write { va: va.wrapping_add(u64::from(len)), key, left: left - len, total },
+            true => MessageInProgress::Idle,
+            false => {
+                MessageInProgress::Write { va: va.wrapping_add(u64::from(len)), key, left: left - len, total }
+            }
         };
         self.accept(packet, 1, last);
         if imm {
@@ -238,7 +240,7 @@ impl<E: Env> Ctx<'_, E> {
         {
             return self.violate();
         }
-        self.qp.resp.out.push_in_room(Answer::Read {
+        self.qp.resp.out.push_in_room(OwedResponse::Read {
             psn,
             va,
             key,
@@ -274,7 +276,7 @@ impl<E: Env> Ctx<'_, E> {
         if let Some(results) = &mut resp.results {
             results.push(psn, value);
         }
-        resp.out.push_in_room(Answer::Atomic { psn, value });
+        resp.out.push_in_room(OwedResponse::Atomic { psn, value });
         self.accept(packet, 1, true);
         self.ready();
     }
@@ -299,9 +301,9 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// The last packet of a SEND is in memory.
-    fn deliver_send(&mut self, packet: &Packet<'_>, message: Inbound, byte_len: u32) {
+    fn deliver_send(&mut self, packet: &Packet<'_>, message: MessageInProgress, byte_len: u32) {
         match message {
-            Inbound::Tagged { tag, app_ctx, .. } => {
+            MessageInProgress::Tagged { tag, app_ctx, .. } => {
                 let mut cqe = match packet.op().is_first() {
                     true => Cqe::matched(tag, app_ctx),
                     false => Cqe { opcode: WcOpcode::TmRecv, ..Cqe::default() },
@@ -314,7 +316,7 @@ impl<E: Env> Ctx<'_, E> {
                 }
                 self.complete_recv(cqe, packet.bth().solicited());
             }
-            Inbound::Send { opcode, .. } => self.deliver(packet, opcode, byte_len),
+            MessageInProgress::Send { opcode, .. } => self.deliver(packet, opcode, byte_len),
             _ => {}
         }
     }
@@ -388,7 +390,7 @@ impl<E: Env> Ctx<'_, E> {
             if !answer.psn().before(psn) {
                 return false;
             }
-            if let Answer::Read { psn: at, left, .. } = answer {
+            if let OwedResponse::Read { psn: at, left, .. } = answer {
                 let keep = psn.since(*at) as u32;
                 *left = (*left).min(keep.saturating_mul(mtu));
             }
@@ -404,9 +406,9 @@ impl<E: Env> Ctx<'_, E> {
 
     /// Whether the answer that is owed with `psn` may have arrived.
     fn repeats_answer(&self, psn: Psn) -> bool {
-        let after = |answer: &&Answer| !psn.before(answer.psn());
+        let after = |answer: &&OwedResponse| !psn.before(answer.psn());
         let owed = self.qp.resp.out.iter().rev().find(after);
-        matches!(owed, Some(Answer::Read { again: true, .. }))
+        matches!(owed, Some(OwedResponse::Read { again: true, .. }))
     }
 
     fn duplicate_read(&mut self, psn: Psn, packet: &Packet<'_>) {
@@ -428,7 +430,7 @@ impl<E: Env> Ctx<'_, E> {
             && self.may_answer_more(true)
             && (remote.is_some() || self.check_answer(key, va, len).is_some());
         if legal && self.qp.attr.access.contains(Access::REMOTE_READ) {
-            self.qp.resp.out.push_in_room(Answer::Read {
+            self.qp.resp.out.push_in_room(OwedResponse::Read {
                 psn,
                 va,
                 key,
@@ -454,7 +456,7 @@ impl<E: Env> Ctx<'_, E> {
         if let Some(value) = found
             && self.may_answer_more(true)
         {
-            self.qp.resp.out.push_in_room(Answer::Atomic { psn, value });
+            self.qp.resp.out.push_in_room(OwedResponse::Atomic { psn, value });
             self.ready();
         }
     }

@@ -8,12 +8,12 @@
 //! answered without a kernel. Answers stand in the send queue like a program's WQEs, with the flag
 //! [`SendFlags::CARD`], and complete to nobody.
 
-use super::{Ctx, Inbound};
+use super::{Ctx, MessageInProgress};
 use crate::env::{Env, SendQueue};
 use crate::nic::Shared;
 use crate::strom::{
-    Answer, COMMAND, Code, Input, KernelId, MAX_REPLY, MAX_RUNNING, Memory, Place, Poll, RECORD_LEN, Record,
-    Reply, ReplyFlags, ReplyMemory, Run, SLOT_BYTES, Target,
+    COMMAND, Code, Input, KernelId, KernelMemory, MAX_REPLY, MAX_RUNNING, Poll, RECORD_LEN, RegionRange,
+    ReplyBody, ReplyFlags, ReplyMemory, ReplyRecord, ReplyTarget, Run, SLOT_BYTES, Target,
 };
 use crate::types::{Access, Nanos, Psn, SendFlags, SendOp, SendWqe, Sge};
 use crate::wire::headers::NakCode;
@@ -61,11 +61,11 @@ pub(crate) enum Agreed {
 struct Current {
     op: u64,
     kernel: KernelId,
-    reply: Reply,
+    reply: ReplyTarget,
     /// The kernel is done; its answer may have to wait
     done: Option<Code>,
     /// What the responder is in the middle of when it is accepted
-    then: Inbound,
+    then: MessageInProgress,
     /// An ACK is asked for
     ack: bool,
     /// An error has nowhere to be written: it is a NAK
@@ -138,7 +138,16 @@ impl<E: Env> Ctx<'_, E> {
         rpc.run.load(params, true);
         let done = self.start(rpc, op, kernel, Input::Params);
         let (kernel, ack) = (kernel.unwrap_or_default(), packet.bth().ack_req());
-        Ok(Current { op, kernel, reply, done, then: Inbound::Idle, ack, stream: false, counted: false })
+        Ok(Current {
+            op,
+            kernel,
+            reply,
+            done,
+            then: MessageInProgress::Idle,
+            ack,
+            stream: false,
+            counted: false,
+        })
     }
 
     /// RPC WRITE: the kernel gets a packet's payload (lengths as of a WRITE, IBTA 9.7.4.1.5).
@@ -146,7 +155,7 @@ impl<E: Env> Ctx<'_, E> {
         let data = packet.payload();
         let (len, first, last) = (data.len() as u32, packet.op().is_first(), packet.op().is_last());
         let (op, left) = match (self.qp.resp.cur, packet.reth()) {
-            (Inbound::Rpc { op, left }, _) => (op, left),
+            (MessageInProgress::Rpc { op, left }, _) => (op, left),
             (_, Some(reth)) => (reth.va(), reth.dma_len()),
             _ => return Err(NakCode::InvalidRequest),
         };
@@ -158,8 +167,9 @@ impl<E: Env> Ctx<'_, E> {
         rpc.stream = kernel.unwrap_or_default();
         rpc.run.load(data, first);
         let done = self.start(rpc, op, kernel, Input::Data { first, last });
-        let then = if last { Inbound::Idle } else { Inbound::Rpc { op, left: left - len } };
-        let (kernel, ack, reply) = (rpc.stream, packet.bth().ack_req(), Reply::default());
+        let then =
+            if last { MessageInProgress::Idle } else { MessageInProgress::Rpc { op, left: left - len } };
+        let (kernel, ack, reply) = (rpc.stream, packet.bth().ack_req(), ReplyTarget::default());
         Ok(Current { op, kernel, reply, done, then, ack, stream: true, counted: false })
     }
 
@@ -200,8 +210,8 @@ impl<E: Env> Ctx<'_, E> {
             self.sh.kernels.running += 1;
         }
         rpc.current = Some(current);
-        self.qp.resp.cur = Inbound::Running;
-        self.qp.flags.due = super::Due::Rpc;
+        self.qp.resp.cur = MessageInProgress::Running;
+        self.qp.flags.due = super::TimerAction::Rpc;
         self.arm(again);
     }
 
@@ -240,7 +250,7 @@ impl<E: Env> Ctx<'_, E> {
 
     /// Host address of what a kernel names. It has the rights that the peer has, and no others: what a READ
     /// or WRITE of the peer would be denied is denied to a kernel that works for it.
-    fn kernel_memory(&self, place: Place, need: Access) -> Result<u64, Code> {
+    fn kernel_memory(&self, place: RegionRange, need: Access) -> Result<u64, Code> {
         let granted = self.qp.attr.access.contains(need);
         let host = self.check_remote(place.key, place.va, place.len, need).filter(|_| granted);
         host.ok_or(Code::Access)
@@ -251,7 +261,7 @@ impl<E: Env> Ctx<'_, E> {
         let resp = &mut self.qp.resp;
         resp.epsn = resp.epsn.plus(1);
         (resp.cur, resp.nak, resp.nak_sent) = (current.then, None, false);
-        if matches!(current.then, Inbound::Idle) {
+        if matches!(current.then, MessageInProgress::Idle) {
             resp.msn = resp.msn.wrapping_add(1) & 0x00ff_ffff;
         }
         if current.ack {
@@ -289,29 +299,29 @@ impl<E: Env> Ctx<'_, E> {
     /// Puts the answer into the send queue. False: there is no room now.
     fn post_reply(&mut self, rpc: &mut Rpc, current: &Current, mut code: Code) -> bool {
         let Some(slot) = rpc.take_slot() else { return false };
-        let mut answer = if code == Code::Ok { rpc.run.answer } else { Answer::Empty };
-        if let Answer::Region(from) = answer
+        let mut answer = if code == Code::Ok { rpc.run.answer } else { ReplyBody::Empty };
+        if let ReplyBody::Region(from) = answer
             && !self.may_send(from)
         {
-            (answer, code) = (Answer::Empty, Code::Access);
+            (answer, code) = (ReplyBody::Empty, Code::Access);
         }
         let length = match answer {
-            Answer::Empty => 0,
-            Answer::Bytes(length) => length,
-            Answer::Region(from) => from.len,
+            ReplyBody::Empty => 0,
+            ReplyBody::Bytes(length) => length,
+            ReplyBody::Region(from) => from.len,
         };
         let reply = current.reply;
         if length as usize + RECORD_LEN > reply.len as usize {
-            (answer, code) = (Answer::Empty, Code::Overflow);
+            (answer, code) = (ReplyBody::Empty, Code::Overflow);
         }
-        let record = Record::new(current.op, length, code);
-        let bytes = if let Answer::Bytes(_) = answer { rpc.run.reply_bytes() } else { &[] };
+        let record = ReplyRecord::new(current.op, length, code);
+        let bytes = if let ReplyBody::Bytes(_) = answer { rpc.run.reply_bytes() } else { &[] };
         let Some(own) = self.fill_slot(&rpc.memory, slot, bytes, &record) else {
             /* the memory is gone: so is the program's interest */
             return true;
         };
         let imm = reply.flags.contains(ReplyFlags::IMM);
-        let sent = if let Answer::Region(from) = answer { from.len } else { 0 } + own.len;
+        let sent = if let ReplyBody::Region(from) = answer { from.len } else { 0 } + own.len;
         let wqe = SendWqe {
             wr_id: slot.into(),
             op: if imm { SendOp::WriteImm } else { SendOp::Write },
@@ -322,7 +332,7 @@ impl<E: Env> Ctx<'_, E> {
             ..SendWqe::default()
         };
         let posted = match answer {
-            Answer::Region(Place { key, len, va }) if len > 0 => {
+            ReplyBody::Region(RegionRange { key, len, va }) if len > 0 => {
                 self.qp.sq.post_own(wqe, &[Sge { addr: va, len, lkey: key }, own])
             }
             _ => self.qp.sq.post_own(wqe, &[own]),
@@ -337,7 +347,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// Whether an answer may be made of these bytes: the peer may read them, and SGEs may name them.
-    fn may_send(&self, from: Place) -> bool {
+    fn may_send(&self, from: RegionRange) -> bool {
         let Shared { mrs, cfg, .. } = &self.sh;
         from.len < cfg.max_msg - RECORD_LEN as u32
             && self.kernel_memory(from, Access::REMOTE_READ).is_ok()
@@ -345,7 +355,13 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// Writes an answer and its record into a slot, so that the record stands at its end.
-    fn fill_slot(&mut self, memory: &ReplyMemory, slot: u32, bytes: &[u8], record: &Record) -> Option<Sge> {
+    fn fill_slot(
+        &mut self,
+        memory: &ReplyMemory,
+        slot: u32,
+        bytes: &[u8],
+        record: &ReplyRecord,
+    ) -> Option<Sge> {
         let end = memory.addr + u64::from(slot) * SLOT_BYTES as u64 + MAX_REPLY as u64;
         let len = bytes.len() as u32;
         let sge = Sge { addr: end - u64::from(len), len: len + RECORD_LEN as u32, lkey: memory.lkey };
@@ -356,13 +372,13 @@ impl<E: Env> Ctx<'_, E> {
     }
 }
 
-impl<E: Env> Memory for Ctx<'_, E> {
-    fn read(&mut self, from: Place, to: &mut [u8]) -> bool {
+impl<E: Env> KernelMemory for Ctx<'_, E> {
+    fn read(&mut self, from: RegionRange, to: &mut [u8]) -> bool {
         let host = self.kernel_memory(from, Access::REMOTE_READ);
         host.is_ok_and(|host| to.is_empty() || self.env.dma_copy(host, to))
     }
 
-    fn write(&mut self, to: Place, data: &[u8]) -> bool {
+    fn write(&mut self, to: RegionRange, data: &[u8]) -> bool {
         let host = self.kernel_memory(to, Access::REMOTE_WRITE);
         host.is_ok_and(|host| data.is_empty() || self.env.dma_write(host, data))
     }

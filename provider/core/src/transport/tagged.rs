@@ -3,7 +3,7 @@
 //!
 //! The send queue of such a QP is the card's: a READ for each rendezvous, then a SEND of its headers.
 
-use super::{Ctx, Inbound, Step};
+use super::{Ctx, MessageInProgress, Step};
 use crate::env::{CompletionQueue, Env, SendQueue};
 use crate::qp::RecvSource;
 use crate::tags::{MAX_TAG_SGE, Slot, TagList};
@@ -25,7 +25,7 @@ impl<E: Env> Ctx<'_, E> {
 
     /// Begins a message: where it goes, and the bytes of this packet that go there. `None`: all is done, or
     /// the peer must come again.
-    pub(super) fn begin_tagged<'p>(&mut self, packet: &Packet<'p>) -> Option<(Inbound, &'p [u8])> {
+    pub(super) fn begin_tagged<'p>(&mut self, packet: &Packet<'p>) -> Option<(MessageInProgress, &'p [u8])> {
         let data = packet.payload();
         let mut opcode = WcOpcode::TmRecv;
         match Tagged::parse(data) {
@@ -33,7 +33,7 @@ impl<E: Env> Ctx<'_, E> {
                 if let Some(slot) = self.tags()?.take(tmh.tag()) {
                     self.hold_tagged(slot);
                     let (tag, app_ctx) = (tmh.tag(), tmh.app_ctx());
-                    return Some((Inbound::Tagged { received: 0, app_ctx, tag }, rest));
+                    return Some((MessageInProgress::Tagged { received: 0, app_ctx, tag }, rest));
                 }
             }
             Tagged::Rendezvous(rendezvous) => {

@@ -1,7 +1,7 @@
 //! UC, receiving side: a message is delivered whole or not at all (IBTA 9.8.2.2).
 
 use super::recv::PlaceError;
-use super::{Ctx, Inbound};
+use super::{Ctx, MessageInProgress};
 use crate::env::Env;
 use crate::types::{Access, Psn, QpState, WcOpcode, WcStatus};
 use crate::wire::opcode::PacketKind;
@@ -16,7 +16,7 @@ impl<E: Env> Ctx<'_, E> {
         self.establish();
         let psn = packet.bth().psn();
         if !self.in_sequence(psn, packet) {
-            self.qp.resp.cur = Inbound::Idle;
+            self.qp.resp.cur = MessageInProgress::Idle;
             return self.sh.stats.drop_uc_sequence.inc();
         }
         self.qp.resp.epsn = psn.plus(1);
@@ -26,7 +26,7 @@ impl<E: Env> Ctx<'_, E> {
             _ => None,
         };
         if placed.is_none() {
-            self.qp.resp.cur = Inbound::Idle;
+            self.qp.resp.cur = MessageInProgress::Idle;
             self.sh.stats.drop_no_recv.inc();
         }
     }
@@ -38,7 +38,8 @@ impl<E: Env> Ctx<'_, E> {
         }
         let continues = matches!(
             (self.qp.resp.cur, packet.op().kind),
-            (Inbound::Send { .. }, PacketKind::Send) | (Inbound::Write { .. }, PacketKind::Write)
+            (MessageInProgress::Send { .. }, PacketKind::Send)
+                | (MessageInProgress::Write { .. }, PacketKind::Write)
         );
         continues && psn == self.qp.resp.epsn
     }
@@ -46,7 +47,7 @@ impl<E: Env> Ctx<'_, E> {
     fn unreliable_send(&mut self, packet: &Packet<'_>) -> Option<()> {
         let (data, last) = (packet.payload(), packet.op().is_last());
         let received = match self.qp.resp.cur {
-            Inbound::Send { received, .. } if !packet.op().is_first() => received,
+            MessageInProgress::Send { received, .. } if !packet.op().is_first() => received,
             _ => 0,
         };
         if !self.middle_is_full(data.len(), last) || !self.take_recv() {
@@ -62,9 +63,9 @@ impl<E: Env> Ctx<'_, E> {
             }
         }
         let total = received + data.len() as u32;
-        self.qp.resp.cur = Inbound::Send { received: total, opcode: WcOpcode::Recv };
+        self.qp.resp.cur = MessageInProgress::Send { received: total, opcode: WcOpcode::Recv };
         if last {
-            self.qp.resp.cur = Inbound::Idle;
+            self.qp.resp.cur = MessageInProgress::Idle;
             self.deliver(packet, WcOpcode::Recv, total);
             self.look_for_receives();
         }
@@ -75,7 +76,7 @@ impl<E: Env> Ctx<'_, E> {
         let (data, last) = (packet.payload(), packet.op().is_last());
         let (va, key, left, total) = match (packet.reth(), self.qp.resp.cur) {
             (Some(reth), _) => (reth.va(), reth.rkey(), reth.dma_len(), reth.dma_len()),
-            (None, Inbound::Write { va, key, left, total }) => (va, key, left, total),
+            (None, MessageInProgress::Write { va, key, left, total }) => (va, key, left, total),
             _ => return None,
         };
         let len = data.len() as u32;
@@ -99,8 +100,10 @@ impl<E: Env> Ctx<'_, E> {
             return None;
         }
         self.qp.resp.cur = match last {
-            true => Inbound::Idle,
-            false => Inbound::Write { va: va.wrapping_add(u64::from(len)), key, left: left - len, total },
+            true => MessageInProgress::Idle,
+            false => {
+                MessageInProgress::Write { va: va.wrapping_add(u64::from(len)), key, left: left - len, total }
+            }
         };
         if packet.imm().is_some() {
             self.deliver(packet, WcOpcode::RecvRdmaWithImm, total);

@@ -7,7 +7,7 @@ use crate::types::MAX_OP;
 
 /// What a card is like. Capacities are fixed when it is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Config {
+pub struct CardConfig {
     /// Command slots, of all portals
     pub slots: u16,
     /// Portals that may be open at once
@@ -33,14 +33,14 @@ pub struct Config {
     pub nack_threshold: u32,
 }
 
-impl Default for Config {
+impl Default for CardConfig {
     /// The paper's fabric: round trips of 5 us at 100 Gb/s.
     fn default() -> Self {
-        Config::of_fabric(5_000, 100_000_000_000)
+        CardConfig::of_fabric(5_000, 100_000_000_000)
     }
 }
 
-impl Config {
+impl CardConfig {
     /// For a round trip of so many nanoseconds and so many bits a second (1RMA, sections 6.1 and 7.5): waits
     /// of 2 and 4 round trips, a window of one and a half bandwidth-delay products, and NACKs where an answer
     /// would come after its initiator's timeout.
@@ -49,7 +49,7 @@ impl Config {
         let (dispatch_timeout, timeout) = (2 * rtt, 4 * rtt);
         let window = bytes(rtt + rtt / 2).clamp(u128::from(MAX_OP), 1 << 30) as u32;
         let nack_threshold = bytes(timeout - rtt - dispatch_timeout).min(1 << 30) as u32;
-        Config {
+        CardConfig {
             slots: 256,
             portals: 16,
             regions: 256,
@@ -68,7 +68,7 @@ impl Config {
         let fragment = self.fragment.clamp(GRANULE, MAX_OP) / GRANULE * GRANULE;
         /* no place is u16::MAX, which is none in a list */
         let few = |capacity: u16| capacity.min(u16::MAX - 1);
-        Config {
+        CardConfig {
             slots: few(self.slots),
             portals: few(self.portals),
             transfers: few(self.transfers),

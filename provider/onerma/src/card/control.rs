@@ -2,8 +2,8 @@
 
 use thiserror::Error;
 
-use super::Card;
-use super::slot::{Slot, SlotState};
+use super::OneRmaCard;
+use super::slot::{CommandSlot, SlotState};
 use crate::region::{Region, RegionId};
 use crate::seal::{RegionKey, Seal};
 
@@ -33,7 +33,7 @@ pub(super) struct Portal {
     pub(super) sequence: u32,
 }
 
-impl<S: Seal> Card<S> {
+impl<S: Seal> OneRmaCard<S> {
     /// Opens memory to whoever has a key of it.
     pub fn open_region(&mut self, region: Region) -> Result<RegionId, ControlError> {
         self.regions.open(region).ok_or(ControlError::Full)
@@ -54,7 +54,7 @@ impl<S: Seal> Card<S> {
     pub fn open_portal(&mut self, pid: u32, slots: u16) -> Result<PortalId, ControlError> {
         let at = self.portals.iter().position(|portal| portal.slots == 0).ok_or(ControlError::Full)?;
         let count = usize::from(slots.max(1));
-        let free = |window: &[Slot<S::Key>]| window.iter().all(|slot| slot.portal.is_none());
+        let free = |window: &[CommandSlot<S::Key>]| window.iter().all(|slot| slot.portal.is_none());
         let first = self.slots.windows(count).position(free).ok_or(ControlError::Full)?;
         for slot in self.slots.iter_mut().skip(first).take(count) {
             slot.portal = Some(at as u16);

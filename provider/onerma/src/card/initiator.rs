@@ -6,14 +6,14 @@ use thiserror::Error;
 use super::control::PortalId;
 use super::outbox::{Inward, Letter, open};
 use super::serve::{Job, Source};
-use super::slot::{Slot, SlotState};
-use super::{Card, Env, Path, at_haste, of};
+use super::slot::{CommandSlot, SlotState};
+use super::{AddressPair, OneRmaCard, OneRmaEnv, at_haste, of};
 use crate::command::{COMPLETION_LEN, Command, Completion, HASTES};
 use crate::fragments::Fragments;
 use crate::region::Rights;
 use crate::seal::{Seal, TAG_LEN};
-use crate::types::{Op, Status};
-use crate::wire::{Head, Hop, Iv};
+use crate::types::{OneRmaOp, Status};
+use crate::wire::{Hop, Iv, OneRmaHeader};
 
 /// Why a slot does not take a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -35,7 +35,7 @@ pub enum IssueError {
     Local,
 }
 
-impl<S: Seal> Card<S> {
+impl<S: Seal> OneRmaCard<S> {
     /// A process stores a command into one of its slots.
     pub fn issue(
         &mut self,
@@ -46,7 +46,7 @@ impl<S: Seal> Card<S> {
     ) -> Result<(), IssueError> {
         let portal = self.portal(id).filter(|portal| slot < portal.slots).ok_or(IssueError::NoSlot)?;
         let place = portal.first + slot;
-        let Card { slots, regions, out, .. } = self;
+        let OneRmaCard { slots, regions, out, .. } = self;
         let slot = slots.get_mut(usize::from(place)).ok_or(IssueError::NoSlot)?;
         if !matches!(slot.state, SlotState::Free | SlotState::Done) {
             return Err(IssueError::Busy);
@@ -57,7 +57,7 @@ impl<S: Seal> Card<S> {
         if command.haste >= HASTES {
             return Err(IssueError::Haste);
         }
-        let need = if command.op == Op::Read { Rights::LOCAL_WRITE } else { Rights::LOCAL_READ };
+        let need = if command.op == OneRmaOp::Read { Rights::LOCAL_WRITE } else { Rights::LOCAL_READ };
         let data = (command.local_offset, command.size);
         let records = (0, u32::from(portal.slots) * COMPLETION_LEN as u32);
         let allowed = regions.local(command.local, portal.pid, data, need).is_some()
@@ -78,7 +78,7 @@ impl<S: Seal> Card<S> {
     }
 
     /// A slot's command enters service. The window has room for any.
-    pub(super) fn start<E: Env>(&mut self, env: &mut E, now: Nanos, place: u16) {
+    pub(super) fn start<E: OneRmaEnv>(&mut self, env: &mut E, now: Nanos, place: u16) {
         let Some(slot) = self.slots.get_mut(usize::from(place)) else { return };
         if now >= slot.deadline {
             return self.complete(env, now, place, Status::DispatchTimeout);
@@ -89,7 +89,7 @@ impl<S: Seal> Card<S> {
         if !self.window.admit(size) {
             return;
         }
-        let path = Path { local: self.addr, remote };
+        let path = AddressPair { local: self.addr, remote };
         let timeout = self.config.timeout >> haste;
         /* a card waits no longer than 32 bits say */
         let hop =
@@ -108,7 +108,13 @@ impl<S: Seal> Card<S> {
     }
 
     /// The place of the slot that a packet is for; counts those that are for none.
-    fn addressed(&mut self, now: Nanos, path: &Path, head: &Head, states: &[SlotState]) -> Option<u16> {
+    fn addressed(
+        &mut self,
+        now: Nanos,
+        path: &AddressPair,
+        head: &OneRmaHeader,
+        states: &[SlotState],
+    ) -> Option<u16> {
         let (Hop::Ask { to, .. } | Hop::Data { to, .. } | Hop::Done { to } | Hop::Fail { to, .. }) = head.hop
         else {
             return None;
@@ -127,7 +133,7 @@ impl<S: Seal> Card<S> {
     fn open_for<'p>(
         &mut self,
         place: u16,
-        head: &Head,
+        head: &OneRmaHeader,
         (packet, at): (&'p mut [u8], usize),
         reserved: bool,
     ) -> Option<&'p mut [u8]> {
@@ -141,7 +147,13 @@ impl<S: Seal> Card<S> {
     }
 
     /// Data of a READ: bytes count, not their order.
-    pub(super) fn on_read_data<E: Env>(&mut self, env: &mut E, now: Nanos, path: &Path, packet: Inward<'_>) {
+    pub(super) fn on_read_data<E: OneRmaEnv>(
+        &mut self,
+        env: &mut E,
+        now: Nanos,
+        path: &AddressPair,
+        packet: Inward<'_>,
+    ) {
         let Inward { head, bytes, at } = packet;
         let Hop::Data { offset, .. } = head.hop else { return };
         let Some(place) = self.addressed(now, path, &head, &[SlotState::InService]) else { return };
@@ -166,7 +178,13 @@ impl<S: Seal> Card<S> {
 
     /// The target of a WRITE or REKEY wants its data. The slot's time begins anew: the target's ends before
     /// it, so that nothing lands there after the command has timed out (1RMA, section 5.1).
-    pub(super) fn on_ask<E: Env>(&mut self, env: &mut E, now: Nanos, path: &Path, packet: Inward<'_>) {
+    pub(super) fn on_ask<E: OneRmaEnv>(
+        &mut self,
+        env: &mut E,
+        now: Nanos,
+        path: &AddressPair,
+        packet: Inward<'_>,
+    ) {
         let Inward { head, bytes, at } = packet;
         let Hop::Ask { from, size, .. } = head.hop else { return };
         let Some(place) = self.addressed(now, path, &head, &[SlotState::InService]) else { return };
@@ -194,10 +212,10 @@ impl<S: Seal> Card<S> {
     }
 
     /// Tells the target of a WRITE or REKEY that its data will not come.
-    pub(super) fn give_up<E: Env>(&mut self, env: &mut E, place: u16, status: Status) {
+    pub(super) fn give_up<E: OneRmaEnv>(&mut self, env: &mut E, place: u16, status: Status) {
         let Some(slot) = self.slots.get(usize::from(place)) else { return };
         let (Some(command), Some((_, key))) = (&slot.command, &slot.key) else { return };
-        let path = Path { local: self.addr, remote: command.remote };
+        let path = AddressPair { local: self.addr, remote: command.remote };
         let Command { op, class, .. } = *command;
         let (hop, answers) = (Hop::Fail { to: slot.transfer, status }, slot.ask);
         let letter = Letter { path: &path, op, class, hop, answers, by_target: false, key, data: None };
@@ -206,7 +224,13 @@ impl<S: Seal> Card<S> {
     }
 
     /// A WRITE or REKEY is done.
-    pub(super) fn on_done<E: Env>(&mut self, env: &mut E, now: Nanos, path: &Path, packet: Inward<'_>) {
+    pub(super) fn on_done<E: OneRmaEnv>(
+        &mut self,
+        env: &mut E,
+        now: Nanos,
+        path: &AddressPair,
+        packet: Inward<'_>,
+    ) {
         let Inward { head, bytes, at } = packet;
         let Some(place) = self.addressed(now, path, &head, &[SlotState::RemoteReadSeen]) else { return };
         if self.open_for(place, &head, (bytes, at), false).is_some() {
@@ -216,7 +240,13 @@ impl<S: Seal> Card<S> {
 
     /// The target refuses. That the request could not be authenticated is said under a key that everybody
     /// knows; all else is not.
-    pub(super) fn on_fail<E: Env>(&mut self, env: &mut E, now: Nanos, path: &Path, packet: Inward<'_>) {
+    pub(super) fn on_fail<E: OneRmaEnv>(
+        &mut self,
+        env: &mut E,
+        now: Nanos,
+        path: &AddressPair,
+        packet: Inward<'_>,
+    ) {
         let Inward { head, bytes, at } = packet;
         let Hop::Fail { status, .. } = head.hop else { return };
         let reserved = match status {
@@ -234,8 +264,8 @@ impl<S: Seal> Card<S> {
         }
     }
 
-    pub(super) fn expire_slots<E: Env>(&mut self, env: &mut E, now: Nanos) {
-        let due = |slots: &[Slot<S::Key>], place: u16| {
+    pub(super) fn expire_slots<E: OneRmaEnv>(&mut self, env: &mut E, now: Nanos) {
+        let due = |slots: &[CommandSlot<S::Key>], place: u16| {
             slots.get(usize::from(place)).is_some_and(|slot| now >= slot.deadline)
         };
         for class in 0..self.queued.len() {
@@ -272,7 +302,7 @@ impl<S: Seal> Card<S> {
     }
 
     /// A slot's command ends: its completion is written.
-    pub(super) fn complete<E: Env>(&mut self, env: &mut E, now: Nanos, place: u16, status: Status) {
+    pub(super) fn complete<E: OneRmaEnv>(&mut self, env: &mut E, now: Nanos, place: u16, status: Status) {
         self.leave_service(place);
         let Some(slot) = self.slots.get_mut(usize::from(place)) else { return };
         let (Some(command), Some(at)) = (slot.command.take(), slot.portal) else { return };

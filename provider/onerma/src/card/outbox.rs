@@ -5,10 +5,10 @@ use alloc::vec::Vec;
 
 use starverbs_core::{Dma, Gid};
 
-use super::{Env, Path};
-use crate::seal::{Counters, RESERVED_KEY, Seal, TAG_LEN};
-use crate::types::{Class, Op};
-use crate::wire::{Bound, Head, Hop, Iv, Prefix};
+use super::{AddressPair, OneRmaEnv};
+use crate::seal::{RESERVED_KEY, Seal, SealCounters, TAG_LEN};
+use crate::types::{Class, OneRmaOp};
+use crate::wire::{Bound, Hop, Iv, OneRmaHeader, Prefix};
 
 /// Why a packet did not leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,8 +21,8 @@ pub(super) enum NotSent {
 
 /// A packet to be.
 pub(super) struct Letter<'a, K> {
-    pub(super) path: &'a Path,
-    pub(super) op: Op,
+    pub(super) path: &'a AddressPair,
+    pub(super) op: OneRmaOp,
     pub(super) class: Class,
     pub(super) hop: Hop,
     /// The packet that it answers
@@ -36,7 +36,7 @@ pub(super) struct Letter<'a, K> {
 
 /// A packet that came.
 pub(super) struct Inward<'p> {
-    pub(super) head: Head,
+    pub(super) head: OneRmaHeader,
     pub(super) bytes: &'p mut [u8],
     /// Where its data begins
     pub(super) at: usize,
@@ -45,29 +45,33 @@ pub(super) struct Inward<'p> {
 /// What sends.
 pub(super) struct Outbox<S: Seal> {
     pub(super) seal: S,
-    pub(super) counters: Counters,
+    pub(super) counters: SealCounters,
     /// Of answers to what could not be authenticated
     pub(super) reserved: S::Key,
     sender: u32,
 }
 
 impl<S: Seal> Outbox<S> {
-    pub(super) fn new(seal: S, sender: u32, counters: Counters) -> Self {
+    pub(super) fn new(seal: S, sender: u32, counters: SealCounters) -> Self {
         let reserved = seal.prepare(&RESERVED_KEY);
         Outbox { seal, counters, reserved, sender }
     }
 
     /// Seals and sends.
-    pub(super) fn send<E: Env>(&mut self, env: &mut E, letter: &Letter<'_, S::Key>) -> Result<Iv, NotSent> {
+    pub(super) fn send<E: OneRmaEnv>(
+        &mut self,
+        env: &mut E,
+        letter: &Letter<'_, S::Key>,
+    ) -> Result<Iv, NotSent> {
         let iv = self.next_iv(letter.by_target)?;
         send(&self.seal, env, letter, iv)
     }
 
     /// The same under the reserved key, by the target.
-    pub(super) fn send_reserved<E: Env>(
+    pub(super) fn send_reserved<E: OneRmaEnv>(
         &mut self,
         env: &mut E,
-        (path, op, class): (&Path, Op, Class),
+        (path, op, class): (&AddressPair, OneRmaOp, Class),
         hop: Hop,
         answers: Iv,
     ) -> Result<Iv, NotSent> {
@@ -84,9 +88,14 @@ impl<S: Seal> Outbox<S> {
     }
 }
 
-fn send<S: Seal, E: Env>(seal: &S, env: &mut E, letter: &Letter<'_, S::Key>, iv: Iv) -> Result<Iv, NotSent> {
+fn send<S: Seal, E: OneRmaEnv>(
+    seal: &S,
+    env: &mut E,
+    letter: &Letter<'_, S::Key>,
+    iv: Iv,
+) -> Result<Iv, NotSent> {
     let Letter { path, op, class, hop, answers, by_target, key, data } = *letter;
-    let head = Head { prefix: Prefix { op, class, iv }, hop }.encode();
+    let head = OneRmaHeader { prefix: Prefix { op, class, iv }, hop }.encode();
     let head = head.bytes();
     let target = if by_target { &path.local } else { &path.remote };
     let sealed = |packet: &mut [u8]| {
@@ -102,8 +111,8 @@ fn send<S: Seal, E: Env>(seal: &S, env: &mut E, letter: &Letter<'_, S::Key>, iv:
     if sent { Ok(iv) } else { Err(NotSent::NoMemory) }
 }
 
-/// A packet of [`Env::send`] in a buffer of its own, for hosts that keep packets. `None`: the memory is not
-/// there.
+/// A packet of [`OneRmaEnv::send`] in a buffer of its own, for hosts that keep packets. `None`: the memory is
+/// not there.
 pub fn packet_in_buffer(
     memory: &mut impl Dma,
     head: &[u8],

@@ -9,7 +9,7 @@ use alloc::boxed::Box;
 use crate::list::boxed;
 use crate::region::RegionId;
 use crate::seal::Initiator;
-use crate::types::Op;
+use crate::types::OneRmaOp;
 
 /// Keys in the table.
 const PLACES: usize = 16;
@@ -21,7 +21,7 @@ pub(super) struct Purpose {
     /// Of the region's key: another one's K_d is another one
     pub(super) version: u32,
     pub(super) initiator: Initiator,
-    pub(super) op: Op,
+    pub(super) op: OneRmaOp,
 }
 
 impl Purpose {
@@ -66,13 +66,13 @@ mod tests {
     #[test]
     fn a_key_is_for_one_purpose_alone() {
         let initiator = Initiator { addr: Gid::from_ipv4([10, 0, 0, 1]), pid: 7 };
-        let purpose = Purpose { region: RegionId(3), version: 1, initiator, op: Op::Read };
+        let purpose = Purpose { region: RegionId(3), version: 1, initiator, op: OneRmaOp::Read };
         let others = [
             Purpose { region: RegionId(0x1_0003), ..purpose },
             Purpose { version: 2, ..purpose },
             Purpose { initiator: Initiator { pid: 8, ..initiator }, ..purpose },
             Purpose { initiator: Initiator { addr: Gid::from_ipv4([10, 0, 0, 2]), pid: 7 }, ..purpose },
-            Purpose { op: Op::Write, ..purpose },
+            Purpose { op: OneRmaOp::Write, ..purpose },
         ];
         let mut keys = ReadyKeys::new().expect("memory");
         keys.keep(purpose, 'a');

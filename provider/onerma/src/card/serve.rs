@@ -5,10 +5,10 @@ use alloc::collections::VecDeque;
 use starverbs_core::Nanos;
 
 use super::outbox::{Letter, NotSent};
-use super::{Card, Env, Path, TURNS, of};
+use super::{AddressPair, OneRmaCard, OneRmaEnv, TURNS, of};
 use crate::region::{RegionId, Rights};
 use crate::seal::Seal;
-use crate::types::{Class, Handle, MAX_OP, Op, Status};
+use crate::types::{Class, Handle, MAX_OP, OneRmaOp, Status};
 use crate::wire::{Hop, Iv};
 
 /// Where data comes from.
@@ -32,10 +32,10 @@ pub(super) enum Source<K> {
 
 /// A request for data.
 pub(super) struct Job<K> {
-    pub(super) path: Path,
+    pub(super) path: AddressPair,
     /// Whom the data is for
     pub(super) to: Handle,
-    pub(super) op: Op,
+    pub(super) op: OneRmaOp,
     pub(super) class: Class,
     pub(super) size: u32,
     /// Bytes that have left
@@ -54,7 +54,7 @@ impl<K> Job<K> {
 }
 
 /// The queues of requests, one for each class.
-pub(super) struct Inbound<K> {
+pub(super) struct RequestQueues<K> {
     jobs: [VecDeque<Job<K>>; 2],
     capacity: usize,
     /// Bytes that have not left, and those of transfers that wait for the window
@@ -62,14 +62,14 @@ pub(super) struct Inbound<K> {
     row: u8,
 }
 
-impl<K> Inbound<K> {
+impl<K> RequestQueues<K> {
     pub(super) fn new(capacity: u16) -> Option<Self> {
         let capacity = usize::from(capacity.max(1));
         let queue = || {
             let mut queue = VecDeque::new();
             queue.try_reserve_exact(capacity).ok().map(|()| queue)
         };
-        Some(Inbound { jobs: [queue()?, queue()?], capacity, bytes: 0, row: 0 })
+        Some(RequestQueues { jobs: [queue()?, queue()?], capacity, bytes: 0, row: 0 })
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -127,9 +127,9 @@ enum Served {
     NoMemory,
 }
 
-impl<S: Seal> Card<S> {
+impl<S: Seal> OneRmaCard<S> {
     /// Sends a packet of what is wanted next. False: nothing is.
-    pub(super) fn serve<E: Env>(&mut self, env: &mut E, now: Nanos) -> bool {
+    pub(super) fn serve<E: OneRmaEnv>(&mut self, env: &mut E, now: Nanos) -> bool {
         let Some(class) = self.inbound.next_class() else { return false };
         let Some(job) = self.inbound.jobs[of(class)].front() else { return false };
         let (left, path, to, op) = (job.size - job.done, job.path, job.to, job.op);
@@ -172,8 +172,8 @@ impl<S: Seal> Card<S> {
     }
 
     /// A packet of a READ that came here.
-    fn serve_region<E: Env>(&mut self, env: &mut E, class: Class, len: u32) -> Served {
-        let Card { inbound, regions, out, .. } = self;
+    fn serve_region<E: OneRmaEnv>(&mut self, env: &mut E, class: Class, len: u32) -> Served {
+        let OneRmaCard { inbound, regions, out, .. } = self;
         let Some(job) = inbound.jobs[of(class)].front() else { return Served::Unwanted };
         let Source::Region { id, version, offset, ref key, answers } = job.source else {
             return Served::Unwanted;
@@ -200,8 +200,8 @@ impl<S: Seal> Card<S> {
     }
 
     /// A packet of a WRITE or REKEY of this host's.
-    fn serve_slot<E: Env>(&mut self, env: &mut E, handle: Handle, class: Class, len: u32) -> Served {
-        let Card { inbound, regions, out, slots, portals, .. } = self;
+    fn serve_slot<E: OneRmaEnv>(&mut self, env: &mut E, handle: Handle, class: Class, len: u32) -> Served {
+        let OneRmaCard { inbound, regions, out, slots, portals, .. } = self;
         let Some(job) = inbound.jobs[of(class)].front() else { return Served::Unwanted };
         let slot = slots.get(handle.index as usize);
         let Some((slot, (command, key))) =
@@ -229,8 +229,8 @@ impl<S: Seal> Card<S> {
     }
 
     /// The first READ of a class cannot be served: its memory is not there.
-    fn refuse_first<E: Env>(&mut self, env: &mut E, class: Class) {
-        let Card { inbound, out, counts, .. } = self;
+    fn refuse_first<E: OneRmaEnv>(&mut self, env: &mut E, class: Class) {
+        let OneRmaCard { inbound, out, counts, .. } = self;
         let Some(job) = inbound.jobs[of(class)].front() else { return };
         let Source::Region { ref key, answers, .. } = job.source else { return };
         counts.access_failures += 1;

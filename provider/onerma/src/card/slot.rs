@@ -5,7 +5,7 @@ use starverbs_core::Nanos;
 use crate::command::Command;
 use crate::fragments::Fragments;
 use crate::seal::DerivedKey;
-use crate::types::{Handle, Op};
+use crate::types::{Handle, OneRmaOp};
 use crate::wire::Iv;
 
 /// What a slot is at.
@@ -30,7 +30,7 @@ impl SlotState {
 }
 
 /// A slot. Its derived key is kept, ready for use, until a command has another one.
-pub(super) struct Slot<K> {
+pub(super) struct CommandSlot<K> {
     pub(super) state: SlotState,
     pub(super) generation: u32,
     /// Place of the portal that it belongs to
@@ -50,9 +50,9 @@ pub(super) struct Slot<K> {
     pub(super) transfer: Handle,
 }
 
-impl<K> Slot<K> {
+impl<K> CommandSlot<K> {
     pub(super) fn new() -> Self {
-        Slot {
+        CommandSlot {
             state: SlotState::Free,
             generation: 0,
             portal: None,
@@ -69,7 +69,7 @@ impl<K> Slot<K> {
     }
 
     /// The command and its key, if the slot is in service with this operation for the `generation`.
-    pub(super) fn in_service(&self, generation: u32, op: Op) -> Option<(&Command, &K)> {
+    pub(super) fn in_service(&self, generation: u32, op: OneRmaOp) -> Option<(&Command, &K)> {
         let (command, (_, key)) = (self.command.as_ref()?, self.key.as_ref()?);
         let here = self.state.is_in_service() && self.generation == generation && command.op == op;
         here.then_some((command, key))

@@ -5,12 +5,12 @@ use starverbs_core::Nanos;
 use super::outbox::{Inward, Letter, Outbox, open};
 use super::ready::Purpose;
 use super::serve::{Job, Source};
-use super::{Card, Env, Path, at_haste, of};
+use super::{AddressPair, OneRmaCard, OneRmaEnv, at_haste, of};
 use crate::command::HASTES;
 use crate::fragments::Fragments;
 use crate::region::{RegionId, Rights};
 use crate::seal::{Initiator, RegionKey, Seal, TAG_LEN};
-use crate::types::{Class, Handle, MAX_OP, Op, Status};
+use crate::types::{Class, Handle, MAX_OP, OneRmaOp, Status};
 use crate::wire::{Hop, Iv};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,14 +23,14 @@ enum State {
 }
 
 /// A WRITE or REKEY of another host, from its request to its last byte.
-pub(super) struct Transfer<K> {
+pub(super) struct InboundTransfer<K> {
     state: State,
     generation: u32,
     pub(super) deadline: Nanos,
-    path: Path,
+    path: AddressPair,
     /// The initiator's slot
     from: Handle,
-    op: Op,
+    op: OneRmaOp,
     class: Class,
     /// How often this card's timeout is halved for it, to be no longer than the initiator's
     haste: u8,
@@ -45,15 +45,15 @@ pub(super) struct Transfer<K> {
     key: Option<K>,
 }
 
-impl<K> Transfer<K> {
+impl<K> InboundTransfer<K> {
     pub(super) fn new() -> Self {
-        Transfer {
+        InboundTransfer {
             state: State::Unused,
             generation: 0,
             deadline: 0,
-            path: Path::default(),
+            path: AddressPair::default(),
             from: Handle::default(),
-            op: Op::Write,
+            op: OneRmaOp::Write,
             class: Class::High,
             haste: 0,
             region: RegionId::default(),
@@ -69,7 +69,7 @@ impl<K> Transfer<K> {
 
     /// Says something to the initiator about the packet `answers`.
     fn letter<'a>(&'a self, key: &'a K, hop: Hop, answers: Iv) -> Letter<'a, K> {
-        let Transfer { path, op, class, .. } = self;
+        let InboundTransfer { path, op, class, .. } = self;
         Letter { path, op: *op, class: *class, hop, answers, by_target: true, key, data: None }
     }
 }
@@ -86,13 +86,19 @@ struct Admitted<K> {
     key: K,
 }
 
-impl<S: Seal> Card<S> {
+impl<S: Seal> OneRmaCard<S> {
     /// A request. Nothing is kept of one that cannot be authenticated, is not allowed, or is too much.
-    pub(super) fn on_request<E: Env>(&mut self, env: &mut E, now: Nanos, path: &Path, packet: Inward<'_>) {
+    pub(super) fn on_request<E: OneRmaEnv>(
+        &mut self,
+        env: &mut E,
+        now: Nanos,
+        path: &AddressPair,
+        packet: Inward<'_>,
+    ) {
         let Inward { head, bytes, at } = packet;
         let Hop::Request { from, pid, region: id, offset, size, timeout } = head.hop else { return };
         let (op, class, request) = (head.prefix.op, head.prefix.class, head.prefix.iv);
-        let Card { regions, ready, out: Outbox { seal, .. }, .. } = self;
+        let OneRmaCard { regions, ready, out: Outbox { seal, .. }, .. } = self;
         let authentic = regions.get(id).and_then(|(region, version)| {
             let initiator = Initiator { addr: path.remote, pid };
             let purpose = Purpose { region: id, version, initiator, op };
@@ -111,11 +117,11 @@ impl<S: Seal> Card<S> {
             return self.deny(env, path, (op, class), from, request);
         };
         let need = match op {
-            Op::Read => Rights::REMOTE_READ,
-            Op::Write => Rights::REMOTE_WRITE,
-            Op::Rekey => Rights::REMOTE_REKEY,
+            OneRmaOp::Read => Rights::REMOTE_READ,
+            OneRmaOp::Write => Rights::REMOTE_WRITE,
+            OneRmaOp::Rekey => Rights::REMOTE_REKEY,
         };
-        let reached = op == Op::Rekey || region.host_address(offset, size).is_some();
+        let reached = op == OneRmaOp::Rekey || region.host_address(offset, size).is_some();
         let allowed = region.rights.contains(need) && reached;
         let admitted = Admitted { from, region: id, version, offset, size, timeout, request, key };
         let refused = if !allowed {
@@ -138,8 +144,8 @@ impl<S: Seal> Card<S> {
     fn take(
         &mut self,
         now: Nanos,
-        path: &Path,
-        (op, class): (Op, Class),
+        path: &AddressPair,
+        (op, class): (OneRmaOp, Class),
         admitted: Admitted<S::Key>,
     ) -> Option<S::Key> {
         let Admitted { from, region, version, offset, size, timeout, request, key } = admitted;
@@ -147,7 +153,7 @@ impl<S: Seal> Card<S> {
         if !self.inbound.admits(size, threshold) {
             return Some(key);
         }
-        if op == Op::Read {
+        if op == OneRmaOp::Read {
             let source = Source::Region { id: region, version, offset, key, answers: request };
             let job = Job { path: *path, to: from, op, class, size, done: 0, source };
             return self.inbound.push(job, threshold).and_then(Job::into_key);
@@ -157,7 +163,7 @@ impl<S: Seal> Card<S> {
         let Some(haste) = (0..HASTES).find(ends_before) else { return Some(key) };
         let Some(place) = self.unused.first() else { return Some(key) };
         let Some(transfer) = self.transfers.get_mut(usize::from(place)) else { return Some(key) };
-        *transfer = Transfer {
+        *transfer = InboundTransfer {
             state: State::Waiting,
             generation: transfer.generation,
             deadline: now.saturating_add(self.config.dispatch_timeout),
@@ -182,11 +188,11 @@ impl<S: Seal> Card<S> {
     }
 
     /// A request could not be authenticated: a wrong key, no such region, or its key was changed.
-    pub(super) fn deny<E: Env>(
+    pub(super) fn deny<E: OneRmaEnv>(
         &mut self,
         env: &mut E,
-        path: &Path,
-        (op, class): (Op, Class),
+        path: &AddressPair,
+        (op, class): (OneRmaOp, Class),
         to: Handle,
         answers: Iv,
     ) {
@@ -197,7 +203,7 @@ impl<S: Seal> Card<S> {
     }
 
     /// The window has room: the data of a transfer is asked for.
-    pub(super) fn ask<E: Env>(&mut self, env: &mut E, now: Nanos, place: u16) {
+    pub(super) fn ask<E: OneRmaEnv>(&mut self, env: &mut E, now: Nanos, place: u16) {
         let Some(transfer) = self.transfers.get_mut(usize::from(place)) else { return };
         if now >= transfer.deadline {
             return self.drop_waiting(env, place);
@@ -222,7 +228,13 @@ impl<S: Seal> Card<S> {
     }
 
     /// Data of a WRITE or REKEY. The deadline is looked at before each packet's bytes are copied.
-    pub(super) fn on_write_data<E: Env>(&mut self, env: &mut E, now: Nanos, path: &Path, packet: Inward<'_>) {
+    pub(super) fn on_write_data<E: OneRmaEnv>(
+        &mut self,
+        env: &mut E,
+        now: Nanos,
+        path: &AddressPair,
+        packet: Inward<'_>,
+    ) {
         let Inward { head, bytes, at } = packet;
         let Hop::Data { to, offset } = head.hop else { return };
         let Some(place) = self.asked_of(path, to, head.prefix.op).filter(|place| {
@@ -232,7 +244,7 @@ impl<S: Seal> Card<S> {
             return;
         };
         let len = (bytes.len() - at).saturating_sub(TAG_LEN) as u32;
-        let Card { transfers, out, counts, .. } = self;
+        let OneRmaCard { transfers, out, counts, .. } = self;
         let Some(transfer) = transfers.get(usize::from(place)) else { return };
         let Some(key) = &transfer.key else { return };
         if !transfer.here.is_new(offset, len, transfer.size) {
@@ -249,13 +261,19 @@ impl<S: Seal> Card<S> {
     }
 
     /// Puts data where it belongs.
-    fn land<E: Env>(&mut self, env: &mut E, place: u16, offset: u32, data: &[u8]) -> Result<(), Status> {
+    fn land<E: OneRmaEnv>(
+        &mut self,
+        env: &mut E,
+        place: u16,
+        offset: u32,
+        data: &[u8],
+    ) -> Result<(), Status> {
         let transfer = self.transfers.get(usize::from(place)).ok_or(Status::RemoteAccess)?;
         let region = match self.regions.get(transfer.region) {
             Some((region, version)) if version == transfer.version => region,
             _ => return Err(Status::RemoteAuthenticationFailure),
         };
-        if transfer.op == Op::Rekey {
+        if transfer.op == OneRmaOp::Rekey {
             let key = data.try_into().map_err(|_| Status::RemoteAccess)?;
             let changed = self.regions.rekey(transfer.region, RegionKey(key));
             self.counts.rekeys += u64::from(changed);
@@ -268,7 +286,7 @@ impl<S: Seal> Card<S> {
     }
 
     /// A packet's data is where it belongs, or cannot be: the initiator hears of the end.
-    fn on_landed<E: Env>(
+    fn on_landed<E: OneRmaEnv>(
         &mut self,
         env: &mut E,
         place: u16,
@@ -276,13 +294,13 @@ impl<S: Seal> Card<S> {
         len: u32,
         landed: Result<(), Status>,
     ) {
-        let Card { transfers, out, .. } = self;
+        let OneRmaCard { transfers, out, .. } = self;
         let Some(transfer) = transfers.get_mut(usize::from(place)) else { return };
         let hop = match landed {
             Ok(()) if !transfer.here.take(offset, len, transfer.size) => return,
             Ok(()) => Hop::Done { to: transfer.from },
             Err(Status::RemoteAuthenticationFailure) => {
-                let Transfer { path, op, class, from, ask, .. } = *transfer;
+                let InboundTransfer { path, op, class, from, ask, .. } = *transfer;
                 self.release(place);
                 return self.deny(env, &path, (op, class), from, ask);
             }
@@ -297,7 +315,7 @@ impl<S: Seal> Card<S> {
     }
 
     /// The initiator says that its data will not come.
-    pub(super) fn on_given_up(&mut self, path: &Path, packet: Inward<'_>) {
+    pub(super) fn on_given_up(&mut self, path: &AddressPair, packet: Inward<'_>) {
         let Inward { head, bytes, at } = packet;
         let Hop::Fail { to, .. } = head.hop else { return };
         let Some(place) = self.asked_of(path, to, head.prefix.op) else {
@@ -315,7 +333,7 @@ impl<S: Seal> Card<S> {
     }
 
     /// The place of a transfer whose data was asked for.
-    fn asked_of(&self, path: &Path, to: Handle, op: Op) -> Option<u16> {
+    fn asked_of(&self, path: &AddressPair, to: Handle, op: OneRmaOp) -> Option<u16> {
         let place = u16::try_from(to.index).ok()?;
         let transfer = self.transfers.get(usize::from(place))?;
         let same = transfer.generation == to.generation && transfer.op == op && transfer.path == *path;
@@ -342,8 +360,8 @@ impl<S: Seal> Card<S> {
     }
 
     /// The window had no room for a transfer in time.
-    fn drop_waiting<E: Env>(&mut self, env: &mut E, place: u16) {
-        let Card { transfers, out, counts, .. } = self;
+    fn drop_waiting<E: OneRmaEnv>(&mut self, env: &mut E, place: u16) {
+        let OneRmaCard { transfers, out, counts, .. } = self;
         let Some(transfer) = transfers.get(usize::from(place)) else { return };
         counts.nacks += 1;
         if let Some(key) = &transfer.key {
@@ -354,8 +372,8 @@ impl<S: Seal> Card<S> {
         self.release(place);
     }
 
-    pub(super) fn expire_transfers<E: Env>(&mut self, env: &mut E, now: Nanos) {
-        let due = |transfers: &[Transfer<S::Key>], place: u16| {
+    pub(super) fn expire_transfers<E: OneRmaEnv>(&mut self, env: &mut E, now: Nanos) {
+        let due = |transfers: &[InboundTransfer<S::Key>], place: u16| {
             transfers.get(usize::from(place)).is_some_and(|transfer| now >= transfer.deadline)
         };
         for class in 0..self.waiting.len() {

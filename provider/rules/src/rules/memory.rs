@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 
 use crate::bench::{Bench, Pair};
 use crate::fault::{Fault, Tested, ensure, errno, expect};
-use crate::memory::Memory;
+use crate::memory::MemoryFile;
 use crate::qp::{RawQp, address, data, request};
 use crate::raw::{BASE, BYTES, CQ, DATA, Raw};
 
@@ -20,7 +20,7 @@ const END: u64 = BASE + BYTES as u64;
 
 pub(super) fn maps(bench: &mut Bench) -> Tested {
     let Pair { mut raw, pd, key, mut a, b, .. } = bench.pair()?;
-    let more = Memory::new(4 * PAGE as usize)?;
+    let more = MemoryFile::new(4 * PAGE as usize)?;
     for (address, size) in [
         (END + 1, PAGE),
         (END, 7),
@@ -83,7 +83,7 @@ fn reconnect(raw: &mut Raw, a: RawQp, b: RawQp) -> Tested {
 
 pub(super) fn unmapped(bench: &mut Bench) -> Tested {
     let Pair { mut raw, pd, key, mut a, b, .. } = bench.pair()?;
-    let more = Memory::new(PAGE as usize)?;
+    let more = MemoryFile::new(PAGE as usize)?;
     raw.link.map(more.file(), END, PAGE)?;
     let region = Region { pd, access: ALL, addr: END, length: PAGE, iova: END, ..Region::default() };
     let rkey = raw.number(OP_REG_MR, region.as_bytes())?.number;

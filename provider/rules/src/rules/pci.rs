@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 
 use crate::bench::{Bench, Pair};
 use crate::fault::{Fault, Tested, ensure, errno, expect};
-use crate::memory::Memory;
+use crate::memory::MemoryFile;
 use crate::qp::{data, request};
 use crate::raw::{ALL, BASE, BYTES, COMMANDS_LOG, EVENTS, EVENTS_LOG, Raw, arm};
 
@@ -138,7 +138,7 @@ pub(super) fn vectors(bench: &mut Bench) -> Tested {
 
 pub(super) fn unmaps(bench: &mut Bench) -> Tested {
     let Pair { mut raw, pd, key, mut a, .. } = bench.pair()?;
-    let more = Memory::new(2 * PAGE as usize)?;
+    let more = MemoryFile::new(2 * PAGE as usize)?;
     for page in 0..2 {
         raw.link.map(more.file(), END + (2 * page + 1) * PAGE, PAGE)?;
     }

@@ -11,7 +11,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use starverbs_core::rng::Rng;
 use starverbs_queues::board::*;
 use starverbs_queues::{SendOp, SendWqe, Sge, WcStatus};
-use starverbs_vfio::Op;
+use starverbs_vfio::MessageOp;
 use starverbs_vfio::message::{CAPABILITIES, HEAD_BYTES, Head, MAX_BYTES, Version};
 use zerocopy::IntoBytes;
 
@@ -48,7 +48,7 @@ fn head(op: u16, size: usize) -> Vec<u8> {
 
 fn version() -> Vec<u8> {
     let body = [Version { major: 0, minor: 0 }.as_bytes(), CAPABILITIES.as_bytes(), &[0]].concat();
-    [head(Op::Version as u16, HEAD_BYTES + body.len()), body].concat()
+    [head(MessageOp::Version as u16, HEAD_BYTES + body.len()), body].concat()
 }
 
 pub(super) fn messages(bench: &mut Bench) -> Tested {
@@ -56,15 +56,18 @@ pub(super) fn messages(bench: &mut Bench) -> Tested {
         Ok(_) => Some(bench.second_pair()?),
         Err(_) => None,
     };
-    let info = head(Op::DeviceInfo as u16, HEAD_BYTES);
+    let info = head(MessageOp::DeviceInfo as u16, HEAD_BYTES);
     for (bytes, what) in [
         (info.clone(), "a request before VERSION"),
         ([version(), version()].concat(), "a second VERSION"),
-        (head(Op::Version as u16, 15), "a message shorter than its head"),
-        (head(Op::Version as u16, 0), "a message of no bytes"),
-        (head(Op::Version as u16, MAX_BYTES + 1), "a message of 8193 bytes"),
-        (head(Op::Version as u16, u32::MAX as usize), "a message of 2^32 - 1 bytes"),
-        ([version(), head(Op::DeviceInfo as u16, MAX_BYTES + 1)].concat(), "8193 bytes behind VERSION"),
+        (head(MessageOp::Version as u16, 15), "a message shorter than its head"),
+        (head(MessageOp::Version as u16, 0), "a message of no bytes"),
+        (head(MessageOp::Version as u16, MAX_BYTES + 1), "a message of 8193 bytes"),
+        (head(MessageOp::Version as u16, u32::MAX as usize), "a message of 2^32 - 1 bytes"),
+        (
+            [version(), head(MessageOp::DeviceInfo as u16, MAX_BYTES + 1)].concat(),
+            "8193 bytes behind VERSION",
+        ),
         (
             Head { flags: 1, ..Head { id: 1, op: 1, size: 16, ..Head::default() } }.as_bytes().to_vec(),
             "a reply",
@@ -104,7 +107,7 @@ pub(super) fn files(bench: &mut Bench) -> Tested {
     let no_memory = File::open("/proc/self/exe")?;
     let done = raw.link.map(no_memory.as_fd(), address, page);
     expect("errno of a map of a file on a disk", errno(&done), libc::EACCES)?;
-    let sealed = crate::Memory::new(page as usize)?;
+    let sealed = crate::MemoryFile::new(page as usize)?;
     let done = raw.link.map(sealed.file(), address, 2 * page);
     expect("errno of a map beyond the file", errno(&done), libc::EINVAL)?;
     raw.link.map(sealed.file(), address, page)?;

@@ -6,7 +6,7 @@ use starverbs_core::wire::{IcrcHeader, icrc};
 use starverbs_core::{Av, FrameMeta, Nanos};
 
 use super::{Faults, Flight, Net};
-use crate::host::Host;
+use crate::host::SimHost;
 
 impl Net {
     /// A frame leaves `from`: for the host with that address or, multicast, for each that has joined the
@@ -16,7 +16,7 @@ impl Net {
         if let Some(tap) = &mut self.tap {
             tap(from, &bytes);
         }
-        let reached = |h: &Host| h.gid == to.dgid || h.groups.contains(&to.dgid);
+        let reached = |h: &SimHost| h.gid == to.dgid || h.groups.contains(&to.dgid);
         let mut before = None;
         for dest in 0..self.hosts.len() {
             if reached(&self.hosts[dest])

@@ -7,7 +7,7 @@ use starverbs_core::{Av, FrameMeta, Nanos};
 use starverbs_star::carried::Carried;
 use starverbs_star::control::Control;
 use starverbs_star::host::Ends;
-use starverbs_star::wire::{Header, Packet, Ptype, Side};
+use starverbs_star::wire::{Header, Ptype, Side, StarPacket};
 
 use super::{Flight, Net};
 use crate::host::SimEnv;
@@ -96,7 +96,7 @@ impl Net {
         let Some((delay, frame)) = self.forger.as_mut().and_then(|forger| forger(seen)) else { return };
         let StarFrame { path, bytes } = frame;
         let at = |gid| self.hosts.iter().position(|h| h.gid == gid);
-        if Packet::open(side_of(&path), &path, &bytes).is_ok()
+        if StarPacket::open(side_of(&path), &path, &bytes).is_ok()
             && let (Some(from), Some(to)) = (at(path.src), at(path.dst))
         {
             self.tally.forged += 1;
@@ -107,7 +107,7 @@ impl Net {
 
     fn note_sent(&mut self, from: usize, frame: &StarFrame) {
         let Some(sent) = &mut self.star_sent else { return };
-        let packet = Packet::open(side_of(&frame.path), &frame.path, &frame.bytes).expect("as it left");
+        let packet = StarPacket::open(side_of(&frame.path), &frame.path, &frame.bytes).expect("as it left");
         let header = packet.header;
         match header.ptype {
             Ptype::Rd | Ptype::Gd => sent.push((from, header)),
@@ -144,7 +144,7 @@ impl Net {
     pub(super) fn corrupt_star(&mut self, path: &IcrcHeader, bytes: &mut [u8]) -> bool {
         let bit = self.rng.below(bytes.len() as u64 * 8) as usize;
         bytes[bit / 8] ^= 1 << (bit % 8);
-        Packet::open(side_of(path), path, bytes).is_err()
+        StarPacket::open(side_of(path), path, bytes).is_err()
     }
 
     /// One line of the trace.
@@ -154,7 +154,7 @@ impl Net {
             return;
         }
         let side = side_of(path);
-        match Packet::open(side, path, bytes) {
+        match StarPacket::open(side, path, bytes) {
             Ok(packet) => {
                 let control = Control::decode(packet.data).filter(|_| packet.header.migrate);
                 eprintln!(

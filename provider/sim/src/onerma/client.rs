@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use starverbs_core::Gid;
 use starverbs_onerma::congestion::Settings;
 use starverbs_onerma::executor::{Executor, Finished, Transfer};
-use starverbs_onerma::{Class, Command, Completion, Op, RegionKey, Rights, SlotState};
+use starverbs_onerma::{Class, Command, Completion, OneRmaOp, RegionKey, Rights, SlotState};
 
 use super::host::{Portal, SimRegion};
 use super::net::Net;
@@ -51,7 +51,7 @@ impl Process {
         Process { host, key: KEY, portal, local, free: (0..slots).rev().collect() }
     }
 
-    fn command(&self, net: &Net, op: Op, target: RemoteRegion<'_>, size: u32) -> Command {
+    fn command(&self, net: &Net, op: OneRmaOp, target: RemoteRegion<'_>, size: u32) -> Command {
         Command {
             op,
             class: Class::High,
@@ -73,7 +73,7 @@ impl Process {
     }
 
     /// Issues a command of `size` bytes. `None`: no slot is free.
-    pub fn issue(&mut self, net: &mut Net, op: Op, target: RemoteRegion<'_>, size: u32) -> Option<u16> {
+    pub fn issue(&mut self, net: &mut Net, op: OneRmaOp, target: RemoteRegion<'_>, size: u32) -> Option<u16> {
         let command = self.command(net, op, target, size);
         let (slot, now) = (self.free.pop()?, net.now());
         let issued = net.hosts[self.host].card.issue(now, self.portal.id, slot, &command);
@@ -138,9 +138,9 @@ impl Client {
 
     /// The same, in a class.
     pub fn read_in(&mut self, class: Class, net: &mut Net, target: RemoteRegion<'_>, len: u64, token: u64) {
-        let command = self.process.command(net, Op::Read, target, 1);
+        let command = self.process.command(net, OneRmaOp::Read, target, 1);
         let transfer = Transfer {
-            op: Op::Read,
+            op: OneRmaOp::Read,
             class,
             len,
             remote: command.remote,

@@ -3,8 +3,8 @@
 use starverbs_core::mr::Plain;
 use starverbs_core::{Dma, Gid, Seg};
 use starverbs_onerma::{
-    COMPLETION_LEN, Card, Class, Completion, Config, Counters, Path, PortalId, Region, RegionId, RegionKey,
-    Rights, packet_in_buffer,
+    AddressPair, COMPLETION_LEN, CardConfig, Class, Completion, OneRmaCard, PortalId, Region, RegionId,
+    RegionKey, Rights, SealCounters, packet_in_buffer,
 };
 
 use super::seal::SimSeal;
@@ -12,9 +12,9 @@ use crate::memory::{Memory, READ, WRITE};
 
 /// A packet that leaves a card.
 #[derive(Clone, Debug)]
-pub struct Packet {
+pub struct SentPacket {
     /// Between which addresses
-    pub path: Path,
+    pub path: AddressPair,
     /// Its class
     pub class: Class,
     /// What stands behind the UDP header
@@ -22,18 +22,18 @@ pub struct Packet {
 }
 
 /// What a card works in.
-pub struct Env {
+pub struct OneRmaHostEnv {
     /// The host's memory
     pub memory: Memory,
     /// What it has sent
-    pub out: Vec<Packet>,
+    pub out: Vec<SentPacket>,
     /// Portals that have completions
     pub completed: Vec<PortalId>,
     /// Its memory is not there now
     pub absent: bool,
 }
 
-impl Dma for Env {
+impl Dma for OneRmaHostEnv {
     type Mrs = Plain;
 
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> bool {
@@ -74,10 +74,10 @@ impl Dma for Env {
     }
 }
 
-impl starverbs_onerma::Env for Env {
+impl starverbs_onerma::OneRmaEnv for OneRmaHostEnv {
     fn send(
         &mut self,
-        path: &Path,
+        path: &AddressPair,
         class: Class,
         head: &[u8],
         data: (u64, u32),
@@ -85,7 +85,7 @@ impl starverbs_onerma::Env for Env {
     ) -> bool {
         let packet = packet_in_buffer(self, head, data, seal);
         let sent = packet.is_some();
-        self.out.extend(packet.map(|bytes| Packet { path: *path, class, bytes }));
+        self.out.extend(packet.map(|bytes| SentPacket { path: *path, class, bytes }));
         sent
     }
 
@@ -120,31 +120,31 @@ pub struct Portal {
 }
 
 /// A host.
-pub struct Host {
+pub struct OneRmaHost {
     /// Its address
     pub gid: Gid,
     /// Its card
-    pub card: Card<SimSeal>,
+    pub card: OneRmaCard<SimSeal>,
     /// What the card works in
-    pub env: Env,
-    config: Config,
+    pub env: OneRmaHostEnv,
+    config: CardConfig,
     epoch: u32,
 }
 
-impl Host {
+impl OneRmaHost {
     /// A host with a number, from which its address and its sender ID follow.
-    pub fn new(number: u16, config: Config) -> Self {
+    pub fn new(number: u16, config: CardConfig) -> Self {
         let [high, low] = number.to_be_bytes();
         let gid = Gid::from_ipv4([10, 1, high, low]);
         let base = 0x1_0000_0000 * (u64::from(number) + 1);
         let memory = Memory::new(base);
-        let env = Env { memory, out: Vec::new(), completed: Vec::new(), absent: false };
-        Host { gid, card: Self::card(gid, config, 0), env, config, epoch: 0 }
+        let env = OneRmaHostEnv { memory, out: Vec::new(), completed: Vec::new(), absent: false };
+        OneRmaHost { gid, card: Self::card(gid, config, 0), env, config, epoch: 0 }
     }
 
-    fn card(gid: Gid, config: Config, epoch: u32) -> Card<SimSeal> {
+    fn card(gid: Gid, config: CardConfig, epoch: u32) -> OneRmaCard<SimSeal> {
         let sender = u32::from_be_bytes(gid.ipv4().expect("an IPv4 address"));
-        Card::new(config, SimSeal, gid, sender, Counters::of_epoch(epoch)).expect("memory")
+        OneRmaCard::new(config, SimSeal, gid, sender, SealCounters::of_epoch(epoch)).expect("memory")
     }
 
     /// The card is a new one, of the next epoch; regions and portals are gone.
@@ -177,7 +177,7 @@ impl Host {
 
 impl Portal {
     /// The next completion, if there is one.
-    pub fn poll(&mut self, host: &Host) -> Option<Completion> {
+    pub fn poll(&mut self, host: &OneRmaHost) -> Option<Completion> {
         let at = u64::from(self.seen % u32::from(self.slots)) * COMPLETION_LEN as u64;
         let record = host.env.memory.read(self.completions.addr + at, COMPLETION_LEN);
         let completion = Completion::decode(record.try_into().ok()?)?;

@@ -2,9 +2,9 @@
 //! loses, repeats, delays, and changes packets as a seed decides.
 
 use starverbs_core::Gid;
-use starverbs_onerma::{Config, Transmit};
+use starverbs_onerma::{CardConfig, Transmit};
 
-use super::host::{Host, Packet};
+use super::host::{OneRmaHost, SentPacket};
 use crate::rng::Rng;
 use crate::rnic::{EventQueue, Picos};
 
@@ -49,9 +49,9 @@ pub struct Faults {
 
 enum Event {
     /// A packet is at the switch
-    Switch(Packet),
+    Switch(SentPacket),
     /// A packet is at its host
-    Arrive(usize, Packet),
+    Arrive(usize, SentPacket),
     /// A host's link takes another packet
     Free(usize),
     /// A card's deadline may be due
@@ -62,7 +62,7 @@ enum Event {
 
 /// What happened in a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Report {
+pub enum StepReport {
     /// Nothing that a program sees
     Nothing,
     /// A host has completions
@@ -76,7 +76,7 @@ struct Link {
     /// A `Free` is on its way
     waits: bool,
     /// Packets that the card sent by itself
-    queue: std::collections::VecDeque<Packet>,
+    queue: std::collections::VecDeque<SentPacket>,
     /// The time of the earliest `Timer`
     timer: Option<Picos>,
     /// Until when the switch sends to this host what it holds
@@ -86,13 +86,13 @@ struct Link {
 /// Hosts, and the wire between them.
 pub struct Net {
     /// The hosts
-    pub hosts: Vec<Host>,
+    pub hosts: Vec<OneRmaHost>,
     /// What the wire does
     pub faults: Faults,
     /// Packets that the switch had no room for
     pub dropped: u64,
     /// All that was sent, if it is kept: for who replays it
-    pub tape: Option<Vec<Packet>>,
+    pub tape: Option<Vec<SentPacket>>,
     /// A packet that is to be lost: so many leave before it
     hold: Option<u64>,
     wire: Wire,
@@ -103,11 +103,11 @@ pub struct Net {
 
 impl Net {
     /// So many hosts with such cards.
-    pub fn new(hosts: u16, config: Config, wire: Wire, seed: u64) -> Self {
+    pub fn new(hosts: u16, config: CardConfig, wire: Wire, seed: u64) -> Self {
         let link =
             |_| Link { busy_until: 0, waits: false, queue: Default::default(), timer: None, port_until: 0 };
         Net {
-            hosts: (0..hosts).map(|number| Host::new(number, config)).collect(),
+            hosts: (0..hosts).map(|number| OneRmaHost::new(number, config)).collect(),
             faults: Faults::default(),
             dropped: 0,
             tape: None,
@@ -152,7 +152,7 @@ impl Net {
         self.set_timer(at);
     }
 
-    fn time_of(&self, packet: &Packet) -> Picos {
+    fn time_of(&self, packet: &SentPacket) -> Picos {
         ((packet.bytes.len() as u64 + AROUND) as f64 * 8000.0 / self.wire.gbits) as Picos
     }
 
@@ -168,7 +168,7 @@ impl Net {
     }
 
     /// A packet leaves a host's link, whatever becomes of it.
-    fn leave(&mut self, at: usize, mut packet: Packet) {
+    fn leave(&mut self, at: usize, mut packet: SentPacket) {
         if let Some(tape) = &mut self.tape {
             tape.push(packet.clone());
         }
@@ -194,7 +194,7 @@ impl Net {
     }
 
     /// Somebody on the path sends a packet of theirs.
-    pub fn inject(&mut self, packet: Packet) {
+    pub fn inject(&mut self, packet: SentPacket) {
         self.events.push(self.events.now(), Event::Switch(packet));
     }
 
@@ -215,14 +215,14 @@ impl Net {
     }
 
     /// Moves the time on to the next event. `None`: nothing happens any more.
-    pub fn step(&mut self) -> Option<Report> {
+    pub fn step(&mut self) -> Option<StepReport> {
         let event = self.events.pop()?;
         let now = self.now();
         let at = match event {
-            Event::Wake(word) => return Some(Report::Woke(word)),
+            Event::Wake(word) => return Some(StepReport::Woke(word)),
             Event::Switch(packet) => {
                 self.forward(packet);
-                return Some(Report::Nothing);
+                return Some(StepReport::Nothing);
             }
             Event::Free(at) => {
                 self.links[at].waits = false;
@@ -230,12 +230,12 @@ impl Net {
             }
             Event::Timer(at) => {
                 self.links[at].timer = None;
-                let Host { card, env, .. } = &mut self.hosts[at];
+                let OneRmaHost { card, env, .. } = &mut self.hosts[at];
                 card.handle_timeout(env, now);
                 at
             }
-            Event::Arrive(at, Packet { path, mut bytes, .. }) => {
-                let Host { card, env, .. } = &mut self.hosts[at];
+            Event::Arrive(at, SentPacket { path, mut bytes, .. }) => {
+                let OneRmaHost { card, env, .. } = &mut self.hosts[at];
                 card.handle_packet(env, now, &path, &mut bytes);
                 at
             }
@@ -243,10 +243,10 @@ impl Net {
         self.pump(at);
         let completed = !self.hosts[at].env.completed.is_empty();
         self.hosts[at].env.completed.clear();
-        Some(if completed { Report::Completed(at) } else { Report::Nothing })
+        Some(if completed { StepReport::Completed(at) } else { StepReport::Nothing })
     }
 
-    fn forward(&mut self, mut packet: Packet) {
+    fn forward(&mut self, mut packet: SentPacket) {
         let Some(to) = self.host_of(&packet.path.remote) else { return };
         let (now, time) = (self.events.now(), self.time_of(&packet));
         let link = &mut self.links[to];

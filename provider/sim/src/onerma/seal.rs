@@ -5,7 +5,7 @@ use core::hash::Hasher;
 
 use siphasher::sip::SipHasher24;
 use starverbs_core::Gid;
-use starverbs_onerma::{DerivedKey, Initiator, Op, RegionKey, Seal};
+use starverbs_onerma::{DerivedKey, Initiator, OneRmaOp, RegionKey, Seal};
 
 /// The cipher of simulated cards.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,7 +30,7 @@ fn pair(key: &[u8; 16], domain: u8, parts: &[&[u8]]) -> [u8; 16] {
 
 impl SimSeal {
     /// The key with which process `pid` at `addr` does `op` with a region that has `key`.
-    pub fn key_for(&self, key: &RegionKey, addr: Gid, pid: u32, op: Op) -> DerivedKey {
+    pub fn key_for(&self, key: &RegionKey, addr: Gid, pid: u32, op: OneRmaOp) -> DerivedKey {
         self.derive(key, &Initiator { addr, pid }, op)
     }
 
@@ -47,7 +47,7 @@ impl SimSeal {
 impl Seal for SimSeal {
     type Key = [u8; 16];
 
-    fn derive(&self, region: &RegionKey, initiator: &Initiator, op: Op) -> DerivedKey {
+    fn derive(&self, region: &RegionKey, initiator: &Initiator, op: OneRmaOp) -> DerivedKey {
         DerivedKey(pair(&region.0, 2, &[&initiator.addr.0, &initiator.pid.to_be_bytes(), &[op as u8]]))
     }
 

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use super::card::CardId;
 use super::events::{EventQueue, Picos};
-use super::host::{Batch, Verb};
+use super::host::{DoorbellBatch, Verb};
 use super::load::Measure;
 use super::params::{Params, WorkloadKind};
 
@@ -69,7 +69,7 @@ pub(super) struct Calls {
     /// When each of the server's processes is free
     processes: Vec<Picos>,
     /// On their way to the card: first the server's processes, then the connections' clients
-    ringing: Vec<VecDeque<Batch>>,
+    ringing: Vec<VecDeque<DoorbellBatch>>,
     rounds: bool,
     /// Calls of each connection (rounds)
     calls_each: u64,
@@ -175,7 +175,7 @@ impl Calls {
         self.tally.calls += 1;
         self.tally.client_doorbells += 1;
         self.tally.sends_posted += u64::from(params.sends);
-        let batch = Batch { qpn: connection.client_qpn, wqes: params.sends, verb: Verb::Send };
+        let batch = DoorbellBatch { qpn: connection.client_qpn, wqes: params.sends, verb: Verb::Send };
         let at = connection.free_at;
         self.ring(self.processes.len() + qpn, at, batch, events, params);
     }
@@ -184,7 +184,7 @@ impl Calls {
         &mut self,
         number: usize,
         at: Picos,
-        batch: Batch,
+        batch: DoorbellBatch,
         events: &mut EventQueue<impl From<Wake>>,
         params: &Params,
     ) {
@@ -193,7 +193,7 @@ impl Calls {
     }
 
     /// Doorbell `number` reaches its card now.
-    pub(super) fn rung(&mut self, number: u16) -> Option<(CardId, Batch)> {
+    pub(super) fn rung(&mut self, number: u16) -> Option<(CardId, DoorbellBatch)> {
         let number = usize::from(number);
         let batch = self.ringing.get_mut(number)?.pop_front()?;
         let card = match number.checked_sub(self.processes.len()) {
@@ -237,7 +237,7 @@ impl Calls {
         connection.received = 0;
         if params.star {
             // the RECVs that take the place of those used travel to the client's card
-            let batch = Batch { qpn: qpn as u32, wqes: params.sends, verb: Verb::Recv };
+            let batch = DoorbellBatch { qpn: qpn as u32, wqes: params.sends, verb: Verb::Recv };
             self.tally.receive_doorbells += 1;
             self.post(number, batch, events, params);
         }
@@ -255,14 +255,14 @@ impl Calls {
     fn reply(&mut self, qpn: usize, events: &mut EventQueue<impl From<Wake>>, params: &Params) {
         self.tally.replies += 1;
         self.tally.sends_posted += 1;
-        let batch = Batch { qpn: qpn as u32, wqes: 1, verb: Verb::Send };
+        let batch = DoorbellBatch { qpn: qpn as u32, wqes: 1, verb: Verb::Send };
         self.post(qpn % self.processes.len(), batch, events, params);
     }
 
     fn post(
         &mut self,
         number: usize,
-        batch: Batch,
+        batch: DoorbellBatch,
         events: &mut EventQueue<impl From<Wake>>,
         params: &Params,
     ) {

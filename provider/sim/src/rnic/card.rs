@@ -10,14 +10,16 @@ mod translate;
 
 use std::collections::VecDeque;
 
-use starverbs_core::qpc::{Channel, ConfigError, Context, Placement, Qpc, Requester, Response, SendRing};
+use starverbs_core::qpc::{
+    CachedContext, Channel, ConfigError, Placement, Qpc, Requester, Response, SendRing,
+};
 
 use self::translate::Translations;
 use super::calls::Wake;
 use super::dma::DmaEngine;
 use super::events::{EventQueue, Picos};
-use super::fabric::{Fabric, Packet};
-use super::host::Batch;
+use super::fabric::{Fabric, FabricPacket};
+use super::host::DoorbellBatch;
 use super::load::Load;
 use super::params::Params;
 
@@ -26,7 +28,7 @@ pub(super) type CardId = u16;
 
 /// What happens.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Event {
+pub(super) enum CardEvent {
     /// A stage of a card has its cycle
     Stage(CardId, Stage),
     /// A DMA read brought its data
@@ -43,11 +45,11 @@ pub(super) enum Event {
     Slot,
 }
 
-impl From<Wake> for Event {
-    fn from(wake: Wake) -> Event {
+impl From<Wake> for CardEvent {
+    fn from(wake: Wake) -> CardEvent {
         match wake {
-            Wake::Doorbell(number) => Event::Doorbell(number),
-            Wake::Slot => Event::Slot,
+            Wake::Doorbell(number) => CardEvent::Doorbell(number),
+            Wake::Slot => CardEvent::Slot,
         }
     }
 }
@@ -99,7 +101,7 @@ pub(super) struct QpState {
     ring_wqes: u16,
 }
 
-impl Context for QpState {
+impl CachedContext for QpState {
     fn access(&mut self, channel: Channel, wqes: u16) {
         match channel {
             Channel::Sq => self.ring = (self.ring + wqes) % self.ring_wqes,
@@ -123,12 +125,12 @@ pub(super) struct Wqe {
 /// Why a DMA read is made.
 pub(super) enum Read {
     Context(u32),
-    Wqes(Batch),
+    Wqes(DoorbellBatch),
     Payload,
     /// The data of a READ that a peer asked for
-    Answer(Packet),
+    Answer(FabricPacket),
     /// The RECV for a SEND of a peer
-    Receive(Packet),
+    Receive(FabricPacket),
     /// An entry of MPT and MTT
     Translation,
 }
@@ -176,7 +178,7 @@ pub(super) struct CardTally {
 
 /// What lies around a card.
 pub(super) struct World<'a> {
-    pub(super) events: &'a mut EventQueue<Event>,
+    pub(super) events: &'a mut EventQueue<CardEvent>,
     pub(super) fabric: &'a mut Fabric,
     pub(super) hosts: &'a mut Load,
     pub(super) params: &'a Params,
@@ -197,10 +199,10 @@ pub(super) struct Rnic {
     peers: Vec<(CardId, u32)>,
     /// When each stage is due
     due: [Picos; STAGES],
-    doorbells: VecDeque<Batch>,
-    sq: Requester<Batch>,
+    doorbells: VecDeque<DoorbellBatch>,
+    sq: Requester<DoorbellBatch>,
     tx: Requester<Wqe>,
-    rx: Requester<Packet>,
+    rx: Requester<FabricPacket>,
     sq_answers: VecDeque<Response<QpState>>,
     tx_answers: VecDeque<Response<QpState>>,
     rx_answers: VecDeque<Response<QpState>>,
@@ -208,18 +210,18 @@ pub(super) struct Rnic {
     /// Descriptors that are there or on their way
     descriptors: u32,
     /// Requests that wait for their data, or for the window
-    prepared: VecDeque<Packet>,
+    prepared: VecDeque<FabricPacket>,
     /// Data that came for them
     payloads: u32,
-    responses: VecDeque<Packet>,
+    responses: VecDeque<FabricPacket>,
     /// Requests under way
     window: u32,
     /// The next request goes no earlier
     next_request: Picos,
-    out: VecDeque<Packet>,
+    out: VecDeque<FabricPacket>,
     /// When the wire has taken the last packet
     out_free_at: Picos,
-    arrived: VecDeque<Packet>,
+    arrived: VecDeque<FabricPacket>,
     pub(super) reads: DmaEngine<Read, 4>,
     translations: Translations,
     pub(super) writes: DmaEngine<Write, 3>,
@@ -287,20 +289,20 @@ impl Rnic {
             Stage::Qpc => self.cycle_qpc(world),
             Stage::Read => {
                 let step = self.reads.step(world.now(), &world.params.bus_read);
-                self.after(stage, &step, Event::ReadDone(self.id), world);
+                self.after(stage, &step, CardEvent::ReadDone(self.id), world);
             }
             Stage::Write => {
                 let step = self.writes.step(world.now(), &world.params.bus_write);
-                self.after(stage, &step, Event::WriteDone(self.id), world);
+                self.after(stage, &step, CardEvent::WriteDone(self.id), world);
             }
             Stage::Board => {
                 let step = self.board.step(world.now(), &world.params.board);
-                self.after(stage, &step, Event::BoardDone(self.id), world);
+                self.after(stage, &step, CardEvent::BoardDone(self.id), world);
             }
         }
     }
 
-    fn after(&mut self, stage: Stage, step: &super::dma::DmaStep, done: Event, world: &mut World<'_>) {
+    fn after(&mut self, stage: Stage, step: &super::dma::DmaStep, done: CardEvent, world: &mut World<'_>) {
         if let Some(at) = step.done {
             world.events.push(at, done);
         }
@@ -314,7 +316,7 @@ impl Rnic {
         let due = &mut self.due[stage as usize];
         if at < *due {
             *due = at;
-            world.events.push(at, Event::Stage(self.id, stage));
+            world.events.push(at, CardEvent::Stage(self.id, stage));
         }
     }
 
@@ -410,7 +412,7 @@ impl Rnic {
         }
     }
 
-    fn hand_out(&mut self, packet: Packet, world: &mut World<'_>) {
+    fn hand_out(&mut self, packet: FabricPacket, world: &mut World<'_>) {
         self.out.push_back(packet);
         self.wake(Stage::Out, world);
     }

@@ -9,7 +9,7 @@ use super::card::channel::{CACHE, COMPLETION, DATA, DESCRIPTOR};
 use super::fabric::Fabric;
 use super::host::Hosts;
 use super::load::Load;
-use super::params::{Op, Params};
+use super::params::{Params, RnicOp};
 
 /// Every doorbell, message, packet, completion and byte is accounted for, and all is quiet.
 pub(super) fn check(cards: &[Rnic], fabric: &Fabric, hosts: &Load, params: &Params) -> Result<(), String> {
@@ -50,7 +50,7 @@ fn check_posts(cards: &[Rnic], fabric: &Fabric, hosts: &Hosts, params: &Params) 
     let payload = hosts.posted * u64::from(params.bytes);
     equal("bytes on the wire: wanted, sent, received", &[payload, fabric.sent_bytes, fabric.received_bytes])?;
     let (from, to) = match params.op {
-        Op::Write => (cards[0].reads.bytes[DATA], sum(|card| card.writes.bytes[DATA])),
+        RnicOp::Write => (cards[0].reads.bytes[DATA], sum(|card| card.writes.bytes[DATA])),
         _ => (sum(|card| card.reads.bytes[DATA]), cards[0].writes.bytes[DATA]),
     };
     equal("bytes of data: wanted, read, written", &[payload, from, to])?;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::card::{CardId, Event};
+use super::card::{CardEvent, CardId};
 use super::events::{EventQueue, Picos};
 use super::params::Params;
 
@@ -28,7 +28,7 @@ impl Body {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Packet {
+pub(super) struct FabricPacket {
     pub(super) from: CardId,
     pub(super) to: CardId,
     /// The QP there
@@ -43,7 +43,7 @@ pub(super) struct Packet {
     pub(super) body: Body,
 }
 
-impl Packet {
+impl FabricPacket {
     /// Bytes of the message that it carries.
     pub(super) fn payload(&self) -> u32 {
         match self.body {
@@ -58,9 +58,9 @@ impl Packet {
     }
 
     /// Its answer.
-    pub(super) fn answer(self, body: Body) -> Packet {
-        let Packet { from, to, qpn, sender_qpn, .. } = self;
-        Packet { from: to, to: from, qpn: sender_qpn, sender_qpn: qpn, body, ..self }
+    pub(super) fn answer(self, body: Body) -> FabricPacket {
+        let FabricPacket { from, to, qpn, sender_qpn, .. } = self;
+        FabricPacket { from: to, to: from, qpn: sender_qpn, sender_qpn: qpn, body, ..self }
     }
 }
 
@@ -69,7 +69,7 @@ pub(super) struct Fabric {
     /// When each output is free
     free_at: Vec<Picos>,
     /// On the way to each card, in order
-    under_way: Vec<VecDeque<Packet>>,
+    under_way: Vec<VecDeque<FabricPacket>>,
     pub(super) sent: u64,
     pub(super) sent_bytes: u64,
     pub(super) received: u64,
@@ -91,10 +91,10 @@ impl Fabric {
     /// `packet` leaves its card at `now`.
     pub(super) fn send(
         &mut self,
-        packet: Packet,
+        packet: FabricPacket,
         now: Picos,
         params: &Params,
-        events: &mut EventQueue<Event>,
+        events: &mut EventQueue<CardEvent>,
     ) {
         self.sent += 1;
         self.sent_bytes += u64::from(packet.payload());
@@ -102,11 +102,11 @@ impl Fabric {
         let start = self.free_at[output].max(now + params.switch.latency);
         self.free_at[output] = start + params.switch.busy(packet.on_wire(params));
         self.under_way[output].push_back(packet);
-        events.push(self.free_at[output] + params.link, Event::Arrive(packet.to));
+        events.push(self.free_at[output] + params.link, CardEvent::Arrive(packet.to));
     }
 
     /// The packet that reaches `card` now.
-    pub(super) fn receive(&mut self, card: CardId) -> Option<Packet> {
+    pub(super) fn receive(&mut self, card: CardId) -> Option<FabricPacket> {
         let packet = self.under_way[usize::from(card)].pop_front()?;
         self.received += 1;
         self.received_bytes += u64::from(packet.payload());

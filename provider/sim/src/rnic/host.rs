@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::card::Event;
+use super::card::CardEvent;
 use super::events::{EventQueue, Picos};
 use super::load::Measure;
 use super::params::{Params, WorkloadKind};
@@ -18,7 +18,7 @@ pub(super) enum Verb {
 
 /// A doorbell: so many WQEs of this QP, the last of them signaled.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Batch {
+pub(super) struct DoorbellBatch {
     pub(super) qpn: u32,
     pub(super) wqes: u16,
     pub(super) verb: Verb,
@@ -34,7 +34,7 @@ struct Process {
     /// When the message under way was begun (latency)
     began: Picos,
     /// Doorbells on their way to the card
-    ringing: VecDeque<Batch>,
+    ringing: VecDeque<DoorbellBatch>,
 }
 
 pub(super) struct Hosts {
@@ -70,17 +70,17 @@ impl Hosts {
         hosts
     }
 
-    fn batch_of(&self, qpn: u32) -> Batch {
+    fn batch_of(&self, qpn: u32) -> DoorbellBatch {
         let wqes = match (self.kind, self.batch) {
             (WorkloadKind::Rate, 0) => (qpn % 10) as u16 + 1,
             (WorkloadKind::Rate, batch) => batch,
             _ => 1,
         };
-        Batch { qpn, wqes, verb: Verb::Send }
+        DoorbellBatch { qpn, wqes, verb: Verb::Send }
     }
 
     /// All processes begin.
-    pub(super) fn start(&mut self, events: &mut EventQueue<Event>, params: &Params) {
+    pub(super) fn start(&mut self, events: &mut EventQueue<CardEvent>, params: &Params) {
         for number in 0..self.processes.len() {
             let first = match self.kind {
                 WorkloadKind::Rate => self.processes[number].qpns.len(),
@@ -92,31 +92,31 @@ impl Hosts {
         }
     }
 
-    fn post_next(&mut self, number: usize, events: &mut EventQueue<Event>, params: &Params) {
+    fn post_next(&mut self, number: usize, events: &mut EventQueue<CardEvent>, params: &Params) {
         let process = &mut self.processes[number];
         let qpn = process.qpns[process.next];
         process.next = (process.next + 1) % process.qpns.len();
         self.post(number, qpn, events, params);
     }
 
-    fn post(&mut self, number: usize, qpn: u32, events: &mut EventQueue<Event>, params: &Params) {
+    fn post(&mut self, number: usize, qpn: u32, events: &mut EventQueue<CardEvent>, params: &Params) {
         let batch = self.batch_of(qpn);
         let process = &mut self.processes[number];
         process.began = process.free_at.max(events.now());
         process.free_at = process.began + params.post;
         process.ringing.push_back(batch);
-        events.push(process.free_at + params.doorbell, Event::Doorbell(number as u16));
+        events.push(process.free_at + params.doorbell, CardEvent::Doorbell(number as u16));
         self.doorbells += 1;
         self.posted += u64::from(batch.wqes);
     }
 
     /// The doorbell of process `number` that reaches the card now.
-    pub(super) fn rung(&mut self, number: u16) -> Option<Batch> {
+    pub(super) fn rung(&mut self, number: u16) -> Option<DoorbellBatch> {
         self.processes.get_mut(usize::from(number))?.ringing.pop_front()
     }
 
     /// A completion of `qpn` is in memory.
-    pub(super) fn completed(&mut self, qpn: u32, events: &mut EventQueue<Event>, params: &Params) {
+    pub(super) fn completed(&mut self, qpn: u32, events: &mut EventQueue<CardEvent>, params: &Params) {
         self.completions += 1;
         let number = owner(qpn, self.qps, self.processes.len());
         let process = &mut self.processes[number];

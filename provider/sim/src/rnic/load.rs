@@ -1,9 +1,9 @@
 //! What the hosts do: [`Hosts`] post, wait and post again; [`Calls`] are answered by the server.
 
 use super::calls::Calls;
-use super::card::{CardId, Event};
+use super::card::{CardEvent, CardId};
 use super::events::{EventQueue, Picos};
-use super::host::{Batch, Hosts};
+use super::host::{DoorbellBatch, Hosts};
 use super::params::Params;
 
 /// What a run measures: from message (or call) `warm` to message `warm + wanted`.
@@ -59,7 +59,7 @@ pub(super) enum Load {
 }
 
 impl Load {
-    pub(super) fn start(&mut self, events: &mut EventQueue<Event>, params: &Params) {
+    pub(super) fn start(&mut self, events: &mut EventQueue<CardEvent>, params: &Params) {
         match self {
             Load::Posts(hosts) => hosts.start(events, params),
             Load::Calls(calls) => calls.start(events, params),
@@ -67,7 +67,7 @@ impl Load {
     }
 
     /// Doorbell `number` reaches its card now.
-    pub(super) fn rung(&mut self, number: u16) -> Option<(CardId, Batch)> {
+    pub(super) fn rung(&mut self, number: u16) -> Option<(CardId, DoorbellBatch)> {
         match self {
             Load::Posts(hosts) => hosts.rung(number).map(|batch| (0, batch)),
             Load::Calls(calls) => calls.rung(number),
@@ -79,7 +79,7 @@ impl Load {
         &mut self,
         card: CardId,
         qpn: u32,
-        events: &mut EventQueue<Event>,
+        events: &mut EventQueue<CardEvent>,
         params: &Params,
     ) {
         match self {
@@ -93,7 +93,7 @@ impl Load {
         &mut self,
         card: CardId,
         qpn: u32,
-        events: &mut EventQueue<Event>,
+        events: &mut EventQueue<CardEvent>,
         params: &Params,
     ) {
         if let Load::Calls(calls) = self {
@@ -102,7 +102,7 @@ impl Load {
     }
 
     /// A time slot of a group ends.
-    pub(super) fn next_slot(&mut self, events: &mut EventQueue<Event>, params: &Params) {
+    pub(super) fn next_slot(&mut self, events: &mut EventQueue<CardEvent>, params: &Params) {
         if let Load::Calls(calls) = self {
             calls.next_slot(events, params);
         }

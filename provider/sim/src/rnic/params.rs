@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use starverbs_core::qpc::{Config, Placement, Policy};
+use starverbs_core::qpc::{CacheConfig, Placement, Policy};
 use thiserror::Error;
 
 use super::events::Picos;
@@ -72,7 +72,7 @@ sections! {
         regroup_ns: f64,
     }
     WorkloadSection {
-        kind: WorkloadKind, op: Op, bytes: u32, qps: u32, batch: u16, sends: u16, least_messages: u64,
+        kind: WorkloadKind, op: RnicOp, bytes: u32, qps: u32, batch: u16, sends: u16, least_messages: u64,
         seed: u64,
     }
 }
@@ -147,7 +147,7 @@ enum Stack {
 /// Which operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Op {
+pub enum RnicOp {
     /// RDMA WRITE
     Write,
     /// RDMA READ
@@ -222,7 +222,7 @@ pub struct Params {
     /// What the processes do
     pub kind: WorkloadKind,
     /// With which operation
-    pub op: Op,
+    pub op: RnicOp,
     /// Bytes of a message
     pub bytes: u32,
     /// Connections of the server
@@ -341,7 +341,7 @@ impl Params {
     }
 
     /// How the server's QPC module is made.
-    pub fn server_config(&self) -> Config {
+    pub fn server_config(&self) -> CacheConfig {
         self.config(self.entries, self.qps)
     }
 
@@ -350,9 +350,9 @@ impl Params {
         matches!(self.kind, WorkloadKind::Calls | WorkloadKind::Rounds)
     }
 
-    pub(super) fn config(&self, entries: u32, qps: u32) -> Config {
+    pub(super) fn config(&self, entries: u32, qps: u32) -> CacheConfig {
         let Params { policy, placement, ooo_cap, ring_wqes, .. } = *self;
-        Config { policy, placement, entries, ooo_cap, qps: qps.max(1), ring_wqes }
+        CacheConfig { policy, placement, entries, ooo_cap, qps: qps.max(1), ring_wqes }
     }
 
     fn check(self) -> Result<Params, ParamError> {
@@ -370,7 +370,7 @@ impl Params {
             _ if most > self.descriptor_fifo => {
                 wrong("a doorbell's WQEs do not fit card.descriptor_fifo_wqes")
             }
-            _ if calls != (self.op == Op::Send) || self.core && !calls => wrong(
+            _ if calls != (self.op == RnicOp::Send) || self.core && !calls => wrong(
                 "workload.op = \"send\" and workload.kind = \"calls\" or \"rounds\" go together, and StaR \
                  needs them",
             ),

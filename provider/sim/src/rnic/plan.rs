@@ -8,7 +8,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use super::params::{ParamError, Params, Settings};
-use super::run::{Outcome, RunError, run};
+use super::run::{RunError, RunResult, run};
 
 macro_rules! plans {
     ($($name:literal)*) => {
@@ -161,7 +161,7 @@ pub struct Finished {
     /// The plan
     pub plan: Plan,
     /// Of each series and x what the run showed; `None` beyond a capacity, and where no run is needed
-    pub outcomes: Vec<Vec<Option<Outcome>>>,
+    pub outcomes: Vec<Vec<Option<RunResult>>>,
     /// Of each series and x what is drawn
     pub values: Vec<Vec<f64>>,
 }
@@ -252,7 +252,7 @@ impl Plan {
             let whole = whole.and_then(|number| values[number].last().copied()).unwrap_or(1.0);
             values.iter_mut().flatten().for_each(|value| *value /= whole);
         }
-        let outcomes = outcomes.chunks(columns).map(<[Option<Outcome>]>::to_vec).collect();
+        let outcomes = outcomes.chunks(columns).map(<[Option<RunResult>]>::to_vec).collect();
         Ok(Finished { plan: self, outcomes, values })
     }
 
@@ -260,7 +260,7 @@ impl Plan {
         self.series[job.series].capacity.is_some_and(|capacity| job.params.qps > capacity)
     }
 
-    fn value(&self, job: &Job, outcome: Option<&Outcome>) -> Result<f64, PlanError> {
+    fn value(&self, job: &Job, outcome: Option<&RunResult>) -> Result<f64, PlanError> {
         if self.metric == Metric::OnChip {
             let config = job.params.server_config();
             config.check().map_err(|error| PlanError::Plan(error.to_string()))?;
@@ -277,9 +277,9 @@ impl Plan {
         jobs: &[Job],
         threads: usize,
         progress: impl Fn(f64) -> ControlFlow<()> + Sync,
-    ) -> Result<Vec<Option<Outcome>>, PlanError> {
+    ) -> Result<Vec<Option<RunResult>>, PlanError> {
         let total: f64 = jobs.iter().map(|job| job.weight).sum();
-        let results: Mutex<Vec<Option<Result<Outcome, RunError>>>> =
+        let results: Mutex<Vec<Option<Result<RunResult, RunError>>>> =
             Mutex::new(jobs.iter().map(|_| None).collect());
         let shares = Mutex::new(vec![0.0; jobs.len()]);
         let (next, ended) = (AtomicUsize::new(0), AtomicBool::new(false));

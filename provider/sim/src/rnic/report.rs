@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::plan::{Finished, Metric, PaperPoint};
-use super::run::Outcome;
+use super::run::RunResult;
 
 /// One point.
 #[derive(Clone, Debug, Serialize)]
@@ -46,7 +46,7 @@ pub struct Report {
     /// All points
     pub rows: Vec<Row>,
     #[serde(skip)]
-    details: Vec<Option<Outcome>>,
+    details: Vec<Option<RunResult>>,
     /// Whether the upward axis of a picture begins at 0
     #[serde(skip)]
     pub zero_based: bool,
@@ -165,8 +165,8 @@ impl Report {
     }
 }
 
-fn csv_details(text: &mut String, outcome: &Outcome) {
-    let Outcome { rate, latency, latency_p99, server, read_busy, messages, events, lost, repeated, .. } =
+fn csv_details(text: &mut String, outcome: &RunResult) {
+    let RunResult { rate, latency, latency_p99, server, read_busy, messages, events, lost, repeated, .. } =
         outcome;
     let _ = write!(
         text,

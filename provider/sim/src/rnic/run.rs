@@ -7,7 +7,7 @@ use starverbs_core::qpc::{ConfigError, OnChip, QpcCounters};
 use thiserror::Error;
 
 use super::calls::Calls;
-use super::card::{CardId, Event, Rnic, World};
+use super::card::{CardEvent, CardId, Rnic, World};
 use super::check;
 use super::events::{EventQueue, Picos};
 use super::fabric::Fabric;
@@ -17,7 +17,7 @@ use super::params::Params;
 
 /// What a run showed.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct RunResult {
     /// Messages a second
     pub rate: f64,
     /// Mean latency in seconds, from before the post to after the poll
@@ -57,7 +57,7 @@ pub enum RunError {
 }
 
 /// Runs the simulation. `progress` gets now and then how much is done (0 to 1), and may end it.
-pub fn run(params: &Params, mut progress: impl FnMut(f64) -> ControlFlow<()>) -> Result<Outcome, RunError> {
+pub fn run(params: &Params, mut progress: impl FnMut(f64) -> ControlFlow<()>) -> Result<RunResult, RunError> {
     if params.core {
         return super::transport::run(params, progress);
     }
@@ -81,24 +81,24 @@ pub fn run(params: &Params, mut progress: impl FnMut(f64) -> ControlFlow<()>) ->
     Ok(outcome(&cards[0], &mut hosts, &events))
 }
 
-fn handle(event: Event, cards: &mut [Rnic], world: &mut World<'_>) {
+fn handle(event: CardEvent, cards: &mut [Rnic], world: &mut World<'_>) {
     let at = |id: CardId| usize::from(id);
     match event {
-        Event::Stage(id, stage) => cards[at(id)].stage(stage, world),
-        Event::ReadDone(id) => cards[at(id)].read_done(world),
-        Event::BoardDone(id) => cards[at(id)].board_done(world),
-        Event::WriteDone(id) => cards[at(id)].write_done(world),
-        Event::Arrive(id) => {
+        CardEvent::Stage(id, stage) => cards[at(id)].stage(stage, world),
+        CardEvent::ReadDone(id) => cards[at(id)].read_done(world),
+        CardEvent::BoardDone(id) => cards[at(id)].board_done(world),
+        CardEvent::WriteDone(id) => cards[at(id)].write_done(world),
+        CardEvent::Arrive(id) => {
             if let Some(packet) = world.fabric.receive(id) {
                 cards[at(id)].arrive(packet, world);
             }
         }
-        Event::Doorbell(number) => {
+        CardEvent::Doorbell(number) => {
             if let Some((id, batch)) = world.hosts.rung(number) {
                 cards[at(id)].doorbell(batch, world);
             }
         }
-        Event::Slot => world.hosts.next_slot(world.events, world.params),
+        CardEvent::Slot => world.hosts.next_slot(world.events, world.params),
     }
 }
 
@@ -130,17 +130,17 @@ fn make_cards(ends: Vec<(CardId, u32)>, params: &Params) -> Result<Vec<Rnic>, Co
     Ok(cards)
 }
 
-fn outcome(server: &Rnic, hosts: &mut Load, events: &EventQueue<Event>) -> Outcome {
+fn outcome(server: &Rnic, hosts: &mut Load, events: &EventQueue<CardEvent>) -> RunResult {
     let messages = hosts.posted();
     let busy = server.reads.busy as f64 / events.now().max(1) as f64;
-    Outcome {
+    RunResult {
         server: *server.qpc.counters(),
         messages,
-        ..Outcome::of(hosts.measure(), server.qpc.config().on_chip(), busy, events.taken(), events.now())
+        ..RunResult::of(hosts.measure(), server.qpc.config().on_chip(), busy, events.taken(), events.now())
     }
 }
 
-impl Outcome {
+impl RunResult {
     /// What was measured, of so many events in so much time; the server's DMA read engine was busy for that
     /// share of it.
     pub(super) fn of(
@@ -149,13 +149,13 @@ impl Outcome {
         read_busy: f64,
         events: u64,
         time: Picos,
-    ) -> Outcome {
+    ) -> RunResult {
         let rate = measure.rate();
         let latencies = &mut measure.latencies;
         latencies.sort_unstable();
         let count = latencies.len().max(1);
         let seconds = |picos: f64| picos * 1e-12;
-        Outcome {
+        RunResult {
             rate,
             latency: seconds(latencies.iter().map(|picos| *picos as f64).sum::<f64>() / count as f64),
             latency_p99: seconds(latencies.get(count * 99 / 100).map_or(0.0, |picos| *picos as f64)),

@@ -16,14 +16,14 @@ use starverbs_core::Nanos;
 use starverbs_core::qpc::QpcCounters;
 
 use self::card::{Job, Units};
-use self::frame::{Flight, Frame, Memory};
+use self::frame::{CardFrame, Flight, MemoryAccess};
 use self::setup::Testbed;
 use super::calls::{Calls, Wake};
 use super::card::CardId;
 use super::events::{EventQueue, Picos};
-use super::host::{Batch, Verb};
+use super::host::{DoorbellBatch, Verb};
 use super::params::Params;
-use super::run::{Outcome, RunError, ends};
+use super::run::{RunError, RunResult, ends};
 use crate::Rng;
 
 /// What happens.
@@ -31,9 +31,9 @@ enum Event {
     /// A program rings a doorbell, or a group's slot ends
     Program(Wake),
     /// The context of a doorbell is there
-    Asked(CardId, Batch),
+    Asked(CardId, DoorbellBatch),
     /// Its WQEs are, too
-    Fetched(CardId, Batch),
+    Fetched(CardId, DoorbellBatch),
     /// A packet is at its card
     Arrive(Box<Flight>),
     /// Its context is there
@@ -88,7 +88,7 @@ struct World<'a> {
 pub(super) fn run(
     params: &Params,
     mut progress: impl FnMut(f64) -> ControlFlow<()>,
-) -> Result<Outcome, RunError> {
+) -> Result<RunResult, RunError> {
     let ends = ends(params);
     let bed = setup::make(params, &ends).map_err(RunError::Unsound)?;
     let cards = bed.hosts.len();
@@ -186,7 +186,7 @@ impl World<'_> {
     }
 
     /// A program posts and rings: the card reads the WQEs, and its context first, if it has one.
-    fn ring(&mut self, card: CardId, batch: Batch) {
+    fn ring(&mut self, card: CardId, batch: DoorbellBatch) {
         self.bed.post(card, batch);
         if self.keeps_state(card) {
             self.ask(card, batch.qpn, Job::Doorbell(batch));
@@ -241,7 +241,7 @@ impl World<'_> {
     fn take(&mut self, flight: Flight) {
         let now = self.clock();
         let Flight { to, frame, .. } = flight;
-        if let Memory::Write(bytes) = frame.brings() {
+        if let MemoryAccess::Write(bytes) = frame.brings() {
             let at = self.events.now() + self.params.translate;
             self.units[usize::from(to)].writes.take(at, bytes, &self.params.bus_write);
         }
@@ -279,14 +279,14 @@ impl World<'_> {
     }
 
     /// A packet waits for memory, and for the security check, and goes to the wire.
-    fn send(&mut self, card: CardId, frame: Frame) {
+    fn send(&mut self, card: CardId, frame: CardFrame) {
         let Some(to) = self.bed.card_of(&frame) else { return };
         let (now, params) = (self.events.now(), self.params);
         let units = &mut self.units[usize::from(card)];
         let mut at = match frame.waits_for() {
-            Memory::None => now,
-            Memory::Read(bytes) => units.reads.take(now + params.translate, bytes, &params.bus_read),
-            Memory::Write(bytes) => units.writes.take(now + params.translate, bytes, &params.bus_write),
+            MemoryAccess::None => now,
+            MemoryAccess::Read(bytes) => units.reads.take(now + params.translate, bytes, &params.bus_read),
+            MemoryAccess::Write(bytes) => units.writes.take(now + params.translate, bytes, &params.bus_write),
         };
         if frame.is_guiding() {
             self.tally.checked += u64::from(params.security_check);
@@ -340,7 +340,7 @@ impl World<'_> {
         self.bed.check()
     }
 
-    fn outcome(&mut self) -> Outcome {
+    fn outcome(&mut self) -> RunResult {
         let on_chip = self.params.server_config().on_chip();
         let busy = self.units[0].reads.busy as f64 / self.events.now().max(1) as f64;
         let (events, time) = (self.events.taken(), self.events.now());
@@ -349,12 +349,12 @@ impl World<'_> {
         clients.for_each(|units| {
             (server.hits, server.misses) = (server.hits + units.hits, server.misses + units.misses)
         });
-        Outcome {
+        RunResult {
             server,
             messages: self.calls.tally.messages(),
             lost: self.tally.lost + self.tally.dropped,
             repeated: self.bed.repeated(),
-            ..Outcome::of(&mut self.calls.measure, on_chip, busy, events, time)
+            ..RunResult::of(&mut self.calls.measure, on_chip, busy, events, time)
         }
     }
 }

@@ -33,7 +33,7 @@ enum Event {
 
 /// What a step was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Report {
+pub enum PairStep {
     /// Nothing that a program sees
     Nothing,
     /// These bytes of a host's memory have changed
@@ -102,9 +102,9 @@ impl Pair {
     }
 
     /// Moves the time on to the next thing that happens. `None`: nothing will.
-    pub fn step(&mut self) -> Option<Report> {
+    pub fn step(&mut self) -> Option<PairStep> {
         match self.events.pop()? {
-            Event::Written(at, seg) => return Some(Report::Written(at, seg)),
+            Event::Written(at, seg) => return Some(PairStep::Written(at, seg)),
             Event::Ring(at, send) => {
                 let (now, clock) = (self.now(), self.clock());
                 let Peer { host, sq, qpn, .. } = &mut self.ends[at];
@@ -130,7 +130,7 @@ impl Pair {
                 }
             }
         }
-        Some(Report::Nothing)
+        Some(PairStep::Nothing)
     }
 
     /// A command of a program, which begins its store at `time`. The store is on the bus while the next one

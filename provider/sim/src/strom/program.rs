@@ -1,11 +1,11 @@
 //! What programs do: register memory, post, and look at memory until it has changed, as the paper's do (4.2:
 //! no interrupts; it has no completion queues, so that those of the core cost nothing here).
 
-use starverbs_core::strom::{Code, Kernel, RECORD_LEN, Record, Reply, RpcAnswer, Target};
+use starverbs_core::strom::{Code, Kernel, RECORD_LEN, ReplyRecord, ReplyTarget, RpcAnswer, Target};
 use starverbs_core::{Access, SendOp, SendWqe, Sge};
 use zerocopy::IntoBytes;
 
-use super::pair::{Pair, Report};
+use super::pair::{Pair, PairStep};
 use super::setup::INLINE;
 use crate::Send;
 use crate::rnic::Picos;
@@ -95,11 +95,11 @@ impl Pair {
 
     /// RPC of host 0 that wants no answer.
     pub fn tell(&mut self, time: Picos, op: u64, params: &[u8]) {
-        self.call(time, op, params, &Reply::default());
+        self.call(time, op, params, &ReplyTarget::default());
     }
 
     /// RPC of host 0. Short parameters come with the command, long ones lie in memory.
-    fn call(&mut self, time: Picos, op: u64, params: &[u8], reply: &Reply) {
+    fn call(&mut self, time: Picos, op: u64, params: &[u8], reply: &ReplyTarget) {
         let all = [Target::new(reply).as_bytes(), params].concat();
         let wqe = SendWqe { op: SendOp::Rpc, remote_addr: op, ..SendWqe::default() };
         let send = if all.len() as u64 <= INLINE {
@@ -115,7 +115,7 @@ impl Pair {
     /// Goes on until a byte of a host's memory has changed; gives when its program knows.
     pub fn until(&mut self, at: usize, byte: u64) -> Picos {
         loop {
-            let Report::Written(there, seg) = self.step().expect("it comes") else { continue };
+            let PairStep::Written(there, seg) = self.step().expect("it comes") else { continue };
             if there == at && (seg.addr..seg.addr + u64::from(seg.len)).contains(&byte) {
                 return self.now() + self.params.poll;
             }
@@ -127,10 +127,10 @@ impl Pair {
         let record = answer.part(answer.len - RECORD_LEN as u32, RECORD_LEN as u32);
         self.put(0, record, &[0; RECORD_LEN]);
         let Region { addr, len, key } = answer;
-        self.call(time, op, params, &Reply { addr, rkey: key, len, ..Reply::default() });
+        self.call(time, op, params, &ReplyTarget { addr, rkey: key, len, ..ReplyTarget::default() });
         let known = self.until(0, answer.last());
         let all = self.bytes(0, answer);
-        let RpcAnswer { length: len, code, .. } = Record::decode(all).expect("an answer's record");
+        let RpcAnswer { length: len, code, .. } = ReplyRecord::decode(all).expect("an answer's record");
         let end = answer.len as usize - RECORD_LEN;
         let ok = code == Code::Ok as u32;
         let data = if ok { all[end - len as usize..end].to_vec() } else { Vec::new() };

@@ -1,12 +1,12 @@
 //! Two hosts with the core's cards and a connection that speaks StRoM's dialect, made on a quiet wire.
 
 use starverbs_core::qp::RecvSource;
-use starverbs_core::strom::{RECORD_LEN, Reply, ReplyMemory, SLOT_BYTES, Target};
+use starverbs_core::strom::{RECORD_LEN, ReplyMemory, ReplyTarget, SLOT_BYTES, Target};
 use starverbs_core::{Access, Nanos, NicConfig, QpType, Qpn, Seg, SendOp, SendWqe, Sge};
 use zerocopy::IntoBytes;
 
-use crate::host::Host;
-use crate::watch::Watch;
+use crate::host::SimHost;
+use crate::watch::EventLog;
 use crate::{Faults, Net, QpAt, Send, Setup, SimCq, SimRq, SimSq};
 
 /// Slots of a send queue, more than programs have under way.
@@ -22,7 +22,7 @@ pub(super) const INLINE: u64 = 64;
 
 /// An end of the connection.
 pub(super) struct Peer {
-    pub(super) host: Host,
+    pub(super) host: SimHost,
     pub(super) qpn: Qpn,
     pub(super) sq: SimSq,
     pub(super) cq: SimCq,
@@ -70,7 +70,7 @@ pub(super) fn connect() -> ([Peer; 2], Nanos) {
     let mut hosts = std::mem::take(&mut net.hosts).into_iter();
     let ends = ends.map(|(qpn, sq, cq, on_card)| {
         let mut host = hosts.next().expect("two hosts");
-        host.env.watch = Some(Box::<Watch>::default());
+        host.env.watch = Some(Box::<EventLog>::default());
         Peer { host, qpn, sq, cq, on_card, commands: 0 }
     });
     (ends, net.now())
@@ -79,7 +79,7 @@ pub(super) fn connect() -> ([Peer; 2], Nanos) {
 /// The first RPC asks which dialect the peer speaks: one that no kernel answers.
 fn agree(net: &mut Net, qpn: Qpn, sq: &SimSq, cq: &SimCq) {
     let (addr, rkey) = net.hosts[0].region(RECORD_LEN as u64, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
-    let reply = Reply { addr, rkey, len: RECORD_LEN as u32, ..Reply::default() };
+    let reply = ReplyTarget { addr, rkey, len: RECORD_LEN as u32, ..ReplyTarget::default() };
     let target = Target::new(&reply);
     let (addr, lkey) = net.hosts[0].region(target.as_bytes().len() as u64, Access::LOCAL_WRITE);
     net.hosts[0].env.memory.write(addr, target.as_bytes());

@@ -1,15 +1,15 @@
 //! 1RMA: what commands do, and every way in which they end.
 
 use starverbs_onerma::{
-    Class, Command, Config, Counters, DerivedKey, HASTES, IssueError, Op, RegionId, RegionKey, Rights,
-    SlotState, Status,
+    CardConfig, Class, Command, DerivedKey, HASTES, IssueError, OneRmaOp, RegionId, RegionKey, Rights,
+    SealCounters, SlotState, Status,
 };
-use starverbs_sim::onerma::{Net, Report, SimSeal, Wire};
+use starverbs_sim::onerma::{Net, SimSeal, StepReport, Wire};
 
 use super::two::*;
 
 fn two() -> Two {
-    Two::new(Config::default(), 1)
+    Two::new(CardConfig::default(), 1)
 }
 
 #[test]
@@ -17,15 +17,15 @@ fn a_read_takes_two_hops_and_a_write_four() {
     let mut two = two();
     two.fill(SERVER, 0x11);
     two.net.tape = Some(Vec::new());
-    let end = two.run(&two.command(Op::Read, 64, 2048));
-    assert_eq!((end.status, end.bytes, end.slot, end.op), (Status::Ok, 2048, 0, Op::Read));
+    let end = two.run(&two.command(OneRmaOp::Read, 64, 2048));
+    assert_eq!((end.status, end.bytes, end.slot, end.op), (Status::Ok, 2048, 0, OneRmaOp::Read));
     assert_eq!(two.bytes(CLIENT, 64, 2048), [0x11; 2048]);
     assert_eq!(two.net.tape.as_ref().map(Vec::len), Some(2));
     assert_eq!(end.issue_delay, 0);
     assert!((4_300..5_000).contains(&end.total_delay), "{end:?}");
 
     two.fill(CLIENT, 0x22);
-    let end = two.run(&two.command(Op::Write, 128, 4096));
+    let end = two.run(&two.command(OneRmaOp::Write, 128, 4096));
     assert_eq!((end.status, end.bytes), (Status::Ok, 4096));
     assert_eq!(two.bytes(SERVER, 128, 4096), [0x22; 4096]);
     assert_eq!(two.bytes(SERVER, 0, 128), [0x11; 128]);
@@ -38,13 +38,13 @@ fn a_read_takes_two_hops_and_a_write_four() {
 #[test]
 fn four_kilobytes_take_the_paper_s_round_trip() {
     let mut two = two();
-    let end = two.run(&two.command(Op::Read, 0, 4096));
+    let end = two.run(&two.command(OneRmaOp::Read, 0, 4096));
     assert!((4_980..5_020).contains(&end.total_delay), "5 us: {end:?}");
 }
 
 #[test]
 fn answers_of_many_packets_count_bytes_in_any_order() {
-    let mut two = Two::new(Config { fragment: 1024, ..Config::default() }, 3);
+    let mut two = Two::new(CardConfig { fragment: 1024, ..CardConfig::default() }, 3);
     two.net.faults.late = 0.5;
     for at in 0..32_u64 {
         two.set(SERVER, at * 4096, &[at as u8; 4096]);
@@ -52,7 +52,7 @@ fn answers_of_many_packets_count_bytes_in_any_order() {
     /* late by up to 20 us: what takes longer than a timeout fails, the rest is right */
     let mut good = 0;
     for at in 0..32 {
-        let end = two.run(&two.command(Op::Read, at * 4096, 4000));
+        let end = two.run(&two.command(OneRmaOp::Read, at * 4096, 4000));
         if end.status == Status::Ok {
             assert_eq!(two.bytes(CLIENT, at * 4096, 4000), [at as u8; 4000]);
             good += 1;
@@ -69,15 +69,15 @@ fn a_wrong_key_no_region_and_another_process_or_operation_are_the_same_failure()
     let mut two = two();
     two.fill(SERVER, 0x11);
     two.fill(CLIENT, 0x22);
-    let good = two.command(Op::Read, 0, 64);
+    let good = two.command(OneRmaOp::Read, 0, 64);
     let here = two.net.hosts[CLIENT].gid;
     for wrong in [
         Command { key: DerivedKey([9; 16]), ..good },
         Command { region: RegionId(9), ..good },
         Command { region: RegionId(0x1_0000), ..good },
-        Command { key: SimSeal.key_for(&KEY, here, PID + 1, Op::Read), ..good },
-        Command { key: two.key(Op::Write), ..good },
-        Command { key: two.key(Op::Read), op: Op::Write, ..good },
+        Command { key: SimSeal.key_for(&KEY, here, PID + 1, OneRmaOp::Read), ..good },
+        Command { key: two.key(OneRmaOp::Write), ..good },
+        Command { key: two.key(OneRmaOp::Read), op: OneRmaOp::Write, ..good },
     ] {
         let end = two.run(&wrong);
         assert_eq!((end.status, end.bytes), (Status::RemoteAuthenticationFailure, 0), "{wrong:?}");
@@ -93,20 +93,22 @@ fn a_wrong_key_no_region_and_another_process_or_operation_are_the_same_failure()
 fn bounds_and_rights_of_both_ends_hold() {
     let mut two = two();
     let len = two.remote.len;
-    for (op, at, size) in [(Op::Read, len - 63, 64), (Op::Write, len, 1), (Op::Read, u64::MAX - 3, 64)] {
+    for (op, at, size) in
+        [(OneRmaOp::Read, len - 63, 64), (OneRmaOp::Write, len, 1), (OneRmaOp::Read, u64::MAX - 3, 64)]
+    {
         let command = Command { local_offset: 0, ..two.command(op, at, size) };
         assert_eq!(two.run(&command).status, Status::RemoteAccess);
     }
     let read_only = two.net.hosts[SERVER].region(OWNER, 64, Rights::REMOTE_READ, KEY);
-    for (op, size) in [(Op::Write, 64), (Op::Rekey, 16)] {
+    for (op, size) in [(OneRmaOp::Write, 64), (OneRmaOp::Rekey, 16)] {
         let command = Command { region: read_only.id, ..two.command(op, 0, size) };
         assert_eq!(two.run(&command).status, Status::RemoteAccess);
     }
-    let command = Command { region: read_only.id, ..two.command(Op::Read, 0, 64) };
+    let command = Command { region: read_only.id, ..two.command(OneRmaOp::Read, 0, 64) };
     assert_eq!(two.run(&command).status, Status::Ok);
 
     let other = two.net.hosts[CLIENT].region(PID + 1, 64, LOCAL, KEY);
-    let good = two.command(Op::Read, 0, 64);
+    let good = two.command(OneRmaOp::Read, 0, 64);
     let card = &mut two.net.hosts[CLIENT].card;
     for (wrong, error) in [
         (Command { local: other.id, ..good }, IssueError::Local),
@@ -127,7 +129,7 @@ fn a_slot_goes_through_its_states() {
     let mut two = two();
     let state = |two: &Two| two.net.hosts[CLIENT].card.slot_state(two.portal.id, 0);
     assert_eq!(state(&two), Some(SlotState::Free));
-    let command = two.command(Op::Write, 0, 4096);
+    let command = two.command(OneRmaOp::Write, 0, 4096);
     let (now, id) = (two.net.now(), two.portal.id);
     two.net.hosts[CLIENT].card.issue(now, id, 0, &command).unwrap();
     let mut seen = vec![state(&two)];
@@ -149,7 +151,7 @@ fn a_slot_goes_through_its_states() {
 fn what_nobody_answers_times_out_and_gives_the_window_back() {
     let mut two = two();
     two.net.faults.loss = 1.0;
-    for op in [Op::Read, Op::Write] {
+    for op in [OneRmaOp::Read, OneRmaOp::Write] {
         let end = two.run(&two.command(op, 0, 4096));
         assert_eq!((end.status, end.total_delay), (Status::Timeout, 20_000));
     }
@@ -161,13 +163,13 @@ fn a_command_in_haste_waits_half_as_long() {
     let mut two = two();
     two.net.faults.loss = 1.0;
     for (slot, haste) in [(0, 0), (1, 2), (2, 1), (3, 2)] {
-        two.issue(slot, &Command { haste, ..two.command(Op::Read, 0, 64) });
+        two.issue(slot, &Command { haste, ..two.command(OneRmaOp::Read, 0, 64) });
     }
     two.net.settle();
     let ends: Vec<_> = std::iter::from_fn(|| two.portal.poll(&two.net.hosts[CLIENT])).collect();
     let waited: Vec<_> = ends.iter().map(|end| (end.slot, end.total_delay / 1000)).collect();
     assert_eq!(waited, [(1, 5), (3, 5), (2, 10), (0, 20)]);
-    let hasty = Command { haste: HASTES, ..two.command(Op::Read, 0, 64) };
+    let hasty = Command { haste: HASTES, ..two.command(OneRmaOp::Read, 0, 64) };
     let (now, id) = (two.net.now(), two.portal.id);
     assert_eq!(two.net.hosts[CLIENT].card.issue(now, id, 0, &hasty), Err(IssueError::Haste));
     two.check_quiet();
@@ -177,8 +179,8 @@ fn a_command_in_haste_waits_half_as_long() {
 fn a_target_waits_no_longer_than_its_initiator() {
     for haste in 0..2 {
         let mut two = two();
-        two.net.hosts[SERVER].card.set_waits(&Config { timeout: 90_000, ..Config::default() });
-        two.issue(0, &Command { haste, ..two.command(Op::Write, 0, 4096) });
+        two.net.hosts[SERVER].card.set_waits(&CardConfig { timeout: 90_000, ..CardConfig::default() });
+        two.issue(0, &Command { haste, ..two.command(OneRmaOp::Write, 0, 4096) });
         let state = |two: &Two| two.net.hosts[CLIENT].card.slot_state(two.portal.id, 0);
         while state(&two) != Some(SlotState::RemoteReadSeen) {
             assert!(two.net.step().is_some(), "it is asked for the data");
@@ -191,17 +193,17 @@ fn a_target_waits_no_longer_than_its_initiator() {
     }
     /* none of the target's times is short enough: nothing could be promised */
     let mut two = two();
-    two.net.hosts[SERVER].card.set_waits(&Config { timeout: 1 << 30, ..Config::default() });
-    assert_eq!(two.run(&two.command(Op::Write, 0, 64)).status, Status::Nack);
-    assert_eq!(two.run(&two.command(Op::Read, 0, 64)).status, Status::Ok);
+    two.net.hosts[SERVER].card.set_waits(&CardConfig { timeout: 1 << 30, ..CardConfig::default() });
+    assert_eq!(two.run(&two.command(OneRmaOp::Write, 0, 64)).status, Status::Nack);
+    assert_eq!(two.run(&two.command(OneRmaOp::Read, 0, 64)).status, Status::Ok);
 }
 
 #[test]
 fn what_the_window_does_not_admit_is_shed_after_two_round_trips() {
-    let mut two = Two::new(Config { window: 8192, ..Config::default() }, 1);
+    let mut two = Two::new(CardConfig { window: 8192, ..CardConfig::default() }, 1);
     two.net.faults.loss = 1.0;
-    let small = two.command(Op::Read, 0, 64);
-    let large = two.command(Op::Read, 0, 4096);
+    let small = two.command(OneRmaOp::Read, 0, 64);
+    let large = two.command(OneRmaOp::Read, 0, 4096);
     for slot in 0..2 {
         two.issue(slot, &large);
     }
@@ -219,9 +221,9 @@ fn what_the_window_does_not_admit_is_shed_after_two_round_trips() {
 
 #[test]
 fn too_much_to_do_is_a_nack_that_refunds_at_once() {
-    let mut two = Two::new(Config { nack_threshold: 8192, ..Config::default() }, 1);
+    let mut two = Two::new(CardConfig { nack_threshold: 8192, ..CardConfig::default() }, 1);
     for slot in 0..12 {
-        two.issue(slot, &two.command(Op::Read, u64::from(slot) * 4096, 4096));
+        two.issue(slot, &two.command(OneRmaOp::Read, u64::from(slot) * 4096, 4096));
     }
     two.net.settle();
     let ends: Vec<_> = std::iter::from_fn(|| two.portal.poll(&two.net.hosts[CLIENT])).collect();
@@ -246,12 +248,12 @@ fn a_write_that_the_target_s_window_does_not_admit_is_refused() {
             local: local.id,
             local_offset: 0,
             completions: portal.completions.id,
-            ..two.command(Op::Read, 0, 4096)
+            ..two.command(OneRmaOp::Read, 0, 4096)
         };
         two.net.hosts[SERVER].card.issue(0, portal.id, slot, &command).unwrap();
     }
     two.net.pump(SERVER);
-    let end = two.run(&two.command(Op::Write, 0, 4096));
+    let end = two.run(&two.command(OneRmaOp::Write, 0, 4096));
     assert_eq!(end.status, Status::Nack);
     assert!((12_000..16_000).contains(&end.total_delay), "its dispatch timeout: {end:?}");
     two.check_quiet();
@@ -259,10 +261,12 @@ fn a_write_that_the_target_s_window_does_not_admit_is_refused() {
 
 #[test]
 fn the_high_class_goes_first_and_the_low_one_is_not_starved() {
-    let mut two = Two::new(Config { window: 4096, ..Config::default() }, 1);
-    let high = two.command(Op::Read, 0, 4096);
+    let mut two = Two::new(CardConfig { window: 4096, ..CardConfig::default() }, 1);
+    let high = two.command(OneRmaOp::Read, 0, 4096);
     let low = Command { class: Class::Low, ..high };
-    two.net.hosts[CLIENT].card.set_waits(&Config { dispatch_timeout: 1_000_000, ..Config::default() });
+    two.net.hosts[CLIENT]
+        .card
+        .set_waits(&CardConfig { dispatch_timeout: 1_000_000, ..CardConfig::default() });
     (0..4).for_each(|slot| two.issue(slot, &low));
     (4..24).for_each(|slot| two.issue(slot, &high));
     two.net.settle();
@@ -277,25 +281,25 @@ fn the_high_class_goes_first_and_the_low_one_is_not_starved() {
 #[test]
 fn rekey_by_operation_by_the_owner_and_by_a_third_party() {
     let mut two = two();
-    let read = two.command(Op::Read, 0, 64);
+    let read = two.command(OneRmaOp::Read, 0, 64);
     let next = RegionKey(*b"the key after it");
     two.set(CLIENT, 0, &next.0);
-    assert_eq!(two.run(&two.command(Op::Rekey, 0, 16)).status, Status::Ok);
+    assert_eq!(two.run(&two.command(OneRmaOp::Rekey, 0, 16)).status, Status::Ok);
     assert_eq!(two.run(&read).status, Status::RemoteAuthenticationFailure);
     let here = two.net.hosts[CLIENT].gid;
     let with = |key: &RegionKey, op| SimSeal.key_for(key, here, PID, op);
-    assert_eq!(two.run(&Command { key: with(&next, Op::Read), ..read }).status, Status::Ok);
+    assert_eq!(two.run(&Command { key: with(&next, OneRmaOp::Read), ..read }).status, Status::Ok);
     let owner = RegionKey(*b"the owner's one.");
     two.net.hosts[SERVER].card.rekey_region(two.remote.id, owner).unwrap();
     assert_eq!(
-        two.run(&Command { key: with(&next, Op::Read), ..read }).status,
+        two.run(&Command { key: with(&next, OneRmaOp::Read), ..read }).status,
         Status::RemoteAuthenticationFailure
     );
-    assert_eq!(two.run(&Command { key: with(&owner, Op::Read), ..read }).status, Status::Ok);
-    let rekey = two.command(Op::Rekey, 0, 16);
+    assert_eq!(two.run(&Command { key: with(&owner, OneRmaOp::Read), ..read }).status, Status::Ok);
+    let rekey = two.command(OneRmaOp::Rekey, 0, 16);
     assert_eq!(two.run(&rekey).status, Status::RemoteAuthenticationFailure, "with the first key");
     assert_eq!(
-        two.run(&Command { key: with(&owner, Op::Read), ..rekey }).status,
+        two.run(&Command { key: with(&owner, OneRmaOp::Read), ..rekey }).status,
         Status::RemoteAuthenticationFailure,
         "with a key for READs"
     );
@@ -309,7 +313,7 @@ fn a_rekey_is_an_outage_of_one_round_trip() {
     let mut two = two();
     let next = RegionKey([9; 16]);
     let here = two.net.hosts[CLIENT].gid;
-    let keys = [KEY, next].map(|key| SimSeal.key_for(&key, here, PID, Op::Read));
+    let keys = [KEY, next].map(|key| SimSeal.key_for(&key, here, PID, OneRmaOp::Read));
     let (mut current, mut free): (usize, Vec<u16>) = (0, (0..32).collect());
     /* the last end under the old key, the first one under the next, and failures */
     let (mut last, mut first, mut failures) = (0, None, 0);
@@ -317,15 +321,15 @@ fn a_rekey_is_an_outage_of_one_round_trip() {
     two.net.wake_at(50_000, 1);
     while two.net.now() < 100_000 {
         match two.net.step().expect("there is a probe to come") {
-            Report::Woke(0) => {
+            StepReport::Woke(0) => {
                 if let Some(slot) = free.pop() {
-                    two.issue(slot, &Command { key: keys[current], ..two.command(Op::Read, 0, 64) });
+                    two.issue(slot, &Command { key: keys[current], ..two.command(OneRmaOp::Read, 0, 64) });
                 }
                 let next = two.net.now() + 200;
                 two.net.wake_at(next, 0);
             }
-            Report::Woke(_) => two.net.hosts[SERVER].card.rekey_region(two.remote.id, next).unwrap(),
-            Report::Completed(CLIENT) => {
+            StepReport::Woke(_) => two.net.hosts[SERVER].card.rekey_region(two.remote.id, next).unwrap(),
+            StepReport::Completed(CLIENT) => {
                 while let Some(end) = two.portal.poll(&two.net.hosts[CLIENT]) {
                     free.push(end.slot);
                     match end.status {
@@ -351,7 +355,7 @@ fn what_was_begun_under_the_old_key_does_not_land_after_a_rekey() {
     let mut two = two();
     two.fill(SERVER, 0x11);
     two.fill(CLIENT, 0x22);
-    let command = two.command(Op::Write, 0, 4096);
+    let command = two.command(OneRmaOp::Write, 0, 4096);
     two.issue(0, &command);
     while two.net.hosts[SERVER].card.solicited() == 0 {
         two.net.step().expect("the request arrives");
@@ -366,7 +370,7 @@ fn what_was_begun_under_the_old_key_does_not_land_after_a_rekey() {
 
 #[test]
 fn a_region_that_closes_ends_what_is_under_way() {
-    for (op, after) in [(Op::Read, 1), (Op::Write, 1), (Op::Write, 3)] {
+    for (op, after) in [(OneRmaOp::Read, 1), (OneRmaOp::Write, 1), (OneRmaOp::Write, 3)] {
         let mut two = two();
         two.fill(SERVER, 0x11);
         two.fill(CLIENT, 0x22);
@@ -384,7 +388,7 @@ fn a_region_that_closes_ends_what_is_under_way() {
 
 #[test]
 fn local_memory_that_closes_or_goes_ends_the_command() {
-    for op in [Op::Read, Op::Write] {
+    for op in [OneRmaOp::Read, OneRmaOp::Write] {
         let mut two = two();
         let command = two.command(op, 0, 4096);
         two.issue(0, &command);
@@ -394,7 +398,7 @@ fn local_memory_that_closes_or_goes_ends_the_command() {
         assert_eq!(end.status, Status::LocalAccess);
         two.check_quiet();
     }
-    for op in [Op::Read, Op::Write] {
+    for op in [OneRmaOp::Read, OneRmaOp::Write] {
         let mut two = two();
         two.net.hosts[SERVER].env.absent = true;
         assert_eq!(two.run(&two.command(op, 0, 4096)).status, Status::RemoteAccess);
@@ -406,20 +410,20 @@ fn local_memory_that_closes_or_goes_ends_the_command() {
 fn counters_run_out_cleanly() {
     let mut two = two();
     let all = |two: &mut Two, left: u64| {
-        two.net.hosts[CLIENT].card.renew_counters(Counters::of_range(0..left));
-        two.net.hosts[SERVER].card.renew_counters(Counters::of_range(0..1000));
+        two.net.hosts[CLIENT].card.renew_counters(SealCounters::of_range(0..left));
+        two.net.hosts[SERVER].card.renew_counters(SealCounters::of_range(0..1000));
     };
     all(&mut two, 1);
-    assert_eq!(two.run(&two.command(Op::Read, 0, 64)).status, Status::Ok);
+    assert_eq!(two.run(&two.command(OneRmaOp::Read, 0, 64)).status, Status::Ok);
     assert_eq!(two.net.hosts[CLIENT].card.counters_left(), 0);
-    assert_eq!(two.run(&two.command(Op::Read, 0, 64)).status, Status::Exhausted);
+    assert_eq!(two.run(&two.command(OneRmaOp::Read, 0, 64)).status, Status::Exhausted);
     all(&mut two, 1);
-    let write = two.command(Op::Write, 0, 64);
+    let write = two.command(OneRmaOp::Write, 0, 64);
     assert_eq!(two.run(&write).status, Status::Timeout, "the data cannot be sent");
-    two.net.hosts[SERVER].card.renew_counters(Counters::of_range(0..0));
-    two.net.hosts[CLIENT].card.renew_counters(Counters::of_epoch(7));
+    two.net.hosts[SERVER].card.renew_counters(SealCounters::of_range(0..0));
+    two.net.hosts[CLIENT].card.renew_counters(SealCounters::of_epoch(7));
     assert_eq!(two.run(&write).status, Status::Timeout, "the target cannot ask");
-    two.net.hosts[SERVER].card.renew_counters(Counters::of_epoch(8));
+    two.net.hosts[SERVER].card.renew_counters(SealCounters::of_epoch(8));
     assert_eq!(two.run(&write).status, Status::Ok);
     two.check_quiet();
 }
@@ -430,7 +434,7 @@ fn portals_are_quotas_and_end_with_their_process() {
     let other = two.net.hosts[CLIENT].portal(9, 100);
     let host = &mut two.net.hosts[CLIENT];
     assert!(host.card.open_portal(10, 200).is_err(), "256 slots");
-    let command = two.command(Op::Read, 0, 64);
+    let command = two.command(OneRmaOp::Read, 0, 64);
     two.issue(0, &command);
     let host = &mut two.net.hosts[CLIENT];
     host.card.close_portal(two.portal.id).unwrap();
@@ -446,17 +450,23 @@ fn portals_are_quotas_and_end_with_their_process() {
 #[test]
 fn cards_of_any_size_are_made_and_serve() {
     for config in [
-        Config { slots: 0, portals: 0, regions: 0, transfers: 0, inbound: 0, ..Config::default() },
-        Config { slots: u16::MAX, portals: 1, transfers: u16::MAX, window: 0, ..Config::default() },
+        CardConfig { slots: 0, portals: 0, regions: 0, transfers: 0, inbound: 0, ..CardConfig::default() },
+        CardConfig { slots: u16::MAX, portals: 1, transfers: u16::MAX, window: 0, ..CardConfig::default() },
     ] {
         let mut net = Net::new(1, config, Wire::paper(), 1);
         let opened = net.hosts[0].card.open_portal(1, 1);
         assert_eq!(opened.is_ok(), config.slots > 0);
     }
-    let tiny =
-        Config { window: 1, fragment: 1, nack_threshold: 0, transfers: 1, inbound: 1, ..Config::default() };
+    let tiny = CardConfig {
+        window: 1,
+        fragment: 1,
+        nack_threshold: 0,
+        transfers: 1,
+        inbound: 1,
+        ..CardConfig::default()
+    };
     let mut two = Two::new(tiny, 1);
-    for op in [Op::Read, Op::Write] {
+    for op in [OneRmaOp::Read, OneRmaOp::Write] {
         assert_eq!(two.run(&two.command(op, 0, 4096)).status, Status::Ok);
     }
     two.check_quiet();

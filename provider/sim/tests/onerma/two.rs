@@ -1,7 +1,7 @@
 //! Two hosts with 1RMA cards: a process at the first, a region at the second.
 
-use starverbs_onerma::{Class, Command, Completion, Config, DerivedKey, Op, RegionKey, Rights};
-use starverbs_sim::onerma::{Host, Net, Portal, SimRegion, SimSeal, Wire};
+use starverbs_onerma::{CardConfig, Class, Command, Completion, DerivedKey, OneRmaOp, RegionKey, Rights};
+use starverbs_sim::onerma::{Net, OneRmaHost, Portal, SimRegion, SimSeal, Wire};
 
 pub(crate) const CLIENT: usize = 0;
 pub(crate) const SERVER: usize = 1;
@@ -24,7 +24,7 @@ pub(crate) struct Two {
 }
 
 impl Two {
-    pub(crate) fn new(config: Config, seed: u64) -> Two {
+    pub(crate) fn new(config: CardConfig, seed: u64) -> Two {
         let mut net = Net::new(2, config, Wire::paper(), seed);
         net.hosts.iter_mut().for_each(|host| host.env.memory.watch());
         let portal = net.hosts[CLIENT].portal(PID, 32);
@@ -33,12 +33,12 @@ impl Two {
         Two { net, portal, local, remote }
     }
 
-    pub(crate) fn key(&self, op: Op) -> DerivedKey {
+    pub(crate) fn key(&self, op: OneRmaOp) -> DerivedKey {
         SimSeal.key_for(&KEY, self.net.hosts[CLIENT].gid, PID, op)
     }
 
     /// `size` bytes at the same place of both regions.
-    pub(crate) fn command(&self, op: Op, at: u64, size: u32) -> Command {
+    pub(crate) fn command(&self, op: OneRmaOp, at: u64, size: u32) -> Command {
         Command {
             op,
             class: Class::High,
@@ -86,7 +86,7 @@ impl Two {
 
     /// Nothing is under way, and nothing was written beside what the cards may.
     pub(crate) fn check_quiet(&self) {
-        for Host { card, env, .. } in &self.net.hosts {
+        for OneRmaHost { card, env, .. } in &self.net.hosts {
             assert_eq!((card.solicited(), card.inbound_bytes()), (0, 0));
             assert_eq!((card.next_deadline(), card.has_work()), (None, false));
             assert!(env.memory.gaps_intact());

@@ -2,11 +2,11 @@
 
 use std::ops::ControlFlow;
 
-use starverbs_sim::rnic::{DEFAULT_PARAMS, Outcome, ParamError, Params, Settings, run};
+use starverbs_sim::rnic::{DEFAULT_PARAMS, ParamError, Params, RunResult, Settings, run};
 use starverbs_star::message::CQE_LEN;
 use starverbs_star::wire::OVERHEAD;
 
-fn outcome(models: &[&str], settings: &[(&str, toml::Value)]) -> Outcome {
+fn outcome(models: &[&str], settings: &[(&str, toml::Value)]) -> RunResult {
     let defaults = [("workload.kind", "calls".into()), ("workload.least_messages", 20_000.into())];
     let settings: Settings =
         defaults.iter().chain(settings).map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
@@ -38,7 +38,7 @@ fn the_wire_bounds() {
     within(0.04, "StaR, whose calls fall together", at(&["fpga-10g", "star"], 400), 1e9 / (star * 0.8));
 }
 
-fn on_core(models: &[&str], settings: &[(&str, toml::Value)]) -> Outcome {
+fn on_core(models: &[&str], settings: &[(&str, toml::Value)]) -> RunResult {
     let settings: Vec<_> = settings.iter().cloned().chain([("card.stack", "rc".into())]).collect();
     outcome(models, &settings)
 }

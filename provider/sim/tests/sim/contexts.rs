@@ -31,7 +31,7 @@ impl Fan {
     fn with_few_at(few: u8, qps: usize, contexts: Option<ContextCache>, window: u32) -> Self {
         let mut net = Net::new(2, NicConfig { window, ..NicConfig::default() }, Faults::default(), 1);
         let config = NicConfig { contexts, window, ..NicConfig::default() };
-        net.hosts[usize::from(few)] = starverbs_sim::Host::new(few, config, 1);
+        net.hosts[usize::from(few)] = starverbs_sim::SimHost::new(few, config, 1);
         let cqs = [SimCq::new(4096), SimCq::new(16)];
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let (from, to) = (net.hosts[0].region(4096, all), net.hosts[1].region(4096, all));

@@ -5,7 +5,7 @@ use crate::common::{any_faults, for_seeds, is_clean};
 use starverbs_core::qp::{QpAttr, QpAttrMask};
 use starverbs_core::qpc::Policy;
 use starverbs_core::{ContextCache, Mtu, NicConfig, NicError, QpState, SrqId};
-use starverbs_sim::{Faults, Host, Net, RC_OPS, Rng, Setup, SimCq, SimRq};
+use starverbs_sim::{Faults, Net, RC_OPS, Rng, Setup, SimCq, SimHost, SimRq};
 use starverbs_star::card::bytes_of;
 
 /// A run takes some thousand steps; one that takes so many turns in a circle.
@@ -180,7 +180,7 @@ fn queue_pairs_that_waited_for_star_are_plain() {
             if step == settled {
                 let now = run.net.now();
                 for (host, qpn) in ends.iter().flat_map(|qpns| [(0, qpns[0]), (1, qpns[1])]) {
-                    let Host { nic, env, .. } = &mut run.net.hosts[host];
+                    let SimHost { nic, env, .. } = &mut run.net.hosts[host];
                     nic.resume_qp(env, qpn, now);
                     assert!(!nic.is_held(qpn));
                 }
@@ -200,7 +200,7 @@ fn queue_pairs_that_waited_for_star_are_plain() {
 fn a_queue_pair_leaves_the_card_and_comes_back() {
     let mut run = Run::new(7, None, true);
     let qpn = run.conns[0].ends[0].qpn;
-    let Host { nic, env, pd, .. } = &mut run.net.hosts[0];
+    let SimHost { nic, env, pd, .. } = &mut run.net.hosts[0];
     let (free, count, srq) =
         (nic.free_qpns(), nic.qp_count(), nic.handover(qpn).expect("a QP").srq.map(|s| s.0));
     let srq = srq.expect("it takes from an SRQ");

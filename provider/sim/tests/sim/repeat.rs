@@ -6,7 +6,7 @@ use starverbs_core::qp::RecvSource;
 use starverbs_core::{
     Access, Counters, Mtu, NicConfig, QpState, QpType, SendOp, SendWqe, Sge, WcOpcode, WcStatus,
 };
-use starverbs_sim::{Faults, Host, Net, QpAt, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Net, QpAt, Recv, Rng, Send, Setup, SimCq, SimHost, SimRq, SimSq};
 
 /// Two QPs with room for long messages.
 struct Long {
@@ -25,7 +25,7 @@ impl Long {
         let mut net = Net::new(2, NicConfig::default(), faults, 3);
         for at in 0..2 {
             let cfg = NicConfig { repeat: repeat[usize::from(at)], ..NicConfig::default() };
-            net.hosts[usize::from(at)] = Host::new(at, cfg, 5 + u64::from(at));
+            net.hosts[usize::from(at)] = SimHost::new(at, cfg, 5 + u64::from(at));
         }
         let (sq, cq) = ([(); 2].map(|()| SimSq::new(16)), [(); 2].map(|()| SimCq::new(256)));
         let (rq, other) = (SimRq::new(64, 1), SimRq::new(1, 1));

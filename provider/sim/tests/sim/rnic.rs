@@ -4,11 +4,11 @@ use std::ops::ControlFlow;
 
 use starverbs_sim::figures;
 use starverbs_sim::rnic::{
-    DEFAULT_PARAMS, Metric, Outcome, PAPERS, PLANS, Params, Plan, PlanError, Report, RunError, Settings,
+    DEFAULT_PARAMS, Metric, PAPERS, PLANS, Params, Plan, PlanError, Report, RunError, RunResult, Settings,
     Statements, Verdict, run,
 };
 
-fn outcome(settings: &[(&str, toml::Value)]) -> Outcome {
+fn outcome(settings: &[(&str, toml::Value)]) -> RunResult {
     let short = ("workload.least_messages", toml::Value::from(10_000));
     let settings = settings.iter().chain([&short]);
     let settings: Settings = settings.map(|(name, value)| ((*name).to_owned(), value.clone())).collect();

@@ -8,8 +8,8 @@ use starverbs_star::env::{News, SlEvent, StarSource};
 use starverbs_star::form::Upto;
 use starverbs_star::message::{Atomic, CqeMsg};
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp};
-use starverbs_star::stateless::{Card, handle};
-use starverbs_star::wire::{Head, Header, Opt, Packet, Prefix, Ptype, Queue, Side};
+use starverbs_star::stateless::{StatelessCard, handle};
+use starverbs_star::wire::{Header, Opt, Prefix, Ptype, Queue, Side, StarHead, StarPacket};
 
 const BOOT_EPOCH: u16 = 3;
 const EPOCH: u32 = 0x0003_0105;
@@ -52,9 +52,9 @@ impl Sl {
 
     /// A packet for the card: its frames and events.
     fn get(&mut self, header: Header, prefix: Prefix, data: &[u8]) -> (Vec<StarFrame>, Vec<SlEvent>) {
-        let bytes = [Head::to_stateless(header, prefix).bytes(), data].concat();
-        let packet = Packet::parse(Side::Stateless, &bytes).expect("a packet");
-        let card = Card {
+        let bytes = [StarHead::to_stateless(header, prefix).bytes(), data].concat();
+        let packet = StarPacket::parse(Side::Stateless, &bytes).expect("a packet");
+        let card = StatelessCard {
             bounds: Some(&self.bounds),
             slots: self.slots,
             boot_epoch: BOOT_EPOCH,
@@ -113,9 +113,9 @@ fn header(ptype: Ptype, opt: Opt, addr: u64, len: u16) -> Header {
 }
 
 /// The answer, as SF sees it.
-fn answer(frames: &[StarFrame]) -> Packet<'_> {
+fn answer(frames: &[StarFrame]) -> StarPacket<'_> {
     let [frame] = frames else { panic!("one answer: {frames:?}") };
-    Packet::open(Side::Stateful, &frame.path, &frame.bytes).expect("a good packet")
+    StarPacket::open(Side::Stateful, &frame.path, &frame.bytes).expect("a good packet")
 }
 
 #[test]

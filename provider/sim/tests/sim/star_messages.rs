@@ -1,7 +1,7 @@
 //! Messages of a stateless end, one by one: its peer answers too often, too late or not at all.
 
 use starverbs_core::env::{RecvQueue, SendQueue};
-use starverbs_core::mr::Rule;
+use starverbs_core::mr::MemoryRule;
 use starverbs_core::{
     Access, Av, Gid, Mtu, Nanos, NicConfig, PdId, Psn, SendOp, SendWqe, WcOpcode, WcStatus,
 };
@@ -13,7 +13,7 @@ use starverbs_star::message::CqeMsg;
 use starverbs_star::registry::MAX_RULES;
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp};
 use starverbs_star::stateless::SfPeer;
-use starverbs_star::wire::{Head, Packet, Prefix, Queue, Side};
+use starverbs_star::wire::{Prefix, Queue, Side, StarHead, StarPacket};
 
 const SL_QPN: u32 = 0x11;
 const SF_QPN: u32 = 0x22;
@@ -36,13 +36,13 @@ struct Talk {
     cq: SimCq,
 }
 
-fn rule(key: u32) -> Rule {
-    Rule { key, pd: PD, qpn: 0, addr: 4096, len: 64, iova: 4096, access: Access::REMOTE_READ }
+fn rule(key: u32) -> MemoryRule {
+    MemoryRule { key, pd: PD, qpn: 0, addr: 4096, len: 64, iova: 4096, access: Access::REMOTE_READ }
 }
 
 impl Talk {
     /// One that has begun, with these rules; `known`: other connections have sent them.
-    fn new(rules: &[Rule], known: bool) -> Talk {
+    fn new(rules: &[MemoryRule], known: bool) -> Talk {
         let mut net = Net::new(1, NicConfig::default(), Faults::default(), 1);
         let env = &mut net.hosts[0].env;
         let mut slots = |count: u32, size| env.memory.alloc(u64::from(count) * size);
@@ -92,14 +92,15 @@ impl Talk {
     fn sent(&mut self) -> Vec<(u32, Control)> {
         self.sl.poll_transmit(&mut self.net.hosts[0].env, self.now);
         let frames = self.net.hosts[0].env.flush_star();
-        let packets = frames.iter().map(|f| Packet::open(Side::Stateful, &f.path, &f.bytes).expect("good"));
+        let packets =
+            frames.iter().map(|f| StarPacket::open(Side::Stateful, &f.path, &f.bytes).expect("good"));
         let sent = packets.filter(|packet| packet.header.migrate);
         sent.filter_map(|p| Some((p.header.psn.get(), Control::decode(p.data)?))).collect()
     }
 
-    fn get(&mut self, head: &Head, data: &[u8]) {
+    fn get(&mut self, head: &StarHead, data: &[u8]) {
         let bytes = [head.bytes(), data].concat();
-        let packet = Packet::parse(Side::Stateful, &bytes).expect("a packet");
+        let packet = StarPacket::parse(Side::Stateful, &bytes).expect("a packet");
         self.sl.handle_control(&mut self.net.hosts[0].env, self.now, &SF, &packet);
     }
 
@@ -107,14 +108,14 @@ impl Talk {
 
     /// The peer answers a message.
     fn answer(&mut self, seq: u32) {
-        self.get(&Head::control_ack(SL_QPN, Talk::FROM, Psn::new(seq)), &[]);
+        self.get(&StarHead::control_ack(SL_QPN, Talk::FROM, Psn::new(seq)), &[]);
     }
 
     /// A message of the peer.
     fn receive(&mut self, message: Control) {
         let mut room = [0; MAX_CONTROL];
         let len = message.encode(&mut room).expect("it fits");
-        let head = Head::control(SL_QPN, Talk::FROM, Psn::new(self.peer_seq), len as u16);
+        let head = StarHead::control(SL_QPN, Talk::FROM, Psn::new(self.peer_seq), len as u16);
         self.peer_seq += 1;
         self.get(&head, &room[..len]);
     }
@@ -147,7 +148,7 @@ impl Talk {
 /// All rules are sent once, however often they are asked for meanwhile.
 #[test]
 fn a_flood_of_questions_has_one_answer() {
-    let rules: Vec<Rule> = (1..4).map(rule).collect();
+    let rules: Vec<MemoryRule> = (1..4).map(rule).collect();
     let mut talk = Talk::new(&rules, true);
     assert!(matches!(talk.answer_all()[..], [Control::Setup(_), Control::Begin { known: Some(_) }]));
     for _ in 0..50 {

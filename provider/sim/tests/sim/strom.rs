@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex};
 use crate::common::rpc::{Echo, Endless, Journal, PAGE, RpcPair, SLOTS, Seen, speak};
 use crate::common::{all_rights, any_bytes, any_faults, for_seeds};
 use starverbs_core::qp::RecvSource;
-use starverbs_core::strom::{Code, Place, Reply, Target};
+use starverbs_core::strom::{Code, RegionRange, ReplyTarget, Target};
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{
     Access, AsyncEvent, FlushLevel, Mtu, NicConfig, NicError, Placement, QpState, QpType, SendFlags, SendOp,
     SendWqe, Sge, WcStatus,
 };
 use starverbs_kernels::Get;
-use starverbs_kernels::get::{Bucket, Entry, Params};
+use starverbs_kernels::get::{Bucket, HashEntry, Params};
 use starverbs_sim::{Faults, Net, QpAt, Rng, Send, Setup, SimCq, SimRq, SimSq};
 use zerocopy::IntoBytes;
 
@@ -20,7 +20,7 @@ const OP: u64 = 0x5354_0001;
 
 fn journal(pair: &mut RpcPair) -> Arc<Mutex<Vec<Seen>>> {
     let seen = Arc::new(Mutex::new(Vec::new()));
-    let word = Place { key: pair.page[1].1, va: pair.page[1].0, len: 8 };
+    let word = RegionRange { key: pair.page[1].1, va: pair.page[1].0, len: 8 };
     pair.load(OP, Journal { seen: seen.clone(), word, stream: vec![], calls: 0 });
     seen
 }
@@ -101,10 +101,10 @@ fn table(pair: &mut RpcPair) -> Params {
     let bucket =
         |key: u64, value: u64, len: u32| Bucket { key: key.into(), value: value.into(), len: len.into() };
     let values = table + 4096;
-    let mut first = Entry { next: 5.into(), ..Entry::default() };
+    let mut first = HashEntry { next: 5.into(), ..HashEntry::default() };
     first.buckets[0] = bucket(7, values, 7);
     first.buckets[2] = bucket(9, values + 16, 9);
-    let mut second = Entry::default();
+    let mut second = HashEntry::default();
     second.buckets[1] = bucket(200, values + 64, 200);
     second.buckets[0] = bucket(0, 0, 0);
     let memory = &mut pair.net.hosts[1].env.memory;
@@ -259,7 +259,7 @@ fn a_queue_pair_ends_in_mid_kernel() {
     let now = pair.net.now();
     let host = &mut pair.net.hosts[1];
     host.to_state(pair.qpn[1], QpState::Reset, now).unwrap();
-    let starverbs_sim::Host { nic, env, .. } = host;
+    let starverbs_sim::SimHost { nic, env, .. } = host;
     nic.destroy_qp(env, pair.qpn[1]).unwrap();
     pair.net.run_for(1_000_000);
     assert!(pair.net.hosts[1].nic.next_deadline().is_none_or(|at| at > pair.net.now()));
@@ -291,7 +291,7 @@ fn streams_do_not_wait_for_answers() {
     let mut pair = RpcPair::quiet();
     pair.load(OP, Echo);
     let seen = Arc::new(Mutex::new(Vec::new()));
-    let word = Place { key: pair.page[1].1, va: pair.page[1].0, len: 8 };
+    let word = RegionRange { key: pair.page[1].1, va: pair.page[1].0, len: 8 };
     pair.load(OP + 1, Journal { seen: seen.clone(), word, stream: vec![], calls: 0 });
     pair.call(0, OP, b"", 64, false);
     pair.run();
@@ -315,7 +315,8 @@ fn streams_do_not_wait_for_answers() {
 fn an_answer_that_fails_is_an_event() {
     let mut pair = RpcPair::quiet();
     pair.load(OP, Echo);
-    let reply = Reply { addr: pair.page[0].0, rkey: pair.page[0].1 ^ 0x100, len: 64, ..Reply::default() };
+    let reply =
+        ReplyTarget { addr: pair.page[0].0, rkey: pair.page[0].1 ^ 0x100, len: 64, ..ReplyTarget::default() };
     let data = pair.bytes(Target::new(&reply).as_bytes());
     pair.try_post(SendWqe { op: SendOp::Rpc, remote_addr: OP, ..SendWqe::default() }, vec![data]);
     pair.run();

@@ -10,7 +10,7 @@ use starverbs_core::wire::{HeaderBuf, PKEY_DEFAULT, code};
 use starverbs_core::{
     Access, Counters, FrameMeta, Gid, NicConfig, Psn, QPN_BLOCK, QpState, QpType, Qpn, SendOp, WcStatus,
 };
-use starverbs_sim::{Faults, Host, Net, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Net, Setup, SimCq, SimHost, SimRq, SimSq};
 
 /// Hands host 1 a frame as from host 0; gives the counters that it changed, beside those of what came.
 fn inject(p: &mut Pair, meta: Option<FrameMeta>, frame: &[u8]) -> Vec<(&'static str, u64)> {
@@ -28,7 +28,7 @@ fn from_peer(p: &Pair) -> FrameMeta {
     FrameMeta { src: p.net.hosts[0].gid, dst: p.net.hosts[1].gid, ..FrameMeta::default() }
 }
 
-fn counters(host: &Host) -> Vec<u64> {
+fn counters(host: &SimHost) -> Vec<u64> {
     host.nic.counters().values().to_vec()
 }
 
@@ -346,7 +346,7 @@ fn a_repeated_read_has_the_length_of_one() {
 fn queue_pair_numbers_do_not_follow_from_each_other() {
     let mut firsts = std::collections::BTreeSet::new();
     for seed in 0..200 {
-        let mut host = Host::new(0, NicConfig::default(), seed);
+        let mut host = SimHost::new(0, NicConfig::default(), seed);
         let cq = SimCq::new(1);
         let sq = SimSq::new(1);
         let mut make = || host.qp(QpType::Rc, &sq, RecvSource::Own(SimRq::new(1, 1)), [&cq, &cq], true);

@@ -6,7 +6,7 @@ use starverbs_core::{
     AsyncEvent, FlushLevel, Mtu, NicConfig, NicError, PdId, Placement, QpState, QpType, Qpn, SendOp, SendWqe,
     Sge, SrqId, WcFlags, WcOpcode, WcStatus,
 };
-use starverbs_sim::{Faults, Host, Net, QpAt, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Net, QpAt, Recv, Rng, Send, Setup, SimCq, SimHost, SimRq, SimSq};
 
 const ROOM: u32 = 200_000;
 
@@ -32,7 +32,7 @@ struct Xrc {
 }
 
 /// A buffer of host `host` in protection domain `pd`.
-fn region(host: &mut Host, pd: PdId, len: u32) -> Sge {
+fn region(host: &mut SimHost, pd: PdId, len: u32) -> Sge {
     host.region_in(pd, len, all_rights())
 }
 

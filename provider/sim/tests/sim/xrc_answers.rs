@@ -2,7 +2,7 @@
 
 use crate::common::shared::{QPS, SENDER, Shared, region};
 use crate::common::{any_bytes, any_faults, any_size, for_seeds};
-use starverbs_core::relay::{Outcome, Relay};
+use starverbs_core::relay::{Relay, RelayOutcome};
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::wire::{HeaderBuf, PKEY_DEFAULT, code};
 use starverbs_core::{
@@ -342,7 +342,7 @@ fn bytes_of_other_peers_are_not_taken() {
         qpn,
         epoch,
         psn: Psn::new(psn),
-        outcome: Outcome::Success,
+        outcome: RelayOutcome::Success,
         data: &[7; 256],
     };
     for (epoch, psn) in (0..8).flat_map(|epoch| (0..5).map(move |psn| (epoch, psn))) {

@@ -2,7 +2,7 @@
 
 use starverbs_core::strom::Code;
 use starverbs_kernels::Get;
-use starverbs_kernels::get::{Entry, Params as Lookup};
+use starverbs_kernels::get::{HashEntry, Params as Lookup};
 use starverbs_sim::strom::{HUNDRED, Pair, Params, TEN, TEN_STORES};
 use zerocopy::IntoBytes;
 
@@ -68,7 +68,7 @@ fn a_kernel_waits_for_each_read() {
             pair.load(1, Box::new(Get));
             let (table, answer) = (pair.region(1, entries * 64), pair.region(0, 64));
             for at in 1..entries {
-                let entry = Entry { next: at.into(), ..Entry::default() };
+                let entry = HashEntry { next: at.into(), ..HashEntry::default() };
                 pair.put(1, table.part((at - 1) * 64, 64), entry.as_bytes());
             }
             let lookup = Lookup {

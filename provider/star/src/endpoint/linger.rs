@@ -6,7 +6,7 @@ use crate::channel::{Arrival, Channel};
 use crate::control::Control;
 use crate::env::StarEnv;
 use crate::stateless::{SfPeer, send_control};
-use crate::wire::{Packet, Prefix, Ptype};
+use crate::wire::{Prefix, Ptype, StarPacket};
 
 use super::SlQp;
 
@@ -74,7 +74,7 @@ impl Linger {
         env: &mut E,
         now: Nanos,
         source: &Gid,
-        packet: &Packet<'_>,
+        packet: &StarPacket<'_>,
     ) -> bool {
         let known = self.peer.has_sent(source, packet);
         if !known {

@@ -6,13 +6,13 @@ use crate::channel::Arrival;
 use crate::control::Control;
 use crate::env::StarEnv;
 use crate::stateless::send_control;
-use crate::wire::{Packet, Ptype, Queue};
+use crate::wire::{Ptype, Queue, StarPacket};
 
 use super::{SlQp, SlState, is_gate};
 
 impl<E: StarEnv> SlQp<E> {
-    /// A packet with M set for this QP came from `source`. See [`Packet::open`].
-    pub fn handle_control(&mut self, env: &mut E, now: Nanos, source: &Gid, packet: &Packet<'_>) {
+    /// A packet with M set for this QP came from `source`. See [`StarPacket::open`].
+    pub fn handle_control(&mut self, env: &mut E, now: Nanos, source: &Gid, packet: &StarPacket<'_>) {
         let known = self.peer.has_sent(source, packet);
         if !known || self.state == SlState::Idle {
             return;

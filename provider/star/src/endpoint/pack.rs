@@ -8,7 +8,7 @@ use crate::form::Form;
 use crate::message::{
     MAX_SGE, SMALL_INLINE, SMALL_WQE, encode_inline, encode_recv, encode_send, inline_room,
 };
-use crate::packed::{Batch, recv_len};
+use crate::packed::{PackedWqes, recv_len};
 use crate::stateless::{send_wqep, send_wqeps};
 use crate::wire::{Opt, Queue};
 
@@ -106,7 +106,7 @@ impl<E: StarEnv> SlQp<E> {
         self.ship(env, &mut batch);
     }
 
-    fn add_again(&self, env: &mut E, batch: &mut Batch, (queue, seq): (Queue, u32)) {
+    fn add_again(&self, env: &mut E, batch: &mut PackedWqes, (queue, seq): (Queue, u32)) {
         match queue {
             Queue::Send => {
                 if self.add_send(env, batch, seq) == Added::Full && self.ship(env, batch) {
@@ -126,12 +126,12 @@ impl<E: StarEnv> SlQp<E> {
         inline_room(self.init.setup.mtu.bytes(), self.init.setup.sq_depth)
     }
 
-    fn new_batch(&self) -> Batch {
-        Batch::new(self.init.setup.mtu.bytes() as usize)
+    fn new_batch(&self) -> PackedWqes {
+        PackedWqes::new(self.init.setup.mtu.bytes() as usize)
     }
 
     /// What was collected leaves. Whether the port takes more.
-    fn ship(&self, env: &mut E, batch: &mut Batch) -> bool {
+    fn ship(&self, env: &mut E, batch: &mut PackedWqes) -> bool {
         send_wqeps(env, &self.peer, batch);
         batch.clear();
         env.can_send_star()
@@ -168,12 +168,12 @@ impl<E: StarEnv> SlQp<E> {
     }
 
     /// False: there is no room.
-    fn add_recv(&self, batch: &mut Batch, seq: u32) -> bool {
+    fn add_recv(&self, batch: &mut PackedWqes, seq: u32) -> bool {
         let (_, sges) = self.taken(seq);
         batch.push_recv(Psn::new(seq), sges).is_some()
     }
 
-    fn add_send(&self, env: &mut E, batch: &mut Batch, seq: u32) -> Added {
+    fn add_send(&self, env: &mut E, batch: &mut PackedWqes, seq: u32) -> Added {
         let (psn, index) = (Psn::new(seq), self.index(seq));
         let mut wqe = self.init.sq.wqe(index);
         if self.is_reported(seq) {

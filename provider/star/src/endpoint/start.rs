@@ -1,7 +1,7 @@
 //! How an [`SlQp`] begins, and what it sends of its set-up and of SL's memory.
 
 use starverbs_core::Nanos;
-use starverbs_core::mr::Rule;
+use starverbs_core::mr::MemoryRule;
 
 use crate::control::{Control, Setup, Sum};
 use crate::env::StarEnv;
@@ -19,7 +19,7 @@ impl<E: StarEnv> SlQp<E> {
         now: Nanos,
         peer: SfPeer,
         known: Option<Sum>,
-        rules: impl Iterator<Item = Rule>,
+        rules: impl Iterator<Item = MemoryRule>,
     ) {
         (self.peer, self.state) = (peer, SlState::Starting);
         self.base = self.init.first_send;
@@ -44,7 +44,7 @@ impl<E: StarEnv> SlQp<E> {
     }
 
     /// Sends all rules, at first or because it [must](SlQp::must_send_rules).
-    pub fn send_rules(&mut self, env: &mut E, now: Nanos, rules: impl Iterator<Item = Rule>) {
+    pub fn send_rules(&mut self, env: &mut E, now: Nanos, rules: impl Iterator<Item = MemoryRule>) {
         self.sf_lacks_rules = false;
         rules.for_each(|rule| self.push_message(now, Control::Rule(rule)));
         self.push_message(now, Control::Begin { known: None });

@@ -8,7 +8,7 @@ use crate::stateless::send_control;
 use crate::wire::Queue;
 
 use super::linger::MAX_LINGER;
-use super::track::{Due, LATE};
+use super::track::{DeadlineKind, LATE};
 use super::{Patience, SlQp, SlState};
 
 /// WQEs sent again at one timeout: the oldest that SF has not stored and some behind it.
@@ -96,8 +96,8 @@ impl<E: StarEnv> SlQp<E> {
             /* receives wait for ever, as in RC */
             let time = patience.time.filter(|_| queue == Queue::Send);
             match self.track(queue).poll(now, &Patience { time, ..patience }) {
-                Some(Due::Resend(low)) => self.send_again(env, queue, low, BURST),
-                Some(Due::GiveUp) => self.fail(env, now),
+                Some(DeadlineKind::Resend(low)) => self.send_again(env, queue, low, BURST),
+                Some(DeadlineKind::GiveUp) => self.fail(env, now),
                 None => (),
             }
         }

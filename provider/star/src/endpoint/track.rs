@@ -66,7 +66,7 @@ pub(super) struct Track {
 
 /// What a deadline that is due means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Due {
+pub(super) enum DeadlineKind {
     /// Send what waits from this sequence on again
     Resend(u32),
     /// The peer is gone
@@ -214,7 +214,7 @@ impl Track {
     }
 
     /// What to do now, if the deadline has passed.
-    pub(super) fn poll(&mut self, now: Nanos, patience: &Patience) -> Option<Due> {
+    pub(super) fn poll(&mut self, now: Nanos, patience: &Patience) -> Option<DeadlineKind> {
         let due = self.due.filter(|due| *due <= now)?;
         let late = now - due;
         if late > LATE {
@@ -228,12 +228,12 @@ impl Track {
         }
         if patience.is_over(self.tries, now.saturating_sub(self.since)) {
             self.due = None;
-            return Some(Due::GiveUp);
+            return Some(DeadlineKind::GiveUp);
         }
         self.tries = self.tries.saturating_add(1);
         self.ahead = 0;
         self.due = Some(now + self.wait());
-        Some(Due::Resend(self.low))
+        Some(DeadlineKind::Resend(self.low))
     }
 
     /// From the oldest that SF has not stored on.
@@ -260,7 +260,7 @@ mod tests {
         assert!(track.store(Psn::new(5), 200), "three behind it are there");
         assert!(!track.store(Psn::new(9), 200), "never sent");
         assert_eq!((track.low(), track.poll(200, &patience)), (0, None));
-        assert_eq!(track.poll(1_000_100, &patience), Some(Due::Resend(0)));
+        assert_eq!(track.poll(1_000_100, &patience), Some(DeadlineKind::Resend(0)));
         track.store(Psn::new(0), 1_000_200);
         assert_eq!(
             (track.low(), track.deadline()),
@@ -277,9 +277,9 @@ mod tests {
         let mut now = 3_000_000;
         for _ in 0..7 {
             now = track.deadline().unwrap();
-            assert_eq!(track.poll(now, &patience), Some(Due::Resend(6)));
+            assert_eq!(track.poll(now, &patience), Some(DeadlineKind::Resend(6)));
         }
-        assert_eq!(track.poll(now + seldom(7), &patience), Some(Due::GiveUp));
+        assert_eq!(track.poll(now + seldom(7), &patience), Some(DeadlineKind::GiveUp));
         assert_eq!(track.poll(u64::MAX, &patience), None);
     }
 
@@ -310,12 +310,12 @@ mod tests {
             (None, Some(late + LATE)),
             "it looks first"
         );
-        assert_eq!(track.poll(late + LATE, &patience), Some(Due::Resend(0)), "nothing had come");
+        assert_eq!(track.poll(late + LATE, &patience), Some(DeadlineKind::Resend(0)), "nothing had come");
         let due = track.deadline().unwrap();
         assert_eq!(track.poll(due + 2_000_000_000, &patience), None);
         assert_eq!(
             track.poll(due + 2_000_000_000 + LATE, &patience),
-            Some(Due::Resend(0)),
+            Some(DeadlineKind::Resend(0)),
             "that was no silence"
         );
     }
@@ -330,8 +330,8 @@ mod tests {
         let end = loop {
             let now = track.deadline().unwrap() + 90_000_000;
             match track.poll(now, &patience) {
-                Some(Due::GiveUp) => break now,
-                Some(Due::Resend(_)) => again += 1,
+                Some(DeadlineKind::GiveUp) => break now,
+                Some(DeadlineKind::Resend(_)) => again += 1,
                 None => assert!(now < 20_000_000_000, "it never decides"),
             }
         };

@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 
 use slab::Slab;
 use starverbs_core::coalesce::Backlog;
-use starverbs_core::mr::{Bind, MrFault, MrTable, Rule, Storage};
+use starverbs_core::mr::{Bind, MemoryRule, MrFault, MrTable, Storage};
 use starverbs_core::nic::{Nic, TimerId, Timers};
 use starverbs_core::qp::Owner;
 use starverbs_core::room::Room;
@@ -27,10 +27,10 @@ use crate::endpoint::{Linger, SlState};
 use crate::env::{SlEvent, StarSource};
 use crate::form::Form;
 use crate::stateless;
-use crate::wire::{Packet, Prefix};
+use crate::wire::{Prefix, StarPacket};
 
 use super::places::Places;
-use super::{Host, Turn};
+use super::{EndpointHost, Turn};
 pub use endpoint::StatefulCard;
 use endpoint::{Endpoint, WindowOp};
 pub(super) use revert::Stateless;
@@ -40,7 +40,7 @@ use rules::Rules;
 const LINGER_BIT: u32 = 1 << 31;
 
 /// What a process keeps of its queue pairs that are stateless ends.
-pub struct Endpoints<E: Host> {
+pub struct Endpoints<E: EndpointHost> {
     boot_epoch: u16,
     boot: u64,
     /// Which packets it sends
@@ -61,7 +61,7 @@ pub struct Endpoints<E: Host> {
     unanswered: u32,
     rules: Rules,
     /// Rules of keys whose previous rule stateful cards may still know
-    reopened: Vec<Rule>,
+    reopened: Vec<MemoryRule>,
     /// Those whose window operation waits until all stateful cards know of it
     waiting_ops: Vec<u32>,
     /// Connections whose queue pairs are gone
@@ -70,7 +70,7 @@ pub struct Endpoints<E: Host> {
     linger_index: Vec<(Prefix, u32)>,
 }
 
-impl<E: Host> Endpoints<E> {
+impl<E: EndpointHost> Endpoints<E> {
     /// Without queue pairs, on a card of this boot ID and boot epoch.
     pub fn new(boot_epoch: u16, boot: u64, form: Form, stats: E::Stats) -> Self {
         Endpoints {
@@ -104,9 +104,9 @@ impl<E: Host> Endpoints<E> {
     /// A packet for the card's stateless half; its event is handled at once. The card keeps nothing of
     /// connections, and accepts whatever names its boot epoch. The host has them all, and lets packets of
     /// their peers pass alone.
-    pub fn handle_packet(&mut self, turn: &mut Turn<'_, E>, from: StarSource<'_>, packet: &Packet<'_>) {
+    pub fn handle_packet(&mut self, turn: &mut Turn<'_, E>, from: StarSource<'_>, packet: &StarPacket<'_>) {
         let Some(slots) = self.slots_for(&from.meta.src, packet) else { return self.stats.star_drops.inc() };
-        let card = stateless::Card {
+        let card = stateless::StatelessCard {
             bounds: Some(&self.bounds),
             slots: Some(slots),
             boot_epoch: self.boot_epoch,
@@ -121,7 +121,7 @@ impl<E: Host> Endpoints<E> {
     /// The slots that a packet may fill, if it names a connection and comes from its peer's address. None in
     /// ERR: the program has its buffers back, and what was flushed must not arrive.
     #[inline]
-    fn slots_for(&self, source: &Gid, packet: &Packet<'_>) -> Option<MemRange> {
+    fn slots_for(&self, source: &Gid, packet: &StarPacket<'_>) -> Option<MemRange> {
         let prefix = packet.prefix?;
         let end = self.end(prefix.qpn)?;
         let peer = end.qp.peer();
@@ -163,7 +163,7 @@ impl<E: Host> Endpoints<E> {
     }
 
     /// A control message; false: for none of its QPs.
-    pub fn handle_control(&mut self, turn: &mut Turn<'_, E>, source: &Gid, packet: &Packet<'_>) -> bool {
+    pub fn handle_control(&mut self, turn: &mut Turn<'_, E>, source: &Gid, packet: &StarPacket<'_>) -> bool {
         let qpn = packet.header.qpn;
         if let Some(at) = self.places.get(qpn)
             && let Some(end) = self.ends.get_mut(at as usize)

@@ -23,11 +23,11 @@ use crate::form::Form;
 use crate::negotiate::{Beginning, Negotiation, Outcome, PeerQp, PlainPeers, Terms};
 use crate::stateful::{SlPeer, WINDOW};
 use crate::stateless;
-use crate::wire::Packet;
+use crate::wire::StarPacket;
 
 use super::endpoints::{Endpoints, StatefulCard};
 use super::places::ByQpn;
-use super::{Host, InboundMessage, Note, Turn, queues_of};
+use super::{EndpointHost, InboundMessage, Note, Turn, queues_of};
 use epochs::Epochs;
 use messages::{RoleMessage, decode_message, first_setup, refuse, send_message};
 use renegotiation::{Balance, Rounds};
@@ -89,7 +89,7 @@ impl End {
 }
 
 /// All of them.
-pub struct Roles<E: Host> {
+pub struct Roles<E: EndpointHost> {
     identity: Identity,
     ends: ByQpn<End>,
     /// Epochs of stateful ends: what arrives late of one that is over begins nothing
@@ -100,7 +100,7 @@ pub struct Roles<E: Host> {
     stats: E::Stats,
 }
 
-impl<E: Host> Roles<E> {
+impl<E: EndpointHost> Roles<E> {
     /// Nobody has asked yet.
     pub fn new(identity: Identity, stats: E::Stats) -> Self {
         let (timers, plain) = (Timers::default(), PlainPeers::default());
@@ -383,7 +383,7 @@ impl<E: Host> Roles<E> {
     }
 
     /// The first control message of a stateless end, its Setup: the stateful end begins, or answers Bye.
-    pub fn begin_stateful(&mut self, turn: &mut Turn<'_, E>, source: &Gid, packet: &Packet<'_>) {
+    pub fn begin_stateful(&mut self, turn: &mut Turn<'_, E>, source: &Gid, packet: &StarPacket<'_>) {
         let qpn = packet.header.qpn;
         let Some((setup, prefix)) = first_setup(packet) else { return };
         let ours = self.ends.get(qpn).is_some_and(|end| *source == end.av.dgid && prefix.qpn == end.peer);
@@ -437,14 +437,14 @@ impl<E: Host> Roles<E> {
 }
 
 /// The QP, if it still waits, is one of plain RoCEv2.
-fn resume_plain<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn) {
+fn resume_plain<E: EndpointHost>(turn: &mut Turn<'_, E>, qpn: Qpn) {
     if turn.nic.is_held(qpn) {
         turn.nic.resume_qp(turn.env, qpn, turn.now);
     }
 }
 
 /// The end that a QP was to become could not begin, and the peer counts on it.
-pub(super) fn fail<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn, error: NicError) {
+pub(super) fn fail<E: EndpointHost>(turn: &mut Turn<'_, E>, qpn: Qpn, error: NicError) {
     turn.env.note(qpn, &Note::Failed(error));
     let to = QpAttr { state: QpState::Err, ..QpAttr::default() };
     if turn.nic.modify_qp(turn.env, qpn, &to, QpAttrMask::STATE, turn.now).is_ok() {

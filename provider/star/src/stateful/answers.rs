@@ -6,18 +6,18 @@ use starverbs_core::{Access, Gid, Psn, QpId, QpState, SendOp, SendWqe, WcStatus}
 
 use super::events::Acked;
 use super::remote::Stored;
-use super::stream::{Class, Op};
-use super::window::{Answered, Entry, Kind, Of};
+use super::stream::{Class, WqeProgress};
+use super::window::{Answered, InFlight, Kind, Of};
 use super::{CardCtx, Stateful};
 use crate::env::StarEnv;
 use crate::form::Form;
 use crate::message::Wqe;
-use crate::packed::{Record, Records};
-use crate::wire::{Header, Opt, Packet, Ptype, Queue};
+use crate::packed::{PackedWqe, Records};
+use crate::wire::{Header, Opt, Ptype, Queue, StarPacket};
 
 impl<E: StarEnv> Stateful<E> {
     /// A packet for this connection came from `source`.
-    pub fn handle_packet(&mut self, card: &mut CardCtx<'_, E>, source: &Gid, packet: &Packet<'_>) {
+    pub fn handle_packet(&mut self, card: &mut CardCtx<'_, E>, source: &Gid, packet: &StarPacket<'_>) {
         let known = if packet.header.migrate {
             self.take_control(card, source, packet)
         } else {
@@ -32,7 +32,7 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    fn take_packet(&mut self, card: &mut CardCtx<'_, E>, source: &Gid, packet: &Packet<'_>) -> bool {
+    fn take_packet(&mut self, card: &mut CardCtx<'_, E>, source: &Gid, packet: &StarPacket<'_>) -> bool {
         let header = &packet.header;
         let mine = *source == self.peer.av.dgid
             && header.qpn == self.local.qpn
@@ -47,7 +47,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// A WQEP: answered as soon as it is stored, and each time it comes again (III-C2).
-    fn take_wqe(&mut self, card: &mut CardCtx<'_, E>, packet: &Packet<'_>) -> bool {
+    fn take_wqe(&mut self, card: &mut CardCtx<'_, E>, packet: &StarPacket<'_>) -> bool {
         let header = &packet.header;
         let Some(wqe) = Wqe::decode(packet.data) else { return false };
         let queue = header.opt.queue();
@@ -72,9 +72,9 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Many WQEs. False: one of them is malformed, or cannot be stored; those before it are.
-    fn take_wqes(&mut self, card: &mut CardCtx<'_, E>, packet: &Packet<'_>) -> bool {
+    fn take_wqes(&mut self, card: &mut CardCtx<'_, E>, packet: &StarPacket<'_>) -> bool {
         for record in Records::new(packet.data) {
-            let Some(Record { seq, wqe }) = record else { return false };
+            let Some(PackedWqe { seq, wqe }) = record else { return false };
             if !self.store(card, seq, &wqe) {
                 return false;
             }
@@ -115,7 +115,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// RDA or GDA. False: it answers nothing that is under way.
-    fn answered(&mut self, card: &mut CardCtx<'_, E>, packet: &Packet<'_>) -> bool {
+    fn answered(&mut self, card: &mut CardCtx<'_, E>, packet: &StarPacket<'_>) -> bool {
         let (header, data) = (&packet.header, packet.data);
         let Some(entry) = self.window.get(header.psn).copied() else {
             return self.answered_again(card, header.psn);
@@ -153,7 +153,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// SL's WRITEs are seen in our memory as they land: one lands when all before it is there, and its last
     /// packet behind its others.
-    fn too_early(&mut self, entry: &Entry, op: &Op) -> bool {
+    fn too_early(&mut self, entry: &InFlight, op: &WqeProgress) -> bool {
         let seen = entry.of == Of::Remote && entry.kind == Kind::Get && op.class == Class::Write;
         seen && (self.streams[1].settled() != entry.wqe || entry.last && op.left > 1)
     }
@@ -192,7 +192,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Which packets are lost, as an answer shows.
-    fn infer(&mut self, card: &mut CardCtx<'_, E>, answered: &Entry) {
+    fn infer(&mut self, card: &mut CardCtx<'_, E>, answered: &InFlight) {
         let lost = self.window.infer(answered, card.path.rtt.disorder());
         if lost > 0 {
             card.path.lost(lost);
@@ -243,8 +243,8 @@ impl<E: StarEnv> Stateful<E> {
     fn place(
         &mut self,
         card: &mut CardCtx<'_, E>,
-        entry: &Entry,
-        op: &Op,
+        entry: &InFlight,
+        op: &WqeProgress,
         data: &[u8],
     ) -> Result<(), WcStatus> {
         match (entry.of, entry.kind, op.class) {
@@ -287,7 +287,7 @@ impl<E: StarEnv> Stateful<E> {
     pub(super) fn place_recv(
         &self,
         card: &mut CardCtx<'_, E>,
-        op: &Op,
+        op: &WqeProgress,
         offset: u32,
         data: &[u8],
     ) -> Option<()> {

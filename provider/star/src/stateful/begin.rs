@@ -6,7 +6,7 @@ use starverbs_core::mr::{Bind, WindowType};
 use starverbs_core::transport::{RNR_TIMER_10US, slices};
 use starverbs_core::{Access, Nanos, Psn, QpId, SendFlags, SendOp, SendWqe, Sge, WcStatus};
 
-use super::stream::{Carry, Class, Op};
+use super::stream::{Carry, Class, WqeProgress};
 use super::window::Of;
 use super::{CardCtx, Held, Stateful};
 use crate::env::StarEnv;
@@ -21,13 +21,13 @@ pub(super) enum Begin {
     /// Not now
     Wait,
     /// It begins, or begins to fail
-    Go(Op),
+    Go(WqeProgress),
 }
 
 impl Begin {
     /// It fails before anything was done for it.
     pub(super) fn failed(class: Class, status: WcStatus) -> Self {
-        Begin::Go(Op { class, status, all: true, ..Op::default() })
+        Begin::Go(WqeProgress { class, status, all: true, ..WqeProgress::default() })
     }
 }
 
@@ -170,19 +170,24 @@ impl<E: StarEnv> Stateful<E> {
         if matches!(status, WcStatus::RemOpErr | WcStatus::RemAccessErr) {
             card.stats.star_rejects.inc();
         }
-        Begin::Go(Op {
+        Begin::Go(WqeProgress {
             class: Class::Send,
             carries: carries && !failed,
             recv: Some(seq.get()),
             status,
             all: failed || wqe.length == 0,
             length: wqe.length,
-            ..Op::default()
+            ..WqeProgress::default()
         })
     }
 
     fn begin_write(&mut self, card: &mut CardCtx<'_, E>, wqe: &SendWqe) -> Begin {
-        let mut op = Op { class: Class::Write, length: wqe.length, all: wqe.length == 0, ..Op::default() };
+        let mut op = WqeProgress {
+            class: Class::Write,
+            length: wqe.length,
+            all: wqe.length == 0,
+            ..WqeProgress::default()
+        };
         let allowed = self.setup.access.contains(Access::REMOTE_WRITE);
         if wqe.length > 0 {
             let need = Access::REMOTE_WRITE;
@@ -229,7 +234,8 @@ impl<E: StarEnv> Stateful<E> {
             /* before its key is looked at, as RC's responder does */
             return Begin::failed(class, WcStatus::RemInvReqErr);
         }
-        let mut op = Op { class, length: wqe.length, all: wqe.length == 0, ..Op::default() };
+        let mut op =
+            WqeProgress { class, length: wqe.length, all: wqe.length == 0, ..WqeProgress::default() };
         let allowed = self.setup.access.contains(need);
         if wqe.length > 0 {
             let found = card.registry.find(self.conn, wqe.rkey, wqe.remote_addr, wqe.length, need);
@@ -264,7 +270,7 @@ impl<E: StarEnv> Stateful<E> {
             card.mrs.invalidate(wqe.rkey, owner).is_ok()
         };
         let status = if done { WcStatus::Success } else { WcStatus::MwBindErr };
-        Begin::Go(Op { class: Class::Own, status, all: true, ..Op::default() })
+        Begin::Go(WqeProgress { class: Class::Own, status, all: true, ..WqeProgress::default() })
     }
 
     /// Begins WQE `next` of SL's send queue.
@@ -292,7 +298,7 @@ impl<E: StarEnv> Stateful<E> {
             Class::Write => self.begin_remote_write(card, index, &wqe),
             /* SL does it, once it knows that all before it is done */
             Class::Own if self.streams[1].under_way() > 0 => Begin::Wait,
-            Class::Own => Begin::Go(Op { class, all: true, ..Op::default() }),
+            Class::Own => Begin::Go(WqeProgress { class, all: true, ..WqeProgress::default() }),
             _ => self.begin_remote_read(card, seq, &wqe),
         }
     }
@@ -338,7 +344,12 @@ impl<E: StarEnv> Stateful<E> {
             Err(begin) => return begin,
         };
         let room: u64 = self.held_sges(place).iter().map(|sge| u64::from(sge.len)).sum();
-        let mut op = Op { class: Class::Send, recv: Some(place), length: wqe.length, ..Op::default() };
+        let mut op = WqeProgress {
+            class: Class::Send,
+            recv: Some(place),
+            length: wqe.length,
+            ..WqeProgress::default()
+        };
         if u64::from(wqe.length) > room {
             op.status = WcStatus::RemInvReqErr;
         } else if wqe.flags.contains(SendFlags::INLINE)
@@ -365,7 +376,7 @@ impl<E: StarEnv> Stateful<E> {
             /* what waits to be placed behind a READ must not take the window that its last packet needs */
             return Begin::Wait;
         }
-        let mut op = Op { class: Class::Write, length: wqe.length, ..Op::default() };
+        let mut op = WqeProgress { class: Class::Write, length: wqe.length, ..WqeProgress::default() };
         op.all = wqe.length == 0 || inline;
         if wqe.op.takes_recv() {
             match self.take_recv(card, index, Class::Write) {
@@ -397,7 +408,8 @@ impl<E: StarEnv> Stateful<E> {
         let Some(host) = found.ok().filter(|_| self.local.access.contains(need)) else {
             return Begin::failed(class, WcStatus::RemAccessErr);
         };
-        let mut op = Op { class, length: wqe.length, all: wqe.length == 0, ..Op::default() };
+        let mut op =
+            WqeProgress { class, length: wqe.length, all: wqe.length == 0, ..WqeProgress::default() };
         if atomic {
             if (host | wqe.remote_addr) & 7 != 0 {
                 return Begin::failed(class, WcStatus::RemInvReqErr);

@@ -3,7 +3,7 @@
 use starverbs_core::env::{CompletionQueue, SendQueue};
 use starverbs_core::{Cqe, Psn, QpId, QpState, SendFlags, SendOp, SendWqe, WcFlags, WcOpcode, WcStatus};
 
-use super::stream::{Class, Op};
+use super::stream::{Class, WqeProgress};
 use super::window::Of;
 use super::{CardCtx, Ended, Stateful};
 use crate::env::StarEnv;
@@ -33,7 +33,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// The oldest WQE of a stream, if all its data is where it belongs, and no copy of a packet of it can
     /// come any more.
-    fn finished(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> Option<(u32, Op)> {
+    fn finished(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> Option<(u32, WqeProgress)> {
         let stream = &self.streams[of as usize];
         let (index, op) = (stream.una, *stream.get(stream.una));
         /* what ended SL's end stays the oldest of its WQEs */
@@ -52,7 +52,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// How a WQE of ours ends whose data is here: the result of an atomic may still find no place.
-    fn end_of_local(&mut self, card: &mut CardCtx<'_, E>, index: u32, op: &Op) -> WcStatus {
+    fn end_of_local(&mut self, card: &mut CardCtx<'_, E>, index: u32, op: &WqeProgress) -> WcStatus {
         let brings = op.status == WcStatus::Success && op.class == Class::Atomic;
         if brings && self.scatter(card, index, 0, &op.value.to_ne_bytes()).is_none() {
             return WcStatus::LocProtErr;
@@ -60,7 +60,7 @@ impl<E: StarEnv> Stateful<E> {
         op.status
     }
 
-    fn complete_local(&mut self, card: &mut CardCtx<'_, E>, index: u32, op: &Op) {
+    fn complete_local(&mut self, card: &mut CardCtx<'_, E>, index: u32, op: &WqeProgress) {
         let wqe = self.local.sq.wqe(index);
         /* before the completion: who polls it may post at once */
         self.local.sq.release(index.wrapping_add(1));
@@ -78,7 +78,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// How a WQE of SL ends whose data is here: a SEND with invalidate may still fail.
-    fn end_of(&mut self, card: &mut CardCtx<'_, E>, index: u32, op: &Op) -> WcStatus {
+    fn end_of(&mut self, card: &mut CardCtx<'_, E>, index: u32, op: &WqeProgress) -> WcStatus {
         let wqe = self.sends.get(Psn::new(index)).copied().unwrap_or_default();
         let owner = QpId { pd: self.local.pd, qpn: self.local.qpn };
         let fails = op.status == WcStatus::Success
@@ -87,7 +87,7 @@ impl<E: StarEnv> Stateful<E> {
         if fails { WcStatus::RemAccessErr } else { op.status }
     }
 
-    fn complete_remote(&mut self, card: &mut CardCtx<'_, E>, index: u32, op: &Op) {
+    fn complete_remote(&mut self, card: &mut CardCtx<'_, E>, index: u32, op: &WqeProgress) {
         let seq = Psn::new(index);
         let Some(wqe) = self.sends.get(seq).copied() else { return };
         self.sends.release(seq.plus(1));

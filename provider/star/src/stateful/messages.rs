@@ -9,7 +9,7 @@ use super::{CardCtx, Ended, Stateful};
 use crate::channel::Arrival;
 use crate::control::{Control, MAX_CONTROL, Setup};
 use crate::env::{StarDest, StarEnv};
-use crate::wire::{Head, Packet, Prefix, Ptype, Side};
+use crate::wire::{Prefix, Ptype, Side, StarHead, StarPacket};
 
 impl<E: StarEnv> Stateful<E> {
     /// A control message, or the answer to one, came from `source`.
@@ -17,7 +17,7 @@ impl<E: StarEnv> Stateful<E> {
         &mut self,
         card: &mut CardCtx<'_, E>,
         source: &Gid,
-        packet: &Packet<'_>,
+        packet: &StarPacket<'_>,
     ) -> bool {
         let header = &packet.header;
         let sender = Prefix { qpn: self.peer.qpn, epoch: self.peer.epoch };
@@ -96,7 +96,7 @@ impl<E: StarEnv> Stateful<E> {
     /// Sends a control message, or the answer to one, if there is one to send.
     pub(super) fn send_control(&mut self, card: &mut CardCtx<'_, E>) -> bool {
         if let Some(seq) = self.answer_owed.take() {
-            let head = Head::control_ack(self.peer.qpn, self.prefix(), seq);
+            let head = StarHead::control_ack(self.peer.qpn, self.prefix(), seq);
             self.post(card, &head, &[]);
             return true;
         }
@@ -104,7 +104,7 @@ impl<E: StarEnv> Stateful<E> {
         let Some((seq, message)) = self.channel.poll(card.now) else { return false };
         let mut room = [0; MAX_CONTROL];
         let Some(len) = message.encode(&mut room) else { return false };
-        let head = Head::control(self.peer.qpn, self.prefix(), seq, len as u16);
+        let head = StarHead::control(self.peer.qpn, self.prefix(), seq, len as u16);
         self.post(card, &head, room.get(..len).unwrap_or(&[]));
         if let Some(at) = self.channel.deadline() {
             self.arm(at);
@@ -159,7 +159,7 @@ impl<E: StarEnv> Stateful<E> {
         Prefix { qpn: self.local.qpn, epoch: self.peer.epoch }
     }
 
-    fn post(&self, card: &mut CardCtx<'_, E>, head: &Head, data: &[u8]) {
+    fn post(&self, card: &mut CardCtx<'_, E>, head: &StarHead, data: &[u8]) {
         let to = StarDest { av: &self.peer.av, port: self.peer.control_port };
         card.env.send_star(Side::Stateful, to, head, data, &[], false);
     }

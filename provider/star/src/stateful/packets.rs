@@ -7,8 +7,8 @@ use starverbs_core::transport::slices;
 use starverbs_core::{Access, Psn, QpId, QpState, Seg, SendFlags, Sge, WcStatus};
 
 use super::begin::Begin;
-use super::stream::{Class, Op};
-use super::window::{Entry, Kind, Of};
+use super::stream::{Class, WqeProgress};
+use super::window::{InFlight, Kind, Of};
 use super::{CardCtx, Ended, Stateful};
 use crate::carried::CARRIED_LEN;
 use crate::env::StarEnv;
@@ -74,7 +74,7 @@ impl<E: StarEnv> Stateful<E> {
         let settled = self.streams[1].settled();
         let streams = &self.streams;
         /* a packet whose answer would be refused again is not asked for yet */
-        let may = |entry: &Entry| {
+        let may = |entry: &InFlight| {
             let op = streams[entry.of as usize].get(entry.wqe);
             let placed = entry.of == Of::Remote && entry.kind == Kind::Get && op.class == Class::Write;
             !placed || (settled == entry.wqe && (!entry.last || op.left == 1))
@@ -104,12 +104,12 @@ impl<E: StarEnv> Stateful<E> {
             if op.probe == 0 || op.probe > card.now || stream.under_way() == 0 || !self.window.has_room() {
                 continue;
             }
-            let probe = Entry { of, wqe: index, ..Entry::default() };
+            let probe = InFlight { of, wqe: index, ..InFlight::default() };
             let Some((addr, _, rule)) = self.target(card, of, index, &op, 0) else { continue };
             if !self.is_admitted(card, probe.cost()) {
                 return false;
             }
-            let probe = Entry { addr, rule, ..probe };
+            let probe = InFlight { addr, rule, ..probe };
             self.asks(card.now);
             let psn = self.window.push(probe, card.now);
             let op = self.stream(of).op(index);
@@ -220,8 +220,17 @@ impl<E: StarEnv> Stateful<E> {
         if seen && last && op.left > 0 {
             return false;
         }
-        let fresh =
-            Entry { of, kind, last, len: len as u16, wqe: index, offset, addr, rule, ..Entry::default() };
+        let fresh = InFlight {
+            of,
+            kind,
+            last,
+            len: len as u16,
+            wqe: index,
+            offset,
+            addr,
+            rule,
+            ..InFlight::default()
+        };
         if !self.is_admitted(card, fresh.cost()) {
             return false;
         }
@@ -231,7 +240,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// A packet that was admitted, and for which the window has room, leaves for the first time.
-    pub(super) fn launch(&mut self, card: &mut CardCtx<'_, E>, fresh: &Entry) {
+    pub(super) fn launch(&mut self, card: &mut CardCtx<'_, E>, fresh: &InFlight) {
         self.asks(card.now);
         let psn = self.window.push(*fresh, card.now);
         match self.send_entry(card, psn, fresh) {
@@ -248,7 +257,7 @@ impl<E: StarEnv> Stateful<E> {
         card: &CardCtx<'_, E>,
         of: Of,
         index: u32,
-        op: &Op,
+        op: &WqeProgress,
         offset: u32,
     ) -> Option<(u64, u32, RuleRef)> {
         let sges = match (of, op.recv) {
@@ -266,7 +275,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// One packet through the gate. Why it cannot leave, otherwise.
-    fn send_entry(&mut self, card: &mut CardCtx<'_, E>, psn: Psn, entry: &Entry) -> Result<(), WcStatus> {
+    fn send_entry(&mut self, card: &mut CardCtx<'_, E>, psn: Psn, entry: &InFlight) -> Result<(), WcStatus> {
         let op = *self.streams[entry.of as usize].get(entry.wqe);
         if op.carries && entry.last {
             return self.send_last(card, psn, entry, &op);
@@ -318,7 +327,7 @@ impl<E: StarEnv> Stateful<E> {
         if left { Ok(()) } else { Err(refused(entry.of, &op)) }
     }
 
-    fn atomic(&self, index: u32, op: &Op) -> [u8; ATOMIC_LEN] {
+    fn atomic(&self, index: u32, op: &WqeProgress) -> [u8; ATOMIC_LEN] {
         let wqe = self.local.sq.wqe(index);
         let slot = slot(self.setup.replay, self.setup.replay_slots, op.atomic, REPLAY_SLOT);
         let (seq, slots) = (op.atomic, self.setup.replay_slots.trailing_zeros() as u8);
@@ -326,7 +335,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Collects our memory that a packet carries. Why not, otherwise.
-    pub(super) fn gather(&mut self, card: &mut CardCtx<'_, E>, entry: &Entry) -> Result<(), WcStatus> {
+    pub(super) fn gather(&mut self, card: &mut CardCtx<'_, E>, entry: &InFlight) -> Result<(), WcStatus> {
         let (len, segs) = (u32::from(entry.len), &mut self.segs);
         let env = &mut *card.env;
         env.begin_payload();
@@ -383,7 +392,7 @@ pub(super) fn opt_of(class: Class) -> Opt {
 }
 
 /// How a WQE ends whose rule is no more.
-pub(super) fn refused(of: Of, op: &Op) -> WcStatus {
+pub(super) fn refused(of: Of, op: &WqeProgress) -> WcStatus {
     match (of, op.class) {
         (Of::Local, Class::Send) => WcStatus::RemOpErr,
         (Of::Local, _) => WcStatus::RemAccessErr,

@@ -9,8 +9,8 @@ use starverbs_core::{Access, Psn, QpState, SendOp, SendWqe, WcStatus};
 
 use super::finish::{recv_done, send_done};
 use super::packets::{kind_of, need_of, opt_of, refused};
-use super::stream::Op;
-use super::window::{Entry, Of};
+use super::stream::WqeProgress;
+use super::window::{InFlight, Of};
 use super::{CardCtx, Ended, Stateful};
 use crate::carried::{CARRIED_LEN, Carried};
 use crate::env::StarEnv;
@@ -18,7 +18,7 @@ use crate::form::Form;
 use crate::message::CqeMsg;
 use crate::registry::{Claim, SendCtx};
 use crate::ring::CQE_SLOT;
-use crate::wire::{Header, Packet, Ptype, Queue};
+use crate::wire::{Header, Ptype, Queue, StarPacket};
 
 impl<E: StarEnv> Stateful<E> {
     /// Whether the last packet of a WQE may bring SL's completion with it, if there is room for that. What
@@ -50,7 +50,8 @@ impl<E: StarEnv> Stateful<E> {
             return true;
         };
         let (kind, len) = (kind_of(of, op.class), (op.length - offset) as u16);
-        let fresh = Entry { of, kind, last: true, len, wqe: index, offset, addr, rule, ..Entry::default() };
+        let fresh =
+            InFlight { of, kind, last: true, len, wqe: index, offset, addr, rule, ..InFlight::default() };
         if !self.is_admitted(card, fresh.cost()) {
             return false;
         }
@@ -71,8 +72,8 @@ impl<E: StarEnv> Stateful<E> {
         &mut self,
         card: &mut CardCtx<'_, E>,
         psn: Psn,
-        entry: &Entry,
-        op: &Op,
+        entry: &InFlight,
+        op: &WqeProgress,
     ) -> Result<(), WcStatus> {
         let (queue, seq, cqe) = self.completion_of(entry, op);
         let ring = &self.completions[queue as usize];
@@ -107,7 +108,12 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Collects what the last packet of a WQE brings. Why that is not to be had any more, otherwise.
-    fn collect_last(&mut self, card: &mut CardCtx<'_, E>, entry: &Entry, op: &Op) -> Result<(), WcStatus> {
+    fn collect_last(
+        &mut self,
+        card: &mut CardCtx<'_, E>,
+        entry: &InFlight,
+        op: &WqeProgress,
+    ) -> Result<(), WcStatus> {
         self.segs.clear();
         if !card.registry.is_live(entry.rule) {
             return Err(refused(entry.of, op));
@@ -117,7 +123,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// SL's completion that the last packet of a WQE carries: of the receive that our WQE took, or of SL's
     /// READ.
-    fn completion_of(&self, entry: &Entry, op: &Op) -> (Queue, Psn, CqeMsg) {
+    fn completion_of(&self, entry: &InFlight, op: &WqeProgress) -> (Queue, Psn, CqeMsg) {
         match (entry.of, op.recv) {
             (Of::Local, recv) => {
                 let seq = Psn::new(recv.unwrap_or_default());
@@ -132,9 +138,9 @@ impl<E: StarEnv> Stateful<E> {
     pub(super) fn answered_last(
         &mut self,
         card: &mut CardCtx<'_, E>,
-        packet: &Packet<'_>,
-        entry: &Entry,
-        op: &Op,
+        packet: &StarPacket<'_>,
+        entry: &InFlight,
+        op: &WqeProgress,
     ) -> bool {
         let (header, alone) = (&packet.header, CARRIED_LEN as u16);
         let not = header.ptype == Ptype::Gda && header.len == 0;

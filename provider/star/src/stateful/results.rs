@@ -10,7 +10,7 @@ use starverbs_core::{Access, Psn};
 
 use super::packets::refused;
 use super::stream::RESULT;
-use super::window::{Entry, Kind, Of};
+use super::window::{InFlight, Kind, Of};
 use super::{CardCtx, Ended, Stateful};
 use crate::env::StarEnv;
 
@@ -36,7 +36,7 @@ impl<E: StarEnv> Stateful<E> {
             return true;
         };
         let (of, kind, len) = (Of::Remote, Kind::Put, RESULT as u16);
-        let fresh = Entry { of, kind, last: true, len, wqe: index, addr, rule, ..Entry::default() };
+        let fresh = InFlight { of, kind, last: true, len, wqe: index, addr, rule, ..InFlight::default() };
         if !self.is_admitted(card, fresh.cost()) {
             return false;
         }

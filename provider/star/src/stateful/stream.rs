@@ -62,7 +62,7 @@ pub(super) enum Carry {
 
 /// A WQE under way.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Op {
+pub(super) struct WqeProgress {
     pub(super) class: Class,
     /// A WRITE that may land before what is before it
     pub(super) relaxed: bool,
@@ -104,7 +104,7 @@ pub(super) struct Op {
     pub(super) probed: bool,
 }
 
-impl Op {
+impl WqeProgress {
     /// Whether it touches some of these bytes of SL's memory.
     fn overlaps(&self, addr: u64, len: u32) -> bool {
         let (mine, theirs) = (self.base.wrapping_sub(addr), addr.wrapping_sub(self.base));
@@ -124,7 +124,7 @@ struct Counts {
 
 /// The WQEs of one queue.
 pub(super) struct Stream {
-    ops: Box<[Op]>,
+    ops: Box<[WqeProgress]>,
     /// Oldest WQE that is not complete
     pub(super) una: u32,
     /// WQE whose packets are leaving, or the first that has not begun
@@ -178,13 +178,13 @@ impl Stream {
     }
 
     /// WQE `index`, which is under way.
-    pub(super) fn op(&mut self, index: u32) -> &mut Op {
+    pub(super) fn op(&mut self, index: u32) -> &mut WqeProgress {
         let at = self.at(index);
         &mut self.ops[at]
     }
 
     /// As `op`, to read.
-    pub(super) fn get(&self, index: u32) -> &Op {
+    pub(super) fn get(&self, index: u32) -> &WqeProgress {
         &self.ops[self.at(index)]
     }
 
@@ -213,7 +213,7 @@ impl Stream {
     }
 
     /// WQE `next` begins.
-    pub(super) fn begin(&mut self, op: Op) {
+    pub(super) fn begin(&mut self, op: WqeProgress) {
         let next = self.next;
         *self.op(next) = op;
         if let Some(count) = self.count(op.class) {
@@ -283,7 +283,7 @@ impl Stream {
     }
 
     /// The oldest is complete.
-    pub(super) fn retire(&mut self) -> Op {
+    pub(super) fn retire(&mut self) -> WqeProgress {
         let una = self.una;
         self.let_go(una);
         let op = core::mem::take(self.op(una));
@@ -358,7 +358,7 @@ impl Stream {
 
     /// That packet has come, or failed, and those before it with it.
     pub(super) fn carried(&mut self, index: u32, status: WcStatus) {
-        let Op { base: place, class, .. } = *self.get(index);
+        let WqeProgress { base: place, class, .. } = *self.get(index);
         if class != Class::Atomic {
             return;
         }
@@ -391,7 +391,7 @@ impl Stream {
         })
     }
 
-    fn any(&self, is: impl Fn(&Op) -> bool) -> bool {
+    fn any(&self, is: impl Fn(&WqeProgress) -> bool) -> bool {
         (0..self.under_way()).any(|n| is(self.get(self.una.wrapping_add(n))))
     }
 
@@ -418,7 +418,13 @@ mod tests {
     #[test]
     fn what_overlaps_is_in_the_way() {
         let mut stream = Stream::new(u32::MAX, 4).unwrap();
-        stream.begin(Op { class: Class::Write, relaxed: true, base: 100, length: 10, ..Op::default() });
+        stream.begin(WqeProgress {
+            class: Class::Write,
+            relaxed: true,
+            base: 100,
+            length: 10,
+            ..WqeProgress::default()
+        });
         for (addr, len, overlaps) in
             [(90, 10, false), (90, 11, true), (109, 1, true), (110, 5, false), (105, 0, true)]
         {

@@ -4,7 +4,7 @@ mod world;
 
 use std::vec::Vec;
 
-use starverbs_core::mr::Rule;
+use starverbs_core::mr::MemoryRule;
 use starverbs_core::{AsyncEvent, SendFlags, SendOp, SendWqe, WcFlags, WcOpcode};
 
 use super::*;

@@ -47,7 +47,7 @@ pub(super) enum Kind {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum State {
+pub(super) enum PacketState {
     #[default]
     Done,
     Flight,
@@ -56,12 +56,12 @@ pub(super) enum State {
 
 /// A packet under way.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Entry {
+pub(super) struct InFlight {
     pub(super) of: Of,
     pub(super) kind: Kind,
     /// The last of its WQE
     pub(super) last: bool,
-    pub(super) state: State,
+    pub(super) state: PacketState,
     pub(super) tries: u8,
     /// Bytes that it brings or asks for
     pub(super) len: u16,
@@ -93,7 +93,7 @@ fn copy(psn: Psn) -> u32 {
     psn.get() & (COPIES - 1)
 }
 
-impl Entry {
+impl InFlight {
     /// Whether it brings nothing, and shows only that what left before it is not under way.
     pub(super) fn is_probe(&self) -> bool {
         self.kind == Kind::Put && self.len == 0
@@ -131,7 +131,7 @@ impl Entry {
 /// What an answer was to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answered {
-    pub(super) entry: Entry,
+    pub(super) entry: InFlight,
     /// When that transmission was made, if it was the last
     pub(super) sent: Option<Nanos>,
     /// What had left so much later, in its lane, was answered before it
@@ -157,8 +157,8 @@ struct Lane {
 }
 
 /// All packets under way of a connection.
-pub(super) struct Window {
-    ring: Box<[Entry]>,
+pub(super) struct PacketWindow {
+    ring: Box<[InFlight]>,
     /// Places that are used, the first ones: a power of two. All others are as at first
     used: u32,
     una: Psn,
@@ -174,11 +174,11 @@ pub(super) struct Window {
     probed_at: Nanos,
 }
 
-impl Window {
+impl PacketWindow {
     /// Room for so many packets, a power of two. `Exhausted`: no memory.
     pub(super) fn new(packets: u32) -> Result<Self, NicError> {
         let packets = packets.clamp(LEAST, 1 << 16).next_power_of_two();
-        Ok(Window {
+        Ok(PacketWindow {
             ring: filled(packets as usize)?,
             used: packets.min(FIRST_PLACES),
             una: Psn::default(),
@@ -228,14 +228,14 @@ impl Window {
     }
 
     /// Adds a packet that leaves now; gives its PSN. There must be room.
-    pub(super) fn push(&mut self, entry: Entry, now: Nanos) -> Psn {
+    pub(super) fn push(&mut self, entry: InFlight, now: Nanos) -> Psn {
         debug_assert!(self.has_room(), "the caller looks for room first");
         if self.span() == self.used {
             self.widen();
         }
         let psn = self.next;
         let at = self.place(psn);
-        self.ring[at] = Entry { state: State::Flight, tries: 0, waiting: 0, lapped: false, ..entry };
+        self.ring[at] = InFlight { state: PacketState::Flight, tries: 0, waiting: 0, lapped: false, ..entry };
         self.next = psn.plus(COPIES);
         self.note_sent(at, now);
         psn
@@ -284,10 +284,10 @@ impl Window {
     }
 
     /// The unanswered packet one of whose transmissions has this PSN.
-    pub(super) fn get(&self, psn: Psn) -> Option<&Entry> {
+    pub(super) fn get(&self, psn: Psn) -> Option<&InFlight> {
         let known = !base(psn).before(self.una) && psn.before(self.next);
         let entry = &self.ring[self.place(psn)];
-        (known && entry.state != State::Done).then_some(entry)
+        (known && entry.state != PacketState::Done).then_some(entry)
     }
 
     /// The answer to a packet came; gives what it was. `None`: it answers nothing under way.
@@ -322,30 +322,30 @@ impl Window {
 
     /// The answer to another transmission of a packet that is done came; gives the packet. `None`: it answers
     /// nothing that is known.
-    pub(super) fn done_again(&mut self, psn: Psn) -> Option<Entry> {
+    pub(super) fn done_again(&mut self, psn: Psn) -> Option<InFlight> {
         let behind = self.next.since(base(psn));
         let at = self.place(psn);
         let known = behind > 0 && behind as u32 / COPIES <= self.used;
         let entry = &mut self.ring[at];
-        (known && entry.state == State::Done && entry.on_ack(copy(psn))).then_some(*entry)
+        (known && entry.state == PacketState::Done && entry.on_ack(copy(psn))).then_some(*entry)
     }
 
     fn settle(&mut self, at: usize) {
         let entry = &mut self.ring[at];
         match entry.state {
-            State::Flight => {
+            PacketState::Flight => {
                 self.flight -= 1;
                 self.bytes -= entry.cost();
             }
-            State::Lost => self.lost -= 1,
-            State::Done => {}
+            PacketState::Lost => self.lost -= 1,
+            PacketState::Done => {}
         }
-        entry.state = State::Done;
+        entry.state = PacketState::Done;
         self.tail_probes = self.tail_probes.min(self.lost);
     }
 
     fn pass(&mut self) {
-        while self.una != self.next && self.ring[self.place(self.una)].state == State::Done {
+        while self.una != self.next && self.ring[self.place(self.una)].state == PacketState::Done {
             self.una = self.una.plus(COPIES);
         }
         /* one that has nothing under way is not left behind for so long that its place seems to lie ahead */
@@ -366,7 +366,7 @@ impl Window {
     }
 
     /// Answers to these packets are waited for no more.
-    pub(super) fn forget(&mut self, which: impl Fn(&Entry) -> bool) {
+    pub(super) fn forget(&mut self, which: impl Fn(&InFlight) -> bool) {
         for psn in self.each() {
             let at = self.place(psn);
             if which(&self.ring[at]) {

@@ -8,21 +8,21 @@ use super::*;
 const NEVER: Nanos = Nanos::MAX / 2;
 
 /// A packet that brings data, and one that gets some.
-fn put(wqe: u32) -> Entry {
-    Entry { wqe, len: 100, ..Entry::default() }
+fn put(wqe: u32) -> InFlight {
+    InFlight { wqe, len: 100, ..InFlight::default() }
 }
-fn get(wqe: u32) -> Entry {
-    Entry { kind: Kind::Get, ..put(wqe) }
+fn get(wqe: u32) -> InFlight {
+    InFlight { kind: Kind::Get, ..put(wqe) }
 }
 
 /// The empty window goes on with this PSN.
-fn begin_at(window: &mut Window, psn: Psn) {
+fn begin_at(window: &mut PacketWindow, psn: Psn) {
     (window.una, window.next) = (psn, psn);
     window.lanes.iter_mut().for_each(|lane| lane.first = psn);
 }
 
-fn filled_window(packets: u32) -> Window {
-    let mut window = Window::new(packets).unwrap();
+fn filled_window(packets: u32) -> PacketWindow {
+    let mut window = PacketWindow::new(packets).unwrap();
     /* just before the end of numbers */
     begin_at(&mut window, Psn::new(2 * NO_PSN));
     for n in 0..packets {
@@ -73,7 +73,7 @@ fn a_packet_that_three_others_overtook_is_lost_and_only_it_goes_again() {
     assert_eq!((again, window.in_flight()), (first.plus(1), 5 * each));
     assert!(window.next_lost(|_| true).is_none());
     /* which of the two came is known: the first proves nothing of what left before the second */
-    let mut early = Window { ring: window.ring.clone(), ..window };
+    let mut early = PacketWindow { ring: window.ring.clone(), ..window };
     let late = early.done(first).unwrap();
     assert_eq!((late.sent, late.entry.copies(), early.infer(&put(0), NEVER)), (None, 1, 0));
     let answered = early.done_again(again).unwrap();
@@ -90,7 +90,7 @@ fn a_packet_that_three_others_overtook_is_lost_and_only_it_goes_again() {
 /// shows anything of the other.
 #[test]
 fn a_packet_that_another_kind_passed_is_not_lost() {
-    let mut window = Window::new(16).unwrap();
+    let mut window = PacketWindow::new(16).unwrap();
     begin_at(&mut window, Psn::new(2 * NO_PSN));
     let first = window.una;
     for n in 0..8 {
@@ -106,20 +106,20 @@ fn a_packet_that_another_kind_passed_is_not_lost() {
     /* the fourth of its kind: the first is lost, the others are not */
     assert_eq!(window.done(nth(first, 6)).map(|answered| answered.overtaken), Some(0));
     assert_eq!((window.infer(&get(3), NEVER), window.infer(&put(3), NEVER)), (0, each));
-    assert_eq!((window.get(first).unwrap().state, window.newest_put()), (State::Lost, 10));
+    assert_eq!((window.get(first).unwrap().state, window.newest_put()), (PacketState::Lost, 10));
 }
 
 /// One kind may have nothing under way while numbers of the other come round.
 #[test]
 fn a_kind_that_pauses_is_not_left_behind() {
-    let mut window = Window::new(8).unwrap();
+    let mut window = PacketWindow::new(8).unwrap();
     for n in 0..NO_PSN / COPIES + 2 {
         let psn = window.push(put(n), 0);
         assert!(window.done(psn).is_some() && window.infer(&put(n), 0) == 0);
     }
     let psns: Vec<Psn> = (0..5).map(|n| window.push(get(n), 0)).collect();
     window.done(psns[4]).unwrap();
-    assert!(window.infer(&get(4), NEVER) > 0 && window.get(psns[0]).unwrap().state == State::Lost);
+    assert!(window.infer(&get(4), NEVER) > 0 && window.get(psns[0]).unwrap().state == PacketState::Lost);
 }
 
 /// However many are under way, the silence may be that of a CPU that SL's card had not: a few are asked for,
@@ -136,7 +136,7 @@ fn after_a_timeout_two_probes_leave() {
         assert_eq!((psn, window.sent_again(psn, 1000)), (nth(first, n), nth(first, n).plus(1)));
     }
     assert!(!window.is_probing() && window.next_lost(|_| true).is_none());
-    let mut slow = Window { ring: window.ring.clone(), ..window };
+    let mut slow = PacketWindow { ring: window.ring.clone(), ..window };
     for n in 0..8 {
         slow.done(nth(first, n)).unwrap();
         assert_eq!(slow.infer(&put(0), 500), 0);
@@ -161,13 +161,13 @@ fn who_may_not_go_holds_up_nobody() {
     let (psn, _) = window.next_lost(|entry| entry.wqe > 3).unwrap();
     window.sent_again(psn, 2000);
     assert_eq!(window.expire(2000, 3000), 2, "and the others");
-    assert!((0..4).all(|n| window.get(nth(first, n)).unwrap().state == State::Lost));
+    assert!((0..4).all(|n| window.get(nth(first, n)).unwrap().state == PacketState::Lost));
 }
 
 #[test]
 fn the_number_of_a_transmission_comes_round() {
-    let mut window = Window::new(8).unwrap();
-    let first = window.push(Entry::default(), 0);
+    let mut window = PacketWindow::new(8).unwrap();
+    let first = window.push(InFlight::default(), 0);
     for n in 1..600 {
         window.expire(Nanos::MAX, 0);
         assert_eq!(window.sent_again(first, n).get(), n as u32 % COPIES);
@@ -176,7 +176,7 @@ fn the_number_of_a_transmission_comes_round() {
     let answered = window.done(first.plus(599 % COPIES)).unwrap();
     assert_eq!((answered.sent, answered.entry.copies()), (Some(599), COPIES));
     (0..3).for_each(|n| _ = window.done_again(first.plus(n)));
-    window.push(Entry::default(), 0);
+    window.push(InFlight::default(), 0);
     assert!(window.done_again(first.plus(3)).is_none(), "it was acked");
 }
 
@@ -184,7 +184,7 @@ fn the_number_of_a_transmission_comes_round() {
 #[test]
 fn it_is_what_plain_sets_are() {
     let mut rng = starverbs_core::rng::Rng::new([7, 7]);
-    let mut window = Window::new(32).unwrap();
+    let mut window = PacketWindow::new(32).unwrap();
     window.lanes.iter_mut().for_each(|lane| lane.order = REBASE - 1000);
     let (mut flight, mut lost) = (BTreeSet::new(), BTreeSet::new());
     let mut pushed = 0u32;
@@ -195,7 +195,7 @@ fn it_is_what_plain_sets_are() {
         match word % 8 {
             0..3 if window.has_room() => {
                 let kind = if word & 8 == 0 { Kind::Put } else { Kind::Get };
-                let psn = window.push(Entry { wqe: pushed, kind, ..Entry::default() }, now);
+                let psn = window.push(InFlight { wqe: pushed, kind, ..InFlight::default() }, now);
                 assert_eq!(psn, nth(Psn::default(), pushed));
                 flight.insert(pushed);
                 pushed += 1;
@@ -210,7 +210,7 @@ fn it_is_what_plain_sets_are() {
                 let probed_at = window.probed_at;
                 window.expire(then, now);
                 let late: Vec<u32> =
-                    flight.iter().copied().filter(|n| at(&window, *n).state == State::Lost).collect();
+                    flight.iter().copied().filter(|n| at(&window, *n).state == PacketState::Lost).collect();
                 assert!(late.len() <= TAIL_PROBES as usize && (late.is_empty() || probed_at <= then));
                 late.into_iter().for_each(|n| _ = flight.remove(&n) && lost.insert(n));
             }
@@ -236,18 +236,18 @@ fn it_is_what_plain_sets_are() {
     assert!(pushed > 10_000);
 }
 
-fn at(window: &Window, number: u32) -> Entry {
+fn at(window: &PacketWindow, number: u32) -> InFlight {
     window.ring[window.place(nth(Psn::default(), number))]
 }
 
 /// A window that comes to have more under way uses more places, and what it knew of those under way stays.
 #[test]
 fn more_places_are_used_as_more_is_under_way() {
-    let mut window = Window::new(4 * FIRST_PLACES).unwrap();
+    let mut window = PacketWindow::new(4 * FIRST_PLACES).unwrap();
     begin_at(&mut window, Psn::new(2 * NO_PSN));
     let first = window.una;
     let mut pushed = 0;
-    let mut push = |window: &mut Window, upto: u32| {
+    let mut push = |window: &mut PacketWindow, upto: u32| {
         for n in pushed..upto {
             window.push(put(n), u64::from(n));
         }

@@ -8,18 +8,18 @@ use super::{CHECKSUM_AT, HEADER_LEN};
 /// Two ports that packets travel between, and what these come to in the checksums of headers: the same for
 /// all of them.
 #[derive(Clone, Copy, Debug)]
-pub struct Way {
+pub struct PortPair {
     path: IcrcHeader,
     crc: u16,
 }
 
-impl Way {
+impl PortPair {
     /// From one port to the other.
     pub fn new(path: &IcrcHeader) -> Self {
         let (Gid(src), Gid(dst)) = (path.src, path.dst);
         let ports = u32::from(path.sport) << 16 | u32::from(path.dport);
         let crc = [&src[..], &dst, &ports.to_be_bytes()].into_iter().fold(0xffff, crc16);
-        Way { path: *path, crc }
+        PortPair { path: *path, crc }
     }
 
     /// CRC-16/CCITT (polynomial 0x1021, all ones at first) of the header, its checksum taken as 0, behind the
@@ -44,25 +44,25 @@ impl Way {
 
 /// Ways that were used last. Whose packets come in turn with many others' is computed anew each time.
 #[derive(Debug)]
-pub struct Ways([Way; WAYS]);
+pub struct Ways([PortPair; WAYS]);
 
 pub(super) const WAYS: usize = 16;
 
 impl Default for Ways {
     fn default() -> Self {
-        Ways([Way::new(&IcrcHeader::default()); WAYS])
+        Ways([PortPair::new(&IcrcHeader::default()); WAYS])
     }
 }
 
 impl Ways {
     /// The way between two ports.
     #[inline]
-    pub fn get(&mut self, path: &IcrcHeader) -> &Way {
+    pub fn get(&mut self, path: &IcrcHeader) -> &PortPair {
         let (Gid([.., src]), Gid([.., dst])) = (path.src, path.dst);
         let at = usize::from(src ^ dst) ^ usize::from(path.sport ^ path.dport);
         let way = &mut self.0[at % WAYS];
         if way.path != *path {
-            *way = Way::new(path);
+            *way = PortPair::new(path);
         }
         way
     }
@@ -102,7 +102,7 @@ static CRC16: [[u16; 256]; 8] = {
     tables
 };
 
-/// Puts the checksum into a header that leaves on `path`, as [`Way::fill_checksum`].
+/// Puts the checksum into a header that leaves on `path`, as [`PortPair::fill_checksum`].
 pub fn fill_checksum(path: &IcrcHeader, head: &mut [u8]) {
-    Way::new(path).fill_checksum(head);
+    PortPair::new(path).fill_checksum(head);
 }

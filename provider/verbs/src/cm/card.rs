@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use starverbs_cm::{Cm, ListenAt, Path};
+use starverbs_cm::{Cm, CmPath, ListenAt};
 use starverbs_core::{Av, MAD_LEN, Nanos};
 
 use super::CmHost;
@@ -16,7 +16,7 @@ use crate::info::DeviceInfo;
 /// Queue pair 1 of a card, as its connection manager has it.
 pub(crate) trait MadPort {
     /// The oldest datagram that came, and between whom.
-    fn receive(&mut self) -> Option<(Path, [u8; MAD_LEN])>;
+    fn receive(&mut self) -> Option<(CmPath, [u8; MAD_LEN])>;
 
     /// Sends a datagram. What is lost is sent again.
     fn send(&mut self, to: &Av, mad: &[u8; MAD_LEN]);

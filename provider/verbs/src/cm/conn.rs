@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use starverbs_cm::{Accept, Answer, Cm, CmError};
+use starverbs_cm::{Accept, Cm, CmError, SidrAnswer};
 use starverbs_core::Nanos;
 
 use super::card::CmCard;
@@ -135,7 +135,7 @@ impl Conn {
     ///
     /// # Errors
     /// EINVAL: it is no such request, is answered already, or private data too long.
-    pub fn answer(&self, answer: &Answer) -> Result<()> {
+    pub fn answer(&self, answer: &SidrAnswer) -> Result<()> {
         self.call(|cm, now, id| cm.answer(now, id, answer))
     }
 }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 
 use starverbs_backend::HostAddr;
-use starverbs_cm::{Cause, Cm, CmError, Config, Event, ListenAt, ListenerId};
+use starverbs_cm::{Cause, Cm, CmConfig, CmError, ConnEvent, ListenAt, ListenerId};
 use starverbs_core::{Av, Gid, Mtu, Nanos};
 
 use super::Sink;
@@ -31,7 +31,7 @@ pub(crate) struct CmHost {
 
 impl CmHost {
     pub(crate) fn new(guid: u64, owner: u16, addrs: Vec<HostAddr>, card: WeakCmCard) -> CmHost {
-        let config = Config { guid, owner, seed: seed()[0] };
+        let config = CmConfig { guid, owner, seed: seed()[0] };
         let (mut cm, of) = (Cm::new(config), card.clone());
         cm.limit_mtu(Box::new(move |to| of.upgrade().map_or(Mtu::M4096, |card| card.info().path_mtu(to))));
         CmHost { cm, card, addrs, conns: HashMap::new(), listeners: HashMap::new(), sent: false }
@@ -70,28 +70,30 @@ impl CmHost {
 
     /// Translates an event. A request that nobody listens for any more is refused, as its `Conn` is dropped:
     /// that happens in the queue's own time, as it needs the card's lock.
-    fn event(&mut self, id: u32, event: Event) -> Option<Delivery> {
+    fn event(&mut self, id: u32, event: ConnEvent) -> Option<Delivery> {
         let kind = match event {
-            Event::Request { listener, mut request } => {
+            ConnEvent::Request { listener, mut request } => {
                 self.name_interfaces(&mut request.local, &mut request.remote);
                 let conn = self.new_conn(id, listener)?;
                 return Some(Delivery { conn: conn.weak(), kind: CmEventKind::Request(conn, request) });
             }
-            Event::Resolving { listener, mut resolving } => {
+            ConnEvent::Resolving { listener, mut resolving } => {
                 self.name_interfaces(&mut resolving.local, &mut resolving.remote);
                 let conn = self.new_conn(id, listener)?;
                 return Some(Delivery { conn: conn.weak(), kind: CmEventKind::Resolving(conn, resolving) });
             }
-            Event::Response(response) => CmEventKind::Response(response),
-            Event::Established => CmEventKind::Established,
-            Event::Resolved(resolved) => CmEventKind::Resolved(resolved),
-            Event::Rejected { reason, private_data } => CmEventKind::Rejected { reason, private_data },
-            Event::Unreachable(Cause::TimedOut) => CmEventKind::Unreachable { status: TIMED_OUT },
-            Event::Unreachable(Cause::Status(status)) => CmEventKind::Unreachable { status: status.into() },
-            Event::Disconnected { timed_out } => {
+            ConnEvent::Response(response) => CmEventKind::Response(response),
+            ConnEvent::Established => CmEventKind::Established,
+            ConnEvent::Resolved(resolved) => CmEventKind::Resolved(resolved),
+            ConnEvent::Rejected { reason, private_data } => CmEventKind::Rejected { reason, private_data },
+            ConnEvent::Unreachable(Cause::TimedOut) => CmEventKind::Unreachable { status: TIMED_OUT },
+            ConnEvent::Unreachable(Cause::Status(status)) => {
+                CmEventKind::Unreachable { status: status.into() }
+            }
+            ConnEvent::Disconnected { timed_out } => {
                 CmEventKind::Disconnected { status: if timed_out { TIMED_OUT } else { 0 } }
             }
-            Event::TimewaitExit => CmEventKind::TimewaitExit,
+            ConnEvent::TimewaitExit => CmEventKind::TimewaitExit,
         };
         Some(Delivery { conn: self.conns.get(&id)?.clone(), kind })
     }

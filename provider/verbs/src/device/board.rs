@@ -39,7 +39,7 @@ use super::thread::{ProgressThread, TurnResult, pollfd};
 use super::{Device, Doorbell};
 use crate::cq::CqShared;
 use crate::error::{Result, VerbsError};
-use crate::events::{Event, eventfd, kind};
+use crate::events::{VerbsEvent, eventfd, kind};
 use crate::info::{DeviceInfo, OdpCaps};
 use crate::log::{self, log};
 use crate::process;
@@ -48,7 +48,7 @@ use cq::BoardCq;
 pub use facts::{BoardFacts, BoardRegisters};
 use files::Files;
 use gone::Outstanding;
-use link::Link;
+use link::BoardLink;
 pub(crate) use mads::BoardCm;
 use memory::Heap;
 
@@ -81,7 +81,7 @@ pub(crate) struct Board {
     pub(crate) activity: Activity,
     pub(crate) thread: ProgressThread,
     pub(crate) deferred_log: DeferredLog,
-    link: Arc<Link>,
+    link: Arc<BoardLink>,
     irq: OwnedFd,
     /// How many there are; 0: it is closed
     contexts: Mutex<u32>,
@@ -120,7 +120,7 @@ impl Board {
     pub(crate) fn open(path: &Path, settings: Settings, stats: StatPage) -> Result<Arc<Board>> {
         process::watch_forks();
         log::set_level(settings.log);
-        let (link, irq) = Link::open(path, eventfd(EfdFlags::EFD_NONBLOCK)?)?;
+        let (link, irq) = BoardLink::open(path, eventfd(EfdFlags::EFD_NONBLOCK)?)?;
         let info = describe(&link, &settings)?;
         log!(Info, "board opened at {}: {}", path.display(), info.addresses());
         let board = Arc::new(Board {
@@ -371,7 +371,7 @@ impl Board {
             return;
         }
         if let Some(handles) = objects.handles.get(&number).filter(|_| kind != kind::SRQ_LIMIT_REACHED) {
-            handles.iter().for_each(|(cookie, events)| events.push(Event::Qp { kind, cookie: *cookie }));
+            handles.iter().for_each(|(cookie, events)| events.push(VerbsEvent::Qp { kind, cookie: *cookie }));
             return;
         }
         let is_srq = kind == kind::SRQ_LIMIT_REACHED;
@@ -379,13 +379,13 @@ impl Board {
         let Some((pd, cookie)) = owner.copied() else { return };
         let Some(events) = objects.pds.get(&pd) else { return };
         match kind {
-            kind::SRQ_LIMIT_REACHED => events.push(Event::Srq { kind, cookie }),
+            kind::SRQ_LIMIT_REACHED => events.push(VerbsEvent::Srq { kind, cookie }),
             kind::QP_FATAL | kind::QP_REQ_ERR | kind::QP_ACCESS_ERR => {
                 self.deferred_log.add(kind, number);
-                events.push(Event::Qp { kind, cookie });
+                events.push(VerbsEvent::Qp { kind, cookie });
             }
             kind::COMM_EST | kind::SQ_DRAINED | kind::QP_LAST_WQE_REACHED => {
-                events.push(Event::Qp { kind, cookie });
+                events.push(VerbsEvent::Qp { kind, cookie });
             }
             _ => {}
         }
@@ -393,7 +393,7 @@ impl Board {
 }
 
 /// What the board says of itself, in the place of what this host would.
-fn describe(link: &Link, settings: &Settings) -> Result<DeviceInfo> {
+fn describe(link: &BoardLink, settings: &Settings) -> Result<DeviceInfo> {
     let none = Object::default();
     let reply: DeviceReply = link.ask(OP_QUERY_DEVICE, &none)?;
     let mut addrs = Vec::new();

@@ -16,7 +16,7 @@ use super::DeviceCq;
 use crate::census::Census;
 use crate::cq::{CardCq, CqShared};
 use crate::error::{Result, VerbsError};
-use crate::events::{Event, FdQueue};
+use crate::events::{FdQueue, VerbsEvent};
 use crate::info::{GidEntry, PortAttr};
 use crate::moderation::Moderation;
 use crate::qp::QpInner;
@@ -24,7 +24,7 @@ use crate::share::Foreign;
 use crate::star::StarInfo;
 
 /// Where a context's events go.
-pub(crate) type Events = Arc<FdQueue<Event>>;
+pub(crate) type Events = Arc<FdQueue<VerbsEvent>>;
 /// What a queue pair is made of: the device's halves of its queues.
 pub(crate) type QpInit = card_qp::QpInit<CardSq, CardRq, CardCq>;
 
@@ -298,7 +298,7 @@ pub(crate) enum KernelCommand {
 }
 
 /// An answer.
-pub(crate) enum Reply {
+pub(crate) enum CommandReply {
     Done,
     Number(u32),
     Address(u64),
@@ -322,11 +322,11 @@ const BROKEN: VerbsError = VerbsError::Os(libc::EIO);
 /// Of each kind of answer: what it carries.
 macro_rules! carries {
     ($($name:ident: $kind:ident($type:ty)),+ $(,)?) => {
-        impl Reply {
+        impl CommandReply {
             $(
                 /// EIO: it is another answer.
                 pub(crate) fn $name(self) -> Result<$type> {
-                    if let Reply::$kind(value) = self { Ok(value) } else { Err(BROKEN) }
+                    if let CommandReply::$kind(value) = self { Ok(value) } else { Err(BROKEN) }
                 }
             )+
         }
@@ -345,9 +345,9 @@ carries! {
     cq: Cq(DeviceCq),
 }
 
-impl Reply {
+impl CommandReply {
     /// EIO: it is another answer.
     pub(crate) fn srq(self) -> Result<(SrqId, u32)> {
-        if let Reply::Srq { srq, number } = self { Ok((srq, number)) } else { Err(BROKEN) }
+        if let CommandReply::Srq { srq, number } = self { Ok((srq, number)) } else { Err(BROKEN) }
     }
 }

@@ -12,7 +12,7 @@ use starverbs_rings::CardRq;
 use starverbs_settings::Settings;
 
 use super::activity::Activity;
-use super::command::{Command, QpInit, Reply};
+use super::command::{Command, CommandReply, QpInit};
 use super::soft::deferred_log::DeferredLog;
 use super::thread::{ProgressThread, TurnResult};
 use super::{Device, Doorbell};
@@ -63,16 +63,16 @@ struct Qp {
 const GONE: VerbsError = VerbsError::Card(NicError::NotFound);
 
 impl Objects {
-    fn add(&mut self, of: &[u32], is: Is) -> Result<Reply> {
+    fn add(&mut self, of: &[u32], is: Is) -> Result<CommandReply> {
         if of.iter().any(|number| !self.all.contains_key(number)) {
             return Err(GONE);
         }
         self.last += 1;
         self.all.insert(self.last, Object { of: of.to_vec(), is });
-        Ok(Reply::Number(self.last))
+        Ok(CommandReply::Number(self.last))
     }
 
-    fn end(&mut self, number: u32) -> Result<Reply> {
+    fn end(&mut self, number: u32) -> Result<CommandReply> {
         if !self.all.contains_key(&number) {
             return Err(GONE);
         }
@@ -80,7 +80,7 @@ impl Objects {
             return Err(VerbsError::Card(NicError::Busy));
         }
         self.all.remove(&number);
-        Ok(Reply::Done)
+        Ok(CommandReply::Done)
     }
 
     fn qp(&mut self, qpn: Qpn) -> Result<&mut Qp> {
@@ -141,28 +141,28 @@ impl Failing {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn control(&self, command: Command<'_>) -> Result<Reply> {
+    pub(crate) fn control(&self, command: Command<'_>) -> Result<CommandReply> {
         let mut objects = self.objects();
         match command {
-            Command::QueryPort => Ok(Reply::Port(self.info.port)),
-            Command::QueryGid { index } => self.info.gid(index).map(Reply::Gid),
+            Command::QueryPort => Ok(CommandReply::Port(self.info.port)),
+            Command::QueryGid { index } => self.info.gid(index).map(CommandReply::Gid),
             Command::AllocPd { .. } => objects.add(&[], Is::Plain),
             Command::DeallocPd { pd, ended } => objects.end(pd.0).inspect(|_| ended()),
             Command::RegMr { attr } => objects.add(&[attr.pd.0], Is::Mr(attr)),
             Command::DeregMr { key } | Command::DeallocMw { key } => objects.end(key),
             Command::QueryMr { key } => match objects.all.get(&key) {
-                Some(Object { is: Is::Mr(attr), .. }) => Ok(Reply::Mr(*attr)),
+                Some(Object { is: Is::Mr(attr), .. }) => Ok(CommandReply::Mr(*attr)),
                 _ => Err(GONE),
             },
             Command::AllocMw { pd, .. } | Command::CreateAh { pd, .. } => objects.add(&[pd.0], Is::Plain),
             Command::DestroyAh { ah } => objects.end(ah.0),
-            Command::ResizeCq { cq, room } => cq.move_to(room).map(|()| Reply::Done),
+            Command::ResizeCq { cq, room } => cq.move_to(room).map(|()| CommandReply::Done),
             Command::ModifyCq { cq, moderation } => {
-                cq.moderate(moderation, &self.moderator).map(|()| Reply::Done)
+                cq.moderate(moderation, &self.moderator).map(|()| CommandReply::Done)
             }
             Command::CreateSrq { pd, rq, .. } => {
                 let number = objects.add(&[pd.0], Is::Srq { rq, limit: 0 })?.number()?;
-                Ok(Reply::Srq { srq: SrqId(number), number })
+                Ok(CommandReply::Srq { srq: SrqId(number), number })
             }
             Command::ModifySrq { srq, rings, room, limit } => {
                 let (half, armed) = objects.srq(srq)?;
@@ -177,9 +177,9 @@ impl Failing {
                     std::mem::swap(room, &mut *posted);
                 }
                 *armed = limit.unwrap_or(*armed);
-                Ok(Reply::Done)
+                Ok(CommandReply::Done)
             }
-            Command::QuerySrq { srq } => Ok(Reply::Number(*objects.srq(srq)?.1)),
+            Command::QuerySrq { srq } => Ok(CommandReply::Number(*objects.srq(srq)?.1)),
             Command::DestroySrq { srq } => objects.end(srq.0),
             Command::CreateQp { init, .. } => {
                 let mut of = vec![init.pd.0];
@@ -191,16 +191,16 @@ impl Failing {
                 let state = if mask.contains(QpAttrMask::STATE) { to.state } else { qp.attr.state };
                 qp.attr = QpAttr { state, ..*to };
                 qp.fail(qpn);
-                Ok(Reply::Done)
+                Ok(CommandReply::Done)
             }
-            Command::CreateCq { .. } => Ok(Reply::Cq(None)),
-            Command::QueryQp { qpn } => Ok(Reply::Qp(objects.qp(qpn)?.attr)),
+            Command::CreateCq { .. } => Ok(CommandReply::Cq(None)),
+            Command::QueryQp { qpn } => Ok(CommandReply::Qp(objects.qp(qpn)?.attr)),
             Command::DestroyQp { qp, .. } => {
                 qp.purge();
                 objects.end(qp.qpn)
             }
             Command::AllocContext { .. } | Command::FreeContext { .. } | Command::DestroyCq { .. } => {
-                Ok(Reply::Done)
+                Ok(CommandReply::Done)
             }
             _ => Err(VerbsError::Unsupported("by a device for tests")),
         }

@@ -50,7 +50,7 @@ use crate::share::Published;
 use crate::stat::StatPage;
 use deferred_log::DeferredLog;
 use intake::Intake;
-use links::Links;
+use links::InterfaceTable;
 use local::LocalHost;
 pub use progress::BYTES_OF_A_TURN;
 use progress::LEFT;
@@ -83,7 +83,7 @@ pub(crate) struct Soft {
     /// Flushed when the shard's lock is released
     pub(crate) deferred_log: DeferredLog,
     /// Its interfaces
-    links: Links,
+    links: InterfaceTable,
 }
 
 impl Soft {
@@ -94,7 +94,7 @@ impl Soft {
         let info = DeviceInfo::new(&settings)?;
         budget::set_limit(usize::try_from(info.memory).unwrap_or(usize::MAX));
         /* before the port's sockets: nothing that changes from now on is missed */
-        let links = Links::new(&info.addrs);
+        let links = InterfaceTable::new(&info.addrs);
         subscribe_to_port(&links, events)?;
         let (mut tx, rx) = backend::open(&settings, &info.addrs, stats)?;
         let keys = info.limits.mrs.saturating_add(info.limits.windows);
@@ -398,7 +398,7 @@ impl Soft {
 }
 
 /// A context gets the port's events from now on. ENOMEM.
-fn subscribe_to_port(links: &Links, events: &Events) -> Result<()> {
+fn subscribe_to_port(links: &InterfaceTable, events: &Events) -> Result<()> {
     if links.subscribe(events) { Ok(()) } else { Err(VerbsError::NoMemory("contexts")) }
 }
 

@@ -3,7 +3,7 @@
 
 use std::os::fd::AsRawFd;
 
-use starverbs_core::mr::{Entry, KEY_BITS, MrAttr, MrTable, Plain, Storage};
+use starverbs_core::mr::{KEY_BITS, MrAttr, MrEntry, MrTable, Plain, Storage};
 use starverbs_core::{Access, PdId, QpId};
 
 use super::import::Importer;
@@ -46,8 +46,8 @@ fn read_names(bytes: &[u8]) {
     let _ = importer.find_mr(1);
 }
 
-fn open(key: u32, entry: &Entry) {
-    let Entry { addr, length, iova, access, .. } = *entry;
+fn open(key: u32, entry: &MrEntry) {
+    let MrEntry { addr, length, iova, access, .. } = *entry;
     let mut mrs = MrTable::<Plain>::default();
     let access = Access::from_bits_truncate(access.bits());
     let attr = MrAttr { pd: PdId(1), addr, length, iova, access, ..MrAttr::default() };

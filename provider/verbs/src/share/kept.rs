@@ -8,15 +8,15 @@ use crate::error::{Result, VerbsError};
 
 /// Imports by what they import. The lock is held while one is made or ended, so that nobody meets a half of
 /// one.
-pub(crate) struct Kept<T>(Mutex<HashMap<Tag, (usize, T)>>);
+pub(crate) struct ImportTable<T>(Mutex<HashMap<Tag, (usize, T)>>);
 
-impl<T> Default for Kept<T> {
+impl<T> Default for ImportTable<T> {
     fn default() -> Self {
-        Kept(Mutex::default())
+        ImportTable(Mutex::default())
     }
 }
 
-impl<T: Copy> Kept<T> {
+impl<T: Copy> ImportTable<T> {
     /// One more handle of `tag`; the first makes it.
     pub(crate) fn join(&self, tag: Tag, make: impl FnOnce() -> Result<T>) -> Result<T> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use memmap2::{MmapMut, MmapOptions, MmapRaw};
 use starverbs_backend::sealed::{self, ONLY_OURS};
-use starverbs_core::mr::{Backing, Entry, KEY_BITS, MAX_MR, Storage};
+use starverbs_core::mr::{Backing, KEY_BITS, MAX_MR, MrEntry, Storage};
 use starverbs_core::{Access, NicError, PdId};
 use starverbs_rings::{Incarnation, budget};
 
@@ -28,7 +28,7 @@ struct Head {
     entries: AtomicU32,
 }
 
-/// An entry as others read it: the words of core's [`Entry`].
+/// An entry as others read it: the words of core's [`MrEntry`].
 #[repr(C, align(64))]
 struct Words {
     incarnation: Incarnation,
@@ -43,16 +43,16 @@ struct Words {
 }
 
 const _: () = {
-    assert!(size_of::<Words>() == size_of::<Entry>());
-    assert!(offset_of!(Words, incarnation) == offset_of!(Entry, incarnation));
-    assert!(offset_of!(Words, key) == offset_of!(Entry, key));
-    assert!(offset_of!(Words, pd) == offset_of!(Entry, pd));
-    assert!(offset_of!(Words, qpn) == offset_of!(Entry, qpn));
-    assert!(offset_of!(Words, addr) == offset_of!(Entry, addr));
-    assert!(offset_of!(Words, length) == offset_of!(Entry, length));
-    assert!(offset_of!(Words, iova) == offset_of!(Entry, iova));
-    assert!(offset_of!(Words, access) == offset_of!(Entry, access));
-    assert!(offset_of!(Words, backing) == offset_of!(Entry, backing));
+    assert!(size_of::<Words>() == size_of::<MrEntry>());
+    assert!(offset_of!(Words, incarnation) == offset_of!(MrEntry, incarnation));
+    assert!(offset_of!(Words, key) == offset_of!(MrEntry, key));
+    assert!(offset_of!(Words, pd) == offset_of!(MrEntry, pd));
+    assert!(offset_of!(Words, qpn) == offset_of!(MrEntry, qpn));
+    assert!(offset_of!(Words, addr) == offset_of!(MrEntry, addr));
+    assert!(offset_of!(Words, length) == offset_of!(MrEntry, length));
+    assert!(offset_of!(Words, iova) == offset_of!(MrEntry, iova));
+    assert!(offset_of!(Words, access) == offset_of!(MrEntry, access));
+    assert!(offset_of!(Words, backing) == offset_of!(MrEntry, backing));
 };
 
 /// One incarnation of one key: no other has the same.
@@ -80,7 +80,7 @@ impl MrMemory {
     /// ENOMEM
     pub(super) fn create(keys: u32) -> Result<MrMemory> {
         let capacity = (keys as usize / 4 * 5 + 4096).min(MAX_MR);
-        let len = size_of::<Head>() + capacity * size_of::<Entry>();
+        let len = size_of::<Head>() + capacity * size_of::<MrEntry>();
         let (map, file) = match sealed::create(c"starverbs", len, ONLY_OURS) {
             Ok((map, file)) => (map, Some(file)),
             Err(_) => (MmapRaw::from(MmapMut::map_anon(len)?), None),
@@ -101,7 +101,7 @@ impl MrMemory {
         unsafe { &*self.map.as_ptr().cast::<Head>() }
     }
 
-    fn first(&self) -> *mut Entry {
+    fn first(&self) -> *mut MrEntry {
         // SAFETY: the entries follow the head in the mapping.
         unsafe { self.map.as_mut_ptr().add(size_of::<Head>()).cast() }
     }
@@ -109,8 +109,8 @@ impl MrMemory {
     /// Takes the pages of entries up to `to`: none shall be missing when the card writes there.
     fn take_pages(&self, to: usize) -> bool {
         let Some(file) = &self.file else { return true };
-        let from = size_of::<Head>() + self.entries * size_of::<Entry>();
-        let len = (to - self.entries) * size_of::<Entry>();
+        let from = size_of::<Head>() + self.entries * size_of::<MrEntry>();
+        let len = (to - self.entries) * size_of::<MrEntry>();
         // SAFETY: takes numbers.
         unsafe { libc::fallocate(file.as_raw_fd(), 0, from as libc::off_t, len as libc::off_t) == 0 }
     }
@@ -122,7 +122,7 @@ impl Storage for MrMemory {
     }
 
     #[inline]
-    fn entries(&self) -> &[Entry] {
+    fn entries(&self) -> &[MrEntry] {
         // SAFETY: so many lie in the mapping, all of them zeroed or written by `put`, which is the only
         // writer there is: others may read the file, and its seals let nobody else write. `put` wants `self`
         // mutable.
@@ -130,7 +130,7 @@ impl Storage for MrMemory {
     }
 
     fn grow(&mut self, to: usize) -> std::result::Result<(), NicError> {
-        let bytes = to.saturating_sub(self.entries) * size_of::<Entry>();
+        let bytes = to.saturating_sub(self.entries) * size_of::<MrEntry>();
         if to > self.capacity || !budget::take(bytes) {
             return Err(NicError::Exhausted);
         }
@@ -143,7 +143,7 @@ impl Storage for MrMemory {
         Ok(())
     }
 
-    fn put(&mut self, slot: usize, entry: Entry) {
+    fn put(&mut self, slot: usize, entry: MrEntry) {
         if slot >= self.entries {
             return;
         }
@@ -173,7 +173,7 @@ impl Storage for MrMemory {
 
 impl Drop for MrMemory {
     fn drop(&mut self) {
-        budget::give(self.entries * size_of::<Entry>());
+        budget::give(self.entries * size_of::<MrEntry>());
     }
 }
 
@@ -193,7 +193,7 @@ impl PeerMrs {
         let len = file::check(file, ONLY_OURS)?;
         let bytes = len.checked_sub(size_of::<Head>()).ok_or(OTHER)?;
         let map = MmapOptions::new().len(len).map_raw_read_only(file)?;
-        let mrs = PeerMrs { map, capacity: bytes / size_of::<Entry>() };
+        let mrs = PeerMrs { map, capacity: bytes / size_of::<MrEntry>() };
         let known = mrs.head().magic.load(Ordering::Relaxed) == MAGIC;
         /* loads from pages that one may not write must be relaxed; fences order them, here and below */
         fence(Ordering::Acquire);
@@ -218,12 +218,12 @@ impl PeerMrs {
     }
 
     /// What a key opens.
-    pub(super) fn find(&self, key: u32) -> Option<(MrTag, Entry)> {
+    pub(super) fn find(&self, key: u32) -> Option<(MrTag, MrEntry)> {
         let slot = (key >> KEY_BITS) ^ self.head().mask.load(Ordering::Relaxed);
         let words = self.words(slot)?;
         let (incarnation, entry) = words.incarnation.read(|| {
             let same = words.key.load(Ordering::Relaxed) == key && key != 0;
-            same.then(|| Entry {
+            same.then(|| MrEntry {
                 incarnation: 0,
                 key,
                 pd: PdId(words.pd.load(Ordering::Relaxed)),

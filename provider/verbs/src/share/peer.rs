@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use libc::iovec;
 use starverbs_backend::{MemoryFiles, ProcessFile};
-use starverbs_core::mr::Entry;
+use starverbs_core::mr::MrEntry;
 use starverbs_core::{Access, QpId};
 
 use super::backing::FileBytes;
@@ -274,7 +274,7 @@ impl PeerMemory {
 
     /// Where bytes of a region lie in this process.
     #[inline]
-    fn map(&self, entry: &Entry, host: u64, len: u32, files: &mut MappedFiles) -> Option<*mut u8> {
+    fn map(&self, entry: &MrEntry, host: u64, len: u32, files: &mut MappedFiles) -> Option<*mut u8> {
         let first = FileBytes::read(entry.backing)?;
         let offset = first.offset.checked_add(host.checked_sub(entry.addr)?)?;
         files.find(&self.process, FileBytes { offset, ..first }, len)

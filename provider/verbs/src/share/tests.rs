@@ -265,7 +265,7 @@ fn what_handles_share_ends_with_the_last() {
     let (exporter, importer) = both();
     exporter.names.publish_pd(1);
     let (tag, _) = importer.find(ObjectKind::Pd, 1).unwrap();
-    let kept = Kept::default();
+    let kept = ImportTable::default();
     assert_eq!(errno(kept.join(tag, || Err(crate::VerbsError::Fault))), libc::EFAULT);
     assert_eq!(kept.join(tag, || Ok(5)).unwrap(), 5);
     assert_eq!(kept.join(tag, || Ok(6)).unwrap(), 5);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{Access, AvId, Cqe, Mtu, Psn, QpState, QpType, SendFlags, SendOp, Sge};
-use starverbs_settings::{Link, Settings};
+use starverbs_settings::{LinkMode, Settings};
 use starverbs_verbs::stat::{self, Snapshot};
 use starverbs_verbs::{
     AhAttr, CompChannel, Context, Cq, Mr, Pd, Qp, QpAttr, QpInit, RecvWr, Result, SendWr, Srq,
@@ -35,12 +35,12 @@ pub fn settings() -> Settings {
 
 /// The same, with shared memory between queue pairs of this host.
 pub fn local() -> Settings {
-    Settings { link: Link::Auto, ..settings() }
+    Settings { link: LinkMode::Auto, ..settings() }
 }
 
 /// The same, with packets between all queue pairs.
 pub fn wire() -> Settings {
-    Settings { link: Link::Udp, ..settings() }
+    Settings { link: LinkMode::Udp, ..settings() }
 }
 
 /// Zeroed memory for a card: it never ends, and everybody may change it.
@@ -304,7 +304,7 @@ impl Pair {
     /// Both ends have agreed, if it is not the wire.
     pub fn new(settings: &Settings) -> Pair {
         let pair = Pair::connected(settings);
-        wait_for("the agreement", || settings.link == Link::Udp || pair.count("local_qps") == 2);
+        wait_for("the agreement", || settings.link == LinkMode::Udp || pair.count("local_qps") == 2);
         pair
     }
 
@@ -315,7 +315,7 @@ impl Pair {
             for node in [&pair.a, &pair.b] {
                 assert_eq!(node.cq.poll(&mut [Cqe::default()]).unwrap(), 0);
             }
-            settings.link == Link::Udp || pair.count("local_qps") == 2
+            settings.link == LinkMode::Udp || pair.count("local_qps") == 2
         });
         pair
     }

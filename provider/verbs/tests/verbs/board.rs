@@ -10,7 +10,7 @@ use starverbs_core::{
 };
 use starverbs_settings::{DeviceChoice, Settings};
 use starverbs_verbs::cm::{Agent, Bind, PortSpace};
-use starverbs_verbs::{Ah, Context, Dm, Event, Mr, Pd, QpAttr, RecvWr, SendWr, Srq, kind};
+use starverbs_verbs::{Ah, Context, Dm, Mr, Pd, QpAttr, RecvWr, SendWr, Srq, VerbsEvent, kind};
 
 use crate::common::board::BoardThread;
 use crate::common::*;
@@ -105,7 +105,10 @@ fn a_shared_queue_serves_queue_pairs_and_warns() {
         assert_eq!((got.wr_id, got.status), (round, WcStatus::Success));
         assert_eq!(b.bytes(64 * round as usize, 8), [round as u8 + 1; 8]);
     }
-    assert_eq!(b.ctx.get_async_event().unwrap(), Event::Srq { kind: kind::SRQ_LIMIT_REACHED, cookie: 55 });
+    assert_eq!(
+        b.ctx.get_async_event().unwrap(),
+        VerbsEvent::Srq { kind: kind::SRQ_LIMIT_REACHED, cookie: 55 }
+    );
     assert_eq!(srq.query().unwrap().limit, 0, "the event disarms it");
     srq.modify(None, Some(3)).unwrap();
     assert_eq!(srq.query().unwrap().limit, 3);
@@ -180,7 +183,7 @@ fn a_key_that_is_closed_opens_nothing() {
     mr.dereg().unwrap();
     post_inline(&qa, &write(key, 100), b"shut").unwrap();
     assert_eq!((a.completions(1)[0].status, b.bytes(100, 4)), (WcStatus::RemAccessErr, b"open".to_vec()));
-    assert_eq!(b.ctx.get_async_event().unwrap(), Event::Qp { kind: kind::QP_ACCESS_ERR, cookie: 99 });
+    assert_eq!(b.ctx.get_async_event().unwrap(), VerbsEvent::Qp { kind: kind::QP_ACCESS_ERR, cookie: 99 });
 }
 
 /// The other function's keys, domains and queues are no names here, and its memory is out of reach.
@@ -433,7 +436,7 @@ fn a_board_that_ends_flushes_what_was_posted() {
         assert!(done[..8].iter().all(|(_, status)| *status == WcStatus::WrFlushErr), "{done:?}");
         let ended = |status| [WcStatus::Success, WcStatus::WrFlushErr].contains(&status);
         assert!(done[8..].iter().all(|(_, status)| ended(*status)), "{done:?}");
-        assert_eq!(node.ctx.get_async_event().unwrap(), Event::Device { kind: kind::DEVICE_FATAL });
+        assert_eq!(node.ctx.get_async_event().unwrap(), VerbsEvent::Device { kind: kind::DEVICE_FATAL });
         for wr_id in 0..200 {
             node.post_recv(&qb, wr_id, 0, 64).unwrap();
             post(&qa, &write(1000 + wr_id)).unwrap();

@@ -14,7 +14,7 @@ use starverbs_verbs::{Ah, CompChannel, Context, Cq, Pd, Qp, QpAttr, RecvWr, Srq}
 use starverbs_vfio::message::{
     Access, DmaMap, Head, REGION_MMAP, REPLY, Region as RegionInfo, Version, parse,
 };
-use starverbs_vfio::{Message, Op, Received, Stream};
+use starverbs_vfio::{Message, MessageOp, ReadResult, Stream};
 use zerocopy::IntoBytes;
 
 use crate::common::*;
@@ -46,12 +46,12 @@ impl Liar {
         let mut liar = Liar { stream, rng, page, maps, commands: 0, head: 0, scribble };
         loop {
             match liar.stream.receive() {
-                Received::Message(message) => liar.answer(message),
-                Received::Nothing => {
+                ReadResult::Message(message) => liar.answer(message),
+                ReadResult::Nothing => {
                     liar.scribble();
                     std::thread::yield_now();
                 }
-                Received::Gone => return,
+                ReadResult::Gone => return,
             }
         }
     }
@@ -61,14 +61,14 @@ impl Liar {
         let body = &message.body[..];
         let mut reply = body.to_vec();
         let mut with_page = false;
-        match Op::from_code(op).unwrap() {
-            Op::Version => reply = Version { major: 0, minor: 0 }.as_bytes().to_vec(),
-            Op::RegionInfo => {
+        match MessageOp::from_code(op).unwrap() {
+            MessageOp::Version => reply = Version { major: 0, minor: 0 }.as_bytes().to_vec(),
+            MessageOp::RegionInfo => {
                 let (info, _) = parse::<RegionInfo>(body).unwrap();
                 reply = RegionInfo { flags: 3 | REGION_MMAP, size: PAGE as u64, ..info }.as_bytes().to_vec();
                 with_page = true;
             }
-            Op::DmaMap => {
+            MessageOp::DmaMap => {
                 let (map, _) = parse::<DmaMap>(body).unwrap();
                 /* the program's own memory cannot be mapped, and is left alone */
                 let file = File::from(message.fds.pop().unwrap());
@@ -77,7 +77,7 @@ impl Liar {
                 }
                 reply.clear();
             }
-            Op::RegionRead => {
+            MessageOp::RegionRead => {
                 let (access, _) = parse::<Access>(body).unwrap();
                 let word = match access.offset as u32 {
                     REG_MAGIC => MAGIC,
@@ -88,7 +88,7 @@ impl Liar {
                 };
                 reply = [access.as_bytes(), &word.to_le_bytes()].concat();
             }
-            Op::RegionWrite => {
+            MessageOp::RegionWrite => {
                 let (access, bytes) = parse::<Access>(body).unwrap();
                 self.write(access.offset as u32, bytes);
                 reply = access.as_bytes().to_vec();

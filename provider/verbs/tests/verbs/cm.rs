@@ -11,8 +11,8 @@ use starverbs_core::{Mtu, Psn, QpType};
 use starverbs_settings::{FaultSpec, Settings};
 use starverbs_verbs::Qp;
 use starverbs_verbs::cm::{
-    Accept, Agent, Answer, Bind, CmEvent, CmEventKind, Conn, Connect, Ece, Listener, PortSpace, QpSide,
-    Request, Resolve, Service, Sink, reason, sidr,
+    Accept, Agent, Bind, CmEvent, CmEventKind, Conn, Connect, Ece, Listener, PortSpace, QpSide, Request,
+    Resolve, Service, SidrAnswer, Sink, reason, sidr,
 };
 
 /// How long a test waits for what must come: far beyond what it takes.
@@ -276,7 +276,7 @@ fn a_datagram_queue_pair_is_asked_for() {
     let CmEventKind::Resolving(conn, asked) = next(&events_b) else { panic!("no question") };
     assert_eq!((asked.local, asked.remote), (listener.local(), local(4660)));
     assert_eq!((&asked.private_data[..4], asked.private_data.len()), (&b"who\0"[..], 180));
-    let mut answer = Answer {
+    let mut answer = SidrAnswer {
         status: sidr::SUCCESS,
         qpn: 0x1234,
         qkey: 0x0123_4567,

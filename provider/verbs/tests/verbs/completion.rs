@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::*;
 use starverbs_core::{QpState, QpType, SendOp, WcStatus};
-use starverbs_verbs::{Cq, CqInit, Event, Moderation, Qp, QpInit, RecvWr, SendWr, Srq, VerbsError, kind};
+use starverbs_verbs::{
+    Cq, CqInit, Moderation, Qp, QpInit, RecvWr, SendWr, Srq, VerbsError, VerbsEvent, kind,
+};
 
 fn post(qp: &Qp, wr: &SendWr<'_>) {
     let mut poster = qp.post_send();
@@ -252,9 +254,9 @@ fn an_overrun_is_reported() {
     let mut raised = Vec::new();
     while raised.len() < 2 {
         match a.ctx.get_async_event().unwrap() {
-            Event::Cq { kind, cookie } => raised.push((kind, cookie)),
-            Event::Qp { kind: kind::COMM_EST, .. } => {}
-            Event::Qp { kind, cookie } => raised.push((kind, cookie)),
+            VerbsEvent::Cq { kind, cookie } => raised.push((kind, cookie)),
+            VerbsEvent::Qp { kind: kind::COMM_EST, .. } => {}
+            VerbsEvent::Qp { kind, cookie } => raised.push((kind, cookie)),
             other => panic!("{other:?}"),
         }
     }

@@ -1,9 +1,9 @@
 //! RPCs between two cards (StRoM): GET on the wire and between cards of one host, streams, and who may not.
 
 use crate::common::*;
-use starverbs_core::strom::{Code, RECORD_LEN, Record, Reply, ReplyFlags, RpcAnswer, Target};
+use starverbs_core::strom::{Code, RECORD_LEN, ReplyFlags, ReplyRecord, ReplyTarget, RpcAnswer, Target};
 use starverbs_core::{QpType, SendFlags, SendOp, SendWqe, WcOpcode, WcStatus};
-use starverbs_kernels::get::{Bucket, Entry, Params};
+use starverbs_kernels::get::{Bucket, HashEntry, Params};
 use starverbs_kernels::hll;
 use starverbs_verbs::{Builtin, Preference, Qp, QpInit, SendWr};
 use zerocopy::{FromBytes, IntoBytes};
@@ -27,7 +27,7 @@ fn answer_at(node: &Node) -> usize {
 
 fn target(node: &Node, flags: ReplyFlags) -> Target {
     let (addr, rkey) = (node.addr(answer_at(node) - ROOM), node.mr.rkey());
-    Target::new(&Reply { addr, rkey, len: ROOM as u32, imm: 77, flags })
+    Target::new(&ReplyTarget { addr, rkey, len: ROOM as u32, imm: 77, flags })
 }
 
 fn call(node: &Node, qp: &Qp, params: &[u8], flags: ReplyFlags) {
@@ -39,7 +39,7 @@ fn call(node: &Node, qp: &Qp, params: &[u8], flags: ReplyFlags) {
 /// Code and bytes of the answer, once it is there.
 fn answer(node: &Node) -> (u32, Vec<u8>) {
     let end = answer_at(node);
-    let record = || Record::decode(&node.bytes(end - RECORD_LEN, RECORD_LEN));
+    let record = || ReplyRecord::decode(&node.bytes(end - RECORD_LEN, RECORD_LEN));
     wait_for("the answer", || {
         assert!(node.cq.poll(&mut []).is_ok());
         record().is_some()
@@ -52,7 +52,7 @@ fn answer(node: &Node) -> (u32, Vec<u8>) {
 
 /// A table with key 7, whose value is seven bytes.
 fn table(node: &Node) -> Params {
-    let mut entry = Entry::default();
+    let mut entry = HashEntry::default();
     let value = node.addr(1024);
     entry.buckets[1] = Bucket { key: 7.into(), value: value.into(), len: 7.into() };
     node.fill(64, entry.as_bytes());

@@ -4,7 +4,8 @@ use crate::common::*;
 use starverbs_core::{Access, QpState, QpType, SendFlags, SendOp, Sge, WcStatus};
 use starverbs_settings::{Settings, StarPreference};
 use starverbs_verbs::{
-    Ah, AhAttr, CompChannel, Cq, Event, Mr, Pd, Preference, Qp, QpInit, RecvWr, SendWr, Settled, Srq, kind,
+    Ah, AhAttr, CompChannel, Cq, Mr, Pd, Preference, Qp, QpInit, RecvWr, SendWr, Settled, Srq, VerbsEvent,
+    kind,
 };
 
 fn errno<T>(result: starverbs_verbs::Result<T>) -> i32 {
@@ -148,7 +149,7 @@ fn a_wrong_key_fails_the_request_and_both_qps() {
     assert_eq!(a.completions(1)[0].status, WcStatus::RemAccessErr);
     assert_eq!(qa.state(), QpState::Err);
     let event = b.ctx.get_async_event().unwrap();
-    assert!(matches!(event, Event::Qp { cookie: 99, .. }), "{event:?}");
+    assert!(matches!(event, VerbsEvent::Qp { cookie: 99, .. }), "{event:?}");
     let local = Sge { addr: 64, len: 8, lkey: 0x7777 };
     let (c, d) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     connect(&a, &c, &b, &d);
@@ -182,7 +183,7 @@ fn an_overrun_is_told_and_the_queue_fails() {
     }
     /* the thread takes the ACKs, as nobody polls */
     loop {
-        if let Event::Cq { kind: what, cookie } = a.ctx.get_async_event().unwrap() {
+        if let VerbsEvent::Cq { kind: what, cookie } = a.ctx.get_async_event().unwrap() {
             assert_eq!((what, cookie), (kind::CQ_ERR, 4321));
             break;
         }

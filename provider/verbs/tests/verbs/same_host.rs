@@ -5,8 +5,8 @@ use std::cell::Cell;
 use crate::common::*;
 use starverbs_core::types::QPN_BLOCK_SHIFT;
 use starverbs_core::{Access, QpState, QpType, SendFlags, SendOp, Sge, WcOpcode, WcStatus};
-use starverbs_settings::{Link, LinkTrust, Settings};
-use starverbs_verbs::{Event, Qp, RecvWr, SendWr, Srq};
+use starverbs_settings::{LinkMode, LinkTrust, Settings};
+use starverbs_verbs::{Qp, RecvWr, SendWr, Srq, VerbsEvent};
 
 #[test]
 fn every_operation_goes_without_a_packet() {
@@ -202,7 +202,7 @@ fn a_peer_that_goes_is_missed_after_a_while() {
 #[test]
 fn a_peer_that_wants_packets_gets_them() {
     let of = local();
-    let (a, b) = (Node::new(&of), Node::new(&Settings { link: Link::Udp, ..of.clone() }));
+    let (a, b) = (Node::new(&of), Node::new(&Settings { link: LinkMode::Udp, ..of.clone() }));
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     connect(&a, &qa, &b, &qb);
     a.fill(0, b"by packet");
@@ -229,7 +229,7 @@ fn who_comes_late_is_waited_for() {
     assert_eq!(a.completions(1)[0].status, WcStatus::Success);
     let event = b.ctx.get_async_event().unwrap();
     let established = starverbs_verbs::kind::COMM_EST;
-    assert!(matches!(event, Event::Qp { kind, .. } if kind == established), "{event:?}");
+    assert!(matches!(event, VerbsEvent::Qp { kind, .. } if kind == established), "{event:?}");
 }
 
 #[test]
@@ -248,10 +248,10 @@ fn a_shared_receive_queue_serves_and_counts() {
         assert_eq!(a.completions(1)[0].status, WcStatus::Success);
     }
     let event = b.ctx.get_async_event().unwrap();
-    assert!(matches!(event, Event::Srq { cookie: 5, .. }), "{event:?}: one is left, fewer than two");
+    assert!(matches!(event, VerbsEvent::Srq { cookie: 5, .. }), "{event:?}: one is left, fewer than two");
     to_err(&qb);
     let event = b.ctx.get_async_event().unwrap();
-    assert!(matches!(event, Event::Qp { .. }), "{event:?}: the last WQE was reached");
+    assert!(matches!(event, VerbsEvent::Qp { .. }), "{event:?}: the last WQE was reached");
 }
 
 /// Operations of many queue pairs in turn, with a plain model beside them.

@@ -4,7 +4,7 @@ use crate::common::*;
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{QpState, QpType, SendOp, WcStatus};
 use starverbs_settings::{FaultSpec, Settings, StarKey, StarPreference};
-use starverbs_verbs::{Event, Preference, Qp, QpAttr, QpInit, RecvWr, SendWr, Settled, Srq, kind};
+use starverbs_verbs::{Preference, Qp, QpAttr, QpInit, RecvWr, SendWr, Settled, Srq, VerbsEvent, kind};
 
 /// Two cards on one wire whose settings ask for these roles.
 fn pair(preferences: [StarPreference; 2]) -> [Node; 2] {
@@ -343,7 +343,7 @@ fn a_stateful_end_takes_from_a_shared_receive_queue() {
     post(qp, &send(1, &[a.sge(0, 64)])).unwrap();
     assert_eq!(b.completions(1)[0].qpn, peer.number());
     let event = b.ctx.get_async_event().unwrap();
-    assert!(matches!(event, Event::Srq { kind: kind::SRQ_LIMIT_REACHED, cookie: 99 }), "{event:?}");
+    assert!(matches!(event, VerbsEvent::Srq { kind: kind::SRQ_LIMIT_REACHED, cookie: 99 }), "{event:?}");
 }
 
 /// A card that has no preference answers so: nobody takes its address for one without StaR.

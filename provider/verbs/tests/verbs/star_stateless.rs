@@ -10,7 +10,7 @@ use starverbs_core::{
     Access, Cqe, Gid, Psn, QpState, QpType, SendFlags, SendOp, Sge, WcFlags, WcOpcode, WcStatus,
 };
 use starverbs_settings::{Settings, StarPreference};
-use starverbs_star::wire::{Crc, Head, Header, Opt, Prefix, Ptype, fill_checksum};
+use starverbs_star::wire::{Crc, Header, Opt, Prefix, Ptype, StarHead, fill_checksum};
 use starverbs_verbs::{
     Cq, MemoryRange, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr, Rereg, SendWr, Settled, Srq,
 };
@@ -490,7 +490,7 @@ fn write_to(socket: &UdpSocket, port: u16, prefix: Prefix, addr: u64) -> std::io
     let own = socket.local_addr()?;
     let dst = Gid::from_ipv4([127, 0, 0, 1]);
     let path = IcrcHeader { src: of(own), dst, sport: own.port(), dport: port, ip_id: 0 };
-    let mut frame = [Head::to_stateless(header, prefix).bytes(), &data].concat();
+    let mut frame = [StarHead::to_stateless(header, prefix).bytes(), &data].concat();
     fill_checksum(&path, &mut frame);
     let mut crc = Crc::new();
     crc.update(&frame);

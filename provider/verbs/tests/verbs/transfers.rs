@@ -111,7 +111,7 @@ fn two_qps_share_a_receive_queue_and_its_limit_is_told() {
     assert_eq!(got.iter().map(|cqe| cqe.qpn).collect::<Vec<_>>(), [p1.number(), p2.number()]);
     /* connections established, perhaps; then the limit */
     loop {
-        if let starverbs_verbs::Event::Srq { kind, cookie } = b.ctx.get_async_event().unwrap() {
+        if let starverbs_verbs::VerbsEvent::Srq { kind, cookie } = b.ctx.get_async_event().unwrap() {
             assert_eq!((kind, cookie), (starverbs_verbs::kind::SRQ_LIMIT_REACHED, 1234));
             break;
         }

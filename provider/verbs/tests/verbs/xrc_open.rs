@@ -8,7 +8,7 @@ use crate::common::*;
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{QpState, QpType, WcStatus};
 use starverbs_settings::Settings;
-use starverbs_verbs::{Context, Cq, Event, Qp, QpAttr, RecvWr, SendWr, Srq, Xrcd, kind};
+use starverbs_verbs::{Context, Cq, Qp, QpAttr, RecvWr, SendWr, Srq, VerbsEvent, Xrcd, kind};
 
 const OWNER: u64 = 5;
 const ATTACHED: u64 = 6;
@@ -67,7 +67,7 @@ impl Three {
 
 /// Waits for an event of a QP, whatever comes before it.
 fn await_event(ctx: &Context, kind: u32, cookie: u64) {
-    let wanted = Event::Qp { kind, cookie };
+    let wanted = VerbsEvent::Qp { kind, cookie };
     wait_for("the event", || ctx.get_async_event().is_ok_and(|event| event == wanted));
 }
 
@@ -155,8 +155,8 @@ fn a_closed_handle_is_told_nothing() {
     let mut heard = Vec::new();
     wait_for("the event", || {
         heard.extend(three.owner.ctx.get_async_event());
-        heard.contains(&Event::Qp { kind: kind::QP_REQ_ERR, cookie: OTHER })
+        heard.contains(&VerbsEvent::Qp { kind: kind::QP_REQ_ERR, cookie: OTHER })
     });
-    assert!(!heard.contains(&Event::Qp { kind: kind::QP_REQ_ERR, cookie: OWNER }), "{heard:?}");
+    assert!(!heard.contains(&VerbsEvent::Qp { kind: kind::QP_REQ_ERR, cookie: OWNER }), "{heard:?}");
     drop(second);
 }

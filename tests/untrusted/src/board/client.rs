@@ -10,22 +10,22 @@ use starverbs_queues::format::{CqeWords, ProgramIndex};
 use starverbs_queues::{Cqe, SendFlags, SendOp, SendWqe, WcStatus};
 use starverbs_rules::qp::{RC, RECV_STRIDE, RECVS, SEND_STRIDE, SENDS, SLOTS, address};
 use starverbs_rules::raw::{BASE, BYTES, COMMANDS_LOG, CQ, CQ_LOG, DATA, EVENTS, EVENTS_LOG, QP_BYTES, QPS};
-use starverbs_rules::{Memory, Raw};
-use starverbs_vfio::Op;
+use starverbs_rules::{MemoryFile, Raw};
+use starverbs_vfio::MessageOp;
 use starverbs_vfio::message::{Access, DMA_READ, DMA_WRITE, DmaMap, PCI_CONFIG};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
 /// A client: its memory, which lies as [`Raw`]'s.
 pub(super) struct Client {
     function: usize,
-    pub(super) memory: Memory,
+    pub(super) memory: MemoryFile,
     pub(super) tail: u32,
     pub(super) context: u16,
 }
 
 impl Client {
     pub(super) fn new(function: usize) -> Client {
-        Client { function, memory: Memory::new(BYTES).expect("memory"), tail: 0, context: 0 }
+        Client { function, memory: MemoryFile::new(BYTES).expect("memory"), tail: 0, context: 0 }
     }
 
     /// Its memory's file.
@@ -37,7 +37,8 @@ impl Client {
     pub(super) fn map(&mut self, board: &mut Driven) {
         let flags = DMA_READ | DMA_WRITE;
         let map = DmaMap { argsz: 0, flags, offset: 0, address: BASE, size: BYTES as u64 };
-        let _ = board.message(self.function, Op::DmaMap as u16, map.as_bytes(), vec![self.file()], true);
+        let _ =
+            board.message(self.function, MessageOp::DmaMap as u16, map.as_bytes(), vec![self.file()], true);
     }
 
     pub(super) fn write(
@@ -48,7 +49,7 @@ impl Client {
         bytes: &[u8],
     ) -> Result<(), i32> {
         let body = [Access { offset, region, count: bytes.len() as u32 }.as_bytes(), bytes].concat();
-        let done = board.message(self.function, Op::RegionWrite as u16, &body, Vec::new(), true);
+        let done = board.message(self.function, MessageOp::RegionWrite as u16, &body, Vec::new(), true);
         done.expect("an operation").map(drop)
     }
 
@@ -60,7 +61,8 @@ impl Client {
         to: &mut [u8],
     ) -> Result<(), i32> {
         let access = Access { offset, region, count: to.len() as u32 };
-        let done = board.message(self.function, Op::RegionRead as u16, access.as_bytes(), Vec::new(), true);
+        let done =
+            board.message(self.function, MessageOp::RegionRead as u16, access.as_bytes(), Vec::new(), true);
         let answer = done.expect("an operation")?;
         to.copy_from_slice(&answer[size_of::<Access>()..]);
         Ok(())

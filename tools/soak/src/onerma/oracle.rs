@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use starverbs_onerma::{Op, RegionKey, Status};
+use starverbs_onerma::{OneRmaOp, RegionKey, Status};
 use starverbs_sim::onerma::Net;
 
 use super::MARGIN;
@@ -24,7 +24,7 @@ pub(super) enum Wrong {
 /// An operation that is under way.
 #[derive(Clone, Debug)]
 pub(super) struct Job {
-    pub(super) op: Op,
+    pub(super) op: OneRmaOp,
     pub(super) from: At,
     pub(super) to: At,
     /// Host memory of its process
@@ -51,9 +51,9 @@ impl Job {
     /// Where its data goes to.
     fn sink(&self) -> Option<(At, u64)> {
         match self.op {
-            Op::Read => Some((self.from, self.local)),
-            Op::Write => Some((self.to, self.remote)),
-            Op::Rekey => None,
+            OneRmaOp::Read => Some((self.from, self.local)),
+            OneRmaOp::Write => Some((self.to, self.remote)),
+            OneRmaOp::Rekey => None,
         }
     }
 
@@ -91,7 +91,7 @@ impl Oracle {
         if let Some(key) = job.new_key {
             return set(here, &key.0);
         }
-        let source = if job.op == Op::Read { there } else { here };
+        let source = if job.op == OneRmaOp::Read { there } else { here };
         set(source, &vec![job.byte; job.len as usize]);
         if let Some(sink) = job.sink() {
             set(sink, &vec![!job.byte; (job.len + MARGIN) as usize]);
@@ -125,22 +125,22 @@ impl Oracle {
     /// something else now.
     pub(super) fn freeze(&mut self, net: &mut Net, job: &Job) {
         match job.op {
-            Op::Write => {
+            OneRmaOp::Write => {
                 self.check_still(net, (job.to, job.remote));
                 self.keep(net, (job.to, job.remote), job);
             }
-            Op::Read => {
+            OneRmaOp::Read => {
                 let memory = &mut net.hosts[job.to].env.memory;
                 memory.write(job.remote, &vec![!job.byte; job.len as usize]);
             }
-            Op::Rekey => {}
+            OneRmaOp::Rekey => {}
         }
     }
 
     /// The process of an operation is gone, and its memory with it.
     pub(super) fn orphan(&mut self, net: &Net, job: &Job) {
         match job.sink() {
-            Some(sink) if job.op == Op::Read => self.keep(net, sink, job),
+            Some(sink) if job.op == OneRmaOp::Read => self.keep(net, sink, job),
             Some(_) => self.orphans.push(job.clone()),
             None => {}
         }

@@ -1,7 +1,7 @@
 //! What a run of 1RMA's cards is: drawn from its seed.
 
 use starverbs_core::Nanos;
-use starverbs_onerma::Config;
+use starverbs_onerma::CardConfig;
 use starverbs_sim::Rng;
 use starverbs_sim::onerma::Faults;
 
@@ -24,7 +24,7 @@ pub(super) enum Chaos {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) hosts: usize,
-    pub(super) config: Config,
+    pub(super) config: CardConfig,
     /// What the wire does
     pub(super) faults: Faults,
     /// Operations of each host's process
@@ -50,7 +50,7 @@ impl Plan {
             let mut chance = || rng.pick(&[0.0, 0.0, 0.02, 0.1, 0.3]);
             Faults { loss: chance(), repeat: chance(), late: chance(), change: chance() }
         };
-        let config = Config {
+        let config = CardConfig {
             slots: 16,
             portals: 2,
             regions: 4,
@@ -59,7 +59,7 @@ impl Plan {
             fragment: rng.pick(&[64, 256, 1024, 4096]),
             window: rng.pick(&[4096, 16_384, 98_304]),
             nack_threshold: rng.pick(&[4096, 16_384, 65_536]),
-            ..Config::default()
+            ..CardConfig::default()
         };
         let chaos = (0..rng.pick(&[0, 0, 1, 3])).map(|_| (rng.below(800) as usize, Self::one(rng, hosts)));
         let chaos = chaos.collect();

@@ -3,7 +3,7 @@
 use starverbs_core::Nanos;
 use starverbs_onerma::congestion::Settings;
 use starverbs_onerma::executor::Executor;
-use starverbs_onerma::{Config, Op, Region, RegionKey, Rights};
+use starverbs_onerma::{CardConfig, OneRmaOp, Region, RegionKey, Rights};
 use starverbs_sim::onerma::{Net, Portal, SimRegion};
 
 use crate::plan::At;
@@ -114,9 +114,9 @@ impl Served {
 }
 
 /// The most that one operation moves.
-pub(super) fn most(op: Op, single: bool, config: &Config) -> u64 {
+pub(super) fn most(op: OneRmaOp, single: bool, config: &CardConfig) -> u64 {
     match op {
-        Op::Rekey => 16,
+        OneRmaOp::Rekey => 16,
         _ if single => 4096,
         /* a 64 B fragment makes many packets */
         _ if config.fragment < 1024 => 4096 + 65,

@@ -1,9 +1,9 @@
 //! What programs post to queue pairs of the dialect, and what the model makes of it.
 
-use starverbs_core::strom::{Code, RECORD_LEN, Reply, ReplyFlags, TARGET_LEN, Target};
+use starverbs_core::strom::{Code, RECORD_LEN, ReplyFlags, ReplyTarget, TARGET_LEN, Target};
 use starverbs_core::{SendFlags, SendOp, SendWqe};
 use starverbs_kernels::crc64::crc64;
-use starverbs_sim::{Host, WRITE, any_bytes, any_size};
+use starverbs_sim::{SimHost, WRITE, any_bytes, any_size};
 use zerocopy::IntoBytes;
 
 use super::journal::{TASK_LEN, Task, filling};
@@ -152,7 +152,13 @@ impl World {
     }
 
     /// Where the answer of a call goes: into a place of the end's, nowhere, or where it must not.
-    fn draft_target(&mut self, c: usize, e: usize, seq: u64, call: &Call) -> (Reply, Option<Asked>, bool) {
+    fn draft_target(
+        &mut self,
+        c: usize,
+        e: usize,
+        seq: u64,
+        call: &Call,
+    ) -> (ReplyTarget, Option<Asked>, bool) {
         let (rng, conn) = (&mut self.rng, &mut self.conns[c]);
         let (bad, peer) = (conn.plan.bad, conn.ends[1 - e].host);
         let end = &mut conn.ends[e];
@@ -165,13 +171,13 @@ impl World {
         if bad > 0.0 && !many && rng.chance(bad / 4.0) {
             let rkey = rpc.page.1 ^ 0x100;
             return (
-                Reply { addr: rpc.page.0, rkey, len: RECORD_LEN as u32, ..Reply::default() },
+                ReplyTarget { addr: rpc.page.0, rkey, len: RECORD_LEN as u32, ..ReplyTarget::default() },
                 None,
                 true,
             );
         }
         let Some(place) = (!many && !rng.chance(0.1)).then(|| rpc.free.pop()).flatten() else {
-            return (Reply::default(), None, false);
+            return (ReplyTarget::default(), None, false);
         };
         let needs = call.want.len + RECORD_LEN as u32;
         let room = match rng.below(8) {
@@ -188,7 +194,7 @@ impl World {
         let outages = self.sites[peer].outages();
         let want = call.want.clone().within(room);
         let asked = Asked { seq, op: call.op, place, room, want, imm, progress: Progress::Posted, outages };
-        (Reply { addr, rkey, len: room, imm: imm.unwrap_or_default(), flags }, Some(asked), false)
+        (ReplyTarget { addr, rkey, len: room, imm: imm.unwrap_or_default(), flags }, Some(asked), false)
     }
 
     /// Makes a request of the dialect one that must fail.
@@ -251,7 +257,7 @@ impl World {
 
 impl RpcEnd {
     /// The place of an answer is free, and nobody may write there.
-    pub(super) fn give(&mut self, host: &mut Host, asked: &Asked) {
+    pub(super) fn give(&mut self, host: &mut SimHost, asked: &Asked) {
         host.env.memory.allow(self.addr(asked.place), asked.room.into(), 0);
         self.free.push(asked.place);
     }

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use starverbs_core::Qpn;
-use starverbs_core::strom::{Code, Input, Kernel, Place, Poll, Run};
+use starverbs_core::strom::{Code, Input, Kernel, Poll, RegionRange, Run};
 use starverbs_kernels::crc64::crc64;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -98,7 +98,7 @@ impl Journal {
         if left > 0 {
             let (va, len) = (task.from.get().wrapping_add(read), left.min(piece));
             run.regs[ASKED] = len;
-            let queued = run.read(Place { key: rkey, len: len as u32, va });
+            let queued = run.read(RegionRange { key: rkey, len: len as u32, va });
             return if queued { Ok(true) } else { Err(Code::BadParam) };
         }
         if run.regs[IDLE] > 0 {

@@ -1,6 +1,6 @@
 //! The oracle of the dialect: what kernels saw, in which order, and what came of it.
 
-use starverbs_core::strom::{Code, RECORD_LEN, Record, RpcAnswer};
+use starverbs_core::strom::{Code, RECORD_LEN, ReplyRecord, RpcAnswer};
 use starverbs_core::{AsyncEvent, Cqe, QpState, Qpn, SendOp, WcFlags, WcOpcode, WcStatus};
 
 use super::journal::Note;
@@ -137,7 +137,7 @@ impl World {
             let Some(rpc) = &end.rpc else { return };
             let memory = &self.net.hosts[end.host].env.memory;
             let region = |asked: &Asked| memory.read(rpc.addr(asked.place), asked.room as usize);
-            let came = |asked: &Asked| Record::decode(region(asked)).is_some();
+            let came = |asked: &Asked| ReplyRecord::decode(region(asked)).is_some();
             let Some(first) = rpc.asked.front() else { return };
             if !came(first) {
                 let early = rpc.asked.iter().find(|asked| came(asked)).map(|asked| asked.seq);
@@ -153,7 +153,7 @@ impl World {
 
     fn judge_answer(&mut self, c: usize, e: usize, asked: &Asked, region: &[u8]) {
         let what = format!("conn {c}.{e}: the answer of RPC {}", asked.seq);
-        let RpcAnswer { op, length: len, code } = Record::decode(region).expect("it is there");
+        let RpcAnswer { op, length: len, code } = ReplyRecord::decode(region).expect("it is there");
         let end = region.len() - RECORD_LEN;
         let sent = if code == Code::Ok as u32 { len as usize } else { 0 };
         assert!(sent <= end, "{what} has {len} bytes");

@@ -5,7 +5,7 @@ use starverbs_core::Access;
 use starverbs_core::strom::Code;
 use starverbs_kernels::crc64::crc64;
 use starverbs_kernels::{consistent, get, traverse};
-use starverbs_sim::{Host, READ, Rng};
+use starverbs_sim::{READ, Rng, SimHost};
 use zerocopy::IntoBytes;
 
 use super::Answer;
@@ -53,7 +53,7 @@ pub(crate) struct Shelf {
 
 impl Shelf {
     /// Puts it into a host's memory.
-    pub(crate) fn new(host: &mut Host) -> Self {
+    pub(crate) fn new(host: &mut SimHost) -> Self {
         let (addr, key) = host.region(LEN, Access::LOCAL_WRITE | Access::REMOTE_READ);
         host.env.memory.write(addr, &[0; LEN as usize]);
         host.env.memory.allow(addr, LEN, READ);
@@ -88,9 +88,9 @@ impl Shelf {
     }
 
     /// Keys 1 to 3 in the first entry, and so on; each entry leads to the next.
-    fn entry(&self, n: u64) -> get::Entry {
+    fn entry(&self, n: u64) -> get::HashEntry {
         let next = if n + 1 < ENTRIES { n as u32 + 1 } else { 0 };
-        let mut entry = get::Entry { next: next.into(), ..get::Entry::default() };
+        let mut entry = get::HashEntry { next: next.into(), ..get::HashEntry::default() };
         for (at, bucket) in (0..).zip(&mut entry.buckets) {
             let key = 3 * (n - 1) + at + 1;
             let (value, len) = (self.value_at(key).into(), (length(key) as u32).into());

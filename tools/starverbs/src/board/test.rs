@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use starverbs_rules::{Options, Outcome, RULES, Rule, Wire, run};
+use starverbs_rules::{BenchOptions, BoardRule, RULES, RuleResult, Wire, run};
 use starverbs_settings::Settings;
 
 use crate::Failure;
@@ -40,18 +40,18 @@ fn rule_number(text: &str) -> Result<u32, String> {
 
 pub(super) fn test(args: &Args) -> Result<(), Failure> {
     let settings = Settings::load().map_err(|error| Failure::new(2, error))?;
-    let options = Options {
+    let options = BenchOptions {
         sockets: args.sockets.clone(),
         patience: Duration::from_secs(args.patience),
         wire: args.address.map(|address| Wire { address, port: settings.port }),
     };
-    let wanted = |rule: &Rule| args.rules.is_empty() || args.rules.contains(&rule.number);
+    let wanted = |rule: &BoardRule| args.rules.is_empty() || args.rules.contains(&rule.number);
     let (mut passed, mut failed, mut not_tested) = (0, Vec::new(), 0);
     let sound = run(&options, wanted, |rule, outcome| {
         match outcome {
-            Outcome::Passed => passed += 1,
-            Outcome::Failed { .. } => failed.push(format!("B{}", rule.number)),
-            Outcome::NotTested(_) => not_tested += 1,
+            RuleResult::Passed => passed += 1,
+            RuleResult::Failed { .. } => failed.push(format!("B{}", rule.number)),
+            RuleResult::NotTested(_) => not_tested += 1,
         }
         let _ = writeln!(io::stdout(), "{}", line(rule, outcome));
     });
@@ -60,12 +60,12 @@ pub(super) fn test(args: &Args) -> Result<(), Failure> {
 }
 
 /// What became of a rule, on one line or three.
-fn line(rule: &Rule, outcome: &Outcome) -> String {
+fn line(rule: &BoardRule, outcome: &RuleResult) -> String {
     let head = format!("{:<4} {}", format!("B{}", rule.number), rule.says);
     match outcome {
-        Outcome::Passed => format!("{head}: passed"),
-        Outcome::NotTested(why) => format!("{head}: not tested ({why})"),
-        Outcome::Failed { expected, seen } => {
+        RuleResult::Passed => format!("{head}: passed"),
+        RuleResult::NotTested(why) => format!("{head}: not tested ({why})"),
+        RuleResult::Failed { expected, seen } => {
             format!("{head}: FAILED\n       expected: {expected}\n       seen:     {seen}")
         }
     }
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_line_says_what_was_expected_and_seen() {
-        let failed = Outcome::Failed { expected: "one".to_owned(), seen: "two".to_owned() };
+        let failed = RuleResult::Failed { expected: "one".to_owned(), seen: "two".to_owned() };
         let text = line(&RULES[16], &failed);
         assert!(text.starts_with("B17  ") && text.contains(": FAILED\n"), "{text}");
         assert!(text.contains("expected: one\n") && text.ends_with("seen:     two"), "{text}");

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use starverbs_cm::wire::Mad;
 use starverbs_cm::{
-    Accept, Cm, Config, Connect, Ece, Event, ListenAt, ListenerId, Path, PortSpace, QpSide, Resolve, Scope,
-    Service,
+    Accept, Cm, CmConfig, CmPath, ConnEvent, Connect, Ece, ListenAt, ListenerId, PortSpace, QpSide, Resolve,
+    Scope, Service,
 };
 use starverbs_core::{Gid, Mtu, Nanos, Psn};
 
@@ -25,14 +25,14 @@ pub struct Wire {
 pub struct Host {
     pub cm: Cm,
     pub gid: Gid,
-    pub events: Vec<(u32, Event)>,
+    pub events: Vec<(u32, ConnEvent)>,
 }
 
 pub struct World {
     pub hosts: Vec<Host>,
     pub wire: Wire,
     pub now: Nanos,
-    under_way: BTreeMap<(Nanos, u64), (Path, Mad)>,
+    under_way: BTreeMap<(Nanos, u64), (CmPath, Mad)>,
     pub sent: u64,
     rng: u64,
 }
@@ -40,7 +40,7 @@ pub struct World {
 impl World {
     pub fn new(hosts: u8, wire: Wire, seed: u64) -> World {
         let host = |n: u8| Host {
-            cm: Cm::new(Config {
+            cm: Cm::new(CmConfig {
                 guid: 100 + u64::from(n),
                 owner: u16::from(n) + 1,
                 seed: seed.wrapping_mul(31),
@@ -100,7 +100,7 @@ impl World {
                 let Some(to) = self.hosts.iter().position(|host| host.gid == path.remote) else {
                     return true;
                 };
-                let path = Path { local: path.remote, remote: path.local, ..path };
+                let path = CmPath { local: path.remote, remote: path.local, ..path };
                 self.on(to, |cm, now| cm.handle_mad(now, path, mad.bytes()));
             }
             (_, Some((due, host))) => {
@@ -146,12 +146,12 @@ impl World {
     }
 
     /// Takes the events of a host.
-    pub fn events(&mut self, host: usize) -> Vec<(u32, Event)> {
+    pub fn events(&mut self, host: usize) -> Vec<(u32, ConnEvent)> {
         std::mem::take(&mut self.hosts[host].events)
     }
 
     /// The one event that a host has.
-    pub fn event(&mut self, host: usize) -> (u32, Event) {
+    pub fn event(&mut self, host: usize) -> (u32, ConnEvent) {
         let mut events = self.events(host);
         assert_eq!(events.len(), 1, "{events:?}");
         events.remove(0)

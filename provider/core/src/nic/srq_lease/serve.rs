@@ -6,7 +6,7 @@
 use super::Shared;
 use super::table::RemoteConn;
 use crate::env::Env;
-use crate::relay::{AHEAD, LinkId, Operation, Origin, Outcome, Place, Relay, Wanted};
+use crate::relay::{AHEAD, LinkId, Operation, Origin, Relay, RelayOutcome, TargetMemory, Wanted};
 use crate::types::{Access, FlushLevel, PdId, QpId, Qpn};
 
 impl<E: Env> Shared<E> {
@@ -16,13 +16,13 @@ impl<E: Env> Shared<E> {
         &mut self,
         env: &mut E,
         conn: RemoteConn,
-        what: impl FnOnce(&mut Self, &mut E) -> Option<Outcome>,
-    ) -> Option<Outcome> {
+        what: impl FnOnce(&mut Self, &mut E) -> Option<RelayOutcome>,
+    ) -> Option<RelayOutcome> {
         if self.leases.has_failed(conn) {
             return None;
         }
         let outcome = what(self, env)?;
-        if outcome != Outcome::Success {
+        if outcome != RelayOutcome::Success {
             self.leases.fail(conn);
         }
         Some(outcome)
@@ -35,7 +35,7 @@ impl<E: Env> Shared<E> {
         link: LinkId,
         domain: PdId,
         from: &Origin,
-        place: &Place,
+        place: &TargetMemory,
         what: Operation,
     ) {
         let Origin { serial, qpn, epoch } = *from;
@@ -43,7 +43,7 @@ impl<E: Env> Shared<E> {
         let outcome = self.in_turn(env, RemoteConn { link, qpn, epoch }, |sh, env| {
             let done = sh.operate(env, domain, qpn, place, what);
             found = done.unwrap_or_default();
-            Some(done.err().unwrap_or(Outcome::Success))
+            Some(done.err().unwrap_or(RelayOutcome::Success))
         });
         if let Some(outcome) = outcome {
             env.relay(link, &Relay::Done { qpn, serial, outcome, found });
@@ -56,10 +56,10 @@ impl<E: Env> Shared<E> {
         env: &mut E,
         domain: PdId,
         qpn: Qpn,
-        place: &Place,
+        place: &TargetMemory,
         what: Operation,
-    ) -> Result<u64, Outcome> {
-        let (_, srq) = self.srq_of(domain, place.srq).ok_or(Outcome::Invalid)?;
+    ) -> Result<u64, RelayOutcome> {
+        let (_, srq) = self.srq_of(domain, place.srq).ok_or(RelayOutcome::Invalid)?;
         let of = QpId { pd: srq.pd, qpn };
         let (need, len) = match what {
             Operation::Add(_) | Operation::Swap { .. } => (Access::REMOTE_ATOMIC, 8),
@@ -68,15 +68,15 @@ impl<E: Env> Shared<E> {
             Operation::Flush(placement, FlushLevel::Mr) => (placement.needs(), 0),
         };
         let host =
-            self.mrs.resolve_remote(place.key, of, place.va, len, need).map_err(|_| Outcome::Access)?;
+            self.mrs.resolve_remote(place.key, of, place.va, len, need).map_err(|_| RelayOutcome::Access)?;
         let found = match what {
             Operation::Flush(..) => {
                 /* the key must be good even where no byte is named */
-                self.mrs.permits(place.key, of, need).map_err(|_| Outcome::Access)?;
+                self.mrs.permits(place.key, of, need).map_err(|_| RelayOutcome::Access)?;
                 env.dma_fence();
                 Some(0)
             }
-            _ if host & 7 != 0 => return Err(Outcome::Invalid),
+            _ if host & 7 != 0 => return Err(RelayOutcome::Invalid),
             Operation::Add(value) => env.dma_fetch_add(host, value),
             Operation::Swap { compare, swap } => env.dma_compare_swap(host, compare, swap),
             Operation::Store(bytes) => {
@@ -84,7 +84,7 @@ impl<E: Env> Shared<E> {
                 env.dma_store(host, bytes).then_some(0)
             }
         };
-        found.ok_or(Outcome::Access)
+        found.ok_or(RelayOutcome::Access)
     }
 
     /// Bytes of a READ response. All that is left of it must be allowed, not only what is fetched now.
@@ -94,19 +94,19 @@ impl<E: Env> Shared<E> {
         link: LinkId,
         domain: PdId,
         from: &Origin,
-        place: &Place,
+        place: &TargetMemory,
         wanted: &Wanted,
     ) {
         let Origin { serial, qpn, epoch } = *from;
         let pd = self.srq_of(domain, place.srq).map(|(_, srq)| srq.pd);
-        let look = |sh: &Self| pd.map_or(Outcome::Invalid, |pd| sh.may_fetch(QpId { pd, qpn }, place));
+        let look = |sh: &Self| pd.map_or(RelayOutcome::Invalid, |pd| sh.may_fetch(QpId { pd, qpn }, place));
         let outcome = match wanted.first {
             true => self.in_turn(env, RemoteConn { link, qpn, epoch }, |sh, _| Some(look(sh))),
             false => Some(look(self)),
         };
         match (outcome, pd) {
             (None, _) => {}
-            (Some(Outcome::Success), Some(pd)) if wanted.packets > 0 => {
+            (Some(RelayOutcome::Success), Some(pd)) if wanted.packets > 0 => {
                 self.send_bytes(env, link, pd, from, place, wanted);
             }
             (Some(outcome), _) if wanted.first => {
@@ -118,10 +118,10 @@ impl<E: Env> Shared<E> {
         }
     }
 
-    fn may_fetch(&self, of: QpId, place: &Place) -> Outcome {
+    fn may_fetch(&self, of: QpId, place: &TargetMemory) -> RelayOutcome {
         match self.mrs.resolve_remote(place.key, of, place.va, place.total, Access::REMOTE_READ) {
-            Ok(_) => Outcome::Success,
-            Err(_) => Outcome::Access,
+            Ok(_) => RelayOutcome::Success,
+            Err(_) => RelayOutcome::Access,
         }
     }
 
@@ -131,7 +131,7 @@ impl<E: Env> Shared<E> {
         link: LinkId,
         pd: PdId,
         from: &Origin,
-        place: &Place,
+        place: &TargetMemory,
         wanted: &Wanted,
     ) {
         let mtu = wanted.mtu.bytes();
@@ -149,7 +149,7 @@ impl<E: Env> Shared<E> {
                 (Ok(host), Some(room)) => env.dma_copy(host, room).then_some(&*room),
                 _ => None,
             };
-            let outcome = if bytes.is_some() { Outcome::Success } else { Outcome::Access };
+            let outcome = if bytes.is_some() { RelayOutcome::Success } else { RelayOutcome::Access };
             let Origin { qpn, epoch, .. } = *from;
             let (psn, data) = (wanted.psn.plus(packet), bytes.unwrap_or_default());
             if !env.relay(link, &Relay::Bytes { qpn, epoch, psn, outcome, data }) || bytes.is_none() {

@@ -7,9 +7,9 @@
 
 use super::{ForwardTarget, ForwardedKind, RemoteSrqId};
 use crate::env::Env;
-use crate::relay::{AHEAD, LinkId, Operation, Origin, Outcome, Place, Relay, Wanted};
+use crate::relay::{AHEAD, LinkId, Operation, Origin, Relay, RelayOutcome, TargetMemory, Wanted};
 use crate::room::Room;
-use crate::transport::{Answer, Ctx};
+use crate::transport::{Ctx, OwedResponse};
 use crate::types::{Access, Psn, QPN_BLOCK_SHIFT};
 use crate::wire::headers::NakCode;
 use crate::wire::opcode::PacketKind;
@@ -33,7 +33,7 @@ impl<E: Env> Ctx<'_, E> {
         let wanted = self.wanted(psn, packets, true);
         let Some((to, remote)) = self.forward_request(|from, srq| Relay::Fetch {
             from,
-            place: Place { srq, va, key, total },
+            place: TargetMemory { srq, va, key, total },
             wanted,
         }) else {
             return self.defer_request();
@@ -42,7 +42,7 @@ impl<E: Env> Ctx<'_, E> {
             fwd.fetched_to = psn.plus(packets);
         }
         let remote = Some(remote);
-        self.qp.resp.out.push_in_room(Answer::Read {
+        self.qp.resp.out.push_in_room(OwedResponse::Read {
             psn,
             va,
             key,
@@ -87,7 +87,7 @@ impl<E: Env> Ctx<'_, E> {
             return self.violate();
         }
         let psn = self.qp.resp.epsn;
-        let place = |srq| Place { srq, va, key, total };
+        let place = |srq| TargetMemory { srq, va, key, total };
         let Some((to, _)) =
             self.forward_request(|from, srq| Relay::Execute { from, place: place(srq), what })
         else {
@@ -99,7 +99,7 @@ impl<E: Env> Ctx<'_, E> {
             results.push(psn, 0);
         }
         /* it is held until it is confirmed, as those to repetitions are, and has its result then */
-        let answer = if atomic { Answer::Atomic { psn, value: 0 } } else { Answer::done(psn) };
+        let answer = if atomic { OwedResponse::Atomic { psn, value: 0 } } else { OwedResponse::done(psn) };
         self.qp.resp.out.push_in_room(answer);
         let kind = if atomic { ForwardedKind::Atomic } else { ForwardedKind::Message };
         self.forwarded(packet, to.serial, to.link, kind, 1);
@@ -154,22 +154,32 @@ impl<E: Env> Ctx<'_, E> {
     /// Fetches the next bytes of the oldest answer, a READ response.
     pub(in crate::transport) fn fetch_bytes(&mut self) {
         let Some(answer) = self.qp.resp.out.front().copied() else { return };
-        let Answer::Read { psn, va, key, left: total, remote: Some(remote), .. } = answer else { return };
+        let OwedResponse::Read { psn, va, key, left: total, remote: Some(remote), .. } = answer else {
+            return;
+        };
         let packets = (answer.end(self.qp.mtu).since(psn) as u32).min(AHEAD);
         let wanted = self.wanted(psn, packets, false);
         let Some((srq, link)) = self.sh.remote_srqs.reach(self.qp.pd, remote) else {
-            return self.fail_read(Outcome::Invalid);
+            return self.fail_read(RelayOutcome::Invalid);
         };
         let Some(fwd) = &mut self.qp.resp.fwd else { return };
         let from = Origin { serial: 0, qpn: self.qp.qpn, epoch: fwd.epoch };
         fwd.fetched_to = psn.plus(packets);
         /* only a link that has ended refuses it; `handle_unlink` follows */
-        let sent = self.env.relay(link, &Relay::Fetch { from, place: Place { srq, va, key, total }, wanted });
+        let sent =
+            self.env.relay(link, &Relay::Fetch { from, place: TargetMemory { srq, va, key, total }, wanted });
         fwd.fetching = sent.then_some((psn, link));
     }
 
     /// Another card's bytes for the packet `psn` of an answer.
-    pub(crate) fn on_bytes(&mut self, link: LinkId, epoch: u32, psn: Psn, outcome: Outcome, data: &[u8]) {
+    pub(crate) fn on_bytes(
+        &mut self,
+        link: LinkId,
+        epoch: u32,
+        psn: Psn,
+        outcome: RelayOutcome,
+        data: &[u8],
+    ) {
         let fwd = self.qp.resp.fwd.as_mut().filter(|fwd| fwd.epoch == epoch && epoch != 0);
         let Some(fwd) = fwd else { return };
         let first = fwd.fetching.take_if(|fetching| *fetching == (psn, link)).is_some();
@@ -179,19 +189,19 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    fn take_bytes(&mut self, link: LinkId, psn: Psn, outcome: Outcome, data: &[u8]) {
+    fn take_bytes(&mut self, link: LinkId, psn: Psn, outcome: RelayOutcome, data: &[u8]) {
         let Some(fwd) = &self.qp.resp.fwd else { return };
         let its =
             |p: &super::Pending| p.psn == psn && p.link == link && p.kind == ForwardedKind::Read && !p.done;
         match fwd.pending.iter().position(its) {
-            Some(_) if outcome != Outcome::Success => return self.fail_from(psn, outcome),
+            Some(_) if outcome != RelayOutcome::Success => return self.fail_from(psn, outcome),
             Some(at) => self.done(at),
             None => {}
         }
         let mtu = self.qp.mtu;
-        let covers = |answer: &&Answer| !psn.before(answer.psn()) && psn.before(answer.end(mtu));
+        let covers = |answer: &&OwedResponse| !psn.before(answer.psn()) && psn.before(answer.end(mtu));
         let Some(answer) = self.qp.resp.out.iter().find(covers).copied() else { return };
-        let Answer::Read { left, remote: Some(remote), .. } = answer else { return };
+        let OwedResponse::Read { left, remote: Some(remote), .. } = answer else { return };
         if self.sh.remote_srqs.reach(self.qp.pd, remote).is_none_or(|(_, to)| to != link) {
             return;
         }
@@ -205,8 +215,8 @@ impl<E: Env> Ctx<'_, E> {
             return;
         }
         match outcome {
-            Outcome::Success if data.len() == left.min(mtu) as usize => self.emit_bytes(data),
-            Outcome::Success => self.fail_read(Outcome::Operation),
+            RelayOutcome::Success if data.len() == left.min(mtu) as usize => self.emit_bytes(data),
+            RelayOutcome::Success => self.fail_read(RelayOutcome::Operation),
             _ => self.fail_read(outcome),
         }
     }
@@ -230,8 +240,8 @@ impl<E: Env> Ctx<'_, E> {
 
     /// The other card refuses the bytes of the oldest answer, a READ response. A repeated one is dropped, as
     /// the memory may have been closed because the first one arrived.
-    fn fail_read(&mut self, outcome: Outcome) {
-        let Some(Answer::Read { psn, again, .. }) = self.qp.resp.out.front().copied() else { return };
+    fn fail_read(&mut self, outcome: RelayOutcome) {
+        let Some(OwedResponse::Read { psn, again, .. }) = self.qp.resp.out.front().copied() else { return };
         if !again {
             return self.fail_from(psn, outcome);
         }
@@ -246,7 +256,7 @@ impl<E: Env> Ctx<'_, E> {
             results.set(psn, found);
         }
         for answer in &mut resp.out {
-            if let Answer::Atomic { psn: at, value } = answer
+            if let OwedResponse::Atomic { psn: at, value } = answer
                 && *at == psn
             {
                 *value = found;

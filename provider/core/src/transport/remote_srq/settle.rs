@@ -2,8 +2,8 @@
 
 use super::{ForwardedKind, Forwarding, PENDING, RemoteSrqs};
 use crate::env::Env;
-use crate::relay::{LinkId, Outcome};
-use crate::transport::{Answer, Ctx, Responder, enter_error};
+use crate::relay::{LinkId, RelayOutcome};
+use crate::transport::{Ctx, OwedResponse, Responder, enter_error};
 use crate::types::{PdId, Psn, QpState};
 use crate::wire::headers::{NakCode, Syndrome};
 
@@ -20,7 +20,7 @@ impl Forwarding {
 impl Responder {
     /// Whether the QP, which is in `domain`, waits for `link`.
     pub(crate) fn depends_on(&self, remote_srqs: &RemoteSrqs, domain: PdId, link: LinkId) -> bool {
-        let reads = |answer: &Answer| {
+        let reads = |answer: &OwedResponse| {
             let to = answer.remote_srq().and_then(|remote| remote_srqs.reach(domain, remote));
             to.is_some_and(|(_, to)| to == link)
         };
@@ -30,24 +30,24 @@ impl Responder {
 
 impl<E: Env> Ctx<'_, E> {
     /// The other card's outcome of a message, and what an atomic `found`.
-    pub(crate) fn on_done(&mut self, link: LinkId, serial: u32, outcome: Outcome, found: u64) {
+    pub(crate) fn on_done(&mut self, link: LinkId, serial: u32, outcome: RelayOutcome, found: u64) {
         let Some(fwd) = &mut self.qp.resp.fwd else { return };
         if fwd.lease.is_some_and(|lease| lease.serial == serial && lease.link == link) {
-            if outcome != Outcome::Success {
+            if outcome != RelayOutcome::Success {
                 fwd.lease = None;
                 self.fail_under_way(outcome);
             }
             return;
         }
-        if fwd.write == Some((serial, link)) && outcome != Outcome::Success {
+        if fwd.write == Some((serial, link)) && outcome != RelayOutcome::Success {
             return self.fail_under_way(outcome);
         }
         let Some(at) = fwd.pending.iter().position(|p| p.serial == serial && p.link == link) else { return };
         let psn = fwd.pending[at].psn;
         let is_result = fwd.pending[at].kind == ForwardedKind::Atomic && !fwd.pending[at].done;
         match outcome {
-            Outcome::Success => {}
-            Outcome::ReceivedInError => return self.received_in_error(at),
+            RelayOutcome::Success => {}
+            RelayOutcome::ReceivedInError => return self.received_in_error(at),
             _ => return self.fail_from(psn, outcome),
         }
         if is_result {
@@ -81,7 +81,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// The message that has `psn`, and all behind it, count as not received.
-    pub(super) fn fail_from(&mut self, psn: Psn, outcome: Outcome) {
+    pub(super) fn fail_from(&mut self, psn: Psn, outcome: RelayOutcome) {
         let resp = &mut self.qp.resp;
         let Some(fwd) = &mut resp.fwd else { return };
         let at = fwd.pending.iter().position(|p| !p.psn.before(psn));
@@ -113,7 +113,7 @@ impl<E: Env> Ctx<'_, E> {
 
     /// The message of which the next packet is expected fails, with that packet: a NAK for one that was never
     /// sent is none to the requester.
-    fn fail_under_way(&mut self, outcome: Outcome) {
+    fn fail_under_way(&mut self, outcome: RelayOutcome) {
         let resp = &mut self.qp.resp;
         let Some(fwd) = &mut resp.fwd else { return };
         if fwd.waits_at(resp.epsn) {
@@ -123,12 +123,12 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// The expected packet, or the one that `epsn` went back to, is answered with the failure.
-    pub(super) fn fail_forwarded(&mut self, outcome: Outcome) {
+    pub(super) fn fail_forwarded(&mut self, outcome: RelayOutcome) {
         let code = match outcome {
-            Outcome::Success => return,
-            Outcome::Invalid => NakCode::InvalidRequest,
-            Outcome::Access => NakCode::RemoteAccess,
-            Outcome::Operation | Outcome::ReceivedInError => NakCode::RemoteOperation,
+            RelayOutcome::Success => return,
+            RelayOutcome::Invalid => NakCode::InvalidRequest,
+            RelayOutcome::Access => NakCode::RemoteAccess,
+            RelayOutcome::Operation | RelayOutcome::ReceivedInError => NakCode::RemoteOperation,
         };
         if self.connected() {
             if code == NakCode::RemoteAccess { self.violate() } else { self.refuse(code) }
@@ -152,7 +152,7 @@ impl<E: Env> Ctx<'_, E> {
         resp.out.retain(|answer| {
             let from = answer.remote_srq().and_then(|remote| remote_srqs.reach(domain, remote));
             let of_it = from.is_some_and(|(_, from)| from == link);
-            let again = matches!(answer, Answer::Read { again: true, .. });
+            let again = matches!(answer, OwedResponse::Read { again: true, .. });
             if of_it && !again && unread.is_none() {
                 unread = Some(answer.psn());
             }
@@ -165,8 +165,8 @@ impl<E: Env> Ctx<'_, E> {
             (one, other) => one.or(other),
         };
         match first {
-            Some(psn) => self.fail_from(psn, Outcome::Invalid),
-            None if under_way => self.fail_under_way(Outcome::Invalid),
+            Some(psn) => self.fail_from(psn, RelayOutcome::Invalid),
+            None if under_way => self.fail_under_way(RelayOutcome::Invalid),
             None if dropped => self.released(),
             None => {}
         }

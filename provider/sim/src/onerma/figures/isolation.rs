@@ -1,12 +1,12 @@
 //! Figure 12: 64 bytes beside one large operation.
 
 use starverbs_onerma::congestion::Settings;
-use starverbs_onerma::{Class, Config};
+use starverbs_onerma::{CardConfig, Class};
 
 use super::Figure;
 use crate::Rng;
 use crate::onerma::client::{Client, RemoteRegion, served_region};
-use crate::onerma::{Net, Report, Wire};
+use crate::onerma::{Net, StepReport, Wire};
 
 /// Small operations that are measured.
 const SMALL: u64 = 200;
@@ -38,7 +38,7 @@ pub(super) const BESIDE: Figure = Figure {
 
 /// Mean and 99th percentile of the small operations' latency, ns; the large one has this class.
 fn beside(large: u64, class: Class) -> (f64, f64) {
-    let mut net = Net::new(2, Config::default(), Wire::paper(), 12);
+    let mut net = Net::new(2, CardConfig::default(), Wire::paper(), 12);
     let target = served_region(&mut net, 1, 4 << 20);
     let mut client = Client::new(&mut net, 0, 7, 64, Settings::default());
     let mut rng = Rng::new(12);
@@ -50,12 +50,12 @@ fn beside(large: u64, class: Class) -> (f64, f64) {
     net.wake_at(100_000, 0);
     while (latencies.len() as u64) < SMALL {
         match net.step().expect("there is always something to do") {
-            Report::Woke(0) => {
+            StepReport::Woke(0) => {
                 client.read(&mut net, RemoteRegion { host: 1, region: &target }, 64, begun.len() as u64);
                 begun.push(net.now());
                 net.wake_at(net.now() + rng.wait(100_000.0) as u64, 0);
             }
-            Report::Completed(_) => {
+            StepReport::Completed(_) => {
                 while let Some(finished) = client.poll(&net) {
                     match finished.map(|finished| finished.token) {
                         Some(u64::MAX) => client.read_in(

@@ -1,11 +1,11 @@
 //! READs that arrive by chance, through the executors of many hosts.
 
 use starverbs_onerma::congestion::Settings;
-use starverbs_onerma::{Class, Config, Status};
+use starverbs_onerma::{CardConfig, Class, Status};
 
 use crate::onerma::client::{Client, RemoteRegion};
 use crate::onerma::host::SimRegion;
-use crate::onerma::{Net, Report, Wire};
+use crate::onerma::{Net, StepReport, Wire};
 
 /// Wake-ups of executors have words from here on, those of arrivals the client's number.
 const DRIVE: u64 = 1 << 32;
@@ -35,8 +35,8 @@ impl Load {
     /// So many hosts at the paper's switch; clients with all of a card's slots, and memory for the largest
     /// READ.
     pub(super) fn new(hosts: u16, clients: usize, largest: u64, seed: u64) -> Self {
-        let mut net = Net::new(hosts, Config::default(), Wire::paper(), seed);
-        let slots = Config::default().slots;
+        let mut net = Net::new(hosts, CardConfig::default(), Wire::paper(), seed);
+        let slots = CardConfig::default().slots;
         let client = |host| Client::with_memory(&mut net, host, 7, slots, Settings::default(), largest);
         let clients = (0..clients).map(client).collect();
         Load { net, clients, reads: Vec::new() }
@@ -66,16 +66,16 @@ impl Load {
     /// its status.
     pub(super) fn step(&mut self, ended: &mut Vec<(Read, Status)>) -> Option<usize> {
         match self.net.step().expect("there is always a READ to come") {
-            Report::Woke(word) if word < DRIVE => return Some(word as usize),
-            Report::Woke(word) => self.clients[(word - DRIVE) as usize].drive(&mut self.net, word),
-            Report::Completed(host) => {
+            StepReport::Woke(word) if word < DRIVE => return Some(word as usize),
+            StepReport::Woke(word) => self.clients[(word - DRIVE) as usize].drive(&mut self.net, word),
+            StepReport::Completed(host) => {
                 let client = &mut self.clients[host];
                 while let Some(finished) = client.poll(&self.net) {
                     ended.extend(finished.map(|read| (self.reads[read.token as usize], read.status)));
                 }
                 client.drive(&mut self.net, DRIVE + host as u64);
             }
-            Report::Nothing => {}
+            StepReport::Nothing => {}
         }
         None
     }

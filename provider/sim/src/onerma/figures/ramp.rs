@@ -1,11 +1,11 @@
 //! Figure 15: how fast congestion control gets to the link's rate, and to a fair share of it.
 
 use starverbs_onerma::congestion::Settings;
-use starverbs_onerma::{Config, Op};
+use starverbs_onerma::{CardConfig, OneRmaOp};
 
 use super::Figure;
 use crate::onerma::client::{Client, RemoteRegion, served_region};
-use crate::onerma::{Net, Report, Wire};
+use crate::onerma::{Net, StepReport, Wire};
 
 /// When the second transfer begins, ns.
 const SECOND: u64 = 400_000;
@@ -27,7 +27,7 @@ const STEP: u64 = 5_000;
 
 /// 4 MB READs from one server from 0 on, and from a second one from `second` on.
 fn course(settings: Settings, second: u64, steps: usize) -> Course {
-    let mut net = Net::new(3, Config::default(), Wire::paper(), 15);
+    let mut net = Net::new(3, CardConfig::default(), Wire::paper(), 15);
     let targets = [1, 2].map(|host| served_region(&mut net, host, 4 << 20));
     let gids = [1, 2].map(|host: usize| net.hosts[host].gid);
     let mut client = Client::new(&mut net, 0, 7, 128, settings);
@@ -46,12 +46,12 @@ fn course(settings: Settings, second: u64, steps: usize) -> Course {
                 before[server] = issued;
             }
             let executor = client.executor();
-            let remote = executor.remote(&gids[0], Op::Read);
+            let remote = executor.remote(&gids[0], OneRmaOp::Read);
             course.windows.push(remote.map_or(0.0, |remote| remote.limit(executor.local_window())));
             course.delays.push(f64::from(longest) / 1e3);
             longest = 0;
         }
-        if report == Report::Woke(1) {
+        if report == StepReport::Woke(1) {
             client.read(&mut net, RemoteRegion { host: 2, region: &targets[1] }, 4 << 20, 1);
         }
         while let Some(finished) = client.poll(&net) {

@@ -1,10 +1,10 @@
 //! Figure 14: how long a client is without a region whose key changes.
 
-use starverbs_onerma::{Config, Op, RegionKey, Status};
+use starverbs_onerma::{CardConfig, OneRmaOp, RegionKey, Status};
 
 use super::Figure;
 use crate::onerma::client::{Process, RemoteRegion, served_region};
-use crate::onerma::{Net, Report, Wire};
+use crate::onerma::{Net, StepReport, Wire};
 
 /// Between two probes, ns.
 const PROBE: u64 = 200;
@@ -30,7 +30,7 @@ const TOLD: u64 = 2;
 /// The longest time between two probes that end with OK, us; the client has the next key so many microseconds
 /// after its first failure.
 fn outage(by: By, told_after: u32) -> f64 {
-    let mut net = Net::new(3, Config::default(), Wire::paper(), 14);
+    let mut net = Net::new(3, CardConfig::default(), Wire::paper(), 14);
     let region = served_region(&mut net, 1, 4096);
     let mut client = Process::new(&mut net, 0, 7, 64);
     let mut third = Process::new(&mut net, 2, 8, 1);
@@ -40,18 +40,18 @@ fn outage(by: By, told_after: u32) -> f64 {
     net.wake_at(CHANGE, CHANGES);
     while net.now() < END {
         match net.step().expect("there is a probe to come") {
-            Report::Woke(PROBES) => {
-                client.issue(&mut net, Op::Read, RemoteRegion { host: 1, region: &region }, 64);
+            StepReport::Woke(PROBES) => {
+                client.issue(&mut net, OneRmaOp::Read, RemoteRegion { host: 1, region: &region }, 64);
                 net.wake_at(net.now() + PROBE, PROBES);
             }
-            Report::Woke(TOLD) => client.key = NEXT,
-            Report::Woke(_) if by == By::Owner => {
+            StepReport::Woke(TOLD) => client.key = NEXT,
+            StepReport::Woke(_) if by == By::Owner => {
                 net.hosts[1].card.rekey_region(region.id, NEXT).expect("the region is open");
             }
-            Report::Woke(_) => {
-                _ = third.issue(&mut net, Op::Rekey, RemoteRegion { host: 1, region: &region }, 16)
+            StepReport::Woke(_) => {
+                _ = third.issue(&mut net, OneRmaOp::Rekey, RemoteRegion { host: 1, region: &region }, 16)
             }
-            Report::Completed(0) => {
+            StepReport::Completed(0) => {
                 while let Some(end) = client.poll(&net) {
                     if end.status == Status::Ok {
                         longest = longest.max(net.now() - last);

@@ -1,11 +1,11 @@
 //! Figure 11: what a process gets, by what it offers and by its slots.
 
-use starverbs_onerma::{Config, Op, Status};
+use starverbs_onerma::{CardConfig, OneRmaOp, Status};
 
 use super::Figure;
 use crate::Rng;
 use crate::onerma::client::{Process, RemoteRegion, served_region};
-use crate::onerma::{Net, Report, Wire};
+use crate::onerma::{Net, StepReport, Wire};
 
 /// Nanoseconds before anything is counted, and of what is.
 const WARM: u64 = 100_000;
@@ -24,13 +24,13 @@ pub(super) const OFFERED: Figure = Figure {
     series: &["READ", "WRITE"],
     run: |figure| {
         let line = |op| figure.values.iter().map(|offered| offered_load(op, f64::from(*offered))).collect();
-        vec![line(Op::Read), line(Op::Write)]
+        vec![line(OneRmaOp::Read), line(OneRmaOp::Write)]
     },
 };
 
 /// Gigabits a second that succeed of those that are offered.
-fn offered_load(op: Op, gbits: f64) -> f64 {
-    let mut net = Net::new(2, Config::default(), Wire::paper(), 11);
+fn offered_load(op: OneRmaOp, gbits: f64) -> f64 {
+    let mut net = Net::new(2, CardConfig::default(), Wire::paper(), 11);
     let target = served_region(&mut net, 1, 4096);
     let mut process = Process::new(&mut net, 0, 7, 256);
     let (mut rng, mut bytes) = (Rng::new(11), 0_u64);
@@ -42,18 +42,18 @@ fn offered_load(op: Op, gbits: f64) -> f64 {
             break;
         }
         match report {
-            Report::Woke(_) => {
+            StepReport::Woke(_) => {
                 process.issue(&mut net, op, RemoteRegion { host: 1, region: &target }, 4096);
                 next += rng.wait(mean);
                 net.wake_at(next as u64, 0);
             }
-            Report::Completed(_) => {
+            StepReport::Completed(_) => {
                 while let Some(end) = process.poll(&net) {
                     let counts = end.status == Status::Ok && net.now() >= WARM;
                     bytes += if counts { 4096 } else { 0 };
                 }
             }
-            Report::Nothing => {}
+            StepReport::Nothing => {}
         }
     }
     bytes as f64 * 8.0 / TIME as f64
@@ -70,19 +70,19 @@ pub(super) const SLOTS: Figure = Figure {
     series: &["READ", "WRITE"],
     run: |figure| {
         let line = |op| figure.values.iter().map(|slots| closed_loop(op, *slots as u16)).collect();
-        vec![line(Op::Read), line(Op::Write)]
+        vec![line(OneRmaOp::Read), line(OneRmaOp::Write)]
     },
 };
 
 /// Gigabits a second with all slots in use.
-fn closed_loop(op: Op, slots: u16) -> f64 {
-    let mut net = Net::new(2, Config::default(), Wire::paper(), 11);
+fn closed_loop(op: OneRmaOp, slots: u16) -> f64 {
+    let mut net = Net::new(2, CardConfig::default(), Wire::paper(), 11);
     let target = served_region(&mut net, 1, 4096);
     let mut process = Process::new(&mut net, 0, 7, slots);
     while process.issue(&mut net, op, RemoteRegion { host: 1, region: &target }, 4096).is_some() {}
     let mut bytes = 0_u64;
     while net.now() < WARM + TIME {
-        if net.step() == Some(Report::Completed(0)) {
+        if net.step() == Some(StepReport::Completed(0)) {
             while let Some(end) = process.poll(&net) {
                 bytes += if end.status == Status::Ok && net.now() >= WARM { 4096 } else { 0 };
             }

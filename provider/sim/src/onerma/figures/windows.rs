@@ -1,10 +1,10 @@
 //! Figure 16: what solicitation and NACKs are worth while nothing controls congestion.
 
-use starverbs_onerma::{Completion, Config, Op, Status};
+use starverbs_onerma::{CardConfig, Completion, OneRmaOp, Status};
 
 use super::Figure;
 use crate::onerma::client::{Process, RemoteRegion, served_region};
-use crate::onerma::{Net, Report, Wire};
+use crate::onerma::{Net, StepReport, Wire};
 
 const WARM: u64 = 200_000;
 const TIME: u64 = 2_000_000;
@@ -46,7 +46,7 @@ impl Outcome {
 }
 
 /// So many clients READ 4 KB from one server, each at 100 Gb/s whatever becomes of it.
-fn greedy(clients: u16, config: Config, wire: Wire) -> Outcome {
+fn greedy(clients: u16, config: CardConfig, wire: Wire) -> Outcome {
     let mut net = Net::new(clients + 1, config, wire, 16);
     let server = usize::from(clients);
     let target = served_region(&mut net, server, 4096);
@@ -60,11 +60,11 @@ fn greedy(clients: u16, config: Config, wire: Wire) -> Outcome {
     let mut outcome = Outcome::default();
     while net.now() < WARM + TIME {
         match net.step().expect("there is always something to do") {
-            Report::Woke(host) => {
+            StepReport::Woke(host) => {
                 let host = host as usize;
                 processes[host].issue(
                     &mut net,
-                    Op::Read,
+                    OneRmaOp::Read,
                     RemoteRegion { host: server, region: &target },
                     4096,
                 );
@@ -72,7 +72,7 @@ fn greedy(clients: u16, config: Config, wire: Wire) -> Outcome {
                 let phase = PERIOD * host as f64 / f64::from(clients);
                 net.wake_at((phase + PERIOD * issued[host] as f64) as u64, host as u64);
             }
-            Report::Completed(host) if host < server => {
+            StepReport::Completed(host) if host < server => {
                 while let Some(end) = processes[host].poll(&net) {
                     if net.now() >= WARM {
                         outcome.count(&end);
@@ -85,8 +85,8 @@ fn greedy(clients: u16, config: Config, wire: Wire) -> Outcome {
     outcome
 }
 
-fn of_window(kilobytes: u32) -> Config {
-    Config { window: kilobytes << 10, slots: 512, inbound: 60_000, ..Config::default() }
+fn of_window(kilobytes: u32) -> CardConfig {
+    CardConfig { window: kilobytes << 10, slots: 512, inbound: 60_000, ..CardConfig::default() }
 }
 
 fn with_jitter(tenths: u32) -> Wire {
@@ -139,7 +139,7 @@ pub(super) const SHED: Figure = Figure {
 const THRESHOLDS: &[u32] = &[16, 32, 48, 62, 80, 100, 125, 150, 175, 200, 250, 400, 1000, 100_000];
 
 fn two_clients(window: u32, threshold: u32) -> Outcome {
-    greedy(2, Config { nack_threshold: threshold * 1000, ..of_window(window) }, Wire::paper())
+    greedy(2, CardConfig { nack_threshold: threshold * 1000, ..of_window(window) }, Wire::paper())
 }
 
 pub(super) const NACKS: Figure = Figure {

@@ -4,11 +4,11 @@ use starverbs_core::qpc::Channel;
 
 use super::translate::Page;
 use super::{OTHER, REQUEST, Read, Rnic, Stage, World, Write, channel};
-use crate::rnic::fabric::{Body, Packet};
+use crate::rnic::fabric::{Body, FabricPacket};
 
 impl Rnic {
     /// A packet reached the card.
-    pub(in crate::rnic) fn arrive(&mut self, packet: Packet, world: &mut World<'_>) {
+    pub(in crate::rnic) fn arrive(&mut self, packet: FabricPacket, world: &mut World<'_>) {
         self.arrived.push_back(packet);
         self.wake(Stage::In, world);
     }
@@ -31,7 +31,7 @@ impl Rnic {
     }
 
     /// A response goes to the requester.
-    pub(super) fn respond(&mut self, packet: Packet, world: &mut World<'_>) {
+    pub(super) fn respond(&mut self, packet: FabricPacket, world: &mut World<'_>) {
         self.responses.push_back(packet);
         self.wake(Stage::Requester, world);
     }
@@ -55,7 +55,7 @@ impl Rnic {
         }
     }
 
-    fn carry_out(&mut self, packet: Packet, world: &mut World<'_>) {
+    fn carry_out(&mut self, packet: FabricPacket, world: &mut World<'_>) {
         self.tally.carried_out += 1;
         let ready = world.now() + world.params.translate;
         if packet.body == Body::Read {
@@ -74,7 +74,7 @@ impl Rnic {
     }
 
     /// What a request brought goes to memory, and its ACK to the wire.
-    pub(super) fn place(&mut self, packet: Packet, world: &mut World<'_>) {
+    pub(super) fn place(&mut self, packet: FabricPacket, world: &mut World<'_>) {
         let ready = self.translated(packet.qpn, Page::Data, world);
         self.writes.ask(channel::DATA, ready, packet.bytes, Write::Payload);
         self.wake_at(Stage::Write, ready, world);

@@ -4,13 +4,13 @@ use starverbs_core::qpc::Channel;
 
 use super::translate::Page;
 use super::{Read, Rnic, Stage, World, Wqe, Write, channel};
-use crate::rnic::fabric::{Body, Packet};
-use crate::rnic::host::Batch;
-use crate::rnic::params::Op;
+use crate::rnic::fabric::{Body, FabricPacket};
+use crate::rnic::host::DoorbellBatch;
+use crate::rnic::params::RnicOp;
 
 impl Rnic {
     /// A doorbell reached the card.
-    pub(in crate::rnic) fn doorbell(&mut self, batch: Batch, world: &mut World<'_>) {
+    pub(in crate::rnic) fn doorbell(&mut self, batch: DoorbellBatch, world: &mut World<'_>) {
         self.tally.doorbells += 1;
         self.tally.announced += u64::from(batch.wqes);
         self.doorbells.push_back(batch);
@@ -46,14 +46,14 @@ impl Rnic {
         }
     }
 
-    fn read_wqes(&mut self, batch: Batch, world: &mut World<'_>) {
+    fn read_wqes(&mut self, batch: DoorbellBatch, world: &mut World<'_>) {
         let bytes = u32::from(batch.wqes) * world.params.wqe_bytes;
         let ready = self.translated(batch.qpn, Page::Ring, world);
         self.reads.ask(channel::DESCRIPTOR, ready, bytes, Read::Wqes(batch));
         self.wake_at(Stage::Read, ready, world);
     }
 
-    pub(super) fn on_descriptors(&mut self, batch: Batch, world: &mut World<'_>) {
+    pub(super) fn on_descriptors(&mut self, batch: DoorbellBatch, world: &mut World<'_>) {
         let last = batch.wqes.saturating_sub(1);
         self.wqes.extend((0..batch.wqes).map(|number| Wqe { qpn: batch.qpn, signaled: number == last }));
         self.tally.wqes += u64::from(batch.wqes);
@@ -81,11 +81,11 @@ impl Rnic {
         let (peer, peer_qpn) = self.peers[wqe.qpn as usize];
         let bytes = world.params.bytes;
         let body = match world.params.op {
-            Op::Write => Body::Write,
-            Op::Read => Body::Read,
-            Op::Send => Body::Send,
+            RnicOp::Write => Body::Write,
+            RnicOp::Read => Body::Read,
+            RnicOp::Send => Body::Send,
         };
-        self.prepared.push_back(Packet {
+        self.prepared.push_back(FabricPacket {
             from: self.id,
             to: peer,
             qpn: peer_qpn,
@@ -141,7 +141,7 @@ impl Rnic {
         ready && self.window < world.params.window
     }
 
-    fn take_response(&mut self, response: &Packet, world: &mut World<'_>) {
+    fn take_response(&mut self, response: &FabricPacket, world: &mut World<'_>) {
         self.window -= 1;
         self.tally.acked += 1;
         let expected = &mut self.acked[response.qpn as usize];

@@ -6,7 +6,7 @@ use starverbs_core::qpc::Policy;
 
 use super::frame::Flight;
 use crate::rnic::events::Picos;
-use crate::rnic::host::Batch;
+use crate::rnic::host::DoorbellBatch;
 use crate::rnic::params::{Lane, Params};
 
 /// A DMA engine: transfers in the order in which they are asked for share its latency, not its bandwidth.
@@ -42,7 +42,7 @@ struct Contexts {
 
 /// What waits for a context.
 pub(super) enum Job {
-    Doorbell(Batch),
+    Doorbell(DoorbellBatch),
     Packet(Box<Flight>),
 }
 

@@ -3,7 +3,7 @@
 use starverbs_core::wire::{Packet as RocePacket, PacketKind};
 use starverbs_core::{Av, FrameMeta, Gid, Qpn};
 use starverbs_star::message::CQE_LEN;
-use starverbs_star::wire::{CRC_LEN, Opt, Packet, Ptype, Side};
+use starverbs_star::wire::{CRC_LEN, Opt, Ptype, Side, StarPacket};
 
 use crate::rnic::card::CardId;
 use crate::star::StarFrame;
@@ -13,7 +13,7 @@ use crate::star::StarFrame;
 const BTH_AND_ICRC: usize = 16;
 
 /// What a card sends.
-pub(super) enum Frame {
+pub(super) enum CardFrame {
     /// StaR's, on a port of its own
     Star(StarFrame),
     /// RoCEv2, without ICRC
@@ -24,12 +24,12 @@ pub(super) enum Frame {
 pub(super) struct Flight {
     pub(super) from: CardId,
     pub(super) to: CardId,
-    pub(super) frame: Frame,
+    pub(super) frame: CardFrame,
 }
 
 /// Memory that a packet has to do with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Memory {
+pub(super) enum MemoryAccess {
     None,
     Read(u32),
     Write(u32),
@@ -38,46 +38,46 @@ pub(super) enum Memory {
 /// An event for the library: a word.
 const EVENT: u32 = 8;
 
-impl Frame {
-    pub(super) fn roce(to: &Av, bytes: Vec<u8>) -> Frame {
+impl CardFrame {
+    pub(super) fn roce(to: &Av, bytes: Vec<u8>) -> CardFrame {
         let Av { sgid, dgid, traffic_class, hop_limit, .. } = *to;
-        Frame::Roce(FrameMeta { src: sgid, dst: dgid, traffic_class, hop_limit }, bytes)
+        CardFrame::Roce(FrameMeta { src: sgid, dst: dgid, traffic_class, hop_limit }, bytes)
     }
 
     /// Where it goes.
     pub(super) fn to(&self) -> Gid {
         match self {
-            Frame::Star(frame) => frame.path.dst,
-            Frame::Roce(meta, _) => meta.dst,
+            CardFrame::Star(frame) => frame.path.dst,
+            CardFrame::Roce(meta, _) => meta.dst,
         }
     }
 
     /// Bytes on the wire beside those that the parameter `net.header_bytes` counts.
     pub(super) fn beside_header(&self) -> u32 {
         let bytes = match self {
-            Frame::Star(frame) => frame.bytes.len().saturating_sub(BTH_AND_ICRC),
-            Frame::Roce(_, bytes) => (bytes.len() + CRC_LEN).saturating_sub(BTH_AND_ICRC),
+            CardFrame::Star(frame) => frame.bytes.len().saturating_sub(BTH_AND_ICRC),
+            CardFrame::Roce(_, bytes) => (bytes.len() + CRC_LEN).saturating_sub(BTH_AND_ICRC),
         };
         bytes as u32
     }
 
-    fn star(&self) -> Option<Packet<'_>> {
-        let Frame::Star(StarFrame { path, bytes }) = self else { return None };
+    fn star(&self) -> Option<StarPacket<'_>> {
+        let CardFrame::Star(StarFrame { path, bytes }) = self else { return None };
         let stateless = path.dport == Side::Stateless.default_port();
         let side = if stateless { Side::Stateless } else { Side::Stateful };
         let body = bytes.get(..bytes.len().checked_sub(CRC_LEN)?)?;
-        Packet::parse(side, body).ok()
+        StarPacket::parse(side, body).ok()
     }
 
     fn is_for_stateless(&self) -> bool {
-        matches!(self, Frame::Star(frame) if frame.path.dport == Side::Stateless.default_port())
+        matches!(self, CardFrame::Star(frame) if frame.path.dport == Side::Stateless.default_port())
     }
 
     /// The QPN of the receiver that it names.
     pub(super) fn qpn(&self) -> Option<Qpn> {
         match self {
-            Frame::Star(_) => self.star().map(|packet| packet.header.qpn),
-            Frame::Roce(_, bytes) => RocePacket::parse(bytes).ok().map(|packet| packet.bth().dest_qpn()),
+            CardFrame::Star(_) => self.star().map(|packet| packet.header.qpn),
+            CardFrame::Roce(_, bytes) => RocePacket::parse(bytes).ok().map(|packet| packet.bth().dest_qpn()),
         }
     }
 
@@ -87,51 +87,52 @@ impl Frame {
     }
 
     /// What its sender must have done before it leaves.
-    pub(super) fn waits_for(&self) -> Memory {
+    pub(super) fn waits_for(&self) -> MemoryAccess {
         let Some(packet) = self.star() else { return self.roce_reads() };
         let len = u32::from(packet.header.len);
         match packet.header.ptype {
-            _ if packet.header.migrate => Memory::None,
+            _ if packet.header.migrate => MemoryAccess::None,
             /* the WQE, or the data, is in its host's memory */
-            Ptype::Wqep | Ptype::Wqeps | Ptype::Rd | Ptype::Rdc | Ptype::Gda => Memory::Read(len),
-            Ptype::Rda => Memory::Write(len),
+            Ptype::Wqep | Ptype::Wqeps | Ptype::Rd | Ptype::Rdc | Ptype::Gda => MemoryAccess::Read(len),
+            Ptype::Rda => MemoryAccess::Write(len),
             /* the answer to a CQEP, when the CQE is in memory; SF's answer to a WQEP waits for nothing */
-            Ptype::Ea if !self.is_for_stateless() => Memory::Write(CQE_LEN as u32),
-            Ptype::Ea | Ptype::Gd | Ptype::Cqep => Memory::None,
+            Ptype::Ea if !self.is_for_stateless() => MemoryAccess::Write(CQE_LEN as u32),
+            Ptype::Ea | Ptype::Gd | Ptype::Cqep => MemoryAccess::None,
         }
     }
 
     /// Whether it takes a RECV of its receiver's host, which the card reads first.
     pub(super) fn uses_receive(&self) -> bool {
         match self {
-            Frame::Roce(_, bytes) => {
+            CardFrame::Roce(_, bytes) => {
                 RocePacket::parse(bytes).is_ok_and(|packet| packet.op().kind == PacketKind::Send)
             }
-            Frame::Star(_) => self
+            CardFrame::Star(_) => self
                 .star()
                 .is_some_and(|packet| packet.header.ptype == Ptype::Gda && packet.header.opt == Opt::Send),
         }
     }
 
-    fn roce_reads(&self) -> Memory {
-        let Frame::Roce(_, bytes) = self else { return Memory::None };
+    fn roce_reads(&self) -> MemoryAccess {
+        let CardFrame::Roce(_, bytes) = self else { return MemoryAccess::None };
         match RocePacket::parse(bytes) {
-            Ok(packet) if !packet.payload().is_empty() => Memory::Read(packet.payload().len() as u32),
-            _ => Memory::None,
+            Ok(packet) if !packet.payload().is_empty() => MemoryAccess::Read(packet.payload().len() as u32),
+            _ => MemoryAccess::None,
         }
     }
 
     /// What it brings that goes to its receiver's memory with no answer of its own.
-    pub(super) fn brings(&self) -> Memory {
-        if let Frame::Roce(_, bytes) = self {
+    pub(super) fn brings(&self) -> MemoryAccess {
+        if let CardFrame::Roce(_, bytes) = self {
             let packet = RocePacket::parse(bytes).ok();
             let data = packet.filter(|packet| packet.op().kind != PacketKind::Ack);
-            return data.map_or(Memory::None, |packet| Memory::Write(packet.payload().len() as u32));
+            return data
+                .map_or(MemoryAccess::None, |packet| MemoryAccess::Write(packet.payload().len() as u32));
         }
         match self.star().map(|packet| (packet.header.ptype, packet.header.len)) {
-            Some((Ptype::Gda, len)) => Memory::Write(len.into()),
-            Some((Ptype::Ea, _)) if self.is_for_stateless() => Memory::Write(EVENT),
-            _ => Memory::None,
+            Some((Ptype::Gda, len)) => MemoryAccess::Write(len.into()),
+            Some((Ptype::Ea, _)) if self.is_for_stateless() => MemoryAccess::Write(EVENT),
+            _ => MemoryAccess::None,
         }
     }
 }

@@ -9,10 +9,10 @@ use starverbs_star::control::{Preference, Role};
 use starverbs_star::form::Form;
 use starverbs_star::negotiate::Outcome;
 
-use super::frame::Frame;
-use crate::host::Host;
+use super::frame::CardFrame;
+use crate::host::SimHost;
 use crate::rnic::card::CardId;
-use crate::rnic::host::{Batch, Verb};
+use crate::rnic::host::{DoorbellBatch, Verb};
 use crate::rnic::params::Params;
 use crate::{Faults, Net, QpAt, Recv, Send, Setup, SimCq, SimRq, SimSq, StarCard};
 
@@ -33,7 +33,7 @@ struct QpHandle {
 
 /// The server, card 0, and the clients.
 pub(super) struct Testbed {
-    pub(super) hosts: Vec<Host>,
+    pub(super) hosts: Vec<SimHost>,
     /// The core's time when that of the run begins
     pub(super) begun: Nanos,
     star: bool,
@@ -78,7 +78,7 @@ impl Testbed {
         let hosts = net.hosts.len();
         let cards = net.hosts.iter().enumerate().map(|(card, host)| (host.gid, card as CardId));
         let cards = cards.collect();
-        let buffer = |host: &mut Host| {
+        let buffer = |host: &mut SimHost| {
             let (addr, lkey) = host.region(u64::from(params.bytes.max(1)), Access::LOCAL_WRITE);
             Sge { addr, len: params.bytes, lkey }
         };
@@ -134,7 +134,7 @@ impl Testbed {
     }
 
     /// A program posts WQEs; the doorbell is another matter.
-    pub(super) fn post(&mut self, card: CardId, batch: Batch) {
+    pub(super) fn post(&mut self, card: CardId, batch: DoorbellBatch) {
         let card = usize::from(card);
         let end = &self.ends[card][batch.qpn as usize];
         for number in 1..=batch.wqes {
@@ -179,12 +179,12 @@ impl Testbed {
     }
 
     /// A packet, for the core.
-    pub(super) fn take(&mut self, card: CardId, frame: Frame, now: Nanos) {
+    pub(super) fn take(&mut self, card: CardId, frame: CardFrame, now: Nanos) {
         let host = &mut self.hosts[usize::from(card)];
         host.now = now;
         match frame {
-            Frame::Star(frame) => host.take_star(now, &frame),
-            Frame::Roce(meta, bytes) => {
+            CardFrame::Star(frame) => host.take_star(now, &frame),
+            CardFrame::Roce(meta, bytes) => {
                 host.came.push_back((meta, bytes));
                 host.take_frames(now);
             }
@@ -192,7 +192,7 @@ impl Testbed {
     }
 
     /// All that a card has to send.
-    pub(super) fn drain(&mut self, card: CardId, now: Nanos) -> Vec<Frame> {
+    pub(super) fn drain(&mut self, card: CardId, now: Nanos) -> Vec<CardFrame> {
         let host = &mut self.hosts[usize::from(card)];
         let mut frames = Vec::new();
         loop {
@@ -224,18 +224,18 @@ impl Testbed {
     }
 
     /// The card that a packet is for.
-    pub(super) fn card_of(&self, frame: &Frame) -> Option<CardId> {
+    pub(super) fn card_of(&self, frame: &CardFrame) -> Option<CardId> {
         self.cards.get(&frame.to()).copied()
     }
 
     /// The end of a connection that a packet for a card is for.
-    pub(super) fn end_of(&self, card: CardId, frame: &Frame) -> Option<u32> {
+    pub(super) fn end_of(&self, card: CardId, frame: &CardFrame) -> Option<u32> {
         self.numbers[usize::from(card)].get(&frame.qpn()?).copied()
     }
 
     /// Packets that were sent again.
     pub(super) fn repeated(&self) -> u64 {
-        let of = |host: &Host| {
+        let of = |host: &SimHost| {
             let counters = host.nic.counters();
             counters.star_retransmitted.get() + counters.star_wqep_again.get() + counters.retransmitted.get()
         };
@@ -254,7 +254,7 @@ impl Testbed {
     }
 }
 
-fn flush(host: &mut Host, frames: &mut Vec<Frame>) {
-    frames.extend(host.env.flush().into_iter().map(|(to, bytes)| Frame::roce(&to, bytes)));
-    frames.extend(host.env.flush_star().into_iter().map(Frame::Star));
+fn flush(host: &mut SimHost, frames: &mut Vec<CardFrame>) {
+    frames.extend(host.env.flush().into_iter().map(|(to, bytes)| CardFrame::roce(&to, bytes)));
+    frames.extend(host.env.flush_star().into_iter().map(CardFrame::Star));
 }

@@ -175,7 +175,7 @@ impl Table {
             value: (memory.addr + u64::from(ENTRY)).into(),
             len: value.into(),
         };
-        let mut entry = get::Entry::default();
+        let mut entry = get::HashEntry::default();
         entry.buckets[0] = found;
         pair.put(1, memory, entry.as_bytes());
         pair.put(1, memory.part(ENTRY, value), &vec![9; value as usize]);

@@ -5,7 +5,7 @@ use starverbs_kernels::hll;
 use super::{HUNDRED, Params, TEN, US, streams};
 use crate::Figure;
 use crate::rnic::Picos;
-use crate::strom::pair::{Pair, Report};
+use crate::strom::pair::{Pair, PairStep};
 use crate::strom::program::Region;
 
 /// Requests that a program has under way at most.
@@ -72,7 +72,7 @@ pub(super) fn rate(params: &'static Params, verb: Verb, bytes: u32) -> f64 {
             post(&mut pair, verb, pages);
             posted += 1;
         }
-        if let Report::Written(at, seg) = pair.step().expect("messages come")
+        if let PairStep::Written(at, seg) = pair.step().expect("messages come")
             && at == to
         {
             left -= u64::from(seg.len);

@@ -10,7 +10,7 @@ use super::{HUNDRED, Params, TEN};
 use crate::Figure;
 use crate::Rng;
 use crate::rnic::Picos;
-use crate::strom::pair::{Pair, Report};
+use crate::strom::pair::{Pair, PairStep};
 use crate::strom::program::Region;
 
 /// Picoseconds of a millisecond.
@@ -120,7 +120,7 @@ impl Data {
                 self.pair.write(0, now, own, self.target.part(*first, *len));
                 posted += 1;
             }
-            if let Report::Written(1, seg) = self.pair.step().expect("WRITEs come") {
+            if let PairStep::Written(1, seg) = self.pair.step().expect("WRITEs come") {
                 left -= u64::from(seg.len);
                 time = self.pair.now() + self.pair.params.poll;
             }

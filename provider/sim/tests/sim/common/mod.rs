@@ -10,7 +10,7 @@ pub(crate) mod shared;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use starverbs_core::{Access, Sge};
-use starverbs_sim::{Faults, Host, Rng};
+use starverbs_sim::{Faults, Rng, SimHost};
 pub(crate) use starverbs_sim::{any_bytes, get, put};
 
 /// All rights.
@@ -69,7 +69,13 @@ pub(crate) fn any_size(rng: &mut Rng, mtu: u32) -> u32 {
 }
 
 /// `len` bytes of registered memory in up to `pieces` pieces, some of them empty.
-pub(crate) fn scattered(host: &mut Host, rng: &mut Rng, len: u32, pieces: u64, access: Access) -> Vec<Sge> {
+pub(crate) fn scattered(
+    host: &mut SimHost,
+    rng: &mut Rng,
+    len: u32,
+    pieces: u64,
+    access: Access,
+) -> Vec<Sge> {
     let n = rng.within(1, pieces);
     let mut left = len;
     let mut sges = Vec::new();

@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex};
 
 use starverbs_core::qp::RecvSource;
 use starverbs_core::strom::{
-    Code, Input, Kernel, MAX_REPLY, Place, Poll, RECORD_LEN, Record, Reply, ReplyFlags, ReplyMemory,
-    RpcAnswer, Run, SLOT_BYTES, Target,
+    Code, Input, Kernel, MAX_REPLY, Poll, RECORD_LEN, RegionRange, ReplyFlags, ReplyMemory, ReplyRecord,
+    ReplyTarget, RpcAnswer, Run, SLOT_BYTES, Target,
 };
 use starverbs_core::{Access, NicConfig, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, WcStatus};
-use starverbs_sim::{Faults, Host, Net, QpAt, Recv, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Net, QpAt, Recv, Send, Setup, SimCq, SimHost, SimRq, SimSq};
 use zerocopy::IntoBytes;
 
 use crate::common::all_rights;
@@ -32,7 +32,7 @@ pub(crate) struct RpcPair {
 pub(crate) const PAGE: u64 = 1 << 16;
 
 /// Has a queue pair in RESET speak the dialect.
-pub(crate) fn speak(host: &mut Host, qpn: Qpn) {
+pub(crate) fn speak(host: &mut SimHost, qpn: Qpn) {
     let (addr, lkey) = host.region(u64::from(SLOTS) * SLOT_BYTES as u64, Access::LOCAL_WRITE);
     host.nic.speak_strom(qpn, ReplyMemory { addr, lkey, slots: SLOTS }).expect("an RC queue pair in RESET");
 }
@@ -99,7 +99,7 @@ impl RpcPair {
         let (addr, rkey) = self.net.hosts[0].region(u64::from(room.max(1)), all_rights());
         self.net.hosts[0].env.memory.write(addr, &vec![0; room as usize]);
         let flags = if imm { ReplyFlags::IMM } else { ReplyFlags::empty() };
-        let reply = Reply { addr, rkey, len: room, imm: wr_id as u32, flags };
+        let reply = ReplyTarget { addr, rkey, len: room, imm: wr_id as u32, flags };
         let sge = self.bytes(&[Target::new(&reply).as_bytes(), params].concat());
         self.params += 1;
         let wqe = SendWqe { wr_id, op: SendOp::Rpc, remote_addr: op, ..SendWqe::default() };
@@ -110,7 +110,7 @@ impl RpcPair {
     /// RPC op-code, code and bytes of an answer, if it came.
     pub(crate) fn answer(&self, (addr, room): (u64, u32)) -> Option<(u32, u32, u32, Vec<u8>)> {
         let region = self.net.hosts[0].env.memory.read(addr, room as usize);
-        let RpcAnswer { op, length, code } = Record::decode(region)?;
+        let RpcAnswer { op, length, code } = ReplyRecord::decode(region)?;
         let end = room as usize - RECORD_LEN;
         let data = if code == 0 { region[end - length as usize..end].to_vec() } else { vec![] };
         Some((op, code, length, data))
@@ -152,7 +152,7 @@ pub(crate) enum Seen {
 /// parameter says, and answers with how many calls there were.
 pub(crate) struct Journal {
     pub(crate) seen: Arc<Mutex<Vec<Seen>>>,
-    pub(crate) word: Place,
+    pub(crate) word: RegionRange,
     pub(crate) stream: Vec<u8>,
     pub(crate) calls: u64,
 }

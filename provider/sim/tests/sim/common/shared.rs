@@ -1,7 +1,7 @@
 //! A sender, a card that has QPs of an XRC domain, and cards that have SRQs of it.
 
 use starverbs_core::{Cqe, NicConfig, PdId, QpType, Qpn, SendWqe, Sge, SrqId};
-use starverbs_sim::{Faults, Host, Net, QpAt, Recv, Rng, Send, Setup, SharedDomain, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Net, QpAt, Recv, Rng, Send, Setup, SharedDomain, SimCq, SimHost, SimRq, SimSq};
 
 use crate::common::{all_rights, any_faults};
 
@@ -32,7 +32,7 @@ pub(crate) struct Shared {
     pub(crate) queues: Vec<Queue>,
 }
 
-pub(crate) fn region(host: &mut Host, pd: PdId, len: u32) -> Sge {
+pub(crate) fn region(host: &mut SimHost, pd: PdId, len: u32) -> Sge {
     host.region_in(pd, len, all_rights())
 }
 

@@ -6,11 +6,11 @@ use starverbs_core::{NicError, QpState, QpType, Qpn, SrqId, WcStatus};
 
 use crate::endpoint::SlState;
 
-use super::super::{Host, Turn};
+use super::super::{EndpointHost, Turn};
 use super::endpoint::{patience_of, setup_of};
 use super::{Endpoint, Endpoints};
 
-impl<E: Host> Endpoints<E> {
+impl<E: EndpointHost> Endpoints<E> {
     /// `ibv_query_qp`; `None`: it is none of these.
     pub fn query(&self, qpn: Qpn) -> Option<QpAttr> {
         self.end(qpn).map(now)
@@ -92,7 +92,7 @@ impl<E: Host> Endpoints<E> {
 }
 
 /// Its attributes, and the state that it has come to.
-fn now<E: Host>(end: &Endpoint<E>) -> QpAttr {
+fn now<E: EndpointHost>(end: &Endpoint<E>) -> QpAttr {
     let mut attr = end.released.attr;
     if end.qp.state() == SlState::Error {
         attr.state = QpState::Err;

@@ -19,7 +19,7 @@ use crate::stateless::SfPeer;
 use crate::wire::Prefix;
 
 use super::super::queues_of;
-use super::super::{Host, Turn};
+use super::super::{EndpointHost, Turn};
 use super::rules::GroupKey;
 use super::{Endpoints, LINGER_BIT};
 
@@ -58,7 +58,7 @@ pub(super) enum WindowOp {
 }
 
 /// A stateless endpoint.
-pub(super) struct Endpoint<E: Host> {
+pub(super) struct Endpoint<E: EndpointHost> {
     pub(super) qp: SlQp<E>,
     /// What the card has left of it; its attributes are as the program has set them
     pub(super) released: Released<E>,
@@ -75,12 +75,12 @@ pub(super) struct Endpoint<E: Host> {
     /// Its window operation
     pub(super) window_op: Option<WindowOp>,
     /// Memory that the card fills: completions of sends and of receives, then results of atomics
-    pub(super) slots: Slots<E>,
+    pub(super) slots: ConnectionSlots<E>,
     /// The send queue's memory, if inline bytes may have to be fetched from there
     inline: Option<u32>,
 }
 
-impl<E: Host> Endpoint<E> {
+impl<E: EndpointHost> Endpoint<E> {
     /// What it costs the host beside the program's own queues, bytes.
     pub(super) fn bytes(&self) -> usize {
         size_of::<Self>() - size_of::<SlQp<E>>() + self.qp.bytes()
@@ -88,18 +88,18 @@ impl<E: Host> Endpoint<E> {
 }
 
 /// Slots of a connection.
-pub(super) struct Slots<E: Host> {
+pub(super) struct ConnectionSlots<E: EndpointHost> {
     pub(super) range: MemRange,
     _memory: E::Slots,
 }
 
-impl<E: Host> Slots<E> {
+impl<E: EndpointHost> ConnectionSlots<E> {
     /// Slots of these numbers. `Exhausted`: no memory.
     fn new(env: &mut E, completions: u32, results: u32) -> Result<Self, NicError> {
         const { assert!(CQE_SLOT == 2 * REPLAY_SLOT) };
         let bytes = u64::from(completions + results.div_ceil(2)) * CQE_SLOT;
         let (memory, addr) = env.make_slots(bytes).ok_or(NicError::Exhausted)?;
-        Ok(Slots { range: MemRange { addr, len: bytes }, _memory: memory })
+        Ok(ConnectionSlots { range: MemRange { addr, len: bytes }, _memory: memory })
     }
 }
 
@@ -130,7 +130,7 @@ pub struct StatefulCard {
     pub port: u16,
 }
 
-impl<E: Host> Endpoints<E> {
+impl<E: EndpointHost> Endpoints<E> {
     /// A QP becomes a stateless end; `peer` is to be the stateful one. `Exhausted`: it stays where it is.
     pub fn begin(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, peer: StatefulCard) -> Result<(), NicError> {
         let queues = queues_of(turn, qpn)?;
@@ -158,7 +158,7 @@ impl<E: Host> Endpoints<E> {
         let rq = rq.or_else(ring).ok_or(NicError::Invalid)?;
         let rq_depth = if shared.is_some() { SHARED_RECVS } else { E::slots_of(&rq) };
         let replay_slots = u32::from(attr.max_dest_rd_atomic).next_power_of_two();
-        let slots = Slots::new(turn.env, sq.slots() + rq_depth, replay_slots)?;
+        let slots = ConnectionSlots::new(turn.env, sq.slots() + rq_depth, replay_slots)?;
         let base = slots.range.addr;
         let recv_ring = base + u64::from(sq.slots()) * CQE_SLOT;
         let setup = Setup {

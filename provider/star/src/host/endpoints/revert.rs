@@ -5,17 +5,17 @@ use starverbs_core::{Nanos, Qpn};
 use crate::endpoint::Left;
 use crate::revert::{QuiescePoint, RevertStep, StarEnd};
 
-use super::super::{Host, Turn};
+use super::super::{EndpointHost, Turn};
 use super::Endpoints;
 
 /// A stateless end that may revert.
-pub(in crate::host) struct Stateless<'a, 't, E: Host> {
+pub(in crate::host) struct Stateless<'a, 't, E: EndpointHost> {
     pub(in crate::host) endpoints: &'a mut Endpoints<E>,
     pub(in crate::host) turn: &'a mut Turn<'t, E>,
     pub(in crate::host) qpn: Qpn,
 }
 
-impl<E: Host> StarEnd for Stateless<'_, '_, E> {
+impl<E: EndpointHost> StarEnd for Stateless<'_, '_, E> {
     fn quiesce(&mut self) -> bool {
         let at = self.endpoints.places.get(self.qpn);
         let end = at.and_then(|at| self.endpoints.ends.get_mut(at as usize));
@@ -55,7 +55,7 @@ impl<E: Host> StarEnd for Stateless<'_, '_, E> {
     }
 }
 
-impl<E: Host> Endpoints<E> {
+impl<E: EndpointHost> Endpoints<E> {
     /// The QP at `at` is the card's again, if all that SF has done is complete here.
     fn revert(&mut self, turn: &mut Turn<'_, E>, at: u32, point: QuiescePoint) -> RevertStep {
         /* its window operations come first */

@@ -12,14 +12,14 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use slab::Slab;
 use starverbs_core::mr::Change;
-use starverbs_core::mr::Rule;
+use starverbs_core::mr::MemoryRule;
 use starverbs_core::room::{is_room_for, make_room_in};
 use starverbs_core::{Gid, NicError, PdId};
 
 use crate::control::{Control, Sum};
 use crate::endpoint::{Changes, SlState};
 
-use super::super::{Host, Turn};
+use super::super::{EndpointHost, Turn};
 use super::Endpoints;
 
 /// What one more protection domain may take in a map of them, bytes: a map cannot be asked, so that the host
@@ -62,7 +62,7 @@ pub(super) struct Rules {
 
 impl Rules {
     /// A rule that all are to know. `Exhausted`: no memory.
-    pub(super) fn note(&mut self, rule: &Rule) -> Result<(), NicError> {
+    pub(super) fn note(&mut self, rule: &MemoryRule) -> Result<(), NicError> {
         if !is_room_for(NODE) {
             return Err(NicError::Exhausted);
         }
@@ -70,7 +70,7 @@ impl Rules {
         Ok(())
     }
 
-    fn forget(&mut self, rule: &Rule) {
+    fn forget(&mut self, rule: &MemoryRule) {
         if let Some(sum) = self.sums.get_mut(&rule.pd) {
             sum.remove(rule);
             if sum.rules == 0 {
@@ -136,7 +136,7 @@ impl Rules {
     }
 }
 
-impl<E: Host> Endpoints<E> {
+impl<E: EndpointHost> Endpoints<E> {
     /// Follows the table of memory: stateful cards get what was opened and closed. Gives the last key that
     /// was closed, if one of them may still know it.
     pub fn follow_memory(&mut self, turn: &mut Turn<'_, E>) -> Option<u32> {
@@ -164,7 +164,7 @@ impl<E: Host> Endpoints<E> {
 
     /// A key was opened again whose previous rule stateful cards may still know: they get the new one once
     /// they have removed that.
-    fn add_later(&mut self, turn: &mut Turn<'_, E>, rule: Rule) {
+    fn add_later(&mut self, turn: &mut Turn<'_, E>, rule: MemoryRule) {
         match self.reopened.try_reserve(1) {
             Ok(()) => self.reopened.push(rule),
             Err(_) => turn.nic.memory().hide(rule.key),
@@ -172,7 +172,7 @@ impl<E: Host> Endpoints<E> {
     }
 
     /// Memory is registered, or a window bound. Without memory to keep that, it is none to stateful peers.
-    fn add_rule(&mut self, turn: &mut Turn<'_, E>, rule: &Rule) {
+    fn add_rule(&mut self, turn: &mut Turn<'_, E>, rule: &MemoryRule) {
         if self.keep_rule(rule).is_err() {
             return turn.nic.memory().hide(rule.key);
         }
@@ -184,14 +184,14 @@ impl<E: Host> Endpoints<E> {
     }
 
     /// The card lets packets reach it, and new connections send it.
-    pub(super) fn keep_rule(&mut self, rule: &Rule) -> Result<(), NicError> {
+    pub(super) fn keep_rule(&mut self, rule: &MemoryRule) -> Result<(), NicError> {
         self.bounds.add(rule.addr, rule.len, rule.access)?;
         self.rules.note(rule).inspect_err(|_| self.bounds.remove(rule.addr, rule.len, rule.access))
     }
 
     /// It no longer is. The card lets no packet reach it from now on; once
     /// [`is_revoked`](Endpoints::is_revoked), no stateful card sends one.
-    fn remove_rule(&mut self, turn: &mut Turn<'_, E>, rule: &Rule) {
+    fn remove_rule(&mut self, turn: &mut Turn<'_, E>, rule: &MemoryRule) {
         self.bounds.remove(rule.addr, rule.len, rule.access);
         self.rules.forget(rule);
         let mut from = 0;

@@ -9,7 +9,7 @@ use crate::stateless::is_later;
 use crate::wire::Prefix;
 
 use super::super::places::ByQpn;
-use super::super::{Host, Turn};
+use super::super::{EndpointHost, Turn};
 use super::Roles;
 use super::messages::send_message;
 
@@ -56,7 +56,7 @@ impl Epochs {
     }
 }
 
-impl<E: Host> Roles<E> {
+impl<E: EndpointHost> Roles<E> {
     /// Whether the QP waits for its peer. One that began with an epoch that was over waits again: else
     /// neither end could go on.
     pub(super) fn may_begin(

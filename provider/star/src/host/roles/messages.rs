@@ -8,9 +8,9 @@ use crate::env::QpPair;
 use crate::renegotiation::RoundMessage;
 use crate::seal::{AddrPair, MAX_SEALED};
 use crate::stateless::{SfPeer, send_control};
-use crate::wire::{Packet, Prefix, Ptype};
+use crate::wire::{Prefix, Ptype, StarPacket};
 
-use super::super::{Host, InboundMessage, Turn};
+use super::super::{EndpointHost, InboundMessage, Turn};
 
 /// A role message of a peer.
 pub(super) enum RoleMessage {
@@ -21,12 +21,12 @@ pub(super) enum RoleMessage {
 }
 
 /// Answers each Setup of a stateless end with Bye: the QP is in ERR.
-pub(super) fn refuse<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn, to: &SfPeer) {
+pub(super) fn refuse<E: EndpointHost>(turn: &mut Turn<'_, E>, qpn: Qpn, to: &SfPeer) {
     send_control(turn.env, to, qpn, Psn::default(), Some(&Control::Bye { why: 0 }));
 }
 
 /// The Setup of a stateless end, if the packet is its first message, and its QPN and epoch.
-pub(super) fn first_setup(packet: &Packet<'_>) -> Option<(Setup, Prefix)> {
+pub(super) fn first_setup(packet: &StarPacket<'_>) -> Option<(Setup, Prefix)> {
     if packet.header.ptype != Ptype::Wqep || packet.header.psn != Psn::default() {
         return None;
     }
@@ -37,7 +37,7 @@ pub(super) fn first_setup(packet: &Packet<'_>) -> Option<(Setup, Prefix)> {
 }
 
 /// Sends a role message.
-pub(super) fn send_message<E: Host>(
+pub(super) fn send_message<E: EndpointHost>(
     turn: &mut Turn<'_, E>,
     qps: QpPair,
     av: &Av,
@@ -59,7 +59,7 @@ pub(super) fn send_message<E: Host>(
 }
 
 /// The role message of a peer. `None`: it is malformed, or not sealed as it must be.
-pub(super) fn decode_message<E: Host>(
+pub(super) fn decode_message<E: EndpointHost>(
     turn: &mut Turn<'_, E>,
     inbound: &InboundMessage,
 ) -> Option<RoleMessage> {
@@ -76,6 +76,11 @@ pub(super) fn decode_message<E: Host>(
 }
 
 /// Sends a message of a round.
-pub(super) fn send_round<E: Host>(turn: &mut Turn<'_, E>, qps: QpPair, av: &Av, message: &RoundMessage) {
+pub(super) fn send_round<E: EndpointHost>(
+    turn: &mut Turn<'_, E>,
+    qps: QpPair,
+    av: &Av,
+    message: &RoundMessage,
+) {
     send_message(turn, qps, av, |room| message.encode(room));
 }

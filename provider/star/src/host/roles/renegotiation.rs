@@ -18,7 +18,7 @@ use crate::renegotiation::{Renegotiation, RoundInit, RoundMessage, answer, is_ne
 use crate::revert::{Reversion, revert_threshold};
 
 use super::super::endpoints::Endpoints;
-use super::super::{Host, Note, Turn};
+use super::super::{EndpointHost, Note, Turn};
 use super::messages::send_round;
 use super::revert::begun;
 use super::{End, Identity, Roles};
@@ -196,7 +196,7 @@ impl Found {
     }
 }
 
-impl<E: Host> Roles<E> {
+impl<E: EndpointHost> Roles<E> {
     /// When the balance is to be looked at, with so many connections on the card; `away`: some have left it.
     pub(in crate::host) fn balance_due(&self, connections: u32, away: bool) -> Option<Nanos> {
         match self.want(connections) {

@@ -15,14 +15,14 @@ use crate::renegotiation::{RoundMessage, is_new};
 use crate::revert::{Reversion, RevertOutcome, StarEnd, answer, suits};
 
 use super::super::endpoints::{Endpoints, Stateless};
-use super::super::{Host, Note, Turn};
+use super::super::{EndpointHost, Note, Turn};
 use super::messages::send_round;
 use super::{End, Identity, Roles};
 
 /// Within such a time a stateful end answers the Setup of its peer, if StaR's ports are open, ns.
 const FIRST_ANSWER: Nanos = 100_000_000;
 
-impl<E: Host> Roles<E> {
+impl<E: EndpointHost> Roles<E> {
     /// Asks the peer of an end of StaR to revert.
     pub(super) fn ask_to_revert(&mut self, turn: &mut Turn<'_, E>, endpoints: &mut Endpoints<E>, qpn: Qpn) {
         let Some(end) = self.ends.get(qpn) else { return };
@@ -275,7 +275,11 @@ impl End {
 }
 
 /// The role of an end of StaR, if it and its peer have begun.
-pub(super) fn begun<E: Host>(turn: &Turn<'_, E>, endpoints: &Endpoints<E>, end: &End) -> Option<Role> {
+pub(super) fn begun<E: EndpointHost>(
+    turn: &Turn<'_, E>,
+    endpoints: &Endpoints<E>,
+    end: &End,
+) -> Option<Role> {
     let role = end.role()?;
     let there = match role {
         Role::Stateless => endpoints.has_begun(end.qpn),
@@ -286,7 +290,7 @@ pub(super) fn begun<E: Host>(turn: &Turn<'_, E>, endpoints: &Endpoints<E>, end: 
 
 /// As [`begun`], and true; or false with the role of an end that a round has settled, if SL's Setup has not
 /// come or has no answer.
-fn settled<E: Host>(turn: &Turn<'_, E>, endpoints: &Endpoints<E>, end: &End) -> Option<(Role, bool)> {
+fn settled<E: EndpointHost>(turn: &Turn<'_, E>, endpoints: &Endpoints<E>, end: &End) -> Option<(Role, bool)> {
     if let Some(role) = begun(turn, endpoints, end) {
         return Some((role, true));
     }
@@ -298,7 +302,7 @@ fn settled<E: Host>(turn: &Turn<'_, E>, endpoints: &Endpoints<E>, end: &End) -> 
     waits.then_some((role, false))
 }
 
-fn with_end<E: Host, R>(
+fn with_end<E: EndpointHost, R>(
     turn: &mut Turn<'_, E>,
     endpoints: &mut Endpoints<E>,
     (qpn, role): (Qpn, Role),

@@ -39,7 +39,7 @@ fn each_end_counts_the_packets_that_it_sends_and_gets() {
 /// owns nothing, and what it knows of connections was in the packet.
 #[test]
 fn the_stateless_half_is_thrown_away_and_built_anew_between_any_two_packets() {
-    const { assert!(!core::mem::needs_drop::<stateless::Card<'_>>()) };
+    const { assert!(!core::mem::needs_drop::<stateless::StatelessCard<'_>>()) };
     let mut all = [0; 4];
     for seed in 60..90 {
         let w = hostile(seed);

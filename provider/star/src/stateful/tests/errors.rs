@@ -247,7 +247,7 @@ fn the_program_takes_its_end_to_error_and_sl_learns_when_it_asks() {
 #[test]
 fn rules_come_and_go_by_messages_and_a_bye_ends_it() {
     let mut w = World::new(1, |_, _| {});
-    let rule = Rule {
+    let rule = MemoryRule {
         key: 99,
         pd: SL_PD,
         qpn: 0,

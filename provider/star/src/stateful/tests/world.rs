@@ -11,7 +11,7 @@ use std::vec::Vec;
 use starverbs_core::congestion::Aimd;
 use starverbs_core::engine::{TakenRecv, TransmitStatus};
 use starverbs_core::env::{self, Dma, Env, Port};
-use starverbs_core::mr::{MrAttr, Plain, Rule};
+use starverbs_core::mr::{MemoryRule, MrAttr, Plain};
 use starverbs_core::rng::Rng;
 use starverbs_core::rtt::RttBounds;
 use starverbs_core::{AsyncEvent, FrameMeta, Gid, SendFlags, SendWqe};
@@ -25,7 +25,7 @@ use crate::form::Form;
 use crate::message::{CQE_BODY, CqeMsg, MAX_WQE, encode_recv, encode_send};
 use crate::ring::{Stamp, slot};
 use crate::stateless;
-use crate::wire::{Head, Header, Opt, Packet, Ptype, Side};
+use crate::wire::{Header, Opt, Ptype, Side, StarHead, StarPacket};
 
 pub(super) const SF: Gid = Gid::from_ipv4([10, 0, 0, 1]);
 pub(super) const SL: Gid = Gid::from_ipv4([10, 0, 0, 2]);
@@ -139,7 +139,15 @@ impl StarEnv for Host {
     fn can_send_star(&self) -> bool {
         self.can_send()
     }
-    fn send_star(&mut self, _: Side, to: StarDest<'_>, head: &Head, data: &[u8], payload: &[Seg], _: bool) {
+    fn send_star(
+        &mut self,
+        _: Side,
+        to: StarDest<'_>,
+        head: &StarHead,
+        data: &[u8],
+        payload: &[Seg],
+        _: bool,
+    ) {
         let mut frame = head.bytes().to_vec();
         frame.extend_from_slice(data);
         for seg in payload {
@@ -293,7 +301,7 @@ impl World {
             CardCtx { env, mrs: mrs_of, registry: registry_of, srqs, path: &mut path, stats: &stats, now: 1 };
         let mut conn = Stateful::new(&mut lent, local, setup, peer, Channel::new()).unwrap();
         conn.open();
-        let rule = Rule {
+        let rule = MemoryRule {
             key: SL_KEY,
             pd: SL_PD,
             qpn: 0,
@@ -416,7 +424,7 @@ impl World {
     fn drain(&mut self) {
         for (port, frame) in std::mem::take(&mut self.sf.out) {
             if port == 4793 {
-                let packet = Packet::parse(Side::Stateless, &frame).expect("SF sends good packets");
+                let packet = StarPacket::parse(Side::Stateless, &frame).expect("SF sends good packets");
                 self.seen.push((packet.header.ptype, packet.header.addr));
             }
             self.throw(SL, port, frame);
@@ -436,12 +444,12 @@ impl World {
         while let Some(first) = self.wire.first_entry().filter(|first| first.key().0 <= self.now) {
             let (to, port, frame) = first.remove();
             if to == SF {
-                let packet = Packet::parse(Side::Stateful, &frame).expect("SL sends good packets");
+                let packet = StarPacket::parse(Side::Stateful, &frame).expect("SL sends good packets");
                 self.conn.handle_packet(&mut card!(self), &SL, &packet);
             } else if port == 4793 {
-                self.serve(&Packet::parse(Side::Stateless, &frame).unwrap());
+                self.serve(&StarPacket::parse(Side::Stateless, &frame).unwrap());
             } else {
-                self.sum_up(&Packet::parse(Side::Stateful, &frame).unwrap());
+                self.sum_up(&StarPacket::parse(Side::Stateful, &frame).unwrap());
             }
             self.drain();
         }
@@ -463,7 +471,7 @@ impl World {
 
     /// A packet for SL's card, which is built for it from what SL's host has registered, and is no more
     /// behind it.
-    fn serve(&mut self, packet: &Packet<'_>) {
+    fn serve(&mut self, packet: &StarPacket<'_>) {
         let mut bounds = Bounds::new();
         bounds.add(self.theirs(0), REGION as u64, self.setup.access).unwrap();
         let Setup { send_ring, sq_depth, recv_ring, rq_depth, replay, replay_slots, .. } = self.setup;
@@ -476,17 +484,18 @@ impl World {
         }
         let meta = FrameMeta { src: SF, dst: SL, ..FrameMeta::default() };
         let boot_epoch = stateless::boot_epoch_of(EPOCH);
-        let card = stateless::Card { bounds: Some(&bounds), slots: None, boot_epoch, stats: &self.stats };
+        let card =
+            stateless::StatelessCard { bounds: Some(&bounds), slots: None, boot_epoch, stats: &self.stats };
         self.cards += 1;
         stateless::handle(&card, &mut self.sl, StarSource { meta: &meta, port: 4794 }, packet);
     }
 
     /// The SL host answers a question with the sum of the rules that SF's card knows.
-    fn sum_up(&mut self, packet: &Packet<'_>) {
+    fn sum_up(&mut self, packet: &StarPacket<'_>) {
         let (seq, from) = (packet.header.psn, Prefix { qpn: SL_QPN, epoch: EPOCH });
         let question = Control::decode(packet.data);
         if matches!(question, Some(Control::RuleQuery | Control::ResendRules)) {
-            self.throw(SF, 4794, Head::control_ack(SF_QPN, from, seq).bytes().to_vec());
+            self.throw(SF, 4794, StarHead::control_ack(SF_QPN, from, seq).bytes().to_vec());
         }
         if question == Some(Control::RuleQuery) {
             self.inquiries += 1;
@@ -501,7 +510,7 @@ impl World {
         let mut room = [0; MAX_CONTROL];
         let len = message.encode(&mut room).unwrap();
         let from = Prefix { qpn: SL_QPN, epoch: EPOCH };
-        let head = Head::control(SF_QPN, from, Psn::new(seq), len as u16);
+        let head = StarHead::control(SF_QPN, from, Psn::new(seq), len as u16);
         self.throw(SF, 4794, [head.bytes(), &room[..len]].concat());
     }
 
@@ -549,7 +558,7 @@ impl World {
                         addr: 0,
                         len: bytes.len() as u16,
                     };
-                    frames.push([Head::to_stateful(header).bytes(), bytes].concat());
+                    frames.push([StarHead::to_stateful(header).bytes(), bytes].concat());
                 }
             }
             frames.into_iter().for_each(|frame| self.throw(SF, 4794, frame));

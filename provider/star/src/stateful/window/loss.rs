@@ -6,23 +6,23 @@
 
 use starverbs_core::{Nanos, Psn};
 
-use super::{Entry, State, Window, base, copy};
+use super::{InFlight, PacketState, PacketWindow, base, copy};
 
 /// Tail-loss probes after a timeout.
 pub(super) const TAIL_PROBES: u32 = 2;
 /// Transmissions by which a packet may be overtaken without being taken for lost.
 const LATE: u32 = 3;
 
-impl Entry {
+impl InFlight {
     /// Whether it is in flight, although what left well behind it in its lane, of this order and at that
     /// time, has its answer.
     fn is_overtaken(&self, (order, sent): (u32, Nanos), disorder: Nanos) -> bool {
         let late = self.order + LATE <= order || self.sent + disorder < sent;
-        self.state == State::Flight && late
+        self.state == PacketState::Flight && late
     }
 }
 
-impl Window {
+impl PacketWindow {
     /// A packet's answer came too early to be of use: it is to be asked for again.
     pub(in super::super) fn refuse(&mut self, psn: Psn) {
         let at = self.place(psn);
@@ -44,9 +44,9 @@ impl Window {
 
     fn lose(&mut self, at: usize) -> bool {
         let entry = &mut self.ring[at];
-        let was = entry.state == State::Flight;
+        let was = entry.state == PacketState::Flight;
         if was {
-            entry.state = State::Lost;
+            entry.state = PacketState::Lost;
             self.flight -= 1;
             self.bytes -= entry.cost();
             self.lost += 1;
@@ -56,7 +56,7 @@ impl Window {
 
     /// The first packet of a lane that is not done; looks at each once. `None`: there is none.
     pub(super) fn oldest_of(&mut self, lane: usize) -> Option<usize> {
-        let of = |entry: &Entry| entry.state != State::Done && entry.lane() == lane;
+        let of = |entry: &InFlight| entry.state != PacketState::Done && entry.lane() == lane;
         let found = self.each_from(self.lanes[lane].first).find(|psn| of(&self.ring[self.place(*psn)]));
         self.lanes[lane].first = found.unwrap_or(self.next);
         found.map(|psn| self.place(psn))
@@ -64,13 +64,13 @@ impl Window {
 
     /// Declares lost what was overtaken, by others or by so much time, in the lane of what was answered.
     /// Gives what the lost packets cost.
-    pub(in super::super) fn infer(&mut self, answered: &Entry, disorder: Nanos) -> u32 {
+    pub(in super::super) fn infer(&mut self, answered: &InFlight, disorder: Nanos) -> u32 {
         let lane = answered.lane();
         let newest = self.lanes[lane].newest;
         let Some(at) = self.oldest_of(lane) else { return 0 };
         let oldest = &self.ring[at];
         /* one that left once left before all behind it */
-        let first = oldest.state == State::Flight && oldest.tries == 1;
+        let first = oldest.state == PacketState::Flight && oldest.tries == 1;
         if first && !oldest.is_overtaken(newest, disorder) {
             return 0;
         }
@@ -106,25 +106,26 @@ impl Window {
     pub(in super::super) fn oldest(&self) -> Option<Nanos> {
         let sent = self.each().filter_map(|psn| {
             let entry = &self.ring[self.place(psn)];
-            (entry.state == State::Flight).then_some(entry.sent)
+            (entry.state == PacketState::Flight).then_some(entry.sent)
         });
         sent.min().map(|sent| sent.max(self.probed_at))
     }
 
     /// How often the packet that was sent most often was sent.
     pub(in super::super) fn most_tries(&self) -> u8 {
-        let tries = self.each().map(|psn| &self.ring[self.place(psn)]).filter(|e| e.state != State::Done);
+        let tries =
+            self.each().map(|psn| &self.ring[self.place(psn)]).filter(|e| e.state != PacketState::Done);
         tries.map(|entry| entry.tries).max().unwrap_or(0)
     }
 
     /// The first packet to be sent again of those that `may` go now.
-    pub(in super::super) fn next_lost(&self, may: impl Fn(&Entry) -> bool) -> Option<(Psn, Entry)> {
+    pub(in super::super) fn next_lost(&self, may: impl Fn(&InFlight) -> bool) -> Option<(Psn, InFlight)> {
         if self.lost == 0 {
             return None;
         }
         self.each().find_map(|psn| {
             let entry = &self.ring[self.place(psn)];
-            (entry.state == State::Lost && may(entry)).then_some((psn, *entry))
+            (entry.state == PacketState::Lost && may(entry)).then_some((psn, *entry))
         })
     }
 
@@ -136,8 +137,8 @@ impl Window {
     /// A lost packet leaves again, under the PSN that this gives.
     pub(in super::super) fn sent_again(&mut self, psn: Psn, now: Nanos) -> Psn {
         let at = self.place(psn);
-        if self.ring[at].state == State::Lost {
-            self.ring[at].state = State::Flight;
+        if self.ring[at].state == PacketState::Lost {
+            self.ring[at].state = PacketState::Flight;
             self.lost -= 1;
             self.tail_probes = self.tail_probes.saturating_sub(1);
             self.note_sent(at, now);

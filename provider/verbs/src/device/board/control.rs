@@ -23,7 +23,7 @@ use super::memory::PROGRAM_END;
 use super::{Board, DeviceCq};
 use crate::census::Census;
 use crate::cq::CqShared;
-use crate::device::command::{Command, Events, QpInit, Reply, SrqKind, Xrc};
+use crate::device::command::{Command, CommandReply, Events, QpInit, SrqKind, Xrc};
 use crate::error::{Result, VerbsError};
 use crate::info::PortAttr;
 use crate::memory;
@@ -48,8 +48,8 @@ fn object(number: u32) -> Object {
 }
 
 impl Board {
-    pub(crate) fn control(&self, command: Command<'_>) -> Result<Reply> {
-        let done = |()| Reply::Done;
+    pub(crate) fn control(&self, command: Command<'_>) -> Result<CommandReply> {
+        let done = |()| CommandReply::Done;
         if self.is_closed() {
             return closed(command);
         }
@@ -57,42 +57,42 @@ impl Board {
             Command::AllocContext { .. } => self.join().map(done),
             Command::FreeContext { events } => {
                 self.leave(events);
-                Ok(Reply::Done)
+                Ok(CommandReply::Done)
             }
-            Command::QueryPort => self.query_port().map(Reply::Port),
-            Command::QueryGid { index } => self.info.gid(index).map(Reply::Gid),
-            Command::Census { events } => Ok(Reply::Census(self.census(events))),
-            Command::AllocPd { events } => self.alloc_pd(events).map(Reply::Number),
+            Command::QueryPort => self.query_port().map(CommandReply::Port),
+            Command::QueryGid { index } => self.info.gid(index).map(CommandReply::Gid),
+            Command::Census { events } => Ok(CommandReply::Census(self.census(events))),
+            Command::AllocPd { events } => self.alloc_pd(events).map(CommandReply::Number),
             Command::DeallocPd { pd, ended } => {
                 self.link.tell(OP_DEALLOC_PD, &object(pd.0))?;
                 self.objects().pds.remove(&pd);
                 ended();
-                Ok(Reply::Done)
+                Ok(CommandReply::Done)
             }
-            Command::RegMr { attr } => self.reg_mr(&attr).map(Reply::Number),
+            Command::RegMr { attr } => self.reg_mr(&attr).map(CommandReply::Number),
             Command::ReregMr { key, attr } => self.rereg_mr(key, &attr).map(done),
             Command::DeregMr { key } => {
                 self.link.tell(OP_DEREG_MR, &object(key))?;
                 self.files.set(&self.link, key, None);
-                Ok(Reply::Done)
+                Ok(CommandReply::Done)
             }
             Command::QueryMr { key } => {
-                Ok(Reply::Mr(decode_region(&self.link.ask::<Region>(OP_QUERY_MR, &object(key))?)))
+                Ok(CommandReply::Mr(decode_region(&self.link.ask::<Region>(OP_QUERY_MR, &object(key))?)))
             }
             /* a region is closed when the board says so: it copies in the same turn */
-            Command::Quiesce => Ok(Reply::Done),
+            Command::Quiesce => Ok(CommandReply::Done),
             Command::AllocMw { pd, kind } => {
                 let window = Window { pd: pd.0, kind: kind as u32 };
-                Ok(Reply::Number(self.link.ask::<NumberReply>(OP_ALLOC_MW, &window)?.number))
+                Ok(CommandReply::Number(self.link.ask::<NumberReply>(OP_ALLOC_MW, &window)?.number))
             }
             Command::DeallocMw { key } => self.link.tell(OP_DEALLOC_MW, &object(key)).map(done),
             Command::CreateAh { pd, av } => {
                 let handle = AddressHandle { pd: pd.0, address: address(&av) };
-                Ok(Reply::Number(self.link.ask::<NumberReply>(OP_CREATE_AH, &handle)?.number))
+                Ok(CommandReply::Number(self.link.ask::<NumberReply>(OP_CREATE_AH, &handle)?.number))
             }
             Command::DestroyAh { ah } => self.link.tell(OP_DESTROY_AH, &object(ah.0)).map(done),
             Command::CreateCq { cqe, ignore_overrun } => {
-                self.create_cq(cqe, ignore_overrun).map(|cq| Reply::Cq(Some(cq)))
+                self.create_cq(cqe, ignore_overrun).map(|cq| CommandReply::Cq(Some(cq)))
             }
             Command::ResizeCq { cq, room } => half(cq)?.resize(cq, room).map(done),
             Command::ModifyCq { cq, moderation } => {
@@ -105,7 +105,7 @@ impl Board {
                 let srq = CreateSrq { queues: self.queues(&rq.layout())?, pd: pd.0, limit };
                 let number = self.link.ask::<NumberReply>(OP_CREATE_SRQ, &srq)?.number;
                 self.objects().srqs.insert(number, (pd, cookie));
-                Ok(Reply::Srq { srq: SrqId(number), number })
+                Ok(CommandReply::Srq { srq: SrqId(number), number })
             }
             Command::CreateSrq { pd, rq, cookie, kind: SrqKind::Xrc { domain, cq } } => {
                 let (queues, cq) = (self.queues(&rq.layout())?, cq.shared());
@@ -115,34 +115,34 @@ impl Board {
                 let srq = CreateXrcSrq { queues, pd: pd_of, domain, cq, reserved: 0 };
                 let number = self.link.ask::<NumberReply>(OP_CREATE_XRC_SRQ, &srq)?.number;
                 self.objects().srqs.insert(number, (pd, cookie));
-                Ok(Reply::Srq { srq: SrqId(number), number })
+                Ok(CommandReply::Srq { srq: SrqId(number), number })
             }
             Command::ModifySrq { srq, rings, room: None, limit } => {
-                let Some(limit) = limit else { return Ok(Reply::Done) };
+                let Some(limit) = limit else { return Ok(CommandReply::Done) };
                 if limit > rings.lock().recv_slots() {
                     return Err(VerbsError::Invalid("limit above the size"));
                 }
                 self.link.tell(OP_MODIFY_SRQ, &SrqLimit { srq: srq.0, limit }).map(done)
             }
             Command::QuerySrq { srq } => {
-                Ok(Reply::Number(self.link.ask::<SrqLimit>(OP_QUERY_SRQ, &object(srq.0))?.limit))
+                Ok(CommandReply::Number(self.link.ask::<SrqLimit>(OP_QUERY_SRQ, &object(srq.0))?.limit))
             }
             Command::DestroySrq { srq } => {
                 self.link.tell(OP_DESTROY_SRQ, &object(srq.0))?;
                 self.objects().srqs.remove(&srq.0);
-                Ok(Reply::Done)
+                Ok(CommandReply::Done)
             }
-            Command::CreateQp { init, role: false, .. } => self.create_qp(&init).map(Reply::Number),
+            Command::CreateQp { init, role: false, .. } => self.create_qp(&init).map(CommandReply::Number),
             Command::ModifyQp { qp, to, mask } => self.modify_qp(qp, to, mask).map(done),
             Command::QueryQp { qpn } => {
                 let reply: ModifyQp = self.link.ask(OP_QUERY_QP, &object(qpn))?;
-                Ok(Reply::Qp(decode_attr(&reply.attr, QpAttrMask::all()).ok_or(BROKEN)?))
+                Ok(CommandReply::Qp(decode_attr(&reply.attr, QpAttrMask::all()).ok_or(BROKEN)?))
             }
             Command::DestroyQp { qp, detach } => self.destroy_qp(qp, detach).map(done),
             Command::AttachMcast { qpn, group } => {
                 self.link.tell(OP_ATTACH_GROUP, &in_group(qpn, group))?;
                 self.objects().groups.insert((qpn, group));
-                Ok(Reply::Done)
+                Ok(CommandReply::Done)
             }
             Command::DetachMcast { qpn, group } => self.leave_group(qpn, group).map(done),
             Command::Xrc(xrc) => self.control_xrc(xrc),
@@ -342,13 +342,13 @@ impl Board {
     }
 
     /// XRC domains are this process's own here, also those on a file: nothing is shared, and nothing found.
-    fn control_xrc(&self, xrc: Xrc<'_>) -> Result<Reply> {
+    fn control_xrc(&self, xrc: Xrc<'_>) -> Result<CommandReply> {
         match xrc {
-            Xrc::Share { .. } | Xrc::Unshare { .. } | Xrc::Offer { .. } => Ok(Reply::Done),
+            Xrc::Share { .. } | Xrc::Unshare { .. } | Xrc::Offer { .. } => Ok(CommandReply::Done),
             Xrc::Open { .. } => Err(VerbsError::Os(libc::EINVAL)),
             Xrc::List { qpn, attachment: 0, cookie, events } => {
                 self.objects().handles.entry(qpn).or_default().push((cookie, Arc::clone(events)));
-                Ok(Reply::Done)
+                Ok(CommandReply::Done)
             }
             Xrc::Unlist { qpn, attachment: 0, cookie } => {
                 let mut objects = self.objects();
@@ -357,7 +357,7 @@ impl Board {
                 {
                     handles.swap_remove(at);
                 }
-                Ok(Reply::Done)
+                Ok(CommandReply::Done)
             }
             _ => Err(NOT_HERE),
         }
@@ -385,11 +385,11 @@ impl Board {
 
 /// What a board answers whose last context has left: all that was made has ended. ENODATA: it takes no
 /// contexts; EIO: nor anything else.
-fn closed(command: Command<'_>) -> Result<Reply> {
+fn closed(command: Command<'_>) -> Result<CommandReply> {
     match command {
         Command::DeallocPd { ended, .. } => {
             ended();
-            Ok(Reply::Done)
+            Ok(CommandReply::Done)
         }
         Command::DeregMr { .. }
         | Command::DeallocMw { .. }
@@ -397,7 +397,7 @@ fn closed(command: Command<'_>) -> Result<Reply> {
         | Command::DestroyCq { .. }
         | Command::DestroySrq { .. }
         | Command::DestroyQp { .. }
-        | Command::Quiesce => Ok(Reply::Done),
+        | Command::Quiesce => Ok(CommandReply::Done),
         Command::AllocContext { .. } => Err(VerbsError::NoData),
         _ => Err(VerbsError::Os(libc::EIO)),
     }

@@ -14,7 +14,7 @@ use starverbs_queues::board::{
 use starverbs_queues::format::CqeWords;
 use starverbs_rings::CqRoom;
 
-use super::link::Link;
+use super::link::BoardLink;
 use super::memory::{Heap, NO_MEMORY, Piece};
 use crate::cq::CqShared;
 use crate::error::Result;
@@ -30,7 +30,7 @@ pub(crate) struct BoardCq {
     /// Its number on the board
     pub(super) number: u32,
     cell: u32,
-    link: Arc<Link>,
+    link: Arc<BoardLink>,
     /// Where it lies; whoever takes entries has the lock
     rings: Mutex<Rings>,
     /// Counts the times that it was armed
@@ -169,7 +169,7 @@ impl Rings {
 }
 
 impl BoardCq {
-    pub(super) fn new(number: u32, cell: u32, link: &Arc<Link>, ring: Ring) -> BoardCq {
+    pub(super) fn new(number: u32, cell: u32, link: &Arc<BoardLink>, ring: Ring) -> BoardCq {
         BoardCq {
             number,
             cell,

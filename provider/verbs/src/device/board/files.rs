@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::link::Link;
+use super::link::BoardLink;
 use crate::share::FileBytes;
 
 /// The files that the board has.
@@ -43,7 +43,7 @@ impl Files {
     }
 
     /// Uses the file in which `len` bytes lie. `None`: the board does not map it.
-    pub(super) fn join(&self, link: &Link, bytes: FileBytes, len: u64) -> Option<FileUse> {
+    pub(super) fn join(&self, link: &BoardLink, bytes: FileBytes, len: u64) -> Option<FileUse> {
         let mut known = self.known();
         if !known.files.contains_key(&bytes.inode) {
             known.files.try_reserve(1).ok()?;
@@ -62,7 +62,7 @@ impl Files {
     }
 
     /// `key` has the use from now on, or none; what it had before ends.
-    pub(super) fn set(&self, link: &Link, key: u32, to: Option<FileUse>) {
+    pub(super) fn set(&self, link: &BoardLink, key: u32, to: Option<FileUse>) {
         let mut known = self.known();
         let before = match to {
             Some(file) => known.keys.insert(key, file.inode),
@@ -74,7 +74,7 @@ impl Files {
     }
 
     /// A use that no key came to have ends.
-    pub(super) fn give_up(&self, link: &Link, file: Option<FileUse>) {
+    pub(super) fn give_up(&self, link: &BoardLink, file: Option<FileUse>) {
         if let Some(FileUse { inode, .. }) = file {
             self.known().leave(link, inode);
         }
@@ -82,7 +82,7 @@ impl Files {
 }
 
 impl Known {
-    fn leave(&mut self, link: &Link, inode: u64) {
+    fn leave(&mut self, link: &BoardLink, inode: u64) {
         let Some(mapped) = self.files.get_mut(&inode) else { return };
         mapped.users -= 1;
         if mapped.users == 0 {

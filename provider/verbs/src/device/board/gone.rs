@@ -13,7 +13,7 @@ use starverbs_rings::{CardRq, CardSq};
 use super::Board;
 use crate::cq::CqShared;
 use crate::device::command::{Events, QpInit};
-use crate::events::{Event, kind};
+use crate::events::{VerbsEvent, kind};
 use crate::log::log;
 
 /// What a queue pair has posted, which this process is to complete when the board is gone.
@@ -89,7 +89,7 @@ impl Board {
         let mut notified: Vec<&Events> = Vec::new();
         for events in objects.pds.values() {
             if !notified.iter().any(|known| Arc::ptr_eq(known, events)) {
-                events.push(Event::Device { kind: kind::DEVICE_FATAL });
+                events.push(VerbsEvent::Device { kind: kind::DEVICE_FATAL });
                 notified.push(events);
             }
         }

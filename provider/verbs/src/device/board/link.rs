@@ -45,7 +45,7 @@ pub(super) type Body = [u8; BODY_BYTES];
 pub(super) const BROKEN: VerbsError = VerbsError::Os(libc::EIO);
 
 /// The way to a board.
-pub(super) struct Link {
+pub(super) struct BoardLink {
     way: Way,
     pub(super) heap: Arc<Heap>,
     /// `CAP_*`
@@ -75,23 +75,23 @@ struct Commands {
     tail: u32,
 }
 
-impl Link {
+impl BoardLink {
     /// Connects to the board at `path`, a socket or a character device, and enables it. `irq` is signalled
     /// for its events.
-    pub(super) fn open(path: &Path, irq: OwnedFd) -> Result<(Link, OwnedFd)> {
+    pub(super) fn open(path: &Path, irq: OwnedFd) -> Result<(BoardLink, OwnedFd)> {
         let is_device = std::fs::metadata(path).is_ok_and(|file| file.file_type().is_char_device());
-        if is_device { Link::open_device(path, irq) } else { Link::open_socket(path, irq) }
+        if is_device { BoardLink::open_device(path, irq) } else { BoardLink::open_socket(path, irq) }
     }
 
-    fn open_device(path: &Path, irq: OwnedFd) -> Result<(Link, OwnedFd)> {
+    fn open_device(path: &Path, irq: OwnedFd) -> Result<(BoardLink, OwnedFd)> {
         let (device, Begun { caps, page, events, events_log }) = CharDev::open(path, irq.as_fd())?;
         let device = Arc::new(device);
         let heap = Arc::new(Heap::new(Source::Kernel(Arc::clone(&device))));
         let (way, events) = (Way::Kernel(device), Events::Map(events));
-        Ok((Link { way, heap, caps, page, events, events_log }, irq))
+        Ok((BoardLink { way, heap, caps, page, events, events_log }, irq))
     }
 
-    fn open_socket(path: &Path, irq: OwnedFd) -> Result<(Link, OwnedFd)> {
+    fn open_socket(path: &Path, irq: OwnedFd) -> Result<(BoardLink, OwnedFd)> {
         let mut client = Client::connect(path)?;
         let caps = check(&mut client)?;
         client.write(PCI_CONFIG, PCI_COMMAND, &PCI_MEMORY_AND_MASTER.to_le_bytes())?;
@@ -109,7 +109,7 @@ impl Link {
         let commands = Mutex::new(Commands { piece: commands, tail: 0 });
         let way = Way::Socket { client, commands, end };
         let (events, events_log) = (Events::Piece(events), EVENTS_LOG);
-        Ok((Link { way, heap, caps, page, events, events_log }, irq))
+        Ok((BoardLink { way, heap, caps, page, events, events_log }, irq))
     }
 
     /// What registers have. `None`: they are the kernel's.

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use starverbs_cm::{ListenAt, Path, Scope};
+use starverbs_cm::{CmPath, ListenAt, Scope};
 use starverbs_core::command::{address, decode_address};
 use starverbs_core::{Av, MAD_LEN, Nanos};
 use starverbs_queues::board::{
@@ -15,7 +15,7 @@ use starverbs_queues::board::{
 };
 
 use super::Board;
-use super::link::Link;
+use super::link::BoardLink;
 use super::memory::Piece;
 use crate::clock;
 use crate::cm::{CmHost, MadPort, WeakCmCard};
@@ -36,7 +36,7 @@ struct State {
 
 /// Queue pair 1 of the board.
 struct Port {
-    link: Arc<Link>,
+    link: Arc<BoardLink>,
     /// Where a datagram that is sent lies
     out: Piece,
     /// Where one that came is put
@@ -124,7 +124,7 @@ fn service(at: ListenAt, shared: bool) -> Service {
 }
 
 impl MadPort for Port {
-    fn receive(&mut self) -> Option<(Path, [u8; MAD_LEN])> {
+    fn receive(&mut self) -> Option<(CmPath, [u8; MAD_LEN])> {
         let room = Mad { addr: self.back.address().ok()?, ..Mad::default() };
         let came: Mad = self.link.ask(OP_RECEIVE_MAD, &room).ok()?;
         let mut mad = [0; MAD_LEN];
@@ -132,7 +132,7 @@ impl MadPort for Port {
         unsafe { mad.as_mut_ptr().copy_from(self.back.at.as_ptr(), MAD_LEN) };
         let Av { dgid, sgid, traffic_class, .. } = decode_address(&came.address);
         /* the two low bits are ECN */
-        Some((Path { local: sgid, remote: dgid, traffic_class: traffic_class & !3, hop_limit: 0 }, mad))
+        Some((CmPath { local: sgid, remote: dgid, traffic_class: traffic_class & !3, hop_limit: 0 }, mad))
     }
 
     fn send(&mut self, to: &Av, mad: &[u8; MAD_LEN]) {

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memmap2::MmapRaw;
 use starverbs_backend::{Listed, sealed};
-use starverbs_rings::{Answer, Memory, Resource};
+use starverbs_rings::{AllocResult, Memory, Resource};
 use starverbs_vfio::Client;
 
 use super::chardev::{self, CharDev};
@@ -226,14 +226,14 @@ impl Drop for Piece {
 // SAFETY: pieces are of the size asked for, in a mapping that may be written and lives as long as the heap,
 // and nobody else has them until they come back.
 unsafe impl Memory for Heap {
-    fn alloc(&self, layout: Layout, _: Resource) -> Answer {
+    fn alloc(&self, layout: Layout, _: Resource) -> AllocResult {
         match self.take(layout.size()) {
-            Ok(at) if layout.align() <= LINE => Answer::At(at),
+            Ok(at) if layout.align() <= LINE => AllocResult::At(at),
             Ok(at) => {
                 self.give(at);
-                Answer::Failed
+                AllocResult::Failed
             }
-            Err(_) => Answer::Failed,
+            Err(_) => AllocResult::Failed,
         }
     }
 

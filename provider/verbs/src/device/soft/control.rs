@@ -14,7 +14,7 @@ use starverbs_rings::{CardRq, SpinLock, WorkRings};
 use super::{Shard, Soft};
 use crate::census::Census;
 use crate::cq::CqShared;
-use crate::device::command::{Command, Events, QpInit, Reply, SrqKind, Star, Xrc};
+use crate::device::command::{Command, CommandReply, Events, QpInit, SrqKind, Star, Xrc};
 use crate::error::{Result, VerbsError};
 use crate::info::{GidEntry, MAX_SGE, PortAttr};
 use crate::moderation::Moderation;
@@ -33,89 +33,93 @@ fn violations(count: u64) -> u32 {
 }
 
 impl Soft {
-    pub(crate) fn control(&self, command: Command<'_>) -> Result<Reply> {
-        let done = |()| Reply::Done;
+    pub(crate) fn control(&self, command: Command<'_>) -> Result<CommandReply> {
+        let done = |()| CommandReply::Done;
         match command {
             Command::AllocContext { events } => self.join(events).map(done),
             Command::FreeContext { events } => {
                 self.leave(events);
-                Ok(Reply::Done)
+                Ok(CommandReply::Done)
             }
-            Command::QueryPort => Ok(Reply::Port(self.query_port())),
-            Command::QueryGid { index } => self.query_gid(index).map(Reply::Gid),
-            Command::Census { events } => Ok(Reply::Census(self.census(events))),
-            Command::AllocPd { events } => self.alloc_pd(events).map(|pd| Reply::Number(pd.0)),
+            Command::QueryPort => Ok(CommandReply::Port(self.query_port())),
+            Command::QueryGid { index } => self.query_gid(index).map(CommandReply::Gid),
+            Command::Census { events } => Ok(CommandReply::Census(self.census(events))),
+            Command::AllocPd { events } => self.alloc_pd(events).map(|pd| CommandReply::Number(pd.0)),
             Command::DeallocPd { pd, ended } => {
                 self.with(|shard, _| shard.dealloc_pd(pd).map(|()| ended())).map(done)
             }
-            Command::RegMr { attr } => self.reg_mr(attr).map(Reply::Number),
+            Command::RegMr { attr } => self.reg_mr(attr).map(CommandReply::Number),
             Command::ReregMr { key, attr } => self.rereg_mr(key, attr).map(done),
             Command::DeregMr { key } => self.end_key(|shard| shard.nic.dereg_mr(key)).map(done),
-            Command::QueryMr { key } => self.query_mr(key).map(Reply::Mr),
-            Command::ImportMr { key, attr, memory } => self.import_mr(key, attr, memory).map(Reply::Mr),
+            Command::QueryMr { key } => self.query_mr(key).map(CommandReply::Mr),
+            Command::ImportMr { key, attr, memory } => {
+                self.import_mr(key, attr, memory).map(CommandReply::Mr)
+            }
             Command::UnimportMr { key, addr } => self.unimport_mr(key, addr).map(done),
             Command::AddForeign { memory } => {
-                self.with(|shard, _| shard.env.foreign.add(memory)).map(Reply::Address)
+                self.with(|shard, _| shard.env.foreign.add(memory)).map(CommandReply::Address)
             }
             Command::RemoveForeign { addr } => {
                 self.with(|shard, _| shard.env.foreign.remove(addr));
-                Ok(Reply::Done)
+                Ok(CommandReply::Done)
             }
             Command::Quiesce => {
                 self.await_revoked(None, None);
-                Ok(Reply::Done)
+                Ok(CommandReply::Done)
             }
             Command::AllocMw { pd, kind } => {
-                Ok(Reply::Number(self.with(|shard, _| shard.nic.alloc_mw(pd, kind))?))
+                Ok(CommandReply::Number(self.with(|shard, _| shard.nic.alloc_mw(pd, kind))?))
             }
             Command::DeallocMw { key } => self.end_key(|shard| shard.nic.dealloc_mw(key)).map(done),
             Command::CreateAh { pd, av } => {
-                Ok(Reply::Number(self.with(|shard, _| shard.nic.create_av(pd, av))?.0))
+                Ok(CommandReply::Number(self.with(|shard, _| shard.nic.create_av(pd, av))?.0))
             }
             Command::DestroyAh { ah } => Ok(done(self.with(|shard, _| shard.nic.destroy_av(ah))?)),
-            Command::CreateCq { .. } => self.create_cq().map(|()| Reply::Cq(None)),
+            Command::CreateCq { .. } => self.create_cq().map(|()| CommandReply::Cq(None)),
             Command::ResizeCq { cq, room } => self.with(|_, _| cq.move_to(room)).map(done),
             Command::ModifyCq { cq, moderation } => self.modify_cq(cq, moderation).map(done),
             Command::DestroyCq { cq } => {
                 self.destroy_cq(cq);
-                Ok(Reply::Done)
+                Ok(CommandReply::Done)
             }
             Command::CreateSrq { pd, rq, cookie, kind } => self.create_srq(pd, rq, cookie, kind),
             Command::ModifySrq { srq, rings, room, limit } => {
                 self.modify_srq(srq, rings, room, limit).map(done)
             }
             Command::QuerySrq { srq } => {
-                Ok(Reply::Number(self.with(|shard, _| shard.nic.query_srq_limit(srq))?))
+                Ok(CommandReply::Number(self.with(|shard, _| shard.nic.query_srq_limit(srq))?))
             }
             Command::DestroySrq { srq } => Ok(done(self.with(|shard, _| shard.nic.destroy_srq(srq))?)),
             Command::ChangeTags { srq, op } => {
-                Ok(Reply::Number(self.with(|shard, _| shard.nic.change_tags(srq, &op))?))
+                Ok(CommandReply::Number(self.with(|shard, _| shard.nic.change_tags(srq, &op))?))
             }
-            Command::CreateQp { init, role, rpc } => self.create_qp(init, role, rpc).map(Reply::Number),
+            Command::CreateQp { init, role, rpc } => {
+                self.create_qp(init, role, rpc).map(CommandReply::Number)
+            }
             Command::Kernel(command) => self.change_kernels(command).map(done),
             Command::ModifyQp { qp, to, mask } => self.modify_qp(qp, to, mask).map(done),
-            Command::QueryQp { qpn } => Ok(Reply::Qp(self.with(|shard, _| shard.query_qp(qpn))?)),
+            Command::QueryQp { qpn } => Ok(CommandReply::Qp(self.with(|shard, _| shard.query_qp(qpn))?)),
             Command::DestroyQp { qp, detach } => self.destroy_qp(qp, detach).map(done),
             Command::AttachMcast { qpn, group } => {
                 self.with(|shard, _| {
                     let Shard { nic, intake, .. } = shard;
                     nic.attach_multicast(qpn, group, || Ok::<_, VerbsError>(intake.rx.join_group(group)?))
                 })?;
-                Ok(Reply::Done)
+                Ok(CommandReply::Done)
             }
             Command::DetachMcast { qpn, group } => {
                 self.with(|shard, _| {
                     let Shard { nic, intake, .. } = shard;
                     nic.detach_multicast(qpn, &group, || intake.rx.leave_group(group))
                 })?;
-                Ok(Reply::Done)
+                Ok(CommandReply::Done)
             }
             Command::Xrc(xrc) => self.control_xrc(xrc),
             Command::Star(star) => self.control_star(&star),
         }
     }
 
-    fn control_xrc(&self, xrc: Xrc<'_>) -> Result<Reply> {
+    fn control_xrc(&self, xrc: Xrc<'_>) -> Result<CommandReply> {
         match xrc {
             Xrc::Share { domain, name } => self.share_domain(domain, name)?,
             Xrc::Unshare { domain } => self.with(|shard, _| {
@@ -131,10 +135,10 @@ impl Soft {
                     LinkError::Busy => VerbsError::Again,
                     LinkError::Gone => VerbsError::Os(libc::ENODEV),
                 })?;
-                return self.attach_qp(link, domain, qpn).map(Reply::Number);
+                return self.attach_qp(link, domain, qpn).map(CommandReply::Number);
             }
             Xrc::Query { attachment } => {
-                return self.ask_owner(attachment, SharedQpRequest::Query).map(Reply::Qp);
+                return self.ask_owner(attachment, SharedQpRequest::Query).map(CommandReply::Qp);
             }
             Xrc::Modify { attachment, to, mask } => {
                 self.ask_owner(attachment, SharedQpRequest::Modify(to, mask))?;
@@ -146,10 +150,10 @@ impl Soft {
                 self.with(|shard, _| shard.shared_qps.unlist(qpn, attachment, Some(cookie)));
             }
         }
-        Ok(Reply::Done)
+        Ok(CommandReply::Done)
     }
 
-    fn control_star(&self, star: &Star) -> Result<Reply> {
+    fn control_star(&self, star: &Star) -> Result<CommandReply> {
         match *star {
             Star::SetRole { qpn, role } => {
                 let asked = self.with(|shard, now| match shard.qp_state(qpn) {
@@ -159,10 +163,14 @@ impl Soft {
                     }
                     _ => Err(VerbsError::Invalid("state of the queue pair")),
                 })?;
-                if asked { Ok(Reply::Done) } else { Err(VerbsError::Unsupported("StaR with this peer")) }
+                if asked {
+                    Ok(CommandReply::Done)
+                } else {
+                    Err(VerbsError::Unsupported("StaR with this peer"))
+                }
             }
             Star::Query { qpn, role } => {
-                Ok(Reply::Star(self.with(|shard, _| shard.star.info(&shard.nic, qpn, role))))
+                Ok(CommandReply::Star(self.with(|shard, _| shard.star.info(&shard.nic, qpn, role))))
             }
         }
     }
@@ -225,14 +233,14 @@ impl Soft {
         }
     }
 
-    fn create_srq(&self, pd: PdId, rq: CardRq, cookie: u64, kind: SrqKind) -> Result<Reply> {
+    fn create_srq(&self, pd: PdId, rq: CardRq, cookie: u64, kind: SrqKind) -> Result<CommandReply> {
         self.with(|shard, _| {
             let srq = match kind {
                 SrqKind::Basic { limit } => shard.nic.create_srq(pd, rq, limit, cookie)?,
                 SrqKind::Xrc { domain, cq } => shard.nic.create_xrc_srq(pd, domain, rq, cq, cookie)?,
                 SrqKind::Tagged { cq, tags } => shard.nic.create_tag_srq(pd, rq, cq, tags, cookie)?,
             };
-            Ok(Reply::Srq { srq, number: shard.nic.srq_number(srq) })
+            Ok(CommandReply::Srq { srq, number: shard.nic.srq_number(srq) })
         })
     }
 

@@ -10,7 +10,7 @@ use starverbs_core::{Nic, PdId};
 use super::env::HostEnv;
 use crate::device::command::Events;
 use crate::error::{Result, VerbsError};
-use crate::events::Event;
+use crate::events::VerbsEvent;
 
 /// The event queue of each protection domain's context.
 #[derive(Default)]
@@ -33,7 +33,7 @@ impl Domains {
     }
 
     /// Tells an object's owner of an event.
-    pub(super) fn notify(&self, owner: Option<Owner>, event: impl FnOnce(u64) -> Event) {
+    pub(super) fn notify(&self, owner: Option<Owner>, event: impl FnOnce(u64) -> VerbsEvent) {
         if let Some(Owner { pd, cookie }) = owner
             && let Some(queue) = self.events(pd)
         {

@@ -10,18 +10,18 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use starverbs_backend::host::{self, Standing};
-use starverbs_backend::{HostAddr, Watch};
+use starverbs_backend::{HostAddr, InterfaceWatch};
 
-use crate::events::{Event, FdQueue, kind};
+use crate::events::{FdQueue, VerbsEvent, kind};
 use crate::log::log;
 
 /// The one port.
 const PORT: u8 = 1;
 
 /// What is known of the card's interfaces.
-pub(super) struct Links {
+pub(super) struct InterfaceTable {
     /// `None`: the host reports no changes
-    watch: Option<Watch>,
+    watch: Option<InterfaceWatch>,
     known: Mutex<LinkStates>,
 }
 
@@ -31,15 +31,15 @@ struct LinkStates {
     /// A change that could not be looked at yet
     stale: bool,
     /// The queues of the card's contexts
-    subscribers: Vec<Weak<FdQueue<Event>>>,
+    subscribers: Vec<Weak<FdQueue<VerbsEvent>>>,
 }
 
-impl Links {
+impl InterfaceTable {
     /// Of a card that opens with these addresses.
-    pub(super) fn new(addrs: &[HostAddr]) -> Links {
-        let watch = Watch::open().ok();
+    pub(super) fn new(addrs: &[HostAddr]) -> InterfaceTable {
+        let watch = InterfaceWatch::open().ok();
         let all = vec![Standing { present: true, running: true }; addrs.len()];
-        let links = Links {
+        let links = InterfaceTable {
             watch,
             known: Mutex::new(LinkStates {
                 standing: all,
@@ -57,13 +57,13 @@ impl Links {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What to wait for with `poll(2)`: then comes [`Links::refresh`].
+    /// What to wait for with `poll(2)`: then comes [`InterfaceTable::refresh`].
     pub(super) fn fd(&self) -> Option<RawFd> {
-        self.watch.as_ref().map(Watch::fd)
+        self.watch.as_ref().map(InterfaceWatch::fd)
     }
 
     /// Sends the port's events to a context. False: no memory.
-    pub(super) fn subscribe(&self, events: &Arc<FdQueue<Event>>) -> bool {
+    pub(super) fn subscribe(&self, events: &Arc<FdQueue<VerbsEvent>>) -> bool {
         let mut known = self.known();
         known.subscribers.retain(|queue| queue.strong_count() > 0);
         let room = known.subscribers.try_reserve(1).is_ok();
@@ -117,7 +117,7 @@ impl LinkStates {
 
     fn raise(&self, kind: u32) {
         for queue in self.subscribers.iter().filter_map(Weak::upgrade) {
-            queue.push(Event::Port { kind, port: PORT });
+            queue.push(VerbsEvent::Port { kind, port: PORT });
         }
     }
 }
@@ -157,7 +157,7 @@ mod tests {
     fn contexts_get_each_change_once() {
         let lo =
             HostAddr { gid: Gid::default(), ifindex: 1, link_mtu: 1, name: "lo".to_owned(), loopback: true };
-        let links = Links {
+        let links = InterfaceTable {
             watch: None,
             known: Mutex::new(LinkStates {
                 standing: vec![Standing { present: true, running: true }],
@@ -172,7 +172,7 @@ mod tests {
             links.known().change(std::slice::from_ref(&lo), vec![standing]);
             let mut kinds = Vec::new();
             while !queue.is_empty() {
-                let Ok(Event::Port { kind, port: 1 }) = queue.pop() else { panic!("not of the port") };
+                let Ok(VerbsEvent::Port { kind, port: 1 }) = queue.pop() else { panic!("not of the port") };
                 kinds.push(kind);
             }
             kinds

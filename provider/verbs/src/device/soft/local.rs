@@ -22,7 +22,7 @@ use std::collections::HashMap;
 
 use starverbs_backend::SessionId;
 use starverbs_core::{Access, Gid, Nanos, Nic, PdId, QpState, Qpn};
-use starverbs_settings::{Link, Settings};
+use starverbs_settings::{LinkMode, Settings};
 
 use super::doorbells::Deferred;
 use super::engine::HostEngine;
@@ -106,14 +106,14 @@ pub(crate) struct LocalHost {
 
 impl LocalHost {
     pub(super) fn new(settings: &Settings, info: &DeviceInfo) -> LocalHost {
-        let wanted = settings.link != Link::Udp && settings.qpc_cache.is_none();
+        let wanted = settings.link != LinkMode::Udp && settings.qpc_cache.is_none();
         let hurt = settings.fault.is_active() || settings.pcap.is_some();
         if wanted && hurt {
             log!(Info, "faults and captures are the wire's: all queue pairs use it (STARVERBS_LINK)");
         }
         LocalHost {
             enabled: wanted && !hurt,
-            says: settings.link == Link::Local,
+            says: settings.link == LinkMode::Local,
             looks_ahead: settings.qpc_prefetch,
             addrs: info.addrs.iter().map(|addr| addr.gid).collect(),
             qps: HashMap::new(),

@@ -1,6 +1,6 @@
 //! Queue pair 1 of the card, as its connection manager has it.
 
-use starverbs_cm::Path;
+use starverbs_cm::CmPath;
 use starverbs_core::{Av, MAD_LEN, Nanos, Nic};
 
 use super::Soft;
@@ -17,11 +17,11 @@ pub(super) struct CardMads<'a> {
 }
 
 impl MadPort for CardMads<'_> {
-    fn receive(&mut self) -> Option<(Path, [u8; MAD_LEN])> {
+    fn receive(&mut self) -> Option<(CmPath, [u8; MAD_LEN])> {
         let (meta, mad) = self.nic.poll_mad()?;
         /* the two low bits are ECN */
         let traffic_class = meta.traffic_class & !3;
-        Some((Path { local: meta.dst, remote: meta.src, traffic_class, hop_limit: 0 }, mad))
+        Some((CmPath { local: meta.dst, remote: meta.src, traffic_class, hop_limit: 0 }, mad))
     }
 
     fn send(&mut self, to: &Av, mad: &[u8; MAD_LEN]) {

@@ -24,7 +24,7 @@ use super::star::StarHost;
 use crate::cm::CmHost;
 use crate::device::command::Events;
 use crate::error::Result;
-use crate::events::{Event, kind};
+use crate::events::{VerbsEvent, kind};
 use crate::moderation::Moderator;
 use crate::stat::StatPage;
 
@@ -123,7 +123,7 @@ impl Shard {
                 AsyncEvent::Mads => mads = true,
                 AsyncEvent::PeerLacksDialect(qpn) => log.add(NO_DIALECT, qpn),
                 AsyncEvent::SrqLimit(srq) => {
-                    let event = |cookie| Event::Srq { kind: kind::SRQ_LIMIT_REACHED, cookie };
+                    let event = |cookie| VerbsEvent::Srq { kind: kind::SRQ_LIMIT_REACHED, cookie };
                     self.domains.notify(self.nic.srq_owner(srq), event);
                 }
             }
@@ -143,7 +143,7 @@ impl Shard {
         let env = &mut self.env;
         let send = |link, message: SharedQpMessage| env.send_shared_qp(link, &message);
         if !self.shared_qps.notify(qpn, kind, send) {
-            self.domains.notify(self.qp_owner(qpn), |cookie| Event::Qp { kind, cookie });
+            self.domains.notify(self.qp_owner(qpn), |cookie| VerbsEvent::Qp { kind, cookie });
         }
     }
 

@@ -19,7 +19,7 @@ use super::deferred_log::DeferredLog;
 use super::env::{HostEnv, NicEnv};
 use crate::clock;
 use crate::error::{Result, VerbsError};
-use crate::events::{Event, FdQueue, kind};
+use crate::events::{FdQueue, VerbsEvent, kind};
 use crate::qp::{Qp, QpInner};
 
 /// How long a request waits for the owner's reply.
@@ -56,7 +56,7 @@ struct Handle {
     qpn: Qpn,
     attachment: AttachmentId,
     cookie: u64,
-    events: Arc<FdQueue<Event>>,
+    events: Arc<FdQueue<VerbsEvent>>,
 }
 
 /// A QP of this process that others may open.
@@ -101,7 +101,7 @@ impl SharedQps {
         qpn: Qpn,
         attachment: AttachmentId,
         cookie: u64,
-        events: &Arc<FdQueue<Event>>,
+        events: &Arc<FdQueue<VerbsEvent>>,
     ) -> Result<()> {
         room(&mut self.handles, 1)?;
         self.handles.push(Handle { qpn, attachment, cookie, events: Arc::clone(events) });
@@ -114,8 +114,9 @@ impl SharedQps {
             let ends = (handle.qpn, handle.attachment) == (qpn, attachment)
                 && cookie.is_none_or(|c| c == handle.cookie);
             if ends {
-                let of =
-                    |event: &Event| matches!(event, Event::Qp { cookie, .. } if *cookie == handle.cookie);
+                let of = |event: &VerbsEvent| {
+                    matches!(event, VerbsEvent::Qp { cookie, .. } if *cookie == handle.cookie)
+                };
                 handle.events.purge(of);
             }
             !ends
@@ -142,7 +143,7 @@ impl SharedQps {
 
     fn notify_handles(&self, qpn: Qpn, attachment: AttachmentId, kind: u32) -> bool {
         let of = self.handles.iter().filter(|handle| (handle.qpn, handle.attachment) == (qpn, attachment));
-        of.map(|handle| handle.events.push(Event::Qp { kind, cookie: handle.cookie })).count() > 0
+        of.map(|handle| handle.events.push(VerbsEvent::Qp { kind, cookie: handle.cookie })).count() > 0
     }
 
     /// Notifies the processes that are attached to the QP. False: there are none.

@@ -11,7 +11,7 @@ use starverbs_core::{Nanos, NicError, PdId, QpState, QpType, Qpn};
 use super::channels::Channels;
 use super::direct::Direct;
 use super::end::{Init, LocalEnd};
-use super::record::{Record, control};
+use super::record::{LocalRecord, control};
 use super::turn::{InboundControl, with_end};
 use super::{Entry, LocalHost, Ours, Path, Theirs};
 use crate::device::soft::engine::HostEngine;
@@ -27,8 +27,8 @@ const MANY: u32 = 256;
 
 impl Ours {
     /// What it says to the peer.
-    fn proposal(&self, qpn: Qpn) -> Record {
-        let mut record = Record { op: control::PROPOSE, ..self.withdrawal(qpn) };
+    fn proposal(&self, qpn: Qpn) -> LocalRecord {
+        let mut record = LocalRecord { op: control::PROPOSE, ..self.withdrawal(qpn) };
         if let Some(gate) = self.gate {
             record.offer(gate, self.pd, self.access);
         }
@@ -36,8 +36,14 @@ impl Ours {
     }
 
     /// It holds no more.
-    fn withdrawal(&self, qpn: Qpn) -> Record {
-        Record { op: control::WITHDRAW, epoch: self.epoch, to: self.peer, from: qpn, ..Record::default() }
+    fn withdrawal(&self, qpn: Qpn) -> LocalRecord {
+        LocalRecord {
+            op: control::WITHDRAW,
+            epoch: self.epoch,
+            to: self.peer,
+            from: qpn,
+            ..LocalRecord::default()
+        }
     }
 }
 
@@ -73,7 +79,7 @@ impl LocalHost {
         for Theirs { epoch, from, .. } in
             entry.map(|entry| std::mem::take(&mut entry.theirs)).unwrap_or_default()
         {
-            refuse(channels, &Record { epoch, to: qpn, from, ..Record::default() });
+            refuse(channels, &LocalRecord { epoch, to: qpn, from, ..LocalRecord::default() });
         }
     }
 
@@ -210,7 +216,7 @@ impl LocalHost {
     fn meet_again(
         &self,
         (nic, env): NicEnv<'_>,
-        record: &Record,
+        record: &LocalRecord,
         serial: u32,
         direct: Option<Direct>,
         now: Nanos,
@@ -272,16 +278,16 @@ fn leads_to(channels: &mut Channels, channel: u32, session: Option<SessionId>) -
 }
 
 /// What a proposal lets this end do by itself.
-fn direct_of(channels: &Channels, record: &Record, serial: u32) -> Option<Direct> {
+fn direct_of(channels: &Channels, record: &LocalRecord, serial: u32) -> Option<Direct> {
     let (gate, pd, access) = record.offered()?;
     let memory = channels.memory_of(serial)?;
     channels.gates.is_some().then_some(Direct { memory, gate, pd, access })
 }
 
 /// The wire carries what was proposed.
-fn refuse(channels: &mut Channels, proposal: &Record) {
-    let Record { epoch, to, from, .. } = *proposal;
-    let record = Record { op: control::REFUSE, epoch, to: from, from: to, ..Record::default() };
+fn refuse(channels: &mut Channels, proposal: &LocalRecord) {
+    let LocalRecord { epoch, to, from, .. } = *proposal;
+    let record = LocalRecord { op: control::REFUSE, epoch, to: from, from: to, ..LocalRecord::default() };
     if let Some(channel) = channels.channel_to(from >> QPN_BLOCK_SHIFT) {
         channels.send_control(channel, record);
     }

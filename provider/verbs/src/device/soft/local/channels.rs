@@ -11,8 +11,8 @@ use starverbs_core::coalesce::Backlog;
 use starverbs_core::{Nanos, Qpn};
 use starverbs_rings::{Broken, DataRoom};
 
-use super::record::{CHUNK, Record};
-use super::responder::{ReadAnswer, Reply};
+use super::record::{CHUNK, LocalRecord};
+use super::responder::{LocalReply, ReadAnswer};
 use super::turn::InboundControl;
 use crate::share::{Gate, Gates, PeerMemory};
 
@@ -30,7 +30,7 @@ pub(super) struct Asker {
     /// QPs that wait for room
     pub(super) waiting: VecDeque<Qpn>,
     /// What is to be said first when there is room
-    pub(super) control: VecDeque<Record>,
+    pub(super) control: VecDeque<LocalRecord>,
     /// WQEs of QPs that were begun and are not complete
     pub(super) under_way: u32,
     /// QPs that use it
@@ -69,8 +69,8 @@ pub(crate) struct Channels {
     pub(in super::super) gates: Option<Gates>,
     /// Long copies name a peer by its process's number
     pub(in super::super) traces: bool,
-    /// The answer to the request that was executed last, where it has one: see [`Reply::Record`]
-    pub(super) reply: Record,
+    /// The answer to the request that was executed last, where it has one: see [`LocalReply::Record`]
+    pub(super) reply: LocalRecord,
     /// What stands before the next request
     pub(super) inbound_control: Option<InboundControl>,
     serial: u32,
@@ -93,7 +93,7 @@ impl Channels {
             answerers: Vec::new(),
             gates: None,
             traces: false,
-            reply: Record::default(),
+            reply: LocalRecord::default(),
             inbound_control: None,
             serial: 0,
             asleep: false,
@@ -298,7 +298,7 @@ impl Channels {
     }
 
     /// Sends a control record, now or when there is room.
-    pub(super) fn send_control(&mut self, channel: u32, record: Record) {
+    pub(super) fn send_control(&mut self, channel: u32, record: LocalRecord) {
         let Some(asker) = self.asker(channel).filter(|asker| !asker.ended) else { return };
         if !asker.control.is_empty() || !asker.send_control_now(&record) {
             asker.control.push_back(record);
@@ -317,14 +317,14 @@ impl Channels {
     }
 
     /// A request is answered with a record.
-    pub(super) fn reply_with(&mut self, record: Record) -> Reply {
+    pub(super) fn reply_with(&mut self, record: LocalRecord) -> LocalReply {
         self.reply = record;
-        Reply::Record
+        LocalReply::Record
     }
 
     /// Writes an answer into its room.
     #[inline]
-    pub(super) fn answer(&mut self, at: usize, record: &Record, room: DataRoom) {
+    pub(super) fn answer(&mut self, at: usize, record: &LocalRecord, room: DataRoom) {
         self.answered = true;
         let answerer = &mut self.answerers[at];
         answerer.dirty = true;
@@ -439,7 +439,7 @@ fn wake(peers: &Peers, session: Option<SessionId>) {
 impl Answerer {
     /// Copies the oldest request. False: there is none.
     #[inline]
-    pub(super) fn next(&self, to: &mut Record) -> bool {
+    pub(super) fn next(&self, to: &mut LocalRecord) -> bool {
         self.channel.requests.peek_into(to.words_mut())
     }
 
@@ -451,7 +451,7 @@ impl Answerer {
 
     /// Where a request's data lies; `None`: there can be none.
     #[inline]
-    pub(super) fn data(&self, record: &Record) -> Option<*const u8> {
+    pub(super) fn data(&self, record: &LocalRecord) -> Option<*const u8> {
         if record.is_short() {
             return Some(record.body.as_ptr());
         }
@@ -494,7 +494,7 @@ impl Asker {
     }
 
     /// False: there is no room.
-    fn send_control_now(&mut self, record: &Record) -> bool {
+    fn send_control_now(&mut self, record: &LocalRecord) -> bool {
         let Ok(Some(room)) = self.channel.requests.room(0) else { return false };
         record.write_to(room);
         self.push(room, 0);

@@ -41,7 +41,7 @@ pub(super) struct Direct {
 
 /// What became of a request that this end may execute by itself.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum DirectResult {
     /// It is done
     Done,
     /// It can be once what is under way is done
@@ -107,28 +107,28 @@ impl Pieces {
 impl LocalEnd {
     /// Executes WQE `next`, a WRITE, a READ or an atomic, and completes it.
     #[inline(never)]
-    pub(super) fn execute_direct(&mut self, ctx: &mut Ctx<'_>, wqe: &SendRequest) -> Outcome {
+    pub(super) fn execute_direct(&mut self, ctx: &mut Ctx<'_>, wqe: &SendRequest) -> DirectResult {
         let need = match wqe.op {
             SendOp::Write | SendOp::AtomicWrite => Access::REMOTE_WRITE,
             SendOp::Read => Access::REMOTE_READ,
             SendOp::CmpSwap | SendOp::FetchAdd => Access::REMOTE_ATOMIC,
-            _ => return Outcome::Ask,
+            _ => return DirectResult::Ask,
         };
         /* the peer answers a first request only once it has begun, too */
         if self.is_fresh() || !(1..=LONGEST).contains(&wqe.length) {
-            return Outcome::Ask;
+            return DirectResult::Ask;
         }
         if self.una != self.next || self.reads > 0 {
             let waits = self.is_worth_a_wait(&self.whole(wqe), need);
-            return if waits { Outcome::Wait } else { Outcome::Ask };
+            return if waits { DirectResult::Wait } else { DirectResult::Ask };
         }
         let only_mapped = self.goes_mapped_alone(ctx, wqe);
         let SendRemote { rkey, .. } = self.of.sq.remote(self.next);
         if only_mapped && rkey == self.unmapped {
-            return Outcome::Ask;
+            return DirectResult::Ask;
         }
         let wqe = &self.whole(wqe);
-        let Some(direct) = &self.direct else { return Outcome::Ask };
+        let Some(direct) = &self.direct else { return DirectResult::Ask };
         let way = match wqe.op {
             _ if !direct.access.contains(need) => None,
             SendOp::Write | SendOp::Read => {
@@ -146,12 +146,12 @@ impl LocalEnd {
                 if !direct.memory.is_open(direct.gate) {
                     self.direct = None;
                 }
-                return Outcome::Ask;
+                return DirectResult::Ask;
             }
         }
         self.way = way;
         self.did_own(ctx, wqe.flags);
-        Outcome::Done
+        DirectResult::Done
     }
 
     /// Whether a request, before which others are under way, is better executed behind them than asked for: a

@@ -15,8 +15,8 @@ use starverbs_core::{
 use starverbs_rings::{CardRq, CardSq, SendRequest};
 
 use super::direct::Direct;
-use super::requester::Asked;
-use super::responder::Inbound;
+use super::requester::RequestedWqe;
+use super::responder::LocalInbound;
 use crate::cq::CardCq;
 use crate::device::soft::env::HostEnv;
 use crate::share::{Gate, Way};
@@ -75,7 +75,7 @@ pub(crate) struct LocalEnd {
     /// RNR retries left
     pub(super) rnr_left: u8,
     /// Where each WQE that was asked for stands, by slot
-    pub(super) asked: Box<[Asked]>,
+    pub(super) asked: Box<[RequestedWqe]>,
     /// This WQE cannot be asked for: it completes so, once it is the oldest
     pub(super) fault: Option<(u32, WcStatus)>,
     /// Waits for room in the channel
@@ -89,7 +89,7 @@ pub(crate) struct LocalEnd {
     /// Number of the request that comes next
     pub(super) expected: u32,
     /// The message that is being received
-    pub(super) inbound: Inbound,
+    pub(super) inbound: LocalInbound,
     pub(super) recv: HeldRecv,
     /// A request has come
     pub(super) met: bool,
@@ -133,7 +133,7 @@ impl LocalEnd {
             gone: false,
             gone_at: 0,
             expected: 0,
-            inbound: Inbound::Idle,
+            inbound: LocalInbound::Idle,
             met: false,
             answered: false,
             windows: false,
@@ -272,7 +272,7 @@ impl LocalEnd {
         ctx.env.channels.close_gate(self.of.gate);
         ctx.env.channels.forget(self.of.channels[0], self.next.wrapping_sub(self.una));
         (self.fault, self.rnr_until, self.gone_at, self.reads) = (None, 0, 0, 0);
-        self.inbound = Inbound::Idle;
+        self.inbound = LocalInbound::Idle;
         self.flush(ctx);
         if self.of.rq.is_none() {
             ctx.env.event(AsyncEvent::LastWqeReached(self.of.qpn));

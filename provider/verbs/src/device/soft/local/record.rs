@@ -56,7 +56,7 @@ pub(super) mod flag {
 /// One record: a request or an answer.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
-pub(super) struct Record {
+pub(super) struct LocalRecord {
     /// [`SendOp`], or one of [`control`] or [`answer`]
     pub(super) op: u8,
     /// Of [`flag`]
@@ -85,15 +85,16 @@ pub(super) struct Record {
     pub(super) body: [u8; BODY],
 }
 
-const _: () =
-    assert!(size_of::<Record>() == size_of::<Words>() && align_of::<Record>() == align_of::<Words>());
+const _: () = assert!(
+    size_of::<LocalRecord>() == size_of::<Words>() && align_of::<LocalRecord>() == align_of::<Words>()
+);
 
 /// The word of a record that says which queue pair it is for.
-pub(super) const TO: usize = offset_of!(Record, to) / size_of::<u32>();
+pub(super) const TO: usize = offset_of!(LocalRecord, to) / size_of::<u32>();
 
-impl Record {
+impl LocalRecord {
     #[inline]
-    pub(super) fn of(words: Words) -> Record {
+    pub(super) fn of(words: Words) -> LocalRecord {
         transmute!(words)
     }
 
@@ -111,7 +112,7 @@ impl Record {
     /// Writes it to where it goes; gives where its body lies there.
     #[inline]
     pub(super) fn write_to(self, room: DataRoom) -> *mut u8 {
-        let place = room.record.cast::<Record>();
+        let place = room.record.cast::<LocalRecord>();
         // SAFETY: a record's words, which are the writer's alone.
         unsafe {
             place.write(self);
@@ -147,14 +148,14 @@ impl Record {
     }
 
     /// An answer to it.
-    pub(super) fn answer(&self, op: u8) -> Record {
-        let Record { epoch, to, from, seq, .. } = *self;
-        Record { op, epoch, to: from, from: to, seq, ..Record::default() }
+    pub(super) fn answer(&self, op: u8) -> LocalRecord {
+        let LocalRecord { epoch, to, from, seq, .. } = *self;
+        LocalRecord { op, epoch, to: from, from: to, seq, ..LocalRecord::default() }
     }
 
     /// The answer that it was refused.
-    pub(super) fn refused(&self, status: WcStatus) -> Record {
-        Record { imm: status as u32, ..self.answer(answer::REFUSED) }
+    pub(super) fn refused(&self, status: WcStatus) -> LocalRecord {
+        LocalRecord { imm: status as u32, ..self.answer(answer::REFUSED) }
     }
 
     /// Two words of the body: an atomic's.
@@ -170,7 +171,7 @@ impl Record {
         self.addr_words = [gate.number, gate.incarnation];
     }
 
-    /// What [`Record::offer`] put there.
+    /// What [`LocalRecord::offer`] put there.
     pub(super) fn offered(&self) -> Option<(Gate, PdId, Access)> {
         let [number, incarnation] = self.addr_words;
         let access = Access::from_bits_truncate(self.imm);

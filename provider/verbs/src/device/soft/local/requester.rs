@@ -7,9 +7,9 @@ use starverbs_core::types::{SendOp, SendWqe};
 use starverbs_core::{Nanos, QpState, SendFlags, WcStatus};
 use starverbs_rings::{SendRemote, SendRequest};
 
-use super::direct::Outcome;
+use super::direct::DirectResult;
 use super::end::{Ctx, LocalEnd};
-use super::record::{BODY, CHUNK, Record, answer, flag};
+use super::record::{BODY, CHUNK, LocalRecord, answer, flag};
 use crate::clock;
 
 /// How long after which a peer that is not ready is asked again.
@@ -33,7 +33,7 @@ pub(super) enum Progress {
 
 /// A WQE that was asked for.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Asked {
+pub(super) struct RequestedWqe {
     /// Records up to the end of its request
     end: u32,
     /// Its number
@@ -80,9 +80,9 @@ impl LocalEnd {
                 }
                 if self.direct.is_some() && !wqe.op.is_send() {
                     match self.execute_direct(ctx, &wqe) {
-                        Outcome::Done => continue,
-                        Outcome::Wait => return,
-                        Outcome::Ask => {}
+                        DirectResult::Done => continue,
+                        DirectResult::Wait => return,
+                        DirectResult::Ask => {}
                     }
                 }
             }
@@ -140,9 +140,9 @@ impl LocalEnd {
 
     /// Of WQE `next`, without data.
     #[inline]
-    fn record(&self, wqe: &SendRequest) -> Record {
+    fn record(&self, wqe: &SendRequest) -> LocalRecord {
         let SendRemote { addr, rkey, imm } = self.of.sq.remote(self.next);
-        let mut record = Record {
+        let mut record = LocalRecord {
             op: wqe.op as u8,
             epoch: self.of.epochs[0],
             to: self.of.peer,
@@ -151,7 +151,7 @@ impl LocalEnd {
             imm,
             rkey,
             total: wqe.length,
-            ..Record::default()
+            ..LocalRecord::default()
         };
         record.set_addr(addr);
         record
@@ -173,7 +173,7 @@ impl LocalEnd {
         if in_area == 0 {
             flags |= flag::ACKS;
         }
-        let mut record = Record { len, flags, at, ..self.record(wqe) };
+        let mut record = LocalRecord { len, flags, at, ..self.record(wqe) };
         record.set_addr(record.addr().wrapping_add(u64::from(offset)));
         let body = record.write_to(room);
         let to = if in_area == 0 { body } else { room.to };
@@ -198,7 +198,7 @@ impl LocalEnd {
         let Some(room) = ctx.env.channels.room(channel, 0) else { return Step::NoRoom };
         let flags = flag::FIRST | flag::LAST | flag::ACKS;
         let request = SendRequest { op: wqe.op, flags: wqe.flags, length: wqe.length };
-        let mut record = Record { flags, at: self.expected, ..self.record(&request) };
+        let mut record = LocalRecord { flags, at: self.expected, ..self.record(&request) };
         let mut progress = Progress::Answers;
         match wqe.op {
             SendOp::Read => {}
@@ -237,7 +237,7 @@ impl LocalEnd {
     pub(super) fn did_own(&mut self, ctx: &mut Ctx<'_>, flags: SendFlags) {
         let completes = self.completes(flags);
         let slot = self.slot(self.next);
-        self.asked[slot] = Asked { seq: self.seq, completes, ..Asked::default() };
+        self.asked[slot] = RequestedWqe { seq: self.seq, completes, ..RequestedWqe::default() };
         self.next = self.next.wrapping_add(1);
         ctx.env.channels.count(self.of.channels[0]);
         self.complete(ctx);
@@ -252,7 +252,7 @@ impl LocalEnd {
         }
         let reads = wqe.op.is_answered();
         let slot = self.slot(self.next);
-        self.asked[slot] = Asked {
+        self.asked[slot] = RequestedWqe {
             end,
             seq: self.seq,
             progress,
@@ -267,7 +267,7 @@ impl LocalEnd {
 
     /// Whether a WQE that was asked for is done.
     #[inline]
-    fn is_done(&self, asked: &Asked) -> bool {
+    fn is_done(&self, asked: &RequestedWqe) -> bool {
         match asked.progress {
             Progress::Done => true,
             Progress::Executes => {
@@ -380,7 +380,7 @@ impl LocalEnd {
     }
 
     /// An answer came; `data` are its bytes.
-    pub(super) fn on_answer(&mut self, ctx: &mut Ctx<'_>, record: &Record, data: *const u8) {
+    pub(super) fn on_answer(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord, data: *const u8) {
         let ours = record.from == self.of.peer && record.epoch == self.of.epochs[0];
         if !ours || self.state == QpState::Err {
             return;
@@ -394,7 +394,7 @@ impl LocalEnd {
         }
     }
 
-    fn on_data(&mut self, ctx: &mut Ctx<'_>, record: &Record, data: *const u8) {
+    fn on_data(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord, data: *const u8) {
         let Some(index) = self.find(record.seq) else { return };
         let wqe = self.of.sq.wqe(index);
         let slot = self.slot(index);
@@ -470,7 +470,7 @@ impl LocalEnd {
 
     /// The peer has no receive (IBTA 9.7.5.2.8): it is asked again when it may have one.
     #[cold]
-    fn on_rnr(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+    fn on_rnr(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) {
         ctx.stats.rcvd_rnr.inc();
         let left = self.rnr_left;
         let Some(index) = self.stop_at(ctx, record.seq) else { return };
@@ -489,14 +489,14 @@ impl LocalEnd {
     /// The peer's queue pair does not answer, as one that is not ready yet, or not any more: it is asked
     /// again until RC's retries would be used up.
     #[cold]
-    fn on_gone(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+    fn on_gone(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) {
         let Some(index) = self.stop_at(ctx, record.seq) else { return };
         self.go_back(ctx, index, record.seq, RETRY);
         self.await_the_end();
     }
 
     #[cold]
-    fn on_refusal(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+    fn on_refusal(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) {
         let status = u8::try_from(record.imm).ok().and_then(WcStatus::from_code);
         match status {
             Some(WcStatus::RemInvReqErr) => ctx.stats.rcvd_nak_invalid.inc(),

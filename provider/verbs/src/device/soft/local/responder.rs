@@ -14,11 +14,11 @@ use starverbs_core::{
 
 use super::direct::Direct;
 use super::end::{Ctx, LocalEnd};
-use super::record::{BODY, CHUNK, Record, answer, flag};
+use super::record::{BODY, CHUNK, LocalRecord, answer, flag};
 
 /// The message that is being received.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Inbound {
+pub(super) enum LocalInbound {
     /// None: the next record begins one
     #[default]
     Idle,
@@ -33,14 +33,14 @@ pub(super) enum Inbound {
 pub(super) struct ReadAnswer {
     /// The QP that answers
     pub(super) qpn: Qpn,
-    request: Record,
+    request: LocalRecord,
     /// Bytes that were answered
     sent: u32,
 }
 
 impl ReadAnswer {
     /// Of a READ that was admitted.
-    pub(super) fn new(qpn: Qpn, request: Record) -> ReadAnswer {
+    pub(super) fn new(qpn: Qpn, request: LocalRecord) -> ReadAnswer {
         ReadAnswer { qpn, request, sent: 0 }
     }
 
@@ -71,7 +71,7 @@ fn have_room(sges: &[Sge], bytes: u64) -> bool {
 
 /// What the responder has to answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reply {
+pub(super) enum LocalReply {
     /// Nothing: that its place is given back says it
     None,
     /// The same, and no request stands behind it
@@ -89,7 +89,12 @@ pub(super) enum Reply {
 impl LocalEnd {
     /// A request of the peer; `data` are its bytes.
     #[inline]
-    pub(super) fn on_request(&mut self, ctx: &mut Ctx<'_>, record: &Record, data: *const u8) -> Reply {
+    pub(super) fn on_request(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        record: &LocalRecord,
+        data: *const u8,
+    ) -> LocalReply {
         if self.state == QpState::Err {
             return ctx.env.channels.reply_with(record.answer(answer::GONE));
         }
@@ -98,9 +103,9 @@ impl LocalEnd {
             self.on_ack(ctx, record.at);
         }
         let first = record.has(flag::FIRST);
-        if record.seq != self.expected || first != (self.inbound == Inbound::Idle) {
+        if record.seq != self.expected || first != (self.inbound == LocalInbound::Idle) {
             /* behind one that was refused */
-            return Reply::None;
+            return LocalReply::None;
         }
         let op = record.send_op();
         let done = match op {
@@ -127,11 +132,11 @@ impl LocalEnd {
     fn execute_send(
         &mut self,
         ctx: &mut Ctx<'_>,
-        record: &Record,
+        record: &LocalRecord,
         op: SendOp,
         data: *const u8,
-    ) -> Result<Reply, Reply> {
-        let received = if let Inbound::Send(received) = self.inbound {
+    ) -> Result<LocalReply, LocalReply> {
+        let received = if let LocalInbound::Send(received) = self.inbound {
             received
         } else if self.take_recv(ctx) {
             0
@@ -153,23 +158,30 @@ impl LocalEnd {
         }
         let total = received + record.len;
         if !record.has(flag::LAST) {
-            self.inbound = Inbound::Send(total);
-            return Ok(Reply::None);
+            self.inbound = LocalInbound::Send(total);
+            return Ok(LocalReply::None);
         }
-        self.inbound = Inbound::Idle;
+        self.inbound = LocalInbound::Idle;
         if op == SendOp::SendInv && ctx.mrs.invalidate_remote(record.imm, self.id()).is_err() {
             /* the message has arrived, and is acknowledged (class J) */
             self.fail_recv(ctx, WcStatus::RemInvReqErr);
             self.enter_error(ctx);
-            return Ok(Reply::None);
+            return Ok(LocalReply::None);
         }
         self.deliver(ctx, record, op, WcOpcode::Recv, total);
-        Ok(Reply::None)
+        Ok(LocalReply::None)
     }
 
     /// The held receive WQE has its message.
     #[inline]
-    fn deliver(&mut self, ctx: &mut Ctx<'_>, record: &Record, op: SendOp, opcode: WcOpcode, byte_len: u32) {
+    fn deliver(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        record: &LocalRecord,
+        op: SendOp,
+        opcode: WcOpcode,
+        byte_len: u32,
+    ) {
         let (flags, imm) = match op {
             SendOp::SendImm | SendOp::WriteImm => (WcFlags::WITH_IMM, record.imm),
             SendOp::SendInv => (WcFlags::WITH_INV, record.imm),
@@ -184,7 +196,7 @@ impl LocalEnd {
     fn place(
         &mut self,
         ctx: &mut Ctx<'_>,
-        record: &Record,
+        record: &LocalRecord,
         data: *const u8,
         offset: u32,
     ) -> Result<(), PlaceError> {
@@ -211,13 +223,18 @@ impl LocalEnd {
     }
 
     #[inline(never)]
-    fn execute_write(&mut self, ctx: &mut Ctx<'_>, record: &Record, data: *const u8) -> Result<Reply, Reply> {
+    fn execute_write(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        record: &LocalRecord,
+        data: *const u8,
+    ) -> Result<LocalReply, LocalReply> {
         let (need, id) = (Access::REMOTE_WRITE, self.id());
         if !self.terms.access.contains(need) {
             return Err(self.violate(ctx, record));
         }
         let written = match self.inbound {
-            Inbound::Write(written) => written,
+            LocalInbound::Write(written) => written,
             _ => {
                 if record.send_op() == SendOp::WriteImm && !self.take_recv(ctx) {
                     return Err(self.not_ready(ctx, record));
@@ -243,18 +260,18 @@ impl LocalEnd {
             }
         }
         if !record.has(flag::LAST) {
-            self.inbound = Inbound::Write(total);
-            return Ok(Reply::None);
+            self.inbound = LocalInbound::Write(total);
+            return Ok(LocalReply::None);
         }
-        self.inbound = Inbound::Idle;
+        self.inbound = LocalInbound::Idle;
         if record.send_op() == SendOp::WriteImm {
             self.deliver(ctx, record, SendOp::WriteImm, WcOpcode::RecvRdmaWithImm, total);
         }
-        Ok(Reply::None)
+        Ok(LocalReply::None)
     }
 
     #[inline(never)]
-    fn execute_read(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Reply {
+    fn execute_read(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) -> LocalReply {
         let need = Access::REMOTE_READ;
         let open = ctx.mrs.resolve_remote(record.rkey, self.id(), record.addr(), record.total, need);
         if record.total > self.of.max_msg {
@@ -264,7 +281,7 @@ impl LocalEnd {
             return self.violate(ctx, record);
         }
         self.expected = self.expected.wrapping_add(1);
-        Reply::Read
+        LocalReply::Read
     }
 
     /// Answers more of a READ: the next record, into which `to` has room for its data; and whether more is
@@ -277,10 +294,10 @@ impl LocalEnd {
         ctx: &mut Ctx<'_>,
         read: &mut ReadAnswer,
         to: *mut u8,
-    ) -> (Record, bool) {
+    ) -> (LocalRecord, bool) {
         let request = read.request;
         let len = read.next_len();
-        let mut record = Record { len, total: read.sent, ..request.answer(answer::DATA) };
+        let mut record = LocalRecord { len, total: read.sent, ..request.answer(answer::DATA) };
         let to = if len as usize <= BODY { record.body.as_mut_ptr() } else { to };
         if len > 0 {
             let addr = request.addr().wrapping_add(u64::from(read.sent));
@@ -303,7 +320,7 @@ impl LocalEnd {
     }
 
     /// Where the eight bytes lie that a request asks for: aligned, and open to it.
-    fn word_of(&mut self, ctx: &mut Ctx<'_>, record: &Record, need: Access) -> Result<u64, Reply> {
+    fn word_of(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord, need: Access) -> Result<u64, LocalReply> {
         let addr = record.addr();
         if addr & 7 != 0 {
             return Err(self.refuse(ctx, record));
@@ -319,7 +336,7 @@ impl LocalEnd {
     }
 
     #[inline(never)]
-    fn execute_atomic(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Result<Reply, Reply> {
+    fn execute_atomic(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) -> Result<LocalReply, LocalReply> {
         let host = self.word_of(ctx, record, Access::REMOTE_ATOMIC)?;
         let [operand, swap] = record.operands();
         let value = match record.send_op() {
@@ -327,13 +344,17 @@ impl LocalEnd {
             _ => ctx.env.dma_fetch_add(host, operand),
         };
         let Some(value) = value else { return Err(self.violate(ctx, record)) };
-        let mut answer = Record { len: 8, flags: flag::LAST, ..record.answer(answer::VALUE) };
+        let mut answer = LocalRecord { len: 8, flags: flag::LAST, ..record.answer(answer::VALUE) };
         answer.set_operands([value, 0]);
         Ok(ctx.env.channels.reply_with(answer))
     }
 
     #[inline(never)]
-    fn execute_atomic_write(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Result<Reply, Reply> {
+    fn execute_atomic_write(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        record: &LocalRecord,
+    ) -> Result<LocalReply, LocalReply> {
         if record.len != 8 {
             return Err(self.refuse(ctx, record));
         }
@@ -343,11 +364,11 @@ impl LocalEnd {
             return Err(self.violate(ctx, record));
         }
         ctx.stats.rx_bytes.add(8);
-        Ok(Reply::None)
+        Ok(LocalReply::None)
     }
 
     #[inline(never)]
-    fn execute_flush(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Result<Reply, Reply> {
+    fn execute_flush(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) -> Result<LocalReply, LocalReply> {
         let feth = Feth::new(record.imm);
         let (Some(placement), Some(level)) = (feth.placement(), feth.level()) else {
             return Err(self.refuse(ctx, record));
@@ -364,27 +385,27 @@ impl LocalEnd {
             return Err(self.violate(ctx, record));
         }
         ctx.env.dma_fence();
-        Ok(Reply::None)
+        Ok(LocalReply::None)
     }
 
     /// No receive WQE: the peer tries again later (IBTA 9.7.5.2.8).
     #[cold]
-    fn not_ready(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Reply {
+    fn not_ready(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) -> LocalReply {
         ctx.stats.sent_rnr.inc();
         let timer = u32::from(self.terms.min_rnr_timer & 31);
-        ctx.env.channels.reply_with(Record { imm: timer, ..record.answer(answer::RNR) })
+        ctx.env.channels.reply_with(LocalRecord { imm: timer, ..record.answer(answer::RNR) })
     }
 
     /// The request breaks the protocol: this end goes to ERR.
     #[cold]
-    fn refuse(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Reply {
+    fn refuse(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) -> LocalReply {
         ctx.stats.sent_nak_invalid.inc();
         self.die(ctx, record, WcStatus::RemInvReqErr, AsyncEvent::QpReqErr(self.of.qpn))
     }
 
     /// The request asks for what it may not have.
     #[cold]
-    fn violate(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Reply {
+    fn violate(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) -> LocalReply {
         ctx.stats.sent_nak_access.inc();
         self.die(ctx, record, WcStatus::RemAccessErr, AsyncEvent::QpAccessErr(self.of.qpn))
     }
@@ -392,14 +413,20 @@ impl LocalEnd {
     /// A WRITE is denied access. One with immediate has taken a receive, which completes with the error
     /// (class C).
     #[cold]
-    fn violate_write(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Reply {
+    fn violate_write(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) -> LocalReply {
         if self.recv.held {
             self.fail_recv(ctx, WcStatus::LocAccessErr);
         }
         self.violate(ctx, record)
     }
 
-    fn die(&mut self, ctx: &mut Ctx<'_>, record: &Record, status: WcStatus, event: AsyncEvent) -> Reply {
+    fn die(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        record: &LocalRecord,
+        status: WcStatus,
+        event: AsyncEvent,
+    ) -> LocalReply {
         self.enter_error(ctx);
         ctx.env.event(event);
         ctx.env.channels.reply_with(record.refused(status))
@@ -411,18 +438,18 @@ impl LocalEnd {
     /// and programs count on that (`ib_send_lat -e` waits for one event of two queues). A short request says
     /// what its sender has executed; answers to READs and the like it does not say.
     #[inline]
-    pub(super) fn must_look(&self, record: &Record) -> bool {
+    pub(super) fn must_look(&self, record: &LocalRecord) -> bool {
         !record.has(flag::ACKS) || self.reads > 0
     }
 
     /// Whether a request of this record's sender is for this end.
     #[inline]
-    pub(super) fn is_peer(&self, record: &Record, channel: u32) -> bool {
+    pub(super) fn is_peer(&self, record: &LocalRecord, channel: u32) -> bool {
         self.is_with(record) && channel == self.of.channels[1]
     }
 
     /// The peer has proposed once more: what it proposed before was of a connection that was over.
-    pub(super) fn meet_again(&mut self, record: &Record, channel: u32, direct: Option<Direct>) {
+    pub(super) fn meet_again(&mut self, record: &LocalRecord, channel: u32, direct: Option<Direct>) {
         if !self.met && record.from == self.of.peer {
             (self.of.epochs[1], self.of.channels[1]) = (record.epoch, channel);
             self.direct = direct;
@@ -431,7 +458,7 @@ impl LocalEnd {
 
     /// Whether a record is of the connection's peer, in its incarnation.
     #[inline]
-    pub(super) fn is_with(&self, record: &Record) -> bool {
+    pub(super) fn is_with(&self, record: &LocalRecord) -> bool {
         record.from == self.of.peer && record.epoch == self.of.epochs[1]
     }
 }

@@ -15,7 +15,7 @@ use starverbs_core::{Cqe, Mtu, QpType, SendFlags, WcOpcode, WcStatus};
 use starverbs_settings::LinkTrust;
 
 use super::agreement::PATIENCE;
-use super::record::{Record, control};
+use super::record::{LocalRecord, control};
 use super::*;
 use crate::device::tests::send as plain_send;
 use crate::device::{Device, Soft};
@@ -75,7 +75,7 @@ impl Card {
             addrs,
             link_trust,
             progress_thread: false,
-            link: Link::Auto,
+            link: LinkMode::Auto,
             ..Settings::default()
         };
         let ctx = Context::open_with(settings).unwrap();
@@ -216,7 +216,7 @@ impl World {
         self.cards[2].soft.with(|shard, _| {
             let channels = &mut shard.env.channels;
             let channel = channels.channel_to(to >> QPN_BLOCK_SHIFT).expect("a channel");
-            channels.send_control(channel, Record { op, epoch, to, from, ..Record::default() });
+            channels.send_control(channel, LocalRecord { op, epoch, to, from, ..LocalRecord::default() });
         });
     }
 }

@@ -5,8 +5,8 @@ use starverbs_core::{AsyncEvent, Host, Nanos, Nic, QpState, Qpn};
 
 use super::channels::Channels;
 use super::end::LocalEnd;
-use super::record::{self, CHUNK, Record, answer, control};
-use super::responder::{ReadAnswer, Reply};
+use super::record::{self, CHUNK, LocalRecord, answer, control};
+use super::responder::{LocalReply, ReadAnswer};
 use crate::device::soft::env::{HostEnv, NicEnv};
 use crate::device::soft::intake::AHEAD;
 
@@ -20,7 +20,7 @@ const ANSWERS: u32 = 512;
 /// A control record that came beside requests, and in which channel.
 pub(super) struct InboundControl {
     pub(super) serial: u32,
-    pub(super) record: Record,
+    pub(super) record: LocalRecord,
 }
 
 /// Calls a QP's local end.
@@ -72,7 +72,7 @@ pub(super) fn fetch((nic, env): (&Nic<HostEnv>, &HostEnv), qpns: impl Iterator<I
 /// Executes what is asked in one channel; says how much that was.
 fn answer_channel((nic, env): NicEnv<'_>, at: usize, now: Nanos) -> u32 {
     let mut run = Run { at, left: REQUESTS, looked: false, met: false };
-    let mut record = Record::default();
+    let mut record = LocalRecord::default();
     let (mut fetched, most) = if env.channels.many { (REQUESTS, AHEAD) } else { (0, REQUESTS) };
     loop {
         if run.left <= fetched {
@@ -94,7 +94,8 @@ fn answer_channel((nic, env): NicEnv<'_>, at: usize, now: Nanos) -> u32 {
             break;
         }
         let reply = run.execute((nic, env), &mut record, most, now);
-        if reply == Reply::Last || (reply != Reply::None && !run.follow_up((nic, env), reply, now)) {
+        if reply == LocalReply::Last || (reply != LocalReply::None && !run.follow_up((nic, env), reply, now))
+        {
             break;
         }
     }
@@ -126,7 +127,7 @@ fn write_reply(channels: &mut Channels, at: usize) {
 
 /// The oldest record of a channel is no request.
 #[cold]
-fn leave_control(channels: &mut Channels, at: usize, record: Record) {
+fn leave_control(channels: &mut Channels, at: usize, record: LocalRecord) {
     let answerer = &mut channels.answerers[at];
     answerer.channel.requests.pop();
     channels.inbound_control = Some(InboundControl { serial: answerer.serial, record });
@@ -148,7 +149,13 @@ impl Run {
     /// Executes a request, and those behind it that are for the same queue pair, `most` of them, until one
     /// has an answer.
     #[inline]
-    fn execute(&mut self, (nic, env): NicEnv<'_>, record: &mut Record, most: u32, now: Nanos) -> Reply {
+    fn execute(
+        &mut self,
+        (nic, env): NicEnv<'_>,
+        record: &mut LocalRecord,
+        most: u32,
+        now: Nanos,
+    ) -> LocalReply {
         let (to, before) = (record.to, self.left);
         let reply = with_end((nic, env), to, now, |end, ctx| self.execute_at(end, ctx, record, most));
         if std::mem::take(&mut self.met) && nic.qp_state(to) == Some(QpState::Rtr) {
@@ -161,7 +168,7 @@ impl Run {
 
     /// A request is for no queue pair that has an end.
     #[cold]
-    fn miss(&mut self, channels: &mut Channels, record: &Record) -> Reply {
+    fn miss(&mut self, channels: &mut Channels, record: &LocalRecord) -> LocalReply {
         self.left -= 1;
         channels.answerers[self.at].channel.requests.pop();
         channels.reply_with(record.answer(answer::GONE))
@@ -169,17 +176,17 @@ impl Run {
 
     /// What a reply asks for beside executing. False: the channel is of no use any more.
     #[inline(never)]
-    fn follow_up(&mut self, (nic, env): NicEnv<'_>, reply: Reply, now: Nanos) -> bool {
+    fn follow_up(&mut self, (nic, env): NicEnv<'_>, reply: LocalReply, now: Nanos) -> bool {
         match reply {
-            Reply::None | Reply::Last | Reply::Read => {}
-            Reply::Look => {
+            LocalReply::None | LocalReply::Last | LocalReply::Read => {}
+            LocalReply::Look => {
                 self.looked = true;
                 take_answers((nic, env), now);
             }
-            Reply::Record => write_reply(&mut env.channels, self.at),
-            Reply::Broken => break_off(&mut env.channels, self.at),
+            LocalReply::Record => write_reply(&mut env.channels, self.at),
+            LocalReply::Broken => break_off(&mut env.channels, self.at),
         }
-        reply != Reply::Broken
+        reply != LocalReply::Broken
     }
 
     /// The same with the queue pair's end at hand.
@@ -188,18 +195,18 @@ impl Run {
         &mut self,
         end: &mut LocalEnd,
         ctx: &mut EngineCtx<'_, HostEnv>,
-        record: &mut Record,
+        record: &mut LocalRecord,
         most: u32,
-    ) -> Reply {
+    ) -> LocalReply {
         let serial = ctx.env.channels.answerers[self.at].serial;
         let (to, least) = (record.to, self.left.saturating_sub(most));
         loop {
             let reply = if end.is_peer(record, serial) {
                 if !self.looked && end.must_look(record) {
-                    return Reply::Look;
+                    return LocalReply::Look;
                 }
                 let Some(data) = ctx.env.channels.answerers[self.at].data(record) else {
-                    return Reply::Broken;
+                    return LocalReply::Broken;
                 };
                 self.met |= !end.met;
                 end.met = true;
@@ -210,17 +217,17 @@ impl Run {
             self.left -= 1;
             let answerer = &mut ctx.env.channels.answerers[self.at];
             answerer.channel.requests.pop();
-            if reply == Reply::Read {
+            if reply == LocalReply::Read {
                 answerer.reading = Some(ReadAnswer::new(to, *record));
             }
-            if reply != Reply::None || self.left == least {
+            if reply != LocalReply::None || self.left == least {
                 return reply;
             }
             if !answerer.next(record) {
-                return Reply::Last;
+                return LocalReply::Last;
             }
             if record.to != to || record.op >= control::PROPOSE {
-                return Reply::None;
+                return LocalReply::None;
             }
             /* several wait: while this one is executed, one behind comes from the other end's CPU */
             answerer.channel.requests.fetch_ahead(FETCH);
@@ -290,7 +297,7 @@ fn take_from((nic, env): NicEnv<'_>, at: u32, now: Nanos) -> u32 {
     while taken < ANSWERS {
         let Some(asker) = env.channels.asker(at) else { return taken };
         let Some(words) = asker.channel.answers.peek() else { break };
-        let record = Record::of(words);
+        let record = LocalRecord::of(words);
         let data = if record.is_short() {
             Some(record.body.as_ptr())
         } else {

@@ -11,11 +11,11 @@ use starverbs_rings::{CardRq, CardSq, SendMemory};
 use starverbs_star::bounds::MemRange;
 use starverbs_star::control::Role;
 use starverbs_star::env::{QpPair, SlEvent, StarDest, StarEnv};
-use starverbs_star::host::{Host, InboundMessage, Note};
+use starverbs_star::host::{EndpointHost, InboundMessage, Note};
 use starverbs_star::message::SMALL_INLINE;
 use starverbs_star::ring::CQE_SLOT;
 use starverbs_star::seal::{MAX_SEALED, Seal};
-use starverbs_star::wire::{Head, Side};
+use starverbs_star::wire::{Side, StarHead};
 
 use super::sealing::Sealing;
 use crate::device::soft::env::HostEnv;
@@ -42,7 +42,7 @@ impl StarPort {
     }
 
     /// A control message, or the answer to one, leaves.
-    fn send_control(&mut self, to: StarDest<'_>, head: &Head, data: &[u8]) {
+    fn send_control(&mut self, to: StarDest<'_>, head: &StarHead, data: &[u8]) {
         let mut room = [0; MAX_SEALED];
         let StarDest { av, port } = to;
         match self.sealing.seal_packet((&av.sgid, &av.dgid), head, data, &mut room) {
@@ -76,7 +76,7 @@ impl StarEnv for HostEnv {
         &mut self,
         _: Side,
         to: StarDest<'_>,
-        head: &Head,
+        head: &StarHead,
         data: &[u8],
         payload: &[Seg],
         volatile: bool,
@@ -122,19 +122,19 @@ impl StarEnv for HostEnv {
 
 /// A slot of a stateless end, as a card fills it.
 #[repr(align(32))]
-pub(crate) struct Slot {
+pub(crate) struct CompletionSlot {
     _words: [AtomicU64; CQE_SLOT as usize / size_of::<u64>()],
 }
 
-impl Host for HostEnv {
-    type Slots = Box<[Slot]>;
+impl EndpointHost for HostEnv {
+    type Slots = Box<[CompletionSlot]>;
 
-    fn make_slots(&mut self, bytes: u64) -> Option<(Box<[Slot]>, u64)> {
-        const { assert!(size_of::<Slot>() as u64 == CQE_SLOT) };
+    fn make_slots(&mut self, bytes: u64) -> Option<(Box<[CompletionSlot]>, u64)> {
+        const { assert!(size_of::<CompletionSlot>() as u64 == CQE_SLOT) };
         let count = bytes.div_ceil(CQE_SLOT) as usize;
         let mut slots = Vec::new();
         slots.try_reserve_exact(count).ok()?;
-        slots.resize_with(count, || Slot { _words: Default::default() });
+        slots.resize_with(count, || CompletionSlot { _words: Default::default() });
         let slots = slots.into_boxed_slice();
         let first = slots.as_ptr() as u64;
         Some((slots, first))

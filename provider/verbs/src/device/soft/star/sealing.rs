@@ -4,7 +4,7 @@
 use starverbs_core::Gid;
 use starverbs_settings::Settings;
 use starverbs_star::seal::{AddrPair, MAX_SEALED, SALT_LEN, Seal};
-use starverbs_star::wire::Head;
+use starverbs_star::wire::StarHead;
 
 use crate::error::Result;
 use crate::process::seed;
@@ -32,10 +32,10 @@ impl Sealing {
     pub(crate) fn seal_packet(
         &mut self,
         (src, dst): (&Gid, &Gid),
-        head: &Head,
+        head: &StarHead,
         data: &[u8],
         room: &mut [u8; MAX_SEALED],
-    ) -> Option<(Head, usize)> {
+    ) -> Option<(StarHead, usize)> {
         self.0.as_mut()?.seal_packet(AddrPair { src, dst }, head, data, room)
     }
 
