@@ -101,10 +101,10 @@ pub(crate) unsafe extern "C" fn reg_mr_ex(pd: *mut abi::ibv_pd, attr: *mut MrIni
     // SAFETY: the verb's terms, which are those of the verbs that it calls.
     edge::object(|| unsafe {
         Ok(match region(pd, given(attr)?.as_ptr())? {
-            Region::Memory { addr, length, iova, access } => {
+            RegisterAttr::Memory { addr, length, iova, access } => {
                 pd_mr::reg_mr_iova2(pd, addr, length, iova, access as c_uint)
             }
-            Region::File { fd, offset, length, iova, access } => {
+            RegisterAttr::File { fd, offset, length, iova, access } => {
                 memory::reg_dmabuf_mr(pd, offset, length, iova, fd, access)
             }
         })
@@ -112,7 +112,7 @@ pub(crate) unsafe extern "C" fn reg_mr_ex(pd: *mut abi::ibv_pd, attr: *mut MrIni
 }
 
 /// What a call of ibv_reg_mr_ex(3) registers.
-enum Region {
+enum RegisterAttr {
     Memory { addr: *mut c_void, length: usize, iova: u64, access: c_int },
     File { fd: c_int, offset: u64, length: usize, iova: u64, access: c_int },
 }
@@ -121,7 +121,7 @@ enum Region {
 ///
 /// # Safety
 /// `attr` reaches as far as the fields that its mask names; its buffer, if it names one, is alive.
-unsafe fn region(pd: *mut abi::ibv_pd, attr: *mut MrInitAttr) -> Result<Region, Errno> {
+unsafe fn region(pd: *mut abi::ibv_pd, attr: *mut MrInitAttr) -> Result<RegisterAttr, Errno> {
     // SAFETY: the caller's terms. No reference is made to the whole struct, which may be shorter.
     unsafe {
         let (length, access, mask) = ((*attr).length, (*attr).access, (*attr).comp_mask);
@@ -131,7 +131,7 @@ unsafe fn region(pd: *mut abi::ibv_pd, attr: *mut MrInitAttr) -> Result<Region, 
         let (file, named) = (mask & (MASK_FD | MASK_FD_OFFSET), mask & (MASK_ADDR | MASK_IOVA));
         if file == MASK_FD | MASK_FD_OFFSET && named == MASK_IOVA && mask & MASK_BUF == 0 {
             let (fd, offset, iova) = ((*attr).fd, (*attr).fd_offset, (*attr).iova);
-            return Ok(Region::File { fd, offset, length, iova, access });
+            return Ok(RegisterAttr::File { fd, offset, length, iova, access });
         }
         if file != 0 || named & MASK_ADDR == 0 {
             return Err(libc::EINVAL);
@@ -144,7 +144,7 @@ unsafe fn region(pd: *mut abi::ibv_pd, attr: *mut MrInitAttr) -> Result<Region, 
             }
         }
         let iova = if named & MASK_IOVA != 0 { (*attr).iova } else { addr as u64 };
-        Ok(Region::Memory { addr, length, iova, access })
+        Ok(RegisterAttr::Memory { addr, length, iova, access })
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Owns the channel's handle and its queue. It must not know what an event means.
 
-use super::sink::Raw;
+use super::sink::RawEvent;
 use crate::edge::{self, Errno};
 use crate::handle::errno;
 use starverbs_abi as abi;
@@ -10,7 +10,7 @@ use starverbs_verbs::FdQueue;
 use std::sync::Arc;
 
 /// What waits on a channel.
-pub(super) type Queue = FdQueue<Raw>;
+pub(super) type Queue = FdQueue<RawEvent>;
 
 /// An event channel.
 #[repr(C)]

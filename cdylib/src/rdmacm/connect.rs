@@ -5,7 +5,7 @@
 
 use super::attr;
 use super::event;
-use super::id::{IdHandle, IdState, Stage};
+use super::id::{IdHandle, IdStage, IdState};
 use super::qp;
 use super::sink::sink;
 use crate::edge::{self, Errno};
@@ -19,7 +19,7 @@ use starverbs_verbs::cm::{Connect, Ece, PortSpace, QpSide, Resolve, Service};
 const MOST_RETRIES: u8 = 7;
 
 /// A program's connection parameters, in Rust's words: `struct rdma_conn_param`.
-pub(super) struct Params {
+pub(super) struct ConnectParams {
     /// `None`: as much as there is
     responder_resources: Option<u8>,
     initiator_depth: Option<u8>,
@@ -46,7 +46,7 @@ pub(super) unsafe fn private(data: *const core::ffi::c_void, length: u8) -> Resu
     Ok(unsafe { core::slice::from_raw_parts(data.cast::<u8>(), length.into()) }.to_vec())
 }
 
-impl Params {
+impl ConnectParams {
     /// Reads them; for NULL, those of a program without an opinion.
     ///
     /// # Errors
@@ -54,10 +54,13 @@ impl Params {
     ///
     /// # Safety
     /// `from` is NULL or a struct of the program's.
-    pub(super) unsafe fn read(from: *const abi::rdma_conn_param, space: PortSpace) -> Result<Params, Errno> {
+    pub(super) unsafe fn read(
+        from: *const abi::rdma_conn_param,
+        space: PortSpace,
+    ) -> Result<ConnectParams, Errno> {
         // SAFETY: the caller's terms.
         let Some(from) = (unsafe { from.as_ref() }) else {
-            return Ok(Params {
+            return Ok(ConnectParams {
                 responder_resources: None,
                 initiator_depth: None,
                 flow_control: false,
@@ -72,7 +75,7 @@ impl Params {
             more if more > MAX_RD_ATOM && space == PortSpace::Tcp => Err(libc::EINVAL),
             fits => Ok(Some(fits.min(MAX_RD_ATOM) as u8)),
         };
-        Ok(Params {
+        Ok(ConnectParams {
             responder_resources: depth(from.responder_resources)?,
             initiator_depth: depth(from.initiator_depth)?,
             flow_control: from.flow_control != 0,
@@ -113,10 +116,10 @@ fn service(qp_type: abi::ibv_qp_type) -> Result<Service, Errno> {
 }
 
 /// Asks the peer.
-fn ask(id: &IdHandle, params: &Params) -> Result<(), Errno> {
+fn ask(id: &IdHandle, params: &ConnectParams) -> Result<(), Errno> {
     let device = id.device()?;
     let mut state = id.state();
-    if state.stage != Stage::RouteResolved {
+    if state.stage != IdStage::RouteResolved {
         return Err(libc::EINVAL);
     }
     let (local, remote) = (state.local.ok_or(libc::EINVAL)?, state.remote.ok_or(libc::EINVAL)?);
@@ -158,7 +161,7 @@ fn ask(id: &IdHandle, params: &Params) -> Result<(), Errno> {
         device.agent.connect(&request, sink)
     };
     state.conn = Some(asked.map_err(errno)?);
-    state.stage = Stage::Connected;
+    state.stage = IdStage::Connected;
     Ok(())
 }
 
@@ -168,7 +171,7 @@ pub(crate) unsafe extern "C" fn connect(id: *mut abi::rdma_cm_id, param: *mut ab
         // SAFETY: the call's terms.
         unsafe {
             let handle = IdHandle::of(id)?;
-            let params = Params::read(param, handle.state().space)?;
+            let params = ConnectParams::read(param, handle.state().space)?;
             ask(handle, &params)?;
             event::complete(handle)
         }
@@ -211,13 +214,13 @@ pub(crate) unsafe extern "C" fn disconnect(id: *mut abi::rdma_cm_id) -> c_int {
                 let state = handle.state();
                 (state.conn()?, state.stage)
             };
-            if handle.is_ud() || !matches!(stage, Stage::Connected | Stage::Ended) {
+            if handle.is_ud() || !matches!(stage, IdStage::Connected | IdStage::Ended) {
                 return Err(libc::EINVAL);
             }
             qp::to_error(handle);
             conn.disconnect().map_err(errno)?;
             // A connection that has ended has no more events.
-            if stage == Stage::Ended { Ok(()) } else { event::complete(handle) }
+            if stage == IdStage::Ended { Ok(()) } else { event::complete(handle) }
         }
     })
 }

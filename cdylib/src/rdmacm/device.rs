@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The device as ids use it.
 #[derive(Clone)]
-pub(super) struct Device {
+pub(super) struct IdDevice {
     pub(super) context: *mut abi::ibv_context,
     /// The default protection domain
     pub(super) pd: *mut abi::ibv_pd,
@@ -24,10 +24,10 @@ pub(super) struct Device {
 }
 
 // SAFETY: the pointers name handles that live as long as the process and may be used from every thread.
-unsafe impl Send for Device {}
+unsafe impl Send for IdDevice {}
 
-fn shared() -> MutexGuard<'static, Option<Device>> {
-    static DEVICE: Mutex<Option<Device>> = Mutex::new(None);
+fn shared() -> MutexGuard<'static, Option<IdDevice>> {
+    static DEVICE: Mutex<Option<IdDevice>> = Mutex::new(None);
     DEVICE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -45,7 +45,7 @@ pub(super) fn made<T>(object: *mut T) -> Result<*mut T, Errno> {
 ///
 /// # Errors
 /// Those of ibv_open_device(3); ENODEV: it cannot be had.
-pub(super) fn open() -> Result<Device, Errno> {
+pub(super) fn open() -> Result<IdDevice, Errno> {
     let mut shared = shared();
     if let Some(known) = shared.as_ref().filter(|known| known.process == std::process::id()) {
         return Ok(known.clone());
@@ -56,7 +56,7 @@ pub(super) fn open() -> Result<Device, Errno> {
         let agent = Agent::of(context::ContextHandle::obj(context)?).map_err(errno)?;
         agent.ask_for_room(reserve::has_room).map_err(errno)?;
         let pd = made(pd_mr::alloc_pd(context))?;
-        Device { context, pd, xrcd: core::ptr::null_mut(), agent, process: std::process::id() }
+        IdDevice { context, pd, xrcd: core::ptr::null_mut(), agent, process: std::process::id() }
     };
     // Of a parent process nothing may be ended here.
     core::mem::forget(shared.replace(new.clone()));
@@ -83,7 +83,7 @@ extern "C" fn leave() {
 /// The calling thread is about to wait for an event: the card's own thread takes over, if the card is open.
 pub(super) fn about_to_sleep() {
     let known = shared().as_ref().filter(|known| known.process == std::process::id()).cloned();
-    if let Some(Ok(card)) = known.as_ref().map(Device::card) {
+    if let Some(Ok(card)) = known.as_ref().map(IdDevice::card) {
         card.about_to_sleep();
     }
 }
@@ -105,7 +105,7 @@ pub(super) fn default_xrcd() -> Result<*mut abi::ibv_xrcd, Errno> {
     Ok(device.xrcd)
 }
 
-impl Device {
+impl IdDevice {
     /// The card's side of the context.
     pub(super) fn card(&self) -> Result<&Context, Errno> {
         // SAFETY: the context lives as long as the process.

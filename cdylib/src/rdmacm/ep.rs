@@ -3,7 +3,7 @@
 //! Owns the order of the calls that make one up. It must not know what they do.
 
 use super::event;
-use super::id::{self, Endpoint, IdHandle};
+use super::id::{self, EndpointAttr, IdHandle};
 use super::{device, option, qp, resolve};
 use crate::edge::{self, Errno};
 use crate::handle::given;
@@ -36,7 +36,7 @@ unsafe fn equip(
             done(resolve::bind_addr(id, res.ai_src_addr.cast()))?;
             if let Some(init) = init.as_mut() {
                 init.qp_type = (*id).qp_type;
-                handle.state().endpoint = Some(Endpoint { pd, init: *init });
+                handle.state().endpoint = Some(EndpointAttr { pd, init: *init });
             }
             return Ok(());
         }
@@ -118,7 +118,7 @@ pub(crate) unsafe extern "C" fn get_request(
             }
             let id = (*news).id;
             let endpoint = listener.state().endpoint;
-            if let Some(Endpoint { pd, mut init }) = endpoint {
+            if let Some(EndpointAttr { pd, mut init }) = endpoint {
                 init.qp_type = (*id).qp_type;
                 if let Err(error) = qp::create(IdHandle::of(id)?, &mut qp::extended(&init, pd)) {
                     event::ack_cm_event(news);

@@ -6,7 +6,7 @@
 use super::attr;
 use super::channel::{ChannelHandle, Queue};
 use super::device;
-use super::id::{IdHandle, IdState, PathAttr, Peer, Stage};
+use super::id::{IdHandle, IdStage, IdState, PathAttr, PeerParams};
 use super::multicast::{self, Joined};
 use super::qp;
 use super::sink::{IdShared, What};
@@ -173,7 +173,7 @@ fn connection(id: &IdHandle, kind: CmEventKind, child: Option<Arc<IdShared>>) ->
 /// The id's connection has no more events. An id for datagrams may still join groups.
 fn over(id: &IdHandle) {
     if !id.is_ud() {
-        id.state().stage = Stage::Ended;
+        id.state().stage = IdStage::Ended;
     }
 }
 
@@ -195,7 +195,7 @@ fn new_id(
         handle.take_device(&device);
         let mut state = handle.state();
         fill(&mut state);
-        state.stage = Stage::Asked;
+        state.stage = IdStage::Asked;
         handle.show_addresses(&state);
         super::resolve::show_path(handle, &state);
         Some(id)
@@ -215,7 +215,7 @@ fn requested(listener: &IdHandle, conn: Conn, request: &Request, shared: Arc<IdS
         state.responder_resources = request.responder_resources;
         state.initiator_depth = request.initiator_depth;
         state.remote_ece = request.ece;
-        state.peer = Some(Peer {
+        state.peer = Some(PeerParams {
             qp: request.qp,
             rnr_retry: request.rnr_retry_count,
             retry: request.retry_count,
@@ -249,7 +249,7 @@ fn responded(id: &IdHandle, response: &Response) -> News {
     let conn = {
         let mut state = id.state();
         state.remote_ece = response.ece;
-        state.peer = Some(Peer {
+        state.peer = Some(PeerParams {
             qp: response.qp,
             rnr_retry: response.rnr_retry_count,
             retry: state.retry,

@@ -5,7 +5,7 @@
 
 use super::address;
 use super::channel::ChannelHandle;
-use super::device::{self, Device};
+use super::device::{self, IdDevice};
 use super::event;
 use super::lookup::Lookup;
 use super::multicast::Group;
@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How far an id has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Stage {
+pub(super) enum IdStage {
     Idle,
     Bound,
     AddrResolved,
@@ -50,7 +50,7 @@ pub(super) struct IdOptions {
 
 /// What the other side said of a connection.
 #[derive(Clone, Copy)]
-pub(super) struct Peer {
+pub(super) struct PeerParams {
     pub(super) qp: QpSide,
     /// RNR retries to do
     pub(super) rnr_retry: u8,
@@ -71,14 +71,14 @@ pub(super) struct PathAttr {
 /// The protection domain and attributes of the queue pairs of a listening endpoint's connections
 /// (rdma_create_ep(3)).
 #[derive(Clone, Copy)]
-pub(super) struct Endpoint {
+pub(super) struct EndpointAttr {
     pub(super) pd: *mut abi::ibv_pd,
     pub(super) init: abi::ibv_qp_init_attr,
 }
 
 /// What the library keeps of an id.
 pub(super) struct IdState {
-    pub(super) stage: Stage,
+    pub(super) stage: IdStage,
     pub(super) space: PortSpace,
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,
@@ -94,12 +94,12 @@ pub(super) struct IdState {
     /// Transport retries to do
     pub(super) retry: u8,
     pub(super) way: Option<PathAttr>,
-    pub(super) peer: Option<Peer>,
+    pub(super) peer: Option<PeerParams>,
     pub(super) options: IdOptions,
     pub(super) local_ece: Ece,
     pub(super) remote_ece: Ece,
     pub(super) groups: Vec<Group>,
-    pub(super) endpoint: Option<Endpoint>,
+    pub(super) endpoint: Option<EndpointAttr>,
     /// What rdma_getaddrinfo(3) wants in front of the private data
     pub(super) connect_data: Vec<u8>,
     /// Of rdma_resolve_addrinfo(3)
@@ -169,14 +169,14 @@ impl IdHandle {
     ///
     /// # Errors
     /// EINVAL: it is not; EIO in a forked child.
-    pub(super) fn device(&self) -> Result<Device, Errno> {
+    pub(super) fn device(&self) -> Result<IdDevice, Errno> {
         self.shared.ours()?;
         // SAFETY: as above.
         if unsafe { (*self.public()).verbs }.is_null() { Err(libc::EINVAL) } else { device::open() }
     }
 
     /// Binds it to the device: there is one, with one port.
-    pub(super) fn take_device(&self, device: &Device) {
+    pub(super) fn take_device(&self, device: &IdDevice) {
         // SAFETY: fields of the public struct, which the library alone writes.
         unsafe {
             let id = self.public();
@@ -257,7 +257,7 @@ impl IdHandle {
 impl IdState {
     fn new(space: PortSpace) -> IdState {
         IdState {
-            stage: Stage::Idle,
+            stage: IdStage::Idle,
             space,
             local: None,
             remote: None,

@@ -6,7 +6,7 @@
 use super::address;
 use super::attr;
 use super::event;
-use super::id::{IdHandle, IdState, Stage};
+use super::id::{IdHandle, IdStage, IdState};
 use super::sink::What;
 use crate::edge::{self, Errno};
 use crate::qp;
@@ -98,7 +98,7 @@ unsafe fn join(id: &IdHandle, addr: SocketAddr, send_only: bool, context: *mut c
         let mut state = id.state();
         id.device()?;
         let ip = addr.ip();
-        let stages = [Stage::Bound, Stage::AddrResolved, Stage::RouteResolved, Stage::Connected];
+        let stages = [IdStage::Bound, IdStage::AddrResolved, IdStage::RouteResolved, IdStage::Connected];
         if !id.is_ud() || !stages.contains(&state.stage) || !ip.is_multicast() {
             return Err(libc::EINVAL);
         }

@@ -4,7 +4,7 @@
 
 use super::connect::ece_in;
 use super::event;
-use super::id::{IdHandle, PathAttr, Stage};
+use super::id::{IdHandle, IdStage, PathAttr};
 use super::resolve;
 use crate::edge::{self, Errno};
 use crate::handle::given;
@@ -36,14 +36,14 @@ unsafe fn set_id(id: &IdHandle, name: c_int, at: *const c_void, length: usize) -
             abi::RDMA_OPTION_ID_TOS => state.options.tos = Some(value(at, length)?),
             abi::RDMA_OPTION_ID_REUSEADDR => {
                 let reuse = value::<c_int>(at, length)? != 0;
-                if !matches!(state.stage, Stage::Idle | Stage::Bound) && reuse {
+                if !matches!(state.stage, IdStage::Idle | IdStage::Bound) && reuse {
                     return Err(libc::EINVAL);
                 }
                 state.options.reuse_addr = reuse;
             }
             abi::RDMA_OPTION_ID_AFONLY => {
                 let only = value::<c_int>(at, length)? != 0;
-                if state.stage != Stage::Idle {
+                if state.stage != IdStage::Idle {
                     return Err(libc::EINVAL);
                 }
                 state.options.v6_only = Some(only);
@@ -78,7 +78,7 @@ unsafe fn set_path(id: &IdHandle, at: *const c_void, length: usize) -> Result<()
         (0..length / each).map(|i| unsafe { at.cast::<abi::ibv_path_data>().add(i).read_unaligned() });
     let path = paths.find(|path| path.flags & WANTED == WANTED).ok_or(libc::EINVAL)?.path;
     let mut state = id.state();
-    if state.stage != Stage::AddrResolved {
+    if state.stage != IdStage::AddrResolved {
         return Err(libc::EINVAL);
     }
     let mtu = Mtu::from_code(u32::from(path.mtu & 0x3f)).ok_or(libc::EINVAL)?;

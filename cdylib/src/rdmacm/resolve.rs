@@ -6,9 +6,9 @@
 
 use super::address;
 use super::attr::PACKET_LIFE_TIME;
-use super::device::{self, Device};
+use super::device::{self, IdDevice};
 use super::event;
-use super::id::{IdHandle, IdState, PathAttr, Stage};
+use super::id::{IdHandle, IdStage, IdState, PathAttr};
 use super::sink::What;
 use crate::edge::{self, Errno};
 use crate::handle::errno;
@@ -23,7 +23,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 const EXACTLY: u8 = 2;
 
 /// Whether the card has the address.
-fn on_card(device: &Device, ip: IpAddr) -> bool {
+fn on_card(device: &IdDevice, ip: IpAddr) -> bool {
     let gid = address::gid(ip);
     device.card().is_ok_and(|card| card.gid_table().iter().any(|entry| entry.gid == gid))
 }
@@ -58,7 +58,7 @@ pub(super) fn bind(id: &IdHandle, state: &mut IdState, addr: SocketAddr) -> Resu
     local.set_port(hold.local().port());
     state.local = Some(local);
     state.hold = Some(hold);
-    state.stage = Stage::Bound;
+    state.stage = IdStage::Bound;
     id.show_addresses(state);
     if !wildcard {
         id.take_device(&device);
@@ -71,7 +71,7 @@ pub(super) fn bind(id: &IdHandle, state: &mut IdState, addr: SocketAddr) -> Resu
 ///
 /// # Errors
 /// The kernel's: ENETUNREACH, EHOSTUNREACH, EACCES; EINVAL from loopback to another host ...
-fn source_towards(device: &Device, from: Option<IpAddr>, to: SocketAddr) -> Result<IpAddr, Errno> {
+fn source_towards(device: &IdDevice, from: Option<IpAddr>, to: SocketAddr) -> Result<IpAddr, Errno> {
     if on_card(device, to.ip()) {
         return Ok(to.ip());
     }
@@ -87,7 +87,7 @@ fn source_towards(device: &Device, from: Option<IpAddr>, to: SocketAddr) -> Resu
 
 /// The card's address for this source: itself; for a target that is a wildcard and a card without loopback's
 /// addresses, the first of its family.
-fn of_card(device: &Device, source: IpAddr, to: IpAddr) -> Option<IpAddr> {
+fn of_card(device: &IdDevice, source: IpAddr, to: IpAddr) -> Option<IpAddr> {
     if on_card(device, source) {
         return Some(source);
     }
@@ -108,10 +108,10 @@ fn resolve(
     dst: SocketAddr,
 ) -> Result<Result<(), Errno>, Errno> {
     let device = device::open()?;
-    if let (Stage::Idle, Some(src)) = (state.stage, src) {
+    if let (IdStage::Idle, Some(src)) = (state.stage, src) {
         bind(id, state, src)?;
     }
-    if !matches!(state.stage, Stage::Idle | Stage::Bound) {
+    if !matches!(state.stage, IdStage::Idle | IdStage::Bound) {
         return Err(libc::EINVAL);
     }
     let bound = state.local.map(|local| local.ip()).filter(|ip| !ip.is_unspecified());
@@ -133,14 +133,14 @@ fn resolve(
         dst.set_ip(source);
     }
     state.remote = Some(dst);
-    state.stage = Stage::AddrResolved;
+    state.stage = IdStage::AddrResolved;
     id.show_addresses(state);
     id.take_device(&device);
     Ok(Ok(()))
 }
 
 /// What the way to the other side is like.
-fn way(device: &Device, state: &IdState) -> Result<PathAttr, Errno> {
+fn way(device: &IdDevice, state: &IdState) -> Result<PathAttr, Errno> {
     let remote = state.remote.ok_or(libc::EINVAL)?;
     let mtu = device.card()?.path_mtu(address::gid(remote.ip()));
     Ok(PathAttr { mtu, traffic_class: state.options.tos.unwrap_or(0), hop_limit: 0 })
@@ -177,7 +177,7 @@ pub(super) fn show_path(id: &IdHandle, state: &IdState) {
 /// Ends rdma_resolve_route, by this way, and queues its event.
 pub(super) fn take_way(id: &IdHandle, state: &mut IdState, way: PathAttr) {
     state.way = Some(way);
-    state.stage = Stage::RouteResolved;
+    state.stage = IdStage::RouteResolved;
     show_path(id, state);
     id.shared.notify(What::Plain(abi::RDMA_CM_EVENT_ROUTE_RESOLVED, 0));
 }
@@ -189,7 +189,7 @@ pub(crate) unsafe extern "C" fn bind_addr(id: *mut abi::rdma_cm_id, addr: *mut l
         let (handle, addr) = unsafe { (IdHandle::of(id)?, address::read(addr)?) };
         handle.shared.ours()?;
         let mut state = handle.state();
-        if state.stage != Stage::Idle {
+        if state.stage != IdStage::Idle {
             return Err(libc::EINVAL);
         }
         bind(handle, &mut state, addr)
@@ -227,7 +227,7 @@ pub(crate) unsafe extern "C" fn resolve_route(id: *mut abi::rdma_cm_id, _timeout
         let handle = unsafe { IdHandle::of(id)? };
         {
             let mut state = handle.state();
-            if state.stage != Stage::AddrResolved {
+            if state.stage != IdStage::AddrResolved {
                 return Err(libc::EINVAL);
             }
             let way = way(&handle.device()?, &state)?;

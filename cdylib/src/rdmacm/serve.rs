@@ -2,9 +2,9 @@
 //!
 //! Owns the id's answers to requests. It must not know the messages that carry them.
 
-use super::connect::{Params, private};
+use super::connect::{ConnectParams, private};
 use super::event;
-use super::id::{IdHandle, Stage};
+use super::id::{IdHandle, IdStage};
 use super::qp;
 use super::resolve;
 use super::sink::sink;
@@ -26,16 +26,16 @@ pub(crate) unsafe extern "C" fn listen(id: *mut abi::rdma_cm_id, backlog: c_int)
         handle.shared.ours()?;
         let device = super::device::open()?;
         let mut state = handle.state();
-        if state.stage == Stage::Idle {
+        if state.stage == IdStage::Idle {
             resolve::bind(handle, &mut state, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))?;
         }
-        if state.stage != Stage::Bound {
+        if state.stage != IdStage::Bound {
             return Err(libc::EINVAL);
         }
         let backlog = u32::try_from(backlog).ok().filter(|n| (1..=BACKLOG).contains(n)).unwrap_or(BACKLOG);
         let hold = state.hold.as_ref().ok_or(libc::EINVAL)?;
         state.listener = Some(device.agent.listen(hold, backlog, sink(&handle.shared)).map_err(errno)?);
-        state.stage = Stage::Listening;
+        state.stage = IdStage::Listening;
         Ok(())
     })
 }
@@ -50,11 +50,11 @@ pub(crate) unsafe extern "C" fn listen(id: *mut abi::rdma_cm_id, backlog: c_int)
 unsafe fn asked<'a>(id: *mut abi::rdma_cm_id) -> Result<&'a IdHandle, Errno> {
     // SAFETY: the caller's terms.
     let handle = unsafe { IdHandle::of(id)? };
-    if handle.state().stage == Stage::Asked { Ok(handle) } else { Err(libc::EINVAL) }
+    if handle.state().stage == IdStage::Asked { Ok(handle) } else { Err(libc::EINVAL) }
 }
 
 /// Accepts a question for a datagram queue pair.
-fn give_away(id: &IdHandle, params: Params) -> Result<(), Errno> {
+fn give_away(id: &IdHandle, params: ConnectParams) -> Result<(), Errno> {
     let mut state = id.state();
     let qpn = params.qp_side(id, &state)?.qpn;
     let answer = SidrAnswer {
@@ -65,7 +65,7 @@ fn give_away(id: &IdHandle, params: Params) -> Result<(), Errno> {
         private_data: params.private_data,
     };
     state.conn()?.answer(&answer).map_err(errno)?;
-    state.stage = Stage::Connected;
+    state.stage = IdStage::Connected;
     id.shared.set_open(true);
     Ok(())
 }
@@ -74,7 +74,7 @@ fn give_away(id: &IdHandle, params: Params) -> Result<(), Errno> {
 ///
 /// # Safety
 /// The id's queue pair, if it has one, is alive.
-unsafe fn take(id: &IdHandle, params: Params) -> Result<(), Errno> {
+unsafe fn take(id: &IdHandle, params: ConnectParams) -> Result<(), Errno> {
     let (conn, accept) = {
         let mut state = id.state();
         // No more than the peer offers, unless the program says so.
@@ -99,11 +99,11 @@ unsafe fn take(id: &IdHandle, params: Params) -> Result<(), Errno> {
     // Its events may come before `accept` returns.
     let answered = |stage| {
         id.state().stage = stage;
-        id.shared.set_open(stage == Stage::Connected);
+        id.shared.set_open(stage == IdStage::Connected);
     };
-    answered(Stage::Connected);
+    answered(IdStage::Connected);
     conn.accept(&accept).map_err(|error| {
-        answered(Stage::Asked);
+        answered(IdStage::Asked);
         errno(error)
     })
 }
@@ -115,7 +115,7 @@ pub(crate) unsafe extern "C" fn accept(id: *mut abi::rdma_cm_id, param: *mut abi
         // first.
         unsafe {
             let handle = asked(id)?;
-            let params = Params::read(param, handle.state().space)?;
+            let params = ConnectParams::read(param, handle.state().space)?;
             if handle.is_ud() {
                 give_away(handle, params)?;
                 event::forget(handle);
@@ -144,7 +144,7 @@ unsafe fn refuse(id: *mut abi::rdma_cm_id, data: *const c_void, length: u8, why:
         } else {
             conn.reject(why, &private_data).map_err(errno)?;
         }
-        handle.state().stage = Stage::Connected;
+        handle.state().stage = IdStage::Connected;
         handle.shared.set_open(true);
         event::forget(handle);
     }

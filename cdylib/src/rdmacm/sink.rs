@@ -13,7 +13,7 @@ use starverbs_verbs::cm::{CmEvent, CmEventKind, Sink};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Something that happened to an id, on its way to the program.
-pub(super) struct Raw {
+pub(super) struct RawEvent {
     pub(super) id: Arc<IdShared>,
     pub(super) what: What,
 }
@@ -35,7 +35,7 @@ pub(super) struct IdShared {
     to: Mutex<To>,
     /// Whose descriptors they are: a forked child's copy leaves the parent's events alone
     process: u32,
-    counts: Mutex<Counts>,
+    counts: Mutex<QueuedEvents>,
     acked: Condvar,
 }
 
@@ -46,7 +46,7 @@ struct To {
     open: bool,
 }
 
-struct Counts {
+struct QueuedEvents {
     /// `None`: not yet made, or about to go
     handle: Option<NonNull<IdHandle>>,
     /// Events that the program has and has not acknowledged
@@ -54,7 +54,7 @@ struct Counts {
 }
 
 // SAFETY: the pointer is followed only where an event that is not acknowledged keeps the handle alive.
-unsafe impl Send for Counts {}
+unsafe impl Send for QueuedEvents {}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -63,7 +63,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl IdShared {
     /// For an id whose events go to `queue`.
     pub(super) fn new(queue: Arc<Queue>) -> Arc<IdShared> {
-        let counts = Counts { handle: None, unacked: 0 };
+        let counts = QueuedEvents { handle: None, unacked: 0 };
         let to = Mutex::new(To { queue, open: true });
         let (process, counts, acked) = (std::process::id(), Mutex::new(counts), Condvar::new());
         Arc::new(IdShared { to, process, counts, acked })
@@ -97,7 +97,7 @@ impl IdShared {
 
     /// Queues an event. It is dropped where events are not queued, or there is no memory for it.
     pub(super) fn notify(self: &Arc<Self>, what: What) {
-        let raw = Raw { id: Arc::clone(self), what };
+        let raw = RawEvent { id: Arc::clone(self), what };
         // Dropping a connection raises events of others, perhaps of this id: not under the lock.
         let _dropped = {
             let to = lock(&self.to);
@@ -111,7 +111,7 @@ impl IdShared {
     /// EIO in a forked child; ENOMEM.
     pub(super) fn write(self: &Arc<Self>, what: What) -> Result<(), Errno> {
         self.ours()?;
-        let raw = Raw { id: Arc::clone(self), what };
+        let raw = RawEvent { id: Arc::clone(self), what };
         lock(&self.to).queue.try_push(raw).map_err(|_| libc::ENOMEM)
     }
 
@@ -161,7 +161,7 @@ impl IdShared {
         let mut from = lock(&self.to);
         let waiting = from.queue.take(|raw| Arc::ptr_eq(&raw.id, self));
         from.queue = Arc::clone(to);
-        let moved = |raw: Raw| {
+        let moved = |raw: RawEvent| {
             let child = match &raw.what {
                 What::Cm(_, child) => child.clone(),
                 _ => None,
@@ -172,7 +172,7 @@ impl IdShared {
             }
             left
         };
-        let without_room: Vec<Raw> = waiting.into_iter().filter_map(moved).collect();
+        let without_room: Vec<RawEvent> = waiting.into_iter().filter_map(moved).collect();
         // As in `notify`.
         drop(from);
         drop(without_room);

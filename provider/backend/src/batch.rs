@@ -62,7 +62,7 @@ pub(crate) struct FrameGroup {
 
 /// A message under construction.
 #[derive(Clone, Copy)]
-struct Message {
+struct OutboundMessage {
     group: FrameGroup,
     frames: u16,
     /// Size of each frame but the last
@@ -77,7 +77,7 @@ struct Message {
 
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
-struct Control([u8; CONTROL]);
+struct CmsgRoom([u8; CONTROL]);
 
 /// Frames that wait.
 pub(crate) struct FrameBatch {
@@ -90,7 +90,7 @@ pub(crate) struct FrameBatch {
     owners: Vec<u8>,
     /// Room for the IOVs in the order of their messages
     sorted: Vec<libc::iovec>,
-    messages: Vec<Message>,
+    messages: Vec<OutboundMessage>,
     /// By the end of a QPN block's number: one more than the newest message of such blocks, 0 none
     newest: [u8; NEWEST],
     /// The message that the last frame joined
@@ -99,7 +99,7 @@ pub(crate) struct FrameBatch {
     mixed: bool,
     headers: Vec<libc::mmsghdr>,
     names: Vec<Name>,
-    controls: Vec<Control>,
+    controls: Vec<CmsgRoom>,
 }
 
 // SAFETY: the raw pointers in `iovs` and `headers` lead into memory that the batch owns (whose place on the
@@ -125,7 +125,7 @@ impl FrameBatch {
             mixed: false,
             headers: vec![header; MESSAGES],
             names: vec![name; MESSAGES],
-            controls: vec![Control([0; CONTROL]); MESSAGES],
+            controls: vec![CmsgRoom([0; CONTROL]); MESSAGES],
         })
     }
 
@@ -169,7 +169,7 @@ impl FrameBatch {
         }
         self.current = count;
         *newest = count as u8 + 1;
-        self.messages.push(Message {
+        self.messages.push(OutboundMessage {
             group: *group,
             frames: 1,
             segment: size as u16,
@@ -390,8 +390,8 @@ impl FrameBatch {
         from: &HostAddr,
         bytes: &[u8],
     ) -> Result<(), i32> {
-        let single = Message { frames: 1, ..self.messages[at] };
-        let mut control = Control([0; CONTROL]);
+        let single = OutboundMessage { frames: 1, ..self.messages[at] };
+        let mut control = CmsgRoom([0; CONTROL]);
         let control_len = write_controls(&mut control.0, &single, from);
         let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let mut header = self.headers[at].msg_hdr;

@@ -26,7 +26,7 @@ pub(crate) const RUN_HEADER: usize = COMMON + 16 + 16 + 8;
 
 /// A run of frames that reached the wrong process: as received, with their ICRCs, not yet checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct StrayFrames {
     /// What is known of the frames
     pub(crate) meta: FrameMeta,
     /// Sender's UDP port
@@ -71,9 +71,9 @@ pub(crate) struct SteeringAnswer {
 
 /// A message's kind, with where its body stands.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Message<'a> {
+pub(crate) enum CardMessage<'a> {
     /// Frames, behind [`RUN_HEADER`] bytes
-    Frames(Run),
+    Frames(StrayFrames),
     /// Answer to a probe
     Answer(SteeringAnswer),
     /// Question from a tool
@@ -88,7 +88,7 @@ fn common(kind: u8, traffic_class: u8, hop_limit: u8, tag: u8) -> [u8; COMMON] {
 }
 
 /// The bytes before a run of frames.
-pub(crate) fn encode_run(run: &Run) -> [u8; RUN_HEADER] {
+pub(crate) fn encode_run(run: &StrayFrames) -> [u8; RUN_HEADER] {
     let mut out = [0; RUN_HEADER];
     out[..8].copy_from_slice(&common(FRAMES, run.meta.traffic_class, run.meta.hop_limit, run.tag));
     out[8..24].copy_from_slice(&run.meta.src.0);
@@ -137,27 +137,27 @@ pub(crate) fn decode_lease_reply(bytes: &[u8]) -> Option<(u8, bool)> {
 }
 
 /// Reads a message; `None` if it is none of ours.
-pub(crate) fn decode(bytes: &[u8]) -> Option<Message<'_>> {
+pub(crate) fn decode(bytes: &[u8]) -> Option<CardMessage<'_>> {
     let (head, rest) = bytes.split_first_chunk::<COMMON>()?;
     if head[..4] != MAGIC {
         return None;
     }
     match head[4] {
-        FRAMES => decode_run(head, rest).map(Message::Frames),
-        ANSWER => decode_answer(rest).map(Message::Answer),
-        REQUEST => Some(Message::Request(rest)),
-        LEASE_REQUEST => decode_lease_request(head[7], rest).map(Message::LeaseRequest),
+        FRAMES => decode_run(head, rest).map(CardMessage::Frames),
+        ANSWER => decode_answer(rest).map(CardMessage::Answer),
+        REQUEST => Some(CardMessage::Request(rest)),
+        LEASE_REQUEST => decode_lease_request(head[7], rest).map(CardMessage::LeaseRequest),
         _ => None,
     }
 }
 
-fn decode_run(head: &[u8; COMMON], rest: &[u8]) -> Option<Run> {
+fn decode_run(head: &[u8; COMMON], rest: &[u8]) -> Option<StrayFrames> {
     let (src, rest) = rest.split_first_chunk()?;
     let (dst, rest) = rest.split_first_chunk()?;
     let (numbers, _) = rest.split_first_chunk::<8>()?;
     let number = |at: usize| u16::from_be_bytes([numbers[at], numbers[at + 1]]);
     let meta = FrameMeta { src: Gid(*src), dst: Gid(*dst), traffic_class: head[5], hop_limit: head[6] };
-    let run = Run { meta, sport: number(0), segment: number(2), first: number(4), tag: head[7] };
+    let run = StrayFrames { meta, sport: number(0), segment: number(2), first: number(4), tag: head[7] };
     (run.segment > 0).then_some(run)
 }
 
@@ -219,14 +219,14 @@ mod tests {
     #[test]
     fn messages_come_back_as_they_were() {
         let meta = FrameMeta { src: Gid([1; 16]), dst: Gid([2; 16]), traffic_class: 3, hop_limit: 4 };
-        let run = Run { meta, sport: 5, segment: 6, first: 7, tag: 8 };
-        assert_eq!(decode(&encode_run(&run)), Some(Message::Frames(run)));
+        let run = StrayFrames { meta, sport: 5, segment: 6, first: 7, tag: 8 };
+        assert_eq!(decode(&encode_run(&run)), Some(CardMessage::Frames(run)));
         let answer = SteeringAnswer { nonce: 1, index: 2, count: 5, token: 3, blocks: vec![4, 4094] };
-        assert_eq!(decode(&encode_answer(&answer)), Some(Message::Answer(answer)));
+        assert_eq!(decode(&encode_answer(&answer)), Some(CardMessage::Answer(answer)));
         let request = LeaseRequest { block: 9, tag: 2, groups: vec![Gid([3; 16]), Gid([4; 16])] };
         let bytes = encode_lease_request(&request);
         assert_eq!(decode(&bytes[..bytes.len() - 1]), None, "half a group");
-        assert_eq!(decode(&bytes), Some(Message::LeaseRequest(request)));
+        assert_eq!(decode(&bytes), Some(CardMessage::LeaseRequest(request)));
         assert_eq!(decode_lease_reply(&encode_lease_reply(2, true)), Some((2, true)));
         assert_eq!(decode_lease_reply(&bytes), None);
     }
@@ -234,12 +234,12 @@ mod tests {
     #[test]
     fn foreign_and_short_messages_are_nothing() {
         let meta = FrameMeta::default();
-        let good = encode_run(&Run { meta, sport: 5, segment: 6, first: 7, tag: 0 });
+        let good = encode_run(&StrayFrames { meta, sport: 5, segment: 6, first: 7, tag: 0 });
         for len in 0..RUN_HEADER {
             assert_eq!(decode(&good[..len]), None, "{len} bytes");
         }
         assert_eq!(
-            decode(&encode_run(&Run { meta, sport: 5, segment: 0, first: 7, tag: 0 })),
+            decode(&encode_run(&StrayFrames { meta, sport: 5, segment: 0, first: 7, tag: 0 })),
             None,
             "no segment size"
         );

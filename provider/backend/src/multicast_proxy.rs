@@ -31,9 +31,9 @@ const MAX_GROUPS: usize = 1024;
 
 /// The clients of this process, which has the port.
 #[derive(Default)]
-pub(crate) struct Clients(Vec<Client>);
+pub(crate) struct Clients(Vec<ProxyClients>);
 
-struct Client {
+struct ProxyClients {
     request: LeaseRequest,
     until: Nanos,
 }
@@ -44,7 +44,7 @@ impl Clients {
         self.0.retain(|client| client.until > now && client.request.block != request.block);
         let room = self.0.len() < MAX_CLIENTS && request.groups.len() <= MAX_GROUPS;
         if room && !request.groups.is_empty() {
-            self.0.push(Client { request, until: now + LEASE_TIME });
+            self.0.push(ProxyClients { request, until: now + LEASE_TIME });
         }
         room
     }

@@ -17,7 +17,8 @@ mod world;
 /* what a process's owner hands in and gets: those above know this crate alone */
 pub use starverbs_onerma::executor::{Finished, SubmitError, Transfer};
 pub use starverbs_onerma::{
-    Class, ControlError, Counts, DerivedKey, Initiator, OneRmaOp, RegionId, RegionKey, Rights, Seal, Status,
+    CardCounts, Class, ControlError, DerivedKey, Initiator, OneRmaOp, RegionId, RegionKey, Rights, Seal,
+    Status,
 };
 
 pub use boot::{numbers_at, sender_of};

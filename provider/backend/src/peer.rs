@@ -46,7 +46,7 @@ use crate::sockopt::{self, monotonic};
 use channel::{Answering, Asking};
 use direct::{MemoryFiles, OfferedMemory};
 use session::{FRAMES, Sent};
-use sessions::{BlockRoute, Found, Sessions};
+use sessions::{AwakeConsumer, BlockRoute, Sessions};
 
 /// Names a session. Its place may be another's later, with another serial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,9 +100,9 @@ pub enum ChannelNews {
 
 /// The sessions of a card. Clones are the same ones.
 #[derive(Clone)]
-pub struct Peers(Arc<Shared>);
+pub struct Peers(Arc<SharedSessions>);
 
-struct Shared {
+struct SharedSessions {
     port: u16,
     /// A forked child does not have the rings
     process: u32,
@@ -126,7 +126,7 @@ impl Peers {
         let (fd, awake, polled) = (sessions.fd(), Default::default(), AtomicBool::new(false));
         let (process, sessions) = (std::process::id(), Mutex::new(sessions));
         let news = AtomicUsize::new(0);
-        Ok(Peers(Arc::new(Shared { port, process, fd, sessions, awake, polled, news })))
+        Ok(Peers(Arc::new(SharedSessions { port, process, fd, sessions, awake, polled, news })))
     }
 
     fn with<R>(&self, call: impl FnOnce(&mut Sessions) -> R) -> R {
@@ -235,9 +235,9 @@ impl Peers {
         self.with(|sessions| {
             loop {
                 match sessions.find(Consumer::Frames, polled)? {
-                    Found::Message(id, _, len) if len > room.len() => sessions.break_off(id),
-                    Found::Message(id, lane, _) => return Some(sessions.take(id, lane, &mut [room])),
-                    Found::Drained(_) => {}
+                    AwakeConsumer::Message(id, _, len) if len > room.len() => sessions.break_off(id),
+                    AwakeConsumer::Message(id, lane, _) => return Some(sessions.take(id, lane, &mut [room])),
+                    AwakeConsumer::Drained(_) => {}
                 }
             }
         })
@@ -417,11 +417,13 @@ impl Peers {
             sessions.look_now_and_then(polled);
             loop {
                 match sessions.find(Consumer::Links, polled)? {
-                    Found::Drained(id) => return Some(LinkNews::Ended(id)),
-                    Found::Message(id, _, len) if len < head.len() || len > head.len() + room.len() => {
+                    AwakeConsumer::Drained(id) => return Some(LinkNews::Ended(id)),
+                    AwakeConsumer::Message(id, _, len)
+                        if len < head.len() || len > head.len() + room.len() =>
+                    {
                         sessions.break_off(id);
                     }
-                    Found::Message(session, lane, _) => {
+                    AwakeConsumer::Message(session, lane, _) => {
                         let ours = sessions.get(session).is_some_and(|s| s.links_lane(true) == lane);
                         let len = sessions.take(session, lane, &mut [head, room]);
                         return Some(LinkNews::Message { session, ours, len });

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use nix::sys::socket::AddressFamily;
 use starverbs_core::Counters;
 use starverbs_settings::Settings;
-use starverbs_star::wire::{PORT_STATEFUL, PORT_STATELESS, Side};
+use starverbs_star::wire::{CardHalf, PORT_STATEFUL, PORT_STATELESS};
 
 use crate::descriptor::Socket;
 use crate::pcap::Capture;
@@ -112,7 +112,7 @@ where
 {
     let stateless = Half::open(PORT_STATELESS, settings)?;
     let stateful = Half::open(PORT_STATEFUL, settings)?;
-    let halves = [(Side::Stateless, stateless), (Side::Stateful, stateful)];
+    let halves = [(CardHalf::Stateless, stateless), (CardHalf::Stateful, stateful)];
     let tx = StarTx::open(settings, addrs, &halves, counters.clone(), capture.clone())?;
     Ok((tx, StarRx::new(&halves, counters, capture)?))
 }

@@ -19,7 +19,7 @@ use starverbs_core::{Av, Counters, FrameMeta, Nanos};
 use starverbs_settings::Settings;
 
 use crate::batch::{FrameBatch, FrameGroup, HOPS, MAX_FRAME};
-use crate::control::{Run, SENT};
+use crate::control::{SENT, StrayFrames};
 use crate::descriptor::Socket;
 use crate::fault::{Fault, flip};
 use crate::pcap::Capture;
@@ -327,7 +327,7 @@ impl<F: Framing, C: Deref<Target = Counters>> Tx<F, C> {
             let src = self.addrs[usize::from(group.source)].gid;
             let meta = FrameMeta { src, dst, traffic_class, hop_limit };
             let (segment, pieces) = self.batch.pieces(at);
-            let run = Run { meta, sport: sender.sport, segment, first: 0, tag: SENT };
+            let run = StrayFrames { meta, sport: sender.sport, segment, first: 0, tag: SENT };
             // SAFETY: the batch's pieces can be read until it is cleared.
             if unsafe { host_frames.pass(block, &run, pieces) } {
                 self.counters.tx_local_frames.add(u64::from(self.batch.frames(at)));

@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::broken;
 use crate::context::{BoardContext, Cell, SrqEntry};
 use crate::cq::{BoardCq, MAX_CQ_LOG};
-use crate::dma::{ADDRESS_BITS, Errno, Room};
+use crate::dma::{ADDRESS_BITS, Errno, QueueRoom};
 use crate::env::{HostAddress, NULL, NULL_BYTES, client_address, host_address};
 use crate::function::{CommonCard, FIRST, Function};
 use crate::queues::{BoardRq, BoardSq, MAX_LOG};
@@ -59,7 +59,7 @@ const DONE: Body = [0; BODY_BYTES];
 
 impl Function {
     /// Carries out the command at `at` of its queue, and stores the answer, its status last.
-    pub(crate) fn carry_out(&mut self, card: &mut CommonCard, queue: &Room, at: usize) {
+    pub(crate) fn carry_out(&mut self, card: &mut CommonCard, queue: &QueueRoom, at: usize) {
         let mut head = [0; size_of::<CommandHead>()];
         let mut body: Body = DONE;
         queue.read(at, &mut head);

@@ -15,7 +15,7 @@ use starverbs_queues::board::{
 use crate::broken;
 use crate::counters::BoardCounters;
 use crate::cq::{BoardCq, PendingCqs};
-use crate::dma::{Errno, Maps, Room};
+use crate::dma::{Errno, Maps, QueueRoom};
 use crate::doorbells::{CELLS, Doorbells};
 use crate::function::CommonCard;
 use crate::queues::{BoardSq, QueueQuota};
@@ -40,7 +40,7 @@ pub(crate) enum Cell {
 
 /// The event queue.
 struct EventQueue {
-    room: Room,
+    room: QueueRoom,
     log: u32,
     made: u32,
     taken: u32,
@@ -71,7 +71,7 @@ impl EventQueue {
 
 /// What was made in a context.
 #[derive(Default)]
-pub(crate) struct Objects {
+pub(crate) struct ContextObjects {
     pub(crate) pds: BTreeSet<u32>,
     pub(crate) keys: BTreeSet<u32>,
     pub(crate) windows: BTreeSet<u32>,
@@ -92,7 +92,7 @@ pub(crate) struct SrqEntry {
 
 /// How many objects there are.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Counts {
+pub(crate) struct ObjectCounts {
     pub(crate) pds: usize,
     pub(crate) keys: usize,
     pub(crate) windows: usize,
@@ -103,10 +103,10 @@ pub(crate) struct Counts {
     pub(crate) groups: usize,
 }
 
-impl Counts {
+impl ObjectCounts {
     /// These and those of a context.
-    pub(crate) fn with(self, of: &Objects) -> Counts {
-        Counts {
+    pub(crate) fn with(self, of: &ContextObjects) -> ObjectCounts {
+        ObjectCounts {
             pds: self.pds + of.pds.len(),
             keys: self.keys + of.keys.len(),
             windows: self.windows + of.windows.len(),
@@ -121,7 +121,7 @@ impl Counts {
 
 /// What the contexts of a function share.
 #[derive(Clone)]
-pub(crate) struct Shared {
+pub(crate) struct FunctionContexts {
     /// The function's number
     pub(crate) number: usize,
     pub(crate) doorbells: Rc<Doorbells>,
@@ -132,7 +132,7 @@ pub(crate) struct Shared {
 
 /// One context.
 pub(crate) struct BoardContext {
-    pub(crate) shared: Shared,
+    pub(crate) shared: FunctionContexts,
     id: u16,
     /// Interrupt vector of its events
     pub(crate) vector: u32,
@@ -142,9 +142,9 @@ pub(crate) struct BoardContext {
     /// (kind, number) of events that wait for room
     waiting: Vec<(u32, u32)>,
     pub(crate) due: Rc<PendingCqs>,
-    pub(crate) objects: Objects,
+    pub(crate) objects: ContextObjects,
     /// Of the function's objects, those that other contexts had when the command under way came
-    pub(crate) others: Counts,
+    pub(crate) others: ObjectCounts,
 }
 
 /// The card's cookie of an object: whose it is.
@@ -161,7 +161,7 @@ impl BoardContext {
     /// One whose events are written to `events`, a queue of 2^`log` entries, and whose doorbell page is zero.
     /// EINVAL, EFAULT: no such queue.
     pub(crate) fn open(
-        shared: &Shared,
+        shared: &FunctionContexts,
         id: u16,
         maps: &Maps,
         (events, log): (u64, u32),
@@ -178,8 +178,8 @@ impl BoardContext {
             events,
             waiting: Vec::new(),
             due: Rc::default(),
-            objects: Objects::default(),
-            others: Counts::default(),
+            objects: ContextObjects::default(),
+            others: ObjectCounts::default(),
         })
     }
 
@@ -218,7 +218,7 @@ impl BoardContext {
     pub(crate) fn take_doorbells(&mut self, card: &mut CommonCard) -> u32 {
         let mut changed = 0;
         for at in 0..self.cells.len() {
-            let Shared { doorbells, tap, .. } = &self.shared;
+            let FunctionContexts { doorbells, tap, .. } = &self.shared;
             let cell = doorbells.cell(self.id, at);
             let value = tap.bell(self.id, at, self.seen[at], || cell.load(Ordering::Acquire));
             let counts_old = broken::rule(18) && matches!(self.cells[at], Cell::Qp(..));
@@ -288,7 +288,8 @@ impl BoardContext {
         for (qpn, gid) in self.objects.groups.clone() {
             let _ = self.leave_group(card, qpn, gid);
         }
-        let Objects { pds, keys, windows, ahs, cqs, srqs, qps, .. } = std::mem::take(&mut self.objects);
+        let ContextObjects { pds, keys, windows, ahs, cqs, srqs, qps, .. } =
+            std::mem::take(&mut self.objects);
         if broken::rule(49) {
             return;
         }

@@ -17,7 +17,7 @@ use zerocopy::transmute;
 
 use crate::broken;
 use crate::counters::BoardCounters;
-use crate::dma::{Errno, Maps, Room};
+use crate::dma::{Errno, Maps, QueueRoom};
 
 /// log2 of the entries of a completion queue at most.
 pub(crate) const MAX_CQ_LOG: u32 = 20;
@@ -30,11 +30,11 @@ pub(crate) struct PendingCqs {
     /// A queue has overrun
     pub(crate) overruns: RefCell<Vec<u32>>,
     /// Events that are held back
-    held: RefCell<Vec<Held>>,
+    held: RefCell<Vec<HeldEvent>>,
 }
 
 /// An event that is held back.
-struct Held {
+struct HeldEvent {
     cq: Weak<Cq>,
     /// Which of the queue's
     number: u32,
@@ -49,7 +49,7 @@ impl PendingCqs {
             return;
         }
         let mut held = self.held.take();
-        held.retain_mut(|Held { cq, number, until }| {
+        held.retain_mut(|HeldEvent { cq, number, until }| {
             let Some(cq) = cq.upgrade() else { return false };
             let (_, Some(period)) = cq.moderation.get() else { return false };
             if cq.held.get() != Some(*number) {
@@ -70,19 +70,19 @@ impl PendingCqs {
 pub(crate) struct BoardCq(Rc<Cq>);
 
 /// Where a queue lies.
-struct Ring {
-    entries: Room,
-    taken: Room,
+struct QueuePlace {
+    entries: QueueRoom,
+    taken: QueueRoom,
     log: u32,
 }
 
-impl Ring {
+impl QueuePlace {
     /// EINVAL: a size that no queue has; EFAULT: memory that is not mapped here.
-    fn open(entries: u64, taken: u64, log: u32, maps: &Maps) -> Result<Ring, Errno> {
+    fn open(entries: u64, taken: u64, log: u32, maps: &Maps) -> Result<QueuePlace, Errno> {
         if log > MAX_CQ_LOG {
             return Err(libc::EINVAL);
         }
-        Ok(Ring {
+        Ok(QueuePlace {
             entries: maps.room(entries, size_of::<Cqe>() << log, BLOCK)?,
             taken: maps.room(taken, 4, 4)?,
             log,
@@ -92,7 +92,7 @@ impl Ring {
 
 struct Cq {
     number: u32,
-    ring: RefCell<Ring>,
+    ring: RefCell<QueuePlace>,
     ignore_overrun: bool,
     /// Completions that make an event, and for how long it waits for them at most
     moderation: Cell<(u32, Option<Nanos>)>,
@@ -124,7 +124,7 @@ impl BoardCq {
     ) -> Result<BoardCq, Errno> {
         Ok(BoardCq(Rc::new(Cq {
             number,
-            ring: RefCell::new(Ring::open(init.entries, init.taken, init.log, maps)?),
+            ring: RefCell::new(QueuePlace::open(init.entries, init.taken, init.log, maps)?),
             ignore_overrun: init.flags & CQ_IGNORE_OVERRUN != 0,
             moderation: Cell::new((0, None)),
             made: Cell::new(0),
@@ -149,7 +149,7 @@ impl BoardCq {
     /// in all where it lay before. EINVAL: a size that no queue has; EFAULT: memory that is not mapped here.
     pub(crate) fn resize(&self, to: &ResizeCq, maps: &Maps) -> Result<u32, Errno> {
         let cq = &self.0;
-        *cq.ring.borrow_mut() = Ring::open(to.entries, to.taken, to.log, maps)?;
+        *cq.ring.borrow_mut() = QueuePlace::open(to.entries, to.taken, to.log, maps)?;
         let made = cq.made.get();
         if !broken::rule(50) {
             cq.made.set(0);
@@ -198,13 +198,13 @@ impl BoardCq {
             cq.waits.set(number);
             cq.held.set(Some(number));
             if period.is_some() {
-                let held = Held { cq: Rc::downgrade(&self.0), number, until: None };
+                let held = HeldEvent { cq: Rc::downgrade(&self.0), number, until: None };
                 cq.due.held.borrow_mut().push(held);
             }
         }
     }
 
-    fn is_full(&self, ring: &Ring) -> bool {
+    fn is_full(&self, ring: &QueuePlace) -> bool {
         let cq = &self.0;
         let full = |taken: u32| cq.made.get().wrapping_sub(taken) >= 1 << ring.log;
         if full(cq.seen.get()) {

@@ -24,10 +24,10 @@ use starverbs_backend::copy::write_in_order;
 use crate::broken;
 use crate::counters::BoardCounters;
 use crate::record::BusTap;
-use file::{Bytes, Files};
+use file::{Files, MapBytes};
 use room::{Gate, Location};
 
-pub(crate) use room::Room;
+pub(crate) use room::QueueRoom;
 
 /// Maps of a client at most.
 const MAX_MAPS: usize = 65_535;
@@ -40,7 +40,7 @@ const PAGE: u64 = 4096;
 struct Map {
     size: u64,
     writable: bool,
-    bytes: Bytes,
+    bytes: MapBytes,
 }
 
 /// A client's maps.
@@ -176,7 +176,7 @@ impl Maps {
 
     /// Whether what is mapped here lies in a memory file.
     pub(crate) fn is_file(&self, address: u64) -> bool {
-        self.find(address).is_some_and(|(map, _)| matches!(map.bytes, Bytes::Here(..)))
+        self.find(address).is_some_and(|(map, _)| matches!(map.bytes, MapBytes::Here(..)))
     }
 
     /// Where these bytes are in this process, if they are, in one piece and for as long as they are mapped.
@@ -184,7 +184,7 @@ impl Maps {
         /* what is recorded, or played back, is copied */
         let (map, from) = self.find(address).filter(|_| self.is_master() && !self.tap.is_on())?;
         match &map.bytes {
-            Bytes::Here(mapped, at) if mapped.stays() && len as u64 <= map.size - from => {
+            MapBytes::Here(mapped, at) if mapped.stays() && len as u64 <= map.size - from => {
                 Some(mapped.at(at + from as usize).cast_const())
             }
             _ => None,
@@ -201,13 +201,13 @@ impl Maps {
         let len = to.len();
         self.is_master()
             && self.walk(address, len, |map, from, range| match &map.bytes {
-                Bytes::Here(mapped, at) => {
+                MapBytes::Here(mapped, at) => {
                     let from = mapped.at(at + from as usize);
                     // SAFETY: `walk` checked that the bytes lie in the map, which is mapped; `to` is ours.
                     unsafe { to[range.clone()].as_mut_ptr().copy_from(from, range.len()) };
                     !mapped.is_lost()
                 }
-                Bytes::Process(file, at) => file.read_exact_at(&mut to[range], at + from).is_ok(),
+                MapBytes::Process(file, at) => file.read_exact_at(&mut to[range], at + from).is_ok(),
             })
     }
 
@@ -222,7 +222,7 @@ impl Maps {
         self.is_master()
             && self.walk(address, data.len(), |map, from, range| match &map.bytes {
                 _ if !map.writable => false,
-                Bytes::Here(mapped, at) => {
+                MapBytes::Here(mapped, at) => {
                     let (to, data) = (mapped.at(at + from as usize), &data[range]);
                     if broken::rule(37)
                         && let [front @ .., last] = data
@@ -235,7 +235,7 @@ impl Maps {
                     unsafe { write_in_order(to, data.as_ptr(), data.len()) };
                     !mapped.is_lost()
                 }
-                Bytes::Process(file, at) => file.write_all_at(&data[range], at + from).is_ok(),
+                MapBytes::Process(file, at) => file.write_all_at(&data[range], at + from).is_ok(),
             })
     }
 
@@ -251,7 +251,7 @@ impl Maps {
             return None;
         }
         match &map.bytes {
-            Bytes::Here(mapped, at) => {
+            MapBytes::Here(mapped, at) => {
                 // SAFETY: eight aligned bytes of the mapping: maps are whole pages.
                 let word = unsafe { AtomicU64::from_ptr(mapped.at(at + from as usize).cast()) };
                 if broken::rule(38) {
@@ -264,7 +264,7 @@ impl Maps {
                 let old = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, changed).ok();
                 old.filter(|_| !mapped.is_lost())
             }
-            Bytes::Process(file, at) => {
+            MapBytes::Process(file, at) => {
                 let mut old = [0; 8];
                 file.read_exact_at(&mut old, at + from).ok()?;
                 let old = u64::from_ne_bytes(old);
@@ -276,13 +276,13 @@ impl Maps {
 
     /// Memory for a queue: `len` bytes, aligned to `align`. EINVAL: not aligned; EFAULT: not all in maps that
     /// are here and may be written.
-    pub(crate) fn room(&self, address: u64, len: usize, align: usize) -> Result<Room, Errno> {
+    pub(crate) fn room(&self, address: u64, len: usize, align: usize) -> Result<QueueRoom, Errno> {
         if !address.is_multiple_of(align as u64) {
             return Err(libc::EINVAL);
         }
         let mut pieces: Vec<(*mut u8, usize)> = Vec::new();
         let there = self.walk(address, len, |map, from, range| {
-            let Bytes::Here(mapped, at) = &map.bytes else { return false };
+            let MapBytes::Here(mapped, at) = &map.bytes else { return false };
             if mapped.is_lost() {
                 return false;
             }
@@ -304,7 +304,7 @@ impl Maps {
             tap: self.tap.clone(),
         });
         self.note(&gate);
-        Ok(Room { gate, place, len })
+        Ok(QueueRoom { gate, place, len })
     }
 
     /// Remembers a room; forgets those that are gone when they would take more memory.

@@ -18,9 +18,9 @@ use starverbs_queues::board::{
 };
 
 use crate::broken;
-use crate::context::{BoardContext, Counts, Shared};
+use crate::context::{BoardContext, FunctionContexts, ObjectCounts};
 use crate::counters::BoardCounters;
-use crate::dma::{Errno, Maps, Room};
+use crate::dma::{Errno, Maps, QueueRoom};
 use crate::doorbells::{CELLS, CONTEXTS, DOORBELL_BYTES, Doorbells};
 use crate::env::BoardEnv;
 use crate::mads::Mads;
@@ -74,12 +74,12 @@ impl CommonCard {
 
 /// One function.
 pub(crate) struct Function {
-    shared: Shared,
+    shared: FunctionContexts,
     qpc: QpcRegisters,
     pub(crate) config: ConfigSpace,
     pub(crate) msix: MsixTable,
     registers: Registers,
-    commands: Option<Room>,
+    commands: Option<QueueRoom>,
     pub(crate) contexts: BTreeMap<u16, BoardContext>,
     /// What is signalled for each vector
     pub(crate) irqs: [Option<OwnedFd>; VECTORS as usize],
@@ -93,7 +93,7 @@ impl Function {
     pub(crate) fn new(number: usize, qpc: QpcRegisters, tap: &Rc<Tap>) -> std::io::Result<Function> {
         let doorbells = Rc::new(Doorbells::new()?);
         let (counters, kept, tap) = (Rc::default(), QueueQuota::default(), BusTap::new(tap, number));
-        let shared = Shared { number, doorbells, counters, kept, tap };
+        let shared = FunctionContexts { number, doorbells, counters, kept, tap };
         Ok(Function {
             shared,
             qpc,
@@ -215,7 +215,7 @@ impl Function {
     /// A context, which knows how many objects the others have.
     pub(crate) fn context(&mut self, id: u16) -> Option<&mut BoardContext> {
         let others = self.contexts.iter().filter(|(other, _)| **other != id);
-        let others = others.fold(Counts::default(), |sum, (_, context)| sum.with(&context.objects));
+        let others = others.fold(ObjectCounts::default(), |sum, (_, context)| sum.with(&context.objects));
         let context = self.contexts.get_mut(&id)?;
         context.others = others;
         Some(context)

@@ -6,10 +6,10 @@ use std::rc::Rc;
 use starverbs_backend::HostAddr;
 use starverbs_core::{Counters, FrameMeta, Gid, Nanos};
 use starverbs_vfio::message::Head;
-use starverbs_vfio::{Message, MessageOp};
+use starverbs_vfio::{MessageOp, VfioMessage};
 
 use crate::Board;
-use crate::record::{Header, Tap};
+use crate::record::{RecordHeader, Tap};
 use crate::server::carry_out;
 use crate::stats::Stats;
 use crate::wire::{Line, WireRx, WireTx};
@@ -36,7 +36,8 @@ impl Driven {
         let (tx, mut rx) = (WireTx::Line(Rc::clone(&line)), WireRx::Line(Rc::clone(&line), Vec::new()));
         let stats = Stats::default();
         let blocks = vec![rx.claim_block().expect("the first block")];
-        let header = Header { seed, guid: 1, functions, addrs: vec![addr], blocks, ..Header::default() };
+        let header =
+            RecordHeader { seed, guid: 1, functions, addrs: vec![addr], blocks, ..RecordHeader::default() };
         let now = 1_000_000;
         let board = Board::assemble(&header, stats.clone(), (tx, rx), Tap::off(), now);
         let board = board.expect("a board");
@@ -55,7 +56,7 @@ impl Driven {
     ) -> Option<Result<Vec<u8>, i32>> {
         let Board { card, functions, .. } = &mut self.board;
         let head = Head { op, ..Head::default() };
-        let message = Message { head, body: body.to_vec(), fds };
+        let message = VfioMessage { head, body: body.to_vec(), fds };
         let done =
             carry_out(MessageOp::from_code(op)?, message, same_user, functions.get_mut(function)?, card);
         Some(done.map(|(body, _)| body))

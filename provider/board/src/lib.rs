@@ -52,9 +52,9 @@ use env::{BoardEnv, ClientMemory};
 use function::{CommonCard, Function};
 use mads::Mads;
 use qpc::QpcRegisters;
-use record::{BusTap, Header, HostRequest, Tap};
+use record::{BusTap, HostRequest, RecordHeader, Tap};
 pub use record::{Divergence, Played, Replay, ReplayError};
-use server::Server;
+use server::BoardServer;
 pub use stats::Stats;
 use wire::{WireRx, WireTx};
 
@@ -110,7 +110,7 @@ pub struct Board {
     functions: Vec<Function>,
     first_block: u32,
     /// A socket for each function; none, if it is driven without
-    servers: Vec<Server>,
+    servers: Vec<BoardServer>,
     /// The card may have something to send that nothing has told of since
     more: bool,
     turns: u32,
@@ -159,7 +159,7 @@ impl Board {
         let (tx, rx) = starverbs_backend::open(settings, &addrs, stats.clone())?;
         let real = addrs.iter().filter(|addr| !addr.loopback).map(|addr| addr.link_mtu).min();
         let cap = settings.mtu.map_or(Mtu::M4096, |bytes| Mtu::fitting(u32::from(bytes) + 96));
-        let header = Header {
+        let header = RecordHeader {
             seed,
             guid,
             functions: sockets.len(),
@@ -178,14 +178,14 @@ impl Board {
         let wire = (WireTx::Udp(Box::new(tx)), WireRx::Udp(Box::new(rx)));
         let mut board = Board::assemble(&header, stats, wire, tap, now())?;
         let open =
-            |path: &PathBuf| Server::open(path).map_err(|error| BoardError::Socket(path.clone(), error));
+            |path: &PathBuf| BoardServer::open(path).map_err(|error| BoardError::Socket(path.clone(), error));
         board.servers = sockets.iter().map(open).collect::<Result<_, _>>()?;
         Ok(board)
     }
 
     /// A board without sockets.
     fn assemble(
-        header: &Header,
+        header: &RecordHeader,
         stats: Stats,
         (tx, rx): (WireTx, WireRx),
         tap: Rc<Tap>,
@@ -385,7 +385,7 @@ impl Board {
         let timeout = TimeSpec::nanoseconds(left.min(NAP) as i64);
         // SAFETY: the descriptors are the port's, which it keeps open as long as it exists.
         let port = self.card.rx.fds().iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) });
-        let clients = self.servers.iter().map(Server::fd);
+        let clients = self.servers.iter().map(BoardServer::fd);
         let mut fds: Vec<_> = port.chain(clients).map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         let _ = ppoll(&mut fds, Some(timeout), None);
     }

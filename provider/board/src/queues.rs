@@ -17,7 +17,7 @@ use zerocopy::transmute;
 
 use crate::broken;
 use crate::counters::BoardCounters;
-use crate::dma::{Errno, Maps, Room};
+use crate::dma::{Errno, Maps, QueueRoom};
 
 const SGE_BYTES: usize = size_of::<Sge>();
 /// log2 of the slots of a queue at most.
@@ -58,8 +58,8 @@ impl Drop for Share {
 
 /// The index lines of work queues.
 struct Lines {
-    program: Room,
-    card: Room,
+    program: QueueRoom,
+    card: QueueRoom,
 }
 
 impl Lines {
@@ -77,7 +77,7 @@ pub(crate) struct BoardSq(Rc<Sq>);
 
 struct Sq {
     lines: Lines,
-    slots: Room,
+    slots: QueueRoom,
     mask: u32,
     /// Blocks of a slot
     stride: usize,
@@ -263,7 +263,7 @@ pub(crate) struct BoardRq(Rc<Rq>);
 struct Rq {
     lines: Lines,
     /// `None`: it never receives
-    slots: Option<Room>,
+    slots: Option<QueueRoom>,
     mask: u32,
     stride: usize,
     max_sge: usize,
@@ -296,7 +296,7 @@ impl BoardRq {
         Ok(BoardRq(Rc::new(BoardRq::of(Lines::open(queues, maps)?, None, counters))))
     }
 
-    fn of(lines: Lines, slots: Option<Room>, counters: &Rc<BoardCounters>) -> Rq {
+    fn of(lines: Lines, slots: Option<QueueRoom>, counters: &Rc<BoardCounters>) -> Rq {
         let (taken, starved) = (Cell::new(0), Cell::new(0));
         let counters = Rc::clone(counters);
         Rq { lines, slots, mask: 0, stride: 0, max_sge: 0, taken, starved, counters }

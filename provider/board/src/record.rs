@@ -18,7 +18,7 @@ use std::rc::Rc;
 
 use starverbs_core::{Av, FrameMeta, Nanos};
 
-pub(crate) use header::Header;
+pub(crate) use header::RecordHeader;
 pub(crate) use line::{FrameRecord, HostRequest, Line};
 pub use replay::{Divergence, Played, Replay, ReplayError};
 
@@ -32,7 +32,7 @@ pub(crate) struct Tap(Option<RefCell<Mode>>);
 
 enum Mode {
     Record(Recorder),
-    Replay(Reader),
+    Replay(RecordReader),
 }
 
 /// A record that is written.
@@ -59,7 +59,7 @@ impl Recorder {
 }
 
 /// A record that is played back.
-struct Reader {
+struct RecordReader {
     from: Box<dyn BufRead>,
     next: Option<Line>,
     /// Number of the line that is next
@@ -68,7 +68,7 @@ struct Reader {
     ended: Option<Divergence>,
 }
 
-impl Reader {
+impl RecordReader {
     fn advance(&mut self) {
         self.next = None;
         let mut text = String::new();
@@ -132,7 +132,7 @@ impl Tap {
     ///
     /// # Errors
     /// The head cannot be written.
-    pub(crate) fn record(to: File, header: &Header) -> io::Result<Rc<Tap>> {
+    pub(crate) fn record(to: File, header: &RecordHeader) -> io::Result<Rc<Tap>> {
         let mut to = BufWriter::new(to);
         write!(to, "{header}")?;
         Ok(Rc::new(Tap(Some(RefCell::new(Mode::Record(Recorder { to, turn: None, error: None }))))))
@@ -140,7 +140,7 @@ impl Tap {
 
     /// One that plays a record back, whose head has `number` lines and was read.
     fn replay(from: Box<dyn BufRead>, number: usize) -> Rc<Tap> {
-        let mut reader = Reader { from, next: None, number, ended: None };
+        let mut reader = RecordReader { from, next: None, number, ended: None };
         reader.advance();
         Rc::new(Tap(Some(RefCell::new(Mode::Replay(reader)))))
     }
@@ -151,7 +151,7 @@ impl Tap {
         self.0.is_some()
     }
 
-    fn reader<T>(&self, on: impl FnOnce(&mut Reader) -> T) -> Option<T> {
+    fn reader<T>(&self, on: impl FnOnce(&mut RecordReader) -> T) -> Option<T> {
         match &mut *self.0.as_ref()?.borrow_mut() {
             Mode::Replay(reader) => Some(on(reader)),
             Mode::Record(_) => None,

@@ -17,7 +17,7 @@ use starverbs_vfio::message::{
     MAX_ACCESS, MINOR, NO_REPLY, PCI_CONFIG, PCI_IRQS, PCI_REGIONS, REGION_CAPS, REGION_MMAP, REGION_READ,
     REGION_WRITE, REPLY, Region, SetIrqs, SparseMmap, Version, parse,
 };
-use starverbs_vfio::{Message, MessageOp, ReadResult, Stream};
+use starverbs_vfio::{MessageOp, MessageStream, ReadResult, VfioMessage};
 use zerocopy::IntoBytes;
 
 use crate::broken;
@@ -31,21 +31,21 @@ use crate::record::Line;
 const MESSAGES: u32 = 64;
 
 /// A socket, and who is there.
-pub(crate) struct Server {
+pub(crate) struct BoardServer {
     path: PathBuf,
     /// Device and inode of the socket there, by which it is known again
     file: Option<(u64, u64)>,
     listener: UnixListener,
-    client: Option<Stream>,
+    client: Option<MessageStream>,
     greeted: bool,
 }
 
-impl Server {
+impl BoardServer {
     /// Listens at `path`, where nothing may be but a socket that nobody listens at any more.
     ///
     /// # Errors
     /// What the system says; EADDRINUSE: somebody listens there.
-    pub(crate) fn open(path: &Path) -> io::Result<Server> {
+    pub(crate) fn open(path: &Path) -> io::Result<BoardServer> {
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
@@ -58,7 +58,7 @@ impl Server {
             bound => bound?,
         };
         listener.set_nonblocking(true)?;
-        Ok(Server { path: path.to_owned(), file: file_at(path), listener, client: None, greeted: false })
+        Ok(BoardServer { path: path.to_owned(), file: file_at(path), listener, client: None, greeted: false })
     }
 
     /// What to wait for: a message, or a client.
@@ -70,7 +70,7 @@ impl Server {
     pub(crate) fn run(&mut self, function: &mut Function, card: &mut CommonCard) -> bool {
         if self.client.is_none() {
             let Ok((socket, _)) = self.listener.accept() else { return false };
-            self.client = Stream::new(socket).ok();
+            self.client = MessageStream::new(socket).ok();
             self.greeted = false;
         }
         for had in 0..MESSAGES {
@@ -96,7 +96,7 @@ impl Server {
     }
 
     /// Answers a message. False: who sends such is sent away.
-    fn answer(&mut self, message: Message, function: &mut Function, card: &mut CommonCard) -> bool {
+    fn answer(&mut self, message: VfioMessage, function: &mut Function, card: &mut CommonCard) -> bool {
         let head = message.head;
         if head.flags & KIND == REPLY {
             return false;
@@ -125,7 +125,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for BoardServer {
     fn drop(&mut self) {
         // Another board may have taken the path since; the inode is not used again while we listen.
         if self.file.is_some() && file_at(&self.path) == self.file {
@@ -146,7 +146,7 @@ type Answer = (Vec<u8>, bool);
 /// Does what a message asks for, and notes it.
 pub(crate) fn carry_out(
     op: MessageOp,
-    message: Message,
+    message: VfioMessage,
     same_user: bool,
     function: &mut Function,
     card: &mut CommonCard,
@@ -177,7 +177,7 @@ pub(crate) fn carry_out(
 }
 
 /// The line of a message that has effects.
-fn begun(op: MessageOp, message: &Message, function: u8) -> Option<Line> {
+fn begun(op: MessageOp, message: &VfioMessage, function: u8) -> Option<Line> {
     match op {
         MessageOp::RegionWrite => {
             let (Access { offset, region, .. }, bytes) = parse(&message.body)?;
@@ -219,7 +219,7 @@ fn ended(op: MessageOp, body: &[u8], answer: &[u8], function: u8, maps: &Maps) -
 /// Does what a message asks for.
 pub(crate) fn answer(
     op: MessageOp,
-    mut message: Message,
+    mut message: VfioMessage,
     same_user: bool,
     function: &mut Function,
     card: &mut CommonCard,
@@ -337,7 +337,7 @@ fn region_info(index: u32, argsz: u32, maps_doorbells: bool) -> Result<Answer, E
 }
 
 /// Vectors are signalled by the descriptors that came, one each; without any by none any more.
-fn set_irqs(message: &mut Message, function: &mut Function) -> Result<(), Errno> {
+fn set_irqs(message: &mut VfioMessage, function: &mut Function) -> Result<(), Errno> {
     let (SetIrqs { flags, index, start, count, .. }, _) = parse(&message.body).ok_or(libc::EINVAL)?;
     let end = start.checked_add(count).filter(|end| *end <= VECTORS).ok_or(libc::EINVAL)?;
     if index != IRQ_MSIX || flags & IRQ_ACTION_TRIGGER == 0 {
@@ -376,9 +376,9 @@ mod tests {
     #[test]
     fn a_path_that_another_has_taken_stays() {
         let path = std::env::temp_dir().join(format!("starverbs-server-{}", std::process::id()));
-        let first = Server::open(&path).unwrap();
+        let first = BoardServer::open(&path).unwrap();
         fs::remove_file(&path).unwrap();
-        let second = Server::open(&path).unwrap();
+        let second = BoardServer::open(&path).unwrap();
         drop(first);
         assert!(path.exists(), "the second listens there");
         drop(second);

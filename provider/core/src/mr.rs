@@ -20,7 +20,7 @@ mod import;
 mod window;
 
 pub use entry::{MrEntry, Plain, Storage};
-pub use feed::{Change, MemoryRule};
+pub use feed::{KeyChange, MemoryRule};
 pub use window::{Bind, WindowType};
 
 /// Most MRs and memory windows a card holds together: the sum of [`Limits`](crate::Limits)' two.
@@ -82,7 +82,7 @@ pub struct MrTable<S = Plain> {
     /// What keys open
     entries: S,
     /// What nobody but the table needs of each entry
-    slots: Vec<Slot>,
+    slots: Vec<MrSlot>,
     /// Free slots, longest unused first
     free: VecDeque<u32>,
     /// Hides slot numbers in keys; drawn at the first registration
@@ -97,7 +97,7 @@ pub struct MrTable<S = Plain> {
 
 /// The rest of an entry.
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct MrSlot {
     /// MR: windows bound to it. Window: slot of the MR that it is bound to, or [`window::UNBOUND`].
     link: u32,
     kind: MrKind,
@@ -114,8 +114,8 @@ enum MrKind {
     Window(WindowType),
 }
 
-impl Slot {
-    const MR: Slot = Slot { link: 0, kind: MrKind::Mr, spent: 0, hidden: false };
+impl MrSlot {
+    const MR: MrSlot = MrSlot { link: 0, kind: MrKind::Mr, spent: 0, hidden: false };
 }
 
 impl<S: Storage> MrTable<S> {
@@ -137,19 +137,19 @@ impl<S: Storage> MrTable<S> {
     pub fn register(&mut self, attr: MrAttr, random: u64) -> Result<u32, NicError> {
         check(&attr)?;
         self.make_room_in_feed()?;
-        let slot = self.insert(MrEntry::mr(&attr), Slot::MR, random)?;
+        let slot = self.insert(MrEntry::mr(&attr), MrSlot::MR, random)?;
         self.note_opened(self.rule_of(slot));
         Ok(self.entry(slot).key)
     }
 
     /// Puts an entry into a free slot, with a new key; gives the slot.
-    fn insert(&mut self, entry: MrEntry, about: Slot, random: u64) -> Result<u32, NicError> {
+    fn insert(&mut self, entry: MrEntry, about: MrSlot, random: u64) -> Result<u32, NicError> {
         /* whole slots may be taken by imports, whose keys others chose: of so many slots one is not */
         for tried in 0..=self.imports.len() / KEYS_OF_A_SLOT {
             let (slot, spent) = self.slot(random, tried)?;
             match self.unused_key(slot, spent.wrapping_add(1 + (random % 255) as u8)) {
                 Some(key) => {
-                    self.slots[slot as usize] = Slot { spent: key as u8, ..about };
+                    self.slots[slot as usize] = MrSlot { spent: key as u8, ..about };
                     self.entries.put(slot as usize, MrEntry { key, ..entry });
                     return Ok(slot);
                 }
@@ -197,7 +197,7 @@ impl<S: Storage> MrTable<S> {
         let mut word = 0;
         self.slots.extend((from..to).map(|slot| {
             word = if (slot - from).is_multiple_of(8) { rng.word() } else { word >> 8 };
-            Slot { spent: word as u8, ..Slot::MR }
+            MrSlot { spent: word as u8, ..MrSlot::MR }
         }));
         fresh.extend(from as u32..to as u32);
         rng.shuffle(&mut fresh);

@@ -39,7 +39,7 @@ use crate::env::{Env, RecvQueue};
 use crate::error::NicError;
 use crate::limits::{Limits, room};
 use crate::mr::{MrAttr, MrTable, WindowType};
-use crate::qp::Owner;
+use crate::qp::EventOwner;
 use crate::rng::Rng;
 use crate::room::make_room_in;
 use crate::strom::Registry;
@@ -116,13 +116,13 @@ impl Default for NicConfig {
 /// A card. See the crate's documentation for the order of calls.
 pub struct Nic<E: Env> {
     pub(crate) qps: QpTable<E>,
-    pub(crate) shared: Shared<E>,
+    pub(crate) shared: QpShared<E>,
     groups: Groups,
     mads: Mads,
 }
 
 /// What the QPs of a card share.
-pub(crate) struct Shared<E: Env> {
+pub(crate) struct QpShared<E: Env> {
     pub(crate) cfg: NicConfig,
     pub(crate) stats: E::Stats,
     pub(crate) mrs: MrTable<E::Mrs>,
@@ -194,7 +194,7 @@ impl<E: Env> Nic<E> {
     pub fn new(cfg: NicConfig, stats: E::Stats, seed: [u64; 2], mrs: E::Mrs) -> Self {
         Nic {
             qps: QpTable::new(),
-            shared: Shared {
+            shared: QpShared {
                 cfg,
                 stats,
                 mrs: MrTable::new(mrs),
@@ -406,8 +406,8 @@ impl<E: Env> Nic<E> {
     }
 
     /// Whose a shared receive queue is.
-    pub fn srq_owner(&self, srq: SrqId) -> Option<Owner> {
-        self.shared.srqs.get(srq.0 as usize).map(|s| Owner { pd: s.pd, cookie: s.cookie })
+    pub fn srq_owner(&self, srq: SrqId) -> Option<EventOwner> {
+        self.shared.srqs.get(srq.0 as usize).map(|s| EventOwner { pd: s.pd, cookie: s.cookie })
     }
 
     /// Sets the limit (0: no event). Whether the queue can hold so many is the caller's to know.
@@ -439,7 +439,7 @@ impl<E: Env> Nic<E> {
     }
 }
 
-impl<E: Env> Shared<E> {
+impl<E: Env> QpShared<E> {
     fn hold_pd(&mut self, pd: PdId) -> Result<(), NicError> {
         self.pds.get_mut(pd.0 as usize).ok_or(NicError::NotFound)?.users += 1;
         Ok(())

@@ -185,13 +185,13 @@ pub struct QpInit<Sq, Rq, Cq> {
     pub sq_sig_all: bool,
     /// Attached to a multicast group, it gets no copy of what it sends there itself
     pub block_own_multicast: bool,
-    /// The host's name for it: see [`Owner`]
+    /// The host's name for it: see [`EventOwner`]
     pub cookie: u64,
 }
 
 /// The owner of a QP or SRQ, to which a host delivers its events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Owner {
+pub struct EventOwner {
     /// Protection domain it was made in
     pub pd: PdId,
     /// What the host called it

@@ -34,14 +34,14 @@ pub enum Relay<'a> {
     /// QP's card: bytes of a message
     Data {
         /// Where they belong
-        part: Part,
+        part: MessagePart,
         /// The bytes
         data: &'a [u8],
     },
     /// QP's card: bytes of an RDMA WRITE. The end of one with immediate data uses a lease.
     Write {
         /// Which message they are part of
-        part: Part,
+        part: MessagePart,
         /// Memory of the SRQ's protection domain
         place: TargetMemory,
         /// The bytes
@@ -105,7 +105,7 @@ pub enum Relay<'a> {
     Bytes {
         /// The QP that received the READ
         qpn: Qpn,
-        /// As of a [`Part`]
+        /// As of a [`MessagePart`]
         epoch: u32,
         /// The response packet
         psn: Psn,
@@ -123,7 +123,7 @@ pub enum Relay<'a> {
 
 /// Where bytes of a message belong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Part {
+pub struct MessagePart {
     /// The leased WQE
     pub lease: u32,
     /// Names the message, by the QP's card
@@ -156,9 +156,9 @@ pub struct TargetMemory {
 pub struct Origin {
     /// Names the request, by the QP's card
     pub serial: u32,
-    /// As of a [`Part`]
+    /// As of a [`MessagePart`]
     pub qpn: Qpn,
-    /// As of a [`Part`]
+    /// As of a [`MessagePart`]
     pub epoch: u32,
 }
 
@@ -307,7 +307,7 @@ impl Relay<'_> {
         }
         Some(match w[0] {
             1 => Relay::RequestLease { srq: w[1], count: w[2] },
-            2 => Relay::Data { part: Part::of(&w), data },
+            2 => Relay::Data { part: MessagePart::of(&w), data },
             3 => {
                 let why = match w[3] {
                     0 => Returned::Unused,
@@ -324,7 +324,7 @@ impl Relay<'_> {
                 Relay::Done { qpn: w[1], serial: w[2], outcome, found: whole(w[4], w[5]) }
             }
             7 => Relay::Revoke { srq: w[1] },
-            8 => Relay::Write { part: Part::of(&w), place: TargetMemory::of(&w), data },
+            8 => Relay::Write { part: MessagePart::of(&w), place: TargetMemory::of(&w), data },
             9 => {
                 let what = Operation::of(w[1], [w[5], w[6], w[7], w[8]])?;
                 Relay::Execute { from: Origin::of(&w), place: TargetMemory::of(&w), what }
@@ -418,19 +418,19 @@ impl Operation {
     }
 }
 
-impl Part {
+impl MessagePart {
     fn words(&self, kind: u32) -> [u32; PART] {
-        let Part { lease, serial, qpn, epoch, offset, end } = *self;
+        let MessagePart { lease, serial, qpn, epoch, offset, end } = *self;
         let how = |end: &MessageEnd| 1 | u32::from(end.solicited) << 1;
         let (src_qp, imm, flags) = end.map_or((0, 0, 0), |e| (e.src_qp, e.imm, u32::from(e.flags.bits())));
         [kind, lease, serial, qpn, epoch, offset, end.as_ref().map_or(0, how), src_qp, imm, flags]
     }
 
-    fn of(w: &[u32; WORDS]) -> Part {
+    fn of(w: &[u32; WORDS]) -> MessagePart {
         let flags = WcFlags::from_bits_truncate(w[9] as u8) & (WcFlags::WITH_IMM | WcFlags::WITH_INV);
         let end = MessageEnd { src_qp: w[7], imm: w[8], flags, solicited: w[6] & 2 != 0 };
         let end = (w[6] & 1 != 0).then_some(end);
-        Part { lease: w[1], serial: w[2], qpn: w[3], epoch: w[4], offset: w[5], end }
+        MessagePart { lease: w[1], serial: w[2], qpn: w[3], epoch: w[4], offset: w[5], end }
     }
 }
 
@@ -442,14 +442,14 @@ mod tests {
     fn messages_survive_encoding() {
         let flags = WcFlags::WITH_IMM;
         let end = MessageEnd { src_qp: 5, imm: 6, flags, solicited: true };
-        let part = Part { lease: 1, serial: 2, qpn: 3, epoch: 8, offset: 4, end: None };
+        let part = MessagePart { lease: 1, serial: 2, qpn: 3, epoch: 8, offset: 4, end: None };
         let place = TargetMemory { srq: 1, va: 0x1234_5678_9abc_def0, key: 2, total: 3 };
         let from = Origin { serial: 2, qpn: 3, epoch: 8 };
         let wanted = Wanted { psn: Psn::new(9), packets: 4, mtu: Mtu::M256, first: true };
         for message in [
             Relay::RequestLease { srq: 1, count: 2 },
             Relay::Data { part, data: b"abc" },
-            Relay::Data { part: Part { end: Some(end), ..part }, data: b"" },
+            Relay::Data { part: MessagePart { end: Some(end), ..part }, data: b"" },
             Relay::Return { lease: 1, qpn: 2, why: Returned::TooLong },
             Relay::Lease { srq: 1, lease: 2, room: 3 },
             Relay::Refuse { srq: 1, gone: true },

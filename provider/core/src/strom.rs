@@ -10,10 +10,10 @@ mod registry;
 mod wire;
 
 pub(crate) use kernel::{COMMAND, ReplyBody};
-pub use kernel::{Input, Kernel, KernelMemory, Poll, RegionRange, Run};
+pub use kernel::{Input, Kernel, KernelMemory, KernelRun, Poll, RegionRange};
 pub(crate) use registry::Registry;
 pub use registry::{KernelId, MAX_KERNELS, MAX_RUNNING};
-pub use wire::{Code, RECORD_LEN, ReplyFlags, ReplyRecord, ReplyTarget, RpcAnswer, TARGET_LEN, Target};
+pub use wire::{Code, RECORD_LEN, ReplyFlags, ReplyHead, ReplyRecord, ReplyTarget, RpcAnswer, TARGET_LEN};
 
 /// Op-codes that a queue pair speaks beside the common ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -50,7 +50,7 @@ pub(crate) type Slot = u16;
 
 /// The list.
 pub(crate) struct TagList {
-    entries: Box<[Entry]>,
+    entries: Box<[TagEntry]>,
     /// Buffers that wait, oldest first
     order: Vec<Slot>,
     /// So many of them match; those behind were added before the program had seen all that was unexpected
@@ -64,7 +64,7 @@ pub(crate) struct TagList {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Entry {
+struct TagEntry {
     buffer: TaggedBuffer,
     /// A matched rendezvous: what was asked for
     rendezvous: Rendezvous,

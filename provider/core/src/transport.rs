@@ -43,7 +43,7 @@ use recv::HeldRecv;
 use remote_srq::{Forwarding, RemoteSrqId};
 
 use crate::env::Env;
-use crate::nic::Shared;
+use crate::nic::QpShared;
 use crate::nic::keep::GapId;
 use crate::nic::path::PathId;
 use crate::nic::repair::RepairId;
@@ -412,14 +412,14 @@ impl Responder {
 /// Everything that a step of the protocol works on.
 pub(crate) struct Ctx<'a, E: Env> {
     pub(crate) qp: &'a mut Qp<E>,
-    pub(crate) sh: &'a mut Shared<E>,
+    pub(crate) sh: &'a mut QpShared<E>,
     pub(crate) env: &'a mut E,
     pub(crate) now: Nanos,
 }
 
 /// Why a QP stopped sending.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Step {
+pub(crate) enum SendPause {
     /// One packet went out
     Sent,
     /// Nothing (more) to send now
@@ -435,35 +435,35 @@ const TURN: u32 = 64;
 
 impl<E: Env> Ctx<'_, E> {
     /// Sends what the QP owes and has: answers first (IBTA 9.7.5.1: they unblock the peer), then requests.
-    pub(crate) fn transmit(&mut self) -> Step {
+    pub(crate) fn transmit(&mut self) -> SendPause {
         if self.qp.flags.held {
             return self.engine_turn();
         }
         for _ in 0..TURN {
             if !self.env.can_send() {
-                return Step::PortFull;
+                return SendPause::PortFull;
             }
             let step = if self.qp.resp.owes_answer() { self.emit_answer() } else { self.emit_request() };
-            if step != Step::Sent {
+            if step != SendPause::Sent {
                 return step;
             }
         }
-        Step::TurnOver
+        SendPause::TurnOver
     }
 
     /// The QP's turn ended so. True: the port is full, and the QP is next.
     #[inline]
-    pub(crate) fn end_turn(&mut self, step: Step) -> bool {
+    pub(crate) fn end_turn(&mut self, step: SendPause) -> bool {
         match step {
-            Step::Idle | Step::Sent => self.qp.flags.queued = false,
-            Step::TurnOver => self.sh.sched.push_ready(self.qp.qpn),
-            Step::PortFull => self.sh.sched.push_ready_front(self.qp.qpn),
+            SendPause::Idle | SendPause::Sent => self.qp.flags.queued = false,
+            SendPause::TurnOver => self.sh.sched.push_ready(self.qp.qpn),
+            SendPause::PortFull => self.sh.sched.push_ready_front(self.qp.qpn),
         }
-        if step != Step::PortFull {
+        if step != SendPause::PortFull {
             /* whoever has sent all that it may waits behind the others next time */
             self.sh.paths.end_turn(self.qp.path, self.qp.qpn);
         }
-        step == Step::PortFull
+        step == SendPause::PortFull
     }
 
     /// A packet for this QP, already matched to its number and checked for form.
@@ -540,6 +540,6 @@ impl<E: Env> Ctx<'_, E> {
 }
 
 /// UD's destination as it stands in a WQE.
-pub(crate) fn datagram_path<E: Env>(sh: &Shared<E>, av: AvId) -> Option<(Av, PathId)> {
+pub(crate) fn datagram_path<E: Env>(sh: &QpShared<E>, av: AvId) -> Option<(Av, PathId)> {
     sh.avs.get(av.0 as usize).map(|e| (e.av, e.path))
 }

@@ -1,7 +1,7 @@
 //! A consistent read (the paper's 6.3): an object whose last eight bytes are the CRC64 of those before. The
 //! kernel reads it until that is so, and answers with it; how often it tries is ours.
 
-use starverbs_core::strom::{Code, Input, Kernel, Poll, RegionRange, Run};
+use starverbs_core::strom::{Code, Input, Kernel, KernelRun, Poll, RegionRange};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -36,7 +36,7 @@ pub fn is_consistent(object: &[u8]) -> bool {
 }
 
 impl Consistent {
-    fn fetch(run: &mut Run, params: &Params) -> Result<(), Code> {
+    fn fetch(run: &mut KernelRun, params: &Params) -> Result<(), Code> {
         if run.regs[0] >= u64::from(params.tries.get()) {
             return Err(Code::Retries);
         }
@@ -47,7 +47,7 @@ impl Consistent {
 }
 
 impl Kernel for Consistent {
-    fn start(&mut self, run: &mut Run, input: Input) -> Result<(), Code> {
+    fn start(&mut self, run: &mut KernelRun, input: Input) -> Result<(), Code> {
         let params = Params::read_from_bytes(run.bytes()).map_err(|_| Code::BadParam)?;
         if input != Input::Params || params.len.get() < 8 || params.tries.get() > MOST_TRIES {
             return Err(Code::BadParam);
@@ -55,7 +55,7 @@ impl Kernel for Consistent {
         Consistent::fetch(run, &params)
     }
 
-    fn step(&mut self, run: &mut Run) -> Poll {
+    fn step(&mut self, run: &mut KernelRun) -> Poll {
         if is_consistent(run.read_data()) {
             run.reply_read();
             return Poll::Ready(Code::Ok);

@@ -3,7 +3,7 @@
 //! The paper leaves misses and chaining out. Here an entry has three buckets and the index of the next
 //! entry of its chain; a bucket with a null pointer is empty, whatever its key, and index 0 ends a chain.
 
-use starverbs_core::strom::{Code, Input, Kernel, Poll, RegionRange, Run};
+use starverbs_core::strom::{Code, Input, Kernel, KernelRun, Poll, RegionRange};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -58,7 +58,7 @@ pub struct Get;
 
 impl Get {
     /// Queues a read of entry `index`, if another hop is left.
-    fn fetch(run: &mut Run, index: u32) -> Result<(), Code> {
+    fn fetch(run: &mut KernelRun, index: u32) -> Result<(), Code> {
         let params = Params::read_from_bytes(run.bytes()).map_err(|_| Code::BadParam)?;
         if run.regs[0] >= u64::from(params.hops.get()) {
             return Err(Code::Retries);
@@ -71,7 +71,7 @@ impl Get {
 }
 
 impl Kernel for Get {
-    fn start(&mut self, run: &mut Run, input: Input) -> Result<(), Code> {
+    fn start(&mut self, run: &mut KernelRun, input: Input) -> Result<(), Code> {
         let params = Params::read_from_bytes(run.bytes()).map_err(|_| Code::BadParam)?;
         if input != Input::Params || params.hops.get() > MOST_HOPS {
             return Err(Code::BadParam);
@@ -79,7 +79,7 @@ impl Kernel for Get {
         Get::fetch(run, params.index.get())
     }
 
-    fn step(&mut self, run: &mut Run) -> Poll {
+    fn step(&mut self, run: &mut KernelRun) -> Poll {
         let (Ok(params), Ok(entry)) =
             (Params::read_from_bytes(run.bytes()), HashEntry::read_from_bytes(run.read_data()))
         else {

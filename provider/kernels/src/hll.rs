@@ -5,7 +5,7 @@
 //! MurmurHash3 x64 128 with seed 0; its top 16 bits name the register, the rank is that of the first 1 behind
 //! them. Linear counting up to 2.5 m; no correction at the other end, as the hash has 64 bits.
 
-use starverbs_core::strom::{Code, Input, Kernel, Poll, Run};
+use starverbs_core::strom::{Code, Input, Kernel, KernelRun, Poll};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -98,7 +98,7 @@ impl Hll {
     }
 
     /// The packet's bytes to memory, as far as there is room. False: later.
-    fn pass_on(&mut self, run: &mut Run) -> bool {
+    fn pass_on(&mut self, run: &mut KernelRun) -> bool {
         let room = usize::try_from(self.to.len.get()).unwrap_or(usize::MAX);
         let len = run.bytes().len().min(room);
         if len > 0 && !run.write_bytes(self.to.rkey.get(), self.to.to.get(), 0..len) {
@@ -113,7 +113,7 @@ impl Hll {
 }
 
 impl Kernel for Hll {
-    fn start(&mut self, run: &mut Run, input: Input) -> Result<(), Code> {
+    fn start(&mut self, run: &mut KernelRun, input: Input) -> Result<(), Code> {
         if input != Input::Params {
             return Ok(());
         }
@@ -130,7 +130,7 @@ impl Kernel for Hll {
         if run.reply(answer.as_bytes()) { Ok(()) } else { Err(Code::Overflow) }
     }
 
-    fn step(&mut self, run: &mut Run) -> Poll {
+    fn step(&mut self, run: &mut KernelRun) -> Poll {
         if run.regs[0] == 1 {
             return Poll::Ready(Code::Ok);
         }

@@ -1,6 +1,6 @@
 //! Memory for tests of kernels: a region, and what executes their commands.
 
-use starverbs_core::strom::{Code, Input, Kernel, KernelMemory, Poll, RegionRange, Run};
+use starverbs_core::strom::{Code, Input, Kernel, KernelMemory, KernelRun, Poll, RegionRange};
 
 /// No request of any kernel takes more.
 const MOST_STEPS: usize = 2048;
@@ -14,7 +14,7 @@ pub(crate) struct TestHost {
     bytes: Vec<u8>,
     /// Called with all of it before each read
     pub(crate) before_read: Option<Change>,
-    run: Run,
+    run: KernelRun,
 }
 
 impl TestHost {
@@ -22,7 +22,7 @@ impl TestHost {
     pub(crate) const KEY: u32 = 0x77;
 
     pub(crate) fn new(base: u64, len: usize) -> Self {
-        TestHost { base, bytes: vec![0; len], before_read: None, run: Run::new(1).expect("memory") }
+        TestHost { base, bytes: vec![0; len], before_read: None, run: KernelRun::new(1).expect("memory") }
     }
 
     fn range(&self, place: RegionRange) -> Option<core::ops::Range<usize>> {

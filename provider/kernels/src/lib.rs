@@ -1,8 +1,8 @@
 //! StRoM's kernels that every card has (the paper's 5.2, 6 and 7.2): each reads its parameters, steps through
 //! memory, and answers. docs/strom.md has their parameters; `include/infiniband/stardv.h` has them for C.
 //!
-//! A kernel knows nothing but its [`Run`](starverbs_core::strom::Run); the crate must not know queue pairs,
-//! sockets, clocks or threads.
+//! A kernel knows nothing but its [`KernelRun`](starverbs_core::strom::KernelRun); the crate must not know
+//! queue pairs, sockets, clocks or threads.
 #![forbid(unsafe_code)]
 
 pub mod consistent;

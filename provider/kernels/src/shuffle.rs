@@ -5,7 +5,7 @@
 //! RPC, too: it flushes the buffers, and says how many values each partition of a range got. A value without
 //! room is dropped and counted; the flush then ends with OVERFLOW.
 
-use starverbs_core::strom::{Code, Input, Kernel, Poll, Run};
+use starverbs_core::strom::{Code, Input, Kernel, KernelRun, Poll};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -74,7 +74,7 @@ impl Default for Shuffle {
 
 impl Shuffle {
     /// Writes what waits for a partition. False: later.
-    fn flush(&mut self, run: &mut Run, at: usize) -> bool {
+    fn flush(&mut self, run: &mut KernelRun, at: usize) -> bool {
         let lane = &mut self.lanes[at];
         let len = u64::from(lane.waiting) * 8;
         let fits = len.min(lane.room / 8 * 8);
@@ -89,7 +89,7 @@ impl Shuffle {
     }
 
     /// Takes the packet's values from where it was left; the register counts them.
-    fn spread(&mut self, run: &mut Run) -> Poll {
+    fn spread(&mut self, run: &mut KernelRun) -> Poll {
         while let Some(value) = run.param::<8>(run.regs[0] as usize * 8) {
             let at = u64::from_le_bytes(value) as usize & self.mask;
             let waiting = usize::from(self.lanes[at].waiting);
@@ -105,7 +105,7 @@ impl Shuffle {
     }
 
     /// Flushes from where it was left, then answers.
-    fn finish(&mut self, run: &mut Run, params: &Params) -> Poll {
+    fn finish(&mut self, run: &mut KernelRun, params: &Params) -> Poll {
         while run.regs[1] as usize <= self.mask {
             if !self.flush(run, run.regs[1] as usize) {
                 return Poll::Pending;
@@ -142,7 +142,7 @@ impl Shuffle {
 }
 
 impl Kernel for Shuffle {
-    fn start(&mut self, run: &mut Run, input: Input) -> Result<(), Code> {
+    fn start(&mut self, run: &mut KernelRun, input: Input) -> Result<(), Code> {
         if input != Input::Params {
             run.regs = [0; 8];
             return Ok(());
@@ -161,7 +161,7 @@ impl Kernel for Shuffle {
         Ok(())
     }
 
-    fn step(&mut self, run: &mut Run) -> Poll {
+    fn step(&mut self, run: &mut KernelRun) -> Poll {
         match (run.regs[3], run.regs[2]) {
             (0, _) => self.spread(run),
             (_, 0) => Poll::Ready(Code::Ok),

@@ -3,7 +3,7 @@
 //! Elements have 64 bytes, keys 8, fields are aligned to 4: positions and the mask count slots of 4 bytes, as
 //! the paper's do. Following a pointer beside a key ([`FOLLOW`]) and the hop limit are ours.
 
-use starverbs_core::strom::{Code, Input, Kernel, Poll, RegionRange, Run};
+use starverbs_core::strom::{Code, Input, Kernel, KernelRun, Poll, RegionRange};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -55,7 +55,7 @@ pub struct Params {
 }
 
 impl Params {
-    fn of(run: &Run) -> Result<Params, Code> {
+    fn of(run: &KernelRun) -> Result<Params, Code> {
         let params = Params::read_from_bytes(run.bytes()).map_err(|_| Code::BadParam)?;
         let known = params.predicate <= NOT_EQUAL && params.flags & !(RELATIVE | NEXT | FOLLOW) == 0;
         if known { Ok(params) } else { Err(Code::BadParam) }
@@ -77,7 +77,7 @@ impl Params {
 pub struct Traverse;
 
 impl Traverse {
-    fn fetch(run: &mut Run, params: &Params, va: u64) -> Result<(), Code> {
+    fn fetch(run: &mut KernelRun, params: &Params, va: u64) -> Result<(), Code> {
         if run.regs[0] >= u64::from(params.hops) {
             return Err(Code::Retries);
         }
@@ -111,7 +111,7 @@ impl Traverse {
 }
 
 impl Kernel for Traverse {
-    fn start(&mut self, run: &mut Run, input: Input) -> Result<(), Code> {
+    fn start(&mut self, run: &mut KernelRun, input: Input) -> Result<(), Code> {
         let params = Params::of(run)?;
         if input != Input::Params {
             return Err(Code::BadParam);
@@ -119,7 +119,7 @@ impl Kernel for Traverse {
         Traverse::fetch(run, &params, params.element.get())
     }
 
-    fn step(&mut self, run: &mut Run) -> Poll {
+    fn step(&mut self, run: &mut KernelRun) -> Poll {
         let next = Params::of(run).and_then(|params| {
             let (found, to) = Traverse::look(&params, run.read_data())?;
             if found {

@@ -12,7 +12,7 @@ mod serve;
 mod slot;
 mod target;
 
-pub use config::{CardConfig, Counts};
+pub use config::{CardConfig, CardCounts};
 pub use control::{ControlError, PortalId};
 pub use initiator::IssueError;
 pub use outbox::packet_in_buffer;
@@ -103,7 +103,7 @@ pub struct OneRmaCard<S: Seal> {
     row: u8,
     /// Whether a transfer entered service last, and not a command
     transfer_last: bool,
-    counts: Counts,
+    counts: CardCounts,
 }
 
 impl<S: Seal> OneRmaCard<S> {
@@ -133,12 +133,12 @@ impl<S: Seal> OneRmaCard<S> {
             inbound: RequestQueues::new(config.inbound)?,
             row: 0,
             transfer_last: false,
-            counts: Counts::default(),
+            counts: CardCounts::default(),
         })
     }
 
     /// What it has counted.
-    pub fn counts(&self) -> &Counts {
+    pub fn counts(&self) -> &CardCounts {
         &self.counts
     }
 

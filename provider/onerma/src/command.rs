@@ -19,7 +19,7 @@ pub const COMPLETION_LEN: usize = 32;
 /// In memory: op 8, class 1 and haste 7, size 16, remote region 32, remote offset 64, remote address 128,
 /// local region 32, completion region 32, local offset 64, K_d 128.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Command {
+pub struct OneRmaCommand {
     /// What is asked for
     pub op: OneRmaOp,
     /// Its class
@@ -55,7 +55,7 @@ pub enum CommandError {
     Size,
 }
 
-impl Command {
+impl OneRmaCommand {
     /// As it lies in a slot.
     pub fn encode(&self) -> [u8; COMMAND_LEN] {
         let mut bytes = [0; COMMAND_LEN];
@@ -73,7 +73,7 @@ impl Command {
     }
 
     /// What a slot holds. The program may have written anything.
-    pub fn decode(bytes: &[u8; COMMAND_LEN]) -> Result<Command, CommandError> {
+    pub fn decode(bytes: &[u8; COMMAND_LEN]) -> Result<OneRmaCommand, CommandError> {
         let op = OneRmaOp::from_code(bytes[0]).ok_or(CommandError::Unknown)?;
         let class = Class::from_code(bytes[1] & 1).ok_or(CommandError::Unknown)?;
         let haste = bytes[1] >> 1;
@@ -84,7 +84,7 @@ impl Command {
         if !op.takes(size) {
             return Err(CommandError::Size);
         }
-        Ok(Command {
+        Ok(OneRmaCommand {
             op,
             class,
             haste,
@@ -172,7 +172,7 @@ mod tests {
             slot[32..].copy_from_slice(&bytes[1]);
             (slot[0], slot[1]) = (op, second);
             slot[2..4].copy_from_slice(&size.to_le_bytes());
-            match Command::decode(&slot) {
+            match OneRmaCommand::decode(&slot) {
                 Ok(command) => prop_assert_eq!(command.encode(), slot),
                 Err(CommandError::Unknown) => prop_assert!(!(1..=3).contains(&op) || second >> 1 >= HASTES),
                 Err(CommandError::Size) => {

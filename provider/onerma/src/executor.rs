@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use starverbs_core::{Gid, Nanos};
 use thiserror::Error;
 
-use crate::command::{Command, Completion};
+use crate::command::{Completion, OneRmaCommand};
 use crate::congestion::{CongestionWindow, Remote, Settings};
 use crate::region::RegionId;
 use crate::seal::DerivedKey;
@@ -137,7 +137,7 @@ struct Destination {
 
 /// What a slot of the portal does.
 #[derive(Clone, Copy, Debug)]
-struct Flight {
+struct SlotWork {
     transfer: usize,
     chunk: Chunk,
 }
@@ -149,7 +149,7 @@ pub struct Executor {
     retries: u8,
     completions: RegionId,
     local: CongestionWindow,
-    slots: Vec<Option<Flight>>,
+    slots: Vec<Option<SlotWork>>,
     free: Vec<u16>,
     transfers: Vec<Option<Active>>,
     destinations: Vec<Destination>,
@@ -225,7 +225,7 @@ impl Executor {
     }
 
     /// The next command to issue now and its slot, if windows and pacing allow one.
-    pub fn poll(&mut self, now: Nanos) -> Option<(u16, Command)> {
+    pub fn poll(&mut self, now: Nanos) -> Option<(u16, OneRmaCommand)> {
         if self.free.is_empty() {
             return None;
         }
@@ -263,7 +263,7 @@ impl Executor {
         ready.filter_map(|place| self.destinations.get(*place).map(|one| one.next)).min()
     }
 
-    fn issue_to(&mut self, now: Nanos, place: usize) -> Option<(u16, Command)> {
+    fn issue_to(&mut self, now: Nanos, place: usize) -> Option<(u16, OneRmaCommand)> {
         let destination = self.destinations.get_mut(place)?;
         let at = destination.turn.pop_front()?;
         let active = self.transfers.get_mut(at)?.as_mut()?;
@@ -279,9 +279,9 @@ impl Executor {
         /* who polls late makes up for it, as far as that is no burst */
         let since = destination.next.max(now.saturating_sub(destination.remote.rtt() / LATE));
         destination.next = since.saturating_add(destination.remote.pause(&self.local, chunk.size));
-        *self.slots.get_mut(usize::from(slot))? = Some(Flight { transfer: at, chunk });
+        *self.slots.get_mut(usize::from(slot))? = Some(SlotWork { transfer: at, chunk });
         let Transfer { op, class, remote, region, offset, local, local_offset, key, .. } = active.transfer;
-        let command = Command {
+        let command = OneRmaCommand {
             op,
             class,
             haste: destination.remote.haste(&self.settings, chunk.tries),
@@ -301,7 +301,7 @@ impl Executor {
     pub fn on_completion(&mut self, now: Nanos, completion: &Completion) -> Option<Finished> {
         let flight = self.slots.get_mut(usize::from(completion.slot))?.take()?;
         self.free.push(completion.slot);
-        let Flight { transfer: at, mut chunk } = flight;
+        let SlotWork { transfer: at, mut chunk } = flight;
         let active = self.transfers.get_mut(at)?.as_mut()?;
         let destination = self.destinations.get_mut(active.destination)?;
         active.in_flight -= 1;

@@ -32,10 +32,10 @@ mod window;
 pub mod wire;
 
 pub use card::{
-    AddressPair, CardConfig, ControlError, Counts, IssueError, OneRmaCard, OneRmaEnv, PortalId, SlotState,
-    Transmit, packet_in_buffer,
+    AddressPair, CardConfig, CardCounts, ControlError, IssueError, OneRmaCard, OneRmaEnv, PortalId,
+    SlotState, Transmit, packet_in_buffer,
 };
-pub use command::{COMMAND_LEN, COMPLETION_LEN, Command, CommandError, Completion, HASTES};
+pub use command::{COMMAND_LEN, COMPLETION_LEN, CommandError, Completion, HASTES, OneRmaCommand};
 pub use fragments::GRANULE;
 pub use region::{Region, RegionId, Rights};
 pub use seal::{DerivedKey, Initiator, RESERVED_KEY, RegionKey, Seal, SealCounters, TAG_LEN};

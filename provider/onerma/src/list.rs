@@ -15,21 +15,21 @@ pub(crate) fn boxed<T>(len: usize, make: impl FnMut() -> T) -> Option<Box<[T]>> 
 }
 
 #[derive(Clone, Copy)]
-struct Link {
+struct ListLink {
     before: u16,
     after: u16,
 }
 
 /// The neighbours of each place.
-pub(crate) struct Neighbours(Box<[Link]>);
+pub(crate) struct Neighbours(Box<[ListLink]>);
 
 impl Neighbours {
     /// For places 0..len.
     pub(crate) fn new(len: u16) -> Option<Self> {
-        boxed(usize::from(len), || Link { before: NONE, after: NONE }).map(Neighbours)
+        boxed(usize::from(len), || ListLink { before: NONE, after: NONE }).map(Neighbours)
     }
 
-    fn at(&mut self, place: u16) -> Option<&mut Link> {
+    fn at(&mut self, place: u16) -> Option<&mut ListLink> {
         self.0.get_mut(usize::from(place))
     }
 }
@@ -55,7 +55,7 @@ impl List {
     /// Puts in a place that is in no list.
     pub(crate) fn push(&mut self, links: &mut Neighbours, place: u16) {
         let Some(link) = links.at(place) else { return };
-        *link = Link { before: self.last, after: NONE };
+        *link = ListLink { before: self.last, after: NONE };
         match links.at(self.last) {
             Some(last) => last.after = place,
             None => self.first = place,
@@ -66,8 +66,8 @@ impl List {
     /// Takes out a place that is in this list.
     pub(crate) fn remove(&mut self, links: &mut Neighbours, place: u16) {
         let Some(link) = links.at(place) else { return };
-        let Link { before, after } = *link;
-        *link = Link { before: NONE, after: NONE };
+        let ListLink { before, after } = *link;
+        *link = ListLink { before: NONE, after: NONE };
         match links.at(before) {
             Some(link) => link.after = after,
             None => self.first = after,

@@ -72,7 +72,7 @@ impl Iv {
 
 /// What all packets begin with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Prefix {
+pub struct PacketPrefix {
     /// The operation that it belongs to
     pub op: OneRmaOp,
     /// Its class
@@ -139,7 +139,7 @@ const FAIL: u8 = 5;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OneRmaHeader {
     /// The prefix
-    pub prefix: Prefix,
+    pub prefix: PacketPrefix,
     /// The rest
     pub hop: Hop,
 }
@@ -182,9 +182,9 @@ impl Writer<'_> {
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+struct FieldReader<'a>(&'a [u8]);
 
-impl Reader<'_> {
+impl FieldReader<'_> {
     fn take<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
         let (first, rest) = self.0.split_first_chunk::<N>().ok_or(WireError::Length)?;
         self.0 = rest;
@@ -204,7 +204,7 @@ impl Reader<'_> {
 impl OneRmaHeader {
     pub(crate) fn encode(&self) -> HeadBytes {
         let mut bytes = [0; MAX_HEADER];
-        let Prefix { op, class, iv } = self.prefix;
+        let PacketPrefix { op, class, iv } = self.prefix;
         let (hop, status) = match self.hop {
             Hop::Request { .. } => (REQUEST, Status::Ok),
             Hop::Ask { .. } => (ASK, Status::Ok),
@@ -247,7 +247,7 @@ impl OneRmaHeader {
     /// Reads a packet: its header, and where the encrypted bytes begin.
     pub fn parse(packet: &[u8]) -> Result<(OneRmaHeader, usize), WireError> {
         let (front, _) = packet.split_last_chunk::<TAG_LEN>().ok_or(WireError::Length)?;
-        let mut input = Reader(front);
+        let mut input = FieldReader(front);
         let [first, op, status, class] = input.take()?;
         if first >> 4 != VERSION {
             return Err(WireError::Unknown);
@@ -262,12 +262,12 @@ impl OneRmaHeader {
         let iv = Iv { sender: input.word()?, counter: input.long()? };
         let hop = Hop::read(&mut input, hop, status)?;
         hop.check(op, input.0.len())?;
-        Ok((OneRmaHeader { prefix: Prefix { op, class, iv }, hop }, front.len() - input.0.len()))
+        Ok((OneRmaHeader { prefix: PacketPrefix { op, class, iv }, hop }, front.len() - input.0.len()))
     }
 }
 
 impl Hop {
-    fn read(input: &mut Reader<'_>, hop: u8, status: Status) -> Result<Hop, WireError> {
+    fn read(input: &mut FieldReader<'_>, hop: u8, status: Status) -> Result<Hop, WireError> {
         let first = input.handle()?;
         Ok(match hop {
             REQUEST => Hop::Request {
@@ -308,12 +308,12 @@ const BOUND: usize = MAX_HEADER + IV_LEN + 16;
 
 /// What is bound to a packet: its header, the initialisation vector of the packet that it answers, and the
 /// address of the target, so that a request serves at one target only.
-pub(crate) struct Bound {
+pub(crate) struct PacketAad {
     bytes: [u8; BOUND],
     len: usize,
 }
 
-impl Bound {
+impl PacketAad {
     pub(crate) fn new(head: &[u8], answers: Iv, target: &Gid) -> Self {
         let mut bytes = [0; BOUND];
         let mut out = Writer { bytes: &mut bytes, len: 0 };
@@ -321,7 +321,7 @@ impl Bound {
         out.put(&answers.bytes());
         out.put(&target.0);
         let len = out.len;
-        Bound { bytes, len }
+        PacketAad { bytes, len }
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {

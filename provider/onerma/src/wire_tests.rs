@@ -11,10 +11,8 @@ fn handle() -> impl Strategy<Value = Handle> {
 /// A header that a card may send, and its number of encrypted bytes.
 fn head() -> impl Strategy<Value = (OneRmaHeader, usize)> {
     let op = prop_oneof![Just(OneRmaOp::Read), Just(OneRmaOp::Write), Just(OneRmaOp::Rekey)];
-    let prefix = (op, any::<bool>(), any::<(u32, u64)>()).prop_map(|(op, low, (sender, counter))| Prefix {
-        op,
-        class: if low { Class::Low } else { Class::High },
-        iv: Iv { sender, counter },
+    let prefix = (op, any::<bool>(), any::<(u32, u64)>()).prop_map(|(op, low, (sender, counter))| {
+        PacketPrefix { op, class: if low { Class::Low } else { Class::High }, iv: Iv { sender, counter } }
     });
     let fields = (handle(), handle(), any::<(u32, u32, u64)>(), 1..=MAX_OP, 0..5u8, 1..8u8);
     (prefix, fields).prop_map(|(mut prefix, (one, other, (pid, region, offset), size, hop, status))| {
@@ -81,10 +79,11 @@ fn offset(head: &OneRmaHeader) -> u32 {
 
 #[test]
 fn what_no_card_sends_is_refused() {
-    let prefix = Prefix { op: OneRmaOp::Read, class: Class::High, iv: Iv::default() };
+    let prefix = PacketPrefix { op: OneRmaOp::Read, class: Class::High, iv: Iv::default() };
     let to = Handle::default();
-    let of =
-        |op, hop| OneRmaHeader::parse(&packet(&OneRmaHeader { prefix: Prefix { op, ..prefix }, hop }, 0));
+    let of = |op, hop| {
+        OneRmaHeader::parse(&packet(&OneRmaHeader { prefix: PacketPrefix { op, ..prefix }, hop }, 0))
+    };
     let request = |size| Hop::Request { from: to, pid: 1, region: RegionId(0), offset: 0, size, timeout: 9 };
     assert!(of(OneRmaOp::Read, request(4096)).is_ok());
     assert_eq!(of(OneRmaOp::Read, request(4097)), Err(WireError::Size));

@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use starverbs_core::mr::Plain;
 use starverbs_core::{Dma, Gid, Seg};
-use starverbs_onerma::wire::{Hop, Iv, OneRmaHeader, Prefix};
+use starverbs_onerma::wire::{Hop, Iv, OneRmaHeader, PacketPrefix};
 use starverbs_onerma::{
     AddressPair, CardConfig, Class, DerivedKey, Handle, Initiator, OneRmaCard, OneRmaEnv, OneRmaOp, PortalId,
     Region, RegionKey, Rights, Seal, SealCounters, TAG_LEN, Transmit,
@@ -131,7 +131,7 @@ fn a_hundred_thousand_pairs_are_no_byte_of_the_heap() {
         let path = AddressPair { local: gid, remote: Gid::from_ipv4([11, a, b, c]) };
         let from = Handle { index: pair, generation: 0 };
         for op in [OneRmaOp::Read, OneRmaOp::Write] {
-            let prefix = Prefix { op, class: Class::High, iv: Iv { sender: pair, counter: 1 } };
+            let prefix = PacketPrefix { op, class: Class::High, iv: Iv { sender: pair, counter: 1 } };
             let hop = Hop::Request { from, pid: pair % 4, region, offset: 0, size: 64, timeout: 20_000 };
             let len = packet(OneRmaHeader { prefix, hop }, 0, &mut room);
             card.handle_packet(&mut host, 1, &path, &mut room[..len]);

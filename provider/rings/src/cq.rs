@@ -14,7 +14,7 @@ use crate::memory::ProgramMemory;
 use crate::slots::RawSlots;
 use crate::spin::{SpinGuard, SpinLock};
 use crate::sync::{AtomicU32, Ordering};
-use crate::{IndexPair, Line};
+use crate::{IndexPair, OwnLine};
 
 /// Where a slot's stamp is.
 const STAMP_AT: usize = size_of::<Cqe>();
@@ -28,10 +28,10 @@ pub struct CqRing {
     poll: SpinLock<()>,
     /// Index: CQEs made. Written by the card with release after the slot; read by the program with
     /// acquire.
-    card: Line<IndexPair>,
+    card: OwnLine<IndexPair>,
     /// Index: CQEs polled. Written by the program under the poll lock with release after it read
     /// the slots; read by the card with acquire before it writes a slot again.
-    program: Line<AtomicU32>,
+    program: OwnLine<AtomicU32>,
 }
 
 // SAFETY: `slots` changes in `resize` only, whose caller holds the poll lock and vouches that the
@@ -47,8 +47,8 @@ impl CqRing {
             slots: UnsafeCell::new(RawSlots::new(cqe, stride, memory)?),
             stamped,
             poll: SpinLock::new(()),
-            card: Line(IndexPair::new()),
-            program: Line(AtomicU32::new(0)),
+            card: OwnLine(IndexPair::new()),
+            program: OwnLine(AtomicU32::new(0)),
         })
     }
 

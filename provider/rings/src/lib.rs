@@ -74,9 +74,9 @@ pub enum PushError {
 
 /// A cache line of one side's own.
 #[repr(align(64))]
-struct Line<T>(T);
+struct OwnLine<T>(T);
 
-impl<T> Deref for Line<T> {
+impl<T> Deref for OwnLine<T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {

@@ -11,7 +11,7 @@
 
 use core::ptr::NonNull;
 
-use crate::Line;
+use crate::OwnLine;
 use crate::sync::{AtomicU32, LoomCells, Ordering, fence};
 
 /// Messages begin at multiples of this. The first half is the message's length.
@@ -22,10 +22,10 @@ const LENGTH: usize = 4;
 #[repr(C)]
 pub struct MessageHead {
     /// Bytes that were written
-    written: Line<AtomicU32>,
+    written: OwnLine<AtomicU32>,
     /// Bytes that were read
-    read: Line<AtomicU32>,
-    flags: Line<Flags>,
+    read: OwnLine<AtomicU32>,
+    flags: OwnLine<Flags>,
     watch: LoomCells,
 }
 
@@ -41,9 +41,9 @@ impl MessageHead {
     pub fn new(size: u32) -> Self {
         let zero = || AtomicU32::new(0);
         MessageHead {
-            written: Line(zero()),
-            read: Line(zero()),
-            flags: Line(Flags { asleep: zero(), starved: zero() }),
+            written: OwnLine(zero()),
+            read: OwnLine(zero()),
+            flags: OwnLine(Flags { asleep: zero(), starved: zero() }),
             watch: LoomCells::new(size / UNIT as u32),
         }
     }
@@ -71,16 +71,16 @@ fn record(len: usize) -> usize {
 }
 
 /// One side's view of the memory.
-struct Ring {
+struct RingView {
     head: NonNull<MessageHead>,
     data: NonNull<u8>,
     size: u32,
 }
 
 // SAFETY: plain memory without thread affinity; the protocol orders the accesses.
-unsafe impl Send for Ring {}
+unsafe impl Send for RingView {}
 
-impl Ring {
+impl RingView {
     fn head(&self) -> &MessageHead {
         // SAFETY: promised at `MessageWriter::new` and `MessageReader::new`; any bytes are valid for atomics.
         unsafe { self.head.as_ref() }
@@ -136,7 +136,7 @@ impl Ring {
 
 /// The writing side of a ring.
 pub struct MessageWriter {
-    ring: Ring,
+    ring: RingView,
     written: u32,
     /// What the reader has read, when it was last looked at
     read: u32,
@@ -151,7 +151,7 @@ impl MessageWriter {
     /// used. `size` is a power of two, 16 or more.
     pub unsafe fn new(head: NonNull<MessageHead>, data: NonNull<u8>, size: u32) -> Self {
         debug_assert!(size.is_power_of_two() && size as usize >= 2 * UNIT);
-        MessageWriter { ring: Ring { head, data, size }, written: 0, read: 0 }
+        MessageWriter { ring: RingView { head, data, size }, written: 0, read: 0 }
     }
 
     /// Longest message for which [`MessageWriter::await_room`] promises anything.
@@ -240,7 +240,7 @@ impl MessageWriter {
 
 /// The reading side of a ring.
 pub struct MessageReader {
-    ring: Ring,
+    ring: RingView,
     read: u32,
     /// What the writer has written, when it was last looked at
     written: u32,
@@ -255,7 +255,7 @@ impl MessageReader {
     /// As [`MessageWriter::new`].
     pub unsafe fn new(head: NonNull<MessageHead>, data: NonNull<u8>, size: u32) -> Self {
         debug_assert!(size.is_power_of_two() && size as usize >= 2 * UNIT);
-        MessageReader { ring: Ring { head, data, size }, read: 0, written: 0, next: None }
+        MessageReader { ring: RingView { head, data, size }, read: 0, written: 0, next: None }
     }
 
     /// Length of the oldest message; `None`: there is none.

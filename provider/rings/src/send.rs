@@ -12,7 +12,7 @@ use starverbs_queues::format::blocks;
 use crate::PushError;
 use crate::spin::SpinGuard;
 use crate::sync::Ordering;
-use crate::work::{SendSize, Shape, WorkLayout, WorkRings};
+use crate::work::{QueueShape, SendSize, WorkLayout, WorkRings};
 
 const HEADER: usize = BLOCK;
 
@@ -51,7 +51,7 @@ pub(crate) unsafe fn copy_sges(to: *mut Sge, from: *const Sge, count: usize) {
 
 /// Inline bytes that a slot has room for.
 #[inline]
-pub(crate) fn max_inline(shape: Shape) -> u32 {
+pub(crate) fn max_inline(shape: QueueShape) -> u32 {
     u32::from(shape.stride).saturating_sub(HEADER as u32)
 }
 

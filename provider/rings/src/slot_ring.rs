@@ -19,7 +19,7 @@
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
 
-use crate::Line;
+use crate::OwnLine;
 use crate::message::Broken;
 use crate::prefetch;
 use crate::sync::{AtomicU32, LoomCells, Ordering, fence};
@@ -36,18 +36,18 @@ pub type Record = [u32; RECORD_WORDS];
 #[repr(C)]
 pub struct SlotHead {
     /// Records that were read
-    read: Line<AtomicU32>,
+    read: OwnLine<AtomicU32>,
     /// The reader sleeps until there is a record
-    asleep: Line<AtomicU32>,
+    asleep: OwnLine<AtomicU32>,
     /// The writer sleeps until one more was read
-    awaits: Line<AtomicU32>,
+    awaits: OwnLine<AtomicU32>,
     watch: LoomCells,
 }
 
 impl SlotHead {
     /// As zeroed memory has it, for a ring of so many slots.
     pub fn new(slots: u32) -> Self {
-        let zero = || Line(AtomicU32::new(0));
+        let zero = || OwnLine(AtomicU32::new(0));
         SlotHead { read: zero(), asleep: zero(), awaits: zero(), watch: LoomCells::new(slots) }
     }
 }

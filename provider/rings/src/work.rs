@@ -22,7 +22,7 @@ use core::ptr::{self, NonNull};
 use std::alloc::Layout;
 use std::sync::Arc;
 
-use crate::Line;
+use crate::OwnLine;
 use crate::memory::{self, Memory, ProgramMemory, Resource};
 use crate::recv::{self, CardRq, RecvProducer, Returned};
 use crate::send::{self, CardSq, SendProducer};
@@ -65,8 +65,8 @@ pub(crate) struct QueueHead {
     users: AtomicU32,
     /// Where the send queue's slots begin, bytes from the head.
     send_at: u32,
-    pub(crate) send: Shape,
-    pub(crate) recv: Shape,
+    pub(crate) send: QueueShape,
+    pub(crate) recv: QueueShape,
     pub(crate) send_post: SpinLock<()>,
     pub(crate) recv_post: SpinLock<()>,
     /// Bytes of the allocation in front of the head.
@@ -83,8 +83,8 @@ pub(crate) struct QueueHead {
     pub(crate) returned: UnsafeCell<Returned>,
     /// Whose memory this is; boxed, so that the line has room.
     memory: Option<Box<Arc<dyn Memory>>>,
-    pub(crate) program: Line<ProgramSide>,
-    pub(crate) card: Line<CardSide>,
+    pub(crate) program: OwnLine<ProgramSide>,
+    pub(crate) card: OwnLine<CardSide>,
     send_watch: LoomCells,
     recv_watch: LoomCells,
 }
@@ -131,7 +131,7 @@ const _: () = {
 
 /// Slots of one queue.
 #[derive(Clone, Copy)]
-pub(crate) struct Shape {
+pub(crate) struct QueueShape {
     /// How many less 1, as they are a power of two; of no slots, all bits
     mask: u32,
     /// Bytes of each
@@ -140,12 +140,12 @@ pub(crate) struct Shape {
     pub(crate) max_sge: u16,
 }
 
-impl Shape {
-    const NONE: Shape = Shape { mask: u32::MAX, stride: 0, max_sge: 0 };
+impl QueueShape {
+    const NONE: QueueShape = QueueShape { mask: u32::MAX, stride: 0, max_sge: 0 };
 
-    fn new(max_wr: u32, stride: usize, max_sge: u16) -> Option<Shape> {
+    fn new(max_wr: u32, stride: usize, max_sge: u16) -> Option<QueueShape> {
         let slots = max_wr.max(1).checked_next_power_of_two()?;
-        Some(Shape { mask: slots - 1, stride: u16::try_from(stride).ok()?, max_sge })
+        Some(QueueShape { mask: slots - 1, stride: u16::try_from(stride).ok()?, max_sge })
     }
 
     /// How many; 0 where there is no such queue.
@@ -165,14 +165,14 @@ impl Shape {
 }
 
 /// Where the send queue's slots begin, and all of the memory, with room to align the head in it.
-fn layout(send: Shape, recv: Shape) -> Option<(u32, Layout)> {
+fn layout(send: QueueShape, recv: QueueShape) -> Option<(u32, Layout)> {
     let send_at = (size_of::<QueueHead>() + recv.bytes()).next_multiple_of(LINE);
     let bytes = send_at.checked_add(send.bytes())?.checked_add(LINE - MALLOC_ALIGN)?;
     Some((u32::try_from(send_at).ok()?, Layout::from_size_align(bytes, MALLOC_ALIGN).ok()?))
 }
 
 /// Whose rings these are: only a queue pair sends.
-fn resource(send: Shape) -> Resource {
+fn resource(send: QueueShape) -> Resource {
     if send.slots() > 0 { Resource::Qp } else { Resource::Srq }
 }
 
@@ -217,12 +217,12 @@ impl WorkRings {
         mut memory: ProgramMemory,
     ) -> Option<WorkRings> {
         let send = match send {
-            Some(size) => Shape::new(size.max_wr, send::stride(&size), size.max_sge)?,
-            None => Shape::NONE,
+            Some(size) => QueueShape::new(size.max_wr, send::stride(&size), size.max_sge)?,
+            None => QueueShape::NONE,
         };
         let recv = match recv {
-            Some(size) => Shape::new(size.max_wr, recv::stride(&size), size.max_sge)?,
-            None => Shape::NONE,
+            Some(size) => QueueShape::new(size.max_wr, recv::stride(&size), size.max_sge)?,
+            None => QueueShape::NONE,
         };
         let (send_at, layout) = layout(send, recv)?;
         let resource = resource(send);
@@ -246,8 +246,8 @@ impl WorkRings {
             back: AtomicU32::new(0),
             returned: UnsafeCell::new(None),
             memory: memory.map(Box::new),
-            program: Line(ProgramSide { send_posted: AtomicU32::new(0), recv_posted: AtomicU32::new(0) }),
-            card: Line(CardSide {
+            program: OwnLine(ProgramSide { send_posted: AtomicU32::new(0), recv_posted: AtomicU32::new(0) }),
+            card: OwnLine(CardSide {
                 released: AtomicU32::new(0),
                 taken: AtomicU32::new(0),
                 starved: AtomicU32::new(0),
@@ -371,7 +371,7 @@ impl WorkRings {
     /// Where it all lies, for a device that is told.
     pub fn layout(&self) -> WorkLayout {
         let head = self.head();
-        let slots = |at: usize, shape: Shape| SlotLayout {
+        let slots = |at: usize, shape: QueueShape| SlotLayout {
             at: self.at(at) as u64,
             slots: shape.slots(),
             stride: shape.stride,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::fault::{Fault, Tested};
 use crate::link::Limits;
 use crate::qp::RawQp;
-use crate::raw::Raw;
+use crate::raw::RawDriver;
 
 /// How to test.
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ pub struct Wire {
 /// Two RC QPs of a driver, connected to each other.
 pub(crate) struct Pair {
     /// The driver
-    pub(crate) raw: Raw,
+    pub(crate) raw: RawDriver,
     /// The protection domain
     pub(crate) pd: u32,
     /// The key of all the driver's memory
@@ -80,13 +80,13 @@ impl<'a> Bench<'a> {
     }
 
     /// A driver whose board is not enabled.
-    pub(crate) fn connect(&self) -> Tested<Raw> {
-        Raw::connect(self.socket()?, self.limits)
+    pub(crate) fn connect(&self) -> Tested<RawDriver> {
+        RawDriver::connect(self.socket()?, self.limits)
     }
 
     /// A driver of the board.
-    pub(crate) fn open(&self) -> Tested<Raw> {
-        Raw::open(self.socket()?, self.limits)
+    pub(crate) fn open(&self) -> Tested<RawDriver> {
+        RawDriver::open(self.socket()?, self.limits)
     }
 
     /// A driver with two RC QPs.
@@ -96,12 +96,12 @@ impl<'a> Bench<'a> {
 
     /// The same on the second function.
     pub(crate) fn second_pair(&self) -> Tested<Pair> {
-        pair(Raw::open(self.second()?, self.limits)?)
+        pair(RawDriver::open(self.second()?, self.limits)?)
     }
 }
 
 /// A driver with two RC QPs, on a board that is enabled.
-pub(crate) fn pair(mut raw: Raw) -> Tested<Pair> {
+pub(crate) fn pair(mut raw: RawDriver) -> Tested<Pair> {
     let (pd, key, cq) = raw.basics()?;
     let (a, b) = (raw.qp(pd, cq.number, 0)?, raw.qp(pd, cq.number, 1)?);
     raw.connect_qp(a, b.qpn)?;

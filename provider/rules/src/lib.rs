@@ -1,4 +1,4 @@
-//! A driver of a board without a library ([`Raw`]), and the runner of docs/board.md's numbered rules
+//! A driver of a board without a library ([`RawDriver`]), and the runner of docs/board.md's numbered rules
 //! ([`run`]): what it can see from outside of each, on any board that it reaches.
 //!
 //! Owns what a rule's test does and what it reports. It must not know how the board that it tests is made:
@@ -20,7 +20,7 @@ pub use fault::{Fault, Tested};
 pub use link::{BoardLink, Limits};
 pub use memory::MemoryFile;
 pub use qp::RawQp;
-pub use raw::Raw;
+pub use raw::RawDriver;
 pub use rules::{BoardRule, RULES};
 
 use bench::Bench;

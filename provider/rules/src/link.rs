@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use memmap2::{MmapOptions, MmapRaw};
 use starverbs_backend::sealed;
 use starverbs_queues::board::{BAR_CONTROL, BAR_DOORBELLS};
-use starverbs_vfio::Client;
+use starverbs_vfio::VfioClient;
 use starverbs_vfio::message::{IRQ_MSIX, PCI_CONFIG, REGION_MMAP};
 
 /// How many times the patience for one thing all that a test does may take.
@@ -26,7 +26,7 @@ const COMMAND_MASTER: u16 = 1 << 2;
 
 /// The way to a board.
 pub struct BoardLink {
-    client: Client,
+    client: VfioClient,
     limits: Limits,
 }
 
@@ -56,7 +56,7 @@ impl BoardLink {
     /// # Errors
     /// Nobody is there, or says nothing in time: so for all calls.
     pub fn open(socket: &Path, limits: Limits) -> io::Result<BoardLink> {
-        Ok(BoardLink { client: Client::connect_within(socket, limits.patience)?, limits })
+        Ok(BoardLink { client: VfioClient::connect_within(socket, limits.patience)?, limits })
     }
 
     /// Has the function answer at its BARs and master the bus, as drivers do at first and after its resets.
@@ -72,7 +72,7 @@ impl BoardLink {
     ///
     /// # Errors
     /// There is no time left.
-    pub fn client(&mut self) -> io::Result<&mut Client> {
+    pub fn client(&mut self) -> io::Result<&mut VfioClient> {
         if Instant::now() >= self.limits.until {
             return Err(io::ErrorKind::TimedOut.into());
         }

@@ -9,7 +9,7 @@ use starverbs_queues::{SendFlags, SendOp, SendWqe, Sge, WcStatus};
 use zerocopy::{IntoBytes, transmute};
 
 use crate::fault::{Tested, expect};
-use crate::raw::{ALL, BASE, DATA, QP_BYTES, QPS, Raw};
+use crate::raw::{ALL, BASE, DATA, QP_BYTES, QPS, RawDriver};
 
 /// log2 of the slots of a queue.
 pub const SLOTS_LOG: u8 = 6;
@@ -102,7 +102,7 @@ fn sge_words(sge: Sge) -> [u64; 2] {
     [sge.addr, u64::from(sge.len) | u64::from(sge.lkey) << 32]
 }
 
-impl Raw {
+impl RawDriver {
     /// An RC QP whose queues lie at `at`.
     pub fn create_qp(pd: u32, cq: u32, at: usize) -> CreateQp {
         let base = BASE + at as u64;
@@ -136,7 +136,7 @@ impl Raw {
     /// # Errors
     /// It is refused.
     pub fn qp(&mut self, pd: u32, cq: u32, n: usize) -> Tested<RawQp> {
-        self.qp_of(n, &Raw::create_qp(pd, cq, self.at(QPS + n * QP_BYTES)))
+        self.qp_of(n, &RawDriver::create_qp(pd, cq, self.at(QPS + n * QP_BYTES)))
     }
 
     /// The QP that `create` says, as number `n` of this driver.
@@ -194,7 +194,7 @@ impl Raw {
     /// A step is refused.
     pub fn connect_as(&mut self, qp: RawQp, peer: u32, kind: u8) -> Tested {
         let gid = self.gid()?;
-        for step in Raw::steps_to_rts(gid, peer, kind) {
+        for step in RawDriver::steps_to_rts(gid, peer, kind) {
             self.modify(ModifyQp { qpn: qp.qpn, ..step })?;
         }
         Ok(())

@@ -47,11 +47,11 @@ pub const ALL: u32 = 0x10f;
 pub const CONTEXTS: usize = 3;
 /// Bytes of each.
 pub const CONTEXT_BYTES: usize = 0x4_0000;
-/// Doorbells that [`Raw::settle`] rings.
+/// Doorbells that [`RawDriver::settle`] rings.
 pub const SETTLED: u64 = 3;
 
 /// A driver, and the board that it has.
-pub struct Raw {
+pub struct RawDriver {
     /// The way to the board
     pub link: BoardLink,
     /// What the board reaches
@@ -60,7 +60,7 @@ pub struct Raw {
     pub page: MmapRaw,
     /// Commands posted
     pub tail: u32,
-    /// CQEs taken of the queue that [`Raw::basics`] makes
+    /// CQEs taken of the queue that [`RawDriver::basics`] makes
     pub taken: u32,
     /// How long the board may take for one thing
     pub patience: Duration,
@@ -76,27 +76,27 @@ pub struct Raw {
     spare: Option<(u32, u32)>,
 }
 
-impl Raw {
+impl RawDriver {
     /// Connects, and gives the board memory.
     ///
     /// # Errors
     /// There is no board, or it has no doorbell page.
-    pub fn connect(socket: &Path, limits: Limits) -> Tested<Raw> {
-        Raw::with_memory(socket, limits, MemoryFile::new(BYTES)?)
+    pub fn connect(socket: &Path, limits: Limits) -> Tested<RawDriver> {
+        RawDriver::with_memory(socket, limits, MemoryFile::new(BYTES)?)
     }
 
     /// The same with this memory, of [`BYTES`].
     ///
     /// # Errors
-    /// As of [`Raw::connect`].
-    pub fn with_memory(socket: &Path, limits: Limits, memory: MemoryFile) -> Tested<Raw> {
+    /// As of [`RawDriver::connect`].
+    pub fn with_memory(socket: &Path, limits: Limits, memory: MemoryFile) -> Tested<RawDriver> {
         let mut link = BoardLink::open(socket, limits)?;
         link.set_master(true)?;
         link.map(memory.file(), BASE, BYTES as u64)?;
         let page = link.map_cells()?;
         let mut cells = [0; 4];
         link.read(REG_CELLS, &mut cells)?;
-        Ok(Raw {
+        Ok(RawDriver {
             link,
             memory,
             page,
@@ -114,9 +114,9 @@ impl Raw {
     /// Connects, and enables the board.
     ///
     /// # Errors
-    /// As of [`Raw::connect`]; it is not enabled.
-    pub fn open(socket: &Path, limits: Limits) -> Tested<Raw> {
-        let mut raw = Raw::connect(socket, limits)?;
+    /// As of [`RawDriver::connect`]; it is not enabled.
+    pub fn open(socket: &Path, limits: Limits) -> Tested<RawDriver> {
+        let mut raw = RawDriver::connect(socket, limits)?;
         raw.enable()?;
         Ok(raw)
     }
@@ -302,7 +302,7 @@ impl Raw {
 
     /// Puts a command into the queue, and does not say so yet; gives its place.
     pub fn put_command(&mut self, op: u16, body: &[u8]) -> usize {
-        let at = Raw::command_at(self.tail);
+        let at = RawDriver::command_at(self.tail);
         self.put(at, CommandHead { op, context: self.context, status: PENDING }.as_bytes());
         self.put(at + size_of::<CommandHead>(), body);
         self.tail = self.tail.wrapping_add(1);
@@ -349,7 +349,7 @@ impl Raw {
     /// Carries out a command on one object.
     ///
     /// # Errors
-    /// As of [`Raw::command`].
+    /// As of [`RawDriver::command`].
     pub fn object(&mut self, op: u16, number: u32) -> Tested<Result<(), u32>> {
         Ok(self.command::<Object>(op, Object { number, reserved: 0 }.as_bytes())?.map(drop))
     }
@@ -382,7 +382,11 @@ impl Raw {
     ///
     /// # Errors
     /// There is nothing in time; what `look` says.
-    pub fn wait<T>(&mut self, what: &str, mut look: impl FnMut(&mut Raw) -> Tested<Option<T>>) -> Tested<T> {
+    pub fn wait<T>(
+        &mut self,
+        what: &str,
+        mut look: impl FnMut(&mut RawDriver) -> Tested<Option<T>>,
+    ) -> Tested<T> {
         let (begun, mut give_way) = (Instant::now(), GiveWay::default());
         loop {
             if let Some(found) = look(self)? {
@@ -401,7 +405,7 @@ impl Raw {
     /// One is refused.
     pub fn basics(&mut self) -> Tested<(u32, u32, NumberReply)> {
         let pd = self.number(OP_ALLOC_PD, &[])?.number;
-        let key = self.number(OP_REG_MR, Raw::region(pd, 0, BYTES).as_bytes())?.number;
+        let key = self.number(OP_REG_MR, RawDriver::region(pd, 0, BYTES).as_bytes())?.number;
         Ok((pd, key, self.cq(self.at(CQ), CQ_LOG, 0)?))
     }
 
@@ -429,7 +433,7 @@ impl Raw {
         (phase == (index >> log & 1 == 0)).then(|| Cqe::decode(words))
     }
 
-    /// The next completion of the queue that [`Raw::basics`] makes.
+    /// The next completion of the queue that [`RawDriver::basics`] makes.
     ///
     /// # Errors
     /// None comes.

@@ -12,7 +12,7 @@ use starverbs_core::rng::Rng;
 use starverbs_queues::board::{MAGIC, REG_MAGIC, REG_STATUS, REG_VERSION, STATUS_ENABLED, VERSION};
 use starverbs_rules::{BenchOptions, RuleResult, run};
 use starverbs_vfio::message::{Access, Head, REGION_MMAP, REPLY, Region, Version, parse};
-use starverbs_vfio::{Message, MessageOp, ReadResult, Stream};
+use starverbs_vfio::{MessageOp, MessageStream, ReadResult, VfioMessage};
 use zerocopy::IntoBytes;
 
 /// Runs all rules against a board whose connections `serve` has, each in a thread of its own; what became of
@@ -87,13 +87,13 @@ fn a_board_that_lies_harms_no_runner() {
 }
 
 fn lie(socket: UnixStream, seed: u64, stop: &AtomicBool) {
-    let mut stream = Stream::new(socket).unwrap();
+    let mut stream = MessageStream::new(socket).unwrap();
     let mut rng = Rng::new([seed, 9]);
     let page = sealed::file(c"starverbs-liar", 64 << 10).unwrap();
     while !stop.load(Ordering::Relaxed) {
         match stream.receive() {
             ReadResult::Message(message) => {
-                let Message { head, body, .. } = &message;
+                let VfioMessage { head, body, .. } = &message;
                 let reply = answer(*head, body, &mut rng);
                 let fds = [page.as_fd()];
                 let with = head.op == MessageOp::RegionInfo as u16;

@@ -7,8 +7,8 @@
 use starverbs_core::mr::MemoryRule;
 use starverbs_core::{Access, Av, Gid, NicConfig, PdId, Psn};
 use starverbs_sim::{Faults, Net, Rng};
-use starverbs_star::registry::{Claim, FoundRule, Registry, SendCtx, Server};
-use starverbs_star::wire::{Header, Opt, Prefix, Ptype};
+use starverbs_star::registry::{Claim, FoundRule, MemoryOwner, Registry, SendCtx};
+use starverbs_star::wire::{Opt, Prefix, Ptype, StarHeader};
 
 fn main() {
     let mut args = std::env::args().skip(1).map(|arg| arg.parse::<u32>().expect("a number"));
@@ -20,7 +20,7 @@ fn main() {
     let host = &mut net.hosts[0];
     host.env.port = usize::MAX;
     let (mut registry, pd) = (Registry::default(), PdId(1));
-    let server = Server { gid: Gid::from_ipv4([10, 0, 0, 9]), boot: 1, pd };
+    let server = MemoryOwner { gid: Gid::from_ipv4([10, 0, 0, 9]), boot: 1, pd };
     let conn = registry.join(server, Av::default(), 4793, Prefix { qpn: 5, epoch: 1 }).expect("memory");
     let addr = |key: u32| u64::from(key) << 12;
     for key in 1..=rules {
@@ -39,7 +39,7 @@ fn main() {
             let FoundRule { rule, addr } = registry.find(conn, key, va, len, need).expect("its rule");
             (Claim::Memory { rule, addr, len, need }, addr)
         };
-        let header = Header {
+        let header = StarHeader {
             ptype: Ptype::Rd,
             opt: Opt::Send,
             migrate: false,

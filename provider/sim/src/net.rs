@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, HashSet};
 use starverbs_core::relay::{LinkId, Relay};
 use starverbs_core::wire::{IcrcHeader, Packet};
 use starverbs_core::{FrameMeta, Nanos, NicConfig, PdId, QpType, Qpn};
-use starverbs_star::wire::Header;
+use starverbs_star::wire::StarHeader;
 
 use crate::host::{Setup, SimHost};
 use crate::rng::Rng;
@@ -134,7 +134,7 @@ pub struct Net {
     pub tap: Option<Tap>,
     /// StaR packets for a stateless half that asked for its host's memory or wrote there, as they left: the
     /// sender, and their bytes; kept where somebody takes them out
-    pub star_sent: Option<Vec<(usize, Header)>>,
+    pub star_sent: Option<Vec<(usize, StarHeader)>>,
     /// Completions that went with data: by whom, of which connection and queue, and which
     carried: HashSet<(usize, Qpn, u32, u8, u32)>,
     /// Somebody on the wire who sends StaR frames of his own

@@ -2,8 +2,8 @@
 //! processes around them.
 //!
 //! - [`OneRmaHost`]: a card, its memory, and what a process needs: regions, portals, completions in memory;
-//! - [`Net`]: hosts at one switch, on a wire that loses, repeats, delays, reorders and changes packets as a
-//!   seed decides;
+//! - [`OneRmaNet`]: hosts at one switch, on a wire that loses, repeats, delays, reorders and changes packets
+//!   as a seed decides;
 //! - [`client`]: processes, with an executor or without;
 //! - [`figures`]: the paper's figures;
 //! - [`SimSeal`]: encryption that is quick and not secret, with tags that are checked.
@@ -15,5 +15,5 @@ mod net;
 mod seal;
 
 pub use host::{OneRmaHost, OneRmaHostEnv, Portal, SentPacket, SimRegion};
-pub use net::{Faults, Net, StepReport, Wire};
+pub use net::{OneRmaFaults, OneRmaNet, StepReport, Wire};
 pub use seal::SimSeal;

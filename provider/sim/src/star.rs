@@ -14,8 +14,10 @@ use starverbs_star::env::{QpPair, SlEvent, StarDest, StarEnv};
 use starverbs_star::form::Form;
 use starverbs_star::host::roles::Identity;
 use starverbs_star::host::{EndpointHost, Ends as StarEnds, InboundMessage, InboundPacket};
-use starverbs_star::seal::{AddrPair, KEY_LEN, MAX_SEALED, SALT_LEN, Seal};
-use starverbs_star::wire::{Crc, PORT_STATEFUL, PORT_STATELESS, Side, StarHead, StarPacket, fill_checksum};
+use starverbs_star::seal::{AddrPair, ControlSeal, KEY_LEN, MAX_SEALED, SALT_LEN};
+use starverbs_star::wire::{
+    CardHalf, Crc, PORT_STATEFUL, PORT_STATELESS, StarHead, StarPacket, fill_checksum,
+};
 
 use crate::host::{SimEnv, SimHost};
 use crate::memory::{READ, WRITE};
@@ -23,7 +25,7 @@ use crate::queues::{SimRq, SimSq};
 
 /// A frame that waits for the port's flush.
 struct Queued {
-    from: Side,
+    from: CardHalf,
     to: Av,
     port: u16,
     /// Header and data, and what was copied at once
@@ -49,7 +51,7 @@ pub struct StarPort {
     /// There is no memory for slots
     pub no_slots: bool,
     /// Under which control messages leave and come, if under one
-    pub seal: Option<Seal>,
+    pub seal: Option<ControlSeal>,
     /// Role messages of peers, the oldest first. `None`: the card answers that it has no StaR
     inbound: Option<VecDeque<InboundMessage>>,
     /// Slots that are given back
@@ -100,7 +102,7 @@ impl EndpointHost for SimEnv {
     fn inline_memory(_: &SimSq) -> Option<MemRange> {
         None
     }
-    fn seal(&mut self) -> Option<&mut Seal> {
+    fn seal(&mut self) -> Option<&mut ControlSeal> {
         self.star.seal.as_mut()
     }
     fn next_event(&mut self) -> Option<SlEvent> {
@@ -121,7 +123,7 @@ impl SimHost {
             let mut salt = [0; SALT_LEN];
             salt[..8].copy_from_slice(&boot.to_be_bytes());
             salt[8..].copy_from_slice(&self.gid.0[8..]);
-            Seal::new(&key, salt)
+            ControlSeal::new(&key, salt)
         });
         let identity = Identity { boot, ports: port.ports, threshold, form };
         self.star = Some(Box::new(StarEnds::new(identity, &mut self.nic).expect("memory")));
@@ -200,8 +202,8 @@ impl SimHost {
     pub(crate) fn take_star(&mut self, now: Nanos, frame: &StarFrame) {
         let StarFrame { path, bytes } = frame;
         let side = match self.env.star.ports.iter().position(|port| *port == path.dport) {
-            Some(0) => Side::Stateless,
-            Some(_) => Side::Stateful,
+            Some(0) => CardHalf::Stateless,
+            Some(_) => CardHalf::Stateful,
             None => panic!("a StaR frame for a port that nobody has"),
         };
         let packet = StarPacket::open(side, path, bytes).expect("the wire drops what is changed");
@@ -281,7 +283,7 @@ impl StarEnv for SimEnv {
 
     fn send_star(
         &mut self,
-        from: Side,
+        from: CardHalf,
         to: StarDest<'_>,
         head: &StarHead,
         data: &[u8],

@@ -18,4 +18,4 @@ mod units;
 
 pub use pair::{Pair, PairStep};
 pub use params::{HUNDRED, Params, TEN, TEN_STORES};
-pub use program::Region;
+pub use program::ProgramRegion;

@@ -17,7 +17,7 @@ use super::env::{QpPair, StarEnv};
 use super::form::Form;
 use super::registry::Registry;
 use super::stateful::{CardCtx, Local, SharedReceives, SlPeer, Stateful, Waits};
-use super::wire::{Ptype, Side, StarHead, StarPacket};
+use super::wire::{CardHalf, Ptype, StarHead, StarPacket};
 
 /// An engine that may be a stateful end.
 pub trait StarEngine<E: StarEnv>: Engine<E, Shared = Registry> + From<Box<Stateful<E>>> {
@@ -126,7 +126,7 @@ pub fn receive<E: CardEnv>(
     frame: &[u8],
 ) {
     /* it was checked before it waited */
-    if let Ok(packet) = StarPacket::parse(Side::Stateful, frame) {
+    if let Ok(packet) = StarPacket::parse(CardHalf::Stateful, frame) {
         with_card(ctx, |card| end.handle_packet(card, &meta.src, &packet));
     }
 }

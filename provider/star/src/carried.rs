@@ -14,7 +14,7 @@
 
 use starverbs_core::{Psn, QPN_MASK, WcFlags, WcOpcode};
 
-use super::message::{CqeMsg, Reader};
+use super::message::{CqeMsg, WqeReader};
 use super::wire::Queue;
 
 /// Bytes before the data.
@@ -49,7 +49,7 @@ impl Carried {
 
     /// The completion at the front of these bytes, and the data behind it. `None`: there is none.
     pub fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
-        let mut from = Reader(bytes);
+        let mut from = WqeReader(bytes);
         let slot = from.long()?;
         let [queue, opcode, flags, solicited @ 0..=1] = from.bytes()? else { return None };
         let flags = WcFlags::from_bits(flags)?;

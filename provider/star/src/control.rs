@@ -6,7 +6,7 @@ use starverbs_core::rng::mix;
 use starverbs_core::{Access, Mtu, PdId, Psn};
 
 use super::form::FIRST_VERSION;
-use super::message::{Reader, Writer};
+use super::message::{WqeReader, Writer};
 use super::revert::QuiescePoint;
 
 /// Bytes of the largest message.
@@ -307,7 +307,7 @@ impl Control {
 
     /// The message that these bytes are. `None`: they are none.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut from = Reader(bytes);
+        let mut from = WqeReader(bytes);
         let message = match from.byte()? {
             1 => {
                 let preference = Preference::from_code(from.byte()?)?;
@@ -381,7 +381,7 @@ impl Setup {
         out.word(self.access.bits())
     }
 
-    fn decode(from: &mut Reader<'_>) -> Option<Self> {
+    fn decode(from: &mut WqeReader<'_>) -> Option<Self> {
         let (boot, pd) = (from.long()?, PdId(from.word()?));
         let [mtu, srq, max_rd_atomic, rnr_retry, min_rnr_timer] = from.bytes()?;
         let setup = Setup {
@@ -428,7 +428,7 @@ fn encode_rule(rule: &MemoryRule, out: &mut Writer<'_>) -> Option<()> {
     out.word(rule.access.bits())
 }
 
-fn decode_rule(from: &mut Reader<'_>) -> Option<MemoryRule> {
+fn decode_rule(from: &mut WqeReader<'_>) -> Option<MemoryRule> {
     let rule = MemoryRule {
         key: from.word()?,
         pd: PdId(from.word()?),

@@ -4,7 +4,7 @@ use starverbs_core::env::Env;
 use starverbs_core::{Av, FrameMeta, Psn, Qpn, Seg};
 
 use super::form::Upto;
-use super::wire::{Queue, Side, StarHead};
+use super::wire::{CardHalf, Queue, StarHead};
 
 /// The QPs of a role message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,7 +48,7 @@ pub trait StarEnv: Env {
     /// [`dma_read`](starverbs_core::Dma::dma_read).
     fn send_star(
         &mut self,
-        from: Side,
+        from: CardHalf,
         to: StarDest<'_>,
         head: &StarHead,
         data: &[u8],

@@ -15,8 +15,8 @@ use super::card::{CardEnv, Queues, Turn};
 use super::control::{MAX_CONTROL, Preference, Role};
 use super::datagram::MAX_NEGOTIATION;
 use super::env::{QpPair, SlEvent, StarSource};
-use super::seal::{self, Seal};
-use super::wire::{Side, StarPacket};
+use super::seal::{self, ControlSeal};
+use super::wire::{CardHalf, StarPacket};
 
 pub mod endpoints;
 mod places;
@@ -39,7 +39,7 @@ pub trait EndpointHost: CardEnv + Env<Stats: Clone, Sq: Clone, Rq: Clone, Cq: Cl
     /// ([`SMALL_INLINE`](super::message::SMALL_INLINE)): its memory. `None`: it takes no such.
     fn inline_memory(queue: &Self::Sq) -> Option<MemRange>;
     /// What messages are sealed with. `None`: they are plain.
-    fn seal(&mut self) -> Option<&mut Seal>;
+    fn seal(&mut self) -> Option<&mut ControlSeal>;
     /// The next of [`star_event`](super::env::StarEnv::star_event).
     fn next_event(&mut self) -> Option<SlEvent>;
     /// The oldest message that [`negotiate`](super::env::StarEnv::negotiate) has kept.
@@ -96,7 +96,7 @@ impl InboundMessage {
 /// A StaR packet that came to a host.
 pub struct InboundPacket<'a> {
     /// For which half
-    pub side: Side,
+    pub side: CardHalf,
     /// Between which addresses
     pub meta: &'a FrameMeta,
     /// Its sender's UDP port
@@ -128,8 +128,8 @@ impl<E: EndpointHost> Ends<E> {
     pub fn handle_packet(&mut self, turn: &mut Turn<'_, E>, inbound: &InboundPacket<'_>) {
         let InboundPacket { side, meta, port, packet } = *inbound;
         match side {
-            Side::Stateless => self.endpoints.handle_packet(turn, StarSource { meta, port }, packet),
-            Side::Stateful if packet.header.migrate => {
+            CardHalf::Stateless => self.endpoints.handle_packet(turn, StarSource { meta, port }, packet),
+            CardHalf::Stateful if packet.header.migrate => {
                 let mut room = [0; MAX_CONTROL];
                 let ends = seal::AddrPair { src: &meta.src, dst: &meta.dst };
                 let opened = match turn.env.seal() {
@@ -142,17 +142,17 @@ impl<E: EndpointHost> Ends<E> {
                     turn.handle_stateful(&meta.src, &packet);
                 }
             }
-            Side::Stateful => turn.handle_stateful(&meta.src, packet),
+            CardHalf::Stateful => turn.handle_stateful(&meta.src, packet),
         }
     }
 
     /// Packets for this QPN come behind others that are handled first: what they use may be fetched meanwhile
     /// (csRNA's prefetch, as [`Nic::expect`]).
     #[inline]
-    pub fn expect(&self, turn: &Turn<'_, E>, side: Side, qpn: Qpn) {
+    pub fn expect(&self, turn: &Turn<'_, E>, side: CardHalf, qpn: Qpn) {
         match side {
-            Side::Stateless => self.endpoints.expect(turn.env, qpn),
-            Side::Stateful => turn.expect_stateful(qpn),
+            CardHalf::Stateless => self.endpoints.expect(turn.env, qpn),
+            CardHalf::Stateful => turn.expect_stateful(qpn),
         }
     }
 

@@ -40,9 +40,9 @@ pub fn inline_room(mtu: u32, depth: u32) -> usize {
 }
 
 /// Reads a message front to back.
-pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+pub(super) struct WqeReader<'a>(pub(super) &'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> WqeReader<'a> {
     /// So many bytes, where they are.
     pub(super) fn take(&mut self, len: usize) -> Option<&'a [u8]> {
         let (now, rest) = self.0.split_at_checked(len)?;
@@ -238,7 +238,7 @@ pub fn encode_recv(sges: &[Sge], room: &mut [u8]) -> Option<usize> {
 impl<'a> Wqe<'a> {
     /// The WQE that these bytes are. `None`: they are none.
     pub fn decode(bytes: &'a [u8]) -> Option<Self> {
-        let mut from = Reader(bytes);
+        let mut from = WqeReader(bytes);
         let [code, flags, num_sge, zero] = from.bytes()?;
         let recv = code == RECV;
         let op = if recv { SendOp::Send } else { SendOp::from_code(code.into())? };
@@ -340,7 +340,7 @@ impl CqeMsg {
 
     /// The completion that these bytes are. `None`: they are none.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut from = Reader(bytes);
+        let mut from = WqeReader(bytes);
         let slot = from.long()?;
         let body = from.bytes()?;
         if from.bytes()? != [0; CQE_LEN - CQE_BODY - 8] {
@@ -352,7 +352,7 @@ impl CqeMsg {
 
     /// As [`decode`](CqeMsg::decode), of [`body`](CqeMsg::body).
     pub fn from_body(slot: u64, body: &[u8; CQE_BODY]) -> Option<Self> {
-        let mut from = Reader(body);
+        let mut from = WqeReader(body);
         let [status, opcode, flags, solicited] = from.bytes()?;
         let flags = WcFlags::from_bits(flags)?;
         let byte_len = from.word()?;
@@ -416,7 +416,7 @@ impl Atomic {
 
     /// The atomic that these bytes are. `None`: they are none.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut from = Reader(bytes);
+        let mut from = WqeReader(bytes);
         let [code, slots @ ..=MOST_SLOTS, 0, 0] = from.bytes()? else { return None };
         let op = SendOp::from_code(code.into()).filter(|op| op.is_atomic() || *op == SendOp::AtomicWrite)?;
         let atomic = Atomic {

@@ -15,8 +15,8 @@ use starverbs_core::{AvId, Psn, QPN_MASK, SendFlags, SendOp, SendWqe, Sge};
 
 use super::message::Wqe;
 use super::message::{
-    Body, MAX_SGE, RECV, Reader, SGE_LEN, SMALL_INLINE, Sges, WQE_HEAD, Writer, imm_bytes, imm_of, sge_bytes,
-    sge_sum, sum,
+    Body, MAX_SGE, RECV, SGE_LEN, SMALL_INLINE, Sges, WQE_HEAD, WqeReader, Writer, imm_bytes, imm_of,
+    sge_bytes, sge_sum, sum,
 };
 use super::wire::Queue;
 
@@ -160,12 +160,12 @@ pub struct PackedWqe<'a> {
 }
 
 /// The records of a packet, from front to back.
-pub struct Records<'a>(Reader<'a>);
+pub struct Records<'a>(WqeReader<'a>);
 
 impl<'a> Records<'a> {
     /// Of these bytes.
     pub fn new(bytes: &'a [u8]) -> Self {
-        Records(Reader(bytes))
+        Records(WqeReader(bytes))
     }
 }
 
@@ -179,13 +179,13 @@ impl<'a> Iterator for Records<'a> {
         }
         let record = record(&mut self.0);
         if record.is_none() {
-            self.0 = Reader(&[]);
+            self.0 = WqeReader(&[]);
         }
         Some(record)
     }
 }
 
-fn record<'a>(from: &mut Reader<'a>) -> Option<PackedWqe<'a>> {
+fn record<'a>(from: &mut WqeReader<'a>) -> Option<PackedWqe<'a>> {
     let word = from.word()?;
     let recv = word & OF_RECV != 0;
     let seq = word & !OF_RECV;
@@ -219,7 +219,7 @@ fn record<'a>(from: &mut Reader<'a>) -> Option<PackedWqe<'a>> {
     Some(PackedWqe { seq: Psn::new(seq), wqe: Wqe { recv, wqe, body } })
 }
 
-fn rest_of_send(wqe: &mut SendWqe, from: &mut Reader<'_>) -> Option<()> {
+fn rest_of_send(wqe: &mut SendWqe, from: &mut WqeReader<'_>) -> Option<()> {
     match wqe.op {
         SendOp::Send => return Some(()),
         op if is_short(op) => {

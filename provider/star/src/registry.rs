@@ -18,7 +18,7 @@ use starverbs_core::{Access, Av, Counters, Gid, Nanos, NicError, PdId, Seg};
 use super::control::Sum;
 use super::env::{StarDest, StarEnv};
 use super::ring::CQE_SLOT;
-use super::wire::{Header, Prefix, Ptype, Side, StarHead};
+use super::wire::{CardHalf, Prefix, Ptype, StarHead, StarHeader};
 
 /// Most rules of a protection domain of a server.
 pub const MAX_RULES: usize = 1 << 16;
@@ -46,7 +46,7 @@ pub struct ConnId(u32);
 
 /// Whose memory a connection reaches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Server {
+pub struct MemoryOwner {
     /// SL's address
     pub gid: Gid,
     /// Boot ID of SL's card
@@ -96,7 +96,7 @@ pub enum Claim {
     },
 }
 
-struct Conn {
+struct RegisteredConn {
     domain: usize,
     /// Not released
     holds: bool,
@@ -106,7 +106,7 @@ struct Conn {
 }
 
 #[derive(Clone, Copy)]
-struct Slot {
+struct RuleSlot {
     generation: u32,
     domain: u32,
     live: bool,
@@ -117,7 +117,7 @@ struct Slot {
 
 /// The rules of a protection domain of a server.
 struct Domain {
-    server: Server,
+    server: MemoryOwner,
     conns: u32,
     /// Connections that were not released
     holders: u32,
@@ -133,15 +133,21 @@ struct Domain {
 #[derive(Default)]
 pub struct Registry {
     domains: Slab<Domain>,
-    conns: Slab<Conn>,
-    slots: Vec<Slot>,
+    conns: Slab<RegisteredConn>,
+    slots: Vec<RuleSlot>,
     free: Vec<u32>,
 }
 
 impl Registry {
     /// A connection begins: its packets go to `av` at UDP port `port`, behind `prefix`. `Exhausted`: no
     /// memory.
-    pub fn join(&mut self, server: Server, av: Av, port: u16, prefix: Prefix) -> Result<ConnId, NicError> {
+    pub fn join(
+        &mut self,
+        server: MemoryOwner,
+        av: Av,
+        port: u16,
+        prefix: Prefix,
+    ) -> Result<ConnId, NicError> {
         make_room_in(&mut self.conns)?;
         let known = self.domains.iter().find(|(_, d)| d.server == server).map(|(id, _)| id);
         let domain = match known {
@@ -160,7 +166,7 @@ impl Registry {
         };
         self.domains[domain].conns += 1;
         self.domains[domain].holders += 1;
-        Ok(ConnId(self.conns.insert(Conn { domain, holds: true, av, port, prefix }) as u32))
+        Ok(ConnId(self.conns.insert(RegisteredConn { domain, holds: true, av, port, prefix }) as u32))
     }
 
     /// A connection makes no request any more: SL may have none left to send the end of a rule by. The last
@@ -280,10 +286,10 @@ impl Registry {
     }
 
     fn take(&mut self, domain: usize, rule: MemoryRule) -> Result<u32, NicError> {
-        let fresh = Slot { generation: 1, domain: domain as u32, live: true, rule, used: 0 };
+        let fresh = RuleSlot { generation: 1, domain: domain as u32, live: true, rule, used: 0 };
         if let Some(slot) = self.free.pop() {
             let generation = self.slots[slot as usize].generation;
-            self.slots[slot as usize] = Slot { generation, ..fresh };
+            self.slots[slot as usize] = RuleSlot { generation, ..fresh };
             return Ok(slot);
         }
         self.slots.try_reserve(1).map_err(|_| NicError::Exhausted)?;
@@ -304,7 +310,7 @@ impl Registry {
         self.free.push(slot);
     }
 
-    fn live(&self, rule: RuleRef) -> Option<&Slot> {
+    fn live(&self, rule: RuleRef) -> Option<&RuleSlot> {
         let slot = self.slots.get(rule.slot as usize)?;
         (slot.live && slot.generation == rule.generation).then_some(slot)
     }
@@ -350,7 +356,7 @@ impl Registry {
     }
 
     /// Whether a packet of a connection may leave.
-    fn allows(&self, conn: &Conn, claim: &Claim) -> bool {
+    fn allows(&self, conn: &RegisteredConn, claim: &Claim) -> bool {
         match *claim {
             Claim::None => true,
             Claim::Memory { rule, addr, len, need } => self.opens(conn, rule, (addr, len), need),
@@ -362,7 +368,7 @@ impl Registry {
     }
 
     /// Whether a rule lets a connection do so with this memory.
-    fn opens(&self, conn: &Conn, rule: RuleRef, (addr, len): (u64, u32), need: Access) -> bool {
+    fn opens(&self, conn: &RegisteredConn, rule: RuleRef, (addr, len): (u64, u32), need: Access) -> bool {
         let Some(slot) = self.live(rule) else { return false };
         let rule = &slot.rule;
         let offset = addr.wrapping_sub(rule.addr);
@@ -380,7 +386,7 @@ impl Registry {
         ctx: SendCtx<'_, E>,
         conn: ConnId,
         claim: &Claim,
-        header: Header,
+        header: StarHeader,
         data: &[u8],
         payload: &[Seg],
     ) -> bool {
@@ -402,7 +408,7 @@ impl Registry {
         }
         let head = StarHead::to_stateless(header, conn.prefix);
         env.send_star(
-            Side::Stateful,
+            CardHalf::Stateful,
             StarDest { av: &conn.av, port: conn.port },
             &head,
             data,

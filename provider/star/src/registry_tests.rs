@@ -3,8 +3,8 @@ use starverbs_core::Qpn;
 use super::*;
 use crate::ring::CQE_SLOT;
 
-fn server(pd: u32) -> Server {
-    Server { gid: Gid::from_ipv4([10, 0, 0, 9]), boot: 1, pd: PdId(pd) }
+fn server(pd: u32) -> MemoryOwner {
+    MemoryOwner { gid: Gid::from_ipv4([10, 0, 0, 9]), boot: 1, pd: PdId(pd) }
 }
 
 fn join(registry: &mut Registry, pd: u32, qpn: Qpn) -> ConnId {

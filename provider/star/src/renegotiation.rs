@@ -13,7 +13,7 @@ use starverbs_core::Nanos;
 
 use super::channel::timeout;
 use super::control::{Control, Preference, Role};
-use super::message::{Reader, Writer};
+use super::message::{WqeReader, Writer};
 use super::negotiate::{Negotiation, Outcome, PeerQp, Terms, choose};
 
 /// Requests of a round without an answer until it is given up: a sixteenth of a second, nothing quiesced.
@@ -47,7 +47,7 @@ impl RoundMessage {
 
     /// The message that these bytes are. `None`: they are none of a round.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut from = Reader(bytes);
+        let mut from = WqeReader(bytes);
         if from.byte()? != ROUND {
             return None;
         }
@@ -84,7 +84,7 @@ pub struct RoundInit {
 
 /// Stage of a round.
 #[derive(Clone, Debug)]
-enum Stage {
+enum RoundStage {
     /// Requests go on
     Asking,
     /// No request begins until then at most; `peer_drained`: the peer has none under way
@@ -101,7 +101,7 @@ pub struct Renegotiation {
     round: u16,
     mine: Terms,
     init: RoundInit,
-    stage: Stage,
+    stage: RoundStage,
     /// When the next message or look is due
     due: Nanos,
     tries: u32,
@@ -129,7 +129,7 @@ pub fn suits(mine: &Terms, theirs: &Terms) -> bool {
 impl Renegotiation {
     /// Asks the peer.
     pub fn ask(round: u16, mine: Terms, init: RoundInit, now: Nanos) -> Self {
-        Renegotiation { round, mine, init, stage: Stage::Asking, due: now, tries: 0 }
+        Renegotiation { round, mine, init, stage: RoundStage::Asking, due: now, tries: 0 }
     }
 
     /// The peer has asked, and it [`suits`] this end, which quiesces. `None`: it cannot.
@@ -140,7 +140,7 @@ impl Renegotiation {
         now: Nanos,
         requests: &mut impl Requests,
     ) -> Option<Self> {
-        let stage = Stage::Quiescing { until: now + MAX_QUIESCE, peer_drained: false };
+        let stage = RoundStage::Quiescing { until: now + MAX_QUIESCE, peer_drained: false };
         requests.quiesce().then_some(Renegotiation { round, mine, init, stage, due: now, tries: 0 })
     }
 
@@ -152,7 +152,7 @@ impl Renegotiation {
     /// How it ended; `None`: it has not.
     pub fn outcome(&self) -> Option<Outcome> {
         match self.stage {
-            Stage::Over(outcome) => Some(outcome),
+            RoundStage::Over(outcome) => Some(outcome),
             _ => None,
         }
     }
@@ -166,36 +166,36 @@ impl Renegotiation {
     /// When [`poll`](Renegotiation::poll) has something to do.
     pub fn deadline(&self) -> Option<Nanos> {
         match &self.stage {
-            Stage::Asking | Stage::Quiescing { .. } => Some(self.due),
-            Stage::Settling(negotiation) => negotiation.deadline(),
-            Stage::Over(_) => None,
+            RoundStage::Asking | RoundStage::Quiescing { .. } => Some(self.due),
+            RoundStage::Settling(negotiation) => negotiation.deadline(),
+            RoundStage::Over(_) => None,
         }
     }
 
     /// Gives the message that is due.
     pub fn poll(&mut self, now: Nanos, requests: &mut impl Requests) -> Option<RoundMessage> {
         let reply = match &mut self.stage {
-            Stage::Asking if now < self.due => None,
-            Stage::Asking if self.tries >= ASKS => {
-                self.stage = Stage::Over(Outcome::Plain);
+            RoundStage::Asking if now < self.due => None,
+            RoundStage::Asking if self.tries >= ASKS => {
+                self.stage = RoundStage::Over(Outcome::Plain);
                 None
             }
-            Stage::Asking => {
+            RoundStage::Asking => {
                 self.due = now + timeout(self.tries);
                 self.tries += 1;
                 let Terms { preference, stateful, threshold, .. } = self.mine;
                 Some(Control::Renegotiate { preference, stateful, threshold })
             }
-            Stage::Quiescing { until, .. } if now >= *until => Some(self.stay_plain(requests)),
-            Stage::Quiescing { peer_drained: true, .. } if requests.are_drained() => {
+            RoundStage::Quiescing { until, .. } if now >= *until => Some(self.stay_plain(requests)),
+            RoundStage::Quiescing { peer_drained: true, .. } if requests.are_drained() => {
                 return self.settle(now, requests);
             }
-            Stage::Quiescing { .. } if now < self.due => None,
-            Stage::Quiescing { until, .. } => {
+            RoundStage::Quiescing { .. } if now < self.due => None,
+            RoundStage::Quiescing { until, .. } => {
                 self.due = (now + LOOK).min(*until);
                 Some(Control::Quiescing { drained: requests.are_drained() })
             }
-            Stage::Settling(negotiation) => {
+            RoundStage::Settling(negotiation) => {
                 if !requests.are_held() {
                     negotiation.plain();
                 }
@@ -203,7 +203,7 @@ impl Renegotiation {
                 self.look(requests);
                 offer
             }
-            Stage::Over(_) => None,
+            RoundStage::Over(_) => None,
         };
         reply.map(|message| self.of_round(message))
     }
@@ -216,19 +216,21 @@ impl Renegotiation {
         message: &Control,
         requests: &mut impl Requests,
     ) -> Option<RoundMessage> {
-        if let Stage::Settling(_) = self.stage {
+        if let RoundStage::Settling(_) = self.stage {
             return self.handle_settling(peer, message, requests);
         }
         let reply = match *message {
             Control::Quiescing { drained } => return self.peer_quiesces(now, drained, requests),
             /* the peer asks, too, or Quiescing was lost */
-            Control::Renegotiate { .. } if matches!(self.stage, Stage::Asking) => {
+            Control::Renegotiate { .. } if matches!(self.stage, RoundStage::Asking) => {
                 return self.peer_quiesces(now, false, requests);
             }
             Control::Renegotiate { .. } => Some(Control::Quiescing { drained: requests.are_drained() }),
             /* it has nothing under way, and neither has this end */
-            Control::Offer { .. } if matches!(self.stage, Stage::Quiescing { .. }) && requests.hold() => {
-                self.stage = Stage::Settling(self.negotiation(now));
+            Control::Offer { .. }
+                if matches!(self.stage, RoundStage::Quiescing { .. }) && requests.hold() =>
+            {
+                self.stage = RoundStage::Settling(self.negotiation(now));
                 return self.handle_settling(peer, message, requests);
             }
             Control::Offer { .. } | Control::Accept { .. } => Some(self.stay_plain(requests)),
@@ -243,7 +245,7 @@ impl Renegotiation {
 
     /// A stateless end has begun at the peer: all was settled, whatever came here.
     pub fn peer_began(&mut self, peer: PeerQp, requests: &mut impl Requests) {
-        if let Stage::Settling(_) = self.stage {
+        if let RoundStage::Settling(_) = self.stage {
             self.handle_settling(peer, &Control::Confirm { role: Role::Stateless }, requests);
         }
     }
@@ -255,15 +257,15 @@ impl Renegotiation {
         drained: bool,
         requests: &mut impl Requests,
     ) -> Option<RoundMessage> {
-        if let Stage::Asking = self.stage {
+        if let RoundStage::Asking = self.stage {
             if !requests.quiesce() {
                 let message = self.stay_plain(requests);
                 return Some(self.of_round(message));
             }
-            self.stage = Stage::Quiescing { until: now + MAX_QUIESCE, peer_drained: false };
+            self.stage = RoundStage::Quiescing { until: now + MAX_QUIESCE, peer_drained: false };
             self.due = now;
         }
-        if let Stage::Quiescing { peer_drained, .. } = &mut self.stage {
+        if let RoundStage::Quiescing { peer_drained, .. } = &mut self.stage {
             *peer_drained |= drained;
         }
         self.poll(now, requests)
@@ -277,7 +279,7 @@ impl Renegotiation {
     /// Neither has anything under way: what the ends become is settled as at the beginning.
     fn settle(&mut self, now: Nanos, requests: &mut impl Requests) -> Option<RoundMessage> {
         if requests.hold() {
-            self.stage = Stage::Settling(self.negotiation(now));
+            self.stage = RoundStage::Settling(self.negotiation(now));
             return self.poll(now, requests);
         }
         let message = self.stay_plain(requests);
@@ -290,7 +292,7 @@ impl Renegotiation {
         message: &Control,
         requests: &mut impl Requests,
     ) -> Option<RoundMessage> {
-        let Stage::Settling(negotiation) = &mut self.stage else { return None };
+        let RoundStage::Settling(negotiation) = &mut self.stage else { return None };
         if !requests.are_held() {
             negotiation.plain();
         }
@@ -305,9 +307,9 @@ impl Renegotiation {
 
     /// Ends the round if all is settled.
     fn look(&mut self, requests: &mut impl Requests) {
-        let Stage::Settling(negotiation) = &self.stage else { return };
+        let RoundStage::Settling(negotiation) = &self.stage else { return };
         let Some(outcome) = negotiation.outcome() else { return };
-        self.stage = Stage::Over(outcome);
+        self.stage = RoundStage::Over(outcome);
         if outcome == Outcome::Plain {
             requests.resume();
         }
@@ -315,7 +317,7 @@ impl Renegotiation {
 
     /// The connection stays plain; gives the message for the peer.
     fn stay_plain(&mut self, requests: &mut impl Requests) -> Control {
-        self.stage = Stage::Over(Outcome::Plain);
+        self.stage = RoundStage::Over(Outcome::Plain);
         requests.resume();
         Control::Plain
     }

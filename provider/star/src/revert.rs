@@ -68,7 +68,7 @@ pub enum RevertOutcome {
 
 /// Stage of a round.
 #[derive(Clone, Copy, Debug)]
-enum Stage {
+enum RevertStage {
     /// Requests go on
     Asking,
     /// No request begins until then at most
@@ -85,7 +85,7 @@ pub struct Reversion {
     round: u16,
     role: Role,
     mine: Terms,
-    stage: Stage,
+    stage: RevertStage,
     /// When the next message or look is due
     due: Nanos,
     tries: u32,
@@ -120,7 +120,16 @@ impl Reversion {
     /// Asks the peer.
     pub fn ask(round: u16, role: Role, mine: Terms, now: Nanos) -> Self {
         let waiting = Beginning::default();
-        Reversion { round, role, mine, stage: Stage::Asking, due: now, tries: 0, waiting, bounded: false }
+        Reversion {
+            round,
+            role,
+            mine,
+            stage: RevertStage::Asking,
+            due: now,
+            tries: 0,
+            waiting,
+            bounded: false,
+        }
     }
 
     /// The peer has asked, and it [`suits`] this end. `None`: it cannot quiesce.
@@ -131,7 +140,7 @@ impl Reversion {
         now: Nanos,
         end: &mut (impl StarEnd + ?Sized),
     ) -> Option<Self> {
-        let stage = Stage::Quiescing { until: now + MAX_QUIESCE };
+        let stage = RevertStage::Quiescing { until: now + MAX_QUIESCE };
         end.quiesce().then(|| Reversion { stage, ..Reversion::ask(round, role, mine, now) })
     }
 
@@ -142,7 +151,7 @@ impl Reversion {
 
     /// Whether SF is quiesced, and waits for SL's answer alone.
     pub fn is_quiesced(&self) -> bool {
-        matches!(self.stage, Stage::Quiesced(_))
+        matches!(self.stage, RevertStage::Quiesced(_))
     }
 
     /// Whether more is to come than repetitions of Quiesced to a silent peer: requests that wait for it fail
@@ -154,7 +163,7 @@ impl Reversion {
     /// How it ended; `None`: it has not.
     pub fn outcome(&self) -> Option<RevertOutcome> {
         match self.stage {
-            Stage::Over(outcome) => Some(outcome),
+            RevertStage::Over(outcome) => Some(outcome),
             _ => None,
         }
     }
@@ -166,23 +175,23 @@ impl Reversion {
 
     /// Gives the message that is due.
     pub fn poll(&mut self, now: Nanos, end: &mut (impl StarEnd + ?Sized)) -> Option<RoundMessage> {
-        if matches!(self.stage, Stage::Quiesced(_)) && self.peer_reverted(now, end) {
+        if matches!(self.stage, RevertStage::Quiesced(_)) && self.peer_reverted(now, end) {
             self.peer_has_reverted(end);
         }
         let reply = match self.stage {
-            Stage::Over(_) => None,
-            Stage::Asking if now < self.due => None,
-            Stage::Asking if self.tries >= ASKS => {
-                self.stage = Stage::Over(RevertOutcome::Stays);
+            RevertStage::Over(_) => None,
+            RevertStage::Asking if now < self.due => None,
+            RevertStage::Asking if self.tries >= ASKS => {
+                self.stage = RevertStage::Over(RevertOutcome::Stays);
                 None
             }
-            Stage::Asking => {
+            RevertStage::Asking => {
                 self.due = now + timeout(self.tries);
                 self.tries += 1;
                 let Terms { preference, stateful, threshold, .. } = self.mine;
                 Some(Control::Revert { preference, stateful, threshold })
             }
-            Stage::Quiescing { until } => match quiesce_point(self.role, end) {
+            RevertStage::Quiescing { until } => match quiesce_point(self.role, end) {
                 Some(point) => Some(self.quiesced(now, point)),
                 None if now >= until => Some(self.stay(end)),
                 None if now < self.due => None,
@@ -191,8 +200,8 @@ impl Reversion {
                     Some(Control::Quiescing { drained: false })
                 }
             },
-            Stage::Quiesced(_) if now < self.due => None,
-            Stage::Quiesced(_) => match end.quiesce_point() {
+            RevertStage::Quiesced(_) if now < self.due => None,
+            RevertStage::Quiesced(_) => match end.quiesce_point() {
                 Some(point) => Some(self.quiesced(now, point)),
                 None => Some(self.stay(end)),
             },
@@ -207,49 +216,52 @@ impl Reversion {
         message: &Control,
         end: &mut (impl StarEnd + ?Sized),
     ) -> Option<RoundMessage> {
-        if let Stage::Asking = self.stage
+        if let RevertStage::Asking = self.stage
             && matches!(message, Control::Quiescing { .. } | Control::Revert { .. } | Control::Quiesced(_))
         {
             if !end.quiesce() {
                 let message = self.stay(end);
                 return Some(self.of_round(message));
             }
-            (self.stage, self.due) = (Stage::Quiescing { until: now + MAX_QUIESCE }, now);
+            (self.stage, self.due) = (RevertStage::Quiescing { until: now + MAX_QUIESCE }, now);
         }
         let reply = match (*message, self.stage) {
-            (Control::Quiesced(point), Stage::Quiescing { .. }) if self.role == Role::Stateless => {
+            (Control::Quiesced(point), RevertStage::Quiescing { .. }) if self.role == Role::Stateless => {
                 match end.revert(point) {
                     RevertStep::Reverted => {
-                        self.stage = Stage::Over(RevertOutcome::Reverted);
+                        self.stage = RevertStage::Over(RevertOutcome::Reverted);
                         Some(Control::Reverted)
                     }
                     RevertStep::Pending => None,
                     RevertStep::Impossible => Some(self.stay(end)),
                 }
             }
-            (Control::Reverted, Stage::Quiesced(_)) => {
+            (Control::Reverted, RevertStage::Quiesced(_)) => {
                 self.peer_has_reverted(end);
                 None
             }
             /* SF gave up before it began, and does not begin any more */
-            (Control::Reverted, Stage::Asking | Stage::Quiescing { .. })
+            (Control::Reverted, RevertStage::Asking | RevertStage::Quiescing { .. })
                 if end.is_beginning() && end.quiesce() =>
             {
-                (self.stage, self.due) = (Stage::Quiescing { until: now + MAX_QUIESCE }, now);
+                (self.stage, self.due) = (RevertStage::Quiescing { until: now + MAX_QUIESCE }, now);
                 if end.revert(QuiescePoint::default()) == RevertStep::Reverted {
-                    self.stage = Stage::Over(RevertOutcome::Reverted);
+                    self.stage = RevertStage::Over(RevertOutcome::Reverted);
                 }
                 None
             }
-            (Control::Stay, Stage::Asking | Stage::Quiescing { .. } | Stage::Quiesced(_)) => {
+            (
+                Control::Stay,
+                RevertStage::Asking | RevertStage::Quiescing { .. } | RevertStage::Quiesced(_),
+            ) => {
                 self.stay(end);
                 None
             }
             /* Quiesced was lost */
-            (Control::Revert { .. } | Control::Quiescing { .. }, Stage::Quiesced(point)) => {
+            (Control::Revert { .. } | Control::Quiescing { .. }, RevertStage::Quiesced(point)) => {
                 Some(Control::Quiesced(point))
             }
-            (Control::Revert { .. } | Control::Quiescing { .. }, Stage::Quiescing { .. }) => {
+            (Control::Revert { .. } | Control::Quiescing { .. }, RevertStage::Quiescing { .. }) => {
                 return self.poll(now, end);
             }
             _ => None,
@@ -259,16 +271,16 @@ impl Reversion {
 
     /// SF: SL sent what only a plain end sends.
     pub fn peer_has_reverted(&mut self, end: &mut (impl StarEnd + ?Sized)) {
-        if let Stage::Quiesced(_) = self.stage {
+        if let RevertStage::Quiesced(_) = self.stage {
             end.settle();
-            self.stage = Stage::Over(RevertOutcome::Reverted);
+            self.stage = RevertStage::Over(RevertOutcome::Reverted);
         }
     }
 
     /// The connection stays StaR's; gives the message for the peer. Once SF is quiesced, SL alone may decide
     /// so.
     pub fn stay(&mut self, end: &mut (impl StarEnd + ?Sized)) -> Control {
-        self.stage = Stage::Over(RevertOutcome::Stays);
+        self.stage = RevertStage::Over(RevertOutcome::Stays);
         end.resume();
         Control::Stay
     }
@@ -281,8 +293,8 @@ impl Reversion {
     }
 
     fn quiesced(&mut self, now: Nanos, point: QuiescePoint) -> Control {
-        if !matches!(self.stage, Stage::Quiesced(_)) {
-            (self.stage, self.tries) = (Stage::Quiesced(point), 0);
+        if !matches!(self.stage, RevertStage::Quiesced(_)) {
+            (self.stage, self.tries) = (RevertStage::Quiesced(point), 0);
         }
         /* SL may be gone, and nothing wait for it: back off to four seconds */
         let seldom = || Beginning::LOOK << (self.tries / SELDOM - 1).min(4);

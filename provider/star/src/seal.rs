@@ -69,7 +69,7 @@ pub struct AddrPair<'a> {
 }
 
 /// What a card seals and opens with. The key is wiped when it goes.
-pub struct Seal {
+pub struct ControlSeal {
     cipher: XChaCha20Poly1305,
     salt: [u8; SALT_LEN],
     /// Messages sealed
@@ -77,10 +77,10 @@ pub struct Seal {
     seen: Seen,
 }
 
-impl Seal {
+impl ControlSeal {
     /// `salt` is random, and another one in each boot of each card that has the key.
     pub fn new(key: &[u8; KEY_LEN], salt: [u8; SALT_LEN]) -> Self {
-        Seal { cipher: XChaCha20Poly1305::new(key.into()), salt, sent: 0, seen: Seen::default() }
+        ControlSeal { cipher: XChaCha20Poly1305::new(key.into()), salt, sent: 0, seen: Seen::default() }
     }
 
     /// A control message or the answer to one, with the head that it is to have then; its length. `None`: it
@@ -93,7 +93,7 @@ impl Seal {
         room: &mut [u8; MAX_SEALED],
     ) -> Option<(StarHead, usize)> {
         let head = head.sealed((data.len() + OVERHEAD) as u16)?;
-        let len = self.seal(&Bound::new(1, ends, head.bytes()), data, room)?;
+        let len = self.seal(&MessageAad::new(1, ends, head.bytes()), data, room)?;
         Some((head, len))
     }
 
@@ -106,7 +106,7 @@ impl Seal {
     ) -> Result<StarPacket<'r>, SealError> {
         let prefix = packet.prefix.ok_or(SealError::Foreign)?;
         let head = StarHead::of(packet.header, prefix);
-        let data = self.open(&Bound::new(1, ends, head.bytes()), packet.data, room)?;
+        let data = self.open(&MessageAad::new(1, ends, head.bytes()), packet.data, room)?;
         let mut header = packet.header;
         header.len = data.len() as u16;
         Ok(StarPacket { header, prefix: Some(prefix), data })
@@ -121,7 +121,7 @@ impl Seal {
         message: &[u8],
         room: &mut [u8],
     ) -> Option<usize> {
-        self.seal(&Bound::new(2, ends, &pair(qps)), message, room)
+        self.seal(&MessageAad::new(2, ends, &pair(qps)), message, room)
     }
 
     /// A role message, as it was before it was sealed.
@@ -132,10 +132,10 @@ impl Seal {
         sealed: &[u8],
         room: &'r mut [u8; MAX_CONTROL],
     ) -> Result<&'r [u8], SealError> {
-        self.open(&Bound::new(2, ends, &pair(qps)), sealed, room)
+        self.open(&MessageAad::new(2, ends, &pair(qps)), sealed, room)
     }
 
-    fn seal(&mut self, bound: &Bound, message: &[u8], room: &mut [u8]) -> Option<usize> {
+    fn seal(&mut self, bound: &MessageAad, message: &[u8], room: &mut [u8]) -> Option<usize> {
         self.sent = self.sent.checked_add(1)?;
         let nonce = nonce(&self.salt, self.sent);
         let out = room.get_mut(..message.len() + OVERHEAD)?;
@@ -151,7 +151,7 @@ impl Seal {
 
     fn open<'r>(
         &mut self,
-        bound: &Bound,
+        bound: &MessageAad,
         sealed: &[u8],
         room: &'r mut [u8; MAX_CONTROL],
     ) -> Result<&'r [u8], SealError> {
@@ -187,15 +187,15 @@ fn pair(qps: QpPair) -> [u8; 8] {
 }
 
 /// What is bound to a message: its kind, where it travels, and what stands before it.
-struct Bound {
+struct MessageAad {
     bytes: [u8; BOUND],
     len: usize,
 }
 
-impl Bound {
+impl MessageAad {
     /// Of `head`, at most as much as a packet's head has.
     fn new(kind: u8, ends: AddrPair<'_>, head: &[u8]) -> Self {
-        let mut bound = Bound { bytes: [0; BOUND], len: 0 };
+        let mut bound = MessageAad { bytes: [0; BOUND], len: 0 };
         for part in [&LABEL[..], &[kind], &ends.src.0, &ends.dst.0, head] {
             for (to, from) in bound.bytes.iter_mut().skip(bound.len).zip(part) {
                 *to = *from;

@@ -6,12 +6,12 @@ use starverbs_core::Psn;
 
 use super::*;
 use crate::control::Control;
-use crate::wire::{Prefix, Side};
+use crate::wire::{CardHalf, Prefix};
 
 const KEY: [u8; KEY_LEN] = [7; KEY_LEN];
 
-fn card(key: [u8; KEY_LEN], boot: u8) -> Seal {
-    Seal::new(&key, [boot; SALT_LEN])
+fn card(key: [u8; KEY_LEN], boot: u8) -> ControlSeal {
+    ControlSeal::new(&key, [boot; SALT_LEN])
 }
 
 fn gids() -> [Gid; 2] {
@@ -19,7 +19,7 @@ fn gids() -> [Gid; 2] {
 }
 
 /// A control message from QP 5 to QP 6, as the packet that arrives, before its checksums.
-fn sealed(from: &mut Seal, seq: u32, data: &[u8]) -> Vec<u8> {
+fn sealed(from: &mut ControlSeal, seq: u32, data: &[u8]) -> Vec<u8> {
     let [src, dst] = gids();
     let head = StarHead::control(6, Prefix { qpn: 5, epoch: 3 }, Psn::new(seq), data.len() as u16);
     let mut room = [0; MAX_SEALED];
@@ -28,8 +28,8 @@ fn sealed(from: &mut Seal, seq: u32, data: &[u8]) -> Vec<u8> {
     [head.bytes(), &room[..len]].concat()
 }
 
-fn open(to: &mut Seal, ends: [Gid; 2], bytes: &[u8]) -> Result<Vec<u8>, SealError> {
-    let packet = StarPacket::parse(Side::Stateful, bytes).map_err(|_| SealError::Foreign)?;
+fn open(to: &mut ControlSeal, ends: [Gid; 2], bytes: &[u8]) -> Result<Vec<u8>, SealError> {
+    let packet = StarPacket::parse(CardHalf::Stateful, bytes).map_err(|_| SealError::Foreign)?;
     let mut room = [0; MAX_CONTROL];
     let [src, dst] = &ends;
     let opened = to.open_packet(AddrPair { src, dst }, &packet, &mut room)?;
@@ -137,9 +137,9 @@ fn only_what_is_settled_is_sealed() {
     let packet = [head.bytes(), &room[..len]].concat();
     assert_eq!(open(&mut card(KEY, 2), gids(), &packet).as_deref(), Ok(&[][..]));
     let data = StarHead::of(
-        crate::wire::Header {
+        crate::wire::StarHeader {
             migrate: false,
-            ..StarPacket::parse(Side::Stateful, &packet).expect("whole").header
+            ..StarPacket::parse(CardHalf::Stateful, &packet).expect("whole").header
         },
         prefix,
     );

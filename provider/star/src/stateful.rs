@@ -34,7 +34,7 @@ pub use clock::Waits;
 use events::{Completions, OwedAcks};
 use inquiry::Inquiry;
 use remote::RemoteQueue;
-use stream::{OPS, Stream};
+use stream::{OPS, WqeStream};
 use window::{Of, PacketWindow};
 
 use starverbs_core::engine::{EngineAttr, TakenRecv};
@@ -51,7 +51,7 @@ use super::channel::Channel;
 use super::control::Setup;
 use super::env::StarEnv;
 use super::form::Form;
-use super::registry::{ConnId, Registry, RuleRef, Server};
+use super::registry::{ConnId, MemoryOwner, Registry, RuleRef};
 use super::ring::{CQE_SLOT, REPLAY_SLOT};
 use super::stateless::is_later;
 use super::wire::{Prefix, Queue};
@@ -140,7 +140,7 @@ pub struct SlPeer {
 
 /// A receive WQE of ours that a WQE of SL has taken.
 #[derive(Clone, Copy, Default)]
-struct Held {
+struct RecvOfSl {
     wr_id: u64,
     num_sge: u8,
     pd: PdId,
@@ -166,12 +166,12 @@ pub struct Stateful<E: StarEnv> {
     state: QpState,
     mtu: u32,
     /// Our send queue, and SL's
-    streams: [Stream; 2],
+    streams: [WqeStream; 2],
     sends: RemoteQueue,
     recvs: RemoteQueue,
     /// Oldest WQE of SL's receive queue that nobody took
     next_recv: Psn,
-    held: Box<[Held]>,
+    held: Box<[RecvOfSl]>,
     held_sges: Box<[Sge]>,
     window: PacketWindow,
     /// What the path counts as this connection's in flight
@@ -236,7 +236,7 @@ impl<E: StarEnv> Stateful<E> {
         peer: SlPeer,
         channel: Channel,
     ) -> Result<Self, NicError> {
-        let server = Server { gid: peer.av.dgid, boot: setup.boot, pd: setup.pd };
+        let server = MemoryOwner { gid: peer.av.dgid, boot: setup.boot, pd: setup.pd };
         let prefix = Prefix { qpn: peer.qpn, epoch: peer.epoch };
         let conn = card.registry.join(server, peer.av, peer.port, prefix)?;
         let made = Stateful::build(card, local, setup, peer, channel, conn);
@@ -262,7 +262,8 @@ impl<E: StarEnv> Stateful<E> {
         let (sends, recvs) = (RemoteQueue::new(setup.sq_depth)?, RemoteQueue::new(setup.rq_depth)?);
         let room = local.max_recv_sge.clamp(1, MAX_SGE);
         let window = PacketWindow::new(local.window)?;
-        let streams = [Stream::new(local.first_send, local.sq.slots())?, Stream::new(0, setup.sq_depth)?];
+        let streams =
+            [WqeStream::new(local.first_send, local.sq.slots())?, WqeStream::new(0, setup.sq_depth)?];
         let held_wqes = streams[Of::Remote as usize].depth() as usize;
         let (held, held_sges) = (filled(held_wqes)?, filled(held_wqes * room)?);
         let completions = [
@@ -428,7 +429,7 @@ impl<E: StarEnv> Stateful<E> {
             + self.sends.bytes()
             + self.recvs.bytes()
             + self.window.bytes()
-            + self.streams.iter().map(Stream::bytes).sum::<usize>()
+            + self.streams.iter().map(WqeStream::bytes).sum::<usize>()
             + size_of_val(&*self.held)
             + size_of_val(&*self.held_sges)
             + self.completions.iter().map(Completions::bytes).sum::<usize>()
@@ -455,7 +456,7 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    fn stream(&mut self, of: Of) -> &mut Stream {
+    fn stream(&mut self, of: Of) -> &mut WqeStream {
         &mut self.streams[of as usize]
     }
 

@@ -14,7 +14,7 @@ use super::form::Upto;
 use super::message::{Atomic, CqeMsg};
 use super::packed::PackedWqes;
 use super::ring::{Age, CQE_SLOT, REPLAY_SLOT, Stamp};
-use super::wire::{Header, Opt, Prefix, Ptype, Queue, Side, StarHead, StarPacket};
+use super::wire::{CardHalf, Opt, Prefix, Ptype, Queue, StarHead, StarHeader, StarPacket};
 
 /// What a stateless card knows beside the packet: nothing of connections.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +60,7 @@ pub fn handle<E: StarEnv>(
     let stats = card.stats;
     let drop = match packet.prefix {
         Some(prefix) if boot_epoch_of(prefix.epoch) == card.boot_epoch => {
-            let mut job = Job { card, env, from, header: &packet.header, prefix };
+            let mut job = PacketJob { card, env, from, header: &packet.header, prefix };
             match packet.header.ptype {
                 Ptype::Rd => job.place(packet.data),
                 Ptype::Rdc => job.place_last(packet.data),
@@ -82,15 +82,15 @@ pub fn handle<E: StarEnv>(
 }
 
 /// One packet's work.
-struct Job<'a, E> {
+struct PacketJob<'a, E> {
     card: &'a StatelessCard<'a>,
     env: &'a mut E,
     from: StarSource<'a>,
-    header: &'a Header,
+    header: &'a StarHeader,
     prefix: Prefix,
 }
 
-impl<E: StarEnv> Job<'_, E> {
+impl<E: StarEnv> PacketJob<'_, E> {
     /// RD: to memory, and only then the answer.
     fn place(&mut self, data: &[u8]) -> Result<(), Discard> {
         let what = if self.header.opt == Opt::Write { Use::Write } else { Use::Place };
@@ -150,7 +150,7 @@ impl<E: StarEnv> Job<'_, E> {
 
     /// GD: the answer is what memory holds.
     fn gather(&mut self) -> Result<(), Discard> {
-        let Header { addr, len, opt, .. } = *self.header;
+        let StarHeader { addr, len, opt, .. } = *self.header;
         /* SF asks for no bytes without naming some */
         if len == 0 {
             return Err(Discard::Bad);
@@ -275,11 +275,11 @@ impl<E: StarEnv> Job<'_, E> {
             return;
         }
         let StarSource { meta, port } = self.from;
-        let head = StarHead::to_stateful(Header { ptype, ack: false, len, ..*self.header });
+        let head = StarHead::to_stateful(StarHeader { ptype, ack: false, len, ..*self.header });
         let to = Av { dgid: meta.src, sgid: meta.dst, hop_limit: 64, ..Av::default() };
         /* others write only to what SF reads: a buffer that is being sent stays as it is */
         let volatile = self.header.opt == Opt::Read;
-        self.env.send_star(Side::Stateless, StarDest { av: &to, port }, &head, data, payload, volatile);
+        self.env.send_star(CardHalf::Stateless, StarDest { av: &to, port }, &head, data, payload, volatile);
     }
 }
 
@@ -322,7 +322,7 @@ pub fn send_wqep<E: StarEnv>(env: &mut E, to: &SfPeer, opt: Opt, seq: Psn, wqe: 
         },
     };
     let len = wqe.len() + inline.map_or(0, |bytes| bytes.len as usize);
-    let header = Header {
+    let header = StarHeader {
         ptype: Ptype::Wqep,
         opt,
         migrate: false,
@@ -334,7 +334,7 @@ pub fn send_wqep<E: StarEnv>(env: &mut E, to: &SfPeer, opt: Opt, seq: Psn, wqe: 
         len: len as u16,
     };
     let (head, payload) = (StarHead::to_stateful(header), payload.as_slice());
-    env.send_star(Side::Stateless, to.dest(), &head, wqe, payload, false);
+    env.send_star(CardHalf::Stateless, to.dest(), &head, wqe, payload, false);
 }
 
 /// Sends records of WQEs for the host ([`packed`](super::packed)); nothing of an empty batch.
@@ -343,7 +343,7 @@ pub fn send_wqeps<E: StarEnv>(env: &mut E, to: &SfPeer, batch: &PackedWqes) {
         return;
     }
     let (queue, psn) = batch.first();
-    let header = Header {
+    let header = StarHeader {
         ptype: Ptype::Wqeps,
         opt: if queue == Queue::Recv { Opt::Recv } else { Opt::Send },
         migrate: false,
@@ -355,7 +355,7 @@ pub fn send_wqeps<E: StarEnv>(env: &mut E, to: &SfPeer, batch: &PackedWqes) {
         len: batch.bytes().len() as u16,
     };
     let head = StarHead::to_stateful(header);
-    env.send_star(Side::Stateless, to.dest(), &head, batch.bytes(), &[], false);
+    env.send_star(CardHalf::Stateless, to.dest(), &head, batch.bytes(), &[], false);
 }
 
 /// Sends a control message to the peer's QP `to`, or the answer to one.
@@ -367,7 +367,7 @@ pub fn send_control<E: StarEnv>(env: &mut E, to: &SfPeer, from: Qpn, seq: Psn, m
         Some(_) => StarHead::control(to.qpn, prefix, seq, len as u16),
         None => StarHead::control_ack(to.qpn, prefix, seq),
     };
-    env.send_star(Side::Stateful, to.dest(), &head, room.get(..len).unwrap_or(&[]), &[], false);
+    env.send_star(CardHalf::Stateful, to.dest(), &head, room.get(..len).unwrap_or(&[]), &[], false);
 }
 
 #[cfg(test)]
@@ -386,7 +386,7 @@ mod tests {
         let at = |last| Gid::from_ipv4([10, 0, 0, last]);
         let av = Av { dgid: at(1), ..Av::default() };
         let peer = SfPeer { av, port: 1, qpn: 7, epoch: 0x1_0002 };
-        let header = Header {
+        let header = StarHeader {
             ptype: Ptype::Ea,
             opt: Opt::Send,
             migrate: true,

@@ -46,19 +46,19 @@ const EPOCH_MASK: u32 = 0xff;
 
 /// Half of a card that packets are for. Each has a UDP port of its own, which the ends tell each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Side {
+pub enum CardHalf {
     /// The stateless half
     Stateless,
     /// The stateful half, and control messages
     Stateful,
 }
 
-impl Side {
+impl CardHalf {
     /// The UDP port that it has if it can.
     pub const fn default_port(self) -> u16 {
         match self {
-            Side::Stateless => PORT_STATELESS,
-            Side::Stateful => PORT_STATEFUL,
+            CardHalf::Stateless => PORT_STATELESS,
+            CardHalf::Stateful => PORT_STATEFUL,
         }
     }
 }
@@ -160,7 +160,7 @@ pub enum Queue {
 
 /// The header (Fig. 8) without its checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Header {
+pub struct StarHeader {
     /// What it is
     pub ptype: Ptype,
     /// For which operation
@@ -181,7 +181,7 @@ pub struct Header {
     pub len: u16,
 }
 
-impl Header {
+impl StarHeader {
     /// Its bytes, with checksum 0.
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let flags = if self.migrate { MIGRATE } else { 0 } | if self.ack { ACK } else { 0 };
@@ -197,7 +197,7 @@ impl Header {
     /// From its bytes, whose checksum is not looked at.
     fn decode(bytes: &[u8; HEADER_LEN]) -> Option<Self> {
         let [first, q0, q1, q2, epoch, p0, p1, p2, addr @ .., l0, l1, _, _] = *bytes;
-        Some(Header {
+        Some(StarHeader {
             ptype: Ptype::from_code(first >> 4)?,
             opt: Opt::from_code(first >> 2),
             migrate: first & MIGRATE != 0,
@@ -243,13 +243,13 @@ pub struct StarHead {
 
 impl StarHead {
     /// A packet for SL. The header's epoch is taken from the prefix.
-    pub fn to_stateless(header: Header, prefix: Prefix) -> Self {
-        StarHead::with_prefix(Header { migrate: false, ..header }, prefix)
+    pub fn to_stateless(header: StarHeader, prefix: Prefix) -> Self {
+        StarHead::with_prefix(StarHeader { migrate: false, ..header }, prefix)
     }
     /// A packet for SF.
-    pub fn to_stateful(header: Header) -> Self {
+    pub fn to_stateful(header: StarHeader) -> Self {
         let mut bytes = [0; HEADER_LEN + PREFIX_LEN];
-        bytes[..HEADER_LEN].copy_from_slice(&Header { migrate: false, ..header }.encode());
+        bytes[..HEADER_LEN].copy_from_slice(&StarHeader { migrate: false, ..header }.encode());
         StarHead { bytes, len: HEADER_LEN as u8 }
     }
     /// A control message to `to`, of `len` bytes.
@@ -263,12 +263,13 @@ impl StarHead {
 
     fn signal(ptype: Ptype, qpn: Qpn, from: Prefix, psn: Psn, len: u16) -> Self {
         let ack = ptype == Ptype::Wqep;
-        let header = Header { ptype, opt: Opt::Send, migrate: true, ack, qpn, epoch: 0, psn, addr: 0, len };
+        let header =
+            StarHeader { ptype, opt: Opt::Send, migrate: true, ack, qpn, epoch: 0, psn, addr: 0, len };
         StarHead::with_prefix(header, from)
     }
 
     /// The head of a packet that came, which has a prefix.
-    pub(super) fn of(header: Header, prefix: Prefix) -> Self {
+    pub(super) fn of(header: StarHeader, prefix: Prefix) -> Self {
         StarHead::with_prefix(header, prefix)
     }
     /// Whether it is a control message's, or that of the answer to one.
@@ -285,10 +286,10 @@ impl StarHead {
         self.is_control().then_some(head)
     }
 
-    fn with_prefix(header: Header, prefix: Prefix) -> Self {
+    fn with_prefix(header: StarHeader, prefix: Prefix) -> Self {
         let mut bytes = [0; HEADER_LEN + PREFIX_LEN];
         let (front, back) = bytes.split_at_mut(HEADER_LEN);
-        front.copy_from_slice(&Header { epoch: (prefix.epoch & EPOCH_MASK) as u8, ..header }.encode());
+        front.copy_from_slice(&StarHeader { epoch: (prefix.epoch & EPOCH_MASK) as u8, ..header }.encode());
         back.copy_from_slice(&prefix.encode());
         StarHead { bytes, len: (HEADER_LEN + PREFIX_LEN) as u8 }
     }
@@ -327,10 +328,10 @@ pub fn lane(head: &[u8]) -> u8 {
 /// Whose a packet for a half will be, without looking whether it is one: SF's or SL's QPN. `None`: it is too
 /// short.
 #[inline]
-pub fn qpn_in(side: Side, frame: &[u8]) -> Option<Qpn> {
+pub fn qpn_in(side: CardHalf, frame: &[u8]) -> Option<Qpn> {
     let at = match side {
-        Side::Stateless => HEADER_LEN,
-        Side::Stateful => 0,
+        CardHalf::Stateless => HEADER_LEN,
+        CardHalf::Stateful => 0,
     };
     let word = frame.get(at..)?.first_chunk()?;
     Some(u32::from_be_bytes(*word) & QPN_MASK)
@@ -354,7 +355,7 @@ pub enum StarError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StarPacket<'a> {
     /// Its header
-    pub header: Header,
+    pub header: StarHeader,
     /// Behind it, where its kind has one
     pub prefix: Option<Prefix>,
     /// Its data
@@ -364,12 +365,12 @@ pub struct StarPacket<'a> {
 impl<'a> StarPacket<'a> {
     /// Checks a frame, which ends with its CRC: checksums, a kind that the half knows to which it came, and
     /// lengths.
-    pub fn open(side: Side, path: &IcrcHeader, frame: &'a [u8]) -> Result<Self, StarError> {
+    pub fn open(side: CardHalf, path: &IcrcHeader, frame: &'a [u8]) -> Result<Self, StarError> {
         StarPacket::open_on(side, &PortPair::new(path), frame)
     }
 
     /// As [`open`](StarPacket::open), of one that came this way.
-    pub fn open_on(side: Side, way: &PortPair, frame: &'a [u8]) -> Result<Self, StarError> {
+    pub fn open_on(side: CardHalf, way: &PortPair, frame: &'a [u8]) -> Result<Self, StarError> {
         let (body, crc) = frame.split_last_chunk::<CRC_LEN>().ok_or(StarError::Length)?;
         let (bytes, _) = body.split_first_chunk::<HEADER_LEN>().ok_or(StarError::Length)?;
         let given = [bytes[CHECKSUM_AT], bytes[CHECKSUM_AT + 1]];
@@ -380,10 +381,10 @@ impl<'a> StarPacket<'a> {
     }
 
     /// As [`open`](StarPacket::open), without checksums and without a CRC at the end.
-    pub fn parse(side: Side, body: &'a [u8]) -> Result<Self, StarError> {
+    pub fn parse(side: CardHalf, body: &'a [u8]) -> Result<Self, StarError> {
         let (bytes, rest) = body.split_first_chunk::<HEADER_LEN>().ok_or(StarError::Length)?;
-        let header = Header::decode(bytes).ok_or(StarError::Kind)?;
-        let shape = Shape::of(side, &header).ok_or(StarError::Kind)?;
+        let header = StarHeader::decode(bytes).ok_or(StarError::Kind)?;
+        let shape = PacketShape::of(side, &header).ok_or(StarError::Kind)?;
         let (prefix, data) = if shape.prefix {
             let (prefix, data) = rest.split_first_chunk::<PREFIX_LEN>().ok_or(StarError::Length)?;
             let prefix = Prefix::decode(*prefix).ok_or(StarError::Kind)?;
@@ -403,32 +404,32 @@ impl<'a> StarPacket<'a> {
 }
 
 /// How a packet of a kind is built.
-struct Shape {
+struct PacketShape {
     prefix: bool,
     /// Whether LEN bytes of data follow
     data: bool,
 }
 
-impl Shape {
+impl PacketShape {
     /// `None`: there is no such packet to that half.
-    fn of(side: Side, header: &Header) -> Option<Shape> {
+    fn of(side: CardHalf, header: &StarHeader) -> Option<PacketShape> {
         use Ptype::{Cqep, Ea, Gd, Gda, Rd, Rda, Rdc, Wqep, Wqeps};
         let (prefix, data) = match (side, header.migrate, header.ptype) {
-            (Side::Stateless, false, Rd) => (true, header.opt != Opt::Recv),
-            (Side::Stateless, false, Cqep | Rdc) => (true, true),
+            (CardHalf::Stateless, false, Rd) => (true, header.opt != Opt::Recv),
+            (CardHalf::Stateless, false, Cqep | Rdc) => (true, true),
             /* an atomic brings its operands, which LEN counts; eight bytes are wanted */
-            (Side::Stateless, false, Gd) => (true, header.opt == Opt::Recv),
-            (Side::Stateless, false, Ea) => (true, false),
-            (Side::Stateful, false, Wqep | Wqeps | Gda) => (false, true),
-            (Side::Stateful, false, Ea | Rda) => (false, false),
-            (Side::Stateful, true, Wqep) => (true, true),
+            (CardHalf::Stateless, false, Gd) => (true, header.opt == Opt::Recv),
+            (CardHalf::Stateless, false, Ea) => (true, false),
+            (CardHalf::Stateful, false, Wqep | Wqeps | Gda) => (false, true),
+            (CardHalf::Stateful, false, Ea | Rda) => (false, false),
+            (CardHalf::Stateful, true, Wqep) => (true, true),
             /* a sealed one has data */
-            (Side::Stateful, true, Ea) => (true, true),
+            (CardHalf::Stateful, true, Ea) => (true, true),
             _ => return None,
         };
         let filled = header.ptype == Ea && !header.migrate && header.len != 0;
         let atomic = header.opt == Opt::Recv && matches!(header.ptype, Rd | Rda);
-        (!filled && !atomic).then_some(Shape { prefix, data })
+        (!filled && !atomic).then_some(PacketShape { prefix, data })
     }
 }
 

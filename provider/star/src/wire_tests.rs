@@ -20,11 +20,11 @@ fn frame(path: &IcrcHeader, head: &StarHead, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn any_header() -> impl Strategy<Value = (Header, Prefix)> {
+fn any_header() -> impl Strategy<Value = (StarHeader, Prefix)> {
     let kinds = (1u8..=9, 0u8..=3, any::<bool>(), any::<bool>());
     let numbers = (0..=QPN_MASK, any::<u32>(), any::<u64>(), 0u16..=4096, 0..=QPN_MASK, any::<u32>());
     (kinds, numbers).prop_map(|((ptype, opt, migrate, ack), (qpn, psn, addr, len, sl, epoch))| {
-        let header = Header {
+        let header = StarHeader {
             ptype: Ptype::from_code(ptype).expect("a kind"),
             opt: Opt::from_code(opt),
             migrate,
@@ -42,18 +42,18 @@ fn any_header() -> impl Strategy<Value = (Header, Prefix)> {
 proptest! {
     #[test]
     fn headers_survive((header, prefix) in any_header()) {
-        prop_assert_eq!(Header::decode(&header.encode()), Some(header));
+        prop_assert_eq!(StarHeader::decode(&header.encode()), Some(header));
         prop_assert_eq!(Prefix::decode(prefix.encode()), Some(prefix));
     }
 
     #[test]
     fn packets_survive((header, prefix) in any_header(), bytes in prop::collection::vec(any::<u8>(), 4096)) {
-        for side in [Side::Stateless, Side::Stateful] {
-            let Some(shape) = Shape::of(side, &header) else { continue };
+        for side in [CardHalf::Stateless, CardHalf::Stateful] {
+            let Some(shape) = PacketShape::of(side, &header) else { continue };
             let data = if shape.data { &bytes[..usize::from(header.len)] } else { &[] };
             let head = match (header.migrate, side) {
                 (true, _) => StarHead::with_prefix(header, prefix),
-                (false, Side::Stateless) => StarHead::to_stateless(header, prefix),
+                (false, CardHalf::Stateless) => StarHead::to_stateless(header, prefix),
                 _ => StarHead::to_stateful(header),
             };
             let path = path();
@@ -69,11 +69,11 @@ proptest! {
     #[test]
     fn a_flipped_bit_is_seen((header, prefix) in any_header(), at in any::<prop::sample::Index>()) {
         let path = path();
-        let header = Header { ptype: Ptype::Rd, opt: Opt::Write, len: 9, ..header };
+        let header = StarHeader { ptype: Ptype::Rd, opt: Opt::Write, len: 9, ..header };
         let mut bytes = frame(&path, &StarHead::to_stateless(header, prefix), b"nine byte");
         let bit = at.index(bytes.len() * 8);
         bytes[bit / 8] ^= 1 << (bit % 8);
-        prop_assert_eq!(StarPacket::open(Side::Stateless, &path, &bytes), Err(StarError::Checksum));
+        prop_assert_eq!(StarPacket::open(CardHalf::Stateless, &path, &bytes), Err(StarError::Checksum));
     }
 
     #[test]
@@ -82,7 +82,7 @@ proptest! {
         if let Some(byte) = bytes.first_mut() {
             *byte = first;
         }
-        for side in [Side::Stateless, Side::Stateful] {
+        for side in [CardHalf::Stateless, CardHalf::Stateful] {
             _ = StarPacket::open(side, &path(), &bytes);
             if let Ok(packet) = StarPacket::parse(side, &bytes) {
                 prop_assert!(packet.data.len() <= bytes.len());
@@ -93,7 +93,7 @@ proptest! {
 
 #[test]
 fn the_header_belongs_to_its_path() {
-    let header = Header {
+    let header = StarHeader {
         ptype: Ptype::Ea,
         opt: Opt::Send,
         migrate: false,
@@ -106,7 +106,7 @@ fn the_header_belongs_to_its_path() {
     };
     let path = path();
     let bytes = frame(&path, &StarHead::to_stateful(header), &[]);
-    assert!(StarPacket::open(Side::Stateful, &path, &bytes).is_ok());
+    assert!(StarPacket::open(CardHalf::Stateful, &path, &bytes).is_ok());
     let IcrcHeader { src, dst, sport, .. } = path;
     let others = [
         IcrcHeader { src: dst, ..path },
@@ -115,7 +115,7 @@ fn the_header_belongs_to_its_path() {
         IcrcHeader { dport: PORT_STATEFUL, ..path },
     ];
     for other in others {
-        assert_eq!(StarPacket::open(Side::Stateful, &other, &bytes), Err(StarError::Checksum));
+        assert_eq!(StarPacket::open(CardHalf::Stateful, &other, &bytes), Err(StarError::Checksum));
     }
 }
 
@@ -135,7 +135,7 @@ fn checksum_is_the_known_one() {
 
 #[test]
 fn only_known_packets_come_in() {
-    let header = |ptype, opt| Header {
+    let header = |ptype, opt| StarHeader {
         ptype,
         opt,
         migrate: false,
@@ -149,21 +149,25 @@ fn only_known_packets_come_in() {
     use Ptype::{Cqep, Ea, Gd, Gda, Rd, Rda, Wqep};
     let allowed = |side, migrate| {
         let kinds = [Wqep, Ea, Rd, Rda, Gd, Gda, Cqep].into_iter();
-        let known = |p: &Ptype| Shape::of(side, &Header { migrate, ..header(*p, Opt::Send) }).is_some();
+        let known =
+            |p: &Ptype| PacketShape::of(side, &StarHeader { migrate, ..header(*p, Opt::Send) }).is_some();
         kinds.filter(known).collect::<Vec<_>>()
     };
-    assert_eq!(allowed(Side::Stateless, false), [Ea, Rd, Gd, Cqep]);
-    assert_eq!(allowed(Side::Stateful, false), [Wqep, Ea, Rda, Gda]);
-    assert_eq!(allowed(Side::Stateless, true), []);
-    assert_eq!(allowed(Side::Stateful, true), [Wqep, Ea]);
-    assert!(Shape::of(Side::Stateless, &header(Rd, Opt::Recv)).is_none(), "no data is written as an atomic");
-    assert!(Shape::of(Side::Stateful, &Header { len: 1, ..header(Ea, Opt::Send) }).is_none());
+    assert_eq!(allowed(CardHalf::Stateless, false), [Ea, Rd, Gd, Cqep]);
+    assert_eq!(allowed(CardHalf::Stateful, false), [Wqep, Ea, Rda, Gda]);
+    assert_eq!(allowed(CardHalf::Stateless, true), []);
+    assert_eq!(allowed(CardHalf::Stateful, true), [Wqep, Ea]);
+    assert!(
+        PacketShape::of(CardHalf::Stateless, &header(Rd, Opt::Recv)).is_none(),
+        "no data is written as an atomic"
+    );
+    assert!(PacketShape::of(CardHalf::Stateful, &StarHeader { len: 1, ..header(Ea, Opt::Send) }).is_none());
 }
 
 /// Of more ways than are remembered each has its own checksums, whichever was used before.
 #[test]
 fn ways_are_not_mixed_up() {
-    let header = StarHead::to_stateful(Header {
+    let header = StarHead::to_stateful(StarHeader {
         ptype: Ptype::Ea,
         opt: Opt::Recv,
         migrate: false,
@@ -181,11 +185,11 @@ fn ways_are_not_mixed_up() {
             let mut kept = header.bytes().to_vec();
             ways.get(&path).fill_checksum(&mut kept);
             let whole = [&kept[..], &Crc::of(&kept)].concat();
-            assert!(StarPacket::open(Side::Stateful, &path, &whole).is_ok());
-            assert!(StarPacket::open_on(Side::Stateful, ways.get(&path), &whole).is_ok());
+            assert!(StarPacket::open(CardHalf::Stateful, &path, &whole).is_ok());
+            assert!(StarPacket::open_on(CardHalf::Stateful, ways.get(&path), &whole).is_ok());
             let other = IcrcHeader { sport: n ^ 1, ..path };
             assert_eq!(
-                StarPacket::open_on(Side::Stateful, ways.get(&other), &whole),
+                StarPacket::open_on(CardHalf::Stateful, ways.get(&other), &whole),
                 Err(StarError::Checksum)
             );
         }
@@ -196,7 +200,7 @@ fn ways_are_not_mixed_up() {
 /// bytes say.
 #[test]
 fn the_first_bytes_say_where_a_packet_belongs() {
-    let of = |ptype, opt| Header {
+    let of = |ptype, opt| StarHeader {
         ptype,
         opt,
         migrate: false,
@@ -226,10 +230,10 @@ fn the_first_bytes_say_where_a_packet_belongs() {
         assert!(*one < 1 << LANE_BITS && !lanes[..n].contains(one), "{lanes:?}");
     }
     let frame = to_sl(Ptype::Rd, Opt::Send);
-    assert_eq!(qpn_in(Side::Stateless, frame.bytes()), Some(prefix.qpn));
+    assert_eq!(qpn_in(CardHalf::Stateless, frame.bytes()), Some(prefix.qpn));
     assert_eq!(
-        qpn_in(Side::Stateful, StarHead::to_stateful(of(Ptype::Ea, Opt::Send)).bytes()),
+        qpn_in(CardHalf::Stateful, StarHead::to_stateful(of(Ptype::Ea, Opt::Send)).bytes()),
         Some(0x12_3456)
     );
-    assert_eq!(qpn_in(Side::Stateless, &frame.bytes()[..HEADER_LEN + 3]), None);
+    assert_eq!(qpn_in(CardHalf::Stateless, &frame.bytes()[..HEADER_LEN + 3]), None);
 }

@@ -11,7 +11,7 @@ use starverbs_rings::{Armed, CqRing, CqRoom};
 use crate::channel::{ChannelShared, CompChannel};
 use crate::clock;
 use crate::context::Context;
-use crate::device::thread::Served;
+use crate::device::thread::ThreadWork;
 use crate::device::{Command, CommandReply, Device, DeviceCq};
 use crate::error::{Result, VerbsError};
 use crate::events::{VerbsEvent, kind};

@@ -37,7 +37,7 @@ pub(crate) use board::DeviceCq;
 use command::group;
 pub(crate) use command::{Command, CommandReply, KernelCommand};
 use soft::Soft;
-use thread::{ProgressThread, Served, TurnResult};
+use thread::{ProgressThread, ThreadWork, TurnResult};
 
 /// A device that is open. Clones are the same.
 #[derive(Clone)]
@@ -229,7 +229,7 @@ impl Device {
     }
 }
 
-impl Served for Device {
+impl ThreadWork for Device {
     fn thread(&self) -> &ProgressThread {
         dispatch!(self, device => &device.thread)
     }

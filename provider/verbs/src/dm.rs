@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::device::Command;
 use crate::error::{Result, VerbsError};
 use crate::memory::{Mapping, Zeroes};
-use crate::share::{Bytes, FileBytes, Foreign, ObjectKind};
+use crate::share::{ExportedBytes, FileBytes, Foreign, ObjectKind};
 
 /// Most device memory of a process, bytes.
 pub const MAX_DM: u64 = 16 << 20;
@@ -72,7 +72,7 @@ impl Dm {
             *listed = Arc::downgrade(&dm.0);
         }
         if let Some(exports) = ctx.exports() {
-            exports.publish_dm(handle, Bytes { addr: start, length });
+            exports.publish_dm(handle, ExportedBytes { addr: start, length });
         }
         Ok(dm)
     }

@@ -18,7 +18,7 @@ use crate::dm::{Dm, DmHold};
 use crate::error::{Result, VerbsError};
 use crate::memory::{self, Mapping};
 use crate::pd::Pd;
-use crate::share::{Bytes, FileBytes, Foreign, ImportTable, Tag};
+use crate::share::{ExportedBytes, FileBytes, Foreign, ImportTable, Tag};
 
 /// IBV_ACCESS_OPTIONAL_RANGE: hints that a device may pass over (ibv_reg_mr(3)).
 const OPTIONAL: u32 = 0x3ff0_0000;
@@ -191,7 +191,7 @@ impl Mr {
         }
         let attr = imported.mrs.join(tag, || {
             let MrAttr { addr, length, iova, access, .. } = theirs;
-            let memory = Foreign::new(&imported.from, tag, Bytes { addr, length })?;
+            let memory = Foreign::new(&imported.from, tag, ExportedBytes { addr, length })?;
             let access = Access::from_bits(access.bits()).ok_or(NONE)?;
             let attr = MrAttr { pd: pd.id(), length, iova, access, ..MrAttr::default() };
             device.control(Command::ImportMr { key: handle, attr, memory })?.mr()

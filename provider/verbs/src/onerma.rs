@@ -10,7 +10,8 @@ use std::time::Duration;
 use nix::sys::eventfd::EfdFlags;
 use starverbs_backend::host;
 pub use starverbs_backend::onerma::{
-    Class, Counts, DerivedKey, Finished, Initiator, OneRmaOp, RegionId, RegionKey, Rights, Status, Transfer,
+    CardCounts, Class, DerivedKey, Finished, Initiator, OneRmaOp, RegionId, RegionKey, Rights, Status,
+    Transfer,
 };
 use starverbs_backend::onerma::{ControlError, GcmSeal, Process, ProcessOptions, Seal, SubmitError};
 use starverbs_core::{Gid, Nanos};
@@ -18,7 +19,7 @@ use starverbs_settings::Settings;
 
 use crate::clock::now;
 use crate::device::activity::Activity;
-use crate::device::thread::{ProgressThread, Served, TurnResult, drain, pollfd};
+use crate::device::thread::{ProgressThread, ThreadWork, TurnResult, drain, pollfd};
 use crate::events::{eventfd, signal};
 use crate::{Context, Result, VerbsError, process};
 
@@ -31,12 +32,12 @@ const LONG: Nanos = 60_000_000_000;
 pub struct Onerma {
     /// Forks of the process when it was opened: in a forked child it is the parent's
     forks: u32,
-    shared: Arc<Shared>,
+    shared: Arc<SharedCard>,
 }
 
 /// The card, for the program's threads and the one that serves others meanwhile.
-struct Shared {
-    card: Mutex<Card>,
+struct SharedCard {
+    card: Mutex<LockedCard>,
     thread: ProgressThread,
     activity: Activity,
     /// Ends the sleep of a poll
@@ -44,7 +45,7 @@ struct Shared {
 }
 
 /// What the lock is for.
-struct Card {
+struct LockedCard {
     process: Process,
     /// Polls that sleep. They serve others when a packet wakes them, and the thread leaves that to them
     sleepers: u32,
@@ -89,8 +90,8 @@ impl Onerma {
         let addr = addrs.first().ok_or(VerbsError::NoData)?;
         let pid = if pid == 0 { usual.pid } else { pid };
         let process = Process::open(addr, &ProcessOptions { slots, pid, ..usual })?;
-        let shared = Arc::new(Shared {
-            card: Mutex::new(Card { process, sleepers: 0, slept: 0, alarm: Nanos::MAX }),
+        let shared = Arc::new(SharedCard {
+            card: Mutex::new(LockedCard { process, sleepers: 0, slept: 0, alarm: Nanos::MAX }),
             thread: ProgressThread::new()?,
             activity: Activity::default(),
             wake: eventfd(EfdFlags::EFD_NONBLOCK)?,
@@ -102,7 +103,7 @@ impl Onerma {
     }
 
     /// The card, unless this is a forked child.
-    fn card(&self) -> Result<MutexGuard<'_, Card>> {
+    fn card(&self) -> Result<MutexGuard<'_, LockedCard>> {
         if process::forks() != self.forks {
             return Err(VerbsError::Forked);
         }
@@ -210,7 +211,7 @@ impl Onerma {
     ///
     /// # Errors
     /// EIO in a forked child.
-    pub fn counts(&self) -> Result<(Counts, [u64; 2])> {
+    pub fn counts(&self) -> Result<(CardCounts, [u64; 2])> {
         let card = self.card()?;
         Ok((*card.process.counts(), card.process.port_counts()))
     }
@@ -225,13 +226,13 @@ impl Drop for Onerma {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Card> {
+impl SharedCard {
+    fn lock(&self) -> MutexGuard<'_, LockedCard> {
         self.card.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// At the end of a call: who sleeps hears of what has ended, and of what is due before the sleep is over.
-    fn settle(&self, card: &mut Card) {
+    fn settle(&self, card: &mut LockedCard) {
         let next = card.process.next_time().unwrap_or(Nanos::MAX);
         let sooner = next < card.alarm;
         card.alarm = next.min(card.alarm);
@@ -246,7 +247,7 @@ impl Shared {
 
     /// A poll that slept returns: if no other sleeps, the thread serves others from now on. Where polls do so
     /// again and again it looks once a tick instead, whether they still do.
-    fn resume(&self, card: &mut Card) {
+    fn resume(&self, card: &mut LockedCard) {
         if card.sleepers == 0 {
             card.slept = card.slept.saturating_add(1);
             self.thread.watch(card.slept);
@@ -255,7 +256,7 @@ impl Shared {
     }
 }
 
-impl Served for Arc<Shared> {
+impl ThreadWork for Arc<SharedCard> {
     fn thread(&self) -> &ProgressThread {
         &self.thread
     }

@@ -35,8 +35,8 @@ pub(crate) use gates::{Gate, Gates};
 pub(crate) use import::{Foreign, ForeignList, Importer};
 pub(crate) use kept::ImportTable;
 pub(crate) use mrs::MrMemory;
-pub(crate) use names::{Bytes, ObjectKind, Tag};
-pub(crate) use peer::{Change, PeerMemory, Target, Way};
+pub(crate) use names::{ExportedBytes, ObjectKind, Tag};
+pub(crate) use peer::{CopyWay, PeerBytes, PeerMemory, WordChange};
 
 #[cfg(feature = "fuzzing")]
 mod fuzzing;

@@ -16,7 +16,7 @@ use crate::message::{
     IRQ_DATA_EVENTFD, IRQ_DATA_NONE, KIND, MAJOR, MAX_ACCESS, MINOR, MessageOp, REPLY, Region, SetIrqs,
     Version, parse,
 };
-use crate::stream::{Message, ReadResult, Stream};
+use crate::stream::{MessageStream, ReadResult, VfioMessage};
 
 /// How long a reply may take: a board that is alive needs microseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -25,8 +25,8 @@ const STRAY: u32 = 64;
 
 /// A device at the other end of a socket.
 #[derive(Debug)]
-pub struct Client {
-    stream: Stream,
+pub struct VfioClient {
+    stream: MessageStream,
     patience: Duration,
     next: u16,
     /// A reply did not come, or not as it should: nothing that comes later is believed
@@ -46,7 +46,7 @@ pub struct RegionInfo {
     pub file: Option<File>,
 }
 
-impl AsFd for Client {
+impl AsFd for VfioClient {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
@@ -56,22 +56,22 @@ fn other(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-impl Client {
+impl VfioClient {
     /// Connects, and agrees on the version.
     ///
     /// # Errors
     /// What connect(2) says; a device of another version.
-    pub fn connect(path: &Path) -> io::Result<Client> {
-        Client::connect_within(path, PATIENCE)
+    pub fn connect(path: &Path) -> io::Result<VfioClient> {
+        VfioClient::connect_within(path, PATIENCE)
     }
 
     /// The same; each reply, from this one on, may take `patience`.
     ///
     /// # Errors
-    /// As of [`Client::connect`].
-    pub fn connect_within(path: &Path, patience: Duration) -> io::Result<Client> {
-        let stream = Stream::new(UnixStream::connect(path)?)?;
-        let mut client = Client { stream, patience, next: 0, broken: false };
+    /// As of [`VfioClient::connect`].
+    pub fn connect_within(path: &Path, patience: Duration) -> io::Result<VfioClient> {
+        let stream = MessageStream::new(UnixStream::connect(path)?)?;
+        let mut client = VfioClient { stream, patience, next: 0, broken: false };
         let version = Version { major: MAJOR, minor: MINOR };
         let body = [version.as_bytes(), CAPABILITIES.as_bytes(), &[0]].concat();
         let reply = client.call(MessageOp::Version, &body, &[])?;
@@ -87,7 +87,7 @@ impl Client {
     }
 
     /// Sends a request and waits for its reply.
-    fn call(&mut self, op: MessageOp, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Message> {
+    fn call(&mut self, op: MessageOp, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<VfioMessage> {
         if self.broken {
             return Err(Errno::EPIPE.into());
         }
@@ -108,7 +108,7 @@ impl Client {
         Ok(reply)
     }
 
-    fn reply(&mut self, id: u16) -> io::Result<Message> {
+    fn reply(&mut self, id: u16) -> io::Result<VfioMessage> {
         let begun = Instant::now();
         for _ in 0..STRAY {
             match self.stream.receive() {
@@ -151,7 +151,7 @@ impl Client {
     /// Gives the device memory: `size` bytes of `file` from `offset` on, by which it knows them as `address`.
     ///
     /// # Errors
-    /// As of [`Client::region`].
+    /// As of [`VfioClient::region`].
     pub fn dma_map(&mut self, file: BorrowedFd<'_>, offset: u64, address: u64, size: u64) -> io::Result<()> {
         self.map(&[file], DMA_READ | DMA_WRITE, offset, address, size)
     }
@@ -159,7 +159,7 @@ impl Client {
     /// The same, of memory that the device may not write.
     ///
     /// # Errors
-    /// As of [`Client::region`].
+    /// As of [`VfioClient::region`].
     pub fn dma_map_read_only(
         &mut self,
         file: BorrowedFd<'_>,
@@ -173,7 +173,7 @@ impl Client {
     /// The same without a file, of which the device reaches nothing. `flags`: [`DMA_READ`], [`DMA_WRITE`].
     ///
     /// # Errors
-    /// As of [`Client::region`].
+    /// As of [`VfioClient::region`].
     pub fn dma_map_without_file(&mut self, address: u64, size: u64, flags: u32) -> io::Result<()> {
         self.map(&[], flags, 0, address, size)
     }
@@ -193,7 +193,7 @@ impl Client {
     /// Takes memory back.
     ///
     /// # Errors
-    /// As of [`Client::region`].
+    /// As of [`VfioClient::region`].
     pub fn dma_unmap(&mut self, address: u64, size: u64) -> io::Result<()> {
         let unmap = DmaUnmap { argsz: size_of::<DmaUnmap>() as u32, flags: 0, address, size };
         self.call(MessageOp::DmaUnmap, unmap.as_bytes(), &[]).map(drop)
@@ -202,7 +202,7 @@ impl Client {
     /// Has the device signal `eventfds` for its interrupts of kind `index`, from vector 0 on.
     ///
     /// # Errors
-    /// As of [`Client::region`].
+    /// As of [`VfioClient::region`].
     pub fn set_irqs(&mut self, index: u32, eventfds: &[OwnedFd]) -> io::Result<()> {
         self.set_irqs_at(index, 0, eventfds)
     }
@@ -210,7 +210,7 @@ impl Client {
     /// The same from vector `start` on.
     ///
     /// # Errors
-    /// As of [`Client::region`].
+    /// As of [`VfioClient::region`].
     pub fn set_irqs_at(&mut self, index: u32, start: u32, eventfds: &[OwnedFd]) -> io::Result<()> {
         let fds: Vec<_> = eventfds.iter().map(AsFd::as_fd).collect();
         self.irqs(IRQ_DATA_EVENTFD, index, start, fds.len() as u32, &fds)
@@ -219,7 +219,7 @@ impl Client {
     /// Has the device signal nothing for `count` vectors from `start` on; `count` 0: for all.
     ///
     /// # Errors
-    /// As of [`Client::region`].
+    /// As of [`VfioClient::region`].
     pub fn clear_irqs(&mut self, index: u32, start: u32, count: u32) -> io::Result<()> {
         let data = if count == 0 { IRQ_DATA_NONE } else { IRQ_DATA_EVENTFD };
         self.irqs(data, index, start, count, &[])
@@ -228,7 +228,7 @@ impl Client {
     /// Has the device signal a vector as if it had something to say.
     ///
     /// # Errors
-    /// As of [`Client::region`].
+    /// As of [`VfioClient::region`].
     pub fn trigger(&mut self, index: u32, vector: u32) -> io::Result<()> {
         self.irqs(IRQ_DATA_NONE, index, vector, 1, &[])
     }
@@ -249,7 +249,7 @@ impl Client {
     /// Resets the device.
     ///
     /// # Errors
-    /// As of [`Client::region`].
+    /// As of [`VfioClient::region`].
     pub fn reset(&mut self) -> io::Result<()> {
         self.call(MessageOp::DeviceReset, &[], &[]).map(drop)
     }
@@ -257,7 +257,7 @@ impl Client {
     /// Reads a region.
     ///
     /// # Errors
-    /// As of [`Client::region`].
+    /// As of [`VfioClient::region`].
     pub fn read(&mut self, region: u32, offset: u64, to: &mut [u8]) -> io::Result<()> {
         let access = Access { offset, region, count: to.len().min(MAX_ACCESS) as u32 };
         let reply = self.call(MessageOp::RegionRead, access.as_bytes(), &[])?;
@@ -271,7 +271,7 @@ impl Client {
     /// Writes a region.
     ///
     /// # Errors
-    /// As of [`Client::region`].
+    /// As of [`VfioClient::region`].
     pub fn write(&mut self, region: u32, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let access = Access { offset, region, count: bytes.len() as u32 };
         self.call(MessageOp::RegionWrite, &[access.as_bytes(), bytes].concat(), &[]).map(drop)

@@ -1,8 +1,9 @@
 //! The part of vfio-user that a board and its program need: messages on a stream socket, some of them with
 //! descriptors, by which a client finds a device's regions, gives it memory, and gets its interrupts.
 //!
-//! Owns the messages' formats ([`message`]), the socket ([`Stream`]) and the client's calls ([`Client`]).
-//! What comes of the other side is bounded and checked before it is used. It must not know what a device is.
+//! Owns the messages' formats ([`message`]), the socket ([`MessageStream`]) and the client's calls
+//! ([`VfioClient`]). What comes of the other side is bounded and checked before it is used. It must not know
+//! what a device is.
 //!
 //! The protocol is that of QEMU's `docs/interop/vfio-user.rst`, version 0.0.
 
@@ -10,6 +11,6 @@ mod client;
 pub mod message;
 mod stream;
 
-pub use client::{Client, RegionInfo};
+pub use client::{RegionInfo, VfioClient};
 pub use message::{Head, MessageOp};
-pub use stream::{Message, ReadResult, Stream};
+pub use stream::{MessageStream, ReadResult, VfioMessage};

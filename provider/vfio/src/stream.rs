@@ -17,7 +17,7 @@ const SCM_MAX_FD: usize = 253;
 
 /// One end of the socket.
 #[derive(Debug)]
-pub struct Stream {
+pub struct MessageStream {
     socket: UnixStream,
     /// What has come of a message
     bytes: Vec<u8>,
@@ -26,7 +26,7 @@ pub struct Stream {
 
 /// A message.
 #[derive(Debug)]
-pub struct Message {
+pub struct VfioMessage {
     /// Its head
     pub head: Head,
     /// What stands behind it
@@ -39,21 +39,21 @@ pub struct Message {
 #[derive(Debug)]
 pub enum ReadResult {
     /// A whole message
-    Message(Message),
+    Message(VfioMessage),
     /// Not all of one yet
     Nothing,
     /// The other side is gone, or sent what is no message: no more can be had
     Gone,
 }
 
-impl Stream {
+impl MessageStream {
     /// Takes over a socket, which does not block from now on.
     ///
     /// # Errors
     /// What the system says.
-    pub fn new(socket: UnixStream) -> io::Result<Stream> {
+    pub fn new(socket: UnixStream) -> io::Result<MessageStream> {
         socket.set_nonblocking(true)?;
-        Ok(Stream { socket, bytes: Vec::with_capacity(MAX_BYTES), fds: Vec::new() })
+        Ok(MessageStream { socket, bytes: Vec::with_capacity(MAX_BYTES), fds: Vec::new() })
     }
 
     /// Takes the next message, as far as it has come.
@@ -85,7 +85,7 @@ impl Stream {
 
     fn take(&mut self) -> ReadResult {
         let Ok((head, body)) = Head::read_from_prefix(&self.bytes) else { return ReadResult::Gone };
-        let message = Message { head, body: body.to_vec(), fds: std::mem::take(&mut self.fds) };
+        let message = VfioMessage { head, body: body.to_vec(), fds: std::mem::take(&mut self.fds) };
         self.bytes.clear();
         ReadResult::Message(message)
     }
@@ -142,7 +142,7 @@ impl Stream {
     }
 }
 
-impl AsFd for Stream {
+impl AsFd for MessageStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -155,9 +155,9 @@ mod tests {
     use super::*;
     use crate::message::MessageOp;
 
-    fn pair() -> (Stream, UnixStream) {
+    fn pair() -> (MessageStream, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        (Stream::new(ours).unwrap(), theirs)
+        (MessageStream::new(ours).unwrap(), theirs)
     }
 
     fn head(size: u32) -> Head {
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn descriptors_come_with_their_message() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let (from, mut to) = (Stream::new(ours).unwrap(), Stream::new(theirs).unwrap());
+        let (from, mut to) = (MessageStream::new(ours).unwrap(), MessageStream::new(theirs).unwrap());
         let (mut a, b) = UnixStream::pair().unwrap();
         assert!(from.send(head(0), b"x", &[b.as_fd()]) && from.send(head(0), b"y", &[]));
         drop(b);

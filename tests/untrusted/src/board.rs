@@ -16,7 +16,7 @@ use starverbs_board::fuzzing::{Driven, GID};
 use starverbs_core::{AvId, Gid};
 use starverbs_queues::board::*;
 use starverbs_queues::{SendFlags, SendOp, SendWqe};
-use starverbs_rules::Raw;
+use starverbs_rules::RawDriver;
 use starverbs_rules::qp::{QKEY, RC, SLOTS, UC, UD, XRC_RECV, XRC_SEND, address};
 use starverbs_rules::raw::{BASE, BYTES, CQ, CQ_LOG, QP_BYTES, QPS};
 use starverbs_vfio::MessageOp;
@@ -199,31 +199,31 @@ impl Untrusted {
         let n = usize::from(bytes.byte()) % 4;
         let at = QPS + n * QP_BYTES;
         let (taken, entries) = (BASE + CQ as u64, BASE + CQ as u64 + 64);
-        let srq = CreateSrq { queues: Raw::create_qp(pd, cq, at).queues, pd, limit: 1 };
+        let srq = CreateSrq { queues: RawDriver::create_qp(pd, cq, at).queues, pd, limit: 1 };
         let to = Address { dgid: GID.0, sgid: GID.0, hop_limit: 64, ..Address::default() };
         let qpn = self.qps.get(n).map_or(0, |(qpn, _)| *qpn);
         let kind = bytes.pick(&[RC, RC, UC, UD, XRC_SEND, XRC_RECV]);
         let (op, mut body) = match bytes.byte() % 14 {
             0..=2 => {
-                let create = Raw::create_qp(pd, cq, at);
+                let create = RawDriver::create_qp(pd, cq, at);
                 (OP_CREATE_QP, CreateQp { kind, ..create }.as_bytes().to_vec())
             }
             3 | 4 => {
                 let peer = self.qps.get(usize::from(bytes.byte()) % 4).map_or(0, |(qpn, _)| *qpn);
-                for step in Raw::steps_to_rts(GID.0, peer, kind) {
+                for step in RawDriver::steps_to_rts(GID.0, peer, kind) {
                     let step = ModifyQp { qpn, ..step };
                     let _ = self.client.command::<Object>(board, OP_MODIFY_QP, step.as_bytes());
                 }
                 return;
             }
-            5 => (OP_REG_MR, Raw::region(pd, 0, BYTES).as_bytes().to_vec()),
+            5 => (OP_REG_MR, RawDriver::region(pd, 0, BYTES).as_bytes().to_vec()),
             6 => {
                 let paged = Region {
                     pieces: 4,
                     page_log: 12,
                     offset: u32::from(bytes.byte()),
                     length: 8192,
-                    ..Raw::region(pd, 0, 0)
+                    ..RawDriver::region(pd, 0, 0)
                 };
                 (OP_REG_MR, paged.as_bytes().to_vec())
             }

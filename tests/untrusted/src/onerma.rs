@@ -6,9 +6,9 @@
 //! what cannot be authenticated is longer than it; tables empty again.
 
 use starverbs_onerma::{
-    AddressPair, COMMAND_LEN, COMPLETION_LEN, CardConfig, Class, Command, Completion, DerivedKey, OneRmaOp,
-    RegionId, RegionKey, Rights, Seal, Transmit,
-    wire::{Hop, Iv, OneRmaHeader, Prefix},
+    AddressPair, COMMAND_LEN, COMPLETION_LEN, CardConfig, Class, Completion, DerivedKey, OneRmaCommand,
+    OneRmaOp, RegionId, RegionKey, Rights, Seal, Transmit,
+    wire::{Hop, Iv, OneRmaHeader, PacketPrefix},
 };
 use starverbs_sim::onerma::{OneRmaHost, Portal, SentPacket, SimRegion, SimSeal};
 
@@ -130,7 +130,7 @@ impl World {
         let key = SimSeal.key_for(&key, self.gid(CLIENT), pid, op);
         let offset = u64::from(input.half()) % LEN;
         let size = u32::from(input.half()) % 4097;
-        let mut command = Command {
+        let mut command = OneRmaCommand {
             op,
             class: if how & 4 == 0 { Class::High } else { Class::Low },
             haste: how >> 3 & 1,
@@ -150,7 +150,7 @@ impl World {
             let start = usize::from(input.byte()) % COMMAND_LEN;
             let junk = input.take(24);
             bytes[start..].iter_mut().zip(junk).for_each(|(to, from)| *to = *from);
-            let Ok(any) = Command::decode(&bytes) else { return };
+            let Ok(any) = OneRmaCommand::decode(&bytes) else { return };
             assert_eq!(any.encode(), bytes);
             command = any;
         }
@@ -189,7 +189,7 @@ impl World {
             3 => Hop::Done { to: handle(input) },
             _ => Hop::Fail { to: handle(input), status: starverbs_onerma::Status::Nack },
         };
-        let prefix = Prefix { op, class: Class::Low, iv };
+        let prefix = PacketPrefix { op, class: Class::Low, iv };
         let data = if matches!(hop, Hop::Data { .. }) { usize::from(input.half()) % 1100 } else { 0 };
         let mut body = vec![0x0e; data];
         let head = OneRmaHeader { prefix, hop }.to_bytes();

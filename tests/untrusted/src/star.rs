@@ -26,7 +26,7 @@ use starverbs_star::registry::Registry;
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT};
 use starverbs_star::stateful::{self, Local, SharedReceives, Stateful, Waits};
 use starverbs_star::stateless::{self, SfPeer};
-use starverbs_star::wire::{HEADER_LEN, PREFIX_LEN, Side, StarPacket};
+use starverbs_star::wire::{CardHalf, HEADER_LEN, PREFIX_LEN, StarPacket};
 
 use crate::bytes::Bytes;
 
@@ -208,7 +208,7 @@ impl World {
                 let to = usize::from(path.dst == self.net.hosts[SF].gid);
                 let side = usize::from(path.dport != self.net.hosts[to].env.star.ports[0]);
                 bytes.truncate(bytes.len() - 4);
-                self.on_packet(to, [Side::Stateless, Side::Stateful][side], &bytes);
+                self.on_packet(to, [CardHalf::Stateless, CardHalf::Stateful][side], &bytes);
             }
         }
     }
@@ -220,11 +220,11 @@ impl World {
     }
 
     /// A packet without its CRC arrives.
-    fn on_packet(&mut self, to: usize, side: Side, bytes: &[u8]) {
+    fn on_packet(&mut self, to: usize, side: CardHalf, bytes: &[u8]) {
         let Ok(packet) = StarPacket::parse(side, bytes) else { return };
         let (src, dst) = (self.net.hosts[1 - to].gid, self.net.hosts[to].gid);
         match (to, side) {
-            (SL, Side::Stateless) => {
+            (SL, CardHalf::Stateless) => {
                 let (meta, stats) = (FrameMeta { src, dst, ..FrameMeta::default() }, &self.stats[SL]);
                 let boot_epoch = stateless::boot_epoch_of(EPOCH);
                 let card =
@@ -238,21 +238,21 @@ impl World {
                     }
                 }
             }
-            (SL, Side::Stateful) => {
+            (SL, CardHalf::Stateful) => {
                 self.sl.handle_control(&mut self.net.hosts[SL].env, self.now, &src, &packet)
             }
-            (_, Side::Stateful) => self.on_sf(|sf, card| sf.handle_packet(card, &src, &packet)),
+            (_, CardHalf::Stateful) => self.on_sf(|sf, card| sf.handle_packet(card, &src, &packet)),
             _ => {}
         }
     }
 
     /// Bytes of the input as a packet: its numbers are honest unless it says otherwise.
-    fn forge(&self, input: &mut Bytes<'_>) -> (usize, Side, Vec<u8>) {
+    fn forge(&self, input: &mut Bytes<'_>) -> (usize, CardHalf, Vec<u8>) {
         let how = input.byte();
         let (to, side) = match how & 3 {
-            0 | 1 => (SL, Side::Stateless),
-            2 => (SF, Side::Stateful),
-            _ => (SL, Side::Stateful),
+            0 | 1 => (SL, CardHalf::Stateless),
+            2 => (SF, CardHalf::Stateful),
+            _ => (SL, CardHalf::Stateful),
         };
         let mut bytes = vec![0; HEADER_LEN];
         bytes[0] = input.byte();
@@ -271,8 +271,8 @@ impl World {
         if how & 0x40 == 0 {
             bytes[4] = EPOCH as u8;
         }
-        if side == Side::Stateless || migrate {
-            let from = if side == Side::Stateless { QPNS[SL] } else { QPNS[1 - to] };
+        if side == CardHalf::Stateless || migrate {
+            let from = if side == CardHalf::Stateless { QPNS[SL] } else { QPNS[1 - to] };
             bytes.extend_from_slice(&(u64::from(from) << 32 | u64::from(EPOCH)).to_be_bytes());
         }
         let data = input.half() as usize % 600;
@@ -327,7 +327,7 @@ pub fn check(input: &[u8]) {
             _ => {
                 let (to, side, bytes) = world.forge(&mut input);
                 world.on_packet(to, side, &bytes);
-                if side == Side::Stateless {
+                if side == CardHalf::Stateless {
                     let answers = world.net.hosts[SL].env.flush_star();
                     let direct = answers
                         .iter()

@@ -14,10 +14,10 @@ use std::collections::{BTreeMap, VecDeque};
 use starverbs_core::Nanos;
 use starverbs_onerma::executor::Transfer;
 use starverbs_onerma::{
-    Class, Command, Completion, IssueError, MAX_OP, OneRmaOp, RegionId, RegionKey, Status,
+    Class, Completion, IssueError, MAX_OP, OneRmaCommand, OneRmaOp, RegionId, RegionKey, Status,
 };
 use starverbs_sim::Rng;
-use starverbs_sim::onerma::{Faults, Net, Portal, SentPacket, SimSeal, StepReport, Wire};
+use starverbs_sim::onerma::{OneRmaFaults, OneRmaNet, Portal, SentPacket, SimSeal, StepReport, Wire};
 
 use crate::plan::At;
 use crate::summary::Summary;
@@ -34,7 +34,7 @@ const GROUPS: [&str; 3] = ["1RMA operations", "1RMA befell", "1RMA packets"];
 
 /// A run.
 pub(crate) struct World {
-    net: Net,
+    net: OneRmaNet,
     rng: Rng,
     plan: Plan,
     sites: Vec<Site>,
@@ -63,7 +63,7 @@ impl World {
     pub(crate) fn new(seed: u64, trace: bool) -> World {
         let mut rng = Rng::new(seed);
         let plan = Plan::new(&mut rng);
-        let mut net = Net::new(plan.hosts as u16, plan.config, Wire::paper(), rng.bits());
+        let mut net = OneRmaNet::new(plan.hosts as u16, plan.config, Wire::paper(), rng.bits());
         net.hosts.iter_mut().for_each(|host| host.env.memory.watch());
         net.tape = Some(Vec::new());
         let mut world = World {
@@ -121,7 +121,8 @@ impl World {
             let befalls: Vec<Chaos> = self.plan.chaos.iter().filter(due).map(|(_, one)| *one).collect();
             befalls.into_iter().for_each(|one| self.befall(one));
             let dark = self.net.now() < self.dark;
-            self.net.faults = if dark { Faults { loss: 1.0, ..Faults::default() } } else { self.plan.faults };
+            self.net.faults =
+                if dark { OneRmaFaults { loss: 1.0, ..OneRmaFaults::default() } } else { self.plan.faults };
             self.look_on();
             let mut acted = false;
             for at in 0..self.plan.hosts {
@@ -142,7 +143,7 @@ impl World {
         }
         let waits = self.single.values().chain(self.moves.values()).next();
         assert!(waits.is_none(), "nothing happens any more, and this has no end: {waits:?}");
-        self.net.faults = Faults::default();
+        self.net.faults = OneRmaFaults::default();
         self.check_quiet();
         self.check_calm();
         self.oracle.check_all(&self.net);
@@ -479,8 +480,8 @@ impl World {
 }
 
 /// The one command that a transfer is.
-fn command_of(transfer: &Transfer, completions: RegionId) -> Command {
+fn command_of(transfer: &Transfer, completions: RegionId) -> OneRmaCommand {
     let Transfer { op, class, len, remote, region, offset, local, local_offset, key, .. } = *transfer;
     let size = len as u32;
-    Command { op, class, haste: 0, size, remote, region, offset, local, local_offset, completions, key }
+    OneRmaCommand { op, class, haste: 0, size, remote, region, offset, local, local_offset, completions, key }
 }

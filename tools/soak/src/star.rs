@@ -5,7 +5,7 @@ use starverbs_sim::{Rng, StarCard};
 use starverbs_star::control::{Preference, Role};
 use starverbs_star::form::Form;
 use starverbs_star::negotiate::Outcome;
-use starverbs_star::wire::{Header, Opt, Ptype};
+use starverbs_star::wire::{Opt, Ptype, StarHeader};
 
 use crate::conn::{Bad, Bound, ConnEnd, Source, Wr};
 use crate::forger::forger;
@@ -199,7 +199,7 @@ impl World {
         }
     }
 
-    fn is_permitted(&self, me: &ConnEnd, peer: &ConnEnd, header: &Header) -> bool {
+    fn is_permitted(&self, me: &ConnEnd, peer: &ConnEnd, header: &StarHeader) -> bool {
         let (from, to) = (header.addr, header.addr + u64::from(header.len));
         let within = |addr: u64, len: u32| addr <= from && to <= addr + u64::from(len);
         let named = |pieces: &[Sge]| pieces.iter().any(|piece| within(piece.addr, piece.len));

@@ -4,7 +4,7 @@ use std::mem;
 
 use starverbs_core::Gid;
 
-use super::{HOPS, Message};
+use super::{HOPS, OutboundMessage};
 use crate::HostAddr;
 use crate::host::is_link_local;
 
@@ -46,7 +46,7 @@ pub(super) fn write_name(out: &mut Name, dgid: Gid, from: &HostAddr, port: u16) 
 
 /// Writes what the message needs beyond the defaults; gives the length, 0 for most.
 #[inline]
-pub(super) fn write_controls(out: &mut [u8; CONTROL], message: &Message, from: &HostAddr) -> usize {
+pub(super) fn write_controls(out: &mut [u8; CONTROL], message: &OutboundMessage, from: &HostAddr) -> usize {
     let group = &message.group;
     let v4 = group.dgid.ipv4().is_some();
     let mut len = 0;

@@ -24,7 +24,7 @@ const BUFFER: usize = 4 << 20;
 const DATAGRAMS: usize = 16;
 
 /// The port, and packets that wait to be sent.
-pub(super) struct Port {
+pub(super) struct OneRmaPort {
     socket: Socket,
     batch: FrameBatch,
     addr: HostAddr,
@@ -35,7 +35,7 @@ pub(super) struct Port {
     pub(super) foreign: u64,
 }
 
-impl Port {
+impl OneRmaPort {
     /// Claims UDP port `number` of an address.
     ///
     /// # Errors
@@ -55,7 +55,14 @@ impl Port {
         sockopt::set_int(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
         sockopt::receive_buffer(&socket, BUFFER);
         sockopt::send_buffer(&socket, BUFFER);
-        Ok(Port { socket, batch: FrameBatch::new()?, addr: addr.clone(), number, unsent: 0, foreign: 0 })
+        Ok(OneRmaPort {
+            socket,
+            batch: FrameBatch::new()?,
+            addr: addr.clone(),
+            number,
+            unsent: 0,
+            foreign: 0,
+        })
     }
 
     /// Room for a packet of `len` bytes, which waits with the others.
@@ -107,7 +114,7 @@ impl Port {
     }
 }
 
-impl AsRawFd for Port {
+impl AsRawFd for OneRmaPort {
     fn as_raw_fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
@@ -134,7 +141,7 @@ impl ReceiveBuffer {
     }
 
     /// The next packet, and its ends. `None`: none is there.
-    pub(super) fn next(&mut self, port: &mut Port) -> Option<(AddressPair, &mut [u8])> {
+    pub(super) fn next(&mut self, port: &mut OneRmaPort) -> Option<(AddressPair, &mut [u8])> {
         loop {
             if self.at == self.count {
                 /* an error is one of an earlier send, of a closed port at the other end, and says nothing */

@@ -12,11 +12,12 @@ use starverbs_onerma::congestion::{Settings, Timeouts};
 use starverbs_onerma::executor::{Executor, Finished, SubmitError, Transfer};
 use starverbs_onerma::wire::{OVERHEAD, PORT};
 use starverbs_onerma::{
-    COMPLETION_LEN, CardConfig, Completion, ControlError, Counts, DerivedKey, Initiator, MAX_OP, OneRmaCard,
-    OneRmaOp, PortalId, Region, RegionId, RegionKey, Rights, Seal, SealCounters, Status, Transmit,
+    COMPLETION_LEN, CardConfig, CardCounts, Completion, ControlError, DerivedKey, Initiator, MAX_OP,
+    OneRmaCard, OneRmaOp, PortalId, Region, RegionId, RegionKey, Rights, Seal, SealCounters, Status,
+    Transmit,
 };
 
-use super::port::{Port, ReceiveBuffer};
+use super::port::{OneRmaPort, ReceiveBuffer};
 use super::world::World;
 use super::{GcmSeal, numbers_at, sender_of};
 use crate::host::HostAddr;
@@ -91,7 +92,7 @@ impl Process {
     /// socket.
     pub fn open(addr: &HostAddr, options: &ProcessOptions) -> Result<Self, BackendError> {
         /* the numbers after the port: who had it before has ended, and sent what it sent earlier */
-        let world = World { port: Port::open(addr, options.port)? };
+        let world = World { port: OneRmaPort::open(addr, options.port)? };
         let numbers = numbers_at(SystemTime::now()).ok_or(BackendError::ClockUnset)?;
         let numbered = numbers.end;
         let fragment = addr.link_mtu.saturating_sub(48 + OVERHEAD as u32).min(MAX_OP);
@@ -300,7 +301,7 @@ impl Process {
     }
 
     /// What the card has counted.
-    pub fn counts(&self) -> &Counts {
+    pub fn counts(&self) -> &CardCounts {
         self.card.counts()
     }
 

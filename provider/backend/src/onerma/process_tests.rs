@@ -214,7 +214,7 @@ fn tampered_packets_are_dropped_at_either_end() {
             packet[at] ^= 1;
             true
         });
-        let Counts { forged, late, malformed, completed, .. } = *pair.ends[0].counts();
+        let CardCounts { forged, late, malformed, completed, .. } = *pair.ends[0].counts();
         assert_eq!((forged + late + malformed, completed), (1, 0), "byte {at}");
         assert_eq!(pair.bytes(0), [0x11; LEN]);
         pair.now = pair.ends[0].card.next_deadline().expect("a command in service");

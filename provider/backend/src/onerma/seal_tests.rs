@@ -3,8 +3,8 @@ use std::collections::HashMap;
 use starverbs_core::mr::Plain;
 use starverbs_core::{Dma, Gid, Seg};
 use starverbs_onerma::{
-    AddressPair, COMPLETION_LEN, CardConfig, Class, Command, Completion, OneRmaCard, OneRmaEnv, PortalId,
-    Region, Rights, SealCounters, Status, Transmit, packet_in_buffer,
+    AddressPair, COMPLETION_LEN, CardConfig, Class, Completion, OneRmaCard, OneRmaCommand, OneRmaEnv,
+    PortalId, Region, Rights, SealCounters, Status, Transmit, packet_in_buffer,
 };
 
 use super::*;
@@ -140,7 +140,7 @@ fn run(op: OneRmaOp, key: &RegionKey) -> (Status, [Host; 2], Vec<Vec<u8>>) {
     let remote =
         cards[1].open_region(region(0, Rights::REMOTE_READ | Rights::REMOTE_WRITE)).expect("a place");
     let portal = cards[0].open_portal(7, 1).expect("slots");
-    let command = Command {
+    let command = OneRmaCommand {
         op,
         class: Class::High,
         haste: 0,

@@ -8,13 +8,13 @@ use starverbs_core::mr::Plain;
 use starverbs_core::{Dma, Seg};
 use starverbs_onerma::{AddressPair, Class, OneRmaEnv, PortalId, TAG_LEN};
 
-use super::port::Port;
+use super::port::OneRmaPort;
 use crate::copy::{copy_short, write_in_order};
 
 /// Memory and wire. The addresses that it gets are a card's: of regions whose opener said that their memory
 /// is there until they are closed ([`super::Process::open_region`]).
 pub(super) struct World {
-    pub(super) port: Port,
+    pub(super) port: OneRmaPort,
 }
 
 impl Dma for World {

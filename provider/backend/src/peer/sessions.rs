@@ -24,7 +24,7 @@ use crate::error::os_error;
 use crate::handover::Handover;
 use crate::sockopt::monotonic;
 use awake::Awake;
-pub(super) use awake::Found;
+pub(super) use awake::AwakeConsumer;
 
 /// Sessions of a card, and of those the ones that processes of other users began.
 const SESSIONS: usize = 1024;

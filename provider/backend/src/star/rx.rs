@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use starverbs_core::wire::icrc::IcrcHeader;
 use starverbs_core::{Counters, FrameMeta, Qpn};
-use starverbs_star::wire::{CRC_LEN, Header, Prefix, Side, StarPacket, Ways, qpn_in};
+use starverbs_star::wire::{CRC_LEN, CardHalf, Prefix, StarHeader, StarPacket, Ways, qpn_in};
 
 use super::Half;
 use crate::BackendError;
@@ -25,7 +25,7 @@ const QUIET_EVERY: u32 = 32;
 #[derive(Debug)]
 pub struct ReceivedPacket<'a> {
     /// The half that it is for
-    pub side: Side,
+    pub side: CardHalf,
     /// Addresses, traffic class and hop limit of its datagram
     pub meta: FrameMeta,
     /// UDP port that it came from
@@ -44,8 +44,8 @@ struct Cursor {
 }
 
 /// A half's socket.
-struct Source {
-    side: Side,
+struct HalfSocket {
+    side: CardHalf,
     port: u16,
     socket: Arc<Socket>,
     /// Empty looks since something came
@@ -57,7 +57,7 @@ pub struct StarRx<C> {
     counters: C,
     capture: Option<Capture>,
     inbox: Inbox,
-    sources: Vec<Source>,
+    sources: Vec<HalfSocket>,
     /// Which of them was read last
     turn: usize,
     /// Times that somebody looked
@@ -69,7 +69,7 @@ pub struct StarRx<C> {
 
 impl<C: Deref<Target = Counters>> StarRx<C> {
     pub(super) fn new(
-        halves: &[(Side, Half)],
+        halves: &[(CardHalf, Half)],
         counters: C,
         capture: Option<Capture>,
     ) -> Result<Self, BackendError> {
@@ -77,7 +77,7 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
         let sources = halves.iter().flat_map(|(side, half)| {
             let (side, port) = (*side, half.port);
             let sockets = [Some(&half.v4), half.v6.as_ref()].into_iter().flatten();
-            sockets.map(move |socket| Source { side, port, socket: Arc::clone(socket), empty_looks: 0 })
+            sockets.map(move |socket| HalfSocket { side, port, socket: Arc::clone(socket), empty_looks: 0 })
         });
         let sources = sources.collect();
         Ok(StarRx {
@@ -133,7 +133,7 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
 
     /// The next packet, which was right. What is not is dropped and counted.
     pub fn next_packet(&mut self) -> Option<ReceivedPacket<'_>> {
-        let Source { side, port, .. } = self.sources[self.turn];
+        let HalfSocket { side, port, .. } = self.sources[self.turn];
         loop {
             if self.cursor.is_none() {
                 self.cursor = Some(self.next_datagram()?);
@@ -163,7 +163,7 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
     /// Whose the packets are that come next, as far as their first bytes tell: of `most` of them, each once
     /// in a row. Gives how many packets they are.
     #[inline]
-    pub fn look_ahead(&self, most: usize, mut see: impl FnMut(Side, Qpn)) -> usize {
+    pub fn look_ahead(&self, most: usize, mut see: impl FnMut(CardHalf, Qpn)) -> usize {
         let side = self.sources[self.turn].side;
         let (mut packets, mut last) = (0, None);
         let mut note = |frame: &[u8]| {
@@ -190,12 +190,12 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
     #[inline]
     fn open(
         &mut self,
-        side: Side,
+        side: CardHalf,
         port: u16,
         outer: &Outer,
         slot: usize,
         at: Range<usize>,
-    ) -> Option<(Header, Option<Prefix>, usize)> {
+    ) -> Option<(StarHeader, Option<Prefix>, usize)> {
         let Outer { meta, sport, .. } = *outer;
         let path = IcrcHeader { src: meta.src, dst: meta.dst, sport, dport: port, ip_id: 0 };
         let frame = self.inbox.bytes(slot).get(at)?;

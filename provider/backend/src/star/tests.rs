@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::os::fd::RawFd;
 
 use starverbs_core::{Av, Gid, Psn, Seg};
-use starverbs_star::wire::{Header, Opt, Prefix, Ptype, StarHead};
+use starverbs_star::wire::{Opt, Prefix, Ptype, StarHead, StarHeader};
 
 use super::*;
 use crate::host;
@@ -24,7 +24,7 @@ fn settings(ip: IpAddr) -> Settings {
 }
 
 fn read(qpn: u32, len: u16) -> StarHead {
-    let header = Header {
+    let header = StarHeader {
         ptype: Ptype::Gd,
         opt: Opt::Read,
         migrate: false,
@@ -39,7 +39,7 @@ fn read(qpn: u32, len: u16) -> StarHead {
 }
 
 /// Waits for the next packet; gives its side, where it came from, its type and its data.
-fn next(rx: &mut StarRx<&Counters>) -> (Side, Gid, u16, Header, Vec<u8>) {
+fn next(rx: &mut StarRx<&Counters>) -> (CardHalf, Gid, u16, StarHeader, Vec<u8>) {
     for _ in 0..1000 {
         rx.recv();
         if let Some(got) = rx.next_packet() {
@@ -56,22 +56,22 @@ fn there_and_back(ip: IpAddr) {
     let counters = [Counters::default(), Counters::default()];
     let ((mut stateful, mut answers), addrs) = open_one(&settings, &counters[0]);
     let ((mut stateless, mut requests), _) = open_one(&settings, &counters[1]);
-    let ports = |tx: &StarTx<_>| [tx.port(Side::Stateless), tx.port(Side::Stateful)];
+    let ports = |tx: &StarTx<_>| [tx.port(CardHalf::Stateless), tx.port(CardHalf::Stateful)];
     let [a, b] = [ports(&stateful), ports(&stateless)];
     assert!(a.iter().all(|port| !b.contains(port)), "each process has its own: {a:?} {b:?}");
 
     let gid = addrs[0].gid;
     let to = Av { sgid: gid, dgid: gid, ..Av::default() };
     for qpn in 0..3 {
-        stateful.send(&to, stateless.port(Side::Stateless), &read(qpn, 4096), &[], Payload::EMPTY, false);
+        stateful.send(&to, stateless.port(CardHalf::Stateless), &read(qpn, 4096), &[], Payload::EMPTY, false);
     }
     stateful.flush(0);
     let data: Vec<u8> = (0..4096u32).map(|n| n as u8).collect();
     for qpn in 0..3 {
         let (side, from, port, header, _) = next(&mut requests);
-        assert_eq!((side, from, port), (Side::Stateless, gid, stateful.port(Side::Stateful)));
+        assert_eq!((side, from, port), (CardHalf::Stateless, gid, stateful.port(CardHalf::Stateful)));
         assert_eq!((header.ptype, header.qpn), (Ptype::Gd, qpn));
-        let head = StarHead::to_stateful(Header { ptype: Ptype::Gda, ack: false, ..header });
+        let head = StarHead::to_stateful(StarHeader { ptype: Ptype::Gda, ack: false, ..header });
         let (first, rest) = data.split_at(96);
         let segs = [Seg { addr: rest.as_ptr() as u64, len: rest.len() as u32 }];
         // SAFETY: the vector lives until the flush.
@@ -80,7 +80,7 @@ fn there_and_back(ip: IpAddr) {
     stateless.flush(0);
     for qpn in 0..3 {
         let (side, _, port, header, got) = next(&mut answers);
-        assert_eq!((side, port), (Side::Stateful, stateless.port(Side::Stateless)));
+        assert_eq!((side, port), (CardHalf::Stateful, stateless.port(CardHalf::Stateless)));
         assert_eq!((header.ptype, header.qpn, header.len), (Ptype::Gda, qpn, 4096));
         assert_eq!(got, data);
     }
@@ -119,15 +119,15 @@ fn what_is_no_packet_is_dropped_and_counted() {
     let ((mut tx, mut rx), addrs) = open_one(&settings, &counters);
     let unknown = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
     for bytes in [&[][..], &[0x51], &[0xff; 24], &[0; 4200]] {
-        for side in [Side::Stateless, Side::Stateful] {
+        for side in [CardHalf::Stateless, CardHalf::Stateful] {
             unknown.send_to(bytes, ("127.0.0.1", tx.port(side))).expect("sent");
         }
     }
     let gid = addrs[0].gid;
     let to = Av { sgid: gid, dgid: gid, ..Av::default() };
     // A packet for one half does not belong on the other's port.
-    tx.send(&to, tx.port(Side::Stateful), &read(1, 8), &[], Payload::EMPTY, false);
-    tx.send(&to, tx.port(Side::Stateless), &read(2, 8), &[], Payload::EMPTY, false);
+    tx.send(&to, tx.port(CardHalf::Stateful), &read(1, 8), &[], Payload::EMPTY, false);
+    tx.send(&to, tx.port(CardHalf::Stateless), &read(2, 8), &[], Payload::EMPTY, false);
     tx.flush(0);
     assert_eq!(next(&mut rx).3.qpn, 2);
     while rx.recv() > 0 {
@@ -148,7 +148,7 @@ fn the_fault_of_the_settings_hurts_these_packets_too() {
     let ((mut tx, mut rx), addrs) = open_one(&settings, &counters);
     let gid = addrs[0].gid;
     let to = Av { sgid: gid, dgid: gid, ..Av::default() };
-    let (mut got, port) = (Vec::new(), tx.port(Side::Stateless));
+    let (mut got, port) = (Vec::new(), tx.port(CardHalf::Stateless));
     for qpn in 0..200 {
         tx.send(&to, port, &read(qpn, 8), &[], Payload::EMPTY, false);
         tx.flush(qpn.into());
@@ -177,8 +177,8 @@ fn kinds_in_turn_stay_in_order_each_for_itself() {
     let ((mut tx, mut rx), addrs) = open_one(&settings, &counters);
     let gid = addrs[0].gid;
     let to = Av { sgid: gid, dgid: gid, ..Av::default() };
-    let port = tx.port(Side::Stateless);
-    let header = |ptype, qpn| Header {
+    let port = tx.port(CardHalf::Stateless);
+    let header = |ptype, qpn| StarHeader {
         ptype,
         opt: Opt::Recv,
         migrate: false,
@@ -192,7 +192,7 @@ fn kinds_in_turn_stay_in_order_each_for_itself() {
     let ea = |qpn| StarHead::to_stateless(header(Ptype::Ea, qpn), Prefix { qpn, ..PREFIX });
     let data = [7; 64];
     let put = |qpn| {
-        let header = Header { opt: Opt::Send, len: 64, ..header(Ptype::Rd, qpn) };
+        let header = StarHeader { opt: Opt::Send, len: 64, ..header(Ptype::Rd, qpn) };
         StarHead::to_stateless(header, Prefix { qpn, ..PREFIX })
     };
     for qpn in 0..40 {
@@ -212,7 +212,7 @@ fn kinds_in_turn_stay_in_order_each_for_itself() {
         };
         assert_eq!(got.len(), len);
         to.push(header.qpn);
-        ahead += rx.look_ahead(4, |side, qpn| assert!(side == Side::Stateless && qpn < 40));
+        ahead += rx.look_ahead(4, |side, qpn| assert!(side == CardHalf::Stateless && qpn < 40));
     }
     let each: Vec<u32> = (0..40).collect();
     assert_eq!((answers, puts, gets), (each.clone(), each.clone(), each));

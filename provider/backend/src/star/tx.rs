@@ -6,7 +6,7 @@ use std::sync::Arc;
 use starverbs_core::wire::icrc::IcrcHeader;
 use starverbs_core::{Av, Counters, Gid};
 use starverbs_settings::Settings;
-use starverbs_star::wire::{Crc, HEADER_LEN, LANE_BITS, Side, StarHead, Ways, lane};
+use starverbs_star::wire::{CardHalf, Crc, HEADER_LEN, LANE_BITS, StarHead, Ways, lane};
 
 use super::{Half, WHAT};
 use crate::error::os;
@@ -55,7 +55,7 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
     pub(super) fn open(
         settings: &Settings,
         addrs: &[HostAddr],
-        halves: &[(Side, Half)],
+        halves: &[(CardHalf, Half)],
         counters: C,
         capture: Option<Capture>,
     ) -> Result<Self, BackendError> {
@@ -70,7 +70,7 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
     }
 
     /// The UDP port of a half, for peers to know.
-    pub fn port(&self, side: Side) -> u16 {
+    pub fn port(&self, side: CardHalf) -> u16 {
         let sender = &self.senders[usize::from(socket(side, true))];
         sender.as_ref().map_or(0, |sender| sender.sport)
     }
@@ -94,12 +94,12 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
 
 /// Index of the socket that packets leave from.
 #[inline]
-fn socket(side: Side, v4: bool) -> u8 {
-    u8::from(side == Side::Stateful) << 1 | u8::from(v4)
+fn socket(side: CardHalf, v4: bool) -> u8 {
+    u8::from(side == CardHalf::Stateful) << 1 | u8::from(v4)
 }
 
 /// Which half's port a packet leaves from: its answer comes back there. What SL's card sends has no prefix.
 #[inline]
-fn leaves_from(head: &[u8]) -> Side {
-    if head.len() > HEADER_LEN { Side::Stateful } else { Side::Stateless }
+fn leaves_from(head: &[u8]) -> CardHalf {
+    if head.len() > HEADER_LEN { CardHalf::Stateful } else { CardHalf::Stateless }
 }

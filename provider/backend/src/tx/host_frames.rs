@@ -7,7 +7,7 @@
 
 use starverbs_core::Nanos;
 
-use crate::control::{Run, encode_run};
+use crate::control::{StrayFrames, encode_run};
 use crate::peer::{Peers, SessionId};
 use crate::registry::LAST_BLOCK;
 use crate::sockopt::monotonic;
@@ -43,7 +43,7 @@ impl HostFrames {
     /// # Safety
     /// The pieces can be read.
     #[inline]
-    pub(super) unsafe fn pass(&mut self, block: u32, run: &Run, pieces: &[libc::iovec]) -> bool {
+    pub(super) unsafe fn pass(&mut self, block: u32, run: &StrayFrames, pieces: &[libc::iovec]) -> bool {
         let known = self.known[block as usize % KNOWN];
         let session = if known.block == block { known.session } else { None };
         let Some(session) = session.or_else(|| self.find(block)) else { return false };

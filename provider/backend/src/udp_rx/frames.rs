@@ -9,7 +9,7 @@ use starverbs_core::{Counters, FrameMeta, QPN_BLOCK_SHIFT, QPN_GSI, Qpn};
 
 use super::mads::SPECIAL_BLOCK;
 use super::{Cursor, FrameOrigin, MULTICAST_BLOCK, REQUESTS, Rx};
-use crate::control::{self, Message, RUN_HEADER, Request, Run, SENT, SteeringAnswer};
+use crate::control::{self, CardMessage, RUN_HEADER, Request, SENT, SteeringAnswer, StrayFrames};
 use crate::handover::Passed;
 use crate::probe::{PROBE_OPCODE, PendingProbes, Probe, decode_check, is_own_host};
 use crate::registry;
@@ -196,11 +196,11 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         }
         let slot = self.block_left.next()?;
         match control::decode(self.block_inbox.bytes(slot))? {
-            Message::Frames(run) if run.meta.dst.is_multicast() && !self.is_from_proxy(&run) => {
+            CardMessage::Frames(run) if run.meta.dst.is_multicast() && !self.is_from_proxy(&run) => {
                 self.counters.drop_multicast.inc();
                 None
             }
-            Message::Frames(run) => {
+            CardMessage::Frames(run) => {
                 let frames = self.block_inbox.bytes(slot).len() - RUN_HEADER;
                 let sent = run.tag == SENT && !run.meta.dst.is_multicast();
                 let counter = if sent { &self.counters.rx_local_frames } else { &self.counters.handed_in };
@@ -216,16 +216,16 @@ impl<C: Deref<Target = Counters>> Rx<C> {
                     nobodys: false,
                 })
             }
-            Message::Answer(answer) => {
+            CardMessage::Answer(answer) => {
                 self.steering.answer(answer);
                 None
             }
-            Message::LeaseRequest(request) => {
+            CardMessage::LeaseRequest(request) => {
                 let (from, from_len) = self.block_inbox.unix_sender(slot);
                 self.grant_lease(request, &from, from_len);
                 None
             }
-            Message::Request(text) => {
+            CardMessage::Request(text) => {
                 if self.requests.len() < REQUESTS {
                     let (from, from_len) = self.block_inbox.unix_sender(slot);
                     self.requests.push_back(Request { from, from_len, text: text.to_vec() });
@@ -272,8 +272,13 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             return self.counters.drop_no_owner.add(frames);
         }
         let segment = cursor.segment.min(run.len()) as u16;
-        let head =
-            control::encode_run(&Run { meta: cursor.meta, sport: cursor.sport, segment, first, tag: 0 });
+        let head = control::encode_run(&StrayFrames {
+            meta: cursor.meta,
+            sport: cursor.sport,
+            segment,
+            first,
+            tag: 0,
+        });
         match self.peers.pass(block, &head, run) {
             Passed::Yes => {
                 self.counters.handed_on.add(frames);

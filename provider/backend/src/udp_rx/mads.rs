@@ -9,7 +9,7 @@ use starverbs_core::{Counters, MAD_LEN, QPN_GSI};
 
 use super::frames::qpn;
 use super::{Cursor, FrameOrigin, Rx};
-use crate::control::{self, Run};
+use crate::control::{self, StrayFrames};
 use crate::handover::{Passed, pass_to};
 use crate::listeners::socket_name;
 use crate::{BackendError, registry};
@@ -62,7 +62,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     pub(super) fn pass_mad(&mut self, cursor: &mut Cursor) {
         let frame = self.mad(cursor);
         let (meta, sport, segment) = (cursor.meta, cursor.sport, frame.len() as u16);
-        let head = control::encode_run(&Run { meta, sport, segment, first: cursor.index, tag: 0 });
+        let head = control::encode_run(&StrayFrames { meta, sport, segment, first: cursor.index, tag: 0 });
         let passed = match destination(frame) {
             None => Passed::NoOwner,
             Some(Destination::Id(_)) => {

@@ -7,7 +7,7 @@ use starverbs_core::{Counters, Gid, QPN_MULTICAST};
 
 use super::frames::{SHORTEST, qpn};
 use super::{Cursor, FrameOrigin, Rx};
-use crate::control::{self, LeaseRequest, Run};
+use crate::control::{self, LeaseRequest, StrayFrames};
 use crate::handover::Passed;
 use crate::inbox::Outer;
 use crate::membership::receive_all;
@@ -54,7 +54,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         }
         let segment = if outer.segment == 0 { bytes.len() as u16 } else { outer.segment };
         for (block, tag) in self.clients.of(outer.meta.dst, sockopt::monotonic()) {
-            let run = Run { meta: outer.meta, sport: outer.sport, segment, first: 0, tag };
+            let run = StrayFrames { meta: outer.meta, sport: outer.sport, segment, first: 0, tag };
             match self.peers.pass(u32::from(block), &control::encode_run(&run), bytes) {
                 Passed::Yes => self.counters.handed_on.add(bytes.len().div_ceil(segment.into()) as u64),
                 Passed::NoOwner | Passed::Full => self.counters.drop_handover.inc(),
@@ -66,7 +66,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     }
 
     /// Whether multicast that was handed in comes from this process's proxy.
-    pub(super) fn is_from_proxy(&self, run: &Run) -> bool {
+    pub(super) fn is_from_proxy(&self, run: &StrayFrames) -> bool {
         self.wire.is_none() && self.proxy.is_its(run.tag)
     }
 

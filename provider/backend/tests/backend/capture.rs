@@ -14,7 +14,7 @@ use starverbs_star::control::{Control, MAX_CONTROL, Preference, Role, Setup, Sum
 use starverbs_star::message::{self, Atomic, CqeMsg};
 use starverbs_star::packed::{PackedWqes, ROOM};
 use starverbs_star::renegotiation::RoundMessage;
-use starverbs_star::wire::{Header, Opt, Prefix, Ptype, Queue, StarHead};
+use starverbs_star::wire::{Opt, Prefix, Ptype, Queue, StarHead, StarHeader};
 
 #[test]
 fn tshark_reads_the_capture_as_rocev2() {
@@ -142,7 +142,7 @@ fn send_everything(settings: &Settings) -> Vec<String> {
     let mut psn = 0;
     let mut say = |ptype, opt, data: &[u8]| {
         let len = if ptype == Ptype::Gd && opt == Opt::Recv { 0 } else { data.len() as u16 };
-        let header = Header {
+        let header = StarHeader {
             ptype,
             opt,
             migrate: false,

@@ -18,15 +18,15 @@ use crate::broken;
 
 /// Where the bytes of a map are.
 #[derive(Clone)]
-pub(super) enum Bytes {
+pub(super) enum MapBytes {
     /// Mapped here, from an offset on
-    Here(Rc<Mapped>, usize),
+    Here(Rc<MappedFile>, usize),
     /// Of a process: its address of the first byte
     Process(Rc<File>, u64),
 }
 
 /// A file, or a part of it, that is mapped here.
-pub(super) struct Mapped {
+pub(super) struct MappedFile {
     guarded: Guarded,
     inode: (u64, u64),
     /// Where in the file it begins
@@ -37,7 +37,7 @@ pub(super) struct Mapped {
     stays: bool,
 }
 
-impl Mapped {
+impl MappedFile {
     /// A byte of it.
     pub(super) fn at(&self, offset: usize) -> *mut u8 {
         self.guarded.as_mut_ptr().wrapping_add(offset)
@@ -61,7 +61,7 @@ impl Mapped {
 
 /// The files of one client.
 pub(super) struct Files {
-    mapped: Vec<Rc<Mapped>>,
+    mapped: Vec<Rc<MappedFile>>,
     /// Bytes that may still be mapped
     left: u64,
 }
@@ -81,10 +81,10 @@ impl Files {
         size: u64,
         writable: bool,
         same_user: bool,
-    ) -> Result<Bytes, Errno> {
+    ) -> Result<MapBytes, Errno> {
         let kind = fstatfs(&file).map_err(|error| error as i32)?.filesystem_type();
         if kind == PROC_SUPER_MAGIC && same_user || broken::rule(40) {
-            return Ok(Bytes::Process(Rc::new(file), offset));
+            return Ok(MapBytes::Process(Rc::new(file), offset));
         }
         let stays = stays(&file, kind);
         let is_own = same_user && matches!(kind, TMPFS_MAGIC | HUGETLBFS_MAGIC);
@@ -104,7 +104,7 @@ impl Files {
             None => self.map(&file, &about, offset, size, writable, stays)?,
         };
         let at = usize::try_from(offset - mapped.first).map_err(|_| libc::EINVAL)?;
-        Ok(Bytes::Here(mapped, at))
+        Ok(MapBytes::Here(mapped, at))
     }
 
     /// Maps a file as a whole, if it may be so long, or what was asked for.
@@ -116,7 +116,7 @@ impl Files {
         size: u64,
         writable: bool,
         stays: bool,
-    ) -> Result<Rc<Mapped>, Errno> {
+    ) -> Result<Rc<MappedFile>, Errno> {
         let whole = about.len().next_multiple_of(PAGE);
         let (first, len) = if whole <= self.left { (0, whole) } else { (offset, size) };
         let left = self.left.checked_sub(len).ok_or(libc::ENOMEM)?;
@@ -132,7 +132,7 @@ impl Files {
         };
         let guarded = Guarded::new(map).map_err(errno)?;
         let inode = (about.dev(), about.ino());
-        let mapped = Rc::new(Mapped { guarded, inode, first, len, writable: may_write, stays });
+        let mapped = Rc::new(MappedFile { guarded, inode, first, len, writable: may_write, stays });
         self.mapped.push(Rc::clone(&mapped));
         self.left = left;
         Ok(mapped)

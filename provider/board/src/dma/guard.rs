@@ -18,7 +18,7 @@ use memmap2::MmapRaw;
 const SLOTS: usize = 4096;
 
 /// Where one lies.
-struct Slot {
+struct GuardedMap {
     /// Its first byte; 0: the slot is free, [`TAKEN`]: it is being filled
     start: AtomicUsize,
     len: AtomicUsize,
@@ -27,9 +27,9 @@ struct Slot {
 
 const TAKEN: usize = 1;
 
-static MAPPINGS: [Slot; SLOTS] =
-    [const { Slot { start: AtomicUsize::new(0), len: AtomicUsize::new(0), lost: AtomicBool::new(false) } };
-        SLOTS];
+static MAPPINGS: [GuardedMap; SLOTS] = [const {
+    GuardedMap { start: AtomicUsize::new(0), len: AtomicUsize::new(0), lost: AtomicBool::new(false) }
+}; SLOTS];
 
 /// What was done about SIGBUS before.
 static BEFORE: OnceLock<sigaction> = OnceLock::new();
@@ -37,7 +37,7 @@ static BEFORE: OnceLock<sigaction> = OnceLock::new();
 /// A mapping whose pages may vanish, and harm nobody if they do.
 pub(super) struct Guarded {
     map: MmapRaw,
-    slot: &'static Slot,
+    slot: &'static GuardedMap,
 }
 
 impl Guarded {
@@ -45,7 +45,7 @@ impl Guarded {
     /// ENOSPC: the process has too many.
     pub(super) fn new(map: MmapRaw) -> io::Result<Guarded> {
         install()?;
-        let claim = |slot: &&Slot| {
+        let claim = |slot: &&GuardedMap| {
             slot.start.compare_exchange(0, TAKEN, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
         let slot = MAPPINGS.iter().find(claim).ok_or(io::Error::from_raw_os_error(libc::ENOSPC))?;
@@ -73,7 +73,7 @@ impl Drop for Guarded {
     }
 }
 
-impl Slot {
+impl GuardedMap {
     /// Puts zeroes in the mapping's place, if the address is in it.
     fn replace(&self, at: usize) -> bool {
         let start = self.start.load(Ordering::Acquire);

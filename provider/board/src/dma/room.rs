@@ -34,13 +34,13 @@ pub(super) enum Location {
 
 /// Memory of a queue. When a map of it ends, or while the function masters no bus, it reads as 0, and what is
 /// written is lost; either is counted as a miss.
-pub(crate) struct Room {
+pub(crate) struct QueueRoom {
     pub(super) gate: Rc<Gate>,
     pub(super) place: Location,
     pub(super) len: usize,
 }
 
-impl Room {
+impl QueueRoom {
     /// Whether its memory may be touched; if not, that is a miss.
     ///
     /// # Panics

@@ -25,7 +25,7 @@ const MOST_LINES: usize = 4 * MOST;
 
 /// What a board is made of.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Header {
+pub(crate) struct RecordHeader {
     /// Decides keys and QPNs
     pub(crate) seed: [u64; 2],
     pub(crate) guid: u64,
@@ -48,18 +48,29 @@ const POLICIES: [(Policy, &str); 3] = [
     (Policy::LatencyHiding, "latency-hiding"),
 ];
 
-impl Default for Header {
-    fn default() -> Header {
+impl Default for RecordHeader {
+    fn default() -> RecordHeader {
         let NicConfig { mtu, window, repeat, credits, contexts, .. } = NicConfig::default();
         let (addrs, blocks) = (Vec::new(), Vec::new());
-        Header { seed: [0; 2], guid: 0, functions: 0, mtu, window, repeat, credits, contexts, addrs, blocks }
+        RecordHeader {
+            seed: [0; 2],
+            guid: 0,
+            functions: 0,
+            mtu,
+            window,
+            repeat,
+            credits,
+            contexts,
+            addrs,
+            blocks,
+        }
     }
 }
 
-impl Header {
+impl RecordHeader {
     /// The card.
     pub(crate) fn config(&self) -> NicConfig {
-        let Header { mtu, window, repeat, credits, contexts, .. } = *self;
+        let RecordHeader { mtu, window, repeat, credits, contexts, .. } = *self;
         NicConfig {
             mtu,
             window,
@@ -72,8 +83,8 @@ impl Header {
     }
 
     /// Reads a head; gives it, and how many lines it has. Or the number of the line that is wrong.
-    pub(super) fn read(from: &mut dyn BufRead) -> Result<(Header, usize), usize> {
-        let mut header = Header::default();
+    pub(super) fn read(from: &mut dyn BufRead) -> Result<(RecordHeader, usize), usize> {
+        let mut header = RecordHeader::default();
         for number in 1..MOST_LINES {
             let mut text = String::new();
             let got = std::io::Read::take(&mut *from, super::MOST).read_line(&mut text);
@@ -134,9 +145,10 @@ impl Header {
     }
 }
 
-impl fmt::Display for Header {
+impl fmt::Display for RecordHeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Header { seed, guid, functions, mtu, window, repeat, credits, contexts, addrs, blocks } = self;
+        let RecordHeader { seed, guid, functions, mtu, window, repeat, credits, contexts, addrs, blocks } =
+            self;
         writeln!(f, "{FIRST}\ncontract {VERSION:x}\nseed {:x} {:x}\nguid {guid:x}", seed[0], seed[1])?;
         writeln!(f, "functions {functions}\nmtu {}\nwindow {window}", mtu.bytes())?;
         writeln!(f, "repeat {}\ncredits {}", u8::from(*repeat), u8::from(*credits))?;
@@ -159,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    fn header() -> Header {
+    fn header() -> RecordHeader {
         let contexts = Some(ContextCache { entries: 3, policy: Policy::NonBlocking, miss: 500, fetch: 1 });
         let addr = HostAddr {
             gid: Gid::from_ipv4([127, 0, 0, 1]),
@@ -169,20 +181,28 @@ mod tests {
             loopback: true,
         };
         let (addrs, blocks) = (vec![addr], vec![17, 18]);
-        Header { seed: [1, u64::MAX], guid: 9, functions: 2, contexts, addrs, blocks, ..Header::default() }
+        RecordHeader {
+            seed: [1, u64::MAX],
+            guid: 9,
+            functions: 2,
+            contexts,
+            addrs,
+            blocks,
+            ..RecordHeader::default()
+        }
     }
 
     #[test]
     fn a_head_is_read_as_it_was_written() {
         let text = header().to_string();
-        let (read, lines) = Header::read(&mut text.as_bytes()).unwrap();
+        let (read, lines) = RecordHeader::read(&mut text.as_bytes()).unwrap();
         assert_eq!((read, lines), (header(), text.lines().count()));
     }
 
     #[test]
     fn what_is_no_head_is_refused_by_its_line() {
         let text = header().to_string();
-        let with = |from: &str, to: &str| Header::read(&mut text.replace(from, to).as_bytes()).err();
+        let with = |from: &str, to: &str| RecordHeader::read(&mut text.replace(from, to).as_bytes()).err();
         assert_eq!(with("starverbs-board-record 1", "starverbs-board-record 2"), Some(1));
         assert_eq!(with("contract 1", "contract 2"), Some(2));
         assert_eq!(with("functions 2", "functions 0"), Some(text.lines().count()), "no function");

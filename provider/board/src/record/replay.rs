@@ -11,11 +11,11 @@ use starverbs_queues::board::BAR_DOORBELLS;
 use starverbs_vfio::message::{
     Access, DMA_READ, DMA_UNMAP_ALL, DMA_WRITE, DmaMap, DmaUnmap, Head, SetIrqs, parse,
 };
-use starverbs_vfio::{Message, MessageOp};
+use starverbs_vfio::{MessageOp, VfioMessage};
 use thiserror::Error;
 use zerocopy::IntoBytes;
 
-use super::{Header, HostRequest, Line, Tap};
+use super::{HostRequest, Line, RecordHeader, Tap};
 use crate::server::answer;
 use crate::stats::Stats;
 use crate::wire::{WireRx, WireTx};
@@ -73,7 +73,7 @@ impl Replay {
     /// It is none; there is no memory for the board.
     pub fn open(file: File) -> Result<Replay, ReplayError> {
         let mut from = super::open(file);
-        let (header, lines) = Header::read(&mut *from).map_err(ReplayError::Head)?;
+        let (header, lines) = RecordHeader::read(&mut *from).map_err(ReplayError::Head)?;
         let tap = Tap::replay(from, lines);
         let wire = (WireTx::Nowhere(header.addrs.clone()), WireRx::Record(Rc::clone(&tap), Vec::new()));
         let stats = Stats::default();
@@ -209,7 +209,7 @@ impl Replay {
     ) -> Option<Result<Vec<u8>, i32>> {
         let Board { card, functions, .. } = &mut self.board;
         let function = functions.get_mut(usize::from(function))?;
-        let message = Message { head: Head::default(), body, fds };
+        let message = VfioMessage { head: Head::default(), body, fds };
         Some(answer(op, message, true, function, card).map(|(body, _)| body))
     }
 

@@ -258,7 +258,7 @@ fn queues_whose_memory_is_gone_harm_nobody() {
 fn doorbells_may_not_be_mapped() {
     let prepare = |board: &mut crate::Board| board.trap_doorbells();
     with_board_that(&settings(), 1, prepare, |paths| {
-        let mut client = starverbs_vfio::Client::connect(&paths[0]).unwrap();
+        let mut client = starverbs_vfio::VfioClient::connect(&paths[0]).unwrap();
         let pages = client.region(BAR_DOORBELLS).unwrap();
         assert!(pages.size > 0 && pages.flags & REGION_MMAP == 0 && pages.file.is_none());
         for n in 1..100u64 {

@@ -1,5 +1,5 @@
-//! Boards of these tests, and the driver without a library ([`starverbs_rules::Raw`]), whose faults panic
-//! here.
+//! Boards of these tests, and the driver without a library ([`starverbs_rules::RawDriver`]), whose faults
+//! panic here.
 
 use std::fs::File;
 use std::ops::{Deref, DerefMut};
@@ -14,7 +14,7 @@ use starverbs_rules::Limits;
 pub(super) use starverbs_rules::qp::{RawQp, data, request};
 pub(super) use starverbs_rules::raw::*;
 use starverbs_settings::Settings;
-use starverbs_vfio::Client;
+use starverbs_vfio::VfioClient;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::{Board, SERVE_EVERY, Stats, now, socket_paths};
@@ -23,10 +23,10 @@ use crate::{Board, SERVE_EVERY, Stats, now, socket_paths};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A driver of a board.
-pub(super) struct Raw(starverbs_rules::Raw);
+pub(super) struct Raw(starverbs_rules::RawDriver);
 
 impl Deref for Raw {
-    type Target = starverbs_rules::Raw;
+    type Target = starverbs_rules::RawDriver;
 
     fn deref(&self) -> &Self::Target {
         &self.0
@@ -110,18 +110,19 @@ fn run_board(
 
 impl Raw {
     pub(super) fn connect(path: &Path) -> Raw {
-        Raw(starverbs_rules::Raw::connect(path, Limits::new(PATIENCE)).unwrap())
+        Raw(starverbs_rules::RawDriver::connect(path, Limits::new(PATIENCE)).unwrap())
     }
 
     /// Connected and enabled.
     pub(super) fn open(path: &Path) -> Raw {
-        Raw(starverbs_rules::Raw::open(path, Limits::new(PATIENCE)).unwrap())
+        Raw(starverbs_rules::RawDriver::open(path, Limits::new(PATIENCE)).unwrap())
     }
 
     /// Connected and enabled, with a file as its memory.
     pub(super) fn of(path: &Path, file: File) -> Raw {
         let memory = starverbs_rules::MemoryFile::of(file).unwrap();
-        let mut raw = Raw(starverbs_rules::Raw::with_memory(path, Limits::new(PATIENCE), memory).unwrap());
+        let mut raw =
+            Raw(starverbs_rules::RawDriver::with_memory(path, Limits::new(PATIENCE), memory).unwrap());
         raw.enable();
         raw
     }
@@ -158,7 +159,7 @@ impl Raw {
         }
     }
 
-    pub(super) fn client(&mut self) -> &mut Client {
+    pub(super) fn client(&mut self) -> &mut VfioClient {
         self.link.client().unwrap()
     }
 
@@ -195,7 +196,7 @@ impl Raw {
     }
 
     pub(super) fn create_qp(pd: u32, cq: u32, at: usize) -> CreateQp {
-        starverbs_rules::Raw::create_qp(pd, cq, at)
+        starverbs_rules::RawDriver::create_qp(pd, cq, at)
     }
 
     pub(super) fn qp(&mut self, pd: u32, cq: u32, n: usize) -> RawQp {

@@ -168,7 +168,7 @@ fn a_table_is_its_regions_alone() {
             }
         }
         /* from pages to one piece, and to other pages */
-        let one = Region { key: of_pages, ..starverbs_rules::Raw::region(pd, DATA, 64) };
+        let one = Region { key: of_pages, ..starverbs_rules::RawDriver::region(pd, DATA, 64) };
         raw.command::<Object>(OP_REREG_MR, one.as_bytes()).unwrap();
         assert_eq!(query(&mut raw, of_pages), Ok(one));
         let fewer = Region { key: of_pages, pieces: 1, length: 64, ..paged(pd) };

@@ -32,7 +32,7 @@ pub struct MemoryRule {
 /// What became of a key: of an MR that was registered, changed or deregistered, of a window that was bound or
 /// is no longer, of an import.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Change {
+pub enum KeyChange {
     /// It opens this from now on
     Opened(MemoryRule),
     /// It opens this no longer
@@ -43,7 +43,7 @@ pub enum Change {
 /// memory.
 #[derive(Debug, Default)]
 pub(super) struct Feed {
-    list: VecDeque<Change>,
+    list: VecDeque<KeyChange>,
     /// Keys that open something and are not hidden
     open: usize,
 }
@@ -106,7 +106,7 @@ impl<S: Storage> MrTable<S> {
     }
 
     /// The next change.
-    pub fn next_change(&mut self) -> Option<Change> {
+    pub fn next_change(&mut self) -> Option<KeyChange> {
         self.feed.as_mut()?.list.pop_front()
     }
 
@@ -120,7 +120,7 @@ impl<S: Storage> MrTable<S> {
     pub(super) fn note_opened(&mut self, rule: Option<MemoryRule>) {
         if let (Some(feed), Some(rule)) = (&mut self.feed, rule) {
             feed.open += 1;
-            feed.list.push_in_room(Change::Opened(rule));
+            feed.list.push_in_room(KeyChange::Opened(rule));
         }
     }
 
@@ -128,7 +128,7 @@ impl<S: Storage> MrTable<S> {
     pub(super) fn note_closed(&mut self, rule: Option<MemoryRule>) {
         if let (Some(feed), Some(rule)) = (&mut self.feed, rule) {
             feed.open -= 1;
-            feed.list.push_in_room(Change::Closed(rule));
+            feed.list.push_in_room(KeyChange::Closed(rule));
         }
     }
 }

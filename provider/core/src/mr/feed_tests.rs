@@ -25,8 +25,8 @@ fn bind(table: &mut MrTable, mr: u32) -> u32 {
 
 fn opened(table: &mut MrTable) -> Option<u32> {
     match table.next_change()? {
-        Change::Opened(rule) => Some(rule.key),
-        Change::Closed(rule) => panic!("{rule:?} was closed"),
+        KeyChange::Opened(rule) => Some(rule.key),
+        KeyChange::Closed(rule) => panic!("{rule:?} was closed"),
     }
 }
 
@@ -41,7 +41,7 @@ fn the_end_of_what_is_open_needs_no_memory() {
     keys.extend((0..20).map(|_| bind(&mut table, mr)));
     for key in &keys[1..] {
         let rule = table.rule(*key).unwrap();
-        assert_eq!(table.next_change(), Some(Change::Opened(rule)));
+        assert_eq!(table.next_change(), Some(KeyChange::Opened(rule)));
     }
     let room = |table: &MrTable| table.feed.as_ref().map(|feed| feed.list.capacity());
     let before = room(&table);
@@ -52,7 +52,7 @@ fn the_end_of_what_is_open_needs_no_memory() {
     keys.push(mr);
     assert_eq!(room(&table), before);
     for key in keys {
-        assert!(matches!(table.next_change(), Some(Change::Closed(rule)) if rule.key == key));
+        assert!(matches!(table.next_change(), Some(KeyChange::Closed(rule)) if rule.key == key));
     }
     assert_eq!((table.next_change(), table.feed.as_ref().map(|feed| feed.open)), (None, Some(0)));
 }
@@ -63,11 +63,11 @@ fn regions_and_imports_are_followed_like_windows() {
     table.follow().unwrap();
     let mr = region(&mut table);
     let before = table.rule(mr).unwrap();
-    assert_eq!(table.next_change(), Some(Change::Opened(before)));
+    assert_eq!(table.next_change(), Some(KeyChange::Opened(before)));
     let attr = MrAttr { length: 100, ..table.query(mr).unwrap() };
     table.reregister(mr, attr).unwrap();
-    assert_eq!(table.next_change(), Some(Change::Closed(before)));
-    assert_eq!(table.next_change(), Some(Change::Opened(MemoryRule { len: 100, ..before })));
+    assert_eq!(table.next_change(), Some(KeyChange::Closed(before)));
+    assert_eq!(table.next_change(), Some(KeyChange::Opened(MemoryRule { len: 100, ..before })));
     let foreign = mr ^ 0x100;
     table.import(foreign, attr).unwrap();
     assert_eq!(opened(&mut table), Some(foreign));

@@ -13,7 +13,7 @@ use crate::types::PdId;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Import {
     pub(super) entry: MrEntry,
-    /// As of a [`Slot`](super::Slot)
+    /// As of a [`MrSlot`](super::MrSlot)
     pub(super) hidden: bool,
 }
 

@@ -4,7 +4,7 @@
 //! A window is a slot of the MR table. Bound, it has the host addresses of its bytes, so that an access
 //! through it costs what one through an MR does; unbound, it has no rights.
 
-use super::{MrEntry, MrFault, MrKind, MrTable, Slot, Storage};
+use super::{MrEntry, MrFault, MrKind, MrSlot, MrTable, Storage};
 use crate::error::NicError;
 use crate::types::{Access, PdId, QpId, Qpn, SendWqe};
 
@@ -80,7 +80,7 @@ impl Bind {
 impl<S: Storage> MrTable<S> {
     /// A window that is not bound; gives its key. `Exhausted`: the table is full.
     pub fn alloc_window(&mut self, pd: PdId, kind: WindowType, random: u64) -> Result<u32, NicError> {
-        let about = Slot { link: UNBOUND, kind: MrKind::Window(kind), spent: 0, hidden: false };
+        let about = MrSlot { link: UNBOUND, kind: MrKind::Window(kind), spent: 0, hidden: false };
         let slot = self.insert(MrEntry { pd, ..MrEntry::default() }, about, random)?;
         self.windows += 1;
         Ok(self.entry(slot).key)

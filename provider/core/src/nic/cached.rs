@@ -5,7 +5,7 @@
 //! room for all of them never gets here.
 
 use super::contexts::{Access, Asker, Contexts, NextStep, Receiver};
-use super::{Nic, Shared};
+use super::{Nic, QpShared};
 use crate::engine::Engine;
 use crate::env::{Env, SendQueue};
 use crate::transport::Qp;
@@ -101,7 +101,7 @@ impl<E: Env> Nic<E> {
                 break true;
             }
         };
-        let Shared { contexts: Some(contexts), sched, stats, .. } = &mut self.shared else { return full };
+        let QpShared { contexts: Some(contexts), sched, stats, .. } = &mut self.shared else { return full };
         contexts.arm(sched);
         contexts.count(stats);
         full

@@ -4,13 +4,13 @@ use alloc::boxed::Box;
 
 use super::path::PathId;
 use super::timers::TimerId;
-use super::{MAX_SGE, Nic, Shared};
+use super::{MAX_SGE, Nic, QpShared};
 use crate::engine::{Call, Engine};
 use crate::env::{CompletionQueue, Env, RecvQueue, SendQueue};
 use crate::error::NicError;
 use crate::limits::room;
 use crate::qp::modify::{check, check_values};
-use crate::qp::{Owner, PathMig, QpAttr, QpAttrMask, QpInit, RecvSource};
+use crate::qp::{EventOwner, PathMig, QpAttr, QpAttrMask, QpInit, RecvSource};
 use crate::room::{TwoEnds, filled};
 use crate::transport::remote_srq::Forwarding;
 use crate::transport::{Attr, Ctx, Flags, Qp, Quiesce, Requester, Responder, Track, enter_error};
@@ -89,7 +89,7 @@ impl<E: Env> Nic<E> {
 
     /// The place among the timers alone, and where contexts are few among them.
     pub(super) fn take_timer(&mut self, qp_type: QpType) -> Result<TimerId, NicError> {
-        let Shared { sched, paths, contexts, .. } = &mut self.shared;
+        let QpShared { sched, paths, contexts, .. } = &mut self.shared;
         let timer = sched.join()?;
         let room = contexts.as_mut().map_or(Ok(()), |contexts| contexts.join(sched, timer));
         let room = room.and_then(|()| if qp_type == QpType::Ud { paths.add_datagram_qp() } else { Ok(()) });
@@ -140,8 +140,8 @@ impl<E: Env> Nic<E> {
     }
 
     /// Whose a QP is.
-    pub fn qp_owner(&self, qpn: Qpn) -> Option<Owner> {
-        self.qps.get(qpn).map(|qp| Owner { pd: qp.pd, cookie: qp.cookie })
+    pub fn qp_owner(&self, qpn: Qpn) -> Option<EventOwner> {
+        self.qps.get(qpn).map(|qp| EventOwner { pd: qp.pd, cookie: qp.cookie })
     }
 
     /// How many QPNs are taken: by QPs of any transport and in any state, and by those that have left

@@ -1,7 +1,7 @@
 //! The data path: doorbells, frames, timeouts in; frames out.
 
 use super::mads::QPN_GSI;
-use super::{Nic, Shared};
+use super::{Nic, QpShared};
 use crate::coalesce::{Backlog, is_small};
 use crate::engine::Engine;
 use crate::env::Env;
@@ -275,7 +275,7 @@ impl<E: Env> Nic<E> {
     /// A step's context on one QP.
     pub(super) fn context<'a>(&'a mut self, env: &'a mut E, qpn: Qpn, now: Nanos) -> Option<Ctx<'a, E>> {
         let qp: &'a mut Qp<E> = self.qps.get_mut(qpn)?;
-        let sh: &'a mut Shared<E> = &mut self.shared;
+        let sh: &'a mut QpShared<E> = &mut self.shared;
         Some(Ctx { qp, sh, env, now })
     }
 }

@@ -5,12 +5,12 @@
 //! ([`Nic::release_qp`]). One that runs is quiesced before it is held.
 
 use super::path::PathId;
-use super::{Nic, Shared};
+use super::{Nic, QpShared};
 use crate::engine::{Call, Detached, Engine, EngineAttr, EngineCtx, EnginePath, EngineSrq, TransmitStatus};
 use crate::env::{Env, SendQueue};
 use crate::error::NicError;
-use crate::qp::{Owner, QpAttr, RecvSource};
-use crate::transport::{Attr, Ctx, Qp, Quiesce, Step, patience};
+use crate::qp::{EventOwner, QpAttr, RecvSource};
+use crate::transport::{Attr, Ctx, Qp, Quiesce, SendPause, patience};
 use crate::types::{AsyncEvent, Nanos, QpState, QpType, Qpn, SendOp, SrqId};
 
 impl EngineAttr {
@@ -82,15 +82,15 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// The engine's turn to send.
-    pub(crate) fn engine_turn(&mut self) -> Step {
+    pub(crate) fn engine_turn(&mut self) -> SendPause {
         match self.run_engine(Call::Transmit) {
-            Some(TransmitStatus::More) => Step::TurnOver,
-            Some(TransmitStatus::PortFull) => Step::PortFull,
+            Some(TransmitStatus::More) => SendPause::TurnOver,
+            Some(TransmitStatus::PortFull) => SendPause::PortFull,
             Some(TransmitStatus::Crowded) => {
                 self.await_window(self.qp.path);
-                Step::Idle
+                SendPause::Idle
             }
-            Some(TransmitStatus::Idle) | None => Step::Idle,
+            Some(TransmitStatus::Idle) | None => SendPause::Idle,
         }
     }
 
@@ -143,7 +143,7 @@ impl<Q> RecvSource<Q> {
 /// Calls with what a card gives an engine.
 #[inline]
 fn with_ctx<E: Env, R>(
-    sh: &mut Shared<E>,
+    sh: &mut QpShared<E>,
     env: &mut E,
     now: Nanos,
     srq: Option<SrqId>,
@@ -169,7 +169,7 @@ fn with_ctx<E: Env, R>(
 /// What who takes over the work of a QP must know of it.
 pub struct Handover<'a, E: Env> {
     /// Whose it is
-    pub owner: Owner,
+    pub owner: EventOwner,
     /// Its attributes, and its state
     pub attr: QpAttr,
     /// Its send queue
@@ -201,7 +201,7 @@ impl<E: Env> Nic<E> {
             RecvSource::Xrc(_) => (None, None),
         };
         Ok(Handover {
-            owner: Owner { pd: qp.pd, cookie: qp.cookie },
+            owner: EventOwner { pd: qp.pd, cookie: qp.cookie },
             attr,
             sq: &qp.sq,
             rq,

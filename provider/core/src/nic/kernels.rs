@@ -6,7 +6,7 @@ use super::Nic;
 use crate::env::Env;
 use crate::error::NicError;
 use crate::room::is_room_for;
-use crate::strom::{Kernel, KernelId, ReplyMemory, Run};
+use crate::strom::{Kernel, KernelId, KernelRun, ReplyMemory};
 use crate::transport::{Quiesce, Rpc};
 use crate::types::{FrameMeta, Nanos, PdId, QpState, QpType, Qpn};
 use crate::wire::{Bth, Packet};
@@ -41,7 +41,7 @@ impl<E: Env> Nic<E> {
         if !fits || !(1..=64).contains(&memory.slots) {
             return Err(NicError::Invalid);
         }
-        let run = Run::new(qpn)?;
+        let run = KernelRun::new(qpn)?;
         if !is_room_for(size_of::<Rpc>()) {
             return Err(NicError::Exhausted);
         }

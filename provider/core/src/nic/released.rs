@@ -9,7 +9,7 @@ use super::{Nic, TimerId};
 use crate::env::{Env, RecvQueue, SendQueue};
 use crate::error::NicError;
 use crate::mr::MrTable;
-use crate::qp::{Owner, QpAttr, QpAttrMask, QpInit, RecvSource};
+use crate::qp::{EventOwner, QpAttr, QpAttrMask, QpInit, RecvSource};
 use crate::room::{filled, is_room_for};
 use crate::transport::{Flags, Qp, Requester, Responder, Track};
 use crate::types::{AsyncEvent, Nanos, QpState, Qpn, SrqId};
@@ -30,8 +30,8 @@ pub struct Released<E: Env> {
 
 impl<E: Env> Released<E> {
     /// Whose it is.
-    pub fn owner(&self) -> Owner {
-        Owner { pd: self.init.pd, cookie: self.init.cookie }
+    pub fn owner(&self) -> EventOwner {
+        EventOwner { pd: self.init.pd, cookie: self.init.cookie }
     }
 
     /// The SRQ from which it receives.

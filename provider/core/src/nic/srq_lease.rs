@@ -9,10 +9,10 @@ mod table;
 pub(crate) use table::{LeaseTable, Revocable, Taken};
 use table::{LeasedWqe, RemoteConn};
 
-use super::{MAX_SGE, Nic, Shared, Srq};
+use super::{MAX_SGE, Nic, QpShared, Srq};
 use crate::env::{CompletionQueue, Env, RecvQueue, TakenWqe};
 use crate::error::NicError;
-use crate::relay::{LinkId, MessageEnd, Part, Relay, RelayOutcome, Returned, TargetMemory};
+use crate::relay::{LinkId, MessageEnd, MessagePart, Relay, RelayOutcome, Returned, TargetMemory};
 use crate::transport::{Ctx, Qp, slices};
 use crate::types::{
     Access, AsyncEvent, Cqe, Nanos, PdId, QPN_BLOCK_SHIFT, QpId, Qpn, Sge, SrqId, WcFlags, WcOpcode, WcStatus,
@@ -25,7 +25,7 @@ const MAX_PER_CARD: usize = 256;
 /// One of so many WQEs in the queue is leased at a time, at least one.
 const SHARE: u32 = 4;
 
-impl<E: Env> Shared<E> {
+impl<E: Env> QpShared<E> {
     /// Whether other cards are in this XRC domain.
     pub(crate) fn is_shared(&self, domain: PdId) -> bool {
         self.pds.get(domain.0 as usize).is_some_and(|pd| pd.shared)
@@ -120,7 +120,7 @@ impl<E: Env> Shared<E> {
         &mut self,
         env: &mut E,
         link: LinkId,
-        part: &Part,
+        part: &MessagePart,
         what: impl FnOnce(&mut Self, &mut E) -> Option<RelayOutcome>,
     ) -> Option<RelayOutcome> {
         let conn = RemoteConn { link, qpn: part.qpn, epoch: part.epoch };
@@ -139,7 +139,7 @@ impl<E: Env> Shared<E> {
         env: &mut E,
         link: LinkId,
         domain: PdId,
-        part: &Part,
+        part: &MessagePart,
         place: &TargetMemory,
         data: &[u8],
     ) -> Option<RelayOutcome> {
@@ -168,7 +168,7 @@ impl<E: Env> Shared<E> {
     }
 
     /// A WRITE is denied access. The WQE that one with immediate has taken completes with the error.
-    fn deny_write(&mut self, link: LinkId, part: &Part) -> RelayOutcome {
+    fn deny_write(&mut self, link: LinkId, part: &MessagePart) -> RelayOutcome {
         let takes = part.end.is_some_and(|end| end.flags.contains(WcFlags::WITH_IMM));
         if let Some(at) = self.leases.find(link, part.lease).filter(|_| takes)
             && let Some(id) = self.leases.wqes[at].srq
@@ -184,7 +184,7 @@ impl<E: Env> Shared<E> {
         &mut self,
         env: &mut E,
         link: LinkId,
-        part: &Part,
+        part: &MessagePart,
         data: &[u8],
     ) -> Option<RelayOutcome> {
         let Some(at) = self.leases.find(link, part.lease) else { return Some(RelayOutcome::Invalid) };
@@ -258,7 +258,7 @@ impl MessageEnd {
 }
 
 /// Sends the outcome of a message.
-fn send_done<E: Env>(env: &mut E, link: LinkId, part: &Part, outcome: Option<RelayOutcome>) {
+fn send_done<E: Env>(env: &mut E, link: LinkId, part: &MessagePart, outcome: Option<RelayOutcome>) {
     if let Some(outcome) = outcome {
         env.relay(link, &Relay::Done { qpn: part.qpn, serial: part.serial, outcome, found: 0 });
     }
@@ -298,12 +298,12 @@ impl<E: Env> Nic<E> {
         match *message {
             Relay::RequestLease { srq, count } => self.shared.grant_leases(env, link, domain, srq, count),
             Relay::Data { part, data } => {
-                let place = |sh: &mut Shared<E>, env: &mut E| sh.place_forwarded(env, link, &part, data);
+                let place = |sh: &mut QpShared<E>, env: &mut E| sh.place_forwarded(env, link, &part, data);
                 let outcome = self.shared.take_part(env, link, &part, place);
                 send_done(env, link, &part, outcome);
             }
             Relay::Write { part, place, data } => {
-                let write = |sh: &mut Shared<E>, env: &mut E| {
+                let write = |sh: &mut QpShared<E>, env: &mut E| {
                     sh.write_forwarded(env, link, domain, &part, &place, data)
                 };
                 let outcome = self.shared.take_part(env, link, &part, write);

@@ -28,7 +28,7 @@ const OFF: u32 = u32::MAX;
 
 /// Which entry comes first: the earlier, of equals the smaller number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Entry {
+struct TimerEntry {
     at: Nanos,
     who: u32,
     id: u32,
@@ -37,7 +37,7 @@ struct Entry {
 /// The deadlines.
 #[derive(Default)]
 pub struct Timers {
-    heap: Vec<Entry>,
+    heap: Vec<TimerEntry>,
     /// By id: where in the heap
     places: Vec<u32>,
     /// Ids that nobody has
@@ -79,7 +79,7 @@ impl Timers {
             entry.at = at;
         } else {
             place = self.heap.len();
-            self.heap.push_in_room(Entry { at, who, id: id.0 });
+            self.heap.push_in_room(TimerEntry { at, who, id: id.0 });
         }
         self.up(place);
     }

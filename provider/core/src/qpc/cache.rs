@@ -43,7 +43,7 @@ impl Tags {
     }
 }
 
-struct Line<C> {
+struct CacheLine<C> {
     qpn: Qpn,
     context: C,
     /// Neighbours in order of use
@@ -53,7 +53,7 @@ struct Line<C> {
 
 /// Contexts, the newest used first in a list of lines.
 pub(super) struct Cache<C> {
-    lines: Vec<Line<C>>,
+    lines: Vec<CacheLine<C>>,
     tags: Tags,
     capacity: usize,
     oldest: u32,
@@ -110,7 +110,7 @@ impl<C> Cache<C> {
     /// itself when all lines are pinned.
     pub(super) fn insert(&mut self, qpn: Qpn, context: C, pinned: impl Fn(Qpn) -> bool) -> Option<(Qpn, C)> {
         let Some(slot) = self.victim(pinned) else { return Some((qpn, context)) };
-        let line = Line { qpn, context, older: NONE, newer: NONE };
+        let line = CacheLine { qpn, context, older: NONE, newer: NONE };
         let evicted = if slot == self.lines.len() {
             self.lines.push(line);
             None

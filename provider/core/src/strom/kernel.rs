@@ -1,8 +1,8 @@
 //! What a kernel is, and what it works with (the paper's listing 1 and figure 4).
 //!
-//! The paper's ports, here: `qpnIn`, `paramIn` and `roceDataIn` are [`Input`] and [`Run::bytes`];
-//! `dmaCmdOut` and `dmaDataOut` the commands that a step queues, `dmaDataIn` is [`Run::read_data`];
-//! `roceMetaOut` and `roceDataOut` are [`Run::reply`] and [`Run::reply_from`].
+//! The paper's ports, here: `qpnIn`, `paramIn` and `roceDataIn` are [`Input`] and [`KernelRun::bytes`];
+//! `dmaCmdOut` and `dmaDataOut` the commands that a step queues, `dmaDataIn` is [`KernelRun::read_data`];
+//! `roceMetaOut` and `roceDataOut` are [`KernelRun::reply`] and [`KernelRun::reply_from`].
 
 use alloc::vec::Vec;
 
@@ -35,7 +35,7 @@ pub struct RegionRange {
 /// What a request brings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Input {
-    /// RPC: the parameters behind its [`Target`](super::Target)
+    /// RPC: the parameters behind its [`ReplyHead`](super::ReplyHead)
     Params,
     /// RPC WRITE: a packet's payload; where it stands in the message
     Data {
@@ -56,15 +56,15 @@ pub enum Poll {
 }
 
 /// Code on the card. One kernel serves all queue pairs of its protection domain; what belongs to one request
-/// stands in its [`Run`], as steps of several take turns. A kernel must not panic.
+/// stands in its [`KernelRun`], as steps of several take turns. A kernel must not panic.
 pub trait Kernel: Send {
     /// A request begins, or a stream goes on: looks at it, and may queue commands.
     ///
     /// # Errors
     /// The code with which it ends at once.
-    fn start(&mut self, run: &mut Run, input: Input) -> Result<(), Code>;
+    fn start(&mut self, run: &mut KernelRun, input: Input) -> Result<(), Code>;
     /// Goes on, its commands executed. Must return soon: the card does nothing else meanwhile.
-    fn step(&mut self, run: &mut Run) -> Poll;
+    fn step(&mut self, run: &mut KernelRun) -> Poll;
 }
 
 /// Memory, as far as a kernel's requests open it.
@@ -79,7 +79,7 @@ pub trait KernelMemory {
 
 /// A DMA command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Command {
+enum DmaCommand {
     /// Its bytes are there at the next step
     Read(RegionRange),
     /// Bytes of the run's output, in the order in which they were queued
@@ -100,7 +100,7 @@ pub(crate) enum ReplyBody {
 
 /// A request at a kernel. Made with its queue pair; no step allocates.
 #[derive(Debug, Default)]
-pub struct Run {
+pub struct KernelRun {
     /// Registers, the kernel's own: 0 at the start of a message, and kept between the packets of one
     pub regs: [u64; 8],
     pub(crate) qpn: Qpn,
@@ -108,14 +108,14 @@ pub struct Run {
     bytes: Vec<u8>,
     read: Vec<u8>,
     out: Vec<u8>,
-    commands: Vec<Command>,
+    commands: Vec<DmaCommand>,
     reply: Vec<u8>,
 }
 
-impl Run {
+impl KernelRun {
     /// Room for one request. `Exhausted`: no memory.
     pub fn new(qpn: Qpn) -> Result<Self, NicError> {
-        let mut run = Run { qpn, ..Run::default() };
+        let mut run = KernelRun { qpn, ..KernelRun::default() };
         exact(&mut run.bytes, PIECE)?;
         exact(&mut run.read, PIECE)?;
         exact(&mut run.out, OUT)?;
@@ -158,7 +158,7 @@ impl Run {
     /// and try again.
     #[must_use]
     pub fn read(&mut self, from: RegionRange) -> bool {
-        from.len as usize <= PIECE && self.queue(Command::Read(from))
+        from.len as usize <= PIECE && self.queue(DmaCommand::Read(from))
     }
 
     /// Queues a write of `data` to the first bytes of `to`. False: as of `read`.
@@ -167,7 +167,7 @@ impl Run {
         let fits = self.out.len() + data.len() <= OUT && self.commands.len() < COMMANDS;
         if fits {
             self.out.extend_from_slice(data);
-            return self.queue(Command::Write(RegionRange { key, va, len: data.len() as u32 }));
+            return self.queue(DmaCommand::Write(RegionRange { key, va, len: data.len() as u32 }));
         }
         false
     }
@@ -180,12 +180,12 @@ impl Run {
         if fits {
             let len = data.len() as u32;
             self.out.extend_from_slice(data);
-            return self.queue(Command::Write(RegionRange { key, va, len }));
+            return self.queue(DmaCommand::Write(RegionRange { key, va, len }));
         }
         false
     }
 
-    fn queue(&mut self, command: Command) -> bool {
+    fn queue(&mut self, command: DmaCommand) -> bool {
         let room = self.commands.len() < COMMANDS;
         if room {
             self.commands.push_in_room(command);
@@ -232,13 +232,13 @@ impl Run {
         let (mut out, mut cost) = (0, 0);
         for command in &self.commands {
             let done = match *command {
-                Command::Read(from) => {
+                DmaCommand::Read(from) => {
                     cost += COMMAND + from.len;
                     self.read.clear();
                     self.read.resize((from.len as usize).min(PIECE), 0);
                     memory.read(from, &mut self.read)
                 }
-                Command::Write(to) => {
+                DmaCommand::Write(to) => {
                     cost += COMMAND + to.len;
                     let data = self.out.get(out..).and_then(|out| out.get(..to.len as usize));
                     out += to.len as usize;
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn what_has_no_room_is_refused_and_nothing_is_lost() {
-        let mut run = Run::new(1).unwrap();
+        let mut run = KernelRun::new(1).unwrap();
         assert!(!run.read(RegionRange { len: 4097, ..RegionRange::default() }));
         assert!(run.write(1, 0, &[7; OUT]) && !run.write(1, 0, &[8]));
         assert_eq!((run.commands.len(), run.out.len()), (1, OUT));

@@ -6,8 +6,8 @@ use bitflags::bitflags;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a [`Target`].
-pub const TARGET_LEN: usize = size_of::<Target>();
+/// Bytes of a [`ReplyHead`].
+pub const TARGET_LEN: usize = size_of::<ReplyHead>();
 /// Bytes of a [`ReplyRecord`].
 pub const RECORD_LEN: usize = size_of::<ReplyRecord>();
 
@@ -45,7 +45,7 @@ bitflags! {
 /// The head of an RPC's parameters: where its answer goes.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct Target {
+pub struct ReplyHead {
     addr: U64,
     rkey: U32,
     len: U32,
@@ -53,7 +53,7 @@ pub struct Target {
     flags: U32,
 }
 
-/// A decoded [`Target`].
+/// A decoded [`ReplyHead`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ReplyTarget {
     /// First byte of the requester's region
@@ -68,10 +68,10 @@ pub struct ReplyTarget {
     pub flags: ReplyFlags,
 }
 
-impl Target {
+impl ReplyHead {
     /// Encodes where an answer goes.
     pub fn new(reply: &ReplyTarget) -> Self {
-        Target {
+        ReplyHead {
             addr: reply.addr.into(),
             rkey: reply.rkey.into(),
             len: reply.len.into(),
@@ -83,7 +83,7 @@ impl Target {
     /// The head of `params`, and what is behind it. `None`: too short, a region that cannot hold a record,
     /// or flags that there are not.
     pub fn decode(params: &[u8]) -> Option<(ReplyTarget, &[u8])> {
-        let (head, rest) = Target::ref_from_prefix(params).ok()?;
+        let (head, rest) = ReplyHead::ref_from_prefix(params).ok()?;
         let len = head.len.get();
         let fits = len == 0 || len as usize >= RECORD_LEN;
         let flags = ReplyFlags::from_bits(head.flags.get()).filter(|_| fits)?;
@@ -93,7 +93,7 @@ impl Target {
 
     /// Whether an RPC with these parameters is answered.
     pub(crate) fn wants_answer(params: &[u8]) -> bool {
-        Target::ref_from_prefix(params).is_ok_and(|(head, _)| head.len.get() > 0)
+        ReplyHead::ref_from_prefix(params).is_ok_and(|(head, _)| head.len.get() > 0)
     }
 }
 
@@ -147,15 +147,15 @@ mod tests {
     fn targets_and_records_have_their_places() {
         let reply =
             ReplyTarget { addr: 0x0102_0304_0506_0708, rkey: 9, len: 64, imm: 7, flags: ReplyFlags::IMM };
-        let mut params = Target::new(&reply).as_bytes().to_vec();
+        let mut params = ReplyHead::new(&reply).as_bytes().to_vec();
         assert_eq!((params.len(), TARGET_LEN, params[0], params[12]), (24, 24, 8, 64));
         params.extend_from_slice(b"more");
-        assert_eq!(Target::decode(&params), Some((reply, &b"more"[..])));
-        assert!(Target::decode(&params[..23]).is_none());
+        assert_eq!(ReplyHead::decode(&params), Some((reply, &b"more"[..])));
+        assert!(ReplyHead::decode(&params[..23]).is_none());
         params[20] = 2;
-        assert!(Target::decode(&params).is_none(), "a flag that there is not");
-        let short = Target::new(&ReplyTarget { len: 15, ..ReplyTarget::default() });
-        assert!(Target::decode(short.as_bytes()).is_none(), "no room for a record");
+        assert!(ReplyHead::decode(&params).is_none(), "a flag that there is not");
+        let short = ReplyHead::new(&ReplyTarget { len: 15, ..ReplyTarget::default() });
+        assert!(ReplyHead::decode(short.as_bytes()).is_none(), "no room for a record");
         let record = ReplyRecord::new(0x1_0000_0003, 5, Code::NotFound);
         assert_eq!(
             ReplyRecord::decode(&[b"data", record.as_bytes()].concat()),

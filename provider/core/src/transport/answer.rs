@@ -5,7 +5,7 @@
 
 use alloc::boxed::Box;
 
-use super::{Ctx, OwedResponse, Step, enter_error};
+use super::{Ctx, OwedResponse, SendPause, enter_error};
 use crate::env::Env;
 use crate::error::NicError;
 use crate::room::filled;
@@ -66,7 +66,7 @@ impl Results {
 
 impl<E: Env> Ctx<'_, E> {
     /// Sends the next answer, or the NAK behind the last one.
-    pub(super) fn emit_answer(&mut self) -> Step {
+    pub(super) fn emit_answer(&mut self) -> SendPause {
         match self.qp.resp.out.front().copied() {
             Some(OwedResponse::Atomic { psn, value }) => {
                 let msn = self.answer_msn();
@@ -81,11 +81,11 @@ impl<E: Env> Ctx<'_, E> {
             Some(OwedResponse::Read { .. }) => self.emit_read_data(),
             None => match self.qp.resp.nak.take() {
                 Some(nak) => self.emit_ack(Some(nak)),
-                None => return Step::Idle,
+                None => return SendPause::Idle,
             },
         }
         self.answered();
-        Step::Sent
+        SendPause::Sent
     }
 
     /// An answer went out: behind the last of them goes the ACK.

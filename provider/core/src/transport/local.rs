@@ -3,14 +3,14 @@
 //! They are done when the cursor first comes to them, behind everything that was posted before has been
 //! sent, so that a later SEND may carry the new key; they complete in order, when all before is complete.
 
-use super::{Ctx, Step};
+use super::{Ctx, SendPause};
 use crate::env::Env;
 use crate::mr::{Bind, WindowType};
 use crate::types::{QpId, SendOp, SendWqe, WcStatus};
 
 impl<E: Env> Ctx<'_, E> {
     /// WQE `next`, which is a local one. `new`: the cursor was never here; else it was rewound over it.
-    pub(super) fn do_local(&mut self, wqe: &SendWqe, new: bool) -> Step {
+    pub(super) fn do_local(&mut self, wqe: &SendWqe, new: bool) -> SendPause {
         let done = !new
             || match wqe.op {
                 SendOp::BindMw => self.bind(wqe),
@@ -24,7 +24,7 @@ impl<E: Env> Ctx<'_, E> {
         self.qp.req.next = self.qp.req.next.wrapping_add(1);
         self.complete_local();
         self.drained();
-        Step::Sent
+        SendPause::Sent
     }
 
     fn bind(&mut self, wqe: &SendWqe) -> bool {

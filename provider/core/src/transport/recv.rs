@@ -6,7 +6,7 @@ use super::remote_srq::SrqLocation;
 use super::requester::slices;
 use super::{Ctx, MessageInProgress, Qp};
 use crate::env::{Env, RecvQueue, TakenWqe};
-use crate::nic::Shared;
+use crate::nic::QpShared;
 use crate::qp::RecvSource;
 use crate::types::{AsyncEvent, PdId, QpId, QpType, Sge, SrqId};
 use crate::wire::packet::Packet;
@@ -16,11 +16,11 @@ pub(crate) struct HeldRecv {
     pub(super) held: bool,
     pub(super) wr_id: u64,
     pub(super) num_sge: u8,
-    sges: Room,
+    sges: SgeRoom,
 }
 
 /// Room for the SGEs of a receive WQE: in place where one is the most, as is common.
-enum Room {
+enum SgeRoom {
     One([Sge; 1]),
     Many(Box<[Sge]>),
 }
@@ -28,8 +28,8 @@ enum Room {
 impl HeldRecv {
     pub(super) fn new(max_sge: usize) -> Self {
         let sges = match max_sge {
-            0 | 1 => Room::One(Default::default()),
-            _ => Room::Many(alloc::vec![Sge::default(); max_sge].into_boxed_slice()),
+            0 | 1 => SgeRoom::One(Default::default()),
+            _ => SgeRoom::Many(alloc::vec![Sge::default(); max_sge].into_boxed_slice()),
         };
         HeldRecv { held: false, wr_id: 0, num_sge: 0, sges }
     }
@@ -37,16 +37,16 @@ impl HeldRecv {
     /// Most SGEs that it holds.
     pub(super) fn max_sge(&self) -> usize {
         match &self.sges {
-            Room::One(one) => one.len(),
-            Room::Many(many) => many.len(),
+            SgeRoom::One(one) => one.len(),
+            SgeRoom::Many(many) => many.len(),
         }
     }
 
     #[inline]
     fn room(&mut self) -> &mut [Sge] {
         match &mut self.sges {
-            Room::One(one) => one,
-            Room::Many(many) => many,
+            SgeRoom::One(one) => one,
+            SgeRoom::Many(many) => many,
         }
     }
 
@@ -72,8 +72,8 @@ impl HeldRecv {
     #[inline]
     fn sges(&self) -> &[Sge] {
         let room = match &self.sges {
-            Room::One(one) => &one[..],
-            Room::Many(many) => many,
+            SgeRoom::One(one) => &one[..],
+            SgeRoom::Many(many) => many,
         };
         room.get(..usize::from(self.num_sge)).unwrap_or(&[])
     }
@@ -96,7 +96,7 @@ impl<E: Env> Qp<E> {
 }
 
 /// Whether no receive is posted for `qp`.
-pub(crate) fn lacks_receives<E: Env>(qp: &Qp<E>, sh: &Shared<E>) -> bool {
+pub(crate) fn lacks_receives<E: Env>(qp: &Qp<E>, sh: &QpShared<E>) -> bool {
     match &qp.rq {
         RecvSource::Own(rq) => rq.is_empty(),
         RecvSource::Shared(id) => sh.srqs.get(id.0 as usize).is_some_and(|srq| srq.rq.is_empty()),

@@ -20,7 +20,7 @@ pub(crate) use table::{RemoteSrqId, RemoteSrqs};
 use super::{Ctx, MessageInProgress, OwedResponse};
 use crate::env::Env;
 use crate::error::NicError;
-use crate::relay::{LinkError, LinkId, MessageEnd, Part, Relay, RelayOutcome, Returned, TargetMemory};
+use crate::relay::{LinkError, LinkId, MessageEnd, MessagePart, Relay, RelayOutcome, Returned, TargetMemory};
 use crate::room::{Room, TwoEnds};
 use crate::types::{Access, Psn, QPN_BLOCK_SHIFT, QpState, WcFlags, WcOpcode};
 use crate::wire::headers::{NakCode, Syndrome};
@@ -49,7 +49,7 @@ pub(crate) struct Forwarding {
     /// links keep what is sent to a card that does not read
     fetching: Option<(Psn, LinkId)>,
     /// Forwarded messages that are not confirmed, in PSN order
-    pending: VecDeque<Pending>,
+    pending: VecDeque<UnconfirmedMessage>,
 }
 
 /// Whether the expected packet waits for a lease.
@@ -74,7 +74,7 @@ struct ForwardTarget {
 }
 
 /// A message that its SRQ's card has not confirmed.
-struct Pending {
+struct UnconfirmedMessage {
     serial: u32,
     link: LinkId,
     /// Of its last packet, and the messages before it
@@ -123,7 +123,7 @@ impl Forwarding {
         *self = Forwarding::with(pending);
     }
 
-    fn with(pending: VecDeque<Pending>) -> Forwarding {
+    fn with(pending: VecDeque<UnconfirmedMessage>) -> Forwarding {
         let (wait, fetched_to) = (Wait::None, Psn::default());
         Forwarding {
             srq: None,
@@ -316,9 +316,9 @@ impl<E: Env> Ctx<'_, E> {
         Some(ForwardTarget { serial, link, srq })
     }
 
-    fn part(&self, lease: u32, serial: u32, offset: u32, end: Option<MessageEnd>) -> Part {
+    fn part(&self, lease: u32, serial: u32, offset: u32, end: Option<MessageEnd>) -> MessagePart {
         let epoch = self.qp.resp.fwd.as_ref().map_or(0, |fwd| fwd.epoch);
-        Part { lease, serial, qpn: self.qp.qpn, epoch, offset, end }
+        MessagePart { lease, serial, qpn: self.qp.qpn, epoch, offset, end }
     }
 
     /// The packet has been forwarded; the next request's PSN is `packets` later.
@@ -335,7 +335,7 @@ impl<E: Env> Ctx<'_, E> {
         let Some(fwd) = &mut resp.fwd else { return };
         fwd.wait = Wait::None;
         if last {
-            fwd.pending.push_in_room(Pending {
+            fwd.pending.push_in_room(UnconfirmedMessage {
                 serial,
                 link,
                 psn: resp.epsn,

@@ -1,6 +1,6 @@
 //! WQEs into packets: RC, UC and UD (IBTA 9.7.2 to 9.7.3, 9.8.2, 9.8.3).
 
-use super::{Ctx, Quiesce, Step, Track};
+use super::{Ctx, Quiesce, SendPause, Track};
 use crate::env::{Env, SendQueue};
 use crate::nic::path::{PACKET_OVERHEAD, PathId};
 use crate::room::Room;
@@ -19,29 +19,29 @@ const ASK_EVERY: u32 = 16 << 10;
 
 impl<E: Env> Ctx<'_, E> {
     /// Sends one request packet if there is one that may go.
-    pub(super) fn emit_request(&mut self) -> Step {
+    pub(super) fn emit_request(&mut self) -> SendPause {
         if let Some(id) = self.qp.req.repair
             && !self.next_lost(id)
         {
-            return Step::Idle;
+            return SendPause::Idle;
         }
         let req = &self.qp.req;
         if !matches!(self.qp.state, QpState::Rts | QpState::Sqd)
             || req.fault.is_some_and(|(at, _)| at == req.next)
         {
-            return Step::Idle;
+            return SendPause::Idle;
         }
         if req.rnr_until > self.now || req.next == self.qp.sq.posted() {
-            return Step::Idle;
+            return SendPause::Idle;
         }
         if req.repair.is_none()
             && req.after_loss().is_some_and(|most| req.psn.since(req.una_psn) >= most as i32)
         {
-            return Step::Idle;
+            return SendPause::Idle;
         }
         let new = req.next == req.fresh;
         if new && (self.qp.state == QpState::Sqd || self.qp.quiesce == Quiesce::Asked) {
-            return Step::Idle;
+            return SendPause::Idle;
         }
         let wqe = self.qp.sq.wqe(req.next);
         if new {
@@ -50,13 +50,13 @@ impl<E: Env> Ctx<'_, E> {
             }
             let waits = self.must_wait(&wqe) || (self.qp.req.counted && self.lacks_credit(&wqe));
             if waits || (wqe.op.is_rpc() && self.awaits_agreement()) {
-                return Step::Idle;
+                return SendPause::Idle;
             }
             self.begin(&wqe);
         } else if (self.qp.req.alone && self.waits_for_first())
             || (self.qp.req.offset == 0 && !self.repeats_packet() && self.must_wait(&wqe))
         {
-            return Step::Idle;
+            return SendPause::Idle;
         }
         match self.qp.qp_type {
             QpType::Ud => self.emit_datagram(&wqe),
@@ -112,22 +112,22 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// WQE `next` is refused here: earlier ones finish first.
-    pub(super) fn fail_wqe(&mut self, status: WcStatus) -> Step {
+    pub(super) fn fail_wqe(&mut self, status: WcStatus) -> SendPause {
         self.qp.req.fault = Some((self.qp.req.next, status));
         self.raise_fault();
-        Step::Idle
+        SendPause::Idle
     }
 
     /// One packet of a SEND or WRITE.
-    fn emit_data(&mut self, wqe: &SendWqe) -> Step {
+    fn emit_data(&mut self, wqe: &SendWqe) -> SendPause {
         let (mtu, offset) = (self.qp.mtu, self.qp.req.offset);
         let len = (wqe.length - offset).min(mtu);
         let (unreliable, av) = (self.qp.qp_type == QpType::Uc, self.qp.attr.av);
         if unreliable && !self.pace_admits(self.qp.path, &av, self.qp.attr.dest_qpn, len) {
-            return Step::Idle;
+            return SendPause::Idle;
         }
         if !unreliable && !self.needs_no_room() && !self.window_admits(self.qp.path, len) {
-            return Step::Idle;
+            return SendPause::Idle;
         }
         let Some(()) = self.gather(wqe, offset, len) else {
             return self.fail_wqe(WcStatus::LocProtErr);
@@ -159,14 +159,14 @@ impl<E: Env> Ctx<'_, E> {
             self.paced(self.qp.path, len);
         }
         self.advance(wqe, len, 1);
-        Step::Sent
+        SendPause::Sent
     }
 
     /// The request packet of a READ (or of its next piece), an atomic, ATOMIC WRITE or FLUSH.
-    fn emit_answered(&mut self, wqe: &SendWqe) -> Step {
+    fn emit_answered(&mut self, wqe: &SendWqe) -> SendPause {
         let again = self.repeats_packet();
         if !again && self.must_wait(wqe) {
-            return Step::Idle;
+            return SendPause::Idle;
         }
         let offset = self.qp.req.offset;
         let atomic = wqe.op.is_atomic();
@@ -183,7 +183,7 @@ impl<E: Env> Ctx<'_, E> {
          * and nothing would show that it was lost */
         let room = (len + (packets - 1) * PACKET_OVERHEAD).div_ceil(2);
         if !self.needs_no_room() && !self.window_admits(self.qp.path, room) {
-            return Step::Idle;
+            return SendPause::Idle;
         }
         /* Local memory is checked before the peer is asked: a late failure would have moved data for
          * nothing. */
@@ -220,16 +220,16 @@ impl<E: Env> Ctx<'_, E> {
         self.qp.req.reads += u8::from(!again && len >= piece);
         self.qp.req.unasked = 0;
         self.advance(wqe, len, packets);
-        Step::Sent
+        SendPause::Sent
     }
 
     /// One UD packet; the WQE is done when it is sent.
-    fn emit_datagram(&mut self, wqe: &SendWqe) -> Step {
+    fn emit_datagram(&mut self, wqe: &SendWqe) -> SendPause {
         let Some((av, path)) = super::datagram_path(self.sh, wqe.av) else {
             return self.fail_wqe(WcStatus::LocQpOpErr);
         };
         if !self.pace_admits(path, &av, wqe.remote_qpn, wqe.length) {
-            return Step::Idle;
+            return SendPause::Idle;
         }
         if self.gather(wqe, 0, wqe.length).is_none() {
             return self.fail_wqe(WcStatus::LocProtErr);
@@ -248,7 +248,7 @@ impl<E: Env> Ctx<'_, E> {
         self.env.send_frame(&av, &header, &self.sh.segs, pad, true);
         self.paced(path, wqe.length);
         self.advance(wqe, wqe.length, 1);
-        Step::Sent
+        SendPause::Sent
     }
 
     /// Moves the cursor behind what was just sent.

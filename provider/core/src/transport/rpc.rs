@@ -10,10 +10,10 @@
 
 use super::{Ctx, MessageInProgress};
 use crate::env::{Env, SendQueue};
-use crate::nic::Shared;
+use crate::nic::QpShared;
 use crate::strom::{
-    COMMAND, Code, Input, KernelId, KernelMemory, MAX_REPLY, MAX_RUNNING, Poll, RECORD_LEN, RegionRange,
-    ReplyBody, ReplyFlags, ReplyMemory, ReplyRecord, ReplyTarget, Run, SLOT_BYTES, Target,
+    COMMAND, Code, Input, KernelId, KernelMemory, KernelRun, MAX_REPLY, MAX_RUNNING, Poll, RECORD_LEN,
+    RegionRange, ReplyBody, ReplyFlags, ReplyHead, ReplyMemory, ReplyRecord, ReplyTarget, SLOT_BYTES,
 };
 use crate::types::{Access, Nanos, Psn, SendFlags, SendOp, SendWqe, Sge};
 use crate::wire::headers::NakCode;
@@ -31,7 +31,7 @@ const ANSWER_AGAIN: Nanos = 20_000;
 
 /// What a queue pair of the dialect has beside others.
 pub(crate) struct Rpc {
-    pub(super) run: Run,
+    pub(super) run: KernelRun,
     memory: ReplyMemory,
     /// Slots of the memory that are free, a bit each
     free: u64,
@@ -75,7 +75,7 @@ struct Current {
 }
 
 impl Rpc {
-    pub(crate) fn new(run: Run, memory: ReplyMemory) -> Self {
+    pub(crate) fn new(run: KernelRun, memory: ReplyMemory) -> Self {
         let free = u64::MAX.checked_shr(64 - u32::from(memory.slots.min(64))).unwrap_or(0);
         let (agreed, stream) = (Agreed::Asked(0), KernelId::default());
         Rpc { run, memory, free, agreed, ask_at: 0, current: None, stream }
@@ -101,7 +101,8 @@ impl<E: Env> Ctx<'_, E> {
             self.ready();
         }
         /* what is not answered waits for no slot: the peer's answers may stand behind it */
-        let answered = matches!(packet.op().kind, PacketKind::Rpc) && Target::wants_answer(packet.payload());
+        let answered =
+            matches!(packet.op().kind, PacketKind::Rpc) && ReplyHead::wants_answer(packet.payload());
         let full = answered && rpc.take_slot().is_none();
         if full || self.sh.kernels.running >= MAX_RUNNING {
             self.qp.rpc = Some(rpc);
@@ -133,7 +134,7 @@ impl<E: Env> Ctx<'_, E> {
         if reth.dma_len() as usize != data.len() || data.len() > self.qp.mtu as usize {
             return Err(NakCode::InvalidRequest);
         }
-        let (reply, params) = Target::decode(data).ok_or(NakCode::InvalidRequest)?;
+        let (reply, params) = ReplyHead::decode(data).ok_or(NakCode::InvalidRequest)?;
         let kernel = self.sh.kernels.find(self.qp.pd, op);
         rpc.run.load(params, true);
         let done = self.start(rpc, op, kernel, Input::Params);
@@ -348,7 +349,7 @@ impl<E: Env> Ctx<'_, E> {
 
     /// Whether an answer may be made of these bytes: the peer may read them, and SGEs may name them.
     fn may_send(&self, from: RegionRange) -> bool {
-        let Shared { mrs, cfg, .. } = &self.sh;
+        let QpShared { mrs, cfg, .. } = &self.sh;
         from.len < cfg.max_msg - RECORD_LEN as u32
             && self.kernel_memory(from, Access::REMOTE_READ).is_ok()
             && mrs.resolve_local(from.key, self.qp.pd, from.va, from.len, false).is_ok()

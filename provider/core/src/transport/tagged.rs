@@ -3,7 +3,7 @@
 //!
 //! The send queue of such a QP is the card's: a READ for each rendezvous, then a SEND of its headers.
 
-use super::{Ctx, MessageInProgress, Step};
+use super::{Ctx, MessageInProgress, SendPause};
 use crate::env::{CompletionQueue, Env, SendQueue};
 use crate::qp::RecvSource;
 use crate::tags::{MAX_TAG_SGE, Slot, TagList};
@@ -183,10 +183,10 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// The packet of a FIN.
-    pub(super) fn emit_fin(&mut self, wqe: &SendWqe) -> Step {
+    pub(super) fn emit_fin(&mut self, wqe: &SendWqe) -> SendPause {
         let fin = Rendezvous::new(wqe.compare_add, wqe.imm, wqe.remote_addr, wqe.rkey, wqe.swap as u32).fin();
         if !self.window_admits(self.qp.path, size_of::<Rendezvous>() as u32) {
-            return Step::Idle;
+            return SendPause::Idle;
         }
         let (peer, psn) = (self.qp.attr.dest_qpn, self.qp.req.psn);
         let header = HeaderBuf::bth(code::RC_SEND_ONLY, peer, psn, true, false, 0, PKEY_DEFAULT)
@@ -195,7 +195,7 @@ impl<E: Env> Ctx<'_, E> {
         self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
         self.qp.req.unasked = 0;
         self.advance(wqe, 0, 1);
-        Step::Sent
+        SendPause::Sent
     }
 
     fn push_tagged(&mut self, cqe: Cqe) {

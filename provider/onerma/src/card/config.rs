@@ -27,7 +27,7 @@ pub struct CardConfig {
     /// How long an operation in service waits for all of its answers at most, ns, up to 2^32 - 1; from the
     /// Ask on anew. A command may have the half of it, or the half of that ([`Command::haste`])
     ///
-    /// [`Command::haste`]: crate::Command::haste
+    /// [`Command::haste`]: crate::OneRmaCommand::haste
     pub timeout: Nanos,
     /// Bytes that others wait for, beyond which their requests are refused (NACK)
     pub nack_threshold: u32,
@@ -82,7 +82,7 @@ impl CardConfig {
 
 /// What a card has counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Counts {
+pub struct CardCounts {
     /// Packets that came
     pub received: u64,
     /// Of them, that no card sends

@@ -5,10 +5,10 @@ use thiserror::Error;
 
 use super::control::PortalId;
 use super::outbox::{Inward, Letter, open};
-use super::serve::{Job, Source};
+use super::serve::{DataRequest, DataSource};
 use super::slot::{CommandSlot, SlotState};
 use super::{AddressPair, OneRmaCard, OneRmaEnv, at_haste, of};
-use crate::command::{COMPLETION_LEN, Command, Completion, HASTES};
+use crate::command::{COMPLETION_LEN, Completion, HASTES, OneRmaCommand};
 use crate::fragments::Fragments;
 use crate::region::Rights;
 use crate::seal::{Seal, TAG_LEN};
@@ -42,7 +42,7 @@ impl<S: Seal> OneRmaCard<S> {
         now: Nanos,
         id: PortalId,
         slot: u16,
-        command: &Command,
+        command: &OneRmaCommand,
     ) -> Result<(), IssueError> {
         let portal = self.portal(id).filter(|portal| slot < portal.slots).ok_or(IssueError::NoSlot)?;
         let place = portal.first + slot;
@@ -85,7 +85,7 @@ impl<S: Seal> OneRmaCard<S> {
         }
         let pid = slot.portal.and_then(|at| self.portals.get(usize::from(at))).map_or(0, |one| one.pid);
         let (Some(command), Some((_, key))) = (&slot.command, &slot.key) else { return };
-        let Command { op, class, haste, size, region, offset, remote, .. } = *command;
+        let OneRmaCommand { op, class, haste, size, region, offset, remote, .. } = *command;
         if !self.window.admit(size) {
             return;
         }
@@ -192,7 +192,7 @@ impl<S: Seal> OneRmaCard<S> {
             return;
         }
         let Some(slot) = self.slots.get_mut(usize::from(place)) else { return };
-        let Some(Command { op, class, haste, size: wanted, .. }) = slot.command else { return };
+        let Some(OneRmaCommand { op, class, haste, size: wanted, .. }) = slot.command else { return };
         if size != wanted {
             self.counts.malformed += 1;
             return;
@@ -203,7 +203,8 @@ impl<S: Seal> OneRmaCard<S> {
         let service = at_haste(&mut self.service, haste);
         service.remove(&mut self.slot_links, place);
         service.push(&mut self.slot_links, place);
-        let job = Job { path: *path, to: from, op, class, size, done: 0, source: Source::Slot(to) };
+        let job =
+            DataRequest { path: *path, to: from, op, class, size, done: 0, source: DataSource::Slot(to) };
         if self.inbound.push(job, self.config.nack_threshold).is_some() {
             self.counts.nacks += 1;
             self.give_up(env, place, Status::Nack);
@@ -216,7 +217,7 @@ impl<S: Seal> OneRmaCard<S> {
         let Some(slot) = self.slots.get(usize::from(place)) else { return };
         let (Some(command), Some((_, key))) = (&slot.command, &slot.key) else { return };
         let path = AddressPair { local: self.addr, remote: command.remote };
-        let Command { op, class, .. } = *command;
+        let OneRmaCommand { op, class, .. } = *command;
         let (hop, answers) = (Hop::Fail { to: slot.transfer, status }, slot.ask);
         let letter = Letter { path: &path, op, class, hop, answers, by_target: false, key, data: None };
         /* without a counter left the target's transfer times out */
@@ -288,7 +289,7 @@ impl<S: Seal> OneRmaCard<S> {
     /// The slot is in no list, its window is given back, and what still comes for its command is late.
     pub(super) fn leave_service(&mut self, place: u16) {
         let Some(slot) = self.slots.get_mut(usize::from(place)) else { return };
-        let Some(Command { class, haste, size, .. }) = slot.command else { return };
+        let Some(OneRmaCommand { class, haste, size, .. }) = slot.command else { return };
         if slot.state == SlotState::Queued {
             self.queued[of(class)].remove(&mut self.slot_links, place);
         } else if slot.state.is_in_service() {

@@ -8,7 +8,7 @@ use starverbs_core::{Dma, Gid};
 use super::{AddressPair, OneRmaEnv};
 use crate::seal::{RESERVED_KEY, Seal, SealCounters, TAG_LEN};
 use crate::types::{Class, OneRmaOp};
-use crate::wire::{Bound, Hop, Iv, OneRmaHeader, Prefix};
+use crate::wire::{Hop, Iv, OneRmaHeader, PacketAad, PacketPrefix};
 
 /// Why a packet did not leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,13 +95,13 @@ fn send<S: Seal, E: OneRmaEnv>(
     iv: Iv,
 ) -> Result<Iv, NotSent> {
     let Letter { path, op, class, hop, answers, by_target, key, data } = *letter;
-    let head = OneRmaHeader { prefix: Prefix { op, class, iv }, hop }.encode();
+    let head = OneRmaHeader { prefix: PacketPrefix { op, class, iv }, hop }.encode();
     let head = head.bytes();
     let target = if by_target { &path.local } else { &path.remote };
     let sealed = |packet: &mut [u8]| {
         match packet.get_mut(head.len()..).and_then(|rest| rest.split_last_chunk_mut::<TAG_LEN>()) {
             Some((body, tag)) => {
-                *tag = seal.seal(key, &iv.bytes(), Bound::new(head, answers, target).bytes(), body);
+                *tag = seal.seal(key, &iv.bytes(), PacketAad::new(head, answers, target).bytes(), body);
             }
             /* no packet has such a length: nothing is told */
             None => packet.fill(0),
@@ -139,6 +139,6 @@ pub(super) fn open<'p, S: Seal>(
 ) -> Option<&'p mut [u8]> {
     let (head, rest) = packet.split_at_mut_checked(at)?;
     let (body, tag) = rest.split_last_chunk_mut::<TAG_LEN>()?;
-    let bound = Bound::new(head, answers, target);
+    let bound = PacketAad::new(head, answers, target);
     seal.open(key, &iv.bytes(), bound.bytes(), body, tag).then_some(body)
 }

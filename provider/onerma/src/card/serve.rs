@@ -12,7 +12,7 @@ use crate::types::{Class, Handle, MAX_OP, OneRmaOp, Status};
 use crate::wire::{Hop, Iv};
 
 /// Where data comes from.
-pub(super) enum Source<K> {
+pub(super) enum DataSource<K> {
     /// A region, at the target of a READ
     Region {
         /// The region
@@ -31,7 +31,7 @@ pub(super) enum Source<K> {
 }
 
 /// A request for data.
-pub(super) struct Job<K> {
+pub(super) struct DataRequest<K> {
     pub(super) path: AddressPair,
     /// Whom the data is for
     pub(super) to: Handle,
@@ -40,22 +40,22 @@ pub(super) struct Job<K> {
     pub(super) size: u32,
     /// Bytes that have left
     pub(super) done: u32,
-    pub(super) source: Source<K>,
+    pub(super) source: DataSource<K>,
 }
 
-impl<K> Job<K> {
+impl<K> DataRequest<K> {
     /// The key of a READ.
     pub(super) fn into_key(self) -> Option<K> {
         match self.source {
-            Source::Region { key, .. } => Some(key),
-            Source::Slot(_) => None,
+            DataSource::Region { key, .. } => Some(key),
+            DataSource::Slot(_) => None,
         }
     }
 }
 
 /// The queues of requests, one for each class.
 pub(super) struct RequestQueues<K> {
-    jobs: [VecDeque<Job<K>>; 2],
+    jobs: [VecDeque<DataRequest<K>>; 2],
     capacity: usize,
     /// Bytes that have not left, and those of transfers that wait for the window
     pub(super) bytes: u32,
@@ -82,7 +82,7 @@ impl<K> RequestQueues<K> {
     }
 
     /// Adds a request; gives it back if there is too much to do.
-    pub(super) fn push(&mut self, job: Job<K>, threshold: u32) -> Option<Job<K>> {
+    pub(super) fn push(&mut self, job: DataRequest<K>, threshold: u32) -> Option<DataRequest<K>> {
         if !self.admits(job.size, threshold) || self.jobs[of(job.class)].len() >= self.capacity {
             return Some(job);
         }
@@ -116,7 +116,7 @@ impl<K> RequestQueues<K> {
 }
 
 /// What became of a packet of data.
-enum Served {
+enum DataOutcome {
     /// So many bytes left
     Sent(u32),
     /// Nobody wants them any more
@@ -135,55 +135,55 @@ impl<S: Seal> OneRmaCard<S> {
         let (left, path, to, op) = (job.size - job.done, job.path, job.to, job.op);
         let len = left.min(self.config.fragment);
         let slot = match &job.source {
-            Source::Slot(handle) => Some(*handle),
-            Source::Region { .. } => None,
+            DataSource::Slot(handle) => Some(*handle),
+            DataSource::Region { .. } => None,
         };
         let served = match slot {
             Some(handle) => self.serve_slot(env, handle, class, len),
             None => self.serve_region(env, class, len),
         };
         match (served, slot) {
-            (Served::Sent(bytes), _) => self.inbound.advance(class, bytes),
-            (Served::NoMemory, Some(handle)) => {
+            (DataOutcome::Sent(bytes), _) => self.inbound.advance(class, bytes),
+            (DataOutcome::NoMemory, Some(handle)) => {
                 let place = handle.index as u16;
                 self.inbound.advance(class, left);
                 self.give_up(env, place, Status::RemoteAccess);
                 self.complete(env, now, place, Status::LocalAccess);
             }
-            (Served::NoMemory, None) => {
+            (DataOutcome::NoMemory, None) => {
                 self.refuse_first(env, class);
                 self.inbound.advance(class, left);
             }
-            (Served::Rekeyed, _) => {
+            (DataOutcome::Rekeyed, _) => {
                 let answers = self.first_answers(class);
                 self.inbound.advance(class, left);
                 self.deny(env, &path, (op, class), to, answers);
             }
-            (Served::Unwanted, _) => self.inbound.advance(class, left),
+            (DataOutcome::Unwanted, _) => self.inbound.advance(class, left),
         }
         true
     }
 
     fn first_answers(&self, class: Class) -> Iv {
         match self.inbound.jobs[of(class)].front().map(|job| &job.source) {
-            Some(Source::Region { answers, .. }) => *answers,
+            Some(DataSource::Region { answers, .. }) => *answers,
             _ => Iv::default(),
         }
     }
 
     /// A packet of a READ that came here.
-    fn serve_region<E: OneRmaEnv>(&mut self, env: &mut E, class: Class, len: u32) -> Served {
+    fn serve_region<E: OneRmaEnv>(&mut self, env: &mut E, class: Class, len: u32) -> DataOutcome {
         let OneRmaCard { inbound, regions, out, .. } = self;
-        let Some(job) = inbound.jobs[of(class)].front() else { return Served::Unwanted };
-        let Source::Region { id, version, offset, ref key, answers } = job.source else {
-            return Served::Unwanted;
+        let Some(job) = inbound.jobs[of(class)].front() else { return DataOutcome::Unwanted };
+        let DataSource::Region { id, version, offset, ref key, answers } = job.source else {
+            return DataOutcome::Unwanted;
         };
         let region = match regions.get(id) {
             Some((region, now)) if now == version => region,
-            _ => return Served::Rekeyed,
+            _ => return DataOutcome::Rekeyed,
         };
         let Some(addr) = region.host_address(offset.saturating_add(job.done.into()), len) else {
-            return Served::NoMemory;
+            return DataOutcome::NoMemory;
         };
         let hop = Hop::Data { to: job.to, offset: job.done };
         let letter = Letter {
@@ -200,19 +200,25 @@ impl<S: Seal> OneRmaCard<S> {
     }
 
     /// A packet of a WRITE or REKEY of this host's.
-    fn serve_slot<E: OneRmaEnv>(&mut self, env: &mut E, handle: Handle, class: Class, len: u32) -> Served {
+    fn serve_slot<E: OneRmaEnv>(
+        &mut self,
+        env: &mut E,
+        handle: Handle,
+        class: Class,
+        len: u32,
+    ) -> DataOutcome {
         let OneRmaCard { inbound, regions, out, slots, portals, .. } = self;
-        let Some(job) = inbound.jobs[of(class)].front() else { return Served::Unwanted };
+        let Some(job) = inbound.jobs[of(class)].front() else { return DataOutcome::Unwanted };
         let slot = slots.get(handle.index as usize);
         let Some((slot, (command, key))) =
             slot.and_then(|slot| Some((slot, slot.in_service(handle.generation, job.op)?)))
         else {
-            return Served::Unwanted;
+            return DataOutcome::Unwanted;
         };
         let pid = slot.portal.and_then(|at| portals.get(usize::from(at))).map_or(0, |one| one.pid);
         let range = (command.local_offset.saturating_add(job.done.into()), len);
         let Some(addr) = regions.local(command.local, pid, range, Rights::LOCAL_READ) else {
-            return Served::NoMemory;
+            return DataOutcome::NoMemory;
         };
         let hop = Hop::Data { to: job.to, offset: job.done };
         let letter = Letter {
@@ -232,7 +238,7 @@ impl<S: Seal> OneRmaCard<S> {
     fn refuse_first<E: OneRmaEnv>(&mut self, env: &mut E, class: Class) {
         let OneRmaCard { inbound, out, counts, .. } = self;
         let Some(job) = inbound.jobs[of(class)].front() else { return };
-        let Source::Region { ref key, answers, .. } = job.source else { return };
+        let DataSource::Region { ref key, answers, .. } = job.source else { return };
         counts.access_failures += 1;
         let hop = Hop::Fail { to: job.to, status: Status::RemoteAccess };
         let (path, op) = (&job.path, job.op);
@@ -241,11 +247,11 @@ impl<S: Seal> OneRmaCard<S> {
     }
 }
 
-fn sent(result: Result<Iv, NotSent>, len: u32) -> Served {
+fn sent(result: Result<Iv, NotSent>, len: u32) -> DataOutcome {
     match result {
-        Ok(_) => Served::Sent(len),
-        Err(NotSent::NoMemory) => Served::NoMemory,
+        Ok(_) => DataOutcome::Sent(len),
+        Err(NotSent::NoMemory) => DataOutcome::NoMemory,
         /* without counters the initiator times out */
-        Err(NotSent::Exhausted) => Served::Unwanted,
+        Err(NotSent::Exhausted) => DataOutcome::Unwanted,
     }
 }

@@ -2,7 +2,7 @@
 
 use starverbs_core::Nanos;
 
-use crate::command::Command;
+use crate::command::OneRmaCommand;
 use crate::fragments::Fragments;
 use crate::seal::DerivedKey;
 use crate::types::{Handle, OneRmaOp};
@@ -35,7 +35,7 @@ pub(super) struct CommandSlot<K> {
     pub(super) generation: u32,
     /// Place of the portal that it belongs to
     pub(super) portal: Option<u16>,
-    pub(super) command: Option<Command>,
+    pub(super) command: Option<OneRmaCommand>,
     pub(super) key: Option<(DerivedKey, K)>,
     pub(super) issued: Nanos,
     /// When it entered service
@@ -69,7 +69,7 @@ impl<K> CommandSlot<K> {
     }
 
     /// The command and its key, if the slot is in service with this operation for the `generation`.
-    pub(super) fn in_service(&self, generation: u32, op: OneRmaOp) -> Option<(&Command, &K)> {
+    pub(super) fn in_service(&self, generation: u32, op: OneRmaOp) -> Option<(&OneRmaCommand, &K)> {
         let (command, (_, key)) = (self.command.as_ref()?, self.key.as_ref()?);
         let here = self.state.is_in_service() && self.generation == generation && command.op == op;
         here.then_some((command, key))

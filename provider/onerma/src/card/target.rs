@@ -4,7 +4,7 @@ use starverbs_core::Nanos;
 
 use super::outbox::{Inward, Letter, Outbox, open};
 use super::ready::Purpose;
-use super::serve::{Job, Source};
+use super::serve::{DataRequest, DataSource};
 use super::{AddressPair, OneRmaCard, OneRmaEnv, at_haste, of};
 use crate::command::HASTES;
 use crate::fragments::Fragments;
@@ -14,7 +14,7 @@ use crate::types::{Class, Handle, MAX_OP, OneRmaOp, Status};
 use crate::wire::{Hop, Iv};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum TransferState {
     Unused,
     /// For the window
     Waiting,
@@ -24,7 +24,7 @@ enum State {
 
 /// A WRITE or REKEY of another host, from its request to its last byte.
 pub(super) struct InboundTransfer<K> {
-    state: State,
+    state: TransferState,
     generation: u32,
     pub(super) deadline: Nanos,
     path: AddressPair,
@@ -48,7 +48,7 @@ pub(super) struct InboundTransfer<K> {
 impl<K> InboundTransfer<K> {
     pub(super) fn new() -> Self {
         InboundTransfer {
-            state: State::Unused,
+            state: TransferState::Unused,
             generation: 0,
             deadline: 0,
             path: AddressPair::default(),
@@ -154,9 +154,9 @@ impl<S: Seal> OneRmaCard<S> {
             return Some(key);
         }
         if op == OneRmaOp::Read {
-            let source = Source::Region { id: region, version, offset, key, answers: request };
-            let job = Job { path: *path, to: from, op, class, size, done: 0, source };
-            return self.inbound.push(job, threshold).and_then(Job::into_key);
+            let source = DataSource::Region { id: region, version, offset, key, answers: request };
+            let job = DataRequest { path: *path, to: from, op, class, size, done: 0, source };
+            return self.inbound.push(job, threshold).and_then(DataRequest::into_key);
         }
         /* a shorter time than any of this card's: its own would end after the initiator's */
         let ends_before = |haste: &u8| self.config.timeout >> haste <= timeout.into();
@@ -164,7 +164,7 @@ impl<S: Seal> OneRmaCard<S> {
         let Some(place) = self.unused.first() else { return Some(key) };
         let Some(transfer) = self.transfers.get_mut(usize::from(place)) else { return Some(key) };
         *transfer = InboundTransfer {
-            state: State::Waiting,
+            state: TransferState::Waiting,
             generation: transfer.generation,
             deadline: now.saturating_add(self.config.dispatch_timeout),
             path: *path,
@@ -219,7 +219,7 @@ impl<S: Seal> OneRmaCard<S> {
         self.inbound.bytes = self.inbound.bytes.saturating_sub(size);
         self.waiting[of(transfer.class)].remove(&mut self.transfer_links, place);
         at_haste(&mut self.asked, transfer.haste).push(&mut self.transfer_links, place);
-        transfer.state = State::Asked;
+        transfer.state = TransferState::Asked;
         transfer.deadline = now.saturating_add(self.config.timeout >> transfer.haste);
         match sent {
             Ok(iv) => transfer.ask = iv,
@@ -337,24 +337,24 @@ impl<S: Seal> OneRmaCard<S> {
         let place = u16::try_from(to.index).ok()?;
         let transfer = self.transfers.get(usize::from(place))?;
         let same = transfer.generation == to.generation && transfer.op == op && transfer.path == *path;
-        (same && transfer.state == State::Asked).then_some(place)
+        (same && transfer.state == TransferState::Asked).then_some(place)
     }
 
     /// A transfer ends; what still comes for it is late.
     fn release(&mut self, place: u16) {
         let Some(transfer) = self.transfers.get_mut(usize::from(place)) else { return };
         match transfer.state {
-            State::Unused => return,
-            State::Waiting => {
+            TransferState::Unused => return,
+            TransferState::Waiting => {
                 self.waiting[of(transfer.class)].remove(&mut self.transfer_links, place);
                 self.inbound.bytes = self.inbound.bytes.saturating_sub(transfer.size);
             }
-            State::Asked => {
+            TransferState::Asked => {
                 at_haste(&mut self.asked, transfer.haste).remove(&mut self.transfer_links, place);
                 self.window.refund(transfer.size);
             }
         }
-        (transfer.state, transfer.key) = (State::Unused, None);
+        (transfer.state, transfer.key) = (TransferState::Unused, None);
         transfer.generation = transfer.generation.wrapping_add(1);
         self.unused.push(&mut self.transfer_links, place);
     }

@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 use crate::bench::{Bench, Pair};
 use crate::fault::{Fault, Tested, ensure, expect};
 use crate::qp::{SLOTS, address, data, request};
-use crate::raw::{QP_BYTES, QPS, Raw};
+use crate::raw::{QP_BYTES, QPS, RawDriver};
 
 const EINVAL: u32 = libc::EINVAL as u32;
 const EBUSY: u32 = libc::EBUSY as u32;
@@ -37,13 +37,13 @@ pub(super) fn capabilities(bench: &mut Bench) -> Tested {
     }
     let (pd, _, cq) = raw.basics()?;
     if !takes(CAP_MTT) {
-        let pieces = Region { pieces: 1, ..Raw::region(pd, 0, 4096) };
+        let pieces = Region { pieces: 1, ..RawDriver::region(pd, 0, 4096) };
         let done = raw.command::<NumberReply>(OP_REG_MR, pieces.as_bytes())?.map(drop);
         expect("status of a region of pieces", done, Err(EOPNOTSUPP))?;
     }
     if !takes(CAP_XRC) {
         for kind in [9, 10] {
-            let xrc = CreateQp { kind, ..Raw::create_qp(pd, cq.number, QPS) };
+            let xrc = CreateQp { kind, ..RawDriver::create_qp(pd, cq.number, QPS) };
             let done = raw.command::<NumberReply>(OP_CREATE_QP, xrc.as_bytes())?.map(drop);
             expect("status of an XRC QP", done, Err(EOPNOTSUPP))?;
         }
@@ -56,7 +56,7 @@ pub(super) fn capabilities(bench: &mut Bench) -> Tested {
 pub(super) fn answers(bench: &mut Bench) -> Tested {
     let mut raw = bench.open()?;
     let nothing = Object { number: 0x7fff_ffff, reserved: 0 };
-    let region = Region { pd: 0x7fff_ffff, ..Raw::region(0, 0, 4096) };
+    let region = Region { pd: 0x7fff_ffff, ..RawDriver::region(0, 0, 4096) };
     let fail = [
         (0, nothing.as_bytes()),
         (OP_DEALLOC_PD, nothing.as_bytes()),
@@ -84,9 +84,9 @@ pub(super) fn answers(bench: &mut Bench) -> Tested {
 }
 
 /// Posts the command at `at` while another thread looks; gives the answer as it is when the status is seen.
-fn first_look(raw: &mut Raw, at: usize) -> Tested<Vec<u8>> {
+fn first_look(raw: &mut RawDriver, at: usize) -> Tested<Vec<u8>> {
     let (tail, patience, begun) = (raw.tail.to_le_bytes(), raw.patience, Instant::now());
-    let Raw { link, memory, .. } = raw;
+    let RawDriver { link, memory, .. } = raw;
     std::thread::scope(|scope| {
         let looker = scope.spawn(|| {
             let status = memory.word(at + offset_of!(CommandHead, status));
@@ -121,7 +121,7 @@ pub(super) fn counts(bench: &mut Bench) -> Tested {
         raw.put_command(OP_ALLOC_PD, &[]);
     }
     raw.post_commands()?;
-    let last = raw.status(Raw::command_at(most - 1));
+    let last = raw.status(RawDriver::command_at(most - 1));
     expect("status of the last of a whole queue", last, 0)?;
     expect("REG_COMMANDS_HEAD", raw.register(REG_COMMANDS_HEAD)?, most)
 }
@@ -129,7 +129,7 @@ pub(super) fn counts(bench: &mut Bench) -> Tested {
 pub(super) fn order(bench: &mut Bench) -> Tested {
     let Pair { mut raw, pd, key, cq, mut a, b, .. } = bench.pair()?;
     /* what a command undoes is there for those before it, and gone for those behind it */
-    let small = raw.number(OP_REG_MR, Raw::region(pd, 0, 4096).as_bytes())?.number;
+    let small = raw.number(OP_REG_MR, RawDriver::region(pd, 0, 4096).as_bytes())?.number;
     let named = Object { number: small, reserved: 0 };
     let ops = [OP_QUERY_MR, OP_QUERY_MR, OP_DEREG_MR, OP_QUERY_MR, OP_DEREG_MR];
     let at = ops.map(|op| raw.put_command(op, named.as_bytes()));
@@ -140,7 +140,7 @@ pub(super) fn order(bench: &mut Bench) -> Tested {
     const LEN: usize = 0x8000;
     for round in 0..8 {
         let target = crate::raw::DATA + 2 * LEN;
-        let rkey = raw.number(OP_REG_MR, Raw::region(pd, target, LEN).as_bytes())?.number;
+        let rkey = raw.number(OP_REG_MR, RawDriver::region(pd, target, LEN).as_bytes())?.number;
         for n in 0..16 {
             let wqe = SendWqe { remote_addr: address(2 * LEN), rkey, ..request(SendOp::Write, n) };
             raw.put_send(&mut a, wqe, data(0, LEN as u32, key));
@@ -170,7 +170,7 @@ pub(super) fn order(bench: &mut Bench) -> Tested {
 }
 
 /// No completion of a QP comes behind DESTROY_QP's status.
-fn no_late_completion(raw: &mut Raw, pd: u32, key: u32, cq: u32) -> Tested {
+fn no_late_completion(raw: &mut RawDriver, pd: u32, key: u32, cq: u32) -> Tested {
     for round in 0..8 {
         let (mut c, mut d) = (raw.qp(pd, cq, 2)?, raw.qp(pd, cq, 3)?);
         raw.connect_qp(c, d.qpn)?;
@@ -196,10 +196,10 @@ fn no_late_completion(raw: &mut Raw, pd: u32, key: u32, cq: u32) -> Tested {
 
 pub(super) fn busy(bench: &mut Bench) -> Tested {
     let mut pair = bench.pair()?;
-    let queues = Raw::create_qp(pair.pd, pair.cq, QPS + 2 * QP_BYTES).queues;
+    let queues = RawDriver::create_qp(pair.pd, pair.cq, QPS + 2 * QP_BYTES).queues;
     let srq = CreateSrq { queues, pd: pair.pd, limit: 0 };
     let srq = pair.raw.number(OP_CREATE_SRQ, srq.as_bytes())?.number;
-    let with = CreateQp { srq, ..Raw::create_qp(pair.pd, pair.cq, QPS + 3 * QP_BYTES) };
+    let with = CreateQp { srq, ..RawDriver::create_qp(pair.pd, pair.cq, QPS + 3 * QP_BYTES) };
     let qp = pair.raw.qp_of(3, &with)?;
     let other = pair.raw.number(OP_ALLOC_PD, &[])?.number;
     let ah = AddressHandle { pd: other, address: Address::default() };
@@ -251,10 +251,10 @@ pub(super) fn own_objects(bench: &mut Bench) -> Tested {
         }
     }
     if one.pd != two.pd {
-        let region = Raw::region(one.pd, 0, 4096);
+        let region = RawDriver::region(one.pd, 0, 4096);
         let done = two.raw.command::<NumberReply>(OP_REG_MR, region.as_bytes())?.map(drop);
         expect("status of a region in another function's domain", done, Err(EINVAL))?;
-        let create = Raw::create_qp(one.pd, two.cq, QPS + 2 * QP_BYTES);
+        let create = RawDriver::create_qp(one.pd, two.cq, QPS + 2 * QP_BYTES);
         let done = two.raw.command::<NumberReply>(OP_CREATE_QP, create.as_bytes())?.map(drop);
         expect("status of a QP in another function's domain", done, Err(EINVAL))?;
     }

@@ -9,7 +9,7 @@ use starverbs_queues::{Cqe, SendFlags, SendOp, SendWqe, WcStatus};
 use crate::bench::{Bench, Pair};
 use crate::fault::{Fault, Tested, ensure, expect};
 use crate::qp::{RawQp, data, request, state};
-use crate::raw::{QP_BYTES, QPS, Raw, arm};
+use crate::raw::{QP_BYTES, QPS, RawDriver, arm};
 
 /// Where a small completion queue lies.
 const SMALL: usize = 0x8000;
@@ -20,14 +20,14 @@ fn on_small(
     log: u32,
     flags: u32,
     signal_all: bool,
-) -> Tested<(Raw, u32, u32, [RawQp; 2])> {
+) -> Tested<(RawDriver, u32, u32, [RawQp; 2])> {
     let mut raw = bench.open()?;
     let (pd, key, _) = raw.basics()?;
     let small = raw.cq(SMALL, log, flags)?.number;
     let flags = if signal_all { QP_SIGNAL_ALL } else { 0 };
     let mut made = Vec::new();
     for n in 0..2 {
-        let create = Raw::create_qp(pd, small, QPS + n * QP_BYTES);
+        let create = RawDriver::create_qp(pd, small, QPS + n * QP_BYTES);
         made.push(raw.qp_of(n, &CreateQp { flags, ..create })?);
     }
     let [a, b] = [made[0], made[1]];
@@ -37,7 +37,7 @@ fn on_small(
 }
 
 /// Takes CQE `index` of the small queue.
-fn take(raw: &mut Raw, log: u32, index: u32) -> Tested<Cqe> {
+fn take(raw: &mut RawDriver, log: u32, index: u32) -> Tested<Cqe> {
     let cqe = raw.wait("a completion", |raw| Ok(raw.cqe(SMALL, log, index)))?;
     raw.word(SMALL).store(index + 1, Ordering::Release);
     Ok(cqe)

@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 use crate::bench::{Bench, Pair};
 use crate::fault::{Tested, expect};
 use crate::qp::{data, request};
-use crate::raw::{BASE, CONTEXT_BYTES, Raw};
+use crate::raw::{BASE, CONTEXT_BYTES, RawDriver};
 
 const EINVAL: u32 = libc::EINVAL as u32;
 fn init(vector: u32) -> OpenContext {
@@ -53,10 +53,10 @@ pub(super) fn apart(bench: &mut Bench) -> Tested {
         let done = raw.object(op, number)?;
         expect(&format!("status of command {op:#x} on another context's object"), done, Err(EINVAL))?;
     }
-    let done = raw.command::<NumberReply>(OP_REG_MR, Raw::region(pd, 0, 8).as_bytes())?.map(drop);
+    let done = raw.command::<NumberReply>(OP_REG_MR, RawDriver::region(pd, 0, 8).as_bytes())?.map(drop);
     expect("status of a region in another context's domain", done, Err(EINVAL))?;
     let own = raw.number(OP_ALLOC_PD, &[])?.number;
-    let region = raw.number(OP_REG_MR, Raw::region(own, 0, crate::raw::BYTES).as_bytes())?.number;
+    let region = raw.number(OP_REG_MR, RawDriver::region(own, 0, crate::raw::BYTES).as_bytes())?.number;
     raw.enter(0);
     raw.exchange(key, &mut a, &mut b, 1)?;
     raw.put_send(&mut a, request(SendOp::Send, 2), data(0, 8, region));

@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 use crate::bench::{Bench, Pair, pair};
 use crate::fault::{Tested, ensure, expect};
 use crate::qp::{address, data, request};
-use crate::raw::{BASE, COMMANDS, COMMANDS_LOG, EVENTS, QP_BYTES, QPS, Raw, arm};
+use crate::raw::{BASE, COMMANDS, COMMANDS_LOG, EVENTS, QP_BYTES, QPS, RawDriver, arm};
 
 /// `enum ibv_event_type`
 const QP_ACCESS_ERR: u32 = 3;
@@ -20,7 +20,7 @@ const QP_ACCESS_ERR: u32 = 3;
 const SRQ_LIMIT_REACHED: u32 = 15;
 
 /// Entry `n` of an event queue of two: kind, number, reserved, and the number of the event.
-fn entry(raw: &Raw, n: usize) -> [u32; 4] {
+fn entry(raw: &RawDriver, n: usize) -> [u32; 4] {
     let at = EVENTS + n * size_of::<Event>();
     let valid = raw.word(at + 12).load(Ordering::Acquire);
     [raw.get(at), raw.get(at + 4), raw.get(at + 8), valid]
@@ -94,9 +94,9 @@ pub(super) fn names(bench: &mut Bench) -> Tested {
     expect("status of a WRITE without a key", raw.completion()?.status, WcStatus::RemAccessErr)?;
     expect("the event of the QP that refused it", raw.wait_for_event(0)?, (QP_ACCESS_ERR, b.qpn))?;
     /* an SRQ with fewer receives than its limit */
-    let queues = Raw::create_qp(pd, cq, QPS + 2 * QP_BYTES).queues;
+    let queues = RawDriver::create_qp(pd, cq, QPS + 2 * QP_BYTES).queues;
     let srq = raw.number(OP_CREATE_SRQ, CreateSrq { queues, pd, limit: 2 }.as_bytes())?;
-    let with = CreateQp { srq: srq.number, ..Raw::create_qp(pd, cq, QPS + 3 * QP_BYTES) };
+    let with = CreateQp { srq: srq.number, ..RawDriver::create_qp(pd, cq, QPS + 3 * QP_BYTES) };
     let (mut from, to) = (raw.qp(pd, cq, 4)?, raw.qp_of(3, &with)?);
     raw.connect_qp(from, to.qpn)?;
     raw.connect_qp(to, from.qpn)?;

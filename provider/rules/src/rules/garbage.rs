@@ -8,7 +8,7 @@ use zerocopy::{IntoBytes, transmute};
 use crate::bench::Bench;
 use crate::fault::{Tested, expect};
 use crate::qp::{RawQp, SENDS};
-use crate::raw::{CQ, EVENTS, Raw};
+use crate::raw::{CQ, EVENTS, RawDriver};
 
 /// Clients that write garbage.
 const CLIENTS: u64 = 50;
@@ -42,7 +42,7 @@ pub(super) fn garbage(bench: &mut Bench) -> Tested {
 }
 
 /// Writes something to somewhere.
-fn write(raw: &mut Raw, rng: &mut Rng, a: RawQp, b: RawQp) -> Tested {
+fn write(raw: &mut RawDriver, rng: &mut Rng, a: RawQp, b: RawQp) -> Tested {
     let word = rng.word();
     let mut noise = [0u8; COMMAND_BYTES];
     noise.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&rng.word().to_le_bytes()));

@@ -12,7 +12,7 @@ use crate::bench::{Bench, Pair};
 use crate::fault::{Fault, Tested, ensure, errno, expect};
 use crate::memory::MemoryFile;
 use crate::qp::{RawQp, address, data, request};
-use crate::raw::{BASE, BYTES, CQ, DATA, Raw};
+use crate::raw::{BASE, BYTES, CQ, DATA, RawDriver};
 
 const PAGE: u64 = 4096;
 /// The first address behind the driver's memory.
@@ -73,7 +73,7 @@ pub(super) fn maps(bench: &mut Bench) -> Tested {
 
 const ALL: u32 = crate::raw::ALL;
 
-fn reconnect(raw: &mut Raw, a: RawQp, b: RawQp) -> Tested {
+fn reconnect(raw: &mut RawDriver, a: RawQp, b: RawQp) -> Tested {
     for qp in [a, b] {
         raw.to_state(qp, crate::qp::state::RESET)?;
     }
@@ -167,7 +167,7 @@ pub(super) fn order(bench: &mut Bench) -> Tested {
 }
 
 /// Rings `a`'s doorbell; gives the bytes that arrive, as they are when `watched` changes.
-fn seen_when(raw: &Raw, watched: &AtomicU64, a: RawQp) -> Tested<Vec<u8>> {
+fn seen_when(raw: &RawDriver, watched: &AtomicU64, a: RawQp) -> Tested<Vec<u8>> {
     let (before, cell) = (watched.load(Ordering::Acquire), raw.cell(a.cell)?);
     let (memory, patience, begun) = (&raw.memory, raw.patience, Instant::now());
     std::thread::scope(|scope| {

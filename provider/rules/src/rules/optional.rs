@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use crate::bench::{Bench, Pair};
 use crate::fault::{Fault, Tested, expect};
 use crate::qp::{QKEY, RawQp, UD, XRC_RECV, XRC_SEND, data, request};
-use crate::raw::{BASE, CQ, CQ_LOG, DATA, QP_BYTES, QPS, Raw, arm};
+use crate::raw::{BASE, CQ, CQ_LOG, DATA, QP_BYTES, QPS, RawDriver, arm};
 
 const EINVAL: u32 = libc::EINVAL as u32;
 const EBUSY: u32 = libc::EBUSY as u32;
@@ -21,13 +21,13 @@ const MOVED: usize = 0x8000;
 const GRH: usize = 40;
 
 /// Skips what the board does not take.
-fn needs(raw: &mut Raw, cap: u64, name: &str) -> Tested {
+fn needs(raw: &mut RawDriver, cap: u64, name: &str) -> Tested {
     let takes = raw.long(REG_CAPS)? & cap != 0;
     if takes { Ok(()) } else { Err(Fault::Skipped(format!("the board has no {name}"))) }
 }
 
-/// The completion queue of [`Raw::basics`] moves to [`MOVED`]; gives how many entries it had written.
-fn resize(raw: &mut Raw, cq: u32, log: u32) -> Tested<Result<u32, u32>> {
+/// The completion queue of [`RawDriver::basics`] moves to [`MOVED`]; gives how many entries it had written.
+fn resize(raw: &mut RawDriver, cq: u32, log: u32) -> Tested<Result<u32, u32>> {
     let (taken, entries) = (BASE + MOVED as u64, BASE + MOVED as u64 + 64);
     let to = ResizeCq { entries, taken, cq, log };
     Ok(raw.command::<NumberReply>(OP_RESIZE_CQ, to.as_bytes())?.map(|reply| reply.number))
@@ -70,7 +70,7 @@ pub(super) fn moderated(bench: &mut Bench) -> Tested {
     let Pair { mut raw, key, cq, cq_cell, mut a, mut b, .. } = bench.pair()?;
     needs(&mut raw, CAP_CQ_CHANGES, "CAP_CQ_CHANGES")?;
     let event = (EVENT_COMPLETION, cq);
-    let moderate = |raw: &mut Raw, count, period| -> Tested {
+    let moderate = |raw: &mut RawDriver, count, period| -> Tested {
         raw.ask::<Object>(OP_MODIFY_CQ, ModifyCq { cq, count, period }.as_bytes()).map(drop)
     };
     moderate(&mut raw, 4, 0)?;
@@ -128,7 +128,7 @@ pub(super) fn groups(bench: &mut Bench) -> Tested {
     needs(&mut raw, CAP_MULTICAST, "CAP_MULTICAST")?;
     let mut made = Vec::new();
     for n in 2..4 {
-        let create = Raw::create_qp(pd, cq, QPS + n * QP_BYTES);
+        let create = RawDriver::create_qp(pd, cq, QPS + n * QP_BYTES);
         let qp = raw.qp_of(n, &CreateQp { kind: UD, ..create })?;
         raw.connect_as(qp, 0, UD)?;
         made.push(qp);
@@ -138,7 +138,7 @@ pub(super) fn groups(bench: &mut Bench) -> Tested {
     let mut gid = [0; 16];
     gid[10..].copy_from_slice(&[0xff, 0xff, 239, 77, 0, 9]);
     let group = |qp: RawQp, gid| Group { gid, qpn: qp.qpn, reserved: 0 };
-    let change = |raw: &mut Raw, op, group: Group| -> Tested<Result<(), u32>> {
+    let change = |raw: &mut RawDriver, op, group: Group| -> Tested<Result<(), u32>> {
         Ok(raw.command::<Object>(op, group.as_bytes())?.map(drop))
     };
     let own = raw.gid()?;
@@ -168,13 +168,13 @@ pub(super) fn xrc(bench: &mut Bench) -> Tested {
     let at = |n: usize| QPS + n * QP_BYTES;
     let srq_at = at(4);
     raw.put(srq_at, &[0; 128]);
-    let queues = Raw::create_qp(pd, cq, srq_at).queues;
+    let queues = RawDriver::create_qp(pd, cq, srq_at).queues;
     let create = CreateXrcSrq { queues, pd, domain, cq, reserved: 0 };
     let srq = raw.number(OP_CREATE_XRC_SRQ, create.as_bytes())?;
     let mut receives = RawQp { qpn: srq.number, cell: srq.cell, at: srq_at, sends: 0, recvs: 0 };
-    let send = Raw::create_qp(pd, cq, at(2));
+    let send = RawDriver::create_qp(pd, cq, at(2));
     let mut ini = raw.qp_of(2, &CreateQp { kind: XRC_SEND, ..send })?;
-    let recv = CreateQp { kind: XRC_RECV, pd: domain, ..Raw::create_qp(pd, cq, at(3)) };
+    let recv = CreateQp { kind: XRC_RECV, pd: domain, ..RawDriver::create_qp(pd, cq, at(3)) };
     let tgt = raw.qp_of(3, &recv)?;
     raw.connect_as(ini, tgt.qpn, XRC_SEND)?;
     raw.connect_as(tgt, ini.qpn, XRC_RECV)?;
@@ -205,14 +205,14 @@ const OUT: usize = DATA;
 const BACK: usize = DATA + 4096;
 
 /// Sends a message of communication management to this board's own queue pair 1.
-fn send_mad(raw: &mut Raw, attribute: u16, transaction: u64, ids: [u32; 2], service: u64) -> Tested {
+fn send_mad(raw: &mut RawDriver, attribute: u16, transaction: u64, ids: [u32; 2], service: u64) -> Tested {
     let sent = try_send_mad(raw, attribute, transaction, ids, service)?;
     expect("a datagram is sent", sent, Ok(()))
 }
 
 /// As [`send_mad`]; what the board says of it.
 fn try_send_mad(
-    raw: &mut Raw,
+    raw: &mut RawDriver,
     attribute: u16,
     transaction: u64,
     ids: [u32; 2],
@@ -233,7 +233,7 @@ fn try_send_mad(
 }
 
 /// The oldest datagram that waits: its transaction, and its attribute.
-fn receive_mad(raw: &mut Raw) -> Tested<Option<(u64, u16)>> {
+fn receive_mad(raw: &mut RawDriver) -> Tested<Option<(u64, u16)>> {
     let room = Mad { addr: BASE + BACK as u64, ..Mad::default() };
     match raw.command::<Mad>(OP_RECEIVE_MAD, room.as_bytes())? {
         Err(errno) if errno == libc::ENODATA as u32 => Ok(None),
@@ -256,7 +256,7 @@ pub(super) fn mads(bench: &mut Bench) -> Tested {
     let mut raw = bench.open()?;
     needs(&mut raw, CAP_MADS, "CAP_MADS")?;
     let service = Service { id: SERVICE, scope: SCOPE_IPV4, ..Service::default() };
-    let change = |raw: &mut Raw, op, service: Service| -> Tested<Result<(), u32>> {
+    let change = |raw: &mut RawDriver, op, service: Service| -> Tested<Result<(), u32>> {
         Ok(raw.command::<Object>(op, service.as_bytes())?.map(drop))
     };
     expect("a service without queue pair 1", change(&mut raw, OP_CLAIM_SERVICE, service)?, Err(EINVAL))?;

@@ -13,7 +13,7 @@ use crate::bench::{Bench, Pair};
 use crate::fault::{Fault, Tested, ensure, errno, expect};
 use crate::memory::MemoryFile;
 use crate::qp::{data, request};
-use crate::raw::{ALL, BASE, BYTES, COMMANDS_LOG, EVENTS, EVENTS_LOG, Raw, arm};
+use crate::raw::{ALL, BASE, BYTES, COMMANDS_LOG, EVENTS, EVENTS_LOG, RawDriver, arm};
 
 const PAGE: u64 = 4096;
 /// The first address behind the driver's memory.
@@ -32,18 +32,18 @@ const FLR: u32 = 1 << 15;
 /// Capabilities at most.
 const MOST: usize = 48;
 
-fn config(raw: &mut Raw, at: u64) -> Tested<u32> {
+fn config(raw: &mut RawDriver, at: u64) -> Tested<u32> {
     let mut word = [0; 4];
     raw.link.client()?.read(PCI_CONFIG, at, &mut word)?;
     Ok(u32::from_le_bytes(word))
 }
 
-fn write_config(raw: &mut Raw, at: u64, value: u32) -> Tested {
+fn write_config(raw: &mut RawDriver, at: u64, value: u32) -> Tested {
     Ok(raw.link.client()?.write(PCI_CONFIG, at, &value.to_le_bytes())?)
 }
 
 /// Where a capability is; the list is finite.
-fn capability(raw: &mut Raw, wanted: u8) -> Tested<u64> {
+fn capability(raw: &mut RawDriver, wanted: u8) -> Tested<u64> {
     let mut at = config(raw, CAPABILITIES)? as u8;
     for _ in 0..MOST {
         if at < 0x40 {
@@ -59,7 +59,7 @@ fn capability(raw: &mut Raw, wanted: u8) -> Tested<u64> {
 }
 
 /// Resets the function by device control.
-pub(super) fn flr(raw: &mut Raw) -> Tested {
+pub(super) fn flr(raw: &mut RawDriver) -> Tested {
     let express = capability(raw, EXPRESS)?;
     let control = config(raw, express + 8)?;
     write_config(raw, express + 8, control & 0xffff | FLR)
@@ -115,7 +115,7 @@ pub(super) fn vectors(bench: &mut Bench) -> Tested {
     ensure(beyond.is_err(), "no vector behind the last one", "one")?;
     raw.link.client()?.set_irqs_at(IRQ_MSIX, 0, &given)?;
     let mut times = 0;
-    let mut event = |raw: &mut Raw| -> Tested {
+    let mut event = |raw: &mut RawDriver| -> Tested {
         times += 1;
         raw.ring(cq_cell, arm(raw.taken, times, false))?;
         raw.exchange(key, &mut a, &mut b, u64::from(times))?;
@@ -189,7 +189,7 @@ pub(super) fn bus_master(bench: &mut Bench) -> Tested {
     let done = [raw.completion()?.status, raw.completion()?.status];
     expect("statuses of what was posted meanwhile", done, [WcStatus::Success; 2])?;
     raw.post_commands()?;
-    expect("status of the command", raw.status(Raw::command_at(raw.tail.wrapping_sub(1))), 0)?;
+    expect("status of the command", raw.status(RawDriver::command_at(raw.tail.wrapping_sub(1))), 0)?;
     /* and a board is not enabled without */
     raw.write(REG_CONTROL, &CTRL_RESET.to_le_bytes())?;
     raw.link.set_master(false)?;

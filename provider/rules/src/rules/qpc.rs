@@ -15,7 +15,7 @@ pub(super) fn contexts(bench: &mut Bench) -> Tested {
     ensure(policy <= QPC_POLICY_LATENCY_HIDING, "QPC_POLICY_* in REG_QPC_POLICY", policy)?;
     let placement = raw.register(REG_QPC_PLACEMENT)?;
     ensure(placement <= QPC_IN_BOARD, "QPC_IN_* in REG_QPC_PLACEMENT", placement)?;
-    let requests = |raw: &mut crate::Raw| -> Tested<u64> {
+    let requests = |raw: &mut crate::RawDriver| -> Tested<u64> {
         Ok(raw.counter(COUNTER_QPC_HITS)? + raw.counter(COUNTER_QPC_MISSES)?)
     };
     let before = requests(&mut raw)?;

@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 
 use crate::bench::Bench;
 use crate::fault::{Fault, Tested, ensure, errno, expect};
-use crate::raw::{BASE, BYTES, COMMANDS, COMMANDS_LOG, EVENTS, EVENTS_LOG, Raw};
+use crate::raw::{BASE, BYTES, COMMANDS, COMMANDS_LOG, EVENTS, EVENTS_LOG, RawDriver};
 
 /// Registers of 64 bits.
 const LONG: [u32; 3] = [REG_CAPS, REG_COMMANDS, REG_EVENTS];
@@ -120,7 +120,7 @@ pub(super) fn enabling(bench: &mut Bench) -> Tested {
 }
 
 /// What is left of a function that was reset: registers, cells, objects.
-fn is_new(raw: &mut Raw, what: &str, made: &[(u16, u32)]) -> Tested {
+fn is_new(raw: &mut RawDriver, what: &str, made: &[(u16, u32)]) -> Tested {
     let zero = [REG_COMMANDS, REG_COMMANDS_LOG, REG_COMMANDS_HEAD, REG_EVENTS, REG_EVENTS_LOG, REG_STATUS];
     for at in zero {
         expect(&format!("the register at {at:#x} after {what}"), raw.register(at)?, 0)?;
@@ -145,10 +145,10 @@ fn is_new(raw: &mut Raw, what: &str, made: &[(u16, u32)]) -> Tested {
 }
 
 /// Makes one of each, and rings cells; what names them.
-fn make_all(raw: &mut Raw) -> Tested<Vec<(u16, u32)>> {
+fn make_all(raw: &mut RawDriver) -> Tested<Vec<(u16, u32)>> {
     let (pd, key, cq) = raw.basics()?;
     let qp = raw.qp(pd, cq.number, 0)?;
-    let queues = Raw::create_qp(pd, cq.number, crate::raw::QPS + crate::raw::QP_BYTES).queues;
+    let queues = RawDriver::create_qp(pd, cq.number, crate::raw::QPS + crate::raw::QP_BYTES).queues;
     let srq = raw.number(OP_CREATE_SRQ, CreateSrq { queues, pd, limit: 0 }.as_bytes())?.number;
     raw.ring(qp.cell + 1, 7)?;
     raw.ring(cq.cell, crate::raw::arm(0, 1, false))?;
@@ -219,7 +219,7 @@ pub(super) fn zero_cells(bench: &mut Bench) -> Tested {
         raw.ring(cell, 0x2_0000_0002)?;
     }
     let (pd, _, cq) = raw.basics()?;
-    let queues = Raw::create_qp(pd, cq.number, crate::raw::QPS + crate::raw::QP_BYTES).queues;
+    let queues = RawDriver::create_qp(pd, cq.number, crate::raw::QPS + crate::raw::QP_BYTES).queues;
     let srq = raw.number(OP_CREATE_SRQ, CreateSrq { queues, pd, limit: 0 }.as_bytes())?;
     let qp = raw.qp(pd, cq.number, 0)?;
     for (what, cell) in [("a CQ", cq.cell), ("an SRQ", srq.cell), ("a QP", qp.cell)] {

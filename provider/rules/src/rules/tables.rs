@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 use crate::bench::{Bench, Pair};
 use crate::fault::{Fault, Tested, ensure, expect};
 use crate::qp::{data, request};
-use crate::raw::{ALL, BASE, DATA, Raw};
+use crate::raw::{ALL, BASE, DATA, RawDriver};
 
 const PAGE: usize = 4096;
 /// Where the table is, and the pages, the later one first.
@@ -16,7 +16,7 @@ const PAGES: [usize; 2] = [DATA + 0x4_0000 + 4 * PAGE, DATA + 0x4_0000];
 const OFFSET: usize = 0x40;
 const IOVA: u64 = 0x5000_0000_0000;
 
-fn paged(raw: &mut Raw, pd: u32) -> Tested<Region> {
+fn paged(raw: &mut RawDriver, pd: u32) -> Tested<Region> {
     if raw.long(REG_CAPS)? & CAP_MTT == 0 {
         return Err(Fault::Skipped("the board takes no regions of pages (CAP_MTT)".to_owned()));
     }
@@ -54,7 +54,7 @@ pub(super) fn access(bench: &mut Bench) -> Tested {
     let rkey = raw.number(OP_REG_MR, region.as_bytes())?.number;
     let message: Vec<u8> = (1..=200).collect();
     raw.put(DATA, &message);
-    let mut write = |raw: &mut Raw, at: usize| {
+    let mut write = |raw: &mut RawDriver, at: usize| {
         let wqe = SendWqe { remote_addr: IOVA + at as u64, rkey, ..request(SendOp::Write, 1) };
         raw.put_send(&mut a, wqe, data(0, message.len() as u32, key));
         raw.doorbell(&a)?;

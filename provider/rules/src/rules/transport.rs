@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 use crate::bench::{Bench, Pair};
 use crate::fault::{Tested, expect};
 use crate::qp::{QKEY, RC, RawQp, UC, UD, address, data, request};
-use crate::raw::{DATA, QP_BYTES, QPS, Raw};
+use crate::raw::{DATA, QP_BYTES, QPS, RawDriver};
 
 /// Bytes of the GRH before a datagram.
 const GRH: usize = 40;
@@ -26,7 +26,7 @@ pub(super) fn operations(bench: &mut Bench) -> Tested {
 }
 
 /// Takes two completions: the one of `wr_id`, and the other.
-fn two(raw: &mut Raw, wr_id: u64) -> Tested<(Cqe, Cqe)> {
+fn two(raw: &mut RawDriver, wr_id: u64) -> Tested<(Cqe, Cqe)> {
     let came = [raw.completion()?, raw.completion()?];
     Ok(if came[0].wr_id == wr_id { (came[0], came[1]) } else { (came[1], came[0]) })
 }
@@ -64,7 +64,7 @@ fn messages(pair: &mut Pair, kind: &str, longest: usize) -> Tested {
     same_bytes(raw, &format!("{what}, inline"), b"inline message")
 }
 
-fn same_bytes(raw: &Raw, what: &str, sent: &[u8]) -> Tested {
+fn same_bytes(raw: &RawDriver, what: &str, sent: &[u8]) -> Tested {
     let came = raw.bytes(DATA + FAR, sent.len());
     let wrong = came.iter().zip(sent).position(|(came, sent)| came != sent);
     expect(&format!("{what}: a byte that is another"), wrong, None)
@@ -101,7 +101,7 @@ fn words(pair: &mut Pair) -> Tested {
     let Pair { raw, key, a, .. } = pair;
     raw.put(DATA + FAR, &40u64.to_le_bytes());
     let at = |op| SendWqe { remote_addr: address(FAR), rkey: *key, ..request(op, 1) };
-    let one = |raw: &mut Raw, a: &mut RawQp, wqe: SendWqe| -> Tested<(u64, u64)> {
+    let one = |raw: &mut RawDriver, a: &mut RawQp, wqe: SendWqe| -> Tested<(u64, u64)> {
         raw.put_send(a, wqe, data(0, 8, *key));
         raw.doorbell(a)?;
         let cqe = raw.completion()?;
@@ -127,7 +127,7 @@ fn words(pair: &mut Pair) -> Tested {
 fn qps(pair: &mut Pair, kind: u8) -> Tested<[RawQp; 2]> {
     let mut made = [pair.a, pair.b];
     for (n, qp) in made.iter_mut().enumerate() {
-        let create = Raw::create_qp(pair.pd, pair.cq, QPS + (n + 2) * QP_BYTES);
+        let create = RawDriver::create_qp(pair.pd, pair.cq, QPS + (n + 2) * QP_BYTES);
         *qp = pair.raw.qp_of(n + 2, &CreateQp { kind, ..create })?;
     }
     pair.raw.connect_as(made[0], made[1].qpn, kind)?;

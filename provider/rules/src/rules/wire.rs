@@ -20,7 +20,7 @@ use zerocopy::IntoBytes;
 use crate::bench::{Bench, Wire};
 use crate::fault::{Fault, Tested, ensure, expect};
 use crate::qp::{QKEY, UD, data, request};
-use crate::raw::{DATA, QPS, Raw};
+use crate::raw::{DATA, QPS, RawDriver};
 
 /// QPN that this host says it has.
 const OWN_QPN: u32 = 0x77;
@@ -30,7 +30,7 @@ const ICRC: usize = 4;
 const GRH: usize = 40;
 
 /// This host's end of the wire.
-struct Peer {
+struct WirePeer {
     socket: UdpSocket,
     own: Gid,
     port: u16,
@@ -47,13 +47,13 @@ fn address_of(gid: Gid) -> IpAddr {
     gid.ipv4().map_or(IpAddr::from(gid.0), IpAddr::from)
 }
 
-impl Peer {
-    fn open(wire: Wire) -> Tested<Peer> {
+impl WirePeer {
+    fn open(wire: Wire) -> Tested<WirePeer> {
         let at = SocketAddr::new(wire.address, wire.port);
         let socket =
             bind(at).map_err(|error| Fault::Skipped(format!("no frames can be had at {at}: {error}")))?;
         socket.set_read_timeout(Some(Duration::from_millis(50)))?;
-        Ok(Peer { socket, own: gid_of(wire.address), port: wire.port })
+        Ok(WirePeer { socket, own: gid_of(wire.address), port: wire.port })
     }
 
     /// The next frame without its ICRC, and who sent it; the ICRC is right.
@@ -122,10 +122,10 @@ fn is_early(error: &io::Error) -> bool {
 }
 
 pub(super) fn frames(bench: &mut Bench) -> Tested {
-    let peer = Peer::open(bench.wire()?)?;
+    let peer = WirePeer::open(bench.wire()?)?;
     let mut raw = bench.open()?;
     let (pd, key, cq) = raw.basics()?;
-    let create = Raw::create_qp(pd, cq.number, QPS);
+    let create = RawDriver::create_qp(pd, cq.number, QPS);
     let mut qp = raw.qp_of(0, &CreateQp { kind: UD, ..create })?;
     raw.connect_as(qp, 0, UD)?;
     let gid = raw.gid()?;

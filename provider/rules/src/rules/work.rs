@@ -13,7 +13,7 @@ use zerocopy::{IntoBytes, transmute};
 use crate::bench::{Bench, Pair};
 use crate::fault::{Tested, expect};
 use crate::qp::{RawQp, SEND_STRIDE, SENDS, SLOTS, address, data, request, state};
-use crate::raw::{BASE, BYTES, DATA, QPS, Raw};
+use crate::raw::{BASE, BYTES, DATA, QPS, RawDriver};
 
 const EINVAL: u32 = libc::EINVAL as u32;
 const EFAULT: u32 = libc::EFAULT as u32;
@@ -24,7 +24,7 @@ pub(super) fn sizes(bench: &mut Bench) -> Tested {
     let end = BASE + BYTES as u64;
     let (_map, file) = sealed::create(c"starverbs-read-only", 4096, sealed::SIZE_STAYS)?;
     raw.link.map_read_only(file.as_fd(), end, 4096)?;
-    let create = Raw::create_qp(pd, cq.number, QPS);
+    let create = RawDriver::create_qp(pd, cq.number, QPS);
     let q = create.queues;
     let nowhere = end + 4096;
     let queues = [
@@ -153,7 +153,7 @@ pub(super) fn receives(bench: &mut Bench) -> Tested {
 }
 
 /// Posts one request, and looks at how it ends; then the QP is in ERR.
-fn refused(raw: &mut Raw, a: &mut RawQp, rkey: u32, sge: Sge, what: &str) -> Tested {
+fn refused(raw: &mut RawDriver, a: &mut RawQp, rkey: u32, sge: Sge, what: &str) -> Tested {
     let wqe = SendWqe { remote_addr: address(4096), rkey, ..request(SendOp::Write, 1) };
     raw.put_send(a, wqe, sge);
     raw.doorbell(a)?;
@@ -165,9 +165,9 @@ fn refused(raw: &mut Raw, a: &mut RawQp, rkey: u32, sge: Sge, what: &str) -> Tes
 pub(super) fn keys(bench: &mut Bench) -> Tested {
     let Pair { mut raw, pd, key, mut a, mut b, .. } = bench.pair()?;
     let other = raw.number(OP_ALLOC_PD, &[])?.number;
-    let others = raw.number(OP_REG_MR, Raw::region(other, 0, BYTES).as_bytes())?.number;
-    let small = raw.number(OP_REG_MR, Raw::region(pd, DATA, 8).as_bytes())?.number;
-    let read_only = Region { access: 0, ..Raw::region(pd, DATA, 4096) };
+    let others = raw.number(OP_REG_MR, RawDriver::region(other, 0, BYTES).as_bytes())?.number;
+    let small = raw.number(OP_REG_MR, RawDriver::region(pd, DATA, 8).as_bytes())?.number;
+    let read_only = Region { access: 0, ..RawDriver::region(pd, DATA, 4096) };
     let read_only = raw.number(OP_REG_MR, read_only.as_bytes())?.number;
     let key_of_none = key ^ 0x55;
     let tried = [

@@ -7,15 +7,15 @@ use starverbs_core::{Av, FrameMeta, Nanos};
 use starverbs_star::carried::Carried;
 use starverbs_star::control::Control;
 use starverbs_star::host::Ends;
-use starverbs_star::wire::{Header, Ptype, Side, StarPacket};
+use starverbs_star::wire::{CardHalf, Ptype, StarHeader, StarPacket};
 
 use super::{Flight, Net};
 use crate::host::SimEnv;
 use crate::star::{StarCard, StarFrame};
 
 /// Which half a frame is for: the ports of hosts on a [`Net`] are all the same.
-fn side_of(path: &IcrcHeader) -> Side {
-    if path.dport == Side::Stateless.default_port() { Side::Stateless } else { Side::Stateful }
+fn side_of(path: &IcrcHeader) -> CardHalf {
+    if path.dport == CardHalf::Stateless.default_port() { CardHalf::Stateless } else { CardHalf::Stateful }
 }
 
 impl Net {
@@ -117,7 +117,7 @@ impl Net {
                 /* one that is sent again writes nothing if it was done before */
                 let of = (from, header.qpn, prefix.epoch, carried.queue as u8, carried.seq.get());
                 if self.carried.insert(of) {
-                    sent.push((from, Header { ptype: Ptype::Rd, len: data.len() as u16, ..header }));
+                    sent.push((from, StarHeader { ptype: Ptype::Rd, len: data.len() as u16, ..header }));
                 }
             }
             _ => {}

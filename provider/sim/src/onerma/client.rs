@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use starverbs_core::Gid;
 use starverbs_onerma::congestion::Settings;
 use starverbs_onerma::executor::{Executor, Finished, Transfer};
-use starverbs_onerma::{Class, Command, Completion, OneRmaOp, RegionKey, Rights, SlotState};
+use starverbs_onerma::{Class, Completion, OneRmaCommand, OneRmaOp, RegionKey, Rights, SlotState};
 
 use super::host::{Portal, SimRegion};
-use super::net::Net;
+use super::net::OneRmaNet;
 use super::seal::SimSeal;
 
 /// Of all regions of the simulation
@@ -17,7 +17,7 @@ const KEY: RegionKey = RegionKey(*b"simulated region");
 const OWNER: u32 = 1;
 
 /// A region at a host that anybody with its key reads, writes and gives another key.
-pub fn served_region(net: &mut Net, host: usize, len: u64) -> SimRegion {
+pub fn served_region(net: &mut OneRmaNet, host: usize, len: u64) -> SimRegion {
     let rights = Rights::REMOTE_READ | Rights::REMOTE_WRITE | Rights::REMOTE_REKEY;
     net.hosts[host].region(OWNER, len, rights, KEY)
 }
@@ -44,15 +44,15 @@ pub struct Process {
 
 impl Process {
     /// A process with so many slots.
-    pub fn new(net: &mut Net, host: usize, pid: u32, slots: u16) -> Self {
+    pub fn new(net: &mut OneRmaNet, host: usize, pid: u32, slots: u16) -> Self {
         let portal = net.hosts[host].portal(pid, slots);
         let rights = Rights::LOCAL_READ | Rights::LOCAL_WRITE;
         let local = net.hosts[host].region(pid, 4096, rights, KEY);
         Process { host, key: KEY, portal, local, free: (0..slots).rev().collect() }
     }
 
-    fn command(&self, net: &Net, op: OneRmaOp, target: RemoteRegion<'_>, size: u32) -> Command {
-        Command {
+    fn command(&self, net: &OneRmaNet, op: OneRmaOp, target: RemoteRegion<'_>, size: u32) -> OneRmaCommand {
+        OneRmaCommand {
             op,
             class: Class::High,
             haste: 0,
@@ -68,12 +68,18 @@ impl Process {
     }
 
     /// Writes what its next WRITE or REKEY takes.
-    pub fn fill(&self, net: &mut Net, bytes: &[u8]) {
+    pub fn fill(&self, net: &mut OneRmaNet, bytes: &[u8]) {
         net.hosts[self.host].env.memory.write(self.local.addr, bytes);
     }
 
     /// Issues a command of `size` bytes. `None`: no slot is free.
-    pub fn issue(&mut self, net: &mut Net, op: OneRmaOp, target: RemoteRegion<'_>, size: u32) -> Option<u16> {
+    pub fn issue(
+        &mut self,
+        net: &mut OneRmaNet,
+        op: OneRmaOp,
+        target: RemoteRegion<'_>,
+        size: u32,
+    ) -> Option<u16> {
         let command = self.command(net, op, target, size);
         let (slot, now) = (self.free.pop()?, net.now());
         let issued = net.hosts[self.host].card.issue(now, self.portal.id, slot, &command);
@@ -83,7 +89,7 @@ impl Process {
     }
 
     /// The next completion.
-    pub fn poll(&mut self, net: &Net) -> Option<Completion> {
+    pub fn poll(&mut self, net: &OneRmaNet) -> Option<Completion> {
         let completion = self.portal.poll(&net.hosts[self.host])?;
         self.free.push(completion.slot);
         Some(completion)
@@ -106,13 +112,13 @@ pub struct Client {
 
 impl Client {
     /// A process with so many slots and memory for 4 MB; its executor tries again 7 times.
-    pub fn new(net: &mut Net, host: usize, pid: u32, slots: u16, settings: Settings) -> Self {
+    pub fn new(net: &mut OneRmaNet, host: usize, pid: u32, slots: u16, settings: Settings) -> Self {
         Self::with_memory(net, host, pid, slots, settings, 4 << 20)
     }
 
     /// The same, with memory for READs of up to `len` bytes.
     pub fn with_memory(
-        net: &mut Net,
+        net: &mut OneRmaNet,
         host: usize,
         pid: u32,
         slots: u16,
@@ -132,12 +138,19 @@ impl Client {
     }
 
     /// Begins a READ of any length for which it has memory.
-    pub fn read(&mut self, net: &mut Net, target: RemoteRegion<'_>, len: u64, token: u64) {
+    pub fn read(&mut self, net: &mut OneRmaNet, target: RemoteRegion<'_>, len: u64, token: u64) {
         self.read_in(Class::High, net, target, len, token);
     }
 
     /// The same, in a class.
-    pub fn read_in(&mut self, class: Class, net: &mut Net, target: RemoteRegion<'_>, len: u64, token: u64) {
+    pub fn read_in(
+        &mut self,
+        class: Class,
+        net: &mut OneRmaNet,
+        target: RemoteRegion<'_>,
+        len: u64,
+        token: u64,
+    ) {
         let command = self.process.command(net, OneRmaOp::Read, target, 1);
         let transfer = Transfer {
             op: OneRmaOp::Read,
@@ -155,7 +168,7 @@ impl Client {
     }
 
     /// Issues what windows and pacing allow, and asks to be woken with `word` for the rest.
-    pub fn drive(&mut self, net: &mut Net, word: u64) {
+    pub fn drive(&mut self, net: &mut OneRmaNet, word: u64) {
         let now = net.now();
         if self.wake.is_some_and(|wake| wake <= now) {
             self.wake = None;
@@ -177,7 +190,7 @@ impl Client {
     }
 
     /// Takes a completion; gives the transfer that ended with it, if one did. `None`: there is none.
-    pub fn poll(&mut self, net: &Net) -> Option<Option<Finished>> {
+    pub fn poll(&mut self, net: &OneRmaNet) -> Option<Option<Finished>> {
         let completion = self.process.portal.poll(&net.hosts[self.process.host])?;
         self.failures += u64::from(completion.status != starverbs_onerma::Status::Ok);
         self.last = Some(completion);

@@ -36,7 +36,7 @@ impl Wire {
 
 /// What a hostile wire does, each with a probability.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Faults {
+pub struct OneRmaFaults {
     /// A packet is lost
     pub loss: f64,
     /// A packet comes twice, the second time after up to 50 us
@@ -47,7 +47,7 @@ pub struct Faults {
     pub change: f64,
 }
 
-enum Event {
+enum NetEvent {
     /// A packet is at the switch
     Switch(SentPacket),
     /// A packet is at its host
@@ -71,7 +71,7 @@ pub enum StepReport {
     Woke(u64),
 }
 
-struct Link {
+struct OneRmaLink {
     busy_until: Picos,
     /// A `Free` is on its way
     waits: bool,
@@ -84,11 +84,11 @@ struct Link {
 }
 
 /// Hosts, and the wire between them.
-pub struct Net {
+pub struct OneRmaNet {
     /// The hosts
     pub hosts: Vec<OneRmaHost>,
     /// What the wire does
-    pub faults: Faults,
+    pub faults: OneRmaFaults,
     /// Packets that the switch had no room for
     pub dropped: u64,
     /// All that was sent, if it is kept: for who replays it
@@ -96,19 +96,24 @@ pub struct Net {
     /// A packet that is to be lost: so many leave before it
     hold: Option<u64>,
     wire: Wire,
-    links: Vec<Link>,
-    events: EventQueue<Event>,
+    links: Vec<OneRmaLink>,
+    events: EventQueue<NetEvent>,
     rng: Rng,
 }
 
-impl Net {
+impl OneRmaNet {
     /// So many hosts with such cards.
     pub fn new(hosts: u16, config: CardConfig, wire: Wire, seed: u64) -> Self {
-        let link =
-            |_| Link { busy_until: 0, waits: false, queue: Default::default(), timer: None, port_until: 0 };
-        Net {
+        let link = |_| OneRmaLink {
+            busy_until: 0,
+            waits: false,
+            queue: Default::default(),
+            timer: None,
+            port_until: 0,
+        };
+        OneRmaNet {
             hosts: (0..hosts).map(|number| OneRmaHost::new(number, config)).collect(),
-            faults: Faults::default(),
+            faults: OneRmaFaults::default(),
             dropped: 0,
             tape: None,
             hold: None,
@@ -126,7 +131,7 @@ impl Net {
 
     /// Wakes a program at a time, with this word.
     pub fn wake_at(&mut self, at: u64, word: u64) {
-        self.events.push(at * NS, Event::Wake(word));
+        self.events.push(at * NS, NetEvent::Wake(word));
     }
 
     /// A program has asked the card of a host for something: the card sends what it can.
@@ -138,7 +143,7 @@ impl Net {
             if link.busy_until > now {
                 if !link.waits && (!link.queue.is_empty() || host.card.has_work()) {
                     link.waits = true;
-                    self.events.push(link.busy_until, Event::Free(at));
+                    self.events.push(link.busy_until, NetEvent::Free(at));
                 }
                 break;
             }
@@ -163,7 +168,7 @@ impl Net {
             && link.timer.is_none_or(|timer| due < timer)
         {
             link.timer = Some(due);
-            self.events.push(due, Event::Timer(at));
+            self.events.push(due, NetEvent::Timer(at));
         }
     }
 
@@ -184,18 +189,18 @@ impl Net {
         }
         if self.rng.chance(self.faults.repeat) {
             let again = arrives + self.rng.below(50_000 * NS);
-            self.events.push(again, Event::Switch(packet.clone()));
+            self.events.push(again, NetEvent::Switch(packet.clone()));
         }
         if self.rng.chance(self.faults.change) {
             let bit = self.rng.below(packet.bytes.len() as u64 * 8) as usize;
             packet.bytes[bit / 8] ^= 1 << (bit % 8);
         }
-        self.events.push(arrives, Event::Switch(packet));
+        self.events.push(arrives, NetEvent::Switch(packet));
     }
 
     /// Somebody on the path sends a packet of theirs.
     pub fn inject(&mut self, packet: SentPacket) {
-        self.events.push(self.events.now(), Event::Switch(packet));
+        self.events.push(self.events.now(), NetEvent::Switch(packet));
     }
 
     /// The packet that leaves after so many others is lost.
@@ -219,22 +224,22 @@ impl Net {
         let event = self.events.pop()?;
         let now = self.now();
         let at = match event {
-            Event::Wake(word) => return Some(StepReport::Woke(word)),
-            Event::Switch(packet) => {
+            NetEvent::Wake(word) => return Some(StepReport::Woke(word)),
+            NetEvent::Switch(packet) => {
                 self.forward(packet);
                 return Some(StepReport::Nothing);
             }
-            Event::Free(at) => {
+            NetEvent::Free(at) => {
                 self.links[at].waits = false;
                 at
             }
-            Event::Timer(at) => {
+            NetEvent::Timer(at) => {
                 self.links[at].timer = None;
                 let OneRmaHost { card, env, .. } = &mut self.hosts[at];
                 card.handle_timeout(env, now);
                 at
             }
-            Event::Arrive(at, SentPacket { path, mut bytes, .. }) => {
+            NetEvent::Arrive(at, SentPacket { path, mut bytes, .. }) => {
                 let OneRmaHost { card, env, .. } = &mut self.hosts[at];
                 card.handle_packet(env, now, &path, &mut bytes);
                 at
@@ -258,7 +263,7 @@ impl Net {
         }
         link.port_until = begins + time;
         (packet.path.local, packet.path.remote) = (packet.path.remote, packet.path.local);
-        self.events.push(begins + time + self.wire.delay * NS / 2, Event::Arrive(to, packet));
+        self.events.push(begins + time + self.wire.delay * NS / 2, NetEvent::Arrive(to, packet));
     }
 
     /// Lets everything under way come to its end.

@@ -166,7 +166,7 @@ pub struct Finished {
     pub values: Vec<Vec<f64>>,
 }
 
-struct Job {
+struct ExperimentRun {
     series: usize,
     x: u32,
     params: Params,
@@ -211,13 +211,13 @@ impl Plan {
         Ok(Params::read_models(text, &models, &[&self.set, &series.set, &axis])?)
     }
 
-    fn jobs(&self, text: &str) -> Result<Vec<Job>, PlanError> {
+    fn jobs(&self, text: &str) -> Result<Vec<ExperimentRun>, PlanError> {
         let mut jobs = Vec::new();
         for (number, series) in self.series.iter().enumerate() {
             for &x in &self.x.values {
                 let params = self.params(series, x, text)?;
                 let weight = 30_000.0 + f64::from(params.qps);
-                jobs.push(Job { series: number, x, params, weight });
+                jobs.push(ExperimentRun { series: number, x, params, weight });
             }
         }
         Ok(jobs)
@@ -256,11 +256,11 @@ impl Plan {
         Ok(Finished { plan: self, outcomes, values })
     }
 
-    fn beyond_capacity(&self, job: &Job) -> bool {
+    fn beyond_capacity(&self, job: &ExperimentRun) -> bool {
         self.series[job.series].capacity.is_some_and(|capacity| job.params.qps > capacity)
     }
 
-    fn value(&self, job: &Job, outcome: Option<&RunResult>) -> Result<f64, PlanError> {
+    fn value(&self, job: &ExperimentRun, outcome: Option<&RunResult>) -> Result<f64, PlanError> {
         if self.metric == Metric::OnChip {
             let config = job.params.server_config();
             config.check().map_err(|error| PlanError::Plan(error.to_string()))?;
@@ -274,7 +274,7 @@ impl Plan {
 
     fn run_all(
         &self,
-        jobs: &[Job],
+        jobs: &[ExperimentRun],
         threads: usize,
         progress: impl Fn(f64) -> ControlFlow<()> + Sync,
     ) -> Result<Vec<Option<RunResult>>, PlanError> {
@@ -314,7 +314,7 @@ impl Plan {
             work();
         });
         let results = results.into_inner().unwrap_or_else(|broken| broken.into_inner());
-        let failed = |job: &Job, error| {
+        let failed = |job: &ExperimentRun, error| {
             let series = self.series[job.series].name.clone();
             PlanError::Run { series, x: job.x, error }
         };

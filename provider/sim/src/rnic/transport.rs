@@ -15,7 +15,7 @@ use std::ops::ControlFlow;
 use starverbs_core::Nanos;
 use starverbs_core::qpc::QpcCounters;
 
-use self::card::{Job, Units};
+use self::card::{ContextWaiter, Units};
 use self::frame::{CardFrame, Flight, MemoryAccess};
 use self::setup::Testbed;
 use super::calls::{Calls, Wake};
@@ -189,7 +189,7 @@ impl World<'_> {
     fn ring(&mut self, card: CardId, batch: DoorbellBatch) {
         self.bed.post(card, batch);
         if self.keeps_state(card) {
-            self.ask(card, batch.qpn, Job::Doorbell(batch));
+            self.ask(card, batch.qpn, ContextWaiter::Doorbell(batch));
         } else {
             /* its WQEs leave as packets, whose bytes are read when they do */
             let at = self.events.now() + self.params.cycle;
@@ -211,7 +211,7 @@ impl World<'_> {
         }
         units.waiting += 1;
         match self.bed.end_of(card, &flight.frame) {
-            Some(end) if self.keeps_state(card) => self.ask(card, end, Job::Packet(flight)),
+            Some(end) if self.keeps_state(card) => self.ask(card, end, ContextWaiter::Packet(flight)),
             _ => {
                 let units = &mut self.units[usize::from(card)];
                 let at = units.input(self.events.now(), self.params);
@@ -221,7 +221,7 @@ impl World<'_> {
     }
 
     /// Asks for a context: doorbells and packets have a channel each, and these their turns.
-    fn ask(&mut self, card: CardId, end: u32, job: Job) {
+    fn ask(&mut self, card: CardId, end: u32, job: ContextWaiter) {
         self.units[usize::from(card)].ask(end, job);
         self.serve(card);
     }
@@ -230,8 +230,8 @@ impl World<'_> {
         let now = self.events.now();
         let Some(served) = self.units[usize::from(card)].serve(now, self.params) else { return };
         let event = match served.job {
-            Job::Doorbell(batch) => Event::Asked(card, batch),
-            Job::Packet(flight) => Event::Known(flight),
+            ContextWaiter::Doorbell(batch) => Event::Asked(card, batch),
+            ContextWaiter::Packet(flight) => Event::Known(flight),
         };
         self.events.push(served.there, event);
         self.events.push(served.next, Event::Serve(card));

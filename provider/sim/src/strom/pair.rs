@@ -8,7 +8,7 @@ use starverbs_core::wire::Packet;
 use starverbs_core::{Av, FrameMeta, Nanos, Seg, WcStatus};
 
 use super::params::Params;
-use super::setup::{Peer, connect};
+use super::setup::{KernelPeer, connect};
 use super::units::{Span, Unit};
 use crate::Send;
 use crate::rnic::{EventQueue, Picos};
@@ -18,7 +18,7 @@ use crate::watch::Touch;
 const PORT: usize = 64;
 
 /// What happens.
-enum Event {
+enum PairEvent {
     /// A command is in the card
     Ring(usize, Box<Send>),
     /// The stack has a packet, all of which has come then
@@ -69,9 +69,9 @@ struct Units {
 pub struct Pair {
     /// What they are like
     pub params: &'static Params,
-    pub(super) ends: [Peer; 2],
+    pub(super) ends: [KernelPeer; 2],
     units: [Units; 2],
-    events: EventQueue<Event>,
+    events: EventQueue<PairEvent>,
     begun: Nanos,
     /// Requests of each host that were completed
     pub(super) completed: [u64; 2],
@@ -104,23 +104,23 @@ impl Pair {
     /// Moves the time on to the next thing that happens. `None`: nothing will.
     pub fn step(&mut self) -> Option<PairStep> {
         match self.events.pop()? {
-            Event::Written(at, seg) => return Some(PairStep::Written(at, seg)),
-            Event::Ring(at, send) => {
+            PairEvent::Written(at, seg) => return Some(PairStep::Written(at, seg)),
+            PairEvent::Ring(at, send) => {
                 let (now, clock) = (self.now(), self.clock());
-                let Peer { host, sq, qpn, .. } = &mut self.ends[at];
+                let KernelPeer { host, sq, qpn, .. } = &mut self.ends[at];
                 sq.post(*send).expect("programs have no more under way than fits the queue");
                 host.nic.handle_doorbell(&mut host.env, *qpn, clock);
                 self.follow(at, Span::at(now));
             }
-            Event::Packet(at, frame, span) => self.take(at, *frame, span),
-            Event::Left(at) => {
+            PairEvent::Packet(at, frame, span) => self.take(at, *frame, span),
+            PairEvent::Left(at) => {
                 let now = self.now();
                 self.units[at].queued -= 1;
                 if self.units[at].more {
                     self.follow(at, Span::at(now));
                 }
             }
-            Event::Timer(at) => {
+            PairEvent::Timer(at) => {
                 let (now, clock) = (self.now(), self.clock());
                 if self.units[at].timer.is_some_and(|timer| timer <= now) {
                     self.units[at].timer = None;
@@ -139,7 +139,7 @@ impl Pair {
         let own = send.inline.map_or(0, |seg| seg.len);
         let (params, begin) = (self.params, Span::at(time.max(self.now())));
         let stored = self.units[at].stores.pass(begin, params.stores(own));
-        self.events.push(stored.last - params.store + params.write, Event::Ring(at, Box::new(send)));
+        self.events.push(stored.last - params.store + params.write, PairEvent::Ring(at, Box::new(send)));
     }
 
     /// The core gets a packet. A kernel has it a step later.
@@ -170,7 +170,7 @@ impl Pair {
                 Touch::Write(seg) if self.ends[at].is_on_card(&seg) => {}
                 Touch::Write(seg) => {
                     let on_bus = self.units[at].writes.pass(there, self.params.bus(seg.len)).last;
-                    self.events.push(on_bus + self.params.write, Event::Written(at, seg));
+                    self.events.push(on_bus + self.params.write, PairEvent::Written(at, seg));
                     done = on_bus;
                 }
                 Touch::Frame(payload) => {
@@ -229,10 +229,10 @@ impl Pair {
         let path = params.path(bytes.len());
         let ready = units.out.pass(span, path).stored().after(params.through());
         let wire = units.wire.pass(ready.after(params.mac[0]), params.wire(bytes.len()));
-        self.events.push(wire.last, Event::Left(at));
+        self.events.push(wire.last, PairEvent::Left(at));
         let came = wire.stored().after(params.cable + params.mac[1]);
         let span = self.units[1 - at].inward.pass(came, path).after(params.through());
-        self.events.push(span.first, Event::Packet(1 - at, Box::new((meta, bytes)), span));
+        self.events.push(span.first, PairEvent::Packet(1 - at, Box::new((meta, bytes)), span));
     }
 
     fn set_timer(&mut self, at: usize) {
@@ -240,7 +240,7 @@ impl Pair {
         let due = (due.saturating_sub(self.begun) * 1000).max(self.now() + 1000);
         if self.units[at].timer.is_none_or(|timer| due < timer) {
             self.units[at].timer = Some(due);
-            self.events.push(due, Event::Timer(at));
+            self.events.push(due, PairEvent::Timer(at));
         }
     }
 

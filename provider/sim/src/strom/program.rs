@@ -1,7 +1,7 @@
 //! What programs do: register memory, post, and look at memory until it has changed, as the paper's do (4.2:
 //! no interrupts; it has no completion queues, so that those of the core cost nothing here).
 
-use starverbs_core::strom::{Code, Kernel, RECORD_LEN, ReplyRecord, ReplyTarget, RpcAnswer, Target};
+use starverbs_core::strom::{Code, Kernel, RECORD_LEN, ReplyHead, ReplyRecord, ReplyTarget, RpcAnswer};
 use starverbs_core::{Access, SendOp, SendWqe, Sge};
 use zerocopy::IntoBytes;
 
@@ -13,7 +13,7 @@ use crate::watch::Change;
 
 /// Registered memory of a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Region {
+pub struct ProgramRegion {
     /// First byte
     pub addr: u64,
     /// Length, bytes
@@ -22,11 +22,11 @@ pub struct Region {
     pub key: u32,
 }
 
-impl Region {
+impl ProgramRegion {
     /// `len` of its bytes from `from` on.
-    pub fn part(&self, from: u32, len: u32) -> Region {
+    pub fn part(&self, from: u32, len: u32) -> ProgramRegion {
         assert!(from + len <= self.len, "a part of a region lies in it");
-        Region { addr: self.addr + u64::from(from), len, key: self.key }
+        ProgramRegion { addr: self.addr + u64::from(from), len, key: self.key }
     }
 
     /// The address of its last byte.
@@ -41,22 +41,22 @@ impl Region {
 
 impl Pair {
     /// Memory of a host that its peer may read and write; zeros.
-    pub fn region(&mut self, at: usize, len: u32) -> Region {
+    pub fn region(&mut self, at: usize, len: u32) -> ProgramRegion {
         let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let (addr, key) = self.ends[at].host.region(len.into(), rights);
-        let region = Region { addr, len, key };
+        let region = ProgramRegion { addr, len, key };
         self.put(at, region, &vec![0; len as usize]);
         region
     }
 
     /// A host's program sets the first bytes of a region.
-    pub fn put(&mut self, at: usize, region: Region, bytes: &[u8]) {
+    pub fn put(&mut self, at: usize, region: ProgramRegion, bytes: &[u8]) {
         assert!(bytes.len() <= region.len as usize, "no byte behind the region");
         self.ends[at].host.env.memory.write(region.addr, bytes);
     }
 
     /// The bytes of a region.
-    pub fn bytes(&self, at: usize, region: Region) -> &[u8] {
+    pub fn bytes(&self, at: usize, region: ProgramRegion) -> &[u8] {
         self.ends[at].host.env.memory.read(region.addr, region.len as usize)
     }
 
@@ -74,21 +74,29 @@ impl Pair {
     }
 
     /// RDMA WRITE of a host's region to the first bytes of the peer's, posted at `time`.
-    pub fn write(&mut self, at: usize, time: Picos, from: Region, to: Region) {
+    pub fn write(&mut self, at: usize, time: Picos, from: ProgramRegion, to: ProgramRegion) {
         self.request(at, time, SendOp::Write, from, to.addr, to.key);
     }
 
     /// RDMA READ of the peer's first bytes, as many as the host's region has.
-    pub fn read(&mut self, at: usize, time: Picos, into: Region, from: Region) {
+    pub fn read(&mut self, at: usize, time: Picos, into: ProgramRegion, from: ProgramRegion) {
         self.request(at, time, SendOp::Read, into, from.addr, from.key);
     }
 
     /// RPC WRITE of a region of host 0: a kernel of host 1 gets the stream.
-    pub fn stream(&mut self, time: Picos, op: u64, from: Region) {
+    pub fn stream(&mut self, time: Picos, op: u64, from: ProgramRegion) {
         self.request(0, time, SendOp::RpcWrite, from, op, 0);
     }
 
-    fn request(&mut self, at: usize, time: Picos, op: SendOp, own: Region, remote_addr: u64, rkey: u32) {
+    fn request(
+        &mut self,
+        at: usize,
+        time: Picos,
+        op: SendOp,
+        own: ProgramRegion,
+        remote_addr: u64,
+        rkey: u32,
+    ) {
         let wqe = SendWqe { op, remote_addr, rkey, ..SendWqe::default() };
         self.command(at, time, Send { wqe, sges: vec![own.sge()], inline: None });
     }
@@ -100,7 +108,7 @@ impl Pair {
 
     /// RPC of host 0. Short parameters come with the command, long ones lie in memory.
     fn call(&mut self, time: Picos, op: u64, params: &[u8], reply: &ReplyTarget) {
-        let all = [Target::new(reply).as_bytes(), params].concat();
+        let all = [ReplyHead::new(reply).as_bytes(), params].concat();
         let wqe = SendWqe { op: SendOp::Rpc, remote_addr: op, ..SendWqe::default() };
         let send = if all.len() as u64 <= INLINE {
             Send { wqe, sges: Vec::new(), inline: Some(self.ends[0].keep(&all)) }
@@ -123,10 +131,16 @@ impl Pair {
     }
 
     /// RPC of host 0, whose answer ends where `answer` does; gives when it is known, its code, and its bytes.
-    pub fn ask(&mut self, time: Picos, op: u64, params: &[u8], answer: Region) -> (Picos, u32, Vec<u8>) {
+    pub fn ask(
+        &mut self,
+        time: Picos,
+        op: u64,
+        params: &[u8],
+        answer: ProgramRegion,
+    ) -> (Picos, u32, Vec<u8>) {
         let record = answer.part(answer.len - RECORD_LEN as u32, RECORD_LEN as u32);
         self.put(0, record, &[0; RECORD_LEN]);
-        let Region { addr, len, key } = answer;
+        let ProgramRegion { addr, len, key } = answer;
         self.call(time, op, params, &ReplyTarget { addr, rkey: key, len, ..ReplyTarget::default() });
         let known = self.until(0, answer.last());
         let all = self.bytes(0, answer);

@@ -1,7 +1,7 @@
 //! Two hosts with the core's cards and a connection that speaks StRoM's dialect, made on a quiet wire.
 
 use starverbs_core::qp::RecvSource;
-use starverbs_core::strom::{RECORD_LEN, ReplyMemory, ReplyTarget, SLOT_BYTES, Target};
+use starverbs_core::strom::{RECORD_LEN, ReplyHead, ReplyMemory, ReplyTarget, SLOT_BYTES};
 use starverbs_core::{Access, Nanos, NicConfig, QpType, Qpn, Seg, SendOp, SendWqe, Sge};
 use zerocopy::IntoBytes;
 
@@ -21,7 +21,7 @@ const COMMANDS: u64 = 64;
 pub(super) const INLINE: u64 = 64;
 
 /// An end of the connection.
-pub(super) struct Peer {
+pub(super) struct KernelPeer {
     pub(super) host: SimHost,
     pub(super) qpn: Qpn,
     pub(super) sq: SimSq,
@@ -32,7 +32,7 @@ pub(super) struct Peer {
     commands: u64,
 }
 
-impl Peer {
+impl KernelPeer {
     /// Whether bytes lie in the card.
     pub(super) fn is_on_card(&self, seg: &Seg) -> bool {
         let within = |own: &Seg| seg.addr >= own.addr && seg.addr < own.addr + u64::from(own.len);
@@ -50,7 +50,7 @@ impl Peer {
 }
 
 /// The ends, and the core's time when that of a run begins.
-pub(super) fn connect() -> ([Peer; 2], Nanos) {
+pub(super) fn connect() -> ([KernelPeer; 2], Nanos) {
     let cfg = NicConfig { max_rd_atomic: READS, ..NicConfig::default() };
     let mut net = Net::new(2, cfg, Faults::default(), 1);
     let ends = [0, 1].map(|at| {
@@ -71,7 +71,7 @@ pub(super) fn connect() -> ([Peer; 2], Nanos) {
     let ends = ends.map(|(qpn, sq, cq, on_card)| {
         let mut host = hosts.next().expect("two hosts");
         host.env.watch = Some(Box::<EventLog>::default());
-        Peer { host, qpn, sq, cq, on_card, commands: 0 }
+        KernelPeer { host, qpn, sq, cq, on_card, commands: 0 }
     });
     (ends, net.now())
 }
@@ -80,7 +80,7 @@ pub(super) fn connect() -> ([Peer; 2], Nanos) {
 fn agree(net: &mut Net, qpn: Qpn, sq: &SimSq, cq: &SimCq) {
     let (addr, rkey) = net.hosts[0].region(RECORD_LEN as u64, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
     let reply = ReplyTarget { addr, rkey, len: RECORD_LEN as u32, ..ReplyTarget::default() };
-    let target = Target::new(&reply);
+    let target = ReplyHead::new(&reply);
     let (addr, lkey) = net.hosts[0].region(target.as_bytes().len() as u64, Access::LOCAL_WRITE);
     net.hosts[0].env.memory.write(addr, target.as_bytes());
     let sge = Sge { addr, len: target.as_bytes().len() as u32, lkey };

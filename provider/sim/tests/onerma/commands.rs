@@ -1,10 +1,10 @@
 //! 1RMA: what commands do, and every way in which they end.
 
 use starverbs_onerma::{
-    CardConfig, Class, Command, DerivedKey, HASTES, IssueError, OneRmaOp, RegionId, RegionKey, Rights,
+    CardConfig, Class, DerivedKey, HASTES, IssueError, OneRmaCommand, OneRmaOp, RegionId, RegionKey, Rights,
     SealCounters, SlotState, Status,
 };
-use starverbs_sim::onerma::{Net, SimSeal, StepReport, Wire};
+use starverbs_sim::onerma::{OneRmaNet, SimSeal, StepReport, Wire};
 
 use super::two::*;
 
@@ -72,12 +72,12 @@ fn a_wrong_key_no_region_and_another_process_or_operation_are_the_same_failure()
     let good = two.command(OneRmaOp::Read, 0, 64);
     let here = two.net.hosts[CLIENT].gid;
     for wrong in [
-        Command { key: DerivedKey([9; 16]), ..good },
-        Command { region: RegionId(9), ..good },
-        Command { region: RegionId(0x1_0000), ..good },
-        Command { key: SimSeal.key_for(&KEY, here, PID + 1, OneRmaOp::Read), ..good },
-        Command { key: two.key(OneRmaOp::Write), ..good },
-        Command { key: two.key(OneRmaOp::Read), op: OneRmaOp::Write, ..good },
+        OneRmaCommand { key: DerivedKey([9; 16]), ..good },
+        OneRmaCommand { region: RegionId(9), ..good },
+        OneRmaCommand { region: RegionId(0x1_0000), ..good },
+        OneRmaCommand { key: SimSeal.key_for(&KEY, here, PID + 1, OneRmaOp::Read), ..good },
+        OneRmaCommand { key: two.key(OneRmaOp::Write), ..good },
+        OneRmaCommand { key: two.key(OneRmaOp::Read), op: OneRmaOp::Write, ..good },
     ] {
         let end = two.run(&wrong);
         assert_eq!((end.status, end.bytes), (Status::RemoteAuthenticationFailure, 0), "{wrong:?}");
@@ -96,27 +96,27 @@ fn bounds_and_rights_of_both_ends_hold() {
     for (op, at, size) in
         [(OneRmaOp::Read, len - 63, 64), (OneRmaOp::Write, len, 1), (OneRmaOp::Read, u64::MAX - 3, 64)]
     {
-        let command = Command { local_offset: 0, ..two.command(op, at, size) };
+        let command = OneRmaCommand { local_offset: 0, ..two.command(op, at, size) };
         assert_eq!(two.run(&command).status, Status::RemoteAccess);
     }
     let read_only = two.net.hosts[SERVER].region(OWNER, 64, Rights::REMOTE_READ, KEY);
     for (op, size) in [(OneRmaOp::Write, 64), (OneRmaOp::Rekey, 16)] {
-        let command = Command { region: read_only.id, ..two.command(op, 0, size) };
+        let command = OneRmaCommand { region: read_only.id, ..two.command(op, 0, size) };
         assert_eq!(two.run(&command).status, Status::RemoteAccess);
     }
-    let command = Command { region: read_only.id, ..two.command(OneRmaOp::Read, 0, 64) };
+    let command = OneRmaCommand { region: read_only.id, ..two.command(OneRmaOp::Read, 0, 64) };
     assert_eq!(two.run(&command).status, Status::Ok);
 
     let other = two.net.hosts[CLIENT].region(PID + 1, 64, LOCAL, KEY);
     let good = two.command(OneRmaOp::Read, 0, 64);
     let card = &mut two.net.hosts[CLIENT].card;
     for (wrong, error) in [
-        (Command { local: other.id, ..good }, IssueError::Local),
-        (Command { local_offset: two.local.len - 63, ..good }, IssueError::Local),
-        (Command { completions: other.id, ..good }, IssueError::Local),
-        (Command { local: RegionId(99), ..good }, IssueError::Local),
-        (Command { size: 0, ..good }, IssueError::Size),
-        (Command { size: 4097, ..good }, IssueError::Size),
+        (OneRmaCommand { local: other.id, ..good }, IssueError::Local),
+        (OneRmaCommand { local_offset: two.local.len - 63, ..good }, IssueError::Local),
+        (OneRmaCommand { completions: other.id, ..good }, IssueError::Local),
+        (OneRmaCommand { local: RegionId(99), ..good }, IssueError::Local),
+        (OneRmaCommand { size: 0, ..good }, IssueError::Size),
+        (OneRmaCommand { size: 4097, ..good }, IssueError::Size),
     ] {
         assert_eq!(card.issue(0, two.portal.id, 0, &wrong), Err(error), "{wrong:?}");
     }
@@ -163,13 +163,13 @@ fn a_command_in_haste_waits_half_as_long() {
     let mut two = two();
     two.net.faults.loss = 1.0;
     for (slot, haste) in [(0, 0), (1, 2), (2, 1), (3, 2)] {
-        two.issue(slot, &Command { haste, ..two.command(OneRmaOp::Read, 0, 64) });
+        two.issue(slot, &OneRmaCommand { haste, ..two.command(OneRmaOp::Read, 0, 64) });
     }
     two.net.settle();
     let ends: Vec<_> = std::iter::from_fn(|| two.portal.poll(&two.net.hosts[CLIENT])).collect();
     let waited: Vec<_> = ends.iter().map(|end| (end.slot, end.total_delay / 1000)).collect();
     assert_eq!(waited, [(1, 5), (3, 5), (2, 10), (0, 20)]);
-    let hasty = Command { haste: HASTES, ..two.command(OneRmaOp::Read, 0, 64) };
+    let hasty = OneRmaCommand { haste: HASTES, ..two.command(OneRmaOp::Read, 0, 64) };
     let (now, id) = (two.net.now(), two.portal.id);
     assert_eq!(two.net.hosts[CLIENT].card.issue(now, id, 0, &hasty), Err(IssueError::Haste));
     two.check_quiet();
@@ -180,7 +180,7 @@ fn a_target_waits_no_longer_than_its_initiator() {
     for haste in 0..2 {
         let mut two = two();
         two.net.hosts[SERVER].card.set_waits(&CardConfig { timeout: 90_000, ..CardConfig::default() });
-        two.issue(0, &Command { haste, ..two.command(OneRmaOp::Write, 0, 4096) });
+        two.issue(0, &OneRmaCommand { haste, ..two.command(OneRmaOp::Write, 0, 4096) });
         let state = |two: &Two| two.net.hosts[CLIENT].card.slot_state(two.portal.id, 0);
         while state(&two) != Some(SlotState::RemoteReadSeen) {
             assert!(two.net.step().is_some(), "it is asked for the data");
@@ -243,7 +243,7 @@ fn a_write_that_the_target_s_window_does_not_admit_is_refused() {
     let local = two.net.hosts[SERVER].region(OWNER, 4096, LOCAL, KEY);
     let hole = starverbs_core::Gid::from_ipv4([10, 9, 9, 9]);
     for slot in 0..32 {
-        let command = Command {
+        let command = OneRmaCommand {
             remote: hole,
             local: local.id,
             local_offset: 0,
@@ -263,7 +263,7 @@ fn a_write_that_the_target_s_window_does_not_admit_is_refused() {
 fn the_high_class_goes_first_and_the_low_one_is_not_starved() {
     let mut two = Two::new(CardConfig { window: 4096, ..CardConfig::default() }, 1);
     let high = two.command(OneRmaOp::Read, 0, 4096);
-    let low = Command { class: Class::Low, ..high };
+    let low = OneRmaCommand { class: Class::Low, ..high };
     two.net.hosts[CLIENT]
         .card
         .set_waits(&CardConfig { dispatch_timeout: 1_000_000, ..CardConfig::default() });
@@ -288,18 +288,18 @@ fn rekey_by_operation_by_the_owner_and_by_a_third_party() {
     assert_eq!(two.run(&read).status, Status::RemoteAuthenticationFailure);
     let here = two.net.hosts[CLIENT].gid;
     let with = |key: &RegionKey, op| SimSeal.key_for(key, here, PID, op);
-    assert_eq!(two.run(&Command { key: with(&next, OneRmaOp::Read), ..read }).status, Status::Ok);
+    assert_eq!(two.run(&OneRmaCommand { key: with(&next, OneRmaOp::Read), ..read }).status, Status::Ok);
     let owner = RegionKey(*b"the owner's one.");
     two.net.hosts[SERVER].card.rekey_region(two.remote.id, owner).unwrap();
     assert_eq!(
-        two.run(&Command { key: with(&next, OneRmaOp::Read), ..read }).status,
+        two.run(&OneRmaCommand { key: with(&next, OneRmaOp::Read), ..read }).status,
         Status::RemoteAuthenticationFailure
     );
-    assert_eq!(two.run(&Command { key: with(&owner, OneRmaOp::Read), ..read }).status, Status::Ok);
+    assert_eq!(two.run(&OneRmaCommand { key: with(&owner, OneRmaOp::Read), ..read }).status, Status::Ok);
     let rekey = two.command(OneRmaOp::Rekey, 0, 16);
     assert_eq!(two.run(&rekey).status, Status::RemoteAuthenticationFailure, "with the first key");
     assert_eq!(
-        two.run(&Command { key: with(&owner, OneRmaOp::Read), ..rekey }).status,
+        two.run(&OneRmaCommand { key: with(&owner, OneRmaOp::Read), ..rekey }).status,
         Status::RemoteAuthenticationFailure,
         "with a key for READs"
     );
@@ -323,7 +323,10 @@ fn a_rekey_is_an_outage_of_one_round_trip() {
         match two.net.step().expect("there is a probe to come") {
             StepReport::Woke(0) => {
                 if let Some(slot) = free.pop() {
-                    two.issue(slot, &Command { key: keys[current], ..two.command(OneRmaOp::Read, 0, 64) });
+                    two.issue(
+                        slot,
+                        &OneRmaCommand { key: keys[current], ..two.command(OneRmaOp::Read, 0, 64) },
+                    );
                 }
                 let next = two.net.now() + 200;
                 two.net.wake_at(next, 0);
@@ -453,7 +456,7 @@ fn cards_of_any_size_are_made_and_serve() {
         CardConfig { slots: 0, portals: 0, regions: 0, transfers: 0, inbound: 0, ..CardConfig::default() },
         CardConfig { slots: u16::MAX, portals: 1, transfers: u16::MAX, window: 0, ..CardConfig::default() },
     ] {
-        let mut net = Net::new(1, config, Wire::paper(), 1);
+        let mut net = OneRmaNet::new(1, config, Wire::paper(), 1);
         let opened = net.hosts[0].card.open_portal(1, 1);
         assert_eq!(opened.is_ok(), config.slots > 0);
     }

@@ -1,7 +1,9 @@
 //! Two hosts with 1RMA cards: a process at the first, a region at the second.
 
-use starverbs_onerma::{CardConfig, Class, Command, Completion, DerivedKey, OneRmaOp, RegionKey, Rights};
-use starverbs_sim::onerma::{Net, OneRmaHost, Portal, SimRegion, SimSeal, Wire};
+use starverbs_onerma::{
+    CardConfig, Class, Completion, DerivedKey, OneRmaCommand, OneRmaOp, RegionKey, Rights,
+};
+use starverbs_sim::onerma::{OneRmaHost, OneRmaNet, Portal, SimRegion, SimSeal, Wire};
 
 pub(crate) const CLIENT: usize = 0;
 pub(crate) const SERVER: usize = 1;
@@ -15,7 +17,7 @@ pub(crate) const REMOTE: Rights = Rights::REMOTE_READ.union(Rights::REMOTE_WRITE
 pub(crate) const LOCAL: Rights = Rights::LOCAL_READ.union(Rights::LOCAL_WRITE);
 
 pub(crate) struct Two {
-    pub(crate) net: Net,
+    pub(crate) net: OneRmaNet,
     pub(crate) portal: Portal,
     /// The client's
     pub(crate) local: SimRegion,
@@ -25,7 +27,7 @@ pub(crate) struct Two {
 
 impl Two {
     pub(crate) fn new(config: CardConfig, seed: u64) -> Two {
-        let mut net = Net::new(2, config, Wire::paper(), seed);
+        let mut net = OneRmaNet::new(2, config, Wire::paper(), seed);
         net.hosts.iter_mut().for_each(|host| host.env.memory.watch());
         let portal = net.hosts[CLIENT].portal(PID, 32);
         let local = net.hosts[CLIENT].region(PID, 1 << 17, LOCAL, RegionKey([1; 16]));
@@ -38,8 +40,8 @@ impl Two {
     }
 
     /// `size` bytes at the same place of both regions.
-    pub(crate) fn command(&self, op: OneRmaOp, at: u64, size: u32) -> Command {
-        Command {
+    pub(crate) fn command(&self, op: OneRmaOp, at: u64, size: u32) -> OneRmaCommand {
+        OneRmaCommand {
             op,
             class: Class::High,
             haste: 0,
@@ -54,14 +56,14 @@ impl Two {
         }
     }
 
-    pub(crate) fn issue(&mut self, slot: u16, command: &Command) {
+    pub(crate) fn issue(&mut self, slot: u16, command: &OneRmaCommand) {
         let (now, id) = (self.net.now(), self.portal.id);
         self.net.hosts[CLIENT].card.issue(now, id, slot, command).expect("a free slot");
         self.net.pump(CLIENT);
     }
 
     /// Issues a command and waits for its end.
-    pub(crate) fn run(&mut self, command: &Command) -> Completion {
+    pub(crate) fn run(&mut self, command: &OneRmaCommand) -> Completion {
         self.issue(0, command);
         self.net.settle();
         let end = self.portal.poll(&self.net.hosts[CLIENT]).expect("every command completes");

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use starverbs_onerma::{CardConfig, Completion, OneRmaOp, RegionKey, Status};
 use starverbs_sim::Rng;
-use starverbs_sim::onerma::{Faults, SentPacket, StepReport};
+use starverbs_sim::onerma::{OneRmaFaults, SentPacket, StepReport};
 
 use super::two::*;
 
@@ -17,7 +17,7 @@ struct Place {
 
 /// Runs commands on a hostile wire; each slot has its place. What is OK is right; what failed leaves at most
 /// its own bytes, and none after its completion.
-fn hostile(seed: u64, faults: Faults, config: CardConfig) -> [usize; 2] {
+fn hostile(seed: u64, faults: OneRmaFaults, config: CardConfig) -> [usize; 2] {
     let mut rng = Rng::new(seed);
     let mut two = Two::new(config, seed);
     two.net.faults = faults;
@@ -81,7 +81,7 @@ fn what_completes_is_right_on_any_wire() {
     for seed in 0..60 {
         let mut rng = Rng::new(seed);
         let chance = |rng: &mut Rng| rng.pick(&[0.0, 0.02, 0.2]);
-        let faults = Faults {
+        let faults = OneRmaFaults {
             loss: chance(&mut rng),
             repeat: chance(&mut rng),
             late: chance(&mut rng),

@@ -9,7 +9,7 @@ use starverbs_star::form::Upto;
 use starverbs_star::message::{Atomic, CqeMsg};
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp};
 use starverbs_star::stateless::{StatelessCard, handle};
-use starverbs_star::wire::{Header, Opt, Prefix, Ptype, Queue, Side, StarHead, StarPacket};
+use starverbs_star::wire::{CardHalf, Opt, Prefix, Ptype, Queue, StarHead, StarHeader, StarPacket};
 
 const BOOT_EPOCH: u16 = 3;
 const EPOCH: u32 = 0x0003_0105;
@@ -51,9 +51,9 @@ impl Sl {
     }
 
     /// A packet for the card: its frames and events.
-    fn get(&mut self, header: Header, prefix: Prefix, data: &[u8]) -> (Vec<StarFrame>, Vec<SlEvent>) {
+    fn get(&mut self, header: StarHeader, prefix: Prefix, data: &[u8]) -> (Vec<StarFrame>, Vec<SlEvent>) {
         let bytes = [StarHead::to_stateless(header, prefix).bytes(), data].concat();
-        let packet = StarPacket::parse(Side::Stateless, &bytes).expect("a packet");
+        let packet = StarPacket::parse(CardHalf::Stateless, &bytes).expect("a packet");
         let card = StatelessCard {
             bounds: Some(&self.bounds),
             slots: self.slots,
@@ -74,7 +74,7 @@ impl Sl {
 
     fn cqep(&mut self, seq: u32, epoch: u32, byte_len: u32) -> (usize, usize) {
         let cqe = CqeMsg { slot: self.slot, byte_len, ..CqeMsg::default() };
-        let header = Header { psn: Psn::new(seq), ..header(Ptype::Cqep, Opt::Recv, 0, 32) };
+        let header = StarHeader { psn: Psn::new(seq), ..header(Ptype::Cqep, Opt::Recv, 0, 32) };
         let (frames, events) = self.get(header, Prefix { epoch, ..PREFIX }, &cqe.encode());
         let what = News::Completed;
         let told = SlEvent { qpn: PREFIX.qpn, epoch, queue: Queue::Recv, what, upto: None };
@@ -94,7 +94,7 @@ impl Sl {
         let told = SlEvent { qpn: PREFIX.qpn, epoch, queue: Queue::Recv, what, upto: Some(upto) };
         assert!(events.iter().all(|event| *event == told));
         let answered = (!frames.is_empty()).then(|| {
-            let Header { ptype, len, .. } = answer(&frames).header;
+            let StarHeader { ptype, len, .. } = answer(&frames).header;
             (ptype, len)
         });
         (answered, events.len())
@@ -107,15 +107,15 @@ impl Sl {
     }
 }
 
-fn header(ptype: Ptype, opt: Opt, addr: u64, len: u16) -> Header {
+fn header(ptype: Ptype, opt: Opt, addr: u64, len: u16) -> StarHeader {
     let (qpn, psn) = (0x20, Psn::new(1));
-    Header { ptype, opt, migrate: false, ack: true, qpn, epoch: 0, psn, addr, len }
+    StarHeader { ptype, opt, migrate: false, ack: true, qpn, epoch: 0, psn, addr, len }
 }
 
 /// The answer, as SF sees it.
 fn answer(frames: &[StarFrame]) -> StarPacket<'_> {
     let [frame] = frames else { panic!("one answer: {frames:?}") };
-    StarPacket::open(Side::Stateful, &frame.path, &frame.bytes).expect("a good packet")
+    StarPacket::open(CardHalf::Stateful, &frame.path, &frame.bytes).expect("a good packet")
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn data_goes_where_it_may() {
     assert_eq!((rda.header.ptype, rda.header.qpn, rda.header.addr), (Ptype::Rda, 0x20, sl.data + 4));
     let (frames, _) = sl.get(header(Ptype::Gd, Opt::Send, sl.data + 4, 4), PREFIX, &[]);
     assert_eq!(answer(&frames).data, b"data");
-    let quiet = Header { ack: false, ..header(Ptype::Rd, Opt::Read, sl.data, 4) };
+    let quiet = StarHeader { ack: false, ..header(Ptype::Rd, Opt::Read, sl.data, 4) };
     assert!(sl.get(quiet, PREFIX, b"more").0.is_empty(), "no answer was wanted");
     assert_eq!(sl.net.hosts[0].env.memory.read(sl.data, 8), b"moredata");
     let old = Prefix { epoch: EPOCH ^ 1 << 16, ..PREFIX };

@@ -13,7 +13,7 @@ use starverbs_star::message::CqeMsg;
 use starverbs_star::registry::MAX_RULES;
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp};
 use starverbs_star::stateless::SfPeer;
-use starverbs_star::wire::{Prefix, Queue, Side, StarHead, StarPacket};
+use starverbs_star::wire::{CardHalf, Prefix, Queue, StarHead, StarPacket};
 
 const SL_QPN: u32 = 0x11;
 const SF_QPN: u32 = 0x22;
@@ -93,14 +93,14 @@ impl Talk {
         self.sl.poll_transmit(&mut self.net.hosts[0].env, self.now);
         let frames = self.net.hosts[0].env.flush_star();
         let packets =
-            frames.iter().map(|f| StarPacket::open(Side::Stateful, &f.path, &f.bytes).expect("good"));
+            frames.iter().map(|f| StarPacket::open(CardHalf::Stateful, &f.path, &f.bytes).expect("good"));
         let sent = packets.filter(|packet| packet.header.migrate);
         sent.filter_map(|p| Some((p.header.psn.get(), Control::decode(p.data)?))).collect()
     }
 
     fn get(&mut self, head: &StarHead, data: &[u8]) {
         let bytes = [head.bytes(), data].concat();
-        let packet = StarPacket::parse(Side::Stateful, &bytes).expect("a packet");
+        let packet = StarPacket::parse(CardHalf::Stateful, &bytes).expect("a packet");
         self.sl.handle_control(&mut self.net.hosts[0].env, self.now, &SF, &packet);
     }
 

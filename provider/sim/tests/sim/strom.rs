@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use crate::common::rpc::{Echo, Endless, Journal, PAGE, RpcPair, SLOTS, Seen, speak};
 use crate::common::{all_rights, any_bytes, any_faults, for_seeds};
 use starverbs_core::qp::RecvSource;
-use starverbs_core::strom::{Code, RegionRange, ReplyTarget, Target};
+use starverbs_core::strom::{Code, RegionRange, ReplyHead, ReplyTarget};
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{
     Access, AsyncEvent, FlushLevel, Mtu, NicConfig, NicError, Placement, QpState, QpType, SendFlags, SendOp,
@@ -317,7 +317,7 @@ fn an_answer_that_fails_is_an_event() {
     pair.load(OP, Echo);
     let reply =
         ReplyTarget { addr: pair.page[0].0, rkey: pair.page[0].1 ^ 0x100, len: 64, ..ReplyTarget::default() };
-    let data = pair.bytes(Target::new(&reply).as_bytes());
+    let data = pair.bytes(ReplyHead::new(&reply).as_bytes());
     pair.try_post(SendWqe { op: SendOp::Rpc, remote_addr: OP, ..SendWqe::default() }, vec![data]);
     pair.run();
     let [asks, answers] = [0, 1].map(|at| &pair.net.hosts[at].env.events);

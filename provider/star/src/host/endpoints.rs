@@ -18,7 +18,7 @@ use slab::Slab;
 use starverbs_core::coalesce::Backlog;
 use starverbs_core::mr::{Bind, MemoryRule, MrFault, MrTable, Storage};
 use starverbs_core::nic::{Nic, TimerId, Timers};
-use starverbs_core::qp::Owner;
+use starverbs_core::qp::EventOwner;
 use starverbs_core::room::Room;
 use starverbs_core::{Gid, Nanos, NicError, QpId, Qpn, SendOp, SendWqe, WcStatus};
 
@@ -332,7 +332,7 @@ impl<E: EndpointHost> Endpoints<E> {
     }
 
     /// Whose a QP is, if it is one of these.
-    pub fn owner(&self, qpn: Qpn) -> Option<Owner> {
+    pub fn owner(&self, qpn: Qpn) -> Option<EventOwner> {
         self.end(qpn).map(|end| end.released.owner())
     }
 

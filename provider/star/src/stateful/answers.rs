@@ -6,14 +6,14 @@ use starverbs_core::{Access, Gid, Psn, QpId, QpState, SendOp, SendWqe, WcStatus}
 
 use super::events::Acked;
 use super::remote::Stored;
-use super::stream::{Class, WqeProgress};
+use super::stream::{OrderClass, WqeProgress};
 use super::window::{Answered, InFlight, Kind, Of};
 use super::{CardCtx, Stateful};
 use crate::env::StarEnv;
 use crate::form::Form;
 use crate::message::Wqe;
 use crate::packed::{PackedWqe, Records};
-use crate::wire::{Header, Opt, Ptype, Queue, StarPacket};
+use crate::wire::{Opt, Ptype, Queue, StarHeader, StarPacket};
 
 impl<E: StarEnv> Stateful<E> {
     /// A packet for this connection came from `source`.
@@ -100,7 +100,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// An EA. False: it answers nothing.
-    fn on_ack(&mut self, card: &mut CardCtx<'_, E>, header: &Header) -> bool {
+    fn on_ack(&mut self, card: &mut CardCtx<'_, E>, header: &StarHeader) -> bool {
         match self.completions[header.opt.queue() as usize].on_ack(header.psn) {
             Acked::Unknown => return false,
             Acked::Duplicate => (),
@@ -154,7 +154,7 @@ impl<E: StarEnv> Stateful<E> {
     /// SL's WRITEs are seen in our memory as they land: one lands when all before it is there, and its last
     /// packet behind its others.
     fn too_early(&mut self, entry: &InFlight, op: &WqeProgress) -> bool {
-        let seen = entry.of == Of::Remote && entry.kind == Kind::Get && op.class == Class::Write;
+        let seen = entry.of == Of::Remote && entry.kind == Kind::Get && op.class == OrderClass::Write;
         seen && (self.streams[1].settled() != entry.wqe || entry.last && op.left > 1)
     }
 
@@ -255,7 +255,7 @@ impl<E: StarEnv> Stateful<E> {
                 Ok(())
             }
             (Of::Local, ..) => self.scatter(card, entry.wqe, entry.offset, data).ok_or(WcStatus::LocProtErr),
-            (Of::Remote, _, Class::Send) => {
+            (Of::Remote, _, OrderClass::Send) => {
                 self.place_recv(card, op, entry.offset, data).ok_or(WcStatus::RemOpErr)
             }
             (Of::Remote, ..) => {

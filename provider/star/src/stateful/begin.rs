@@ -6,9 +6,9 @@ use starverbs_core::mr::{Bind, WindowType};
 use starverbs_core::transport::{RNR_TIMER_10US, slices};
 use starverbs_core::{Access, Nanos, Psn, QpId, SendFlags, SendOp, SendWqe, Sge, WcStatus};
 
-use super::stream::{Carry, Class, WqeProgress};
+use super::stream::{Carry, OrderClass, WqeProgress};
 use super::window::Of;
-use super::{CardCtx, Held, Stateful};
+use super::{CardCtx, RecvOfSl, Stateful};
 use crate::env::StarEnv;
 use crate::registry::FoundRule;
 
@@ -26,7 +26,7 @@ pub(super) enum Begin {
 
 impl Begin {
     /// It fails before anything was done for it.
-    pub(super) fn failed(class: Class, status: WcStatus) -> Self {
+    pub(super) fn failed(class: OrderClass, status: WcStatus) -> Self {
         Begin::Go(WqeProgress { class, status, all: true, ..WqeProgress::default() })
     }
 }
@@ -41,7 +41,7 @@ impl<E: StarEnv> Stateful<E> {
     pub(super) fn begin_local(&mut self, card: &mut CardCtx<'_, E>) -> Begin {
         let next = self.streams[0].next;
         let wqe = self.local.sq.wqe(next);
-        let class = Class::of(wqe.op);
+        let class = OrderClass::of(wqe.op);
         if let Err(status) = self.admit(&wqe) {
             return Begin::failed(class, status);
         }
@@ -52,11 +52,11 @@ impl<E: StarEnv> Stateful<E> {
             return Begin::failed(class, WcStatus::LocProtErr);
         }
         match class {
-            Class::Send => self.begin_send(card, &wqe),
-            Class::Write => self.begin_write(card, &wqe),
-            Class::Read => self.begin_read(card, &wqe, Access::REMOTE_READ),
-            Class::Atomic => self.begin_read(card, &wqe, Access::REMOTE_ATOMIC),
-            Class::Own => self.do_own(card, &wqe),
+            OrderClass::Send => self.begin_send(card, &wqe),
+            OrderClass::Write => self.begin_write(card, &wqe),
+            OrderClass::Read => self.begin_read(card, &wqe, Access::REMOTE_READ),
+            OrderClass::Atomic => self.begin_read(card, &wqe, Access::REMOTE_ATOMIC),
+            OrderClass::Own => self.do_own(card, &wqe),
         }
     }
 
@@ -99,7 +99,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// The next receive WQE of SL. `None`: there is none; the WQE fails once it has waited as long as it may.
-    fn match_recv(&mut self, card: &CardCtx<'_, E>, class: Class) -> Result<Psn, Begin> {
+    fn match_recv(&mut self, card: &CardCtx<'_, E>, class: OrderClass) -> Result<Psn, Begin> {
         let seq = self.next_recv;
         if self.recvs.get(seq).is_some() {
             self.streams[0].rnr_since = 0;
@@ -133,7 +133,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     fn begin_send(&mut self, card: &mut CardCtx<'_, E>, wqe: &SendWqe) -> Begin {
-        let seq = match self.match_recv(card, Class::Send) {
+        let seq = match self.match_recv(card, OrderClass::Send) {
             Ok(seq) => seq,
             Err(begin) => return begin,
         };
@@ -171,7 +171,7 @@ impl<E: StarEnv> Stateful<E> {
             card.stats.star_rejects.inc();
         }
         Begin::Go(WqeProgress {
-            class: Class::Send,
+            class: OrderClass::Send,
             carries: carries && !failed,
             recv: Some(seq.get()),
             status,
@@ -183,7 +183,7 @@ impl<E: StarEnv> Stateful<E> {
 
     fn begin_write(&mut self, card: &mut CardCtx<'_, E>, wqe: &SendWqe) -> Begin {
         let mut op = WqeProgress {
-            class: Class::Write,
+            class: OrderClass::Write,
             length: wqe.length,
             all: wqe.length == 0,
             ..WqeProgress::default()
@@ -193,12 +193,12 @@ impl<E: StarEnv> Stateful<E> {
             let need = Access::REMOTE_WRITE;
             let found = card.registry.find(self.conn, wqe.rkey, wqe.remote_addr, wqe.length, need);
             let Some(FoundRule { rule, addr: base }) = found.filter(|_| allowed) else {
-                return self.refuse(card, Class::Write);
+                return self.refuse(card, OrderClass::Write);
             };
             op.relaxed = card.registry.rights(rule).contains(Access::RELAXED_ORDERING);
             (op.rule, op.base) = (rule, base);
         } else if !allowed {
-            return self.refuse(card, Class::Write);
+            return self.refuse(card, OrderClass::Write);
         }
         let stream = &self.streams[0];
         let waits =
@@ -207,7 +207,7 @@ impl<E: StarEnv> Stateful<E> {
             return Begin::Wait;
         }
         if wqe.op.takes_recv() {
-            match self.match_recv(card, Class::Write) {
+            match self.match_recv(card, OrderClass::Write) {
                 Ok(seq) => op.recv = Some(seq.get()),
                 Err(begin) => return begin,
             }
@@ -218,9 +218,9 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     fn begin_read(&mut self, card: &mut CardCtx<'_, E>, wqe: &SendWqe, need: Access) -> Begin {
-        let class = Class::of(wqe.op);
+        let class = OrderClass::of(wqe.op);
         let stream = &self.streams[0];
-        let atomic = class == Class::Atomic;
+        let atomic = class == OrderClass::Atomic;
         /* SL's card does atomics in their order, and a slot is used anew once its answer is here */
         let waits = if atomic {
             !stream.takes_atomic() || stream.atomics() >= self.setup.replay_slots
@@ -270,7 +270,7 @@ impl<E: StarEnv> Stateful<E> {
             card.mrs.invalidate(wqe.rkey, owner).is_ok()
         };
         let status = if done { WcStatus::Success } else { WcStatus::MwBindErr };
-        Begin::Go(WqeProgress { class: Class::Own, status, all: true, ..WqeProgress::default() })
+        Begin::Go(WqeProgress { class: OrderClass::Own, status, all: true, ..WqeProgress::default() })
     }
 
     /// Begins WQE `next` of SL's send queue.
@@ -278,7 +278,7 @@ impl<E: StarEnv> Stateful<E> {
         let index = self.streams[1].next;
         let seq = Psn::new(index);
         let Some(wqe) = self.sends.get(seq).copied() else { return Begin::Wait };
-        let class = Class::of(wqe.op);
+        let class = OrderClass::of(wqe.op);
         if self.must_wait(Of::Remote, &wqe, self.setup.max_rd_atomic) {
             return Begin::Wait;
         }
@@ -286,7 +286,7 @@ impl<E: StarEnv> Stateful<E> {
         if wqe.op.is_rpc() || matches!(wqe.op, SendOp::AtomicWrite | SendOp::Flush) {
             return Begin::failed(class, WcStatus::LocQpOpErr);
         }
-        if wqe.length > self.local.max_msg || class == Class::Atomic && wqe.length != 8 {
+        if wqe.length > self.local.max_msg || class == OrderClass::Atomic && wqe.length != 8 {
             return Begin::failed(class, WcStatus::LocLenErr);
         }
         if !self.reaches(card, self.sends.sges(seq), into) {
@@ -294,17 +294,17 @@ impl<E: StarEnv> Stateful<E> {
             return Begin::failed(class, WcStatus::LocProtErr);
         }
         match class {
-            Class::Send => self.begin_remote_send(card, index, &wqe),
-            Class::Write => self.begin_remote_write(card, index, &wqe),
+            OrderClass::Send => self.begin_remote_send(card, index, &wqe),
+            OrderClass::Write => self.begin_remote_write(card, index, &wqe),
             /* SL does it, once it knows that all before it is done */
-            Class::Own if self.streams[1].under_way() > 0 => Begin::Wait,
-            Class::Own => Begin::Go(WqeProgress { class, all: true, ..WqeProgress::default() }),
+            OrderClass::Own if self.streams[1].under_way() > 0 => Begin::Wait,
+            OrderClass::Own => Begin::Go(WqeProgress { class, all: true, ..WqeProgress::default() }),
             _ => self.begin_remote_read(card, seq, &wqe),
         }
     }
 
     /// Takes a receive WQE of ours for WQE `index` of SL.
-    fn take_recv(&mut self, card: &mut CardCtx<'_, E>, index: u32, class: Class) -> Result<u32, Begin> {
+    fn take_recv(&mut self, card: &mut CardCtx<'_, E>, index: u32, class: OrderClass) -> Result<u32, Begin> {
         let place = index as usize & (self.held.len() - 1);
         let room = self.held_sges.len() / self.held.len();
         let sges = self.held_sges.get_mut(place * room..(place + 1) * room).unwrap_or(&mut []);
@@ -317,7 +317,7 @@ impl<E: StarEnv> Stateful<E> {
             None => card.srqs.take(self.local.qpn, sges),
         };
         if let Some(TakenRecv { wr_id, num_sge, pd }) = taken {
-            self.held[place] = Held { wr_id, num_sge: num_sge as u8, pd };
+            self.held[place] = RecvOfSl { wr_id, num_sge: num_sge as u8, pd };
             self.streams[1].rnr_since = 0;
             return Ok(place as u32);
         }
@@ -339,13 +339,13 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     fn begin_remote_send(&mut self, card: &mut CardCtx<'_, E>, index: u32, wqe: &SendWqe) -> Begin {
-        let place = match self.take_recv(card, index, Class::Send) {
+        let place = match self.take_recv(card, index, OrderClass::Send) {
             Ok(place) => place,
             Err(begin) => return begin,
         };
         let room: u64 = self.held_sges(place).iter().map(|sge| u64::from(sge.len)).sum();
         let mut op = WqeProgress {
-            class: Class::Send,
+            class: OrderClass::Send,
             recv: Some(place),
             length: wqe.length,
             ..WqeProgress::default()
@@ -366,7 +366,7 @@ impl<E: StarEnv> Stateful<E> {
         let owner = QpId { pd: self.local.pd, qpn: self.local.qpn };
         let need = Access::REMOTE_WRITE;
         if !allowed || card.mrs.resolve_remote(wqe.rkey, owner, wqe.remote_addr, wqe.length, need).is_err() {
-            return Begin::failed(Class::Write, WcStatus::RemAccessErr);
+            return Begin::failed(OrderClass::Write, WcStatus::RemAccessErr);
         }
         let inline = wqe.flags.contains(SendFlags::INLINE);
         if inline && self.streams[1].settled() != index {
@@ -376,10 +376,10 @@ impl<E: StarEnv> Stateful<E> {
             /* what waits to be placed behind a READ must not take the window that its last packet needs */
             return Begin::Wait;
         }
-        let mut op = WqeProgress { class: Class::Write, length: wqe.length, ..WqeProgress::default() };
+        let mut op = WqeProgress { class: OrderClass::Write, length: wqe.length, ..WqeProgress::default() };
         op.all = wqe.length == 0 || inline;
         if wqe.op.takes_recv() {
-            match self.take_recv(card, index, Class::Write) {
+            match self.take_recv(card, index, OrderClass::Write) {
                 Ok(place) => op.recv = Some(place),
                 Err(begin) => return begin,
             }
@@ -392,8 +392,8 @@ impl<E: StarEnv> Stateful<E> {
 
     /// SL reads our memory, or does an atomic on it: that is done here, once.
     fn begin_remote_read(&mut self, card: &mut CardCtx<'_, E>, seq: Psn, wqe: &SendWqe) -> Begin {
-        let class = Class::of(wqe.op);
-        let atomic = class == Class::Atomic;
+        let class = OrderClass::of(wqe.op);
+        let atomic = class == OrderClass::Atomic;
         let stream = &self.streams[1];
         let waits = if atomic { !stream.takes_atomic() } else { stream.changes() };
         if waits {

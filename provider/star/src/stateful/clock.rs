@@ -4,7 +4,7 @@ use starverbs_core::rtt::RttBounds;
 use starverbs_core::{Nanos, QpState};
 
 use super::events::Completions;
-use super::stream::Stream;
+use super::stream::WqeStream;
 use super::window::Of;
 use super::{CardCtx, Stateful};
 use crate::env::StarEnv;
@@ -99,7 +99,7 @@ impl<E: StarEnv> Stateful<E> {
     #[inline]
     pub(super) fn disarm_if_idle(&mut self) {
         let [local, remote] = &self.streams;
-        let idle = |stream: &Stream| stream.under_way() == 0 && stream.rnr_since == 0;
+        let idle = |stream: &WqeStream| stream.under_way() == 0 && stream.rnr_since == 0;
         let acked = |completions: &Completions| completions.is_acked();
         if self.window.is_empty()
             && idle(local)

@@ -15,7 +15,7 @@ use crate::form::{Form, Upto};
 use crate::message::CqeMsg;
 use crate::registry::{Claim, RuleRef, SendCtx};
 use crate::ring::{CQE_SLOT, slot};
-use crate::wire::{Header, Opt, Ptype, Queue};
+use crate::wire::{Opt, Ptype, Queue, StarHeader};
 
 /// Silence of SL after which an end that is to be destroyed does not wait for its EAs any more, ns.
 const LINGER: Nanos = 250_000_000;
@@ -24,7 +24,7 @@ const LINGER: Nanos = 250_000_000;
 const UNDER_WAY: u32 = 128;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum State {
+enum CqepState {
     /// SL has it, or there is none
     #[default]
     Done,
@@ -47,7 +47,7 @@ pub(super) enum Acked {
 #[derive(Clone, Copy, Default)]
 struct Pending {
     message: CqeMsg,
-    state: State,
+    state: CqepState,
     tries: u8,
     sent: Nanos,
     /// It may not leave before
@@ -107,7 +107,7 @@ impl Completions {
         }
         self.settle(at);
         let message = CqeMsg { slot, ..message };
-        self.all[at] = Pending { message, state: State::Waiting, tries: 0, sent: 0, after };
+        self.all[at] = Pending { message, state: CqepState::Waiting, tries: 0, sent: 0, after };
         self.pass();
     }
 
@@ -119,15 +119,15 @@ impl Completions {
     fn settle(&mut self, at: usize) {
         let pending = &mut self.all[at];
         match pending.state {
-            State::Flight => self.flight -= 1,
-            State::Waiting if pending.tries > 0 => self.lost -= 1,
+            CqepState::Flight => self.flight -= 1,
+            CqepState::Waiting if pending.tries > 0 => self.lost -= 1,
             _ => {}
         }
-        pending.state = State::Done;
+        pending.state = CqepState::Done;
     }
 
     fn pass(&mut self) {
-        while self.una != self.end && self.all[self.at(self.una)].state == State::Done {
+        while self.una != self.end && self.all[self.at(self.una)].state == CqepState::Done {
             self.una = self.una.plus(1);
         }
         if self.fresh.before(self.una) {
@@ -161,7 +161,7 @@ impl Completions {
         if !seq.before(self.end) || tries == 0 {
             return Acked::Unknown;
         }
-        if state == State::Done {
+        if state == CqepState::Done {
             return Acked::Duplicate;
         }
         self.settle(at);
@@ -182,13 +182,13 @@ impl Completions {
         if self.lost > 0 {
             let lost = |seq: &Psn| {
                 let pending = &self.all[self.at(*seq)];
-                pending.state == State::Waiting && pending.tries > 0
+                pending.state == CqepState::Waiting && pending.tries > 0
             };
             return self.range().find(lost);
         }
         while self.fresh != self.end {
             let pending = &self.all[self.at(self.fresh)];
-            if pending.state == State::Waiting {
+            if pending.state == CqepState::Waiting {
                 return (pending.after <= now).then_some(self.fresh);
             }
             self.fresh = self.fresh.plus(1);
@@ -205,7 +205,7 @@ impl Completions {
             self.fresh = seq.plus(1);
         }
         self.flight += 1;
-        (pending.state, pending.sent) = (State::Flight, now);
+        (pending.state, pending.sent) = (CqepState::Flight, now);
         pending.tries = pending.tries.saturating_add(1);
         &self.all[at].message
     }
@@ -216,8 +216,8 @@ impl Completions {
         for seq in self.range() {
             let at = self.at(seq);
             let pending = &mut self.all[at];
-            if pending.state == State::Flight && pending.sent <= then {
-                pending.state = State::Waiting;
+            if pending.state == CqepState::Flight && pending.sent <= then {
+                pending.state = CqepState::Waiting;
                 tries = tries.max(pending.tries);
                 self.flight -= 1;
                 self.lost += 1;
@@ -231,8 +231,8 @@ impl Completions {
         let due = self.range().filter_map(|seq| {
             let pending = &self.all[self.at(seq)];
             match pending.state {
-                State::Flight => Some(pending.sent + timeout),
-                State::Waiting if pending.after > 0 => Some(pending.after),
+                CqepState::Flight => Some(pending.sent + timeout),
+                CqepState::Waiting if pending.after > 0 => Some(pending.after),
                 _ => None,
             }
         });
@@ -285,10 +285,10 @@ impl OwedAcks {
 
 impl<E: StarEnv> Stateful<E> {
     /// Header of an EA or CQEP. Each has how far SL's WQEs are stored.
-    fn event(&mut self, ptype: Ptype, opt: Opt, seq: Psn, len: u16) -> Header {
+    fn event(&mut self, ptype: Ptype, opt: Opt, seq: Psn, len: u16) -> StarHeader {
         let addr = self.stored_word();
         let (qpn, ack) = (self.local.qpn, ptype == Ptype::Cqep);
-        Header { ptype, opt, migrate: false, ack, qpn, epoch: 0, psn: seq, addr, len }
+        StarHeader { ptype, opt, migrate: false, ack, qpn, epoch: 0, psn: seq, addr, len }
     }
 
     /// How far SL's WQEs are stored, for a packet that leaves now; 0 in the paper's packets.

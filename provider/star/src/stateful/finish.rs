@@ -3,7 +3,7 @@
 use starverbs_core::env::{CompletionQueue, SendQueue};
 use starverbs_core::{Cqe, Psn, QpId, QpState, SendFlags, SendOp, SendWqe, WcFlags, WcOpcode, WcStatus};
 
-use super::stream::{Class, WqeProgress};
+use super::stream::{OrderClass, WqeProgress};
 use super::window::Of;
 use super::{CardCtx, Ended, Stateful};
 use crate::env::StarEnv;
@@ -53,7 +53,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// How a WQE of ours ends whose data is here: the result of an atomic may still find no place.
     fn end_of_local(&mut self, card: &mut CardCtx<'_, E>, index: u32, op: &WqeProgress) -> WcStatus {
-        let brings = op.status == WcStatus::Success && op.class == Class::Atomic;
+        let brings = op.status == WcStatus::Success && op.class == OrderClass::Atomic;
         if brings && self.scatter(card, index, 0, &op.value.to_ne_bytes()).is_none() {
             return WcStatus::LocProtErr;
         }
@@ -171,6 +171,6 @@ fn recv_says(wqe: &SendWqe) -> (WcFlags, u32, WcOpcode) {
     flags.set(WcFlags::WITH_IMM, wqe.op.has_imm());
     flags.set(WcFlags::WITH_INV, wqe.op == SendOp::SendInv);
     let imm = if flags.is_empty() { 0 } else { wqe.imm };
-    let write = Class::of(wqe.op) == Class::Write;
+    let write = OrderClass::of(wqe.op) == OrderClass::Write;
     (flags, imm, if write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv })
 }

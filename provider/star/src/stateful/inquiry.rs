@@ -5,7 +5,7 @@
 use starverbs_core::WcStatus;
 
 use super::begin::Begin;
-use super::stream::Class;
+use super::stream::OrderClass;
 use super::{CardCtx, Stateful};
 use crate::control::{Control, Sum};
 use crate::env::StarEnv;
@@ -33,7 +33,7 @@ impl Inquiry {
 
 impl<E: StarEnv> Stateful<E> {
     /// No rule allows WQE `next` of ours: it fails, or waits for SL's answer.
-    pub(super) fn refuse(&mut self, card: &CardCtx<'_, E>, class: Class) -> Begin {
+    pub(super) fn refuse(&mut self, card: &CardCtx<'_, E>, class: OrderClass) -> Begin {
         if self.inquires(card) {
             return Begin::Wait;
         }

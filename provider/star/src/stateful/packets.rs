@@ -7,7 +7,7 @@ use starverbs_core::transport::slices;
 use starverbs_core::{Access, Psn, QpId, QpState, Seg, SendFlags, Sge, WcStatus};
 
 use super::begin::Begin;
-use super::stream::{Class, WqeProgress};
+use super::stream::{OrderClass, WqeProgress};
 use super::window::{InFlight, Kind, Of};
 use super::{CardCtx, Ended, Stateful};
 use crate::carried::CARRIED_LEN;
@@ -16,7 +16,7 @@ use crate::form::Form;
 use crate::message::{ATOMIC_LEN, Atomic};
 use crate::registry::{Claim, FoundRule, RuleRef, SendCtx};
 use crate::ring::{REPLAY_SLOT, slot};
-use crate::wire::{Header, Opt, Ptype};
+use crate::wire::{Opt, Ptype, StarHeader};
 
 /// Packets that a connection may send before another gets its turn.
 const TURN: u32 = 64;
@@ -76,7 +76,7 @@ impl<E: StarEnv> Stateful<E> {
         /* a packet whose answer would be refused again is not asked for yet */
         let may = |entry: &InFlight| {
             let op = streams[entry.of as usize].get(entry.wqe);
-            let placed = entry.of == Of::Remote && entry.kind == Kind::Get && op.class == Class::Write;
+            let placed = entry.of == Of::Remote && entry.kind == Kind::Get && op.class == OrderClass::Write;
             !placed || (settled == entry.wqe && (!entry.last || op.left == 1))
         };
         let Some((psn, entry)) = self.window.next_lost(may) else { return false };
@@ -216,7 +216,7 @@ impl<E: StarEnv> Stateful<E> {
                 return true;
             }
         }
-        let seen = of == Of::Local && op.class == Class::Write && !op.relaxed;
+        let seen = of == Of::Local && op.class == OrderClass::Write && !op.relaxed;
         if seen && last && op.left > 0 {
             return false;
         }
@@ -262,7 +262,7 @@ impl<E: StarEnv> Stateful<E> {
     ) -> Option<(u64, u32, RuleRef)> {
         let sges = match (of, op.recv) {
             (Of::Remote, _) => self.sends.sges(Psn::new(index)),
-            (Of::Local, Some(seq)) if op.class == Class::Send => self.recvs.sges(Psn::new(seq)),
+            (Of::Local, Some(seq)) if op.class == OrderClass::Send => self.recvs.sges(Psn::new(seq)),
             (Of::Local, _) => {
                 return Some((op.base.wrapping_add(offset.into()), op.length - offset, op.rule));
             }
@@ -292,7 +292,7 @@ impl<E: StarEnv> Stateful<E> {
             (Kind::Atomic, _) => (Ptype::Gd, Opt::Recv),
         };
         let len = if entry.kind == Kind::Atomic { ATOMIC_LEN as u16 } else { entry.len };
-        let header = Header {
+        let header = StarHeader {
             ptype,
             opt,
             migrate: false,
@@ -311,7 +311,7 @@ impl<E: StarEnv> Stateful<E> {
                 &word
             }
             (Kind::Put, ..) if entry.len == 0 => &[],
-            (Kind::Put, Of::Remote, Class::Atomic) => {
+            (Kind::Put, Of::Remote, OrderClass::Atomic) => {
                 word[..8].copy_from_slice(&op.value.to_ne_bytes());
                 let (from, len) = (entry.offset as usize, usize::from(entry.len));
                 word.get(from..from + len).unwrap_or(&[])
@@ -364,37 +364,37 @@ impl<E: StarEnv> Stateful<E> {
 }
 
 /// What a WQE's packets do.
-pub(super) fn kind_of(of: Of, class: Class) -> Kind {
+pub(super) fn kind_of(of: Of, class: OrderClass) -> Kind {
     match (of, class) {
-        (Of::Local, Class::Atomic) => Kind::Atomic,
-        (Of::Local, Class::Read) | (Of::Remote, Class::Send | Class::Write) => Kind::Get,
+        (Of::Local, OrderClass::Atomic) => Kind::Atomic,
+        (Of::Local, OrderClass::Read) | (Of::Remote, OrderClass::Send | OrderClass::Write) => Kind::Get,
         _ => Kind::Put,
     }
 }
 
 /// The right that they need on SL's memory.
-pub(super) fn need_of(of: Of, class: Class) -> Access {
+pub(super) fn need_of(of: Of, class: OrderClass) -> Access {
     match (of, class) {
-        (Of::Local, Class::Write) => Access::REMOTE_WRITE,
-        (Of::Local, Class::Read) => Access::REMOTE_READ,
-        (Of::Local, Class::Atomic) => Access::REMOTE_ATOMIC,
-        (Of::Local, _) | (Of::Remote, Class::Read | Class::Atomic) => Access::LOCAL_WRITE,
+        (Of::Local, OrderClass::Write) => Access::REMOTE_WRITE,
+        (Of::Local, OrderClass::Read) => Access::REMOTE_READ,
+        (Of::Local, OrderClass::Atomic) => Access::REMOTE_ATOMIC,
+        (Of::Local, _) | (Of::Remote, OrderClass::Read | OrderClass::Atomic) => Access::LOCAL_WRITE,
         (Of::Remote, _) => Access::empty(),
     }
 }
 
-pub(super) fn opt_of(class: Class) -> Opt {
+pub(super) fn opt_of(class: OrderClass) -> Opt {
     match class {
-        Class::Send | Class::Own => Opt::Send,
-        Class::Write => Opt::Write,
-        Class::Read | Class::Atomic => Opt::Read,
+        OrderClass::Send | OrderClass::Own => Opt::Send,
+        OrderClass::Write => Opt::Write,
+        OrderClass::Read | OrderClass::Atomic => Opt::Read,
     }
 }
 
 /// How a WQE ends whose rule is no more.
 pub(super) fn refused(of: Of, op: &WqeProgress) -> WcStatus {
     match (of, op.class) {
-        (Of::Local, Class::Send) => WcStatus::RemOpErr,
+        (Of::Local, OrderClass::Send) => WcStatus::RemOpErr,
         (Of::Local, _) => WcStatus::RemAccessErr,
         (Of::Remote, _) => WcStatus::LocProtErr,
     }

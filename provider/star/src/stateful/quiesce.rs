@@ -10,7 +10,7 @@ use starverbs_core::{Psn, QpState};
 
 use super::events::Completions;
 use super::window::Of;
-use super::{CardCtx, Ended, Stateful, Stream};
+use super::{CardCtx, Ended, Stateful, WqeStream};
 use crate::env::StarEnv;
 use crate::revert::QuiescePoint;
 
@@ -49,7 +49,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     fn is_over(&self) -> bool {
-        let began = self.streams.iter().any(|stream: &Stream| stream.under_way() > 0 || stream.stopped);
+        let began = self.streams.iter().any(|stream: &WqeStream| stream.under_way() > 0 || stream.stopped);
         let acked = self.completions.iter().all(Completions::is_acked);
         /* before SL has sent all rules, messages to it change nothing */
         let sent = self.channel.waiting() == 0 || !self.open;

@@ -18,7 +18,7 @@ use crate::form::Form;
 use crate::message::CqeMsg;
 use crate::registry::{Claim, SendCtx};
 use crate::ring::CQE_SLOT;
-use crate::wire::{Header, Ptype, Queue, StarPacket};
+use crate::wire::{Ptype, Queue, StarHeader, StarPacket};
 
 impl<E: StarEnv> Stateful<E> {
     /// Whether the last packet of a WQE may bring SL's completion with it, if there is room for that. What
@@ -91,7 +91,7 @@ impl<E: StarEnv> Stateful<E> {
         let cqe = CqeMsg { slot, ..cqe };
         let carried = Carried { queue, seq, cqe, stored: self.stored_word() }.encode();
         let data = if asks { 0 } else { entry.len };
-        let header = Header {
+        let header = StarHeader {
             ptype: Ptype::Rdc,
             opt: opt_of(op.class),
             migrate: false,

@@ -22,7 +22,7 @@ pub(super) const OPS: u32 = 64;
 
 /// Of what kind a WQE is where order is concerned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum Class {
+pub(super) enum OrderClass {
     #[default]
     Send,
     Write,
@@ -32,15 +32,15 @@ pub(super) enum Class {
     Own,
 }
 
-impl Class {
+impl OrderClass {
     pub(super) fn of(op: SendOp) -> Self {
         match op {
-            SendOp::Send | SendOp::SendImm | SendOp::SendInv => Class::Send,
-            SendOp::Write | SendOp::WriteImm | SendOp::AtomicWrite => Class::Write,
-            SendOp::Read => Class::Read,
-            SendOp::CmpSwap | SendOp::FetchAdd => Class::Atomic,
-            SendOp::LocalInv | SendOp::BindMw | SendOp::Flush | SendOp::Malformed => Class::Own,
-            SendOp::Rpc | SendOp::RpcWrite => Class::Own,
+            SendOp::Send | SendOp::SendImm | SendOp::SendInv => OrderClass::Send,
+            SendOp::Write | SendOp::WriteImm | SendOp::AtomicWrite => OrderClass::Write,
+            SendOp::Read => OrderClass::Read,
+            SendOp::CmpSwap | SendOp::FetchAdd => OrderClass::Atomic,
+            SendOp::LocalInv | SendOp::BindMw | SendOp::Flush | SendOp::Malformed => OrderClass::Own,
+            SendOp::Rpc | SendOp::RpcWrite => OrderClass::Own,
         }
     }
 }
@@ -63,7 +63,7 @@ pub(super) enum Carry {
 /// A WQE under way.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct WqeProgress {
-    pub(super) class: Class,
+    pub(super) class: OrderClass,
     /// A WRITE that may land before what is before it
     pub(super) relaxed: bool,
     /// All its packets have left once
@@ -114,7 +114,7 @@ impl WqeProgress {
 
 /// How many of each class are under way.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+struct ClassCounts {
     /// Of all kinds, those whose completion travels by itself, or that have none
     plain: u32,
     writes: u32,
@@ -123,7 +123,7 @@ struct Counts {
 }
 
 /// The WQEs of one queue.
-pub(super) struct Stream {
+pub(super) struct WqeStream {
     ops: Box<[WqeProgress]>,
     /// Oldest WQE that is not complete
     pub(super) una: u32,
@@ -137,7 +137,7 @@ pub(super) struct Stream {
     pub(super) offset: u32,
     /// No WQE begins any more
     pub(super) stopped: bool,
-    counts: Counts,
+    counts: ClassCounts,
     /// WQEs whose last packet waits, and one that is not behind the oldest of them
     held: u32,
     first_held: u32,
@@ -145,10 +145,10 @@ pub(super) struct Stream {
     pub(super) rnr_since: Nanos,
 }
 
-impl Stream {
+impl WqeStream {
     /// One of a queue of `depth` WQEs, a power of two, that begins with WQE `first`. `Exhausted`: no memory.
     pub(super) fn new(first: u32, depth: u32) -> Result<Self, NicError> {
-        Ok(Stream {
+        Ok(WqeStream {
             ops: filled(depth.min(OPS) as usize)?,
             una: first,
             next: first,
@@ -156,7 +156,7 @@ impl Stream {
             begun: false,
             offset: 0,
             stopped: false,
-            counts: Counts::default(),
+            counts: ClassCounts::default(),
             held: 0,
             first_held: first,
             rnr_since: 0,
@@ -203,12 +203,12 @@ impl Stream {
         !self.stopped && self.under_way() < self.depth()
     }
 
-    fn count(&mut self, class: Class) -> Option<&mut u32> {
+    fn count(&mut self, class: OrderClass) -> Option<&mut u32> {
         match class {
-            Class::Write => Some(&mut self.counts.writes),
-            Class::Read => Some(&mut self.counts.reads),
-            Class::Atomic => Some(&mut self.counts.atomics),
-            Class::Send | Class::Own => None,
+            OrderClass::Write => Some(&mut self.counts.writes),
+            OrderClass::Read => Some(&mut self.counts.reads),
+            OrderClass::Atomic => Some(&mut self.counts.atomics),
+            OrderClass::Send | OrderClass::Own => None,
         }
     }
 
@@ -243,7 +243,7 @@ impl Stream {
         }
     }
 
-    /// The last packet of WQE `next`, from byte `offset` on, is left to [`held`](Stream::held).
+    /// The last packet of WQE `next`, from byte `offset` on, is left to [`held`](WqeStream::held).
     pub(super) fn hold(&mut self, offset: u32) {
         let next = self.next;
         self.op(next).held = offset;
@@ -359,7 +359,7 @@ impl Stream {
     /// That packet has come, or failed, and those before it with it.
     pub(super) fn carried(&mut self, index: u32, status: WcStatus) {
         let WqeProgress { base: place, class, .. } = *self.get(index);
-        if class != Class::Atomic {
+        if class != OrderClass::Atomic {
             return;
         }
         for at in self.before(index) {
@@ -378,16 +378,16 @@ impl Stream {
 
     /// Whether a WRITE is under way to some of these bytes of SL's memory.
     pub(super) fn writes_to(&self, addr: u64, len: u32) -> bool {
-        self.counts.writes > 0 && self.any(|op| op.class == Class::Write && op.overlaps(addr, len))
+        self.counts.writes > 0 && self.any(|op| op.class == OrderClass::Write && op.overlaps(addr, len))
     }
 
     /// Whether a WRITE here may not land before something under way has.
     pub(super) fn is_in_the_way(&self, addr: u64, len: u32) -> bool {
         self.any(|op| match op.class {
-            Class::Write => !op.relaxed || op.overlaps(addr, len),
-            Class::Atomic | Class::Own => true,
-            Class::Read => op.overlaps(addr, len),
-            Class::Send => false,
+            OrderClass::Write => !op.relaxed || op.overlaps(addr, len),
+            OrderClass::Atomic | OrderClass::Own => true,
+            OrderClass::Read => op.overlaps(addr, len),
+            OrderClass::Send => false,
         })
     }
 
@@ -417,9 +417,9 @@ mod tests {
 
     #[test]
     fn what_overlaps_is_in_the_way() {
-        let mut stream = Stream::new(u32::MAX, 4).unwrap();
+        let mut stream = WqeStream::new(u32::MAX, 4).unwrap();
         stream.begin(WqeProgress {
-            class: Class::Write,
+            class: OrderClass::Write,
             relaxed: true,
             base: 100,
             length: 10,

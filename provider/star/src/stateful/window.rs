@@ -147,7 +147,7 @@ impl Answered {
 
 /// Packets that stay in order on their way, and so do their answers.
 #[derive(Clone, Copy, Default)]
-struct Lane {
+struct PacketLane {
     /// Transmissions so far
     order: u32,
     /// The last of those that have an answer, and when it was made
@@ -163,7 +163,7 @@ pub(super) struct PacketWindow {
     used: u32,
     una: Psn,
     next: Psn,
-    lanes: [Lane; 2],
+    lanes: [PacketLane; 2],
     flight: u32,
     /// What the packets in flight cost
     bytes: u32,
@@ -316,7 +316,7 @@ impl PacketWindow {
 
     /// When the last of the transmissions was made that brought data and have an answer.
     pub(super) fn newest_put(&self) -> Nanos {
-        let [Lane { newest: (_, sent), .. }, _] = self.lanes;
+        let [PacketLane { newest: (_, sent), .. }, _] = self.lanes;
         sent
     }
 

@@ -87,7 +87,7 @@ pub(crate) struct Board {
     contexts: Mutex<u32>,
     /// By block of QPNs
     cells: Box<[OnceLock<BlockCells>]>,
-    objects: Mutex<Objects>,
+    objects: Mutex<ProgramObjects>,
     files: Files,
     /// The connection manager, if it was ever asked for
     cm: Mutex<Option<Arc<BoardCm>>>,
@@ -103,7 +103,7 @@ pub(crate) struct Board {
 
 /// What the program made, as far as events need it.
 #[derive(Default)]
-struct Objects {
+struct ProgramObjects {
     pds: HashMap<PdId, Events>,
     /// Domain and cookie
     qps: HashMap<Qpn, (PdId, u64)>,
@@ -159,7 +159,7 @@ impl Board {
         self.outstanding.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn objects(&self) -> MutexGuard<'_, Objects> {
+    fn objects(&self) -> MutexGuard<'_, ProgramObjects> {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

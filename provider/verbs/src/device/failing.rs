@@ -30,12 +30,12 @@ pub(crate) struct Failing {
     pub(crate) thread: ProgressThread,
     pub(crate) deferred_log: DeferredLog,
     moderator: Arc<Moderator>,
-    objects: Mutex<Objects>,
+    objects: Mutex<FakeObjects>,
 }
 
 /// What exists, by number: no two objects have the same.
 #[derive(Default)]
-struct Objects {
+struct FakeObjects {
     last: u32,
     all: HashMap<u32, Object>,
 }
@@ -62,7 +62,7 @@ struct Qp {
 
 const GONE: VerbsError = VerbsError::Card(NicError::NotFound);
 
-impl Objects {
+impl FakeObjects {
     fn add(&mut self, of: &[u32], is: Is) -> Result<CommandReply> {
         if of.iter().any(|number| !self.all.contains_key(number)) {
             return Err(GONE);
@@ -137,7 +137,7 @@ impl Failing {
         })))
     }
 
-    fn objects(&self) -> MutexGuard<'_, Objects> {
+    fn objects(&self) -> MutexGuard<'_, FakeObjects> {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

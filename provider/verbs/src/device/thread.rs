@@ -55,7 +55,7 @@ const SLICE: u64 = 100_000;
 const BEFORE: i32 = 5;
 
 /// What a thread runs.
-pub(crate) trait Served: Send + 'static {
+pub(crate) trait ThreadWork: Send + 'static {
     /// Its thread.
     fn thread(&self) -> &ProgressThread;
 
@@ -110,7 +110,7 @@ impl ProgressThread {
     }
 
     /// Starts the thread of `device`, armed, with all signals blocked.
-    pub(crate) fn start(&self, device: impl Served) -> Result<()> {
+    pub(crate) fn start(&self, device: impl ThreadWork) -> Result<()> {
         self.stop.store(false, Ordering::Release);
         self.mode.store(ARMED, Ordering::SeqCst);
         let started = Thread::start(c"starverbs", Box::new(move || Worker::new(device).run()));
@@ -210,7 +210,7 @@ struct Worker<D> {
     shares_its_cpu: bool,
 }
 
-impl<D: Served> Worker<D> {
+impl<D: ThreadWork> Worker<D> {
     fn new(device: D) -> Self {
         let shares_its_cpu = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1);
         Worker { device, polled: Vec::with_capacity(16), spurious: 0, clean: 0, served_at: 0, shares_its_cpu }

@@ -8,7 +8,7 @@ use starverbs_backend::OfferedMemory;
 
 use super::gates::Gates;
 use super::mrs::MrMemory;
-use super::names::{Bytes, Names, ObjectKind, Whereabouts};
+use super::names::{ExportedBytes, Names, ObjectKind, Whereabouts};
 use super::readers::Readers;
 use crate::error::{Result, VerbsError};
 use crate::process;
@@ -84,11 +84,11 @@ impl Exports {
 
     /// Lets others have a protection domain.
     pub(crate) fn publish_pd(&self, handle: u32) {
-        self.if_ours(|names| names.put(ObjectKind::Pd, handle, Bytes::default()));
+        self.if_ours(|names| names.put(ObjectKind::Pd, handle, ExportedBytes::default()));
     }
 
     /// Lets others have device memory.
-    pub(crate) fn publish_dm(&self, handle: u32, bytes: Bytes) {
+    pub(crate) fn publish_dm(&self, handle: u32, bytes: ExportedBytes) {
         self.if_ours(|names| names.put(ObjectKind::Dm, handle, bytes));
     }
 

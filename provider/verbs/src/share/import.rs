@@ -10,8 +10,8 @@ use starverbs_core::mr::MrAttr;
 
 use super::file::{self, FileAt, Identity};
 use super::mrs::PeerMrs;
-use super::names::{Bytes, Names, ObjectKind, Tag};
-use super::readers::Reader;
+use super::names::{ExportedBytes, Names, ObjectKind, Tag};
+use super::readers::ExporterSlot;
 use crate::error::{Result, VerbsError};
 use crate::memory;
 
@@ -59,7 +59,7 @@ impl Importer {
     ///
     /// # Errors
     /// EINVAL: none; ENODEV: the context is closed.
-    pub(crate) fn find(&self, kind: ObjectKind, handle: u32) -> Result<(Tag, Bytes)> {
+    pub(crate) fn find(&self, kind: ObjectKind, handle: u32) -> Result<(Tag, ExportedBytes)> {
         if self.names.is_closed() {
             return Err(GONE);
         }
@@ -120,7 +120,7 @@ impl Importer {
         {
             return Err(GONE);
         }
-        let reader = Mutex::new(Reader::join(&readers)?);
+        let reader = Mutex::new(ExporterSlot::join(&readers)?);
         Ok(Reach { memory, mrs: PeerMrs::open(&mrs)?, reader })
     }
 }
@@ -159,7 +159,7 @@ pub(super) struct Reach {
     memory: File,
     mrs: PeerMrs,
     /// Locked while it reads
-    pub(super) reader: Mutex<Reader>,
+    pub(super) reader: Mutex<ExporterSlot>,
 }
 
 /// Memory of an exporter that this process may use as long as an object of the exporter's is valid.
@@ -177,8 +177,8 @@ impl Foreign {
     ///
     /// # Errors
     /// As [`Importer::reach`], and EOPNOTSUPP: no memory that lies there at all times.
-    pub(crate) fn new(importer: &Arc<Importer>, tag: Tag, bytes: Bytes) -> Result<Foreign> {
-        let Bytes { addr, length } = bytes;
+    pub(crate) fn new(importer: &Arc<Importer>, tag: Tag, bytes: ExportedBytes) -> Result<Foreign> {
+        let ExportedBytes { addr, length } = bytes;
         let plain = addr.checked_add(length).is_some_and(|end| end <= memory::FOREIGN_SPAN);
         if !plain {
             return Err(VerbsError::Unsupported("on-demand and null regions of another process"));

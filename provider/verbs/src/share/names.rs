@@ -32,8 +32,8 @@ struct Layout {
     readers: FileRecord,
     /// Not 0: the context is closed
     closed: AtomicU32,
-    pds: [Name; NAMES[0]],
-    dms: [Name; NAMES[1]],
+    pds: [ExportName; NAMES[0]],
+    dms: [ExportName; NAMES[1]],
 }
 
 /// A file of the exporter's: device, inode, and descriptor.
@@ -46,7 +46,7 @@ struct FileRecord {
 
 /// A protection domain, or device memory with its bytes.
 #[repr(C, align(32))]
-struct Name {
+struct ExportName {
     incarnation: Incarnation,
     addr: AtomicU64,
     length: AtomicU64,
@@ -72,7 +72,7 @@ pub(crate) enum Tag {
 
 /// Bytes of the exporter's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Bytes {
+pub(crate) struct ExportedBytes {
     /// The first one, marks and all
     pub(crate) addr: u64,
     /// How many
@@ -140,7 +140,7 @@ impl Names {
         unsafe { &*self.0.as_ptr().cast::<Layout>() }
     }
 
-    fn name(&self, kind: ObjectKind, handle: u32) -> Option<&Name> {
+    fn name(&self, kind: ObjectKind, handle: u32) -> Option<&ExportName> {
         match kind {
             ObjectKind::Pd => self.all().pds.get(handle as usize),
             ObjectKind::Dm => self.all().dms.get(handle as usize),
@@ -148,7 +148,7 @@ impl Names {
     }
 
     /// Lets others have an object whose handle is free; a handle that is too large is left out.
-    pub(super) fn put(&self, kind: ObjectKind, handle: u32, bytes: Bytes) {
+    pub(super) fn put(&self, kind: ObjectKind, handle: u32, bytes: ExportedBytes) {
         let Some(name) = self.name(kind, handle) else { return };
         name.incarnation.begin(|| {
             name.addr.store(bytes.addr, Ordering::Relaxed);
@@ -173,11 +173,11 @@ impl Names {
     }
 
     /// The object of this kind and handle.
-    pub(super) fn find(&self, kind: ObjectKind, handle: u32) -> Option<(Tag, Bytes)> {
+    pub(super) fn find(&self, kind: ObjectKind, handle: u32) -> Option<(Tag, ExportedBytes)> {
         let name = self.name(kind, handle)?;
         let (incarnation, bytes) = name.incarnation.read(|| {
             let (addr, length) = (name.addr.load(Ordering::Relaxed), name.length.load(Ordering::Relaxed));
-            Some(Bytes { addr, length })
+            Some(ExportedBytes { addr, length })
         })?;
         Some((Tag::Name(kind, handle, incarnation), bytes))
     }

@@ -18,7 +18,7 @@ use super::backing::FileBytes;
 use super::gates::{Gate, PeerGates};
 use super::mapped::MappedFiles;
 use super::mrs::PeerMrs;
-use super::readers::Reader;
+use super::readers::ExporterSlot;
 use crate::error::Result;
 use crate::memory;
 
@@ -35,13 +35,13 @@ pub(crate) struct PeerMemory {
 
 /// What is used from within a reader's slot.
 struct Inside {
-    reader: Reader,
+    reader: ExporterSlot,
     files: MappedFiles,
 }
 
 /// Bytes of a peer's memory as a request names them, and the right that it needs.
 #[derive(Clone, Copy)]
-pub(crate) struct Target {
+pub(crate) struct PeerBytes {
     /// The gate of the peer's queue pair, and whose keys it may use
     pub(crate) gate: Gate,
     pub(crate) qp: QpId,
@@ -55,7 +55,7 @@ pub(crate) struct Target {
 
 /// By which way bytes went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Way {
+pub(crate) enum CopyWay {
     /// Memory that both processes have mapped
     Mapped,
     /// A descriptor of the peer's memory
@@ -69,7 +69,7 @@ const LONG: u32 = 32 << 10;
 
 /// What becomes of a word.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Change {
+pub(crate) enum WordChange {
     /// This is added
     Add(u64),
     /// The second takes the first's place
@@ -90,7 +90,7 @@ type ProcessVm = unsafe extern "C" fn(
 
 /// The system calls that move bytes one way.
 #[derive(Clone, Copy)]
-struct Calls {
+struct CopyCalls {
     /// pwritev(2) or preadv(2)
     file: unsafe extern "C" fn(libc::c_int, *const iovec, libc::c_int, libc::off_t) -> isize,
     process: ProcessVm,
@@ -110,7 +110,7 @@ impl PeerMemory {
     pub(crate) fn open(files: MemoryFiles, pid: Option<libc::pid_t>) -> Result<PeerMemory> {
         let MemoryFiles { mrs, readers, gates, memory, process } = files;
         let (mrs, gates) = (PeerMrs::open(&mrs)?, PeerGates::open(&gates)?);
-        let inside = Inside { reader: Reader::join(&readers)?, files: MappedFiles::default() };
+        let inside = Inside { reader: ExporterSlot::join(&readers)?, files: MappedFiles::default() };
         let pid = AtomicI32::new(pid.unwrap_or(0));
         Ok(PeerMemory { memory, process, pid, mrs, gates, inside: Mutex::new(inside) })
     }
@@ -127,8 +127,8 @@ impl PeerMemory {
     /// # Safety
     /// The pieces are the target's bytes in all; nothing refers to them as memory that does not change.
     #[inline]
-    pub(crate) unsafe fn write(&self, target: &Target, pieces: &[iovec]) -> Option<Way> {
-        let calls = Calls { file: libc::pwritev, process: libc::process_vm_writev };
+    pub(crate) unsafe fn write(&self, target: &PeerBytes, pieces: &[iovec]) -> Option<CopyWay> {
+        let calls = CopyCalls { file: libc::pwritev, process: libc::process_vm_writev };
         // SAFETY: the caller's terms; with the calls another process's memory changes, or this one's that is
         // registered with another card.
         unsafe {
@@ -143,8 +143,8 @@ impl PeerMemory {
     /// # Safety
     /// The pieces are the target's bytes in all, and may be written as memory of a region.
     #[inline]
-    pub(crate) unsafe fn read(&self, target: &Target, pieces: &[iovec]) -> Option<Way> {
-        let calls = Calls { file: libc::preadv, process: libc::process_vm_readv };
+    pub(crate) unsafe fn read(&self, target: &PeerBytes, pieces: &[iovec]) -> Option<CopyWay> {
+        let calls = CopyCalls { file: libc::preadv, process: libc::process_vm_readv };
         // SAFETY: the caller's terms.
         unsafe {
             self.copy(target, pieces, calls, |here, piece| {
@@ -161,25 +161,25 @@ impl PeerMemory {
     #[inline]
     unsafe fn copy(
         &self,
-        target: &Target,
+        target: &PeerBytes,
         pieces: &[iovec],
-        calls: Calls,
+        calls: CopyCalls,
         move_one: impl Fn(*mut u8, &iovec),
-    ) -> Option<Way> {
+    ) -> Option<CopyWay> {
         self.reach(target, |place| match place {
             TargetBytes::Mapped(mut here) => {
                 for piece in pieces {
                     move_one(here, piece);
                     here = here.wrapping_add(piece.iov_len);
                 }
-                Some(Way::Mapped)
+                Some(CopyWay::Mapped)
             }
             // SAFETY: the caller's terms; the kernel looks whether what it reads and writes is mapped.
             TargetBytes::Peer(at) => unsafe {
                 self.by_pid(target, at, pieces, calls.process).or_else(|| {
                     let (fd, count) = (self.memory.as_raw_fd(), pieces.len() as libc::c_int);
                     let moved = (calls.file)(fd, pieces.as_ptr(), count, at);
-                    (moved == target.len as isize).then_some(Way::Descriptor)
+                    (moved == target.len as isize).then_some(CopyWay::Descriptor)
                 })
             },
         })
@@ -192,11 +192,11 @@ impl PeerMemory {
     /// As `call`'s, for the pieces.
     unsafe fn by_pid(
         &self,
-        target: &Target,
+        target: &PeerBytes,
         at: libc::off_t,
         pieces: &[iovec],
         call: ProcessVm,
-    ) -> Option<Way> {
+    ) -> Option<CopyWay> {
         let pid = self.pid.load(Ordering::Relaxed);
         if pid == 0 || target.len < LONG {
             return None;
@@ -205,7 +205,7 @@ impl PeerMemory {
         // SAFETY: the caller's terms.
         let moved = unsafe { call(pid, pieces.as_ptr(), pieces.len() as libc::c_ulong, &there, 1, 0) };
         if moved == target.len as isize {
-            return Some(Way::Pid);
+            return Some(CopyWay::Pid);
         }
         self.pid.store(0, Ordering::Relaxed);
         None
@@ -218,15 +218,15 @@ impl PeerMemory {
 
     /// Whether the target can be reached by a mapping.
     #[cold]
-    pub(crate) fn maps(&self, target: &Target) -> bool {
-        let target = Target { only_mapped: true, ..*target };
+    pub(crate) fn maps(&self, target: &PeerBytes) -> bool {
+        let target = PeerBytes { only_mapped: true, ..*target };
         self.reach(&target, |place| matches!(place, TargetBytes::Mapped(_)).then_some(())).is_some()
     }
 
     /// Changes the target, a word, as the CPUs of all processes do that have it mapped; gives what was there.
     /// `None`: as of [`PeerMemory::write`], or it is not mapped, or not aligned.
-    pub(crate) fn change(&self, target: &Target, change: Change) -> Option<u64> {
-        self.reach(&Target { only_mapped: true, len: 8, ..*target }, |place| {
+    pub(crate) fn change(&self, target: &PeerBytes, change: WordChange) -> Option<u64> {
+        self.reach(&PeerBytes { only_mapped: true, len: 8, ..*target }, |place| {
             let TargetBytes::Mapped(word) = place else { return None };
             if !word.addr().is_multiple_of(8) {
                 return None;
@@ -235,18 +235,18 @@ impl PeerMemory {
             // has them changes them with the CPU's own means.
             let word = unsafe { AtomicU64::from_ptr(word.cast()) };
             Some(match change {
-                Change::Add(value) => word.fetch_add(value, Ordering::SeqCst),
-                Change::Swap(old, new) => word
+                WordChange::Add(value) => word.fetch_add(value, Ordering::SeqCst),
+                WordChange::Swap(old, new) => word
                     .compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst)
                     .unwrap_or_else(|there| there),
-                Change::Store(value) => word.swap(value, Ordering::SeqCst),
+                WordChange::Store(value) => word.swap(value, Ordering::SeqCst),
             })
         })
     }
 
     /// Runs `call` with the target's place while the peer waits for its end.
     #[inline]
-    fn reach<T>(&self, target: &Target, call: impl FnOnce(TargetBytes) -> Option<T>) -> Option<T> {
+    fn reach<T>(&self, target: &PeerBytes, call: impl FnOnce(TargetBytes) -> Option<T>) -> Option<T> {
         let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         let Inside { reader, files } = &mut *inside;
         reader.read(|| call(self.place(target, files)?))
@@ -254,8 +254,8 @@ impl PeerMemory {
 
     /// Where the target lies, as the peer's own card would find it.
     #[inline]
-    fn place(&self, target: &Target, files: &mut MappedFiles) -> Option<TargetBytes> {
-        let Target { gate, qp, rkey, addr, len, need, only_mapped } = *target;
+    fn place(&self, target: &PeerBytes, files: &mut MappedFiles) -> Option<TargetBytes> {
+        let PeerBytes { gate, qp, rkey, addr, len, need, only_mapped } = *target;
         if !self.gates.is_open(gate) {
             return None;
         }

@@ -94,24 +94,24 @@ fn byte(number: usize) -> libc::flock {
 
 /// This process's slot at an exporter. Its mapping has the file description that has the slot's lock, so that
 /// the lock goes when the process does, whatever becomes of descriptors.
-pub(super) struct Reader {
+pub(super) struct ExporterSlot {
     slots: ParentOnly,
     number: usize,
 }
 
-impl Reader {
+impl ExporterSlot {
     /// Takes any free slot. `file` is a file description of nobody else's.
     ///
     /// # Errors
     /// EINVAL: it is something else; ENOMEM: all are taken.
-    pub(super) fn join(file: &File) -> Result<Reader> {
+    pub(super) fn join(file: &File) -> Result<ExporterSlot> {
         if file::check(file, SIZE_STAYS)? != size_of::<[PaddedSlot; SLOTS]>() {
             return Err(OTHER);
         }
         let slots = ParentOnly::new(MmapOptions::new().len(size_of::<[PaddedSlot; SLOTS]>()).map_raw(file)?)?;
         let lock = |number: &usize| fcntl(file, FcntlArg::F_OFD_SETLK(&byte(*number))).is_ok();
         let number = (0..SLOTS).find(lock).ok_or(VerbsError::NoMemory("importers of a context"))?;
-        let reader = Reader { slots, number };
+        let reader = ExporterSlot { slots, number };
         /* the slot of one that died while it read */
         reader.slot().reset();
         Ok(reader)
@@ -135,7 +135,7 @@ impl Reader {
 }
 
 #[cfg(test)]
-impl Reader {
+impl ExporterSlot {
     /// As if this process was killed in the middle of a copy.
     pub(super) fn die(self) {
         self.slot().enter();

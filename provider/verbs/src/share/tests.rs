@@ -70,7 +70,7 @@ fn region(bytes: &[u8]) -> MrAttr {
 
 fn memory_of(importer: &Arc<Importer>, key: u32) -> crate::error::Result<Foreign> {
     let (tag, MrAttr { addr, length, .. }) = importer.find_mr(key)?;
-    Foreign::new(importer, tag, Bytes { addr, length })
+    Foreign::new(importer, tag, ExportedBytes { addr, length })
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn regions_are_found_by_their_keys() {
 #[test]
 fn names_are_found_by_kind_and_handle() {
     let (exporter, importer) = both();
-    let (names, bytes) = (&exporter.names, Bytes { addr: 64, length: 4 });
+    let (names, bytes) = (&exporter.names, ExportedBytes { addr: 64, length: 4 });
     names.publish_pd(7);
     names.publish_dm(7, bytes);
     assert_eq!(importer.find(ObjectKind::Dm, 7).unwrap().1, bytes);

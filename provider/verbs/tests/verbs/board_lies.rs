@@ -14,7 +14,7 @@ use starverbs_verbs::{Ah, CompChannel, Context, Cq, Pd, Qp, QpAttr, RecvWr, Srq}
 use starverbs_vfio::message::{
     Access, DmaMap, Head, REGION_MMAP, REPLY, Region as RegionInfo, Version, parse,
 };
-use starverbs_vfio::{Message, MessageOp, ReadResult, Stream};
+use starverbs_vfio::{MessageOp, MessageStream, ReadResult, VfioMessage};
 use zerocopy::IntoBytes;
 
 use crate::common::*;
@@ -25,7 +25,7 @@ const CARD_LINE: usize = std::mem::size_of::<CardIndex>();
 
 /// The board.
 struct Liar {
-    stream: Stream,
+    stream: MessageStream,
     rng: Rng,
     page: File,
     /// Memory files of the client: DMA address, and the mapping
@@ -40,7 +40,7 @@ impl Liar {
     /// Serves one client, until it hangs up.
     fn serve(listener: &UnixListener, seed: u64) {
         let (socket, _) = listener.accept().unwrap();
-        let stream = Stream::new(socket).unwrap();
+        let stream = MessageStream::new(socket).unwrap();
         let page = doorbell_page();
         let (rng, maps, scribble) = (Rng::new([seed, 7]), Vec::new(), Vec::new());
         let mut liar = Liar { stream, rng, page, maps, commands: 0, head: 0, scribble };
@@ -56,7 +56,7 @@ impl Liar {
         }
     }
 
-    fn answer(&mut self, mut message: Message) {
+    fn answer(&mut self, mut message: VfioMessage) {
         let Head { op, .. } = message.head;
         let body = &message.body[..];
         let mut reply = body.to_vec();

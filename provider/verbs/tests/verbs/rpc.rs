@@ -1,7 +1,7 @@
 //! RPCs between two cards (StRoM): GET on the wire and between cards of one host, streams, and who may not.
 
 use crate::common::*;
-use starverbs_core::strom::{Code, RECORD_LEN, ReplyFlags, ReplyRecord, ReplyTarget, RpcAnswer, Target};
+use starverbs_core::strom::{Code, RECORD_LEN, ReplyFlags, ReplyHead, ReplyRecord, ReplyTarget, RpcAnswer};
 use starverbs_core::{QpType, SendFlags, SendOp, SendWqe, WcOpcode, WcStatus};
 use starverbs_kernels::get::{Bucket, HashEntry, Params};
 use starverbs_kernels::hll;
@@ -25,9 +25,9 @@ fn answer_at(node: &Node) -> usize {
     ANSWER - node.addr(0) as usize % 8
 }
 
-fn target(node: &Node, flags: ReplyFlags) -> Target {
+fn target(node: &Node, flags: ReplyFlags) -> ReplyHead {
     let (addr, rkey) = (node.addr(answer_at(node) - ROOM), node.mr.rkey());
-    Target::new(&ReplyTarget { addr, rkey, len: ROOM as u32, imm: 77, flags })
+    ReplyHead::new(&ReplyTarget { addr, rkey, len: ROOM as u32, imm: 77, flags })
 }
 
 fn call(node: &Node, qp: &Qp, params: &[u8], flags: ReplyFlags) {

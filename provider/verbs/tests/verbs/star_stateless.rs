@@ -10,7 +10,7 @@ use starverbs_core::{
     Access, Cqe, Gid, Psn, QpState, QpType, SendFlags, SendOp, Sge, WcFlags, WcOpcode, WcStatus,
 };
 use starverbs_settings::{Settings, StarPreference};
-use starverbs_star::wire::{Crc, Header, Opt, Prefix, Ptype, StarHead, fill_checksum};
+use starverbs_star::wire::{Crc, Opt, Prefix, Ptype, StarHead, StarHeader, fill_checksum};
 use starverbs_verbs::{
     Cq, MemoryRange, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr, Rereg, SendWr, Settled, Srq,
 };
@@ -472,7 +472,7 @@ fn udp_ports() -> Vec<u16> {
 /// A packet that writes to a program's memory, to the stateless half at `port` from a socket.
 fn write_to(socket: &UdpSocket, port: u16, prefix: Prefix, addr: u64) -> std::io::Result<usize> {
     let data = [0xee; 64];
-    let header = Header {
+    let header = StarHeader {
         ptype: Ptype::Rd,
         opt: Opt::Write,
         migrate: false,

@@ -1,7 +1,7 @@
 //! What runs in the guest: programs that use, or misuse, `/dev/starN` without a library. The host's run
 //! starts this same program there.
 
-mod doors;
+mod attacks;
 mod opens;
 mod pair;
 mod raw;
@@ -32,8 +32,8 @@ pub(crate) enum Inside {
         /// The device
         device: PathBuf,
     },
-    /// Tries every door to what is another process's
-    Doors {
+    /// Tries every attack on what is another process's
+    Attacks {
         /// The device
         device: PathBuf,
         /// Of the random ones
@@ -58,7 +58,7 @@ pub(crate) fn run(inside: &Inside) -> ExitCode {
     let done = match inside {
         Inside::Opens { device, count, seed } => opens::run(device, *count, *seed),
         Inside::Fill { device } => opens::fill(device),
-        Inside::Doors { device, seed } => doors::run(device, *seed),
+        Inside::Attacks { device, seed } => attacks::run(device, *seed),
         Inside::Load { device } => opens::load(device),
         Inside::Wild { folder, address } => wild::run(folder, *address),
     };

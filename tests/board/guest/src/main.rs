@@ -7,8 +7,8 @@
 mod cases;
 mod demo;
 mod inside;
-mod judges;
 mod report;
+mod survival;
 mod world;
 
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ struct Args {
     /// Run this script of bash in the guest instead, and write what it writes
     #[arg(long, value_name = "FILE")]
     script: Option<PathBuf>,
-    /// Of what judges do at random
+    /// Of what tests do at random
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// The folder made by `make build`
@@ -110,7 +110,7 @@ fn run(args: &Args, parts: &Parts) -> Result<bool, String> {
         }
     }
     if !args.quick {
-        judges::run(parts, &mut report, args.seed, wanted)?;
+        survival::run(parts, &mut report, args.seed, wanted)?;
     }
     Ok(report.conclude())
 }

@@ -10,12 +10,12 @@ use starverbs_queues::format::{CqeWords, ProgramIndex};
 use starverbs_queues::{Cqe, SendFlags, SendOp, SendWqe, WcStatus};
 use starverbs_rules::qp::{RC, RECV_STRIDE, RECVS, SEND_STRIDE, SENDS, SLOTS, address};
 use starverbs_rules::raw::{BASE, BYTES, COMMANDS_LOG, CQ, CQ_LOG, DATA, EVENTS, EVENTS_LOG, QP_BYTES, QPS};
-use starverbs_rules::{MemoryFile, Raw};
+use starverbs_rules::{MemoryFile, RawDriver};
 use starverbs_vfio::MessageOp;
 use starverbs_vfio::message::{Access, DMA_READ, DMA_WRITE, DmaMap, PCI_CONFIG};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
-/// A client: its memory, which lies as [`Raw`]'s.
+/// A client: its memory, which lies as [`RawDriver`]'s.
 pub(super) struct Client {
     function: usize,
     pub(super) memory: MemoryFile,
@@ -68,7 +68,7 @@ impl Client {
         Ok(())
     }
 
-    /// Has the function master the bus, and enables it with queues as [`Raw`] has them.
+    /// Has the function master the bus, and enables it with queues as [`RawDriver`] has them.
     pub(super) fn enable(&mut self, board: &mut Driven) {
         let _ = self.write(board, PCI_CONFIG, 4, &[6, 0]);
         let long = |value: u64| value.to_le_bytes().to_vec();
@@ -95,7 +95,7 @@ impl Client {
         op: u16,
         body: &[u8],
     ) -> Result<R, u32> {
-        let at = Raw::command_at(self.tail);
+        let at = RawDriver::command_at(self.tail);
         self.tail = self.tail.wrapping_add(1);
         self.memory.put(at, CommandHead { op, context: self.context, status: PENDING }.as_bytes());
         self.memory.put(at + size_of::<CommandHead>(), body);
@@ -110,7 +110,8 @@ impl Client {
     /// A domain, the key of a region of all of the memory, a CQ.
     pub(super) fn basics(&mut self, board: &mut Driven) -> Result<(u32, u32, u32), u32> {
         let pd = self.command::<NumberReply>(board, OP_ALLOC_PD, &[])?.number;
-        let key = self.command::<NumberReply>(board, OP_REG_MR, Raw::region(pd, 0, BYTES).as_bytes())?.number;
+        let key =
+            self.command::<NumberReply>(board, OP_REG_MR, RawDriver::region(pd, 0, BYTES).as_bytes())?.number;
         let (taken, entries) = (BASE + CQ as u64, BASE + CQ as u64 + 64);
         let cq = CreateCq { entries, taken, log: CQ_LOG, flags: 0 };
         Ok((pd, key, self.command::<NumberReply>(board, OP_CREATE_CQ, cq.as_bytes())?.number))
@@ -156,12 +157,12 @@ impl Honest {
         client.memory.put(CANARY.start, &[CANARY_BYTE; CANARY.end - CANARY.start]);
         let (pd, key, cq) = client.basics(board).expect("basics");
         let qps = [0, 1].map(|n| {
-            let create = CreateQp { kind: RC, ..Raw::create_qp(pd, cq, QPS + n * QP_BYTES) };
+            let create = CreateQp { kind: RC, ..RawDriver::create_qp(pd, cq, QPS + n * QP_BYTES) };
             let made: NumberReply = client.command(board, OP_CREATE_QP, create.as_bytes()).expect("a QP");
             (made.number, made.cell)
         });
         for (mine, peer) in [(0, 1), (1, 0)] {
-            for step in Raw::steps_to_rts(GID.0, qps[peer].0, RC) {
+            for step in RawDriver::steps_to_rts(GID.0, qps[peer].0, RC) {
                 let step = ModifyQp { qpn: qps[mine].0, ..step };
                 client.command::<Object>(board, OP_MODIFY_QP, step.as_bytes()).expect("a step");
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use starverbs_onerma::{OneRmaOp, RegionKey, Status};
-use starverbs_sim::onerma::Net;
+use starverbs_sim::onerma::OneRmaNet;
 
 use super::MARGIN;
 use crate::plan::At;
@@ -81,7 +81,7 @@ pub(super) struct Oracle {
 
 impl Oracle {
     /// The programs make both places of an operation ready.
-    pub(super) fn begin(&mut self, net: &mut Net, job: &Job) {
+    pub(super) fn begin(&mut self, net: &mut OneRmaNet, job: &Job) {
         for at in [(job.from, job.local), (job.to, job.remote)] {
             self.check_still(net, at);
             self.still.remove(&at);
@@ -99,14 +99,14 @@ impl Oracle {
     }
 
     /// It has ended: what is there is right, and stays. `None`: its own card did not take it.
-    pub(super) fn end(&mut self, net: &Net, job: &Job, status: Option<Status>) {
+    pub(super) fn end(&mut self, net: &OneRmaNet, job: &Job, status: Option<Status>) {
         let Some(sink) = job.sink() else { return };
         self.check_still(net, sink);
         self.check(net, job, status);
         self.keep(net, sink, job);
     }
 
-    fn check(&self, net: &Net, job: &Job, status: Option<Status>) {
+    fn check(&self, net: &OneRmaNet, job: &Job, status: Option<Status>) {
         let Some((host, addr)) = job.sink() else { return };
         let bytes = net.hosts[host].env.memory.read(addr, (job.len + MARGIN) as usize);
         let (front, back) = bytes.split_at(job.len as usize);
@@ -123,7 +123,7 @@ impl Oracle {
 
     /// An operation that is under way writes and reads nothing any more at its target: what it would read is
     /// something else now.
-    pub(super) fn freeze(&mut self, net: &mut Net, job: &Job) {
+    pub(super) fn freeze(&mut self, net: &mut OneRmaNet, job: &Job) {
         match job.op {
             OneRmaOp::Write => {
                 self.check_still(net, (job.to, job.remote));
@@ -138,7 +138,7 @@ impl Oracle {
     }
 
     /// The process of an operation is gone, and its memory with it.
-    pub(super) fn orphan(&mut self, net: &Net, job: &Job) {
+    pub(super) fn orphan(&mut self, net: &OneRmaNet, job: &Job) {
         match job.sink() {
             Some(sink) if job.op == OneRmaOp::Read => self.keep(net, sink, job),
             Some(_) => self.orphans.push(job.clone()),
@@ -146,19 +146,19 @@ impl Oracle {
         }
     }
 
-    fn keep(&mut self, net: &Net, at: (At, u64), job: &Job) {
+    fn keep(&mut self, net: &OneRmaNet, at: (At, u64), job: &Job) {
         let bytes = net.hosts[at.0].env.memory.read(at.1, (job.len + MARGIN) as usize);
         self.still.insert(at, bytes.to_vec());
     }
 
-    fn check_still(&self, net: &Net, at: (At, u64)) {
+    fn check_still(&self, net: &OneRmaNet, at: (At, u64)) {
         let Some(bytes) = self.still.get(&at) else { return };
         let now = net.hosts[at.0].env.memory.read(at.1, bytes.len());
         assert!(now == bytes, "host {}: memory at {:#x} was written after its operation's end", at.0, at.1);
     }
 
     /// The run is over.
-    pub(super) fn check_all(&self, net: &Net) {
+    pub(super) fn check_all(&self, net: &OneRmaNet) {
         self.still.keys().for_each(|at| self.check_still(net, *at));
         self.orphans.iter().for_each(|job| self.check(net, job, None));
     }

@@ -3,7 +3,7 @@
 use starverbs_core::Nanos;
 use starverbs_onerma::CardConfig;
 use starverbs_sim::Rng;
-use starverbs_sim::onerma::Faults;
+use starverbs_sim::onerma::OneRmaFaults;
 
 use crate::plan::At;
 
@@ -26,7 +26,7 @@ pub(super) struct Plan {
     pub(super) hosts: usize,
     pub(super) config: CardConfig,
     /// What the wire does
-    pub(super) faults: Faults,
+    pub(super) faults: OneRmaFaults,
     /// Operations of each host's process
     pub(super) ops: u32,
     /// Share of operations that are transfers of an executor's, of several commands
@@ -45,10 +45,10 @@ impl Plan {
     pub(super) fn new(rng: &mut Rng) -> Plan {
         let hosts = rng.within(2, 4) as usize;
         let faults = if rng.chance(0.3) {
-            Faults::default()
+            OneRmaFaults::default()
         } else {
             let mut chance = || rng.pick(&[0.0, 0.0, 0.02, 0.1, 0.3]);
-            Faults { loss: chance(), repeat: chance(), late: chance(), change: chance() }
+            OneRmaFaults { loss: chance(), repeat: chance(), late: chance(), change: chance() }
         };
         let config = CardConfig {
             slots: 16,

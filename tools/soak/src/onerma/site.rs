@@ -4,7 +4,7 @@ use starverbs_core::Nanos;
 use starverbs_onerma::congestion::Settings;
 use starverbs_onerma::executor::Executor;
 use starverbs_onerma::{CardConfig, OneRmaOp, Region, RegionKey, Rights};
-use starverbs_sim::onerma::{Net, Portal, SimRegion};
+use starverbs_sim::onerma::{OneRmaNet, Portal, SimRegion};
 
 use crate::plan::At;
 
@@ -63,7 +63,7 @@ const REMOTE: Rights = Rights::REMOTE_READ.union(Rights::REMOTE_WRITE).union(Rig
 
 impl Site {
     /// Of a host whose card is new.
-    pub(super) fn new(net: &mut Net, at: At, key: RegionKey, born: u64, left: u32) -> Site {
+    pub(super) fn new(net: &mut OneRmaNet, at: At, key: RegionKey, born: u64, left: u32) -> Site {
         let host = &mut net.hosts[at];
         let pid = 100 + at as u32;
         let region = host.region(OWNER, SERVED * PLACE, REMOTE, key);
@@ -97,13 +97,13 @@ impl Site {
 
 impl Served {
     /// Its owner gives it another key.
-    pub(super) fn rekey(&mut self, net: &mut Net, at: At, key: RegionKey, version: u64) {
+    pub(super) fn rekey(&mut self, net: &mut OneRmaNet, at: At, key: RegionKey, version: u64) {
         net.hosts[at].card.rekey_region(self.region.id, key).expect("it is open");
         (self.keys, self.version) = (vec![key], version);
     }
 
     /// Its owner closes it, and opens its memory under another name and key.
-    pub(super) fn reopen(&mut self, net: &mut Net, at: At, key: RegionKey, version: u64) {
+    pub(super) fn reopen(&mut self, net: &mut OneRmaNet, at: At, key: RegionKey, version: u64) {
         let SimRegion { id, addr, len } = self.region;
         let card = &mut net.hosts[at].card;
         card.close_region(id).expect("it is open");

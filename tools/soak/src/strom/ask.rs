@@ -1,6 +1,6 @@
 //! What programs post to queue pairs of the dialect, and what the model makes of it.
 
-use starverbs_core::strom::{Code, RECORD_LEN, ReplyFlags, ReplyTarget, TARGET_LEN, Target};
+use starverbs_core::strom::{Code, RECORD_LEN, ReplyFlags, ReplyHead, ReplyTarget, TARGET_LEN};
 use starverbs_core::{SendFlags, SendOp, SendWqe};
 use starverbs_kernels::crc64::crc64;
 use starverbs_sim::{SimHost, WRITE, any_bytes, any_size};
@@ -104,7 +104,7 @@ impl World {
             _ => self.draft_task(c, e, seq),
         };
         let (target, asked, bad_target) = self.draft_target(c, e, seq, &call);
-        d.data = [Target::new(&target).as_bytes(), &call.params].concat();
+        d.data = [ReplyHead::new(&target).as_bytes(), &call.params].concat();
         d.wqe.remote_addr = call.op;
         d.ask = Ask { sight: call.sight, asked, write: call.write, bad_target };
     }

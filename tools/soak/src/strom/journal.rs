@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use starverbs_core::Qpn;
-use starverbs_core::strom::{Code, Input, Kernel, Poll, RegionRange, Run};
+use starverbs_core::strom::{Code, Input, Kernel, KernelRun, Poll, RegionRange};
 use starverbs_kernels::crc64::crc64;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -35,7 +35,7 @@ pub(crate) struct Task {
 pub(crate) const TASK_LEN: usize = size_of::<Task>();
 
 impl Task {
-    fn of(run: &Run) -> Result<(Task, usize), Code> {
+    fn of(run: &KernelRun) -> Result<(Task, usize), Code> {
         let (task, data) = Task::read_from_prefix(run.bytes()).map_err(|_| Code::BadParam)?;
         Ok((task, data.len()))
     }
@@ -86,7 +86,7 @@ impl Journal {
     }
 
     /// The next command, or the answer. Whether there is more to do.
-    fn go_on(&self, run: &mut Run) -> Result<bool, Code> {
+    fn go_on(&self, run: &mut KernelRun) -> Result<bool, Code> {
         let (task, data) = Task::of(run)?;
         let (rkey, piece) = (task.rkey.get(), u64::from(task.piece.get()));
         let asked = std::mem::take(&mut run.regs[ASKED]);
@@ -121,7 +121,7 @@ impl Journal {
 }
 
 impl Kernel for Journal {
-    fn start(&mut self, run: &mut Run, input: Input) -> Result<(), Code> {
+    fn start(&mut self, run: &mut KernelRun, input: Input) -> Result<(), Code> {
         match input {
             Input::Params => {
                 self.note(Note::Began(run.qpn(), run.bytes().to_vec()));
@@ -135,7 +135,7 @@ impl Kernel for Journal {
         Ok(())
     }
 
-    fn step(&mut self, run: &mut Run) -> Poll {
+    fn step(&mut self, run: &mut KernelRun) -> Poll {
         if run.regs[STREAM] == 0 {
             return match self.go_on(run) {
                 Ok(true) => Poll::Pending,

@@ -20,7 +20,7 @@ pub(super) struct Awake {
 }
 
 /// What a consumer finds.
-pub(in crate::peer) enum Found {
+pub(in crate::peer) enum AwakeConsumer {
     /// A message: in which lane, and its length
     Message(SessionId, usize, usize),
     /// All that came before the session's end has been taken
@@ -55,7 +55,7 @@ impl Sessions {
     }
 
     /// What a consumer finds next. `polled`: it looks again soon, and sessions need not wake it meanwhile.
-    pub(in crate::peer) fn find(&mut self, consumer: Consumer, polled: bool) -> Option<Found> {
+    pub(in crate::peer) fn find(&mut self, consumer: Consumer, polled: bool) -> Option<AwakeConsumer> {
         let of = consumer as usize;
         let mut left = self.awake[of].list.len();
         while left > 0 {
@@ -77,12 +77,12 @@ impl Sessions {
                     session.places[of].idle = 0;
                     session.wake(consumer);
                     self.awake[of].given += 1;
-                    return Some(Found::Message(id, lane, len));
+                    return Some(AwakeConsumer::Message(id, lane, len));
                 }
                 Ok(None) if session.socket.is_none() => {
                     self.unlist(id, consumer);
                     self.done(id, consumer);
-                    return Some(Found::Drained(id));
+                    return Some(AwakeConsumer::Drained(id));
                 }
                 Ok(None) if idle >= IDLE && session.sleep(consumer) == Ok(true) => {
                     self.unlist(id, consumer);

@@ -3,13 +3,13 @@
 //! Keys, bounds and rights are checked as for requests to this card's own QPs, in the protection domain of
 //! the SRQ that they name (A14.5). Owns nothing: the QP's card keeps what it may have to repeat.
 
-use super::Shared;
+use super::QpShared;
 use super::table::RemoteConn;
 use crate::env::Env;
 use crate::relay::{AHEAD, LinkId, Operation, Origin, Relay, RelayOutcome, TargetMemory, Wanted};
 use crate::types::{Access, FlushLevel, PdId, QpId, Qpn};
 
-impl<E: Env> Shared<E> {
+impl<E: Env> QpShared<E> {
     /// Executes a request in the order of its connection. `None`: one before it failed, or it is not at its
     /// end.
     pub(super) fn in_turn(

@@ -31,7 +31,7 @@ pub(super) struct RemoteConn {
     /// To that card
     pub(super) link: LinkId,
     pub(super) qpn: Qpn,
-    /// As of a [`Part`](crate::relay::Part)
+    /// As of a [`MessagePart`](crate::relay::MessagePart)
     pub(super) epoch: u32,
 }
 

@@ -191,8 +191,9 @@ impl<E: Env> Ctx<'_, E> {
 
     fn take_bytes(&mut self, link: LinkId, psn: Psn, outcome: RelayOutcome, data: &[u8]) {
         let Some(fwd) = &self.qp.resp.fwd else { return };
-        let its =
-            |p: &super::Pending| p.psn == psn && p.link == link && p.kind == ForwardedKind::Read && !p.done;
+        let its = |p: &super::UnconfirmedMessage| {
+            p.psn == psn && p.link == link && p.kind == ForwardedKind::Read && !p.done
+        };
         match fwd.pending.iter().position(its) {
             Some(_) if outcome != RelayOutcome::Success => return self.fail_from(psn, outcome),
             Some(at) => self.done(at),

@@ -4,7 +4,7 @@
 use starverbs_onerma::{Class, Status};
 
 use super::Figure;
-use super::load::{Load, Read, quantile};
+use super::load::{FigureLoad, Read, quantile};
 use crate::Rng;
 use crate::onerma::SimRegion;
 use crate::onerma::client::served_region;
@@ -29,7 +29,7 @@ struct Ended {
 
 /// The clients, each of which knows which servers there are.
 struct Cache {
-    load: Load,
+    load: FigureLoad,
     regions: Vec<SimRegion>,
     rng: Rng,
     /// Of each client: the servers that have not failed it
@@ -41,7 +41,7 @@ struct Cache {
 
 impl Cache {
     fn new(seed: u64) -> Self {
-        let mut load = Load::new((CLIENTS + SERVERS) as u16, CLIENTS, VALUE, seed);
+        let mut load = FigureLoad::new((CLIENTS + SERVERS) as u16, CLIENTS, VALUE, seed);
         let regions = (0..SERVERS).map(|at| served_region(&mut load.net, CLIENTS + at, VALUE)).collect();
         let alive = vec![(0..SERVERS).collect(); CLIENTS];
         Cache { load, regions, rng: Rng::new(seed), alive, ended: Vec::new(), failed: Vec::new() }

@@ -6,7 +6,7 @@ use starverbs_onerma::{CardConfig, Class};
 use super::Figure;
 use crate::Rng;
 use crate::onerma::client::{Client, RemoteRegion, served_region};
-use crate::onerma::{Net, StepReport, Wire};
+use crate::onerma::{OneRmaNet, StepReport, Wire};
 
 /// Small operations that are measured.
 const SMALL: u64 = 200;
@@ -38,7 +38,7 @@ pub(super) const BESIDE: Figure = Figure {
 
 /// Mean and 99th percentile of the small operations' latency, ns; the large one has this class.
 fn beside(large: u64, class: Class) -> (f64, f64) {
-    let mut net = Net::new(2, CardConfig::default(), Wire::paper(), 12);
+    let mut net = OneRmaNet::new(2, CardConfig::default(), Wire::paper(), 12);
     let target = served_region(&mut net, 1, 4 << 20);
     let mut client = Client::new(&mut net, 0, 7, 64, Settings::default());
     let mut rng = Rng::new(12);

@@ -5,7 +5,7 @@ use starverbs_onerma::{CardConfig, Class, Status};
 
 use crate::onerma::client::{Client, RemoteRegion};
 use crate::onerma::host::SimRegion;
-use crate::onerma::{Net, StepReport, Wire};
+use crate::onerma::{OneRmaNet, StepReport, Wire};
 
 /// Wake-ups of executors have words from here on, those of arrivals the client's number.
 const DRIVE: u64 = 1 << 32;
@@ -24,22 +24,22 @@ pub(super) struct Read {
 }
 
 /// Hosts, of which the first have a client each.
-pub(super) struct Load {
-    pub(super) net: Net,
+pub(super) struct FigureLoad {
+    pub(super) net: OneRmaNet,
     clients: Vec<Client>,
     /// By token
     reads: Vec<Read>,
 }
 
-impl Load {
+impl FigureLoad {
     /// So many hosts at the paper's switch; clients with all of a card's slots, and memory for the largest
     /// READ.
     pub(super) fn new(hosts: u16, clients: usize, largest: u64, seed: u64) -> Self {
-        let mut net = Net::new(hosts, CardConfig::default(), Wire::paper(), seed);
+        let mut net = OneRmaNet::new(hosts, CardConfig::default(), Wire::paper(), seed);
         let slots = CardConfig::default().slots;
         let client = |host| Client::with_memory(&mut net, host, 7, slots, Settings::default(), largest);
         let clients = (0..clients).map(client).collect();
-        Load { net, clients, reads: Vec::new() }
+        FigureLoad { net, clients, reads: Vec::new() }
     }
 
     /// The next READ of a client is to begin after some nanoseconds.

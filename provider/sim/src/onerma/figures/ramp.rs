@@ -5,7 +5,7 @@ use starverbs_onerma::{CardConfig, OneRmaOp};
 
 use super::Figure;
 use crate::onerma::client::{Client, RemoteRegion, served_region};
-use crate::onerma::{Net, StepReport, Wire};
+use crate::onerma::{OneRmaNet, StepReport, Wire};
 
 /// When the second transfer begins, ns.
 const SECOND: u64 = 400_000;
@@ -27,7 +27,7 @@ const STEP: u64 = 5_000;
 
 /// 4 MB READs from one server from 0 on, and from a second one from `second` on.
 fn course(settings: Settings, second: u64, steps: usize) -> Course {
-    let mut net = Net::new(3, CardConfig::default(), Wire::paper(), 15);
+    let mut net = OneRmaNet::new(3, CardConfig::default(), Wire::paper(), 15);
     let targets = [1, 2].map(|host| served_region(&mut net, host, 4 << 20));
     let gids = [1, 2].map(|host: usize| net.hosts[host].gid);
     let mut client = Client::new(&mut net, 0, 7, 128, settings);

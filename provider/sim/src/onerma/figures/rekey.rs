@@ -4,7 +4,7 @@ use starverbs_onerma::{CardConfig, OneRmaOp, RegionKey, Status};
 
 use super::Figure;
 use crate::onerma::client::{Process, RemoteRegion, served_region};
-use crate::onerma::{Net, StepReport, Wire};
+use crate::onerma::{OneRmaNet, StepReport, Wire};
 
 /// Between two probes, ns.
 const PROBE: u64 = 200;
@@ -30,7 +30,7 @@ const TOLD: u64 = 2;
 /// The longest time between two probes that end with OK, us; the client has the next key so many microseconds
 /// after its first failure.
 fn outage(by: By, told_after: u32) -> f64 {
-    let mut net = Net::new(3, CardConfig::default(), Wire::paper(), 14);
+    let mut net = OneRmaNet::new(3, CardConfig::default(), Wire::paper(), 14);
     let region = served_region(&mut net, 1, 4096);
     let mut client = Process::new(&mut net, 0, 7, 64);
     let mut third = Process::new(&mut net, 2, 8, 1);

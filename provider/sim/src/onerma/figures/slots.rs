@@ -5,7 +5,7 @@ use starverbs_onerma::{CardConfig, OneRmaOp, Status};
 use super::Figure;
 use crate::Rng;
 use crate::onerma::client::{Process, RemoteRegion, served_region};
-use crate::onerma::{Net, StepReport, Wire};
+use crate::onerma::{OneRmaNet, StepReport, Wire};
 
 /// Nanoseconds before anything is counted, and of what is.
 const WARM: u64 = 100_000;
@@ -30,7 +30,7 @@ pub(super) const OFFERED: Figure = Figure {
 
 /// Gigabits a second that succeed of those that are offered.
 fn offered_load(op: OneRmaOp, gbits: f64) -> f64 {
-    let mut net = Net::new(2, CardConfig::default(), Wire::paper(), 11);
+    let mut net = OneRmaNet::new(2, CardConfig::default(), Wire::paper(), 11);
     let target = served_region(&mut net, 1, 4096);
     let mut process = Process::new(&mut net, 0, 7, 256);
     let (mut rng, mut bytes) = (Rng::new(11), 0_u64);
@@ -76,7 +76,7 @@ pub(super) const SLOTS: Figure = Figure {
 
 /// Gigabits a second with all slots in use.
 fn closed_loop(op: OneRmaOp, slots: u16) -> f64 {
-    let mut net = Net::new(2, CardConfig::default(), Wire::paper(), 11);
+    let mut net = OneRmaNet::new(2, CardConfig::default(), Wire::paper(), 11);
     let target = served_region(&mut net, 1, 4096);
     let mut process = Process::new(&mut net, 0, 7, slots);
     while process.issue(&mut net, op, RemoteRegion { host: 1, region: &target }, 4096).is_some() {}

@@ -4,7 +4,7 @@ use starverbs_onerma::Class;
 
 use super::Figure;
 use super::in_order::{Turns, latencies};
-use super::load::{Load, Read, quantile};
+use super::load::{FigureLoad, Read, quantile};
 use crate::Rng;
 use crate::onerma::client::served_region;
 
@@ -69,7 +69,7 @@ fn slowdowns<'a>(ended: impl Iterator<Item = (&'a Read, f64)>) -> [f64; 2] {
 
 /// The same READs through 1RMA's cards and executors; large ones in this class.
 fn on_cards(reads: &[Read], large: Class) -> [f64; 2] {
-    let mut load = Load::new(HOSTS as u16, HOSTS, LARGE, 10);
+    let mut load = FigureLoad::new(HOSTS as u16, HOSTS, LARGE, 10);
     let regions: Vec<_> = (0..HOSTS).map(|host| served_region(&mut load.net, host, LARGE)).collect();
     let mut next = reads.iter().peekable();
     let (mut ended, mut latencies) = (Vec::new(), Vec::new());

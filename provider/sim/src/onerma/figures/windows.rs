@@ -4,7 +4,7 @@ use starverbs_onerma::{CardConfig, Completion, OneRmaOp, Status};
 
 use super::Figure;
 use crate::onerma::client::{Process, RemoteRegion, served_region};
-use crate::onerma::{Net, StepReport, Wire};
+use crate::onerma::{OneRmaNet, StepReport, Wire};
 
 const WARM: u64 = 200_000;
 const TIME: u64 = 2_000_000;
@@ -47,7 +47,7 @@ impl Outcome {
 
 /// So many clients READ 4 KB from one server, each at 100 Gb/s whatever becomes of it.
 fn greedy(clients: u16, config: CardConfig, wire: Wire) -> Outcome {
-    let mut net = Net::new(clients + 1, config, wire, 16);
+    let mut net = OneRmaNet::new(clients + 1, config, wire, 16);
     let server = usize::from(clients);
     let target = served_region(&mut net, server, 4096);
     let mut processes: Vec<Process> =

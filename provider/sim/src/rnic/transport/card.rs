@@ -41,14 +41,14 @@ struct Contexts {
 }
 
 /// What waits for a context.
-pub(super) enum Job {
+pub(super) enum ContextWaiter {
     Doorbell(DoorbellBatch),
     Packet(Box<Flight>),
 }
 
 /// A context that is given.
-pub(super) struct Served {
-    pub(super) job: Job,
+pub(super) struct GivenContext {
+    pub(super) job: ContextWaiter,
     /// When the context is there
     pub(super) there: Picos,
     /// When the next can be asked for
@@ -61,7 +61,7 @@ pub(super) struct Units {
     pub(super) writes: Engine,
     contexts: Contexts,
     /// What waits for contexts, by channel: doorbells, packets
-    asking: [VecDeque<(u32, Job)>; 2],
+    asking: [VecDeque<(u32, ContextWaiter)>; 2],
     /// Which channel has its turn
     turn: usize,
     /// The unit that gives contexts is busy
@@ -105,13 +105,13 @@ impl Units {
     }
 
     /// A doorbell or a packet waits for the context of an end.
-    pub(super) fn ask(&mut self, end: u32, job: Job) {
-        let channel = usize::from(matches!(job, Job::Packet(_)));
+    pub(super) fn ask(&mut self, end: u32, job: ContextWaiter) {
+        let channel = usize::from(matches!(job, ContextWaiter::Packet(_)));
         self.asking[channel].push_back((end, job));
     }
 
     /// Gives the next context, if the unit is free: each channel in its turn.
-    pub(super) fn serve(&mut self, now: Picos, params: &Params) -> Option<Served> {
+    pub(super) fn serve(&mut self, now: Picos, params: &Params) -> Option<GivenContext> {
         if self.serving {
             return None;
         }
@@ -121,7 +121,7 @@ impl Units {
         let asked = now + params.cycle;
         let there = self.context(asked, end, params);
         let next = if params.policy == Policy::Fcfs { there } else { asked };
-        Some(Served { job, there, next })
+        Some(GivenContext { job, there, next })
     }
 
     /// When the context of an end, asked for at `asked`, is there.

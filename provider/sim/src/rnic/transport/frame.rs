@@ -3,7 +3,7 @@
 use starverbs_core::wire::{Packet as RocePacket, PacketKind};
 use starverbs_core::{Av, FrameMeta, Gid, Qpn};
 use starverbs_star::message::CQE_LEN;
-use starverbs_star::wire::{CRC_LEN, Opt, Ptype, Side, StarPacket};
+use starverbs_star::wire::{CRC_LEN, CardHalf, Opt, Ptype, StarPacket};
 
 use crate::rnic::card::CardId;
 use crate::star::StarFrame;
@@ -63,14 +63,14 @@ impl CardFrame {
 
     fn star(&self) -> Option<StarPacket<'_>> {
         let CardFrame::Star(StarFrame { path, bytes }) = self else { return None };
-        let stateless = path.dport == Side::Stateless.default_port();
-        let side = if stateless { Side::Stateless } else { Side::Stateful };
+        let stateless = path.dport == CardHalf::Stateless.default_port();
+        let side = if stateless { CardHalf::Stateless } else { CardHalf::Stateful };
         let body = bytes.get(..bytes.len().checked_sub(CRC_LEN)?)?;
         StarPacket::parse(side, body).ok()
     }
 
     fn is_for_stateless(&self) -> bool {
-        matches!(self, CardFrame::Star(frame) if frame.path.dport == Side::Stateless.default_port())
+        matches!(self, CardFrame::Star(frame) if frame.path.dport == CardHalf::Stateless.default_port())
     }
 
     /// The QPN of the receiver that it names.

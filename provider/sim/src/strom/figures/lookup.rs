@@ -8,7 +8,7 @@ use super::{Params, TEN, TEN_STORES, US};
 use crate::Figure;
 use crate::rnic::Picos;
 use crate::strom::pair::Pair;
-use crate::strom::program::Region;
+use crate::strom::program::ProgramRegion;
 
 /// Op-codes of the kernels.
 const TRAVERSE: u64 = 1;
@@ -24,10 +24,10 @@ const VALUE_AT: usize = 16;
 /// A list of host 1: keys 1, 2, and so on.
 struct List {
     pair: Pair,
-    memory: Region,
+    memory: ProgramRegion,
     length: u32,
-    element: Region,
-    answer: Region,
+    element: ProgramRegion,
+    answer: ProgramRegion,
 }
 
 impl List {
@@ -50,7 +50,7 @@ impl List {
         List { pair, memory, length, element, answer }
     }
 
-    fn place(&self, address: u64) -> Region {
+    fn place(&self, address: u64) -> ProgramRegion {
         self.memory.part((address - self.memory.addr) as u32, ELEMENT)
     }
 
@@ -153,10 +153,10 @@ pub(super) const HOP: Figure = Figure {
 /// A hash table with one entry, whose key leads to a value.
 struct Table {
     pair: Pair,
-    memory: Region,
+    memory: ProgramRegion,
     value: u32,
-    own: Region,
-    answer: Region,
+    own: ProgramRegion,
+    answer: ProgramRegion,
 }
 
 /// Bytes in front of the value.

@@ -6,7 +6,7 @@ use super::{HUNDRED, Params, TEN, US, streams};
 use crate::Figure;
 use crate::rnic::Picos;
 use crate::strom::pair::{Pair, PairStep};
-use crate::strom::program::Region;
+use crate::strom::program::ProgramRegion;
 
 /// Requests that a program has under way at most.
 const DEPTH: u64 = 256;
@@ -46,7 +46,7 @@ pub(super) fn latency(params: &'static Params, verb: Verb, bytes: u32) -> Picos 
     time / u64::from(ways)
 }
 
-fn post(pair: &mut Pair, verb: Verb, [own, other]: [Region; 2]) {
+fn post(pair: &mut Pair, verb: Verb, [own, other]: [ProgramRegion; 2]) {
     let now = pair.now();
     match verb {
         Verb::Write => pair.write(0, now, own, other),

@@ -9,7 +9,7 @@ use super::{Params, TEN, TEN_STORES, US};
 use crate::Figure;
 use crate::rnic::Picos;
 use crate::strom::pair::Pair;
-use crate::strom::program::Region;
+use crate::strom::program::ProgramRegion;
 
 /// The kernel's op-code.
 const OP: u64 = 1;
@@ -19,9 +19,9 @@ const OPERATIONS: u64 = 1000;
 /// An object of host 1.
 struct Store {
     pair: Pair,
-    object: Region,
-    own: Region,
-    answer: Region,
+    object: ProgramRegion,
+    own: ProgramRegion,
+    answer: ProgramRegion,
 }
 
 impl Store {

@@ -11,7 +11,7 @@ use crate::Figure;
 use crate::Rng;
 use crate::rnic::Picos;
 use crate::strom::pair::{Pair, PairStep};
-use crate::strom::program::Region;
+use crate::strom::program::ProgramRegion;
 
 /// Picoseconds of a millisecond.
 const MS: f64 = 1e9;
@@ -29,8 +29,8 @@ const DEPTH: u64 = 256;
 struct Data {
     pair: Pair,
     values: Vec<u64>,
-    source: Region,
-    target: Region,
+    source: ProgramRegion,
+    target: ProgramRegion,
     /// First byte and length of each partition in the target
     partitions: Vec<(u32, u32)>,
 }
@@ -183,7 +183,7 @@ pub(super) const SHUFFLE_RATE: Figure = Figure {
 };
 
 /// Host 1's kernel sends streams on to `memory`.
-pub(super) fn sketch(pair: &mut Pair, memory: Region) {
+pub(super) fn sketch(pair: &mut Pair, memory: ProgramRegion) {
     pair.load(OP, Box::<Hll>::default());
     let to = hll::Params {
         command: hll::TO.into(),

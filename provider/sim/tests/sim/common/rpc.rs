@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use starverbs_core::qp::RecvSource;
 use starverbs_core::strom::{
-    Code, Input, Kernel, MAX_REPLY, Poll, RECORD_LEN, RegionRange, ReplyFlags, ReplyMemory, ReplyRecord,
-    ReplyTarget, RpcAnswer, Run, SLOT_BYTES, Target,
+    Code, Input, Kernel, KernelRun, MAX_REPLY, Poll, RECORD_LEN, RegionRange, ReplyFlags, ReplyHead,
+    ReplyMemory, ReplyRecord, ReplyTarget, RpcAnswer, SLOT_BYTES,
 };
 use starverbs_core::{Access, NicConfig, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, WcStatus};
 use starverbs_sim::{Faults, Net, QpAt, Recv, Send, Setup, SimCq, SimHost, SimRq, SimSq};
@@ -100,7 +100,7 @@ impl RpcPair {
         self.net.hosts[0].env.memory.write(addr, &vec![0; room as usize]);
         let flags = if imm { ReplyFlags::IMM } else { ReplyFlags::empty() };
         let reply = ReplyTarget { addr, rkey, len: room, imm: wr_id as u32, flags };
-        let sge = self.bytes(&[Target::new(&reply).as_bytes(), params].concat());
+        let sge = self.bytes(&[ReplyHead::new(&reply).as_bytes(), params].concat());
         self.params += 1;
         let wqe = SendWqe { wr_id, op: SendOp::Rpc, remote_addr: op, ..SendWqe::default() };
         assert!(self.try_post(wqe, vec![sge]), "there is room");
@@ -158,7 +158,7 @@ pub(crate) struct Journal {
 }
 
 impl Kernel for Journal {
-    fn start(&mut self, run: &mut Run, input: Input) -> Result<(), Code> {
+    fn start(&mut self, run: &mut KernelRun, input: Input) -> Result<(), Code> {
         match input {
             Input::Params => {
                 run.regs[0] = 1 + u64::from(run.param_u32(0).ok_or(Code::BadParam)?);
@@ -178,7 +178,7 @@ impl Kernel for Journal {
         Ok(())
     }
 
-    fn step(&mut self, run: &mut Run) -> Poll {
+    fn step(&mut self, run: &mut KernelRun) -> Poll {
         if run.regs[0] > 0 {
             run.regs[0] -= 1;
             return if run.read(self.word) { Poll::Pending } else { Poll::Ready(Code::Overflow) };
@@ -197,10 +197,10 @@ impl Kernel for Journal {
 pub(crate) struct Endless;
 
 impl Kernel for Endless {
-    fn start(&mut self, _: &mut Run, _: Input) -> Result<(), Code> {
+    fn start(&mut self, _: &mut KernelRun, _: Input) -> Result<(), Code> {
         Ok(())
     }
-    fn step(&mut self, _: &mut Run) -> Poll {
+    fn step(&mut self, _: &mut KernelRun) -> Poll {
         Poll::Pending
     }
 }
@@ -209,10 +209,10 @@ impl Kernel for Endless {
 pub(crate) struct Echo;
 
 impl Kernel for Echo {
-    fn start(&mut self, run: &mut Run, _: Input) -> Result<(), Code> {
+    fn start(&mut self, run: &mut KernelRun, _: Input) -> Result<(), Code> {
         if run.bytes().len() > MAX_REPLY { Err(Code::BadParam) } else { Ok(()) }
     }
-    fn step(&mut self, run: &mut Run) -> Poll {
+    fn step(&mut self, run: &mut KernelRun) -> Poll {
         let bytes = run.bytes().to_vec();
         Poll::Ready(if run.reply(&bytes) { Code::Ok } else { Code::Overflow })
     }

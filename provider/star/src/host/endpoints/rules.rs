@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use slab::Slab;
-use starverbs_core::mr::Change;
+use starverbs_core::mr::KeyChange;
 use starverbs_core::mr::MemoryRule;
 use starverbs_core::room::{is_room_for, make_room_in};
 use starverbs_core::{Gid, NicError, PdId};
@@ -37,7 +37,7 @@ pub(super) struct GroupKey {
     pub(super) pd: PdId,
 }
 
-struct Group {
+struct RuleGroup {
     key: GroupKey,
     members: Vec<u32>,
     /// Who sends for all
@@ -55,7 +55,7 @@ struct Group {
 /// All groups, and the sums of all rules.
 #[derive(Default)]
 pub(super) struct Rules {
-    groups: Slab<Group>,
+    groups: Slab<RuleGroup>,
     /// Of each protection domain
     sums: BTreeMap<PdId, Sum>,
 }
@@ -91,7 +91,7 @@ impl Rules {
                 members.try_reserve(1).map_err(|_| NicError::Exhausted)?;
                 let (unacked, revoked, unrules_pending) = (Arc::default(), Vec::new(), 0);
                 let (leader, reachable) = (None, false);
-                self.groups.insert(Group {
+                self.groups.insert(RuleGroup {
                     key,
                     members,
                     leader,
@@ -147,9 +147,9 @@ impl<E: EndpointHost> Endpoints<E> {
         let mut ended = None;
         while let Some(change) = turn.nic.memory().next_change() {
             match change {
-                Change::Opened(rule) if self.is_revoked(rule.key) => self.add_rule(turn, &rule),
-                Change::Opened(rule) => self.add_later(turn, rule),
-                Change::Closed(rule) => {
+                KeyChange::Opened(rule) if self.is_revoked(rule.key) => self.add_rule(turn, &rule),
+                KeyChange::Opened(rule) => self.add_later(turn, rule),
+                KeyChange::Closed(rule) => {
                     let later = self.reopened.iter().position(|reopened| reopened.key == rule.key);
                     match later {
                         Some(at) => _ = self.reopened.swap_remove(at),
@@ -237,7 +237,7 @@ impl<E: EndpointHost> Endpoints<E> {
         self.is_known(pd) && self.of_this(pd).all(|group| !group.reachable || group.revoked.is_empty())
     }
 
-    fn of_this(&self, pd: PdId) -> impl Iterator<Item = &Group> {
+    fn of_this(&self, pd: PdId) -> impl Iterator<Item = &RuleGroup> {
         self.rules.groups.iter().map(|(_, group)| group).filter(move |group| group.key.pd == pd)
     }
 

@@ -181,14 +181,14 @@ impl Balance {
 }
 
 /// Connections whose peers are asked.
-struct Found {
+struct AskedPeers {
     some: [Qpn; AT_ONCE as usize],
     count: usize,
     /// When another may be asked
     later: Option<Nanos>,
 }
 
-impl Found {
+impl AskedPeers {
     /// With one that may be asked then.
     fn or_later(mut self, later: Option<Nanos>) -> Self {
         self.later = [self.later, later].into_iter().flatten().min();
@@ -249,7 +249,7 @@ impl<E: EndpointHost> Roles<E> {
             }
             /* plain ones first: those that it keeps as SF need room at their peers */
             _ => match self.find(turn.now, most, |end| self.may_be_asked(end)) {
-                Found { count: 0, later, .. } => {
+                AskedPeers { count: 0, later, .. } => {
                     let kept = |end: &End| begun(turn, endpoints, end) == Some(Role::Stateful);
                     let found = self.find(turn.now, most, |end| end.may_be_changed() && kept(end));
                     found.or_later(later)
@@ -270,8 +270,8 @@ impl<E: EndpointHost> Roles<E> {
     }
 
     /// Some connections that are such, `most` at most, whose round may begin now.
-    fn find(&self, now: Nanos, most: usize, is_such: impl Fn(&End) -> bool) -> Found {
-        let mut found = Found { some: [Qpn::default(); AT_ONCE as usize], count: 0, later: None };
+    fn find(&self, now: Nanos, most: usize, is_such: impl Fn(&End) -> bool) -> AskedPeers {
+        let mut found = AskedPeers { some: [Qpn::default(); AT_ONCE as usize], count: 0, later: None };
         for end in self.ends.all().filter(|end| is_such(end)) {
             let until = end.rounds.not_before;
             if until > now {

@@ -25,7 +25,7 @@ use crate::form::Form;
 use crate::message::{CQE_BODY, CqeMsg, MAX_WQE, encode_recv, encode_send};
 use crate::ring::{Stamp, slot};
 use crate::stateless;
-use crate::wire::{Header, Opt, Ptype, Side, StarHead, StarPacket};
+use crate::wire::{CardHalf, Opt, Ptype, StarHead, StarHeader, StarPacket};
 
 pub(super) const SF: Gid = Gid::from_ipv4([10, 0, 0, 1]);
 pub(super) const SL: Gid = Gid::from_ipv4([10, 0, 0, 2]);
@@ -141,7 +141,7 @@ impl StarEnv for Host {
     }
     fn send_star(
         &mut self,
-        _: Side,
+        _: CardHalf,
         to: StarDest<'_>,
         head: &StarHead,
         data: &[u8],
@@ -424,7 +424,7 @@ impl World {
     fn drain(&mut self) {
         for (port, frame) in std::mem::take(&mut self.sf.out) {
             if port == 4793 {
-                let packet = StarPacket::parse(Side::Stateless, &frame).expect("SF sends good packets");
+                let packet = StarPacket::parse(CardHalf::Stateless, &frame).expect("SF sends good packets");
                 self.seen.push((packet.header.ptype, packet.header.addr));
             }
             self.throw(SL, port, frame);
@@ -444,12 +444,12 @@ impl World {
         while let Some(first) = self.wire.first_entry().filter(|first| first.key().0 <= self.now) {
             let (to, port, frame) = first.remove();
             if to == SF {
-                let packet = StarPacket::parse(Side::Stateful, &frame).expect("SL sends good packets");
+                let packet = StarPacket::parse(CardHalf::Stateful, &frame).expect("SL sends good packets");
                 self.conn.handle_packet(&mut card!(self), &SL, &packet);
             } else if port == 4793 {
-                self.serve(&StarPacket::parse(Side::Stateless, &frame).unwrap());
+                self.serve(&StarPacket::parse(CardHalf::Stateless, &frame).unwrap());
             } else {
-                self.sum_up(&StarPacket::parse(Side::Stateful, &frame).unwrap());
+                self.sum_up(&StarPacket::parse(CardHalf::Stateful, &frame).unwrap());
             }
             self.drain();
         }
@@ -547,7 +547,7 @@ impl World {
             for (seq, (opt, bytes, stored, at)) in queue.wqes.iter_mut().enumerate().take(credit as usize) {
                 if !*stored && *at <= self.now {
                     *at = self.now + MS;
-                    let header = Header {
+                    let header = StarHeader {
                         ptype: Ptype::Wqep,
                         opt: *opt,
                         migrate: false,

@@ -15,7 +15,7 @@ use starverbs_queues::board::{
 };
 use starverbs_rings::WorkLayout;
 
-use super::cq::{BoardCq, Ring};
+use super::cq::{BoardCq, BoardCqRing};
 use super::files::FileUse;
 use super::gone::Outstanding;
 use super::link::BROKEN;
@@ -211,7 +211,7 @@ impl Board {
     }
 
     fn create_cq(&self, cqe: u32, ignore_overrun: bool) -> Result<Arc<BoardCq>> {
-        let ring = Ring::new(&self.link.heap, cqe)?;
+        let ring = BoardCqRing::new(&self.link.heap, cqe)?;
         let (taken, entries, log) = ring.place()?;
         let flags = if ignore_overrun { CQ_IGNORE_OVERRUN } else { 0 };
         let init = CreateCq { entries, taken, log, flags };

@@ -43,25 +43,25 @@ pub(crate) struct BoardCq {
 
 /// Where a queue lies, and lay.
 struct Rings {
-    now: Ring,
+    now: BoardCqRing,
     /// Rings of which not all is taken, the oldest first, and how many entries each has
-    before: VecDeque<(Ring, u32)>,
+    before: VecDeque<(BoardCqRing, u32)>,
 }
 
 /// An index, then the entries.
-pub(super) struct Ring {
+pub(super) struct BoardCqRing {
     piece: Piece,
     log: u32,
     /// Entries taken
     head: u32,
 }
 
-impl Ring {
+impl BoardCqRing {
     /// One for at least `cqe` completions.
-    pub(super) fn new(heap: &Arc<Heap>, cqe: u32) -> Result<Ring> {
+    pub(super) fn new(heap: &Arc<Heap>, cqe: u32) -> Result<BoardCqRing> {
         let entries = cqe.max(1).checked_next_power_of_two().ok_or(NO_MEMORY)?;
         let piece = heap.piece(INDEX_BYTES + entries as usize * size_of::<Cqe>())?;
-        Ok(Ring { piece, log: entries.ilog2(), head: 0 })
+        Ok(BoardCqRing { piece, log: entries.ilog2(), head: 0 })
     }
 
     /// DMA addresses of the index and of the entries, and log2 of these.
@@ -169,7 +169,7 @@ impl Rings {
 }
 
 impl BoardCq {
-    pub(super) fn new(number: u32, cell: u32, link: &Arc<BoardLink>, ring: Ring) -> BoardCq {
+    pub(super) fn new(number: u32, cell: u32, link: &Arc<BoardLink>, ring: BoardCqRing) -> BoardCq {
         BoardCq {
             number,
             cell,
@@ -223,7 +223,7 @@ impl BoardCq {
     /// Has `cq` be as large as `room`, and the board write to another ring. EINVAL: it is too small for what
     /// it holds.
     pub(super) fn resize(&self, cq: &CqShared, room: &mut CqRoom) -> Result<()> {
-        let ring = Ring::new(&self.link.heap, room.capacity())?;
+        let ring = BoardCqRing::new(&self.link.heap, room.capacity())?;
         let (taken, entries, log) = ring.place()?;
         let mut rings = self.rings();
         rings.before.try_reserve(1).map_err(|_| NO_MEMORY)?;

@@ -18,12 +18,12 @@ pub(super) struct Files(Mutex<Known>);
 #[derive(Default)]
 struct Known {
     /// By inode
-    files: HashMap<u64, Mapped>,
+    files: HashMap<u64, FileOfKey>,
     /// The file of a key
     keys: HashMap<u32, u64>,
 }
 
-struct Mapped {
+struct FileOfKey {
     /// DMA address of its first byte
     address: u64,
     len: u64,
@@ -50,7 +50,7 @@ impl Files {
             let file = open(&bytes)?;
             let size = file.metadata().ok()?.len().checked_next_multiple_of(4096)?;
             let address = link.map_file(file.as_fd(), size)?;
-            known.files.insert(bytes.inode, Mapped { address, len: size, users: 0 });
+            known.files.insert(bytes.inode, FileOfKey { address, len: size, users: 0 });
         }
         let mapped = known.files.get_mut(&bytes.inode)?;
         let end = bytes.offset.checked_add(len)?;

@@ -20,12 +20,12 @@ use starverbs_queues::board::{
     Event, MAGIC, PENDING, REG_CAPS, REG_COMMANDS, REG_COMMANDS_LOG, REG_COMMANDS_TAIL, REG_CONTROL,
     REG_EVENTS, REG_EVENTS_LOG, REG_MAGIC, REG_STATUS, REG_VERSION, STATUS_ENABLED, VERSION,
 };
-use starverbs_vfio::Client;
+use starverbs_vfio::VfioClient;
 use starverbs_vfio::message::{IRQ_MSIX, PCI_CONFIG, REGION_MMAP};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::chardev::{self, Begun, CharDev};
-use super::memory::{Connection, Heap, PROGRAM_END, Piece, SharedClient, Source};
+use super::memory::{BoardMemory, Connection, Heap, PROGRAM_END, Piece, SharedClient};
 use crate::error::{Result, VerbsError};
 
 /// log2 of the entries of an event queue of our own.
@@ -46,7 +46,7 @@ pub(super) const BROKEN: VerbsError = VerbsError::Os(libc::EIO);
 
 /// The way to a board.
 pub(super) struct BoardLink {
-    way: Way,
+    way: CommandWay,
     pub(super) heap: Arc<Heap>,
     /// `CAP_*`
     pub(super) caps: u64,
@@ -56,7 +56,7 @@ pub(super) struct BoardLink {
 }
 
 /// Who carries commands.
-enum Way {
+enum CommandWay {
     /// The board itself, at a socket
     Socket { client: SharedClient, commands: Mutex<Commands>, end: RawFd },
     /// The kernel
@@ -86,13 +86,13 @@ impl BoardLink {
     fn open_device(path: &Path, irq: OwnedFd) -> Result<(BoardLink, OwnedFd)> {
         let (device, Begun { caps, page, events, events_log }) = CharDev::open(path, irq.as_fd())?;
         let device = Arc::new(device);
-        let heap = Arc::new(Heap::new(Source::Kernel(Arc::clone(&device))));
-        let (way, events) = (Way::Kernel(device), Events::Map(events));
+        let heap = Arc::new(Heap::new(BoardMemory::Kernel(Arc::clone(&device))));
+        let (way, events) = (CommandWay::Kernel(device), Events::Map(events));
         Ok((BoardLink { way, heap, caps, page, events, events_log }, irq))
     }
 
     fn open_socket(path: &Path, irq: OwnedFd) -> Result<(BoardLink, OwnedFd)> {
-        let mut client = Client::connect(path)?;
+        let mut client = VfioClient::connect(path)?;
         let caps = check(&mut client)?;
         client.write(PCI_CONFIG, PCI_COMMAND, &PCI_MEMORY_AND_MASTER.to_le_bytes())?;
         let page = map_page(&mut client)?;
@@ -102,19 +102,19 @@ impl BoardLink {
         client.set_irqs(IRQ_MSIX, &irqs)?;
         let [irq] = irqs;
         let client: SharedClient = Arc::new(Mutex::new(Some(Connection::new(client))));
-        let heap = Arc::new(Heap::new(Source::Files(Arc::clone(&client))));
+        let heap = Arc::new(Heap::new(BoardMemory::Files(Arc::clone(&client))));
         let commands = heap.piece(COMMAND_BYTES)?;
         let events = heap.piece(size_of::<Event>() << EVENTS_LOG)?;
         enable(&client, commands.address()?, events.address()?)?;
         let commands = Mutex::new(Commands { piece: commands, tail: 0 });
-        let way = Way::Socket { client, commands, end };
+        let way = CommandWay::Socket { client, commands, end };
         let (events, events_log) = (Events::Piece(events), EVENTS_LOG);
         Ok((BoardLink { way, heap, caps, page, events, events_log }, irq))
     }
 
     /// What registers have. `None`: they are the kernel's.
     pub(super) fn registers<const N: usize>(&self, at: [u32; N]) -> Result<Option<[u32; N]>> {
-        let Way::Socket { client, .. } = &self.way else { return Ok(None) };
+        let CommandWay::Socket { client, .. } = &self.way else { return Ok(None) };
         let mut words = [0; N];
         with(client, |client| {
             for (word, at) in words.iter_mut().zip(at) {
@@ -127,7 +127,7 @@ impl BoardLink {
 
     /// Whether the board finds pages of the program's memory when it needs them: the kernel pins them before.
     pub(super) fn is_on_demand(&self) -> bool {
-        matches!(self.way, Way::Socket { .. })
+        matches!(self.way, CommandWay::Socket { .. })
     }
 
     /// The event queue: `1 << events_log` entries.
@@ -141,14 +141,14 @@ impl BoardLink {
 
     /// Has the board map a memory file; gives the DMA address of its first byte. `None`: it does not.
     pub(super) fn map_file(&self, file: BorrowedFd<'_>, len: u64) -> Option<u64> {
-        let Way::Socket { client, .. } = &self.way else { return None };
+        let CommandWay::Socket { client, .. } = &self.way else { return None };
         let address = self.heap.reserve(len);
         with(client, |client| Ok(client.dma_map(file, 0, address, len)?)).ok().map(|()| address)
     }
 
     /// Takes it back.
     pub(super) fn unmap_file(&self, address: u64, len: u64) {
-        if let Way::Socket { client, .. } = &self.way {
+        if let CommandWay::Socket { client, .. } = &self.way {
             /* a board that is gone has none */
             let _ = with(client, |client| Ok(client.dma_unmap(address, len)?));
         }
@@ -157,28 +157,30 @@ impl BoardLink {
     /// Whether the kernel says that the board is gone, or its end of the socket is closed.
     pub(super) fn is_gone(&self) -> bool {
         match &self.way {
-            Way::Socket { end, .. } => {
+            CommandWay::Socket { end, .. } => {
                 let mut fds = [libc::pollfd { fd: *end, events: 0, revents: 0 }];
                 // SAFETY: one entry; the descriptor is open until the device is closed.
                 unsafe { libc::poll(fds.as_mut_ptr(), 1, 0) > 0 && fds[0].revents & libc::POLLHUP != 0 }
             }
-            Way::Kernel(device) => device.is_gone(),
+            CommandWay::Kernel(device) => device.is_gone(),
         }
     }
 
     /// What hangs up (POLLHUP) when the board is gone.
     pub(super) fn end_fd(&self) -> Option<RawFd> {
         match &self.way {
-            Way::Socket { end, .. } => Some(*end),
-            Way::Kernel(_) => None,
+            CommandWay::Socket { end, .. } => Some(*end),
+            CommandWay::Kernel(_) => None,
         }
     }
 
     /// Hangs up: the board ends all that was made.
     pub(super) fn close(&self) {
         match &self.way {
-            Way::Socket { client, .. } => *client.lock().unwrap_or_else(PoisonError::into_inner) = None,
-            Way::Kernel(device) => {
+            CommandWay::Socket { client, .. } => {
+                *client.lock().unwrap_or_else(PoisonError::into_inner) = None
+            }
+            CommandWay::Kernel(device) => {
                 device.close();
                 chardev::forget(&self.page);
                 if let Events::Map(events) = &self.events {
@@ -221,11 +223,11 @@ impl BoardLink {
         front.copy_from_slice(head.as_bytes());
         rest.get_mut(..body.len()).ok_or(BROKEN)?.copy_from_slice(body);
         match &self.way {
-            Way::Socket { client, commands, .. } => {
+            CommandWay::Socket { client, commands, .. } => {
                 let mut commands = commands.lock().unwrap_or_else(PoisonError::into_inner);
                 commands.carry_out(client, &mut request)?;
             }
-            Way::Kernel(device) => device.command(&mut request)?,
+            CommandWay::Kernel(device) => device.command(&mut request)?,
         }
         let (head, body) = request.split_at(size_of::<CommandHead>());
         match CommandHead::read_from_bytes(head).map_err(|_| BROKEN)?.status {
@@ -254,7 +256,7 @@ impl Commands {
 }
 
 /// Calls the board at a socket. EIO: it is closed.
-fn with<T>(client: &SharedClient, call: impl FnOnce(&mut Client) -> Result<T>) -> Result<T> {
+fn with<T>(client: &SharedClient, call: impl FnOnce(&mut VfioClient) -> Result<T>) -> Result<T> {
     let mut client = client.lock().unwrap_or_else(PoisonError::into_inner);
     call(&mut client.as_mut().ok_or(BROKEN)?.client)
 }
@@ -300,14 +302,14 @@ fn refused(errno: u32) -> VerbsError {
     }
 }
 
-fn register(client: &mut Client, at: u32) -> Result<u32> {
+fn register(client: &mut VfioClient, at: u32) -> Result<u32> {
     let mut word = [0; 4];
     client.read(BAR_CONTROL, at.into(), &mut word)?;
     Ok(u32::from_le_bytes(word))
 }
 
 /// What it takes. ENODEV: it is no board, of another version, or takes no verbs.
-fn check(client: &mut Client) -> Result<u64> {
+fn check(client: &mut VfioClient) -> Result<u64> {
     let major = |version: u32| version >> 16;
     let caps = u64::from(register(client, REG_CAPS)?) | u64::from(register(client, REG_CAPS + 4)?) << 32;
     let is_board = register(client, REG_MAGIC)? == MAGIC
@@ -317,7 +319,7 @@ fn check(client: &mut Client) -> Result<u64> {
 }
 
 /// Maps the doorbell page.
-fn map_page(client: &mut Client) -> Result<MmapRaw> {
+fn map_page(client: &mut VfioClient) -> Result<MmapRaw> {
     let region = client.region(BAR_DOORBELLS)?;
     let file = region.file.filter(|_| region.flags & REGION_MMAP != 0).ok_or(BROKEN)?;
     let len = usize::try_from(region.size).ok().filter(|len| (4096..=1 << 30).contains(len)).ok_or(BROKEN)?;
@@ -332,7 +334,7 @@ fn map_page(client: &mut Client) -> Result<MmapRaw> {
 
 /// Lets the board reach the program's memory, as a debugger would, if it runs for the same user. EPERM: it
 /// does not.
-fn give_program_memory(client: &mut Client) -> Result<()> {
+fn give_program_memory(client: &mut VfioClient) -> Result<()> {
     // SAFETY: takes nothing, and cannot fail.
     let own = unsafe { libc::geteuid() };
     if client.peer_uid() != Some(own) {

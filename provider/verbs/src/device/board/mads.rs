@@ -24,18 +24,18 @@ use crate::error::Result;
 
 /// The connection manager of this process on a board.
 pub(crate) struct BoardCm {
-    state: Mutex<State>,
+    state: Mutex<MadsState>,
     /// When it has to run; `Nanos::MAX`: never
     due: AtomicU64,
 }
 
-struct State {
+struct MadsState {
     host: CmHost,
-    port: Port,
+    port: BoardMads,
 }
 
 /// Queue pair 1 of the board.
-struct Port {
+struct BoardMads {
     link: Arc<BoardLink>,
     /// Where a datagram that is sent lies
     out: Piece,
@@ -52,7 +52,7 @@ impl BoardCm {
         call: impl FnOnce(&mut CmHost, &mut dyn MadPort, &DeferredLog, Nanos) -> R,
     ) -> R {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let State { host, port } = &mut *state;
+        let MadsState { host, port } = &mut *state;
         let result = call(host, port, &board.deferred_log, clock::now());
         let due = port.due.take().unwrap_or(Nanos::MAX);
         let earlier = due < self.due.swap(due, Ordering::Relaxed);
@@ -84,12 +84,12 @@ impl Board {
         }
         let NumberReply { number: owner, .. } = self.link.ask(OP_OPEN_MADS, &Object::default())?;
         let piece = || self.link.heap.piece(MAD_LEN);
-        let port = Port { link: Arc::clone(&self.link), out: piece()?, back: piece()?, due: None };
+        let port = BoardMads { link: Arc::clone(&self.link), out: piece()?, back: piece()?, due: None };
         let (guid, addrs) = (self.info.attr.node_guid, self.info.addrs.clone());
         let cm = Arc::new_cyclic(|cm| {
             let card = WeakCmCard::Board(Arc::downgrade(self), cm.clone());
             let host = CmHost::new(guid, owner as u16, addrs, card);
-            BoardCm { state: Mutex::new(State { host, port }), due: AtomicU64::new(Nanos::MAX) }
+            BoardCm { state: Mutex::new(MadsState { host, port }), due: AtomicU64::new(Nanos::MAX) }
         });
         *opened = Some(Arc::clone(&cm));
         drop(opened);
@@ -123,7 +123,7 @@ fn service(at: ListenAt, shared: bool) -> Service {
     Service { id: at.service, gid, scope, flags: if shared { SERVICE_SHARED } else { 0 } }
 }
 
-impl MadPort for Port {
+impl MadPort for BoardMads {
     fn receive(&mut self) -> Option<(CmPath, [u8; MAD_LEN])> {
         let room = Mad { addr: self.back.address().ok()?, ..Mad::default() };
         let came: Mad = self.link.ask(OP_RECEIVE_MAD, &room).ok()?;

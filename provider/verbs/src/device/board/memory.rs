@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use memmap2::MmapRaw;
 use starverbs_backend::{Listed, sealed};
 use starverbs_rings::{AllocResult, Memory, Resource};
-use starverbs_vfio::Client;
+use starverbs_vfio::VfioClient;
 
 use super::chardev::{self, CharDev};
 use crate::error::{Result, VerbsError};
@@ -39,18 +39,18 @@ pub(super) type SharedClient = Arc<Mutex<Option<Connection>>>;
 pub(super) struct Connection {
     /* first: the list must not have the number when it is another's */
     _listed: Listed,
-    pub(super) client: Client,
+    pub(super) client: VfioClient,
 }
 
 impl Connection {
-    pub(super) fn new(client: Client) -> Connection {
+    pub(super) fn new(client: VfioClient) -> Connection {
         Connection { _listed: Listed::new(client.as_fd().as_raw_fd()), client }
     }
 }
 
 /// Where memory comes from.
 #[derive(Clone)]
-pub(super) enum Source {
+pub(super) enum BoardMemory {
     /// Memory files, which the board at a socket maps
     Files(SharedClient),
     /// The kernel
@@ -59,7 +59,7 @@ pub(super) enum Source {
 
 /// The memory.
 pub(crate) struct Heap {
-    source: Source,
+    source: BoardMemory,
     chunks: Mutex<Vec<Chunk>>,
     /// The next DMA address that nothing has had
     next: AtomicU64,
@@ -123,7 +123,7 @@ impl Chunk {
 }
 
 impl Heap {
-    pub(super) fn new(source: Source) -> Heap {
+    pub(super) fn new(source: BoardMemory) -> Heap {
         Heap { source, chunks: Mutex::default(), next: AtomicU64::new(PROGRAM_END) }
     }
 
@@ -153,13 +153,13 @@ impl Heap {
     /// One more file, which the board has mapped.
     fn new_chunk(&self, chunks: &[Chunk], bytes: usize) -> Result<Chunk> {
         let (first, most) = match &self.source {
-            Source::Files(_) => (FIRST, MOST),
-            Source::Kernel(_) => (FIRST_OF_KERNEL, MOST_OF_KERNEL),
+            BoardMemory::Files(_) => (FIRST, MOST),
+            BoardMemory::Kernel(_) => (FIRST_OF_KERNEL, MOST_OF_KERNEL),
         };
         let usual = first << (chunks.len() as u32).min(most);
         let len = bytes.max(usual).checked_next_multiple_of(first).ok_or(NO_MEMORY)?;
         let (map, file, address) = match &self.source {
-            Source::Files(client) => {
+            BoardMemory::Files(client) => {
                 let address = self.reserve(len as u64);
                 let (map, file) = sealed::create(c"starverbs-queues", len, sealed::SIZE_STAYS)?;
                 let mut client = client.lock().unwrap_or_else(PoisonError::into_inner);
@@ -167,7 +167,7 @@ impl Heap {
                 connection.client.dma_map(file.as_fd(), 0, address, len as u64)?;
                 (map, Some(file), address)
             }
-            Source::Kernel(device) => {
+            BoardMemory::Kernel(device) => {
                 let (map, address) = device.queue_memory(len)?;
                 (map, None, address)
             }
@@ -177,7 +177,7 @@ impl Heap {
 
     /// The kernel's memory goes back; zeros are in its place.
     pub(super) fn forget(&self) {
-        if let Source::Kernel(_) = self.source {
+        if let BoardMemory::Kernel(_) = self.source {
             self.chunks().iter().for_each(|chunk| chardev::forget(&chunk.map));
         }
     }

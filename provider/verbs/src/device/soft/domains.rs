@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use starverbs_core::qp::Owner;
+use starverbs_core::qp::EventOwner;
 use starverbs_core::{Nic, PdId};
 
 use super::env::HostEnv;
@@ -33,8 +33,8 @@ impl Domains {
     }
 
     /// Tells an object's owner of an event.
-    pub(super) fn notify(&self, owner: Option<Owner>, event: impl FnOnce(u64) -> VerbsEvent) {
-        if let Some(Owner { pd, cookie }) = owner
+    pub(super) fn notify(&self, owner: Option<EventOwner>, event: impl FnOnce(u64) -> VerbsEvent) {
+        if let Some(EventOwner { pd, cookie }) = owner
             && let Some(queue) = self.events(pd)
         {
             queue.push(event(cookie));

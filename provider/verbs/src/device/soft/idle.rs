@@ -98,7 +98,7 @@ mod tests {
 
     /// A program whose polls find nothing.
     #[derive(Default)]
-    struct Program {
+    struct IdleProgram {
         idle: Idle,
         nobody_called: AtomicBool,
         now: Nanos,
@@ -110,9 +110,9 @@ mod tests {
         others: Nanos,
     }
 
-    impl Program {
-        fn with(others: Nanos) -> Program {
-            Program { now: 1 << 40, others, ..Program::default() }
+    impl IdleProgram {
+        fn with(others: Nanos) -> IdleProgram {
+            IdleProgram { now: 1 << 40, others, ..IdleProgram::default() }
         }
 
         fn poll_by(&mut self, poller: libc::pthread_t) -> Then {
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_program_alone_yields_once_it_is_idle() {
-        let mut program = Program::with(2);
+        let mut program = IdleProgram::with(2);
         program.idle.restart(program.now);
         assert_eq!(program.yields(IDLE / STEP, false), 0);
         assert_eq!(program.yields(100_000, false), 100_000);
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn polls_back_off_for_a_waiter_that_spins() {
-        let mut program = Program::with(16);
+        let mut program = IdleProgram::with(16);
         let looks = 80;
         let yields = program.yields(looks * LOOK / STEP, false);
         assert_eq!(yields, looks - looks / u64::from(LOOKS), "one to see whether somebody calls");
@@ -168,14 +168,14 @@ mod tests {
 
     #[test]
     fn others_that_call_get_the_cpu_most_of_the_time() {
-        let mut program = Program::with(16);
+        let mut program = IdleProgram::with(16);
         let (looks, each) = (10 * u64::from(LOOKS), LOOK / STEP);
         assert_eq!(program.yields(looks * each, true), looks * each / 8 * 7);
     }
 
     #[test]
     fn two_that_poll_are_others_to_each_other() {
-        let mut program = Program::with(0);
+        let mut program = IdleProgram::with(0);
         program.yields(LOOK / STEP, false);
         for _ in 0..LOOK / STEP {
             program.poll_by(2);

@@ -74,7 +74,7 @@ struct Theirs {
 
 /// What is known of a QP.
 #[derive(Default)]
-struct Entry {
+struct QpEntry {
     path: Path,
     ours: Option<Ours>,
     /// One of each channel: others may say what they like, and do not take the place of the peer's
@@ -89,7 +89,7 @@ pub(crate) struct LocalHost {
     /// Contexts are fetched ahead
     looks_ahead: bool,
     addrs: Vec<Gid>,
-    qps: HashMap<Qpn, Entry>,
+    qps: HashMap<Qpn, QpEntry>,
     epoch: u16,
     /// QPs whose proposal waits
     asking: u32,

@@ -16,7 +16,7 @@ type NicResult<T> = std::result::Result<T, NicError>;
 
 /// What a change does to keys.
 #[derive(Clone, Copy)]
-enum Change {
+enum KeyEffect {
     /// It opens one, and closes none
     Opens,
     /// It closes one, or narrows what one opens
@@ -26,7 +26,7 @@ enum Change {
 impl Soft {
     /// Registers memory.
     pub(super) fn reg_mr(&self, attr: MrAttr) -> Result<u32> {
-        self.change_memory(Some(attr.pd), Change::Opens, |shard, now| {
+        self.change_memory(Some(attr.pd), KeyEffect::Opens, |shard, now| {
             let Shard { nic, env, star, .. } = shard;
             let key = star.open_key((nic, env), now, |nic| nic.reg_mr(attr), Nic::dereg_mr);
             key.map(|key| (key, None))
@@ -35,7 +35,7 @@ impl Soft {
 
     /// Changes what a key opens.
     pub(super) fn rereg_mr(&self, key: u32, attr: MrAttr) -> Result<()> {
-        self.change_memory(Some(attr.pd), Change::Closes, |shard, now| {
+        self.change_memory(Some(attr.pd), KeyEffect::Closes, |shard, now| {
             shard.nic.rereg_mr(key, attr)?;
             Ok(((), shard.star.follow_memory((&mut shard.nic, &mut shard.env), now)))
         })
@@ -48,7 +48,7 @@ impl Soft {
 
     /// Ends what a key opens by `end`.
     pub(super) fn end_key<T>(&self, end: impl FnOnce(&mut Shard) -> NicResult<T>) -> Result<T> {
-        self.change_memory(None, Change::Closes, |shard, now| {
+        self.change_memory(None, KeyEffect::Closes, |shard, now| {
             let ended = end(shard)?;
             Ok((ended, shard.star.follow_memory((&mut shard.nic, &mut shard.env), now)))
         })
@@ -58,7 +58,7 @@ impl Soft {
     pub(super) fn import_mr(&self, key: u32, attr: MrAttr, memory: Foreign) -> Result<MrAttr> {
         let addr = self.with(|shard, _| shard.env.foreign.add(memory))?;
         let attr = MrAttr { addr, ..attr };
-        let opened = self.change_memory(Some(attr.pd), Change::Opens, |shard, now| {
+        let opened = self.change_memory(Some(attr.pd), KeyEffect::Opens, |shard, now| {
             let import = |nic: &mut Nic<HostEnv>| nic.import_mr(key, attr).map(|()| key);
             let Shard { nic, env, star, .. } = shard;
             star.open_key((nic, env), now, import, Nic::unimport_mr).map(|key| (key, None))
@@ -100,7 +100,7 @@ impl Soft {
     fn change_memory<T>(
         &self,
         opened: Option<PdId>,
-        kind: Change,
+        kind: KeyEffect,
         change: impl FnOnce(&mut Shard, Nanos) -> NicResult<(T, Option<u32>)>,
     ) -> Result<T> {
         let (done, closed, told) = self.with(|shard, now| {
@@ -109,10 +109,10 @@ impl Soft {
         })?;
         let waits = closed.is_some() || !told;
         match kind {
-            Change::Closes => self.await_revoked(closed, opened.filter(|_| waits)),
+            KeyEffect::Closes => self.await_revoked(closed, opened.filter(|_| waits)),
             /* only StaR's part: nothing was closed that a reader of this host could use */
-            Change::Opens if waits => self.await_memory(closed, opened),
-            Change::Opens => {}
+            KeyEffect::Opens if waits => self.await_memory(closed, opened),
+            KeyEffect::Opens => {}
         }
         Ok(done)
     }

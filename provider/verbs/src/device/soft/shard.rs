@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use starverbs_backend::{RoceTx, host};
 use starverbs_core::coalesce::{Backlog, When};
-use starverbs_core::qp::{Owner, QpAttr, QpAttrMask};
+use starverbs_core::qp::{EventOwner, QpAttr, QpAttrMask};
 use starverbs_core::shared_qp::SharedQpMessage;
 use starverbs_core::types::QPN_MASK;
 use starverbs_core::{AsyncEvent, Nanos, Nic, NicError, PdId, QpState, Qpn};
@@ -103,7 +103,7 @@ impl Shard {
 
     /// QPs whose events go to `events`: those of its context.
     pub(super) fn qps_reporting_to(&self, events: &Events) -> impl Iterator<Item = Qpn> {
-        let reports = |owner: Owner| self.domains.reports_to(owner.pd, events);
+        let reports = |owner: EventOwner| self.domains.reports_to(owner.pd, events);
         self.qpns().filter(move |qpn| self.qp_owner(*qpn).is_some_and(reports))
     }
 
@@ -278,7 +278,7 @@ impl Shard {
     }
 
     /// Whose a QP is.
-    pub(crate) fn qp_owner(&self, qpn: Qpn) -> Option<Owner> {
+    pub(crate) fn qp_owner(&self, qpn: Qpn) -> Option<EventOwner> {
         self.nic.qp_owner(qpn).or_else(|| self.star.owner(qpn))
     }
 

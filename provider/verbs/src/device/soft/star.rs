@@ -19,7 +19,7 @@ use starverbs_star::card::Turn;
 use starverbs_star::form::Form;
 use starverbs_star::host::roles::Identity;
 use starverbs_star::host::{Ends, InboundPacket};
-use starverbs_star::wire::Side;
+use starverbs_star::wire::CardHalf;
 
 use super::back_pressure::Who;
 use super::env::{HostEnv, NicEnv};
@@ -50,7 +50,7 @@ impl OpenStar {
     /// With ports of its own, whose sending half becomes `env`'s.
     fn open(settings: &Settings, sealing: Sealing, (nic, env): NicEnv<'_>) -> Result<Self> {
         let (tx, rx) = env.tx.open_star(settings)?;
-        let ports = [Side::Stateless, Side::Stateful].map(|side| tx.port(side));
+        let ports = [CardHalf::Stateless, CardHalf::Stateful].map(|side| tx.port(side));
         let [boot, _] = seed();
         let form = match settings.star_wire {
             StarWire::Packed => Form::Packed,

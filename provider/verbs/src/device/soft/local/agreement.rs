@@ -13,7 +13,7 @@ use super::direct::Direct;
 use super::end::{Init, LocalEnd};
 use super::record::{LocalRecord, control};
 use super::turn::{InboundControl, with_end};
-use super::{Entry, LocalHost, Ours, Path, Theirs};
+use super::{LocalHost, Ours, Path, QpEntry, Theirs};
 use crate::device::soft::engine::HostEngine;
 use crate::device::soft::env::{HostEnv, NicEnv};
 use crate::info::MAX_MSG;
@@ -85,7 +85,7 @@ impl LocalHost {
 
     /// Begins, if the peer has proposed it, too.
     fn begin_if_agreed(&mut self, (nic, env): NicEnv<'_>, qpn: Qpn, now: Nanos) {
-        let Some(Entry { path: Path::Asking, ours: Some(ours), theirs }) = self.qps.get(&qpn) else {
+        let Some(QpEntry { path: Path::Asking, ours: Some(ours), theirs }) = self.qps.get(&qpn) else {
             return;
         };
         let ours = *ours;

@@ -17,7 +17,7 @@ use starverbs_rings::{SendRemote, SendRequest};
 
 use super::end::{Ctx, LocalEnd};
 use crate::memory;
-use crate::share::{Change, Gate, PeerMemory, Target, Way};
+use crate::share::{CopyWay, Gate, PeerBytes, PeerMemory, WordChange};
 
 /// Most bytes of one use of the peer's memory: whoever waits for a reader waits for no more.
 const PIECE: u32 = 1 << 16;
@@ -132,15 +132,15 @@ impl LocalEnd {
         let way = match wqe.op {
             _ if !direct.access.contains(need) => None,
             SendOp::Write | SendOp::Read => {
-                let target = Target { only_mapped, ..self.target(wqe, direct, need) };
+                let target = PeerBytes { only_mapped, ..self.target(wqe, direct, need) };
                 self.copy_all(ctx, wqe, direct, &target)
             }
             _ => self.change_word(ctx, wqe, direct, need),
         };
         match way {
-            Some(Way::Mapped) => ctx.stats.local_mapped.inc(),
-            Some(Way::Descriptor) => ctx.stats.local_direct.inc(),
-            Some(Way::Pid) => ctx.stats.local_traced.inc(),
+            Some(CopyWay::Mapped) => ctx.stats.local_mapped.inc(),
+            Some(CopyWay::Descriptor) => ctx.stats.local_direct.inc(),
+            Some(CopyWay::Pid) => ctx.stats.local_traced.inc(),
             None => {
                 self.unmapped = wqe.rkey;
                 if !direct.memory.is_open(direct.gate) {
@@ -159,7 +159,7 @@ impl LocalEnd {
     /// descriptor both cards together are faster.
     fn is_worth_a_wait(&mut self, wqe: &SendWqe, need: Access) -> bool {
         match (self.way, &self.direct) {
-            (Some(Way::Mapped), _) => true,
+            (Some(CopyWay::Mapped), _) => true,
             (_, Some(direct)) if wqe.length >= SHORT && direct.memory.is_traced() => true,
             (None, Some(direct)) if wqe.rkey != self.unmapped => {
                 let maps = direct.memory.maps(&self.target(wqe, direct, need));
@@ -182,8 +182,8 @@ impl LocalEnd {
     }
 
     /// What a request names.
-    fn target(&self, wqe: &SendWqe, direct: &Direct, need: Access) -> Target {
-        Target {
+    fn target(&self, wqe: &SendWqe, direct: &Direct, need: Access) -> PeerBytes {
+        PeerBytes {
             gate: direct.gate,
             qp: QpId { pd: direct.pd, qpn: self.of.peer },
             rkey: wqe.rkey,
@@ -195,12 +195,12 @@ impl LocalEnd {
     }
 
     /// Copies the bytes of a WRITE or READ.
-    fn copy_all(&self, ctx: &Ctx<'_>, wqe: &SendWqe, direct: &Direct, target: &Target) -> Option<Way> {
+    fn copy_all(&self, ctx: &Ctx<'_>, wqe: &SendWqe, direct: &Direct, target: &PeerBytes) -> Option<CopyWay> {
         let mut way = None;
         for offset in (0..wqe.length).step_by(PIECE as usize) {
             let len = (wqe.length - offset).min(PIECE);
             let addr = wqe.remote_addr.wrapping_add(u64::from(offset));
-            way = Some(self.copy_piece(ctx, wqe, direct, offset, &Target { addr, len, ..*target })?);
+            way = Some(self.copy_piece(ctx, wqe, direct, offset, &PeerBytes { addr, len, ..*target })?);
         }
         let bytes = if wqe.op == SendOp::Read { &ctx.stats.rx_bytes } else { &ctx.stats.tx_bytes };
         bytes.add(u64::from(wqe.length));
@@ -213,8 +213,8 @@ impl LocalEnd {
         wqe: &SendWqe,
         direct: &Direct,
         offset: u32,
-        target: &Target,
-    ) -> Option<Way> {
+        target: &PeerBytes,
+    ) -> Option<CopyWay> {
         let (len, read) = (target.len, wqe.op == SendOp::Read);
         let mut pieces = Pieces::new();
         let tail = if read { 0 } else { TAIL.min(len) };
@@ -232,20 +232,26 @@ impl LocalEnd {
     }
 
     /// An atomic or ATOMIC WRITE, of eight bytes.
-    fn change_word(&self, ctx: &mut Ctx<'_>, wqe: &SendWqe, direct: &Direct, need: Access) -> Option<Way> {
+    fn change_word(
+        &self,
+        ctx: &mut Ctx<'_>,
+        wqe: &SendWqe,
+        direct: &Direct,
+        need: Access,
+    ) -> Option<CopyWay> {
         let fetches = wqe.op.is_atomic();
         let mut pieces = Pieces::new();
         self.find_local(ctx, wqe, 0, wqe.length, fetches, &mut pieces)?;
         let change = match wqe.op {
-            SendOp::FetchAdd => Change::Add(wqe.compare_add),
-            SendOp::CmpSwap => Change::Swap(wqe.compare_add, wqe.swap),
-            _ => Change::Store(pieces.word()),
+            SendOp::FetchAdd => WordChange::Add(wqe.compare_add),
+            SendOp::CmpSwap => WordChange::Swap(wqe.compare_add, wqe.swap),
+            _ => WordChange::Store(pieces.word()),
         };
         let there = direct.memory.change(&self.target(wqe, direct, need), change)?;
         if fetches {
             pieces.set_word(there);
         }
-        Some(Way::Mapped)
+        Some(CopyWay::Mapped)
     }
 
     /// Where bytes of WQE `next` lie. `None`: no key opens them, or they are no plain memory.

@@ -19,7 +19,7 @@ use super::requester::RequestedWqe;
 use super::responder::LocalInbound;
 use crate::cq::CardCq;
 use crate::device::soft::env::HostEnv;
-use crate::share::{Gate, Way};
+use crate::share::{CopyWay, Gate};
 
 pub(super) type Ctx<'a> = EngineCtx<'a, HostEnv>;
 
@@ -99,7 +99,7 @@ pub(crate) struct LocalEnd {
     pub(super) windows: bool,
     /// What this end may do by itself, and by which way it has done so last
     pub(super) direct: Option<Direct>,
-    pub(super) way: Option<Way>,
+    pub(super) way: Option<CopyWay>,
     /// Key of the peer's that was asked for last and is of no mapped memory; 0: none
     pub(super) unmapped: u32,
     /// A CQ overran
@@ -176,9 +176,9 @@ impl LocalEnd {
     pub(in super::super) fn link(&self) -> &'static str {
         match self.way {
             None => "local",
-            Some(Way::Descriptor) => "local:memory",
-            Some(Way::Pid) => "local:traced",
-            Some(Way::Mapped) => "local:mapped",
+            Some(CopyWay::Descriptor) => "local:memory",
+            Some(CopyWay::Pid) => "local:traced",
+            Some(CopyWay::Mapped) => "local:mapped",
         }
     }
 

@@ -46,7 +46,7 @@ pub(super) struct RequestedWqe {
 }
 
 /// How a step ended.
-enum Step {
+enum StepEnd {
     Asked,
     NoRoom,
     Failed(WcStatus),
@@ -94,12 +94,12 @@ impl LocalEnd {
                 _ => self.ask_data(ctx, &wqe),
             };
             match step {
-                Step::Asked => {}
-                Step::NoRoom => {
+                StepEnd::Asked => {}
+                StepEnd::NoRoom => {
                     self.waits = ctx.env.channels.await_room(self.of.channels[0], self.of.qpn);
                     return;
                 }
-                Step::Failed(status) => return self.fail_next(ctx, status),
+                StepEnd::Failed(status) => return self.fail_next(ctx, status),
             }
         }
     }
@@ -159,11 +159,11 @@ impl LocalEnd {
 
     /// A piece of a SEND or WRITE.
     #[inline]
-    fn ask_data(&mut self, ctx: &mut Ctx<'_>, wqe: &SendRequest) -> Step {
+    fn ask_data(&mut self, ctx: &mut Ctx<'_>, wqe: &SendRequest) -> StepEnd {
         let (channel, offset) = (self.of.channels[0], self.offset);
         let len = (wqe.length - offset).min(CHUNK);
         let in_area = if len as usize <= BODY { 0 } else { len };
-        let Some(room) = ctx.env.channels.room(channel, in_area) else { return Step::NoRoom };
+        let Some(room) = ctx.env.channels.room(channel, in_area) else { return StepEnd::NoRoom };
         let last = offset + len == wqe.length;
         let mut flags = if offset == 0 { flag::FIRST } else { 0 } | if last { flag::LAST } else { 0 };
         if wqe.flags.contains(SendFlags::SOLICITED) {
@@ -179,7 +179,7 @@ impl LocalEnd {
         let to = if in_area == 0 { body } else { room.to };
         // SAFETY: the body or the piece of the data area has room for so many bytes.
         if len > 0 && unsafe { self.gather(ctx, wqe, len, to) }.is_none() {
-            return Step::Failed(WcStatus::LocProtErr);
+            return StepEnd::Failed(WcStatus::LocProtErr);
         }
         ctx.stats.tx_bytes.add(u64::from(len));
         let end = ctx.env.channels.ask(channel, room, last.then_some(self.of.qpn));
@@ -188,14 +188,14 @@ impl LocalEnd {
         } else {
             self.offset += len;
         }
-        Step::Asked
+        StepEnd::Asked
     }
 
     /// A READ, an atomic or a FLUSH.
     #[inline(never)]
-    fn ask_word(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> Step {
+    fn ask_word(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> StepEnd {
         let channel = self.of.channels[0];
-        let Some(room) = ctx.env.channels.room(channel, 0) else { return Step::NoRoom };
+        let Some(room) = ctx.env.channels.room(channel, 0) else { return StepEnd::NoRoom };
         let flags = flag::FIRST | flag::LAST | flag::ACKS;
         let request = SendRequest { op: wqe.op, flags: wqe.flags, length: wqe.length };
         let mut record = LocalRecord { flags, at: self.expected, ..self.record(&request) };
@@ -211,13 +211,13 @@ impl LocalEnd {
         record.write_to(room);
         let end = ctx.env.channels.ask(channel, room, Some(self.of.qpn));
         self.begun(ctx, end, &request, progress);
-        Step::Asked
+        StepEnd::Asked
     }
 
     /// What the card does by itself (IBTA 10.6.7.2).
     #[cold]
     #[inline(never)]
-    fn do_own(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> Step {
+    fn do_own(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> StepEnd {
         let done = if wqe.op == SendOp::BindMw {
             let bound = ctx.mrs.bind(&Bind::of(wqe, self.id()));
             self.windows |= bound == Ok(WindowType::Two);
@@ -226,10 +226,10 @@ impl LocalEnd {
             ctx.mrs.invalidate(wqe.rkey, self.id()).is_ok()
         };
         if !done {
-            return Step::Failed(WcStatus::MwBindErr);
+            return StepEnd::Failed(WcStatus::MwBindErr);
         }
         self.did_own(ctx, wqe.flags);
-        Step::Asked
+        StepEnd::Asked
     }
 
     /// WQE `next`, with these flags, is done, without a request.

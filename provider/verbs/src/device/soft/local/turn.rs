@@ -71,7 +71,7 @@ pub(super) fn fetch((nic, env): (&Nic<HostEnv>, &HostEnv), qpns: impl Iterator<I
 
 /// Executes what is asked in one channel; says how much that was.
 fn answer_channel((nic, env): NicEnv<'_>, at: usize, now: Nanos) -> u32 {
-    let mut run = Run { at, left: REQUESTS, looked: false, met: false };
+    let mut run = ChannelTurn { at, left: REQUESTS, looked: false, met: false };
     let mut record = LocalRecord::default();
     let (mut fetched, most) = if env.channels.many { (REQUESTS, AHEAD) } else { (0, REQUESTS) };
     loop {
@@ -134,7 +134,7 @@ fn leave_control(channels: &mut Channels, at: usize, record: LocalRecord) {
 }
 
 /// The requests of one channel in one turn.
-struct Run {
+struct ChannelTurn {
     /// Which channel
     at: usize,
     /// Requests that are left for this turn
@@ -145,7 +145,7 @@ struct Run {
     met: bool,
 }
 
-impl Run {
+impl ChannelTurn {
     /// Executes a request, and those behind it that are for the same queue pair, `most` of them, until one
     /// has an answer.
     #[inline]

@@ -7,7 +7,7 @@ use starverbs_core::{Nanos, Qpn};
 
 use super::channels::{Asker, Channels};
 use super::turn::{self, with_end};
-use super::{Entry, LocalHost, Ours, Path};
+use super::{LocalHost, Ours, Path, QpEntry};
 use crate::device::soft::env::NicEnv;
 
 /// How often it is looked whether a peer is silent.
@@ -91,7 +91,7 @@ impl LocalHost {
 
     #[cold]
     fn on_silence(&self, (nic, env): NicEnv<'_>, channel: u32, quiet: Nanos, now: Nanos) {
-        let uses = |entry: &Entry| {
+        let uses = |entry: &QpEntry| {
             entry.path == Path::Local && entry.ours.is_some_and(|ours| ours.channel == channel)
         };
         for (qpn, _) in self.qps.iter().filter(|(_, entry)| uses(entry)) {

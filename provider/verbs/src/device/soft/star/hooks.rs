@@ -2,7 +2,7 @@
 //! of which stateful cards have rules.
 
 use starverbs_core::coalesce::Backlog;
-use starverbs_core::qp::{Owner, QpAttr, QpAttrMask};
+use starverbs_core::qp::{EventOwner, QpAttr, QpAttrMask};
 use starverbs_core::{Nanos, Nic, NicError, PdId, QpState, Qpn, SrqId};
 use starverbs_rings::CardRq;
 use starverbs_star::card::owes;
@@ -84,7 +84,7 @@ impl StarHost {
     }
 
     /// Whose a stateless end is.
-    pub(crate) fn owner(&self, qpn: Qpn) -> Option<Owner> {
+    pub(crate) fn owner(&self, qpn: Qpn) -> Option<EventOwner> {
         self.0.as_ref()?.ends.endpoints.owner(qpn)
     }
 

@@ -14,8 +14,8 @@ use starverbs_star::env::{QpPair, SlEvent, StarDest, StarEnv};
 use starverbs_star::host::{EndpointHost, InboundMessage, Note};
 use starverbs_star::message::SMALL_INLINE;
 use starverbs_star::ring::CQE_SLOT;
-use starverbs_star::seal::{MAX_SEALED, Seal};
-use starverbs_star::wire::{Side, StarHead};
+use starverbs_star::seal::{ControlSeal, MAX_SEALED};
+use starverbs_star::wire::{CardHalf, StarHead};
 
 use super::sealing::Sealing;
 use crate::device::soft::env::HostEnv;
@@ -74,7 +74,7 @@ impl StarEnv for HostEnv {
     #[inline]
     fn send_star(
         &mut self,
-        _: Side,
+        _: CardHalf,
         to: StarDest<'_>,
         head: &StarHead,
         data: &[u8],
@@ -151,7 +151,7 @@ impl EndpointHost for HostEnv {
         })
     }
 
-    fn seal(&mut self) -> Option<&mut Seal> {
+    fn seal(&mut self) -> Option<&mut ControlSeal> {
         self.star.as_mut()?.sealing.seal()
     }
 

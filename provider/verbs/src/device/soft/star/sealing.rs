@@ -3,7 +3,7 @@
 
 use starverbs_core::Gid;
 use starverbs_settings::Settings;
-use starverbs_star::seal::{AddrPair, MAX_SEALED, SALT_LEN, Seal};
+use starverbs_star::seal::{AddrPair, ControlSeal, MAX_SEALED, SALT_LEN};
 use starverbs_star::wire::StarHead;
 
 use crate::error::Result;
@@ -11,7 +11,7 @@ use crate::process::seed;
 
 /// A card's key, if it has one.
 #[derive(Default)]
-pub(crate) struct Sealing(Option<Box<Seal>>);
+pub(crate) struct Sealing(Option<Box<ControlSeal>>);
 
 impl Sealing {
     /// With the key of the settings. EINVAL: there is none where they say.
@@ -23,7 +23,7 @@ impl Sealing {
         let (front, back) = salt.split_at_mut(high.len());
         front.copy_from_slice(&high);
         back.copy_from_slice(&low);
-        Ok(Sealing(Some(Box::new(Seal::new(&key, salt)))))
+        Ok(Sealing(Some(Box::new(ControlSeal::new(&key, salt)))))
     }
 
     /// A packet that leaves, from one address to the other, as it is sealed: head and length. `None`: it
@@ -40,7 +40,7 @@ impl Sealing {
     }
 
     /// What seals, for who settles roles and for messages that came.
-    pub(crate) fn seal(&mut self) -> Option<&mut Seal> {
+    pub(crate) fn seal(&mut self) -> Option<&mut ControlSeal> {
         self.0.as_deref_mut()
     }
 }

@@ -1,4 +1,4 @@
-//! Doors of mmap.
+//! Attacks by mmap.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use starverbs_queues::board::{OP_ALLOC_PD, Object};
 
-use super::{Attack, in_child, wait_for_child};
+use super::{Attacker, in_child, wait_for_child};
 use crate::inside::expect_errno;
 use crate::inside::raw::{Map, PAGE, Tested, errno, expect};
 use crate::inside::victim::SECRET;
@@ -19,8 +19,8 @@ use crate::inside::victim::SECRET;
 /// Pages at the beginning of a file that are looked at.
 const PAGES: u64 = 4096;
 
-pub(super) fn beyond(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn beyond(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     let page = device.page_bytes();
     let own = device.queue_memory(2 * PAGE as u64).map_err(|e| e.to_string())?;
     let refused = |what: &str, offset: u64, len: usize| {
@@ -38,16 +38,16 @@ pub(super) fn beyond(attack: &mut Attack) -> Tested {
         refused("an offset that wraps", offset, 1 << 20)?;
     }
     for _ in 0..2000 {
-        let offset = attack.random.next() << 12;
+        let offset = attacker.random.next() << 12;
         if offset >= own + 2 * PAGE as u64 {
-            refused("at random", offset, PAGE << attack.random.below(8))?;
+            refused("at random", offset, PAGE << attacker.random.below(8))?;
         }
     }
     Ok(())
 }
 
-pub(super) fn shows_nothing(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn shows_nothing(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     let own = device.queue_memory(16 * PAGE as u64).map_err(|e| e.to_string())?;
     let mut pages = 0;
     for number in 0..PAGES {
@@ -65,15 +65,15 @@ pub(super) fn shows_nothing(attack: &mut Attack) -> Tested {
     expect("pages that are mapped", pages, device.page_bytes() / PAGE + events + 16)
 }
 
-pub(super) fn of_other_kinds(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn of_other_kinds(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     let private = device.map_as(0, PAGE, PROT_READ, MAP_PRIVATE).map(Map::forget);
     expect_errno("a private mapping", errno(private), &[EINVAL])?;
     for offset in [0, device.info.events] {
         let code = device.map_as(offset, PAGE, PROT_READ | PROT_EXEC, MAP_SHARED).map(Map::forget);
         expect_errno("a mapping to execute", errno(code), &[EPERM])?;
     }
-    let read = OpenOptions::new().read(true).open(&attack.path).map_err(|e| e.to_string())?;
+    let read = OpenOptions::new().read(true).open(&attacker.path).map_err(|e| e.to_string())?;
     for (prot, wanted) in [(PROT_READ, EINVAL), (PROT_READ | PROT_WRITE, EACCES)] {
         let map = Map::new(read.as_raw_fd(), 0, PAGE, prot, MAP_SHARED).map(Map::forget);
         expect_errno("of a file that is only read", errno(map), &[wanted])?;
@@ -81,8 +81,8 @@ pub(super) fn of_other_kinds(attack: &mut Attack) -> Tested {
     Ok(())
 }
 
-pub(super) fn changed(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn changed(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     let own = device.queue_memory(4 * PAGE as u64).map_err(|e| e.to_string())?;
     for (offset, len) in [(0, device.page_bytes()), (own, 4 * PAGE)] {
         let map = device.map(offset, len).map_err(|e| e.to_string())?;
@@ -116,8 +116,8 @@ pub(super) fn changed(attack: &mut Attack) -> Tested {
     expect("ended", device.free_queue_memory(own).is_ok(), true)
 }
 
-pub(super) fn given_back(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn given_back(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     let own = device.queue_memory(4 * PAGE as u64).map_err(|e| e.to_string())?;
     let map = device.map(own, 4 * PAGE).map_err(|e| e.to_string())?;
     map.store(0, 3);
@@ -131,8 +131,8 @@ pub(super) fn given_back(attack: &mut Attack) -> Tested {
     expect("what is left of it", map.load(3 * PAGE), 5)
 }
 
-pub(super) fn in_a_child(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn in_a_child(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     let page = device.map(0, PAGE).map_err(|e| e.to_string())?;
     let events = device.map(device.info.events, PAGE).map_err(|e| e.to_string())?;
     for map in [page, events] {
@@ -145,8 +145,8 @@ pub(super) fn in_a_child(attack: &mut Attack) -> Tested {
     Ok(())
 }
 
-pub(super) fn passed_on(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn passed_on(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     in_child(|| {
         expect_errno("mmap", errno(device.map(0, PAGE).map(Map::forget)), &[EACCES])?;
         expect_errno("a command", errno(device.command(OP_ALLOC_PD, &Object::default())), &[EACCES])?;

@@ -1,10 +1,10 @@
-//! Doors to another process's objects: numbers, keys, doorbells.
+//! Attacks on another process's objects: numbers, keys, doorbells.
 
 use libc::{EINVAL, EOPNOTSUPP};
 use starverbs_queues::board::*;
 use starverbs_queues::{SendOp, SendWqe, WcStatus};
 
-use super::Attack;
+use super::Attacker;
 use crate::inside::expect_errno;
 use crate::inside::pair::{ALL, DATA_BYTES, Pair, create_qp, queues_at, region};
 use crate::inside::raw::{AsBody, Map, PAGE, Tested, expect};
@@ -23,9 +23,9 @@ const NAMING: [u16; 10] = [
     OP_DESTROY_QP,
 ];
 
-pub(super) fn by_number(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
-    let facts = attack.facts;
+pub(super) fn by_number(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
+    let facts = attacker.facts;
     let numbers =
         [facts.pd, facts.key, facts.cq, facts.srq, facts.ah, facts.mw, facts.qpns[0], facts.qpns[1]];
     for op in NAMING {
@@ -44,9 +44,9 @@ pub(super) fn by_number(attack: &mut Attack) -> Tested {
     expect("the victim's SRQ gets a limit", errno, Some(EINVAL))
 }
 
-pub(super) fn of_all_numbers(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
-    let numbers: Vec<u32> = (0..512).chain((0..512).map(|_| attack.random.next() as u32)).collect();
+pub(super) fn of_all_numbers(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
+    let numbers: Vec<u32> = (0..512).chain((0..512).map(|_| attacker.random.next() as u32)).collect();
     for op in NAMING {
         for &number in &numbers {
             let errno = device.object(op, number)?;
@@ -56,27 +56,27 @@ pub(super) fn of_all_numbers(attack: &mut Attack) -> Tested {
     Ok(())
 }
 
-pub(super) fn keys(attack: &mut Attack) -> Tested {
-    let facts = attack.facts;
+pub(super) fn keys(attacker: &mut Attacker) -> Tested {
+    let facts = attacker.facts;
     let read = |rkey, remote_addr| SendWqe { op: SendOp::Read, rkey, remote_addr, ..SendWqe::default() };
     let write = |rkey, remote_addr| SendWqe { op: SendOp::Write, rkey, remote_addr, ..SendWqe::default() };
     let add = |rkey, remote_addr| SendWqe { op: SendOp::FetchAdd, compare_add: 1, ..read(rkey, remote_addr) };
     /* with its own key all of it works */
-    let mut pair = Pair::new(&attack.path)?;
+    let mut pair = Pair::new(&attacker.path)?;
     let (own, key) = (pair.piece(0, 8), pair.key);
     for wqe in [read(key, own.0 + 64), write(key, own.0 + 64), add(key, own.0 + 64)] {
         expect("with its own key", pair.outcome(wqe, own)?, WcStatus::Success)?;
     }
     /* each failure ends the queue pairs */
     for wqe in [read(facts.key, facts.addr), write(facts.key, facts.addr), add(facts.key, facts.addr)] {
-        let mut pair = Pair::new(&attack.path)?;
+        let mut pair = Pair::new(&attacker.path)?;
         let own = pair.piece(0, 8);
         pair.data.store(0, 0);
         expect("with the victim's rkey", pair.outcome(wqe, own)?, WcStatus::RemAccessErr)?;
         expect("what was read", pair.data.load(0), 0)?;
     }
     for lkey in [facts.key, facts.mw, 0, u32::MAX] {
-        let mut pair = Pair::new(&attack.path)?;
+        let mut pair = Pair::new(&attacker.path)?;
         let write = write(pair.key, pair.data.address());
         let status = pair.outcome(write, (facts.addr, 8, lkey))?;
         expect("with the victim's lkey", status, WcStatus::LocProtErr)?;
@@ -84,7 +84,7 @@ pub(super) fn keys(attack: &mut Attack) -> Tested {
     }
     /* the key one away, and bytes around its own region */
     for (addr, lkey) in [(-8, 0), (DATA_BYTES as i64, 0), (0, 1), (0, 0x100)] {
-        let mut pair = Pair::new(&attack.path)?;
+        let mut pair = Pair::new(&attacker.path)?;
         let (begin, len, key) = pair.piece(0, 8);
         let write = write(pair.key, begin);
         let status = pair.outcome(write, (begin.wrapping_add_signed(addr), len, key.wrapping_add(lkey)))?;
@@ -93,9 +93,9 @@ pub(super) fn keys(attack: &mut Attack) -> Tested {
     Ok(())
 }
 
-pub(super) fn made_of_others(attack: &mut Attack) -> Tested {
-    let facts = attack.facts;
-    let device = attack.open()?;
+pub(super) fn made_of_others(attacker: &mut Attacker) -> Tested {
+    let facts = attacker.facts;
+    let device = attacker.open()?;
     let begin = device.queue_memory(4 * PAGE as u64).map_err(|e| e.to_string())?;
     let own = device.make(OP_ALLOC_PD, &Object::default())?.number;
     let refused = |what: &str, errno: Option<i32>| expect(what, errno, Some(EINVAL));
@@ -123,23 +123,23 @@ pub(super) fn made_of_others(attack: &mut Attack) -> Tested {
     Ok(())
 }
 
-pub(super) fn garbage_in_queues(attack: &mut Attack) -> Tested {
+pub(super) fn garbage_in_queues(attacker: &mut Attacker) -> Tested {
     for round in 0..4 {
-        let mut pair = Pair::new(&attack.path)?;
+        let mut pair = Pair::new(&attacker.path)?;
         pair.exchange(1)?;
         for at in (0..pair.page.len).step_by(8) {
-            let value = attack.random.next() >> attack.random.below(64);
+            let value = attacker.random.next() >> attacker.random.below(64);
             pair.page.store(at, value);
         }
         for at in (0..pair.queues.len).step_by(8) {
-            let value = attack.random.next() >> attack.random.below(64);
+            let value = attacker.random.next() >> attacker.random.below(64);
             pair.queues.store(at, value);
             if round % 2 == 1 && at % 512 == 0 {
                 pair.page.store(pair.qps[0].cell as usize * 8, at as u64);
             }
         }
         /* the victim's cell in one's own page is nobody's */
-        pair.page.store(attack.facts.cell as usize * 8, attack.random.next());
+        pair.page.store(attacker.facts.cell as usize * 8, attacker.random.next());
         let errno = pair.device.object(OP_QUERY_MR, pair.key)?;
         expect_errno("the board goes on", errno, &[0, EOPNOTSUPP])?;
     }

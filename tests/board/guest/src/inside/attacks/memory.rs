@@ -1,10 +1,10 @@
-//! Doors of memory: regions, queue memory, limits.
+//! Attacks on memory: regions, queue memory, limits.
 
 use libc::{EBUSY, EFAULT, EINVAL, ENODATA, ENOMEM, ENOSPC};
 use starverbs_queues::board::*;
 use starverbs_queues::{SendOp, SendWqe, WcStatus};
 
-use super::{Attack, in_child};
+use super::{Attacker, in_child};
 use crate::inside::expect_errno;
 use crate::inside::pair::{ALL, Pair, create_qp, queues_at, region};
 use crate::inside::raw::{AsBody, Device, Map, PAGE, Tested, errno, expect};
@@ -15,8 +15,8 @@ fn register(device: &Device, region: &Region) -> Tested<i32> {
     Ok(answer.err().unwrap_or(0))
 }
 
-pub(super) fn of_others(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn of_others(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     let pd = device.make(OP_ALLOC_PD, &Object::default())?.number;
     let refused = |what: &str, addr: u64, length: u64, access: u32| {
         let errno = register(&device, &region(pd, addr, length, access))?;
@@ -48,8 +48,8 @@ pub(super) fn of_others(attack: &mut Attack) -> Tested {
     expect("memory that is only read, for reading", register(&device, &region(pd, at, 64, 0))?, 0)
 }
 
-pub(super) fn tables(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn tables(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     let pd = device.make(OP_ALLOC_PD, &Object::default())?.number;
     let memory = Map::anonymous(PAGE, false).map_err(|e| e.to_string())?;
     let plain = region(pd, memory.address(), 64, ALL);
@@ -67,8 +67,8 @@ pub(super) fn tables(attack: &mut Attack) -> Tested {
     expect("what a region's query says", (said.addr, said.pieces), (memory.address(), 0))
 }
 
-pub(super) fn twice(attack: &mut Attack) -> Tested {
-    let mut pair = Pair::new(&attack.path)?;
+pub(super) fn twice(attacker: &mut Attacker) -> Tested {
+    let mut pair = Pair::new(&attacker.path)?;
     let memory = Map::anonymous(PAGE, false).map_err(|e| e.to_string())?;
     let (addr, len) = (memory.address(), PAGE as u64);
     let key = pair.device.make(OP_REG_MR, &region(pair.pd, addr, len, ALL))?.number;
@@ -109,8 +109,8 @@ pub(super) fn twice(attack: &mut Attack) -> Tested {
     Ok(())
 }
 
-pub(super) fn queue_memory(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn queue_memory(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     let sizes = [0, u64::MAX, u64::MAX - 4095, 1 << 63, (1 << 30) + 1, 1 << 40];
     for bytes in sizes {
         expect_errno(&format!("{bytes:#x} bytes"), errno(device.queue_memory(bytes)), &[EINVAL, ENOMEM])?;
@@ -138,8 +138,8 @@ pub(super) fn queue_memory(attack: &mut Attack) -> Tested {
     expect_errno("pieces without end", pieces.unwrap_or(0), &[ENOSPC, ENOMEM])
 }
 
-pub(super) fn queues_elsewhere(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn queues_elsewhere(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     let begin = device.queue_memory(4 * PAGE as u64).map_err(|e| e.to_string())?;
     let end = begin + 4 * PAGE as u64;
     let pd = device.make(OP_ALLOC_PD, &Object::default())?.number;
@@ -187,8 +187,8 @@ pub(super) fn queues_elsewhere(attack: &mut Attack) -> Tested {
 }
 
 /// Datagrams of the connection manager, and completion queues that move: addresses of queue memory, too.
-pub(super) fn other_addresses(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn other_addresses(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     let begin = device.queue_memory(PAGE as u64).map_err(|e| e.to_string())?;
     let end = begin + PAGE as u64;
     device.make(OP_OPEN_MADS, &Object::default())?;
@@ -236,7 +236,7 @@ fn addr_of<T>(value: &T) -> u64 {
 }
 
 /// Of a process without CAP_IPC_LOCK.
-pub(super) fn beyond_the_limit(attack: &mut Attack) -> Tested {
+pub(super) fn beyond_the_limit(attacker: &mut Attacker) -> Tested {
     const LIMIT: u64 = 1 << 20;
     const PIECE: u64 = 1 << 16;
     in_child(|| {
@@ -244,7 +244,7 @@ pub(super) fn beyond_the_limit(attack: &mut Attack) -> Tested {
         // SAFETY: reads a struct of this function.
         let set = unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) };
         expect("a limit", set, 0)?;
-        let device = attack.open()?;
+        let device = attacker.open()?;
         let pd = device.make(OP_ALLOC_PD, &Object::default())?.number;
         let memory = Map::anonymous(2 * LIMIT as usize, false).map_err(|e| e.to_string())?;
         let whole = region(pd, memory.address(), 2 * LIMIT, ALL);
@@ -264,9 +264,9 @@ pub(super) fn beyond_the_limit(attack: &mut Attack) -> Tested {
         }
         expect("queue memory beside it", errno(device.queue_memory(PIECE)), ENOMEM)?;
         /* another file counts as the same process's, and what ends is free again */
-        let other = attack.open().err();
+        let other = attacker.open().err();
         drop(device);
-        let device = attack.open()?;
+        let device = attacker.open()?;
         let pd = device.make(OP_ALLOC_PD, &Object::default())?.number;
         let piece = Region { pd, ..piece };
         expect("after the end", register(&device, &piece)?, 0)?;
@@ -275,9 +275,9 @@ pub(super) fn beyond_the_limit(attack: &mut Attack) -> Tested {
 }
 
 /// A region that is made of memory which was never touched is the program's memory all the same.
-pub(super) fn is_the_program_s(attack: &mut Attack) -> Tested {
+pub(super) fn is_the_program_s(attacker: &mut Attacker) -> Tested {
     for access in [0, 1] {
-        let mut pair = Pair::new(&attack.path)?;
+        let mut pair = Pair::new(&attacker.path)?;
         let memory = Map::anonymous(4 * PAGE, false).map_err(|e| e.to_string())?;
         let (addr, len) = (memory.address(), 4 * PAGE as u64);
         let key = pair.device.make(OP_REG_MR, &region(pair.pd, addr, len, access))?.number;

@@ -1,5 +1,5 @@
-# Judges of the module, run in the guest as root. The host sets ON0 and ON1 (words that put a program on a
-# function), SELF (the program whose `inside` is for the guest), MODULE, and names a judge in the last line.
+# Tests of the module, run in the guest as root. The host sets ON0 and ON1 (words that put a program on a
+# function), SELF (the program whose `inside` is for the guest), MODULE, and names a test in the last line.
 sys=/sys/class/starverbs
 driver=/sys/bus/pci/drivers/starverbs
 loaders=() # numbers of processes
@@ -112,7 +112,7 @@ end_load() {
     loaders=()
 }
 
-judge_loads() {
+test_loads() {
     for number in {1..100}; do
         busybox rmmod starverbs || fail "rmmod $number"
         [[ ! -e /dev/star0 ]] || fail "a device without a module"
@@ -125,7 +125,7 @@ judge_loads() {
     echo "100 times"
 }
 
-judge_unload_under_load() {
+test_unload_under_load() {
     load
     for _ in {1..20}; do
         ! busybox rmmod starverbs 2>/dev/null || fail "it was unloaded"
@@ -141,7 +141,7 @@ judge_unload_under_load() {
     echo "refused 20 times"
 }
 
-judge_opens() {
+test_opens() {
     local most
     most=$("$SELF" inside fill /dev/star0) || fail "$most"
     clean
@@ -154,7 +154,7 @@ judge_opens() {
     echo "$most contexts before and after"
 }
 
-judge_flr() {
+test_flr() {
     for _ in {1..5}; do
         load
         echo 1 >"$sys/star0/device/reset" || fail "no reset"
@@ -167,7 +167,7 @@ judge_flr() {
     echo "5 times"
 }
 
-judge_unbind() {
+test_unbind() {
     local address
     for _ in {1..5}; do
         load
@@ -194,18 +194,18 @@ judge_unbind() {
 }
 
 # As nobody, with the memory that a user may pin by default.
-judge_doors() {
+test_attacks() {
     (
         ulimit -l 8192
-        exec setpriv --reuid 65534 --regid 65534 --clear-groups "$SELF" inside doors /dev/star0 "$SEED"
-    ) || fail "a door is open"
+        exec setpriv --reuid 65534 --regid 65534 --clear-groups "$SELF" inside attacks /dev/star0 "$SEED"
+    ) || fail "an attack succeeded"
     clean
     traffic
     clean
 }
 
 # EXPECT is what becomes of memory that the board was not given.
-judge_wild() {
+test_wild() {
     local address folder said
     address=$(pci 1)
     folder=/sys/bus/pci/devices/$address
@@ -221,14 +221,14 @@ judge_wild() {
 }
 
 # Until the host has done what it does: the load goes on in the background.
-judge_begin() {
+test_begin() {
     load
     disown -a
     echo "${loaders[@]}" >/tmp/loaders
 }
 
 # The board's process is gone, and with it both functions.
-judge_without_a_board() {
+test_without_a_board() {
     local number
     read -ra loaders </tmp/loaders
     for number in "${loaders[@]}"; do
@@ -281,7 +281,7 @@ perftest_connected() {
     fail "30 times in a row the client of ${words[*]}"
 }
 
-judge_cm() {
+test_cm() {
     SAYS='ping data: rdma-ping-' SERVER=-s CLIENT='-c -a 127.0.0.1' WORDS='rping -C 10 -v' connected
     SAYS='data transfers complete' SERVER='' CLIENT='-s 127.0.0.1' WORDS='udaddy -C 10' connected
     SAYS='data transfers complete' SERVER='' CLIENT='-s 127.0.0.1' WORDS='ucmatose -C 10' connected
@@ -289,14 +289,14 @@ judge_cm() {
     clean
 }
 
-judge_multicast() {
+test_multicast() {
     local group=0:0:0:0:0:0:0:0:0:0:0xff:0xff:239:77:0
     SERVER="-M $group:1" CLIENT="-M $group:2" both 19200 ib_send_bw -c UD -g -n 200
     clean
 }
 
 # Some of rdma-core's own tests: TESTS says which.
-judge_pyverbs() {
+test_pyverbs() {
     local tests said passed=0
     for tests in $TESTS; do
         said=$(STARVERBS_DEVICE=board:/dev/star0 "$PYVERBS" --only "tests.$tests" "$LIB" 2>&1)
@@ -307,7 +307,7 @@ judge_pyverbs() {
     echo "$passed passed"
 }
 
-judge_traffic() {
+test_traffic() {
     traffic
     clean
 }

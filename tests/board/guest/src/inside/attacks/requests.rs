@@ -1,4 +1,4 @@
-//! Doors of ioctl and of other calls.
+//! Attacks by ioctl and other calls.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,7 +6,7 @@ use libc::{EBADF, EFAULT, EINVAL, ENOTTY, EOPNOTSUPP, ESPIPE};
 use starverbs_queues::board::*;
 use starverbs_queues::chardev::{IOC_COMMAND, IOC_TYPE};
 
-use super::Attack;
+use super::Attacker;
 use crate::inside::pair::region;
 use crate::inside::raw::{Device, Map, PAGE, Tested, errno, expect};
 use crate::inside::{Random, expect_errno};
@@ -16,8 +16,8 @@ const NOWHERE: [u64; 5] = [0, 8, 0xffff_8880_0000_0000, 0x7fff_ffff_f000, u64::M
 /// Calls of each thread that calls at random.
 const CALLS: u32 = 1500;
 
-pub(super) fn bad_addresses(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn bad_addresses(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     for directions in 0..4_u32 {
         for number in 0..=255_u32 {
             for bytes in [0, 8, 16, 32, 128, 4096] {
@@ -32,8 +32,8 @@ pub(super) fn bad_addresses(attack: &mut Attack) -> Tested {
     Ok(())
 }
 
-pub(super) fn no_room_for_the_answer(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn no_room_for_the_answer(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     let map = Map::anonymous(PAGE, false).map_err(|e| e.to_string())?;
     map.store(0, u64::from(OP_ALLOC_PD));
     // SAFETY: changes the rights of this function's own mapping.
@@ -43,8 +43,8 @@ pub(super) fn no_room_for_the_answer(attack: &mut Attack) -> Tested {
     expect_errno("beyond the end of memory", errno(device.request(IOC_COMMAND, across)), &[EFAULT])
 }
 
-pub(super) fn of_the_kernel(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn of_the_kernel(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     for context in 0..=255 {
         for op in [OP_OPEN_CONTEXT, OP_CLOSE_CONTEXT] {
             let head = CommandHead { op, context, status: 0 };
@@ -61,8 +61,8 @@ pub(super) fn of_the_kernel(attack: &mut Attack) -> Tested {
     expect("its domain ends", ended.err(), None)
 }
 
-pub(super) fn that_are_none(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn that_are_none(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     for op in (OP_CREATE_XRC_SRQ + 1..=0x500).chain([0, 0x80, 0xff, 0x7fff, 0x8000, 0xffff]) {
         let answer = device.command(op, &[u64::MAX; 15]).map_err(|e| e.to_string())?;
         expect(&format!("command {op:#x}"), answer.err(), Some(EOPNOTSUPP))?;
@@ -70,8 +70,8 @@ pub(super) fn that_are_none(attack: &mut Attack) -> Tested {
     Ok(())
 }
 
-pub(super) fn eventfds(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn eventfds(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     for fd in [-2, 1 << 20, i32::MIN, i32::MAX] {
         expect_errno("no descriptor", errno(device.set_eventfd(fd)), &[EBADF])?;
     }
@@ -89,8 +89,8 @@ pub(super) fn eventfds(attack: &mut Attack) -> Tested {
     device.set_eventfd(-1).map_err(|e| e.to_string())
 }
 
-pub(super) fn other_calls(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn other_calls(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     let mut bytes = [0_u8; 64];
     let failed =
         |done: isize| if done < 0 { errno(Err::<(), _>(std::io::Error::last_os_error())) } else { 0 };
@@ -148,11 +148,11 @@ fn at_random(random: &mut Random) -> (u16, [u64; 15]) {
     (op, body)
 }
 
-pub(super) fn garbage(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
+pub(super) fn garbage(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
     device.queue_memory(1 << 20).map_err(|e| e.to_string())?;
     for _ in 0..4000 {
-        let (op, body) = at_random(&mut attack.random);
+        let (op, body) = at_random(&mut attacker.random);
         let _ = device.command(op, &body).map_err(|e| format!("command {op:#x} {body:x?}: {e}"))?;
     }
     Ok(())
@@ -160,9 +160,9 @@ pub(super) fn garbage(attack: &mut Attack) -> Tested {
 
 /// Threads that use one file at random, all at once, and a file that is closed under them. Last: afterwards
 /// this process has had several threads.
-pub(super) fn threads(attack: &mut Attack) -> Tested {
-    let device = attack.open()?;
-    let seeds: [u64; 4] = std::array::from_fn(|_| attack.random.next());
+pub(super) fn threads(attacker: &mut Attacker) -> Tested {
+    let device = attacker.open()?;
+    let seeds: [u64; 4] = std::array::from_fn(|_| attacker.random.next());
     let failed = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for seed in seeds {

@@ -1,5 +1,5 @@
-//! Every door that a process could try to what is another process's, the kernel's, or the board's. After each
-//! one the victim, which uses the same board, says whether it noticed anything.
+//! Every attack that a process could try on what is another process's, the kernel's, or the board's. After
+//! each one the victim, which uses the same board, says whether it noticed anything.
 
 mod mapping;
 mod memory;
@@ -16,22 +16,22 @@ use super::raw::{Device, Tested};
 use super::victim::{Facts, Victim};
 
 /// What an attacker has to begin with.
-struct Attack {
+struct Attacker {
     path: PathBuf,
     facts: Facts,
     random: Random,
 }
 
-impl Attack {
+impl Attacker {
     fn open(&self) -> Tested<Device> {
         Device::open(&self.path).map_err(|error| format!("open: {error}"))
     }
 }
 
-/// A door: opened, it is an error.
-type Door = (&'static str, fn(&mut Attack) -> Tested);
+/// An attack: where it succeeds, it is an error.
+type Attack = (&'static str, fn(&mut Attacker) -> Tested);
 
-const DOORS: [Door; 26] = [
+const ATTACKS: [Attack; 26] = [
     ("mappings beyond the doorbell page and queue memory", mapping::beyond),
     ("all that can be mapped shows nothing of the victim's", mapping::shows_nothing),
     ("private mappings, mappings to execute, of a file that is only read", mapping::of_other_kinds),
@@ -63,23 +63,23 @@ const DOORS: [Door; 26] = [
 /// Tries all of them on the device at `path`, and then random calls from several threads.
 pub(crate) fn run(path: &Path, seed: u64) -> Tested<String> {
     let mut victim = Victim::start(path)?;
-    let mut attack = Attack { path: path.to_owned(), facts: victim.facts, random: Random::new(seed) };
+    let mut attacker = Attacker { path: path.to_owned(), facts: victim.facts, random: Random::new(seed) };
     let mut open = Vec::new();
-    for (name, door) in DOORS {
-        let tried = door(&mut attack).and_then(|()| victim.is_unharmed());
-        println!("door: {name}: {}", if tried.is_ok() { "closed" } else { "OPEN" });
+    for (name, attack) in ATTACKS {
+        let tried = attack(&mut attacker).and_then(|()| victim.is_unharmed());
+        println!("attack: {name}: {}", if tried.is_ok() { "refused" } else { "DONE" });
         if let Err(reason) = tried {
             println!("  {reason}");
             open.push(name);
         }
     }
-    memory::is_the_program_s(&mut attack).unwrap_or_else(|reason| {
+    memory::is_the_program_s(&mut attacker).unwrap_or_else(|reason| {
         println!("region made before its memory was touched: {reason}");
         open.push("regions");
     });
-    requests::threads(&mut attack)?;
+    requests::threads(&mut attacker)?;
     victim.is_unharmed()?;
-    if open.is_empty() { Ok(format!("{} doors closed", DOORS.len())) } else { Err(format!("{open:?}")) }
+    if open.is_empty() { Ok(format!("{} attacks refused", ATTACKS.len())) } else { Err(format!("{open:?}")) }
 }
 
 /// What a forked child finds; an error if it is killed. Of a process with one thread.

@@ -1,5 +1,5 @@
-//! Judges of the kernel module: whether it survives, and what it leaves behind, whatever happens to it, its
-//! board and its programs. Most are functions of judges.sh, which runs in the guest.
+//! Tests of the kernel module: whether it survives, and what it leaves behind, whatever happens to it, its
+//! board and its programs. Most are functions of survival.sh, which runs in the guest.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use crate::cases::{self, Pair};
 use crate::report::Report;
 use crate::world::{Boot, Parts, World};
 
-const SCRIPT: &str = include_str!("../judges.sh");
-/// How long a judge may take: emulation is slow.
+const SCRIPT: &str = include_str!("../survival.sh");
+/// How long a test may take: emulation is slow.
 const LIMIT: Duration = Duration::from_secs(900);
 /// rdma-core's tests that are run.
 const TESTS: &str = "test_cq.CQAPITest test_cq_events test_cqex test_mr. test_pd test_addr test_qpex";
@@ -19,14 +19,14 @@ const OPENS: u32 = 1000;
 const CHECKED: &str = "slub_debug=FZPU page_poison=1";
 const IOMMU: &str = "intel_iommu=on iommu.strict=1";
 
-/// A judge: its title, and what it does.
-struct Judge {
+/// A test: its title, and what it does.
+struct ModuleTest {
     title: &'static str,
     act: Act,
 }
 
 enum Act {
-    /// A function of judges.sh
+    /// A function of survival.sh
     Script(&'static str),
     /// The board's process is killed under load; last of its guest
     KillBoard,
@@ -36,14 +36,14 @@ enum Act {
     Pair(Box<Pair>),
 }
 
-/// A boot, and who judges there.
+/// A boot, and the tests there.
 struct Round {
     boot: Boot,
-    judges: Vec<Judge>,
+    tests: Vec<ModuleTest>,
 }
 
-fn script(title: &'static str, name: &'static str) -> Judge {
-    Judge { title, act: Act::Script(name) }
+fn script(title: &'static str, name: &'static str) -> ModuleTest {
+    ModuleTest { title, act: Act::Script(name) }
 }
 
 fn rounds() -> Vec<Round> {
@@ -53,15 +53,15 @@ fn rounds() -> Vec<Round> {
         script("1,000 opens, killed", "opens"),
         script("FLR under load", "flr"),
         script("the driver is unbound under load, the device removed", "unbind"),
-        script("a hostile process", "doors"),
+        script("a hostile process", "attacks"),
         script("a board on its own reaches all memory, without an IOMMU", "wild"),
-        Judge { title: "the guest reboots under load", act: Act::Reboot },
-        Judge { title: "the board's process is killed under load", act: Act::KillBoard },
+        ModuleTest { title: "the guest reboots under load", act: Act::Reboot },
+        ModuleTest { title: "the board's process is killed under load", act: Act::KillBoard },
     ];
     let iommu = vec![
         script("intel-iommu: a ping-pong", "traffic"),
         script("intel-iommu: a board on its own reaches nothing", "wild"),
-        script("intel-iommu: a hostile process", "doors"),
+        script("intel-iommu: a hostile process", "attacks"),
         script("intel-iommu: opens, killed", "opens"),
         script("intel-iommu: FLR under load", "flr"),
         script("intel-iommu: the driver is unbound under load, the device removed", "unbind"),
@@ -72,19 +72,19 @@ fn rounds() -> Vec<Round> {
         script("some of rdma-core's own tests", "pyverbs"),
     ];
     let between = cases::between_guests().into_iter();
-    let between = between.map(|pair| Judge { title: "two guests", act: Act::Pair(Box::new(pair)) });
+    let between = between.map(|pair| ModuleTest { title: "two guests", act: Act::Pair(Box::new(pair)) });
     vec![
-        Round { boot: Boot::default(), judges: programs },
-        Round { boot: Boot { line: CHECKED, reboots: true, ..Boot::default() }, judges: plain },
+        Round { boot: Boot::default(), tests: programs },
+        Round { boot: Boot { line: CHECKED, reboots: true, ..Boot::default() }, tests: plain },
         Round {
             boot: Boot {
                 line: IOMMU,
                 devices: &["-device", "intel-iommu,caching-mode=on"],
                 ..Boot::default()
             },
-            judges: iommu,
+            tests: iommu,
         },
-        Round { boot: Boot { guests: 2, ..Boot::default() }, judges: between.collect() },
+        Round { boot: Boot { guests: 2, ..Boot::default() }, tests: between.collect() },
     ]
 }
 
@@ -95,20 +95,20 @@ pub(crate) fn run(
     seed: u64,
     wanted: impl Fn(&str) -> bool,
 ) -> Result<(), String> {
-    for Round { boot, judges } in rounds() {
-        let judges: Vec<_> = judges.into_iter().filter(|judge| wanted(&judge.title())).collect();
-        if judges.is_empty() {
+    for Round { boot, tests } in rounds() {
+        let tests: Vec<_> = tests.into_iter().filter(|test| wanted(&test.title())).collect();
+        if tests.is_empty() {
             continue;
         }
         let mut world = report.boot(parts, &boot)?;
-        for judge in judges {
-            report.add(&judge.title(), judge.run(&mut world, &boot, seed));
+        for test in tests {
+            report.add(&test.title(), test.run(&mut world, &boot, seed));
         }
     }
     Ok(())
 }
 
-impl Judge {
+impl ModuleTest {
     fn title(&self) -> String {
         match &self.act {
             Act::Pair(pair) => format!("{}: {}", self.title, pair.title()),
@@ -118,7 +118,7 @@ impl Judge {
 
     fn run(&self, world: &mut World, boot: &Boot, seed: u64) -> Result<String, String> {
         let expect = if boot.devices.is_empty() { "reached" } else { "refused 14" };
-        let judge = |world: &mut World, name: &str| {
+        let test = |world: &mut World, name: &str| {
             let [first, second] = [0, 1].map(|number| world.on_board(number).join(" "));
             let program = std::env::current_exe().map_err(|e| e.to_string())?;
             let head = format!(
@@ -130,21 +130,21 @@ impl Judge {
                 program.display(),
                 world.module.display(),
             );
-            let said = world.run(&format!("{head}\n{SCRIPT}\njudge_{name}\n"), LIMIT)?;
+            let said = world.run(&format!("{head}\n{SCRIPT}\ntest_{name}\n"), LIMIT)?;
             Ok(said.lines().last().unwrap_or_default().to_owned())
         };
         match &self.act {
-            Act::Script(name) => judge(world, name),
+            Act::Script(name) => test(world, name),
             Act::Pair(pair) => pair.check(world),
             Act::KillBoard => {
-                judge(world, "begin")?;
+                test(world, "begin")?;
                 world.board.kill();
-                judge(world, "without_a_board")
+                test(world, "without_a_board")
             }
             Act::Reboot => {
-                judge(world, "begin")?;
+                test(world, "begin")?;
                 world.reboot()?;
-                judge(world, "traffic")
+                test(world, "traffic")
             }
         }
     }
