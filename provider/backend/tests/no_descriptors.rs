@@ -1,13 +1,13 @@
 //! A program of its own: without descriptors, nothing of an XRC domain's connections goes round in circles.
 
 use starverbs_backend::Peers;
-use starverbs_backend::links::{DomainName, Incoming, Links, MESSAGE};
+use starverbs_backend::links::{DomainName, FileId, Incoming, Links, MESSAGE};
 
 #[test]
 fn who_has_no_descriptors_left_accepts_later() {
     // SAFETY: no memory is involved. A turn that does not end ends the program.
     unsafe { libc::alarm(60) };
-    let name = DomainName::new(65016, (3, 4));
+    let name = DomainName::new(65016, FileId { device: 3, inode: 4 });
     let mut both = [7, 8].map(|block| {
         let mut links = Links::new(&Peers::new(65016).expect("descriptors"));
         links.listen(block, &name, block).expect("the name is free");

@@ -20,7 +20,7 @@ pub use slot::SlotState;
 
 use alloc::boxed::Box;
 
-use starverbs_core::{Dma, Gid, Nanos};
+use starverbs_core::{Dma, Gid, Nanos, Seg};
 
 use crate::command::HASTES;
 use crate::list::{List, Neighbours, boxed};
@@ -50,7 +50,7 @@ pub trait OneRmaEnv: Dma {
         path: &AddressPair,
         class: Class,
         head: &[u8],
-        data: (u64, u32),
+        data: Seg,
         seal: impl FnOnce(&mut [u8]),
     ) -> bool;
     /// A portal has a new completion, for whoever sleeps.

@@ -96,10 +96,10 @@ impl OneRmaEnv for Host {
         _: &AddressPair,
         _: Class,
         head: &[u8],
-        data: (u64, u32),
+        data: Seg,
         seal: impl FnOnce(&mut [u8]),
     ) -> bool {
-        let (mut packet, len) = ([0; 256], head.len() + data.1 as usize + TAG_LEN);
+        let (mut packet, len) = ([0; 256], head.len() + data.len as usize + TAG_LEN);
         packet[..head.len()].copy_from_slice(head);
         seal(&mut packet[..len]);
         self.sent += 1;

@@ -8,7 +8,7 @@
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use starverbs_backend::links::{DomainLock, DomainName};
+use starverbs_backend::links::{DomainLock, DomainName, FileId};
 use starverbs_core::{QPN_BLOCK_SHIFT, Qpn};
 
 use crate::context::Context;
@@ -22,8 +22,8 @@ use crate::qp::{Qp, QpInner, xrc_recv};
 /// Domains that were opened on a file.
 static SHARED: Mutex<Vec<(File, Weak<XrcdInner>)>> = Mutex::new(Vec::new());
 
-/// A device, and an inode with its own.
-type File = (usize, u64, u64);
+/// Number of a device, and a file.
+type File = (usize, FileId);
 
 /// An XRC domain. Clones are the same opening of it.
 #[derive(Clone)]
@@ -54,8 +54,8 @@ impl Xrcd {
         let Some(fd) = file else {
             return if create { Xrcd::new(ctx) } else { Err(VerbsError::Invalid("no file and no O_CREAT")) };
         };
-        let (dev, ino) = inode(fd)?;
-        let file = (device.id(), dev, ino);
+        let id = file_id(fd)?;
+        let file = (device.id(), id);
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         shared.retain(|(_, domain)| domain.strong_count() > 0);
         let found = shared.iter().find(|(f, _)| *f == file).and_then(|(_, domain)| domain.upgrade());
@@ -70,7 +70,7 @@ impl Xrcd {
                 return Ok(Xrcd(domain));
             }
         }
-        let lock = DomainLock::acquire(DomainName::new(device.settings().port, (dev, ino)))
+        let lock = DomainLock::acquire(DomainName::new(device.settings().port, id))
             .map_err(|error| VerbsError::Os(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
         /* a process that has it or, unless a new one is asked for, nobody */
         match (create, lock.is_open()) {
@@ -222,12 +222,12 @@ impl Drop for XrcdInner {
 }
 
 /// Device and inode of an open file.
-fn inode(fd: RawFd) -> Result<(u64, u64)> {
+fn file_id(fd: RawFd) -> Result<FileId> {
     // SAFETY: numbers only: zero is valid.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: a place for the answer; any descriptor may be asked about.
     if unsafe { libc::fstat(fd, &mut stat) } != 0 {
         return Err(VerbsError::last_os());
     }
-    Ok((stat.st_dev, stat.st_ino))
+    Ok(FileId { device: stat.st_dev, inode: stat.st_ino })
 }

@@ -15,8 +15,14 @@ use crate::sockopt;
 /// Milliseconds that another process may take to open the same domain.
 const LOCK_TRIES: usize = 2000;
 
-/// A file by which processes know a domain: device and inode.
-pub type FileId = (u64, u64);
+/// A file by which processes know a domain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FileId {
+    /// Device that it is on
+    pub device: u64,
+    /// Its inode there
+    pub inode: u64,
+}
 
 /// What a domain is called between processes: by the wire, by who opened it, and by its file. Formed once,
 /// when it is opened: a process that changes its user later stays in the domain.
@@ -29,7 +35,7 @@ pub struct DomainName {
 
 impl DomainName {
     /// The name that the calling process has for the domain of `file`, on the wire of UDP `port`.
-    pub fn new(port: u16, (device, inode): FileId) -> DomainName {
+    pub fn new(port: u16, FileId { device, inode }: FileId) -> DomainName {
         let user = user();
         DomainName { prefix: format!("starverbs/{port}/xrc/{user}/{device:x}/{inode:x}/"), user }
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const FILE: FileId = (1, 2);
+const FILE: FileId = FileId { device: 1, inode: 2 };
 
 fn pair(port: u16) -> (Links, Links) {
     let mut both = [7, 8].map(|block| {

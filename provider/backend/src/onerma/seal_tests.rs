@@ -110,7 +110,7 @@ impl OneRmaEnv for Host {
         path: &AddressPair,
         _: Class,
         head: &[u8],
-        data: (u64, u32),
+        data: Seg,
         seal: impl FnOnce(&mut [u8]),
     ) -> bool {
         let packet = packet_in_buffer(self, head, data, seal);

@@ -64,7 +64,7 @@ impl OneRmaEnv for World {
         path: &AddressPair,
         _: Class,
         head: &[u8],
-        (addr, len): (u64, u32),
+        Seg { addr, len }: Seg,
         seal: impl FnOnce(&mut [u8]),
     ) -> bool {
         let packet = self.port.packet(&path.remote, head.len() + len as usize + TAG_LEN);

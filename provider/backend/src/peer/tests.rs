@@ -190,8 +190,8 @@ fn a_session_of_another_user_carries_frames_alone() {
     for peers in [&a, &b] {
         peers.with(|sessions| sessions.all().for_each(|session| session.who.uid += 1));
     }
-    use crate::links::{DomainName, Links, MESSAGE};
-    let name = DomainName::new(PORT, (5, 6));
+    use crate::links::{DomainName, FileId, Links, MESSAGE};
+    let name = DomainName::new(PORT, FileId { device: 5, inode: 6 });
     let mut links = [Links::new(&a), Links::new(&b)];
     for (links, block) in links.iter_mut().zip([7, 8]) {
         links.listen(1, &name, block).expect("the name is free");

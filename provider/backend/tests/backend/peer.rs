@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use starverbs_backend::Peers;
-use starverbs_backend::links::{DomainName, Incoming, Links, MESSAGE};
+use starverbs_backend::links::{DomainName, FileId, Incoming, Links, MESSAGE};
 
 /// Blocks of the parent and of its child.
 const PARENT: u32 = 7;
@@ -14,7 +14,9 @@ const LIMIT: u32 = 60;
 
 fn links(port: u16, block: u32) -> Links {
     let mut links = Links::new(&Peers::new(port).expect("descriptors"));
-    links.listen(block, &DomainName::new(port, (3, 4)), block).expect("the name is free");
+    links
+        .listen(block, &DomainName::new(port, FileId { device: 3, inode: 4 }), block)
+        .expect("the name is free");
     links
 }
 

@@ -3,7 +3,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use starverbs_core::{Dma, Gid};
+use starverbs_core::{Dma, Gid, Seg};
 
 use super::{AddressPair, OneRmaEnv};
 use crate::seal::{RESERVED_KEY, Seal, SealCounters, TAG_LEN};
@@ -30,8 +30,8 @@ pub(super) struct Letter<'a, K> {
     /// Whether the target sends it
     pub(super) by_target: bool,
     pub(super) key: &'a K,
-    /// Its data: host address and length
-    pub(super) data: Option<(u64, u32)>,
+    /// Its data
+    pub(super) data: Option<Seg>,
 }
 
 /// A packet that came.
@@ -116,7 +116,7 @@ fn send<S: Seal, E: OneRmaEnv>(
 pub fn packet_in_buffer(
     memory: &mut impl Dma,
     head: &[u8],
-    (addr, len): (u64, u32),
+    Seg { addr, len }: Seg,
     seal: impl FnOnce(&mut [u8]),
 ) -> Option<Vec<u8>> {
     let (front, len) = (head.len(), len as usize);

@@ -2,7 +2,7 @@
 
 use alloc::collections::VecDeque;
 
-use starverbs_core::Nanos;
+use starverbs_core::{Nanos, Seg};
 
 use super::outbox::{Letter, NotSent};
 use super::{AddressPair, OneRmaCard, OneRmaEnv, TURNS, of};
@@ -194,7 +194,7 @@ impl<S: Seal> OneRmaCard<S> {
             answers,
             by_target: true,
             key,
-            data: Some((addr, len)),
+            data: Some(Seg { addr, len }),
         };
         sent(out.send(env, &letter), len)
     }
@@ -229,7 +229,7 @@ impl<S: Seal> OneRmaCard<S> {
             answers: slot.ask,
             by_target: false,
             key,
-            data: Some((addr, len)),
+            data: Some(Seg { addr, len }),
         };
         sent(out.send(env, &letter), len)
     }

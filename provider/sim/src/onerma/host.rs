@@ -80,7 +80,7 @@ impl starverbs_onerma::OneRmaEnv for OneRmaHostEnv {
         path: &AddressPair,
         class: Class,
         head: &[u8],
-        data: (u64, u32),
+        data: Seg,
         seal: impl FnOnce(&mut [u8]),
     ) -> bool {
         let packet = packet_in_buffer(self, head, data, seal);
