@@ -14,7 +14,7 @@ local CONTROLS = {
 	[1] = "Offer", [2] = "Accept", [3] = "Confirm", [4] = "Plain", [5] = "Not yet", [6] = "Setup", [7] = "Rule",
 	[8] = "Unrule", [9] = "Want", [10] = "Keep alive", [11] = "Bye", [12] = "Begin", [13] = "Begin with rules that are known",
 	[14] = "Resend rules", [15] = "Renegotiate", [16] = "Quiescing", [17] = "Round",
-	[18] = "Revert", [19] = "Quiesced", [20] = "Reverted", [21] = "Stay", [22] = "Rule query", [23] = "Rule sum", [0xe1] = "Sealed",
+	[18] = "Revert", [19] = "Quiesced", [20] = "Reverted", [21] = "Stay", [22] = "Rule query", [23] = "Rule sum", [24] = "First", [0xe1] = "Sealed",
 }
 local PREFERENCES = { [0] = "off", [1] = "auto", [2] = "stateless", [3] = "stateful" }
 local OPCODES = {
@@ -63,6 +63,8 @@ local f = {
 	preference = ProtoField.uint8("star.preference", "Role preference", base.DEC, PREFERENCES),
 	drained = ProtoField.bool("star.drained", "Nothing is under way"),
 	round = ProtoField.uint16("star.round", "Round", base.DEC),
+	from_incarnation = ProtoField.uint32("star.incarnation.from", "Incarnation of the sender", base.HEX),
+	to_incarnation = ProtoField.uint32("star.incarnation.to", "Incarnation that it answers", base.HEX),
 	role = ProtoField.uint8("star.role", "Role", base.DEC, PREFERENCES),
 	stateful = ProtoField.uint32("star.stateful", "Connections that the card keeps", base.DEC),
 	threshold = ProtoField.uint32("star.threshold", "Threshold", base.DEC),
@@ -264,6 +266,7 @@ local LAYOUTS = {
 	[15] = { f.preference, 1, f.stateful, 4, f.threshold, 4 },
 	[16] = { f.drained, 1 },
 	[17] = { f.round, 2 },
+	[24] = { f.from_incarnation, 4, f.to_incarnation, 4 },
 	[18] = { f.preference, 1, f.stateful, 4, f.threshold, 4 },
 	[19] = { f.done_sends, 4, f.done_recvs, 4 },
 }
@@ -281,8 +284,8 @@ function control(data, tree)
 		if field == f.preference or field == f.role then text = text .. " " .. (PREFERENCES[data(at, 1):uint()] or "?") end
 		at = at + len
 	end
-	-- A round's number stands before a message as any.
-	if code == 17 and at < data:len() then return text .. control(data(at):tvb(), tree) end
+	-- A round's number, or two incarnations, stand before a message as any.
+	if (code == 17 or code == 24) and at < data:len() then return text .. control(data(at):tvb(), tree) end
 	if at < data:len() then tree:add(f.data, data(at)) end
 	return text
 end

@@ -5,7 +5,6 @@ use starverbs_core::mr::MemoryRule;
 use starverbs_core::rng::mix;
 use starverbs_core::{Access, Mtu, PdId, Psn};
 
-use super::form::FIRST_VERSION;
 use super::message::{WqeReader, Writer};
 use super::revert::QuiescePoint;
 
@@ -239,10 +238,7 @@ impl Control {
                 out.word(threshold)?;
                 ports.iter().try_for_each(|port| out.half(*port))?;
                 out.long(boot)?;
-                /* the first version has no such field */
-                if version != FIRST_VERSION {
-                    out.byte(version)?;
-                }
+                out.byte(version)?;
             }
             Control::Accept { role, ports, boot } => {
                 out.bytes(&[2, role as u8])?;
@@ -318,7 +314,7 @@ impl Control {
                     threshold,
                     ports: [from.half()?, from.half()?],
                     boot: from.long()?,
-                    version: if from.end().is_some() { FIRST_VERSION } else { from.byte()? },
+                    version: from.byte()?,
                 }
             }
             2 => {

@@ -8,6 +8,7 @@ use starverbs_core::{Av, FrameMeta, Psn, QpState, QpType};
 
 use super::control::{Control, MAX_CONTROL};
 use super::env::{QpPair, StarEnv};
+use super::initial::InitialMessage;
 
 /// Bytes of BTH and DETH.
 const HEADERS: usize = 20;
@@ -35,9 +36,9 @@ pub(crate) fn handle<E: StarEnv>(nic: &Nic<E>, env: &mut E, meta: &FrameMeta, qp
     if env.negotiate(meta, qps, message) {
         return;
     }
-    let answer = Control::decode(message).and_then(|message| answer(nic, meta, qps, &message));
+    let answer = InitialMessage::decode(message).and_then(|message| answer(nic, meta, qps, &message));
     /* no QP here has a preference, so nobody needs to wait for one; QPs without a peer answer nothing */
-    let Some(answer) = answer.filter(|answer| matches!(answer, Control::Plain)) else {
+    let Some(answer) = answer.filter(|answer| answer.message == Control::Plain) else {
         return nic.counters().star_drops.inc();
     };
     let av = Av { dgid: meta.src, sgid: meta.dst, hop_limit: 64, ..Av::default() };
@@ -55,16 +56,18 @@ pub(crate) fn answer<E: Env>(
     nic: &Nic<E>,
     meta: &FrameMeta,
     qps: QpPair,
-    message: &Control,
-) -> Option<Control> {
-    if !matches!(message, Control::Offer { .. } | Control::Accept { .. }) {
+    asked: &InitialMessage,
+) -> Option<InitialMessage> {
+    if !matches!(asked.message, Control::Offer { .. } | Control::Accept { .. }) {
         return None;
     }
     nic.qp_type(qps.to).filter(|qp_type| *qp_type == QpType::Rc)?;
     let attr = nic.query_qp(qps.to).ok()?;
-    match attr.state {
-        QpState::Reset => None,
-        QpState::Init => Some(Control::NotYet),
-        _ => (attr.av.dgid == meta.src && attr.dest_qpn == qps.from).then_some(Control::Plain),
-    }
+    let answer = match attr.state {
+        QpState::Reset => return None,
+        QpState::Init => Control::NotYet,
+        _ if attr.av.dgid == meta.src && attr.dest_qpn == qps.from => Control::Plain,
+        _ => return None,
+    };
+    Some(asked.answered(0, answer))
 }

@@ -2,12 +2,9 @@
 
 use starverbs_core::{Psn, QPN_MASK};
 
-/// Version of the protocol, in an offer. Cards of different versions settle on plain RoCEv2. The first had no
-/// number in its offers, and the paper's packets alone.
-pub const VERSION: u8 = 2;
-
-/// The version of an offer without a number.
-pub const FIRST_VERSION: u8 = 1;
+/// Version of the protocol, in an offer. Cards of different versions settle on plain RoCEv2. Those before 3 do
+/// not understand each other's offers.
+pub const VERSION: u8 = 3;
 
 /// What a card sends. It understands both, so each end may choose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -24,6 +24,7 @@ pub mod endpoint;
 pub mod env;
 pub mod form;
 pub mod host;
+pub mod initial;
 pub mod message;
 pub mod negotiate;
 pub mod packed;

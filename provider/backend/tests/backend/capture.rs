@@ -11,6 +11,7 @@ use starverbs_core::{Access, Av, Counters, Mtu, PdId, Psn, SendFlags, SendOp, Se
 use starverbs_settings::Settings;
 use starverbs_star::carried::Carried;
 use starverbs_star::control::{Control, MAX_CONTROL, Preference, Role, Setup, Sum};
+use starverbs_star::initial::InitialMessage;
 use starverbs_star::message::{self, Atomic, CqeMsg};
 use starverbs_star::packed::{PackedWqes, ROOM};
 use starverbs_star::renegotiation::RoundMessage;
@@ -221,13 +222,17 @@ fn send_everything(settings: &Settings) -> Vec<String> {
     said
 }
 
-/// The same of messages by which roles are settled anew.
+/// The same of messages by which roles are settled anew, and of one by which they are at first.
 fn rounds() -> Vec<(Vec<u8>, &'static str)> {
     let encoded = |message| {
         let mut room = [0; MAX_CONTROL];
         let len = RoundMessage { round: 258, message }.encode(&mut room).expect("room");
         room[..len].to_vec()
     };
+    let mut room = [0; MAX_CONTROL];
+    let plain = InitialMessage { from: 1, to: 2, message: Control::Plain };
+    let len = plain.encode(&mut room).expect("room");
+    let first = room[..len].to_vec();
     vec![
         (
             encoded(Control::Renegotiate { preference: Preference::Auto, stateful: 121, threshold: 120 }),
@@ -235,6 +240,7 @@ fn rounds() -> Vec<(Vec<u8>, &'static str)> {
         ),
         (encoded(Control::Quiescing { drained: true }), "Round Quiescing"),
         (encoded(Control::Plain), "Round Plain"),
+        (first, "First Plain"),
     ]
 }
 
@@ -272,7 +278,7 @@ fn controls() -> Vec<(Vec<u8>, &'static str)> {
                 threshold: 120,
                 ports,
                 boot,
-                version: 2,
+                version: 3,
             }),
             "Offer stateless",
         ),

@@ -11,6 +11,7 @@ use starverbs_sim::{Faults, Net, Recv, Send, Setup, SimCq, SimRq, SimSq, StarCar
 use starverbs_star::control::{Control, MAX_CONTROL, Preference, Role};
 use starverbs_star::env::{QpPair, StarEnv};
 use starverbs_star::form::Form;
+use starverbs_star::initial::InitialMessage;
 use starverbs_star::negotiate::Outcome;
 
 const MS: Nanos = 1_000_000;
@@ -285,18 +286,50 @@ fn a_send_that_takes_away_no_window_fails_at_both_ends() {
     assert_eq!(w.net.hosts[SL].env.events, [AsyncEvent::QpAccessErr(w.qpns[SL])]);
 }
 
+/// SF gets an answer of its peer, to the incarnation that is as many before.
+fn answer_sf(w: &mut World, before: u32, message: Control) {
+    let (src, dst) = (w.net.hosts[SL].gid, w.net.hosts[SF].gid);
+    let qps = QpPair { from: w.qpns[SL], to: w.qpns[SF] };
+    let host = &mut w.net.hosts[SF];
+    let to = host.star.as_ref().and_then(|star| star.roles.incarnation(qps.to)).expect("it has begun");
+    let mut room = [0; MAX_CONTROL];
+    let answer = InitialMessage { from: 1, to: to.wrapping_sub(before), message };
+    let len = answer.encode(&mut room).expect("it fits");
+    assert!(host.env.negotiate(&FrameMeta { src, dst, ..FrameMeta::default() }, qps, &room[..len]));
+}
+
+/// Answers to the incarnation before come late: the ends settle their roles all the same.
+#[test]
+fn answers_to_an_incarnation_before_settle_nothing() {
+    let late = [
+        Control::Plain,
+        Control::Accept { role: Role::Stateful, ports: [4793, 4794], boot: 70 },
+        Control::Confirm { role: Role::Stateful },
+    ];
+    for message in late {
+        let mut w = World::new(STAR, Setup::default());
+        w.connect();
+        answer_sf(&mut w, 1, message);
+        w.net.run_for(SECOND);
+        assert_eq!(
+            [SL, SF].map(|at| w.role(at)),
+            [Some(Role::Stateless), Some(Role::Stateful)],
+            "{message:?}"
+        );
+        w.write(SF, 9, SendFlags::SIGNALED);
+        w.net.run_for(SECOND);
+        assert_eq!((w.ends(SF), w.holds(SL)), (vec![(9, WcStatus::Success)], Some(9)));
+    }
+}
+
 /// The peer of a stateful end is plain and sends nothing by itself, and the program's patience has no limit:
 /// the end asks, and goes on.
 #[test]
 fn what_waits_for_a_peer_that_is_plain_asks_what_it_is() {
     let mut w = World::new([Preference::Off, Preference::Stateful], Setup { timeout: 0, ..Setup::default() });
     w.connect();
-    let (src, dst) = (w.net.hosts[SL].gid, w.net.hosts[SF].gid);
-    let (meta, mut room) = (FrameMeta { src, dst, ..FrameMeta::default() }, [0; MAX_CONTROL]);
     /* of an incarnation before, when it was not */
-    let accept = Control::Accept { role: Role::Stateless, ports: [4793, 4794], boot: 70 };
-    let len = accept.encode(&mut room).expect("it fits");
-    assert!(w.net.hosts[SF].env.negotiate(&meta, QpPair { from: w.qpns[SL], to: w.qpns[SF] }, &room[..len]));
+    answer_sf(&mut w, 0, Control::Accept { role: Role::Stateless, ports: [4793, 4794], boot: 70 });
     w.net.run_for(SECOND);
     assert_eq!(w.role(SF), Some(Role::Stateful));
     w.write(SF, 9, SendFlags::SIGNALED);

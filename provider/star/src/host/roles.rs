@@ -20,6 +20,7 @@ use crate::datagram;
 use crate::endpoint::Patience;
 use crate::env::QpPair;
 use crate::form::Form;
+use crate::initial::InitialMessage;
 use crate::negotiate::{Beginning, Negotiation, Outcome, PeerQp, PlainPeers, Terms};
 use crate::stateful::{SlPeer, WINDOW};
 use crate::stateless;
@@ -64,6 +65,10 @@ struct End {
     /// The program has stated a role since it began, which it does not have
     pursued: bool,
     negotiation: Negotiation,
+    /// Which incarnation of the QP it is
+    incarnation: u32,
+    /// That of the peer who spoke last
+    peer_incarnation: u32,
     timer: TimerId,
     /// A half of StaR may begin on it
     may_begin: bool,
@@ -82,6 +87,11 @@ impl End {
         PeerQp { gid: self.av.dgid, qpn: self.peer }
     }
 
+    /// A message to the peer who spoke last.
+    fn initial(&self, message: Control) -> InitialMessage {
+        InitialMessage { from: self.incarnation, to: self.peer_incarnation, message }
+    }
+
     /// Whether it is to be a stateful end once its peer begins.
     fn waits_for_peer(&self) -> bool {
         self.is_star() && self.may_begin
@@ -94,6 +104,8 @@ pub struct Roles<E: EndpointHost> {
     ends: ByQpn<End>,
     /// Epochs of stateful ends: what arrives late of one that is over begins nothing
     epochs: Epochs,
+    /// That of the end that began last
+    incarnation: u32,
     timers: Timers,
     plain: PlainPeers,
     balance: Balance,
@@ -105,7 +117,9 @@ impl<E: EndpointHost> Roles<E> {
     pub fn new(identity: Identity, stats: E::Stats) -> Self {
         let (timers, plain) = (Timers::default(), PlainPeers::default());
         let (ends, epochs, balance) = (ByQpn::default(), Epochs::default(), Balance::default());
-        Roles { identity, ends, epochs, timers, plain, balance, stats }
+        /* another card of this address begins elsewhere */
+        let incarnation = identity.boot as u32;
+        Roles { identity, ends, epochs, incarnation, timers, plain, balance, stats }
     }
 
     /// Another threshold from now on.
@@ -143,6 +157,7 @@ impl<E: EndpointHost> Roles<E> {
         self.ends.make_room(qpn)?;
         let timer = self.timers.join()?;
         turn.nic.hold_qp(qpn).inspect_err(|_| self.timers.leave(timer))?;
+        self.incarnation = self.incarnation.wrapping_add(1).max(1);
         let end = End {
             qpn,
             av: attr.av,
@@ -150,6 +165,8 @@ impl<E: EndpointHost> Roles<E> {
             preference,
             pursued: false,
             negotiation: Negotiation::new(mine, boot, ports, turn.now),
+            incarnation: self.incarnation,
+            peer_incarnation: 0,
             timer,
             may_begin: true,
             beginning: Beginning::default(),
@@ -200,15 +217,25 @@ impl<E: EndpointHost> Roles<E> {
         self.ends.get(qpn)?.negotiation.outcome()
     }
 
+    /// Which incarnation a QP is in. `None`: it has no preference.
+    pub fn incarnation(&self, qpn: Qpn) -> Option<u32> {
+        Some(self.ends.get(qpn)?.incarnation)
+    }
+
     /// A role message came.
     pub fn handle(&mut self, turn: &mut Turn<'_, E>, endpoints: &mut Endpoints<E>, inbound: &InboundMessage) {
         let Some(message) = decode_message(turn, inbound) else { return };
         let QpPair { from, to } = inbound.qps;
-        let ours = self.ends.get(to);
-        if ours.is_some_and(|end| end.av.dgid == inbound.source && end.peer == from) {
+        let ours = self.ends.get_mut(to);
+        if let Some(end) = ours.filter(|end| end.av.dgid == inbound.source && end.peer == from) {
             self.plain.note_star(&inbound.source);
             return match message {
-                RoleMessage::Initial(message) => self.drive_negotiation(turn, endpoints, to, Some(&message)),
+                RoleMessage::Initial(message) if message.is_for(end.incarnation) => {
+                    end.peer_incarnation = message.from;
+                    self.drive_negotiation(turn, endpoints, to, Some(&message.message));
+                }
+                /* it answers an incarnation before */
+                RoleMessage::Initial(_) => {}
                 RoleMessage::OfRound(message) => self.on_round_message(turn, endpoints, to, &message),
             };
         }
@@ -289,7 +316,7 @@ impl<E: EndpointHost> Roles<E> {
             None => end.negotiation.poll(turn.now),
         };
         if let Some(answer) = answer {
-            send_message(turn, end.qps(), &end.av, |room| answer.encode(room));
+            send_message(turn, end.qps(), &end.av, |room| end.initial(answer).encode(room));
         }
         if end.rounds.is_renegotiating() {
             return;
@@ -358,7 +385,8 @@ impl<E: EndpointHost> Roles<E> {
         if end.rounds.switched {
             self.repeat_outcome(turn, qpn);
         } else if end.beginning.has_asked() {
-            send_message(turn, end.qps(), &end.av, |room| end.negotiation.offer().encode(room));
+            let offer = end.initial(end.negotiation.offer());
+            send_message(turn, end.qps(), &end.av, |room| offer.encode(room));
         }
     }
 

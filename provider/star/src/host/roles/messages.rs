@@ -5,6 +5,7 @@ use starverbs_core::{Av, Psn, Qpn};
 use crate::control::{Control, MAX_CONTROL, Setup};
 use crate::datagram;
 use crate::env::QpPair;
+use crate::initial::InitialMessage;
 use crate::renegotiation::RoundMessage;
 use crate::seal::{AddrPair, MAX_SEALED};
 use crate::stateless::{SfPeer, send_control};
@@ -15,7 +16,7 @@ use super::super::{EndpointHost, InboundMessage, Turn};
 /// A role message of a peer.
 pub(super) enum RoleMessage {
     /// Of a connection that begins
-    Initial(Control),
+    Initial(InitialMessage),
     /// Of a round, while it runs
     OfRound(RoundMessage),
 }
@@ -72,7 +73,7 @@ pub(super) fn decode_message<E: EndpointHost>(
     let opened = opened.map_err(|error| error.count(turn.nic.counters())).ok()?;
     RoundMessage::decode(opened)
         .map(RoleMessage::OfRound)
-        .or_else(|| Control::decode(opened).map(RoleMessage::Initial))
+        .or_else(|| InitialMessage::decode(opened).map(RoleMessage::Initial))
 }
 
 /// Sends a message of a round.
