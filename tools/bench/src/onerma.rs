@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use starverbs_backend::onerma::GcmSeal;
 use starverbs_charts::bars;
-use starverbs_onerma::{DerivedKey, Seal};
+use starverbs_core::Gid;
+use starverbs_onerma::{DerivedKey, Initiator, OneRmaOp, RegionKey, Seal};
 
 use crate::child;
 use crate::error::{BenchError, Result};
@@ -79,11 +80,17 @@ pub(crate) fn run(out: &Path, dist: &Path, rounds: u32, quick: bool) -> Result<(
     write_file(out, "svg", &bars(&PROGRAM.panels(&samples)))
 }
 
-/// GB/s of AES-128-GCM on buffers of 4 KB.
+/// What the cipher does.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cipher {
+    /// Of the card's on buffers of 4 KB, GB/s
     ours: Option<f64>,
+    /// Of `openssl speed` on such, GB/s
     openssl: Option<f64>,
+    /// K_d derived and made ready, ns
+    derived: Option<f64>,
+    /// A key that is ready, copied, ns
+    ready: Option<f64>,
 }
 
 impl Cipher {
@@ -91,8 +98,30 @@ impl Cipher {
         let of = |rate: fn() -> Result<f64>| {
             median(&(0..rounds).filter_map(|_| reported("AES-128-GCM", rate())).collect::<Vec<_>>())
         };
-        Cipher { ours: of(sealing), openssl: of(openssl) }
+        Cipher { ours: of(sealing), openssl: of(openssl), derived: of(deriving), ready: of(copying) }
     }
+}
+
+/// What it takes to derive K_d of a request and to make it ready, ns.
+fn deriving() -> Result<f64> {
+    let region = RegionKey(*b"a key of nobody!");
+    let began = Instant::now();
+    for pid in 0..CHUNKS as u32 {
+        let initiator = Initiator { addr: Gid::default(), pid };
+        let key = GcmSeal.derive(black_box(&region), &initiator, OneRmaOp::Read);
+        black_box(GcmSeal.prepare(&key));
+    }
+    Ok(began.elapsed().as_secs_f64() * 1e9 / CHUNKS as f64)
+}
+
+/// What it takes to copy a key that is ready, ns.
+fn copying() -> Result<f64> {
+    let key = GcmSeal.prepare(&DerivedKey(*b"a key of nobody!"));
+    let began = Instant::now();
+    for _ in 0..CHUNKS {
+        black_box(black_box(&key).clone());
+    }
+    Ok(began.elapsed().as_secs_f64() * 1e9 / CHUNKS as f64)
 }
 
 /// What the card's cipher does with commands of 4 KB, GB/s.
@@ -180,6 +209,13 @@ fn page(machine: &Machine, samples: &Samples, cipher: &Cipher, rounds: u32) -> S
         vec!["the card's AES-128-GCM, 4 KB".to_owned(), cell(cipher.ours)],
         vec!["`openssl speed` of it".to_owned(), cell(cipher.openssl)],
     ]);
+    let sealed = cipher.ours.map(|rate| CHUNK as f64 / rate);
+    let keys = Table(vec![
+        ["of each command of 4 KB", "ns"].map(str::to_owned).to_vec(),
+        vec!["encryption".to_owned(), cell(sealed)],
+        vec!["its key, derived and made ready".to_owned(), cell(cipher.derived)],
+        vec!["its key, if the target has it ready".to_owned(), cell(cipher.ready)],
+    ]);
     format!(
         "# 1RMA beside RC\n\nWritten by `make bench-1rma` (tools/bench, src/onerma.rs); do not edit.\n\n\
          ![bars](bench-1rma.svg)\n\n{}. Medians of {rounds} rounds.\n{}\n{}\n\
@@ -187,11 +223,12 @@ fn page(machine: &Machine, samples: &Samples, cipher: &Cipher, rounds: u32) -> S
          (`tools/bench/programs/onerma.c`). All that 1RMA moves is encrypted and authenticated, RC's bytes \
          are neither. In brackets by RC. \"A new connection\" is both sides' queue pair destroyed, made and \
          connected, numbers exchanged over a pipe, and a READ; \"a new key\" is a READ that fails and one \
-         with the next key.\n\n## Rates\n\n{}{}",
+         with the next key.\n\n## Rates\n\n{}\n{}{}",
         machine.described(),
         machine.warning(),
         claims_table(claims(samples, cipher)),
         rates.markdown(),
+        keys.markdown(),
         PROGRAM.tables(samples),
     )
 }
@@ -217,7 +254,7 @@ mod tests {
             ("rate.1rma.1048576", 1.9),
         ];
         all.iter().for_each(|(name, value)| samples.add("onerma", name, &[(MEDIAN, *value)]));
-        let cipher = Cipher { ours: Some(4.0), openssl: Some(5.1) };
+        let cipher = Cipher { ours: Some(4.0), openssl: Some(5.1), ..Cipher::default() };
         let holds: Vec<_> = claims(&samples, &cipher).iter().map(|claim| claim.holds).collect();
         let [yes, no] = [true, false].map(Some);
         assert_eq!(holds, [yes, no, yes, no, no, yes]);
