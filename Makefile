@@ -17,46 +17,71 @@ JOBS ?= 1
 FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuzz_targets/*.rs))))
 
 # Parts of `make nightly`; those that this Makefile does not have are left out.
-NIGHTLY ?= apps interop board-guest conformance miri seeds soak stress faults fuzz figures install-test aarch64
+NIGHTLY ?= apps interop board-guest conformance miri seeds soak stress faults fuzz figures install-test \
+	aarch64
 
-.PHONY: help build library unit-tests demo demo-board test apps nightly bench bench-loss bench-qpc bench-star bench-strom bench-1rma bench-neighbours bench-local compare instructions conformance pyverbs figures interop board-guest stress soak seeds faults kills install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
+.PHONY: help build library unit-tests demo demo-board test apps nightly bench bench-loss bench-qpc \
+	bench-star bench-strom bench-1rma bench-neighbours bench-local compare instructions conformance \
+	pyverbs figures interop board-guest stress soak seeds faults kills install uninstall deb wheel \
+	install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
+
+define HELP
+make demo              install what is missing, build, show perftest and a pingpong on the card
+make demo-board        the same in a guest of QEMU whose PCI device is a board, against the card in software
+make test              install what is missing, build, run the whole suite
+make build             dist/lib/libibverbs.so.1, librdmacm.so.1, libstarverbs.so, dist/bin/starverbs and
+                       starverbs-bench
+make conformance       every case of others' programs, rdma-core's tests; writes docs/conformance.md,
+                       docs/pyverbs.md
+make pyverbs           rdma-core's own tests; writes docs/pyverbs.md; with ROOT=FOLDER newer ones, too:
+                       docs/pyverbs-newer.md
+make apps              real programs on the card: MPI, UCX, libfabric and others; writes docs/applications.md;
+                       ROOT=FOLDER
+make nightly           apps, interop, conformance, miri, soak, stress, faults, fuzz, figures and more; writes
+                       docs/nightly.md
+make interop           against the kernel's rdma_rxe in a guest of QEMU; writes docs/interop.md
+make board-guest       the kernel module, and programs on it, in guests of QEMU whose PCI devices are boards;
+                       with ROOT=FOLDER the newest kernel, too
+make bench             latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes
+                       docs/bench.*
+make bench-loss        of that, goodput against loss alone: selective repeat, go-back-N, rdma_rxe, TCP; writes
+                       docs/bench-loss.*
+make bench-qpc         of that, up to 100,000 queue pairs, room for few contexts by policy, the simulator;
+                       writes docs/bench-qpc.*
+make bench-star        of that, the StaR paper's workloads, 1 to 10,000 connections, StaR against RC; writes
+                       docs/bench-star.*
+make bench-strom       of that, GET, traversal and consistent read by RPC and by READs; writes
+                       docs/bench-strom.*
+make bench-1rma        of that, 1RMA beside RC: latency, rate, small READs beside a large one; writes
+                       docs/bench-1rma.*
+make bench-neighbours  of that, a queue pair beside others whose peer is gone; writes docs/bench-neighbours.*
+make bench-local       of that, two processes of one host over shared memory, beside UCX and libfabric; writes
+                       docs/bench-local.*
+make compare           perftest and bench programs on the library here and on that of the commit BASE, in
+                       pairs; writes docs/compare.md
+make figures           the papers' figures, simulated; writes docs/figures
+make instructions      what a message costs in instructions and system calls; writes docs/datapath.md
+make stress            threads, signals, growth, leaks and races, SECONDS of each soak (300); see
+                       docs/stress.md
+make soak              simulated cards on a hostile network, RUNS seeds from SEED on, JOBS threads; see
+                       docs/faults.md
+make seeds             the simulator's tests with seeds that none had before, or from SEED on
+make faults            processes killed, stopped, without memory, descriptors, addresses; see
+                       docs/faults-of-processes.md
+make kills             of that, ROUNDS (5000) ends of one of two processes that share memory, from SEED on
+make install           what was built, below PREFIX (/usr/local) and DESTDIR; make uninstall removes it
+make deb               a Debian package in dist; make wheel a Python wheel
+make install-test      all three tried in a bare root folder
+make aarch64           cross-built, with both packages, and tried in root folders of that machine, emulated
+make lint              rustfmt, clippy, cargo-deny
+make doc               documentation of the crates
+make miri              queues, rings, headers and batches under miri (nightly toolchain with miri)
+make fuzz              the fuzz targets, FUZZ_SECONDS each (nightly toolchain and cargo-fuzz)
+make clean             remove dist and the build folder
+endef
 
 help:
-	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
-	@echo 'make demo-board   the same in a guest of QEMU whose PCI device is a board, against the card in software'
-	@echo 'make test         install what is missing, build, run the whole suite'
-	@echo 'make build        dist/lib/libibverbs.so.1, librdmacm.so.1, libstarverbs.so, dist/bin/starverbs and starverbs-bench'
-	@echo 'make conformance  every case of others'"'"' programs, rdma-core'"'"'s tests; writes docs/conformance.md, docs/pyverbs.md'
-	@echo 'make pyverbs      rdma-core'"'"'s own tests; writes docs/pyverbs.md; with ROOT=FOLDER newer ones, too: docs/pyverbs-newer.md'
-	@echo 'make apps         real programs on the card: MPI, UCX, libfabric and others; writes docs/applications.md; ROOT=FOLDER'
-	@echo 'make nightly      apps, interop, conformance, miri, soak, stress, faults, fuzz, figures and more; writes docs/nightly.md'
-	@echo 'make interop      against the kernel'"'"'s rdma_rxe in a guest of QEMU; writes docs/interop.md'
-	@echo 'make board-guest  the kernel module, and programs on it, in guests of QEMU whose PCI devices are boards; with ROOT=FOLDER the newest kernel, too'
-	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes docs/bench.*'
-	@echo 'make bench-loss   of that, goodput against loss alone: selective repeat, go-back-N, rdma_rxe, TCP; writes docs/bench-loss.*'
-	@echo 'make bench-qpc    of that, up to 100,000 queue pairs, room for few contexts by policy, the simulator; writes docs/bench-qpc.*'
-	@echo 'make bench-star   of that, the StaR paper'"'"'s workloads, 1 to 10,000 connections, StaR against RC; writes docs/bench-star.*'
-	@echo 'make bench-strom  of that, GET, traversal and consistent read by RPC and by READs; writes docs/bench-strom.*'
-	@echo 'make bench-1rma   of that, 1RMA beside RC: latency, rate, small READs beside a large one; writes docs/bench-1rma.*'
-	@echo 'make bench-neighbours  of that, a queue pair beside others whose peer is gone; writes docs/bench-neighbours.*'
-	@echo 'make bench-local      of that, two processes of one host over shared memory, beside UCX and libfabric; writes docs/bench-local.*'
-	@echo 'make compare      perftest and bench programs on the library here and on that of the commit BASE, in pairs; writes docs/compare.md'
-	@echo 'make figures      the papers'"'"' figures, simulated; writes docs/figures'
-	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
-	@echo 'make stress       threads, signals, growth, leaks and races, SECONDS of each soak (300); see docs/stress.md'
-	@echo 'make soak         simulated cards on a hostile network, RUNS seeds from SEED on, JOBS threads; see docs/faults.md'
-	@echo 'make seeds        the simulator'"'"'s tests with seeds that none had before, or from SEED on'
-	@echo 'make faults       processes killed, stopped, without memory, descriptors, addresses; see docs/faults-of-processes.md'
-	@echo 'make kills        of that, ROUNDS (5000) ends of one of two processes that share memory, from SEED on'
-	@echo 'make install      what was built, below PREFIX (/usr/local) and DESTDIR; make uninstall removes it'
-	@echo 'make deb          a Debian package in dist; make wheel a Python wheel'
-	@echo 'make install-test all three tried in a bare root folder'
-	@echo 'make aarch64      cross-built, with both packages, and tried in root folders of that machine, emulated'
-	@echo 'make lint         rustfmt, clippy, cargo-deny'
-	@echo 'make doc          documentation of the crates'
-	@echo 'make miri         queues, rings, headers and batches under miri (nightly toolchain with miri)'
-	@echo 'make fuzz         the fuzz targets, FUZZ_SECONDS each (nightly toolchain and cargo-fuzz)'
-	@echo 'make clean        remove dist and the build folder'
+	$(info $(HELP))@:
 
 build: library
 	cargo build --release --locked --package starverbs-bench
@@ -64,7 +89,8 @@ build: library
 
 # What the tests need of it.
 library:
-	cargo build --release --locked --package starverbs-cdylib --package starverbs-preload --package starverbs-share --package starverbs
+	cargo build --release --locked --package starverbs-cdylib --package starverbs-preload \
+		--package starverbs-share --package starverbs
 	tools/scripts/libraries.sh $(TARGET)/release dist/lib
 	install -D -m 755 $(TARGET)/release/starverbs dist/bin/starverbs
 	install -D -m 644 include/infiniband/stardv.h dist/include/infiniband/stardv.h
@@ -112,14 +138,17 @@ nightly:
 stress:
 	@tools/scripts/packages.sh stress
 	@$(MAKE) --no-print-directory build
-	tests/soak/run.sh --seconds $(SECONDS) --processes 256 dist/lib soak one_cpu polling crowd growth leaks memcheck tsan
+	tests/soak/run.sh --seconds $(SECONDS) --processes 256 dist/lib \
+		soak one_cpu polling crowd growth leaks memcheck tsan
 
 # With TRACE=1, each frame, post, completion and event is printed.
 soak:
-	cargo run --release --quiet --package starverbs-soak -- --seed $(SEED) --runs $(RUNS) --jobs $(JOBS) $(if $(TRACE),--trace)
+	cargo run --release --quiet --package starverbs-soak -- --seed $(SEED) --runs $(RUNS) --jobs $(JOBS) \
+		$(if $(TRACE),--trace)
 
 seeds:
-	SIM_BASE=$(if $(filter-out 0,$(SEED)),$(SEED),$(shell date +%s)) cargo test --package starverbs-sim --test sim --no-fail-fast
+	SIM_BASE=$(if $(filter-out 0,$(SEED)),$(SEED),$(shell date +%s)) \
+		cargo test --package starverbs-sim --test sim --no-fail-fast
 
 faults:
 	@tools/scripts/packages.sh stress
@@ -136,8 +165,8 @@ kills:
 interop: build
 	@tools/scripts/interop.sh --table docs/interop.md $(if $(VECTORS),--vectors tests/interop/vectors)
 
-# What guests are made of comes from packages. With ROOT, a root folder of a newer Debian that is made if it is
-# not there, QEMU is that folder's, and its kernel is tried, too. QUICK=1: few cases.
+# What guests are made of comes from packages. With ROOT, a root folder of a newer Debian that is made if it
+# is not there, QEMU is that folder's, and its kernel is tried, too. QUICK=1: few cases.
 board-guest:
 	@tools/scripts/board-guest.sh $(if $(ROOT),--root $(ROOT)) $(if $(QUICK),--quick)
 	$(if $(ROOT),@tools/scripts/board-guest.sh --root $(ROOT) --newest --quick)
@@ -163,7 +192,8 @@ bench-local:
 compare:
 	@tools/scripts/packages.sh bench
 	@$(MAKE) --no-print-directory build
-	tools/scripts/compare.sh docs/compare.md $(or $(BASE),$(error BASE: which commit is the library compared with?))
+	tools/scripts/compare.sh docs/compare.md \
+		$(or $(BASE),$(error BASE: which commit is the library compared with?))
 
 bench-neighbours:
 	@tools/scripts/packages.sh bench
@@ -195,7 +225,8 @@ bench-loss:
 	@$(MAKE) --no-print-directory build
 	rm -f $(TARGET)/bench-loss.guest
 	-@tools/scripts/interop.sh --loss $(abspath $(TARGET))/bench-loss.guest --repeat 3
-	cargo run --release --quiet --package starverbs-bench -- --loss --out docs/bench-loss --guest $(TARGET)/bench-loss.guest
+	cargo run --release --quiet --package starverbs-bench -- --loss --out docs/bench-loss \
+		--guest $(TARGET)/bench-loss.guest
 
 figures:
 	cargo run --release --quiet --package starverbs -- sim all --out docs/figures
@@ -244,18 +275,21 @@ miri:
 	tests/miri/run.sh
 
 fuzz-build:
-	@command -v cargo-fuzz >/dev/null || { echo 'cargo-fuzz is missing: cargo install cargo-fuzz --locked' >&2; exit 1; }
+	@command -v cargo-fuzz >/dev/null || \
+		{ echo 'cargo-fuzz is missing: cargo install cargo-fuzz --locked' >&2; exit 1; }
 	cargo +nightly fuzz build --fuzz-dir tests/fuzz
 
 fuzz: fuzz-build
 	for target in $(FUZZ_TARGETS); do mkdir -p $(TARGET)/fuzz/$$target; \
-		cargo +nightly fuzz run --fuzz-dir tests/fuzz $$target $(TARGET)/fuzz/$$target tests/fuzz/corpus/$$target -- \
+		cargo +nightly fuzz run --fuzz-dir tests/fuzz $$target \
+			$(TARGET)/fuzz/$$target tests/fuzz/corpus/$$target -- \
 			-max_total_time=$(FUZZ_SECONDS) -max_len=1500 -len_control=0 || exit 1; done
 
 # The inputs that are needed to reach what `make fuzz` has reached so far.
 fuzz-corpus: fuzz-build
 	for target in $(FUZZ_TARGETS); do mkdir -p $(TARGET)/fuzz/$$target $(TARGET)/fuzz/$$target.min; \
-		cargo +nightly fuzz run --fuzz-dir tests/fuzz $$target $(TARGET)/fuzz/$$target.min tests/fuzz/corpus/$$target \
+		cargo +nightly fuzz run --fuzz-dir tests/fuzz $$target \
+			$(TARGET)/fuzz/$$target.min tests/fuzz/corpus/$$target \
 			$(TARGET)/fuzz/$$target -- -merge=1 || exit 1; \
 		rm -rf tests/fuzz/corpus/$$target && mv $(TARGET)/fuzz/$$target.min tests/fuzz/corpus/$$target; done
 

@@ -3,27 +3,37 @@
 --   tshark -X lua_script:docs/star.lua -r file -Y star -V
 --   Wireshark: put it into the folder of personal Lua plugins (Help > About Wireshark > Folders)
 --
--- Packets are known by UDP ports 4793 and 4794, and on other ports, which ends may tell each other, by their header's checksum. The
--- messages by which ends settle their roles travel in RoCEv2 frames of op-code 0xc3; they are shown beside what Wireshark says of those.
+-- Packets are known by UDP ports 4793 and 4794, and on other ports, which ends may tell each other, by their
+-- header's checksum. The messages by which ends settle their roles travel in RoCEv2 frames of op-code 0xc3;
+-- they are shown beside what Wireshark says of those.
 
 local star = Proto("star", "StaR (stateless RDMA)")
 
-local PTYPES = { [1] = "WQEP", [2] = "EA", [3] = "RD", [4] = "RDA", [5] = "GD", [6] = "GDA", [7] = "CQEP", [8] = "WQEPS", [9] = "RDC" }
+local PTYPES = {
+	[1] = "WQEP", [2] = "EA", [3] = "RD", [4] = "RDA", [5] = "GD", [6] = "GDA", [7] = "CQEP", [8] = "WQEPS",
+	[9] = "RDC",
+}
 local OPTS = { [0] = "SEND", [1] = "RECV", [2] = "WRITE", [3] = "READ" }
 local CONTROLS = {
 	[1] = "Offer", [2] = "Accept", [3] = "Confirm", [4] = "Plain", [5] = "Not yet", [6] = "Setup", [7] = "Rule",
-	[8] = "Unrule", [9] = "Want", [10] = "Keep alive", [11] = "Bye", [12] = "Begin", [13] = "Begin with rules that are known",
+	[8] = "Unrule", [9] = "Want", [10] = "Keep alive", [11] = "Bye", [12] = "Begin",
+	[13] = "Begin with rules that are known",
 	[14] = "Resend rules", [15] = "Renegotiate", [16] = "Quiescing", [17] = "Round",
-	[18] = "Revert", [19] = "Quiesced", [20] = "Reverted", [21] = "Stay", [22] = "Rule query", [23] = "Rule sum", [24] = "First", [0xe1] = "Sealed",
+	[18] = "Revert", [19] = "Quiesced", [20] = "Reverted", [21] = "Stay", [22] = "Rule query",
+	[23] = "Rule sum", [24] = "First", [0xe1] = "Sealed",
 }
 local PREFERENCES = { [0] = "off", [1] = "auto", [2] = "stateless", [3] = "stateful" }
 local OPCODES = {
 	[0] = "RDMA_WRITE", [1] = "RDMA_WRITE_WITH_IMM", [2] = "SEND", [3] = "SEND_WITH_IMM", [4] = "RDMA_READ",
-	[5] = "ATOMIC_CMP_AND_SWP", [6] = "ATOMIC_FETCH_AND_ADD", [7] = "LOCAL_INV", [8] = "BIND_MW", [9] = "SEND_WITH_INV",
+	[5] = "ATOMIC_CMP_AND_SWP", [6] = "ATOMIC_FETCH_AND_ADD", [7] = "LOCAL_INV", [8] = "BIND_MW",
+	[9] = "SEND_WITH_INV",
 	[14] = "FLUSH", [15] = "ATOMIC_WRITE", [255] = "receive",
 }
-local STATUSES = { [0] = "success", [1] = "local length", [4] = "local protection", [5] = "flushed", [9] = "remote invalid request",
-	[10] = "remote access", [11] = "remote operation", [12] = "retries exceeded", [13] = "RNR retries exceeded" }
+local STATUSES = {
+	[0] = "success", [1] = "local length", [4] = "local protection", [5] = "flushed",
+	[9] = "remote invalid request", [10] = "remote access", [11] = "remote operation", [12] = "retries exceeded",
+	[13] = "RNR retries exceeded",
+}
 local HEADER, PREFIX, CRC = 20, 8, 4
 
 local f = {
@@ -105,7 +115,8 @@ local f = {
 }
 star.fields = f
 
-local bad_checksum = ProtoExpert.new("star.checksum.bad", "Wrong checksum", expert.group.CHECKSUM, expert.severity.ERROR)
+local bad_checksum = ProtoExpert.new("star.checksum.bad", "Wrong checksum", expert.group.CHECKSUM,
+	expert.severity.ERROR)
 star.experts = { bad_checksum }
 
 -- CRC-16/CCITT of a string, from `crc` on.
@@ -173,7 +184,8 @@ local function records(data, tree)
 	local at, count = 0, 0
 	while at + 12 <= data:len() do
 		local recv = data(at, 1):uint() >= 128
-		local code, inline, sges = data(at + 4, 1):uint(), bit.band(data(at + 5, 1):uint(), 8) ~= 0, data(at + 6, 1):uint()
+		local code, sges = data(at + 4, 1):uint(), data(at + 6, 1):uint()
+		local inline = bit.band(data(at + 5, 1):uint(), 8) ~= 0
 		local length, from = data(at + 8, 4):uint(), at
 		tree:add(f.record_queue, data(at, 1))
 		tree:add(f.record_seq, data(at + 1, 3))
@@ -251,11 +263,15 @@ end
 
 -- What stands behind a control message's number: fields and their lengths, in order.
 local LAYOUTS = {
-	[1] = { f.preference, 1, f.stateful, 4, f.threshold, 4, f.port_stateless, 2, f.port_stateful, 2, f.boot, 8, f.version, 1 },
+	[1] = {
+		f.preference, 1, f.stateful, 4, f.threshold, 4, f.port_stateless, 2, f.port_stateful, 2, f.boot, 8,
+		f.version, 1,
+	},
 	[2] = { f.role, 1, f.port_stateless, 2, f.port_stateful, 2, f.boot, 8 },
 	[3] = { f.role, 1 },
 	[6] = {
-		f.boot, 8, f.pd, 4, f.mtu, 1, f.srq, 1, f.rd_atomic, 1, f.rnr_retry, 1, f.rnr_timer, 1, f.sq_depth, 4, f.rq_depth, 4,
+		f.boot, 8, f.pd, 4, f.mtu, 1, f.srq, 1, f.rd_atomic, 1, f.rnr_retry, 1, f.rnr_timer, 1,
+		f.sq_depth, 4, f.rq_depth, 4,
 		f.send_ring, 8, f.recv_ring, 8, f.replay, 8, f.replay_slots, 4, f.access, 4,
 	},
 	[7] = { f.key, 4, f.pd, 4, f.rule_qpn, 4, f.rule_addr, 8, f.rule_len, 8, f.rule_iova, 8, f.access, 4 },
@@ -281,7 +297,9 @@ function control(data, tree)
 		local field, len = layout[i], layout[i + 1]
 		if at + len > data:len() then return text .. " (short)" end
 		tree:add(field, data(at, len))
-		if field == f.preference or field == f.role then text = text .. " " .. (PREFERENCES[data(at, 1):uint()] or "?") end
+		if field == f.preference or field == f.role then
+			text = text .. " " .. (PREFERENCES[data(at, 1):uint()] or "?")
+		end
 		at = at + len
 	end
 	-- A round's number, or two incarnations, stand before a message as any.
@@ -369,7 +387,8 @@ function roles.dissector(tvb, pinfo, root)
 	tree:add(f.prefix_qpn, tvb(at + BTH + 5, 3))
 	local from = at + BTH + DETH
 	pinfo.cols.protocol = "StaR"
-	pinfo.cols.info = string.format("Roles QPN 0x%06x", tvb(at + 5, 3):uint()) .. control(tvb(from, stop - from):tvb(), tree)
+	local text = control(tvb(from, stop - from):tvb(), tree)
+	pinfo.cols.info = string.format("Roles QPN 0x%06x", tvb(at + 5, 3):uint()) .. text
 end
 
 register_postdissector(roles)
