@@ -332,7 +332,7 @@ impl Responder {
     /// Whether more than an ACK is owed, and waits for no other card.
     pub(crate) fn owes_answer(&self) -> bool {
         (!self.out.is_empty() || self.nak.is_some())
-            && self.fwd.as_ref().is_none_or(|fwd| fwd.may_answer(self.out.front()))
+            && self.fwd.as_ref().is_none_or(|fwd| fwd.may_answer(self.out.front(), self.nak))
     }
 }
 

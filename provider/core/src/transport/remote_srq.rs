@@ -82,6 +82,8 @@ struct UnconfirmedMessage {
     msn: u32,
     kind: ForwardedKind,
     done: bool,
+    /// It has come again
+    repeated: bool,
 }
 
 /// What a forwarded message is answered with.
@@ -138,9 +140,13 @@ impl Forwarding {
         }
     }
 
-    /// Whether `answer` may be worked on, or, where there is none, the NAK behind all answers.
-    pub(super) fn may_answer(&self, answer: Option<&OwedResponse>) -> bool {
-        let Some(answer) = answer else { return self.pending.is_empty() };
+    /// Whether `answer` may be worked on, or, where there is none, the NAK behind all answers. An RNR NAK may:
+    /// it names the oldest message that is not confirmed.
+    pub(super) fn may_answer(&self, answer: Option<&OwedResponse>, nak: Option<u8>) -> bool {
+        let Some(answer) = answer else {
+            let syndrome = nak.and_then(Syndrome::from_byte);
+            return self.pending.is_empty() || matches!(syndrome, Some(Syndrome::Rnr { .. }));
+        };
         let requested = answer.remote_srq().is_some()
             && (answer.psn().before(self.fetched_to) || self.fetching.is_some());
         !requested && self.is_confirmed(answer.psn())
@@ -342,6 +348,7 @@ impl<E: Env> Ctx<'_, E> {
                 msn: resp.msn,
                 kind,
                 done: false,
+                repeated: false,
             });
         }
         self.accept(packet, packets, last);
@@ -405,6 +412,21 @@ impl<E: Env> Ctx<'_, E> {
             Some(remote) if remote.link == Some(lease.link) => remote.leases.push_front_in_room(lease),
             _ => self.return_lease(lease, Returned::Unused),
         }
+    }
+
+    /// A message came again that may not be acknowledged yet. The first time it is about to be; then its card
+    /// does not run, and the requester, told that the receiver is not ready, asks for as long as its program
+    /// says. False: it is none of those.
+    pub(super) fn repeats_unconfirmed(&mut self, psn: Psn) -> bool {
+        let Some(fwd) = &mut self.qp.resp.fwd else { return false };
+        let Some(oldest) = fwd.pending.front_mut() else { return false };
+        if psn.before(oldest.psn) || oldest.kind != ForwardedKind::Message {
+            return false;
+        }
+        if core::mem::replace(&mut oldest.repeated, true) {
+            self.owe_nak(Syndrome::Rnr { timer: self.qp.attr.min_rnr_timer & 31 });
+        }
+        true
     }
 
     /// The packet cannot be taken now. The first time it is dropped in silence: the lease may come at once.
