@@ -6,7 +6,7 @@
 //! do.
 
 use crate::edge::{self, Errno};
-use crate::handle::{Live, complain, errno, given, zeroed};
+use crate::handle::{LiveHandles, complain, errno, given, zeroed};
 use crate::{cq, cq_ex, device, domain, memory, mw, poll, post, qp, query, srq, tags, xrcd};
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
@@ -24,7 +24,7 @@ pub(crate) struct ContextHandle {
     verbs: abi::verbs_context,
     obj: Context,
     /// Handles that may get async events; imported contexts share them, as they share the events.
-    pub(crate) live: Arc<Live>,
+    pub(crate) live: Arc<LiveHandles>,
     /// The program's reference, and one for each object made from the context.
     refs: AtomicUsize,
     /// The descriptor that it was imported by
@@ -33,7 +33,12 @@ pub(crate) struct ContextHandle {
 
 impl ContextHandle {
     /// The handle of an open context. `cmd_fd` is the context's own, or goes with the handle as `fd`.
-    fn make(obj: Context, live: Arc<Live>, cmd_fd: c_int, fd: Option<OwnedFd>) -> *mut abi::ibv_context {
+    fn make(
+        obj: Context,
+        live: Arc<LiveHandles>,
+        cmd_fd: c_int,
+        fd: Option<OwnedFd>,
+    ) -> *mut abi::ibv_context {
         let verbs = tables(&obj, cmd_fd);
         let handle = Box::new(ContextHandle { verbs, obj, live, refs: AtomicUsize::new(1), _fd: fd });
         let handle = NonNull::from(Box::leak(handle)).as_ptr();
@@ -107,7 +112,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::ibv_device) -> *mu
 /// What an import of a context needs.
 struct Opened {
     obj: Context,
-    live: Arc<Live>,
+    live: Arc<LiveHandles>,
 }
 
 /// A file: device and inode.

@@ -45,7 +45,7 @@ impl CqHandle {
 }
 
 /// What a create verb asks for.
-pub(crate) struct Wanted {
+pub(crate) struct CqAttr {
     pub(crate) cqe: u32,
     pub(crate) cq_context: *mut c_void,
     pub(crate) channel: *mut abi::ibv_comp_channel,
@@ -57,7 +57,7 @@ pub(crate) struct Wanted {
 }
 
 /// Makes a completion queue, on the terms of ibv_create_cq(3).
-pub(crate) unsafe fn create(context: *mut abi::ibv_context, wanted: &Wanted) -> Result<*mut CqHandle, Errno> {
+pub(crate) unsafe fn create(context: *mut abi::ibv_context, wanted: &CqAttr) -> Result<*mut CqHandle, Errno> {
     // SAFETY: the verb's terms.
     let card = unsafe { ContextHandle::obj(context)? };
     // SAFETY: `context` is alive, as above.
@@ -127,7 +127,7 @@ pub(crate) unsafe extern "C" fn create_cq(
     edge::object(|| {
         let cqe = u32::try_from(cqe).map_err(|_| libc::EINVAL)?;
         let comp_vector = u32::try_from(comp_vector).map_err(|_| libc::EINVAL)?;
-        let wanted = Wanted {
+        let wanted = CqAttr {
             cqe,
             cq_context,
             channel,

@@ -2,7 +2,7 @@
 //!
 //! Owns the functions of the extended public struct. It must not know more of a completion than its fields.
 
-use crate::cq::{self, CqHandle, Wanted};
+use crate::cq::{self, CqAttr, CqHandle};
 use crate::edge::{self, Errno};
 use crate::handle::{beginning, given};
 use crate::poll;
@@ -19,7 +19,7 @@ const FIELDS: u64 = (abi::IBV_WC_STANDARD_FLAGS | abi::IBV_WC_EX_WITH_TM_INFO) a
 /// The promises a program may make.
 const FLAGS: u32 = abi::IBV_CREATE_CQ_ATTR_SINGLE_THREADED | abi::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
 
-fn checked(attr: &abi::ibv_cq_init_attr_ex) -> Result<Wanted, Errno> {
+fn checked(attr: &abi::ibv_cq_init_attr_ex) -> Result<CqAttr, Errno> {
     let mask = attr.comp_mask;
     if mask & !(abi::IBV_CQ_INIT_ATTR_MASK_FLAGS | abi::IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
         return Err(libc::EINVAL);
@@ -32,7 +32,7 @@ fn checked(attr: &abi::ibv_cq_init_attr_ex) -> Result<Wanted, Errno> {
     if parent && attr.parent_domain.is_null() {
         return Err(libc::EINVAL);
     }
-    Ok(Wanted {
+    Ok(CqAttr {
         cqe: attr.cqe,
         cq_context: attr.cq_context,
         channel: attr.channel,

@@ -6,7 +6,7 @@
 use crate::context::ContextHandle;
 use crate::cq::CqHandle;
 use crate::edge;
-use crate::handle::{Live, ack, errno, given};
+use crate::handle::{LiveHandles, ack, errno, given};
 use crate::qp::QpHandle;
 use crate::srq::SrqHandle;
 use core::cell::UnsafeCell;
@@ -22,7 +22,7 @@ pub(crate) struct ChannelHandle {
     ibv: UnsafeCell<abi::ibv_comp_channel>,
     pub(crate) obj: CompChannel,
     /// The channel's completion queues.
-    pub(crate) live: Live,
+    pub(crate) live: LiveHandles,
 }
 
 impl ChannelHandle {
@@ -52,7 +52,7 @@ pub(crate) unsafe extern "C" fn create_comp_channel(
         let ibv = UnsafeCell::new(abi::ibv_comp_channel { context, fd: obj.fd(), refcnt: 0 });
         // SAFETY: `context` is alive, as above.
         unsafe { ContextHandle::retain(context) };
-        Ok(Box::into_raw(Box::new(ChannelHandle { ibv, obj, live: Live::default() })).cast())
+        Ok(Box::into_raw(Box::new(ChannelHandle { ibv, obj, live: LiveHandles::default() })).cast())
     })
 }
 
@@ -114,7 +114,7 @@ pub(crate) unsafe extern "C" fn ack_cq_events(cq: *mut abi::ibv_cq, events: c_ui
 ///
 /// # Safety
 /// A handle listed in `live` has an AtomicU32 at that offset.
-unsafe fn count<T>(live: &Live, cookie: u64, counter: usize) -> Option<*mut T> {
+unsafe fn count<T>(live: &LiveHandles, cookie: u64, counter: usize) -> Option<*mut T> {
     let handle = core::ptr::with_exposed_provenance_mut::<T>(cookie as usize);
     // SAFETY: a listed handle is alive while the list is locked, and the caller vouches for the offset.
     let add = || unsafe {
@@ -124,7 +124,7 @@ unsafe fn count<T>(live: &Live, cookie: u64, counter: usize) -> Option<*mut T> {
 }
 
 /// An event in C's words, counted for its object; `None` if the object has gone.
-fn deliver(live: &Live, event: VerbsEvent) -> Option<abi::ibv_async_event> {
+fn deliver(live: &LiveHandles, event: VerbsEvent) -> Option<abi::ibv_async_event> {
     type Element = abi::ibv_async_event__bindgen_ty_1;
     // SAFETY: the card gives back the cookie of the kind of handle that it was given for.
     let (event_type, element) = unsafe {

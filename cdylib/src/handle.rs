@@ -70,9 +70,9 @@ pub(crate) fn cookie<T>(handle: *mut T) -> u64 {
 /// handle is still listed, and a destroy verb takes the handle off the list before it looks at the count. An
 /// event for a handle that has gone is dropped.
 #[derive(Default)]
-pub(crate) struct Live(Mutex<HashSet<u64>>);
+pub(crate) struct LiveHandles(Mutex<HashSet<u64>>);
 
-impl Live {
+impl LiveHandles {
     fn lock(&self) -> MutexGuard<'_, HashSet<u64>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn events_count_for_live_handles_only() {
-        let live = Live::default();
+        let live = LiveHandles::default();
         let mut counted = 0;
         live.add(8);
         assert!(live.with(8, || counted += 1));

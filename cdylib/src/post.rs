@@ -153,7 +153,7 @@ pub(crate) unsafe fn walk<W>(
 }
 
 /// A work request as a program lays it out: that of today's verbs.h, or of libibverbs 1.0's.
-pub(crate) trait Request: Sized {
+pub(crate) trait WorkRequest: Sized {
     /// What the card takes.
     type Wr<'a>;
 
@@ -170,7 +170,7 @@ pub(crate) trait Request: Sized {
     unsafe fn read<'a>(at: *mut Self, kind: abi::ibv_qp_type) -> Result<Self::Wr<'a>, Errno>;
 }
 
-impl Request for abi::ibv_send_wr {
+impl WorkRequest for abi::ibv_send_wr {
     type Wr<'a> = SendWr<'a>;
 
     #[inline]
@@ -192,7 +192,7 @@ impl Request for abi::ibv_send_wr {
     }
 }
 
-impl Request for abi::ibv_recv_wr {
+impl WorkRequest for abi::ibv_recv_wr {
     type Wr<'a> = RecvWr<'a>;
 
     #[inline]
@@ -211,7 +211,7 @@ impl Request for abi::ibv_recv_wr {
 /// ibv_post_send(3), through the context's table.
 pub(crate) unsafe extern "C" fn post_send<W>(qp: *mut abi::ibv_qp, first: *mut W, bad: *mut *mut W) -> c_int
 where
-    W: for<'a> Request<Wr<'a> = SendWr<'a>>,
+    W: for<'a> WorkRequest<Wr<'a> = SendWr<'a>>,
 {
     edge::int(|| {
         // SAFETY: the verb's terms.
@@ -232,7 +232,7 @@ where
 /// ibv_post_recv(3), through the context's table.
 pub(crate) unsafe extern "C" fn post_recv<W>(qp: *mut abi::ibv_qp, first: *mut W, bad: *mut *mut W) -> c_int
 where
-    W: for<'a> Request<Wr<'a> = RecvWr<'a>>,
+    W: for<'a> WorkRequest<Wr<'a> = RecvWr<'a>>,
 {
     edge::int(|| {
         // SAFETY: the verb's terms.
@@ -261,7 +261,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv<W>(
     bad: *mut *mut W,
 ) -> c_int
 where
-    W: for<'a> Request<Wr<'a> = RecvWr<'a>>,
+    W: for<'a> WorkRequest<Wr<'a> = RecvWr<'a>>,
 {
     edge::int(|| {
         // SAFETY: the verb's terms.

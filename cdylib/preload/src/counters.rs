@@ -9,14 +9,14 @@ use starverbs_core::Counters;
 
 /// A number made of the card's counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Live {
+pub(crate) struct LiveNumber {
     /// The card's counters that are added
     of: &'static [&'static str],
     /// How many of theirs are one of this
     unit: u64,
 }
 
-impl Live {
+impl LiveNumber {
     /// The value, where `lookup` knows what each of the card's counters says.
     pub(crate) fn value(&self, lookup: impl Fn(&str) -> u64) -> u64 {
         self.of.iter().fold(0u64, |sum, name| sum.wrapping_add(lookup(name))) / self.unit
@@ -51,17 +51,17 @@ const PORT: &[(&str, &[&str], u64)] = &[
 ];
 
 /// The port's counters, by path below the port.
-pub(crate) fn port() -> impl Iterator<Item = (String, Live)> {
-    PORT.iter().map(|&(name, of, unit)| (format!("counters/{name}"), Live { of, unit }))
+pub(crate) fn port() -> impl Iterator<Item = (String, LiveNumber)> {
+    PORT.iter().map(|&(name, of, unit)| (format!("counters/{name}"), LiveNumber { of, unit }))
 }
 
 /// The card's own counters, by path below the port.
-pub(crate) fn card() -> impl Iterator<Item = (String, Live)> {
+pub(crate) fn card() -> impl Iterator<Item = (String, LiveNumber)> {
     let own = |name: &&str| format!("hw_counters/{name}");
     Counters::NAMES
         .iter()
         .zip(Counters::NAMES.chunks(1))
-        .map(move |(name, of)| (own(name), Live { of, unit: 1 }))
+        .map(move |(name, of)| (own(name), LiveNumber { of, unit: 1 }))
 }
 
 #[cfg(test)]

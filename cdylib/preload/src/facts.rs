@@ -9,7 +9,7 @@ use std::path::Path;
 use starverbs_verbs::stat::{self, Snapshot};
 use starverbs_verbs::{VerbsError, describe, device_name};
 
-use crate::counters::Live;
+use crate::counters::LiveNumber;
 use crate::sysfs_view::Facts;
 
 /// What a program that opened the device now would find.
@@ -31,7 +31,7 @@ fn line(path: &str) -> Option<String> {
 
 /// What a counter of the device says: the sum over the processes in this network namespace that use it, as
 /// far as this process may look into them.
-pub(crate) fn value(live: &Live) -> u64 {
+pub(crate) fn value(live: &LiveNumber) -> u64 {
     let own = namespace("self");
     let beside = |pid: &u32| namespace(&pid.to_string()) == own;
     let pages: Vec<Snapshot> =

@@ -9,7 +9,7 @@ use std::panic::catch_unwind;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
-use crate::counters::Live;
+use crate::counters::LiveNumber;
 use crate::path::PATH_MAX;
 use crate::sysfs_view::{DEVICE_NUMBER, SysfsView};
 use crate::tree::Tree;
@@ -30,7 +30,7 @@ pub(crate) enum FileKind {
     /// The device node
     Device,
     /// A counter
-    Live(Live),
+    Live(LiveNumber),
     /// Another file, or a folder
     Plain,
 }
@@ -122,7 +122,7 @@ pub(crate) fn kind(tree: &Tree, fd: c_int) -> Option<FileKind> {
 
 /// Puts a file with the counter's value, as it is now, behind the descriptor. Leaves it as it was where that
 /// fails.
-pub(crate) fn show_value(live: &Live, fd: c_int, flags: c_int) {
+pub(crate) fn show_value(live: &LiveNumber, fd: c_int, flags: c_int) {
     let shown = || {
         let text = format!("{}\n", facts::value(live));
         // SAFETY: the name is a C string, the text lives across the call, and the new descriptor is closed

@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use starverbs_verbs::{Description, GidEntry, PortAttr};
 
-use crate::counters::{self, Live};
+use crate::counters::{self, LiveNumber};
 
 /// Major and minor number of the character device: those that kernels give to uverbs0.
 pub(crate) const DEVICE_NUMBER: (u32, u32) = (231, 192);
@@ -38,7 +38,7 @@ pub(crate) enum Node {
     /// A symbolic link
     Link(String),
     /// A number that is read when the file is opened
-    Live(Live),
+    Live(LiveNumber),
     /// The character device
     Device,
 }

@@ -15,7 +15,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::counters::Live;
+use crate::counters::LiveNumber;
 use crate::sysfs_view::{DEVICE_NODE, Node, SysfsView};
 
 /// What the names of all folders begin with.
@@ -40,7 +40,7 @@ pub(crate) struct Tree {
     /// Inode of the file that stands for the device node
     pub(crate) node: u64,
     /// Inodes of the files whose text is read when they are opened, in order
-    live: Vec<(u64, Live)>,
+    live: Vec<(u64, LiveNumber)>,
 }
 
 impl Tree {
@@ -116,7 +116,7 @@ impl Tree {
     }
 
     /// The counter behind a file, if it is one of those.
-    pub(crate) fn live(&self, inode: u64) -> Option<Live> {
+    pub(crate) fn live(&self, inode: u64) -> Option<LiveNumber> {
         let at = self.live.binary_search_by_key(&inode, |(i, _)| *i).ok()?;
         self.live.get(at).map(|(_, live)| *live)
     }

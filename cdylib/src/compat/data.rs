@@ -6,7 +6,7 @@ use super::forward;
 use super::layout::{OldAh, OldCq, OldQp, OldRecvWr, OldSendWr, OldSrq};
 use crate::edge::Errno;
 use crate::handle::zeroed;
-use crate::post::Request;
+use crate::post::WorkRequest;
 use crate::{cq, poll, post};
 use core::ffi::c_int;
 use starverbs_abi as abi;
@@ -25,7 +25,7 @@ forward! {
     post_srq_recv(OldSrq, first: *mut OldRecvWr, bad: *mut *mut OldRecvWr) => post::post_srq_recv;
 }
 
-impl Request for OldSendWr {
+impl WorkRequest for OldSendWr {
     type Wr<'a> = SendWr<'a>;
 
     #[inline]
@@ -55,7 +55,7 @@ impl Request for OldSendWr {
     }
 }
 
-impl Request for OldRecvWr {
+impl WorkRequest for OldRecvWr {
     type Wr<'a> = RecvWr<'a>;
 
     #[inline]

@@ -7,14 +7,14 @@ use super::layout::{ChannelFields, OldChannel, OldContext, OldCq, OldQp, OldSrq}
 use super::{Old, device};
 use crate::edge;
 use crate::events::{self, Subject};
-use crate::handle::{Live, cookie};
+use crate::handle::{LiveHandles, cookie};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;
 use starverbs_abi as abi;
 use std::sync::LazyLock;
 
 /// The old channels that are alive: nothing in a channel says of which generation it is.
-static CHANNELS: LazyLock<Live> = LazyLock::new(Live::default);
+static CHANNELS: LazyLock<LiveHandles> = LazyLock::new(LiveHandles::default);
 
 /// ibv_create_comp_channel(3), for contexts of both generations.
 pub(crate) unsafe extern "C" fn create_comp_channel(context: *mut c_void) -> *mut c_void {

@@ -14,7 +14,9 @@ use crate::edge::{self, Errno};
 use crate::handle::{errno, given, zeroed};
 use core::ffi::{CStr, c_char, c_int};
 use starverbs_abi::{self as abi, newer};
-use starverbs_verbs::cm::{CmEventKind, Conn, Request, Resolved, Resolving, Response, Service, reason};
+use starverbs_verbs::cm::{
+    CmEventKind, Conn, ConnectResponse, Request, Resolved, Resolving, Service, reason,
+};
 use std::sync::Arc;
 
 /// An event that the program has.
@@ -101,7 +103,7 @@ fn asked(from: &Request) -> abi::rdma_conn_param {
 }
 
 /// A response's numbers.
-fn answered(from: &Response) -> abi::rdma_conn_param {
+fn answered(from: &ConnectResponse) -> abi::rdma_conn_param {
     abi::rdma_conn_param {
         responder_resources: from.responder_resources,
         initiator_depth: from.initiator_depth,
@@ -245,7 +247,7 @@ fn asked_for(listener: &IdHandle, conn: Conn, request: &Resolving, shared: Arc<I
 
 /// The peer accepted: the queue pair goes to RTS and the peer gets an RTU, unless the program does both
 /// itself.
-fn responded(id: &IdHandle, response: &Response) -> News {
+fn responded(id: &IdHandle, response: &ConnectResponse) -> News {
     let conn = {
         let mut state = id.state();
         state.remote_ece = response.ece;

@@ -16,7 +16,7 @@ use crate::{query, rates};
 use core::ffi::c_int;
 use starverbs_abi as abi;
 use starverbs_core::types::Gid;
-use starverbs_verbs::cm::{Bind, any_port};
+use starverbs_verbs::cm::{BindAddr, any_port};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 /// IBTA 15.2.5.16: "exactly", of what a path record says.
@@ -47,7 +47,7 @@ pub(super) fn bind(id: &IdHandle, state: &mut IdState, addr: SocketAddr) -> Resu
         return Err(if on_host(addr) { libc::ENODEV } else { libc::EADDRNOTAVAIL });
     }
     let options = state.options;
-    let wanted = Bind {
+    let wanted = BindAddr {
         local: if wildcard { address::any_like(addr, addr.port()) } else { addr },
         space: state.space,
         reuse: options.reuse_addr,

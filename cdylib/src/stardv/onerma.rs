@@ -18,7 +18,7 @@ use std::time::Duration;
 /// `struct stardv_onerma_attr`: new fields at the end.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct Attr {
+pub(crate) struct OneRmaAttr {
     comp_mask: u64,
     gid_index: u32,
     slots: u32,
@@ -90,7 +90,7 @@ pub(crate) struct OnermaCounters {
 /* As released: programs were built with these. */
 #[cfg(target_pointer_width = "64")]
 const _: () = {
-    assert!(size_of::<Attr>() == 24);
+    assert!(size_of::<OneRmaAttr>() == 24);
     assert!(size_of::<RegionAttr>() == 48);
     assert!(size_of::<Wr>() == 88);
     assert!(size_of::<Wc>() == 24);
@@ -139,7 +139,7 @@ fn op_of(op: u32) -> Result<OneRmaOp, Errno> {
 /// stardv_onerma_open(3).
 pub(crate) unsafe extern "C" fn open(
     context: *mut abi::ibv_context,
-    attr: *const Attr,
+    attr: *const OneRmaAttr,
     inlen: u32,
 ) -> *mut Onerma {
     edge::object(|| {

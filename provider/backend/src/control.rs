@@ -1,7 +1,7 @@
 //! What travels between the processes of one host through the blocks' unix sockets, as bytes.
 //!
 //! Every message begins with four magic bytes and its kind. Owns that format; it must not send or receive,
-//! but for [`ask`], the other side of [`Request`].
+//! but for [`ask`], the other side of [`StatRequest`].
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -177,14 +177,14 @@ fn decode_answer(rest: &[u8]) -> Option<SteeringAnswer> {
 
 /// A question that another program of this host (`starverbs stat`) asked this process; see [`ask`].
 #[derive(Clone)]
-pub struct Request {
+pub struct StatRequest {
     pub(crate) from: libc::sockaddr_un,
     pub(crate) from_len: libc::socklen_t,
     /// What it asks
     pub text: Vec<u8>,
 }
 
-impl std::fmt::Debug for Request {
+impl std::fmt::Debug for StatRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Request").field("text", &String::from_utf8_lossy(&self.text)).finish_non_exhaustive()
     }

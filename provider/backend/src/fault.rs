@@ -66,7 +66,7 @@ impl Ord for Late {
 }
 
 /// What hurts frames.
-pub(crate) struct Fault {
+pub(crate) struct WireFault {
     spec: FaultSpec,
     random: SplitMix64,
     order: u64,
@@ -77,17 +77,17 @@ pub(crate) struct Fault {
     held_until: Option<Nanos>,
 }
 
-impl std::fmt::Debug for Fault {
+impl std::fmt::Debug for WireFault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Fault").field("spec", &self.spec).finish_non_exhaustive()
     }
 }
 
-impl Fault {
+impl WireFault {
     /// What `spec` asks for; `None` if that is nothing.
-    pub(crate) fn from_spec(spec: &FaultSpec) -> Option<Box<Fault>> {
+    pub(crate) fn from_spec(spec: &FaultSpec) -> Option<Box<WireFault>> {
         spec.is_active().then(|| {
-            Box::new(Fault {
+            Box::new(WireFault {
                 spec: spec.clone(),
                 random: SplitMix64::new(spec.seed),
                 order: 0,
@@ -99,7 +99,7 @@ impl Fault {
         })
     }
 
-    /// Takes a frame; what becomes of it shows in [`Fault::release`].
+    /// Takes a frame; what becomes of it shows in [`WireFault::release`].
     pub(crate) fn take(&mut self, datagram: &Datagram<'_>, counters: &Counters) {
         // All draws for every frame, so that one frame's fate does not move another's.
         let [lost, reordered, doubled, corrupted] =
@@ -162,7 +162,7 @@ impl Fault {
         }
     }
 
-    /// When [`Fault::release`] has something to give.
+    /// When [`WireFault::release`] has something to give.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
         let late = self.late.peek().map(|first| first.due);
         [late, self.held_until].into_iter().flatten().min()
@@ -196,11 +196,11 @@ pub(crate) fn flip(frame: &mut [u8], draw: u64) {
 mod tests {
     use super::*;
 
-    fn fault(text: &str) -> Box<Fault> {
-        Fault::from_spec(&FaultSpec::parse(text).expect("a good spec")).expect("active")
+    fn fault(text: &str) -> Box<WireFault> {
+        WireFault::from_spec(&FaultSpec::parse(text).expect("a good spec")).expect("active")
     }
 
-    fn take(fault: &mut Fault, head: &[u8], counters: &Counters) {
+    fn take(fault: &mut WireFault, head: &[u8], counters: &Counters) {
         let to = &Av::default();
         let (payload, volatile) = (Payload::EMPTY, false);
         fault.take(&Datagram { to, port: 0, head, data: &[], payload, pad: 0, volatile }, counters);

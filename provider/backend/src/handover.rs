@@ -29,7 +29,7 @@ const STALLED: [Nanos; 2] = [100_000_000, 1_600_000_000];
 
 /// What became of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Passed {
+pub(crate) enum PassedOn {
     /// Its destination has it
     Yes,
     /// Nobody owns the block
@@ -68,31 +68,31 @@ struct KnownBlock {
 }
 
 /// The blocks' sockets that were written to.
-pub(crate) struct Handover {
+pub(crate) struct SocketHandover {
     port: u16,
     turn: u64,
     known: Vec<KnownBlock>,
 }
 
-impl Handover {
-    pub(crate) fn new(port: u16) -> Handover {
-        Handover { port, turn: 0, known: Vec::new() }
+impl SocketHandover {
+    pub(crate) fn new(port: u16) -> SocketHandover {
+        SocketHandover { port, turn: 0, known: Vec::new() }
     }
 
     /// Sends `head` and `body` as one message to the owner of `block`; waits for a reader that is behind, but
     /// not long.
-    pub(crate) fn pass(&mut self, block: u32, head: &[u8], body: &[u8]) -> Passed {
+    pub(crate) fn pass(&mut self, block: u32, head: &[u8], body: &[u8]) -> PassedOn {
         /* a second try: the owner that was known is gone, but the block may have a new one */
         for _ in 0..2 {
-            let Some(at) = self.find(block) else { return Passed::NoOwner };
+            let Some(at) = self.find(block) else { return PassedOn::NoOwner };
             match send(&self.known[at].socket, head, body) {
-                Ok(()) => return Passed::Yes,
+                Ok(()) => return PassedOn::Yes,
                 Err(errno) if is_gone(errno) => drop(self.known.swap_remove(at)),
                 Err(Errno::EAGAIN) if self.known[at].makes_room() => {}
-                _ => return Passed::Full,
+                _ => return PassedOn::Full,
             }
         }
-        Passed::Full
+        PassedOn::Full
     }
 
     fn find(&mut self, block: u32) -> Option<usize> {
@@ -128,12 +128,12 @@ impl KnownBlock {
 }
 
 /// Sends `head` and `body` as one message to whoever has the abstract name, without waiting.
-pub(crate) fn pass_to(name: &str, head: &[u8], body: &[u8]) -> Passed {
-    let Some(socket) = connect(name) else { return Passed::NoOwner };
+pub(crate) fn pass_to(name: &str, head: &[u8], body: &[u8]) -> PassedOn {
+    let Some(socket) = connect(name) else { return PassedOn::NoOwner };
     match send(&socket, head, body) {
-        Ok(()) => Passed::Yes,
-        Err(errno) if is_gone(errno) => Passed::NoOwner,
-        Err(_) => Passed::Full,
+        Ok(()) => PassedOn::Yes,
+        Err(errno) if is_gone(errno) => PassedOn::NoOwner,
+        Err(_) => PassedOn::Full,
     }
 }
 
@@ -175,21 +175,21 @@ mod tests {
     #[test]
     fn messages_reach_owners_and_nobody_else_is_waited_for() {
         const PORT: u16 = 65002;
-        let mut handover = Handover::new(PORT);
+        let mut handover = SocketHandover::new(PORT);
         let block = QpnBlock::claim(PORT).expect("a free block");
         let number = block.number();
-        assert_eq!(handover.pass(number, b"ab", b"cd"), Passed::Yes);
+        assert_eq!(handover.pass(number, b"ab", b"cd"), PassedOn::Yes);
         let mut got = [0u8; 8];
         // SAFETY: the pointer and length describe `got`.
         let len = unsafe { libc::recv(block.fd(), got.as_mut_ptr().cast(), got.len(), 0) };
         assert_eq!((len, &got[..4]), (4, &b"abcd"[..]));
-        while handover.pass(number, b"ab", b"cd") == Passed::Yes {}
-        assert_eq!(handover.pass(number, b"ab", b"cd"), Passed::Full, "an owner that does not read");
+        while handover.pass(number, b"ab", b"cd") == PassedOn::Yes {}
+        assert_eq!(handover.pass(number, b"ab", b"cd"), PassedOn::Full, "an owner that does not read");
         let stall = &handover.known[0].stall;
         assert!(!stall.is_over(sockopt::monotonic()), "it is not waited for again soon");
         drop(block);
-        assert_eq!(handover.pass(number, b"ab", b"cd"), Passed::NoOwner);
+        assert_eq!(handover.pass(number, b"ab", b"cd"), PassedOn::NoOwner);
         let _heir = QpnBlock::claim_one(PORT, number).expect("a socket").expect("the block is free");
-        assert_eq!(handover.pass(number, b"ab", b"cd"), Passed::Yes, "the next owner is found");
+        assert_eq!(handover.pass(number, b"ab", b"cd"), PassedOn::Yes, "the next owner is found");
     }
 }

@@ -13,7 +13,7 @@ use std::os::fd::RawFd;
 use starverbs_core::relay::{LinkError, LinkId};
 
 use crate::BackendError;
-use crate::peer::{LinkNews, ListenerId, Peers, SessionId};
+use crate::peer::{LinkNews, Peers, SessionId, SessionListenerId};
 pub use domain::{DomainLock, DomainName, FileId};
 
 /// Longest message: its head and a packet's payload.
@@ -49,7 +49,7 @@ struct Domain {
     domain: u32,
     name: DomainName,
     block: u32,
-    listener: ListenerId,
+    listener: SessionListenerId,
 }
 
 struct Link {

@@ -252,7 +252,7 @@ mod tests {
                 let name = socket_name(PORT, ListenAt { scope, ..service });
                 /* a program of another user, which asks nobody, and one that passes a request on */
                 assert!(!binds(&name), "{held:?} {scope:?}");
-                assert_eq!(crate::handover::pass_to(&name, b"x", b""), crate::handover::Passed::Yes);
+                assert_eq!(crate::handover::pass_to(&name, b"x", b""), crate::handover::PassedOn::Yes);
                 let mut room = [0u8; 8];
                 let fd = listeners.next_ready().expect("it comes to the holder");
                 // SAFETY: the pointer and length describe `room`.
@@ -271,7 +271,7 @@ mod tests {
         let child = unsafe { OwnedFd::from_raw_fd(libc::dup(listeners.listeners[0].sockets[0].as_raw_fd())) };
         listeners.release(service);
         let name = socket_name(PORT, service);
-        assert_eq!(crate::handover::pass_to(&name, b"x", b""), crate::handover::Passed::Yes);
+        assert_eq!(crate::handover::pass_to(&name, b"x", b""), crate::handover::PassedOn::Yes);
         assert_eq!(listeners.next_ready(), None);
         drop(child);
     }

@@ -40,7 +40,7 @@ use starverbs_rings::Written;
 
 use crate::BackendError;
 use crate::descriptor::Socket;
-use crate::handover::{PATIENCE, Passed};
+use crate::handover::{PATIENCE, PassedOn};
 use crate::registry::{abstract_address, peer_name};
 use crate::sockopt::{self, monotonic};
 use channel::{Answering, Asking};
@@ -67,7 +67,7 @@ impl SessionId {
 
 /// Names what was listened under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ListenerId(u32);
+pub(crate) struct SessionListenerId(u32);
 
 /// Who takes messages out of sessions, each for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,7 +178,7 @@ impl Peers {
     ///
     /// # Errors
     /// No descriptor is left, or no memory.
-    pub(crate) fn offer_block(&self, block: u32) -> Result<Option<ListenerId>, BackendError> {
+    pub(crate) fn offer_block(&self, block: u32) -> Result<Option<SessionListenerId>, BackendError> {
         let address = abstract_address(&peer_name(self.0.port, block));
         match self.listen(&address, block, None) {
             Err(error) if socket::is_taken(&error) => Ok(None),
@@ -195,12 +195,12 @@ impl Peers {
         address: &UnixAddr,
         block: u32,
         only: Option<libc::uid_t>,
-    ) -> Result<ListenerId, BackendError> {
+    ) -> Result<SessionListenerId, BackendError> {
         self.with(|sessions| sessions.listen(address, block, only))
     }
 
     /// No session begins there any more.
-    pub(crate) fn end_listening(&self, listener: ListenerId) {
+    pub(crate) fn end_listening(&self, listener: SessionListenerId) {
         self.with(|sessions| sessions.end_listening(listener));
     }
 
@@ -245,7 +245,7 @@ impl Peers {
 
     /// Passes `head` and `body` as one message to the process that has `block`; waits for a reader that is
     /// behind, but not long. Where there can be no session with it, it goes to the block's socket.
-    pub(crate) fn pass(&self, block: u32, head: &[u8], body: &[u8]) -> Passed {
+    pub(crate) fn pass(&self, block: u32, head: &[u8], body: &[u8]) -> PassedOn {
         self.with(|sessions| {
             /* a second try: the process that was known is gone, but the block may have a new one */
             let by_session = (0..2).find_map(|_| {
@@ -436,12 +436,12 @@ impl Peers {
 
 impl Sessions {
     /// `None`: the other end is gone.
-    fn pass(&mut self, id: SessionId, head: &[u8], body: &[u8]) -> Option<Passed> {
+    fn pass(&mut self, id: SessionId, head: &[u8], body: &[u8]) -> Option<PassedOn> {
         for _ in 0..2 {
             let session = self.get(id).filter(|session| session.is_up())?;
             match session.lane(FRAMES)?.out.push(&[head, body]) {
-                Ok(Written::Yes { wake: false }) => return Some(Passed::Yes),
-                Ok(Written::Yes { wake: true }) if session.send_wake_byte() => return Some(Passed::Yes),
+                Ok(Written::Yes { wake: false }) => return Some(PassedOn::Yes),
+                Ok(Written::Yes { wake: true }) if session.send_wake_byte() => return Some(PassedOn::Yes),
                 Ok(Written::NoRoom) if !self.makes_room(id, head.len() + body.len()) => break,
                 Ok(Written::NoRoom) => {}
                 Ok(Written::Yes { .. }) | Err(_) => {
@@ -450,7 +450,7 @@ impl Sessions {
                 }
             }
         }
-        self.get(id).filter(|session| session.is_up()).map(|_| Passed::Full)
+        self.get(id).filter(|session| session.is_up()).map(|_| PassedOn::Full)
     }
 
     /// Waits for room for frames. False: the other end does not read, and will not be waited for again soon.

@@ -26,7 +26,7 @@ use crate::pcap::Capture;
 use crate::sockopt::{self, datagram, set_int};
 use crate::{BackendError, HostAddr};
 pub use rx::{ReceivedPacket, StarRx};
-pub use tx::{Star, StarTx};
+pub use tx::{StarFraming, StarTx};
 
 const WHAT: &str = "the UDP sockets of StaR";
 /// Ports of the kernel's choice that are tried: one that is free for IPv4 may be taken for IPv6.

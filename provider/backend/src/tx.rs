@@ -2,7 +2,7 @@
 //!
 //! Datagrams collect in a batch until [`Tx::flush`]. Those in a row to one place, equal in size (the last may
 //! be shorter), become one segmented send (UDP_SEGMENT), whose segments the kernel numbers 0, 1, 2 ... in the
-//! IPv4 identification. A [`Fault`] stands in front when the settings ask for one.
+//! IPv4 identification. A [`WireFault`] stands in front when the settings ask for one.
 //! Owns the batch and the sockets. It must not know what a datagram means: how one is checked, and which
 //! socket it leaves from, is the [`Framing`]'s.
 
@@ -21,7 +21,7 @@ use starverbs_settings::Settings;
 use crate::batch::{FrameBatch, FrameGroup, HOPS, MAX_FRAME};
 use crate::control::{SENT, StrayFrames};
 use crate::descriptor::Socket;
-use crate::fault::{Fault, flip};
+use crate::fault::{WireFault, flip};
 use crate::pcap::Capture;
 use crate::program::Payload;
 use crate::{BackendError, HostAddr, sockopt};
@@ -103,7 +103,7 @@ pub struct Tx<F: Framing, C: Deref<Target = Counters>> {
     process: u32,
     framing: F,
     counters: C,
-    fault: Option<Box<Fault>>,
+    fault: Option<Box<WireFault>>,
     capture: Option<Capture>,
     addrs: Vec<HostAddr>,
     /// Which of them the last datagram left from
@@ -127,7 +127,7 @@ impl<F: Framing, C: Deref<Target = Counters>> Tx<F, C> {
             process: std::process::id(),
             framing,
             counters,
-            fault: Fault::from_spec(&settings.fault),
+            fault: WireFault::from_spec(&settings.fault),
             capture,
             addrs: addrs.to_vec(),
             source: 0,

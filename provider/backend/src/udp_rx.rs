@@ -15,7 +15,7 @@ use std::time::Duration;
 use starverbs_core::{Counters, FrameMeta, Nanos, QPN_BLOCK_SHIFT, QPN_MULTICAST};
 use starverbs_settings::Settings;
 
-use crate::control::Request;
+use crate::control::StatRequest;
 use crate::descriptor::Socket;
 use crate::inbox::Inbox;
 use crate::listeners::ServiceListeners;
@@ -23,7 +23,7 @@ use crate::membership::Membership;
 use crate::multicast_proxy::{Clients, MulticastProxy};
 use crate::owners::Owners;
 use crate::pcap::Capture;
-use crate::peer::{ListenerId, Peers};
+use crate::peer::{Peers, SessionListenerId};
 use crate::probe::PendingProbes;
 use crate::registry::{LAST_BLOCK, QpnBlock};
 use crate::socket::open_wire;
@@ -107,7 +107,7 @@ pub struct Rx<C: Deref<Target = Counters>> {
     peers: Peers,
     steering: Steering,
     asked: Option<PendingProbes>,
-    requests: VecDeque<Request>,
+    requests: VecDeque<StatRequest>,
     rounds: u32,
     eager: u32,
     /// Looks at the wire in a row that found nothing
@@ -199,7 +199,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     }
 
     /// A block with both of its names: whoever had one of them alone would get what is for the other.
-    fn claim_both_names(&self) -> Result<(QpnBlock, ListenerId), BackendError> {
+    fn claim_both_names(&self) -> Result<(QpnBlock, SessionListenerId), BackendError> {
         for _ in 0..LAST_BLOCK {
             let block = QpnBlock::claim(self.settings.port)?;
             if let Some(listener) = self.peers.offer_block(block.number())? {
@@ -414,12 +414,12 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     }
 
     /// The oldest question that another program asked, if any.
-    pub fn take_request(&mut self) -> Option<Request> {
+    pub fn take_request(&mut self) -> Option<StatRequest> {
         self.requests.pop_front()
     }
 
     /// Answers it. Who asked may be gone; nothing comes of it then.
-    pub fn answer(&mut self, request: &Request, text: &[u8]) {
+    pub fn answer(&mut self, request: &StatRequest, text: &[u8]) {
         self.reply(&request.from, request.from_len, text);
     }
 

@@ -7,13 +7,13 @@ use starverbs_core::command::{address, attr, decode_address, decode_attr, region
 use starverbs_core::mr::{Backing, MrAttr, WindowType};
 use starverbs_core::qp::{QpAttrMask, QpInit, RecvSource};
 use starverbs_core::{
-    Access, Av, AvId, Gid, Limits, MAD_LEN, MAX_GROUP_QPS, NicError, PdId, QpType, Qpn, SrqId,
+    Access, Av, AvId, CardLimits, Gid, MAD_LEN, MAX_GROUP_QPS, NicError, PdId, QpType, Qpn, SrqId,
 };
 use starverbs_queues::board::*;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::broken;
-use crate::context::{BoardContext, Cell, SrqEntry};
+use crate::context::{BoardContext, CellOwner, SrqEntry};
 use crate::cq::{BoardCq, MAX_CQ_LOG};
 use crate::dma::{ADDRESS_BITS, Errno, QueueRoom};
 use crate::env::{HostAddress, NULL, NULL_BYTES, client_address, host_address};
@@ -293,7 +293,7 @@ impl BoardContext {
         let free = (0..MAX_CQ).find(|number| !self.objects.cqs.contains_key(number)).ok_or(libc::ENOMEM)?;
         let maps = &card.env.memories[self.shared.number].maps;
         let cq = BoardCq::open(free, init, maps, &self.due, &self.shared.counters)?;
-        let cell = self.take_cell(Cell::Cq(cq.clone()))?;
+        let cell = self.take_cell(CellOwner::Cq(cq.clone()))?;
         self.objects.cqs.insert(free, (cell, cq));
         Ok(number(free, cell))
     }
@@ -338,7 +338,7 @@ impl BoardContext {
 
     /// Gives a shared receive queue its cell, without which it ends.
     fn list_srq(&mut self, card: &mut CommonCard, srq: SrqId, slots: u32) -> Result<Body, Errno> {
-        let cell = match self.take_cell(Cell::Srq) {
+        let cell = match self.take_cell(CellOwner::Srq) {
             Ok(cell) => cell,
             Err(error) => {
                 let _ = card.nic.destroy_srq(srq);
@@ -403,7 +403,7 @@ impl BoardContext {
             cookie: self.cookie(),
         };
         let qpn = card.nic.create_qp(init).map_err(errno)?;
-        match self.take_cell(Cell::Qp(qpn, sq)) {
+        match self.take_cell(CellOwner::Qp(qpn, sq)) {
             Ok(cell) => {
                 self.objects.qps.insert(qpn, cell);
                 Ok(number(qpn, cell))
@@ -495,7 +495,7 @@ impl From<NicError> for GroupError {
     }
 }
 
-fn limits(card: &CommonCard) -> Limits {
+fn limits(card: &CommonCard) -> CardLimits {
     card.nic.config().limits
 }
 
@@ -506,7 +506,7 @@ fn has_room(card: &CommonCard, held: usize, limit: u32) -> Result<(), Errno> {
 
 fn device(card: &CommonCard) -> DeviceReply {
     let config = card.nic.config();
-    let Limits { qps, pds, avs, srqs, mrs, windows } = config.limits;
+    let CardLimits { qps, pds, avs, srqs, mrs, windows } = config.limits;
     DeviceReply {
         guid: card.guid,
         max_qp: card.share(qps),

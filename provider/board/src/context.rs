@@ -29,7 +29,7 @@ const MAX_WAITING: usize = 4096;
 const CQ_ERR: u32 = 0;
 
 /// Whose a doorbell cell is.
-pub(crate) enum Cell {
+pub(crate) enum CellOwner {
     Free,
     Events,
     Qp(Qpn, BoardSq),
@@ -136,7 +136,7 @@ pub(crate) struct BoardContext {
     id: u16,
     /// Interrupt vector of its events
     pub(crate) vector: u32,
-    pub(crate) cells: Vec<Cell>,
+    pub(crate) cells: Vec<CellOwner>,
     seen: Vec<u64>,
     events: EventQueue,
     /// (kind, number) of events that wait for room
@@ -173,7 +173,7 @@ impl BoardContext {
             shared: shared.clone(),
             id,
             vector,
-            cells: vec![Cell::Events],
+            cells: vec![CellOwner::Events],
             seen: vec![0],
             events,
             waiting: Vec::new(),
@@ -189,15 +189,15 @@ impl BoardContext {
     }
 
     /// A cell for a queue, which is zero. ENOSPC: all are taken.
-    pub(crate) fn take_cell(&mut self, of: Cell) -> Result<u32, Errno> {
+    pub(crate) fn take_cell(&mut self, of: CellOwner) -> Result<u32, Errno> {
         let first = CELL_FIRST as usize;
-        let free = self.cells.iter().skip(first).position(|cell| matches!(cell, Cell::Free));
+        let free = self.cells.iter().skip(first).position(|cell| matches!(cell, CellOwner::Free));
         let at = free.map_or(self.cells.len(), |at| at + first);
         if at >= CELLS {
             return Err(libc::ENOSPC);
         }
         if at == self.cells.len() {
-            self.cells.push(Cell::Free);
+            self.cells.push(CellOwner::Free);
             self.seen.push(0);
         }
         if !broken::rule(6) {
@@ -210,7 +210,7 @@ impl BoardContext {
 
     pub(crate) fn free_cell(&mut self, at: u32) {
         if let Some(cell) = self.cells.get_mut(at as usize) {
-            *cell = Cell::Free;
+            *cell = CellOwner::Free;
         }
     }
 
@@ -221,7 +221,7 @@ impl BoardContext {
             let FunctionContexts { doorbells, tap, .. } = &self.shared;
             let cell = doorbells.cell(self.id, at);
             let value = tap.bell(self.id, at, self.seen[at], || cell.load(Ordering::Acquire));
-            let counts_old = broken::rule(18) && matches!(self.cells[at], Cell::Qp(..));
+            let counts_old = broken::rule(18) && matches!(self.cells[at], CellOwner::Qp(..));
             if value == self.seen[at] && !counts_old {
                 continue;
             }
@@ -229,15 +229,15 @@ impl BoardContext {
             changed += 1;
             self.shared.counters.inc(COUNTER_DOORBELLS);
             match &self.cells[at] {
-                Cell::Free | Cell::Srq => {}
-                Cell::Events => self.events_taken(value as u32),
-                Cell::Qp(qpn, sq) => {
+                CellOwner::Free | CellOwner::Srq => {}
+                CellOwner::Events => self.events_taken(value as u32),
+                CellOwner::Qp(qpn, sq) => {
                     if !sq.ring(value as u32) {
                         self.shared.counters.inc(COUNTER_MALFORMED);
                     }
                     card.nic.handle_doorbell(&mut card.env, *qpn, card.now);
                 }
-                Cell::Cq(cq) => cq.arm(value),
+                CellOwner::Cq(cq) => cq.arm(value),
             }
         }
         changed

@@ -24,8 +24,8 @@ use starverbs_backend::copy::write_in_order;
 use crate::broken;
 use crate::counters::BoardCounters;
 use crate::record::BusTap;
-use file::{Files, MapBytes};
-use room::{Gate, Location};
+use file::{ClientFiles, MapBytes};
+use room::{Location, RoomGate};
 
 pub(crate) use room::QueueRoom;
 
@@ -47,9 +47,9 @@ struct Map {
 pub(crate) struct Maps {
     /// By address
     maps: BTreeMap<u64, Map>,
-    files: Files,
+    files: ClientFiles,
     /// Rooms that were made of them, as long as they are there
-    rooms: RefCell<Vec<Weak<Gate>>>,
+    rooms: RefCell<Vec<Weak<RoomGate>>>,
     /// Whether the function masters the bus: it reaches nothing if not
     master: Rc<Cell<bool>>,
     counters: Rc<BoardCounters>,
@@ -62,7 +62,7 @@ pub(crate) type Errno = i32;
 impl Maps {
     /// None. `most`: bytes of address space that their files may take here.
     pub(crate) fn new(most: u64, counters: Rc<BoardCounters>, tap: BusTap) -> Maps {
-        let (files, rooms) = (Files::new(most), RefCell::default());
+        let (files, rooms) = (ClientFiles::new(most), RefCell::default());
         Maps { maps: BTreeMap::new(), files, rooms, master: Rc::default(), counters, tap }
     }
 
@@ -295,7 +295,7 @@ impl Maps {
         });
         let (true, Some((first, _))) = (there, pieces.first().copied()) else { return Err(libc::EFAULT) };
         let place = if pieces.len() == 1 { Location::One(first) } else { pages(address, &pieces)? };
-        let gate = Rc::new(Gate {
+        let gate = Rc::new(RoomGate {
             first: address,
             last: address + (len as u64 - 1),
             unmapped: Cell::new(false),
@@ -308,7 +308,7 @@ impl Maps {
     }
 
     /// Remembers a room; forgets those that are gone when they would take more memory.
-    fn note(&self, gate: &Rc<Gate>) {
+    fn note(&self, gate: &Rc<RoomGate>) {
         let mut rooms = self.rooms.borrow_mut();
         if rooms.len() == rooms.capacity() {
             rooms.retain(|gate| gate.strong_count() > 0);

@@ -23,7 +23,7 @@ use crate::counters::BoardCounters;
 use crate::dma::{Errno, Maps, QueueRoom};
 use crate::doorbells::{CELLS, CONTEXTS, DOORBELL_BYTES, Doorbells};
 use crate::env::BoardEnv;
-use crate::mads::Mads;
+use crate::mads::BoardQp1;
 use crate::pci::{ConfigSpace, Effect, MsixTable};
 use crate::qpc::QpcRegisters;
 use crate::queues::QueueQuota;
@@ -58,7 +58,7 @@ pub(crate) struct CommonCard {
     pub(crate) nic: Nic<BoardEnv>,
     pub(crate) env: BoardEnv,
     pub(crate) rx: WireRx,
-    pub(crate) mads: Mads,
+    pub(crate) mads: BoardQp1,
     pub(crate) addrs: Vec<HostAddr>,
     pub(crate) guid: u64,
     pub(crate) now: Nanos,

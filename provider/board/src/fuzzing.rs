@@ -12,7 +12,7 @@ use crate::Board;
 use crate::record::{RecordHeader, Tap};
 use crate::server::carry_out;
 use crate::stats::Stats;
-use crate::wire::{Line, WireRx, WireTx};
+use crate::wire::{LoopLine, WireRx, WireTx};
 
 /// The one address of its port.
 pub const GID: Gid = Gid::from_ipv4([10, 0, 0, 1]);
@@ -20,7 +20,7 @@ pub const GID: Gid = Gid::from_ipv4([10, 0, 0, 1]);
 /// A board whose port brings back what it sends, and whose time is told.
 pub struct Driven {
     board: Board,
-    line: Rc<Line>,
+    line: Rc<LoopLine>,
     stats: Stats,
     now: Nanos,
 }
@@ -32,7 +32,7 @@ impl Driven {
     /// There is no memory for it.
     pub fn new(functions: usize, seed: [u64; 2]) -> Driven {
         let addr = HostAddr { gid: GID, ifindex: 1, link_mtu: 4200, name: "line".to_owned(), loopback: true };
-        let line = Line::new(std::slice::from_ref(&addr));
+        let line = LoopLine::new(std::slice::from_ref(&addr));
         let (tx, mut rx) = (WireTx::Line(Rc::clone(&line)), WireRx::Line(Rc::clone(&line), Vec::new()));
         let stats = Stats::default();
         let blocks = vec![rx.claim_block().expect("the first block")];

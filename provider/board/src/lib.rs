@@ -50,7 +50,7 @@ use thiserror::Error;
 use dma::Errno;
 use env::{BoardEnv, ClientMemory};
 use function::{CommonCard, Function};
-use mads::Mads;
+use mads::BoardQp1;
 use qpc::QpcRegisters;
 use record::{BusTap, HostRequest, RecordHeader, Tap};
 pub use record::{Divergence, Played, Replay, ReplayError};
@@ -205,7 +205,7 @@ impl Board {
             ClientMemory::new(most, function.counters(), BusTap::new(&tap, function.number()))
         };
         let env = BoardEnv::new(tx, functions.iter().map(memory).collect(), Rc::clone(&tap));
-        let mads = Mads::new(guid, seed[0]);
+        let mads = BoardQp1::new(guid, seed[0]);
         let card = CommonCard { nic, env, rx, mads, addrs, guid, now, tap };
         let first_block = header.blocks.first().copied().unwrap_or(0);
         Ok(Board {

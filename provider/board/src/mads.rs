@@ -29,7 +29,7 @@ type Mad = (FrameMeta, [u8; MAD_LEN]);
 type Client = u64;
 
 /// Queue pair 1 of the board.
-pub(crate) struct Mads {
+pub(crate) struct BoardQp1 {
     /// By the block of its IDs
     owners: BTreeMap<u32, Client>,
     /// Blocks that no client has any more
@@ -41,11 +41,11 @@ pub(crate) struct Mads {
     nobody: Cm,
 }
 
-impl Mads {
-    pub(crate) fn new(guid: u64, seed: u64) -> Mads {
+impl BoardQp1 {
+    pub(crate) fn new(guid: u64, seed: u64) -> BoardQp1 {
         let nobody = Cm::new(CmConfig { guid, owner: 0, seed });
         let (owners, queues) = (BTreeMap::new(), BTreeMap::new());
-        Mads { owners, spare: Vec::new(), queues, services: Vec::new(), nobody }
+        BoardQp1 { owners, spare: Vec::new(), queues, services: Vec::new(), nobody }
     }
 
     /// The clients that a datagram is for.

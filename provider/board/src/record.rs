@@ -19,7 +19,7 @@ use std::rc::Rc;
 use starverbs_core::{Av, FrameMeta, Nanos};
 
 pub(crate) use header::RecordHeader;
-pub(crate) use line::{FrameRecord, HostRequest, Line};
+pub(crate) use line::{FrameRecord, HostRequest, RecordLine};
 pub use replay::{Divergence, Played, Replay, ReplayError};
 
 use crate::dma::Errno;
@@ -44,14 +44,14 @@ struct Recorder {
 }
 
 impl Recorder {
-    fn note(&mut self, line: &Line) {
+    fn note(&mut self, line: &RecordLine) {
         if let Some(now) = self.turn.take() {
-            self.line(&Line::Time(now));
+            self.line(&RecordLine::Time(now));
         }
         self.line(line);
     }
 
-    fn line(&mut self, line: &Line) {
+    fn line(&mut self, line: &RecordLine) {
         if self.error.is_none() {
             self.error = writeln!(self.to, "{line}").err();
         }
@@ -61,7 +61,7 @@ impl Recorder {
 /// A record that is played back.
 struct RecordReader {
     from: Box<dyn BufRead>,
-    next: Option<Line>,
+    next: Option<RecordLine>,
     /// Number of the line that is next
     number: usize,
     /// Why it cannot go on
@@ -81,7 +81,7 @@ impl RecordReader {
                 Ok(_) if is_comment(&text) => continue,
                 _ => {}
             }
-            self.next = got.ok().and_then(|_| Line::parse(&text));
+            self.next = got.ok().and_then(|_| RecordLine::parse(&text));
             if self.next.is_none() {
                 self.end("a line of a record".to_owned(), text.trim_end().to_owned());
             }
@@ -99,7 +99,7 @@ impl RecordReader {
     fn take<T>(
         &mut self,
         due: impl FnOnce() -> String,
-        wanted: impl FnOnce(&Line) -> Option<T>,
+        wanted: impl FnOnce(&RecordLine) -> Option<T>,
     ) -> Option<T> {
         let found = self.next.as_ref().and_then(wanted);
         match found {
@@ -108,7 +108,7 @@ impl RecordReader {
                 Some(found)
             }
             None => {
-                let recorded = self.next.as_ref().map_or_else(|| "its end".to_owned(), Line::to_string);
+                let recorded = self.next.as_ref().map_or_else(|| "its end".to_owned(), RecordLine::to_string);
                 self.end(due(), recorded);
                 None
             }
@@ -179,13 +179,13 @@ impl Tap {
     pub(crate) fn mark(&self) {
         self.recorder(|recorder| {
             if let Some(now) = recorder.turn.take() {
-                recorder.line(&Line::Time(now));
+                recorder.line(&RecordLine::Time(now));
             }
         });
     }
 
     /// What the board did, or what was asked of it: is written, or compared.
-    pub(crate) fn note(&self, line: impl FnOnce() -> Line) {
+    pub(crate) fn note(&self, line: impl FnOnce() -> RecordLine) {
         let Some(mode) = &self.0 else { return };
         let line = line();
         match &mut *mode.borrow_mut() {
@@ -205,7 +205,7 @@ impl Tap {
         let due = || format!("host {asked:?}");
         let replayed = self.reader(|reader| {
             reader.take(due, |next| match next {
-                Line::Host(of, result) if *of == asked => Some(*result),
+                RecordLine::Host(of, result) if *of == asked => Some(*result),
                 _ => None,
             })
         });
@@ -213,7 +213,7 @@ impl Tap {
             return replayed.unwrap_or(Err(libc::EIO));
         }
         let result = real();
-        self.note(|| Line::Host(asked, result));
+        self.note(|| RecordLine::Host(asked, result));
         result
     }
 
@@ -222,14 +222,14 @@ impl Tap {
         self.recorder(|recorder| {
             let FrameMeta { src, dst, traffic_class, hop_limit } = *meta;
             let bytes = frame.to_vec();
-            recorder.note(&Line::FrameIn(FrameRecord { src, dst, traffic_class, hop_limit, bytes }));
+            recorder.note(&RecordLine::FrameIn(FrameRecord { src, dst, traffic_class, hop_limit, bytes }));
         });
     }
 
     /// The frame that comes next.
     pub(crate) fn next_frame(&self) -> Option<FrameRecord> {
         self.next(|line| match line {
-            Line::FrameIn(frame) => Some(frame.clone()),
+            RecordLine::FrameIn(frame) => Some(frame.clone()),
             _ => None,
         })
     }
@@ -237,11 +237,13 @@ impl Tap {
     /// A frame that is sent.
     pub(crate) fn frame_out(&self, to: &Av, bytes: impl FnOnce() -> Vec<u8>) {
         let Av { dgid: dst, sgid: src, traffic_class, hop_limit, .. } = *to;
-        self.note(|| Line::FrameOut(FrameRecord { src, dst, traffic_class, hop_limit, bytes: bytes() }));
+        self.note(|| {
+            RecordLine::FrameOut(FrameRecord { src, dst, traffic_class, hop_limit, bytes: bytes() })
+        });
     }
 
     /// The next line of a record that is played back, if `wanted` wants it.
-    fn next<T>(&self, wanted: impl FnOnce(&Line) -> Option<T>) -> Option<T> {
+    fn next<T>(&self, wanted: impl FnOnce(&RecordLine) -> Option<T>) -> Option<T> {
         self.reader(|reader| {
             let found = reader.next.as_ref().and_then(wanted)?;
             reader.advance();
@@ -251,14 +253,14 @@ impl Tap {
     }
 
     /// Whether `wanted` wants the next line of a record that is played back.
-    fn peek(&self, wanted: impl FnOnce(&Line) -> bool) -> bool {
+    fn peek(&self, wanted: impl FnOnce(&RecordLine) -> bool) -> bool {
         self.reader(|reader| reader.next.as_ref().is_some_and(wanted)).unwrap_or(false)
     }
 
     /// The board does something else than what the line before the next one says.
     fn end(&self, seen: String) {
         self.reader(|reader| {
-            let recorded = reader.next.as_ref().map_or_else(|| "its end".to_owned(), Line::to_string);
+            let recorded = reader.next.as_ref().map_or_else(|| "its end".to_owned(), RecordLine::to_string);
             reader.end(seen, recorded);
         });
     }
@@ -327,7 +329,7 @@ impl BusTap {
         let due = || format!("dma-read {function} {address:x} {len}");
         let replayed = self.tap.reader(|reader| {
             reader.take(due, |next| match next {
-                Line::DmaRead { function: of, address: at, len: as_many, bytes }
+                RecordLine::DmaRead { function: of, address: at, len: as_many, bytes }
                     if (*of, *at, *as_many) == (function, address, len) =>
                 {
                     Some(bytes.clone())
@@ -345,7 +347,7 @@ impl BusTap {
         let there = real(to);
         self.tap.note(|| {
             let bytes = there.then(|| to.to_vec());
-            Line::DmaRead { function, address, len, bytes }
+            RecordLine::DmaRead { function, address, len, bytes }
         });
         there
     }
@@ -359,12 +361,12 @@ impl BusTap {
     #[cold]
     fn write_noted(&self, address: u64, bytes: &[u8], real: impl FnOnce() -> bool) -> bool {
         let function = self.function;
-        let line = |done| Line::DmaWrite { function, address, bytes: bytes.to_vec(), done };
+        let line = |done| RecordLine::DmaWrite { function, address, bytes: bytes.to_vec(), done };
         let replayed = self.tap.reader(|reader| {
             reader.take(
                 || line(true).to_string(),
                 |next| match next {
-                    Line::DmaWrite { done, .. } if *next == line(*done) => Some(*done),
+                    RecordLine::DmaWrite { done, .. } if *next == line(*done) => Some(*done),
                     _ => None,
                 },
             )
@@ -398,13 +400,13 @@ impl BusTap {
         let function = self.function;
         let line = |old: Option<u64>| {
             let words = old.map(|old| (old, change(old)));
-            Line::DmaAtomic { function, address, words }
+            RecordLine::DmaAtomic { function, address, words }
         };
         let replayed = self.tap.reader(|reader| {
             reader.take(
                 || format!("dma-atomic {function} {address:x}"),
                 |next| match next {
-                    Line::DmaAtomic { words, .. } => {
+                    RecordLine::DmaAtomic { words, .. } => {
                         let old = words.map(|(old, _)| old);
                         (*next == line(old)).then_some(old)
                     }
@@ -429,9 +431,9 @@ impl BusTap {
     #[cold]
     fn bell_noted(&self, context: u16, at: usize, seen: u64, real: impl FnOnce() -> u64) -> u64 {
         let (function, cell) = (self.function, at as u32);
-        let rung = |line: &Line| match line {
-            Line::Bell { value, .. } => {
-                (*line == Line::Bell { function, context, cell, value: *value }).then_some(*value)
+        let rung = |line: &RecordLine| match line {
+            RecordLine::Bell { value, .. } => {
+                (*line == RecordLine::Bell { function, context, cell, value: *value }).then_some(*value)
             }
             _ => None,
         };
@@ -440,7 +442,7 @@ impl BusTap {
         }
         let value = real();
         if value != seen {
-            self.tap.note(|| Line::Bell { function, context, cell, value });
+            self.tap.note(|| RecordLine::Bell { function, context, cell, value });
         }
         value
     }
@@ -448,13 +450,13 @@ impl BusTap {
     /// A vector is signalled.
     pub(crate) fn interrupt(&self, vector: u32) {
         let function = self.function;
-        self.tap.note(|| Line::Interrupt { function, vector });
+        self.tap.note(|| RecordLine::Interrupt { function, vector });
     }
 
     /// Memory of the client lacks pages, or does not any more.
     pub(crate) fn lost(&self, lost: bool) {
         let function = self.function;
-        self.tap.note(|| Line::Lost { function, lost });
+        self.tap.note(|| RecordLine::Lost { function, lost });
     }
 }
 

@@ -25,7 +25,7 @@ use crate::dma::{Errno, Maps};
 use crate::doorbells::DOORBELL_BYTES;
 use crate::function::{CommonCard, Function, VECTORS};
 use crate::pci::{CONFIG_BYTES, MSIX_BYTES};
-use crate::record::Line;
+use crate::record::RecordLine;
 
 /// Messages of one client in a turn at most: others have their turn then.
 const MESSAGES: u32 = 64;
@@ -91,7 +91,7 @@ impl BoardServer {
     /// The client is gone, or sent away.
     fn part(&mut self, function: &mut Function, card: &mut CommonCard) {
         self.client = None;
-        card.tap.note(|| Line::Gone { function: function.number() as u8 });
+        card.tap.note(|| RecordLine::Gone { function: function.number() as u8 });
         function.disconnect(card);
     }
 
@@ -165,7 +165,7 @@ pub(crate) fn carry_out(
     }
     let done = answer(op, message, same_user, function, card);
     match &done {
-        Err(errno) if is_noted => tap.note(|| Line::Refused(*errno)),
+        Err(errno) if is_noted => tap.note(|| RecordLine::Refused(*errno)),
         Ok((answer, _)) => {
             if let Some(line) = ended(op, &body, answer, number as u8, &card.env.memories[number].maps) {
                 tap.note(|| line);
@@ -177,40 +177,40 @@ pub(crate) fn carry_out(
 }
 
 /// The line of a message that has effects.
-fn begun(op: MessageOp, message: &VfioMessage, function: u8) -> Option<Line> {
+fn begun(op: MessageOp, message: &VfioMessage, function: u8) -> Option<RecordLine> {
     match op {
         MessageOp::RegionWrite => {
             let (Access { offset, region, .. }, bytes) = parse(&message.body)?;
-            Some(Line::Write { function, region, offset, bytes: bytes.to_vec() })
+            Some(RecordLine::Write { function, region, offset, bytes: bytes.to_vec() })
         }
         MessageOp::SetIrqs => {
             let (SetIrqs { flags, index, start, count, .. }, _) = parse(&message.body)?;
             let given = message.fds.len() as u32;
-            Some(Line::Vectors { function, flags, index, start, count, given })
+            Some(RecordLine::Vectors { function, flags, index, start, count, given })
         }
-        MessageOp::DeviceReset => Some(Line::Reset { function }),
+        MessageOp::DeviceReset => Some(RecordLine::Reset { function }),
         _ => None,
     }
 }
 
 /// The line of a message that was answered.
-fn ended(op: MessageOp, body: &[u8], answer: &[u8], function: u8, maps: &Maps) -> Option<Line> {
+fn ended(op: MessageOp, body: &[u8], answer: &[u8], function: u8, maps: &Maps) -> Option<RecordLine> {
     match op {
         MessageOp::RegionRead => {
             let (Access { offset, region, .. }, bytes) = parse(answer)?;
-            Some(Line::Read { function, region, offset, bytes: bytes.to_vec() })
+            Some(RecordLine::Read { function, region, offset, bytes: bytes.to_vec() })
         }
         MessageOp::DmaMap => {
             let (DmaMap { flags, address, size, .. }, _) = parse(body)?;
             let (writable, here) = (flags & DMA_WRITE != 0, maps.is_file(address));
             /* one that came without a descriptor is none */
-            maps.has(address).then_some(Line::Map { function, address, size, writable, here })
+            maps.has(address).then_some(RecordLine::Map { function, address, size, writable, here })
         }
         MessageOp::DmaUnmap => {
             let (DmaUnmap { flags, address, size, .. }, _) = parse(body)?;
             let all = flags & DMA_UNMAP_ALL != 0;
             let (address, size) = if all { (0, u64::MAX) } else { (address, size) };
-            Some(Line::Unmap { function, address, size })
+            Some(RecordLine::Unmap { function, address, size })
         }
         _ => None,
     }

@@ -275,7 +275,7 @@ fn a_client_gets_no_more_than_its_share() {
         let again = raw.number(OP_CREATE_QP, half.as_bytes());
         raw.object(OP_DESTROY_QP, again.number).unwrap();
         let device: DeviceReply = raw.command(OP_QUERY_DEVICE, &[]).unwrap();
-        assert_eq!(device.max_mr, starverbs_core::Limits::default().mrs / 2);
+        assert_eq!(device.max_mr, starverbs_core::CardLimits::default().mrs / 2);
         let mut other = Raw::open(&paths[1]);
         let (key, mut a, mut b) = two_qps(&mut other);
         exchange(&mut other, key, &mut a, &mut b, 1);

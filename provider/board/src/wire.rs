@@ -20,7 +20,7 @@ use crate::stats::Stats;
 pub(crate) enum WireTx {
     Udp(Box<RoceTx<Stats>>),
     #[cfg_attr(not(feature = "fuzzing"), expect(dead_code))]
-    Line(Rc<Line>),
+    Line(Rc<LoopLine>),
     /// What is sent is compared with a record, and goes nowhere
     Nowhere(Vec<HostAddr>),
 }
@@ -30,7 +30,7 @@ pub(crate) enum WireRx {
     Udp(Box<Rx<Stats>>),
     /// And the frame that was taken last
     #[cfg_attr(not(feature = "fuzzing"), expect(dead_code))]
-    Line(Rc<Line>, Vec<u8>),
+    Line(Rc<LoopLine>, Vec<u8>),
     /// Frames of a record that is played back, and the one that was taken last
     Record(Rc<Tap>, Vec<u8>),
 }
@@ -39,18 +39,18 @@ pub(crate) enum WireRx {
 const WAITING: usize = 4096;
 
 /// A line in memory: what is sent comes back.
-pub(crate) struct Line {
+pub(crate) struct LoopLine {
     frames: RefCell<VecDeque<(FrameMeta, Vec<u8>)>>,
     addrs: Vec<HostAddr>,
     /// Blocks of QPNs, and of communication IDs, that were given out
     blocks: Cell<u32>,
 }
 
-impl Line {
+impl LoopLine {
     /// One of a host with these addresses.
     #[cfg_attr(not(feature = "fuzzing"), expect(dead_code))]
-    pub(crate) fn new(addrs: &[HostAddr]) -> Rc<Line> {
-        Rc::new(Line { frames: RefCell::default(), addrs: addrs.to_vec(), blocks: Cell::new(0) })
+    pub(crate) fn new(addrs: &[HostAddr]) -> Rc<LoopLine> {
+        Rc::new(LoopLine { frames: RefCell::default(), addrs: addrs.to_vec(), blocks: Cell::new(0) })
     }
 
     /// Puts a frame on the line.

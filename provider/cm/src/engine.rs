@@ -16,8 +16,8 @@ use alloc::vec::Vec;
 
 use starverbs_core::{Gid, Mtu, Nanos, Qpn};
 
-use crate::params::{Request, Resolved, Resolving, Response};
-use crate::wire::message::{self, Answered, Ids};
+use crate::params::{ConnectResponse, Request, Resolved, Resolving};
+use crate::wire::message::{self, AnsweredMessage, Ids};
 use crate::wire::{Attribute, Mad, fields};
 use conn::{Conn, State};
 
@@ -135,7 +135,7 @@ pub enum ConnEvent {
         resolving: Box<Resolving>,
     },
     /// A REP was received
-    Response(Box<Response>),
+    Response(Box<ConnectResponse>),
     /// An RTU or data was received
     Established,
     /// A SIDR_REP was received
@@ -320,7 +320,9 @@ impl Cm {
     fn unknown(&mut self, path: CmPath, mad: &Mad, attribute: Attribute) {
         let ids = Ids::answering(mad);
         let answer = match attribute {
-            Attribute::Rep => message::rej(ids, Answered::Rep, crate::reason::INVALID_COMM_ID, None, &[]),
+            Attribute::Rep => {
+                message::rej(ids, AnsweredMessage::Rep, crate::reason::INVALID_COMM_ID, None, &[])
+            }
             /* a side that does not have it has released it */
             Attribute::Dreq => message::drep(ids),
             _ => return,

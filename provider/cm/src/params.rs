@@ -68,7 +68,7 @@ pub struct QpSide {
 
 /// `rdma_bind_addr`: an address and port to hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Bind {
+pub struct BindAddr {
     /// 0.0.0.0 and :: are any; port 0 picks one
     pub local: SocketAddr,
     /// Port space of the service
@@ -184,7 +184,7 @@ pub type Request = Connect;
 /// `RDMA_CM_EVENT_CONNECT_RESPONSE`: the peer accepted, and waits for
 /// [`Cm::establish`](crate::Cm::establish). Numbers are turned round, as in [`Request`].
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Response {
+pub struct ConnectResponse {
     /// The peer's queue pair
     pub qp: QpSide,
     /// READs and atomics that this side is asked to answer at a time

@@ -10,9 +10,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 /// One cell. A single writer (the card's owner) and any readers.
 #[derive(Debug, Default)]
 #[repr(transparent)]
-pub struct Cell(AtomicU64);
+pub struct CounterCell(AtomicU64);
 
-impl Cell {
+impl CounterCell {
     /// Adds 1.
     #[inline]
     pub fn inc(&self) {
@@ -57,7 +57,7 @@ macro_rules! counters {
         /// The card's counters. Layout: consecutive 64-bit cells in the order of [`Counters::NAMES`].
         #[derive(Debug, Default)]
         #[repr(C)]
-        pub struct Counters { $($(#[doc = $doc])+ pub $name: Cell,)+ }
+        pub struct Counters { $($(#[doc = $doc])+ pub $name: CounterCell,)+ }
 
         impl Counters {
             /// Names, in layout order.

@@ -48,7 +48,7 @@ pub mod wire;
 pub use counters::Counters;
 pub use env::{CompletionQueue, Dma, Env, Host, Port, RecvQueue, SendQueue, TakenWqe};
 pub use error::NicError;
-pub use limits::Limits;
+pub use limits::CardLimits;
 pub use nic::mads::{MAD_LEN, QPN_GSI};
 pub use nic::multicast::MAX_GROUP_QPS;
 pub use nic::{ContextCache, Nic, NicConfig};

@@ -4,7 +4,7 @@ use crate::error::NicError;
 
 /// Most objects of each kind that exist at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct CardLimits {
     /// Queue pairs
     pub qps: u32,
     /// Protection domains, and XRC domains, which are such to the card
@@ -19,20 +19,20 @@ pub struct Limits {
     pub windows: u32,
 }
 
-impl Default for Limits {
+impl Default for CardLimits {
     fn default() -> Self {
         const MANY: u32 = 1 << 20;
-        Limits { qps: MANY, pds: MANY, avs: MANY, srqs: MANY, mrs: MANY, windows: MANY }
+        CardLimits { qps: MANY, pds: MANY, avs: MANY, srqs: MANY, mrs: MANY, windows: MANY }
     }
 }
 
-impl Limits {
+impl CardLimits {
     /// What fits into so many bytes, if it is all of one kind: queue pairs and shared receive queues of a
     /// usual depth (128 requests of one SGE), and the small objects, each with all that a host keeps of it.
     pub fn fitting(bytes: u64) -> Self {
-        let most = Limits::default();
+        let most = CardLimits::default();
         let fit = |most: u32, each: u64| u32::try_from(bytes / each).map_or(most, |n| n.clamp(1, most));
-        Limits {
+        CardLimits {
             qps: fit(most.qps, 24 << 10),
             pds: fit(most.pds, 512),
             avs: fit(most.avs, 512),

@@ -21,9 +21,9 @@ mod window;
 
 pub use entry::{MrEntry, Plain, Storage};
 pub use feed::{KeyChange, MemoryRule};
-pub use window::{Bind, WindowType};
+pub use window::{WindowBind, WindowType};
 
-/// Most MRs and memory windows a card holds together: the sum of [`Limits`](crate::Limits)' two.
+/// Most MRs and memory windows a card holds together: the sum of [`CardLimits`](crate::CardLimits)' two.
 pub const MAX_MR: usize = 1 << 21;
 
 /// Low bits of a key that change each time its slot is used anew; the slot is hidden in the others.

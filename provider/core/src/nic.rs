@@ -37,21 +37,21 @@ use slab::Slab;
 use crate::engine::Engine;
 use crate::env::{Env, RecvQueue};
 use crate::error::NicError;
-use crate::limits::{Limits, room};
+use crate::limits::{CardLimits, room};
 use crate::mr::{MrAttr, MrTable, WindowType};
 use crate::qp::EventOwner;
 use crate::rng::Rng;
 use crate::room::make_room_in;
-use crate::strom::Registry;
+use crate::strom::KernelRegistry;
 use crate::tags::MAX_TAG_SGE;
 use crate::transport::Qp;
 use crate::transport::remote_srq::RemoteSrqs;
 use crate::types::{Av, AvId, Gid, Mtu, PdId, QPN_BLOCK, Qpn, Seg, SrqId};
 pub use contexts::ContextCache;
 use contexts::Contexts;
-pub use engine::Handover;
+pub use engine::QpHandover;
 use keep::Keep;
-use mads::Mads;
+use mads::WaitingMads;
 use multicast::Groups;
 pub use path::{PACKET_OVERHEAD, Path};
 use path::{PathId, Paths};
@@ -91,12 +91,12 @@ pub struct NicConfig {
     /// QP contexts are few, as on hardware; none: there is room for all
     pub contexts: Option<ContextCache>,
     /// Most objects
-    pub limits: Limits,
+    pub limits: CardLimits,
 }
 
 impl Default for NicConfig {
     fn default() -> Self {
-        let limits = Limits::default();
+        let limits = CardLimits::default();
         NicConfig {
             mtu: Mtu::M4096,
             max_msg: 1 << 30,
@@ -118,7 +118,7 @@ pub struct Nic<E: Env> {
     pub(crate) qps: QpTable<E>,
     pub(crate) shared: QpShared<E>,
     groups: Groups,
-    mads: Mads,
+    mads: WaitingMads,
 }
 
 /// What the QPs of a card share.
@@ -149,7 +149,7 @@ pub(crate) struct QpShared<E: Env> {
     /// WQEs of this card's SRQs that other cards have
     pub(crate) leases: LeaseTable,
     /// StRoM's kernels
-    pub(crate) kernels: Registry,
+    pub(crate) kernels: KernelRegistry,
     /// What the engines of this card's QPs share
     pub(crate) engines: <E::Engine as Engine<E>>::Shared,
 }
@@ -212,11 +212,11 @@ impl<E: Env> Nic<E> {
                 connections: 0,
                 remote_srqs: RemoteSrqs::default(),
                 leases: LeaseTable::default(),
-                kernels: Registry::default(),
+                kernels: KernelRegistry::default(),
                 engines: Default::default(),
             },
             groups: Groups::default(),
-            mads: Mads::default(),
+            mads: WaitingMads::default(),
         }
     }
 

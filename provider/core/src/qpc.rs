@@ -4,7 +4,7 @@
 //! A card has on-chip memory for a few hundred QP contexts (QPC) and serves tens of thousands of QPs; the
 //! rest lies in host or board memory, half a microsecond away. [`Qpc`] is the paper's QPC management module
 //! (section 4.3): it answers those whose context is at hand first, and keeps the order within each QP.
-//! [`Requester`] is the other half (section 4.4): who asks, and what waits meanwhile.
+//! [`RequesterUnit`] is the other half (section 4.4): who asks, and what waits meanwhile.
 //!
 //! | unit | paper | here |
 //! |---|---|---|
@@ -33,17 +33,17 @@ mod unit;
 #[cfg(test)]
 mod tests;
 
-pub use config::{CacheConfig, ConfigError, OnChip, Placement, Policy};
-pub use requester::{Index, Requester};
+pub use config::{CacheConfig, ConfigError, ContextPlacement, OnChip, Policy};
+pub use requester::{Index, RequesterUnit};
 pub use sq::SendRing;
-pub use unit::{Qpc, QpcCounters, QpcError, Response};
+pub use unit::{Qpc, QpcCounters, QpcError, UnitResponse};
 
 /// Bytes of a context in memory: that of a ConnectX-4 (section 2.1).
 pub const QPC_BYTES: u32 = 256;
 
 /// Who asks: the three requesters of the RDMA engine (section 4.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Channel {
+pub enum RequestChannel {
     /// The descriptor unit, once a doorbell: where does the SQ lie, and how far was it read?
     Sq = 0,
     /// The requester unit, once a WQE
@@ -52,11 +52,12 @@ pub enum Channel {
     Rx = 2,
 }
 
-impl Channel {
+impl RequestChannel {
     /// How many there are.
     pub const COUNT: usize = 3;
     /// All, in the order of their numbers.
-    pub const ALL: [Channel; Channel::COUNT] = [Channel::Sq, Channel::Tx, Channel::Rx];
+    pub const ALL: [RequestChannel; RequestChannel::COUNT] =
+        [RequestChannel::Sq, RequestChannel::Tx, RequestChannel::Rx];
 }
 
 /// What a cached context must be able to do.
@@ -64,7 +65,7 @@ pub trait CachedContext: Clone {
     /// It is read over `channel`, and takes the change that this read brings: the next PSN to send (Tx) or to
     /// expect (Rx), `wqes` descriptors fetched (Sq). Contexts change when they are read, so that the next
     /// read, which may come before the first one's work is done, sees the change.
-    fn access(&mut self, channel: Channel, wqes: u16);
+    fn access(&mut self, channel: RequestChannel, wqes: u16);
     /// Where its SQ lies and how far it was read; asked only where the QPC is not split.
     fn send_ring(&self) -> SendRing;
 }

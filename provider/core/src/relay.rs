@@ -50,7 +50,7 @@ pub enum Relay<'a> {
     /// QP's card: an atomic, ATOMIC WRITE or FLUSH, to be executed once
     Execute {
         /// The request
-        from: Origin,
+        from: RelayOrigin,
         /// The memory that it names
         place: TargetMemory,
         /// The operation
@@ -59,11 +59,11 @@ pub enum Relay<'a> {
     /// QP's card: requests the next bytes of a READ response
     Fetch {
         /// The READ
-        from: Origin,
+        from: RelayOrigin,
         /// From here on
         place: TargetMemory,
         /// So many
-        wanted: Wanted,
+        wanted: WantedPart,
     },
     /// QP's card: ends a lease that it will not use (further)
     Return {
@@ -153,7 +153,7 @@ pub struct TargetMemory {
 
 /// The request that is forwarded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Origin {
+pub struct RelayOrigin {
     /// Names the request, by the QP's card
     pub serial: u32,
     /// As of a [`MessagePart`]
@@ -182,7 +182,7 @@ pub enum Operation {
 
 /// The part of a READ response that is requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Wanted {
+pub struct WantedPart {
     /// The first packet
     pub psn: Psn,
     /// How many; 0 of a request that is only looked at
@@ -276,13 +276,13 @@ impl Relay<'_> {
                 put(&part.words(8));
                 w[PART..].copy_from_slice(&place.words());
             }
-            Relay::Execute { from: Origin { serial, qpn, epoch }, place, what } => {
+            Relay::Execute { from: RelayOrigin { serial, qpn, epoch }, place, what } => {
                 let (kind, [a, b, c, d]) = what.words();
                 put(&[9, kind, serial, qpn, epoch, a, b, c, d]);
                 w[PART..].copy_from_slice(&place.words());
             }
-            Relay::Fetch { from: Origin { serial, qpn, epoch }, place, wanted } => {
-                let Wanted { psn, packets, mtu, first } = wanted;
+            Relay::Fetch { from: RelayOrigin { serial, qpn, epoch }, place, wanted } => {
+                let WantedPart { psn, packets, mtu, first } = wanted;
                 put(&[10, psn.get(), serial, qpn, epoch, packets, mtu as u32, u32::from(first)]);
                 w[PART..].copy_from_slice(&place.words());
             }
@@ -327,12 +327,12 @@ impl Relay<'_> {
             8 => Relay::Write { part: MessagePart::of(&w), place: TargetMemory::of(&w), data },
             9 => {
                 let what = Operation::of(w[1], [w[5], w[6], w[7], w[8]])?;
-                Relay::Execute { from: Origin::of(&w), place: TargetMemory::of(&w), what }
+                Relay::Execute { from: RelayOrigin::of(&w), place: TargetMemory::of(&w), what }
             }
             10 => {
                 let (psn, mtu) = (Psn::new(w[1]), Mtu::from_code(w[6])?);
-                let wanted = Wanted { psn, packets: w[5], mtu, first: w[7] != 0 };
-                Relay::Fetch { from: Origin::of(&w), place: TargetMemory::of(&w), wanted }
+                let wanted = WantedPart { psn, packets: w[5], mtu, first: w[7] != 0 };
+                Relay::Fetch { from: RelayOrigin::of(&w), place: TargetMemory::of(&w), wanted }
             }
             11 => {
                 let (psn, outcome) = (Psn::new(w[1]), RelayOutcome::of(w[2])?);
@@ -371,9 +371,9 @@ impl TargetMemory {
     }
 }
 
-impl Origin {
-    fn of(w: &[u32; WORDS]) -> Origin {
-        Origin { serial: w[2], qpn: w[3], epoch: w[4] }
+impl RelayOrigin {
+    fn of(w: &[u32; WORDS]) -> RelayOrigin {
+        RelayOrigin { serial: w[2], qpn: w[3], epoch: w[4] }
     }
 }
 
@@ -444,8 +444,8 @@ mod tests {
         let end = MessageEnd { src_qp: 5, imm: 6, flags, solicited: true };
         let part = MessagePart { lease: 1, serial: 2, qpn: 3, epoch: 8, offset: 4, end: None };
         let place = TargetMemory { srq: 1, va: 0x1234_5678_9abc_def0, key: 2, total: 3 };
-        let from = Origin { serial: 2, qpn: 3, epoch: 8 };
-        let wanted = Wanted { psn: Psn::new(9), packets: 4, mtu: Mtu::M256, first: true };
+        let from = RelayOrigin { serial: 2, qpn: 3, epoch: 8 };
+        let wanted = WantedPart { psn: Psn::new(9), packets: 4, mtu: Mtu::M256, first: true };
         for message in [
             Relay::RequestLease { srq: 1, count: 2 },
             Relay::Data { part, data: b"abc" },
@@ -461,7 +461,7 @@ mod tests {
             Relay::Execute { from, place, what: Operation::Store(*b"8 bytes.") },
             Relay::Execute { from, place, what: Operation::Flush(Placement::GLOBAL, FlushLevel::Mr) },
             Relay::Fetch { from, place, wanted },
-            Relay::Fetch { from, place, wanted: Wanted { first: false, ..wanted } },
+            Relay::Fetch { from, place, wanted: WantedPart { first: false, ..wanted } },
             Relay::Bytes { qpn: 3, epoch: 8, psn: Psn::new(5), outcome: RelayOutcome::Success, data: b"hi" },
         ] {
             let (head, data) = message.encode();

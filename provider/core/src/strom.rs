@@ -11,7 +11,7 @@ mod wire;
 
 pub(crate) use kernel::{COMMAND, ReplyBody};
 pub use kernel::{Input, Kernel, KernelMemory, KernelRun, Poll, RegionRange};
-pub(crate) use registry::Registry;
+pub(crate) use registry::KernelRegistry;
 pub use registry::{KernelId, MAX_KERNELS, MAX_RUNNING};
 pub use wire::{Code, RECORD_LEN, ReplyFlags, ReplyHead, ReplyRecord, ReplyTarget, RpcAnswer, TARGET_LEN};
 

@@ -80,12 +80,12 @@ pub(crate) struct Qp<E: Env> {
     /// It speaks StRoM's dialect
     pub(crate) rpc: Option<Box<Rpc>>,
     /// What the program set. `attr.av` is where packets go.
-    pub(crate) attr: Attr,
+    pub(crate) attr: ConnAttr,
 }
 
 /// What the program set with modifies, as far as it stands nowhere else in the QP; units as in `QpAttr`.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Attr {
+pub(crate) struct ConnAttr {
     pub(crate) av: Av,
     pub(crate) dest_qpn: Qpn,
     pub(crate) qkey: u32,

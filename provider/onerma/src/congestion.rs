@@ -11,7 +11,7 @@ use crate::types::Status;
 
 /// The constants of algorithm 1. Those that the paper does not give say so.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Settings {
+pub struct CongestionSettings {
     /// Additive increase, operations a round trip: AI
     pub increase: f64,
     /// Least factor of a decrease by delay: MD
@@ -64,10 +64,10 @@ impl Timeouts {
     }
 }
 
-impl Settings {
+impl CongestionSettings {
     /// For a fabric with such a round trip.
     pub fn of_rtt(rtt: Nanos) -> Self {
-        Settings {
+        CongestionSettings {
             increase: 0.25,
             most_decrease: 0.5,
             beta: 0.8,
@@ -84,10 +84,10 @@ impl Settings {
     }
 }
 
-impl Default for Settings {
+impl Default for CongestionSettings {
     /// The paper's fabric: 5 us.
     fn default() -> Self {
-        Settings::of_rtt(5_000)
+        CongestionSettings::of_rtt(5_000)
     }
 }
 
@@ -111,7 +111,14 @@ impl CongestionWindow {
     }
 
     /// An operation succeeded after `delay`.
-    pub fn on_success(&mut self, settings: &Settings, now: Nanos, delay: Nanos, target: Nanos, rtt: Nanos) {
+    pub fn on_success(
+        &mut self,
+        settings: &CongestionSettings,
+        now: Nanos,
+        delay: Nanos,
+        target: Nanos,
+        rtt: Nanos,
+    ) {
         if delay < target {
             let share = if self.size >= 1.0 { self.size } else { 1.0 };
             self.size = (self.size + settings.increase / share).min(settings.most);
@@ -122,7 +129,7 @@ impl CongestionWindow {
     }
 
     /// An operation failed for congestion.
-    pub fn on_failure(&mut self, settings: &Settings, now: Nanos, rtt: Nanos) {
+    pub fn on_failure(&mut self, settings: &CongestionSettings, now: Nanos, rtt: Nanos) {
         if self.may_decrease(now, rtt) {
             self.decrease(settings, now, settings.failure_decrease);
         }
@@ -133,7 +140,7 @@ impl CongestionWindow {
         self.decreased.is_none_or(|at| now.saturating_sub(at) >= rtt)
     }
 
-    fn decrease(&mut self, settings: &Settings, now: Nanos, factor: f64) {
+    fn decrease(&mut self, settings: &CongestionSettings, now: Nanos, factor: f64) {
         self.size = (self.size * factor).max(settings.least);
         self.decreased = Some(now);
     }
@@ -153,7 +160,7 @@ pub struct Remote {
 
 impl Remote {
     /// Nothing yet. An answer takes so many round trips.
-    pub fn new(settings: &Settings, round_trips: u32) -> Self {
+    pub fn new(settings: &CongestionSettings, round_trips: u32) -> Self {
         let more = Nanos::from(round_trips.saturating_sub(1)) * settings.rtt;
         let rtt = (settings.rtt + more) as f64;
         let target = settings.remote_target + more;
@@ -171,7 +178,7 @@ impl Remote {
     }
 
     /// The haste of a command that was tried so often before.
-    pub fn haste(&self, settings: &Settings, tries: u8) -> u8 {
+    pub fn haste(&self, settings: &CongestionSettings, tries: u8) -> u8 {
         let Some(timeouts) = &settings.timeouts else { return 0 };
         let first = match self.deviation {
             Some(deviation) => {
@@ -197,7 +204,7 @@ impl Remote {
     /// What a completion says of the host's congestion and of the destination's.
     pub fn on_completion(
         &mut self,
-        settings: &Settings,
+        settings: &CongestionSettings,
         local: &mut CongestionWindow,
         now: Nanos,
         completion: &Completion,
@@ -239,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_quarter_of_an_operation_a_round_trip() {
-        let (settings, mut window) = (Settings::default(), CongestionWindow::new(4.0));
+        let (settings, mut window) = (CongestionSettings::default(), CongestionWindow::new(4.0));
         (0..4).for_each(|_| window.on_success(&settings, 0, 0, 1000, RTT));
         assert!((4.24..4.25).contains(&window.size()), "{}", window.size());
         let mut small = CongestionWindow::new(0.5);
@@ -249,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_decrease_follows_the_excess_and_comes_once_a_round_trip() {
-        let (settings, mut window) = (Settings::default(), CongestionWindow::new(10.0));
+        let (settings, mut window) = (CongestionSettings::default(), CongestionWindow::new(10.0));
         window.on_success(&settings, 0, 1250, 1000, RTT);
         assert!((window.size() - 8.4).abs() < 1e-9, "1 - 0.8 * 250 / 1250");
         window.on_success(&settings, RTT - 1, 100_000, 1000, RTT);
@@ -269,7 +276,7 @@ mod tests {
             (Status::Nack, 13.0, 1.3),
             (Status::RemoteAuthenticationFailure, 13.0, 13.0),
         ] {
-            let settings = Settings::default();
+            let settings = CongestionSettings::default();
             let (mut here, mut there) = (CongestionWindow::new(13.0), Remote::new(&settings, 1));
             there.on_completion(&settings, &mut here, 0, &completion(status, 0, 20_000));
             assert!((here.size() - local).abs() < 1e-9, "{status:?}");
@@ -279,11 +286,11 @@ mod tests {
 
     #[test]
     fn issue_delay_is_local_and_the_rest_remote() {
-        let settings = Settings::default();
+        let settings = CongestionSettings::default();
         let (mut here, mut there) = (CongestionWindow::new(13.0), Remote::new(&settings, 1));
         there.on_completion(&settings, &mut here, 0, &completion(Status::Ok, 4000, 9000));
         assert!(here.size() < 13.0 && there.window().size() > 13.0);
-        let together = Settings { separate: false, ..settings };
+        let together = CongestionSettings { separate: false, ..settings };
         let (mut here, mut there) = (CongestionWindow::new(13.0), Remote::new(&settings, 1));
         there.on_completion(&together, &mut here, 0, &completion(Status::Ok, 4000, 9000));
         assert!(here.size() > 13.0 && there.window().size() < 13.0);
@@ -292,7 +299,7 @@ mod tests {
     #[test]
     fn timeouts_follow_round_trips() {
         let timeouts = Timeouts { longest: 640_000_000, least: 2_500_000, unknown: 20_000_000 };
-        let settings = Settings { timeouts: Some(timeouts), ..Settings::of_rtt(100_000) };
+        let settings = CongestionSettings { timeouts: Some(timeouts), ..CongestionSettings::of_rtt(100_000) };
         let (mut here, mut there) = (CongestionWindow::new(13.0), Remote::new(&settings, 1));
         let wait = |there: &Remote, tries| timeouts.longest >> there.haste(&settings, tries);
         assert_eq!(
@@ -313,12 +320,12 @@ mod tests {
             there.on_completion(&settings, &mut here, 0, &completion(Status::Ok, 0, 30_000_000));
         });
         assert_eq!(wait(&there, 0), 160_000_000, "four round trips of 30 ms");
-        assert_eq!(there.haste(&Settings::default(), 0), 0, "the card's own");
+        assert_eq!(there.haste(&CongestionSettings::default(), 0), 0, "the card's own");
     }
 
     #[test]
     fn the_pause_is_the_share_of_a_round_trip() {
-        let settings = Settings::default();
+        let settings = CongestionSettings::default();
         let (local, remote) = (CongestionWindow::new(10.0), Remote::new(&settings, 1));
         assert_eq!(remote.pause(&local, 4096), 500);
         assert_eq!(remote.pause(&local, 64), 7);
@@ -330,7 +337,7 @@ mod tests {
         fn windows_stay_within_their_bounds(
             events in prop::collection::vec((0..8u8, any::<u16>(), any::<u16>(), 0..20_000u64), 1..300),
         ) {
-            let settings = Settings::default();
+            let settings = CongestionSettings::default();
             let (mut here, mut there) = (CongestionWindow::new(13.0), Remote::new(&settings, 2));
             let mut now = 0;
             for (status, issue, rest, later) in events {

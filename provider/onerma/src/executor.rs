@@ -13,7 +13,7 @@ use starverbs_core::{Gid, Nanos};
 use thiserror::Error;
 
 use crate::command::{Completion, OneRmaCommand};
-use crate::congestion::{CongestionWindow, Remote, Settings};
+use crate::congestion::{CongestionSettings, CongestionWindow, Remote};
 use crate::region::RegionId;
 use crate::seal::DerivedKey;
 use crate::types::{Class, MAX_OP, OneRmaOp, Status};
@@ -144,7 +144,7 @@ struct SlotWork {
 
 /// Runs transfers on the slots of a portal.
 pub struct Executor {
-    settings: Settings,
+    settings: CongestionSettings,
     /// How often a chunk that failed for congestion is tried again
     retries: u8,
     completions: RegionId,
@@ -160,7 +160,7 @@ pub struct Executor {
 
 impl Executor {
     /// For a portal of so many slots, whose completions go to this region.
-    pub fn new(settings: Settings, retries: u8, slots: u16, completions: RegionId) -> Self {
+    pub fn new(settings: CongestionSettings, retries: u8, slots: u16, completions: RegionId) -> Self {
         Executor {
             settings,
             retries,

@@ -29,7 +29,7 @@ fn finished(token: u64, status: Status) -> Finished {
 }
 
 fn executor(slots: u16) -> Executor {
-    Executor::new(Settings::default(), 2, slots, RegionId(5))
+    Executor::new(CongestionSettings::default(), 2, slots, RegionId(5))
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::fault::{Fault, Tested};
-use crate::link::Limits;
+use crate::fault::{RuleFault, Tested};
+use crate::link::BoardPatience;
 use crate::qp::RawQp;
 use crate::raw::RawDriver;
 
@@ -50,28 +50,28 @@ pub(crate) struct Pair {
 /// What a test works on.
 pub(crate) struct Bench<'a> {
     options: &'a BenchOptions,
-    limits: Limits,
+    limits: BoardPatience,
 }
 
 impl<'a> Bench<'a> {
     pub(crate) fn new(options: &'a BenchOptions) -> Self {
-        Bench { options, limits: Limits::new(options.patience) }
+        Bench { options, limits: BoardPatience::new(options.patience) }
     }
 
     pub(crate) fn socket(&self) -> Tested<&'a PathBuf> {
-        self.options.sockets.first().ok_or_else(|| Fault::Skipped("no socket".to_owned()))
+        self.options.sockets.first().ok_or_else(|| RuleFault::Skipped("no socket".to_owned()))
     }
 
     /// The way to a second function.
     pub(crate) fn second(&self) -> Tested<&'a PathBuf> {
         self.options.sockets.get(1).ok_or_else(|| {
-            Fault::Skipped("needs a second function of the board (a second SOCKET)".to_owned())
+            RuleFault::Skipped("needs a second function of the board (a second SOCKET)".to_owned())
         })
     }
 
     pub(crate) fn wire(&self) -> Tested<Wire> {
         self.options.wire.ok_or_else(|| {
-            Fault::Skipped("needs an address of this host that the board reaches (--address)".to_owned())
+            RuleFault::Skipped("needs an address of this host that the board reaches (--address)".to_owned())
         })
     }
 

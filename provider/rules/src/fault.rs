@@ -5,7 +5,7 @@ use std::io;
 
 /// Why a rule is not passed.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Fault {
+pub enum RuleFault {
     /// The board does not do what the rule says.
     Failed {
         /// What the rule asks for
@@ -18,18 +18,18 @@ pub enum Fault {
 }
 
 /// What a test, or a step of it, gives.
-pub type Tested<T = ()> = Result<T, Fault>;
+pub type Tested<T = ()> = Result<T, RuleFault>;
 
-impl Fault {
+impl RuleFault {
     /// The board did something else than it should.
-    pub fn failed(expected: impl Display, seen: impl Display) -> Fault {
-        Fault::Failed { expected: expected.to_string(), seen: seen.to_string() }
+    pub fn failed(expected: impl Display, seen: impl Display) -> RuleFault {
+        RuleFault::Failed { expected: expected.to_string(), seen: seen.to_string() }
     }
 }
 
-impl From<io::Error> for Fault {
-    fn from(error: io::Error) -> Fault {
-        Fault::failed("an answer", format!("{error}"))
+impl From<io::Error> for RuleFault {
+    fn from(error: io::Error) -> RuleFault {
+        RuleFault::failed("an answer", format!("{error}"))
     }
 }
 
@@ -38,12 +38,12 @@ pub(crate) fn expect<T: PartialEq + Debug>(what: &str, seen: T, expected: T) -> 
     if seen == expected {
         return Ok(());
     }
-    Err(Fault::failed(format_args!("{what}: {expected:?}"), format_args!("{seen:?}")))
+    Err(RuleFault::failed(format_args!("{what}: {expected:?}"), format_args!("{seen:?}")))
 }
 
 /// Wants a condition, and says otherwise what was seen instead.
 pub(crate) fn ensure(holds: bool, expected: &str, seen: impl Display) -> Tested {
-    if holds { Ok(()) } else { Err(Fault::failed(expected, seen)) }
+    if holds { Ok(()) } else { Err(RuleFault::failed(expected, seen)) }
 }
 
 /// The errno of a call that should fail; 0, if it did not.

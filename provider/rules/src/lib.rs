@@ -16,8 +16,8 @@ mod rules;
 use std::time::Instant;
 
 pub use bench::{BenchOptions, Wire};
-pub use fault::{Fault, Tested};
-pub use link::{BoardLink, Limits};
+pub use fault::{RuleFault, Tested};
+pub use link::{BoardLink, BoardPatience};
 pub use memory::MemoryFile;
 pub use qp::RawQp;
 pub use raw::RawDriver;
@@ -76,7 +76,7 @@ pub fn run(
 fn outcome(tested: Tested) -> RuleResult {
     match tested {
         Ok(()) => RuleResult::Passed,
-        Err(Fault::Failed { expected, seen }) => RuleResult::Failed { expected, seen },
-        Err(Fault::Skipped(why)) => RuleResult::NotTested(why),
+        Err(RuleFault::Failed { expected, seen }) => RuleResult::Failed { expected, seen },
+        Err(RuleFault::Skipped(why)) => RuleResult::NotTested(why),
     }
 }

@@ -27,22 +27,22 @@ const COMMAND_MASTER: u16 = 1 << 2;
 /// The way to a board.
 pub struct BoardLink {
     client: VfioClient,
-    limits: Limits,
+    limits: BoardPatience,
 }
 
 /// How long a board may take.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct BoardPatience {
     /// For one thing
     pub patience: Duration,
     /// For all: no call is made any more then
     pub until: Instant,
 }
 
-impl Limits {
+impl BoardPatience {
     /// From now on: `patience` for one thing, and some times as long for all.
-    pub fn new(patience: Duration) -> Limits {
-        Limits { patience, until: Instant::now() + patience * WHOLE }
+    pub fn new(patience: Duration) -> BoardPatience {
+        BoardPatience { patience, until: Instant::now() + patience * WHOLE }
     }
 }
 
@@ -55,7 +55,7 @@ impl BoardLink {
     ///
     /// # Errors
     /// Nobody is there, or says nothing in time: so for all calls.
-    pub fn open(socket: &Path, limits: Limits) -> io::Result<BoardLink> {
+    pub fn open(socket: &Path, limits: BoardPatience) -> io::Result<BoardLink> {
         Ok(BoardLink { client: VfioClient::connect_within(socket, limits.patience)?, limits })
     }
 

@@ -13,8 +13,8 @@ use starverbs_queues::board::*;
 use starverbs_queues::format::CqeWords;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::fault::{Fault, Tested};
-use crate::link::{BoardLink, Limits};
+use crate::fault::{RuleFault, Tested};
+use crate::link::{BoardLink, BoardPatience};
 use crate::memory::MemoryFile;
 
 /// The DMA address of the driver's memory.
@@ -81,7 +81,7 @@ impl RawDriver {
     ///
     /// # Errors
     /// There is no board, or it has no doorbell page.
-    pub fn connect(socket: &Path, limits: Limits) -> Tested<RawDriver> {
+    pub fn connect(socket: &Path, limits: BoardPatience) -> Tested<RawDriver> {
         RawDriver::with_memory(socket, limits, MemoryFile::new(BYTES)?)
     }
 
@@ -89,7 +89,7 @@ impl RawDriver {
     ///
     /// # Errors
     /// As of [`RawDriver::connect`].
-    pub fn with_memory(socket: &Path, limits: Limits, memory: MemoryFile) -> Tested<RawDriver> {
+    pub fn with_memory(socket: &Path, limits: BoardPatience, memory: MemoryFile) -> Tested<RawDriver> {
         let mut link = BoardLink::open(socket, limits)?;
         link.set_master(true)?;
         link.map(memory.file(), BASE, BYTES as u64)?;
@@ -115,7 +115,7 @@ impl RawDriver {
     ///
     /// # Errors
     /// As of [`RawDriver::connect`]; it is not enabled.
-    pub fn open(socket: &Path, limits: Limits) -> Tested<RawDriver> {
+    pub fn open(socket: &Path, limits: BoardPatience) -> Tested<RawDriver> {
         let mut raw = RawDriver::connect(socket, limits)?;
         raw.enable()?;
         Ok(raw)
@@ -132,7 +132,7 @@ impl RawDriver {
         (self.tail, self.spare) = (0, None);
         (self.context, self.slot, self.slots) = (0, 0, [Some((0, 0)), None, None]);
         match self.register(REG_STATUS)? & STATUS_ENABLED {
-            0 => Err(Fault::failed("enabled", format_args!("REG_ERROR {}", self.register(REG_ERROR)?))),
+            0 => Err(RuleFault::failed("enabled", format_args!("REG_ERROR {}", self.register(REG_ERROR)?))),
             _ => Ok(()),
         }
     }
@@ -165,7 +165,7 @@ impl RawDriver {
         let contexts = self.register(REG_CONTEXTS)?;
         if !(1..contexts).contains(&number) || cell != CELL_EVENTS {
             let seen = format_args!("context {number}, cell {cell}");
-            return Err(Fault::failed(format_args!("a context from 1 to {contexts} - 1, cell 0"), seen));
+            return Err(RuleFault::failed(format_args!("a context from 1 to {contexts} - 1, cell 0"), seen));
         }
         self.slots[slot] = Some((number as u16, 0));
         self.enter(number as u16);
@@ -280,7 +280,7 @@ impl RawDriver {
     pub fn cell(&self, cell: u32) -> Tested<&AtomicU64> {
         let at = u64::from(self.context) * u64::from(self.cells) + u64::from(cell);
         if at >= self.page.len() as u64 / 8 {
-            return Err(Fault::failed("a cell of the doorbell page", format_args!("cell {at}")));
+            return Err(RuleFault::failed("a cell of the doorbell page", format_args!("cell {at}")));
         }
         // SAFETY: inside the page, which lives as long as this; aligned.
         Ok(unsafe { AtomicU64::from_ptr(self.page.as_mut_ptr().cast::<u64>().add(at as usize)) })
@@ -393,7 +393,7 @@ impl RawDriver {
                 return Ok(found);
             }
             if begun.elapsed() > self.patience {
-                return Err(Fault::failed(what, format_args!("nothing in {:?}", self.patience)));
+                return Err(RuleFault::failed(what, format_args!("nothing in {:?}", self.patience)));
             }
             give_way.pause();
         }
@@ -489,12 +489,12 @@ impl RawDriver {
     }
 }
 
-fn refused(op: u16, errno: u32) -> Fault {
+fn refused(op: u16, errno: u32) -> RuleFault {
     let seen = match errno {
         PENDING => "no status in time".to_owned(),
         errno => format!("errno {errno}"),
     };
-    Fault::failed(format_args!("command {op:#x} done"), seen)
+    RuleFault::failed(format_args!("command {op:#x} done"), seen)
 }
 
 /// The value of a CQ's cell that arms it for the `times`th time.

@@ -6,19 +6,19 @@ use std::path::PathBuf;
 
 /// Where a value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
+pub enum SettingOrigin {
     /// An environment variable.
     Environment,
     /// A key of this TOML file.
     File(PathBuf),
 }
 
-impl Origin {
+impl SettingOrigin {
     /// The key as the person wrote it: `STARVERBS_MTU`, or `mtu (in FILE)`.
     pub(crate) fn spell(&self, name: &str) -> String {
         match self {
-            Origin::Environment => format!("STARVERBS_{name}"),
-            Origin::File(path) => format!("{} (in {})", name.to_ascii_lowercase(), path.display()),
+            SettingOrigin::Environment => format!("STARVERBS_{name}"),
+            SettingOrigin::File(path) => format!("{} (in {})", name.to_ascii_lowercase(), path.display()),
         }
     }
 }

@@ -16,7 +16,7 @@ use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-pub use error::{Origin, SettingsError};
+pub use error::{SettingOrigin, SettingsError};
 pub use fault::FaultSpec;
 pub use qpc::{QpcPolicy, QpcSpec};
 pub use star::{StarKey, StarPreference, StarWire};

@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Origin, SettingsError};
+use crate::error::{SettingOrigin, SettingsError};
 use crate::star::is_open;
 use crate::{KEYS, Key, Settings, StarKey, value};
 
@@ -100,7 +100,7 @@ pub(crate) fn merge(
             file: path.clone(),
             reason: parser_message(&text.toml, &e),
         })?;
-        let origin = Origin::File(path.clone());
+        let origin = SettingOrigin::File(path.clone());
         for (name, value) in &table {
             let key = find(name.as_str(), &origin, |key| key.toml_name() == *name)?;
             if key.name == "CONFIG" {
@@ -117,10 +117,10 @@ pub(crate) fn merge(
     }
     for (name, value) in env {
         let Some(bare) = name.strip_prefix(PREFIX) else { continue };
-        let key = find(bare, &Origin::Environment, |key| key.name == bare)?;
+        let key = find(bare, &SettingOrigin::Environment, |key| key.name == bare)?;
         // As with most programs, `STARVERBS_X=` is how a shell takes a setting away for one command.
         if !value.is_empty() {
-            apply(&mut settings, key, &Origin::Environment, &value)?;
+            apply(&mut settings, key, &SettingOrigin::Environment, &value)?;
         }
     }
     Ok(settings)
@@ -139,20 +139,29 @@ fn parser_message(text: &str, error: &toml::de::Error) -> String {
     }
 }
 
-fn find(name: &str, origin: &Origin, is: impl Fn(&Key) -> bool) -> Result<&'static Key, SettingsError> {
+fn find(
+    name: &str,
+    origin: &SettingOrigin,
+    is: impl Fn(&Key) -> bool,
+) -> Result<&'static Key, SettingsError> {
     KEYS.iter().find(|key| is(key)).ok_or_else(|| SettingsError::Unknown {
         key: match origin {
-            Origin::Environment => format!("{PREFIX}{name}"),
-            Origin::File(path) => format!("{name} (in {})", path.display()),
+            SettingOrigin::Environment => format!("{PREFIX}{name}"),
+            SettingOrigin::File(path) => format!("{name} (in {})", path.display()),
         },
         nearest: nearest(name).map(|key| match origin {
-            Origin::Environment => key.variable(),
-            Origin::File(_) => key.toml_name(),
+            SettingOrigin::Environment => key.variable(),
+            SettingOrigin::File(_) => key.toml_name(),
         }),
     })
 }
 
-fn apply(settings: &mut Settings, key: &Key, origin: &Origin, given: &str) -> Result<(), SettingsError> {
+fn apply(
+    settings: &mut Settings,
+    key: &Key,
+    origin: &SettingOrigin,
+    given: &str,
+) -> Result<(), SettingsError> {
     (key.set)(settings, given.trim()).map_err(|reason| SettingsError::Value {
         key: origin.spell(key.name),
         given: if key.is_secret() { "...".to_owned() } else { given.to_owned() },

@@ -7,7 +7,7 @@
 use starverbs_core::mr::MemoryRule;
 use starverbs_core::{Access, Av, Gid, NicConfig, PdId, Psn};
 use starverbs_sim::{Faults, Net, Rng};
-use starverbs_star::registry::{Claim, FoundRule, MemoryOwner, Registry, SendCtx};
+use starverbs_star::registry::{Claim, FoundRule, MemoryOwner, RuleRegistry, SendCtx};
 use starverbs_star::wire::{Opt, Prefix, Ptype, StarHeader};
 
 fn main() {
@@ -19,7 +19,7 @@ fn main() {
     let mut net = Net::new(1, NicConfig::default(), Faults::default(), 1);
     let host = &mut net.hosts[0];
     host.env.port = usize::MAX;
-    let (mut registry, pd) = (Registry::default(), PdId(1));
+    let (mut registry, pd) = (RuleRegistry::default(), PdId(1));
     let server = MemoryOwner { gid: Gid::from_ipv4([10, 0, 0, 9]), boot: 1, pd };
     let conn = registry.join(server, Av::default(), 4793, Prefix { qpn: 5, epoch: 1 }).expect("memory");
     let addr = |key: u32| u64::from(key) << 12;

@@ -12,7 +12,7 @@ use starverbs_star::card::Turn;
 use starverbs_star::control::Preference;
 use starverbs_star::env::{QpPair, SlEvent, StarDest, StarEnv};
 use starverbs_star::form::Form;
-use starverbs_star::host::roles::Identity;
+use starverbs_star::host::roles::CardIdentity;
 use starverbs_star::host::{EndpointHost, Ends as StarEnds, InboundMessage, InboundPacket};
 use starverbs_star::seal::{AddrPair, ControlSeal, KEY_LEN, MAX_SEALED, SALT_LEN};
 use starverbs_star::wire::{
@@ -125,7 +125,7 @@ impl SimHost {
             salt[8..].copy_from_slice(&self.gid.0[8..]);
             ControlSeal::new(&key, salt)
         });
-        let identity = Identity { boot, ports: port.ports, threshold, form };
+        let identity = CardIdentity { boot, ports: port.ports, threshold, form };
         self.star = Some(Box::new(StarEnds::new(identity, &mut self.nic).expect("memory")));
     }
 

@@ -6,21 +6,21 @@ use starverbs_core::engine::{
     Call, Detached, Engine, EngineAttr, EngineCtx, EngineSrq, TakenRecv, TransmitStatus as TurnEnd,
 };
 use starverbs_core::env::Env;
-use starverbs_core::nic::{Handover, Nic};
+use starverbs_core::nic::{Nic, QpHandover};
 use starverbs_core::room::hold;
 use starverbs_core::{FrameMeta, Gid, Nanos, NicError, QpState, Qpn, Sge};
 
-use super::channel::Channel;
+use super::channel::ControlChannel;
 use super::control::Setup;
 use super::datagram;
 use super::env::{QpPair, StarEnv};
 use super::form::Form;
-use super::registry::Registry;
+use super::registry::RuleRegistry;
 use super::stateful::{CardCtx, Local, SharedReceives, SlPeer, Stateful, Waits};
 use super::wire::{CardHalf, Ptype, StarHead, StarPacket};
 
 /// An engine that may be a stateful end.
-pub trait StarEngine<E: StarEnv>: Engine<E, Shared = Registry> + From<Box<Stateful<E>>> {
+pub trait StarEngine<E: StarEnv>: Engine<E, Shared = RuleRegistry> + From<Box<Stateful<E>>> {
     /// The stateful end, if it is one
     fn stateful(&self) -> Option<&Stateful<E>>;
     /// The same, to be changed
@@ -70,7 +70,7 @@ fn with_card<E: CardEnv, R>(ctx: &mut EngineCtx<'_, E>, call: impl FnOnce(&mut C
 
 impl<E: StarEnv<Engine = Box<Stateful<E>>>> Engine<E> for Box<Stateful<E>> {
     /// What stateless peers let this card's stateful ends do
-    type Shared = Registry;
+    type Shared = RuleRegistry;
 
     fn run(&mut self, ctx: &mut EngineCtx<'_, E>, call: Call) -> TurnEnd {
         run(self, ctx, call)
@@ -167,7 +167,7 @@ pub struct StarInit<E: Env> {
     /// Where SL is
     pub peer: SlPeer,
     /// Control messages, on which SL's set-up has come
-    pub channel: Channel,
+    pub channel: ControlChannel,
     /// Packets under way at most: a power of two
     pub window: u32,
     /// Which packets it sends
@@ -184,7 +184,7 @@ impl<E: CardEnv> Turn<'_, E> {
         let StarInit { queues, setup, peer, channel, window, form, lifetime } = init;
         let Queues { sq, rq, send_cq, recv_cq } = queues;
         let max_msg = self.nic.config().max_msg;
-        let Handover { owner, attr, max_recv_sge, sq_sig_all, first_send, .. } = self.nic.handover(qpn)?;
+        let QpHandover { owner, attr, max_recv_sge, sq_sig_all, first_send, .. } = self.nic.handover(qpn)?;
         if attr.dest_qpn != peer.qpn || attr.av.dgid != peer.av.dgid {
             return Err(NicError::Invalid);
         }

@@ -9,7 +9,7 @@ use super::registry::MAX_RULES;
 
 /// First time after which something is sent again.
 pub const FIRST_TIMEOUT: Nanos = 1_000_000;
-/// Not due before [`Channel::wake`].
+/// Not due before [`ControlChannel::wake`].
 const ASLEEP: Nanos = Nanos::MAX;
 /// Messages that wait at most: all rules of a domain, added and removed, and some others.
 const MOST: usize = 2 * MAX_RULES + 64;
@@ -40,7 +40,7 @@ pub enum Arrival {
 
 /// One end's messages.
 #[derive(Clone, Debug, Default)]
-pub struct Channel {
+pub struct ControlChannel {
     out: VecDeque<Control>,
     /// Sequence of the oldest of `out`
     seq: Psn,
@@ -54,10 +54,10 @@ pub struct Channel {
     expected: Psn,
 }
 
-impl Channel {
+impl ControlChannel {
     /// Without messages.
     pub fn new() -> Self {
-        Channel::default()
+        ControlChannel::default()
     }
     /// Adds a message. `Exhausted`: there is no memory, or too many wait.
     pub fn send(&mut self, message: Control) -> Result<(), NicError> {
@@ -71,7 +71,7 @@ impl Channel {
     #[must_use]
     pub fn silenced(&self) -> Self {
         let seq = self.seq.plus(self.out.len() as u32);
-        Channel { seq, expected: self.expected, ..Channel::default() }
+        ControlChannel { seq, expected: self.expected, ..ControlChannel::default() }
     }
     /// Whether this message has no answer yet.
     pub fn holds(&self, message: &Control) -> bool {
@@ -86,7 +86,7 @@ impl Channel {
         self.out.retain(|message| !message.is_of_memory());
     }
     /// Retracts the rule of a key that is no more. The number of one that the peer may have stays in use, as
-    /// in [`retract_memory`](Channel::retract_memory). Gives how many messages were retracted.
+    /// in [`retract_memory`](ControlChannel::retract_memory). Gives how many messages were retracted.
     pub fn retract_rule(&mut self, key: u32) -> u32 {
         let is = |message: &Control| matches!(message, Control::Rule(rule) if rule.key == key);
         let pending = self.count(is);
@@ -99,7 +99,7 @@ impl Channel {
         pending
     }
     /// Retracts what would have the peer begin, as this end is over. The number of one that the peer may have
-    /// stays in use, as in [`retract_memory`](Channel::retract_memory).
+    /// stays in use, as in [`retract_memory`](ControlChannel::retract_memory).
     pub fn end(&mut self) {
         let begins = |message: &Control| {
             matches!(message, Control::Setup(_) | Control::Rule(_) | Control::Begin { .. })
@@ -163,7 +163,7 @@ impl Channel {
     pub fn sleep(&mut self) {
         self.due = Some(ASLEEP);
     }
-    /// Ends [`sleep`](Channel::sleep): the peer has sent something, or a send waits for it.
+    /// Ends [`sleep`](ControlChannel::sleep): the peer has sent something, or a send waits for it.
     pub fn wake(&mut self, now: Nanos) {
         let slept = self.due == Some(ASLEEP);
         if slept {
@@ -181,7 +181,8 @@ impl Channel {
         self.out.pop_front()
     }
 
-    /// Whether a message of the peer is the next. It is not taken yet: see [`accept`](Channel::accept).
+    /// Whether a message of the peer is the next. It is not taken yet: see
+    /// [`accept`](ControlChannel::accept).
     pub fn arrival(&self, seq: Psn) -> Arrival {
         match seq.since(self.expected) {
             0 => Arrival::Next,
@@ -201,7 +202,7 @@ mod tests {
 
     #[test]
     fn each_message_once_and_in_order() {
-        let (mut a, mut b) = (Channel::new(), Channel::new());
+        let (mut a, mut b) = (ControlChannel::new(), ControlChannel::new());
         assert_eq!((a.poll(0), a.deadline()), (None, None));
         a.send(Control::KeepAlive).unwrap();
         a.send(Control::Want { upto: 1 }).unwrap();
@@ -225,7 +226,7 @@ mod tests {
     /// One that gets no CPU asks seldom, and has not waited for longer than it left its peer time to answer.
     #[test]
     fn a_local_stall_is_no_silence_of_the_peer() {
-        let (mut channel, late) = (Channel::new(), 700 * FIRST_TIMEOUT);
+        let (mut channel, late) = (ControlChannel::new(), 700 * FIRST_TIMEOUT);
         channel.send(Control::KeepAlive).unwrap();
         let mut now = 1_000 * FIRST_TIMEOUT;
         let mut waits = 0;
@@ -247,7 +248,7 @@ mod tests {
     /// The number of a rule that was sent stays in use, and no other message about memory is sent.
     #[test]
     fn retracted_memory_is_not_sent_late() {
-        let mut channel = Channel::new();
+        let mut channel = ControlChannel::new();
         for message in [Control::Unrule { key: 1 }, Control::Begin { known: None }, Control::Bye { why: 0 }] {
             channel.send(message).unwrap();
         }
@@ -276,7 +277,7 @@ mod tests {
                 access,
             })
         };
-        let mut channel = Channel::new();
+        let mut channel = ControlChannel::new();
         [1, 2, 3, 2].iter().for_each(|key| channel.send(rule(*key)).unwrap());
         assert_eq!(channel.poll(0), Some((Psn::new(0), rule(1))));
         assert_eq!([2, 1, 4].map(|key| channel.retract_rule(key)), [2, 1, 0]);
@@ -290,7 +291,7 @@ mod tests {
     /// A connection that ends before its peer has its Setup does not begin there.
     #[test]
     fn an_end_that_is_over_does_not_begin_its_peer() {
-        let mut channel = Channel::new();
+        let mut channel = ControlChannel::new();
         for message in [Control::Begin { known: None }, Control::ResendRules, Control::Unrule { key: 1 }] {
             channel.send(message).unwrap();
         }
@@ -303,7 +304,7 @@ mod tests {
 
     #[test]
     fn no_more_messages_wait_than_all_rules() {
-        let mut channel = Channel::new();
+        let mut channel = ControlChannel::new();
         let sent = (0..).find(|key| channel.send(Control::Unrule { key: *key }).is_err());
         assert_eq!((sent, channel.waiting()), (Some(MOST as u32), MOST));
     }

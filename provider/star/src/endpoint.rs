@@ -16,7 +16,7 @@ use starverbs_core::env::{CompletionQueue, RecvQueue, SendQueue, TakenWqe};
 use starverbs_core::room::filled;
 use starverbs_core::{AsyncEvent, Cqe, Nanos, NicError, Psn, Qpn, SendFlags, Sge, WcFlags, WcStatus};
 
-use super::channel::Channel;
+use super::channel::ControlChannel;
 use super::control::{Control, Setup};
 use super::env::{News, SlEvent, StarEnv};
 use super::form::Form;
@@ -38,7 +38,7 @@ mod window_op;
 pub use linger::Linger;
 pub use revert::Left;
 pub use track::Patience;
-use track::Track;
+use track::QueueTrack;
 use window_op::WindowOpState;
 
 /// Unsignaled sends with a CQEP in a turn of the send queue.
@@ -117,8 +117,8 @@ pub struct SlQp<E: StarEnv> {
     init: SlInit<E>,
     peer: SfPeer,
     state: SlState,
-    send: Track,
-    recv: Track,
+    send: QueueTrack,
+    recv: QueueTrack,
     /// The next send cannot be sent
     stuck: bool,
     /// The oldest send, if it is a window operation
@@ -134,7 +134,7 @@ pub struct SlQp<E: StarEnv> {
     stride: usize,
     /// Shared receive queue: sequence up to which SF wants receives
     wanted: Psn,
-    channel: Channel,
+    channel: ControlChannel,
     /// Messages without an answer that WQEs must not overtake: the set-up, and rules
     gate: u32,
     /// Memory messages without an answer
@@ -174,8 +174,8 @@ impl<E: StarEnv> SlQp<E> {
         }
         let stride = init.rq.max_sge().min(MAX_SGE);
         Ok(SlQp {
-            send: Track::new(sq_depth)?,
-            recv: Track::new(rq_depth)?,
+            send: QueueTrack::new(sq_depth)?,
+            recv: QueueTrack::new(rq_depth)?,
             recvs: filled(rq_depth as usize)?,
             sges: filled(rq_depth as usize * stride)?,
             init,
@@ -187,7 +187,7 @@ impl<E: StarEnv> SlQp<E> {
             base: 0,
             stride,
             wanted: Psn::default(),
-            channel: Channel::new(),
+            channel: ControlChannel::new(),
             gate: 0,
             changes: Changes::default(),
             sf_lacks_rules: false,
@@ -354,7 +354,7 @@ impl<E: StarEnv> SlQp<E> {
         self.supply(env, now);
     }
 
-    fn track(&mut self, queue: Queue) -> &mut Track {
+    fn track(&mut self, queue: Queue) -> &mut QueueTrack {
         match queue {
             Queue::Send => &mut self.send,
             Queue::Recv => &mut self.recv,

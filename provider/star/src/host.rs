@@ -7,7 +7,7 @@
 //! travel.
 
 use starverbs_core::env::Env;
-use starverbs_core::nic::{Handover, Nic};
+use starverbs_core::nic::{Nic, QpHandover};
 use starverbs_core::{FrameMeta, Gid, Nanos, NicError, QpState, Qpn};
 
 use super::bounds::MemRange;
@@ -23,7 +23,7 @@ mod places;
 pub mod roles;
 
 use endpoints::Endpoints;
-use roles::{Identity, Roles};
+use roles::{CardIdentity, Roles};
 
 /// What [`Ends`] needs beside what both halves do. Clones of a queue are handles of the same one, which
 /// the card's owner uses, too. Who posts to an SRQ that was found empty calls [`Endpoints::ring_srq`].
@@ -116,7 +116,7 @@ pub struct Ends<E: EndpointHost> {
 
 impl<E: EndpointHost> Ends<E> {
     /// None yet, on a card with this memory. `Exhausted`: the host has none to keep that.
-    pub fn new(identity: Identity, nic: &mut Nic<E>) -> Result<Self, NicError> {
+    pub fn new(identity: CardIdentity, nic: &mut Nic<E>) -> Result<Self, NicError> {
         let stats = nic.stats().clone();
         let mut endpoints =
             Endpoints::new(identity.boot_epoch(), identity.boot, identity.form, stats.clone());
@@ -199,6 +199,6 @@ impl<E: EndpointHost> Ends<E> {
 
 /// Other handles of the queues of a QP that the card has.
 fn queues_of<E: EndpointHost>(turn: &Turn<'_, E>, qpn: Qpn) -> Result<Queues<E>, NicError> {
-    let Handover { sq, rq, send_cq, recv_cq, .. } = turn.nic.handover(qpn)?;
+    let QpHandover { sq, rq, send_cq, recv_cq, .. } = turn.nic.handover(qpn)?;
     Ok(Queues { sq: sq.clone(), rq: rq.cloned(), send_cq: send_cq.clone(), recv_cq: recv_cq.clone() })
 }

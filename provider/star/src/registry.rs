@@ -131,14 +131,14 @@ struct Domain {
 
 /// The rules of a card, and its stateful connections.
 #[derive(Default)]
-pub struct Registry {
+pub struct RuleRegistry {
     domains: Slab<Domain>,
     conns: Slab<RegisteredConn>,
     slots: Vec<RuleSlot>,
     free: Vec<u32>,
 }
 
-impl Registry {
+impl RuleRegistry {
     /// A connection begins: its packets go to `av` at UDP port `port`, behind `prefix`. `Exhausted`: no
     /// memory.
     pub fn join(

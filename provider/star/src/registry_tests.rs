@@ -7,7 +7,7 @@ fn server(pd: u32) -> MemoryOwner {
     MemoryOwner { gid: Gid::from_ipv4([10, 0, 0, 9]), boot: 1, pd: PdId(pd) }
 }
 
-fn join(registry: &mut Registry, pd: u32, qpn: Qpn) -> ConnId {
+fn join(registry: &mut RuleRegistry, pd: u32, qpn: Qpn) -> ConnId {
     registry.join(server(pd), Av::default(), 4793, Prefix { qpn, epoch: 1 }).unwrap()
 }
 
@@ -16,14 +16,14 @@ fn rule(key: u32, pd: u32, qpn: Qpn) -> MemoryRule {
     MemoryRule { key, pd: PdId(pd), qpn, addr: 0x1000, len: 0x100, iova: 0x10, access }
 }
 
-fn may(registry: &Registry, conn: ConnId, rule: RuleRef, addr: u64, len: u32, need: Access) -> bool {
+fn may(registry: &RuleRegistry, conn: ConnId, rule: RuleRef, addr: u64, len: u32, need: Access) -> bool {
     let conn = &registry.conns[conn.0 as usize];
     registry.allows(conn, &Claim::Memory { rule, addr, len, need })
 }
 
 #[test]
 fn a_rule_opens_its_bytes_to_its_domain_and_queue_pair() {
-    let mut all = Registry::default();
+    let mut all = RuleRegistry::default();
     let (a, b, other) = (join(&mut all, 1, 5), join(&mut all, 1, 6), join(&mut all, 2, 7));
     all.add(a, rule(30, 1, 0)).unwrap();
     all.add(b, rule(10, 1, 6)).unwrap();
@@ -52,7 +52,7 @@ fn a_rule_opens_its_bytes_to_its_domain_and_queue_pair() {
 
 #[test]
 fn what_was_found_before_is_worth_nothing_after() {
-    let mut all = Registry::default();
+    let mut all = RuleRegistry::default();
     let a = join(&mut all, 1, 5);
     for _ in 0..3 {
         all.add(a, rule(30, 1, 0)).unwrap();
@@ -79,7 +79,7 @@ fn what_was_found_before_is_worth_nothing_after() {
 
 #[test]
 fn rings_and_rules_end_with_their_connections() {
-    let mut all = Registry::default();
+    let mut all = RuleRegistry::default();
     let (a, b) = (join(&mut all, 1, 5), join(&mut all, 1, 6));
     let ring = all.add_ring(a, 0x5000, 4 * CQE_SLOT).unwrap();
     assert!(may(&all, a, ring, 0x5060, 32, Access::LOCAL_WRITE));
@@ -100,7 +100,7 @@ fn rings_and_rules_end_with_their_connections() {
 /// Ends that make no request any more keep no rules alive that nobody can remove; SL still gets completions.
 #[test]
 fn ended_connections_hold_no_rules() {
-    let mut all = Registry::default();
+    let mut all = RuleRegistry::default();
     let (a, b) = (join(&mut all, 1, 5), join(&mut all, 1, 6));
     let ring = all.add_ring(a, 0x4000, CQE_SLOT).unwrap();
     all.add(a, rule(30, 1, 0)).unwrap();

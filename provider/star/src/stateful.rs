@@ -47,11 +47,11 @@ use starverbs_core::{
     Access, Av, Counters, Mtu, Nanos, NicError, PdId, Psn, QpState, Qpn, Seg, Sge, WcStatus,
 };
 
-use super::channel::Channel;
+use super::channel::ControlChannel;
 use super::control::Setup;
 use super::env::StarEnv;
 use super::form::Form;
-use super::registry::{ConnId, MemoryOwner, Registry, RuleRef};
+use super::registry::{ConnId, MemoryOwner, RuleRef, RuleRegistry};
 use super::ring::{CQE_SLOT, REPLAY_SLOT};
 use super::stateless::is_later;
 use super::wire::{Prefix, Queue};
@@ -72,7 +72,7 @@ pub struct CardCtx<'a, E: StarEnv> {
     /// Memory of this end
     pub mrs: &'a mut MrTable<E::Mrs>,
     /// What may be done with memory of others
-    pub registry: &'a mut Registry,
+    pub registry: &'a mut RuleRegistry,
     /// Shared receive queues
     pub srqs: &'a mut dyn SharedReceives,
     /// The way to SL's card
@@ -195,7 +195,7 @@ pub struct Stateful<E: StarEnv> {
     left_until: Nanos,
     /// SL's QP refused a request of ours, and its Bye was not sent
     refused: Option<WcStatus>,
-    channel: Channel,
+    channel: ControlChannel,
     /// A control message whose answer is to leave
     answer_owed: Option<Psn>,
     /// SL has sent all rules of before: our own requests may begin
@@ -234,7 +234,7 @@ impl<E: StarEnv> Stateful<E> {
         local: Local<E>,
         setup: Setup,
         peer: SlPeer,
-        channel: Channel,
+        channel: ControlChannel,
     ) -> Result<Self, NicError> {
         let server = MemoryOwner { gid: peer.av.dgid, boot: setup.boot, pd: setup.pd };
         let prefix = Prefix { qpn: peer.qpn, epoch: peer.epoch };
@@ -252,7 +252,7 @@ impl<E: StarEnv> Stateful<E> {
         local: Local<E>,
         setup: Setup,
         peer: SlPeer,
-        channel: Channel,
+        channel: ControlChannel,
         conn: ConnId,
     ) -> Result<Self, NicError> {
         let depths = [setup.sq_depth, setup.rq_depth, setup.replay_slots];

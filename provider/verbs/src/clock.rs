@@ -35,7 +35,7 @@ pub(crate) struct CpuTime {
 }
 
 /// CPU time between two looks.
-pub(crate) struct Taken {
+pub(crate) struct CpuInterval {
     /// Of the thread that polls
     pub(crate) poller: Nanos,
     /// Of others
@@ -59,11 +59,11 @@ impl CpuTime {
     }
 
     /// What was taken since `before`. If another thread polled then, it is others that run.
-    pub(crate) fn since(&self, before: &CpuTime) -> Taken {
+    pub(crate) fn since(&self, before: &CpuTime) -> CpuInterval {
         if before.poller.is_some_and(|poller| self.poller != Some(poller)) {
-            return Taken { poller: 0, others: Nanos::MAX };
+            return CpuInterval { poller: 0, others: Nanos::MAX };
         }
         let poller = self.own.saturating_sub(before.own);
-        Taken { poller, others: self.others.saturating_sub(before.others) }
+        CpuInterval { poller, others: self.others.saturating_sub(before.others) }
     }
 }

@@ -29,9 +29,9 @@ use std::sync::Arc;
 pub use conn::Conn;
 pub use event::{CmEvent, CmEventKind, TIMED_OUT};
 pub use starverbs_cm::{
-    ACCEPT_PRIVATE, ANSWER_PRIVATE, Accept, Bind, CONNECT_PRIVATE, Connect, Ece, PortSpace, QpSide,
-    REJECT_PRIVATE, RESOLVE_PRIVATE, Request, Resolve, Resolved, Resolving, Response, Service, SidrAnswer,
-    reason, sidr,
+    ACCEPT_PRIVATE, ANSWER_PRIVATE, Accept, BindAddr, CONNECT_PRIVATE, Connect, ConnectResponse, Ece,
+    PortSpace, QpSide, REJECT_PRIVATE, RESOLVE_PRIVATE, Request, Resolve, Resolved, Resolving, Service,
+    SidrAnswer, reason, sidr,
 };
 
 use starverbs_cm::{ListenAt, ListenerId};
@@ -96,7 +96,7 @@ impl Agent {
     /// at any address, or any is asked for and somebody has it at one, or no port is left to pick;
     /// ENOMEM: this process holds 1024; EACCES: the port is for who has CAP_NET_BIND_SERVICE
     /// (`ip_unprivileged_port_start`, ip(7)).
-    pub fn bind(&self, bind: Bind) -> Result<Reservation> {
+    pub fn bind(&self, bind: BindAddr) -> Result<Reservation> {
         let (scope, local) = address::scope(&self.card()?.info().addrs, bind.local, bind.v6_only)?;
         let claim = |port: u16| {
             let at = ListenAt { service: bind.space.service_id(port), scope };

@@ -4,7 +4,7 @@
 
 use starverbs_backend::HostAddr;
 use starverbs_backend::host;
-use starverbs_core::{Gid, Limits, MAX_GROUP_QPS, Mtu};
+use starverbs_core::{CardLimits, Gid, MAX_GROUP_QPS, Mtu};
 use starverbs_queues::board::{CAP_MULTICAST, CAP_XRC, DeviceReply};
 use starverbs_settings::Settings;
 
@@ -267,7 +267,7 @@ pub struct GidEntry {
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceInfo {
     pub(crate) attr: DeviceAttr,
-    pub(crate) limits: Limits,
+    pub(crate) limits: CardLimits,
     /// Memory that queues and tables may take, bytes
     pub(crate) memory: u64,
     pub(crate) port: PortAttr,
@@ -282,7 +282,7 @@ impl DeviceInfo {
         let guid = host::guid(&addrs);
         let port = port_attr(active_mtu(settings, &addrs), link_speed(&addrs));
         let memory = allowance::bytes(settings);
-        let limits = Limits::fitting(memory.saturating_sub(CARD_BYTES));
+        let limits = CardLimits::fitting(memory.saturating_sub(CARD_BYTES));
         let attr = attr(guid, starverbs_backend::max_groups(&addrs), &limits, memory);
         Ok(DeviceInfo { attr, limits, memory, port, addrs, local_mtu: mtu_cap(settings) })
     }
@@ -395,7 +395,7 @@ fn longest(most: u32, each: u64, memory: u64) -> u32 {
     u32::try_from(fits.max(1)).map_or(most, |fits| most.min(1 << fits.ilog2()))
 }
 
-fn attr(guid: u64, groups: u32, limits: &Limits, memory: u64) -> DeviceAttr {
+fn attr(guid: u64, groups: u32, limits: &CardLimits, memory: u64) -> DeviceAttr {
     let max_qp_wr = longest(MAX_QP_WR, WR_BYTES, memory);
     let max_cq =
         u32::try_from(memory.saturating_sub(CARD_BYTES) / CQ_BYTES).map_or(MAX_CQ, |n| n.clamp(1, MAX_CQ));
@@ -524,7 +524,7 @@ mod tests {
     #[test]
     fn what_is_told_fits_the_memory() {
         let limits_of = |memory: u64| {
-            let limits = Limits::fitting(memory - CARD_BYTES);
+            let limits = CardLimits::fitting(memory - CARD_BYTES);
             attr(1, 0, &limits, memory)
         };
         let (much, some, little) = (limits_of(64 << 30), limits_of(8 << 30), limits_of(64 << 20));
@@ -544,7 +544,7 @@ mod tests {
         let info = |settings: &Settings| {
             let addrs = vec![addr(false, 1500)];
             let port = port_attr(active_mtu(settings, &addrs), None);
-            let (limits, memory) = (Limits::default(), u64::MAX);
+            let (limits, memory) = (CardLimits::default(), u64::MAX);
             let attr = attr(1, 0, &limits, memory);
             DeviceInfo { attr, limits, memory, port, addrs, local_mtu: mtu_cap(settings) }
         };

@@ -12,7 +12,7 @@ use starverbs_star::control::Preference;
 use crate::ah::AhAttr;
 use crate::context::Context;
 use crate::cq::{Cq, CqShared};
-use crate::device::command::{Star, Xrc};
+use crate::device::command::{StarCommand, Xrc};
 use crate::device::soft::shared_qps::AttachmentId;
 use crate::device::{Command, Device};
 use crate::error::{Result, VerbsError};
@@ -236,7 +236,7 @@ impl Qp {
         if !self.0.has_preference() {
             return Err(VerbsError::Unsupported("StaR for a queue pair that was made without"));
         }
-        device.control(Command::Star(Star::SetRole { qpn: self.0.qpn, role: preference }))?;
+        device.control(Command::Star(StarCommand::SetRole { qpn: self.0.qpn, role: preference }))?;
         self.0.preference.store(preference as u8, Ordering::Relaxed);
         Ok(())
     }
@@ -248,7 +248,7 @@ impl Qp {
     pub fn star(&self) -> Result<StarInfo> {
         let device = self.0.pd.context().device()?;
         let role = self.0.has_preference().then(|| self.0.preference());
-        device.control(Command::Star(Star::Query { qpn: self.0.qpn, role }))?.star()
+        device.control(Command::Star(StarCommand::Query { qpn: self.0.qpn, role }))?.star()
     }
 
     /// Its state now; RESET when it is gone.

@@ -31,7 +31,7 @@ mod readers;
 
 pub(crate) use backing::FileBytes;
 pub(crate) use export::{Exports, Published};
-pub(crate) use gates::{Gate, Gates};
+pub(crate) use gates::{GatePass, Gates};
 pub(crate) use import::{Foreign, ForeignList, Importer};
 pub(crate) use kept::ImportTable;
 pub(crate) use mrs::MrMemory;

@@ -17,12 +17,12 @@ use starverbs_core::{
 };
 use starverbs_sim::{Faults, Net, READ, Recv, Send, SimCq, SimEnv, SimHost, SimRq, SimSq, StarFrame, WRITE};
 use starverbs_star::bounds::Bounds;
-use starverbs_star::channel::Channel;
+use starverbs_star::channel::ControlChannel;
 use starverbs_star::control::Setup;
 use starverbs_star::endpoint::{Patience, SlInit, SlQp};
 use starverbs_star::env::StarSource;
 use starverbs_star::form::Form;
-use starverbs_star::registry::Registry;
+use starverbs_star::registry::RuleRegistry;
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT};
 use starverbs_star::stateful::{self, Local, SharedReceives, Stateful, Waits};
 use starverbs_star::stateless::{self, SfPeer};
@@ -44,7 +44,7 @@ struct World {
     sl: SlQp<SimEnv>,
     sf: Stateful<SimEnv>,
     bounds: Bounds,
-    registry: Registry,
+    registry: RuleRegistry,
     path: Path<Aimd>,
     mrs: MrTable,
     stats: [Rc<Counters>; 2],
@@ -66,7 +66,7 @@ impl SharedReceives for NoSrq {
 
 fn card_of<'a>(
     host: &'a mut SimHost,
-    (mrs, registry, path): (&'a mut MrTable, &'a mut Registry, &'a mut Path<Aimd>),
+    (mrs, registry, path): (&'a mut MrTable, &'a mut RuleRegistry, &'a mut Path<Aimd>),
     srqs: &'a mut NoSrq,
     stats: &'a Counters,
     now: u64,
@@ -87,7 +87,8 @@ impl World {
         let (sqs, rqs) = ([0; 2].map(|_| SimSq::new(4)), [0; 2].map(|_| SimRq::new(4, 2)));
         let cqs = [0; 2].map(|_| SimCq::new(4096));
         let stats: [Rc<Counters>; 2] = Default::default();
-        let (mut bounds, mut mrs, mut registry) = (Bounds::new(), MrTable::default(), Registry::default());
+        let (mut bounds, mut mrs, mut registry) =
+            (Bounds::new(), MrTable::default(), RuleRegistry::default());
         let mut open = [Sge::default(); 2];
         for (at, host) in net.hosts.iter_mut().enumerate() {
             host.env.memory.watch();
@@ -170,7 +171,7 @@ impl World {
         let avs = [net.hosts[SL].av(net.hosts[SF].gid), net.hosts[SF].av(net.hosts[SL].gid)];
         let [port, control_port] = net.hosts[SL].env.star.ports;
         let peer = stateful::SlPeer { av: avs[SF], port, control_port, qpn: QPNS[SL], epoch: EPOCH };
-        let mut channel = Channel::new();
+        let mut channel = ControlChannel::new();
         channel.accept();
         let mut none = NoSrq;
         let mut path = Path::new(&Gid::default(), 1 << 20);

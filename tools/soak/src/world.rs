@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use starverbs_core::{AsyncEvent, Limits, Nanos, NicConfig, PdId, QpState, Qpn, SrqId};
+use starverbs_core::{AsyncEvent, CardLimits, Nanos, NicConfig, PdId, QpState, Qpn, SrqId};
 use starverbs_sim::{Faults, Net, Rng, SimCq, SimRq};
 
 use crate::conn::{Conn, RecvWr};
@@ -102,7 +102,7 @@ impl World {
     pub fn new(seed: u64, plan: Plan, trace: bool) -> Self {
         /* small pools come to their end, and cost less to make */
         let pools = [(8, 2), (16, 4), (48, 16), (1024, 64)][if plan.is_long { 3 } else { seed as usize % 3 }];
-        let limits = Limits { qps: 4096, ..Limits::default() };
+        let limits = CardLimits { qps: 4096, ..CardLimits::default() };
         let cfg = NicConfig {
             mtu: plan.mtu,
             max_msg: MAX_MSG,

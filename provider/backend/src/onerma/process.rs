@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use starverbs_core::{Gid, Nanos};
-use starverbs_onerma::congestion::{Settings, Timeouts};
+use starverbs_onerma::congestion::{CongestionSettings, Timeouts};
 use starverbs_onerma::executor::{Executor, Finished, SubmitError, Transfer};
 use starverbs_onerma::wire::{OVERHEAD, PORT};
 use starverbs_onerma::{
@@ -44,7 +44,7 @@ pub struct ProcessOptions {
     /// Capacities and waits of the card; its fragment is cut to what the interface takes
     pub card: CardConfig,
     /// Congestion control
-    pub congestion: Settings,
+    pub congestion: CongestionSettings,
 }
 
 impl Default for ProcessOptions {
@@ -61,7 +61,7 @@ impl Default for ProcessOptions {
             slots: 64,
             retries: 7,
             card: CardConfig { window: 256 << 10, nack_threshold: 1 << 20, ..waits },
-            congestion: Settings { timeouts, ..Settings::of_rtt(100_000) },
+            congestion: CongestionSettings { timeouts, ..CongestionSettings::of_rtt(100_000) },
         }
     }
 }
@@ -100,7 +100,7 @@ impl Process {
         let config = CardConfig { fragment, slots: options.card.slots.max(slots), ..options.card };
         let timeouts = options.congestion.timeouts;
         let timeouts = timeouts.map(|timeouts| Timeouts { longest: config.timeout, ..timeouts });
-        let congestion = Settings { timeouts, ..options.congestion };
+        let congestion = CongestionSettings { timeouts, ..options.congestion };
         let counters = SealCounters::of_range(numbers);
         let mut card = OneRmaCard::new(config, GcmSeal, addr.gid, sender_of(&addr.gid), counters)
             .ok_or(BackendError::NoMemory)?;

@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::handover::Handover;
+use crate::handover::SocketHandover;
 use crate::inbox::Inbox;
 use crate::registry::QpnBlock;
 
@@ -53,8 +53,8 @@ fn await_input(fd: RawFd) {
 fn by_datagrams(port: u16, size: usize) -> f64 {
     let block = QpnBlock::claim(port).expect("a free block");
     let (body, mut inbox) = (vec![1; size], Inbox::new(4).expect("memory"));
-    let mut handover = Handover::new(port);
-    let write = || handover.pass(block.number(), &[0; 32], &body) == Passed::Yes;
+    let mut handover = SocketHandover::new(port);
+    let write = || handover.pass(block.number(), &[0; 32], &body) == PassedOn::Yes;
     rate(write, || {
         let got = inbox.fill(block.fd());
         if got == 0 {
@@ -69,7 +69,7 @@ fn by_session(port: u16, size: usize, polled: bool) -> f64 {
     let (body, mut room) = (vec![1; size], vec![0; 1 << 16]);
     b.set_polled(polled);
     rate(
-        || a.pass(8, &[0; 32], &body) == Passed::Yes,
+        || a.pass(8, &[0; 32], &body) == PassedOn::Yes,
         || {
             if b.next_frames(&mut room).is_some() {
                 return 1;

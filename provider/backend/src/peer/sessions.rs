@@ -16,12 +16,12 @@ use super::hello::{self, CHANNEL, GATES, Hello, MEM, MRS, PROCESS, READERS, RING
 use super::memory::RingMemory;
 use super::session::Session;
 use super::socket::{self, SocketMessage};
-use super::{ChannelNews, Consumer, ListenerId, SessionId};
+use super::{ChannelNews, Consumer, SessionId, SessionListenerId};
 use crate::BackendError;
 use crate::descriptor::Socket;
 use crate::epoll::Epoll;
 use crate::error::os_error;
-use crate::handover::Handover;
+use crate::handover::SocketHandover;
 use crate::sockopt::monotonic;
 use awake::Awake;
 pub(super) use awake::AwakeConsumer;
@@ -48,7 +48,7 @@ const WATCHED: u64 = 1;
 
 /// A name under which sessions begin.
 struct Listener {
-    id: ListenerId,
+    id: SessionListenerId,
     block: u32,
     /// The user that others see here
     own: libc::uid_t,
@@ -73,7 +73,7 @@ pub(super) struct Sessions {
     sessions: Vec<Option<Session>>,
     pub(super) ways: HashMap<u32, BlockRoute>,
     /// To processes with which there can be none
-    pub(super) datagrams: Handover,
+    pub(super) datagrams: SocketHandover,
     awake: [Awake; Consumer::ALL.len()],
     uses_links: bool,
     rounds: u32,
@@ -95,7 +95,7 @@ impl Sessions {
             serial: 0,
             sessions: Vec::new(),
             ways: HashMap::new(),
-            datagrams: Handover::new(port),
+            datagrams: SocketHandover::new(port),
             awake: Default::default(),
             uses_links: false,
             rounds: 0,
@@ -128,11 +128,11 @@ impl Sessions {
         address: &UnixAddr,
         block: u32,
         only: Option<libc::uid_t>,
-    ) -> Result<ListenerId, BackendError> {
+    ) -> Result<SessionListenerId, BackendError> {
         let socket = socket::listen(address)?;
         self.listeners.try_reserve(1).map_err(|_| BackendError::NoMemory)?;
         self.serial = self.serial.wrapping_add(1);
-        let id = ListenerId(self.serial);
+        let id = SessionListenerId(self.serial);
         self.epoll.add(&socket, LISTENER | u64::from(id.0))?;
         let known = self.listeners.iter().any(|listener| listener.block == block);
         self.listeners.push(Listener { id, block, own: socket::user(), only, socket });
@@ -146,7 +146,7 @@ impl Sessions {
         Ok(id)
     }
 
-    pub(super) fn end_listening(&mut self, id: ListenerId) {
+    pub(super) fn end_listening(&mut self, id: SessionListenerId) {
         self.listeners.retain(|listener| {
             if listener.id == id {
                 self.epoll.remove(&listener.socket);
@@ -270,7 +270,7 @@ impl Sessions {
         let mut watched = false;
         for what in self.epoll.look() {
             match what & EXIT {
-                LISTENER => self.accept(ListenerId(what as u32)),
+                LISTENER => self.accept(SessionListenerId(what as u32)),
                 SESSION => self.receive(SessionId::of_bits(what)),
                 EXIT => self.end(SessionId::of_bits(what)),
                 _ if what == WATCHED => watched = true,
@@ -280,7 +280,7 @@ impl Sessions {
         watched
     }
 
-    fn accept(&mut self, id: ListenerId) {
+    fn accept(&mut self, id: SessionListenerId) {
         let Some(listener) = self.listeners.iter().find(|listener| listener.id == id) else { return };
         let Some(socket) = socket::accept(&listener.socket) else { return };
         let Some(who) = socket::credentials(&socket) else { return };

@@ -34,28 +34,28 @@ fn sessions(peers: &Peers) -> usize {
 fn messages_reach_owners_and_nobody_else_is_waited_for() {
     const PORT: u16 = 65020;
     let (a, b) = (peers(PORT, 7), peers(PORT, 8));
-    assert_eq!(a.pass(9, b"ab", b"cd"), Passed::NoOwner);
-    assert_eq!(a.pass(8, b"ab", b"cd"), Passed::Yes, "it need not be there to take it");
+    assert_eq!(a.pass(9, b"ab", b"cd"), PassedOn::NoOwner);
+    assert_eq!(a.pass(8, b"ab", b"cd"), PassedOn::Yes, "it need not be there to take it");
     assert_eq!(take(&b).as_deref(), Some(&b"abcd"[..]));
     assert_eq!(take(&b), None);
-    assert_eq!(b.pass(7, b"", b"back"), Passed::Yes);
+    assert_eq!(b.pass(7, b"", b"back"), PassedOn::Yes);
     assert_eq!(take(&a).as_deref(), Some(&b"back"[..]));
     assert_eq!([sessions(&a), sessions(&b)], [1, 1], "one for the pair, whoever began it");
     let body = [1; 4096];
-    while a.pass(8, b"ab", &body) == Passed::Yes {}
-    assert_eq!(a.pass(8, b"ab", &body), Passed::Full, "an owner that does not read");
+    while a.pass(8, b"ab", &body) == PassedOn::Yes {}
+    assert_eq!(a.pass(8, b"ab", &body), PassedOn::Full, "an owner that does not read");
     a.with(|sessions| {
         let stall = &mut sessions.all().next().expect("a session").stall;
         assert!(!stall.is_over(monotonic()), "it is not waited for again soon");
         *stall = Stall::default();
     });
     while take(&b).is_some() {}
-    assert_eq!(a.pass(8, b"ab", b"cd"), Passed::Yes, "it reads again");
+    assert_eq!(a.pass(8, b"ab", b"cd"), PassedOn::Yes, "it reads again");
     drop(b);
     a.look();
-    assert_eq!(a.pass(8, b"ab", b"cd"), Passed::NoOwner);
+    assert_eq!(a.pass(8, b"ab", b"cd"), PassedOn::NoOwner);
     let heir = peers(PORT, 8);
-    assert_eq!(a.pass(8, b"ab", b"cd"), Passed::Yes, "the next owner is found");
+    assert_eq!(a.pass(8, b"ab", b"cd"), PassedOn::Yes, "the next owner is found");
     assert!(take(&heir).is_some());
 }
 
@@ -65,7 +65,7 @@ fn messages_before_the_end_are_read() {
     let b = peers(PORT, 8);
     let a = peers(PORT, 7);
     for n in 0..100u8 {
-        assert_eq!(a.pass(8, &[n], b""), Passed::Yes);
+        assert_eq!(a.pass(8, &[n], b""), PassedOn::Yes);
     }
     drop(a);
     for n in 0..100 {
@@ -78,12 +78,12 @@ fn messages_before_the_end_are_read() {
 fn a_block_that_is_claimed_later_is_reached_by_the_same_session() {
     const PORT: u16 = 65022;
     let (a, b) = (peers(PORT, 7), peers(PORT, 8));
-    assert_eq!(a.pass(8, b"", b"x"), Passed::Yes);
+    assert_eq!(a.pass(8, b"", b"x"), PassedOn::Yes);
     assert!(take(&b).is_some());
     assert!(b.offer_block(9).expect("a descriptor").is_some());
     assert!(a.offer_block(9).expect("a descriptor").is_none(), "somebody has it");
     a.look();
-    assert_eq!(a.pass(9, b"", b"y"), Passed::Yes);
+    assert_eq!(a.pass(9, b"", b"y"), PassedOn::Yes);
     assert_eq!(take(&b).as_deref(), Some(&b"y"[..]));
     assert_eq!([sessions(&a), sessions(&b)], [1, 1]);
 }
@@ -122,11 +122,11 @@ fn sleepers_are_woken() {
 fn a_reader_that_is_stopped_costs_no_more_than_its_ring() {
     const PORT: u16 = 65024;
     let (a, b) = (peers(PORT, 7), peers(PORT, 8));
-    assert_eq!(a.pass(8, b"", b"x"), Passed::Yes);
+    assert_eq!(a.pass(8, b"", b"x"), PassedOn::Yes);
     assert!(take(&b).is_some());
     let mut sent = 0;
     for n in 0..10_000u32 {
-        sent += u32::from(a.pass(8, &n.to_ne_bytes(), &[3; 1000]) == Passed::Yes);
+        sent += u32::from(a.pass(8, &n.to_ne_bytes(), &[3; 1000]) == PassedOn::Yes);
     }
     assert!(sent > 100 && sent as usize <= RING / 1000, "{sent}");
     for n in 0..sent {
@@ -150,7 +150,7 @@ fn garbage_in_the_rings_ends_the_session() {
         drop(liar);
     }
     let a = peers(PORT, 7);
-    assert_eq!(a.pass(8, b"", b"x"), Passed::Yes);
+    assert_eq!(a.pass(8, b"", b"x"), PassedOn::Yes);
     assert!(take(&b).is_some());
 }
 
@@ -184,7 +184,7 @@ fn a_bad_hello_gets_no_session() {
 fn a_session_of_another_user_carries_frames_alone() {
     const PORT: u16 = 65027;
     let (a, b) = (peers(PORT, 7), peers(PORT, 8));
-    assert_eq!(a.pass(8, b"", b"x"), Passed::Yes);
+    assert_eq!(a.pass(8, b"", b"x"), PassedOn::Yes);
     assert!(take(&b).is_some());
     a.look();
     for peers in [&a, &b] {
@@ -205,7 +205,7 @@ fn a_session_of_another_user_carries_frames_alone() {
     assert!(a.send(old, true, &[&[2, 0, 0, 0, 9, 0, 0, 0], b"data"], true));
     let mut room = [0; MESSAGE];
     assert_eq!(links[1].next(&mut room), None);
-    assert_eq!(a.pass(8, b"", b"y"), Passed::Yes);
+    assert_eq!(a.pass(8, b"", b"y"), PassedOn::Yes);
     assert!(take(&b).is_some());
 }
 
@@ -213,7 +213,7 @@ fn a_session_of_another_user_carries_frames_alone() {
 fn a_session_that_a_child_has_too_ends_here() {
     const PORT: u16 = 65028;
     let (a, b) = (peers(PORT, 7), peers(PORT, 8));
-    assert_eq!(a.pass(8, b"", b"x"), Passed::Yes);
+    assert_eq!(a.pass(8, b"", b"x"), PassedOn::Yes);
     assert!(take(&b).is_some());
     a.look();
     let in_child = a.with(|sessions| {
@@ -345,7 +345,7 @@ fn who_has_channels_is_told_of_the_end() {
     const PORT: u16 = 65032;
     let (a, b, c) = (peers(PORT, 7), peers(PORT, 8), peers(PORT, 9));
     let (session, _asking) = open_channel(&a, 8).expect("a channel");
-    assert_eq!(c.pass(8, b"", b"x"), Passed::Yes);
+    assert_eq!(c.pass(8, b"", b"x"), PassedOn::Yes);
     b.look();
     [&a, &c].into_iter().for_each(|peers| assert!(!peers.look()));
     drop(b);

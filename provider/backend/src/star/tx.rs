@@ -16,13 +16,13 @@ use crate::tx::{Datagram, Framing, Route, Sender, Tx};
 use crate::{BackendError, HostAddr};
 
 /// The sending half of both ports.
-pub type StarTx<C> = Tx<Star, C>;
+pub type StarTx<C> = Tx<StarFraming, C>;
 
 /// The framing of StaR.
 #[derive(Debug, Default)]
-pub struct Star(Ways);
+pub struct StarFraming(Ways);
 
-impl Framing for Star {
+impl Framing for StarFraming {
     const COVERS_IP_ID: bool = false;
     const ANYWHERE: bool = true;
 
@@ -66,7 +66,7 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
                     fd.map(|fd| Sender { fd: Arc::clone(fd), sport: half.port, gso: settings.gso });
             }
         }
-        Tx::new(settings, addrs, Star::default(), senders.into(), counters, capture)
+        Tx::new(settings, addrs, StarFraming::default(), senders.into(), counters, capture)
     }
 
     /// The UDP port of a half, for peers to know.

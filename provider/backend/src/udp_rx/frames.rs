@@ -9,8 +9,8 @@ use starverbs_core::{Counters, FrameMeta, QPN_BLOCK_SHIFT, QPN_GSI, Qpn};
 
 use super::mads::SPECIAL_BLOCK;
 use super::{Cursor, FrameOrigin, MULTICAST_BLOCK, REQUESTS, Rx};
-use crate::control::{self, CardMessage, RUN_HEADER, Request, SENT, SteeringAnswer, StrayFrames};
-use crate::handover::Passed;
+use crate::control::{self, CardMessage, RUN_HEADER, SENT, StatRequest, SteeringAnswer, StrayFrames};
+use crate::handover::PassedOn;
 use crate::probe::{PROBE_OPCODE, PendingProbes, Probe, decode_check, is_own_host};
 use crate::registry;
 
@@ -228,7 +228,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             CardMessage::Request(text) => {
                 if self.requests.len() < REQUESTS {
                     let (from, from_len) = self.block_inbox.unix_sender(slot);
-                    self.requests.push_back(Request { from, from_len, text: text.to_vec() });
+                    self.requests.push_back(StatRequest { from, from_len, text: text.to_vec() });
                 }
                 None
             }
@@ -280,15 +280,15 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             tag: 0,
         });
         match self.peers.pass(block, &head, run) {
-            Passed::Yes => {
+            PassedOn::Yes => {
                 self.counters.handed_on.add(frames);
                 // Steering looks at a datagram's first frame; the others' place says nothing about it.
                 if from == 0 {
                     self.steering.saw_wrong();
                 }
             }
-            Passed::NoOwner => self.counters.drop_no_owner.add(frames),
-            Passed::Full => self.counters.drop_handover.add(frames),
+            PassedOn::NoOwner => self.counters.drop_no_owner.add(frames),
+            PassedOn::Full => self.counters.drop_handover.add(frames),
         }
     }
 

@@ -10,7 +10,7 @@ use starverbs_core::{Counters, MAD_LEN, QPN_GSI};
 use super::frames::qpn;
 use super::{Cursor, FrameOrigin, Rx};
 use crate::control::{self, StrayFrames};
-use crate::handover::{Passed, pass_to};
+use crate::handover::{PassedOn, pass_to};
 use crate::listeners::socket_name;
 use crate::{BackendError, registry};
 
@@ -64,21 +64,21 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         let (meta, sport, segment) = (cursor.meta, cursor.sport, frame.len() as u16);
         let head = control::encode_run(&StrayFrames { meta, sport, segment, first: cursor.index, tag: 0 });
         let passed = match destination(frame) {
-            None => Passed::NoOwner,
+            None => PassedOn::NoOwner,
             Some(Destination::Id(_)) => {
-                owner(frame).map_or(Passed::NoOwner, |block| self.peers.pass(block, &head, frame))
+                owner(frame).map_or(PassedOn::NoOwner, |block| self.peers.pass(block, &head, frame))
             }
             Some(Destination::Service(service)) => {
                 let scopes = Scope::around(meta.dst).into_iter();
                 let names = scopes.map(|scope| socket_name(self.settings.port, ListenAt { service, scope }));
                 let pass = |name: String| pass_to(&name, &head, frame);
-                names.map(pass).find(|passed| *passed != Passed::NoOwner).unwrap_or(Passed::NoOwner)
+                names.map(pass).find(|passed| *passed != PassedOn::NoOwner).unwrap_or(PassedOn::NoOwner)
             }
         };
         match passed {
-            Passed::NoOwner => return cursor.nobodys = true,
-            Passed::Yes => self.counters.handed_on.inc(),
-            Passed::Full => self.counters.drop_handover.inc(),
+            PassedOn::NoOwner => return cursor.nobodys = true,
+            PassedOn::Yes => self.counters.handed_on.inc(),
+            PassedOn::Full => self.counters.drop_handover.inc(),
         }
         cursor.at += usize::from(segment);
         cursor.index = cursor.index.wrapping_add(1);

@@ -8,7 +8,7 @@ use starverbs_core::{Counters, Gid, QPN_MULTICAST};
 use super::frames::{SHORTEST, qpn};
 use super::{Cursor, FrameOrigin, Rx};
 use crate::control::{self, LeaseRequest, StrayFrames};
-use crate::handover::Passed;
+use crate::handover::PassedOn;
 use crate::inbox::Outer;
 use crate::membership::receive_all;
 use crate::{BackendError, sockopt};
@@ -56,8 +56,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         for (block, tag) in self.clients.of(outer.meta.dst, sockopt::monotonic()) {
             let run = StrayFrames { meta: outer.meta, sport: outer.sport, segment, first: 0, tag };
             match self.peers.pass(u32::from(block), &control::encode_run(&run), bytes) {
-                Passed::Yes => self.counters.handed_on.add(bytes.len().div_ceil(segment.into()) as u64),
-                Passed::NoOwner | Passed::Full => self.counters.drop_handover.inc(),
+                PassedOn::Yes => self.counters.handed_on.add(bytes.len().div_ceil(segment.into()) as u64),
+                PassedOn::NoOwner | PassedOn::Full => self.counters.drop_handover.inc(),
             }
         }
         if let Some(wire) = self.wire.as_ref().filter(|_| !self.clients.any()) {

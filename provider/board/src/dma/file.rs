@@ -60,16 +60,16 @@ impl MappedFile {
 }
 
 /// The files of one client.
-pub(super) struct Files {
+pub(super) struct ClientFiles {
     mapped: Vec<Rc<MappedFile>>,
     /// Bytes that may still be mapped
     left: u64,
 }
 
-impl Files {
+impl ClientFiles {
     /// `most`: bytes of address space that they may take.
-    pub(super) fn new(most: u64) -> Files {
-        Files { mapped: Vec::new(), left: most }
+    pub(super) fn new(most: u64) -> ClientFiles {
+        ClientFiles { mapped: Vec::new(), left: most }
     }
 
     /// Opens `size` bytes of a file from `offset` on. EACCES: it is none that the board believes; EINVAL: it

@@ -13,7 +13,7 @@ use crate::counters::BoardCounters;
 use crate::record::BusTap;
 
 /// Whether the memory of a room may be touched.
-pub(super) struct Gate {
+pub(super) struct RoomGate {
     /// DMA addresses of its first and last byte
     pub(super) first: u64,
     pub(super) last: u64,
@@ -35,7 +35,7 @@ pub(super) enum Location {
 /// Memory of a queue. When a map of it ends, or while the function masters no bus, it reads as 0, and what is
 /// written is lost; either is counted as a miss.
 pub(crate) struct QueueRoom {
-    pub(super) gate: Rc<Gate>,
+    pub(super) gate: Rc<RoomGate>,
     pub(super) place: Location,
     pub(super) len: usize,
 }
@@ -47,7 +47,7 @@ impl QueueRoom {
     /// The bytes do not lie in the room.
     fn is_open(&self, at: usize, len: usize) -> bool {
         assert!(at <= self.len && len <= self.len - at, "bytes outside of a queue");
-        let Gate { unmapped, master, counters, .. } = &*self.gate;
+        let RoomGate { unmapped, master, counters, .. } = &*self.gate;
         let open = !unmapped.get() && master.get();
         if !open {
             counters.inc(COUNTER_DMA_MISSES);

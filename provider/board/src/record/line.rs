@@ -8,7 +8,7 @@ use crate::dma::Errno;
 
 /// What happened, in one line.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Line {
+pub(crate) enum RecordLine {
     /// A turn begins, ns
     Time(Nanos),
     /// A cell was found changed
@@ -90,54 +90,56 @@ impl fmt::Display for FrameRecord {
     }
 }
 
-impl fmt::Display for Line {
+impl fmt::Display for RecordLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Line::Time(now) => write!(f, "time {now}"),
-            Line::Bell { function, context, cell, value } => {
+            RecordLine::Time(now) => write!(f, "time {now}"),
+            RecordLine::Bell { function, context, cell, value } => {
                 write!(f, "bell {function} {context} {cell} {value:x}")
             }
-            Line::FrameIn(frame) => write!(f, "frame-in {frame}"),
-            Line::FrameOut(frame) => write!(f, "frame-out {frame}"),
-            Line::Write { function, region, offset, bytes } => {
+            RecordLine::FrameIn(frame) => write!(f, "frame-in {frame}"),
+            RecordLine::FrameOut(frame) => write!(f, "frame-out {frame}"),
+            RecordLine::Write { function, region, offset, bytes } => {
                 write!(f, "write {function} {region} {offset:x} {}", Hex(bytes))
             }
-            Line::Read { function, region, offset, bytes } => {
+            RecordLine::Read { function, region, offset, bytes } => {
                 write!(f, "read {function} {region} {offset:x} {}", Hex(bytes))
             }
-            Line::Map { function, address, size, writable, here } => {
+            RecordLine::Map { function, address, size, writable, here } => {
                 let rights = if *writable { "rw" } else { "r" };
                 let place = if *here { "file" } else { "process" };
                 write!(f, "map {function} {address:x} {size:x} {rights} {place}")
             }
-            Line::Unmap { function, address, size } => write!(f, "unmap {function} {address:x} {size:x}"),
-            Line::Vectors { function, flags, index, start, count, given } => {
+            RecordLine::Unmap { function, address, size } => {
+                write!(f, "unmap {function} {address:x} {size:x}")
+            }
+            RecordLine::Vectors { function, flags, index, start, count, given } => {
                 write!(f, "vectors {function} {flags} {index} {start} {count} {given}")
             }
-            Line::Reset { function } => write!(f, "reset {function}"),
-            Line::Gone { function } => write!(f, "gone {function}"),
-            Line::Lost { function, lost } => write!(f, "lost {function} {}", u8::from(*lost)),
-            Line::Refused(errno) => write!(f, "refused {errno}"),
-            Line::DmaRead { function, address, len, bytes } => {
+            RecordLine::Reset { function } => write!(f, "reset {function}"),
+            RecordLine::Gone { function } => write!(f, "gone {function}"),
+            RecordLine::Lost { function, lost } => write!(f, "lost {function} {}", u8::from(*lost)),
+            RecordLine::Refused(errno) => write!(f, "refused {errno}"),
+            RecordLine::DmaRead { function, address, len, bytes } => {
                 write!(f, "dma-read {function} {address:x} {len} ")?;
                 match bytes {
                     Some(bytes) => Hex(bytes).fmt(f),
                     None => f.write_str("miss"),
                 }
             }
-            Line::DmaWrite { function, address, bytes, done } => {
+            RecordLine::DmaWrite { function, address, bytes, done } => {
                 let miss = if *done { "" } else { " miss" };
                 write!(f, "dma-write {function} {address:x} {}{miss}", Hex(bytes))
             }
-            Line::DmaAtomic { function, address, words } => {
+            RecordLine::DmaAtomic { function, address, words } => {
                 write!(f, "dma-atomic {function} {address:x} ")?;
                 match words {
                     Some((old, new)) => write!(f, "{old:x} {new:x}"),
                     None => f.write_str("miss"),
                 }
             }
-            Line::Interrupt { function, vector } => write!(f, "interrupt {function} {vector}"),
-            Line::Host(asked, result) => {
+            RecordLine::Interrupt { function, vector } => write!(f, "interrupt {function} {vector}"),
+            RecordLine::Host(asked, result) => {
                 let name = ASKED.iter().find(|(of, _)| of == asked).map_or("", |(_, name)| name);
                 match result {
                     Ok(number) => write!(f, "host {name} {number}"),
@@ -204,58 +206,58 @@ fn bytes(digits: &str) -> Option<Vec<u8>> {
     pairs.iter().map(|[high, low]| Some((digit(*high)? << 4 | digit(*low)?) as u8)).collect()
 }
 
-impl Line {
+impl RecordLine {
     /// `None`: it is no line of a record.
-    pub(crate) fn parse(text: &str) -> Option<Line> {
+    pub(crate) fn parse(text: &str) -> Option<RecordLine> {
         let mut words = Words::of(text);
-        let line = Line::read(&mut words)?;
+        let line = RecordLine::read(&mut words)?;
         words.word().is_none().then_some(line)
     }
 
-    fn read(words: &mut Words<'_>) -> Option<Line> {
+    fn read(words: &mut Words<'_>) -> Option<RecordLine> {
         let kind = words.word()?;
         match kind {
-            "time" => return words.number().map(Line::Time),
-            "frame-in" => return words.frame().map(Line::FrameIn),
-            "frame-out" => return words.frame().map(Line::FrameOut),
-            "refused" => return words.number().map(Line::Refused),
-            "host" => return Line::read_host(words),
+            "time" => return words.number().map(RecordLine::Time),
+            "frame-in" => return words.frame().map(RecordLine::FrameIn),
+            "frame-out" => return words.frame().map(RecordLine::FrameOut),
+            "refused" => return words.number().map(RecordLine::Refused),
+            "host" => return RecordLine::read_host(words),
             _ => {}
         }
         let function = words.number()?;
         Some(match kind {
             "bell" => {
                 let (context, cell) = (words.number()?, words.number()?);
-                Line::Bell { function, context, cell, value: words.hex()? }
+                RecordLine::Bell { function, context, cell, value: words.hex()? }
             }
             "write" | "read" => {
                 let (region, offset, bytes) = (words.number()?, words.hex()?, words.bytes()?);
                 match kind {
-                    "write" => Line::Write { function, region, offset, bytes },
-                    _ => Line::Read { function, region, offset, bytes },
+                    "write" => RecordLine::Write { function, region, offset, bytes },
+                    _ => RecordLine::Read { function, region, offset, bytes },
                 }
             }
             "map" => {
                 let (address, size) = (words.hex()?, words.hex()?);
                 let writable = choice(words, "rw", "r")?;
-                Line::Map { function, address, size, writable, here: choice(words, "file", "process")? }
+                RecordLine::Map { function, address, size, writable, here: choice(words, "file", "process")? }
             }
-            "unmap" => Line::Unmap { function, address: words.hex()?, size: words.hex()? },
+            "unmap" => RecordLine::Unmap { function, address: words.hex()?, size: words.hex()? },
             "vectors" => {
                 let (flags, index) = (words.number()?, words.number()?);
                 let (start, count, given) = (words.number()?, words.number()?, words.number()?);
-                Line::Vectors { function, flags, index, start, count, given }
+                RecordLine::Vectors { function, flags, index, start, count, given }
             }
-            "reset" => Line::Reset { function },
-            "gone" => Line::Gone { function },
-            "lost" => Line::Lost { function, lost: choice(words, "1", "0")? },
+            "reset" => RecordLine::Reset { function },
+            "gone" => RecordLine::Gone { function },
+            "lost" => RecordLine::Lost { function, lost: choice(words, "1", "0")? },
             "dma-read" => {
                 let (address, len) = (words.hex()?, words.number()?);
                 let bytes = match words.word()? {
                     "miss" => None,
                     digits => Some(bytes(digits).filter(|bytes| bytes.len() == len)?),
                 };
-                Line::DmaRead { function, address, len, bytes }
+                RecordLine::DmaRead { function, address, len, bytes }
             }
             "dma-write" => {
                 let (address, bytes) = (words.hex()?, words.bytes()?);
@@ -264,7 +266,7 @@ impl Line {
                     Some("miss") => false,
                     Some(_) => return None,
                 };
-                Line::DmaWrite { function, address, bytes, done }
+                RecordLine::DmaWrite { function, address, bytes, done }
             }
             "dma-atomic" => {
                 let address = words.hex()?;
@@ -272,21 +274,21 @@ impl Line {
                     "miss" => None,
                     old => Some((u64::from_str_radix(old, 16).ok()?, words.hex()?)),
                 };
-                Line::DmaAtomic { function, address, words }
+                RecordLine::DmaAtomic { function, address, words }
             }
-            "interrupt" => Line::Interrupt { function, vector: words.number()? },
+            "interrupt" => RecordLine::Interrupt { function, vector: words.number()? },
             _ => return None,
         })
     }
 
-    fn read_host(words: &mut Words<'_>) -> Option<Line> {
+    fn read_host(words: &mut Words<'_>) -> Option<RecordLine> {
         let name = words.word()?;
         let (asked, _) = ASKED.iter().find(|(_, known)| *known == name)?;
         let result = match words.word()? {
             "refused" => Err(words.number()?),
             number => Ok(number.parse().ok()?),
         };
-        Some(Line::Host(*asked, result))
+        Some(RecordLine::Host(*asked, result))
     }
 }
 
@@ -310,36 +312,36 @@ mod tests {
         };
         let (function, address) = (3, 0xffff_0000);
         let lines = [
-            Line::Time(u64::MAX),
-            Line::Bell { function, context: 255, cell: 8191, value: u64::MAX },
-            Line::FrameIn(frame.clone()),
-            Line::FrameOut(FrameRecord { bytes: Vec::new(), ..frame }),
-            Line::Write { function, region: 0, offset: 0x2c, bytes: vec![1, 0, 0, 0] },
-            Line::Read { function, region: 7, offset: 0, bytes: vec![0x34] },
-            Line::Map { function, address, size: 4096, writable: true, here: false },
-            Line::Map { function, address, size: 4096, writable: false, here: true },
-            Line::Unmap { function, address: 0, size: u64::MAX },
-            Line::Vectors { function, flags: 36, index: 2, start: 0, count: 2, given: 2 },
-            Line::Reset { function },
-            Line::Gone { function },
-            Line::Lost { function, lost: true },
-            Line::Refused(22),
-            Line::DmaRead { function, address, len: 2, bytes: Some(vec![1, 2]) },
-            Line::DmaRead { function, address, len: 2, bytes: None },
-            Line::DmaWrite { function, address, bytes: vec![9], done: true },
-            Line::DmaWrite { function, address, bytes: vec![9], done: false },
-            Line::DmaAtomic { function, address, words: Some((1, u64::MAX)) },
-            Line::DmaAtomic { function, address, words: None },
-            Line::Interrupt { function, vector: 31 },
-            Line::Host(HostRequest::Block, Ok(7)),
-            Line::Host(HostRequest::Service, Err(98)),
+            RecordLine::Time(u64::MAX),
+            RecordLine::Bell { function, context: 255, cell: 8191, value: u64::MAX },
+            RecordLine::FrameIn(frame.clone()),
+            RecordLine::FrameOut(FrameRecord { bytes: Vec::new(), ..frame }),
+            RecordLine::Write { function, region: 0, offset: 0x2c, bytes: vec![1, 0, 0, 0] },
+            RecordLine::Read { function, region: 7, offset: 0, bytes: vec![0x34] },
+            RecordLine::Map { function, address, size: 4096, writable: true, here: false },
+            RecordLine::Map { function, address, size: 4096, writable: false, here: true },
+            RecordLine::Unmap { function, address: 0, size: u64::MAX },
+            RecordLine::Vectors { function, flags: 36, index: 2, start: 0, count: 2, given: 2 },
+            RecordLine::Reset { function },
+            RecordLine::Gone { function },
+            RecordLine::Lost { function, lost: true },
+            RecordLine::Refused(22),
+            RecordLine::DmaRead { function, address, len: 2, bytes: Some(vec![1, 2]) },
+            RecordLine::DmaRead { function, address, len: 2, bytes: None },
+            RecordLine::DmaWrite { function, address, bytes: vec![9], done: true },
+            RecordLine::DmaWrite { function, address, bytes: vec![9], done: false },
+            RecordLine::DmaAtomic { function, address, words: Some((1, u64::MAX)) },
+            RecordLine::DmaAtomic { function, address, words: None },
+            RecordLine::Interrupt { function, vector: 31 },
+            RecordLine::Host(HostRequest::Block, Ok(7)),
+            RecordLine::Host(HostRequest::Service, Err(98)),
         ];
         for line in lines {
             let text = line.to_string();
-            assert_eq!(Line::parse(&text).as_ref(), Some(&line), "{text}");
-            assert_eq!(Line::parse(&format!("{text} more")), None, "{text}");
+            assert_eq!(RecordLine::parse(&text).as_ref(), Some(&line), "{text}");
+            assert_eq!(RecordLine::parse(&format!("{text} more")), None, "{text}");
             let cut = text.rsplit_once(' ').map_or("", |(front, _)| front);
-            assert_ne!(Line::parse(cut), Some(line), "{cut}");
+            assert_ne!(RecordLine::parse(cut), Some(line), "{cut}");
         }
     }
 
@@ -355,7 +357,7 @@ mod tests {
             "host x 1",
             "lost 0 2",
         ] {
-            assert_eq!(Line::parse(text), None, "{text}");
+            assert_eq!(RecordLine::parse(text), None, "{text}");
         }
     }
 }

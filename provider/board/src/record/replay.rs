@@ -15,7 +15,7 @@ use starverbs_vfio::{MessageOp, VfioMessage};
 use thiserror::Error;
 use zerocopy::IntoBytes;
 
-use super::{HostRequest, Line, RecordHeader, Tap};
+use super::{HostRequest, RecordHeader, RecordLine, Tap};
 use crate::server::answer;
 use crate::stats::Stats;
 use crate::wire::{WireRx, WireTx};
@@ -91,7 +91,7 @@ impl Replay {
                 self.played.lines = line;
             }
             let time = self.tap.next(|line| match line {
-                Line::Time(now) => Some(*now),
+                RecordLine::Time(now) => Some(*now),
                 _ => None,
             });
             match time {
@@ -119,7 +119,7 @@ impl Replay {
 
     /// The board gets one more block of QPNs, if that is next.
     fn claim(&mut self) -> bool {
-        let block = self.tap.peek(|line| matches!(line, Line::Host(HostRequest::Block, Ok(_))));
+        let block = self.tap.peek(|line| matches!(line, RecordLine::Host(HostRequest::Block, Ok(_))));
         if block {
             self.board.add_block(|| Err(libc::EIO));
         }
@@ -128,17 +128,17 @@ impl Replay {
 
     /// Does what a client asked for, if that is next.
     fn message(&mut self) -> bool {
-        let is_message = |line: &Line| {
+        let is_message = |line: &RecordLine| {
             matches!(
                 line,
-                Line::Write { .. }
-                    | Line::Read { .. }
-                    | Line::Map { .. }
-                    | Line::Unmap { .. }
-                    | Line::Vectors { .. }
-                    | Line::Reset { .. }
-                    | Line::Gone { .. }
-                    | Line::Lost { .. }
+                RecordLine::Write { .. }
+                    | RecordLine::Read { .. }
+                    | RecordLine::Map { .. }
+                    | RecordLine::Unmap { .. }
+                    | RecordLine::Vectors { .. }
+                    | RecordLine::Reset { .. }
+                    | RecordLine::Gone { .. }
+                    | RecordLine::Lost { .. }
             )
         };
         let Some(line) = self.tap.next(|line| is_message(line).then(|| line.clone())) else { return false };
@@ -149,50 +149,50 @@ impl Replay {
     }
 
     /// `None`: the board has no such function, or the line says what cannot be.
-    fn perform(&mut self, line: &Line) -> Option<()> {
+    fn perform(&mut self, line: &RecordLine) -> Option<()> {
         match *line {
-            Line::Write { function, region, offset, ref bytes } => {
+            RecordLine::Write { function, region, offset, ref bytes } => {
                 let access = Access { offset, region, count: bytes.len() as u32 };
                 let body = [access.as_bytes(), bytes].concat();
                 self.ask(function, MessageOp::RegionWrite, body, Vec::new(), true)
             }
-            Line::Read { function, region, offset, ref bytes } => {
+            RecordLine::Read { function, region, offset, ref bytes } => {
                 let access = Access { offset, region, count: bytes.len() as u32 };
                 let body = access.as_bytes().to_vec();
                 let seen = self.answer(function, MessageOp::RegionRead, body, Vec::new())?;
                 let (_, seen) = parse::<Access>(seen.as_ref().ok()?)?;
                 /* cells are memory, in which clients write what they like */
                 if region != BAR_DOORBELLS && seen != bytes {
-                    let seen = Line::Read { function, region, offset, bytes: seen.to_vec() };
+                    let seen = RecordLine::Read { function, region, offset, bytes: seen.to_vec() };
                     self.tap.end(seen.to_string());
                 }
                 Some(())
             }
-            Line::Map { function, address, size, writable, here } => {
+            RecordLine::Map { function, address, size, writable, here } => {
                 let flags = DMA_READ | if writable { DMA_WRITE } else { 0 };
                 let map = DmaMap { argsz: 0, flags, offset: 0, address, size };
                 let fds = vec![if here { memory(size)? } else { process()? }];
                 self.ask(function, MessageOp::DmaMap, map.as_bytes().to_vec(), fds, false)
             }
-            Line::Unmap { function, address, size } => {
+            RecordLine::Unmap { function, address, size } => {
                 let flags = if size == u64::MAX { DMA_UNMAP_ALL } else { 0 };
                 let unmap = DmaUnmap { argsz: 0, flags, address, size };
                 self.ask(function, MessageOp::DmaUnmap, unmap.as_bytes().to_vec(), Vec::new(), false)
             }
-            Line::Vectors { function, flags, index, start, count, given } => {
+            RecordLine::Vectors { function, flags, index, start, count, given } => {
                 let irqs = SetIrqs { argsz: 0, flags, index, start, count };
                 let fds = (0..given.min(MOST_FDS)).map(|_| eventfd()).collect::<Option<_>>()?;
                 self.ask(function, MessageOp::SetIrqs, irqs.as_bytes().to_vec(), fds, true)
             }
-            Line::Reset { function } => {
+            RecordLine::Reset { function } => {
                 self.ask(function, MessageOp::DeviceReset, Vec::new(), Vec::new(), true)
             }
-            Line::Gone { function } => {
+            RecordLine::Gone { function } => {
                 let Board { card, functions, .. } = &mut self.board;
                 functions.get_mut(usize::from(function))?.disconnect(card);
                 Some(())
             }
-            Line::Lost { function, lost } => {
+            RecordLine::Lost { function, lost } => {
                 self.board.functions.get_mut(usize::from(function))?.set_lost(lost);
                 Some(())
             }
@@ -223,8 +223,8 @@ impl Replay {
         may_fail: bool,
     ) -> Option<()> {
         match self.answer(function, op, body, fds)? {
-            Err(errno) if may_fail => self.tap.note(|| Line::Refused(errno)),
-            Err(errno) => self.tap.end(Line::Refused(errno).to_string()),
+            Err(errno) if may_fail => self.tap.note(|| RecordLine::Refused(errno)),
+            Err(errno) => self.tap.end(RecordLine::Refused(errno).to_string()),
             Ok(_) => {}
         }
         Some(())

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use starverbs_backend::give_way::GiveWay;
 use starverbs_core::{Cqe, SendOp, SendWqe};
 use starverbs_queues::board::{CreateQp, NumberReply};
-use starverbs_rules::Limits;
+use starverbs_rules::BoardPatience;
 pub(super) use starverbs_rules::qp::{RawQp, data, request};
 pub(super) use starverbs_rules::raw::*;
 use starverbs_settings::Settings;
@@ -110,19 +110,19 @@ fn run_board(
 
 impl Raw {
     pub(super) fn connect(path: &Path) -> Raw {
-        Raw(starverbs_rules::RawDriver::connect(path, Limits::new(PATIENCE)).unwrap())
+        Raw(starverbs_rules::RawDriver::connect(path, BoardPatience::new(PATIENCE)).unwrap())
     }
 
     /// Connected and enabled.
     pub(super) fn open(path: &Path) -> Raw {
-        Raw(starverbs_rules::RawDriver::open(path, Limits::new(PATIENCE)).unwrap())
+        Raw(starverbs_rules::RawDriver::open(path, BoardPatience::new(PATIENCE)).unwrap())
     }
 
     /// Connected and enabled, with a file as its memory.
     pub(super) fn of(path: &Path, file: File) -> Raw {
         let memory = starverbs_rules::MemoryFile::of(file).unwrap();
         let mut raw =
-            Raw(starverbs_rules::RawDriver::with_memory(path, Limits::new(PATIENCE), memory).unwrap());
+            Raw(starverbs_rules::RawDriver::with_memory(path, BoardPatience::new(PATIENCE), memory).unwrap());
         raw.enable();
         raw
     }

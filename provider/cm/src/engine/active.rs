@@ -8,7 +8,7 @@ use super::conn::{Conn, State};
 use super::{Cm, CmError, CmPath, ConnEvent};
 use crate::params::{CONNECT_PRIVATE, Connect, REJECT_PRIVATE};
 use crate::reason;
-use crate::wire::message::{self, Answered, Ids, Rejection};
+use crate::wire::message::{self, AnsweredMessage, Ids, Rejection};
 use crate::wire::{Mad, fields, ip};
 
 impl Cm {
@@ -66,7 +66,7 @@ impl Cm {
                 self.notify(id, ConnEvent::Response(Box::new(response)));
             }
             /* it comes again: the program needs time */
-            State::RepRcvd => self.send(id, message::mra(ids, Answered::Rep)),
+            State::RepRcvd => self.send(id, message::mra(ids, AnsweredMessage::Rep)),
             /* the RTU was lost */
             State::Established => self.send(id, message::rtu(ids)),
             _ => {}
@@ -76,8 +76,8 @@ impl Cm {
     pub(super) fn on_mra(&mut self, now: Nanos, id: u32, mad: &Mad) {
         let Some(conn) = self.conns.get(&id) else { return };
         let awaited = match conn.state {
-            State::ReqSent => Answered::Req,
-            State::RepSent => Answered::Rep,
+            State::ReqSent => AnsweredMessage::Req,
+            State::RepSent => AnsweredMessage::Rep,
             _ => return,
         };
         if mad.get(fields::mra::MESSAGE) == awaited as u64 {
@@ -122,7 +122,7 @@ impl Cm {
     pub(super) fn withdraw(&mut self, id: u32) {
         let Some(conn) = self.conns.get(&id) else { return };
         let (ids, guid) = (conn.ids, self.config.guid);
-        self.send(id, message::rej(ids, Answered::Other, reason::TIMEOUT, Some(guid), &[]));
+        self.send(id, message::rej(ids, AnsweredMessage::Other, reason::TIMEOUT, Some(guid), &[]));
         self.enter(id, State::Dead);
         self.forget_if_released(id);
     }

@@ -7,7 +7,7 @@ use starverbs_core::{Nanos, Qpn};
 use super::{Cause, Cm, CmPath, ConnEvent, ListenerId, RemoteKey};
 use crate::reason;
 use crate::wire::Mad;
-use crate::wire::message::{self, Answered, Ids};
+use crate::wire::message::{self, AnsweredMessage, Ids};
 
 /// The first repetition comes after this, ns; the following ones each after twice as long, up to the response
 /// timeout. What is lost on a host's own sockets need not cost the seconds that the specification's exponents
@@ -53,10 +53,10 @@ impl State {
         matches!(self, State::SidrReqSent | State::SidrReqRcvd | State::SidrAnswered)
     }
     /// What of a connection the program has to answer.
-    pub(super) fn asked(self) -> Option<Answered> {
+    pub(super) fn asked(self) -> Option<AnsweredMessage> {
         match self {
-            State::ReqRcvd => Some(Answered::Req),
-            State::RepRcvd => Some(Answered::Rep),
+            State::ReqRcvd => Some(AnsweredMessage::Req),
+            State::RepRcvd => Some(AnsweredMessage::Rep),
             _ => None,
         }
     }
@@ -276,8 +276,8 @@ impl Cm {
             return self.notify(id, ConnEvent::Disconnected { timed_out: true });
         }
         let answered = match state {
-            State::ReqSent => Some(Answered::Other),
-            State::RepSent => Some(Answered::Req),
+            State::ReqSent => Some(AnsweredMessage::Other),
+            State::RepSent => Some(AnsweredMessage::Req),
             _ => None,
         };
         if let Some(answered) = answered {

@@ -8,7 +8,7 @@ use super::conn::{Conn, State};
 use super::{Cm, CmError, CmPath, ConnEvent, RemoteKey};
 use crate::params::{ACCEPT_PRIVATE, Accept, Request};
 use crate::reason;
-use crate::wire::message::{self, Answered, BadReq, Ids};
+use crate::wire::message::{self, AnsweredMessage, BadReq, Ids};
 use crate::wire::{Mad, fields};
 
 impl Cm {
@@ -19,7 +19,7 @@ impl Cm {
             return self.on_duplicate_req(id, path, ids);
         }
         if let Err(reason) = self.admit(now, path, mad, ids, key) {
-            let mut rej = message::rej(ids, Answered::Req, reason, None, &[]);
+            let mut rej = message::rej(ids, AnsweredMessage::Req, reason, None, &[]);
             if reason == reason::INVALID_PATH_MTU {
                 message::propose_mtu(&mut rej, (self.mtu)(&path.remote));
             }
@@ -66,14 +66,14 @@ impl Cm {
         let same = conn.ids.transaction == ids.transaction;
         match conn.state {
             State::ReqRcvd if same => {
-                let mra = message::mra(conn.ids, Answered::Req);
+                let mra = message::mra(conn.ids, AnsweredMessage::Req);
                 self.send(id, mra);
             }
             State::RepSent | State::Answered if same => self.send_again(id),
             State::Established if same => {}
             _ => {
                 let stale = reason::STALE_CONNECTION;
-                self.out.push_back((path, message::rej(ids, Answered::Req, stale, None, &[])));
+                self.out.push_back((path, message::rej(ids, AnsweredMessage::Req, stale, None, &[])));
             }
         }
     }

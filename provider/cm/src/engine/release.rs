@@ -6,7 +6,7 @@ use super::conn::State;
 use super::{Cm, CmError, ConnEvent};
 use crate::params::{SidrAnswer, sidr};
 use crate::reason;
-use crate::wire::message::{self, Answered, Ids};
+use crate::wire::message::{self, AnsweredMessage, Ids};
 use crate::wire::{Mad, fields};
 
 impl Cm {
@@ -70,13 +70,13 @@ impl Cm {
         match conn.state {
             State::ReqSent => self.withdraw(id),
             State::ReqRcvd | State::RepRcvd => {
-                let answered = conn.state.asked().unwrap_or(Answered::Other);
+                let answered = conn.state.asked().unwrap_or(AnsweredMessage::Other);
                 let rej = message::rej(ids, answered, reason::CONSUMER, None, &[]);
                 self.answer_last(id, now, State::Answered, rej);
             }
             State::RepSent => {
                 let guid = self.config.guid;
-                let rej = message::rej(ids, Answered::Other, reason::TIMEOUT, Some(guid), &[]);
+                let rej = message::rej(ids, AnsweredMessage::Other, reason::TIMEOUT, Some(guid), &[]);
                 self.answer_last(id, now, State::Answered, rej);
             }
             State::Established => self.part(now, id),

@@ -9,7 +9,7 @@ use super::fields::{self, Attribute, apr, dreq, mra, rej, rep, req, sidr_rep, si
 use super::ip::{self, HEADER_LEN, ip_of};
 use super::mad::Mad;
 use crate::params::{
-    Accept, Connect, Ece, PortSpace, QpSide, Request, Resolve, Resolved, Resolving, Response, Service,
+    Accept, Connect, ConnectResponse, Ece, PortSpace, QpSide, Request, Resolve, Resolved, Resolving, Service,
     SidrAnswer,
 };
 
@@ -33,7 +33,7 @@ const AP_UNSUPPORTED: u64 = 2;
 /// Which message a REJ or MRA answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub enum Answered {
+pub enum AnsweredMessage {
     /// A REQ is rejected
     Req = 0,
     /// A REP is rejected
@@ -206,9 +206,9 @@ pub fn rep(ids: Ids, guid: u64, accept: &Accept) -> Mad {
 }
 
 /// The parameters of a REP.
-pub fn response(mad: &Mad) -> Response {
+pub fn response(mad: &Mad) -> ConnectResponse {
     let vendor_id = rep::VENDOR_ID.iter().fold(0, |id, part| id << 8 | mad.get32(*part));
-    Response {
+    ConnectResponse {
         qp: QpSide {
             qpn: mad.get32(rep::LOCAL_QPN),
             psn: Psn::new(mad.get32(rep::STARTING_PSN)),
@@ -230,7 +230,7 @@ pub fn rtu(ids: Ids) -> Mad {
 }
 
 /// An MRA that asks for [`SERVICE_TIMEOUT`].
-pub fn mra(ids: Ids, answered: Answered) -> Mad {
+pub fn mra(ids: Ids, answered: AnsweredMessage) -> Mad {
     let mut mad = begin(Attribute::Mra, ids);
     mad.set(mra::MESSAGE, answered as u64);
     mad.set(mra::SERVICE_TIMEOUT, SERVICE_TIMEOUT.into());
@@ -238,7 +238,7 @@ pub fn mra(ids: Ids, answered: Answered) -> Mad {
 }
 
 /// A REJ with the sender's CA GUID, by which a receiver that is not named (reason 4) is found.
-pub fn rej(ids: Ids, answered: Answered, reason: u16, guid: Option<u64>, private_data: &[u8]) -> Mad {
+pub fn rej(ids: Ids, answered: AnsweredMessage, reason: u16, guid: Option<u64>, private_data: &[u8]) -> Mad {
     let mut mad = begin(Attribute::Rej, ids);
     mad.set(rej::MESSAGE, answered as u64);
     mad.set(rej::REASON, reason.into());

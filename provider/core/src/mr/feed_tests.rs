@@ -1,7 +1,7 @@
 use std::vec;
 use std::vec::Vec;
 
-use super::super::{Bind, MrAttr, Plain, WindowType};
+use super::super::{MrAttr, Plain, WindowBind, WindowType};
 use super::*;
 use crate::types::{Access, PdId, QpId};
 
@@ -19,7 +19,7 @@ fn bind(table: &mut MrTable, mr: u32) -> u32 {
     let window = table.alloc_window(PD, WindowType::Two, 2).unwrap();
     let access = Access::REMOTE_READ;
     let rkey = window ^ 1;
-    table.bind(&Bind { window, rkey, mr, addr: 4096, length: 64, access, qpn: QPN, pd: PD }).unwrap();
+    table.bind(&WindowBind { window, rkey, mr, addr: 4096, length: 64, access, qpn: QPN, pd: PD }).unwrap();
     rkey
 }
 

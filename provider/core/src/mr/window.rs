@@ -41,7 +41,7 @@ impl WindowType {
 
 /// A bind: `struct ibv_mw_bind_info`, and what goes with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Bind {
+pub struct WindowBind {
     /// Any key that the window ever had
     pub window: u32,
     /// The low eight bits are those of the key that it is to have; the others count for nothing, as with
@@ -61,10 +61,10 @@ pub struct Bind {
     pub pd: PdId,
 }
 
-impl Bind {
+impl WindowBind {
     /// The bind of a work request that was posted to a QP.
     pub fn of(wqe: &SendWqe, QpId { pd, qpn }: QpId) -> Self {
-        Bind {
+        WindowBind {
             window: wqe.remote_qpn,
             rkey: wqe.rkey,
             mr: wqe.imm,
@@ -96,7 +96,7 @@ impl<S: Storage> MrTable<S> {
     }
 
     /// Binds a window; gives its type. A window whose bind fails stays as it was.
-    pub fn bind(&mut self, bind: &Bind) -> Result<WindowType, MrFault> {
+    pub fn bind(&mut self, bind: &WindowBind) -> Result<WindowType, MrFault> {
         let (slot, window, kind) = self.window(bind.window).ok_or(MrFault::BadKey)?;
         if window.pd != bind.pd {
             return Err(MrFault::Pd);
@@ -184,7 +184,7 @@ impl<S: Storage> MrTable<S> {
     }
 
     /// Slot of the MR that a bind names, and the host address of the window's first byte.
-    fn parent(&self, bind: &Bind) -> Result<(u32, u64), MrFault> {
+    fn parent(&self, bind: &WindowBind) -> Result<(u32, u64), MrFault> {
         let (slot, mr) = self.mr(bind.mr).map_err(|_| MrFault::BadKey)?;
         /* Peers get no right to write that the program itself has not (IBTA 10.6.7.2.2). */
         let writes = bind.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);

@@ -17,10 +17,10 @@ fn table(access: Access, kind: WindowType) -> (MrTable, u32, u32) {
     (t, mr, window)
 }
 
-fn bindable(kind: WindowType) -> (MrTable, Bind) {
+fn bindable(kind: WindowType) -> (MrTable, WindowBind) {
     let (t, mr, window) = table(Access::LOCAL_WRITE | Access::MW_BIND, kind);
     let rkey = (window & !0xff) | u32::from((window as u8).wrapping_add(1));
-    (t, Bind { window, rkey, mr, addr: 0x9010, length: 0x20, access: ALL, qpn: QP.qpn, pd: PD })
+    (t, WindowBind { window, rkey, mr, addr: 0x9010, length: 0x20, access: ALL, qpn: QP.qpn, pd: PD })
 }
 
 fn at(t: &MrTable, key: u32, va: u64, len: u32) -> Result<u64, MrFault> {
@@ -55,7 +55,7 @@ fn a_bind_gives_eight_bits_of_a_key() {
         let (mut t, b) = bindable(kind);
         for rkey in [b.rkey ^ 0x100, !b.window, 0, u32::MAX] {
             let key = b.window & !0xff | rkey & 0xff;
-            assert_eq!(t.bind(&Bind { rkey, ..b }), Ok(kind), "{rkey:#x}");
+            assert_eq!(t.bind(&WindowBind { rkey, ..b }), Ok(kind), "{rkey:#x}");
             assert_eq!(at(&t, key, 0x9010, 0x20), Ok(0x1010));
             if kind == WindowType::Two {
                 assert_eq!(t.invalidate(key, QP), Ok(()));
@@ -79,7 +79,7 @@ fn a_window_does_not_take_the_key_of_an_import() {
 #[test]
 fn zero_based_windows_count_from_their_first_byte() {
     let (mut t, b) = bindable(WindowType::Two);
-    t.bind(&Bind { access: READ | Access::ZERO_BASED, ..b }).unwrap();
+    t.bind(&WindowBind { access: READ | Access::ZERO_BASED, ..b }).unwrap();
     assert_eq!(at(&t, b.rkey, 0, 0x20), Ok(0x1010));
     assert_eq!(at(&t, b.rkey, 1, 0x20), Err(MrFault::Bounds));
     assert_eq!(at(&t, b.rkey, 0x9010, 1), Err(MrFault::Bounds));
@@ -94,24 +94,24 @@ fn bad_binds_change_nothing() {
     let all = |t: &MrTable| format!("{:?} {:?}", t.entries, t.slots);
     let before = all(&t);
     for (bad, why) in [
-        (Bind { window: b.mr, rkey: b.mr, ..b }, MrFault::BadKey),
-        (Bind { mr: b.mr ^ 1, ..b }, MrFault::BadKey),
-        (Bind { mr: other, ..b }, MrFault::BadKey),
-        (Bind { pd: PdId(4), ..b }, MrFault::Pd),
-        (Bind { access: ALL | Access::LOCAL_WRITE, ..b }, MrFault::Access),
-        (Bind { addr: 0x8fff, ..b }, MrFault::Bounds),
-        (Bind { addr: 0x90f0, ..b }, MrFault::Bounds),
-        (Bind { length: u64::MAX, ..b }, MrFault::Bounds),
+        (WindowBind { window: b.mr, rkey: b.mr, ..b }, MrFault::BadKey),
+        (WindowBind { mr: b.mr ^ 1, ..b }, MrFault::BadKey),
+        (WindowBind { mr: other, ..b }, MrFault::BadKey),
+        (WindowBind { pd: PdId(4), ..b }, MrFault::Pd),
+        (WindowBind { access: ALL | Access::LOCAL_WRITE, ..b }, MrFault::Access),
+        (WindowBind { addr: 0x8fff, ..b }, MrFault::Bounds),
+        (WindowBind { addr: 0x90f0, ..b }, MrFault::Bounds),
+        (WindowBind { length: u64::MAX, ..b }, MrFault::Bounds),
     ] {
         assert_eq!(t.bind(&bad), Err(why), "{bad:?}");
     }
     assert!(all(&t) == before, "all entries are as they were");
     let (mut t, mr, window) = table(Access::LOCAL_WRITE, WindowType::One);
-    assert_eq!(t.bind(&Bind { mr, window, rkey: window, ..b }), Err(MrFault::Access), "no MW_BIND");
+    assert_eq!(t.bind(&WindowBind { mr, window, rkey: window, ..b }), Err(MrFault::Access), "no MW_BIND");
     let (mut t, mr, window) = table(Access::MW_BIND, WindowType::One);
-    let b = Bind { mr, window, rkey: window, ..b };
+    let b = WindowBind { mr, window, rkey: window, ..b };
     assert_eq!(t.bind(&b), Err(MrFault::Access), "no LOCAL_WRITE");
-    assert_eq!(t.bind(&Bind { access: READ, ..b }), Ok(WindowType::One));
+    assert_eq!(t.bind(&WindowBind { access: READ, ..b }), Ok(WindowType::One));
 }
 
 #[test]
@@ -120,11 +120,11 @@ fn an_mr_with_windows_stays() {
     let second = t.alloc_window(PD, WindowType::Two, 3).unwrap();
     t.bind(&b).unwrap();
     t.bind(&b).unwrap();
-    t.bind(&Bind { window: second, rkey: second, ..b }).unwrap();
+    t.bind(&WindowBind { window: second, rkey: second, ..b }).unwrap();
     assert_eq!(t.deregister(b.mr), Err(NicError::Busy));
     assert_eq!(t.deregister(b.rkey), Err(NicError::NotFound), "a window is no MR");
     assert_eq!(t.free_window(b.mr), Err(NicError::NotFound), "an MR is no window");
-    t.bind(&Bind { length: 0, ..b }).unwrap();
+    t.bind(&WindowBind { length: 0, ..b }).unwrap();
     assert_eq!(at(&t, b.rkey, 0x9010, 1), Err(MrFault::Access));
     assert_eq!(t.deregister(b.mr), Err(NicError::Busy));
     assert_eq!(t.free_window(second), Ok(PD));
@@ -136,7 +136,7 @@ fn an_mr_with_windows_stays() {
 #[test]
 fn type_2_is_invalidated_before_it_is_bound_again() {
     let (mut t, b) = bindable(WindowType::Two);
-    assert_eq!(t.bind(&Bind { length: 0, ..b }), Err(MrFault::State));
+    assert_eq!(t.bind(&WindowBind { length: 0, ..b }), Err(MrFault::State));
     assert_eq!(t.invalidate(b.window, QP), Ok(()), "unbound already");
     assert_eq!(t.invalidate_remote(b.window, QP), Err(MrFault::State));
     t.bind(&b).unwrap();

@@ -4,7 +4,7 @@
 //! Whether it is, and what waits until when, is `contexts`' to decide; here is what is done then. A card with
 //! room for all of them never gets here.
 
-use super::contexts::{Access, Asker, Contexts, NextStep, Receiver};
+use super::contexts::{ContextAccess, ContextAsker, Contexts, NextStep, Receiver};
 use super::{Nic, QpShared};
 use crate::engine::Engine;
 use crate::env::{Env, SendQueue};
@@ -41,7 +41,7 @@ impl<E: Env> Nic<E> {
         };
         let asked = asked_of(frame).and_then(|qpn| self.qps.get(qpn));
         let access = asked.map(|qp| contexts.frame(&asker(qp), now, Receiver::Card, meta, [frame, &[]]));
-        if access == Some(Access::Waits) {
+        if access == Some(ContextAccess::Waits) {
             self.serve_due(env, now);
         } else {
             self.handle_frame(env, now, meta, frame);
@@ -62,10 +62,10 @@ impl<E: Env> Nic<E> {
         let Some(contexts) = &mut self.shared.contexts else { return false };
         let Some(qp) = self.qps.get(qpn).filter(|qp| qp.engine.is_some()) else { return false };
         let access = contexts.frame(&asker(qp), now, Receiver::Engine, meta, frame);
-        if access == Access::Waits {
+        if access == ContextAccess::Waits {
             self.serve_due(env, now);
         }
-        access == Access::Waits
+        access == ContextAccess::Waits
     }
 
     /// A doorbell of a QPC-limited card.
@@ -73,9 +73,9 @@ impl<E: Env> Nic<E> {
     pub(super) fn ring_qpc_limited(&mut self, env: &mut E, qpn: Qpn, now: Nanos) {
         let access = match (&mut self.shared.contexts, self.qps.get(qpn)) {
             (Some(contexts), Some(qp)) => contexts.doorbell(&asker(qp), now),
-            _ => Access::Available,
+            _ => ContextAccess::Available,
         };
-        if access == Access::Available
+        if access == ContextAccess::Available
             && let Some(mut cx) = self.context(env, qpn, now)
         {
             cx.doorbell();
@@ -147,7 +147,7 @@ impl<E: Env> Nic<E> {
         while let Some(qpn) = self.shared.sched.pop_ready() {
             let Some(of) = self.qps.get(qpn).map(asker) else { continue };
             let access = self.limited_contexts().map(|contexts| contexts.turn(&of, now));
-            if access != Some(Access::Waits) && self.take_turn(env, qpn, now) {
+            if access != Some(ContextAccess::Waits) && self.take_turn(env, qpn, now) {
                 return true;
             }
         }
@@ -163,9 +163,9 @@ impl<E: Env> Nic<E> {
 }
 
 /// What `contexts` goes by.
-fn asker<E: Env>(qp: &Qp<E>) -> Asker {
+fn asker<E: Env>(qp: &Qp<E>) -> ContextAsker {
     let next = qp.engine.as_ref().map_or(qp.req.next, Engine::next_send);
-    Asker { qpn: qp.qpn, timer: qp.timer, state: qp.state, unsent: next != qp.sq.posted() }
+    ContextAsker { qpn: qp.qpn, timer: qp.timer, state: qp.state, unsent: next != qp.sq.posted() }
 }
 
 /// The QP of which a frame asks something.

@@ -18,7 +18,9 @@ use super::sched::Sched;
 use super::timers::TimerId;
 use crate::counters::Counters;
 use crate::error::NicError;
-use crate::qpc::{CacheConfig, CachedContext, Channel, Placement, Policy, Qpc, Requester, SendRing};
+use crate::qpc::{
+    CacheConfig, CachedContext, ContextPlacement, Policy, Qpc, RequestChannel, RequesterUnit, SendRing,
+};
 use crate::room::Room;
 use crate::types::{FrameMeta, Nanos, QpState, Qpn};
 
@@ -47,7 +49,7 @@ pub struct ContextCache {
 struct Token;
 
 impl CachedContext for Token {
-    fn access(&mut self, _: Channel, _: u16) {}
+    fn access(&mut self, _: RequestChannel, _: u16) {}
     fn send_ring(&self) -> SendRing {
         SendRing::default()
     }
@@ -55,7 +57,7 @@ impl CachedContext for Token {
 
 /// A QP that is to be used, as far as its context's availability depends on it.
 #[derive(Clone, Copy)]
-pub(super) struct Asker {
+pub(super) struct ContextAsker {
     pub(super) qpn: Qpn,
     pub(super) timer: TimerId,
     pub(super) state: QpState,
@@ -63,7 +65,7 @@ pub(super) struct Asker {
     pub(super) unsent: bool,
 }
 
-impl Asker {
+impl ContextAsker {
     /// Whether it executes WQEs. In other states they are flushed, which needs no context.
     fn sends(&self) -> bool {
         matches!(self.state, QpState::Rts | QpState::Sqd)
@@ -79,7 +81,7 @@ impl Asker {
 /// Whether a QP's context is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(super) enum Access {
+pub(super) enum ContextAccess {
     /// It is, or this use needs none: the caller goes on at once
     Available,
     /// It was asked for: [`Contexts::poll_due`] or [`Contexts::poll_turn`] gives what waits for it
@@ -144,9 +146,9 @@ pub(crate) struct Contexts {
     clock: Nanos,
     timer: Option<TimerId>,
     waits: Vec<Waits>,
-    doorbells: Requester<Ask>,
-    turns: Requester<Ask>,
-    frames: Requester<WaitingFrame>,
+    doorbells: RequesterUnit<Ask>,
+    turns: RequesterUnit<Ask>,
+    frames: RequesterUnit<WaitingFrame>,
     /// Behind those that have a number of a requester
     more_doorbells: VecDeque<Ask>,
     more_turns: VecDeque<Ask>,
@@ -167,7 +169,7 @@ impl Contexts {
     pub(super) fn new(cache: ContextCache) -> Option<Self> {
         let config = CacheConfig {
             policy: cache.policy,
-            placement: Placement::Host,
+            placement: ContextPlacement::Host,
             entries: cache.entries.max(1),
             ooo_cap: OOO_CAP,
             qps: 1,
@@ -180,12 +182,12 @@ impl Contexts {
             clock: 0,
             timer: None,
             waits: Vec::new(),
-            doorbells: Requester::new(OOO_CAP),
-            turns: Requester::new(OOO_CAP),
-            frames: Requester::new(OOO_CAP),
+            doorbells: RequesterUnit::new(OOO_CAP),
+            turns: RequesterUnit::new(OOO_CAP),
+            frames: RequesterUnit::new(OOO_CAP),
             more_doorbells: VecDeque::new(),
             more_turns: VecDeque::new(),
-            fetches: VecDeque::with_capacity(Channel::COUNT * slots),
+            fetches: VecDeque::with_capacity(RequestChannel::COUNT * slots),
             wqes: VecDeque::new(),
             due: VecDeque::new(),
             due_turns: VecDeque::new(),
@@ -249,34 +251,34 @@ impl Contexts {
     /// any.
     pub(super) fn frame(
         &mut self,
-        of: &Asker,
+        of: &ContextAsker,
         now: Nanos,
         to: Receiver,
         meta: &FrameMeta,
         [head, data]: [&[u8]; 2],
-    ) -> Access {
+    ) -> ContextAccess {
         if !of.receives() {
-            return Access::Available;
+            return ContextAccess::Available;
         }
         self.advance(now);
         let place = of.timer.index();
         let Some(incarnation) = self.waits.get(place as usize).map(|waits| waits.incarnation) else {
-            return Access::Available;
+            return ContextAccess::Available;
         };
         let ask = Ask { qpn: of.qpn, place, incarnation, since: self.clock };
         if head.len() + data.len() > FRAME || !self.frames.has_room() {
-            return Access::Available;
+            return ContextAccess::Available;
         }
-        let Some(mut bytes) = self.spare.pop() else { return Access::Available };
+        let Some(mut bytes) = self.spare.pop() else { return ContextAccess::Available };
         bytes.clear();
         bytes.extend_from_slice(head);
         bytes.extend_from_slice(data);
         if let Ok(index) = self.frames.begin(WaitingFrame { ask, to, meta: *meta, bytes }) {
             /* its number and place are good by construction */
-            let _ = self.qpc.handle_request(Channel::Rx, index, ask.place, 0);
+            let _ = self.qpc.handle_request(RequestChannel::Rx, index, ask.place, 0);
         }
         self.settle();
-        Access::Waits
+        ContextAccess::Waits
     }
 
     /// The bytes of a frame that was handled.
@@ -285,13 +287,13 @@ impl Contexts {
     }
 
     /// A doorbell rings: its WQEs are fetched first.
-    pub(super) fn doorbell(&mut self, of: &Asker, now: Nanos) -> Access {
+    pub(super) fn doorbell(&mut self, of: &ContextAsker, now: Nanos) -> ContextAccess {
         if !of.sends() {
-            return Access::Available;
+            return ContextAccess::Available;
         }
         self.advance(now);
         let place = of.timer.index();
-        let Some(waits) = self.waits.get_mut(place as usize) else { return Access::Waits };
+        let Some(waits) = self.waits.get_mut(place as usize) else { return ContextAccess::Waits };
         if waits.fetch {
             waits.again = true;
         } else if !core::mem::replace(&mut waits.doorbell, true) {
@@ -299,24 +301,24 @@ impl Contexts {
             self.more_doorbells.push_in_room(Ask { qpn: of.qpn, place, incarnation, since: self.clock });
             self.settle();
         }
-        Access::Waits
+        ContextAccess::Waits
     }
 
     /// It is the QP's turn to send. Only a WQE needs the context: what it owes otherwise goes with the
     /// context that the request brought.
-    pub(super) fn turn(&mut self, of: &Asker, now: Nanos) -> Access {
+    pub(super) fn turn(&mut self, of: &ContextAsker, now: Nanos) -> ContextAccess {
         if !(of.sends() && of.unsent) {
-            return Access::Available;
+            return ContextAccess::Available;
         }
         self.advance(now);
         let place = of.timer.index();
-        let Some(waits) = self.waits.get_mut(place as usize) else { return Access::Waits };
+        let Some(waits) = self.waits.get_mut(place as usize) else { return ContextAccess::Waits };
         if !core::mem::replace(&mut waits.turn, true) {
             let incarnation = waits.incarnation;
             self.more_turns.push_in_room(Ask { qpn: of.qpn, place, incarnation, since: self.clock });
             self.settle();
         }
-        Access::Waits
+        ContextAccess::Waits
     }
 
     /// What may be done now, turns aside.
@@ -402,12 +404,12 @@ impl Contexts {
             while let Some(ask) = self.more_doorbells.front().copied() {
                 let Ok(index) = self.doorbells.begin(ask) else { break };
                 self.more_doorbells.pop_front();
-                let _ = self.qpc.handle_request(Channel::Sq, index, ask.place, 1);
+                let _ = self.qpc.handle_request(RequestChannel::Sq, index, ask.place, 1);
             }
             while let Some(ask) = self.more_turns.front().copied() {
                 let Ok(index) = self.turns.begin(ask) else { break };
                 self.more_turns.pop_front();
-                let _ = self.qpc.handle_request(Channel::Tx, index, ask.place, 0);
+                let _ = self.qpc.handle_request(RequestChannel::Tx, index, ask.place, 0);
             }
             if self.qpc.is_idle() {
                 return;
@@ -425,12 +427,12 @@ impl Contexts {
         while self.qpc.poll_write_back().is_some() {}
         while let Some(response) = self.qpc.poll_response() {
             match response.channel {
-                Channel::Sq => {
+                RequestChannel::Sq => {
                     if let Some(ask) = self.doorbells.finish(response.index) {
                         self.rang(ask);
                     }
                 }
-                Channel::Tx => {
+                RequestChannel::Tx => {
                     if let Some(ask) = self.turns.finish(response.index) {
                         self.waited += self.clock - ask.since;
                         if self.waits[ask.place as usize].incarnation == ask.incarnation {
@@ -438,7 +440,7 @@ impl Contexts {
                         }
                     }
                 }
-                Channel::Rx => {
+                RequestChannel::Rx => {
                     if let Some(WaitingFrame { ask, to, meta, bytes }) = self.frames.finish(response.index) {
                         self.waited += self.clock - ask.since;
                         if self.waits[ask.place as usize].incarnation == ask.incarnation {

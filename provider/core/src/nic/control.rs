@@ -13,7 +13,7 @@ use crate::qp::modify::{check, check_values};
 use crate::qp::{EventOwner, PathMig, QpAttr, QpAttrMask, QpInit, RecvSource};
 use crate::room::{TwoEnds, filled};
 use crate::transport::remote_srq::Forwarding;
-use crate::transport::{Attr, Ctx, Flags, Qp, Quiesce, Requester, Responder, Track, enter_error};
+use crate::transport::{ConnAttr, Ctx, Flags, Qp, Quiesce, Requester, Responder, Track, enter_error};
 use crate::types::{Access, Nanos, PdId, QpState, QpType, Qpn};
 
 impl<E: Env> Nic<E> {
@@ -72,7 +72,7 @@ impl<E: Env> Nic<E> {
             cookie: init.cookie,
             engine: None,
             rpc: None,
-            attr: Attr { path_mtu: self.shared.cfg.mtu, ..Attr::default() },
+            attr: ConnAttr { path_mtu: self.shared.cfg.mtu, ..ConnAttr::default() },
         };
         self.qps.insert(qpn, Box::new(qp));
     }
@@ -269,7 +269,7 @@ impl<E: Env> Ctx<'_, E> {
 }
 
 /// Takes over the attributes that `mask` names.
-fn merge(to: &mut Attr, from: &QpAttr, mask: QpAttrMask) {
+fn merge(to: &mut ConnAttr, from: &QpAttr, mask: QpAttrMask) {
     macro_rules! take {
         ($($bit:ident => $($field:ident),+;)+) => {
             $(if mask.contains(QpAttrMask::$bit) { $(to.$field = from.$field;)+ })+
@@ -294,7 +294,7 @@ fn merge(to: &mut Attr, from: &QpAttr, mask: QpAttrMask) {
 /// Room for the answers to READs and the like that the program accepts, so that they need none later, and a
 /// place on the path that the QP is to take, if that is new. `Exhausted`: no memory.
 fn make_room<E: Env>(cx: &mut Ctx<'_, E>, mask: QpAttrMask) -> Result<Option<PathId>, NicError> {
-    let Attr { access, max_dest_rd_atomic: most, .. } = cx.qp.attr;
+    let ConnAttr { access, max_dest_rd_atomic: most, .. } = cx.qp.attr;
     /* ATOMIC WRITE takes the right to write */
     let answered = Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::REMOTE_WRITE;
     let flushes = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
@@ -400,7 +400,7 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     if let Some(rpc) = &mut qp.rpc {
         rpc.reset();
     }
-    qp.attr = Attr { path_mtu: cx.sh.cfg.mtu, ..Attr::default() };
+    qp.attr = ConnAttr { path_mtu: cx.sh.cfg.mtu, ..ConnAttr::default() };
     /* they were for the peer of this connection: the next one shall not reach memory through them */
     if windows {
         cx.sh.mrs.unbind_all(qp.qpn);

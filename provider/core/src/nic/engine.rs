@@ -10,12 +10,12 @@ use crate::engine::{Call, Detached, Engine, EngineAttr, EngineCtx, EnginePath, E
 use crate::env::{Env, SendQueue};
 use crate::error::NicError;
 use crate::qp::{EventOwner, QpAttr, RecvSource};
-use crate::transport::{Attr, Ctx, Qp, Quiesce, SendPause, patience};
+use crate::transport::{ConnAttr, Ctx, Qp, Quiesce, SendPause, patience};
 use crate::types::{AsyncEvent, Nanos, QpState, QpType, Qpn, SendOp, SrqId};
 
 impl EngineAttr {
-    fn of(attr: &Attr) -> Self {
-        let Attr { access, max_rd_atomic, min_rnr_timer, rnr_retry, timeout, retry_cnt, .. } = *attr;
+    fn of(attr: &ConnAttr) -> Self {
+        let ConnAttr { access, max_rd_atomic, min_rnr_timer, rnr_retry, timeout, retry_cnt, .. } = *attr;
         let (patience, drain_event) = (patience(timeout, retry_cnt).unwrap_or(0), attr.en_sqd_async_notify);
         EngineAttr { access, max_rd_atomic, min_rnr_timer, rnr_retry, patience, drain_event }
     }
@@ -167,7 +167,7 @@ fn with_ctx<E: Env, R>(
 }
 
 /// What who takes over the work of a QP must know of it.
-pub struct Handover<'a, E: Env> {
+pub struct QpHandover<'a, E: Env> {
     /// Whose it is
     pub owner: EventOwner,
     /// Its attributes, and its state
@@ -192,7 +192,7 @@ pub struct Handover<'a, E: Env> {
 
 impl<E: Env> Nic<E> {
     /// What who takes over the work of a QP must know of it. `NotFound`: there is none.
-    pub fn handover(&self, qpn: Qpn) -> Result<Handover<'_, E>, NicError> {
+    pub fn handover(&self, qpn: Qpn) -> Result<QpHandover<'_, E>, NicError> {
         let attr = self.query_qp(qpn)?;
         let qp = self.qps.get(qpn).ok_or(NicError::NotFound)?;
         let (rq, srq) = match &qp.rq {
@@ -200,7 +200,7 @@ impl<E: Env> Nic<E> {
             RecvSource::Shared(id) => (None, self.srq_ring(*id).map(|ring| (*id, ring))),
             RecvSource::Xrc(_) => (None, None),
         };
-        Ok(Handover {
+        Ok(QpHandover {
             owner: EventOwner { pd: qp.pd, cookie: qp.cookie },
             attr,
             sq: &qp.sq,

@@ -29,7 +29,7 @@ pub type Mad = (FrameMeta, [u8; MAD_LEN]);
 
 /// What waits.
 #[derive(Default)]
-pub(super) struct Mads {
+pub(super) struct WaitingMads {
     queue: VecDeque<Mad>,
     timer: Option<TimerId>,
     psn: Psn,

@@ -44,7 +44,7 @@ impl<E: Env> Released<E> {
 }
 
 /// What a QP needs on the card beside its number.
-pub struct Places {
+pub struct QpPlaces {
     /// SGEs of its receives
     max_sge: usize,
     /// Room for what it sends
@@ -77,7 +77,7 @@ impl<E: Env> Nic<E> {
     }
 
     /// What a QP needs to come back, for [`Nic::readmit`]. `Exhausted`: no memory, and nothing is taken.
-    pub fn prepare_return(&mut self, released: &Released<E>) -> Result<Places, NicError> {
+    pub fn prepare_return(&mut self, released: &Released<E>) -> Result<QpPlaces, NicError> {
         if !is_room_for(size_of::<Qp<E>>()) {
             return Err(NicError::Exhausted);
         }
@@ -88,16 +88,16 @@ impl<E: Env> Nic<E> {
             RecvSource::Xrc(_) => return Err(NicError::Invalid),
         };
         let track = filled(init.sq.slots() as usize)?;
-        Ok(Places { max_sge, track, timer: self.take_timer(init.qp_type)? })
+        Ok(QpPlaces { max_sge, track, timer: self.take_timer(init.qp_type)? })
     }
 
     /// What was prepared is not needed.
-    pub fn forget_places(&mut self, places: Places) {
+    pub fn forget_places(&mut self, places: QpPlaces) {
         self.shared.sched.leave(places.timer);
     }
 
     /// A QP comes back, in RESET, to what was prepared for it: what is posted to it is forgotten.
-    pub fn readmit(&mut self, released: Released<E>, places: Places) {
+    pub fn readmit(&mut self, released: Released<E>, places: QpPlaces) {
         let Released { qpn, init, windows, .. } = &released;
         init.sq.reset();
         if let RecvSource::Own(rq) = &init.rq {
@@ -110,8 +110,8 @@ impl<E: Env> Nic<E> {
         self.insert_back(released, places, next);
     }
 
-    fn insert_back(&mut self, released: Released<E>, places: Places, next: u32) {
-        let Places { max_sge, track, timer } = places;
+    fn insert_back(&mut self, released: Released<E>, places: QpPlaces, next: u32) {
+        let QpPlaces { max_sge, track, timer } = places;
         let Released { qpn, init, .. } = released;
         let mut req = Requester::new(track);
         req.start_at(next);
@@ -125,7 +125,7 @@ impl<E: Env> Nic<E> {
         &mut self,
         env: &mut E,
         released: Released<E>,
-        places: Places,
+        places: QpPlaces,
         first_send: u32,
         now: Nanos,
     ) -> Result<(), NicError> {

@@ -6,7 +6,7 @@
 mod serve;
 mod table;
 
-pub(crate) use table::{LeaseTable, Revocable, Taken};
+pub(crate) use table::{LeaseTable, Revocable, TakenRecvWqe};
 use table::{LeasedWqe, RemoteConn};
 
 use super::{MAX_SGE, Nic, QpShared, Srq};
@@ -32,9 +32,9 @@ impl<E: Env> QpShared<E> {
     }
 
     /// Takes a WQE of an XRC SRQ, of which some may have come back.
-    pub(crate) fn take_returned(&mut self, env: &mut E, id: SrqId, sges: &mut [Sge]) -> Option<Taken> {
+    pub(crate) fn take_returned(&mut self, env: &mut E, id: SrqId, sges: &mut [Sge]) -> Option<TakenRecvWqe> {
         let srq = self.srqs.get_mut(id.0 as usize)?;
-        let fresh = |TakenWqe { wr_id, num_sge }| Taken { wr_id, sges: num_sge, order: None };
+        let fresh = |TakenWqe { wr_id, num_sge }| TakenRecvWqe { wr_id, sges: num_sge, order: None };
         let taken = self.leases.take(id, sges).or_else(|| srq.rq.take(sges).map(fresh));
         if srq.limit > 0 && srq.rq.len() + self.leases.waiting(id) < srq.limit {
             srq.limit = 0;

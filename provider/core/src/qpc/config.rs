@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::{Channel, QPC_BYTES};
+use super::{QPC_BYTES, RequestChannel};
 
 /// How requests for contexts are served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -19,7 +19,7 @@ pub enum Policy {
 
 /// Where contexts lie that are not in the cache (section 4.6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Placement {
+pub enum ContextPlacement {
     /// In host memory: a fetch takes PCIe's time and bandwidth
     #[default]
     Host,
@@ -33,7 +33,7 @@ pub struct CacheConfig {
     /// How requests are served
     pub policy: Policy,
     /// Where contexts lie; the caller fetches from there
-    pub placement: Placement,
+    pub placement: ContextPlacement,
     /// Contexts in the cache
     pub entries: u32,
     /// Requests in flight of each channel: 1 to 256, as an index has 8 bits (section 4.4)
@@ -105,7 +105,7 @@ impl CacheConfig {
 
     /// Slots of the pending record table, and elements of each pending FIFO.
     pub(super) fn slots(&self) -> usize {
-        Channel::COUNT * usize::from(self.ooo_cap)
+        RequestChannel::COUNT * usize::from(self.ooo_cap)
     }
 
     /// What it takes on the chip.

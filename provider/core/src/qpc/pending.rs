@@ -9,14 +9,14 @@
 
 use alloc::collections::VecDeque;
 
-use super::{Channel, Index};
+use super::{Index, RequestChannel};
 use crate::types::Qpn;
 
 /// One that waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Element {
     pub(super) qpn: Qpn,
-    pub(super) channel: Channel,
+    pub(super) channel: RequestChannel,
     pub(super) index: Index,
     /// WQEs that the doorbell behind it brings (Sq)
     pub(super) wqes: u16,

@@ -10,18 +10,18 @@ pub type Index = u8;
 /// Index FIFO and waiting memory of one channel. `T` is what waits for a context: a doorbell, a WQE, a
 /// packet.
 #[derive(Debug)]
-pub struct Requester<T> {
+pub struct RequesterUnit<T> {
     free: VecDeque<Index>,
     waiting: Vec<Option<T>>,
 }
 
-impl<T> Requester<T> {
+impl<T> RequesterUnit<T> {
     /// One with `ooo_cap` indices, at most 256.
     pub fn new(ooo_cap: u16) -> Self {
         let cap = ooo_cap.min(256);
         let mut waiting = Vec::new();
         waiting.resize_with(usize::from(cap), || None);
-        Requester { free: (0..cap).map(|index| index as Index).collect(), waiting }
+        RequesterUnit { free: (0..cap).map(|index| index as Index).collect(), waiting }
     }
 
     /// Keeps `info` until its context comes, and gives it a number; hands it back when all numbers are in

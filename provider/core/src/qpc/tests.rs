@@ -13,12 +13,12 @@ use crate::types::Qpn;
 /// shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts {
-    reads: [u32; Channel::COUNT],
+    reads: [u32; RequestChannel::COUNT],
     ring: u16,
 }
 
 impl CachedContext for Counts {
-    fn access(&mut self, channel: Channel, wqes: u16) {
+    fn access(&mut self, channel: RequestChannel, wqes: u16) {
         self.reads[channel as usize] += 1;
         self.ring = (self.ring + wqes) % RING;
     }
@@ -32,12 +32,12 @@ const RING: u16 = 128;
 /// The module, three requesters, and a memory that answers in order, each time after a while.
 struct Bench {
     qpc: Qpc<Counts>,
-    requesters: Vec<Requester<(Qpn, u64)>>,
+    requesters: Vec<RequesterUnit<(Qpn, u64)>>,
     memory: Vec<Counts>,
     /// Fetches under way: ready at, QPN, as it was in memory
     under_way: VecDeque<(u64, Qpn, Counts)>,
     /// What waits to be asked, by channel
-    todo: [VecDeque<(Qpn, u64)>; Channel::COUNT],
+    todo: [VecDeque<(Qpn, u64)>; RequestChannel::COUNT],
     /// By channel and QP: the tickets answered, in order
     answered: Vec<Vec<Vec<u64>>>,
     rings_seen: Vec<u64>,
@@ -50,7 +50,7 @@ impl Bench {
         let qps = config.qps as usize;
         Bench {
             qpc: Qpc::new(config).unwrap(),
-            requesters: (0..3).map(|_| Requester::new(config.ooo_cap)).collect(),
+            requesters: (0..3).map(|_| RequesterUnit::new(config.ooo_cap)).collect(),
             memory: vec![Counts::default(); qps],
             under_way: VecDeque::new(),
             todo: Default::default(),
@@ -62,13 +62,15 @@ impl Bench {
     }
 
     fn step(&mut self) {
-        for channel in Channel::ALL {
+        for channel in RequestChannel::ALL {
             let todo = &mut self.todo[channel as usize];
             if let Some(&(qpn, ticket)) = todo.front()
                 && let Ok(index) = self.requesters[channel as usize].begin((qpn, ticket))
             {
                 todo.pop_front();
-                self.qpc.handle_request(channel, index, qpn, u16::from(channel == Channel::Sq)).unwrap();
+                self.qpc
+                    .handle_request(channel, index, qpn, u16::from(channel == RequestChannel::Sq))
+                    .unwrap();
             }
         }
         while let Some(&(at, qpn, context)) = self.under_way.front()
@@ -100,8 +102,8 @@ impl Bench {
         self.now += 1;
     }
 
-    fn take(&mut self, response: Response<Counts>) {
-        let Response { channel, index, qpn, ring, context } = response;
+    fn take(&mut self, response: UnitResponse<Counts>) {
+        let UnitResponse { channel, index, qpn, ring, context } = response;
         let (asked, ticket) =
             self.requesters[channel as usize].finish(index).expect("an answer to what was asked, once");
         assert_eq!(asked, qpn);
@@ -113,7 +115,7 @@ impl Bench {
                 "a change was lost or came twice"
             );
         }
-        if channel == Channel::Sq {
+        if channel == RequestChannel::Sq {
             assert_eq!(u64::from(ring.offset), self.rings_seen[qpn as usize] % u64::from(RING));
             self.rings_seen[qpn as usize] += 1;
         }
@@ -142,7 +144,7 @@ fn policies() -> impl Strategy<Value = Policy> {
 }
 
 fn config(policy: Policy, entries: u32, ooo_cap: u16, qps: u32) -> CacheConfig {
-    CacheConfig { policy, placement: Placement::Host, entries, ooo_cap, qps, ring_wqes: RING }
+    CacheConfig { policy, placement: ContextPlacement::Host, entries, ooo_cap, qps, ring_wqes: RING }
 }
 
 proptest! {
@@ -282,8 +284,8 @@ fn what_callers_do_wrong_is_an_error() {
     assert_eq!(Qpc::<Counts>::new(config(Policy::Fcfs, 0, 1, 1)).err(), Some(ConfigError::NoEntries));
     assert_eq!(Qpc::<Counts>::new(config(Policy::Fcfs, 1, 257, 1)).err(), Some(ConfigError::OooCap(257)));
     let mut qpc = Qpc::<Counts>::new(config(Policy::NonBlocking, 4, 4, 8)).unwrap();
-    assert_eq!(qpc.handle_request(Channel::Tx, 0, 8, 0), Err(QpcError::UnknownQp(8)));
-    assert_eq!(qpc.handle_request(Channel::Tx, 4, 0, 0), Err(QpcError::BadIndex(4)));
+    assert_eq!(qpc.handle_request(RequestChannel::Tx, 0, 8, 0), Err(QpcError::UnknownQp(8)));
+    assert_eq!(qpc.handle_request(RequestChannel::Tx, 4, 0, 0), Err(QpcError::BadIndex(4)));
     assert_eq!(qpc.handle_fetched(0, Counts::default()), Err(QpcError::OutOfOrder(0)));
     qpc.cycle();
     assert!(qpc.is_idle());
@@ -293,15 +295,15 @@ fn what_callers_do_wrong_is_an_error() {
 fn a_module_grows_with_its_qps() {
     for policy in [Policy::Fcfs, Policy::NonBlocking, Policy::LatencyHiding] {
         let mut qpc = Qpc::<Counts>::new(config(policy, 2, 4, 1)).unwrap();
-        assert_eq!(qpc.handle_request(Channel::Tx, 0, 5, 0), Err(QpcError::UnknownQp(5)));
+        assert_eq!(qpc.handle_request(RequestChannel::Tx, 0, 5, 0), Err(QpcError::UnknownQp(5)));
         qpc.grow(6).unwrap();
         qpc.grow(2).unwrap();
-        assert_eq!(qpc.handle_request(Channel::Tx, 0, 5, 0), Ok(()));
+        assert_eq!(qpc.handle_request(RequestChannel::Tx, 0, 5, 0), Ok(()));
         qpc.cycle();
         assert_eq!(qpc.poll_fetch(), Some(5));
         qpc.handle_fetched(5, Counts::default()).unwrap();
         qpc.cycle();
-        assert_eq!(qpc.poll_response().map(|r| (r.channel, r.qpn)), Some((Channel::Tx, 5)));
+        assert_eq!(qpc.poll_response().map(|r| (r.channel, r.qpn)), Some((RequestChannel::Tx, 5)));
         assert!(qpc.grow(1 << 25).is_err());
         assert_eq!(qpc.config().qps, 6);
     }

@@ -7,9 +7,9 @@ use thiserror::Error;
 use super::cache::Cache;
 use super::pending::{Element, PendingFifo};
 use super::record::RecordTable;
-use super::requester::Requester;
+use super::requester::RequesterUnit;
 use super::sq::{SendRing, SendRings};
-use super::{CacheConfig, CachedContext, Channel, ConfigError, Index, Policy};
+use super::{CacheConfig, CachedContext, ConfigError, Index, Policy, RequestChannel};
 use crate::error::NicError;
 use crate::types::Qpn;
 
@@ -54,14 +54,14 @@ pub enum QpcError {
 
 /// An answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Response<C> {
+pub struct UnitResponse<C> {
     /// Who asked
-    pub channel: Channel,
+    pub channel: RequestChannel,
     /// Under which number
     pub index: Index,
     /// Of which QP
     pub qpn: Qpn,
-    /// Where its SQ lies and what to read next (answers to [`Channel::Sq`])
+    /// Where its SQ lies and what to read next (answers to [`RequestChannel::Sq`])
     pub ring: SendRing,
     /// The context as it was before this access; `None` where the SQ address table answered
     pub context: Option<C>,
@@ -75,21 +75,21 @@ pub struct Qpc<C> {
     records: RecordTable,
     pending: PendingFifo,
     /// Of each channel, what was asked and not yet taken up
-    requests: [VecDeque<Element>; Channel::COUNT],
+    requests: [VecDeque<Element>; RequestChannel::COUNT],
     /// Whose turn it is among the channels
     turn: usize,
     /// FCFS: the request that all others wait for
     blocked: Option<Element>,
     /// Numbers for prefetches; their records take the addresses of the Sq channel, whose own requests need
     /// none
-    ahead: Requester<()>,
+    ahead: RequesterUnit<()>,
     /// Contexts asked for, in order
     asked: VecDeque<Qpn>,
     /// Contexts that came, and are not yet in the cache
     came: VecDeque<C>,
     fetches: VecDeque<Qpn>,
     write_backs: VecDeque<(Qpn, C)>,
-    responses: VecDeque<Response<C>>,
+    responses: VecDeque<UnitResponse<C>>,
     counters: QpcCounters,
 }
 
@@ -107,7 +107,7 @@ impl<C: CachedContext> Qpc<C> {
             requests: [asking(), asking(), asking()],
             turn: 0,
             blocked: None,
-            ahead: Requester::new(config.ooo_cap),
+            ahead: RequesterUnit::new(config.ooo_cap),
             asked: VecDeque::with_capacity(slots),
             came: VecDeque::with_capacity(slots),
             fetches: VecDeque::with_capacity(slots),
@@ -138,10 +138,10 @@ impl<C: CachedContext> Qpc<C> {
     }
 
     /// A requester asks for the context of `qpn`, under a number that none of its requests in flight has.
-    /// `wqes`: what the doorbell announces ([`Channel::Sq`]).
+    /// `wqes`: what the doorbell announces ([`RequestChannel::Sq`]).
     pub fn handle_request(
         &mut self,
-        channel: Channel,
+        channel: RequestChannel,
         index: Index,
         qpn: Qpn,
         wqes: u16,
@@ -194,7 +194,7 @@ impl<C: CachedContext> Qpc<C> {
     }
 
     /// The next answer.
-    pub fn poll_response(&mut self) -> Option<Response<C>> {
+    pub fn poll_response(&mut self) -> Option<UnitResponse<C>> {
         self.responses.pop_front()
     }
 
@@ -223,16 +223,16 @@ impl<C: CachedContext> Qpc<C> {
     }
 
     /// Formula 1.
-    fn address(&self, channel: Channel, index: Index) -> usize {
+    fn address(&self, channel: RequestChannel, index: Index) -> usize {
         channel as usize * usize::from(self.config.ooo_cap) + usize::from(index)
     }
 
     /// The channels in turn.
     fn arbitrate(&mut self) -> Option<Element> {
-        for step in 0..Channel::COUNT {
-            let channel = (self.turn + step) % Channel::COUNT;
+        for step in 0..RequestChannel::COUNT {
+            let channel = (self.turn + step) % RequestChannel::COUNT;
             if let Some(element) = self.requests[channel].pop_front() {
-                self.turn = (channel + 1) % Channel::COUNT;
+                self.turn = (channel + 1) % RequestChannel::COUNT;
                 return Some(element);
             }
         }
@@ -242,7 +242,7 @@ impl<C: CachedContext> Qpc<C> {
     /// The request handling unit (algorithm 1).
     fn handle_one(&mut self, element: Element) {
         let qpn = element.qpn;
-        if element.channel == Channel::Sq && self.config.is_split() {
+        if element.channel == RequestChannel::Sq && self.config.is_split() {
             self.read_ring(&element);
         } else if self.records.contains(qpn) {
             self.counters.waited += 1;
@@ -263,7 +263,7 @@ impl<C: CachedContext> Qpc<C> {
         self.counters.ring_reads += 1;
         let ring = self.rings.read(element.qpn, element.wqes);
         let Element { channel, index, qpn, .. } = *element;
-        self.responses.push_back(Response { channel, index, qpn, ring, context: None });
+        self.responses.push_back(UnitResponse { channel, index, qpn, ring, context: None });
         // one that is there will be needed soon: it becomes the newest used
         if self.records.contains(qpn) || self.cache.touch(qpn).is_some() {
             return;
@@ -408,9 +408,9 @@ impl<C: CachedContext> Qpc<C> {
 }
 
 /// The answer to a request, and what it changes in the context.
-fn respond<C: CachedContext>(element: &Element, context: &mut C) -> Response<C> {
+fn respond<C: CachedContext>(element: &Element, context: &mut C) -> UnitResponse<C> {
     let Element { channel, index, qpn, wqes, .. } = *element;
     let before = context.clone();
     context.access(channel, wqes);
-    Response { channel, index, qpn, ring: before.send_ring(), context: Some(before) }
+    UnitResponse { channel, index, qpn, ring: before.send_ring(), context: Some(before) }
 }

@@ -27,14 +27,14 @@ struct Loaded {
 
 /// The kernels, by protection domain and op-code.
 #[derive(Default)]
-pub(crate) struct Registry {
+pub(crate) struct KernelRegistry {
     kernels: Vec<Loaded>,
     last: u32,
     /// Requests that are begun and not finished
     pub(crate) running: u32,
 }
 
-impl Registry {
+impl KernelRegistry {
     fn place(&self, pd: PdId, op: u64) -> Result<usize, usize> {
         self.kernels.binary_search_by_key(&(pd, op), |loaded| (loaded.pd, loaded.op))
     }

@@ -5,7 +5,7 @@
 
 use super::{Ctx, SendPause};
 use crate::env::Env;
-use crate::mr::{Bind, WindowType};
+use crate::mr::{WindowBind, WindowType};
 use crate::types::{QpId, SendOp, SendWqe, WcStatus};
 
 impl<E: Env> Ctx<'_, E> {
@@ -28,7 +28,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     fn bind(&mut self, wqe: &SendWqe) -> bool {
-        let bound = self.sh.mrs.bind(&Bind::of(wqe, QpId { pd: self.qp.pd, qpn: self.qp.qpn }));
+        let bound = self.sh.mrs.bind(&WindowBind::of(wqe, QpId { pd: self.qp.pd, qpn: self.qp.qpn }));
         self.qp.flags.windows |= bound == Ok(WindowType::Two);
         bound.is_ok()
     }

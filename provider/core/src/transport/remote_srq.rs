@@ -140,8 +140,8 @@ impl Forwarding {
         }
     }
 
-    /// Whether `answer` may be worked on, or, where there is none, the NAK behind all answers. An RNR NAK may:
-    /// it names the oldest message that is not confirmed.
+    /// Whether `answer` may be worked on, or, where there is none, the NAK behind all answers. An RNR NAK
+    /// may: it names the oldest message that is not confirmed.
     pub(super) fn may_answer(&self, answer: Option<&OwedResponse>, nak: Option<u8>) -> bool {
         let Some(answer) = answer else {
             let syndrome = nak.and_then(Syndrome::from_byte);

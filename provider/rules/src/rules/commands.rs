@@ -9,7 +9,7 @@ use starverbs_queues::{SendOp, SendWqe, WcStatus};
 use zerocopy::IntoBytes;
 
 use crate::bench::{Bench, Pair};
-use crate::fault::{Fault, Tested, ensure, expect};
+use crate::fault::{RuleFault, Tested, ensure, expect};
 use crate::qp::{SLOTS, address, data, request};
 use crate::raw::{QP_BYTES, QPS, RawDriver};
 
@@ -99,7 +99,7 @@ fn first_look(raw: &mut RawDriver, at: usize) -> Tested<Vec<u8>> {
         });
         link.write(REG_COMMANDS_TAIL, &tail)?;
         let seen = looker.join().ok().flatten();
-        seen.ok_or_else(|| Fault::failed("a status", format_args!("none in {patience:?}")))
+        seen.ok_or_else(|| RuleFault::failed("a status", format_args!("none in {patience:?}")))
     })
 }
 
@@ -259,7 +259,7 @@ pub(super) fn own_objects(bench: &mut Bench) -> Tested {
         expect("status of a QP in another function's domain", done, Err(EINVAL))?;
     }
     if one.key == two.key {
-        return Err(Fault::failed("keys of their own for two functions", format_args!("{:#x}", one.key)));
+        return Err(RuleFault::failed("keys of their own for two functions", format_args!("{:#x}", one.key)));
     }
     let Pair { raw, a, .. } = &mut two;
     raw.put_send(a, request(SendOp::Send, 5), data(0, 8, one.key));

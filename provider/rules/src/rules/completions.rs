@@ -7,7 +7,7 @@ use starverbs_queues::board::*;
 use starverbs_queues::{Cqe, SendFlags, SendOp, SendWqe, WcStatus};
 
 use crate::bench::{Bench, Pair};
-use crate::fault::{Fault, Tested, ensure, expect};
+use crate::fault::{RuleFault, Tested, ensure, expect};
 use crate::qp::{RawQp, data, request, state};
 use crate::raw::{QP_BYTES, QPS, RawDriver, arm};
 
@@ -95,7 +95,7 @@ fn watch(
         begin();
         match looker.join() {
             Ok([Some(one), Some(two)]) => Ok([one, two]),
-            _ => Err(Fault::failed("two completions", format_args!("not both in {patience:?}"))),
+            _ => Err(RuleFault::failed("two completions", format_args!("not both in {patience:?}"))),
         }
     })
 }

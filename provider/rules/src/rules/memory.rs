@@ -9,7 +9,7 @@ use starverbs_queues::{Cqe, SendFlags, SendOp, SendWqe, Sge, WcStatus};
 use zerocopy::IntoBytes;
 
 use crate::bench::{Bench, Pair};
-use crate::fault::{Fault, Tested, ensure, errno, expect};
+use crate::fault::{RuleFault, Tested, ensure, errno, expect};
 use crate::memory::MemoryFile;
 use crate::qp::{RawQp, address, data, request};
 use crate::raw::{BASE, BYTES, CQ, DATA, RawDriver};
@@ -181,7 +181,7 @@ fn seen_when(raw: &RawDriver, watched: &AtomicU64, a: RawQp) -> Tested<Vec<u8>> 
         });
         cell.store(u64::from(a.sends) | u64::from(a.recvs) << 32, Ordering::Release);
         let seen = looker.join().ok().flatten();
-        seen.ok_or_else(|| Fault::failed("bytes that arrive", format_args!("none in {patience:?}")))
+        seen.ok_or_else(|| RuleFault::failed("bytes that arrive", format_args!("none in {patience:?}")))
     })
 }
 

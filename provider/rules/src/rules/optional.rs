@@ -8,7 +8,7 @@ use starverbs_queues::{SendOp, SendWqe, Sge, WcStatus};
 use zerocopy::IntoBytes;
 
 use crate::bench::{Bench, Pair};
-use crate::fault::{Fault, Tested, expect};
+use crate::fault::{RuleFault, Tested, expect};
 use crate::qp::{QKEY, RawQp, UD, XRC_RECV, XRC_SEND, data, request};
 use crate::raw::{BASE, CQ, CQ_LOG, DATA, QP_BYTES, QPS, RawDriver, arm};
 
@@ -23,7 +23,7 @@ const GRH: usize = 40;
 /// Skips what the board does not take.
 fn needs(raw: &mut RawDriver, cap: u64, name: &str) -> Tested {
     let takes = raw.long(REG_CAPS)? & cap != 0;
-    if takes { Ok(()) } else { Err(Fault::Skipped(format!("the board has no {name}"))) }
+    if takes { Ok(()) } else { Err(RuleFault::Skipped(format!("the board has no {name}"))) }
 }
 
 /// The completion queue of [`RawDriver::basics`] moves to [`MOVED`]; gives how many entries it had written.
@@ -237,7 +237,7 @@ fn receive_mad(raw: &mut RawDriver) -> Tested<Option<(u64, u16)>> {
     let room = Mad { addr: BASE + BACK as u64, ..Mad::default() };
     match raw.command::<Mad>(OP_RECEIVE_MAD, room.as_bytes())? {
         Err(errno) if errno == libc::ENODATA as u32 => Ok(None),
-        Err(errno) => Err(Fault::failed("a datagram, or ENODATA", errno)),
+        Err(errno) => Err(RuleFault::failed("a datagram, or ENODATA", errno)),
         Ok(came) => {
             expect("who sent it", came.address.dgid, raw.gid()?)?;
             let bytes = raw.bytes(BACK, 24);

@@ -10,7 +10,7 @@ use starverbs_vfio::message::{DMA_READ, DMA_WRITE, IRQ_MSIX, PCI_CONFIG};
 use zerocopy::IntoBytes;
 
 use crate::bench::{Bench, Pair};
-use crate::fault::{Fault, Tested, ensure, errno, expect};
+use crate::fault::{RuleFault, Tested, ensure, errno, expect};
 use crate::memory::MemoryFile;
 use crate::qp::{data, request};
 use crate::raw::{ALL, BASE, BYTES, COMMANDS_LOG, EVENTS, EVENTS_LOG, RawDriver, arm};
@@ -55,7 +55,7 @@ fn capability(raw: &mut RawDriver, wanted: u8) -> Tested<u64> {
         }
         at = next;
     }
-    Err(Fault::failed(format_args!("capability {wanted:#x}"), "none in the list"))
+    Err(RuleFault::failed(format_args!("capability {wanted:#x}"), "none in the list"))
 }
 
 /// Resets the function by device control.

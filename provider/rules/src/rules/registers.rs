@@ -9,7 +9,7 @@ use starverbs_queues::board::*;
 use zerocopy::IntoBytes;
 
 use crate::bench::Bench;
-use crate::fault::{Fault, Tested, ensure, errno, expect};
+use crate::fault::{RuleFault, Tested, ensure, errno, expect};
 use crate::raw::{BASE, BYTES, COMMANDS, COMMANDS_LOG, EVENTS, EVENTS_LOG, RawDriver};
 
 /// Registers of 64 bits.
@@ -128,15 +128,16 @@ fn is_new(raw: &mut RawDriver, what: &str, made: &[(u16, u32)]) -> Tested {
     for cell in 0..raw.page.len() as u32 / 8 {
         let value = raw.cell(cell)?.load(Ordering::Acquire);
         if value != 0 {
-            return Err(Fault::failed(
+            return Err(RuleFault::failed(
                 format_args!("0 in all cells after {what}"),
                 format_args!("{value:#x} in cell {cell}"),
             ));
         }
     }
     raw.put(0, &[0; crate::raw::QPS]);
-    raw.enable()
-        .map_err(|_| Fault::failed(format_args!("maps that outlive {what}"), "it cannot be enabled again"))?;
+    raw.enable().map_err(|_| {
+        RuleFault::failed(format_args!("maps that outlive {what}"), "it cannot be enabled again")
+    })?;
     for (op, number) in made {
         let gone = raw.object(*op, *number)?;
         expect(&format!("command {op:#x} on an object from before {what}"), gone, Err(libc::EINVAL as u32))?;

@@ -5,7 +5,7 @@ use starverbs_queues::{SendOp, SendWqe, WcStatus};
 use zerocopy::IntoBytes;
 
 use crate::bench::{Bench, Pair};
-use crate::fault::{Fault, Tested, ensure, expect};
+use crate::fault::{RuleFault, Tested, ensure, expect};
 use crate::qp::{data, request};
 use crate::raw::{ALL, BASE, DATA, RawDriver};
 
@@ -18,7 +18,7 @@ const IOVA: u64 = 0x5000_0000_0000;
 
 fn paged(raw: &mut RawDriver, pd: u32) -> Tested<Region> {
     if raw.long(REG_CAPS)? & CAP_MTT == 0 {
-        return Err(Fault::Skipped("the board takes no regions of pages (CAP_MTT)".to_owned()));
+        return Err(RuleFault::Skipped("the board takes no regions of pages (CAP_MTT)".to_owned()));
     }
     raw.put(TABLE, PAGES.map(|at| BASE + at as u64).as_bytes());
     let (addr, length) = (BASE + TABLE as u64, (2 * PAGE - OFFSET) as u64);
@@ -58,7 +58,7 @@ pub(super) fn access(bench: &mut Bench) -> Tested {
         let wqe = SendWqe { remote_addr: IOVA + at as u64, rkey, ..request(SendOp::Write, 1) };
         raw.put_send(&mut a, wqe, data(0, message.len() as u32, key));
         raw.doorbell(&a)?;
-        Ok::<_, Fault>(raw.completion()?.status)
+        Ok::<_, RuleFault>(raw.completion()?.status)
     };
     expect("status of a WRITE in a page", write(&mut raw, 16)?, WcStatus::Success)?;
     expect("its bytes", raw.bytes(PAGES[0] + OFFSET + 16, message.len()), message.clone())?;

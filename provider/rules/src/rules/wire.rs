@@ -18,7 +18,7 @@ use starverbs_queues::{SendOp, SendWqe, WcStatus};
 use zerocopy::IntoBytes;
 
 use crate::bench::{Bench, Wire};
-use crate::fault::{Fault, Tested, ensure, expect};
+use crate::fault::{RuleFault, Tested, ensure, expect};
 use crate::qp::{QKEY, UD, data, request};
 use crate::raw::{DATA, QPS, RawDriver};
 
@@ -51,7 +51,7 @@ impl WirePeer {
     fn open(wire: Wire) -> Tested<WirePeer> {
         let at = SocketAddr::new(wire.address, wire.port);
         let socket =
-            bind(at).map_err(|error| Fault::Skipped(format!("no frames can be had at {at}: {error}")))?;
+            bind(at).map_err(|error| RuleFault::Skipped(format!("no frames can be had at {at}: {error}")))?;
         socket.set_read_timeout(Some(Duration::from_millis(50)))?;
         Ok(WirePeer { socket, own: gid_of(wire.address), port: wire.port })
     }
@@ -65,13 +65,16 @@ impl WirePeer {
                 Ok(got) => break got,
                 Err(error) if !is_early(&error) => return Err(error.into()),
                 Err(_) if begun.elapsed() > patience => {
-                    return Err(Fault::failed("a frame on the wire", format_args!("none in {patience:?}")));
+                    return Err(RuleFault::failed(
+                        "a frame on the wire",
+                        format_args!("none in {patience:?}"),
+                    ));
                 }
                 Err(_) => {}
             }
         };
         let covered = len.checked_sub(ICRC);
-        let covered = covered.ok_or_else(|| Fault::failed("a frame", format_args!("{len} bytes")))?;
+        let covered = covered.ok_or_else(|| RuleFault::failed("a frame", format_args!("{len} bytes")))?;
         frame.truncate(len);
         let sum = frame.split_off(covered);
         let outer = IcrcHeader {
@@ -136,7 +139,7 @@ pub(super) fn frames(bench: &mut Bench) -> Tested {
     raw.put_send(&mut qp, to, data(0, 13, key));
     raw.doorbell(&qp)?;
     let (frame, from) = peer.receive(bench.patience())?;
-    let packet = Packet::parse(&frame).map_err(|error| Fault::failed("a packet of RoCEv2", error))?;
+    let packet = Packet::parse(&frame).map_err(|error| RuleFault::failed("a packet of RoCEv2", error))?;
     let bth = packet.bth();
     let said = (bth.opcode(), bth.dest_qpn(), bth.pkey(), bth.pad(), packet.payload());
     let wanted = (code::UD_SEND_ONLY, OWN_QPN, PKEY_DEFAULT, 3, &b"over the wire"[..]);

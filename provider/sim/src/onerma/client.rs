@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use starverbs_core::Gid;
-use starverbs_onerma::congestion::Settings;
+use starverbs_onerma::congestion::CongestionSettings;
 use starverbs_onerma::executor::{Executor, Finished, Transfer};
 use starverbs_onerma::{Class, Completion, OneRmaCommand, OneRmaOp, RegionKey, Rights, SlotState};
 
@@ -112,7 +112,7 @@ pub struct Client {
 
 impl Client {
     /// A process with so many slots and memory for 4 MB; its executor tries again 7 times.
-    pub fn new(net: &mut OneRmaNet, host: usize, pid: u32, slots: u16, settings: Settings) -> Self {
+    pub fn new(net: &mut OneRmaNet, host: usize, pid: u32, slots: u16, settings: CongestionSettings) -> Self {
         Self::with_memory(net, host, pid, slots, settings, 4 << 20)
     }
 
@@ -122,7 +122,7 @@ impl Client {
         host: usize,
         pid: u32,
         slots: u16,
-        settings: Settings,
+        settings: CongestionSettings,
         len: u64,
     ) -> Self {
         let mut process = Process::new(net, host, pid, slots);

@@ -11,7 +11,7 @@ mod translate;
 use std::collections::VecDeque;
 
 use starverbs_core::qpc::{
-    CachedContext, Channel, ConfigError, Placement, Qpc, Requester, Response, SendRing,
+    CachedContext, ConfigError, ContextPlacement, Qpc, RequestChannel, RequesterUnit, SendRing, UnitResponse,
 };
 
 use self::translate::Translations;
@@ -102,12 +102,12 @@ pub(super) struct QpState {
 }
 
 impl CachedContext for QpState {
-    fn access(&mut self, channel: Channel, wqes: u16) {
+    fn access(&mut self, channel: RequestChannel, wqes: u16) {
         match channel {
-            Channel::Sq => self.ring = (self.ring + wqes) % self.ring_wqes,
-            Channel::Tx => self.send_psn += 1,
-            Channel::Rx if wqes == REQUEST => self.expected_psn += 1,
-            Channel::Rx => {}
+            RequestChannel::Sq => self.ring = (self.ring + wqes) % self.ring_wqes,
+            RequestChannel::Tx => self.send_psn += 1,
+            RequestChannel::Rx if wqes == REQUEST => self.expected_psn += 1,
+            RequestChannel::Rx => {}
         }
     }
     fn send_ring(&self) -> SendRing {
@@ -200,12 +200,12 @@ pub(super) struct Rnic {
     /// When each stage is due
     due: [Picos; STAGES],
     doorbells: VecDeque<DoorbellBatch>,
-    sq: Requester<DoorbellBatch>,
-    tx: Requester<Wqe>,
-    rx: Requester<FabricPacket>,
-    sq_answers: VecDeque<Response<QpState>>,
-    tx_answers: VecDeque<Response<QpState>>,
-    rx_answers: VecDeque<Response<QpState>>,
+    sq: RequesterUnit<DoorbellBatch>,
+    tx: RequesterUnit<Wqe>,
+    rx: RequesterUnit<FabricPacket>,
+    sq_answers: VecDeque<UnitResponse<QpState>>,
+    tx_answers: VecDeque<UnitResponse<QpState>>,
+    rx_answers: VecDeque<UnitResponse<QpState>>,
     wqes: VecDeque<Wqe>,
     /// Descriptors that are there or on their way
     descriptors: u32,
@@ -247,9 +247,9 @@ impl Rnic {
             peers,
             due: [NEVER; STAGES],
             doorbells: VecDeque::new(),
-            sq: Requester::new(params.ooo_cap),
-            tx: Requester::new(params.ooo_cap),
-            rx: Requester::new(params.ooo_cap),
+            sq: RequesterUnit::new(params.ooo_cap),
+            tx: RequesterUnit::new(params.ooo_cap),
+            rx: RequesterUnit::new(params.ooo_cap),
             sq_answers: VecDeque::new(),
             tx_answers: VecDeque::new(),
             rx_answers: VecDeque::new(),
@@ -325,7 +325,7 @@ impl Rnic {
         self.wake_at(stage, world.now() + world.params.cycle, world);
     }
 
-    fn ask_qpc(&mut self, channel: Channel, index: u8, qpn: u32, wqes: u16, world: &mut World<'_>) {
+    fn ask_qpc(&mut self, channel: RequestChannel, index: u8, qpn: u32, wqes: u16, world: &mut World<'_>) {
         self.tally.asked[channel as usize] += 1;
         let taken = self.qpc.handle_request(channel, index, qpn, wqes);
         debug_assert!(taken.is_ok(), "{taken:?}");
@@ -343,14 +343,14 @@ impl Rnic {
                 continue;
             }
             // memory on the board takes them beside the reads
-            if world.params.placement == Placement::Host {
+            if world.params.placement == ContextPlacement::Host {
                 self.writes.ask(channel::CACHE, world.now(), world.params.qpc_bytes, Write::Context);
                 self.wake(Stage::Write, world);
             }
         }
         while let Some(qpn) = self.qpc.poll_fetch() {
             self.tally.fetches += 1;
-            if world.params.placement == Placement::Host {
+            if world.params.placement == ContextPlacement::Host {
                 self.reads.ask(channel::CACHE, world.now(), world.params.qpc_bytes, Read::Context(qpn));
                 self.wake(Stage::Read, world);
             } else {
@@ -360,9 +360,9 @@ impl Rnic {
         }
         while let Some(response) = self.qpc.poll_response() {
             let (fifo, stage) = match response.channel {
-                Channel::Sq => (&mut self.sq_answers, Stage::Fetch),
-                Channel::Tx => (&mut self.tx_answers, Stage::Prepare),
-                Channel::Rx => (&mut self.rx_answers, Stage::Responder),
+                RequestChannel::Sq => (&mut self.sq_answers, Stage::Fetch),
+                RequestChannel::Tx => (&mut self.tx_answers, Stage::Prepare),
+                RequestChannel::Rx => (&mut self.rx_answers, Stage::Responder),
             };
             fifo.push_back(response);
             self.wake(stage, world);

@@ -1,7 +1,7 @@
 //! What must hold at the end of a run: all is quiet, and every doorbell, message, packet, completion and byte
 //! is accounted for.
 
-use starverbs_core::qpc::Placement;
+use starverbs_core::qpc::ContextPlacement;
 
 use super::calls::CallsTally;
 use super::card::Rnic;
@@ -126,8 +126,8 @@ fn check_card(card: &Rnic, params: &Params) -> Result<(), String> {
     }
     let bytes = |contexts: u64| contexts * u64::from(params.qpc_bytes);
     let wanted = match params.placement {
-        Placement::Host => [bytes(fetched), bytes(written - tally.clean), 0],
-        Placement::Board => [0, 0, bytes(fetched)],
+        ContextPlacement::Host => [bytes(fetched), bytes(written - tally.clean), 0],
+        ContextPlacement::Board => [0, 0, bytes(fetched)],
     };
     let moved = [card.reads.bytes[CACHE], card.writes.bytes[CACHE], card.board.bytes[CACHE]];
     if moved != wanted {

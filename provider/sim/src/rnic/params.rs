@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use starverbs_core::qpc::{CacheConfig, Placement, Policy};
+use starverbs_core::qpc::{CacheConfig, ContextPlacement, Policy};
 use thiserror::Error;
 
 use super::events::Picos;
@@ -184,7 +184,7 @@ pub struct Params {
     pub(super) mtt_in_turn: bool,
     pub(super) cq_context: Picos,
     pub(super) policy: Policy,
-    pub(super) placement: Placement,
+    pub(super) placement: ContextPlacement,
     pub(super) entries: u32,
     pub(super) client_entries: u32,
     pub(super) ooo_cap: u16,
@@ -291,8 +291,8 @@ impl Params {
                 PolicyName::LatencyHiding => Policy::LatencyHiding,
             },
             placement: match qpc.placement.value {
-                PlacementName::Host => Placement::Host,
-                PlacementName::Board => Placement::Board,
+                PlacementName::Host => ContextPlacement::Host,
+                PlacementName::Board => ContextPlacement::Board,
             },
             entries: match qpc.when_full.value {
                 WhenFull::Misses if workload.qps.value > qpc.entries.value => 1,

@@ -2,7 +2,7 @@
 
 use starverbs_core::mr::{MrAttr, WindowType};
 use starverbs_core::qp::RecvSource;
-use starverbs_core::{Av, Limits, NicConfig, NicError, PdId, QpType};
+use starverbs_core::{Av, CardLimits, NicConfig, NicError, PdId, QpType};
 use starverbs_sim::{Faults, Net, SimCq, SimRq, SimSq};
 
 const CAP: u32 = 5;
@@ -27,7 +27,7 @@ fn fill<T: Copy>(
 
 #[test]
 fn as_many_as_promised_and_no_more() {
-    let limits = Limits { qps: CAP, pds: CAP + 1, avs: CAP, srqs: CAP, mrs: CAP, windows: CAP };
+    let limits = CardLimits { qps: CAP, pds: CAP + 1, avs: CAP, srqs: CAP, mrs: CAP, windows: CAP };
     let cfg = NicConfig { limits, ..NicConfig::default() };
     let mut net = Net::new(1, cfg, Faults::default(), 1);
     let pd: PdId = net.hosts[0].pd;

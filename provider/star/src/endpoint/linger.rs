@@ -2,7 +2,7 @@
 
 use starverbs_core::{Gid, Nanos, Qpn};
 
-use crate::channel::{Arrival, Channel};
+use crate::channel::{Arrival, ControlChannel};
 use crate::control::Control;
 use crate::env::StarEnv;
 use crate::stateless::{SfPeer, send_control};
@@ -19,7 +19,7 @@ pub(super) const MAX_LINGER: Nanos = 2_000_000_000;
 pub struct Linger {
     qpn: Qpn,
     peer: SfPeer,
-    channel: Channel,
+    channel: ControlChannel,
     until: Nanos,
 }
 

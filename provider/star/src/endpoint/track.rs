@@ -41,7 +41,7 @@ impl Patience {
 
 /// Sequences of one queue. They count on past 24 bits here; `una <= low <= next`, and `next - una <= depth`.
 #[derive(Debug)]
-pub(super) struct Track {
+pub(super) struct QueueTrack {
     /// Oldest that is not complete
     pub(super) una: u32,
     /// Next to be sent for the first time
@@ -73,11 +73,11 @@ pub(super) enum DeadlineKind {
     GiveUp,
 }
 
-impl Track {
+impl QueueTrack {
     /// A queue of `depth`, a power of two. `Exhausted`: no memory.
     pub(super) fn new(depth: u32) -> Result<Self, NicError> {
         let stored = filled(depth.div_ceil(64) as usize)?;
-        Ok(Track {
+        Ok(QueueTrack {
             una: 0,
             next: 0,
             low: 0,
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn the_oldest_is_sent_again() {
-        let mut track = Track::new(8).unwrap();
+        let mut track = QueueTrack::new(8).unwrap();
         let patience = Patience::of(1, 0);
         (0..6).for_each(|_| track.sent(100));
         assert!(!track.store(Psn::new(2), 200) && !track.store(Psn::new(4), 200));
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn all_before_are_stored_at_once() {
-        let mut track = Track::new(8).unwrap();
+        let mut track = QueueTrack::new(8).unwrap();
         (0..6).for_each(|_| track.sent(100));
         track.store(Psn::new(3), 200);
         track.store_to(Psn::new(7), 200);
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_local_stall_is_no_silence_of_the_peer() {
-        let mut track = Track::new(8).unwrap();
+        let mut track = QueueTrack::new(8).unwrap();
         let patience = Patience { tries: 0, time: Some(2_000_000_000) };
         track.sent(100);
         let due = track.deadline().unwrap();
@@ -323,7 +323,7 @@ mod tests {
     /// One that is late each time still gives a silent peer up, when it has left that so much time to answer.
     #[test]
     fn who_is_always_late_waits_for_as_many_tries() {
-        let mut track = Track::new(8).unwrap();
+        let mut track = QueueTrack::new(8).unwrap();
         let patience = Patience { tries: 7, time: Some(2_000_000_000) };
         track.sent(100);
         let mut again = 0;

@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 
 use slab::Slab;
 use starverbs_core::coalesce::Backlog;
-use starverbs_core::mr::{Bind, MemoryRule, MrFault, MrTable, Storage};
+use starverbs_core::mr::{MemoryRule, MrFault, MrTable, Storage, WindowBind};
 use starverbs_core::nic::{Nic, TimerId, Timers};
 use starverbs_core::qp::EventOwner;
 use starverbs_core::room::Room;
@@ -29,7 +29,7 @@ use crate::form::Form;
 use crate::stateless;
 use crate::wire::{Prefix, StarPacket};
 
-use super::places::Places;
+use super::places::QpnPlaces;
 use super::{EndpointHost, Turn};
 pub use endpoint::StatefulCard;
 use endpoint::{Endpoint, WindowOp};
@@ -51,7 +51,7 @@ pub struct Endpoints<E: EndpointHost> {
     /// What the card lets packets reach
     bounds: Bounds,
     ends: Slab<Box<Endpoint<E>>>,
-    places: Places,
+    places: QpnPlaces,
     timers: Timers,
     /// Those with something to send
     ready: VecDeque<u32>,
@@ -81,7 +81,7 @@ impl<E: EndpointHost> Endpoints<E> {
             stats,
             bounds: Bounds::new(),
             ends: Slab::new(),
-            places: Places::default(),
+            places: QpnPlaces::default(),
             timers: Timers::default(),
             ready: VecDeque::new(),
             touched: Vec::new(),
@@ -378,7 +378,7 @@ impl<E: EndpointHost> Endpoints<E> {
 /// A bind or an invalidation was posted to a QP of this owner, and all before it is done.
 fn change_window<S: Storage>(memory: &mut MrTable<S>, wqe: &SendWqe, owner: QpId) -> Result<(), MrFault> {
     match wqe.op {
-        SendOp::BindMw => memory.bind(&Bind::of(wqe, owner)).map(|_| ()),
+        SendOp::BindMw => memory.bind(&WindowBind::of(wqe, owner)).map(|_| ()),
         _ => memory.invalidate(wqe.rkey, owner),
     }
 }

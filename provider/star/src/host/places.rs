@@ -12,18 +12,18 @@ const NONE: u32 = u32::MAX;
 
 /// A number for each QPN of the blocks that had one. A process has few blocks.
 #[derive(Default)]
-pub(super) struct Places {
+pub(super) struct QpnPlaces {
     blocks: Vec<(u32, Box<[u32]>)>,
 }
 
-impl Places {
+impl QpnPlaces {
     #[inline]
     pub(super) fn get(&self, qpn: Qpn) -> Option<u32> {
         let (_, places) = self.blocks.iter().find(|(block, _)| *block == qpn >> QPN_BLOCK_SHIFT)?;
         places.get((qpn & (QPN_BLOCK - 1)) as usize).copied().filter(|place| *place != NONE)
     }
 
-    /// Room for a QPN, so that [`set`](Places::set) needs none. `Exhausted`: no memory.
+    /// Room for a QPN, so that [`set`](QpnPlaces::set) needs none. `Exhausted`: no memory.
     pub(super) fn make_room(&mut self, qpn: Qpn) -> Result<(), NicError> {
         let block = qpn >> QPN_BLOCK_SHIFT;
         if self.blocks.iter().any(|(known, _)| *known == block) {
@@ -47,13 +47,13 @@ impl Places {
 
 /// Something of some queue pairs.
 pub(super) struct ByQpn<T> {
-    places: Places,
+    places: QpnPlaces,
     all: Slab<T>,
 }
 
 impl<T> Default for ByQpn<T> {
     fn default() -> Self {
-        ByQpn { places: Places::default(), all: Slab::new() }
+        ByQpn { places: QpnPlaces::default(), all: Slab::new() }
     }
 }
 
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_number_finds_its_own_and_no_other() {
-        let mut places = Places::default();
+        let mut places = QpnPlaces::default();
         assert_eq!(places.get(0x1005), None);
         for qpn in [0x1005, 0x2005, 0x1006] {
             places.make_room(qpn).unwrap();

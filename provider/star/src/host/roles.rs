@@ -14,7 +14,7 @@ use starverbs_core::rtt::RttBounds;
 use starverbs_core::{AsyncEvent, Av, FrameMeta, Gid, Nanos, NicError, QpState, Qpn};
 
 use crate::card::StarInit;
-use crate::channel::Channel;
+use crate::channel::ControlChannel;
 use crate::control::{Control, Preference, Role};
 use crate::datagram;
 use crate::endpoint::Patience;
@@ -38,7 +38,7 @@ const REMEMBERED: Nanos = 10_000_000_000;
 
 /// What peers get to know of this card.
 #[derive(Clone, Copy, Debug)]
-pub struct Identity {
+pub struct CardIdentity {
     /// Boot ID: random, another one in each process
     pub boot: u64,
     /// UDP ports of its stateless half and of its stateful one
@@ -49,7 +49,7 @@ pub struct Identity {
     pub form: Form,
 }
 
-impl Identity {
+impl CardIdentity {
     /// Boot epoch: the upper half of its connections' epochs.
     pub fn boot_epoch(&self) -> u16 {
         self.boot as u16
@@ -100,7 +100,7 @@ impl End {
 
 /// All of them.
 pub struct Roles<E: EndpointHost> {
-    identity: Identity,
+    identity: CardIdentity,
     ends: ByQpn<End>,
     /// Epochs of stateful ends: what arrives late of one that is over begins nothing
     epochs: Epochs,
@@ -114,7 +114,7 @@ pub struct Roles<E: EndpointHost> {
 
 impl<E: EndpointHost> Roles<E> {
     /// Nobody has asked yet.
-    pub fn new(identity: Identity, stats: E::Stats) -> Self {
+    pub fn new(identity: CardIdentity, stats: E::Stats) -> Self {
         let (timers, plain) = (Timers::default(), PlainPeers::default());
         let (ends, epochs, balance) = (ByQpn::default(), Epochs::default(), Balance::default());
         /* another card of this address begins elsewhere */
@@ -150,7 +150,7 @@ impl<E: EndpointHost> Roles<E> {
     fn hold(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, preference: Preference) -> Result<bool, NicError> {
         let attr = turn.nic.query_qp(qpn)?;
         let mine = self.terms(turn, qpn, preference, &attr.av);
-        let Identity { boot, ports, .. } = self.identity;
+        let CardIdentity { boot, ports, .. } = self.identity;
         if preference == Preference::Off || self.plain.is_plain(&attr.av.dgid, turn.now) {
             return Ok(false);
         }
@@ -441,7 +441,7 @@ impl<E: EndpointHost> Roles<E> {
             return refuse(turn, qpn, &stateless);
         }
         let peer = SlPeer { av, port, control_port, qpn: end.peer, epoch };
-        let mut channel = Channel::new();
+        let mut channel = ControlChannel::new();
         channel.accept();
         let lifetime = RttBounds::default().lifetime;
         let begun = queues_of(turn, qpn).and_then(|queues| {

@@ -7,7 +7,7 @@ use starverbs_core::{Access, Gid, Psn, QpId, QpState, SendOp, SendWqe, WcStatus}
 use super::events::Acked;
 use super::remote::Stored;
 use super::stream::{OrderClass, WqeProgress};
-use super::window::{Answered, InFlight, Kind, Of};
+use super::window::{AnsweredPacket, InFlight, Kind, Of};
 use super::{CardCtx, Stateful};
 use crate::env::StarEnv;
 use crate::form::Form;
@@ -162,7 +162,7 @@ impl<E: StarEnv> Stateful<E> {
         let before = self.window.in_flight();
         let Some(answered) = self.window.done(psn) else { return };
         self.met = true;
-        let Answered { entry, sent, overtaken } = answered;
+        let AnsweredPacket { entry, sent, overtaken } = answered;
         let freed = (before - self.window.in_flight()).min(self.charged);
         card.path.acked(freed);
         (self.charged, self.backoff) = (self.charged - freed, 0);

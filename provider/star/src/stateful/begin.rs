@@ -2,7 +2,7 @@
 
 use starverbs_core::engine::TakenRecv;
 use starverbs_core::env::{RecvQueue, SendQueue, TakenWqe};
-use starverbs_core::mr::{Bind, WindowType};
+use starverbs_core::mr::{WindowBind, WindowType};
 use starverbs_core::transport::{RNR_TIMER_10US, slices};
 use starverbs_core::{Access, Nanos, Psn, QpId, SendFlags, SendOp, SendWqe, Sge, WcStatus};
 
@@ -263,7 +263,7 @@ impl<E: StarEnv> Stateful<E> {
         }
         let owner = QpId { pd: self.local.pd, qpn: self.local.qpn };
         let done = if wqe.op == SendOp::BindMw {
-            let bound = card.mrs.bind(&Bind::of(wqe, owner));
+            let bound = card.mrs.bind(&WindowBind::of(wqe, owner));
             self.windows |= bound == Ok(WindowType::Two);
             bound.is_ok()
         } else {

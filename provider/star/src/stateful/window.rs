@@ -130,7 +130,7 @@ impl InFlight {
 
 /// What an answer was to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Answered {
+pub(super) struct AnsweredPacket {
     pub(super) entry: InFlight,
     /// When that transmission was made, if it was the last
     pub(super) sent: Option<Nanos>,
@@ -138,7 +138,7 @@ pub(super) struct Answered {
     pub(super) overtaken: Nanos,
 }
 
-impl Answered {
+impl AnsweredPacket {
     /// No copy that may still be under way left later than this.
     pub(super) fn copied(&self) -> Nanos {
         if self.sent.is_some() { self.entry.before } else { self.entry.sent }
@@ -291,7 +291,7 @@ impl PacketWindow {
     }
 
     /// The answer to a packet came; gives what it was. `None`: it answers nothing under way.
-    pub(super) fn done(&mut self, psn: Psn) -> Option<Answered> {
+    pub(super) fn done(&mut self, psn: Psn) -> Option<AnsweredPacket> {
         self.get(psn)?;
         let at = self.place(psn);
         let (copy, entry) = (copy(psn), &mut self.ring[at]);
@@ -311,7 +311,7 @@ impl PacketWindow {
         }
         self.pass();
         let overtaken = newest.saturating_sub(made);
-        Some(Answered { entry, sent: last.then_some(entry.sent), overtaken })
+        Some(AnsweredPacket { entry, sent: last.then_some(entry.sent), overtaken })
     }
 
     /// When the last of the transmissions was made that brought data and have an answer.

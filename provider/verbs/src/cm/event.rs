@@ -1,6 +1,6 @@
 //! Events of connections, as sinks get them.
 
-use starverbs_cm::{Request, Resolved, Resolving, Response};
+use starverbs_cm::{ConnectResponse, Request, Resolved, Resolving};
 
 use super::Conn;
 
@@ -24,7 +24,7 @@ pub enum CmEventKind {
     /// CONNECT_REQUEST of a datagram id, to a listener's sink. Whoever drops the `Conn` rejects it.
     Resolving(Conn, Box<Resolving>),
     /// CONNECT_RESPONSE: bring the queue pair to RTS, then [`Conn::establish`], which raises no further event
-    Response(Box<Response>),
+    Response(Box<ConnectResponse>),
     /// ESTABLISHED, on the side that accepted: the RTU came, or [`Conn::notify_comm_est`] was called
     Established,
     /// ESTABLISHED of a datagram id that asked

@@ -46,7 +46,7 @@ use crate::process;
 use crate::stat::StatPage;
 use cq::BoardCq;
 pub use facts::{BoardFacts, BoardRegisters};
-use files::Files;
+use files::BoardFiles;
 use gone::Outstanding;
 use link::BoardLink;
 pub(crate) use mads::BoardCm;
@@ -88,7 +88,7 @@ pub(crate) struct Board {
     /// By block of QPNs
     cells: Box<[OnceLock<BlockCells>]>,
     objects: Mutex<ProgramObjects>,
-    files: Files,
+    files: BoardFiles,
     /// The connection manager, if it was ever asked for
     cm: Mutex<Option<Arc<BoardCm>>>,
     /// Events taken so far
@@ -135,7 +135,7 @@ impl Board {
             contexts: Mutex::new(1),
             cells: (0..=QPN_MASK / QPN_BLOCK).map(|_| OnceLock::new()).collect(),
             objects: Mutex::default(),
-            files: Files::default(),
+            files: BoardFiles::default(),
             cm: Mutex::default(),
             taken: Mutex::new(0),
             idle: AtomicU32::new(0),

@@ -207,7 +207,7 @@ pub(crate) enum Command<'a> {
     /// XRC domains that processes share
     Xrc(Xrc<'a>),
     /// Queue pairs of StaR
-    Star(Star),
+    Star(StarCommand),
     /// StRoM's kernels
     Kernel(KernelCommand),
 }
@@ -282,7 +282,7 @@ pub(crate) enum Xrc<'a> {
 }
 
 /// StaR (docs/star.md).
-pub(crate) enum Star {
+pub(crate) enum StarCommand {
     /// Which end is to keep the connection from now on. EOPNOTSUPP: its peer has no StaR
     SetRole { qpn: Qpn, role: Preference },
     /// What has become of it: `Star`

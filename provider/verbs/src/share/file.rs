@@ -20,30 +20,30 @@ pub(super) fn check(file: &File, seals: SealFlag) -> Result<usize> {
 
 /// Which file: device and inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Identity(pub(super) u64, pub(super) u64);
+pub(super) struct FileIdentity(pub(super) u64, pub(super) u64);
 
-impl Identity {
-    pub(super) fn of(file: &File) -> Result<Identity> {
-        Ok(Identity::from(&file.metadata()?))
+impl FileIdentity {
+    pub(super) fn of(file: &File) -> Result<FileIdentity> {
+        Ok(FileIdentity::from(&file.metadata()?))
     }
 }
 
-impl From<&Metadata> for Identity {
-    fn from(about: &Metadata) -> Identity {
-        Identity(about.dev(), about.ino())
+impl From<&Metadata> for FileIdentity {
+    fn from(about: &Metadata) -> FileIdentity {
+        FileIdentity(about.dev(), about.ino())
     }
 }
 
 /// A file of an exporter's: which one, and its number among the exporter's descriptors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct FileAt {
-    pub(super) file: Identity,
+    pub(super) file: FileIdentity,
     pub(super) fd: u32,
 }
 
 impl FileAt {
     pub(super) fn of(file: &File) -> Result<FileAt> {
-        Ok(FileAt { file: Identity::of(file)?, fd: file.as_raw_fd() as u32 })
+        Ok(FileAt { file: FileIdentity::of(file)?, fd: file.as_raw_fd() as u32 })
     }
 }
 

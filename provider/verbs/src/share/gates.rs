@@ -19,7 +19,7 @@ const LEN: usize = GATES * size_of::<Incarnation>();
 
 /// One opening of one gate: no other has the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Gate {
+pub(crate) struct GatePass {
     pub(crate) number: u32,
     pub(crate) incarnation: u32,
 }
@@ -46,7 +46,7 @@ impl Gates {
     }
 
     /// `None`: all are open.
-    pub(crate) fn open(&mut self) -> Option<Gate> {
+    pub(crate) fn open(&mut self) -> Option<GatePass> {
         let number = match self.free.pop() {
             Some(number) => number,
             None if (self.used as usize) < GATES => {
@@ -58,11 +58,11 @@ impl Gates {
         };
         let gate = all(&self.map).get(number as usize)?;
         gate.begin(|| {});
-        gate.read(|| Some(number)).map(|(incarnation, number)| Gate { number, incarnation })
+        gate.read(|| Some(number)).map(|(incarnation, number)| GatePass { number, incarnation })
     }
 
     /// Closes it, if it was not closed before.
-    pub(crate) fn close(&mut self, gate: Gate) {
+    pub(crate) fn close(&mut self, gate: GatePass) {
         let Some(incarnation) = all(&self.map).get(gate.number as usize) else { return };
         if incarnation.is(gate.incarnation) {
             incarnation.end();
@@ -86,7 +86,7 @@ impl PeerGates {
     }
 
     /// Whether a gate is open. Who asks from a reader's slot may go through until the slot's end.
-    pub(super) fn is_open(&self, gate: Gate) -> bool {
+    pub(super) fn is_open(&self, gate: GatePass) -> bool {
         let incarnation = all(&self.0).get(gate.number as usize);
         gate.incarnation & 1 == 1 && incarnation.is_some_and(|is| is.is(gate.incarnation))
     }

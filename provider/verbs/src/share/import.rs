@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use starverbs_core::mr::MrAttr;
 
-use super::file::{self, FileAt, Identity};
+use super::file::{self, FileAt, FileIdentity};
 use super::mrs::PeerMrs;
 use super::names::{ExportedBytes, Names, ObjectKind, Tag};
 use super::readers::ExporterSlot;
@@ -127,7 +127,7 @@ impl Importer {
 
 /// A file among a process's descriptors.
 fn file_of(process: &File, at: FileAt, write: bool) -> Result<File> {
-    let found = file::open_of(process.as_raw_fd(), at.fd, write, |seen| Identity::from(seen) == at.file);
+    let found = file::open_of(process.as_raw_fd(), at.fd, write, |seen| FileIdentity::from(seen) == at.file);
     found.map_err(open_error)?.ok_or(GONE)
 }
 

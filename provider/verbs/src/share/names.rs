@@ -11,7 +11,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use starverbs_backend::sealed::{self, ONLY_OURS};
 use starverbs_rings::Incarnation;
 
-use super::file::{self, FileAt, Identity, OTHER};
+use super::file::{self, FileAt, FileIdentity, OTHER};
 use super::mrs::MrTag;
 use crate::error::Result;
 
@@ -99,7 +99,7 @@ impl FileRecord {
     }
 
     fn get(&self) -> FileAt {
-        let file = Identity(self.dev.load(Ordering::Relaxed), self.ino.load(Ordering::Relaxed));
+        let file = FileIdentity(self.dev.load(Ordering::Relaxed), self.ino.load(Ordering::Relaxed));
         FileAt { file, fd: self.fd.load(Ordering::Relaxed) }
     }
 }

@@ -15,7 +15,7 @@ use starverbs_core::mr::MrEntry;
 use starverbs_core::{Access, QpId};
 
 use super::backing::FileBytes;
-use super::gates::{Gate, PeerGates};
+use super::gates::{GatePass, PeerGates};
 use super::mapped::MappedFiles;
 use super::mrs::PeerMrs;
 use super::readers::ExporterSlot;
@@ -43,7 +43,7 @@ struct Inside {
 #[derive(Clone, Copy)]
 pub(crate) struct PeerBytes {
     /// The gate of the peer's queue pair, and whose keys it may use
-    pub(crate) gate: Gate,
+    pub(crate) gate: GatePass,
     pub(crate) qp: QpId,
     pub(crate) rkey: u32,
     pub(crate) addr: u64,
@@ -116,7 +116,7 @@ impl PeerMemory {
     }
 
     /// Whether that queue pair's memory can still be reached.
-    pub(crate) fn is_open(&self, gate: Gate) -> bool {
+    pub(crate) fn is_open(&self, gate: GatePass) -> bool {
         self.gates.is_open(gate)
     }
 

@@ -12,7 +12,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use starverbs_backend::sealed::{self, SIZE_STAYS};
 use starverbs_rings::ReaderSlot;
 
-use super::file::{self, FileAt, Identity, OTHER};
+use super::file::{self, FileAt, FileIdentity, OTHER};
 use super::parent_only::ParentOnly;
 use crate::error::{Result, VerbsError};
 
@@ -39,14 +39,14 @@ fn all(map: &MmapRaw) -> &[PaddedSlot; SLOTS] {
 pub(super) struct Readers {
     slots: MmapRaw,
     file: File,
-    is: Identity,
+    is: FileIdentity,
 }
 
 impl Readers {
     /// All free.
     pub(super) fn create() -> Result<Readers> {
         let (map, file) = sealed::create(c"starverbs", size_of::<[PaddedSlot; SLOTS]>(), SIZE_STAYS)?;
-        Ok(Readers { slots: map, is: Identity::of(&file)?, file })
+        Ok(Readers { slots: map, is: FileIdentity::of(&file)?, file })
     }
 
     /// Another descriptor of the file.
@@ -72,7 +72,7 @@ impl Readers {
 
     /// Whether a slot's reader lives. Yes, if nobody can tell as the program closed what it did not open.
     fn is_taken(&self, number: usize) -> bool {
-        if Identity::of(&self.file).ok() != Some(self.is) {
+        if FileIdentity::of(&self.file).ok() != Some(self.is) {
             return true;
         }
         let mut lock = byte(number);

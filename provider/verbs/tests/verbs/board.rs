@@ -9,7 +9,7 @@ use starverbs_core::{
     Access, Cqe, FlushLevel, Placement, QpState, QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus,
 };
 use starverbs_settings::{DeviceChoice, Settings};
-use starverbs_verbs::cm::{Agent, Bind, PortSpace};
+use starverbs_verbs::cm::{Agent, BindAddr, PortSpace};
 use starverbs_verbs::{Ah, Context, Dm, Mr, Pd, QpAttr, RecvWr, SendWr, Srq, VerbsEvent, kind};
 
 use crate::common::board::BoardThread;
@@ -217,7 +217,7 @@ fn a_service_of_a_board_has_one_holder_of_the_host() {
     let nodes = [board.client(0), board.client(1), settings].map(|settings| Node::new(&settings));
     let agents = nodes.each_ref().map(|node| Agent::of(&node.ctx).unwrap());
     let local = "127.0.0.1:7471".parse().unwrap();
-    let bind = Bind { space: PortSpace::Tcp, local, v6_only: false, reuse: false };
+    let bind = BindAddr { space: PortSpace::Tcp, local, v6_only: false, reuse: false };
     for first in 0..agents.len() {
         let held = agents[first].bind(bind).unwrap();
         for agent in &agents {

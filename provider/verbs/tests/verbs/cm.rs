@@ -11,7 +11,7 @@ use starverbs_core::{Mtu, Psn, QpType};
 use starverbs_settings::{FaultSpec, Settings};
 use starverbs_verbs::Qp;
 use starverbs_verbs::cm::{
-    Accept, Agent, Bind, CmEvent, CmEventKind, Conn, Connect, Ece, Listener, PortSpace, QpSide, Request,
+    Accept, Agent, BindAddr, CmEvent, CmEventKind, Conn, Connect, Ece, Listener, PortSpace, QpSide, Request,
     Resolve, Service, SidrAnswer, Sink, reason, sidr,
 };
 
@@ -35,8 +35,8 @@ fn local(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
 }
 
-fn bind(port: u16, space: PortSpace) -> Bind {
-    Bind { local: local(port), space, reuse: false, v6_only: false }
+fn bind(port: u16, space: PortSpace) -> BindAddr {
+    BindAddr { local: local(port), space, reuse: false, v6_only: false }
 }
 
 /// One side: a card, its agent.
@@ -307,9 +307,9 @@ fn a_port_has_one_holder_of_the_host() {
     assert_ne!(port, 0);
     let errno = |bind| b.agent.bind(bind).map(|held| held.local()).map_err(|e| e.errno());
     assert_eq!(errno(bind(port, PortSpace::Tcp)), Err(libc::EADDRINUSE));
-    let any = Bind { local: SocketAddr::from(([0, 0, 0, 0], port)), ..bind(0, PortSpace::Tcp) };
+    let any = BindAddr { local: SocketAddr::from(([0, 0, 0, 0], port)), ..bind(0, PortSpace::Tcp) };
     assert_eq!(errno(any), Err(libc::EADDRNOTAVAIL));
-    let foreign = Bind { local: SocketAddr::from(([192, 0, 2, 77], 0)), ..any };
+    let foreign = BindAddr { local: SocketAddr::from(([192, 0, 2, 77], 0)), ..any };
     assert_eq!(errno(foreign), Err(libc::EADDRNOTAVAIL));
     assert_eq!(errno(bind(port, PortSpace::Udp)), Ok(local(port)), "another port space");
     let (sink, _) = sink();

@@ -1,7 +1,7 @@
 //! A host of 1RMA's: the region that it serves, and its process.
 
 use starverbs_core::Nanos;
-use starverbs_onerma::congestion::Settings;
+use starverbs_onerma::congestion::CongestionSettings;
 use starverbs_onerma::executor::Executor;
 use starverbs_onerma::{CardConfig, OneRmaOp, Region, RegionKey, Rights};
 use starverbs_sim::onerma::{OneRmaNet, Portal, SimRegion};
@@ -70,7 +70,7 @@ impl Site {
         let local_len = (u64::from(SLOTS) + MOVES as u64) * PLACE;
         let local = host.region(pid, local_len, Rights::LOCAL_READ | Rights::LOCAL_WRITE, RegionKey([1; 16]));
         let (portal, moving) = (host.portal(pid, SLOTS), host.portal(pid, SLOTS));
-        let settings = Settings::of_rtt(RTT);
+        let settings = CongestionSettings::of_rtt(RTT);
         let executor = Executor::new(settings, RETRIES, SLOTS, moving.completions.id);
         let places = |len: u64| (0..len / PLACE).map(|place| place * PLACE).collect();
         let served = Served { region, keys: vec![key], version: born, free: places(region.len), born };

@@ -6,7 +6,7 @@
 use super::QpShared;
 use super::table::RemoteConn;
 use crate::env::Env;
-use crate::relay::{AHEAD, LinkId, Operation, Origin, Relay, RelayOutcome, TargetMemory, Wanted};
+use crate::relay::{AHEAD, LinkId, Operation, Relay, RelayOrigin, RelayOutcome, TargetMemory, WantedPart};
 use crate::types::{Access, FlushLevel, PdId, QpId, Qpn};
 
 impl<E: Env> QpShared<E> {
@@ -34,11 +34,11 @@ impl<E: Env> QpShared<E> {
         env: &mut E,
         link: LinkId,
         domain: PdId,
-        from: &Origin,
+        from: &RelayOrigin,
         place: &TargetMemory,
         what: Operation,
     ) {
-        let Origin { serial, qpn, epoch } = *from;
+        let RelayOrigin { serial, qpn, epoch } = *from;
         let mut found = 0;
         let outcome = self.in_turn(env, RemoteConn { link, qpn, epoch }, |sh, env| {
             let done = sh.operate(env, domain, qpn, place, what);
@@ -93,11 +93,11 @@ impl<E: Env> QpShared<E> {
         env: &mut E,
         link: LinkId,
         domain: PdId,
-        from: &Origin,
+        from: &RelayOrigin,
         place: &TargetMemory,
-        wanted: &Wanted,
+        wanted: &WantedPart,
     ) {
-        let Origin { serial, qpn, epoch } = *from;
+        let RelayOrigin { serial, qpn, epoch } = *from;
         let pd = self.srq_of(domain, place.srq).map(|(_, srq)| srq.pd);
         let look = |sh: &Self| pd.map_or(RelayOutcome::Invalid, |pd| sh.may_fetch(QpId { pd, qpn }, place));
         let outcome = match wanted.first {
@@ -130,9 +130,9 @@ impl<E: Env> QpShared<E> {
         env: &mut E,
         link: LinkId,
         pd: PdId,
-        from: &Origin,
+        from: &RelayOrigin,
         place: &TargetMemory,
-        wanted: &Wanted,
+        wanted: &WantedPart,
     ) {
         let mtu = wanted.mtu.bytes();
         for packet in 0..wanted.packets.min(AHEAD) {
@@ -150,7 +150,7 @@ impl<E: Env> QpShared<E> {
                 _ => None,
             };
             let outcome = if bytes.is_some() { RelayOutcome::Success } else { RelayOutcome::Access };
-            let Origin { qpn, epoch, .. } = *from;
+            let RelayOrigin { qpn, epoch, .. } = *from;
             let (psn, data) = (wanted.psn.plus(packet), bytes.unwrap_or_default());
             if !env.relay(link, &Relay::Bytes { qpn, epoch, psn, outcome, data }) || bytes.is_none() {
                 return;

@@ -54,7 +54,7 @@ pub(super) struct LeasedWqe {
 }
 
 /// A WQE out of its queue.
-pub(crate) struct Taken {
+pub(crate) struct TakenRecvWqe {
     pub(crate) wr_id: u64,
     /// Its SGEs
     pub(crate) sges: usize,
@@ -110,7 +110,13 @@ impl LeaseTable {
 
     /// Leases a WQE of `srq` to `link`, after [`LeaseTable::make_place`]. One that came back keeps its
     /// `order`.
-    pub(super) fn add(&mut self, srq: SrqId, link: LinkId, taken: &Taken, sges: &[Sge]) -> Option<usize> {
+    pub(super) fn add(
+        &mut self,
+        srq: SrqId,
+        link: LinkId,
+        taken: &TakenRecvWqe,
+        sges: &[Sge],
+    ) -> Option<usize> {
         let at = self.free.pop()?;
         let order = taken.order.unwrap_or_else(|| {
             self.granted += 1;
@@ -159,12 +165,12 @@ impl LeaseTable {
     }
 
     /// Takes the oldest WQE of `srq` that came back.
-    pub(super) fn take(&mut self, srq: SrqId, sges: &mut [Sge]) -> Option<Taken> {
+    pub(super) fn take(&mut self, srq: SrqId, sges: &mut [Sge]) -> Option<TakenRecvWqe> {
         let place = self.returned.iter().position(|at| self.wqes[*at].srq == Some(srq))?;
         let at = self.returned.remove(place)?;
         let lease = &self.wqes[at];
         let count = lease.sges.len().min(sges.len());
-        let taken = Taken { wr_id: lease.wr_id, sges: count, order: Some(lease.order) };
+        let taken = TakenRecvWqe { wr_id: lease.wr_id, sges: count, order: Some(lease.order) };
         for (to, from) in sges.iter_mut().zip(&lease.sges) {
             *to = *from;
         }
@@ -206,7 +212,7 @@ mod tests {
 
     const SRQ: SrqId = SrqId(1);
 
-    fn grant(leases: &mut LeaseTable, taken: &Taken) -> usize {
+    fn grant(leases: &mut LeaseTable, taken: &TakenRecvWqe) -> usize {
         leases.make_place(1).unwrap();
         leases.add(SRQ, LinkId(1), taken, &[Sge::default()]).expect("a place was made")
     }
@@ -216,7 +222,7 @@ mod tests {
     fn a_wqe_keeps_its_order_however_often_it_is_leased() {
         let mut leases = LeaseTable::default();
         let all: Vec<usize> =
-            (0..3).map(|wr_id| grant(&mut leases, &Taken { wr_id, sges: 1, order: None })).collect();
+            (0..3).map(|wr_id| grant(&mut leases, &TakenRecvWqe { wr_id, sges: 1, order: None })).collect();
         leases.put_back(all[0]);
         let mut sges = [Sge::default(); 2];
         let first = leases.take(SRQ, &mut sges).expect("it came back");

@@ -7,7 +7,7 @@
 
 use super::{ForwardTarget, ForwardedKind, RemoteSrqId};
 use crate::env::Env;
-use crate::relay::{AHEAD, LinkId, Operation, Origin, Relay, RelayOutcome, TargetMemory, Wanted};
+use crate::relay::{AHEAD, LinkId, Operation, Relay, RelayOrigin, RelayOutcome, TargetMemory, WantedPart};
 use crate::room::Room;
 use crate::transport::{Ctx, OwedResponse};
 use crate::types::{Access, Psn, QPN_BLOCK_SHIFT};
@@ -108,17 +108,17 @@ impl<E: Env> Ctx<'_, E> {
     /// Forwards a request of one packet to the card whose SRQ it names. `None`: not now.
     fn forward_request(
         &mut self,
-        message: impl FnOnce(Origin, u32) -> Relay<'static>,
+        message: impl FnOnce(RelayOrigin, u32) -> Relay<'static>,
     ) -> Option<(ForwardTarget, RemoteSrqId)> {
         let fwd = self.qp.resp.fwd.as_ref()?;
         let (remote, epoch) = (self.sh.remote_srqs.id(fwd.srq?)?, fwd.epoch);
         let to = self.forward_target(true, true)?;
-        let from = Origin { serial: to.serial, qpn: self.qp.qpn, epoch };
+        let from = RelayOrigin { serial: to.serial, qpn: self.qp.qpn, epoch };
         self.env.relay(to.link, &message(from, to.srq)).then_some((to, remote))
     }
 
-    fn wanted(&self, psn: Psn, packets: u32, first: bool) -> Wanted {
-        Wanted { psn, packets, mtu: self.qp.attr.path_mtu, first }
+    fn wanted(&self, psn: Psn, packets: u32, first: bool) -> WantedPart {
+        WantedPart { psn, packets, mtu: self.qp.attr.path_mtu, first }
     }
 
     /// Whether all bytes of the READ responses that are due were requested.
@@ -163,7 +163,7 @@ impl<E: Env> Ctx<'_, E> {
             return self.fail_read(RelayOutcome::Invalid);
         };
         let Some(fwd) = &mut self.qp.resp.fwd else { return };
-        let from = Origin { serial: 0, qpn: self.qp.qpn, epoch: fwd.epoch };
+        let from = RelayOrigin { serial: 0, qpn: self.qp.qpn, epoch: fwd.epoch };
         fwd.fetched_to = psn.plus(packets);
         /* only a link that has ended refuses it; `handle_unlink` follows */
         let sent =

@@ -1,6 +1,6 @@
 //! Figure 12: 64 bytes beside one large operation.
 
-use starverbs_onerma::congestion::Settings;
+use starverbs_onerma::congestion::CongestionSettings;
 use starverbs_onerma::{CardConfig, Class};
 
 use super::Figure;
@@ -40,7 +40,7 @@ pub(super) const BESIDE: Figure = Figure {
 fn beside(large: u64, class: Class) -> (f64, f64) {
     let mut net = OneRmaNet::new(2, CardConfig::default(), Wire::paper(), 12);
     let target = served_region(&mut net, 1, 4 << 20);
-    let mut client = Client::new(&mut net, 0, 7, 64, Settings::default());
+    let mut client = Client::new(&mut net, 0, 7, 64, CongestionSettings::default());
     let mut rng = Rng::new(12);
     let (mut begun, mut latencies) = (Vec::new(), Vec::new());
     if large > 0 {

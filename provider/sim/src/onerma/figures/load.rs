@@ -1,6 +1,6 @@
 //! READs that arrive by chance, through the executors of many hosts.
 
-use starverbs_onerma::congestion::Settings;
+use starverbs_onerma::congestion::CongestionSettings;
 use starverbs_onerma::{CardConfig, Class, Status};
 
 use crate::onerma::client::{Client, RemoteRegion};
@@ -37,7 +37,8 @@ impl FigureLoad {
     pub(super) fn new(hosts: u16, clients: usize, largest: u64, seed: u64) -> Self {
         let mut net = OneRmaNet::new(hosts, CardConfig::default(), Wire::paper(), seed);
         let slots = CardConfig::default().slots;
-        let client = |host| Client::with_memory(&mut net, host, 7, slots, Settings::default(), largest);
+        let client =
+            |host| Client::with_memory(&mut net, host, 7, slots, CongestionSettings::default(), largest);
         let clients = (0..clients).map(client).collect();
         FigureLoad { net, clients, reads: Vec::new() }
     }

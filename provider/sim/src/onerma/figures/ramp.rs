@@ -1,6 +1,6 @@
 //! Figure 15: how fast congestion control gets to the link's rate, and to a fair share of it.
 
-use starverbs_onerma::congestion::Settings;
+use starverbs_onerma::congestion::CongestionSettings;
 use starverbs_onerma::{CardConfig, OneRmaOp};
 
 use super::Figure;
@@ -26,7 +26,7 @@ struct Course {
 const STEP: u64 = 5_000;
 
 /// 4 MB READs from one server from 0 on, and from a second one from `second` on.
-fn course(settings: Settings, second: u64, steps: usize) -> Course {
+fn course(settings: CongestionSettings, second: u64, steps: usize) -> Course {
     let mut net = OneRmaNet::new(3, CardConfig::default(), Wire::paper(), 15);
     let targets = [1, 2].map(|host| served_region(&mut net, host, 4 << 20));
     let gids = [1, 2].map(|host: usize| net.hosts[host].gid);
@@ -83,7 +83,7 @@ pub(super) const RAMP: Figure = Figure {
     values: &[5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 60, 70, 80, 90, 100],
     series: &["issued, Gb/s", "window, operations", "failures"],
     run: |figure| {
-        let course = course(Settings::default(), 1_000_000_000, 20);
+        let course = course(CongestionSettings::default(), 1_000_000_000, 20);
         let of = |line: &[f64]| figure.values.iter().map(|at| line[*at as usize / 5 - 1]).collect();
         let failures = vec![course.failures as f64; figure.values.len()];
         vec![of(&course.rates[0]), of(&course.windows), failures]
@@ -94,7 +94,7 @@ pub(super) const RAMP: Figure = Figure {
 const SINCE: &[u32] = &[1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 40, 60, 80, 100, 150, 200];
 
 /// What happens from the second transfer on, and to its 400th round trip.
-fn shared(settings: Settings) -> Course {
+fn shared(settings: CongestionSettings) -> Course {
     let steps = (SECOND / STEP) as usize;
     let mut course = course(settings, SECOND, steps + 400);
     course.rates.iter_mut().chain([&mut course.delays]).for_each(|line| drop(line.drain(..steps)));
@@ -102,8 +102,8 @@ fn shared(settings: Settings) -> Course {
 }
 
 /// The settings of 15(b) and (c).
-fn both() -> [Settings; 2] {
-    [Settings::default(), Settings { separate: false, ..Settings::default() }]
+fn both() -> [CongestionSettings; 2] {
+    [CongestionSettings::default(), CongestionSettings { separate: false, ..CongestionSettings::default() }]
 }
 
 /// The first transfer's share of both, in percent, in each round trip.

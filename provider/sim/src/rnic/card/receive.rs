@@ -1,6 +1,6 @@
 //! From the wire to memory and back to the wire.
 
-use starverbs_core::qpc::Channel;
+use starverbs_core::qpc::RequestChannel;
 
 use super::translate::Page;
 use super::{OTHER, REQUEST, Read, Rnic, Stage, World, Write, channel};
@@ -21,7 +21,13 @@ impl Rnic {
             body => {
                 let Ok(index) = self.rx.begin(packet) else { return };
                 let request = matches!(body, Body::Write | Body::Read | Body::Send);
-                self.ask_qpc(Channel::Rx, index, packet.qpn, if request { REQUEST } else { OTHER }, world);
+                self.ask_qpc(
+                    RequestChannel::Rx,
+                    index,
+                    packet.qpn,
+                    if request { REQUEST } else { OTHER },
+                    world,
+                );
             }
         }
         self.arrived.pop_front();

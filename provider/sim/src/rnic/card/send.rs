@@ -1,6 +1,6 @@
 //! From the doorbell to the request packet, and from its response to the completion.
 
-use starverbs_core::qpc::Channel;
+use starverbs_core::qpc::RequestChannel;
 
 use super::translate::Page;
 use super::{Read, Rnic, Stage, World, Wqe, Write, channel};
@@ -26,7 +26,7 @@ impl Rnic {
         let Ok(index) = self.sq.begin(batch) else { return };
         self.doorbells.pop_front();
         self.descriptors = descriptors;
-        self.ask_qpc(Channel::Sq, index, batch.qpn, batch.wqes, world);
+        self.ask_qpc(RequestChannel::Sq, index, batch.qpn, batch.wqes, world);
         if !self.doorbells.is_empty() && self.sq.has_room() {
             self.wake(Stage::Doorbell, world);
         }
@@ -68,7 +68,7 @@ impl Rnic {
         if !self.doorbells.is_empty() {
             self.wake(Stage::Doorbell, world);
         }
-        self.ask_qpc(Channel::Tx, index, wqe.qpn, 0, world);
+        self.ask_qpc(RequestChannel::Tx, index, wqe.qpn, 0, world);
         if !self.wqes.is_empty() && self.tx.has_room() {
             self.wake(Stage::Descriptor, world);
         }

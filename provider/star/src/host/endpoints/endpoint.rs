@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use starverbs_core::env::SendQueue;
 use starverbs_core::mr::MrAttr;
 use starverbs_core::nic::released::Released;
-use starverbs_core::nic::{Handover, TimerId};
+use starverbs_core::nic::{QpHandover, TimerId};
 use starverbs_core::qp::QpAttr;
 use starverbs_core::room::{is_room_for, make_room_in};
 use starverbs_core::{Access, Counters, Mtu, Nanos, NicError, PdId, QpState, Qpn};
@@ -151,7 +151,7 @@ impl<E: EndpointHost> Endpoints<E> {
         queues: Queues<E>,
         (timer, inline): (TimerId, Option<u32>),
     ) -> Result<(), NicError> {
-        let Handover { owner, attr, srq, sq_sig_all, first_send, .. } = turn.nic.handover(qpn)?;
+        let QpHandover { owner, attr, srq, sq_sig_all, first_send, .. } = turn.nic.handover(qpn)?;
         let Queues { sq, rq, send_cq, recv_cq } = queues;
         let shared = srq.map(|(id, _)| id);
         let ring = || srq.map(|(_, ring)| ring.clone());

@@ -21,7 +21,7 @@ use super::super::endpoints::Endpoints;
 use super::super::{EndpointHost, Note, Turn};
 use super::messages::send_round;
 use super::revert::begun;
-use super::{End, Identity, Roles};
+use super::{CardIdentity, End, Roles};
 
 /// Time between two looks at the balance.
 const EVERY: Nanos = 50_000_000;
@@ -307,7 +307,7 @@ impl<E: EndpointHost> Roles<E> {
     fn what_for(&self, turn: &Turn<'_, E>, qpn: Qpn) -> Option<(Terms, RoundInit)> {
         let end = self.ends.get(qpn)?;
         let attr = turn.nic.query_qp(qpn).ok()?;
-        let Identity { boot, ports, .. } = self.identity;
+        let CardIdentity { boot, ports, .. } = self.identity;
         let patience = Patience::of(attr.timeout, attr.retry_cnt).time;
         Some((self.terms(turn, qpn, end.preference, &end.av), RoundInit { boot, ports, patience }))
     }

@@ -17,7 +17,7 @@ use crate::revert::{Reversion, RevertOutcome, StarEnd, answer, suits};
 use super::super::endpoints::{Endpoints, Stateless};
 use super::super::{EndpointHost, Note, Turn};
 use super::messages::send_round;
-use super::{End, Identity, Roles};
+use super::{CardIdentity, End, Roles};
 
 /// Within such a time a stateful end answers the Setup of its peer, if StaR's ports are open, ns.
 const FIRST_ANSWER: Nanos = 100_000_000;
@@ -181,7 +181,7 @@ impl<E: EndpointHost> Roles<E> {
         turn.env.note(qpn, &Note::Reverts);
         let (preference, av) = (end.preference, end.av);
         let mine = self.terms(turn, qpn, preference, &av);
-        let Identity { boot, ports, .. } = self.identity;
+        let CardIdentity { boot, ports, .. } = self.identity;
         let crowded = mine.stateful > mine.threshold;
         let Some(end) = self.ends.get_mut(qpn) else { return };
         end.negotiation = Negotiation::settled(mine, boot, ports, Outcome::Plain);

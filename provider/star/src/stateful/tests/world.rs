@@ -192,7 +192,7 @@ pub(super) struct World {
     pub(super) sl: Host,
     pub(super) conn: Stateful<Host>,
     pub(super) mrs: MrTable,
-    pub(super) registry: Registry,
+    pub(super) registry: RuleRegistry,
     pub(super) path: Path<Aimd>,
     pub(super) stats: Rc<Counters>,
     pub(super) now: Nanos,
@@ -242,7 +242,7 @@ impl World {
     pub(super) fn new(seed: u64, tune: impl FnOnce(&mut Local<Host>, &mut Setup)) -> Self {
         let (mut sf, mut sl) = (Host::new(0x1000_0000), Host::new(0x2000_0000));
         let (mut mrs, mut registry, stats) =
-            (MrTable::default(), Registry::default(), Rc::<Counters>::default());
+            (MrTable::default(), RuleRegistry::default(), Rc::<Counters>::default());
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let (addr, pd) = (sf.alloc(REGION), PdId(1));
         let length = REGION as u64;
@@ -299,7 +299,7 @@ impl World {
         let registry_of = &mut registry;
         let mut lent =
             CardCtx { env, mrs: mrs_of, registry: registry_of, srqs, path: &mut path, stats: &stats, now: 1 };
-        let mut conn = Stateful::new(&mut lent, local, setup, peer, Channel::new()).unwrap();
+        let mut conn = Stateful::new(&mut lent, local, setup, peer, ControlChannel::new()).unwrap();
         conn.open();
         let rule = MemoryRule {
             key: SL_KEY,

@@ -13,7 +13,7 @@ use crate::share::FileBytes;
 
 /// The files that the board has.
 #[derive(Default)]
-pub(super) struct Files(Mutex<Known>);
+pub(super) struct BoardFiles(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
@@ -37,7 +37,7 @@ pub(super) struct FileUse {
     pub(super) address: u64,
 }
 
-impl Files {
+impl BoardFiles {
     fn known(&self) -> MutexGuard<'_, Known> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -14,7 +14,7 @@ use starverbs_rings::{CardRq, SpinLock, WorkRings};
 use super::{Shard, Soft};
 use crate::census::Census;
 use crate::cq::CqShared;
-use crate::device::command::{Command, CommandReply, Events, QpInit, SrqKind, Star, Xrc};
+use crate::device::command::{Command, CommandReply, Events, QpInit, SrqKind, StarCommand, Xrc};
 use crate::error::{Result, VerbsError};
 use crate::info::{GidEntry, MAX_SGE, PortAttr};
 use crate::moderation::Moderation;
@@ -153,9 +153,9 @@ impl Soft {
         Ok(CommandReply::Done)
     }
 
-    fn control_star(&self, star: &Star) -> Result<CommandReply> {
+    fn control_star(&self, star: &StarCommand) -> Result<CommandReply> {
         match *star {
-            Star::SetRole { qpn, role } => {
+            StarCommand::SetRole { qpn, role } => {
                 let asked = self.with(|shard, now| match shard.qp_state(qpn) {
                     Some(QpState::Reset | QpState::Init) => Ok(true),
                     Some(QpState::Rtr | QpState::Rts) => {
@@ -169,7 +169,7 @@ impl Soft {
                     Err(VerbsError::Unsupported("StaR with this peer"))
                 }
             }
-            Star::Query { qpn, role } => {
+            StarCommand::Query { qpn, role } => {
                 Ok(CommandReply::Star(self.with(|shard, _| shard.star.info(&shard.nic, qpn, role))))
             }
         }

@@ -14,9 +14,9 @@ use crate::events::VerbsEvent;
 
 /// The event queue of each protection domain's context.
 #[derive(Default)]
-pub(super) struct Domains(HashMap<PdId, Events>);
+pub(super) struct DomainEvents(HashMap<PdId, Events>);
 
-impl Domains {
+impl DomainEvents {
     /// A protection domain whose objects report to `events`.
     pub(super) fn alloc(&mut self, nic: &mut Nic<HostEnv>, events: &Events) -> Result<PdId> {
         self.0.try_reserve(1).map_err(|_| VerbsError::NoMemory("protection domains"))?;

@@ -5,7 +5,7 @@ use starverbs_core::engine::{Call, Detached, Engine, EngineAttr, EngineCtx, Tran
 use starverbs_core::{FrameMeta, Nanos, Nic, QpState, Qpn};
 use starverbs_star::card::{self, StarEngine};
 use starverbs_star::env::QpPair;
-use starverbs_star::registry::Registry;
+use starverbs_star::registry::RuleRegistry;
 use starverbs_star::stateful::Stateful;
 
 use super::env::HostEnv;
@@ -67,7 +67,7 @@ impl StarEngine<HostEnv> for HostEngine {
 }
 
 impl Engine<HostEnv> for HostEngine {
-    type Shared = Registry;
+    type Shared = RuleRegistry;
 
     fn run(&mut self, ctx: &mut EngineCtx<'_, HostEnv>, call: Call) -> TransmitStatus {
         match self {

@@ -29,7 +29,7 @@ use super::engine::HostEngine;
 use super::env::{HostEnv, NicEnv};
 use crate::info::DeviceInfo;
 use crate::log::log;
-use crate::share::Gate;
+use crate::share::GatePass;
 use channels::Channels;
 use direct::Direct;
 use turn::{fetch, with_end};
@@ -56,7 +56,7 @@ struct Ours {
     peer: Qpn,
     until: Nanos,
     /// Through which the peer may reach the QP's memory by itself, with these rights
-    gate: Option<Gate>,
+    gate: Option<GatePass>,
     pd: PdId,
     access: Access,
 }

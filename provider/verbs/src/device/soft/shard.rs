@@ -11,7 +11,7 @@ use starverbs_core::types::QPN_MASK;
 use starverbs_core::{AsyncEvent, Nanos, Nic, NicError, PdId, QpState, Qpn};
 
 use super::deferred_log::{DeferredLog, NO_DIALECT};
-use super::domains::Domains;
+use super::domains::DomainEvents;
 use super::doorbells::Deferred;
 use super::env::HostEnv;
 use super::idle::Idle;
@@ -44,7 +44,7 @@ pub(crate) struct Shard {
     pub(super) unsent: bool,
     /// Doorbells that wait for the card's next turn
     pub(super) deferred: Deferred,
-    pub(super) domains: Domains,
+    pub(super) domains: DomainEvents,
     /// Queue pairs of XRC domains that other processes share
     pub(super) shared_qps: Box<SharedQps>,
     pub(super) moderator: Arc<Moderator>,
@@ -81,7 +81,7 @@ impl Shard {
             idle: Idle::default(),
             unsent: false,
             deferred: Deferred::new(),
-            domains: Domains::default(),
+            domains: DomainEvents::default(),
             shared_qps: Box::default(),
             moderator,
             cm: Box::new(cm),

@@ -17,7 +17,7 @@ use starverbs_core::{Nanos, Nic};
 use starverbs_settings::{Settings, StarWire};
 use starverbs_star::card::Turn;
 use starverbs_star::form::Form;
-use starverbs_star::host::roles::Identity;
+use starverbs_star::host::roles::CardIdentity;
 use starverbs_star::host::{Ends, InboundPacket};
 use starverbs_star::wire::CardHalf;
 
@@ -56,7 +56,7 @@ impl OpenStar {
             StarWire::Packed => Form::Packed,
             StarWire::Paper => Form::Paper,
         };
-        let identity = Identity { boot, ports, threshold: settings.star_threshold, form };
+        let identity = CardIdentity { boot, ports, threshold: settings.star_threshold, form };
         let ends = Ends::new(identity, nic)?;
         env.star = Some(Box::new(StarPort::new(tx, sealing)));
         let ahead = if settings.qpc_prefetch { AHEAD as usize } else { 0 };

@@ -4,7 +4,7 @@
 
 use starverbs_backend::SessionId;
 use starverbs_core::engine::{Detached, EngineAttr, EngineCtx};
-use starverbs_core::nic::Handover;
+use starverbs_core::nic::QpHandover;
 use starverbs_core::types::QPN_BLOCK_SHIFT;
 use starverbs_core::{Nanos, NicError, PdId, QpState, QpType, Qpn};
 
@@ -236,7 +236,7 @@ impl LocalHost {
 
 /// A local end takes the QP's connection.
 fn begin((nic, env): NicEnv<'_>, qpn: Qpn, ours: &Ours, theirs: &Theirs, now: Nanos) -> Result<(), NicError> {
-    let Handover { owner, sq, rq, send_cq, recv_cq, max_recv_sge, sq_sig_all, first_send, .. } =
+    let QpHandover { owner, sq, rq, send_cq, recv_cq, max_recv_sge, sq_sig_all, first_send, .. } =
         nic.handover(qpn)?;
     let init = Init {
         qpn,

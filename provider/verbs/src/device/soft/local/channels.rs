@@ -14,10 +14,10 @@ use starverbs_rings::{Broken, DataRoom};
 use super::record::{CHUNK, LocalRecord};
 use super::responder::{LocalReply, ReadAnswer};
 use super::turn::InboundControl;
-use crate::share::{Gate, Gates, PeerMemory};
+use crate::share::{GatePass, Gates, PeerMemory};
 
 /// A channel in which this card asks.
-pub(super) struct Asker {
+pub(super) struct AskingChannel {
     pub(super) channel: Asking,
     /// `None`: the other end is this card's, too
     pub(super) session: Option<SessionId>,
@@ -63,7 +63,7 @@ pub(super) struct Answerer {
 /// All of a card.
 pub(crate) struct Channels {
     pub(super) peers: Peers,
-    pub(super) askers: Vec<Option<Box<Asker>>>,
+    pub(super) askers: Vec<Option<Box<AskingChannel>>>,
     pub(super) answerers: Vec<Answerer>,
     /// Of this card's QPs, where peers may have its memory
     pub(in super::super) gates: Option<Gates>,
@@ -124,14 +124,14 @@ impl Channels {
     }
 
     #[inline]
-    pub(super) fn asker(&mut self, channel: u32) -> Option<&mut Asker> {
+    pub(super) fn asker(&mut self, channel: u32) -> Option<&mut AskingChannel> {
         self.askers.get_mut(channel as usize)?.as_deref_mut()
     }
 
     /// The channel to the process that has a block, which may be this one; opened if there is none. `None`:
     /// there can be none.
     pub(super) fn channel_to(&mut self, block: u32) -> Option<u32> {
-        let position = |askers: &[Option<Box<Asker>>], is_it: &dyn Fn(&Asker) -> bool| {
+        let position = |askers: &[Option<Box<AskingChannel>>], is_it: &dyn Fn(&AskingChannel) -> bool| {
             askers.iter().position(|asker| asker.as_ref().is_some_and(|asker| !asker.ended && is_it(asker)))
         };
         if let Some(at) = position(&self.askers, &|asker| asker.blocks.contains(&block)) {
@@ -151,7 +151,7 @@ impl Channels {
                 channel
             }
         };
-        let asker = Asker {
+        let asker = AskingChannel {
             owners: vec![0; channel.requests.slots() as usize].into_boxed_slice(),
             completed: channel.requests.written(),
             channel,
@@ -204,7 +204,7 @@ impl Channels {
     }
 
     /// The peer of one of this card's QPs asks for everything from now on.
-    pub(super) fn close_gate(&mut self, gate: Option<Gate>) {
+    pub(super) fn close_gate(&mut self, gate: Option<GatePass>) {
         if let (Some(gates), Some(gate)) = (&mut self.gates, gate) {
             gates.close(gate);
         }
@@ -459,7 +459,7 @@ impl Answerer {
     }
 }
 
-impl Asker {
+impl AskingChannel {
     /// Whether the other end has something to do.
     #[inline]
     pub(super) fn waits(&self) -> bool {

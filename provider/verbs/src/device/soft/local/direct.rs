@@ -17,7 +17,7 @@ use starverbs_rings::{SendRemote, SendRequest};
 
 use super::end::{Ctx, LocalEnd};
 use crate::memory;
-use crate::share::{CopyWay, Gate, PeerBytes, PeerMemory, WordChange};
+use crate::share::{CopyWay, GatePass, PeerBytes, PeerMemory, WordChange};
 
 /// Most bytes of one use of the peer's memory: whoever waits for a reader waits for no more.
 const PIECE: u32 = 1 << 16;
@@ -34,7 +34,7 @@ const TAIL: u32 = 8;
 #[derive(Clone)]
 pub(super) struct Direct {
     pub(super) memory: Arc<PeerMemory>,
-    pub(super) gate: Gate,
+    pub(super) gate: GatePass,
     pub(super) pd: PdId,
     pub(super) access: Access,
 }

@@ -19,7 +19,7 @@ use super::requester::RequestedWqe;
 use super::responder::LocalInbound;
 use crate::cq::CardCq;
 use crate::device::soft::env::HostEnv;
-use crate::share::{CopyWay, Gate};
+use crate::share::{CopyWay, GatePass};
 
 pub(super) type Ctx<'a> = EngineCtx<'a, HostEnv>;
 
@@ -39,7 +39,7 @@ pub(super) struct Init {
     /// Incarnations of our requester's connection and of the peer's
     pub(super) epochs: [u16; 2],
     /// Through which the peer may reach this end's memory by itself
-    pub(super) gate: Option<Gate>,
+    pub(super) gate: Option<GatePass>,
     /// Channels: the one in which we ask, and the one in which we are asked
     pub(super) channels: [u32; 2],
 }

@@ -6,7 +6,7 @@
 
 use std::mem::offset_of;
 
-use crate::share::Gate;
+use crate::share::GatePass;
 use starverbs_core::types::SendOp;
 use starverbs_core::{Access, PdId, Qpn, WcStatus};
 use starverbs_rings::{DataRoom, Record as Words};
@@ -165,17 +165,17 @@ impl LocalRecord {
 
     /// A proposal says how the peer reaches the proposer's memory by itself: the proposer's gate, its QP's
     /// protection domain and access rights.
-    pub(super) fn offer(&mut self, gate: Gate, pd: PdId, access: Access) {
+    pub(super) fn offer(&mut self, gate: GatePass, pd: PdId, access: Access) {
         self.total = 1;
         (self.rkey, self.imm) = (pd.0, access.bits());
         self.addr_words = [gate.number, gate.incarnation];
     }
 
     /// What [`LocalRecord::offer`] put there.
-    pub(super) fn offered(&self) -> Option<(Gate, PdId, Access)> {
+    pub(super) fn offered(&self) -> Option<(GatePass, PdId, Access)> {
         let [number, incarnation] = self.addr_words;
         let access = Access::from_bits_truncate(self.imm);
-        (self.total == 1).then_some((Gate { number, incarnation }, PdId(self.rkey), access))
+        (self.total == 1).then_some((GatePass { number, incarnation }, PdId(self.rkey), access))
     }
 
     /// The same, to be sent.

@@ -1,7 +1,7 @@
 //! The asking half of an end: WQEs into requests, and what becomes of them.
 
 use starverbs_core::env::SendQueue;
-use starverbs_core::mr::{Bind, WindowType};
+use starverbs_core::mr::{WindowBind, WindowType};
 use starverbs_core::transport::{RNR_TIMER_10US, slices};
 use starverbs_core::types::{SendOp, SendWqe};
 use starverbs_core::{Nanos, QpState, SendFlags, WcStatus};
@@ -219,7 +219,7 @@ impl LocalEnd {
     #[inline(never)]
     fn do_own(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> StepEnd {
         let done = if wqe.op == SendOp::BindMw {
-            let bound = ctx.mrs.bind(&Bind::of(wqe, self.id()));
+            let bound = ctx.mrs.bind(&WindowBind::of(wqe, self.id()));
             self.windows |= bound == Ok(WindowType::Two);
             bound.is_ok()
         } else {

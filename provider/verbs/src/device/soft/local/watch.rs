@@ -5,7 +5,7 @@
 use starverbs_backend::ChannelNews;
 use starverbs_core::{Nanos, Qpn};
 
-use super::channels::{Asker, Channels};
+use super::channels::{AskingChannel, Channels};
 use super::turn::{self, with_end};
 use super::{LocalHost, Ours, Path, QpEntry};
 use crate::device::soft::env::NicEnv;
@@ -118,7 +118,7 @@ impl LocalHost {
     /// When [`LocalHost::check`] has something to do.
     #[inline]
     pub(in super::super) fn next_check(&self, channels: &Channels) -> Option<Nanos> {
-        let waits = |asker: &Asker| asker.under_way > 0;
+        let waits = |asker: &AskingChannel| asker.under_way > 0;
         let asks = self.asking > 0 && self.posted;
         let any = asks || channels.askers.iter().flatten().any(|asker| waits(asker));
         any.then(|| self.checked + CHECK)
