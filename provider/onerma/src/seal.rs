@@ -43,7 +43,7 @@ key! {
 pub const RESERVED_KEY: DerivedKey = DerivedKey(*b"1RMA: no such K!");
 
 /// Who begins operations: what K_d is bound to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Initiator {
     /// Address of its host
     pub addr: Gid,

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use starverbs_backend::onerma::GcmSeal;
 use starverbs_charts::bars;
-use starverbs_core::Gid;
 use starverbs_onerma::{DerivedKey, Initiator, OneRmaOp, RegionKey, Seal};
 
 use crate::child;
@@ -107,7 +106,7 @@ fn deriving() -> Result<f64> {
     let region = RegionKey(*b"a key of nobody!");
     let began = Instant::now();
     for pid in 0..CHUNKS as u32 {
-        let initiator = Initiator { addr: Gid::default(), pid };
+        let initiator = Initiator { pid, ..Initiator::default() };
         let key = GcmSeal.derive(black_box(&region), &initiator, OneRmaOp::Read);
         black_box(GcmSeal.prepare(&key));
     }
