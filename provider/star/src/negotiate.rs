@@ -326,7 +326,8 @@ impl Beginning {
         patience.is_some_and(|patience| waited >= patience.max(Self::LEAST))
     }
 
-    /// Whether a Plain of the peer answers an Offer of this wait: one of a former connection is long past.
+    /// Whether a Plain of the peer answers an Offer of this wait: what its queue pair was before it began
+    /// anew may have answered one before.
     pub fn has_asked(&self) -> bool {
         self.asked
     }

@@ -414,19 +414,21 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// A message came again that may not be acknowledged yet. The first time it is about to be; then its card
-    /// does not run, and the requester, told that the receiver is not ready, asks for as long as its program
-    /// says. False: it is none of those.
-    pub(super) fn repeats_unconfirmed(&mut self, psn: Psn) -> bool {
-        let Some(fwd) = &mut self.qp.resp.fwd else { return false };
-        let Some(oldest) = fwd.pending.front_mut() else { return false };
-        if psn.before(oldest.psn) || oldest.kind != ForwardedKind::Message {
-            return false;
-        }
-        if core::mem::replace(&mut oldest.repeated, true) {
+    /// A request came again that has no answer of its own. The oldest message that may not be acknowledged
+    /// yet is about to be the first time; then its card does not run, and the requester, told that the
+    /// receiver is not ready, asks for as long as its program says. What it repeats behind that says nothing.
+    pub(super) fn acknowledge_again(&mut self, psn: Psn) {
+        let oldest = self.qp.resp.fwd.as_mut().and_then(|fwd| fwd.pending.front_mut());
+        let stuck = oldest.is_some_and(|oldest| {
+            oldest.psn == psn
+                && oldest.kind == ForwardedKind::Message
+                && core::mem::replace(&mut oldest.repeated, true)
+        });
+        if stuck {
             self.owe_nak(Syndrome::Rnr { timer: self.qp.attr.min_rnr_timer & 31 });
+        } else {
+            self.owe_ack();
         }
-        true
     }
 
     /// The packet cannot be taken now. The first time it is dropped in silence: the lease may come at once.

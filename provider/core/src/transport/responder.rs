@@ -378,10 +378,8 @@ impl<E: Env> Ctx<'_, E> {
             PacketKind::ReadRequest => self.duplicate_read(psn, packet),
             PacketKind::CmpSwap | PacketKind::FetchAdd => self.duplicate_atomic(psn),
             PacketKind::AtomicWrite | PacketKind::Flush => self.duplicate_placement(psn, packet),
-            PacketKind::Send | PacketKind::Write | PacketKind::Rpc | PacketKind::RpcWrite
-                if !self.repeats_unconfirmed(psn) =>
-            {
-                self.owe_ack()
+            PacketKind::Send | PacketKind::Write | PacketKind::Rpc | PacketKind::RpcWrite => {
+                self.acknowledge_again(psn);
             }
             _ => {}
         }

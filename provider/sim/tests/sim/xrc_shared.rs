@@ -10,10 +10,10 @@ use starverbs_core::env::RecvQueue;
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::RecvSource;
 use starverbs_core::relay::Relay;
-use starverbs_core::wire::Packet;
+use starverbs_core::wire::{HeaderBuf, PKEY_DEFAULT, Packet, code};
 use starverbs_core::{
-    Access, AsyncEvent, Mtu, QPN_BLOCK_SHIFT, QpState, QpType, SendFlags, SendOp, SendWqe, Sge, WcFlags,
-    WcOpcode, WcStatus,
+    Access, AsyncEvent, FrameMeta, Mtu, Psn, QPN_BLOCK_SHIFT, QpState, QpType, SendFlags, SendOp, SendWqe,
+    Sge, WcFlags, WcOpcode, WcStatus,
 };
 use starverbs_sim::{Faults, QpAt, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
 
@@ -333,6 +333,36 @@ fn a_card_that_sleeps_costs_rnr_naks_alone() {
         x.run();
         assert_eq!((x.sent()[0].status, x.got(1).len()), (WcStatus::Success, 1));
     }
+}
+
+/// A requester repeats all that is not acknowledged, as RC's may: only the second time is it told that its
+/// receiver is not ready, as the card may be about to confirm.
+#[test]
+fn what_is_repeated_once_costs_no_rnr_nak() {
+    let setup = Setup { min_rnr_timer: 20, ..Setup::default() };
+    let mut x = Shared::new(Faults::default(), 1, &setup);
+    (0..16).for_each(|_| x.post_recv(1));
+    x.send(0, 1, SendWqe::default(), b"before");
+    x.run();
+    assert_eq!(x.sent()[0].status, WcStatus::Success);
+    x.net.sleep(2, 2_000_000_000);
+    (0..3).for_each(|_| x.send(0, 1, SendWqe::default(), b"wait"));
+    let end = x.net.now() + 1_000_000;
+    while x.net.now() < end && x.net.step() {}
+    let now = x.net.now();
+    let meta = FrameMeta { src: x.net.hosts[SENDER].gid, dst: x.net.hosts[QPS].gid, ..FrameMeta::default() };
+    let host = &mut x.net.hosts[QPS];
+    for (psn, naks) in [(1, 0), (2, 0), (3, 0), (1, 1)] {
+        let code = code::XRC | code::RC_SEND_ONLY;
+        let bth = HeaderBuf::bth(code, x.recvs[0], Psn::new(psn), true, false, 0, PKEY_DEFAULT);
+        let frame = [&bth.xrceth(x.queues[1].number)[..], b"wait"].concat();
+        host.nic.handle_frame(&mut host.env, now, &meta, &frame);
+        let counters = host.nic.counters();
+        assert_eq!(counters.sent_rnr.get(), naks, "{psn}: {}", counters.duplicate_request.get());
+    }
+    assert_eq!(host.nic.counters().duplicate_request.get(), 4);
+    x.run();
+    assert_eq!(x.sent().iter().map(|cqe| cqe.status).collect::<Vec<_>>(), [WcStatus::Success; 3]);
 }
 
 /// A QP whose messages go to other cards does not know their progress: it keeps nothing behind a
