@@ -20,10 +20,10 @@ FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuz
 NIGHTLY ?= apps interop board-guest conformance miri seeds soak stress faults fuzz figures install-test \
 	aarch64
 
-.PHONY: help build library unit-tests demo demo-board test apps nightly bench bench-loss bench-qpc \
-	bench-star bench-strom bench-1rma bench-neighbours bench-local compare instructions conformance \
-	pyverbs figures interop board-guest stress soak seeds faults kills install uninstall deb wheel \
-	install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
+.PHONY: help build library wasm modules unit-tests demo demo-board test apps nightly bench bench-loss \
+	bench-qpc bench-star bench-strom bench-1rma bench-neighbours bench-local compare instructions \
+	conformance pyverbs figures interop board-guest stress soak seeds faults kills install uninstall deb \
+	wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
 
 define HELP
 make demo              install what is missing, build, show perftest and a pingpong on the card
@@ -31,6 +31,7 @@ make demo-board        the same in a guest of QEMU whose PCI device is a board, 
 make test              install what is missing, build, run the whole suite
 make build             dist/lib/libibverbs.so.1, librdmacm.so.1, libstarverbs.so, dist/bin/starverbs and
                        starverbs-bench
+make wasm              dist/lib/libstarverbs-wasm.so, which runs kernels of one's own (StRoM); takes minutes
 make conformance       every case of others' programs, rdma-core's tests; writes docs/conformance.md,
                        docs/pyverbs.md
 make pyverbs           rdma-core's own tests; writes docs/pyverbs.md; with ROOT=FOLDER newer ones, too:
@@ -94,6 +95,21 @@ library:
 	tools/scripts/libraries.sh $(TARGET)/release dist/lib
 	install -D -m 755 $(TARGET)/release/starverbs dist/bin/starverbs
 	install -D -m 644 include/infiniband/stardv.h dist/include/infiniband/stardv.h
+	install -D -m 644 include/starverbs/kernel.h dist/include/starverbs/kernel.h
+
+# What runs kernels that are WebAssembly modules, beside the library, which looks for it there.
+wasm:
+	cargo build --profile wasm --locked --package starverbs-wasm
+	install -D -m 755 $(TARGET)/wasm/libstarverbs_wasm.so dist/lib/libstarverbs-wasm.so
+
+# The card's own kernels as such modules, to compare.
+modules:
+	cargo build --release --locked --target wasm32-unknown-unknown --package starverbs-sdk --examples
+	install -d dist/modules
+	install -m 644 $(TARGET)/wasm32-unknown-unknown/release/examples/get.wasm \
+		$(TARGET)/wasm32-unknown-unknown/release/examples/traverse.wasm \
+		$(TARGET)/wasm32-unknown-unknown/release/examples/consistent.wasm \
+		$(TARGET)/wasm32-unknown-unknown/release/examples/hll.wasm dist/modules
 
 # Beside the library, whose links use one CPU.
 unit-tests:
@@ -212,7 +228,7 @@ bench-1rma:
 
 bench-strom:
 	@tools/scripts/packages.sh bench
-	@$(MAKE) --no-print-directory build
+	@$(MAKE) --no-print-directory build wasm modules
 	cargo run --release --quiet --package starverbs-bench -- --strom --out docs/bench-strom
 
 bench-qpc:

@@ -80,14 +80,15 @@ if [[ -e /usr/include/infiniband/verbs.h ]]; then
     part "promises of the C edge" tests/abi/edges.sh dist/lib
     part "direct verbs" tests/abi/stardv.sh dist/lib
     part "examples" tests/examples/run.sh dist/lib
+    part "kernels of one's own" tests/kernels/run.sh dist/lib
     part "multicast between processes" tests/abi/multicast.sh dist/lib
     part "threads, signals, one CPU, a crowd, growth and leaks" \
         tests/soak/run.sh dist/lib soak one_cpu polling crowd growth leaks
     part "faults of processes" tests/faults/run.sh dist/lib
     part "the device in /sys and /dev" tests/preload/run.sh dist/lib
 else
-    parts="promises of the C edge, direct verbs, examples, multicast between processes, threads, one CPU,"
-    parts+=" a crowd, growth and leaks, faults of processes, the device in /sys and /dev"
+    parts="promises of the C edge, direct verbs, examples, kernels, multicast between processes, threads,"
+    parts+=" one CPU, a crowd, growth and leaks, faults of processes, the device in /sys and /dev"
     skip "$parts" "libibverbs-dev is not installed"
 fi
 

@@ -257,6 +257,7 @@ exports! { "@@", "STARDV_1.0";
     stardv_onerma_set_key => stardv::onerma::set_key,
     stardv_create_qp => stardv::qp::create_qp,
     stardv_load_kernel => stardv::rpc::load_kernel,
+    stardv_load_module => stardv::rpc::load_module,
     stardv_post_rpc => stardv::rpc::post_rpc,
     stardv_post_rpc_write => stardv::rpc::post_rpc_write,
     stardv_unload_kernel => stardv::rpc::unload_kernel,

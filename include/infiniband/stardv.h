@@ -215,6 +215,8 @@ enum stardv_rpc_code {
 	STARDV_RPC_RETRIES = 4,
 	STARDV_RPC_ACCESS = 5,
 	STARDV_RPC_OVERFLOW = 6,
+	/* A kernel of a program's own broke a rule, and is loaded still */
+	STARDV_RPC_FAULT = 7,
 };
 
 /* The last bytes of the region for an answer, which ends in front of them. A program clears `magic` before it
@@ -267,6 +269,16 @@ enum stardv_kernel {
 /* Has RPCs of an op-code, on queue pairs of this domain, answered by a kernel: 0, or EBUSY (it has one),
  * ENOMEM, EOPNOTSUPP. A domain with kernels cannot be deallocated (EBUSY). */
 int stardv_load_kernel(struct ibv_pd *pd, uint64_t op, uint32_t kernel);
+
+enum stardv_module_flags {
+	/* It takes the place of the kernel that the op-code has, if it has one */
+	STARDV_MODULE_REPLACE = 1 << 0,
+};
+
+/* As stardv_load_kernel, by a kernel that is a WebAssembly module: `len` bytes, which are not used any more
+ * when it returns. EINVAL: it is no kernel, and the log says why; EOPNOTSUPP: there is no
+ * libstarverbs-wasm.so beside this library. See <starverbs/kernel.h>. */
+int stardv_load_module(struct ibv_pd *pd, uint64_t op, const void *module, size_t len, uint32_t flags);
 /* 0, or EINVAL: the op-code has none. */
 int stardv_unload_kernel(struct ibv_pd *pd, uint64_t op);
 

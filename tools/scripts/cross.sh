@@ -73,6 +73,7 @@ build)
     CC=$cc tools/scripts/libraries.sh "$built" "$dist/lib"
     install -D -m 755 "$built/starverbs" "$dist/bin/starverbs"
     install -D -m 644 include/infiniband/stardv.h "$dist/include/infiniband/stardv.h"
+    install -D -m 644 include/starverbs/kernel.h "$dist/include/starverbs/kernel.h"
     ;;
 tests)
     rm -rf "$dist/tests"

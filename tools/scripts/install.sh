@@ -12,7 +12,7 @@ usage='usage: install.sh install|uninstall'
 what=${1:?$usage}
 cd "$(dirname "$0")/../.."
 destdir=${DESTDIR:-} prefix=${PREFIX:-/usr/local} dist=${DIST:-dist}
-bin=$prefix/bin lib=$prefix/lib/starverbs include=$prefix/include/infiniband man=$prefix/share/man
+bin=$prefix/bin lib=$prefix/lib/starverbs include=$prefix/include man=$prefix/share/man
 pkgconfig=${PKGCONFIGDIR:-$prefix/lib/pkgconfig}
 bash=$prefix/share/bash-completion/completions
 zsh=${ZSHDIR:-$prefix/share/zsh/site-functions}
@@ -63,7 +63,12 @@ all() {
     for link in "${links[@]}"; do ln -sf libibverbs.so.1 "$destdir$lib/$link"; done
     mkdir -p "$destdir$lib/preload"
     for link in "${preloaded[@]}"; do ln -sf ../libstarverbs.so "$destdir$lib/preload/$link"; done
-    put 644 "$include/stardv.h" <include/infiniband/stardv.h
+    # What runs kernels of one's own: `make wasm`.
+    if [[ -e $dist/lib/libstarverbs-wasm.so ]]; then
+        put 644 "$lib/libstarverbs-wasm.so" <"$dist/lib/libstarverbs-wasm.so"
+    fi
+    put 644 "$include/infiniband/stardv.h" <include/infiniband/stardv.h
+    put 644 "$include/starverbs/kernel.h" <include/starverbs/kernel.h
     sed "s|@PREFIX@|$prefix|; s|@VERSION@|$(version)|" tools/scripts/starverbs.pc.in |
         put 644 "$pkgconfig/starverbs.pc"
     for page in "${pages[@]}"; do put 644 "$man/man${page##*.}/${page##*/}" <"$page"; done
@@ -74,15 +79,18 @@ all() {
 
 none() {
     local page
-    rm -f "$destdir$bin/starverbs" "$destdir$include/stardv.h" "$destdir$pkgconfig/starverbs.pc" \
+    rm -f "$destdir$bin/starverbs" "$destdir$include"/{infiniband/stardv,starverbs/kernel}.h \
+        "$destdir$pkgconfig/starverbs.pc" \
         "$destdir$bash/starverbs" "$destdir$zsh/_starverbs" "$destdir$fish/starverbs.fish" \
-        "$destdir$lib"/{libibverbs.so.1,libstarverbs.so,libstarverbs-share.so}
+        "$destdir$lib"/{libibverbs.so.1,libstarverbs.so,libstarverbs-share.so,libstarverbs-wasm.so}
     rm -f "${links[@]/#/$destdir$lib/}" "${preloaded[@]/#/$destdir$lib/preload/}"
     for page in "${pages[@]}"; do rm -f "$destdir$man/man${page##*.}/${page##*/}"; done
     # Folders that others share stay.
     [[ ! -d $destdir$lib/preload ]] || rmdir --ignore-fail-on-non-empty "$destdir$lib/preload"
     [[ ! -d $destdir$lib ]] || rmdir --ignore-fail-on-non-empty "$destdir$lib"
-    [[ ! -d $destdir$include ]] || rmdir --ignore-fail-on-non-empty "$destdir$include"
+    for page in infiniband starverbs; do
+        [[ ! -d $destdir$include/$page ]] || rmdir --ignore-fail-on-non-empty "$destdir$include/$page"
+    done
 }
 
 case $what in

@@ -14,7 +14,7 @@ declare -A package_of=(
     [aarch64-linux-gnu-gcc]=gcc-aarch64-linux-gnu [qemu-aarch64-static]=qemu-user-static
     [cmake]=cmake [qperf]=qperf [fio]=fio [python3]=python3 [taskset]=util-linux
     [redis-check-rdb]=redis-tools [openssl]=openssl [qemu-system-x86_64]=qemu-system-x86
-    [busybox]=busybox-static
+    [busybox]=busybox-static [clang]=clang
 )
 demo=(cc ibv_devinfo ib_send_lat)
 headers=/usr/include/infiniband/verbs.h
@@ -24,7 +24,7 @@ rdma_core=/usr/share/doc/rdma-core
 case ${1:-} in
 demo) commands=("${demo[@]}") ;;
 test) commands=("${demo[@]}" rping ip rdma tshark nm ld.lld mold runuser ibstat ucx_perftest fi_info
-    pkg-config python3 redis-check-rdb) ;;
+    pkg-config python3 redis-check-rdb clang) ;;
 stress) commands=("${demo[@]}" ip valgrind) ;;
 bench) commands=("${demo[@]}" ucx_perftest fi_pingpong ip iptables openssl) ;;
 instructions) commands=("${demo[@]}" valgrind strace) ;;

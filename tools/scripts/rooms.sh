@@ -9,6 +9,7 @@ declare -A may=(
     [core]='queues'
     [cm]='core' [rings]='core queues' [star]='core' [onerma]='core' [kernels]='core'
     [sim]='core kernels onerma star'
+    [sdk]='core kernels' [wasm]='core kernels'
     [backend]='cm core onerma rings settings star'
     [board]='backend cm core queues settings vfio' [rules]='backend core queues vfio'
     [verbs]='backend cm core kernels queues rings settings star vfio'

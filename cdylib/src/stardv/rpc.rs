@@ -8,7 +8,7 @@ use crate::pd_mr::PdHandle;
 use crate::post::{send_flags, sges};
 use crate::qp::QpHandle;
 use crate::wr::begin;
-use core::ffi::{c_int, c_uint};
+use core::ffi::{c_int, c_uint, c_void};
 use core::mem::offset_of;
 use starverbs_abi as abi;
 use starverbs_core::types::{AvId, SendOp, SendWqe};
@@ -104,6 +104,29 @@ pub(crate) unsafe extern "C" fn load_kernel(pd: *mut abi::ibv_pd, op: u64, kerne
         let kernel = Builtin::from_code(kernel).ok_or(libc::EOPNOTSUPP)?;
         // SAFETY: the verb's terms.
         unsafe { PdHandle::obj(pd)? }.load_kernel(op, kernel).map_err(errno)
+    })
+}
+
+/// `enum stardv_module_flags`: the module takes the place of the kernel that the op-code has.
+const REPLACE: u32 = 1;
+
+/// stardv_load_module(3).
+pub(crate) unsafe extern "C" fn load_module(
+    pd: *mut abi::ibv_pd,
+    op: u64,
+    module: *const c_void,
+    len: usize,
+    flags: u32,
+) -> c_int {
+    edge::int(|| {
+        given(pd)?;
+        if module.is_null() || len > isize::MAX as usize || flags & !REPLACE != 0 {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: the verb's terms: `len` bytes that can be read.
+        let module = unsafe { std::slice::from_raw_parts(module.cast::<u8>(), len) };
+        // SAFETY: the verb's terms.
+        unsafe { PdHandle::obj(pd)? }.load_module(op, module, flags & REPLACE != 0).map_err(errno)
     })
 }
 

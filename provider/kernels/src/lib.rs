@@ -1,5 +1,6 @@
 //! StRoM's kernels that every card has (the paper's 5.2, 6 and 7.2): each reads its parameters, steps through
-//! memory, and answers. docs/strom.md has their parameters; `include/infiniband/stardv.h` has them for C.
+//! memory, and answers; and how a kernel that is a module of its own talks to the card ([`mailbox`]).
+//! docs/strom.md has their parameters; `include/infiniband/stardv.h` has them for C.
 //!
 //! A kernel knows nothing but its [`KernelRun`](starverbs_core::strom::KernelRun); the crate must not know
 //! queue pairs, sockets, clocks or threads.
@@ -7,10 +8,13 @@
 
 pub mod consistent;
 pub mod crc64;
+pub mod engine;
 pub mod get;
 pub mod hll;
 #[cfg(test)]
 mod host;
+pub mod mailbox;
+pub mod module;
 pub mod shuffle;
 pub mod traverse;
 #[cfg(test)]
@@ -21,6 +25,7 @@ use starverbs_core::strom::Kernel;
 pub use consistent::Consistent;
 pub use get::Get;
 pub use hll::Hll;
+pub use module::{Module, ModuleKernel};
 pub use shuffle::Shuffle;
 pub use traverse::Traverse;
 

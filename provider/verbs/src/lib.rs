@@ -24,6 +24,7 @@ mod info;
 pub mod log;
 mod memory;
 mod moderation;
+mod modules;
 mod mr;
 mod mw;
 pub mod onerma;
@@ -55,6 +56,7 @@ pub use info::{
     OdpCaps, PKEY, PortAttr, describe, device_attr, device_name,
 };
 pub use moderation::Moderation;
+pub use modules::check_module;
 pub use mr::{Advice, MemoryRange, Mr, Rereg};
 pub use mw::{Mw, MwBind};
 pub use pd::{Pd, Td};

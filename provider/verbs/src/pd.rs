@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use starverbs_core::strom::Kernel;
 use starverbs_core::{PdId, Sge};
 use starverbs_kernels::Builtin;
 use starverbs_rings::ProgramMemory;
@@ -11,6 +12,7 @@ use starverbs_rings::ProgramMemory;
 use crate::context::Context;
 use crate::device::{Command, Device, KernelCommand};
 use crate::error::{Result, VerbsError};
+use crate::modules;
 use crate::mr::{self, Advice};
 use crate::share::{ImportTable, ObjectKind, Tag};
 
@@ -80,8 +82,22 @@ impl Pd {
     /// EBUSY: the op-code has one; ENOMEM: the card has as many as it may; EOPNOTSUPP: it has none; EIO in a
     /// forked child.
     pub fn load_kernel(&self, op: u64, kernel: Builtin) -> Result<()> {
-        let kernel = kernel.make();
-        let load = KernelCommand::Load { pd: self.id(), op, kernel };
+        self.answer_with(op, kernel.make(), false)
+    }
+
+    /// As [`Pd::load_kernel`], by a kernel that is a WebAssembly module (docs/strom.md). With `replace` it
+    /// takes the place of the kernel that the op-code has, if it has one, at once: no RPC finds none.
+    ///
+    /// # Errors
+    /// As of `load_kernel`. EINVAL: the module is no kernel, and the log says why. EOPNOTSUPP: nothing here
+    /// runs modules.
+    pub fn load_module(&self, op: u64, module: &[u8], replace: bool) -> Result<()> {
+        self.context().device()?;
+        self.answer_with(op, modules::load(module, op)?, replace)
+    }
+
+    fn answer_with(&self, op: u64, kernel: Box<dyn Kernel>, replace: bool) -> Result<()> {
+        let load = KernelCommand::Load { pd: self.id(), op, kernel, replace };
         self.context().device()?.control(Command::Kernel(load)).map(|_| ())
     }
 

@@ -2,7 +2,7 @@
  * RPC and by READs. Two processes, of which the server has memory and kernels, and the client asks one
  * thing after the other; both poll without a break.
  * Build: cc -O2 -o strom strom.c -libverbs
- * usage: strom [-t SECONDS]
+ * usage: KERNEL_MODULES=FOLDER strom [-t SECONDS]: get.wasm, traverse.wasm and consistent.wasm lie there
  * Prints lines of a name and a number: the median and, with .p99, the 99th percentile of the time from the
  * post of the first request to the last byte (us). Each measurement takes so many seconds. */
 #define _GNU_SOURCE
@@ -11,7 +11,8 @@
 #include <dlfcn.h>
 #include <endian.h>
 
-enum { OP_GET = 1, OP_TRAVERSE, OP_CONSISTENT, LONGEST = 4096, LENGTH = 16, CRC = 8 };
+/* A kernel that is a module has the op-code of the card's own, and MODULE. */
+enum { OP_GET = 1, OP_TRAVERSE, OP_CONSISTENT, MODULE = 8, LONGEST = 4096, LENGTH = 16, CRC = 8 };
 static const uint32_t sizes[] = { 64, 256, 1024, LONGEST };
 enum { SIZES = sizeof(sizes) / sizeof(sizes[0]) };
 
@@ -50,6 +51,7 @@ static struct ibv_mr *mr;
 static struct where peer;
 static int (*post_rpc)(struct ibv_qp *, const struct stardv_rpc_wr *, uint32_t);
 static int (*load_kernel)(struct ibv_pd *, uint64_t, uint32_t);
+static int (*load_module)(struct ibv_pd *, uint64_t, const void *, size_t, uint32_t);
 
 /* CRC64 (Jones), eight bytes a turn. */
 static uint64_t tables[8][256];
@@ -103,6 +105,7 @@ static void open_card(int fd, int first, void *memory, size_t len, int access)
 
 	post_rpc = named("stardv_post_rpc");
 	load_kernel = named("stardv_load_kernel");
+	load_module = named("stardv_load_module");
 	if (!list || !list[0] || !(ctx = ibv_open_device(list[0])) || !(pd = ibv_alloc_pd(ctx)))
 		die("no device");
 	cq = ibv_create_cq(ctx, 64, NULL, NULL, 0);
@@ -115,6 +118,23 @@ static void open_card(int fd, int first, void *memory, size_t len, int access)
 	mine.rkey = mr->rkey;
 	exchange(fd, first, &mine, &peer, sizeof(mine));
 	connect_to(qp, peer.qpn, &peer.gid);
+}
+
+/* Loads the card's own kernel, and the same as a module. */
+static void load(uint64_t op, uint32_t kernel, const char *name)
+{
+	static char module[1 << 20];
+	const char *folder = getenv("KERNEL_MODULES");
+	char file[4096];
+	size_t len;
+	FILE *from;
+
+	snprintf(file, sizeof(file), "%s/%s.wasm", folder ? folder : ".", name);
+	from = fopen(file, "rb");
+	if (!from || !(len = fread(module, 1, sizeof(module), from)) || fclose(from))
+		die(file);
+	if ((errno = load_kernel(pd, op, kernel)) || (errno = load_module(pd, op | MODULE, module, len, 0)))
+		die("stardv_load_kernel, stardv_load_module");
 }
 
 static int serve(int fd)
@@ -140,10 +160,9 @@ static int serve(int fd)
 		store.list[i].next = htole64(i + 1 < LENGTH ? (uintptr_t)&store.list[i + 1] : 0);
 	}
 	open_card(fd, 0, &store, sizeof(store), IBV_ACCESS_REMOTE_READ);
-	if ((errno = load_kernel(pd, OP_GET, STARDV_KERNEL_GET)) ||
-	    (errno = load_kernel(pd, OP_TRAVERSE, STARDV_KERNEL_TRAVERSE)) ||
-	    (errno = load_kernel(pd, OP_CONSISTENT, STARDV_KERNEL_CONSISTENT)))
-		die("stardv_load_kernel");
+	load(OP_GET, STARDV_KERNEL_GET, "get");
+	load(OP_TRAVERSE, STARDV_KERNEL_TRAVERSE, "traverse");
+	load(OP_CONSISTENT, STARDV_KERNEL_CONSISTENT, "consistent");
 	put(fd, "", 1);
 	for (uint32_t polls = 1; polls % 4096 || recv(fd, &done, 1, MSG_DONTWAIT) < 0; polls++)
 		if (ibv_poll_cq(cq, 1, &wc))
@@ -153,6 +172,8 @@ static int serve(int fd)
 
 /* What is measured: its size or length, what it got, and its completions that were not looked at. */
 static uint32_t size, length, which;
+/* MODULE, or 0. */
+static uint64_t by;
 static const uint8_t *got;
 static int owed;
 
@@ -217,7 +238,7 @@ static void get_by_rpc(void)
 	struct stardv_get get = { htole64(peer.addr), htole64(which + 1), htole32(which + 1), htole32(peer.rkey),
 				  htole32(peer.rkey), htole32(1) };
 
-	call(OP_GET, &get, sizeof(get), size);
+	call(OP_GET | by, &get, sizeof(get), size);
 }
 
 static void get_by_reads(void)
@@ -242,7 +263,7 @@ static void traverse_by_rpc(void)
 					.predicate = STARDV_TRAVERSE_EQUAL, .value = 2, .next = 4,
 					.flags = STARDV_TRAVERSE_NEXT, .hops = LENGTH };
 
-	call(OP_TRAVERSE, &list, sizeof(list), size);
+	call(OP_TRAVERSE | by, &list, sizeof(list), size);
 }
 
 static void traverse_by_reads(void)
@@ -278,7 +299,7 @@ static void check_by_rpc(void)
 	struct stardv_consistent object = { htole64(STORED(store.objects[which])), htole32(peer.rkey), htole32(size),
 					    htole32(16), 0 };
 
-	call(OP_CONSISTENT, &object, sizeof(object), size);
+	call(OP_CONSISTENT | by, &object, sizeof(object), size);
 }
 
 /* Measures for `seconds`, and prints under the name and a number. */
@@ -305,6 +326,17 @@ static void measure(const char *name, uint32_t number, void (*operation)(void), 
 	printf("%s.%u.p99 %.3f\n", name, number, percentile(0.99));
 }
 
+/* By the card's own kernel, then by a module. */
+static void measure_rpc(const char *name, uint32_t number, void (*operation)(void), double seconds)
+{
+	char full[64];
+
+	for (by = 0; by <= MODULE; by += MODULE) {
+		snprintf(full, sizeof(full), "%s.%s", name, by ? "wasm" : "rpc");
+		measure(full, number, operation, seconds);
+	}
+}
+
 static void work(int fd, double seconds)
 {
 	char ready;
@@ -316,16 +348,16 @@ static void work(int fd, double seconds)
 	for (which = 0; which < SIZES; which++) {
 		size = sizes[which];
 		measure("get.reads", size, get_by_reads, seconds);
-		measure("get.rpc", size, get_by_rpc, seconds);
+		measure_rpc("get", size, get_by_rpc, seconds);
 		measure("get.read", size, read_value, seconds);
 		measure("check.read", size, read_object, seconds);
 		measure("check.software", size, read_and_check, seconds);
-		measure("check.rpc", size, check_by_rpc, seconds);
+		measure_rpc("check", size, check_by_rpc, seconds);
 	}
 	size = sizes[0];
 	for (length = 1; length <= LENGTH; length *= 2) {
 		measure("list.reads", length, traverse_by_reads, seconds);
-		measure("list.rpc", length, traverse_by_rpc, seconds);
+		measure_rpc("list", length, traverse_by_rpc, seconds);
 	}
 	put(fd, "", 1);
 }

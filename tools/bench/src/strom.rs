@@ -21,6 +21,8 @@ const HOPS: [u32; 5] = [1, 2, 4, 8, 16];
 /// No further round begins that would end after this.
 const ALL: Duration = Duration::from_secs(6 * 60);
 
+const MODULE: &str = "#e08e79";
+
 const PROGRAM: Program = Program { name: "strom", parts: &PARTS, others: &[], addrs: "127.0.0.1" };
 
 const PARTS: [Part; 3] = [
@@ -31,6 +33,7 @@ const PARTS: [Part; 3] = [
         ways: &[
             ("get.reads", "two READs", SOFTWARE),
             ("get.rpc", "RPC", CARD),
+            ("get.wasm", "RPC, module", MODULE),
             ("get.read", "one READ, where the value's place is known", PLAIN),
         ],
     },
@@ -38,7 +41,11 @@ const PARTS: [Part; 3] = [
         title: "Traversal of a list",
         counts: "elements to the value, of 64 B",
         numbers: &HOPS,
-        ways: &[("list.reads", "READs", SOFTWARE), ("list.rpc", "RPC", CARD)],
+        ways: &[
+            ("list.reads", "READs", SOFTWARE),
+            ("list.rpc", "RPC", CARD),
+            ("list.wasm", "RPC, module", MODULE),
+        ],
     },
     Part {
         title: "Consistent read",
@@ -48,6 +55,7 @@ const PARTS: [Part; 3] = [
             ("check.read", "READ, not checked", PLAIN),
             ("check.software", "READ, checked by the requester", SOFTWARE),
             ("check.rpc", "RPC", CARD),
+            ("check.wasm", "RPC, module", MODULE),
         ],
     },
 ];
@@ -115,6 +123,18 @@ fn claims(samples: &Samples) -> Vec<Claim> {
             |ratio| (1.1..=1.6).contains(&ratio),
         ),
         claim("and the card's less than 8 % (figure 9)", over("check.rpc", long), more, |ratio| ratio < 1.08),
+        claim(
+            "A kernel as a WebAssembly module takes at most twice as long as the card's own: GET (ours)",
+            both(median("get.wasm", short), median("get.rpc", short)),
+            times,
+            |ratio| ratio <= 2.0,
+        ),
+        claim(
+            "and a consistent read of 4 KiB (ours)",
+            both(median("check.wasm", long), median("check.rpc", long)),
+            times,
+            |ratio| ratio <= 2.0,
+        ),
     ]
 }
 
@@ -126,7 +146,7 @@ fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
          other, from its post to the last byte of its answer (`tools/bench/programs/strom.c`). In \
          brackets by the first column. A kernel here is a program on the peer's CPU, in its card's turn: \
          where the paper's waits 1.5 us for PCIe, it waits for memory, and where the paper's CRC is a \
-         circuit, it is code.\n{}",
+         circuit, it is code. A module is the same kernel compiled to WebAssembly (`make modules`).\n{}",
         machine.described(),
         machine.warning(),
         claims_table(claims(samples)),
@@ -145,7 +165,8 @@ mod tests {
             for number in part.numbers {
                 for (way, ..) in part.ways {
                     let reads = if *way == "list.reads" { f64::from(number + 1) } else { 2.0 };
-                    let value = if way.ends_with("rpc") { rpc } else { 10.0 * reads };
+                    let value =
+                        if way.ends_with("rpc") || way.ends_with("wasm") { rpc } else { 10.0 * reads };
                     samples.add("strom", &format!("{way}.{number}"), &[(MEDIAN, value), (P99, 99.0)]);
                 }
             }

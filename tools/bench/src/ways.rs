@@ -78,6 +78,8 @@ impl Program {
         let mut command = Command::new(program);
         on_card(&mut command, lib);
         command.env("STARVERBS_ADDRS", self.addrs).args(["-t", seconds]);
+        /* kernels as modules lie beside the libraries: `make modules` */
+        command.env("KERNEL_MODULES", lib.with_file_name("modules"));
         let output = child::run_one(command, LIMIT)?;
         let line = |line: &str| {
             let (name, number) = line.split_once(' ')?;

@@ -8,6 +8,7 @@ mod board;
 mod completions;
 mod guard;
 mod info;
+mod kernel;
 mod run;
 mod sim;
 mod stat;
@@ -37,6 +38,7 @@ enum Command {
     Bench(bench::Args),
     Board(board::Args),
     Guard(guard::Args),
+    Kernel(kernel::Args),
     Completions(completions::Args),
 }
 
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(&args),
         Command::Board(args) => board::board(&args),
         Command::Guard(args) => guard::guard(&args),
+        Command::Kernel(args) => kernel::kernel(&args),
         Command::Completions(args) => completions::completions(&args, Cli::command()),
     };
     match done {

@@ -19,6 +19,22 @@ impl<E: Env> Nic<E> {
         self.shared.kernels.load(pd, op, kernel).inspect_err(|_| self.shared.drop_pd(pd))
     }
 
+    /// As [`Nic::load_kernel`], but a kernel that the op-code has makes room, and is given back: its requests
+    /// end as if it was unloaded.
+    pub fn replace_kernel(
+        &mut self,
+        pd: PdId,
+        op: u64,
+        kernel: Box<dyn Kernel>,
+    ) -> Result<(KernelId, Option<Box<dyn Kernel>>), NicError> {
+        self.shared.hold_pd(pd)?;
+        let replaced = self.shared.kernels.replace(pd, op, kernel);
+        if !matches!(replaced, Ok((_, None))) {
+            self.shared.drop_pd(pd);
+        }
+        replaced
+    }
+
     /// Unloads a kernel, and gives it back. Requests that it is in the middle of end with
     /// [`Code::NoKernel`](crate::strom::Code::NoKernel).
     pub fn unload_kernel(&mut self, id: KernelId) -> Result<Box<dyn Kernel>, NicError> {

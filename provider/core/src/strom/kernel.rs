@@ -226,6 +226,14 @@ impl KernelRun {
         }
     }
 
+    /// For who runs kernels elsewhere than the card: a request as it stands there, of which nothing is queued
+    /// or answered here.
+    pub fn take_over(&mut self, qpn: Qpn, regs: [u64; 8], bytes: &[u8], read: &[u8]) {
+        self.load(bytes, true);
+        (self.qpn, self.regs) = (qpn, regs);
+        self.read.extend_from_slice(read.get(..PIECE).unwrap_or(read));
+    }
+
     /// For who runs kernels: executes what a step queued, in order; gives what it cost. ACCESS: a command
     /// was denied, and those behind it were not executed.
     pub fn execute(&mut self, memory: &mut impl KernelMemory) -> Result<u32, Code> {
@@ -251,6 +259,19 @@ impl KernelRun {
         }
         self.drained();
         Ok(cost)
+    }
+
+    /// For who runs kernels elsewhere: what a step queued, in order; of a write its bytes, too.
+    pub fn queued(&self) -> impl Iterator<Item = (RegionRange, Option<&[u8]>)> {
+        let mut out = self.out.as_slice();
+        self.commands.iter().map(move |command| match *command {
+            DmaCommand::Read(from) => (from, None),
+            DmaCommand::Write(to) => {
+                let data;
+                (data, out) = out.split_at_checked(to.len as usize).unwrap_or_default();
+                (to, Some(data))
+            }
+        })
     }
 
     /// Forgets what the last packet left.

@@ -47,10 +47,29 @@ impl KernelRegistry {
         }
         let more = self.kernels.len() + 1;
         exact(&mut self.kernels, more)?;
-        self.last = self.last.wrapping_add(1).max(1);
-        let id = KernelId(self.last);
+        let id = self.next_id();
         self.kernels.insert(at, Loaded { pd, op, id, kernel });
         Ok(id)
+    }
+
+    /// Has a kernel take the place of another, if the op-code has one; gives that back. As [`Self::load`]
+    /// otherwise.
+    pub(crate) fn replace(
+        &mut self,
+        pd: PdId,
+        op: u64,
+        kernel: Box<dyn Kernel>,
+    ) -> Result<(KernelId, Option<Box<dyn Kernel>>), NicError> {
+        let Ok(at) = self.place(pd, op) else { return self.load(pd, op, kernel).map(|id| (id, None)) };
+        let id = self.next_id();
+        let loaded = &mut self.kernels[at];
+        loaded.id = id;
+        Ok((id, Some(core::mem::replace(&mut loaded.kernel, kernel))))
+    }
+
+    fn next_id(&mut self) -> KernelId {
+        self.last = self.last.wrapping_add(1).max(1);
+        KernelId(self.last)
     }
 
     /// Takes a kernel out, whatever it is in the middle of; gives its protection domain.

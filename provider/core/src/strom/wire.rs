@@ -31,6 +31,25 @@ pub enum Code {
     /// The answer is longer than the region for it; the record's length is what it would have been. Or the
     /// kernel's own room is used up
     Overflow = 6,
+    /// The kernel is broken: a program of a user's that broke a rule
+    Fault = 7,
+}
+
+impl Code {
+    /// From its number. `None`: there is none such.
+    pub const fn from_number(number: i32) -> Option<Self> {
+        Some(match number {
+            0 => Code::Ok,
+            1 => Code::NoKernel,
+            2 => Code::BadParam,
+            3 => Code::NotFound,
+            4 => Code::Retries,
+            5 => Code::Access,
+            6 => Code::Overflow,
+            7 => Code::Fault,
+            _ => return None,
+        })
+    }
 }
 
 bitflags! {

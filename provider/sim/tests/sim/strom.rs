@@ -249,6 +249,32 @@ fn an_endless_kernel_harms_its_queue_pair_alone() {
     assert_eq!(pair.answer(stuck).map(|(_, code, ..)| code), Some(Code::NoKernel as u32));
 }
 
+/// A kernel that takes another's place ends what that is in the middle of, and answers what comes then.
+#[test]
+fn a_kernel_takes_another_ones_place() {
+    let mut pair = RpcPair::quiet();
+    pair.load(OP, Endless);
+    let stuck = pair.call(1, OP, &[], 64, false);
+    pair.net.run_for(1_000_000);
+    let next = pair.call(2, OP, b"who?", 64, false);
+    let host = &mut pair.net.hosts[1];
+    let (echo, old) = host.nic.replace_kernel(host.pd, OP, Box::new(Echo)).unwrap();
+    assert!(old.is_some() && host.nic.kernels(host.pd).eq([(OP, echo)]));
+    pair.run();
+    assert_eq!(pair.polled(0), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    assert_eq!(pair.answer(stuck).map(|(_, code, ..)| code), Some(Code::NoKernel as u32));
+    assert_eq!(pair.answer(next).map(|(_, code, ..)| code), Some(Code::Ok as u32));
+    /* each is counted among its domain's users once */
+    let nic = &mut pair.net.hosts[1].nic;
+    let pd = nic.alloc_pd().unwrap();
+    let (_, none) = nic.replace_kernel(pd, OP, Box::new(Echo)).unwrap();
+    let (last, old) = nic.replace_kernel(pd, OP, Box::new(Echo)).unwrap();
+    assert!(none.is_none() && old.is_some());
+    assert_eq!(nic.dealloc_pd(pd), Err(NicError::Busy));
+    assert!(nic.unload_kernel(last).is_ok());
+    assert_eq!(nic.dealloc_pd(pd), Ok(()));
+}
+
 /// A queue pair that goes while a kernel works for it.
 #[test]
 fn a_queue_pair_ends_in_mid_kernel() {

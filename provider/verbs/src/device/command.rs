@@ -291,8 +291,9 @@ pub(crate) enum StarCommand {
 
 /// StRoM (docs/strom.md).
 pub(crate) enum KernelCommand {
-    /// Answers RPCs of an op-code on queue pairs of a protection domain. EBUSY: another does
-    Load { pd: PdId, op: u64, kernel: Box<dyn Kernel> },
+    /// Answers RPCs of an op-code on queue pairs of a protection domain, instead of another one if it may
+    /// `replace` it. EBUSY: another does
+    Load { pd: PdId, op: u64, kernel: Box<dyn Kernel>, replace: bool },
     /// No longer
     Unload { pd: PdId, op: u64 },
 }

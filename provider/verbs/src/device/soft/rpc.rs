@@ -85,16 +85,19 @@ impl Replies {
 
 impl Soft {
     pub(super) fn change_kernels(&self, command: KernelCommand) -> Result<()> {
-        self.with(|shard, _| match command {
-            KernelCommand::Load { pd, op, kernel } => {
-                shard.nic.load_kernel(pd, op, kernel)?;
-                Ok(())
+        let old = self.with(|shard, _| match command {
+            KernelCommand::Load { pd, op, kernel, replace: true } => {
+                shard.nic.replace_kernel(pd, op, kernel).map(|(_, old)| old)
+            }
+            KernelCommand::Load { pd, op, kernel, replace: false } => {
+                shard.nic.load_kernel(pd, op, kernel).map(|_| None)
             }
             KernelCommand::Unload { pd, op } => {
                 let found = shard.nic.kernels(pd).find(|(has, _)| *has == op).ok_or(NicError::NotFound)?;
-                shard.nic.unload_kernel(found.1)?;
-                Ok(())
+                shard.nic.unload_kernel(found.1).map(Some)
             }
-        })
+        });
+        /* what ends with it may take a while, and does so without the lock */
+        Ok(old.map(drop)?)
     }
 }

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Kernels of one's own: built as a user builds them, of C and of Rust, and loaded through the C ABI.
+# Needs clang that makes WebAssembly; Rust's part needs its target wasm32-unknown-unknown.
+# usage: run.sh LIBRARY_DIRECTORY
+set -euo pipefail
+lib=$(cd "${1:?usage: run.sh LIBRARY_DIRECTORY}" && pwd)
+root=$(cd "$(dirname "$0")/../.." && pwd)
+target=${CARGO_TARGET_DIR:-$root/target}
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+
+cc -Wall -Wextra -Wpedantic -std=c11 -D_GNU_SOURCE -O1 -I"$root/include" -o "$tmp/module" \
+    "$root/tests/kernels/module.c" -L"$lib" -libverbs
+mkdir "$tmp/lib" "$tmp/bin"
+cp -d "$lib"/lib*.so* "$tmp/lib"
+rm -f "$tmp/lib/libstarverbs-wasm.so"
+LD_LIBRARY_PATH=$tmp/lib STARVERBS_LOG=off "$tmp/module" none
+
+# The library that `make wasm` made, or else that of the unit tests, which compiles slowly.
+engine=$lib/libstarverbs-wasm.so
+if [[ ! -e $engine ]]; then
+    (cd "$root" && cargo build --quiet --package starverbs-wasm)
+    engine=$target/debug/libstarverbs_wasm.so
+fi
+cp "$engine" "$tmp/lib/libstarverbs-wasm.so"
+install -D "$lib/../bin/starverbs" "$tmp/bin/starverbs"
+install -D -m 644 "$root/include/starverbs/kernel.h" "$tmp/include/starverbs/kernel.h"
+build() { "$tmp/bin/starverbs" kernel build -o "$@"; }
+
+if ! echo 'int x;' | clang --target=wasm32 -c -o /dev/null -xc - 2>/dev/null || ! command -v wasm-ld >/dev/null
+then
+    echo "kernels: skipped: clang or lld is not installed, or makes no WebAssembly"
+    exit 0
+fi
+build "$tmp/filter-c.wasm" "$root/examples/kernels/filter.c"
+build "$tmp/hostile.wasm" "$root/tests/kernels/hostile.c"
+modules=("$tmp/hostile.wasm" "$tmp/filter-c.wasm")
+if [[ -d $(rustc --print sysroot)/lib/rustlib/wasm32-unknown-unknown ]]; then
+    build "$tmp/filter-rust.wasm" "$root/examples/kernels/filter"
+    modules+=("$tmp/filter-rust.wasm")
+else
+    echo "kernels: of Rust: skipped: rustup target add wasm32-unknown-unknown"
+fi
+LD_LIBRARY_PATH=$tmp/lib STARVERBS_LOG=off "$tmp/module" "${modules[@]}"
+
+# What is no kernel, and what a compiler refuses.
+echo 'int x;' >"$tmp/none.c"
+if build "$tmp/none.wasm" "$tmp/none.c" 2>"$tmp/said" || ! grep -q 'does not export' "$tmp/said"; then
+    echo "kernels: took a module that is no kernel: $(cat "$tmp/said")" >&2
+    exit 1
+fi
