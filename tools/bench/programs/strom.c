@@ -177,18 +177,20 @@ static uint64_t by;
 static const uint8_t *got;
 static int owed;
 
+/* One poll; with `all`, until nothing is owed. */
 static void complete(int all)
 {
 	struct ibv_wc wc;
 	int n;
 
-	while ((n = ibv_poll_cq(cq, 1, &wc)) || (all && owed)) {
+	do {
+		n = ibv_poll_cq(cq, 1, &wc);
 		if (n < 0 || (n && wc.status)) {
 			fprintf(stderr, "strom: %s\n", n < 0 ? "ibv_poll_cq" : ibv_wc_status_str(wc.status));
 			exit(1);
 		}
 		owed -= n;
-	}
+	} while (all && owed);
 }
 
 static void fetch(void *to, uint32_t len, uint64_t from)
