@@ -237,6 +237,16 @@ static inline const struct stardv_rpc_record *stardv_rpc_answer(const void *regi
 	return __atomic_load_n(&record->magic, __ATOMIC_ACQUIRE) == STARDV_RPC_MAGIC ? record : NULL;
 }
 
+/* Makes a work request of a program's answer to an RPC: an RDMA WRITE of the bytes that its SGEs have, `length`
+ * bytes of data and a struct stardv_rpc_record behind them. The program fills in the rest. */
+static inline void stardv_rpc_reply(struct ibv_send_wr *wr, const struct stardv_rpc_target *to, uint32_t length)
+{
+	wr->opcode = to->flags & STARDV_RPC_IMM ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
+	wr->imm_data = to->imm_data;
+	wr->wr.rdma.remote_addr = to->addr + to->len - length - sizeof(struct stardv_rpc_record);
+	wr->wr.rdma.rkey = to->rkey;
+}
+
 /* A request: the RPC op-code, and the bytes. Of an RPC these are its parameters, a struct stardv_rpc_target
  * first, path MTU bytes at most. */
 struct stardv_rpc_wr {
@@ -259,12 +269,18 @@ void stardv_wr_rpc_write(struct ibv_qp_ex *qp, uint64_t op);
 
 /* Kernels that every card has. */
 enum stardv_kernel {
+	/* None: RPCs take receives, and the program answers. The bytes are the RPC's, struct stardv_rpc_target
+	 * first; imm_data is the low half of the op-code, in network order. RPC WRITEs are refused */
+	STARDV_KERNEL_PROGRAM = 0,
 	STARDV_KERNEL_GET = 1,
 	STARDV_KERNEL_TRAVERSE = 2,
 	STARDV_KERNEL_CONSISTENT = 3,
 	STARDV_KERNEL_SHUFFLE = 4,
 	STARDV_KERNEL_HLL = 5,
 };
+
+/* An RPC op-code: all that nothing else was loaded for. */
+#define STARDV_RPC_ANY UINT64_MAX
 
 /* Has RPCs of an op-code, on queue pairs of this domain, answered by a kernel: 0, or EBUSY (it has one),
  * ENOMEM, EOPNOTSUPP. A domain with kernels cannot be deallocated (EBUSY). */

@@ -5,6 +5,7 @@
  */
 #include "../abi/check.h"
 #include "../abi/connect.h"
+#include <endian.h>
 #include <infiniband/stardv.h>
 #include <stdlib.h>
 
@@ -149,7 +150,66 @@ static void answers(const struct file *module)
 	CHECK(!stardv_unload_kernel(pd, OP) && call(OP, 4).code == STARDV_RPC_NO_KERNEL);
 }
 
-/* Others take its place while RPCs come: no RPC finds none. */
+/* What nothing was loaded for is the program's: it takes the RPC from a receive, and answers by a WRITE. */
+static void program(const struct file *module)
+{
+	static struct {
+		struct stardv_rpc_target target;
+		uint64_t number;
+	} asked;
+	static struct {
+		uint64_t number;
+		struct stardv_rpc_record record;
+	} mine;
+	struct ibv_mr *own[2] = { ibv_reg_mr(pd, &asked, sizeof(asked), IBV_ACCESS_LOCAL_WRITE),
+				  ibv_reg_mr(pd, &mine, sizeof(mine), 0) };
+	struct ibv_sge to = { (uintptr_t)&asked, sizeof(asked), own[0]->lkey }, from;
+	struct ibv_recv_wr receive = { .wr_id = 9, .sg_list = &to, .num_sge = 1 }, *bad_recv;
+	struct ibv_sge request = { (uintptr_t)&memory.params, sizeof(struct stardv_rpc_target) + 8, mr->lkey };
+	struct stardv_rpc_wr rpc = { .op = OTHER, .sg_list = &request, .num_sge = 1 };
+	struct ibv_send_wr answer = { .sg_list = &from, .num_sge = 1 }, *bad;
+	const struct stardv_rpc_record *record;
+	struct ibv_wc wc;
+	int received = 0;
+
+	CHECK(!load(OP, module, 0) && !stardv_load_kernel(pd, STARDV_RPC_ANY, STARDV_KERNEL_PROGRAM));
+	CHECK(stardv_load_kernel(pd, STARDV_RPC_ANY, STARDV_KERNEL_GET) == EBUSY);
+	filter(OP, 5);
+	CHECK(!ibv_post_recv(qps[1], &receive, &bad_recv));
+	memset(memory.answer, 0, sizeof(memory.answer));
+	memory.params.target = (struct stardv_rpc_target){ .addr = (uintptr_t)memory.answer, .rkey = mr->rkey,
+							   .len = sizeof(memory.answer) };
+	memory.params.va = 41;
+	CHECK(!stardv_post_rpc(qps[0], &rpc, sizeof(rpc)));
+	for (int completions = 0; completions < 2;) {
+		if (ibv_poll_cq(cq, 1, &wc) <= 0)
+			continue;
+		completions++;
+		CHECK(wc.status == IBV_WC_SUCCESS);
+		if (wc.wr_id == 9) {
+			received = 1;
+			CHECK(wc.opcode == IBV_WC_RECV && wc.wc_flags == IBV_WC_WITH_IMM &&
+			      wc.imm_data == htobe32(OTHER) && wc.byte_len == sizeof(asked) && asked.number == 41);
+		}
+	}
+	CHECK(received);
+	mine.number = asked.number + 1;
+	mine.record = (struct stardv_rpc_record){ OTHER, sizeof(mine.number), STARDV_RPC_OK, STARDV_RPC_MAGIC };
+	from = (struct ibv_sge){ (uintptr_t)&mine, sizeof(mine), own[1]->lkey };
+	stardv_rpc_reply(&answer, &asked.target, sizeof(mine.number));
+	CHECK(!ibv_post_send(qps[1], &answer, &bad));
+	while (!(record = stardv_rpc_answer(memory.answer, sizeof(memory.answer))))
+		ibv_poll_cq(cq, 0, NULL);
+	CHECK(record->code == STARDV_RPC_OK && record->op == OTHER && record->length == 8);
+	CHECK(*(const uint64_t *)((const char *)record - 8) == 42);
+	while (!ibv_poll_cq(cq, 1, &wc))
+		;
+	CHECK(!stardv_unload_kernel(pd, STARDV_RPC_ANY) && !stardv_unload_kernel(pd, OP));
+	CHECK(call(OTHER, 8).code == STARDV_RPC_NO_KERNEL);
+	CHECK(!ibv_dereg_mr(own[0]) && !ibv_dereg_mr(own[1]));
+}
+
+/* Others take its place between RPCs: no RPC finds none. */
 static void swaps(const struct file *modules, int count)
 {
 	CHECK(!load(OP, &modules[0], STARDV_MODULE_REPLACE));
@@ -198,6 +258,7 @@ int main(int argc, char **argv)
 			answers(&modules[i]);
 		swaps(modules + 1, count - 1);
 		survives(&modules[0], &modules[1]);
+		program(&modules[1]);
 		for (int i = 0; i < count; i++)
 			free(modules[i].bytes);
 	}

@@ -97,13 +97,20 @@ pub(crate) unsafe extern "C" fn wr_rpc_write(qp: *mut abi::ibv_qp_ex, op: u64) {
     unsafe { begin(qp, SendOp::RpcWrite, SendWqe { remote_addr: op, ..SendWqe::default() }) };
 }
 
+/// `STARDV_KERNEL_PROGRAM`.
+const PROGRAM: u32 = 0;
+
 /// stardv_load_kernel(3).
 pub(crate) unsafe extern "C" fn load_kernel(pd: *mut abi::ibv_pd, op: u64, kernel: u32) -> c_int {
     edge::int(|| {
         given(pd)?;
-        let kernel = Builtin::from_code(kernel).ok_or(libc::EOPNOTSUPP)?;
         // SAFETY: the verb's terms.
-        unsafe { PdHandle::obj(pd)? }.load_kernel(op, kernel).map_err(errno)
+        let pd = unsafe { PdHandle::obj(pd)? };
+        if kernel == PROGRAM {
+            return pd.leave_to_program(op).map_err(errno);
+        }
+        let kernel = Builtin::from_code(kernel).ok_or(libc::EOPNOTSUPP)?;
+        pd.load_kernel(op, kernel).map_err(errno)
     })
 }
 

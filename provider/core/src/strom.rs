@@ -12,7 +12,7 @@ mod wire;
 pub(crate) use kernel::{COMMAND, ReplyBody};
 pub use kernel::{Input, Kernel, KernelMemory, KernelRun, Poll, RegionRange};
 pub(crate) use registry::KernelRegistry;
-pub use registry::{KernelId, MAX_KERNELS, MAX_RUNNING};
+pub use registry::{ANY_OP, KernelId, MAX_KERNELS, MAX_RUNNING, RpcHandler};
 pub use wire::{Code, RECORD_LEN, ReplyFlags, ReplyHead, ReplyRecord, ReplyTarget, RpcAnswer, TARGET_LEN};
 
 /// Op-codes that a queue pair speaks beside the common ones.

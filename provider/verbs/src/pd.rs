@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use starverbs_core::strom::Kernel;
+use starverbs_core::strom::RpcHandler;
 use starverbs_core::{PdId, Sge};
 use starverbs_kernels::Builtin;
 use starverbs_rings::ProgramMemory;
@@ -82,7 +82,7 @@ impl Pd {
     /// EBUSY: the op-code has one; ENOMEM: the card has as many as it may; EOPNOTSUPP: it has none; EIO in a
     /// forked child.
     pub fn load_kernel(&self, op: u64, kernel: Builtin) -> Result<()> {
-        self.answer_with(op, kernel.make(), false)
+        self.answer_with(op, kernel.make().into(), false)
     }
 
     /// As [`Pd::load_kernel`], by a kernel that is a WebAssembly module (docs/strom.md). With `replace` it
@@ -93,11 +93,20 @@ impl Pd {
     /// runs modules.
     pub fn load_module(&self, op: u64, module: &[u8], replace: bool) -> Result<()> {
         self.context().device()?;
-        self.answer_with(op, modules::load(module, op)?, replace)
+        self.answer_with(op, modules::load(module, op)?.into(), replace)
     }
 
-    fn answer_with(&self, op: u64, kernel: Box<dyn Kernel>, replace: bool) -> Result<()> {
-        let load = KernelCommand::Load { pd: self.id(), op, kernel, replace };
+    /// Leaves RPCs of an op-code to the program: they take receives, whose immediate data is the low half of
+    /// the op-code.
+    ///
+    /// # Errors
+    /// As of [`Pd::load_kernel`].
+    pub fn leave_to_program(&self, op: u64) -> Result<()> {
+        self.answer_with(op, RpcHandler::Program, false)
+    }
+
+    fn answer_with(&self, op: u64, handler: RpcHandler, replace: bool) -> Result<()> {
+        let load = KernelCommand::Load { pd: self.id(), op, handler, replace };
         self.context().device()?.control(Command::Kernel(load)).map(|_| ())
     }
 

@@ -6,41 +6,47 @@ use super::Nic;
 use crate::env::Env;
 use crate::error::NicError;
 use crate::room::is_room_for;
-use crate::strom::{Kernel, KernelId, KernelRun, ReplyMemory};
+use crate::strom::{KernelId, KernelRun, ReplyMemory, RpcHandler};
 use crate::transport::{Quiesce, Rpc};
 use crate::types::{FrameMeta, Nanos, PdId, QpState, QpType, Qpn};
 use crate::wire::{Bth, Packet};
 
 impl<E: Env> Nic<E> {
-    /// Loads a kernel for the RPC op-code `op` of a protection domain. `Busy`: it has one. `Exhausted`: there
-    /// are [`MAX_KERNELS`](crate::strom::MAX_KERNELS), or no memory.
-    pub fn load_kernel(&mut self, pd: PdId, op: u64, kernel: Box<dyn Kernel>) -> Result<KernelId, NicError> {
+    /// Has RPCs of op-code `op` on queue pairs of a protection domain answered by a kernel, or left to the
+    /// program; [`ANY_OP`](crate::strom::ANY_OP): all that no other handler has. `Busy`: the op-code has one.
+    /// `Exhausted`: there are [`MAX_KERNELS`](crate::strom::MAX_KERNELS), or no memory.
+    pub fn load_kernel(
+        &mut self,
+        pd: PdId,
+        op: u64,
+        handler: impl Into<RpcHandler>,
+    ) -> Result<KernelId, NicError> {
         self.shared.hold_pd(pd)?;
-        self.shared.kernels.load(pd, op, kernel).inspect_err(|_| self.shared.drop_pd(pd))
+        self.shared.kernels.load(pd, op, handler.into()).inspect_err(|_| self.shared.drop_pd(pd))
     }
 
-    /// As [`Nic::load_kernel`], but a kernel that the op-code has makes room, and is given back: its requests
+    /// As [`Nic::load_kernel`], but a handler that the op-code has makes room, and is given back: its requests
     /// end as if it was unloaded.
     pub fn replace_kernel(
         &mut self,
         pd: PdId,
         op: u64,
-        kernel: Box<dyn Kernel>,
-    ) -> Result<(KernelId, Option<Box<dyn Kernel>>), NicError> {
+        handler: impl Into<RpcHandler>,
+    ) -> Result<(KernelId, Option<RpcHandler>), NicError> {
         self.shared.hold_pd(pd)?;
-        let replaced = self.shared.kernels.replace(pd, op, kernel);
+        let replaced = self.shared.kernels.replace(pd, op, handler.into());
         if !matches!(replaced, Ok((_, None))) {
             self.shared.drop_pd(pd);
         }
         replaced
     }
 
-    /// Unloads a kernel, and gives it back. Requests that it is in the middle of end with
+    /// Unloads a handler, and gives it back. Requests that a kernel is in the middle of end with
     /// [`Code::NoKernel`](crate::strom::Code::NoKernel).
-    pub fn unload_kernel(&mut self, id: KernelId) -> Result<Box<dyn Kernel>, NicError> {
-        let (pd, kernel) = self.shared.kernels.unload(id).ok_or(NicError::NotFound)?;
+    pub fn unload_kernel(&mut self, id: KernelId) -> Result<RpcHandler, NicError> {
+        let (pd, handler) = self.shared.kernels.unload(id).ok_or(NicError::NotFound)?;
         self.shared.drop_pd(pd);
-        Ok(kernel)
+        Ok(handler)
     }
 
     /// The kernels of a protection domain, by RPC op-code.

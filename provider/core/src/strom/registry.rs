@@ -14,7 +14,30 @@ pub const MAX_KERNELS: usize = 256;
 /// responder not ready.
 pub const MAX_RUNNING: u32 = 256;
 
-/// A kernel that was loaded: no other one of the card has, or had, the same.
+/// An RPC op-code for all that no other handler of the protection domain has.
+pub const ANY_OP: u64 = u64::MAX;
+
+/// What answers RPCs of an op-code.
+pub enum RpcHandler {
+    /// A kernel
+    Kernel(Box<dyn Kernel>),
+    /// The program: they take receives. RPC WRITEs are refused
+    Program,
+}
+
+impl<K: Kernel + 'static> From<Box<K>> for RpcHandler {
+    fn from(kernel: Box<K>) -> Self {
+        RpcHandler::Kernel(kernel)
+    }
+}
+
+impl From<Box<dyn Kernel>> for RpcHandler {
+    fn from(kernel: Box<dyn Kernel>) -> Self {
+        RpcHandler::Kernel(kernel)
+    }
+}
+
+/// A handler that was loaded: no other one of the card has, or had, the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct KernelId(pub u32);
 
@@ -22,7 +45,7 @@ struct Loaded {
     pd: PdId,
     op: u64,
     id: KernelId,
-    kernel: Box<dyn Kernel>,
+    handler: RpcHandler,
 }
 
 /// The kernels, by protection domain and op-code.
@@ -39,8 +62,8 @@ impl KernelRegistry {
         self.kernels.binary_search_by_key(&(pd, op), |loaded| (loaded.pd, loaded.op))
     }
 
-    /// Adds a kernel. `Busy`: the op-code has one. `Exhausted`: as many as may be, or no memory.
-    pub(crate) fn load(&mut self, pd: PdId, op: u64, kernel: Box<dyn Kernel>) -> Result<KernelId, NicError> {
+    /// Adds a handler. `Busy`: the op-code has one. `Exhausted`: as many as may be, or no memory.
+    pub(crate) fn load(&mut self, pd: PdId, op: u64, handler: RpcHandler) -> Result<KernelId, NicError> {
         let at = self.place(pd, op).err().ok_or(NicError::Busy)?;
         if self.kernels.len() >= MAX_KERNELS {
             return Err(NicError::Exhausted);
@@ -48,23 +71,23 @@ impl KernelRegistry {
         let more = self.kernels.len() + 1;
         exact(&mut self.kernels, more)?;
         let id = self.next_id();
-        self.kernels.insert(at, Loaded { pd, op, id, kernel });
+        self.kernels.insert(at, Loaded { pd, op, id, handler });
         Ok(id)
     }
 
-    /// Has a kernel take the place of another, if the op-code has one; gives that back. As [`Self::load`]
+    /// Has a handler take the place of another, if the op-code has one; gives that back. As [`Self::load`]
     /// otherwise.
     pub(crate) fn replace(
         &mut self,
         pd: PdId,
         op: u64,
-        kernel: Box<dyn Kernel>,
-    ) -> Result<(KernelId, Option<Box<dyn Kernel>>), NicError> {
-        let Ok(at) = self.place(pd, op) else { return self.load(pd, op, kernel).map(|id| (id, None)) };
+        handler: RpcHandler,
+    ) -> Result<(KernelId, Option<RpcHandler>), NicError> {
+        let Ok(at) = self.place(pd, op) else { return self.load(pd, op, handler).map(|id| (id, None)) };
         let id = self.next_id();
         let loaded = &mut self.kernels[at];
         loaded.id = id;
-        Ok((id, Some(core::mem::replace(&mut loaded.kernel, kernel))))
+        Ok((id, Some(core::mem::replace(&mut loaded.handler, handler))))
     }
 
     fn next_id(&mut self) -> KernelId {
@@ -72,23 +95,39 @@ impl KernelRegistry {
         KernelId(self.last)
     }
 
-    /// Takes a kernel out, whatever it is in the middle of; gives its protection domain.
-    pub(crate) fn unload(&mut self, id: KernelId) -> Option<(PdId, Box<dyn Kernel>)> {
+    /// Takes a handler out, whatever it is in the middle of; gives its protection domain.
+    pub(crate) fn unload(&mut self, id: KernelId) -> Option<(PdId, RpcHandler)> {
         let at = self.kernels.iter().position(|loaded| loaded.id == id)?;
         let loaded = self.kernels.remove(at);
-        Some((loaded.pd, loaded.kernel))
+        Some((loaded.pd, loaded.handler))
+    }
+
+    /// Where the handler of an op-code is, or that of all others.
+    fn handler(&self, pd: PdId, op: u64) -> Option<usize> {
+        self.place(pd, op).or_else(|_| self.place(pd, ANY_OP)).ok()
     }
 
     /// The kernel of an op-code.
     pub(crate) fn find(&self, pd: PdId, op: u64) -> Option<KernelId> {
-        self.place(pd, op).ok().map(|at| self.kernels[at].id)
+        let loaded = &self.kernels[self.handler(pd, op)?];
+        matches!(loaded.handler, RpcHandler::Kernel(_)).then_some(loaded.id)
+    }
+
+    /// Whether the program answers an op-code.
+    pub(crate) fn is_programs(&self, pd: PdId, op: u64) -> bool {
+        let handler = self.handler(pd, op).map(|at| &self.kernels[at].handler);
+        matches!(handler, Some(RpcHandler::Program))
     }
 
     /// The kernel that an op-code had, if it still has.
     pub(crate) fn get(&mut self, pd: PdId, op: u64, id: KernelId) -> Option<&mut dyn Kernel> {
-        let at = self.place(pd, op).ok()?;
-        let loaded = &mut self.kernels[at];
-        if loaded.id == id { Some(&mut *loaded.kernel) } else { None }
+        let at = self.handler(pd, op)?;
+        match &mut self.kernels[at] {
+            Loaded { id: loaded, handler: RpcHandler::Kernel(kernel), .. } if *loaded == id => {
+                Some(&mut **kernel)
+            }
+            _ => None,
+        }
     }
 
     /// How many there are of a protection domain, by op-code.

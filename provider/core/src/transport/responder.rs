@@ -136,16 +136,8 @@ impl<E: Env> Ctx<'_, E> {
         };
         let Some((cur, data)) = begun else { return };
         let received = cur.received();
-        match self.place(received, data) {
-            Ok(()) => {}
-            Err(PlaceError::TooLong) => {
-                self.fail_recv(WcStatus::LocLenErr);
-                return self.refuse(NakCode::InvalidRequest);
-            }
-            Err(PlaceError::Protection) => {
-                self.fail_recv(WcStatus::LocProtErr);
-                return self.refuse(NakCode::RemoteOperation);
-            }
+        if !self.place_or_refuse(received, data) {
+            return;
         }
         let total = received + data.len() as u32;
         if let Some(key) = packet.ieth()
@@ -164,6 +156,19 @@ impl<E: Env> Ctx<'_, E> {
                 self.matched(tag, app_ctx);
             }
         }
+    }
+
+    /// Writes a request's bytes into the held receive. False: they have no place there, which the receive and
+    /// the peer were told.
+    pub(super) fn place_or_refuse(&mut self, offset: u32, data: &[u8]) -> bool {
+        let (status, code) = match self.place(offset, data) {
+            Ok(()) => return true,
+            Err(PlaceError::TooLong) => (WcStatus::LocLenErr, NakCode::InvalidRequest),
+            Err(PlaceError::Protection) => (WcStatus::LocProtErr, NakCode::RemoteOperation),
+        };
+        self.fail_recv(status);
+        self.refuse(code);
+        false
     }
 
     /// A message into the next receive WQE. `None`: there is none, and the peer must come again.

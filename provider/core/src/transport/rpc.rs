@@ -15,7 +15,7 @@ use crate::strom::{
     COMMAND, Code, Input, KernelId, KernelMemory, KernelRun, MAX_REPLY, MAX_RUNNING, Poll, RECORD_LEN,
     RegionRange, ReplyBody, ReplyFlags, ReplyHead, ReplyMemory, ReplyRecord, ReplyTarget, SLOT_BYTES,
 };
-use crate::types::{Access, Nanos, Psn, SendFlags, SendOp, SendWqe, Sge};
+use crate::types::{Access, Cqe, Nanos, Psn, SendFlags, SendOp, SendWqe, Sge, WcFlags, WcOpcode};
 use crate::wire::headers::NakCode;
 use crate::wire::opcode::PacketKind;
 use crate::wire::packet::Packet;
@@ -100,6 +100,12 @@ impl<E: Env> Ctx<'_, E> {
             /* one of this end's may wait for it */
             self.ready();
         }
+        if let (PacketKind::Rpc, Some(reth)) = (packet.op().kind, packet.reth())
+            && self.sh.kernels.is_programs(self.qp.pd, reth.va())
+        {
+            self.qp.rpc = Some(rpc);
+            return self.give_to_program(packet, reth.va());
+        }
         /* what is not answered waits for no slot: the peer's answers may stand behind it */
         let answered =
             matches!(packet.op().kind, PacketKind::Rpc) && ReplyHead::wants_answer(packet.payload());
@@ -125,6 +131,33 @@ impl<E: Env> Ctx<'_, E> {
                 self.refuse(code);
             }
         }
+    }
+
+    /// RPC that the program answers: its target and parameters go into the next receive, as a SEND with the
+    /// low half of the op-code as immediate data.
+    #[cold]
+    fn give_to_program(&mut self, packet: &Packet<'_>, op: u64) {
+        let data = packet.payload();
+        let right_size = packet.reth().is_some_and(|reth| reth.dma_len() as usize == data.len());
+        if !right_size || data.len() > self.qp.mtu as usize || ReplyHead::decode(data).is_none() {
+            return self.refuse(NakCode::InvalidRequest);
+        }
+        if !self.take_recv() {
+            return self.not_ready();
+        }
+        if !self.place_or_refuse(0, data) {
+            return;
+        }
+        self.sh.stats.rx_rpc.inc();
+        self.accept(packet, 1, true);
+        let (imm, flags) = ((op as u32).to_be(), WcFlags::WITH_IMM);
+        let byte_len = data.len() as u32;
+        let opcode = WcOpcode::Recv;
+        let src_qp = self.qp.attr.dest_qpn;
+        self.complete_recv(
+            Cqe { byte_len, imm, opcode, flags, src_qp, ..Cqe::default() },
+            packet.bth().solicited(),
+        );
     }
 
     /// RPC: the kernel starts with the parameters behind the target.

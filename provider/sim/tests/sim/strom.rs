@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex};
 use crate::common::rpc::{Echo, Endless, Journal, PAGE, RpcPair, SLOTS, Seen, speak};
 use crate::common::{all_rights, any_bytes, any_faults, for_seeds};
 use starverbs_core::qp::RecvSource;
-use starverbs_core::strom::{Code, RegionRange, ReplyHead, ReplyTarget};
+use starverbs_core::strom::{ANY_OP, Code, RegionRange, ReplyHead, ReplyTarget, RpcHandler, TARGET_LEN};
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{
     Access, AsyncEvent, FlushLevel, Mtu, NicConfig, NicError, Placement, QpState, QpType, SendFlags, SendOp,
-    SendWqe, Sge, WcStatus,
+    SendWqe, Sge, WcFlags, WcOpcode, WcStatus,
 };
 use starverbs_kernels::Get;
 use starverbs_kernels::get::{Bucket, HashEntry, Params};
-use starverbs_sim::{Faults, Net, QpAt, Rng, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Net, QpAt, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
 use zerocopy::IntoBytes;
 
 const OP: u64 = 0x5354_0001;
@@ -273,6 +273,61 @@ fn a_kernel_takes_another_ones_place() {
     assert_eq!(nic.dealloc_pd(pd), Err(NicError::Busy));
     assert!(nic.unload_kernel(last).is_ok());
     assert_eq!(nic.dealloc_pd(pd), Ok(()));
+}
+
+/// What no kernel is for is the program's, where it said so: it finds the request in a receive.
+#[test]
+fn the_program_answers_what_no_kernel_is_for() {
+    let mut pair = RpcPair::quiet();
+    pair.load(OP, Echo);
+    let pd = pair.net.hosts[1].pd;
+    let nic = &mut pair.net.hosts[1].nic;
+    let any = nic.load_kernel(pd, ANY_OP, RpcHandler::Program).unwrap();
+    assert_eq!(nic.load_kernel(pd, ANY_OP, Box::new(Echo)).err(), Some(NicError::Busy));
+    assert_eq!(pair.ask(OP, b"a kernel's", 64), (Code::Ok as u32, b"a kernel's".to_vec()));
+    /* no receive is there yet: the peer comes again */
+    let at = pair.call(1, OP + 1, b"the program's", 64, false);
+    pair.net.run_for(100_000);
+    assert!(pair.polled(0).is_empty());
+    let (addr, lkey) = pair.page[1];
+    let sges = vec![Sge { addr, len: 128, lkey }];
+    pair.rq[1].post(Recv { wr_id: 9, sges }).unwrap();
+    pair.run();
+    assert_eq!(pair.polled(0), [(1, WcStatus::Success)]);
+    let (cqe, _) = pair.cq[1].poll().expect("a receive");
+    let len = TARGET_LEN + b"the program's".len();
+    assert_eq!((cqe.wr_id, cqe.opcode, cqe.byte_len as usize), (9, WcOpcode::Recv, len));
+    assert_eq!((cqe.imm, cqe.flags), ((OP as u32 + 1).to_be(), WcFlags::WITH_IMM));
+    let request = pair.net.hosts[1].env.memory.read(addr, len).to_vec();
+    let (target, params) = ReplyHead::decode(&request).unwrap();
+    assert_eq!((target.addr, target.len, params), (at.0, at.1, &b"the program's"[..]));
+    /* of another op-code, once nobody is there for it */
+    assert!(pair.net.hosts[1].nic.unload_kernel(any).is_ok());
+    assert_eq!(pair.ask(OP + 1, b"", 64).0, Code::NoKernel as u32);
+}
+
+/// One that is too long for its receive, and a stream, end the connection.
+#[test]
+fn what_a_program_cannot_take_is_a_nak() {
+    for stream in [false, true] {
+        let mut pair = RpcPair::quiet();
+        let pd = pair.net.hosts[1].pd;
+        pair.net.hosts[1].nic.load_kernel(pd, OP, RpcHandler::Program).unwrap();
+        pair.post_recv(1, 9);
+        if stream {
+            let sge = pair.bytes(&[1; 64]);
+            let wqe = SendWqe { wr_id: 1, op: SendOp::RpcWrite, remote_addr: OP, ..SendWqe::default() };
+            pair.try_post(wqe, vec![sge]);
+        } else {
+            pair.call(1, OP, b"more than no bytes", 64, false);
+        }
+        pair.run();
+        let (mine, theirs) = match stream {
+            true => (WcStatus::RemOpErr, WcStatus::WrFlushErr),
+            false => (WcStatus::RemInvReqErr, WcStatus::LocLenErr),
+        };
+        assert_eq!((pair.polled(0), pair.polled(1)), (vec![(1, mine)], vec![(9, theirs)]));
+    }
 }
 
 /// A queue pair that goes while a kernel works for it.

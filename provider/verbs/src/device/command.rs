@@ -7,7 +7,7 @@ use starverbs_backend::links::DomainName;
 use starverbs_core::mr::{MrAttr, WindowType};
 use starverbs_core::nic::TagOp;
 use starverbs_core::qp::{self as card_qp, QpAttr, QpAttrMask};
-use starverbs_core::strom::Kernel;
+use starverbs_core::strom::RpcHandler;
 use starverbs_core::{Av, AvId, Gid, PdId, Qpn, SrqId};
 use starverbs_rings::{CardRq, CardSq, CqRoom, SpinLock, WorkRings};
 use starverbs_star::control::Preference;
@@ -293,7 +293,7 @@ pub(crate) enum StarCommand {
 pub(crate) enum KernelCommand {
     /// Answers RPCs of an op-code on queue pairs of a protection domain, instead of another one if it may
     /// `replace` it. EBUSY: another does
-    Load { pd: PdId, op: u64, kernel: Box<dyn Kernel>, replace: bool },
+    Load { pd: PdId, op: u64, handler: RpcHandler, replace: bool },
     /// No longer
     Unload { pd: PdId, op: u64 },
 }

@@ -86,11 +86,11 @@ impl Replies {
 impl Soft {
     pub(super) fn change_kernels(&self, command: KernelCommand) -> Result<()> {
         let old = self.with(|shard, _| match command {
-            KernelCommand::Load { pd, op, kernel, replace: true } => {
-                shard.nic.replace_kernel(pd, op, kernel).map(|(_, old)| old)
+            KernelCommand::Load { pd, op, handler, replace: true } => {
+                shard.nic.replace_kernel(pd, op, handler).map(|(_, old)| old)
             }
-            KernelCommand::Load { pd, op, kernel, replace: false } => {
-                shard.nic.load_kernel(pd, op, kernel).map(|_| None)
+            KernelCommand::Load { pd, op, handler, replace: false } => {
+                shard.nic.load_kernel(pd, op, handler).map(|_| None)
             }
             KernelCommand::Unload { pd, op } => {
                 let found = shard.nic.kernels(pd).find(|(has, _)| *has == op).ok_or(NicError::NotFound)?;
