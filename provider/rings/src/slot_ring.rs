@@ -153,7 +153,14 @@ impl SlotWriter {
         self.written
     }
 
+    /// Of these those that were read, as far as is known.
+    #[inline]
+    pub fn read(&self) -> u32 {
+        self.read
+    }
+
     /// How many slots the ring has: a power of two.
+    #[inline]
     pub fn slots(&self) -> u32 {
         self.memory.count
     }

@@ -4,9 +4,9 @@ use std::cell::Cell;
 
 use crate::common::*;
 use starverbs_core::types::QPN_BLOCK_SHIFT;
-use starverbs_core::{Access, QpState, QpType, SendFlags, SendOp, Sge, WcOpcode, WcStatus};
+use starverbs_core::{Access, Cqe, QpState, QpType, SendFlags, SendOp, Sge, WcOpcode, WcStatus};
 use starverbs_settings::{LinkMode, LinkTrust, Settings};
-use starverbs_verbs::{Qp, RecvWr, SendWr, Srq, VerbsEvent};
+use starverbs_verbs::{Qp, QpInit, RecvWr, SendWr, Srq, VerbsEvent};
 
 #[test]
 fn every_operation_goes_without_a_packet() {
@@ -76,6 +76,53 @@ fn long_messages_of_many_pieces_arrive_whole() {
         assert_eq!(a.completions(1)[0].status, WcStatus::Success);
         assert!(a.bytes(0, LEN) == data, "READ {round}");
     }
+}
+
+/// A program that posts more requests than a channel has places, and does not poll while its peer executes
+/// them: another queue pair's completion, whose request stood there first, is not lost.
+#[test]
+fn who_posts_without_polling_loses_no_completion() {
+    const MANY: usize = 600;
+    let pair = Pair::polled(&Settings { progress_thread: false, ..local() });
+    let (a, b) = (&pair.a, &pair.b);
+    let deep = |node: &Node| {
+        let init = QpInit { max_send_wr: MANY as u32, ..node.init(QpType::Rc, None) };
+        Qp::create(&node.pd, &init).unwrap()
+    };
+    let (qc, qd) = (deep(a), deep(b));
+    connect(a, &qc, b, &qd);
+    wait_for("the agreement", || {
+        for node in [a, b] {
+            assert_eq!(node.cq.poll(&mut [Cqe::default()]).unwrap(), 0);
+        }
+        pair.count("local_qps") == 4
+    });
+    let sges = [a.sge(0, 8)];
+    b.post_recv(&pair.qb, 7, 0, 8).unwrap();
+    post(&pair.qa, &send(1, &sges)).unwrap();
+    assert_eq!(b.completions(1)[0].wr_id, 7);
+    let (mut posted, mut received) = (0, 0);
+    let mut serve = || {
+        while posted < MANY && posted - received < 16 {
+            b.post_recv(&qd, 8, 0, 8).unwrap();
+            posted += 1;
+        }
+        received += b.cq.poll(&mut [Cqe::default(); 16]).unwrap();
+    };
+    for n in 1..=MANY {
+        let flags = if n == MANY { SendFlags::SIGNALED } else { SendFlags::empty() };
+        post(&qc, &SendWr { wr_id: 2, flags, ..send(2, &sges) }).unwrap();
+        serve();
+    }
+    let mut done = vec![];
+    wait_for("all", || {
+        let mut out = [Cqe::default(); 8];
+        let got = a.cq.poll(&mut out).unwrap();
+        done.extend(out[..got].iter().map(|cqe| (cqe.wr_id, cqe.status)));
+        serve();
+        done.len() == 2
+    });
+    assert_eq!(done, [(1, WcStatus::Success), (2, WcStatus::Success)]);
 }
 
 /// What a mistake gives: the requester's statuses, the receives' and the events.

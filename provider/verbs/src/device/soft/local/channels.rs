@@ -237,7 +237,7 @@ impl Channels {
     #[inline]
     pub(super) fn room(&mut self, channel: u32, len: u32) -> Option<DataRoom> {
         let asker = self.askers.get_mut(channel as usize)?.as_deref_mut()?;
-        if asker.ended || !asker.control.is_empty() {
+        if asker.ended || !asker.control.is_empty() || asker.is_owned() {
             return None;
         }
         match asker.channel.requests.room(len) {
@@ -383,7 +383,7 @@ impl Channels {
         self.wake_requesters();
         let mut busy = false;
         for asker in self.askers.iter_mut().flatten().filter(|asker| !asker.ended) {
-            busy |= asker.waits() && asker.channel.requests.sleep() != Ok(true);
+            busy |= asker.waits() && (asker.channel.requests.sleep() != Ok(true) || asker.lags());
             busy |= !asker.channel.answers.sleep();
         }
         for answerer in self.answerers.iter_mut().filter(|answerer| !answerer.ended) {
@@ -466,6 +466,18 @@ impl AskingChannel {
         self.under_way > 0 || !self.waiting.is_empty() || !self.control.is_empty()
     }
 
+    /// Whether the next record's slot still says whose request ended with the record that was there before,
+    /// and that QP does not know that it was read.
+    #[inline]
+    fn is_owned(&self) -> bool {
+        self.channel.requests.written().wrapping_sub(self.completed) >= self.channel.requests.slots()
+    }
+
+    /// Whether records were read of which their QPs do not know.
+    fn lags(&self) -> bool {
+        self.completed != self.channel.requests.read()
+    }
+
     /// A record was written to its room. `owner`: the QP whose request ends with it, or 0.
     #[inline]
     fn push(&mut self, room: DataRoom, owner: Qpn) {
@@ -495,6 +507,9 @@ impl AskingChannel {
 
     /// False: there is no room.
     fn send_control_now(&mut self, record: &LocalRecord) -> bool {
+        if self.is_owned() {
+            return false;
+        }
         let Ok(Some(room)) = self.channel.requests.room(0) else { return false };
         record.write_to(room);
         self.push(room, 0);
