@@ -237,9 +237,10 @@ static inline const struct stardv_rpc_record *stardv_rpc_answer(const void *regi
 	return __atomic_load_n(&record->magic, __ATOMIC_ACQUIRE) == STARDV_RPC_MAGIC ? record : NULL;
 }
 
-/* Makes a work request of a program's answer to an RPC: an RDMA WRITE of the bytes that its SGEs have, `length`
- * bytes of data and a struct stardv_rpc_record behind them. The program fills in the rest. */
-static inline void stardv_rpc_reply(struct ibv_send_wr *wr, const struct stardv_rpc_target *to, uint32_t length)
+/* Makes a work request of a program's answer to an RPC: an RDMA WRITE of the bytes that its SGEs have,
+ * `length` bytes of data and a struct stardv_rpc_record behind them. The program fills in the rest. */
+static inline void stardv_rpc_reply(struct ibv_send_wr *wr, const struct stardv_rpc_target *to,
+				    uint32_t length)
 {
 	wr->opcode = to->flags & STARDV_RPC_IMM ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
 	wr->imm_data = to->imm_data;

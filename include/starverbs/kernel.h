@@ -99,7 +99,8 @@ uint32_t starverbs_mailbox_v1(void)
 	int starverbs_##method(void)
 
 /* The next place in the queue, or NULL: it is full; return STARVERBS_GO_ON and try again. */
-static inline struct starverbs_command *starverbs_queue(uint32_t kind, uint32_t key, uint64_t va, uint32_t len)
+static inline struct starverbs_command *starverbs_queue(uint32_t kind, uint32_t key, uint64_t va,
+							uint32_t len)
 {
 	struct starverbs_command *command;
 
@@ -110,7 +111,8 @@ static inline struct starverbs_command *starverbs_queue(uint32_t kind, uint32_t 
 	return command;
 }
 
-/* Reads `len` bytes, STARVERBS_PIECE at most: they are in starverbs_mailbox.read at the next step. 0: no room. */
+/* Reads `len` bytes, STARVERBS_PIECE at most: they are in starverbs_mailbox.read at the next step. 0: there
+ * is no room. */
 static inline int starverbs_read(uint32_t key, uint64_t va, uint32_t len)
 {
 	return starverbs_queue(STARVERBS_COMMAND_READ, key, va, len) != NULL;

@@ -44,6 +44,7 @@ build keyvalue -lrdmacm -libverbs
 build stateless -libverbs
 build keyvalue_rpc -lrdmacm -libverbs
 build cache -libverbs
+build sort -libverbs -lpthread
 
 both pingpong 17471
 grep -Eq '^1000 round trips, [0-9.]+ us each$' "$tmp/client" || fail "pingpong: $(cat "$tmp/client")"
@@ -63,6 +64,16 @@ done
 
 timeout 120 "$tmp/stateless" 200 >"$tmp/client" || fail "stateless: $(cat "$tmp/client")"
 grep -Eqx ' *stateless +0 +[1-9][0-9]*' "$tmp/client" || fail "stateless: $(cat "$tmp/client")"
+
+numbers() { od -An -v -tu8 -w8 "$1"; }
+head -c 1600000 /dev/urandom >"$tmp/numbers"
+for processes in 1 4; do
+    timeout 120 "$tmp/sort" $processes "$tmp/numbers" "$tmp/sorted" >"$tmp/client" ||
+        fail "sort: $(cat "$tmp/client")"
+    grep -qx "sorted 200000 numbers with $processes processes" "$tmp/client" ||
+        fail "sort: $(cat "$tmp/client")"
+    cmp <(numbers "$tmp/numbers" | LC_ALL=C sort -n) <(numbers "$tmp/sorted") || fail "sort: not sorted"
+done
 # A client that reads all the time, while a replica changes its key, and then ends.
 # Takes the place of the shell that runs it.
 cache() { STARVERBS_ADDRS=127.0.0.$1 exec timeout 120 "$tmp/cache" "${@:2}"; }
@@ -95,4 +106,4 @@ kill "$server"
 wait "$server" || [[ $? == 124 ]] || fail "cache: $(cat "$tmp/client")"
 server=
 grep -q 'new keys: 1, replicas that failed: 1$' "$tmp/client" || fail "cache: $(cat "$tmp/client")"
-echo "examples: pingpong, keyvalue, keyvalue_rpc, stateless and cache work"
+echo "examples: pingpong, keyvalue, keyvalue_rpc, stateless, sort and cache work"

@@ -27,8 +27,8 @@ install -D "$lib/../bin/starverbs" "$tmp/bin/starverbs"
 install -D -m 644 "$root/include/starverbs/kernel.h" "$tmp/include/starverbs/kernel.h"
 build() { "$tmp/bin/starverbs" kernel build -o "$@"; }
 
-if ! echo 'int x;' | clang --target=wasm32 -c -o /dev/null -xc - 2>/dev/null || ! command -v wasm-ld >/dev/null
-then
+if ! command -v wasm-ld >/dev/null ||
+    ! echo 'int x;' | clang --target=wasm32 -c -o /dev/null -xc - 2>/dev/null; then
     echo "kernels: skipped: clang or lld is not installed, or makes no WebAssembly"
     exit 0
 fi

@@ -6,7 +6,6 @@
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
-use std::mem;
 use std::time::Duration;
 
 use starverbs_core::rng::SplitMix64;
@@ -20,7 +19,7 @@ use crate::tx::Datagram;
 const HOLD: Nanos = 1_000_000;
 
 /// A frame with its payload, on its way out.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OutboundFrame {
     to: Av,
     port: u16,
@@ -32,6 +31,20 @@ pub(crate) struct OutboundFrame {
 }
 
 impl OutboundFrame {
+    /// Takes a frame's bytes into its own room.
+    fn fill(&mut self, datagram: &Datagram<'_>, corrupt: Option<u64>) {
+        (self.to, self.port, self.pad, self.corrupt) = (*datagram.to, datagram.port, datagram.pad, corrupt);
+        self.head.clear();
+        self.head.extend_from_slice(datagram.head);
+        self.data.clear();
+        self.data.extend_from_slice(datagram.data);
+        for bytes in datagram.payload.iter() {
+            let from = self.data.len();
+            self.data.resize(from + bytes.len(), 0);
+            bytes.copy_to(0, &mut self.data[from..]);
+        }
+    }
+
     /// As it came, its payload among the card's own bytes now.
     pub(crate) fn datagram(&self) -> Datagram<'_> {
         let OutboundFrame { to, port, head, data, pad, .. } = self;
@@ -75,6 +88,9 @@ pub(crate) struct WireFault {
     late: BinaryHeap<Late>,
     held: Option<OutboundFrame>,
     held_until: Option<Nanos>,
+    /// Frames that have left: their room is used again. A signal's handler that allocates, as perftest's
+    /// does, would wait for ever if it came while this allocated.
+    spare: Vec<OutboundFrame>,
 }
 
 impl std::fmt::Debug for WireFault {
@@ -95,6 +111,7 @@ impl WireFault {
                 late: BinaryHeap::new(),
                 held: None,
                 held_until: None,
+                spare: Vec::new(),
             })
         })
     }
@@ -109,34 +126,30 @@ impl WireFault {
         if lost {
             return counters.fault_lost.inc();
         }
-        let frame = OutboundFrame {
-            to: *datagram.to,
-            port: datagram.port,
-            head: datagram.head.to_vec(),
-            data: read(datagram),
-            pad: datagram.pad,
-            corrupt: corrupted.then_some(bit),
-        };
+        let corrupt = corrupted.then_some(bit);
         if corrupted {
             counters.fault_corrupted.inc();
         }
         if doubled {
             counters.fault_duplicated.inc();
+            let frame = self.frame(datagram, corrupt);
+            self.fresh.push(frame);
         }
+        let frame = self.frame(datagram, corrupt);
         if reordered && self.held.is_none() {
             counters.fault_reordered.inc();
-            if doubled {
-                self.fresh.push(frame.clone());
-            }
             self.held = Some(frame);
             return;
-        }
-        if doubled {
-            self.fresh.push(frame.clone());
         }
         self.fresh.push(frame);
         self.fresh.extend(self.held.take());
         self.held_until = None;
+    }
+
+    fn frame(&mut self, datagram: &Datagram<'_>, corrupt: Option<u64>) -> OutboundFrame {
+        let mut frame = self.spare.pop().unwrap_or_default();
+        frame.fill(datagram, corrupt);
+        frame
     }
 
     /// Gives `send` the frames whose time has come: all that are held back at the end of time.
@@ -145,11 +158,11 @@ impl WireFault {
             self.fresh.extend(self.held.take());
             self.held_until = None;
         }
-        let fresh = mem::take(&mut self.fresh);
         if self.spec.delay.is_zero() && self.spec.jitter.is_zero() {
-            return fresh.iter().for_each(send);
+            self.fresh.iter().for_each(send);
+            return self.spare.append(&mut self.fresh);
         }
-        for frame in fresh {
+        for frame in self.fresh.drain(..) {
             let jitter = self.random.below(nanos(self.spec.jitter) + 1);
             self.order += 1;
             let due = now.saturating_add(nanos(self.spec.delay)).saturating_add(jitter);
@@ -158,6 +171,7 @@ impl WireFault {
         while self.late.peek().is_some_and(|first| first.due <= now) {
             if let Some(first) = self.late.pop() {
                 send(&first.frame);
+                self.spare.push(first.frame);
             }
         }
     }
@@ -171,17 +185,6 @@ impl WireFault {
 
 fn nanos(time: Duration) -> Nanos {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX - 1)
-}
-
-/// What is behind the header.
-fn read(datagram: &Datagram<'_>) -> Vec<u8> {
-    let mut out = datagram.data.to_vec();
-    for bytes in datagram.payload.iter() {
-        let from = out.len();
-        out.resize(from + bytes.len(), 0);
-        bytes.copy_to(0, &mut out[from..]);
-    }
-    out
 }
 
 /// Turns over a bit of a frame, chosen by `draw`: not in BTH byte 4, which the ICRC does not cover.
@@ -283,6 +286,23 @@ mod tests {
         let mut left = 0;
         fault.release(Nanos::MAX, |_| left += 1);
         assert_eq!((left, fault.next_deadline()), (1, None));
+    }
+
+    /// Once a few frames have left, others take their room.
+    #[test]
+    fn no_frame_takes_memory_for_ever() {
+        const TURN: usize = 8;
+        for spec in ["reorder=30%,dup=50%,seed=3", "reorder=30%,dup=50%,delay=50us,jitter=20us,seed=3"] {
+            let mut fault = fault(spec);
+            for turn in 0..2000 {
+                (0..TURN).for_each(|_| take(&mut fault, &[1; 64], &Counters::default()));
+                fault.release(turn * 100_000, |_| ());
+            }
+            fault.release(Nanos::MAX, |_| ());
+            let frames = fault.spare.len();
+            /* those of two turns, each twice, and one that is held back */
+            assert!((TURN..=4 * TURN + 1).contains(&frames), "{spec}: {frames} frames");
+        }
     }
 
     #[test]

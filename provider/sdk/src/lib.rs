@@ -150,8 +150,8 @@ impl<K: Kernel + Default> Default for Place<K> {
     }
 }
 
-/// Makes a module of a kernel: once in a crate of the type `cdylib`. One kernel, made by `Default`, serves all
-/// requests.
+/// Makes a module of a kernel: once in a crate of the type `cdylib`. One kernel, made by `Default`, serves
+/// all requests.
 #[macro_export]
 macro_rules! export {
     ($kernel:ty) => {

@@ -1,4 +1,4 @@
-//! Kernels that programs hand in as WebAssembly modules: finds the library that runs them, with the first one.
+//! Kernels that programs hand in as WebAssembly modules: finds the library that runs them, with the first.
 //!
 //! Owns what is said across that library's face ([`Engine`]); what module and card say to each other is
 //! [`ModuleKernel`]'s business.

@@ -1,4 +1,5 @@
-//! `starverbs kernel`: builds kernels of StRoM that are WebAssembly modules, and says whether a card takes them.
+//! `starverbs kernel`: builds kernels of StRoM that are WebAssembly modules, and says whether a card takes
+//! them.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -20,8 +21,8 @@ pub(crate) struct Args {
 enum What {
     /// Build a module of a C file (with clang and lld) or of a Rust crate (with cargo), and check it
     Build {
-        /// A C file that includes <starverbs/kernel.h>, or a folder with a Cargo.toml whose crate is a `cdylib`
-        /// made with starverbs-sdk
+        /// A C file that includes <starverbs/kernel.h>, or a folder with a Cargo.toml whose crate is a
+        /// `cdylib` made with starverbs-sdk
         source: PathBuf,
         /// Where to put the module [default: the source's name with .wasm, in this folder]
         #[arg(short, long)]

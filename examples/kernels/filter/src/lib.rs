@@ -1,7 +1,7 @@
 //! Counts and adds up the values of a column that are at least so large, where the column lies.
 //!
-//! Parameters, 24 bytes: address 8, key 4, bytes of the column 4 (values of 8 bytes), least value 8. The answer:
-//! how many 8, and their sum 8. ../../filter.c is the same in C.
+//! Parameters, 24 bytes: address 8, key 4, bytes of the column 4 (values of 8 bytes), least value 8. The
+//! answer: how many 8, and their sum 8. ../../filter.c is the same in C.
 //!
 //!     starverbs kernel build filter
 

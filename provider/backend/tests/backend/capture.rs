@@ -8,6 +8,8 @@ use starverbs_backend::Payload;
 use starverbs_core::mr::MemoryRule;
 use starverbs_core::wire::{HeaderBuf, PKEY_DEFAULT, code};
 use starverbs_core::{Access, Av, Counters, Mtu, PdId, Psn, SendFlags, SendOp, SendWqe, Sge};
+use starverbs_onerma::wire::{self as onerma_wire, Hop, Iv, OneRmaHeader, PacketPrefix};
+use starverbs_onerma::{Class, Handle, OneRmaOp, RegionId, Status, TAG_LEN};
 use starverbs_settings::Settings;
 use starverbs_star::carried::Carried;
 use starverbs_star::control::{Control, MAX_CONTROL, Preference, Role, Setup, Sum};
@@ -113,12 +115,72 @@ fn tshark_reads_the_settling_of_roles_with_the_dissector() {
     assert!(lines.iter().all(|line| line[2].is_empty() || line[2..4] == ["0x00000456", ""]), "{lines:#?}");
 }
 
+/// A capture file of packets from 127.0.0.1 to 127.0.0.2, of and to a UDP port.
+fn capture_of(packets: &[Vec<u8>], port: u16) -> Vec<u8> {
+    /* little-endian, version 2.4, raw IP */
+    let mut file = [0xa1b2_c3d4u32, 4 << 16 | 2, 0, 0, 65_535, 101].map(u32::to_le_bytes).concat();
+    for packet in packets {
+        let len = (28 + packet.len()) as u16;
+        let mut ip = [0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0, 127, 0, 0, 1, 127, 0, 0, 2];
+        ip[2..4].copy_from_slice(&len.to_be_bytes());
+        let udp = [port, port, len - 20, 0].map(u16::to_be_bytes).concat();
+        file.extend([0, 0, u32::from(len), u32::from(len)].map(u32::to_le_bytes).concat());
+        file.extend([&ip[..], &udp, packet].concat());
+    }
+    file
+}
+
+/// docs/onerma.lua decodes each of 1RMA's packets.
+#[test]
+fn tshark_reads_1rma_packets_with_the_dissector() {
+    if Command::new("tshark").arg("-v").output().is_err() {
+        eprintln!("skipped: tshark is not installed");
+        return;
+    }
+    let handle = |index| Handle { index, generation: 7 };
+    let (region, size) = (RegionId(0x51), 4096);
+    let request = Hop::Request { from: handle(1), pid: 9, region, offset: 64, size, timeout: 1000 };
+    let said = [
+        (OneRmaOp::Read, request, 0, "READ Request region 0x51, 4096 bytes"),
+        (OneRmaOp::Read, Hop::Data { to: handle(1), offset: 1024 }, 1024, "READ Data at 1024, 1024 bytes"),
+        (OneRmaOp::Write, Hop::Ask { to: handle(1), from: handle(2), size }, 0, "WRITE Ask, 4096 bytes"),
+        (OneRmaOp::Write, Hop::Done { to: handle(1) }, 0, "WRITE Done"),
+        (OneRmaOp::Rekey, Hop::Fail { to: handle(1), status: Status::Nack }, 0, "REKEY Fail NACK"),
+    ];
+    let packet = |(op, hop, data, _): &(OneRmaOp, Hop, usize, &str)| {
+        let iv = Iv { sender: 0x7f00_0001, counter: 5 };
+        let header = OneRmaHeader { prefix: PacketPrefix { op: *op, class: Class::Low, iv }, hop: *hop };
+        let packet = [header.to_bytes(), vec![0xee; *data], vec![0xaa; TAG_LEN]].concat();
+        assert!(OneRmaHeader::parse(&packet).is_ok(), "{hop:?}");
+        packet
+    };
+    let path = std::env::temp_dir().join(format!("starverbs-1rma-{}.pcap", std::process::id()));
+    std::fs::write(&path, capture_of(&said.each_ref().map(packet), onerma_wire::PORT)).expect("a file");
+    let fields = ["_ws.col.Protocol", "_ws.col.Info", "onerma.class", "onerma.malformed"];
+    let lines = dissected_by("onerma", &path, &[], &fields, &[]);
+    assert_eq!(lines.len(), said.len(), "{lines:#?}");
+    for (line, (.., info)) in lines.iter().zip(&said) {
+        assert_eq!(line[..4], ["1RMA", info, "1", ""], "{lines:#?}");
+    }
+}
+
 /// What tshark says of the packets in `path`: these fields, then what belongs to no field, and complaints.
 fn dissected(path: &Path, options: &[&str], fields: &[&str]) -> Vec<Vec<String>> {
-    let script = concat!("lua_script:", env!("CARGO_MANIFEST_DIR"), "/../../docs/star.lua");
+    dissected_by("star", path, options, fields, &["star.data"])
+}
+
+/// The same by another script; `strays` are fields for what belongs to no other.
+fn dissected_by(
+    script: &str,
+    path: &Path,
+    options: &[&str],
+    fields: &[&str],
+    strays: &[&str],
+) -> Vec<Vec<String>> {
+    let script = format!("lua_script:{}/../../docs/{script}.lua", env!("CARGO_MANIFEST_DIR"));
     let mut tshark = Command::new("tshark");
-    tshark.args(["-X", script, "-r"]).arg(path).args(options).args(["-T", "fields"]);
-    let complaints = ["star.data", "_ws.malformed", "_ws.lua.error"];
+    tshark.args(["-X", &script, "-r"]).arg(path).args(options).args(["-T", "fields"]);
+    let complaints = [strays, &["_ws.malformed", "_ws.lua.error"]].concat();
     let out = tshark.args(fields.iter().chain(&complaints).flat_map(|f| ["-e", f])).output();
     let out = out.expect("tshark runs");
     let _ = std::fs::remove_file(path);
@@ -126,7 +188,8 @@ fn dissected(path: &Path, options: &[&str], fields: &[&str]) -> Vec<Vec<String>>
     let lines: Vec<Vec<String>> =
         text.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect();
     for line in &lines {
-        assert_eq!(line[fields.len() + 1..], ["", ""], "{text}\n{}", String::from_utf8_lossy(&out.stderr));
+        let wrong = &line[fields.len() + strays.len()..];
+        assert_eq!(wrong, ["", ""], "{text}\n{}", String::from_utf8_lossy(&out.stderr));
     }
     lines
 }

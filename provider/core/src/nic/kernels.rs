@@ -25,8 +25,8 @@ impl<E: Env> Nic<E> {
         self.shared.kernels.load(pd, op, handler.into()).inspect_err(|_| self.shared.drop_pd(pd))
     }
 
-    /// As [`Nic::load_kernel`], but a handler that the op-code has makes room, and is given back: its requests
-    /// end as if it was unloaded.
+    /// As [`Nic::load_kernel`], but a handler that the op-code has makes room, and is given back: its
+    /// requests end as if it was unloaded.
     pub fn replace_kernel(
         &mut self,
         pd: PdId,

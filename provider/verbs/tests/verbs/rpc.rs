@@ -1,10 +1,13 @@
 //! RPCs between two cards (StRoM): GET on the wire and between cards of one host, streams, and who may not.
 
+use std::process::Command;
+
 use crate::common::*;
 use starverbs_core::strom::{Code, RECORD_LEN, ReplyFlags, ReplyHead, ReplyRecord, ReplyTarget, RpcAnswer};
 use starverbs_core::{QpType, SendFlags, SendOp, SendWqe, WcOpcode, WcStatus};
 use starverbs_kernels::get::{Bucket, HashEntry, Params};
 use starverbs_kernels::hll;
+use starverbs_settings::Settings;
 use starverbs_verbs::{Builtin, Preference, Qp, QpInit, SendWr};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -101,6 +104,52 @@ fn a_get_is_one_request() {
         a.completions(1);
         assert!(b.cq.poll(&mut [Default::default()]).unwrap() == 0, "answers complete to nobody");
     }
+}
+
+/// docs/strom.lua decodes what two cards say to each other.
+#[test]
+fn tshark_reads_rpcs_with_the_dissector() {
+    if Command::new("tshark").arg("-v").output().is_err() {
+        eprintln!("skipped: tshark is not installed");
+        return;
+    }
+    let path = std::env::temp_dir().join(format!("starverbs-strom-{}.pcap", std::process::id()));
+    let settings = Settings { pcap: Some(path.clone()), ..settings() };
+    let (a, b) = (Node::new(&settings), Node::new(&settings));
+    let (qa, qb) = (rpc_qp(&a), rpc_qp(&b));
+    connect(&a, &qa, &b, &qb);
+    b.pd.load_kernel(OP, Builtin::Get).unwrap();
+    let params = table(&b);
+    call(&a, &qa, params.as_bytes(), ReplyFlags::empty());
+    assert_eq!(answer(&a).0, Code::Ok as u32);
+    b.pd.unload_kernel(OP).unwrap();
+    b.pd.load_kernel(OP, Builtin::Hll).unwrap();
+    let wqe = SendWqe { flags: SendFlags::SIGNALED, remote_addr: OP, ..SendWqe::default() };
+    let mut batch = qa.start(0);
+    batch.begin(SendWqe { wr_id: 1, op: SendOp::RpcWrite, ..wqe });
+    batch.set_sges(&[a.sge(8192, 64)]);
+    batch.complete().unwrap();
+    a.completions(2);
+    let port = format!("udp.port=={},infiniband", settings.port);
+    drop((qa, qb, a, b));
+    let script = concat!("lua_script:", env!("CARGO_MANIFEST_DIR"), "/../../docs/strom.lua");
+    let mut tshark = Command::new("tshark");
+    tshark.args(["-X", script, "-d", &port, "-Y", "strom", "-T", "fields", "-e", "_ws.col.Info"]);
+    let out = tshark.args(["-e", "_ws.lua.error", "-r"]).arg(&path).output().expect("tshark runs");
+    std::fs::remove_file(&path).unwrap();
+    let text = String::from_utf8_lossy(&out.stdout);
+    let mut lines: Vec<&str> = text.lines().filter_map(|line| line.split(" QPN ").next()).collect();
+    /* each is there twice, sent and received; the answer may come before its question was written */
+    lines.sort_unstable();
+    lines.dedup();
+    let wanted = [
+        "Dialect: asks as StRoM",
+        "Dialect: says StRoM",
+        "RPC WRITE Only op 0x123456789abc, 64 bytes",
+        "RPC answer: OK, 7 bytes",
+        "RPC op 0x123456789abc, 32 bytes of parameters",
+    ];
+    assert_eq!(lines, wanted, "{text}{}", String::from_utf8_lossy(&out.stderr));
 }
 
 #[test]
