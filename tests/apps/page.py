@@ -22,7 +22,8 @@ processes on one CPU (`taskset -c 0`). Everything is started by `starverbs run -
 for programs of any kind. A case passes when all its runs end with status 0 within their time, say what they
 should, leave no process, and when the card's frames have carried them (datagrams of the namespaces are
 counted); on one host each runs once so, by packets (`STARVERBS_LINK=udp`), and once through shared memory. A
-cell says how many runs that were, and their seconds together. The machine did other things as well; `make bench` measures.
+cell says how many runs that were, and their seconds together. The machine did other things as well;
+`make bench` measures.
 """
 COLUMNS = [("one", False), ("two", False), ("one", True), ("two", True)]
 # What stands in a command for a part that only this run knows.

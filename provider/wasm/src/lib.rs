@@ -4,8 +4,8 @@
 //!
 //! A module imports nothing. Its memory is bounded, and so is each call, by *fuel*: about the
 //! instructions that it executes. Memory accesses are checked by code and not by page faults, so that no
-//! signal handler is needed, which would be the program's. A shared library of its own ([`plugin`]), because it is
-//! many times as large as all the rest. Must not know queue pairs or memory regions.
+//! signal handler is needed, which would be the program's. A shared library of its own ([`plugin`]), because
+//! it is many times as large as all the rest. Must not know queue pairs or memory regions.
 
 pub mod plugin;
 #[cfg(test)]
