@@ -30,7 +30,7 @@ mod tests {
     fn known_answers() {
         assert_eq!(crc64(0, b"123456789"), 0xe9c6_d914_c4b8_d9ca);
         assert_eq!(crc64(0, b""), 0);
-        let data: Vec<u8> = (0..5000u32).map(|n| (n * 7 >> 2) as u8).collect();
+        let data: Vec<u8> = (0..5000u32).map(|n| ((n * 7) >> 2) as u8).collect();
         for len in (0..300).chain([1000, 4088, 4096, 5000]) {
             assert_eq!(crc64(0, &data[..len]), plain(&data[..len]), "{len} bytes");
         }
