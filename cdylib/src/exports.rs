@@ -256,6 +256,7 @@ exports! { "@@", "STARDV_1.0";
     stardv_onerma_query_counters => stardv::onerma::query_counters,
     stardv_onerma_set_key => stardv::onerma::set_key,
     stardv_create_qp => stardv::qp::create_qp,
+    stardv_call_kernel => stardv::rpc::call_kernel,
     stardv_load_kernel => stardv::rpc::load_kernel,
     stardv_load_module => stardv::rpc::load_module,
     stardv_post_rpc => stardv::rpc::post_rpc,

@@ -296,6 +296,13 @@ enum stardv_module_flags {
  * when it returns. EINVAL: it is no kernel, and the log says why; EOPNOTSUPP: there is no
  * libstarverbs-wasm.so beside this library. See <starverbs/kernel.h>. */
 int stardv_load_module(struct ibv_pd *pd, uint64_t op, const void *module, size_t len, uint32_t flags);
+/* Has the kernel of an op-code answer a request of this program's own, whose parameters are `len` bytes, 4096
+ * at most: no queue pair, no struct stardv_rpc_target. `record` says how it ended; `record->length` bytes of
+ * data stand at the front of `answer`, whose room may be 0. The kernel reads and writes the domain's regions
+ * by their keys, writes with IBV_ACCESS_LOCAL_WRITE. 0, or EINVAL, ENOMEM, EOPNOTSUPP, EIO (a forked
+ * child). */
+int stardv_call_kernel(struct ibv_pd *pd, uint64_t op, const void *params, size_t len, void *answer,
+		       size_t room, struct stardv_rpc_record *record);
 /* 0, or EINVAL: the op-code has none. */
 int stardv_unload_kernel(struct ibv_pd *pd, uint64_t op);
 

@@ -125,6 +125,34 @@ static void filter(uint64_t op, uint64_t least)
 	CHECK(got[0] == want[0] && got[1] == want[1]);
 }
 
+/* The same by a call of this process's own, without a queue pair. */
+static void called(uint64_t op)
+{
+	struct filter all = { .va = (uintptr_t)memory.values, .key = mr->lkey, .len = sizeof(memory.values),
+			      .least = 500 };
+	const char *params = (const char *)&all + sizeof(all.target);
+	size_t len = sizeof(all) - sizeof(all.target);
+	struct stardv_rpc_record record;
+	uint64_t got[2], want = 0;
+
+	for (int i = 0; i < VALUES; i++)
+		want += memory.values[i] >= 500;
+	CHECK(!stardv_call_kernel(pd, op, params, len, got, sizeof(got), &record));
+	CHECK(record.code == STARDV_RPC_OK && record.length == sizeof(got) && got[0] == want);
+	CHECK(record.op == (uint32_t)op && record.magic == STARDV_RPC_MAGIC);
+	CHECK(!stardv_call_kernel(pd, op, params, len, NULL, 0, &record));
+	CHECK(record.code == STARDV_RPC_OVERFLOW && record.length == sizeof(got));
+	CHECK(!stardv_call_kernel(pd, op, params, 3, NULL, 0, &record) && record.code == STARDV_RPC_BAD_PARAM);
+	CHECK(!stardv_call_kernel(pd, ~op, NULL, 0, NULL, 0, &record) && record.code == STARDV_RPC_NO_KERNEL);
+	all.key = ~mr->lkey;
+	CHECK(!stardv_call_kernel(pd, op, params, len, got, sizeof(got), &record));
+	CHECK(record.code == STARDV_RPC_ACCESS);
+	CHECK(stardv_call_kernel(NULL, op, params, len, got, sizeof(got), &record) == EINVAL);
+	CHECK(stardv_call_kernel(pd, op, NULL, len, got, sizeof(got), &record) == EINVAL);
+	CHECK(stardv_call_kernel(pd, op, params, len, got, sizeof(got), NULL) == EINVAL);
+	CHECK(stardv_call_kernel(pd, op, memory.values, 4097, got, sizeof(got), &record) == EINVAL);
+}
+
 /* What a program can do wrong. */
 static void refusals(const struct file *module)
 {
@@ -144,6 +172,7 @@ static void answers(const struct file *module)
 	CHECK(stardv_load_kernel(pd, OP, STARDV_KERNEL_GET) == EBUSY && ibv_dealloc_pd(pd) == EBUSY);
 	for (uint64_t least = 0; least < 1000; least += 97)
 		filter(OP, least);
+	called(OP);
 	CHECK(call(OP, 4).code == STARDV_RPC_BAD_PARAM);
 	memory.params = (struct filter){ .va = (uintptr_t)memory.values, .key = ~mr->rkey, .len = 64 };
 	CHECK(call(OP, sizeof(memory.params) - sizeof(memory.params.target)).code == STARDV_RPC_ACCESS);

@@ -11,6 +11,7 @@ use crate::wr::begin;
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem::offset_of;
 use starverbs_abi as abi;
+use starverbs_core::strom::ReplyRecord;
 use starverbs_core::types::{AvId, SendOp, SendWqe};
 use starverbs_verbs::{Builtin, SendWr};
 
@@ -135,6 +136,51 @@ pub(crate) unsafe extern "C" fn load_module(
         // SAFETY: the verb's terms.
         unsafe { PdHandle::obj(pd)? }.load_module(op, module, flags & REPLACE != 0).map_err(errno)
     })
+}
+
+/// stardv_call_kernel(3).
+pub(crate) unsafe extern "C" fn call_kernel(
+    pd: *mut abi::ibv_pd,
+    op: u64,
+    params: *const c_void,
+    len: usize,
+    answer: *mut c_void,
+    room: usize,
+    record: *mut ReplyRecord,
+) -> c_int {
+    edge::int(|| {
+        given(pd)?;
+        let bytes = |first: bool, len: usize| len == 0 || (!first && len <= isize::MAX as usize);
+        if record.is_null() || !bytes(params.is_null(), len) || !bytes(answer.is_null(), room) {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: the verb's terms: `len` bytes that can be read, `room` that are the program's to write.
+        let (params, answer) = unsafe { (bytes_of(params.cast(), len), room_of(answer.cast(), room)) };
+        // SAFETY: the verb's terms.
+        let pd = unsafe { PdHandle::obj(pd)? };
+        let (code, length) = pd.call_kernel(op, params, answer).map_err(errno)?;
+        // SAFETY: as above: a record of the program's.
+        unsafe { record.write(ReplyRecord::new(op, length, code)) };
+        Ok(())
+    })
+}
+
+/// Bytes that may be none, and then anywhere.
+///
+/// # Safety
+/// [first, first + len) can be read, and nobody changes it.
+unsafe fn bytes_of<'a>(first: *const u8, len: usize) -> &'a [u8] {
+    // SAFETY: the caller's terms.
+    if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(first, len) } }
+}
+
+/// As [`bytes_of`], to be written.
+///
+/// # Safety
+/// [first, first + len) is the caller's alone.
+unsafe fn room_of<'a>(first: *mut u8, len: usize) -> &'a mut [u8] {
+    // SAFETY: the caller's terms.
+    if len == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(first, len) } }
 }
 
 /// stardv_unload_kernel(3).

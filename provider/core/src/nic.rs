@@ -51,6 +51,7 @@ pub use contexts::ContextCache;
 use contexts::Contexts;
 pub use engine::QpHandover;
 use keep::Keep;
+pub use kernels::OwnRequest;
 use mads::WaitingMads;
 use multicast::Groups;
 pub use path::{PACKET_OVERHEAD, Path};

@@ -33,7 +33,7 @@ pub(crate) use pacing::answer_probe;
 pub(crate) use recv::lacks_receives;
 pub use requester::slices;
 pub use response::RNR_TIMER_10US;
-pub(crate) use rpc::Rpc;
+pub(crate) use rpc::{KernelSite, Rpc, turn};
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;

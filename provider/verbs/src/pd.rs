@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use starverbs_core::strom::RpcHandler;
+use starverbs_core::strom::{Code, RpcHandler};
 use starverbs_core::{PdId, Sge};
 use starverbs_kernels::Builtin;
 use starverbs_rings::ProgramMemory;
@@ -16,6 +16,8 @@ use crate::modules;
 use crate::mr::{self, Advice};
 use crate::share::{ImportTable, ObjectKind, Tag};
 
+/// Most bytes of a request's parameters.
+const MAX_PARAMS: usize = 4096;
 const GONE: VerbsError = VerbsError::Invalid("protection domain is gone");
 
 /// A protection domain, or a parent domain of one. Clones are the same domain.
@@ -108,6 +110,23 @@ impl Pd {
     fn answer_with(&self, op: u64, handler: RpcHandler, replace: bool) -> Result<()> {
         let load = KernelCommand::Load { pd: self.id(), op, handler, replace };
         self.context().device()?.control(Command::Kernel(load)).map(|_| ())
+    }
+
+    /// Has the kernel of an op-code answer a request of this program's own, without a queue pair: `params`
+    /// are its parameters. Gives how it ended, and the bytes of the answer, at the front of `answer`; of
+    /// OVERFLOW how many there would have been. It reaches the domain's regions, and writes those with
+    /// `LOCAL_WRITE`.
+    ///
+    /// # Errors
+    /// EINVAL: more than 4096 bytes; ENOMEM; EOPNOTSUPP: the card has no kernels; EIO in a forked child.
+    pub fn call_kernel(&self, op: u64, params: &[u8], answer: &mut [u8]) -> Result<(Code, u32)> {
+        if params.len() > MAX_PARAMS {
+            return Err(VerbsError::Invalid("parameters of a kernel"));
+        }
+        let mut ended = (Code::Ok, 0);
+        let call = KernelCommand::Call { pd: self.id(), op, params, answer, ended: &mut ended };
+        self.context().device()?.control(Command::Kernel(call))?;
+        Ok(ended)
     }
 
     /// Unloads the kernel of an op-code, whatever it is in the middle of.

@@ -2,14 +2,60 @@
 
 use alloc::boxed::Box;
 
-use super::Nic;
+use super::{Nic, QpShared};
 use crate::env::Env;
 use crate::error::NicError;
+use crate::mr::MrTable;
 use crate::room::is_room_for;
-use crate::strom::{KernelId, KernelRun, ReplyMemory, RpcHandler};
-use crate::transport::{Quiesce, Rpc};
+use crate::strom::{
+    Code, Input, Kernel, KernelId, KernelMemory, KernelRegistry, KernelRun, RegionRange, ReplyMemory,
+    RpcHandler,
+};
+use crate::transport::{KernelSite, Quiesce, Rpc, turn};
 use crate::types::{FrameMeta, Nanos, PdId, QpState, QpType, Qpn};
 use crate::wire::{Bth, Packet};
+
+/// A request of this card's own program at a kernel.
+#[derive(Debug)]
+pub struct OwnRequest {
+    run: KernelRun,
+    kernel: Option<KernelId>,
+}
+
+impl OwnRequest {
+    /// With these parameters, 4096 bytes at most. `Exhausted`: no memory.
+    pub fn new(params: &[u8]) -> Result<Self, NicError> {
+        let mut run = KernelRun::new(0)?;
+        run.load(params, true);
+        Ok(OwnRequest { run, kernel: None })
+    }
+}
+
+/// Where a kernel runs that this card's own program called.
+struct OwnSite<'a, E: Env> {
+    kernels: &'a mut KernelRegistry,
+    mrs: &'a MrTable<E::Mrs>,
+    env: &'a mut E,
+    pd: PdId,
+}
+
+impl<E: Env> KernelSite for OwnSite<'_, E> {
+    fn kernel(&mut self, op: u64, id: KernelId) -> Option<&mut dyn Kernel> {
+        self.kernels.get(self.pd, op, id)
+    }
+}
+
+impl<E: Env> KernelMemory for OwnSite<'_, E> {
+    fn read(&mut self, from: RegionRange, to: &mut [u8]) -> bool {
+        let host = self.mrs.resolve_local(from.key, self.pd, from.va, from.len, false);
+        host.is_ok_and(|host| to.is_empty() || self.env.dma_copy(host, to))
+    }
+
+    fn write(&mut self, to: RegionRange, data: &[u8]) -> bool {
+        let host = self.mrs.resolve_local(to.key, self.pd, to.va, to.len, true);
+        host.is_ok_and(|host| data.is_empty() || self.env.dma_write(host, data))
+    }
+}
 
 impl<E: Env> Nic<E> {
     /// Has RPCs of op-code `op` on queue pairs of a protection domain answered by a kernel, or left to the
@@ -47,6 +93,48 @@ impl<E: Env> Nic<E> {
         let (pd, handler) = self.shared.kernels.unload(id).ok_or(NicError::NotFound)?;
         self.shared.drop_pd(pd);
         Ok(handler)
+    }
+
+    /// Gives a kernel a turn at a request of this card's own program; `None`: it wants another one. It
+    /// reaches the regions of the protection domain as an SGE does, and what it writes needs
+    /// [`Access::LOCAL_WRITE`](crate::types::Access::LOCAL_WRITE).
+    pub fn call_kernel(&mut self, env: &mut E, pd: PdId, op: u64, own: &mut OwnRequest) -> Option<Code> {
+        let QpShared { kernels, mrs, .. } = &mut self.shared;
+        let id = match own.kernel {
+            Some(id) => id,
+            None => {
+                let Some(id) = kernels.find(pd, op) else { return Some(Code::NoKernel) };
+                own.kernel = Some(id);
+                if let Some(Err(code)) = kernels.get(pd, op, id).map(|k| k.start(&mut own.run, Input::Params))
+                {
+                    return Some(code);
+                }
+                id
+            }
+        };
+        turn(&mut OwnSite { kernels, mrs, env, pd }, &mut own.run, op, id)
+    }
+
+    /// Copies the answer to a request that ended well to the front of `to`; gives its length. OVERFLOW: it is
+    /// longer. ACCESS: it is in a region that the program's keys do not open.
+    pub fn take_answer(
+        &mut self,
+        env: &mut E,
+        pd: PdId,
+        own: &OwnRequest,
+        to: &mut [u8],
+    ) -> Result<u32, (Code, u32)> {
+        let QpShared { kernels, mrs, .. } = &mut self.shared;
+        let Some(from) = own.run.answered_from() else {
+            let bytes = own.run.reply_bytes();
+            let len = bytes.len() as u32;
+            let room = to.get_mut(..bytes.len()).ok_or((Code::Overflow, len))?;
+            room.copy_from_slice(bytes);
+            return Ok(len);
+        };
+        let room = to.get_mut(..from.len as usize).ok_or((Code::Overflow, from.len))?;
+        let read = OwnSite { kernels, mrs, env, pd }.read(from, room);
+        if read { Ok(from.len) } else { Err((Code::Access, 0)) }
     }
 
     /// The kernels of a protection domain, by RPC op-code.

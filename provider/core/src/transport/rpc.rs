@@ -12,8 +12,9 @@ use super::{Ctx, MessageInProgress};
 use crate::env::{Env, SendQueue};
 use crate::nic::QpShared;
 use crate::strom::{
-    COMMAND, Code, Input, KernelId, KernelMemory, KernelRun, MAX_REPLY, MAX_RUNNING, Poll, RECORD_LEN,
-    RegionRange, ReplyBody, ReplyFlags, ReplyHead, ReplyMemory, ReplyRecord, ReplyTarget, SLOT_BYTES,
+    COMMAND, Code, Input, Kernel, KernelId, KernelMemory, KernelRun, MAX_REPLY, MAX_RUNNING, Poll,
+    RECORD_LEN, RegionRange, ReplyBody, ReplyFlags, ReplyHead, ReplyMemory, ReplyRecord, ReplyTarget,
+    SLOT_BYTES,
 };
 use crate::types::{Access, Cqe, Nanos, Psn, SendFlags, SendOp, SendWqe, Sge, WcFlags, WcOpcode};
 use crate::wire::headers::NakCode;
@@ -219,7 +220,7 @@ impl<E: Env> Ctx<'_, E> {
     fn run_kernel(&mut self, rpc: &mut Rpc) {
         let Some(mut current) = rpc.current else { return };
         if current.done.is_none() {
-            current.done = self.steps(rpc, &current);
+            current.done = turn(self, &mut rpc.run, current.op, current.kernel);
         }
         let again = match current.done {
             None => Some(self.now + NEXT_TURN),
@@ -259,26 +260,6 @@ impl<E: Env> Ctx<'_, E> {
     fn uncount(&mut self, rpc: &mut Rpc) {
         if rpc.current.take().is_some_and(|current| current.counted) {
             self.sh.kernels.running -= 1;
-        }
-    }
-
-    /// Steps until the kernel is done or the budget is used up.
-    fn steps(&mut self, rpc: &mut Rpc, current: &Current) -> Option<Code> {
-        let mut spent = 0;
-        loop {
-            match rpc.run.execute(self) {
-                Ok(cost) => spent += cost + COMMAND,
-                Err(code) => return Some(code),
-            }
-            if spent >= BUDGET {
-                return None;
-            }
-            let Some(kernel) = self.sh.kernels.get(self.qp.pd, current.op, current.kernel) else {
-                return Some(Code::NoKernel);
-            };
-            if let Poll::Ready(code) = kernel.step(&mut rpc.run) {
-                return Some(rpc.run.execute(self).err().unwrap_or(code));
-            }
         }
     }
 
@@ -403,6 +384,36 @@ impl<E: Env> Ctx<'_, E> {
         let written = (bytes.is_empty() || self.env.dma_write(host, bytes))
             && self.env.dma_write(host + u64::from(len), record.as_bytes());
         written.then_some(sge)
+    }
+}
+
+/// Where a kernel runs: the memory that it reaches, and itself.
+pub(crate) trait KernelSite: KernelMemory {
+    /// The kernel, if it is still loaded.
+    fn kernel(&mut self, op: u64, id: KernelId) -> Option<&mut dyn Kernel>;
+}
+
+/// Steps a kernel that has started, until it is done or its budget is used up.
+pub(crate) fn turn(site: &mut impl KernelSite, run: &mut KernelRun, op: u64, id: KernelId) -> Option<Code> {
+    let mut spent = 0;
+    loop {
+        match run.execute(site) {
+            Ok(cost) => spent += cost + COMMAND,
+            Err(code) => return Some(code),
+        }
+        if spent >= BUDGET {
+            return None;
+        }
+        let Some(kernel) = site.kernel(op, id) else { return Some(Code::NoKernel) };
+        if let Poll::Ready(code) = kernel.step(run) {
+            return Some(run.execute(site).err().unwrap_or(code));
+        }
+    }
+}
+
+impl<E: Env> KernelSite for Ctx<'_, E> {
+    fn kernel(&mut self, op: u64, id: KernelId) -> Option<&mut dyn Kernel> {
+        self.sh.kernels.get(self.qp.pd, op, id)
     }
 }
 

@@ -106,6 +106,26 @@ fn a_get_is_one_request() {
     }
 }
 
+/// A program calls a kernel of its own card: it reaches what an SGE does, and others have their turns.
+#[test]
+fn a_program_calls_its_own_cards_kernel() {
+    let node = Node::new(&settings());
+    let params = table(&node);
+    let mut answer = [0; 64];
+    let none = node.pd.call_kernel(OP, params.as_bytes(), &mut answer).unwrap();
+    assert_eq!(none, (Code::NoKernel, 0));
+    node.pd.load_kernel(OP, Builtin::Get).unwrap();
+    assert_eq!(node.pd.call_kernel(OP, params.as_bytes(), &mut answer).unwrap(), (Code::Ok, 7));
+    assert_eq!(&answer[..7], b"a value");
+    let short = node.pd.call_kernel(OP, params.as_bytes(), &mut answer[..6]).unwrap();
+    assert_eq!(short, (Code::Overflow, 7));
+    let other = Params { key: 8.into(), ..params };
+    assert_eq!(node.pd.call_kernel(OP, other.as_bytes(), &mut answer).unwrap(), (Code::NotFound, 0));
+    let foreign = Params { value_key: 0x1234.into(), ..params };
+    assert_eq!(node.pd.call_kernel(OP, foreign.as_bytes(), &mut answer).unwrap(), (Code::Access, 0));
+    assert_eq!(node.pd.call_kernel(OP, &[0; 4097], &mut answer).unwrap_err().errno(), EINVAL);
+}
+
 /// docs/strom.lua decodes what two cards say to each other.
 #[test]
 fn tshark_reads_rpcs_with_the_dissector() {

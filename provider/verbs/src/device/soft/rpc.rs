@@ -8,12 +8,14 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 
 use starverbs_core::mr::MrAttr;
-use starverbs_core::strom::{ReplyMemory, SLOT_BYTES};
-use starverbs_core::{Access, Nanos, Nic, NicError, Qpn};
+use starverbs_core::nic::OwnRequest;
+use starverbs_core::strom::{Code, ReplyMemory, SLOT_BYTES};
+use starverbs_core::{Access, Nanos, Nic, NicError, PdId, Qpn};
 
 use super::super::command::KernelCommand;
 use super::Soft;
 use super::env::{HostEnv, NicEnv};
+use super::shard::Shard;
 use crate::error::{Result, VerbsError};
 use crate::qp::REPLIES;
 
@@ -84,7 +86,29 @@ impl Replies {
 }
 
 impl Soft {
-    pub(super) fn change_kernels(&self, command: KernelCommand) -> Result<()> {
+    /// Has a kernel answer a request of the program's own, by turns between which others have theirs.
+    fn call_kernel(&self, pd: PdId, op: u64, params: &[u8], answer: &mut [u8]) -> Result<(Code, u32)> {
+        let mut own = OwnRequest::new(params)?;
+        loop {
+            let ended =
+                self.with(|Shard { nic, env, .. }, _| match nic.call_kernel(env, pd, op, &mut own)? {
+                    Code::Ok => Some(match nic.take_answer(env, pd, &own, answer) {
+                        Ok(len) => (Code::Ok, len),
+                        Err(ended) => ended,
+                    }),
+                    code => Some((code, 0)),
+                });
+            if let Some(ended) = ended {
+                return Ok(ended);
+            }
+        }
+    }
+
+    pub(super) fn change_kernels(&self, command: KernelCommand<'_>) -> Result<()> {
+        if let KernelCommand::Call { pd, op, params, answer, ended } = command {
+            *ended = self.call_kernel(pd, op, params, answer)?;
+            return Ok(());
+        }
         let old = self.with(|shard, _| match command {
             KernelCommand::Load { pd, op, handler, replace: true } => {
                 shard.nic.replace_kernel(pd, op, handler).map(|(_, old)| old)
@@ -96,6 +120,7 @@ impl Soft {
                 let found = shard.nic.kernels(pd).find(|(has, _)| *has == op).ok_or(NicError::NotFound)?;
                 shard.nic.unload_kernel(found.1).map(Some)
             }
+            KernelCommand::Call { .. } => Ok(None),
         });
         /* what ends with it may take a while, and does so without the lock */
         Ok(old.map(drop)?)
