@@ -32,6 +32,7 @@ make test              install what is missing, build, run the whole suite
 make build             dist/lib/libibverbs.so.1, librdmacm.so.1, libstarverbs.so, dist/bin/starverbs and
                        starverbs-bench
 make wasm              dist/lib/libstarverbs-wasm.so, which runs kernels of one's own (StRoM); takes minutes
+make modules           dist/modules: the card's own kernels as modules, to compare
 make conformance       every case of others' programs, rdma-core's tests; writes docs/conformance.md,
                        docs/pyverbs.md
 make pyverbs           rdma-core's own tests; writes docs/pyverbs.md; with ROOT=FOLDER newer ones, too:
