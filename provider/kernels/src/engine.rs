@@ -1,8 +1,8 @@
 //! The face of what runs modules: a shared library of its own, `libstarverbs-wasm.so`, so that the verbs'
 //! library stays small, and has none of it until a program hands in a module.
 //!
-//! One symbol, [`SYMBOL`], gives an [`Engine`]. The types are C's: the two libraries may be of different
-//! compilers.
+//! One symbol, [`SYMBOL`], gives a [`KernelEngine`]. The types are C's: the two libraries may be of
+//! different compilers.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
@@ -10,9 +10,9 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 pub const SYMBOL: &CStr = c"starverbs_kernel_engine_v1";
 
 /// The symbol's type: one for the process, or null: modules cannot run here.
-pub type EngineOf = unsafe extern "C" fn() -> *const Engine;
+pub type EngineOf = unsafe extern "C" fn() -> *const KernelEngine;
 
-/// What [`Engine::load`] gives.
+/// What [`KernelEngine::load`] gives.
 pub mod loaded {
     /// A kernel
     pub const OK: i32 = 0;
@@ -22,7 +22,7 @@ pub mod loaded {
     pub const NO_MEMORY: i32 = 2;
 }
 
-/// What [`Engine::call`] calls.
+/// What [`KernelEngine::call`] calls.
 pub mod method {
     /// [`START`](crate::mailbox::START)
     pub const START: i32 = 0;
@@ -33,7 +33,7 @@ pub mod method {
 /// The engine. A kernel of it is called by one thread at a time.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct Engine {
+pub struct KernelEngine {
     /// Makes a kernel, `kernel`, of the module [`module`, `module` + `len`), whose mailbox lies at `mailbox`:
     /// [`loaded`]. Otherwise `why` says why: room for `why_len` bytes, of which the last is 0.
     pub load: unsafe extern "C" fn(

@@ -1,6 +1,6 @@
 //! Kernels that programs hand in as WebAssembly modules: finds the library that runs them, with the first.
 //!
-//! Owns what is said across that library's face ([`Engine`]); what module and card say to each other is
+//! Owns what is said across that library's face ([`KernelEngine`]); what module and card say to each other is
 //! [`ModuleKernel`]'s business.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_void};
@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 use starverbs_core::strom::Kernel;
-use starverbs_kernels::engine::{Engine, EngineOf, SYMBOL, loaded, method};
+use starverbs_kernels::engine::{EngineOf, KernelEngine, SYMBOL, loaded, method};
 use starverbs_kernels::module::Method;
 use starverbs_kernels::{Module, ModuleKernel};
 
@@ -53,7 +53,7 @@ fn make(module: &[u8], op: u64) -> std::result::Result<ModuleKernel<EngineModule
     let engine = engine().ok_or_else(|| (NO_ENGINE, NO_ENGINE.to_string()))?;
     let (mut kernel, mut mailbox) = (std::ptr::null_mut(), 0);
     let mut why = Reason::new();
-    // SAFETY: the terms of `Engine::load`: the module's bytes, and places of this frame's.
+    // SAFETY: the terms of `KernelEngine::load`: the module's bytes, and places of this frame's.
     let result = unsafe {
         let (text, room) = why.room();
         (engine.load)(module.as_ptr(), module.len(), &raw mut kernel, &raw mut mailbox, text, room)
@@ -91,7 +91,7 @@ impl Reason {
 
 /// A module that the engine runs.
 struct EngineModule {
-    engine: &'static Engine,
+    engine: &'static KernelEngine,
     kernel: NonNull<c_void>,
     op: u64,
 }
@@ -102,8 +102,8 @@ unsafe impl Send for EngineModule {}
 impl Module for EngineModule {
     fn memory(&mut self) -> &mut [u8] {
         let mut len = 0;
-        // SAFETY: the terms of `Engine::memory`: the memory stays until the next call, for which this must be
-        // borrowed again.
+        // SAFETY: the terms of `KernelEngine::memory`: the memory stays until the next call, for which this
+        // must be borrowed again.
         unsafe {
             let first = (self.engine.memory)(self.kernel.as_ptr(), &raw mut len);
             if first.is_null() { &mut [] } else { std::slice::from_raw_parts_mut(first, len) }
@@ -113,8 +113,8 @@ impl Module for EngineModule {
     fn call(&mut self, which: Method) -> Option<i32> {
         let (mut result, mut why) = (0, Reason::new());
         let number = if which == Method::Start { method::START } else { method::STEP };
-        // SAFETY: the terms of `Engine::call`: places of this frame's; `ModuleKernel` does not call a kernel
-        // that broke.
+        // SAFETY: the terms of `KernelEngine::call`: places of this frame's; `ModuleKernel` does not call a
+        // kernel that broke.
         let done = unsafe {
             let (text, room) = why.room();
             (self.engine.call)(self.kernel.as_ptr(), number, &raw mut result, text, room)
@@ -135,8 +135,8 @@ impl Drop for EngineModule {
 }
 
 /// The engine, once it was found.
-fn engine() -> Option<&'static Engine> {
-    static ENGINE: OnceLock<&'static Engine> = OnceLock::new();
+fn engine() -> Option<&'static KernelEngine> {
+    static ENGINE: OnceLock<&'static KernelEngine> = OnceLock::new();
     if let Some(engine) = ENGINE.get() {
         return Some(engine);
     }

@@ -1,18 +1,18 @@
-//! The crate as a shared library: [`Engine`], in C's types.
+//! The crate as a shared library: [`KernelEngine`], in C's types.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use starverbs_kernels::engine::{Engine, loaded, method};
+use starverbs_kernels::engine::{KernelEngine, loaded, method};
 use starverbs_kernels::module::{Method, Module};
 
 use crate::{LoadError, WasmModule};
 
-static ENGINE: Engine = Engine { load, memory, call, free };
+static ENGINE: KernelEngine = KernelEngine { load, memory, call, free };
 
 /// The symbol that programs' libraries look for.
 #[unsafe(no_mangle)]
-pub extern "C" fn starverbs_kernel_engine_v1() -> *const Engine {
+pub extern "C" fn starverbs_kernel_engine_v1() -> *const KernelEngine {
     &raw const ENGINE
 }
 
@@ -38,7 +38,7 @@ unsafe extern "C" fn load(
     why: *mut c_char,
     why_len: usize,
 ) -> c_int {
-    // SAFETY: the terms of `Engine::load`.
+    // SAFETY: the terms of `KernelEngine::load`.
     let bytes = unsafe { std::slice::from_raw_parts(module, len) };
     let (text, result) = match catch_unwind(|| WasmModule::load(bytes)) {
         Ok(Ok((made, at))) => {
@@ -68,7 +68,7 @@ unsafe fn module<'a>(kernel: *mut c_void) -> &'a mut WasmModule {
 }
 
 unsafe extern "C" fn memory(kernel: *mut c_void, len: *mut usize) -> *mut u8 {
-    // SAFETY: the terms of `Engine`.
+    // SAFETY: the terms of `KernelEngine`.
     let memory = unsafe { module(kernel) }.memory();
     // SAFETY: as above: a place of the caller's.
     unsafe { len.write(memory.len()) };
@@ -82,7 +82,7 @@ unsafe extern "C" fn call(
     why: *mut c_char,
     why_len: usize,
 ) -> bool {
-    // SAFETY: the terms of `Engine`.
+    // SAFETY: the terms of `KernelEngine`.
     let module = unsafe { module(kernel) };
     let which = if which == method::START { Method::Start } else { Method::Step };
     let called = catch_unwind(AssertUnwindSafe(|| module.call(which))).ok().flatten();
@@ -97,6 +97,6 @@ unsafe extern "C" fn call(
 }
 
 unsafe extern "C" fn free(kernel: *mut c_void) {
-    // SAFETY: the terms of `Engine`: made by `load`, and never used again.
+    // SAFETY: the terms of `KernelEngine`: made by `load`, and never used again.
     drop(unsafe { Box::from_raw(kernel.cast::<WasmModule>()) });
 }
