@@ -88,7 +88,7 @@ impl<E: Env> Nic<E> {
     }
 
     /// Unloads a handler, and gives it back. Requests that a kernel is in the middle of end with
-    /// [`Code::NoKernel`](crate::strom::Code::NoKernel).
+    /// [`Code::NoKernel`].
     pub fn unload_kernel(&mut self, id: KernelId) -> Result<RpcHandler, NicError> {
         let (pd, handler) = self.shared.kernels.unload(id).ok_or(NicError::NotFound)?;
         self.shared.drop_pd(pd);
