@@ -330,13 +330,13 @@ impl World {
         }
     }
 
-    /// The journal of a host is unloaded, whatever it is in the middle of, and comes again after `time`; at
-    /// one of four times another takes its place at once.
+    /// The journal of a host is unloaded, whatever it is in the middle of, and comes again after `time`; after
+    /// none another takes its place at once.
     pub(crate) fn unload(&mut self, at: usize, time: Nanos) {
         self.read_kernels(at);
         let (now, host) = (self.net.now(), &mut self.net.hosts[at]);
         let Some(Kernels { journal, outages, notes, .. }) = &mut self.sites[at].kernels else { return };
-        if journal.is_ok() && time.is_multiple_of(4) {
+        if journal.is_ok() && time == 0 {
             let next = Box::new(Journal(notes.clone()));
             let (id, old) = host.nic.replace_kernel(host.pd, JOURNAL, next).expect("it is loaded");
             assert!(old.is_some(), "it was loaded");
