@@ -330,8 +330,8 @@ impl World {
         }
     }
 
-    /// The journal of a host is unloaded, whatever it is in the middle of, and comes again after `time`; where
-    /// that is 0 another takes its place at once.
+    /// The journal of a host is unloaded, whatever it is in the middle of, and comes again after `time`.
+    /// Where that is 0 another takes its place at once.
     pub(crate) fn unload(&mut self, at: usize, time: Nanos) {
         self.read_kernels(at);
         let (now, host) = (self.net.now(), &mut self.net.hosts[at]);
