@@ -87,6 +87,8 @@ fn build_c(source: &Path, output: &Path) -> Result<(), Failure> {
 fn build_rust(folder: &Path, output: &Path) -> Result<(), Failure> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--release", "--target", "wasm32-unknown-unknown", "--message-format", "json"]);
+    /* small, whatever the profile is for: a card takes no megabytes */
+    cargo.env("CARGO_PROFILE_RELEASE_LTO", "fat").env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
     cargo.arg("--manifest-path").arg(folder.join("Cargo.toml")).stdout(Stdio::piped());
     let said = run(&mut cargo, "Rust, and `rustup target add wasm32-unknown-unknown`")?;
     let modules = String::from_utf8_lossy(&said).lines().filter_map(module_of).collect::<Vec<_>>();
