@@ -10,7 +10,7 @@ mod registry;
 mod wire;
 
 pub(crate) use kernel::{COMMAND, ReplyBody};
-pub use kernel::{Input, Kernel, KernelMemory, KernelRun, Poll, RegionRange};
+pub use kernel::{COMMANDS, Input, Kernel, KernelMemory, KernelRun, PIECE, Poll, RegionRange};
 pub(crate) use registry::KernelRegistry;
 pub use registry::{ANY_OP, KernelId, MAX_KERNELS, MAX_RUNNING, RpcHandler};
 pub use wire::{Code, RECORD_LEN, ReplyFlags, ReplyHead, ReplyRecord, ReplyTarget, RpcAnswer, TARGET_LEN};

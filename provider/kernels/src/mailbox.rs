@@ -17,10 +17,7 @@ pub const STEP: &str = "starverbs_step";
 /// What these return of a kernel that is not done. Others: a [`Code`](starverbs_core::strom::Code).
 pub const PENDING: i32 = -1;
 
-/// Commands that a call may leave.
-pub const COMMANDS: usize = 64;
-/// Most bytes that a packet has, and that a command reads.
-pub const PIECE: usize = 4096;
+pub use starverbs_core::strom::{COMMANDS, PIECE};
 
 /// What [`Mailbox::input`] says.
 pub mod input {

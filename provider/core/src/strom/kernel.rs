@@ -13,11 +13,11 @@ use crate::room::{Room, exact};
 use crate::types::Qpn;
 
 /// Commands that a step may queue.
-const COMMANDS: usize = 64;
+pub const COMMANDS: usize = 64;
 /// Bytes that they may write together.
 const OUT: usize = 8192;
 /// Bytes of a packet, and of what a command reads.
-const PIECE: usize = 4096;
+pub const PIECE: usize = 4096;
 /// What a command counts for beside its bytes, where bytes are counted.
 pub(crate) const COMMAND: u32 = 64;
 

@@ -237,10 +237,10 @@ impl Channels {
     #[inline]
     pub(super) fn room(&mut self, channel: u32, len: u32) -> Option<DataRoom> {
         let asker = self.askers.get_mut(channel as usize)?.as_deref_mut()?;
-        if asker.ended || !asker.control.is_empty() || asker.is_owned() {
+        if asker.ended || !asker.control.is_empty() {
             return None;
         }
-        match asker.channel.requests.room(len) {
+        match asker.room(len) {
             Ok(room) => room,
             Err(Broken) => {
                 (asker.ended, self.broken) = (true, true);
@@ -466,11 +466,15 @@ impl AskingChannel {
         self.under_way > 0 || !self.waiting.is_empty() || !self.control.is_empty()
     }
 
-    /// Whether the next record's slot still says whose request ended with the record that was there before,
-    /// and that QP does not know that it was read.
+    /// Room for a record with `len` bytes of data. None either where the slot still says whose request ended
+    /// with the record that was there before, and that QP does not know that it was read.
     #[inline]
-    fn is_owned(&self) -> bool {
-        self.channel.requests.written().wrapping_sub(self.completed) >= self.channel.requests.slots()
+    pub(super) fn room(&mut self, len: u32) -> Result<Option<DataRoom>, Broken> {
+        let requests = &mut self.channel.requests;
+        if requests.written().wrapping_sub(self.completed) >= requests.slots() {
+            return Ok(None);
+        }
+        requests.room(len)
     }
 
     /// Whether records were read of which their QPs do not know.
@@ -507,10 +511,7 @@ impl AskingChannel {
 
     /// False: there is no room.
     fn send_control_now(&mut self, record: &LocalRecord) -> bool {
-        if self.is_owned() {
-            return false;
-        }
-        let Ok(Some(room)) = self.channel.requests.room(0) else { return false };
+        let Ok(Some(room)) = self.room(0) else { return false };
         record.write_to(room);
         self.push(room, 0);
         true

@@ -342,7 +342,7 @@ fn complete((nic, env): NicEnv<'_>, at: u32, given: u32, now: Nanos) -> u32 {
     let Some(asker) = env.channels.asker(at) else { return done };
     for _ in 0..asker.waiting.len() {
         let Some(asker) = env.channels.asker(at) else { return done };
-        if !matches!(asker.channel.requests.room(CHUNK), Ok(Some(_))) {
+        if !matches!(asker.room(CHUNK), Ok(Some(_))) {
             break;
         }
         let Some(qpn) = asker.waiting.pop_front() else { break };
