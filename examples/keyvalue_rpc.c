@@ -2,17 +2,21 @@
 /*
  * A key-value store whose GET is one RPC, which the server's card answers by itself (StRoM): the kernel reads
  * the entry of the hash table, and then the value. Beside it the same by READs, of which one waits for the
- * other.
+ * other, and by TCP, for which a thread of the server's works.
  *
- *	keyvalue_rpc 7473			a server at port 7473, of one client
+ *	keyvalue_rpc 7473			a server at port 7473 (of TCP, too), of one client
  *	keyvalue_rpc 192.0.2.1 7473 KEY ...	its client: KEYs are numbers
  */
 #include <endian.h>
 #include <inttypes.h>
+#include <netdb.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <infiniband/stardv.h>
 #include <rdma/rdma_cma.h>
@@ -79,6 +83,23 @@ static void put(uint64_t key)
 	}
 }
 
+/* The value of a key, in this process. */
+static const char *look_up(uint64_t key, uint32_t *len)
+{
+	const struct stardv_get_entry *entry;
+
+	for (uint32_t index = first_entry(key); index; index = le32toh(entry->next)) {
+		entry = &store.entries[index];
+		for (int at = 0; at < 3; at++) {
+			if (entry->buckets[at].value && le64toh(entry->buckets[at].key) == key) {
+				*len = le32toh(entry->buckets[at].len);
+				return (const char *)(uintptr_t)le64toh(entry->buckets[at].value);
+			}
+		}
+	}
+	return NULL;
+}
+
 static struct rdma_cm_id *endpoint(const char *host, const char *port)
 {
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP, .ai_flags = host ? 0 : RAI_PASSIVE }, *to;
@@ -90,6 +111,53 @@ static struct rdma_cm_id *endpoint(const char *host, const char *port)
 		die("rdma_create_ep");
 	rdma_freeaddrinfo(to);
 	return id;
+}
+
+/* A TCP socket that is connected to a host, or listens. */
+static int tcp(const char *host, const char *port)
+{
+	struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = host ? 0 : AI_PASSIVE }, *to;
+	int one = 1, fd = getaddrinfo(host, port, &hints, &to) ? -1 : socket(to->ai_family, SOCK_STREAM, 0);
+
+	if (fd < 0)
+		die("getaddrinfo, socket");
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+	if (host ? connect(fd, to->ai_addr, to->ai_addrlen) :
+		   bind(fd, to->ai_addr, to->ai_addrlen) || listen(fd, 1))
+		die("connect, bind, listen");
+	freeaddrinfo(to);
+	return fd;
+}
+
+static int read_all(int fd, void *to, size_t len)
+{
+	return recv(fd, to, len, MSG_WAITALL) == (ssize_t)len;
+}
+
+static void write_all(int fd, const void *from, size_t len)
+{
+	if (send(fd, from, len, MSG_NOSIGNAL) != (ssize_t)len)
+		die("send");
+}
+
+/* Answers the client's GETs by TCP: a key of 8 bytes, its value's length in 4 and the value; no length is no
+ * value. */
+static void *serve_tcp(void *listener)
+{
+	int fd = accept(*(int *)listener, NULL, NULL);
+	uint64_t key;
+
+	while (fd >= 0 && read_all(fd, &key, sizeof(key))) {
+		uint32_t len = 0, said;
+		const char *value = look_up(be64toh(key), &len);
+
+		said = htobe32(len);
+		write_all(fd, &said, sizeof(said));
+		if (value)
+			write_all(fd, value, len);
+	}
+	close(fd);
+	return NULL;
 }
 
 /* A queue pair that carries RPCs. */
@@ -130,9 +198,14 @@ static void server(const char *port)
 	struct pollfd events;
 	struct where where;
 	struct ibv_mr *mr;
+	pthread_t thread;
+	int socket;
 
 	for (uint64_t key = 1; key <= KEYS; key++)
 		put(key);
+	socket = tcp(NULL, port);
+	if (pthread_create(&thread, NULL, serve_tcp, &socket))
+		die("pthread_create");
 	if (rdma_listen(listener, 1) || rdma_get_request(listener, &id))
 		die("rdma_listen, rdma_get_request");
 	make_qp(id);
@@ -150,6 +223,8 @@ static void server(const char *port)
 	events = (struct pollfd){ .fd = id->channel->fd, .events = POLLIN };
 	if (poll(&events, 1, -1) < 0)
 		die("poll");
+	pthread_join(thread, NULL);
+	close(socket);
 	stardv_unload_kernel(id->qp->pd, OP_GET);
 	end(id, mr);
 	rdma_destroy_ep(listener);
@@ -246,11 +321,33 @@ static const char *get_by_read(struct rdma_cm_id *id, const struct where *where,
 	return NULL;
 }
 
+/* The same by TCP. */
+static const char *get_by_tcp(int fd, uint64_t key, uint32_t *len)
+{
+	static char value[ROOM];
+	uint64_t asked = htobe64(key);
+
+	write_all(fd, &asked, sizeof(asked));
+	if (!read_all(fd, len, sizeof(*len)))
+		die("recv");
+	*len = be32toh(*len);
+	if (!*len)
+		return NULL;
+	if (*len > sizeof(value) || !read_all(fd, value, *len))
+		die("recv");
+	return value;
+}
+
+static int same(const char *a, uint32_t a_len, const char *b, uint32_t b_len)
+{
+	return !a == !b && (!a || (a_len == b_len && !memcmp(a, b, a_len)));
+}
+
 static int client(const char *host, const char *port, char **keys)
 {
 	struct rdma_conn_param param = { .responder_resources = 4, .initiator_depth = 4, .rnr_retry_count = 7 };
 	struct rdma_cm_id *id = endpoint(host, port);
-	int wrong = 0;
+	int wrong = 0, fd;
 	struct where where;
 	struct ibv_mr *mr;
 
@@ -263,20 +360,23 @@ static int client(const char *host, const char *port, char **keys)
 		die("rdma_connect");
 	memcpy(&where, id->event->param.conn.private_data, sizeof(where));
 	where = (struct where){ be64toh(where.addr), be32toh(where.rkey) };
+	fd = tcp(host, port);
 	for (; *keys; keys++) {
 		uint64_t key = strtoull(*keys, NULL, 10);
-		uint32_t len = 0, read_len = 0;
+		uint32_t len = 0, read_len = 0, tcp_len = 0;
 		unsigned int reads = 0;
 		const char *value = get(id, &where, mr, key, &len);
 		const char *read = get_by_read(id, &where, mr, key, &read_len, &reads);
+		const char *told = get_by_tcp(fd, key, &tcp_len);
 
-		if (!value != !read || (value && (len != read_len || memcmp(value, read, len))))
-			wrong = printf("%s: an RPC and READs find different values\n", *keys);
+		if (!same(value, len, read, read_len) || !same(value, len, told, tcp_len))
+			wrong = printf("%s: an RPC, READs and TCP find different values\n", *keys);
 		else if (value)
-			printf("%s: %" PRIu32 " bytes by 1 RPC or %u READs\n", *keys, len, reads);
+			printf("%s: %" PRIu32 " bytes by 1 RPC, %u READs or TCP\n", *keys, len, reads);
 		else
 			printf("%s is not there\n", *keys);
 	}
+	close(fd);
 	end(id, mr);
 	return wrong ? 1 : 0;
 }

@@ -2,9 +2,10 @@
  * Sorts a file of numbers (8 bytes each, little-endian) with several processes, each of which has a card: a
  * distributed shuffle by StRoM. Each process streams the numbers of its part of the file to the process that
  * they belong to (RPC WRITE); the card there puts each into one of 1,024 partitions on its way to memory, so
- * that what is left to do is to sort the partitions.
+ * that what is left to do is to sort the partitions. With -s each process's own card puts them into the
+ * partitions of all processes, 1,024 in all, by WRITEs: the others' cards need no kernel.
  *
- *	sort PROCESSES FILE SORTED
+ *	sort [-s] PROCESSES FILE SORTED
  *
  * PROCESSES is a power of two, 16 at most. What the processes have to tell each other beforehand (queue
  * pairs, how many numbers each partition will get) lies in memory that they share; between hosts a connection
@@ -25,6 +26,7 @@
 #include <unistd.h>
 
 enum { MOST = 16, BITS = 10, PARTITIONS = 1 << BITS, OP = 1, BATCH = 8192, ROOM = 4096, SELF = MOST };
+enum { DESCRIBED = (ROOM - sizeof(struct stardv_shuffle)) / sizeof(struct stardv_partition) };
 
 /* What all processes know. */
 static struct shared {
@@ -32,11 +34,17 @@ static struct shared {
 	union ibv_gid gid[MOST];
 	/* Of process `from` the queue pair that leads to process `to` */
 	uint32_t qpn[MOST][MOST];
+	/* Where process `of` has its numbers */
+	uint64_t to[MOST];
+	uint32_t rkey[MOST];
 	/* How many numbers of a process's part belong to each partition of each process */
 	uint64_t counts[MOST][MOST][PARTITIONS];
 } *shared;
 
 static unsigned int me, processes, log_processes;
+/* The sender's card has the partitions of all processes; a process has 2^bits. */
+static int sending;
+static unsigned int bits = BITS, partitions = PARTITIONS;
 static struct ibv_context *ctx;
 static struct ibv_pd *pd;
 static struct ibv_cq *cq;
@@ -72,7 +80,7 @@ static unsigned int owner(uint64_t number)
 
 static unsigned int partition(uint64_t number)
 {
-	return (unsigned int)(number << log_processes >> (64 - BITS));
+	return (unsigned int)(number << log_processes >> (64 - bits));
 }
 
 /* The card looks at the last bits: the first ones go there for the way. */
@@ -193,17 +201,21 @@ static void lay_out(void)
 	uint32_t mtu = 128u << port.active_mtu;
 	uint32_t most = (mtu - sizeof(struct stardv_rpc_target) - sizeof(params)) / sizeof(places[0]);
 
-	for (unsigned int at = 0; at < PARTITIONS; at++) {
+	for (unsigned int at = 0; at < partitions; at++) {
 		begins[at + 1] = begins[at];
 		for (unsigned int from = 0; from < processes; from++)
 			begins[at + 1] += shared->counts[from][me][at];
 	}
-	mine = malloc(begins[PARTITIONS] * sizeof(*mine) + 1);
+	mine = malloc(begins[partitions] * sizeof(*mine) + 1);
 	if (!mine)
 		die("malloc");
-	mine_mr = registered(mine, begins[PARTITIONS] * sizeof(*mine),
+	mine_mr = registered(mine, begins[partitions] * sizeof(*mine),
 			     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
-	for (unsigned int at = 0; at < PARTITIONS; at++) {
+	shared->to[me] = (uintptr_t)mine;
+	shared->rkey[me] = mine_mr->rkey;
+	if (sending)
+		return;
+	for (unsigned int at = 0; at < partitions; at++) {
 		places[at].to = htole64((uintptr_t)(mine + begins[at]));
 		places[at].len = htole64((begins[at + 1] - begins[at]) * sizeof(*mine));
 	}
@@ -237,7 +249,7 @@ static void send_all(const uint64_t *numbers, size_t count)
 		uint64_t number = le64toh(numbers[i]);
 		unsigned int to = owner(number);
 
-		leaves[to][half[to]][filled[to]++] = htole64(turned(number, log_processes + BITS));
+		leaves[to][half[to]][filled[to]++] = htole64(turned(number, log_processes + bits));
 		if (filled[to] == BATCH) {
 			stream(to, leaves[to][half[to]], BATCH);
 			half[to] ^= 1;
@@ -277,6 +289,86 @@ static void flush(void)
 	}
 }
 
+/* Calls the kernel of this process's own card, without a queue pair. */
+static void call(uint32_t command, uint32_t number, uint32_t first, uint32_t qpn,
+		 const struct stardv_partition *places, size_t count)
+{
+	struct {
+		struct stardv_shuffle shuffle;
+		struct stardv_partition places[DESCRIBED];
+	} params = { .shuffle = { htole32(command), htole32(number), htole32(first), htole32(qpn) } };
+	struct stardv_rpc_record record;
+	uint64_t lost;
+
+	if (count)
+		memcpy(params.places, places, count * sizeof(*places));
+	if ((errno = stardv_call_kernel(pd, OP, &params, sizeof(params.shuffle) + count * sizeof(*places), &lost,
+					sizeof(lost), &record)))
+		die("stardv_call_kernel");
+	if (le32toh(record.code) != STARDV_RPC_OK) {
+		fprintf(stderr, "sort: the card's kernel ended with code %u\n", le32toh(record.code));
+		exit(1);
+	}
+}
+
+/* Tells this process's card where its numbers go: behind those of the processes before it. */
+static void describe(unsigned int to)
+{
+	struct stardv_partition places[PARTITIONS];
+	uint64_t at = shared->to[to];
+
+	for (unsigned int part = 0; part < partitions; part++) {
+		places[part].to = at;
+		for (unsigned int from = 0; from < processes; from++) {
+			at += shared->counts[from][to][part] * sizeof(uint64_t);
+			if (from < me)
+				places[part].to = at;
+		}
+		places[part].to = htole64(places[part].to);
+		places[part].len = htole64(shared->counts[me][to][part] * sizeof(uint64_t));
+	}
+	for (uint32_t first = 0; first < partitions; first += DESCRIBED) {
+		uint32_t count = partitions - first < DESCRIBED ? partitions - first : DESCRIBED;
+
+		call(STARDV_SHUFFLE_HISTOGRAM, shared->rkey[to], (to << bits) + first, qps[to]->qp_num,
+		     places + first, count);
+	}
+}
+
+/* This process's own card sends its part of the numbers to their partitions. */
+static void scatter(const uint64_t *numbers, size_t count)
+{
+	uint64_t *turned_ones = malloc(count * sizeof(*numbers) + 1);
+	struct stardv_partition region = { htole64((uintptr_t)turned_ones), htole64(count * sizeof(*numbers)) };
+	struct ibv_mr *mr;
+
+	if (!turned_ones)
+		die("malloc");
+	for (size_t i = 0; i < count; i++)
+		turned_ones[i] = htole64(turned(le64toh(numbers[i]), log_processes + bits));
+	mr = registered(turned_ones, count * sizeof(*numbers), 0);
+	call(STARDV_SHUFFLE_BEGIN, log_processes + bits, 0, 0, NULL, 0);
+	for (unsigned int to = 0; to < processes; to++)
+		describe(to);
+	call(STARDV_SHUFFLE_STREAM, mr->lkey, 0, 0, &region, 1);
+	call(STARDV_SHUFFLE_FLUSH, 0, 0, 0, NULL, 0);
+	/* an empty WRITE is complete when all before it is there */
+	for (unsigned int to = 0; to < processes; to++) {
+		struct ibv_send_wr wr = { .wr_id = to, .opcode = IBV_WR_RDMA_WRITE }, *bad;
+
+		wr.wr.rdma.remote_addr = shared->to[to];
+		wr.wr.rdma.rkey = shared->rkey[to];
+		if ((errno = ibv_post_send(qps[to], &wr, &bad)))
+			die("ibv_post_send");
+		under_way[to]++;
+	}
+	for (unsigned int to = 0; to < processes; to++)
+		while (under_way[to])
+			poll_once();
+	ibv_dereg_mr(mr);
+	free(turned_ones);
+}
+
 static int compare(const void *a, const void *b)
 {
 	uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
@@ -287,17 +379,17 @@ static int compare(const void *a, const void *b)
 static void sort_and_write(int to)
 {
 	uint64_t before = 0;
-	size_t bytes = begins[PARTITIONS] * sizeof(*mine), done = 0;
+	size_t bytes = begins[partitions] * sizeof(*mine), done = 0;
 
-	for (size_t i = 0; i < begins[PARTITIONS]; i++)
-		mine[i] = turned(le64toh(mine[i]), 64 - log_processes - BITS);
-	for (unsigned int at = 0; at < PARTITIONS; at++)
+	for (size_t i = 0; i < begins[partitions]; i++)
+		mine[i] = turned(le64toh(mine[i]), 64 - log_processes - bits);
+	for (unsigned int at = 0; at < partitions; at++)
 		qsort(mine + begins[at], begins[at + 1] - begins[at], sizeof(*mine), compare);
-	for (size_t i = 0; i < begins[PARTITIONS]; i++)
+	for (size_t i = 0; i < begins[partitions]; i++)
 		mine[i] = htole64(mine[i]);
 	for (unsigned int from = 0; from < processes; from++)
 		for (unsigned int owner = 0; owner < me; owner++)
-			for (unsigned int at = 0; at < PARTITIONS; at++)
+			for (unsigned int at = 0; at < partitions; at++)
 				before += shared->counts[from][owner][at];
 	while (done < bytes) {
 		ssize_t n = pwrite(to, (char *)mine + done, bytes - done, (off_t)(before * sizeof(*mine) + done));
@@ -321,9 +413,13 @@ static void work(const uint64_t *numbers, size_t count, int to)
 	together();
 	lay_out();
 	together();
-	send_all(numbers + from, end - from);
+	if (sending)
+		scatter(numbers + from, end - from);
+	else
+		send_all(numbers + from, end - from);
 	together();
-	flush();
+	if (!sending)
+		flush();
 	sort_and_write(to);
 	/* a card that goes may owe others an answer */
 	together();
@@ -337,13 +433,22 @@ int main(int argc, char **argv)
 	int from, to, status, failed = 0;
 	pid_t pids[MOST];
 
+	if (argc > 1 && !strcmp(argv[1], "-s")) {
+		sending = 1;
+		argv++;
+		argc--;
+	}
 	if (argc != 4 || (processes = (unsigned int)atoi(argv[1])) < 1 || processes > MOST ||
 	    (processes & (processes - 1))) {
-		fprintf(stderr, "usage: sort PROCESSES FILE SORTED: 1, 2, 4, 8 or 16 processes\n");
+		fprintf(stderr, "usage: sort [-s] PROCESSES FILE SORTED: 1, 2, 4, 8 or 16 processes\n");
 		return 2;
 	}
 	while (1u << log_processes < processes)
 		log_processes++;
+	if (sending) {
+		bits -= log_processes;
+		partitions = 1u << bits;
+	}
 	from = open(argv[2], O_RDONLY);
 	to = open(argv[3], O_RDWR | O_CREAT | O_TRUNC, 0666);
 	if (from < 0 || to < 0 || fstat(from, &stat) || ftruncate(to, stat.st_size))

@@ -299,7 +299,8 @@ int stardv_load_module(struct ibv_pd *pd, uint64_t op, const void *module, size_
 /* Has the kernel of an op-code answer a request of this program's own, whose parameters are `len` bytes, 4096
  * at most: no queue pair, no struct stardv_rpc_target. `record` says how it ended; `record->length` bytes of
  * data stand at the front of `answer`, whose room may be 0. The kernel reads and writes the domain's regions
- * by their keys, writes with IBV_ACCESS_LOCAL_WRITE. 0, or EINVAL, ENOMEM, EOPNOTSUPP, EIO (a forked
+ * by their keys, writes with IBV_ACCESS_LOCAL_WRITE, and may send by its queue pairs that are for RPCs, ahead
+ * of what is posted when this has returned. 0, or EINVAL, ENOMEM, EOPNOTSUPP, EIO (a forked
  * child). */
 int stardv_call_kernel(struct ibv_pd *pd, uint64_t op, const void *params, size_t len, void *answer,
 		       size_t room, struct stardv_rpc_record *record);
@@ -366,13 +367,20 @@ struct stardv_consistent {
 };
 
 /* STARDV_KERNEL_SHUFFLE. */
-enum { STARDV_SHUFFLE_BEGIN = 0, STARDV_SHUFFLE_HISTOGRAM = 1, STARDV_SHUFFLE_FLUSH = 2 };
+enum {
+	STARDV_SHUFFLE_BEGIN = 0,
+	STARDV_SHUFFLE_HISTOGRAM = 1,
+	STARDV_SHUFFLE_FLUSH = 2,
+	/* The stream is a region: key `number`, behind the parameters its struct stardv_partition */
+	STARDV_SHUFFLE_STREAM = 3,
+};
 
 struct stardv_shuffle {
 	uint32_t command;
 	uint32_t number;
 	uint32_t first;
-	uint32_t reserved;
+	/* HISTOGRAM, of a program's own card (stardv_call_kernel): the queue pair whose peer has the partitions */
+	uint32_t qpn;
 };
 
 struct stardv_partition {

@@ -48,16 +48,18 @@ enum {
 	STARVERBS_PIECE = 4096,
 	STARVERBS_COMMAND_READ = 1,
 	STARVERBS_COMMAND_WRITE = 2,
+	STARVERBS_COMMAND_SEND = 3,
 	STARVERBS_REPLY_BYTES = 1,
 	STARVERBS_REPLY_REGION = 2,
 };
 
 struct starverbs_command {
+	/* STARVERBS_COMMAND_*; of a send the queue pair above the lower 8 bits */
 	uint32_t kind;
 	uint32_t key;
 	uint64_t va;
 	uint32_t len;
-	/* Write: where the bytes lie in the module's memory */
+	/* Write, send: where the bytes lie in the module's memory */
 	uint32_t at;
 };
 
@@ -126,6 +128,15 @@ static inline int starverbs_write(uint32_t key, uint64_t va, const void *data, u
 	if (command)
 		command->at = (uint32_t)(uintptr_t)data;
 	return command != NULL;
+}
+
+/* Has a queue pair of the kernel's domain send bytes as a WRITE to a region of its peer, 4096 at most, as of
+ * starverbs_write. Of a kernel that its own program called (stardv_call_kernel) alone: others end with
+ * STARVERBS_ACCESS. 0: no room. */
+static inline int starverbs_send(uint32_t qpn, uint32_t rkey, uint64_t va, const void *data, uint32_t len)
+{
+	return starverbs_write(rkey, va, data, len) &&
+	       (starverbs_mailbox.queue[starverbs_mailbox.commands - 1].kind = STARVERBS_COMMAND_SEND | qpn << 8);
 }
 
 /* Adds bytes to the answer, once a call: 4096 at most in all. */

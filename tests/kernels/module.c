@@ -1,7 +1,7 @@
 /*
  * Kernels that are modules, through the C ABI: what they answer, one that takes the place of another while
  * RPCs come, and what hostile ones can do: fail.
- * usage: module none | module HOSTILE FILTER...
+ * usage: module none | module serve | module HOSTILE FILTER...
  */
 #include "../abi/check.h"
 #include "../abi/connect.h"
@@ -268,6 +268,24 @@ static void survives(const struct file *hostile, const struct file *module)
 	CHECK(!stardv_unload_kernel(pd, OTHER) && !stardv_unload_kernel(pd, OP));
 }
 
+/* Others change what answers, from outside: says what it sees. */
+static void serve(void)
+{
+	uint32_t code = STARDV_RPC_NO_KERNEL, before;
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	puts("ready");
+	do {
+		before = code;
+		memory.params = (struct filter){ .va = (uintptr_t)memory.values, .key = mr->rkey, .len = 8 };
+		code = call(OP, sizeof(memory.params) - sizeof(memory.params.target)).code;
+		CHECK(code == STARDV_RPC_OK || code == STARDV_RPC_NO_KERNEL);
+		if (code == STARDV_RPC_OK && before != code)
+			puts("answers");
+	} while (before == STARDV_RPC_NO_KERNEL || code == STARDV_RPC_OK);
+	puts("no kernel");
+}
+
 int main(int argc, char **argv)
 {
 	struct file modules[8];
@@ -276,7 +294,9 @@ int main(int argc, char **argv)
 	set_up();
 	for (int i = 0; i < VALUES; i++)
 		memory.values[i] = (uint64_t)i * 7919 % 1000;
-	if (argc == 2) {
+	if (argc == 2 && !strcmp(argv[1], "serve")) {
+		serve();
+	} else if (argc == 2) {
 		/* nothing runs modules here */
 		CHECK(stardv_load_module(pd, OP, "\0asm\1\0\0", 8, 0) == EOPNOTSUPP);
 	} else {

@@ -43,6 +43,30 @@ else
 fi
 LD_LIBRARY_PATH=$tmp/lib STARVERBS_LOG=off "$tmp/module" "${modules[@]}"
 
+# A running program's are changed from outside, while it calls them.
+kernel() { STARVERBS_LOG=off "$tmp/bin/starverbs" kernel "$@"; }
+fail() { echo "kernels: $*" >&2; exit 1; }
+mkfifo "$tmp/said.fifo"
+LD_LIBRARY_PATH=$tmp/lib STARVERBS_LOG=off "$tmp/module" serve >"$tmp/said.fifo" &
+pid=$!
+trap 'kill "$pid" 2>/dev/null || true; rm -rf "$tmp"' EXIT
+exec {said}<"$tmp/said.fifo"
+says() {
+    local line
+    read -r -t 60 -u "$said" line && [[ $line == "$1" ]] || fail "the program said '$line', not '$1'"
+}
+says ready
+kernel load "$pid" 0x77 "$tmp/filter-c.wasm"
+says answers
+for module in "${modules[@]:1}"; do kernel load "$pid" 119 "$module"; done
+kernel list "$pid" | grep -qE '^ +[0-9]+ +0x77 +module$' || fail "not listed: $(kernel list "$pid")"
+! kernel load "$pid" 0x77 "$tmp/hostile.wasm" --pd 77 2>"$tmp/why" || fail "loaded where no domain is"
+! kernel unload "$pid" any 2>"$tmp/why" || fail "unloaded what is not there"
+kernel unload "$pid" 0x77
+says 'no kernel'
+wait "$pid"
+trap 'rm -rf "$tmp"' EXIT
+
 # What is no kernel, and what a compiler refuses.
 echo 'int x;' >"$tmp/none.c"
 if build "$tmp/none.wasm" "$tmp/none.c" 2>"$tmp/said" || ! grep -q 'does not export' "$tmp/said"; then

@@ -1,7 +1,7 @@
 //! What travels between the processes of one host through the blocks' unix sockets, as bytes.
 //!
 //! Every message begins with four magic bytes and its kind. Owns that format; it must not send or receive,
-//! but for [`ask`], the other side of [`StatRequest`].
+//! but for [`ask`], the other side of [`ToolRequest`].
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -175,18 +175,22 @@ fn decode_answer(rest: &[u8]) -> Option<SteeringAnswer> {
     })
 }
 
-/// A question that another program of this host (`starverbs stat`) asked this process; see [`ask`].
+/// What another program of this host (`starverbs stat`) asked of this process; see [`ask`].
 #[derive(Clone)]
-pub struct StatRequest {
+pub struct ToolRequest {
     pub(crate) from: libc::sockaddr_un,
     pub(crate) from_len: libc::socklen_t,
+    /// Who asks may have this process's card changed: it is of the same user, or root's
+    pub may_change: bool,
     /// What it asks
     pub text: Vec<u8>,
 }
 
-impl std::fmt::Debug for StatRequest {
+impl std::fmt::Debug for ToolRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Request").field("text", &String::from_utf8_lossy(&self.text)).finish_non_exhaustive()
+        f.debug_struct("ToolRequest")
+            .field("text", &String::from_utf8_lossy(&self.text))
+            .finish_non_exhaustive()
     }
 }
 

@@ -15,6 +15,10 @@ use crate::zeroed::Zeroed;
 /// Largest datagram, joined or not.
 const BUFFER: usize = 64 << 10;
 const CONTROL: usize = 192;
+/// Control data of a unix datagram: its sender's credentials, which the kernel writes first. No room is left
+/// for descriptors that a stranger sends along.
+const CREDENTIALS: usize =
+    mem::size_of::<libc::cmsghdr>() + mem::size_of::<libc::ucred>().next_multiple_of(8);
 
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
@@ -38,6 +42,8 @@ pub(crate) struct Inbox {
     names: Vec<Name>,
     controls: Vec<Control>,
     used: usize,
+    /// Bytes of each control that the kernel may write
+    room: usize,
     /// How many to ask for: a call that finds nothing more costs as much as one that finds nothing
     want: usize,
     /// The call before brought as much as it asked for
@@ -58,7 +64,13 @@ pub(crate) struct Outer {
 }
 
 impl Inbox {
-    /// Room for `slots` datagrams at a time. `NoMemory`
+    /// Room for `slots` datagrams of a unix socket, made by [`host_socket`](crate::sockopt::host_socket).
+    /// `NoMemory`
+    pub(crate) fn of_host(slots: usize) -> Result<Self, BackendError> {
+        Ok(Inbox { room: CREDENTIALS, ..Inbox::new(slots)? })
+    }
+
+    /// Room for `slots` UDP datagrams at a time. `NoMemory`
     pub(crate) fn new(slots: usize) -> Result<Self, BackendError> {
         // SAFETY: headers and names of zeroes are valid: integers and null pointers.
         let (header, name): (libc::mmsghdr, Name) = unsafe { (mem::zeroed(), mem::zeroed()) };
@@ -69,6 +81,7 @@ impl Inbox {
             names: vec![name; slots],
             controls: vec![Control([0; CONTROL]); slots],
             used: slots,
+            room: CONTROL,
             want: 1,
             full: false,
         };
@@ -94,7 +107,7 @@ impl Inbox {
     pub(crate) fn fill(&mut self, fd: RawFd) -> usize {
         for header in &mut self.headers[..self.used] {
             header.msg_hdr.msg_namelen = mem::size_of::<Name>() as libc::socklen_t;
-            header.msg_hdr.msg_controllen = CONTROL as _;
+            header.msg_hdr.msg_controllen = self.room as _;
         }
         let got = self.receive(fd);
         self.used = got.max(1);
@@ -155,6 +168,24 @@ impl Inbox {
         (unsafe { self.names[at].unix }, len)
     }
 
+    /// The user whose process sent unix datagram `at`, as the kernel says: one of those that it may act as.
+    pub(crate) fn unix_user(&self, at: usize) -> Option<u32> {
+        let mut user = None;
+        for_each_control(self.control(at), |level, kind, data| {
+            // struct ucred: process, user, group
+            if (level, kind) == (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) {
+                user = data.get(4..).and_then(int).map(i32::cast_unsigned);
+            }
+        });
+        user
+    }
+
+    fn control(&self, at: usize) -> &[u8] {
+        // Its type differs between C libraries.
+        let len: usize = self.headers[at].msg_hdr.msg_controllen as _;
+        &self.controls[at].0[..len.min(self.room)]
+    }
+
     /// What is known of UDP datagram `at`.
     #[inline]
     pub(crate) fn outer(&self, at: usize) -> Outer {
@@ -171,10 +202,7 @@ impl Inbox {
                 outer.sport = u16::from_be(name.v4.sin_port);
             }
         }
-        // Its type differs between C libraries.
-        let len: usize = self.headers[at].msg_hdr.msg_controllen as _;
-        let len = len.min(CONTROL);
-        read_controls(&self.controls[at].0[..len], &mut outer);
+        read_controls(self.control(at), &mut outer);
         outer
     }
 }
@@ -185,14 +213,19 @@ pub(crate) fn read_anything(bytes: &[u8]) {
     read_controls(bytes, &mut Outer::default());
 }
 
-/// Reads the control messages (cmsg(3): a header of length, level and type; data; padding to 8).
 #[inline]
-fn read_controls(mut bytes: &[u8], outer: &mut Outer) {
+fn read_controls(bytes: &[u8], outer: &mut Outer) {
+    for_each_control(bytes, |level, kind, data| read_control(level, kind, data, outer));
+}
+
+/// Reads control messages (cmsg(3): a header of length, level and type; data; padding to 8).
+#[inline]
+fn for_each_control(mut bytes: &[u8], mut read: impl FnMut(i32, i32, &[u8])) {
     const HEAD: usize = mem::size_of::<libc::cmsghdr>();
     while let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() {
         let word = |at: usize| i32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         let Some(len) = (word(0) as usize).checked_sub(HEAD).filter(|len| *len <= rest.len()) else { return };
-        read_control(word(HEAD - 8), word(HEAD - 4), &rest[..len], outer);
+        read(word(HEAD - 8), word(HEAD - 4), &rest[..len]);
         bytes = rest.get(len.next_multiple_of(8)..).unwrap_or(&[]);
     }
 }

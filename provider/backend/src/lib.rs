@@ -56,7 +56,7 @@ use std::ops::Deref;
 
 pub use batch::ARENA;
 pub use contexts::context_cache;
-pub use control::{StatRequest, ask};
+pub use control::{ToolRequest, ask};
 pub use descriptor::{Listed, let_go};
 pub use error::BackendError;
 pub use host::HostAddr;

@@ -184,7 +184,7 @@ fn wider(scope: Scope) -> Vec<Scope> {
 
 /// A socket with the name of `at`; `None`: some process has it.
 fn bind(port: u16, at: ListenAt) -> Result<Option<Socket>, BackendError> {
-    let socket = sockopt::datagram(AddressFamily::Unix, WHAT)?;
+    let socket = sockopt::host_socket(WHAT)?;
     match socket::bind(socket.as_raw_fd(), &abstract_address(&socket_name(port, at))) {
         Ok(()) => Ok(Some(socket)),
         Err(Errno::EADDRINUSE) => Ok(None),

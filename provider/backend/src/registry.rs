@@ -7,7 +7,7 @@
 use std::os::fd::{AsRawFd, RawFd};
 
 use nix::errno::Errno;
-use nix::sys::socket::{self, AddressFamily, UnixAddr};
+use nix::sys::socket::{self, UnixAddr};
 use starverbs_core::{QPN_BLOCK_SHIFT, Qpn};
 
 use crate::BackendError;
@@ -78,7 +78,7 @@ impl QpnBlock {
     /// Claims block `number`; `None` if somebody has it.
     pub(crate) fn claim_one(port: u16, number: u32) -> Result<Option<QpnBlock>, BackendError> {
         const WHAT: &str = "the unix socket of a QPN block";
-        let socket = sockopt::datagram(AddressFamily::Unix, WHAT)?;
+        let socket = sockopt::host_socket(WHAT)?;
         match socket::bind(socket.as_raw_fd(), &abstract_address(&socket_name(port, number))) {
             Ok(()) => {}
             Err(Errno::EADDRINUSE) => return Ok(None),

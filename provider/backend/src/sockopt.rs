@@ -17,6 +17,16 @@ pub(crate) fn datagram(family: AddressFamily, what: &'static str) -> Result<Sock
     open(family, SockType::Datagram).map_err(|error| os_error(what, error))
 }
 
+/// Opens a unix socket to which any process of the host may send: each message comes with its sender's
+/// credentials.
+pub(crate) fn host_socket(what: &'static str) -> Result<Socket, BackendError> {
+    let socket = datagram(AddressFamily::Unix, what)?;
+    if !set_int(&socket, libc::SOL_SOCKET, libc::SO_PASSCRED, 1) {
+        return Err(crate::error::os(what));
+    }
+    Ok(socket)
+}
+
 /// Opens a non-blocking socket that no program image keeps.
 pub(crate) fn open(family: AddressFamily, kind: SockType) -> nix::Result<Socket> {
     socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None).map(Socket::new)

@@ -15,7 +15,7 @@ use std::time::Duration;
 use starverbs_core::{Counters, FrameMeta, Nanos, QPN_BLOCK_SHIFT, QPN_MULTICAST};
 use starverbs_settings::Settings;
 
-use crate::control::StatRequest;
+use crate::control::ToolRequest;
 use crate::descriptor::Socket;
 use crate::inbox::Inbox;
 use crate::listeners::ServiceListeners;
@@ -107,7 +107,7 @@ pub struct Rx<C: Deref<Target = Counters>> {
     peers: Peers,
     steering: Steering,
     asked: Option<PendingProbes>,
-    requests: VecDeque<StatRequest>,
+    requests: VecDeque<ToolRequest>,
     rounds: u32,
     eager: u32,
     /// Looks at the wire in a row that found nothing
@@ -140,7 +140,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             proxy: MulticastProxy::new(settings.port),
             fds: Vec::new(),
             wire_inbox: Inbox::new(WIRE_SLOTS)?,
-            block_inbox: Inbox::new(BLOCK_SLOTS)?,
+            block_inbox: Inbox::of_host(BLOCK_SLOTS)?,
             wire_left: 0..0,
             block_left: 0..0,
             cursor: None,
@@ -414,12 +414,12 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     }
 
     /// The oldest question that another program asked, if any.
-    pub fn take_request(&mut self) -> Option<StatRequest> {
+    pub fn take_request(&mut self) -> Option<ToolRequest> {
         self.requests.pop_front()
     }
 
     /// Answers it. Who asked may be gone; nothing comes of it then.
-    pub fn answer(&mut self, request: &StatRequest, text: &[u8]) {
+    pub fn answer(&mut self, request: &ToolRequest, text: &[u8]) {
         self.reply(&request.from, request.from_len, text);
     }
 

@@ -137,6 +137,8 @@ counters! {
     rx_rpc,
     /// answers of kernels sent, errors among them (StRoM)
     tx_rpc_replies,
+    /// WRITEs that kernels sent for this card's own program (StRoM)
+    tx_kernel_writes,
     /// RPCs that ended with an error (StRoM)
     rpc_failed,
     /// completions made

@@ -10,9 +10,11 @@ mod registry;
 mod wire;
 
 pub(crate) use kernel::{COMMAND, ReplyBody};
-pub use kernel::{COMMANDS, Input, Kernel, KernelMemory, KernelRun, PIECE, Poll, RegionRange};
+pub use kernel::{
+    COMMANDS, DmaCommand, Input, Kernel, KernelMemory, KernelRun, KernelSend, PIECE, Poll, RegionRange,
+};
 pub(crate) use registry::KernelRegistry;
-pub use registry::{ANY_OP, KernelId, MAX_KERNELS, MAX_RUNNING, RpcHandler};
+pub use registry::{ANY_OP, KernelId, LoadedHandler, MAX_KERNELS, MAX_RUNNING, RpcHandler};
 pub use wire::{Code, RECORD_LEN, ReplyFlags, ReplyHead, ReplyRecord, ReplyTarget, RpcAnswer, TARGET_LEN};
 
 /// Op-codes that a queue pair speaks beside the common ones.

@@ -64,6 +64,10 @@ impl Kernel for Consistent {
         let again = params.and_then(|params| Consistent::fetch(run, &params));
         again.map_or_else(Poll::Ready, |()| Poll::Pending)
     }
+
+    fn name(&self) -> &'static str {
+        "consistent"
+    }
 }
 
 #[cfg(test)]

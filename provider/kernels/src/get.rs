@@ -96,4 +96,8 @@ impl Kernel for Get {
             next => Get::fetch(run, next).map_or_else(Poll::Ready, |()| Poll::Pending),
         }
     }
+
+    fn name(&self) -> &'static str {
+        "get"
+    }
 }

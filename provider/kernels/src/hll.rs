@@ -141,6 +141,10 @@ impl Kernel for Hll {
         items.iter().for_each(|item| self.add(u32::from_le_bytes(*item)));
         Poll::Ready(Code::Ok)
     }
+
+    fn name(&self) -> &'static str {
+        "hll"
+    }
 }
 
 #[cfg(test)]

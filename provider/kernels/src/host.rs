@@ -1,9 +1,9 @@
 //! Memory for tests of kernels: a region, and what executes their commands.
 
-use starverbs_core::strom::{Code, Input, Kernel, KernelMemory, KernelRun, Poll, RegionRange};
+use starverbs_core::strom::{Code, Input, Kernel, KernelMemory, KernelRun, KernelSend, Poll, RegionRange};
 
 /// No request of any kernel takes more.
-const MOST_STEPS: usize = 2048;
+const MOST_STEPS: usize = 1 << 14;
 
 /// Something done to memory.
 type Change = Box<dyn FnMut(&mut [u8])>;
@@ -14,6 +14,9 @@ pub(crate) struct TestHost {
     bytes: Vec<u8>,
     /// Called with all of it before each read
     pub(crate) before_read: Option<Change>,
+    /// What queue pairs were to send
+    pub(crate) sent: Vec<(u32, RegionRange, Vec<u8>)>,
+    full: bool,
     run: KernelRun,
 }
 
@@ -22,7 +25,14 @@ impl TestHost {
     pub(crate) const KEY: u32 = 0x77;
 
     pub(crate) fn new(base: u64, len: usize) -> Self {
-        TestHost { base, bytes: vec![0; len], before_read: None, run: KernelRun::new(1).expect("memory") }
+        TestHost {
+            base,
+            bytes: vec![0; len],
+            before_read: None,
+            sent: vec![],
+            full: false,
+            run: KernelRun::new(1).expect("memory"),
+        }
     }
 
     fn range(&self, place: RegionRange) -> Option<core::ops::Range<usize>> {
@@ -66,9 +76,14 @@ impl TestHost {
             assert!(steps <= MOST_STEPS, "a request that does not end");
             outcome = run.execute(self).err();
             if outcome.is_none()
+                && run.is_drained()
                 && let Poll::Ready(code) = kernel.step(&mut run)
             {
-                outcome = run.execute(self).err().or(Some(code));
+                outcome = run.execute(self).err();
+                while outcome.is_none() && !run.is_drained() {
+                    outcome = run.execute(self).err();
+                }
+                outcome = outcome.or(Some(code));
             }
         }
         let code = outcome.unwrap_or_default();
@@ -92,5 +107,15 @@ impl KernelMemory for TestHost {
 
     fn write(&mut self, to: RegionRange, data: &[u8]) -> bool {
         self.range(to).map(|range| self.bytes[range].copy_from_slice(data)).is_some()
+    }
+
+    /// Room comes with every second try.
+    fn send(&mut self, qpn: u32, to: RegionRange, data: &[u8]) -> KernelSend {
+        self.full = !self.full;
+        if self.full {
+            return KernelSend::Full;
+        }
+        self.sent.push((qpn, to, data.to_vec()));
+        KernelSend::Posted
     }
 }

@@ -47,13 +47,15 @@ pub mod command {
     pub const READ: u32 = 1;
     /// A write
     pub const WRITE: u32 = 2;
+    /// A write by the queue pair whose number is in the upper 24 bits, to a region of its peer
+    pub const SEND: u32 = 3;
 }
 
 /// A DMA command.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct MailboxCommand {
-    /// [`command`]
+    /// [`command`]; of `SEND` the queue pair above the lower 8 bits
     pub kind: U32,
     /// Key of the region
     pub key: U32,
@@ -61,7 +63,7 @@ pub struct MailboxCommand {
     pub va: U64,
     /// Bytes
     pub len: U32,
-    /// Write: where they lie in the module's memory
+    /// Write, send: where they lie in the module's memory
     pub at: U32,
 }
 

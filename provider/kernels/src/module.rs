@@ -108,9 +108,11 @@ fn slice(memory: &[u8], at: u32, len: u32) -> Option<&[u8]> {
 /// Queues a command. False: there is no such, or no room.
 fn queue(run: &mut KernelRun, memory: &[u8], queued: &MailboxCommand) -> bool {
     let (key, va, len) = (queued.key.get(), queued.va.get(), queued.len.get());
-    match queued.kind.get() {
-        command::READ => run.read(RegionRange { key, len, va }),
-        command::WRITE => slice(memory, queued.at.get(), len).is_some_and(|data| run.write(key, va, data)),
+    let data = || slice(memory, queued.at.get(), len);
+    match (queued.kind.get() & 0xff, queued.kind.get() >> 8) {
+        (command::READ, 0) => run.read(RegionRange { key, len, va }),
+        (command::WRITE, 0) => data().is_some_and(|data| run.write(key, va, data)),
+        (command::SEND, qpn) => data().is_some_and(|data| run.send(qpn, key, va, data)),
         _ => false,
     }
 }
@@ -142,5 +144,9 @@ impl<M: Module> Kernel for ModuleKernel<M> {
             Some(code) => Poll::Ready(Code::from_number(code).unwrap_or_else(|| self.break_off())),
             None => Poll::Ready(self.break_off()),
         }
+    }
+
+    fn name(&self) -> &'static str {
+        "module"
     }
 }

@@ -1,18 +1,25 @@
 //! Shuffling a stream into partitions (the paper's 6.4): a value of 8 bytes goes to the partition that its
-//! low bits name, through a buffer of 16 values.
+//! low bits name, through a buffer of 16 values; of fewer partitions than 1,024 the buffers are deeper.
 //!
 //! The histogram comes first, by RPC: where each partition lies, and its room. The end of the stream is an
 //! RPC, too: it flushes the buffers, and says how many values each partition of a range got. A value without
 //! room is dropped and counted; the flush then ends with OVERFLOW.
+//!
+//! On the sender's card (4: send kernels) the stream is a region of its own, and partitions lie at the peers
+//! of queue pairs.
 
-use starverbs_core::strom::{Code, Input, Kernel, KernelRun, Poll};
+use starverbs_core::strom::{Code, Input, Kernel, KernelRun, Poll, RegionRange};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Most partitions.
 pub const PARTITIONS: usize = 1024;
-/// Values of a buffer.
-const BUFFER: usize = 16;
+/// Values of all buffers.
+const BUFFERED: usize = PARTITIONS * 16;
+/// Most values of a buffer: one WRITE of a queue pair has no more.
+const DEEPEST: usize = 512;
+/// Bytes of a region that are looked at at a time.
+const PIECE: u64 = 4096;
 
 /// Begin anew, with 2^`bits` partitions that have no room yet.
 pub const BEGIN: u32 = 0;
@@ -22,18 +29,21 @@ pub const HISTOGRAM: u32 = 1;
 /// each, and then that of the values that found no room.
 pub const FLUSH: u32 = 2;
 
+/// The stream is a region of this host's: a [`Partition`] behind the parameters says where it lies.
+pub const STREAM: u32 = 3;
+
 /// Parameters, 16 bytes.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Params {
-    /// [`BEGIN`], [`HISTOGRAM`] or [`FLUSH`]
+    /// [`BEGIN`], [`HISTOGRAM`], [`FLUSH`] or [`STREAM`]
     pub command: U32,
-    /// BEGIN: log2 of the partitions. HISTOGRAM: key of the region. FLUSH: count
+    /// BEGIN: log2 of the partitions. HISTOGRAM, STREAM: key of the region. FLUSH: count
     pub number: U32,
     /// The first partition that is meant
     pub first: U32,
-    /// Reserved: 0
-    pub reserved: U32,
+    /// HISTOGRAM: the queue pair whose peer has the region; 0: this host has it
+    pub qpn: U32,
 }
 
 /// Where a partition lies.
@@ -46,21 +56,24 @@ pub struct Partition {
     pub len: U64,
 }
 
-/// A partition's state: where its next value goes, and those that wait.
+/// A partition's state: where its next value goes, and how many wait.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lane {
     to: u64,
     room: u64,
     rkey: u32,
-    waiting: u8,
+    qpn: u32,
+    waiting: usize,
     values: u64,
-    buffer: [[u8; 8]; BUFFER],
 }
 
 /// The kernel: one set of partitions, for all streams.
 #[derive(Debug)]
 pub struct Shuffle {
     lanes: Box<[Lane]>,
+    /// Values that wait, `depth` for each partition
+    buffers: Box<[[u8; 8]]>,
+    depth: usize,
     /// Low bits of a value that name its partition
     mask: usize,
     lost: u64,
@@ -68,7 +81,9 @@ pub struct Shuffle {
 
 impl Default for Shuffle {
     fn default() -> Self {
-        Shuffle { lanes: vec![Lane::default(); PARTITIONS].into_boxed_slice(), mask: 0, lost: 0 }
+        let lanes = vec![Lane::default(); PARTITIONS].into_boxed_slice();
+        let buffers = vec![[0; 8]; BUFFERED].into_boxed_slice();
+        Shuffle { lanes, buffers, depth: DEEPEST, mask: 0, lost: 0 }
     }
 }
 
@@ -76,32 +91,64 @@ impl Shuffle {
     /// Writes what waits for a partition. False: later.
     fn flush(&mut self, run: &mut KernelRun, at: usize) -> bool {
         let lane = &mut self.lanes[at];
-        let len = u64::from(lane.waiting) * 8;
-        let fits = len.min(lane.room / 8 * 8);
-        let bytes = &lane.buffer.as_flattened()[..fits as usize];
-        if fits > 0 && !run.write(lane.rkey, lane.to, bytes) {
+        let fits = lane.waiting.min((lane.room / 8) as usize);
+        let bytes = self.buffers[at * self.depth..][..fits].as_flattened();
+        let written = match lane.qpn {
+            _ if fits == 0 => true,
+            0 => run.write(lane.rkey, lane.to, bytes),
+            qpn => run.send(qpn, lane.rkey, lane.to, bytes),
+        };
+        if !written {
             return false;
         }
-        self.lost += (len - fits) / 8;
-        (lane.to, lane.room) = (lane.to.wrapping_add(fits), lane.room - fits);
-        (lane.waiting, lane.values) = (0, lane.values + fits / 8);
+        self.lost += (lane.waiting - fits) as u64;
+        let len = fits as u64 * 8;
+        (lane.to, lane.room) = (lane.to.wrapping_add(len), lane.room - len);
+        (lane.waiting, lane.values) = (0, lane.values + fits as u64);
+        true
+    }
+
+    /// Takes a value. False: later.
+    fn take(&mut self, run: &mut KernelRun, value: [u8; 8]) -> bool {
+        let at = u64::from_le_bytes(value) as usize & self.mask;
+        if self.lanes[at].waiting == self.depth && !self.flush(run, at) {
+            return false;
+        }
+        let lane = &mut self.lanes[at];
+        self.buffers[at * self.depth + lane.waiting] = value;
+        lane.waiting += 1;
         true
     }
 
     /// Takes the packet's values from where it was left; the register counts them.
     fn spread(&mut self, run: &mut KernelRun) -> Poll {
         while let Some(value) = run.param::<8>(run.regs[0] as usize * 8) {
-            let at = u64::from_le_bytes(value) as usize & self.mask;
-            let waiting = usize::from(self.lanes[at].waiting);
-            if waiting == BUFFER && !self.flush(run, at) {
+            if !self.take(run, value) {
                 return Poll::Pending;
             }
-            let lane = &mut self.lanes[at];
-            lane.buffer[usize::from(lane.waiting)] = value;
-            lane.waiting += 1;
             run.regs[0] += 1;
         }
         Poll::Ready(Code::Ok)
+    }
+
+    /// Reads the region piece by piece, and takes its values from where it was left: the registers have the
+    /// values taken of this piece, the next piece's address and the bytes left.
+    fn stream(&mut self, run: &mut KernelRun, key: u32) -> Poll {
+        while let Some(value) = run.read_data().as_chunks().0.get(run.regs[0] as usize) {
+            if !self.take(run, *value) {
+                return Poll::Pending;
+            }
+            run.regs[0] += 1;
+        }
+        let len = run.regs[5].min(PIECE);
+        let next = RegionRange { key, len: len as u32, va: run.regs[4] };
+        if len == 0 {
+            return Poll::Ready(Code::Ok);
+        }
+        if run.read(next) {
+            (run.regs[0], run.regs[4], run.regs[5]) = (0, run.regs[4].wrapping_add(len), run.regs[5] - len);
+        }
+        Poll::Pending
     }
 
     /// Flushes from where it was left, then answers.
@@ -124,6 +171,7 @@ impl Shuffle {
             return Err(Code::BadParam);
         }
         (self.mask, self.lost) = ((1 << params.number.get()) - 1, 0);
+        self.depth = (BUFFERED >> params.number.get()).min(DEEPEST);
         self.lanes.fill(Lane::default());
         Ok(())
     }
@@ -135,7 +183,8 @@ impl Shuffle {
         let lanes = self.lanes.get_mut(first..end).ok_or(Code::BadParam)?;
         for (lane, partition) in lanes.iter_mut().zip(partitions) {
             let (to, room) = (partition.to.get(), partition.len.get());
-            *lane = Lane { to, room, rkey: params.number.get(), ..Lane::default() };
+            let (rkey, qpn) = (params.number.get(), params.qpn.get());
+            *lane = Lane { to, room, rkey, qpn, ..Lane::default() };
         }
         Ok(())
     }
@@ -151,8 +200,10 @@ impl Kernel for Shuffle {
         match params.command.get() {
             BEGIN => self.begin(&params),
             HISTOGRAM => self.set(&params, rest),
-            FLUSH => {
-                run.regs[2] = 1;
+            FLUSH => Ok(()),
+            STREAM => {
+                let of = Partition::read_from_bytes(rest).map_err(|_| Code::BadParam)?;
+                (run.regs[4], run.regs[5]) = (of.to.get(), of.len.get());
                 Ok(())
             }
             _ => Err(Code::BadParam),
@@ -162,14 +213,21 @@ impl Kernel for Shuffle {
     }
 
     fn step(&mut self, run: &mut KernelRun) -> Poll {
-        match (run.regs[3], run.regs[2]) {
-            (0, _) => self.spread(run),
-            (_, 0) => Poll::Ready(Code::Ok),
-            _ => match Params::read_from_prefix(run.bytes()) {
-                Ok((params, _)) => self.finish(run, &params),
-                Err(_) => Poll::Ready(Code::BadParam),
-            },
+        if run.regs[3] == 0 {
+            return self.spread(run);
         }
+        let Ok((params, _)) = Params::read_from_prefix(run.bytes()) else {
+            return Poll::Ready(Code::BadParam);
+        };
+        match params.command.get() {
+            FLUSH => self.finish(run, &params),
+            STREAM => self.stream(run, params.number.get()),
+            _ => Poll::Ready(Code::Ok),
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        "shuffle"
     }
 }
 
@@ -227,6 +285,39 @@ mod tests {
         }
     }
 
+    /// The sender's: a region's values leave by the queue pairs of their partitions, in order.
+    #[test]
+    fn a_region_is_sent_to_its_partitions() {
+        for (bits, count, most) in [(1, 5000u64, DEEPEST), (4, 5000, DEEPEST), (10, 40_000, 16), (3, 0, 0)] {
+            let (mut host, mut kernel) = (TestHost::new(BASE, 1 << 20), Shuffle::default());
+            let values: Vec<u64> = (0..count).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 7).collect();
+            values.iter().enumerate().for_each(|(at, value)| {
+                host.put(BASE + at as u64 * 8, &value.to_le_bytes());
+            });
+            ask(&mut host, &mut kernel, command(BEGIN, bits, 0), &[]);
+            for at in 0..1u32 << bits {
+                let place = Partition { to: 0.into(), len: (1 << 20).into() };
+                let set = Params { qpn: (100 + at).into(), ..command(HISTOGRAM, 9, at) };
+                assert_eq!(ask(&mut host, &mut kernel, set, place.as_bytes()).0, Code::Ok);
+            }
+            let region = Partition { to: BASE.into(), len: (count * 8).into() };
+            let streamed = ask(&mut host, &mut kernel, command(STREAM, TestHost::KEY, 0), region.as_bytes());
+            assert_eq!(streamed, (Code::Ok, vec![]));
+            assert_eq!(ask(&mut host, &mut kernel, command(FLUSH, 0, 0), &[]), (Code::Ok, vec![0]));
+            let mut got = vec![Vec::new(); 1 << bits];
+            for (qpn, to, data) in std::mem::take(&mut host.sent) {
+                let lane: &mut Vec<u8> = &mut got[qpn as usize - 100];
+                assert_eq!((to.key, to.va), (9, lane.len() as u64));
+                assert!(data.len() <= most * 8);
+                lane.extend(data);
+            }
+            for (at, got) in got.iter().enumerate() {
+                let wanted = values.iter().filter(|value| **value as usize % (1 << bits) == at);
+                assert_eq!(*got, wanted.flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>());
+            }
+        }
+    }
+
     #[test]
     fn what_has_no_room_is_counted() {
         let (mut host, mut kernel) = (TestHost::new(BASE, 4096), Shuffle::default());
@@ -247,15 +338,19 @@ mod tests {
         let (mut host, mut kernel) = (TestHost::new(BASE, 4096), Shuffle::default());
         let mut code = |params, rest: &[u8]| ask(&mut host, &mut kernel, params, rest).0;
         assert_eq!(code(command(BEGIN, 11, 0), &[]), Code::BadParam);
-        assert_eq!(code(command(3, 0, 0), &[]), Code::BadParam);
+        assert_eq!(code(command(4, 0, 0), &[]), Code::BadParam);
+        assert_eq!(code(command(STREAM, 0, 0), &[0; 15]), Code::BadParam);
         assert_eq!(code(command(HISTOGRAM, 0, 0), &[0; 15]), Code::BadParam);
         assert_eq!(code(command(HISTOGRAM, 0, 1024), &[0; 16]), Code::BadParam);
         assert_eq!(code(command(HISTOGRAM, 0, u32::MAX), &[0; 16]), Code::BadParam);
         assert_eq!(code(command(FLUSH, u32::MAX, u32::MAX), &[]), Code::Ok);
         /* memory that is not its own */
+        let stranger = Partition { to: BASE.into(), len: 4097.into() };
+        assert_eq!(code(command(STREAM, TestHost::KEY, 0), stranger.as_bytes()), Code::Access);
         assert_eq!(code(command(BEGIN, 0, 0), &[]), Code::Ok);
         let place = Partition { to: 8.into(), len: 4096.into() };
         assert_eq!(code(command(HISTOGRAM, TestHost::KEY, 0), place.as_bytes()), Code::Ok);
-        assert_eq!(host.feed(&mut kernel, &[0; 136], true, true), Code::Access);
+        assert_eq!(host.feed(&mut kernel, &[0; 8 * DEEPEST], true, false), Code::Ok);
+        assert_eq!(host.feed(&mut kernel, &[0; 8], false, true), Code::Access);
     }
 }

@@ -130,6 +130,10 @@ impl Kernel for Traverse {
         });
         next.unwrap_or_else(Poll::Ready)
     }
+
+    fn name(&self) -> &'static str {
+        "traverse"
+    }
 }
 
 #[cfg(test)]

@@ -61,6 +61,7 @@ fn c_has_the_same_numbers() {
         ("PIECE", PIECE as i64),
         ("COMMAND_READ", command::READ.into()),
         ("COMMAND_WRITE", command::WRITE.into()),
+        ("COMMAND_SEND", command::SEND.into()),
         ("REPLY_BYTES", reply::BYTES.into()),
         ("REPLY_REGION", reply::REGION.into()),
     ];

@@ -27,7 +27,7 @@
 
 use std::cell::UnsafeCell;
 
-pub use starverbs_core::strom::{Code, Input, Kernel, KernelRun, Poll, RegionRange};
+pub use starverbs_core::strom::{Code, DmaCommand, Input, Kernel, KernelRun, Poll, RegionRange};
 use starverbs_kernels::mailbox::{Mailbox, MailboxCommand, PENDING, command, input, reply};
 use zerocopy::FromZeros;
 
@@ -63,10 +63,14 @@ impl<K: Kernel + Default> Instance<K> {
         let Instance { run, mailbox, .. } = self;
         mailbox.regs = run.regs.map(Into::into);
         let mut count = 0;
-        for (place, (range, data)) in mailbox.queue.iter_mut().zip(run.queued()) {
-            let kind = if data.is_some() { command::WRITE } else { command::READ };
+        for (place, (queued, data)) in mailbox.queue.iter_mut().zip(run.queued()) {
+            let (kind, range) = match queued {
+                DmaCommand::Read(from) => (command::READ, from),
+                DmaCommand::Write(to) => (command::WRITE, to),
+                DmaCommand::Send(qpn, to) => (command::SEND | qpn << 8, to),
+            };
             let (key, va, len) = (range.key.into(), range.va.into(), range.len.into());
-            *place = MailboxCommand { kind: kind.into(), key, va, len, at: data.map_or(0, address).into() };
+            *place = MailboxCommand { kind: kind.into(), key, va, len, at: address(data).into() };
             count += 1;
         }
         mailbox.commands = count.into();

@@ -33,11 +33,10 @@ const NO_ENGINE: VerbsError =
 /// # Errors
 /// EINVAL: it is none, and the log says why; ENOMEM; EOPNOTSUPP: nothing here runs modules.
 pub(crate) fn load(module: &[u8], op: u64) -> Result<Box<dyn Kernel>> {
-    let made = make(module, op).map_err(|(error, why)| {
+    make(module, op).map_err(|(error, why)| {
         log!(Error, "RPC op-code {op:#x}: a module is no kernel: {why}");
         error
-    });
-    Ok(Box::new(made?))
+    })
 }
 
 /// Whether a module is a kernel that a card would take. An error says why not, for people.
@@ -48,8 +47,8 @@ pub fn check_module(module: &[u8]) -> std::result::Result<(), String> {
     make(module, 0).map(drop).map_err(|(_, why)| why)
 }
 
-/// Makes a kernel of a module, or says why not.
-fn make(module: &[u8], op: u64) -> std::result::Result<ModuleKernel<EngineModule>, (VerbsError, String)> {
+/// As [`load`], but the reason comes with the error.
+pub(crate) fn make(module: &[u8], op: u64) -> std::result::Result<Box<dyn Kernel>, (VerbsError, String)> {
     let engine = engine().ok_or_else(|| (NO_ENGINE, NO_ENGINE.to_string()))?;
     let (mut kernel, mut mailbox) = (std::ptr::null_mut(), 0);
     let mut why = Reason::new();
@@ -67,7 +66,8 @@ fn make(module: &[u8], op: u64) -> std::result::Result<ModuleKernel<EngineModule
         return Err((error, why.text().into_owned()));
     };
     let kernel = ModuleKernel::new(EngineModule { engine, kernel, op }, mailbox);
-    kernel.ok_or_else(|| (NO_KERNEL, "its mailbox is not in its memory".to_owned()))
+    let kernel = kernel.ok_or_else(|| (NO_KERNEL, "its mailbox is not in its memory".to_owned()))?;
+    Ok(Box::new(kernel))
 }
 
 const NO_KERNEL: VerbsError = VerbsError::Invalid("a module that is no kernel");

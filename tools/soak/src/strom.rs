@@ -364,7 +364,7 @@ impl World {
     /// All queue pairs of a host are gone: no kernel is at work for anybody, and each can be unloaded.
     pub(crate) fn finish_kernels(&mut self, at: usize) {
         let host = &mut self.net.hosts[at];
-        let ids: Vec<KernelId> = host.nic.kernels(host.pd).map(|(_, id)| id).collect();
+        let ids: Vec<KernelId> = host.nic.kernels().iter().map(|loaded| loaded.id).collect();
         assert_eq!(host.nic.kernels_running(), 0, "host {at}: kernels at work for nobody");
         for id in ids {
             host.nic.unload_kernel(id).expect("it is loaded");

@@ -1,17 +1,23 @@
-//! `starverbs kernel`: builds kernels of StRoM that are WebAssembly modules, and says whether a card takes
-//! them.
+//! `starverbs kernel`: builds kernels of StRoM that are WebAssembly modules, says whether a card takes them,
+//! and has running programs take them.
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use clap::Subcommand;
 
-use crate::Failure;
+use crate::users::{self, User};
+use crate::{Failure, stat};
 
-/// Build and check kernels of your own, as WebAssembly modules (StRoM)
+/// How long a process may take to list its kernels, or to compile one.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// Kernels that run on the card (StRoM): build your own, and change those of running programs
 #[derive(clap::Args)]
-#[command(after_help = "Programs load them with stardv_load_module(3).")]
+#[command(after_help = "Programs load them with stardv_load_kernel(3) and stardv_load_module(3).")]
 pub(crate) struct Args {
     #[command(subcommand)]
     what: What,
@@ -34,6 +40,43 @@ enum What {
         #[arg(required = true)]
         modules: Vec<PathBuf>,
     },
+    /// Show what answers RPCs in running programs
+    List {
+        /// Only this process
+        pid: Option<u32>,
+    },
+    /// Have a module answer an RPC op-code in a running program, in place of what answers it now
+    Load {
+        /// The process, of your own user
+        pid: u32,
+        /// The RPC op-code, such as 7 or 0x53; `any`: all that nothing else answers
+        #[arg(value_parser = op_code)]
+        op: u64,
+        /// The module
+        module: PathBuf,
+        /// In this protection domain (handle of its `struct ibv_pd`) [default: the one that uses kernels]
+        #[arg(long)]
+        pd: Option<u32>,
+    },
+    /// Have nothing answer an RPC op-code in a running program any more
+    Unload {
+        /// The process, of your own user
+        pid: u32,
+        /// The RPC op-code; `any`: what answers all others
+        #[arg(value_parser = op_code)]
+        op: u64,
+        /// In this protection domain [default: the one that uses kernels]
+        #[arg(long)]
+        pd: Option<u32>,
+    },
+}
+
+fn op_code(text: &str) -> Result<u64, String> {
+    let hex = text.strip_prefix("0x").map(|digits| u64::from_str_radix(digits, 16));
+    match text {
+        "any" => Ok(u64::MAX),
+        _ => hex.unwrap_or_else(|| text.parse()).map_err(|error| error.to_string()),
+    }
 }
 
 pub(crate) fn kernel(args: &Args) -> Result<(), Failure> {
@@ -51,7 +94,41 @@ pub(crate) fn kernel(args: &Args) -> Result<(), Failure> {
             check(&output)
         }
         What::Check { modules } => modules.iter().try_for_each(|module| check(module)),
+        What::List { pid } => list(*pid),
+        What::Load { pid, op, module, pd } => {
+            check(module)?;
+            /* the process opens it, which may stand in another folder */
+            let file = module.canonicalize().map_err(|error| unreadable(module, error))?;
+            change(*pid, "load", (*pd, *op), file.as_os_str().as_bytes())
+        }
+        What::Unload { pid, op, pd } => change(*pid, "unload", (*pd, *op), b""),
     }
+}
+
+fn list(pid: Option<u32>) -> Result<(), Failure> {
+    for User { pid, command, page, .. } in users::of(pid, |_| false)? {
+        match users::ask(&page, b"kernels", ANSWER_LIMIT) {
+            Ok(kernels) if kernels.lines().count() > 1 => {
+                print!("{pid} {command}\n{}", stat::aligned(&kernels))
+            }
+            Ok(_) => {}
+            Err(why) => eprintln!("{pid} {command}: {why}"),
+        }
+    }
+    Ok(())
+}
+
+/// Has a process change what answers an op-code.
+fn change(pid: u32, verb: &str, (domain, op): (Option<u32>, u64), file: &[u8]) -> Result<(), Failure> {
+    let domain = domain.map_or_else(|| "-".to_owned(), |domain| domain.to_string());
+    let mut text = format!("{verb} {domain} {op}").into_bytes();
+    if !file.is_empty() {
+        text.extend([b" ", file].concat());
+    }
+    let user = users::one(pid)?;
+    let failed = |why: String| Failure::new(1, format!("process {pid}: {why}"));
+    let said = users::ask(&user.page, &text, ANSWER_LIMIT).map_err(failed)?;
+    said.strip_prefix("error: ").map_or(Ok(()), |why| Err(failed(why.trim_end().to_owned())))
 }
 
 fn default_output(source: &Path) -> Result<PathBuf, Failure> {
@@ -129,6 +206,12 @@ fn check(file: &Path) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn op_codes_are_numbers_of_both_kinds() {
+        assert_eq!((op_code("83"), op_code("0x53"), op_code("any")), (Ok(83), Ok(83), Ok(u64::MAX)));
+        assert!(op_code("-1").is_err() && op_code("0x").is_err() && op_code("get").is_err());
+    }
 
     #[test]
     fn the_module_is_named_by_cargo() {

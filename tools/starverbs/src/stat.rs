@@ -41,11 +41,10 @@ pub(crate) fn stat(args: &Args) -> Result<(), Failure> {
 
 fn users(args: &Args) -> Result<Vec<User>, Failure> {
     let found = users::of(args.pid, |_| args.qp)?;
-    match (found.is_empty(), args.pid) {
-        (false, _) => Ok(found),
-        (true, Some(pid)) => Err(Failure::new(1, format!("process {pid} does not use the card"))),
-        (true, None) => Err(Failure::new(1, "no process that you may look into uses the card")),
+    if found.is_empty() {
+        return Err(Failure::new(1, "no process that you may look into uses the card"));
     }
+    Ok(found)
 }
 
 fn print(args: &Args, users: &[User], before: &[User], seconds: u64) {
@@ -123,7 +122,7 @@ fn to_text(user: &User, old: Option<&User>, seconds: u64) -> String {
 }
 
 /// A table with its columns under each other.
-fn aligned(table: &str) -> String {
+pub(crate) fn aligned(table: &str) -> String {
     let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_ascii_whitespace().collect()).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |i: usize| rows.iter().filter_map(|row| row.get(i)).map(|word| word.len()).max().unwrap_or(0);

@@ -36,7 +36,7 @@ impl User {
 /// The process `pid`, or all that may be looked into. `with_qps` says whose queue pairs are asked for.
 ///
 /// # Errors
-/// The process asked for by number is gone, or not ours to look into.
+/// The process asked for by number is gone, does not use the card, or is not ours to look into.
 pub(crate) fn of(pid: Option<u32>, with_qps: impl Fn(u32) -> bool) -> Result<Vec<User>, Failure> {
     let pids = pid.map_or_else(stat::pids, |pid| vec![pid]);
     let mut found = Vec::new();
@@ -51,10 +51,22 @@ pub(crate) fn of(pid: Option<u32>, with_qps: impl Fn(u32) -> bool) -> Result<Vec
             Err(error) if pid.is_some() => {
                 return Err(Failure::new(1, format!("process {one}: {error}")));
             }
+            Ok(None) if pid.is_some() => {
+                return Err(Failure::new(1, format!("process {one} does not use the card")));
+            }
             Ok(None) | Err(_) => {}
         }
     }
     Ok(found)
+}
+
+/// The process `pid`, without its queue pairs.
+///
+/// # Errors
+/// As of [`of`].
+pub(crate) fn one(pid: u32) -> Result<User, Failure> {
+    let found = of(Some(pid), |_| false)?.pop();
+    found.ok_or_else(|| Failure::new(1, format!("process {pid} does not use the card")))
 }
 
 fn command(pid: u32) -> String {
@@ -64,7 +76,12 @@ fn command(pid: u32) -> String {
 }
 
 fn queue_pairs(page: &Snapshot) -> Result<String, String> {
-    let answer = starverbs_backend::ask(page.port, page.first_block, b"qps", ANSWER_LIMIT);
+    ask(page, b"qps", ANSWER_LIMIT)
+}
+
+/// What a process says to `text`, safe for a terminal; or why it says nothing.
+pub(crate) fn ask(page: &Snapshot, text: &[u8], limit: Duration) -> Result<String, String> {
+    let answer = starverbs_backend::ask(page.port, page.first_block, text, limit);
     let explain = |error: io::Error| match error.kind() {
         io::ErrorKind::ConnectionRefused => "not in this network namespace".to_owned(),
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "does not answer".to_owned(),

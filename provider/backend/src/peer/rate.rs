@@ -52,7 +52,7 @@ fn await_input(fd: RawFd) {
 
 fn by_datagrams(port: u16, size: usize) -> f64 {
     let block = QpnBlock::claim(port).expect("a free block");
-    let (body, mut inbox) = (vec![1; size], Inbox::new(4).expect("memory"));
+    let (body, mut inbox) = (vec![1; size], Inbox::of_host(4).expect("memory"));
     let mut handover = SocketHandover::new(port);
     let write = || handover.pass(block.number(), &[0; 32], &body) == PassedOn::Yes;
     rate(write, || {

@@ -69,6 +69,13 @@ pub(super) fn trusts(who: &Credentials) -> bool {
     matches!((ours, theirs), (Some(ours), Some(theirs)) if of_socket(&theirs) && are_equal(&ours, &theirs))
 }
 
+/// Whether a process of this user may have this one's card changed, as a debugger could.
+pub(crate) fn may_change_us(user: u32) -> bool {
+    // SAFETY: gives a number.
+    let own = unsafe { libc::geteuid() };
+    user == 0 || user == own && user != NOBODY && is_plain()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,5 +120,7 @@ mod tests {
         assert_eq!(trusts(&own), is_plain() && uid != NOBODY && gid != NOBODY);
         assert!(!trusts(&Credentials { pid: 0, ..own }));
         assert!(!trusts(&Credentials { uid: uid + 1, ..own }));
+        assert!(may_change_us(0) && !may_change_us(uid + 1) && !may_change_us(NOBODY));
+        assert_eq!(may_change_us(uid), uid == 0 || is_plain());
     }
 }

@@ -9,8 +9,9 @@ use starverbs_core::{Counters, FrameMeta, QPN_BLOCK_SHIFT, QPN_GSI, Qpn};
 
 use super::mads::SPECIAL_BLOCK;
 use super::{Cursor, FrameOrigin, MULTICAST_BLOCK, REQUESTS, Rx};
-use crate::control::{self, CardMessage, RUN_HEADER, SENT, StatRequest, SteeringAnswer, StrayFrames};
+use crate::control::{self, CardMessage, RUN_HEADER, SENT, SteeringAnswer, StrayFrames, ToolRequest};
 use crate::handover::PassedOn;
+use crate::peer::trust::may_change_us;
 use crate::probe::{PROBE_OPCODE, PendingProbes, Probe, decode_check, is_own_host};
 use crate::registry;
 
@@ -228,7 +229,9 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             CardMessage::Request(text) => {
                 if self.requests.len() < REQUESTS {
                     let (from, from_len) = self.block_inbox.unix_sender(slot);
-                    self.requests.push_back(StatRequest { from, from_len, text: text.to_vec() });
+                    let may_change = self.block_inbox.unix_user(slot).is_some_and(may_change_us);
+                    let text = text.to_vec();
+                    self.requests.push_back(ToolRequest { from, from_len, may_change, text });
                 }
                 None
             }

@@ -1,9 +1,13 @@
 //! Several ports of one host on one UDP port: steering, handing on, and what a death does to them.
 
+use std::io::IoSlice;
 use std::net::{Ipv6Addr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
 use crate::common::{Node, bth, drive, free_port, icrc_v4, pattern};
+use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 use starverbs_core::{Counters, Nanos, QPN_BLOCK, QPN_GSI};
 use starverbs_settings::Settings;
 
@@ -282,9 +286,47 @@ fn questions_are_answered() {
     }
     let request = asked.expect("a request");
     assert_eq!(request.text, b"qps");
+    assert!(request.may_change);
     node.rx.answer(&request, b"none");
     assert_eq!(asking.join().expect("no panic").expect("an answer"), b"none");
     drop(node);
     let error = starverbs_backend::ask(settings.port, block, b"qps", Duration::from_secs(1));
     assert_eq!(error.expect_err("nobody is there").kind(), std::io::ErrorKind::ConnectionRefused);
+}
+
+/// Anybody of the host may write to a block's socket: descriptors sent along are not taken, and whose process
+/// it was is the kernel's word.
+#[test]
+fn strangers_hand_in_no_descriptors_and_no_names() {
+    let settings = Settings { port: free_port(), ..Settings::default() };
+    let mut node = Node::with(&settings);
+    let to = UnixAddr::new_abstract(starverbs_backend::socket_name(settings.port, node.block()).as_bytes());
+    let to = to.expect("a name");
+    let stranger = UnixDatagram::unbound().expect("a socket");
+    let send = |beside: &[ControlMessage<'_>]| {
+        let message = [IoSlice::new(b"SVB1\x03\0\0\0load - 1 /x")];
+        sendmsg(stranger.as_raw_fd(), &message, beside, MsgFlags::empty(), Some(&to)).map(drop)
+    };
+    assert!(drive(&mut [&mut node], |_| true));
+    let descriptors = || std::fs::read_dir("/proc/self/fd").expect("/proc").count();
+    let mut asked = |beside: &[ControlMessage<'_>]| {
+        let before = descriptors();
+        send(beside).expect("sent");
+        let request = std::iter::repeat_with(|| {
+            node.poll();
+            node.rx.take_request()
+        });
+        let request = request.take(1000).flatten().next().expect("it came");
+        assert_eq!(descriptors(), before, "descriptors were taken");
+        request
+    };
+    let given = [stranger.as_raw_fd(); 20];
+    assert!(asked(&[ControlMessage::ScmRights(&given)]).may_change);
+    /* only root may send another's name */
+    if nix::unistd::geteuid().is_root() {
+        let other = libc::ucred { pid: std::process::id() as i32, uid: 4711, gid: 0 };
+        let named = ControlMessage::ScmCredentials(&other.into());
+        let request = asked(&[named, ControlMessage::ScmRights(&given)]);
+        assert!(!request.may_change, "{request:?}");
+    }
 }

@@ -2,14 +2,13 @@
 
 use alloc::boxed::Box;
 
-use super::{Nic, QpShared};
+use super::Nic;
 use crate::env::Env;
 use crate::error::NicError;
-use crate::mr::MrTable;
 use crate::room::is_room_for;
 use crate::strom::{
-    Code, Input, Kernel, KernelId, KernelMemory, KernelRegistry, KernelRun, RegionRange, ReplyMemory,
-    RpcHandler,
+    Code, Input, Kernel, KernelId, KernelMemory, KernelRun, KernelSend, LoadedHandler, RegionRange,
+    ReplyMemory, RpcHandler,
 };
 use crate::transport::{KernelSite, Quiesce, Rpc, turn};
 use crate::types::{FrameMeta, Nanos, PdId, QpState, QpType, Qpn};
@@ -33,27 +32,39 @@ impl OwnRequest {
 
 /// Where a kernel runs that this card's own program called.
 struct OwnSite<'a, E: Env> {
-    kernels: &'a mut KernelRegistry,
-    mrs: &'a MrTable<E::Mrs>,
+    nic: &'a mut Nic<E>,
     env: &'a mut E,
     pd: PdId,
+    now: Nanos,
 }
 
 impl<E: Env> KernelSite for OwnSite<'_, E> {
     fn kernel(&mut self, op: u64, id: KernelId) -> Option<&mut dyn Kernel> {
-        self.kernels.get(self.pd, op, id)
+        self.nic.shared.kernels.get(self.pd, op, id)
+    }
+}
+
+impl<E: Env> OwnSite<'_, E> {
+    /// Host address of what a kernel names: it reaches what the program's SGEs do.
+    fn place(&self, of: RegionRange, write: bool) -> Option<u64> {
+        self.nic.shared.mrs.resolve_local(of.key, self.pd, of.va, of.len, write).ok()
     }
 }
 
 impl<E: Env> KernelMemory for OwnSite<'_, E> {
     fn read(&mut self, from: RegionRange, to: &mut [u8]) -> bool {
-        let host = self.mrs.resolve_local(from.key, self.pd, from.va, from.len, false);
-        host.is_ok_and(|host| to.is_empty() || self.env.dma_copy(host, to))
+        self.place(from, false).is_some_and(|host| to.is_empty() || self.env.dma_copy(host, to))
     }
 
     fn write(&mut self, to: RegionRange, data: &[u8]) -> bool {
-        let host = self.mrs.resolve_local(to.key, self.pd, to.va, to.len, true);
-        host.is_ok_and(|host| data.is_empty() || self.env.dma_write(host, data))
+        self.place(to, true).is_some_and(|host| data.is_empty() || self.env.dma_write(host, data))
+    }
+
+    fn send(&mut self, qpn: Qpn, to: RegionRange, data: &[u8]) -> KernelSend {
+        match self.nic.context(self.env, qpn, self.now) {
+            Some(mut cx) if cx.qp.pd == self.pd => cx.send_for_kernel(to, data),
+            _ => KernelSend::Denied,
+        }
     }
 }
 
@@ -95,11 +106,18 @@ impl<E: Env> Nic<E> {
         Ok(handler)
     }
 
-    /// Gives a kernel a turn at a request of this card's own program; `None`: it wants another one. It
+    /// Gives a kernel a turn at a request of this card's own program; `None`: it wants another one, maybe
+    /// after what it sends has left. It
     /// reaches the regions of the protection domain as an SGE does, and what it writes needs
     /// [`Access::LOCAL_WRITE`](crate::types::Access::LOCAL_WRITE).
-    pub fn call_kernel(&mut self, env: &mut E, pd: PdId, op: u64, own: &mut OwnRequest) -> Option<Code> {
-        let QpShared { kernels, mrs, .. } = &mut self.shared;
+    pub fn call_kernel(
+        &mut self,
+        (env, now): (&mut E, Nanos),
+        pd: PdId,
+        op: u64,
+        own: &mut OwnRequest,
+    ) -> Option<Code> {
+        let kernels = &mut self.shared.kernels;
         let id = match own.kernel {
             Some(id) => id,
             None => {
@@ -112,7 +130,7 @@ impl<E: Env> Nic<E> {
                 id
             }
         };
-        turn(&mut OwnSite { kernels, mrs, env, pd }, &mut own.run, op, id)
+        turn(&mut OwnSite { nic: self, env, pd, now }, &mut own.run, op, id)
     }
 
     /// Copies the answer to a request that ended well to the front of `to`; gives its length. OVERFLOW: it is
@@ -124,7 +142,6 @@ impl<E: Env> Nic<E> {
         own: &OwnRequest,
         to: &mut [u8],
     ) -> Result<u32, (Code, u32)> {
-        let QpShared { kernels, mrs, .. } = &mut self.shared;
         let Some(from) = own.run.answered_from() else {
             let bytes = own.run.reply_bytes();
             let len = bytes.len() as u32;
@@ -133,13 +150,14 @@ impl<E: Env> Nic<E> {
             return Ok(len);
         };
         let room = to.get_mut(..from.len as usize).ok_or((Code::Overflow, from.len))?;
-        let read = OwnSite { kernels, mrs, env, pd }.read(from, room);
+        let host = self.shared.mrs.resolve_local(from.key, pd, from.va, from.len, false);
+        let read = host.is_ok_and(|host| room.is_empty() || env.dma_copy(host, room));
         if read { Ok(from.len) } else { Err((Code::Access, 0)) }
     }
 
-    /// The kernels of a protection domain, by RPC op-code.
-    pub fn kernels(&self, pd: PdId) -> impl Iterator<Item = (u64, KernelId)> + '_ {
-        self.shared.kernels.list(pd)
+    /// What answers RPCs, by protection domain and op-code.
+    pub fn kernels(&self) -> &[LoadedHandler] {
+        self.shared.kernels.list()
     }
 
     /// Has a queue pair speak StRoM's dialect until it ends; its answers stand in `memory`, and take slots of

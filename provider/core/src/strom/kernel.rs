@@ -65,6 +65,10 @@ pub trait Kernel: Send {
     fn start(&mut self, run: &mut KernelRun, input: Input) -> Result<(), Code>;
     /// Goes on, its commands executed. Must return soon: the card does nothing else meanwhile.
     fn step(&mut self, run: &mut KernelRun) -> Poll;
+    /// What it is, in a word, for people.
+    fn name(&self) -> &'static str {
+        "kernel"
+    }
 }
 
 /// Memory, as far as a kernel's requests open it.
@@ -75,15 +79,33 @@ pub trait KernelMemory {
     /// Writes `data`. False: as of `read`.
     #[must_use]
     fn write(&mut self, to: RegionRange, data: &[u8]) -> bool;
+    /// Has a queue pair send `data`, 4096 bytes at most, as a WRITE to a region of its peer's.
+    fn send(&mut self, qpn: Qpn, to: RegionRange, data: &[u8]) -> KernelSend {
+        let _ = (qpn, to, data);
+        KernelSend::Denied
+    }
+}
+
+/// What became of a [`KernelMemory::send`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KernelSend {
+    /// It is in the send queue
+    Posted,
+    /// There is no room now
+    Full,
+    /// The kernel has no such queue pair
+    Denied,
 }
 
 /// A DMA command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum DmaCommand {
+pub enum DmaCommand {
     /// Its bytes are there at the next step
     Read(RegionRange),
     /// Bytes of the run's output, in the order in which they were queued
     Write(RegionRange),
+    /// As `Write`, to a region of a queue pair's peer
+    Send(Qpn, RegionRange),
 }
 
 /// What an answer is made of.
@@ -109,6 +131,10 @@ pub struct KernelRun {
     read: Vec<u8>,
     out: Vec<u8>,
     commands: Vec<DmaCommand>,
+    /// Commands that were executed, and bytes of `out` that were theirs
+    executed: (usize, usize),
+    /// How the kernel has ended, whose commands are not all executed
+    pub(crate) ended: Option<Code>,
     reply: Vec<u8>,
 }
 
@@ -164,12 +190,25 @@ impl KernelRun {
     /// Queues a write of `data` to the first bytes of `to`. False: as of `read`.
     #[must_use]
     pub fn write(&mut self, key: u32, va: u64, data: &[u8]) -> bool {
+        let to = RegionRange { key, va, len: data.len() as u32 };
+        self.queue_out(DmaCommand::Write(to), data)
+    }
+
+    /// Queues a WRITE of `data`, 4096 bytes at most, by a queue pair of the kernel's protection domain to a
+    /// region of its peer's, behind what was posted there. Of a kernel that its own program has called
+    /// alone; others end with ACCESS. False: as of `read`.
+    #[must_use]
+    pub fn send(&mut self, qpn: Qpn, key: u32, va: u64, data: &[u8]) -> bool {
+        let to = RegionRange { key, va, len: data.len() as u32 };
+        data.len() <= MAX_REPLY && self.queue_out(DmaCommand::Send(qpn, to), data)
+    }
+
+    fn queue_out(&mut self, command: DmaCommand, data: &[u8]) -> bool {
         let fits = self.out.len() + data.len() <= OUT && self.commands.len() < COMMANDS;
         if fits {
             self.out.extend_from_slice(data);
-            return self.queue(DmaCommand::Write(RegionRange { key, va, len: data.len() as u32 }));
         }
-        false
+        fits && self.queue(command)
     }
 
     /// As `write`, of the packet's own bytes in `range`, which must lie in there.
@@ -234,11 +273,13 @@ impl KernelRun {
         self.read.extend_from_slice(read.get(..PIECE).unwrap_or(read));
     }
 
-    /// For who runs kernels: executes what a step queued, in order; gives what it cost. ACCESS: a command
-    /// was denied, and those behind it were not executed.
+    /// For who runs kernels: executes what a step queued, in order; gives what it cost. Where a queue pair
+    /// has no room for what is sent, the rest stays queued ([`KernelRun::is_drained`]). ACCESS: a command was
+    /// denied, and those behind it were not executed.
     pub fn execute(&mut self, memory: &mut impl KernelMemory) -> Result<u32, Code> {
-        let (mut out, mut cost) = (0, 0);
-        for command in &self.commands {
+        let (mut at, mut out) = self.executed;
+        let mut cost = 0;
+        while let Some(command) = self.commands.get(at) {
             let done = match *command {
                 DmaCommand::Read(from) => {
                     cost += COMMAND + from.len;
@@ -252,25 +293,44 @@ impl KernelRun {
                     out += to.len as usize;
                     data.is_some_and(|data| memory.write(to, data))
                 }
+                DmaCommand::Send(qpn, to) => {
+                    let data = self.out.get(out..).and_then(|out| out.get(..to.len as usize));
+                    match data.map_or(KernelSend::Denied, |data| memory.send(qpn, to, data)) {
+                        KernelSend::Full => {
+                            self.executed = (at, out);
+                            return Ok(cost);
+                        }
+                        sent => {
+                            cost += COMMAND + to.len;
+                            out += to.len as usize;
+                            sent == KernelSend::Posted
+                        }
+                    }
+                }
             };
             if !done {
                 return Err(Code::Access);
             }
+            at += 1;
         }
         self.drained();
         Ok(cost)
     }
 
+    /// Whether nothing that was queued is left.
+    pub fn is_drained(&self) -> bool {
+        self.commands.is_empty()
+    }
+
     /// For who runs kernels elsewhere: what a step queued, in order; of a write its bytes, too.
-    pub fn queued(&self) -> impl Iterator<Item = (RegionRange, Option<&[u8]>)> {
+    pub fn queued(&self) -> impl Iterator<Item = (DmaCommand, &[u8])> {
         let mut out = self.out.as_slice();
-        self.commands.iter().map(move |command| match *command {
-            DmaCommand::Read(from) => (from, None),
-            DmaCommand::Write(to) => {
-                let data;
+        self.commands.iter().map(move |command| {
+            let mut data = &[][..];
+            if let DmaCommand::Write(to) | DmaCommand::Send(_, to) = command {
                 (data, out) = out.split_at_checked(to.len as usize).unwrap_or_default();
-                (to, Some(data))
             }
+            (*command, data)
         })
     }
 
@@ -280,12 +340,14 @@ impl KernelRun {
         self.read.clear();
         self.reply.clear();
         self.drained();
+        self.ended = None;
         self.answer = ReplyBody::Empty;
     }
 
     fn drained(&mut self) {
         self.commands.clear();
         self.out.clear();
+        self.executed = (0, 0);
     }
 
     /// For who runs kernels: the region that the answer is in, if it is in one.

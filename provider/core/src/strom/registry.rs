@@ -41,17 +41,22 @@ impl From<Box<dyn Kernel>> for RpcHandler {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct KernelId(pub u32);
 
-struct Loaded {
-    pd: PdId,
-    op: u64,
-    id: KernelId,
-    handler: RpcHandler,
+/// What answers RPCs of an op-code in a protection domain.
+pub struct LoadedHandler {
+    /// Whose queue pairs
+    pub pd: PdId,
+    /// The RPC op-code
+    pub op: u64,
+    /// This one, and no other
+    pub id: KernelId,
+    /// What it is
+    pub handler: RpcHandler,
 }
 
 /// The kernels, by protection domain and op-code.
 #[derive(Default)]
 pub(crate) struct KernelRegistry {
-    kernels: Vec<Loaded>,
+    kernels: Vec<LoadedHandler>,
     last: u32,
     /// Requests that are begun and not finished
     pub(crate) running: u32,
@@ -71,7 +76,7 @@ impl KernelRegistry {
         let more = self.kernels.len() + 1;
         exact(&mut self.kernels, more)?;
         let id = self.next_id();
-        self.kernels.insert(at, Loaded { pd, op, id, handler });
+        self.kernels.insert(at, LoadedHandler { pd, op, id, handler });
         Ok(id)
     }
 
@@ -123,15 +128,15 @@ impl KernelRegistry {
     pub(crate) fn get(&mut self, pd: PdId, op: u64, id: KernelId) -> Option<&mut dyn Kernel> {
         let at = self.handler(pd, op)?;
         match &mut self.kernels[at] {
-            Loaded { id: loaded, handler: RpcHandler::Kernel(kernel), .. } if *loaded == id => {
+            LoadedHandler { id: loaded, handler: RpcHandler::Kernel(kernel), .. } if *loaded == id => {
                 Some(&mut **kernel)
             }
             _ => None,
         }
     }
 
-    /// How many there are of a protection domain, by op-code.
-    pub(crate) fn list(&self, pd: PdId) -> impl Iterator<Item = (u64, KernelId)> + '_ {
-        self.kernels.iter().filter(move |loaded| loaded.pd == pd).map(|loaded| (loaded.op, loaded.id))
+    /// All of them, by protection domain and op-code.
+    pub(crate) fn list(&self) -> &[LoadedHandler] {
+        &self.kernels
     }
 }

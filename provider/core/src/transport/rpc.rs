@@ -12,11 +12,11 @@ use super::{Ctx, MessageInProgress};
 use crate::env::{Env, SendQueue};
 use crate::nic::QpShared;
 use crate::strom::{
-    COMMAND, Code, Input, Kernel, KernelId, KernelMemory, KernelRun, MAX_REPLY, MAX_RUNNING, Poll,
-    RECORD_LEN, RegionRange, ReplyBody, ReplyFlags, ReplyHead, ReplyMemory, ReplyRecord, ReplyTarget,
+    COMMAND, Code, Input, Kernel, KernelId, KernelMemory, KernelRun, KernelSend, MAX_REPLY, MAX_RUNNING,
+    Poll, RECORD_LEN, RegionRange, ReplyBody, ReplyFlags, ReplyHead, ReplyMemory, ReplyRecord, ReplyTarget,
     SLOT_BYTES,
 };
-use crate::types::{Access, Cqe, Nanos, Psn, SendFlags, SendOp, SendWqe, Sge, WcFlags, WcOpcode};
+use crate::types::{Access, Cqe, Nanos, Psn, QpState, SendFlags, SendOp, SendWqe, Sge, WcFlags, WcOpcode};
 use crate::wire::headers::NakCode;
 use crate::wire::opcode::PacketKind;
 use crate::wire::packet::Packet;
@@ -331,7 +331,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         let record = ReplyRecord::new(current.op, length, code);
         let bytes = if let ReplyBody::Bytes(_) = answer { rpc.run.reply_bytes() } else { &[] };
-        let Some(own) = self.fill_slot(&rpc.memory, slot, bytes, &record) else {
+        let Some(own) = self.fill_slot(&rpc.memory, slot, bytes, record.as_bytes()) else {
             /* the memory is gone: so is the program's interest */
             return true;
         };
@@ -369,21 +369,42 @@ impl<E: Env> Ctx<'_, E> {
             && mrs.resolve_local(from.key, self.qp.pd, from.va, from.len, false).is_ok()
     }
 
-    /// Writes an answer and its record into a slot, so that the record stands at its end.
-    fn fill_slot(
-        &mut self,
-        memory: &ReplyMemory,
-        slot: u32,
-        bytes: &[u8],
-        record: &ReplyRecord,
-    ) -> Option<Sge> {
+    /// Writes an answer, [`MAX_REPLY`] bytes at most, and what stands behind it into a slot, so that this is
+    /// aligned.
+    fn fill_slot(&mut self, memory: &ReplyMemory, slot: u32, bytes: &[u8], behind: &[u8]) -> Option<Sge> {
         let end = memory.addr + u64::from(slot) * SLOT_BYTES as u64 + MAX_REPLY as u64;
         let len = bytes.len() as u32;
-        let sge = Sge { addr: end - u64::from(len), len: len + RECORD_LEN as u32, lkey: memory.lkey };
+        let sge = Sge { addr: end - u64::from(len), len: len + behind.len() as u32, lkey: memory.lkey };
         let host = self.sh.mrs.resolve_local(sge.lkey, self.qp.pd, sge.addr, sge.len, true).ok()?;
         let written = (bytes.is_empty() || self.env.dma_write(host, bytes))
-            && self.env.dma_write(host + u64::from(len), record.as_bytes());
+            && (behind.is_empty() || self.env.dma_write(host + u64::from(len), behind));
         written.then_some(sge)
+    }
+
+    /// A kernel that this card's own program called has the QP send bytes, as a WRITE of the card's.
+    pub(crate) fn send_for_kernel(&mut self, to: RegionRange, data: &[u8]) -> KernelSend {
+        let Some(rpc) = self.qp.rpc.as_ref().filter(|_| self.qp.state == QpState::Rts) else {
+            return KernelSend::Denied;
+        };
+        let Some(slot) = rpc.take_slot() else { return KernelSend::Full };
+        let memory = rpc.memory;
+        let Some(own) = self.fill_slot(&memory, slot, data, &[]) else { return KernelSend::Denied };
+        let wqe = SendWqe {
+            wr_id: slot.into(),
+            op: SendOp::Write,
+            remote_addr: to.va,
+            rkey: to.key,
+            flags: SendFlags::SIGNALED | SendFlags::CARD,
+            ..SendWqe::default()
+        };
+        let own = [own];
+        let posted = self.qp.sq.post_own(wqe, if data.is_empty() { &[] } else { &own });
+        if posted && let Some(rpc) = &mut self.qp.rpc {
+            rpc.free &= !(1 << slot);
+            self.sh.stats.tx_kernel_writes.inc();
+            self.ready();
+        }
+        if posted { KernelSend::Posted } else { KernelSend::Full }
     }
 }
 
@@ -393,7 +414,7 @@ pub(crate) trait KernelSite: KernelMemory {
     fn kernel(&mut self, op: u64, id: KernelId) -> Option<&mut dyn Kernel>;
 }
 
-/// Steps a kernel that has started, until it is done or its budget is used up.
+/// Steps a kernel that has started, until it is done, its budget is used up, or a queue pair has no room.
 pub(crate) fn turn(site: &mut impl KernelSite, run: &mut KernelRun, op: u64, id: KernelId) -> Option<Code> {
     let mut spent = 0;
     loop {
@@ -401,12 +422,14 @@ pub(crate) fn turn(site: &mut impl KernelSite, run: &mut KernelRun, op: u64, id:
             Ok(cost) => spent += cost + COMMAND,
             Err(code) => return Some(code),
         }
-        if spent >= BUDGET {
-            return None;
+        match run.ended {
+            Some(code) if run.is_drained() => return Some(code),
+            _ if spent >= BUDGET || !run.is_drained() => return None,
+            _ => {}
         }
         let Some(kernel) = site.kernel(op, id) else { return Some(Code::NoKernel) };
         if let Poll::Ready(code) = kernel.step(run) {
-            return Some(run.execute(site).err().unwrap_or(code));
+            run.ended = Some(code);
         }
     }
 }

@@ -18,6 +18,7 @@ mod rc;
 mod receives;
 mod repeat;
 mod rnic;
+mod send_kernels;
 mod star_card;
 mod star_contexts;
 mod star_incarnations;

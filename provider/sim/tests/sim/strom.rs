@@ -259,7 +259,7 @@ fn a_kernel_takes_another_ones_place() {
     let next = pair.call(2, OP, b"who?", 64, false);
     let host = &mut pair.net.hosts[1];
     let (echo, old) = host.nic.replace_kernel(host.pd, OP, Box::new(Echo)).unwrap();
-    assert!(old.is_some() && host.nic.kernels(host.pd).eq([(OP, echo)]));
+    assert!(old.is_some() && host.nic.kernels().iter().map(|k| (k.pd, k.op, k.id)).eq([(host.pd, OP, echo)]));
     pair.run();
     assert_eq!(pair.polled(0), [(1, WcStatus::Success), (2, WcStatus::Success)]);
     assert_eq!(pair.answer(stuck).map(|(_, code, ..)| code), Some(Code::NoKernel as u32));

@@ -10,9 +10,6 @@ use std::ptr;
 
 use crate::error::{Result, VerbsError};
 
-/// Its stack, beside what the C library takes of it: address space, of which only touched pages cost memory.
-const STACK: usize = 256 << 10;
-
 /// A running thread, or one that has ended and was not waited for.
 pub(crate) struct Thread(libc::pthread_t);
 
@@ -20,11 +17,13 @@ pub(crate) struct Thread(libc::pthread_t);
 type Work = Box<dyn FnOnce() + Send>;
 
 impl Thread {
-    /// Starts one that runs `work` with all signals blocked. A panic ends the thread and nothing else.
+    /// Starts one that runs `work` with all signals blocked, on a stack of so many bytes beside what the C
+    /// library takes of it (address space, of which only touched pages cost memory). A panic ends the thread
+    /// and nothing else.
     ///
     /// # Errors
     /// ENOMEM, EAGAIN: no memory, or no more threads.
-    pub(crate) fn start(name: &CStr, work: Work) -> Result<Thread> {
+    pub(crate) fn start(name: &CStr, stack: usize, work: Work) -> Result<Thread> {
         let work = Box::into_raw(Box::new(work));
         let mut thread = MaybeUninit::uninit();
         let mut attr = MaybeUninit::uninit();
@@ -34,7 +33,7 @@ impl Thread {
         // work is the new thread's, if there is one.
         let (failed, thread) = unsafe {
             libc::pthread_attr_init(attr.as_mut_ptr());
-            libc::pthread_attr_setstacksize(attr.as_mut_ptr(), STACK + taken(attr.as_ptr()));
+            libc::pthread_attr_setstacksize(attr.as_mut_ptr(), stack + taken(attr.as_ptr()));
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
             let failed = libc::pthread_create(thread.as_mut_ptr(), attr.as_ptr(), run, work.cast());
@@ -110,6 +109,8 @@ extern "C" fn run(work: *mut c_void) -> *mut c_void {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const STACK: usize = 256 << 10;
     use std::cell::Cell;
     use std::sync::mpsc;
 
@@ -127,7 +128,7 @@ mod tests {
             std::hint::black_box(&mut stack);
             sender.send(MUCH.with(address)).unwrap();
         };
-        let thread = Thread::start(c"test", Box::new(work)).expect("there is memory");
+        let thread = Thread::start(c"test", STACK, Box::new(work)).expect("there is memory");
         assert_ne!(receiver.recv(), Ok(MUCH.with(address)));
         thread.join();
     }
@@ -139,7 +140,7 @@ mod tests {
             sender.send(1).unwrap();
             panic!("expected by the test");
         };
-        let thread = Thread::start(c"test", Box::new(work)).unwrap();
+        let thread = Thread::start(c"test", STACK, Box::new(work)).unwrap();
         assert!(!thread.is_caller());
         assert_eq!(receiver.recv(), Ok(1));
         thread.join();

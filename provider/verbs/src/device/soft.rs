@@ -24,6 +24,7 @@ mod rpc;
 pub(crate) mod shard;
 pub(crate) mod shared_qps;
 pub(crate) mod star;
+mod tools;
 
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
@@ -55,6 +56,7 @@ use local::LocalHost;
 pub use progress::BYTES_OF_A_TURN;
 use progress::LEFT;
 pub(crate) use shard::Shard;
+use tools::ToolChange;
 
 /// A deadline that is earlier by less than this does not wake the thread: its timers are coarse.
 const COARSE: Nanos = 1_000_000;
@@ -64,6 +66,9 @@ const LONGEST_PAUSE: Duration = Duration::from_micros(200);
 
 /// The card.
 pub(crate) struct Soft {
+    /// Itself
+    own: Weak<Soft>,
+    change: ToolChange,
     forks: u32,
     pub(crate) info: DeviceInfo,
     pub(crate) settings: Settings,
@@ -130,6 +135,8 @@ impl Soft {
             let mut shard = Shard::new(nic, tx, intake, stats, cm, local, Arc::clone(&moderator));
             (shard.env.channels.gates, shard.env.channels.traces) = (gates, traces);
             Soft {
+                own: soft.clone(),
+                change: ToolChange::default(),
                 forks: process::forks(),
                 info,
                 settings,

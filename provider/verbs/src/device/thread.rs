@@ -49,6 +49,8 @@ const WAIT: Nanos = 20_000;
 const STAY: Nanos = 1_000_000;
 /// Calls of the program in which it serves itself.
 const CALLS: u32 = 16;
+/// Its stack.
+const STACK: usize = 256 << 10;
 /// The CPU slice that it asks of the scheduler: short, so that it preempts spinners when it wakes.
 const SLICE: u64 = 100_000;
 /// How much nicer than it the program's threads are.
@@ -113,7 +115,7 @@ impl ProgressThread {
     pub(crate) fn start(&self, device: impl ThreadWork) -> Result<()> {
         self.stop.store(false, Ordering::Release);
         self.mode.store(ARMED, Ordering::SeqCst);
-        let started = Thread::start(c"starverbs", Box::new(move || Worker::new(device).run()));
+        let started = Thread::start(c"starverbs", STACK, Box::new(move || Worker::new(device).run()));
         match started {
             Ok(thread) => {
                 *self.handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);

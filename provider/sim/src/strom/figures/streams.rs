@@ -81,7 +81,7 @@ impl Data {
             command: command.into(),
             number: number.into(),
             first: (first as u32).into(),
-            reserved: 0.into(),
+            qpn: 0.into(),
         };
         let begin = command(shuffle::BEGIN, PARTITIONS.ilog2(), 0);
         self.pair.tell(0, OP, begin.as_bytes());

@@ -162,7 +162,7 @@ impl Soft {
     }
 
     #[cold]
-    fn take_what_came(&self, shard: &mut Shard, now: Nanos) {
+    pub(super) fn take_what_came(&self, shard: &mut Shard, now: Nanos) {
         /* A program may find by polls all that comes in here, and so never run the card by them. */
         self.maintain(shard, now);
         for _ in 0..ROUNDS {
@@ -180,8 +180,7 @@ impl Soft {
     /// Work beside frames: steering, questions from tools. Gives when there is more.
     fn maintain(&self, shard: &mut Shard, now: Nanos) -> Option<Nanos> {
         while let Some(request) = shard.intake.rx.take_request() {
-            let text = shard.describe_qps();
-            shard.intake.rx.answer(&request, text.as_bytes());
+            self.serve_tool(shard, request);
         }
         let next = shard.intake.rx.maintenance(now);
         if let Some(owners) = shard.intake.rx.take_owners() {

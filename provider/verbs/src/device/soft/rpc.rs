@@ -86,18 +86,26 @@ impl Replies {
 }
 
 impl Soft {
-    /// Has a kernel answer a request of the program's own, by turns between which others have theirs.
+    /// Has a kernel answer a request of the program's own, by turns between which others have theirs, and
+    /// what it sends leaves and is acknowledged.
     fn call_kernel(&self, pd: PdId, op: u64, params: &[u8], answer: &mut [u8]) -> Result<(Code, u32)> {
         let mut own = OwnRequest::new(params)?;
         loop {
-            let ended =
-                self.with(|Shard { nic, env, .. }, _| match nic.call_kernel(env, pd, op, &mut own)? {
-                    Code::Ok => Some(match nic.take_answer(env, pd, &own, answer) {
+            let ended = self.with(|shard, now| {
+                let Shard { nic, env, .. } = shard;
+                match nic.call_kernel((env, now), pd, op, &mut own) {
+                    None => {
+                        self.take_what_came(shard, now);
+                        shard.run_timers(now);
+                        None
+                    }
+                    Some(Code::Ok) => Some(match nic.take_answer(env, pd, &own, answer) {
                         Ok(len) => (Code::Ok, len),
                         Err(ended) => ended,
                     }),
-                    code => Some((code, 0)),
-                });
+                    Some(code) => Some((code, 0)),
+                }
+            });
             if let Some(ended) = ended {
                 return Ok(ended);
             }
@@ -117,8 +125,9 @@ impl Soft {
                 shard.nic.load_kernel(pd, op, handler).map(|_| None)
             }
             KernelCommand::Unload { pd, op } => {
-                let found = shard.nic.kernels(pd).find(|(has, _)| *has == op).ok_or(NicError::NotFound)?;
-                shard.nic.unload_kernel(found.1).map(Some)
+                let found = shard.nic.kernels().iter().find(|has| (has.pd, has.op) == (pd, op));
+                let id = found.ok_or(NicError::NotFound)?.id;
+                shard.nic.unload_kernel(id).map(Some)
             }
             KernelCommand::Call { .. } => Ok(None),
         });

@@ -1,0 +1,144 @@
+//! Kernels that a card's own program calls send by its queue pairs (StRoM's send kernels): all of it, once,
+//! in order, and by nobody else's.
+
+use crate::common::any_faults;
+use crate::common::for_seeds;
+use crate::common::rpc::{RpcPair, SLOTS, speak};
+use starverbs_core::nic::OwnRequest;
+use starverbs_core::qp::RecvSource;
+use starverbs_core::strom::{Code, Input, Kernel, KernelRun, MAX_REPLY, Poll};
+use starverbs_core::{NicConfig, QpType, Qpn, SendOp, SendWqe, WcStatus};
+use starverbs_sim::{Faults, Rng, Setup, SimCq, SimRq, SimSq};
+
+const OP: u64 = 0x53;
+
+/// Sends the rest of its parameters so often, each behind the last.
+struct Sender;
+
+impl Kernel for Sender {
+    fn start(&mut self, _: &mut KernelRun, _: Input) -> Result<(), Code> {
+        Ok(())
+    }
+
+    fn step(&mut self, run: &mut KernelRun) -> Poll {
+        let word = |at| run.param_u32(at).unwrap_or_default();
+        let (qpn, key, times) = (word(0), word(4), word(8));
+        let va = run.param_u64(12).unwrap_or_default();
+        let data = run.bytes()[20..].to_vec();
+        while run.regs[0] < times.into() {
+            let numbered = [&run.regs[0].to_le_bytes()[..], &data].concat();
+            if !run.send(qpn, key, va + run.regs[0] * numbered.len() as u64, &numbered) {
+                return Poll::Pending;
+            }
+            run.regs[0] += 1;
+        }
+        Poll::Ready(if run.reply(&times.to_le_bytes()) { Code::Ok } else { Code::Overflow })
+    }
+}
+
+fn params((qpn, key, times): (Qpn, u32, u32), va: u64, data: &[u8]) -> Vec<u8> {
+    let words = [qpn, key, times].map(u32::to_le_bytes).concat();
+    [&words[..], &va.to_le_bytes(), data].concat()
+}
+
+/// Calls host 0's kernel, with time between its turns.
+fn call(pair: &mut RpcPair, params: &[u8]) -> Code {
+    let mut own = OwnRequest::new(params).expect("memory");
+    for _ in 0..200_000 {
+        let now = pair.net.now();
+        let host = &mut pair.net.hosts[0];
+        if let Some(code) = host.nic.call_kernel((&mut host.env, now), host.pd, OP, &mut own) {
+            return code;
+        }
+        pair.net.transmit();
+        pair.net.run_for(10_000);
+    }
+    panic!("the kernel does not end");
+}
+
+fn sending(faults: Faults, setup: &Setup, seed: u64) -> RpcPair {
+    let mut pair = RpcPair::new(faults, [NicConfig::default(); 2], setup, seed);
+    let host = &mut pair.net.hosts[0];
+    host.nic.load_kernel(host.pd, OP, Box::new(Sender)).expect("the op-code is free");
+    pair
+}
+
+#[test]
+fn what_a_kernel_sends_arrives_once_and_in_order() {
+    for_seeds("send kernels", 40, |seed| {
+        let mut rng = Rng::new(seed);
+        let faults = any_faults(&mut rng);
+        let mut pair = sending(faults, &Setup { timeout: rng.pick(&[0, 18]), ..Setup::default() }, seed);
+        let (times, len) = (rng.within(1, 60) as u32, rng.within(0, 1000) as usize);
+        let data = vec![seed as u8; len];
+        let (va, key) = pair.page[1];
+        let params = params((pair.qpn[0], key, times), va, &data);
+        assert_eq!(call(&mut pair, &params), Code::Ok);
+        /* what the program posts then stands behind it */
+        let sge = pair.bytes(b"behind");
+        let (at, whole) = (va + u64::from(times) * (8 + len as u64), (8 + len) * times as usize);
+        let wqe = SendWqe { wr_id: 7, op: SendOp::Write, remote_addr: at, rkey: key, ..SendWqe::default() };
+        assert!(pair.try_post(wqe, vec![sge]));
+        pair.run();
+        assert_eq!(pair.polled(0), [(7, WcStatus::Success)]);
+        let there = pair.net.hosts[1].env.memory.read(va, whole + 6);
+        let wanted = (0..u64::from(times)).flat_map(|n| [&n.to_le_bytes()[..], &data].concat());
+        assert_eq!(*there, *wanted.chain(*b"behind").collect::<Vec<_>>());
+        assert_eq!(pair.net.hosts[0].nic.counters().tx_kernel_writes.get(), u64::from(times));
+    });
+}
+
+/// Slots that are used up come back, and answers to the peer's RPCs find theirs.
+#[test]
+fn the_longest_ones_wait_for_room() {
+    let mut pair = sending(Faults::default(), &Setup::default(), 1);
+    let (va, key) = pair.page[1];
+    let data = vec![5; MAX_REPLY - 20];
+    let times = 3 * u32::from(SLOTS) + 1;
+    let params = params((pair.qpn[0], key, times), va, &data);
+    assert_eq!(call(&mut pair, &params), Code::Ok);
+    pair.run();
+    let step = data.len() + 8;
+    assert_eq!(pair.net.hosts[1].env.memory.read(va, 8 * step)[7 * step], 7);
+}
+
+#[test]
+fn others_queue_pairs_are_denied() {
+    let mut pair = sending(Faults::default(), &Setup::default(), 1);
+    let (va, key) = pair.page[1];
+    let denied = |pair: &mut RpcPair, qpn| {
+        let before = pair.net.hosts[0].nic.counters().tx_kernel_writes.get();
+        assert_eq!(call(pair, &params((qpn, key, 1), va, b"x")), Code::Access);
+        assert_eq!(pair.net.hosts[0].nic.counters().tx_kernel_writes.get(), before);
+    };
+    let nobody = pair.qpn[0] + 1;
+    denied(&mut pair, nobody);
+    /* one that does not speak the dialect; one that is not connected */
+    for speaks in [false, true] {
+        let (sq, rq, cq) = (SimSq::new(4), SimRq::new(4, 1), SimCq::new(16));
+        let host = &mut pair.net.hosts[0];
+        let qpn = host.qp(QpType::Rc, &sq, RecvSource::Own(rq), [&cq, &cq], false);
+        if speaks {
+            speak(host, qpn);
+        }
+        denied(&mut pair, qpn);
+    }
+    /* one of another protection domain */
+    let host = &mut pair.net.hosts[0];
+    let other = host.nic.alloc_pd().unwrap();
+    host.nic.load_kernel(other, OP, Box::new(Sender)).unwrap();
+    let mut own = OwnRequest::new(&params((pair.qpn[0], key, 1), va, b"x")).unwrap();
+    let code = host.nic.call_kernel((&mut host.env, 0), other, OP, &mut own);
+    assert_eq!(code, Some(Code::Access));
+}
+
+/// A kernel that works for a peer sends by no queue pair: it has its answer.
+#[test]
+fn a_peer_has_nothing_sent() {
+    let mut pair = RpcPair::quiet();
+    pair.load(OP, Sender);
+    let (va, key) = pair.page[0];
+    let asked = params((pair.qpn[1], key, 1), va, b"x");
+    assert_eq!(pair.ask(OP, &asked, 64).0, Code::Access as u32);
+    assert_eq!(pair.net.hosts[1].nic.counters().tx_kernel_writes.get(), 0);
+}

@@ -1,0 +1,185 @@
+//! What tools ask of this process (`starverbs stat`, `starverbs kernel`): read, carried out, answered.
+//!
+//! Anybody of the host may see queue pairs and kernels; who may change them, the backend says. Owns the
+//! requests' words; it must not know how they came.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use starverbs_backend::ToolRequest;
+use starverbs_core::PdId;
+use starverbs_core::strom::RpcHandler;
+
+use super::super::command::KernelCommand;
+use super::super::posix_thread::Thread;
+use super::{Shard, Soft};
+use crate::modules;
+
+/// Stack of a thread that has a module compiled: as much as a program's own threads have.
+const STACK: usize = 8 << 20;
+/// Most bytes of a module.
+const MODULE: u64 = 16 << 20;
+
+/// Whether a change is under way; there is one at a time.
+#[derive(Default)]
+pub(super) struct ToolChange(AtomicBool);
+
+/// What changes.
+#[derive(Debug, PartialEq, Eq)]
+enum KernelChange {
+    /// The kernel in this file answers from now on
+    Load(PathBuf),
+    /// Nothing does
+    Unload,
+}
+
+/// A change of what answers an RPC op-code.
+#[derive(Debug, PartialEq, Eq)]
+struct Change {
+    /// `None`: the one that there is
+    pd: Option<PdId>,
+    op: u64,
+    what: KernelChange,
+}
+
+impl Change {
+    /// Reads `load PD OP FILE` and `unload PD OP`; a PD of `-` is none. `None`: it is neither.
+    fn parse(text: &[u8]) -> Option<Change> {
+        let mut words = text.splitn(4, |byte| *byte == b' ');
+        let verb = words.next()?;
+        let mut word = || words.next().and_then(|word| str::from_utf8(word).ok());
+        let pd = word()?;
+        let pd = if pd == "-" { None } else { Some(PdId(pd.parse().ok()?)) };
+        let op = word()?.parse().ok()?;
+        let what = match (verb, words.next()) {
+            (b"load", Some(file)) => KernelChange::Load(Path::new(OsStr::from_bytes(file)).to_owned()),
+            (b"unload", None) => KernelChange::Unload,
+            _ => return None,
+        };
+        Some(Change { pd, op, what })
+    }
+}
+
+impl Soft {
+    /// Answers what tools have asked, or begins what takes longer.
+    #[cold]
+    pub(super) fn serve_tool(&self, shard: &mut Shard, request: ToolRequest) {
+        let said = match &*request.text {
+            b"kernels" => describe_kernels(shard),
+            text => match Change::parse(text) {
+                None => shard.describe_qps(),
+                Some(_) if !request.may_change => failed("not the process's user, nor root"),
+                Some(change) => match self.begin_change(change, &request) {
+                    Ok(()) => return,
+                    Err(why) => failed(why),
+                },
+            },
+        };
+        shard.intake.rx.answer(&request, said.as_bytes());
+    }
+
+    /// Has a thread do it, and answer: to compile a module takes milliseconds, in which the card works on.
+    fn begin_change(&self, change: Change, request: &ToolRequest) -> Result<(), &'static str> {
+        let card = self.own.upgrade().ok_or("its card is closing")?;
+        if self.change.0.swap(true, Ordering::Acquire) {
+            return Err("another kernel is being loaded there");
+        }
+        let request = request.clone();
+        let work = move || {
+            let said = card.change(change).map_or_else(failed, |()| "ok\n".to_owned());
+            card.change.0.store(false, Ordering::Release);
+            card.with(|shard, _| shard.intake.rx.answer(&request, said.as_bytes()));
+        };
+        let begun = Thread::start(c"starverbs-tool", STACK, Box::new(work)).map(Thread::detach);
+        begun.map_err(|_| {
+            self.change.0.store(false, Ordering::Release);
+            "it has no memory, or no thread"
+        })
+    }
+
+    fn change(self: &Arc<Soft>, Change { pd, op, what }: Change) -> Result<(), String> {
+        let pd = self.with(|shard, _| domain(shard, pd))?;
+        let command = match what {
+            KernelChange::Load(file) => {
+                let module = read(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+                let handler = RpcHandler::Kernel(modules::make(&module, op).map_err(|(_, why)| why)?);
+                KernelCommand::Load { pd, op, handler, replace: true }
+            }
+            KernelChange::Unload => KernelCommand::Unload { pd, op },
+        };
+        self.change_kernels(command).map_err(|error| error.to_string())
+    }
+}
+
+fn read(file: &Path) -> std::io::Result<Vec<u8>> {
+    let file = File::open(file)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("no file"));
+    }
+    let mut module = Vec::new();
+    file.take(MODULE).read_to_end(&mut module).map(|_| module)
+}
+
+fn failed(why: impl AsRef<str>) -> String {
+    format!("error: {}\n", why.as_ref())
+}
+
+/// The domain that is meant: the one that has kernels, or queue pairs for them, if none is named.
+fn domain(shard: &Shard, named: Option<PdId>) -> Result<PdId, String> {
+    let kernels = shard.nic.kernels().iter().map(|loaded| loaded.pd);
+    let speaking = shard.nic.qpns().filter(|qpn| shard.nic.speaks_strom(*qpn));
+    let queue_pairs = speaking.filter_map(|qpn| shard.nic.qp_owner(qpn)).map(|owner| owner.pd);
+    let all: BTreeSet<u32> = kernels.chain(queue_pairs).chain(named).map(|pd| pd.0).collect();
+    match (named, all.first()) {
+        (Some(pd), _) => Ok(pd),
+        (None, Some(pd)) if all.len() == 1 => Ok(PdId(*pd)),
+        (None, None) => Err("no queue pair there speaks StRoM; name a protection domain (--pd)".to_owned()),
+        (None, Some(_)) => Err(format!("protection domains {all:?} have kernels there; name one (--pd)")),
+    }
+}
+
+/// One line a kernel.
+fn describe_kernels(shard: &Shard) -> String {
+    let mut text = String::from("pd op kernel\n");
+    for loaded in shard.nic.kernels() {
+        let name = match &loaded.handler {
+            RpcHandler::Kernel(kernel) => kernel.name(),
+            RpcHandler::Program => "program",
+        };
+        /* writing to a String cannot fail */
+        let _ = match loaded.op {
+            starverbs_core::strom::ANY_OP => writeln!(text, "{} any {name}", loaded.pd.0),
+            op => writeln!(text, "{} {op:#x} {name}", loaded.pd.0),
+        };
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_changes_is_read_to_the_letter() {
+        let load = |pd, op| Some(Change { pd, op, what: KernelChange::Load(PathBuf::from("/a b.wasm")) });
+        assert_eq!(Change::parse(b"load - 7 /a b.wasm"), load(None, 7));
+        assert_eq!(Change::parse(b"load 3 18446744073709551615 /a b.wasm"), load(Some(PdId(3)), u64::MAX));
+        assert_eq!(
+            Change::parse(b"unload 1 2"),
+            Some(Change { pd: Some(PdId(1)), op: 2, what: KernelChange::Unload })
+        );
+        for text in
+            ["", "qps", "load", "load - 7", "load x 7 /a", "load - 0x7 /a", "unload - 7 /a", "unload -"]
+        {
+            assert_eq!(Change::parse(text.as_bytes()), None, "{text}");
+        }
+        assert_eq!(Change::parse(b"load \xff 7 /a"), None);
+    }
+}
