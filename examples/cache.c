@@ -9,8 +9,8 @@
  *	cache watch FILE KEY SECONDS	reads all the time: the longest pause between two values
  *
  * A line is address, region, and two keys: the present one, and the one to come, which SIGHUP makes the
- * replica take. Who reads FILE reads and writes the cache: in earnest it reaches others over TLS, not as a
- * file. Each process needs an address of its own.
+ * replica take. Who reads FILE reads and writes the cache: it reaches other hosts over TLS (starverbs keys).
+ * Each process needs an address of its own.
  */
 #include <arpa/inet.h>
 #include <inttypes.h>

@@ -69,6 +69,7 @@ part "symbols of libstarverbs.so" tests/abi/compare.sh dist/lib/libstarverbs.so 
 part "any linker" tests/abi/linkers.sh "${CARGO_TARGET_DIR:-target}/release"
 part "others' libraries on libibverbs.so.1" tests/abi/loading.sh dist/lib
 part "install and uninstall" tests/install/run.sh dist quick
+part "keys over TLS" tests/keys/run.sh dist/bin/starverbs
 part "patches for perftest" tests/perftest/run.sh ${PERFTEST:+"$PERFTEST" dist/lib}
 part "large allocations as shared memory" tests/share/run.sh dist/lib
 if [[ -e /usr/include/rdma/rdma_cma.h ]]; then

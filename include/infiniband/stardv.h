@@ -197,12 +197,16 @@ struct stardv_rpc_target {
 	uint32_t len;
 	/* With STARDV_RPC_IMM; as for IBV_WR_RDMA_WRITE_WITH_IMM */
 	uint32_t imm_data;
-	/* STARDV_RPC_IMM: the answer takes a receive, and completes it */
+	/* STARDV_RPC_IMM, STARDV_RPC_BARE */
 	uint32_t flags;
 };
 
 enum {
+	/* The answer takes a receive, and completes it */
 	STARDV_RPC_IMM = 1 << 0,
+	/* With STARDV_RPC_IMM: one that ends well has no record, whose place is left as it was. The bytes are where
+	 * they would be, as many as the receive's completion says: a packet less where they fill packets */
+	STARDV_RPC_BARE = 1 << 1,
 	/* stardv_rpc_record.magic, "StRM" */
 	STARDV_RPC_MAGIC = 0x4d527453,
 };

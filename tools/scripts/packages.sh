@@ -24,7 +24,7 @@ rdma_core=/usr/share/doc/rdma-core
 case ${1:-} in
 demo) commands=("${demo[@]}") ;;
 test) commands=("${demo[@]}" rping ip rdma tshark nm ld.lld mold runuser ibstat ucx_perftest fi_info
-    pkg-config python3 redis-check-rdb clang) ;;
+    pkg-config python3 redis-check-rdb clang openssl) ;;
 stress) commands=("${demo[@]}" ip valgrind) ;;
 bench) commands=("${demo[@]}" ucx_perftest fi_pingpong ip iptables openssl) ;;
 instructions) commands=("${demo[@]}" valgrind strace) ;;

@@ -98,7 +98,7 @@ static void *named(const char *name)
 static void open_card(int fd, int first, void *memory, size_t len, int access)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
-	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1, .cap = { 16, 1, 1, 1, 128 },
+	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1, .cap = { 16, 16, 1, 1, 128 },
 					    .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS,
 					    .create_flags = STARDV_QP_CREATE_RPC };
 	struct where mine = { .addr = (uintptr_t)memory };
@@ -176,6 +176,8 @@ static uint32_t size, length, which;
 static uint64_t by;
 static const uint8_t *got;
 static int owed;
+/* Bytes of an answer that came, or -1. */
+static int64_t answered;
 
 /* One poll; with `all`, until nothing is owed. */
 static void complete(int all)
@@ -189,7 +191,10 @@ static void complete(int all)
 			fprintf(stderr, "strom: %s\n", n < 0 ? "ibv_poll_cq" : ibv_wc_status_str(wc.status));
 			exit(1);
 		}
-		owed -= n;
+		if (n && wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM)
+			answered = wc.byte_len;
+		else
+			owed -= n;
 	} while (all && owed);
 }
 
@@ -206,27 +211,30 @@ static void fetch(void *to, uint32_t len, uint64_t from)
 	complete(1);
 }
 
-/* An RPC whose answer has `len` bytes. */
+/* An RPC whose answer has `len` bytes, and no record: its receive says that it came. */
 static void call(uint64_t op, const void *params, uint32_t bytes, uint32_t len)
 {
 	uint32_t room = len + sizeof(struct stardv_rpc_record);
-	struct stardv_rpc_record *clear = (void *)(local.answer + len);
-	const struct stardv_rpc_record *record;
+	struct stardv_rpc_record *record = (void *)(local.answer + len);
 	struct {
 		struct stardv_rpc_target target;
 		uint8_t params[64];
-	} all = { { htole64((uintptr_t)local.answer), htole32(mr->rkey), htole32(room), 0, 0 }, { 0 } };
+	} all = { { htole64((uintptr_t)local.answer), htole32(mr->rkey), htole32(room), 0,
+		    htole32(STARDV_RPC_IMM | STARDV_RPC_BARE) },
+		  { 0 } };
 	struct ibv_sge sge = { (uintptr_t)&all, sizeof(all.target) + bytes, 0 };
 	struct stardv_rpc_wr wr = { 0, 0, op, &sge, 1, IBV_SEND_INLINE };
+	struct ibv_recv_wr receive = { 0 }, *bad;
 
 	memcpy(all.params, params, bytes);
-	clear->magic = 0;
-	if ((errno = post_rpc(qp, &wr, sizeof(wr))))
-		die("stardv_post_rpc");
+	record->magic = 0;
+	answered = -1;
+	if ((errno = ibv_post_recv(qp, &receive, &bad)) || (errno = post_rpc(qp, &wr, sizeof(wr))))
+		die("ibv_post_recv, stardv_post_rpc");
 	owed++;
-	while (!(record = stardv_rpc_answer(local.answer, room)))
+	while (answered < 0)
 		complete(0);
-	if (le32toh(record->code) || le32toh(record->length) != len) {
+	if (stardv_rpc_answer(local.answer, room) || answered != len) {
 		fprintf(stderr, "strom: RPC %d ended with code %u\n", (int)op, le32toh(record->code));
 		exit(1);
 	}

@@ -143,7 +143,8 @@ fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
         "# StRoM: RPCs against READs\n\nWritten by `make bench-strom` (tools/bench, src/strom.rs); do not \
          edit.\n\n![bars](bench-strom.svg)\n\n{}. Medians of {rounds} rounds.\n{}\n{}\n\
          Two processes of this host, UDP on 127.0.0.1, both poll without a break; one request after the \
-         other, from its post to the last byte of its answer (`tools/bench/programs/strom.c`). In \
+         other, from its post to the last byte of its answer (`tools/bench/programs/strom.c`); answers of \
+         RPCs have no record, and complete a receive (`STARDV_RPC_BARE`). In \
          brackets by the first column. A kernel here is a program on the peer's CPU, in its card's turn: \
          where the paper's waits 1.5 us for PCIe, it waits for memory, and where the paper's CRC is a \
          circuit, it is code. A module is the same kernel compiled to WebAssembly (`make modules`).\n{}",

@@ -9,6 +9,7 @@ mod completions;
 mod guard;
 mod info;
 mod kernel;
+mod keys;
 mod run;
 mod sim;
 mod stat;
@@ -39,6 +40,7 @@ enum Command {
     Board(board::Args),
     Guard(guard::Args),
     Kernel(kernel::Args),
+    Keys(keys::Args),
     Completions(completions::Args),
 }
 
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
         Command::Board(args) => board::board(&args),
         Command::Guard(args) => guard::guard(&args),
         Command::Kernel(args) => kernel::kernel(&args),
+        Command::Keys(args) => keys::keys(&args),
         Command::Completions(args) => completions::completions(&args, Cli::command()),
     };
     match done {

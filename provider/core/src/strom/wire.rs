@@ -58,6 +58,9 @@ bitflags! {
     pub struct ReplyFlags: u32 {
         /// It takes a receive, and completes it
         const IMM = 1;
+        /// With `IMM`: one that ends well has no record, whose place is left as it is; the receive's
+        /// completion has the length
+        const BARE = 2;
     }
 }
 
@@ -100,12 +103,13 @@ impl ReplyHead {
     }
 
     /// The head of `params`, and what is behind it. `None`: too short, a region that cannot hold a record,
-    /// or flags that there are not.
+    /// or flags that there are not, or not alone.
     pub fn decode(params: &[u8]) -> Option<(ReplyTarget, &[u8])> {
         let (head, rest) = ReplyHead::ref_from_prefix(params).ok()?;
         let len = head.len.get();
         let fits = len == 0 || len as usize >= RECORD_LEN;
-        let flags = ReplyFlags::from_bits(head.flags.get()).filter(|_| fits)?;
+        let flags =
+            ReplyFlags::from_bits(head.flags.get()).filter(|flags| fits && *flags != ReplyFlags::BARE)?;
         let (addr, rkey, imm) = (head.addr.get(), head.rkey.get(), u32::from_ne_bytes(head.imm));
         Some((ReplyTarget { addr, rkey, len, imm, flags }, rest))
     }

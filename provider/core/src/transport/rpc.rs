@@ -331,26 +331,32 @@ impl<E: Env> Ctx<'_, E> {
         }
         let record = ReplyRecord::new(current.op, length, code);
         let bytes = if let ReplyBody::Bytes(_) = answer { rpc.run.reply_bytes() } else { &[] };
-        let Some(own) = self.fill_slot(&rpc.memory, slot, bytes, record.as_bytes()) else {
+        let bare = code == Code::Ok && reply.flags.contains(ReplyFlags::BARE);
+        let behind = if bare { &[] } else { record.as_bytes() };
+        let Some(own) = self.fill_slot(&rpc.memory, slot, bytes, behind) else {
             /* the memory is gone: so is the program's interest */
             return true;
         };
         let imm = reply.flags.contains(ReplyFlags::IMM);
-        let sent = if let ReplyBody::Region(from) = answer { from.len } else { 0 } + own.len;
+        let in_front = RECORD_LEN as u32 + if code == Code::Ok { length } else { 0 };
         let wqe = SendWqe {
             wr_id: slot.into(),
             op: if imm { SendOp::WriteImm } else { SendOp::Write },
-            remote_addr: reply.addr.wrapping_add(u64::from(reply.len - sent)),
+            remote_addr: reply.addr.wrapping_add(u64::from(reply.len - in_front)),
             rkey: reply.rkey,
             imm: reply.imm,
             flags: SendFlags::SIGNALED | SendFlags::CARD,
             ..SendWqe::default()
         };
-        let posted = match answer {
-            ReplyBody::Region(RegionRange { key, len, va }) if len > 0 => {
-                self.qp.sq.post_own(wqe, &[Sge { addr: va, len, lkey: key }, own])
-            }
-            _ => self.qp.sq.post_own(wqe, &[own]),
+        let data = match answer {
+            ReplyBody::Region(RegionRange { key, len, va }) => Sge { addr: va, len, lkey: key },
+            _ => Sge::default(),
+        };
+        let posted = match (data.len, own.len) {
+            (0, 0) => self.qp.sq.post_own(wqe, &[]),
+            (0, _) => self.qp.sq.post_own(wqe, &[own]),
+            (_, 0) => self.qp.sq.post_own(wqe, &[data]),
+            _ => self.qp.sq.post_own(wqe, &[data, own]),
         };
         if posted {
             rpc.free &= !(1 << slot);

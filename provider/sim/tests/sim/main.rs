@@ -2,6 +2,7 @@
 
 mod common;
 
+mod bare_answers;
 mod busy;
 mod calls;
 mod congestion;

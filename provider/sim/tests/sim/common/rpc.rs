@@ -96,9 +96,21 @@ impl RpcPair {
 
     /// Posts an RPC whose answer goes to a new region of `room` bytes; gives that.
     pub(crate) fn call(&mut self, wr_id: u64, op: u64, params: &[u8], room: u32, imm: bool) -> (u64, u32) {
+        let flags = if imm { ReplyFlags::IMM } else { ReplyFlags::empty() };
+        self.call_with(wr_id, op, params, room, flags)
+    }
+
+    /// The same with these flags.
+    pub(crate) fn call_with(
+        &mut self,
+        wr_id: u64,
+        op: u64,
+        params: &[u8],
+        room: u32,
+        flags: ReplyFlags,
+    ) -> (u64, u32) {
         let (addr, rkey) = self.net.hosts[0].region(u64::from(room.max(1)), all_rights());
         self.net.hosts[0].env.memory.write(addr, &vec![0; room as usize]);
-        let flags = if imm { ReplyFlags::IMM } else { ReplyFlags::empty() };
         let reply = ReplyTarget { addr, rkey, len: room, imm: wr_id as u32, flags };
         let sge = self.bytes(&[ReplyHead::new(&reply).as_bytes(), params].concat());
         self.params += 1;
