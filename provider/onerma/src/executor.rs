@@ -9,17 +9,21 @@
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
+use starverbs_core::room::is_room_for;
 use starverbs_core::{Gid, Nanos};
 use thiserror::Error;
 
 use crate::command::{Completion, OneRmaCommand};
 use crate::congestion::{CongestionSettings, CongestionWindow, Remote};
+use crate::list::{List, Neighbours};
 use crate::region::RegionId;
 use crate::seal::DerivedKey;
 use crate::types::{Class, MAX_OP, OneRmaOp, Status};
 
 /// Of a round trip, the part by which the next command may be late and the one after it not.
 const LATE: Nanos = 8;
+/// Bytes that a new destination may take in the map of all, at most: a node on each of a few levels.
+const NODE: usize = 4096;
 
 /// A transfer of any length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,6 +85,8 @@ struct Chunk {
 struct Active {
     transfer: Transfer,
     destination: usize,
+    /// It is in its destination's queue
+    waits: bool,
     /// Bytes before this have been cut into chunks
     cut: u64,
     /// Chunks that failed, and are tried again
@@ -100,6 +106,7 @@ impl Active {
         Active {
             transfer,
             destination,
+            waits: false,
             cut: 0,
             again,
             in_flight: 0,
@@ -131,14 +138,16 @@ struct Destination {
     in_flight: u32,
     /// When the next command may be issued
     next: Nanos,
+    /// It is in the executor's queue
+    waits: bool,
     /// Transfers that have chunks to issue, in turn
-    turn: VecDeque<usize>,
+    turn: List<u32>,
 }
 
 /// What a slot of the portal does.
 #[derive(Clone, Copy, Debug)]
 struct SlotWork {
-    transfer: usize,
+    transfer: u32,
     chunk: Chunk,
 }
 
@@ -152,10 +161,17 @@ pub struct Executor {
     slots: Vec<Option<SlotWork>>,
     free: Vec<u16>,
     transfers: Vec<Option<Active>>,
+    /// Places of none, and which neighbours transfers have there or in their destination's queue
+    unused: List<u32>,
+    transfer_links: Neighbours<u32>,
+    /// Transfers that have not ended
+    active: usize,
     destinations: Vec<Destination>,
+    destination_links: Neighbours<u32>,
     known: BTreeMap<([u8; 16], bool), usize>,
-    /// Destinations that have something to issue, in turn
-    turn: VecDeque<usize>,
+    /// Destinations that have something to issue, in turn, and how many
+    turn: List<u32>,
+    waiting: usize,
 }
 
 impl Executor {
@@ -169,9 +185,14 @@ impl Executor {
             slots: (0..slots).map(|_| None).collect(),
             free: (0..slots).rev().collect(),
             transfers: Vec::new(),
+            unused: List::new(),
+            transfer_links: Neighbours::none(),
+            active: 0,
             destinations: Vec::new(),
+            destination_links: Neighbours::none(),
             known: BTreeMap::new(),
-            turn: VecDeque::new(),
+            turn: List::new(),
+            waiting: 0,
         }
     }
 
@@ -183,17 +204,22 @@ impl Executor {
             return Err(SubmitError::Length);
         }
         let destination = self.destination(transfer.remote, op)?;
-        let at = match self.transfers.iter().position(Option::is_none) {
+        let at = match self.unused.pop(&mut self.transfer_links) {
             Some(at) => at,
-            None => {
-                self.transfers.try_reserve(1).map_err(|_| SubmitError::NoMemory)?;
-                self.transfers.push(None);
-                self.transfers.len() - 1
-            }
+            None => self.new_place().ok_or(SubmitError::NoMemory)?,
         };
-        self.transfers[at] = Some(Active::new(transfer, destination));
+        self.transfers[at as usize] = Some(Active::new(transfer, destination));
+        self.active += 1;
         self.enqueue(at);
         Ok(())
+    }
+
+    /// A place for one more transfer. `None`: there is no memory.
+    fn new_place(&mut self) -> Option<u32> {
+        let at = u32::try_from(self.transfers.len()).ok().filter(|at| *at < u32::MAX)?;
+        self.transfers.try_reserve(1).ok()?;
+        self.transfer_links.grow().then(|| self.transfers.push(None))?;
+        Some(at)
     }
 
     /// The destination of a transfer: its address and direction.
@@ -202,25 +228,37 @@ impl Executor {
         if let Some(at) = self.known.get(&(remote.0, outward)) {
             return Ok(*at);
         }
-        self.destinations.try_reserve(1).map_err(|_| SubmitError::NoMemory)?;
+        let room = self.destinations.len() < u32::MAX as usize && is_room_for(NODE);
+        if !room || self.destinations.try_reserve(1).is_err() || !self.destination_links.grow() {
+            return Err(SubmitError::NoMemory);
+        }
         let remote_state = Remote::new(&self.settings, if outward { 2 } else { 1 });
-        let turn = VecDeque::new();
-        self.destinations.push(Destination { remote: remote_state, in_flight: 0, next: 0, turn });
+        let (waits, turn) = (false, List::new());
+        self.destinations.push(Destination { remote: remote_state, in_flight: 0, next: 0, waits, turn });
         let at = self.destinations.len() - 1;
         self.known.insert((remote.0, outward), at);
         Ok(at)
     }
 
     /// A transfer waits for its turn at its destination, which waits for its own.
-    fn enqueue(&mut self, at: usize) {
-        let Some(Some(active)) = self.transfers.get(at) else { return };
+    fn enqueue(&mut self, at: u32) {
+        let Some(Some(active)) = self.transfers.get_mut(at as usize) else { return };
         let place = active.destination;
         let Some(destination) = self.destinations.get_mut(place) else { return };
-        if !destination.turn.contains(&at) {
-            destination.turn.push_back(at);
+        if !active.waits {
+            active.waits = true;
+            destination.turn.push(&mut self.transfer_links, at);
         }
-        if !self.turn.contains(&place) {
-            self.turn.push_back(place);
+        if !destination.waits {
+            self.enqueue_destination(place);
+        }
+    }
+
+    fn enqueue_destination(&mut self, place: usize) {
+        if let Some(destination) = self.destinations.get_mut(place) {
+            destination.waits = true;
+            self.waiting += 1;
+            self.turn.push(&mut self.destination_links, place as u32);
         }
     }
 
@@ -229,18 +267,18 @@ impl Executor {
         if self.free.is_empty() {
             return None;
         }
-        for _ in 0..self.turn.len() {
-            let place = self.turn.pop_front()?;
-            if self.has_room(place) && self.destinations.get(place).is_some_and(|one| one.next <= now) {
-                let command = self.issue_to(now, place);
-                if self.destinations.get(place).is_some_and(|one| !one.turn.is_empty()) {
-                    self.turn.push_back(place);
-                }
-                if command.is_some() {
-                    return command;
-                }
-            } else {
-                self.turn.push_back(place);
+        for _ in 0..self.waiting {
+            let place = self.turn.pop(&mut self.destination_links)? as usize;
+            self.waiting -= 1;
+            let destination = self.destinations.get_mut(place)?;
+            destination.waits = false;
+            let due = destination.next <= now;
+            let command = if due && self.has_room(place) { self.issue_to(now, place) } else { None };
+            if self.destinations.get(place).is_some_and(|one| one.turn.first().is_some()) {
+                self.enqueue_destination(place);
+            }
+            if command.is_some() {
+                return command;
             }
         }
         None
@@ -259,21 +297,24 @@ impl Executor {
         if self.free.is_empty() {
             return None;
         }
-        let ready = self.turn.iter().filter(|place| self.has_room(**place));
-        ready.filter_map(|place| self.destinations.get(*place).map(|one| one.next)).min()
+        let waiting = self.turn.iter(&self.destination_links).map(|place| place as usize);
+        let ready = waiting.filter(|place| self.has_room(*place));
+        ready.filter_map(|place| self.destinations.get(place).map(|one| one.next)).min()
     }
 
     fn issue_to(&mut self, now: Nanos, place: usize) -> Option<(u16, OneRmaCommand)> {
         let destination = self.destinations.get_mut(place)?;
-        let at = destination.turn.pop_front()?;
-        let active = self.transfers.get_mut(at)?.as_mut()?;
+        let at = destination.turn.pop(&mut self.transfer_links)?;
+        let active = self.transfers.get_mut(at as usize)?.as_mut()?;
+        active.waits = false;
         if !active.has_more() {
             return None;
         }
         let (chunk, slot) = (active.next_chunk()?, self.free.pop()?);
         active.in_flight += 1;
         if active.has_more() {
-            destination.turn.push_back(at);
+            active.waits = true;
+            destination.turn.push(&mut self.transfer_links, at);
         }
         destination.in_flight += 1;
         /* who polls late makes up for it, as far as that is no burst */
@@ -302,7 +343,7 @@ impl Executor {
         let flight = self.slots.get_mut(usize::from(completion.slot))?.take()?;
         self.free.push(completion.slot);
         let SlotWork { transfer: at, mut chunk } = flight;
-        let active = self.transfers.get_mut(at)?.as_mut()?;
+        let active = self.transfers.get_mut(at as usize)?.as_mut()?;
         let destination = self.destinations.get_mut(active.destination)?;
         active.in_flight -= 1;
         active.issue_delay = active.issue_delay.max(completion.issue_delay);
@@ -312,30 +353,40 @@ impl Executor {
         let again = matches!(completion.status, Status::Nack | Status::Timeout | Status::DispatchTimeout);
         if completion.status == Status::Ok {
             active.done += u64::from(chunk.size);
-        } else if again && chunk.tries < self.retries && active.failed.is_none() {
+        } else if again
+            && chunk.tries < self.retries
+            && active.failed.is_none()
+            && active.again.try_reserve(1).is_ok()
+        {
             chunk.tries += 1;
             active.again.push_back(chunk);
             self.enqueue(at);
         } else {
             active.failed.get_or_insert(completion.status);
         }
-        let active = self.transfers.get_mut(at)?.as_mut()?;
+        let active = self.transfers.get_mut(at as usize)?.as_mut()?;
         if active.in_flight > 0 || active.has_more() {
             return None;
         }
         let status = active.failed.unwrap_or(Status::Ok);
         let Active { transfer: Transfer { token, .. }, issue_delay, total_delay, .. } = *active;
-        let place = active.destination;
-        self.transfers[at] = None;
-        if let Some(destination) = self.destinations.get_mut(place) {
-            destination.turn.retain(|one| *one != at);
+        if let Some(destination) = self.destinations.get_mut(active.destination).filter(|_| active.waits) {
+            destination.turn.remove(&mut self.transfer_links, at);
         }
+        self.transfers[at as usize] = None;
+        self.unused.push(&mut self.transfer_links, at);
+        self.active -= 1;
         Some(Finished { token, status, issue_delay, total_delay })
     }
 
     /// Commands under way.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
+    }
+
+    /// Transfers that have not ended.
+    pub fn active(&self) -> usize {
+        self.active
     }
 
     /// The window of congestion at this host.

@@ -175,7 +175,7 @@ impl Process {
     /// # Errors
     /// Its length, or there is no memory.
     pub fn submit(&mut self, transfer: Transfer) -> Result<(), SubmitError> {
-        self.finished.try_reserve(1).map_err(|_| SubmitError::NoMemory)?;
+        self.finished.try_reserve(self.executor.active() + 1).map_err(|_| SubmitError::NoMemory)?;
         self.executor.submit(transfer)
     }
 
