@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 
-use starverbs_core::congestion::Aimd;
+use starverbs_core::congestion::AnyWindow;
 use starverbs_core::mr::Plain;
 use starverbs_core::{AsyncEvent, Av, Dma, Env, Gid, Host, Nanos, Port, Seg};
 use starverbs_queues::board::{COUNTER_DMA_MISSES, COUNTER_DMA_READS, COUNTER_DMA_WRITES};
@@ -192,7 +192,7 @@ impl Env for BoardEnv {
     type Rq = BoardRq;
     type Cq = BoardCq;
     type Stats = Stats;
-    type Congestion = Aimd;
+    type Congestion = AnyWindow;
     type Engine = std::convert::Infallible;
 }
 

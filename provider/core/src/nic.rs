@@ -34,6 +34,7 @@ use alloc::vec::Vec;
 
 use slab::Slab;
 
+use crate::congestion::WindowLimits;
 use crate::engine::Engine;
 use crate::env::{Env, RecvQueue};
 use crate::error::NicError;
@@ -46,7 +47,7 @@ use crate::strom::KernelRegistry;
 use crate::tags::MAX_TAG_SGE;
 use crate::transport::Qp;
 use crate::transport::remote_srq::RemoteSrqs;
-use crate::types::{Av, AvId, Gid, Mtu, PdId, QPN_BLOCK, Qpn, Seg, SrqId};
+use crate::types::{Av, AvId, Gid, Mtu, Nanos, PdId, QPN_BLOCK, Qpn, Seg, SrqId};
 pub use contexts::ContextCache;
 use contexts::Contexts;
 pub use engine::QpHandover;
@@ -76,6 +77,9 @@ pub struct NicConfig {
     pub max_msg: u32,
     /// Most bytes in flight towards one destination; the window starts below and adapts
     pub window: u32,
+    /// The round trip below which that window grows and beyond which it shrinks, ns (1RMA's algorithm 1).
+    /// `None`: losses move it, not delays
+    pub delay_target: Option<Nanos>,
     /// Most READs and atomics a QP may have outstanding, either way
     pub max_rd_atomic: u8,
     /// Repeat selectively with peers that do so, too
@@ -102,6 +106,7 @@ impl Default for NicConfig {
             mtu: Mtu::M4096,
             max_msg: 1 << 30,
             window: 1 << 20,
+            delay_target: None,
             max_rd_atomic: 128,
             repeat: true,
             credits: false,
@@ -202,7 +207,7 @@ impl<E: Env> Nic<E> {
                 avs: Slab::new(),
                 srqs: Slab::new(),
                 pds: Slab::new(),
-                paths: Paths::new(cfg.window),
+                paths: Paths::new(WindowLimits { max: cfg.window, delay_target: cfg.delay_target }),
                 sched: Sched::default(),
                 rng: Rng::new(seed),
                 keep: Keep::default(),

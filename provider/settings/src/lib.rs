@@ -15,6 +15,7 @@ mod value;
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 pub use error::{SettingOrigin, SettingsError};
 pub use fault::FaultSpec;
@@ -62,6 +63,8 @@ pub struct Settings {
     pub log: LogLevel,
     /// Bytes that a QP may have on the wire without an acknowledgement.
     pub window: Option<u32>,
+    /// The round trip below which that grows and beyond which it shrinks; losses move it, if there is none.
+    pub delay_target: Option<Duration>,
     /// Bytes that queues and tables of the process may take.
     pub memory: Option<u64>,
     /// Whether work requests posted in a row may be sent together.
@@ -104,6 +107,7 @@ impl Default for Settings {
             progress_thread: true,
             log: LogLevel::Off,
             window: None,
+            delay_target: None,
             memory: None,
             defer: true,
             repeat: true,

@@ -201,6 +201,17 @@ pub(crate) fn duration(given: &str) -> Result<Duration, String> {
     }
 }
 
+/// A time that is not 0, or `off`.
+pub(crate) fn target(given: &str) -> Result<Option<Duration>, String> {
+    match given {
+        "off" => Ok(None),
+        time => match duration(time)? {
+            Duration::ZERO => Err("longer than 0".to_owned()),
+            target => Ok(Some(target)),
+        },
+    }
+}
+
 /// A TOML value as the text that the environment would carry: booleans as `on` and `off`, lists joined with
 /// commas.
 pub(crate) fn from_toml(value: &toml::Value) -> String {

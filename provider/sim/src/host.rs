@@ -83,7 +83,7 @@ impl SimEnv {
 }
 
 impl Env for SimEnv {
-    type Congestion = starverbs_core::congestion::Aimd;
+    type Congestion = starverbs_core::congestion::AnyWindow;
     type Engine = Box<starverbs_star::stateful::Stateful<SimEnv>>;
     type Sq = SimSq;
     type Rq = SimRq;

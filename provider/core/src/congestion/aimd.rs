@@ -1,7 +1,7 @@
 //! Additive increase, multiplicative decrease (RFC 5681's shape): the window doubles until the first loss,
 //! then grows by a packet per window and halves on loss.
 
-use super::Controller;
+use super::{Controller, WindowLimits};
 use crate::types::Nanos;
 
 /// Smallest window, bytes: a GSO batch.
@@ -24,9 +24,9 @@ pub struct Aimd {
 }
 
 impl Controller for Aimd {
-    /// A window of at most `max` bytes, but never less than a batch.
-    fn new(max: u32) -> Self {
-        let max = max.max(MIN_WINDOW);
+    /// A window of at most so many bytes, but never less than a batch.
+    fn new(limits: &WindowLimits) -> Self {
+        let max = limits.max.max(MIN_WINDOW);
         Aimd { window: START_WINDOW.min(max), threshold: max, max, last_cut: 0, before_cut: 0 }
     }
 
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn window_halves_once_per_burst_and_recovers() {
-        let mut c = Aimd::new(512 << 10);
+        let mut c = Aimd::new(&WindowLimits { max: 512 << 10, delay_target: None });
         assert!(c.on_loss(1_000_000, false));
         assert_eq!(c.window(), START_WINDOW / 2);
         assert!(!c.on_loss(1_000_001, false), "same burst");
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_wrong_timeout_is_undone() {
-        let mut c = Aimd::new(512 << 10);
+        let mut c = Aimd::new(&WindowLimits { max: 512 << 10, delay_target: None });
         c.on_loss(1_000_000, true);
         assert_eq!(c.window(), START_WINDOW / 2);
         c.undo_timeout();

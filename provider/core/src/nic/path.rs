@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
 use super::pace::Pace;
-use crate::congestion::Controller;
+use crate::congestion::{Controller, WindowLimits};
 use crate::error::NicError;
 use crate::room::{Room, TwoEnds};
 use crate::rtt::Rtt;
@@ -51,7 +51,7 @@ pub(crate) struct Paths<C> {
     /// In order of addresses
     by_gid: Vec<(Gid, PathId)>,
     paths: Vec<Path<C>>,
-    max: u32,
+    limits: WindowLimits,
     /// UD QPs of the card: any of them may wait on any path
     datagram_qps: usize,
 }
@@ -86,8 +86,8 @@ pub struct Path<C> {
 }
 
 impl<C: Controller> Paths<C> {
-    pub(crate) fn new(max: u32) -> Self {
-        Paths { by_gid: Vec::new(), paths: Vec::new(), max, datagram_qps: 0 }
+    pub(crate) fn new(limits: WindowLimits) -> Self {
+        Paths { by_gid: Vec::new(), paths: Vec::new(), limits, datagram_qps: 0 }
     }
 
     /// The path towards `dgid`, made if there is none. `Exhausted`: no memory.
@@ -96,11 +96,11 @@ impl<C: Controller> Paths<C> {
             Ok(at) => return Ok(self.by_gid[at].1),
             Err(place) => place,
         };
-        let (max, mut waiting) = (self.max, VecDeque::new());
+        let (limits, mut waiting) = (self.limits, VecDeque::new());
         waiting.make_room(self.datagram_qps)?;
         self.paths.make_room(self.paths.len() + 1)?;
         self.by_gid.make_room(self.paths.len() + 1)?;
-        self.paths.push_in_room(Path { waiting, ..Path::new(&dgid, max) });
+        self.paths.push_in_room(Path { waiting, ..Path::new(&dgid, &limits) });
         let id = PathId::at(self.paths.len() - 1);
         self.by_gid.insert(place, (dgid, id));
         Ok(id)
@@ -195,10 +195,10 @@ impl<C: Controller> Paths<C> {
 }
 
 impl<C: Controller> Path<C> {
-    /// The way to `dgid`, on which at most `max` bytes are in flight at once. Nobody may wait on it yet.
-    pub fn new(dgid: &Gid, max: u32) -> Self {
+    /// The way to `dgid`. Nobody may wait on it yet.
+    pub fn new(dgid: &Gid, limits: &WindowLimits) -> Self {
         Path {
-            congestion: C::new(max),
+            congestion: C::new(limits),
             inflight: 0,
             waiting: VecDeque::new(),
             users: 0,
@@ -319,7 +319,8 @@ impl<C: Controller> Path<C> {
     }
 
     /// A round trip was measured.
-    pub(crate) fn sample_rtt(&mut self, rtt: Nanos) {
+    pub(crate) fn sample_rtt(&mut self, now: Nanos, rtt: Nanos) {
+        self.congestion.on_delay(now, rtt);
         let rtt = u32::try_from(rtt).unwrap_or(u32::MAX);
         self.srtt = if self.srtt == 0 { rtt } else { self.srtt - self.srtt / 8 + rtt / 8 };
         self.doubled = 0;
@@ -352,11 +353,13 @@ mod tests {
     use super::*;
     use crate::congestion::Aimd;
 
+    const LIMITS: WindowLimits = WindowLimits { max: 1 << 20, delay_target: None };
+
     #[test]
     fn a_path_that_loses_is_probed_early_by_who_is_alone_on_it() {
-        let mut path = Path::<Aimd>::new(&Gid::default(), 1 << 20);
+        let mut path = Path::<Aimd>::new(&Gid::default(), &LIMITS);
         path.add(4096);
-        path.sample_rtt(300_000);
+        path.sample_rtt(0, 300_000);
         assert_eq!(path.probe_time(4096), None, "it loses nothing");
         path.lost(100);
         assert_eq!(path.probe_time(4096), Some(600_000));
@@ -370,7 +373,7 @@ mod tests {
 
     #[test]
     fn each_destination_has_one_path() {
-        let mut paths = Paths::<Aimd>::new(0);
+        let mut paths = Paths::<Aimd>::new(LIMITS);
         let gid = |n: u32| Gid((u128::from(n.wrapping_mul(0x9e37_79b9))).to_be_bytes());
         let ids: Vec<PathId> = (0..500).map(|n| paths.find(gid(n)).unwrap()).collect();
         for (n, id) in ids.iter().enumerate() {
@@ -381,7 +384,7 @@ mod tests {
 
     #[test]
     fn one_packet_always_flies() {
-        let mut paths = Paths::<Aimd>::new(0);
+        let mut paths = Paths::<Aimd>::new(LIMITS);
         let id = paths.find(Gid::default()).unwrap();
         let p = paths.get(id);
         assert!(p.admits(7, 1 << 20));
@@ -391,7 +394,7 @@ mod tests {
 
     #[test]
     fn waiters_take_turns() {
-        let mut paths = Paths::<Aimd>::new(0);
+        let mut paths = Paths::<Aimd>::new(LIMITS);
         let id = paths.find(Gid::default()).unwrap();
         (0..3).for_each(|_| {
             paths.make_room(id).unwrap();
@@ -418,7 +421,7 @@ mod tests {
 
     #[test]
     fn a_waiter_that_goes_holds_nobody_up() {
-        let mut paths = Paths::<Aimd>::new(0);
+        let mut paths = Paths::<Aimd>::new(LIMITS);
         let id = paths.find(Gid::default()).unwrap();
         paths.make_room(id).unwrap();
         paths.connect(PathId::default(), id);

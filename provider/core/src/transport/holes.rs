@@ -206,7 +206,7 @@ impl<E: Env> Ctx<'_, E> {
             let since = core::mem::take(&mut req.rtt_since);
             /* as in `progress_to`: behind the deadline this card did not run, or its clock jumped */
             let until = if req.deadline == 0 { self.now } else { self.now.min(req.deadline) };
-            self.sh.paths.get(self.qp.path).sample_rtt(until.saturating_sub(since));
+            self.sh.paths.get(self.qp.path).sample_rtt(self.now, until.saturating_sub(since));
         }
     }
 

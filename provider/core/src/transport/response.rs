@@ -127,7 +127,7 @@ impl<E: Env> Ctx<'_, E> {
         if let Some(since) = rtt {
             /* What lies behind the deadline is time in which this card did not run (it was stopped, or its
              * clock jumped): the timer would have put an end to the measuring. */
-            path.sample_rtt(self.now.min(deadline).saturating_sub(since));
+            path.sample_rtt(self.now, self.now.min(deadline).saturating_sub(since));
         }
         if outstanding {
             self.start_timer();

@@ -16,6 +16,7 @@ struct Stream {
     left: u64,
 }
 
+#[derive(Clone, Copy)]
 struct Load {
     /// Sending hosts
     hosts: u8,
@@ -34,6 +35,8 @@ struct Load {
     loss: f64,
     /// Selective repeat
     repeat: bool,
+    /// Windows are moved by delays, ns
+    delay_target: Option<u64>,
 }
 
 impl Load {
@@ -67,7 +70,7 @@ struct Outcome {
 
 fn run(load: &Load) -> Outcome {
     let faults = Faults { service: load.service, queue: load.queue, loss: load.loss, ..Faults::default() };
-    let cfg = NicConfig { repeat: load.repeat, ..NicConfig::default() };
+    let cfg = NicConfig { repeat: load.repeat, delay_target: load.delay_target, ..NicConfig::default() };
     let mut net = Net::new(load.hosts + 1, cfg, faults, 1);
     let setup = Setup { mtu: load.mtu, timeout: 14, retry_cnt: 7, ..Setup::default() };
     let cqs: Vec<SimCq> = (0..=load.hosts).map(|_| SimCq::new(1 << 16)).collect();
@@ -118,19 +121,22 @@ fn run(load: &Load) -> Outcome {
 }
 
 /// Four frames of 4 KiB a microsecond is what a core can take in; a default socket buffer holds some 50.
+const BASE: Load = Load {
+    hosts: 1,
+    qps: 1,
+    op: SendOp::Write,
+    len: 1 << 20,
+    count: 60,
+    mtu: Mtu::M4096,
+    service: 1_000,
+    queue: 50,
+    loss: 0.0,
+    repeat: true,
+    delay_target: None,
+};
+
 fn table() -> Vec<(&'static str, Load)> {
-    let base = Load {
-        hosts: 1,
-        qps: 1,
-        op: SendOp::Write,
-        len: 1 << 20,
-        count: 60,
-        mtu: Mtu::M4096,
-        service: 1_000,
-        queue: 50,
-        loss: 0.0,
-        repeat: true,
-    };
+    let base = BASE;
     vec![
         ("write 1 MiB", Load { ..base }),
         ("write 1 MiB, large buffer", Load { queue: 400, ..base }),
@@ -172,5 +178,22 @@ fn slow_receivers_are_served_and_not_given_up() {
         );
         assert!(out.goodput > load.least(), "{name}: {out:?}");
         assert!(load.loss > 0.0 || out.waste < 0.25, "{name}: {out:?}");
+    }
+}
+
+/// By delays senders find the pace before the buffer is full, where losses tell it too late: as much goodput,
+/// and nothing is sent twice once they have found it.
+#[test]
+fn windows_by_delay_fill_no_buffer() {
+    for (name, load) in [
+        ("write 1 MiB from 4 hosts", Load { hosts: 4, count: 60, ..BASE }),
+        ("write 64 KiB x 4 QPs from 4 hosts", Load { hosts: 4, qps: 4, len: 64 << 10, count: 240, ..BASE }),
+        ("read 1 MiB", Load { op: SendOp::Read, count: 200, ..BASE }),
+    ] {
+        let by_loss = run(&load);
+        let by_delay = run(&Load { delay_target: Some(30_000), ..load });
+        println!("{name:36} by loss {by_loss:?}\n{:36} by delay {by_delay:?}", "");
+        assert!(by_delay.goodput > 0.9 * by_loss.goodput, "{name}: {by_delay:?}, {by_loss:?}");
+        assert!(by_delay.waste <= by_loss.waste / 2.0, "{name}: {by_delay:?}, {by_loss:?}");
     }
 }

@@ -416,6 +416,7 @@ fn config(settings: &Settings, info: &DeviceInfo) -> NicConfig {
         max_msg: MAX_MSG,
         max_rd_atomic: MAX_RD_ATOM as u8,
         window: settings.window.unwrap_or(NicConfig::default().window),
+        delay_target: settings.delay_target.map(|target| target.as_nanos() as Nanos),
         repeat: settings.repeat,
         credits: settings.credits,
         max_groups: info.attr.max_mcast_grp,

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::vec::Vec;
 
-use starverbs_core::congestion::Aimd;
+use starverbs_core::congestion::{Aimd, WindowLimits};
 use starverbs_core::engine::{TakenRecv, TransmitStatus};
 use starverbs_core::env::{self, Dma, Env, Port};
 use starverbs_core::mr::{MemoryRule, MrAttr, Plain};
@@ -295,7 +295,7 @@ impl World {
         let av = Av { dgid: SL, sgid: SF, ..Av::default() };
         let peer = SlPeer { av, port: 4793, control_port: 4794, qpn: SL_QPN, epoch: EPOCH };
         let (env, mrs_of, srqs) = (&mut sf, &mut mrs, &mut NoSrq);
-        let mut path = Path::new(&SL, 1 << 20);
+        let mut path = Path::new(&SL, &WindowLimits { max: 1 << 20, delay_target: None });
         let registry_of = &mut registry;
         let mut lent =
             CardCtx { env, mrs: mrs_of, registry: registry_of, srqs, path: &mut path, stats: &stats, now: 1 };

@@ -192,7 +192,7 @@ fn change_marked(addr: u64, change: impl FnOnce(u64) -> u64) -> Option<u64> {
 }
 
 impl Env for HostEnv {
-    type Congestion = starverbs_core::congestion::Aimd;
+    type Congestion = starverbs_core::congestion::AnyWindow;
     type Engine = HostEngine;
     type Sq = CardSq;
     type Rq = CardRq;
