@@ -204,7 +204,7 @@ static void server(const char *port)
 	for (uint64_t key = 1; key <= KEYS; key++)
 		put(key);
 	socket = tcp(NULL, port);
-	if (pthread_create(&thread, NULL, serve_tcp, &socket))
+	if (pthread_create(&thread, NULL, serve_tcp, &socket) || pthread_detach(thread))
 		die("pthread_create");
 	if (rdma_listen(listener, 1) || rdma_get_request(listener, &id))
 		die("rdma_listen, rdma_get_request");
@@ -223,8 +223,6 @@ static void server(const char *port)
 	events = (struct pollfd){ .fd = id->channel->fd, .events = POLLIN };
 	if (poll(&events, 1, -1) < 0)
 		die("poll");
-	pthread_join(thread, NULL);
-	close(socket);
 	stardv_unload_kernel(id->qp->pd, OP_GET);
 	end(id, mr);
 	rdma_destroy_ep(listener);

@@ -242,7 +242,8 @@ static inline const struct stardv_rpc_record *stardv_rpc_answer(const void *regi
 }
 
 /* Makes a work request of a program's answer to an RPC: an RDMA WRITE of the bytes that its SGEs have,
- * `length` bytes of data and a struct stardv_rpc_record behind them. The program fills in the rest. */
+ * `length` bytes of data and a struct stardv_rpc_record behind them; of STARDV_RPC_BARE without the record,
+ * where all is well. The program fills in the rest. */
 static inline void stardv_rpc_reply(struct ibv_send_wr *wr, const struct stardv_rpc_target *to,
 				    uint32_t length)
 {
@@ -304,7 +305,8 @@ int stardv_load_module(struct ibv_pd *pd, uint64_t op, const void *module, size_
  * at most: no queue pair, no struct stardv_rpc_target. `record` says how it ended; `record->length` bytes of
  * data stand at the front of `answer`, whose room may be 0. The kernel reads and writes the domain's regions
  * by their keys, writes with IBV_ACCESS_LOCAL_WRITE, and may send by its queue pairs that are for RPCs, ahead
- * of what is posted when this has returned. 0, or EINVAL, ENOMEM, EOPNOTSUPP, EIO (a forked
+ * of what is posted when this has returned; not between ibv_wr_start and ibv_wr_complete of those.
+ * 0, or EINVAL, ENOMEM, EOPNOTSUPP, EIO (a forked
  * child). */
 int stardv_call_kernel(struct ibv_pd *pd, uint64_t op, const void *params, size_t len, void *answer,
 		       size_t room, struct stardv_rpc_record *record);

@@ -1,7 +1,7 @@
 /*
  * Kernels that are modules, through the C ABI: what they answer, one that takes the place of another while
  * RPCs come, and what hostile ones can do: fail.
- * usage: module none | module serve | module HOSTILE FILTER...
+ * usage: module none | module serve | module HOSTILE SENDER FILTER...
  */
 #include "../abi/check.h"
 #include "../abi/connect.h"
@@ -238,6 +238,46 @@ static void program(const struct file *module)
 	CHECK(!ibv_dereg_mr(own[0]) && !ibv_dereg_mr(own[1]));
 }
 
+/* What a kernel of this program's own sends by a queue pair stands before what the program posts then; for a
+ * peer it sends nothing. */
+static void sends(const struct file *sender)
+{
+	enum { TIMES = 40, WORD = 4711 };
+	struct {
+		uint32_t qpn;
+		uint32_t key;
+		uint64_t va;
+		uint32_t times;
+		uint32_t word;
+	} params = { qps[0]->qp_num, mr->rkey, (uintptr_t)memory.values, TIMES, WORD };
+	const uint32_t *words = (const uint32_t *)memory.values;
+	struct ibv_send_wr last = { .opcode = IBV_WR_RDMA_WRITE }, *bad;
+	struct stardv_rpc_record record;
+	struct ibv_wc wc;
+
+	CHECK(!load(OP, sender, 0));
+	memset(memory.values, 0, sizeof(memory.values));
+	CHECK(!stardv_call_kernel(pd, OP, &params, sizeof(params), NULL, 0, &record));
+	CHECK(record.code == STARDV_RPC_OK);
+	last.wr.rdma.remote_addr = (uintptr_t)memory.values;
+	last.wr.rdma.rkey = mr->rkey;
+	CHECK(!ibv_post_send(qps[0], &last, &bad));
+	while (!ibv_poll_cq(cq, 1, &wc))
+		;
+	CHECK(wc.status == IBV_WC_SUCCESS);
+	for (int i = 0; i < TIMES; i++)
+		CHECK(words[i] == WORD);
+	CHECK(!words[TIMES]);
+	params.qpn = 0xffffff;
+	CHECK(!stardv_call_kernel(pd, OP, &params, sizeof(params), NULL, 0, &record));
+	CHECK(record.code == STARDV_RPC_ACCESS);
+	params.qpn = qps[1]->qp_num;
+	_Static_assert(sizeof(params) == sizeof(memory.params) - sizeof(memory.params.target), "they fit");
+	memcpy((char *)&memory.params + sizeof(memory.params.target), &params, sizeof(params));
+	CHECK(call(OP, sizeof(params)).code == STARDV_RPC_ACCESS);
+	CHECK(!stardv_unload_kernel(pd, OP));
+}
+
 /* Others take its place between RPCs: no RPC finds none. */
 static void swaps(const struct file *modules, int count)
 {
@@ -302,12 +342,13 @@ int main(int argc, char **argv)
 	} else {
 		for (int i = 0; i < count; i++)
 			modules[i] = read_file(argv[i + 1]);
-		refusals(&modules[1]);
-		for (int i = 1; i < count; i++)
+		refusals(&modules[2]);
+		for (int i = 2; i < count; i++)
 			answers(&modules[i]);
-		swaps(modules + 1, count - 1);
-		survives(&modules[0], &modules[1]);
-		program(&modules[1]);
+		swaps(modules + 2, count - 2);
+		survives(&modules[0], &modules[2]);
+		program(&modules[2]);
+		sends(&modules[1]);
 		for (int i = 0; i < count; i++)
 			free(modules[i].bytes);
 	}

@@ -34,7 +34,8 @@ if ! command -v wasm-ld >/dev/null ||
 fi
 build "$tmp/filter-c.wasm" "$root/examples/kernels/filter.c"
 build "$tmp/hostile.wasm" "$root/tests/kernels/hostile.c"
-modules=("$tmp/hostile.wasm" "$tmp/filter-c.wasm")
+build "$tmp/sender.wasm" "$root/tests/kernels/sender.c"
+modules=("$tmp/hostile.wasm" "$tmp/sender.wasm" "$tmp/filter-c.wasm")
 if [[ -d $(rustc --print sysroot)/lib/rustlib/wasm32-unknown-unknown ]]; then
     build "$tmp/filter-rust.wasm" "$root/examples/kernels/filter"
     modules+=("$tmp/filter-rust.wasm")
@@ -58,10 +59,14 @@ says() {
 says ready
 kernel load "$pid" 0x77 "$tmp/filter-c.wasm"
 says answers
-for module in "${modules[@]:1}"; do kernel load "$pid" 119 "$module"; done
+for module in "${modules[@]:2}"; do kernel load "$pid" 119 "$module"; done
 kernel list "$pid" | grep -qE '^ +[0-9]+ +0x77 +module$' || fail "not listed: $(kernel list "$pid")"
-! kernel load "$pid" 0x77 "$tmp/hostile.wasm" --pd 77 2>"$tmp/why" || fail "loaded where no domain is"
-! kernel unload "$pid" any 2>"$tmp/why" || fail "unloaded what is not there"
+refused() {
+    ! kernel "${@:2}" 2>"$tmp/why" || fail "not refused: ${*:2}"
+    grep -q "$1" "$tmp/why" || fail "refused, but: $(cat "$tmp/why")"
+}
+refused 'no such object' load "$pid" 0x77 "$tmp/filter-c.wasm" --pd 77
+refused 'no such object' unload "$pid" any
 kernel unload "$pid" 0x77
 says 'no kernel'
 wait "$pid"

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use starverbs_core::{FrameMeta, Gid};
 
+use crate::peer::socket::Credentials;
+use crate::peer::trust;
 use crate::registry::socket_name;
 
 const MAGIC: [u8; 4] = *b"SVB1";
@@ -180,10 +182,17 @@ fn decode_answer(rest: &[u8]) -> Option<SteeringAnswer> {
 pub struct ToolRequest {
     pub(crate) from: libc::sockaddr_un,
     pub(crate) from_len: libc::socklen_t,
-    /// Who asks may have this process's card changed: it is of the same user, or root's
-    pub may_change: bool,
+    pub(crate) who: Option<Credentials>,
     /// What it asks
     pub text: Vec<u8>,
+}
+
+impl ToolRequest {
+    /// Whether who asks may have this process's card changed: root, or a process of the same user, groups and
+    /// capabilities, where this one keeps no secrets from its user.
+    pub fn may_change(&self) -> bool {
+        self.who.as_ref().is_some_and(|who| who.uid == 0 || trust::trusts(who))
+    }
 }
 
 impl std::fmt::Debug for ToolRequest {

@@ -10,6 +10,7 @@ use std::os::fd::RawFd;
 use starverbs_core::{FrameMeta, Gid};
 
 use crate::BackendError;
+use crate::peer::socket::Credentials;
 use crate::zeroed::Zeroed;
 
 /// Largest datagram, joined or not.
@@ -168,16 +169,18 @@ impl Inbox {
         (unsafe { self.names[at].unix }, len)
     }
 
-    /// The user whose process sent unix datagram `at`, as the kernel says: one of those that it may act as.
-    pub(crate) fn unix_user(&self, at: usize) -> Option<u32> {
-        let mut user = None;
+    /// Whose process sent unix datagram `at`, as the kernel says.
+    pub(crate) fn unix_credentials(&self, at: usize) -> Option<Credentials> {
+        let mut who = None;
         for_each_control(self.control(at), |level, kind, data| {
             // struct ucred: process, user, group
-            if (level, kind) == (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) {
-                user = data.get(4..).and_then(int).map(i32::cast_unsigned);
+            if (level, kind) == (libc::SOL_SOCKET, libc::SCM_CREDENTIALS)
+                && let [Some(pid), Some(uid), Some(gid)] = [0, 4, 8].map(|at| data.get(at..).and_then(int))
+            {
+                who = Some(Credentials { pid, uid: uid.cast_unsigned(), gid: gid.cast_unsigned() });
             }
         });
-        user
+        who
     }
 
     fn control(&self, at: usize) -> &[u8] {

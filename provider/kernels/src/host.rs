@@ -17,6 +17,8 @@ pub(crate) struct TestHost {
     /// What queue pairs were to send
     pub(crate) sent: Vec<(u32, RegionRange, Vec<u8>)>,
     full: bool,
+    /// Calls are the card's own program's, and not a peer's
+    pub(crate) own: bool,
     run: KernelRun,
 }
 
@@ -31,6 +33,7 @@ impl TestHost {
             before_read: None,
             sent: vec![],
             full: false,
+            own: false,
             run: KernelRun::new(1).expect("memory"),
         }
     }
@@ -67,7 +70,9 @@ impl TestHost {
         input: Input,
         begins: bool,
     ) -> (Code, Vec<u8>) {
-        let mut run = core::mem::take(&mut self.run);
+        let own = || KernelRun::new(0).expect("memory");
+        let peers = core::mem::take(&mut self.run);
+        let (mut run, peers) = if self.own { (own(), Some(peers)) } else { (peers, None) };
         run.load(data, begins);
         let mut outcome = kernel.start(&mut run, input).err();
         let mut steps = 0;
@@ -92,7 +97,7 @@ impl TestHost {
             (Code::Ok, None) => run.reply_bytes().to_vec(),
             _ => vec![],
         };
-        self.run = run;
+        self.run = peers.unwrap_or(run);
         (code, answer)
     }
 }

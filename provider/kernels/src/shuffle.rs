@@ -6,7 +6,8 @@
 //! room is dropped and counted; the flush then ends with OVERFLOW.
 //!
 //! On the sender's card (4: send kernels) the stream is a region of its own, and partitions lie at the peers
-//! of queue pairs.
+//! of queue pairs. What the card's own program has begun is its alone: it writes and sends with other rights
+//! than peers have.
 
 use starverbs_core::strom::{Code, Input, Kernel, KernelRun, Poll, RegionRange};
 use zerocopy::byteorder::little_endian::{U32, U64};
@@ -74,6 +75,8 @@ pub struct Shuffle {
     /// Values that wait, `depth` for each partition
     buffers: Box<[[u8; 8]]>,
     depth: usize,
+    /// The card's own program has begun it, and not a peer
+    own: bool,
     /// Low bits of a value that name its partition
     mask: usize,
     lost: u64,
@@ -83,7 +86,7 @@ impl Default for Shuffle {
     fn default() -> Self {
         let lanes = vec![Lane::default(); PARTITIONS].into_boxed_slice();
         let buffers = vec![[0; 8]; BUFFERED].into_boxed_slice();
-        Shuffle { lanes, buffers, depth: DEEPEST, mask: 0, lost: 0 }
+        Shuffle { lanes, buffers, depth: DEEPEST, own: false, mask: 0, lost: 0 }
     }
 }
 
@@ -192,13 +195,20 @@ impl Shuffle {
 
 impl Kernel for Shuffle {
     fn start(&mut self, run: &mut KernelRun, input: Input) -> Result<(), Code> {
+        let by_program = run.qpn() == 0;
         if input != Input::Params {
             run.regs = [0; 8];
-            return Ok(());
+            return if self.own { Err(Code::Access) } else { Ok(()) };
         }
         let (params, rest) = Params::read_from_prefix(run.bytes()).map_err(|_| Code::BadParam)?;
         match params.command.get() {
-            BEGIN => self.begin(&params),
+            BEGIN if by_program || !self.own => {
+                self.begin(&params)?;
+                self.own = by_program;
+                Ok(())
+            }
+            /* nor has a peer anything sent */
+            _ if by_program != self.own || (!by_program && params.qpn.get() != 0) => Err(Code::Access),
             HISTOGRAM => self.set(&params, rest),
             FLUSH => Ok(()),
             STREAM => {
@@ -290,6 +300,7 @@ mod tests {
     fn a_region_is_sent_to_its_partitions() {
         for (bits, count, most) in [(1, 5000u64, DEEPEST), (4, 5000, DEEPEST), (10, 40_000, 16), (3, 0, 0)] {
             let (mut host, mut kernel) = (TestHost::new(BASE, 1 << 20), Shuffle::default());
+            host.own = true;
             let values: Vec<u64> = (0..count).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 7).collect();
             values.iter().enumerate().for_each(|(at, value)| {
                 host.put(BASE + at as u64 * 8, &value.to_le_bytes());
@@ -316,6 +327,37 @@ mod tests {
                 assert_eq!(*got, wanted.flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>());
             }
         }
+    }
+
+    /// What the card's own program has begun no peer changes, ends or sees; and a peer sends nothing.
+    #[test]
+    fn the_programs_own_is_nobody_elses() {
+        let (mut host, mut kernel) = (TestHost::new(BASE, 4096), Shuffle::default());
+        let place = Partition { to: BASE.into(), len: 64.into() };
+        let by_queue_pair = Params { qpn: 7.into(), ..command(HISTOGRAM, TestHost::KEY, 0) };
+        let own = |host: &mut TestHost, kernel: &mut Shuffle, params: Params, rest: &[u8]| {
+            host.own = true;
+            let (code, _) = ask(host, kernel, params, rest);
+            host.own = false;
+            code
+        };
+        assert_eq!(ask(&mut host, &mut kernel, command(BEGIN, 1, 0), &[]).0, Code::Ok);
+        assert_eq!(ask(&mut host, &mut kernel, by_queue_pair, place.as_bytes()).0, Code::Access);
+        assert_eq!(own(&mut host, &mut kernel, command(FLUSH, 0, 0), &[]), Code::Access);
+        assert_eq!(own(&mut host, &mut kernel, command(BEGIN, 1, 0), &[]), Code::Ok);
+        assert_eq!(own(&mut host, &mut kernel, by_queue_pair, place.as_bytes()), Code::Ok);
+        for params in
+            [command(BEGIN, 1, 0), command(HISTOGRAM, 0, 0), command(FLUSH, 0, 0), command(STREAM, 0, 0)]
+        {
+            assert_eq!(ask(&mut host, &mut kernel, params, place.as_bytes()).0, Code::Access);
+        }
+        assert_eq!(host.feed(&mut kernel, &[0; 64], true, true), Code::Access);
+        assert_eq!(
+            own(&mut host, &mut kernel, command(STREAM, TestHost::KEY, 0), place.as_bytes()),
+            Code::Ok
+        );
+        assert_eq!(own(&mut host, &mut kernel, command(FLUSH, 0, 0), &[]), Code::Ok);
+        assert_eq!(host.sent.iter().map(|(qpn, _, data)| (*qpn, data.len())).collect::<Vec<_>>(), [(7, 64)]);
     }
 
     #[test]

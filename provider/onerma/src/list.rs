@@ -5,14 +5,14 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 /// The number of a place. The greatest is none's.
-pub(crate) trait Place: Copy + PartialEq {
+pub(crate) trait ListPlace: Copy + PartialEq {
     /// No place
     const NONE: Self;
     /// Where it is in the table.
     fn index(self) -> usize;
 }
 
-impl Place for u16 {
+impl ListPlace for u16 {
     const NONE: Self = u16::MAX;
 
     fn index(self) -> usize {
@@ -20,7 +20,7 @@ impl Place for u16 {
     }
 }
 
-impl Place for u32 {
+impl ListPlace for u32 {
     const NONE: Self = u32::MAX;
 
     fn index(self) -> usize {
@@ -42,14 +42,14 @@ struct ListLink<P> {
     after: P,
 }
 
-impl<P: Place> ListLink<P> {
+impl<P: ListPlace> ListLink<P> {
     const NONE: Self = ListLink { before: P::NONE, after: P::NONE };
 }
 
 /// The neighbours of each place.
 pub(crate) struct Neighbours<P = u16>(Vec<ListLink<P>>);
 
-impl<P: Place> Neighbours<P> {
+impl<P: ListPlace> Neighbours<P> {
     /// Of no places.
     pub(crate) const fn none() -> Self {
         Neighbours(Vec::new())
@@ -84,7 +84,7 @@ pub(crate) struct List<P = u16> {
     last: P,
 }
 
-impl<P: Place> List<P> {
+impl<P: ListPlace> List<P> {
     /// An empty one.
     pub(crate) const fn new() -> Self {
         List { first: P::NONE, last: P::NONE }

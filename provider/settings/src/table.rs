@@ -198,9 +198,9 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "DELAY_TARGET",
         allowed: "a time with its unit, as 50us, or off",
-        about: "Has that window grow while round trips take less than this, and shrink when they take longer, \
-                by the algorithm of 1RMA ([decision](decisions/0024-windows-by-delay.md)); off: losses shrink \
-                it, and delays do not.",
+        about: "Has that window grow while round trips take less than this, and shrink when they take \
+                longer, by the algorithm of 1RMA ([decision](decisions/0024-windows-by-delay.md)); off: \
+                losses shrink it, and delays do not.",
         set: |s, v| put(&mut s.delay_target, value::target(v)),
         get: |s| or(&s.delay_target, "off", |target| format!("{}ns", target.as_nanos())),
     },

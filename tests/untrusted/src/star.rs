@@ -8,7 +8,7 @@
 
 use std::rc::Rc;
 
-use starverbs_core::congestion::Aimd;
+use starverbs_core::congestion::{AnyWindow, WindowLimits};
 use starverbs_core::engine::{TakenRecv, TransmitStatus};
 use starverbs_core::mr::{MemoryRule, MrAttr, MrTable};
 use starverbs_core::nic::Path;
@@ -30,6 +30,8 @@ use starverbs_star::wire::{CardHalf, HEADER_LEN, PREFIX_LEN, StarPacket};
 
 use crate::bytes::Bytes;
 
+const LIMITS: WindowLimits = WindowLimits { max: 1 << 20, delay_target: None };
+
 const SL: usize = 0;
 const SF: usize = 1;
 const QPNS: [Qpn; 2] = [0x1001, 0x2001];
@@ -45,7 +47,7 @@ struct World {
     sf: Stateful<SimEnv>,
     bounds: Bounds,
     registry: RuleRegistry,
-    path: Path<Aimd>,
+    path: Path<AnyWindow>,
     mrs: MrTable,
     stats: [Rc<Counters>; 2],
     sqs: [SimSq; 2],
@@ -66,7 +68,7 @@ impl SharedReceives for NoSrq {
 
 fn card_of<'a>(
     host: &'a mut SimHost,
-    (mrs, registry, path): (&'a mut MrTable, &'a mut RuleRegistry, &'a mut Path<Aimd>),
+    (mrs, registry, path): (&'a mut MrTable, &'a mut RuleRegistry, &'a mut Path<AnyWindow>),
     srqs: &'a mut NoSrq,
     stats: &'a Counters,
     now: u64,
@@ -174,7 +176,7 @@ impl World {
         let mut channel = ControlChannel::new();
         channel.accept();
         let mut none = NoSrq;
-        let mut path = Path::new(&Gid::default(), 1 << 20);
+        let mut path = Path::new(&Gid::default(), &LIMITS);
         let mut card =
             card_of(&mut net.hosts[SF], (&mut mrs, &mut registry, &mut path), &mut none, &stats[SF], 1);
         let sf = Stateful::new(&mut card, local, setup, peer, channel).expect("a good set-up");

@@ -15,6 +15,9 @@ use crate::{Failure, stat};
 /// How long a process may take to list its kernels, or to compile one.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
+/// What a list of kernels begins with.
+const LIST_HEAD: &str = "pd op kernel\n";
+
 /// Kernels that run on the card (StRoM): build your own, and change those of running programs
 #[derive(clap::Args)]
 #[command(after_help = "Programs load them with stardv_load_kernel(3) and stardv_load_module(3).")]
@@ -108,10 +111,9 @@ pub(crate) fn kernel(args: &Args) -> Result<(), Failure> {
 fn list(pid: Option<u32>) -> Result<(), Failure> {
     for User { pid, command, page, .. } in users::of(pid, |_| false)? {
         match users::ask(&page, b"kernels", ANSWER_LIMIT) {
-            Ok(kernels) if kernels.lines().count() > 1 => {
-                print!("{pid} {command}\n{}", stat::aligned(&kernels))
-            }
-            Ok(_) => {}
+            /* none, or a card that knows nothing of them */
+            Ok(kernels) if kernels == LIST_HEAD || !kernels.starts_with(LIST_HEAD) => {}
+            Ok(kernels) => print!("{pid} {command}\n{}", stat::aligned(&kernels)),
             Err(why) => eprintln!("{pid} {command}: {why}"),
         }
     }
@@ -121,14 +123,19 @@ fn list(pid: Option<u32>) -> Result<(), Failure> {
 /// Has a process change what answers an op-code.
 fn change(pid: u32, verb: &str, (domain, op): (Option<u32>, u64), file: &[u8]) -> Result<(), Failure> {
     let domain = domain.map_or_else(|| "-".to_owned(), |domain| domain.to_string());
-    let mut text = format!("{verb} {domain} {op}").into_bytes();
+    let user = users::one(pid, false)?;
+    /* its own number for itself, which another PID namespace may have given */
+    let mut text = format!("{verb} {} {domain} {op}", user.page.pid).into_bytes();
     if !file.is_empty() {
         text.extend([b" ", file].concat());
     }
-    let user = users::one(pid)?;
-    let failed = |why: String| Failure::new(1, format!("process {pid}: {why}"));
-    let said = users::ask(&user.page, &text, ANSWER_LIMIT).map_err(failed)?;
-    said.strip_prefix("error: ").map_or(Ok(()), |why| Err(failed(why.trim_end().to_owned())))
+    let failed = |why: &str| Failure::new(1, format!("process {pid}: {why}"));
+    let said = users::ask(&user.page, &text, ANSWER_LIMIT).map_err(|why| failed(&why))?;
+    match said.strip_prefix("error: ") {
+        _ if said == "ok\n" => Ok(()),
+        Some(why) => Err(failed(why.trim_end())),
+        None => Err(failed("its card does not change kernels: it is a board, or of another version")),
+    }
 }
 
 fn default_output(source: &Path) -> Result<PathBuf, Failure> {

@@ -5,20 +5,23 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Subcommand;
+use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::TLS13;
-use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+use rustls::{
+    ClientConfig, ClientConnection, ConnectionCommon, RootCertStore, ServerConfig, ServerConnection,
+    StreamOwned,
+};
 
 use crate::Failure;
 
@@ -26,8 +29,9 @@ use crate::Failure;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes of a file.
 const LONGEST: u64 = 1 << 20;
-/// Most clients at a time.
-const CLIENTS: u32 = 64;
+/// Most clients at a time, and of one address.
+const CLIENTS: usize = 64;
+const OF_ADDRESS: usize = 8;
 
 /// Hand out and fetch keys of 1RMA's regions, over TLS
 #[derive(clap::Args)]
@@ -79,6 +83,8 @@ struct Identity {
 }
 
 pub(crate) fn keys(args: &Args) -> Result<(), Failure> {
+    // SAFETY: nothing runs yet that has a handler. An end that is gone is an error of a write's, no signal.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     match &args.what {
         What::Serve { file, listen, identity } => serve(file, *listen, identity),
         What::Fetch { from, output, watch, identity } => {
@@ -88,7 +94,7 @@ pub(crate) fn keys(args: &Args) -> Result<(), Failure> {
             loop {
                 /* who watches goes on with the keys that it has */
                 if let Err(failure) = once() {
-                    eprintln!("starverbs: {}", failure.message);
+                    say(format_args!("{}", failure.message));
                 }
                 std::thread::sleep(Duration::from_secs(*seconds));
             }
@@ -133,7 +139,10 @@ fn server_config(identity: &Identity) -> Result<ServerConfig, Failure> {
     let config = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
     let config = config.map_err(|error| wrong(&error))?.with_client_cert_verifier(clients);
     let config = config.with_single_cert(identity.certificates()?, identity.private_key()?);
-    config.map_err(|error| failed(identity.cert.display())(&error))
+    let mut config = config.map_err(|error| failed(identity.cert.display())(&error))?;
+    /* a session that is taken up again looks at no certificate, which may have ended */
+    (config.send_tls13_tickets, config.session_storage) = (0, Arc::new(NoServerSessionStorage {}));
+    Ok(config)
 }
 
 fn client_config(identity: &Identity) -> Result<ClientConfig, Failure> {
@@ -141,7 +150,9 @@ fn client_config(identity: &Identity) -> Result<ClientConfig, Failure> {
     let config = config.map_err(|error| failed("TLS")(&error))?;
     let config = config.with_root_certificates(identity.authorities()?);
     let config = config.with_client_auth_cert(identity.certificates()?, identity.private_key()?);
-    config.map_err(|error| failed(identity.cert.display())(&error))
+    let mut config = config.map_err(|error| failed(identity.cert.display())(&error))?;
+    config.resumption = Resumption::disabled();
+    Ok(config)
 }
 
 fn serve(file: &Path, listen: SocketAddr, identity: &Identity) -> Result<(), Failure> {
@@ -150,7 +161,7 @@ fn serve(file: &Path, listen: SocketAddr, identity: &Identity) -> Result<(), Fai
     let listener = TcpListener::bind(listen).map_err(|error| failed(listen)(&error))?;
     let at = listener.local_addr().unwrap_or(listen);
     println!("{} at {at}", file.display());
-    let clients = AtomicU32::new(0);
+    let clients = Clients::default();
     std::thread::scope(|scope| {
         for client in listener.incoming() {
             /* out of descriptors: some client will end */
@@ -158,21 +169,63 @@ fn serve(file: &Path, listen: SocketAddr, identity: &Identity) -> Result<(), Fai
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             };
-            if clients.fetch_add(1, Ordering::Relaxed) >= CLIENTS {
-                clients.fetch_sub(1, Ordering::Relaxed);
-                continue;
-            }
-            let (config, clients) = (&config, &clients);
-            scope.spawn(move || {
-                let who = client.peer_addr().map_or_else(|_| "somebody".to_owned(), |who| who.to_string());
-                if let Err(error) = hand_out(file, client, Arc::clone(config)) {
-                    eprintln!("starverbs: {who}: {error}");
+            let Some(place) = clients.enter(&client) else { continue };
+            let config = Arc::clone(&config);
+            let work = move || {
+                if let Err(error) = hand_out(file, client, config) {
+                    say(format_args!("{}: {error}", place.address));
                 }
-                clients.fetch_sub(1, Ordering::Relaxed);
-            });
+            };
+            if let Err(error) = std::thread::Builder::new().spawn_scoped(scope, work) {
+                say(format_args!("a client is not served: {error}"));
+            }
         }
         Ok(())
     })
+}
+
+/// Says something on standard error, which may be gone.
+fn say(what: std::fmt::Arguments<'_>) {
+    _ = writeln!(io::stderr(), "starverbs: {what}");
+}
+
+/// The addresses of the clients that there are.
+#[derive(Default)]
+struct Clients(Mutex<Vec<IpAddr>>);
+
+/// A client's place among them, until this is dropped.
+struct ClientPlace<'a> {
+    clients: &'a Clients,
+    address: IpAddr,
+}
+
+impl Clients {
+    fn addresses(&self) -> MutexGuard<'_, Vec<IpAddr>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for a client. `None`: there are enough, and of one address fewer than of all, so that nobody
+    /// keeps all others out.
+    fn enter(&self, client: &TcpStream) -> Option<ClientPlace<'_>> {
+        let address = client.peer_addr().ok()?.ip();
+        let mut all = self.addresses();
+        let room = all.len() < CLIENTS && all.iter().filter(|one| **one == address).count() < OF_ADDRESS;
+        if !room {
+            say(format_args!("{address}: not served, there are too many"));
+            return None;
+        }
+        all.push(address);
+        Some(ClientPlace { clients: self, address })
+    }
+}
+
+impl Drop for ClientPlace<'_> {
+    fn drop(&mut self) {
+        let mut all = self.clients.addresses();
+        if let Some(at) = all.iter().position(|one| *one == self.address) {
+            all.swap_remove(at);
+        }
+    }
 }
 
 /// The file, all of it. Not one that is longer than what a client takes.
@@ -185,28 +238,51 @@ fn contents(file: &Path) -> io::Result<Vec<u8>> {
 /// Gives a client the file, once it has shown its certificate, for which it has little time: those who have
 /// none are not to keep others out.
 fn hand_out(file: &Path, mut client: TcpStream, config: Arc<ServerConfig>) -> io::Result<()> {
-    client.set_write_timeout(Some(PATIENCE))?;
+    let deadline = Deadline::new(&client)?;
     let mut tls = ServerConnection::new(config).map_err(io::Error::other)?;
-    let end = Instant::now() + PATIENCE;
-    while tls.is_handshaking() {
-        while tls.wants_write() {
-            tls.write_tls(&mut client)?;
-        }
-        let left = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
-        client.set_read_timeout(Some(left.ok_or(io::ErrorKind::TimedOut)?))?;
-        if tls.read_tls(&mut client)? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        if let Err(error) = tls.process_new_packets() {
-            /* it hears why, if it still listens */
-            _ = tls.write_tls(&mut client);
-            return Err(io::Error::other(error));
-        }
-    }
+    deadline.shake_hands(&mut tls, &mut client)?;
     let mut tls = StreamOwned::new(tls, client);
     tls.write_all(&contents(file)?)?;
     tls.conn.send_close_notify();
     tls.flush()
+}
+
+/// When an exchange must be over.
+struct Deadline(Instant);
+
+impl Deadline {
+    /// From now on, for what is read; a write waits as long.
+    fn new(stream: &TcpStream) -> io::Result<Deadline> {
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Deadline(Instant::now() + PATIENCE))
+    }
+
+    /// Has the next read wait no longer.
+    fn bound(&self, stream: &TcpStream) -> io::Result<()> {
+        let left = self.0.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
+        stream.set_read_timeout(Some(left.ok_or(io::ErrorKind::TimedOut)?))
+    }
+
+    fn shake_hands<D>(&self, tls: &mut ConnectionCommon<D>, stream: &mut TcpStream) -> io::Result<()> {
+        while tls.is_handshaking() {
+            while tls.wants_write() {
+                tls.write_tls(stream)?;
+            }
+            if !tls.is_handshaking() {
+                break;
+            }
+            self.bound(stream)?;
+            if tls.read_tls(stream)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            if let Err(error) = tls.process_new_packets() {
+                /* it hears why, if it still listens */
+                _ = tls.write_tls(stream);
+                return Err(io::Error::other(error));
+            }
+        }
+        Ok(())
+    }
 }
 
 fn fetch(from: &str, output: &Path, config: &Arc<ClientConfig>) -> Result<(), Failure> {
@@ -220,14 +296,20 @@ fn receive(from: &str, config: &Arc<ClientConfig>) -> io::Result<Vec<u8>> {
     let mut refused = io::Error::other("no such host");
     let connect = |at: SocketAddr| TcpStream::connect_timeout(&at, PATIENCE);
     let stream = from.to_socket_addrs()?.find_map(|at| connect(at).map_err(|error| refused = error).ok());
-    let stream = stream.ok_or(refused)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let tls = ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;
-    let mut bytes = Vec::new();
-    /* an end without TLS's own close is an error: half a file is none */
-    StreamOwned::new(tls, stream).take(LONGEST + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > LONGEST { Err(io::Error::other("longer than 1 MiB")) } else { Ok(bytes) }
+    let mut stream = stream.ok_or(refused)?;
+    let deadline = Deadline::new(&stream)?;
+    let mut tls = ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;
+    deadline.shake_hands(&mut tls, &mut stream)?;
+    let (mut tls, mut bytes, mut piece) = (StreamOwned::new(tls, stream), Vec::new(), [0; 1 << 14]);
+    loop {
+        deadline.bound(&tls.sock)?;
+        /* an end without TLS's own close is an error: half a file is none */
+        match tls.read(&mut piece)? {
+            0 => return Ok(bytes),
+            len if (bytes.len() + len) as u64 > LONGEST => return Err(io::Error::other("longer than 1 MiB")),
+            len => bytes.extend_from_slice(piece.get(..len).unwrap_or_default()),
+        }
+    }
 }
 
 /// Puts the bytes there for this user alone; who reads the file meanwhile finds the old ones, or these.
@@ -235,8 +317,7 @@ fn replace(output: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut beside = output.as_os_str().to_owned();
     beside.push(format!(".{}", std::process::id()));
     let beside = Path::new(&beside);
-    let written = OpenOptions::new().write(true).create_new(true).mode(0o600).open(beside);
-    let written =
-        written.and_then(|mut file| file.write_all(bytes)).and_then(|()| fs::rename(beside, output));
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(beside)?;
+    let written = file.write_all(bytes).and_then(|()| fs::rename(beside, output));
     written.inspect_err(|_| drop(fs::remove_file(beside)))
 }

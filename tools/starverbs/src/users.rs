@@ -36,37 +36,25 @@ impl User {
 /// The process `pid`, or all that may be looked into. `with_qps` says whose queue pairs are asked for.
 ///
 /// # Errors
-/// The process asked for by number is gone, does not use the card, or is not ours to look into.
+/// As of [`one`], of a process asked for by number. Others that are gone or not ours to look into are
+/// nobody's error.
 pub(crate) fn of(pid: Option<u32>, with_qps: impl Fn(u32) -> bool) -> Result<Vec<User>, Failure> {
-    let pids = pid.map_or_else(stat::pids, |pid| vec![pid]);
-    let mut found = Vec::new();
-    for one in pids {
-        match stat::page_of(one) {
-            Ok(Some(page)) => {
-                let qps = with_qps(one).then(|| queue_pairs(&page));
-                found.push(User { pid: one, command: command(one), page, qps });
-            }
-            // Processes that are gone or not ours to look into are nobody's error, unless asked for by
-            // number.
-            Err(error) if pid.is_some() => {
-                return Err(Failure::new(1, format!("process {one}: {error}")));
-            }
-            Ok(None) if pid.is_some() => {
-                return Err(Failure::new(1, format!("process {one} does not use the card")));
-            }
-            Ok(None) | Err(_) => {}
-        }
+    match pid {
+        Some(pid) => Ok(vec![one(pid, with_qps(pid))?]),
+        None => Ok(stat::pids().into_iter().filter_map(|pid| one(pid, with_qps(pid)).ok()).collect()),
     }
-    Ok(found)
 }
 
-/// The process `pid`, without its queue pairs.
+/// The process `pid`.
 ///
 /// # Errors
-/// As of [`of`].
-pub(crate) fn one(pid: u32) -> Result<User, Failure> {
-    let found = of(Some(pid), |_| false)?.pop();
-    found.ok_or_else(|| Failure::new(1, format!("process {pid} does not use the card")))
+/// It is gone, does not use the card, or is not ours to look into.
+pub(crate) fn one(pid: u32, with_qps: bool) -> Result<User, Failure> {
+    let failed = |why: String| Failure::new(1, format!("process {pid} {why}"));
+    let page = stat::page_of(pid).map_err(|error| failed(format!("cannot be looked into: {error}")))?;
+    let page = page.ok_or_else(|| failed("does not use the card".to_owned()))?;
+    let qps = with_qps.then(|| queue_pairs(&page));
+    Ok(User { pid, command: command(pid), page, qps })
 }
 
 fn command(pid: u32) -> String {

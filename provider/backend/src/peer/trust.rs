@@ -57,7 +57,7 @@ fn is_plain() -> bool {
 }
 
 /// Whether a process at the other end of a session has credentials equal to this one's.
-pub(super) fn trusts(who: &Credentials) -> bool {
+pub(crate) fn trusts(who: &Credentials) -> bool {
     let own = std::process::id().to_string();
     /* another PID namespace's /proc has other processes under the same numbers */
     if who.pid <= 0 || !is_plain() || std::fs::read_link("/proc/self").ok() != Some(own.into()) {
@@ -67,13 +67,6 @@ pub(super) fn trusts(who: &Credentials) -> bool {
     let theirs = read(Path::new(&format!("/proc/{}", who.pid)));
     let of_socket = |facts: &Facts| (facts.uids[1], facts.gids[1]) == (who.uid, who.gid);
     matches!((ours, theirs), (Some(ours), Some(theirs)) if of_socket(&theirs) && are_equal(&ours, &theirs))
-}
-
-/// Whether a process of this user may have this one's card changed, as a debugger could.
-pub(crate) fn may_change_us(user: u32) -> bool {
-    // SAFETY: gives a number.
-    let own = unsafe { libc::geteuid() };
-    user == 0 || user == own && user != NOBODY && is_plain()
 }
 
 #[cfg(test)]
@@ -120,7 +113,5 @@ mod tests {
         assert_eq!(trusts(&own), is_plain() && uid != NOBODY && gid != NOBODY);
         assert!(!trusts(&Credentials { pid: 0, ..own }));
         assert!(!trusts(&Credentials { uid: uid + 1, ..own }));
-        assert!(may_change_us(0) && !may_change_us(uid + 1) && !may_change_us(NOBODY));
-        assert_eq!(may_change_us(uid), uid == 0 || is_plain());
     }
 }

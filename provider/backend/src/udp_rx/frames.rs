@@ -11,7 +11,6 @@ use super::mads::SPECIAL_BLOCK;
 use super::{Cursor, FrameOrigin, MULTICAST_BLOCK, REQUESTS, Rx};
 use crate::control::{self, CardMessage, RUN_HEADER, SENT, SteeringAnswer, StrayFrames, ToolRequest};
 use crate::handover::PassedOn;
-use crate::peer::trust::may_change_us;
 use crate::probe::{PROBE_OPCODE, PendingProbes, Probe, decode_check, is_own_host};
 use crate::registry;
 
@@ -229,9 +228,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             CardMessage::Request(text) => {
                 if self.requests.len() < REQUESTS {
                     let (from, from_len) = self.block_inbox.unix_sender(slot);
-                    let may_change = self.block_inbox.unix_user(slot).is_some_and(may_change_us);
-                    let text = text.to_vec();
-                    self.requests.push_back(ToolRequest { from, from_len, may_change, text });
+                    let (who, text) = (self.block_inbox.unix_credentials(slot), text.to_vec());
+                    self.requests.push_back(ToolRequest { from, from_len, who, text });
                 }
                 None
             }

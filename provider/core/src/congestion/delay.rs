@@ -1,5 +1,5 @@
-//! Windows moved by delays: algorithm 1 of 1RMA (section 6), with its constants, for packets of queue pairs. What
-//! it calls an operation, of 4 KB, is so many bytes here.
+//! Windows moved by delays: algorithm 1 of 1RMA (section 6), with its constants, for packets of queue pairs.
+//! What it calls an operation, of 4 KB, is so many bytes here.
 
 use super::{Controller, WindowLimits};
 use crate::types::Nanos;

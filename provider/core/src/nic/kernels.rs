@@ -28,6 +28,11 @@ impl OwnRequest {
         run.load(params, true);
         Ok(OwnRequest { run, kernel: None })
     }
+
+    /// Whether what it sends waits for room in a send queue, and so for the peer's acknowledgements.
+    pub fn waits(&self) -> bool {
+        !self.run.is_drained()
+    }
 }
 
 /// Where a kernel runs that this card's own program called.

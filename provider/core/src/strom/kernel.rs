@@ -191,7 +191,7 @@ impl KernelRun {
     #[must_use]
     pub fn write(&mut self, key: u32, va: u64, data: &[u8]) -> bool {
         let to = RegionRange { key, va, len: data.len() as u32 };
-        self.queue_out(DmaCommand::Write(to), data)
+        queue_out(&mut self.out, &mut self.commands, DmaCommand::Write(to), data)
     }
 
     /// Queues a WRITE of `data`, 4096 bytes at most, by a queue pair of the kernel's protection domain to a
@@ -200,28 +200,17 @@ impl KernelRun {
     #[must_use]
     pub fn send(&mut self, qpn: Qpn, key: u32, va: u64, data: &[u8]) -> bool {
         let to = RegionRange { key, va, len: data.len() as u32 };
-        data.len() <= MAX_REPLY && self.queue_out(DmaCommand::Send(qpn, to), data)
-    }
-
-    fn queue_out(&mut self, command: DmaCommand, data: &[u8]) -> bool {
-        let fits = self.out.len() + data.len() <= OUT && self.commands.len() < COMMANDS;
-        if fits {
-            self.out.extend_from_slice(data);
-        }
-        fits && self.queue(command)
+        data.len() <= MAX_REPLY
+            && queue_out(&mut self.out, &mut self.commands, DmaCommand::Send(qpn, to), data)
     }
 
     /// As `write`, of the packet's own bytes in `range`, which must lie in there.
     #[must_use]
     pub fn write_bytes(&mut self, key: u32, va: u64, range: core::ops::Range<usize>) -> bool {
-        let Some(data) = self.bytes.get(range) else { return false };
-        let fits = self.out.len() + data.len() <= OUT && self.commands.len() < COMMANDS;
-        if fits {
-            let len = data.len() as u32;
-            self.out.extend_from_slice(data);
-            return self.queue(DmaCommand::Write(RegionRange { key, va, len }));
-        }
-        false
+        let KernelRun { bytes, out, commands, .. } = self;
+        let Some(data) = bytes.get(range) else { return false };
+        let to = RegionRange { key, va, len: data.len() as u32 };
+        queue_out(out, commands, DmaCommand::Write(to), data)
     }
 
     fn queue(&mut self, command: DmaCommand) -> bool {
@@ -359,6 +348,16 @@ impl KernelRun {
     pub fn reply_bytes(&self) -> &[u8] {
         &self.reply
     }
+}
+
+/// Queues a command with its data, if there is room for both.
+fn queue_out(out: &mut Vec<u8>, commands: &mut Vec<DmaCommand>, command: DmaCommand, data: &[u8]) -> bool {
+    let fits = out.len() + data.len() <= OUT && commands.len() < COMMANDS;
+    if fits {
+        out.extend_from_slice(data);
+        commands.push_in_room(command);
+    }
+    fits
 }
 
 #[cfg(test)]

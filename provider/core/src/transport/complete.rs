@@ -76,7 +76,7 @@ impl<E: Env> Ctx<'_, E> {
             return self.own_done(&wqe, status);
         }
         if wqe.flags.contains(SendFlags::CARD) {
-            /* an answer: no completion says it */
+            /* an answer, or what a kernel sent: no completion says it */
             if status != WcStatus::WrFlushErr {
                 self.env.event(AsyncEvent::QpFatal(self.qp.qpn));
             }

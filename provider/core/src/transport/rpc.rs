@@ -392,7 +392,14 @@ impl<E: Env> Ctx<'_, E> {
         let Some(rpc) = self.qp.rpc.as_ref().filter(|_| self.qp.state == QpState::Rts) else {
             return KernelSend::Denied;
         };
-        let Some(slot) = rpc.take_slot() else { return KernelSend::Full };
+        if rpc.memory.slots < 2 {
+            return KernelSend::Denied;
+        }
+        /* one is left for the answer to a peer's RPC */
+        let slot = match rpc.take_slot() {
+            Some(slot) if rpc.free.count_ones() > 1 => slot,
+            _ => return KernelSend::Full,
+        };
         let memory = rpc.memory;
         let Some(own) = self.fill_slot(&memory, slot, data, &[]) else { return KernelSend::Denied };
         let wqe = SendWqe {

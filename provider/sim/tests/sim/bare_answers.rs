@@ -1,5 +1,5 @@
-//! Answers without a record (StRoM): the receive's completion says how long they are, and one that fills packets
-//! takes no other for its record.
+//! Answers without a record (StRoM): the receive's completion says how long they are, and one that fills
+//! packets takes no other for its record.
 
 use crate::common::rpc::{Echo, RpcPair};
 use starverbs_core::strom::{Code, MAX_REPLY, RECORD_LEN, ReplyFlags};

@@ -7,7 +7,7 @@ use crate::common::rpc::{RpcPair, SLOTS, speak};
 use starverbs_core::nic::OwnRequest;
 use starverbs_core::qp::RecvSource;
 use starverbs_core::strom::{Code, Input, Kernel, KernelRun, MAX_REPLY, Poll};
-use starverbs_core::{NicConfig, QpType, Qpn, SendOp, SendWqe, WcStatus};
+use starverbs_core::{NicConfig, QpState, QpType, Qpn, SendOp, SendWqe, WcStatus};
 use starverbs_sim::{Faults, Rng, Setup, SimCq, SimRq, SimSq};
 
 const OP: u64 = 0x53;
@@ -41,13 +41,17 @@ fn params((qpn, key, times): (Qpn, u32, u32), va: u64, data: &[u8]) -> Vec<u8> {
     [&words[..], &va.to_le_bytes(), data].concat()
 }
 
-/// Calls host 0's kernel, with time between its turns.
+/// Calls host 0's kernel.
 fn call(pair: &mut RpcPair, params: &[u8]) -> Code {
-    let mut own = OwnRequest::new(params).expect("memory");
+    finish(pair, &mut OwnRequest::new(params).expect("memory"))
+}
+
+/// Has host 0's kernel come to its end, with time between its turns.
+fn finish(pair: &mut RpcPair, own: &mut OwnRequest) -> Code {
     for _ in 0..200_000 {
         let now = pair.net.now();
         let host = &mut pair.net.hosts[0];
-        if let Some(code) = host.nic.call_kernel((&mut host.env, now), host.pd, OP, &mut own) {
+        if let Some(code) = host.nic.call_kernel((&mut host.env, now), host.pd, OP, own) {
             return code;
         }
         pair.net.transmit();
@@ -88,18 +92,48 @@ fn what_a_kernel_sends_arrives_once_and_in_order() {
     });
 }
 
-/// Slots that are used up come back, and answers to the peer's RPCs find theirs.
+/// Slots that are used up come back, and the answers to the peer's RPCs find theirs meanwhile.
 #[test]
-fn the_longest_ones_wait_for_room() {
+fn the_longest_ones_wait_for_room_and_leave_some() {
     let mut pair = sending(Faults::default(), &Setup::default(), 1);
     let (va, key) = pair.page[1];
     let data = vec![5; MAX_REPLY - 20];
-    let times = 3 * u32::from(SLOTS) + 1;
+    let (step, times) = (data.len() + 8, 3 * u32::from(SLOTS) + 1);
     let params = params((pair.qpn[0], key, times), va, &data);
-    assert_eq!(call(&mut pair, &params), Code::Ok);
+    /* nothing is acknowledged yet: all slots but one are taken */
+    let (mut own, now) = (OwnRequest::new(&params).unwrap(), pair.net.now());
+    let host = &mut pair.net.hosts[0];
+    assert_eq!(host.nic.call_kernel((&mut host.env, now), host.pd, OP, &mut own), None);
+    assert!(own.waits());
+    assert_eq!(host.nic.counters().tx_kernel_writes.get(), u64::from(SLOTS) - 1);
+    assert_eq!(finish(&mut pair, &mut own), Code::Ok);
     pair.run();
-    let step = data.len() + 8;
-    assert_eq!(pair.net.hosts[1].env.memory.read(va, 8 * step)[7 * step], 7);
+    assert_eq!(pair.net.hosts[0].nic.counters().tx_kernel_writes.get(), u64::from(times));
+    let there = pair.net.hosts[1].env.memory.read(va, times as usize * step).to_vec();
+    for (n, one) in there.chunks(step).enumerate() {
+        assert!(one[..8] == (n as u64).to_le_bytes() && one[8..].iter().all(|byte| *byte == 5), "{n}");
+    }
+}
+
+/// A queue pair that fails, or a kernel that goes, ends what waits.
+#[test]
+fn what_waits_ends_with_its_queue_pair_and_its_kernel() {
+    for unload in [false, true] {
+        let setup = Setup { timeout: 14, retry_cnt: 1, ..Setup::default() };
+        let mut pair = sending(Faults::default(), &setup, 1);
+        let (va, key) = pair.page[1];
+        pair.net.cut(0, 1, u64::MAX / 4);
+        let params = params((pair.qpn[0], key, 100), va, &[1; 1000]);
+        let (mut own, now) = (OwnRequest::new(&params).unwrap(), pair.net.now());
+        let host = &mut pair.net.hosts[0];
+        assert_eq!(host.nic.call_kernel((&mut host.env, now), host.pd, OP, &mut own), None);
+        if unload {
+            let id = host.nic.kernels()[0].id;
+            assert!(host.nic.unload_kernel(id).is_ok());
+        }
+        assert_eq!(finish(&mut pair, &mut own), Code::Access);
+        assert_eq!(pair.net.hosts[0].nic.query_qp(pair.qpn[0]).unwrap().state, QpState::Err);
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::common::*;
 use starverbs_core::strom::{Code, RECORD_LEN, ReplyFlags, ReplyHead, ReplyRecord, ReplyTarget, RpcAnswer};
 use starverbs_core::{QpType, SendFlags, SendOp, SendWqe, WcOpcode, WcStatus};
 use starverbs_kernels::get::{Bucket, HashEntry, Params};
-use starverbs_kernels::hll;
+use starverbs_kernels::{hll, shuffle};
 use starverbs_settings::Settings;
 use starverbs_verbs::{Builtin, Preference, Qp, QpInit, SendWr};
 use zerocopy::{FromBytes, IntoBytes};
@@ -124,6 +124,44 @@ fn a_program_calls_its_own_cards_kernel() {
     let foreign = Params { value_key: 0x1234.into(), ..params };
     assert_eq!(node.pd.call_kernel(OP, foreign.as_bytes(), &mut answer).unwrap(), (Code::Access, 0));
     assert_eq!(node.pd.call_kernel(OP, &[0; 4097], &mut answer).unwrap_err().errno(), EINVAL);
+}
+
+/// A send kernel: the values of a region go to partitions at the peer, though there are fewer slots than
+/// WRITEs, and no thread that takes their ACKs.
+#[test]
+fn a_kernel_sends_while_its_program_waits() {
+    const VALUES: usize = 6144;
+    for settings in [settings(), wire()] {
+        let a = Node::new(&Settings { progress_thread: false, ..settings.clone() });
+        let b = Node::new(&settings);
+        let (qa, qb) = (rpc_qp(&a), rpc_qp(&b));
+        connect(&a, &qa, &b, &qb);
+        a.pd.load_kernel(OP, Builtin::Shuffle).unwrap();
+        let values: Vec<u64> = (0..VALUES as u64).collect();
+        a.fill(0, &values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>());
+        let ask = |command: u32, number: u32, qpn: u32, place: Option<(u64, usize)>| {
+            let params = shuffle::Params {
+                command: command.into(),
+                number: number.into(),
+                qpn: qpn.into(),
+                ..shuffle::Params::default()
+            };
+            let place = place.map(|(to, len)| shuffle::Partition { to: to.into(), len: (len as u64).into() });
+            let more = place.as_ref().map_or(&[][..], IntoBytes::as_bytes);
+            let (code, _) = a.pd.call_kernel(OP, &[params.as_bytes(), more].concat(), &mut [0; 64]).unwrap();
+            assert_eq!(code, Code::Ok, "command {command}");
+        };
+        ask(shuffle::BEGIN, 0, 0, None);
+        ask(shuffle::HISTOGRAM, b.mr.rkey(), qa.number(), Some((b.addr(0), 8 * VALUES)));
+        ask(shuffle::STREAM, a.mr.lkey(), 0, Some((a.addr(0), 8 * VALUES)));
+        ask(shuffle::FLUSH, 0, 0, None);
+        /* what is posted now stands behind it */
+        let last = SendWr { op: SendOp::Write, rkey: b.mr.rkey(), remote_addr: b.addr(0), ..send(9, &[]) };
+        post(&qa, &last).unwrap();
+        assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+        let there = b.bytes(0, 8 * VALUES);
+        assert!(there.chunks(8).zip(&values).all(|(there, value)| there == value.to_le_bytes()));
+    }
 }
 
 /// docs/strom.lua decodes what two cards say to each other.

@@ -162,7 +162,7 @@ impl Soft {
     }
 
     #[cold]
-    pub(super) fn take_what_came(&self, shard: &mut Shard, now: Nanos) {
+    fn take_what_came(&self, shard: &mut Shard, now: Nanos) {
         /* A program may find by polls all that comes in here, and so never run the card by them. */
         self.maintain(shard, now);
         for _ in 0..ROUNDS {
@@ -225,13 +225,18 @@ impl Soft {
         if woken.iter().any(|woken| woken.revents != 0 && Some(woken.fd) == self.links.fd()) {
             self.links.refresh(&self.info.addrs);
         }
-        let Some(mut guard) = self.try_lock() else { return TurnResult::default() };
+        let Some(guard) = self.try_lock() else { return TurnResult::default() };
+        guard.stats.thread_runs.inc();
+        self.run_all(guard, Who::Thread)
+    }
+
+    /// A turn of who does not look at a completion queue: all that the card has to do.
+    pub(super) fn run_all(&self, mut guard: MutexGuard<'_, Shard>, who: Who) -> TurnResult {
         let shard = &mut *guard;
-        shard.stats.thread_runs.inc();
         let now = clock::now();
         self.take_doorbells(shard, now);
-        let (mut work, held_until) = self.take_batches(shard, now);
-        work += shard.star.run((&mut shard.nic, &mut shard.env), now, Who::Thread);
+        let (mut work, held_until) = self.take_batches(shard, now, who);
+        work += shard.star.run((&mut shard.nic, &mut shard.env), now, who);
         let served = shard.local.run_at_last((&mut shard.nic, &mut shard.env), now);
         if served > 0 {
             shard.local.busy = 0;
@@ -267,11 +272,11 @@ impl Soft {
 
     /// Handles what has come; gives how many batches, and until when the rest waits for receives while others
     /// wait for it.
-    fn take_batches(&self, shard: &mut Shard, now: Nanos) -> (u32, Option<Nanos>) {
+    fn take_batches(&self, shard: &mut Shard, now: Nanos, who: Who) -> (u32, Option<Nanos>) {
         let mut work = 0;
         let mut got = shard.intake.rx.recv_all();
         while got > 0 && work <= BATCHES {
-            let out = shard.intake.waits_for_receives(&mut shard.nic, now, Who::Thread);
+            let out = shard.intake.waits_for_receives(&mut shard.nic, now, who);
             if out || !shard.take_frames(now, || false) {
                 self.lower_alarm(shard, now + LEFT);
                 return (work + u32::from(!out), shard.intake.held_for(now).map(|left| now + left));

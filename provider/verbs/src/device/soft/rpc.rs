@@ -13,9 +13,10 @@ use starverbs_core::strom::{Code, ReplyMemory, SLOT_BYTES};
 use starverbs_core::{Access, Nanos, Nic, NicError, PdId, Qpn};
 
 use super::super::command::KernelCommand;
-use super::Soft;
+use super::back_pressure::Who;
 use super::env::{HostEnv, NicEnv};
 use super::shard::Shard;
+use super::{PAUSE, Soft};
 use crate::error::{Result, VerbsError};
 use crate::qp::REPLIES;
 
@@ -91,23 +92,23 @@ impl Soft {
     fn call_kernel(&self, pd: PdId, op: u64, params: &[u8], answer: &mut [u8]) -> Result<(Code, u32)> {
         let mut own = OwnRequest::new(params)?;
         loop {
-            let ended = self.with(|shard, now| {
-                let Shard { nic, env, .. } = shard;
-                match nic.call_kernel((env, now), pd, op, &mut own) {
-                    None => {
-                        self.take_what_came(shard, now);
-                        shard.run_timers(now);
-                        None
-                    }
-                    Some(Code::Ok) => Some(match nic.take_answer(env, pd, &own, answer) {
+            let ended = self.with(|Shard { nic, env, .. }, now| {
+                match nic.call_kernel((&mut *env, now), pd, op, &mut own)? {
+                    Code::Ok => Some(match nic.take_answer(env, pd, &own, answer) {
                         Ok(len) => (Code::Ok, len),
                         Err(ended) => ended,
                     }),
-                    Some(code) => Some((code, 0)),
+                    code => Some((code, 0)),
                 }
             });
             if let Some(ended) = ended {
                 return Ok(ended);
+            }
+            if own.waits() {
+                let work = self.run_all(self.lock_patiently(), Who::Program).work;
+                if work.is_none_or(|work| work == 0) {
+                    std::thread::sleep(PAUSE);
+                }
             }
         }
     }

@@ -6,9 +6,10 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,11 +26,20 @@ use crate::modules;
 /// Stack of a thread that has a module compiled: as much as a program's own threads have.
 const STACK: usize = 8 << 20;
 /// Most bytes of a module.
-const MODULE: u64 = 16 << 20;
+const MODULE: u64 = 1 << 20;
 
 /// Whether a change is under way; there is one at a time.
 #[derive(Default)]
 pub(super) struct ToolChange(AtomicBool);
+
+/// A change that is under way, until this is dropped.
+struct UnderWay(Arc<Soft>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.change.0.store(false, Ordering::Release);
+    }
+}
 
 /// What changes.
 #[derive(Debug, PartialEq, Eq)]
@@ -50,11 +60,13 @@ struct Change {
 }
 
 impl Change {
-    /// Reads `load PD OP FILE` and `unload PD OP`; a PD of `-` is none. `None`: it is neither.
-    fn parse(text: &[u8]) -> Option<Change> {
-        let mut words = text.splitn(4, |byte| *byte == b' ');
+    /// Reads `load PID PD OP FILE` and `unload PID PD OP`; a PD of `-` is none. `None`: it is neither. The
+    /// process is named as it may have another's numbers: `Err`, if it is not this one.
+    fn parse(text: &[u8]) -> Option<Result<Change, &'static str>> {
+        let mut words = text.splitn(5, |byte| *byte == b' ');
         let verb = words.next()?;
         let mut word = || words.next().and_then(|word| str::from_utf8(word).ok());
+        let pid: u32 = word()?.parse().ok()?;
         let pd = word()?;
         let pd = if pd == "-" { None } else { Some(PdId(pd.parse().ok()?)) };
         let op = word()?.parse().ok()?;
@@ -63,7 +75,8 @@ impl Change {
             (b"unload", None) => KernelChange::Unload,
             _ => return None,
         };
-        Some(Change { pd, op, what })
+        let ours = pid == std::process::id();
+        Some(if ours { Ok(Change { pd, op, what }) } else { Err("another process has its numbers") })
     }
 }
 
@@ -75,8 +88,9 @@ impl Soft {
             b"kernels" => describe_kernels(shard),
             text => match Change::parse(text) {
                 None => shard.describe_qps(),
-                Some(_) if !request.may_change => failed("not the process's user, nor root"),
-                Some(change) => match self.begin_change(change, &request) {
+                Some(Err(why)) => failed(why),
+                Some(Ok(_)) if !request.may_change() => failed("not a process of equal rights, nor root's"),
+                Some(Ok(change)) => match self.begin_change(change, &request) {
                     Ok(()) => return,
                     Err(why) => failed(why),
                 },
@@ -91,17 +105,15 @@ impl Soft {
         if self.change.0.swap(true, Ordering::Acquire) {
             return Err("another kernel is being loaded there");
         }
-        let request = request.clone();
+        let (under_way, request) = (UnderWay(card), request.clone());
         let work = move || {
+            let card = Arc::clone(&under_way.0);
             let said = card.change(change).map_or_else(failed, |()| "ok\n".to_owned());
-            card.change.0.store(false, Ordering::Release);
+            drop(under_way);
             card.with(|shard, _| shard.intake.rx.answer(&request, said.as_bytes()));
         };
         let begun = Thread::start(c"starverbs-tool", STACK, Box::new(work)).map(Thread::detach);
-        begun.map_err(|_| {
-            self.change.0.store(false, Ordering::Release);
-            "it has no memory, or no thread"
-        })
+        begun.map_err(|_| "it has no memory, or no thread")
     }
 
     fn change(self: &Arc<Soft>, Change { pd, op, what }: Change) -> Result<(), String> {
@@ -119,12 +131,14 @@ impl Soft {
 }
 
 fn read(file: &Path) -> std::io::Result<Vec<u8>> {
-    let file = File::open(file)?;
+    /* who opens a FIFO waits for its writer otherwise */
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(file)?;
     if !file.metadata()?.is_file() {
         return Err(std::io::Error::other("no file"));
     }
     let mut module = Vec::new();
-    file.take(MODULE).read_to_end(&mut module).map(|_| module)
+    let read = file.take(MODULE + 1).read_to_end(&mut module)?;
+    if read as u64 > MODULE { Err(std::io::Error::other("longer than 1 MiB")) } else { Ok(module) }
 }
 
 fn failed(why: impl AsRef<str>) -> String {
@@ -168,18 +182,24 @@ mod tests {
 
     #[test]
     fn what_changes_is_read_to_the_letter() {
-        let load = |pd, op| Some(Change { pd, op, what: KernelChange::Load(PathBuf::from("/a b.wasm")) });
-        assert_eq!(Change::parse(b"load - 7 /a b.wasm"), load(None, 7));
-        assert_eq!(Change::parse(b"load 3 18446744073709551615 /a b.wasm"), load(Some(PdId(3)), u64::MAX));
+        let parse =
+            |text: &str| Change::parse(text.replace("PID", &std::process::id().to_string()).as_bytes());
+        let load = |pd, op| Some(Ok(Change { pd, op, what: KernelChange::Load(PathBuf::from("/a b.wasm")) }));
+        assert_eq!(parse("load PID - 7 /a b.wasm"), load(None, 7));
+        assert_eq!(parse("load PID 3 18446744073709551615 /a b.wasm"), load(Some(PdId(3)), u64::MAX));
         assert_eq!(
-            Change::parse(b"unload 1 2"),
-            Some(Change { pd: Some(PdId(1)), op: 2, what: KernelChange::Unload })
+            parse("unload PID 1 2"),
+            Some(Ok(Change { pd: Some(PdId(1)), op: 2, what: KernelChange::Unload }))
         );
+        assert!(parse("unload 0 1 2").is_some_and(|read| read.is_err()), "another process is meant");
         for text in
-            ["", "qps", "load", "load - 7", "load x 7 /a", "load - 0x7 /a", "unload - 7 /a", "unload -"]
+            ["", "qps", "load", "load PID - 7", "load PID x 7 /a", "load PID - 0x7 /a", "load - 7 /a b"]
         {
-            assert_eq!(Change::parse(text.as_bytes()), None, "{text}");
+            assert_eq!(parse(text), None, "{text}");
         }
-        assert_eq!(Change::parse(b"load \xff 7 /a"), None);
+        for text in ["unload PID - 7 /a", "unload PID -", "unload"] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+        assert_eq!(Change::parse(b"load \xff - 7 /a"), None);
     }
 }
