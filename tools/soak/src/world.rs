@@ -96,6 +96,9 @@ pub struct World {
     trace: bool,
 }
 
+/// In one run of six windows are moved by delays, with a target from this, ns, to five hundred times as much.
+const DELAY_TARGET: Nanos = 20_000;
+
 impl World {
     /// The world of a seed; with `trace`, each frame, post, completion and event is printed to standard
     /// error.
@@ -107,6 +110,7 @@ impl World {
             mtu: plan.mtu,
             max_msg: MAX_MSG,
             window: plan.window,
+            delay_target: (seed % 6 == 1).then(|| DELAY_TARGET << (seed / 6 % 10)),
             contexts: plan.contexts,
             limits,
             kept: pools.0,
