@@ -40,9 +40,9 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::{TimeSpec, TimeValLike};
 use nix::time::{ClockId, clock_gettime};
 use starverbs_backend::give_way::GiveWay;
-use starverbs_backend::{BackendError, context_cache, host};
+use starverbs_backend::{BackendError, QpCarrier, QpList, context_cache, host};
 use starverbs_core::mr::Plain;
-use starverbs_core::{AsyncEvent, Mtu, Nanos, Nic, NicConfig, NicError};
+use starverbs_core::{AsyncEvent, Mtu, Nanos, Nic, NicConfig, NicError, Qpn};
 use starverbs_queues::board::EVENT_MADS;
 use starverbs_settings::Settings;
 use thiserror::Error;
@@ -317,7 +317,9 @@ impl Board {
             had |= server.run(function, card);
             function.look_after_memory(card);
         }
-        card.rx.maintain(&mut card.env.tx, card.now);
+        let CommonCard { nic, rx, env, now, .. } = card;
+        rx.serve_tools(|asked| describe(nic, asked));
+        rx.maintain(&mut env.tx, *now);
         *more |= had;
         had
     }
@@ -389,6 +391,22 @@ impl Board {
         let mut fds: Vec<_> = port.chain(clients).map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         let _ = ppoll(&mut fds, Some(timeout), None);
     }
+}
+
+/// What tools hear of the card: the queue pairs of all functions.
+fn describe(nic: &Nic<BoardEnv>, asked: &[u8]) -> String {
+    if asked != b"qps" {
+        return "error: its card is a board\n".to_owned();
+    }
+    let mut list = QpList::default();
+    let mut qpns: Vec<Qpn> = nic.qpns().collect();
+    qpns.sort_unstable();
+    for qpn in qpns {
+        if let Ok(attr) = nic.query_qp(qpn) {
+            list.add(qpn, &attr, &QpCarrier::WIRE);
+        }
+    }
+    list.text().to_owned()
 }
 
 #[cfg(test)]

@@ -202,12 +202,17 @@ impl WireRx {
         }
     }
 
-    /// What the port does beside frames: answers other processes, and hands `tx` what it learnt of them.
+    /// Answers tools: by the text that `describe` makes of what they ask.
+    pub(crate) fn serve_tools(&mut self, describe: impl Fn(&[u8]) -> String) {
+        let WireRx::Udp(rx) = self else { return };
+        while let Some(request) = rx.take_request() {
+            rx.answer(&request, describe(&request.text).as_bytes());
+        }
+    }
+
+    /// What the port does beside frames: hands `tx` what it learnt of other processes.
     pub(crate) fn maintain(&mut self, tx: &mut WireTx, now: Nanos) {
         let (WireRx::Udp(rx), WireTx::Udp(tx)) = (self, tx) else { return };
-        while let Some(request) = rx.take_request() {
-            rx.answer(&request, b"");
-        }
         rx.maintenance(now);
         if let Some(owners) = rx.take_owners() {
             tx.set_owners(owners);

@@ -13,6 +13,8 @@ use starverbs_settings::{DeviceChoice, Settings};
 pub struct BoardThread {
     settings: Settings,
     pub sockets: Vec<PathBuf>,
+    /// Its first block of QPNs
+    pub block: u32,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -28,11 +30,11 @@ impl BoardThread {
         let (own, paths, until) = (settings.clone(), sockets.clone(), Arc::clone(&stop));
         let thread = std::thread::spawn(move || {
             let mut board = Board::open(&own, &paths, [7, u64::from(own.port)]).unwrap();
-            ready.send(()).unwrap();
+            ready.send(board.first_block()).unwrap();
             board.run(&until).unwrap();
         });
-        opened.recv().unwrap();
-        BoardThread { settings: settings.clone(), sockets, stop, thread: Some(thread) }
+        let block = opened.recv().unwrap();
+        BoardThread { settings: settings.clone(), sockets, block, stop, thread: Some(thread) }
     }
 
     /// Settings of a client at socket `n`.

@@ -2,6 +2,7 @@
 //! between processes, by sockets and shared memory.
 
 use std::io::BufRead;
+use std::time::Duration;
 
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::wire::headers::Feth;
@@ -54,6 +55,27 @@ fn one_sided_operations_move_the_bytes() {
     assert_eq!((a.completions(1)[0].status, a.word(0), b.word(cell)), (WcStatus::Success, 42, 7));
     post(&qa, &SendWr { op: SendOp::CmpSwap, compare_add: 42, swap: 9, ..base }).unwrap();
     assert_eq!((a.completions(1)[0].status, a.word(0), b.word(cell)), (WcStatus::Success, 7, 7));
+}
+
+/// `starverbs stat --qp` asks the board for the queue pairs of all its functions; kernels it has none.
+#[test]
+fn tools_see_its_queue_pairs() {
+    let settings = settings();
+    let board = BoardThread::start(&settings, 2);
+    let (a, b) = (Node::new(&board.client(0)), Node::new(&board.client(1)));
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect(&a, &qa, &b, &qb);
+    let ask = |text: &[u8]| {
+        let said = starverbs_backend::ask(settings.port, board.block, text, Duration::from_secs(60));
+        String::from_utf8(said.unwrap()).unwrap()
+    };
+    let (said, numbers) = (ask(b"qps"), [qa.number(), qb.number()]);
+    assert!(said.starts_with("qpn state remote_qpn"), "{said}");
+    for [own, peer] in [numbers, [numbers[1], numbers[0]]] {
+        let line = said.lines().find(|line| line.starts_with(&format!("{own:#x} ")));
+        assert!(line.is_some_and(|line| line.contains(&format!(" Rts {peer:#x} 127."))), "{said}");
+    }
+    assert_eq!(ask(b"kernels"), "error: its card is a board\n");
 }
 
 #[test]

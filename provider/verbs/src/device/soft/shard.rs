@@ -1,13 +1,11 @@
 //! What the card's lock guards: the card, its host, and the parts of the process that take turns with it.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 
-use starverbs_backend::{RoceTx, host};
+use starverbs_backend::{QpCarrier, QpList, RoceTx};
 use starverbs_core::coalesce::{Backlog, When};
 use starverbs_core::qp::{EventOwner, QpAttr, QpAttrMask};
 use starverbs_core::shared_qp::SharedQpMessage;
-use starverbs_core::types::QPN_MASK;
 use starverbs_core::{AsyncEvent, Nanos, Nic, NicError, PdId, QpState, Qpn};
 
 use super::deferred_log::{DeferredLog, NO_DIALECT};
@@ -154,27 +152,19 @@ impl Shard {
         cm.run(&mut CardMads { nic, env, now }, log, now);
     }
 
-    /// One line a QP, for `starverbs stat`.
-    pub(super) fn describe_qps(&self) -> String {
-        let mut text = String::from("qpn state remote_qpn remote_gid path_mtu sq_psn rq_psn star link\n");
+    /// Its queue pairs, for `starverbs stat`.
+    pub(super) fn describe_qps(&self) -> QpList {
+        let mut list = QpList::default();
         let mut qpns: Vec<Qpn> = self.qpns().collect();
         qpns.sort_unstable();
         for qpn in qpns {
             if let Ok(attr) = self.query_qp(qpn) {
-                let (remote, gid) = (attr.dest_qpn, host::ip_of(attr.av.dgid));
-                let (mtu, sq, rq) = (attr.path_mtu.bytes(), attr.sq_psn.get(), attr.rq_psn.get());
-                let (star, (link, sent, taken)) =
-                    (self.star.word(&self.nic, qpn), self.local.link_of(&self.nic, qpn));
-                let (sq, rq) = (sq.wrapping_add(sent) & QPN_MASK, rq.wrapping_add(taken) & QPN_MASK);
-                /* writing to a String cannot fail */
-                let _ = writeln!(
-                    text,
-                    "{qpn:#x} {:?} {remote:#x} {gid} {mtu} {sq} {rq} {star} {link}",
-                    attr.state
-                );
+                let star = self.star.word(&self.nic, qpn);
+                let (link, sent, executed) = self.local.link_of(&self.nic, qpn);
+                list.add(qpn, &attr, &QpCarrier { star, link, counted: [sent, executed] });
             }
         }
-        text
+        list
     }
 }
 

@@ -87,7 +87,7 @@ impl Soft {
         let said = match &*request.text {
             b"kernels" => describe_kernels(shard),
             text => match Change::parse(text) {
-                None => shard.describe_qps(),
+                None => shard.describe_qps().text().to_owned(),
                 Some(Err(why)) => failed(why),
                 Some(Ok(_)) if !request.may_change() => failed("not a process of equal rights, nor root's"),
                 Some(Ok(change)) => match self.begin_change(change, &request) {
