@@ -11,6 +11,9 @@ pub use delay::DelayWindow;
 
 use crate::types::Nanos;
 
+/// Smallest window, bytes: a GSO batch. In a smaller one a READ may never find room for its answer.
+const MIN_WINDOW: u32 = 16 << 10;
+
 /// What a card is told of its windows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WindowLimits {

@@ -1,11 +1,9 @@
 //! Additive increase, multiplicative decrease (RFC 5681's shape): the window doubles until the first loss,
 //! then grows by a packet per window and halves on loss.
 
-use super::{Controller, WindowLimits};
+use super::{Controller, MIN_WINDOW, WindowLimits};
 use crate::types::Nanos;
 
-/// Smallest window, bytes: a GSO batch.
-const MIN_WINDOW: u32 = 16 << 10;
 /// Where a window starts.
 const START_WINDOW: u32 = 256 << 10;
 /// A loss is counted once in this time, ns: all losses of one burst are one sign.

@@ -1,7 +1,7 @@
 //! Windows moved by delays: algorithm 1 of 1RMA (section 6), with its constants, for packets of queue pairs.
 //! What it calls an operation, of 4 KB, is so many bytes here.
 
-use super::{Controller, WindowLimits};
+use super::{Controller, MIN_WINDOW, WindowLimits};
 use crate::types::Nanos;
 
 /// An operation, bytes.
@@ -37,14 +37,14 @@ impl DelayWindow {
     }
 
     fn decrease(&mut self, now: Nanos, to: u32) {
-        self.window = to.max(OPERATION.min(self.max));
+        self.window = to.max(MIN_WINDOW);
         self.decreased = Some(now);
     }
 }
 
 impl Controller for DelayWindow {
     fn new(limits: &WindowLimits) -> Self {
-        let max = limits.max.max(OPERATION);
+        let max = limits.max.max(MIN_WINDOW);
         DelayWindow {
             window: START.min(max),
             max,
@@ -134,7 +134,7 @@ mod tests {
         here.on_delay(100_000, RTT);
         assert_eq!(here.window(), before / 2, "half at most");
         assert!(here.on_loss(200_000, true));
-        assert_eq!(here.window(), OPERATION, "a tenth, and one at least");
+        assert_eq!(here.window(), MIN_WINDOW, "a tenth, and a batch at least");
         assert!(!here.on_loss(200_001, false));
         here.undo_timeout();
         assert_eq!(here.window(), before / 2);
