@@ -12,7 +12,12 @@
 #include <endian.h>
 
 /* A kernel that is a module has the op-code of the card's own, and MODULE. */
-enum { OP_GET = 1, OP_TRAVERSE, OP_CONSISTENT, MODULE = 8, LONGEST = 4096, LENGTH = 16, CRC = 8 };
+enum { OP_GET = 1, OP_TRAVERSE, OP_CONSISTENT, OP_SHUFFLE, OP_HLL, MODULE = 8 };
+enum { LONGEST = 4096, LENGTH = 16, CRC = 8 };
+/* Streams: bytes in all and of a message; messages under way; partitions, bytes of room of each, and how many
+ * are described at a time; values that a sender gathers; log2 of a sketch's registers. */
+enum { STREAM = 8 << 20, PIECE = 64 << 10, WINDOW = 64, PARTITIONS = 1024, ROOM = 10 << 10, DESCRIBED = 32,
+       GATHERED = 16, REGISTERS = 16 };
 static const uint32_t sizes[] = { 64, 256, 1024, LONGEST };
 enum { SIZES = sizeof(sizes) / sizeof(sizes[0]) };
 
@@ -27,6 +32,8 @@ static struct {
 	struct element list[LENGTH];
 	uint8_t value[LONGEST];
 	uint8_t objects[SIZES][LONGEST];
+	uint8_t stream[STREAM] __attribute__((aligned(64)));
+	uint8_t partitions[PARTITIONS][ROOM];
 } store;
 
 /* The client's. */
@@ -34,7 +41,10 @@ static struct {
 	struct stardv_get_entry entry __attribute__((aligned(64)));
 	struct element element;
 	uint8_t data[LONGEST];
-	uint8_t answer[LONGEST + sizeof(struct stardv_rpc_record)];
+	uint8_t answer[LONGEST + sizeof(struct stardv_rpc_record)] __attribute__((aligned(8)));
+	uint8_t request[LONGEST];
+	uint64_t sketched;
+	uint8_t stream[STREAM] __attribute__((aligned(64)));
 } local;
 
 struct where {
@@ -50,6 +60,7 @@ static struct ibv_qp *qp;
 static struct ibv_mr *mr;
 static struct where peer;
 static int (*post_rpc)(struct ibv_qp *, const struct stardv_rpc_wr *, uint32_t);
+static int (*post_rpc_write)(struct ibv_qp *, const struct stardv_rpc_wr *, uint32_t);
 static int (*load_kernel)(struct ibv_pd *, uint64_t, uint32_t);
 static int (*load_module)(struct ibv_pd *, uint64_t, const void *, size_t, uint32_t);
 
@@ -98,17 +109,18 @@ static void *named(const char *name)
 static void open_card(int fd, int first, void *memory, size_t len, int access)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
-	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1, .cap = { 16, 16, 1, 1, 128 },
+	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1, .cap = { 2 * WINDOW, 16, 1, 1, 128 },
 					    .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS,
 					    .create_flags = STARDV_QP_CREATE_RPC };
 	struct where mine = { .addr = (uintptr_t)memory };
 
 	post_rpc = named("stardv_post_rpc");
+	post_rpc_write = named("stardv_post_rpc_write");
 	load_kernel = named("stardv_load_kernel");
 	load_module = named("stardv_load_module");
 	if (!list || !list[0] || !(ctx = ibv_open_device(list[0])) || !(pd = ibv_alloc_pd(ctx)))
 		die("no device");
-	cq = ibv_create_cq(ctx, 64, NULL, NULL, 0);
+	cq = ibv_create_cq(ctx, 4 * WINDOW, NULL, NULL, 0);
 	mr = ibv_reg_mr(pd, memory, len, IBV_ACCESS_LOCAL_WRITE | access);
 	attr.pd = pd;
 	attr.send_cq = attr.recv_cq = cq;
@@ -135,39 +147,6 @@ static void load(uint64_t op, uint32_t kernel, const char *name)
 		die(file);
 	if ((errno = load_kernel(pd, op, kernel)) || (errno = load_module(pd, op | MODULE, module, len, 0)))
 		die("stardv_load_kernel, stardv_load_module");
-}
-
-static int serve(int fd)
-{
-	struct ibv_wc wc;
-	char done;
-
-	make_tables();
-	for (size_t i = 0; i < LONGEST; i++)
-		store.value[i] = i * 7 + 1;
-	for (int k = 0; k < SIZES; k++) {
-		struct stardv_get_bucket *bucket = &store.entries[k + 1].buckets[1];
-		uint64_t crc;
-
-		*bucket = (struct stardv_get_bucket){ htole64(k + 1), htole64((uintptr_t)store.value), htole32(sizes[k]) };
-		memcpy(store.objects[k], store.value, sizes[k] - CRC);
-		crc = htole64(crc64(store.value, sizes[k] - CRC));
-		memcpy(store.objects[k] + sizes[k] - CRC, &crc, CRC);
-	}
-	for (int i = 0; i < LENGTH; i++) {
-		store.list[i].key = htole64(i + 1);
-		store.list[i].value = htole64((uintptr_t)store.value);
-		store.list[i].next = htole64(i + 1 < LENGTH ? (uintptr_t)&store.list[i + 1] : 0);
-	}
-	open_card(fd, 0, &store, sizeof(store), IBV_ACCESS_REMOTE_READ);
-	load(OP_GET, STARDV_KERNEL_GET, "get");
-	load(OP_TRAVERSE, STARDV_KERNEL_TRAVERSE, "traverse");
-	load(OP_CONSISTENT, STARDV_KERNEL_CONSISTENT, "consistent");
-	put(fd, "", 1);
-	for (uint32_t polls = 1; polls % 4096 || recv(fd, &done, 1, MSG_DONTWAIT) < 0; polls++)
-		if (ibv_poll_cq(cq, 1, &wc))
-			die("a completion");
-	return 0;
 }
 
 /* What is measured: its size or length, what it got, and its completions that were not looked at. */
@@ -216,17 +195,14 @@ static void call(uint64_t op, const void *params, uint32_t bytes, uint32_t len)
 {
 	uint32_t room = len + sizeof(struct stardv_rpc_record);
 	struct stardv_rpc_record *record = (void *)(local.answer + len);
-	struct {
-		struct stardv_rpc_target target;
-		uint8_t params[64];
-	} all = { { htole64((uintptr_t)local.answer), htole32(mr->rkey), htole32(room), 0,
-		    htole32(STARDV_RPC_IMM | STARDV_RPC_BARE) },
-		  { 0 } };
-	struct ibv_sge sge = { (uintptr_t)&all, sizeof(all.target) + bytes, 0 };
-	struct stardv_rpc_wr wr = { 0, 0, op, &sge, 1, IBV_SEND_INLINE };
+	struct stardv_rpc_target target = { htole64((uintptr_t)local.answer), htole32(mr->rkey), htole32(room), 0,
+					    htole32(STARDV_RPC_IMM | STARDV_RPC_BARE) };
+	struct ibv_sge sge = { (uintptr_t)local.request, sizeof(target) + bytes, mr->lkey };
+	struct stardv_rpc_wr wr = { 0, 0, op, &sge, 1, sge.length <= 128 ? IBV_SEND_INLINE : 0 };
 	struct ibv_recv_wr receive = { 0 }, *bad;
 
-	memcpy(all.params, params, bytes);
+	memcpy(local.request, &target, sizeof(target));
+	memcpy(local.request + sizeof(target), params, bytes);
 	record->magic = 0;
 	answered = -1;
 	if ((errno = ibv_post_recv(qp, &receive, &bad)) || (errno = post_rpc(qp, &wr, sizeof(wr))))
@@ -317,7 +293,7 @@ static void measure(const char *name, uint32_t number, void (*operation)(void), 
 {
 	double began, end;
 
-	for (int i = 0; i < 200; i++) {
+	for (int i = 0; i < (size > CRC ? 200 : 3); i++) {
 		operation();
 		complete(1);
 	}
@@ -347,6 +323,50 @@ static void measure_rpc(const char *name, uint32_t number, void (*operation)(voi
 	}
 }
 
+#include "streams.h"
+
+static int serve(int fd)
+{
+	struct ibv_wc wc;
+	char done;
+
+	make_tables();
+	for (size_t i = 0; i < LONGEST; i++)
+		store.value[i] = i * 7 + 1;
+	for (int k = 0; k < SIZES; k++) {
+		struct stardv_get_bucket *bucket = &store.entries[k + 1].buckets[1];
+		uint64_t crc;
+
+		*bucket = (struct stardv_get_bucket){ htole64(k + 1), htole64((uintptr_t)store.value), htole32(sizes[k]) };
+		memcpy(store.objects[k], store.value, sizes[k] - CRC);
+		crc = htole64(crc64(store.value, sizes[k] - CRC));
+		memcpy(store.objects[k] + sizes[k] - CRC, &crc, CRC);
+	}
+	for (int i = 0; i < LENGTH; i++) {
+		store.list[i].key = htole64(i + 1);
+		store.list[i].value = htole64((uintptr_t)store.value);
+		store.list[i].next = htole64(i + 1 < LENGTH ? (uintptr_t)&store.list[i + 1] : 0);
+	}
+	open_card(fd, 0, &store, sizeof(store), IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
+	load(OP_GET, STARDV_KERNEL_GET, "get");
+	load(OP_TRAVERSE, STARDV_KERNEL_TRAVERSE, "traverse");
+	load(OP_CONSISTENT, STARDV_KERNEL_CONSISTENT, "consistent");
+	if ((errno = load_kernel(pd, OP_SHUFFLE, STARDV_KERNEL_SHUFFLE)) ||
+	    (errno = load_kernel(pd, OP_HLL, STARDV_KERNEL_HLL)))
+		die("stardv_load_kernel");
+	await_stream();
+	put(fd, "", 1);
+	for (uint32_t polls = 1; polls % 4096 || recv(fd, &done, 1, MSG_DONTWAIT) < 0; polls++) {
+		int n = ibv_poll_cq(cq, 1, &wc);
+
+		if (n < 0 || (n && wc.status))
+			die("a completion");
+		if (n && wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM)
+			sketch_stream();
+	}
+	return 0;
+}
+
 static void work(int fd, double seconds)
 {
 	char ready;
@@ -369,6 +389,7 @@ static void work(int fd, double seconds)
 		measure("list.reads", length, traverse_by_reads, seconds);
 		measure_rpc("list", length, traverse_by_rpc, seconds);
 	}
+	measure_streams(seconds);
 	put(fd, "", 1);
 }
 
