@@ -165,6 +165,7 @@ impl Board {
             functions: sockets.len(),
             mtu: cap.min(real.map_or(Mtu::M4096, Mtu::fitting)),
             window: settings.window.unwrap_or(NicConfig::default().window),
+            delay_target: settings.delay_target.map(|target| target.as_nanos() as Nanos),
             repeat: settings.repeat,
             credits: settings.credits,
             contexts: settings.qpc_cache.map(context_cache),

@@ -6,7 +6,7 @@ use std::io::BufRead;
 
 use starverbs_backend::HostAddr;
 use starverbs_core::qpc::Policy;
-use starverbs_core::{ContextCache, Mtu, NicConfig};
+use starverbs_core::{ContextCache, Mtu, Nanos, NicConfig};
 use starverbs_queues::board::VERSION;
 
 use super::line::Words;
@@ -33,6 +33,7 @@ pub(crate) struct RecordHeader {
     pub(crate) mtu: Mtu,
     /// As of [`NicConfig`]
     pub(crate) window: u32,
+    pub(crate) delay_target: Option<Nanos>,
     pub(crate) repeat: bool,
     pub(crate) credits: bool,
     pub(crate) contexts: Option<ContextCache>,
@@ -50,7 +51,7 @@ const POLICIES: [(Policy, &str); 3] = [
 
 impl Default for RecordHeader {
     fn default() -> RecordHeader {
-        let NicConfig { mtu, window, repeat, credits, contexts, .. } = NicConfig::default();
+        let NicConfig { mtu, window, delay_target, repeat, credits, contexts, .. } = NicConfig::default();
         let (addrs, blocks) = (Vec::new(), Vec::new());
         RecordHeader {
             seed: [0; 2],
@@ -58,6 +59,7 @@ impl Default for RecordHeader {
             functions: 0,
             mtu,
             window,
+            delay_target,
             repeat,
             credits,
             contexts,
@@ -70,10 +72,11 @@ impl Default for RecordHeader {
 impl RecordHeader {
     /// The card.
     pub(crate) fn config(&self) -> NicConfig {
-        let RecordHeader { mtu, window, repeat, credits, contexts, .. } = *self;
+        let RecordHeader { mtu, window, delay_target, repeat, credits, contexts, .. } = *self;
         NicConfig {
             mtu,
             window,
+            delay_target,
             repeat,
             credits,
             contexts,
@@ -122,6 +125,7 @@ impl RecordHeader {
                 self.mtu = all.into_iter().find(|mtu| mtu.bytes() == bytes)?;
             }
             "window" => self.window = words.number()?,
+            "delay_target" => self.delay_target = Some(words.number()?),
             "repeat" => self.repeat = words.number::<u8>()? != 0,
             "credits" => self.credits = words.number::<u8>()? != 0,
             "contexts" => {
@@ -147,10 +151,13 @@ impl RecordHeader {
 
 impl fmt::Display for RecordHeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RecordHeader { seed, guid, functions, mtu, window, repeat, credits, contexts, addrs, blocks } =
-            self;
+        let RecordHeader { seed, guid, functions, mtu, window, delay_target, .. } = self;
+        let RecordHeader { repeat, credits, contexts, addrs, blocks, .. } = self;
         writeln!(f, "{FIRST}\ncontract {VERSION:x}\nseed {:x} {:x}\nguid {guid:x}", seed[0], seed[1])?;
         writeln!(f, "functions {functions}\nmtu {}\nwindow {window}", mtu.bytes())?;
+        if let Some(target) = delay_target {
+            writeln!(f, "delay_target {target}")?;
+        }
         writeln!(f, "repeat {}\ncredits {}", u8::from(*repeat), u8::from(*credits))?;
         if let Some(ContextCache { entries, policy, miss, fetch }) = contexts {
             let name = POLICIES.iter().find(|(of, _)| of == policy).map_or("", |(_, name)| name);
@@ -185,6 +192,7 @@ mod tests {
             seed: [1, u64::MAX],
             guid: 9,
             functions: 2,
+            delay_target: Some(50_000),
             contexts,
             addrs,
             blocks,
@@ -207,7 +215,7 @@ mod tests {
         assert_eq!(with("contract 1", "contract 2"), Some(2));
         assert_eq!(with("functions 2", "functions 0"), Some(text.lines().count()), "no function");
         assert_eq!(with("mtu 4096", "mtu 4097"), Some(6));
-        assert_eq!(with("block 17", "block 4096"), Some(12));
+        assert_eq!(with("block 17", "block 4096"), Some(13));
         assert_eq!(with("run\n", ""), Some(text.lines().count()));
     }
 }
