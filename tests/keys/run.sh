@@ -4,7 +4,9 @@
 # usage: run.sh STARVERBS
 set -euo pipefail
 starverbs=$(realpath "${1:?usage: run.sh STARVERBS}")
-command -v openssl >/dev/null || { echo "keys: skipped: openssl is not installed"; exit 0; }
+for command in openssl python3; do
+    command -v "$command" >/dev/null || { echo "keys: skipped: $command is not installed"; exit 0; }
+done
 tmp=$(mktemp -d)
 pids=()
 trap 'kill "${pids[@]}" 2>/dev/null || true; rm -rf "$tmp"' EXIT
