@@ -109,7 +109,8 @@ static void *named(const char *name)
 static void open_card(int fd, int first, void *memory, size_t len, int access)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
-	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1, .cap = { 2 * WINDOW, 16, 1, 1, 128 },
+	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
+					    .cap = { 2 * WINDOW, 16, 1, 1, 128 },
 					    .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS,
 					    .create_flags = STARDV_QP_CREATE_RPC };
 	struct where mine = { .addr = (uintptr_t)memory };
