@@ -43,6 +43,7 @@ fn all_keys(pcap: &Path) -> String {
          progress_thread = false\n\
          log = \"info\"\n\
          window = \"64K\"\n\
+         delay_target = \"2ms\"\n\
          defer = false\n\
          repeat = \"off\"\n\
          credits = true\n\

@@ -199,8 +199,8 @@ mod tests {
             for number in part.numbers {
                 for (way, ..) in part.ways {
                     let reads = if *way == "list.reads" { f64::from(number + 1) } else { 2.0 };
-                    let value =
-                        if way.ends_with("rpc") || way.ends_with("wasm") { rpc } else { 10.0 * reads };
+                    let card = ["rpc", "wasm", "shuffle", "hll"].iter().any(|kind| way.ends_with(kind));
+                    let value = if card { rpc } else { 10.0 * reads };
                     samples.add("strom", &format!("{way}.{number}"), &[(MEDIAN, value), (P99, 99.0)]);
                 }
             }

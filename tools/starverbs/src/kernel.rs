@@ -12,8 +12,9 @@ use clap::Subcommand;
 use crate::users::{self, User};
 use crate::{Failure, stat};
 
-/// How long a process may take to list its kernels, or to compile one.
+/// How long a process may take to list its kernels; to compile one.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+const CHANGE_LIMIT: Duration = Duration::from_secs(120);
 
 /// What a list of kernels begins with.
 const LIST_HEAD: &str = "pd op kernel\n";
@@ -130,7 +131,7 @@ fn change(pid: u32, verb: &str, (domain, op): (Option<u32>, u64), file: &[u8]) -
         text.extend([b" ", file].concat());
     }
     let failed = |why: &str| Failure::new(1, format!("process {pid}: {why}"));
-    let said = users::ask(&user.page, &text, ANSWER_LIMIT).map_err(|why| failed(&why))?;
+    let said = users::ask(&user.page, &text, CHANGE_LIMIT).map_err(|why| failed(&why))?;
     match said.strip_prefix("error: ") {
         _ if said == "ok\n" => Ok(()),
         Some(why) => Err(failed(why.trim_end())),
