@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use starverbs_core::mr::MrAttr;
 use starverbs_core::nic::OwnRequest;
-use starverbs_core::strom::{Code, ReplyMemory, SLOT_BYTES};
+use starverbs_core::strom::{Code, ReplyMemory, RpcHandler, SLOT_BYTES};
 use starverbs_core::{Access, Nanos, Nic, NicError, PdId, Qpn};
 
 use super::super::command::KernelCommand;
@@ -118,21 +118,31 @@ impl Soft {
             *ended = self.call_kernel(pd, op, params, answer)?;
             return Ok(());
         }
-        let old = self.with(|shard, _| match command {
-            KernelCommand::Load { pd, op, handler, replace: true } => {
-                shard.nic.replace_kernel(pd, op, handler).map(|(_, old)| old)
-            }
-            KernelCommand::Load { pd, op, handler, replace: false } => {
-                shard.nic.load_kernel(pd, op, handler).map(|_| None)
-            }
-            KernelCommand::Unload { pd, op } => {
-                let found = shard.nic.kernels().iter().find(|has| (has.pd, has.op) == (pd, op));
-                let id = found.ok_or(NicError::NotFound)?.id;
-                shard.nic.unload_kernel(id).map(Some)
-            }
-            KernelCommand::Call { .. } => Ok(None),
-        });
+        let old = self.with(|shard, _| shard.change_kernels(command));
         /* what ends with it may take a while, and does so without the lock */
         Ok(old.map(drop)?)
+    }
+}
+
+impl Shard {
+    /// Loads or unloads a handler; gives the one that went, if any did.
+    pub(super) fn change_kernels(
+        &mut self,
+        command: KernelCommand<'_>,
+    ) -> std::result::Result<Option<RpcHandler>, NicError> {
+        match command {
+            KernelCommand::Load { pd, op, handler, replace: true } => {
+                self.nic.replace_kernel(pd, op, handler).map(|(_, old)| old)
+            }
+            KernelCommand::Load { pd, op, handler, replace: false } => {
+                self.nic.load_kernel(pd, op, handler).map(|_| None)
+            }
+            KernelCommand::Unload { pd, op } => {
+                let found = self.nic.kernels().iter().find(|has| (has.pd, has.op) == (pd, op));
+                let id = found.ok_or(NicError::NotFound)?.id;
+                self.nic.unload_kernel(id).map(Some)
+            }
+            KernelCommand::Call { .. } => Ok(None),
+        }
     }
 }

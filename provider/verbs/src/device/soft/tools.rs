@@ -21,6 +21,7 @@ use starverbs_core::strom::RpcHandler;
 use super::super::command::KernelCommand;
 use super::super::posix_thread::Thread;
 use super::{Shard, Soft};
+use crate::error::VerbsError;
 use crate::modules;
 
 /// Stack of a thread that has a module compiled: as much as a program's own threads have.
@@ -108,25 +109,35 @@ impl Soft {
         let (under_way, request) = (UnderWay(card), request.clone());
         let work = move || {
             let card = Arc::clone(&under_way.0);
-            let said = card.change(change).map_or_else(failed, |()| "ok\n".to_owned());
-            drop(under_way);
-            card.with(|shard, _| shard.intake.rx.answer(&request, said.as_bytes()));
+            let command = card.prepare(change);
+            /* the answer leaves before the lock is given back: who sees the change may end the process */
+            let old = card.with(|shard, _| {
+                let changed = command.and_then(|command| {
+                    shard.change_kernels(command).map_err(|error| VerbsError::from(error).to_string())
+                });
+                drop(under_way);
+                let (said, old) =
+                    changed.map_or_else(|why| (failed(why), None), |old| ("ok\n".to_owned(), old));
+                shard.intake.rx.answer(&request, said.as_bytes());
+                old
+            });
+            drop(old);
         };
         let begun = Thread::start(c"starverbs-tool", STACK, Box::new(work)).map(Thread::detach);
         begun.map_err(|_| "it has no memory, or no thread")
     }
 
-    fn change(self: &Arc<Soft>, Change { pd, op, what }: Change) -> Result<(), String> {
+    /// Finds the domain that is meant, and makes a kernel of the module.
+    fn prepare(&self, Change { pd, op, what }: Change) -> Result<KernelCommand<'static>, String> {
         let pd = self.with(|shard, _| domain(shard, pd))?;
-        let command = match what {
+        Ok(match what {
             KernelChange::Load(file) => {
                 let module = read(&file).map_err(|error| format!("{}: {error}", file.display()))?;
                 let handler = RpcHandler::Kernel(modules::make(&module, op).map_err(|(_, why)| why)?);
                 KernelCommand::Load { pd, op, handler, replace: true }
             }
             KernelChange::Unload => KernelCommand::Unload { pd, op },
-        };
-        self.change_kernels(command).map_err(|error| error.to_string())
+        })
     }
 }
 
