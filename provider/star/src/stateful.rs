@@ -380,6 +380,11 @@ impl<E: StarEnv> Stateful<E> {
         self.open = true;
     }
 
+    /// Whether it has; SL knows of this end then.
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
     /// How long a packet of this connection may be under way.
     pub fn lifetime(&self, path: &Path<E::Congestion>) -> Nanos {
         path.rtt.lifetime(&self.local.waits.rtt)

@@ -337,6 +337,42 @@ fn what_waits_for_a_peer_that_is_plain_asks_what_it_is() {
     assert_eq!((w.ends(SF), w.holds(SL), w.role(SF)), (vec![(9, WcStatus::Success)], Some(9), None));
 }
 
+/// The way of a stateless end is cut when its peer has accepted, until that one has given up and is plain: the
+/// end, which says its Setup without an answer, asks, and goes on.
+#[test]
+fn who_begins_at_a_peer_that_is_plain_asks_what_it_is() {
+    let mut alone = 0;
+    for phase in 0..24 {
+        let mut w = World::new(STAR, Setup { timeout: 14, ..Setup::default() });
+        w.connect();
+        w.net.run_for(phase * 500);
+        w.net.cut(SL, SF, 3 * SECOND);
+        w.net.run_for(3 * SECOND - 1);
+        alone += u32::from((w.role(SL), w.role(SF)) == (Some(Role::Stateless), None));
+        w.net.run_for(4 * SECOND);
+        assert_eq!(w.role(SL).map(Role::other), w.role(SF), "phase {phase}");
+        w.write(SL, 9, SendFlags::SIGNALED);
+        w.net.run_for(2 * SECOND);
+        assert_eq!((w.ends(SL), w.holds(SF)), (vec![(9, WcStatus::Success)], Some(9)), "phase {phase}");
+    }
+    assert!(alone > 0, "no peer of a stateless end gave up");
+}
+
+/// StaR's ports are closed to either end, or to both: a new connection is plain after two seconds, which its
+/// program bears.
+#[test]
+fn behind_closed_ports_a_new_connection_is_plain() {
+    for shut in [vec![SL, SF], vec![SL], vec![SF]] {
+        let mut w = World::new(STAR, Setup { timeout: 18, ..Setup::default() });
+        w.net.star_cut = shut.clone();
+        w.connect();
+        w.write(SL, 9, SendFlags::SIGNALED);
+        w.net.run_for(3 * SECOND);
+        assert_eq!((w.role(SL), w.role(SF)), (None, None), "{shut:?}");
+        assert_eq!((w.ends(SL), w.holds(SF)), (vec![(9, WcStatus::Success)], Some(9)), "{shut:?}");
+    }
+}
+
 /// While SF is unreachable the first connection has a rule of new memory to send; the second, whose request
 /// names that memory, is reachable first, or not.
 #[test]

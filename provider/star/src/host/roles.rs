@@ -259,8 +259,8 @@ impl<E: EndpointHost> Roles<E> {
                     self.drive_reversion(turn, endpoints, qpn, None)
                 }
                 Some(end) if end.waits_for_peer() => self.look_for_peer(turn, qpn),
-                /* StaR's port may be closed, RoCEv2's is open */
-                Some(end) if end.rounds.switched && endpoints.is_beginning(qpn) => {
+                /* its peer may be plain, or StaR's port closed: RoCEv2's is open */
+                Some(end) if end.role().is_some() && endpoints.is_beginning(qpn) => {
                     self.watch_beginning(turn.now, qpn);
                     self.ask_to_revert(turn, endpoints, qpn);
                 }

@@ -19,8 +19,10 @@ use super::super::{EndpointHost, Note, Turn};
 use super::messages::send_round;
 use super::{CardIdentity, End, Roles};
 
-/// Within such a time a stateful end answers the Setup of its peer, if StaR's ports are open, ns.
+/// Within such a time a stateful end that ran answers the Setup of its peer, if StaR's ports are open, ns.
 const FIRST_ANSWER: Nanos = 100_000_000;
+/// The same of an end that its program has just connected, ns: its process may be waiting for a CPU.
+const FIRST_ANSWER_OF_NEW: Nanos = 2_000_000_000;
 
 impl<E: EndpointHost> Roles<E> {
     /// Asks the peer of an end of StaR to revert.
@@ -199,17 +201,15 @@ impl<E: EndpointHost> Roles<E> {
         self.pursue_later(qpn);
     }
 
-    /// An end of StaR that was plain looks at times whether its peer has begun, too: StaR's ports may be
-    /// closed.
+    /// An end of StaR looks at times whether its peer has begun, too: that one may have given up and be plain,
+    /// or StaR's ports be closed.
     pub(super) fn watch_beginning(&mut self, now: Nanos, qpn: Qpn) {
         let Some(end) = self.ends.get(qpn) else { return };
         if end.waits_for_peer() {
-            self.look_later(now, qpn);
-        } else if end.rounds.switched {
-            self.timers.arm(end.timer, now + FIRST_ANSWER, qpn);
-        } else {
-            self.pursue_later(qpn);
+            return self.look_later(now, qpn);
         }
+        let wait = if end.rounds.switched { FIRST_ANSWER } else { FIRST_ANSWER_OF_NEW };
+        self.timers.arm(end.timer, now + wait, qpn);
     }
 
     /// The program has this preference from now on. False: the peer's card has no StaR, or the end had no
@@ -288,18 +288,18 @@ pub(super) fn begun<E: EndpointHost>(
     there.then_some(role)
 }
 
-/// As [`begun`], and true; or false with the role of an end that a round has settled, if SL's Setup has not
-/// come or has no answer.
+/// The role of an end of StaR, and whether it has begun: not before SL has an answer to its Setup, and SF all
+/// that SL begins with.
 fn settled<E: EndpointHost>(turn: &Turn<'_, E>, endpoints: &Endpoints<E>, end: &End) -> Option<(Role, bool)> {
-    if let Some(role) = begun(turn, endpoints, end) {
-        return Some((role, true));
-    }
-    let role = end.role().filter(|_| end.rounds.switched)?;
-    let waits = match role {
+    let role = end.role()?;
+    let begins = match role {
         Role::Stateless => endpoints.is_beginning(end.qpn),
-        Role::Stateful => end.waits_for_peer() && turn.nic.is_held(end.qpn),
+        Role::Stateful => match stateful(turn.nic, end.qpn) {
+            Some(stateful) => !stateful.is_open(),
+            None => end.waits_for_peer() && turn.nic.is_held(end.qpn),
+        },
     };
-    waits.then_some((role, false))
+    (begins || begun(turn, endpoints, end).is_some()).then_some((role, !begins))
 }
 
 fn with_end<E: EndpointHost, R>(
