@@ -337,8 +337,8 @@ fn what_waits_for_a_peer_that_is_plain_asks_what_it_is() {
     assert_eq!((w.ends(SF), w.holds(SL), w.role(SF)), (vec![(9, WcStatus::Success)], Some(9), None));
 }
 
-/// The way of a stateless end is cut when its peer has accepted, until that one has given up and is plain: the
-/// end, which says its Setup without an answer, asks, and goes on.
+/// The way of a stateless end is cut when its peer has accepted, until that one has given up and is plain:
+/// the end, which says its Setup without an answer, asks, and goes on.
 #[test]
 fn who_begins_at_a_peer_that_is_plain_asks_what_it_is() {
     let mut alone = 0;

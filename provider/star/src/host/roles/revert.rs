@@ -201,8 +201,8 @@ impl<E: EndpointHost> Roles<E> {
         self.pursue_later(qpn);
     }
 
-    /// An end of StaR looks at times whether its peer has begun, too: that one may have given up and be plain,
-    /// or StaR's ports be closed.
+    /// An end of StaR looks at times whether its peer has begun, too: that one may have given up and be
+    /// plain, or StaR's ports be closed.
     pub(super) fn watch_beginning(&mut self, now: Nanos, qpn: Qpn) {
         let Some(end) = self.ends.get(qpn) else { return };
         if end.waits_for_peer() {
