@@ -380,7 +380,7 @@ impl<E: StarEnv> Stateful<E> {
         self.open = true;
     }
 
-    /// Whether it has; SL knows of this end then.
+    /// Whether it has: it knows of this end then.
     pub fn is_open(&self) -> bool {
         self.open
     }

@@ -13,6 +13,7 @@ use crate::negotiate::{Beginning, Negotiation, Outcome, Terms};
 use crate::quiesce::CardQp;
 use crate::renegotiation::{RoundMessage, is_new};
 use crate::revert::{Reversion, RevertOutcome, StarEnd, answer, suits};
+use crate::stateful::Stateful;
 
 use super::super::endpoints::{Endpoints, Stateless};
 use super::super::{EndpointHost, Note, Turn};
@@ -103,7 +104,9 @@ impl<E: EndpointHost> Roles<E> {
         let (preference, av, ignores) = (end.preference, end.av, end.rounds.ignores_peer(turn.now));
         let Some((role, has_begun)) = settled(turn, endpoints, end) else { return false };
         let mine = self.terms(turn, qpn, preference, &av);
-        let agrees = !has_begun || !ignores && suits(role, &mine, theirs);
+        /* before SL has said all that it begins with, it may not know of this end */
+        let known = has_begun && stateful(turn.nic, qpn).is_none_or(Stateful::is_open);
+        let agrees = !known || !ignores && suits(role, &mine, theirs);
         if !agrees || !is_room_for(size_of::<Reversion>()) {
             return false;
         }
@@ -288,18 +291,17 @@ pub(super) fn begun<E: EndpointHost>(
     there.then_some(role)
 }
 
-/// The role of an end of StaR, and whether it has begun: not before SL has an answer to its Setup, and SF all
-/// that SL begins with.
+/// As [`begun`], and true; or false with the role of an end whose SL's Setup has not come or has no answer.
 fn settled<E: EndpointHost>(turn: &Turn<'_, E>, endpoints: &Endpoints<E>, end: &End) -> Option<(Role, bool)> {
+    if let Some(role) = begun(turn, endpoints, end) {
+        return Some((role, true));
+    }
     let role = end.role()?;
-    let begins = match role {
+    let waits = match role {
         Role::Stateless => endpoints.is_beginning(end.qpn),
-        Role::Stateful => match stateful(turn.nic, end.qpn) {
-            Some(stateful) => !stateful.is_open(),
-            None => end.waits_for_peer() && turn.nic.is_held(end.qpn),
-        },
+        Role::Stateful => end.waits_for_peer() && turn.nic.is_held(end.qpn),
     };
-    (begins || begun(turn, endpoints, end).is_some()).then_some((role, !begins))
+    waits.then_some((role, false))
 }
 
 fn with_end<E: EndpointHost, R>(
