@@ -4,7 +4,7 @@
 --   tshark -X lua_script:docs/onerma.lua -r file -Y onerma -V
 --   Wireshark: put it into the folder of personal Lua plugins (Help > About Wireshark > Folders)
 --
--- Packets are known by UDP port 4795. What is encrypted stays so: there is no key here.
+-- Packets are known by their UDP ports, 4795 to 4858. What is encrypted stays so: there is no key here.
 
 local onerma = Proto("onerma", "1RMA (connection-free RDMA)")
 
@@ -15,7 +15,7 @@ local STATUSES = {
 	[5] = "REMOTE_ACCESS", [6] = "LOCAL_ACCESS", [7] = "EXHAUSTED",
 }
 local CLASSES = { [0] = "high", [1] = "low" }
-local VERSION, PREFIX, TAG, PORT = 1, 16, 16, 4795
+local VERSION, PREFIX, TAG, PORT, CARDS = 1, 16, 16, 4795, 64
 
 local f = {
 	version = ProtoField.uint8("onerma.version", "Version", base.DEC, nil, 0xf0),
@@ -99,4 +99,6 @@ function onerma.dissector(tvb, pinfo, root)
 	return tvb:len()
 end
 
-DissectorTable.get("udp.port"):add(PORT, onerma)
+for card = 0, CARDS - 1 do
+	DissectorTable.get("udp.port"):add(PORT + card, onerma)
+end

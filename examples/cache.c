@@ -10,7 +10,6 @@
  *
  * A line is address, region, and two keys: the present one, and the one to come, which SIGHUP makes the
  * replica take. Who reads FILE reads and writes the cache: it reaches other hosts over TLS (starverbs keys).
- * Each process needs an address of its own.
  */
 #include <arpa/inet.h>
 #include <inttypes.h>

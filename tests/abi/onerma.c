@@ -1,5 +1,7 @@
 /* 1RMA (include/infiniband/stardv.h) between two processes: one has a region, the other READs, WRITEs and
- * changes its key. The first two addresses of STARVERBS_ADDRS have cards, the third has none.
+ * changes its key. The first address of STARVERBS_ADDRS is the client's, that of the index SERVER (1) is the
+ * server's, and the third has no card.
+ * usage: onerma [SERVER]
  * Build: cc -Wall -I include -o onerma onerma.c -L dist/lib -libverbs */
 #include <pthread.h>
 #include <signal.h>
@@ -12,13 +14,13 @@
 
 #include <infiniband/stardv.h>
 
-enum { LEN = 1 << 16, CLIENT = 0, SERVER = 1, NOBODY = 2, CLIENT_PID = 77 };
+enum { LEN = 1 << 16, CLIENT = 0, NOBODY = 2, CLIENT_PID = 77 };
 
 static const uint8_t key[16] = "a region's key!";
 static char memory[LEN];
 static struct stardv_onerma *onerma;
 static struct ibv_context *ctx;
-static uint32_t region;
+static uint32_t region, server_gid = 1;
 
 static struct ibv_context *open_device(void)
 {
@@ -54,7 +56,7 @@ static uint32_t open_region(void *addr, uint64_t length, uint32_t rights)
 static void serve(int to, pid_t parent)
 {
 	ctx = open_device();
-	onerma = open_card(SERVER, 0);
+	onerma = open_card(server_gid, 0);
 	if (!onerma) {
 		perror("server");
 		exit(1);
@@ -79,7 +81,7 @@ static struct stardv_onerma_wr request(uint32_t op, const uint8_t *of, uint64_t 
 	wr.length = length;
 	wr.remote_region = remote;
 	wr.local_region = region;
-	CHECK(!ibv_query_gid(ctx, 1, SERVER, &wr.remote) && !ibv_query_gid(ctx, 1, CLIENT, &own));
+	CHECK(!ibv_query_gid(ctx, 1, server_gid, &wr.remote) && !ibv_query_gid(ctx, 1, CLIENT, &own));
 	CHECK(!stardv_onerma_derive_key(of, &own, CLIENT_PID, op, wr.key));
 	return wr;
 }
@@ -237,7 +239,6 @@ static void nonsense(void)
 	CHECK(!stardv_onerma_open(ctx, &card, sizeof(card)) && errno == ENODATA);
 	CHECK(!stardv_onerma_open(NULL, &card, sizeof(card)) && errno == EINVAL);
 	card.gid_index = CLIENT;
-	CHECK(!stardv_onerma_open(ctx, &card, sizeof(card)) && errno == EADDRINUSE);
 	card.slots = 257;
 	CHECK(!stardv_onerma_open(ctx, &card, sizeof(card)) && errno == EINVAL);
 	card.comp_mask = 1;
@@ -306,11 +307,27 @@ static void forked(void)
 	CHECK(finish(&wr).status == STARDV_ONERMA_OK);
 }
 
-int main(void)
+/* A process may have several cards of one address, and an address a fixed number. */
+static void several_cards(void)
+{
+	struct stardv_onerma *more[64];
+	int n = 0, error;
+
+	while (n < 64 && (more[n] = open_card(CLIENT, 0)))
+		n++;
+	error = errno;
+	CHECK(n == 63 - (server_gid == CLIENT) && error == EADDRINUSE);
+	while (n)
+		CHECK(!stardv_onerma_close(more[--n]));
+}
+
+int main(int argc, char **argv)
 {
 	int ends[2], status;
 	pid_t server, parent = getpid();
 
+	if (argc > 1)
+		server_gid = atoi(argv[1]);
 	if (pipe(ends) || (server = fork()) < 0)
 		return 1;
 	if (!server)
@@ -327,6 +344,7 @@ int main(void)
 		keys_and_bounds();
 		own_regions();
 		nonsense();
+		several_cards();
 		counts();
 		forked();
 		CHECK(!stardv_onerma_close(onerma));

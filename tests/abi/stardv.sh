@@ -39,7 +39,8 @@ cc -Wall -Wextra -Wpedantic -std=c11 -D_GNU_SOURCE -O1 -I"$include" -o "$tmp/one
     -L"$lib" -libverbs -lpthread
 net=127.$((64 + $$ / 256 % 128)).$(($$ % 256))
 addrs=$net.1,$net.2,$net.3
-LD_LIBRARY_PATH=$lib STARVERBS_ADDRS=$addrs "$tmp/onerma"
+# Between two addresses, and between two processes of one.
+for server in 1 0; do LD_LIBRARY_PATH=$lib STARVERBS_ADDRS=$addrs "$tmp/onerma" "$server"; done
 
 command -v c++ >/dev/null || { echo "stardv.h in C++: skipped: there is no c++"; exit 0; }
 

@@ -35,10 +35,8 @@ pub enum BackendError {
         #[source]
         source: io::Error,
     },
-    /// An address cannot be claimed for a 1RMA card.
-    #[error(
-        "cannot claim UDP port {port} of {addr} for 1RMA: {source}; one process has the card of an address"
-    )]
+    /// No UDP port of an address can be claimed for a 1RMA card; this is the last.
+    #[error("cannot claim UDP port {port} of {addr} for 1RMA: {source}; each card of an address has one")]
     OnermaAddress {
         /// The address
         addr: IpAddr,

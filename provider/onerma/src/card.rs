@@ -22,7 +22,7 @@ use alloc::boxed::Box;
 
 use starverbs_core::{Dma, Gid, Nanos, Seg};
 
-use crate::command::HASTES;
+use crate::command::{HASTES, OneRmaCommand};
 use crate::list::{List, Neighbours, boxed};
 use crate::region::Regions;
 use crate::seal::{Seal, SealCounters, is_by_target};
@@ -47,7 +47,7 @@ pub trait OneRmaEnv: Dma {
     /// sent.
     fn send(
         &mut self,
-        path: &AddressPair,
+        path: &CardPath,
         class: Class,
         head: &[u8],
         data: Seg,
@@ -57,13 +57,22 @@ pub trait OneRmaEnv: Dma {
     fn completed(&mut self, portal: PortalId);
 }
 
-/// Between which addresses a packet goes.
+/// Between which cards a packet goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct AddressPair {
-    /// This host's
+pub struct CardPath {
+    /// This card's address
     pub local: Gid,
     /// The other's
     pub remote: Gid,
+    /// Which card of that address it is, below [`CARDS`](crate::CARDS)
+    pub card: u8,
+}
+
+impl CardPath {
+    /// To the target of a command, from a card at `local`.
+    fn of(local: Gid, command: &OneRmaCommand) -> Self {
+        CardPath { local, remote: command.remote, card: command.region.card() }
+    }
 }
 
 /// Whether there is more to send.
@@ -117,7 +126,7 @@ impl<S: Seal> OneRmaCard<S> {
             config,
             addr,
             out: Outbox::new(seal, sender, counters),
-            regions: Regions::new(config.regions)?,
+            regions: Regions::new(config.card, config.regions)?,
             ready: ReadyKeys::new()?,
             portals: boxed(usize::from(config.portals), Portal::default)?,
             window: SolicitationWindow::new(config.window),
@@ -173,7 +182,7 @@ impl<S: Seal> OneRmaCard<S> {
         &mut self,
         env: &mut E,
         now: Nanos,
-        path: &AddressPair,
+        path: &CardPath,
         packet: &mut [u8],
     ) {
         self.counts.received += 1;

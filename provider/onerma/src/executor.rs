@@ -168,7 +168,7 @@ pub struct Executor {
     active: usize,
     destinations: Vec<Destination>,
     destination_links: Neighbours<u32>,
-    known: BTreeMap<([u8; 16], bool), usize>,
+    known: BTreeMap<([u8; 16], u8, bool), usize>,
     /// Destinations that have something to issue, in turn, and how many
     turn: List<u32>,
     waiting: usize,
@@ -203,7 +203,7 @@ impl Executor {
         if len == 0 || !ends || (op == OneRmaOp::Rekey && !op.takes(len.min(1 << 20) as u32)) {
             return Err(SubmitError::Length);
         }
-        let destination = self.destination(transfer.remote, op)?;
+        let destination = self.destination(transfer.remote, transfer.region.card(), op)?;
         let at = match self.unused.pop(&mut self.transfer_links) {
             Some(at) => at,
             None => self.new_place().ok_or(SubmitError::NoMemory)?,
@@ -222,10 +222,10 @@ impl Executor {
         Some(at)
     }
 
-    /// The destination of a transfer: its address and direction.
-    fn destination(&mut self, remote: Gid, op: OneRmaOp) -> Result<usize, SubmitError> {
+    /// The destination of a transfer: a card of an address, and the direction.
+    fn destination(&mut self, remote: Gid, card: u8, op: OneRmaOp) -> Result<usize, SubmitError> {
         let outward = op != OneRmaOp::Read;
-        if let Some(at) = self.known.get(&(remote.0, outward)) {
+        if let Some(at) = self.known.get(&(remote.0, card, outward)) {
             return Ok(*at);
         }
         let room = self.destinations.len() < u32::MAX as usize && is_room_for(NODE);
@@ -236,7 +236,7 @@ impl Executor {
         let (waits, turn) = (false, List::new());
         self.destinations.push(Destination { remote: remote_state, in_flight: 0, next: 0, waits, turn });
         let at = self.destinations.len() - 1;
-        self.known.insert((remote.0, outward), at);
+        self.known.insert((remote.0, card, outward), at);
         Ok(at)
     }
 
@@ -394,9 +394,9 @@ impl Executor {
         &self.local
     }
 
-    /// What is known of a destination that READs, or WRITEs and REKEYs, went to.
+    /// What is known of the first card of an address that READs, or WRITEs and REKEYs, went to.
     pub fn remote(&self, remote: &Gid, op: OneRmaOp) -> Option<&Remote> {
-        let at = self.known.get(&(remote.0, op != OneRmaOp::Read))?;
+        let at = self.known.get(&(remote.0, 0, op != OneRmaOp::Read))?;
         self.destinations.get(*at).map(|destination| &destination.remote)
     }
 }

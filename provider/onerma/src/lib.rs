@@ -32,11 +32,11 @@ mod window;
 pub mod wire;
 
 pub use card::{
-    AddressPair, CardConfig, CardCounts, ControlError, IssueError, OneRmaCard, OneRmaEnv, PortalId,
-    SlotState, Transmit, packet_in_buffer,
+    CardConfig, CardCounts, CardPath, ControlError, IssueError, OneRmaCard, OneRmaEnv, PortalId, SlotState,
+    Transmit, packet_in_buffer,
 };
 pub use command::{COMMAND_LEN, COMPLETION_LEN, CommandError, Completion, HASTES, OneRmaCommand};
 pub use fragments::GRANULE;
-pub use region::{Region, RegionId, Rights};
+pub use region::{CARDS, Region, RegionId, Rights};
 pub use seal::{DerivedKey, Initiator, RESERVED_KEY, RegionKey, Seal, SealCounters, TAG_LEN};
 pub use types::{Class, Handle, MAX_OP, OneRmaOp, REKEY_LEN, Status};

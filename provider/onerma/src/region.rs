@@ -7,18 +7,32 @@ use bitflags::bitflags;
 use crate::list::boxed;
 use crate::seal::RegionKey;
 
-/// Names a region: its place in the table, below, and how often the place was used, above.
+/// Cards that an address can have: each process of a host has its own.
+pub const CARDS: u8 = 64;
+/// Of a region's name: where its card's number begins.
+const CARD_SHIFT: u32 = 26;
+
+/// Names a region of an address: its place in a table, 16 bits; how often the place was used, 10 bits; and
+/// which card of the address has the table, above.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RegionId(pub u32);
 
 impl RegionId {
-    fn new(place: u16, uses: u16) -> Self {
-        RegionId(u32::from(uses) << 16 | u32::from(place))
+    fn new(card: u8, place: u16, uses: u16) -> Self {
+        RegionId(u32::from(card) << CARD_SHIFT | u32::from(uses) << 16 | u32::from(place))
     }
     const fn place(self) -> usize {
         (self.0 & 0xffff) as usize
     }
+    /// Which card of its address has it, below [`CARDS`].
+    pub const fn card(self) -> u8 {
+        (self.0 >> CARD_SHIFT) as u8
+    }
 }
+
+/// How often a place was used is counted so far, and then from 0 on.
+const USES: u16 = (1 << (CARD_SHIFT - 16)) - 1;
+const _: () = assert!(CARDS as u32 == 1 << (32 - CARD_SHIFT));
 
 bitflags! {
     /// What may be done with a region.
@@ -72,14 +86,15 @@ struct Place {
 
 /// The table. Its size is fixed.
 pub(crate) struct Regions {
+    card: u8,
     places: Box<[Place]>,
 }
 
 impl Regions {
-    /// A table of `capacity` regions. `None`: there is no memory.
-    pub(crate) fn new(capacity: u16) -> Option<Self> {
+    /// The table of a card, of `capacity` regions. `None`: there is no memory.
+    pub(crate) fn new(card: u8, capacity: u16) -> Option<Self> {
         let places = boxed(usize::from(capacity), || Place { uses: 0, version: 0, region: None })?;
-        Some(Regions { places })
+        Some(Regions { card, places })
     }
 
     /// Adds a region. `None`: the table is full.
@@ -88,13 +103,13 @@ impl Regions {
         let place = self.places.get_mut(at)?;
         place.version = place.version.wrapping_add(1);
         place.region = Some(region);
-        Some(RegionId::new(at as u16, place.uses))
+        Some(RegionId::new(self.card, at as u16, place.uses))
     }
 
     /// Takes a region away: nobody reaches it from here on. False: there is none.
     pub(crate) fn close(&mut self, id: RegionId) -> bool {
         let Some(place) = self.place(id) else { return false };
-        place.uses = place.uses.wrapping_add(1);
+        place.uses = (place.uses + 1) & USES;
         place.region.take().is_some()
     }
 
@@ -102,7 +117,7 @@ impl Regions {
     pub(crate) fn get(&self, id: RegionId) -> Option<(&Region, u32)> {
         let place = self.places.get(id.place())?;
         let region = place.region.as_ref()?;
-        (u32::from(place.uses) == id.0 >> 16).then_some((region, place.version))
+        (RegionId::new(self.card, id.place() as u16, place.uses) == id).then_some((region, place.version))
     }
 
     fn place(&mut self, id: RegionId) -> Option<&mut Place> {
@@ -138,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_closed_region_is_not_reached_by_its_old_name() {
-        let mut regions = Regions::new(2).expect("memory");
+        let mut regions = Regions::new(5, 2).expect("memory");
         let first = regions.open(region(64)).expect("a place");
         regions.open(region(64)).expect("a place");
         assert!(regions.open(region(64)).is_none(), "full");
@@ -150,8 +165,21 @@ mod tests {
     }
 
     #[test]
+    fn a_region_names_its_card() {
+        let mut tables = [0, CARDS - 1].map(|card| Regions::new(card, 1).expect("memory"));
+        for uses in 0..=USES {
+            let [first, last] = tables.each_mut().map(|table| table.open(region(64)).expect("a place"));
+            assert_eq!((first.card(), last.card()), (0, CARDS - 1));
+            assert_eq!(first.0 >> 16, u32::from(uses));
+            assert!(tables[0].get(last).is_none() && tables[1].get(first).is_none());
+            assert!(tables[0].close(first) && tables[1].close(last));
+        }
+        assert_eq!(tables[0].open(region(64)), Some(RegionId(0)), "uses are counted anew");
+    }
+
+    #[test]
     fn local_memory_has_bounds_owner_and_rights() {
-        let mut regions = Regions::new(1).expect("memory");
+        let mut regions = Regions::new(0, 1).expect("memory");
         let id = regions.open(region(64)).expect("a place");
         let of = |owner, range, need| regions.local(id, owner, range, need);
         assert_eq!(of(5, (1, 63), Rights::LOCAL_READ), Some(0x1001));

@@ -79,8 +79,8 @@ pub trait Seal {
 /// Numbers of messages: a card counts all that it sends, and uses no number twice in any of its
 /// incarnations.
 ///
-/// Their upper half is an *epoch* that whoever starts a card gives it, another one each time. The highest
-/// bit is set in what a target sends, so that the two ends of an operation never share a number whatever
+/// Whoever starts a card gives it other ones each time, and to the cards of an address, too. The highest bit
+/// is set in what a target sends, so that the two ends of an operation never share a number whatever
 /// their sender IDs are.
 #[derive(Clone, Debug)]
 pub struct SealCounters(Range<u64>);

@@ -24,7 +24,7 @@ use crate::region::RegionId;
 use crate::seal::{IV_LEN, TAG_LEN};
 use crate::types::{Class, Handle, MAX_OP, OneRmaOp, Status};
 
-/// UDP port of 1RMA cards.
+/// UDP port of an address's first 1RMA card; the others' are the next ones.
 pub const PORT: u16 = 4795;
 /// Bytes of the longest header.
 pub const MAX_HEADER: usize = 48;

@@ -7,7 +7,7 @@ use starverbs_core::mr::Plain;
 use starverbs_core::{Dma, Gid, Seg};
 use starverbs_onerma::wire::{Hop, Iv, OneRmaHeader, PacketPrefix};
 use starverbs_onerma::{
-    AddressPair, CardConfig, Class, DerivedKey, Handle, Initiator, OneRmaCard, OneRmaEnv, OneRmaOp, PortalId,
+    CardConfig, CardPath, Class, DerivedKey, Handle, Initiator, OneRmaCard, OneRmaEnv, OneRmaOp, PortalId,
     Region, RegionKey, Rights, Seal, SealCounters, TAG_LEN, Transmit,
 };
 
@@ -91,14 +91,7 @@ impl Dma for Host {
 }
 
 impl OneRmaEnv for Host {
-    fn send(
-        &mut self,
-        _: &AddressPair,
-        _: Class,
-        head: &[u8],
-        data: Seg,
-        seal: impl FnOnce(&mut [u8]),
-    ) -> bool {
+    fn send(&mut self, _: &CardPath, _: Class, head: &[u8], data: Seg, seal: impl FnOnce(&mut [u8])) -> bool {
         let (mut packet, len) = ([0; 256], head.len() + data.len as usize + TAG_LEN);
         packet[..head.len()].copy_from_slice(head);
         seal(&mut packet[..len]);
@@ -128,7 +121,7 @@ fn a_hundred_thousand_pairs_are_no_byte_of_the_heap() {
     let mut room = [0; 256];
     let mut serve = |pair: u32| {
         let [_, a, b, c] = (pair / 4).to_be_bytes();
-        let path = AddressPair { local: gid, remote: Gid::from_ipv4([11, a, b, c]) };
+        let path = CardPath { local: gid, remote: Gid::from_ipv4([11, a, b, c]), card: 0 };
         let from = Handle { index: pair, generation: 0 };
         for op in [OneRmaOp::Read, OneRmaOp::Write] {
             let prefix = PacketPrefix { op, class: Class::High, iv: Iv { sender: pair, counter: 1 } };

@@ -28,7 +28,7 @@ pub const MAX_SLOTS: u16 = 256;
 /// How long a poll sleeps where nothing ends its sleep before.
 const LONG: Nanos = 60_000_000_000;
 
-/// A 1RMA card. It has an address of its own as long as it lives.
+/// A 1RMA card: one of those of an address.
 pub struct Onerma {
     /// Forks of the process when it was opened: in a forked child it is the parent's
     forks: u32,
@@ -72,8 +72,8 @@ impl Onerma {
     /// (0: this one's number).
     ///
     /// # Errors
-    /// EADDRINUSE: the address has a card; ENODATA: no such address; EINVAL: too many slots, a clock that
-    /// was never set; ENOMEM; EIO in a forked child.
+    /// EADDRINUSE: the address has as many cards as it can; ENODATA: no such address; EINVAL: too many
+    /// slots, a clock that was never set; ENOMEM; EIO in a forked child.
     pub fn open(context: &Context, gid_index: u32, slots: u32, pid: u32) -> Result<Self> {
         if !context.is_ours() {
             return Err(VerbsError::Forked);

@@ -6,7 +6,7 @@
 //! what cannot be authenticated is longer than it; tables empty again.
 
 use starverbs_onerma::{
-    AddressPair, COMMAND_LEN, COMPLETION_LEN, CardConfig, Class, Completion, DerivedKey, OneRmaCommand,
+    COMMAND_LEN, COMPLETION_LEN, CardConfig, CardPath, Class, Completion, DerivedKey, OneRmaCommand,
     OneRmaOp, RegionId, RegionKey, Rights, Seal, Transmit,
     wire::{Hop, Iv, OneRmaHeader, PacketPrefix},
 };
@@ -103,7 +103,7 @@ impl World {
         let Some(to) = [CLIENT, SERVER].into_iter().find(|to| self.gid(*to) == packet.path.remote) else {
             return;
         };
-        let path = AddressPair { local: packet.path.remote, remote: packet.path.local };
+        let path = CardPath { local: packet.path.remote, remote: packet.path.local, card: 0 };
         let OneRmaHost { card, env, .. } = &mut self.hosts[to];
         let (len, denied, sent) = (packet.bytes.len(), card.counts().auth_failures, env.out.len());
         card.handle_packet(env, self.now, &path, &mut packet.bytes);
@@ -203,7 +203,7 @@ impl World {
         bound.extend_from_slice(&self.gid(to).0);
         let tag = SimSeal.seal(&key.0, &iv.bytes(), &bound, &mut body);
         let bytes = [&head[..], &body, &tag].concat();
-        let path = AddressPair { local: self.gid(1 - to), remote: self.gid(to) };
+        let path = CardPath { local: self.gid(1 - to), remote: self.gid(to), card: 0 };
         SentPacket { path, class: Class::Low, bytes }
     }
 
@@ -253,7 +253,7 @@ impl World {
             }
             _ => {
                 let len = usize::from(input.byte());
-                let path = AddressPair { local: self.gid(CLIENT), remote: self.gid(SERVER) };
+                let path = CardPath { local: self.gid(CLIENT), remote: self.gid(SERVER), card: 0 };
                 let bytes = input.take(len).to_vec();
                 self.deliver(SentPacket { path, class: Class::High, bytes });
             }

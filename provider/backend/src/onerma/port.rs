@@ -1,4 +1,5 @@
 //! The UDP port of a 1RMA card: one socket, bound to one address, which no other process can have meanwhile.
+//! Cards of one address have ports one after another.
 //!
 //! A packet is a datagram; those of a turn go out together, and come in joined. Owns the socket and its
 //! settings; it must not know what packets say.
@@ -8,8 +9,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::slice;
 
 use nix::sys::socket::AddressFamily;
-use starverbs_core::Gid;
-use starverbs_onerma::AddressPair;
+use starverbs_onerma::{CARDS, CardPath};
 
 use crate::batch::{FrameBatch, FrameGroup, HOPS, MAX_FRAME};
 use crate::descriptor::Socket;
@@ -28,7 +28,10 @@ pub(super) struct OneRmaPort {
     socket: Socket,
     batch: FrameBatch,
     addr: HostAddr,
-    number: u16,
+    /// UDP port of the first card of an address
+    base: u16,
+    /// Which one this is
+    card: u8,
     /// Packets that the socket did not take: lost, as on any wire
     pub(super) unsent: u64,
     /// Datagrams that came from another UDP port
@@ -36,17 +39,15 @@ pub(super) struct OneRmaPort {
 }
 
 impl OneRmaPort {
-    /// Claims UDP port `number` of an address.
+    /// Claims the first UDP port of an address that nobody has, from `base` on.
     ///
     /// # Errors
-    /// There is no memory or no socket, or the port of this address is another card's.
-    pub(super) fn open(addr: &HostAddr, number: u16) -> Result<Self, BackendError> {
+    /// There is no memory or no socket, or somebody has each port of this address.
+    pub(super) fn open(addr: &HostAddr, base: u16) -> Result<Self, BackendError> {
         let ip = addr.ip();
         let family = if ip.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
         let socket = sockopt::datagram(family, "the UDP socket of 1RMA")?;
-        /* no SO_REUSEADDR, no SO_REUSEPORT: who has the address, has it alone */
-        sockopt::bind(&socket, SocketAddr::new(ip, number))
-            .map_err(|source| BackendError::OnermaAddress { addr: ip, port: number, source })?;
+        let card = claim(&socket, ip, base)?;
         let (level, name) = match ip {
             IpAddr::V4(_) => (libc::SOL_IP, libc::IP_TOS),
             IpAddr::V6(_) => (libc::SOL_IPV6, libc::IPV6_TCLASS),
@@ -59,21 +60,33 @@ impl OneRmaPort {
             socket,
             batch: FrameBatch::new()?,
             addr: addr.clone(),
-            number,
+            base,
+            card,
             unsent: 0,
             foreign: 0,
         })
     }
 
+    /// Which card of the address has it.
+    pub(super) const fn card(&self) -> u8 {
+        self.card
+    }
+
+    /// Which card sends from a UDP port. `None`: no card does.
+    fn card_of(&self, port: u16) -> Option<u8> {
+        u8::try_from(port.checked_sub(self.base)?).ok().filter(|card| *card < CARDS)
+    }
+
     /// Room for a packet of `len` bytes, which waits with the others.
-    pub(super) fn packet(&mut self, to: &Gid, len: usize) -> &mut [u8] {
+    pub(super) fn packet(&mut self, to: &CardPath, len: usize) -> &mut [u8] {
         if !self.batch.has_room() {
             self.flush();
         }
         /* packets to several peers in turn join those of their peer */
-        let [.., a, b] = to.0;
-        let block = u32::from(u16::from_be_bytes([a, b]));
-        let group = FrameGroup { port: self.number, hop_limit: HOPS, block, dgid: *to, ..Default::default() };
+        let [.., a, b] = to.remote.0;
+        let block = u32::from_be_bytes([0, to.card, a, b]);
+        let port = self.base.wrapping_add(u16::from(to.card));
+        let group = FrameGroup { port, hop_limit: HOPS, block, dgid: to.remote, ..Default::default() };
         self.batch.place(&group, len, true);
         self.batch.room(len)
     }
@@ -114,6 +127,20 @@ impl OneRmaPort {
     }
 }
 
+/// Binds to the first port that nobody has; gives which it is.
+fn claim(socket: &Socket, ip: IpAddr, base: u16) -> Result<u8, BackendError> {
+    let mut card = 0;
+    loop {
+        /* no SO_REUSEADDR, no SO_REUSEPORT: who has a port, has it alone */
+        let port = base.saturating_add(card.into());
+        match sockopt::bind(socket, SocketAddr::new(ip, port)) {
+            Ok(_) => return Ok(card),
+            Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) && card + 1 < CARDS => card += 1,
+            Err(source) => return Err(BackendError::OnermaAddress { addr: ip, port, source }),
+        }
+    }
+}
+
 impl AsRawFd for OneRmaPort {
     fn as_raw_fd(&self) -> RawFd {
         self.socket.as_raw_fd()
@@ -141,7 +168,7 @@ impl ReceiveBuffer {
     }
 
     /// The next packet, and its ends. `None`: none is there.
-    pub(super) fn next(&mut self, port: &mut OneRmaPort) -> Option<(AddressPair, &mut [u8])> {
+    pub(super) fn next(&mut self, port: &mut OneRmaPort) -> Option<(CardPath, &mut [u8])> {
         loop {
             if self.at == self.count {
                 /* an error is one of an earlier send, of a closed port at the other end, and says nothing */
@@ -155,8 +182,8 @@ impl ReceiveBuffer {
             let size = if segment == 0 { len } else { usize::from(segment) };
             let to = len.min(from + size);
             (self.at, self.offset) = if to < len { (at, to) } else { (at + 1, 0) };
-            if sport == port.number {
-                let path = AddressPair { local: port.addr.gid, remote: meta.src };
+            if let Some(card) = port.card_of(sport) {
+                let path = CardPath { local: port.addr.gid, remote: meta.src, card };
                 return Some((path, self.inbox.bytes_mut(at, from..to)));
             }
             port.foreign += 1;

@@ -33,7 +33,7 @@ const RECORD: usize = COMPLETION_LEN / 8;
 /// What a process's card is like.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessOptions {
-    /// UDP port, here and at all peers
+    /// UDP port of an address's first card, here and at all peers; those of the others are the next ones
     pub port: u16,
     /// The process's number: K_d is bound to it
     pub pid: u32,
@@ -85,19 +85,21 @@ pub struct Process {
 }
 
 impl Process {
-    /// Claims the address for a card, as long as the value lives.
+    /// Claims the first number of the address that no other card has, as long as the value lives.
     ///
     /// # Errors
-    /// The address is not this host's, or another card's; the clock was never set; there is no memory or no
-    /// socket.
+    /// The address is not this host's, or all its numbers are taken; the clock was never set; there is no
+    /// memory or no socket.
     pub fn open(addr: &HostAddr, options: &ProcessOptions) -> Result<Self, BackendError> {
         /* the numbers after the port: who had it before has ended, and sent what it sent earlier */
         let world = World { port: OneRmaPort::open(addr, options.port)? };
-        let numbers = numbers_at(SystemTime::now()).ok_or(BackendError::ClockUnset)?;
+        let number = world.port.card();
+        let numbers = numbers_at(SystemTime::now(), number).ok_or(BackendError::ClockUnset)?;
         let numbered = numbers.end;
         let fragment = addr.link_mtu.saturating_sub(48 + OVERHEAD as u32).min(MAX_OP);
         let slots = options.slots.max(1);
-        let config = CardConfig { fragment, slots: options.card.slots.max(slots), ..options.card };
+        let slots_of_card = options.card.slots.max(slots);
+        let config = CardConfig { card: number, fragment, slots: slots_of_card, ..options.card };
         let timeouts = options.congestion.timeouts;
         let timeouts = timeouts.map(|timeouts| Timeouts { longest: config.timeout, ..timeouts });
         let congestion = CongestionSettings { timeouts, ..options.congestion };
@@ -223,7 +225,7 @@ impl Process {
     /// The card goes on with the numbers from the clock's on, if it has not had them.
     #[cold]
     fn renew_numbers(&mut self) {
-        if let Some(numbers) = numbers_at(SystemTime::now())
+        if let Some(numbers) = numbers_at(SystemTime::now(), self.world.port.card())
             && numbers.start >= self.numbered
         {
             self.numbered = numbers.end;

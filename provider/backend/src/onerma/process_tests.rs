@@ -2,9 +2,10 @@
 
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, UdpSocket};
+use std::time::Instant;
 
-use starverbs_onerma::Class;
 use starverbs_onerma::wire::{MAX_PACKET, OneRmaHeader};
+use starverbs_onerma::{CARDS, CardPath, Class};
 
 use super::*;
 
@@ -54,6 +55,12 @@ impl Pair {
         };
         let regions = [open(0), open(1)];
         Pair { ends, regions, memory, now: 1 }
+    }
+
+    /// From the initiator to the target.
+    fn to_target(&self) -> CardPath {
+        let [local, remote] = self.ends.each_ref().map(|end| end.local);
+        CardPath { local, remote, card: self.ends[1].world.port.card() }
     }
 
     fn bytes(&self, end: usize) -> Vec<u8> {
@@ -235,13 +242,10 @@ fn tampered_packets_are_dropped_at_either_end() {
 }
 
 #[test]
-fn an_address_has_one_card_and_its_cards_repeat_no_vector() {
+fn cards_that_follow_one_another_repeat_no_vector() {
     let mut first = open(7, 0);
     let home = addr(first.local.ipv4().expect("an IPv4 address"));
     let options = ProcessOptions::default();
-    assert!(matches!(Process::open(&home, &options), Err(BackendError::OnermaAddress { source, .. })
-        if source.kind() == std::io::ErrorKind::AddrInUse));
-
     let target = open(8, 0);
     let mut seen = HashSet::new();
     for _ in 0..50 {
@@ -263,6 +267,7 @@ fn an_address_has_one_card_and_its_cards_repeat_no_vector() {
         }
         drop(process);
         first = Process::open(&home, &options).expect("its own address");
+        assert_eq!(first.world.port.card(), 0);
     }
     let (mut port, mut received) = (target.world.port, target.received);
     let mut packets = 0;
@@ -272,6 +277,58 @@ fn an_address_has_one_card_and_its_cards_repeat_no_vector() {
         packets += 1;
     }
     assert!(packets > 50, "more than one of each card: {packets}");
+}
+
+#[test]
+fn processes_of_one_address_have_a_card_each() {
+    let mut cards = vec![open(7, 0)];
+    let home = addr(cards[0].local.ipv4().expect("an IPv4 address"));
+    let options = ProcessOptions { pid: 7, ..ProcessOptions::default() };
+    for _ in 1..CARDS {
+        cards.push(Process::open(&home, &options).expect("a number that nobody has"));
+    }
+    assert!(matches!(Process::open(&home, &options), Err(BackendError::OnermaAddress { source, .. })
+        if source.kind() == std::io::ErrorKind::AddrInUse));
+
+    /* each reads the memory of the next one, with one key and one PID, by nothing but the region's name */
+    let memory: Vec<_> = (0..CARDS)
+        .map(|card| {
+            [const { AtomicU64::new(0) }; 2].map(|word| {
+                word.store(card.into(), Ordering::Relaxed);
+                word
+            })
+        })
+        .collect();
+    let regions: Vec<_> = cards
+        .iter_mut()
+        .zip(&memory)
+        .map(|(card, words)| {
+            // SAFETY: the memory lives as long as the cards, as words that anybody may write.
+            unsafe { card.open_region(words.as_ptr() as *mut u8, 16, ALL, KEY) }.expect("a place")
+        })
+        .collect();
+    let count = usize::from(CARDS);
+    for (at, card) in cards.iter_mut().enumerate() {
+        let (op, class, len, remote) = (OneRmaOp::Read, Class::High, 8, home.gid);
+        let (region, local, key) = (regions[(at + 1) % count], regions[at], card.own_key(&KEY, op));
+        assert_eq!(usize::from(local.card()), at);
+        let (offset, local_offset, token) = (0, 8, 0);
+        let one = Transfer { op, class, len, remote, region, offset, local, local_offset, key, token };
+        card.submit(one).expect("a good transfer");
+    }
+    let begun = Instant::now();
+    let mut ends = vec![];
+    while ends.len() < count && begun.elapsed() < PATIENCE {
+        for card in &mut cards {
+            card.turn(1);
+            ends.extend(card.poll());
+        }
+    }
+    assert!(ends.len() == count && ends.iter().all(|end| end.status == Status::Ok), "{ends:?}");
+    for (at, words) in memory.iter().enumerate() {
+        let read = words[1].load(Ordering::Relaxed);
+        assert_eq!(read, ((at + 1) % count) as u64, "card {at}");
+    }
 }
 
 #[test]
@@ -298,7 +355,7 @@ fn strangers_datagrams_are_counted_and_harm_nobody() {
     assert_eq!(pair.ends[1].port_counts(), [0, 1]);
     /* from a card's port: too short, too long, empty */
     for len in [0, 10, MAX_PACKET + 100] {
-        let (to, port) = (pair.ends[1].local, &mut pair.ends[0].world.port);
+        let (to, port) = (pair.to_target(), &mut pair.ends[0].world.port);
         port.packet(&to, len).fill(0x11);
         port.flush();
         pair.take(1, |_| true);
@@ -311,7 +368,7 @@ fn strangers_datagrams_are_counted_and_harm_nobody() {
 #[test]
 fn what_a_turn_leaves_of_joined_packets_is_not_slept_over() {
     let mut pair = Pair::new(0);
-    let (to, port) = (pair.ends[1].local, &mut pair.ends[0].world.port);
+    let (to, port) = (pair.to_target(), &mut pair.ends[0].world.port);
     /* shorter ones do not join the first */
     for len in [20; 5].into_iter().chain([10; RECEIVED]) {
         port.packet(&to, len).fill(0x11);

@@ -3,8 +3,8 @@ use std::collections::HashMap;
 use starverbs_core::mr::Plain;
 use starverbs_core::{Dma, Gid, Seg};
 use starverbs_onerma::{
-    AddressPair, COMPLETION_LEN, CardConfig, Class, Completion, OneRmaCard, OneRmaCommand, OneRmaEnv,
-    PortalId, Region, Rights, SealCounters, Status, Transmit, packet_in_buffer,
+    COMPLETION_LEN, CardConfig, CardPath, Class, Completion, OneRmaCard, OneRmaCommand, OneRmaEnv, PortalId,
+    Region, Rights, SealCounters, Status, Transmit, packet_in_buffer,
 };
 
 use super::*;
@@ -75,7 +75,7 @@ fn derived_keys_are_aes_of_who_asks_for_what() {
 #[derive(Default)]
 struct Host {
     bytes: Vec<u8>,
-    out: Vec<(AddressPair, Vec<u8>)>,
+    out: Vec<(CardPath, Vec<u8>)>,
 }
 
 impl Dma for Host {
@@ -107,7 +107,7 @@ impl Dma for Host {
 impl OneRmaEnv for Host {
     fn send(
         &mut self,
-        path: &AddressPair,
+        path: &CardPath,
         _: Class,
         head: &[u8],
         data: Seg,
@@ -166,7 +166,7 @@ fn run(op: OneRmaOp, key: &RegionKey) -> (Status, [Host; 2], Vec<Vec<u8>>) {
         }
         for (path, mut bytes) in packets {
             seen.push(bytes.clone());
-            let (to, back) = (at[&path.remote], AddressPair { local: path.remote, remote: path.local });
+            let (to, back) = (at[&path.remote], CardPath { local: path.remote, remote: path.local, card: 0 });
             cards[to].handle_packet(&mut hosts[to], 0, &back, &mut bytes);
         }
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use starverbs_core::mr::Plain;
 use starverbs_core::{Dma, Seg};
-use starverbs_onerma::{AddressPair, Class, OneRmaEnv, PortalId, TAG_LEN};
+use starverbs_onerma::{CardPath, Class, OneRmaEnv, PortalId, TAG_LEN};
 
 use super::port::OneRmaPort;
 use crate::copy::{copy_short, write_in_order};
@@ -61,13 +61,13 @@ impl Dma for World {
 impl OneRmaEnv for World {
     fn send(
         &mut self,
-        path: &AddressPair,
+        path: &CardPath,
         _: Class,
         head: &[u8],
         Seg { addr, len }: Seg,
         seal: impl FnOnce(&mut [u8]),
     ) -> bool {
-        let packet = self.port.packet(&path.remote, head.len() + len as usize + TAG_LEN);
+        let packet = self.port.packet(path, head.len() + len as usize + TAG_LEN);
         let (start, rest) = packet.split_at_mut(head.len());
         start.copy_from_slice(head);
         if len > 0 {

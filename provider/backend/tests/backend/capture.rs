@@ -155,7 +155,7 @@ fn tshark_reads_1rma_packets_with_the_dissector() {
         packet
     };
     let path = std::env::temp_dir().join(format!("starverbs-1rma-{}.pcap", std::process::id()));
-    std::fs::write(&path, capture_of(&said.each_ref().map(packet), onerma_wire::PORT)).expect("a file");
+    std::fs::write(&path, capture_of(&said.each_ref().map(packet), onerma_wire::PORT + 63)).expect("a file");
     let fields = ["_ws.col.Protocol", "_ws.col.Info", "onerma.class", "onerma.malformed"];
     let lines = dissected_by("onerma", &path, &[], &fields, &[]);
     assert_eq!(lines.len(), said.len(), "{lines:#?}");

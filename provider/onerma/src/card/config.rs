@@ -3,11 +3,14 @@
 use starverbs_core::Nanos;
 
 use crate::fragments::GRANULE;
+use crate::region::CARDS;
 use crate::types::MAX_OP;
 
 /// What a card is like. Capacities are fixed when it is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CardConfig {
+    /// Which card of its address it is, below [`CARDS`]
+    pub card: u8,
     /// Command slots, of all portals
     pub slots: u16,
     /// Portals that may be open at once
@@ -50,6 +53,7 @@ impl CardConfig {
         let window = bytes(rtt + rtt / 2).clamp(u128::from(MAX_OP), 1 << 30) as u32;
         let nack_threshold = bytes(timeout - rtt - dispatch_timeout).min(1 << 30) as u32;
         CardConfig {
+            card: 0,
             slots: 256,
             portals: 16,
             regions: 256,
@@ -69,6 +73,7 @@ impl CardConfig {
         /* no place is u16::MAX, which is none in a list */
         let few = |capacity: u16| capacity.min(u16::MAX - 1);
         CardConfig {
+            card: self.card % CARDS,
             slots: few(self.slots),
             portals: few(self.portals),
             transfers: few(self.transfers),

@@ -7,7 +7,7 @@ use super::control::PortalId;
 use super::outbox::{Inward, Letter, open};
 use super::serve::{DataRequest, DataSource};
 use super::slot::{CommandSlot, SlotState};
-use super::{AddressPair, OneRmaCard, OneRmaEnv, at_haste, of};
+use super::{CardPath, OneRmaCard, OneRmaEnv, at_haste, of};
 use crate::command::{COMPLETION_LEN, Completion, HASTES, OneRmaCommand};
 use crate::fragments::Fragments;
 use crate::region::Rights;
@@ -85,11 +85,11 @@ impl<S: Seal> OneRmaCard<S> {
         }
         let pid = slot.portal.and_then(|at| self.portals.get(usize::from(at))).map_or(0, |one| one.pid);
         let (Some(command), Some((_, key))) = (&slot.command, &slot.key) else { return };
-        let OneRmaCommand { op, class, haste, size, region, offset, remote, .. } = *command;
+        let OneRmaCommand { op, class, haste, size, region, offset, .. } = *command;
         if !self.window.admit(size) {
             return;
         }
-        let path = AddressPair { local: self.addr, remote };
+        let path = CardPath::of(self.addr, command);
         let timeout = self.config.timeout >> haste;
         /* a card waits no longer than 32 bits say */
         let hop =
@@ -111,7 +111,7 @@ impl<S: Seal> OneRmaCard<S> {
     fn addressed(
         &mut self,
         now: Nanos,
-        path: &AddressPair,
+        path: &CardPath,
         head: &OneRmaHeader,
         states: &[SlotState],
     ) -> Option<u16> {
@@ -122,7 +122,8 @@ impl<S: Seal> OneRmaCard<S> {
         let place = u16::try_from(to.index).unwrap_or(u16::MAX);
         let found = self.slots.get(usize::from(place)).is_some_and(|slot| {
             let of_it = slot.in_service(to.generation, head.prefix.op);
-            let from_its_target = of_it.is_some_and(|(command, _)| command.remote == path.remote);
+            let from_its_target =
+                of_it.is_some_and(|(command, _)| CardPath::of(path.local, command) == *path);
             from_its_target && states.contains(&slot.state) && now < slot.deadline
         });
         self.counts.late += u64::from(!found);
@@ -151,7 +152,7 @@ impl<S: Seal> OneRmaCard<S> {
         &mut self,
         env: &mut E,
         now: Nanos,
-        path: &AddressPair,
+        path: &CardPath,
         packet: Inward<'_>,
     ) {
         let Inward { head, bytes, at } = packet;
@@ -182,7 +183,7 @@ impl<S: Seal> OneRmaCard<S> {
         &mut self,
         env: &mut E,
         now: Nanos,
-        path: &AddressPair,
+        path: &CardPath,
         packet: Inward<'_>,
     ) {
         let Inward { head, bytes, at } = packet;
@@ -216,7 +217,7 @@ impl<S: Seal> OneRmaCard<S> {
     pub(super) fn give_up<E: OneRmaEnv>(&mut self, env: &mut E, place: u16, status: Status) {
         let Some(slot) = self.slots.get(usize::from(place)) else { return };
         let (Some(command), Some((_, key))) = (&slot.command, &slot.key) else { return };
-        let path = AddressPair { local: self.addr, remote: command.remote };
+        let path = CardPath::of(self.addr, command);
         let OneRmaCommand { op, class, .. } = *command;
         let (hop, answers) = (Hop::Fail { to: slot.transfer, status }, slot.ask);
         let letter = Letter { path: &path, op, class, hop, answers, by_target: false, key, data: None };
@@ -229,7 +230,7 @@ impl<S: Seal> OneRmaCard<S> {
         &mut self,
         env: &mut E,
         now: Nanos,
-        path: &AddressPair,
+        path: &CardPath,
         packet: Inward<'_>,
     ) {
         let Inward { head, bytes, at } = packet;
@@ -245,7 +246,7 @@ impl<S: Seal> OneRmaCard<S> {
         &mut self,
         env: &mut E,
         now: Nanos,
-        path: &AddressPair,
+        path: &CardPath,
         packet: Inward<'_>,
     ) {
         let Inward { head, bytes, at } = packet;

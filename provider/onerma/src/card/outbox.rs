@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use starverbs_core::{Dma, Gid, Seg};
 
-use super::{AddressPair, OneRmaEnv};
+use super::{CardPath, OneRmaEnv};
 use crate::seal::{RESERVED_KEY, Seal, SealCounters, TAG_LEN};
 use crate::types::{Class, OneRmaOp};
 use crate::wire::{Hop, Iv, OneRmaHeader, PacketAad, PacketPrefix};
@@ -21,7 +21,7 @@ pub(super) enum NotSent {
 
 /// A packet to be.
 pub(super) struct Letter<'a, K> {
-    pub(super) path: &'a AddressPair,
+    pub(super) path: &'a CardPath,
     pub(super) op: OneRmaOp,
     pub(super) class: Class,
     pub(super) hop: Hop,
@@ -71,7 +71,7 @@ impl<S: Seal> Outbox<S> {
     pub(super) fn send_reserved<E: OneRmaEnv>(
         &mut self,
         env: &mut E,
-        (path, op, class): (&AddressPair, OneRmaOp, Class),
+        (path, op, class): (&CardPath, OneRmaOp, Class),
         hop: Hop,
         answers: Iv,
     ) -> Result<Iv, NotSent> {

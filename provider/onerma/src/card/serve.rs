@@ -5,7 +5,7 @@ use alloc::collections::VecDeque;
 use starverbs_core::{Nanos, Seg};
 
 use super::outbox::{Letter, NotSent};
-use super::{AddressPair, OneRmaCard, OneRmaEnv, TURNS, of};
+use super::{CardPath, OneRmaCard, OneRmaEnv, TURNS, of};
 use crate::region::{RegionId, Rights};
 use crate::seal::Seal;
 use crate::types::{Class, Handle, MAX_OP, OneRmaOp, Status};
@@ -32,7 +32,7 @@ pub(super) enum DataSource<K> {
 
 /// A request for data.
 pub(super) struct DataRequest<K> {
-    pub(super) path: AddressPair,
+    pub(super) path: CardPath,
     /// Whom the data is for
     pub(super) to: Handle,
     pub(super) op: OneRmaOp,

@@ -5,7 +5,7 @@ use starverbs_core::Nanos;
 use super::outbox::{Inward, Letter, Outbox, open};
 use super::ready::Purpose;
 use super::serve::{DataRequest, DataSource};
-use super::{AddressPair, OneRmaCard, OneRmaEnv, at_haste, of};
+use super::{CardPath, OneRmaCard, OneRmaEnv, at_haste, of};
 use crate::command::HASTES;
 use crate::fragments::Fragments;
 use crate::region::{RegionId, Rights};
@@ -27,7 +27,7 @@ pub(super) struct InboundTransfer<K> {
     state: TransferState,
     generation: u32,
     pub(super) deadline: Nanos,
-    path: AddressPair,
+    path: CardPath,
     /// The initiator's slot
     from: Handle,
     op: OneRmaOp,
@@ -51,7 +51,7 @@ impl<K> InboundTransfer<K> {
             state: TransferState::Unused,
             generation: 0,
             deadline: 0,
-            path: AddressPair::default(),
+            path: CardPath::default(),
             from: Handle::default(),
             op: OneRmaOp::Write,
             class: Class::High,
@@ -92,7 +92,7 @@ impl<S: Seal> OneRmaCard<S> {
         &mut self,
         env: &mut E,
         now: Nanos,
-        path: &AddressPair,
+        path: &CardPath,
         packet: Inward<'_>,
     ) {
         let Inward { head, bytes, at } = packet;
@@ -144,7 +144,7 @@ impl<S: Seal> OneRmaCard<S> {
     fn take(
         &mut self,
         now: Nanos,
-        path: &AddressPair,
+        path: &CardPath,
         (op, class): (OneRmaOp, Class),
         admitted: Admitted<S::Key>,
     ) -> Option<S::Key> {
@@ -191,7 +191,7 @@ impl<S: Seal> OneRmaCard<S> {
     pub(super) fn deny<E: OneRmaEnv>(
         &mut self,
         env: &mut E,
-        path: &AddressPair,
+        path: &CardPath,
         (op, class): (OneRmaOp, Class),
         to: Handle,
         answers: Iv,
@@ -232,7 +232,7 @@ impl<S: Seal> OneRmaCard<S> {
         &mut self,
         env: &mut E,
         now: Nanos,
-        path: &AddressPair,
+        path: &CardPath,
         packet: Inward<'_>,
     ) {
         let Inward { head, bytes, at } = packet;
@@ -315,7 +315,7 @@ impl<S: Seal> OneRmaCard<S> {
     }
 
     /// The initiator says that its data will not come.
-    pub(super) fn on_given_up(&mut self, path: &AddressPair, packet: Inward<'_>) {
+    pub(super) fn on_given_up(&mut self, path: &CardPath, packet: Inward<'_>) {
         let Inward { head, bytes, at } = packet;
         let Hop::Fail { to, .. } = head.hop else { return };
         let Some(place) = self.asked_of(path, to, head.prefix.op) else {
@@ -333,7 +333,7 @@ impl<S: Seal> OneRmaCard<S> {
     }
 
     /// The place of a transfer whose data was asked for.
-    fn asked_of(&self, path: &AddressPair, to: Handle, op: OneRmaOp) -> Option<u16> {
+    fn asked_of(&self, path: &CardPath, to: Handle, op: OneRmaOp) -> Option<u16> {
         let place = u16::try_from(to.index).ok()?;
         let transfer = self.transfers.get(usize::from(place))?;
         let same = transfer.generation == to.generation && transfer.op == op && transfer.path == *path;

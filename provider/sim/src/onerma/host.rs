@@ -3,7 +3,7 @@
 use starverbs_core::mr::Plain;
 use starverbs_core::{Dma, Gid, Seg};
 use starverbs_onerma::{
-    AddressPair, COMPLETION_LEN, CardConfig, Class, Completion, OneRmaCard, PortalId, Region, RegionId,
+    COMPLETION_LEN, CardConfig, CardPath, Class, Completion, OneRmaCard, PortalId, Region, RegionId,
     RegionKey, Rights, SealCounters, packet_in_buffer,
 };
 
@@ -14,7 +14,7 @@ use crate::memory::{Memory, READ, WRITE};
 #[derive(Clone, Debug)]
 pub struct SentPacket {
     /// Between which addresses
-    pub path: AddressPair,
+    pub path: CardPath,
     /// Its class
     pub class: Class,
     /// What stands behind the UDP header
@@ -77,7 +77,7 @@ impl Dma for OneRmaHostEnv {
 impl starverbs_onerma::OneRmaEnv for OneRmaHostEnv {
     fn send(
         &mut self,
-        path: &AddressPair,
+        path: &CardPath,
         class: Class,
         head: &[u8],
         data: Seg,
