@@ -99,6 +99,9 @@ done
 cache watch "$tmp/replicas" colour 60 >"$tmp/client" &
 server=$!
 said() { grep -q "$1" "$tmp/client"; }
+# Its counters are seen from outside, as all are.
+counted() { "$lib/../bin/starverbs" stat --json | grep -Eq '"onerma_completed": ?[1-9]'; }
+await counted
 kill -HUP "${replicas[0]}"
 await said 'replica 0: the next key'
 kill "${replicas[0]}"

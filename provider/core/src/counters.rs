@@ -1,8 +1,8 @@
 //! What the card counts. One page of plain 64-bit cells, written by the card alone and readable by
 //! anyone who maps it while the program runs.
 //!
-//! The page lists the counters of all rooms, as its layout is one: StaR's (`star_*`) included, of which core
-//! counts none.
+//! The page lists the counters of all rooms, as its layout is one: those of StaR (`star_*`) and 1RMA
+//! (`onerma_*`) included, of which core counts none.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -22,6 +22,10 @@ impl CounterCell {
     #[inline]
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+    /// Adds `n`, where several write.
+    pub fn add_beside_others(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
     }
     /// Subtracts `n`.
     #[inline]
@@ -301,6 +305,34 @@ counters! {
     local_broken,
     /// same host: queue pairs whose connection goes through shared memory now
     local_qps,
+    /// 1RMA: packets received
+    onerma_received,
+    /// 1RMA: packets received that no card sends
+    onerma_malformed,
+    /// 1RMA: packets received for nothing that was under way
+    onerma_late,
+    /// 1RMA: packets received with data that was there already
+    onerma_copies,
+    /// 1RMA: packets received with a wrong tag
+    onerma_forged,
+    /// 1RMA: requests of others refused, as they were not authenticated
+    onerma_auth_failures,
+    /// 1RMA: requests of others refused, as there was too much to do
+    onerma_nacks,
+    /// 1RMA: requests of others refused for bounds or rights
+    onerma_access_failures,
+    /// 1RMA: keys of regions that others changed
+    onerma_rekeys,
+    /// 1RMA: WRITEs and REKEYs of others that ended for want of data
+    onerma_transfer_timeouts,
+    /// 1RMA: commands completed
+    onerma_completed,
+    /// 1RMA: completions that could not be written
+    onerma_lost_completions,
+    /// 1RMA: packets that the socket did not take
+    onerma_unsent,
+    /// 1RMA: datagrams from UDP ports that no card has
+    onerma_foreign,
     /// queue pairs that exist
     qps,
     /// memory regions that exist

@@ -14,6 +14,7 @@ pub use starverbs_backend::onerma::{
     Transfer,
 };
 use starverbs_backend::onerma::{ControlError, GcmSeal, Process, ProcessOptions, Seal, SubmitError};
+use starverbs_core::counters::CounterCell;
 use starverbs_core::{Gid, Nanos};
 use starverbs_settings::Settings;
 
@@ -21,6 +22,7 @@ use crate::clock::now;
 use crate::device::activity::Activity;
 use crate::device::thread::{ProgressThread, ThreadWork, TurnResult, drain, pollfd};
 use crate::events::{eventfd, signal};
+use crate::stat::StatPage;
 use crate::{Context, Result, VerbsError, process};
 
 /// Most commands that a card has under way.
@@ -40,6 +42,7 @@ struct SharedCard {
     card: Mutex<LockedCard>,
     thread: ProgressThread,
     activity: Activity,
+    stats: StatPage,
     /// Ends the sleep of a poll
     wake: OwnedFd,
 }
@@ -47,12 +50,71 @@ struct SharedCard {
 /// What the lock is for.
 struct LockedCard {
     process: Process,
+    /// What [`StatPage`] has of its counts
+    counted: [u64; COUNTS],
     /// Polls that sleep. They serve others when a packet wakes them, and the thread leaves that to them
     sleepers: u32,
     /// Polls in a row that slept, since the thread last served somebody
     slept: u32,
     /// When the thread wakes at the latest, or who sleeps
     alarm: Nanos,
+}
+
+/// How many counters of a page are 1RMA's.
+const COUNTS: usize = 14;
+
+/// These, in the order of [`counts_of`].
+fn cells(page: &StatPage) -> [&CounterCell; COUNTS] {
+    [
+        &page.onerma_received,
+        &page.onerma_malformed,
+        &page.onerma_late,
+        &page.onerma_copies,
+        &page.onerma_forged,
+        &page.onerma_auth_failures,
+        &page.onerma_nacks,
+        &page.onerma_access_failures,
+        &page.onerma_rekeys,
+        &page.onerma_transfer_timeouts,
+        &page.onerma_completed,
+        &page.onerma_lost_completions,
+        &page.onerma_unsent,
+        &page.onerma_foreign,
+    ]
+}
+
+fn counts_of(process: &Process) -> [u64; COUNTS] {
+    let [unsent, foreign] = process.port_counts();
+    let CardCounts {
+        received,
+        malformed,
+        late,
+        copies,
+        forged,
+        auth_failures,
+        nacks,
+        access_failures,
+        rekeys,
+        transfer_timeouts,
+        completed,
+        lost_completions,
+    } = *process.counts();
+    [
+        received,
+        malformed,
+        late,
+        copies,
+        forged,
+        auth_failures,
+        nacks,
+        access_failures,
+        rekeys,
+        transfer_timeouts,
+        completed,
+        lost_completions,
+        unsent,
+        foreign,
+    ]
 }
 
 /// K_d of a process of an address for an operation.
@@ -91,9 +153,16 @@ impl Onerma {
         let pid = if pid == 0 { usual.pid } else { pid };
         let process = Process::open(addr, &ProcessOptions { slots, pid, ..usual })?;
         let shared = Arc::new(SharedCard {
-            card: Mutex::new(LockedCard { process, sleepers: 0, slept: 0, alarm: Nanos::MAX }),
+            card: Mutex::new(LockedCard {
+                process,
+                counted: [0; COUNTS],
+                sleepers: 0,
+                slept: 0,
+                alarm: Nanos::MAX,
+            }),
             thread: ProgressThread::new()?,
             activity: Activity::default(),
+            stats: *context.device()?.stats(),
             wake: eventfd(EfdFlags::EFD_NONBLOCK)?,
         });
         if context.device()?.settings().progress_thread {
@@ -231,8 +300,22 @@ impl SharedCard {
         self.card.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The process's page has what the card has counted since.
+    fn publish(&self, card: &mut LockedCard) {
+        let now = counts_of(&card.process);
+        if now != card.counted {
+            for ((cell, now), before) in cells(&self.stats).iter().zip(now).zip(card.counted) {
+                if now != before {
+                    cell.add_beside_others(now - before);
+                }
+            }
+            card.counted = now;
+        }
+    }
+
     /// At the end of a call: who sleeps hears of what has ended, and of what is due before the sleep is over.
     fn settle(&self, card: &mut LockedCard) {
+        self.publish(card);
         let next = card.process.next_time().unwrap_or(Nanos::MAX);
         let sooner = next < card.alarm;
         card.alarm = next.min(card.alarm);
@@ -291,6 +374,7 @@ impl ThreadWork for Arc<SharedCard> {
         if came > 0 {
             card.slept = 0;
         }
+        self.publish(&mut card);
         TurnResult { work: Some(u32::try_from(came).unwrap_or(u32::MAX)), ..TurnResult::default() }
     }
 }
