@@ -13,7 +13,6 @@ use crate::negotiate::{Beginning, Negotiation, Outcome, Terms};
 use crate::quiesce::CardQp;
 use crate::renegotiation::{RoundMessage, is_new};
 use crate::revert::{Reversion, RevertOutcome, StarEnd, answer, suits};
-use crate::stateful::Stateful;
 
 use super::super::endpoints::{Endpoints, Stateless};
 use super::super::{EndpointHost, Note, Turn};
@@ -105,8 +104,8 @@ impl<E: EndpointHost> Roles<E> {
         let Some((role, has_begun)) = settled(turn, endpoints, end) else { return false };
         let mine = self.terms(turn, qpn, preference, &av);
         /* before SL has said all that it begins with, it may not know of this end */
-        let known = has_begun && stateful(turn.nic, qpn).is_none_or(Stateful::is_open);
-        let agrees = !known || !ignores && suits(role, &mine, theirs);
+        let unknown = stateful(turn.nic, qpn).is_some_and(|stateful| !stateful.is_open());
+        let agrees = !has_begun || !ignores && (unknown || suits(role, &mine, theirs));
         if !agrees || !is_room_for(size_of::<Reversion>()) {
             return false;
         }
