@@ -427,18 +427,15 @@ impl<E: Env> Ctx<'_, E> {
         self.end_repair_if_over(id);
     }
 
-    /// The peer could not take the oldest packet, for want of a receive WQE.
+    /// The peer could not take the oldest packet, for want of a receive WQE or as its kernel is at work. It
+    /// answers nothing behind that before, perhaps not before others have sent: the room that READs wait for
+    /// is theirs meanwhile.
     pub(super) fn oldest_refused(&mut self, id: RepairId) {
         let (una, max) = (self.qp.req.una_psn, self.qp.req.max_psn);
-        let repair = self.sh.repairs.get(id);
-        let flying = repair.in_flight(una, max);
-        if repair.refused(una) {
-            let bytes = share(self.qp.req.inflight, 1, flying);
-            self.qp.req.inflight -= bytes;
-            self.sh.paths.get(self.qp.path).forget(bytes);
-        }
+        self.sh.repairs.get(id).lose_all(una, max);
         self.cursor_to(una);
-        self.wake_path();
+        (self.qp.req.unasked, self.qp.req.rtt_since) = (0, 0);
+        self.forget_inflight();
         self.ready();
     }
 

@@ -60,7 +60,7 @@ fn reads(net: &mut Net, conn: &Conn, time: Nanos) -> Vec<Nanos> {
             if let Some(cqe) = conn.cq.poll() {
                 break cqe;
             }
-            assert!(net.step(), "a READ waits for ever");
+            assert!(net.step() && net.now() - began < 1_000 * MS, "a READ waits for ever");
         };
         assert_eq!(cqe.status, WcStatus::Success);
         took.push(net.now() - began);
@@ -115,6 +115,28 @@ fn a_dead_queue_pair_takes_nothing_from_others() {
             look(dead, repeat);
         }
     }
+}
+
+/// A SEND was lost, the READ behind it is kept, and its peer's program posts no receive: the READ, which has no
+/// answer before, holds no room meanwhile.
+#[test]
+fn who_waits_for_a_receive_takes_nothing_from_others() {
+    let cfg = NicConfig { window: 4096, repeat: true, ..NicConfig::default() };
+    let mut net = Net::new(2, cfg, Faults::default(), 7);
+    let healthy = Conn::new(&mut net, &Setup::default(), 4096);
+    let usual = reads(&mut net, &healthy, 20 * MS);
+    let waiting = Conn::new(&mut net, &Setup { rnr_retry: 7, min_rnr_timer: 1, ..Setup::default() }, 4096);
+    net.cut(0, 1, 1);
+    waiting.post(&mut net, SendOp::Send);
+    net.run_for(1_000);
+    (0..4).for_each(|_| waiting.post(&mut net, SendOp::Read));
+    net.run_for(20 * MS);
+    let counters = net.hosts[0].nic.counters();
+    assert!(counters.rcvd_sack.get() > 0 && counters.rcvd_rnr.get() > 100, "{counters:?}");
+    let beside = reads(&mut net, &healthy, 200 * MS);
+    let (longest, usual) = (*beside.last().expect("one"), *usual.last().expect("one"));
+    assert!(longest < 4 * usual, "READs took {longest} ns, {usual} alone");
+    assert!(waiting.cq.poll().is_none(), "it waits");
 }
 
 /// Where a card has much to do, each answer takes longer than the timeout that was right before. Packets that
