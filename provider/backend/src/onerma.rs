@@ -12,6 +12,7 @@ mod boot;
 mod port;
 mod process;
 mod seal;
+mod tap;
 mod world;
 
 /* what a process's owner hands in and gets: those above know this crate alone */

@@ -6,8 +6,8 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use starverbs_core::FrameMeta;
@@ -21,17 +21,32 @@ const ETHERNET: u32 = 1;
 const SNAP: u32 = 65535;
 const UDP: u8 = 17;
 
-/// A capture that both halves of a port write to.
+/// A capture file. `None`: it could not be written any more.
+type CaptureFile = Mutex<Option<BufWriter<File>>>;
+
+/// The captures of this process that are open.
+static OPEN: Mutex<Vec<(PathBuf, Weak<CaptureFile>)>> = Mutex::new(Vec::new());
+
+/// A capture that both halves of a port write to, and all ports of the process that are told the same file.
 #[derive(Clone)]
-pub(crate) struct Capture(Arc<Mutex<Option<BufWriter<File>>>>);
+pub(crate) struct Capture(Arc<CaptureFile>);
 
 impl Capture {
     /// Begins the capture that the settings ask for. A file that cannot be made is no reason for the program
     /// to fail.
     pub(crate) fn open(settings: &Settings) -> Option<Capture> {
         let path = settings.pcap_path(std::process::id())?;
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|(_, file)| file.strong_count() > 0);
+        if let Some(file) = open.iter().find(|(of, _)| *of == path).and_then(|(_, file)| file.upgrade()) {
+            return Some(Capture(file));
+        }
         match without_signals(|| begin(&path)) {
-            Ok(file) => Some(Capture(Arc::new(Mutex::new(Some(file))))),
+            Ok(file) => {
+                let file = Arc::new(Mutex::new(Some(file)));
+                open.push((path, Arc::downgrade(&file)));
+                Some(Capture(file))
+            }
             Err(error) => {
                 warn(&format!("{}: {error}; no capture is made", path.display()));
                 None

@@ -151,7 +151,8 @@ impl Onerma {
         let addrs = host::addresses(&this)?;
         let addr = addrs.first().ok_or(VerbsError::NoData)?;
         let pid = if pid == 0 { usual.pid } else { pid };
-        let process = Process::open(addr, &ProcessOptions { slots, pid, ..usual })?;
+        let device = context.device()?;
+        let process = Process::open(addr, &ProcessOptions { slots, pid, ..usual }, device.settings())?;
         let shared = Arc::new(SharedCard {
             card: Mutex::new(LockedCard {
                 process,
@@ -162,10 +163,10 @@ impl Onerma {
             }),
             thread: ProgressThread::new()?,
             activity: Activity::default(),
-            stats: *context.device()?.stats(),
+            stats: *device.stats(),
             wake: eventfd(EfdFlags::EFD_NONBLOCK)?,
         });
-        if context.device()?.settings().progress_thread {
+        if device.settings().progress_thread {
             shared.thread.start(Arc::clone(&shared))?;
         }
         Ok(Onerma { forks: process::forks(), shared })

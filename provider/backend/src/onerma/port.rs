@@ -9,7 +9,11 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::slice;
 
 use nix::sys::socket::AddressFamily;
+use starverbs_core::Nanos;
 use starverbs_onerma::{CARDS, CardPath};
+use starverbs_settings::Settings;
+
+use super::tap::{OneRmaTap, PacketEnd};
 
 use crate::batch::{FrameBatch, FrameGroup, HOPS, MAX_FRAME};
 use crate::descriptor::Socket;
@@ -17,7 +21,7 @@ use crate::inbox::{Inbox, Outer};
 use crate::{BackendError, HostAddr, sockopt};
 
 /// Differentiated services codepoint of all packets, 18 (AF21): a class of their own beside RoCEv2's.
-const DSCP: i32 = 18;
+pub(super) const DSCP: u8 = 18;
 /// Room that the socket asks for, each way: what the window and a burst of requests may hold.
 const BUFFER: usize = 4 << 20;
 /// Datagrams, joined or not, that one system call may bring.
@@ -27,6 +31,9 @@ const DATAGRAMS: usize = 16;
 pub(super) struct OneRmaPort {
     socket: Socket,
     batch: FrameBatch,
+    tap: Option<Box<OneRmaTap>>,
+    /// The time of the turn
+    now: Nanos,
     addr: HostAddr,
     /// UDP port of the first card of an address
     base: u16,
@@ -43,7 +50,7 @@ impl OneRmaPort {
     ///
     /// # Errors
     /// There is no memory or no socket, or somebody has each port of this address.
-    pub(super) fn open(addr: &HostAddr, base: u16) -> Result<Self, BackendError> {
+    pub(super) fn open(addr: &HostAddr, base: u16, settings: &Settings) -> Result<Self, BackendError> {
         let ip = addr.ip();
         let family = if ip.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
         let socket = sockopt::datagram(family, "the UDP socket of 1RMA")?;
@@ -52,13 +59,15 @@ impl OneRmaPort {
             IpAddr::V4(_) => (libc::SOL_IP, libc::IP_TOS),
             IpAddr::V6(_) => (libc::SOL_IPV6, libc::IPV6_TCLASS),
         };
-        sockopt::set_int(&socket, level, name, DSCP << 2);
+        sockopt::set_int(&socket, level, name, i32::from(DSCP) << 2);
         sockopt::set_int(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
         sockopt::receive_buffer(&socket, BUFFER);
         sockopt::send_buffer(&socket, BUFFER);
         Ok(OneRmaPort {
             socket,
             batch: FrameBatch::new()?,
+            tap: OneRmaTap::open(settings),
+            now: 0,
             addr: addr.clone(),
             base,
             card,
@@ -80,21 +89,83 @@ impl OneRmaPort {
     /// Room for a packet of `len` bytes, which waits with the others.
     pub(super) fn packet(&mut self, to: &CardPath, len: usize) -> &mut [u8] {
         if !self.batch.has_room() {
-            self.flush();
+            self.flush(self.now);
         }
-        /* packets to several peers in turn join those of their peer */
-        let [.., a, b] = to.remote.0;
-        let block = u32::from_be_bytes([0, to.card, a, b]);
         let port = self.base.wrapping_add(u16::from(to.card));
-        let group = FrameGroup { port, hop_limit: HOPS, block, dgid: to.remote, ..Default::default() };
+        self.room_for((to.remote, port), len)
+    }
+
+    fn room_for(&mut self, (dgid, port): PacketEnd, len: usize) -> &mut [u8] {
+        /* packets to several peers in turn join those of their peer */
+        let [.., a, b] = dgid.0;
+        let block = u32::from_be_bytes([0, port as u8, a, b]);
+        let group = FrameGroup { port, hop_limit: HOPS, block, dgid, ..Default::default() };
         self.batch.place(&group, len, true);
         self.batch.room(len)
     }
 
     /// Sends what waits.
-    pub(super) fn flush(&mut self) {
+    pub(super) fn flush(&mut self, now: Nanos) {
+        self.now = now;
+        if let Some(mut tap) = self.tap.take() {
+            self.pass_through(&mut tap, now);
+            self.send_waiting(Some(&tap));
+            tap.flush();
+            self.tap = Some(tap);
+        } else {
+            self.send_waiting(None);
+        }
+    }
+
+    /// When [`OneRmaPort::flush`] has something to send that was held back.
+    pub(super) fn next_deadline(&self) -> Option<Nanos> {
+        self.tap.as_ref()?.next_deadline()
+    }
+
+    /// Of the packets that wait those stay that the tap lets go.
+    #[cold]
+    fn pass_through(&mut self, tap: &mut OneRmaTap, now: Nanos) {
+        if !tap.hurts() {
+            return;
+        }
+        self.each_waiting(|to, packet| tap.take(to, packet));
+        self.batch.clear();
+        let mut full = Vec::new();
+        tap.release(now, |to, packet| {
+            if self.batch.has_room() {
+                self.room_for(to, packet.len()).copy_from_slice(packet);
+            } else {
+                full.push((to, packet.to_vec()));
+            }
+        });
+        for (to, packet) in full {
+            if !self.batch.has_room() {
+                self.send_waiting(Some(tap));
+            }
+            self.room_for(to, packet.len()).copy_from_slice(&packet);
+        }
+    }
+
+    #[cold]
+    fn each_waiting(&mut self, mut look: impl FnMut(PacketEnd, &[u8])) {
+        self.batch.put_in_order();
+        let mut room = [0; MAX_FRAME];
+        for at in 0..self.batch.groups() {
+            let FrameGroup { dgid, port, .. } = *self.batch.group(at);
+            for index in 0..self.batch.frames(at) {
+                let len = self.batch.read_frame(at, index, &mut room);
+                look((dgid, port), room.get(..len).unwrap_or(&[]));
+            }
+        }
+    }
+
+    fn send_waiting(&mut self, tap: Option<&OneRmaTap>) {
         if self.batch.is_empty() {
             return;
+        }
+        if let Some(tap) = tap {
+            let own = (self.addr.gid, self.base.wrapping_add(u16::from(self.card)));
+            self.each_waiting(|to, packet| tap.capture(own, to, packet));
         }
         self.batch.seal(slice::from_ref(&self.addr));
         let (mut at, end) = (0, self.batch.groups());
@@ -184,6 +255,10 @@ impl ReceiveBuffer {
             (self.at, self.offset) = if to < len { (at, to) } else { (at + 1, 0) };
             if let Some(card) = port.card_of(sport) {
                 let path = CardPath { local: port.addr.gid, remote: meta.src, card };
+                if let Some(tap) = &port.tap {
+                    let own = (port.addr.gid, port.base.wrapping_add(u16::from(port.card)));
+                    tap.capture((meta.src, sport), own, self.inbox.bytes(at).get(from..to).unwrap_or(&[]));
+                }
                 return Some((path, self.inbox.bytes_mut(at, from..to)));
             }
             port.foreign += 1;

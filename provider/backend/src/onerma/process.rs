@@ -16,6 +16,7 @@ use starverbs_onerma::{
     OneRmaCard, OneRmaOp, PortalId, Region, RegionId, RegionKey, Rights, Seal, SealCounters, Status,
     Transmit,
 };
+use starverbs_settings::Settings;
 
 use super::port::{OneRmaPort, ReceiveBuffer};
 use super::world::World;
@@ -85,14 +86,19 @@ pub struct Process {
 }
 
 impl Process {
-    /// Claims the first number of the address that no other card has, as long as the value lives.
+    /// Claims the first number of the address that no other card has, as long as the value lives. Of the
+    /// settings, the faults and the capture count.
     ///
     /// # Errors
     /// The address is not this host's, or all its numbers are taken; the clock was never set; there is no
     /// memory or no socket.
-    pub fn open(addr: &HostAddr, options: &ProcessOptions) -> Result<Self, BackendError> {
+    pub fn open(
+        addr: &HostAddr,
+        options: &ProcessOptions,
+        settings: &Settings,
+    ) -> Result<Self, BackendError> {
         /* the numbers after the port: who had it before has ended, and sent what it sent earlier */
-        let world = World { port: OneRmaPort::open(addr, options.port)? };
+        let world = World { port: OneRmaPort::open(addr, options.port, settings)? };
         let number = world.port.card();
         let numbers = numbers_at(SystemTime::now(), number).ok_or(BackendError::ClockUnset)?;
         let numbered = numbers.end;
@@ -219,7 +225,7 @@ impl Process {
             self.card.handle_timeout(&mut self.world, now);
         }
         while self.reap(now) | self.issue(now) | self.transmit(now) {}
-        self.world.port.flush();
+        self.world.port.flush(now);
     }
 
     /// The card goes on with the numbers from the clock's on, if it has not had them.
@@ -292,7 +298,8 @@ impl Process {
         if self.received.any() {
             return Some(0);
         }
-        self.card.next_deadline().into_iter().chain(self.executor.next_time()).min()
+        let held_back = self.world.port.next_deadline();
+        self.card.next_deadline().into_iter().chain(self.executor.next_time()).chain(held_back).min()
     }
 
     /// Sleeps until a packet is there, [`Process::next_time`] has come, or `limit` is over. `now` is the

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use starverbs_onerma::wire::{MAX_PACKET, OneRmaHeader};
 use starverbs_onerma::{CARDS, CardPath, Class};
+use starverbs_settings::FaultSpec;
 
 use super::*;
 
@@ -22,10 +23,14 @@ fn addr(ip: [u8; 4]) -> HostAddr {
 
 /// A process at an address of loopback that nobody has.
 fn open(pid: u32, retries: u8) -> Process {
+    open_with(pid, retries, &Settings::default())
+}
+
+fn open_with(pid: u32, retries: u8, settings: &Settings) -> Process {
     for _ in 0..1000 {
         let [a, b, c, ..] = sockopt::random().to_le_bytes();
         let options = ProcessOptions { pid, retries, ..ProcessOptions::default() };
-        match Process::open(&addr([127, a, b, c & 0x7f | 2]), &options) {
+        match Process::open(&addr([127, a, b, c & 0x7f | 2]), &options, settings) {
             Ok(process) => return process,
             Err(BackendError::OnermaAddress { .. }) => {}
             Err(error) => panic!("{error}"),
@@ -44,7 +49,10 @@ struct Pair {
 
 impl Pair {
     fn new(retries: u8) -> Self {
-        let mut ends = [open(7, retries), open(8, retries)];
+        Pair::of([open(7, retries), open(8, retries)])
+    }
+
+    fn of(mut ends: [Process; 2]) -> Self {
         let memory = [0x11, 0x22].map(|byte| {
             (0..LEN / 8).map(|_| AtomicU64::new(u64::from_ne_bytes([byte; 8]))).collect::<Box<[_]>>()
         });
@@ -266,7 +274,7 @@ fn cards_that_follow_one_another_repeat_no_vector() {
             process.advance(now);
         }
         drop(process);
-        first = Process::open(&home, &options).expect("its own address");
+        first = Process::open(&home, &options, &Settings::default()).expect("its own address");
         assert_eq!(first.world.port.card(), 0);
     }
     let (mut port, mut received) = (target.world.port, target.received);
@@ -285,9 +293,10 @@ fn processes_of_one_address_have_a_card_each() {
     let home = addr(cards[0].local.ipv4().expect("an IPv4 address"));
     let options = ProcessOptions { pid: 7, ..ProcessOptions::default() };
     for _ in 1..CARDS {
-        cards.push(Process::open(&home, &options).expect("a number that nobody has"));
+        cards.push(Process::open(&home, &options, &Settings::default()).expect("a number that nobody has"));
     }
-    assert!(matches!(Process::open(&home, &options), Err(BackendError::OnermaAddress { source, .. })
+    let one_more = Process::open(&home, &options, &Settings::default());
+    assert!(matches!(one_more, Err(BackendError::OnermaAddress { source, .. })
         if source.kind() == std::io::ErrorKind::AddrInUse));
 
     /* each reads the memory of the next one, with one key and one PID, by nothing but the region's name */
@@ -357,11 +366,53 @@ fn strangers_datagrams_are_counted_and_harm_nobody() {
     for len in [0, 10, MAX_PACKET + 100] {
         let (to, port) = (pair.to_target(), &mut pair.ends[0].world.port);
         port.packet(&to, len).fill(0x11);
-        port.flush();
+        port.flush(1);
         pair.take(1, |_| true);
     }
     assert_eq!(pair.ends[1].counts().malformed, 3);
     assert_eq!(pair.run(OneRmaOp::Write, &KEY, 4096), Status::Ok);
+}
+
+/// Settings of a program's faults and capture are the card's, too: all arrives, and the file has what left.
+#[test]
+fn faults_and_captures_are_as_they_are_for_others() {
+    let path = std::env::temp_dir().join(format!("starverbs-1rma-tap-{}.pcap", std::process::id()));
+    let fault = "loss=5%,dup=5%,reorder=5%,delay=50us,jitter=50us,seed=7";
+    let fault = FaultSpec::parse(fault).expect("a fault");
+    let settings = Settings { fault, pcap: Some(path.clone()), ..Settings::default() };
+    let mut pair = Pair::of([open_with(7, 100, &settings), open_with(8, 0, &settings)]);
+    let begun = Instant::now();
+    let now = || begun.elapsed().as_nanos() as Nanos + 1;
+    for op in [OneRmaOp::Write, OneRmaOp::Read] {
+        pair.submit(op, &KEY, 50_000);
+        let ended = loop {
+            pair.ends.iter_mut().for_each(|end| _ = end.turn(now()));
+            assert!(begun.elapsed() < PATIENCE, "{op:?} has no end");
+            if let Some(ended) = pair.ends[0].poll() {
+                break ended;
+            }
+        };
+        assert_eq!(ended.status, Status::Ok);
+    }
+    assert!(pair.bytes(1)[64..50_064].iter().all(|byte| *byte == 0x11));
+    assert_eq!(pair.bytes(0)[128..50_128], pair.bytes(1)[64..50_064]);
+    let counts = pair.ends.each_ref().map(|end| *end.counts());
+    assert!(counts.iter().any(|counts| counts.copies + counts.late > 0), "{counts:?}");
+    drop(pair);
+    let captured = std::fs::metadata(&path).expect("a capture").len();
+    std::fs::remove_file(&path).expect("a capture");
+    assert!(captured > 4 * 50_000, "both directions, at both ends: {captured}");
+}
+
+#[test]
+fn a_bit_that_a_fault_changes_in_a_request_makes_it_one_of_nobody() {
+    let fault = FaultSpec::parse("corrupt=100%,seed=9").expect("a fault");
+    let settings = Settings { fault, ..Settings::default() };
+    let mut pair = Pair::of([open_with(7, 0, &settings), open(8, 0)]);
+    pair.submit(OneRmaOp::Write, &KEY, 64);
+    pair.take(1, |_| true);
+    let counts = *pair.ends[1].counts();
+    assert_eq!(counts.auth_failures + counts.malformed, 1, "{counts:?}");
 }
 
 /// Packets that go out together come in joined; a turn that leaves some of them says that it goes on at once.
@@ -373,7 +424,7 @@ fn what_a_turn_leaves_of_joined_packets_is_not_slept_over() {
     for len in [20; 5].into_iter().chain([10; RECEIVED]) {
         port.packet(&to, len).fill(0x11);
     }
-    port.flush();
+    port.flush(1);
     let target = &mut pair.ends[1];
     assert!(sockopt::wait(&[target.as_raw_fd()], libc::POLLIN, PATIENCE));
     assert_eq!(target.turn(1), RECEIVED);

@@ -117,8 +117,8 @@ fn a_dead_queue_pair_takes_nothing_from_others() {
     }
 }
 
-/// A SEND was lost, the READ behind it is kept, and its peer's program posts no receive: the READ, which has no
-/// answer before, holds no room meanwhile.
+/// A SEND was lost, READs behind it are kept, and its peer's program posts no receive: the READs, which have
+/// no answer before, hold no room meanwhile.
 #[test]
 fn who_waits_for_a_receive_takes_nothing_from_others() {
     let cfg = NicConfig { window: 4096, repeat: true, ..NicConfig::default() };
