@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::fault::{RuleFault, Tested};
+use crate::kernel::is_device;
 use crate::link::BoardPatience;
 use crate::qp::RawQp;
 use crate::raw::RawDriver;
@@ -12,12 +13,20 @@ use crate::raw::RawDriver;
 /// How to test.
 #[derive(Clone, Debug)]
 pub struct BenchOptions {
-    /// The board's sockets: the first is tested, the second helps where two functions are needed
+    /// The board's sockets, or the kernel's devices: the first is tested, the second helps where two
+    /// functions are needed
     pub sockets: Vec<PathBuf>,
     /// How long the board may take for one thing
     pub patience: Duration,
     /// How to see its frames
     pub wire: Option<Wire>,
+}
+
+impl BenchOptions {
+    /// Whether the kernel is the board's driver.
+    pub(crate) fn is_device(&self) -> bool {
+        self.sockets.first().is_some_and(|path| is_device(path))
+    }
 }
 
 /// The wire that the board's port is on.

@@ -29,6 +29,9 @@ impl RuleFault {
 
 impl From<io::Error> for RuleFault {
     fn from(error: io::Error) -> RuleFault {
+        if error.kind() == io::ErrorKind::Unsupported {
+            return RuleFault::Skipped(error.to_string());
+        }
         RuleFault::failed("an answer", format!("{error}"))
     }
 }

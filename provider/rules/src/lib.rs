@@ -7,6 +7,7 @@
 
 mod bench;
 mod fault;
+mod kernel;
 mod link;
 mod memory;
 pub mod qp;
@@ -55,6 +56,9 @@ pub fn run(
     for rule in RULES.iter().filter(|rule| wanted(rule)) {
         let outcome = match rule.test {
             Err(why) => RuleResult::NotTested(why.to_owned()),
+            Ok(_) if rule.of_function && options.is_device() => RuleResult::NotTested(
+                "needs the board's function, of which the kernel is the driver".to_owned(),
+            ),
             Ok(_) if silent >= GIVEN_UP => RuleResult::Failed {
                 expected: "a board that answers".to_owned(),
                 seen: "given up: it did not answer in the rules before".to_owned(),

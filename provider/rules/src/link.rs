@@ -1,7 +1,7 @@
 //! The way to a board: its registers, its doorbell page, the memory that it reaches, its interrupts.
 //!
-//! All that the driver asks of the world beyond memory is here, so that another way than a vfio-user socket
-//! is another file like this one. Every call is bounded in time.
+//! All that the driver asks of the world beyond memory is here: at a vfio-user socket the driver has the
+//! board itself, at a device of the kernel (`kernel`) a context of it. Every call is bounded in time.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -13,6 +13,8 @@ use starverbs_backend::sealed;
 use starverbs_queues::board::{BAR_CONTROL, BAR_DOORBELLS};
 use starverbs_vfio::VfioClient;
 use starverbs_vfio::message::{IRQ_MSIX, PCI_CONFIG, REGION_MMAP};
+
+use crate::kernel::{KernelContext, of_function};
 
 /// How many times the patience for one thing all that a test does may take.
 const WHOLE: u32 = 6;
@@ -26,8 +28,13 @@ const COMMAND_MASTER: u16 = 1 << 2;
 
 /// The way to a board.
 pub struct BoardLink {
-    client: VfioClient,
+    way: BoardWay,
     limits: BoardPatience,
+}
+
+enum BoardWay {
+    Socket(VfioClient),
+    Kernel(KernelContext),
 }
 
 /// How long a board may take.
@@ -56,7 +63,21 @@ impl BoardLink {
     /// # Errors
     /// Nobody is there, or says nothing in time: so for all calls.
     pub fn open(socket: &Path, limits: BoardPatience) -> io::Result<BoardLink> {
-        Ok(BoardLink { client: VfioClient::connect_within(socket, limits.patience)?, limits })
+        let client = VfioClient::connect_within(socket, limits.patience)?;
+        Ok(BoardLink { way: BoardWay::Socket(client), limits })
+    }
+
+    /// The kernel's way.
+    pub(crate) fn of_context(context: KernelContext, limits: BoardPatience) -> BoardLink {
+        BoardLink { way: BoardWay::Kernel(context), limits }
+    }
+
+    /// The context, where the kernel is the board's driver.
+    pub(crate) fn context(&self) -> Option<&KernelContext> {
+        match &self.way {
+            BoardWay::Kernel(context) => Some(context),
+            BoardWay::Socket(_) => None,
+        }
     }
 
     /// Has the function answer at its BARs and master the bus, as drivers do at first and after its resets.
@@ -76,7 +97,10 @@ impl BoardLink {
         if Instant::now() >= self.limits.until {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        Ok(&mut self.client)
+        match &mut self.way {
+            BoardWay::Socket(client) => Ok(client),
+            BoardWay::Kernel(_) => Err(of_function("vfio-user")),
+        }
     }
 
     /// Reads registers.
@@ -84,7 +108,10 @@ impl BoardLink {
     /// # Errors
     /// What the board says.
     pub fn read(&mut self, at: u32, to: &mut [u8]) -> io::Result<()> {
-        self.client()?.read(BAR_CONTROL, at.into(), to)
+        match self.context() {
+            Some(context) => context.read(at, to),
+            None => self.client()?.read(BAR_CONTROL, at.into(), to),
+        }
     }
 
     /// Writes registers.
@@ -132,7 +159,10 @@ impl BoardLink {
     /// # Errors
     /// What the board says.
     pub fn signal(&mut self, eventfds: &[OwnedFd]) -> io::Result<()> {
-        self.client()?.set_irqs(IRQ_MSIX, eventfds)
+        match self.context() {
+            Some(context) => context.signal(eventfds),
+            None => self.client()?.set_irqs(IRQ_MSIX, eventfds),
+        }
     }
 
     /// Maps the doorbell cells.

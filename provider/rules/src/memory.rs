@@ -1,7 +1,7 @@
 //! The driver's memory, which the board reads and writes: bytes are copied, words are atomics.
 
 use std::mem::size_of;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -40,6 +40,29 @@ impl MemoryFile {
     pub fn again(&self) -> std::io::Result<MemoryFile> {
         let map = MmapOptions::new().len(self.map.len()).map_raw(&self.file)?;
         Ok(MemoryFile { map, file: self.file.try_clone()? })
+    }
+
+    /// Puts what another file has at `offset` in the place of `len` bytes of this mapping.
+    ///
+    /// # Errors
+    /// It cannot be mapped.
+    pub(crate) fn place(
+        &self,
+        at: usize,
+        len: usize,
+        file: BorrowedFd<'_>,
+        offset: u64,
+    ) -> std::io::Result<()> {
+        let (to, protection) = (self.at(at, len, 4096), libc::PROT_READ | libc::PROT_WRITE);
+        let (flags, fd) = (libc::MAP_SHARED | libc::MAP_FIXED, file.as_raw_fd());
+        // SAFETY: in place of a part of a mapping that is ours alone, whose bytes are plain in either.
+        let map = unsafe { libc::mmap(to.cast(), len, protection, flags, fd, offset as libc::off_t) };
+        if map == libc::MAP_FAILED { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Where it lies in this process.
+    pub(crate) fn address(&self) -> u64 {
+        self.map.as_ptr().addr() as u64
     }
 
     /// Its file.

@@ -14,6 +14,7 @@ use starverbs_queues::format::CqeWords;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::fault::{RuleFault, Tested};
+use crate::kernel::{KernelContext, is_device};
 use crate::link::{BoardLink, BoardPatience};
 use crate::memory::MemoryFile;
 
@@ -60,6 +61,8 @@ pub struct RawDriver {
     pub page: MmapRaw,
     /// Commands posted
     pub tail: u32,
+    /// Commands that the kernel has carried out
+    carried: u32,
     /// CQEs taken of the queue that [`RawDriver::basics`] makes
     pub taken: u32,
     /// How long the board may take for one thing
@@ -82,7 +85,11 @@ impl RawDriver {
     /// # Errors
     /// There is no board, or it has no doorbell page.
     pub fn connect(socket: &Path, limits: BoardPatience) -> Tested<RawDriver> {
-        RawDriver::with_memory(socket, limits, MemoryFile::new(BYTES)?)
+        if !is_device(socket) {
+            return RawDriver::with_memory(socket, limits, MemoryFile::new(BYTES)?);
+        }
+        let (context, page, memory) = KernelContext::open(socket)?;
+        RawDriver::new(BoardLink::of_context(context, limits), memory, page, limits)
     }
 
     /// The same with this memory, of [`BYTES`].
@@ -94,6 +101,15 @@ impl RawDriver {
         link.set_master(true)?;
         link.map(memory.file(), BASE, BYTES as u64)?;
         let page = link.map_cells()?;
+        RawDriver::new(link, memory, page, limits)
+    }
+
+    fn new(
+        mut link: BoardLink,
+        memory: MemoryFile,
+        page: MmapRaw,
+        limits: BoardPatience,
+    ) -> Tested<RawDriver> {
         let mut cells = [0; 4];
         link.read(REG_CELLS, &mut cells)?;
         Ok(RawDriver {
@@ -101,6 +117,7 @@ impl RawDriver {
             memory,
             page,
             tail: 0,
+            carried: 0,
             taken: 0,
             patience: limits.patience,
             context: 0,
@@ -117,7 +134,10 @@ impl RawDriver {
     /// As of [`RawDriver::connect`]; it is not enabled.
     pub fn open(socket: &Path, limits: BoardPatience) -> Tested<RawDriver> {
         let mut raw = RawDriver::connect(socket, limits)?;
-        raw.enable()?;
+        /* the kernel has enabled its boards */
+        if raw.link.context().is_none() {
+            raw.enable()?;
+        }
         Ok(raw)
     }
 
@@ -314,8 +334,15 @@ impl RawDriver {
     /// # Errors
     /// What the board says.
     pub fn post_commands(&mut self) -> Tested {
-        let tail = self.tail.to_le_bytes();
-        Ok(self.write(REG_COMMANDS_TAIL, &tail)?)
+        let Some(context) = self.link.context() else {
+            let tail = self.tail.to_le_bytes();
+            return Ok(self.write(REG_COMMANDS_TAIL, &tail)?);
+        };
+        while self.carried != self.tail {
+            context.command(&self.memory, RawDriver::command_at(self.carried))?;
+            self.carried = self.carried.wrapping_add(1);
+        }
+        Ok(())
     }
 
     /// The status of the command at `at`, once it is done; [`PENDING`], if that takes too long.

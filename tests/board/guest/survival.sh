@@ -311,3 +311,14 @@ test_traffic() {
     traffic
     clean
 }
+
+# The rules that a program sees, of a board behind the kernel.
+test_rules() {
+    has_devices || fail "no devices"
+    "$LIB/../bin/starverbs" board test /dev/star0 /dev/star1 --patience 30 >/tmp/rules 2>&1 ||
+        fail "$(grep -A2 FAILED /tmp/rules)"
+    local passed
+    passed=$(tail -n 1 /tmp/rules | grep -Eo '^[0-9]+') || fail "$(tail -n 3 /tmp/rules)"
+    ((passed >= 27)) || fail "$passed rules alone: $(grep 'not tested' /tmp/rules)"
+    tail -n 1 /tmp/rules
+}

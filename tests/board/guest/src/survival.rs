@@ -69,6 +69,7 @@ fn rounds() -> Vec<Round> {
     let programs = vec![
         script("programs of rdma_cm", "cm"),
         script("multicast", "multicast"),
+        script("the board's numbered rules, by its device", "rules"),
         script("some of rdma-core's own tests", "pyverbs"),
     ];
     let between = cases::between_guests().into_iter();

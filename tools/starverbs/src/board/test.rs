@@ -12,11 +12,12 @@ use crate::Failure;
 
 /// Test a board: go through the numbered rules of docs/board.md, as far as they can be seen from outside.
 ///
-/// The function is used and reset: no program may have it meanwhile. Exit status 1: a rule is not kept.
+/// At a socket the function is used and reset; at the kernel's device the rules are gone through that a
+/// program can see. No program may use it meanwhile. Exit status 1: a rule is not kept.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Socket of the function to test; a second one has rules tested that need two functions
-    #[arg(value_name = "SOCKET", required = true, num_args = 1..=2)]
+    /// Socket of the function to test, or /dev/starN; a second one has rules tested that need two functions
+    #[arg(value_name = "BOARD", required = true, num_args = 1..=2)]
     sockets: Vec<PathBuf>,
     /// Test this rule alone, as B17 or 17; may be given more than once
     #[arg(long = "rule", value_name = "N", value_parser = rule_number)]
