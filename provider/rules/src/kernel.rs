@@ -158,7 +158,7 @@ impl KernelContext {
                 [program, card, send, recv].into_iter().for_each(|address| self.in_queues(address));
             }
             OP_REG_MR | OP_REREG_MR => self.in_memory(at_front(body))?,
-            OP_SEND_MAD | OP_RECEIVE_MAD => return Err(of_function("a datagram in memory for messages")),
+            OP_SEND_MAD | OP_RECEIVE_MAD => self.in_queues(&mut at_front::<Mad>(body).addr),
             _ => {}
         }
         Ok(())
