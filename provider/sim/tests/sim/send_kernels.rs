@@ -8,7 +8,7 @@ use starverbs_core::nic::OwnRequest;
 use starverbs_core::qp::RecvSource;
 use starverbs_core::strom::{Code, Input, Kernel, KernelRun, MAX_REPLY, Poll};
 use starverbs_core::{NicConfig, QpState, QpType, Qpn, SendOp, SendWqe, WcStatus};
-use starverbs_sim::{Faults, Rng, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Rng, Send, Setup, SimCq, SimRq, SimSq};
 
 const OP: u64 = 0x53;
 
@@ -175,4 +175,47 @@ fn a_peer_has_nothing_sent() {
     let asked = params((pair.qpn[1], key, 1), va, b"x");
     assert_eq!(pair.ask(OP, &asked, 64).0, Code::Access as u32);
     assert_eq!(pair.net.hosts[1].nic.counters().tx_kernel_writes.get(), 0);
+}
+
+/// One datagram after the other while a kernel sends all that it may: each leaves about as soon as alone.
+#[test]
+fn datagrams_leave_while_a_kernel_sends() {
+    let mut pair = sending(Faults::default(), &Setup::default(), 1);
+    let setup = Setup::default();
+    let (sq, rq, cq) = (SimSq::new(16), SimRq::new(256, 1), SimCq::new(256));
+    let [from, to] = [0, 1].map(|at| {
+        let (own, source) = (if at == 0 { sq.clone() } else { SimSq::new(1) }, RecvSource::Own(rq.clone()));
+        let host = &mut pair.net.hosts[at];
+        let qpn = host.qp(QpType::Ud, &own, source, [&cq, &SimCq::new(256)], true);
+        host.to_rts_ud(qpn, &setup, 0);
+        qpn
+    });
+    let (gid, host) = (pair.net.hosts[1].gid, &mut pair.net.hosts[0]);
+    let av = host.nic.create_av(host.pd, host.av(gid)).expect("an AV");
+    let qkey = setup.qkey;
+    let datagram = |pair: &mut RpcPair, mut between: Option<&mut OwnRequest>| {
+        let begun = pair.net.now();
+        let wqe = SendWqe { op: SendOp::Send, av, remote_qpn: to, qkey, ..SendWqe::default() };
+        sq.post(Send { wqe, sges: vec![], inline: None }).expect("there is room");
+        pair.net.doorbell(0, from);
+        while cq.poll().is_none() {
+            if let Some(own) = &mut between {
+                let (now, host) = (pair.net.now(), &mut pair.net.hosts[0]);
+                let ended = host.nic.call_kernel((&mut host.env, now), host.pd, OP, own);
+                assert_eq!(ended, None, "it is to send for longer");
+                pair.net.transmit();
+            }
+            pair.net.run_for(1_000);
+            assert!(pair.net.now() - begun < 100_000_000, "a datagram does not leave");
+        }
+        pair.net.now() - begun
+    };
+    let alone = (0..200).map(|_| datagram(&mut pair, None)).max();
+    let (va, key) = pair.page[1];
+    let asked = params((pair.qpn[0], key, u32::MAX), va, &[1; 8]);
+    let mut own = OwnRequest::new(&asked).expect("memory");
+    let beside = (0..200).map(|_| datagram(&mut pair, Some(&mut own))).max();
+    let sent = pair.net.hosts[0].nic.counters().tx_kernel_writes.get();
+    assert!(sent > 100, "it sent {sent} messages");
+    assert!(beside <= alone.map(|alone| 3 * alone), "{beside:?} ns, {alone:?} alone");
 }
