@@ -24,8 +24,8 @@ const UDP: u8 = 17;
 /// A capture file. `None`: it could not be written any more.
 type CaptureFile = Mutex<Option<BufWriter<File>>>;
 
-/// The captures of this process that are open.
-static OPEN: Mutex<Vec<(PathBuf, Weak<CaptureFile>)>> = Mutex::new(Vec::new());
+/// The captures that are open: process, path, file. A forked child has none of its parent's.
+static OPEN: Mutex<Vec<(u32, PathBuf, Weak<CaptureFile>)>> = Mutex::new(Vec::new());
 
 /// A capture that both halves of a port write to, and all ports of the process that are told the same file.
 #[derive(Clone)]
@@ -35,16 +35,23 @@ impl Capture {
     /// Begins the capture that the settings ask for. A file that cannot be made is no reason for the program
     /// to fail.
     pub(crate) fn open(settings: &Settings) -> Option<Capture> {
-        let path = settings.pcap_path(std::process::id())?;
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|(_, file)| file.strong_count() > 0);
-        if let Some(file) = open.iter().find(|(of, _)| *of == path).and_then(|(_, file)| file.upgrade()) {
-            return Some(Capture(file));
+        let process = std::process::id();
+        let path = settings.pcap_path(process)?;
+        /* held by nobody for long, or by a thread that a fork left behind */
+        let mut open = OPEN.try_lock().ok();
+        if let Some(open) = &mut open {
+            open.retain(|(of, _, file)| *of == process && file.strong_count() > 0);
+            let known = open.iter().find(|(_, known, _)| *known == path);
+            if let Some(file) = known.and_then(|(_, _, file)| file.upgrade()) {
+                return Some(Capture(file));
+            }
         }
         match without_signals(|| begin(&path)) {
             Ok(file) => {
                 let file = Arc::new(Mutex::new(Some(file)));
-                open.push((path, Arc::downgrade(&file)));
+                if let Some(open) = &mut open {
+                    open.push((process, path, Arc::downgrade(&file)));
+                }
                 Some(Capture(file))
             }
             Err(error) => {

@@ -87,7 +87,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "PCAP",
         allowed: "a file path; %p stands for the process id",
-        about: "Writes every frame sent and received to a capture file that Wireshark decodes as RoCEv2.",
+        about: "Writes every frame sent and received to a capture file for Wireshark.",
         set: |s, v| put(&mut s.pcap, Ok(Some(v.into()))),
         get: |s| path(&s.pcap),
     },

@@ -149,6 +149,11 @@ impl Reversion {
         self.round
     }
 
+    /// Whether the peer has not answered yet.
+    pub fn is_asking(&self) -> bool {
+        matches!(self.stage, RevertStage::Asking)
+    }
+
     /// Whether SF is quiesced, and waits for SL's answer alone.
     pub fn is_quiesced(&self) -> bool {
         matches!(self.stage, RevertStage::Quiesced(_))

@@ -89,7 +89,7 @@ impl OneRmaPort {
     /// Room for a packet of `len` bytes, which waits with the others.
     pub(super) fn packet(&mut self, to: &CardPath, len: usize) -> &mut [u8] {
         if !self.batch.has_room() {
-            self.flush(self.now);
+            self.flush();
         }
         let port = self.base.wrapping_add(u16::from(to.card));
         self.room_for((to.remote, port), len)
@@ -104,9 +104,14 @@ impl OneRmaPort {
         self.batch.room(len)
     }
 
-    /// Sends what waits.
-    pub(super) fn flush(&mut self, now: Nanos) {
+    /// A turn begins.
+    pub(super) fn begin_turn(&mut self, now: Nanos) {
         self.now = now;
+    }
+
+    /// Sends what waits.
+    pub(super) fn flush(&mut self) {
+        let now = self.now;
         if let Some(mut tap) = self.tap.take() {
             self.pass_through(&mut tap, now);
             self.send_waiting(Some(&tap));

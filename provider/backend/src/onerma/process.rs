@@ -209,6 +209,7 @@ impl Process {
 
     /// Takes a packet if one is there; `keep` may change it, or have it lost.
     fn receive(&mut self, now: Nanos, keep: impl FnOnce(&mut [u8]) -> bool) -> bool {
+        self.world.port.begin_turn(now);
         let Some((path, packet)) = self.received.next(&mut self.world.port) else { return false };
         if keep(packet) {
             self.card.handle_packet(&mut self.world, now, &path, packet);
@@ -218,6 +219,7 @@ impl Process {
 
     /// Everything that needs no packet.
     fn advance(&mut self, now: Nanos) {
+        self.world.port.begin_turn(now);
         if self.card.counters_left() < LOW {
             self.renew_numbers();
         }
@@ -225,7 +227,7 @@ impl Process {
             self.card.handle_timeout(&mut self.world, now);
         }
         while self.reap(now) | self.issue(now) | self.transmit(now) {}
-        self.world.port.flush(now);
+        self.world.port.flush();
     }
 
     /// The card goes on with the numbers from the clock's on, if it has not had them.

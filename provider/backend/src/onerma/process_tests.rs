@@ -366,7 +366,7 @@ fn strangers_datagrams_are_counted_and_harm_nobody() {
     for len in [0, 10, MAX_PACKET + 100] {
         let (to, port) = (pair.to_target(), &mut pair.ends[0].world.port);
         port.packet(&to, len).fill(0x11);
-        port.flush(1);
+        port.flush();
         pair.take(1, |_| true);
     }
     assert_eq!(pair.ends[1].counts().malformed, 3);
@@ -424,7 +424,7 @@ fn what_a_turn_leaves_of_joined_packets_is_not_slept_over() {
     for len in [20; 5].into_iter().chain([10; RECEIVED]) {
         port.packet(&to, len).fill(0x11);
     }
-    port.flush(1);
+    port.flush();
     let target = &mut pair.ends[1];
     assert!(sockopt::wait(&[target.as_raw_fd()], libc::POLLIN, PATIENCE));
     assert_eq!(target.turn(1), RECEIVED);

@@ -434,7 +434,7 @@ impl<E: Env> Ctx<'_, E> {
         let (una, max) = (self.qp.req.una_psn, self.qp.req.max_psn);
         self.sh.repairs.get(id).lose_all(una, max);
         self.cursor_to(una);
-        (self.qp.req.unasked, self.qp.req.rtt_since) = (0, 0);
+        (self.qp.req.unasked, self.qp.req.rtt_since, self.qp.req.silent) = (0, 0, 0);
         self.forget_inflight();
         self.ready();
     }

@@ -73,6 +73,8 @@ struct End {
     /// A half of StaR may begin on it
     may_begin: bool,
     beginning: Beginning,
+    /// A stateless end whose peer has not begun then asks it to revert
+    asks_at: Nanos,
     rounds: Rounds,
 }
 
@@ -170,6 +172,7 @@ impl<E: EndpointHost> Roles<E> {
             timer,
             may_begin: true,
             beginning: Beginning::default(),
+            asks_at: 0,
             rounds: Rounds::default(),
         };
         self.ends.insert(qpn, end);
@@ -261,6 +264,10 @@ impl<E: EndpointHost> Roles<E> {
                 Some(end) if end.waits_for_peer() => self.look_for_peer(turn, qpn),
                 /* its peer may be plain, or StaR's port closed: RoCEv2's is open */
                 Some(end) if end.role().is_some() && endpoints.is_beginning(qpn) => {
+                    if turn.now < end.asks_at {
+                        self.timers.arm(end.timer, end.asks_at, qpn);
+                        continue;
+                    }
                     self.watch_beginning(turn.now, qpn);
                     self.ask_to_revert(turn, endpoints, qpn);
                 }

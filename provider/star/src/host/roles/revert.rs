@@ -128,7 +128,14 @@ impl<E: EndpointHost> Roles<E> {
         message: Option<&Control>,
     ) {
         let now = turn.now;
+        /* its Setup was answered meanwhile */
+        let gives_up = self.ends.get(qpn).is_some_and(|end| end.rounds.gives_up);
+        let has_begun = gives_up && endpoints.has_begun(qpn);
         let answer = self.with_reversion(turn, endpoints, qpn, |reversion, end| match message {
+            _ if has_begun && reversion.is_asking() => {
+                reversion.stay(end);
+                None
+            }
             Some(message) => reversion.handle(now, message, end),
             None => reversion.poll(now, end),
         });
@@ -192,7 +199,12 @@ impl<E: EndpointHost> Roles<E> {
         end.may_begin = true;
         end.beginning = Beginning::default();
         match gave_up {
-            true => end.rounds.failed(turn.now),
+            true => {
+                end.rounds.failed(turn.now);
+                /* whoever asked: it would come to the same */
+                end.rounds.ignore_until = end.rounds.not_before;
+                end.pursued = end.preference != Preference::Auto;
+            }
             false => end.rounds.reverted(turn.now, crowded),
         }
         let until = end.rounds.not_before;
@@ -206,12 +218,12 @@ impl<E: EndpointHost> Roles<E> {
     /// An end of StaR looks at times whether its peer has begun, too: that one may have given up and be
     /// plain, or StaR's ports be closed.
     pub(super) fn watch_beginning(&mut self, now: Nanos, qpn: Qpn) {
-        let Some(end) = self.ends.get(qpn) else { return };
+        let Some(end) = self.ends.get_mut(qpn) else { return };
         if end.waits_for_peer() {
             return self.look_later(now, qpn);
         }
-        let wait = if end.rounds.switched { FIRST_ANSWER } else { FIRST_ANSWER_OF_NEW };
-        self.timers.arm(end.timer, now + wait, qpn);
+        end.asks_at = now + if end.rounds.switched { FIRST_ANSWER } else { FIRST_ANSWER_OF_NEW };
+        self.timers.arm(end.timer, end.asks_at, qpn);
     }
 
     /// The program has this preference from now on. False: the peer's card has no StaR, or the end had no
