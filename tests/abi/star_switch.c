@@ -129,12 +129,14 @@ static uint32_t role(void)
 	return attr.star_role;
 }
 
-/* Both go on together until this end has become that and the other what it waits for. */
+/* Both go on together until this end has become that and the other what it waits for. A round that comes
+ * to nothing, as a process had no CPU, is tried again after a second, or two; the alarm ends who waits for
+ * ever. */
 static uint64_t until(int other, uint32_t wanted, uint64_t upto)
 {
 	uint32_t now, theirs;
 
-	for (int at = 0; at < 1000; at++) {
+	for (;;) {
 		talk(upto += MORE);
 		now = role() == wanted;
 		exchange(other, &now, &theirs, sizeof(now));
