@@ -72,7 +72,8 @@ static void starve(const struct kind *kind, int most, int whole)
 			CHECK(one(&live, &self) == IBV_WC_SUCCESS);
 		leave(-1);
 		count += refused(kind, made, why, EMFILE, left);
-		if (open_fds() != before) {
+		/* fewer: what was closed before has ended meanwhile */
+		if (open_fds() > before) {
 			failures++;
 			fprintf(stderr, "%s with %d left: %d descriptors behind\n", kind->name, left, open_fds() - before);
 		}
