@@ -63,57 +63,24 @@ struct LockedCard {
 /// How many counters of a page are 1RMA's.
 const COUNTS: usize = 14;
 
-/// These, in the order of [`counts_of`].
-fn cells(page: &StatPage) -> [&CounterCell; COUNTS] {
+/// Each of these, and what a card has counted.
+fn counters<'a>(page: &'a StatPage, process: &Process) -> [(&'a CounterCell, u64); COUNTS] {
+    let (counts, [unsent, foreign]) = (process.counts(), process.port_counts());
     [
-        &page.onerma_received,
-        &page.onerma_malformed,
-        &page.onerma_late,
-        &page.onerma_copies,
-        &page.onerma_forged,
-        &page.onerma_auth_failures,
-        &page.onerma_nacks,
-        &page.onerma_access_failures,
-        &page.onerma_rekeys,
-        &page.onerma_transfer_timeouts,
-        &page.onerma_completed,
-        &page.onerma_lost_completions,
-        &page.onerma_unsent,
-        &page.onerma_foreign,
-    ]
-}
-
-fn counts_of(process: &Process) -> [u64; COUNTS] {
-    let [unsent, foreign] = process.port_counts();
-    let CardCounts {
-        received,
-        malformed,
-        late,
-        copies,
-        forged,
-        auth_failures,
-        nacks,
-        access_failures,
-        rekeys,
-        transfer_timeouts,
-        completed,
-        lost_completions,
-    } = *process.counts();
-    [
-        received,
-        malformed,
-        late,
-        copies,
-        forged,
-        auth_failures,
-        nacks,
-        access_failures,
-        rekeys,
-        transfer_timeouts,
-        completed,
-        lost_completions,
-        unsent,
-        foreign,
+        (&page.onerma_received, counts.received),
+        (&page.onerma_malformed, counts.malformed),
+        (&page.onerma_late, counts.late),
+        (&page.onerma_copies, counts.copies),
+        (&page.onerma_forged, counts.forged),
+        (&page.onerma_auth_failures, counts.auth_failures),
+        (&page.onerma_nacks, counts.nacks),
+        (&page.onerma_access_failures, counts.access_failures),
+        (&page.onerma_rekeys, counts.rekeys),
+        (&page.onerma_transfer_timeouts, counts.transfer_timeouts),
+        (&page.onerma_completed, counts.completed),
+        (&page.onerma_lost_completions, counts.lost_completions),
+        (&page.onerma_unsent, unsent),
+        (&page.onerma_foreign, foreign),
     ]
 }
 
@@ -303,14 +270,11 @@ impl SharedCard {
 
     /// The process's page has what the card has counted since.
     fn publish(&self, card: &mut LockedCard) {
-        let now = counts_of(&card.process);
-        if now != card.counted {
-            for ((cell, now), before) in cells(&self.stats).iter().zip(now).zip(card.counted) {
-                if now != before {
-                    cell.add_beside_others(now - before);
-                }
+        let counters = counters(&self.stats, &card.process);
+        for ((cell, now), before) in counters.into_iter().zip(&mut card.counted) {
+            if now != *before {
+                cell.add_beside_others(now - std::mem::replace(before, now));
             }
-            card.counted = now;
         }
     }
 
