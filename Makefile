@@ -283,10 +283,11 @@ aarch64:
 	ARCH=arm64 tests/install/run.sh dist/aarch64 deb wheel
 
 # The library and the command are both named starverbs and share a folder of pages: written at once, one takes
-# the other's away. The library is written last, and its pages stay.
+# the other's away. The library is written last, and its pages stay. Both of the workspace, so that what they
+# depend on is looked at once.
 doc:
-	RUSTDOCFLAGS='-D warnings' cargo doc --package starverbs --no-deps --document-private-items
-	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude starverbs --no-deps --document-private-items
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --bin starverbs --no-deps --document-private-items
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items
 
 miri:
 	tests/miri/run.sh

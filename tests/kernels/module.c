@@ -9,7 +9,7 @@
 #include <infiniband/stardv.h>
 #include <stdlib.h>
 
-enum { OP = 0x77, OTHER = 0x78, VALUES = 4000, ANSWER = 64, SWAPS = 200 };
+enum { OP = 0x77, OTHER = 0x78, VALUES = 4000, ANSWER = 64, SWAPS = 50 };
 
 struct file {
 	void *bytes;
