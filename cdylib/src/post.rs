@@ -10,7 +10,7 @@ use crate::qp::QpHandle;
 use crate::srq::SrqHandle;
 use core::ffi::c_int;
 use starverbs_abi as abi;
-use starverbs_core::types::{AvId, SendFlags, SendOp, Sge};
+use starverbs_core::types::{AvId, QpType, SendFlags, SendOp, Sge};
 use starverbs_verbs::{RecvWr, SendWr};
 
 // The card reads the program's scatter/gather list where it lies.
@@ -167,7 +167,7 @@ pub(crate) trait WorkRequest: Sized {
     ///
     /// # Safety
     /// As in `next`; what is read is used before the verb returns.
-    unsafe fn read<'a>(at: *mut Self, kind: abi::ibv_qp_type) -> Result<Self::Wr<'a>, Errno>;
+    unsafe fn read<'a>(at: *mut Self, kind: QpType) -> Result<Self::Wr<'a>, Errno>;
 }
 
 impl WorkRequest for abi::ibv_send_wr {
@@ -180,11 +180,11 @@ impl WorkRequest for abi::ibv_send_wr {
     }
 
     #[inline]
-    unsafe fn read<'a>(at: *mut Self, kind: abi::ibv_qp_type) -> Result<SendWr<'a>, Errno> {
+    unsafe fn read<'a>(at: *mut Self, kind: QpType) -> Result<SendWr<'a>, Errno> {
         // SAFETY: the caller's terms.
         unsafe {
-            let mut to = send_wr(at, kind == abi::IBV_QPT_UD)?;
-            if kind == abi::IBV_QPT_XRC_SEND && !to.op.is_local() {
+            let mut to = send_wr(at, kind == QpType::Ud)?;
+            if kind == QpType::XrcSend && !to.op.is_local() {
                 to.remote_qpn = (*at).qp_type.xrc.remote_srqn;
             }
             Ok(to)
@@ -202,7 +202,7 @@ impl WorkRequest for abi::ibv_recv_wr {
     }
 
     #[inline]
-    unsafe fn read<'a>(at: *mut Self, _kind: abi::ibv_qp_type) -> Result<RecvWr<'a>, Errno> {
+    unsafe fn read<'a>(at: *mut Self, _kind: QpType) -> Result<RecvWr<'a>, Errno> {
         // SAFETY: the caller's terms.
         unsafe { Ok(RecvWr { wr_id: (*at).wr_id, sges: sges((*at).sg_list, (*at).num_sge)? }) }
     }
@@ -216,8 +216,8 @@ where
     edge::int(|| {
         // SAFETY: the verb's terms.
         let obj = unsafe { QpHandle::obj(qp)? };
-        // SAFETY: `qp` is alive, as above.
-        let kind = unsafe { (*qp).qp_type };
+        // Not of the public struct, which lies in a cache line that posting needs for nothing else.
+        let kind = obj.qp_type();
         let mut poster = obj.post_send();
         // SAFETY: a list and a place on the verb's terms; each request is read while the program waits.
         let posted = unsafe {
@@ -237,13 +237,8 @@ where
     edge::int(|| {
         // SAFETY: the verb's terms.
         let obj = unsafe { QpHandle::obj(qp)? };
-        // SAFETY: `qp` is alive, as above.
-        let (kind, srq) = unsafe { ((*qp).qp_type, (*qp).srq) };
-        if !srq.is_null() {
-            // SAFETY: a place, on the verb's terms.
-            unsafe { name_bad(bad, first) };
-            return Err(libc::EINVAL);
-        }
+        // The type of queue pair matters to those who send.
+        let kind = QpType::Rc;
         let mut poster = obj.post_recv();
         // SAFETY: as in `post_send`.
         let posted = unsafe {
@@ -267,7 +262,7 @@ where
         // SAFETY: the verb's terms.
         let obj = unsafe { SrqHandle::obj(srq)? };
         // The type of queue pair matters to those who send.
-        let kind = abi::IBV_QPT_RC;
+        let kind = QpType::Rc;
         let posted = obj.post_list(|poster| {
             // SAFETY: as in `post_send`.
             unsafe {

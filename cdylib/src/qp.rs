@@ -21,8 +21,9 @@ use starverbs_core::types::Gid;
 use starverbs_verbs::{Preference, Qp, QpInit, Xrcd, send_ops_offered};
 
 /// A queue pair. The public struct comes last, as it is longer for a queue pair with the send operations of
-/// ibv_wr_post(3): `QpHandle<abi::ibv_qp_ex, _>`.
-#[repr(C)]
+/// ibv_wr_post(3): `QpHandle<abi::ibv_qp_ex, _>`. What posting looks at, the context with the verb's address
+/// and what stands before it, is one cache line.
+#[repr(C, align(64))]
 pub(crate) struct QpHandle<P = abi::ibv_qp, X = ()> {
     pub(crate) obj: Qp,
     /// Events that ibv_get_async_event returned.

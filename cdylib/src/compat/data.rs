@@ -10,6 +10,7 @@ use crate::post::WorkRequest;
 use crate::{cq, poll, post};
 use core::ffi::c_int;
 use starverbs_abi as abi;
+use starverbs_core::types::QpType;
 use starverbs_verbs::{RecvWr, SendWr};
 
 forward! {
@@ -35,7 +36,7 @@ impl WorkRequest for OldSendWr {
     }
 
     #[inline]
-    unsafe fn read<'a>(at: *mut Self, kind: abi::ibv_qp_type) -> Result<SendWr<'a>, Errno> {
+    unsafe fn read<'a>(at: *mut Self, kind: QpType) -> Result<SendWr<'a>, Errno> {
         // SAFETY: numbers, pointers and unions of them: zero is valid.
         let mut today: abi::ibv_send_wr = unsafe { zeroed() };
         // SAFETY: the caller's terms; what the operation gives no meaning is copied and not looked at.
@@ -47,7 +48,7 @@ impl WorkRequest for OldSendWr {
             today.send_flags = (*at).send_flags;
             today.__bindgen_anon_1.imm_data = (*at).imm_data;
             today.wr = (*at).wr;
-            if kind == abi::IBV_QPT_UD {
+            if kind == QpType::Ud {
                 today.wr.ud.ah = OldAh::real(today.wr.ud.ah.cast());
             }
             abi::ibv_send_wr::read(&mut today, kind)
@@ -65,7 +66,7 @@ impl WorkRequest for OldRecvWr {
     }
 
     #[inline]
-    unsafe fn read<'a>(at: *mut Self, kind: abi::ibv_qp_type) -> Result<RecvWr<'a>, Errno> {
+    unsafe fn read<'a>(at: *mut Self, kind: QpType) -> Result<RecvWr<'a>, Errno> {
         let next = core::ptr::null_mut();
         // SAFETY: the caller's terms.
         unsafe {

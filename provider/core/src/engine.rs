@@ -13,7 +13,8 @@ use crate::env::{Env, RecvQueue, TakenWqe};
 use crate::mr::MrTable;
 use crate::nic::path::{Path, PathId, Paths};
 use crate::nic::{Nic, Srq};
-use crate::types::{Access, FrameMeta, Nanos, PdId, QpState, Qpn, Sge, SrqId};
+use crate::qp::RecvSource;
+use crate::types::{Access, FrameMeta, Nanos, PdId, QpState, Qpn, Sge};
 
 /// What a card gives an engine for the time of a call.
 pub struct EngineCtx<'a, E: Env> {
@@ -47,7 +48,8 @@ pub struct TakenRecv {
 /// The SRQ of a QP.
 pub struct EngineSrq<'a, E: Env> {
     pub(crate) all: &'a mut Slab<Srq<E>>,
-    pub(crate) id: Option<SrqId>,
+    /// Where the QP receives from: looked at when it does, as it lies in a line of its own
+    pub(crate) rq: &'a RecvSource<E::Rq>,
     /// Fewer receives are left than the program wants
     pub(crate) low: bool,
 }
@@ -55,7 +57,7 @@ pub struct EngineSrq<'a, E: Env> {
 impl<E: Env> EngineSrq<'_, E> {
     /// Takes the oldest receive WQE, and copies its SGEs. `None`: there is none.
     pub fn take(&mut self, sges: &mut [Sge]) -> Option<TakenRecv> {
-        let srq = self.all.get_mut(self.id?.0 as usize)?;
+        let srq = self.all.get_mut(self.rq.srq()?.0 as usize)?;
         let TakenWqe { wr_id, num_sge } = srq.rq.take(sges)?;
         if srq.limit > 0 && srq.rq.len() < srq.limit {
             srq.limit = 0;

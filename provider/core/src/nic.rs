@@ -20,6 +20,7 @@ pub mod mads;
 pub(crate) mod multicast;
 pub(crate) mod pace;
 pub(crate) mod path;
+mod pool;
 mod psn_set;
 pub mod released;
 pub(crate) mod repair;

@@ -52,7 +52,10 @@ use crate::qp::RecvSource;
 use crate::types::{Access, Av, AvId, FrameMeta, Mtu, Nanos, PdId, Psn, QpState, QpType, Qpn, WcOpcode};
 use crate::wire::packet::Packet;
 
-/// One queue pair. There may be many thousands that do nothing: see `Nic::QP_BYTES`.
+/// One queue pair. There may be many thousands that do nothing: see `Nic::QP_BYTES`. In the order of use: a
+/// line of what every doorbell, packet and call of an engine looks at, two each of the halves, one of what
+/// the program set, and the rest.
+#[repr(C, align(64))]
 pub(crate) struct Qp<E: Env> {
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
@@ -61,26 +64,26 @@ pub(crate) struct Qp<E: Env> {
     pub(crate) block_own: bool,
     /// Whether its work may pass to an engine while it runs
     pub(crate) quiesce: Quiesce,
-    pub(crate) flags: Flags,
-    pub(crate) pd: PdId,
     /// Where a connected QP's packets go; of a UD QP the path on which it last had its turn
     pub(crate) path: PathId,
     pub(crate) timer: TimerId,
-    pub(crate) mtu: u32,
+    pub(crate) flags: Flags,
+    /// What does its work in the place of its own transport
+    pub(crate) engine: Option<E::Engine>,
     pub(crate) sq: E::Sq,
+    pub(crate) pd: PdId,
+    pub(crate) mtu: u32,
     pub(crate) req: Requester,
     pub(crate) resp: Responder,
+    /// What the program set. `attr.av` is where packets go.
+    pub(crate) attr: ConnAttr,
     pub(crate) rq: RecvSource<E::Rq>,
     pub(crate) send_cq: E::Cq,
     pub(crate) recv_cq: E::Cq,
-    /// The host's name for it
-    pub(crate) cookie: u64,
-    /// What does its work in the place of its own transport
-    pub(crate) engine: Option<E::Engine>,
     /// It speaks StRoM's dialect
     pub(crate) rpc: Option<Box<Rpc>>,
-    /// What the program set. `attr.av` is where packets go.
-    pub(crate) attr: ConnAttr,
+    /// The host's name for it
+    pub(crate) cookie: u64,
 }
 
 /// What the program set with modifies, as far as it stands nowhere else in the QP; units as in `QpAttr`.
@@ -153,8 +156,14 @@ pub(crate) enum TimerAction {
     Rpc,
 }
 
-/// The sending half: a cursor into the send queue, and what is outstanding behind it.
+/// The sending half: a cursor into the send queue, and what is outstanding behind it. A line of what each
+/// message needs, and one of timers and losses.
+#[repr(C)]
 pub(crate) struct Requester {
+    /// Where each begun WQE lies in PSN space, by slot
+    pub(crate) track: Box<[Track]>,
+    /// RNR NAK: send nothing before; 0: free
+    pub(crate) rnr_until: Nanos,
     /// WQE being sent
     pub(crate) next: u32,
     /// Bytes of it that are sent
@@ -171,47 +180,44 @@ pub(crate) struct Requester {
     pub(crate) max_psn: Psn,
     /// Bytes in flight, as charged to the path
     pub(crate) inflight: u32,
-    /// Bytes sent since a packet asked for an ACK
-    pub(crate) unasked: u32,
-    /// Where each begun WQE lies in PSN space, by slot
-    pub(crate) track: Box<[Track]>,
+    /// Index behind the last WQE for which the peer has a receive, if it gives credits
+    pub(crate) credit_limit: u32,
     /// The queue is the card's: its SRQ matches tags
     pub(crate) own: bool,
     /// READs and atomics outstanding
     pub(crate) reads: u8,
-    /// This WQE cannot be sent: complete it so, once it is the oldest
-    pub(crate) fault: Option<(u32, crate::types::WcStatus)>,
+    /// The peer gives end-to-end credits
+    pub(crate) counted: bool,
+    /// The newest message began without knowing of one
+    pub(crate) alone: bool,
     /// Acknowledge timer; 0: off
     pub(crate) deadline: Nanos,
     /// When this QP's timer is due, as far as is known here; 0: it is off
     pub(crate) armed: Nanos,
-    /// RNR NAK: send nothing before; 0: free
-    pub(crate) rnr_until: Nanos,
     /// When something was last acknowledged, or first sent
     pub(crate) progress: Nanos,
     /// When all was last sent again for a loss; 0: something was acknowledged since
     pub(crate) rewound: Nanos,
-    /// Timeouts since then: the peer is silent
-    pub(crate) backoff: u8,
-    /// Timeouts before the last answer that came after any, until it is known whether they were needless
-    pub(crate) timeouts: u8,
-    /// RNR retries left
-    pub(crate) rnr_left: u8,
+    /// When the PSN whose round trip is being measured was sent; 0: none is
+    pub(crate) rtt_since: Nanos,
+    /// That PSN
+    pub(crate) rtt_psn: Psn,
+    /// Bytes sent since a packet asked for an ACK
+    pub(crate) unasked: u32,
+    /// This WQE cannot be sent: complete it so, once it is the oldest
+    pub(crate) fault: Option<(u32, crate::types::WcStatus)>,
     /// A timeout took all for lost, packets of this many bytes; 0: none did, or it is known to have been
     /// wrong
     pub(crate) silent: u16,
     /// What is known of each packet while some are missing; the cursor then goes from one lost packet to the
     /// next
     pub(crate) repair: Option<RepairId>,
-    /// Index behind the last WQE for which the peer has a receive, if it gives credits
-    pub(crate) credit_limit: u32,
-    /// The peer gives end-to-end credits
-    pub(crate) counted: bool,
-    /// The newest message began without knowing of one
-    pub(crate) alone: bool,
-    /// A PSN whose round trip is being measured, and when it was sent; 0: none
-    pub(crate) rtt_psn: Psn,
-    pub(crate) rtt_since: Nanos,
+    /// Timeouts since all was sent again: the peer is silent
+    pub(crate) backoff: u8,
+    /// Timeouts before the last answer that came after any, until it is known whether they were needless
+    pub(crate) timeouts: u8,
+    /// RNR retries left
+    pub(crate) rnr_left: u8,
 }
 
 /// PSN span of a begun WQE. No packets: the card did it by itself.
@@ -221,7 +227,8 @@ pub(crate) struct Track {
     pub(crate) packets: u32,
 }
 
-/// The receiving half.
+/// The receiving half: a line of what each request needs, and one of the message that is being received.
+#[repr(C)]
 pub(crate) struct Responder {
     /// Expected PSN
     pub(crate) epsn: Psn,
@@ -235,17 +242,17 @@ pub(crate) struct Responder {
     pub(crate) nak: Option<u8>,
     /// Requests kept behind the expected one, which is missing
     pub(crate) gap: Option<GapId>,
+    /// READ and atomic answers owed, in the order of their requests, repeated ones among them; at most twice
+    /// `max_dest_rd_atomic`
+    pub(crate) out: VecDeque<OwedResponse>,
+    /// XRC, where the domain is shared with other cards
+    pub(crate) fwd: Option<Box<Forwarding>>,
+    /// Results of the last atomics, for their duplicates; where the program allows atomics
+    pub(crate) results: Option<Box<Results>>,
     /// Message being received
     pub(crate) cur: MessageInProgress,
     /// Receive WQE taken from the queue
     pub(crate) recv: HeldRecv,
-    /// READ and atomic answers owed, in the order of their requests, repeated ones among them; at most twice
-    /// `max_dest_rd_atomic`
-    pub(crate) out: VecDeque<OwedResponse>,
-    /// Results of the last atomics, for their duplicates; where the program allows atomics
-    pub(crate) results: Option<Box<Results>>,
-    /// XRC, where the domain is shared with other cards
-    pub(crate) fwd: Option<Box<Forwarding>>,
 }
 
 /// The message that a responder is in the middle of.

@@ -1,7 +1,5 @@
 //! Queue pairs: made, modified, asked, ended.
 
-use alloc::boxed::Box;
-
 use super::path::PathId;
 use super::timers::TimerId;
 use super::{MAX_SGE, Nic, QpShared};
@@ -30,6 +28,7 @@ impl<E: Env> Nic<E> {
         let track = filled::<Track>(init.sq.slots() as usize)?;
         let shared = init.qp_type == QpType::XrcRecv && self.shared.is_shared(init.pd);
         let fwd = if shared { Some(Forwarding::new()?) } else { None };
+        self.qps.make_room()?;
         self.shared.hold_pd(init.pd)?;
         let (qpn, timer) = self.take_places(init.qp_type).inspect_err(|_| self.shared.drop_pd(init.pd))?;
         if let RecvSource::Shared(srq) = init.rq {
@@ -41,7 +40,7 @@ impl<E: Env> Nic<E> {
         Ok(qpn)
     }
 
-    /// Puts a QP in RESET into its places.
+    /// Puts a QP in RESET into its places, of which there are enough.
     pub(super) fn insert_qp(
         &mut self,
         init: QpInit<E::Sq, E::Rq, E::Cq>,
@@ -74,7 +73,7 @@ impl<E: Env> Nic<E> {
             rpc: None,
             attr: ConnAttr { path_mtu: self.shared.cfg.mtu, ..ConnAttr::default() },
         };
-        self.qps.insert(qpn, Box::new(qp));
+        self.qps.insert(qpn, qp);
     }
 
     /// A QP's places in the card's tables: its number and its timer. `Exhausted`: there is none, and nothing
@@ -206,7 +205,7 @@ impl<E: Env> Nic<E> {
 
     /// Takes a QP out of all that the card does. Its number, and its use of its domain and its SRQ, are still
     /// taken.
-    pub(super) fn take_out(&mut self, env: &mut E, qpn: Qpn) -> Option<Box<Qp<E>>> {
+    pub(super) fn take_out(&mut self, env: &mut E, qpn: Qpn) -> Option<Qp<E>> {
         let mut cx = self.context(env, qpn, 0)?;
         cx.close_engine();
         if !cx.qp.flags.held {

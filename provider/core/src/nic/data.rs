@@ -48,6 +48,15 @@ impl<E: Env> Nic<E> {
         }
     }
 
+    /// As [`Nic::expect`], of a queue pair whose engine does the work: the engine is found in the context's
+    /// first line.
+    #[inline]
+    pub fn expect_engine(&self, env: &E, qpn: Qpn) {
+        if let Some(qp) = self.qps.get(qpn) {
+            env.prefetch(&qp.engine);
+        }
+    }
+
     /// A doorbell of `qpn`, whose context was fetched, is handled soon: what lies behind the context.
     #[inline]
     pub fn expect_requests(&self, env: &E, qpn: Qpn) {

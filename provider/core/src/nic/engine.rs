@@ -61,9 +61,8 @@ impl<E: Env> Ctx<'_, E> {
     #[inline]
     fn with_engine<R>(&mut self, call: impl FnOnce(&mut E::Engine, &mut EngineCtx<'_, E>) -> R) -> Option<R> {
         let Ctx { qp, sh, env, now } = self;
-        let (srq, path) = (qp.rq.srq(), qp.path);
         let engine = qp.engine.as_mut()?;
-        let done = with_ctx(sh, env, *now, srq, path, |ctx| call(engine, ctx));
+        let done = with_ctx(sh, env, *now, &qp.rq, qp.path, |ctx| call(engine, ctx));
         let (state, deadline) = (engine.state(), engine.next_deadline());
         if state == QpState::Err {
             self.qp.state = QpState::Err;
@@ -125,14 +124,14 @@ impl<E: Env> Ctx<'_, E> {
 
     fn with_engine_ctx<R>(&mut self, call: impl FnOnce(&mut EngineCtx<'_, E>) -> R) -> R {
         let Ctx { qp, sh, env, now } = self;
-        with_ctx(sh, env, *now, qp.rq.srq(), qp.path, call)
+        with_ctx(sh, env, *now, &qp.rq, qp.path, call)
     }
 }
 
 impl<Q> RecvSource<Q> {
     /// The SRQ that a queue pair with an engine receives from, if it does.
     #[inline]
-    fn srq(&self) -> Option<SrqId> {
+    pub(crate) fn srq(&self) -> Option<SrqId> {
         match self {
             RecvSource::Shared(id) => Some(*id),
             RecvSource::Own(_) | RecvSource::Xrc(_) => None,
@@ -146,7 +145,7 @@ fn with_ctx<E: Env, R>(
     sh: &mut QpShared<E>,
     env: &mut E,
     now: Nanos,
-    srq: Option<SrqId>,
+    rq: &RecvSource<E::Rq>,
     path: PathId,
     call: impl FnOnce(&mut EngineCtx<'_, E>) -> R,
 ) -> R {
@@ -154,13 +153,15 @@ fn with_ctx<E: Env, R>(
         env: &mut *env,
         mrs: &mut sh.mrs,
         shared: &mut sh.engines,
-        srq: EngineSrq { all: &mut sh.srqs, id: srq, low: false },
+        srq: EngineSrq { all: &mut sh.srqs, rq, low: false },
         path: EnginePath { all: &mut sh.paths, id: path },
         stats: &sh.stats,
         now,
     };
     let done = call(&mut ctx);
-    if let (true, Some(id)) = (ctx.srq.low, srq) {
+    if ctx.srq.low
+        && let Some(id) = rq.srq()
+    {
         env.event(AsyncEvent::SrqLimit(id));
     }
     done

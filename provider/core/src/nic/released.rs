@@ -10,8 +10,8 @@ use crate::env::{Env, RecvQueue, SendQueue};
 use crate::error::NicError;
 use crate::mr::MrTable;
 use crate::qp::{EventOwner, QpAttr, QpAttrMask, QpInit, RecvSource};
-use crate::room::{filled, is_room_for};
-use crate::transport::{Flags, Qp, Requester, Responder, Track};
+use crate::room::filled;
+use crate::transport::{Flags, Requester, Responder, Track};
 use crate::types::{AsyncEvent, Nanos, QpState, Qpn, SrqId};
 
 /// A QP that has left the card.
@@ -60,7 +60,7 @@ impl<E: Env> Nic<E> {
             return Err(NicError::Invalid);
         }
         let attr = self.query_qp(qpn)?;
-        let qp = *self.take_out(env, qpn).ok_or(NicError::NotFound)?;
+        let qp = self.take_out(env, qpn).ok_or(NicError::NotFound)?;
         let init = QpInit {
             qp_type: qp.qp_type,
             pd: qp.pd,
@@ -78,9 +78,7 @@ impl<E: Env> Nic<E> {
 
     /// What a QP needs to come back, for [`Nic::readmit`]. `Exhausted`: no memory, and nothing is taken.
     pub fn prepare_return(&mut self, released: &Released<E>) -> Result<QpPlaces, NicError> {
-        if !is_room_for(size_of::<Qp<E>>()) {
-            return Err(NicError::Exhausted);
-        }
+        self.qps.make_room()?;
         let init = &released.init;
         let max_sge = match &init.rq {
             RecvSource::Own(rq) => rq.max_sge(),

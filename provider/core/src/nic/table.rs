@@ -1,9 +1,11 @@
-//! QPN to QP in two array steps: block number, then slot in the block.
+//! QPN to QP in three array steps: block number, slot in the block, place in the pool. The tables of the
+//! first two are small: a QP's line is the one that is not in the CPU's caches where there are many.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
+use super::pool::{Place, QpPool};
 use crate::env::Env;
 use crate::error::NicError;
 use crate::rng::Rng;
@@ -17,7 +19,8 @@ const BLOCKS: usize = 1 << (24 - QPN_BLOCK_SHIFT);
 pub(crate) struct QpTable<E: Env> {
     /// Block number to index in `blocks` plus 1; 0: not ours.
     index: Box<[u16; BLOCKS]>,
-    blocks: Vec<Block<E>>,
+    blocks: Vec<Block>,
+    pool: QpPool<E>,
     /// QPNs that were never used
     fresh: Vec<Qpn>,
     /// Draws from them
@@ -26,8 +29,8 @@ pub(crate) struct QpTable<E: Env> {
     free: VecDeque<Qpn>,
 }
 
-struct Block<E: Env> {
-    slots: Vec<Option<Box<Qp<E>>>>,
+struct Block {
+    slots: Vec<Option<Place>>,
 }
 
 impl<E: Env> QpTable<E> {
@@ -35,6 +38,7 @@ impl<E: Env> QpTable<E> {
         QpTable {
             index: Box::new([0; BLOCKS]),
             blocks: Vec::new(),
+            pool: QpPool::new(),
             fresh: Vec::new(),
             rng: Rng::new([0; 2]),
             free: VecDeque::new(),
@@ -75,15 +79,28 @@ impl<E: Env> QpTable<E> {
         }
     }
 
-    pub(crate) fn insert(&mut self, qpn: Qpn, qp: Box<Qp<E>>) {
+    /// Makes sure that one more has memory. `Exhausted`: there is none.
+    pub(crate) fn make_room(&mut self) -> Result<(), NicError> {
+        self.pool.make_room()
+    }
+
+    /// A QP for which there is room, as [`QpTable::make_room`] has seen to.
+    pub(crate) fn insert(&mut self, qpn: Qpn, qp: Qp<E>) {
+        let place = self.pool.insert(qp);
+        debug_assert!(place.is_some(), "no room for a QP");
         if let Some(slot) = self.slot(qpn) {
-            *slot = Some(qp);
+            *slot = place;
         }
     }
 
     /// Takes one out, whose number stays taken until it is given back.
-    pub(crate) fn take(&mut self, qpn: Qpn) -> Option<Box<Qp<E>>> {
-        self.slot(qpn)?.take()
+    pub(crate) fn take(&mut self, qpn: Qpn) -> Option<Qp<E>> {
+        let place = self.slot(qpn)?.take()?;
+        let (qp, moved) = self.pool.take(place)?;
+        if let Some(slot) = moved.and_then(|moved| self.slot(moved)) {
+            *slot = Some(place);
+        }
+        Some(qp)
     }
 
     pub(crate) fn give_back(&mut self, qpn: Qpn) {
@@ -97,24 +114,37 @@ impl<E: Env> QpTable<E> {
 
     /// All of them.
     pub(crate) fn each(&self) -> impl Iterator<Item = &Qp<E>> {
-        self.blocks.iter().flat_map(|block| &block.slots).filter_map(Option::as_deref)
+        self.pool.each()
     }
 
     #[inline]
-    fn slot(&mut self, qpn: Qpn) -> Option<&mut Option<Box<Qp<E>>>> {
+    fn slot(&mut self, qpn: Qpn) -> Option<&mut Option<Place>> {
+        let (index, slot) = self.index_of(qpn)?;
+        self.blocks.get_mut(index)?.slots.get_mut(slot)
+    }
+
+    /// The block of a QPN, and its slot there.
+    #[inline]
+    fn index_of(&self, qpn: Qpn) -> Option<(usize, usize)> {
         let qpn = qpn & QPN_MASK;
         let index = usize::from(self.index[(qpn >> QPN_BLOCK_SHIFT) as usize]).checked_sub(1)?;
-        self.blocks.get_mut(index)?.slots.get_mut((qpn & (QPN_BLOCK - 1)) as usize)
+        Some((index, (qpn & (QPN_BLOCK - 1)) as usize))
+    }
+
+    #[inline]
+    fn place(&self, qpn: Qpn) -> Option<Place> {
+        let (index, slot) = self.index_of(qpn)?;
+        *self.blocks.get(index)?.slots.get(slot)?
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self, qpn: Qpn) -> Option<&mut Qp<E>> {
-        self.slot(qpn)?.as_deref_mut()
+        let place = self.place(qpn)?;
+        self.pool.get_mut(place)
     }
 
+    #[inline]
     pub(crate) fn get(&self, qpn: Qpn) -> Option<&Qp<E>> {
-        let qpn = qpn & QPN_MASK;
-        let index = usize::from(self.index[(qpn >> QPN_BLOCK_SHIFT) as usize]).checked_sub(1)?;
-        self.blocks.get(index)?.slots.get((qpn & (QPN_BLOCK - 1)) as usize)?.as_deref()
+        self.pool.get(self.place(qpn)?)
     }
 }

@@ -1,9 +1,9 @@
 //! A card holds as many objects of each kind as it reports, and not one more; an end makes room again.
 
 use starverbs_core::mr::{MrAttr, WindowType};
-use starverbs_core::qp::RecvSource;
+use starverbs_core::qp::{QpInit, RecvSource};
 use starverbs_core::{Av, CardLimits, NicConfig, NicError, PdId, QpType};
-use starverbs_sim::{Faults, Net, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Net, Rng, SimCq, SimRq, SimSq};
 
 const CAP: u32 = 5;
 
@@ -58,17 +58,7 @@ fn as_many_as_promised_and_no_more() {
         |n, srq| n.hosts[0].nic.destroy_srq(srq),
     );
     let cq = SimCq::new(1);
-    let init = || starverbs_core::qp::QpInit {
-        qp_type: QpType::Rc,
-        pd,
-        sq: SimSq::new(1),
-        rq: RecvSource::Own(SimRq::new(1, 1)),
-        send_cq: cq.clone(),
-        recv_cq: cq.clone(),
-        sq_sig_all: false,
-        block_own_multicast: false,
-        cookie: 0,
-    };
+    let init = || qp_init(pd, &cq, 0);
     fill(
         "queue pairs",
         &mut net,
@@ -79,4 +69,46 @@ fn as_many_as_promised_and_no_more() {
         },
     );
     assert_eq!(net.hosts[0].nic.dealloc_pd(pd), Ok(()), "nothing failed half way");
+}
+
+fn qp_init(pd: PdId, cq: &SimCq, cookie: u64) -> QpInit<SimSq, SimRq, SimCq> {
+    QpInit {
+        qp_type: QpType::Rc,
+        pd,
+        sq: SimSq::new(1),
+        rq: RecvSource::Own(SimRq::new(1, 1)),
+        send_cq: cq.clone(),
+        recv_cq: cq.clone(),
+        sq_sig_all: false,
+        block_own_multicast: false,
+        cookie,
+    }
+}
+
+/// Where a queue pair goes, another one takes its place in memory: each is found by its number all the same.
+#[test]
+fn queue_pairs_come_and_go_in_any_order() {
+    let mut net = Net::new(1, NicConfig::default(), Faults::default(), 1);
+    let (pd, cq, mut rng) = (net.hosts[0].pd, SimCq::new(1), Rng::new(5));
+    let host = &mut net.hosts[0];
+    let mut live: Vec<(u32, u64)> = Vec::new();
+    for cookie in 0..2000 {
+        /* they grow to several hundred, and all go twice */
+        let grows = cookie % 1000 < 700;
+        if live.is_empty() || rng.below(10) < if grows { 8 } else { 1 } {
+            live.push((host.nic.create_qp(qp_init(pd, &cq, cookie)).unwrap(), cookie));
+        } else {
+            let (qpn, _) = live.swap_remove(rng.below(live.len() as u64) as usize);
+            host.nic.destroy_qp(&mut host.env, qpn).unwrap();
+            assert_eq!(host.nic.qp_owner(qpn), None);
+        }
+        for (qpn, cookie) in &live {
+            assert_eq!(host.nic.qp_owner(*qpn).map(|owner| owner.cookie), Some(*cookie));
+        }
+        assert_eq!(host.nic.qpns().count(), live.len());
+    }
+    for (qpn, _) in live {
+        host.nic.destroy_qp(&mut host.env, qpn).unwrap();
+    }
+    assert_eq!(host.nic.qpns().count(), 0);
 }

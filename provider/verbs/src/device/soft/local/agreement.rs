@@ -16,7 +16,6 @@ use super::turn::{InboundControl, with_end};
 use super::{LocalHost, Ours, Path, QpEntry, Theirs};
 use crate::device::soft::engine::HostEngine;
 use crate::device::soft::env::{HostEnv, NicEnv};
-use crate::info::MAX_MSG;
 use crate::log::log;
 use crate::share::Gates;
 
@@ -247,9 +246,8 @@ fn begin((nic, env): NicEnv<'_>, qpn: Qpn, ours: &Ours, theirs: &Theirs, now: Na
         send_cq: send_cq.clone(),
         recv_cq: recv_cq.clone(),
         sig_all: sq_sig_all,
-        max_recv_sge,
+        max_recv_sge: max_recv_sge as u32,
         first_send,
-        max_msg: MAX_MSG,
         epochs: [ours.epoch, theirs.epoch],
         gate: ours.gate,
         channels: [ours.channel, theirs.serial],

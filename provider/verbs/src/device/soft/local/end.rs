@@ -23,25 +23,25 @@ use crate::share::{CopyWay, GatePass};
 
 pub(super) type Ctx<'a> = EngineCtx<'a, HostEnv>;
 
-/// What an end is made of.
+/// What an end is made of; first what every request needs.
+#[repr(C)]
 pub(super) struct Init {
+    pub(super) sq: CardSq,
+    pub(super) send_cq: CardCq,
+    /// Channels: the one in which we ask, and the one in which we are asked
+    pub(super) channels: [u32; 2],
     pub(super) qpn: Qpn,
     pub(super) peer: Qpn,
     pub(super) pd: PdId,
-    pub(super) sq: CardSq,
-    pub(super) rq: Option<CardRq>,
-    pub(super) send_cq: CardCq,
-    pub(super) recv_cq: CardCq,
-    pub(super) sig_all: bool,
-    pub(super) max_recv_sge: usize,
-    pub(super) first_send: u32,
-    pub(super) max_msg: u32,
     /// Incarnations of our requester's connection and of the peer's
     pub(super) epochs: [u16; 2],
+    pub(super) sig_all: bool,
+    pub(super) first_send: u32,
+    pub(super) rq: Option<CardRq>,
+    pub(super) recv_cq: CardCq,
     /// Through which the peer may reach this end's memory by itself
     pub(super) gate: Option<GatePass>,
-    /// Channels: the one in which we ask, and the one in which we are asked
-    pub(super) channels: [u32; 2],
+    pub(super) max_recv_sge: u32,
 }
 
 /// A receive WQE that was taken from its queue but is not completed.
@@ -53,13 +53,37 @@ pub(super) struct HeldRecv {
     pub(super) sges: Box<[Sge]>,
 }
 
-/// An end.
+/// An end: four cache lines, in the order of use. SENDs that come need all, requests of ours without direct
+/// access three.
+#[repr(C, align(64))]
 pub(crate) struct LocalEnd {
-    pub(super) of: Init,
-    pub(super) terms: EngineAttr,
+    /// RTS, SQD or ERR
     pub(super) state: QpState,
     /// SQD: the event was raised
     drained: bool,
+    /// READs and the like under way
+    pub(super) reads: u8,
+    /// RNR retries left
+    pub(super) rnr_left: u8,
+    /// Waits for room in the channel
+    pub(super) waits: bool,
+    /// The peer's process is gone
+    pub(super) gone: bool,
+    /// A request has come
+    pub(super) met: bool,
+    /// The peer has answered or executed one
+    pub(super) answered: bool,
+    /// Memory windows of type 2 were bound
+    pub(super) windows: bool,
+    /// A CQ overran
+    overrun: bool,
+    /// By which way it has used the peer's memory last
+    pub(super) way: Option<CopyWay>,
+    /// Number of the request that comes next
+    pub(super) expected: u32,
+    pub(super) of: Init,
+    /// Key of the peer's that was asked for last and is of no mapped memory; 0: none
+    pub(super) unmapped: u32,
     /// Oldest WQE that is not complete, the next one to be asked for, and bytes of it that were
     pub(super) una: u32,
     pub(super) next: u32,
@@ -70,47 +94,29 @@ pub(crate) struct LocalEnd {
     pub(super) given: u32,
     /// Requests of ours that the peer has executed, as its own requests say
     pub(super) acked: u32,
-    /// READs and the like under way
-    pub(super) reads: u8,
-    /// RNR retries left
-    pub(super) rnr_left: u8,
     /// Where each WQE that was asked for stands, by slot
     pub(super) asked: Box<[RequestedWqe]>,
     /// This WQE cannot be asked for: it completes so, once it is the oldest
     pub(super) fault: Option<(u32, WcStatus)>,
-    /// Waits for room in the channel
-    pub(super) waits: bool,
     /// The peer has no receive: nothing is asked before; 0: it has
     pub(super) rnr_until: Nanos,
-    /// The peer's process is gone
-    pub(super) gone: bool,
     /// The peer does not answer: requests fail at that time; 0: it does, or there are none
     pub(super) gone_at: Nanos,
-    /// Number of the request that comes next
-    pub(super) expected: u32,
     /// The message that is being received
     pub(super) inbound: LocalInbound,
-    pub(super) recv: HeldRecv,
-    /// A request has come
-    pub(super) met: bool,
-    /// The peer has answered or executed one
-    pub(super) answered: bool,
-    /// Memory windows of type 2 were bound
-    pub(super) windows: bool,
-    /// What this end may do by itself, and by which way it has done so last
+    pub(super) terms: EngineAttr,
+    /// What this end may do by itself
     pub(super) direct: Option<Direct>,
-    pub(super) way: Option<CopyWay>,
-    /// Key of the peer's that was asked for last and is of no mapped memory; 0: none
-    pub(super) unmapped: u32,
-    /// A CQ overran
-    overrun: bool,
+    pub(super) recv: HeldRecv,
 }
+
+const _: () = assert!(size_of::<LocalEnd>() == 256);
 
 impl LocalEnd {
     /// `Exhausted`: no memory.
     pub(super) fn new(of: Init, terms: &EngineAttr) -> Result<LocalEnd, NicError> {
         let asked = filled(of.sq.slots() as usize)?;
-        let sges = filled(of.max_recv_sge.clamp(1, MAX_SGE))?;
+        let sges = filled((of.max_recv_sge as usize).clamp(1, MAX_SGE))?;
         let first = of.first_send;
         Ok(LocalEnd {
             recv: HeldRecv { held: false, wr_id: 0, count: 0, pd: of.pd, sges },

@@ -11,6 +11,7 @@ use super::direct::DirectResult;
 use super::end::{Ctx, LocalEnd};
 use super::record::{BODY, CHUNK, LocalRecord, answer, flag};
 use crate::clock;
+use crate::info::MAX_MSG;
 
 /// How long after which a peer that is not ready is asked again.
 const RETRY: Nanos = 2_000_000;
@@ -78,7 +79,7 @@ impl LocalEnd {
                 if let Err(status) = self.admit(&wqe) {
                     return self.fail_next(ctx, status);
                 }
-                if self.direct.is_some() && !wqe.op.is_send() {
+                if !wqe.op.is_send() && self.direct.is_some() {
                     match self.execute_direct(ctx, &wqe) {
                         DirectResult::Done => continue,
                         DirectResult::Wait => return,
@@ -115,7 +116,7 @@ impl LocalEnd {
     #[inline]
     fn admit(&self, wqe: &SendRequest) -> Result<(), WcStatus> {
         if wqe.op.is_send() {
-            return if wqe.length > self.of.max_msg { Err(WcStatus::LocLenErr) } else { Ok(()) };
+            return if wqe.length > MAX_MSG { Err(WcStatus::LocLenErr) } else { Ok(()) };
         }
         let word = wqe.op.is_atomic() || wqe.op == SendOp::AtomicWrite;
         if wqe.op == SendOp::Malformed
@@ -124,7 +125,7 @@ impl LocalEnd {
         {
             return Err(WcStatus::LocQpOpErr);
         }
-        if wqe.length > self.of.max_msg || (word && wqe.length != 8) {
+        if wqe.length > MAX_MSG || (word && wqe.length != 8) {
             return Err(WcStatus::LocLenErr);
         }
         Ok(())

@@ -15,6 +15,7 @@ use starverbs_core::{
 use super::direct::Direct;
 use super::end::{Ctx, LocalEnd};
 use super::record::{BODY, CHUNK, LocalRecord, answer, flag};
+use crate::info::MAX_MSG;
 
 /// The message that is being received.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -274,7 +275,7 @@ impl LocalEnd {
     fn execute_read(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) -> LocalReply {
         let need = Access::REMOTE_READ;
         let open = ctx.mrs.resolve_remote(record.rkey, self.id(), record.addr(), record.total, need);
-        if record.total > self.of.max_msg {
+        if record.total > MAX_MSG {
             return self.refuse(ctx, record);
         }
         if open.is_err() || !self.terms.access.contains(need) {

@@ -63,7 +63,7 @@ fn look_ahead((nic, env): NicEnv<'_>, at: usize) {
 /// they lead to.
 #[inline]
 pub(super) fn fetch((nic, env): (&Nic<HostEnv>, &HostEnv), qpns: impl Iterator<Item = Qpn> + Clone) {
-    qpns.clone().for_each(|qpn| nic.expect(env, qpn));
+    qpns.clone().for_each(|qpn| nic.expect_engine(env, qpn));
     for end in qpns.filter_map(|qpn| nic.engine(qpn)?.local()) {
         env.prefetch(end);
     }
