@@ -250,6 +250,7 @@ exports! { "@@", "STARDV_1.0";
     stardv_onerma_close => stardv::onerma::close,
     stardv_onerma_create_region => stardv::onerma::create_region,
     stardv_onerma_derive_key => stardv::onerma::derive_key,
+    stardv_onerma_derive_peer_key => stardv::onerma::derive_peer_key,
     stardv_onerma_destroy_region => stardv::onerma::destroy_region,
     stardv_onerma_open => stardv::onerma::open,
     stardv_onerma_post => stardv::onerma::post,

@@ -479,6 +479,13 @@ enum stardv_onerma_op {
 int stardv_onerma_derive_key(const uint8_t region_key[STARDV_ONERMA_KEY_LEN], const union ibv_gid *initiator,
 			     uint32_t pid, uint32_t op, uint8_t key[STARDV_ONERMA_KEY_LEN]);
 
+/* The same for the process at the other end of a connected Unix socket, whose number is the kernel's word and
+ * goes to pid: 0, EACCES (it has no number here, or the address is not this host's), EBADF, ENOTSOCK or
+ * EINVAL. */
+int stardv_onerma_derive_peer_key(int socket, const uint8_t region_key[STARDV_ONERMA_KEY_LEN],
+				  const union ibv_gid *initiator, uint32_t op,
+				  uint8_t key[STARDV_ONERMA_KEY_LEN], uint32_t *pid);
+
 struct stardv_onerma_wr {
 	/* 0 */
 	uint64_t comp_mask;

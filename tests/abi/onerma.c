@@ -7,6 +7,8 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -307,6 +309,60 @@ static void forked(void)
 	CHECK(finish(&wr).status == STARDV_ONERMA_OK);
 }
 
+/* A process of its own, with a card of its own: READs with the key that it gets through the socket. */
+static void tenant(const struct sockaddr_un *at, socklen_t len, uint32_t expected)
+{
+	int s = socket(AF_UNIX, SOCK_STREAM, 0);
+	struct stardv_onerma_wr wr;
+	uint8_t mine[16];
+
+	CHECK(!connect(s, (const struct sockaddr *)at, len) && read(s, mine, sizeof(mine)) == sizeof(mine));
+	ctx = open_device();
+	CHECK((onerma = open_card(CLIENT, 0)) != NULL);
+	region = open_region(memory, LEN, STARDV_ONERMA_LOCAL_WRITE);
+	wr = request(STARDV_ONERMA_READ, key, 64);
+	memcpy(wr.key, mine, sizeof(mine));
+	CHECK(finish(&wr).status == expected);
+	exit(failures != 0);
+}
+
+/* Keys for processes of this host, which the kernel names: that of one opens nothing to another. */
+static void peer_keys(void)
+{
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	socklen_t len = sizeof(at);
+	int s = socket(AF_UNIX, SOCK_STREAM, 0), inet = socket(AF_INET, SOCK_STREAM, 0), pipes[2];
+	union ibv_gid own, other = { .raw = { 0x20, 1, 0xd, 0xb8, [15] = 1 } };
+	uint8_t of_peer[16], claimed[16], first[16];
+	uint32_t pid, op = STARDV_ONERMA_READ;
+
+	CHECK(!ibv_query_gid(ctx, 1, CLIENT, &own) && !pipe(pipes));
+	CHECK(!bind(s, (struct sockaddr *)&at, sizeof(sa_family_t)) && !listen(s, 2));
+	CHECK(!getsockname(s, (struct sockaddr *)&at, &len));
+	for (int thief = 0; thief < 2; thief++) {
+		int status, to;
+		pid_t child = fork();
+
+		if (!child)
+			tenant(&at, len, thief ? STARDV_ONERMA_REMOTE_AUTHENTICATION_FAILURE : STARDV_ONERMA_OK);
+		CHECK((to = accept(s, NULL, NULL)) >= 0);
+		CHECK(stardv_onerma_derive_peer_key(to, key, &other, op, of_peer, &pid) == EACCES);
+		CHECK(!stardv_onerma_derive_peer_key(to, key, &own, op, of_peer, &pid) && pid == (uint32_t)child);
+		CHECK(!stardv_onerma_derive_key(key, &own, pid, op, claimed) && !memcmp(of_peer, claimed, 16));
+		if (!thief)
+			memcpy(first, of_peer, sizeof(first));
+		CHECK(write(to, first, sizeof(first)) == sizeof(first));
+		CHECK(waitpid(child, &status, 0) == child && !status);
+		close(to);
+	}
+	CHECK(stardv_onerma_derive_peer_key(-1, key, &own, op, of_peer, &pid) == EBADF);
+	CHECK(stardv_onerma_derive_peer_key(pipes[0], key, &own, op, of_peer, &pid) == ENOTSOCK);
+	CHECK(stardv_onerma_derive_peer_key(inet, key, &own, op, of_peer, &pid) == EACCES);
+	CHECK(stardv_onerma_derive_peer_key(s, key, &own, 4, of_peer, &pid) == EINVAL);
+	CHECK(stardv_onerma_derive_peer_key(s, key, &own, op, of_peer, NULL) == EINVAL);
+	close(s), close(inet), close(pipes[0]), close(pipes[1]);
+}
+
 /* A process may have several cards of one address, and an address a fixed number. */
 static void several_cards(void)
 {
@@ -345,6 +401,7 @@ int main(int argc, char **argv)
 		own_regions();
 		nonsense();
 		several_cards();
+		peer_keys();
 		counts();
 		forked();
 		CHECK(!stardv_onerma_close(onerma));

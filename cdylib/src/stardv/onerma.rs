@@ -11,8 +11,9 @@ use starverbs_abi as abi;
 use starverbs_core::Gid;
 use starverbs_verbs::onerma::{
     Class, DerivedKey, Finished, OneRmaOp, Onerma, RegionId, RegionKey, Rights, Transfer,
-    derive_key as derive,
+    derive_key as derive, derive_peer_key as derive_peer,
 };
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 /// `struct stardv_onerma_attr`: new fields at the end.
@@ -216,6 +217,35 @@ pub(crate) unsafe extern "C" fn derive_key(
         let derived = derive(&RegionKey(region), Gid(initiator), pid, op_of(op)?);
         // SAFETY: the verb's terms.
         unsafe { given(key)?.write(derived.0) };
+        Ok(())
+    })
+}
+
+/// stardv_onerma_derive_peer_key(3).
+pub(crate) unsafe extern "C" fn derive_peer_key(
+    socket: c_int,
+    region_key: *const [u8; 16],
+    initiator: *const [u8; 16],
+    op: u32,
+    key: *mut [u8; 16],
+    pid: *mut u32,
+) -> c_int {
+    edge::int(|| {
+        // SAFETY: the verb's terms; a GID has 16 bytes, too.
+        let (region, initiator) = unsafe { (key_of(region_key)?, key_of(initiator)?) };
+        let (key, pid, op) = (given(key)?, given(pid)?, op_of(op)?);
+        if socket < 0 {
+            return Err(libc::EBADF);
+        }
+        // SAFETY: a number that is no descriptor of the program's is answered with EBADF; one that is stays
+        // open by the verb's terms.
+        let socket = unsafe { BorrowedFd::borrow_raw(socket) };
+        let derived = derive_peer(socket, &RegionKey(region), Gid(initiator), op).map_err(errno)?;
+        // SAFETY: the verb's terms.
+        unsafe {
+            key.write(derived.0.0);
+            pid.write(derived.1);
+        }
         Ok(())
     })
 }

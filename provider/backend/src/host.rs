@@ -127,6 +127,14 @@ pub fn standing(addrs: &[HostAddr]) -> Result<Vec<Standing>, BackendError> {
     Ok(all)
 }
 
+/// Whether an address is one of this host's, on an interface that is up.
+pub fn is_own(gid: Gid) -> bool {
+    let ip = ip_of(gid);
+    // All of 127.0.0.0/8 is.
+    (ip.is_ipv4() && ip.is_loopback())
+        || interface_addresses().is_ok_and(|own| own.iter().any(|addr| addr.gid == gid))
+}
+
 /// Order of the table; sorting is stable, so that the kernel's order decides among equals.
 fn rank(addr: &HostAddr) -> u8 {
     match (addr.gid.ipv4().is_some(), addr.loopback) {

@@ -3,11 +3,12 @@
 //! Owns the lock around the card, sleeping, and the thread that serves others while the program is outside
 //! the library. It must not know packets, nor C's structs.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use nix::sys::eventfd::EfdFlags;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use starverbs_backend::host;
 pub use starverbs_backend::onerma::{
     CardCounts, Class, DerivedKey, Finished, Initiator, OneRmaOp, RegionId, RegionKey, Rights, Status,
@@ -87,6 +88,24 @@ fn counters<'a>(page: &'a StatPage, process: &Process) -> [(&'a CounterCell, u64
 /// K_d of a process of an address for an operation.
 pub fn derive_key(region: &RegionKey, initiator: Gid, pid: u32, op: OneRmaOp) -> DerivedKey {
     GcmSeal.derive(region, &Initiator { addr: initiator, pid }, op)
+}
+
+/// K_d of the process at the other end of a connected Unix socket, and the number of that process by the
+/// kernel's word: whoever connected, or listened. So nobody of this host gets another one's key by a claim.
+///
+/// # Errors
+/// EACCES: the process has no number here, as the socket is no connected one of Unix, or as its PID namespace
+/// is not seen from this one; or `initiator` is not an address of this host. ENOTSOCK; EBADF.
+pub fn derive_peer_key(
+    socket: BorrowedFd<'_>,
+    region: &RegionKey,
+    initiator: Gid,
+    op: OneRmaOp,
+) -> Result<(DerivedKey, u32)> {
+    let who = getsockopt(&socket, PeerCredentials).map_err(|errno| VerbsError::Os(errno as i32))?;
+    let pid = u32::try_from(who.pid()).ok().filter(|pid| *pid > 0);
+    let pid = pid.filter(|_| host::is_own(initiator)).ok_or(VerbsError::Os(libc::EACCES))?;
+    Ok((derive_key(region, initiator, pid, op), pid))
 }
 
 fn of_control(error: ControlError) -> VerbsError {

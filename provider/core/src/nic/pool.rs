@@ -17,12 +17,12 @@ const PIECE_SHIFT: u32 = 6;
 
 /// Where a QP lies.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place(core::num::NonZeroU32);
+pub(super) struct PoolIndex(core::num::NonZeroU32);
 
-impl Place {
+impl PoolIndex {
     /// `None`: there are no more.
-    fn of(index: usize) -> Option<Place> {
-        core::num::NonZeroU32::new(u32::try_from(index).ok()?.checked_add(1)?).map(Place)
+    fn of(index: usize) -> Option<PoolIndex> {
+        core::num::NonZeroU32::new(u32::try_from(index).ok()?.checked_add(1)?).map(PoolIndex)
     }
 
     #[inline]
@@ -48,7 +48,7 @@ impl<E: Env> QpPool<E> {
         if self.len >> PIECE_SHIFT < self.pieces.len() {
             return Ok(());
         }
-        Place::of(self.len).ok_or(NicError::Exhausted)?;
+        PoolIndex::of(self.len).ok_or(NicError::Exhausted)?;
         self.pieces.make_room(self.pieces.len() + 1)?;
         let mut piece = Vec::new();
         exact(&mut piece, PIECE)?;
@@ -57,15 +57,15 @@ impl<E: Env> QpPool<E> {
     }
 
     /// Adds a QP for which there is room.
-    pub(super) fn insert(&mut self, qp: Qp<E>) -> Option<Place> {
-        let place = Place::of(self.len)?;
+    pub(super) fn insert(&mut self, qp: Qp<E>) -> Option<PoolIndex> {
+        let place = PoolIndex::of(self.len)?;
         self.pieces.get_mut(self.len >> PIECE_SHIFT)?.push_in_room(qp);
         self.len += 1;
         Some(place)
     }
 
     /// Takes one out, and says which one lies in its place now, if any does.
-    pub(super) fn take(&mut self, place: Place) -> Option<(Qp<E>, Option<Qpn>)> {
+    pub(super) fn take(&mut self, place: PoolIndex) -> Option<(Qp<E>, Option<Qpn>)> {
         let last = self.len.checked_sub(1)?;
         let mut taken = self.pieces.get_mut(last >> PIECE_SHIFT)?.pop()?;
         self.len = last;
@@ -77,13 +77,13 @@ impl<E: Env> QpPool<E> {
     }
 
     #[inline]
-    pub(super) fn get(&self, place: Place) -> Option<&Qp<E>> {
+    pub(super) fn get(&self, place: PoolIndex) -> Option<&Qp<E>> {
         let at = place.index();
         self.pieces.get(at >> PIECE_SHIFT)?.get(at & (PIECE - 1))
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, place: Place) -> Option<&mut Qp<E>> {
+    pub(super) fn get_mut(&mut self, place: PoolIndex) -> Option<&mut Qp<E>> {
         let at = place.index();
         self.pieces.get_mut(at >> PIECE_SHIFT)?.get_mut(at & (PIECE - 1))
     }

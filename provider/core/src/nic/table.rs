@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use super::pool::{Place, QpPool};
+use super::pool::{PoolIndex, QpPool};
 use crate::env::Env;
 use crate::error::NicError;
 use crate::rng::Rng;
@@ -30,7 +30,7 @@ pub(crate) struct QpTable<E: Env> {
 }
 
 struct Block {
-    slots: Vec<Option<Place>>,
+    slots: Vec<Option<PoolIndex>>,
 }
 
 impl<E: Env> QpTable<E> {
@@ -118,7 +118,7 @@ impl<E: Env> QpTable<E> {
     }
 
     #[inline]
-    fn slot(&mut self, qpn: Qpn) -> Option<&mut Option<Place>> {
+    fn slot(&mut self, qpn: Qpn) -> Option<&mut Option<PoolIndex>> {
         let (index, slot) = self.index_of(qpn)?;
         self.blocks.get_mut(index)?.slots.get_mut(slot)
     }
@@ -132,7 +132,7 @@ impl<E: Env> QpTable<E> {
     }
 
     #[inline]
-    fn place(&self, qpn: Qpn) -> Option<Place> {
+    fn place(&self, qpn: Qpn) -> Option<PoolIndex> {
         let (index, slot) = self.index_of(qpn)?;
         *self.blocks.get(index)?.slots.get(slot)?
     }
