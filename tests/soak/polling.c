@@ -170,7 +170,7 @@ int main(void)
 	cpu_set_t cpus;
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	alarm(300);
+	alarm(900);
 	NEED((shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) != MAP_FAILED);
 	NEED(sched_getaffinity(0, sizeof(cpus), &cpus) == 0);
 	if (CPU_COUNT(&cpus) < 2) {
