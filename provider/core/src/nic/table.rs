@@ -84,6 +84,16 @@ impl<E: Env> QpTable<E> {
         self.pool.make_room()
     }
 
+    /// Memory for one more is kept. `Exhausted`: there is none.
+    pub(crate) fn promise(&mut self) -> Result<(), NicError> {
+        self.pool.promise()
+    }
+
+    /// Memory that was kept is used now, or not needed.
+    pub(crate) fn end_promise(&mut self) {
+        self.pool.end_promise();
+    }
+
     /// A QP for which there is room, as [`QpTable::make_room`] has seen to.
     pub(crate) fn insert(&mut self, qpn: Qpn, qp: Qp<E>) {
         let place = self.pool.insert(qp);

@@ -2,10 +2,10 @@
 
 use crate::common::program::{Conn, Pool, Shape};
 use crate::common::{any_faults, for_seeds, is_clean};
-use starverbs_core::qp::{QpAttr, QpAttrMask};
+use starverbs_core::qp::{QpAttr, QpAttrMask, RecvSource};
 use starverbs_core::qpc::Policy;
-use starverbs_core::{ContextCache, Mtu, NicConfig, NicError, QpState, SrqId};
-use starverbs_sim::{Faults, Net, RC_OPS, Rng, Setup, SimCq, SimHost, SimRq};
+use starverbs_core::{ContextCache, Mtu, NicConfig, NicError, QpState, QpType, SrqId};
+use starverbs_sim::{Faults, Net, RC_OPS, Rng, Setup, SimCq, SimHost, SimRq, SimSq};
 use starverbs_star::card::bytes_of;
 
 /// A run takes some thousand steps; one that takes so many turns in a circle.
@@ -243,6 +243,35 @@ fn a_queue_pair_leaves_the_card_and_comes_back() {
     assert_eq!((nic.qp_count(), nic.connection_count()), (0, 0));
     nic.destroy_srq(srq).expect("nobody uses it");
     assert_eq!(nic.dealloc_pd(*pd), Err(NicError::Busy), "regions are left");
+}
+
+/// Those that are to come back have memory, whoever is made or ends meanwhile.
+#[test]
+fn queue_pairs_come_back_to_a_card_that_has_filled_up() {
+    let mut run = Run::new(7, None, false);
+    let host = &mut run.net.hosts[0];
+    let away: Vec<_> = host.nic.qpns().take(2).collect();
+    let mut prepared = Vec::new();
+    for qpn in &away {
+        host.nic.hold_qp(*qpn).expect("a fresh QP");
+        let released = host.nic.release_qp(&mut host.env, *qpn).expect("it waits, in RTS");
+        let places = host.nic.prepare_return(&released).expect("memory");
+        prepared.push((released, places));
+    }
+    let cq = SimCq::new(1);
+    let make = |host: &mut SimHost| {
+        host.qp(QpType::Rc, &SimSq::new(1), RecvSource::Own(SimRq::new(1, 1)), [&cq, &cq], false)
+    };
+    /* to the end of a piece of the card's memory for them */
+    let wanted = 128 - host.nic.qpns().count();
+    let mut made: Vec<_> = (0..wanted).map(|_| make(host)).collect();
+    for (released, places) in prepared {
+        host.nic.readmit(released, places);
+    }
+    made.extend(away);
+    for qpn in &made {
+        assert_eq!(host.nic.qp_state(*qpn), Some(QpState::Reset));
+    }
 }
 
 /// A card with room for few QP contexts is slower, and no other: the same results in the same order, by each
