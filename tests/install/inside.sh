@@ -9,7 +9,7 @@ tmp=$(mktemp -d)
 trap '[[ -z $server ]] || kill "$server" 2>/dev/null || true; rm -rf "$tmp"' EXIT
 # A port of its own, whatever else runs on this host.
 port=$((20000 + RANDOM % 10000))
-export STARVERBS_PORT=$((30000 + RANDOM % 10000))
+export STARVERBS_PORT=$((30000 + RANDOM % 2000))
 
 fail() { echo "inside.sh: $*" >&2; exit 1; }
 

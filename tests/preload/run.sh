@@ -104,7 +104,7 @@ fi
 
 # UCX's own transports over the device, between two processes: $1 transports, the rest what ucx_perftest does.
 ucx() {
-    local port=$((30000 + RANDOM % 10000)) got
+    local port=$((30000 + RANDOM % 2000)) got
     export UCX_NET_DEVICES=star0:1 UCX_TLS=$1
     shift
     checks=$((checks + 1))

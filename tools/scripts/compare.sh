@@ -73,7 +73,7 @@ once() {
 
 # perftest's line of figures, of two processes with a CPU each.
 perftest() {
-    local port=$((20000 + RANDOM % 20000))
+    local port=$((20000 + RANDOM % 10000))
     env "${settings[@]}" timeout 60 taskset -c 0 "$@" -p $port >"$tmp/server" 2>&1 &
     server=$!
     for _ in $(seq 100); do

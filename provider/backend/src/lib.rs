@@ -119,7 +119,8 @@ where
     C: Deref<Target = Counters> + Clone,
 {
     let capture = pcap::Capture::open(settings);
-    let tx = RoceTx::open(settings, addrs, counters.clone(), capture.clone())?;
-    let rx = Rx::open(settings, addrs, counters, capture)?;
+    /* before sockets that the kernel gives a port: it may be this one */
+    let rx = Rx::open(settings, addrs, counters.clone(), capture.clone())?;
+    let tx = RoceTx::open(settings, addrs, counters, capture)?;
     Ok((tx, rx))
 }

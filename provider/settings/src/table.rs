@@ -109,7 +109,8 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "PORT",
         allowed: "a UDP port, 1 to 65535",
-        about: "The UDP port of the wire. Both sides need the same; other RoCEv2 devices use 4791.",
+        about: "The UDP port of the wire. Both sides need the same; other RoCEv2 devices use 4791. One of \
+                net.ipv4.ip_local_port_range may be taken by any program.",
         set: |s, v| put(&mut s.port, value::port(v)),
         get: |s| s.port.to_string(),
     },

@@ -10,6 +10,7 @@ use std::rc::Rc;
 use starverbs_backend::{Rx, host, open, socket_name};
 use starverbs_core::wire::{IcrcHeader, icrc};
 use starverbs_core::{Counters, Gid, QPN_BLOCK_SHIFT, QPN_GSI};
+use starverbs_free_port::free_port;
 use starverbs_settings::Settings;
 
 use crate::bytes::Bytes;
@@ -48,8 +49,7 @@ pub fn check(input: &[u8]) {
 
 impl Port {
     fn new() -> Port {
-        /* a number of this process's own, so that other processes' steering does not come in between */
-        let number = 20_000 + (std::process::id() % 20_000) as u16;
+        let number = free_port();
         let addrs = Some(vec!["127.0.0.1".parse().expect("an address")]);
         let settings = Settings { port: number, addrs, ..Settings::default() };
         let addrs = host::addresses(&settings).expect("loopback");

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use starverbs_backend::{Payload, RoceTx, Rx, host, open};
 use starverbs_core::{Av, Counters, Gid, QPN_BLOCK_SHIFT, Seg};
+use starverbs_free_port::free_port;
 use starverbs_settings::Settings;
 
 /// How much CPU time each measurement takes.
@@ -69,10 +70,6 @@ impl PortEnd {
         }
         frames
     }
-}
-
-pub fn free_port() -> u16 {
-    UdpSocket::bind("[::]:0").and_then(|s| s.local_addr()).expect("a free port").port()
 }
 
 /// A bare socket of the same kind: unconnected, joined receives, 4 MiB of buffer.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use starverbs_backend::give_way::GiveWay;
 use starverbs_core::{Cqe, SendOp, SendWqe};
+use starverbs_free_port::free_port;
 use starverbs_queues::board::{CreateQp, NumberReply};
 use starverbs_rules::BoardPatience;
 pub(super) use starverbs_rules::qp::{RawQp, data, request};
@@ -40,8 +41,7 @@ impl DerefMut for Raw {
 }
 
 pub(super) fn settings() -> Settings {
-    let free = std::net::UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).unwrap();
-    Settings { port: free.port(), addrs: Some(vec!["127.0.0.1".parse().unwrap()]), ..Settings::default() }
+    Settings { port: free_port(), addrs: Some(vec!["127.0.0.1".parse().unwrap()]), ..Settings::default() }
 }
 
 /// Runs a board of so many sockets while `clients` runs in another thread; gives the board afterwards.

@@ -112,6 +112,10 @@ impl Soft {
             stats.set_first_block(block);
         }
         log!(Info, "card opened on UDP port {}: {}", settings.port, info.addresses());
+        if rx.lacks_port() {
+            const WHOSE: &str = "another user or program has it, and frames come only if it hands them on";
+            log!(Warn, "UDP port {} (STARVERBS_PORT): {WHOSE}", settings.port);
+        }
         let local = LocalHost::new(&settings, &info);
         if local.is_enabled() {
             tx.use_memory(rx.peers());

@@ -1,11 +1,10 @@
 //! What the objects promise whatever the device: each test runs on the card in software and on one that fails
 //! every request.
 
-use std::net::UdpSocket;
-
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{Access, AvId, Cqe, QpState, QpType, SendFlags, SendOp, Sge, WcStatus};
+use starverbs_free_port::free_port;
 use starverbs_settings::Settings;
 
 use super::Device;
@@ -18,9 +17,8 @@ use crate::{
 /// Runs `test` on each device.
 fn on_each(test: impl Fn(&Context)) {
     let settings = || {
-        let free = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).unwrap();
         let addrs = Some(vec!["127.0.0.1".parse().unwrap()]);
-        Settings { port: free.port(), addrs, ..Settings::default() }
+        Settings { port: free_port(), addrs, ..Settings::default() }
     };
     test(&Context::open_with(settings()).unwrap());
     let failing = Context::on(|_| Failing::open(settings())).unwrap();

@@ -4,7 +4,6 @@
 pub mod board;
 
 use std::fs::{File, read_link};
-use std::net::UdpSocket;
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{Access, AvId, Cqe, Mtu, Psn, QpState, QpType, SendFlags, SendOp, Sge};
+use starverbs_free_port::free_port;
 use starverbs_settings::{LinkMode, Settings};
 use starverbs_verbs::stat::{self, Snapshot};
 use starverbs_verbs::{
@@ -27,10 +27,9 @@ pub const QKEY: u32 = 0x1111_1111;
 /// names.
 pub fn settings() -> Settings {
     const LINK: &str = "STARVERBS_LINK";
-    let free = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).unwrap();
     let link = std::env::var(LINK).map(|link| (LINK.to_owned(), link));
     let given = Settings::from_sources(link.into_iter(), None).unwrap();
-    Settings { port: free.port(), addrs: Some(vec!["127.0.0.1".parse().unwrap()]), ..given }
+    Settings { port: free_port(), addrs: Some(vec!["127.0.0.1".parse().unwrap()]), ..given }
 }
 
 /// The same, with shared memory between queue pairs of this host.

@@ -73,16 +73,16 @@ fn coalesced_messages_leave_though_nobody_answers_and_the_program_is_away() {
     let coalesces = || {
         let (packets, calls) = (crowd.counter("tx_packets"), crowd.counter("tx_syscalls"));
         crowd.write(0..AT_ONCE);
-        assert!(crowd.counter("tx_packets") - packets >= AT_ONCE as u64, "the first ones leave at once");
+        let at_once = crowd.counter("tx_packets") - packets >= AT_ONCE as u64;
         crowd.write(AT_ONCE..AT_ONCE + COALESCED);
         let all = (AT_ONCE + COALESCED) as u64;
         wait_for("the last message", || crowd.counter("tx_packets") - packets >= all);
         let calls = crowd.counter("tx_syscalls") - calls;
         crowd.complete(AT_ONCE + COALESCED);
-        calls < all
+        at_once && calls < all
     };
-    /* not where the card's thread takes each message as it is posted */
-    assert!((0..8).any(|_| coalesces()), "none waited for another");
+    /* not where the card's thread has the lock, or takes each message, as it is posted */
+    assert!((0..8).any(|_| coalesces()), "the first ones left late, or none waited for another");
 }
 
 #[test]

@@ -1,18 +1,13 @@
 //! A port with what the tests need around it.
 #![allow(dead_code, unreachable_pub)]
 
-use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
 use starverbs_backend::{HostAddr, Payload, RoceTx, Rx, host, open};
 use starverbs_core::{Av, Counters, FrameMeta, Gid, Nanos, QPN_BLOCK_SHIFT, Seg};
 use starverbs_settings::Settings;
 
-/// A UDP port that nobody uses now.
-pub fn free_port() -> u16 {
-    let socket = UdpSocket::bind("[::]:0").expect("a free port");
-    socket.local_addr().expect("bound").port()
-}
+pub use starverbs_free_port::free_port;
 
 pub struct Node {
     pub tx: RoceTx<&'static Counters>,

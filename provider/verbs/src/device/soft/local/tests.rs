@@ -4,7 +4,6 @@
 //! what has come to it, a proposal that has waited for too long. Whatever the order, both ends come to be
 //! local or both on the wire, and what the programs send arrives.
 
-use std::net::UdpSocket;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,7 @@ use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::types::QPN_BLOCK_SHIFT;
 use starverbs_core::{Cqe, Mtu, QpType, SendFlags, WcOpcode, WcStatus};
+use starverbs_free_port::free_port;
 use starverbs_settings::LinkTrust;
 
 use super::agreement::PATIENCE;
@@ -191,8 +191,8 @@ struct Run<'a> {
 impl World {
     /// Their processes have not met.
     fn unmet() -> World {
-        let free = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).unwrap();
-        World { cards: [(); 3].map(|()| Card::new(free.port())) }
+        let port = free_port();
+        World { cards: [(); 3].map(|()| Card::new(port)) }
     }
 
     /// The first two have channels to each other.
