@@ -11,6 +11,8 @@ ready >/dev/null 2>&1 || rustup component add --toolchain nightly miri rust-src 
 ready
 [[ ${1:-} != ready ]] || exit 0
 
+# Once, and not by each of those below that find none.
+cargo +nightly miri setup
 # A case costs a thousand times what it does otherwise. Miri has no working folder,
 # where proptest keeps what failed.
 cases=8

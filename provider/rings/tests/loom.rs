@@ -1,5 +1,5 @@
 //! Every interleaving of a program's threads and its card on small rings, and on the flags that go with them.
-//! Run with `RUSTFLAGS="--cfg loom" cargo test -p starverbs-rings --test loom --release`.
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p starverbs-rings --test loom`.
 #![cfg(loom)]
 
 use loom::cell::UnsafeCell;

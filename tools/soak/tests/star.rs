@@ -125,7 +125,7 @@ fn to_and_fro(rng: &mut Rng, link: Option<Faults>, shared: bool) -> Plan {
 
 #[test]
 fn star_is_exactly_once_and_in_order() {
-    let all = play("star_is_exactly_once_and_in_order", 300, |rng| star(rng, None, STAR, false));
+    let all = play("star_is_exactly_once_and_in_order", 120, |rng| star(rng, None, STAR, false));
     assert_clean(&all);
     for op in ["Send", "Write", "WriteImm", "Read", "CmpSwap", "FetchAdd"] {
         assert_often(&all, ("requests", op), 10);
@@ -137,14 +137,14 @@ fn star_is_exactly_once_and_in_order() {
 
 #[test]
 fn star_through_shared_receive_queues() {
-    let all = play("star_through_shared_receive_queues", 200, |rng| star(rng, None, STAR, true));
+    let all = play("star_through_shared_receive_queues", 100, |rng| star(rng, None, STAR, true));
     assert_clean(&all);
     assert_often(&all, ("receives completed", "Success"), 100);
 }
 
 #[test]
 fn star_on_the_worst_wire() {
-    let all = play("star_on_the_worst_wire", 120, |rng| star(rng, Some(WORST), STAR, false));
+    let all = play("star_on_the_worst_wire", 60, |rng| star(rng, Some(WORST), STAR, false));
     assert_clean(&all);
     for fate in ["lost", "duplicated", "reordered", "corrupted"] {
         assert_often(&all, ("frames", fate), 50);
@@ -162,7 +162,7 @@ fn forged(rng: &mut Rng, key: u8) -> Plan {
 /// Under a key he changes nothing.
 #[test]
 fn under_a_key_nobody_else_is_believed() {
-    let all = play("under_a_key_nobody_else_is_believed", 300, |rng| forged(rng, 1));
+    let all = play("under_a_key_nobody_else_is_believed", 120, |rng| forged(rng, 1));
     assert_often(&all, ("frames", "forged"), 50);
     assert_often(&all, ("cards", "star_foreign"), 20);
     assert_often(&all, ("cards", "star_replayed"), 5);
@@ -183,7 +183,7 @@ fn without_a_key_whoever_reads_the_wire_ends_connections() {
 /// requests end as if nobody were there.
 #[test]
 fn a_queue_pair_goes_to_error_and_its_peer_finds_out() {
-    let all = play("a_queue_pair_goes_to_error_and_its_peer_finds_out", 300, |rng| {
+    let all = play("a_queue_pair_goes_to_error_and_its_peer_finds_out", 120, |rng| {
         let mut plan = star(rng, None, STAR, false);
         let end = rng.below(2) as usize;
         befall(rng, &mut plan, 1, 400, |_, _| Chaos::Abandon((0, end), LONG));
@@ -198,7 +198,7 @@ fn a_queue_pair_goes_to_error_and_its_peer_finds_out() {
 #[test]
 fn a_host_that_is_gone_is_noticed_and_not_written_to() {
     for host in [SL, SF] {
-        let all = play("a_host_that_is_gone_is_noticed_and_not_written_to", 200, |rng| {
+        let all = play("a_host_that_is_gone_is_noticed_and_not_written_to", 100, |rng| {
             let mut plan = star(rng, None, STAR, false);
             befall(rng, &mut plan, 1, 400, |_, _| Chaos::Restart(host, LONG));
             plan
@@ -211,7 +211,7 @@ fn a_host_that_is_gone_is_noticed_and_not_written_to() {
 /// either end in either role.
 #[test]
 fn connections_go_to_and_fro_while_they_run() {
-    let all = play("connections_go_to_and_fro_while_they_run", 300, |rng| to_and_fro(rng, None, false));
+    let all = play("connections_go_to_and_fro_while_they_run", 120, |rng| to_and_fro(rng, None, false));
     assert_clean(&all);
     assert_often(&all, ("cards", "star_switches"), 20);
     assert_often(&all, ("cards", "star_returns"), 20);
@@ -227,7 +227,7 @@ fn shared_receives_go_to_and_fro_with_their_connections() {
 
 #[test]
 fn the_worst_wire_changes_nothing() {
-    let all = play("the_worst_wire_changes_nothing", 100, |rng| to_and_fro(rng, Some(WORST), false));
+    let all = play("the_worst_wire_changes_nothing", 60, |rng| to_and_fro(rng, Some(WORST), false));
     assert_clean(&all);
     assert_often(&all, ("cards", "star_returns"), 5);
 }
@@ -236,7 +236,7 @@ fn the_worst_wire_changes_nothing() {
 #[test]
 fn an_end_that_is_lost_on_the_way_is_noticed() {
     for destroyed in [true, false] {
-        let all = play("an_end_that_is_lost_on_the_way_is_noticed", 200, |rng| {
+        let all = play("an_end_that_is_lost_on_the_way_is_noticed", 100, |rng| {
             let mut plan = to_and_fro(rng, None, false);
             befall(rng, &mut plan, 1, 1_000, |rng, plan| {
                 let of = (rng.below(plan.conns.len() as u64) as usize, rng.below(2) as usize);
@@ -253,7 +253,7 @@ fn an_end_that_is_lost_on_the_way_is_noticed() {
 /// ones, and come back when it has room.
 #[test]
 fn a_qpc_limited_card_sheds_connections_while_it_is_crowded() {
-    let all = play("a_qpc_limited_card_sheds_connections_while_it_is_crowded", 150, |rng| {
+    let all = play("a_qpc_limited_card_sheds_connections_while_it_is_crowded", 100, |rng| {
         let mut plan = to_and_fro(rng, None, false);
         let policy = rng.pick(&[Policy::Fcfs, Policy::NonBlocking, Policy::LatencyHiding]);
         plan.ample = vec![SF];
@@ -268,7 +268,7 @@ fn a_qpc_limited_card_sheds_connections_while_it_is_crowded() {
 /// The card that keeps the connections has room for few contexts, on any wire.
 #[test]
 fn a_qpc_limited_card_keeps_connections() {
-    let all = play("a_qpc_limited_card_keeps_connections", 150, |rng| {
+    let all = play("a_qpc_limited_card_keeps_connections", 100, |rng| {
         let mut plan = star(rng, None, STAR, false);
         let policy = rng.pick(&[Policy::Fcfs, Policy::NonBlocking, Policy::LatencyHiding]);
         plan.ample = vec![SL];
@@ -287,7 +287,7 @@ fn a_qpc_limited_card_keeps_connections() {
 /// StaR's ports are closed at times, to one end or to both, for shorter than programs bear.
 #[test]
 fn ports_that_are_closed_for_some_time_cost_nothing_but_time() {
-    let all = play("ports_that_are_closed_for_some_time_cost_nothing_but_time", 150, |rng| {
+    let all = play("ports_that_are_closed_for_some_time_cost_nothing_but_time", 100, |rng| {
         let mut plan = to_and_fro(rng, None, false);
         befall(rng, &mut plan, 10, 1_500, |rng, _| Chaos::Shut(rng.below(2) as usize, rng.below(1_000 * MS)));
         plan
