@@ -166,6 +166,7 @@ soak:
 seeds:
 	SIM_BASE=$(if $(filter-out 0,$(SEED)),$(SEED),$(shell date +%s)) \
 		cargo test --package starverbs-sim --test sim --no-fail-fast
+	SIM_RUNS=400 cargo test --package starverbs-soak --test star --no-fail-fast
 
 faults:
 	@tools/scripts/packages.sh stress
