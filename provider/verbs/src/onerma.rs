@@ -212,7 +212,7 @@ impl Onerma {
             SubmitError::NoMemory => VerbsError::NoMemory("no memory for a transfer"),
         })?;
         self.shared.activity.note_call();
-        card.process.turn(now());
+        card.process.turn(now);
         self.shared.settle(&mut card);
         Ok(())
     }
@@ -232,7 +232,7 @@ impl Onerma {
             let at = now();
             shared.activity.note_call();
             shared.activity.note_poll(at);
-            card.process.turn(at);
+            card.process.turn(now);
             let mut taken = 0;
             while taken < max
                 && let Some(finished) = card.process.poll()
@@ -356,7 +356,7 @@ impl ThreadWork for Arc<SharedCard> {
         if card.sleepers > 0 {
             return TurnResult::default();
         }
-        let came = card.process.turn(now());
+        let came = card.process.turn(now);
         if came > 0 {
             card.slept = 0;
         }

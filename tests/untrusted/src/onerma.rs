@@ -7,7 +7,7 @@
 
 use starverbs_onerma::{
     COMMAND_LEN, COMPLETION_LEN, CardConfig, CardPath, Class, Completion, DerivedKey, OneRmaCommand,
-    OneRmaOp, RegionId, RegionKey, Rights, Seal, Transmit,
+    OneRmaOp, REKEY_LEN, Region, RegionId, RegionKey, Rights, Seal, Transmit,
     wire::{Hop, Iv, OneRmaHeader, PacketPrefix},
 };
 use starverbs_sim::onerma::{OneRmaHost, Portal, SentPacket, SimRegion, SimSeal};
@@ -27,6 +27,12 @@ const LEN: u64 = 8192;
 const HONEST: u8 = 0xc1;
 /// What it holds before
 const BEFORE: u8 = 0xb2;
+/// What others may do with the server's regions, with a key
+const REMOTE: Rights = Rights::REMOTE_READ.union(Rights::REMOTE_WRITE).union(Rights::REMOTE_REKEY);
+/// The server's process
+const OWNER: u32 = 1;
+/// The step in which it closes the victim's region
+const REOPEN: u8 = 0xff;
 /// Steps of one input; more is not looked at.
 const MOST: usize = 300;
 
@@ -63,9 +69,8 @@ impl World {
         let local = Rights::LOCAL_READ | Rights::LOCAL_WRITE;
         let mine = client.region(PID, LEN, local, RegionKey([1; 16]));
         let evil_local = client.region(EVIL, LEN, local, RegionKey([2; 16]));
-        let remote = Rights::REMOTE_READ | Rights::REMOTE_WRITE;
-        let victim = hosts[SERVER].region(1, LEN, remote, SECRET);
-        let shared = hosts[SERVER].region(1, LEN, remote | Rights::REMOTE_REKEY, SHARED);
+        let victim = hosts[SERVER].region(OWNER, LEN, REMOTE, SECRET);
+        let shared = hosts[SERVER].region(OWNER, LEN, REMOTE, SHARED);
         let mut world = World {
             hosts,
             portals,
@@ -121,15 +126,27 @@ impl World {
     fn issue(&mut self, input: &mut Bytes<'_>) {
         let how = input.byte();
         let evil = how & 1 == 1;
-        let op = if how & 2 == 0 { OneRmaOp::Read } else { OneRmaOp::Write };
+        let op = match how & 0x12 {
+            0 | 0x10 => OneRmaOp::Read,
+            0x12 if !evil => OneRmaOp::Rekey,
+            _ => OneRmaOp::Write,
+        };
         let (pid, portal, local) = match evil {
             false => (PID, self.portals[0], self.local),
             true => (EVIL, self.portals[1], self.evil_local),
         };
-        let (region, key) = if evil { (self.shared, SHARED) } else { (self.victim, SECRET) };
+        let place = input.half();
+        let (region, key) = match (evil, place >> 13) {
+            (true, _) => (self.shared, SHARED),
+            /* what a REKEY of the honest client's may have put */
+            (false, 6) => (self.victim, RegionKey([HONEST; 16])),
+            (false, 7) => (self.victim, RegionKey([BEFORE; 16])),
+            (false, _) => (self.victim, SECRET),
+        };
         let key = SimSeal.key_for(&key, self.gid(CLIENT), pid, op);
-        let offset = u64::from(input.half()) % LEN;
+        let offset = u64::from(place) % LEN;
         let size = u32::from(input.half()) % 4097;
+        let size = if op == OneRmaOp::Rekey { REKEY_LEN } else { size };
         let mut command = OneRmaCommand {
             op,
             class: if how & 4 == 0 { Class::High } else { Class::Low },
@@ -157,6 +174,14 @@ impl World {
         /* busy slots and what is not allowed are refused */
         _ = self.hosts[CLIENT].card.issue(self.now, portal.id, slot, &command);
         self.collect();
+    }
+
+    /// The owner closes the victim's region, and opens its memory again under the first key.
+    fn reopen(&mut self) {
+        let card = &mut self.hosts[SERVER].card;
+        card.close_region(self.victim.id).expect("it is open");
+        let region = Region { addr: self.victim.addr, len: LEN, owner: OWNER, rights: REMOTE, key: SECRET };
+        self.victim.id = card.open_region(region).expect("a place");
     }
 
     /// A packet whose every field is the attacker's choice, sealed with the key that it has, or none.
@@ -215,6 +240,9 @@ impl World {
     }
 
     fn step(&mut self, what: u8, input: &mut Bytes<'_>) {
+        if what == REOPEN {
+            return self.reopen();
+        }
         match what % 8 {
             0 => self.issue(input),
             1 => {

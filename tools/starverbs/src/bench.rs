@@ -17,7 +17,7 @@ const NOT_FOUND: u8 = 127;
 /// Measure the card (runs starverbs-bench, which `make build` puts beside this command).
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// What to measure alone; all, when not given
+    /// What to measure alone; latency, rates and bandwidth beside other stacks, when not given
     name: Option<Name>,
     /// Options of starverbs-bench, as --quick or --out PATH
     #[arg(last = true, value_name = "OPTION")]
@@ -33,16 +33,36 @@ enum Name {
     Qpc,
     /// Goodput against loss
     Loss,
+    /// 1RMA beside RC
+    #[value(name = "1rma")]
+    Onerma,
+    /// StRoM's RPCs against READs
+    Strom,
+    /// A queue pair beside others whose peer is gone
+    Neighbours,
+    /// Two processes of one host, each on a processor of its own
+    Local,
+}
+
+impl Name {
+    /// The option of starverbs-bench.
+    const fn option(self) -> &'static str {
+        match self {
+            Name::Star => "--star",
+            Name::Qpc => "--qpc",
+            Name::Loss => "--loss",
+            Name::Onerma => "--onerma",
+            Name::Strom => "--strom",
+            Name::Neighbours => "--neighbours",
+            Name::Local => "--local",
+        }
+    }
 }
 
 impl Args {
     /// The arguments of starverbs-bench.
     fn arguments(&self) -> Vec<OsString> {
-        let alone = self.name.map(|name| match name {
-            Name::Star => "--star",
-            Name::Qpc => "--qpc",
-            Name::Loss => "--loss",
-        });
+        let alone = self.name.map(Name::option);
         alone.into_iter().map(OsString::from).chain(self.options.iter().cloned()).collect()
     }
 }
@@ -70,7 +90,12 @@ mod tests {
             args.arguments()
         };
         assert_eq!(arguments(&["starverbs", "bench", "star", "--", "--quick"]), ["--star", "--quick"]);
+        assert_eq!(arguments(&["starverbs", "bench", "1rma"]), ["--onerma"]);
+        for name in ["star", "qpc", "loss", "strom", "neighbours", "local"] {
+            assert_eq!(arguments(&["starverbs", "bench", name]), [format!("--{name}").as_str()]);
+        }
         assert!(arguments(&["starverbs", "bench"]).is_empty());
+        assert!(Cli::try_parse_from(["starverbs", "bench", "onerma"]).is_err());
         assert!(Cli::try_parse_from(["starverbs", "bench", "nothing"]).is_err());
     }
 }

@@ -197,20 +197,23 @@ impl Process {
         !self.finished.is_empty()
     }
 
-    /// Takes what has come, and sends what can be sent. `now` never goes back. Gives how many packets came.
-    pub fn turn(&mut self, now: Nanos) -> usize {
+    /// Takes what has come, and sends what can be sent. `clock` never goes back; it is read for each packet,
+    /// as deadlines may pass within a turn. Gives how many packets came.
+    pub fn turn(&mut self, clock: impl Fn() -> Nanos) -> usize {
         let mut came = 0;
-        while came < RECEIVED && self.receive(now, |_| true) {
+        while came < RECEIVED && self.receive(&clock, |_| true) {
             came += 1;
         }
-        self.advance(now);
+        self.advance(clock());
         came
     }
 
     /// Takes a packet if one is there; `keep` may change it, or have it lost.
-    fn receive(&mut self, now: Nanos, keep: impl FnOnce(&mut [u8]) -> bool) -> bool {
-        self.world.port.begin_turn(now);
+    fn receive(&mut self, clock: impl Fn() -> Nanos, keep: impl FnOnce(&mut [u8]) -> bool) -> bool {
         let Some((path, packet)) = self.received.next(&mut self.world.port) else { return false };
+        /* after the system call that brought it */
+        let now = clock();
+        self.world.port.begin_turn(now);
         if keep(packet) {
             self.card.handle_packet(&mut self.world, now, &path, packet);
         }

@@ -1,7 +1,7 @@
 //! Two processes, over loopback's UDP. Time is the test's: it goes on only when no packet is on its way.
 
 use std::collections::HashSet;
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::time::Instant;
 
 use starverbs_onerma::wire::{MAX_PACKET, OneRmaHeader};
@@ -27,10 +27,13 @@ fn open(pid: u32, retries: u8) -> Process {
 }
 
 fn open_with(pid: u32, retries: u8, settings: &Settings) -> Process {
+    open_as(&ProcessOptions { pid, retries, ..ProcessOptions::default() }, settings)
+}
+
+fn open_as(options: &ProcessOptions, settings: &Settings) -> Process {
     for _ in 0..1000 {
         let [a, b, c, ..] = sockopt::random().to_le_bytes();
-        let options = ProcessOptions { pid, retries, ..ProcessOptions::default() };
-        match Process::open(&addr([127, a, b, c & 0x7f | 2]), &options, settings) {
+        match Process::open(&addr([127, a, b, c & 0x7f | 2]), options, settings) {
             Ok(process) => return process,
             Err(BackendError::OnermaAddress { .. }) => {}
             Err(error) => panic!("{error}"),
@@ -95,12 +98,12 @@ impl Pair {
     /// Runs both until the transfer has ended. What of a packet's arrival becomes is `keep`'s to say.
     fn finish_with(&mut self, mut keep: impl FnMut(&mut [u8]) -> bool) -> Status {
         loop {
-            let mut came = false;
+            let (now, mut came) = (self.now, false);
             for end in &mut self.ends {
-                while end.receive(self.now, &mut keep) {
+                while end.receive(|| now, &mut keep) {
                     came = true;
                 }
-                end.advance(self.now);
+                end.advance(now);
             }
             if let Some(Finished { token, status, issue_delay, total_delay }) = self.ends[0].poll() {
                 assert!(token == 5 && issue_delay <= total_delay);
@@ -123,26 +126,46 @@ impl Pair {
 
     /// Waits for a packet at an end, and takes it from there.
     fn take(&mut self, end: usize, keep: impl FnOnce(&mut [u8]) -> bool) {
-        let here = &mut self.ends[end];
+        let (now, here) = (self.now, &mut self.ends[end]);
         assert!(here.received.any() || sockopt::wait(&[here.as_raw_fd()], libc::POLLIN, PATIENCE));
-        assert!(here.receive(self.now, keep));
+        assert!(here.receive(|| now, keep));
     }
+}
+
+/// A READ and a WRITE of so many bytes move these and no others.
+fn read_and_write(len: usize, pair: impl Fn() -> Pair) {
+    let mut reader = pair();
+    assert_eq!(reader.run(OneRmaOp::Read, &KEY, len as u64), Status::Ok);
+    let here = reader.bytes(0);
+    assert!(here[128..128 + len].iter().all(|byte| *byte == 0x22));
+    assert!(here[..128].iter().chain(&here[128 + len..]).all(|byte| *byte == 0x11));
+
+    let mut writer = pair();
+    assert_eq!(writer.run(OneRmaOp::Write, &KEY, len as u64), Status::Ok);
+    let there = writer.bytes(1);
+    assert!(there[64..64 + len].iter().all(|byte| *byte == 0x11));
+    assert!(there[..64].iter().chain(&there[64 + len..]).all(|byte| *byte == 0x22));
 }
 
 #[test]
 fn data_of_any_length_is_read_and_written() {
     for len in [1, 64, 4096, 50_001] {
-        let mut pair = Pair::new(0);
-        assert_eq!(pair.run(OneRmaOp::Read, &KEY, len as u64), Status::Ok);
-        let here = pair.bytes(0);
-        assert!(here[128..128 + len].iter().all(|byte| *byte == 0x22));
-        assert!(here[..128].iter().chain(&here[128 + len..]).all(|byte| *byte == 0x11));
+        read_and_write(len, || Pair::new(0));
+    }
+}
 
-        let mut pair = Pair::new(0);
-        assert_eq!(pair.run(OneRmaOp::Write, &KEY, len as u64), Status::Ok);
-        let there = pair.bytes(1);
-        assert!(there[64..64 + len].iter().all(|byte| *byte == 0x11));
-        assert!(there[..64].iter().chain(&there[64 + len..]).all(|byte| *byte == 0x22));
+#[test]
+fn cards_of_an_ipv6_address_read_and_write() {
+    if UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
+        return eprintln!("skipped: this host has no IPv6 on loopback");
+    }
+    let home = HostAddr { gid: Gid(Ipv6Addr::LOCALHOST.octets()), ..addr([127, 0, 0, 1]) };
+    let open = |pid| {
+        let options = ProcessOptions { pid, retries: 0, ..ProcessOptions::default() };
+        Process::open(&home, &options, &Settings::default()).expect("a number that nobody has")
+    };
+    for len in [1, 4096, 50_001] {
+        read_and_write(len, || Pair::of([open(7), open(8)]));
     }
 }
 
@@ -329,7 +352,7 @@ fn processes_of_one_address_have_a_card_each() {
     let mut ends = vec![];
     while ends.len() < count && begun.elapsed() < PATIENCE {
         for card in &mut cards {
-            card.turn(1);
+            card.turn(|| 1);
             ends.extend(card.poll());
         }
     }
@@ -395,7 +418,7 @@ fn faults_and_captures_are_as_they_are_for_others() {
         pair.submit(op, &KEY, 50_000);
         done += 1;
         let ended = loop {
-            pair.ends.iter_mut().for_each(|end| _ = end.turn(now()));
+            pair.ends.iter_mut().for_each(|end| _ = end.turn(now));
             assert!(begun.elapsed() < PATIENCE, "{op:?} has no end");
             if let Some(ended) = pair.ends[0].poll() {
                 break ended;
@@ -434,9 +457,12 @@ fn what_a_turn_leaves_of_joined_packets_is_not_slept_over() {
     port.flush();
     let target = &mut pair.ends[1];
     assert!(sockopt::wait(&[target.as_raw_fd()], libc::POLLIN, PATIENCE));
-    assert_eq!(target.turn(1), RECEIVED);
+    assert_eq!(target.turn(|| 1), RECEIVED);
     assert!(target.received.any(), "the socket has nothing more, but these are there");
     assert_eq!(target.next_time(), Some(0));
-    assert_eq!((target.turn(1), target.turn(1)), (5, 0));
+    assert_eq!((target.turn(|| 1), target.turn(|| 1)), (5, 0));
     assert_eq!((target.counts().malformed, target.next_time()), (RECEIVED as u64 + 5, None));
 }
+
+#[path = "process_limits_tests.rs"]
+mod limits;
