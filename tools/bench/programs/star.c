@@ -2,21 +2,32 @@
  * server answers each with one of 32 B; or, with -b, once the calls of all connections have come (a barrier,
  * as in synchronous training). Two processes, a server and one that is all clients; both poll without a
  * break. A connection has one call under way at most, and of all connections -w have one, the longest idle
- * next. With -b the client's unfinished SENDs are bounded by -w, and so are the server's.
+ * next. With -b the client's unfinished SENDs are bounded by -w, and so are the server's. -u sets the SENDs
+ * of a call, -m the bytes of a message: up to 64 it is inline.
+ * With -o, a stream instead: the client's SENDs, WRITEs or READs over all connections in turn, -w of them
+ * under way in all. To the server's program WRITEs and READs do not show.
  * Build: cc -O2 -o star star.c -libverbs
- * usage: star [-b] [-n CONNECTIONS] [-w UNDER_WAY] [-t SECONDS] [-s NAME=VALUE]
- * [-c NAME=VALUE] [-e NAME=VALUE]
+ * usage: star [-b] [-o send|write|read] [-u SENDS] [-m BYTES] [-n CONNECTIONS] [-w UNDER_WAY] [-t SECONDS]
+ * [-s NAME=VALUE] [-c NAME=VALUE]
  * -s and -c set the environment of the server or the client alone. Prints lines of a name and a number:
- * calls a second; the median and the 99th percentile of a call's time from its first post to its answer
- * (us); the CPU time of a message, of which a call has four, at the server and at the client (us); the
- * seconds to create and connect; what the server's process grew by for a connection with all its queues
- * (bytes); what its card keeps of a connection, and what the library keeps because the card does not; how
- * many of its connections are stateless; and how often a context was not there, by calls. */
+ * calls a second, or messages of a stream; the median and the 99th percentile of a call's time from its first
+ * post to its answer (us; not of a stream); the CPU time of a message, of which a call has one more than
+ * SENDs, at the server and at the client (us); the seconds to create and connect; what the server's process
+ * grew by for a connection with all its queues (bytes); what its card keeps of a connection, and what the
+ * library keeps because the card does not; how many of its connections are stateless; and how often a context
+ * was not there, by calls or messages of a stream. */
 #define _GNU_SOURCE
 #include "side.h"
 #include <dlfcn.h>
 
-enum { BYTES = 32, UP = 3, BATCH = 32 };
+enum { MOST_UP = 3, INLINE = 64, BATCH = 32 };
+
+/* Where the other side is, and its memory. */
+struct side {
+	union ibv_gid gid;
+	uint64_t addr;
+	uint32_t rkey;
+};
 
 struct connection {
 	struct ibv_qp *qp;
@@ -47,9 +58,19 @@ static struct ibv_pd *pd;
 static struct ibv_cq *cq;
 static struct ibv_mr *mr;
 static struct connection *connections, **idle;
-static uint32_t count = 1, under_way = 256;
-static int barrier;
-static char (*buffer)[BYTES];
+static struct side other;
+static uint32_t count = 1, under_way = 256, up = MOST_UP, bytes = 32;
+static int barrier, stream;
+/* Of a stream */
+static enum ibv_wr_opcode opcode = IBV_WR_SEND;
+/* Of `bytes` each: slots of the connections, and behind them what calls and answers are sent from */
+static char *buffer, *source;
+
+/* Messages of a stream that a connection has under way at most. */
+static uint32_t depth(void)
+{
+	return under_way / count + 2;
+}
 
 /* Resident memory, bytes. */
 static double resident(void)
@@ -67,29 +88,33 @@ static double resident(void)
 static void open_card(uint32_t each)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
-	size_t room = (size_t)count * each;
+	size_t slots = (size_t)count * each * bytes, room = slots + bytes;
+	int access = IBV_ACCESS_LOCAL_WRITE | (stream ? IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ : 0);
 
 	if (!list || !list[0] || !(ctx = ibv_open_device(list[0])) || !(pd = ibv_alloc_pd(ctx)))
 		die("no device");
-	buffer = aligned_alloc(4096, (room * BYTES + 4095) & ~(size_t)4095);
+	buffer = aligned_alloc(4096, (room + 4095) & ~(size_t)4095);
 	connections = calloc(count, sizeof(*connections));
 	idle = calloc(count, sizeof(*idle));
 	if (!buffer || !connections || !idle)
 		die("memory");
-	memset(buffer, 0, room * BYTES);
-	mr = ibv_reg_mr(pd, buffer, room * BYTES, IBV_ACCESS_LOCAL_WRITE);
-	cq = ibv_create_cq(ctx, count * (UP + 2) + 16, NULL, NULL, 0);
+	memset(buffer, 0, room);
+	source = buffer + slots;
+	mr = ibv_reg_mr(pd, buffer, room, access);
+	cq = ibv_create_cq(ctx, count * (stream ? 2 * depth() : up + 2) + 16, NULL, NULL, 0);
 	if (!mr || !cq)
 		die("no memory region, or no completion queue");
 }
 
 static void receive(struct connection *c, uint32_t slots)
 {
-	struct ibv_sge sge[UP];
-	struct ibv_recv_wr wr[UP], *bad;
+	struct ibv_sge sge[MOST_UP];
+	struct ibv_recv_wr wr[MOST_UP], *bad;
 
 	for (uint32_t i = 0; i < slots; i++) {
-		sge[i] = (struct ibv_sge){ (uintptr_t)buffer[(size_t)c->number * slots + i], BYTES, mr->lkey };
+		char *slot = buffer + ((size_t)c->number * slots + i) * bytes;
+
+		sge[i] = (struct ibv_sge){ (uintptr_t)slot, bytes, mr->lkey };
 		wr[i] = (struct ibv_recv_wr){ (uintptr_t)c, i + 1 < slots ? &wr[i + 1] : NULL, &sge[i], 1 };
 	}
 	if ((errno = ibv_post_recv(c->qp, wr, &bad)))
@@ -99,27 +124,47 @@ static void receive(struct connection *c, uint32_t slots)
 /* Sends `messages`, of which the last gives a completion. */
 static void send_to(struct connection *c, uint32_t messages)
 {
-	static char data[BYTES];
-	struct ibv_sge sge = { (uintptr_t)data, BYTES, 0 };
-	struct ibv_send_wr wr[UP], *bad;
+	struct ibv_sge sge = { (uintptr_t)source, bytes, mr->lkey };
+	struct ibv_send_wr wr[MOST_UP], *bad;
+	int flags = bytes <= INLINE ? IBV_SEND_INLINE : 0;
 
 	for (uint32_t i = 0; i < messages; i++)
 		wr[i] = (struct ibv_send_wr){ .wr_id = (uintptr_t)c, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
 					      .next = i + 1 < messages ? &wr[i + 1] : NULL,
-					      .send_flags = IBV_SEND_INLINE | (i + 1 < messages ? 0 : IBV_SEND_SIGNALED) };
+					      .send_flags = flags | (i + 1 < messages ? 0 : IBV_SEND_SIGNALED) };
 	if ((errno = ibv_post_send(c->qp, wr, &bad)))
 		die("ibv_post_send");
 }
 
-/* All connections, each to the other side's; receives wait at both ends when this returns. */
+/* Posts the next message of a stream. False: the queue has no room. */
+static int post(struct connection *c)
+{
+	size_t slot = (size_t)c->number * bytes;
+	struct ibv_sge sge = { (uintptr_t)buffer + slot, bytes, mr->lkey };
+	struct ibv_send_wr wr = { .wr_id = (uintptr_t)c, .sg_list = &sge, .num_sge = 1, .opcode = opcode,
+				  .send_flags = IBV_SEND_SIGNALED }, *bad;
+
+	if (opcode != IBV_WR_RDMA_READ && bytes <= INLINE)
+		wr.send_flags |= IBV_SEND_INLINE;
+	wr.wr.rdma.remote_addr = other.addr + slot;
+	wr.wr.rdma.rkey = other.rkey;
+	errno = ibv_post_send(c->qp, &wr, &bad);
+	if (errno && errno != ENOMEM)
+		die("ibv_post_send");
+	return !errno;
+}
+
+/* All connections, each to the other side's; receives wait at both ends when this returns: a connection's
+ * SENDs of a stream land in one slot. */
 static void set_up(int fd, int first, uint32_t sends, uint32_t receives)
 {
+	uint32_t times = stream ? 1 : 2, slots = stream ? 1 : receives;
 	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
-					 .cap = { 2 * sends, 2 * receives, 1, 1, BYTES } };
+					 .cap = { times * sends, times * receives, 1, 1, bytes <= INLINE ? bytes : 0 } };
 	uint32_t *mine = calloc(count, sizeof(*mine)), *theirs = calloc(count, sizeof(*theirs));
-	union ibv_gid gid, peer;
+	struct side me = { .addr = (uintptr_t)buffer, .rkey = mr->rkey };
 
-	if (!mine || !theirs || ibv_query_gid(ctx, 1, 0, &gid))
+	if (!mine || !theirs || ibv_query_gid(ctx, 1, 0, &me.gid))
 		die("no GID");
 	for (uint32_t i = 0; i < count; i++) {
 		connections[i].number = i;
@@ -128,13 +173,14 @@ static void set_up(int fd, int first, uint32_t sends, uint32_t receives)
 			die("ibv_create_qp");
 		mine[i] = connections[i].qp->qp_num;
 	}
-	exchange(fd, first, &gid, &peer, sizeof(gid));
+	exchange(fd, first, &me, &other, sizeof(me));
 	exchange(fd, first, mine, theirs, count * sizeof(*mine));
 	for (uint32_t i = 0; i < count; i++) {
-		connect_to(connections[i].qp, theirs[i], &peer);
-		receive(&connections[i], receives);
+		connect_to(connections[i].qp, theirs[i], &other.gid);
+		for (uint32_t posted = 0; posted < receives; posted += slots)
+			receive(&connections[i], slots);
 	}
-	exchange(fd, first, &gid, &peer, 1);
+	exchange(fd, first, &me, &me, 1);
 	free(mine);
 	free(theirs);
 }
@@ -204,15 +250,16 @@ static void set_all(char **settings)
 static int serve(int fd)
 {
 	struct ibv_wc wc[BATCH];
+	/* twice as many as come at once: who posts them again may be late */
+	uint32_t receives = !stream ? up : opcode == IBV_WR_SEND ? 2 * depth() : 1;
 	uint32_t ready = 0, sending = 0, answered = 0;
-	uint64_t calls = 0, missed;
+	uint64_t calls, missed;
 	double before;
-	char done;
 
 	set_all(server_sets);
-	open_card(UP);
+	open_card(stream ? 1 : up);
 	before = resident();
-	set_up(fd, 0, 1, UP);
+	set_up(fd, 0, 1, receives);
 	before = (resident() - before) / count;
 	missed = misses();
 	for (uint32_t polls = 1;; polls++) {
@@ -223,10 +270,11 @@ static int serve(int fd)
 
 			if (wc[i].opcode != IBV_WC_RECV) {
 				sending--;
-			} else if (++c->came == UP) {
+			} else if (stream) {
+				receive(c, 1);
+			} else if (++c->came == up) {
 				c->came = 0;
-				calls++;
-				receive(c, UP);
+				receive(c, up);
 				idle[ready++] = c;
 			}
 		}
@@ -236,16 +284,38 @@ static int serve(int fd)
 				send_to(idle[answered++], 1);
 		if (answered == ready && (!barrier || ready == count))
 			answered = ready = 0;
-		if (polls % 4096 == 0 && recv(fd, &done, 1, MSG_DONTWAIT) >= 0)
+		if (polls % 4096 == 0 && recv(fd, &calls, sizeof(calls), MSG_DONTWAIT) == sizeof(calls))
 			break;
 	}
-	printf("server_bytes %.0f\nmisses %.3f\n", before, (double)(misses() - missed) / (calls ? calls : 1));
+	printf("server_bytes %.0f\nmisses %.3f\n", before, (double)(misses() - missed) / calls);
 	print_roles();
 	return 0;
 }
 
+/* Messages of a stream, by one connection after the other, so many or for so many seconds; gives how many. */
+static uint64_t drive_stream(uint64_t messages, double seconds)
+{
+	struct ibv_wc wc[BATCH];
+	uint64_t posted = 0, done = 0;
+	double end = now() + seconds;
+
+	while (done < messages) {
+		uint64_t before = done;
+
+		while (posted < messages && posted - done < under_way && post(idle[posted % count]))
+			posted++;
+		done += polled(wc);
+		if (before / 256 != done / 256 && now() > end)
+			messages = posted;
+	}
+	return done;
+}
+
 static uint64_t drive(uint64_t calls, double seconds)
 {
+	if (stream)
+		return drive_stream(calls, seconds);
+
 	struct ibv_wc wc[BATCH];
 	uint64_t begun = 0, done = 0, next = 0, back = 0;
 	uint32_t sending = 0, limit = barrier || under_way > count ? count : under_way;
@@ -259,7 +329,7 @@ static uint64_t drive(uint64_t calls, double seconds)
 			struct connection *c = idle[next++ % count];
 
 			c->began = now();
-			send_to(c, UP);
+			send_to(c, up);
 		}
 		int got = polled(wc);
 		double came = got > 0 ? now() : 0;
@@ -286,32 +356,48 @@ static uint64_t drive(uint64_t calls, double seconds)
 static void work(int fd, pid_t server, double seconds)
 {
 	double start = now(), connected, wall, cpu[2];
+	uint32_t messages = stream ? 1 : up + 1;
 	clockid_t clock;
-	uint64_t done;
+	uint64_t done, all;
 
 	open_card(1);
-	set_up(fd, 1, UP, 1);
+	set_up(fd, 1, stream ? depth() : up, 1);
 	connected = now() - start;
 	if ((errno = clock_getcpuclockid(server, &clock)))
 		die("the server's clock");
 	shuffle(idle, count);
 	/* every connection once, and all that warms up with time */
-	drive(count, 60);
-	drive(UINT64_MAX, seconds / 4);
+	all = drive(count, 60);
+	all += drive(UINT64_MAX, seconds / 4);
 	took = calloc(SAMPLES, sizeof(*took));
 	start = now();
 	cpu[0] = at(clock);
 	cpu[1] = at(CLOCK_PROCESS_CPUTIME_ID);
 	done = drive(UINT64_MAX, seconds);
+	all += done;
 	wall = now() - start;
 	cpu[0] = at(clock) - cpu[0];
 	cpu[1] = at(CLOCK_PROCESS_CPUTIME_ID) - cpu[1];
-	printf("calls_per_second %.1f\nmedian_us %.3f\np99_us %.3f\n", done / wall, percentile(0.5),
-		percentile(0.99));
-	printf("server_cpu_us %.4f\nclient_cpu_us %.4f\n", cpu[0] * 1e6 / done / (UP + 1),
-		cpu[1] * 1e6 / done / (UP + 1));
+	printf("calls_per_second %.1f\n", done / wall);
+	if (!stream)
+		printf("median_us %.3f\np99_us %.3f\n", percentile(0.5), percentile(0.99));
+	printf("server_cpu_us %.4f\nclient_cpu_us %.4f\n", cpu[0] * 1e6 / done / messages,
+		cpu[1] * 1e6 / done / messages);
 	printf("setup_seconds %.3f\n", connected);
-	put(fd, "", 1);
+	put(fd, &all, sizeof(all));
+}
+
+/* Whether there are such streams. */
+static int choose_stream(const char *name)
+{
+	stream = 1;
+	if (!strcmp(name, "write"))
+		opcode = IBV_WR_RDMA_WRITE;
+	else if (!strcmp(name, "read"))
+		opcode = IBV_WR_RDMA_READ;
+	else
+		return !strcmp(name, "send");
+	return 1;
 }
 
 int main(int argc, char **argv)
@@ -320,9 +406,15 @@ int main(int argc, char **argv)
 	double seconds = 1;
 	pid_t server;
 
-	while ((option = getopt(argc, argv, "bn:w:t:s:c:")) != -1) {
+	while ((option = getopt(argc, argv, "bo:u:m:n:w:t:s:c:")) != -1) {
 		if (option == 'b')
 			barrier = 1;
+		else if (option == 'o' && choose_stream(optarg))
+			continue;
+		else if (option == 'u')
+			up = strtoul(optarg, NULL, 0);
+		else if (option == 'm')
+			bytes = strtoul(optarg, NULL, 0);
 		else if (option == 'n')
 			count = strtoul(optarg, NULL, 0);
 		else if (option == 'w')
@@ -336,8 +428,11 @@ int main(int argc, char **argv)
 		else
 			return 2;
 	}
-	if (!count || !under_way)
+	if (!count || !under_way || !bytes || !up || up > MOST_UP || (stream && barrier))
 		return 2;
+	if (bytes > 1024)
+		path_mtu = IBV_MTU_4096;
+	reads = stream ? 16 : 1;
 	server = start_server(serve, &fd);
 	set_all(client_sets);
 	work(fd, server, seconds);

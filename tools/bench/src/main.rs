@@ -72,7 +72,7 @@ struct Args {
     /// Two processes of one host alone, held to processors as by `--pin`.
     #[arg(long)]
     local: bool,
-    /// The StaR paper's workloads alone.
+    /// StaR beside RC alone: the paper's workloads, streams and latency.
     #[arg(long)]
     star: bool,
     /// 1RMA beside RC alone.
@@ -143,7 +143,7 @@ fn main() -> ExitCode {
         }
         None if args.star => {
             let out = args.out.clone().unwrap_or_else(|| PathBuf::from("docs/bench-star"));
-            star::run(&out, &args.dist, rounds_of(&args, 3), args.quick)
+            star::run(&out, &args.dist, rounds_of(&args, 5), args.quick)
         }
         None if args.strom => {
             let out = args.out.clone().unwrap_or_else(|| PathBuf::from("docs/bench-strom"));

@@ -1,7 +1,10 @@
-//! The StaR paper's two workloads on the UDP wire: StaR against RC, from one connection to ten thousand, on a
-//! card with room for all contexts and on a QPC-limited one.
+//! The StaR paper's two workloads on the UDP wire, streams of SENDs, WRITEs and READs, and the latency of one
+//! connection: StaR against RC, from one connection to ten thousand, on a card with room for all contexts and
+//! on a QPC-limited one.
 //!
-//! Owns these measurements and their page. programs/star.c does the work.
+//! Owns these measurements and their page; `aims` says which aims hold. programs/star.c does the work.
+
+mod aims;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -27,9 +30,78 @@ const ROOM: u32 = 120;
 /// where all that comes behind waits, as the paper's board does; and one that is as long beside this card's
 /// own time for a message, half a microsecond to two, as PCIe's is beside the board's: 80 ns at 10 Gb/s.
 const MISSES: [Option<&str>; 4] = [None, Some("1us"), Some("1us,policy=fcfs"), Some("10us,policy=fcfs")];
-/// Name of a workload, title, arguments of the program.
-const WORKLOADS: [(&str, &str, &[&str]); 2] =
-    [("rpc", "RPC", &[]), ("ml", "Training, with a barrier", &["-b"])];
+/// With streams: on a card with room for all, and on the one that is most like the paper's board.
+const STREAM_MISSES: [Option<&str>; 2] = [None, MISSES[3]];
+
+/// What is measured of a workload.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    /// Calls, which are answered: rate and latency
+    Calls,
+    /// Messages one way: rate
+    Stream,
+    /// Calls of one connection; StaR's take so much longer than RC's, by aim: latency
+    Latency(f64),
+}
+
+/// One thing that the program does.
+#[derive(Debug)]
+struct Workload {
+    name: &'static str,
+    title: &'static str,
+    /// Of the program
+    args: &'static [&'static str],
+    kind: Kind,
+    misses: &'static [Option<&'static str>],
+    connections: &'static [u32],
+}
+
+impl Workload {
+    /// Calls of all numbers of connections.
+    const fn calls(name: &'static str, title: &'static str, args: &'static [&'static str]) -> Self {
+        Workload { name, title, args, kind: Kind::Calls, misses: &MISSES, connections: &CONNECTIONS }
+    }
+
+    /// A stream over all numbers of connections.
+    const fn stream(name: &'static str, title: &'static str, args: &'static [&'static str]) -> Self {
+        let (kind, misses) = (Kind::Stream, &STREAM_MISSES);
+        Workload { name, title, args, kind, misses, connections: &CONNECTIONS }
+    }
+
+    /// Calls of one connection, of one SEND each way.
+    const fn one(name: &'static str, title: &'static str, args: &'static [&'static str], most: f64) -> Self {
+        let kind = Kind::Latency(most);
+        Workload { name, title, args, kind, misses: &[None], connections: &[1] }
+    }
+
+    /// Whether this column, of rates or of latencies, says something of it.
+    fn has(&self, column: &str) -> bool {
+        match self.kind {
+            Kind::Calls => true,
+            Kind::Stream => column == CALLS,
+            Kind::Latency(_) => column == MEDIAN,
+        }
+    }
+
+    /// What that column counts.
+    fn unit(&self, column: &str) -> &'static str {
+        match self.kind {
+            _ if column == MEDIAN => "median, us",
+            Kind::Stream => "messages a second",
+            _ => "calls a second",
+        }
+    }
+}
+
+static WORKLOADS: [Workload; 7] = [
+    Workload::calls("rpc", "RPC", &[]),
+    Workload::calls("ml", "Training, with a barrier", &["-b"]),
+    Workload::stream("send", "SEND", &["-o", "send", "-m", "64"]),
+    Workload::stream("write", "WRITE", &["-o", "write", "-m", "64"]),
+    Workload::stream("read", "READ", &["-o", "read", "-m", "64"]),
+    Workload::one("inline", "64 B, inline", &["-u", "1", "-m", "64"], 1.3),
+    Workload::one("long", "8 KiB, above the MTU", &["-u", "1", "-m", "8192"], 2.2),
+];
 const RC: &str = "RC";
 const STAR: &str = "StaR";
 const TRANSPORTS: [(&str, &str); 2] = [(RC, "#2e6da4"), (STAR, "#c0392b")];
@@ -46,17 +118,17 @@ const MEMORY: &str = "server_bytes";
 const CARD: &str = "card_bytes";
 const LIBRARY: &str = "library_bytes";
 const MISSED: &str = "misses";
-/// Calls under way at once.
+/// Calls, or messages of a stream, under way at once.
 const UNDER_WAY: u32 = 256;
 /// The longest that one run may take.
 const LIMIT: Duration = Duration::from_secs(60);
 /// No further round begins that would end after this.
-const ALL: Duration = Duration::from_secs(8 * 60);
+const ALL: Duration = Duration::from_secs(9 * 60);
 
 /// One point of the figures.
 #[derive(Debug, Clone, Copy)]
 struct Point {
-    workload: usize,
+    workload: &'static Workload,
     miss: Option<&'static str>,
     connections: u32,
     transport: &'static str,
@@ -65,11 +137,11 @@ struct Point {
 impl Point {
     /// All of them; RC and StaR side by side, so that both meet the machine in the same mood.
     fn all() -> impl Iterator<Item = Point> {
-        let each = |workload, miss, connections, transport| Point { workload, miss, connections, transport };
-        MISSES.into_iter().flat_map(move |miss| {
-            (0..WORKLOADS.len()).flat_map(move |workload| {
-                CONNECTIONS.into_iter().flat_map(move |connections| {
-                    TRANSPORTS.map(|(transport, _)| each(workload, miss, connections, transport))
+        MISSES.into_iter().flat_map(|miss| {
+            let measured = WORKLOADS.iter().filter(move |workload| workload.misses.contains(&miss));
+            measured.flat_map(move |workload| {
+                workload.connections.iter().flat_map(move |&connections| {
+                    TRANSPORTS.map(|(transport, _)| Point { workload, miss, connections, transport })
                 })
             })
         })
@@ -78,12 +150,18 @@ impl Point {
     /// Where the samples keep it.
     fn place(self) -> (&'static str, String) {
         let miss = self.miss.unwrap_or("none");
-        (WORKLOADS[self.workload].0, format!("{miss} {} {}", self.connections, self.transport))
+        (self.workload.name, format!("{miss} {} {}", self.connections, self.transport))
     }
 
     fn of(self, samples: &Samples, column: &'static str) -> Option<f64> {
         let (table, row) = self.place();
         samples.median(table, &row, column)
+    }
+
+    /// StaR's figure by RC's.
+    fn ratio(self, samples: &Samples, column: &'static str) -> Option<f64> {
+        let of = |transport| Point { transport, ..self }.of(samples, column);
+        of(RC).filter(|base| *base > 0.0).and_then(|base| Some(of(STAR)? / base))
     }
 }
 
@@ -98,7 +176,7 @@ impl Tools {
     fn run(&self, point: Point, seconds: f64) -> Result<BTreeMap<String, f64>> {
         let mut command = Command::new(&self.star);
         on_card(&mut command, &self.lib);
-        command.args(WORKLOADS[point.workload].2);
+        command.args(point.workload.args);
         command.args(["-n", &point.connections.to_string(), "-w", &UNDER_WAY.to_string()]);
         command.args(["-t", &seconds.to_string()]);
         if let Some(miss) = point.miss {
@@ -139,7 +217,8 @@ pub(crate) fn run(out: &Path, dist: &Path, rounds: u32, quick: bool) -> Result<(
     let machine = Machine::read(false, quick);
     let lib = library_dir(dist)?;
     let tools = Tools { star: child::compiled("star", &lib)?, lib };
-    let seconds = if quick { 0.2 } else { 0.6 };
+    /* five rounds of 144 runs end in time */
+    let seconds = if quick { 0.1 } else { 0.35 };
     let (samples, done) = Samples::gather(rounds, ALL, |samples| round(samples, &tools, seconds));
     /* the program is ours alone; that it stays behind harms nobody */
     let _ = fs::remove_file(&tools.star);
@@ -180,7 +259,7 @@ fn table(headings: &[&str], row: impl Fn(u32) -> Vec<String>) -> String {
     Table(rows).markdown()
 }
 
-fn speed_table(samples: &Samples, workload: usize, miss: Option<&'static str>) -> String {
+fn speed_table(samples: &Samples, workload: &'static Workload, miss: Option<&'static str>) -> String {
     let mut headings = vec!["connections", "calls/s, RC", STAR, "median, us, RC", STAR, "p99, us, RC", STAR];
     let mut columns = vec![CALLS, MEDIAN, P99];
     if miss.is_some() {
@@ -194,7 +273,7 @@ fn speed_table(samples: &Samples, workload: usize, miss: Option<&'static str>) -
 }
 
 /// Ratio of the rates with the most connections to those with as many as there is room for.
-fn fall(samples: &Samples, workload: usize, miss: Option<&'static str>) -> String {
+fn fall(samples: &Samples, workload: &'static Workload, miss: Option<&'static str>) -> String {
     let rate = |connections, transport| Point { workload, miss, connections, transport }.of(samples, CALLS);
     let (few, most) = (CONNECTIONS[2], CONNECTIONS[CONNECTIONS.len() - 1]);
     let each = TRANSPORTS.iter().filter_map(|(transport, _)| {
@@ -203,6 +282,31 @@ fn fall(samples: &Samples, workload: usize, miss: Option<&'static str>) -> Strin
     });
     let each: Vec<String> = each.collect();
     format!("Of its rate with {few} connections, with {most} there is left: {}.\n", each.join(", "))
+}
+
+/// The workloads that are streams, in the order of the columns.
+fn streams() -> impl Iterator<Item = &'static Workload> {
+    WORKLOADS.iter().filter(|workload| workload.kind == Kind::Stream)
+}
+
+fn stream_table(samples: &Samples, miss: Option<&'static str>) -> String {
+    let headings = ["connections", "SEND/s, RC", STAR, "WRITE/s, RC", STAR, "READ/s, RC", STAR];
+    table(&headings, |connections| {
+        let point = |workload| Point { workload, miss, connections, transport: RC };
+        streams().flat_map(|workload| pair(samples, point(workload), CALLS)).collect()
+    })
+}
+
+fn latency_table(samples: &Samples) -> String {
+    let headings = ["one SEND each way", "median, us, RC", STAR, "p99, us, RC", STAR];
+    let mut rows = vec![headings.map(str::to_owned).to_vec()];
+    for workload in WORKLOADS.iter().filter(|workload| matches!(workload.kind, Kind::Latency(_))) {
+        let point = Point { workload, miss: None, connections: 1, transport: RC };
+        let mut row = vec![workload.title.to_owned()];
+        row.extend([MEDIAN, P99].into_iter().flat_map(|column| pair(samples, point, column)));
+        rows.push(row);
+    }
+    Table(rows).markdown()
 }
 
 fn cost_table(samples: &Samples) -> String {
@@ -222,7 +326,7 @@ fn cost_table(samples: &Samples) -> String {
         STAR,
     ];
     table(&headings, |connections| {
-        let point = Point { workload: 0, miss: None, connections, transport: RC };
+        let point = Point { workload: &WORKLOADS[0], miss: None, connections, transport: RC };
         let columns = [SERVER_CPU, CLIENT_CPU, CARD, LIBRARY, MEMORY, SETUP];
         columns.into_iter().flat_map(|column| pair(samples, point, column)).collect()
     })
@@ -233,20 +337,28 @@ fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
         "# StaR against RC\n\nWritten by `make bench-star` (tools/bench, src/star.rs); do not \
          edit.\n\n![bars](bench-star.svg)\n\n\
          {}. Medians of {rounds} interleaved rounds; all figures are in\n\
-         [bench-star.csv](bench-star.csv).\n{}\n",
+         [bench-star.csv](bench-star.csv).\n{}\n\
+         ## Aims\n\nWith room for all contexts. Of several numbers of connections the worst \
+         decides.\n\n{}\n\
+         ## What is measured\n\n",
         machine.described(),
         machine.warning(),
+        Table(aims::rows(samples)).markdown(),
     );
     let _ = writeln!(
         text,
         "A call is three SENDs of 32 B to the server and one of 32 B back. RPC: a connection calls again \
          when its answer came, {UNDER_WAY} connections at once, in a shuffled order. Training: the server \
-         answers when all connections' SENDs have come. One server, one process that is all clients, UDP on \
-         127.0.0.1 (`tools/bench/programs/star.c`). StaR: `STARVERBS_STAR=stateless` at the server, \
-         `stateful` at the clients. In brackets by RC. A miss of 1 us is PCIe's time. By default the card \
-         hides it behind other work (latency-hiding); with fcfs all that comes behind waits, as on the \
-         paper's board. One of 10 us is to this card, which takes half a microsecond to two for a message, \
-         about what PCIe's is to that board, which takes 80 ns at 10 Gb/s."
+         answers when all connections' SENDs have come. Streams: the client's SENDs, WRITEs or READs of \
+         64 B, all signaled, over all connections in turn, {UNDER_WAY} under way in all, 16 READs of a \
+         connection at most; memory is registered without relaxed ordering. Latency: a call is one SEND \
+         each way, from its post to its answer. The path MTU is 4096 for 8 KiB, 1024 for all else. One \
+         server, one process that is all clients, UDP on 127.0.0.1 (`tools/bench/programs/star.c`). StaR: \
+         `STARVERBS_STAR=stateless` at the server, `stateful` at the clients. In brackets by RC. A miss of \
+         1 us is PCIe's time. By default the card hides it behind other work (latency-hiding); with fcfs \
+         all that comes behind waits, as on the paper's board. One of 10 us is to this card, which takes \
+         half a microsecond to two for a message, about what PCIe's is to that board, which takes 80 ns at \
+         10 Gb/s."
     );
     for miss in MISSES {
         let _ = match miss {
@@ -257,9 +369,15 @@ fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
                  {miss}\n\n`STARVERBS_QPC_CACHE={ROOM},miss={miss}`, for RC and for StaR.\n"
             ),
         };
-        for (workload, (_, title, _)) in WORKLOADS.iter().enumerate() {
+        for workload in WORKLOADS.iter().filter(|workload| workload.kind == Kind::Calls) {
             let (speed, fall) = (speed_table(samples, workload, miss), fall(samples, workload, miss));
-            let _ = write!(text, "\n### {title}\n\n{speed}\n{fall}");
+            let _ = write!(text, "\n### {}\n\n{speed}\n{fall}", workload.title);
+        }
+        if STREAM_MISSES.contains(&miss) {
+            let _ = write!(text, "\n### Streams\n\n{}", stream_table(samples, miss));
+        }
+        if miss.is_none() {
+            let _ = write!(text, "\n### Latency of one connection\n\n{}", latency_table(samples));
         }
     }
     let _ = write!(
@@ -277,7 +395,7 @@ fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
 fn csv(samples: &Samples) -> String {
     let mut text = format!("workload,miss,connections,transport,{}\n", FIGURES.join(","));
     for point in Point::all() {
-        let (workload, miss) = (WORKLOADS[point.workload].0, point.miss.unwrap_or("none").replace(',', " "));
+        let (workload, miss) = (point.workload.name, point.miss.unwrap_or("none").replace(',', " "));
         let _ = write!(text, "{workload},{miss},{},{}", point.connections, point.transport);
         for figure in FIGURES {
             let value = point.of(samples, figure).map_or(String::new(), |value| format!("{value:.3}"));
@@ -289,8 +407,8 @@ fn csv(samples: &Samples) -> String {
 }
 
 fn panels(samples: &Samples) -> Vec<Panel> {
-    let panel = |workload: usize, miss: Option<&'static str>, column, what: &str, less_is_better| {
-        let bars = CONNECTIONS.into_iter().flat_map(|connections| {
+    let panel = |workload: &'static Workload, miss: Option<&'static str>, column: &'static str| {
+        let bars = workload.connections.iter().flat_map(|&connections| {
             TRANSPORTS.into_iter().filter_map(move |(transport, fill)| {
                 let value = Point { workload, miss, connections, transport }.of(samples, column)?;
                 Some(Bar { label: format!("{connections}, {transport}"), value, fill })
@@ -298,20 +416,21 @@ fn panels(samples: &Samples) -> Vec<Panel> {
         });
         let miss = miss
             .map_or("room for all contexts".to_owned(), |miss| format!("room for {ROOM}, a miss of {miss}"));
-        Panel {
-            title: format!("{}, {miss}: {what}", WORKLOADS[workload].1),
-            less_is_better,
-            bars: bars.collect(),
-        }
+        let what = workload.unit(column);
+        let title = format!("{}, {miss}: {what}", workload.title);
+        Panel { title, less_is_better: column == MEDIAN, bars: bars.collect() }
     };
-    let kinds = [(CALLS, "calls a second", false), (MEDIAN, "median, us", true)];
-    kinds
-        .into_iter()
-        .flat_map(|(column, what, less)| {
-            MISSES.into_iter().flat_map(move |miss| (0..2).map(move |w| (w, miss, column, what, less)))
-        })
-        .map(|(workload, miss, column, what, less)| panel(workload, miss, column, what, less))
-        .collect()
+    let mut panels = Vec::new();
+    for column in [CALLS, MEDIAN] {
+        for miss in MISSES {
+            for workload in &WORKLOADS {
+                if workload.misses.contains(&miss) && workload.has(column) {
+                    panels.push(panel(workload, miss, column));
+                }
+            }
+        }
+    }
+    panels
 }
 
 #[cfg(test)]
@@ -338,11 +457,16 @@ mod tests {
     #[test]
     fn star_stands_beside_rc_and_what_was_not_measured_is_left_out() {
         let samples = samples();
-        let table = speed_table(&samples, 1, Some("1us"));
+        let table = speed_table(&samples, &WORKLOADS[1], Some("1us"));
         assert!(table.contains("30.0 (1.50x)") && table.contains("misses a call"), "{table}");
         assert_eq!(table.lines().count(), 2 + CONNECTIONS.len());
+        let table = stream_table(&samples, None);
+        assert_eq!(table.matches("30.0 (1.50x)").count(), streams().count(), "{table}");
+        assert_eq!(latency_table(&samples).lines().count(), 4);
         let bars: usize = panels(&samples).iter().map(|panel| panel.bars.len()).sum();
-        assert_eq!(bars, 2 * MISSES.len() * WORKLOADS.len() * TRANSPORTS.len());
+        /* two workloads of calls have two panels a miss */
+        let streams = STREAM_MISSES.len() * streams().count();
+        assert_eq!(bars, TRANSPORTS.len() * (2 * 2 * MISSES.len() + streams));
     }
 
     #[test]
