@@ -21,7 +21,7 @@ NIGHTLY ?= apps interop board-guest conformance miri seeds soak stress faults fu
 	aarch64
 
 .PHONY: help build library wasm modules unit-tests demo demo-board test apps nightly bench bench-loss \
-	bench-qpc bench-star bench-strom bench-1rma bench-neighbours bench-local compare instructions \
+	bench-qpc bench-star bench-strom bench-1rma bench-neighbours bench-local compare instructions misses \
 	conformance pyverbs figures interop board-guest stress soak seeds faults kills install uninstall deb \
 	wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
 
@@ -63,6 +63,7 @@ make compare           perftest and bench programs on the library here and on th
                        pairs; writes docs/compare.md
 make figures           the papers' figures, simulated; writes docs/figures
 make instructions      what a message costs in instructions and system calls; writes docs/datapath.md
+make misses            what a message takes from memory, with 1 to 100,000 queue pairs; writes docs/misses.md
 make stress            threads, signals, growth, leaks and races, SECONDS of each soak (300); see
                        docs/stress.md
 make soak              simulated cards on a hostile network, RUNS seeds from SEED on, JOBS threads; see
@@ -253,6 +254,11 @@ instructions:
 	@tools/scripts/packages.sh instructions
 	@$(MAKE) --no-print-directory build
 	@tools/scripts/instructions.sh
+
+misses:
+	@tools/scripts/packages.sh instructions
+	@$(MAKE) --no-print-directory build
+	@tools/scripts/misses.sh
 
 lint:
 	@tools/scripts/lint.sh

@@ -5,13 +5,17 @@
  * Build: cc -O2 -o many many.c -libverbs
  * With -l, one process and one thread are both sides, so that its CPU time is what a message costs at both
  * ends, whatever else the machine does; STARVERBS_PROGRESS_THREAD=off keeps it to one thread.
- * With -c, the other process and this one are held to a processor each.
- * usage: many [-l] [-q QPS] [-w UNDER_WAY] [-b BYTES] [-t SECONDS] [-n MESSAGES] [-c OTHER,THIS]
- * Prints millions of messages a second, the CPU
- * time of a message in this process (us), the median, the 1st and the 99th percentile of its time from
- * post to completion with -w 1 (us), and the seconds to create and connect. */
+ * With -c, the other process and this one are held to a processor each. With -p, each queue pair is given
+ * (its number mod 10) + 1 WRITEs in one list, of which the last is signaled: the workload of csRNA's paper.
+ * usage: many [-l] [-p] [-q QPS] [-w UNDER_WAY] [-b BYTES] [-t SECONDS] [-n MESSAGES] [-c OTHER,THIS]
+ * Prints millions of messages a second, the CPU time of a message in this process (us), the median, the 1st
+ * and the 99th percentile of its time from post to completion with -w 1 (us), the seconds to create and
+ * connect, acknowledges a message that came to this process's card, bytes of the process for each queue pair,
+ * and, with -l, the seconds to destroy all. */
 #define _GNU_SOURCE
 #include "side.h"
+#include "../../../include/infiniband/stardv.h"
+#include <dlfcn.h>
 #include <sched.h>
 
 struct side {
@@ -25,8 +29,13 @@ static struct ibv_pd *pd;
 static struct ibv_cq *cq;
 static struct ibv_mr *mr;
 static struct ibv_qp **qps;
+/* Most WRITEs of a list. */
+enum { LIST = 10 };
+
 static uint32_t count = 1, under_way = 1, bytes = 8;
-static int loop, cpus[2] = { -1, -1 };
+static int loop, in_lists, cpus[2] = { -1, -1 };
+/* Of each queue pair, in the order in which they are posted to: how long its lists are. */
+static uint8_t *lists;
 static char *buffer;
 
 static void hold_to(int cpu)
@@ -52,14 +61,15 @@ static void open_card(void)
 	mr = ibv_reg_mr(pd, buffer, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	cq = ibv_create_cq(ctx, under_way + 16, NULL, NULL, 0);
 	qps = calloc(2 * (size_t)count, sizeof(*qps));
-	if (!mr || !cq || !qps)
+	lists = calloc(count, 1);
+	if (!mr || !cq || !qps || !lists)
 		die("no memory region, or no completion queue");
 }
 
 static void create(uint32_t depth)
 {
 	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
-					 .cap = { depth, 1, 1, 1, 0 }, .sq_sig_all = 1 };
+					 .cap = { depth, 1, 1, 1, 0 }, .sq_sig_all = !in_lists };
 
 	for (uint32_t i = 0; i < (loop ? 2 * count : count); i++) {
 		init.cap.max_send_wr = i < count ? depth : 1;
@@ -114,25 +124,29 @@ static int serve(int fd)
 	}
 }
 
-/* Posts to one after the other, `under_way` in all at once, for so many
- * messages or seconds; gives how many. */
+/* Posts to one after the other, `under_way` in all at once, for so many messages or seconds; gives how many.
+ * `wr` is a list of `LIST`, whose last ones are posted; the completion's ID is how many. */
 static uint64_t drive(struct ibv_send_wr *wr, uint64_t messages, double seconds)
 {
-	struct ibv_send_wr *bad;
+	struct ibv_send_wr *rest = NULL;
 	struct ibv_wc wc[16];
 	uint64_t posted = 0, done = 0;
+	uint32_t at = 0;
 	double start = now(), sent = 0, end = start + seconds;
 
-	while (done < messages) {
+	while (done < messages || done < posted) {
 		while (posted < messages && posted - done < under_way) {
 			if (took)
 				sent = now();
-			errno = ibv_post_send(qps[posted % count], wr, &bad);
+			wr[LIST - 1].wr_id = lists[at];
+			errno = ibv_post_send(qps[at], rest ? rest : wr + LIST - lists[at], &rest);
 			if (errno == ENOMEM)
 				break;
 			if (errno)
 				die("ibv_post_send");
-			posted++;
+			rest = NULL;
+			posted += lists[at];
+			at = at + 1 < count ? at + 1 : 0;
 		}
 		int got = ibv_poll_cq(cq, 16, wc);
 		for (int i = 0; i < got; i++)
@@ -142,7 +156,8 @@ static uint64_t drive(struct ibv_send_wr *wr, uint64_t messages, double seconds)
 			}
 		if (got > 0) {
 			uint64_t before = done;
-			done += got;
+			for (int i = 0; i < got; i++)
+				done += wc[i].wr_id;
 			if (took)
 				keep(now() - sent);
 			if (before / 256 != done / 256 && now() > end)
@@ -152,32 +167,78 @@ static uint64_t drive(struct ibv_send_wr *wr, uint64_t messages, double seconds)
 	return done;
 }
 
+/* Bytes of this process that are in memory. */
+static double resident(void)
+{
+	unsigned long pages = 0;
+	FILE *file = fopen("/proc/self/statm", "r");
+
+	if (!file || fscanf(file, "%*u %lu", &pages) != 1)
+		die("/proc/self/statm");
+	fclose(file);
+	return (double)pages * sysconf(_SC_PAGESIZE);
+}
+
+/* Acknowledges that came to the card; 0 where the library does not count. */
+static uint64_t acks(void)
+{
+	__typeof__(_stardv_list_counters) *list_counters = dlsym(RTLD_DEFAULT, "_stardv_list_counters");
+	struct stardv_counter list[512];
+	ssize_t there = list_counters ? list_counters(ctx, list, 512, 0, sizeof(*list)) : 0;
+
+	for (ssize_t i = 0; i < there && i < 512; i++)
+		if (!strcmp(list[i].name, "rcvd_ack"))
+			return list[i].value;
+	return 0;
+}
+
+/* Seconds to destroy all queue pairs, of the first `count` in the order in which they were posted to. */
+static double destroy(void)
+{
+	double start = now();
+
+	for (uint32_t i = 0; i < 2 * count; i++)
+		if ((errno = ibv_destroy_qp(qps[i])))
+			die("ibv_destroy_qp");
+	return now() - start;
+}
+
 static int work(int fd, uint64_t messages, double seconds)
 {
 	struct ibv_sge sge = { .length = bytes };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE };
-	double start = now(), connected, cpu;
+	struct ibv_send_wr wr[LIST];
+	double start = now(), before = resident(), connected, each, cpu;
 	struct side other;
-	uint64_t done;
+	uint64_t done, acked;
 
 	hold_to(cpus[1]);
-	other = set_up(fd, 1, under_way / count + 2);
+	other = set_up(fd, 1, in_lists ? 2 * LIST : under_way / count + 2);
 	connected = now() - start;
 	shuffle(qps, count);
+	for (uint32_t i = 0; i < count; i++)
+		lists[i] = in_lists ? qps[i]->qp_num % LIST + 1 : 1;
 	sge.addr = (uintptr_t)buffer;
 	sge.lkey = mr->lkey;
-	wr.wr.rdma.remote_addr = other.addr;
-	wr.wr.rdma.rkey = other.rkey;
+	for (int i = 0; i < LIST; i++) {
+		wr[i] = (struct ibv_send_wr){ .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE };
+		wr[i].wr.rdma.remote_addr = other.addr;
+		wr[i].wr.rdma.rkey = other.rkey;
+		wr[i].next = i + 1 < LIST ? &wr[i + 1] : NULL;
+	}
+	wr[LIST - 1].send_flags = IBV_SEND_SIGNALED;
 	/* every queue pair once, and all that warms up with time */
-	drive(&wr, count, 60);
-	drive(&wr, messages == UINT64_MAX ? messages : messages / 4 + 1, seconds / 4);
+	drive(wr, in_lists ? (uint64_t)LIST * count : count, 60);
+	each = (resident() - before) / (loop ? 2.0 * count : count);
+	drive(wr, messages == UINT64_MAX ? messages : messages / 4 + 1, seconds / 4);
 	took = under_way == 1 ? calloc(SAMPLES, sizeof(*took)) : NULL;
+	acked = acks();
 	start = now();
 	cpu = at(CLOCK_PROCESS_CPUTIME_ID);
-	done = drive(&wr, messages, seconds);
+	done = drive(wr, messages, seconds);
 	printf("%.6f %.4f", done / (now() - start) / 1e6, (at(CLOCK_PROCESS_CPUTIME_ID) - cpu) * 1e6 / done);
 	printf(" %.3f %.3f %.3f", percentile(0.5), percentile(0.01), percentile(0.99));
-	printf(" %.3f\n", connected);
+	printf(" %.3f %.4f %.0f", connected, (double)(acks() - acked) / done, each);
+	printf(" %.3f\n", loop ? destroy() : 0);
 	if (!loop)
 		put(fd, "", 1);
 	return 0;
@@ -190,9 +251,11 @@ int main(int argc, char **argv)
 	uint64_t messages = UINT64_MAX;
 	pid_t server;
 
-	while ((option = getopt(argc, argv, "lq:w:b:t:n:c:")) != -1) {
+	while ((option = getopt(argc, argv, "lpq:w:b:t:n:c:")) != -1) {
 		if (option == 'l')
 			loop = 1;
+		else if (option == 'p')
+			in_lists = 1;
 		else if (option == 'q')
 			count = strtoul(optarg, NULL, 0);
 		else if (option == 'w')

@@ -1,5 +1,6 @@
-//! Many queue pairs: what a message costs as they grow to a hundred thousand, with the prefetch pass and
-//! without; what a QPC-limited card does to real programs, by policy; and how fast the simulator is.
+//! Many queue pairs: what a message costs as they grow to a hundred thousand, on the wire and on one host,
+//! with the prefetch pass and without; a million of them; what a QPC-limited card does to real programs, by
+//! policy; and how fast the simulator is.
 //!
 //! Owns these measurements and their page. programs/many.c and perftest do the work.
 
@@ -22,6 +23,12 @@ use crate::samples::{Samples, beside, cell, reported};
 
 /// Queue pairs of a process, or pairs of them where one process has both ends.
 const QPS: [u32; 4] = [1, 1_000, 10_000, 100_000];
+/// Pairs of queue pairs that are a million, created, used and destroyed.
+const HALF_A_MILLION: u32 = 500_000;
+/// The ways that a message may take, as tables name them.
+const LINKS: [(Link, &str); 2] = [(Link::Udp, "wire"), (Link::Local, "same host")];
+/// How much of the rate with fewer queue pairs is to be left: with so many, of that with so many.
+const FLAT: [(u32, u32, f64); 2] = [(1_000, 1, 0.6), (100_000, 1_000, 0.7)];
 /// Messages under way at once.
 const UNDER_WAY: u32 = 256;
 /// The same of long messages, and what is long.
@@ -44,7 +51,7 @@ const CARDS: [(&str, u32, &str, &str); 4] = [
 const PLAN: &str = "csrna-8c";
 const LIMIT: Duration = Duration::from_secs(60);
 /// No further round begins that would end after this.
-const ALL: Duration = Duration::from_secs(8 * 60);
+const ALL: Duration = Duration::from_secs(10 * 60);
 
 /// Where the programs are.
 struct Tools {
@@ -61,27 +68,28 @@ impl Tools {
         Ok(Tools { lib, many, starverbs: dist.join("bin/starverbs") })
     }
 
-    /// Runs it; gives what it prints: rate, CPU time, median, 1st and 99th percentile, seconds of the set-up.
-    fn many(&self, args: &[&str], settings: &[(&str, &str)]) -> Result<[f64; 6]> {
+    /// Runs it.
+    fn many(&self, link: Link, args: &[&str], settings: &[(&str, &str)]) -> Result<ManyRun> {
         let mut command = Command::new(&self.many);
-        on_card(&mut command, &self.lib);
+        put_on(&mut command, &self.lib, link);
         command.args(args).envs(settings.iter().copied());
         let output = child::run_one(command, LIMIT)?;
-        let numbers: Vec<f64> = output.stdout.split_whitespace().filter_map(|w| w.parse().ok()).collect();
-        numbers
-            .try_into()
-            .map_err(|_| BenchError::Parse { what: "many".into(), tail: child::tail_of(&output.stdout) })
+        if link != Link::Udp {
+            require_same_host("many", &output)?;
+        }
+        let run = ManyRun::parse(&output.stdout);
+        run.ok_or_else(|| BenchError::Parse { what: "many".into(), tail: child::tail_of(&output.stdout) })
     }
 
-    /// `ib_write_bw` of 64 B over all queue pairs: millions of messages a second.
-    fn write_bw(&self, cache: &str) -> Result<f64> {
+    /// `ib_write_bw` of 64 B over so many queue pairs: millions of messages a second.
+    fn write_bw(&self, link: Link, qps: u32, cache: Option<&str>) -> Result<f64> {
         let path = child::require("ib_write_bw", "perftest")?;
         let port = child::free_tcp_port()?;
         let side = || {
             let mut side = Command::new(&path);
-            on_card(&mut side, &self.lib);
-            side.env("STARVERBS_QPC_CACHE", cache);
-            side.args(["-F", "-p", &port.to_string(), "-s", "64", "-q", &LIMITED_QPS.to_string()]);
+            put_on(&mut side, &self.lib, link);
+            side.envs(cache.map(|cache| ("STARVERBS_QPC_CACHE", cache)));
+            side.args(["-F", "-p", &port.to_string(), "-s", "64", "-q", &qps.to_string()]);
             /* the peak takes perftest a time that is quadratic in the messages, most of a minute here */
             side.args(["-n", "300", "-t", "5", "--noPeak"]);
             side
@@ -110,6 +118,41 @@ impl Tools {
     }
 }
 
+/// What the program prints.
+struct ManyRun {
+    /// Millions of messages a second
+    rate: f64,
+    /// CPU time of one, us
+    cpu: f64,
+    /// Its time, us: the median, and the first percentile
+    typical: f64,
+    least: f64,
+    /// Seconds to create and connect
+    setup: f64,
+    /// Acknowledges a message
+    acks: f64,
+    /// Bytes of the process for each of its queue pairs
+    bytes: f64,
+    /// Seconds to destroy all
+    destroy: f64,
+}
+
+impl ManyRun {
+    fn parse(text: &str) -> Option<ManyRun> {
+        let numbers: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let [rate, cpu, typical, least, _, setup, acks, bytes, destroy] = numbers.try_into().ok()?;
+        Some(ManyRun { rate, cpu, typical, least, setup, acks, bytes, destroy })
+    }
+}
+
+/// Puts a program on the card, on the wire or within the host.
+fn put_on(command: &mut Command, lib: &Path, link: Link) {
+    on_card(command, lib);
+    if link != Link::Udp {
+        same_host(command);
+    }
+}
+
 /// Millions of WRITEs of `bytes` a second over `qps` queue pairs between two processes, one after the other
 /// in an order that is shuffled.
 ///
@@ -119,10 +162,7 @@ pub(crate) fn message_rate(setup: &Setup, qps: u32, link: Link, bytes: usize, it
     let lib = library_dir(&setup.dist)?;
     let program = child::compiled("many", &lib)?;
     let mut command = Command::new(&program);
-    on_card(&mut command, &lib);
-    if link != Link::Udp {
-        same_host(&mut command);
-    }
+    put_on(&mut command, &lib, link);
     let under_way = if bytes > SEVERAL_KB { LONG_UNDER_WAY } else { UNDER_WAY };
     command.args(["-q", &qps.to_string(), "-w", &under_way.to_string(), "-b", &bytes.to_string()]);
     command.args(["-n", &iters.to_string(), "-t", &LIMIT.as_secs().to_string()]);
@@ -142,28 +182,83 @@ pub(crate) fn message_rate(setup: &Setup, qps: u32, link: Link, bytes: usize, it
 }
 
 const SCALE: &str = "scale";
+const MILLION: &str = "million";
 const SIM: &str = "sim";
+/// Rows of [`SCALE`]: as a program finds the card, and two variants on the wire.
+const PLAIN: &str = "plain";
+const NO_PREFETCH: &str = "no prefetch";
+const LISTS: &str = "lists";
+
+/// Of so many queue pairs on a link, a row's name.
+fn row_of(link: &str, kind: &str, qps: u32) -> String {
+    format!("{link}, {kind}, {qps}")
+}
+
+/// Measures a row of [`SCALE`]: two processes, then one thread that is both ends.
+fn measure(samples: &mut Samples, tools: &Tools, at: (Link, &str, &str), qps: u32, seconds: &str) {
+    let (link, name, kind) = at;
+    let row = row_of(name, kind, qps);
+    progress(&row);
+    let (qps, under_way) = (&qps.to_string(), &UNDER_WAY.to_string());
+    let mut args = vec!["-q", qps, "-w", under_way, "-t", seconds];
+    if kind == LISTS {
+        args.push("-p");
+    }
+    let prefetch = ("STARVERBS_QPC_PREFETCH", if kind == NO_PREFETCH { "off" } else { "on" });
+    if let Some(run) = reported(&row, tools.many(link, &args, &[prefetch])) {
+        samples.add(SCALE, &row, &[("rate", run.rate), ("setup", run.setup), ("acks", run.acks)]);
+    }
+    let one_thread = [prefetch, ("STARVERBS_PROGRESS_THREAD", "off")];
+    args.push("-l");
+    if let Some(run) = reported(&row, tools.many(link, &args, &one_thread)) {
+        samples.add(SCALE, &row, &[("cpu", run.cpu), ("bytes", run.bytes)]);
+    }
+}
 
 /// Measures everything once. What fails is reported and left out.
 fn round(samples: &mut Samples, tools: &Tools, seconds: f64) {
     let seconds = &seconds.to_string();
     for qps in QPS {
-        for prefetch in ["on", "off"] {
-            progress(&format!("{qps} queue pairs, prefetch {prefetch}"));
-            let (qps, under_way) = (&qps.to_string(), &UNDER_WAY.to_string());
-            let row = format!("{qps} {prefetch}");
-            let args = ["-q", qps, "-w", under_way, "-t", seconds];
-            let setting = ("STARVERBS_QPC_PREFETCH", prefetch);
-            if let Some([rate, .., setup]) = reported(&row, tools.many(&args, &[setting])) {
-                samples.add(SCALE, &row, &[("rate", rate), ("setup", setup)]);
-            }
-            let one_thread = [setting, ("STARVERBS_PROGRESS_THREAD", "off")];
-            let args = [&["-l"][..], &args].concat();
-            if let Some([_, cpu, ..]) = reported(&row, tools.many(&args, &one_thread)) {
-                samples.add(SCALE, &row, &[("cpu", cpu)]);
+        for (link, name) in LINKS {
+            measure(samples, tools, (link, name, PLAIN), qps, seconds);
+        }
+        for kind in [NO_PREFETCH, LISTS] {
+            measure(samples, tools, (Link::Udp, "wire", kind), qps, seconds);
+        }
+    }
+    for (link, name) in LINKS {
+        for qps in [1, LIMITED_QPS] {
+            let row = row_of(name, "ib_write_bw", qps);
+            progress(&row);
+            if let Some(rate) = reported(&row, tools.write_bw(link, qps, None)) {
+                samples.add(SCALE, &row, &[("perftest", rate)]);
             }
         }
     }
+    limited(samples, tools, seconds);
+    progress("the simulator");
+    if let Some(events) = reported(SIM, tools.events()) {
+        samples.add(SIM, PLAN, &[("events", events)]);
+    }
+}
+
+/// A million queue pairs in one process, once.
+fn million(samples: &mut Samples, tools: &Tools) {
+    for (link, name) in LINKS {
+        progress(&format!("a million, {name}"));
+        let (qps, under_way) = (&HALF_A_MILLION.to_string(), &UNDER_WAY.to_string());
+        let args = ["-l", "-q", qps, "-w", under_way, "-t", "2"];
+        /* of a usual depth so many would take all of a smaller machine's memory */
+        if let Some(run) = reported(name, tools.many(link, &args, &[("STARVERBS_MEMORY", "32G")])) {
+            let ManyRun { cpu, setup, bytes, destroy, .. } = run;
+            let row = [("cpu", cpu), ("setup", setup), ("bytes", bytes), ("destroy", destroy)];
+            samples.add(MILLION, name, &row);
+        }
+    }
+}
+
+/// A QPC-limited card.
+fn limited(samples: &mut Samples, tools: &Tools, seconds: &str) {
     for miss in MISSES {
         for (name, entries, policy, _) in CARDS {
             progress(&format!("a miss of {miss}, {name}"));
@@ -171,22 +266,17 @@ fn round(samples: &mut Samples, tools: &Tools, seconds: f64) {
             let setting = [("STARVERBS_QPC_CACHE", cache.as_str())];
             let qps = &LIMITED_QPS.to_string();
             let args = |under_way| ["-q", qps, "-t", seconds, "-w", under_way];
-            if let Some([_, _, typical, least, ..]) = reported(name, tools.many(&args("1"), &setting)) {
-                samples.add(miss, name, &[("typical", typical), ("least", least)]);
+            if let Some(run) = reported(name, tools.many(Link::Udp, &args("1"), &setting)) {
+                samples.add(miss, name, &[("typical", run.typical), ("least", run.least)]);
             }
-            if let Some([rate, ..]) =
-                reported(name, tools.many(&args(&LIMITED_UNDER_WAY.to_string()), &setting))
-            {
-                samples.add(miss, name, &[("rate", rate)]);
+            let many = tools.many(Link::Udp, &args(&LIMITED_UNDER_WAY.to_string()), &setting);
+            if let Some(run) = reported(name, many) {
+                samples.add(miss, name, &[("rate", run.rate)]);
             }
-            if let Some(rate) = reported(name, tools.write_bw(&cache)) {
+            if let Some(rate) = reported(name, tools.write_bw(Link::Udp, LIMITED_QPS, Some(&cache))) {
                 samples.add(miss, name, &[("perftest", rate)]);
             }
         }
-    }
-    progress("the simulator");
-    if let Some(events) = reported(SIM, tools.events()) {
-        samples.add(SIM, PLAN, &[("events", events)]);
     }
 }
 
@@ -199,7 +289,8 @@ pub(crate) fn run(out: &Path, dist: &Path, rounds: u32, quick: bool) -> Result<(
     let machine = Machine::read(false, quick);
     let tools = Tools::ready(dist)?;
     let seconds = if quick { 0.2 } else { 0.6 };
-    let (samples, done) = Samples::gather(rounds, ALL, |samples| round(samples, &tools, seconds));
+    let (mut samples, done) = Samples::gather(rounds, ALL, |samples| round(samples, &tools, seconds));
+    million(&mut samples, &tools);
     /* the program is ours alone; that it stays behind harms nobody */
     let _ = fs::remove_file(&tools.many);
     let text = page(&machine, &samples, done);
@@ -210,18 +301,52 @@ pub(crate) fn run(out: &Path, dist: &Path, rounds: u32, quick: bool) -> Result<(
 
 fn scale_table(samples: &Samples) -> String {
     let heading =
-        ["queue pairs", "CPU time, us", "without prefetch", "rate, M/s", "without prefetch", "set-up, s"];
+        ["queue pairs", "CPU time, us", "rate, M/s", "ACKs a message", "set-up, s", "bytes of a queue pair"];
     let mut rows = vec![heading.map(str::to_owned).to_vec()];
-    for qps in QPS {
-        let of = |prefetch: &str, column| samples.median(SCALE, &format!("{qps} {prefetch}"), column);
-        rows.push(vec![
-            qps.to_string(),
-            cell(of("on", "cpu")),
-            beside(of("off", "cpu"), of("on", "cpu")),
-            cell(of("on", "rate")),
-            beside(of("off", "rate"), of("on", "rate")),
-            cell(of("on", "setup")),
-        ]);
+    let kinds = LINKS.map(|(_, link)| (link, PLAIN)).into_iter();
+    let kinds = kinds.chain([("wire", NO_PREFETCH), ("wire", LISTS)]);
+    for (link, kind) in kinds {
+        for qps in QPS {
+            let of = |kind, column| samples.median(SCALE, &row_of(link, kind, qps), column);
+            let by = |column| match kind {
+                PLAIN => cell(of(kind, column)),
+                _ => beside(of(kind, column), of(PLAIN, column)),
+            };
+            let name = if kind == PLAIN { link.to_owned() } else { format!("{link}, {kind}") };
+            let counted = [of(kind, "acks"), of(kind, "setup"), of(kind, "bytes")].map(cell);
+            rows.push([vec![format!("{name}, {qps}"), by("cpu"), by("rate")], counted.to_vec()].concat());
+        }
+    }
+    Table(rows).markdown()
+}
+
+/// What is left of the rate with more queue pairs, and what was aimed at.
+fn flat_table(samples: &Samples) -> String {
+    let mut rows = vec![["of the rate", "aim", "left", "holds"].map(str::to_owned).to_vec()];
+    let mut row = |what: String, aim: f64, [many, few]: [Option<f64>; 2]| {
+        let left = many.zip(few).map(|(many, few)| many / few);
+        let holds = left.map_or("-", |left| if left >= aim { "yes" } else { "no" });
+        rows.push(vec![what, aim.to_string(), cell(left), holds.to_owned()]);
+    };
+    for (_, link) in LINKS {
+        for (many, few, aim) in FLAT {
+            let rate = |qps| samples.median(SCALE, &row_of(link, PLAIN, qps), "rate");
+            row(format!("{link}: {many} of {few}"), aim, [rate(many), rate(few)]);
+        }
+        let rate = |qps| samples.median(SCALE, &row_of(link, "ib_write_bw", qps), "perftest");
+        let name = format!("{link}: `ib_write_bw -s 64 -q {LIMITED_QPS}` of `-q 1`");
+        row(name, FLAT[0].2, [rate(LIMITED_QPS), rate(1)]);
+    }
+    Table(rows).markdown()
+}
+
+fn million_table(samples: &Samples) -> String {
+    let heading =
+        ["a million", "to create and connect, s", "CPU time of a message, us", "bytes", "to destroy, s"];
+    let mut rows = vec![heading.map(str::to_owned).to_vec()];
+    for (_, link) in LINKS {
+        let of = |column| cell(samples.median(MILLION, link, column));
+        rows.push(vec![link.to_owned(), of("setup"), of("cpu"), of("bytes"), of("destroy")]);
     }
     Table(rows).markdown()
 }
@@ -251,15 +376,25 @@ fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
          {}\n## A hundred thousand of them\n\n{}\n",
         machine.described(),
         machine.warning(),
-        scale_table(samples),
+        flat_table(samples),
     );
     let _ = write!(
         text,
-        "8 B WRITEs on RC queue pairs in turn, in a shuffled order, {UNDER_WAY} under way in all \
+        "{}\n8 B WRITEs on RC queue pairs in turn, in a shuffled order, {UNDER_WAY} under way in all \
          (`tools/bench/programs/many.c`). CPU time is what a message takes at both ends and in the kernel, \
          measured in one thread that is both: other work on the machine hardly changes it. The rate is that \
-         of two processes, with as many queue pairs each; the set-up is to create and connect them. Without \
-         prefetch: `STARVERBS_QPC_PREFETCH=off`; in brackets by the column before.\n\n## Room for 300\n\n"
+         of two processes, with as many queue pairs each; the set-up is to create and connect them; bytes \
+         are what the process with both ends has grown by, program and library. No prefetch: \
+         `STARVERBS_QPC_PREFETCH=off`. Lists: csRNA's workload, (QPN mod 10) + 1 WRITEs a doorbell, of which \
+         the last is signaled. In brackets by the rows of the wire.\n\n{}\n\
+         Half a million pairs of queue pairs in one process, connected to each other, each used once and \
+         then all in turn, then destroyed in another order than they were created in; one run, with \
+         `STARVERBS_MEMORY=32G`, as the number of queue pairs is bounded by memory for queues of a usual \
+         depth. On one host half a million connections agree on shared memory by the card's thread; without \
+         it (`STARVERBS_PROGRESS_THREAD=off`) a program that connects them all before it polls gets packets. \
+         [misses.md](misses.md) has what a message takes from memory.\n\n## Room for 300\n\n",
+        scale_table(samples),
+        million_table(samples),
     );
     for miss in MISSES {
         let _ = writeln!(text, "{}", limited_table(samples, miss));
@@ -284,11 +419,15 @@ fn panels(samples: &Samples) -> Vec<Panel> {
         rows.into_iter().filter_map(bar).collect()
     };
     let scale = |column| {
-        let row = |qps: u32, (prefetch, said, fill): (&str, &str, _)| {
-            (format!("{qps}, {said}"), samples.median(SCALE, &format!("{qps} {prefetch}"), column), fill)
+        let row = |qps: u32, (link, kind, said, fill): (&str, &str, &str, _)| {
+            (format!("{qps}, {said}"), samples.median(SCALE, &row_of(link, kind, qps), column), fill)
         };
-        let both = [("on", "prefetch", "#c0392b"), ("off", "without", "#e5a39a")];
-        bars(QPS.into_iter().flat_map(|qps| both.map(|kind| row(qps, kind))).collect())
+        let kinds = [
+            ("wire", PLAIN, "wire", "#c0392b"),
+            ("wire", NO_PREFETCH, NO_PREFETCH, "#e5a39a"),
+            ("same host", PLAIN, "same host", "#2e6da4"),
+        ];
+        bars(QPS.into_iter().flat_map(|qps| kinds.map(|kind| row(qps, kind))).collect())
     };
     let limited = |column| {
         let row = |miss, (name, _, _, fill): (&'static str, u32, &str, _)| {
@@ -313,16 +452,21 @@ mod tests {
     #[test]
     fn figures_stand_beside_their_base() {
         let mut samples = Samples::default();
+        let of = |kind, qps| row_of("wire", kind, qps);
         for cpu in [2.0, 1.0, 9.0] {
-            samples.add(SCALE, "1000 on", &[("cpu", cpu)]);
+            samples.add(SCALE, &of(PLAIN, 1000), &[("cpu", cpu), ("rate", 0.3)]);
         }
-        samples.add(SCALE, "1000 off", &[("cpu", 3.0)]);
+        samples.add(SCALE, &of(PLAIN, 1), &[("rate", 1.0)]);
+        samples.add(SCALE, &of(NO_PREFETCH, 1000), &[("cpu", 3.0)]);
         samples.add("5us", "FCFS", &[("rate", 0.5)]);
-        assert_eq!(samples.median(SCALE, "1000 on", "cpu"), Some(2.0));
+        assert_eq!(samples.median(SCALE, &of(PLAIN, 1000), "cpu"), Some(2.0));
         let table = scale_table(&samples);
-        assert!(table.contains("3.00 (1.50x)") && table.lines().count() == 2 + QPS.len(), "{table}");
+        assert!(table.contains("3.00 (1.50x)") && table.lines().count() == 2 + 4 * QPS.len(), "{table}");
+        let table = flat_table(&samples);
+        assert!(table.lines().any(|row| row.contains("1000 of 1 ") && row.contains("no")), "{table}");
+        assert!(!table.contains("yes"), "{table}");
         assert!(limited_table(&samples, "5us").contains("0.50"), "no base, no ratio");
         let panels = panels(&samples);
-        assert_eq!(panels.iter().map(|panel| panel.bars.len()).sum::<usize>(), 3);
+        assert_eq!(panels.iter().map(|panel| panel.bars.len()).sum::<usize>(), 5);
     }
 }
