@@ -1,5 +1,7 @@
 //! Memory for tests of kernels: a region, and what executes their commands.
 
+use std::collections::BTreeSet;
+
 use starverbs_core::strom::{Code, Input, Kernel, KernelMemory, KernelRun, KernelSend, Poll, RegionRange};
 
 /// No request of any kernel takes more.
@@ -19,6 +21,10 @@ pub(crate) struct TestHost {
     full: bool,
     /// Calls are the card's own program's, and not a peer's
     pub(crate) own: bool,
+    /// A step that does not end a request must ask for something, and keys are written down
+    pub(crate) strict: bool,
+    /// Keys that commands and answers have named
+    pub(crate) keys: BTreeSet<u32>,
     run: KernelRun,
 }
 
@@ -34,6 +40,8 @@ impl TestHost {
             sent: vec![],
             full: false,
             own: false,
+            strict: false,
+            keys: BTreeSet::new(),
             run: KernelRun::new(1).expect("memory"),
         }
     }
@@ -42,6 +50,12 @@ impl TestHost {
         let from = usize::try_from(place.va.checked_sub(self.base)?).ok()?;
         let to = from.checked_add(place.len as usize)?;
         (place.key == TestHost::KEY && to <= self.bytes.len()).then_some(from..to)
+    }
+
+    fn note_key(&mut self, key: u32) {
+        if self.strict {
+            self.keys.insert(key);
+        }
     }
 
     pub(crate) fn put(&mut self, at: u64, data: &[u8]) {
@@ -80,18 +94,23 @@ impl TestHost {
             steps += 1;
             assert!(steps <= MOST_STEPS, "a request that does not end");
             outcome = run.execute(self).err();
-            if outcome.is_none()
-                && run.is_drained()
-                && let Poll::Ready(code) = kernel.step(&mut run)
-            {
-                outcome = run.execute(self).err();
-                while outcome.is_none() && !run.is_drained() {
-                    outcome = run.execute(self).err();
-                }
-                outcome = outcome.or(Some(code));
+            if outcome.is_some() || !run.is_drained() {
+                continue;
             }
+            let Poll::Ready(code) = kernel.step(&mut run) else {
+                assert!(!self.strict || !run.is_drained(), "a step that asks for nothing, and does not end");
+                continue;
+            };
+            outcome = run.execute(self).err();
+            while outcome.is_none() && !run.is_drained() {
+                outcome = run.execute(self).err();
+            }
+            outcome = outcome.or(Some(code));
         }
         let code = outcome.unwrap_or_default();
+        if let Some(place) = run.answered_from() {
+            self.note_key(place.key);
+        }
         let answer = match (code, run.answered_from()) {
             (Code::Ok, Some(place)) => self.range(place).map_or(vec![], |range| self.bytes[range].to_vec()),
             (Code::Ok, None) => run.reply_bytes().to_vec(),
@@ -104,6 +123,7 @@ impl TestHost {
 
 impl KernelMemory for TestHost {
     fn read(&mut self, from: RegionRange, to: &mut [u8]) -> bool {
+        self.note_key(from.key);
         if let Some(change) = &mut self.before_read {
             change(&mut self.bytes);
         }
@@ -111,6 +131,7 @@ impl KernelMemory for TestHost {
     }
 
     fn write(&mut self, to: RegionRange, data: &[u8]) -> bool {
+        self.note_key(to.key);
         self.range(to).map(|range| self.bytes[range].copy_from_slice(data)).is_some()
     }
 
@@ -120,6 +141,7 @@ impl KernelMemory for TestHost {
         if self.full {
             return KernelSend::Full;
         }
+        self.note_key(to.key);
         self.sent.push((qpn, to, data.to_vec()));
         KernelSend::Posted
     }

@@ -9,9 +9,11 @@
 pub mod consistent;
 pub mod crc64;
 pub mod engine;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod get;
 pub mod hll;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 mod host;
 pub mod mailbox;
 pub mod module;

@@ -61,7 +61,7 @@ pub struct MailboxCommand {
     pub key: U32,
     /// First byte in there
     pub va: U64,
-    /// Bytes
+    /// How many bytes
     pub len: U32,
     /// Write, send: where they lie in the module's memory
     pub at: U32,
@@ -91,7 +91,7 @@ pub struct Mailbox {
     pub reply_len: U32,
     /// By the module: key of the region
     pub reply_key: U32,
-    /// 0
+    /// 0, for alignment
     pub reserved: U32,
     /// By the module: first byte of the region
     pub reply_va: U64,

@@ -80,6 +80,8 @@ pub struct RecvWr<'a> {
 /// What READs and atomics bring goes to memory that the program names.
 pub(crate) const INLINE_ANSWER: VerbsError =
     VerbsError::Invalid("inline data for an operation that brings data");
+/// Its op-code is an RPC WRITE there.
+pub(crate) const NO_FLUSH: VerbsError = VerbsError::Unsupported("FLUSH on a queue pair of StRoM's dialect");
 
 /// The lines of a QP that its next post looks at, kept in the handle so that they are fetched side by side:
 /// each of them is found through the one before otherwise, and with very many QPs none is in the CPU's
@@ -131,7 +133,7 @@ impl<'a> SendPoster<'a> {
     ///
     /// # Errors
     /// ENOMEM: the queue is full. EINVAL: the QP cannot send yet, the op-code is not of its transport,
-    /// too many SGEs, or inline data. EIO in a forked child.
+    /// too many SGEs, or inline data. EOPNOTSUPP: FLUSH on a QP of StRoM's dialect. EIO in a forked child.
     #[inline]
     pub fn push(&mut self, wr: &SendWr<'_>) -> Result<()> {
         let producer = self.producer_for(wr.op)?;
@@ -171,6 +173,9 @@ impl<'a> SendPoster<'a> {
         }
         if !offered(self.qp.qp_type, op) && (!op.is_rpc() || !self.qp.speaks_rpc()) {
             return Err(VerbsError::Invalid("op-code not of this transport"));
+        }
+        if op == SendOp::Flush && self.qp.speaks_rpc() {
+            return Err(NO_FLUSH);
         }
         match &mut self.producer {
             Some(producer) => Ok(producer),

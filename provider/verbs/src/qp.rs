@@ -52,7 +52,7 @@ pub struct QpInit<'a> {
     pub block_own_multicast: bool,
     /// Which end keeps the connection (StaR); `None`: what the setting says
     pub star: Option<Preference>,
-    /// It speaks StRoM's dialect, where its peer does: RPCs
+    /// It speaks StRoM's dialect, where its peer does: RPCs, and no FLUSH
     pub rpc: bool,
     /// Names the QP in events
     pub cookie: u64,

@@ -9,10 +9,10 @@ use starverbs_rings::SendProducer;
 
 use crate::device::Doorbell;
 use crate::error::{Result, VerbsError};
-use crate::post::{INLINE_ANSWER, offered};
+use crate::post::{INLINE_ANSWER, NO_FLUSH, offered};
 use crate::qp::QpInner;
 
-/// RPCs, for which there is no `IBV_QP_EX_WITH_*`: queue pairs of StRoM's dialect have them.
+/// RPCs, for which there is no `IBV_QP_EX_WITH_*`: queue pairs of StRoM's dialect have them, and no FLUSH.
 const RPC: u64 = 1 << 63;
 
 /// What an `IBV_QP_EX_WITH_*` flag stands for.
@@ -66,7 +66,7 @@ impl<'a> SendBatch<'a> {
             Ok(_) if !qp.may_send() => Some(VerbsError::Invalid("the QP is not ready to send")),
             Ok(_) => None,
         };
-        let ops = if qp.speaks_rpc() { ops | RPC } else { ops };
+        let ops = if qp.speaks_rpc() { (ops | RPC) & !flag(SendOp::Flush) } else { ops };
         SendBatch { qp, producer, ops, error, op: SendOp::default(), unaddressed: false }
     }
 
@@ -80,7 +80,8 @@ impl<'a> SendBatch<'a> {
             return self.fail(UNADDRESSED);
         }
         if self.ops & flag(wqe.op) == 0 {
-            return self.fail(VerbsError::Invalid("an operation that the QP was not made for"));
+            let error = self.refusal(wqe.op);
+            return self.fail(error);
         }
         let xrc = self.qp.qp_type == QpType::XrcSend && !wqe.op.is_local();
         self.unaddressed = xrc || self.qp.qp_type == QpType::Ud;
@@ -88,6 +89,15 @@ impl<'a> SendBatch<'a> {
         let flags = wqe.flags.difference(SendFlags::INLINE);
         if let Err(error) = self.producer.begin(SendWqe { flags, ..wqe }) {
             self.fail(error.into());
+        }
+    }
+
+    /// Why an operation is none of the QP's.
+    #[cold]
+    fn refusal(&self, op: SendOp) -> VerbsError {
+        match op {
+            SendOp::Flush if self.qp.speaks_rpc() => NO_FLUSH,
+            _ => VerbsError::Invalid("an operation that the QP was not made for"),
         }
     }
 
@@ -160,7 +170,8 @@ impl<'a> SendBatch<'a> {
     /// # Errors
     /// The first failure since the start; nothing is posted then. ENOMEM: the queue is full. EINVAL: the QP
     /// cannot send yet, was not made for an operation, too many SGEs or inline bytes, a datagram without
-    /// address. EOPNOTSUPP: an operation that the card does not have. EIO in a forked child.
+    /// address. EOPNOTSUPP: an operation that the card, or the QP's dialect, does not have. EIO in a forked
+    /// child.
     #[inline]
     pub fn complete(mut self) -> Result<()> {
         if self.unaddressed {

@@ -12,6 +12,7 @@ mod parsers;
 pub mod port;
 mod preload;
 pub mod relay;
+pub mod rpc;
 pub mod shared_qp;
 pub mod star;
 
@@ -34,6 +35,7 @@ pub const ORACLES: &[(&str, Oracle)] = &[
     ("port", port::check),
     ("record", record),
     ("relay", relay::check),
+    ("rpc", rpc::check),
     ("settings", settings),
     ("share", share),
     ("shared_qp", shared_qp::check),

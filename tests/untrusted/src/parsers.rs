@@ -5,10 +5,12 @@ use std::os::unix::fs::FileExt;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use starverbs_board::Replay;
+use starverbs_core::strom::{ReplyHead, ReplyRecord, TARGET_LEN};
 use starverbs_core::wire::tags::Tagged;
 use starverbs_core::wire::{IcrcHeader, Packet, bytes_after_ip_id, explained_by_ip_id, icrc};
 use starverbs_settings::{FaultSpec, KEYS, Settings};
 use starverbs_verbs::stat::Snapshot;
+use zerocopy::IntoBytes;
 
 use crate::bytes::Bytes;
 
@@ -24,17 +26,38 @@ pub fn record(bytes: &[u8]) {
 /// A UDP payload from anyone: what parses lies within the frame.
 pub fn frame(frame: &[u8]) {
     let _ = Tagged::parse(frame);
+    /* as queue pairs of StRoM's dialect read it */
+    if let Ok(packet) = Packet::parse_rpc(frame) {
+        read_headers(&packet, frame);
+        read_parameters(packet.payload());
+    }
     let Ok(packet) = Packet::parse(frame) else { return };
-    let _ = (packet.bth().psn(), packet.bth().dest_qpn(), packet.op());
-    let _ = (packet.reth(), packet.deth(), packet.aeth(), packet.atomic_eth(), packet.atomic_ack());
-    let _ = (packet.imm(), packet.ieth(), packet.xrc_srq());
-    let _ = packet.feth().map(|feth| (feth.placement(), feth.level()));
+    read_headers(&packet, frame);
     let _ = Tagged::parse(packet.payload());
-    assert!(packet.payload().len() + usize::from(packet.op().header_len) <= frame.len());
+    if let Some(packet) = packet.as_rpc() {
+        read_headers(&packet, frame);
+    }
     let header = IcrcHeader::default();
     if let Some(crc) = icrc::of_frame(&header, frame) {
         let error = u32::from_le_bytes(crc) ^ 0x1234_5678;
         let _ = explained_by_ip_id(error, bytes_after_ip_id(frame.len()));
+    }
+}
+
+/// The headers of a packet that is all of a frame, which has them all.
+fn read_headers(packet: &Packet<'_>, frame: &[u8]) {
+    let _ = (packet.bth().psn(), packet.bth().dest_qpn(), packet.op());
+    let _ = (packet.reth(), packet.deth(), packet.aeth(), packet.atomic_eth(), packet.atomic_ack());
+    let _ = (packet.imm(), packet.ieth(), packet.xrc_srq());
+    let _ = packet.feth().map(|feth| (feth.placement(), feth.level()));
+    assert!(packet.payload().len() + usize::from(packet.op().header_len) <= frame.len());
+}
+
+/// The parameters of an RPC, or its answer: where the answer goes is what its head says.
+fn read_parameters(bytes: &[u8]) {
+    let _ = ReplyRecord::decode(bytes);
+    if let Some((target, rest)) = ReplyHead::decode(bytes) {
+        assert_eq!((ReplyHead::new(&target).as_bytes(), rest), bytes.split_at(TARGET_LEN));
     }
 }
 

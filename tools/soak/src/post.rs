@@ -17,7 +17,7 @@ pub(crate) struct Draft {
     brings: Option<Brings>,
     pub(crate) bad: Option<Bad>,
     /// The peer's window, not its region
-    window: bool,
+    pub(crate) window: bool,
     off: usize,
     /// Bytes of what it works on
     room: usize,

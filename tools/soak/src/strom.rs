@@ -50,6 +50,8 @@ pub struct StromPlan {
     pub longest: u32,
     /// Kernels write, too: not where they are unloaded in the middle
     pub writes: bool,
+    /// Kernels work on windows, too, where these are bound
+    pub windows: bool,
 }
 
 impl StromPlan {
@@ -64,6 +66,7 @@ impl StromPlan {
             slots: [rng.pick(&[1, 2, 4, 16]), rng.pick(&[1, 2, 4, 16])],
             longest: rng.pick(&[16, 64, 300, 1200, 4096]),
             writes,
+            windows: true,
         }
     }
 }
@@ -95,6 +98,12 @@ impl Plan {
     pub fn without_strom(mut self) -> Plan {
         self.conns.iter_mut().for_each(|conn| conn.strom = None);
         self.chaos.retain(|(_, chaos)| !matches!(chaos, Chaos::Unload(..)));
+        self
+    }
+
+    /// Kernels work on regions alone: what a seed was before they used windows.
+    pub fn without_kernel_windows(mut self) -> Plan {
+        self.conns.iter_mut().filter_map(|conn| conn.strom.as_mut()).for_each(|strom| strom.windows = false);
         self
     }
 }

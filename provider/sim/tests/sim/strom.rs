@@ -408,7 +408,8 @@ fn an_answer_that_fails_is_an_event() {
     assert!(pair.polled(1).is_empty());
 }
 
-/// The dialect has no FLUSH: its op-code is an RPC WRITE there.
+/// The dialect has no FLUSH: its op-code is an RPC WRITE there. Verbs refuse to post it; so does the card to
+/// send it.
 #[test]
 fn a_flush_does_not_leave() {
     let mut pair = RpcPair::quiet();

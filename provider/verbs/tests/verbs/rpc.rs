@@ -4,11 +4,12 @@ use std::process::Command;
 
 use crate::common::*;
 use starverbs_core::strom::{Code, RECORD_LEN, ReplyFlags, ReplyHead, ReplyRecord, ReplyTarget, RpcAnswer};
-use starverbs_core::{QpType, SendFlags, SendOp, SendWqe, WcOpcode, WcStatus};
+use starverbs_core::wire::headers::Feth;
+use starverbs_core::{FlushLevel, Placement, QpType, SendFlags, SendOp, SendWqe, WcOpcode, WcStatus};
 use starverbs_kernels::get::{Bucket, HashEntry, Params};
 use starverbs_kernels::{hll, shuffle};
 use starverbs_settings::Settings;
-use starverbs_verbs::{Builtin, Preference, Qp, QpInit, SendWr};
+use starverbs_verbs::{Builtin, Preference, Qp, QpInit, SendWr, send_ops_offered};
 use zerocopy::{FromBytes, IntoBytes};
 
 const OP: u64 = 0x1234_5678_9abc;
@@ -254,6 +255,26 @@ fn who_did_not_ask_has_no_rpcs() {
     assert_eq!(refused(&rpc(QpType::Uc)), Some(EOPNOTSUPP));
     let stateful = QpInit { star: Some(Preference::Stateful), ..rpc(QpType::Rc) };
     assert_eq!(refused(&stateful), Some(EOPNOTSUPP));
+}
+
+/// The dialect has no FLUSH: it is refused where it is posted, and all else goes on.
+#[test]
+fn a_flush_is_not_posted() {
+    let (a, b) = Node::pair();
+    let (qa, qb) = (rpc_qp(&a), rpc_qp(&b));
+    connect(&a, &qa, &b, &qb);
+    let imm = Feth::word(Placement::GLOBAL, FlushLevel::Range);
+    let to = SendWr { remote_addr: b.addr(0), rkey: b.mr.rkey(), imm, compare_add: 8, ..send(1, &[]) };
+    let flush = SendWr { op: SendOp::Flush, ..to };
+    assert_eq!(post(&qa, &flush).unwrap_err().errno(), EOPNOTSUPP);
+    for ops in [send_ops_offered(QpType::Rc), 0] {
+        let mut batch = qa.start(ops);
+        batch.begin(flush.wqe());
+        assert_eq!(batch.complete().unwrap_err().errno(), EOPNOTSUPP);
+    }
+    post(&qa, &SendWr { op: SendOp::Write, ..to }).unwrap();
+    let done = a.completions(1)[0];
+    assert_eq!((done.status, done.opcode), (WcStatus::Success, WcOpcode::RdmaWrite));
 }
 
 /// Its places for answers are not among those that were granted.

@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 
 use super::journal::{TASK_LEN, Task, filling};
 use super::{Answer, Asked, BLANK, Due, Immediate, JOURNAL, NOBODY, Progress, RpcEnd, Sight};
-use crate::conn::Bad;
+use crate::conn::{Bad, Bound};
 use crate::post::Draft;
 use crate::world::World;
 
@@ -22,8 +22,10 @@ const HEAD: u32 = 16;
 pub(crate) struct Ask {
     sight: Option<Sight>,
     asked: Option<Asked>,
-    /// Where its kernel writes in the peer's region, and what
+    /// Where its kernel writes in the peer's region, or window, and what
     write: Option<(usize, Vec<u8>)>,
+    /// It is the window
+    window: bool,
     /// Its answer is to go where nobody may write
     bad_target: bool,
 }
@@ -101,18 +103,22 @@ impl World {
                     write: None,
                 }
             }
-            _ => self.draft_task(c, e, seq),
+            _ => self.draft_task(c, e, seq, d),
         };
         let (target, asked, bad_target) = self.draft_target(c, e, seq, &call);
         d.data = [ReplyHead::new(&target).as_bytes(), &call.params].concat();
         d.wqe.remote_addr = call.op;
-        d.ask = Ask { sight: call.sight, asked, write: call.write, bad_target };
+        d.ask = Ask { sight: call.sight, asked, write: call.write, window: d.window, bad_target };
     }
 
-    /// An RPC to the journal.
-    fn draft_task(&mut self, c: usize, e: usize, seq: u64) -> Call {
+    /// An RPC to the journal, which works on the peer's region, or on its window.
+    fn draft_task(&mut self, c: usize, e: usize, seq: u64, d: &mut Draft) -> Call {
         let (rng, conn) = (&mut self.rng, &self.conns[c]);
-        let (arena, strom) = (&conn.ends[1 - e].arena, conn.plan.strom.as_ref().expect("it has a plan"));
+        let (peer, strom) = (&conn.ends[1 - e], conn.plan.strom.as_ref().expect("it has a plan"));
+        let bound = peer.window.as_ref().filter(|w| strom.windows && w.bound == Bound::Yes);
+        let window = bound.filter(|_| rng.chance(0.5));
+        d.window = window.is_some();
+        let (arena, key) = window.map_or((&peer.arena, peer.arena.key), |w| (&w.arena, w.key));
         let room = arena.len() as u64;
         let len = if rng.chance(0.1) { room } else { rng.below(room.min(9000) + 1) };
         let from = rng.below(room - len + 1);
@@ -124,7 +130,7 @@ impl World {
             seq: seq.into(),
             from: (arena.addr + from).into(),
             to: (arena.addr + to).into(),
-            rkey: arena.key.into(),
+            rkey: key.into(),
             len: (len as u32).into(),
             piece: rng.pick(&[7u32, 64, 250, 4096]).into(),
             idle: rng.pick(&[0u32, 0, 0, 1, 600, 3000]).into(),
@@ -139,7 +145,7 @@ impl World {
             /* its first command is denied */
             let len = len.min(4096);
             match rng.below(2) {
-                0 => task.rkey = (arena.key ^ rng.pick(&[1, 0x100, 0x8000_0000])).into(),
+                0 => task.rkey = (key ^ rng.pick(&[1, 0x100, 0x8000_0000])).into(),
                 _ => task.from = (arena.addr + room - len + 1).into(),
             }
             (task.len, task.piece) = ((len as u32).into(), 4096.into());
@@ -249,7 +255,14 @@ impl World {
             rpc.asked.push_back(asked);
         }
         if let Some((off, data)) = &ask.write {
-            peer.arena.write(seq, *off, data);
+            let arena = match &mut peer.window {
+                Some(w) if ask.window => &mut w.arena,
+                _ => &mut peer.arena,
+            };
+            arena.write(seq, *off, data);
+        }
+        if ask.window {
+            self.summary.add("rpcs", "by windows", 1);
         }
         rpc.bad_target |= ask.bad_target;
     }
