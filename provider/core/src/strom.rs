@@ -21,7 +21,7 @@ pub use wire::{Code, RECORD_LEN, ReplyFlags, ReplyHead, ReplyRecord, ReplyTarget
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum Dialect {
-    /// IBTA's
+    /// Those of IBTA alone
     #[default]
     Plain = 0,
     /// StRoM's: 0x18 to 0x1c are RPCs, and there is no FLUSH

@@ -124,7 +124,7 @@ pub enum Hop {
     Fail {
         /// The command slot or the transfer
         to: Handle,
-        /// Why
+        /// Why, as the initiator's program learns it
         status: Status,
     },
 }

@@ -17,7 +17,7 @@ const ANY: u8 = 2;
 pub struct Armed(AtomicU8);
 
 impl Armed {
-    /// Nothing.
+    /// A program that waits for nothing.
     #[allow(clippy::new_without_default, reason = "a ring's part, made with it")]
     pub fn new() -> Self {
         Armed(AtomicU8::new(UNARMED))

@@ -30,7 +30,7 @@ pub struct PendingDoorbells {
 }
 
 impl PendingDoorbells {
-    /// None.
+    /// A card for which no doorbell was left.
     #[allow(clippy::new_without_default, reason = "a card's part, made with it")]
     pub fn new() -> Self {
         PendingDoorbells { waiting: AtomicBool::new(false), list: SpinLock::new(Vec::new()) }

@@ -165,7 +165,7 @@ pub(crate) fn prefetch(start: u64, end: u64, write: bool) -> Result<()> {
 pub(crate) fn will_need(start: u64, end: u64) -> Result<()> {
     match advise(start, end, libc::MADV_WILLNEED) {
         Err(libc::ENOMEM) => Err(VerbsError::Fault),
-        /* nothing to read in, or no wish to */
+        /* nothing to read in, or not asked to */
         _ => Ok(()),
     }
 }

@@ -284,8 +284,8 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Stops the client for most of the time until its server listens for the second time: it has to hear the
-    /// last words before that, and then would be faster than its server.
+    /// Stops the client for most of the time until its server listens for the second time: it has to read the
+    /// last output before that, and then would be faster than its server.
     fn hold_client_back(&mut self, stop: Duration) {
         let end = self.deadline.min(Instant::now() + HELD);
         let mut alone = false;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::rng::SplitMix64;
 
 fn begun(una: u32, packets: u32) -> (Repairs, RepairId, Psn, Psn) {
     let mut repairs = Repairs::default();
@@ -128,13 +129,8 @@ impl Model {
 #[test]
 fn the_scoreboard_is_as_a_plain_list() {
     for seed in 1..60u64 {
-        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut below = move |n: u32| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 33) as u32 % n.max(1)
-        };
+        let mut rng = SplitMix64::new(seed);
+        let mut below = move |n: u32| rng.below(u64::from(n)) as u32;
         let una = Psn::new(0xff_ff00 + below(512));
         let mut repairs = Repairs::default();
         repairs.make(1);

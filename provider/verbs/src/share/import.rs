@@ -107,10 +107,9 @@ impl Importer {
         let memory = open(&inside(&process, "mem"), true)?;
         let readers = file_of(&process, about.readers, true)?;
         let mrs = file_of(&process, about.mrs, false)?;
-        /* Who made the names may know what others' memory holds where, and have lent them the files: a
-         * process of more rights than its own must not be taken for it. The file is root's if the process
-         * may not be looked at; the directory has its user of now, should that have changed since the file
-         * was opened. */
+        /* The process of that number may be another one by now, of more rights, to which who sent the names
+         * has passed the same files on. The file is root's if the process may not be looked at; the directory
+         * has its user of now, should that have changed since the file was opened. */
         if memory.metadata()?.uid() != self.owner || process.metadata()?.uid() != self.owner {
             return Err(VerbsError::Os(libc::EPERM));
         }

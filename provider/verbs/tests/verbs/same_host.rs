@@ -1,8 +1,9 @@
 //! Connected queue pairs of one host: through shared memory, with what the wire would have given.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 
 use crate::common::*;
+use starverbs_core::rng::SplitMix64;
 use starverbs_core::types::QPN_BLOCK_SHIFT;
 use starverbs_core::{Access, Cqe, QpState, QpType, SendFlags, SendOp, Sge, WcOpcode, WcStatus};
 use starverbs_settings::{LinkMode, LinkTrust, Settings};
@@ -310,15 +311,8 @@ fn memory_is_what_a_model_says() {
     let (a, b) = (Node::new(&of), Node::new(&of));
     let pairs: Vec<(Qp, Qp)> = (0..QPS).map(|_| (a.qp(QpType::Rc), b.qp(QpType::Rc))).collect();
     pairs.iter().for_each(|(qa, qb)| connect(&a, qa, &b, qb));
-    let state = Cell::new(0x9e37_79b9_7f4a_7c15u64);
-    let draw = |below: usize| {
-        let mut x = state.get();
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        state.set(x);
-        (x >> 16) as usize % below
-    };
+    let rng = RefCell::new(SplitMix64::new(1));
+    let draw = |below: usize| rng.borrow_mut().below(below as u64) as usize;
     let mut model = vec![0u8; QPS * CELL];
     for round in 0..400 {
         for (at, (qa, _)) in pairs.iter().enumerate() {

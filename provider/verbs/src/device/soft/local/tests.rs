@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;
+use starverbs_core::rng::SplitMix64;
 use starverbs_core::types::QPN_BLOCK_SHIFT;
 use starverbs_core::{Cqe, Mtu, QpType, SendFlags, WcOpcode, WcStatus};
 use starverbs_free_port::free_port;
@@ -372,13 +373,8 @@ fn try_all(world: &World, programs: &[Vec<Act>; 2], length: usize) -> usize {
 
 /// A stream of numbers that a seed gives.
 fn draws(seed: u64) -> impl FnMut(usize) -> usize {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    move |below| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 20) as usize % below
-    }
+    let mut rng = SplitMix64::new(seed);
+    move |below| rng.below(below as u64) as usize
 }
 
 /// Schedules at random, longer than all can be.
