@@ -2,7 +2,7 @@
 //! counter. Each packet's request finds its rule by key, and the packet passes the gate; of no rules, it asks
 //! for none.
 //!
-//! `tools/scripts/registry.sh` counts; docs/star.md has the figures.
+//! `tools/scripts/registry.sh` counts; docs/sim.md has the figures.
 
 use starverbs_core::mr::MemoryRule;
 use starverbs_core::{Access, Av, Gid, NicConfig, PdId, Psn};

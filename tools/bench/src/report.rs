@@ -40,6 +40,9 @@ const STREAM_AIM: f64 = 0.7;
 /// Of the emulated board, by the card in software, where there is a processor for each of the three.
 const BOARD_LATENCY_AIM: f64 = 2.0;
 const BOARD_STREAM_AIM: f64 = 0.7;
+const BOARD_CPUS: usize = 4;
+const BOARD_NOTE: &str =
+    "The board's aims are for four processors, as both programs and both functions poll; here they share";
 /// Bytes per idle QP beside its rings that the card aims at.
 const QP_BYTES_AIM: f64 = 1024.0;
 /// Load average above which other work spoils the figures.
@@ -143,6 +146,9 @@ impl Report {
         if aims.len() > 1 {
             text.push_str("\n## Aims\n\n");
             text.push_str(&Table(aims).markdown());
+            if self.machine.cpus < BOARD_CPUS {
+                let _ = writeln!(text, "\n{BOARD_NOTE} {}.", self.machine.cpus);
+            }
         }
         let problems = self.problems();
         if !problems.is_empty() {
