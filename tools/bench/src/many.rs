@@ -37,6 +37,9 @@ const SEVERAL_KB: usize = 4 << 10;
 /// The same for a QPC-limited card, and its queue pairs.
 const LIMITED_UNDER_WAY: u32 = 128;
 const LIMITED_QPS: u32 = 1_000;
+/// Messages of a run of perftest, and how many are under way.
+const WRITE_BW_MESSAGES: u32 = 300_000;
+const WRITE_BW_UNDER_WAY: u32 = 5_000;
 /// What a context costs that is not there: PCIe's time, and one that is long beside the card's own time for a
 /// message, as PCIe's is beside a chip's.
 const MISSES: [&str; 2] = ["500ns", "5us"];
@@ -90,8 +93,10 @@ impl Tools {
             put_on(&mut side, &self.lib, link);
             side.envs(cache.map(|cache| ("STARVERBS_QPC_CACHE", cache)));
             side.args(["-F", "-p", &port.to_string(), "-s", "64", "-q", &qps.to_string()]);
-            /* the peak takes perftest a time that is quadratic in the messages, most of a minute here */
-            side.args(["-n", "300", "-t", "5", "--noPeak"]);
+            /* as many messages in all, and about as many under way, whatever the queue pairs; the peak takes
+             * perftest a time that is quadratic in the messages, most of a minute here */
+            let (each, depth) = (WRITE_BW_MESSAGES / qps, (WRITE_BW_UNDER_WAY / qps).clamp(5, 128));
+            side.args(["-n", &each.to_string(), "-t", &depth.to_string(), "--noPeak"]);
             side
         };
         let mut client = side();
@@ -208,9 +213,12 @@ fn measure(samples: &mut Samples, tools: &Tools, at: (Link, &str, &str), qps: u3
     if let Some(run) = reported(&row, tools.many(link, &args, &[prefetch])) {
         samples.add(SCALE, &row, &[("rate", run.rate), ("setup", run.setup), ("acks", run.acks)]);
     }
-    let one_thread = [prefetch, ("STARVERBS_PROGRESS_THREAD", "off")];
+    /* within the host it is the card's thread by which so many connections agree on shared memory */
+    let thread = if link == Link::Udp { "off" } else { "on" };
     args.push("-l");
-    if let Some(run) = reported(&row, tools.many(link, &args, &one_thread)) {
+    if let Some(run) =
+        reported(&row, tools.many(link, &args, &[prefetch, ("STARVERBS_PROGRESS_THREAD", thread)]))
+    {
         samples.add(SCALE, &row, &[("cpu", run.cpu), ("bytes", run.bytes)]);
     }
 }
