@@ -19,8 +19,11 @@ export LD_LIBRARY_PATH=$PWD/dist/lib STARVERBS_ADDRS=127.0.0.1 STARVERBS_PROGRES
 # 64 and 1,536.
 lines='--D1=32768,8,64 --LL=4194304,16,64'
 pages='--D1=262144,4,4096 --LL=6291456,12,4096'
-# Each run warms up with a quarter of its messages, so that there are 250,000 more in the second.
-few=100000 many_more=300000 more=250000
+# Each run warms up with a quarter of its messages, so that there are 50,000 more in the second.
+few=20000 many_more=60000 more=50000
+
+# Whether link $1 is counted with $2 queue pairs: too many do not agree on shared memory in time.
+counts() { [[ $1 == udp ]] || (($2 < 50000)); }
 
 # Of callgrind's file $1: instructions, and data accesses that miss the first cache, and the last one.
 events() {
@@ -42,11 +45,13 @@ count() {
 
 for link in udp local; do
     for n in "${qps[@]}"; do
+        counts "$link" "$n" || continue
         echo "$link, $n queue pairs" >&2
         # One of them on each CPU.
         count "$link" "$n" lines &
-        count "$link" "$n" pages &
-        wait -n && wait -n
+        beside=$!
+        count "$link" "$n" pages
+        wait "$beside"
     done
 done
 
@@ -68,6 +73,7 @@ which timers run out.
 EOF
     for link in udp local; do
         for n in "${qps[@]}"; do
+            counts "$link" "$n" || continue
             paste -d ' ' "$work/$link.$n.lines" "$work/$link.$n.pages" |
                 awk -v row="${link/udp/wire}, $n" '
                 { printf "| %s | %.0f | %.1f | %.1f | %.1f | %.1f |\n", row, $1, $2, $3, $5, $6 }'
