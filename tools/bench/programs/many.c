@@ -167,18 +167,6 @@ static uint64_t drive(struct ibv_send_wr *wr, uint64_t messages, double seconds)
 	return done;
 }
 
-/* Bytes of this process that are in memory. */
-static double resident(void)
-{
-	unsigned long pages = 0;
-	FILE *file = fopen("/proc/self/statm", "r");
-
-	if (!file || fscanf(file, "%*u %lu", &pages) != 1)
-		die("/proc/self/statm");
-	fclose(file);
-	return (double)pages * sysconf(_SC_PAGESIZE);
-}
-
 /* Acknowledges that came to the card; 0 where the library does not count. */
 static uint64_t acks(void)
 {

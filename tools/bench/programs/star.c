@@ -72,18 +72,6 @@ static uint32_t depth(void)
 	return under_way / count + 2;
 }
 
-/* Resident memory, bytes. */
-static double resident(void)
-{
-	FILE *file = fopen("/proc/self/statm", "r");
-	long pages = 0;
-
-	if (!file || fscanf(file, "%*d %ld", &pages) != 1)
-		die("/proc/self/statm");
-	fclose(file);
-	return (double)pages * sysconf(_SC_PAGESIZE);
-}
-
 /* Receives of a connection land in `each` slots of its own. */
 static void open_card(uint32_t each)
 {
