@@ -135,16 +135,15 @@ wait "$beside"
 trap 'rm -rf "$said"' EXIT
 cat "$said/.one_cpu"
 
-# A long log is often read from its end only.
-while read -r _ _ name; do
-    printf '\n=== the end of what failed: %s\n' "$name"
-    tail -n 12 "$said/${name//\//-}"
-done <"$said/summary/FAILED"
-
 printf '\n=== summary\n'
 cd "$said/summary" || exit 1
 for verdict in passed skipped FAILED; do
     sed "s/^/$(printf '%-9s' "$verdict")/" "$verdict"
 done
 printf '%d parts passed, %d skipped, %d failed\n' "$(wc -l <passed)" "$(wc -l <skipped)" "$(wc -l <FAILED)"
+# A long log is often read from its end only.
+while read -r _ _ name; do
+    printf '\n=== the end of what failed: %s\n' "$name"
+    tail -n 12 "$said/${name//\//-}"
+done <FAILED
 [[ ! -s FAILED ]]

@@ -1,10 +1,12 @@
 /* Clocks that jump (jump.c is preloaded) in the middle of traffic between two processes: each of them, by
- * hours forwards and by less backwards, at many moments. No message fails or is lost, none waits long. */
+ * hours forwards and by less backwards, at many moments. No message fails or is lost, none waits long. A jump
+ * costs a message one try, so the next one waits until what the last one met is done, however busy the machine. */
 #include "faults.h"
 #include <sys/mman.h>
 
+/* The clocks' jumps; then how many batches each process has done, and how many processes have begun. */
 static volatile int64_t *jumps;
-enum { REAL, MONOTONIC };
+enum { REAL, MONOTONIC, DONE, BEGUN = DONE + 2, WORDS };
 static const int64_t SECOND = 1000000000, HOUR = 3600 * INT64_C(1000000000);
 
 static void role(int fd)
@@ -12,6 +14,7 @@ static void role(int fd)
 	static struct side s;
 	struct peer p;
 	struct ibv_wc wc;
+	volatile int64_t *done = &jumps[DONE + __atomic_fetch_add(&jumps[BEGUN], 1, __ATOMIC_RELAXED)];
 	long count = 0;
 
 	open_side(&s);
@@ -34,11 +37,22 @@ static void role(int fd)
 			NEED(status == IBV_WC_SUCCESS && wc.wr_id == (uint64_t)(count + i));
 		}
 		count += 16;
+		++*done;
 		if (poll(&end, 1, 0) == 1)
 			break;
 	}
 	NEED(await_byte(fd) == 's' && write(fd, &count, sizeof(count)) == sizeof(count));
 	NEED(await_byte(fd) == 'e');
+}
+
+/* Until each process has done what it had posted when this began, or has ended. */
+static void settle(const int *ends)
+{
+	int64_t before[2] = { jumps[DONE], jumps[DONE + 1] };
+
+	for (int i = 0; i < 2; i++)
+		while (jumps[DONE + i] < before[i] + 2 && poll(&(struct pollfd){ ends[i], 0, 0 }, 1, 1) == 0)
+			;
 }
 
 int main(int argc, char **argv)
@@ -48,8 +62,8 @@ int main(int argc, char **argv)
 	long counts[2], most = 0;
 
 	alarm(550 + (unsigned int)rounds / 10);
-	NEED(fd >= 0 && ftruncate(fd, 16) == 0);
-	NEED((jumps = mmap(NULL, 16, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) != MAP_FAILED);
+	NEED(fd >= 0 && ftruncate(fd, WORDS * sizeof(*jumps)) == 0);
+	NEED((jumps = mmap(NULL, WORDS * sizeof(*jumps), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) != MAP_FAILED);
 	for (int i = 0; i < 2; i++)
 		pids[i] = start(role, &ends[i]);
 	introduce(ends);
@@ -61,6 +75,7 @@ int main(int argc, char **argv)
 		nap(20 + round * 7 % 31);
 		jumps[REAL] += by[round % 4];
 		jumps[MONOTONIC] += small[round % 6];
+		settle(ends);
 	}
 	for (int i = 0; i < 2; i++) {
 		say(ends[i], 's');
