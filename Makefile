@@ -16,9 +16,12 @@ ROUNDS ?= 5000
 JOBS ?= 1
 FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuzz_targets/*.rs))))
 
+# What `make lint` and `make doc` look at.
+PACKAGES ?= --workspace
+
 # Parts of `make nightly`; those that this Makefile does not have are left out.
-NIGHTLY ?= apps interop board-guest conformance miri seeds soak stress faults fuzz figures install-test \
-	aarch64
+NIGHTLY ?= lint doc apps interop board-guest conformance miri seeds soak stress faults fuzz figures \
+	install-test aarch64
 
 .PHONY: help build library wasm modules unit-tests demo demo-board test apps nightly bench bench-loss \
 	bench-qpc bench-star bench-strom bench-1rma bench-neighbours bench-local compare instructions misses \
@@ -261,7 +264,7 @@ misses:
 	@tools/scripts/misses.sh
 
 lint:
-	@tools/scripts/lint.sh
+	@tools/scripts/lint.sh $(PACKAGES)
 
 # Of what `make build` made, which root need not be able to do.
 install uninstall:
@@ -294,7 +297,7 @@ aarch64:
 # depend on is looked at once.
 doc:
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --bin starverbs --no-deps --document-private-items
-	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items
+	RUSTDOCFLAGS='-D warnings' cargo doc $(PACKAGES) --no-deps --document-private-items
 
 miri:
 	tests/miri/run.sh

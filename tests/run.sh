@@ -28,12 +28,6 @@ one_cpu() {
         CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 \
             cargo test --package starverbs-rings --test loom \
             --target-dir "${CARGO_TARGET_DIR:-target}/loom"
-    if tests/miri/run.sh ready >/dev/null 2>&1; then
-        part "memory by address under miri (quick set)" tests/miri/run.sh quick
-    else
-        skip "memory by address under miri (quick set)" \
-            "needs a nightly toolchain with miri; see \`make miri\`"
-    fi
     if [[ ${INTEROP:-} == require ]]; then
         part "the kernel's rdma_rxe as peer (quick set)" tools/scripts/interop.sh --quick
     else
@@ -50,6 +44,8 @@ trap 'kill -- "-$beside" 2>/dev/null; rm -rf "$said"' EXIT
 trap 'exit 1' INT TERM
 
 if command -v cargo-nextest >/dev/null; then
+    # Many of them wait for a peer's patience, or for the kernel.
+    export NEXTEST_TEST_THREADS=${NEXTEST_TEST_THREADS:-$((2 * $(nproc)))}
     part "unit tests" cargo nextest run --workspace --no-fail-fast --status-level fail
     # Of the workspace, not of the package alone, whose dependencies would be built anew with fewer features.
     part "unit tests of verbs over the wire" env STARVERBS_LINK=udp \
@@ -125,6 +121,7 @@ else
     skip "rdma-core's own tests" "python3-pyverbs or rdma-core is not installed, or without its documentation"
 fi
 
+skip "memory by address under miri" "runs on its own: \`make miri\`"
 if ! cargo +nightly --version >/dev/null 2>&1 || ! command -v cargo-fuzz >/dev/null; then
     skip "fuzzing" "needs a nightly toolchain and cargo-fuzz; see \`make fuzz\`"
 else

@@ -1,6 +1,6 @@
 /* Clocks that jump (jump.c is preloaded) in the middle of traffic between two processes: each of them, by
  * hours forwards and by less backwards, at many moments. No message fails or is lost, none waits long. A jump
- * costs a message one try, so the next one waits until what the last one met is done, however busy the machine. */
+ * costs a message one try: the next one waits until what the last one met is done. */
 #include "faults.h"
 #include <sys/mman.h>
 

@@ -30,7 +30,7 @@ while [[ ${1:-} == --* ]]; do
 done
 lib=$(cd "${1:?usage: run.sh [--long] [--seed N] [--rounds N] DIRECTORY [PART...]}" && pwd)
 shift
-(($#)) || set -- kill ends direct users hostile stop nomem limits fds capture address clock wire
+(($#)) || set -- stop address kill ends direct users hostile nomem limits fds capture clock wire
 tmp=$(mktemp -d)
 mounted=
 cleanup() {
@@ -145,13 +145,27 @@ wire() {
     STARVERBS_LINK=udp REFUSE=$tmp/refuse LD_PRELOAD=$tmp/refuse.so run wire
 }
 
+# A part that mostly waits runs beside the others, on a port of its own; what it said comes at the end.
+waiting=()
 for part in "$@"; do
+    STARVERBS_PORT=$((STARVERBS_PORT + 1))
     case $part in
     kill) echo "--- kill"; kill_some ;;
-    ends | direct | users | hostile | stop | nomem | limits | fds | capture | address | clock | wire)
+    stop | address)
+        "$part" >"$tmp/said.$part" 2>&1 &
+        waiting+=("$part:$!")
+        ;;
+    ends | direct | users | hostile | nomem | limits | fds | capture | clock | wire)
         echo "--- $part"
         "$part"
         ;;
     *) echo "unknown part $part" >&2; exit 2 ;;
     esac
 done
+status=0
+for part in "${waiting[@]}"; do
+    wait "${part#*:}" || status=1
+    echo "--- ${part%:*}"
+    cat "$tmp/said.${part%:*}"
+done
+exit "$status"

@@ -1,23 +1,19 @@
 #!/usr/bin/env bash
 # The crates that hold memory by address, under miri: queues, rings, the wire's headers, the batches of
 # frames, what is written to a program's memory.
-# usage: run.sh [ready|quick]: the former only says whether the nightly toolchain has miri, or can get it;
-# the latter is what each push runs
+# usage: run.sh
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 ready() { cargo +nightly miri --version; }
 ready >/dev/null 2>&1 || rustup component add --toolchain nightly miri rust-src >/dev/null 2>&1 || true
 ready
-[[ ${1:-} != ready ]] || exit 0
 
 # Once, and not by each of those below that find none.
 cargo +nightly miri setup
 # A case costs a thousand times what it does otherwise. Miri has no working folder,
 # where proptest keeps what failed.
-cases=8
-[[ ${1:-} != quick ]] || cases=2
-export PROPTEST_CASES=$cases PROPTEST_DISABLE_FAILURE_PERSISTENCE=1
+export PROPTEST_CASES=8 PROPTEST_DISABLE_FAILURE_PERSISTENCE=1
 # The programs' addresses come as integers, in SGEs, so that miri cannot know which memory they are of.
 export MIRIFLAGS="-Zmiri-permissive-provenance -Zmiri-env-forward=PROPTEST_CASES
     -Zmiri-env-forward=PROPTEST_DISABLE_FAILURE_PERSISTENCE ${MIRIFLAGS:-}"
@@ -32,8 +28,7 @@ miri starverbs-backend --lib -- batch:: program:: zeroed:: inbox::
 miri starverbs-core --lib -- wire:: --skip star::
 miri starverbs-queues --tests
 miri starverbs-rings --lib
-[[ ${1:-} == quick ]] ||
-    miri starverbs-verbs --lib -- memory::tests::who_sees memory::tests::writing memory::tests::the_last_word
+miri starverbs-verbs --lib -- memory::tests::who_sees memory::tests::writing memory::tests::the_last_word
 
 status=0
 for test in "${tests[@]}"; do wait "$test" || status=1; done

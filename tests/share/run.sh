@@ -55,12 +55,12 @@ check shared timeout 300 "$tmp/memory" shared
 # The symbols are all that it adds to a process.
 check diff "$here/symbols" <("$here/../abi/symbols.sh" "$share")
 
-seq 1000000 | shuf --random-source=<(yes) >"$tmp/numbers"
+seq 300000 | shuf --random-source=<(yes) >"$tmp/numbers"
 same sort -S 100M -o "$tmp/sorted" "$tmp/numbers"
 same sort -S 300M --parallel=4 "$tmp/numbers"
 {
     echo '#include <stdio.h>'
-    for i in $(seq 2000); do
+    for i in $(seq 500); do
         echo "int f$i(int x) { for (int i = 0; i < x; i++) x ^= i * $i; return x; }"
     done
 } >"$tmp/many.c"

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Format, warnings, who uses whom, licences. What is not installed is skipped and named.
+# usage: lint.sh [what cargo is to look at]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 cargo fmt --all --check
-cargo clippy --workspace --all-targets -- -D warnings
+cargo clippy "${@:---workspace}" --all-targets -- -D warnings
 tools/scripts/rooms.sh
 if LC_ALL=C.UTF-8 git grep -nE '^.{111}' -- \
     '*.rs' '*.c' '*.h' '*.sh' '*.py' '*.lua' Makefile .ci/run ':!provider/abi'; then

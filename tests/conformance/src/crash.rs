@@ -49,7 +49,7 @@ fn clean_run(world: &mut World, net: Net) -> Result<String, String> {
 
 fn kill_one(world: &mut World, net: Net, server: bool) -> Result<String, String> {
     let mut kills = 0;
-    for (pair, moment) in MOMENTS.iter().flat_map(|m| traffic().map(|pair| (pair, *m))) {
+    for (pair, moment) in traffic().into_iter().cycle().zip(MOMENTS) {
         let mut running = pair.start(world, net)?;
         // The moment of the kill is what is meant.
         std::thread::sleep(Duration::from_millis(moment));
