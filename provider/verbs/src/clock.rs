@@ -5,7 +5,50 @@ use starverbs_core::Nanos;
 /// CLOCK_MONOTONIC in nanoseconds.
 #[inline]
 pub(crate) fn now() -> Nanos {
-    read(libc::CLOCK_MONOTONIC)
+    let now = read(libc::CLOCK_MONOTONIC);
+    #[cfg(test)]
+    let now = now + stalls::so_far();
+    now
+}
+
+/// Moments at which a test's thread seems to have been left out by the scheduler.
+#[cfg(test)]
+pub(crate) mod stalls {
+    use std::cell::RefCell;
+
+    use starverbs_core::Nanos;
+    use starverbs_core::rng::SplitMix64;
+
+    struct Stalls {
+        rng: SplitMix64,
+        left: u32,
+        /// How long each is, and all were that have been, ns
+        each: Nanos,
+        all: Nanos,
+    }
+
+    thread_local! {
+        static STALLS: RefCell<Stalls> =
+            RefCell::new(Stalls { rng: SplitMix64::new(0), left: 0, each: 0, all: 0 });
+    }
+
+    /// From now on this thread's clock is `each` later at some of the next looks, `count` times.
+    pub(crate) fn begin(seed: u64, count: u32, each: Nanos) {
+        STALLS.with_borrow_mut(|stalls| {
+            let rng = SplitMix64::new(seed);
+            *stalls = Stalls { rng, left: count, each, all: stalls.all };
+        });
+    }
+
+    pub(super) fn so_far() -> Nanos {
+        STALLS.with_borrow_mut(|stalls| {
+            if stalls.left > 0 && stalls.rng.below(16) == 0 {
+                stalls.left -= 1;
+                stalls.all += stalls.each;
+            }
+            stalls.all
+        })
+    }
 }
 
 /// The clock of completions' stamps: nanoseconds, as the device's `hca_core_clock` says.

@@ -72,7 +72,8 @@ impl World {
         };
         let link = link.map(str::to_owned);
         let (net, boards) = (Net::Lo, Vec::new());
-        let (port, outputs) = (18600, 0);
+        /* another one's run beside this is to try others first */
+        let (port, outputs) = (18600 + (std::process::id() * 31 % 13000) as u16, 0);
         Ok(World { dist, starverbs, lib, scratch, namespaces, port, outputs, link, devices, net, boards })
     }
 

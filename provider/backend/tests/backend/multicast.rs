@@ -130,7 +130,8 @@ fn another_users_process_gets_its_groups_once() {
     };
     send_all(&mut outsider, &mut members, 10);
     /* A check of the port's steering may have been handed on, too. */
-    let proxy = members.iter().position(|member| member.counters.handed_on.get() >= 3).expect("one handed on");
+    let proxy =
+        members.iter().position(|member| member.counters.handed_on.get() >= 3).expect("one handed on");
     drop(members.remove(proxy));
     while_served(&mut members, || {
         outsider.rx.maintenance(LATER);

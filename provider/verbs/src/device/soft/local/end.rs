@@ -53,6 +53,20 @@ pub(super) struct HeldRecv {
     pub(super) sges: Box<[Sge]>,
 }
 
+/// How often a peer whose queue pair does not answer is still asked. Time alone does not end a connection: it
+/// may have passed while this process did not run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum TriesLeft {
+    /// RC's retries are not used up yet
+    Many,
+    /// They are, and it is to be asked once more
+    One,
+    /// It is asked for the last time
+    None,
+    /// Its process is gone
+    Gone,
+}
+
 /// An end: four cache lines, in the order of use. SENDs that come need all, requests of ours without direct
 /// access three.
 #[repr(C, align(64))]
@@ -67,8 +81,7 @@ pub(crate) struct LocalEnd {
     pub(super) rnr_left: u8,
     /// Waits for room in the channel
     pub(super) waits: bool,
-    /// The peer's process is gone
-    pub(super) gone: bool,
+    pub(super) tries: TriesLeft,
     /// A request has come
     pub(super) met: bool,
     /// The peer has answered or executed one
@@ -100,7 +113,8 @@ pub(crate) struct LocalEnd {
     pub(super) fault: Option<(u32, WcStatus)>,
     /// The peer has no receive: nothing is asked before; 0: it has
     pub(super) rnr_until: Nanos,
-    /// The peer does not answer: requests fail at that time; 0: it does, or there are none
+    /// The peer does not answer: at that time requests fail if its process is gone, else one try is left; 0:
+    /// it does, or there are none
     pub(super) gone_at: Nanos,
     /// The message that is being received
     pub(super) inbound: LocalInbound,
@@ -136,7 +150,7 @@ impl LocalEnd {
             fault: None,
             waits: false,
             rnr_until: 0,
-            gone: false,
+            tries: TriesLeft::Many,
             gone_at: 0,
             expected: 0,
             inbound: LocalInbound::Idle,
@@ -243,13 +257,18 @@ impl LocalEnd {
         }
         if self.gone_at != 0 && self.gone_at <= ctx.now {
             self.gone_at = 0;
-            if self.una != self.of.sq.posted() {
+            if self.tries != TriesLeft::Gone {
+                self.tries = TriesLeft::One;
+            } else if self.una != self.of.sq.posted() {
                 ctx.stats.retry_exceeded.inc();
                 return self.fail_oldest(ctx, WcStatus::RetryExcErr);
             }
         }
         if self.rnr_until != 0 && self.rnr_until <= ctx.now {
             self.rnr_until = 0;
+            if self.tries == TriesLeft::One {
+                self.tries = TriesLeft::None;
+            }
             self.ask(ctx);
         }
     }

@@ -8,7 +8,7 @@ use starverbs_core::{Nanos, QpState, SendFlags, WcStatus};
 use starverbs_rings::{SendRemote, SendRequest};
 
 use super::direct::DirectResult;
-use super::end::{Ctx, LocalEnd};
+use super::end::{Ctx, LocalEnd, TriesLeft};
 use super::record::{BODY, CHUNK, LocalRecord, answer, flag};
 use crate::clock;
 use crate::info::MAX_MSG;
@@ -68,7 +68,7 @@ impl LocalEnd {
         }
         let posted = self.of.sq.posted();
         while self.next != posted {
-            if self.gone {
+            if self.tries == TriesLeft::Gone {
                 return self.await_the_end();
             }
             let wqe = self.of.sq.request(self.next);
@@ -363,8 +363,8 @@ impl LocalEnd {
         if self.una != first {
             ctx.env.channels.forget(self.of.channels[0], self.una.wrapping_sub(first));
             self.rnr_left = self.terms.rnr_retry;
-            if !self.gone {
-                self.gone_at = 0;
+            if self.tries != TriesLeft::Gone {
+                (self.gone_at, self.tries) = (0, TriesLeft::Many);
             }
             self.look_if_drained(ctx);
         }
@@ -492,8 +492,15 @@ impl LocalEnd {
     #[cold]
     fn on_gone(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) {
         let Some(index) = self.stop_at(ctx, record.seq) else { return };
+        match self.tries {
+            TriesLeft::Many | TriesLeft::Gone => self.await_the_end(),
+            TriesLeft::One => {}
+            TriesLeft::None => {
+                ctx.stats.retry_exceeded.inc();
+                return self.fail_oldest(ctx, WcStatus::RetryExcErr);
+            }
+        }
         self.go_back(ctx, index, record.seq, RETRY);
-        self.await_the_end();
     }
 
     #[cold]
@@ -518,7 +525,7 @@ impl LocalEnd {
         }
         /* one that waits for ever would never know */
         self.terms.patience = self.terms.patience.max(1);
-        (self.gone, self.rnr_until) = (true, 0);
+        (self.tries, self.rnr_until) = (TriesLeft::Gone, 0);
         if self.una != self.of.sq.posted() {
             self.await_the_end();
         }

@@ -18,6 +18,7 @@ use starverbs_settings::LinkTrust;
 use super::agreement::PATIENCE;
 use super::record::{LocalRecord, control};
 use super::*;
+use crate::clock;
 use crate::device::tests::send as plain_send;
 use crate::device::{Device, Soft};
 use crate::{AhAttr, Context, Cq, Mr, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr};
@@ -29,6 +30,8 @@ const SEEDS: u64 = 1000;
 const BYTES: u64 = 64;
 /// Messages that are sent at once.
 const MESSAGES: usize = 2;
+/// RC's retries take 0.54 s here; three are less than the silence that ends a connection.
+const STALL: Nanos = 600_000_000;
 /// What two ends may do.
 const STEPS: [Step; 3] = [Step::Next, Step::Take, Step::Late];
 
@@ -437,6 +440,21 @@ fn two_ends_agree_once_more_after_a_reset() {
     for programs in [[again.clone(), again.clone()], [again, is_quiet.clone()], [is_quiet.clone(), is_quiet]]
     {
         try_some(&world, &programs, &STEPS);
+    }
+}
+
+/// A process that did not run for long has not asked, and was told nothing.
+#[test]
+fn two_ends_agree_though_their_processes_stand_still() {
+    let world = World::new();
+    let again = vec![Act::Connect, Act::Reset, Act::Connect, Act::Send];
+    let mut all = vec![[again.clone(), again]];
+    all.extend(programs());
+    for programs in all {
+        for seed in 1..=SEEDS {
+            clock::stalls::begin(seed, 3, STALL);
+            try_one(&world, &programs, seed, &STEPS);
+        }
     }
 }
 
