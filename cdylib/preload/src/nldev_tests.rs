@@ -2,6 +2,8 @@
 
 use std::convert::Infallible;
 
+use starverbs_core::rng::SplitMix64;
+
 use super::*;
 use crate::sysfs_view::tests::facts;
 
@@ -154,14 +156,8 @@ fn lengths_that_lie_are_not_believed() {
 #[test]
 fn noise_is_answered_in_bounded_length() {
     let facts = facts();
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut random = || {
-        // xorshift64
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut rng = SplitMix64::new(1);
+    let mut random = || rng.bits();
     for _ in 0..20_000 {
         let mut bytes: Vec<u8> = (0..random() % 200).map(|_| random() as u8).collect();
         if random() % 2 == 0 && bytes.len() >= HEADER {

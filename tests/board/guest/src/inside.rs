@@ -74,27 +74,6 @@ pub(crate) fn run(inside: &Inside) -> ExitCode {
     }
 }
 
-/// A reproducible row of numbers (xorshift64*).
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    /// Below `end`.
-    fn below(&mut self, end: u64) -> u64 {
-        (self.next() >> 16) % end
-    }
-}
-
 /// Fails with what `errno` is if it is none of `wanted`.
 fn expect_errno(what: &str, errno: i32, wanted: &[i32]) -> Tested {
     if wanted.contains(&errno) { Ok(()) } else { Err(format!("{what}: errno {errno}, not {wanted:?}")) }

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
+use starverbs_core::rng::SplitMix64;
 
-use super::Random;
 use super::raw::{Device, Tested};
 use super::victim::{Facts, Victim};
 
@@ -19,7 +19,7 @@ use super::victim::{Facts, Victim};
 struct Attacker {
     path: PathBuf,
     facts: Facts,
-    random: Random,
+    random: SplitMix64,
 }
 
 impl Attacker {
@@ -63,7 +63,7 @@ const ATTACKS: [Attack; 26] = [
 /// Tries all of them on the device at `path`, and then random calls from several threads.
 pub(crate) fn run(path: &Path, seed: u64) -> Tested<String> {
     let mut victim = Victim::start(path)?;
-    let mut attacker = Attacker { path: path.to_owned(), facts: victim.facts, random: Random::new(seed) };
+    let mut attacker = Attacker { path: path.to_owned(), facts: victim.facts, random: SplitMix64::new(seed) };
     let mut open = Vec::new();
     for (name, attack) in ATTACKS {
         let tried = attack(&mut attacker).and_then(|()| victim.is_unharmed());

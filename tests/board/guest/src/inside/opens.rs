@@ -6,9 +6,9 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
+use starverbs_core::rng::SplitMix64;
 use starverbs_queues::board::*;
 
-use super::Random;
 use super::pair::{ALL, Pair, region};
 use super::raw::{Device, Map, Tested};
 
@@ -17,7 +17,7 @@ const LATEST: u64 = 40_000;
 
 /// Starts `count` processes that use the device, and kills each at a moment of its own.
 pub(crate) fn run(path: &Path, count: u32, seed: u64) -> Tested<String> {
-    let mut random = Random::new(seed);
+    let mut random = SplitMix64::new(seed);
     let steps = Map::anonymous(4096, true).map_err(|e| e.to_string())?;
     let mut farthest = [0_u32; STEPS as usize + 1];
     for _ in 0..count {

@@ -19,6 +19,7 @@ use super::agreement::PATIENCE;
 use super::record::{LocalRecord, control};
 use super::*;
 use crate::clock;
+use crate::device::soft::Shard;
 use crate::device::tests::send as plain_send;
 use crate::device::{Device, Soft};
 use crate::{AhAttr, Context, Cq, Mr, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr};
@@ -137,7 +138,12 @@ impl Card {
     }
 
     fn path(&self, qp: &Qp) -> Path {
-        self.soft.with(|shard, _| shard.local.qps.get(&qp.number()).map_or(Path::Wire, |entry| entry.path))
+        let path = |shard: &mut Shard| match shard.local.qps.get(&qp.number()).map(|entry| entry.path) {
+            /* its peer's packets came: it is on the wire, and the next look at those that wait says so */
+            Some(Path::Asking) if !shard.nic.is_held(qp.number()) => Path::Wire,
+            path => path.unwrap_or(Path::Wire),
+        };
+        self.soft.with(|shard, _| path(shard))
     }
 }
 

@@ -38,7 +38,7 @@ pub(super) fn beyond(attacker: &mut Attacker) -> Tested {
         refused("an offset that wraps", offset, 1 << 20)?;
     }
     for _ in 0..2000 {
-        let offset = attacker.random.next() << 12;
+        let offset = attacker.random.bits() << 12;
         if offset >= own + 2 * PAGE as u64 {
             refused("at random", offset, PAGE << attacker.random.below(8))?;
         }

@@ -46,7 +46,7 @@ pub(super) fn by_number(attacker: &mut Attacker) -> Tested {
 
 pub(super) fn of_all_numbers(attacker: &mut Attacker) -> Tested {
     let device = attacker.open()?;
-    let numbers: Vec<u32> = (0..512).chain((0..512).map(|_| attacker.random.next() as u32)).collect();
+    let numbers: Vec<u32> = (0..512).chain((0..512).map(|_| attacker.random.bits() as u32)).collect();
     for op in NAMING {
         for &number in &numbers {
             let errno = device.object(op, number)?;
@@ -128,18 +128,18 @@ pub(super) fn garbage_in_queues(attacker: &mut Attacker) -> Tested {
         let mut pair = Pair::new(&attacker.path)?;
         pair.exchange(1)?;
         for at in (0..pair.page.len).step_by(8) {
-            let value = attacker.random.next() >> attacker.random.below(64);
+            let value = attacker.random.bits() >> attacker.random.below(64);
             pair.page.store(at, value);
         }
         for at in (0..pair.queues.len).step_by(8) {
-            let value = attacker.random.next() >> attacker.random.below(64);
+            let value = attacker.random.bits() >> attacker.random.below(64);
             pair.queues.store(at, value);
             if round % 2 == 1 && at % 512 == 0 {
                 pair.page.store(pair.qps[0].cell as usize * 8, at as u64);
             }
         }
         /* the victim's cell in one's own page is nobody's */
-        pair.page.store(attacker.facts.cell as usize * 8, attacker.random.next());
+        pair.page.store(attacker.facts.cell as usize * 8, attacker.random.bits());
         let errno = pair.device.object(OP_QUERY_MR, pair.key)?;
         expect_errno("the board goes on", errno, &[0, EOPNOTSUPP])?;
     }

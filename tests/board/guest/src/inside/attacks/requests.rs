@@ -3,13 +3,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{EBADF, EFAULT, EINVAL, ENOTTY, EOPNOTSUPP, ESPIPE};
+use starverbs_core::rng::SplitMix64;
 use starverbs_queues::board::*;
 use starverbs_queues::chardev::{IOC_COMMAND, IOC_TYPE};
 
 use super::Attacker;
+use crate::inside::expect_errno;
 use crate::inside::pair::region;
 use crate::inside::raw::{Device, Map, PAGE, Tested, errno, expect};
-use crate::inside::{Random, expect_errno};
 
 /// Addresses that no process has: none, the kernel's, the last.
 const NOWHERE: [u64; 5] = [0, 8, 0xffff_8880_0000_0000, 0x7fff_ffff_f000, u64::MAX - 63];
@@ -104,7 +105,7 @@ pub(super) fn other_calls(attacker: &mut Attacker) -> Tested {
 }
 
 /// A command that is known, with anything in it. Addresses are small numbers at times, as offsets are.
-fn at_random(random: &mut Random) -> (u16, [u64; 15]) {
+fn at_random(random: &mut SplitMix64) -> (u16, [u64; 15]) {
     const OPS: [u16; 31] = [
         OP_QUERY_GID,
         OP_ALLOC_PD,
@@ -140,7 +141,7 @@ fn at_random(random: &mut Random) -> (u16, [u64; 15]) {
     ];
     let op = OPS[random.below(OPS.len() as u64) as usize];
     let body = std::array::from_fn(|_| match random.below(4) {
-        0 => random.next(),
+        0 => random.bits(),
         1 => random.below(1 << 20) & !63,
         2 => random.below(8),
         _ => 0,
@@ -162,13 +163,13 @@ pub(super) fn garbage(attacker: &mut Attacker) -> Tested {
 /// this process has had several threads.
 pub(super) fn threads(attacker: &mut Attacker) -> Tested {
     let device = attacker.open()?;
-    let seeds: [u64; 4] = std::array::from_fn(|_| attacker.random.next());
+    let seeds: [u64; 4] = std::array::from_fn(|_| attacker.random.bits());
     let failed = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for seed in seeds {
             let (device, failed) = (&device, &failed);
             scope.spawn(move || {
-                let mut random = Random::new(seed);
+                let mut random = SplitMix64::new(seed);
                 for _ in 0..CALLS {
                     if call(device, &mut random).is_err() {
                         failed.store(true, Ordering::Relaxed);
@@ -181,7 +182,7 @@ pub(super) fn threads(attacker: &mut Attacker) -> Tested {
 }
 
 /// A call at random: commands, memory that comes and goes, mappings.
-fn call(device: &Device, random: &mut Random) -> std::io::Result<()> {
+fn call(device: &Device, random: &mut SplitMix64) -> std::io::Result<()> {
     let piece = device.info.events + (random.below(64) << 12);
     match random.below(8) {
         0 => {
@@ -192,7 +193,7 @@ fn call(device: &Device, random: &mut Random) -> std::io::Result<()> {
         }
         2 => {
             if let Ok(map) = device.map(piece, PAGE << random.below(3)) {
-                map.store(0, random.next());
+                map.store(0, random.bits());
             }
         }
         3 => {
