@@ -9,7 +9,7 @@ use crate::poll;
 use core::ffi::{c_int, c_uint};
 use core::mem::offset_of;
 use starverbs_abi as abi;
-use starverbs_core::types::{Cqe, Nanos};
+use starverbs_core::types::{Cqe, Nanos, TagMatch};
 
 /// Fields with the time of a completion.
 const STAMPS: u64 =
@@ -207,8 +207,8 @@ readers! {
 unsafe extern "C" fn read_tm_info(cq: *mut abi::ibv_cq_ex, info: *mut abi::ibv_wc_tm_info) {
     // SAFETY: the verb's terms: this thread polls the queue; a place for the answer.
     unsafe {
-        let (tag, priv_) = current(cq).0.tag().unwrap_or_default();
-        info.write(abi::ibv_wc_tm_info { tag, priv_ });
+        let TagMatch { tag, app_ctx } = current(cq).0.tag().unwrap_or_default();
+        info.write(abi::ibv_wc_tm_info { tag, priv_: app_ctx });
     }
 }
 

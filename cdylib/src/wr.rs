@@ -11,6 +11,7 @@ use crate::post;
 use crate::qp::QpHandle;
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
+use core::ptr::slice_from_raw_parts;
 use starverbs_abi as abi;
 use starverbs_core::types::{FlushLevel, Placement, SendOp, SendWqe, Sge};
 use starverbs_core::wire::headers::Feth;
@@ -176,7 +177,7 @@ unsafe extern "C" fn wr_atomic_write(qp: *mut abi::ibv_qp_ex, rkey: u32, addr: u
     // SAFETY: the verb's terms: between start and complete of this thread; eight bytes.
     unsafe {
         begin(qp, SendOp::AtomicWrite, wqe);
-        with(qp, |batch| batch.set_inline(core::iter::once((from.cast(), 8))));
+        with(qp, |batch| batch.set_inline(core::iter::once(slice_from_raw_parts(from.cast(), 8))));
     }
 }
 
@@ -252,8 +253,9 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut abi::ibv_qp_ex, count: usize, list
 
 /// ibv_wr_set_inline_data.
 unsafe extern "C" fn wr_set_inline_data(qp: *mut abi::ibv_qp_ex, addr: *mut c_void, length: usize) {
+    let piece = slice_from_raw_parts(addr.cast_const().cast(), length);
     // SAFETY: the verb's terms: between start and complete of this thread; the program vouches for the data.
-    unsafe { with(qp, |batch| batch.set_inline(core::iter::once((addr.cast_const().cast(), length)))) };
+    unsafe { with(qp, |batch| batch.set_inline(core::iter::once(piece))) };
 }
 
 /// ibv_wr_set_inline_data_list.
@@ -271,7 +273,10 @@ unsafe extern "C" fn wr_set_inline_data_list(
             }
             let pieces: &[abi::ibv_data_buf] =
                 if count == 0 { &[] } else { core::slice::from_raw_parts(list, count) };
-            batch.set_inline(pieces.iter().map(|piece| (piece.addr.cast_const().cast(), piece.length)));
+            let bytes = |piece: &abi::ibv_data_buf| {
+                slice_from_raw_parts(piece.addr.cast_const().cast(), piece.length)
+            };
+            batch.set_inline(pieces.iter().map(bytes));
         });
     }
 }

@@ -243,8 +243,8 @@ pub(crate) unsafe extern "C" fn derive_peer_key(
         let derived = derive_peer(socket, &RegionKey(region), Gid(initiator), op).map_err(errno)?;
         // SAFETY: the verb's terms.
         unsafe {
-            key.write(derived.0.0);
-            pid.write(derived.1);
+            key.write(derived.key.0);
+            pid.write(derived.pid);
         }
         Ok(())
     })

@@ -11,7 +11,7 @@ use crate::wr::begin;
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem::offset_of;
 use starverbs_abi as abi;
-use starverbs_core::strom::ReplyRecord;
+use starverbs_core::strom::{ReplyRecord, RpcOutcome};
 use starverbs_core::types::{AvId, SendOp, SendWqe};
 use starverbs_verbs::{Builtin, SendWr};
 
@@ -158,9 +158,9 @@ pub(crate) unsafe extern "C" fn call_kernel(
         let (params, answer) = unsafe { (bytes_of(params.cast(), len), room_of(answer.cast(), room)) };
         // SAFETY: the verb's terms.
         let pd = unsafe { PdHandle::obj(pd)? };
-        let (code, length) = pd.call_kernel(op, params, answer).map_err(errno)?;
+        let RpcOutcome { code, len } = pd.call_kernel(op, params, answer).map_err(errno)?;
         // SAFETY: as above: a record of the program's.
-        unsafe { record.write(ReplyRecord::new(op, length, code)) };
+        unsafe { record.write(ReplyRecord::new(op, len, code)) };
         Ok(())
     })
 }

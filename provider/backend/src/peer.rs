@@ -29,6 +29,7 @@ mod tests;
 pub(crate) mod trust;
 
 use std::os::fd::{AsRawFd, RawFd};
+use std::ptr::slice_from_raw_parts;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -297,8 +298,10 @@ impl Peers {
     ) -> Option<bool> {
         self.with(|sessions| {
             let session = sessions.get(id).filter(|session| session.is_up())?;
-            let pieces = pieces.iter().map(|piece| (piece.iov_base.cast_const().cast(), piece.iov_len));
-            let parts = std::iter::once((head.as_ptr(), head.len())).chain(pieces);
+            let pieces = pieces
+                .iter()
+                .map(|piece| slice_from_raw_parts(piece.iov_base.cast_const().cast(), piece.iov_len));
+            let parts = std::iter::once(&raw const *head).chain(pieces);
             // SAFETY: the caller's terms, and a reference.
             match unsafe { session.lane(FRAMES)?.out.push_pieces(parts) } {
                 Ok(Written::Yes { wake: false }) => Some(true),

@@ -7,7 +7,8 @@ use starverbs_core::command::{address, attr, decode_address, decode_attr, region
 use starverbs_core::mr::{Backing, MrAttr, WindowType};
 use starverbs_core::qp::{QpAttrMask, QpInit, RecvSource};
 use starverbs_core::{
-    Access, Av, AvId, CardLimits, Gid, MAD_LEN, MAX_GROUP_QPS, NicError, PdId, QpType, Qpn, SrqId,
+    Access, Av, AvId, CardLimits, Gid, MAD_LEN, MAX_GROUP_QPS, NicError, PdId, QpType, Qpn, ReceivedMad,
+    SrqId,
 };
 use starverbs_queues::board::*;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -430,8 +431,8 @@ impl BoardContext {
         if !maps.write(mad.addr, &bytes) {
             return Err(libc::EFAULT);
         }
-        let (meta, came) = card.take_mad(self.cookie()).ok_or(libc::ENODATA)?;
-        if !card.env.memories[self.shared.number].maps.write(mad.addr, &came) {
+        let ReceivedMad { meta, bytes } = card.take_mad(self.cookie()).ok_or(libc::ENODATA)?;
+        if !card.env.memories[self.shared.number].maps.write(mad.addr, &bytes) {
             return Err(libc::EFAULT);
         }
         let (dgid, sgid, traffic_class) = (meta.src, meta.dst, meta.traffic_class);

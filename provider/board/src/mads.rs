@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use starverbs_cm::wire::{Destination, sender_id};
-use starverbs_cm::{Cm, CmConfig, CmPath, ListenAt, Scope};
-use starverbs_core::{Av, FrameMeta, Gid, MAD_LEN, Port};
+use starverbs_cm::{Cm, CmConfig, CmPath, ListenAt, OutboundMad, Scope};
+use starverbs_core::{Av, Gid, MAD_LEN, Port, ReceivedMad};
 use starverbs_queues::board::{SCOPE_ALL, SCOPE_IPV4, SCOPE_IPV6, SCOPE_ONE, SERVICE_SHARED, Service};
 
 use crate::broken;
@@ -23,8 +23,6 @@ const SERVICES: usize = 256;
 /// Of a communication ID, the bits below its owner's block.
 const ID_SHIFT: u32 = 20;
 
-/// A datagram, and what the port knows of it.
-type Mad = (FrameMeta, [u8; MAD_LEN]);
 /// A context, as the card's objects name theirs.
 type Client = u64;
 
@@ -35,7 +33,7 @@ pub(crate) struct BoardQp1 {
     /// Blocks that no client has any more
     spare: Vec<u32>,
     /// What came and was not taken
-    queues: BTreeMap<Client, VecDeque<Mad>>,
+    queues: BTreeMap<Client, VecDeque<ReceivedMad>>,
     services: Vec<(ListenAt, Client)>,
     /// Answers what is for nobody
     nobody: Cm,
@@ -111,7 +109,7 @@ impl CommonCard {
     }
 
     /// The oldest datagram that waits for a client.
-    pub(crate) fn take_mad(&mut self, client: Client) -> Option<Mad> {
+    pub(crate) fn take_mad(&mut self, client: Client) -> Option<ReceivedMad> {
         self.mads.queues.get_mut(&client)?.pop_front()
     }
 
@@ -172,10 +170,10 @@ impl CommonCard {
         if broken::rule(55) {
             return told;
         }
-        while let Some((meta, mad)) = self.nic.poll_mad() {
-            let clients = self.mads.clients(meta.dst, &mad);
+        while let Some(came) = self.nic.poll_mad() {
+            let clients = self.mads.clients(came.meta.dst, &came.bytes);
             if clients.is_empty() {
-                self.answer_for_nobody(&(meta, mad));
+                self.answer_for_nobody(&came);
             }
             for client in clients {
                 let Some(queue) = self.mads.queues.get_mut(&client) else { continue };
@@ -183,23 +181,24 @@ impl CommonCard {
                     told.push(client);
                 }
                 if queue.len() < WAITING {
-                    queue.push_back((meta, mad));
+                    queue.push_back(came);
                 }
             }
         }
         told
     }
 
-    fn answer_for_nobody(&mut self, (meta, mad): &Mad) {
+    fn answer_for_nobody(&mut self, came: &ReceivedMad) {
+        let ReceivedMad { meta, bytes } = came;
         let traffic_class = meta.traffic_class & !3;
         let path = CmPath { local: meta.dst, remote: meta.src, traffic_class, hop_limit: 0 };
-        self.mads.nobody.handle_mad(self.now, path, mad);
-        while let Some((path, answer)) = self.mads.nobody.poll_send() {
+        self.mads.nobody.handle_mad(self.now, path, bytes);
+        while let Some(OutboundMad { path, mad }) = self.mads.nobody.poll_send() {
             let source = self.addrs.iter().position(|addr| addr.gid == path.local);
             let Some(sgid_index) = source.and_then(|at| u8::try_from(at).ok()) else { continue };
             let (dgid, sgid, traffic_class) = (path.remote, path.local, path.traffic_class);
             let to = Av { dgid, sgid, sgid_index, traffic_class, hop_limit: path.hop_limit, ..Av::default() };
-            self.emit_mad(&to, answer.bytes());
+            self.emit_mad(&to, mad.bytes());
         }
     }
 }

@@ -9,7 +9,9 @@ use std::mem::{offset_of, size_of};
 use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 
-use starverbs_core::{NicError, RecvQueue, Seg, SendFlags, SendOp, SendQueue, SendWqe, Sge, TakenWqe};
+use starverbs_core::{
+    HeldWqe, NicError, RecvQueue, Seg, SendFlags, SendOp, SendQueue, SendWqe, Sge, TakenWqe,
+};
 use starverbs_queues::BLOCK;
 use starverbs_queues::board::{COUNTER_MALFORMED, COUNTER_RECV_FETCHES, COUNTER_SEND_FETCHES, Queues};
 use starverbs_queues::format::{CardIndex, ProgramIndex, RecvWqe, SendBlock};
@@ -365,7 +367,7 @@ impl RecvQueue for BoardRq {
     }
 
     /* receives are lent to other cards, and come back, in StaR and shared XRC domains alone */
-    fn put_back(&self, _: &mut dyn Iterator<Item = (u64, &[Sge])>) -> Result<(), NicError> {
+    fn put_back(&self, _: &mut dyn Iterator<Item = HeldWqe<'_>>) -> Result<(), NicError> {
         Err(NicError::Exhausted)
     }
 

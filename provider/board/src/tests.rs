@@ -26,7 +26,7 @@ use raw::*;
 fn a_batch_is_one_doorbell_and_each_message_one_fetch_and_one_completion() {
     with_board(1, |paths| {
         let mut raw = Raw::open(&paths[0]);
-        let (key, mut a, mut b) = two_qps(&mut raw);
+        let TwoQps { key, mut a, mut b } = two_qps(&mut raw);
         const BATCH: u64 = 16;
         let which = [COUNTER_DOORBELLS, COUNTER_SEND_FETCHES, COUNTER_RECV_FETCHES, COUNTER_CQE_WRITES];
         let before = which.map(|which| raw.counter(which));
@@ -60,7 +60,7 @@ fn what_a_client_made_ends_with_it() {
     let board = with_board(1, |paths| {
         for _ in 0..3 {
             let mut raw = Raw::open(&paths[0]);
-            let (key, mut a, mut b) = two_qps(&mut raw);
+            let TwoQps { key, mut a, mut b } = two_qps(&mut raw);
             exchange(&mut raw, key, &mut a, &mut b, 5);
             let pd = raw.number(OP_ALLOC_PD, &[]).number;
             raw.number(OP_ALLOC_MW, Window { pd, kind: 1 }.as_bytes());
@@ -77,7 +77,7 @@ fn what_a_client_made_ends_with_it() {
             assert_eq!(raw.register(REG_ERROR), libc::ENXIO as u32);
         }
         let mut raw = Raw::open(&paths[0]);
-        let (_, a, _) = two_qps(&mut raw);
+        let TwoQps { a, .. } = two_qps(&mut raw);
         raw.doorbell(&a);
     });
     assert_eq!(board.card.nic.qp_count(), 0);
@@ -100,7 +100,7 @@ fn what_is_reserved_is_refused() {
             assert_eq!(raw.object(op, 77), Err(libc::EOPNOTSUPP as u32), "{op:#x}");
             assert_eq!(raw.get::<Object>(body).number, 77, "the body stays");
         }
-        let (pd, _, cq) = raw.basics();
+        let Basics { pd, cq, .. } = raw.basics();
         let packets = CreateQp { kind: 8, ..Raw::create_qp(pd, cq.number, QPS) };
         assert_eq!(
             raw.command::<NumberReply>(OP_CREATE_QP, packets.as_bytes()).err(),
@@ -117,7 +117,7 @@ fn post(raw: &mut Raw, op: u16, body: &[u8]) {
 
 /// A client that writes what it likes wherever it can.
 fn write_garbage(raw: &mut Raw, rng: &mut Rng) {
-    let (_, a, b) = two_qps(raw);
+    let TwoQps { a, b, .. } = two_qps(raw);
     let (pd, other) = (raw.number(OP_ALLOC_PD, &[]).number, raw.open_context(1));
     two_qps(raw);
     for _ in 0..32 {
@@ -210,7 +210,7 @@ fn garbage_of_a_client_harms_nobody_else() {
     const SEEDS: u64 = 1000;
     with_board(2, |paths| {
         let mut witness = Raw::open(&paths[1]);
-        let (key, mut a, mut b) = two_qps(&mut witness);
+        let TwoQps { key, mut a, mut b } = two_qps(&mut witness);
         for seed in 0..SEEDS {
             let mut raw = Raw::open(&paths[0]);
             write_garbage(&mut raw, &mut Rng::new([seed, 1]));
@@ -253,7 +253,7 @@ fn messages_that_are_none_end_the_connection() {
 fn a_client_gets_no_more_than_its_share() {
     with_board(2, |paths| {
         let mut raw = Raw::open(&paths[0]);
-        let (pd, _, cq) = raw.basics();
+        let Basics { pd, cq, .. } = raw.basics();
         const LONG: u64 = 512 << 20;
         let (_map, file) = sealed::create(c"long", LONG as usize, sealed::SIZE_STAYS).unwrap();
         let at = BASE + BYTES as u64;
@@ -277,7 +277,7 @@ fn a_client_gets_no_more_than_its_share() {
         let device: DeviceReply = raw.command(OP_QUERY_DEVICE, &[]).unwrap();
         assert_eq!(device.max_mr, starverbs_core::CardLimits::default().mrs / 2);
         let mut other = Raw::open(&paths[1]);
-        let (key, mut a, mut b) = two_qps(&mut other);
+        let TwoQps { key, mut a, mut b } = two_qps(&mut other);
         exchange(&mut other, key, &mut a, &mut b, 1);
     });
 }

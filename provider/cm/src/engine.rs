@@ -158,6 +158,24 @@ pub enum ConnEvent {
     TimewaitExit,
 }
 
+/// An event of a connection.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ConnNews {
+    /// ID of the connection
+    pub id: u32,
+    /// What happened to it
+    pub event: ConnEvent,
+}
+
+/// A message to send.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OutboundMad {
+    /// Between which addresses, and how
+    pub path: CmPath,
+    /// The message
+    pub mad: Mad,
+}
+
 /// What names a request of a peer's: its address and ID, and whether that is of SIDR.
 type RemoteKey = (Gid, u32, bool);
 
@@ -170,8 +188,8 @@ pub struct Cm {
     by_qpn: BTreeMap<(Gid, Qpn), u32>,
     listeners: BTreeMap<ListenAt, Listener>,
     timers: BTreeSet<(Nanos, u32)>,
-    out: VecDeque<(CmPath, Mad)>,
-    events: VecDeque<(u32, ConnEvent)>,
+    out: VecDeque<OutboundMad>,
+    events: VecDeque<ConnNews>,
     /// Whether there is memory for another request
     room: fn() -> bool,
     /// Largest path MTU towards an address
@@ -268,7 +286,7 @@ impl Cm {
             Attribute::Rej => self.on_rej(now, id, &mad),
             Attribute::Dreq => self.on_dreq(now, id, &mad),
             Attribute::Drep => self.on_drep(now, id),
-            Attribute::Lap => self.out.push_back((path, message::apr(Ids::answering(&mad)))),
+            Attribute::Lap => self.send_over(path, message::apr(Ids::answering(&mad))),
             _ => {}
         }
     }
@@ -290,12 +308,12 @@ impl Cm {
     }
 
     /// The next message to send.
-    pub fn poll_send(&mut self) -> Option<(CmPath, Mad)> {
+    pub fn poll_send(&mut self) -> Option<OutboundMad> {
         self.out.pop_front()
     }
 
-    /// The next event, and the ID of its connection.
-    pub fn poll_event(&mut self) -> Option<(u32, ConnEvent)> {
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<ConnNews> {
         self.events.pop_front()
     }
 
@@ -327,7 +345,12 @@ impl Cm {
             Attribute::Dreq => message::drep(ids),
             _ => return,
         };
-        self.out.push_back((path, answer));
+        self.send_over(path, answer);
+    }
+
+    /// Queues a message, once.
+    fn send_over(&mut self, path: CmPath, mad: Mad) {
+        self.out.push_back(OutboundMad { path, mad });
     }
 
     /// An ID for a new connection.
@@ -360,7 +383,7 @@ impl Cm {
     /// Queues an event of a connection, unless the program has released it.
     fn notify(&mut self, id: u32, event: ConnEvent) {
         if self.conns.get(&id).is_some_and(|conn| !conn.released) {
-            self.events.push_back((id, event));
+            self.events.push_back(ConnNews { id, event });
         }
     }
 

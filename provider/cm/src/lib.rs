@@ -24,5 +24,8 @@ mod engine;
 mod params;
 pub mod wire;
 
-pub use engine::{Cause, Cm, CmConfig, CmError, CmPath, ConnEvent, ListenAt, ListenerId, MAX_CONNS, Scope};
+pub use engine::{
+    Cause, Cm, CmConfig, CmError, CmPath, ConnEvent, ConnNews, ListenAt, ListenerId, MAX_CONNS, OutboundMad,
+    Scope,
+};
 pub use params::*;

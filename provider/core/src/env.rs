@@ -48,6 +48,15 @@ pub struct TakenWqe {
     pub num_sge: usize,
 }
 
+/// A receive WQE out of its queue, with its SGEs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HeldWqe<'a> {
+    /// The program's `wr_id`
+    pub wr_id: u64,
+    /// Where its bytes go
+    pub sges: &'a [Sge],
+}
+
 /// The card's side of a receive queue, private or shared.
 pub trait RecvQueue {
     /// Takes the oldest receive WQE, and copies its SGEs to `sges`. `None`: none waits.
@@ -62,7 +71,7 @@ pub trait RecvQueue {
     fn max_sge(&self) -> usize;
     /// Receive WQEs that were taken come back, oldest first, in front of all that wait. `Exhausted`: no
     /// memory, and nothing changes.
-    fn put_back(&self, recvs: &mut dyn Iterator<Item = (u64, &[Sge])>) -> Result<(), NicError>;
+    fn put_back(&self, recvs: &mut dyn Iterator<Item = HeldWqe<'_>>) -> Result<(), NicError>;
     /// Forget everything posted (QP to RESET), and what was returned.
     fn reset(&self);
 }

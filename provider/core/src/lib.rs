@@ -46,10 +46,10 @@ pub mod types;
 pub mod wire;
 
 pub use counters::Counters;
-pub use env::{CompletionQueue, Dma, Env, Host, Port, RecvQueue, SendQueue, TakenWqe};
+pub use env::{CompletionQueue, Dma, Env, HeldWqe, Host, Port, RecvQueue, SendQueue, TakenWqe};
 pub use error::NicError;
 pub use limits::CardLimits;
-pub use nic::mads::{MAD_LEN, QPN_GSI};
+pub use nic::mads::{MAD_LEN, QPN_GSI, ReceivedMad};
 pub use nic::multicast::MAX_GROUP_QPS;
 pub use nic::{ContextCache, Nic, NicConfig};
 pub use types::*;

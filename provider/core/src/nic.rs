@@ -51,7 +51,7 @@ use crate::transport::remote_srq::RemoteSrqs;
 use crate::types::{Av, AvId, Gid, Mtu, Nanos, PdId, QPN_BLOCK, Qpn, Seg, SrqId};
 pub use contexts::ContextCache;
 use contexts::Contexts;
-pub use engine::QpHandover;
+pub use engine::{QpHandover, SharedRq};
 use keep::Keep;
 pub use kernels::OwnRequest;
 use mads::WaitingMads;

@@ -15,7 +15,9 @@ pub use kernel::{
 };
 pub(crate) use registry::KernelRegistry;
 pub use registry::{ANY_OP, KernelId, LoadedHandler, MAX_KERNELS, MAX_RUNNING, RpcHandler};
-pub use wire::{Code, RECORD_LEN, ReplyFlags, ReplyHead, ReplyRecord, ReplyTarget, RpcAnswer, TARGET_LEN};
+pub use wire::{
+    Code, RECORD_LEN, ReplyFlags, ReplyHead, ReplyRecord, ReplyTarget, RpcAnswer, RpcOutcome, TARGET_LEN,
+};
 
 /// Op-codes that a queue pair speaks beside the common ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

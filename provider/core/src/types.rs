@@ -8,7 +8,9 @@ use bitflags::bitflags;
 mod placement;
 
 pub use placement::{FlushLevel, Placement};
-pub use starverbs_queues::{AvId, Cqe, SendFlags, SendOp, SendWqe, Sge, WcFlags, WcOpcode, WcStatus};
+pub use starverbs_queues::{
+    AvId, Cqe, SendFlags, SendOp, SendWqe, Sge, TagMatch, WcFlags, WcOpcode, WcStatus,
+};
 
 /// Nanoseconds since an origin that the caller chooses; never goes back.
 pub type Nanos = u64;

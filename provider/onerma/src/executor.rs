@@ -151,6 +151,15 @@ struct SlotWork {
     chunk: Chunk,
 }
 
+/// A command that a slot of the portal is to take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SlotCommand {
+    /// The slot, counted from 0, which has no other command
+    pub slot: u16,
+    /// What to issue there
+    pub command: OneRmaCommand,
+}
+
 /// Runs transfers on the slots of a portal.
 pub struct Executor {
     settings: CongestionSettings,
@@ -262,8 +271,8 @@ impl Executor {
         }
     }
 
-    /// The next command to issue now and its slot, if windows and pacing allow one.
-    pub fn poll(&mut self, now: Nanos) -> Option<(u16, OneRmaCommand)> {
+    /// The next command to issue now, if windows and pacing allow one.
+    pub fn poll(&mut self, now: Nanos) -> Option<SlotCommand> {
         if self.free.is_empty() {
             return None;
         }
@@ -302,7 +311,7 @@ impl Executor {
         ready.filter_map(|place| self.destinations.get(place).map(|one| one.next)).min()
     }
 
-    fn issue_to(&mut self, now: Nanos, place: usize) -> Option<(u16, OneRmaCommand)> {
+    fn issue_to(&mut self, now: Nanos, place: usize) -> Option<SlotCommand> {
         let destination = self.destinations.get_mut(place)?;
         let at = destination.turn.pop(&mut self.transfer_links)?;
         let active = self.transfers.get_mut(at as usize)?.as_mut()?;
@@ -335,7 +344,7 @@ impl Executor {
             completions: self.completions,
             key,
         };
-        Some((slot, command))
+        Some(SlotCommand { slot, command })
     }
 
     /// A command completed; or the card did not take it, and it counts as one that did with a status.

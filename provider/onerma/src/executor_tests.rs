@@ -40,7 +40,7 @@ fn a_transfer_is_cut_into_commands_of_four_kilobytes() {
     let mut seen = Vec::new();
     for _ in 0..3 {
         now = now.max(executor.next_time().unwrap());
-        let (slot, command) = executor.poll(now).unwrap();
+        let SlotCommand { slot, command } = executor.poll(now).unwrap();
         assert_eq!(command.local_offset, command.offset + 100);
         assert_eq!((command.region, command.completions), (RegionId(3), RegionId(5)));
         seen.push((slot, command.offset - 100, command.size));
@@ -75,7 +75,7 @@ fn what_is_small_takes_its_turn_beside_what_is_large() {
     let sizes: Vec<u32> = (0..2)
         .map(|_| {
             now = now.max(executor.next_time().unwrap());
-            executor.poll(now).unwrap().1.size
+            executor.poll(now).unwrap().command.size
         })
         .collect();
     assert!(sizes.contains(&64), "{sizes:?}");
@@ -104,16 +104,16 @@ fn congestion_is_tried_again_and_a_wrong_key_is_not() {
     let mut now = 0;
     for _ in 0..2 {
         now = now.max(executor.next_time().unwrap());
-        let (slot, _) = executor.poll(now).unwrap();
+        let slot = executor.poll(now).unwrap().slot;
         assert_eq!(executor.on_completion(now, &completion(slot, Status::Timeout)), None);
     }
     now = now.max(executor.next_time().unwrap());
-    let (slot, _) = executor.poll(now).unwrap();
+    let slot = executor.poll(now).unwrap().slot;
     let end = executor.on_completion(now, &completion(slot, Status::Nack));
     assert_eq!(end, Some(finished(1, Status::Nack)));
     executor.submit(transfer(64, 2)).unwrap();
     now = now.max(executor.next_time().unwrap());
-    let (slot, _) = executor.poll(now).unwrap();
+    let slot = executor.poll(now).unwrap().slot;
     let denied = completion(slot, Status::RemoteAuthenticationFailure);
     let end = executor.on_completion(now, &denied);
     assert_eq!(end, Some(finished(2, Status::RemoteAuthenticationFailure)));
@@ -146,7 +146,7 @@ proptest! {
         for (fate, pick) in fates.take(5_000) {
             while let Some(next) = executor.next_time() {
                 now = now.max(next);
-                let Some((slot, command)) = executor.poll(now) else { break };
+                let Some(SlotCommand { slot, command }) = executor.poll(now) else { break };
                 prop_assert!(under_way.iter().all(|(other, _)| *other != slot));
                 under_way.push_back((slot, command.size));
             }

@@ -164,6 +164,16 @@ pub struct Cqe {
 
 const _: () = assert!(size_of::<Cqe>() == 32);
 
+/// What a completion says of a message that matched a tag, as `struct ibv_wc_tm_info`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TagMatch {
+    /// The message's tag
+    pub tag: u64,
+    /// The sender's word, which the tag matching header carries beside the tag; 0: the message has immediate
+    /// data
+    pub app_ctx: u32,
+}
+
 /// What a queue's memory holds where a [`Cqe`] should be.
 pub type CqeWords = [u64; size_of::<Cqe>() / size_of::<u64>()];
 
@@ -197,11 +207,11 @@ impl Cqe {
         }
     }
 
-    /// The tag of a message and the sender's word, if this is of a match.
-    pub fn tag(&self) -> Option<(u64, u32)> {
+    /// What it says of a match, if it is of one.
+    pub fn tag(&self) -> Option<TagMatch> {
         let tag = u64::from(self.src_qp) << 32 | u64::from(self.vendor_err);
         let app_ctx = if self.flags.contains(WcFlags::WITH_IMM) { 0 } else { self.imm };
-        self.flags.contains(WcFlags::TM_MATCH).then_some((tag, app_ctx))
+        self.flags.contains(WcFlags::TM_MATCH).then_some(TagMatch { tag, app_ctx })
     }
 }
 

@@ -20,7 +20,7 @@ mod completion;
 pub mod format;
 mod work;
 
-pub use completion::{Cqe, WcFlags, WcOpcode, WcStatus};
+pub use completion::{Cqe, TagMatch, WcFlags, WcOpcode, WcStatus};
 pub use work::{AvId, SendFlags, SendOp, SendWqe, Sge};
 
 /// Bytes of a block, of which send WQEs are made: a cache line.

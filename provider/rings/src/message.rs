@@ -97,7 +97,8 @@ impl RingView {
     ///
     /// # Safety
     /// The bytes can be read; others may write them meanwhile.
-    unsafe fn write(&self, at: u32, (from, len): (*const u8, usize)) {
+    unsafe fn write(&self, at: u32, piece: *const [u8]) {
+        let (from, len) = (piece.cast::<u8>(), piece.len());
         debug_assert!(len <= self.size as usize);
         self.touch(at, len, |unit| self.head().watch.write(unit));
         let (to, room) = self.place(at);
@@ -166,10 +167,10 @@ impl MessageWriter {
     #[inline]
     pub fn push(&mut self, parts: &[&[u8]]) -> Result<Written, Broken> {
         // SAFETY: references can be read.
-        unsafe { self.push_pieces(parts.iter().map(|part| (part.as_ptr(), part.len()))) }
+        unsafe { self.push_pieces(parts.iter().map(|part| &raw const **part)) }
     }
 
-    /// As [`MessageWriter::push`], of pieces of memory, each an address and so many bytes.
+    /// As [`MessageWriter::push`], of pieces of memory.
     ///
     /// # Safety
     /// They can be read; others may write them meanwhile.
@@ -179,19 +180,19 @@ impl MessageWriter {
     #[inline]
     pub unsafe fn push_pieces(
         &mut self,
-        pieces: impl Iterator<Item = (*const u8, usize)> + Clone,
+        pieces: impl Iterator<Item = *const [u8]> + Clone,
     ) -> Result<Written, Broken> {
-        let len = pieces.clone().map(|(_, len)| len).sum::<usize>();
+        let len = pieces.clone().map(<*const [u8]>::len).sum::<usize>();
         if !self.has_room(len)? {
             return Ok(Written::NoRoom);
         }
         /* it has room, so that its length is below the ring's */
         let length = (len as u32).to_ne_bytes();
         let mut at = self.written;
-        for piece in core::iter::once((length.as_ptr(), LENGTH)).chain(pieces) {
+        for piece in core::iter::once(&raw const length[..]).chain(pieces) {
             // SAFETY: the caller's terms, and an array that lives.
             unsafe { self.ring.write(at, piece) };
-            at = at.wrapping_add(piece.1 as u32);
+            at = at.wrapping_add(piece.len() as u32);
         }
         self.written = self.written.wrapping_add(record(len) as u32);
         let head = self.ring.head();

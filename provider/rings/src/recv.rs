@@ -5,7 +5,7 @@
 
 use core::mem::size_of;
 
-use starverbs_core::{NicError, RecvQueue, Sge, TakenWqe};
+use starverbs_core::{HeldWqe, NicError, RecvQueue, Sge, TakenWqe};
 use starverbs_queues::format::RecvWqe;
 
 use crate::PushError;
@@ -141,13 +141,14 @@ pub(crate) type Returned = Option<Box<Back>>;
 
 impl Back {
     /// The oldest, without taking it.
-    fn first(&self) -> Option<(u64, &[Sge])> {
+    fn first(&self) -> Option<HeldWqe<'_>> {
         let ReturnedRecv { wr_id, first, count } = *self.recvs.get(self.next)?;
-        Some((wr_id, self.sges.get(first as usize..)?.get(..count as usize)?))
+        let sges = self.sges.get(first as usize..)?.get(..count as usize)?;
+        Some(HeldWqe { wr_id, sges })
     }
 
     /// `None`: no memory.
-    fn add(&mut self, wr_id: u64, sges: &[Sge]) -> Option<()> {
+    fn add(&mut self, HeldWqe { wr_id, sges }: HeldWqe<'_>) -> Option<()> {
         self.recvs.try_reserve(1).ok()?;
         self.sges.try_reserve(sges.len()).ok()?;
         let (first, count) = (self.sges.len() as u32, sges.len() as u32);
@@ -171,7 +172,7 @@ impl CardRq {
     fn take_returned(&self, sges: &mut [Sge]) -> Option<TakenWqe> {
         let returned = self.returned();
         let back = returned.as_mut()?;
-        let (wr_id, list) = back.first()?;
+        let HeldWqe { wr_id, sges: list } = back.first()?;
         let num_sge = list.len().min(sges.len());
         sges.iter_mut().zip(list).for_each(|(to, from)| *to = *from);
         back.next += 1;
@@ -233,17 +234,17 @@ impl RecvQueue for CardRq {
         usize::from(self.0.max_recv_sge())
     }
 
-    fn put_back(&self, recvs: &mut dyn Iterator<Item = (u64, &[Sge])>) -> Result<(), NicError> {
+    fn put_back(&self, recvs: &mut dyn Iterator<Item = HeldWqe<'_>>) -> Result<(), NicError> {
         let mut back = Back { recvs: Vec::new(), sges: Vec::new(), next: 0 };
-        for (wr_id, sges) in recvs {
-            back.add(wr_id, sges).ok_or(NicError::Exhausted)?;
+        for held in recvs {
+            back.add(held).ok_or(NicError::Exhausted)?;
         }
         /* not before: where they come from is not known here */
         let returned = self.returned();
         if let Some(behind) = returned {
             let next = behind.next;
-            while let Some((wr_id, sges)) = behind.first() {
-                if back.add(wr_id, sges).is_none() {
+            while let Some(held) = behind.first() {
+                if back.add(held).is_none() {
                     behind.next = next;
                     return Err(NicError::Exhausted);
                 }

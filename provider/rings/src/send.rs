@@ -186,7 +186,7 @@ impl<'a> SendProducer<'a> {
         self.set_body(sges.len() as u16, SendFlags::empty(), length(sges), size_of_val(sges))
     }
 
-    /// Gives the last WQE the bytes of `pieces` (address, length), in place of any data it had.
+    /// Gives the last WQE the bytes of `pieces`, in place of any data it had.
     ///
     /// # Safety
     /// Each piece with a length other than 0 must be readable memory.
@@ -196,19 +196,19 @@ impl<'a> SendProducer<'a> {
     #[inline]
     pub unsafe fn set_inline(
         &mut self,
-        pieces: impl Iterator<Item = (*const u8, usize)> + Clone,
+        pieces: impl Iterator<Item = *const [u8]> + Clone,
     ) -> Result<(), PushError> {
-        let length = pieces.clone().fold(0usize, |sum, (_, len)| sum.saturating_add(len));
+        let length = pieces.clone().fold(0usize, |sum, piece| sum.saturating_add(piece.len()));
         if length > self.ring.max_inline() as usize {
             return Err(PushError::InlineTooLong);
         }
         let slot = self.last_slot().ok_or(PushError::NotBegun)?;
         let mut at = HEADER;
-        for (from, len) in pieces.filter(|(_, len)| *len > 0) {
+        for piece in pieces.filter(|piece| !piece.is_empty()) {
             // SAFETY: the caller vouches for the piece; the sum of the lengths was checked against
             // the slot, which is this producer's alone.
-            unsafe { slot.add(at).copy_from_nonoverlapping(from, len) };
-            at += len;
+            unsafe { slot.add(at).copy_from_nonoverlapping(piece.cast(), piece.len()) };
+            at += piece.len();
         }
         self.set_body(0, SendFlags::INLINE, length as u32, length)
     }

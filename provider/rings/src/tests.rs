@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use starverbs_core::{Cqe, RecvQueue, SendFlags, SendOp, SendQueue, SendWqe, Sge, TakenWqe, WcStatus};
+use starverbs_core::{
+    Cqe, HeldWqe, RecvQueue, SendFlags, SendOp, SendQueue, SendWqe, Sge, TakenWqe, WcStatus,
+};
 
 use crate::{AllocResult, CqRing, Memory, ProgramMemory, PushError, RecvSize, Resource, SendSize, WorkRings};
 
@@ -122,10 +124,10 @@ fn receives_that_come_back_are_the_next_to_be_taken() {
     let taken: Vec<_> = (0..3).map(|_| (rq.take(&mut sges).unwrap().wr_id, sges)).collect();
     (4..7).for_each(|id| post(id).unwrap());
     /* the first is used, the others come back; then the first of these is taken once more, and comes back */
-    rq.put_back(&mut taken[1..].iter().map(|(id, sges)| (*id, &sges[..]))).unwrap();
+    rq.put_back(&mut taken[1..].iter().map(|(id, sges)| HeldWqe { wr_id: *id, sges })).unwrap();
     assert_eq!((rq.len(), rings.recv_waiting(), post(9)), (6, 6, Err(PushError::Full)));
     assert_eq!(other.take(&mut sges), Some(TakenWqe { wr_id: 1, num_sge: 2 }));
-    rq.put_back(&mut [(1, &sges[..])].into_iter()).unwrap();
+    rq.put_back(&mut [HeldWqe { wr_id: 1, sges: &sges }].into_iter()).unwrap();
     for id in 1..7 {
         assert_eq!(
             (rq.len(), other.take(&mut sges)),
@@ -134,7 +136,7 @@ fn receives_that_come_back_are_the_next_to_be_taken() {
         assert_eq!(sges, [sge(id), sge(id + 1)]);
     }
     assert_eq!((rq.len(), rq.take(&mut sges)), (0, None));
-    rq.put_back(&mut [(8, &sges[..])].into_iter()).unwrap();
+    rq.put_back(&mut [HeldWqe { wr_id: 8, sges: &sges }].into_iter()).unwrap();
     rq.reset();
     assert_eq!((rq.len(), rq.take(&mut sges)), (0, None));
 }

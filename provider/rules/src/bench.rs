@@ -8,7 +8,7 @@ use crate::fault::{RuleFault, Tested};
 use crate::kernel::is_device;
 use crate::link::BoardPatience;
 use crate::qp::RawQp;
-use crate::raw::RawDriver;
+use crate::raw::{Basics, RawDriver};
 
 /// How to test.
 #[derive(Clone, Debug)]
@@ -111,7 +111,7 @@ impl<'a> Bench<'a> {
 
 /// A driver with two RC QPs, on a board that is enabled.
 pub(crate) fn pair(mut raw: RawDriver) -> Tested<Pair> {
-    let (pd, key, cq) = raw.basics()?;
+    let Basics { pd, key, cq } = raw.basics()?;
     let (a, b) = (raw.qp(pd, cq.number, 0)?, raw.qp(pd, cq.number, 1)?);
     raw.connect_qp(a, b.qpn)?;
     raw.connect_qp(b, a.qpn)?;

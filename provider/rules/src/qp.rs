@@ -9,7 +9,7 @@ use starverbs_queues::{SendFlags, SendOp, SendWqe, Sge, WcStatus};
 use zerocopy::{IntoBytes, transmute};
 
 use crate::fault::{Tested, expect};
-use crate::raw::{ALL, BASE, DATA, QP_BYTES, QPS, RawDriver};
+use crate::raw::{ALL, BASE, Basics, DATA, QP_BYTES, QPS, RawDriver};
 
 /// log2 of the slots of a queue.
 pub const SLOTS_LOG: u8 = 6;
@@ -81,6 +81,17 @@ pub struct RawQp {
     pub sends: u32,
     /// Receive WQEs posted
     pub recvs: u32,
+}
+
+/// What [`RawDriver::two_qps`] makes.
+#[derive(Clone, Copy, Debug)]
+pub struct TwoQps {
+    /// Key of the region of all of the memory
+    pub key: u32,
+    /// One QP
+    pub a: RawQp,
+    /// The other, its peer
+    pub b: RawQp,
 }
 
 /// A work request of one SGE, which is not posted yet.
@@ -304,15 +315,15 @@ impl RawDriver {
         expect("the bytes of a message", self.get::<u64>(DATA + 4096), n)
     }
 
-    /// Two RC QPs of this driver, connected to each other, and the key of the memory.
+    /// Two RC QPs of this driver, connected to each other, on what [`RawDriver::basics`] makes.
     ///
     /// # Errors
     /// A step is refused.
-    pub fn two_qps(&mut self) -> Tested<(u32, RawQp, RawQp)> {
-        let (pd, key, cq) = self.basics()?;
+    pub fn two_qps(&mut self) -> Tested<TwoQps> {
+        let Basics { pd, key, cq } = self.basics()?;
         let (a, b) = (self.qp(pd, cq.number, 0)?, self.qp(pd, cq.number, 1)?);
         self.connect_qp(a, b.qpn)?;
         self.connect_qp(b, a.qpn)?;
-        Ok((key, a, b))
+        Ok(TwoQps { key, a, b })
     }
 }

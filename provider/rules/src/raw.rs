@@ -79,6 +79,26 @@ pub struct RawDriver {
     spare: Option<(u32, u32)>,
 }
 
+/// What [`RawDriver::basics`] makes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Basics {
+    /// Number of the protection domain
+    pub pd: u32,
+    /// Key of the region of all of the memory
+    pub key: u32,
+    /// Number of the completion queue, and its cell
+    pub cq: NumberReply,
+}
+
+/// What an event says: an [`Event`] without what orders it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RaisedEvent {
+    /// As [`Event::kind`]
+    pub kind: u32,
+    /// Number of the object; 0: the kind has none
+    pub number: u32,
+}
+
 impl RawDriver {
     /// Connects, and gives the board memory.
     ///
@@ -426,14 +446,14 @@ impl RawDriver {
         }
     }
 
-    /// A domain, a region of all of the memory, and a CQ: numbers, and the CQ's cell.
+    /// A domain, a region of all of the memory, and a CQ.
     ///
     /// # Errors
     /// One is refused.
-    pub fn basics(&mut self) -> Tested<(u32, u32, NumberReply)> {
+    pub fn basics(&mut self) -> Tested<Basics> {
         let pd = self.number(OP_ALLOC_PD, &[])?.number;
         let key = self.number(OP_REG_MR, RawDriver::region(pd, 0, BYTES).as_bytes())?.number;
-        Ok((pd, key, self.cq(self.at(CQ), CQ_LOG, 0)?))
+        Ok(Basics { pd, key, cq: self.cq(self.at(CQ), CQ_LOG, 0)? })
     }
 
     /// A region of this memory, by whose addresses it is known.
@@ -477,18 +497,18 @@ impl RawDriver {
     }
 
     /// Event `index`, counted from 0, if the board has written it.
-    pub fn event(&self, index: u32) -> Option<(u32, u32)> {
+    pub fn event(&self, index: u32) -> Option<RaisedEvent> {
         let at = self.at(EVENTS) + (index & ((1 << EVENTS_LOG) - 1)) as usize * size_of::<Event>();
         let valid = self.word(at + offset_of!(Event, valid)).load(Ordering::Acquire);
-        let event: Event = self.get(at);
-        (valid == index.wrapping_add(1)).then_some((event.kind, event.number))
+        let Event { kind, number, .. } = self.get(at);
+        (valid == index.wrapping_add(1)).then_some(RaisedEvent { kind, number })
     }
 
     /// Event `index`, counted from 0.
     ///
     /// # Errors
     /// It does not come.
-    pub fn wait_for_event(&mut self, index: u32) -> Tested<(u32, u32)> {
+    pub fn wait_for_event(&mut self, index: u32) -> Tested<RaisedEvent> {
         self.wait("an event", |raw| Ok(raw.event(index)))
     }
 

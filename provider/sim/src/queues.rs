@@ -4,7 +4,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use starverbs_core::env::{CompletionQueue, CqOverrun, RecvQueue, SendQueue, TakenWqe};
+use starverbs_core::env::{CompletionQueue, CqOverrun, HeldWqe, RecvQueue, SendQueue, TakenWqe};
 use starverbs_core::{Cqe, NicError, Seg, SendWqe, Sge};
 
 /// The queue has no room.
@@ -201,9 +201,10 @@ impl RecvQueue for SimRq {
     fn max_sge(&self) -> usize {
         self.0.max_sge
     }
-    fn put_back(&self, recvs: &mut dyn Iterator<Item = (u64, &[Sge])>) -> Result<(), NicError> {
+    fn put_back(&self, recvs: &mut dyn Iterator<Item = HeldWqe<'_>>) -> Result<(), NicError> {
         let mut queue = self.0.queue.borrow_mut();
-        let back: Vec<Recv> = recvs.map(|(wr_id, sges)| Recv { wr_id, sges: sges.to_vec() }).collect();
+        let back: Vec<Recv> =
+            recvs.map(|held| Recv { wr_id: held.wr_id, sges: held.sges.to_vec() }).collect();
         self.0.back.set(self.0.back.get() + back.len());
         back.into_iter().rev().for_each(|recv| queue.push_front(recv));
         Ok(())

@@ -13,7 +13,7 @@ use starverbs_star::control::Preference;
 use starverbs_star::env::{QpPair, SlEvent, StarDest, StarEnv};
 use starverbs_star::form::Form;
 use starverbs_star::host::roles::CardIdentity;
-use starverbs_star::host::{EndpointHost, Ends as StarEnds, InboundMessage, InboundPacket};
+use starverbs_star::host::{EndpointHost, Ends as StarEnds, InboundMessage, InboundPacket, MadeSlots};
 use starverbs_star::seal::{AddrPair, ControlSeal, KEY_LEN, MAX_SEALED, SALT_LEN};
 use starverbs_star::wire::{
     CardHalf, Crc, PORT_STATEFUL, PORT_STATELESS, StarHead, StarPacket, fill_checksum,
@@ -87,14 +87,15 @@ impl Drop for CardMemory {
 impl EndpointHost for SimEnv {
     type Slots = CardMemory;
 
-    fn make_slots(&mut self, bytes: u64) -> Option<(CardMemory, u64)> {
+    fn make_slots(&mut self, bytes: u64) -> Option<MadeSlots<CardMemory>> {
         self.take_slots_back();
         if self.star.no_slots {
             return None;
         }
         let addr = self.memory.alloc(bytes);
         self.memory.allow(addr, bytes, READ | WRITE);
-        Some((CardMemory { at: (addr, bytes), freed: Rc::clone(&self.star.freed) }, addr))
+        let memory = CardMemory { at: (addr, bytes), freed: Rc::clone(&self.star.freed) };
+        Some(MadeSlots { memory, addr })
     }
     fn slots_of(queue: &SimRq) -> u32 {
         (queue.slots() as u32).next_power_of_two()

@@ -38,6 +38,15 @@ pub enum Arrival {
     Early,
 }
 
+/// A message to send, under its number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ChannelMessage {
+    /// Its sequence in the order of messages
+    pub seq: Psn,
+    /// What it says
+    pub message: Control,
+}
+
 /// One end's messages.
 #[derive(Clone, Debug, Default)]
 pub struct ControlChannel {
@@ -123,7 +132,7 @@ impl ControlChannel {
     }
 
     /// The message to send now.
-    pub fn poll(&mut self, now: Nanos) -> Option<(Psn, Control)> {
+    pub fn poll(&mut self, now: Nanos) -> Option<ChannelMessage> {
         let message = *self.out.front()?;
         if self.due.is_some_and(|due| now < due) {
             return None;
@@ -131,7 +140,7 @@ impl ControlChannel {
         self.since = if self.due.is_none() { now } else { self.since + self.local_stall(now) };
         self.due = Some(now + seldom(self.tries));
         self.tries = self.tries.saturating_add(1);
-        Some((self.seq, message))
+        Some(ChannelMessage { seq: self.seq, message })
     }
 
     /// When there is something to send.
@@ -200,6 +209,10 @@ impl ControlChannel {
 mod tests {
     use super::*;
 
+    fn numbered(seq: u32, message: Control) -> Option<ChannelMessage> {
+        Some(ChannelMessage { seq: Psn::new(seq), message })
+    }
+
     #[test]
     fn each_message_once_and_in_order() {
         let (mut a, mut b) = (ControlChannel::new(), ControlChannel::new());
@@ -207,20 +220,21 @@ mod tests {
         a.send(Control::KeepAlive).unwrap();
         a.send(Control::Want { upto: 1 }).unwrap();
         assert_eq!(a.answered(Psn::new(0)), None, "nothing was sent yet");
-        let first = a.poll(5).expect("the first");
+        let first = a.poll(5);
+        assert_eq!(first, numbered(0, Control::KeepAlive));
         assert_eq!((a.poll(5), a.deadline()), (None, Some(5 + FIRST_TIMEOUT)));
-        assert_eq!(a.poll(5 + FIRST_TIMEOUT), Some(first), "again");
+        assert_eq!(a.poll(5 + FIRST_TIMEOUT), first, "again");
         assert_eq!(a.tries(), 2);
-        assert_eq!((b.arrival(first.0), b.arrival(first.0.plus(1))), (Arrival::Next, Arrival::Early));
+        assert_eq!((b.arrival(Psn::new(0)), b.arrival(Psn::new(1))), (Arrival::Next, Arrival::Early));
         b.accept();
-        assert_eq!(b.arrival(first.0), Arrival::Duplicate);
-        assert_eq!(a.answered(first.0), Some(Control::KeepAlive));
-        assert_eq!(a.answered(first.0), None);
-        assert_eq!(a.poll(9), Some((first.0.plus(1), Control::Want { upto: 1 })));
+        assert_eq!(b.arrival(Psn::new(0)), Arrival::Duplicate);
+        assert_eq!(a.answered(Psn::new(0)), Some(Control::KeepAlive));
+        assert_eq!(a.answered(Psn::new(0)), None);
+        assert_eq!(a.poll(9), numbered(1, Control::Want { upto: 1 }));
         a.send(Control::ResendRules).unwrap();
         assert!(a.holds(&Control::ResendRules) && !a.holds(&Control::KeepAlive));
-        assert_eq!(a.answered(first.0.plus(1)), Some(Control::Want { upto: 1 }));
-        assert_eq!((a.waiting(), a.poll(9)), (1, Some((first.0.plus(2), Control::ResendRules))));
+        assert_eq!(a.answered(Psn::new(1)), Some(Control::Want { upto: 1 }));
+        assert_eq!((a.waiting(), a.poll(9)), (1, numbered(2, Control::ResendRules)));
     }
 
     /// One that gets no CPU asks seldom, and has not waited for longer than it left its peer time to answer.
@@ -252,12 +266,12 @@ mod tests {
         for message in [Control::Unrule { key: 1 }, Control::Begin { known: None }, Control::Bye { why: 0 }] {
             channel.send(message).unwrap();
         }
-        assert_eq!(channel.poll(0), Some((Psn::new(0), Control::Unrule { key: 1 })));
+        assert_eq!(channel.poll(0), numbered(0, Control::Unrule { key: 1 }));
         channel.retract_memory();
-        assert_eq!(channel.poll(FIRST_TIMEOUT), Some((Psn::new(0), Control::KeepAlive)), "under its number");
+        assert_eq!(channel.poll(FIRST_TIMEOUT), numbered(0, Control::KeepAlive), "under its number");
         assert_eq!(channel.answered(Psn::new(0)), Some(Control::KeepAlive));
         channel.retract_memory();
-        assert_eq!(channel.poll(FIRST_TIMEOUT), Some((Psn::new(1), Control::Bye { why: 0 })));
+        assert_eq!(channel.poll(FIRST_TIMEOUT), numbered(1, Control::Bye { why: 0 }));
         assert_eq!(channel.count(|_| true), 1);
     }
 
@@ -279,13 +293,13 @@ mod tests {
         };
         let mut channel = ControlChannel::new();
         [1, 2, 3, 2].iter().for_each(|key| channel.send(rule(*key)).unwrap());
-        assert_eq!(channel.poll(0), Some((Psn::new(0), rule(1))));
+        assert_eq!(channel.poll(0), numbered(0, rule(1)));
         assert_eq!([2, 1, 4].map(|key| channel.retract_rule(key)), [2, 1, 0]);
-        assert_eq!(channel.poll(FIRST_TIMEOUT), Some((Psn::new(0), Control::KeepAlive)), "under its number");
+        assert_eq!(channel.poll(FIRST_TIMEOUT), numbered(0, Control::KeepAlive), "under its number");
         channel.answered(Psn::new(0));
         assert_eq!((channel.retract_rule(3), channel.poll(0), channel.waiting()), (1, None, 0), "never sent");
         channel.send(rule(4)).unwrap();
-        assert_eq!(channel.poll(0), Some((Psn::new(1), rule(4))));
+        assert_eq!(channel.poll(0), numbered(1, rule(4)));
     }
 
     /// A connection that ends before its peer has its Setup does not begin there.
@@ -296,9 +310,9 @@ mod tests {
             channel.send(message).unwrap();
         }
         channel.end();
-        assert_eq!(channel.poll(0), Some((Psn::new(0), Control::KeepAlive)), "under its number");
+        assert_eq!(channel.poll(0), numbered(0, Control::KeepAlive), "under its number");
         channel.answered(Psn::new(0));
-        assert_eq!(channel.poll(0), Some((Psn::new(1), Control::ResendRules)));
+        assert_eq!(channel.poll(0), numbered(1, Control::ResendRules));
         assert_eq!(channel.waiting(), 2, "what it knows of memory is taken away");
     }
 

@@ -25,14 +25,21 @@ pub mod roles;
 use endpoints::Endpoints;
 use roles::{CardIdentity, Roles};
 
+/// Memory of slots that was made.
+pub struct MadeSlots<M> {
+    /// Its owner's hold on it
+    pub memory: M,
+    /// Host address of its first byte
+    pub addr: u64,
+}
+
 /// What [`Ends`] needs beside what both halves do. Clones of a queue are handles of the same one, which
 /// the card's owner uses, too. Who posts to an SRQ that was found empty calls [`Endpoints::ring_srq`].
 pub trait EndpointHost: CardEnv + Env<Stats: Clone, Sq: Clone, Rq: Clone, Cq: Clone> {
     /// Memory of slots, which its owner gives back by dropping it
     type Slots;
-    /// So many bytes that a card may fill, and where they are: aligned to the largest slot. `None`: no
-    /// memory.
-    fn make_slots(&mut self, bytes: u64) -> Option<(Self::Slots, u64)>;
+    /// So many bytes that a card may fill, aligned to the largest slot. `None`: no memory.
+    fn make_slots(&mut self, bytes: u64) -> Option<MadeSlots<Self::Slots>>;
     /// Slots of a receive queue: a power of two.
     fn slots_of(queue: &Self::Rq) -> u32;
     /// Where a send queue has inline bytes that are too many for some packets

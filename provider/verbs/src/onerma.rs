@@ -90,6 +90,15 @@ pub fn derive_key(region: &RegionKey, initiator: Gid, pid: u32, op: OneRmaOp) ->
     GcmSeal.derive(region, &Initiator { addr: initiator, pid }, op)
 }
 
+/// K_d of a process, and which one that is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PeerKey {
+    /// Its K_d
+    pub key: DerivedKey,
+    /// Its number in this process's PID namespace, by the kernel's word
+    pub pid: u32,
+}
+
 /// K_d of the process at the other end of a connected Unix socket, and the number of that process by the
 /// kernel's word: whoever connected, or listened. So nobody of this host gets another one's key by a claim.
 ///
@@ -101,11 +110,11 @@ pub fn derive_peer_key(
     region: &RegionKey,
     initiator: Gid,
     op: OneRmaOp,
-) -> Result<(DerivedKey, u32)> {
+) -> Result<PeerKey> {
     let who = getsockopt(&socket, PeerCredentials).map_err(|errno| VerbsError::Os(errno as i32))?;
     let pid = u32::try_from(who.pid()).ok().filter(|pid| *pid > 0);
     let pid = pid.filter(|_| host::is_own(initiator)).ok_or(VerbsError::Os(libc::EACCES))?;
-    Ok((derive_key(region, initiator, pid, op), pid))
+    Ok(PeerKey { key: derive_key(region, initiator, pid, op), pid })
 }
 
 fn of_control(error: ControlError) -> VerbsError {

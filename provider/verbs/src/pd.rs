@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use starverbs_core::strom::{Code, RpcHandler};
+use starverbs_core::strom::{RpcHandler, RpcOutcome};
 use starverbs_core::{PdId, Sge};
 use starverbs_kernels::Builtin;
 use starverbs_rings::ProgramMemory;
@@ -119,11 +119,11 @@ impl Pd {
     ///
     /// # Errors
     /// EINVAL: more than 4096 bytes; ENOMEM; EOPNOTSUPP: the card has no kernels; EIO in a forked child.
-    pub fn call_kernel(&self, op: u64, params: &[u8], answer: &mut [u8]) -> Result<(Code, u32)> {
+    pub fn call_kernel(&self, op: u64, params: &[u8], answer: &mut [u8]) -> Result<RpcOutcome> {
         if params.len() > MAX_PARAMS {
             return Err(VerbsError::Invalid("parameters of a kernel"));
         }
-        let mut ended = (Code::Ok, 0);
+        let mut ended = RpcOutcome::default();
         let call = KernelCommand::Call { pd: self.id(), op, params, answer, ended: &mut ended };
         self.context().device()?.control(Command::Kernel(call))?;
         Ok(ended)

@@ -114,12 +114,12 @@ impl<'a> SendBatch<'a> {
         }
     }
 
-    /// `ibv_wr_set_inline_data_list`: takes the data of the last work request now, from (address, length).
+    /// `ibv_wr_set_inline_data_list`: takes the data of the last work request now, from pieces of memory.
     ///
     /// # Safety
     /// Each piece with a length other than 0 must be readable memory.
     #[inline]
-    pub unsafe fn set_inline(&mut self, pieces: impl Iterator<Item = (*const u8, usize)> + Clone) {
+    pub unsafe fn set_inline(&mut self, pieces: impl Iterator<Item = *const [u8]> + Clone) {
         if self.error.is_some() {
             return;
         }

@@ -3,7 +3,8 @@
 
 use starverbs_cm::wire::{Attribute, Destination, Field, MAD_LEN, Mad, fields};
 use starverbs_cm::{
-    Accept, Cm, CmConfig, CmPath, ConnEvent, Connect, Ece, ListenAt, PortSpace, QpSide, Scope, Service,
+    Accept, Cm, CmConfig, CmPath, ConnEvent, ConnNews, Connect, Ece, ListenAt, PortSpace, QpSide, Scope,
+    Service,
 };
 use starverbs_core::{Gid, Mtu, Psn};
 
@@ -74,7 +75,7 @@ fn drain(cm: &mut Cm, ids: &mut Vec<u32>) {
         sent += 1;
         assert!(sent < 256, "a message makes few");
     }
-    while let Some((id, event)) = cm.poll_event() {
+    while let Some(ConnNews { id, event }) = cm.poll_event() {
         if matches!(event, ConnEvent::Request { .. } | ConnEvent::Resolving { .. }) {
             ids.push(id);
         }

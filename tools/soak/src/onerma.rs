@@ -12,7 +12,7 @@ mod site;
 use std::collections::{BTreeMap, VecDeque};
 
 use starverbs_core::Nanos;
-use starverbs_onerma::executor::Transfer;
+use starverbs_onerma::executor::{SlotCommand, Transfer};
 use starverbs_onerma::{
     Class, Completion, IssueError, MAX_OP, OneRmaCommand, OneRmaOp, RegionId, RegionKey, Status,
 };
@@ -304,7 +304,7 @@ impl World {
         let now = self.net.now();
         let site = &mut self.sites[at];
         site.wake = site.wake.filter(|wake| *wake > now);
-        while let Some((slot, command)) = site.executor.poll(now) {
+        while let Some(SlotCommand { slot, command }) = site.executor.poll(now) {
             let issued = self.net.hosts[at].card.issue(now, site.moving.id, slot, &command);
             assert_eq!(issued, Ok(()), "host {at}: {command:?}");
             self.net.pump(at);

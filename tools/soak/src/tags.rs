@@ -7,7 +7,8 @@ use starverbs_core::nic::{TagChange, TagOp};
 use starverbs_core::qp::RecvSource;
 use starverbs_core::tags::{MAX_TAG_SGE, TaggedBuffer};
 use starverbs_core::{
-    Access, Cqe, Mtu, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, SrqId, WcFlags, WcOpcode, WcStatus,
+    Access, Cqe, Mtu, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, SrqId, TagMatch, WcFlags, WcOpcode,
+    WcStatus,
 };
 use starverbs_sim::tmh::{self, FIN, NO_TAG, RENDEZVOUS};
 use starverbs_sim::{QpAt, READ, Recv, Send, Setup, SimCq, SimRq, SimSq, WRITE, any_bytes, get, put};
@@ -288,8 +289,8 @@ impl Matching {
     }
 
     fn matched(&mut self, w: &mut World, cqe: &Cqe) {
-        let (tag, number) = cqe.tag().expect("it matched");
-        let number = number as usize;
+        let TagMatch { tag, app_ctx } = cqe.tag().expect("it matched");
+        let number = app_ctx as usize;
         self.in_order(cqe, number);
         let message = &self.sent[number];
         assert_eq!(message.tag, tag, "tags: {cqe:?}");

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use starverbs_core::{Gid, Nanos};
 use starverbs_onerma::congestion::{CongestionSettings, Timeouts};
-use starverbs_onerma::executor::{Executor, Finished, SubmitError, Transfer};
+use starverbs_onerma::executor::{Executor, Finished, SlotCommand, SubmitError, Transfer};
 use starverbs_onerma::wire::{OVERHEAD, PORT};
 use starverbs_onerma::{
     COMPLETION_LEN, CardConfig, CardCounts, Completion, ControlError, DerivedKey, Initiator, MAX_OP,
@@ -255,7 +255,7 @@ impl Process {
     /// Issues what the executor's windows and pacing allow.
     fn issue(&mut self, now: Nanos) -> bool {
         let mut issued = false;
-        while let Some((slot, command)) = self.executor.poll(now) {
+        while let Some(SlotCommand { slot, command }) = self.executor.poll(now) {
             issued = true;
             if self.card.issue(now, self.portal, slot, &command).is_err() {
                 /* the slot is free and the size a command's: it is the local region */

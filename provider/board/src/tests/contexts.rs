@@ -16,9 +16,9 @@ const EINVAL: Option<u32> = Some(libc::EINVAL as u32);
 fn contexts_have_queues_and_cells_of_their_own() {
     with_board(1, |paths| {
         let mut raw = Raw::open(&paths[0]);
-        let (key, mut a, mut b) = two_qps(&mut raw);
+        let TwoQps { key, mut a, mut b } = two_qps(&mut raw);
         let one = raw.open_context(1);
-        let (key_one, mut a_one, mut b_one) = two_qps(&mut raw);
+        let TwoQps { key: key_one, a: mut a_one, b: mut b_one } = two_qps(&mut raw);
         assert_eq!((a.cell, b.cell), (a_one.cell, b_one.cell), "each in a page of its own");
         for n in 0..20 {
             raw.enter(0);
@@ -38,7 +38,7 @@ fn contexts_have_queues_and_cells_of_their_own() {
 fn a_context_names_its_own_objects_alone() {
     with_board(1, |paths| {
         let mut raw = Raw::open(&paths[0]);
-        let (pd, key, cq) = raw.basics();
+        let Basics { pd, key, cq } = raw.basics();
         let qp = raw.qp(pd, cq.number, 0);
         let srq = CreateSrq { queues: Raw::create_qp(pd, 0, QPS + 0x1_0000).queues, pd, limit: 0 };
         let srq = raw.number(OP_CREATE_SRQ, srq.as_bytes()).number;
@@ -61,7 +61,7 @@ fn a_context_names_its_own_objects_alone() {
         for op in [OP_REG_MR, OP_REREG_MR] {
             assert_eq!(raw.command::<NumberReply>(op, region.as_bytes()).err(), EINVAL);
         }
-        let (own, _, own_cq) = raw.basics();
+        let Basics { pd: own, cq: own_cq, .. } = raw.basics();
         let at = raw.at(QPS);
         let create = Raw::create_qp(own, own_cq.number, at);
         for create in [CreateQp { pd, ..create }, CreateQp { srq, ..create }] {
@@ -76,9 +76,9 @@ fn a_context_names_its_own_objects_alone() {
 fn a_key_of_another_context_opens_nothing() {
     with_board(1, |paths| {
         let mut raw = Raw::open(&paths[0]);
-        let (key, _, _) = two_qps(&mut raw);
+        let TwoQps { key, .. } = two_qps(&mut raw);
         raw.open_context(0);
-        let (own, mut a, mut b) = two_qps(&mut raw);
+        let TwoQps { key: own, mut a, mut b } = two_qps(&mut raw);
         exchange(&mut raw, own, &mut a, &mut b, 1);
         raw.put_send(&mut a, signaled_send(2), Sge { lkey: key, ..data(0, 8, own) });
         raw.doorbell(&a);
@@ -131,7 +131,7 @@ fn events_of_a_context_signal_its_vector() {
         raw.client().set_irqs(IRQ_MSIX, &fds).unwrap();
         let one = raw.open_context(2);
         let (key, mut a, mut b) = {
-            let (pd, key, cq) = raw.basics();
+            let Basics { pd, key, cq } = raw.basics();
             let (a, b) = (raw.qp(pd, cq.number, 0), raw.qp(pd, cq.number, 1));
             raw.connect_qp(a, b.qpn);
             raw.connect_qp(b, a.qpn);
@@ -139,7 +139,7 @@ fn events_of_a_context_signal_its_vector() {
             (key, a, b)
         };
         exchange(&mut raw, key, &mut a, &mut b, 1);
-        assert_eq!(raw.wait_for_event(0).0, EVENT_COMPLETION);
+        assert_eq!(raw.wait_for_event(0).kind, EVENT_COMPLETION);
         raw.enter(0);
         assert_eq!(raw.event(0), None, "it is another's");
         let signals = pairs.iter().map(|(ours, _)| {
@@ -178,10 +178,10 @@ fn contexts_share_what_a_function_may_have() {
 fn what_was_made_in_a_context_ends_with_it() {
     let board = with_board(1, |paths| {
         let mut raw = Raw::open(&paths[0]);
-        let (key, mut a, mut b) = two_qps(&mut raw);
+        let TwoQps { key, mut a, mut b } = two_qps(&mut raw);
         for n in 0..50 {
             let one = raw.open_context(0);
-            let (own, mut x, _) = two_qps(&mut raw);
+            let TwoQps { key: own, a: mut x, .. } = two_qps(&mut raw);
             let pd = raw.number(OP_ALLOC_PD, &[]).number;
             raw.number(OP_ALLOC_MW, Window { pd, kind: 1 }.as_bytes());
             let at = raw.at(QPS + 0x2_0000);

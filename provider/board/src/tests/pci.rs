@@ -35,7 +35,7 @@ fn a_monitor_finds_all_regions() {
 fn a_doorbell_may_be_written_as_a_region_is() {
     with_board(1, |paths| {
         let mut raw = Raw::open(&paths[0]);
-        let (key, mut a, mut b) = two_qps(&mut raw);
+        let TwoQps { key, mut a, mut b } = two_qps(&mut raw);
         raw.post_recv(&mut b, 1, data(4096, 8, key));
         raw.put_send(&mut a, signaled_send(2), data(0, 8, key));
         let cell = u64::from(a.cell * CELL_BYTES);
@@ -88,7 +88,7 @@ fn a_map_without_a_descriptor_is_a_miss() {
         let mut raw = Raw::open(&paths[0]);
         let rom = BASE + BYTES as u64;
         raw.client().dma_map_without_file(rom, 1 << 20, DMA_READ | DMA_WRITE).unwrap();
-        let (key, mut a, _) = two_qps(&mut raw);
+        let TwoQps { key, mut a, .. } = two_qps(&mut raw);
         let pd =
             raw.command::<Region>(OP_QUERY_MR, Object { number: key, reserved: 0 }.as_bytes()).unwrap().pd;
         let region = Region { pd, access: ALL, addr: rom, length: 64, iova: rom, ..Region::default() };
@@ -131,10 +131,10 @@ fn flr_and_device_reset_are_resets() {
             |raw| raw.client().write(PCI_CONFIG, 0x59, &[0x80]).unwrap(),
         ];
         for reset in resets {
-            let (key, mut a, mut b) = two_qps(&mut raw);
+            let TwoQps { key, mut a, mut b } = two_qps(&mut raw);
             exchange(&mut raw, key, &mut a, &mut b, 5);
             raw.open_context(1);
-            let (own, mut x, _) = two_qps(&mut raw);
+            let TwoQps { key: own, a: mut x, .. } = two_qps(&mut raw);
             raw.put_send(&mut x, signaled_send(1), data(0, 8, own));
             raw.doorbell(&x);
             raw.enter(0);
@@ -151,7 +151,7 @@ fn flr_and_device_reset_are_resets() {
         raw.client().trigger(IRQ_MSIX, 0).unwrap();
         let mut count = [0; 8];
         (&irq).read_exact(&mut count).unwrap();
-        let (key, mut a, mut b) = two_qps(&mut raw);
+        let TwoQps { key, mut a, mut b } = two_qps(&mut raw);
         exchange(&mut raw, key, &mut a, &mut b, 6);
     });
     assert_eq!(board.card.nic.qp_count(), 0);
@@ -164,7 +164,7 @@ fn without_the_bus_a_function_stands_still() {
         let (irq, eventfd) = UnixStream::pair().unwrap();
         raw.client().set_irqs(IRQ_MSIX, &[eventfd.into()]).unwrap();
         irq.set_nonblocking(true).unwrap();
-        let (pd, key, cq) = raw.basics();
+        let Basics { pd, key, cq } = raw.basics();
         let (mut a, mut b) = (raw.qp(pd, cq.number, 0), raw.qp(pd, cq.number, 1));
         raw.connect_qp(a, b.qpn);
         raw.connect_qp(b, a.qpn);
@@ -184,7 +184,8 @@ fn without_the_bus_a_function_stands_still() {
             assert_eq!(raw.event(n as u32), None);
             assert!((&irq).read(&mut [0; 8]).is_err(), "no interrupt");
             raw.client().write(PCI_CONFIG, at, &[on]).unwrap();
-            assert_eq!(raw.wait_for_event(n as u32), (EVENT_COMPLETION, cq.number));
+            let event = RaisedEvent { kind: EVENT_COMPLETION, number: cq.number };
+            assert_eq!(raw.wait_for_event(n as u32), event);
             raw.post_commands().unwrap();
             irq.set_nonblocking(false).unwrap();
             (&irq).read_exact(&mut [0; 8]).unwrap();
@@ -199,10 +200,10 @@ fn without_the_bus_a_function_stands_still() {
 fn a_client_whose_memory_shrinks_harms_itself_alone() {
     with_board(2, |paths| {
         let mut witness = Raw::open(&paths[1]);
-        let (key, mut a, mut b) = two_qps(&mut witness);
+        let TwoQps { key, mut a, mut b } = two_qps(&mut witness);
         for n in 0..20 {
             let mut raw = Raw::of(&paths[0], unsealed(BYTES));
-            let (own, mut x, mut y) = two_qps(&mut raw);
+            let TwoQps { key: own, a: mut x, b: mut y } = two_qps(&mut raw);
             exchange(&mut raw, own, &mut x, &mut y, n);
             raw.put_send(&mut x, signaled_send(1), data(0, 4096, own));
             raw.doorbell(&x);
@@ -219,7 +220,7 @@ fn a_client_whose_memory_shrinks_harms_itself_alone() {
         }
         let mut raw = Raw::open(&paths[0]);
         assert_eq!(raw.register(REG_STATUS), STATUS_ENABLED, "nothing is left of it");
-        let (own, mut x, mut y) = two_qps(&mut raw);
+        let TwoQps { key: own, a: mut x, b: mut y } = two_qps(&mut raw);
         exchange(&mut raw, own, &mut x, &mut y, 1);
     });
 }
@@ -228,9 +229,9 @@ fn a_client_whose_memory_shrinks_harms_itself_alone() {
 fn queues_whose_memory_is_gone_harm_nobody() {
     with_board(2, |paths| {
         let mut witness = Raw::open(&paths[1]);
-        let (key, mut a, mut b) = two_qps(&mut witness);
+        let TwoQps { key, mut a, mut b } = two_qps(&mut witness);
         let mut raw = Raw::open(&paths[0]);
-        let (own, mut x, _) = two_qps(&mut raw);
+        let TwoQps { key: own, a: mut x, .. } = two_qps(&mut raw);
         raw.put_send(&mut x, signaled_send(1), data(0, 4096, own));
         raw.doorbell(&x);
         raw.client().dma_unmap(BASE, BYTES as u64).unwrap();
@@ -248,7 +249,7 @@ fn queues_whose_memory_is_gone_harm_nobody() {
         let memory = raw.memory.again().unwrap();
         raw.client().dma_map(memory.file(), 0, BASE, BYTES as u64).unwrap();
         raw.enable();
-        let (own, mut x, mut y) = two_qps(&mut raw);
+        let TwoQps { key: own, a: mut x, b: mut y } = two_qps(&mut raw);
         exchange(&mut raw, own, &mut x, &mut y, 2);
     });
 }

@@ -12,7 +12,7 @@ use starverbs_core::{Cqe, SendOp, SendWqe};
 use starverbs_free_port::free_port;
 use starverbs_queues::board::{CreateQp, NumberReply};
 use starverbs_rules::BoardPatience;
-pub(super) use starverbs_rules::qp::{RawQp, data, request};
+pub(super) use starverbs_rules::qp::{RawQp, TwoQps, data, request};
 pub(super) use starverbs_rules::raw::*;
 use starverbs_settings::Settings;
 use starverbs_vfio::VfioClient;
@@ -191,7 +191,7 @@ impl Raw {
         self.0.number(op, body).unwrap()
     }
 
-    pub(super) fn basics(&mut self) -> (u32, u32, NumberReply) {
+    pub(super) fn basics(&mut self) -> Basics {
         self.0.basics().unwrap()
     }
 
@@ -215,7 +215,7 @@ impl Raw {
         self.0.completion().unwrap()
     }
 
-    pub(super) fn wait_for_event(&mut self, index: u32) -> (u32, u32) {
+    pub(super) fn wait_for_event(&mut self, index: u32) -> RaisedEvent {
         self.0.wait_for_event(index).unwrap()
     }
 }
@@ -229,7 +229,7 @@ pub(super) fn unsealed(len: usize) -> File {
 }
 
 /// Two QPs of one client, connected to each other.
-pub(super) fn two_qps(raw: &mut Raw) -> (u32, RawQp, RawQp) {
+pub(super) fn two_qps(raw: &mut Raw) -> TwoQps {
     raw.0.two_qps().unwrap()
 }
 

@@ -28,7 +28,7 @@ fn played(text: &str) -> Result<u64, ReplayError> {
 
 fn messages(paths: &[PathBuf]) {
     let mut raw = Raw::open(&paths[0]);
-    let (key, mut a, mut b) = two_qps(&mut raw);
+    let TwoQps { key, mut a, mut b } = two_qps(&mut raw);
     for n in 0..20 {
         raw.exchange(key, &mut a, &mut b, n).unwrap();
     }

@@ -40,7 +40,7 @@ fn paged(pd: u32) -> Region {
 
 /// A domain, a region of pages, and two QPs.
 fn with_pages(raw: &mut Raw) -> (u32, u32, u32, RawQp, RawQp) {
-    let (pd, key, cq) = raw.basics();
+    let Basics { pd, key, cq } = raw.basics();
     let (a, b) = (raw.qp(pd, cq.number, 0), raw.qp(pd, cq.number, 1));
     raw.connect_qp(a, b.qpn);
     raw.connect_qp(b, a.qpn);

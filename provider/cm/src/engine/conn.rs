@@ -188,7 +188,7 @@ impl Cm {
     /// Sends a message of the connection, once.
     pub(super) fn send(&mut self, id: u32, mad: Mad) {
         if let Some(conn) = self.conns.get(&id) {
-            self.out.push_back((conn.path, mad));
+            self.send_over(conn.path, mad);
         }
     }
 
@@ -197,7 +197,7 @@ impl Cm {
         if let Some(conn) = self.conns.get(&id)
             && let Some(mad) = &conn.sent
         {
-            self.out.push_back((conn.path, Mad::clone(mad)));
+            self.send_over(conn.path, Mad::clone(mad));
         }
     }
 

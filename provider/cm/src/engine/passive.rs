@@ -23,7 +23,7 @@ impl Cm {
             if reason == reason::INVALID_PATH_MTU {
                 message::propose_mtu(&mut rej, (self.mtu)(&path.remote));
             }
-            self.out.push_back((path, rej));
+            self.send_over(path, rej);
         }
     }
 
@@ -73,7 +73,7 @@ impl Cm {
             State::Established if same => {}
             _ => {
                 let stale = reason::STALE_CONNECTION;
-                self.out.push_back((path, message::rej(ids, AnsweredMessage::Req, stale, None, &[])));
+                self.send_over(path, message::rej(ids, AnsweredMessage::Req, stale, None, &[]));
             }
         }
     }

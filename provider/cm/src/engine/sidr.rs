@@ -69,13 +69,13 @@ impl Cm {
         let listener = self.listener(service, path.local).map(|l| (l.id, l.waiting < l.backlog));
         let refuse = |status| message::sidr_rep(remote, transaction, service, &SidrAnswer::refusal(status));
         let Some((listener, room)) = listener else {
-            return self.out.push_back((path, refuse(sidr::UNSUPPORTED)));
+            return self.send_over(path, refuse(sidr::UNSUPPORTED));
         };
         let Some(resolving) = message::resolving(mad, path.remote, path.local) else {
-            return self.out.push_back((path, refuse(sidr::UNSUPPORTED)));
+            return self.send_over(path, refuse(sidr::UNSUPPORTED));
         };
         let id = if room && (self.room)() { self.new_id().ok() } else { None };
-        let Some(id) = id else { return self.out.push_back((path, refuse(sidr::REJECT))) };
+        let Some(id) = id else { return self.send_over(path, refuse(sidr::REJECT)) };
         let ids = Ids { local: id, remote, transaction };
         let mut conn = Conn::new(State::SidrReqRcvd, ids, path);
         (conn.service, conn.listener, conn.request) = (service, Some(listener), Some(key));

@@ -2,7 +2,9 @@
 
 use crate::common::{MS, PORT, SECOND, Wire, World, accept, connect, gid, resolve};
 use starverbs_cm::wire::{Attribute, Mad, fields};
-use starverbs_cm::{Cm, CmConfig, CmError, CmPath, ConnEvent, ListenAt, PortSpace, Scope, reason};
+use starverbs_cm::{
+    Cm, CmConfig, CmError, CmPath, ConnEvent, ListenAt, OutboundMad, PortSpace, Scope, reason,
+};
 use starverbs_core::{Gid, Mtu};
 
 /// An established connection between hosts 0 and 1: its two IDs.
@@ -215,17 +217,16 @@ fn the_narrowest_listener_gets_the_request() {
         assert!(cm.listens(service, gid(1)));
         let mut other = Cm::new(CmConfig { guid: 2, owner: 2, seed: 2 });
         other.connect(0, &connect(0, 1, 100)).expect("good parameters");
-        let (path, req) = other.poll_send().expect("a REQ");
+        let OutboundMad { path, mad: req } = other.poll_send().expect("a REQ");
         cm.handle_mad(0, CmPath { local: path.remote, remote: Gid([0; 16]), ..path }, req.bytes());
         assert!(cm.poll_event().is_none(), "its header names another source");
         cm.handle_mad(0, CmPath { local: path.remote, remote: path.local, ..path }, req.bytes());
-        let got = cm.poll_event();
+        let got = cm.poll_event().expect("a request");
         assert!(
-            matches!(&got, Some((_, ConnEvent::Request { listener, .. })) if *listener == expected),
+            matches!(&got.event, ConnEvent::Request { listener, .. } if *listener == expected),
             "{got:?}"
         );
-        let (id, _) = got.expect("a request");
-        cm.release(0, id);
+        cm.release(0, got.id);
         cm.handle_timeout(100 * SECOND);
         cm.unlisten(expected);
     }

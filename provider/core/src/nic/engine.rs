@@ -167,6 +167,14 @@ fn with_ctx<E: Env, R>(
     done
 }
 
+/// The SRQ from which a QP receives.
+pub struct SharedRq<'a, E: Env> {
+    /// Which one it is
+    pub id: SrqId,
+    /// Its ring
+    pub ring: &'a E::Rq,
+}
+
 /// What who takes over the work of a QP must know of it.
 pub struct QpHandover<'a, E: Env> {
     /// Whose it is
@@ -177,8 +185,8 @@ pub struct QpHandover<'a, E: Env> {
     pub sq: &'a E::Sq,
     /// Its own receive queue
     pub rq: Option<&'a E::Rq>,
-    /// The SRQ from which it receives, and its ring
-    pub srq: Option<(SrqId, &'a E::Rq)>,
+    /// The SRQ from which it receives
+    pub srq: Option<SharedRq<'a, E>>,
     /// Completions of sends
     pub send_cq: &'a E::Cq,
     /// Completions of receives
@@ -198,7 +206,7 @@ impl<E: Env> Nic<E> {
         let qp = self.qps.get(qpn).ok_or(NicError::NotFound)?;
         let (rq, srq) = match &qp.rq {
             RecvSource::Own(rq) => (Some(rq), None),
-            RecvSource::Shared(id) => (None, self.srq_ring(*id).map(|ring| (*id, ring))),
+            RecvSource::Shared(id) => (None, self.srq_ring(*id).map(|ring| SharedRq { id: *id, ring })),
             RecvSource::Xrc(_) => (None, None),
         };
         Ok(QpHandover {

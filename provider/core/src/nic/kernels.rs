@@ -8,7 +8,7 @@ use crate::error::NicError;
 use crate::room::is_room_for;
 use crate::strom::{
     Code, Input, Kernel, KernelId, KernelMemory, KernelRun, KernelSend, LoadedHandler, RegionRange,
-    ReplyMemory, RpcHandler,
+    ReplyMemory, RpcHandler, RpcOutcome,
 };
 use crate::transport::{KernelSite, Quiesce, Rpc, turn};
 use crate::types::{FrameMeta, Nanos, PdId, QpState, QpType, Qpn};
@@ -117,7 +117,8 @@ impl<E: Env> Nic<E> {
     /// [`Access::LOCAL_WRITE`](crate::types::Access::LOCAL_WRITE).
     pub fn call_kernel(
         &mut self,
-        (env, now): (&mut E, Nanos),
+        env: &mut E,
+        now: Nanos,
         pd: PdId,
         op: u64,
         own: &mut OwnRequest,
@@ -146,18 +147,19 @@ impl<E: Env> Nic<E> {
         pd: PdId,
         own: &OwnRequest,
         to: &mut [u8],
-    ) -> Result<u32, (Code, u32)> {
+    ) -> Result<u32, RpcOutcome> {
         let Some(from) = own.run.answered_from() else {
             let bytes = own.run.reply_bytes();
             let len = bytes.len() as u32;
-            let room = to.get_mut(..bytes.len()).ok_or((Code::Overflow, len))?;
+            let room = to.get_mut(..bytes.len()).ok_or(RpcOutcome { code: Code::Overflow, len })?;
             room.copy_from_slice(bytes);
             return Ok(len);
         };
-        let room = to.get_mut(..from.len as usize).ok_or((Code::Overflow, from.len))?;
+        let longer = RpcOutcome { code: Code::Overflow, len: from.len };
+        let room = to.get_mut(..from.len as usize).ok_or(longer)?;
         let host = self.shared.mrs.resolve_local(from.key, pd, from.va, from.len, false);
         let read = host.is_ok_and(|host| room.is_empty() || env.dma_copy(host, room));
-        if read { Ok(from.len) } else { Err((Code::Access, 0)) }
+        if read { Ok(from.len) } else { Err(RpcOutcome { code: Code::Access, len: 0 }) }
     }
 
     /// What answers RPCs, by protection domain and op-code.

@@ -24,13 +24,19 @@ const WAITING: usize = 256;
 /// BTH and DETH
 const HEADERS: usize = 20;
 
-/// A management datagram, and what the port knows of it.
-pub type Mad = (FrameMeta, [u8; MAD_LEN]);
+/// A management datagram that came to queue pair 1.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReceivedMad {
+    /// What the port knows of its frame
+    pub meta: FrameMeta,
+    /// The datagram, from its header on
+    pub bytes: [u8; MAD_LEN],
+}
 
 /// What waits.
 #[derive(Default)]
 pub(super) struct WaitingMads {
-    queue: VecDeque<Mad>,
+    queue: VecDeque<ReceivedMad>,
     timer: Option<TimerId>,
     psn: Psn,
 }
@@ -57,11 +63,11 @@ impl<E: Env> Nic<E> {
         if self.mads.queue.is_empty() {
             env.event(AsyncEvent::Mads);
         }
-        self.mads.queue.push_in_room((*meta, *mad));
+        self.mads.queue.push_in_room(ReceivedMad { meta: *meta, bytes: *mad });
     }
 
     /// The oldest datagram that came to queue pair 1.
-    pub fn poll_mad(&mut self) -> Option<Mad> {
+    pub fn poll_mad(&mut self) -> Option<ReceivedMad> {
         self.mads.queue.pop_front()
     }
 

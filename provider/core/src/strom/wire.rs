@@ -52,6 +52,15 @@ impl Code {
     }
 }
 
+/// How a request of a card's own program at a kernel ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RpcOutcome {
+    /// Its code
+    pub code: Code,
+    /// Bytes of the answer; of OVERFLOW how many there would have been, of other failures 0
+    pub len: u32,
+}
+
 bitflags! {
     /// How an answer is to come.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

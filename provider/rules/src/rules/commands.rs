@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 use crate::bench::{Bench, Pair};
 use crate::fault::{RuleFault, Tested, ensure, expect};
 use crate::qp::{SLOTS, address, data, request};
-use crate::raw::{DATA, QP_BYTES, QPS, RawDriver};
+use crate::raw::{Basics, DATA, QP_BYTES, QPS, RawDriver};
 
 const EINVAL: u32 = libc::EINVAL as u32;
 const EBUSY: u32 = libc::EBUSY as u32;
@@ -35,7 +35,7 @@ pub(super) fn capabilities(bench: &mut Bench) -> Tested {
             expect(&format!("status of command {op:#x}"), raw.object(op, 77)?, Err(EOPNOTSUPP))?;
         }
     }
-    let (pd, _, cq) = raw.basics()?;
+    let Basics { pd, cq, .. } = raw.basics()?;
     /* the kernel makes tables of its own */
     if !takes(CAP_MTT) && raw.link.context().is_none() {
         let pieces = Region { pieces: 1, ..RawDriver::region(pd, 0, 4096) };

@@ -9,7 +9,7 @@ use starverbs_queues::{Cqe, SendFlags, SendOp, SendWqe, WcStatus};
 use crate::bench::{Bench, Pair};
 use crate::fault::{RuleFault, Tested, ensure, expect};
 use crate::qp::{RawQp, data, request, state};
-use crate::raw::{QP_BYTES, QPS, RawDriver, arm};
+use crate::raw::{Basics, QP_BYTES, QPS, RaisedEvent, RawDriver, arm};
 
 /// Where a small completion queue lies.
 const SMALL: usize = 0x8000;
@@ -22,7 +22,7 @@ fn on_small(
     signal_all: bool,
 ) -> Tested<(RawDriver, u32, u32, [RawQp; 2])> {
     let mut raw = bench.open()?;
-    let (pd, key, _) = raw.basics()?;
+    let Basics { pd, key, .. } = raw.basics()?;
     let small = raw.cq(SMALL, log, flags)?.number;
     let flags = if signal_all { QP_SIGNAL_ALL } else { 0 };
     let mut made = Vec::new();
@@ -143,7 +143,8 @@ pub(super) fn overrun(bench: &mut Bench) -> Tested {
         raw.doorbell(&a)?;
         if flags == 0 {
             let event = raw.wait_for_event(0)?;
-            expect("an event of a queue that overran", event, (0, small))?;
+            let wanted = RaisedEvent { kind: 0, number: small };
+            expect("an event of a queue that overran", event, wanted)?;
             raw.wait("a QP in ERR behind it", |raw| {
                 Ok((raw.state(a)? == state::ERR || raw.state(b)? == state::ERR).then_some(()))
             })?;
@@ -155,7 +156,7 @@ pub(super) fn overrun(bench: &mut Bench) -> Tested {
         raw.settle()?;
         let written = raw.counter(COUNTER_CQE_WRITES)? - before;
         expect("CQEs written where two have room", written, 2)?;
-        let again = (1..8).filter_map(|n| raw.event(n)).filter(|(kind, _)| *kind == 0).count();
+        let again = (1..8).filter_map(|n| raw.event(n)).filter(|event| event.kind == 0).count();
         expect("more events of the overrun", again, 0)?;
     }
     Ok(())
@@ -163,7 +164,7 @@ pub(super) fn overrun(bench: &mut Bench) -> Tested {
 
 pub(super) fn armed(bench: &mut Bench) -> Tested {
     let Pair { mut raw, key, cq, cq_cell, mut a, mut b, .. } = bench.pair()?;
-    let event = (EVENT_COMPLETION, cq);
+    let event = RaisedEvent { kind: EVENT_COMPLETION, number: cq };
     raw.exchange(key, &mut a, &mut b, 1)?;
     raw.settle()?;
     expect("an event that nobody asked for", raw.event(0), None)?;

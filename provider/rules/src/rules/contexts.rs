@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 
 use crate::bench::{Bench, Pair};
 use crate::fault::{Tested, expect};
-use crate::qp::{data, request};
+use crate::qp::{TwoQps, data, request};
 use crate::raw::{BASE, CONTEXT_BYTES, RawDriver};
 
 const EINVAL: u32 = libc::EINVAL as u32;
@@ -33,12 +33,12 @@ pub(super) fn open(bench: &mut Bench) -> Tested {
     expect("status of opening one from there", done, Err(libc::EPERM as u32))?;
     expect("status of closing one", raw.object(OP_CLOSE_CONTEXT, context.into())?, Err(libc::EPERM as u32))?;
     /* queues, a page and events of its own */
-    let (key, mut a, mut b) = raw.two_qps()?;
+    let TwoQps { key, mut a, mut b } = raw.two_qps()?;
     for n in 0..8 {
         raw.exchange(key, &mut a, &mut b, n)?;
     }
     raw.enter(0);
-    let (key, mut x, mut y) = raw.two_qps()?;
+    let TwoQps { key, a: mut x, b: mut y } = raw.two_qps()?;
     expect("cells of a second context's queues", [a.cell, b.cell], [x.cell, y.cell])?;
     raw.exchange(key, &mut x, &mut y, 8)?;
     raw.enter(context);
@@ -67,7 +67,7 @@ pub(super) fn apart(bench: &mut Bench) -> Tested {
 pub(super) fn close(bench: &mut Bench) -> Tested {
     let Pair { mut raw, pd, key, mut a, mut b, .. } = bench.pair()?;
     let context = raw.open_context(0)?;
-    let (own_key, mut x, _) = raw.two_qps()?;
+    let TwoQps { key: own_key, a: mut x, .. } = raw.two_qps()?;
     /* a message under way, for which there is no receive */
     raw.put_send(&mut x, request(SendOp::Send, 1), data(0, 8, own_key));
     raw.doorbell(&x)?;

@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 use crate::bench::{Bench, Pair, pair};
 use crate::fault::{Tested, ensure, expect};
 use crate::qp::{address, data, request};
-use crate::raw::{BASE, COMMANDS, COMMANDS_LOG, EVENTS, QP_BYTES, QPS, RawDriver, arm};
+use crate::raw::{BASE, COMMANDS, COMMANDS_LOG, EVENTS, QP_BYTES, QPS, RaisedEvent, RawDriver, arm};
 
 /// `enum ibv_event_type`
 const QP_ACCESS_ERR: u32 = 3;
@@ -92,7 +92,8 @@ pub(super) fn names(bench: &mut Bench) -> Tested {
     raw.put_send(&mut a, write, data(0, 8, key));
     raw.doorbell(&a)?;
     expect("status of a WRITE without a key", raw.completion()?.status, WcStatus::RemAccessErr)?;
-    expect("the event of the QP that refused it", raw.wait_for_event(0)?, (QP_ACCESS_ERR, b.qpn))?;
+    let refused = RaisedEvent { kind: QP_ACCESS_ERR, number: b.qpn };
+    expect("the event of the QP that refused it", raw.wait_for_event(0)?, refused)?;
     /* an SRQ with fewer receives than its limit */
     let queues = RawDriver::create_qp(pd, cq, QPS + 2 * QP_BYTES).queues;
     let srq = raw.number(OP_CREATE_SRQ, CreateSrq { queues, pd, limit: 2 }.as_bytes())?;
@@ -107,5 +108,6 @@ pub(super) fn names(bench: &mut Bench) -> Tested {
     }
     raw.put_send(&mut from, request(SendOp::Send, 5), data(0, 8, key));
     raw.doorbell(&from)?;
-    expect("the event of an SRQ", raw.wait_for_event(1)?, (SRQ_LIMIT_REACHED, srq.number))
+    let low = RaisedEvent { kind: SRQ_LIMIT_REACHED, number: srq.number };
+    expect("the event of an SRQ", raw.wait_for_event(1)?, low)
 }

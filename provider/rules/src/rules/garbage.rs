@@ -7,7 +7,7 @@ use zerocopy::{IntoBytes, transmute};
 
 use crate::bench::Bench;
 use crate::fault::{Tested, expect};
-use crate::qp::{RawQp, SENDS};
+use crate::qp::{RawQp, SENDS, TwoQps};
 use crate::raw::{CQ, EVENTS, RawDriver};
 
 /// Clients that write garbage.
@@ -24,7 +24,7 @@ pub(super) fn garbage(bench: &mut Bench) -> Tested {
     };
     for seed in 0..CLIENTS {
         let mut raw = bench.open()?;
-        let (_, a, b) = raw.two_qps()?;
+        let TwoQps { a, b, .. } = raw.two_qps()?;
         let mut rng = Rng::new([seed, 1]);
         for _ in 0..WRITES {
             write(&mut raw, &mut rng, a, b)?;

@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use crate::bench::{Bench, Pair};
 use crate::fault::{RuleFault, Tested, expect};
 use crate::qp::{QKEY, RawQp, UD, XRC_RECV, XRC_SEND, data, request};
-use crate::raw::{BASE, CQ, CQ_LOG, DATA, QP_BYTES, QPS, RawDriver, arm};
+use crate::raw::{BASE, CQ, CQ_LOG, DATA, QP_BYTES, QPS, RaisedEvent, RawDriver, arm};
 
 const EINVAL: u32 = libc::EINVAL as u32;
 const EBUSY: u32 = libc::EBUSY as u32;
@@ -63,13 +63,14 @@ pub(super) fn resized(bench: &mut Bench) -> Tested {
         }
     }
     expect("an entry where it was", raw.cqe(CQ, CQ_LOG, 2), None)?;
-    expect("the event of a queue that was armed before", raw.wait_for_event(0)?, (EVENT_COMPLETION, cq))
+    let event = RaisedEvent { kind: EVENT_COMPLETION, number: cq };
+    expect("the event of a queue that was armed before", raw.wait_for_event(0)?, event)
 }
 
 pub(super) fn moderated(bench: &mut Bench) -> Tested {
     let Pair { mut raw, key, cq, cq_cell, mut a, mut b, .. } = bench.pair()?;
     needs(&mut raw, CAP_CQ_CHANGES, "CAP_CQ_CHANGES")?;
-    let event = (EVENT_COMPLETION, cq);
+    let event = RaisedEvent { kind: EVENT_COMPLETION, number: cq };
     let moderate = |raw: &mut RawDriver, count, period| -> Tested {
         raw.ask::<Object>(OP_MODIFY_CQ, ModifyCq { cq, count, period }.as_bytes()).map(drop)
     };
@@ -276,10 +277,11 @@ pub(super) fn mads(bench: &mut Bench) -> Tested {
     expect("no message of a connection manager", send(0x7777, [owner << 20 | 5, 7])?, Err(EINVAL))?;
     /* a request for the service, and a message for an ID, come here */
     send_mad(&mut raw, REQ, 1, [owner << 20 | 5, 0], SERVICE)?;
-    expect("the event of a datagram", raw.wait_for_event(0)?, (EVENT_MADS, 0))?;
+    let event = RaisedEvent { kind: EVENT_MADS, number: 0 };
+    expect("the event of a datagram", raw.wait_for_event(0)?, event)?;
     expect("a request for the service", receive_mad(&mut raw)?, Some((1, REQ)))?;
     send_mad(&mut raw, DREP, 2, [owner << 20 | 7, owner << 20 | 9], 0)?;
-    expect("the event of the next one", raw.wait_for_event(1)?, (EVENT_MADS, 0))?;
+    expect("the event of the next one", raw.wait_for_event(1)?, event)?;
     expect("a message for an ID", receive_mad(&mut raw)?, Some((2, DREP)))?;
     expect("a datagram behind it", receive_mad(&mut raw)?, None)?;
     /* what is for nobody is answered by the board: a request is rejected, a connection is not there */

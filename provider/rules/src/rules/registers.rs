@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 
 use crate::bench::Bench;
 use crate::fault::{RuleFault, Tested, ensure, errno, expect};
-use crate::raw::{BASE, BYTES, COMMANDS, COMMANDS_LOG, EVENTS, EVENTS_LOG, RawDriver};
+use crate::raw::{BASE, BYTES, Basics, COMMANDS, COMMANDS_LOG, EVENTS, EVENTS_LOG, RawDriver};
 
 /// Registers of 64 bits.
 const LONG: [u32; 3] = [REG_CAPS, REG_COMMANDS, REG_EVENTS];
@@ -147,7 +147,7 @@ fn is_new(raw: &mut RawDriver, what: &str, made: &[(u16, u32)]) -> Tested {
 
 /// Makes one of each, and rings cells; what names them.
 fn make_all(raw: &mut RawDriver) -> Tested<Vec<(u16, u32)>> {
-    let (pd, key, cq) = raw.basics()?;
+    let Basics { pd, key, cq } = raw.basics()?;
     let qp = raw.qp(pd, cq.number, 0)?;
     let queues = RawDriver::create_qp(pd, cq.number, crate::raw::QPS + crate::raw::QP_BYTES).queues;
     let srq = raw.number(OP_CREATE_SRQ, CreateSrq { queues, pd, limit: 0 }.as_bytes())?.number;
@@ -178,7 +178,7 @@ pub(super) fn resets(bench: &mut Bench) -> Tested {
     super::pci::flr(&mut raw)?;
     is_new(&mut raw, "FLR", &made)?;
     /* the vector outlives both */
-    let (pd, key, cq) = raw.basics()?;
+    let Basics { pd, key, cq } = raw.basics()?;
     raw.taken = 0;
     let (mut a, mut b) = (raw.qp(pd, cq.number, 0)?, raw.qp(pd, cq.number, 1)?);
     raw.connect_qp(a, b.qpn)?;
@@ -219,7 +219,7 @@ pub(super) fn zero_cells(bench: &mut Bench) -> Tested {
     for cell in some {
         raw.ring(cell, 0x2_0000_0002)?;
     }
-    let (pd, _, cq) = raw.basics()?;
+    let Basics { pd, cq, .. } = raw.basics()?;
     let queues = RawDriver::create_qp(pd, cq.number, crate::raw::QPS + crate::raw::QP_BYTES).queues;
     let srq = raw.number(OP_CREATE_SRQ, CreateSrq { queues, pd, limit: 0 }.as_bytes())?;
     let qp = raw.qp(pd, cq.number, 0)?;

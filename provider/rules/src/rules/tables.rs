@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 use crate::bench::{Bench, Pair};
 use crate::fault::{RuleFault, Tested, ensure, expect};
 use crate::qp::{data, request};
-use crate::raw::{ALL, BASE, DATA, RawDriver};
+use crate::raw::{ALL, BASE, Basics, DATA, RawDriver};
 
 const PAGE: usize = 4096;
 /// Where the table is, and the pages, the later one first.
@@ -28,7 +28,7 @@ fn paged(raw: &mut RawDriver, pd: u32) -> Tested<Region> {
 
 pub(super) fn regions(bench: &mut Bench) -> Tested {
     let mut raw = bench.open()?;
-    let (pd, _, _) = raw.basics()?;
+    let Basics { pd, .. } = raw.basics()?;
     let good = paged(&mut raw, pd)?;
     for wrong in [
         Region { page_log: 11, ..good },

@@ -20,7 +20,7 @@ use zerocopy::IntoBytes;
 use crate::bench::{Bench, Wire};
 use crate::fault::{RuleFault, Tested, ensure, expect};
 use crate::qp::{QKEY, UD, data, request};
-use crate::raw::{DATA, QPS, RawDriver};
+use crate::raw::{Basics, DATA, QPS, RawDriver};
 
 /// QPN that this host says it has.
 const OWN_QPN: u32 = 0x77;
@@ -127,7 +127,7 @@ fn is_early(error: &io::Error) -> bool {
 pub(super) fn frames(bench: &mut Bench) -> Tested {
     let peer = WirePeer::open(bench.wire()?)?;
     let mut raw = bench.open()?;
-    let (pd, key, cq) = raw.basics()?;
+    let Basics { pd, key, cq } = raw.basics()?;
     let create = RawDriver::create_qp(pd, cq.number, QPS);
     let mut qp = raw.qp_of(0, &CreateQp { kind: UD, ..create })?;
     raw.connect_as(qp, 0, UD)?;

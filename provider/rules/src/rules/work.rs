@@ -13,14 +13,14 @@ use zerocopy::{IntoBytes, transmute};
 use crate::bench::{Bench, Pair};
 use crate::fault::{Tested, expect};
 use crate::qp::{RawQp, SEND_STRIDE, SENDS, SLOTS, address, data, request, state};
-use crate::raw::{BASE, BYTES, DATA, QPS, RawDriver};
+use crate::raw::{BASE, BYTES, Basics, DATA, QPS, RawDriver};
 
 const EINVAL: u32 = libc::EINVAL as u32;
 const EFAULT: u32 = libc::EFAULT as u32;
 
 pub(super) fn sizes(bench: &mut Bench) -> Tested {
     let mut raw = bench.open()?;
-    let (pd, _, cq) = raw.basics()?;
+    let Basics { pd, cq, .. } = raw.basics()?;
     let end = BASE + BYTES as u64;
     let (_map, file) = sealed::create(c"starverbs-read-only", 4096, sealed::SIZE_STAYS)?;
     raw.link.map_read_only(file.as_fd(), end, 4096)?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use starverbs_core::Gid;
 use starverbs_onerma::congestion::CongestionSettings;
-use starverbs_onerma::executor::{Executor, Finished, Transfer};
+use starverbs_onerma::executor::{Executor, Finished, SlotCommand, Transfer};
 use starverbs_onerma::{Class, Completion, OneRmaCommand, OneRmaOp, RegionKey, Rights, SlotState};
 
 use super::host::{Portal, SimRegion};
@@ -174,7 +174,7 @@ impl Client {
             self.wake = None;
         }
         let (host, portal) = (self.process.host, self.process.portal.id);
-        while let Some((slot, command)) = self.executor.poll(now) {
+        while let Some(SlotCommand { slot, command }) = self.executor.poll(now) {
             let state = net.hosts[host].card.slot_state(portal, slot);
             assert!(matches!(state, Some(SlotState::Free | SlotState::Done)));
             *self.issued.entry(command.remote).or_default() += u64::from(command.size);

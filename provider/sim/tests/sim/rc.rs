@@ -202,7 +202,7 @@ fn a_queue_pair_leaves_the_card_and_comes_back() {
     let qpn = run.conns[0].ends[0].qpn;
     let SimHost { nic, env, pd, .. } = &mut run.net.hosts[0];
     let (free, count, srq) =
-        (nic.free_qpns(), nic.qp_count(), nic.handover(qpn).expect("a QP").srq.map(|s| s.0));
+        (nic.free_qpns(), nic.qp_count(), nic.handover(qpn).expect("a QP").srq.map(|s| s.id));
     let srq = srq.expect("it takes from an SRQ");
     assert_eq!(nic.release_qp(env, qpn).err(), Some(NicError::Invalid), "it does not wait");
     nic.hold_qp(qpn).expect("a fresh QP");

@@ -51,7 +51,7 @@ fn finish(pair: &mut RpcPair, own: &mut OwnRequest) -> Code {
     for _ in 0..200_000 {
         let now = pair.net.now();
         let host = &mut pair.net.hosts[0];
-        if let Some(code) = host.nic.call_kernel((&mut host.env, now), host.pd, OP, own) {
+        if let Some(code) = host.nic.call_kernel(&mut host.env, now, host.pd, OP, own) {
             return code;
         }
         pair.net.transmit();
@@ -103,7 +103,7 @@ fn the_longest_ones_wait_for_room_and_leave_some() {
     /* nothing is acknowledged yet: all slots but one are taken */
     let (mut own, now) = (OwnRequest::new(&params).unwrap(), pair.net.now());
     let host = &mut pair.net.hosts[0];
-    assert_eq!(host.nic.call_kernel((&mut host.env, now), host.pd, OP, &mut own), None);
+    assert_eq!(host.nic.call_kernel(&mut host.env, now, host.pd, OP, &mut own), None);
     assert!(own.waits());
     assert_eq!(host.nic.counters().tx_kernel_writes.get(), u64::from(SLOTS) - 1);
     assert_eq!(finish(&mut pair, &mut own), Code::Ok);
@@ -126,7 +126,7 @@ fn what_waits_ends_with_its_queue_pair_and_its_kernel() {
         let params = params((pair.qpn[0], key, 100), va, &[1; 1000]);
         let (mut own, now) = (OwnRequest::new(&params).unwrap(), pair.net.now());
         let host = &mut pair.net.hosts[0];
-        assert_eq!(host.nic.call_kernel((&mut host.env, now), host.pd, OP, &mut own), None);
+        assert_eq!(host.nic.call_kernel(&mut host.env, now, host.pd, OP, &mut own), None);
         if unload {
             let id = host.nic.kernels()[0].id;
             assert!(host.nic.unload_kernel(id).is_ok());
@@ -162,7 +162,7 @@ fn others_queue_pairs_are_denied() {
     let other = host.nic.alloc_pd().unwrap();
     host.nic.load_kernel(other, OP, Box::new(Sender)).unwrap();
     let mut own = OwnRequest::new(&params((pair.qpn[0], key, 1), va, b"x")).unwrap();
-    let code = host.nic.call_kernel((&mut host.env, 0), other, OP, &mut own);
+    let code = host.nic.call_kernel(&mut host.env, 0, other, OP, &mut own);
     assert_eq!(code, Some(Code::Access));
 }
 
@@ -201,7 +201,7 @@ fn datagrams_leave_while_a_kernel_sends() {
         while cq.poll().is_none() {
             if let Some(own) = &mut between {
                 let (now, host) = (pair.net.now(), &mut pair.net.hosts[0]);
-                let ended = host.nic.call_kernel((&mut host.env, now), host.pd, OP, own);
+                let ended = host.nic.call_kernel(&mut host.env, now, host.pd, OP, own);
                 assert_eq!(ended, None, "it is to send for longer");
                 pair.net.transmit();
             }

@@ -9,8 +9,8 @@ use starverbs_core::nic::{TagChange, TagOp};
 use starverbs_core::qp::RecvSource;
 use starverbs_core::tags::{MAX_TAG_SGE, TaggedBuffer};
 use starverbs_core::{
-    Cqe, Mtu, NicConfig, QpState, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, SrqId, WcFlags, WcOpcode,
-    WcStatus,
+    Cqe, Mtu, NicConfig, QpState, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, SrqId, TagMatch, WcFlags,
+    WcOpcode, WcStatus,
 };
 use starverbs_sim::tmh::{self, FIN, NO_TAG, RENDEZVOUS};
 use starverbs_sim::{Faults, Net, QpAt, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
@@ -191,8 +191,8 @@ impl World {
     }
 
     fn on_match(&mut self, cqe: &Cqe) {
-        let (tag, number) = cqe.tag().expect("it matched");
-        let number = number as usize;
+        let TagMatch { tag, app_ctx } = cqe.tag().expect("it matched");
+        let number = app_ctx as usize;
         self.in_order(cqe, number);
         let message = &self.sent[number];
         assert_eq!(message.tag, tag);

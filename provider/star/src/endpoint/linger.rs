@@ -2,7 +2,7 @@
 
 use starverbs_core::{Gid, Nanos, Qpn};
 
-use crate::channel::{Arrival, ControlChannel};
+use crate::channel::{Arrival, ChannelMessage, ControlChannel};
 use crate::control::Control;
 use crate::env::StarEnv;
 use crate::stateless::{SfPeer, send_control};
@@ -61,7 +61,7 @@ impl Linger {
             return true;
         }
         if env.can_send_star()
-            && let Some((seq, message)) = self.channel.poll(now)
+            && let Some(ChannelMessage { seq, message }) = self.channel.poll(now)
         {
             send_control(env, &self.peer, self.qpn, seq, Some(&message));
         }

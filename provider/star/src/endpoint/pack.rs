@@ -169,8 +169,7 @@ impl<E: StarEnv> SlQp<E> {
 
     /// False: there is no room.
     fn add_recv(&self, batch: &mut PackedWqes, seq: u32) -> bool {
-        let (_, sges) = self.taken(seq);
-        batch.push_recv(Psn::new(seq), sges).is_some()
+        batch.push_recv(Psn::new(seq), self.taken(seq).sges).is_some()
     }
 
     fn add_send(&self, env: &mut E, batch: &mut PackedWqes, seq: u32) -> Added {
@@ -229,9 +228,8 @@ impl<E: StarEnv> SlQp<E> {
     }
 
     fn send_recv(&self, env: &mut E, seq: u32) {
-        let (_, sges) = self.taken(seq);
         let mut room = [0; SMALL_WQE];
-        if let Some(len) = encode_recv(sges, &mut room) {
+        if let Some(len) = encode_recv(self.taken(seq).sges, &mut room) {
             send_wqep(env, &self.peer, Opt::Recv, Psn::new(seq), room.get(..len).unwrap_or(&[]), None);
         }
     }

@@ -1,7 +1,7 @@
 //! An [`SlQp`] quiesces, and its QP goes back to the card while its program posts on.
 
-use starverbs_core::env::{RecvQueue, SendQueue};
-use starverbs_core::{Nanos, NicError, Psn, Sge};
+use starverbs_core::env::{HeldWqe, RecvQueue, SendQueue};
+use starverbs_core::{Nanos, NicError, Psn};
 
 use crate::env::StarEnv;
 use crate::revert::QuiescePoint;
@@ -82,10 +82,11 @@ impl<E: StarEnv> SlQp<E> {
     }
 
     /// A receive that SF has.
-    pub(super) fn taken(&self, seq: u32) -> (u64, &[Sge]) {
+    pub(super) fn taken(&self, seq: u32) -> HeldWqe<'_> {
         let at = (seq & (self.init.setup.rq_depth - 1)) as usize;
         let first = at * self.stride;
-        let Some(recv) = self.recvs.get(at) else { return (0, &[]) };
-        (recv.wr_id, self.sges.get(first..first + usize::from(recv.sges)).unwrap_or(&[]))
+        let Some(recv) = self.recvs.get(at) else { return HeldWqe { wr_id: 0, sges: &[] } };
+        let sges = self.sges.get(first..first + usize::from(recv.sges)).unwrap_or(&[]);
+        HeldWqe { wr_id: recv.wr_id, sges }
     }
 }

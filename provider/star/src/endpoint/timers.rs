@@ -2,6 +2,7 @@
 
 use starverbs_core::Nanos;
 
+use crate::channel::ChannelMessage;
 use crate::control::Control;
 use crate::env::StarEnv;
 use crate::stateless::send_control;
@@ -25,7 +26,7 @@ impl<E: StarEnv> SlQp<E> {
             if !env.can_send_star() {
                 return true;
             }
-            if let Some((seq, message)) = self.channel.poll(now) {
+            if let Some(ChannelMessage { seq, message }) = self.channel.poll(now) {
                 send_control(env, &self.peer, self.init.qpn, seq, Some(&message));
             }
         }

@@ -6,7 +6,7 @@ use starverbs_core::{Gid, Nanos, Psn, QpState};
 
 use super::window::Of;
 use super::{CardCtx, Ended, Stateful};
-use crate::channel::Arrival;
+use crate::channel::{Arrival, ChannelMessage};
 use crate::control::{Control, MAX_CONTROL, Setup};
 use crate::env::{StarDest, StarEnv};
 use crate::wire::{CardHalf, Prefix, Ptype, StarHead, StarPacket};
@@ -101,7 +101,7 @@ impl<E: StarEnv> Stateful<E> {
             return true;
         }
         self.queue_messages(card.now);
-        let Some((seq, message)) = self.channel.poll(card.now) else { return false };
+        let Some(ChannelMessage { seq, message }) = self.channel.poll(card.now) else { return false };
         let mut room = [0; MAX_CONTROL];
         let Some(len) = message.encode(&mut room) else { return false };
         let head = StarHead::control(self.peer.qpn, self.prefix(), seq, len as u16);

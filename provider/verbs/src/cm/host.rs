@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 
 use starverbs_backend::HostAddr;
-use starverbs_cm::{Cause, Cm, CmConfig, CmError, ConnEvent, ListenAt, ListenerId};
+use starverbs_cm::{Cause, Cm, CmConfig, CmError, ConnEvent, ConnNews, ListenAt, ListenerId, OutboundMad};
 use starverbs_core::{Av, Gid, Mtu, Nanos};
 
 use super::Sink;
@@ -141,7 +141,7 @@ impl CmHost {
 
     /// Sends its messages, queues its events, sets its timer.
     fn settle(&mut self, port: &mut dyn MadPort, log: &DeferredLog) {
-        while let Some((path, mad)) = self.cm.poll_send() {
+        while let Some(OutboundMad { path, mad }) = self.cm.poll_send() {
             let Some(sgid_index) = self.ip(path.local) else { continue };
             let to = Av {
                 dgid: path.remote,
@@ -155,7 +155,7 @@ impl CmHost {
             self.sent = true;
         }
         port.flush();
-        while let Some((id, event)) = self.cm.poll_event() {
+        while let Some(ConnNews { id, event }) = self.cm.poll_event() {
             if let Some(delivery) = self.event(id, event) {
                 log.deliver_later(delivery);
             }

@@ -7,7 +7,7 @@ use starverbs_backend::links::DomainName;
 use starverbs_core::mr::{MrAttr, WindowType};
 use starverbs_core::nic::TagOp;
 use starverbs_core::qp::{self as card_qp, QpAttr, QpAttrMask};
-use starverbs_core::strom::{Code, RpcHandler};
+use starverbs_core::strom::{RpcHandler, RpcOutcome};
 use starverbs_core::{Av, AvId, Gid, PdId, Qpn, SrqId};
 use starverbs_rings::{CardRq, CardSq, CqRoom, SpinLock, WorkRings};
 use starverbs_star::control::Preference;
@@ -296,8 +296,8 @@ pub(crate) enum KernelCommand<'a> {
     Load { pd: PdId, op: u64, handler: RpcHandler, replace: bool },
     /// No longer
     Unload { pd: PdId, op: u64 },
-    /// Answers a request of the program's own; says how it ended, and how long the answer is
-    Call { pd: PdId, op: u64, params: &'a [u8], answer: &'a mut [u8], ended: &'a mut (Code, u32) },
+    /// Answers a request of the program's own; says how it ended
+    Call { pd: PdId, op: u64, params: &'a [u8], answer: &'a mut [u8], ended: &'a mut RpcOutcome },
 }
 
 /// An answer.

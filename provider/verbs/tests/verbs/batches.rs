@@ -32,7 +32,7 @@ fn a_batch_is_posted_in_order_with_its_data() {
     batch.begin(SendWqe { imm: 7, ..wqe(2, SendOp::SendImm) });
     let said = *b"inline, in pieces";
     // SAFETY: two halves of a local array.
-    unsafe { batch.set_inline([(said.as_ptr(), 8), (said[8..].as_ptr(), 9)].into_iter()) };
+    unsafe { batch.set_inline([&raw const said[..8], &raw const said[8..]].into_iter()) };
     batch.begin(SendWqe { remote_addr: b.addr(300), rkey: b.mr.rkey(), ..wqe(3, SendOp::Write) });
     batch.set_sges(&[a.sge(26, 7)]);
     assert!(a.cq.poll(&mut [Default::default()]).unwrap() == 0, "the card sees nothing before the end");
@@ -88,13 +88,13 @@ fn a_failure_is_told_at_the_end_and_nothing_is_posted() {
     let long = [0u8; 5000];
     // SAFETY: a local array.
     let inline = |batch: &mut starverbs_verbs::SendBatch<'_>| unsafe {
-        batch.set_inline(std::iter::once((long.as_ptr(), long.len())));
+        batch.set_inline(std::iter::once(&raw const long[..]));
     };
     assert_eq!(refused(&qa, ALL, inline), EINVAL);
     // SAFETY: nothing is read: the operation is refused.
     let read = |batch: &mut starverbs_verbs::SendBatch<'_>| unsafe {
         batch.begin(wqe(3, SendOp::Read));
-        batch.set_inline(std::iter::once((long.as_ptr(), 8)));
+        batch.set_inline(std::iter::once(&raw const long[..8]));
     };
     assert_eq!(refused(&qa, ALL, read), EINVAL);
     assert_eq!(refused(&qa, 1 << 2, |batch| batch.begin(wqe(3, SendOp::Write))), EINVAL);

@@ -49,7 +49,7 @@ fn batches_carry_the_word_with_them() {
         let word = n.to_ne_bytes();
         batch.begin(SendWqe { wr_id: n, op: SendOp::AtomicWrite, ..to });
         // SAFETY: a local array.
-        unsafe { batch.set_inline(std::iter::once((word.as_ptr(), 8))) };
+        unsafe { batch.set_inline(std::iter::once(&raw const word[..])) };
     }
     batch.begin(SendWqe { wr_id: 4, op: SendOp::Flush, imm: GLOBAL, compare_add: 8, ..to });
     batch.complete().unwrap();

@@ -3,7 +3,9 @@
 use std::process::Command;
 
 use crate::common::*;
-use starverbs_core::strom::{Code, RECORD_LEN, ReplyFlags, ReplyHead, ReplyRecord, ReplyTarget, RpcAnswer};
+use starverbs_core::strom::{
+    Code, RECORD_LEN, ReplyFlags, ReplyHead, ReplyRecord, ReplyTarget, RpcAnswer, RpcOutcome,
+};
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{FlushLevel, Placement, QpType, SendFlags, SendOp, SendWqe, WcOpcode, WcStatus};
 use starverbs_kernels::get::{Bucket, HashEntry, Params};
@@ -113,17 +115,20 @@ fn a_program_calls_its_own_cards_kernel() {
     let node = Node::new(&settings());
     let params = table(&node);
     let mut answer = [0; 64];
+    let ended = |code, len| RpcOutcome { code, len };
     let none = node.pd.call_kernel(OP, params.as_bytes(), &mut answer).unwrap();
-    assert_eq!(none, (Code::NoKernel, 0));
+    assert_eq!(none, ended(Code::NoKernel, 0));
     node.pd.load_kernel(OP, Builtin::Get).unwrap();
-    assert_eq!(node.pd.call_kernel(OP, params.as_bytes(), &mut answer).unwrap(), (Code::Ok, 7));
+    assert_eq!(node.pd.call_kernel(OP, params.as_bytes(), &mut answer).unwrap(), ended(Code::Ok, 7));
     assert_eq!(&answer[..7], b"a value");
     let short = node.pd.call_kernel(OP, params.as_bytes(), &mut answer[..6]).unwrap();
-    assert_eq!(short, (Code::Overflow, 7));
+    assert_eq!(short, ended(Code::Overflow, 7));
     let other = Params { key: 8.into(), ..params };
-    assert_eq!(node.pd.call_kernel(OP, other.as_bytes(), &mut answer).unwrap(), (Code::NotFound, 0));
+    let unknown = node.pd.call_kernel(OP, other.as_bytes(), &mut answer).unwrap();
+    assert_eq!(unknown, ended(Code::NotFound, 0));
     let foreign = Params { value_key: 0x1234.into(), ..params };
-    assert_eq!(node.pd.call_kernel(OP, foreign.as_bytes(), &mut answer).unwrap(), (Code::Access, 0));
+    let denied = node.pd.call_kernel(OP, foreign.as_bytes(), &mut answer).unwrap();
+    assert_eq!(denied, ended(Code::Access, 0));
     assert_eq!(node.pd.call_kernel(OP, &[0; 4097], &mut answer).unwrap_err().errno(), EINVAL);
 }
 
@@ -149,8 +154,8 @@ fn a_kernel_sends_while_its_program_waits() {
             };
             let place = place.map(|(to, len)| shuffle::Partition { to: to.into(), len: (len as u64).into() });
             let more = place.as_ref().map_or(&[][..], IntoBytes::as_bytes);
-            let (code, _) = a.pd.call_kernel(OP, &[params.as_bytes(), more].concat(), &mut [0; 64]).unwrap();
-            assert_eq!(code, Code::Ok, "command {command}");
+            let ended = a.pd.call_kernel(OP, &[params.as_bytes(), more].concat(), &mut [0; 64]).unwrap();
+            assert_eq!(ended.code, Code::Ok, "command {command}");
         };
         ask(shuffle::BEGIN, 0, 0, None);
         ask(shuffle::HISTOGRAM, b.mr.rkey(), qa.number(), Some((b.addr(0), 8 * VALUES)));

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use starverbs_core::tags::{MAX_TAG_SGE, MAX_TAGS, TaggedBuffer};
-use starverbs_core::{QpType, Sge, WcFlags, WcOpcode, WcStatus};
+use starverbs_core::{QpType, Sge, TagMatch, WcFlags, WcOpcode, WcStatus};
 use starverbs_verbs::{Pd, Qp, QpInit, RecvWr, Srq, TagChange, TagOp};
 
 const EINVAL: i32 = 22;
@@ -47,7 +47,8 @@ fn an_eager_message_goes_to_its_buffer() {
     a.completions(1);
     let got = b.completions(1)[0];
     assert_eq!((got.opcode, got.wr_id, got.status), (WcOpcode::TmRecv, 5, WcStatus::Success));
-    assert_eq!((got.tag(), got.flags.contains(WcFlags::TM_MATCH)), (Some((42, 9)), true));
+    let matched = Some(TagMatch { tag: 42, app_ctx: 9 });
+    assert_eq!((got.tag(), got.flags.contains(WcFlags::TM_MATCH)), (matched, true));
     if !got.flags.contains(WcFlags::TM_DATA_VALID) {
         let data = b.completions(1)[0];
         assert_eq!((data.wr_id, data.flags, data.byte_len), (5, WcFlags::TM_DATA_VALID, 2000));
@@ -69,7 +70,8 @@ fn a_rendezvous_is_fetched_and_the_sender_told() {
     a.post_recv(&qa, 8, 50_000, 64).unwrap();
     post(&qa, &send(1, &[a.sge(0, 32)])).unwrap();
     let got = b.completions(2);
-    assert_eq!((got[0].tag(), got[0].flags), (Some((43, 9)), WcFlags::TM_MATCH));
+    let matched = Some(TagMatch { tag: 43, app_ctx: 9 });
+    assert_eq!((got[0].tag(), got[0].flags), (matched, WcFlags::TM_MATCH));
     assert_eq!((got[1].wr_id, got[1].flags, got[1].byte_len), (6, WcFlags::TM_DATA_VALID, 40_000));
     assert_eq!(b.bytes(0, 40_000), [7; 40_000]);
     let done = a.completions(2);

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use starverbs_cm::wire::Mad;
 use starverbs_cm::{
-    Accept, Cm, CmConfig, CmPath, ConnEvent, Connect, Ece, ListenAt, ListenerId, PortSpace, QpSide, Resolve,
-    Scope, Service,
+    Accept, Cm, CmConfig, CmPath, ConnEvent, ConnNews, Connect, Ece, ListenAt, ListenerId, OutboundMad,
+    PortSpace, QpSide, Resolve, Scope, Service,
 };
 use starverbs_core::{Gid, Mtu, Nanos, Psn};
 
@@ -71,7 +71,7 @@ impl World {
     }
 
     fn settle(&mut self, host: usize) {
-        while let Some((path, mad)) = self.hosts[host].cm.poll_send() {
+        while let Some(OutboundMad { path, mad }) = self.hosts[host].cm.poll_send() {
             assert_eq!(path.local, self.hosts[host].gid);
             self.sent += 1;
             let copies = 1 + u64::from(self.random() % 100 < self.wire.duplicate);
@@ -83,8 +83,8 @@ impl World {
                 }
             }
         }
-        while let Some(event) = self.hosts[host].cm.poll_event() {
-            self.hosts[host].events.push(event);
+        while let Some(ConnNews { id, event }) = self.hosts[host].cm.poll_event() {
+            self.hosts[host].events.push((id, event));
         }
     }
 

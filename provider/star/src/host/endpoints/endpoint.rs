@@ -19,7 +19,7 @@ use crate::stateless::SfPeer;
 use crate::wire::Prefix;
 
 use super::super::queues_of;
-use super::super::{EndpointHost, Turn};
+use super::super::{EndpointHost, MadeSlots, Turn};
 use super::rules::GroupKey;
 use super::{Endpoints, LINGER_BIT};
 
@@ -98,7 +98,7 @@ impl<E: EndpointHost> ConnectionSlots<E> {
     fn new(env: &mut E, completions: u32, results: u32) -> Result<Self, NicError> {
         const { assert!(CQE_SLOT == 2 * REPLAY_SLOT) };
         let bytes = u64::from(completions + results.div_ceil(2)) * CQE_SLOT;
-        let (memory, addr) = env.make_slots(bytes).ok_or(NicError::Exhausted)?;
+        let MadeSlots { memory, addr } = env.make_slots(bytes).ok_or(NicError::Exhausted)?;
         Ok(ConnectionSlots { range: MemRange { addr, len: bytes }, _memory: memory })
     }
 }
@@ -153,10 +153,9 @@ impl<E: EndpointHost> Endpoints<E> {
     ) -> Result<(), NicError> {
         let QpHandover { owner, attr, srq, sq_sig_all, first_send, .. } = turn.nic.handover(qpn)?;
         let Queues { sq, rq, send_cq, recv_cq } = queues;
-        let shared = srq.map(|(id, _)| id);
-        let ring = || srq.map(|(_, ring)| ring.clone());
+        let ring = || srq.as_ref().map(|srq| srq.ring.clone());
         let rq = rq.or_else(ring).ok_or(NicError::Invalid)?;
-        let rq_depth = if shared.is_some() { SHARED_RECVS } else { E::slots_of(&rq) };
+        let rq_depth = if srq.is_some() { SHARED_RECVS } else { E::slots_of(&rq) };
         let replay_slots = u32::from(attr.max_dest_rd_atomic).next_power_of_two();
         let slots = ConnectionSlots::new(turn.env, sq.slots() + rq_depth, replay_slots)?;
         let base = slots.range.addr;
@@ -166,7 +165,7 @@ impl<E: EndpointHost> Endpoints<E> {
             pd: owner.pd,
             sq_depth: sq.slots(),
             rq_depth,
-            srq: shared.is_some(),
+            srq: srq.is_some(),
             send_ring: base,
             recv_ring,
             replay: recv_ring + u64::from(rq_depth) * CQE_SLOT,

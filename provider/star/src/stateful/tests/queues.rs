@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::vec::Vec;
 
-use starverbs_core::env::{CompletionQueue, CqOverrun, RecvQueue, SendQueue, TakenWqe};
+use starverbs_core::env::{CompletionQueue, CqOverrun, HeldWqe, RecvQueue, SendQueue, TakenWqe};
 use starverbs_core::{Cqe, NicError, Seg, SendWqe, Sge};
 
 pub(super) struct Slot {
@@ -80,8 +80,8 @@ impl RecvQueue for Rq {
     fn max_sge(&self) -> usize {
         4
     }
-    fn put_back(&self, recvs: &mut dyn Iterator<Item = (u64, &[Sge])>) -> Result<(), NicError> {
-        let back: Vec<_> = recvs.map(|(wr_id, sges)| (wr_id, sges.to_vec())).collect();
+    fn put_back(&self, recvs: &mut dyn Iterator<Item = HeldWqe<'_>>) -> Result<(), NicError> {
+        let back: Vec<_> = recvs.map(|held| (held.wr_id, held.sges.to_vec())).collect();
         back.into_iter().rev().for_each(|recv| self.0.borrow_mut().push_front(recv));
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Queue pair 1 of the card, as its connection manager has it.
 
 use starverbs_cm::CmPath;
-use starverbs_core::{Av, MAD_LEN, Nanos, Nic};
+use starverbs_core::{Av, MAD_LEN, Nanos, Nic, ReceivedMad};
 
 use super::Soft;
 use super::deferred_log::DeferredLog;
@@ -18,10 +18,10 @@ pub(super) struct CardMads<'a> {
 
 impl MadPort for CardMads<'_> {
     fn receive(&mut self) -> Option<(CmPath, [u8; MAD_LEN])> {
-        let (meta, mad) = self.nic.poll_mad()?;
+        let ReceivedMad { meta, bytes } = self.nic.poll_mad()?;
         /* the two low bits are ECN */
         let traffic_class = meta.traffic_class & !3;
-        Some((CmPath { local: meta.dst, remote: meta.src, traffic_class, hop_limit: 0 }, mad))
+        Some((CmPath { local: meta.dst, remote: meta.src, traffic_class, hop_limit: 0 }, bytes))
     }
 
     fn send(&mut self, to: &Av, mad: &[u8; MAD_LEN]) {

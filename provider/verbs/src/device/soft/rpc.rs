@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use starverbs_core::mr::MrAttr;
 use starverbs_core::nic::OwnRequest;
-use starverbs_core::strom::{Code, ReplyMemory, RpcHandler, SLOT_BYTES};
+use starverbs_core::strom::{Code, ReplyMemory, RpcHandler, RpcOutcome, SLOT_BYTES};
 use starverbs_core::{Access, Nanos, Nic, NicError, PdId, Qpn};
 
 use super::super::command::KernelCommand;
@@ -89,16 +89,16 @@ impl Replies {
 impl Soft {
     /// Has a kernel answer a request of the program's own, by turns between which others have theirs, and
     /// what it sends leaves and is acknowledged.
-    fn call_kernel(&self, pd: PdId, op: u64, params: &[u8], answer: &mut [u8]) -> Result<(Code, u32)> {
+    fn call_kernel(&self, pd: PdId, op: u64, params: &[u8], answer: &mut [u8]) -> Result<RpcOutcome> {
         let mut own = OwnRequest::new(params)?;
         loop {
             let ended = self.with(|Shard { nic, env, .. }, now| {
-                match nic.call_kernel((&mut *env, now), pd, op, &mut own)? {
+                match nic.call_kernel(env, now, pd, op, &mut own)? {
                     Code::Ok => Some(match nic.take_answer(env, pd, &own, answer) {
-                        Ok(len) => (Code::Ok, len),
+                        Ok(len) => RpcOutcome { code: Code::Ok, len },
                         Err(ended) => ended,
                     }),
-                    code => Some((code, 0)),
+                    code => Some(RpcOutcome { code, len: 0 }),
                 }
             });
             if let Some(ended) = ended {

@@ -11,7 +11,7 @@ use starverbs_rings::{CardRq, CardSq, SendMemory};
 use starverbs_star::bounds::MemRange;
 use starverbs_star::control::Role;
 use starverbs_star::env::{QpPair, SlEvent, StarDest, StarEnv};
-use starverbs_star::host::{EndpointHost, InboundMessage, Note};
+use starverbs_star::host::{EndpointHost, InboundMessage, MadeSlots, Note};
 use starverbs_star::message::SMALL_INLINE;
 use starverbs_star::ring::CQE_SLOT;
 use starverbs_star::seal::{ControlSeal, MAX_SEALED};
@@ -129,15 +129,15 @@ pub(crate) struct CompletionSlot {
 impl EndpointHost for HostEnv {
     type Slots = Box<[CompletionSlot]>;
 
-    fn make_slots(&mut self, bytes: u64) -> Option<(Box<[CompletionSlot]>, u64)> {
+    fn make_slots(&mut self, bytes: u64) -> Option<MadeSlots<Box<[CompletionSlot]>>> {
         const { assert!(size_of::<CompletionSlot>() as u64 == CQE_SLOT) };
         let count = bytes.div_ceil(CQE_SLOT) as usize;
         let mut slots = Vec::new();
         slots.try_reserve_exact(count).ok()?;
         slots.resize_with(count, || CompletionSlot { _words: Default::default() });
-        let slots = slots.into_boxed_slice();
-        let first = slots.as_ptr() as u64;
-        Some((slots, first))
+        let memory = slots.into_boxed_slice();
+        let addr = memory.as_ptr() as u64;
+        Some(MadeSlots { memory, addr })
     }
 
     fn slots_of(queue: &CardRq) -> u32 {
