@@ -87,6 +87,11 @@ STAR_COUNTER(dma_misses, STARVERBS_COUNTER_DMA_MISSES);
 STAR_COUNTER(commands, STARVERBS_COUNTER_COMMANDS);
 STAR_COUNTER(commands_refused, STARVERBS_COUNTER_COMMANDS_REFUSED);
 STAR_COUNTER(malformed, STARVERBS_COUNTER_MALFORMED);
+STAR_COUNTER(qpc_hits, STARVERBS_COUNTER_QPC_HITS);
+STAR_COUNTER(qpc_misses, STARVERBS_COUNTER_QPC_MISSES);
+STAR_COUNTER(qpc_waited, STARVERBS_COUNTER_QPC_WAITED);
+STAR_COUNTER(qpc_prefetched, STARVERBS_COUNTER_QPC_PREFETCHED);
+STAR_COUNTER(qpc_evicted, STARVERBS_COUNTER_QPC_EVICTED);
 
 static struct attribute *star_board_attrs[] = {
 	&dev_attr_state.attr,
@@ -113,6 +118,11 @@ static struct attribute *star_counter_attrs[] = {
 	&star_counter_commands.attr.attr,
 	&star_counter_commands_refused.attr.attr,
 	&star_counter_malformed.attr.attr,
+	&star_counter_qpc_hits.attr.attr,
+	&star_counter_qpc_misses.attr.attr,
+	&star_counter_qpc_waited.attr.attr,
+	&star_counter_qpc_prefetched.attr.attr,
+	&star_counter_qpc_evicted.attr.attr,
 	NULL
 };
 

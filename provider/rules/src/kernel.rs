@@ -24,7 +24,7 @@ const MOST_CELLS: u32 = 1 << 27;
 /// Bytes of the event queue that the driver looks at.
 const EVENT_BYTES: usize = size_of::<Event>() << EVENTS_LOG;
 /// Counters in the order of their numbers, as the kernel's files are named.
-const COUNTERS: [&str; 12] = [
+const COUNTER_FILES: [&str; COUNTERS as usize] = [
     "doorbells",
     "send_fetches",
     "recv_fetches",
@@ -37,6 +37,11 @@ const COUNTERS: [&str; 12] = [
     "commands",
     "commands_refused",
     "malformed",
+    "qpc_hits",
+    "qpc_misses",
+    "qpc_waited",
+    "qpc_prefetched",
+    "qpc_evicted",
 ];
 
 /// A context of a board.
@@ -111,7 +116,7 @@ impl KernelContext {
 
     fn counter(&self, at: u32) -> io::Result<u64> {
         let number = at.checked_sub(REG_COUNTERS).map(|at| at as usize / size_of::<u64>());
-        let name = number.and_then(|number| COUNTERS.get(number));
+        let name = number.and_then(|number| COUNTER_FILES.get(number));
         let name = name.ok_or_else(|| of_function(&format!("the register at {at:#x}")))?;
         let text = std::fs::read_to_string(self.counters.join(name))?;
         text.trim().parse().map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "a counter of no number"))

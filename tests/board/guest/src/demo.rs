@@ -19,7 +19,7 @@ $ON ibv_devinfo | head -n 14
 "#;
 /// What the board counted.
 const COUNTED: &str =
-    "cd /sys/class/starverbs/star0/counters && grep . doorbells send_fetches cqe_writes dma_*";
+    "cd /sys/class/starverbs/star0/counters && grep . doorbells send_fetches cqe_writes dma_* qpc_*";
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Shows it; an error if a program fails.
