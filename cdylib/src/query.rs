@@ -114,7 +114,9 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         full.hca_core_clock = from.hca_core_clock_khz;
         full.device_cap_flags_ex = from.device_cap_flags;
         full.phys_port_cnt_ex = u32::from(from.phys_port_cnt);
-        full.tm_caps = tags::caps();
+        if from.tags {
+            full.tm_caps = tags::caps();
+        }
         full.max_dm_size = from.max_dm_size;
         full.odp_caps.general_caps = from.odp.general;
         full.odp_caps.per_transport_caps = abi::ibv_odp_caps__bindgen_ty_1 {

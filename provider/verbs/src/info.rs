@@ -180,6 +180,8 @@ pub struct DeviceAttr {
     pub timestamp_mask: u64,
     /// Bytes of device memory
     pub max_dm_size: u64,
+    /// SRQs may match tags (`struct ibv_tm_caps`)
+    pub tags: bool,
     /// What on-demand paging offers
     pub odp: OdpCaps,
 }
@@ -291,6 +293,7 @@ impl DeviceInfo {
     pub(crate) fn limit_to_board(&mut self, board: &DeviceReply, caps: u64, mtu: Mtu) {
         let attr = &mut self.attr;
         (attr.node_guid, attr.sys_image_guid) = (board.guid, board.guid);
+        attr.tags = false;
         attr.device_cap_flags = BOARD_FLAGS | if caps & CAP_XRC != 0 { DEVICE_XRC } else { 0 };
         attr.max_qp = board.max_qp;
         attr.max_qp_wr = board.max_qp_wr.min(MAX_QP_WR);
@@ -436,6 +439,7 @@ fn attr(guid: u64, groups: u32, limits: &CardLimits, memory: u64) -> DeviceAttr 
         hca_core_clock_khz: 1_000_000,
         timestamp_mask: u64::MAX,
         max_dm_size: MAX_DM,
+        tags: true,
         odp: odp_caps(),
     }
 }

@@ -229,6 +229,7 @@ fn what_a_board_does_not_take_is_said() {
         Srq::create_tagged(&a.pd, &a.cq, 4, 4, 1, 0).err().unwrap(),
     ];
     assert_eq!(refused.map(|error| error.errno()), [libc::EOPNOTSUPP; 3]);
+    assert!(!a.ctx.device_attr().tags);
 }
 
 /// A process holds a service among all of the host, be their cards boards or not.
