@@ -99,7 +99,8 @@ if command -v ib_send_lat >/dev/null && command -v ibv_rc_pingpong >/dev/null; t
         cargo run --quiet --package starverbs-conformance -- --quick --net lo --link udp \
         --filter "^(ping-pong: ibv_(rc|srq)_.*-c|$perftests|connection manager: (ucmatose|ib_send.*))\$"
     # On two functions of an emulated board; then on a board and on a card in software.
-    boards='(ping-pong|multicast|connection manager|device|board): .*'
+    boards='(ping-pong|multicast|device|board): .*'
+    boards+='|connection manager: (ucmatose|udaddy|rdma_client|cmtime -c 20|ib_send_lat -R)'
     boards+="|perftest: ib_[a-z]+_(lat|bw)( -e| -b| --use-srq| -s 64 .*| -c (U[CD]|XRC)| -l .*| -A .*)?"
     part "others' programs on the board (a few)" \
         cargo run --quiet --package starverbs-conformance -- --quick --net lo --device board \

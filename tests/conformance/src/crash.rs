@@ -27,7 +27,7 @@ pub(crate) fn cases() -> Vec<Case> {
         Case::special("kill -9", "both, then nothing is left behind", BOTH, leaves_nothing)
             .quick(&[Net::Veth])
             .of_software(STAYS),
-        random("either side at 10 random moments, others live on", 10, 1),
+        random("either side at 10 random moments, others live on", 10, 1).quick(&[Net::Lo]),
         random("either side at 100 random moments, others live on", 100, 2).quick(&[]),
     ]
 }
