@@ -19,9 +19,8 @@ static void role(int fd)
 
 	open_side(&s);
 	p = swap(fd, &s);
-	/* far less than the jumps, far more than a busy machine takes a CPU away for; the second
-	 * try that a jump costs is the last */
-	NEED(connect_to(s.qp, &p, 18, 1) == 0);
+	/* far less than the jumps; a jump costs a try, a very busy machine another, the third is the last */
+	NEED(connect_to(s.qp, &p, 18, 2) == 0);
 	say(fd, 'c');
 	NEED(await_byte(fd) == 'g');
 	for (;;) {
