@@ -12,6 +12,7 @@ use alloc::vec::Vec;
 
 use slab::Slab;
 use starverbs_core::mr::MemoryRule;
+use starverbs_core::nic::MAX_SGE;
 use starverbs_core::room::{exact, make_room_in};
 use starverbs_core::{Access, Av, Counters, Gid, Nanos, NicError, PdId, Seg};
 
@@ -136,6 +137,8 @@ pub struct RuleRegistry {
     conns: Slab<RegisteredConn>,
     slots: Vec<RuleSlot>,
     free: Vec<u32>,
+    /// Room for what the packet that leaves next brings
+    segs: Vec<Seg>,
 }
 
 impl RuleRegistry {
@@ -149,6 +152,7 @@ impl RuleRegistry {
         prefix: Prefix,
     ) -> Result<ConnId, NicError> {
         make_room_in(&mut self.conns)?;
+        exact(&mut self.segs, MAX_SGE)?;
         let known = self.domains.iter().find(|(_, d)| d.server == server).map(|(id, _)| id);
         let domain = match known {
             Some(id) => id,
@@ -167,6 +171,18 @@ impl RuleRegistry {
         self.domains[domain].conns += 1;
         self.domains[domain].holders += 1;
         Ok(ConnId(self.conns.insert(RegisteredConn { domain, holds: true, av, port, prefix }) as u32))
+    }
+
+    /// An empty list with room for the segments of any packet, once there is a connection; it is to be given
+    /// back ([`keep_segs`](RuleRegistry::keep_segs)).
+    pub fn take_segs(&mut self) -> Vec<Seg> {
+        core::mem::take(&mut self.segs)
+    }
+
+    /// Keeps that list for the next packet.
+    pub fn keep_segs(&mut self, mut segs: Vec<Seg>) {
+        segs.clear();
+        self.segs = segs;
     }
 
     /// A connection makes no request any more: SL may have none left to send the end of a rule by. The last

@@ -20,6 +20,7 @@ mod finish;
 mod inquiry;
 mod messages;
 mod packets;
+mod places;
 mod quiesce;
 mod rdc;
 mod remote;
@@ -27,12 +28,10 @@ mod results;
 mod stream;
 mod window;
 
-use alloc::boxed::Box;
-use alloc::vec::Vec;
-
 pub use clock::Waits;
 use events::{Completions, OwedAcks};
 use inquiry::Inquiry;
+use places::{Lists, Places};
 use remote::RemoteQueue;
 use stream::{OPS, WqeStream};
 use window::{Of, PacketWindow};
@@ -40,12 +39,8 @@ use window::{Of, PacketWindow};
 use starverbs_core::engine::{EngineAttr, TakenRecv};
 use starverbs_core::env::SendQueue;
 use starverbs_core::mr::MrTable;
-use starverbs_core::nic::MAX_SGE;
 use starverbs_core::nic::Path;
-use starverbs_core::room::{exact, filled};
-use starverbs_core::{
-    Access, Av, Counters, Mtu, Nanos, NicError, PdId, Psn, QpState, Qpn, Seg, Sge, WcStatus,
-};
+use starverbs_core::{Access, Av, Counters, Mtu, Nanos, NicError, PdId, Psn, QpState, Qpn, Sge, WcStatus};
 
 use super::channel::ControlChannel;
 use super::control::Setup;
@@ -171,8 +166,9 @@ pub struct Stateful<E: StarEnv> {
     recvs: RemoteQueue,
     /// Oldest WQE of SL's receive queue that nobody took
     next_recv: Psn,
-    held: Box<[RecvOfSl]>,
-    held_sges: Box<[Sge]>,
+    /// Receive WQEs of ours, by the WQE of SL that has taken them
+    held: Places<RecvOfSl>,
+    held_sges: Lists<Sge>,
     window: PacketWindow,
     /// What the path counts as this connection's in flight
     charged: u32,
@@ -223,7 +219,6 @@ pub struct Stateful<E: StarEnv> {
     /// The next of our two send queues to have its turn
     turn: Of,
     deadline: Nanos,
-    segs: Vec<Seg>,
 }
 
 impl<E: StarEnv> Stateful<E> {
@@ -259,20 +254,15 @@ impl<E: StarEnv> Stateful<E> {
         if depths.iter().any(|depth| !depth.is_power_of_two()) {
             return Err(NicError::Invalid);
         }
-        let (sends, recvs) = (RemoteQueue::new(setup.sq_depth)?, RemoteQueue::new(setup.rq_depth)?);
-        let room = local.max_recv_sge.clamp(1, MAX_SGE);
-        let window = PacketWindow::new(local.window)?;
-        let streams =
-            [WqeStream::new(local.first_send, local.sq.slots())?, WqeStream::new(0, setup.sq_depth)?];
-        let held_wqes = streams[Of::Remote as usize].depth() as usize;
-        let (held, held_sges) = (filled(held_wqes)?, filled(held_wqes * room)?);
+        let (sends, recvs) = (RemoteQueue::new(setup.sq_depth), RemoteQueue::new(setup.rq_depth));
+        let window = PacketWindow::new(local.window);
+        let streams = [WqeStream::new(local.first_send, local.sq.slots()), WqeStream::new(0, setup.sq_depth)];
+        let held = Places::new(streams[Of::Remote as usize].depth());
         let completions = [
-            Completions::new(setup.send_ring, setup.sq_depth)?,
-            Completions::new(setup.recv_ring, setup.rq_depth)?,
+            Completions::new(setup.send_ring, setup.sq_depth),
+            Completions::new(setup.recv_ring, setup.rq_depth),
         ];
-        let owed_acks = OwedAcks::new(setup.sq_depth.saturating_add(setup.rq_depth), local.form)?;
-        let mut segs = Vec::new();
-        exact(&mut segs, MAX_SGE)?;
+        let owed_acks = OwedAcks::new(setup.sq_depth.saturating_add(setup.rq_depth), local.form);
         let asks = card.now + local.waits.keepalive;
         let mut made = Stateful {
             mtu: local.mtu.min(setup.mtu).bytes(),
@@ -286,7 +276,7 @@ impl<E: StarEnv> Stateful<E> {
             recvs,
             next_recv: Psn::default(),
             held,
-            held_sges,
+            held_sges: Lists::new(1),
             window,
             charged: 0,
             crowded: false,
@@ -317,7 +307,6 @@ impl<E: StarEnv> Stateful<E> {
             turn: Of::Local,
             /* what was posted before waits for SL's rules, and has a KeepAlive sent */
             deadline: asks,
-            segs,
         };
         made.add_rings(card)?;
         Ok(made)
@@ -435,8 +424,8 @@ impl<E: StarEnv> Stateful<E> {
             + self.recvs.bytes()
             + self.window.bytes()
             + self.streams.iter().map(WqeStream::bytes).sum::<usize>()
-            + size_of_val(&*self.held)
-            + size_of_val(&*self.held_sges)
+            + self.held.bytes()
+            + self.held_sges.bytes()
             + self.completions.iter().map(Completions::bytes).sum::<usize>()
             + self.owed_acks.bytes()
     }

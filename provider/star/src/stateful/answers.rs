@@ -86,7 +86,13 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Keeps a WQE of SL, if it is new. False: it cannot be kept.
     fn store(&mut self, card: &CardCtx<'_, E>, seq: Psn, wqe: &Wqe<'_>) -> bool {
-        let into = if wqe.recv { &mut self.recvs } else { &mut self.sends };
+        let (into, queue) =
+            if wqe.recv { (&mut self.recvs, Queue::Recv) } else { (&mut self.sends, Queue::Send) };
+        /* for its completion, too: that cannot be refused later */
+        let oldest = into.oldest();
+        if !seq.before(oldest) && self.completions[queue as usize].make_room(oldest, seq).is_err() {
+            return false;
+        }
         let stored = into.store(seq, wqe);
         if stored == Stored::Refused {
             return false;
@@ -291,11 +297,11 @@ impl<E: StarEnv> Stateful<E> {
         offset: u32,
         data: &[u8],
     ) -> Option<()> {
-        let place = op.recv?;
-        let pd = self.held.get(place as usize)?.pd;
+        let index = op.recv?;
+        let pd = self.held[index].pd;
         let (mrs, env) = (&card.mrs, &mut *card.env);
         let mut rest = data;
-        slices(self.held_sges(place).iter().copied(), offset, data.len() as u32, |sge, skip, n| {
+        slices(self.held_sges(index).iter().copied(), offset, data.len() as u32, |sge, skip, n| {
             let addr = mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(skip.into()), n, true).ok()?;
             let (now, later) = rest.split_at_checked(n as usize)?;
             rest = later;

@@ -3,8 +3,9 @@
 use starverbs_core::engine::TakenRecv;
 use starverbs_core::env::{RecvQueue, SendQueue, TakenWqe};
 use starverbs_core::mr::{WindowBind, WindowType};
+use starverbs_core::nic::MAX_SGE;
 use starverbs_core::transport::{RNR_TIMER_10US, slices};
-use starverbs_core::{Access, Nanos, Psn, QpId, SendFlags, SendOp, SendWqe, Sge, WcStatus};
+use starverbs_core::{Access, Nanos, NicError, Psn, QpId, SendFlags, SendOp, SendWqe, Sge, WcStatus};
 
 use super::stream::{Carry, OrderClass, WqeProgress};
 use super::window::Of;
@@ -303,11 +304,20 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
+    /// For a receive WQE that WQE `index` of SL takes. `Exhausted`: no memory.
+    fn make_room_for_recv(&mut self, index: u32) -> Result<(), NicError> {
+        let first = self.streams[1].una;
+        self.held.make_room(first, index.wrapping_sub(first) + 1)?;
+        self.held_sges.make_room(first, self.held.len(), self.local.max_recv_sge.clamp(1, MAX_SGE))
+    }
+
     /// Takes a receive WQE of ours for WQE `index` of SL.
-    fn take_recv(&mut self, card: &mut CardCtx<'_, E>, index: u32, class: OrderClass) -> Result<u32, Begin> {
-        let place = index as usize & (self.held.len() - 1);
-        let room = self.held_sges.len() / self.held.len();
-        let sges = self.held_sges.get_mut(place * room..(place + 1) * room).unwrap_or(&mut []);
+    fn take_recv(&mut self, card: &mut CardCtx<'_, E>, index: u32, class: OrderClass) -> Result<(), Begin> {
+        if self.make_room_for_recv(index).is_err() {
+            self.arm(card.now + self.local.waits.keepalive);
+            return Err(Begin::Wait);
+        }
+        let sges = self.held_sges.of_mut(index);
         let taken = match &self.local.rq {
             Some(rq) => rq.take(sges).map(|TakenWqe { wr_id, num_sge }| TakenRecv {
                 wr_id,
@@ -317,9 +327,9 @@ impl<E: StarEnv> Stateful<E> {
             None => card.srqs.take(self.local.qpn, sges),
         };
         if let Some(TakenRecv { wr_id, num_sge, pd }) = taken {
-            self.held[place] = RecvOfSl { wr_id, num_sge: num_sge as u8, pd };
+            self.held[index] = RecvOfSl { wr_id, num_sge: num_sge as u8, pd };
             self.streams[1].rnr_since = 0;
-            return Ok(place as u32);
+            return Ok(());
         }
         let step = rnr_time(self.local.min_rnr_timer);
         let retries = self.setup.rnr_retry;
@@ -331,22 +341,19 @@ impl<E: StarEnv> Stateful<E> {
         Err(Begin::Wait)
     }
 
-    /// SGEs of a receive WQE that was taken.
-    pub(super) fn held_sges(&self, place: u32) -> &[Sge] {
-        let room = self.held_sges.len() / self.held.len();
-        let (place, count) = (place as usize, usize::from(self.held[place as usize].num_sge));
-        self.held_sges.get(place * room..place * room + count).unwrap_or(&[])
+    /// SGEs of the receive WQE that WQE `index` of SL has taken.
+    pub(super) fn held_sges(&self, index: u32) -> &[Sge] {
+        self.held_sges.of(index, usize::from(self.held[index].num_sge))
     }
 
     fn begin_remote_send(&mut self, card: &mut CardCtx<'_, E>, index: u32, wqe: &SendWqe) -> Begin {
-        let place = match self.take_recv(card, index, OrderClass::Send) {
-            Ok(place) => place,
-            Err(begin) => return begin,
-        };
-        let room: u64 = self.held_sges(place).iter().map(|sge| u64::from(sge.len)).sum();
+        if let Err(begin) = self.take_recv(card, index, OrderClass::Send) {
+            return begin;
+        }
+        let room: u64 = self.held_sges(index).iter().map(|sge| u64::from(sge.len)).sum();
         let mut op = WqeProgress {
             class: OrderClass::Send,
-            recv: Some(place),
+            recv: Some(index),
             length: wqe.length,
             ..WqeProgress::default()
         };
@@ -379,10 +386,10 @@ impl<E: StarEnv> Stateful<E> {
         let mut op = WqeProgress { class: OrderClass::Write, length: wqe.length, ..WqeProgress::default() };
         op.all = wqe.length == 0 || inline;
         if wqe.op.takes_recv() {
-            match self.take_recv(card, index, OrderClass::Write) {
-                Ok(place) => op.recv = Some(place),
-                Err(begin) => return begin,
+            if let Err(begin) = self.take_recv(card, index, OrderClass::Write) {
+                return begin;
             }
+            op.recv = Some(index);
         }
         if inline && self.place_write(card, wqe, 0, self.sends.inline(Psn::new(index))).is_none() {
             op.status = WcStatus::RemAccessErr;

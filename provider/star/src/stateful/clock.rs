@@ -132,9 +132,10 @@ impl<E: StarEnv> Stateful<E> {
         }
         for of in [Of::Local, Of::Remote] {
             let stream = &self.streams[of as usize];
-            let (una, lacks) = (*stream.get(stream.una), stream.rnr_since != 0);
-            if self.state == QpState::Rts && stream.under_way() > 0 && una.until > now {
-                self.arm(if una.probe > now { una.probe } else { una.until });
+            let lacks = stream.rnr_since != 0;
+            let oldest = stream.oldest().filter(|op| op.until > now);
+            if let Some(op) = oldest.copied().filter(|_| self.state == QpState::Rts) {
+                self.arm(if op.probe > now { op.probe } else { op.until });
             }
             if self.state == QpState::Rts && lacks {
                 self.arm_for_recv(of, now);

@@ -1,13 +1,13 @@
 //! What SL gets of its WQEs: that they are stored (EA), and their completions (CQEP), repeated until it
 //! answers.
 
-use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
-use starverbs_core::room::{Room, TwoEnds, filled};
+use starverbs_core::room::Room;
 use starverbs_core::{Access, Nanos, NicError, Psn, WcOpcode};
 
 use super::messages::ONE_BEFORE;
+use super::places::Places;
 use super::window::Of;
 use super::{CardCtx, Ended, Stateful};
 use crate::env::StarEnv;
@@ -58,7 +58,7 @@ struct Pending {
 pub(super) struct Completions {
     pub(super) rule: RuleRef,
     base: u64,
-    all: Box<[Pending]>,
+    all: Places<Pending>,
     /// Oldest that SL may not have
     una: Psn,
     /// First that never left
@@ -71,29 +71,34 @@ pub(super) struct Completions {
 }
 
 impl Completions {
-    pub(super) fn new(base: u64, depth: u32) -> Result<Self, NicError> {
+    pub(super) fn new(base: u64, depth: u32) -> Self {
         let start = Psn::default();
-        let (all, rule) = (filled(depth as usize)?, RuleRef::default());
-        Ok(Completions { rule, base, all, una: start, fresh: start, end: start, flight: 0, lost: 0 })
+        let (all, rule) = (Places::new(depth), RuleRef::default());
+        Completions { rule, base, all, una: start, fresh: start, end: start, flight: 0, lost: 0 }
     }
 
     pub(super) fn depth(&self) -> u32 {
-        self.all.len() as u32
+        self.all.most()
     }
     pub(super) fn base(&self) -> u64 {
         self.base
     }
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&*self.all)
+        self.all.bytes()
     }
 
-    fn at(&self, seq: Psn) -> usize {
-        seq.get() as usize & (self.all.len() - 1)
+    /// There is room for the completions of all WQEs from `oldest`, the first that has none, to `newest`.
+    /// `Exhausted`: no memory.
+    pub(super) fn make_room(&mut self, oldest: Psn, newest: Psn) -> Result<(), NicError> {
+        let first = if self.is_acked() { oldest } else { self.una };
+        let count = newest.since(first).max(0) as u32 + 1;
+        self.all.make_room(first.get(), count.min(self.depth()))
     }
 
-    /// WQE `seq` ended so; all before it of the queue have ended. Its CQEP leaves `after` that time.
+    /// WQE `seq` ended so; all before it of the queue have ended. Its CQEP leaves `after` that time. There
+    /// must be room.
     pub(super) fn push(&mut self, seq: Psn, message: CqeMsg, after: Nanos) {
-        let at = self.at(seq);
+        let at = seq.get();
         let slot = self.slot(seq);
         if self.is_acked() {
             /* any number of completions may have gone with their data meanwhile */
@@ -102,7 +107,7 @@ impl Completions {
         self.end = seq.plus(1);
         /* a turn back SL has all, or it would not have posted this WQE: an EA was lost */
         while self.end.since(self.una) > self.depth() as i32 {
-            self.settle(self.at(self.una));
+            self.settle(self.una.get());
             self.una = self.una.plus(1);
         }
         self.settle(at);
@@ -116,7 +121,7 @@ impl Completions {
         slot(self.base, self.depth(), seq.get(), CQE_SLOT)
     }
 
-    fn settle(&mut self, at: usize) {
+    fn settle(&mut self, at: u32) {
         let pending = &mut self.all[at];
         match pending.state {
             CqepState::Flight => self.flight -= 1,
@@ -127,7 +132,7 @@ impl Completions {
     }
 
     fn pass(&mut self) {
-        while self.una != self.end && self.all[self.at(self.una)].state == CqepState::Done {
+        while self.una != self.end && self.all[self.una.get()].state == CqepState::Done {
             self.una = self.una.plus(1);
         }
         if self.fresh.before(self.una) {
@@ -152,19 +157,19 @@ impl Completions {
 
     /// An EA came.
     pub(super) fn on_ack(&mut self, seq: Psn) -> Acked {
-        let at = self.at(seq);
-        let Pending { state, tries, sent, .. } = self.all[at];
         let past = self.una.since(seq);
         if past > 0 {
-            return if past as usize <= self.all.len() { Acked::Duplicate } else { Acked::Unknown };
+            return if past as u32 <= self.depth() { Acked::Duplicate } else { Acked::Unknown };
         }
-        if !seq.before(self.end) || tries == 0 {
+        if !seq.before(self.end) {
             return Acked::Unknown;
         }
-        if state == CqepState::Done {
-            return Acked::Duplicate;
+        let Pending { state, tries, sent, .. } = self.all[seq.get()];
+        match (tries, state) {
+            (0, _) => return Acked::Unknown,
+            (_, CqepState::Done) => return Acked::Duplicate,
+            _ => self.settle(seq.get()),
         }
-        self.settle(at);
         self.pass();
         Acked::New((tries == 1).then_some(sent))
     }
@@ -181,13 +186,13 @@ impl Completions {
         }
         if self.lost > 0 {
             let lost = |seq: &Psn| {
-                let pending = &self.all[self.at(*seq)];
+                let pending = &self.all[seq.get()];
                 pending.state == CqepState::Waiting && pending.tries > 0
             };
             return self.range().find(lost);
         }
         while self.fresh != self.end {
-            let pending = &self.all[self.at(self.fresh)];
+            let pending = &self.all[self.fresh.get()];
             if pending.state == CqepState::Waiting {
                 return (pending.after <= now).then_some(self.fresh);
             }
@@ -197,8 +202,7 @@ impl Completions {
     }
 
     fn sent(&mut self, seq: Psn, now: Nanos) -> &CqeMsg {
-        let at = self.at(seq);
-        let pending = &mut self.all[at];
+        let pending = &mut self.all[seq.get()];
         if pending.tries > 0 {
             self.lost -= 1;
         } else {
@@ -207,15 +211,14 @@ impl Completions {
         self.flight += 1;
         (pending.state, pending.sent) = (CqepState::Flight, now);
         pending.tries = pending.tries.saturating_add(1);
-        &self.all[at].message
+        &pending.message
     }
 
     /// Those sent at or before `then` are to be sent again. Gives most tries of any.
     pub(super) fn expire(&mut self, then: Nanos) -> u8 {
         let mut tries = 0;
         for seq in self.range() {
-            let at = self.at(seq);
-            let pending = &mut self.all[at];
+            let pending = &mut self.all[seq.get()];
             if pending.state == CqepState::Flight && pending.sent <= then {
                 pending.state = CqepState::Waiting;
                 tries = tries.max(pending.tries);
@@ -229,7 +232,7 @@ impl Completions {
     /// When something is due: an answer to what was sent, after `timeout`, or a completion to be sent.
     pub(super) fn due(&self, timeout: Nanos) -> Option<Nanos> {
         let due = self.range().filter_map(|seq| {
-            let pending = &self.all[self.at(seq)];
+            let pending = &self.all[seq.get()];
             match pending.state {
                 CqepState::Flight => Some(pending.sent + timeout),
                 CqepState::Waiting if pending.after > 0 => Some(pending.after),
@@ -252,18 +255,18 @@ impl Completions {
 pub(super) struct OwedAcks {
     /// For these alone: all of them of the paper's packets, else of WQEs that came before others
     owed: VecDeque<(Opt, Psn)>,
+    /// Of those, at most
+    most: u16,
     /// For all WQEs that are here with all before them
     all: bool,
 }
 
 impl OwedAcks {
-    /// Room for one for each WQE that SL may have under way, up to some; of packed WQEs only those out of
-    /// order have EAs of their own.
-    pub(super) fn new(wqes: u32, form: Form) -> Result<Self, NicError> {
+    /// One for each WQE that SL may have under way, up to some; of packed WQEs only those out of order have
+    /// EAs of their own.
+    pub(super) fn new(wqes: u32, form: Form) -> Self {
         let most = if form == Form::Paper { 1024 } else { 16 };
-        let mut owed = VecDeque::new();
-        owed.make_exact_room(wqes.min(most) as usize)?;
-        Ok(OwedAcks { owed, all: false })
+        OwedAcks { owed: VecDeque::new(), most: wqes.min(most) as u16, all: false }
     }
     /// A cumulative EA is owed, once in a turn.
     pub(super) fn push_all(&mut self) {
@@ -277,7 +280,7 @@ impl OwedAcks {
         self.owed.capacity() * size_of::<(Opt, Psn)>()
     }
     pub(super) fn push(&mut self, opt: Opt, seq: Psn) {
-        if self.owed.len() < self.owed.capacity() {
+        if self.owed.len() < usize::from(self.most) && self.owed.try_reserve(1).is_ok() {
             self.owed.push_in_room((opt, seq));
         }
     }
@@ -308,8 +311,9 @@ impl<E: StarEnv> Stateful<E> {
         }
         let una = Psn::new(self.streams[Of::Remote as usize].una);
         let completions = &mut self.completions[Queue::Send as usize];
-        if completions.lacks(una) {
-            completions.push(una.plus(ONE_BEFORE), CqeMsg::default(), 0);
+        let before = una.plus(ONE_BEFORE);
+        if completions.lacks(una) && completions.make_room(before, before).is_ok() {
+            completions.push(before, CqeMsg::default(), 0);
         }
         let here = (0..self.sends.depth()).take_while(|n| self.sends.get(una.plus(*n)).is_some());
         self.report_at = una.plus(here.count() as u32);
@@ -369,9 +373,17 @@ mod tests {
 
     use super::*;
 
+    /// With all its places, from the first WQE on.
+    fn of_four(base: u64) -> Completions {
+        let mut all = Completions::new(base, 4);
+        assert_eq!((all.bytes(), all.on_ack(Psn::new(0))), (0, Acked::Unknown));
+        all.make_room(Psn::new(0), Psn::new(3)).unwrap();
+        all
+    }
+
     #[test]
     fn each_is_sent_until_it_is_acked_and_slots_come_round() {
-        let mut all = Completions::new(0x1000, 4).unwrap();
+        let mut all = of_four(0x1000);
         let mut seq = Psn::new(0);
         for turn in 0..50u32 {
             /* every third is not signalled */
@@ -402,7 +414,7 @@ mod tests {
     /// An EA was lost, and no completion takes the slot in the next turn, as its WQE is not signalled.
     #[test]
     fn what_is_a_turn_back_is_forgotten() {
-        let mut all = Completions::new(0, 4).unwrap();
+        let mut all = of_four(0);
         for n in 0..2000u32 {
             /* slots 0, 3, 2, 1, 0: each is skipped for three turns */
             let seq = Psn::new(5 * n);
@@ -415,7 +427,7 @@ mod tests {
 
     #[test]
     fn a_wqe_without_a_completion_leaves_none_behind() {
-        let mut all = Completions::new(0, 4).unwrap();
+        let mut all = of_four(0);
         all.push(Psn::new(0), CqeMsg::default(), 0);
         all.sent(Psn::new(0), 1);
         all.expire(1);
@@ -428,7 +440,7 @@ mod tests {
 
     #[test]
     fn an_error_waits_for_its_time() {
-        let mut all = Completions::new(0, 4).unwrap();
+        let mut all = of_four(0);
         all.push(Psn::new(2), CqeMsg::default(), 100);
         assert_eq!((all.next(99), all.due(7)), (None, Some(100)));
         assert_eq!(all.next(100), Some(Psn::new(2)));

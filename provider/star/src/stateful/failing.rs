@@ -76,11 +76,11 @@ impl<E: StarEnv> Stateful<E> {
             /* its own fault: our end learns of it when it asks for something */
             _ => return self.peer_ended(card),
         };
-        if let Some(place) = recv {
+        if let Some(index) = recv {
             let una = self.streams[1].una;
             self.streams[1].op(una).recv = None;
             let cqe = Cqe { status: ours, opcode: WcOpcode::Recv, ..Cqe::default() };
-            self.complete_recv(card, place, cqe, true);
+            self.complete_recv(card, index, cqe, true);
         }
         self.enter_error(card);
         card.env.event(event);
@@ -202,8 +202,8 @@ impl<E: StarEnv> Stateful<E> {
     fn flush_receives(&mut self, card: &mut CardCtx<'_, E>) {
         let (una, count) = (self.streams[1].una, self.streams[1].under_way());
         for n in 0..count {
-            if let Some(place) = self.streams[1].op(una.wrapping_add(n)).recv.take() {
-                self.complete_recv(card, place, flushed(), true);
+            if let Some(index) = self.streams[1].op(una.wrapping_add(n)).recv.take() {
+                self.complete_recv(card, index, flushed(), true);
             }
         }
         let mut sges = [Sge::default(); starverbs_core::nic::MAX_SGE];
@@ -220,7 +220,7 @@ impl<E: StarEnv> Stateful<E> {
             let seq = Psn::new(stream.una);
             let Some(wqe) = self.sends.get(seq) else { return };
             let message = CqeMsg { status, opcode: wqe.op.wc_opcode(), ..CqeMsg::default() };
-            let may_be_done = stream.under_way() > 0 && stream.get(stream.una).carries;
+            let may_be_done = stream.oldest().is_some_and(|op| op.carries);
             self.completions[Queue::Send as usize].push(seq, message, self.quiet_at.max(now));
             if may_be_done {
                 self.streams[Of::Remote as usize].end_begun();

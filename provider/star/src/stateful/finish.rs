@@ -35,7 +35,7 @@ impl<E: StarEnv> Stateful<E> {
     /// come any more.
     fn finished(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> Option<(u32, WqeProgress)> {
         let stream = &self.streams[of as usize];
-        let (index, op) = (stream.una, *stream.get(stream.una));
+        let (index, op) = (stream.una, *stream.oldest()?);
         /* what ended SL's end stays the oldest of its WQEs */
         let over = self.state != QpState::Rts || of == Of::Remote && self.ended != Ended::Not;
         if over || index == stream.next || !op.all || op.left > 0 {
@@ -91,11 +91,11 @@ impl<E: StarEnv> Stateful<E> {
         let seq = Psn::new(index);
         let Some(wqe) = self.sends.get(seq).copied() else { return };
         self.sends.release(seq.plus(1));
-        if let Some(place) = op.recv {
+        if op.recv.is_some() {
             let (flags, imm, opcode) = recv_says(&wqe);
             let src_qp = self.peer.qpn;
             let cqe = Cqe { byte_len: wqe.length, imm, opcode, flags, src_qp, ..Cqe::default() };
-            self.complete_recv(card, place, cqe, wqe.flags.contains(SendFlags::SOLICITED));
+            self.complete_recv(card, index, cqe, wqe.flags.contains(SendFlags::SOLICITED));
         }
         let reported = wqe.flags.contains(SendFlags::SIGNALED) || seq.plus(1) == self.report_at;
         if reported && !op.carries {
@@ -103,9 +103,9 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// A receive WQE of ours that SL's WQE has taken is done.
-    pub(super) fn complete_recv(&mut self, card: &mut CardCtx<'_, E>, place: u32, cqe: Cqe, solicited: bool) {
-        let wr_id = self.held[place as usize].wr_id;
+    /// The receive WQE of ours that WQE `index` of SL has taken is done.
+    pub(super) fn complete_recv(&mut self, card: &mut CardCtx<'_, E>, index: u32, cqe: Cqe, solicited: bool) {
+        let wr_id = self.held[index].wr_id;
         self.push_recv(card, &Cqe { wr_id, ..cqe }, solicited);
     }
 

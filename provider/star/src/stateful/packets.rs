@@ -1,10 +1,12 @@
 //! Packets: from WQEs at first, and again from the same WQEs when they are lost. Their data is not kept.
 
+use alloc::vec::Vec;
+
 use starverbs_core::engine::TransmitStatus;
 use starverbs_core::env::SendQueue;
 use starverbs_core::room::Room;
 use starverbs_core::transport::slices;
-use starverbs_core::{Access, Psn, QpId, QpState, Seg, SendFlags, Sge, WcStatus};
+use starverbs_core::{Access, Nanos, Psn, QpId, QpState, Seg, SendFlags, Sge, WcStatus};
 
 use super::begin::Begin;
 use super::stream::{OrderClass, WqeProgress};
@@ -100,8 +102,9 @@ impl<E: StarEnv> Stateful<E> {
     fn send_probe(&mut self, card: &mut CardCtx<'_, E>) -> bool {
         for of in [Of::Local, Of::Remote] {
             let stream = &self.streams[of as usize];
-            let (index, op) = (stream.una, *stream.get(stream.una));
-            if op.probe == 0 || op.probe > card.now || stream.under_way() == 0 || !self.window.has_room() {
+            let due = stream.oldest().filter(|op| op.probe != 0 && op.probe <= card.now).copied();
+            let Some((index, op)) = due.map(|op| (stream.una, op)) else { continue };
+            if !self.has_room(card.now) {
                 continue;
             }
             let probe = InFlight { of, wqe: index, ..InFlight::default() };
@@ -166,7 +169,13 @@ impl<E: StarEnv> Stateful<E> {
         if self.streams[of as usize].begun {
             return self.send_next(card, of);
         }
-        if self.quiescing || !self.streams[of as usize].has_room() {
+        if self.quiescing {
+            return false;
+        }
+        if !self.streams[of as usize].has_room() {
+            if self.streams[of as usize].under_way() == 0 {
+                self.arm(card.now + self.local.waits.keepalive);
+            }
             return false;
         }
         let begin = match of {
@@ -192,7 +201,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Sends the next packet of the WQE that has begun. False: it may not go yet.
     fn send_next(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> bool {
-        if !self.window.has_room() {
+        if !self.has_room(card.now) {
             return false;
         }
         let stream = &self.streams[of as usize];
@@ -239,6 +248,16 @@ impl<E: StarEnv> Stateful<E> {
         true
     }
 
+    /// Whether the window has room for one more packet. Where there is no memory for the first, it is looked
+    /// for again later.
+    pub(super) fn has_room(&mut self, now: Nanos) -> bool {
+        let room = self.window.has_room();
+        if !room && self.window.is_empty() {
+            self.arm(now + self.local.waits.keepalive);
+        }
+        room
+    }
+
     /// A packet that was admitted, and for which the window has room, leaves for the first time.
     pub(super) fn launch(&mut self, card: &mut CardCtx<'_, E>, fresh: &InFlight) {
         self.asks(card.now);
@@ -277,9 +296,25 @@ impl<E: StarEnv> Stateful<E> {
     /// One packet through the gate. Why it cannot leave, otherwise.
     fn send_entry(&mut self, card: &mut CardCtx<'_, E>, psn: Psn, entry: &InFlight) -> Result<(), WcStatus> {
         let op = *self.streams[entry.of as usize].get(entry.wqe);
-        if op.carries && entry.last {
-            return self.send_last(card, psn, entry, &op);
-        }
+        let mut segs = card.registry.take_segs();
+        let sent = if op.carries && entry.last {
+            self.send_last(card, psn, entry, &op, &mut segs)
+        } else {
+            self.send_plain(card, psn, entry, &op, &mut segs)
+        };
+        card.registry.keep_segs(segs);
+        sent
+    }
+
+    /// A packet that carries no completion. `segs`: empty, with room.
+    fn send_plain(
+        &mut self,
+        card: &mut CardCtx<'_, E>,
+        psn: Psn,
+        entry: &InFlight,
+        op: &WqeProgress,
+        segs: &mut Vec<Seg>,
+    ) -> Result<(), WcStatus> {
         let claim = Claim::Memory {
             rule: entry.rule,
             addr: entry.addr,
@@ -303,11 +338,10 @@ impl<E: StarEnv> Stateful<E> {
             addr: entry.addr,
             len,
         };
-        self.segs.clear();
         let mut word = [0; ATOMIC_LEN];
         let data: &[u8] = match (entry.kind, entry.of, op.class) {
             (Kind::Atomic, ..) => {
-                word = self.atomic(entry.wqe, &op);
+                word = self.atomic(entry.wqe, op);
                 &word
             }
             (Kind::Put, ..) if entry.len == 0 => &[],
@@ -317,14 +351,14 @@ impl<E: StarEnv> Stateful<E> {
                 word.get(from..from + len).unwrap_or(&[])
             }
             (Kind::Put, ..) => {
-                self.gather(card, entry)?;
+                self.gather(card, entry, segs)?;
                 &[]
             }
             (Kind::Get, ..) => &[],
         };
         let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
-        let left = card.registry.send(ctx, self.conn, &claim, header, data, &self.segs);
-        if left { Ok(()) } else { Err(refused(entry.of, &op)) }
+        let left = card.registry.send(ctx, self.conn, &claim, header, data, segs);
+        if left { Ok(()) } else { Err(refused(entry.of, op)) }
     }
 
     fn atomic(&self, index: u32, op: &WqeProgress) -> [u8; ATOMIC_LEN] {
@@ -335,8 +369,13 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Collects our memory that a packet carries. Why not, otherwise.
-    pub(super) fn gather(&mut self, card: &mut CardCtx<'_, E>, entry: &InFlight) -> Result<(), WcStatus> {
-        let (len, segs) = (u32::from(entry.len), &mut self.segs);
+    pub(super) fn gather(
+        &self,
+        card: &mut CardCtx<'_, E>,
+        entry: &InFlight,
+        segs: &mut Vec<Seg>,
+    ) -> Result<(), WcStatus> {
+        let len = u32::from(entry.len);
         let env = &mut *card.env;
         env.begin_payload();
         if entry.of == Of::Remote {

@@ -4,8 +4,10 @@
 //! of the message are answered, and no copy of them can arrive any more. The card answers data and completion
 //! at once, and a copy of the packet changes nothing.
 
+use alloc::vec::Vec;
+
 use starverbs_core::env::SendQueue;
-use starverbs_core::{Access, Psn, QpState, SendOp, SendWqe, WcStatus};
+use starverbs_core::{Access, Psn, QpState, Seg, SendOp, SendWqe, WcStatus};
 
 use super::finish::{recv_done, send_done};
 use super::packets::{kind_of, need_of, opt_of, refused};
@@ -31,10 +33,10 @@ impl<E: StarEnv> Stateful<E> {
     /// copies can come any more: its completion gives SL's program the buffer. False: there is none that may
     /// go.
     pub(super) fn send_held(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> bool {
-        if self.ended != Ended::Not || !self.window.has_room() {
+        let Some(index) = self.stream(of).held() else { return false };
+        if self.ended != Ended::Not || !self.has_room(card.now) {
             return false;
         }
-        let Some(index) = self.stream(of).held() else { return false };
         let op = *self.streams[of as usize].get(index);
         if op.left > 1 {
             return false;
@@ -74,12 +76,13 @@ impl<E: StarEnv> Stateful<E> {
         psn: Psn,
         entry: &InFlight,
         op: &WqeProgress,
+        segs: &mut Vec<Seg>,
     ) -> Result<(), WcStatus> {
         let (queue, seq, cqe) = self.completion_of(entry, op);
         let ring = &self.completions[queue as usize];
         let (ring, slot) = (ring.rule, ring.slot(seq));
         let (rule, addr, len) = (entry.rule, entry.addr, u32::from(entry.len));
-        let asks = match self.collect_last(card, entry, op) {
+        let asks = match self.collect_last(card, entry, op, segs) {
             Err(status) if entry.tries == 0 => return Err(status),
             collected => collected.is_err(),
         };
@@ -103,22 +106,22 @@ impl<E: StarEnv> Stateful<E> {
             len: CARRIED_LEN as u16 + data,
         };
         let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
-        let left = card.registry.send(ctx, self.conn, &claim, header, &carried, &self.segs);
+        let left = card.registry.send(ctx, self.conn, &claim, header, &carried, segs);
         if left { Ok(()) } else { Err(refused(entry.of, op)) }
     }
 
     /// Collects what the last packet of a WQE brings. Why that is not to be had any more, otherwise.
     fn collect_last(
-        &mut self,
+        &self,
         card: &mut CardCtx<'_, E>,
         entry: &InFlight,
         op: &WqeProgress,
+        segs: &mut Vec<Seg>,
     ) -> Result<(), WcStatus> {
-        self.segs.clear();
         if !card.registry.is_live(entry.rule) {
             return Err(refused(entry.of, op));
         }
-        self.gather(card, entry).inspect_err(|_| self.segs.clear())
+        self.gather(card, entry, segs).inspect_err(|_| segs.clear())
     }
 
     /// SL's completion that the last packet of a WQE carries: of the receive that our WQE took, or of SL's
@@ -152,7 +155,9 @@ impl<E: StarEnv> Stateful<E> {
             self.count_answer(card, header.psn);
             return true;
         }
-        let collected = self.collect_last(card, entry, op);
+        let mut segs = card.registry.take_segs();
+        let collected = self.collect_last(card, entry, op, &mut segs);
+        card.registry.keep_segs(segs);
         let Err(status) = collected else { return false };
         self.abandon(card, entry.of, entry.wqe, status);
         true

@@ -4,12 +4,9 @@
 //! so that what does not fit is no WQE of a sound SL. Room for SGEs and inline bytes grows to what SL
 //! was seen to use, and stays.
 
-use alloc::boxed::Box;
-use alloc::vec::Vec;
-
-use starverbs_core::room::{exact, filled};
 use starverbs_core::{NicError, Psn, SendWqe, Sge};
 
+use super::places::{Lists, Places};
 use crate::message::{Body, MAX_SGE, Wqe, inline_room};
 
 /// What became of a WQEP.
@@ -23,85 +20,49 @@ pub(super) enum Stored {
     Refused,
 }
 
+/// A WQE of SL, if it has come.
+#[derive(Clone, Copy, Default)]
+struct Slot {
+    wqe: SendWqe,
+    there: bool,
+}
+
 /// One of SL's queues.
 pub(super) struct RemoteQueue {
-    wqes: Box<[SendWqe]>,
-    there: Box<[bool]>,
-    sges: Parts<Sge>,
-    inline: Parts<u8>,
+    slots: Places<Slot>,
+    sges: Lists<Sge>,
+    inline: Lists<u8>,
     /// Oldest WQE that is not done
     una: Psn,
     /// All before it have come
     stored: Psn,
 }
 
-/// The variable part of each slot.
-struct Parts<T> {
-    all: Box<[T]>,
-    each: usize,
-}
-
-impl<T: Clone + Default + Copy> Parts<T> {
-    fn new(slots: usize, each: usize) -> Result<Self, NicError> {
-        Ok(Parts { all: filled(slots * each)?, each })
-    }
-
-    /// Room for `each` in every slot.
-    fn widen(&mut self, slots: usize, each: usize) -> Result<(), NicError> {
-        if each <= self.each {
-            return Ok(());
-        }
-        let each = each.next_power_of_two();
-        let mut wide: Vec<T> = Vec::new();
-        exact(&mut wide, slots * each)?;
-        for slot in 0..slots {
-            wide.extend_from_slice(self.of(slot, self.each));
-            wide.resize((slot + 1) * each, T::default());
-        }
-        *self = Parts { all: wide.into_boxed_slice(), each };
-        Ok(())
-    }
-
-    fn of(&self, slot: usize, n: usize) -> &[T] {
-        self.all.get(slot * self.each..slot * self.each + n).unwrap_or(&[])
-    }
-
-    fn put(&mut self, slot: usize, values: impl Iterator<Item = T>) {
-        for (place, value) in self.all.iter_mut().skip(slot * self.each).take(self.each).zip(values) {
-            *place = value;
-        }
-    }
-}
-
 impl RemoteQueue {
-    /// Of `depth` WQEs, a power of two. `Exhausted`: no memory.
-    pub(super) fn new(depth: u32) -> Result<Self, NicError> {
-        let depth = depth as usize;
-        Ok(RemoteQueue {
-            wqes: filled(depth)?,
-            there: filled(depth)?,
-            sges: Parts::new(depth, 1)?,
-            inline: Parts::new(depth, 0)?,
+    /// Of `depth` WQEs, a power of two.
+    pub(super) fn new(depth: u32) -> Self {
+        RemoteQueue {
+            slots: Places::new(depth),
+            sges: Lists::new(1),
+            inline: Lists::new(0),
             una: Psn::default(),
             stored: Psn::default(),
-        })
+        }
     }
 
     /// Bytes of memory that it takes.
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&*self.wqes)
-            + size_of_val(&*self.there)
-            + size_of_val(&*self.sges.all)
-            + size_of_val(&*self.inline.all)
+        self.slots.bytes() + self.sges.bytes() + self.inline.bytes()
     }
 
-    fn slot(&self, seq: Psn) -> usize {
-        seq.get() as usize & (self.wqes.len() - 1)
-    }
-
-    /// Slots.
+    /// WQEs of SL at most.
     pub(super) fn depth(&self) -> u32 {
-        self.wqes.len() as u32
+        self.slots.most()
+    }
+
+    /// Oldest WQE that is not done.
+    pub(super) fn oldest(&self) -> Psn {
+        self.una
     }
 
     /// A WQEP came.
@@ -113,29 +74,38 @@ impl RemoteQueue {
         if ahead as u32 >= self.depth() {
             return Stored::Refused;
         }
-        let slot = self.slot(seq);
-        if self.there[slot] {
+        if self.get(seq).is_some() {
             return Stored::Known;
         }
-        let stored = match wqe.body {
-            Body::Sges(sges) if sges.len() <= MAX_SGE => {
-                self.sges.widen(self.wqes.len(), sges.len()).map(|()| self.sges.put(slot, sges.iter()))
-            }
-            Body::Inline(bytes) if bytes.len() <= inline_room(u32::MAX, self.depth()) => {
-                let room = self.inline.widen(self.wqes.len(), bytes.len());
-                room.map(|()| self.inline.put(slot, bytes.iter().copied()))
-            }
-            _ => Err(NicError::Invalid),
-        };
-        if stored.is_err() {
+        if self.put(seq, ahead as u32 + 1, wqe).is_err() {
             return Stored::Refused;
         }
-        self.wqes[slot] = wqe.wqe;
-        self.there[slot] = true;
         while self.get(self.stored).is_some() {
             self.stored = self.stored.plus(1);
         }
         Stored::New
+    }
+
+    /// Keeps WQE `seq`, up to which there are `count`. `Invalid`: it is none that SL may send; `Exhausted`: no
+    /// memory.
+    fn put(&mut self, seq: Psn, count: u32, wqe: &Wqe<'_>) -> Result<(), NicError> {
+        let (first, number) = (self.una.get(), seq.get());
+        let depth = self.depth();
+        self.slots.make_room(first, count)?;
+        let places = self.slots.len();
+        match wqe.body {
+            Body::Sges(sges) if sges.len() <= MAX_SGE => {
+                self.sges.make_room(first, places, sges.len())?;
+                put_in(self.sges.of_mut(number), sges.iter());
+            }
+            Body::Inline(bytes) if bytes.len() <= inline_room(u32::MAX, depth) => {
+                self.inline.make_room(first, places, bytes.len())?;
+                put_in(self.inline.of_mut(number), bytes.iter().copied());
+            }
+            _ => return Err(NicError::Invalid),
+        }
+        self.slots[number] = Slot { wqe: wqe.wqe, there: true };
+        Ok(())
     }
 
     /// All WQEs before this one have come.
@@ -146,25 +116,24 @@ impl RemoteQueue {
     /// WQE `seq`, if it is here.
     pub(super) fn get(&self, seq: Psn) -> Option<&SendWqe> {
         let ahead = seq.since(self.una);
-        let slot = self.slot(seq);
-        (ahead >= 0 && (ahead as u32) < self.depth() && self.there[slot]).then(|| &self.wqes[slot])
+        let slot = (ahead >= 0 && (ahead as u32) < self.slots.len()).then(|| &self.slots[seq.get()])?;
+        slot.there.then_some(&slot.wqe)
     }
 
     /// Its SGEs.
     pub(super) fn sges(&self, seq: Psn) -> &[Sge] {
-        self.get(seq).map_or(&[], |wqe| self.sges.of(self.slot(seq), usize::from(wqe.num_sge)))
+        self.get(seq).map_or(&[], |wqe| self.sges.of(seq.get(), usize::from(wqe.num_sge)))
     }
 
     /// Its inline bytes.
     pub(super) fn inline(&self, seq: Psn) -> &[u8] {
-        self.get(seq).map_or(&[], |wqe| self.inline.of(self.slot(seq), wqe.length as usize))
+        self.get(seq).map_or(&[], |wqe| self.inline.of(seq.get(), wqe.length as usize))
     }
 
     /// All before `seq` are done.
     pub(super) fn release(&mut self, seq: Psn) {
         while self.una.before(seq) {
-            let slot = self.slot(self.una);
-            self.there[slot] = false;
+            self.slots[self.una.get()].there = false;
             self.una = self.una.plus(1);
         }
         if self.stored.before(self.una) {
@@ -173,11 +142,16 @@ impl RemoteQueue {
     }
 }
 
+fn put_in<T>(list: &mut [T], values: impl Iterator<Item = T>) {
+    list.iter_mut().zip(values).for_each(|(entry, value)| *entry = value);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::message::{MAX_INLINE, MAX_WQE, encode_recv, encode_send};
     use starverbs_core::{QPN_MASK, SendFlags};
+    use std::vec::Vec;
 
     fn recv(room: &mut [u8; MAX_WQE], n: u64, sges: usize) -> Wqe<'_> {
         let list: Vec<Sge> = (0..sges).map(|i| Sge { addr: n, len: 1, lkey: i as u32 }).collect();
@@ -187,7 +161,7 @@ mod tests {
 
     #[test]
     fn each_wqe_is_taken_once_in_any_order_and_none_beyond_the_depth() {
-        let mut queue = RemoteQueue::new(4).unwrap();
+        let mut queue = RemoteQueue::new(4);
         queue.una = Psn::new(QPN_MASK - 1);
         let first = queue.una;
         let mut room = [0; MAX_WQE];
@@ -216,7 +190,7 @@ mod tests {
 
     #[test]
     fn inline_bytes_stay_with_their_wqe() {
-        let mut queue = RemoteQueue::new(2).unwrap();
+        let mut queue = RemoteQueue::new(2);
         let wqe = SendWqe { flags: SendFlags::INLINE, ..SendWqe::default() };
         for (seq, bytes) in [(0, &b"a"[..]), (1, b"some more")] {
             let mut room = [0; MAX_WQE];
@@ -227,7 +201,7 @@ mod tests {
         assert!(queue.bytes() > 2 * size_of::<SendWqe>());
         /* as many as an honest SL sends from a queue of this depth */
         for (depth, most) in [(64, 4048), (1024, 512)] {
-            let mut queue = RemoteQueue::new(depth).unwrap();
+            let mut queue = RemoteQueue::new(depth);
             for (len, stored) in [(most + 1, Stored::Refused), (most, Stored::New)] {
                 let wqe = Wqe { recv: false, wqe, body: Body::Inline(&[7; MAX_INLINE + 1][..len]) };
                 assert_eq!(queue.store(Psn::new(3), &wqe), stored, "{depth} {len}");

@@ -26,10 +26,11 @@ impl<E: StarEnv> Stateful<E> {
     /// there is none, or it may not go yet.
     pub(super) fn send_result(&mut self, card: &mut CardCtx<'_, E>) -> bool {
         let stream = &self.streams[Of::Remote as usize];
-        let Some(index) = stream.owed().filter(|_| self.ended == Ended::Not && self.window.has_room()) else {
-            return false;
-        };
+        let Some(index) = stream.owed().filter(|_| self.ended == Ended::Not) else { return false };
         let op = *stream.get(index);
+        if !self.has_room(card.now) {
+            return false;
+        }
         let Some((addr, _, rule)) = self.target(card, Of::Remote, index, &op, 0) else {
             self.stream(Of::Remote).carry(index);
             self.abandon(card, Of::Remote, index, refused(Of::Remote, &op));

@@ -7,11 +7,9 @@
 //! IBV_ACCESS_RELAXED_ORDERING need not wait for what it does not overlap. Atomics are under way with atomics
 //! alone: SL's card does those of SF in the order of their slots, and those of SL are done here.
 
-use alloc::boxed::Box;
+use starverbs_core::{Nanos, SendOp, WcStatus};
 
-use starverbs_core::room::filled;
-use starverbs_core::{Nanos, NicError, SendOp, WcStatus};
-
+use super::places::Places;
 use crate::registry::RuleRef;
 
 /// Bytes of an atomic's result.
@@ -77,7 +75,7 @@ pub(super) struct WqeProgress {
     /// That packet waits until all others are where they belong: bytes of the message before it. 0: it does
     /// not wait
     pub(super) held: u32,
-    /// It takes a receive WQE: its place in SL's queue, or in ours
+    /// It takes a receive WQE: SL's of this sequence; SL's WQE has one of ours under its own index
     pub(super) recv: Option<u32>,
     /// Not so: how it ends
     pub(super) status: WcStatus,
@@ -124,7 +122,7 @@ struct ClassCounts {
 
 /// The WQEs of one queue.
 pub(super) struct WqeStream {
-    ops: Box<[WqeProgress]>,
+    ops: Places<WqeProgress>,
     /// Oldest WQE that is not complete
     pub(super) una: u32,
     /// WQE whose packets are leaving, or the first that has not begun
@@ -146,10 +144,10 @@ pub(super) struct WqeStream {
 }
 
 impl WqeStream {
-    /// One of a queue of `depth` WQEs, a power of two, that begins with WQE `first`. `Exhausted`: no memory.
-    pub(super) fn new(first: u32, depth: u32) -> Result<Self, NicError> {
-        Ok(WqeStream {
-            ops: filled(depth.min(OPS) as usize)?,
+    /// One of a queue of `depth` WQEs, a power of two, that begins with WQE `first`.
+    pub(super) fn new(first: u32, depth: u32) -> Self {
+        WqeStream {
+            ops: Places::new(depth.min(OPS)),
             una: first,
             next: first,
             settled: first,
@@ -160,32 +158,32 @@ impl WqeStream {
             held: 0,
             first_held: first,
             rnr_since: 0,
-        })
+        }
     }
 
     /// Bytes of memory that it takes.
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&*self.ops)
+        self.ops.bytes()
     }
 
     /// WQEs that may be under way.
     pub(super) fn depth(&self) -> u32 {
-        self.ops.len() as u32
-    }
-
-    fn at(&self, index: u32) -> usize {
-        index as usize & (self.ops.len() - 1)
+        self.ops.most()
     }
 
     /// WQE `index`, which is under way.
     pub(super) fn op(&mut self, index: u32) -> &mut WqeProgress {
-        let at = self.at(index);
-        &mut self.ops[at]
+        &mut self.ops[index]
     }
 
     /// As `op`, to read.
     pub(super) fn get(&self, index: u32) -> &WqeProgress {
-        &self.ops[self.at(index)]
+        &self.ops[index]
+    }
+
+    /// The oldest WQE under way. `None`: there is none.
+    pub(super) fn oldest(&self) -> Option<&WqeProgress> {
+        (self.under_way() > 0).then(|| self.get(self.una))
     }
 
     /// Whether this WQE is under way.
@@ -198,9 +196,11 @@ impl WqeStream {
         self.next.wrapping_sub(self.una) + u32::from(self.begun)
     }
 
-    /// Whether another may begin.
-    pub(super) fn has_room(&self) -> bool {
-        !self.stopped && self.under_way() < self.depth()
+    /// Whether another may begin; makes a place for it. With none under way there is no room only if there is
+    /// no memory.
+    pub(super) fn has_room(&mut self) -> bool {
+        let count = self.under_way();
+        !self.stopped && count < self.depth() && self.ops.make_room(self.una, count + 1).is_ok()
     }
 
     fn count(&mut self, class: OrderClass) -> Option<&mut u32> {
@@ -333,10 +333,7 @@ impl WqeStream {
 
     /// If the oldest WQE is an atomic whose result waits: the newest with the same place.
     pub(super) fn owed(&self) -> Option<u32> {
-        let oldest = self.get(self.una);
-        if self.under_way() == 0 || oldest.carry != Carry::Owed {
-            return None;
-        }
+        let oldest = self.oldest().filter(|op| op.carry == Carry::Owed)?;
         let waits = |n: &u32| {
             let op = self.get(self.una.wrapping_add(*n));
             op.carry == Carry::Owed && op.base == oldest.base
@@ -417,7 +414,8 @@ mod tests {
 
     #[test]
     fn what_overlaps_is_in_the_way() {
-        let mut stream = WqeStream::new(u32::MAX, 4).unwrap();
+        let mut stream = WqeStream::new(u32::MAX, 4);
+        assert!(stream.has_room());
         stream.begin(WqeProgress {
             class: OrderClass::Write,
             relaxed: true,

@@ -40,6 +40,25 @@ fn a_send_of_many_packets_fills_a_receive_of_many_pieces() {
     assert_eq!(w.stats.star_rejects.get(), 0);
 }
 
+/// A connection takes memory as it comes to need it: at first nothing beside itself, and with a few messages
+/// under way the few places for them, however deep its queues are.
+#[test]
+fn a_connection_at_rest_stays_small() {
+    let mut w = World::new(7, |local, setup| (local.window, setup.rq_depth) = (1024, 256));
+    let alone = size_of::<Stateful<world::Host>>();
+    assert!(w.conn.bytes() == alone && alone <= 1152, "{alone}");
+    let at = w.ours(0);
+    for n in 0..100 {
+        for _ in 0..3 {
+            let to = w.theirs(0);
+            w.sl_post_recv(&[w.sge(to, 100)]);
+            w.post(op(SendOp::Send, 0, 0), &[w.sge(at, 32)], true);
+        }
+        w.run(|w| w.sends().len() == 3 * (n + 1));
+    }
+    assert!(w.conn.bytes() - alone <= 1536, "{}", w.conn.bytes() - alone);
+}
+
 #[test]
 fn each_operation_of_sf_does_what_rc_does() {
     let mut w = World::new(2, |_, _| {});

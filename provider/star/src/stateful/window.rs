@@ -5,12 +5,10 @@
 //! back as it is, so that an answer shows what it answers. A packet is in flight, lost (`loss`), or done: its
 //! answer has come. RD and GD have lanes of their own ([`lane`](crate::wire::lane)), and pass each other.
 
-use alloc::boxed::Box;
-
 use starverbs_core::nic::PACKET_OVERHEAD;
-use starverbs_core::room::filled;
-use starverbs_core::{Nanos, NicError, Psn};
+use starverbs_core::{Nanos, Psn};
 
+use super::places::Places;
 use crate::registry::RuleRef;
 
 mod loss;
@@ -21,8 +19,6 @@ const COPIES: u32 = 4;
 const REBASE: u32 = 1 << 30;
 /// Fewest packets that may be under way.
 const LEAST: u32 = 4;
-/// Places that are used at first. A connection that never has more under way touches no more memory.
-const FIRST_PLACES: u32 = 16;
 
 /// Whose WQE a packet is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -81,6 +77,11 @@ pub(super) struct InFlight {
     pub(super) waiting: u8,
     /// One of them was forgotten, as its number came round
     pub(super) lapped: bool,
+}
+
+/// Which packet a PSN is of: its number among all of the connection, and so its place.
+fn number(psn: Psn) -> u32 {
+    psn.get() / COPIES
 }
 
 /// Of a packet's PSNs the one of its first transmission.
@@ -158,9 +159,7 @@ struct PacketLane {
 
 /// All packets under way of a connection.
 pub(super) struct PacketWindow {
-    ring: Box<[InFlight]>,
-    /// Places that are used, the first ones: a power of two. All others are as at first
-    used: u32,
+    ring: Places<InFlight>,
     una: Psn,
     next: Psn,
     lanes: [PacketLane; 2],
@@ -175,12 +174,10 @@ pub(super) struct PacketWindow {
 }
 
 impl PacketWindow {
-    /// Room for so many packets, a power of two. `Exhausted`: no memory.
-    pub(super) fn new(packets: u32) -> Result<Self, NicError> {
-        let packets = packets.clamp(LEAST, 1 << 16).next_power_of_two();
-        Ok(PacketWindow {
-            ring: filled(packets as usize)?,
-            used: packets.min(FIRST_PLACES),
+    /// For so many packets at most, a power of two.
+    pub(super) fn new(packets: u32) -> Self {
+        PacketWindow {
+            ring: Places::new(packets.clamp(LEAST, 1 << 16).next_power_of_two()),
             una: Psn::default(),
             next: Psn::default(),
             lanes: Default::default(),
@@ -189,16 +186,12 @@ impl PacketWindow {
             lost: 0,
             tail_probes: 0,
             probed_at: 0,
-        })
-    }
-
-    fn place(&self, psn: Psn) -> usize {
-        ((psn.get() / COPIES) & (self.used - 1)) as usize
+        }
     }
 
     /// Bytes of memory that it takes.
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&*self.ring)
+        self.ring.bytes()
     }
 
     /// What the packets in flight cost.
@@ -211,9 +204,11 @@ impl PacketWindow {
         self.next.since(self.una) as u32 / COPIES
     }
 
-    /// Whether one more packet may go.
-    pub(super) fn has_room(&self) -> bool {
-        self.span() < self.ring.len() as u32
+    /// Whether one more packet may go; makes a place for it. With nothing under way there is no room only if
+    /// there is no memory.
+    pub(super) fn has_room(&mut self) -> bool {
+        let span = self.span();
+        span < self.ring.most() && self.ring.make_room(number(self.una), span + 1).is_ok()
     }
 
     /// Whether nothing is under way.
@@ -229,32 +224,16 @@ impl PacketWindow {
 
     /// Adds a packet that leaves now; gives its PSN. There must be room.
     pub(super) fn push(&mut self, entry: InFlight, now: Nanos) -> Psn {
-        debug_assert!(self.has_room(), "the caller looks for room first");
-        if self.span() == self.used {
-            self.widen();
-        }
+        debug_assert!(self.span() < self.ring.len(), "the caller looks for room first");
         let psn = self.next;
-        let at = self.place(psn);
+        let at = number(psn);
         self.ring[at] = InFlight { state: PacketState::Flight, tries: 0, waiting: 0, lapped: false, ..entry };
         self.next = psn.plus(COPIES);
         self.note_sent(at, now);
         psn
     }
 
-    /// All places are taken: twice as many are used from now on. There must be more.
-    #[cold]
-    fn widen(&mut self) {
-        let before = self.used as usize;
-        self.used *= 2;
-        for psn in self.each() {
-            let at = self.place(psn);
-            if at >= before {
-                self.ring[at] = core::mem::take(&mut self.ring[at - before]);
-            }
-        }
-    }
-
-    fn note_sent(&mut self, at: usize, now: Nanos) {
+    fn note_sent(&mut self, at: u32, now: Nanos) {
         let lane = self.ring[at].lane();
         if self.lanes[lane].order >= REBASE {
             self.rebase(lane);
@@ -275,7 +254,7 @@ impl PacketWindow {
     #[cold]
     fn rebase(&mut self, of: usize) {
         let lane = &mut self.lanes[of];
-        let base = lane.order - 4 * self.ring.len() as u32;
+        let base = lane.order - 4 * self.ring.len();
         for entry in self.ring.iter_mut().filter(|entry| entry.lane() == of) {
             entry.order = entry.order.saturating_sub(base);
         }
@@ -286,14 +265,14 @@ impl PacketWindow {
     /// The unanswered packet one of whose transmissions has this PSN.
     pub(super) fn get(&self, psn: Psn) -> Option<&InFlight> {
         let known = !base(psn).before(self.una) && psn.before(self.next);
-        let entry = &self.ring[self.place(psn)];
-        (known && entry.state != PacketState::Done).then_some(entry)
+        let entry = known.then(|| &self.ring[number(psn)])?;
+        (entry.state != PacketState::Done).then_some(entry)
     }
 
     /// The answer to a packet came; gives what it was. `None`: it answers nothing under way.
     pub(super) fn done(&mut self, psn: Psn) -> Option<AnsweredPacket> {
         self.get(psn)?;
-        let at = self.place(psn);
+        let at = number(psn);
         let (copy, entry) = (copy(psn), &mut self.ring[at]);
         let acked = entry.on_ack(copy);
         let last = acked && entry.copy() == copy;
@@ -324,13 +303,12 @@ impl PacketWindow {
     /// nothing that is known.
     pub(super) fn done_again(&mut self, psn: Psn) -> Option<InFlight> {
         let behind = self.next.since(base(psn));
-        let at = self.place(psn);
-        let known = behind > 0 && behind as u32 / COPIES <= self.used;
-        let entry = &mut self.ring[at];
-        (known && entry.state == PacketState::Done && entry.on_ack(copy(psn))).then_some(*entry)
+        let known = behind > 0 && behind as u32 / COPIES <= self.ring.len();
+        let entry = known.then(|| &mut self.ring[number(psn)])?;
+        (entry.state == PacketState::Done && entry.on_ack(copy(psn))).then_some(*entry)
     }
 
-    fn settle(&mut self, at: usize) {
+    fn settle(&mut self, at: u32) {
         let entry = &mut self.ring[at];
         match entry.state {
             PacketState::Flight => {
@@ -345,7 +323,7 @@ impl PacketWindow {
     }
 
     fn pass(&mut self) {
-        while self.una != self.next && self.ring[self.place(self.una)].state == PacketState::Done {
+        while self.una != self.next && self.ring[number(self.una)].state == PacketState::Done {
             self.una = self.una.plus(COPIES);
         }
         /* one that has nothing under way is not left behind for so long that its place seems to lie ahead */
@@ -368,7 +346,7 @@ impl PacketWindow {
     /// Answers to these packets are waited for no more.
     pub(super) fn forget(&mut self, which: impl Fn(&InFlight) -> bool) {
         for psn in self.each() {
-            let at = self.place(psn);
+            let at = number(psn);
             if which(&self.ring[at]) {
                 self.settle(at);
             }

@@ -15,6 +15,12 @@ fn get(wqe: u32) -> InFlight {
     InFlight { kind: Kind::Get, ..put(wqe) }
 }
 
+/// A packet leaves, for which there is room.
+fn push(window: &mut PacketWindow, entry: InFlight, now: Nanos) -> Psn {
+    assert!(window.has_room());
+    window.push(entry, now)
+}
+
 /// The empty window goes on with this PSN.
 fn begin_at(window: &mut PacketWindow, psn: Psn) {
     (window.una, window.next) = (psn, psn);
@@ -22,12 +28,11 @@ fn begin_at(window: &mut PacketWindow, psn: Psn) {
 }
 
 fn filled_window(packets: u32) -> PacketWindow {
-    let mut window = PacketWindow::new(packets).unwrap();
+    let mut window = PacketWindow::new(packets);
     /* just before the end of numbers */
     begin_at(&mut window, Psn::new(2 * NO_PSN));
     for n in 0..packets {
-        assert!(window.has_room());
-        window.push(put(n), u64::from(n));
+        push(&mut window, put(n), u64::from(n));
     }
     assert!(!window.has_room());
     window
@@ -90,12 +95,12 @@ fn a_packet_that_three_others_overtook_is_lost_and_only_it_goes_again() {
 /// shows anything of the other.
 #[test]
 fn a_packet_that_another_kind_passed_is_not_lost() {
-    let mut window = PacketWindow::new(16).unwrap();
+    let mut window = PacketWindow::new(16);
     begin_at(&mut window, Psn::new(2 * NO_PSN));
     let first = window.una;
     for n in 0..8 {
-        window.push(put(n), 10);
-        window.push(get(n), 10);
+        push(&mut window, put(n), 10);
+        push(&mut window, get(n), 10);
     }
     let each = window.in_flight() / 16;
     for n in 0..8 {
@@ -112,12 +117,12 @@ fn a_packet_that_another_kind_passed_is_not_lost() {
 /// One kind may have nothing under way while numbers of the other come round.
 #[test]
 fn a_kind_that_pauses_is_not_left_behind() {
-    let mut window = PacketWindow::new(8).unwrap();
+    let mut window = PacketWindow::new(8);
     for n in 0..NO_PSN / COPIES + 2 {
-        let psn = window.push(put(n), 0);
+        let psn = push(&mut window, put(n), 0);
         assert!(window.done(psn).is_some() && window.infer(&put(n), 0) == 0);
     }
-    let psns: Vec<Psn> = (0..5).map(|n| window.push(get(n), 0)).collect();
+    let psns: Vec<Psn> = (0..5).map(|n| push(&mut window, get(n), 0)).collect();
     window.done(psns[4]).unwrap();
     assert!(window.infer(&get(4), NEVER) > 0 && window.get(psns[0]).unwrap().state == PacketState::Lost);
 }
@@ -166,8 +171,8 @@ fn who_may_not_go_holds_up_nobody() {
 
 #[test]
 fn the_number_of_a_transmission_comes_round() {
-    let mut window = PacketWindow::new(8).unwrap();
-    let first = window.push(InFlight::default(), 0);
+    let mut window = PacketWindow::new(8);
+    let first = push(&mut window, InFlight::default(), 0);
     for n in 1..600 {
         window.expire(Nanos::MAX, 0);
         assert_eq!(window.sent_again(first, n).get(), n as u32 % COPIES);
@@ -176,7 +181,7 @@ fn the_number_of_a_transmission_comes_round() {
     let answered = window.done(first.plus(599 % COPIES)).unwrap();
     assert_eq!((answered.sent, answered.entry.copies()), (Some(599), COPIES));
     (0..3).for_each(|n| _ = window.done_again(first.plus(n)));
-    window.push(InFlight::default(), 0);
+    push(&mut window, InFlight::default(), 0);
     assert!(window.done_again(first.plus(3)).is_none(), "it was acked");
 }
 
@@ -184,7 +189,7 @@ fn the_number_of_a_transmission_comes_round() {
 #[test]
 fn it_is_what_plain_sets_are() {
     let mut rng = starverbs_core::rng::Rng::new([7, 7]);
-    let mut window = PacketWindow::new(32).unwrap();
+    let mut window = PacketWindow::new(32);
     window.lanes.iter_mut().for_each(|lane| lane.order = REBASE - 1000);
     let (mut flight, mut lost) = (BTreeSet::new(), BTreeSet::new());
     let mut pushed = 0u32;
@@ -195,7 +200,7 @@ fn it_is_what_plain_sets_are() {
         match word % 8 {
             0..3 if window.has_room() => {
                 let kind = if word & 8 == 0 { Kind::Put } else { Kind::Get };
-                let psn = window.push(InFlight { wqe: pushed, kind, ..InFlight::default() }, now);
+                let psn = push(&mut window, InFlight { wqe: pushed, kind, ..InFlight::default() }, now);
                 assert_eq!(psn, nth(Psn::default(), pushed));
                 flight.insert(pushed);
                 pushed += 1;
@@ -229,7 +234,7 @@ fn it_is_what_plain_sets_are() {
         assert_eq!(window.in_flight(), flight.len() as u32 * PACKET_OVERHEAD);
         for lane in 0..2 {
             let first = window.each().find(|psn| window.get(*psn).is_some_and(|entry| entry.lane() == lane));
-            assert_eq!(window.oldest_of(lane), first.map(|psn| window.place(psn)));
+            assert_eq!(window.oldest_of(lane), first.map(super::number));
         }
         assert!(window.span() <= 32 && window.tail_probes <= window.lost.min(TAIL_PROBES));
     }
@@ -237,35 +242,27 @@ fn it_is_what_plain_sets_are() {
 }
 
 fn at(window: &PacketWindow, number: u32) -> InFlight {
-    window.ring[window.place(nth(Psn::default(), number))]
+    window.ring[super::number(nth(Psn::default(), number))]
 }
 
-/// A window that comes to have more under way uses more places, and what it knew of those under way stays.
+/// A window that comes to have more under way has more places, and what it knew of those under way stays.
 #[test]
-fn more_places_are_used_as_more_is_under_way() {
-    let mut window = PacketWindow::new(4 * FIRST_PLACES).unwrap();
+fn there_are_more_places_as_more_is_under_way() {
+    let mut window = PacketWindow::new(16);
     begin_at(&mut window, Psn::new(2 * NO_PSN));
+    assert_eq!(window.bytes(), 0);
     let first = window.una;
-    let mut pushed = 0;
-    let mut push = |window: &mut PacketWindow, upto: u32| {
-        for n in pushed..upto {
-            window.push(put(n), u64::from(n));
-        }
-        pushed = upto;
-    };
     /* one after the other, for ever: a few places will do */
-    for n in 0..FIRST_PLACES + 3 {
-        push(&mut window, n + 1);
+    for n in 0..7 {
+        push(&mut window, put(n), n.into());
         assert!(window.done(nth(first, n)).is_some());
     }
-    assert_eq!((window.used, window.is_empty()), (FIRST_PLACES, true));
-    let base = FIRST_PLACES + 3;
-    push(&mut window, base + 4 * FIRST_PLACES);
-    assert_eq!(
-        (window.used, window.has_room(), window.in_flight()),
-        (4 * FIRST_PLACES, false, 4 * FIRST_PLACES * window.ring[0].cost())
-    );
-    for n in (base..base + 4 * FIRST_PLACES).rev() {
+    assert_eq!((window.ring.len(), window.is_empty()), (4, true));
+    for n in 7..7 + 16 {
+        push(&mut window, put(n), n.into());
+    }
+    assert_eq!((window.ring.len(), window.has_room(), window.in_flight()), (16, false, 16 * put(0).cost()));
+    for n in (7..7 + 16).rev() {
         assert_eq!(window.get(nth(first, n)).map(|entry| entry.wqe), Some(n));
         assert_eq!(window.done(nth(first, n)).map(|answered| answered.entry.wqe), Some(n));
         assert!(window.done_again(nth(first, n)).is_none(), "its only transmission has its answer");

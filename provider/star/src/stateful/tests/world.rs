@@ -14,7 +14,7 @@ use starverbs_core::env::{self, Dma, Env, Port};
 use starverbs_core::mr::{MemoryRule, MrAttr, Plain};
 use starverbs_core::rng::Rng;
 use starverbs_core::rtt::RttBounds;
-use starverbs_core::{AsyncEvent, FrameMeta, Gid, SendFlags, SendWqe};
+use starverbs_core::{AsyncEvent, FrameMeta, Gid, Seg, SendFlags, SendWqe};
 
 use super::super::*;
 use super::queues::{Cq, Rq, Slot, Sq};

@@ -6,7 +6,7 @@
 
 use starverbs_core::{Nanos, Psn};
 
-use super::{InFlight, PacketState, PacketWindow, base, copy};
+use super::{InFlight, PacketState, PacketWindow, base, copy, number};
 
 /// Tail-loss probes after a timeout.
 pub(super) const TAIL_PROBES: u32 = 2;
@@ -25,7 +25,7 @@ impl InFlight {
 impl PacketWindow {
     /// A packet's answer came too early to be of use: it is to be asked for again.
     pub(in super::super) fn refuse(&mut self, psn: Psn) {
-        let at = self.place(psn);
+        let at = number(psn);
         self.ring[at].on_ack(copy(psn));
         self.lose(at);
     }
@@ -33,7 +33,7 @@ impl PacketWindow {
     /// SL's card could not do yet what this transmission asks for, as something before it is not done. Of
     /// what left before it, that shows as much as an answer. The packet is to be sent again, unless it was.
     pub(in super::super) fn refuse_early(&mut self, psn: Psn) {
-        let at = self.place(psn);
+        let at = number(psn);
         let entry = &mut self.ring[at];
         if entry.on_ack(copy(psn)) && entry.copy() == copy(psn) {
             let lane = &mut self.lanes[entry.lane()];
@@ -42,7 +42,7 @@ impl PacketWindow {
         }
     }
 
-    fn lose(&mut self, at: usize) -> bool {
+    fn lose(&mut self, at: u32) -> bool {
         let entry = &mut self.ring[at];
         let was = entry.state == PacketState::Flight;
         if was {
@@ -55,11 +55,11 @@ impl PacketWindow {
     }
 
     /// The first packet of a lane that is not done; looks at each once. `None`: there is none.
-    pub(super) fn oldest_of(&mut self, lane: usize) -> Option<usize> {
+    pub(super) fn oldest_of(&mut self, lane: usize) -> Option<u32> {
         let of = |entry: &InFlight| entry.state != PacketState::Done && entry.lane() == lane;
-        let found = self.each_from(self.lanes[lane].first).find(|psn| of(&self.ring[self.place(*psn)]));
+        let found = self.each_from(self.lanes[lane].first).find(|psn| of(&self.ring[number(*psn)]));
         self.lanes[lane].first = found.unwrap_or(self.next);
-        found.map(|psn| self.place(psn))
+        found.map(number)
     }
 
     /// Declares lost what was overtaken, by others or by so much time, in the lane of what was answered.
@@ -76,7 +76,7 @@ impl PacketWindow {
         }
         let before = self.bytes;
         for psn in self.each_from(self.lanes[lane].first) {
-            let at = self.place(psn);
+            let at = number(psn);
             let entry = &self.ring[at];
             if entry.lane() == lane && entry.is_overtaken(newest, disorder) {
                 self.lose(at);
@@ -94,7 +94,7 @@ impl PacketWindow {
         /* those of before may wait for what is lost now */
         (self.probed_at, self.tail_probes) = (now, 0);
         for psn in self.each() {
-            let at = self.place(psn);
+            let at = number(psn);
             if self.tail_probes < TAIL_PROBES && self.ring[at].sent <= then && self.lose(at) {
                 self.tail_probes += 1;
             }
@@ -105,7 +105,7 @@ impl PacketWindow {
     /// Since when nothing was answered of what is in flight, and nothing was done about it.
     pub(in super::super) fn oldest(&self) -> Option<Nanos> {
         let sent = self.each().filter_map(|psn| {
-            let entry = &self.ring[self.place(psn)];
+            let entry = &self.ring[number(psn)];
             (entry.state == PacketState::Flight).then_some(entry.sent)
         });
         sent.min().map(|sent| sent.max(self.probed_at))
@@ -113,8 +113,7 @@ impl PacketWindow {
 
     /// How often the packet that was sent most often was sent.
     pub(in super::super) fn most_tries(&self) -> u8 {
-        let tries =
-            self.each().map(|psn| &self.ring[self.place(psn)]).filter(|e| e.state != PacketState::Done);
+        let tries = self.each().map(|psn| &self.ring[number(psn)]).filter(|e| e.state != PacketState::Done);
         tries.map(|entry| entry.tries).max().unwrap_or(0)
     }
 
@@ -124,7 +123,7 @@ impl PacketWindow {
             return None;
         }
         self.each().find_map(|psn| {
-            let entry = &self.ring[self.place(psn)];
+            let entry = &self.ring[number(psn)];
             (entry.state == PacketState::Lost && may(entry)).then_some((psn, *entry))
         })
     }
@@ -136,7 +135,7 @@ impl PacketWindow {
 
     /// A lost packet leaves again, under the PSN that this gives.
     pub(in super::super) fn sent_again(&mut self, psn: Psn, now: Nanos) -> Psn {
-        let at = self.place(psn);
+        let at = number(psn);
         if self.ring[at].state == PacketState::Lost {
             self.ring[at].state = PacketState::Flight;
             self.lost -= 1;
