@@ -66,6 +66,7 @@ local f = {
 	solicited = ProtoField.bool("star.cqe.solicited", "Solicited"),
 	byte_len = ProtoField.uint32("star.cqe.byte_len", "Bytes", base.DEC),
 	vendor_err = ProtoField.uint32("star.cqe.vendor_err", "Vendor error", base.HEX),
+	turn = ProtoField.uint32("star.turn", "Number of the packet among those of WRITEs", base.DEC),
 	atomic_seq = ProtoField.uint32("star.atomic.seq", "Sequence of atomics", base.DEC),
 	atomic_slots = ProtoField.uint8("star.atomic.slots", "Logarithm of the number of slots", base.DEC),
 	operand = ProtoField.uint64("star.atomic.operand", "Operand", base.HEX),
@@ -250,6 +251,15 @@ local function carried(data, tree)
 	return " completion " .. data(21, 3):uint() .. " " .. (data:len() - 32) .. " bytes"
 end
 
+-- A WRITE that is done in its turn.
+local function turn(data, tree)
+	if data:len() < 16 then return "" end
+	tree:add(f.slot, data(0, 8))
+	tree:add(f.turn, data(8, 4))
+	if data:len() > 16 then tree:add(f.carried, data(16)) end
+	return " turn " .. data(8, 4):uint() .. " " .. (data:len() - 16) .. " bytes"
+end
+
 local function atomic(data, tree)
 	if data:len() < 32 then return "" end
 	tree:add(f.opcode, data(0, 1))
@@ -315,6 +325,7 @@ local function body(kind, opt, m, data, tree)
 	if kind == 9 then return carried(data, tree) end
 	if kind == 7 then return completion(data, tree) end
 	if kind == 5 and opt == 1 then return atomic(data, tree) end
+	if kind == 3 and opt == 1 then return turn(data, tree) end
 	tree:add(f.data, data())
 	return ""
 end

@@ -241,9 +241,11 @@ counters! {
     star_atomics_again,
     /// StaR, stateless: atomics that came before the one that they follow, and wait for it
     star_atomics_early,
+    /// StaR, stateless: packets of WRITEs that came before the one that they follow, and are sent again
+    star_writes_early,
     /// StaR, stateless: completions written to memory (CQEP, RDC)
     star_cqep,
-    /// StaR, stateless: completions and atomics that came again after their slot was written
+    /// StaR, stateless: completions, atomics and WRITEs that came again after their slot was written
     star_stale,
     /// StaR, stateless: dropped, for memory that is not registered for it
     star_refused,

@@ -99,6 +99,14 @@ impl Rtt {
         (base << backoff.min(MOST_DOUBLINGS)).min(bounds.most)
     }
 
+    /// After how much silence what is alone on its way to a card is asked for again, though nothing was heard
+    /// of a loss: two round trips (the tail loss probe of RFC 8985, 7.2), where packets were lost of late.
+    /// `None`: not before the timeout.
+    pub fn probe_time(&self) -> Option<Nanos> {
+        let probes = self.smooth != 0 && self.lossy.contains(&true);
+        probes.then(|| (2 * self.smooth).max(PROBE_MIN))
+    }
+
     /// How much later than others that left with it a packet may be answered: more, and it is lost.
     pub fn disorder(&self) -> Nanos {
         (self.smooth / 2).max(LEAST_DISORDER)
@@ -113,6 +121,8 @@ impl Rtt {
     }
 }
 
+/// A probe goes after so much silence at least, ns: the peer may wait for its CPU.
+pub(crate) const PROBE_MIN: Nanos = 200_000;
 /// Answers after which it is known how packets change places.
 const ENOUGH: u8 = 32;
 /// Waits double so often at most.
@@ -142,6 +152,9 @@ mod tests {
         let mut lossy = rtt;
         lossy.was_lost();
         assert_eq!(lossy.timeout(&bounds, 0), bounds.least, "it may be lost, and that is sooner known");
+        assert_eq!((rtt.probe_time(), lossy.probe_time()), (None, Some(PROBE_MIN)));
+        (0..100).for_each(|_| lossy.seen(1, 300_000));
+        assert_eq!(lossy.probe_time().map(|time| time / 10_000), Some(59));
         rtt.seen(MEMORY, 10);
         rtt.seen(2 * MEMORY, 10);
         assert_eq!(rtt.timeout(&bounds, 0), bounds.least);

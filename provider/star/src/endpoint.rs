@@ -235,7 +235,7 @@ impl<E: StarEnv> SlQp<E> {
     pub fn bytes(&self) -> usize {
         let Setup { sq_depth, rq_depth, replay_slots, .. } = self.init.setup;
         let slots = (sq_depth as usize + rq_depth as usize) * CQE_SLOT as usize
-            + replay_slots as usize * REPLAY_SLOT as usize;
+            + (replay_slots as usize + 1) * REPLAY_SLOT as usize;
         let recvs = size_of_val(&*self.recvs) + size_of_val(&*self.sges);
         size_of::<Self>() + slots + recvs + self.send.bytes() + self.recv.bytes()
     }

@@ -36,4 +36,5 @@ pub mod ring;
 pub mod seal;
 pub mod stateful;
 pub mod stateless;
+pub mod turn;
 pub mod wire;

@@ -18,7 +18,6 @@ use starverbs_core::{Access, Av, Counters, Gid, Nanos, NicError, PdId, Seg};
 
 use super::control::Sum;
 use super::env::{StarDest, StarEnv};
-use super::ring::CQE_SLOT;
 use super::wire::{CardHalf, Prefix, Ptype, StarHead, StarHeader};
 
 /// Most rules of a protection domain of a server.
@@ -83,7 +82,7 @@ pub enum Claim {
         need: Access,
     },
     /// That, and a slot of a ring of the connection
-    Last {
+    WithSlot {
         /// What allows the first
         rule: RuleRef,
         /// Its first byte
@@ -92,8 +91,10 @@ pub enum Claim {
         len: u32,
         /// Right that the rule must give
         need: Access,
-        /// The ring, and the slot in it
-        slot: (RuleRef, u64),
+        /// The ring
+        ring: RuleRef,
+        /// The slot in it
+        slot: Seg,
     },
 }
 
@@ -376,9 +377,9 @@ impl RuleRegistry {
         match *claim {
             Claim::None => true,
             Claim::Memory { rule, addr, len, need } => self.opens(conn, rule, (addr, len), need),
-            Claim::Last { rule, addr, len, need, slot: (ring, slot) } => {
+            Claim::WithSlot { rule, addr, len, need, ring, slot } => {
                 self.opens(conn, rule, (addr, len), need)
-                    && self.opens(conn, ring, (slot, CQE_SLOT as u32), Access::LOCAL_WRITE)
+                    && self.opens(conn, ring, (slot.addr, slot.len), Access::LOCAL_WRITE)
             }
         }
     }
@@ -431,7 +432,7 @@ impl RuleRegistry {
             payload,
             false,
         );
-        if let Claim::Memory { rule, .. } | Claim::Last { rule, .. } = claim
+        if let Claim::Memory { rule, .. } | Claim::WithSlot { rule, .. } = claim
             && let Some(slot) = self.slots.get_mut(rule.slot as usize)
         {
             slot.used = now.max(1);

@@ -1,5 +1,5 @@
-//! Slots in SL's host memory that SF fills through SL's card: completions, and results of atomics kept for
-//! repeats.
+//! Slots in SL's host memory that SF fills through SL's card: completions, results of atomics kept for
+//! repeats, and the number of the last WRITE.
 //!
 //! A slot begins with a stamp: epoch and sequence of what it holds. The card writes a slot only if that is
 //! newer and of the same epoch, so that a late duplicate changes nothing; the host stamps all slots when a
@@ -16,6 +16,12 @@ pub const REPLAY_SLOT: u64 = 16;
 pub const fn slot(base: u64, depth: u32, seq: u32, size: u64) -> u64 {
     let index = seq & depth.wrapping_sub(1);
     base.wrapping_add(index as u64 * size)
+}
+
+/// Address of the slot of WRITEs, which has the number of the last one that was done: behind the `slots` replay
+/// slots.
+pub const fn write_slot(replay: u64, slots: u32) -> u64 {
+    replay.wrapping_add(slots as u64 * REPLAY_SLOT)
 }
 
 /// What a slot's first eight bytes say.
@@ -57,7 +63,7 @@ impl Stamp {
     pub const fn before_psn(epoch: u32, index: u32, depth: u32) -> Self {
         Stamp { epoch, seq: Psn::new(index.wrapping_sub(depth)).get() }
     }
-    /// That of the atomic before.
+    /// That of the atomic or WRITE before.
     pub const fn one_before(self) -> Self {
         Stamp { epoch: self.epoch, seq: self.seq.wrapping_sub(1) }
     }
@@ -66,7 +72,7 @@ impl Stamp {
         let ahead = Psn::new(new.seq).since(Psn::new(self.seq));
         Stamp::age(self.epoch == new.epoch, ahead)
     }
-    /// How a slot with this stamp compares to an atomic stamped `new`.
+    /// How a slot with this stamp compares to an atomic or WRITE stamped `new`.
     pub const fn age_of_atomic(self, new: Stamp) -> Age {
         Stamp::age(self.epoch == new.epoch, new.seq.wrapping_sub(self.seq) as i32)
     }

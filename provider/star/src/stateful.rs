@@ -182,7 +182,11 @@ pub struct Stateful<E: StarEnv> {
     last_inbound: Nanos,
     completions: [Completions; 2],
     owed_acks: OwedAcks,
+    /// Atomics of ours so far
     atomics: u32,
+    /// Packets so far of WRITEs of ours in their turn
+    writes: u32,
+    /// Slots of atomics, and behind them that of WRITEs
     replay: RuleRef,
     ended: Ended,
     /// No packet that we sent before the end can be under way after this
@@ -286,6 +290,7 @@ impl<E: StarEnv> Stateful<E> {
             completions,
             owed_acks,
             atomics: 0,
+            writes: 0,
             replay: RuleRef::default(),
             ended: Ended::Not,
             quiet_at: 0,
@@ -314,7 +319,7 @@ impl<E: StarEnv> Stateful<E> {
 
     fn add_rings(&mut self, card: &mut CardCtx<'_, E>) -> Result<(), NicError> {
         let (setup, conn) = (&self.setup, self.conn);
-        let replay = u64::from(setup.replay_slots) * REPLAY_SLOT;
+        let replay = (u64::from(setup.replay_slots) + 1) * REPLAY_SLOT;
         self.replay = card.registry.add_ring(conn, setup.replay, replay)?;
         for queue in [Queue::Send, Queue::Recv] {
             let completions = &mut self.completions[queue as usize];
@@ -379,9 +384,11 @@ impl<E: StarEnv> Stateful<E> {
         path.rtt.lifetime(&self.local.waits.rtt)
     }
 
-    /// How long the answer to a packet that leaves now is waited for.
+    /// How long the answer to a packet that leaves now is waited for; at first, before tail-loss probes leave.
     fn timeout(&self, card: &CardCtx<'_, E>) -> Nanos {
-        card.path.rtt.timeout(&self.local.waits.rtt, self.backoff)
+        let timeout = card.path.rtt.timeout(&self.local.waits.rtt, self.backoff);
+        let alone = self.backoff == 0 && card.path.is_all(self.charged);
+        card.path.rtt.probe_time().filter(|_| alone).map_or(timeout, |probe| probe.min(timeout))
     }
 
     /// The path learns what is in flight: of a peer that is silent nothing, so that other connections have

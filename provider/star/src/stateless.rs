@@ -1,8 +1,8 @@
 //! The card of SL: it handles a packet by what the packet says, and forgets it.
 //!
 //! There is no struct of any connection here, and nothing is kept between two packets. Answers go where
-//! packets came from. What must happen once (a completion, an atomic) has a slot in host memory, whose
-//! address is in the packet; its stamp shows duplicates.
+//! packets came from. What must happen once (a completion, an atomic, a WRITE in its turn) has a slot in host
+//! memory, whose address is in the packet; its stamp shows duplicates.
 
 use starverbs_core::{Av, Counters, Gid, Psn, Qpn, Seg, SendOp};
 
@@ -14,6 +14,7 @@ use super::form::Upto;
 use super::message::{Atomic, CqeMsg};
 use super::packed::PackedWqes;
 use super::ring::{Age, CQE_SLOT, REPLAY_SLOT, Stamp};
+use super::turn::WriteTurn;
 use super::wire::{CardHalf, Opt, Prefix, Ptype, Queue, StarHead, StarHeader, StarPacket};
 
 /// What a stateless card knows beside the packet: nothing of connections.
@@ -62,6 +63,7 @@ pub fn handle<E: StarEnv>(
         Some(prefix) if boot_epoch_of(prefix.epoch) == card.boot_epoch => {
             let mut job = PacketJob { card, env, from, header: &packet.header, prefix };
             match packet.header.ptype {
+                Ptype::Rd if packet.header.opt == Opt::Recv => job.place_in_turn(packet.data),
                 Ptype::Rd => job.place(packet.data),
                 Ptype::Rdc => job.place_last(packet.data),
                 Ptype::Gd if packet.header.opt == Opt::Recv => job.atomic(packet.data),
@@ -100,6 +102,40 @@ impl<E: StarEnv> PacketJob<'_, E> {
         }
         self.env.dma_fence();
         self.card.stats.star_rd.inc();
+        self.answer(Ptype::Rda, self.header.len, &[], &[]);
+        Ok(())
+    }
+
+    /// RD of a WRITE in its turn: to memory, once, behind the one before it. Whatever comes again is answered,
+    /// and nothing is written nor looked at. The answer to one that is early says 0 bytes.
+    fn place_in_turn(&mut self, data: &[u8]) -> Result<(), Discard> {
+        let (WriteTurn { slot, number }, data) = WriteTurn::decode(data).ok_or(Discard::Bad)?;
+        if data.is_empty() || !slot.is_multiple_of(REPLAY_SLOT) {
+            return Err(Discard::Bad);
+        }
+        self.check(slot, REPLAY_SLOT, Use::Slot)?;
+        let stamp = Stamp { epoch: self.prefix.epoch, seq: number };
+        let last = self.stamp_at(slot)?;
+        match last.age_of_atomic(stamp) {
+            Age::Newer if last != stamp.one_before() => {
+                self.card.stats.star_writes_early.inc();
+                self.answer(Ptype::Rda, 0, &[], &[]);
+                return Ok(());
+            }
+            Age::Newer => {
+                self.check(self.header.addr, data.len() as u64, Use::Write)?;
+                if !self.env.dma_write(self.header.addr, data) {
+                    return Err(Discard::Refused);
+                }
+                self.env.dma_fence();
+                if !self.store(slot, stamp.word()) {
+                    return Err(Discard::Refused);
+                }
+                self.card.stats.star_rd.inc();
+            }
+            Age::Same | Age::Older => self.card.stats.star_stale.inc(),
+            Age::Foreign => return Err(Discard::Stale),
+        }
         self.answer(Ptype::Rda, self.header.len, &[], &[]);
         Ok(())
     }

@@ -113,7 +113,8 @@ pub enum Opt {
     /// SEND; and what a card does by itself
     #[default]
     Send = 0,
-    /// A receive WQE. In RD, GD and their answers: an atomic, which is done once
+    /// A receive WQE. In RD, GD and their answers: a WRITE in its turn ([`turn`](super::turn)), an atomic;
+    /// each is done once
     Recv = 1,
     /// WRITE, FLUSH
     Write = 2,
@@ -415,8 +416,7 @@ impl PacketShape {
     fn of(side: CardHalf, header: &StarHeader) -> Option<PacketShape> {
         use Ptype::{Cqep, Ea, Gd, Gda, Rd, Rda, Rdc, Wqep, Wqeps};
         let (prefix, data) = match (side, header.migrate, header.ptype) {
-            (CardHalf::Stateless, false, Rd) => (true, header.opt != Opt::Recv),
-            (CardHalf::Stateless, false, Cqep | Rdc) => (true, true),
+            (CardHalf::Stateless, false, Rd | Cqep | Rdc) => (true, true),
             /* an atomic brings its operands, which LEN counts; eight bytes are wanted */
             (CardHalf::Stateless, false, Gd) => (true, header.opt == Opt::Recv),
             (CardHalf::Stateless, false, Ea) => (true, false),
@@ -428,8 +428,7 @@ impl PacketShape {
             _ => return None,
         };
         let filled = header.ptype == Ea && !header.migrate && header.len != 0;
-        let atomic = header.opt == Opt::Recv && matches!(header.ptype, Rd | Rda);
-        (!filled && !atomic).then_some(PacketShape { prefix, data })
+        (!filled).then_some(PacketShape { prefix, data })
     }
 }
 

@@ -14,7 +14,7 @@ use super::pace::Pace;
 use crate::congestion::{Controller, WindowLimits};
 use crate::error::NicError;
 use crate::room::{Room, TwoEnds};
-use crate::rtt::Rtt;
+use crate::rtt::{PROBE_MIN, Rtt};
 use crate::types::{Gid, Nanos, Qpn};
 
 /// Handle of a path, one more than its place, so that none takes no room of its own; valid as long as the
@@ -41,8 +41,6 @@ impl Default for PathId {
 
 /// What a packet costs beside its payload: headers, and the kernel's bookkeeping for it.
 pub const PACKET_OVERHEAD: u32 = 512;
-/// A probe goes after so much silence at least, ns: the peer may wait for its CPU.
-const PROBE_MIN: Nanos = 200_000;
 /// Timeouts double so often at most.
 const MOST_DOUBLINGS: u8 = 16;
 
@@ -282,6 +280,11 @@ impl<C: Controller> Path<C> {
         self.inflight = self.inflight.saturating_add(bytes);
     }
 
+    /// Whether all that is in flight, of so many bytes, is of one: behind others' packets answers are late.
+    pub fn is_all(&self, inflight: u32) -> bool {
+        self.inflight == inflight
+    }
+
     /// `bytes` have left the network without being acknowledged (rewound, given up).
     pub fn forget(&mut self, bytes: u32) {
         self.stuck = false;
@@ -343,7 +346,7 @@ impl<C: Controller> Path<C> {
     /// heard nothing of a loss: two round trips (the tail loss probe of RFC 8985, 7.2), on a path that was
     /// seen to lose packets. `None`: it does not. Where others send, answers may be queued behind theirs.
     pub(crate) fn probe_time(&self, inflight: u32) -> Option<Nanos> {
-        let probes = self.lossy && self.srtt != 0 && self.inflight == inflight;
+        let probes = self.lossy && self.srtt != 0 && self.is_all(inflight);
         probes.then(|| (2 * Nanos::from(self.srtt)).max(PROBE_MIN) << self.doubled.min(MOST_DOUBLINGS))
     }
 }

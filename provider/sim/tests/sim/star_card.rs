@@ -9,6 +9,7 @@ use starverbs_star::form::Upto;
 use starverbs_star::message::{Atomic, CqeMsg};
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp};
 use starverbs_star::stateless::{StatelessCard, handle};
+use starverbs_star::turn::WriteTurn;
 use starverbs_star::wire::{CardHalf, Opt, Prefix, Ptype, Queue, StarHead, StarHeader, StarPacket};
 
 const BOOT_EPOCH: u16 = 3;
@@ -199,6 +200,52 @@ fn atomics_are_done_behind_the_one_before() {
     assert_eq!([before(0), before(1), before(3)], [None, value(8), value(14)]);
     assert_eq!(sl.net.hosts[0].env.memory.word(data), 20);
     assert_eq!((sl.stats.star_atomics.get(), sl.stats.star_atomics_early.get()), (5, 4));
+}
+
+/// WRITEs have one slot: what it has, and what comes before that, is answered and not written again.
+#[test]
+fn writes_are_done_in_their_turn() {
+    let mut sl = Sl::new();
+    sl.bounds.add(sl.data, 256, Access::REMOTE_WRITE).expect("memory");
+    let (slot, data) = (sl.replay, sl.data);
+    let write = |sl: &mut Sl, number: u32, prefix: Prefix, slot: u64, text: &str| {
+        let bytes = [&WriteTurn { slot, number }.encode()[..], text.as_bytes()].concat();
+        let head = header(Ptype::Rd, Opt::Recv, data, bytes.len() as u16);
+        let (frames, events) = sl.get(head, prefix, &bytes);
+        assert!(events.is_empty(), "SL's program sees its memory alone");
+        let answered = (!frames.is_empty()).then(|| {
+            let StarHeader { ptype, opt, len, .. } = answer(&frames).header;
+            assert_eq!((ptype, opt), (Ptype::Rda, Opt::Recv));
+            len
+        });
+        let there = sl.net.hosts[0].env.memory.read(data, 3).to_vec();
+        (answered, String::from_utf8_lossy(&there).into_owned())
+    };
+    let mut done = |number, text: &str| write(&mut sl, number, PREFIX, slot, text);
+    let is = |answered, there: &str| (answered, there.to_owned());
+    assert_eq!(done(1, "bbb").0, Some(0), "early");
+    assert_eq!(done(0, "aaa"), is(Some(19), "aaa"));
+    assert_eq!(done(1, "bbb"), is(Some(19), "bbb"));
+    assert_eq!(done(0, "xxx"), is(Some(19), "bbb"), "a copy of before");
+    assert_eq!(done(1, "xxx"), is(Some(19), "bbb"), "a copy");
+    assert_eq!(done(3, "ddd"), is(Some(0), "bbb"), "early");
+    assert_eq!(done(2, "ccc"), is(Some(19), "ccc"));
+    assert_eq!(done(3, ""), is(None, "ccc"), "nothing to write");
+    let other = Prefix { epoch: EPOCH + 1, ..PREFIX };
+    assert_eq!(write(&mut sl, 3, other, slot, "xxx"), is(None, "ccc"), "another connection's");
+    assert_eq!(write(&mut sl, 3, PREFIX, slot + 8, "xxx"), is(None, "ccc"), "no slot");
+    assert_eq!(write(&mut sl, 3, PREFIX, data, "xxx"), is(None, "ccc"), "nor this");
+    sl.slots = Some(MemRange { addr: slot + REPLAY_SLOT, len: REPLAY_SLOT });
+    assert_eq!(write(&mut sl, 3, PREFIX, slot, "xxx"), is(None, "ccc"), "of another connection");
+    sl.slots = None;
+    /* the program has deregistered it: what was done is answered still, and nothing is written */
+    sl.bounds.remove(data, 256, Access::REMOTE_WRITE);
+    assert_eq!(write(&mut sl, 2, PREFIX, slot, "xxx"), is(Some(19), "ccc"));
+    assert_eq!(write(&mut sl, 3, PREFIX, slot, "xxx"), is(None, "ccc"));
+    let stats = &sl.stats;
+    let counts =
+        [&stats.star_rd, &stats.star_writes_early, &stats.star_stale, &stats.star_bad, &stats.star_refused];
+    assert_eq!(counts.map(|count| count.get()), [3, 2, 4, 2, 3]);
 }
 
 /// A packet that claims more slots, or an earlier first one, does not lead the card out of those that there

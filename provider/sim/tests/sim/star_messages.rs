@@ -55,7 +55,7 @@ impl Talk {
             srq: false,
             send_ring: slots(DEPTH, CQE_SLOT),
             recv_ring: slots(DEPTH, CQE_SLOT),
-            replay: slots(1, REPLAY_SLOT),
+            replay: slots(2, REPLAY_SLOT),
             replay_slots: 1,
             access: Access::empty(),
             max_rd_atomic: 1,

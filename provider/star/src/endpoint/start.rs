@@ -5,7 +5,7 @@ use starverbs_core::mr::MemoryRule;
 
 use crate::control::{Control, Setup, Sum};
 use crate::env::StarEnv;
-use crate::ring::{CQE_SLOT, REPLAY_SLOT, Stamp, slot};
+use crate::ring::{CQE_SLOT, REPLAY_SLOT, Stamp, slot, write_slot};
 use crate::stateless::SfPeer;
 
 use super::{Changes, Patience, SlQp, SlState, is_gate};
@@ -34,6 +34,7 @@ impl<E: StarEnv> SlQp<E> {
             let stamp = Stamp::before(peer.epoch, index, replay_slots);
             stamp_slot(env, slot(replay, replay_slots, index, REPLAY_SLOT), stamp);
         }
+        stamp_slot(env, write_slot(replay, replay_slots), Stamp::before(peer.epoch, 0, 1));
         self.quiet_since = now;
         self.push_message(now, Control::Setup(self.init.setup));
         match known {

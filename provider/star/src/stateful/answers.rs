@@ -13,6 +13,7 @@ use crate::env::StarEnv;
 use crate::form::Form;
 use crate::message::Wqe;
 use crate::packed::{PackedWqe, Records};
+use crate::turn::TURN_LEN;
 use crate::wire::{Opt, Ptype, Queue, StarHeader, StarPacket};
 
 impl<E: StarEnv> Stateful<E> {
@@ -130,10 +131,12 @@ impl<E: StarEnv> Stateful<E> {
         if op.carries && entry.last {
             return self.answered_last(card, packet, &entry, &op);
         }
-        let early = entry.kind == Kind::Atomic && header.ptype == Ptype::Gda && data.is_empty();
+        let early = entry.kind == Kind::Atomic && header.ptype == Ptype::Gda && data.is_empty()
+            || op.in_turn && header.ptype == Ptype::Rda && header.len == 0;
+        let front = if op.in_turn { TURN_LEN as u16 } else { 0 };
         let asked = early
             || match entry.kind {
-                Kind::Put => header.ptype == Ptype::Rda && header.len == entry.len,
+                Kind::Put => header.ptype == Ptype::Rda && header.len == front + entry.len,
                 Kind::Get => header.ptype == Ptype::Gda && data.len() == usize::from(entry.len),
                 Kind::Atomic => header.ptype == Ptype::Gda && data.len() == 8,
             };
@@ -185,8 +188,9 @@ impl<E: StarEnv> Stateful<E> {
         self.stream(entry.of).carried(entry.wqe, WcStatus::Success);
         let op = self.stream(entry.of).op(entry.wqe);
         op.left -= 1;
-        /* a copy of one that carries a completion changes nothing */
-        if entry.kind == Kind::Put && entry.copies() > 0 && !(op.carries && entry.last) {
+        /* a copy of one that carries a completion changes nothing, nor one of what had its turn */
+        let once = op.in_turn || op.carries && entry.last;
+        if entry.kind == Kind::Put && entry.copies() > 0 && !once {
             op.copies += entry.copies();
             op.copied = op.copied.max(answered.copied());
         }

@@ -11,11 +11,15 @@ use super::stream::{Carry, OrderClass, WqeProgress};
 use super::window::Of;
 use super::{CardCtx, RecvOfSl, Stateful};
 use crate::env::StarEnv;
+use crate::form::Form;
 use crate::registry::FoundRule;
 
 /// SL repeats a WQEP for so long before it gives up: 1 ms, doubled seven times. A receive WQE of SL may be
 /// under way as long, so that a SEND for which none is here is not refused before.
 const WQEP_LIFETIME: Nanos = 255_000_000;
+
+/// Packets of a WRITE that SL's card does in their turn, at most.
+const MOST_TURNS: u32 = 16;
 
 /// What becomes of a WQE that would begin.
 pub(super) enum Begin {
@@ -201,9 +205,12 @@ impl<E: StarEnv> Stateful<E> {
         } else if !allowed {
             return self.refuse(card, OrderClass::Write);
         }
-        let stream = &self.streams[0];
-        let waits =
-            if op.relaxed { stream.is_in_the_way(op.base, op.length) } else { stream.under_way() > 0 };
+        let (stream, turns) = (&self.streams[0], self.turns_of(&op));
+        let waits = match turns {
+            _ if op.relaxed => stream.is_in_the_way(op.base, op.length),
+            Some(_) => !stream.takes_turn(),
+            None => stream.under_way() > 0,
+        };
         if waits {
             return Begin::Wait;
         }
@@ -215,7 +222,19 @@ impl<E: StarEnv> Stateful<E> {
             op.carries = self.may_carry(Of::Local, wqe);
             self.next_recv = self.next_recv.plus(1);
         }
+        if let Some(turns) = turns.filter(|_| !op.carries) {
+            (op.in_turn, op.number) = (true, self.writes);
+            self.writes = self.writes.wrapping_add(turns);
+        }
         Begin::Go(op)
+    }
+
+    /// Packets of a WRITE that SL's card is to do in their turn. `None`: it goes by itself. A long one does:
+    /// whatever of it is lost, the rest need not be sent again.
+    fn turns_of(&self, op: &WqeProgress) -> Option<u32> {
+        let packets = op.length.div_ceil(self.turn_room());
+        let turns = self.local.form == Form::Packed && !op.relaxed && (1..=MOST_TURNS).contains(&packets);
+        turns.then_some(packets)
     }
 
     fn begin_read(&mut self, card: &mut CardCtx<'_, E>, wqe: &SendWqe, need: Access) -> Begin {
@@ -251,7 +270,7 @@ impl<E: StarEnv> Stateful<E> {
             return Begin::failed(class, WcStatus::RemInvReqErr);
         }
         if atomic {
-            op.atomic = self.atomics;
+            op.number = self.atomics;
             self.atomics = self.atomics.wrapping_add(1);
         }
         Begin::Go(op)

@@ -13,11 +13,13 @@ use super::stream::{OrderClass, WqeProgress};
 use super::window::{InFlight, Kind, Of};
 use super::{CardCtx, Ended, Stateful};
 use crate::carried::CARRIED_LEN;
+use crate::control::Setup;
 use crate::env::StarEnv;
 use crate::form::Form;
 use crate::message::{ATOMIC_LEN, Atomic};
 use crate::registry::{Claim, FoundRule, RuleRef, SendCtx};
-use crate::ring::{REPLAY_SLOT, slot};
+use crate::ring::{REPLAY_SLOT, slot, write_slot};
+use crate::turn::{TURN_LEN, WriteTurn};
 use crate::wire::{Opt, Ptype, StarHeader};
 
 /// Packets that a connection may send before another gets its turn.
@@ -212,7 +214,8 @@ impl<E: StarEnv> Stateful<E> {
             self.abandon(card, of, index, refused(of, &op));
             return true;
         };
-        let len = (op.length - offset).min(self.mtu).min(room);
+        let most = if op.in_turn { self.turn_room() } else { self.mtu };
+        let len = (op.length - offset).min(most).min(room);
         let last = offset + len == op.length;
         if last && op.carries {
             if len + CARRIED_LEN as u32 > self.mtu {
@@ -225,7 +228,7 @@ impl<E: StarEnv> Stateful<E> {
                 return true;
             }
         }
-        let seen = of == Of::Local && op.class == OrderClass::Write && !op.relaxed;
+        let seen = of == Of::Local && op.class == OrderClass::Write && !op.relaxed && !op.in_turn;
         if seen && last && op.left > 0 {
             return false;
         }
@@ -315,18 +318,26 @@ impl<E: StarEnv> Stateful<E> {
         op: &WqeProgress,
         segs: &mut Vec<Seg>,
     ) -> Result<(), WcStatus> {
-        let claim = Claim::Memory {
-            rule: entry.rule,
-            addr: entry.addr,
-            len: entry.len.into(),
-            need: need_of(entry.of, op.class),
+        let (rule, addr, len) = (entry.rule, entry.addr, u32::from(entry.len));
+        let (need, turn) = (need_of(entry.of, op.class), self.turn_of(entry, op));
+        let claim = match turn {
+            Some(WriteTurn { slot, .. }) => {
+                let slot = Seg { addr: slot, len: REPLAY_SLOT as u32 };
+                Claim::WithSlot { rule, addr, len, need, ring: self.replay, slot }
+            }
+            None => Claim::Memory { rule, addr, len, need },
         };
         let (ptype, opt) = match (entry.kind, op.class) {
+            (Kind::Put, _) if turn.is_some() => (Ptype::Rd, Opt::Recv),
             (Kind::Put, class) => (Ptype::Rd, opt_of(class)),
             (Kind::Get, class) => (Ptype::Gd, opt_of(class)),
             (Kind::Atomic, _) => (Ptype::Gd, Opt::Recv),
         };
-        let len = if entry.kind == Kind::Atomic { ATOMIC_LEN as u16 } else { entry.len };
+        let len = match (entry.kind, turn) {
+            (Kind::Atomic, _) => ATOMIC_LEN as u16,
+            (_, Some(_)) => TURN_LEN as u16 + entry.len,
+            (_, None) => entry.len,
+        };
         let header = StarHeader {
             ptype,
             opt,
@@ -339,6 +350,7 @@ impl<E: StarEnv> Stateful<E> {
             len,
         };
         let mut word = [0; ATOMIC_LEN];
+        let front;
         let data: &[u8] = match (entry.kind, entry.of, op.class) {
             (Kind::Atomic, ..) => {
                 word = self.atomic(entry.wqe, op);
@@ -352,7 +364,8 @@ impl<E: StarEnv> Stateful<E> {
             }
             (Kind::Put, ..) => {
                 self.gather(card, entry, segs)?;
-                &[]
+                front = turn.map(|turn| turn.encode());
+                front.as_ref().map_or(&[], |front| front)
             }
             (Kind::Get, ..) => &[],
         };
@@ -363,9 +376,21 @@ impl<E: StarEnv> Stateful<E> {
 
     fn atomic(&self, index: u32, op: &WqeProgress) -> [u8; ATOMIC_LEN] {
         let wqe = self.local.sq.wqe(index);
-        let slot = slot(self.setup.replay, self.setup.replay_slots, op.atomic, REPLAY_SLOT);
-        let (seq, slots) = (op.atomic, self.setup.replay_slots.trailing_zeros() as u8);
+        let slot = slot(self.setup.replay, self.setup.replay_slots, op.number, REPLAY_SLOT);
+        let (seq, slots) = (op.number, self.setup.replay_slots.trailing_zeros() as u8);
         Atomic { op: wqe.op, seq, slots, slot, compare_add: wqe.compare_add, swap: wqe.swap }.encode()
+    }
+
+    /// Bytes of a WRITE in its turn that a packet has room for.
+    pub(super) fn turn_room(&self) -> u32 {
+        self.mtu - TURN_LEN as u32
+    }
+
+    /// The turn of a packet, if it is of a WRITE that has turns.
+    fn turn_of(&self, entry: &InFlight, op: &WqeProgress) -> Option<WriteTurn> {
+        let Setup { replay, replay_slots, .. } = self.setup;
+        let number = op.number.wrapping_add(entry.offset / self.turn_room());
+        op.in_turn.then_some(WriteTurn { slot: write_slot(replay, replay_slots), number })
     }
 
     /// Collects our memory that a packet carries. Why not, otherwise.

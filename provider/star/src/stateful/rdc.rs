@@ -89,7 +89,8 @@ impl<E: StarEnv> Stateful<E> {
         let claim = if asks {
             Claim::Memory { rule: ring, addr: slot, len: CQE_SLOT as u32, need: Access::LOCAL_WRITE }
         } else {
-            Claim::Last { rule, addr, len, need: need_of(entry.of, op.class), slot: (ring, slot) }
+            let slot = Seg { addr: slot, len: CQE_SLOT as u32 };
+            Claim::WithSlot { rule, addr, len, need: need_of(entry.of, op.class), ring, slot }
         };
         let cqe = CqeMsg { slot, ..cqe };
         let carried = Carried { queue, seq, cqe, stored: self.stored_word() }.encode();

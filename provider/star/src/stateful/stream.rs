@@ -3,9 +3,10 @@
 //! SL keeps nothing, so a packet that is lost and repeated lands behind those that left after it; no sequence
 //! numbers hold them back there. So order is made here, by what leaves when. A program sees the data of SENDs
 //! and READs with their completion, and these are made in order; so they may all be under way together.
-//! WRITEs are seen when they land: each begins when all before it are done. One into memory registered with
-//! IBV_ACCESS_RELAXED_ORDERING need not wait for what it does not overlap. Atomics are under way with atomics
-//! alone: SL's card does those of SF in the order of their slots, and those of SL are done here.
+//! WRITEs are seen when they land: short ones are under way with such alone, and SL's card does their packets
+//! in the order of their numbers; a long one begins when all before it are done. One into memory registered
+//! with IBV_ACCESS_RELAXED_ORDERING need not wait for what it does not overlap. Atomics are under way with
+//! atomics alone: SL's card does those of SF in the order of their slots, and those of SL are done here.
 
 use starverbs_core::{Nanos, SendOp, WcStatus};
 
@@ -64,6 +65,8 @@ pub(super) struct WqeProgress {
     pub(super) class: OrderClass,
     /// A WRITE that may land before what is before it
     pub(super) relaxed: bool,
+    /// A WRITE of SF whose packets SL's card does in their turn, once
+    pub(super) in_turn: bool,
     /// All its packets have left once
     pub(super) all: bool,
     /// Transmissions without an answer of packets that write to SL's memory and have one
@@ -91,8 +94,8 @@ pub(super) struct WqeProgress {
     pub(super) value: u64,
     /// Atomics of SL
     pub(super) carry: Carry,
-    /// Atomics of SF: their number
-    pub(super) atomic: u32,
+    /// Atomics of SF: their number. WRITEs in their turn: that of their first packet
+    pub(super) number: u32,
     /// Not complete before
     pub(super) until: Nanos,
     /// What leaves now, and is answered, shows that none of its copies is under way; 0: nothing is to be
@@ -116,6 +119,8 @@ struct ClassCounts {
     /// Of all kinds, those whose completion travels by itself, or that have none
     plain: u32,
     writes: u32,
+    /// Of those in their turn
+    in_turn: u32,
     reads: u32,
     atomics: u32,
 }
@@ -220,6 +225,7 @@ impl WqeStream {
             *count += 1;
         }
         self.counts.plain += u32::from(!op.carries);
+        self.counts.in_turn += u32::from(op.in_turn);
         (self.begun, self.offset) = (true, 0);
     }
 
@@ -291,6 +297,7 @@ impl WqeStream {
             *count -= 1;
         }
         self.counts.plain -= u32::from(!op.carries);
+        self.counts.in_turn -= u32::from(op.in_turn);
         self.una = una.wrapping_add(1);
         op
     }
@@ -319,6 +326,11 @@ impl WqeStream {
     /// Whether an atomic may begin: all under way are atomics, too.
     pub(super) fn takes_atomic(&self) -> bool {
         self.under_way() == self.counts.atomics
+    }
+
+    /// Whether a WRITE that goes in its turn may begin: all under way do so, too.
+    pub(super) fn takes_turn(&self) -> bool {
+        self.under_way() == self.counts.in_turn
     }
 
     /// How the result of an atomic of SL is to go to this place, or to several. `None`: not now.

@@ -462,6 +462,33 @@ mod atomics;
 mod carried;
 #[path = "tests/errors.rs"]
 mod errors;
+mod turns;
+
+/// Where packets were lost of late, the last of all is not waited for until the timeout.
+#[test]
+fn the_last_packet_is_asked_for_soon_on_a_path_that_loses() {
+    for lossy in [false, true] {
+        let mut w = World::new(1, |_, _| {});
+        let (mine, far) = (w.ours(0), w.theirs(64));
+        let write = |w: &mut World, done: usize| {
+            w.post(op(SendOp::Write, far, SL_KEY), &[w.sge(mine, 8)], false);
+            if done < 20 {
+                w.run(|w| w.sends().len() == done + 1);
+            }
+        };
+        (0..20).for_each(|done| write(&mut w, done));
+        if lossy {
+            w.path.rtt.was_lost();
+        }
+        w.cut = true;
+        write(&mut w, 20);
+        w.pass(10_000);
+        w.cut = false;
+        let begun = w.now;
+        w.run(|w| w.sends().len() == 21);
+        assert_eq!(w.now - begun < 400_000, lossy, "{} us", (w.now - begun) / 1000);
+    }
+}
 
 /// A quiesced SF stays so, whatever its program posts and SL still sends, until it resumes.
 #[test]

@@ -157,7 +157,8 @@ impl<E: EndpointHost> Endpoints<E> {
         let rq = rq.or_else(ring).ok_or(NicError::Invalid)?;
         let rq_depth = if srq.is_some() { SHARED_RECVS } else { E::slots_of(&rq) };
         let replay_slots = u32::from(attr.max_dest_rd_atomic).next_power_of_two();
-        let slots = ConnectionSlots::new(turn.env, sq.slots() + rq_depth, replay_slots)?;
+        /* and the slot of WRITEs */
+        let slots = ConnectionSlots::new(turn.env, sq.slots() + rq_depth, replay_slots + 1)?;
         let base = slots.range.addr;
         let recv_ring = base + u64::from(sq.slots()) * CQE_SLOT;
         let setup = Setup {

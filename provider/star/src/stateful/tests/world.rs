@@ -39,6 +39,8 @@ const MS: Nanos = 1_000_000;
 pub(super) struct Host {
     base: u64,
     pub(super) memory: Vec<u8>,
+    /// Where its card has written, in this order
+    pub(super) writes: Vec<u64>,
     out: Vec<(u16, Vec<u8>)>,
     pub(super) events: Vec<AsyncEvent>,
     news: Vec<SlEvent>,
@@ -46,7 +48,8 @@ pub(super) struct Host {
 
 impl Host {
     fn new(base: u64) -> Self {
-        Host { base, memory: Vec::new(), out: Vec::new(), events: Vec::new(), news: Vec::new() }
+        let (events, news) = (Vec::new(), Vec::new());
+        Host { base, memory: Vec::new(), writes: Vec::new(), out: Vec::new(), events, news }
     }
     pub(super) fn alloc(&mut self, len: usize) -> u64 {
         let at = self.memory.len().next_multiple_of(64);
@@ -78,6 +81,7 @@ impl Env for Host {
 impl Dma for Host {
     type Mrs = Plain;
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> bool {
+        self.writes.push(addr);
         self.put(addr, data);
         true
     }
@@ -291,7 +295,11 @@ impl World {
         tune(&mut local, &mut setup);
         setup.send_ring = ring(&mut sl, setup.sq_depth, CQE_SLOT, Stamp::before_psn);
         setup.recv_ring = ring(&mut sl, setup.rq_depth, CQE_SLOT, Stamp::before_psn);
-        setup.replay = ring(&mut sl, setup.replay_slots, REPLAY_SLOT, Stamp::before);
+        setup.replay = sl.alloc((setup.replay_slots as usize + 1) * REPLAY_SLOT as usize);
+        let stamps = (0..setup.replay_slots).map(|n| Stamp::before(EPOCH, n, setup.replay_slots));
+        for (n, stamp) in stamps.chain([Stamp::before(EPOCH, 0, 1)]).enumerate() {
+            sl.put(setup.replay + n as u64 * REPLAY_SLOT, &stamp.word().to_ne_bytes());
+        }
         let av = Av { dgid: SL, sgid: SF, ..Av::default() };
         let peer = SlPeer { av, port: 4793, control_port: 4794, qpn: SL_QPN, epoch: EPOCH };
         let (env, mrs_of, srqs) = (&mut sf, &mut mrs, &mut NoSrq);
@@ -478,7 +486,7 @@ impl World {
         for (ring, depth, size) in [
             (send_ring, sq_depth, CQE_SLOT),
             (recv_ring, rq_depth, CQE_SLOT),
-            (replay, replay_slots, REPLAY_SLOT),
+            (replay, replay_slots + 1, REPLAY_SLOT),
         ] {
             bounds.add_slots(ring, u64::from(depth) * size).unwrap();
         }

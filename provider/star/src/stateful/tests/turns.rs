@@ -1,0 +1,111 @@
+//! WRITEs of SF in their turn: many are under way, and each is seen when all before it are there.
+
+use super::*;
+
+const PAIRS: u64 = 20;
+/// Bytes between two blocks, and of the longest.
+const BLOCK: u64 = 6000;
+
+/// Where block `n` lies in either region.
+fn place(n: u64) -> u64 {
+    4096 + n * BLOCK
+}
+
+/// Whether SL's card has written each block once, from its first byte to its last, then the flag, then the
+/// next.
+fn in_order(w: &World) -> bool {
+    let (far, mut last, mut flags) = (w.theirs(64), (0, 0), 0);
+    let offsets = w.sl.writes.iter().map(|addr| addr.wrapping_sub(far));
+    offsets.filter(|at| *at == 0 || (place(0)..place(PAIRS)).contains(at)).all(|at| {
+        let now = match at.checked_sub(place(0)) {
+            Some(offset) => (2 * (offset / BLOCK) + 1, 1 + offset % BLOCK),
+            None => (2 * flags + 2, 0),
+        };
+        flags += u64::from(at == 0);
+        core::mem::replace(&mut last, now) < now
+    })
+}
+
+/// A block of any length, then a flag, again and again, some with immediate data: whoever sees a flag sees the
+/// blocks before it, and no copy of anything changes memory later.
+#[test]
+fn writes_land_in_their_order_whatever_the_wire_does() {
+    let (mut early, mut again) = (0, 0);
+    for seed in 0..120 {
+        let mut w = World::new(seed, |local, _| local.window = 64);
+        w.faults = Faults { loss: seed % 11, repeat: 3 * (seed % 7), late: 10 * (seed % 8) };
+        let (mine, far) = (w.ours(0), w.theirs(64));
+        w.sl.put(far, &0u64.to_ne_bytes());
+        let longest = [64, 1500, BLOCK][seed as usize % 3];
+        let blocks: Vec<Vec<u8>> =
+            (0..PAIRS).map(|n| pattern(1 + (w.rng.word() % longest) as usize, n as u8)).collect();
+        for (n, block) in (0..PAIRS).zip(&blocks) {
+            w.sf.put(mine + place(n), block);
+            w.sf.put(mine + 8 * n, &(n + 1).to_ne_bytes());
+            w.post(
+                op(SendOp::Write, far + place(n), SL_KEY),
+                &[w.sge(mine + place(n), block.len() as u32)],
+                false,
+            );
+            let imm = seed % 4 == 3 && n % 3 == 0;
+            if imm {
+                w.sl_post_recv(&[]);
+            }
+            let kind = if imm { SendOp::WriteImm } else { SendOp::Write };
+            w.post(op(kind, far, SL_KEY), &[w.sge(mine + 8 * n, 8)], false);
+        }
+        let mut most = 0;
+        w.run(|w| {
+            most = most.max(w.conn.streams[0].under_way());
+            w.scq.0.borrow().len() == 2 * PAIRS as usize
+        });
+        assert!(w.sends().iter().all(|(_, status)| *status == WcStatus::Success), "seed {seed}");
+        for (n, block) in (0..PAIRS).zip(&blocks) {
+            assert_eq!(w.sl.read(far + place(n), block.len()), block, "seed {seed}: block {n}");
+        }
+        assert!(in_order(&w) && w.sl.word(far) == PAIRS, "seed {seed}");
+        assert!(most > 8 || longest > 64 || seed % 4 == 3, "seed {seed}: {most} under way");
+        early += w.stats.star_writes_early.get();
+        again += w.stats.star_stale.get();
+        /* the programs use their memory for something else */
+        w.sl.put(far, &[0; 4096]);
+        w.pass(1_000_000_000);
+        assert!(w.sl.read(far, 4096) == [0; 4096], "seed {seed}: a late copy was written");
+    }
+    assert!(early > 100 && again > 100, "{early} were early, {again} came again");
+}
+
+/// What lies behind a lost one is answered as early, and goes again at once: nothing waits for a timeout.
+#[test]
+fn one_that_is_lost_goes_again_before_its_time() {
+    for behind in [3, 20] {
+        let mut w = World::new(1, |_, _| {});
+        let (mine, far) = (w.ours(0), w.theirs(64));
+        w.cut = true;
+        w.post(op(SendOp::Write, far, SL_KEY), &[w.sge(mine, 8)], false);
+        w.pass(10_000);
+        w.cut = false;
+        for n in 0..behind {
+            w.sf.put(mine + 8, &[9; 8]);
+            w.post(op(SendOp::Write, far + 8 * n, SL_KEY), &[w.sge(mine + 8, 8)], false);
+        }
+        w.run(|w| w.scq.0.borrow().len() == 1 + behind as usize);
+        assert_eq!((w.sl.read(far, 8), w.stats.timeouts.get()), (&[9; 8][..], 0), "{behind} behind it");
+    }
+}
+
+/// As in the paper each waits for the one before.
+#[test]
+fn as_in_the_paper_one_is_under_way() {
+    let mut w = World::new(1, |local, _| local.form = Form::Paper);
+    let (mine, far) = (w.ours(0), w.theirs(64));
+    for _ in 0..10 {
+        w.post(op(SendOp::Write, far, SL_KEY), &[w.sge(mine, 8)], false);
+    }
+    let mut most = 0;
+    w.run(|w| {
+        most = most.max(w.conn.streams[0].under_way());
+        w.scq.0.borrow().len() == 10
+    });
+    assert_eq!((most, w.stats.star_writes_early.get()), (1, 0));
+}
