@@ -232,7 +232,7 @@ impl<E: StarEnv> Stateful<E> {
     /// Packets of a WRITE that SL's card is to do in their turn. `None`: it goes by itself. A long one does:
     /// whatever of it is lost, the rest need not be sent again.
     fn turns_of(&self, op: &WqeProgress) -> Option<u32> {
-        let packets = op.length.div_ceil(self.turn_room());
+        let packets = self.turns(op.length);
         let turns = self.local.form == Form::Packed && !op.relaxed && (1..=MOST_TURNS).contains(&packets);
         turns.then_some(packets)
     }

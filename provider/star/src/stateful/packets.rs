@@ -214,7 +214,7 @@ impl<E: StarEnv> Stateful<E> {
             self.abandon(card, of, index, refused(of, &op));
             return true;
         };
-        let most = if op.in_turn { self.turn_room() } else { self.mtu };
+        let most = if op.in_turn { self.turn_bytes(op.length) } else { self.mtu };
         let len = (op.length - offset).min(most).min(room);
         let last = offset + len == op.length;
         if last && op.carries {
@@ -381,16 +381,23 @@ impl<E: StarEnv> Stateful<E> {
         Atomic { op: wqe.op, seq, slots, slot, compare_add: wqe.compare_add, swap: wqe.swap }.encode()
     }
 
-    /// Bytes of a WRITE in its turn that a packet has room for.
-    pub(super) fn turn_room(&self) -> u32 {
-        self.mtu - TURN_LEN as u32
+    /// Packets of a WRITE of so many bytes that goes in its turn.
+    pub(super) fn turns(&self, length: u32) -> u32 {
+        length.div_ceil(self.mtu - TURN_LEN as u32)
+    }
+
+    /// Bytes of each of them but the last: about as many in all, as packets of one size leave together.
+    fn turn_bytes(&self, length: u32) -> u32 {
+        length.div_ceil(self.turns(length))
     }
 
     /// The turn of a packet, if it is of a WRITE that has turns.
     fn turn_of(&self, entry: &InFlight, op: &WqeProgress) -> Option<WriteTurn> {
         let Setup { replay, replay_slots, .. } = self.setup;
-        let number = op.number.wrapping_add(entry.offset / self.turn_room());
-        op.in_turn.then_some(WriteTurn { slot: write_slot(replay, replay_slots), number })
+        op.in_turn.then(|| {
+            let number = op.number.wrapping_add(entry.offset / self.turn_bytes(op.length));
+            WriteTurn { slot: write_slot(replay, replay_slots), number }
+        })
     }
 
     /// Collects our memory that a packet carries. Why not, otherwise.
