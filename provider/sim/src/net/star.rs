@@ -7,7 +7,8 @@ use starverbs_core::{Av, FrameMeta, Nanos};
 use starverbs_star::carried::Carried;
 use starverbs_star::control::Control;
 use starverbs_star::host::Ends;
-use starverbs_star::wire::{CardHalf, Ptype, StarHeader, StarPacket};
+use starverbs_star::turn::WriteTurn;
+use starverbs_star::wire::{CardHalf, Opt, Ptype, StarHeader, StarPacket};
 
 use super::{Flight, Net};
 use crate::host::SimEnv;
@@ -110,6 +111,10 @@ impl Net {
         let packet = StarPacket::open(side_of(&frame.path), &frame.path, &frame.bytes).expect("as it left");
         let header = packet.header;
         match header.ptype {
+            Ptype::Rd if header.opt == Opt::Recv => {
+                let (_, data) = WriteTurn::decode(packet.data).expect("as it left");
+                sent.push((from, StarHeader { opt: Opt::Write, len: data.len() as u16, ..header }));
+            }
             Ptype::Rd | Ptype::Gd => sent.push((from, header)),
             Ptype::Rdc => {
                 let carried = Carried::decode(packet.data).zip(packet.prefix);
