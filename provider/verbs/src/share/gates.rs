@@ -11,6 +11,7 @@ use starverbs_backend::sealed::{self, ONLY_OURS};
 use starverbs_rings::Incarnation;
 
 use super::file::{self, OTHER};
+use super::parent_only::ParentOnly;
 use crate::error::Result;
 
 /// Queue pairs with a gate at once.
@@ -74,7 +75,7 @@ impl Gates {
 }
 
 /// Another card's gates.
-pub(super) struct PeerGates(MmapRaw);
+pub(super) struct PeerGates(ParentOnly);
 
 impl PeerGates {
     /// EINVAL: the file is something else.
@@ -82,11 +83,15 @@ impl PeerGates {
         if file::check(file, ONLY_OURS)? != LEN {
             return Err(OTHER);
         }
-        Ok(PeerGates(MmapOptions::new().len(LEN).map_raw_read_only(file)?))
+        Ok(PeerGates(ParentOnly::new(MmapOptions::new().len(LEN).map_raw_read_only(file)?)?))
     }
 
-    /// Whether a gate is open. Who asks from a reader's slot may go through until the slot's end.
+    /// Whether a gate is open; none is in a forked child. Who asks from a reader's slot may go through until
+    /// the slot's end.
     pub(super) fn is_open(&self, gate: GatePass) -> bool {
+        if !self.0.is_ours() {
+            return false;
+        }
         let incarnation = all(&self.0).get(gate.number as usize);
         gate.incarnation & 1 == 1 && incarnation.is_some_and(|is| is.is(gate.incarnation))
     }

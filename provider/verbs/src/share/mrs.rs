@@ -13,6 +13,7 @@ use starverbs_core::{Access, NicError, PdId};
 use starverbs_rings::{Incarnation, budget};
 
 use super::file::{self, FileAt, OTHER};
+use super::parent_only::ParentOnly;
 use crate::error::Result;
 
 /// "SVMRS" and the layout's version.
@@ -179,7 +180,7 @@ impl Drop for MrMemory {
 
 /// Another card's table.
 pub(super) struct PeerMrs {
-    map: MmapRaw,
+    map: ParentOnly,
     /// Entries that fit into it
     capacity: usize,
 }
@@ -192,7 +193,7 @@ impl PeerMrs {
     pub(super) fn open(file: &File) -> Result<PeerMrs> {
         let len = file::check(file, ONLY_OURS)?;
         let bytes = len.checked_sub(size_of::<Head>()).ok_or(OTHER)?;
-        let map = MmapOptions::new().len(len).map_raw_read_only(file)?;
+        let map = ParentOnly::new(MmapOptions::new().len(len).map_raw_read_only(file)?)?;
         let mrs = PeerMrs { map, capacity: bytes / size_of::<MrEntry>() };
         let known = mrs.head().magic.load(Ordering::Relaxed) == MAGIC;
         /* loads from pages that one may not write must be relaxed; fences order them, here and below */
@@ -217,8 +218,11 @@ impl PeerMrs {
         Some(unsafe { &*self.map.as_ptr().add(size_of::<Head>()).cast::<Words>().add(slot as usize) })
     }
 
-    /// What a key opens.
+    /// What a key opens; nothing in a forked child.
     pub(super) fn find(&self, key: u32) -> Option<(MrTag, MrEntry)> {
+        if !self.map.is_ours() {
+            return None;
+        }
         let slot = (key >> KEY_BITS) ^ self.head().mask.load(Ordering::Relaxed);
         let words = self.words(slot)?;
         let (incarnation, entry) = words.incarnation.read(|| {
@@ -240,7 +244,8 @@ impl PeerMrs {
 
     /// Whether a key still opens what it did. Who asks from a reader's slot may use it until the slot's end.
     pub(super) fn is_valid(&self, tag: MrTag) -> bool {
-        self.words(tag.slot).is_some_and(|words| words.incarnation.is(tag.incarnation))
+        let still = |words: &Words| words.incarnation.is(tag.incarnation);
+        self.map.is_ours() && self.words(tag.slot).is_some_and(still)
     }
 }
 

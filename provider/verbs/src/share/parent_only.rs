@@ -51,3 +51,39 @@ impl Drop for ParentOnly {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use memmap2::MmapOptions;
+
+    use super::*;
+
+    /// What mincore(2) says of the mapping's page: 0, or ENOMEM where nothing is mapped.
+    fn mincore(map: &MmapRaw) -> i32 {
+        let mut there = 0;
+        // SAFETY: it writes a byte for the one page; an address where nothing is mapped is an error.
+        match unsafe { libc::mincore(map.as_mut_ptr().cast(), map.len(), &raw mut there) } {
+            0 => 0,
+            _ => std::io::Error::last_os_error().raw_os_error().unwrap_or(-1),
+        }
+    }
+
+    #[test]
+    fn a_child_has_nothing_there() {
+        let file = nix::sys::memfd::memfd_create(c"test", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
+        nix::unistd::ftruncate(&file, 4096).unwrap();
+        let map = MmapOptions::new().len(4096).map_raw(std::os::fd::AsRawFd::as_raw_fd(&file)).unwrap();
+        let map = ParentOnly::new(map).unwrap();
+        // SAFETY: the child makes two system calls, of which the second ends it.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above; ends the child without what else the test's process would do.
+            unsafe { libc::_exit(mincore(&map)) };
+        }
+        assert!(child > 0);
+        let mut status = 0;
+        // SAFETY: waits for our own child.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!((libc::WEXITSTATUS(status), mincore(&map)), (libc::ENOMEM, 0));
+    }
+}

@@ -109,7 +109,7 @@ impl LocalHost {
         let wanted = settings.link != LinkMode::Udp && settings.qpc_cache.is_none();
         let hurt = settings.fault.is_active() || settings.pcap.is_some();
         if wanted && hurt {
-            log!(Info, "faults and captures are the wire's: all queue pairs use it (STARVERBS_LINK)");
+            log!(Warn, "faults and captures are the wire's: all queue pairs use it (STARVERBS_LINK)");
         }
         LocalHost {
             enabled: wanted && !hurt,
