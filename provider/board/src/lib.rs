@@ -120,12 +120,7 @@ pub struct Board {
 
 /// Paths of so many sockets: `path`, `path.1`, `path.2` and so on.
 pub fn socket_paths(path: &Path, sockets: usize) -> Vec<PathBuf> {
-    let other = |n: usize| {
-        let mut name = path.as_os_str().to_owned();
-        name.push(format!(".{n}"));
-        PathBuf::from(name)
-    };
-    (0..sockets).map(|n| if n == 0 { path.to_owned() } else { other(n) }).collect()
+    (0..sockets).map(|number| starverbs_vfio::socket_path(path, number)).collect()
 }
 
 fn now() -> Nanos {
@@ -388,7 +383,7 @@ impl Board {
         let timeout = TimeSpec::nanoseconds(left.min(NAP) as i64);
         // SAFETY: the descriptors are the port's, which it keeps open as long as it exists.
         let port = self.card.rx.fds().iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) });
-        let clients = self.servers.iter().map(BoardServer::fd);
+        let clients = self.servers.iter().flat_map(BoardServer::fds);
         let mut fds: Vec<_> = port.chain(clients).map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         let _ = ppoll(&mut fds, Some(timeout), None);
     }

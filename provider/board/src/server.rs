@@ -1,11 +1,11 @@
 //! The vfio-user side of a function: one client at a time on its socket, whose messages are answered one by
-//! one, without waiting.
+//! one, without waiting. Another one's connection is ended.
 
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -37,6 +37,8 @@ pub(crate) struct BoardServer {
     file: Option<(u64, u64)>,
     listener: UnixListener,
     client: Option<MessageStream>,
+    /// Who connected while the client was there
+    next: Option<UnixStream>,
     greeted: bool,
 }
 
@@ -58,25 +60,28 @@ impl BoardServer {
             bound => bound?,
         };
         listener.set_nonblocking(true)?;
-        Ok(BoardServer { path: path.to_owned(), file: file_at(path), listener, client: None, greeted: false })
+        let (path, file) = (path.to_owned(), file_at(path));
+        Ok(BoardServer { path, file, listener, client: None, next: None, greeted: false })
     }
 
     /// What to wait for: a message, or a client.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.client.as_ref().map_or_else(|| self.listener.as_fd(), |client| client.as_fd())
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        std::iter::once(self.listener.as_fd()).chain(self.client.as_ref().map(AsFd::as_fd))
     }
 
     /// Answers what has come; says whether anything had.
     pub(crate) fn run(&mut self, function: &mut Function, card: &mut CommonCard) -> bool {
+        /* before the look at the client: one that was gone when the next one connected is seen to be gone */
+        self.next = self.next.take().or_else(|| Some(self.listener.accept().ok()?.0));
         if self.client.is_none() {
-            let Ok((socket, _)) = self.listener.accept() else { return false };
+            let Some(socket) = self.next.take() else { return false };
             self.client = MessageStream::new(socket).ok();
             self.greeted = false;
         }
         for had in 0..MESSAGES {
             let Some(client) = &mut self.client else { return true };
             match client.receive() {
-                ReadResult::Nothing => return had > 0,
+                ReadResult::Nothing => return self.next.take().is_some() || had > 0,
                 ReadResult::Gone => self.part(function, card),
                 ReadResult::Message(message) => {
                     if !self.answer(message, function, card) {

@@ -93,7 +93,7 @@ pub const RULES: &[BoardRule] = &[
     function(36, "unmapped memory is not touched, with queues in it or without", memory::unmapped),
     rule(37, "data comes before its CQE, and a write's last byte last", memory::order),
     rule(38, "atomics are atomic", memory::atomics),
-    function(39, "what is no message ends the connection, and no other", socket::messages),
+    function(39, "what is no message ends its connection alone; a function has one client", socket::messages),
     function(40, "a map's file is sealed, or the client's own memory", socket::files),
     inside(41, "the library gives the board its memory if it is the same user's", "a rule for the library"),
     inside(42, "the library believes nothing that the board says", "a rule for the library"),

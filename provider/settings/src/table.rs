@@ -72,7 +72,8 @@ pub const KEYS: &[Key] = &[
         name: "DEVICE",
         allowed: "soft, or board: and the path of a socket",
         about: "The card that the process has: one in software, which is part of it (soft), or a function \
-                of a board, as `starverbs board` offers at a socket ([board.md](board.md)).",
+                of a board ([board.md](board.md)), the first that is free of those that `starverbs board` \
+                offers at this socket, at SOCKET.1, SOCKET.2 and so on.",
         set: |s, v| put(&mut s.device, value::device(v)),
         get: |s| value::spell_device(&s.device),
     },

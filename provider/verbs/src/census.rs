@@ -4,7 +4,6 @@
 //! It must not know how the numbers reach a program.
 
 use starverbs_core::Counters;
-use starverbs_settings::DeviceChoice;
 
 use crate::context::Context;
 use crate::device::board::BoardFacts;
@@ -44,9 +43,8 @@ impl Context {
     /// # Errors
     /// EIO in a forked child, or if the board is gone.
     pub fn board_facts(&self) -> Result<Option<BoardFacts>> {
-        let device = self.device()?;
-        match (device, &device.settings().device) {
-            (Device::Board(board), DeviceChoice::Board(path)) => board.facts(path.clone()).map(Some),
+        match self.device()? {
+            Device::Board(board) => board.facts().map(Some),
             _ => Ok(None),
         }
     }

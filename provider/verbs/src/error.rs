@@ -24,6 +24,17 @@ pub enum VerbsError {
     /// Others use the object.
     #[error("in use by {0}")]
     Busy(&'static str),
+    /// The board has no function to spare.
+    #[error(
+        "STARVERBS_DEVICE=board:{path}: all functions there ({functions}) are in use; one is free when its \
+         program ends, and `starverbs board --sockets N` has N of them"
+    )]
+    BoardTaken {
+        /// The first function's socket
+        path: String,
+        /// How many there are
+        functions: usize,
+    },
     /// No memory, no free slot in a queue, or a limit is reached.
     #[error("no room: {0}")]
     NoMemory(&'static str),
@@ -63,7 +74,7 @@ impl VerbsError {
                 of_host(reason).unwrap_or(libc::EINVAL)
             }
             VerbsError::Settings(_) | VerbsError::Invalid(_) => libc::EINVAL,
-            VerbsError::Busy(_) => libc::EBUSY,
+            VerbsError::Busy(_) | VerbsError::BoardTaken { .. } => libc::EBUSY,
             VerbsError::NoMemory(_) => libc::ENOMEM,
             VerbsError::Fault => libc::EFAULT,
             VerbsError::Again => libc::EAGAIN,

@@ -60,7 +60,8 @@ impl VfioClient {
     /// Connects, and agrees on the version.
     ///
     /// # Errors
-    /// What connect(2) says; a device of another version.
+    /// What connect(2) says; a device of another version; EPIPE: it ends the connection, as a device does
+    /// that has a client.
     pub fn connect(path: &Path) -> io::Result<VfioClient> {
         VfioClient::connect_within(path, PATIENCE)
     }

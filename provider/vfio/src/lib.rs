@@ -11,6 +11,18 @@ mod client;
 pub mod message;
 mod stream;
 
+use std::path::{Path, PathBuf};
+
 pub use client::{RegionInfo, VfioClient};
 pub use message::{Head, MessageOp};
 pub use stream::{MessageStream, ReadResult, VfioMessage};
+
+/// Where function `number` of the board at `path` listens: `path`, `path.1`, `path.2` and so on.
+pub fn socket_path(path: &Path, number: usize) -> PathBuf {
+    if number == 0 {
+        return path.to_owned();
+    }
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{number}"));
+    name.into()
+}

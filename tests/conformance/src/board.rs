@@ -45,7 +45,6 @@ pub(crate) struct Board {
     pub kind: BoardKind,
     process: Process,
     socket: PathBuf,
-    next: usize,
 }
 
 impl Board {
@@ -58,15 +57,12 @@ impl Board {
             }
             std::thread::sleep(Duration::from_millis(3));
         }
-        Ok(Board { kind, process, socket, next: 0 })
+        Ok(Board { kind, process, socket })
     }
 
-    /// Names a function for one more program, in turn.
-    pub(crate) fn function(&mut self) -> String {
-        let number = self.next % FUNCTIONS;
-        self.next += 1;
-        let more = if number == 0 { String::new() } else { format!(".{number}") };
-        format!("board:{}{more}", self.socket.display())
+    /// Names it to a program, which has the first function that is free.
+    pub(crate) fn name(&self) -> String {
+        format!("board:{}", self.socket.display())
     }
 
     /// Whether it still runs.

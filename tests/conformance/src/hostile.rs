@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::board::FUNCTIONS;
 use crate::case::{Case, Net};
 use crate::check::Expect;
 use crate::pair::{Pair, Running, sent};
@@ -59,8 +60,9 @@ fn beside_hostile(world: &mut World, net: Net) -> Result<String, String> {
     for pair in traffic() {
         let mut running = pair.start(world, net)?;
         await_traffic(world, &mut running)?;
-        let function = world.function(net, 0, &setting)?;
-        let socket = function.trim_start_matches("board:").to_owned();
+        let board = world.board(net, 0, &setting)?;
+        /* the last function, which no program has */
+        let socket = format!("{}.{}", board.trim_start_matches("board:"), FUNCTIONS - 1);
         let starverbs = world.starverbs.to_string_lossy().into_owned();
         let mut words = vec![starverbs.as_str(), "board", "test", &socket, "--patience", "60"];
         HOSTILE.iter().for_each(|rule| words.extend(["--rule", rule]));

@@ -123,8 +123,8 @@ impl World {
         self.boards.drain(..).try_for_each(Board::end)
     }
 
-    /// A function of a board for a program, as STARVERBS_DEVICE names it.
-    pub(crate) fn function(&mut self, net: Net, end: usize, setting: &Setting) -> Result<String, String> {
+    /// The board for a program, as STARVERBS_DEVICE names it.
+    pub(crate) fn board(&mut self, net: Net, end: usize, setting: &Setting) -> Result<String, String> {
         let host = if net == Net::Lo { 0 } else { end };
         let kind = BoardKind { host, user: setting.user, env: setting.env.clone() };
         let found = self.boards.iter().position(|board| board.kind == kind);
@@ -136,7 +136,7 @@ impl World {
                 self.boards.len() - 1
             }
         };
-        Ok(self.boards[at].function())
+        Ok(self.boards[at].name())
     }
 
     fn start_board(&mut self, net: Net, kind: BoardKind) -> Result<Board, String> {
@@ -202,7 +202,7 @@ impl World {
         words: &[&str],
     ) -> Result<Process, String> {
         let on_board = self.devices[end] == Device::Board;
-        let function = if on_board { Some(self.function(net, end, setting)?) } else { None };
+        let board = if on_board { Some(self.board(net, end, setting)?) } else { None };
         let starverbs = self.starverbs.to_string_lossy().into_owned();
         let dist = self.dist.to_string_lossy().into_owned();
         let mut all: Vec<&str> = Vec::new();
@@ -221,7 +221,7 @@ impl World {
         let mut command = self.command(net, end, &all);
         command.envs(self.link.iter().map(|link| ("STARVERBS_LINK", link)));
         command.envs(setting.env.iter().map(|(name, value)| (*name, value.as_str())));
-        command.envs(function.map(|function| ("STARVERBS_DEVICE", function)));
+        command.envs(board.map(|board| ("STARVERBS_DEVICE", board)));
         self.launch(command)
     }
 

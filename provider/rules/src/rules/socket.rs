@@ -98,7 +98,16 @@ pub(super) fn messages(bench: &mut Bench) -> Tested {
         witness.exchange(2)?;
     }
     drop(slow);
-    bench.pair()?.exchange(3)
+    let mut client = bench.pair()?;
+    let mut other = UnixStream::connect(bench.socket()?)?;
+    other.set_read_timeout(Some(bench.patience()))?;
+    let _ = other.write_all(&version());
+    let ended = match other.read(&mut [0]) {
+        Ok(read) => read == 0,
+        Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
+    };
+    ensure(ended, "an end of a second client's connection, without an answer", "it goes on")?;
+    client.exchange(3)
 }
 
 pub(super) fn files(bench: &mut Bench) -> Tested {

@@ -116,13 +116,14 @@ struct ProgramObjects {
 }
 
 impl Board {
-    /// The board at `path`, and a first context of it. Events go by the domains of objects.
+    /// The board at `path`, its first function that is free, and a first context of it. Events go by the
+    /// domains of objects.
     pub(crate) fn open(path: &Path, settings: Settings, stats: StatPage) -> Result<Arc<Board>> {
         process::watch_forks();
         log::set_level(settings.log);
         let (link, irq) = BoardLink::open(path, eventfd(EfdFlags::EFD_NONBLOCK)?)?;
         let info = describe(&link, &settings)?;
-        log!(Info, "board opened at {}: {}", path.display(), info.addresses());
+        log!(Info, "board opened at {}: {}", link.path.display(), info.addresses());
         let board = Arc::new(Board {
             forks: process::forks(),
             info,

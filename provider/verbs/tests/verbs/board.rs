@@ -359,6 +359,43 @@ fn a_client_that_is_killed_leaves_nothing() {
     }
 }
 
+/// Who names the first socket gets the first function that is free, and no two get the same.
+#[test]
+fn programs_of_one_setting_have_functions_of_their_own() {
+    let board = BoardThread::start(&settings(), 2);
+    let client = board.client(0);
+    let open = || Context::open_with(client.clone());
+    let path = |ctx: &Context| ctx.board_facts().unwrap().unwrap().path;
+    let start = std::sync::Barrier::new(2);
+    let [a, b] = std::thread::scope(|scope| {
+        let at_once = || {
+            start.wait();
+            open().unwrap()
+        };
+        [scope.spawn(at_once), scope.spawn(at_once)].map(|thread| thread.join().unwrap())
+    });
+    let mut taken = [path(&a), path(&b)];
+    taken.sort();
+    assert_eq!(taken[..], board.sockets[..]);
+    let refused = open().err().unwrap();
+    let text = refused.to_string();
+    assert_eq!(refused.errno(), libc::EBUSY);
+    assert!(text.starts_with(&format!("STARVERBS_DEVICE=board:{}: ", taken[0].display())), "{text}");
+    assert!(text.contains("functions there (2)") && text.contains("`starverbs board --sockets N`"), "{text}");
+    /* one that is named is that one alone */
+    assert_eq!(Context::open_with(board.client(1)).err().unwrap().errno(), libc::EBUSY);
+    let freed = path(&b);
+    drop(b);
+    let again = open().unwrap();
+    assert_eq!(path(&again), freed);
+    /* those who were refused did no harm */
+    let [a, again] = [a, again].map(|ctx| {
+        let pd = Pd::alloc(&ctx).unwrap();
+        Node::of(ctx, pd)
+    });
+    crate::transfers::rc_messages(&a, &again);
+}
+
 /// A board that is gone: calls fail, polls find nothing, and nothing hangs.
 #[test]
 fn a_board_that_is_gone_is_an_error() {

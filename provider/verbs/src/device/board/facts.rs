@@ -33,11 +33,12 @@ pub struct BoardRegisters {
 
 impl Board {
     /// What it says of itself.
-    pub(crate) fn facts(&self, path: PathBuf) -> Result<BoardFacts> {
+    pub(crate) fn facts(&self) -> Result<BoardFacts> {
         let at = [REG_VERSION, REG_QPC_ENTRIES, REG_QPC_POLICY, REG_QPC_PLACEMENT];
         let registers = self.link.registers(at)?.map(|[version, qpc_entries, qpc_policy, qpc_placement]| {
             BoardRegisters { version, qpc_entries, qpc_policy, qpc_placement }
         });
+        let path = self.link.path.clone();
         Ok(BoardFacts { path, caps: self.link.caps, registers })
     }
 }

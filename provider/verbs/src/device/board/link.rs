@@ -4,10 +4,11 @@
 //! time. Through the kernel (`chardev`) they are the module's. What the board answers is checked: it may be a
 //! device that lies, or is silent.
 
+use std::io;
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,8 +21,8 @@ use starverbs_queues::board::{
     Event, MAGIC, PENDING, REG_CAPS, REG_COMMANDS, REG_COMMANDS_LOG, REG_COMMANDS_TAIL, REG_CONTROL,
     REG_EVENTS, REG_EVENTS_LOG, REG_MAGIC, REG_STATUS, REG_VERSION, STATUS_ENABLED, VERSION,
 };
-use starverbs_vfio::VfioClient;
 use starverbs_vfio::message::{IRQ_MSIX, PCI_CONFIG, REGION_MMAP};
+use starverbs_vfio::{VfioClient, socket_path};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::chardev::{self, Begun, CharDev};
@@ -46,6 +47,8 @@ pub(super) const BROKEN: VerbsError = VerbsError::Os(libc::EIO);
 
 /// The way to a board.
 pub(super) struct BoardLink {
+    /// The function's socket, or the kernel's device
+    pub(super) path: PathBuf,
     way: CommandWay,
     pub(super) heap: Arc<Heap>,
     /// `CAP_*`
@@ -76,8 +79,8 @@ struct Commands {
 }
 
 impl BoardLink {
-    /// Connects to the board at `path`, a socket or a character device, and enables it. `irq` is signalled
-    /// for its events.
+    /// Connects to the board at `path`, a socket or a character device, and enables it: at a socket, to the
+    /// first function that is free. `irq` is signalled for its events.
     pub(super) fn open(path: &Path, irq: OwnedFd) -> Result<(BoardLink, OwnedFd)> {
         let is_device = std::fs::metadata(path).is_ok_and(|file| file.file_type().is_char_device());
         if is_device { BoardLink::open_device(path, irq) } else { BoardLink::open_socket(path, irq) }
@@ -88,11 +91,11 @@ impl BoardLink {
         let device = Arc::new(device);
         let heap = Arc::new(Heap::new(BoardMemory::Kernel(Arc::clone(&device))));
         let (way, events) = (CommandWay::Kernel(device), Events::Map(events));
-        Ok((BoardLink { way, heap, caps, page, events, events_log }, irq))
+        Ok((BoardLink { path: path.to_owned(), way, heap, caps, page, events, events_log }, irq))
     }
 
     fn open_socket(path: &Path, irq: OwnedFd) -> Result<(BoardLink, OwnedFd)> {
-        let mut client = VfioClient::connect(path)?;
+        let (path, mut client) = connect(path)?;
         let caps = check(&mut client)?;
         client.write(PCI_CONFIG, PCI_COMMAND, &PCI_MEMORY_AND_MASTER.to_le_bytes())?;
         let page = map_page(&mut client)?;
@@ -109,7 +112,7 @@ impl BoardLink {
         let commands = Mutex::new(Commands { piece: commands, tail: 0 });
         let way = CommandWay::Socket { client, commands, end };
         let (events, events_log) = (Events::Piece(events), EVENTS_LOG);
-        Ok((BoardLink { way, heap, caps, page, events, events_log }, irq))
+        Ok((BoardLink { path, way, heap, caps, page, events, events_log }, irq))
     }
 
     /// What registers have. `None`: they are the kernel's.
@@ -306,6 +309,28 @@ fn register(client: &mut VfioClient, at: u32) -> Result<u32> {
     let mut word = [0; 4];
     client.read(BAR_CONTROL, at.into(), &mut word)?;
     Ok(u32::from_le_bytes(word))
+}
+
+/// Connects to the first function that is free of those at `path`, `path.1` and so on. The board ends the
+/// connection to one that is in use.
+fn connect(path: &Path) -> Result<(PathBuf, VfioClient)> {
+    let mut functions = 0;
+    loop {
+        let socket = socket_path(path, functions);
+        match VfioClient::connect(&socket) {
+            Ok(client) => return Ok((socket, client)),
+            Err(error) if error.raw_os_error() == Some(libc::EPIPE) => functions += 1,
+            Err(error) if functions > 0 && is_nobody(&error) => {
+                return Err(VerbsError::BoardTaken { path: path.display().to_string(), functions });
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Whether nobody listens there.
+fn is_nobody(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
 /// What it takes. ENODEV: it is no board, of another version, or takes no verbs.
