@@ -69,8 +69,8 @@ impl Context {
     /// context of this process's card, in which objects of the other can be imported.
     ///
     /// # Errors
-    /// EBADF, or EINVAL: the descriptor of something else; ENODEV: the exporter is gone, or not in sight; and
-    /// as [`Context::open`].
+    /// EBADF, or EINVAL: the descriptor of something else; ENODEV: the exporter is gone, or not in sight;
+    /// EOPNOTSUPP: its card is a board; and as [`Context::open`].
     pub fn import_from(fd: RawFd) -> Result<Context> {
         Context::new(Some(Context::imported_by(fd)?), Device::of_process)
     }
@@ -106,8 +106,8 @@ impl Context {
     ) -> Result<Context> {
         let events = Arc::new(FdQueue::new()?);
         let device = device(&events)?;
-        let exports = || device.published().and_then(|published| Exports::new(published).ok());
-        let side = imported.map_or_else(|| ObjectsOf::Own(exports()), ObjectsOf::Imported);
+        let exports = || ObjectsOf::Own(Exports::new(device.published()).ok());
+        let side = imported.map_or_else(exports, ObjectsOf::Imported);
         let (opened, domains) = (AtomicU32::new(1), Domains::default());
         let forks = process::forks();
         Ok(Context(Arc::new(ContextInner { device, forks, events, opened, domains, side })))

@@ -62,12 +62,14 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    /// No names yet, in a context of a card that shows its memory so.
+    /// No names yet, in a context of a card that shows its memory so; `None`: one that does not, whose
+    /// descriptor is for imports in its own process.
     ///
     /// # Errors
     /// No memory file.
-    pub(crate) fn new(published: &Published) -> Result<Exports> {
-        let (names, file) = Names::create(&published.about)?;
+    pub(crate) fn new(published: Option<&Published>) -> Result<Exports> {
+        let about = published.map_or_else(Whereabouts::default, |published| published.about);
+        let (names, file) = Names::create(&about)?;
         // SAFETY: takes numbers. nix does not know F_SETOWN and F_GETOWN.
         let named = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETOWN, libc::getpid()) };
         if named < 0 {

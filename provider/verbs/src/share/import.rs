@@ -37,7 +37,7 @@ impl Importer {
     ///
     /// # Errors
     /// EBADF; EINVAL: the descriptor of something else; ENODEV: its process is gone, closed the context, or
-    /// is in a PID namespace that this one does not see.
+    /// is in a PID namespace that this one does not see; EOPNOTSUPP: of a card that shows no memory, a board.
     pub(crate) fn open(fd: RawFd) -> Result<Importer> {
         // SAFETY: takes and gives numbers, of which any will do.
         let own = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
@@ -51,6 +51,9 @@ impl Importer {
         let exporter = unsafe { libc::fcntl(own, libc::F_GETOWN) };
         if exporter <= 0 || names.is_closed() {
             return Err(GONE);
+        }
+        if names.whereabouts().token_at == 0 {
+            return Err(VerbsError::Unsupported("imports from a board's client"));
         }
         Ok(Importer { names, exporter, owner: file.metadata()?.uid(), reach: Mutex::default() })
     }

@@ -29,7 +29,7 @@ impl Exporter {
     fn new() -> Exporter {
         let (published, memory) = Published::create(1000, 0x1234_5678).unwrap();
         let published = published.unwrap();
-        let names = Exports::new(&published).unwrap();
+        let names = Exports::new(Some(&published)).unwrap();
         Exporter { mrs: MrTable::new(memory), published, names }
     }
 

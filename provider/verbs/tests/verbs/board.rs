@@ -396,6 +396,20 @@ fn programs_of_one_setting_have_functions_of_their_own() {
     crate::transfers::rc_messages(&a, &again);
 }
 
+/// A context of a board is imported where it was opened, and nowhere else: it shows others no memory.
+#[test]
+fn objects_of_a_board_are_their_process_s_alone() {
+    let (_board, a, _b) = on_board();
+    let fd = a.ctx.command_fd();
+    assert!(fd >= 0, "a name for imports");
+    assert_eq!(Context::import_with(settings(), fd).err().unwrap().errno(), libc::EOPNOTSUPP);
+    let again = a.ctx.import().unwrap();
+    let pd = Pd::import(&again, a.pd.handle()).unwrap();
+    assert_eq!(Mr::import(&pd, a.mr.lkey()).unwrap().rkey(), a.mr.rkey());
+    let dm = Dm::alloc(&a.ctx, 4096, 12).unwrap();
+    assert_eq!(Dm::import(&again, dm.handle()).unwrap().handle(), dm.handle());
+}
+
 /// A board that is gone: calls fail, polls find nothing, and nothing hangs.
 #[test]
 fn a_board_that_is_gone_is_an_error() {
