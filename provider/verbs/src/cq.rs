@@ -18,6 +18,9 @@ use crate::events::{VerbsEvent, kind};
 use crate::moderation::{Moderation, Moderator};
 use crate::pd::Pd;
 
+/// Why a completion queue is not made smaller.
+pub(crate) const TOO_SMALL: VerbsError = VerbsError::Invalid("completion queue too small for what it holds");
+
 /// What a completion queue is to be: `struct ibv_cq_init_attr_ex`.
 #[derive(Clone, Copy, Default)]
 pub struct CqInit<'a> {
@@ -251,11 +254,7 @@ impl CqShared {
     /// small.
     pub(crate) fn move_to(&self, room: &mut CqRoom) -> Result<()> {
         // SAFETY: the device's lock is held, so nobody pushes; the room is this ring's.
-        if unsafe { self.ring.consumer().resize(room) } {
-            Ok(())
-        } else {
-            Err(VerbsError::Invalid("completion queue too small for what it holds"))
-        }
+        if unsafe { self.ring.consumer().resize(room) } { Ok(()) } else { Err(TOO_SMALL) }
     }
 
     /// From now on events are moderated so. The device's lock is held. ENOMEM.

@@ -16,7 +16,7 @@ use starverbs_rings::CqRoom;
 
 use super::link::BoardLink;
 use super::memory::{Heap, NO_MEMORY, Piece};
-use crate::cq::CqShared;
+use crate::cq::{CqShared, TOO_SMALL};
 use crate::error::Result;
 use crate::moderation::Moderation;
 
@@ -224,27 +224,38 @@ impl BoardCq {
     /// it holds.
     pub(super) fn resize(&self, cq: &CqShared, room: &mut CqRoom) -> Result<()> {
         let ring = BoardCqRing::new(&self.link.heap, room.capacity())?;
-        let (taken, entries, log) = ring.place()?;
         let mut rings = self.rings();
-        rings.before.try_reserve(1).map_err(|_| NO_MEMORY)?;
         rings.take(cq);
         cq.move_to(room)?;
-        let to = ResizeCq { entries, taken, cq: self.number, log };
-        match self.link.ask::<NumberReply>(OP_RESIZE_CQ, &to) {
-            Ok(NumberReply { number: end, .. }) => {
-                let before = std::mem::replace(&mut rings.now, ring);
-                /* more than a ring holds is what no board has written */
-                if end.wrapping_sub(before.head) <= 1 << before.log {
-                    rings.before.push_back((before, end));
-                }
-                Ok(())
+        let old = 1 << rings.now.log;
+        let done = self.move_to(&mut rings, ring).and_then(|()| {
+            rings.take(cq);
+            if rings.before.is_empty() {
+                return Ok(());
             }
-            Err(error) => {
-                /* as large as before: what it holds fits */
-                let _ = cq.move_to(room);
-                Err(error)
-            }
+            /* the board wrote more meanwhile */
+            self.move_to(&mut rings, BoardCqRing::new(&self.link.heap, old)?)?;
+            Err(TOO_SMALL)
+        });
+        if done.is_err() {
+            /* as large as before: what it holds fits */
+            let _ = cq.move_to(room);
         }
+        done
+    }
+
+    /// Has the board write to another ring.
+    fn move_to(&self, rings: &mut Rings, ring: BoardCqRing) -> Result<()> {
+        let (taken, entries, log) = ring.place()?;
+        rings.before.try_reserve(1).map_err(|_| NO_MEMORY)?;
+        let to = ResizeCq { entries, taken, cq: self.number, log };
+        let NumberReply { number: end, .. } = self.link.ask(OP_RESIZE_CQ, &to)?;
+        let before = std::mem::replace(&mut rings.now, ring);
+        /* more than a ring holds is what no board has written */
+        if end.wrapping_sub(before.head) <= 1 << before.log {
+            rings.before.push_back((before, end));
+        }
+        Ok(())
     }
 
     /// Has events of `cq` moderated so.
