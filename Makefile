@@ -20,13 +20,14 @@ FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuz
 PACKAGES ?= --workspace
 
 # Parts of `make nightly`; those that this Makefile does not have are left out.
-NIGHTLY ?= lint doc apps interop board-guest conformance miri seeds soak stress faults fuzz figures \
-	install-test aarch64
+NIGHTLY ?= lint doc apps interop board-guest conformance conformance-board miri seeds soak stress faults \
+	fuzz figures install-test aarch64
 
 .PHONY: help build library wasm modules unit-tests demo demo-board test apps nightly bench bench-loss \
 	bench-qpc bench-star bench-strom bench-1rma bench-neighbours bench-local compare instructions misses \
-	conformance pyverbs figures interop board-guest stress soak seeds faults kills install uninstall deb \
-	wheel install-test aarch64 lint doc doc-command doc-library miri fuzz-build fuzz fuzz-corpus clean
+	conformance conformance-board pyverbs figures interop board-guest stress soak seeds faults kills install \
+	uninstall deb wheel install-test aarch64 lint doc doc-command doc-library miri fuzz-build fuzz \
+	fuzz-corpus clean
 
 define HELP
 make demo              install what is missing, build, show perftest and a pingpong on the card
@@ -38,6 +39,8 @@ make wasm              dist/lib/libstarverbs-wasm.so, which runs kernels of one'
 make modules           dist/modules: the card's own kernels as modules, to compare
 make conformance       every case of others' programs, rdma-core's tests; writes docs/conformance.md,
                        docs/pyverbs.md
+make conformance-board the same on an emulated board; writes docs/conformance-board.md,
+                       docs/pyverbs-board.md
 make pyverbs           rdma-core's own tests; writes docs/pyverbs.md; with ROOT=FOLDER newer ones, too:
                        docs/pyverbs-newer.md
 make apps              real programs on the card: MPI, UCX, libfabric and others; writes docs/applications.md;
@@ -136,6 +139,14 @@ conformance:
 	@$(MAKE) --no-print-directory build
 	cargo run --quiet --package starverbs-conformance -- --full --table docs/conformance.md
 	@$(MAKE) --no-print-directory pyverbs
+
+# The same on an emulated board.
+conformance-board:
+	@tools/scripts/packages.sh test
+	@$(MAKE) --no-print-directory build
+	cargo run --quiet --package starverbs-conformance -- --full --device board \
+		--table docs/conformance-board.md
+	tests/pyverbs/run.py --board --table docs/pyverbs-board.md dist/lib
 
 pyverbs:
 	@tools/scripts/packages.sh test

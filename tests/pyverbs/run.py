@@ -1,7 +1,9 @@
 #!/usr/bin/python3
 """Runs rdma-core's own tests (pyverbs), as Debian ships them, on the card, and tabulates what came of each.
 
-usage: run.py [--table FILE] [--only TEXT] LIBRARY_DIRECTORY
+usage: run.py [--board] [--table FILE] [--only TEXT] LIBRARY_DIRECTORY
+
+With --board, the tests have an emulated board as their card (../bin/starverbs beside the library).
 
 Needs the packages python3-pyverbs and rdma-core. The library for LD_PRELOAD is loaded too, if it lies there:
 tests of the connection manager look for the device's network interface in /sys. Tests of other makers' cards
@@ -31,6 +33,8 @@ LIMIT = 300
 # Pages of 2 MiB, as the tests count them, and how many the tests need at once, with some to spare.
 HUGE_PAGES = pathlib.Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 WANTED = 8
+# Functions of a board: two processes of a test of the connection manager, beside this one.
+FUNCTIONS = 3
 RAW = ("not offered: raw Ethernet frames, and what steers and spreads them. It would take packet sockets, "
        "which are root's, beside the UDP port")
 # What reasons of skips mean, by words in them.
@@ -38,6 +42,7 @@ MEANINGS = {
     "/dev/dri/": "this machine has no GPU, whose driver gives the tests a DMA-BUF. The card registers them",
     "cuda-python": "this machine has no NVIDIA GPU",
     "huge pages": "this machine has no huge pages to spare",
+    "Tag matching": "not offered on a board: its send queues are the program's",
     "PHC": "not offered: a clock device (/dev/ptp) of the card. Its timestamps are the host's clocks",
     "Create QP type 8": RAW,
     "Raw Packet QP": RAW,
@@ -65,6 +70,22 @@ def huge_pages():
     finally:
         if added:
             set_aside(-added)
+
+
+@contextlib.contextmanager
+def emulated_board(library):
+    """Has a board meanwhile; gives the variables by which the tests have it."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [library.parent / "bin" / "starverbs", "board", "--socket", f"{folder}/board",
+                   "--sockets", str(FUNCTIONS)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as board:
+            try:
+                # It tells of each function that is ready.
+                for _ in range(FUNCTIONS):
+                    board.stdout.readline()
+                yield {"STARVERBS_DEVICE": f"board:{folder}/board"}
+            finally:
+                board.terminate()
 
 
 def unpack(to):
@@ -140,17 +161,19 @@ def versions():
     return f"{packages}Python {platform.python_version()}"
 
 
-def table(rows):
+def table(rows, on_board):
     """The rows as Markdown."""
     verdicts = ("passed", "skipped", "FAILED", "ERROR")
     counts = {verdict: sum(row[1] == verdict for row in rows) for verdict in verdicts}
-    out = ["# rdma-core's own tests on the card", "",
-           "Written by `make pyverbs` (tests/pyverbs); do not edit. The tests are those of Debian's "
+    device, target = ("board", "conformance-board") if on_board else ("card", "pyverbs")
+    out = [f"# rdma-core's own tests on the {device}", "",
+           f"Written by `make {target}` (tests/pyverbs); do not edit. The tests are those of Debian's "
            "rdma-core and python3-pyverbs, without",
            f"those for other makers' cards (mlx5, efa): {versions()}. Debian 12's are in "
-           "[pyverbs.md](pyverbs.md), those of a newer",
-           "Debian in [pyverbs-newer.md](pyverbs-newer.md): `make pyverbs ROOT=FOLDER`, where "
-           "tests/pyverbs/newer.sh says what folder.", "",
+           "[pyverbs.md](pyverbs.md), on an emulated",
+           "[board](board.md) in [pyverbs-board.md](pyverbs-board.md), those of a newer Debian in "
+           "[pyverbs-newer.md](pyverbs-newer.md):",
+           "`make pyverbs ROOT=FOLDER`, where tests/pyverbs/newer.sh says what folder.", "",
            ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number) +
            f", of {len(rows)}.", "",
            "| why skipped | tests | what it means |", "|---|--:|---|"]
@@ -164,25 +187,27 @@ def table(rows):
 
 def main():
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument("--board", action="store_true")
     args.add_argument("--table", type=pathlib.Path)
     args.add_argument("--only", default="")
     args.add_argument("library", type=pathlib.Path)
     args = args.parse_args()
-    library = str(args.library.resolve())
-    if os.environ.get("LD_LIBRARY_PATH") != library:
+    library = args.library.resolve()
+    if os.environ.get("LD_LIBRARY_PATH") != str(library):
         # The loader reads it at the start of a process only.
-        environment = dict(os.environ, LD_LIBRARY_PATH=library, PYTHONDONTWRITEBYTECODE="1")
-        preload = args.library.resolve() / "libstarverbs.so"
+        environment = dict(os.environ, LD_LIBRARY_PATH=str(library), PYTHONDONTWRITEBYTECODE="1")
+        preload = library / "libstarverbs.so"
         if preload.exists():
             environment["LD_PRELOAD"] = str(preload)
-        with huge_pages():
+        with huge_pages(), emulated_board(library) if args.board else contextlib.nullcontext({}) as device:
+            environment.update(device)
             return subprocess.run([sys.executable, *sys.argv], env=environment, timeout=LIMIT).returncode
     with tempfile.TemporaryDirectory() as folder:
         tests = pathlib.Path(folder) / "tests"
         unpack(tests)
         notes = run_here(tests, args.only)
     if args.table and not args.only:
-        args.table.write_text(table(notes.rows))
+        args.table.write_text(table(notes.rows, args.board))
     passed = sum(row[1] == "passed" for row in notes.rows)
     skipped, failed = len(notes.skipped), len(notes.failures) + len(notes.errors)
     print(f"pyverbs: {passed} passed, {skipped} skipped, {failed} failed")

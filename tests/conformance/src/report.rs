@@ -65,10 +65,14 @@ impl Report {
         if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 
-    /// The table for docs/conformance.md.
+    /// The table for docs/conformance.md, or docs/conformance-board.md.
     pub(crate) fn markdown(&self, full: bool) -> String {
         let (passed, skipped, failed) = self.totals();
-        let set = if full { "make conformance" } else { "the quick set" };
+        let set = match self.device.as_str() {
+            "soft" if full => "make conformance",
+            "board" if full => "make conformance-board",
+            _ => "tests/conformance",
+        };
         let card = match self.device.as_str() {
             "soft" => "card",
             "board" => "board",
