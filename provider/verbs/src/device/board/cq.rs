@@ -105,26 +105,24 @@ impl BoardCqRing {
     /// completions; says how many.
     #[inline]
     fn take(&mut self, cq: &CqShared, end: Option<u32>, room: u32) -> u32 {
+        // SAFETY: the index is the first word of the piece, and aligned.
+        let index = unsafe { AtomicU32::from_ptr(self.piece.at.as_ptr().cast()) };
         let first = self.head;
         while self.head.wrapping_sub(first) < room
             && end != Some(self.head)
             && let Some(cqe) = self.read(self.head)
         {
             self.head = self.head.wrapping_add(1);
+            /* Before the program has it: by another thread it may post at once, and the board needs the room.
+             * Release: our reading comes before the board's writing the entry again. */
+            index.store(self.head, Ordering::Release);
             /* 0: it was of a queue pair that is gone */
             if cqe.qpn != 0 {
                 // SAFETY: under the lock of the rings; this device has no other ring to move to.
                 let _ = unsafe { cq.push(&cqe, false) };
             }
         }
-        let taken = self.head.wrapping_sub(first);
-        if taken > 0 {
-            // SAFETY: the index is the first word of the piece, and aligned.
-            let index = unsafe { AtomicU32::from_ptr(self.piece.at.as_ptr().cast()) };
-            /* release: our reading comes before the board's writing the entries again */
-            index.store(self.head, Ordering::Release);
-        }
-        taken
+        self.head.wrapping_sub(first)
     }
 
     /// Forgets what was written of a queue pair and not taken yet.
