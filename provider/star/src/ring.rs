@@ -18,8 +18,8 @@ pub const fn slot(base: u64, depth: u32, seq: u32, size: u64) -> u64 {
     base.wrapping_add(index as u64 * size)
 }
 
-/// Address of the slot of WRITEs, which has the number of the last one that was done: behind the `slots` replay
-/// slots.
+/// Address of the slot of WRITEs, which has the number of the last one that was done: behind the `slots`
+/// replay slots.
 pub const fn write_slot(replay: u64, slots: u32) -> u64 {
     replay.wrapping_add(slots as u64 * REPLAY_SLOT)
 }

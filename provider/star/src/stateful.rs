@@ -384,7 +384,7 @@ impl<E: StarEnv> Stateful<E> {
         path.rtt.lifetime(&self.local.waits.rtt)
     }
 
-    /// How long the answer to a packet that leaves now is waited for; at first, before tail-loss probes leave.
+    /// How long the answer to a packet that leaves now is waited for; at first, before tail-loss probes go.
     fn timeout(&self, card: &CardCtx<'_, E>) -> Nanos {
         let timeout = card.path.rtt.timeout(&self.local.waits.rtt, self.backoff);
         let alone = self.backoff == 0 && card.path.is_all(self.charged);

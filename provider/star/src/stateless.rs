@@ -106,8 +106,8 @@ impl<E: StarEnv> PacketJob<'_, E> {
         Ok(())
     }
 
-    /// RD of a WRITE in its turn: to memory, once, behind the one before it. Whatever comes again is answered,
-    /// and nothing is written nor looked at. The answer to one that is early says 0 bytes.
+    /// RD of a WRITE in its turn: to memory, once, behind the one before it. Whatever comes again is
+    /// answered, and nothing is written nor looked at. The answer to one that is early says 0 bytes.
     fn place_in_turn(&mut self, data: &[u8]) -> Result<(), Discard> {
         let (WriteTurn { slot, number }, data) = WriteTurn::decode(data).ok_or(Discard::Bad)?;
         if data.is_empty() || !slot.is_multiple_of(REPLAY_SLOT) {

@@ -86,8 +86,8 @@ impl RemoteQueue {
         Stored::New
     }
 
-    /// Keeps WQE `seq`, up to which there are `count`. `Invalid`: it is none that SL may send; `Exhausted`: no
-    /// memory.
+    /// Keeps WQE `seq`, up to which there are `count`. `Invalid`: it is none that SL may send; `Exhausted`:
+    /// no memory.
     fn put(&mut self, seq: Psn, count: u32, wqe: &Wqe<'_>) -> Result<(), NicError> {
         let (first, number) = (self.una.get(), seq.get());
         let depth = self.depth();

@@ -26,8 +26,8 @@ fn in_order(w: &World) -> bool {
     })
 }
 
-/// A block of any length, then a flag, again and again, some with immediate data: whoever sees a flag sees the
-/// blocks before it, and no copy of anything changes memory later.
+/// A block of any length, then a flag, again and again, some with immediate data: whoever sees a flag sees
+/// the blocks before it, and no copy of anything changes memory later.
 #[test]
 fn writes_land_in_their_order_whatever_the_wire_does() {
     let (mut early, mut again) = (0, 0);
