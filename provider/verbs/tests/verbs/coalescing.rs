@@ -133,9 +133,13 @@ fn local_doorbells_of_many_queue_pairs_wait_for_the_next_poll_or_until_they_are_
     assert_eq!(asked(), AT_ONCE, "others wait");
     crowd.write(AT_ONCE + COALESCED..AT_ONCE + COALESCED + 1);
     assert_eq!(asked(), AT_ONCE + COALESCED, "until there are too many");
-    crowd.a.cq.poll(&mut [Cqe::default()]).unwrap();
-    assert_eq!(asked(), AT_ONCE + COALESCED + 1, "or the program polls");
-    crowd.complete(AT_ONCE + COALESCED + 1);
+    /* one poll may find completions, or another thread at the card */
+    let mut polled = 0;
+    wait_for("the last request, as the program polls", || {
+        polled += crowd.a.cq.poll(&mut [Cqe::default()]).unwrap();
+        asked() == AT_ONCE + COALESCED + 1
+    });
+    crowd.complete(AT_ONCE + COALESCED + 1 - polled);
 }
 
 #[test]
@@ -154,7 +158,8 @@ fn a_program_that_asked_for_an_event_leaves_no_local_doorbell() {
     crowd.a.cq.req_notify(false).unwrap();
     for sent in 0..AT_ONCE + COALESCED {
         crowd.write(sent..sent + 1);
-        assert!(crowd.counter("local_requests") - before > sent as u64, "request {sent} waits");
+        /* at once, or by another thread that is at the card */
+        wait_for("the request", || crowd.counter("local_requests") - before > sent as u64);
     }
 }
 
