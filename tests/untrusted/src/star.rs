@@ -125,7 +125,7 @@ impl World {
             srq: false,
             send_ring: slots(4 * CQE_SLOT),
             recv_ring: slots(4 * CQE_SLOT),
-            replay: slots(2 * REPLAY_SLOT),
+            replay: slots(3 * REPLAY_SLOT),
             replay_slots: 2,
             access: ALL,
             max_rd_atomic: 2,

@@ -229,6 +229,15 @@ fn everything_can_be_one_region_and_holes_are_errors() {
     assert_eq!(errno(reg_at(&b.pd, PAGE, u64::MAX, PAGE, Access::ON_DEMAND)), libc::EINVAL);
 }
 
+/// Says so when it goes.
+struct Over<'a>(&'a std::sync::atomic::AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
 /// A thread takes pages away and gives them back while a peer reaches for them: errors, but no signal.
 #[test]
 fn pages_that_vanish_under_the_cards_hands_are_errors() {
@@ -246,6 +255,8 @@ fn pages_that_vanish_under_the_cards_hands_are_errors() {
                 std::thread::yield_now();
             }
         });
+        /* though something fails: else the other thread would go on for ever */
+        let _over = Over(&done);
         for round in 0..300 {
             let ops = [SendOp::Write, SendOp::Read, SendOp::FetchAdd, SendOp::CmpSwap, SendOp::AtomicWrite];
             let op = ops[round % 5];
@@ -257,7 +268,6 @@ fn pages_that_vanish_under_the_cards_hands_are_errors() {
                 again(&a, &qa, &b, &qb);
             }
         }
-        done.store(true, ordering);
     });
 }
 
