@@ -344,11 +344,15 @@ fn a_client_that_is_killed_leaves_nothing() {
         }
         program.kill().unwrap();
         program.wait().unwrap();
-        /* its child lives on, and holds nothing: the next one has the function */
-        let next = Context::open_with(board.client(0));
+        /* its child lives on, and holds nothing once it has run: the next one has the function */
+        let mut next = None;
+        wait_for("the function", || {
+            next = Context::open_with(board.client(0)).ok();
+            next.is_some()
+        });
         // SAFETY: the number is of a process that this test has started, and that has not ended.
         assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
-        let next = next.unwrap();
+        let next = next.expect("it is there");
         let pd = Pd::alloc(&next).unwrap();
         let next = Node::of(next, pd);
         let (to, from) = (next.qp(QpType::Rc), next.qp(QpType::Rc));
