@@ -26,8 +26,7 @@ NIGHTLY ?= lint doc apps interop board-guest conformance conformance-board miri 
 .PHONY: help build library wasm modules unit-tests demo demo-board test apps nightly bench bench-loss \
 	bench-qpc bench-star bench-strom bench-1rma bench-neighbours bench-local compare instructions misses \
 	conformance conformance-board pyverbs figures interop board-guest stress soak seeds faults kills install \
-	uninstall deb wheel install-test aarch64 lint doc doc-command doc-library miri fuzz-build fuzz \
-	fuzz-corpus clean
+	uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
 
 define HELP
 make demo              install what is missing, build, show perftest and a pingpong on the card
@@ -307,13 +306,7 @@ aarch64:
 # the other's away. The library is written last, and its pages stay. Both of the workspace, so that what they
 # depend on is looked at once.
 doc:
-	@$(MAKE) --no-print-directory doc-command
-	@$(MAKE) --no-print-directory doc-library
-
-doc-command:
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --bin starverbs --no-deps --document-private-items
-
-doc-library:
 	RUSTDOCFLAGS='-D warnings' cargo doc $(PACKAGES) --no-deps --document-private-items
 
 miri:

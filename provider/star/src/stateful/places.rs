@@ -5,11 +5,10 @@
 //! memory, and one that has little under way uses the same few lines again and again.
 
 use alloc::boxed::Box;
-use alloc::vec::Vec;
 use core::ops::{Index, IndexMut};
 
 use starverbs_core::NicError;
-use starverbs_core::room::{exact, filled};
+use starverbs_core::room::filled;
 
 /// Fewest places, once there are any.
 const FEWEST: u32 = 4;
@@ -117,11 +116,8 @@ impl<T: Copy + Default> Lists<T> {
     #[cold]
     fn widen(&mut self, first: u32, places: u32, each: usize) -> Result<(), NicError> {
         let each = if each > self.each { each.next_power_of_two() } else { self.each };
-        let mut all: Vec<T> = Vec::new();
-        let entries = places as usize * each;
-        exact(&mut all, entries)?;
-        all.resize(entries, T::default());
-        let old = core::mem::replace(self, Lists { all: all.into_boxed_slice(), places, each });
+        let all = filled(places as usize * each)?;
+        let old = core::mem::replace(self, Lists { all, places, each });
         for number in (0..old.places).map(|n| first.wrapping_add(n)) {
             let list = old.of(number, old.each);
             self.of_mut(number).iter_mut().zip(list).for_each(|(entry, value)| *entry = *value);
