@@ -11,7 +11,7 @@ local star = Proto("star", "StaR (stateless RDMA)")
 
 local PTYPES = {
 	[1] = "WQEP", [2] = "EA", [3] = "RD", [4] = "RDA", [5] = "GD", [6] = "GDA", [7] = "CQEP", [8] = "WQEPS",
-	[9] = "RDC",
+	[9] = "RDC", [10] = "RDAS",
 }
 local OPTS = { [0] = "SEND", [1] = "RECV", [2] = "WRITE", [3] = "READ" }
 local CONTROLS = {

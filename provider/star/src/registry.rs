@@ -421,7 +421,7 @@ impl RuleRegistry {
             }
             Ptype::Gd => stats.star_sent_gd.inc(),
             Ptype::Cqep => stats.star_sent_cqep.inc(),
-            Ptype::Wqep | Ptype::Wqeps | Ptype::Ea | Ptype::Rda | Ptype::Gda => (),
+            Ptype::Wqep | Ptype::Wqeps | Ptype::Ea | Ptype::Rda | Ptype::Rdas | Ptype::Gda => (),
         }
         let head = StarHead::to_stateless(header, conn.prefix);
         env.send_star(

@@ -1,11 +1,12 @@
 //! The card of SL: it handles a packet by what the packet says, and forgets it.
 //!
-//! There is no struct of any connection here, and nothing is kept between two packets. Answers go where
+//! There is no struct of any connection here, and nothing is kept between two turns. Answers go where
 //! packets came from. What must happen once (a completion, an atomic, a WRITE in its turn) has a slot in host
 //! memory, whose address is in the packet; its stamp shows duplicates.
 
 use starverbs_core::{Av, Counters, Gid, Psn, Qpn, Seg, SendOp};
 
+use super::answers::{self, Answers};
 use super::bounds::{Bounds, MemRange, Use};
 use super::carried::Carried;
 use super::control::{Control, MAX_CONTROL};
@@ -51,9 +52,11 @@ enum Discard {
     Stale,
 }
 
-/// A packet from `from` that came to the stateless half. See [`StarPacket::open`].
+/// A packet from `from` that came to the stateless half. See [`StarPacket::open`]. What is owed to packets of
+/// this turn is in `owed`.
 pub fn handle<E: StarEnv>(
     card: &StatelessCard<'_>,
+    owed: &mut Answers,
     env: &mut E,
     from: StarSource<'_>,
     packet: &StarPacket<'_>,
@@ -61,7 +64,7 @@ pub fn handle<E: StarEnv>(
     let stats = card.stats;
     let drop = match packet.prefix {
         Some(prefix) if boot_epoch_of(prefix.epoch) == card.boot_epoch => {
-            let mut job = PacketJob { card, env, from, header: &packet.header, prefix };
+            let mut job = PacketJob { card, owed, env, from, header: &packet.header, prefix };
             match packet.header.ptype {
                 Ptype::Rd if packet.header.opt == Opt::Recv => job.place_in_turn(packet.data),
                 Ptype::Rd => job.place(packet.data),
@@ -70,7 +73,7 @@ pub fn handle<E: StarEnv>(
                 Ptype::Gd => job.gather(),
                 Ptype::Cqep => job.complete(packet.data),
                 Ptype::Ea => job.stored(),
-                Ptype::Wqep | Ptype::Wqeps | Ptype::Rda | Ptype::Gda => Err(Discard::Bad),
+                Ptype::Wqep | Ptype::Wqeps | Ptype::Rda | Ptype::Rdas | Ptype::Gda => Err(Discard::Bad),
             }
         }
         _ => Err(Discard::Bad),
@@ -86,6 +89,7 @@ pub fn handle<E: StarEnv>(
 /// One packet's work.
 struct PacketJob<'a, E> {
     card: &'a StatelessCard<'a>,
+    owed: &'a mut Answers,
     env: &'a mut E,
     from: StarSource<'a>,
     header: &'a StarHeader,
@@ -102,7 +106,7 @@ impl<E: StarEnv> PacketJob<'_, E> {
         }
         self.env.dma_fence();
         self.card.stats.star_rd.inc();
-        self.answer(Ptype::Rda, self.header.len, &[], &[]);
+        self.done();
         Ok(())
     }
 
@@ -119,7 +123,9 @@ impl<E: StarEnv> PacketJob<'_, E> {
         match last.age_of_atomic(stamp) {
             Age::Newer if last != stamp.one_before() => {
                 self.card.stats.star_writes_early.inc();
-                self.answer(Ptype::Rda, 0, &[], &[]);
+                if self.header.ack {
+                    self.owed.early(self.env, &self.from, self.header);
+                }
                 return Ok(());
             }
             Age::Newer => {
@@ -136,7 +142,7 @@ impl<E: StarEnv> PacketJob<'_, E> {
             Age::Same | Age::Older => self.card.stats.star_stale.inc(),
             Age::Foreign => return Err(Discard::Stale),
         }
-        self.answer(Ptype::Rda, self.header.len, &[], &[]);
+        self.done();
         Ok(())
     }
 
@@ -170,7 +176,7 @@ impl<E: StarEnv> PacketJob<'_, E> {
             Age::Same | Age::Older => self.card.stats.star_stale.inc(),
             Age::Foreign => return Err(Discard::Stale),
         }
-        self.answer(Ptype::Rda, self.header.len, &[], &[]);
+        self.done();
         Ok(())
     }
 
@@ -305,14 +311,21 @@ impl<E: StarEnv> PacketJob<'_, E> {
         self.env.dma_store(addr, word.to_ne_bytes())
     }
 
+    /// What brought data is done: RDA, if an answer is wanted.
+    fn done(&mut self) {
+        if self.header.ack {
+            self.owed.done(self.env, &self.from, self.header);
+        }
+    }
+
     /// Sends back what came with another type, if an answer is wanted.
     fn answer(&mut self, ptype: Ptype, len: u16, data: &[u8], payload: &[Seg]) {
         if !self.header.ack {
             return;
         }
-        let StarSource { meta, port } = self.from;
+        let StarSource { port, .. } = self.from;
         let head = StarHead::to_stateful(StarHeader { ptype, ack: false, len, ..*self.header });
-        let to = Av { dgid: meta.src, sgid: meta.dst, hop_limit: 64, ..Av::default() };
+        let to = answers::back(&self.from);
         /* others write only to what SF reads: a buffer that is being sent stays as it is */
         let volatile = self.header.opt == Opt::Read;
         self.env.send_star(CardHalf::Stateless, StarDest { av: &to, port }, &head, data, payload, volatile);

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! All numbers are big-endian, the CRC-32 as RoCE's is. The QPN is that of SF both ways, but with M: then it
-//! is the receiver's. LEN counts the data, without what stands before it; in a GD it is what is wanted. Pure:
-//! bytes in, numbers out.
+//! is the receiver's. LEN counts the data, without what stands before it; in a GD it is what is wanted, in an
+//! RDAS the packets that it answers. Pure: bytes in, numbers out.
 
 use starverbs_core::wire::IcrcHeader;
 use starverbs_core::{Mtu, Psn, QPN_MASK, Qpn, SendOp};
@@ -37,6 +37,9 @@ pub const CRC_LEN: usize = 4;
 pub const OVERHEAD: usize = HEADER_LEN + PREFIX_LEN + CRC_LEN;
 /// Bytes of data that any packet carries, at most.
 pub const MAX_DATA: usize = Mtu::M4096.bytes() as usize;
+
+/// From the PSN of a packet of SF to that of the next: the bits below number its transmissions.
+pub const PSN_STEP: u32 = 4;
 
 const MIGRATE: u8 = 2;
 const ACK: u8 = 1;
@@ -86,6 +89,8 @@ pub enum Ptype {
     /// SF to SL, not the paper's: the last data of a message, and its completion, see
     /// [`carried`](super::carried)
     Rdc = 9,
+    /// SL to SF, not the paper's: RDAs of successive packets, see [`answers`](super::answers)
+    Rdas = 10,
 }
 
 impl Ptype {
@@ -100,6 +105,7 @@ impl Ptype {
             7 => Ptype::Cqep,
             8 => Ptype::Wqeps,
             9 => Ptype::Rdc,
+            10 => Ptype::Rdas,
             _ => return None,
         })
     }
@@ -178,7 +184,8 @@ pub struct StarHeader {
     pub psn: Psn,
     /// RD and GD, and echoed: where in SL's memory. EA and CQEP for SL: what SF has stored, or 0
     pub addr: u64,
-    /// Bytes of data; GD that is no atomic: bytes wanted
+    /// Bytes of data; GD that is no atomic: bytes wanted; RDAS: packets that it answers, the last of which is
+    /// `psn`
     pub len: u16,
 }
 
@@ -320,7 +327,7 @@ pub fn lane(head: &[u8]) -> u8 {
         (Some(Ptype::Cqep), _) => 4,
         (Some(Ptype::Rd | Ptype::Rdc), _) => 5,
         (Some(Ptype::Gd), _) => 6,
-        (Some(Ptype::Rda), _) => 7,
+        (Some(Ptype::Rda | Ptype::Rdas), _) => 7,
         (Some(Ptype::Gda), _) => 8,
         (None, _) => 9,
     }
@@ -414,14 +421,14 @@ struct PacketShape {
 impl PacketShape {
     /// `None`: there is no such packet to that half.
     fn of(side: CardHalf, header: &StarHeader) -> Option<PacketShape> {
-        use Ptype::{Cqep, Ea, Gd, Gda, Rd, Rda, Rdc, Wqep, Wqeps};
+        use Ptype::{Cqep, Ea, Gd, Gda, Rd, Rda, Rdas, Rdc, Wqep, Wqeps};
         let (prefix, data) = match (side, header.migrate, header.ptype) {
             (CardHalf::Stateless, false, Rd | Cqep | Rdc) => (true, true),
             /* an atomic brings its operands, which LEN counts; eight bytes are wanted */
             (CardHalf::Stateless, false, Gd) => (true, header.opt == Opt::Recv),
             (CardHalf::Stateless, false, Ea) => (true, false),
             (CardHalf::Stateful, false, Wqep | Wqeps | Gda) => (false, true),
-            (CardHalf::Stateful, false, Ea | Rda) => (false, false),
+            (CardHalf::Stateful, false, Ea | Rda | Rdas) => (false, false),
             (CardHalf::Stateful, true, Wqep) => (true, true),
             /* a sealed one has data */
             (CardHalf::Stateful, true, Ea) => (true, true),

@@ -25,6 +25,7 @@ use starverbs_star::form::Form;
 use starverbs_star::registry::RuleRegistry;
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT};
 use starverbs_star::stateful::{self, Local, SharedReceives, Stateful, Waits};
+use starverbs_star::answers::Answers;
 use starverbs_star::stateless::{self, SfPeer};
 use starverbs_star::wire::{CardHalf, HEADER_LEN, PREFIX_LEN, StarPacket};
 
@@ -233,7 +234,9 @@ impl World {
                 let card =
                     stateless::StatelessCard { bounds: Some(&self.bounds), slots: None, boot_epoch, stats };
                 let env = &mut self.net.hosts[SL].env;
-                stateless::handle(&card, env, StarSource { meta: &meta, port: 4794 }, &packet);
+                let mut owed = Answers::default();
+                stateless::handle(&card, &mut owed, env, StarSource { meta: &meta, port: 4794 }, &packet);
+                owed.flush(env);
                 assert!(env.star.events.len() <= 1, "one packet is one event");
                 for event in std::mem::take(&mut env.star.events) {
                     if event.qpn == QPNS[SL] {

@@ -2,10 +2,11 @@
 
 use starverbs_core::{Access, Counters, FrameMeta, Gid, NicConfig, Psn, SendOp, WcStatus};
 use starverbs_sim::{Faults, Net, StarFrame};
+use starverbs_star::answers::Answers;
 use starverbs_star::bounds::{Bounds, MemRange};
 use starverbs_star::carried::Carried;
 use starverbs_star::env::{News, SlEvent, StarSource};
-use starverbs_star::form::Upto;
+use starverbs_star::form::{Form, Upto};
 use starverbs_star::message::{Atomic, CqeMsg};
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp};
 use starverbs_star::stateless::{StatelessCard, handle};
@@ -15,6 +16,7 @@ use starverbs_star::wire::{CardHalf, Opt, Prefix, Ptype, Queue, StarHead, StarHe
 const BOOT_EPOCH: u16 = 3;
 const EPOCH: u32 = 0x0003_0105;
 const PREFIX: Prefix = Prefix { qpn: 0x10, epoch: EPOCH };
+const SF: Gid = Gid::from_ipv4([10, 0, 0, 9]);
 const SF_PORT: u16 = 4_999;
 
 struct Sl {
@@ -51,8 +53,15 @@ impl Sl {
         Sl { net, bounds, stats: Counters::default(), data, slot, replay, slots: None }
     }
 
-    /// A packet for the card: its frames and events.
+    /// A packet for the card, alone in its turn: its frames and events.
     fn get(&mut self, header: StarHeader, prefix: Prefix, data: &[u8]) -> (Vec<StarFrame>, Vec<SlEvent>) {
+        let mut owed = Answers::default();
+        self.give(&mut owed, header, prefix, data);
+        self.end_turn(&mut owed)
+    }
+
+    /// A packet for the card in a turn at whose end it owes this.
+    fn give(&mut self, owed: &mut Answers, header: StarHeader, prefix: Prefix, data: &[u8]) {
         let bytes = [StarHead::to_stateless(header, prefix).bytes(), data].concat();
         let packet = StarPacket::parse(CardHalf::Stateless, &bytes).expect("a packet");
         let card = StatelessCard {
@@ -61,13 +70,17 @@ impl Sl {
             boot_epoch: BOOT_EPOCH,
             stats: &self.stats,
         };
-        let src = Gid::from_ipv4([10, 0, 0, 9]);
         let env = &mut self.net.hosts[0].env;
-        let meta = FrameMeta { src, dst: env.gid, ..FrameMeta::default() };
-        handle(&card, env, StarSource { meta: &meta, port: SF_PORT }, &packet);
+        let meta = FrameMeta { src: SF, dst: env.gid, ..FrameMeta::default() };
+        handle(&card, owed, env, StarSource { meta: &meta, port: SF_PORT }, &packet);
+    }
+
+    fn end_turn(&mut self, owed: &mut Answers) -> (Vec<StarFrame>, Vec<SlEvent>) {
+        let env = &mut self.net.hosts[0].env;
+        owed.flush(env);
         let frames = env.flush_star();
         assert!(
-            frames.iter().all(|f| f.path.dst == src && f.path.dport == SF_PORT),
+            frames.iter().all(|f| f.path.dst == SF && f.path.dport == SF_PORT),
             "back to where it came from"
         );
         (frames, std::mem::take(&mut env.star.events))
@@ -130,6 +143,57 @@ fn a_late_copy_of_a_completion_changes_nothing() {
     let (stamp, cqe) = sl.completion();
     assert_eq!((stamp, cqe.byte_len, cqe.status), (Stamp { epoch: EPOCH, seq: 1 }, 20, WcStatus::Success));
     assert_eq!((sl.stats.star_cqep.get(), sl.stats.star_stale.get()), (2, 3));
+}
+
+/// RDs of these PSNs come in one turn. What their answers are: type, PSN and LEN.
+fn answers_to(form: Form, psns: &[u32]) -> Vec<(Ptype, u32, u16)> {
+    let mut sl = Sl::new();
+    let mut owed = Answers::new(form);
+    for psn in psns {
+        let header = StarHeader { psn: Psn::new(*psn), ..header(Ptype::Rd, Opt::Send, sl.data, 3) };
+        sl.give(&mut owed, header, PREFIX, b"abc");
+    }
+    let (frames, _) = sl.end_turn(&mut owed);
+    assert_eq!(sl.stats.star_rd.get(), psns.len() as u64);
+    let kind = |frame| {
+        let StarHeader { ptype, psn, len, addr, .. } = answer(std::slice::from_ref(frame)).header;
+        assert_eq!(addr, sl.data);
+        (ptype, psn.get(), len)
+    };
+    frames.iter().map(kind).collect()
+}
+
+#[test]
+fn packets_that_come_one_behind_the_other_are_answered_together() {
+    let (one, many) = (|psn| (Ptype::Rda, psn, 3), |psn, count| (Ptype::Rdas, psn, count));
+    assert_eq!(answers_to(Form::Packed, &[8]), [one(8)]);
+    assert_eq!(answers_to(Form::Packed, &[0xff_fff8, 0xff_fffc, 0, 4]), [many(4, 4)]);
+    assert_eq!(answers_to(Form::Packed, &[8, 12, 20, 24, 16]), [many(12, 2), many(24, 2), one(16)]);
+    assert_eq!(answers_to(Form::Packed, &[8, 8, 9, 13, 16]), [one(8), one(8), many(13, 2), one(16)]);
+    assert_eq!(answers_to(Form::Paper, &[8, 12]), [one(8), one(12)]);
+}
+
+#[test]
+fn an_early_write_is_not_answered_with_those_before_it() {
+    let mut sl = Sl::new();
+    let mut owed = Answers::default();
+    let turn = |sl: &Sl, number| WriteTurn { slot: sl.replay, number }.encode();
+    for (psn, number) in [(4, 0), (8, 2), (12, 1)] {
+        let bytes = [&turn(&sl, number)[..], b"abc"].concat();
+        let len = bytes.len() as u16;
+        let header = StarHeader { psn: Psn::new(psn), ..header(Ptype::Rd, Opt::Recv, sl.data, len) };
+        sl.give(&mut owed, header, PREFIX, &bytes);
+    }
+    let (frames, _) = sl.end_turn(&mut owed);
+    let got = |frame| {
+        let StarHeader { ptype, psn, len, .. } = answer(std::slice::from_ref(frame)).header;
+        (ptype, psn.get(), len)
+    };
+    let len = turn(&sl, 0).len() as u16 + 3;
+    assert_eq!(
+        frames.iter().map(got).collect::<Vec<_>>(),
+        [(Ptype::Rda, 4, len), (Ptype::Rda, 8, 0), (Ptype::Rda, 12, len)]
+    );
 }
 
 #[test]

@@ -22,6 +22,7 @@ use starverbs_core::qp::EventOwner;
 use starverbs_core::room::Room;
 use starverbs_core::{Gid, Nanos, NicError, QpId, Qpn, SendOp, SendWqe, WcStatus};
 
+use crate::answers::Answers;
 use crate::bounds::{Bounds, MemRange};
 use crate::endpoint::{Linger, SlState};
 use crate::env::{SlEvent, StarSource};
@@ -50,6 +51,8 @@ pub struct Endpoints<E: EndpointHost> {
     stats: E::Stats,
     /// What the card lets packets reach
     bounds: Bounds,
+    /// What it owes for packets of this turn
+    answers: Answers,
     ends: Slab<Box<Endpoint<E>>>,
     places: QpnPlaces,
     timers: Timers,
@@ -80,6 +83,7 @@ impl<E: EndpointHost> Endpoints<E> {
             begun: 0,
             stats,
             bounds: Bounds::new(),
+            answers: Answers::new(form),
             ends: Slab::new(),
             places: QpnPlaces::default(),
             timers: Timers::default(),
@@ -112,7 +116,7 @@ impl<E: EndpointHost> Endpoints<E> {
             boot_epoch: self.boot_epoch,
             stats: &self.stats,
         };
-        stateless::handle(&card, turn.env, from, packet);
+        stateless::handle(&card, &mut self.answers, turn.env, from, packet);
         while let Some(event) = turn.env.next_event() {
             self.on_event(turn, &event);
         }
@@ -199,8 +203,9 @@ impl<E: EndpointHost> Endpoints<E> {
         Backlog::of_requests(self.unanswered, || self.end(qpn).is_some_and(|end| end.qp.has_small_backlog()))
     }
 
-    /// Settles what had events, follows the table of memory, and runs the timers that are due.
+    /// Answers and settles what came, follows the table of memory, and runs the timers that are due.
     pub fn run_timers(&mut self, turn: &mut Turn<'_, E>) {
+        self.answers.flush(turn.env);
         self.settle_touched(turn);
         self.follow_memory(turn);
         while let Some(who) = self.timers.pop_due(turn.now) {

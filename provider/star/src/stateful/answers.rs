@@ -14,7 +14,7 @@ use crate::form::Form;
 use crate::message::Wqe;
 use crate::packed::{PackedWqe, Records};
 use crate::turn::TURN_LEN;
-use crate::wire::{Opt, Ptype, Queue, StarHeader, StarPacket};
+use crate::wire::{Opt, PSN_STEP, Ptype, Queue, StarHeader, StarPacket};
 
 impl<E: StarEnv> Stateful<E> {
     /// A packet for this connection came from `source`.
@@ -43,6 +43,7 @@ impl<E: StarEnv> Stateful<E> {
             Ptype::Wqeps => self.take_wqes(card, packet),
             Ptype::Ea => self.on_ack(card, header),
             Ptype::Rda | Ptype::Gda => self.answered(card, packet),
+            Ptype::Rdas => self.answered_all(card, header),
             Ptype::Rd | Ptype::Rdc | Ptype::Gd | Ptype::Cqep => false,
         }
     }
@@ -158,6 +159,28 @@ impl<E: StarEnv> Stateful<E> {
         }
         self.count_answer(card, header.psn);
         true
+    }
+
+    /// RDAS: RDAs of packets of which this is the last. False: they answer nothing that is under way.
+    fn answered_all(&mut self, card: &mut CardCtx<'_, E>, header: &StarHeader) -> bool {
+        let StarHeader { psn: last, addr, len: count, .. } = *header;
+        if !self.window.has_put(last, addr) {
+            return false;
+        }
+        let first = Psn::new(last.get().wrapping_sub(u32::from(count).saturating_sub(1) * PSN_STEP));
+        let mut known = false;
+        for n in 0..u32::from(count) {
+            let psn = first.plus(n * PSN_STEP);
+            known |= match self.window.get(psn) {
+                Some(entry) if entry.kind != Kind::Put || self.state != QpState::Rts => false,
+                Some(_) => {
+                    self.count_answer(card, psn);
+                    true
+                }
+                None => self.answered_again(card, psn),
+            };
+        }
+        known
     }
 
     /// SL's WRITEs are seen in our memory as they land: one lands when all before it is there, and its last

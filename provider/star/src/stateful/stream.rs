@@ -17,7 +17,7 @@ use crate::registry::RuleRef;
 pub(super) const RESULT: u32 = 8;
 
 /// WQEs of a stream that may be under way, at most.
-pub(super) const OPS: u32 = 64;
+pub(super) const OPS: u32 = 256;
 
 /// Of what kind a WQE is where order is concerned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

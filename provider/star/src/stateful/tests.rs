@@ -9,8 +9,8 @@ use starverbs_core::{AsyncEvent, SendFlags, SendOp, SendWqe, WcFlags, WcOpcode};
 
 use super::*;
 use crate::control::Control;
-use crate::wire::Ptype;
-use world::{Faults, REGION, SL_KEY, SL_PD, World};
+use crate::wire::{Opt, Ptype, StarHeader};
+use world::{EPOCH, Faults, REGION, SF_QPN, SL_KEY, SL_PD, World};
 
 fn op(op: SendOp, remote_addr: u64, rkey: u32) -> SendWqe {
     SendWqe { op, remote_addr, rkey, flags: SendFlags::SIGNALED, ..SendWqe::default() }

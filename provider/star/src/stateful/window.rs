@@ -10,11 +10,12 @@ use starverbs_core::{Nanos, Psn};
 
 use super::places::Places;
 use crate::registry::RuleRef;
+use crate::wire::PSN_STEP;
 
 mod loss;
 
-/// The lowest bits of a PSN, which number the transmissions of a packet: this many, then from 0 on again.
-const COPIES: u32 = 4;
+/// The lowest bits of a PSN number the transmissions of a packet: this many, then from 0 on again.
+const COPIES: u32 = PSN_STEP;
 /// Transmission numbers begin anew here.
 const REBASE: u32 = 1 << 30;
 /// Fewest packets that may be under way.
@@ -306,6 +307,15 @@ impl PacketWindow {
         let known = behind > 0 && behind as u32 / COPIES <= self.ring.len();
         let entry = known.then(|| &mut self.ring[number(psn)])?;
         (entry.state == PacketState::Done && entry.on_ack(copy(psn))).then_some(*entry)
+    }
+
+    /// Whether a packet with this PSN brought data to that place, as far as is known.
+    pub(super) fn has_put(&self, psn: Psn, addr: u64) -> bool {
+        let behind = self.next.since(base(psn));
+        behind > 0 && behind as u32 / COPIES <= self.ring.len() && {
+            let entry = &self.ring[number(psn)];
+            entry.kind == Kind::Put && entry.addr == addr
+        }
     }
 
     fn settle(&mut self, at: u32) {

@@ -95,6 +95,8 @@ impl CardFrame {
             /* the WQE, or the data, is in its host's memory */
             Ptype::Wqep | Ptype::Wqeps | Ptype::Rd | Ptype::Rdc | Ptype::Gda => MemoryAccess::Read(len),
             Ptype::Rda => MemoryAccess::Write(len),
+            /* it has written for longer than this takes */
+            Ptype::Rdas => MemoryAccess::None,
             /* the answer to a CQEP, when the CQE is in memory; SF's answer to a WQEP waits for nothing */
             Ptype::Ea if !self.is_for_stateless() => MemoryAccess::Write(CQE_LEN as u32),
             Ptype::Ea | Ptype::Gd | Ptype::Cqep => MemoryAccess::None,

@@ -196,3 +196,38 @@ fn who_has_its_read_learns_of_the_end_by_the_next_request() {
         assert_eq!(status(&w), [first, WcStatus::RetryExcErr]);
     }
 }
+
+/// An RDAS answers what came together, if it names where the last of it went.
+#[test]
+fn one_answer_to_many_packets_names_the_address_of_the_last() {
+    let mut w = World::new(4, |_, _| {});
+    let far = w.theirs(0);
+    (0..4).for_each(|n| w.sl_post_recv(&[w.sge(far + 64 * n, 64)]));
+    w.pass(1_000_000);
+    let before = w.seen.len();
+    w.deaf = true;
+    (0..4).for_each(|n| w.post(op(SendOp::Send, 0, 0), &[w.sge(w.ours(64 * n), 64)], false));
+    w.run(|w| w.seen.len() == before + 4);
+    w.deaf = false;
+    let header = |psn, addr, len| StarHeader {
+        ptype: Ptype::Rdas,
+        opt: Opt::Send,
+        migrate: false,
+        ack: false,
+        qpn: SF_QPN,
+        epoch: EPOCH.to_be_bytes()[3],
+        psn: Psn::new(psn),
+        addr,
+        len,
+    };
+    let last = w.seen[before + 3].1;
+    for (psn, addr, len) in [(12, far, 4), (16, last, 4), (8, last, 3), (12, last, 0)] {
+        w.receive(header(psn, addr, len));
+        assert!(w.sends().is_empty(), "{psn} {addr:#x} {len}");
+    }
+    assert_eq!(w.stats.star_drops.get(), 4);
+    w.receive(header(12, last, 4));
+    assert_eq!(w.sends().len(), 4);
+    w.receive(header(12, last, 4));
+    assert_eq!((w.stats.star_drops.get(), w.sends().len()), (5, 4), "all have their answers");
+}

@@ -18,6 +18,7 @@ use starverbs_core::{AsyncEvent, FrameMeta, Gid, Seg, SendFlags, SendWqe};
 
 use super::super::*;
 use super::queues::{Cq, Rq, Slot, Sq};
+use crate::answers::Answers;
 use crate::bounds::Bounds;
 use crate::control::{Control, MAX_CONTROL};
 use crate::env::{SlEvent, StarDest, StarSource};
@@ -29,9 +30,9 @@ use crate::wire::{CardHalf, Opt, Ptype, StarHead, StarHeader, StarPacket};
 
 pub(super) const SF: Gid = Gid::from_ipv4([10, 0, 0, 1]);
 pub(super) const SL: Gid = Gid::from_ipv4([10, 0, 0, 2]);
-const SF_QPN: Qpn = 0x11;
+pub(super) const SF_QPN: Qpn = 0x11;
 const SL_QPN: Qpn = 0x22;
-const EPOCH: u32 = 0x0007_0301;
+pub(super) const EPOCH: u32 = 0x0007_0301;
 pub(super) const SL_KEY: u32 = 77;
 pub(super) const SL_PD: PdId = PdId(9);
 const MS: Nanos = 1_000_000;
@@ -199,6 +200,8 @@ pub(super) struct World {
     pub(super) registry: RuleRegistry,
     pub(super) path: Path<Aimd>,
     pub(super) stats: Rc<Counters>,
+    /// What SL's card owes
+    answers: Answers,
     pub(super) now: Nanos,
     pub(super) faults: Faults,
     pub(super) rng: Rng,
@@ -326,6 +329,7 @@ impl World {
             mrs,
             registry,
             path,
+            answers: Answers::default(),
             stats,
             now: 1,
             faults: Faults::default(),
@@ -461,6 +465,8 @@ impl World {
             }
             self.drain();
         }
+        self.answers.flush(&mut self.sl);
+        self.drain();
         if self.conn.next_deadline().is_some_and(|at| at <= self.now) {
             self.conn.handle_timeout(&mut card!(self));
         }
@@ -495,7 +501,10 @@ impl World {
         let card =
             stateless::StatelessCard { bounds: Some(&bounds), slots: None, boot_epoch, stats: &self.stats };
         self.cards += 1;
-        stateless::handle(&card, &mut self.sl, StarSource { meta: &meta, port: 4794 }, packet);
+        stateless::handle(&card, &mut self.answers, &mut self.sl, StarSource { meta: &meta, port: 4794 }, packet);
+        if self.rng.word() % 4 == 0 {
+            self.answers.flush(&mut self.sl);
+        }
     }
 
     /// The SL host answers a question with the sum of the rules that SF's card knows.
@@ -571,6 +580,14 @@ impl World {
             }
             frames.into_iter().for_each(|frame| self.throw(SF, 4794, frame));
         }
+    }
+
+    /// A packet without data comes to SF at once.
+    pub(super) fn receive(&mut self, header: StarHeader) {
+        let head = StarHead::to_stateful(header);
+        let packet = StarPacket::parse(CardHalf::Stateful, head.bytes()).expect("a packet");
+        self.conn.handle_packet(&mut card!(self), &SL, &packet);
+        self.drain();
     }
 
     /// Steps until `done`, for at most a minute of virtual time.

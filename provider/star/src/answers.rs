@@ -1,0 +1,86 @@
+//! Answers of SL's card to packets that bring data. Those to successive packets that came together leave as
+//! one, RDAS: so a card keeps for a turn what it owes for the last packets of that turn, and nothing behind
+//! it.
+
+use starverbs_core::Av;
+
+use super::env::{StarDest, StarEnv, StarSource};
+use super::form::Form;
+use super::wire::{CardHalf, PSN_STEP, Ptype, StarHead, StarHeader};
+
+/// What a card owes for the packets that it has just handled.
+#[derive(Debug, Default)]
+pub struct Answers {
+    form: Form,
+    owed: Option<Run>,
+}
+
+/// Packets of one connection, each the one behind that before it, without their answers.
+#[derive(Debug)]
+struct Run {
+    to: Av,
+    port: u16,
+    /// RDA of the last of them
+    last: StarHeader,
+    count: u16,
+}
+
+impl Run {
+    /// Whether this packet is the next.
+    fn goes_on(&self, from: &StarSource<'_>, next: &StarHeader) -> bool {
+        let (last, meta) = (&self.last, from.meta);
+        next.psn == last.psn.plus(PSN_STEP)
+            && (next.qpn, next.epoch) == (last.qpn, last.epoch)
+            && (meta.src, meta.dst, from.port) == (self.to.dgid, self.to.sgid, self.port)
+            && self.count < u16::MAX
+    }
+}
+
+/// To where a packet came from.
+pub(super) fn back(from: &StarSource<'_>) -> Av {
+    Av { dgid: from.meta.src, sgid: from.meta.dst, hop_limit: 64, ..Av::default() }
+}
+
+impl Answers {
+    /// Of a card that sends packets of this form.
+    pub fn new(form: Form) -> Self {
+        Answers { form, owed: None }
+    }
+
+    /// An RD or RDC is done. With those just before it, it gets one answer, at the latest by
+    /// [`flush`](Answers::flush).
+    pub(super) fn done<E: StarEnv>(&mut self, env: &mut E, from: &StarSource<'_>, packet: &StarHeader) {
+        let last = StarHeader { ptype: Ptype::Rda, ack: false, ..*packet };
+        match &mut self.owed {
+            Some(run) if run.goes_on(from, packet) => (run.last, run.count) = (last, run.count + 1),
+            _ => {
+                self.flush(env);
+                self.owed = Some(Run { to: back(from), port: from.port, last, count: 1 });
+                if self.form == Form::Paper {
+                    self.flush(env);
+                }
+            }
+        }
+    }
+
+    /// A WRITE in its turn is early: nothing of it is done. The answer does not overtake those before it.
+    pub(super) fn early<E: StarEnv>(&mut self, env: &mut E, from: &StarSource<'_>, packet: &StarHeader) {
+        self.flush(env);
+        let header = StarHeader { ptype: Ptype::Rda, ack: false, len: 0, ..*packet };
+        send(env, StarDest { av: &back(from), port: from.port }, header);
+    }
+
+    /// Sends what is owed.
+    pub fn flush<E: StarEnv>(&mut self, env: &mut E) {
+        let Some(run) = self.owed.take() else { return };
+        let header = match run.count {
+            1 => run.last,
+            len => StarHeader { ptype: Ptype::Rdas, len, ..run.last },
+        };
+        send(env, StarDest { av: &run.to, port: run.port }, header);
+    }
+}
+
+fn send<E: StarEnv>(env: &mut E, to: StarDest<'_>, header: StarHeader) {
+    env.send_star(CardHalf::Stateless, to, &StarHead::to_stateful(header), &[], &[], false);
+}
