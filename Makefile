@@ -18,15 +18,17 @@ FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuz
 
 # What `make lint` and `make doc` look at.
 PACKAGES ?= --workspace
+# What `make test` builds and runs the tests of.
+export UNITS ?= --workspace --exclude starverbs-wasm
 
 # Parts of `make nightly`; those that this Makefile does not have are left out.
-NIGHTLY ?= lint doc apps interop board-guest conformance conformance-board miri seeds soak stress faults \
-	fuzz figures install-test aarch64
+NIGHTLY ?= lint doc apps interop board-guest conformance conformance-board kernels loom miri seeds soak \
+	stress faults fuzz figures install-test aarch64
 
 .PHONY: help build library wasm modules unit-tests demo demo-board test apps nightly bench bench-loss \
 	bench-qpc bench-star bench-strom bench-1rma bench-neighbours bench-local compare instructions misses \
 	conformance conformance-board pyverbs figures interop board-guest stress soak seeds faults kills install \
-	uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
+	uninstall deb wheel install-test aarch64 lint doc kernels loom miri fuzz-build fuzz fuzz-corpus clean
 
 define HELP
 make demo              install what is missing, build, show perftest and a pingpong on the card
@@ -83,6 +85,8 @@ make install-test      all three tried in a bare root folder
 make aarch64           cross-built, with both packages, and tried in root folders of that machine, emulated
 make lint              rustfmt, clippy, cargo-deny
 make doc               documentation of the crates
+make kernels           kernels of one's own: their library's tests, modules of C and of Rust
+make loom              the rings between card and program, and between processes, in every interleaving
 make miri              queues, rings, headers and batches under miri (nightly toolchain with miri)
 make fuzz              the fuzz targets, FUZZ_SECONDS each (nightly toolchain and cargo-fuzz)
 make clean             remove dist and the build folder
@@ -118,10 +122,10 @@ modules:
 		$(TARGET)/wasm32-unknown-unknown/release/examples/consistent.wasm \
 		$(TARGET)/wasm32-unknown-unknown/release/examples/hll.wasm dist/modules
 
-# Beside the library, whose links use one CPU.
+# Beside the library, whose links use one CPU. The compiler of modules has tests of its own: `make kernels`.
 unit-tests:
-	if command -v cargo-nextest >/dev/null; then cargo nextest run --workspace --no-run; \
-	    else cargo test --workspace --no-run; fi
+	if command -v cargo-nextest >/dev/null; then cargo nextest run $(UNITS) --no-run; \
+	    else cargo test $(UNITS) --no-run; fi
 
 demo:
 	@tools/scripts/packages.sh demo
@@ -308,6 +312,17 @@ aarch64:
 doc:
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --bin starverbs --no-deps --document-private-items
 	RUSTDOCFLAGS='-D warnings' cargo doc $(PACKAGES) --no-deps --document-private-items
+
+kernels:
+	@tools/scripts/packages.sh test
+	@$(MAKE) --no-print-directory library
+	cargo test --package starverbs-wasm
+	tests/kernels/run.sh dist/lib
+
+# It takes seconds, its building more: optimised it would take less, but not both.
+loom:
+	RUSTFLAGS='--cfg loom' LOOM_MAX_PREEMPTIONS=3 CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 \
+		cargo test --package starverbs-rings --test loom --target-dir $(TARGET)/loom
 
 miri:
 	tests/miri/run.sh

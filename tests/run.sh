@@ -21,13 +21,8 @@ part() {
 
 skip() { printf '%s: %s\n' "$1" "$2" >>"$said/summary/skipped"; }
 
-# Parts that keep one CPU busy at most, or wait for a guest: they run beside all others.
+# What waits for a guest runs beside all others.
 one_cpu() {
-    # It takes seconds, its building more: optimised it would take less, but not both.
-    part "rings under loom" env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
-        CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 \
-            cargo test --package starverbs-rings --test loom \
-            --target-dir "${CARGO_TARGET_DIR:-target}/loom"
     if [[ ${INTEROP:-} == require ]]; then
         part "the kernel's rdma_rxe as peer (quick set)" tools/scripts/interop.sh --quick
     else
@@ -43,20 +38,21 @@ set +m
 trap 'kill -- "-$beside" 2>/dev/null; rm -rf "$said"' EXIT
 trap 'exit 1' INT TERM
 
+read -ra units <<<"${UNITS:---workspace}"
 if command -v cargo-nextest >/dev/null; then
     # Many of them wait for a peer's patience, or for the kernel.
     export NEXTEST_TEST_THREADS=${NEXTEST_TEST_THREADS:-$((2 * $(nproc)))}
-    part "unit tests" cargo nextest run --workspace --no-fail-fast --status-level fail
+    part "unit tests" cargo nextest run "${units[@]}" --no-fail-fast --status-level fail
     # Of the workspace, not of the package alone, whose dependencies would be built anew with fewer features.
     part "unit tests of verbs over the wire" env STARVERBS_LINK=udp \
-        cargo nextest run --workspace -E 'package(starverbs-verbs)' --no-fail-fast --status-level fail
+        cargo nextest run "${units[@]}" -E 'package(starverbs-verbs)' --no-fail-fast --status-level fail
     # Without those of what the card in software alone has, or counts.
     part "unit tests of verbs on a board" env STARVERBS_TEST_BOARD=1 \
-        cargo nextest run --workspace --no-fail-fast --status-level fail \
+        cargo nextest run "${units[@]}" --no-fail-fast --status-level fail \
         -E "package(starverbs-verbs) and ($(grep -v '^#' tests/board.filter))"
-    part "documentation tests" cargo test --workspace --doc --quiet
+    part "documentation tests" cargo test "${units[@]}" --doc --quiet
 else
-    part "unit and documentation tests" cargo test --workspace --no-fail-fast
+    part "unit and documentation tests" cargo test "${units[@]}" --no-fail-fast
     part "unit tests of verbs over the wire" env STARVERBS_LINK=udp \
         cargo test --package starverbs-verbs --no-fail-fast
 fi
@@ -78,14 +74,13 @@ if [[ -e /usr/include/infiniband/verbs.h ]]; then
     part "promises of the C edge" tests/abi/edges.sh dist/lib
     part "direct verbs" tests/abi/stardv.sh dist/lib
     part "examples" tests/examples/run.sh dist/lib
-    part "kernels of one's own" tests/kernels/run.sh dist/lib
     part "multicast between processes" tests/abi/multicast.sh dist/lib
     part "threads, signals, one CPU, a crowd, growth and leaks" \
         tests/soak/run.sh dist/lib soak one_cpu polling crowd growth leaks
     part "faults of processes" tests/faults/run.sh dist/lib
     part "the device in /sys and /dev" tests/preload/run.sh dist/lib
 else
-    parts="promises of the C edge, direct verbs, examples, kernels, multicast between processes, threads,"
+    parts="promises of the C edge, direct verbs, examples, multicast between processes, threads,"
     parts+=" one CPU, a crowd, growth and leaks, faults of processes, the device in /sys and /dev"
     skip "$parts" "libibverbs-dev is not installed"
 fi
@@ -122,6 +117,8 @@ else
     skip "rdma-core's own tests" "python3-pyverbs or rdma-core is not installed, or without its documentation"
 fi
 
+skip "kernels of one's own" "compiles a compiler; runs on its own: \`make kernels\`"
+skip "rings under loom" "runs on its own: \`make loom\`"
 skip "memory by address under miri" "runs on its own: \`make miri\`"
 if ! cargo +nightly --version >/dev/null 2>&1 || ! command -v cargo-fuzz >/dev/null; then
     skip "fuzzing" "needs a nightly toolchain and cargo-fuzz; see \`make fuzz\`"

@@ -15,6 +15,8 @@ LD_LIBRARY_PATH=$lib STARVERBS_QPC_CACHE=2 "$tmp/stardv"
 
 cc -Wall -Wextra -Wpedantic -std=c11 -D_GNU_SOURCE -O1 -I"$include" -o "$tmp/star" "$here/star.c" -L"$lib" \
     -libverbs
+# Over the same host no connection needs StaR.
+export STARVERBS_LINK=udp
 LD_LIBRARY_PATH=$lib "$tmp/star"
 # The argument is the setting's enum stardv_star.
 LD_LIBRARY_PATH=$lib STARVERBS_STAR=auto "$tmp/star" 2
@@ -29,6 +31,7 @@ LD_LIBRARY_PATH=$lib STARVERBS_STAR=auto STARVERBS_STAR_THRESHOLD=8 STARVERBS_ST
     STARVERBS_FAULT=loss=0.5%,seed=5 "$tmp/star_switch" 8
 # A key that others may read is none.
 chmod 644 "$tmp/key"
+unset STARVERBS_LINK
 if LD_LIBRARY_PATH=$lib STARVERBS_STAR_KEY=$tmp/key "$tmp/star" >"$tmp/out" 2>&1; then
 	echo "star: took a key that others may read" >&2
 	exit 1

@@ -156,6 +156,10 @@ pub trait Engine<E: Env>: Sized {
     fn set(&mut self, to: &EngineAttr);
     /// When it wants [`Call::Timeout`].
     fn next_deadline(&self) -> Option<Nanos>;
+    /// Whether it may have something to send, now that a packet came or its time.
+    fn wants_turn(&self) -> bool {
+        true
+    }
     /// The first WQE of the send queue that has not begun.
     fn next_send(&self) -> u32;
     /// Nothing is under way and nothing begins, as the peer may know: the card's own transport may go on

@@ -22,7 +22,7 @@ pub use fault::FaultSpec;
 pub use qpc::{QpcPolicy, QpcSpec};
 pub use star::{StarKey, StarPreference, StarWire};
 pub use table::{KEYS, Key, markdown};
-pub use value::{DeviceChoice, LinkMode, LinkTrust, LogLevel, Share};
+pub use value::{DeviceChoice, LinkMode, LinkTrust, LogLevel, Network, Share};
 
 /// Every setting, typed. A field that is `None` means `auto`: the card chooses.
 #[derive(Debug, Clone, PartialEq)]
@@ -83,6 +83,8 @@ pub struct Settings {
     pub star_threshold: u32,
     /// Which packets StaR sends.
     pub star_wire: StarWire,
+    /// Networks within which StaR is used; none: any
+    pub star_partition: Option<Vec<Network>>,
     /// Under which StaR's control messages are sealed; none: they are plain
     pub star_key: Option<StarKey>,
 }
@@ -117,6 +119,7 @@ impl Default for Settings {
             star: StarPreference::Off,
             star_threshold: 120,
             star_wire: StarWire::Packed,
+            star_partition: None,
             star_key: None,
         }
     }

@@ -280,6 +280,14 @@ pub const KEYS: &[Key] = &[
         get: |s| value::spell(&WIRES, &s.star_wire),
     },
     Key {
+        name: "STAR_PARTITION",
+        allowed: "comma-separated networks, as 10.1.0.0/16,fd01::/32; or any",
+        about: "Between which addresses there is StaR: both ends' lie in one of these networks. With all other \
+                peers there is plain RoCEv2 ([security.md](security.md)).",
+        set: |s, v| put(&mut s.star_partition, value::networks(v)),
+        get: |s| or(&s.star_partition, "any", |n| value::spell_networks(n)),
+    },
+    Key {
         name: SECRET,
         allowed: "64 hexadecimal digits; or a path with a slash, of a file that only its owner may read, \
                   with them or with 32 bytes; or none",

@@ -51,6 +51,7 @@ fn every_key_reads_back_what_it_shows() {
         ("STAR", "stateless"),
         ("STAR_THRESHOLD", "7"),
         ("STAR_WIRE", "paper"),
+        ("STAR_PARTITION", "10.1.0.0/16,fd01::/32"),
         ("STAR_KEY", "/tmp/star.key"),
         ("CONFIG", "/tmp/x.toml"),
     ];
@@ -139,6 +140,10 @@ fn errors_name_key_value_and_what_is_allowed() {
         ("STARVERBS_QPC_CACHE", "300,hit=1ns"),
         ("STARVERBS_STAR", "on"),
         ("STARVERBS_STAR_THRESHOLD", "-1"),
+        ("STARVERBS_STAR_PARTITION", "10.1.0.0"),
+        ("STARVERBS_STAR_PARTITION", "10.1.0.0/33"),
+        ("STARVERBS_STAR_PARTITION", "fd01::/129"),
+        ("STARVERBS_STAR_PARTITION", "10.1.0.0/16,"),
     ];
     for (key, value) in bad {
         let text = message(env(&[(key, value)]));

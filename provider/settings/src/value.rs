@@ -60,6 +60,35 @@ pub enum LogLevel {
     Debug,
 }
 
+/// A network: an address, and how many bits of it all its addresses have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Network {
+    /// One of its addresses
+    pub addr: IpAddr,
+    /// Bits: at most 32, or 128 of an IPv6 address
+    pub bits: u8,
+}
+
+/// Networks as `10.0.0.0/8`, separated by commas; `None`: any.
+pub(crate) fn networks(text: &str) -> Result<Option<Vec<Network>>, String> {
+    if text == "any" {
+        return Ok(None);
+    }
+    let network = |text: &str| {
+        let (addr, bits) = text.trim().split_once('/')?;
+        let (addr, bits): (IpAddr, u8) = (addr.parse().ok()?, bits.parse().ok()?);
+        (bits <= if addr.is_ipv4() { 32 } else { 128 }).then_some(Network { addr, bits })
+    };
+    let named = |text: &str| network(text).ok_or_else(|| format!("{text:?} is no network"));
+    text.split(',').map(named).collect::<Result<_, _>>().map(Some)
+}
+
+/// As [`networks`] reads them.
+pub(crate) fn spell_networks(networks: &[Network]) -> String {
+    let network = |network: &Network| format!("{}/{}", network.addr, network.bits);
+    networks.iter().map(network).collect::<Vec<_>>().join(",")
+}
+
 /// A card: `soft`, or `board:` and a path.
 pub(crate) fn device(text: &str) -> Result<DeviceChoice, String> {
     match text.strip_prefix("board:") {

@@ -87,6 +87,9 @@ impl<E: StarEnv<Engine = Box<Stateful<E>>>> Engine<E> for Box<Stateful<E>> {
     fn next_deadline(&self) -> Option<Nanos> {
         Stateful::next_deadline(self)
     }
+    fn wants_turn(&self) -> bool {
+        Stateful::wants_turn(self)
+    }
     fn next_send(&self) -> u32 {
         Stateful::next_send(self)
     }
@@ -274,6 +277,14 @@ impl<E: CardEnv> Turn<'_, E> {
         if let Some(end) = stateful(self.nic, qpn) {
             self.nic.expect(self.env, qpn);
             self.env.prefetch(end);
+        }
+    }
+
+    /// The same, soon: what lies behind what was fetched.
+    #[inline]
+    pub(crate) fn expect_behind(&self, qpn: Qpn) {
+        if let Some(end) = stateful(self.nic, qpn) {
+            end.expect(self.env);
         }
     }
 }

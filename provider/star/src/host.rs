@@ -163,6 +163,14 @@ impl<E: EndpointHost> Ends<E> {
         }
     }
 
+    /// As [`expect`](Ends::expect), of packets for which that was called: what lies behind the ends.
+    #[inline]
+    pub fn expect_behind(&self, turn: &Turn<'_, E>, side: CardHalf, qpn: Qpn) {
+        if side == CardHalf::Stateful {
+            turn.expect_behind(qpn);
+        }
+    }
+
     /// Takes the role messages that came, and does what is due.
     pub fn poll(&mut self, turn: &mut Turn<'_, E>) {
         let Ends { roles, endpoints, .. } = self;

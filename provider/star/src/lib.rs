@@ -29,6 +29,7 @@ pub mod initial;
 pub mod message;
 pub mod negotiate;
 pub mod packed;
+pub mod partition;
 pub mod quiesce;
 pub mod registry;
 pub mod renegotiation;

@@ -52,6 +52,7 @@ fn all_keys(pcap: &Path) -> String {
          star = \"auto\"\n\
          star_threshold = 7\n\
          star_wire = \"paper\"\n\
+         star_partition = \"127.0.0.0/8\"\n\
          star_key = \"{}\"\n",
         "5a".repeat(32)
     )

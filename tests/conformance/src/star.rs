@@ -89,9 +89,14 @@ fn pingpong(program: &'static str, args: &str) -> Pair {
     Pair::new(program, &format!("-g 0 {args}"), Expect::PingPong).limit(60)
 }
 
+/// Server and client with these preferences. Over the same host no connection needs StaR.
+fn wanting(pair: Pair, preferences: [&str; 2]) -> Pair {
+    pair.own_env("STARVERBS_STAR", preferences).env("STARVERBS_LINK", "udp")
+}
+
 /// Server and client with these settings; the server must say what it has become.
 fn case(what: &str, preferences: [&str; 2], says: &'static str, pair: Pair) -> Case {
-    let pair = pair.own_env("STARVERBS_STAR", preferences).server_says(says);
+    let pair = wanting(pair, preferences).server_says(says);
     let mut case = Case::pair(GROUP, BOTH, pair.clone());
     case.name = format!("{what}: {}", pair.command());
     if QUICK.contains(&case.name.as_str()) { case.quick(&[Net::Lo]) } else { case }
@@ -195,7 +200,7 @@ fn kill(
     (preferences, says): ([&str; 2], &'static str),
     victim: &str,
 ) -> Result<String, String> {
-    let with = |pair: Pair| pair.own_env("STARVERBS_STAR", preferences).server_says(says);
+    let with = |pair: Pair| wanting(pair, preferences).server_says(says);
     for (program, failures) in VICTIMS {
         let pair = with(perftest(program, "-b -n 1000000"));
         let mut running = pair.start(world, net)?;

@@ -16,6 +16,7 @@ use starverbs_core::{
     Access, Counters, FrameMeta, Gid, Mtu, NicConfig, PdId, Qpn, SendFlags, SendOp, SendWqe, Sge,
 };
 use starverbs_sim::{Faults, Net, READ, Recv, Send, SimCq, SimEnv, SimHost, SimRq, SimSq, StarFrame, WRITE};
+use starverbs_star::answers::Answers;
 use starverbs_star::bounds::Bounds;
 use starverbs_star::channel::ControlChannel;
 use starverbs_star::control::Setup;
@@ -25,7 +26,6 @@ use starverbs_star::form::Form;
 use starverbs_star::registry::RuleRegistry;
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT};
 use starverbs_star::stateful::{self, Local, SharedReceives, Stateful, Waits};
-use starverbs_star::answers::Answers;
 use starverbs_star::stateless::{self, SfPeer};
 use starverbs_star::wire::{CardHalf, HEADER_LEN, PREFIX_LEN, StarPacket};
 

@@ -52,7 +52,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         let status = self.with_engine(|engine, ctx| engine.run(ctx, call))?;
         if call != Call::Transmit {
-            self.ready();
+            self.engine_ready();
         }
         self.sh.open_path(self.qp.path);
         Some(status)
@@ -71,6 +71,14 @@ impl<E: Env> Ctx<'_, E> {
             self.arm(at);
         }
         Some(done)
+    }
+
+    /// The engine gets a turn to send, if it wants one.
+    #[inline]
+    fn engine_ready(&mut self) {
+        if self.qp.engine.as_ref().is_some_and(Engine::wants_turn) {
+            self.ready();
+        }
     }
 
     /// The program has set the QP anew.
@@ -316,7 +324,7 @@ impl<E: Env> Nic<E> {
     ) -> Option<R> {
         let mut cx = self.context(env, qpn, now)?;
         let done = cx.with_engine(call)?;
-        cx.ready();
+        cx.engine_ready();
         cx.sh.open_path(cx.qp.path);
         Some(done)
     }

@@ -176,6 +176,7 @@ fn packets_that_come_one_behind_the_other_are_answered_together() {
 #[test]
 fn an_early_write_is_not_answered_with_those_before_it() {
     let mut sl = Sl::new();
+    sl.bounds.add(sl.data, 256, Access::REMOTE_WRITE).expect("memory");
     let mut owed = Answers::default();
     let turn = |sl: &Sl, number| WriteTurn { slot: sl.replay, number }.encode();
     for (psn, number) in [(4, 0), (8, 2), (12, 1)] {

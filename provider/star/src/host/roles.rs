@@ -22,6 +22,7 @@ use crate::env::QpPair;
 use crate::form::Form;
 use crate::initial::InitialMessage;
 use crate::negotiate::{Beginning, Negotiation, Outcome, PeerQp, PlainPeers, Terms};
+use crate::partition::Partition;
 use crate::stateful::{SlPeer, WINDOW};
 use crate::stateless;
 use crate::wire::StarPacket;
@@ -110,6 +111,8 @@ pub struct Roles<E: EndpointHost> {
     incarnation: u32,
     timers: Timers,
     plain: PlainPeers,
+    /// Peers elsewhere are plain
+    partition: Partition,
     balance: Balance,
     stats: E::Stats,
 }
@@ -121,7 +124,13 @@ impl<E: EndpointHost> Roles<E> {
         let (ends, epochs, balance) = (ByQpn::default(), Epochs::default(), Balance::default());
         /* another card of this address begins elsewhere */
         let incarnation = identity.boot as u32;
-        Roles { identity, ends, epochs, incarnation, timers, plain, balance, stats }
+        let partition = Partition::default();
+        Roles { identity, ends, epochs, incarnation, timers, plain, partition, balance, stats }
+    }
+
+    /// There is StaR within this partition alone.
+    pub fn set_partition(&mut self, partition: Partition) {
+        self.partition = partition;
     }
 
     /// Another threshold from now on.
@@ -153,7 +162,9 @@ impl<E: EndpointHost> Roles<E> {
         let attr = turn.nic.query_qp(qpn)?;
         let mine = self.terms(turn, qpn, preference, &attr.av);
         let CardIdentity { boot, ports, .. } = self.identity;
-        if preference == Preference::Off || self.plain.is_plain(&attr.av.dgid, turn.now) {
+        let Av { sgid, dgid, .. } = &attr.av;
+        let apart = !self.partition.holds(sgid, dgid);
+        if preference == Preference::Off || apart || self.plain.is_plain(dgid, turn.now) {
             return Ok(false);
         }
         self.ends.make_room(qpn)?;

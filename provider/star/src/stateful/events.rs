@@ -150,6 +150,11 @@ impl Completions {
         self.end.before(next)
     }
 
+    /// Whether none waits to be sent.
+    pub(super) fn has_sent_all(&self) -> bool {
+        self.fresh == self.end && self.lost == 0
+    }
+
     /// Whether all CQEPs have an EA.
     pub(super) fn is_acked(&self) -> bool {
         self.una == self.end

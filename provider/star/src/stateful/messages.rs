@@ -137,6 +137,11 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
+    /// Whether messages are to leave, now or later, or to be queued.
+    pub(super) fn has_messages(&self) -> bool {
+        self.setup.srq || self.answer_owed.is_some() || self.message_due().is_some()
+    }
+
     /// When a message or an answer is due.
     pub(super) fn message_due(&self) -> Option<Nanos> {
         let refused = self.refused.map(|_| self.quiet_at);

@@ -9,6 +9,7 @@ use starverbs_core::transport::slices;
 use starverbs_core::{Access, Nanos, Psn, QpId, QpState, Seg, SendFlags, Sge, WcStatus};
 
 use super::begin::Begin;
+use super::events::Completions;
 use super::stream::{OrderClass, WqeProgress};
 use super::window::{InFlight, Kind, Of};
 use super::{CardCtx, Ended, Stateful};
@@ -40,26 +41,62 @@ impl<E: StarEnv> Stateful<E> {
     /// Sends what there is to send: what SL waits for, then what was lost, then what is new.
     pub fn transmit(&mut self, card: &mut CardCtx<'_, E>) -> TransmitStatus {
         self.crowded = false;
+        let mut old = true;
         for _ in 0..TURN {
             if !card.env.can_send_star() {
                 return TransmitStatus::PortFull;
             }
-            let sent = self.local.form == Form::Paper && self.send_ack(card)
-                || self.send_control(card)
-                || self.send_completion(card)
-                || self.state == QpState::Rts
-                    && (self.send_lost(card)
-                        || self.send_probe(card)
-                        || self.send_result(card)
-                        || self.send_held(card, Of::Local)
-                        || self.send_held(card, Of::Remote)
-                        || self.send_new(card));
+            /* once nothing old is left, nothing becomes so but what new WQEs complete at once */
+            let new = !old && self.send_new(card);
+            let sent = new || self.send_old(card) || old && self.send_new(card);
             if !sent {
                 let rest = if self.crowded { TransmitStatus::Crowded } else { TransmitStatus::Idle };
                 return self.end_turn(card, rest);
             }
+            old = false;
         }
         self.end_turn(card, TransmitStatus::More)
+    }
+
+    /// A packet for it, which was fetched itself, is handled soon: what lies behind it.
+    #[inline]
+    pub(crate) fn expect(&self, env: &E) {
+        let [ours, theirs] = &self.streams;
+        self.window.expect(env);
+        ours.expect(env, ours.una);
+        theirs.expect(env, theirs.next);
+        self.sends.expect(env);
+        self.recvs.expect(env);
+    }
+
+    /// Whether a turn may find something to send, or a message to queue.
+    pub fn wants_turn(&self) -> bool {
+        let [ours, theirs] = &self.streams;
+        let nothing = self.state == QpState::Rts
+            && self.ended == Ended::Not
+            && !self.quiescing
+            && self.window.is_empty()
+            && ours.is_idle()
+            && theirs.is_idle()
+            && ours.next == self.local.sq.posted()
+            && self.sends.get(Psn::new(theirs.next)).is_none()
+            && self.completions.iter().all(Completions::has_sent_all)
+            && !self.owed_acks.is_owed()
+            && !self.has_messages();
+        !nothing
+    }
+
+    /// Sends one packet of what does not begin now. False: there is none.
+    fn send_old(&mut self, card: &mut CardCtx<'_, E>) -> bool {
+        self.local.form == Form::Paper && self.send_ack(card)
+            || self.send_control(card)
+            || self.send_completion(card)
+            || self.state == QpState::Rts
+                && (self.send_lost(card)
+                    || self.send_probe(card)
+                    || self.send_result(card)
+                    || self.send_held(card, Of::Local)
+                    || self.send_held(card, Of::Remote))
     }
 
     /// EAs that are still owed leave at the end of the turn.

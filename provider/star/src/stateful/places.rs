@@ -8,6 +8,7 @@ use alloc::boxed::Box;
 use core::ops::{Index, IndexMut};
 
 use starverbs_core::NicError;
+use starverbs_core::env::Host;
 use starverbs_core::room::filled;
 
 /// Fewest places, once there are any.
@@ -68,6 +69,14 @@ impl<T: Copy + Default> Places<T> {
 }
 
 impl<T> Places<T> {
+    /// The place of a number will be used soon.
+    #[inline]
+    pub(super) fn expect(&self, env: &impl Host, number: u32) {
+        if let Some(place) = self.all.get(self.at(number)) {
+            env.prefetch(place);
+        }
+    }
+
     fn at(&self, number: u32) -> usize {
         number as usize & self.all.len().wrapping_sub(1)
     }

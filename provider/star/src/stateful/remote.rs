@@ -4,6 +4,7 @@
 //! so that what does not fit is no WQE of a sound SL. Room for SGEs and inline bytes grows to what SL
 //! was seen to use, and stays.
 
+use starverbs_core::env::Host;
 use starverbs_core::{NicError, Psn, SendWqe, Sge};
 
 use super::places::{Lists, Places};
@@ -58,6 +59,12 @@ impl RemoteQueue {
     /// WQEs of SL at most.
     pub(super) fn depth(&self) -> u32 {
         self.slots.most()
+    }
+
+    /// The place of the next WQE will be used soon.
+    #[inline]
+    pub(super) fn expect(&self, env: &impl Host) {
+        self.slots.expect(env, self.stored.get());
     }
 
     /// Oldest WQE that is not done.

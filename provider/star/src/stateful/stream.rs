@@ -8,6 +8,7 @@
 //! with IBV_ACCESS_RELAXED_ORDERING need not wait for what it does not overlap. Atomics are under way with
 //! atomics alone: SL's card does those of SF in the order of their slots, and those of SL are done here.
 
+use starverbs_core::env::Host;
 use starverbs_core::{Nanos, SendOp, WcStatus};
 
 use super::places::Places;
@@ -199,6 +200,17 @@ impl WqeStream {
     /// WQEs under way, the one that is leaving among them.
     pub(super) fn under_way(&self) -> u32 {
         self.next.wrapping_sub(self.una) + u32::from(self.begun)
+    }
+
+    /// The place of WQE `index` will be used soon.
+    #[inline]
+    pub(super) fn expect(&self, env: &impl Host, index: u32) {
+        self.ops.expect(env, index);
+    }
+
+    /// Whether none is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.under_way() == 0
     }
 
     /// Whether another may begin; makes a place for it. With none under way there is no room only if there is

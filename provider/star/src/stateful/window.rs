@@ -5,6 +5,7 @@
 //! back as it is, so that an answer shows what it answers. A packet is in flight, lost (`loss`), or done: its
 //! answer has come. RD and GD have lanes of their own ([`lane`](crate::wire::lane)), and pass each other.
 
+use starverbs_core::env::Host;
 use starverbs_core::nic::PACKET_OVERHEAD;
 use starverbs_core::{Nanos, Psn};
 
@@ -193,6 +194,12 @@ impl PacketWindow {
     /// Bytes of memory that it takes.
     pub(super) fn bytes(&self) -> usize {
         self.ring.bytes()
+    }
+
+    /// The place of the oldest packet will be used soon.
+    #[inline]
+    pub(super) fn expect(&self, env: &impl Host) {
+        self.ring.expect(env, number(self.una));
     }
 
     /// What the packets in flight cost.

@@ -1,9 +1,10 @@
 //! StaR between two cards: what the ends settle, and that programs see nothing of it.
 
+use crate::common::wire as settings;
 use crate::common::*;
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{QpState, QpType, SendOp, WcStatus};
-use starverbs_settings::{FaultSpec, Settings, StarKey, StarPreference};
+use starverbs_settings::{FaultSpec, LinkMode, Network, Settings, StarKey, StarPreference};
 use starverbs_verbs::{Preference, Qp, QpAttr, QpInit, RecvWr, SendWr, Settled, Srq, VerbsEvent, kind};
 
 /// Two cards on one wire whose settings ask for these roles.
@@ -115,6 +116,58 @@ fn under_one_key_ends_settle_and_talk() {
     let counters = nodes.each_ref().map(|node| node.ctx.counters().unwrap());
     assert_eq!(counters.map(|c| c.star_foreign.get()), [0, 0]);
     assert!(counters.iter().any(|c| c.star_replayed.get() > 0));
+}
+
+/// One end's partition is enough to keep a connection plain.
+#[test]
+fn there_is_star_within_a_partition_alone() {
+    let network = |addr: &str, bits| Network { addr: addr.parse().unwrap(), bits };
+    let [here, elsewhere] = [network("127.0.0.0", 8), network("10.0.0.0", 8)];
+    for (partitions, settled) in [
+        ([Some(vec![elsewhere, here]), None], [Settled::Stateless, Settled::Stateful]),
+        ([Some(vec![elsewhere]), None], [Settled::Plain; 2]),
+        ([None, Some(vec![elsewhere])], [Settled::Plain; 2]),
+    ] {
+        let (wire, roles) = (settings(), [StarPreference::Stateless, StarPreference::Stateful]);
+        let nodes: [Node; 2] = std::array::from_fn(|at| {
+            Node::new(&Settings { star: roles[at], star_partition: partitions[at].clone(), ..wire.clone() })
+        });
+        let qps = connected(&nodes);
+        assert_eq!([role(&qps[0]), role(&qps[1])], settled, "{partitions:?}");
+        talk(&nodes, &qps);
+    }
+}
+
+/// A local connection has no state to keep on a card: it is plain RC, whatever the programs want, and counted
+/// so.
+#[test]
+fn a_local_connection_needs_no_star() {
+    let card = local();
+    let nodes = [StarPreference::Stateless, StarPreference::Stateful]
+        .map(|star| Node::new(&Settings { star, ..card.clone() }));
+    let plain = || counters(card.port, "star_plain_qps");
+    let qps = connected(&nodes);
+    assert_eq!([role(&qps[0]), role(&qps[1])], [Settled::Plain; 2]);
+    assert_eq!((counters(card.port, "local_qps"), plain()), (vec![1; 2], vec![1; 2]));
+    qps[0].change_preference(Some(Preference::Stateful)).unwrap();
+    talk(&nodes, &qps);
+    drop(qps);
+    assert_eq!(plain(), [0; 2]);
+}
+
+/// Where a peer of this host wants packets, roles are settled as between hosts.
+#[test]
+fn a_peer_of_this_host_that_wants_packets_settles_roles() {
+    for packets in [0, 1] {
+        let card = local();
+        let star = [StarPreference::Stateless, StarPreference::Stateful];
+        let link = |at| if at == packets { LinkMode::Udp } else { LinkMode::Auto };
+        let nodes: [Node; 2] =
+            std::array::from_fn(|at| Node::new(&Settings { star: star[at], link: link(at), ..card.clone() }));
+        let qps = connected(&nodes);
+        assert_eq!([role(&qps[0]), role(&qps[1])], [Settled::Stateless, Settled::Stateful], "{packets}");
+        talk(&nodes, &qps);
+    }
 }
 
 /// A key that cannot be read is a setting that is wrong.

@@ -2,6 +2,7 @@
 
 use std::net::UdpSocket;
 
+use crate::common::wire as settings;
 use crate::common::*;
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;

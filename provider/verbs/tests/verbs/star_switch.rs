@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::common::wire as settings;
 use crate::common::*;
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;

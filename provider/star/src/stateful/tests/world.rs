@@ -501,7 +501,13 @@ impl World {
         let card =
             stateless::StatelessCard { bounds: Some(&bounds), slots: None, boot_epoch, stats: &self.stats };
         self.cards += 1;
-        stateless::handle(&card, &mut self.answers, &mut self.sl, StarSource { meta: &meta, port: 4794 }, packet);
+        stateless::handle(
+            &card,
+            &mut self.answers,
+            &mut self.sl,
+            StarSource { meta: &meta, port: 4794 },
+            packet,
+        );
         if self.rng.word() % 4 == 0 {
             self.answers.flush(&mut self.sl);
         }

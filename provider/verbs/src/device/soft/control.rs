@@ -159,7 +159,9 @@ impl Soft {
                 let asked = self.with(|shard, now| match shard.qp_state(qpn) {
                     Some(QpState::Reset | QpState::Init) => Ok(true),
                     Some(QpState::Rtr | QpState::Rts) => {
-                        Ok(shard.star.change_preference((&mut shard.nic, &mut shard.env), qpn, role, now))
+                        let Shard { nic, env, local, star, .. } = shard;
+                        Ok(local.change_preference(qpn, role)
+                            || star.change_preference((nic, env), qpn, role, now))
                     }
                     _ => Err(VerbsError::Invalid("state of the queue pair")),
                 })?;
@@ -308,11 +310,12 @@ impl Soft {
             }
             shard.modify_qp(qp.qpn, to, mask, now)?;
             if mask.contains(QpAttrMask::STATE) {
-                if qp.has_preference() {
-                    shard.star.move_qp((&mut shard.nic, &mut shard.env), qp, to.state, now);
+                let Shard { nic, env, local, star, .. } = shard;
+                let preference = qp.has_preference().then(|| qp.preference());
+                if preference.is_some() {
+                    star.move_qp((nic, env), qp.qpn, to.state, now);
                 }
-                let Shard { nic, env, local, .. } = shard;
-                local.move_qp((nic, env), qp.qpn, to.state, qp.has_preference(), now);
+                local.move_qp((nic, env), qp.qpn, to.state, preference, now);
             }
             if mask.contains(QpAttrMask::ACCESS_FLAGS) {
                 shard.local.change_access((&mut shard.nic, &mut shard.env), qp.qpn);

@@ -103,6 +103,13 @@ impl Engine<HostEnv> for HostEngine {
             HostEngine::Local(end) => end.next_deadline(),
         }
     }
+    #[inline]
+    fn wants_turn(&self) -> bool {
+        match self {
+            HostEngine::Star(end) => end.wants_turn(),
+            HostEngine::Local(_) => true,
+        }
+    }
     fn next_send(&self) -> u32 {
         match self {
             HostEngine::Star(end) => end.next_send(),

@@ -4,7 +4,7 @@
 //! When a queue pair of RC gets its peer's number, and that is of this host, its card proposes a local
 //! connection in a channel to the peer's process, and holds the program's requests. Once both have proposed,
 //! both begin ([`end::LocalEnd`]); if the peer refuses, or says nothing for a while, the wire carries the
-//! connection until RESET. Owns who proposed what; the channels lie in the card's host ([`HostEnv`]).
+//! connection until RESET, and StaR settles then what roles the ends have. Owns who proposed what; the channels lie in the card's host ([`HostEnv`]).
 
 mod agreement;
 pub(crate) mod channels;
@@ -21,8 +21,9 @@ mod watch;
 use std::collections::HashMap;
 
 use starverbs_backend::SessionId;
-use starverbs_core::{Access, Gid, Nanos, Nic, PdId, QpState, Qpn};
+use starverbs_core::{Access, Counters, Gid, Nanos, Nic, PdId, QpState, Qpn};
 use starverbs_settings::{LinkMode, Settings};
+use starverbs_star::control::Preference;
 
 use super::doorbells::Deferred;
 use super::engine::HostEngine;
@@ -76,6 +77,8 @@ struct Theirs {
 #[derive(Default)]
 struct QpEntry {
     path: Path,
+    /// On the wire it may be an end of StaR
+    preference: Option<Preference>,
     ours: Option<Ours>,
     /// One of each channel: others may say what they like, and do not take the place of the peer's
     theirs: Vec<Theirs>,
@@ -90,6 +93,8 @@ pub(crate) struct LocalHost {
     looks_ahead: bool,
     addrs: Vec<Gid>,
     qps: HashMap<Qpn, QpEntry>,
+    /// QPs with a preference that use the wire, and wait for their roles
+    roles_due: Vec<(Qpn, Preference)>,
     epoch: u16,
     /// QPs whose proposal waits
     asking: u32,
@@ -117,6 +122,7 @@ impl LocalHost {
             looks_ahead: settings.qpc_prefetch,
             addrs: info.addrs.iter().map(|addr| addr.gid).collect(),
             qps: HashMap::new(),
+            roles_due: Vec::new(),
             epoch: 0,
             asking: 0,
             active: 0,
@@ -185,27 +191,40 @@ impl LocalHost {
         }
     }
 
-    /// The program has moved a QP to a state. `star`: it may be an end of StaR.
+    /// The program has moved a QP to a state. A preference: it may be an end of StaR.
     pub(super) fn move_qp(
         &mut self,
         (nic, env): NicEnv<'_>,
         qpn: Qpn,
         state: QpState,
-        star: bool,
+        preference: Option<Preference>,
         now: Nanos,
     ) {
         match state {
-            QpState::Rtr if self.enabled && !star => self.propose((nic, env), qpn, now),
+            QpState::Rtr if self.enabled => self.propose((nic, env), qpn, preference, now),
+            QpState::Rtr => self.roles_due.extend(preference.map(|preference| (qpn, preference))),
             QpState::Reset => {
                 let Some(entry) = self.qps.get_mut(&qpn) else { return };
-                let path = std::mem::take(&mut entry.path);
                 let gate = entry.ours.take().and_then(|ours| ours.gate);
                 env.channels.close_gate(gate);
-                self.count(path, Path::None);
+                self.leave(nic.counters(), qpn, Path::None);
             }
             QpState::Err => self.stop_direct(&mut env.channels, qpn),
             _ => {}
         }
+    }
+
+    /// The program has another preference. False: the wire carries the connection, or it has none.
+    pub(super) fn change_preference(&mut self, qpn: Qpn, preference: Preference) -> bool {
+        let entry = self.qps.get_mut(&qpn);
+        let entry = entry.filter(|entry| matches!(entry.path, Path::Asking | Path::Local));
+        entry.map(|entry| entry.preference = Some(preference)).is_some()
+    }
+
+    /// QPs whose roles StaR is to settle, as no local connection carries what they do.
+    #[inline]
+    pub(super) fn take_roles_due(&mut self) -> Vec<(Qpn, Preference)> {
+        std::mem::take(&mut self.roles_due)
     }
 
     /// The program has set a QP's access rights: a peer that knows others asks from now on.
@@ -223,11 +242,11 @@ impl LocalHost {
     }
 
     /// A QP is gone.
-    pub(super) fn forget(&mut self, channels: &mut Channels, qpn: Qpn) {
-        self.stop_direct(channels, qpn);
-        if let Some(entry) = self.qps.remove(&qpn) {
-            self.count(entry.path, Path::None);
-        }
+    pub(super) fn forget(&mut self, (nic, env): NicEnv<'_>, qpn: Qpn) {
+        self.stop_direct(&mut env.channels, qpn);
+        self.leave(nic.counters(), qpn, Path::None);
+        self.qps.remove(&qpn);
+        self.roles_due.retain(|(due, _)| *due != qpn);
     }
 
     /// A QP that waits for its peer's proposal is to do what one that waits cannot: the wire carries its
@@ -285,11 +304,20 @@ impl LocalHost {
         came
     }
 
-    /// A QP went from one path to another.
-    fn count(&mut self, from: Path, to: Path) {
+    /// A QP goes from one path to another; gives the one before. With a preference it is plain RC on a local
+    /// one.
+    fn leave(&mut self, counters: &Counters, qpn: Qpn, to: Path) -> Path {
+        let Some(entry) = self.qps.get_mut(&qpn) else { return Path::None };
+        let from = std::mem::replace(&mut entry.path, to);
+        let plain = |path| entry.preference.is_some() && path == Path::Local;
+        if plain(from) != plain(to) {
+            let plain_qps = &counters.star_plain_qps;
+            if plain(to) { plain_qps.add(1) } else { plain_qps.sub(1) }
+        }
         self.asking -= u32::from(from == Path::Asking);
         self.active -= u32::from(from == Path::Local);
         self.asking += u32::from(to == Path::Asking);
         self.active += u32::from(to == Path::Local);
+        from
     }
 }

@@ -321,6 +321,7 @@ impl Shard {
     /// Sends what the card wants to send.
     #[inline]
     pub(super) fn transmit(&mut self, now: Nanos, acks: bool) {
+        self.settle_roles(now);
         for _ in 0..ROUNDS {
             let mut more = self.nic.poll_transmit(&mut self.env, now, acks);
             if self.star.is_open() {
@@ -333,6 +334,15 @@ impl Shard {
             }
         }
         /* more than one turn's worth: whoever comes next goes on, at once if need be */
+    }
+
+    /// StaR settles the roles of QPs that no local connection carries.
+    #[inline]
+    fn settle_roles(&mut self, now: Nanos) {
+        let Shard { nic, env, local, star, .. } = self;
+        for (qpn, preference) in local.take_roles_due() {
+            star.settle_roles((nic, env), qpn, preference, now);
+        }
     }
 
     /// When the card has to run again, frames and doorbells aside.

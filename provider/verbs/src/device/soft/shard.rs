@@ -251,7 +251,7 @@ impl Shard {
         let Shard { nic, env, shared_qps, star, local, replies, .. } = self;
         shared_qps.ends(env, qpn);
         star.forget(qpn);
-        local.forget(&mut env.channels, qpn);
+        local.forget((nic, env), qpn);
         if star.destroy_qp((nic, env), qpn, now) {
             return Ok(());
         }

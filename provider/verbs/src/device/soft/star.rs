@@ -10,15 +10,17 @@ mod info;
 pub(crate) mod port;
 mod sealing;
 
+use std::net::IpAddr;
 use std::os::fd::RawFd;
 
 use starverbs_backend::star::StarRx;
-use starverbs_core::{Nanos, Nic};
-use starverbs_settings::{Settings, StarWire};
+use starverbs_core::{Gid, Nanos, Nic};
+use starverbs_settings::{Network, Settings, StarWire};
 use starverbs_star::card::Turn;
 use starverbs_star::form::Form;
 use starverbs_star::host::roles::CardIdentity;
 use starverbs_star::host::{Ends, InboundPacket};
+use starverbs_star::partition::Partition;
 use starverbs_star::wire::CardHalf;
 
 use super::back_pressure::Who;
@@ -33,6 +35,18 @@ use sealing::Sealing;
 
 /// Rounds of receiving in one turn of the thread.
 const BATCHES: u32 = 4;
+
+/// Within which there is StaR.
+fn partition_of(settings: &Settings) -> Partition {
+    let network = |network: &Network| match network.addr {
+        IpAddr::V4(addr) => (Gid::from_ipv4(addr.octets()), network.bits.saturating_add(96)),
+        IpAddr::V6(addr) => (Gid(addr.octets()), network.bits),
+    };
+    settings
+        .star_partition
+        .as_ref()
+        .map_or_else(Partition::default, |networks| Partition::of(networks.iter().map(network)))
+}
 
 /// What a process has of StaR beside its card: nothing, until it is open.
 #[derive(Default)]
@@ -57,7 +71,8 @@ impl OpenStar {
             StarWire::Paper => Form::Paper,
         };
         let identity = CardIdentity { boot, ports, threshold: settings.star_threshold, form };
-        let ends = Ends::new(identity, nic)?;
+        let mut ends = Ends::new(identity, nic)?;
+        ends.roles.set_partition(partition_of(settings));
         env.star = Some(Box::new(StarPort::new(tx, sealing)));
         let ahead = if settings.qpc_prefetch { AHEAD as usize } else { 0 };
         Ok(OpenStar { rx, ends, ahead })
@@ -81,7 +96,8 @@ impl OpenStar {
                 looked = if looked > 0 {
                     looked - 1
                 } else {
-                    rx.look_ahead(*ahead, |side, qpn| ends.expect(turn, side, qpn))
+                    rx.look_ahead(*ahead, |side, qpn| ends.expect(turn, side, qpn));
+                    rx.look_ahead(*ahead, |side, qpn| ends.expect_behind(turn, side, qpn))
                 };
             }
             got = if rounds < most { self.rx.recv() } else { 0 };

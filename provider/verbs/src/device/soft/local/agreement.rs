@@ -8,6 +8,8 @@ use starverbs_core::nic::QpHandover;
 use starverbs_core::types::QPN_BLOCK_SHIFT;
 use starverbs_core::{Nanos, NicError, PdId, QpState, QpType, Qpn};
 
+use starverbs_star::control::Preference;
+
 use super::channels::Channels;
 use super::direct::Direct;
 use super::end::{Init, LocalEnd};
@@ -47,13 +49,21 @@ impl Ours {
 }
 
 impl LocalHost {
-    /// Proposes a local connection to a QP's peer, if that may be had.
-    pub(super) fn propose(&mut self, (nic, env): NicEnv<'_>, qpn: Qpn, now: Nanos) {
+    /// Proposes a local connection to a QP's peer, if that may be had. Else StaR is due, for a QP with a
+    /// preference.
+    pub(super) fn propose(
+        &mut self,
+        (nic, env): NicEnv<'_>,
+        qpn: Qpn,
+        preference: Option<Preference>,
+        now: Nanos,
+    ) {
         let Ok(attr) = nic.query_qp(qpn) else { return };
         let suits = nic.qp_type(qpn) == Some(QpType::Rc) && self.is_here(&attr.av.dgid);
         if !suits || nic.speaks_strom(qpn) || nic.hold_qp(qpn).is_err() {
-            return;
+            return self.roles_due.extend(preference.map(|preference| (qpn, preference)));
         }
+        self.qps.entry(qpn).or_default().preference = preference;
         let peer = attr.dest_qpn;
         let Some(channel) = env.channels.channel_to(peer >> QPN_BLOCK_SHIFT) else {
             return self.use_wire((nic, env), qpn, now);
@@ -84,7 +94,7 @@ impl LocalHost {
 
     /// Begins, if the peer has proposed it, too.
     fn begin_if_agreed(&mut self, (nic, env): NicEnv<'_>, qpn: Qpn, now: Nanos) {
-        let Some(QpEntry { path: Path::Asking, ours: Some(ours), theirs }) = self.qps.get(&qpn) else {
+        let Some(QpEntry { path: Path::Asking, ours: Some(ours), theirs, .. }) = self.qps.get(&qpn) else {
             return;
         };
         let ours = *ours;
@@ -94,10 +104,9 @@ impl LocalHost {
         match begin((nic, env), qpn, &ours, &theirs, now) {
             Ok(()) => {
                 if let Some(entry) = self.qps.get_mut(&qpn) {
-                    entry.path = Path::Local;
                     entry.theirs.clear();
-                    self.count(Path::Asking, Path::Local);
                 }
+                self.leave(nic.counters(), qpn, Path::Local);
                 env.channels.many |= self.active > MANY && self.looks_ahead;
                 nic.counters().local_qps.add(1);
             }
@@ -115,9 +124,10 @@ impl LocalHost {
         if self.says {
             log!(Warn, "queue pair {qpn:#x}: its peer does not agree to shared memory, and gets packets");
         }
-        if let Some(entry) = self.qps.get_mut(&qpn) {
-            let (path, ours) = (std::mem::replace(&mut entry.path, Path::Wire), entry.ours);
-            self.count(path, Path::Wire);
+        let path = self.leave(nic.counters(), qpn, Path::Wire);
+        let entry = self.qps.get(&qpn);
+        let (ours, preference) = entry.map_or((None, None), |entry| (entry.ours, entry.preference));
+        if entry.is_some() {
             env.channels.close_gate(ours.and_then(|ours| ours.gate));
             if let (Path::Asking, Some(ours)) = (path, ours) {
                 env.channels.send_control(ours.channel, ours.withdrawal(qpn));
@@ -136,7 +146,11 @@ impl LocalHost {
             };
             nic.take_engine(env, qpn, now, end);
         }
-        nic.resume_qp(env, qpn, now);
+        match preference {
+            /* it stays held */
+            Some(preference) if nic.is_held(qpn) => self.roles_due.push((qpn, preference)),
+            _ => nic.resume_qp(env, qpn, now),
+        }
     }
 
     /// A control record came beside requests.

@@ -14,7 +14,6 @@ use crate::device::soft::Soft;
 use crate::device::soft::back_pressure::Who;
 use crate::device::soft::env::{HostEnv, NicEnv};
 use crate::device::thread::pollfd;
-use crate::qp::QpInner;
 
 /// Longest wait for stateful cards to learn or forget a key. One that does not answer for so long is gone;
 /// this card lets nothing of a forgotten one through anyway.
@@ -47,11 +46,33 @@ impl StarHost {
         self.with((nic, env), now, |star, turn| star.ends.endpoints.modify(turn, qpn, attr, mask)).flatten()
     }
 
-    /// The program has moved a QP, which has a preference, to a state.
-    pub(crate) fn move_qp(&mut self, (nic, env): NicEnv<'_>, qp: &QpInner, state: QpState, now: Nanos) {
-        self.with((nic, env), now, |star, turn| {
-            star.ends.on_qp_state(turn, qp.qpn, qp.preference(), state);
+    /// The program has moved a QP, which has a preference, to a state. In RTR nothing begins yet.
+    pub(crate) fn move_qp(&mut self, (nic, env): NicEnv<'_>, qpn: Qpn, state: QpState, now: Nanos) {
+        if state != QpState::Rtr {
+            let none = Preference::Off;
+            self.with((nic, env), now, |star, turn| star.ends.on_qp_state(turn, qpn, none, state));
+        }
+    }
+
+    /// The roles of the ends of a QP in RTR or RTS, which may be held, are to be settled; of another, and one
+    /// that is plain without asking, what waits begins.
+    pub(crate) fn settle_roles(
+        &mut self,
+        (nic, env): NicEnv<'_>,
+        qpn: Qpn,
+        preference: Preference,
+        now: Nanos,
+    ) {
+        let runs = matches!(nic.qp_state(qpn), Some(QpState::Rtr | QpState::Rts));
+        let asked = self.with((nic, env), now, |star, turn| {
+            if runs {
+                star.ends.on_qp_state(turn, qpn, preference, QpState::Rtr);
+            }
+            star.ends.roles.incarnation(qpn).is_some()
         });
+        if asked != Some(true) {
+            nic.resume_qp(env, qpn, now);
+        }
     }
 
     /// The program of a connected QP has this preference from now on. False: its peer has no StaR.
