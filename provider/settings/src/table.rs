@@ -282,8 +282,8 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "STAR_PARTITION",
         allowed: "comma-separated networks, as 10.1.0.0/16,fd01::/32; or any",
-        about: "Between which addresses there is StaR: both ends' lie in one of these networks. With all other \
-                peers there is plain RoCEv2 ([security.md](security.md)).",
+        about: "Between which addresses there is StaR: both ends' lie in one of these networks. With all \
+                other peers there is plain RoCEv2 ([security.md](security.md)).",
         set: |s, v| put(&mut s.star_partition, value::networks(v)),
         get: |s| or(&s.star_partition, "any", |n| value::spell_networks(n)),
     },

@@ -508,7 +508,7 @@ impl World {
             StarSource { meta: &meta, port: 4794 },
             packet,
         );
-        if self.rng.word() % 4 == 0 {
+        if self.rng.word().is_multiple_of(4) {
             self.answers.flush(&mut self.sl);
         }
     }

@@ -4,7 +4,8 @@
 //! When a queue pair of RC gets its peer's number, and that is of this host, its card proposes a local
 //! connection in a channel to the peer's process, and holds the program's requests. Once both have proposed,
 //! both begin ([`end::LocalEnd`]); if the peer refuses, or says nothing for a while, the wire carries the
-//! connection until RESET, and StaR settles then what roles the ends have. Owns who proposed what; the channels lie in the card's host ([`HostEnv`]).
+//! connection until RESET, and StaR settles then what roles the ends have. Owns who proposed what; the
+//! channels lie in the card's host ([`HostEnv`]).
 
 mod agreement;
 pub(crate) mod channels;
