@@ -1,6 +1,6 @@
-//! Answers of SL's card to packets that bring data. Those to successive packets that came together leave as
-//! one, RDAS: so a card keeps for a turn what it owes for the last packets of that turn, and nothing behind
-//! it.
+//! Answers of SL's card to packets that bring data or completions. Those to successive packets that came
+//! together leave as one: RDAS, or an EA for several. So a card keeps for a turn what it owes for the last
+//! packets of that turn, and nothing behind it.
 
 use starverbs_core::Av;
 
@@ -20,17 +20,21 @@ pub struct Answers {
 struct Run {
     to: Av,
     port: u16,
-    /// RDA of the last of them
+    /// RDA or EA of the last of them
     last: StarHeader,
     count: u16,
 }
 
 impl Run {
-    /// Whether this packet is the next.
+    /// Whether this answer is that to the next.
     fn goes_on(&self, from: &StarSource<'_>, next: &StarHeader) -> bool {
         let (last, meta) = (&self.last, from.meta);
-        next.psn == last.psn.plus(PSN_STEP)
-            && (next.qpn, next.epoch) == (last.qpn, last.epoch)
+        let of_one = match next.ptype {
+            Ptype::Ea => next.opt.queue() == last.opt.queue() && next.psn == last.psn.plus(1),
+            _ => next.psn == last.psn.plus(PSN_STEP),
+        };
+        of_one
+            && (next.ptype, next.qpn, next.epoch) == (last.ptype, last.qpn, last.epoch)
             && (meta.src, meta.dst, from.port) == (self.to.dgid, self.to.sgid, self.port)
             && self.count < u16::MAX
     }
@@ -47,12 +51,16 @@ impl Answers {
         Answers { form, owed: None }
     }
 
-    /// An RD or RDC is done. With those just before it, it gets one answer, at the latest by
+    /// An RD, RDC or CQEP is done. With those just before it, it gets one answer, at the latest by
     /// [`flush`](Answers::flush).
     pub(super) fn done<E: StarEnv>(&mut self, env: &mut E, from: &StarSource<'_>, packet: &StarHeader) {
-        let last = StarHeader { ptype: Ptype::Rda, ack: false, ..*packet };
+        let (ptype, len) = match packet.ptype {
+            Ptype::Cqep => (Ptype::Ea, 0),
+            _ => (Ptype::Rda, packet.len),
+        };
+        let last = StarHeader { ptype, ack: false, len, ..*packet };
         match &mut self.owed {
-            Some(run) if run.goes_on(from, packet) => (run.last, run.count) = (last, run.count + 1),
+            Some(run) if run.goes_on(from, &last) => (run.last, run.count) = (last, run.count + 1),
             _ => {
                 self.flush(env);
                 self.owed = Some(Run { to: back(from), port: from.port, last, count: 1 });
@@ -73,9 +81,10 @@ impl Answers {
     /// Sends what is owed.
     pub fn flush<E: StarEnv>(&mut self, env: &mut E) {
         let Some(run) = self.owed.take() else { return };
-        let header = match run.count {
-            1 => run.last,
-            len => StarHeader { ptype: Ptype::Rdas, len, ..run.last },
+        let header = match (run.count, run.last.ptype) {
+            (1, _) => run.last,
+            (len, Ptype::Ea) => StarHeader { len, ..run.last },
+            (len, _) => StarHeader { ptype: Ptype::Rdas, len, ..run.last },
         };
         send(env, StarDest { av: &run.to, port: run.port }, header);
     }

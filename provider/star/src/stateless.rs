@@ -274,7 +274,7 @@ impl<E: StarEnv> PacketJob<'_, E> {
             Age::Same | Age::Older => self.card.stats.star_stale.inc(),
             Age::Foreign => return Err(Discard::Stale),
         }
-        self.answer(Ptype::Ea, 0, &[], &[]);
+        self.done();
         Ok(())
     }
 
@@ -311,7 +311,7 @@ impl<E: StarEnv> PacketJob<'_, E> {
         self.env.dma_store(addr, word.to_ne_bytes())
     }
 
-    /// What brought data is done: RDA, if an answer is wanted.
+    /// What brought data or a completion is done: its answer, if one is wanted.
     fn done(&mut self) {
         if self.header.ack {
             self.owed.done(self.env, &self.from, self.header);

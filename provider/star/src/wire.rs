@@ -12,7 +12,7 @@
 //!
 //! All numbers are big-endian, the CRC-32 as RoCE's is. The QPN is that of SF both ways, but with M: then it
 //! is the receiver's. LEN counts the data, without what stands before it; in a GD it is what is wanted, in an
-//! RDAS the packets that it answers. Pure: bytes in, numbers out.
+//! answer to several packets their number. Pure: bytes in, numbers out.
 
 use starverbs_core::wire::IcrcHeader;
 use starverbs_core::{Mtu, Psn, QPN_MASK, Qpn, SendOp};
@@ -184,8 +184,8 @@ pub struct StarHeader {
     pub psn: Psn,
     /// RD and GD, and echoed: where in SL's memory. EA and CQEP for SL: what SF has stored, or 0
     pub addr: u64,
-    /// Bytes of data; GD that is no atomic: bytes wanted; RDAS: packets that it answers, the last of which is
-    /// `psn`
+    /// Bytes of data; GD that is no atomic: bytes wanted; RDAS, and EA of several CQEPs: packets that it
+    /// answers, the last of which is `psn`
     pub len: u16,
 }
 
@@ -434,7 +434,7 @@ impl PacketShape {
             (CardHalf::Stateful, true, Ea) => (true, true),
             _ => return None,
         };
-        let filled = header.ptype == Ea && !header.migrate && header.len != 0;
+        let filled = side == CardHalf::Stateless && header.ptype == Ea && header.len != 0;
         (!filled).then_some(PacketShape { prefix, data })
     }
 }

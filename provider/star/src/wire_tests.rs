@@ -157,7 +157,7 @@ fn only_known_packets_come_in() {
     assert_eq!(allowed(CardHalf::Stateful, false), [Wqep, Ea, Rda, Gda]);
     assert_eq!(allowed(CardHalf::Stateless, true), []);
     assert_eq!(allowed(CardHalf::Stateful, true), [Wqep, Ea]);
-    assert!(PacketShape::of(CardHalf::Stateful, &StarHeader { len: 1, ..header(Ea, Opt::Send) }).is_none());
+    assert!(PacketShape::of(CardHalf::Stateless, &StarHeader { len: 1, ..header(Ea, Opt::Send) }).is_none());
 }
 
 /// Of more ways than are remembered each has its own checksums, whichever was used before.

@@ -174,6 +174,30 @@ fn packets_that_come_one_behind_the_other_are_answered_together() {
 }
 
 #[test]
+fn completions_that_come_one_behind_the_other_are_acknowledged_together() {
+    for (opts, answers) in [
+        ([Opt::Recv; 3], vec![(7, 3)]),
+        ([Opt::Send, Opt::Write, Opt::Read], vec![(7, 3)]),
+        ([Opt::Recv, Opt::Send, Opt::Send], vec![(5, 0), (7, 2)]),
+    ] {
+        let mut sl = Sl::new();
+        let mut owed = Answers::default();
+        for (psn, opt) in (5..).zip(opts) {
+            let cqe = CqeMsg { slot: sl.slot, ..CqeMsg::default() };
+            let header = StarHeader { psn: Psn::new(psn), ..header(Ptype::Cqep, opt, 0, 32) };
+            sl.give(&mut owed, header, PREFIX, &cqe.encode());
+        }
+        let (frames, events) = sl.end_turn(&mut owed);
+        let got = |frame| {
+            let StarHeader { ptype, psn, len, .. } = answer(std::slice::from_ref(frame)).header;
+            assert_eq!(ptype, Ptype::Ea);
+            (psn.get(), len)
+        };
+        assert_eq!((frames.iter().map(got).collect::<Vec<_>>(), events.len()), (answers, 3), "{opts:?}");
+    }
+}
+
+#[test]
 fn an_early_write_is_not_answered_with_those_before_it() {
     let mut sl = Sl::new();
     sl.bounds.add(sl.data, 256, Access::REMOTE_WRITE).expect("memory");

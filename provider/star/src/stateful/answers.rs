@@ -107,19 +107,23 @@ impl<E: StarEnv> Stateful<E> {
         true
     }
 
-    /// An EA. False: it answers nothing.
+    /// An EA, of one CQEP or of several. False: it answers nothing.
     fn on_ack(&mut self, card: &mut CardCtx<'_, E>, header: &StarHeader) -> bool {
-        match self.completions[header.opt.queue() as usize].on_ack(header.psn) {
-            Acked::Unknown => return false,
-            Acked::Duplicate => (),
-            Acked::New(sent) => {
-                if let Some(sent) = sent {
-                    card.path.rtt.seen(card.now, card.now.saturating_sub(sent));
+        let mut known = false;
+        for seq in run(header.psn, header.len.max(1), 1) {
+            match self.completions[header.opt.queue() as usize].on_ack(seq) {
+                Acked::Unknown => continue,
+                Acked::Duplicate => (),
+                Acked::New(sent) => {
+                    if let Some(sent) = sent {
+                        card.path.rtt.seen(card.now, card.now.saturating_sub(sent));
+                    }
+                    self.backoff = 0;
                 }
-                self.backoff = 0;
             }
+            known = true;
         }
-        true
+        known
     }
 
     /// RDA or GDA. False: it answers nothing that is under way.
@@ -167,10 +171,8 @@ impl<E: StarEnv> Stateful<E> {
         if !self.window.has_put(last, addr) {
             return false;
         }
-        let first = Psn::new(last.get().wrapping_sub(u32::from(count).saturating_sub(1) * PSN_STEP));
         let mut known = false;
-        for n in 0..u32::from(count) {
-            let psn = first.plus(n * PSN_STEP);
+        for psn in run(last, count, PSN_STEP) {
             known |= match self.window.get(psn) {
                 Some(entry) if entry.kind != Kind::Put || self.state != QpState::Rts => false,
                 Some(_) => {
@@ -351,4 +353,10 @@ impl<E: StarEnv> Stateful<E> {
         let host = card.mrs.resolve_remote(wqe.rkey, owner, va, len, Access::REMOTE_WRITE).ok()?;
         (len == 0 || card.env.dma_write(host, data)).then_some(())
     }
+}
+
+/// So many PSNs, of which this is the last.
+fn run(last: Psn, count: u16, step: u32) -> impl Iterator<Item = Psn> {
+    let before = move |n: u32| Psn::new(last.get().wrapping_sub(n * step));
+    (0..u32::from(count)).rev().map(before)
 }
