@@ -252,18 +252,18 @@ impl<E: StarEnv> Stateful<E> {
             return true;
         };
         let most = if op.in_turn { self.turn_bytes(op.length) } else { self.mtu };
-        let len = (op.length - offset).min(most).min(room);
+        let mut len = (op.length - offset).min(most).min(room);
+        if op.carries && offset + len == op.length {
+            /* the completion goes with the last of it, whatever fits beside that */
+            len = len.min(self.mtu - CARRIED_LEN as u32);
+        }
         let last = offset + len == op.length;
-        if last && op.carries {
-            if len + CARRIED_LEN as u32 > self.mtu {
-                self.stream(of).carry_nothing();
-            } else if op.left > 0 || op.copies > 0 {
-                self.stream(of).hold(offset);
-                if op.left == 0 {
-                    self.await_copies(card, of, index);
-                }
-                return true;
+        if last && op.carries && (op.left > 0 || op.copies > 0) {
+            self.stream(of).hold(offset);
+            if op.left == 0 {
+                self.await_copies(card, of, index);
             }
+            return true;
         }
         let seen = of == Of::Local && op.class == OrderClass::Write && !op.relaxed && !op.in_turn;
         if seen && last && op.left > 0 {

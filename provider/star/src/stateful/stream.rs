@@ -293,13 +293,6 @@ impl WqeStream {
         self.held -= u32::from(was);
     }
 
-    /// The completion of WQE `next`, the newest, travels by itself after all.
-    pub(super) fn carry_nothing(&mut self) {
-        let next = self.next;
-        self.op(next).carries = false;
-        self.counts.plain += 1;
-    }
-
     /// The oldest is complete.
     pub(super) fn retire(&mut self) -> WqeProgress {
         let una = self.una;

@@ -23,13 +23,14 @@ fn a_short_message_is_one_packet_and_one_answer() {
     let [(_, send), (_, write)] = [0, 1].map(|n| w.lib[1].done[n]);
     assert_eq!((send.byte_len, send.opcode), (64, WcOpcode::Recv));
     assert_eq!((write.byte_len, write.imm, write.opcode), (992, 7, WcOpcode::RecvRdmaWithImm));
-    /* what has no room beside its completion, or several buffers, or stands behind what is seen otherwise */
+    /* what has no room beside its completion is two packets, and holds nobody up */
     let before = w.seen.len();
     w.post(op(SendOp::Send, 0, 0), &[w.sge(mine, 993)], false);
     w.post(op(SendOp::Send, 0, 0), &[w.sge(mine, 64)], false);
     w.run(|w| w.lib[1].done.len() == 4);
     w.pass(1_000_000);
-    assert_eq!(kinds(&w, before), [Ptype::Rd, Ptype::Rd, Ptype::Cqep, Ptype::Cqep]);
+    assert_eq!(kinds(&w, before), [Ptype::Rd, Ptype::Rdc, Ptype::Rdc]);
+    assert_eq!([2, 3].map(|n| w.lib[1].done[n].1.byte_len), [993, 64]);
 }
 
 /// The answer was lost, and SL's program has deregistered the buffer: it has the message all the same.
