@@ -269,23 +269,20 @@ impl<E: CardEnv> Turn<'_, E> {
         self.nic
             .with_engine(self.env, qpn, self.now, |engine, _| engine.stateful_mut().map(Stateful::report));
     }
+}
 
-    /// A packet for a stateful end lies behind others that are handled first: what it uses may be fetched
-    /// meanwhile.
-    #[inline]
-    pub(crate) fn expect_stateful(&self, qpn: Qpn) {
-        if let Some(end) = stateful(self.nic, qpn) {
-            self.nic.expect(self.env, qpn);
-            self.env.prefetch(end);
-        }
-    }
+/// A packet or doorbell of a stateful end waits behind others that are handled first: what it uses may be
+/// fetched meanwhile. False: there is none.
+#[inline]
+pub(crate) fn expect<E: CardEnv>(nic: &Nic<E>, env: &E, qpn: Qpn) -> bool {
+    stateful(nic, qpn).inspect(|end| env.prefetch(*end)).is_some()
+}
 
-    /// The same, soon: what lies behind what was fetched.
-    #[inline]
-    pub(crate) fn expect_behind(&self, qpn: Qpn) {
-        if let Some(end) = stateful(self.nic, qpn) {
-            end.expect(self.env);
-        }
+/// The same, soon: what lies behind what was fetched.
+#[inline]
+pub fn expect_behind<E: CardEnv>(nic: &Nic<E>, env: &E, qpn: Qpn) {
+    if let Some(end) = stateful(nic, qpn) {
+        end.expect(env);
     }
 }
 

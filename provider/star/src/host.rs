@@ -11,7 +11,7 @@ use starverbs_core::nic::{Nic, QpHandover};
 use starverbs_core::{FrameMeta, Gid, Nanos, NicError, QpState, Qpn};
 
 use super::bounds::MemRange;
-use super::card::{CardEnv, Queues, Turn};
+use super::card::{self, CardEnv, Queues, Turn};
 use super::control::{MAX_CONTROL, Preference, Role};
 use super::datagram::MAX_NEGOTIATION;
 use super::env::{QpPair, SlEvent, StarSource};
@@ -159,7 +159,8 @@ impl<E: EndpointHost> Ends<E> {
     pub fn expect(&self, turn: &Turn<'_, E>, side: CardHalf, qpn: Qpn) {
         match side {
             CardHalf::Stateless => self.endpoints.expect(turn.env, qpn),
-            CardHalf::Stateful => turn.expect_stateful(qpn),
+            CardHalf::Stateful if card::expect(turn.nic, turn.env, qpn) => turn.nic.expect(turn.env, qpn),
+            CardHalf::Stateful => {}
         }
     }
 
@@ -167,7 +168,15 @@ impl<E: EndpointHost> Ends<E> {
     #[inline]
     pub fn expect_behind(&self, turn: &Turn<'_, E>, side: CardHalf, qpn: Qpn) {
         if side == CardHalf::Stateful {
-            turn.expect_behind(qpn);
+            card::expect_behind(turn.nic, turn.env, qpn);
+        }
+    }
+
+    /// As [`expect`](Ends::expect), of a doorbell, of a QP whose context on the card is fetched already.
+    #[inline]
+    pub fn expect_doorbell(&self, nic: &Nic<E>, env: &E, qpn: Qpn) {
+        if !card::expect(nic, env, qpn) {
+            self.endpoints.expect(env, qpn);
         }
     }
 

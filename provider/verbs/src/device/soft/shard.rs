@@ -205,6 +205,7 @@ impl Shard {
         }
         if !is_local {
             nic.expect(env, qpn);
+            star.expect(nic, env, qpn);
         }
         when
     }
@@ -214,6 +215,7 @@ impl Shard {
     pub(super) fn ring_deferred(&mut self, now: Nanos) {
         for qpn in self.deferred.qpns() {
             self.nic.expect_requests(&self.env, qpn);
+            self.star.expect_behind(&self.nic, &self.env, qpn);
         }
         let mut at = 0;
         while let Some(qpn) = self.deferred.get(at) {

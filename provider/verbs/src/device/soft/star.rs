@@ -14,9 +14,9 @@ use std::net::IpAddr;
 use std::os::fd::RawFd;
 
 use starverbs_backend::star::StarRx;
-use starverbs_core::{Gid, Nanos, Nic};
+use starverbs_core::{Gid, Nanos, Nic, Qpn};
 use starverbs_settings::{Network, Settings, StarWire};
-use starverbs_star::card::Turn;
+use starverbs_star::card::{self, Turn};
 use starverbs_star::form::Form;
 use starverbs_star::host::roles::CardIdentity;
 use starverbs_star::host::{Ends, InboundPacket};
@@ -112,6 +112,22 @@ impl StarHost {
     #[inline]
     pub(super) fn is_open(&self) -> bool {
         self.0.is_some()
+    }
+
+    /// The doorbell of `qpn` waits behind others: its end may be fetched meanwhile.
+    #[inline]
+    pub(super) fn expect(&self, nic: &Nic<HostEnv>, env: &HostEnv, qpn: Qpn) {
+        if let Some(star) = &self.0 {
+            star.ends.expect_doorbell(nic, env, qpn);
+        }
+    }
+
+    /// The same, soon: what lies behind what was fetched.
+    #[inline]
+    pub(super) fn expect_behind(&self, nic: &Nic<HostEnv>, env: &HostEnv, qpn: Qpn) {
+        if self.is_open() {
+            card::expect_behind(nic, env, qpn);
+        }
     }
 
     /// What the thread waits for.
