@@ -277,7 +277,7 @@ counters! {
     star_stateless_qps,
     /// StaR: queue pairs that are stateful ends now
     star_stateful_qps,
-    /// StaR: queue pairs that asked their peers, and are of plain RoCEv2
+    /// StaR: queue pairs with a preference that are of plain RoCEv2, as settled, or over the same host
     star_plain_qps,
     /// StaR: queue pairs that left plain RoCEv2 while they ran
     star_switches,
