@@ -120,6 +120,10 @@ impl<E: Env> Ctx<'_, E> {
         if self.qp.quiesce == Quiesce::Asked {
             self.qp.quiesce = Quiesce::No;
         }
+        if self.qp.resp.owes_answer() {
+            /* it had no turn meanwhile */
+            self.ready();
+        }
         self.doorbell();
     }
 

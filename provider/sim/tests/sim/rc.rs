@@ -1,10 +1,11 @@
 //! RC on a hostile wire: every message once, in order, with the right bytes and completions.
 
+use crate::common::drive::drive;
 use crate::common::program::{Conn, Pool, Shape};
 use crate::common::{any_faults, for_seeds, is_clean};
 use starverbs_core::qp::{QpAttr, QpAttrMask, RecvSource};
 use starverbs_core::qpc::Policy;
-use starverbs_core::{ContextCache, Mtu, NicConfig, NicError, QpState, QpType, SrqId};
+use starverbs_core::{ContextCache, Mtu, NicConfig, NicError, QpState, QpType, SendOp, SrqId};
 use starverbs_sim::{Faults, Net, RC_OPS, Rng, Setup, SimCq, SimHost, SimRq, SimSq};
 use starverbs_star::card::bytes_of;
 
@@ -191,6 +192,39 @@ fn queue_pairs_that_waited_for_star_are_plain() {
             }
         }
         run.finish();
+    });
+}
+
+/// A connection whose roles are settled anew, and stay what they are: what a QP owes for requests of before is
+/// sent when it goes on, and not when the peer asks again.
+#[test]
+fn a_queue_pair_that_was_held_answers_what_came_before() {
+    for_seeds("a_queue_pair_that_was_held_answers_what_came_before", 300, |seed| {
+        let mut rng = Rng::new(seed);
+        let mut net = Net::new(2, NicConfig::default(), Faults::default(), seed);
+        let shape = Shape {
+            setup: Setup { timeout: 14, retry_cnt: 2, ..Setup::default() },
+            sq_slots: 16,
+            rq_slots: 16,
+            ops: 40,
+            kinds: vec![SendOp::Send, SendOp::Read, SendOp::Write, SendOp::FetchAdd],
+        };
+        drive(&mut net, &mut rng, &shape, STEPS, |net, rng| {
+            let (host, now) = (rng.below(2) as usize, net.now());
+            let nic = &mut net.hosts[host].nic;
+            let chosen: Vec<_> = nic.qpns().filter(|_| rng.chance(0.3)).collect();
+            let quiesced: Vec<_> = chosen.into_iter().filter(|qpn| nic.quiesce_qp(*qpn)).collect();
+            for qpn in &quiesced {
+                nic.hold_quiesced(*qpn);
+            }
+            net.transmit();
+            let SimHost { nic, env, .. } = &mut net.hosts[host];
+            for qpn in quiesced {
+                nic.resume_qp(env, qpn, now);
+            }
+        });
+        let retries: u64 = net.hosts.iter().map(|host| host.nic.counters().timeouts.get()).sum();
+        assert_eq!(retries, 0, "seed {seed}");
     });
 }
 
