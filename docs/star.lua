@@ -18,8 +18,7 @@ local CONTROLS = {
 	[1] = "Offer", [2] = "Accept", [3] = "Confirm", [4] = "Plain", [5] = "Not yet", [6] = "Setup", [7] = "Rule",
 	[8] = "Unrule", [9] = "Want", [10] = "Keep alive", [11] = "Bye", [12] = "Begin",
 	[13] = "Begin with rules that are known",
-	[14] = "Resend rules", [15] = "Renegotiate", [16] = "Quiescing", [17] = "Round",
-	[18] = "Revert", [19] = "Quiesced", [20] = "Reverted", [21] = "Stay", [22] = "Rule query",
+	[14] = "Resend rules", [15] = "Change", [16] = "Quiescing", [17] = "Settled", [22] = "Rule query",
 	[23] = "Rule sum", [24] = "First", [0xe1] = "Sealed",
 }
 local PREFERENCES = { [0] = "off", [1] = "auto", [2] = "stateless", [3] = "stateful" }
@@ -73,14 +72,15 @@ local f = {
 	control = ProtoField.uint8("star.control", "Control message", base.DEC, CONTROLS),
 	preference = ProtoField.uint8("star.preference", "Role preference", base.DEC, PREFERENCES),
 	drained = ProtoField.bool("star.drained", "Nothing is under way"),
+	is_star = ProtoField.bool("star.is_star", "The sender is an end of StaR"),
 	round = ProtoField.uint16("star.round", "Round", base.DEC),
 	from_incarnation = ProtoField.uint32("star.incarnation.from", "Incarnation of the sender", base.HEX),
 	to_incarnation = ProtoField.uint32("star.incarnation.to", "Incarnation that it answers", base.HEX),
 	role = ProtoField.uint8("star.role", "Role", base.DEC, PREFERENCES),
 	stateful = ProtoField.uint32("star.stateful", "Connections that the card keeps", base.DEC),
 	threshold = ProtoField.uint32("star.threshold", "Threshold", base.DEC),
-	done_sends = ProtoField.uint32("star.done.sends", "Sends done before", base.DEC),
-	done_recvs = ProtoField.uint32("star.done.recvs", "Receives done before", base.DEC),
+	done_sends = ProtoField.uint32("star.done.sends", "Next that SL sends", base.DEC),
+	done_recvs = ProtoField.uint32("star.done.recvs", "Next that SL receives", base.DEC),
 	port_stateless = ProtoField.uint16("star.port.stateless", "UDP port of the stateless half", base.DEC),
 	port_stateful = ProtoField.uint16("star.port.stateful", "UDP port of the stateful half", base.DEC),
 	boot = ProtoField.uint64("star.boot", "Boot epoch of the card", base.HEX),
@@ -289,12 +289,16 @@ local LAYOUTS = {
 	[9] = { f.upto, 4 },
 	[11] = { f.status, 1 },
 	[13] = { f.rules, 4, f.rules_sum, 8 },
-	[15] = { f.preference, 1, f.stateful, 4, f.threshold, 4 },
-	[16] = { f.drained, 1 },
-	[17] = { f.round, 2 },
+	[15] = {
+		f.round, 2, f.is_star, 1, f.preference, 1, f.stateful, 4, f.threshold, 4, f.port_stateless, 2,
+		f.port_stateful, 2, f.boot, 8,
+	},
+	[16] = {
+		f.round, 2, f.role, 1, f.port_stateless, 2, f.port_stateful, 2, f.boot, 8, f.drained, 1, f.done_sends, 4,
+		f.done_recvs, 4,
+	},
+	[17] = { f.round, 2, f.is_star, 1 },
 	[24] = { f.from_incarnation, 4, f.to_incarnation, 4 },
-	[18] = { f.preference, 1, f.stateful, 4, f.threshold, 4 },
-	[19] = { f.done_sends, 4, f.done_recvs, 4 },
 }
 
 local control
@@ -312,8 +316,8 @@ function control(data, tree)
 		end
 		at = at + len
 	end
-	-- A round's number, or two incarnations, stand before a message as any.
-	if (code == 17 or code == 24) and at < data:len() then return text .. control(data(at):tvb(), tree) end
+	-- Two incarnations stand before a message as any.
+	if code == 24 and at < data:len() then return text .. control(data(at):tvb(), tree) end
 	if at < data:len() then tree:add(f.data, data(at)) end
 	return text
 end

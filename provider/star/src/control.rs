@@ -6,7 +6,7 @@ use starverbs_core::rng::mix;
 use starverbs_core::{Access, Mtu, PdId, Psn};
 
 use super::message::{WqeReader, Writer};
-use super::revert::QuiescePoint;
+use super::round::QuiescePoint;
 
 /// Bytes of the largest message.
 pub const MAX_CONTROL: usize = 96;
@@ -104,35 +104,45 @@ pub enum Control {
     Plain,
     /// The answer to an offer: the card is there, the QP is not ready
     NotYet,
-    /// Of a plain connection that runs: asks for StaR, with what the choice depends on now
-    Renegotiate {
+    /// Asks the peer of a connection that runs to change to the other form, with what the choice depends on
+    /// now
+    Change {
+        /// Counts the rounds of a connection
+        round: u16,
+        /// It is StaR's now, and is to be plain RC; else it is the other way round
+        star: bool,
         /// The program's preference
         preference: Preference,
         /// Connections whose state the sender's card keeps
         stateful: u32,
         /// Beyond how many it wants another end to keep them
         threshold: u32,
+        /// UDP ports of the sender's stateless and stateful half
+        ports: [u16; 2],
+        /// Boot ID of the sender's card
+        boot: u64,
     },
-    /// The answer to that, and to Revert: the sender begins no request
+    /// The answer to that: the sender begins no request
     Quiescing {
-        /// It has none under way
-        drained: bool,
+        /// As in Change
+        round: u16,
+        /// What it is of StaR, or becomes
+        role: Role,
+        /// UDP ports of its stateless and stateful half
+        ports: [u16; 2],
+        /// Boot ID of its card
+        boot: u64,
+        /// Where the connection stands, once the sender has nothing under way. SF begins nothing until SL
+        /// says what it is.
+        point: Option<QuiescePoint>,
     },
-    /// Of a connection of StaR: asks for plain RC, with what the choice depends on now
-    Revert {
-        /// The program's preference
-        preference: Preference,
-        /// Connections whose state the sender's card keeps
-        stateful: u32,
-        /// Beyond how many it wants another end to keep them
-        threshold: u32,
+    /// The round is over
+    Settled {
+        /// As in Change
+        round: u16,
+        /// What the sender is: an end of StaR, or plain RC
+        star: bool,
     },
-    /// SF: nothing is under way, and nothing begins until SL answers
-    Quiesced(QuiescePoint),
-    /// The answer to that: SL is plain RC
-    Reverted,
-    /// The connection goes on as StaR's
-    Stay,
     /// SL's state at first
     Setup(Setup),
     /// SF may reach this memory of SL
@@ -248,24 +258,31 @@ impl Control {
             Control::Confirm { role } => out.bytes(&[3, role as u8])?,
             Control::Plain => out.byte(4)?,
             Control::NotYet => out.byte(5)?,
-            Control::Renegotiate { preference, stateful, threshold } => {
-                out.bytes(&[15, preference as u8])?;
+            Control::Change { round, star, preference, stateful, threshold, ports, boot } => {
+                out.byte(15)?;
+                out.half(round)?;
+                out.bytes(&[u8::from(star), preference as u8])?;
                 out.word(stateful)?;
                 out.word(threshold)?;
+                ports.iter().try_for_each(|port| out.half(*port))?;
+                out.long(boot)?;
             }
-            Control::Quiescing { drained } => out.bytes(&[16, u8::from(drained)])?,
-            Control::Revert { preference, stateful, threshold } => {
-                out.bytes(&[18, preference as u8])?;
-                out.word(stateful)?;
-                out.word(threshold)?;
-            }
-            Control::Quiesced(QuiescePoint { sends, recvs }) => {
-                out.byte(19)?;
+            Control::Quiescing { round, role, ports, boot, point } => {
+                out.byte(16)?;
+                out.half(round)?;
+                out.byte(role as u8)?;
+                ports.iter().try_for_each(|port| out.half(*port))?;
+                out.long(boot)?;
+                let QuiescePoint { sends, recvs } = point.unwrap_or_default();
+                out.byte(u8::from(point.is_some()))?;
                 out.word(sends.get())?;
                 out.word(recvs.get())?;
             }
-            Control::Reverted => out.byte(20)?,
-            Control::Stay => out.byte(21)?,
+            Control::Settled { round, star } => {
+                out.byte(17)?;
+                out.half(round)?;
+                out.byte(u8::from(star))?;
+            }
             Control::Setup(ref setup) => {
                 out.byte(6)?;
                 setup.encode(&mut out)?;
@@ -333,26 +350,23 @@ impl Control {
             12 => Control::Begin { known: None },
             13 => Control::Begin { known: Some(Sum { rules: from.word()?, sum: from.long()? }) },
             14 => Control::ResendRules,
-            15 => Control::Renegotiate {
+            15 => Control::Change {
+                round: from.half()?,
+                star: flag(&mut from)?,
                 preference: Preference::from_code(from.byte()?)?,
                 stateful: from.word()?,
                 threshold: from.word()?,
+                ports: [from.half()?, from.half()?],
+                boot: from.long()?,
             },
-            16 => match from.byte()? {
-                drained @ 0..=1 => Control::Quiescing { drained: drained == 1 },
-                _ => return None,
-            },
-            18 => Control::Revert {
-                preference: Preference::from_code(from.byte()?)?,
-                stateful: from.word()?,
-                threshold: from.word()?,
-            },
-            19 => Control::Quiesced(QuiescePoint {
-                sends: Psn::new(from.word()?),
-                recvs: Psn::new(from.word()?),
-            }),
-            20 => Control::Reverted,
-            21 => Control::Stay,
+            16 => {
+                let (round, role) = (from.half()?, Role::from_code(from.byte()?)?);
+                let (ports, boot) = ([from.half()?, from.half()?], from.long()?);
+                let is_drained = flag(&mut from)?;
+                let point = QuiescePoint { sends: Psn::new(from.word()?), recvs: Psn::new(from.word()?) };
+                Control::Quiescing { round, role, ports, boot, point: is_drained.then_some(point) }
+            }
+            17 => Control::Settled { round: from.half()?, star: flag(&mut from)? },
             22 => Control::RuleQuery,
             23 => Control::RuleSum(Sum { rules: from.word()?, sum: from.long()? }),
             _ => return None,
@@ -399,6 +413,14 @@ impl Setup {
         /* sequences have 24 bits, of which the upper half is the past */
         let depths = [setup.sq_depth, setup.rq_depth].iter().all(|d| d.is_power_of_two() && *d <= 1 << 20);
         (depths && srq <= 1 && rnr_retry <= 7 && min_rnr_timer <= 31).then_some(setup)
+    }
+}
+
+/// A byte that is 0 or 1.
+fn flag(from: &mut WqeReader<'_>) -> Option<bool> {
+    match from.byte()? {
+        flag @ 0..=1 => Some(flag == 1),
+        _ => None,
     }
 }
 

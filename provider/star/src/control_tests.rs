@@ -52,12 +52,24 @@ fn what_is_said_is_understood() {
         Control::RuleQuery,
         Control::RuleSum(Sum { rules: 9, sum: u64::MAX }),
         Control::Bye { why: 12 },
-        Control::Renegotiate { preference: Preference::Auto, stateful: 121, threshold: 120 },
-        Control::Quiescing { drained: true },
-        Control::Revert { preference: Preference::Off, stateful: 3, threshold: 9 },
-        Control::Quiesced(QuiescePoint { sends: Psn::new(0x00ab_cdef), recvs: Psn::new(7) }),
-        Control::Reverted,
-        Control::Stay,
+        Control::Change {
+            round: 0x1234,
+            star: true,
+            preference: Preference::Auto,
+            stateful: 121,
+            threshold: 120,
+            ports: [1, 2],
+            boot: 5,
+        },
+        Control::Quiescing { round: 1, role: Role::Stateful, ports: [3, 4], boot: 6, point: None },
+        Control::Quiescing {
+            round: u16::MAX,
+            role: Role::Stateless,
+            ports: [3, 4],
+            boot: 6,
+            point: Some(QuiescePoint { sends: Psn::new(0x00ab_cdef), recvs: Psn::new(7) }),
+        },
+        Control::Settled { round: 3, star: false },
     ] {
         let mut room = [0xff; MAX_CONTROL];
         let len = message.encode(&mut room).expect("it fits");
@@ -79,7 +91,7 @@ fn what_cannot_be_is_none() {
     assert!(!understood(Control::Setup(Setup { rnr_retry: 8, ..SETUP })));
     assert!(!understood(Control::Rule(MemoryRule { len: 0x1001, ..RULE })), "past the end of memory");
     assert!(understood(Control::Rule(MemoryRule { len: 0, iova: u64::MAX, ..RULE })));
-    for bytes in [&[][..], &[0], &[13], &[2, 1], &[1, 4, 0, 0, 0, 0, 0, 0, 0, 0], &[16, 2]] {
+    for bytes in [&[][..], &[0], &[13], &[2, 1], &[1, 4, 0, 0, 0, 0, 0, 0, 0, 0], &[17, 0, 0, 2], &[18]] {
         assert_eq!(Control::decode(bytes), None);
     }
 }

@@ -36,7 +36,6 @@ mod track;
 mod window_op;
 
 pub use linger::Linger;
-pub use revert::Left;
 pub use track::Patience;
 use track::QueueTrack;
 use window_op::WindowOpState;

@@ -145,7 +145,7 @@ impl<E: EndpointHost> Ends<E> {
                 };
                 let Ok(packet) = opened.map_err(|error| error.count(&self.stats)) else { return };
                 if !self.endpoints.handle_control(turn, &meta.src, &packet) {
-                    self.roles.begin_stateful(turn, &meta.src, &packet);
+                    self.roles.begin_stateful(turn, &mut self.endpoints, &meta.src, &packet);
                     turn.handle_stateful(&meta.src, &packet);
                 }
             }

@@ -111,10 +111,8 @@ pub struct Negotiation {
     tries: u32,
     /// Offers since the last message of the peer
     silent: u32,
-    /// So many of them until a peer that has sent a message is gone
+    /// So many of them until the peer of an end that has accepted is gone
     patience: u32,
-    /// The same, of an end that has accepted
-    accepted_patience: u32,
     due: Nanos,
 }
 
@@ -133,27 +131,13 @@ impl Negotiation {
             tries: 0,
             silent: 0,
             patience: LAST_TRIES,
-            accepted_patience: LAST_TRIES,
             due: now,
         }
     }
 
-    /// As [`new`](Negotiation::new), of a running connection, whose ends both have StaR. Silence of less than
-    /// `time` does not end it; `None`: no silence does.
-    pub fn of_running(mine: Terms, boot: u64, ports: [u16; 2], now: Nanos, time: Option<Nanos>) -> Self {
-        let tries = |time: Nanos| u32::try_from(time / timeout(u32::MAX)).unwrap_or(u32::MAX);
-        let patience = time.map_or(u32::MAX, |time| LAST_TRIES.saturating_add(tries(time)));
-        Negotiation {
-            known: true,
-            patience,
-            accepted_patience: patience,
-            ..Negotiation::new(mine, boot, ports, now)
-        }
-    }
-
-    /// One that has ended so.
-    pub fn settled(mine: Terms, boot: u64, ports: [u16; 2], outcome: Outcome) -> Self {
-        Negotiation { answered: true, settled: Some(outcome), ..Negotiation::new(mine, boot, ports, 0) }
+    /// What the ends have become since, while their connection ran.
+    pub fn settle(&mut self, outcome: Outcome) {
+        (self.answered, self.settled) = (true, Some(outcome));
     }
 
     /// How it ended; `None`: it has not.
@@ -181,15 +165,15 @@ impl Negotiation {
     pub fn set_patience(&mut self, silence: Option<Nanos>) {
         /* the first six come after shorter times */
         let offers = silence.map(|silence| silence.div_ceil(timeout(u32::MAX)) + 6);
-        self.accepted_patience =
+        self.patience =
             offers.map_or(u32::MAX, |offers| u32::try_from(offers).unwrap_or(u32::MAX).max(LAST_TRIES));
     }
 
     /// Whether no offer more is worth it.
     pub fn gave_up(&self) -> bool {
         let most = match self.accepted {
-            Some(_) => self.accepted_patience,
-            None if self.answered || self.known => self.patience,
+            Some(_) => self.patience,
+            None if self.answered || self.known => LAST_TRIES,
             None => TRIES,
         };
         self.silent >= most
@@ -283,17 +267,6 @@ impl Negotiation {
                 Control::Plain
             }
         }
-    }
-
-    /// The Accept that the peer got; `None`: plain RC, or nothing yet.
-    pub fn again(&self) -> Option<Control> {
-        let Some(Outcome::Star { role, .. }) = self.settled else { return None };
-        Some(Control::Accept { role, boot: self.boot, ports: self.ports })
-    }
-
-    /// The peer is gone: the end is plain RC, whose requests find that out.
-    pub fn abandon(&mut self) {
-        self.settled = Some(Outcome::Plain);
     }
 
     /// A plain RoCEv2 request came for the QP: the peer has settled. So has this end, unless it has already.

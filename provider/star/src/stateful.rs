@@ -212,7 +212,7 @@ pub struct Stateful<E: StarEnv> {
     windows: bool,
     /// No WQE begins
     quiescing: bool,
-    /// Nothing that began is under way, and SL may have Quiesced
+    /// Nothing that began is under way, and SL may know
     quiesced: bool,
     /// SL did not answer for our program's patience: no CQEP leaves until it sends something
     silent: bool,

@@ -214,15 +214,16 @@ fn connections_go_to_and_fro_while_they_run() {
     let all = play("connections_go_to_and_fro_while_they_run", 120, |rng| to_and_fro(rng, None, false));
     assert_clean(&all);
     assert_often(&all, ("cards", "star_switches"), 20);
-    assert_often(&all, ("cards", "star_returns"), 20);
+    /* atomics under way keep some from it */
+    assert_often(&all, ("cards", "star_returns"), 15);
 }
 
+/// Those of ends that take from shared receive queues stay what they are.
 #[test]
-fn shared_receives_go_to_and_fro_with_their_connections() {
-    let name = "shared_receives_go_to_and_fro_with_their_connections";
-    let all = play(name, 200, |rng| to_and_fro(rng, None, true));
+fn connections_of_shared_receives_do_not_change() {
+    let all = play("connections_of_shared_receives_do_not_change", 100, |rng| to_and_fro(rng, None, true));
     assert_clean(&all);
-    assert_often(&all, ("cards", "star_returns"), 20);
+    assert_eq!((all.of("cards", "star_switches"), all.of("cards", "star_returns")), (0, 0), "{all}");
 }
 
 #[test]

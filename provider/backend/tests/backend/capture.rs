@@ -16,7 +16,6 @@ use starverbs_star::control::{Control, MAX_CONTROL, Preference, Role, Setup, Sum
 use starverbs_star::initial::InitialMessage;
 use starverbs_star::message::{self, Atomic, CqeMsg};
 use starverbs_star::packed::{PackedWqes, ROOM};
-use starverbs_star::renegotiation::RoundMessage;
 use starverbs_star::turn::WriteTurn;
 use starverbs_star::wire::{Opt, Prefix, Ptype, Queue, StarHead, StarHeader};
 
@@ -293,7 +292,7 @@ fn send_everything(settings: &Settings) -> Vec<String> {
 fn rounds() -> Vec<(Vec<u8>, &'static str)> {
     let encoded = |message| {
         let mut room = [0; MAX_CONTROL];
-        let len = RoundMessage { round: 258, message }.encode(&mut room).expect("room");
+        let len = Control::encode(&message, &mut room).expect("room");
         room[..len].to_vec()
     };
     let mut room = [0; MAX_CONTROL];
@@ -302,11 +301,28 @@ fn rounds() -> Vec<(Vec<u8>, &'static str)> {
     let first = room[..len].to_vec();
     vec![
         (
-            encoded(Control::Renegotiate { preference: Preference::Auto, stateful: 121, threshold: 120 }),
-            "Round Renegotiate auto",
+            encoded(Control::Change {
+                round: 258,
+                star: false,
+                preference: Preference::Auto,
+                stateful: 121,
+                threshold: 120,
+                ports: [4793, 4794],
+                boot: 7,
+            }),
+            "Change auto",
         ),
-        (encoded(Control::Quiescing { drained: true }), "Round Quiescing"),
-        (encoded(Control::Plain), "Round Plain"),
+        (
+            encoded(Control::Quiescing {
+                round: 258,
+                role: Role::Stateful,
+                ports: [4793, 4794],
+                boot: 7,
+                point: None,
+            }),
+            "Quiescing stateful",
+        ),
+        (encoded(Control::Settled { round: 258, star: true }), "Settled"),
         (first, "First Plain"),
     ]
 }

@@ -35,9 +35,9 @@ impl<E: Env> Qp<E> {
         !waiting.into_iter().any(|op| matches!(op, SendOp::AtomicWrite | SendOp::Flush))
     }
 
-    /// Whether it may be quiesced and held: it is connected, and does its work itself.
+    /// Whether it may be quiesced and held: it is in RTS, and does its work itself.
     fn runs_plain(&self) -> bool {
-        matches!(self.state, QpState::Rtr | QpState::Rts) && !self.flags.held
+        self.state == QpState::Rts && !self.flags.held
     }
 }
 
@@ -267,18 +267,27 @@ impl<E: Env> Nic<E> {
         self.qps.get(qpn).is_some_and(|qp| qp.qp_type == QpType::Rc && suits(qp))
     }
 
-    /// No request of a QP that runs begins from now on. False: engines are not for it, or for what its
-    /// connection has carried.
+    /// Whether the work of a QP that does it itself may pass to an engine while it runs: it is in RTS, none
+    /// of its atomics is under way, and its connection has carried nothing that engines do not.
+    pub fn may_quiesce(&self, qpn: Qpn) -> bool {
+        let atomics = |qp: &Qp<E>| {
+            let req = &qp.req;
+            let began = 0..req.fresh.wrapping_sub(req.una);
+            began.into_iter().any(|n| qp.sq.op(req.una.wrapping_add(n)).is_atomic())
+        };
+        let may = |qp: &Qp<E>| qp.runs_plain() && qp.quiesce != Quiesce::Never && !atomics(qp);
+        self.qps.get(qpn).is_some_and(may)
+    }
+
+    /// No request of a QP that runs begins from now on. False: it is not in RTS, or its connection has
+    /// carried what engines do not.
     pub fn quiesce_qp(&mut self, qpn: Qpn) -> bool {
-        if !self.suits_engines(qpn) {
-            return false;
-        }
         let Some(qp) = self.qps.get_mut(qpn) else { return false };
-        let runs = qp.runs_plain();
-        if runs && qp.quiesce == Quiesce::No {
+        let may = qp.runs_plain() && qp.quiesce != Quiesce::Never;
+        if may {
             qp.quiesce = Quiesce::Asked;
         }
-        runs && qp.quiesce == Quiesce::Asked
+        may
     }
 
     /// Whether all requests of the QP that began are done.

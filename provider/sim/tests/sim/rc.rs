@@ -195,8 +195,8 @@ fn queue_pairs_that_waited_for_star_are_plain() {
     });
 }
 
-/// A connection whose roles are settled anew, and stay what they are: what a QP owes for requests of before is
-/// sent when it goes on, and not when the peer asks again.
+/// A connection whose roles are settled anew, and stay what they are: what a QP owes for requests of before
+/// is sent when it goes on, and not when the peer asks again.
 #[test]
 fn a_queue_pair_that_was_held_answers_what_came_before() {
     for_seeds("a_queue_pair_that_was_held_answers_what_came_before", 300, |seed| {

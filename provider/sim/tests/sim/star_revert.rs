@@ -18,15 +18,14 @@ fn stateless(w: &mut World, conn: &Conn) {
     assert_eq!(w.roles(conn), STAR);
 }
 
-/// SL has reverted to RC, and its message is lost, when SF's program sends to SL's shared receives. Whenever
-/// the wire is cut, the connection reverts to RC, and what was sent comes.
+/// SL has reverted to RC, and its message is lost, when SF's program sends to SL's receive. Whenever the wire
+/// is cut, the connection reverts to RC, and what was sent comes.
 #[test]
 fn what_a_quiesced_end_sends_waits_for_its_peer() {
     let mut alone = 0;
     for cut in 0..30 {
         let mut w = World::new([Some(100); 2]);
-        let srq = w.srq(0);
-        let conn = w.connect_hosts([0, 1], [Some(&srq), None]);
+        let conn = w.connect();
         stateless(&mut w, &conn);
         let room = w.post_recv(&conn, 0);
         w.want(&conn, 0, Preference::Off);

@@ -1,26 +1,27 @@
 //! Cards that settle anew what the ends of their connections are: whom they ask and how often, whom they
 //! believe, and what they do when nothing comes of it.
 
-use crate::common::roles::{SECOND, STAR, THRESHOLD, World};
-use starverbs_core::WcStatus;
-use starverbs_star::control::{Control, Preference, Role};
-use starverbs_star::form::VERSION;
-use starverbs_star::negotiate::Outcome;
+use std::cell::Cell;
+use std::rc::Rc;
 
-/// All messages that settle that host 0 keeps the state, at once.
-const BURST: [Control; 4] = [
-    Control::Renegotiate { preference: Preference::Auto, stateful: 200, threshold: THRESHOLD },
-    Control::Quiescing { drained: true },
-    Control::Offer {
-        preference: Preference::Auto,
-        stateful: 200,
-        threshold: THRESHOLD,
-        boot: 9,
-        ports: [4793, 4794],
-        version: VERSION,
-    },
-    Control::Confirm { role: Role::Stateless },
-];
+use crate::common::roles::{SECOND, STAR, THRESHOLD, World};
+use starverbs_core::wire::code::NEGOTIATE;
+use starverbs_core::{Psn, WcStatus};
+use starverbs_star::control::{Control, Preference, Role};
+use starverbs_star::negotiate::Outcome;
+use starverbs_star::round::QuiescePoint;
+
+/// All messages of a round that settles that host 0 keeps the state.
+fn burst(round: u16) -> [Control; 3] {
+    let (boot, ports, none) = (9, [4793, 4794], Psn::new(0));
+    let (preference, role) = (Preference::Auto, Role::Stateless);
+    let point = Some(QuiescePoint { sends: none, recvs: none });
+    [
+        Control::Change { round, star: false, preference, stateful: 200, threshold: THRESHOLD, boot, ports },
+        Control::Quiescing { round, role, boot, ports, point },
+        Control::Settled { round, star: true },
+    ]
+}
 
 #[test]
 fn who_was_refused_does_not_keep_his_peer_from_asking() {
@@ -53,14 +54,14 @@ fn two_cards_that_are_both_crowded_agree() {
 fn what_somebody_else_has_settled_the_peer_takes_back() {
     let mut w = World::new([Some(THRESHOLD); 2]);
     let conn = w.connect();
-    w.forge(&conn, 1, &BURST);
+    w.forge(&conn, &burst(1));
     w.net.run_for(SECOND / 20);
     assert_eq!([0, 1].map(|at| w.outcome(&conn, at)), [Some(Outcome::Plain); 2]);
     assert!(!w.net.hosts[0].nic.is_held(conn.qpns[0]));
     /* nor again at once */
-    w.forge(&conn, 2, &BURST[..1]);
+    w.forge(&conn, &burst(2)[..1]);
     w.net.transmit();
-    w.forge(&conn, 2, &BURST[1..]);
+    w.forge(&conn, &burst(2)[1..]);
     w.net.transmit();
     assert!(!w.net.hosts[0].nic.is_held(conn.qpns[0]));
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
@@ -72,7 +73,7 @@ fn an_end_whose_peer_is_plain_finds_out() {
     let conn = w.connect();
     /* its messages to its peer are lost, and its program's requests wait */
     w.net.cut(0, 1, SECOND / 10);
-    w.forge(&conn, 1, &BURST);
+    w.forge(&conn, &burst(1));
     w.net.run_for(SECOND / 10);
     assert_eq!(w.role(&conn, 0), Some(Role::Stateful));
     assert_eq!(w.write(&conn, 0), Some(WcStatus::Success));
@@ -86,7 +87,7 @@ fn a_plain_request_settles_it_for_all() {
     let mut w = World::new([Some(THRESHOLD); 2]);
     let conn = w.connect();
     w.net.cut(0, 1, SECOND / 10);
-    w.forge(&conn, 1, &BURST);
+    w.forge(&conn, &burst(1));
     w.net.run_for(SECOND / 100);
     assert_eq!(w.role(&conn, 0), Some(Role::Stateful));
     assert_eq!(w.write(&conn, 1), Some(WcStatus::Success));
@@ -251,4 +252,49 @@ fn a_program_wants_nothing_of_a_peer_without_star() {
     w.net.run_for(10 * SECOND);
     assert_eq!((w.outcome(&conn, 0), w.net.tally.sent), (Some(Outcome::Plain), sent), "nobody is asked");
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+}
+
+/// Nobody is asked while an atomic of the end is under way, and both ends change when it is done.
+#[test]
+fn an_atomic_under_way_keeps_a_connection_what_it_is() {
+    let mut w = World::new([Some(100); 2]);
+    let conn = w.connect();
+    let words = w.words(&conn, 0);
+    for (preference, before, after) in
+        [(Preference::Stateless, [None; 2], STAR), (Preference::Off, STAR, [None; 2])]
+    {
+        w.net.run_for(SECOND);
+        w.post_atomic(&conn, 0, words);
+        w.net.step();
+        w.net.cut(1, 0, SECOND / 10);
+        let asked = Rc::new(Cell::new(0));
+        let count = Rc::clone(&asked);
+        w.net.tap = Some(Box::new(move |from, frame| {
+            count.set(count.get() + u64::from(from == 0 && frame.first() == Some(&NEGOTIATE)));
+        }));
+        w.want(&conn, 0, preference);
+        w.net.run_for(SECOND / 20);
+        assert_eq!((w.roles(&conn), asked.get(), conn.cq.len()), (before, 0, 0));
+        w.net.run_for(SECOND);
+        assert_eq!((w.roles(&conn), conn.cq.len()), (after, 1));
+        assert!(asked.get() > 0, "then it is asked");
+        assert!(w.completions(&conn).iter().all(|cqe| cqe.status == WcStatus::Success));
+    }
+}
+
+/// The end of a connection that takes from an SRQ does not change, whoever wants it.
+#[test]
+fn an_end_with_shared_receives_stays_what_it_is() {
+    for at in 0..2 {
+        let mut w = World::new([Some(THRESHOLD); 2]);
+        let srq = w.srq(at);
+        let conn = w.connect_hosts([0, 1], std::array::from_fn(|end| (end == at).then_some(&srq)));
+        (0..4).for_each(|_| w.crowd(0));
+        w.net.run_for(20 * SECOND);
+        assert!(!w.may_want(&conn, at, Preference::Stateless), "it is said at once");
+        w.want(&conn, 1 - at, Preference::Stateful);
+        w.net.run_for(20 * SECOND);
+        assert_eq!(w.roles(&conn), [None; 2]);
+        assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+    }
 }

@@ -4,22 +4,20 @@ use starverbs_core::env::{HeldWqe, RecvQueue, SendQueue};
 use starverbs_core::{Nanos, NicError, Psn};
 
 use crate::env::StarEnv;
-use crate::revert::QuiescePoint;
+use crate::round::QuiescePoint;
 use crate::wire::Queue;
 
 use super::window_op::WindowOpState;
 use super::{SlQp, SlState};
 
-/// Where an [`SlQp`] that has reverted leaves its queues.
-#[derive(Clone, Copy, Debug)]
-pub struct Left {
-    /// Receives that SF did not use, back in their queue
-    pub recvs: u32,
-    /// Index in the send queue of the first request that is not done
-    pub first_send: u32,
-}
-
 impl<E: StarEnv> SlQp<E> {
+    /// Whether an atomic is under way.
+    pub fn has_atomics(&self) -> bool {
+        let sent = 0..self.send.next.wrapping_sub(self.send.una);
+        let op = |n| self.init.sq.op(self.index(self.send.una.wrapping_add(n)));
+        sent.into_iter().any(|n| op(n).is_atomic())
+    }
+
     /// No WQE leaves for the first time from now on. False: the connection is ending.
     pub fn quiesce(&mut self) -> bool {
         self.quiescing = self.is_connected();
@@ -40,26 +38,20 @@ impl<E: StarEnv> SlQp<E> {
         }
         if self.state == SlState::Starting {
             /* no WQE was sent, and the set-up is obsolete */
-            return (point == QuiescePoint::default()).then_some(true);
+            return Some(true);
         }
         for queue in [Queue::Send, Queue::Recv] {
             self.complete(env, now, queue);
         }
-        let ops = self.window_op != WindowOpState::None || self.invalidation != WindowOpState::None;
-        if !self.is_connected() || ops || self.is_closed() || self.channel.waiting() > 0 {
-            return self.is_connected().then_some(false);
-        }
-        let sends = point.sends.since(Psn::new(self.send.una));
-        let under_way = self.send.next.wrapping_sub(self.send.una);
-        if sends < 0 || sends as u32 > under_way {
+        let (una, sends) = (self.send.una, point.sends.since(Psn::new(self.send.una)));
+        if !self.is_connected() || sends < 0 || sends as u32 > self.send.next.wrapping_sub(una) {
             return None;
         }
-        if point.recvs != Psn::new(self.recv.una) {
-            return Some(false);
-        }
-        let end = self.send.una.wrapping_add(sends as u32);
-        let unreported = (0..sends as u32).map(|n| self.send.una.wrapping_add(n));
-        if unreported.into_iter().any(|seq| self.is_reported(seq)) {
+        let end = una.wrapping_add(sends as u32);
+        let unreported = (0..sends as u32).any(|n| self.is_reported(una.wrapping_add(n)));
+        let ops = self.window_op != WindowOpState::None || self.invalidation != WindowOpState::None;
+        let is_late = unreported || point.recvs != Psn::new(self.recv.una);
+        if ops || is_late || self.is_closed() || self.channel.waiting() > 0 {
             return Some(false);
         }
         /* done, and unsignaled */
@@ -69,8 +61,9 @@ impl<E: StarEnv> SlQp<E> {
     }
 
     /// The QP leaves: receives that SF did not use go back to the front of their queue, and no message goes
-    /// to SF any more. `Exhausted`: no memory, and nothing changes.
-    pub fn revert(&mut self) -> Result<Left, NicError> {
+    /// to SF any more. Gives the index in the send queue of the first request that is not done. `Exhausted`:
+    /// no memory, and nothing changes.
+    pub fn revert(&mut self) -> Result<u32, NicError> {
         let (una, held) = (self.recv.una, self.recv.next.wrapping_sub(self.recv.una));
         let mut recvs = (0..held).map(|n| self.taken(una.wrapping_add(n)));
         if held > 0 {
@@ -78,7 +71,7 @@ impl<E: StarEnv> SlQp<E> {
         }
         self.recv.stop();
         self.detached = true;
-        Ok(Left { recvs: held, first_send: self.index(self.send.una) })
+        Ok(self.index(self.send.una))
     }
 
     /// A receive that SF has.

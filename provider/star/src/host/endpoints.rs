@@ -34,7 +34,6 @@ use super::places::QpnPlaces;
 use super::{EndpointHost, Turn};
 pub use endpoint::StatefulCard;
 use endpoint::{Endpoint, WindowOp};
-pub(super) use revert::Stateless;
 use rules::Rules;
 
 /// The bit of a timer's number that marks a lingering connection, not a queue pair.

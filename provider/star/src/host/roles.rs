@@ -1,12 +1,13 @@
 //! Which queue pairs are ends of StaR connections: the preferences of their programs, what is settled with
-//! their peers, and when it begins. `renegotiation` settles the roles of a plain connection that runs,
-//! `revert` makes one of StaR plain, `epochs` keeps late packets of former connections out, `messages` sends
-//! and takes role messages.
+//! their peers, and when it begins. `rounds` changes connections that run, which are an `end` in that,
+//! `balance` says which, `epochs` keeps late packets of former connections out, `messages` sends and takes
+//! role messages.
 
+mod balance;
+mod end;
 mod epochs;
 mod messages;
-mod renegotiation;
-mod revert;
+mod rounds;
 
 use starverbs_core::nic::{Nic, TimerId, Timers};
 use starverbs_core::qp::{QpAttr, QpAttrMask};
@@ -22,7 +23,7 @@ use crate::env::QpPair;
 use crate::form::Form;
 use crate::initial::InitialMessage;
 use crate::negotiate::{Beginning, Negotiation, Outcome, PeerQp, PlainPeers, Terms};
-use crate::partition::Partition;
+use crate::partition::StarPartition;
 use crate::stateful::{SlPeer, WINDOW};
 use crate::stateless;
 use crate::wire::StarPacket;
@@ -30,12 +31,17 @@ use crate::wire::StarPacket;
 use super::endpoints::{Endpoints, StatefulCard};
 use super::places::ByQpn;
 use super::{EndpointHost, InboundMessage, Note, Turn, queues_of};
+use balance::Balance;
+use end::HostEnd;
 use epochs::Epochs;
-use messages::{RoleMessage, decode_message, first_setup, refuse, send_message};
-use renegotiation::{Balance, Rounds};
+use messages::{RoleMessage, decode_message, first_setup, offer_again, refuse, send_message};
+use rounds::Rounds;
 
 /// For how long an address that never sent a StaR message is taken for one without StaR, ns.
 const REMEMBERED: Nanos = 10_000_000_000;
+/// Within such a time the stateful end of a new connection answers the Setup of its peer, ns: its process may
+/// be waiting for a CPU.
+const FIRST_ANSWER: Nanos = 2_000_000_000;
 
 /// What peers get to know of this card.
 #[derive(Clone, Copy, Debug)]
@@ -74,8 +80,10 @@ struct End {
     /// A half of StaR may begin on it
     may_begin: bool,
     beginning: Beginning,
-    /// A stateless end whose peer has not begun then asks it to revert
+    /// A stateless end whose peer has not begun then asks it to be plain
     asks_at: Nanos,
+    /// So long after it has begun, ns
+    grace: Nanos,
     rounds: Rounds,
 }
 
@@ -112,7 +120,7 @@ pub struct Roles<E: EndpointHost> {
     timers: Timers,
     plain: PlainPeers,
     /// Peers elsewhere are plain
-    partition: Partition,
+    partition: StarPartition,
     balance: Balance,
     stats: E::Stats,
 }
@@ -124,12 +132,12 @@ impl<E: EndpointHost> Roles<E> {
         let (ends, epochs, balance) = (ByQpn::default(), Epochs::default(), Balance::default());
         /* another card of this address begins elsewhere */
         let incarnation = identity.boot as u32;
-        let partition = Partition::default();
+        let partition = StarPartition::default();
         Roles { identity, ends, epochs, incarnation, timers, plain, partition, balance, stats }
     }
 
     /// There is StaR within this partition alone.
-    pub fn set_partition(&mut self, partition: Partition) {
+    pub fn set_partition(&mut self, partition: StarPartition) {
         self.partition = partition;
     }
 
@@ -184,6 +192,7 @@ impl<E: EndpointHost> Roles<E> {
             may_begin: true,
             beginning: Beginning::default(),
             asks_at: 0,
+            grace: FIRST_ANSWER,
             rounds: Rounds::default(),
         };
         self.ends.insert(qpn, end);
@@ -205,9 +214,8 @@ impl<E: EndpointHost> Roles<E> {
 
     /// The QP leaves RTR or RTS.
     pub fn end(&mut self, qpn: Qpn) {
-        if let Some(mut end) = self.ends.remove(qpn) {
+        if let Some(end) = self.ends.remove(qpn) {
             self.timers.leave(end.timer);
-            self.balance.stop(&mut end.rounds);
             if end.negotiation.outcome() == Some(Outcome::Plain) {
                 self.stats.star_plain_qps.sub(1);
             }
@@ -219,7 +227,7 @@ impl<E: EndpointHost> Roles<E> {
         match self.ends.get_mut(qpn) {
             Some(end) if end.negotiation.outcome().is_some() => {
                 end.may_begin = false;
-                self.balance.stop(&mut end.rounds);
+                end.rounds.round = None;
                 self.timers.disarm(end.timer);
             }
             _ => self.end(qpn),
@@ -250,7 +258,9 @@ impl<E: EndpointHost> Roles<E> {
                 }
                 /* it answers an incarnation before */
                 RoleMessage::Initial(_) => {}
-                RoleMessage::OfRound(message) => self.on_round_message(turn, endpoints, to, &message),
+                RoleMessage::Running(message) => {
+                    self.on_round_message(&mut HostEnd { turn, endpoints, qpn: to }, &message)
+                }
             };
         }
         let RoleMessage::Initial(message) = message else { return };
@@ -266,11 +276,8 @@ impl<E: EndpointHost> Roles<E> {
     pub fn handle_timeout(&mut self, turn: &mut Turn<'_, E>, endpoints: &mut Endpoints<E>) {
         while let Some(qpn) = self.timers.pop_due(turn.now) {
             match self.ends.get(qpn) {
-                Some(end) if end.rounds.is_renegotiating() => {
-                    self.drive_renegotiation(turn, endpoints, qpn, None)
-                }
-                Some(end) if end.rounds.reversion.is_some() => {
-                    self.drive_reversion(turn, endpoints, qpn, None)
+                Some(end) if !end.rounds.is_idle() => {
+                    self.drive_round(&mut HostEnd { turn, endpoints, qpn }, None)
                 }
                 Some(end) if end.waits_for_peer() => self.look_for_peer(turn, qpn),
                 /* its peer may be plain, or StaR's port closed: RoCEv2's is open */
@@ -280,7 +287,7 @@ impl<E: EndpointHost> Roles<E> {
                         continue;
                     }
                     self.watch_beginning(turn.now, qpn);
-                    self.ask_to_revert(turn, endpoints, qpn);
+                    self.ask(&mut HostEnd { turn, endpoints, qpn });
                 }
                 Some(end) if end.pursued && end.negotiation.outcome().is_some() => {
                     self.pursue(turn, endpoints, qpn);
@@ -293,8 +300,9 @@ impl<E: EndpointHost> Roles<E> {
     /// Whether there is something to do but to look at peers for which no request waits.
     pub fn is_busy(&self, nic: &Nic<E>) -> bool {
         self.ends.all().any(|end| {
-            let waits = end.waits_for_peer() && nic.has_posts(end.qpn);
-            waits || end.negotiation.outcome().is_none() || end.rounds.is_busy()
+            let looks = end.waits_for_peer() || end.rounds.is_in_doubt();
+            let is_busy = end.rounds.round.as_ref().is_some_and(|round| round.is_busy());
+            looks && nic.has_posts(end.qpn) || end.negotiation.outcome().is_none() || is_busy
         })
     }
 
@@ -312,7 +320,8 @@ impl<E: EndpointHost> Roles<E> {
         message: Option<&Control>,
     ) {
         let Some(end) = self.ends.get_mut(qpn) else { return };
-        if message == Some(&Control::Plain) && end.waits_for_peer() && end.beginning.has_asked() {
+        let is_idle = end.rounds.is_idle();
+        if message == Some(&Control::Plain) && is_idle && end.waits_for_peer() && end.beginning.has_asked() {
             return self.withdraw(turn, qpn);
         }
         let before = end.negotiation.outcome();
@@ -336,7 +345,7 @@ impl<E: EndpointHost> Roles<E> {
         if let Some(answer) = answer {
             send_message(turn, end.qps(), &end.av, |room| end.initial(answer).encode(room));
         }
-        if end.rounds.is_renegotiating() {
+        if !is_idle {
             return;
         }
         if let Some(due) = end.negotiation.deadline() {
@@ -370,11 +379,7 @@ impl<E: EndpointHost> Roles<E> {
                 }
                 match endpoints.begin(turn, qpn, StatefulCard { boot, port: ports[1] }) {
                     Ok(()) => self.watch_beginning(turn.now, qpn),
-                    Err(error) => {
-                        if !self.cancel_switch(turn, qpn) {
-                            fail(turn, qpn, error);
-                        }
-                    }
+                    Err(error) => fail(turn, qpn, error),
                 }
             }
             /* it begins with the Setup of its peer */
@@ -385,26 +390,30 @@ impl<E: EndpointHost> Roles<E> {
     /// Looks whether the peer of a stateful end has begun: if not, and requests wait for too long, it is
     /// gone.
     fn look_for_peer(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) {
-        let Some(end) = self.ends.get_mut(qpn).filter(|end| end.may_begin) else { return };
-        let Ok(attr) = turn.nic.query_qp(qpn) else { return };
-        let patience = Patience::of(attr.timeout, attr.retry_cnt).time;
-        let overdue = end.beginning.is_overdue(turn.now, turn.nic.has_posts(qpn), patience);
-        if overdue || !turn.nic.is_held(qpn) {
+        if self.ends.get(qpn).is_none_or(|end| !end.may_begin) {
+            return;
+        }
+        if self.is_overdue(turn, qpn) || is_plain(turn.nic, qpn) {
             return self.withdraw(turn, qpn);
         }
         self.ask_again(turn, qpn);
         self.look_later(turn.now, qpn);
     }
 
+    /// Whether the peer of a stateful end has been silent for the patience of what waits here.
+    fn is_overdue(&mut self, turn: &Turn<'_, E>, qpn: Qpn) -> bool {
+        let Some(end) = self.ends.get_mut(qpn) else { return false };
+        let Ok(attr) = turn.nic.query_qp(qpn) else { return false };
+        let patience = Patience::of(attr.timeout, attr.retry_cnt).time;
+        end.beginning.is_overdue(turn.now, turn.nic.has_posts(qpn), patience)
+    }
+
     /// Asks a peer that does not begin what it is, while requests wait for it: it may have given up, and be
     /// plain.
     fn ask_again(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) {
         let Some(end) = self.ends.get(qpn) else { return };
-        if end.rounds.switched {
-            self.repeat_outcome(turn, qpn);
-        } else if end.beginning.has_asked() {
-            let offer = end.initial(end.negotiation.offer());
-            send_message(turn, end.qps(), &end.av, |room| offer.encode(room));
+        if end.beginning.has_asked() {
+            offer_again(turn, end);
         }
     }
 
@@ -417,29 +426,48 @@ impl<E: EndpointHost> Roles<E> {
     /// The peer does not begin: this end is plain RC.
     fn withdraw(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) {
         let Some(end) = self.ends.get_mut(qpn) else { return };
-        turn.env.note(qpn, &Note::Alone);
         self.timers.disarm(end.timer);
-        end.negotiation.abandon();
-        end.beginning = Beginning::default();
+        end.negotiation.settle(Outcome::Plain);
         end.rounds.failed(turn.now);
-        self.balance.look_at(end.rounds.not_before);
-        self.stats.star_plain_qps.inc();
+        self.has_become_plain(turn, qpn, &Note::Alone);
         resume_plain(turn, qpn);
+    }
+
+    /// An end of StaR is plain RC now.
+    fn has_become_plain(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, note: &Note) {
+        turn.env.note(qpn, note);
+        self.stats.star_plain_qps.inc();
+        if let Some(end) = self.ends.get_mut(qpn) {
+            end.beginning = Beginning::default();
+            self.balance.look_at(end.rounds.not_before);
+        }
         self.pursue_later(qpn);
     }
 
     /// The first control message of a stateless end, its Setup: the stateful end begins, or answers Bye.
-    pub fn begin_stateful(&mut self, turn: &mut Turn<'_, E>, source: &Gid, packet: &StarPacket<'_>) {
+    pub fn begin_stateful(
+        &mut self,
+        turn: &mut Turn<'_, E>,
+        endpoints: &mut Endpoints<E>,
+        source: &Gid,
+        packet: &StarPacket<'_>,
+    ) {
         let qpn = packet.header.qpn;
         let Some((setup, prefix)) = first_setup(packet) else { return };
         let ours = self.ends.get(qpn).is_some_and(|end| *source == end.av.dgid && prefix.qpn == end.peer);
         let over = self.epochs.is_past(turn.now, qpn, PeerQp { gid: *source, qpn: prefix.qpn }, prefix.epoch);
-        /* SL has asked to give the connection up, and may have done so */
-        let gives_up = self.ends.get(qpn).is_some_and(|end| end.rounds.gives_up);
-        if !ours || over || gives_up || !self.may_begin(turn, qpn, &setup, &prefix) {
+        /* SL is about to be plain, and may be */
+        let reverts = self.ends.get(qpn).is_some_and(|end| end.is_star() && !end.rounds.is_idle());
+        if !ours || over || reverts || !self.may_begin(turn, qpn, &setup, &prefix) {
             return;
         }
-        self.peer_began(turn, qpn);
+        /* whatever messages of a round were lost */
+        let settles =
+            |end: &End| end.rounds.round.as_ref().is_some_and(|round| round.awaits_setup(setup.boot));
+        if self.ends.get(qpn).is_some_and(settles) {
+            let is = Control::Settled { round: 0, star: true };
+            self.drive_round(&mut HostEnd { turn, endpoints, qpn }, Some(&is));
+        }
         let Some(end) = self.ends.get_mut(qpn) else { return };
         /* a Setup implies Confirm */
         end.negotiation
@@ -480,6 +508,11 @@ impl<E: EndpointHost> Roles<E> {
             }
         }
     }
+}
+
+/// Whether a request of its peer has made a QP plain that was held.
+fn is_plain<E: EndpointHost>(nic: &Nic<E>, qpn: Qpn) -> bool {
+    nic.qp_state(qpn).is_some() && !nic.is_held(qpn) && nic.engine(qpn).is_none()
 }
 
 /// The QP, if it still waits, is one of plain RoCEv2.

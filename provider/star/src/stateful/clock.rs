@@ -89,7 +89,7 @@ impl<E: StarEnv> Stateful<E> {
             (QpState::Err, patience) => patience.min(MAX_LINGER),
             (_, patience) => patience,
         };
-        /* after Quiesced SL may be plain: the round decides what its silence means */
+        /* in doubt, when SL may be plain, the round decides what its silence means */
         if tries > waits.tries && patience != 0 && silent > patience && !self.quiesced {
             self.peer_silent(card);
         }

@@ -12,9 +12,14 @@ use super::events::Completions;
 use super::window::Of;
 use super::{CardCtx, Ended, Stateful, WqeStream};
 use crate::env::StarEnv;
-use crate::revert::QuiescePoint;
+use crate::round::QuiescePoint;
 
 impl<E: StarEnv> Stateful<E> {
+    /// Whether it may quiesce: no atomic of either end is under way.
+    pub fn may_quiesce(&self) -> bool {
+        self.streams.iter().all(|stream| stream.atomics() == 0) && self.can_quiesce()
+    }
+
     /// No WQE begins from now on, of either end. False: the connection is ending.
     pub fn quiesce(&mut self) -> bool {
         self.quiescing = self.can_quiesce();
@@ -39,7 +44,7 @@ impl<E: StarEnv> Stateful<E> {
         Some(QuiescePoint { sends: Psn::new(self.streams[Of::Remote as usize].una), recvs: self.next_recv })
     }
 
-    /// Whether it is quiesced, and SL may have Quiesced.
+    /// Whether it is quiesced, and SL may know.
     pub fn is_quiesced(&self) -> bool {
         self.quiesced
     }

@@ -13,7 +13,6 @@ use starverbs_star::control::{Control, MAX_CONTROL, Preference, Role};
 use starverbs_star::env::{QpPair, StarEnv};
 use starverbs_star::form::Form;
 use starverbs_star::negotiate::Outcome;
-use starverbs_star::renegotiation::RoundMessage;
 
 pub(crate) const SECOND: u64 = 1_000_000_000;
 /// Beyond so many connections a card has too many, by default.
@@ -141,13 +140,13 @@ impl World {
     }
 
     /// Somebody sends this to the first end as if he were the second.
-    pub(crate) fn forge(&mut self, conn: &Conn, round: u16, said: &[Control]) {
+    pub(crate) fn forge(&mut self, conn: &Conn, said: &[Control]) {
         let ([to, from], [here, there]) = (conn.qpns, conn.hosts);
         let (src, dst) = (self.net.hosts[there].gid, self.net.hosts[here].gid);
         let meta = FrameMeta { src, dst, ..FrameMeta::default() };
         for message in said {
             let mut room = [0; MAX_CONTROL];
-            let len = RoundMessage { round, message: *message }.encode(&mut room).unwrap();
+            let len = message.encode(&mut room).unwrap();
             assert!(self.net.hosts[here].env.negotiate(&meta, QpPair { from, to }, &room[..len]));
         }
     }
@@ -167,6 +166,29 @@ impl World {
         self.post_write(conn, at);
         self.net.run_for(SECOND);
         conn.cq.poll().map(|(cqe, _)| cqe.status)
+    }
+
+    /// Words of an end and of its peer, for atomics.
+    pub(crate) fn words(&mut self, conn: &Conn, at: usize) -> [Sge; 2] {
+        [(at, Access::LOCAL_WRITE), (1 - at, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)].map(
+            |(at, access)| {
+                let host = &mut self.net.hosts[conn.hosts[at]];
+                host.region_in(host.pd, 8, access)
+            },
+        )
+    }
+
+    /// The program of an end adds to a word of its peer.
+    pub(crate) fn post_atomic(&mut self, conn: &Conn, at: usize, [mine, theirs]: [Sge; 2]) {
+        let wqe = SendWqe {
+            op: SendOp::FetchAdd,
+            remote_addr: theirs.addr,
+            rkey: theirs.lkey,
+            compare_add: 1,
+            length: 8,
+            ..SendWqe::default()
+        };
+        self.post(conn, at, wqe, vec![mine]);
     }
 
     /// The program of an end sends a word to its peer.

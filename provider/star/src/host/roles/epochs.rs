@@ -11,7 +11,7 @@ use crate::wire::Prefix;
 use super::super::places::ByQpn;
 use super::super::{EndpointHost, Turn};
 use super::Roles;
-use super::messages::send_message;
+use super::messages::offer_again;
 
 /// For how long packets of an epoch that is over may arrive, ns.
 const LATE: Nanos = 10_000_000_000;
@@ -82,15 +82,14 @@ impl<E: EndpointHost> Roles<E> {
             return false;
         }
         end.may_begin = true;
-        self.balance.stop(&mut end.rounds);
         true
     }
 
     /// A Setup is of another boot of the peer's card than what was settled. One of the two is late: the peer
     /// answers an Offer with the boot that it has, and repeats its Setup.
     pub(super) fn ask_for_boot(&self, turn: &mut Turn<'_, E>, qpn: Qpn) {
-        if let Some(end) = self.ends.get(qpn).filter(|end| !end.rounds.switched) {
-            send_message(turn, end.qps(), &end.av, |room| end.negotiation.offer().encode(room));
+        if let Some(end) = self.ends.get(qpn) {
+            offer_again(turn, end);
         }
     }
 }

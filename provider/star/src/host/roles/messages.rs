@@ -6,19 +6,19 @@ use crate::control::{Control, MAX_CONTROL, Setup};
 use crate::datagram;
 use crate::env::QpPair;
 use crate::initial::InitialMessage;
-use crate::renegotiation::RoundMessage;
 use crate::seal::{AddrPair, MAX_SEALED};
 use crate::stateless::{SfPeer, send_control};
 use crate::wire::{Prefix, Ptype, StarPacket};
 
 use super::super::{EndpointHost, InboundMessage, Turn};
+use super::End;
 
 /// A role message of a peer.
 pub(super) enum RoleMessage {
     /// Of a connection that begins
     Initial(InitialMessage),
-    /// Of a round, while it runs
-    OfRound(RoundMessage),
+    /// Of one that runs
+    Running(Control),
 }
 
 /// Answers each Setup of a stateless end with Bye: the QP is in ERR.
@@ -35,6 +35,12 @@ pub(super) fn first_setup(packet: &StarPacket<'_>) -> Option<(Setup, Prefix)> {
         Control::Setup(setup) => Some((setup, packet.prefix?)),
         _ => None,
     }
+}
+
+/// Asks the peer of an end whose roles are settled what it is.
+pub(super) fn offer_again<E: EndpointHost>(turn: &mut Turn<'_, E>, end: &End) {
+    let offer = end.initial(end.negotiation.offer());
+    send_message(turn, end.qps(), &end.av, |room| offer.encode(room));
 }
 
 /// Sends a role message.
@@ -71,17 +77,6 @@ pub(super) fn decode_message<E: EndpointHost>(
         None => Ok(inbound.message()),
     };
     let opened = opened.map_err(|error| error.count(turn.nic.counters())).ok()?;
-    RoundMessage::decode(opened)
-        .map(RoleMessage::OfRound)
-        .or_else(|| InitialMessage::decode(opened).map(RoleMessage::Initial))
-}
-
-/// Sends a message of a round.
-pub(super) fn send_round<E: EndpointHost>(
-    turn: &mut Turn<'_, E>,
-    qps: QpPair,
-    av: &Av,
-    message: &RoundMessage,
-) {
-    send_message(turn, qps, av, |room| message.encode(room));
+    let initial = InitialMessage::decode(opened).map(RoleMessage::Initial);
+    initial.or_else(|| Control::decode(opened).map(RoleMessage::Running))
 }

@@ -168,7 +168,7 @@ impl Soft {
                 if asked {
                     Ok(CommandReply::Done)
                 } else {
-                    Err(VerbsError::Unsupported("StaR with this peer"))
+                    Err(VerbsError::Unsupported("StaR with this peer, or on this queue pair"))
                 }
             }
             StarCommand::Query { qpn, role } => {

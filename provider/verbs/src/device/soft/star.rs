@@ -20,7 +20,7 @@ use starverbs_star::card::{self, Turn};
 use starverbs_star::form::Form;
 use starverbs_star::host::roles::CardIdentity;
 use starverbs_star::host::{Ends, InboundPacket};
-use starverbs_star::partition::Partition;
+use starverbs_star::partition::StarPartition;
 use starverbs_star::wire::CardHalf;
 
 use super::back_pressure::Who;
@@ -37,7 +37,7 @@ use sealing::Sealing;
 const BATCHES: u32 = 4;
 
 /// Within which there is StaR.
-fn partition_of(settings: &Settings) -> Partition {
+fn partition_of(settings: &Settings) -> StarPartition {
     let network = |network: &Network| match network.addr {
         IpAddr::V4(addr) => (Gid::from_ipv4(addr.octets()), network.bits.saturating_add(96)),
         IpAddr::V6(addr) => (Gid(addr.octets()), network.bits),
@@ -45,7 +45,7 @@ fn partition_of(settings: &Settings) -> Partition {
     settings
         .star_partition
         .as_ref()
-        .map_or_else(Partition::default, |networks| Partition::of(networks.iter().map(network)))
+        .map_or_else(StarPartition::default, |networks| StarPartition::of(networks.iter().map(network)))
 }
 
 /// What a process has of StaR beside its card: nothing, until it is open.

@@ -75,7 +75,8 @@ impl StarHost {
         }
     }
 
-    /// The program of a connected QP has this preference from now on. False: its peer has no StaR.
+    /// The program of a connected QP has this preference from now on. False: its peer has no StaR, or it
+    /// takes from an SRQ.
     pub(crate) fn change_preference(
         &mut self,
         (nic, env): NicEnv<'_>,

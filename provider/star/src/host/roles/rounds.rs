@@ -1,0 +1,260 @@
+//! Rounds of connections that run: they become StaR's, or plain, as their cards or programs want.
+
+use alloc::boxed::Box;
+
+use starverbs_core::room::is_room_for;
+use starverbs_core::{Nanos, Qpn};
+
+use crate::control::{Control, Preference, Role};
+use crate::negotiate::{Beginning, Outcome, Terms};
+use crate::round::{Round, is_new, suits};
+
+use super::super::{EndpointHost, Note, Turn};
+use super::end::{HostEnd, standing};
+use super::messages::send_message;
+use super::{End, Roles, is_plain};
+
+/// First time until a connection that stayed what it was is asked for again, ns; doubled each time.
+pub(super) const AGAIN: Nanos = 1_000_000_000;
+/// Doubled so often at most.
+const LONGEST: u32 = 6;
+/// A peer may have a connection change once each [`AGAIN`] in the long run, and so many times more at once.
+const AT_WILL: Nanos = 8;
+/// Within such a time a stateful end that ran answers the Setup of its peer, if StaR's ports are open, ns.
+const FIRST_ANSWER: Nanos = 100_000_000;
+
+/// A connection's rounds.
+#[derive(Default)]
+pub(super) struct Rounds {
+    /// The one under way
+    pub(super) round: Option<Box<Round>>,
+    /// This end has asked
+    asked: bool,
+    /// It gives up a StaR connection whose stateful end has not begun
+    gives_up: bool,
+    /// Number of the last one
+    last: u16,
+    /// How many in a row changed nothing
+    failures: u32,
+    /// This end does not ask before
+    pub(super) not_before: Nanos,
+    /// It refuses its peer's rounds before, as the last came to nothing
+    pub(super) ignore_until: Nanos,
+    /// When the changes that the peer has asked for would be over if each took [`AGAIN`]
+    paced_until: Nanos,
+}
+
+impl Rounds {
+    pub(super) fn is_idle(&self) -> bool {
+        self.round.is_none()
+    }
+
+    /// Whether SF waits for SL, perhaps for long.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.round.as_ref().is_some_and(|round| round.is_in_doubt())
+    }
+
+    /// Whether this end has asked, and a round is to end soon.
+    pub(super) fn is_asking(&self) -> bool {
+        self.asked && !self.is_idle() && !self.is_in_doubt()
+    }
+
+    /// The connection is what it was, or cannot be what it became: its requests are not quiesced again and
+    /// again.
+    pub(super) fn failed(&mut self, now: Nanos) {
+        self.not_before = now + (AGAIN << self.failures.min(LONGEST));
+        if !self.asked {
+            self.ignore_until = self.not_before;
+        }
+        self.failures += 1;
+    }
+}
+
+impl<E: EndpointHost> Roles<E> {
+    /// Asks the peer of a connection to change it, if that may be.
+    pub(super) fn ask(&mut self, at: &mut HostEnd<'_, '_, E>) {
+        let Some(end) = self.ends.get(at.qpn).filter(|end| end.rounds.is_idle()) else { return };
+        let next = end.rounds.last.wrapping_add(1);
+        let mine = self.terms(at.turn, at.qpn, end.preference, &end.av);
+        if let Some(begun) = standing(at.turn, at.endpoints, end) {
+            self.begin_round(at, next, mine, (true, begun));
+            self.drive_round(at, None);
+        }
+    }
+
+    /// A round of this number begins, if there is memory for it; `asks`: this end does.
+    fn begin_round(
+        &mut self,
+        at: &HostEnd<'_, '_, E>,
+        number: u16,
+        mine: Terms,
+        (asks, begun): (bool, bool),
+    ) {
+        let Some(end) = self.ends.get_mut(at.qpn).filter(|_| is_room_for(size_of::<Round>())) else { return };
+        if !end.waits_for_peer() {
+            /* of a wait that is over */
+            end.beginning = Beginning::default();
+        }
+        let card = (self.identity.boot, self.identity.ports);
+        let from = end.negotiation.outcome().unwrap_or(Outcome::Plain);
+        let rounds = &mut end.rounds;
+        (rounds.asked, rounds.gives_up, rounds.last) = (asks, !begun, number);
+        rounds.round = Some(Box::new(Round::ask(number, mine, card, from, at.turn.now)));
+    }
+
+    /// A message of a round from the peer of a connection.
+    pub(super) fn on_round_message(&mut self, at: &mut HostEnd<'_, '_, E>, message: &Control) {
+        let (Control::Change { round: number, .. }
+        | Control::Quiescing { round: number, .. }
+        | Control::Settled { round: number, .. }) = *message
+        else {
+            return;
+        };
+        if let Control::Change { star, preference, stateful, threshold, .. } = *message
+            && self.ends.get(at.qpn).is_some_and(|end| is_new(number, end.rounds.last))
+        {
+            self.on_change(at, (number, star), (preference, stateful, threshold));
+        }
+        let Some(end) = self.ends.get(at.qpn) else { return };
+        if end.rounds.round.as_ref().is_some_and(|round| round.number == number) {
+            return self.drive_round(at, Some(message));
+        }
+        match (message, end.negotiation.outcome()) {
+            /* nobody will begin: the round may have been forged */
+            (Control::Settled { star: false, .. }, _)
+                if number == end.rounds.last && end.waits_for_peer() =>
+            {
+                self.withdraw(at.turn, at.qpn);
+            }
+            (Control::Settled { .. }, _) | (_, None) => {}
+            (_, Some(is)) => {
+                let answer = Control::Settled { round: number, star: is != Outcome::Plain };
+                send_message(at.turn, end.qps(), &end.av, |room| answer.encode(room));
+            }
+        }
+    }
+
+    /// The peer asks in a new round. What was under way is over, as it says what the peer is; if this end
+    /// agrees, the round begins. Its number counts in any case, so that the next message of either end is new
+    /// to the other.
+    fn on_change(
+        &mut self,
+        at: &mut HostEnd<'_, '_, E>,
+        (number, star): (u16, bool),
+        (preference, stateful, threshold): (Preference, u32, u32),
+    ) {
+        self.drive_round(at, Some(&Control::Settled { round: number, star }));
+        let Some(end) = self.ends.get_mut(at.qpn) else { return };
+        end.rounds.last = number;
+        let free = |end: &&End| end.rounds.is_idle() && end.is_star() == star;
+        let Some(end) = self.ends.get(at.qpn).filter(free) else { return };
+        let theirs = Terms { preference, stateful, threshold, gid: end.av.dgid, qpn: end.peer };
+        let mine = self.terms(at.turn, at.qpn, end.preference, &end.av);
+        let (now, Rounds { ignore_until, paced_until, .. }) = (at.turn.now, &end.rounds);
+        let ignores = now < *ignore_until || *paced_until > now + (AT_WILL - 1) * AGAIN;
+        if let (Some(is), Some(begun)) = (end.negotiation.outcome(), standing(at.turn, at.endpoints, end))
+            && (!begun || !ignores && suits(is, &mine, &theirs))
+        {
+            self.begin_round(at, number, mine, (false, begun));
+        }
+    }
+
+    /// Goes on with a round: takes a message of the peer, or sends what is due.
+    pub(super) fn drive_round(&mut self, at: &mut HostEnd<'_, '_, E>, message: Option<&Control>) {
+        let (now, qpn) = (at.turn.now, at.qpn);
+        let in_doubt = self.ends.get(qpn).is_some_and(|end| end.rounds.is_in_doubt());
+        let overdue = message.is_none() && in_doubt && self.is_overdue(at.turn, qpn);
+        let alone = in_doubt && is_plain(at.turn.nic, qpn) || overdue;
+        let Some(end) = self.ends.get_mut(qpn) else { return };
+        let (peer, qps, av) = (end.peer_qp(), end.qps(), end.av);
+        let Some(round) = &mut end.rounds.round else { return };
+        /* its Setup was answered meanwhile */
+        let has_begun = end.rounds.gives_up && round.is_asking() && at.endpoints.has_begun(qpn);
+        let is = Control::Settled { round: round.number, star: has_begun };
+        let answer = match if alone || has_begun { Some(&is) } else { message } {
+            Some(message) => round.handle(now, peer, message, at),
+            None => round.poll(now, at),
+        };
+        let deadline = round.deadline();
+        if let Some(answer) = answer {
+            send_message(at.turn, qps, &av, |room| answer.encode(room));
+        }
+        match deadline {
+            Some(due) => self.timers.arm(end.timer, due.max(now + 1), qpn),
+            None => self.end_round(at.turn, qpn),
+        }
+    }
+
+    /// A round is over.
+    fn end_round(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) {
+        let crowded = turn.nic.connection_count() > self.identity.threshold;
+        let Some(end) = self.ends.get_mut(qpn) else { return };
+        let Some(round) = end.rounds.round.take() else { return };
+        let (now, gave_up) = (turn.now, core::mem::take(&mut end.rounds.gives_up));
+        self.timers.disarm(end.timer);
+        let Some(outcome) = round.outcome().filter(|outcome| *outcome != round.from) else {
+            if gave_up {
+                return self.watch_beginning(now, qpn);
+            }
+            turn.env.note(qpn, &Note::Stays);
+            end.rounds.failed(now);
+            self.balance.look_at(end.rounds.not_before);
+            return self.pursue_later(qpn);
+        };
+        end.negotiation.settle(outcome);
+        /* a stateless end has begun */
+        end.may_begin = end.role() != Some(Role::Stateless);
+        if !end.rounds.asked {
+            end.rounds.paced_until = end.rounds.paced_until.max(now) + AGAIN;
+        }
+        if end.is_star() {
+            turn.env.note(qpn, &Note::Leaves);
+            self.stats.star_plain_qps.sub(1);
+            self.stats.star_switches.inc();
+            (end.grace, end.beginning) = (FIRST_ANSWER, Beginning::default());
+            return self.watch_beginning(now, qpn);
+        }
+        if gave_up {
+            end.rounds.failed(now);
+            /* whoever asked: it would come to the same */
+            end.rounds.ignore_until = end.rounds.not_before;
+            end.pursued = end.preference != Preference::Auto;
+        } else {
+            (end.rounds.failures, end.rounds.ignore_until) = (0, 0);
+            end.rounds.not_before = if crowded { now } else { now + AGAIN };
+        }
+        self.stats.star_returns.inc();
+        self.epochs.end(qpn, now);
+        self.has_become_plain(turn, qpn, &Note::Reverts);
+    }
+
+    /// An end of StaR looks at times whether its peer has begun, too: that one may have given up and be
+    /// plain, or StaR's ports be closed.
+    pub(super) fn watch_beginning(&mut self, now: Nanos, qpn: Qpn) {
+        let Some(end) = self.ends.get_mut(qpn) else { return };
+        if end.waits_for_peer() {
+            return self.look_later(now, qpn);
+        }
+        end.asks_at = now + end.grace;
+        self.timers.arm(end.timer, end.asks_at, qpn);
+    }
+}
+
+impl End {
+    /// What it has become of StaR.
+    pub(super) fn role(&self) -> Option<Role> {
+        match self.negotiation.outcome() {
+            Some(Outcome::Star { role, .. }) => Some(role),
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_star(&self) -> bool {
+        self.role().is_some()
+    }
+
+    /// Whether it may become one of StaR.
+    pub(super) fn is_plain(&self) -> bool {
+        self.negotiation.outcome() == Some(Outcome::Plain) && self.may_begin
+    }
+}
