@@ -395,7 +395,8 @@ static void opening(void)
 	       starve(&opens, 1), starve(&opens, 1L << 40));
 }
 
-int main(void)
+/* With an argument, StaR alone: over packets, as queue pairs of one host need none. */
+int main(int argc, char **argv)
 {
 	int n;
 	struct ibv_device **list = ibv_get_device_list(&n);
@@ -414,16 +415,19 @@ int main(void)
 	CHECK((a = make_rc()) != NULL && (b = make_rc()) != NULL);
 	CHECK(connect_rc(a, b->qp_num) == 0 && connect_rc(b, a->qp_num) == 0);
 	CHECK(lives());
-	each_allocation();
-	transitions();
-	star();
-	limit();
+	if (argc > 1) {
+		star();
+	} else {
+		each_allocation();
+		transitions();
+		limit();
+	}
 	CHECK(ibv_destroy_qp(a) == 0 && ibv_destroy_qp(b) == 0 && ibv_dereg_mr(mr) == 0);
 	CHECK(ibv_close_xrcd(xrcd) == 0 && ibv_destroy_srq(srq) == 0);
 	CHECK(ibv_destroy_comp_channel(channel) == 0 && ibv_destroy_cq(cq) == 0);
 	CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(ctx) == 0);
 	ibv_free_device_list(list);
 	if (!failures)
-		puts("no memory: refused, and all else goes on");
+		printf("no memory%s: refused, and all else goes on\n", argc > 1 ? argv[1] : "");
 	return failures != 0;
 }

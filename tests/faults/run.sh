@@ -83,7 +83,8 @@ stop() {
 
 nomem() {
     build nomem
-    run nomem 2>"$tmp/said" || { cat "$tmp/said" >&2; return 1; }
+    { run nomem && STARVERBS_LINK=udp run nomem ' for StaR'; } 2>"$tmp/said" ||
+        { cat "$tmp/said" >&2; return 1; }
 }
 
 limits() {
