@@ -39,10 +39,10 @@ pub trait RoundEnd {
     /// No request begins. False: the end is ending, or may not change.
     fn quiesce(&mut self) -> bool;
     /// Who is to be SL: where it stands, if none of its requests is under way.
-    fn stands(&self) -> Option<QuiescePoint>;
+    fn drained_at(&self) -> Option<QuiescePoint>;
     /// SF: where the connection stands, if nothing is under way and a plain SL stands there, too. That stays
     /// so until [`settle`](RoundEnd::settle).
-    fn hold(&mut self, peer_stands: Option<QuiescePoint>) -> Option<QuiescePoint>;
+    fn hold(&mut self, peer_point: Option<QuiescePoint>) -> Option<QuiescePoint>;
     /// SL: becomes this, if it stands there; without a point SF is plain, as it never began. False: something
     /// is not complete yet; `None`: it cannot.
     fn change(&mut self, point: Option<QuiescePoint>, to: Outcome) -> Option<bool>;
@@ -75,7 +75,7 @@ pub struct Round {
     card: (u64, [u16; 2]),
     /// What the end becomes, once the peer has agreed
     to: Outcome,
-    peer_stands: Option<QuiescePoint>,
+    peer_point: Option<QuiescePoint>,
     stage: Stage,
     /// When the next message or look is due
     due: Nanos,
@@ -115,8 +115,8 @@ pub fn suits(is: Outcome, mine: &Terms, theirs: &Terms) -> bool {
 impl Round {
     /// Asks the peer; if it has asked, that message comes next. `from`: what this end is.
     pub fn ask(number: u16, mine: Terms, card: (u64, [u16; 2]), from: Outcome, now: Nanos) -> Self {
-        let (stage, peer_stands) = (Stage::Asking, None);
-        Round { number, from, mine, card, to: from, peer_stands, stage, due: now, tries: 0 }
+        let (stage, peer_point) = (Stage::Asking, None);
+        Round { number, from, mine, card, to: from, peer_point, stage, due: now, tries: 0 }
     }
 
     /// Whether the peer has not answered yet.
@@ -157,7 +157,7 @@ impl Round {
         let is_sf = self.role() == Role::Stateful;
         if let Stage::Quiescing { .. } = self.stage
             && is_sf
-            && let Some(point) = end.hold(self.peer_stands)
+            && let Some(point) = end.hold(self.peer_point)
         {
             (self.stage, self.due, self.tries) = (Stage::InDoubt(point), now, 0);
         }
@@ -171,9 +171,9 @@ impl Round {
             }
             Stage::Asking => (None, timeout(self.tries)),
             Stage::Quiescing { until } if is_sf => (None, LOOK.min(until - now)),
-            Stage::Quiescing { until } => (end.stands(), LOOK.min(until - now)),
+            Stage::Quiescing { until } => (end.drained_at(), LOOK.min(until - now)),
             /* it has failed meanwhile */
-            Stage::InDoubt(_) if end.hold(self.peer_stands).is_none() => return Some(self.stay(end)),
+            Stage::InDoubt(_) if end.hold(self.peer_point).is_none() => return Some(self.stay(end)),
             Stage::InDoubt(point) if self.tries < SELDOM => (Some(point), timeout(self.tries)),
             /* SL may be gone, and nothing wait for it: back off to four seconds */
             Stage::InDoubt(point) => (Some(point), Beginning::LOOK << (self.tries / SELDOM - 1).min(4)),
@@ -204,7 +204,7 @@ impl Round {
                 if self.is_asking() {
                     self.quiesce(now, Some(role.other()), (boot, ports), end);
                 }
-                self.peer_stands = point;
+                self.peer_point = point;
                 let decides = self.outcome().is_none() && self.role() == Role::Stateless;
                 if decides && point.is_some() {
                     match end.change(point, self.to) {

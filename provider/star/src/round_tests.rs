@@ -70,14 +70,14 @@ impl RoundEnd for End {
         self.quiescing = true;
         true
     }
-    fn stands(&self) -> Option<QuiescePoint> {
+    fn drained_at(&self) -> Option<QuiescePoint> {
         let (sends, recvs) = (Psn::new(self.done), Psn::new(self.received));
         (self.role.is_none() && self.is_drained()).then_some(QuiescePoint { sends, recvs })
     }
-    fn hold(&mut self, peer_stands: Option<QuiescePoint>) -> Option<QuiescePoint> {
+    fn hold(&mut self, peer_point: Option<QuiescePoint>) -> Option<QuiescePoint> {
         let point = QuiescePoint { sends: Psn::new(self.received), recvs: Psn::new(self.done) };
         assert!(self.quiescing);
-        self.held |= self.is_drained() && (self.runs || peer_stands == Some(point));
+        self.held |= self.is_drained() && (self.runs || peer_point == Some(point));
         self.held.then_some(point)
     }
     fn change(&mut self, point: Option<QuiescePoint>, to: Outcome) -> Option<bool> {
@@ -90,7 +90,7 @@ impl RoundEnd for End {
             return Some(!self.busy);
         };
         assert_eq!(role, SL);
-        if self.stands() != Some(point) {
+        if self.drained_at() != Some(point) {
             return Some(false);
         }
         if self.no_memory {

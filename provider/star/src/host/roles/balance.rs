@@ -11,7 +11,7 @@ use crate::round::revert_threshold;
 
 use super::super::endpoints::Endpoints;
 use super::super::{EndpointHost, Turn};
-use super::end::{HostEnd, has_own_receives, standing};
+use super::end::{HostEnd, has_own_receives, may_change};
 use super::rounds::AGAIN;
 use super::{End, Roles};
 
@@ -121,7 +121,7 @@ impl<E: EndpointHost> Roles<E> {
     fn may_be_asked(&self, turn: &Turn<'_, E>, endpoints: &Endpoints<E>, end: &End) -> bool {
         let speaks = end.negotiation.has_answer() || self.plain.has_star(&end.av.dgid);
         let free = end.preference == Preference::Auto && end.rounds.is_idle();
-        speaks && free && standing(turn, endpoints, end) == Some(true)
+        speaks && free && may_change(turn, endpoints, end) == Some(true)
     }
 
     /// The program has this preference from now on. False: the peer's card has no StaR, the end takes from an
@@ -158,7 +158,7 @@ impl<E: EndpointHost> Roles<E> {
             | (Preference::Off, None)
             | (Preference::Stateless, Some(Role::Stateless))
             | (Preference::Stateful, Some(Role::Stateful)) => end.pursued = false,
-            _ if standing(turn, endpoints, end) == Some(true) => {
+            _ if may_change(turn, endpoints, end) == Some(true) => {
                 self.ask(&mut HostEnd { turn, endpoints, qpn })
             }
             _ => {}

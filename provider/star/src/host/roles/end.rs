@@ -30,28 +30,28 @@ impl<E: EndpointHost> RoundEnd for HostEnd<'_, '_, E> {
         stateless.unwrap_or_else(on_card)
     }
 
-    fn stands(&self) -> Option<QuiescePoint> {
+    fn drained_at(&self) -> Option<QuiescePoint> {
         let nic = &self.turn.nic;
         let attr = nic.query_qp(self.qpn).ok().filter(|_| nic.has_nothing_under_way(self.qpn))?;
         Some(QuiescePoint { sends: attr.sq_psn, recvs: attr.rq_psn })
     }
 
-    fn hold(&mut self, peer_stands: Option<QuiescePoint>) -> Option<QuiescePoint> {
+    fn hold(&mut self, peer_point: Option<QuiescePoint>) -> Option<QuiescePoint> {
         if let Some(end) = stateful_mut(self.turn.nic, self.qpn) {
             return end.quiesce_point();
         }
         if self.turn.nic.is_held(self.qpn) {
             return Some(QuiescePoint::default());
         }
-        let QuiescePoint { sends, recvs } = self.stands()?;
+        let QuiescePoint { sends, recvs } = self.drained_at()?;
         let point = Some(QuiescePoint { sends: recvs, recvs: sends });
-        point.filter(|_| peer_stands == point && self.turn.nic.hold_quiesced(self.qpn))
+        point.filter(|_| peer_point == point && self.turn.nic.hold_quiesced(self.qpn))
     }
 
     fn change(&mut self, point: Option<QuiescePoint>, to: Outcome) -> Option<bool> {
         let qpn = self.qpn;
         if let Outcome::Star { boot, ports, .. } = to {
-            if self.stands() != point {
+            if self.drained_at() != point {
                 return Some(false);
             }
             let held = self.turn.nic.hold_quiesced(qpn);
@@ -85,7 +85,7 @@ pub(super) fn has_own_receives<E: EndpointHost>(turn: &Turn<'_, E>, all: &Endpoi
 
 /// Whether both ends of a connection have begun as what they are; false: SL has, and SF may not know. `None`:
 /// that may not change now, as it takes from an SRQ, or an atomic is under way, or it is ending.
-pub(super) fn standing<E: EndpointHost>(turn: &Turn<'_, E>, all: &Endpoints<E>, end: &End) -> Option<bool> {
+pub(super) fn may_change<E: EndpointHost>(turn: &Turn<'_, E>, all: &Endpoints<E>, end: &End) -> Option<bool> {
     let (nic, qpn) = (&turn.nic, end.qpn);
     let may = match (end.role(), stateful(nic, qpn)) {
         (None, _) => end.is_plain() && nic.may_quiesce(qpn),

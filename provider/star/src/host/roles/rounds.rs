@@ -10,7 +10,7 @@ use crate::negotiate::{Beginning, Outcome, Terms};
 use crate::round::{Round, is_new, suits};
 
 use super::super::{EndpointHost, Note, Turn};
-use super::end::{HostEnd, standing};
+use super::end::{HostEnd, may_change};
 use super::messages::send_message;
 use super::{End, Roles, is_plain};
 
@@ -76,7 +76,7 @@ impl<E: EndpointHost> Roles<E> {
         let Some(end) = self.ends.get(at.qpn).filter(|end| end.rounds.is_idle()) else { return };
         let next = end.rounds.last.wrapping_add(1);
         let mine = self.terms(at.turn, at.qpn, end.preference, &end.av);
-        if let Some(begun) = standing(at.turn, at.endpoints, end) {
+        if let Some(begun) = may_change(at.turn, at.endpoints, end) {
             self.begin_round(at, next, mine, (true, begun));
             self.drive_round(at, None);
         }
@@ -152,7 +152,7 @@ impl<E: EndpointHost> Roles<E> {
         let mine = self.terms(at.turn, at.qpn, end.preference, &end.av);
         let (now, Rounds { ignore_until, paced_until, .. }) = (at.turn.now, &end.rounds);
         let ignores = now < *ignore_until || *paced_until > now + (AT_WILL - 1) * AGAIN;
-        if let (Some(is), Some(begun)) = (end.negotiation.outcome(), standing(at.turn, at.endpoints, end))
+        if let (Some(is), Some(begun)) = (end.negotiation.outcome(), may_change(at.turn, at.endpoints, end))
             && (!begun || !ignores && suits(is, &mine, &theirs))
         {
             self.begin_round(at, number, mine, (false, begun));
