@@ -8,6 +8,9 @@ use super::env::{StarDest, StarEnv, StarSource};
 use super::form::Form;
 use super::wire::{CardHalf, PSN_STEP, Ptype, StarHead, StarHeader};
 
+/// Packets that one answer is to, at most.
+pub const MOST_ANSWERED: u16 = 128;
+
 /// What a card owes for the packets that it has just handled.
 #[derive(Debug, Default)]
 pub struct Answers {
@@ -36,7 +39,7 @@ impl Run {
         of_one
             && (next.ptype, next.qpn, next.epoch) == (last.ptype, last.qpn, last.epoch)
             && (meta.src, meta.dst, from.port) == (self.to.dgid, self.to.sgid, self.port)
-            && self.count < u16::MAX
+            && self.count < MOST_ANSWERED
     }
 }
 

@@ -51,8 +51,8 @@ pub(crate) fn handle<E: StarEnv>(nic: &Nic<E>, env: &mut E, meta: &FrameMeta, qp
 /// The answer of a QP that is, or will be, plain RC. `None`: there is none, as the QP is in RESET or does not
 /// exist, has another peer, or the message is no question. In INIT it has no peer yet, and answers
 /// [`Control::NotYet`] to anybody, so that the peer of an end with a preference does not take it for plain;
-/// cards without StaR do not send that. So does one that is held, as something else than StaR may carry its
-/// connection.
+/// cards without StaR do not send that. One that is held answers so to its peer, as something else than StaR
+/// may come to carry its connection.
 pub(crate) fn answer<E: Env>(
     nic: &Nic<E>,
     meta: &FrameMeta,
@@ -67,9 +67,9 @@ pub(crate) fn answer<E: Env>(
     let answer = match attr.state {
         QpState::Reset => return None,
         QpState::Init => Control::NotYet,
+        _ if attr.av.dgid != meta.src || attr.dest_qpn != qps.from => return None,
         _ if nic.is_held(qps.to) => Control::NotYet,
-        _ if attr.av.dgid == meta.src && attr.dest_qpn == qps.from => Control::Plain,
-        _ => return None,
+        _ => Control::Plain,
     };
     Some(asked.answered(0, answer))
 }

@@ -230,8 +230,8 @@ impl Qp {
     /// is under way. `None`: what the settings say.
     ///
     /// # Errors
-    /// EOPNOTSUPP: it was made without StaR, has none with this peer, or takes from an SRQ; EINVAL: it is
-    /// gone, or in ERR or SQD; EIO in a forked child.
+    /// EOPNOTSUPP: it was made without StaR, or packets carry it, and it has none with this peer, or takes
+    /// from an SRQ; EINVAL: it is gone, or in ERR or SQD; EIO in a forked child.
     pub fn change_preference(&self, preference: Option<Preference>) -> Result<()> {
         let device = self.0.pd.context().device()?;
         let preference = preference.unwrap_or(preference_of(device.settings().star));

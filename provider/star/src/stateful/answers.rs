@@ -9,6 +9,7 @@ use super::remote::Stored;
 use super::stream::{OrderClass, WqeProgress};
 use super::window::{AnsweredPacket, InFlight, Kind, Of};
 use super::{CardCtx, Stateful};
+use crate::answers::MOST_ANSWERED;
 use crate::env::StarEnv;
 use crate::form::Form;
 use crate::message::Wqe;
@@ -110,6 +111,9 @@ impl<E: StarEnv> Stateful<E> {
     /// An EA, of one CQEP or of several. False: it answers nothing.
     fn on_ack(&mut self, card: &mut CardCtx<'_, E>, header: &StarHeader) -> bool {
         let mut known = false;
+        if header.len > MOST_ANSWERED {
+            return false;
+        }
         for seq in run(header.psn, header.len.max(1), 1) {
             match self.completions[header.opt.queue() as usize].on_ack(seq) {
                 Acked::Unknown => continue,
@@ -168,7 +172,7 @@ impl<E: StarEnv> Stateful<E> {
     /// RDAS: RDAs of packets of which this is the last. False: they answer nothing that is under way.
     fn answered_all(&mut self, card: &mut CardCtx<'_, E>, header: &StarHeader) -> bool {
         let StarHeader { psn: last, addr, len: count, .. } = *header;
-        if !self.window.has_put(last, addr) {
+        if count > MOST_ANSWERED || !self.window.has_put(last, addr) {
             return false;
         }
         let mut known = false;

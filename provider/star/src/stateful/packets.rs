@@ -47,13 +47,16 @@ impl<E: StarEnv> Stateful<E> {
                 return TransmitStatus::PortFull;
             }
             /* once nothing old is left, nothing becomes so but what new WQEs complete at once */
-            let new = !old && self.send_new(card);
-            let sent = new || self.send_old(card) || old && self.send_new(card);
+            let sent = if old && self.send_old(card) {
+                true
+            } else {
+                let was = core::mem::take(&mut old);
+                self.send_new(card) || !was && self.send_old(card)
+            };
             if !sent {
                 let rest = if self.crowded { TransmitStatus::Crowded } else { TransmitStatus::Idle };
                 return self.end_turn(card, rest);
             }
-            old = false;
         }
         self.end_turn(card, TransmitStatus::More)
     }

@@ -160,7 +160,7 @@ impl Soft {
                     Some(QpState::Reset | QpState::Init) => Ok(true),
                     Some(QpState::Rtr | QpState::Rts) => {
                         let Shard { nic, env, local, star, .. } = shard;
-                        Ok(local.change_preference(qpn, role)
+                        Ok(local.change_preference(nic.counters(), qpn, role)
                             || star.change_preference((nic, env), qpn, role, now))
                     }
                     _ => Err(VerbsError::Invalid("state of the queue pair")),

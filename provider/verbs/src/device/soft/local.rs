@@ -216,10 +216,22 @@ impl LocalHost {
     }
 
     /// The program has another preference. False: the wire carries the connection, or it has none.
-    pub(super) fn change_preference(&mut self, qpn: Qpn, preference: Preference) -> bool {
-        let entry = self.qps.get_mut(&qpn);
-        let entry = entry.filter(|entry| matches!(entry.path, Path::Asking | Path::Local));
-        entry.map(|entry| entry.preference = Some(preference)).is_some()
+    pub(super) fn change_preference(
+        &mut self,
+        counters: &Counters,
+        qpn: Qpn,
+        preference: Preference,
+    ) -> bool {
+        let path = self.qps.get(&qpn).map_or(Path::None, |entry| entry.path);
+        if !matches!(path, Path::Asking | Path::Local) {
+            return false;
+        }
+        self.leave(counters, qpn, Path::None);
+        if let Some(entry) = self.qps.get_mut(&qpn) {
+            entry.preference = Some(preference);
+        }
+        self.leave(counters, qpn, path);
+        true
     }
 
     /// QPs whose roles StaR is to settle, as no local connection carries what they do.
@@ -310,7 +322,8 @@ impl LocalHost {
     fn leave(&mut self, counters: &Counters, qpn: Qpn, to: Path) -> Path {
         let Some(entry) = self.qps.get_mut(&qpn) else { return Path::None };
         let from = std::mem::replace(&mut entry.path, to);
-        let plain = |path| entry.preference.is_some() && path == Path::Local;
+        let wants = entry.preference.is_some_and(|preference| preference != Preference::Off);
+        let plain = |path| wants && path == Path::Local;
         if plain(from) != plain(to) {
             let plain_qps = &counters.star_plain_qps;
             if plain(to) { plain_qps.add(1) } else { plain_qps.sub(1) }

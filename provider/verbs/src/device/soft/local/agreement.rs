@@ -76,6 +76,7 @@ impl LocalHost {
         entry.path = Path::Asking;
         entry.ours = Some(ours);
         self.asking += 1;
+        self.posted |= preference.is_some();
         env.channels.send_control(channel, ours.proposal(qpn));
         self.begin_if_agreed((nic, env), qpn, now);
         self.refuse_others(&mut env.channels, qpn);

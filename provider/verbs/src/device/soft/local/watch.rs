@@ -13,6 +13,10 @@ use crate::device::soft::env::NicEnv;
 /// How often it is looked whether a peer is silent.
 const CHECK: Nanos = 50_000_000;
 
+/// A QP with a preference waits so much longer for its peer's proposal: the peer may wait for its role, by
+/// packets, and send no request before.
+const ROLES_WAIT: Nanos = 2_000_000_000;
+
 impl LocalHost {
     /// Something has become of a channel.
     #[cold]
@@ -103,16 +107,19 @@ impl LocalHost {
     /// has sent a packet.
     #[cold]
     pub(super) fn end_waiting(&mut self, (nic, env): NicEnv<'_>, now: Nanos) {
-        let late = |ours: &Option<Ours>| ours.is_some_and(|ours| ours.until <= now);
+        let late = |ours: &Option<Ours>, by| ours.is_some_and(|ours| ours.until + by <= now);
         let asking = self.qps.iter().filter(|(_, entry)| entry.path == Path::Asking);
-        let over =
-            asking.filter(|(qpn, entry)| !nic.is_held(**qpn) || (late(&entry.ours) && nic.has_posts(**qpn)));
+        let over = asking.filter(|(qpn, entry)| {
+            let waits = late(&entry.ours, 0) && nic.has_posts(**qpn);
+            let asks = entry.preference.is_some() && late(&entry.ours, ROLES_WAIT);
+            !nic.is_held(**qpn) || waits || asks
+        });
         let over: Vec<Qpn> = over.map(|(qpn, _)| *qpn).collect();
         for qpn in over {
             self.use_wire((nic, env), qpn, now);
         }
         let mut asking = self.qps.iter().filter(|(_, entry)| entry.path == Path::Asking);
-        self.posted = asking.any(|(qpn, _)| nic.has_posts(*qpn));
+        self.posted = asking.any(|(qpn, entry)| entry.preference.is_some() || nic.has_posts(*qpn));
     }
 
     /// When [`LocalHost::check`] has something to do.
