@@ -310,19 +310,23 @@ impl PacketWindow {
     /// The answer to another transmission of a packet that is done came; gives the packet. `None`: it answers
     /// nothing that is known.
     pub(super) fn done_again(&mut self, psn: Psn) -> Option<InFlight> {
-        let behind = self.next.since(base(psn));
-        let known = behind > 0 && behind as u32 / COPIES <= self.ring.len();
+        let known = self.remembers(psn);
         let entry = known.then(|| &mut self.ring[number(psn)])?;
         (entry.state == PacketState::Done && entry.on_ack(copy(psn))).then_some(*entry)
     }
 
     /// Whether a packet with this PSN brought data to that place, as far as is known.
     pub(super) fn has_put(&self, psn: Psn, addr: u64) -> bool {
-        let behind = self.next.since(base(psn));
-        behind > 0 && behind as u32 / COPIES <= self.ring.len() && {
+        self.remembers(psn) && {
             let entry = &self.ring[number(psn)];
             entry.kind == Kind::Put && entry.addr == addr
         }
+    }
+
+    /// Whether the packet of this PSN has its place still.
+    fn remembers(&self, psn: Psn) -> bool {
+        let behind = self.next.since(base(psn));
+        behind > 0 && behind as u32 / COPIES <= self.ring.len()
     }
 
     fn settle(&mut self, at: u32) {
