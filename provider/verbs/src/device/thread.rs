@@ -208,6 +208,8 @@ struct Worker<D> {
     clean: u32,
     /// When a turn last had something from a process of this host
     served_at: Nanos,
+    /// The program's calls until then
+    calls: u32,
     /// Its process has one CPU: who is to send the next request may wait for it
     shares_its_cpu: bool,
 }
@@ -215,7 +217,15 @@ struct Worker<D> {
 impl<D: ThreadWork> Worker<D> {
     fn new(device: D) -> Self {
         let shares_its_cpu = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1);
-        Worker { device, polled: Vec::with_capacity(16), spurious: 0, clean: 0, served_at: 0, shares_its_cpu }
+        Worker {
+            device,
+            polled: Vec::with_capacity(16),
+            spurious: 0,
+            clean: 0,
+            served_at: 0,
+            calls: 0,
+            shares_its_cpu,
+        }
     }
 
     fn run(mut self) {
@@ -233,12 +243,8 @@ impl<D: ThreadWork> Worker<D> {
             Woken::Frames => match self.device.turn(&self.polled) {
                 TurnResult { held_until: Some(until), .. } => self.wait_for_receives(until),
                 TurnResult { work: Some(0) | None, .. } => self.on_spurious_wakeup(),
-                TurnResult { local, .. } => {
-                    self.spurious = 0;
-                    if local {
-                        self.stay();
-                    }
-                }
+                TurnResult { local: true, .. } => self.after_local(),
+                TurnResult { .. } => self.spurious = 0,
             },
             Woken::Alarm => {
                 self.device.turn(&self.polled);
@@ -247,15 +253,24 @@ impl<D: ThreadWork> Worker<D> {
         }
     }
 
-    /// Requests came through memory: where they follow each other soon, it looks for the next ones before it
-    /// sleeps.
-    fn stay(&mut self) {
-        let begun = clock::now();
-        let soon = begun.saturating_sub(std::mem::replace(&mut self.served_at, begun)) < SOON;
-        if !soon || self.shares_its_cpu {
-            return;
+    /// Something came through memory. A program that calls all the time would have taken it: on one CPU this
+    /// thread comes before its next poll, each time. Else, where requests follow each other soon, it looks for
+    /// the next ones before it sleeps.
+    fn after_local(&mut self) {
+        let (begun, calls) = (clock::now(), self.device.activity().calls());
+        let ago = begun.saturating_sub(std::mem::replace(&mut self.served_at, begun));
+        let called = calls.wrapping_sub(std::mem::replace(&mut self.calls, calls));
+        if ago < TICK && called > CALLS && !self.device.activity().may_sleep() {
+            return self.on_spurious_wakeup();
         }
-        let calls = self.device.activity().calls();
+        self.spurious = 0;
+        if ago < SOON && !self.shares_its_cpu {
+            self.stay(begun, calls);
+        }
+    }
+
+    /// Looks for the next requests.
+    fn stay(&mut self, begun: Nanos, calls: u32) {
         loop {
             let now = clock::now();
             if self.device.look() {

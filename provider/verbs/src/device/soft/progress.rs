@@ -133,6 +133,9 @@ impl Soft {
         if came {
             if shard.env.channels.is_asleep() {
                 self.note_taken(shard);
+                if !self.thread.is_armed() {
+                    shard.env.channels.stay_awake();
+                }
             }
             self.settle_local(shard);
         }
