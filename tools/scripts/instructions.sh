@@ -188,6 +188,8 @@ datapath=$(example)
     row spread 8192 "8 B WRITE, 256 queue pairs in turn, 64 under way, same host" 1 local
     row write 100 "4 KiB of 1 MiB WRITEs, same host" 256 local
     row read 100 "4 KiB of 1 MiB READs, same host" 256 local
+    row idle 10000 "a poll that finds nothing, one peer on the same host" 1 local
+    row crowd 10000 "a poll that finds nothing, 100 peers on the same host" 1 local
 } >"$work/table"
 
 if command -v ib_send_lat >/dev/null && [[ -e dist/lib/libibverbs.so.1 ]]; then

@@ -63,6 +63,7 @@ pub use error::BackendError;
 pub use host::HostAddr;
 pub use membership::max_groups;
 pub use owners::Owners;
+pub use peer::bell::SharedBell;
 pub use peer::channel::{Answering, Asking};
 pub use peer::direct::{MemoryFiles, OfferedMemory, ProcessFile};
 pub use peer::{ChannelNews, Peers, SessionId};

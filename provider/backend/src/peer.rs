@@ -14,6 +14,7 @@
 //!
 //! Owns names, sockets, rings, and who looks at which. It must not know what messages mean.
 
+pub(crate) mod bell;
 pub(crate) mod channel;
 pub(crate) mod direct;
 mod due;
@@ -44,6 +45,7 @@ use crate::descriptor::Socket;
 use crate::handover::{PATIENCE, PassedOn};
 use crate::registry::{abstract_address, peer_name};
 use crate::sockopt::{self, monotonic};
+use bell::SharedBell;
 use channel::{Answering, Asking};
 use direct::{MemoryFiles, OfferedMemory};
 use session::{FRAMES, Sent};
@@ -95,6 +97,10 @@ pub enum ChannelNews {
     Opened(SessionId, Box<Answering>, Option<Box<MemoryFiles>>),
     /// A session with channels is over. What was asked before lies in them
     Ended(SessionId),
+    /// The other end of a session has handed over its bell
+    Bell(SessionId, Arc<SharedBell>),
+    /// It has called this process, which listens, as it has no bell of ours yet
+    Called(SessionId),
     /// The other end of a session broke the rules, and it is over
     Broken,
 }
@@ -327,6 +333,21 @@ impl Peers {
     /// A channel to the other end of a session. `None`: it is over, or the system does not let us.
     pub fn open_channel(&self, session: SessionId) -> Option<Asking> {
         self.with(|sessions| sessions.open_channel(session))
+    }
+
+    /// This process's bell, which is made when it is first asked for. `None`: the system gives none.
+    pub fn bell(&self) -> Option<Arc<SharedBell>> {
+        self.with(Sessions::own_bell)
+    }
+
+    /// Hands this process's bell to the other end of a session. False: it does not get there.
+    pub fn hand_bell(&self, session: SessionId) -> bool {
+        self.with(|sessions| sessions.hand_bell(session))
+    }
+
+    /// The bell that the other end of a session has handed over.
+    pub fn bell_of(&self, session: SessionId) -> Option<Arc<SharedBell>> {
+        self.with(|sessions| sessions.get(session)?.bell.clone())
     }
 
     /// What has become of channels.

@@ -25,6 +25,7 @@
 //! This crate must not know what the entries mean, how a sleeper is woken, or the verbs C ABI.
 
 mod armed;
+mod bell;
 pub mod budget;
 mod cq;
 mod memory;
@@ -41,6 +42,7 @@ mod sync;
 mod work;
 
 pub use armed::Armed;
+pub use bell::{Bell, LISTENS, WakeBy};
 pub use cq::{CqConsumer, CqRing, CqRoom};
 pub use memory::{AllocResult, Memory, ProgramMemory, Resource};
 pub use message::{Broken, MessageHead, MessageReader, MessageWriter, Written};

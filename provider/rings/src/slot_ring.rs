@@ -12,6 +12,9 @@
 //! | `asleep` | set by the reader, cleared by the writer, which then wakes it |
 //! | `awaits` | set by the writer, cleared by the reader, which then wakes it |
 //!
+//! A side with many rings need not look at each: it sets its flag to [`LISTENS`], and the other side rings
+//! its [`Bell`](crate::Bell).
+//!
 //! Neither side trusts the other: each keeps its own index to itself, holds the other's against it, and
 //! copies bytes before it looks at them. This must not know where the memory comes from, what records mean,
 //! or how a sleeper is woken.
@@ -20,6 +23,7 @@ use core::cell::UnsafeCell;
 use core::ptr::NonNull;
 
 use crate::OwnLine;
+use crate::bell::{LISTENS, LOOKS, SLEEPS, WakeBy, look_at};
 use crate::message::Broken;
 use crate::prefetch;
 use crate::sync::{AtomicU32, LoomCells, Ordering, fence};
@@ -285,13 +289,12 @@ impl SlotWriter {
         self.memory.slot(number).stamp.store(self.written, Ordering::Release);
     }
 
-    /// After one push or more: whether the reader must be woken.
+    /// After one push or more: how the reader is to be told.
     #[inline]
-    pub fn must_wake(&self) -> bool {
+    pub fn wake_by(&self) -> WakeBy {
         /* the stamps before the look at the flag; see `SlotReader::sleep` */
         fence(Ordering::SeqCst);
-        let asleep = &self.memory.head().asleep;
-        asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
+        look_at(&self.memory.head().asleep)
     }
 
     /// Asks the reader for a wake-up once it has read more. False: it has, meanwhile.
@@ -300,10 +303,18 @@ impl SlotWriter {
     /// [`Broken`]
     pub fn sleep(&mut self) -> Result<bool, Broken> {
         let before = self.read;
-        self.memory.head().awaits.store(1, Ordering::Relaxed);
+        self.memory.head().awaits.store(SLEEPS, Ordering::Relaxed);
         /* the flag before the look at the index; see `SlotReader::give_back` */
         fence(Ordering::SeqCst);
         Ok(self.look()? == before)
+    }
+
+    /// The reader is to ring this side's bell each time that it has read more. What it has read before may
+    /// not be seen yet: who begins to listen looks once.
+    pub fn listen(&self) {
+        self.memory.head().awaits.store(LISTENS, Ordering::Relaxed);
+        /* the flag before that look */
+        fence(Ordering::SeqCst);
     }
 }
 
@@ -398,7 +409,7 @@ impl SlotReader {
     }
 
     /// The writer has the slots and data of what was popped, and sees that it was read before it sees
-    /// anything that is stored later. Whether it must be woken says [`SlotReader::must_wake`].
+    /// anything that is stored later. How it is to be told says [`SlotReader::wake_by`].
     #[inline]
     pub fn publish(&mut self) {
         if self.read != self.given_back {
@@ -408,28 +419,27 @@ impl SlotReader {
         }
     }
 
-    /// After one publish or more: whether the writer waited for that, and must be woken.
+    /// After one publish or more: how the writer, if it waited for that, is to be told.
     #[inline]
-    pub fn must_wake(&mut self) -> bool {
+    pub fn wake_by(&mut self) -> WakeBy {
         if !std::mem::take(&mut self.unseen) {
-            return false;
+            return WakeBy::Nothing;
         }
-        let awaits = &self.memory.head().awaits;
         /* the index before the look at the flag; see `SlotWriter::sleep` */
         fence(Ordering::SeqCst);
-        awaits.load(Ordering::Relaxed) != 0 && awaits.swap(0, Ordering::Relaxed) != 0
+        look_at(&self.memory.head().awaits)
     }
 
     /// Both at once.
     #[inline]
-    pub fn give_back(&mut self) -> bool {
+    pub fn give_back(&mut self) -> WakeBy {
         self.publish();
-        self.must_wake()
+        self.wake_by()
     }
 
     /// The writer is to wake the reader when there is a record. False: there is one now.
     pub fn sleep(&self) -> bool {
-        self.memory.head().asleep.store(1, Ordering::Relaxed);
+        self.memory.head().asleep.store(SLEEPS, Ordering::Relaxed);
         /* the flag before the look at the stamp: the writer sees that this side sleeps, or this side the
          * record */
         fence(Ordering::SeqCst);
@@ -439,6 +449,14 @@ impl SlotReader {
     /// It looks by itself from now on, and need not be woken.
     #[inline]
     pub fn wake(&self) {
-        self.memory.head().asleep.store(0, Ordering::Relaxed);
+        self.memory.head().asleep.store(LOOKS, Ordering::Relaxed);
+    }
+
+    /// The writer is to ring this side's bell each time that there is a record. One that was there before may
+    /// not be seen yet: who begins to listen looks once.
+    pub fn listen(&self) {
+        self.memory.head().asleep.store(LISTENS, Ordering::Relaxed);
+        /* the flag before that look */
+        fence(Ordering::SeqCst);
     }
 }

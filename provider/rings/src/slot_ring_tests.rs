@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use crate::{
-    Broken, DataRoom, RECORD_WORDS, Record, SlotHead, SlotMemory, SlotReader, SlotWriter, StampedRecord,
+    Bell, Broken, DataRoom, RECORD_WORDS, Record, SlotHead, SlotMemory, SlotReader, SlotWriter,
+    StampedRecord, WakeBy,
 };
 
 const HEAD: usize = size_of::<SlotHead>();
@@ -177,7 +178,7 @@ impl Pair {
     }
 
     /// Popped data is what it was until it is given back.
-    fn give_back(&mut self) -> bool {
+    fn give_back(&mut self) -> WakeBy {
         for piece in self.held.drain(..) {
             let data = copy(&self.reader, piece.at, piece.data.len() as u32);
             assert_eq!(data, Some(piece.data));
@@ -240,7 +241,7 @@ proptest! {
                 0 => { let _ = writer.look(); }
                 1 => { let _ = writer.sleep(); }
                 2 => { reader.sleep(); }
-                3 => { writer.must_wake(); reader.give_back(); }
+                3 => { writer.wake_by(); reader.give_back(); }
                 4 | 5 => {
                     let len = len_of(kind, word, 256);
                     if let Ok(Some(room)) = writer.room(len) {
@@ -333,16 +334,44 @@ fn data_lies_inside_its_area() {
 fn sleepers_are_woken_once() {
     let mut pair = Pair::new(2, 128, false);
     assert!(pair.reader.sleep());
-    assert!(pair.push(1) && pair.writer.must_wake() && !pair.writer.must_wake());
+    assert!(pair.push(1));
+    assert_eq!([pair.writer.wake_by(), pair.writer.wake_by()], [WakeBy::Call, WakeBy::Nothing]);
     assert!(!pair.reader.sleep(), "there is a record");
     pair.reader.wake();
-    assert!(pair.push(1) && !pair.writer.must_wake(), "it looks by itself");
+    assert!(pair.push(1) && pair.writer.wake_by() == WakeBy::Nothing, "it looks by itself");
     assert!(!pair.push(1));
     assert_eq!(pair.writer.sleep(), Ok(true));
-    assert!(!pair.give_back(), "nothing was popped");
-    assert!(pair.pop() && pair.give_back());
-    assert!(pair.pop() && !pair.give_back(), "once");
+    assert_eq!(pair.give_back(), WakeBy::Nothing, "nothing was popped");
+    assert!(pair.pop() && pair.give_back() == WakeBy::Call);
+    assert!(pair.pop() && pair.give_back() == WakeBy::Nothing, "once");
     assert_eq!(pair.writer.sleep(), Ok(false), "there is room meanwhile");
+}
+
+#[test]
+fn who_listens_is_rung_for_each_until_it_sleeps_or_looks() {
+    let mut pair = Pair::new(4, 128, false);
+    pair.reader.listen();
+    pair.writer.listen();
+    for _ in 0..2 {
+        assert!(pair.push(1));
+        assert_eq!(pair.writer.wake_by(), WakeBy::Bell);
+        assert!(pair.pop());
+        assert_eq!(pair.give_back(), WakeBy::Bell);
+    }
+    assert!(pair.reader.sleep() && pair.writer.sleep() == Ok(false));
+    assert!(pair.push(1));
+    assert_eq!(pair.writer.wake_by(), WakeBy::Call);
+    assert!(pair.pop());
+    assert_eq!(pair.give_back(), WakeBy::Call);
+    pair.reader.wake();
+    assert!(pair.push(1));
+    assert_eq!(pair.writer.wake_by(), WakeBy::Nothing);
+
+    let bell = Bell::new();
+    assert!(!bell.take());
+    bell.ring();
+    bell.ring();
+    assert!(bell.take() && !bell.take());
 }
 
 #[test]

@@ -8,9 +8,9 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 use starverbs_core::{Cqe, RecvQueue, SendQueue, SendWqe, Sge, TakenWqe};
 use starverbs_rings::{
-    Armed, CqRing, Incarnation, MessageHead, MessageReader, MessageWriter, PendingDoorbells, RECORD_WORDS,
-    ReaderSlot, RecvSize, SendSize, SlotHead, SlotMemory, SlotReader, SlotWriter, StampedRecord, WorkRings,
-    Written,
+    Armed, Bell, CqRing, Incarnation, MessageHead, MessageReader, MessageWriter, PendingDoorbells,
+    RECORD_WORDS, ReaderSlot, RecvSize, SendSize, SlotHead, SlotMemory, SlotReader, SlotWriter,
+    StampedRecord, WakeBy, WorkRings, Written,
 };
 
 fn send_ring(max_wr: u32) -> WorkRings {
@@ -685,7 +685,7 @@ fn no_reader_of_records_sleeps_on() {
         let peer = thread::spawn(move || {
             let mut push = |byte| {
                 assert!(write_record(&mut writer, byte), "there is room");
-                writer.must_wake()
+                writer.wake_by() == WakeBy::Call
             };
             push(1) | push(2)
         });
@@ -708,17 +708,50 @@ fn no_reader_of_records_sleeps_on() {
     });
 }
 
+/// Two write to rings of one reader, which looks at them where its bell has rung: whatever is in one of them,
+/// the bell rings, or has rung.
+#[test]
+fn no_record_comes_without_the_bell() {
+    loom::model(|| {
+        let bell = Arc::new(Bell::new());
+        let (writers, mut readers): (Vec<_>, Vec<_>) = (0..2).map(|_| slot_ring()).unzip();
+        readers.iter().for_each(SlotReader::listen);
+        let peers: Vec<_> = writers
+            .into_iter()
+            .map(|mut writer| {
+                let bell = bell.clone();
+                thread::spawn(move || {
+                    assert!(write_record(&mut writer, 1), "there is room");
+                    assert_eq!(writer.wake_by(), WakeBy::Bell);
+                    bell.ring();
+                })
+            })
+            .collect();
+        let mut seen = 0;
+        let mut look = || {
+            if bell.take() {
+                seen += readers.iter_mut().filter_map(read_record).count();
+            }
+        };
+        look();
+        peers.into_iter().for_each(|peer| peer.join().unwrap());
+        look();
+        assert_eq!(seen, 2, "a record lies there, and nobody looks");
+    });
+}
+
 /// A writer that found a full ring is woken for what it has not seen given back, and writes over no slot that
 /// is unread.
 #[test]
 fn no_writer_of_records_waits_for_what_was_read() {
     loom::model(|| {
         let (mut writer, mut reader) = slot_ring();
-        assert!(write_record(&mut writer, 1) && write_record(&mut writer, 2) && !writer.must_wake());
+        assert!(write_record(&mut writer, 1) && write_record(&mut writer, 2));
+        assert_eq!(writer.wake_by(), WakeBy::Nothing);
         let peer = thread::spawn(move || {
             let notified = [1, 2].map(|next| {
                 assert_eq!(read_record(&mut reader), Some(next));
-                reader.give_back()
+                reader.give_back() == WakeBy::Call
             });
             (reader, notified[0] || notified[1])
         });

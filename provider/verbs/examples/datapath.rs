@@ -5,8 +5,9 @@
 //! the turns of the two sides, is what counts; everything before warms up. Says what the counters of both
 //! cards did meanwhile.
 //!
-//! usage: datapath pingpong|stream|spread|write|read MESSAGES udp|local
-//! The last says what carries them: packets, or shared memory.
+//! usage: datapath pingpong|stream|spread|write|read|idle|crowd MESSAGES udp|local
+//! The last says what carries them: packets, or shared memory. Of idle and crowd the messages are polls that
+//! find nothing, of a card with one peer or with a hundred.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -32,6 +33,9 @@ const NAMES: [&str; 6] =
     ["tx_packets", "tx_syscalls", "rx_syscalls", "retransmitted", "timeouts", "handed_on"];
 /// Messages before those that count.
 const WARM: usize = 64;
+/// Peers of a card in a crowd, and polls before those that count: until all know how to tell it of something.
+const CROWD: usize = 100;
+const POLLS: usize = 160_000;
 
 /// One end of the connections.
 struct Side {
@@ -153,6 +157,29 @@ fn volley(a: &Side, b: &Side, work: Work, count: usize) {
     receive(b, a);
 }
 
+/// `count` polls of one that has nothing to do.
+fn idle(a: &Side, b: &Side, work: Work, count: usize) {
+    (0..count).for_each(|_| assert_eq!(requester_turn(a, b, work, &mut 0, 0, 0), 0, "nothing is under way"));
+}
+
+/// Others that are connected with `a`, and have said something.
+fn crowd(a: &Node, settings: &Settings) -> Vec<(Side, Qp)> {
+    let join = |_| {
+        let side = Side::new(settings, 1);
+        let ours = Qp::create(&a.pd, &a.init(QpType::Rc, None)).expect("a queue pair");
+        connect_with(a, &ours, &side.node, &side.qps[0], Mtu::M4096);
+        (side, ours)
+    };
+    let peers = (1..CROWD).map(join).collect::<Vec<_>>();
+    for polls in 0..POLLS {
+        assert_eq!(a.cq.poll_with(16, |_| {}).expect("a poll"), 0, "nobody has sent");
+        if polls % 1000 == 0 {
+            peers.iter().for_each(|(side, _)| assert_eq!(side.poll(), 0, "nobody has sent"));
+        }
+    }
+    peers
+}
+
 /// Until nothing is under way any more and all that is done now and then was done: the kernel knows by
 /// then whose frames are whose.
 fn settle(a: &Side, b: &Side) {
@@ -183,8 +210,9 @@ fn main() {
         ("spread", Some(count)) => (work(SendOp::Write, 8, SPREAD_DEPTH), count),
         ("write", Some(count)) => (work(SendOp::Write, LONG, LONG_DEPTH), count),
         ("read", Some(count)) => (work(SendOp::Read, LONG, LONG_DEPTH), count),
+        ("idle" | "crowd", Some(count)) => (work(SendOp::Send, 8, 1), count),
         _ => {
-            eprintln!("usage: datapath pingpong|stream|spread|write|read MESSAGES udp|local");
+            eprintln!("usage: datapath pingpong|stream|spread|write|read|idle|crowd MESSAGES udp|local");
             std::process::exit(2);
         }
     };
@@ -193,9 +221,17 @@ fn main() {
     let (a, b) = (Side::new(&settings, qps), Side::new(&settings, qps));
     connect(&a, &b);
     [&a, &b].iter().for_each(|side| side.post_receives(SHORT_DEPTH));
-    let run = |count| if what == "pingpong" { volley(&a, &b, work, count) } else { go(&a, &b, work, count) };
+    let run = |count| match what.as_str() {
+        "pingpong" => volley(&a, &b, work, count),
+        "idle" | "crowd" => idle(&a, &b, work, count),
+        _ => go(&a, &b, work, count),
+    };
+    if matches!(what.as_str(), "idle" | "crowd") {
+        go(&a, &b, work, WARM);
+    }
     run(WARM.max(qps));
     settle(&a, &b);
+    let _peers = if what == "crowd" { crowd(&a.node, &settings) } else { Vec::new() };
     let before = NAMES.map(|name| counters(settings.port, name));
     measured(|| run(count));
     for (name, before) in NAMES.iter().zip(before) {

@@ -2,13 +2,15 @@
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 
 use starverbs_rings::{Broken, MessageReader, MessageWriter, Written};
 
+use super::bell::SharedBell;
 use super::channel::Asking;
 use super::direct::{MemoryFiles, OfferedMemory};
 use super::due::PendingMessages;
-use super::hello::{CHANNEL, GATES, Hello, MEM, MRS, PROCESS, READERS, RINGS};
+use super::hello::{BELL, CHANNEL, GATES, Hello, MEM, MRS, PROCESS, READERS, RINGS};
 use super::memory::{LANES, RingMemory};
 use super::socket::{self, Credentials};
 use super::{Consumer, SessionId, trust};
@@ -129,6 +131,10 @@ pub(super) struct Session {
     pub(super) channels: u32,
     /// Who has channels is told of the end
     pub(super) has_channels: bool,
+    /// The other end's, if it has handed it over
+    pub(super) bell: Option<Arc<SharedBell>>,
+    /// The other end has this process's
+    has_ours: bool,
     rings: Option<Rings>,
 }
 
@@ -148,6 +154,8 @@ impl Session {
             stall: Stall::default(),
             channels: 0,
             has_channels: false,
+            bell: None,
+            has_ours: false,
             rings: None,
         }
     }
@@ -185,6 +193,14 @@ impl Session {
         socket::send(self.socket.as_ref()?, &hello, &fds).ok()?;
         self.has_channels = true;
         Some(channel)
+    }
+
+    /// Hands this process's bell over, once. False: the other end does not read, or is gone.
+    pub(super) fn hand_bell(&mut self, own_blocks: Vec<u16>, bell: &File) -> bool {
+        let hello = Hello { kinds: &[BELL], blocks: own_blocks }.encode();
+        self.has_ours = self.has_ours
+            || self.socket.as_ref().is_some_and(|to| socket::send(to, &hello, &[bell.as_raw_fd()]).is_ok());
+        self.has_ours
     }
 
     /// Whether the other end's process has credentials equal to this one's, and lives.

@@ -3,16 +3,19 @@
 mod awake;
 
 use std::collections::{HashMap, VecDeque};
+use std::fs::File;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use nix::sys::socket::UnixAddr;
 use starverbs_core::Nanos;
 use starverbs_core::relay::LinkError;
 
+use super::bell::SharedBell;
 use super::channel::{Answering, Asking};
 use super::direct::{MemoryFiles, OfferedMemory, ProcessFile};
-use super::hello::{self, CHANNEL, GATES, Hello, MEM, MRS, PROCESS, READERS, RINGS};
+use super::hello::{self, BELL, CHANNEL, GATES, Hello, MEM, MRS, PROCESS, READERS, RINGS};
 use super::memory::RingMemory;
 use super::session::Session;
 use super::socket::{self, SocketMessage};
@@ -79,6 +82,8 @@ pub(super) struct Sessions {
     rounds: u32,
     /// What peers of equal credentials get
     pub(super) offered: Option<OfferedMemory>,
+    /// This process's, once it listens
+    bell: Option<(Arc<SharedBell>, File)>,
     /// For who has channels
     pub(super) news: VecDeque<ChannelNews>,
 }
@@ -100,6 +105,7 @@ impl Sessions {
             uses_links: false,
             rounds: 0,
             offered: None,
+            bell: None,
             news: VecDeque::new(),
         })
     }
@@ -307,10 +313,15 @@ impl Sessions {
             match socket::receive(socket, &mut room, &mut descriptors) {
                 SocketMessage::Nothing => return,
                 SocketMessage::Ended => return self.end(id),
-                SocketMessage::Message([_]) => self.wake(id),
+                SocketMessage::Message([_]) => {
+                    self.wake(id);
+                    if self.bell.is_some() {
+                        self.tell(ChannelNews::Called(id));
+                    }
+                }
                 SocketMessage::Message(bytes) => {
                     let Some(hello) = hello::decode(bytes) else { return self.break_off(id) };
-                    let (mut rings, mut channel) = (None, None);
+                    let (mut rings, mut channel, mut bell) = (None, None, None);
                     let mut memory = [const { None }; 5];
                     for (kind, file) in hello.kinds.iter().zip(descriptors) {
                         match *kind {
@@ -321,6 +332,7 @@ impl Sessions {
                             GATES => memory[2] = Some(file),
                             MEM => memory[3] = Some(file),
                             PROCESS => memory[4] = Some(file),
+                            BELL => bell = Some(file),
                             _ => {}
                         }
                     }
@@ -328,6 +340,9 @@ impl Sessions {
                     if let Some(channel) = channel.and_then(Answering::open) {
                         let memory = self.take_memory(id, memory);
                         self.take_channel(id, channel, memory);
+                    }
+                    if let Some(bell) = bell.and_then(SharedBell::open) {
+                        self.take_bell(id, bell);
                     }
                 }
             }
@@ -355,6 +370,36 @@ impl Sessions {
         let channel = session.and_then(|session| session.offer_channel(blocks, offered.as_ref()));
         self.offered = offered;
         channel
+    }
+
+    /// This process's bell.
+    pub(super) fn own_bell(&mut self) -> Option<Arc<SharedBell>> {
+        if self.bell.is_none() {
+            self.bell = SharedBell::create();
+        }
+        self.bell.as_ref().map(|(bell, _)| bell.clone())
+    }
+
+    /// Hands it to the other end of a session.
+    pub(super) fn hand_bell(&mut self, id: SessionId) -> bool {
+        let blocks = self.blocks();
+        let Some((bell, file)) = self.bell.take() else { return false };
+        let has = self.get(id).is_some_and(|session| session.hand_bell(blocks, &file));
+        self.bell = Some((bell, file));
+        has
+    }
+
+    fn take_bell(&mut self, id: SessionId, bell: Arc<SharedBell>) {
+        if let Some(session) = self.get(id) {
+            session.bell = Some(bell.clone());
+            self.tell(ChannelNews::Bell(id, bell));
+        }
+    }
+
+    fn tell(&mut self, news: ChannelNews) {
+        if self.news.try_reserve(1).is_ok() {
+            self.news.push_back(news);
+        }
     }
 
     /// What came beside a channel, if it is all there is to be, and its sender gets the same from us.

@@ -234,6 +234,7 @@ fn take_channel(peers: &Peers) -> Option<(SessionId, Box<Answering>)> {
     peers.look();
     match peers.next_news()? {
         ChannelNews::Opened(session, channel, _) => Some((session, channel)),
+        ChannelNews::Bell(..) | ChannelNews::Called(_) => panic!("nobody listens"),
         ChannelNews::Ended(_) | ChannelNews::Broken => panic!("a session has ended"),
     }
 }
@@ -272,6 +273,28 @@ fn who_makes_too_many_channels_is_told_at_once() {
     assert!(matches!(a.next_news(), Some(ChannelNews::Ended(id)) if id == channels[0].0));
     let news: Vec<_> = std::iter::from_fn(|| b.next_news()).collect();
     assert_eq!(news.iter().filter(|news| matches!(news, ChannelNews::Broken)).count(), 1, "and counted once");
+}
+
+#[test]
+fn a_bell_is_rung_in_another_process() {
+    const PORT: u16 = 65098;
+    let (a, b) = (peers(PORT, 7), peers(PORT, 8));
+    let (session, _asking) = open_channel(&a, 8).expect("a channel");
+    let (back, _answering) = take_channel(&b).expect("it has come");
+    assert!(!a.hand_bell(session), "it has none");
+    let bell = a.bell().expect("memory");
+    assert!(a.hand_bell(session) && a.hand_bell(session), "once");
+    b.look();
+    let Some(ChannelNews::Bell(from, theirs)) = b.next_news() else { panic!("it has not come") };
+    assert_eq!(from, back);
+    assert!(b.bell_of(back).is_some() && b.next_news().is_none());
+    assert!(!bell.take());
+    theirs.ring();
+    assert!(bell.take() && !bell.take());
+    /* who calls one that listens is heard */
+    b.wake(back);
+    a.look();
+    assert!(matches!(a.next_news(), Some(ChannelNews::Called(id)) if id == session));
 }
 
 #[test]

@@ -254,8 +254,8 @@ impl<D: ThreadWork> Worker<D> {
     }
 
     /// Something came through memory. A program that calls all the time would have taken it: on one CPU this
-    /// thread comes before its next poll, each time. Else, where requests follow each other soon, it looks for
-    /// the next ones before it sleeps.
+    /// thread comes before its next poll, each time. Else, where requests follow each other soon, it looks
+    /// for the next ones before it sleeps.
     fn after_local(&mut self) {
         let (begun, calls) = (clock::now(), self.device.activity().calls());
         let ago = begun.saturating_sub(std::mem::replace(&mut self.served_at, begun));

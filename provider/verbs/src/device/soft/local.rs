@@ -11,6 +11,7 @@ mod agreement;
 pub(crate) mod channels;
 mod direct;
 pub(crate) mod end;
+mod listening;
 mod record;
 mod requester;
 mod responder;
@@ -278,14 +279,18 @@ impl LocalHost {
         let mut came = 0;
         while let Some(news) = env.channels.peers.next_news() {
             self.on_news((nic, env), news, now);
+            env.channels.listening.look(1);
             came += 1;
         }
-        if !env.channels.any() {
+        if env.channels.are_quiet() {
             return came;
         }
         loop {
             let taken = self.take_turn((nic, env), now);
             came += taken;
+            if taken > 0 {
+                env.channels.listening.look(1);
+            }
             if !env.channels.flush() || taken == 0 {
                 return came;
             }

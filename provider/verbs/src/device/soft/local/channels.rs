@@ -6,11 +6,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use starverbs_backend::{Answering, Asking, MemoryFiles, Peers, SessionId};
+use starverbs_backend::{Answering, Asking, MemoryFiles, Peers, SessionId, SharedBell};
 use starverbs_core::coalesce::Backlog;
 use starverbs_core::{Nanos, Qpn};
 use starverbs_rings::{Broken, DataRoom};
 
+use super::listening::{self, Listening};
 use super::record::{CHUNK, LocalRecord};
 use super::responder::{LocalReply, ReadAnswer};
 use super::turn::InboundControl;
@@ -21,6 +22,8 @@ pub(super) struct AskingChannel {
     pub(super) channel: Asking,
     /// `None`: the other end is this card's, too
     pub(super) session: Option<SessionId>,
+    /// The other end's, if there is one
+    pub(super) bell: Option<Arc<SharedBell>>,
     /// Blocks of the other end's process, as far as was asked for them
     blocks: Vec<u32>,
     /// By slot: whose request ends with the record there; 0: none does
@@ -48,6 +51,8 @@ pub(super) struct AskingChannel {
 pub(super) struct Answerer {
     pub(super) channel: Answering,
     pub(super) session: Option<SessionId>,
+    /// As an asker's
+    pub(super) bell: Option<Arc<SharedBell>>,
     /// No other has the same
     pub(super) serial: u32,
     /// The way to the other end's memory
@@ -73,9 +78,11 @@ pub(crate) struct Channels {
     pub(super) reply: LocalRecord,
     /// What stands before the next request
     pub(super) inbound_control: Option<InboundControl>,
+    /// There are so many that a poll looks at one word for all
+    pub(super) listening: Listening,
     serial: u32,
     /// Others wake this card
-    asleep: bool,
+    pub(super) asleep: bool,
     /// Something was written that the reader may be asleep for: in a channel of an asker, or of an answerer
     asked: bool,
     answered: bool,
@@ -95,6 +102,7 @@ impl Channels {
             traces: false,
             reply: LocalRecord::default(),
             inbound_control: None,
+            listening: Listening::default(),
             serial: 0,
             asleep: false,
             asked: false,
@@ -156,6 +164,7 @@ impl Channels {
             completed: channel.requests.written(),
             channel,
             session,
+            bell: session.and_then(|session| self.peers.bell_of(session)),
             blocks: vec![block],
             waiting: VecDeque::new(),
             control: VecDeque::new(),
@@ -175,6 +184,7 @@ impl Channels {
             asker.channel.answers.sleep();
         }
         self.askers[at] = Some(Box::new(asker));
+        self.listen_if_many(session);
         u32::try_from(at).ok()
     }
 
@@ -194,6 +204,7 @@ impl Channels {
         self.answerers.push(Answerer {
             channel,
             session,
+            bell: session.and_then(|session| self.peers.bell_of(session)),
             serial,
             memory: memory.and_then(|files| PeerMemory::open(*files, pid).ok()).map(Arc::new),
             reading: None,
@@ -201,6 +212,7 @@ impl Channels {
             ended: false,
             dirty: false,
         });
+        self.listen_if_many(session);
     }
 
     /// The peer of one of this card's QPs asks for everything from now on.
@@ -348,8 +360,9 @@ impl Channels {
     #[inline]
     fn wake_answerers(&mut self) {
         for asker in self.askers.iter_mut().flatten() {
-            if std::mem::take(&mut asker.dirty) && asker.channel.requests.must_wake() {
-                wake(&self.peers, asker.session);
+            if std::mem::take(&mut asker.dirty) {
+                let by = asker.channel.requests.wake_by();
+                listening::tell(&self.peers, by, asker.session, asker.bell.as_deref());
             }
         }
     }
@@ -359,19 +372,17 @@ impl Channels {
     #[inline]
     pub(in super::super) fn wake_requesters(&mut self) {
         for answerer in &mut self.answerers {
-            if answerer.channel.requests.must_wake()
-                && let Some(session) = answerer.session
-            {
-                self.peers.wake(session);
-            }
+            let by = answerer.channel.requests.wake_by();
+            listening::tell(&self.peers, by, answerer.session, answerer.bell.as_deref());
         }
     }
 
     #[inline(never)]
     fn wake_askers(&mut self) {
         for answerer in &mut self.answerers {
-            if std::mem::take(&mut answerer.dirty) && answerer.channel.answers.must_wake() {
-                wake(&self.peers, answerer.session);
+            if std::mem::take(&mut answerer.dirty) {
+                let by = answerer.channel.answers.wake_by();
+                listening::tell(&self.peers, by, answerer.session, answerer.bell.as_deref());
             }
         }
     }
@@ -413,8 +424,7 @@ impl Channels {
     #[cold]
     fn wake(&mut self) {
         self.asleep = false;
-        self.askers.iter().flatten().for_each(|asker| asker.channel.answers.wake());
-        self.answerers.iter().for_each(|answerer| answerer.channel.requests.wake());
+        self.look_or_listen();
     }
 
     /// Channels whose other end is gone, and that nobody uses any more, go.
@@ -425,14 +435,6 @@ impl Channels {
             }
         }
         self.answerers.retain(|answerer| !answerer.ended);
-    }
-}
-
-/// Wakes the thread at the other end of a session, which may be this card's own.
-#[cold]
-fn wake(peers: &Peers, session: Option<SessionId>) {
-    if let Some(session) = session {
-        peers.wake(session);
     }
 }
 

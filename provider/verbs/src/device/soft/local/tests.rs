@@ -62,17 +62,17 @@ enum Act {
 type Schedule = Vec<(usize, Step)>;
 
 /// A card and what belongs to it.
-struct Card {
-    soft: Arc<Soft>,
+pub(super) struct Card {
+    pub(super) soft: Arc<Soft>,
     ctx: Context,
     pd: Pd,
-    cq: Cq,
+    pub(super) cq: Cq,
     mr: Mr,
     memory: u64,
 }
 
 impl Card {
-    fn new(port: u16) -> Card {
+    pub(super) fn new(port: u16) -> Card {
         let addrs = Some(vec!["127.0.0.1".parse().unwrap()]);
         let link_trust = LinkTrust::None;
         let settings = Settings {
@@ -92,7 +92,7 @@ impl Card {
         Card { soft, ctx, pd, cq, mr: mr.unwrap(), memory }
     }
 
-    fn qp(&self) -> Qp {
+    pub(super) fn qp(&self) -> Qp {
         let init = QpInit {
             qp_type: QpType::Rc,
             send_cq: &self.cq,
@@ -124,7 +124,7 @@ impl Card {
     }
 
     /// Takes what has come: frames, news, records.
-    fn take(&self) {
+    pub(super) fn take(&self) {
         self.soft.with(|shard, now| {
             while shard.intake.rx.recv() > 0 && shard.take_frames(now, || false) {}
             shard.local.run((&mut shard.nic, &mut shard.env), now);
@@ -147,7 +147,7 @@ impl Card {
     }
 }
 
-fn connect(qp: &Qp, to: &Card, peer: &Qp) {
+pub(super) fn connect(qp: &Qp, to: &Card, peer: &Qp) {
     let dgid = to.ctx.query_gid(1, 0).unwrap().gid;
     let attr = QpAttr {
         port_num: 1,
@@ -173,7 +173,7 @@ fn connect(qp: &Qp, to: &Card, peer: &Qp) {
     modify(QpState::Rts, rts | QpAttrMask::MAX_QP_RD_ATOMIC);
 }
 
-fn send(qp: &Qp) {
+pub(super) fn send(qp: &Qp) {
     let wr = plain_send(7);
     let mut poster = qp.post_send();
     for _ in 0..MESSAGES {

@@ -5,6 +5,7 @@ use starverbs_core::{AsyncEvent, Host, Nanos, Nic, QpState, Qpn};
 
 use super::channels::Channels;
 use super::end::LocalEnd;
+use super::listening;
 use super::record::{self, CHUNK, LocalRecord, answer, control};
 use super::responder::{LocalReply, ReadAnswer};
 use crate::device::soft::env::{HostEnv, NicEnv};
@@ -321,10 +322,9 @@ fn take_from((nic, env): NicEnv<'_>, at: u32, now: Nanos) -> u32 {
     }
     let Some(asker) = env.channels.asker(at) else { return taken };
     let more = asker.channel.answers.has_next();
-    if asker.channel.answers.give_back()
-        && let Some(session) = asker.session
-    {
-        env.channels.peers.wake(session);
+    let by = asker.channel.answers.give_back();
+    if let Some(asker) = &env.channels.askers[at as usize] {
+        listening::tell(&env.channels.peers, by, asker.session, asker.bell.as_deref());
     }
     if more { taken } else { taken + complete((nic, env), at, given, now) }
 }
