@@ -43,7 +43,7 @@ trap cleanup EXIT
 export STARVERBS_ADDRS=127.0.0.1 STARVERBS_PORT=$((20000 + RANDOM % 10000)) RUST_BACKTRACE=0
 
 build() { cc -Wall -Wextra -g -O1 -I "$here/../../include" -o "$tmp/$1" "$here/$1.c" -L "$lib" -libverbs \
-    -lpthread; }
+    -lpthread "${@:2}"; }
 shim() { cc -Wall -Wextra -O1 -shared -fPIC -o "$tmp/$1.so" "$here/$1.c"; }
 run() { LD_LIBRARY_PATH=$lib "$tmp/$@"; }
 
@@ -67,7 +67,8 @@ users() {
         echo 'users: skipped, needs root'
         return
     fi
-    build users
+    # one is started as programs are to which LD_LIBRARY_PATH means nothing
+    build users -Wl,-rpath,"$lib"
     run users
 }
 

@@ -1,6 +1,6 @@
 /* Two processes of one host that are not each other's equals: of two users, one not dumpable, one with fewer
- * capabilities, of users or groups without a number, or one that gives and takes nothing
- * (STARVERBS_LINK_TRUST=none). They SEND, WRITE, READ and add to each other's memory, both ways. Of each:
+ * capabilities, of users or groups without a number, one in a user namespace of its own, one that was started
+ * with rights of its file's (AT_SECURE), or one that gives and takes nothing (STARVERBS_LINK_TRUST=none). They SEND, WRITE, READ and add to each other's memory, both ways. Of each:
  *
  * - the data is right, and the other's card has executed all of it (local_executed); none went by a
  *   descriptor or a mapping of the other's memory,
@@ -13,7 +13,13 @@
 #include <grp.h>
 #include <infiniband/stardv.h>
 #include <linux/capability.h>
+#include <limits.h>
+#include <sched.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
+#include <sys/sendfile.h>
+#include <sys/statvfs.h>
+#include <sys/stat.h>
 
 enum { ROUNDS = 20, COUNTERS = 512, WRITTEN = 8192, BACK = 16384, WORD = 16384, MESSAGES = 32768,
 	MESSAGE = 64 };
@@ -28,7 +34,12 @@ struct who {
 	unsigned uid, gid;
 	/* not dumpable; without one capability of root's; gives and takes nothing */
 	int hides, lacks, refuses;
+	/* root of a namespace of its own; started from a file that gives it a group */
+	int apart, secure;
 };
+
+#define ROOT { .uid = 0 }
+#define USER(user, group) { .uid = (user), .gid = (group) }
 
 static const struct trial {
 	const char *what;
@@ -36,25 +47,28 @@ static const struct trial {
 	/* whether each is handed the other's memory, and whether it keeps that */
 	int is_given[2], keeps;
 } trials[] = {
-	{ "equals", { { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0 } }, { 1, 1 }, 1 },
-	{ "equals that are not root", { { A_USER, A_USER, 0, 0, 0 }, { A_USER, A_USER, 0, 0, 0 } }, { 1, 1 }, 1 },
-	{ "root and a user", { { 0, 0, 0, 0, 0 }, { A_USER, A_USER, 0, 0, 0 } }, { 0, 0 }, 0 },
-	{ "two users", { { A_USER, A_USER, 0, 0, 0 }, { A_USER + 1, A_USER, 0, 0, 0 } }, { 0, 0 }, 0 },
-	{ "two groups", { { A_USER, A_USER, 0, 0, 0 }, { A_USER, A_USER + 1, 0, 0, 0 } }, { 0, 0 }, 0 },
-	{ "one not dumpable", { { A_USER, A_USER, 0, 0, 0 }, { A_USER, A_USER, 1, 0, 0 } }, { 0, 0 }, 0 },
+	{ "equals", { ROOT, ROOT }, { 1, 1 }, 1 },
+	{ "equals that are not root", { USER(A_USER, A_USER), USER(A_USER, A_USER) }, { 1, 1 }, 1 },
+	{ "root and a user", { ROOT, USER(A_USER, A_USER) }, { 0, 0 }, 0 },
+	{ "two users", { USER(A_USER, A_USER), USER(A_USER + 1, A_USER) }, { 0, 0 }, 0 },
+	{ "two groups", { USER(A_USER, A_USER), USER(A_USER, A_USER + 1) }, { 0, 0 }, 0 },
+	{ "one not dumpable", { USER(A_USER, A_USER), { .uid = A_USER, .gid = A_USER, .hides = 1 } }, { 0, 0 }, 0 },
 	/* to whom root's other process gives, as it cannot see that; it takes nothing */
-	{ "one not dumpable, root", { { 0, 0, 0, 0, 0 }, { 0, 0, 1, 0, 0 } }, { 0, 1 }, 0 },
-	{ "one with fewer capabilities", { { 0, 0, 0, 0, 0 }, { 0, 0, 0, 1, 0 } }, { 0, 0 }, 0 },
-	{ "users without a number", { { NO_NUMBER, A_USER, 0, 0, 0 }, { NO_NUMBER, A_USER, 0, 0, 0 } }, { 0, 0 },
-		0 },
-	{ "groups without a number", { { A_USER, NO_NUMBER, 0, 0, 0 }, { A_USER, NO_NUMBER, 0, 0, 0 } }, { 0, 0 },
-		0 },
+	{ "one not dumpable, root", { ROOT, { .hides = 1 } }, { 0, 1 }, 0 },
+	{ "one with fewer capabilities", { ROOT, { .lacks = 1 } }, { 0, 0 }, 0 },
+	{ "users without a number", { USER(NO_NUMBER, A_USER), USER(NO_NUMBER, A_USER) }, { 0, 0 }, 0 },
+	{ "groups without a number", { USER(A_USER, NO_NUMBER), USER(A_USER, NO_NUMBER) }, { 0, 0 }, 0 },
 	/* to whom the other gives, as it does not know */
-	{ "one that refuses", { { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 1 } }, { 0, 1 }, 0 },
-	{ "two that refuse", { { 0, 0, 0, 0, 1 }, { 0, 0, 0, 0, 1 } }, { 0, 0 }, 0 },
+	{ "one that refuses", { ROOT, { .refuses = 1 } }, { 0, 1 }, 0 },
+	{ "two that refuse", { { .refuses = 1 }, { .refuses = 1 } }, { 0, 0 }, 0 },
+	{ "one in a user namespace of its own", { ROOT, { .apart = 1 } }, { 0, 0 }, 0 },
+	/* to whom the other gives, as it cannot see that; it takes nothing */
+	{ "one with rights of its file's", { ROOT, { .secure = 1 } }, { 0, 1 }, 0 },
 };
 
 static const struct trial *trial;
+/* This program, as a file that gives who starts it a group. */
+static char copy[PATH_MAX];
 static struct side s;
 /* Descriptors of another process's /proc/PID/mem that came over a socket. */
 static volatile int received;
@@ -162,6 +176,27 @@ static uint64_t count(const char *name)
 	return 0;
 }
 
+static void write_to(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
+
+	NEED(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
+	close(fd);
+}
+
+/* Goes on in the copy, as who got a group from it. */
+static void start_copy(int fd, int index)
+{
+	char of[16], at[16], socket[16];
+
+	snprintf(of, sizeof(of), "%d", (int)(trial - trials));
+	snprintf(at, sizeof(at), "%d", index);
+	snprintf(socket, sizeof(socket), "%d", fd);
+	NEED(fcntl(fd, F_SETFD, 0) == 0);
+	execl(copy, copy, of, at, socket, (char *)NULL);
+	NEED(!"it starts");
+}
+
 static void become(const struct who *who)
 {
 	struct __user_cap_header_struct head = { _LINUX_CAPABILITY_VERSION_3, 0 };
@@ -178,6 +213,15 @@ static void become(const struct who *who)
 		NEED(setresgid(who->gid, who->gid, who->gid) == 0);
 		NEED(setresuid(who->uid, who->uid, who->uid) == 0);
 	}
+	if (who->apart) {
+		NEED(unshare(CLONE_NEWUSER) == 0);
+		write_to("/proc/self/setgroups", "deny");
+		write_to("/proc/self/uid_map", "0 0 1");
+		write_to("/proc/self/gid_map", "0 0 1");
+	}
+	/* the group goes, and what the kernel said at the start stays */
+	if (who->secure)
+		NEED(getauxval(AT_SECURE) == 1 && setresgid(who->gid, who->gid, who->gid) == 0);
 	/* the change of the user clears both */
 	NEED(prctl(PR_SET_DUMPABLE, !who->hides) == 0);
 	NEED(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
@@ -255,6 +299,8 @@ static void talk(int fd, int index)
 {
 	struct peer p;
 
+	if (trial->who[index].secure && !getauxval(AT_SECURE))
+		start_copy(fd, index);
 	become(&trial->who[index]);
 	open_side(&s);
 	p = swap(fd, &s);
@@ -323,30 +369,64 @@ static void try(void)
 	printf("%s: %s\n", trial->what, trial->keeps ? "by the descriptor" : "by the ring alone");
 }
 
-/* Whether this process may become others: root of a user namespace may have no numbers for them. */
-static int may_become_others(void)
+/* Whether a process may become what `as` says: root of a user namespace may have no numbers for others. */
+static int may(int (*as)(void))
 {
 	pid_t pid = fork();
 	int status;
 
 	NEED(pid >= 0);
 	if (pid == 0)
-		_exit(setresgid(A_USER, A_USER, A_USER) != 0 || setresuid(A_USER, A_USER, A_USER) != 0);
+		_exit(as() != 0);
 	NEED(waitpid(pid, &status, 0) == pid);
 	return status == 0;
 }
 
-int main(void)
+static int as_another(void) { return setresgid(A_USER, A_USER, A_USER) || setresuid(A_USER, A_USER, A_USER); }
+static int as_one_apart(void) { return unshare(CLONE_NEWUSER); }
+
+/* Makes the copy. False: its folder's files give nobody a group. */
+static int make_copy(void)
 {
+	ssize_t len = readlink("/proc/self/exe", copy, sizeof(copy) - 8);
+	struct statvfs folder;
+	struct stat self;
+	int from = open("/proc/self/exe", O_RDONLY | O_CLOEXEC), to;
+
+	NEED(len > 0 && from >= 0 && fstat(from, &self) == 0);
+	strcpy(copy + len, ".group");
+	NEED((to = open(copy, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0700)) >= 0);
+	NEED(sendfile(to, from, NULL, self.st_size) == self.st_size && fstatvfs(to, &folder) == 0);
+	NEED(fchown(to, 0, A_USER) == 0 && fchmod(to, 02755) == 0);
+	close(from);
+	close(to);
+	return !(folder.f_flag & ST_NOSUID);
+}
+
+int main(int argc, char **argv)
+{
+	int are_apart, get_groups;
+
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	alarm(300);
-	if (!may_become_others()) {
+	if (argc == 4) {
+		trial = &trials[atoi(argv[1])];
+		talk(atoi(argv[3]), atoi(argv[2]));
+		return failures != 0;
+	}
+	if (!may(as_another)) {
 		puts("skipped, needs a root that may become other users");
 		return 0;
 	}
+	are_apart = may(as_one_apart);
+	get_groups = make_copy();
 	for (size_t at = 0; at < sizeof(trials) / sizeof(*trials); at++) {
 		trial = &trials[at];
-		try();
+		if ((trial->who[1].apart && !are_apart) || (trial->who[1].secure && !get_groups))
+			printf("%s: skipped, the system does not let us\n", trial->what);
+		else
+			try();
 	}
+	unlink(copy);
 	return failures != 0;
 }

@@ -84,8 +84,8 @@ pub(crate) struct Channels {
     /// Others wake this card
     pub(super) asleep: bool,
     /// Something was written that the reader may be asleep for: in a channel of an asker, or of an answerer
-    asked: bool,
-    answered: bool,
+    pub(super) asked: bool,
+    pub(super) answered: bool,
     /// One does not keep to the rules
     pub(super) broken: bool,
     /// There are more ends than a CPU's caches hold

@@ -48,10 +48,12 @@ pub(super) fn tell(peers: &Peers, by: WakeBy, session: Option<SessionId>, bell: 
 }
 
 impl Channels {
-    /// Whether a look at the channels would find nothing.
+    /// Whether a turn would find nothing to do: nothing has come, and nobody is to be told of anything.
     #[inline]
     pub(super) fn are_quiet(&mut self) -> bool {
-        let Some(bell) = self.listening.bell.as_ref().filter(|_| !self.asleep) else { return !self.any() };
+        let owes = self.asked || self.answered || self.broken;
+        let listens = self.listening.bell.as_ref().filter(|_| !owes && !self.asleep);
+        let Some(bell) = listens else { return !self.any() };
         if self.listening.looks > 0 {
             self.listening.looks -= 1;
             return false;

@@ -1,8 +1,10 @@
 //! A card that listens hears whatever its peers do, and looks at nothing else.
 
 use starverbs_core::Cqe;
+use starverbs_core::types::QPN_BLOCK_SHIFT;
 use starverbs_free_port::free_port;
 
+use super::super::record::{LocalRecord, control};
 use super::super::tests::{Card, connect, send};
 use super::*;
 use crate::Qp;
@@ -86,6 +88,23 @@ fn a_card_with_many_peers_hears_each_of_them() {
         star.hub.take();
         assert_eq!(star.completions(), 2);
     }
+}
+
+#[test]
+fn a_card_that_owes_somebody_a_call_is_not_quiet() {
+    let star = Star::new();
+    let (_, ours, theirs) = &star.peers[0];
+    star.listen();
+    star.hub.soft.with(|shard, _| {
+        let channels = &mut shard.env.channels;
+        assert!(channels.are_quiet());
+        let channel = channels.channel_to(theirs.number() >> QPN_BLOCK_SHIFT).expect("a channel");
+        let record = LocalRecord { op: control::WITHDRAW, from: ours.number(), ..LocalRecord::default() };
+        channels.send_control(channel, record);
+        assert!(!channels.are_quiet());
+        channels.flush();
+        assert!(channels.are_quiet());
+    });
 }
 
 #[test]
