@@ -174,7 +174,7 @@ stress:
 	@tools/scripts/packages.sh stress
 	@$(MAKE) --no-print-directory build
 	tests/soak/run.sh --seconds $(SECONDS) --processes 256 dist/lib \
-		soak one_cpu polling crowd growth leaks memcheck tsan
+		soak one_cpu polling crowd pairs growth leaks memcheck tsan
 
 # With TRACE=1, each frame, post, completion and event is printed.
 soak:

@@ -76,7 +76,7 @@ if [[ -e /usr/include/infiniband/verbs.h ]]; then
     part "examples" tests/examples/run.sh dist/lib
     part "multicast between processes" tests/abi/multicast.sh dist/lib
     part "threads, signals, one CPU, a crowd, growth and leaks" \
-        tests/soak/run.sh dist/lib soak one_cpu polling crowd growth leaks
+        tests/soak/run.sh dist/lib soak one_cpu polling crowd pairs growth leaks
     part "faults of processes" tests/faults/run.sh dist/lib
     part "the device in /sys and /dev" tests/preload/run.sh dist/lib
 else

@@ -4,6 +4,7 @@
 # usage: run.sh [--seconds N] [--seed N] [--processes N] DIRECTORY PART...
 # parts: soak      threads on shared and separate objects under a storm of signals, N seconds
 #        one_cpu   a thread that polls under a spin lock beside one that wants it; ping-pongs: all on one CPU
+#        pairs     processes, each connected with each: all bytes of what they send and write are checked
 #        growth    10,000 objects of each kind, made and destroyed again and again: nothing is left
 #        leaks     LeakSanitizer at the end of the soak and of tests/abi's programs
 #        memcheck  the same, and ibv_rc_pingpong, under valgrind: bad accesses and leaks
@@ -62,6 +63,20 @@ crowd() {
     local how
     for how in "" all; do
         STARVERBS_LINK=local run "$tmp/crowd" "$processes" $how 2>"$tmp/said" && [[ ! -s $tmp/said ]] || {
+            cat "$tmp/said" >&2
+            return 1
+        }
+    done
+}
+
+# Two processes that have each other's memory, two that have not, and so many that each listens for its bell.
+pairs() {
+    build pairs "$here"/{pairs,ground}.c
+    local how
+    for how in "2 user" "2 none" "12 user"; do
+        STARVERBS_LINK=local STARVERBS_LINK_TRUST=${how#* } \
+            run "$tmp/pairs" "${how% *}" $(((seconds + 1) / 2)) "$seed" 2>"$tmp/said" &&
+            [[ ! -s $tmp/said ]] || {
             cat "$tmp/said" >&2
             return 1
         }
@@ -136,7 +151,7 @@ tsan() {
 
 for part in "$@"; do
     case $part in
-    soak | one_cpu | polling | crowd | growth | leaks | memcheck | tsan) echo "--- $part"; "$part" ;;
+    soak | one_cpu | polling | crowd | pairs | growth | leaks | memcheck | tsan) echo "--- $part"; "$part" ;;
     *) echo "unknown part $part" >&2; exit 2 ;;
     esac
 done
