@@ -1,7 +1,7 @@
 /* Two processes of one host that are not each other's equals: of two users, one not dumpable, one with fewer
- * capabilities, of users or groups without a number, one in a user namespace of its own, one that was started
- * with rights of its file's (AT_SECURE), or one that gives and takes nothing (STARVERBS_LINK_TRUST=none). They
- * SEND, WRITE, READ and add to each other's memory, both ways. Of each:
+ * capabilities, of users or groups without a number, one in a user namespace of its own, one that was
+ * started with rights of its file's (AT_SECURE), or one that gives and takes nothing
+ * (STARVERBS_LINK_TRUST=none). They SEND, WRITE, READ and add to each other's memory, both ways. Of each:
  *
  * - the data is right, and the other's card has executed all of it (local_executed); none went by a
  *   descriptor or a mapping of the other's memory,

@@ -36,7 +36,7 @@ pub(crate) use import::{Foreign, ForeignList, Importer};
 pub(crate) use kept::ImportTable;
 pub(crate) use mrs::MrMemory;
 pub(crate) use names::{ExportedBytes, ObjectKind, Tag};
-pub(crate) use peer::{CopyWay, PeerBytes, PeerMemory, WordChange};
+pub(crate) use peer::{Copied, CopyWay, NotCopied, PeerBytes, PeerMemory, WordChange};
 
 #[cfg(feature = "fuzzing")]
 mod fuzzing;

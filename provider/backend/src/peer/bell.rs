@@ -42,8 +42,8 @@ impl Deref for SharedBell {
 
     #[inline]
     fn deref(&self) -> &Bell {
-        // SAFETY: it lies at the beginning of sealed memory, which stays mapped as long as the value lives; any
-        // bytes are valid for atomics.
+        // SAFETY: it lies at the beginning of sealed memory, which stays mapped as long as the value lives;
+        // any bytes are valid for atomics.
         unsafe { self.0.base().cast().as_ref() }
     }
 }

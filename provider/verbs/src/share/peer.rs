@@ -64,6 +64,18 @@ pub(crate) enum CopyWay {
     Pid,
 }
 
+/// Why bytes did not go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NotCopied {
+    /// The key does not open them, the gate is closed, or there is no way: the peer's card knows more
+    Unknown,
+    /// The key opens them, and no memory is there: its program has unmapped it without deregistering it
+    Absent,
+}
+
+/// What became of bytes that were to go.
+pub(crate) type Copied = std::result::Result<CopyWay, NotCopied>;
+
 /// Shorter copies are faster by the descriptor.
 const LONG: u32 = 32 << 10;
 
@@ -88,11 +100,13 @@ type ProcessVm = unsafe extern "C" fn(
     libc::c_ulong,
 ) -> isize;
 
+/// pwritev(2) or preadv(2).
+type FileCall = unsafe extern "C" fn(libc::c_int, *const iovec, libc::c_int, libc::off_t) -> isize;
+
 /// The system calls that move bytes one way.
 #[derive(Clone, Copy)]
 struct CopyCalls {
-    /// pwritev(2) or preadv(2)
-    file: unsafe extern "C" fn(libc::c_int, *const iovec, libc::c_int, libc::off_t) -> isize,
+    file: FileCall,
     process: ProcessVm,
 }
 
@@ -120,14 +134,13 @@ impl PeerMemory {
         self.gates.is_open(gate)
     }
 
-    /// Copies to the target what the pieces have, in their order, the last piece's last word last. `None`:
-    /// the key does not open it, the gate is closed, or the bytes are not there; any number of them may have
-    /// been copied.
+    /// Copies to the target what the pieces have, in their order, the last piece's last word last. Where that
+    /// fails, any number of them may have been copied.
     ///
     /// # Safety
     /// The pieces are the target's bytes in all; nothing refers to them as memory that does not change.
     #[inline]
-    pub(crate) unsafe fn write(&self, target: &PeerBytes, pieces: &[iovec]) -> Option<CopyWay> {
+    pub(crate) unsafe fn write(&self, target: &PeerBytes, pieces: &[iovec]) -> Copied {
         let calls = CopyCalls { file: libc::pwritev, process: libc::process_vm_writev };
         // SAFETY: the caller's terms; with the calls another process's memory changes, or this one's that is
         // registered with another card.
@@ -143,7 +156,7 @@ impl PeerMemory {
     /// # Safety
     /// The pieces are the target's bytes in all, and may be written as memory of a region.
     #[inline]
-    pub(crate) unsafe fn read(&self, target: &PeerBytes, pieces: &[iovec]) -> Option<CopyWay> {
+    pub(crate) unsafe fn read(&self, target: &PeerBytes, pieces: &[iovec]) -> Copied {
         let calls = CopyCalls { file: libc::preadv, process: libc::process_vm_readv };
         // SAFETY: the caller's terms.
         unsafe {
@@ -165,24 +178,48 @@ impl PeerMemory {
         pieces: &[iovec],
         calls: CopyCalls,
         move_one: impl Fn(*mut u8, &iovec),
-    ) -> Option<CopyWay> {
-        self.reach(target, |place| match place {
+    ) -> Copied {
+        let done = self.reach(target, |place| match place {
             TargetBytes::Mapped(mut here) => {
                 for piece in pieces {
                     move_one(here, piece);
                     here = here.wrapping_add(piece.iov_len);
                 }
-                Some(CopyWay::Mapped)
+                Some(Ok(CopyWay::Mapped))
             }
             // SAFETY: the caller's terms; the kernel looks whether what it reads and writes is mapped.
             TargetBytes::Peer(at) => unsafe {
-                self.by_pid(target, at, pieces, calls.process).or_else(|| {
-                    let (fd, count) = (self.memory.as_raw_fd(), pieces.len() as libc::c_int);
-                    let moved = (calls.file)(fd, pieces.as_ptr(), count, at);
-                    (moved == target.len as isize).then_some(CopyWay::Descriptor)
-                })
+                let by_pid = self.by_pid(target, at, pieces, calls.process);
+                Some(by_pid.map_or_else(|| self.by_descriptor(target, at, pieces, calls.file), Ok))
             },
-        })
+        });
+        done.unwrap_or(Err(NotCopied::Unknown))
+    }
+
+    /// Copies by the peer's descriptor.
+    ///
+    /// # Safety
+    /// As `call`'s, for the pieces.
+    unsafe fn by_descriptor(
+        &self,
+        target: &PeerBytes,
+        at: libc::off_t,
+        pieces: &[iovec],
+        call: FileCall,
+    ) -> Copied {
+        let fd = self.memory.as_raw_fd();
+        // SAFETY: the caller's terms.
+        let moved = unsafe { call(fd, pieces.as_ptr(), pieces.len() as libc::c_int, at) };
+        if moved == target.len as isize {
+            return Ok(CopyWay::Descriptor);
+        }
+        let mut byte = 0_u8;
+        let next = at.saturating_add(moved.max(0) as libc::off_t);
+        // SAFETY: one byte, for one byte.
+        let there = unsafe { libc::pread(fd, (&raw mut byte).cast(), 1, next) };
+        /* what is not there is EIO; of a process that has ended there is nothing, and no error */
+        let absent = there < 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EIO);
+        Err(if absent { NotCopied::Absent } else { NotCopied::Unknown })
     }
 
     /// Copies what is long by the peer's number, which could have become another process's: nobody goes so

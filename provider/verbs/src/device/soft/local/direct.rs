@@ -17,7 +17,7 @@ use starverbs_rings::{SendRemote, SendRequest};
 
 use super::end::{Ctx, LocalEnd};
 use crate::memory;
-use crate::share::{CopyWay, GatePass, PeerBytes, PeerMemory, WordChange};
+use crate::share::{Copied, CopyWay, GatePass, NotCopied, PeerBytes, PeerMemory, WordChange};
 
 /// Most bytes of one use of the peer's memory: whoever waits for a reader waits for no more.
 const PIECE: u32 = 1 << 16;
@@ -114,6 +114,7 @@ impl LocalEnd {
             SendOp::CmpSwap | SendOp::FetchAdd => Access::REMOTE_ATOMIC,
             _ => return DirectResult::Ask,
         };
+        self.absent = false;
         /* the peer answers a first request only once it has begun, too */
         if self.is_fresh() || !(1..=LONGEST).contains(&wqe.length) {
             return DirectResult::Ask;
@@ -130,26 +131,27 @@ impl LocalEnd {
         let wqe = &self.whole(wqe);
         let Some(direct) = &self.direct else { return DirectResult::Ask };
         let way = match wqe.op {
-            _ if !direct.access.contains(need) => None,
+            _ if !direct.access.contains(need) => Err(NotCopied::Unknown),
             SendOp::Write | SendOp::Read => {
                 let target = PeerBytes { only_mapped, ..self.target(wqe, direct, need) };
                 self.copy_all(ctx, wqe, direct, &target)
             }
-            _ => self.change_word(ctx, wqe, direct, need),
+            _ => self.change_word(ctx, wqe, direct, need).ok_or(NotCopied::Unknown),
         };
         match way {
-            Some(CopyWay::Mapped) => ctx.stats.local_mapped.inc(),
-            Some(CopyWay::Descriptor) => ctx.stats.local_direct.inc(),
-            Some(CopyWay::Pid) => ctx.stats.local_traced.inc(),
-            None => {
+            Ok(CopyWay::Mapped) => ctx.stats.local_mapped.inc(),
+            Ok(CopyWay::Descriptor) => ctx.stats.local_direct.inc(),
+            Ok(CopyWay::Pid) => ctx.stats.local_traced.inc(),
+            Err(why) => {
                 self.unmapped = wqe.rkey;
+                self.absent = why == NotCopied::Absent;
                 if !direct.memory.is_open(direct.gate) {
                     self.direct = None;
                 }
                 return DirectResult::Ask;
             }
         }
-        self.way = way;
+        self.way = way.ok();
         self.did_own(ctx, wqe.flags);
         DirectResult::Done
     }
@@ -195,12 +197,12 @@ impl LocalEnd {
     }
 
     /// Copies the bytes of a WRITE or READ.
-    fn copy_all(&self, ctx: &Ctx<'_>, wqe: &SendWqe, direct: &Direct, target: &PeerBytes) -> Option<CopyWay> {
-        let mut way = None;
+    fn copy_all(&self, ctx: &Ctx<'_>, wqe: &SendWqe, direct: &Direct, target: &PeerBytes) -> Copied {
+        let mut way = Err(NotCopied::Unknown);
         for offset in (0..wqe.length).step_by(PIECE as usize) {
             let len = (wqe.length - offset).min(PIECE);
             let addr = wqe.remote_addr.wrapping_add(u64::from(offset));
-            way = Some(self.copy_piece(ctx, wqe, direct, offset, &PeerBytes { addr, len, ..*target })?);
+            way = Ok(self.copy_piece(ctx, wqe, direct, offset, &PeerBytes { addr, len, ..*target })?);
         }
         let bytes = if wqe.op == SendOp::Read { &ctx.stats.rx_bytes } else { &ctx.stats.tx_bytes };
         bytes.add(u64::from(wqe.length));
@@ -214,12 +216,14 @@ impl LocalEnd {
         direct: &Direct,
         offset: u32,
         target: &PeerBytes,
-    ) -> Option<CopyWay> {
+    ) -> Copied {
         let (len, read) = (target.len, wqe.op == SendOp::Read);
         let mut pieces = Pieces::new();
         let tail = if read { 0 } else { TAIL.min(len) };
-        self.find_local(ctx, wqe, offset, len - tail, read, &mut pieces)?;
-        self.find_local(ctx, wqe, offset + len - tail, tail, read, &mut pieces)?;
+        let found = self
+            .find_local(ctx, wqe, offset, len - tail, read, &mut pieces)
+            .and_then(|()| self.find_local(ctx, wqe, offset + len - tail, tail, read, &mut pieces));
+        found.ok_or(NotCopied::Unknown)?;
         // SAFETY: the pieces are `len` bytes of regions that give this queue pair the right, whose memory the
         // program leaves to the card until the request is done, or of the send queue's own room.
         unsafe {

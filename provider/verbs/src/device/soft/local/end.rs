@@ -90,6 +90,8 @@ pub(crate) struct LocalEnd {
     pub(super) windows: bool,
     /// A CQ overran
     overrun: bool,
+    /// What WQE `next` names has been unmapped at the peer, whose card is not to touch it
+    pub(super) absent: bool,
     /// By which way it has used the peer's memory last
     pub(super) way: Option<CopyWay>,
     /// Number of the request that comes next
@@ -161,6 +163,7 @@ impl LocalEnd {
             way: None,
             unmapped: 0,
             overrun: false,
+            absent: false,
         })
     }
 

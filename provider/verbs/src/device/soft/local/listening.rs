@@ -84,7 +84,8 @@ impl Channels {
         asked.chain(self.answerers.iter().filter_map(|answerer| answerer.session)).collect()
     }
 
-    /// The card is polled: it looks at its channels by itself, or listens. What came before is looked for once.
+    /// The card is polled: it looks at its channels by itself, or listens. What came before is looked for
+    /// once.
     pub(super) fn look_or_listen(&mut self) {
         let bell = &self.listening.bell;
         for asker in self.askers.iter_mut().flatten() {

@@ -49,6 +49,8 @@ pub(super) mod flag {
     pub(in super::super) const LAST: u8 = 2;
     /// The sender asks for an event
     pub(in super::super) const SOLICITED: u8 = 4;
+    /// The requester found no memory where it names some
+    pub(in super::super) const ABSENT: u8 = 16;
     /// `at` says how many requests of the connection's other end the sender has executed
     pub(in super::super) const ACKS: u8 = 8;
 }

@@ -170,6 +170,9 @@ impl LocalEnd {
         if wqe.flags.contains(SendFlags::SOLICITED) {
             flags |= flag::SOLICITED;
         }
+        if self.absent && !wqe.op.is_send() {
+            flags |= flag::ABSENT;
+        }
         let at = if in_area == 0 { self.expected } else { room.at };
         if in_area == 0 {
             flags |= flag::ACKS;
@@ -197,7 +200,8 @@ impl LocalEnd {
     fn ask_word(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> StepEnd {
         let channel = self.of.channels[0];
         let Some(room) = ctx.env.channels.room(channel, 0) else { return StepEnd::NoRoom };
-        let flags = flag::FIRST | flag::LAST | flag::ACKS;
+        let absent = if self.absent { flag::ABSENT } else { 0 };
+        let flags = flag::FIRST | flag::LAST | flag::ACKS | absent;
         let request = SendRequest { op: wqe.op, flags: wqe.flags, length: wqe.length };
         let mut record = LocalRecord { flags, at: self.expected, ..self.record(&request) };
         let mut progress = Progress::Answers;

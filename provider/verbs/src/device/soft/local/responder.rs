@@ -231,7 +231,7 @@ impl LocalEnd {
         data: *const u8,
     ) -> Result<LocalReply, LocalReply> {
         let (need, id) = (Access::REMOTE_WRITE, self.id());
-        if !self.terms.access.contains(need) {
+        if !self.terms.access.contains(need) || record.has(flag::ABSENT) {
             return Err(self.violate(ctx, record));
         }
         let written = match self.inbound {
@@ -278,7 +278,7 @@ impl LocalEnd {
         if record.total > MAX_MSG {
             return self.refuse(ctx, record);
         }
-        if open.is_err() || !self.terms.access.contains(need) {
+        if open.is_err() || !self.terms.access.contains(need) || record.has(flag::ABSENT) {
             return self.violate(ctx, record);
         }
         self.expected = self.expected.wrapping_add(1);
