@@ -297,6 +297,8 @@ counters! {
     local_traced,
     /// same host: WRITEs, READs and atomics executed by this card on memory that both have mapped
     local_mapped,
+    /// same host: pieces of SENDs that this card fetched from their sender's memory, which both have mapped
+    local_fetched,
     /// same host: requests of others executed
     local_executed,
     /// same host: frames handed to other processes through memory

@@ -43,6 +43,13 @@ const IN_SGES: Access = Access::from_bits_retain(1 << 31);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Backing(pub [u32; 5]);
 
+impl Backing {
+    /// Whether it says anything.
+    pub fn is_known(&self) -> bool {
+        *self != Backing::default()
+    }
+}
+
 /// What a program registers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MrAttr {

@@ -6,7 +6,7 @@
 //! what is long and where the settings ask for it, by the number of its process.
 
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use libc::iovec;
@@ -28,6 +28,8 @@ pub(crate) struct PeerMemory {
     process: ProcessFile,
     /// Its process's number; 0: long copies go by the descriptor, too
     pid: AtomicI32,
+    /// Its queue pairs fetch what they are lent
+    fetches: AtomicBool,
     mrs: PeerMrs,
     gates: PeerGates,
     inside: Mutex<Inside>,
@@ -126,7 +128,8 @@ impl PeerMemory {
         let (mrs, gates) = (PeerMrs::open(&mrs)?, PeerGates::open(&gates)?);
         let inside = Inside { reader: ExporterSlot::join(&readers)?, files: MappedFiles::default() };
         let pid = AtomicI32::new(pid.unwrap_or(0));
-        Ok(PeerMemory { memory, process, pid, mrs, gates, inside: Mutex::new(inside) })
+        let fetches = AtomicBool::new(false);
+        Ok(PeerMemory { memory, process, pid, fetches, mrs, gates, inside: Mutex::new(inside) })
     }
 
     /// Whether that queue pair's memory can still be reached.
@@ -253,6 +256,17 @@ impl PeerMemory {
         self.pid.load(Ordering::Relaxed) != 0
     }
 
+    /// Whether its queue pairs fetch the data of SENDs from this process's memory.
+    #[inline]
+    pub(crate) fn fetches(&self) -> bool {
+        self.fetches.load(Ordering::Relaxed)
+    }
+
+    /// It has said so, or could not.
+    pub(crate) fn set_fetches(&self, fetches: bool) {
+        self.fetches.store(fetches, Ordering::Relaxed);
+    }
+
     /// Whether the target can be reached by a mapping.
     #[cold]
     pub(crate) fn maps(&self, target: &PeerBytes) -> bool {
@@ -278,6 +292,25 @@ impl PeerMemory {
                     .unwrap_or_else(|there| there),
                 WordChange::Store(value) => word.swap(value, Ordering::SeqCst),
             })
+        })
+    }
+
+    /// Runs `call` with bytes that the peer lends by its own key, where they can be mapped, while it waits
+    /// for the end. `None`: they cannot.
+    pub(crate) fn lend<T>(
+        &self,
+        key: u32,
+        addr: u64,
+        len: u32,
+        call: impl FnOnce(*const u8) -> T,
+    ) -> Option<T> {
+        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let Inside { reader, files } = &mut *inside;
+        reader.read(|| {
+            let (_, entry) = self.mrs.find(key).filter(|(_, entry)| entry.is_mr())?;
+            let host = entry.host_address(addr, len).ok()?;
+            let place = self.map(&entry, host, len, files)?;
+            Some(call(place.cast_const()))
         })
     }
 

@@ -8,7 +8,7 @@ use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{Access, QpState, QpType, SendFlags, SendOp, Sge, WcStatus};
 use starverbs_settings::{LinkTrust, Settings};
-use starverbs_verbs::{Dm, Mr, Mw, MwBind, Qp, QpAttr, SendWr};
+use starverbs_verbs::{Dm, Mr, Mw, MwBind, Qp, QpAttr, RecvWr, SendWr};
 
 /// Memory that a peer has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -406,5 +406,34 @@ fn what_is_long_goes_by_the_process_number_where_it_was_asked_for() {
         assert!(pair.bytes(3, len) == data[..len] && a.bytes(half, len) == data[..len], "{len} bytes");
         let now = ["local_traced", "local_direct"].map(|name| pair.count(name));
         assert_eq!([now[0] - before[0], now[1] - before[1]], [traced, 2 - traced], "{len} bytes");
+    }
+}
+
+/// A SEND of device memory, which both have mapped, into two buffers of one receive; then one of private
+/// memory, and one that is short.
+#[test]
+fn long_sends_of_mapped_memory_are_fetched_by_the_receiver() {
+    const LONG: usize = 40_000;
+    const REST: usize = 1_000;
+    let pair = Case::new(Kind::Mapped);
+    let data: Vec<u8> = (0..BUF).map(|n| ((n * 7) >> 3) as u8).collect();
+    pair.fill(0, &data);
+    pair.b.fill(0, &data);
+    let mapped = |at, len| Sge { addr: at as u64, len: len as u32, lkey: pair.dm_mr.lkey() };
+    for (len, is_mapped, fetched) in [(LONG, true, 1), (LONG, false, 0), (4096, true, 0)] {
+        let of = |at, len| if is_mapped { mapped(at, len) } else { pair.b.sge(at, len) };
+        let what = format!("{len} bytes, mapped: {is_mapped}");
+        pair.a.fill(0, &vec![0; BUF]);
+        let mut poster = pair.qa.post_recv();
+        poster.push(&RecvWr { wr_id: 3, sges: &[pair.a.sge(0, 100), pair.a.sge(REST, BUF - REST)] }).unwrap();
+        poster.ring();
+        let before = pair.count("local_fetched");
+        post(&pair.qb, &send(4, &[of(4, len), of(LONG + 8, 100)])).unwrap();
+        let received = pair.a.completions(1)[0];
+        assert_eq!((received.status, received.byte_len as usize), (WcStatus::Success, len + 100), "{what}");
+        assert_eq!(pair.b.completions(1)[0].status, WcStatus::Success, "{what}");
+        let wanted = [&data[4..4 + len], &data[LONG + 8..LONG + 108]].concat();
+        assert!(pair.a.bytes(0, 100) == wanted[..100] && pair.a.bytes(REST, len) == wanted[100..], "{what}");
+        assert_eq!(pair.count("local_fetched") - before, fetched, "{what}");
     }
 }

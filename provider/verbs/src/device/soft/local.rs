@@ -11,6 +11,7 @@ mod agreement;
 pub(crate) mod channels;
 mod direct;
 pub(crate) mod end;
+mod lent;
 mod listening;
 mod record;
 mod requester;

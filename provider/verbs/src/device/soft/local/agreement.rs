@@ -294,6 +294,9 @@ fn leads_to(channels: &mut Channels, channel: u32, session: Option<SessionId>) -
 fn direct_of(channels: &Channels, record: &LocalRecord, serial: u32) -> Option<Direct> {
     let (gate, pd, access) = record.offered()?;
     let memory = channels.memory_of(serial)?;
+    if record.fetches() {
+        memory.set_fetches(true);
+    }
     channels.gates.is_some().then_some(Direct { memory, gate, pd, access })
 }
 

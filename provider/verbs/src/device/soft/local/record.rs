@@ -6,6 +6,7 @@
 
 use std::mem::offset_of;
 
+use super::direct::PIECE;
 use crate::share::GatePass;
 use starverbs_core::types::SendOp;
 use starverbs_core::{Access, PdId, Qpn, WcStatus};
@@ -39,7 +40,12 @@ pub(super) mod answer {
     pub(in super::super) const REFUSED: u8 = 4;
     /// There is no such connection any more
     pub(in super::super) const GONE: u8 = 5;
+    /// What was lent cannot be fetched
+    pub(in super::super) const COPY: u8 = 6;
 }
+
+/// In a proposal that offers memory: who made it fetches what it is lent.
+const FETCHES: u32 = 1;
 
 /// Flags of a record.
 pub(super) mod flag {
@@ -51,6 +57,8 @@ pub(super) mod flag {
     pub(in super::super) const SOLICITED: u8 = 4;
     /// The requester found no memory where it names some
     pub(in super::super) const ABSENT: u8 = 16;
+    /// The data of a SEND lies in its sender's memory: `addr` and `rkey` name it
+    pub(in super::super) const LENT: u8 = 32;
     /// `at` says how many requests of the connection's other end the sender has executed
     pub(in super::super) const ACKS: u8 = 8;
 }
@@ -149,6 +157,12 @@ impl LocalRecord {
         self.len as usize <= BODY
     }
 
+    /// Whether its data is to be fetched from its sender.
+    #[inline]
+    pub(super) fn is_lent(&self) -> bool {
+        self.has(flag::LENT) && self.len <= PIECE && self.send_op().is_send()
+    }
+
     /// An answer to it.
     pub(super) fn answer(&self, op: u8) -> LocalRecord {
         let LocalRecord { epoch, to, from, seq, .. } = *self;
@@ -168,9 +182,14 @@ impl LocalRecord {
     /// A proposal says how the peer reaches the proposer's memory by itself: the proposer's gate, its QP's
     /// protection domain and access rights.
     pub(super) fn offer(&mut self, gate: GatePass, pd: PdId, access: Access) {
-        self.total = 1;
+        (self.total, self.seq) = (1, FETCHES);
         (self.rkey, self.imm) = (pd.0, access.bits());
         self.addr_words = [gate.number, gate.incarnation];
+    }
+
+    /// Whether who proposes fetches what it is lent.
+    pub(super) fn fetches(&self) -> bool {
+        self.seq & FETCHES != 0
     }
 
     /// What [`LocalRecord::offer`] put there.

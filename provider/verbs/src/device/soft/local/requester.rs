@@ -5,7 +5,7 @@ use starverbs_core::mr::{WindowBind, WindowType};
 use starverbs_core::transport::{RNR_TIMER_10US, slices};
 use starverbs_core::types::{SendOp, SendWqe};
 use starverbs_core::{Nanos, QpState, SendFlags, WcStatus};
-use starverbs_rings::{SendRemote, SendRequest};
+use starverbs_rings::{DataRoom, SendRemote, SendRequest};
 
 use super::direct::DirectResult;
 use super::end::{Ctx, LocalEnd, TriesLeft};
@@ -141,7 +141,7 @@ impl LocalEnd {
 
     /// Of WQE `next`, without data.
     #[inline]
-    fn record(&self, wqe: &SendRequest) -> LocalRecord {
+    pub(super) fn record(&self, wqe: &SendRequest) -> LocalRecord {
         let SendRemote { addr, rkey, imm } = self.of.sq.remote(self.next);
         let mut record = LocalRecord {
             op: wqe.op as u8,
@@ -162,6 +162,9 @@ impl LocalEnd {
     #[inline]
     fn ask_data(&mut self, ctx: &mut Ctx<'_>, wqe: &SendRequest) -> StepEnd {
         let (channel, offset) = (self.of.channels[0], self.offset);
+        if let Some(lent) = self.lend(ctx, wqe, offset) {
+            return self.ask_lent(ctx, wqe, lent);
+        }
         let len = (wqe.length - offset).min(CHUNK);
         let in_area = if len as usize <= BODY { 0 } else { len };
         let Some(room) = ctx.env.channels.room(channel, in_area) else { return StepEnd::NoRoom };
@@ -185,14 +188,33 @@ impl LocalEnd {
         if len > 0 && unsafe { self.gather(ctx, wqe, len, to) }.is_none() {
             return StepEnd::Failed(WcStatus::LocProtErr);
         }
+        self.asked_piece(ctx, wqe, room, len);
+        StepEnd::Asked
+    }
+
+    /// A piece of a SEND that the peer fetches.
+    fn ask_lent(&mut self, ctx: &mut Ctx<'_>, wqe: &SendRequest, lent: LocalRecord) -> StepEnd {
+        let Some(room) = ctx.env.channels.room(self.of.channels[0], 0) else { return StepEnd::NoRoom };
+        let mut record = LocalRecord { at: self.expected, flags: lent.flags | flag::ACKS, ..lent };
+        record.flags |= if self.offset == 0 { flag::FIRST } else { 0 };
+        record.flags |= if self.offset + lent.len == wqe.length { flag::LAST } else { 0 };
+        record.flags |= if wqe.flags.contains(SendFlags::SOLICITED) { flag::SOLICITED } else { 0 };
+        record.write_to(room);
+        self.asked_piece(ctx, wqe, room, lent.len);
+        StepEnd::Asked
+    }
+
+    /// A record was written with a piece of this length.
+    #[inline]
+    fn asked_piece(&mut self, ctx: &mut Ctx<'_>, wqe: &SendRequest, room: DataRoom, len: u32) {
         ctx.stats.tx_bytes.add(u64::from(len));
-        let end = ctx.env.channels.ask(channel, room, last.then_some(self.of.qpn));
+        let last = self.offset + len == wqe.length;
+        let end = ctx.env.channels.ask(self.of.channels[0], room, last.then_some(self.of.qpn));
         if last {
             self.begun(ctx, end, wqe, Progress::Executes);
         } else {
             self.offset += len;
         }
-        StepEnd::Asked
     }
 
     /// A READ, an atomic or a FLUSH.
@@ -395,6 +417,7 @@ impl LocalEnd {
             answer::DATA | answer::VALUE => self.on_data(ctx, record, data),
             answer::RNR => self.on_rnr(ctx, record),
             answer::REFUSED => self.on_refusal(ctx, record),
+            answer::COPY => self.on_copy(ctx, record),
             _ => self.on_gone(ctx, record),
         }
     }
@@ -449,7 +472,7 @@ impl LocalEnd {
     }
 
     /// The requests before this one were executed, those from it on were not. Gives its WQE.
-    fn stop_at(&mut self, ctx: &mut Ctx<'_>, seq: u32) -> Option<u32> {
+    pub(super) fn stop_at(&mut self, ctx: &mut Ctx<'_>, seq: u32) -> Option<u32> {
         let index = match self.find(seq) {
             Some(index) => index,
             None if seq == self.seq && self.offset > 0 => self.next,
@@ -467,7 +490,7 @@ impl LocalEnd {
     }
 
     /// Begins anew with this request, in a while.
-    fn go_back(&mut self, ctx: &mut Ctx<'_>, index: u32, seq: u32, wait: Nanos) {
+    pub(super) fn go_back(&mut self, ctx: &mut Ctx<'_>, index: u32, seq: u32, wait: Nanos) {
         ctx.env.channels.forget(self.of.channels[0], self.next.wrapping_sub(index));
         (self.next, self.offset, self.seq, self.reads) = (index, 0, seq, 0);
         self.rnr_until = clock::now() + wait;

@@ -52,7 +52,7 @@ impl ReadAnswer {
 }
 
 /// Why bytes found no place in a receive.
-enum PlaceError {
+pub(super) enum DeliveryError {
     TooLong,
     Protection,
 }
@@ -144,13 +144,21 @@ impl LocalEnd {
         } else {
             return Err(self.not_ready(ctx, record));
         };
-        match self.place(ctx, record, data, received) {
+        let placed = if record.is_lent() {
+            let Some(placed) = self.fetch(ctx, record, received) else {
+                return Err(self.want_a_copy(ctx, record));
+            };
+            placed
+        } else {
+            self.place(ctx, record, data, received)
+        };
+        match placed {
             Ok(()) => {}
-            Err(PlaceError::TooLong) => {
+            Err(DeliveryError::TooLong) => {
                 self.fail_recv(ctx, WcStatus::LocLenErr);
                 return Err(self.refuse(ctx, record));
             }
-            Err(PlaceError::Protection) => {
+            Err(DeliveryError::Protection) => {
                 self.fail_recv(ctx, WcStatus::LocProtErr);
                 ctx.stats.sent_nak_op.inc();
                 let event = AsyncEvent::QpReqErr(self.of.qpn);
@@ -194,13 +202,13 @@ impl LocalEnd {
 
     /// Writes a record's data at `offset` of the held receive WQE.
     #[inline]
-    fn place(
+    pub(super) fn place(
         &mut self,
         ctx: &mut Ctx<'_>,
         record: &LocalRecord,
         data: *const u8,
         offset: u32,
-    ) -> Result<(), PlaceError> {
+    ) -> Result<(), DeliveryError> {
         if record.len == 0 {
             return Ok(());
         }
@@ -208,7 +216,7 @@ impl LocalEnd {
         stats.rx_bytes.add(u64::from(record.len));
         let sges = self.recv.sges.get(..self.recv.count).unwrap_or(&[]);
         if !have_room(sges, u64::from(offset) + u64::from(record.len)) {
-            return Err(PlaceError::TooLong);
+            return Err(DeliveryError::TooLong);
         }
         let mut from = data;
         let pd = self.recv.pd;
@@ -220,7 +228,7 @@ impl LocalEnd {
             from = from.wrapping_add(n as usize);
             there.then_some(())
         })
-        .ok_or(PlaceError::Protection)
+        .ok_or(DeliveryError::Protection)
     }
 
     #[inline(never)]

@@ -64,8 +64,8 @@ type Schedule = Vec<(usize, Step)>;
 /// A card and what belongs to it.
 pub(super) struct Card {
     pub(super) soft: Arc<Soft>,
-    ctx: Context,
-    pd: Pd,
+    pub(super) ctx: Context,
+    pub(super) pd: Pd,
     pub(super) cq: Cq,
     mr: Mr,
     memory: u64,
@@ -73,8 +73,11 @@ pub(super) struct Card {
 
 impl Card {
     pub(super) fn new(port: u16) -> Card {
+        Card::of(port, LinkTrust::None)
+    }
+
+    pub(super) fn of(port: u16, link_trust: LinkTrust) -> Card {
         let addrs = Some(vec!["127.0.0.1".parse().unwrap()]);
-        let link_trust = LinkTrust::None;
         let settings = Settings {
             port,
             addrs,

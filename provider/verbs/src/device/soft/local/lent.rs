@@ -1,0 +1,86 @@
+//! SENDs whose data the receiver fetches from the sender's memory, where both have it mapped: one copy,
+//! straight into the posted buffer.
+//!
+//! A record names the bytes by the sender's own key. The receiver looks the key up in the sender's table of
+//! regions, as a requester does for a WRITE (`direct.rs`), and copies them; that its place is given back says
+//! that it has. A receiver that cannot answers so, and is sent copies from then on. Private memory is copied
+//! through the channel, by both ends at once: the descriptor's system call, which copies twice by itself, is
+//! slower.
+
+use starverbs_core::env::SendQueue;
+use starverbs_core::transport::slices;
+use starverbs_rings::SendRequest;
+
+use super::direct::PIECE;
+use super::end::{Ctx, LocalEnd};
+use super::record::{CHUNK, LocalRecord, answer, flag};
+use super::responder::{DeliveryError, LocalInbound, LocalReply};
+
+/// What is shorter is copied into the channel: there both ends copy at once.
+const LONG: u32 = 2 * CHUNK;
+
+impl LocalEnd {
+    /// The next piece of a SEND, if the peer can fetch it: its record, without the flags of its place in the
+    /// message.
+    #[inline]
+    pub(super) fn lend(&self, ctx: &Ctx<'_>, wqe: &SendRequest, offset: u32) -> Option<LocalRecord> {
+        let long = wqe.op.is_send() && wqe.length - offset >= LONG;
+        if long && self.direct.as_ref().is_some_and(|direct| direct.memory.fetches()) {
+            return self.lend_piece(ctx, wqe, offset);
+        }
+        None
+    }
+
+    fn lend_piece(&self, ctx: &Ctx<'_>, wqe: &SendRequest, offset: u32) -> Option<LocalRecord> {
+        let mut first = None;
+        let len = (wqe.length - offset).min(PIECE);
+        slices(self.of.sq.sges(self.next), offset, len, |sge, skip, n| {
+            first = Some((sge.addr.wrapping_add(u64::from(skip)), sge.lkey, n));
+            None
+        });
+        let (addr, lkey, len) = first.filter(|(.., len)| *len >= LONG)?;
+        ctx.mrs.resolve_local(lkey, self.of.pd, addr, len, false).ok()?;
+        let in_a_file = ctx.mrs.query(lkey)?.backing.is_known();
+        let mut record = LocalRecord { len, rkey: lkey, flags: flag::LENT, ..self.record(wqe) };
+        record.set_addr(addr);
+        in_a_file.then_some(record)
+    }
+
+    /// Fetches what a record names, to `offset` of the held receive WQE. `None`: it cannot.
+    pub(super) fn fetch(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        record: &LocalRecord,
+        offset: u32,
+    ) -> Option<Result<(), DeliveryError>> {
+        let direct = self.direct.take()?;
+        let place = |from: *const u8| self.place(ctx, record, from, offset);
+        let placed = direct.memory.lend(record.rkey, record.addr(), record.len, place);
+        self.direct = Some(direct);
+        ctx.stats.local_fetched.add(u64::from(placed.is_some()));
+        placed
+    }
+
+    /// What is lent cannot be fetched: it is to be sent as a copy, from its message's beginning on.
+    #[cold]
+    pub(super) fn want_a_copy(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) -> LocalReply {
+        self.inbound = LocalInbound::Idle;
+        ctx.env.channels.reply_with(record.answer(answer::COPY))
+    }
+
+    /// The peer cannot fetch what was lent.
+    #[cold]
+    pub(super) fn on_copy(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) {
+        if let Some(direct) = &self.direct {
+            direct.memory.set_fetches(false);
+        }
+        let Some(index) = self.stop_at(ctx, record.seq) else { return };
+        self.go_back(ctx, index, record.seq, 0);
+        self.rnr_until = 0;
+        self.ask(ctx);
+    }
+}
+
+#[cfg(test)]
+#[path = "lent_tests.rs"]
+mod tests;
