@@ -1,0 +1,106 @@
+//! Memory of slots, which stays such for as long as a token may name it.
+//!
+//! A card that has no record of connections reads the gate where a token says. So memory that a token was
+//! made for is never anything but an area of slots of this length until the secret is replaced: what comes
+//! late, or is replayed, finds a gate, and not its own token there. An ended connection's area is quarantined
+//! until its peer has confirmed the end. Then another connection may have it.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use starverbs_core::NicError;
+use starverbs_core::room::Room;
+
+use crate::token::SlotArea;
+
+use super::{EndpointHost, MadeSlots};
+
+/// Bytes of areas whose peer was silent, at most: of more, the oldest are as good as confirmed. Their gates
+/// keep out whoever comes back.
+const MAX_SILENT: u64 = 16 << 20;
+
+/// Slots of a connection, and who keeps their memory.
+pub(super) struct SlotMemory<M> {
+    pub(super) area: SlotArea,
+    _memory: M,
+}
+
+impl<M> SlotMemory<M> {
+    fn len(&self) -> u64 {
+        self.area.range().len
+    }
+}
+
+/// Areas that no connection has.
+pub(super) struct SlotPool<M> {
+    /// Confirmed: another connection may have them
+    free: Vec<SlotMemory<M>>,
+    /// Of peers that did not confirm, the oldest first
+    silent: VecDeque<SlotMemory<M>>,
+    silent_bytes: u64,
+    /// Bytes of areas that ended connections have left, those that wait for their peer included
+    kept: u64,
+    /// Areas that there are, in use or not
+    made: usize,
+}
+
+impl<M> Default for SlotPool<M> {
+    fn default() -> Self {
+        SlotPool { free: Vec::new(), silent: VecDeque::new(), silent_bytes: 0, kept: 0, made: 0 }
+    }
+}
+
+impl<M> SlotPool<M> {
+    /// An area for so many bytes of slots. `Exhausted`: no memory.
+    pub(super) fn take<E: EndpointHost<Slots = M>>(
+        &mut self,
+        env: &mut E,
+        slots: u64,
+    ) -> Result<SlotMemory<M>, NicError> {
+        let len = SlotArea::len_for(slots);
+        if let Some(at) = self.free.iter().rposition(|free| free.len() == len) {
+            self.kept -= len;
+            return Ok(self.free.swap_remove(at));
+        }
+        /* room for what is given back when there is none to be had */
+        let made = self.made + 1;
+        self.free.make_room(made)?;
+        self.silent.make_room(made)?;
+        let MadeSlots { memory, addr } = env.make_slots(len).ok_or(NicError::Exhausted)?;
+        let area = SlotArea::new(addr, len).ok_or(NicError::Exhausted)?;
+        self.made = made;
+        Ok(SlotMemory { area, _memory: memory })
+    }
+
+    /// A connection has ended, or did not begin: its area is kept.
+    pub(super) fn keep(&mut self, slots: &SlotMemory<M>) {
+        self.kept += slots.len();
+    }
+
+    /// The peer of a kept area has confirmed the end, or there was none.
+    pub(super) fn confirmed(&mut self, slots: SlotMemory<M>) {
+        self.free.push_in_room(slots);
+    }
+
+    /// It does not answer.
+    pub(super) fn unconfirmed(&mut self, slots: SlotMemory<M>) {
+        self.silent_bytes += slots.len();
+        self.silent.push_in_room(slots);
+        while self.silent_bytes > MAX_SILENT
+            && let Some(oldest) = self.silent.pop_front()
+        {
+            self.silent_bytes -= oldest.len();
+            self.confirmed(oldest);
+        }
+    }
+
+    /// The secret was replaced, and no connection is there: no token names any of this memory.
+    pub(super) fn clear(&mut self) {
+        *self = SlotPool::default();
+    }
+
+    /// Bytes that are kept.
+    pub(super) fn kept(&self) -> u64 {
+        self.kept
+    }
+}
