@@ -65,7 +65,7 @@ pub fn handle<E: StarEnv>(
 ) {
     let stats = card.stats;
     let drop = match (packet.prefix, &packet.token) {
-        (Some(prefix), Some(token)) if is_open(card, env, &from, prefix, token) => {
+        (Some(prefix), Some(token)) if is_open(card, owed, env, &from, prefix, token) => {
             let slots = token.slots;
             let mut job = PacketJob { card, owed, env, from, header: &packet.header, prefix, slots };
             match packet.header.ptype {
@@ -96,12 +96,13 @@ pub fn handle<E: StarEnv>(
 #[inline]
 fn is_open<E: StarEnv>(
     card: &StatelessCard<'_>,
+    owed: &mut Answers,
     env: &mut E,
     from: &StarSource<'_>,
     of: Prefix,
     token: &Token,
 ) -> bool {
-    card.secret.admits(&from.meta.src, of, token)
+    owed.admits(card.secret, &from.meta.src, of, token)
         && env.star_load(token.slots.gate()).map(u64::from_ne_bytes) == Some(token.mac)
 }
 

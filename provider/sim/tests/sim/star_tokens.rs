@@ -6,13 +6,13 @@ use std::rc::Rc;
 
 use crate::common::roles::{Conn, SECOND, STAR, World};
 use starverbs_core::{Access, Counters, FrameMeta, Gid, QpState, SendWqe, Sge, WcStatus};
-use starverbs_sim::{Recv, Send, StarFrame};
+use starverbs_sim::{READ, Recv, Send, SimHost, StarFrame, WRITE};
 use starverbs_star::answers::Answers;
 use starverbs_star::bounds::Bounds;
 use starverbs_star::card::Turn;
 use starverbs_star::control::Preference;
 use starverbs_star::env::StarSource;
-use starverbs_star::host::InboundPacket;
+use starverbs_star::host::{EndpointHost, InboundPacket};
 use starverbs_star::stateless::{StatelessCard, handle};
 use starverbs_star::token::{CardSecret, SlotArea};
 use starverbs_star::wire::{CRC_LEN, CardHalf, HEADER_LEN, PORT_STATELESS, PREFIX_LEN, Ptype, StarPacket};
@@ -50,7 +50,9 @@ fn stateless(w: &mut World, hosts: [usize; 2]) -> Conn {
 fn send(w: &mut World, conn: &Conn, byte: u8) -> Sge {
     let [to, from] = conn.hosts.map(|at| {
         let host = &mut w.net.hosts[at];
-        host.region_in(host.pd, LEN, Access::LOCAL_WRITE)
+        let sge = host.region_in(host.pd, LEN, Access::LOCAL_WRITE);
+        host.env.memory.allow(sge.addr, LEN.into(), READ | WRITE);
+        sge
     });
     conn.rqs[0].post(Recv { wr_id: 1, sges: vec![to] }).expect("room");
     w.net.doorbell(conn.hosts[0], conn.qpns[0]);
@@ -91,21 +93,28 @@ fn slots_of(frame: &StarFrame) -> SlotArea {
     open(frame).token.expect("a token").slots
 }
 
-/// A packet comes to host 0; how many it has dropped for it, and how many its stateless half has sent.
+/// A packet comes to host 0, alone in its turn; how many it has dropped for it, and how many its stateless
+/// half has sent.
 fn replay(w: &mut World, frame: &StarFrame) -> (u64, usize) {
+    let dropped = arrive(w, frame);
     let now = w.net.now();
-    let host = &mut w.net.hosts[0];
-    let drops = host.nic.counters().star_drops.get();
+    let SimHost { nic, env, star, .. } = &mut w.net.hosts[0];
+    star.as_mut().expect("it has StaR").endpoints.run_timers(&mut Turn { nic, env, now });
+    let answers = env.flush_star().into_iter().filter(|frame| frame.path.sport == PORT_STATELESS);
+    (dropped, answers.count())
+}
+
+/// A packet comes to host 0, and more may in this turn; how many it has dropped for it.
+fn arrive(w: &mut World, frame: &StarFrame) -> u64 {
+    let now = w.net.now();
+    let SimHost { nic, env, star, .. } = &mut w.net.hosts[0];
+    let drops = nic.counters().star_drops.get();
     let meta = FrameMeta { src: frame.path.src, dst: frame.path.dst, ..FrameMeta::default() };
     let packet = open(frame);
     let (side, port) = (CardHalf::Stateless, frame.path.sport);
     let inbound = InboundPacket { side, meta: &meta, port, packet: &packet };
-    let (nic, env) = (&mut host.nic, &mut host.env);
-    let ends = host.star.as_mut().expect("it has StaR");
-    ends.handle_packet(&mut Turn { nic, env, now }, &inbound);
-    ends.endpoints.run_timers(&mut Turn { nic, env, now });
-    let answers = host.env.flush_star().into_iter().filter(|frame| frame.path.sport == PORT_STATELESS);
-    (host.nic.counters().star_drops.get() - drops, answers.count())
+    star.as_mut().expect("it has StaR").handle_packet(&mut Turn { nic, env, now }, &inbound);
+    nic.counters().star_drops.get() - drops
 }
 
 /// Bytes of slots that host 0 keeps of ended connections.
@@ -277,6 +286,7 @@ fn slots_are_another_connections_once_the_peer_has_confirmed() {
 #[test]
 fn slots_of_a_silent_peer_are_quarantined_until_the_secret_is_replaced() {
     let mut w = World::new([Some(100); 3]);
+    w.net.hosts[0].env.memory.watch();
     let (other, conn) = (stateless(&mut w, [0, 2]), stateless(&mut w, [0, 1]));
     let (to, frames) = sent(&mut w, &conn, 7);
     w.net.cut(0, 1, 100 * SECOND);
@@ -294,9 +304,13 @@ fn slots_of_a_silent_peer_are_quarantined_until_the_secret_is_replaced() {
     for frame in &frames {
         assert_eq!(replay(&mut w, frame), (1, 0));
     }
+    let (_, last) = sent(&mut w, &other, 9);
+    assert_eq!(arrive(&mut w, &last[0]), 0);
     destroy(&mut w, &other);
     assert_eq!(kept(&w), 0);
-    /* its memory is none any more, which the simulator would complain of */
+    /* their memory is none any more: the simulator complains of whoever looks there */
+    drop(w.net.hosts[0].env.make_slots(64));
+    assert_eq!(replay(&mut w, &last[0]), (1, 1), "in the turn in which it was right, and was answered");
     for frame in &frames {
         assert_eq!(replay(&mut w, frame), (1, 0));
     }

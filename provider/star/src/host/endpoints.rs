@@ -204,7 +204,7 @@ impl<E: EndpointHost> Endpoints<E> {
 
     /// Answers and settles what came, follows the table of memory, and runs the timers that are due.
     pub fn run_timers(&mut self, turn: &mut Turn<'_, E>) {
-        self.answers.flush(turn.env);
+        self.answers.end_turn(turn.env);
         self.settle_touched(turn);
         self.follow_memory(turn);
         while let Some(who) = self.timers.pop_due(turn.now) {

@@ -317,6 +317,7 @@ impl<E: EndpointHost> Endpoints<E> {
     fn replace_secret(&mut self) {
         if self.ends.is_empty() {
             self.secret.replace();
+            self.answers.forget_token();
             self.lingers.iter_mut().for_each(|(_, lingering)| lingering.slots = None);
             self.slots.clear();
         }
