@@ -17,8 +17,8 @@ pub const MOST_ANSWERED: u16 = 128;
 pub struct Answers {
     form: Form,
     owed: Option<Run>,
-    /// Where the last packet came from whose token was right, and what it named: the next is often of the same
-    /// connection
+    /// Where the last packet came from whose token was right, and what it named: the next is often the same
+    /// connection's
     admitted: Option<(Gid, Prefix, Token)>,
 }
 

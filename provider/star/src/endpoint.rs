@@ -163,8 +163,8 @@ struct Recv {
 }
 
 impl<E: StarEnv> SlQp<E> {
-    /// A QP without a peer. `Invalid`: depths are not powers of two, or there are not slots for them; `Exhausted`: no
-    /// memory.
+    /// A QP without a peer. `Invalid`: depths are not powers of two, or too large for the slots; `Exhausted`:
+    /// no memory.
     pub fn new(init: SlInit<E>) -> Result<Self, NicError> {
         let Setup { sq_depth, rq_depth, replay_slots, .. } = init.setup;
         let powers = [sq_depth, rq_depth, replay_slots].iter().all(|depth| depth.is_power_of_two());

@@ -2,8 +2,8 @@
 //! record of the connection.
 //!
 //! SL's host makes it once, with the card's secret, and SF gets it with the set-up and puts it into each
-//! packet. It is a MAC (SipHash-2-4) of SF's address and of what stands before it in the packet: SL's QPN, the
-//! epoch, and where the slots of the connection lie. The card computes it again and compares. Then it can
+//! packet. It is a MAC (SipHash-2-4) of SF's address and of what stands before it in the packet: SL's QPN,
+//! the epoch, and where the slots of the connection lie. The card computes it again and compares. Then it can
 //! believe the address, and looks at the *gate* there, the first word of the slot memory: it has the token
 //! while the connection is open.
 //!

@@ -11,8 +11,8 @@ use crate::stateless::SfPeer;
 use super::{Changes, Patience, SlQp, SlState, is_gate};
 
 impl<E: StarEnv> SlQp<E> {
-    /// Connects it: stamps the slots, opens the gate, and sends the set-up. `known`: sum of the rules that other connections
-    /// have sent; else `rules` are sent. Receives that were posted are sent once SF has answered.
+    /// Connects it: stamps the slots, opens the gate, sends the set-up. `known`: sum of the rules that other
+    /// connections have sent; else `rules` are sent. Receives that were posted are sent once SF has answered.
     pub fn start(
         &mut self,
         env: &mut E,

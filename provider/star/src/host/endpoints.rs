@@ -33,7 +33,7 @@ use crate::wire::{Prefix, StarPacket};
 
 use super::places::QpnPlaces;
 use super::roles::CardIdentity;
-use super::slots::{SlotMemory, SlotPool};
+use super::slots::{OwnedArea, SlotPool};
 use super::{EndpointHost, Turn};
 pub use endpoint::StatefulCard;
 use endpoint::{Endpoint, WindowOp};
@@ -84,7 +84,7 @@ struct Lingering<M> {
     linger: Linger,
     timer: TimerId,
     /// Its slots, which are quarantined until then. `None`: the secret was replaced
-    slots: Option<SlotMemory<M>>,
+    slots: Option<OwnedArea<M>>,
 }
 
 impl<E: EndpointHost> Endpoints<E> {

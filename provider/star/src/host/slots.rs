@@ -20,12 +20,12 @@ use super::{EndpointHost, MadeSlots};
 const MAX_SILENT: u64 = 16 << 20;
 
 /// Slots of a connection, and who keeps their memory.
-pub(super) struct SlotMemory<M> {
+pub(super) struct OwnedArea<M> {
     pub(super) area: SlotArea,
     _memory: M,
 }
 
-impl<M> SlotMemory<M> {
+impl<M> OwnedArea<M> {
     fn len(&self) -> u64 {
         self.area.range().len
     }
@@ -34,9 +34,9 @@ impl<M> SlotMemory<M> {
 /// Areas that no connection has.
 pub(super) struct SlotPool<M> {
     /// Confirmed: another connection may have them
-    free: Vec<SlotMemory<M>>,
+    free: Vec<OwnedArea<M>>,
     /// Of peers that did not confirm, the oldest first
-    silent: VecDeque<SlotMemory<M>>,
+    silent: VecDeque<OwnedArea<M>>,
     silent_bytes: u64,
     /// Bytes of areas that ended connections have left, those that wait for their peer included
     kept: u64,
@@ -56,7 +56,7 @@ impl<M> SlotPool<M> {
         &mut self,
         env: &mut E,
         slots: u64,
-    ) -> Result<SlotMemory<M>, NicError> {
+    ) -> Result<OwnedArea<M>, NicError> {
         let len = SlotArea::len_for(slots);
         if let Some(at) = self.free.iter().rposition(|free| free.len() == len) {
             self.kept -= len;
@@ -69,21 +69,21 @@ impl<M> SlotPool<M> {
         let MadeSlots { memory, addr } = env.make_slots(len).ok_or(NicError::Exhausted)?;
         let area = SlotArea::new(addr, len).ok_or(NicError::Exhausted)?;
         self.made = made;
-        Ok(SlotMemory { area, _memory: memory })
+        Ok(OwnedArea { area, _memory: memory })
     }
 
     /// A connection has ended, or did not begin: its area is kept.
-    pub(super) fn keep(&mut self, slots: &SlotMemory<M>) {
+    pub(super) fn keep(&mut self, slots: &OwnedArea<M>) {
         self.kept += slots.len();
     }
 
     /// The peer of a kept area has confirmed the end, or there was none.
-    pub(super) fn confirmed(&mut self, slots: SlotMemory<M>) {
+    pub(super) fn confirmed(&mut self, slots: OwnedArea<M>) {
         self.free.push_in_room(slots);
     }
 
     /// It does not answer.
-    pub(super) fn unconfirmed(&mut self, slots: SlotMemory<M>) {
+    pub(super) fn unconfirmed(&mut self, slots: OwnedArea<M>) {
         self.silent_bytes += slots.len();
         self.silent.push_in_room(slots);
         while self.silent_bytes > MAX_SILENT

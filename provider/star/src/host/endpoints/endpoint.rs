@@ -19,7 +19,7 @@ use crate::token::Token;
 use crate::wire::Prefix;
 
 use super::super::queues_of;
-use super::super::slots::SlotMemory;
+use super::super::slots::OwnedArea;
 use super::super::{EndpointHost, Turn};
 use super::rules::GroupKey;
 use super::{Endpoints, LINGER_BIT, Lingering};
@@ -74,7 +74,7 @@ pub(super) struct Endpoint<E: EndpointHost> {
     /// Its window operation
     pub(super) window_op: Option<WindowOp>,
     /// Memory that the card fills
-    pub(super) slots: SlotMemory<E::Slots>,
+    pub(super) slots: OwnedArea<E::Slots>,
     /// The send queue's memory, if inline bytes may have to be fetched from there
     inline: Option<u32>,
 }
@@ -305,7 +305,7 @@ impl<E: EndpointHost> Endpoints<E> {
     }
 
     /// What becomes of the slots of an ended connection that nobody waits for.
-    fn release_slots(&mut self, slots: Option<SlotMemory<E::Slots>>, confirmed: bool) {
+    fn release_slots(&mut self, slots: Option<OwnedArea<E::Slots>>, confirmed: bool) {
         match slots {
             Some(slots) if confirmed => self.slots.confirmed(slots),
             Some(slots) => self.slots.unconfirmed(slots),
@@ -344,14 +344,14 @@ impl<E: EndpointHost> Endpoints<E> {
         Ok(())
     }
 
-    /// Has a connection linger whose QP is gone, with its slots. Without memory for that the peer finds out by
-    /// silence: gives the slots back.
+    /// Has a connection linger whose QP is gone, with its slots. Without memory for that it gives them back,
+    /// and the peer finds out by silence.
     fn begin_linger(
         &mut self,
         turn: &mut Turn<'_, E>,
         linger: Linger,
-        slots: SlotMemory<E::Slots>,
-    ) -> Option<SlotMemory<E::Slots>> {
+        slots: OwnedArea<E::Slots>,
+    ) -> Option<OwnedArea<E::Slots>> {
         if make_room_in(&mut self.lingers).is_err() || self.linger_index.try_reserve(1).is_err() {
             return Some(slots);
         }
