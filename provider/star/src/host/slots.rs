@@ -104,3 +104,28 @@ impl<M> SlotPool<M> {
         self.kept
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of peers that do not confirm no more is kept from others than the bound says, and the oldest first.
+    #[test]
+    fn silent_peers_have_so_much_and_no_more() {
+        let len = SlotArea::len_for(MAX_SILENT / 4);
+        let area = |n: u64| SlotArea::new((n + 1) << 30, len).unwrap();
+        let mut pool = SlotPool::default();
+        pool.free.make_room(8).unwrap();
+        pool.silent.make_room(8).unwrap();
+        for n in 0..5 {
+            let slots = OwnedArea { area: area(n), _memory: () };
+            pool.keep(&slots);
+            pool.unconfirmed(slots);
+        }
+        let areas: Vec<_> = pool.free.iter().map(|free| free.area).collect();
+        assert_eq!(areas, [area(0), area(1)], "each is a little longer than a fourth");
+        assert!(pool.silent_bytes == 3 * len && pool.silent.len() == 3 && pool.kept() == 5 * len);
+        pool.clear();
+        assert!(pool.free.is_empty() && pool.silent.is_empty() && pool.kept() == 0);
+    }
+}
