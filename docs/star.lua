@@ -33,7 +33,7 @@ local STATUSES = {
 	[9] = "remote invalid request", [10] = "remote access", [11] = "remote operation", [12] = "retries exceeded",
 	[13] = "RNR retries exceeded",
 }
-local HEADER, PREFIX, CRC = 20, 8, 4
+local HEADER, PREFIX, TOKEN, CRC = 20, 8, 16, 4
 
 local f = {
 	ptype = ProtoField.uint8("star.ptype", "Packet type", base.DEC, PTYPES, 0xf0),
@@ -48,6 +48,9 @@ local f = {
 	checksum = ProtoField.uint16("star.checksum", "Checksum", base.HEX),
 	prefix_qpn = ProtoField.uint32("star.sl_qpn", "QPN of SL (of the sender, in control messages)", base.HEX),
 	epoch = ProtoField.uint32("star.epoch", "Epoch", base.HEX),
+	slot_memory = ProtoField.uint64("star.slots", "Slot memory", base.HEX),
+	slot_count = ProtoField.uint64("star.slots.count", "Slots, the gate's included", base.DEC),
+	token = ProtoField.uint64("star.token", "Token", base.HEX),
 	opcode = ProtoField.uint8("star.wqe.opcode", "Op-code", base.DEC, OPCODES),
 	wqe_flags = ProtoField.uint8("star.wqe.flags", "Flags", base.HEX),
 	num_sge = ProtoField.uint8("star.wqe.num_sge", "SGEs", base.DEC),
@@ -92,9 +95,6 @@ local f = {
 	rnr_timer = ProtoField.uint8("star.min_rnr_timer", "RNR timer", base.DEC),
 	sq_depth = ProtoField.uint32("star.sq_depth", "WQEs of the send queue", base.DEC),
 	rq_depth = ProtoField.uint32("star.rq_depth", "WQEs of the receive queue", base.DEC),
-	send_ring = ProtoField.uint64("star.send_ring", "Slots of the send queue", base.HEX),
-	recv_ring = ProtoField.uint64("star.recv_ring", "Slots of the receive queue", base.HEX),
-	replay = ProtoField.uint64("star.replay", "Slots of atomics", base.HEX),
 	replay_slots = ProtoField.uint32("star.replay_slots", "Number of slots of atomics", base.DEC),
 	access = ProtoField.uint32("star.access", "Rights", base.HEX),
 	key = ProtoField.uint32("star.key", "Key", base.HEX),
@@ -271,6 +271,15 @@ local function atomic(data, tree)
 	return " atomic " .. data(4, 4):uint()
 end
 
+-- A count of slots, which stands by itself; their memory, with what the count is shifted by; and the MAC.
+local function token(count, rest, tree)
+	local place = rest(0, 8):uint64()
+	local shift = place:band(31):tonumber()
+	tree:add(f.slot_memory, rest(0, 8), place - shift)
+	tree:add(f.slot_count, count, UInt64(count:uint()):lshift(shift))
+	tree:add(f.token, rest(8, 8))
+end
+
 -- What stands behind a control message's number: fields and their lengths, in order.
 local LAYOUTS = {
 	[1] = {
@@ -282,7 +291,7 @@ local LAYOUTS = {
 	[6] = {
 		f.boot, 8, f.pd, 4, f.mtu, 1, f.srq, 1, f.rd_atomic, 1, f.rnr_retry, 1, f.rnr_timer, 1,
 		f.sq_depth, 4, f.rq_depth, 4,
-		f.send_ring, 8, f.recv_ring, 8, f.replay, 8, f.replay_slots, 4, f.access, 4,
+		TOKEN, 1 + TOKEN, f.replay_slots, 4, f.access, 4,
 	},
 	[7] = { f.key, 4, f.pd, 4, f.rule_qpn, 4, f.rule_addr, 8, f.rule_len, 8, f.rule_iova, 8, f.access, 4 },
 	[8] = { f.key, 4 },
@@ -310,7 +319,11 @@ function control(data, tree)
 	for i = 1, #layout, 2 do
 		local field, len = layout[i], layout[i + 1]
 		if at + len > data:len() then return text .. " (short)" end
-		tree:add(field, data(at, len))
+		if field == TOKEN then
+			token(data(at, 1), data(at + 1, TOKEN), tree)
+		else
+			tree:add(field, data(at, len))
+		end
 		if field == f.preference or field == f.role then
 			text = text .. " " .. (PREFERENCES[data(at, 1):uint()] or "?")
 		end
@@ -357,9 +370,13 @@ function star.dissector(tvb, pinfo, root)
 	-- An EA has no data, so that its length says to which half it goes.
 	local to_stateless = kind == 3 or kind == 5 or kind == 7 or kind == 9 or (kind == 2 and stop > HEADER)
 	if (m or to_stateless) and at + PREFIX <= stop then
-		tree:add(f.prefix_qpn, tvb(at, 4))
+		tree:add(f.prefix_qpn, tvb(at + 1, 3))
 		tree:add(f.epoch, tvb(at + 4, 4))
 		at = at + PREFIX
+	end
+	if to_stateless and not m and at + TOKEN <= stop then
+		token(tvb(at - PREFIX, 1), tvb(at, TOKEN), tree)
+		at = at + TOKEN
 	end
 	text = text .. string.format(" QPN 0x%06x PSN %d", tvb(1, 3):uint(), tvb(5, 3):uint())
 	if at < stop then

@@ -249,7 +249,7 @@ counters! {
     star_stale,
     /// StaR, stateless: dropped, for memory that is not registered for it
     star_refused,
-    /// StaR, stateless: dropped, not understood or of an earlier boot epoch of the card
+    /// StaR, stateless: dropped, not understood
     star_bad,
     /// StaR, stateless host: WQEs sent to the stateful end (WQEP)
     star_wqep,
@@ -267,7 +267,7 @@ counters! {
     star_rejects,
     /// StaR: packets sent again by the stateful half
     star_retransmitted,
-    /// StaR: packets dropped by either half, as they answer nothing or are of no connection (any more)
+    /// StaR: packets dropped by either half, as they answer nothing or are of no connection that is open
     star_drops,
     /// StaR: offers and control messages dropped, as they were not sealed under this card's key for this card
     star_foreign,
@@ -287,6 +287,8 @@ counters! {
     star_rules,
     /// StaR, stateless host: bytes of host memory that stateless ends take, beside their queues
     star_host_bytes,
+    /// StaR, stateless host: bytes of ended connections' slots that are kept until the secret is replaced
+    star_quarantined_bytes,
     /// StaR, stateless: bytes that the card keeps of connections
     star_stateless_connection_bytes,
     /// same host: requests written to other queue pairs' cards, without a packet

@@ -126,7 +126,8 @@ impl SimHost {
             salt[8..].copy_from_slice(&self.gid.0[8..]);
             ControlSeal::new(&key, salt)
         });
-        let identity = CardIdentity { boot, ports: port.ports, threshold, form };
+        let seed = [boot, u64::from(port.ports[0])];
+        let identity = CardIdentity { boot, ports: port.ports, threshold, form, seed };
         self.star = Some(Box::new(StarEnds::new(identity, &mut self.nic).expect("memory")));
     }
 

@@ -1,12 +1,13 @@
 //! Answers of SL's card to packets that bring data or completions. Those to successive packets that came
 //! together leave as one: RDAS, or an EA for several. So a card keeps for a turn what it owes for the last
-//! packets of that turn, and nothing behind it.
+//! packets of that turn, and whose token was right last, and nothing behind it.
 
-use starverbs_core::Av;
+use starverbs_core::{Av, Gid};
 
 use super::env::{StarDest, StarEnv, StarSource};
 use super::form::Form;
-use super::wire::{CardHalf, PSN_STEP, Ptype, StarHead, StarHeader};
+use super::token::{CardSecret, Token};
+use super::wire::{CardHalf, PSN_STEP, Prefix, Ptype, StarHead, StarHeader};
 
 /// Packets that one answer is to, at most.
 pub const MOST_ANSWERED: u16 = 128;
@@ -16,6 +17,9 @@ pub const MOST_ANSWERED: u16 = 128;
 pub struct Answers {
     form: Form,
     owed: Option<Run>,
+    /// Where the last packet came from whose token was right, and what it named: the next is often the same
+    /// connection's
+    admitted: Option<(Gid, Prefix, Token)>,
 }
 
 /// Packets of one connection, each the one behind that before it, without their answers.
@@ -51,11 +55,30 @@ pub(super) fn back(from: &StarSource<'_>) -> Av {
 impl Answers {
     /// Of a card that sends packets of this form.
     pub fn new(form: Form) -> Self {
-        Answers { form, owed: None }
+        Answers { form, owed: None, admitted: None }
+    }
+
+    /// Whether a packet from `source` has the token of what it names.
+    #[inline]
+    pub(super) fn admits(&mut self, secret: &CardSecret, source: &Gid, of: Prefix, token: &Token) -> bool {
+        let named = (*source, of, *token);
+        if self.admitted == Some(named) {
+            return true;
+        }
+        let admitted = secret.admits(source, of, token);
+        if admitted {
+            self.admitted = Some(named);
+        }
+        admitted
+    }
+
+    /// The secret is another: no token of before is right.
+    pub fn forget_token(&mut self) {
+        self.admitted = None;
     }
 
     /// An RD, RDC or CQEP is done. With those just before it, it gets one answer, at the latest by
-    /// [`flush`](Answers::flush).
+    /// [`end_turn`](Answers::end_turn).
     pub(super) fn done<E: StarEnv>(&mut self, env: &mut E, from: &StarSource<'_>, packet: &StarHeader) {
         let (ptype, len) = match packet.ptype {
             Ptype::Cqep => (Ptype::Ea, 0),
@@ -79,6 +102,12 @@ impl Answers {
         self.flush(env);
         let header = StarHeader { ptype: Ptype::Rda, ack: false, len: 0, ..*packet };
         send(env, StarDest { av: &back(from), port: from.port }, header);
+    }
+
+    /// The turn is over: sends what is owed.
+    pub fn end_turn<E: StarEnv>(&mut self, env: &mut E) {
+        self.flush(env);
+        self.forget_token();
     }
 
     /// Sends what is owed.

@@ -31,17 +31,15 @@ pub enum Use {
     Read = 3,
     /// SF's atomic
     Atomic = 4,
-    /// Fills a slot of the SL host
-    Slot = 5,
 }
 
-const USES: usize = 6;
+const USES: usize = 5;
 
 /// How many registrations allow each use.
 type Counts = [u32; USES];
 
 /// A table of memory. Overlapping registrations count each for itself.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Bounds {
     /// From this address to the next entry's: counts. Neighbours differ.
     segments: BTreeMap<u64, Counts>,
@@ -55,14 +53,11 @@ fn uses(access: Access) -> Counts {
         has(Access::REMOTE_WRITE),
         has(Access::REMOTE_READ),
         has(Access::REMOTE_ATOMIC),
-        0,
     ]
 }
 
 /// Nodes of the map that two more segments may take, bytes: a few of each half a KiB.
 const TWO_SEGMENTS: usize = 4096;
-
-const SLOTS: Counts = [0, 0, 0, 0, 0, 1];
 
 impl Bounds {
     /// No memory.
@@ -79,16 +74,6 @@ impl Bounds {
     /// It no longer is: the arguments are those of [`add`](Bounds::add).
     pub fn remove(&mut self, addr: u64, len: u64, access: Access) {
         self.change(addr, len, uses(access), u32::saturating_sub);
-    }
-    /// Slots of the SL host lie there, and nothing else. `Exhausted`: no memory to keep that.
-    pub fn add_slots(&mut self, addr: u64, len: u64) -> Result<(), NicError> {
-        self.make_room()?;
-        self.change(addr, len, SLOTS, u32::saturating_add);
-        Ok(())
-    }
-    /// They no longer do.
-    pub fn remove_slots(&mut self, addr: u64, len: u64) {
-        self.change(addr, len, SLOTS, u32::saturating_sub);
     }
 
     /// Whether all of these bytes may be used so. No bytes may always.
@@ -152,15 +137,13 @@ mod tests {
         let mut bounds = Bounds::new();
         bounds.add(100, 50, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
         bounds.add(150, 50, Access::LOCAL_WRITE).unwrap();
-        bounds.add_slots(300, 32).unwrap();
         assert!(bounds.permits(100, 100, Use::Place) && bounds.permits(100, 50, Use::Write));
         assert!(!bounds.permits(100, 51, Use::Write) && !bounds.permits(99, 2, Use::Place));
-        assert!(!bounds.permits(100, 1, Use::Read) && !bounds.permits(100, 1, Use::Slot));
-        assert!(bounds.permits(300, 32, Use::Slot) && !bounds.permits(300, 1, Use::Gather));
+        assert!(!bounds.permits(100, 1, Use::Read) && bounds.permits(199, 1, Use::Gather));
+        assert!(!bounds.permits(200, 1, Use::Gather));
         assert!(!bounds.permits(u64::MAX, 2, Use::Gather) && bounds.permits(7, 0, Use::Atomic));
         bounds.remove(100, 50, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
         bounds.remove(150, 50, Access::LOCAL_WRITE);
-        bounds.remove_slots(300, 32);
         assert!(bounds.segments.is_empty());
     }
 

@@ -6,7 +6,9 @@ use starverbs_core::rng::mix;
 use starverbs_core::{Access, Mtu, PdId, Psn};
 
 use super::message::{WqeReader, Writer};
+use super::ring::{CQE_SLOT, REPLAY_SLOT};
 use super::round::QuiescePoint;
+use super::token::{SlotArea, TOKEN_LEN, Token};
 
 /// Bytes of the largest message.
 pub const MAX_CONTROL: usize = 96;
@@ -192,13 +194,10 @@ pub struct Setup {
     pub rq_depth: u32,
     /// Whether receives come from a shared receive queue, and only when they are wanted
     pub srq: bool,
-    /// Address of the send queue's completion slots
-    pub send_ring: u64,
-    /// Address of the receive queue's completion slots
-    pub recv_ring: u64,
-    /// Address of the replay slots
-    pub replay: u64,
-    /// How many there are: atomics of SF outstanding at most
+    /// Slot memory, and what packets show that may fill it: behind the gate are the send queue's completion
+    /// slots, the receive queue's, the replay slots, and the slot of WRITEs
+    pub token: Token,
+    /// How many replay slots there are: atomics of SF outstanding at most
     pub replay_slots: u32,
     /// Rights of the QP
     pub access: Access,
@@ -377,6 +376,30 @@ impl Control {
 }
 
 impl Setup {
+    /// Bytes of its slots, and of that of WRITEs.
+    pub fn slot_bytes(&self) -> u64 {
+        let Setup { sq_depth, rq_depth, replay_slots, .. } = *self;
+        (u64::from(sq_depth) + u64::from(rq_depth)) * CQE_SLOT + (u64::from(replay_slots) + 1) * REPLAY_SLOT
+    }
+
+    /// Whether its slots fit their memory.
+    pub(super) fn fits(&self) -> bool {
+        SlotArea::len_for(self.slot_bytes()) <= self.token.slots.range().len
+    }
+
+    /// Address of the send queue's completion slots.
+    pub fn send_ring(&self) -> u64 {
+        self.token.slots.first()
+    }
+    /// Address of the receive queue's completion slots.
+    pub fn recv_ring(&self) -> u64 {
+        self.send_ring().wrapping_add(u64::from(self.sq_depth) * CQE_SLOT)
+    }
+    /// Address of the replay slots, and behind them of the slot of WRITEs.
+    pub fn replay(&self) -> u64 {
+        self.recv_ring().wrapping_add(u64::from(self.rq_depth) * CQE_SLOT)
+    }
+
     fn encode(&self, out: &mut Writer<'_>) -> Option<()> {
         out.long(self.boot)?;
         out.word(self.pd.0)?;
@@ -384,9 +407,9 @@ impl Setup {
         out.byte(self.min_rnr_timer)?;
         out.word(self.sq_depth)?;
         out.word(self.rq_depth)?;
-        out.long(self.send_ring)?;
-        out.long(self.recv_ring)?;
-        out.long(self.replay)?;
+        let (count, token) = self.token.encode();
+        out.byte(count)?;
+        out.bytes(&token)?;
         out.word(self.replay_slots)?;
         out.word(self.access.bits())
     }
@@ -404,15 +427,13 @@ impl Setup {
             min_rnr_timer,
             sq_depth: from.word()?,
             rq_depth: from.word()?,
-            send_ring: from.long()?,
-            recv_ring: from.long()?,
-            replay: from.long()?,
+            token: Token::decode(from.byte()?, from.bytes::<TOKEN_LEN>()?)?,
             replay_slots: from.word()?,
             access: Access::from_bits_truncate(from.word()?),
         };
         /* sequences have 24 bits, of which the upper half is the past */
         let depths = [setup.sq_depth, setup.rq_depth].iter().all(|d| d.is_power_of_two() && *d <= 1 << 20);
-        (depths && srq <= 1 && rnr_retry <= 7 && min_rnr_timer <= 31).then_some(setup)
+        (depths && setup.fits() && srq <= 1 && rnr_retry <= 7 && min_rnr_timer <= 31).then_some(setup)
     }
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::token::SlotArea;
 
 const SETUP: Setup = Setup {
     boot: 0x0102_0304_0506_0708,
@@ -7,9 +8,7 @@ const SETUP: Setup = Setup {
     sq_depth: 64,
     rq_depth: 1,
     srq: true,
-    send_ring: 1 << 40,
-    recv_ring: 2 << 40,
-    replay: 3 << 40,
+    token: Token { slots: SlotArea::new(1 << 40, 96 * 32).unwrap(), mac: 0x1122_3344_5566_7788 },
     replay_slots: 16,
     access: Access::REMOTE_WRITE,
     max_rd_atomic: 8,
@@ -89,6 +88,7 @@ fn what_cannot_be_is_none() {
     assert!(!understood(Control::Setup(Setup { sq_depth: 3, ..SETUP })));
     assert!(!understood(Control::Setup(Setup { rq_depth: 1 << 21, ..SETUP })));
     assert!(!understood(Control::Setup(Setup { rnr_retry: 8, ..SETUP })));
+    assert!(!understood(Control::Setup(Setup { rq_depth: 64, ..SETUP })), "more slots than there is memory");
     assert!(!understood(Control::Rule(MemoryRule { len: 0x1001, ..RULE })), "past the end of memory");
     assert!(understood(Control::Rule(MemoryRule { len: 0, iova: u64::MAX, ..RULE })));
     for bytes in [&[][..], &[0], &[13], &[2, 1], &[1, 4, 0, 0, 0, 0, 0, 0, 0, 0], &[17, 0, 0, 2], &[18]] {

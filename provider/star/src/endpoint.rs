@@ -21,7 +21,7 @@ use super::control::{Control, Setup};
 use super::env::{News, SlEvent, StarEnv};
 use super::form::Form;
 use super::message::{CQE_BODY, CqeMsg, MAX_SGE};
-use super::ring::{Age, CQE_SLOT, REPLAY_SLOT, Stamp, slot};
+use super::ring::{Age, CQE_SLOT, Stamp, slot};
 use super::stateless::SfPeer;
 use super::wire::Queue;
 
@@ -62,8 +62,7 @@ pub struct SlInit<E: StarEnv> {
     pub recv_cq: E::Cq,
     /// Whether all sends make completions
     pub sq_sig_all: bool,
-    /// The Setup that SF gets. `sq_depth` is that of the send queue; the slots are memory of the host,
-    /// aligned to their size.
+    /// The Setup that SF gets. `sq_depth` is that of the send queue; the slots are memory of the host.
     pub setup: Setup,
     /// Key of the send queue's memory, from where SF gets inline bytes that fit no WQEP
     pub inline_key: u32,
@@ -146,6 +145,8 @@ pub struct SlQp<E: StarEnv> {
     quiescing: bool,
     /// No message goes to SF any more: SF is gone, or the QP has reverted
     detached: bool,
+    /// SF knows that the connection is over, and sends nothing for it any more
+    sf_ended: bool,
     /// Since when sends wait that SF left behind
     left_at: Option<Nanos>,
     /// SF was not given up at the last deadline, because of a local stall
@@ -162,13 +163,12 @@ struct Recv {
 }
 
 impl<E: StarEnv> SlQp<E> {
-    /// A QP without a peer. `Invalid`: depths are not powers of two, or slots not aligned; `Exhausted`: no
-    /// memory.
+    /// A QP without a peer. `Invalid`: depths are not powers of two, or too large for the slots; `Exhausted`:
+    /// no memory.
     pub fn new(init: SlInit<E>) -> Result<Self, NicError> {
-        let Setup { sq_depth, rq_depth, send_ring, recv_ring, replay, replay_slots, .. } = init.setup;
+        let Setup { sq_depth, rq_depth, replay_slots, .. } = init.setup;
         let powers = [sq_depth, rq_depth, replay_slots].iter().all(|depth| depth.is_power_of_two());
-        let rings = send_ring | recv_ring;
-        if !powers || !rings.is_multiple_of(CQE_SLOT) || !replay.is_multiple_of(REPLAY_SLOT) {
+        if !powers || !init.setup.fits() {
             return Err(NicError::Invalid);
         }
         let stride = init.rq.max_sge().min(MAX_SGE);
@@ -193,6 +193,7 @@ impl<E: StarEnv> SlQp<E> {
             sum_wanted: false,
             quiescing: false,
             detached: false,
+            sf_ended: false,
             left_at: None,
             stall_discounted: false,
             quiet_since: 0,
@@ -232,9 +233,7 @@ impl<E: StarEnv> SlQp<E> {
     /// What it costs the host beside the program's own queues, bytes: the slots in memory and what is kept
     /// here.
     pub fn bytes(&self) -> usize {
-        let Setup { sq_depth, rq_depth, replay_slots, .. } = self.init.setup;
-        let slots = (sq_depth as usize + rq_depth as usize) * CQE_SLOT as usize
-            + (replay_slots as usize + 1) * REPLAY_SLOT as usize;
+        let slots = self.init.setup.token.slots.range().len as usize;
         let recvs = size_of_val(&*self.recvs) + size_of_val(&*self.sges);
         size_of::<Self>() + slots + recvs + self.send.bytes() + self.recv.bytes()
     }
@@ -399,10 +398,10 @@ impl<E: StarEnv> SlQp<E> {
 
     /// The oldest completion that is in its slot, if nothing before it must come first.
     fn next_completion(&mut self, env: &mut E, queue: Queue) -> Option<(u32, CqeMsg)> {
-        let Setup { sq_depth, rq_depth, send_ring, recv_ring, .. } = self.init.setup;
+        let setup = &self.init.setup;
         let (ring, depth) = match queue {
-            Queue::Send => (send_ring, sq_depth),
-            Queue::Recv => (recv_ring, rq_depth),
+            Queue::Send => (setup.send_ring(), setup.sq_depth),
+            Queue::Recv => (setup.recv_ring(), setup.rq_depth),
         };
         let (mut seq, next) = (self.track(queue).una, self.track(queue).next);
         while seq != next {

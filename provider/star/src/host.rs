@@ -21,6 +21,7 @@ use super::wire::{CardHalf, StarPacket};
 pub mod endpoints;
 mod places;
 pub mod roles;
+mod slots;
 
 use endpoints::Endpoints;
 use roles::{CardIdentity, Roles};
@@ -38,7 +39,8 @@ pub struct MadeSlots<M> {
 pub trait EndpointHost: CardEnv + Env<Stats: Clone, Sq: Clone, Rq: Clone, Cq: Clone> {
     /// Memory of slots, which its owner gives back by dropping it
     type Slots;
-    /// So many bytes that a card may fill, aligned to the largest slot. `None`: no memory.
+    /// So many bytes that a card may fill, aligned to the largest slot, until they are given back.
+    /// `None`: no memory.
     fn make_slots(&mut self, bytes: u64) -> Option<MadeSlots<Self::Slots>>;
     /// Slots of a receive queue: a power of two.
     fn slots_of(queue: &Self::Rq) -> u32;
@@ -125,8 +127,7 @@ impl<E: EndpointHost> Ends<E> {
     /// None yet, on a card with this memory. `Exhausted`: the host has none to keep that.
     pub fn new(identity: CardIdentity, nic: &mut Nic<E>) -> Result<Self, NicError> {
         let stats = nic.stats().clone();
-        let mut endpoints =
-            Endpoints::new(identity.boot_epoch(), identity.boot, identity.form, stats.clone());
+        let mut endpoints = Endpoints::new(&identity, stats.clone());
         endpoints.learn(nic)?;
         Ok(Ends { roles: Roles::new(identity, stats.clone()), endpoints, stats })
     }

@@ -36,5 +36,6 @@ pub mod round;
 pub mod seal;
 pub mod stateful;
 pub mod stateless;
+pub mod token;
 pub mod turn;
 pub mod wire;

@@ -18,6 +18,7 @@ use starverbs_core::{Access, Av, Counters, Gid, Nanos, NicError, PdId, Seg};
 
 use super::control::Sum;
 use super::env::{StarDest, StarEnv};
+use super::token::Token;
 use super::wire::{CardHalf, Prefix, Ptype, StarHead, StarHeader};
 
 /// Most rules of a protection domain of a server.
@@ -105,6 +106,7 @@ struct RegisteredConn {
     av: Av,
     port: u16,
     prefix: Prefix,
+    token: Token,
 }
 
 #[derive(Clone, Copy)]
@@ -143,14 +145,15 @@ pub struct RuleRegistry {
 }
 
 impl RuleRegistry {
-    /// A connection begins: its packets go to `av` at UDP port `port`, behind `prefix`. `Exhausted`: no
-    /// memory.
+    /// A connection begins: its packets go to `av` at UDP port `port`, behind `prefix` and `token`.
+    /// `Exhausted`: no memory.
     pub fn join(
         &mut self,
         server: MemoryOwner,
         av: Av,
         port: u16,
         prefix: Prefix,
+        token: Token,
     ) -> Result<ConnId, NicError> {
         make_room_in(&mut self.conns)?;
         exact(&mut self.segs, MAX_SGE)?;
@@ -171,7 +174,8 @@ impl RuleRegistry {
         };
         self.domains[domain].conns += 1;
         self.domains[domain].holders += 1;
-        Ok(ConnId(self.conns.insert(RegisteredConn { domain, holds: true, av, port, prefix }) as u32))
+        let conn = RegisteredConn { domain, holds: true, av, port, prefix, token };
+        Ok(ConnId(self.conns.insert(conn) as u32))
     }
 
     /// An empty list with room for the segments of any packet, once there is a connection; it is to be given
@@ -423,7 +427,7 @@ impl RuleRegistry {
             Ptype::Cqep => stats.star_sent_cqep.inc(),
             Ptype::Wqep | Ptype::Wqeps | Ptype::Ea | Ptype::Rda | Ptype::Rdas | Ptype::Gda => (),
         }
-        let head = StarHead::to_stateless(header, conn.prefix);
+        let head = StarHead::to_stateless(header, conn.prefix, &conn.token);
         env.send_star(
             CardHalf::Stateful,
             StarDest { av: &conn.av, port: conn.port },

@@ -8,7 +8,7 @@ fn server(pd: u32) -> MemoryOwner {
 }
 
 fn join(registry: &mut RuleRegistry, pd: u32, qpn: Qpn) -> ConnId {
-    registry.join(server(pd), Av::default(), 4793, Prefix { qpn, epoch: 1 }).unwrap()
+    registry.join(server(pd), Av::default(), 4793, Prefix { qpn, epoch: 1 }, Token::NONE).unwrap()
 }
 
 fn rule(key: u32, pd: u32, qpn: Qpn) -> MemoryRule {

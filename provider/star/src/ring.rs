@@ -7,7 +7,8 @@
 
 use starverbs_core::Psn;
 
-/// Bytes of a completion slot: stamp, completion, nothing.
+/// Bytes of a completion slot: stamp, completion, nothing. Those of a connection lie in one
+/// [`SlotArea`](super::token::SlotArea), behind its gate, which takes as much.
 pub const CQE_SLOT: u64 = 32;
 /// Bytes of a replay slot: stamp, result.
 pub const REPLAY_SLOT: u64 = 16;

@@ -109,7 +109,7 @@ impl ControlSeal {
         let data = self.open(&MessageAad::new(1, ends, head.bytes()), packet.data, room)?;
         let mut header = packet.header;
         header.len = data.len() as u16;
-        Ok(StarPacket { header, prefix: Some(prefix), data })
+        Ok(StarPacket { header, prefix: Some(prefix), token: None, data })
     }
 
     /// A role message; its length. `None`: `room` is too

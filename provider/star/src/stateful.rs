@@ -237,7 +237,7 @@ impl<E: StarEnv> Stateful<E> {
     ) -> Result<Self, NicError> {
         let server = MemoryOwner { gid: peer.av.dgid, boot: setup.boot, pd: setup.pd };
         let prefix = Prefix { qpn: peer.qpn, epoch: peer.epoch };
-        let conn = card.registry.join(server, peer.av, peer.port, prefix)?;
+        let conn = card.registry.join(server, peer.av, peer.port, prefix, setup.token)?;
         let made = Stateful::build(card, local, setup, peer, channel, conn);
         if made.is_err() {
             card.registry.leave(conn);
@@ -263,8 +263,8 @@ impl<E: StarEnv> Stateful<E> {
         let streams = [WqeStream::new(local.first_send, local.sq.slots()), WqeStream::new(0, setup.sq_depth)];
         let held = Places::new(streams[Of::Remote as usize].depth());
         let completions = [
-            Completions::new(setup.send_ring, setup.sq_depth),
-            Completions::new(setup.recv_ring, setup.rq_depth),
+            Completions::new(setup.send_ring(), setup.sq_depth),
+            Completions::new(setup.recv_ring(), setup.rq_depth),
         ];
         let owed_acks = OwedAcks::new(setup.sq_depth.saturating_add(setup.rq_depth), local.form);
         let asks = card.now + local.waits.keepalive;
@@ -320,7 +320,7 @@ impl<E: StarEnv> Stateful<E> {
     fn add_rings(&mut self, card: &mut CardCtx<'_, E>) -> Result<(), NicError> {
         let (setup, conn) = (&self.setup, self.conn);
         let replay = (u64::from(setup.replay_slots) + 1) * REPLAY_SLOT;
-        self.replay = card.registry.add_ring(conn, setup.replay, replay)?;
+        self.replay = card.registry.add_ring(conn, setup.replay(), replay)?;
         for queue in [Queue::Send, Queue::Recv] {
             let completions = &mut self.completions[queue as usize];
             let len = u64::from(completions.depth()) * CQE_SLOT;

@@ -2,12 +2,13 @@
 //!
 //! There is no struct of any connection here, and nothing is kept between two turns. Answers go where
 //! packets came from. What must happen once (a completion, an atomic, a WRITE in its turn) has a slot in host
-//! memory, whose address is in the packet; its stamp shows duplicates.
+//! memory, whose address is in the packet; its stamp shows duplicates. That a packet is of a connection which
+//! is open, its token says and the gate that it names ([`token`](super::token)).
 
 use starverbs_core::{Av, Counters, Gid, Psn, Qpn, Seg, SendOp};
 
 use super::answers::{self, Answers};
-use super::bounds::{Bounds, MemRange, Use};
+use super::bounds::{Bounds, Use};
 use super::carried::Carried;
 use super::control::{Control, MAX_CONTROL};
 use super::env::{News, SlEvent, StarDest, StarEnv, StarSource};
@@ -15,6 +16,7 @@ use super::form::Upto;
 use super::message::{Atomic, CqeMsg};
 use super::packed::PackedWqes;
 use super::ring::{Age, CQE_SLOT, REPLAY_SLOT, Stamp};
+use super::token::{CardSecret, SlotArea, Token};
 use super::turn::WriteTurn;
 use super::wire::{CardHalf, Opt, Prefix, Ptype, Queue, StarHead, StarHeader, StarPacket};
 
@@ -23,10 +25,8 @@ use super::wire::{CardHalf, Opt, Prefix, Ptype, Queue, StarHead, StarHeader, Sta
 pub struct StatelessCard<'a> {
     /// What memory packets may reach. `None`: all that SF's registry lets through, as in the paper
     pub bounds: Option<&'a Bounds>,
-    /// The slots that this packet may fill. `None`: any within the bounds
-    pub slots: Option<MemRange>,
-    /// Boot epoch of the card: packets of others are dropped. See [`boot_epoch_of`]
-    pub boot_epoch: u16,
+    /// What it knows packets of its connections by
+    pub secret: &'a CardSecret,
     /// Where it counts
     pub stats: &'a Counters,
 }
@@ -44,8 +44,10 @@ pub const fn is_later(epoch: u32, before: u32) -> bool {
 /// Why a packet does nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Discard {
-    /// It is malformed, or of another boot
+    /// It is malformed
     Bad,
+    /// It has no token of this card, or its connection is not open
+    Unknown,
     /// It may not reach that memory, or there is none
     Refused,
     /// Its slot has been used for something later, or by another connection
@@ -62,9 +64,10 @@ pub fn handle<E: StarEnv>(
     packet: &StarPacket<'_>,
 ) {
     let stats = card.stats;
-    let drop = match packet.prefix {
-        Some(prefix) if boot_epoch_of(prefix.epoch) == card.boot_epoch => {
-            let mut job = PacketJob { card, owed, env, from, header: &packet.header, prefix };
+    let drop = match (packet.prefix, &packet.token) {
+        (Some(prefix), Some(token)) if is_open(card, owed, env, &from, prefix, token) => {
+            let slots = token.slots;
+            let mut job = PacketJob { card, owed, env, from, header: &packet.header, prefix, slots };
             match packet.header.ptype {
                 Ptype::Rd if packet.header.opt == Opt::Recv => job.place_in_turn(packet.data),
                 Ptype::Rd => job.place(packet.data),
@@ -76,14 +79,31 @@ pub fn handle<E: StarEnv>(
                 Ptype::Wqep | Ptype::Wqeps | Ptype::Rda | Ptype::Rdas | Ptype::Gda => Err(Discard::Bad),
             }
         }
+        (Some(_), Some(_)) => Err(Discard::Unknown),
         _ => Err(Discard::Bad),
     };
     match drop {
         Ok(()) => (),
         Err(Discard::Bad) => stats.star_bad.inc(),
+        Err(Discard::Unknown) => stats.star_drops.inc(),
         Err(Discard::Refused) => stats.star_refused.inc(),
         Err(Discard::Stale) => stats.star_stale.inc(),
     }
+}
+
+/// Whether a packet is of a connection that is open. The gate is looked at only if the token is right: else
+/// its address is anybody's.
+#[inline]
+fn is_open<E: StarEnv>(
+    card: &StatelessCard<'_>,
+    owed: &mut Answers,
+    env: &mut E,
+    from: &StarSource<'_>,
+    of: Prefix,
+    token: &Token,
+) -> bool {
+    owed.admits(card.secret, &from.meta.src, of, token)
+        && env.star_load(token.slots.gate()).map(u64::from_ne_bytes) == Some(token.mac)
 }
 
 /// One packet's work.
@@ -94,6 +114,7 @@ struct PacketJob<'a, E> {
     from: StarSource<'a>,
     header: &'a StarHeader,
     prefix: Prefix,
+    slots: SlotArea,
 }
 
 impl<E: StarEnv> PacketJob<'_, E> {
@@ -117,7 +138,7 @@ impl<E: StarEnv> PacketJob<'_, E> {
         if data.is_empty() || !slot.is_multiple_of(REPLAY_SLOT) {
             return Err(Discard::Bad);
         }
-        self.check(slot, REPLAY_SLOT, Use::Slot)?;
+        self.check_slot(slot, REPLAY_SLOT)?;
         let stamp = Stamp { epoch: self.prefix.epoch, seq: number };
         let last = self.stamp_at(slot)?;
         match last.age_of_atomic(stamp) {
@@ -155,7 +176,7 @@ impl<E: StarEnv> PacketJob<'_, E> {
         if !cqe.slot.is_multiple_of(CQE_SLOT) {
             return Err(Discard::Bad);
         }
-        self.check(cqe.slot, CQE_SLOT, Use::Slot)?;
+        self.check_slot(cqe.slot, CQE_SLOT)?;
         let stamp = Stamp { epoch: self.prefix.epoch, seq: seq.get() };
         match self.stamp_at(cqe.slot)?.age_of(stamp) {
             Age::Newer if data.is_empty() => {
@@ -218,7 +239,7 @@ impl<E: StarEnv> PacketJob<'_, E> {
         self.check(addr, 8, what)?;
         let before = atomic.slot_before().ok_or(Discard::Refused)?;
         for slot in [atomic.slot, before] {
-            self.check(slot, REPLAY_SLOT, Use::Slot)?;
+            self.check_slot(slot, REPLAY_SLOT)?;
         }
         let stamp = Stamp { epoch: self.prefix.epoch, seq: atomic.seq };
         let result = match self.stamp_at(atomic.slot)?.age_of_atomic(stamp) {
@@ -263,7 +284,7 @@ impl<E: StarEnv> PacketJob<'_, E> {
         if !cqe.slot.is_multiple_of(CQE_SLOT) {
             return Err(Discard::Bad);
         }
-        self.check(cqe.slot, CQE_SLOT, Use::Slot)?;
+        self.check_slot(cqe.slot, CQE_SLOT)?;
         let stamp = Stamp { epoch: self.prefix.epoch, seq: self.header.psn.get() };
         match self.stamp_at(cqe.slot)?.age_of(stamp) {
             Age::Newer => {
@@ -291,14 +312,12 @@ impl<E: StarEnv> PacketJob<'_, E> {
 
     #[inline]
     fn check(&self, addr: u64, len: u64, what: Use) -> Result<(), Discard> {
-        let permitted = match (what, self.card.slots) {
-            (Use::Slot, Some(slots)) => {
-                let offset = addr.wrapping_sub(slots.addr);
-                offset < slots.len && len <= slots.len - offset
-            }
-            _ => self.card.bounds.is_none_or(|bounds| bounds.permits(addr, len, what)),
-        };
+        let permitted = self.card.bounds.is_none_or(|bounds| bounds.permits(addr, len, what));
         if permitted { Ok(()) } else { Err(Discard::Refused) }
+    }
+    #[inline]
+    fn check_slot(&self, addr: u64, len: u64) -> Result<(), Discard> {
+        if self.slots.has_slot(addr, len) { Ok(()) } else { Err(Discard::Refused) }
     }
 
     fn load(&mut self, addr: u64) -> Result<u64, Discard> {
@@ -446,7 +465,8 @@ mod tests {
             addr: 0,
             len: 0,
         };
-        let from = |qpn, epoch| StarPacket { header, prefix: Some(Prefix { qpn, epoch }), data: &[] };
+        let from =
+            |qpn, epoch| StarPacket { header, prefix: Some(Prefix { qpn, epoch }), token: None, data: &[] };
         assert!(peer.has_sent(&at(1), &from(7, 0x1_0002)));
         assert!(!peer.has_sent(&at(2), &from(7, 0x1_0002)), "from another address");
         assert!(!peer.has_sent(&at(1), &from(8, 0x1_0002)), "of another of its QPs");

@@ -5,7 +5,8 @@
 //! word 1   epoch, low byte 8           | PSN 24
 //! words 2-3                        ADDR 64
 //! word 4   LEN 16                      | CHECKSUM 16
-//!          {QPN 32, epoch 32}: to the stateless half SL's QPN, with M its sender's
+//!          {0 8 | QPN 24 | epoch 32}: with M its sender's QPN
+//!          {slots 8 | QPN 24 | epoch 32, slots 64, MAC 64}: to the stateless half SL's QPN and the token
 //!          data
 //!          CRC-32
 //! ```
@@ -17,6 +18,8 @@
 use starverbs_core::wire::IcrcHeader;
 use starverbs_core::{Mtu, Psn, QPN_MASK, Qpn, SendOp};
 use thiserror::Error;
+
+use super::token::{TOKEN_LEN, Token};
 
 mod checksum;
 
@@ -34,12 +37,15 @@ pub const PREFIX_LEN: usize = 8;
 /// Bytes of the CRC at the end.
 pub const CRC_LEN: usize = 4;
 /// Bytes of a packet around its data, at most.
-pub const OVERHEAD: usize = HEADER_LEN + PREFIX_LEN + CRC_LEN;
+pub const OVERHEAD: usize = HEAD_LEN + CRC_LEN;
 /// Bytes of data that any packet carries, at most.
 pub const MAX_DATA: usize = Mtu::M4096.bytes() as usize;
 
 /// From the PSN of a packet of SF to that of the next: the bits below number its transmissions.
 pub const PSN_STEP: u32 = 4;
+
+/// Bytes before the data, at most.
+const HEAD_LEN: usize = HEADER_LEN + PREFIX_LEN + TOKEN_LEN;
 
 const MIGRATE: u8 = 2;
 const ACK: u8 = 1;
@@ -242,21 +248,26 @@ impl Prefix {
     }
 }
 
-/// A packet without its data: header, and prefix where its kind has one.
+/// A packet without its data: header, and prefix and token where its kind has them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StarHead {
-    bytes: [u8; HEADER_LEN + PREFIX_LEN],
+    bytes: [u8; HEAD_LEN],
     len: u8,
 }
 
 impl StarHead {
     /// A packet for SL. The header's epoch is taken from the prefix.
-    pub fn to_stateless(header: StarHeader, prefix: Prefix) -> Self {
-        StarHead::with_prefix(StarHeader { migrate: false, ..header }, prefix)
+    pub fn to_stateless(header: StarHeader, prefix: Prefix, token: &Token) -> Self {
+        let mut head = StarHead::with_prefix(StarHeader { migrate: false, ..header }, prefix);
+        let (count, bytes) = token.encode();
+        head.bytes[HEADER_LEN] = count;
+        head.bytes[HEADER_LEN + PREFIX_LEN..].copy_from_slice(&bytes);
+        head.len = HEAD_LEN as u8;
+        head
     }
     /// A packet for SF.
     pub fn to_stateful(header: StarHeader) -> Self {
-        let mut bytes = [0; HEADER_LEN + PREFIX_LEN];
+        let mut bytes = [0; HEAD_LEN];
         bytes[..HEADER_LEN].copy_from_slice(&StarHeader { migrate: false, ..header }.encode());
         StarHead { bytes, len: HEADER_LEN as u8 }
     }
@@ -295,10 +306,10 @@ impl StarHead {
     }
 
     fn with_prefix(header: StarHeader, prefix: Prefix) -> Self {
-        let mut bytes = [0; HEADER_LEN + PREFIX_LEN];
-        let (front, back) = bytes.split_at_mut(HEADER_LEN);
-        front.copy_from_slice(&StarHeader { epoch: (prefix.epoch & EPOCH_MASK) as u8, ..header }.encode());
-        back.copy_from_slice(&prefix.encode());
+        let header = StarHeader { epoch: (prefix.epoch & EPOCH_MASK) as u8, ..header };
+        let mut bytes = [0; HEAD_LEN];
+        bytes[..HEADER_LEN].copy_from_slice(&header.encode());
+        bytes[HEADER_LEN..HEADER_LEN + PREFIX_LEN].copy_from_slice(&prefix.encode());
         StarHead { bytes, len: (HEADER_LEN + PREFIX_LEN) as u8 }
     }
 
@@ -366,6 +377,8 @@ pub struct StarPacket<'a> {
     pub header: StarHeader,
     /// Behind it, where its kind has one
     pub prefix: Option<Prefix>,
+    /// Behind that, to the stateless half
+    pub token: Option<Token>,
     /// Its data
     pub data: &'a [u8],
 }
@@ -393,26 +406,42 @@ impl<'a> StarPacket<'a> {
         let (bytes, rest) = body.split_first_chunk::<HEADER_LEN>().ok_or(StarError::Length)?;
         let header = StarHeader::decode(bytes).ok_or(StarError::Kind)?;
         let shape = PacketShape::of(side, &header).ok_or(StarError::Kind)?;
-        let (prefix, data) = if shape.prefix {
-            let (prefix, data) = rest.split_first_chunk::<PREFIX_LEN>().ok_or(StarError::Length)?;
-            let prefix = Prefix::decode(*prefix).ok_or(StarError::Kind)?;
-            if u32::from(header.epoch) != prefix.epoch & EPOCH_MASK {
-                return Err(StarError::Kind);
+        let (prefix, token, data) = match (shape.prefix, side) {
+            (false, _) => (None, None, rest),
+            (true, CardHalf::Stateless) => {
+                let (prefix, token, data) = split_token(rest)?;
+                (Some(prefix), Some(token), data)
             }
-            (Some(prefix), data)
-        } else {
-            (None, rest)
+            (true, CardHalf::Stateful) => {
+                let (prefix, data) = rest.split_first_chunk().ok_or(StarError::Length)?;
+                (Some(Prefix::decode(*prefix).ok_or(StarError::Kind)?), None, data)
+            }
         };
+        if prefix.is_some_and(|prefix| u32::from(header.epoch) != prefix.epoch & EPOCH_MASK) {
+            return Err(StarError::Kind);
+        }
         let fits = if shape.data { data.len() == usize::from(header.len) } else { data.is_empty() };
         if !fits || usize::from(header.len).max(data.len()) > MAX_DATA {
             return Err(StarError::Length);
         }
-        Ok(StarPacket { header, prefix, data })
+        Ok(StarPacket { header, prefix, token, data })
     }
+}
+
+/// Prefix and token of a packet to the stateless half, and its data.
+fn split_token(rest: &[u8]) -> Result<(Prefix, Token, &[u8]), StarError> {
+    let (&[count, ref prefix @ ..], rest) =
+        rest.split_first_chunk::<PREFIX_LEN>().ok_or(StarError::Length)?;
+    let (token, data) = rest.split_first_chunk::<TOKEN_LEN>().ok_or(StarError::Length)?;
+    let [q0, q1, q2, e0, e1, e2, e3] = *prefix;
+    let prefix = Prefix::decode([0, q0, q1, q2, e0, e1, e2, e3]).ok_or(StarError::Kind)?;
+    let token = Token::decode(count, *token).ok_or(StarError::Kind)?;
+    Ok((prefix, token, data))
 }
 
 /// How a packet of a kind is built.
 struct PacketShape {
+    /// To the stateless half a token, too
     prefix: bool,
     /// Whether LEN bytes of data follow
     data: bool,

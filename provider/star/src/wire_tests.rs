@@ -20,46 +20,55 @@ fn frame(path: &IcrcHeader, head: &StarHead, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn any_header() -> impl Strategy<Value = (StarHeader, Prefix)> {
+fn any_header() -> impl Strategy<Value = (StarHeader, Prefix, Token)> {
     let kinds = (1u8..=9, 0u8..=3, any::<bool>(), any::<bool>());
     let numbers = (0..=QPN_MASK, any::<u32>(), any::<u64>(), 0u16..=4096, 0..=QPN_MASK, any::<u32>());
-    (kinds, numbers).prop_map(|((ptype, opt, migrate, ack), (qpn, psn, addr, len, sl, epoch))| {
-        let header = StarHeader {
-            ptype: Ptype::from_code(ptype).expect("a kind"),
-            opt: Opt::from_code(opt),
-            migrate,
-            ack,
-            qpn,
-            epoch: epoch as u8,
-            psn: Psn::new(psn),
-            addr,
-            len,
-        };
-        (header, Prefix { qpn: sl, epoch })
-    })
+    let token = (1u8.., any::<[u8; TOKEN_LEN]>());
+    let token = token.prop_map(|(count, bytes)| Token::decode(count, bytes).expect("slots"));
+    (kinds, numbers, token).prop_map(
+        |((ptype, opt, migrate, ack), (qpn, psn, addr, len, sl, epoch), token)| {
+            let header = StarHeader {
+                ptype: Ptype::from_code(ptype).expect("a kind"),
+                opt: Opt::from_code(opt),
+                migrate,
+                ack,
+                qpn,
+                epoch: epoch as u8,
+                psn: Psn::new(psn),
+                addr,
+                len,
+            };
+            (header, Prefix { qpn: sl, epoch }, token)
+        },
+    )
 }
 
 proptest! {
     #[test]
-    fn headers_survive((header, prefix) in any_header()) {
+    fn headers_survive((header, prefix, _) in any_header()) {
         prop_assert_eq!(StarHeader::decode(&header.encode()), Some(header));
         prop_assert_eq!(Prefix::decode(prefix.encode()), Some(prefix));
     }
 
     #[test]
-    fn packets_survive((header, prefix) in any_header(), bytes in prop::collection::vec(any::<u8>(), 4096)) {
+    fn packets_survive(
+        (header, prefix, token) in any_header(),
+        bytes in prop::collection::vec(any::<u8>(), 4096),
+    ) {
         for side in [CardHalf::Stateless, CardHalf::Stateful] {
             let Some(shape) = PacketShape::of(side, &header) else { continue };
             let data = if shape.data { &bytes[..usize::from(header.len)] } else { &[] };
             let head = match (header.migrate, side) {
                 (true, _) => StarHead::with_prefix(header, prefix),
-                (false, CardHalf::Stateless) => StarHead::to_stateless(header, prefix),
+                (false, CardHalf::Stateless) => StarHead::to_stateless(header, prefix, &token),
                 _ => StarHead::to_stateful(header),
             };
             let path = path();
             let whole = frame(&path, &head, data);
             let packet = StarPacket::open(side, &path, &whole);
-            prop_assert_eq!(packet, Ok(StarPacket { header, prefix: shape.prefix.then_some(prefix), data }));
+            let prefix = shape.prefix.then_some(prefix);
+            let token = (side == CardHalf::Stateless).then_some(token);
+            prop_assert_eq!(packet, Ok(StarPacket { header, prefix, token, data }));
             for cut in [1, CRC_LEN, whole.len() - 1] {
                 prop_assert!(StarPacket::open(side, &path, &whole[..whole.len() - cut]).is_err());
             }
@@ -67,10 +76,10 @@ proptest! {
     }
 
     #[test]
-    fn a_flipped_bit_is_seen((header, prefix) in any_header(), at in any::<prop::sample::Index>()) {
+    fn a_flipped_bit_is_seen((header, prefix, token) in any_header(), at in any::<prop::sample::Index>()) {
         let path = path();
         let header = StarHeader { ptype: Ptype::Rd, opt: Opt::Write, len: 9, ..header };
-        let mut bytes = frame(&path, &StarHead::to_stateless(header, prefix), b"nine byte");
+        let mut bytes = frame(&path, &StarHead::to_stateless(header, prefix, &token), b"nine byte");
         let bit = at.index(bytes.len() * 8);
         bytes[bit / 8] ^= 1 << (bit % 8);
         prop_assert_eq!(StarPacket::open(CardHalf::Stateless, &path, &bytes), Err(StarError::Checksum));
@@ -208,7 +217,7 @@ fn the_first_bytes_say_where_a_packet_belongs() {
         len: 0,
     };
     let prefix = Prefix { qpn: 0x65_4321, epoch: 9 };
-    let to_sl = |ptype, opt| StarHead::to_stateless(of(ptype, opt), prefix);
+    let to_sl = |ptype, opt| StarHead::to_stateless(of(ptype, opt), prefix, &Token::NONE);
     let lane_of = |head: StarHead| lane(head.bytes());
     assert_eq!(lane_of(to_sl(Ptype::Gd, Opt::Send)), lane_of(to_sl(Ptype::Gd, Opt::Recv)));
     let lanes = [

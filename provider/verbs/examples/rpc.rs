@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicU8;
 
 use common::*;
 use starverbs_core::{Cqe, Mtu, QpType, SendFlags, Sge, WcOpcode, WcStatus};
-use starverbs_settings::{QpcSpec, Settings, StarPreference};
+use starverbs_settings::{LinkMode, QpcSpec, Settings, StarPreference};
 use starverbs_verbs::{Cq, Mr, Qp, QpInit, RecvWr, SendWr, Settled};
 
 /// SENDs of a call towards the server.
@@ -185,7 +185,7 @@ fn main() {
         eprintln!("usage: rpc rc|star CONNECTIONS UNDER_WAY CALLS [CONTEXTS]");
         std::process::exit(2);
     };
-    let wire = Settings { progress_thread: false, ..settings() };
+    let wire = Settings { link: LinkMode::Udp, progress_thread: false, ..settings() };
     let preference = |preference| if star { preference } else { StarPreference::Off };
     let cache =
         room.first().and_then(|room| QpcSpec::parse(&format!("{room},miss=1us,policy=fcfs")).ok().flatten());

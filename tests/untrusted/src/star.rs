@@ -24,10 +24,10 @@ use starverbs_star::endpoint::{Patience, SlInit, SlQp};
 use starverbs_star::env::StarSource;
 use starverbs_star::form::Form;
 use starverbs_star::registry::RuleRegistry;
-use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT};
 use starverbs_star::stateful::{self, Local, SharedReceives, Stateful, Waits};
 use starverbs_star::stateless::{self, SfPeer};
-use starverbs_star::wire::{CardHalf, HEADER_LEN, PREFIX_LEN, StarPacket};
+use starverbs_star::token::{CardSecret, SlotArea, Token};
+use starverbs_star::wire::{CardHalf, HEADER_LEN, OVERHEAD, Prefix, StarPacket};
 
 use crate::bytes::Bytes;
 
@@ -47,6 +47,8 @@ struct World {
     sl: SlQp<SimEnv>,
     sf: Stateful<SimEnv>,
     bounds: Bounds,
+    secret: CardSecret,
+    token: Token,
     registry: RuleRegistry,
     path: Path<AnyWindow>,
     mrs: MrTable,
@@ -111,28 +113,25 @@ impl World {
         };
         bounds.add(open[SL].addr, LEN.into(), ALL).expect("memory");
         mrs.import(open[SF].lkey, attr(SF)).expect("a key of its own");
-        let host = &mut net.hosts[SL];
-        let mut slots = |len: u64| {
-            let at = own(host, len);
-            bounds.add_slots(at, len).expect("memory");
-            at
-        };
-        let setup = Setup {
+        let mut setup = Setup {
             boot: 1,
             pd: host_pd(),
             mtu: Mtu::M256,
             sq_depth: 4,
             rq_depth: 4,
             srq: false,
-            send_ring: slots(4 * CQE_SLOT),
-            recv_ring: slots(4 * CQE_SLOT),
-            replay: slots(3 * REPLAY_SLOT),
+            token: Token::NONE,
             replay_slots: 2,
             access: ALL,
             max_rd_atomic: 2,
             rnr_retry: 7,
             min_rnr_timer: 1,
         };
+        let len = SlotArea::len_for(setup.slot_bytes());
+        let area = SlotArea::new(own(&mut net.hosts[SL], len), len).expect("an area");
+        let secret = CardSecret::new([7, 8]);
+        let prefix = Prefix { qpn: QPNS[SL], epoch: EPOCH };
+        setup.token = secret.token(&net.hosts[SF].gid, prefix, area);
         let mut sl = SlQp::new(SlInit {
             qpn: QPNS[SL],
             sq: sqs[SL].clone(),
@@ -185,8 +184,23 @@ impl World {
         let rule = MemoryRule { key: open[SL].lkey, pd: host_pd(), qpn: 0, addr, len, iova, access };
         let peer = SfPeer { av: avs[SL], port: control_port, qpn: QPNS[SF], epoch: EPOCH };
         sl.start(&mut net.hosts[SL].env, 1, peer, None, [rule].into_iter());
-        let mut world =
-            World { net, sl, sf, bounds, registry, path, mrs, stats, sqs, rqs, cqs, open, now: 1 };
+        let mut world = World {
+            net,
+            sl,
+            sf,
+            bounds,
+            secret,
+            token: setup.token,
+            registry,
+            path,
+            mrs,
+            stats,
+            sqs,
+            rqs,
+            cqs,
+            open,
+            now: 1,
+        };
         world.settle();
         world
     }
@@ -230,9 +244,8 @@ impl World {
         match (to, side) {
             (SL, CardHalf::Stateless) => {
                 let (meta, stats) = (FrameMeta { src, dst, ..FrameMeta::default() }, &self.stats[SL]);
-                let boot_epoch = stateless::boot_epoch_of(EPOCH);
-                let card =
-                    stateless::StatelessCard { bounds: Some(&self.bounds), slots: None, boot_epoch, stats };
+                let (bounds, secret) = (Some(&self.bounds), &self.secret);
+                let card = stateless::StatelessCard { bounds, secret, stats };
                 let env = &mut self.net.hosts[SL].env;
                 let mut owed = Answers::default();
                 stateless::handle(&card, &mut owed, env, StarSource { meta: &meta, port: 4794 }, &packet);
@@ -280,6 +293,13 @@ impl World {
         if side == CardHalf::Stateless || migrate {
             let from = if side == CardHalf::Stateless { QPNS[SL] } else { QPNS[1 - to] };
             bytes.extend_from_slice(&(u64::from(from) << 32 | u64::from(EPOCH)).to_be_bytes());
+        }
+        if side == CardHalf::Stateless {
+            /* what a peer may do that has a token, which nobody else has: seldom it is forged */
+            let forged = u64::from(how & 0x30 == 0x30);
+            let (count, token) = Token { mac: self.token.mac ^ forged, ..self.token }.encode();
+            bytes[HEADER_LEN] = count;
+            bytes.extend_from_slice(&token);
         }
         let data = input.half() as usize % 600;
         let data = input.take(data);
@@ -335,9 +355,7 @@ pub fn check(input: &[u8]) {
                 world.on_packet(to, side, &bytes);
                 if side == CardHalf::Stateless {
                     let answers = world.net.hosts[SL].env.flush_star();
-                    let direct = answers
-                        .iter()
-                        .filter(|frame| frame.bytes.len() <= 4096 + HEADER_LEN + PREFIX_LEN + 4);
+                    let direct = answers.iter().filter(|frame| frame.bytes.len() <= 4096 + OVERHEAD);
                     assert!(direct.count() == answers.len(), "no answer is longer than a packet");
                 }
             }

@@ -1,9 +1,10 @@
 //! Somebody on the wire who reads all of it and knows all but the key: he says again, or otherwise, what ends
-//! of StaR say to each other.
+//! of StaR say to each other. He also has data come for connections that he has no token for.
 
 use starverbs_sim::{Forger, Rng, StarFrame};
 use starverbs_star::control::{Control, MAX_CONTROL};
-use starverbs_star::wire::{CRC_LEN, Crc, fill_checksum};
+use starverbs_star::token::TOKEN_LEN;
+use starverbs_star::wire::{CRC_LEN, Crc, HEADER_LEN, PORT_STATELESS, PREFIX_LEN, fill_checksum};
 
 /// The latest that he is, ns.
 const LATE: u64 = 4_000;
@@ -23,6 +24,9 @@ fn forge(rng: &mut Rng, kept: &mut Vec<StarFrame>, seen: &StarFrame) -> Option<S
     if control {
         kept.push(seen.clone());
     }
+    if seen.path.dport == PORT_STATELESS && rng.chance(0.1) {
+        return Some(misname(rng, seen));
+    }
     if kept.is_empty() || !rng.chance(if control { 0.7 } else { 0.05 }) {
         return None;
     }
@@ -39,6 +43,17 @@ fn forge(rng: &mut Rng, kept: &mut Vec<StarFrame>, seen: &StarFrame) -> Option<S
     }
     sign(&mut frame);
     Some(frame)
+}
+
+/// Data for another connection than that which its token is of, or under another token.
+fn misname(rng: &mut Rng, seen: &StarFrame) -> StarFrame {
+    let mut frame = seen.clone();
+    let bit = rng.below(8 * (PREFIX_LEN + TOKEN_LEN) as u64) as usize;
+    frame.bytes[HEADER_LEN + bit / 8] ^= 1 << (bit % 8);
+    /* the header has the low byte of the epoch, too */
+    frame.bytes[4] = frame.bytes[HEADER_LEN + PREFIX_LEN - 1];
+    sign(&mut frame);
+    frame
 }
 
 /// A message of his own, which is not sealed, in place of what a frame had.

@@ -159,12 +159,13 @@ fn forged(rng: &mut Rng, key: u8) -> Plan {
     plan
 }
 
-/// Under a key he changes nothing.
+/// Under a key he changes nothing, and without a connection's token he reaches no memory.
 #[test]
 fn under_a_key_nobody_else_is_believed() {
     let all = play("under_a_key_nobody_else_is_believed", 120, |rng| forged(rng, 1));
     assert_often(&all, ("frames", "forged"), 50);
     assert_often(&all, ("cards", "star_foreign"), 20);
+    assert_often(&all, ("cards", "star_drops"), 20);
     assert_often(&all, ("cards", "star_replayed"), 5);
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use starverbs_core::wire::icrc::IcrcHeader;
 use starverbs_core::{Counters, FrameMeta, Qpn};
+use starverbs_star::token::Token;
 use starverbs_star::wire::{CRC_LEN, CardHalf, Prefix, StarHeader, StarPacket, Ways, qpn_in};
 
 use super::Half;
@@ -41,6 +42,15 @@ struct Cursor {
     at: usize,
     segment: usize,
     outer: Outer,
+}
+
+/// A packet without its data.
+struct Head {
+    header: StarHeader,
+    prefix: Option<Prefix>,
+    token: Option<Token>,
+    /// Bytes of its data
+    len: usize,
 }
 
 /// A half's socket.
@@ -147,15 +157,15 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
             }
             cursor.at = (from + cursor.segment).min(bytes.len());
             let (slot, to, outer) = (cursor.slot, cursor.at, cursor.outer);
-            let Some((header, prefix, len)) = self.open(side, port, &outer, slot, from..to) else {
+            let Some(head) = self.open(side, port, &outer, slot, from..to) else {
                 self.counters.star_bad.inc();
                 continue;
             };
-            let to = to - CRC_LEN;
+            let (Head { header, prefix, token, len }, to) = (head, to - CRC_LEN);
             let data = self.inbox.bytes(slot).get(to - len..to).unwrap_or(&[]);
             self.counters.rx_packets.inc();
             self.counters.rx_bytes.add(len as u64);
-            let packet = StarPacket { header, prefix, data };
+            let packet = StarPacket { header, prefix, token, data };
             return Some(ReceivedPacket { side, meta: outer.meta, port: outer.sport, packet });
         }
     }
@@ -186,7 +196,7 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
         packets
     }
 
-    /// Checks a frame; gives its header, its prefix, and how many bytes of data it has.
+    /// Checks a frame.
     #[inline]
     fn open(
         &mut self,
@@ -195,16 +205,16 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
         outer: &Outer,
         slot: usize,
         at: Range<usize>,
-    ) -> Option<(StarHeader, Option<Prefix>, usize)> {
+    ) -> Option<Head> {
         let Outer { meta, sport, .. } = *outer;
         let path = IcrcHeader { src: meta.src, dst: meta.dst, sport, dport: port, ip_id: 0 };
         let frame = self.inbox.bytes(slot).get(at)?;
-        let StarPacket { header, prefix, data } =
+        let StarPacket { header, prefix, token, data } =
             StarPacket::open_on(side, self.ways.get(&path), frame).ok()?;
         if let Some(capture) = &self.capture {
             capture.frame(&path, &meta, &[frame]);
         }
-        Some((header, prefix, data.len()))
+        Some(Head { header, prefix, token, len: data.len() })
     }
 
     fn next_datagram(&mut self) -> Option<Cursor> {

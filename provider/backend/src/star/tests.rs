@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::os::fd::RawFd;
 
 use starverbs_core::{Av, Gid, Psn, Seg};
+use starverbs_star::token::{SlotArea, Token};
 use starverbs_star::wire::{Opt, Prefix, Ptype, StarHead, StarHeader};
 
 use super::*;
@@ -11,6 +12,11 @@ use crate::host;
 use crate::program::Payload;
 
 const PREFIX: Prefix = Prefix { qpn: 9, epoch: 0x0001_0002 };
+
+/// No card's, which nobody here looks at.
+fn token() -> Token {
+    Token { slots: SlotArea::new(0x1000, 64).expect("two slots"), mac: 7 }
+}
 
 type Ends<'a> = (StarTx<&'a Counters>, StarRx<&'a Counters>);
 
@@ -35,7 +41,7 @@ fn read(qpn: u32, len: u16) -> StarHead {
         addr: 0x1000,
         len,
     };
-    StarHead::to_stateless(header, PREFIX)
+    StarHead::to_stateless(header, PREFIX, &token())
 }
 
 /// Waits for the next packet; gives its side, where it came from, its type and its data.
@@ -189,11 +195,11 @@ fn kinds_in_turn_stay_in_order_each_for_itself() {
         addr: 0,
         len: 0,
     };
-    let ea = |qpn| StarHead::to_stateless(header(Ptype::Ea, qpn), Prefix { qpn, ..PREFIX });
+    let ea = |qpn| StarHead::to_stateless(header(Ptype::Ea, qpn), Prefix { qpn, ..PREFIX }, &token());
     let data = [7; 64];
     let put = |qpn| {
         let header = StarHeader { opt: Opt::Send, len: 64, ..header(Ptype::Rd, qpn) };
-        StarHead::to_stateless(header, Prefix { qpn, ..PREFIX })
+        StarHead::to_stateless(header, Prefix { qpn, ..PREFIX }, &token())
     };
     for qpn in 0..40 {
         tx.send(&to, port, &ea(qpn), &[], Payload::EMPTY, false);

@@ -16,6 +16,7 @@ use starverbs_star::control::{Control, MAX_CONTROL, Preference, Role, Setup, Sum
 use starverbs_star::initial::InitialMessage;
 use starverbs_star::message::{self, Atomic, CqeMsg};
 use starverbs_star::packed::{PackedWqes, ROOM};
+use starverbs_star::token::{SlotArea, Token};
 use starverbs_star::turn::WriteTurn;
 use starverbs_star::wire::{Opt, Prefix, Ptype, Queue, StarHead, StarHeader};
 
@@ -75,12 +76,18 @@ fn tshark_reads_star_packets_with_the_dissector() {
     let path = std::env::temp_dir().join(format!("starverbs-star-{}.pcap", std::process::id()));
     let settings = Settings { port: free_port(), pcap: Some(path.clone()), ..Settings::default() };
     let sent = send_everything(&settings);
-    let fields = ["_ws.col.Protocol", "_ws.col.Info", "star.psn", "star.checksum.bad"];
+    let columns = ["_ws.col.Protocol", "_ws.col.Info", "star.psn", "star.checksum.bad"];
+    let named = ["star.slots", "star.slots.count", "star.token"];
+    let fields = [&columns[..], &named].concat();
     let lines = dissected(&path, &[], &fields);
     assert_eq!(lines.len(), sent.len(), "{lines:#?}");
+    let token = ["0x0000000000001000", "300", "0x0123456789abcdef"];
     for (psn, (line, info)) in lines.iter().zip(&sent).enumerate() {
         assert_eq!(line[..4], ["StaR", info, &psn.to_string(), ""], "{lines:#?}");
-        assert!(!info.contains("control") || line[4].is_empty(), "bytes of no field: {lines:#?}");
+        let stateless = ["RD ", "RDC ", "GD ", "CQEP "].iter().any(|kind| info.starts_with(kind));
+        let has_token = stateless || info.ends_with("Setup");
+        assert_eq!(line[4..7], if has_token { token } else { [""; 3] }, "{lines:#?}");
+        assert!(!info.contains("control") || line[7].is_empty(), "bytes of no field: {lines:#?}");
     }
 }
 
@@ -194,6 +201,12 @@ fn dissected_by(
     lines
 }
 
+/// Of a connection with 300 slots.
+fn token() -> Token {
+    let slots = SlotArea::new(0x1000, 300 * 32).expect("slots");
+    Token { slots, mac: 0x0123_4567_89ab_cdef }
+}
+
 /// Sends a packet of each kind; gives what Wireshark shall say of them.
 fn send_everything(settings: &Settings) -> Vec<String> {
     let addrs = starverbs_backend::host::addresses(settings).expect("addresses");
@@ -218,8 +231,11 @@ fn send_everything(settings: &Settings) -> Vec<String> {
             len,
         };
         let stateless = matches!(ptype, Ptype::Rd | Ptype::Rdc | Ptype::Gd | Ptype::Cqep);
-        let head =
-            if stateless { StarHead::to_stateless(header, prefix) } else { StarHead::to_stateful(header) };
+        let head = if stateless {
+            StarHead::to_stateless(header, prefix, &token())
+        } else {
+            StarHead::to_stateful(header)
+        };
         tx.send(&to, 40_000 + ptype as u16, &head, data, Payload::EMPTY, false);
         psn += 1;
     };
@@ -342,9 +358,7 @@ fn controls() -> Vec<(Vec<u8>, &'static str)> {
         sq_depth: 64,
         rq_depth: 32,
         srq: true,
-        send_ring: 0x1000,
-        recv_ring: 0x2000,
-        replay: 0x3000,
+        token: token(),
         replay_slots: 16,
         access: Access::REMOTE_WRITE,
         max_rd_atomic: 4,

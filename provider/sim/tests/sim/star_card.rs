@@ -3,17 +3,17 @@
 use starverbs_core::{Access, Counters, FrameMeta, Gid, NicConfig, Psn, SendOp, WcStatus};
 use starverbs_sim::{Faults, Net, StarFrame};
 use starverbs_star::answers::Answers;
-use starverbs_star::bounds::{Bounds, MemRange};
+use starverbs_star::bounds::Bounds;
 use starverbs_star::carried::Carried;
 use starverbs_star::env::{News, SlEvent, StarSource};
 use starverbs_star::form::{Form, Upto};
 use starverbs_star::message::{Atomic, CqeMsg};
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp};
 use starverbs_star::stateless::{StatelessCard, handle};
+use starverbs_star::token::{CardSecret, SlotArea};
 use starverbs_star::turn::WriteTurn;
 use starverbs_star::wire::{CardHalf, Opt, Prefix, Ptype, Queue, StarHead, StarHeader, StarPacket};
 
-const BOOT_EPOCH: u16 = 3;
 const EPOCH: u32 = 0x0003_0105;
 const PREFIX: Prefix = Prefix { qpn: 0x10, epoch: EPOCH };
 const SF: Gid = Gid::from_ipv4([10, 0, 0, 9]);
@@ -27,8 +27,11 @@ struct Sl {
     data: u64,
     slot: u64,
     replay: u64,
-    /// Slots of the connection, if its packets are limited to these
-    slots: Option<MemRange>,
+    secret: CardSecret,
+    /// The slots of the connection that packets name, whose gate has their token
+    area: SlotArea,
+    /// Those of another
+    elsewhere: SlotArea,
 }
 
 impl Sl {
@@ -40,17 +43,18 @@ impl Sl {
     fn with_slots(atomics: u32) -> Sl {
         let mut net = Net::new(1, NicConfig::default(), Faults::default(), 1);
         let memory = &mut net.hosts[0].env.memory;
-        let [data, slot, replay] =
-            [256, CQE_SLOT, u64::from(atomics) * REPLAY_SLOT].map(|len| memory.alloc(len));
+        let len = SlotArea::len_for(CQE_SLOT + u64::from(atomics) * REPLAY_SLOT);
+        let data = memory.alloc(256);
+        let [area, elsewhere] = [0; 2].map(|_| SlotArea::new(memory.alloc(len), len).expect("an area"));
+        let (slot, replay) = (area.first(), area.first() + CQE_SLOT);
         memory.set_word(slot, Stamp::before_psn(EPOCH, 0, 1).word());
         for n in 0..atomics {
             memory.set_word(replay + u64::from(n) * REPLAY_SLOT, Stamp::before(EPOCH, n, atomics).word());
         }
         let mut bounds = Bounds::new();
         bounds.add(data, 256, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC).expect("memory");
-        bounds.add_slots(slot, CQE_SLOT).expect("memory");
-        bounds.add_slots(replay, u64::from(atomics) * REPLAY_SLOT).expect("memory");
-        Sl { net, bounds, stats: Counters::default(), data, slot, replay, slots: None }
+        let (stats, secret) = (Counters::default(), CardSecret::new([1, 2]));
+        Sl { net, bounds, stats, data, slot, replay, secret, area, elsewhere }
     }
 
     /// A packet for the card, alone in its turn: its frames and events.
@@ -62,14 +66,11 @@ impl Sl {
 
     /// A packet for the card in a turn at whose end it owes this.
     fn give(&mut self, owed: &mut Answers, header: StarHeader, prefix: Prefix, data: &[u8]) {
-        let bytes = [StarHead::to_stateless(header, prefix).bytes(), data].concat();
+        let token = self.secret.token(&SF, prefix, self.area);
+        self.net.hosts[0].env.memory.set_word(self.area.gate(), token.mac);
+        let bytes = [StarHead::to_stateless(header, prefix, &token).bytes(), data].concat();
         let packet = StarPacket::parse(CardHalf::Stateless, &bytes).expect("a packet");
-        let card = StatelessCard {
-            bounds: Some(&self.bounds),
-            slots: self.slots,
-            boot_epoch: BOOT_EPOCH,
-            stats: &self.stats,
-        };
+        let card = StatelessCard { bounds: Some(&self.bounds), secret: &self.secret, stats: &self.stats };
         let env = &mut self.net.hosts[0].env;
         let meta = FrameMeta { src: SF, dst: env.gid, ..FrameMeta::default() };
         handle(&card, owed, env, StarSource { meta: &meta, port: SF_PORT }, &packet);
@@ -245,7 +246,7 @@ fn the_last_data_of_a_message_brings_its_completion_once() {
     assert_eq!((sl.rdc(1, EPOCH, b"two"), sl.rdc(2, EPOCH, b"two")), ((done, 0), (None, 0)));
     assert_eq!((sl.completion().0.seq, data(&sl)), (1, b"new".to_vec()));
     /* no slot of this connection */
-    sl.slots = Some(MemRange { addr: sl.slot + CQE_SLOT, len: CQE_SLOT });
+    sl.area = sl.elsewhere;
     assert_eq!(sl.rdc(1, EPOCH, b"two"), (None, 0));
     assert_eq!(sl.stats.star_refused.get(), 2);
 }
@@ -324,9 +325,9 @@ fn writes_are_done_in_their_turn() {
     assert_eq!(write(&mut sl, 3, other, slot, "xxx"), is(None, "ccc"), "another connection's");
     assert_eq!(write(&mut sl, 3, PREFIX, slot + 8, "xxx"), is(None, "ccc"), "no slot");
     assert_eq!(write(&mut sl, 3, PREFIX, data, "xxx"), is(None, "ccc"), "nor this");
-    sl.slots = Some(MemRange { addr: slot + REPLAY_SLOT, len: REPLAY_SLOT });
+    (sl.area, sl.elsewhere) = (sl.elsewhere, sl.area);
     assert_eq!(write(&mut sl, 3, PREFIX, slot, "xxx"), is(None, "ccc"), "of another connection");
-    sl.slots = None;
+    sl.area = sl.elsewhere;
     /* the program has deregistered it: what was done is answered still, and nothing is written */
     sl.bounds.remove(data, 256, Access::REMOTE_WRITE);
     assert_eq!(write(&mut sl, 2, PREFIX, slot, "xxx"), is(Some(19), "ccc"));
@@ -341,38 +342,35 @@ fn writes_are_done_in_their_turn() {
 /// are.
 #[test]
 fn a_ring_of_atomics_ends_where_the_slots_do() {
-    for told in [false, true] {
-        let mut sl = Sl::with_slots(4);
-        let (first, last) = (sl.replay, sl.replay + 3 * REPLAY_SLOT);
-        /* with a word there that would pass for the stamp of the one before */
-        let stamp = Stamp { epoch: EPOCH, seq: u32::MAX };
-        sl.net.hosts[0].env.memory.set_word(sl.data, stamp.word());
-        if told {
-            sl.slots = Some(MemRange { addr: first, len: 4 * REPLAY_SLOT });
-        }
-        let hostile = [
-            (0, 3, first),
-            (0, 31, first),
-            (0, 2, first + REPLAY_SLOT),
-            (1, 2, first),
-            (1, 0, last + REPLAY_SLOT),
-            (0, 31, u64::MAX - 15),
-            (1, 4, 0),
-            (1, 2, sl.data),
-        ];
-        for (seq, slots, slot) in hostile {
-            let atomic = Atomic { op: SendOp::FetchAdd, seq, slots, slot, compare_add: 3, swap: 0 };
-            let refused = sl.stats.star_refused.get();
-            let (frames, _) = sl.get(header(Ptype::Gd, Opt::Recv, sl.data, 32), PREFIX, &atomic.encode());
-            assert!(frames.is_empty(), "{atomic:?}");
-            assert_eq!(sl.stats.star_refused.get(), refused + 1, "{atomic:?}");
-        }
-        /* more slots than have an address are none */
-        let atomic = Atomic { op: SendOp::FetchAdd, seq: 0, slots: 32, slot: first, compare_add: 3, swap: 0 };
-        assert!(sl.get(header(Ptype::Gd, Opt::Recv, sl.data, 32), PREFIX, &atomic.encode()).0.is_empty());
-        assert_eq!((sl.stats.star_bad.get(), sl.stats.star_atomics.get()), (1, 0));
-        assert_eq!(sl.net.hosts[0].env.memory.word(sl.data), stamp.word());
+    let mut sl = Sl::with_slots(4);
+    let (first, last) = (sl.replay, sl.replay + 3 * REPLAY_SLOT);
+    /* its gate is just before them */
+    sl.area = SlotArea::new(sl.slot, CQE_SLOT + 4 * REPLAY_SLOT).expect("an area");
+    /* with a word there that would pass for the stamp of the one before */
+    let stamp = Stamp { epoch: EPOCH, seq: u32::MAX };
+    sl.net.hosts[0].env.memory.set_word(sl.data, stamp.word());
+    let hostile = [
+        (0, 3, first),
+        (0, 31, first),
+        (0, 2, first + REPLAY_SLOT),
+        (1, 2, first),
+        (1, 0, last + REPLAY_SLOT),
+        (0, 31, u64::MAX - 15),
+        (1, 4, 0),
+        (1, 2, sl.data),
+    ];
+    for (seq, slots, slot) in hostile {
+        let atomic = Atomic { op: SendOp::FetchAdd, seq, slots, slot, compare_add: 3, swap: 0 };
+        let refused = sl.stats.star_refused.get();
+        let (frames, _) = sl.get(header(Ptype::Gd, Opt::Recv, sl.data, 32), PREFIX, &atomic.encode());
+        assert!(frames.is_empty(), "{atomic:?}");
+        assert_eq!(sl.stats.star_refused.get(), refused + 1, "{atomic:?}");
     }
+    /* more slots than have an address are none */
+    let atomic = Atomic { op: SendOp::FetchAdd, seq: 0, slots: 32, slot: first, compare_add: 3, swap: 0 };
+    assert!(sl.get(header(Ptype::Gd, Opt::Recv, sl.data, 32), PREFIX, &atomic.encode()).0.is_empty());
+    assert_eq!((sl.stats.star_bad.get(), sl.stats.star_atomics.get()), (1, 0));
+    assert_eq!(sl.net.hosts[0].env.memory.word(sl.data), stamp.word());
 }
 
 #[test]
@@ -386,19 +384,17 @@ fn data_goes_where_it_may() {
     let quiet = StarHeader { ack: false, ..header(Ptype::Rd, Opt::Read, sl.data, 4) };
     assert!(sl.get(quiet, PREFIX, b"more").0.is_empty(), "no answer was wanted");
     assert_eq!(sl.net.hosts[0].env.memory.read(sl.data, 8), b"moredata");
-    let old = Prefix { epoch: EPOCH ^ 1 << 16, ..PREFIX };
     let refused = [
         (header(Ptype::Rd, Opt::Write, sl.data, 4), PREFIX),
         (header(Ptype::Rd, Opt::Send, sl.data + 253, 4), PREFIX),
         (header(Ptype::Rd, Opt::Send, sl.slot, 4), PREFIX),
         (header(Ptype::Rd, Opt::Send, u64::MAX - 1, 4), PREFIX),
-        (header(Ptype::Rd, Opt::Send, sl.data, 4), old),
     ];
     for (header, prefix) in refused {
         assert!(sl.get(header, prefix, b"evil").0.is_empty(), "{header:?}");
     }
     assert!(sl.get(header(Ptype::Gd, Opt::Read, sl.data, 4), PREFIX, &[]).0.is_empty(), "no remote READ");
-    assert_eq!((sl.stats.star_refused.get(), sl.stats.star_bad.get()), (5, 1));
+    assert_eq!((sl.stats.star_refused.get(), sl.stats.star_bad.get()), (5, 0));
     assert_eq!(sl.net.hosts[0].env.memory.read(sl.data, 8), b"moredata");
 }
 
@@ -422,16 +418,21 @@ fn the_host_gets_what_is_stored() {
     assert!(frames.is_empty());
 }
 
-/// Where the host limits a packet to its connection's slots, it fills no others.
+/// A packet fills the slots of its connection, and no others.
 #[test]
 fn a_connection_fills_its_own_slots_alone() {
     let mut sl = Sl::new();
-    sl.slots = Some(MemRange { addr: sl.slot + CQE_SLOT, len: 4 * CQE_SLOT });
+    let (own, slot) = (sl.area, sl.slot);
+    sl.area = sl.elsewhere;
     assert_eq!(sl.cqep(0, EPOCH, 5), (0, 0), "another's");
-    sl.slots = Some(MemRange { addr: sl.slot, len: CQE_SLOT / 2 });
-    assert_eq!(sl.cqep(0, EPOCH, 5), (0, 0), "half of one");
-    assert_eq!(sl.stats.star_refused.get(), 2);
-    sl.slots = Some(MemRange { addr: sl.slot, len: CQE_SLOT });
+    sl.area = own;
+    let range = own.range();
+    for at in [own.gate(), range.addr + range.len, !31] {
+        sl.slot = at;
+        assert_eq!(sl.cqep(0, EPOCH, 5), (0, 0), "none of it");
+    }
+    assert_eq!(sl.stats.star_refused.get(), 4);
+    sl.slot = slot;
     assert_eq!(sl.cqep(0, EPOCH, 5), (1, 1));
     assert_eq!(sl.completion().1.byte_len, 5);
 }

@@ -11,8 +11,9 @@ use starverbs_star::control::{Control, MAX_CONTROL, Setup, Sum};
 use starverbs_star::endpoint::{Patience, SlInit, SlQp, SlState};
 use starverbs_star::message::CqeMsg;
 use starverbs_star::registry::MAX_RULES;
-use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp};
+use starverbs_star::ring::Stamp;
 use starverbs_star::stateless::SfPeer;
+use starverbs_star::token::{SlotArea, Token};
 use starverbs_star::wire::{CardHalf, Prefix, Queue, StarHead, StarPacket};
 
 const SL_QPN: u32 = 0x11;
@@ -45,23 +46,22 @@ impl Talk {
     fn new(rules: &[MemoryRule], known: bool) -> Talk {
         let mut net = Net::new(1, NicConfig::default(), Faults::default(), 1);
         let env = &mut net.hosts[0].env;
-        let mut slots = |count: u32, size| env.memory.alloc(u64::from(count) * size);
-        let setup = Setup {
+        let mut setup = Setup {
             boot: 1,
             pd: PD,
             mtu: Mtu::M1024,
             sq_depth: DEPTH,
             rq_depth: DEPTH,
             srq: false,
-            send_ring: slots(DEPTH, CQE_SLOT),
-            recv_ring: slots(DEPTH, CQE_SLOT),
-            replay: slots(2, REPLAY_SLOT),
+            token: Token::NONE,
             replay_slots: 1,
             access: Access::empty(),
             max_rd_atomic: 1,
             rnr_retry: 7,
             min_rnr_timer: 1,
         };
+        let len = SlotArea::len_for(setup.slot_bytes());
+        setup.token.slots = SlotArea::new(env.memory.alloc(len), len).expect("an area");
         let (sq, rq, cq) = (SimSq::new(DEPTH), SimRq::new(DEPTH as usize, 1), SimCq::new(64));
         let init = SlInit {
             qpn: SL_QPN,
@@ -239,7 +239,7 @@ fn events_of_the_card_may_be_lost() {
         talk.now = talk.sl.next_deadline().expect("it goes again");
         talk.sl.handle_timeout(&mut talk.net.hosts[0].env, talk.now);
     }
-    let (slot, env) = (talk.sl.setup().send_ring, &mut talk.net.hosts[0].env);
+    let (slot, env) = (talk.sl.setup().send_ring(), &mut talk.net.hosts[0].env);
     env.memory.write(slot + 8, &CqeMsg { slot, opcode: WcOpcode::Send, ..CqeMsg::default() }.body());
     env.memory.set_word(slot, Stamp { epoch: EPOCH, seq: 0 }.word());
     talk.sl.complete(env, talk.now, Queue::Send);

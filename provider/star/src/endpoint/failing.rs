@@ -56,6 +56,7 @@ impl<E: StarEnv> SlQp<E> {
         let connected = matches!(self.state, SlState::Starting | SlState::Ready);
         if self.state != SlState::Error {
             self.state = SlState::Error;
+            self.close_gate(env);
             self.flush(status);
             if self.init.setup.srq {
                 env.event(AsyncEvent::LastWqeReached(self.init.qpn));

@@ -21,9 +21,16 @@ pub struct Linger {
     peer: SfPeer,
     channel: ControlChannel,
     until: Nanos,
+    /// SF has answered the Bye
+    confirmed: bool,
 }
 
 impl<E: StarEnv> SlQp<E> {
+    /// Whether SF knows that the connection is over, and sends nothing for it any more.
+    pub fn is_confirmed(&self) -> bool {
+        self.sf_ended
+    }
+
     /// The QP ends, or begins anew; gives what lingers. `others_send`: other connections send its memory
     /// messages.
     pub fn close(mut self, now: Nanos, others_send: bool) -> Option<Linger> {
@@ -38,7 +45,7 @@ impl<E: StarEnv> SlQp<E> {
         }
         let patience = self.init.patience.time.map_or(MAX_LINGER, |time| time.min(MAX_LINGER));
         let (qpn, until) = (self.init.qpn, now + patience);
-        let linger = Linger { qpn, peer: self.peer, channel: self.channel, until };
+        let linger = Linger { qpn, peer: self.peer, channel: self.channel, until, confirmed: self.sf_ended };
         let silent = linger.channel.waiting() == 0;
         (!silent).then_some(linger)
     }
@@ -48,6 +55,11 @@ impl Linger {
     /// Its QPN, and the epoch of the connection.
     pub fn prefix(&self) -> Prefix {
         Prefix { qpn: self.qpn, epoch: self.peer.epoch }
+    }
+
+    /// Whether SF knows that the connection is over, and sends nothing for it any more.
+    pub fn is_confirmed(&self) -> bool {
+        self.confirmed
     }
 
     /// When [`poll`](Linger::poll) has something to do.
@@ -82,7 +94,8 @@ impl Linger {
         }
         let seq = packet.header.psn;
         if packet.header.ptype == Ptype::Ea {
-            _ = self.channel.answered(seq);
+            let answered = self.channel.answered(seq);
+            self.confirmed |= matches!(answered, Some(Control::Bye { .. }));
         } else {
             let arrival = self.channel.arrival(seq);
             if arrival == Arrival::Next {

@@ -42,6 +42,7 @@ impl<E: StarEnv> SlQp<E> {
         let Some(message) = self.channel.answered(seq) else { return };
         self.gate -= u32::from(is_gate(&message));
         self.changes.count(&message, u32::wrapping_sub);
+        self.sf_ended |= matches!(message, Control::Bye { .. });
         if self.state == SlState::Starting {
             self.state = SlState::Ready;
         }
@@ -62,6 +63,7 @@ impl<E: StarEnv> SlQp<E> {
 
     /// SF ends the connection. Completions that it sent before are in memory.
     fn on_bye(&mut self, env: &mut E, now: Nanos, why: u8) {
+        self.sf_ended = true;
         for queue in [Queue::Send, Queue::Recv] {
             self.complete(env, now, queue);
         }

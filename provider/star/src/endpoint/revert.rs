@@ -70,7 +70,7 @@ impl<E: StarEnv> SlQp<E> {
             self.init.rq.put_back(&mut recvs)?;
         }
         self.recv.stop();
-        self.detached = true;
+        (self.detached, self.sf_ended) = (true, true);
         Ok(self.index(self.send.una))
     }
 

@@ -11,8 +11,8 @@ use crate::stateless::SfPeer;
 use super::{Changes, Patience, SlQp, SlState, is_gate};
 
 impl<E: StarEnv> SlQp<E> {
-    /// Connects it: stamps the slots, and sends the set-up. `known`: sum of the rules that other connections
-    /// have sent; else `rules` are sent. Receives that were posted are sent once SF has answered.
+    /// Connects it: stamps the slots, opens the gate, sends the set-up. `known`: sum of the rules that other
+    /// connections have sent; else `rules` are sent. Receives that were posted are sent once SF has answered.
     pub fn start(
         &mut self,
         env: &mut E,
@@ -23,8 +23,9 @@ impl<E: StarEnv> SlQp<E> {
     ) {
         (self.peer, self.state) = (peer, SlState::Starting);
         self.base = self.init.first_send;
-        let Setup { sq_depth, rq_depth, send_ring, recv_ring, replay, replay_slots, .. } = self.init.setup;
-        for (ring, depth) in [(send_ring, sq_depth), (recv_ring, rq_depth)] {
+        let (setup, replay) = (self.init.setup, self.init.setup.replay());
+        let Setup { sq_depth, rq_depth, replay_slots, .. } = setup;
+        for (ring, depth) in [(setup.send_ring(), sq_depth), (setup.recv_ring(), rq_depth)] {
             for index in 0..depth {
                 let stamp = Stamp::before_psn(peer.epoch, index, depth);
                 stamp_slot(env, slot(ring, depth, index, CQE_SLOT), stamp);
@@ -35,6 +36,7 @@ impl<E: StarEnv> SlQp<E> {
             stamp_slot(env, slot(replay, replay_slots, index, REPLAY_SLOT), stamp);
         }
         stamp_slot(env, write_slot(replay, replay_slots), Stamp::before(peer.epoch, 0, 1));
+        self.set_gate(env, self.init.setup.token.mac);
         self.quiet_since = now;
         self.push_message(now, Control::Setup(self.init.setup));
         match known {
@@ -94,6 +96,18 @@ impl<E: StarEnv> SlQp<E> {
             self.poll_transmit(env, now);
         }
         self.init.setup = setup;
+    }
+
+    /// The card does nothing for this connection any more, whatever comes: the program gets its buffers back,
+    /// or the slots are to be another's.
+    pub fn close_gate(&self, env: &mut E) {
+        self.set_gate(env, 0);
+    }
+
+    fn set_gate(&self, env: &mut E, word: u64) {
+        /* without its memory nothing passes */
+        _ = env.dma_store(self.init.setup.token.slots.gate(), word.to_ne_bytes());
+        env.dma_fence();
     }
 
     /// Its set-up.

@@ -23,14 +23,17 @@ use starverbs_core::room::Room;
 use starverbs_core::{Gid, Nanos, NicError, QpId, Qpn, SendOp, SendWqe, WcStatus};
 
 use crate::answers::Answers;
-use crate::bounds::{Bounds, MemRange};
+use crate::bounds::Bounds;
 use crate::endpoint::{Linger, SlState};
 use crate::env::{SlEvent, StarSource};
 use crate::form::Form;
-use crate::stateless;
+use crate::stateless::{self, StatelessCard};
+use crate::token::CardSecret;
 use crate::wire::{Prefix, StarPacket};
 
 use super::places::QpnPlaces;
+use super::roles::CardIdentity;
+use super::slots::{OwnedArea, SlotPool};
 use super::{EndpointHost, Turn};
 pub use endpoint::StatefulCard;
 use endpoint::{Endpoint, WindowOp};
@@ -50,10 +53,14 @@ pub struct Endpoints<E: EndpointHost> {
     stats: E::Stats,
     /// What the card lets packets reach
     bounds: Bounds,
+    /// What it knows packets of its connections by
+    secret: CardSecret,
     /// What it owes for packets of this turn
     answers: Answers,
     ends: Slab<Box<Endpoint<E>>>,
     places: QpnPlaces,
+    /// Slots of ended connections
+    slots: SlotPool<E::Slots>,
     timers: Timers,
     /// Those with something to send
     ready: VecDeque<u32>,
@@ -67,24 +74,35 @@ pub struct Endpoints<E: EndpointHost> {
     /// Those whose window operation waits until all stateful cards know of it
     waiting_ops: Vec<u32>,
     /// Connections whose queue pairs are gone
-    lingers: Slab<(Linger, TimerId)>,
+    lingers: Slab<Lingering<E::Slots>>,
     /// The same by QPN and epoch, sorted
     linger_index: Vec<(Prefix, u32)>,
 }
 
+/// A connection whose queue pair is gone, until its peer knows.
+struct Lingering<M> {
+    linger: Linger,
+    timer: TimerId,
+    /// Its slots, which are quarantined until then. `None`: the secret was replaced
+    slots: Option<OwnedArea<M>>,
+}
+
 impl<E: EndpointHost> Endpoints<E> {
-    /// Without queue pairs, on a card of this boot ID and boot epoch.
-    pub fn new(boot_epoch: u16, boot: u64, form: Form, stats: E::Stats) -> Self {
+    /// Without queue pairs, on this card.
+    pub fn new(identity: &CardIdentity, stats: E::Stats) -> Self {
+        let CardIdentity { boot, form, seed, .. } = *identity;
         Endpoints {
-            boot_epoch,
+            boot_epoch: identity.boot_epoch(),
             boot,
             form,
             begun: 0,
             stats,
             bounds: Bounds::new(),
+            secret: CardSecret::new(seed),
             answers: Answers::new(form),
             ends: Slab::new(),
             places: QpnPlaces::default(),
+            slots: SlotPool::default(),
             timers: Timers::default(),
             ready: VecDeque::new(),
             touched: Vec::new(),
@@ -105,31 +123,13 @@ impl<E: EndpointHost> Endpoints<E> {
     }
 
     /// A packet for the card's stateless half; its event is handled at once. The card keeps nothing of
-    /// connections, and accepts whatever names its boot epoch. The host has them all, and lets packets of
-    /// their peers pass alone.
+    /// connections and looks none up: the host finds the one that an event is of.
     pub fn handle_packet(&mut self, turn: &mut Turn<'_, E>, from: StarSource<'_>, packet: &StarPacket<'_>) {
-        let Some(slots) = self.slots_for(&from.meta.src, packet) else { return self.stats.star_drops.inc() };
-        let card = stateless::StatelessCard {
-            bounds: Some(&self.bounds),
-            slots: Some(slots),
-            boot_epoch: self.boot_epoch,
-            stats: &self.stats,
-        };
+        let card = StatelessCard { bounds: Some(&self.bounds), secret: &self.secret, stats: &self.stats };
         stateless::handle(&card, &mut self.answers, turn.env, from, packet);
         while let Some(event) = turn.env.next_event() {
             self.on_event(turn, &event);
         }
-    }
-
-    /// The slots that a packet may fill, if it names a connection and comes from its peer's address. None in
-    /// ERR: the program has its buffers back, and what was flushed must not arrive.
-    #[inline]
-    fn slots_for(&self, source: &Gid, packet: &StarPacket<'_>) -> Option<MemRange> {
-        let prefix = packet.prefix?;
-        let end = self.end(prefix.qpn)?;
-        let peer = end.qp.peer();
-        let alive = matches!(end.qp.state(), SlState::Starting | SlState::Ready);
-        (alive && peer.epoch == prefix.epoch && peer.av.dgid == *source).then_some(end.slots.range)
     }
 
     /// A packet for `qpn` will come soon.
@@ -177,7 +177,7 @@ impl<E: EndpointHost> Endpoints<E> {
         }
         let linger = packet.prefix.and_then(|prefix| self.find_linger(Prefix { qpn, ..prefix }).ok());
         let Some(at) = linger.map(|place| self.linger_index[place].1 as usize) else { return false };
-        let Some((linger, _)) = self.lingers.get_mut(at) else { return false };
+        let Some(Lingering { linger, .. }) = self.lingers.get_mut(at) else { return false };
         if linger.handle_control(turn.env, turn.now, source, packet) {
             self.end_linger(at);
         }
@@ -204,7 +204,7 @@ impl<E: EndpointHost> Endpoints<E> {
 
     /// Answers and settles what came, follows the table of memory, and runs the timers that are due.
     pub fn run_timers(&mut self, turn: &mut Turn<'_, E>) {
-        self.answers.flush(turn.env);
+        self.answers.end_turn(turn.env);
         self.settle_touched(turn);
         self.follow_memory(turn);
         while let Some(who) = self.timers.pop_due(turn.now) {

@@ -43,8 +43,8 @@ const REMEMBERED: Nanos = 10_000_000_000;
 /// be waiting for a CPU.
 const FIRST_ANSWER: Nanos = 2_000_000_000;
 
-/// What peers get to know of this card.
-#[derive(Clone, Copy, Debug)]
+/// What peers get to know of this card, and what they do not.
+#[derive(Clone, Copy)]
 pub struct CardIdentity {
     /// Boot ID: random, another one in each process
     pub boot: u64,
@@ -54,6 +54,8 @@ pub struct CardIdentity {
     pub threshold: u32,
     /// Which packets it sends
     pub form: Form,
+    /// Of the secret that tokens are made with: random, and nobody else's
+    pub seed: [u64; 2],
 }
 
 impl CardIdentity {

@@ -14,7 +14,6 @@ use super::stream::{OrderClass, WqeProgress};
 use super::window::{InFlight, Kind, Of};
 use super::{CardCtx, Ended, Stateful};
 use crate::carried::CARRIED_LEN;
-use crate::control::Setup;
 use crate::env::StarEnv;
 use crate::form::Form;
 use crate::message::{ATOMIC_LEN, Atomic};
@@ -416,7 +415,7 @@ impl<E: StarEnv> Stateful<E> {
 
     fn atomic(&self, index: u32, op: &WqeProgress) -> [u8; ATOMIC_LEN] {
         let wqe = self.local.sq.wqe(index);
-        let slot = slot(self.setup.replay, self.setup.replay_slots, op.number, REPLAY_SLOT);
+        let slot = slot(self.setup.replay(), self.setup.replay_slots, op.number, REPLAY_SLOT);
         let (seq, slots) = (op.number, self.setup.replay_slots.trailing_zeros() as u8);
         Atomic { op: wqe.op, seq, slots, slot, compare_add: wqe.compare_add, swap: wqe.swap }.encode()
     }
@@ -433,10 +432,10 @@ impl<E: StarEnv> Stateful<E> {
 
     /// The turn of a packet, if it is of a WRITE that has turns.
     fn turn_of(&self, entry: &InFlight, op: &WqeProgress) -> Option<WriteTurn> {
-        let Setup { replay, replay_slots, .. } = self.setup;
+        let setup = &self.setup;
         op.in_turn.then(|| {
             let number = op.number.wrapping_add(entry.offset / self.turn_bytes(op.length));
-            WriteTurn { slot: write_slot(replay, replay_slots), number }
+            WriteTurn { slot: write_slot(setup.replay(), setup.replay_slots), number }
         })
     }
 

@@ -11,6 +11,7 @@ use starverbs_core::{
     Access, Cqe, Gid, Psn, QpState, QpType, SendFlags, SendOp, Sge, WcFlags, WcOpcode, WcStatus,
 };
 use starverbs_settings::{Settings, StarPreference};
+use starverbs_star::token::{SlotArea, Token};
 use starverbs_star::wire::{Crc, Opt, Prefix, Ptype, StarHead, StarHeader, fill_checksum};
 use starverbs_verbs::{
     Cq, MemoryRange, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr, Rereg, SendWr, Settled, Srq,
@@ -491,7 +492,9 @@ fn write_to(socket: &UdpSocket, port: u16, prefix: Prefix, addr: u64) -> std::io
     let own = socket.local_addr()?;
     let dst = Gid::from_ipv4([127, 0, 0, 1]);
     let path = IcrcHeader { src: of(own), dst, sport: own.port(), dport: port, ip_id: 0 };
-    let mut frame = [StarHead::to_stateless(header, prefix).bytes(), &data].concat();
+    let slots = SlotArea::new(addr & !31, 64).expect("an area");
+    let token = Token { slots, mac: 0x0123_4567_89ab_cdef };
+    let mut frame = [StarHead::to_stateless(header, prefix, &token).bytes(), &data].concat();
     fill_checksum(&path, &mut frame);
     let mut crc = Crc::new();
     crc.update(&frame);

@@ -14,14 +14,15 @@ use crate::bounds::MemRange;
 use crate::card::{Queues, bytes_of};
 use crate::control::Setup;
 use crate::endpoint::{Linger, Patience, SlInit, SlQp};
-use crate::ring::{CQE_SLOT, REPLAY_SLOT};
 use crate::stateless::SfPeer;
+use crate::token::Token;
 use crate::wire::Prefix;
 
 use super::super::queues_of;
-use super::super::{EndpointHost, MadeSlots, Turn};
+use super::super::slots::OwnedArea;
+use super::super::{EndpointHost, Turn};
 use super::rules::GroupKey;
-use super::{Endpoints, LINGER_BIT};
+use super::{Endpoints, LINGER_BIT, Lingering};
 
 /// Receives of an SRQ that one connection holds at most.
 const SHARED_RECVS: u32 = 64;
@@ -36,9 +37,7 @@ const BLANK: Setup = Setup {
     sq_depth: 1,
     rq_depth: 1,
     srq: false,
-    send_ring: 0,
-    recv_ring: 0,
-    replay: 0,
+    token: Token::NONE,
     replay_slots: 1,
     access: Access::empty(),
     max_rd_atomic: 1,
@@ -74,8 +73,8 @@ pub(super) struct Endpoint<E: EndpointHost> {
     pub(super) unanswered: u32,
     /// Its window operation
     pub(super) window_op: Option<WindowOp>,
-    /// Memory that the card fills: completions of sends and of receives, then results of atomics
-    pub(super) slots: ConnectionSlots<E>,
+    /// Memory that the card fills
+    pub(super) slots: OwnedArea<E::Slots>,
     /// The send queue's memory, if inline bytes may have to be fetched from there
     inline: Option<u32>,
 }
@@ -84,22 +83,6 @@ impl<E: EndpointHost> Endpoint<E> {
     /// What it costs the host beside the program's own queues, bytes.
     pub(super) fn bytes(&self) -> usize {
         size_of::<Self>() - size_of::<SlQp<E>>() + self.qp.bytes()
-    }
-}
-
-/// Slots of a connection.
-pub(super) struct ConnectionSlots<E: EndpointHost> {
-    pub(super) range: MemRange,
-    _memory: E::Slots,
-}
-
-impl<E: EndpointHost> ConnectionSlots<E> {
-    /// Slots of these numbers. `Exhausted`: no memory.
-    fn new(env: &mut E, completions: u32, results: u32) -> Result<Self, NicError> {
-        const { assert!(CQE_SLOT == 2 * REPLAY_SLOT) };
-        let bytes = u64::from(completions + results.div_ceil(2)) * CQE_SLOT;
-        let MadeSlots { memory, addr } = env.make_slots(bytes).ok_or(NicError::Exhausted)?;
-        Ok(ConnectionSlots { range: MemRange { addr, len: bytes }, _memory: memory })
     }
 }
 
@@ -157,25 +140,23 @@ impl<E: EndpointHost> Endpoints<E> {
         let rq = rq.or_else(ring).ok_or(NicError::Invalid)?;
         let rq_depth = if srq.is_some() { SHARED_RECVS } else { E::slots_of(&rq) };
         let replay_slots = u32::from(attr.max_dest_rd_atomic).next_power_of_two();
-        /* and the slot of WRITEs */
-        let slots = ConnectionSlots::new(turn.env, sq.slots() + rq_depth, replay_slots + 1)?;
-        let base = slots.range.addr;
-        let recv_ring = base + u64::from(sq.slots()) * CQE_SLOT;
-        let setup = Setup {
+        let base = Setup {
             boot: self.boot,
             pd: owner.pd,
             sq_depth: sq.slots(),
             rq_depth,
             srq: srq.is_some(),
-            send_ring: base,
-            recv_ring,
-            replay: recv_ring + u64::from(rq_depth) * CQE_SLOT,
             replay_slots,
             ..BLANK
         };
         let key = GroupKey { ends: [attr.av.sgid, attr.av.dgid], boot: peer.boot, pd: owner.pd };
         self.make_room(qpn)?;
         let (group, known, rules) = self.rules.join(key)?;
+        let slots = self.slots.take(turn.env, base.slot_bytes());
+        let slots = slots.inspect_err(|_| self.rules.forget_empty(group))?;
+        let epoch = u32::from(self.boot_epoch) << 16 | u32::from(self.begun);
+        let token = self.secret.token(&attr.av.dgid, Prefix { qpn, epoch }, slots.area);
+        let setup = Setup { token, ..base };
         let made = SlQp::new(SlInit {
             qpn,
             sq,
@@ -194,7 +175,16 @@ impl<E: EndpointHost> Endpoints<E> {
         });
         let released = |qp| turn.nic.release_qp(turn.env, qpn).map(|released| (qp, released));
         let made = made.and_then(released);
-        let (qp, released) = made.inspect_err(|_| self.rules.forget_empty(group))?;
+        let (qp, released) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                self.rules.forget_empty(group);
+                self.slots.keep(&slots);
+                self.slots.confirmed(slots);
+                self.replace_secret();
+                return Err(error);
+            }
+        };
         let end = Endpoint {
             qp,
             released,
@@ -210,9 +200,9 @@ impl<E: EndpointHost> Endpoints<E> {
         };
         let at = self.ends.insert(Box::new(end)) as u32;
         self.count(turn, at, u64::wrapping_add);
+        self.stats.star_quarantined_bytes.set(self.slots.kept());
         self.places.set(qpn, Some(at));
         self.rules.add_member(group, at);
-        let epoch = u32::from(self.boot_epoch) << 16 | u32::from(self.begun);
         self.begun = self.begun.wrapping_add(1);
         let peer = SfPeer { av: attr.av, port: peer.port, qpn: attr.dest_qpn, epoch };
         let of_domain = turn.nic.memory().rules().filter(|rule| rule.pd == owner.pd);
@@ -272,13 +262,23 @@ impl<E: EndpointHost> Endpoints<E> {
         star_host_bytes.set(change(star_host_bytes.get(), end.bytes() as u64));
     }
 
-    /// Takes an end out: its Bye lingers, and its slots are no more. Gives what the card has left of it, to
-    /// come back or to end.
+    /// Takes an end out: its gate is closed, and its Bye lingers. Gives what the card has left of it, to come
+    /// back or to end.
     pub(super) fn take_out(&mut self, turn: &mut Turn<'_, E>, at: u32) -> Option<Released<E>> {
         self.count(turn, at, u64::wrapping_sub);
         let end = *self.ends.try_remove(at as usize)?;
         let Endpoint {
-            qp, released, group, timer, queued, touched, sends_unrule, unanswered, inline, ..
+            qp,
+            released,
+            group,
+            timer,
+            queued,
+            touched,
+            sends_unrule,
+            unanswered,
+            inline,
+            slots,
+            ..
         } = end;
         self.unanswered -= unanswered;
         self.places.set(released.qpn, None);
@@ -290,12 +290,38 @@ impl<E: EndpointHost> Endpoints<E> {
             self.touched.retain(|touched| *touched != at);
         }
         let others_send = self.leave_group(turn, group, at, sends_unrule);
+        qp.close_gate(turn.env);
+        self.slots.keep(&slots);
+        let confirmed = qp.is_confirmed();
         let linger = qp.close(turn.now, others_send);
         self.close_inline(turn, inline);
-        if let Some(linger) = linger {
-            self.begin_linger(turn, linger);
-        }
+        let slots = match linger {
+            Some(linger) => self.begin_linger(turn, linger, slots),
+            None => Some(slots),
+        };
+        self.release_slots(slots, confirmed);
+        self.replace_secret();
         Some(released)
+    }
+
+    /// What becomes of the slots of an ended connection that nobody waits for.
+    fn release_slots(&mut self, slots: Option<OwnedArea<E::Slots>>, confirmed: bool) {
+        match slots {
+            Some(slots) if confirmed => self.slots.confirmed(slots),
+            Some(slots) => self.slots.unconfirmed(slots),
+            None => {}
+        }
+    }
+
+    /// If there are no connections, another secret takes its place, and no token names slots of before.
+    fn replace_secret(&mut self) {
+        if self.ends.is_empty() {
+            self.secret.replace();
+            self.answers.forget_token();
+            self.lingers.iter_mut().for_each(|(_, lingering)| lingering.slots = None);
+            self.slots.clear();
+        }
+        self.stats.star_quarantined_bytes.set(self.slots.kept());
     }
 
     /// `ibv_destroy_qp`, if it is one of these.
@@ -318,21 +344,28 @@ impl<E: EndpointHost> Endpoints<E> {
         Ok(())
     }
 
-    /// Has a connection linger whose QP is gone; without memory for that the peer finds out by silence.
-    fn begin_linger(&mut self, turn: &mut Turn<'_, E>, linger: Linger) {
+    /// Has a connection linger whose QP is gone, with its slots. Without memory for that it gives them back,
+    /// and the peer finds out by silence.
+    fn begin_linger(
+        &mut self,
+        turn: &mut Turn<'_, E>,
+        linger: Linger,
+        slots: OwnedArea<E::Slots>,
+    ) -> Option<OwnedArea<E::Slots>> {
         if make_room_in(&mut self.lingers).is_err() || self.linger_index.try_reserve(1).is_err() {
-            return;
+            return Some(slots);
         }
-        let Ok(timer) = self.timers.join() else { return };
+        let Ok(timer) = self.timers.join() else { return Some(slots) };
         let of = linger.prefix();
-        let at = self.lingers.insert((linger, timer));
+        let at = self.lingers.insert(Lingering { linger, timer, slots: Some(slots) });
         let place = self.find_linger(of).unwrap_or_else(|place| place);
         self.linger_index.insert(place, (of, at as u32));
         self.poll_linger(turn, at);
+        None
     }
 
     pub(super) fn poll_linger(&mut self, turn: &mut Turn<'_, E>, at: usize) {
-        let Some((linger, timer)) = self.lingers.get_mut(at) else { return };
+        let Some(Lingering { linger, timer, .. }) = self.lingers.get_mut(at) else { return };
         if linger.poll(turn.env, turn.now) {
             return self.end_linger(at);
         }
@@ -347,7 +380,8 @@ impl<E: EndpointHost> Endpoints<E> {
     }
 
     pub(super) fn end_linger(&mut self, at: usize) {
-        if let Some((linger, timer)) = self.lingers.try_remove(at) {
+        if let Some(Lingering { linger, timer, slots }) = self.lingers.try_remove(at) {
+            self.release_slots(slots, linger.is_confirmed());
             self.timers.leave(timer);
             if let Ok(place) = self.find_linger(linger.prefix()) {
                 self.linger_index.remove(place);

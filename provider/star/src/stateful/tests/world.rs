@@ -26,6 +26,7 @@ use crate::form::Form;
 use crate::message::{CQE_BODY, CqeMsg, MAX_WQE, encode_recv, encode_send};
 use crate::ring::{Stamp, slot};
 use crate::stateless;
+use crate::token::{CardSecret, SlotArea, Token};
 use crate::wire::{CardHalf, Opt, Ptype, StarHead, StarHeader, StarPacket};
 
 pub(super) const SF: Gid = Gid::from_ipv4([10, 0, 0, 1]);
@@ -227,6 +228,7 @@ pub(super) struct World {
     pub(super) sf_key: u32,
     pub(super) lib: [HostQueue; 2],
     setup: Setup,
+    secret: CardSecret,
 }
 
 pub(super) const REGION: usize = 1 << 18;
@@ -264,9 +266,7 @@ impl World {
             sq_depth: 16,
             rq_depth: 32,
             srq: false,
-            send_ring: 0,
-            recv_ring: 0,
-            replay: 0,
+            token: Token::NONE,
             replay_slots: 4,
             access: all,
             max_rd_atomic: 4,
@@ -296,12 +296,16 @@ impl World {
             form: Form::default(),
         };
         tune(&mut local, &mut setup);
-        setup.send_ring = ring(&mut sl, setup.sq_depth, CQE_SLOT, Stamp::before_psn);
-        setup.recv_ring = ring(&mut sl, setup.rq_depth, CQE_SLOT, Stamp::before_psn);
-        setup.replay = sl.alloc((setup.replay_slots as usize + 1) * REPLAY_SLOT as usize);
+        let len = SlotArea::len_for(setup.slot_bytes());
+        let area = SlotArea::new(sl.alloc(len as usize), len).unwrap();
+        let secret = CardSecret::new([seed, 1]);
+        setup.token = secret.token(&SF, Prefix { qpn: SL_QPN, epoch: EPOCH }, area);
+        sl.put(area.gate(), &setup.token.mac.to_ne_bytes());
+        stamp(&mut sl, setup.send_ring(), setup.sq_depth);
+        stamp(&mut sl, setup.recv_ring(), setup.rq_depth);
         let stamps = (0..setup.replay_slots).map(|n| Stamp::before(EPOCH, n, setup.replay_slots));
         for (n, stamp) in stamps.chain([Stamp::before(EPOCH, 0, 1)]).enumerate() {
-            sl.put(setup.replay + n as u64 * REPLAY_SLOT, &stamp.word().to_ne_bytes());
+            sl.put(setup.replay() + n as u64 * REPLAY_SLOT, &stamp.word().to_ne_bytes());
         }
         let av = Av { dgid: SL, sgid: SF, ..Av::default() };
         let peer = SlPeer { av, port: 4793, control_port: 4794, qpn: SL_QPN, epoch: EPOCH };
@@ -348,6 +352,7 @@ impl World {
             scq,
             rcq,
             sf_key,
+            secret,
             lib: Default::default(),
             setup,
         }
@@ -488,18 +493,9 @@ impl World {
     fn serve(&mut self, packet: &StarPacket<'_>) {
         let mut bounds = Bounds::new();
         bounds.add(self.theirs(0), REGION as u64, self.setup.access).unwrap();
-        let Setup { send_ring, sq_depth, recv_ring, rq_depth, replay, replay_slots, .. } = self.setup;
-        for (ring, depth, size) in [
-            (send_ring, sq_depth, CQE_SLOT),
-            (recv_ring, rq_depth, CQE_SLOT),
-            (replay, replay_slots + 1, REPLAY_SLOT),
-        ] {
-            bounds.add_slots(ring, u64::from(depth) * size).unwrap();
-        }
         let meta = FrameMeta { src: SF, dst: SL, ..FrameMeta::default() };
-        let boot_epoch = stateless::boot_epoch_of(EPOCH);
         let card =
-            stateless::StatelessCard { bounds: Some(&bounds), slots: None, boot_epoch, stats: &self.stats };
+            stateless::StatelessCard { bounds: Some(&bounds), secret: &self.secret, stats: &self.stats };
         self.cards += 1;
         stateless::handle(
             &card,
@@ -553,7 +549,7 @@ impl World {
             }
         }
         let depths = [self.setup.sq_depth, self.setup.rq_depth];
-        for (n, base) in [self.setup.send_ring, self.setup.recv_ring].into_iter().enumerate() {
+        for (n, base) in [self.setup.send_ring(), self.setup.recv_ring()].into_iter().enumerate() {
             let queue = &mut self.lib[n];
             for seq in queue.next..queue.wqes.len() as u32 {
                 let at = slot(base, depths[n], seq, CQE_SLOT);
@@ -617,12 +613,10 @@ impl World {
     }
 }
 
-/// A ring in SL's memory, stamped as its host does.
-fn ring(sl: &mut Host, depth: u32, size: u64, before: impl Fn(u32, u32, u32) -> Stamp) -> u64 {
-    let base = sl.alloc(depth as usize * size as usize);
+/// Stamps a ring in SL's memory as its host does.
+fn stamp(sl: &mut Host, ring: u64, depth: u32) {
     for index in 0..depth {
-        let word = before(EPOCH, index, depth).word();
-        sl.put(slot(base, depth, index, size), &word.to_ne_bytes());
+        let word = Stamp::before_psn(EPOCH, index, depth).word();
+        sl.put(slot(ring, depth, index, CQE_SLOT), &word.to_ne_bytes());
     }
-    base
 }

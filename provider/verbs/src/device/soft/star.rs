@@ -70,7 +70,8 @@ impl OpenStar {
             StarWire::Packed => Form::Packed,
             StarWire::Paper => Form::Paper,
         };
-        let identity = CardIdentity { boot, ports, threshold: settings.star_threshold, form };
+        let threshold = settings.star_threshold;
+        let identity = CardIdentity { boot, ports, threshold, form, seed: seed() };
         let mut ends = Ends::new(identity, nic)?;
         ends.roles.set_partition(partition_of(settings));
         env.star = Some(Box::new(StarPort::new(tx, sealing)));

@@ -103,8 +103,8 @@ impl StarEnv for HostEnv {
             let there = memory::mark(addr) == Marked::Demand && memory::read(addr, &mut bytes);
             return there.then_some(bytes);
         }
-        // SAFETY: as in `dma_store`: SF's registry or this card's bounds let it through, so it is aligned
-        // memory that the host or the program keeps.
+        // SAFETY: as in `dma_store`: a token of this card names it, or its bounds let it through, so it is
+        // aligned memory that the host or the program keeps.
         let cell = unsafe { AtomicU64::from_ptr(addr as *mut u64) };
         Some(cell.load(Ordering::Acquire).to_ne_bytes())
     }
