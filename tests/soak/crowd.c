@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
-/* With more peers than that a card listens for its bell. */
+/* With more peers than that a card awaits its doorbell. */
 enum { MOST = 512, MESSAGES = 16, BYTES_EACH = 64, FEW = 9 };
 
 /* All know it. */
@@ -202,7 +202,7 @@ int main(int argc, char **argv)
 	__atomic_store_n(&shared->phase, 1, __ATOMIC_SEQ_CST);
 	wait_until_all_are(2);
 	account(is_star ? "all with the first one" : "each with the next one", pids);
-	/* what was mapped is not kept open, once it was taken in; who has many peers keeps its bell's file */
+	/* what was mapped is not kept open, once it was taken in; who has many peers keeps its doorbell's file */
 	memory_files += is_star && count > FEW;
 	for (int tries = 0; open_memory_files(pids) != memory_files; tries++) {
 		NEED(tries < 1000);

@@ -1,8 +1,8 @@
 /* Processes of one host, each connected with each: messages, WRITEs, READs and additions of sizes, at times
  * and in numbers that a seed says, while their programs poll, sleep for events, or are away for a while.
  *
- * Every byte is looked at; nothing is lost, or comes twice. With more than nine processes each listens for
- * its bell instead of looking at all others.
+ * Every byte is looked at; nothing is lost, or comes twice. With more than nine processes each awaits its
+ * doorbell instead of polling all channels.
  * usage: pairs PROCESSES SECONDS [SEED]; run.sh builds it and runs it. */
 #define _GNU_SOURCE
 #include "soak.h"

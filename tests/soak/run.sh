@@ -69,7 +69,7 @@ crowd() {
     done
 }
 
-# Two processes that have each other's memory, two that have not, and so many that each listens for its bell.
+# Two processes that have each other's memory, two that have not, and so many that each awaits its doorbell.
 pairs() {
     build pairs "$here"/{pairs,ground}.c
     local how

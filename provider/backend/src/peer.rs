@@ -14,9 +14,9 @@
 //!
 //! Owns names, sockets, rings, and who looks at which. It must not know what messages mean.
 
-pub(crate) mod bell;
 pub(crate) mod channel;
 pub(crate) mod direct;
+pub(crate) mod doorbell;
 mod due;
 pub(crate) mod hello;
 mod memory;
@@ -45,9 +45,9 @@ use crate::descriptor::Socket;
 use crate::handover::{PATIENCE, PassedOn};
 use crate::registry::{abstract_address, peer_name};
 use crate::sockopt::{self, monotonic};
-use bell::SharedBell;
 use channel::{Answering, Asking};
 use direct::{MemoryFiles, OfferedMemory};
+use doorbell::SharedDoorbell;
 use session::{FRAMES, Sent};
 use sessions::{AwakeConsumer, BlockRoute, Sessions};
 
@@ -97,10 +97,10 @@ pub enum ChannelNews {
     Opened(SessionId, Box<Answering>, Option<Box<MemoryFiles>>),
     /// A session with channels is over. What was asked before lies in them
     Ended(SessionId),
-    /// The other end of a session has handed over its bell
-    Bell(SessionId, Arc<SharedBell>),
-    /// It has called this process, which listens, as it has no bell of ours yet
-    Called(SessionId),
+    /// The other end of a session has handed over its doorbell
+    Doorbell(SessionId, Arc<SharedDoorbell>),
+    /// It has sent a wake-up though this process awaits its doorbell
+    Woken(SessionId),
     /// The other end of a session broke the rules, and it is over
     Broken,
 }
@@ -335,19 +335,19 @@ impl Peers {
         self.with(|sessions| sessions.open_channel(session))
     }
 
-    /// This process's bell, which is made when it is first asked for. `None`: the system gives none.
-    pub fn bell(&self) -> Option<Arc<SharedBell>> {
-        self.with(Sessions::own_bell)
+    /// This process's doorbell, which is made when it is first asked for. `None`: the system gives none.
+    pub fn doorbell(&self) -> Option<Arc<SharedDoorbell>> {
+        self.with(Sessions::own_doorbell)
     }
 
-    /// Hands this process's bell to the other end of a session. False: it does not get there.
-    pub fn hand_bell(&self, session: SessionId) -> bool {
-        self.with(|sessions| sessions.hand_bell(session))
+    /// Hands this process's doorbell to the other end of a session. False: it does not get there.
+    pub fn hand_doorbell(&self, session: SessionId) -> bool {
+        self.with(|sessions| sessions.hand_doorbell(session))
     }
 
-    /// The bell that the other end of a session has handed over.
-    pub fn bell_of(&self, session: SessionId) -> Option<Arc<SharedBell>> {
-        self.with(|sessions| sessions.get(session)?.bell.clone())
+    /// The doorbell that the other end of a session has handed over.
+    pub fn doorbell_of(&self, session: SessionId) -> Option<Arc<SharedDoorbell>> {
+        self.with(|sessions| sessions.get(session)?.doorbell.clone())
     }
 
     /// What has become of channels.

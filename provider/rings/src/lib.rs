@@ -25,11 +25,11 @@
 //! This crate must not know what the entries mean, how a sleeper is woken, or the verbs C ABI.
 
 mod armed;
-mod bell;
 pub mod budget;
 mod cq;
 mod memory;
 mod message;
+mod notify;
 mod pending_doorbells;
 mod prefetch;
 mod recv;
@@ -42,10 +42,10 @@ mod sync;
 mod work;
 
 pub use armed::Armed;
-pub use bell::{Bell, LISTENS, WakeBy};
 pub use cq::{CqConsumer, CqRing, CqRoom};
 pub use memory::{AllocResult, Memory, ProgramMemory, Resource};
 pub use message::{Broken, MessageHead, MessageReader, MessageWriter, Written};
+pub use notify::{Notify, PeerDoorbell};
 pub use pending_doorbells::PendingDoorbells;
 pub use prefetch::prefetch;
 pub use recv::{CardRq, RecvProducer};

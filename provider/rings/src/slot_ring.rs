@@ -12,8 +12,8 @@
 //! | `asleep` | set by the reader, cleared by the writer, which then wakes it |
 //! | `awaits` | set by the writer, cleared by the reader, which then wakes it |
 //!
-//! A side with many rings need not look at each: it sets its flag to [`LISTENS`], and the other side rings
-//! its [`Bell`](crate::Bell).
+//! A side with many rings need not poll each: its flag says that it awaits its
+//! [`PeerDoorbell`](crate::PeerDoorbell), and the other side rings that.
 //!
 //! Neither side trusts the other: each keeps its own index to itself, holds the other's against it, and
 //! copies bytes before it looks at them. This must not know where the memory comes from, what records mean,
@@ -23,8 +23,8 @@ use core::cell::UnsafeCell;
 use core::ptr::NonNull;
 
 use crate::OwnLine;
-use crate::bell::{LISTENS, LOOKS, SLEEPS, WakeBy, look_at};
 use crate::message::Broken;
+use crate::notify::{AWAITS, Notify, POLLS, SLEEPS, how_to_notify};
 use crate::prefetch;
 use crate::sync::{AtomicU32, LoomCells, Ordering, fence};
 
@@ -289,12 +289,12 @@ impl SlotWriter {
         self.memory.slot(number).stamp.store(self.written, Ordering::Release);
     }
 
-    /// After one push or more: how the reader is to be told.
+    /// After one push or more: how the reader is to be notified.
     #[inline]
-    pub fn wake_by(&self) -> WakeBy {
+    pub fn must_notify(&self) -> Notify {
         /* the stamps before the look at the flag; see `SlotReader::sleep` */
         fence(Ordering::SeqCst);
-        look_at(&self.memory.head().asleep)
+        how_to_notify(&self.memory.head().asleep)
     }
 
     /// Asks the reader for a wake-up once it has read more. False: it has, meanwhile.
@@ -309,12 +309,10 @@ impl SlotWriter {
         Ok(self.look()? == before)
     }
 
-    /// The reader is to ring this side's bell each time that it has read more. What it has read before may
-    /// not be seen yet: who begins to listen looks once.
-    pub fn listen(&self) {
-        self.memory.head().awaits.store(LISTENS, Ordering::Relaxed);
-        /* the flag before that look */
-        fence(Ordering::SeqCst);
+    /// The reader is to ring this side's doorbell each time that it has read more, once that is armed. What it
+    /// has read before is looked for behind that.
+    pub fn await_doorbell(&self) {
+        self.memory.head().awaits.store(AWAITS, Ordering::Relaxed);
     }
 }
 
@@ -409,7 +407,7 @@ impl SlotReader {
     }
 
     /// The writer has the slots and data of what was popped, and sees that it was read before it sees
-    /// anything that is stored later. How it is to be told says [`SlotReader::wake_by`].
+    /// anything that is stored later. How it is to be notified says [`SlotReader::must_notify`].
     #[inline]
     pub fn publish(&mut self) {
         if self.read != self.given_back {
@@ -419,22 +417,28 @@ impl SlotReader {
         }
     }
 
-    /// After one publish or more: how the writer, if it waited for that, is to be told.
+    /// After one publish or more: how the writer, if it waited for that, is to be notified.
     #[inline]
-    pub fn wake_by(&mut self) -> WakeBy {
+    pub fn must_notify(&mut self) -> Notify {
         if !std::mem::take(&mut self.unseen) {
-            return WakeBy::Nothing;
+            return Notify::No;
         }
         /* the index before the look at the flag; see `SlotWriter::sleep` */
         fence(Ordering::SeqCst);
-        look_at(&self.memory.head().awaits)
+        how_to_notify(&self.memory.head().awaits)
+    }
+
+    /// Whether the writer awaits its doorbell, and so does not see by itself what is given back.
+    #[inline]
+    pub fn is_awaited(&self) -> bool {
+        self.memory.head().awaits.load(Ordering::Relaxed) == AWAITS
     }
 
     /// Both at once.
     #[inline]
-    pub fn give_back(&mut self) -> WakeBy {
+    pub fn give_back(&mut self) -> Notify {
         self.publish();
-        self.wake_by()
+        self.must_notify()
     }
 
     /// The writer is to wake the reader when there is a record. False: there is one now.
@@ -449,14 +453,12 @@ impl SlotReader {
     /// It looks by itself from now on, and need not be woken.
     #[inline]
     pub fn wake(&self) {
-        self.memory.head().asleep.store(LOOKS, Ordering::Relaxed);
+        self.memory.head().asleep.store(POLLS, Ordering::Relaxed);
     }
 
-    /// The writer is to ring this side's bell each time that there is a record. One that was there before may
-    /// not be seen yet: who begins to listen looks once.
-    pub fn listen(&self) {
-        self.memory.head().asleep.store(LISTENS, Ordering::Relaxed);
-        /* the flag before that look */
-        fence(Ordering::SeqCst);
+    /// The writer is to ring this side's doorbell each time that there is a record, once that is armed. One
+    /// that was there before is looked for behind that.
+    pub fn await_doorbell(&self) {
+        self.memory.head().asleep.store(AWAITS, Ordering::Relaxed);
     }
 }

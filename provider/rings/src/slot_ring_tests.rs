@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use crate::{
-    Bell, Broken, DataRoom, RECORD_WORDS, Record, SlotHead, SlotMemory, SlotReader, SlotWriter,
-    StampedRecord, WakeBy,
+    Broken, DataRoom, Notify, PeerDoorbell, RECORD_WORDS, Record, SlotHead, SlotMemory, SlotReader,
+    SlotWriter, StampedRecord,
 };
 
 const HEAD: usize = size_of::<SlotHead>();
@@ -178,7 +178,7 @@ impl Pair {
     }
 
     /// Popped data is what it was until it is given back.
-    fn give_back(&mut self) -> WakeBy {
+    fn give_back(&mut self) -> Notify {
         for piece in self.held.drain(..) {
             let data = copy(&self.reader, piece.at, piece.data.len() as u32);
             assert_eq!(data, Some(piece.data));
@@ -241,7 +241,7 @@ proptest! {
                 0 => { let _ = writer.look(); }
                 1 => { let _ = writer.sleep(); }
                 2 => { reader.sleep(); }
-                3 => { writer.wake_by(); reader.give_back(); }
+                3 => { writer.must_notify(); reader.give_back(); }
                 4 | 5 => {
                     let len = len_of(kind, word, 256);
                     if let Ok(Some(room)) = writer.room(len) {
@@ -335,43 +335,43 @@ fn sleepers_are_woken_once() {
     let mut pair = Pair::new(2, 128, false);
     assert!(pair.reader.sleep());
     assert!(pair.push(1));
-    assert_eq!([pair.writer.wake_by(), pair.writer.wake_by()], [WakeBy::Call, WakeBy::Nothing]);
+    assert_eq!([pair.writer.must_notify(), pair.writer.must_notify()], [Notify::Wake, Notify::No]);
     assert!(!pair.reader.sleep(), "there is a record");
     pair.reader.wake();
-    assert!(pair.push(1) && pair.writer.wake_by() == WakeBy::Nothing, "it looks by itself");
+    assert!(pair.push(1) && pair.writer.must_notify() == Notify::No, "it polls");
     assert!(!pair.push(1));
     assert_eq!(pair.writer.sleep(), Ok(true));
-    assert_eq!(pair.give_back(), WakeBy::Nothing, "nothing was popped");
-    assert!(pair.pop() && pair.give_back() == WakeBy::Call);
-    assert!(pair.pop() && pair.give_back() == WakeBy::Nothing, "once");
+    assert_eq!(pair.give_back(), Notify::No, "nothing was popped");
+    assert!(pair.pop() && pair.give_back() == Notify::Wake);
+    assert!(pair.pop() && pair.give_back() == Notify::No, "once");
     assert_eq!(pair.writer.sleep(), Ok(false), "there is room meanwhile");
 }
 
 #[test]
-fn who_listens_is_rung_for_each_until_it_sleeps_or_looks() {
+fn who_awaits_its_doorbell_is_rung_for_each_until_it_sleeps_or_polls() {
     let mut pair = Pair::new(4, 128, false);
-    pair.reader.listen();
-    pair.writer.listen();
+    pair.reader.await_doorbell();
+    pair.writer.await_doorbell();
     for _ in 0..2 {
         assert!(pair.push(1));
-        assert_eq!(pair.writer.wake_by(), WakeBy::Bell);
+        assert_eq!(pair.writer.must_notify(), Notify::Doorbell);
         assert!(pair.pop());
-        assert_eq!(pair.give_back(), WakeBy::Bell);
+        assert_eq!(pair.give_back(), Notify::Doorbell);
     }
     assert!(pair.reader.sleep() && pair.writer.sleep() == Ok(false));
     assert!(pair.push(1));
-    assert_eq!(pair.writer.wake_by(), WakeBy::Call);
+    assert_eq!(pair.writer.must_notify(), Notify::Wake);
     assert!(pair.pop());
-    assert_eq!(pair.give_back(), WakeBy::Call);
+    assert_eq!(pair.give_back(), Notify::Wake);
     pair.reader.wake();
     assert!(pair.push(1));
-    assert_eq!(pair.writer.wake_by(), WakeBy::Nothing);
+    assert_eq!(pair.writer.must_notify(), Notify::No);
 
-    let bell = Bell::new();
-    assert!(!bell.take());
-    bell.ring();
-    bell.ring();
-    assert!(bell.take() && !bell.take());
+    let doorbell = PeerDoorbell::new();
+    assert!(!doorbell.take());
+    doorbell.ring();
+    doorbell.ring();
+    assert!(doorbell.take() && !doorbell.take());
 }
 
 #[test]

@@ -8,9 +8,9 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 use starverbs_core::{Cqe, RecvQueue, SendQueue, SendWqe, Sge, TakenWqe};
 use starverbs_rings::{
-    Armed, Bell, CqRing, Incarnation, MessageHead, MessageReader, MessageWriter, PendingDoorbells,
-    RECORD_WORDS, ReaderSlot, RecvSize, SendSize, SlotHead, SlotMemory, SlotReader, SlotWriter,
-    StampedRecord, WakeBy, WorkRings, Written,
+    Armed, CqRing, Incarnation, MessageHead, MessageReader, MessageWriter, Notify, PeerDoorbell,
+    PendingDoorbells, RECORD_WORDS, ReaderSlot, RecvSize, SendSize, SlotHead, SlotMemory, SlotReader,
+    SlotWriter, StampedRecord, WorkRings, Written,
 };
 
 fn send_ring(max_wr: u32) -> WorkRings {
@@ -685,7 +685,7 @@ fn no_reader_of_records_sleeps_on() {
         let peer = thread::spawn(move || {
             let mut push = |byte| {
                 assert!(write_record(&mut writer, byte), "there is room");
-                writer.wake_by() == WakeBy::Call
+                writer.must_notify() == Notify::Wake
             };
             push(1) | push(2)
         });
@@ -708,28 +708,29 @@ fn no_reader_of_records_sleeps_on() {
     });
 }
 
-/// Two write to rings of one reader, which looks at them where its bell has rung: whatever is in one of them,
-/// the bell rings, or has rung.
+/// Two write to rings of one reader, which looks at them where its doorbell was rung: whatever is in one of
+/// them, the doorbell is rung, or was.
 #[test]
-fn no_record_comes_without_the_bell() {
+fn no_record_comes_without_the_doorbell() {
     loom::model(|| {
-        let bell = Arc::new(Bell::new());
+        let doorbell = Arc::new(PeerDoorbell::new());
         let (writers, mut readers): (Vec<_>, Vec<_>) = (0..2).map(|_| slot_ring()).unzip();
-        readers.iter().for_each(SlotReader::listen);
+        readers.iter().for_each(SlotReader::await_doorbell);
+        doorbell.arm();
         let peers: Vec<_> = writers
             .into_iter()
             .map(|mut writer| {
-                let bell = bell.clone();
+                let doorbell = doorbell.clone();
                 thread::spawn(move || {
                     assert!(write_record(&mut writer, 1), "there is room");
-                    assert_eq!(writer.wake_by(), WakeBy::Bell);
-                    bell.ring();
+                    assert_eq!(writer.must_notify(), Notify::Doorbell);
+                    doorbell.ring();
                 })
             })
             .collect();
         let mut seen = 0;
         let mut look = || {
-            if bell.take() {
+            if doorbell.take() {
                 seen += readers.iter_mut().filter_map(read_record).count();
             }
         };
@@ -747,11 +748,11 @@ fn no_writer_of_records_waits_for_what_was_read() {
     loom::model(|| {
         let (mut writer, mut reader) = slot_ring();
         assert!(write_record(&mut writer, 1) && write_record(&mut writer, 2));
-        assert_eq!(writer.wake_by(), WakeBy::Nothing);
+        assert_eq!(writer.must_notify(), Notify::No);
         let peer = thread::spawn(move || {
             let notified = [1, 2].map(|next| {
                 assert_eq!(read_record(&mut reader), Some(next));
-                reader.give_back() == WakeBy::Call
+                reader.give_back() == Notify::Wake
             });
             (reader, notified[0] || notified[1])
         });

@@ -116,8 +116,8 @@ pub(super) fn read_anything(mut bytes: &[u8]) {
 /// Writes what fits, to its last byte.
 #[cfg(feature = "fuzzing")]
 fn write(writer: &mut SlotWriter, len: u32, word: u32) {
-    let _ = (writer.wake_by(), writer.sleep());
-    writer.listen();
+    let _ = (writer.must_notify(), writer.sleep());
+    writer.await_doorbell();
     let Ok(Some(room)) = writer.room(len) else { return };
     assert!(room.at <= DATA && len <= DATA - room.at);
     // SAFETY: inside of the data area, as the ring says, which a sanitizer confirms.
@@ -128,7 +128,7 @@ fn write(writer: &mut SlotWriter, len: u32, word: u32) {
 /// Reads what a record names, to its last byte, whoever wrote the record.
 #[cfg(feature = "fuzzing")]
 fn read(reader: &mut SlotReader) {
-    reader.listen();
+    reader.await_doorbell();
     reader.sleep();
     let Some([at, len, ..]) = reader.peek() else { return };
     let data = reader.data(at, len);

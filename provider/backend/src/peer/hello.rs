@@ -27,8 +27,8 @@ pub(super) const MEM: u8 = 5;
 pub(super) const GATES: u8 = 6;
 /// Kind of a descriptor: that process's directory (/proc/self).
 pub(super) const PROCESS: u8 = 7;
-/// Kind of a descriptor: the bell of that process.
-pub(super) const BELL: u8 = 8;
+/// Kind of a descriptor: the doorbell of that process.
+pub(super) const DOORBELL: u8 = 8;
 
 /// Who speaks, and what it hands over.
 #[derive(Debug, PartialEq, Eq)]

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use starverbs_rings::{Broken, MessageReader, MessageWriter, Written};
 
-use super::bell::SharedBell;
 use super::channel::Asking;
 use super::direct::{MemoryFiles, OfferedMemory};
+use super::doorbell::SharedDoorbell;
 use super::due::PendingMessages;
-use super::hello::{BELL, CHANNEL, GATES, Hello, MEM, MRS, PROCESS, READERS, RINGS};
+use super::hello::{CHANNEL, DOORBELL, GATES, Hello, MEM, MRS, PROCESS, READERS, RINGS};
 use super::memory::{LANES, RingMemory};
 use super::socket::{self, Credentials};
 use super::{Consumer, SessionId, trust};
@@ -132,7 +132,7 @@ pub(super) struct Session {
     /// Who has channels is told of the end
     pub(super) has_channels: bool,
     /// The other end's, if it has handed it over
-    pub(super) bell: Option<Arc<SharedBell>>,
+    pub(super) doorbell: Option<Arc<SharedDoorbell>>,
     /// The other end has this process's
     has_ours: bool,
     rings: Option<Rings>,
@@ -154,7 +154,7 @@ impl Session {
             stall: Stall::default(),
             channels: 0,
             has_channels: false,
-            bell: None,
+            doorbell: None,
             has_ours: false,
             rings: None,
         }
@@ -195,11 +195,14 @@ impl Session {
         Some(channel)
     }
 
-    /// Hands this process's bell over, once. False: the other end does not read, or is gone.
-    pub(super) fn hand_bell(&mut self, own_blocks: Vec<u16>, bell: &File) -> bool {
-        let hello = Hello { kinds: &[BELL], blocks: own_blocks }.encode();
+    /// Hands this process's doorbell over, once. False: the other end does not read, or is gone.
+    pub(super) fn hand_doorbell(&mut self, own_blocks: Vec<u16>, doorbell: &File) -> bool {
+        let hello = Hello { kinds: &[DOORBELL], blocks: own_blocks }.encode();
         self.has_ours = self.has_ours
-            || self.socket.as_ref().is_some_and(|to| socket::send(to, &hello, &[bell.as_raw_fd()]).is_ok());
+            || self
+                .socket
+                .as_ref()
+                .is_some_and(|to| socket::send(to, &hello, &[doorbell.as_raw_fd()]).is_ok());
         self.has_ours
     }
 

@@ -12,10 +12,10 @@ use nix::sys::socket::UnixAddr;
 use starverbs_core::Nanos;
 use starverbs_core::relay::LinkError;
 
-use super::bell::SharedBell;
 use super::channel::{Answering, Asking};
 use super::direct::{MemoryFiles, OfferedMemory, ProcessFile};
-use super::hello::{self, BELL, CHANNEL, GATES, Hello, MEM, MRS, PROCESS, READERS, RINGS};
+use super::doorbell::SharedDoorbell;
+use super::hello::{self, CHANNEL, DOORBELL, GATES, Hello, MEM, MRS, PROCESS, READERS, RINGS};
 use super::memory::RingMemory;
 use super::session::Session;
 use super::socket::{self, SocketMessage};
@@ -82,8 +82,8 @@ pub(super) struct Sessions {
     rounds: u32,
     /// What peers of equal credentials get
     pub(super) offered: Option<OfferedMemory>,
-    /// This process's, once it listens
-    bell: Option<(Arc<SharedBell>, File)>,
+    /// This process's, once it awaits one
+    doorbell: Option<(Arc<SharedDoorbell>, File)>,
     /// For who has channels
     pub(super) news: VecDeque<ChannelNews>,
 }
@@ -105,7 +105,7 @@ impl Sessions {
             uses_links: false,
             rounds: 0,
             offered: None,
-            bell: None,
+            doorbell: None,
             news: VecDeque::new(),
         })
     }
@@ -315,13 +315,13 @@ impl Sessions {
                 SocketMessage::Ended => return self.end(id),
                 SocketMessage::Message([_]) => {
                     self.wake(id);
-                    if self.bell.is_some() {
-                        self.tell(ChannelNews::Called(id));
+                    if self.doorbell.is_some() {
+                        self.push_news(ChannelNews::Woken(id));
                     }
                 }
                 SocketMessage::Message(bytes) => {
                     let Some(hello) = hello::decode(bytes) else { return self.break_off(id) };
-                    let (mut rings, mut channel, mut bell) = (None, None, None);
+                    let (mut rings, mut channel, mut doorbell) = (None, None, None);
                     let mut memory = [const { None }; 5];
                     for (kind, file) in hello.kinds.iter().zip(descriptors) {
                         match *kind {
@@ -332,7 +332,7 @@ impl Sessions {
                             GATES => memory[2] = Some(file),
                             MEM => memory[3] = Some(file),
                             PROCESS => memory[4] = Some(file),
-                            BELL => bell = Some(file),
+                            DOORBELL => doorbell = Some(file),
                             _ => {}
                         }
                     }
@@ -341,8 +341,8 @@ impl Sessions {
                         let memory = self.take_memory(id, memory);
                         self.take_channel(id, channel, memory);
                     }
-                    if let Some(bell) = bell.and_then(SharedBell::open) {
-                        self.take_bell(id, bell);
+                    if let Some(doorbell) = doorbell.and_then(SharedDoorbell::open) {
+                        self.take_doorbell(id, doorbell);
                     }
                 }
             }
@@ -372,31 +372,31 @@ impl Sessions {
         channel
     }
 
-    /// This process's bell.
-    pub(super) fn own_bell(&mut self) -> Option<Arc<SharedBell>> {
-        if self.bell.is_none() {
-            self.bell = SharedBell::create();
+    /// This process's doorbell.
+    pub(super) fn own_doorbell(&mut self) -> Option<Arc<SharedDoorbell>> {
+        if self.doorbell.is_none() {
+            self.doorbell = SharedDoorbell::create();
         }
-        self.bell.as_ref().map(|(bell, _)| bell.clone())
+        self.doorbell.as_ref().map(|(doorbell, _)| doorbell.clone())
     }
 
     /// Hands it to the other end of a session.
-    pub(super) fn hand_bell(&mut self, id: SessionId) -> bool {
+    pub(super) fn hand_doorbell(&mut self, id: SessionId) -> bool {
         let blocks = self.blocks();
-        let Some((bell, file)) = self.bell.take() else { return false };
-        let has = self.get(id).is_some_and(|session| session.hand_bell(blocks, &file));
-        self.bell = Some((bell, file));
+        let Some((doorbell, file)) = self.doorbell.take() else { return false };
+        let has = self.get(id).is_some_and(|session| session.hand_doorbell(blocks, &file));
+        self.doorbell = Some((doorbell, file));
         has
     }
 
-    fn take_bell(&mut self, id: SessionId, bell: Arc<SharedBell>) {
+    fn take_doorbell(&mut self, id: SessionId, doorbell: Arc<SharedDoorbell>) {
         if let Some(session) = self.get(id) {
-            session.bell = Some(bell.clone());
-            self.tell(ChannelNews::Bell(id, bell));
+            session.doorbell = Some(doorbell.clone());
+            self.push_news(ChannelNews::Doorbell(id, doorbell));
         }
     }
 
-    fn tell(&mut self, news: ChannelNews) {
+    fn push_news(&mut self, news: ChannelNews) {
         if self.news.try_reserve(1).is_ok() {
             self.news.push_back(news);
         }

@@ -234,7 +234,7 @@ fn take_channel(peers: &Peers) -> Option<(SessionId, Box<Answering>)> {
     peers.look();
     match peers.next_news()? {
         ChannelNews::Opened(session, channel, _) => Some((session, channel)),
-        ChannelNews::Bell(..) | ChannelNews::Called(_) => panic!("nobody listens"),
+        ChannelNews::Doorbell(..) | ChannelNews::Woken(_) => panic!("nobody awaits a doorbell"),
         ChannelNews::Ended(_) | ChannelNews::Broken => panic!("a session has ended"),
     }
 }
@@ -276,25 +276,25 @@ fn who_makes_too_many_channels_is_told_at_once() {
 }
 
 #[test]
-fn a_bell_is_rung_in_another_process() {
+fn a_doorbell_is_rung_in_another_process() {
     const PORT: u16 = 65098;
     let (a, b) = (peers(PORT, 7), peers(PORT, 8));
     let (session, _asking) = open_channel(&a, 8).expect("a channel");
     let (back, _answering) = take_channel(&b).expect("it has come");
-    assert!(!a.hand_bell(session), "it has none");
-    let bell = a.bell().expect("memory");
-    assert!(a.hand_bell(session) && a.hand_bell(session), "once");
+    assert!(!a.hand_doorbell(session), "it has none");
+    let doorbell = a.doorbell().expect("memory");
+    assert!(a.hand_doorbell(session) && a.hand_doorbell(session), "once");
     b.look();
-    let Some(ChannelNews::Bell(from, theirs)) = b.next_news() else { panic!("it has not come") };
+    let Some(ChannelNews::Doorbell(from, theirs)) = b.next_news() else { panic!("it has not come") };
     assert_eq!(from, back);
-    assert!(b.bell_of(back).is_some() && b.next_news().is_none());
-    assert!(!bell.take());
+    assert!(b.doorbell_of(back).is_some() && b.next_news().is_none());
+    assert!(!doorbell.take());
     theirs.ring();
-    assert!(bell.take() && !bell.take());
-    /* who calls one that listens is heard */
+    assert!(doorbell.take() && !doorbell.take());
+    /* a wake-up is heard, too */
     b.wake(back);
     a.look();
-    assert!(matches!(a.next_news(), Some(ChannelNews::Called(id)) if id == session));
+    assert!(matches!(a.next_news(), Some(ChannelNews::Woken(id)) if id == session));
 }
 
 #[test]

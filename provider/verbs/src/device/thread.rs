@@ -260,7 +260,8 @@ impl<D: ThreadWork> Worker<D> {
         let (begun, calls) = (clock::now(), self.device.activity().calls());
         let ago = begun.saturating_sub(std::mem::replace(&mut self.served_at, begun));
         let called = calls.wrapping_sub(std::mem::replace(&mut self.calls, calls));
-        if ago < TICK && called > CALLS && !self.device.activity().may_sleep() {
+        let polls = begun.saturating_sub(self.device.activity().polled_at()) < TICK;
+        if polls && ago < TICK && called > CALLS && !self.device.activity().may_sleep() {
             return self.on_spurious_wakeup();
         }
         self.spurious = 0;

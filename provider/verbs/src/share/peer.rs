@@ -28,7 +28,7 @@ pub(crate) struct PeerMemory {
     process: ProcessFile,
     /// Its process's number; 0: long copies go by the descriptor, too
     pid: AtomicI32,
-    /// Its queue pairs fetch what they are lent
+    /// Its queue pairs fetch the data of SENDs
     fetches: AtomicBool,
     mrs: PeerMrs,
     gates: PeerGates,
@@ -295,9 +295,9 @@ impl PeerMemory {
         })
     }
 
-    /// Runs `call` with bytes that the peer lends by its own key, where they can be mapped, while it waits
+    /// Runs `call` with bytes that the peer names by its own key, where they can be mapped, while it waits
     /// for the end. `None`: they cannot.
-    pub(crate) fn lend<T>(
+    pub(crate) fn with_mapped<T>(
         &self,
         key: u32,
         addr: u64,

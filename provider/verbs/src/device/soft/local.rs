@@ -11,9 +11,9 @@ mod agreement;
 pub(crate) mod channels;
 mod direct;
 pub(crate) mod end;
-mod lent;
-mod listening;
+mod notify;
 mod record;
+mod rendezvous;
 mod requester;
 mod responder;
 #[cfg(test)]
@@ -280,7 +280,7 @@ impl LocalHost {
         let mut came = 0;
         while let Some(news) = env.channels.peers.next_news() {
             self.on_news((nic, env), news, now);
-            env.channels.listening.look(1);
+            env.channels.watch.poll_all(1);
             came += 1;
         }
         if env.channels.are_quiet() {
@@ -290,7 +290,7 @@ impl LocalHost {
             let taken = self.take_turn((nic, env), now);
             came += taken;
             if taken > 0 {
-                env.channels.listening.look(1);
+                env.channels.watch.poll_all(1);
             }
             if !env.channels.flush() || taken == 0 {
                 return came;

@@ -6,12 +6,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use starverbs_backend::{Answering, Asking, MemoryFiles, Peers, SessionId, SharedBell};
+use starverbs_backend::{Answering, Asking, MemoryFiles, Peers, SessionId, SharedDoorbell};
 use starverbs_core::coalesce::Backlog;
 use starverbs_core::{Nanos, Qpn};
 use starverbs_rings::{Broken, DataRoom};
 
-use super::listening::{self, Listening};
+use super::notify::{self, DoorbellWatch};
 use super::record::{CHUNK, LocalRecord};
 use super::responder::{LocalReply, ReadAnswer};
 use super::turn::InboundControl;
@@ -23,7 +23,7 @@ pub(super) struct AskingChannel {
     /// `None`: the other end is this card's, too
     pub(super) session: Option<SessionId>,
     /// The other end's, if there is one
-    pub(super) bell: Option<Arc<SharedBell>>,
+    pub(super) doorbell: Option<Arc<SharedDoorbell>>,
     /// Blocks of the other end's process, as far as was asked for them
     blocks: Vec<u32>,
     /// By slot: whose request ends with the record there; 0: none does
@@ -52,7 +52,7 @@ pub(super) struct Answerer {
     pub(super) channel: Answering,
     pub(super) session: Option<SessionId>,
     /// As an asker's
-    pub(super) bell: Option<Arc<SharedBell>>,
+    pub(super) doorbell: Option<Arc<SharedDoorbell>>,
     /// No other has the same
     pub(super) serial: u32,
     /// The way to the other end's memory
@@ -79,7 +79,7 @@ pub(crate) struct Channels {
     /// What stands before the next request
     pub(super) inbound_control: Option<InboundControl>,
     /// There are so many that a poll looks at one word for all
-    pub(super) listening: Listening,
+    pub(super) watch: DoorbellWatch,
     serial: u32,
     /// Others wake this card
     pub(super) asleep: bool,
@@ -102,7 +102,7 @@ impl Channels {
             traces: false,
             reply: LocalRecord::default(),
             inbound_control: None,
-            listening: Listening::default(),
+            watch: DoorbellWatch::default(),
             serial: 0,
             asleep: false,
             asked: false,
@@ -164,7 +164,7 @@ impl Channels {
             completed: channel.requests.written(),
             channel,
             session,
-            bell: session.and_then(|session| self.peers.bell_of(session)),
+            doorbell: session.and_then(|session| self.peers.doorbell_of(session)),
             blocks: vec![block],
             waiting: VecDeque::new(),
             control: VecDeque::new(),
@@ -184,7 +184,7 @@ impl Channels {
             asker.channel.answers.sleep();
         }
         self.askers[at] = Some(Box::new(asker));
-        self.listen_if_many(session);
+        self.await_doorbell_if_many(session);
         u32::try_from(at).ok()
     }
 
@@ -204,7 +204,7 @@ impl Channels {
         self.answerers.push(Answerer {
             channel,
             session,
-            bell: session.and_then(|session| self.peers.bell_of(session)),
+            doorbell: session.and_then(|session| self.peers.doorbell_of(session)),
             serial,
             memory: memory.and_then(|files| PeerMemory::open(*files, pid).ok()).map(Arc::new),
             reading: None,
@@ -212,7 +212,7 @@ impl Channels {
             ended: false,
             dirty: false,
         });
-        self.listen_if_many(session);
+        self.await_doorbell_if_many(session);
     }
 
     /// The peer of one of this card's QPs asks for everything from now on.
@@ -361,8 +361,8 @@ impl Channels {
     fn wake_answerers(&mut self) {
         for asker in self.askers.iter_mut().flatten() {
             if std::mem::take(&mut asker.dirty) {
-                let by = asker.channel.requests.wake_by();
-                listening::tell(&self.peers, by, asker.session, asker.bell.as_deref());
+                let by = asker.channel.requests.must_notify();
+                notify::notify(&self.peers, by, asker.session, asker.doorbell.as_deref());
             }
         }
     }
@@ -372,8 +372,8 @@ impl Channels {
     #[inline]
     pub(in super::super) fn wake_requesters(&mut self) {
         for answerer in &mut self.answerers {
-            let by = answerer.channel.requests.wake_by();
-            listening::tell(&self.peers, by, answerer.session, answerer.bell.as_deref());
+            let by = answerer.channel.requests.must_notify();
+            notify::notify(&self.peers, by, answerer.session, answerer.doorbell.as_deref());
         }
     }
 
@@ -381,8 +381,8 @@ impl Channels {
     fn wake_askers(&mut self) {
         for answerer in &mut self.answerers {
             if std::mem::take(&mut answerer.dirty) {
-                let by = answerer.channel.answers.wake_by();
-                listening::tell(&self.peers, by, answerer.session, answerer.bell.as_deref());
+                let by = answerer.channel.answers.must_notify();
+                notify::notify(&self.peers, by, answerer.session, answerer.doorbell.as_deref());
             }
         }
     }
@@ -424,7 +424,7 @@ impl Channels {
     #[cold]
     fn wake(&mut self) {
         self.asleep = false;
-        self.look_or_listen();
+        self.poll_or_await();
     }
 
     /// Channels whose other end is gone, and that nobody uses any more, go.
@@ -457,7 +457,7 @@ impl Answerer {
         if record.is_short() {
             return Some(record.body.as_ptr());
         }
-        if record.is_lent() {
+        if record.is_rendezvous() {
             /* it lies elsewhere, and is not looked for here */
             return Some(std::ptr::null());
         }

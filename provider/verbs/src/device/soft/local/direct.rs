@@ -108,13 +108,13 @@ impl LocalEnd {
     /// Executes WQE `next`, a WRITE, a READ or an atomic, and completes it.
     #[inline(never)]
     pub(super) fn execute_direct(&mut self, ctx: &mut Ctx<'_>, wqe: &SendRequest) -> DirectResult {
+        self.absent = false;
         let need = match wqe.op {
             SendOp::Write | SendOp::AtomicWrite => Access::REMOTE_WRITE,
             SendOp::Read => Access::REMOTE_READ,
             SendOp::CmpSwap | SendOp::FetchAdd => Access::REMOTE_ATOMIC,
             _ => return DirectResult::Ask,
         };
-        self.absent = false;
         /* the peer answers a first request only once it has begun, too */
         if self.is_fresh() || !(1..=LONGEST).contains(&wqe.length) {
             return DirectResult::Ask;

@@ -40,11 +40,11 @@ pub(super) mod answer {
     pub(in super::super) const REFUSED: u8 = 4;
     /// There is no such connection any more
     pub(in super::super) const GONE: u8 = 5;
-    /// What was lent cannot be fetched
+    /// The data that the request names cannot be fetched
     pub(in super::super) const COPY: u8 = 6;
 }
 
-/// In a proposal that offers memory: who made it fetches what it is lent.
+/// In a proposal that offers memory: who made it fetches the data of SENDs.
 const FETCHES: u32 = 1;
 
 /// Flags of a record.
@@ -58,7 +58,7 @@ pub(super) mod flag {
     /// The requester found no memory where it names some
     pub(in super::super) const ABSENT: u8 = 16;
     /// The data of a SEND lies in its sender's memory: `addr` and `rkey` name it
-    pub(in super::super) const LENT: u8 = 32;
+    pub(in super::super) const RENDEZVOUS: u8 = 32;
     /// `at` says how many requests of the connection's other end the sender has executed
     pub(in super::super) const ACKS: u8 = 8;
 }
@@ -159,8 +159,8 @@ impl LocalRecord {
 
     /// Whether its data is to be fetched from its sender.
     #[inline]
-    pub(super) fn is_lent(&self) -> bool {
-        self.has(flag::LENT) && self.len <= PIECE && self.send_op().is_send()
+    pub(super) fn is_rendezvous(&self) -> bool {
+        self.has(flag::RENDEZVOUS) && self.len <= PIECE && self.send_op().is_send()
     }
 
     /// An answer to it.
@@ -187,7 +187,7 @@ impl LocalRecord {
         self.addr_words = [gate.number, gate.incarnation];
     }
 
-    /// Whether who proposes fetches what it is lent.
+    /// Whether who proposes fetches the data of SENDs.
     pub(super) fn fetches(&self) -> bool {
         self.seq & FETCHES != 0
     }

@@ -162,8 +162,8 @@ impl LocalEnd {
     #[inline]
     fn ask_data(&mut self, ctx: &mut Ctx<'_>, wqe: &SendRequest) -> StepEnd {
         let (channel, offset) = (self.of.channels[0], self.offset);
-        if let Some(lent) = self.lend(ctx, wqe, offset) {
-            return self.ask_lent(ctx, wqe, lent);
+        if let Some(record) = self.rendezvous(ctx, wqe, offset) {
+            return self.ask_rendezvous(ctx, wqe, record);
         }
         let len = (wqe.length - offset).min(CHUNK);
         let in_area = if len as usize <= BODY { 0 } else { len };
@@ -193,14 +193,14 @@ impl LocalEnd {
     }
 
     /// A piece of a SEND that the peer fetches.
-    fn ask_lent(&mut self, ctx: &mut Ctx<'_>, wqe: &SendRequest, lent: LocalRecord) -> StepEnd {
+    fn ask_rendezvous(&mut self, ctx: &mut Ctx<'_>, wqe: &SendRequest, of_piece: LocalRecord) -> StepEnd {
         let Some(room) = ctx.env.channels.room(self.of.channels[0], 0) else { return StepEnd::NoRoom };
-        let mut record = LocalRecord { at: self.expected, flags: lent.flags | flag::ACKS, ..lent };
+        let mut record = LocalRecord { at: self.expected, flags: of_piece.flags | flag::ACKS, ..of_piece };
         record.flags |= if self.offset == 0 { flag::FIRST } else { 0 };
-        record.flags |= if self.offset + lent.len == wqe.length { flag::LAST } else { 0 };
+        record.flags |= if self.offset + record.len == wqe.length { flag::LAST } else { 0 };
         record.flags |= if wqe.flags.contains(SendFlags::SOLICITED) { flag::SOLICITED } else { 0 };
         record.write_to(room);
-        self.asked_piece(ctx, wqe, room, lent.len);
+        self.asked_piece(ctx, wqe, room, record.len);
         StepEnd::Asked
     }
 
@@ -493,6 +493,8 @@ impl LocalEnd {
     pub(super) fn go_back(&mut self, ctx: &mut Ctx<'_>, index: u32, seq: u32, wait: Nanos) {
         ctx.env.channels.forget(self.of.channels[0], self.next.wrapping_sub(index));
         (self.next, self.offset, self.seq, self.reads) = (index, 0, seq, 0);
+        /* what cannot be asked for is found anew when its turn comes */
+        self.fault = None;
         self.rnr_until = clock::now() + wait;
     }
 

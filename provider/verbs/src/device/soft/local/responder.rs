@@ -16,6 +16,7 @@ use super::direct::Direct;
 use super::end::{Ctx, LocalEnd};
 use super::record::{BODY, CHUNK, LocalRecord, answer, flag};
 use crate::info::MAX_MSG;
+use crate::memory;
 
 /// The message that is being received.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -68,6 +69,13 @@ fn have_room(sges: &[Sge], bytes: u64) -> bool {
         left -= u64::from(sge.len);
     }
     left == 0
+}
+
+/// Whether the requester is right in that nothing is mapped where its request leads. It may also have found
+/// what the kernel lets no other process reach.
+#[inline]
+fn is_absent(record: &LocalRecord, host: u64, len: u32) -> bool {
+    record.has(flag::ABSENT) && !memory::is_mapped(host, len)
 }
 
 /// What the responder has to answer.
@@ -144,7 +152,7 @@ impl LocalEnd {
         } else {
             return Err(self.not_ready(ctx, record));
         };
-        let placed = if record.is_lent() {
+        let placed = if record.is_rendezvous() {
             let Some(placed) = self.fetch(ctx, record, received) else {
                 return Err(self.want_a_copy(ctx, record));
             };
@@ -239,7 +247,7 @@ impl LocalEnd {
         data: *const u8,
     ) -> Result<LocalReply, LocalReply> {
         let (need, id) = (Access::REMOTE_WRITE, self.id());
-        if !self.terms.access.contains(need) || record.has(flag::ABSENT) {
+        if !self.terms.access.contains(need) {
             return Err(self.violate(ctx, record));
         }
         let written = match self.inbound {
@@ -259,7 +267,8 @@ impl LocalEnd {
             return Err(self.refuse(ctx, record));
         };
         if record.len > 0 {
-            let Ok(host) = ctx.mrs.resolve_remote(record.rkey, id, record.addr(), record.len, need) else {
+            let open = ctx.mrs.resolve_remote(record.rkey, id, record.addr(), record.len, need);
+            let Some(host) = open.ok().filter(|host| !is_absent(record, *host, record.len)) else {
                 return Err(self.violate_write(ctx, record));
             };
             ctx.stats.rx_bytes.add(u64::from(record.len));
@@ -286,7 +295,8 @@ impl LocalEnd {
         if record.total > MAX_MSG {
             return self.refuse(ctx, record);
         }
-        if open.is_err() || !self.terms.access.contains(need) || record.has(flag::ABSENT) {
+        let open = open.ok().filter(|host| !is_absent(record, *host, record.total));
+        if open.is_none() || !self.terms.access.contains(need) {
             return self.violate(ctx, record);
         }
         self.expected = self.expected.wrapping_add(1);

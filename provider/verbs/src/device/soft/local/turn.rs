@@ -5,7 +5,7 @@ use starverbs_core::{AsyncEvent, Host, Nanos, Nic, QpState, Qpn};
 
 use super::channels::Channels;
 use super::end::LocalEnd;
-use super::listening;
+use super::notify;
 use super::record::{self, CHUNK, LocalRecord, answer, control};
 use super::responder::{LocalReply, ReadAnswer};
 use crate::device::soft::env::{HostEnv, NicEnv};
@@ -100,7 +100,12 @@ fn answer_channel((nic, env): NicEnv<'_>, at: usize, now: Nanos) -> u32 {
             break;
         }
     }
-    env.channels.answerers[at].channel.requests.publish();
+    let answerer = &mut env.channels.answerers[at];
+    answerer.channel.requests.publish();
+    if answerer.channel.requests.is_awaited() {
+        let by = answerer.channel.requests.must_notify();
+        notify::notify(&env.channels.peers, by, answerer.session, answerer.doorbell.as_deref());
+    }
     REQUESTS - run.left
 }
 
@@ -324,7 +329,7 @@ fn take_from((nic, env): NicEnv<'_>, at: u32, now: Nanos) -> u32 {
     let more = asker.channel.answers.has_next();
     let by = asker.channel.answers.give_back();
     if let Some(asker) = &env.channels.askers[at as usize] {
-        listening::tell(&env.channels.peers, by, asker.session, asker.bell.as_deref());
+        notify::notify(&env.channels.peers, by, asker.session, asker.doorbell.as_deref());
     }
     if more { taken } else { taken + complete((nic, env), at, given, now) }
 }

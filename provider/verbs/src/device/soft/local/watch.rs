@@ -25,10 +25,8 @@ impl LocalHost {
             ChannelNews::Opened(session, channel, memory) => {
                 env.channels.add_answerer(Some(session), *channel, memory);
             }
-            ChannelNews::Bell(session, bell) => env.channels.take_bell(session, &bell),
-            /* one of a session that does not know the bell has to be told again */
-            ChannelNews::Called(_) if env.channels.is_asleep() => {}
-            ChannelNews::Called(_) => env.channels.look_or_listen(),
+            ChannelNews::Doorbell(session, doorbell) => env.channels.take_doorbell(session, &doorbell),
+            ChannelNews::Woken(session) => env.channels.await_again(session),
             ChannelNews::Broken => nic.counters().local_broken.inc(),
             ChannelNews::Ended(session) => {
                 /* what it asked before is executed */

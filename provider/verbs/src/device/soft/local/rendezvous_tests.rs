@@ -1,4 +1,4 @@
-//! A receiver that cannot fetch what it is lent gets a copy of it, once, and of all that follows.
+//! A receiver that cannot fetch the data of a SEND gets a copy of it, once, and of all that follows.
 
 use starverbs_core::{Access, Cqe, SendFlags, SendOp, Sge, WcStatus};
 use starverbs_free_port::free_port;
@@ -44,7 +44,7 @@ fn who_cannot_fetch_is_sent_a_copy() {
     let [a, b] = [(); 2].map(|()| Card::of(port, LinkTrust::User));
     let (qa, qb) = (a.qp(), b.qp());
     let dm = Dm::alloc(&a.ctx, LEN as u64, 12).unwrap();
-    let lent = Mr::device(&a.pd, &dm, 0, LEN as u64, Access::LOCAL_WRITE | Access::ZERO_BASED).unwrap();
+    let region = Mr::device(&a.pd, &dm, 0, LEN as u64, Access::LOCAL_WRITE | Access::ZERO_BASED).unwrap();
     let data: Vec<u8> = (0..LEN).map(|n| ((n * 7) >> 3) as u8).collect();
     // SAFETY: a vector of so many bytes.
     unsafe { dm.copy_in(0, data.as_ptr(), LEN as u64) }.unwrap();
@@ -68,17 +68,25 @@ fn who_cannot_fetch_is_sent_a_copy() {
             end.direct = None;
         });
     };
-    /* fetched; then not, in the middle of what is under way; then copied at once */
-    for (round, wanted) in [(0, 2), (1, 0), (2, 0)] {
-        if round == 1 {
-            cannot();
+    let fetches_again = || {
+        pair.a.soft.with(|shard, _| {
+            let end = shard.nic.engine(pair.qa.number()).and_then(HostEngine::local).expect("it is local");
+            end.direct.as_ref().expect("equals").memory.set_fetches(true);
+        });
+    };
+    /* fetched; then not; then copied at once; then not, beside a request behind it that cannot be made */
+    for (round, wanted) in [(0, 2), (1, 0), (2, 0), (3, 0)] {
+        match round {
+            1 => cannot(),
+            3 => fetches_again(),
+            _ => {}
         }
         let before = fetched();
         let mut receives = pair.qb.post_recv();
         let buffer = [Sge { addr: to, len: LEN as u32, lkey: mr.lkey() }];
         receives.push(&RecvWr { wr_id: 1, sges: &buffer }).unwrap();
         receives.ring();
-        let sges = [Sge { addr: 0, len: LEN as u32, lkey: lent.lkey() }];
+        let sges = [Sge { addr: 0, len: LEN as u32, lkey: region.lkey() }];
         let wr = SendWr {
             op: SendOp::Send,
             flags: SendFlags::SIGNALED,
@@ -87,6 +95,10 @@ fn who_cannot_fetch_is_sent_a_copy() {
         };
         let mut poster = pair.qa.post_send();
         poster.push(&wr).unwrap();
+        if round == 3 {
+            let nobodys = [Sge { lkey: 0x7777, ..sges[0] }];
+            poster.push(&SendWr { sges: &nobodys, ..wr }).unwrap();
+        }
         poster.ring();
         let received = pair.completion(&pair.b);
         assert_eq!((received.status, received.byte_len as usize), (WcStatus::Success, LEN), "{round}");
@@ -95,4 +107,5 @@ fn who_cannot_fetch_is_sent_a_copy() {
         assert!(unsafe { std::slice::from_raw_parts(to as *const u8, LEN) } == data, "{round}");
         assert_eq!(fetched() - before, wanted, "{round}");
     }
+    assert_eq!(pair.completion(&pair.a).status, WcStatus::LocProtErr);
 }

@@ -1,5 +1,5 @@
-//! SENDs whose data the receiver fetches from the sender's memory, where both have it mapped: one copy,
-//! straight into the posted buffer.
+//! Rendezvous: SENDs whose data the receiver fetches from the sender's memory, where both have it mapped, in
+//! one copy, straight into the posted buffer.
 //!
 //! A record names the bytes by the sender's own key. The receiver looks the key up in the sender's table of
 //! regions, as a requester does for a WRITE (`direct.rs`), and copies them; that its place is given back says
@@ -7,6 +7,7 @@
 //! through the channel, by both ends at once: the descriptor's system call, which copies twice by itself, is
 //! slower.
 
+use starverbs_core::SendFlags;
 use starverbs_core::env::SendQueue;
 use starverbs_core::transport::slices;
 use starverbs_rings::SendRequest;
@@ -23,15 +24,15 @@ impl LocalEnd {
     /// The next piece of a SEND, if the peer can fetch it: its record, without the flags of its place in the
     /// message.
     #[inline]
-    pub(super) fn lend(&self, ctx: &Ctx<'_>, wqe: &SendRequest, offset: u32) -> Option<LocalRecord> {
-        let long = wqe.op.is_send() && wqe.length - offset >= LONG;
+    pub(super) fn rendezvous(&self, ctx: &Ctx<'_>, wqe: &SendRequest, offset: u32) -> Option<LocalRecord> {
+        let long = wqe.op.is_send() && wqe.length - offset >= LONG && !wqe.flags.contains(SendFlags::INLINE);
         if long && self.direct.as_ref().is_some_and(|direct| direct.memory.fetches()) {
-            return self.lend_piece(ctx, wqe, offset);
+            return self.rendezvous_piece(ctx, wqe, offset);
         }
         None
     }
 
-    fn lend_piece(&self, ctx: &Ctx<'_>, wqe: &SendRequest, offset: u32) -> Option<LocalRecord> {
+    fn rendezvous_piece(&self, ctx: &Ctx<'_>, wqe: &SendRequest, offset: u32) -> Option<LocalRecord> {
         let mut first = None;
         let len = (wqe.length - offset).min(PIECE);
         slices(self.of.sq.sges(self.next), offset, len, |sge, skip, n| {
@@ -41,7 +42,7 @@ impl LocalEnd {
         let (addr, lkey, len) = first.filter(|(.., len)| *len >= LONG)?;
         ctx.mrs.resolve_local(lkey, self.of.pd, addr, len, false).ok()?;
         let in_a_file = ctx.mrs.query(lkey)?.backing.is_known();
-        let mut record = LocalRecord { len, rkey: lkey, flags: flag::LENT, ..self.record(wqe) };
+        let mut record = LocalRecord { len, rkey: lkey, flags: flag::RENDEZVOUS, ..self.record(wqe) };
         record.set_addr(addr);
         in_a_file.then_some(record)
     }
@@ -55,20 +56,20 @@ impl LocalEnd {
     ) -> Option<Result<(), DeliveryError>> {
         let direct = self.direct.take()?;
         let place = |from: *const u8| self.place(ctx, record, from, offset);
-        let placed = direct.memory.lend(record.rkey, record.addr(), record.len, place);
+        let placed = direct.memory.with_mapped(record.rkey, record.addr(), record.len, place);
         self.direct = Some(direct);
         ctx.stats.local_fetched.add(u64::from(placed.is_some()));
         placed
     }
 
-    /// What is lent cannot be fetched: it is to be sent as a copy, from its message's beginning on.
+    /// The data cannot be fetched: it is to be sent as a copy, from its message's beginning on.
     #[cold]
     pub(super) fn want_a_copy(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) -> LocalReply {
         self.inbound = LocalInbound::Idle;
         ctx.env.channels.reply_with(record.answer(answer::COPY))
     }
 
-    /// The peer cannot fetch what was lent.
+    /// The peer cannot fetch the data.
     #[cold]
     pub(super) fn on_copy(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) {
         if let Some(direct) = &self.direct {
@@ -82,5 +83,5 @@ impl LocalEnd {
 }
 
 #[cfg(test)]
-#[path = "lent_tests.rs"]
+#[path = "rendezvous_tests.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! A card that listens hears whatever its peers do, and looks at nothing else.
+//! A card that awaits its doorbell finds out whatever its peers do, and polls nothing else.
 
 use starverbs_core::Cqe;
 use starverbs_core::types::QPN_BLOCK_SHIFT;
@@ -8,12 +8,14 @@ use super::super::record::{LocalRecord, control};
 use super::super::tests::{Card, connect, send};
 use super::*;
 use crate::Qp;
+use crate::device::soft::Shard;
 
 /// More than a card looks at one by one: each is two channels.
-const PEERS: usize = LOOKED_AT / 2 + 2;
+const PEERS: usize = POLLED / 2 + 2;
 
 /// A card, its peers, and a queue pair of each side.
 struct Star {
+    port: u16,
     hub: Card,
     peers: Vec<(Card, Qp, Qp)>,
 }
@@ -21,21 +23,19 @@ struct Star {
 impl Star {
     fn new() -> Star {
         let port = free_port();
-        let hub = Card::new(port);
-        let peers: Vec<_> = (0..PEERS)
-            .map(|_| {
-                let card = Card::new(port);
-                let (ours, theirs) = (hub.qp(), card.qp());
-                (card, ours, theirs)
-            })
-            .collect();
-        for (card, ours, theirs) in &peers {
-            connect(ours, card, theirs);
-            connect(theirs, &hub, ours);
-        }
-        let star = Star { hub, peers };
+        let mut star = Star { port, hub: Card::new(port), peers: Vec::new() };
+        (0..PEERS).for_each(|_| star.join());
         star.settle();
         star
+    }
+
+    /// One more peer.
+    fn join(&mut self) {
+        let card = Card::new(self.port);
+        let (ours, theirs) = (self.hub.qp(), card.qp());
+        connect(&ours, &card, &theirs);
+        connect(&theirs, &self.hub, &ours);
+        self.peers.push((card, ours, theirs));
     }
 
     /// All that is under way comes.
@@ -46,10 +46,10 @@ impl Star {
         }
     }
 
-    /// What looks at the hub's channels find from now on; the bell is not rung yet.
-    fn listen(&self) {
+    /// What looks at the hub's channels find from now on; the doorbell is not rung yet.
+    fn await_doorbell(&self) {
         self.hub.soft.with(|shard, _| {
-            shard.env.channels.listening.looks = 0;
+            shard.env.channels.watch.polls = 0;
             shard.env.channels.are_quiet();
         });
     }
@@ -66,12 +66,12 @@ impl Star {
 }
 
 #[test]
-fn a_card_with_many_peers_hears_each_of_them() {
+fn a_card_with_many_peers_is_notified_by_each() {
     let star = Star::new();
-    assert!(star.hub.soft.with(|shard, _| shard.env.channels.listening.bell.is_some()));
+    assert!(star.hub.soft.with(|shard, _| shard.env.channels.watch.doorbell.is_some()));
     for (card, ours, theirs) in &star.peers {
-        assert!(card.soft.with(|shard, _| shard.env.channels.listening.bell.is_none()), "it has one peer");
-        star.listen();
+        assert!(card.soft.with(|shard, _| shard.env.channels.watch.doorbell.is_none()), "it has one peer");
+        star.await_doorbell();
         assert!((0..3).all(|_| star.is_quiet()));
         /* a request of the peer's */
         send(theirs);
@@ -80,7 +80,7 @@ fn a_card_with_many_peers_hears_each_of_them() {
         star.hub.take();
         card.take();
         /* that one of its own is done */
-        star.listen();
+        star.await_doorbell();
         send(ours);
         assert!(star.is_quiet());
         card.take();
@@ -91,10 +91,10 @@ fn a_card_with_many_peers_hears_each_of_them() {
 }
 
 #[test]
-fn a_card_that_owes_somebody_a_call_is_not_quiet() {
+fn a_card_that_is_to_notify_somebody_is_not_quiet() {
     let star = Star::new();
     let (_, ours, theirs) = &star.peers[0];
-    star.listen();
+    star.await_doorbell();
     star.hub.soft.with(|shard, _| {
         let channels = &mut shard.env.channels;
         assert!(channels.are_quiet());
@@ -108,13 +108,13 @@ fn a_card_that_owes_somebody_a_call_is_not_quiet() {
 }
 
 #[test]
-fn who_has_no_bell_yet_calls() {
+fn who_has_no_doorbell_yet_sends_a_wake_up() {
     let star = Star::new();
     let (card, _, theirs) = &star.peers[0];
     card.soft.with(|shard, _| {
-        shard.env.channels.askers.iter_mut().flatten().for_each(|asker| asker.bell = None);
+        shard.env.channels.askers.iter_mut().flatten().for_each(|asker| asker.doorbell = None);
     });
-    star.listen();
+    star.await_doorbell();
     send(theirs);
     /* a look at the sessions' sockets, as by each so many polls */
     star.hub.soft.with(|shard, _| {
@@ -126,18 +126,46 @@ fn who_has_no_bell_yet_calls() {
 }
 
 #[test]
-fn a_card_that_slept_listens_again() {
+fn a_card_that_slept_awaits_its_doorbell_again() {
     let star = Star::new();
-    let (card, _, theirs) = &star.peers[0];
+    let (_, _, theirs) = &star.peers[0];
     star.hub.soft.with(|shard, _| shard.env.channels.prepare_to_sleep());
     send(theirs);
     star.hub.soft.with(|shard, _| shard.env.channels.stay_awake());
     star.hub.take();
     assert_eq!(star.completions(), 2);
     star.settle();
-    star.listen();
+    star.await_doorbell();
     assert!(star.is_quiet());
     send(theirs);
     assert!(!star.is_quiet());
-    drop(card.soft.clone());
+}
+
+#[test]
+fn a_card_that_has_few_peers_again_is_notified_by_a_new_one() {
+    let mut star = Star::new();
+    star.peers.truncate(2);
+    star.settle();
+    let channels = |shard: &mut Shard| shard.env.channels.answerers.len();
+    assert_eq!(star.hub.soft.with(|shard, _| channels(shard)), 2);
+    star.join();
+    star.settle();
+    star.await_doorbell();
+    assert!(star.is_quiet());
+    send(&star.peers[2].2);
+    assert!(!star.is_quiet());
+}
+
+#[test]
+fn what_another_peer_clears_the_doorbell_of_is_found() {
+    let star = Star::new();
+    let (card, _, theirs) = &star.peers[0];
+    star.await_doorbell();
+    send(theirs);
+    card.soft.with(|shard, _| {
+        let asker = shard.env.channels.askers.iter().flatten().next().expect("a channel");
+        assert!(asker.doorbell.as_ref().expect("it has it").take());
+    });
+    let polls = (0..2 * POLL_ALL).take_while(|_| star.is_quiet()).count() as u32;
+    assert!((1..=POLL_ALL).contains(&polls), "{polls}");
 }
