@@ -309,8 +309,8 @@ impl SlotWriter {
         Ok(self.look()? == before)
     }
 
-    /// The reader is to ring this side's doorbell each time that it has read more, once that is armed. What it
-    /// has read before is looked for behind that.
+    /// The reader is to ring this side's doorbell each time that it has read more, once that is armed. What
+    /// it has read before is looked for behind that.
     pub fn await_doorbell(&self) {
         self.memory.head().awaits.store(AWAITS, Ordering::Relaxed);
     }

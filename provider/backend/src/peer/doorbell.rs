@@ -1,7 +1,7 @@
 //! The doorbell of a process: a word of memory that it hands to those who have channels with it.
 //!
-//! Who has many channels looks at this word instead of at each of them ([`starverbs_rings::PeerDoorbell`]). Owns the
-//! memory; it must not know when it is awaited.
+//! Who has many channels polls this word instead of each of them ([`starverbs_rings::PeerDoorbell`]). Owns
+//! the memory; it must not know when it is awaited.
 
 use std::fs::File;
 use std::ops::Deref;

@@ -121,7 +121,8 @@ impl Channels {
             .collect()
     }
 
-    /// The card is polled: it polls its channels, or awaits its doorbell. What came before is looked for once.
+    /// The card is polled: it polls its channels, or awaits its doorbell. What came before is looked for
+    /// once.
     pub(super) fn poll_or_await(&mut self) {
         let Some(doorbell) = &self.watch.doorbell else {
             self.askers.iter().flatten().for_each(|asker| asker.channel.answers.wake());
