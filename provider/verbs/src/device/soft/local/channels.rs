@@ -11,7 +11,7 @@ use starverbs_core::coalesce::Backlog;
 use starverbs_core::{Nanos, Qpn};
 use starverbs_rings::{Broken, DataRoom};
 
-use super::notify::{self, DoorbellWatch};
+use super::notify::DoorbellWatch;
 use super::record::{CHUNK, LocalRecord};
 use super::responder::{LocalReply, ReadAnswer};
 use super::turn::InboundControl;
@@ -362,7 +362,7 @@ impl Channels {
         for asker in self.askers.iter_mut().flatten() {
             if std::mem::take(&mut asker.dirty) {
                 let by = asker.channel.requests.must_notify();
-                notify::notify(&self.peers, by, asker.session, asker.doorbell.as_deref());
+                asker.notify(&self.peers, by);
             }
         }
     }
@@ -373,7 +373,7 @@ impl Channels {
     pub(in super::super) fn wake_requesters(&mut self) {
         for answerer in &mut self.answerers {
             let by = answerer.channel.requests.must_notify();
-            notify::notify(&self.peers, by, answerer.session, answerer.doorbell.as_deref());
+            answerer.notify(&self.peers, by);
         }
     }
 
@@ -382,7 +382,7 @@ impl Channels {
         for answerer in &mut self.answerers {
             if std::mem::take(&mut answerer.dirty) {
                 let by = answerer.channel.answers.must_notify();
-                notify::notify(&self.peers, by, answerer.session, answerer.doorbell.as_deref());
+                answerer.notify(&self.peers, by);
             }
         }
     }

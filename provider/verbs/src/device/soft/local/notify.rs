@@ -40,13 +40,8 @@ impl DoorbellWatch {
 }
 
 /// Notifies the other end of a channel, which may be this card's own, by the way that it waits for.
-#[inline]
-pub(super) fn notify(
-    peers: &Peers,
-    by: Notify,
-    session: Option<SessionId>,
-    doorbell: Option<&SharedDoorbell>,
-) {
+#[inline(never)]
+fn notify(peers: &Peers, by: Notify, session: Option<SessionId>, doorbell: Option<&SharedDoorbell>) {
     match (by, doorbell, session) {
         (Notify::No, ..) => {}
         (Notify::Doorbell, Some(doorbell), _) => doorbell.ring(),
@@ -57,6 +52,14 @@ pub(super) fn notify(
 }
 
 impl AskingChannel {
+    /// Notifies the other end.
+    #[inline]
+    pub(super) fn notify(&self, peers: &Peers, by: Notify) {
+        if by != Notify::No {
+            notify(peers, by, self.session, self.doorbell.as_deref());
+        }
+    }
+
     fn await_doorbell(&mut self, own: &Arc<SharedDoorbell>) {
         if self.session.is_none() {
             self.doorbell = Some(own.clone());
@@ -67,6 +70,14 @@ impl AskingChannel {
 }
 
 impl Answerer {
+    /// Notifies the other end.
+    #[inline]
+    pub(super) fn notify(&self, peers: &Peers, by: Notify) {
+        if by != Notify::No {
+            notify(peers, by, self.session, self.doorbell.as_deref());
+        }
+    }
+
     fn await_doorbell(&mut self, own: &Arc<SharedDoorbell>) {
         if self.session.is_none() {
             self.doorbell = Some(own.clone());

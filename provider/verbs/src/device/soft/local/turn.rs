@@ -5,7 +5,6 @@ use starverbs_core::{AsyncEvent, Host, Nanos, Nic, QpState, Qpn};
 
 use super::channels::Channels;
 use super::end::LocalEnd;
-use super::notify;
 use super::record::{self, CHUNK, LocalRecord, answer, control};
 use super::responder::{LocalReply, ReadAnswer};
 use crate::device::soft::env::{HostEnv, NicEnv};
@@ -104,7 +103,7 @@ fn answer_channel((nic, env): NicEnv<'_>, at: usize, now: Nanos) -> u32 {
     answerer.channel.requests.publish();
     if answerer.channel.requests.is_awaited() {
         let by = answerer.channel.requests.must_notify();
-        notify::notify(&env.channels.peers, by, answerer.session, answerer.doorbell.as_deref());
+        answerer.notify(&env.channels.peers, by);
     }
     REQUESTS - run.left
 }
@@ -329,7 +328,7 @@ fn take_from((nic, env): NicEnv<'_>, at: u32, now: Nanos) -> u32 {
     let more = asker.channel.answers.has_next();
     let by = asker.channel.answers.give_back();
     if let Some(asker) = &env.channels.askers[at as usize] {
-        notify::notify(&env.channels.peers, by, asker.session, asker.doorbell.as_deref());
+        asker.notify(&env.channels.peers, by);
     }
     if more { taken } else { taken + complete((nic, env), at, given, now) }
 }
