@@ -4,7 +4,7 @@ use std::process::Command;
 
 use crate::address::gids;
 use crate::case::{BOTH, Case, Net, Verdict};
-use crate::check::Expect;
+use crate::check::{CALIBRATIONS, Expect, UNCALIBRATED};
 use crate::pair::Pair;
 use crate::world::World;
 
@@ -148,19 +148,33 @@ fn capture(world: &mut World, net: Net) -> Verdict {
 
 /// Starts all pairs, then waits for all.
 pub(crate) fn together(world: &mut World, net: Net, pairs: &[Pair]) -> Verdict {
+    let mut result = all_at_once(world, net, pairs);
+    /* as of a pair alone: the machine was too busy for perftest to measure the CPU's frequency */
+    for _ in 1..CALIBRATIONS {
+        if !result.as_ref().is_err_and(|reason| reason.contains(UNCALIBRATED)) {
+            break;
+        }
+        result = all_at_once(world, net, pairs);
+    }
+    match result {
+        Ok(()) => Verdict::Pass(format!("{} processes", 2 * pairs.len())),
+        Err(reason) => Verdict::Fail(reason),
+    }
+}
+
+/// All have ended; the first that did not end well says why.
+fn all_at_once(world: &mut World, net: Net, pairs: &[Pair]) -> Result<(), String> {
     let mut started = Vec::new();
     for pair in pairs {
-        match pair.start(world, net) {
-            Ok(running) => started.push((pair.title(), running)),
-            Err(reason) => return Verdict::Fail(format!("{}: {reason}", pair.title())),
-        }
+        let of_pair = |reason| format!("{}: {reason}", pair.title());
+        started.push((pair.title(), pair.start(world, net).map_err(of_pair)?));
     }
+    let mut result = Ok(());
     for (title, running) in started {
-        if let Err(reason) = running.finish() {
-            return Verdict::Fail(format!("{title}: {reason}"));
-        }
+        let ended = running.finish().map_err(|reason| format!("{title}: {reason}"));
+        result = result.and(ended.map(drop));
     }
-    Verdict::Pass(format!("{} processes", 2 * pairs.len()))
+    result
 }
 
 fn crowd_of_four() -> [Pair; 4] {
