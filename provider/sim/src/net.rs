@@ -300,7 +300,9 @@ impl Net {
         let timer =
             (0..self.hosts.len()).filter(|host| !self.dead[*host]).filter_map(|host| self.timer(host)).min();
         let relayed = self.relays.first_key_value().map(|((at, _), _)| *at);
-        [arrival, timer, relayed].into_iter().flatten().min()
+        /* a host that wakes up may have something to send, without a timer */
+        let woken = self.asleep.iter().copied().filter(|until| *until > self.now).min();
+        [arrival, timer, relayed, woken].into_iter().flatten().min()
     }
 
     /// The time goes on to `until`, before which nothing happens.
