@@ -40,6 +40,24 @@ uint32_t below(struct rng *rng, uint32_t limit)
 	return next(rng) % limit;
 }
 
+void fill(unsigned char *to, uint64_t seed, uint32_t len)
+{
+	for (uint32_t at = 0; at + 8 <= len; at += 8, seed += 0x9e3779b97f4a7c15)
+		memcpy(to + at, &seed, 8);
+}
+
+bool holds(const unsigned char *at, uint64_t seed, uint32_t len)
+{
+	uint64_t word;
+
+	for (uint32_t i = 0; i + 8 <= len; i += 8, seed += 0x9e3779b97f4a7c15) {
+		memcpy(&word, at + i, 8);
+		if (word != seed)
+			return false;
+	}
+	return true;
+}
+
 struct ibv_ah_attr loopback_ah(void)
 {
 	return (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .hop_limit = 1 } };

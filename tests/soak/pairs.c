@@ -65,24 +65,6 @@ static struct ibv_pd *pd;
 static struct ibv_cq *cq;
 static struct ibv_comp_channel *channel;
 
-static void fill(unsigned char *to, uint64_t seed, uint32_t len)
-{
-	for (uint32_t at = 0; at + 8 <= len; at += 8, seed += 0x9e3779b97f4a7c15)
-		memcpy(to + at, &seed, 8);
-}
-
-static bool holds(const unsigned char *at, uint64_t seed, uint32_t len)
-{
-	uint64_t word;
-
-	for (uint32_t i = 0; i + 8 <= len; i += 8, seed += 0x9e3779b97f4a7c15) {
-		memcpy(&word, at + i, 8);
-		if (word != seed)
-			return false;
-	}
-	return true;
-}
-
 /* All are there. */
 static void meet(int place)
 {

@@ -45,6 +45,10 @@ uint64_t next(struct rng *rng);
 /* A number below `limit`. */
 uint32_t below(struct rng *rng, uint32_t limit);
 
+/* Words that follow from a seed, and whether memory holds them. */
+void fill(unsigned char *to, uint64_t seed, uint32_t len);
+bool holds(const unsigned char *at, uint64_t seed, uint32_t len);
+
 /* The ways of a queue pair, 0 or the errno value. */
 int to_init(struct ibv_qp *qp);
 int to_rtr(struct ibv_qp *qp, uint32_t peer);

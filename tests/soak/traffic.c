@@ -68,24 +68,6 @@ static struct group groups[GROUPS];
 static pthread_t sleeper;
 static atomic_bool all_in;
 
-static void fill(unsigned char *to, uint64_t seed, uint32_t len)
-{
-	for (uint32_t at = 0; at + 8 <= len; at += 8, seed += 0x9e3779b97f4a7c15)
-		memcpy(to + at, &seed, 8);
-}
-
-static bool holds(const unsigned char *at, uint64_t seed, uint32_t len)
-{
-	uint64_t word;
-
-	for (uint32_t i = 0; i + 8 <= len; i += 8, seed += 0x9e3779b97f4a7c15) {
-		memcpy(&word, at + i, 8);
-		if (word != seed)
-			return false;
-	}
-	return true;
-}
-
 static void post_recv(struct group *g, struct lane *lane, uint64_t index)
 {
 	struct ibv_sge sge = { (uintptr_t)g->recv_memory + index * SLOT, SLOT, g->recv_mr->lkey };

@@ -52,29 +52,6 @@ pub(crate) fn marked(addr: u64) -> bool {
     addr >> 62 != 0
 }
 
-/// Whether all pages of [addr, addr + len) are mapped, whatever may be done there. Marked addresses are.
-#[cold]
-pub(crate) fn is_mapped(addr: u64, len: u32) -> bool {
-    const PAGE: u64 = 4096;
-    const PAGES: u64 = 64;
-    if marked(addr) || len == 0 {
-        return true;
-    }
-    let end = addr.saturating_add(len.into());
-    let mut at = addr & !(PAGE - 1);
-    while at < end {
-        let piece = (end - at).min(PAGES * PAGE);
-        let mut present = [0_u8; PAGES as usize];
-        // SAFETY: one byte for each page of the piece; the kernel looks at no memory there.
-        let there = unsafe { libc::mincore(at as *mut libc::c_void, piece as usize, present.as_mut_ptr()) };
-        if there != 0 {
-            return false;
-        }
-        at += PAGES * PAGE;
-    }
-    true
-}
-
 /// Whether an address is a null region's.
 pub(crate) fn is_null(addr: u64) -> bool {
     addr & MARKS == NULL

@@ -134,7 +134,7 @@ pub(super) struct Session {
     /// The other end's, if it has handed it over
     pub(super) doorbell: Option<Arc<SharedDoorbell>>,
     /// The other end has this process's
-    has_ours: bool,
+    pub(super) has_ours: bool,
     rings: Option<Rings>,
 }
 
@@ -195,14 +195,11 @@ impl Session {
         Some(channel)
     }
 
-    /// Hands this process's doorbell over, once. False: the other end does not read, or is gone.
+    /// Hands this process's doorbell over. False: the other end does not read, or is gone.
     pub(super) fn hand_doorbell(&mut self, own_blocks: Vec<u16>, doorbell: &File) -> bool {
         let hello = Hello { kinds: &[DOORBELL], blocks: own_blocks }.encode();
-        self.has_ours = self.has_ours
-            || self
-                .socket
-                .as_ref()
-                .is_some_and(|to| socket::send(to, &hello, &[doorbell.as_raw_fd()]).is_ok());
+        let send = |to| socket::send(to, &hello, &[doorbell.as_raw_fd()]).is_ok();
+        self.has_ours = self.socket.as_ref().is_some_and(send);
         self.has_ours
     }
 

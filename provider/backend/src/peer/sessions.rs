@@ -380,8 +380,11 @@ impl Sessions {
         self.doorbell.as_ref().map(|(doorbell, _)| doorbell.clone())
     }
 
-    /// Hands it to the other end of a session.
+    /// Hands it to the other end of a session, once.
     pub(super) fn hand_doorbell(&mut self, id: SessionId) -> bool {
+        if self.get(id).is_some_and(|session| session.has_ours) {
+            return true;
+        }
         let blocks = self.blocks();
         let Some((doorbell, file)) = self.doorbell.take() else { return false };
         let has = self.get(id).is_some_and(|session| session.hand_doorbell(blocks, &file));
@@ -457,8 +460,8 @@ impl Sessions {
         let Some(session) = self.get(id) else { return };
         let goes_on = session.socket.is_some();
         session.forget_rings();
-        if goes_on && self.news.try_reserve(1).is_ok() {
-            self.news.push_back(ChannelNews::Broken);
+        if goes_on {
+            self.push_news(ChannelNews::Broken);
         }
         self.end(id);
     }

@@ -74,8 +74,9 @@ fn have_room(sges: &[Sge], bytes: u64) -> bool {
 /// Whether the requester is right in that nothing is mapped where its request leads. It may also have found
 /// what the kernel lets no other process reach.
 #[inline]
-fn is_absent(record: &LocalRecord, host: u64, len: u32) -> bool {
-    record.has(flag::ABSENT) && !memory::is_mapped(host, len)
+fn is_absent(record: &LocalRecord, host: u64, len: u32, write: bool) -> bool {
+    let looks = record.has(flag::ABSENT) && !memory::marked(host);
+    looks && memory::probe(host, host.saturating_add(len.into()), write).is_err()
 }
 
 /// What the responder has to answer.
@@ -268,7 +269,7 @@ impl LocalEnd {
         };
         if record.len > 0 {
             let open = ctx.mrs.resolve_remote(record.rkey, id, record.addr(), record.len, need);
-            let Some(host) = open.ok().filter(|host| !is_absent(record, *host, record.len)) else {
+            let Some(host) = open.ok().filter(|host| !is_absent(record, *host, record.len, true)) else {
                 return Err(self.violate_write(ctx, record));
             };
             ctx.stats.rx_bytes.add(u64::from(record.len));
@@ -295,7 +296,7 @@ impl LocalEnd {
         if record.total > MAX_MSG {
             return self.refuse(ctx, record);
         }
-        let open = open.ok().filter(|host| !is_absent(record, *host, record.total));
+        let open = open.ok().filter(|host| !is_absent(record, *host, record.total, false));
         if open.is_none() || !self.terms.access.contains(need) {
             return self.violate(ctx, record);
         }
