@@ -5,7 +5,7 @@ pub mod board;
 
 use std::fs::{File, read_link};
 use std::path::Path;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -237,17 +237,20 @@ pub fn to_init(qp: &Qp) {
     qp.modify(&attr, mask).unwrap();
 }
 
+/// Where connections begin: two packets before a PSN's highest bit, so that its wrap is always tested.
+pub const FIRST: Psn = Psn::new(0xfffffe);
+
 pub fn to_rtr(qp: &Qp, ah: AhAttr, dest_qpn: u32) {
-    to_rtr_with(qp, ah, dest_qpn, Mtu::M1024);
+    to_rtr_with(qp, ah, dest_qpn, Mtu::M1024, FIRST);
 }
 
-pub fn to_rtr_with(qp: &Qp, ah: AhAttr, dest_qpn: u32, path_mtu: Mtu) {
+pub fn to_rtr_with(qp: &Qp, ah: AhAttr, dest_qpn: u32, path_mtu: Mtu, rq_psn: Psn) {
     let attr = QpAttr {
         state: QpState::Rtr,
         av: ah,
         path_mtu,
         dest_qpn,
-        rq_psn: Psn::new(0xfffffe),
+        rq_psn,
         max_dest_rd_atomic: 4,
         min_rnr_timer: 1,
         ..QpAttr::default()
@@ -268,9 +271,13 @@ pub fn to_rts(qp: &Qp) {
 }
 
 pub fn to_rts_with(qp: &Qp, timeout: u8, retry_cnt: u8, rnr_retry: u8) {
+    to_rts_at(qp, timeout, retry_cnt, rnr_retry, FIRST);
+}
+
+fn to_rts_at(qp: &Qp, timeout: u8, retry_cnt: u8, rnr_retry: u8, sq_psn: Psn) {
     let attr = QpAttr {
         state: QpState::Rts,
-        sq_psn: Psn::new(0xfffffe),
+        sq_psn,
         timeout,
         retry_cnt,
         rnr_retry,
@@ -349,17 +356,31 @@ pub fn connect(a: &Node, qa: &Qp, b: &Node, qb: &Qp) {
 }
 
 pub fn connect_with(a: &Node, qa: &Qp, b: &Node, qb: &Qp, path_mtu: Mtu) {
+    connect_at(a, qa, b, qb, path_mtu, FIRST);
+}
+
+fn connect_at(a: &Node, qa: &Qp, b: &Node, qb: &Qp, path_mtu: Mtu, psn: Psn) {
     for (qp, peer, peer_qp) in [(qa, b, qb), (qb, a, qa)] {
         to_init(qp);
-        to_rtr_with(qp, way_to(peer), peer_qp.number(), path_mtu);
+        to_rtr_with(qp, way_to(peer), peer_qp.number(), path_mtu, psn);
     }
-    to_rts(qa);
-    to_rts(qb);
+    for qp in [qa, qb] {
+        to_rts_at(qp, 14, 7, 7, psn);
+    }
+}
+
+/// Connects two QPs again, at other PSNs: what is still under way of their last connection is not theirs now.
+pub fn reconnect(a: &Node, qa: &Qp, b: &Node, qb: &Qp) {
+    static TIMES: AtomicU32 = AtomicU32::new(1);
+    for qp in [qa, qb] {
+        qp.modify(&QpAttr { state: QpState::Reset, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+    }
+    let at = FIRST.plus(TIMES.fetch_add(1, Ordering::Relaxed) << 14);
+    connect_at(a, qa, b, qb, Mtu::M1024, at);
 }
 
 /// Connects two UC QPs.
 pub fn connect_uc(a: &Node, qa: &Qp, b: &Node, qb: &Qp) {
-    let psn = Psn::new(0xfffffe);
     for (qp, peer, peer_qp) in [(qa, b, qb), (qb, a, qa)] {
         to_init(qp);
         let rtr = QpAttr {
@@ -367,7 +388,7 @@ pub fn connect_uc(a: &Node, qa: &Qp, b: &Node, qb: &Qp) {
             av: way_to(peer),
             path_mtu: Mtu::M1024,
             dest_qpn: peer_qp.number(),
-            rq_psn: psn,
+            rq_psn: FIRST,
             ..QpAttr::default()
         };
         let mask = QpAttrMask::STATE
@@ -376,7 +397,7 @@ pub fn connect_uc(a: &Node, qa: &Qp, b: &Node, qb: &Qp) {
             | QpAttrMask::DEST_QPN
             | QpAttrMask::RQ_PSN;
         qp.modify(&rtr, mask).unwrap();
-        let rts = QpAttr { state: QpState::Rts, sq_psn: psn, ..QpAttr::default() };
+        let rts = QpAttr { state: QpState::Rts, sq_psn: FIRST, ..QpAttr::default() };
         qp.modify(&rts, QpAttrMask::STATE | QpAttrMask::SQ_PSN).unwrap();
     }
 }

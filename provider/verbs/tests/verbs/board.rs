@@ -4,14 +4,13 @@
 use std::io::BufRead;
 use std::time::Duration;
 
-use starverbs_core::qp::QpAttrMask;
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{
     Access, Cqe, FlushLevel, Placement, QpState, QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus,
 };
 use starverbs_settings::{DeviceChoice, Settings};
 use starverbs_verbs::cm::{Agent, BindAddr, PortSpace};
-use starverbs_verbs::{Ah, Context, Dm, Mr, Pd, QpAttr, RecvWr, SendWr, Srq, VerbsEvent, kind};
+use starverbs_verbs::{Ah, Context, Dm, Mr, Pd, RecvWr, SendWr, Srq, VerbsEvent, kind};
 
 use crate::common::board::BoardThread;
 use crate::common::*;
@@ -184,9 +183,7 @@ fn a_queue_pair_in_error_flushes_what_was_posted_and_what_comes() {
     assert_eq!(late, [(7, WcStatus::WrFlushErr), (8, WcStatus::WrFlushErr)]);
     assert_eq!(qb.state(), QpState::Err);
     /* and from RESET on it is new */
-    qb.modify(&QpAttr { state: QpState::Reset, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
-    qa.modify(&QpAttr { state: QpState::Reset, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
-    connect(&a, &qa, &b, &qb);
+    reconnect(&a, &qa, &b, &qb);
     b.post_recv(&qb, 11, 0, 64).unwrap();
     post_inline(&qa, &send(12, &[]), b"again").unwrap();
     assert_eq!((b.completions(1)[0].wr_id, a.completions(1)[0].wr_id), (11, 12));

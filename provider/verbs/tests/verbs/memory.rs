@@ -82,15 +82,6 @@ fn remote(a: &Node, qa: &Qp, op: SendOp, len: usize, remote_addr: u64, rkey: u32
     a.completions(1)[0]
 }
 
-/// Both QPs as new, whatever happened.
-fn again(a: &Node, qa: &Qp, b: &Node, qb: &Qp) {
-    for qp in [qa, qb] {
-        let attr = starverbs_verbs::QpAttr::default();
-        qp.modify(&attr, starverbs_core::qp::QpAttrMask::STATE).unwrap();
-    }
-    connect(a, qa, b, qb);
-}
-
 #[test]
 fn a_region_changes_and_keeps_its_keys() {
     let (a, b, qa, qb) = connected();
@@ -100,7 +91,7 @@ fn a_region_changes_and_keeps_its_keys() {
     a.fill(0, &7u64.to_ne_bytes());
     let write = |addr| remote(&a, &qa, SendOp::Write, 8, addr, key).status;
     assert_eq!(write(first.addr), WcStatus::RemAccessErr);
-    again(&a, &qa, &b, &qb);
+    reconnect(&a, &qa, &b, &qb);
     rereg(&mr, &Rereg { access: Some(all_access()), ..Rereg::default() }).unwrap();
     assert_eq!((write(first.addr), first.word(0)), (WcStatus::Success, 7));
     rereg(&mr, &Rereg { range: Some(MemoryRange { addr: second.addr, length: 64 }), ..Rereg::default() })
@@ -108,12 +99,12 @@ fn a_region_changes_and_keeps_its_keys() {
     assert_eq!((write(second.addr), second.word(0)), (WcStatus::Success, 7));
     assert_eq!((mr.lkey(), mr.rkey(), mr.length()), (key, key, 64));
     assert_eq!(write(first.addr), WcStatus::RemAccessErr);
-    again(&a, &qa, &b, &qb);
+    reconnect(&a, &qa, &b, &qb);
     let other = Pd::alloc(&b.ctx).unwrap();
     rereg(&mr, &Rereg { pd: Some(&other), ..Rereg::default() }).unwrap();
     assert_eq!(errno(other.dealloc()), libc::EBUSY);
     assert_eq!(write(second.addr), WcStatus::RemAccessErr);
-    again(&a, &qa, &b, &qb);
+    reconnect(&a, &qa, &b, &qb);
     let all = Rereg {
         range: Some(MemoryRange { addr: first.addr, length: PAGE }),
         pd: Some(&b.pd),
@@ -168,7 +159,7 @@ fn regions_have_addresses_of_their_own() {
         assert_eq!(pages.word(16), u64::from_ne_bytes(*b"at iova!"));
         pages.set(16, 0);
         assert_eq!(remote(&a, &qa, SendOp::Write, 8, pages.addr, mr.rkey()).status, WcStatus::RemAccessErr);
-        again(&a, &qa, &b, &qb);
+        reconnect(&a, &qa, &b, &qb);
     }
     assert_eq!(errno(reg_at(&b.pd, pages.addr, PAGE, u64::MAX, all_access())), libc::EINVAL);
     assert_eq!(errno(reg_at(&b.pd, pages.addr, 0, 0, all_access())), libc::EINVAL);
@@ -216,7 +207,7 @@ fn everything_can_be_one_region_and_holes_are_errors() {
         (SendOp::Write, u64::MAX - 7),
     ] {
         assert_eq!(remote(&a, &qa, op, 8, at, key).status, WcStatus::RemAccessErr, "{op:?} at {at:#x}");
-        again(&a, &qa, &b, &qb);
+        reconnect(&a, &qa, &b, &qb);
     }
     assert_eq!(
         remote(&a, &qa, SendOp::Read, 8, hole + PAGE, key).status,
@@ -265,7 +256,7 @@ fn pages_that_vanish_under_the_cards_hands_are_errors() {
             let status = remote(&a, &qa, op, len, pages.addr + at, everything.rkey()).status;
             if status != WcStatus::Success {
                 assert_eq!(status, WcStatus::RemAccessErr);
-                again(&a, &qa, &b, &qb);
+                reconnect(&a, &qa, &b, &qb);
             }
         }
     });
@@ -287,7 +278,7 @@ fn pages_come_and_go_under_an_on_demand_region() {
     assert_eq!((b.completions(1)[0].byte_len, b.word(0)), (8192, 1234));
     post(&qa, &send(2, &[sge(PAGE, 8)])).unwrap();
     assert_eq!(a.completions(1)[0].status, WcStatus::LocProtErr);
-    again(&a, &qa, &b, &qb);
+    reconnect(&a, &qa, &b, &qb);
     pages.allow(1, libc::PROT_READ | libc::PROT_WRITE);
     let read = |len| {
         let sges = [sge(PAGE, len)];
@@ -298,7 +289,7 @@ fn pages_come_and_go_under_an_on_demand_region() {
     assert_eq!((read(4096), pages.word(PAGE)), (WcStatus::Success, 1234));
     pages.allow(1, libc::PROT_READ);
     assert_eq!(read(8), WcStatus::LocProtErr);
-    again(&a, &qa, &b, &qb);
+    reconnect(&a, &qa, &b, &qb);
     /* a receive into a page that has gone */
     let mut poster = qa.post_recv();
     poster.push(&starverbs_verbs::RecvWr { wr_id: 8, sges: &[sge(PAGE, 64)] }).unwrap();
@@ -430,7 +421,7 @@ fn device_memory_takes_every_operation() {
     assert_eq!(remote(&a, &qa, SendOp::Read, 976, 16, key).status, WcStatus::Success);
     assert_eq!(a.bytes(0, 976), vec![6; 976]);
     assert_eq!(remote(&a, &qa, SendOp::Write, 976, 17, key).status, WcStatus::RemAccessErr);
-    again(&a, &qa, &b, &qb);
+    reconnect(&a, &qa, &b, &qb);
     b.post_recv(&qb, 2, 0, 976).unwrap();
     let own = Dm::alloc(&a.ctx, 976, 0).unwrap();
     let own_mr = Mr::device(&a.pd, &own, 0, 976, access).unwrap();
