@@ -146,7 +146,7 @@ pub trait Engine<E: Env>: Sized {
     fn receive(&mut self, ctx: &mut EngineCtx<'_, E>, meta: &FrameMeta, frame: &[u8]) {
         let _ = (ctx, meta, frame);
     }
-    /// RTS, SQD or ERR.
+    /// RTS, SQD, SQE or ERR.
     fn state(&self) -> QpState;
     /// Whether the QP may go to SQD.
     fn drains(&self) -> bool {

@@ -64,8 +64,8 @@ impl<E: Env> Ctx<'_, E> {
         let engine = qp.engine.as_mut()?;
         let done = with_ctx(sh, env, *now, &qp.rq, qp.path, |ctx| call(engine, ctx));
         let (state, deadline) = (engine.state(), engine.next_deadline());
-        if state == QpState::Err {
-            self.qp.state = QpState::Err;
+        if matches!(state, QpState::Sqe | QpState::Err) {
+            self.qp.state = state;
         }
         if let Some(at) = deadline {
             self.arm(at);
@@ -253,8 +253,8 @@ impl<E: Env> Nic<E> {
         self.qps.get(qpn).is_some_and(|qp| qp.flags.held && qp.engine.is_none())
     }
 
-    /// Whether the QP is of such a kind that it may have an engine: RC, without an SRQ that matches tags or
-    /// is of another protection domain.
+    /// Whether the QP is of such a kind that it may have an engine: RC or UC, without an SRQ that matches tags
+    /// or is of another protection domain.
     fn suits_engines(&self, qpn: Qpn) -> bool {
         let suits = |qp: &Qp<E>| match qp.rq {
             RecvSource::Own(_) => true,
@@ -264,7 +264,7 @@ impl<E: Env> Nic<E> {
             }
             RecvSource::Xrc(_) => false,
         };
-        self.qps.get(qpn).is_some_and(|qp| qp.qp_type == QpType::Rc && suits(qp))
+        self.qps.get(qpn).is_some_and(|qp| matches!(qp.qp_type, QpType::Rc | QpType::Uc) && suits(qp))
     }
 
     /// Whether the work of a QP that does it itself may pass to an engine while it runs: it is in RTS, none

@@ -309,14 +309,19 @@ pub struct Pair {
 impl Pair {
     /// Both ends have agreed, if it is not the wire.
     pub fn new(settings: &Settings) -> Pair {
-        let pair = Pair::connected(settings);
+        Pair::of(settings, QpType::Rc)
+    }
+
+    /// The same of a type: RC or UC.
+    pub fn of(settings: &Settings, qp_type: QpType) -> Pair {
+        let pair = Pair::connected(settings, qp_type);
         wait_for("the agreement", || settings.link == LinkMode::Udp || pair.count("local_qps") == 2);
         pair
     }
 
     /// The same of cards that have no thread.
-    pub fn polled(settings: &Settings) -> Pair {
-        let pair = Pair::connected(settings);
+    pub fn polled(settings: &Settings, qp_type: QpType) -> Pair {
+        let pair = Pair::connected(settings, qp_type);
         wait_for("the agreement", || {
             for node in [&pair.a, &pair.b] {
                 assert_eq!(node.cq.poll(&mut [Cqe::default()]).unwrap(), 0);
@@ -326,10 +331,14 @@ impl Pair {
         pair
     }
 
-    fn connected(settings: &Settings) -> Pair {
+    fn connected(settings: &Settings, qp_type: QpType) -> Pair {
         let (a, b) = (Node::new(settings), Node::new(settings));
-        let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-        connect(&a, &qa, &b, &qb);
+        let (qa, qb) = (a.qp(qp_type), b.qp(qp_type));
+        if qp_type == QpType::Uc {
+            connect_uc(&a, &qa, &b, &qb);
+        } else {
+            connect(&a, &qa, &b, &qb);
+        }
         Pair { a, b, qa, qb, port: settings.port }
     }
 

@@ -1,9 +1,9 @@
-//! Frames to processes of this host that go through memory: UD, UC, XRC, with what the wire would have given.
+//! Frames to processes of this host that go through memory: UD and XRC, with what the wire would have given.
 
 use crate::common::*;
 use starverbs_core::{Cqe, QpType, SendFlags, SendOp, WcStatus};
 use starverbs_settings::{FaultSpec, Settings};
-use starverbs_verbs::{Ah, Qp, SendWr};
+use starverbs_verbs::{Ah, Cq, Qp, RecvWr, SendWr, Srq, Xrcd};
 
 /// Two cards and a queue pair of each.
 struct Pair {
@@ -16,15 +16,11 @@ struct Pair {
 }
 
 impl Pair {
-    fn of(settings: &Settings, qp_type: QpType) -> Pair {
+    fn of(settings: &Settings) -> Pair {
         let (a, b) = (Node::new(settings), Node::new(settings));
-        let (qa, qb) = (a.qp(qp_type), b.qp(qp_type));
-        if qp_type == QpType::Uc {
-            connect_uc(&a, &qa, &b, &qb);
-        } else {
-            ud_ready(&qa);
-            ud_ready(&qb);
-        }
+        let (qa, qb) = (a.qp(QpType::Ud), b.qp(QpType::Ud));
+        ud_ready(&qa);
+        ud_ready(&qb);
         let ah = Ah::create(&a.pd, &way_to(&b)).unwrap();
         Pair { a, b, qa, qb, ah, port: settings.port }
     }
@@ -44,7 +40,7 @@ impl Pair {
 
 #[test]
 fn datagrams_go_without_a_system_call() {
-    let pair = Pair::of(&local(), QpType::Ud);
+    let pair = Pair::of(&local());
     let (a, b) = (&pair.a, &pair.b);
     /* the first one finds the way */
     for (round, len) in [8, 1000, 4096].into_iter().enumerate() {
@@ -66,26 +62,33 @@ fn datagrams_go_without_a_system_call() {
 
 #[test]
 fn messages_of_many_packets_come_whole() {
-    let pair = Pair::of(&local(), QpType::Uc);
-    let (a, b, len) = (&pair.a, &pair.b, BUF / 2);
+    let settings = local();
+    let (a, b, len) = (Node::new(&settings), Node::new(&settings), BUF / 2);
+    let domain = Xrcd::open(&b.ctx, None, true, false).unwrap();
+    let cq = Cq::create(&b.ctx, 16, None, 0).unwrap();
+    let srq = Srq::create_xrc(&b.pd, &domain, &cq, 4, 1, 0).unwrap();
+    let recv = domain.create_qp(&b.ctx, 5).unwrap();
+    let sender = Qp::create(&a.pd, &a.init(QpType::XrcSend, None)).unwrap();
+    connect_xrc(&a, &sender, &b, &recv);
     let data: Vec<u8> = (0..len).map(|n| ((n * 7) >> 3) as u8).collect();
     a.fill(0, &data);
     let sges = [a.sge(0, len)];
-    b.post_recv(&pair.qb, 3, len, len).unwrap();
+    srq.post(&RecvWr { wr_id: 3, sges: &[b.sge(len, len)] }).unwrap();
     let write = SendWr { op: SendOp::Write, remote_addr: b.addr(0), rkey: b.mr.rkey(), ..send(1, &sges) };
-    post(&pair.qa, &SendWr { flags: SendFlags::empty(), ..write }).unwrap();
-    post(&pair.qa, &send(2, &sges)).unwrap();
+    post(&sender, &SendWr { flags: SendFlags::empty(), ..write }).unwrap();
+    post(&sender, &SendWr { remote_qpn: srq.number(), ..send(2, &sges) }).unwrap();
     assert_eq!(a.completions(1)[0].status, WcStatus::Success);
-    assert_eq!(b.completions(1)[0].byte_len as usize, len);
+    assert_eq!(poll(&cq, 1)[0].byte_len as usize, len);
     assert!(b.bytes(0, len) == data && b.bytes(len, len) == data);
-    assert!(pair.count("tx_local_frames") >= 2 * (len / 1024) as u64);
+    let frames: u64 = counters(settings.port, "tx_local_frames").iter().sum();
+    assert!(frames >= 2 * (len / 1024) as u64);
 }
 
 /// What finds the ring full goes by the wire, and what finds its socket full is lost: nobody waits.
 #[test]
 fn nobody_waits_for_a_process_that_does_not_read() {
     let settings = Settings { progress_thread: false, ..local() };
-    let pair = Pair::of(&settings, QpType::Ud);
+    let pair = Pair::of(&settings);
     for _ in 0..2000 {
         pair.send(1000);
     }
@@ -101,7 +104,7 @@ fn nobody_waits_for_a_process_that_does_not_read() {
 fn the_wire_has_what_was_asked_of_it() {
     let hurt = FaultSpec { duplicate: 0.001, ..FaultSpec::default() };
     for settings in [wire(), Settings { fault: hurt, ..local() }] {
-        let pair = Pair::of(&settings, QpType::Ud);
+        let pair = Pair::of(&settings);
         pair.b.post_recv(&pair.qb, 7, 0, 100).unwrap();
         pair.send(8);
         assert_eq!(pair.b.completions(1)[0].byte_len, 48);
@@ -112,7 +115,7 @@ fn the_wire_has_what_was_asked_of_it() {
 #[test]
 fn a_process_that_ends_takes_nothing_with_it() {
     let settings = local();
-    let Pair { a, b, qa, qb, ah, port } = Pair::of(&settings, QpType::Ud);
+    let Pair { a, b, qa, qb, ah, port } = Pair::of(&settings);
     b.post_recv(&qb, 7, 0, 100).unwrap();
     let pair = Pair { a, b, qa, qb, ah, port };
     pair.send(8);

@@ -21,6 +21,7 @@ mod receives;
 mod rpc;
 mod rules;
 mod same_host;
+mod same_host_uc;
 mod star;
 mod star_stateless;
 mod star_switch;

@@ -9,9 +9,9 @@ use starverbs_verbs::{Ah, Qp, SendWr};
 const MESSAGES: u64 = 16;
 const RECEIVES: u64 = 4;
 
-/// Two cards, of which only the program runs the second.
+/// Two cards, of which only the program runs the second, and packets between them.
 fn by_polls() -> (Node, Node) {
-    let settings = settings();
+    let settings = wire();
     (Node::new(&settings), Node::new(&Settings { progress_thread: false, ..settings }))
 }
 

@@ -84,7 +84,7 @@ fn long_messages_of_many_pieces_arrive_whole() {
 #[test]
 fn who_posts_without_polling_loses_no_completion() {
     const MANY: usize = 600;
-    let pair = Pair::polled(&Settings { progress_thread: false, ..local() });
+    let pair = Pair::polled(&Settings { progress_thread: false, ..local() }, QpType::Rc);
     let (a, b) = (&pair.a, &pair.b);
     let deep = |node: &Node| {
         let init = QpInit { max_send_wr: MANY as u32, ..node.init(QpType::Rc, None) };
@@ -370,7 +370,7 @@ fn a_request_completes_before_the_peer_s_message_is_received() {
     let polled = Settings { progress_thread: false, ..local() };
     let rings = Settings { link_trust: LinkTrust::None, ..polled.clone() };
     for settings in [rings, polled] {
-        let pair = Pair::polled(&settings);
+        let pair = Pair::polled(&settings, QpType::Rc);
         let (a, b) = (&pair.a, &pair.b);
         let word = (8 - b.addr(0) as usize % 8) % 8;
         for op in [SendOp::Send, SendOp::Write, SendOp::Read, SendOp::FetchAdd] {

@@ -1,7 +1,7 @@
 //! The local transport: queue pairs of two processes of this host talk through shared memory, without
 //! packets.
 //!
-//! When a queue pair of RC gets its peer's number, and that is of this host, its card proposes a local
+//! When a queue pair of RC or UC gets its peer's number, and that is of this host, its card proposes a local
 //! connection in a channel to the peer's process, and holds the program's requests. Once both have proposed,
 //! both begin ([`end::LocalEnd`]); if the peer refuses, or says nothing for a while, the wire carries the
 //! connection until RESET, and StaR settles then what roles the ends have. Owns who proposed what; the
@@ -19,6 +19,7 @@ mod responder;
 #[cfg(test)]
 mod tests;
 mod turn;
+mod unreliable;
 mod watch;
 
 use std::collections::HashMap;

@@ -59,7 +59,8 @@ impl LocalHost {
         now: Nanos,
     ) {
         let Ok(attr) = nic.query_qp(qpn) else { return };
-        let suits = nic.qp_type(qpn) == Some(QpType::Rc) && self.is_here(&attr.av.dgid);
+        let connected = matches!(nic.qp_type(qpn), Some(QpType::Rc | QpType::Uc));
+        let suits = connected && self.is_here(&attr.av.dgid);
         if !suits || nic.speaks_strom(qpn) || nic.hold_qp(qpn).is_err() {
             return self.roles_due.extend(preference.map(|preference| (qpn, preference)));
         }
@@ -254,6 +255,7 @@ fn begin((nic, env): NicEnv<'_>, qpn: Qpn, ours: &Ours, theirs: &Theirs, now: Na
         nic.handover(qpn)?;
     let init = Init {
         qpn,
+        unreliable: nic.qp_type(qpn) == Some(QpType::Uc),
         peer: ours.peer,
         pd: owner.pd,
         sq: sq.clone(),

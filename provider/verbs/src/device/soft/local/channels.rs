@@ -277,6 +277,11 @@ impl Channels {
         asker.channel.requests.written()
     }
 
+    /// Records of a channel that its other end has given back.
+    pub(super) fn given(&mut self, channel: u32) -> Option<u32> {
+        self.asker(channel)?.channel.requests.look().ok()
+    }
+
     /// Whether any request is under way in a channel.
     #[inline]
     pub(super) fn is_asking(&self, channel: u32) -> bool {
@@ -469,7 +474,13 @@ impl AskingChannel {
     /// Whether the other end has something to do.
     #[inline]
     pub(super) fn waits(&self) -> bool {
-        self.under_way > 0 || !self.waiting.is_empty() || !self.control.is_empty()
+        self.has_requests() || !self.control.is_empty()
+    }
+
+    /// Whether QPs wait for what the other end does.
+    #[inline]
+    pub(super) fn has_requests(&self) -> bool {
+        self.under_way > 0 || !self.waiting.is_empty()
     }
 
     /// Room for a record with `len` bytes of data. None either where the slot still says whose request ended
@@ -537,7 +548,7 @@ impl AskingChannel {
     /// For how long the other end has done nothing for WQEs that are under way.
     pub(super) fn quiet_for(&mut self, read: u32, now: Nanos) -> Nanos {
         let seen = (read, self.answers);
-        if self.under_way == 0 || self.progress_at == 0 || seen != self.seen {
+        if !self.has_requests() || self.progress_at == 0 || seen != self.seen {
             (self.seen, self.progress_at) = (seen, now);
         }
         now - self.progress_at.min(now)

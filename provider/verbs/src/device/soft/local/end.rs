@@ -36,6 +36,8 @@ pub(super) struct Init {
     /// Incarnations of our requester's connection and of the peer's
     pub(super) epochs: [u16; 2],
     pub(super) sig_all: bool,
+    /// UC
+    pub(super) unreliable: bool,
     pub(super) first_send: u32,
     pub(super) rq: Option<CardRq>,
     pub(super) recv_cq: CardCq,
@@ -65,13 +67,15 @@ pub(super) enum TriesLeft {
     None,
     /// Its process is gone
     Gone,
+    /// UC: it has taken nothing for long, and what is posted is dropped until it does
+    Silent,
 }
 
 /// An end: four cache lines, in the order of use. SENDs that come need all, requests of ours without direct
 /// access three.
 #[repr(C, align(64))]
 pub(crate) struct LocalEnd {
-    /// RTS, SQD or ERR
+    /// RTS, SQD, SQE or ERR
     pub(super) state: QpState,
     /// SQD: the event was raised
     drained: bool,
@@ -167,7 +171,7 @@ impl LocalEnd {
         })
     }
 
-    /// RTS, SQD or ERR: this also when what a full CQ leaves to do is still to be done.
+    /// RTS, SQD, SQE or ERR: this also when what a full CQ leaves to do is still to be done.
     #[inline]
     pub(in super::super) fn state(&self) -> QpState {
         if self.overrun { QpState::Err } else { self.state }
@@ -177,7 +181,7 @@ impl LocalEnd {
     pub(in super::super) fn set(&mut self, to: &EngineAttr) {
         self.terms = *to;
         self.rnr_left = to.rnr_retry;
-        if self.state == QpState::Sqd {
+        if matches!(self.state, QpState::Sqd | QpState::Sqe) {
             self.state = QpState::Rts;
         }
     }
@@ -248,7 +252,7 @@ impl LocalEnd {
     /// Something was posted.
     #[inline]
     pub(in super::super) fn ring(&mut self, ctx: &mut Ctx<'_>) {
-        if self.state == QpState::Err {
+        if matches!(self.state, QpState::Sqe | QpState::Err) {
             return self.flush(ctx);
         }
         self.ask(ctx);
@@ -260,7 +264,9 @@ impl LocalEnd {
         }
         if self.gone_at != 0 && self.gone_at <= ctx.now {
             self.gone_at = 0;
-            if self.tries != TriesLeft::Gone {
+            if self.of.unreliable {
+                self.end_hold(ctx);
+            } else if self.tries != TriesLeft::Gone {
                 self.tries = TriesLeft::One;
             } else if self.una != self.of.sq.posted() {
                 ctx.stats.retry_exceeded.inc();
@@ -296,15 +302,23 @@ impl LocalEnd {
         if self.state == QpState::Err {
             return;
         }
-        self.state = QpState::Err;
         ctx.env.channels.close_gate(self.of.gate);
-        ctx.env.channels.forget(self.of.channels[0], self.next.wrapping_sub(self.una));
-        (self.fault, self.rnr_until, self.gone_at, self.reads) = (None, 0, 0, 0);
         self.inbound = LocalInbound::Idle;
-        self.flush(ctx);
+        self.stop(ctx, QpState::Err);
         if self.of.rq.is_none() {
             ctx.env.event(AsyncEvent::LastWqeReached(self.of.qpn));
         }
+    }
+
+    /// Goes to SQE or ERR: no request is under way any more, and what is posted is flushed.
+    fn stop(&mut self, ctx: &mut Ctx<'_>, state: QpState) {
+        self.state = state;
+        ctx.env.channels.forget(self.of.channels[0], self.next.wrapping_sub(self.una));
+        (self.fault, self.rnr_until, self.gone_at, self.reads) = (None, 0, 0, 0);
+        if self.tries != TriesLeft::Gone {
+            self.tries = TriesLeft::Many;
+        }
+        self.flush(ctx);
     }
 
     fn flush(&mut self, ctx: &mut Ctx<'_>) {
@@ -312,6 +326,9 @@ impl LocalEnd {
             self.fail_one(ctx, WcStatus::WrFlushErr);
         }
         (self.next, self.offset) = (self.una, 0);
+        if self.state == QpState::Sqe {
+            return;
+        }
         if self.recv.held {
             self.fail_recv(ctx, WcStatus::WrFlushErr);
         }
@@ -320,7 +337,7 @@ impl LocalEnd {
         }
     }
 
-    /// The oldest WQE failed.
+    /// The oldest WQE failed: RC goes to ERR, UC to SQE.
     #[cold]
     pub(super) fn fail_oldest(&mut self, ctx: &mut Ctx<'_>, status: WcStatus) {
         if self.una != self.of.sq.posted() {
@@ -331,6 +348,9 @@ impl LocalEnd {
             } else {
                 self.next = self.una;
             }
+        }
+        if self.of.unreliable && self.state != QpState::Err {
+            return self.stop(ctx, QpState::Sqe);
         }
         self.enter_error(ctx);
     }

@@ -59,6 +59,8 @@ pub(super) mod flag {
     pub(in super::super) const ABSENT: u8 = 16;
     /// The data of a SEND lies in its sender's memory: `addr` and `rkey` name it
     pub(in super::super) const RENDEZVOUS: u8 = 32;
+    /// It is not asked for again, should there be no receive
+    pub(in super::super) const NO_MORE: u8 = 64;
     /// `at` says how many requests of the connection's other end the sender has executed
     pub(in super::super) const ACKS: u8 = 8;
 }

@@ -68,8 +68,8 @@ impl LocalEnd {
         }
         let posted = self.of.sq.posted();
         while self.next != posted {
-            if self.tries == TriesLeft::Gone {
-                return self.await_the_end();
+            if matches!(self.tries, TriesLeft::Gone | TriesLeft::Silent) && self.asks_in_vain(ctx) {
+                return;
             }
             let wqe = self.of.sq.request(self.next);
             if self.offset == 0 {
@@ -168,11 +168,7 @@ impl LocalEnd {
         let len = (wqe.length - offset).min(CHUNK);
         let in_area = if len as usize <= BODY { 0 } else { len };
         let Some(room) = ctx.env.channels.room(channel, in_area) else { return StepEnd::NoRoom };
-        let last = offset + len == wqe.length;
-        let mut flags = if offset == 0 { flag::FIRST } else { 0 } | if last { flag::LAST } else { 0 };
-        if wqe.flags.contains(SendFlags::SOLICITED) {
-            flags |= flag::SOLICITED;
-        }
+        let mut flags = self.flags_of(wqe, len);
         if self.absent && !wqe.op.is_send() {
             flags |= flag::ABSENT;
         }
@@ -192,13 +188,21 @@ impl LocalEnd {
         StepEnd::Asked
     }
 
+    /// Of a record with the next `len` bytes of WQE `next`.
+    #[inline]
+    fn flags_of(&self, wqe: &SendRequest, len: u32) -> u8 {
+        let first = if self.offset == 0 { flag::FIRST } else { 0 };
+        let last = if self.offset + len == wqe.length { flag::LAST } else { 0 };
+        let solicited = if wqe.flags.contains(SendFlags::SOLICITED) { flag::SOLICITED } else { 0 };
+        let no_more = if self.tries == TriesLeft::None { flag::NO_MORE } else { 0 };
+        first | last | solicited | no_more
+    }
+
     /// A piece of a SEND that the peer fetches.
     fn ask_rendezvous(&mut self, ctx: &mut Ctx<'_>, wqe: &SendRequest, of_piece: LocalRecord) -> StepEnd {
         let Some(room) = ctx.env.channels.room(self.of.channels[0], 0) else { return StepEnd::NoRoom };
         let mut record = LocalRecord { at: self.expected, flags: of_piece.flags | flag::ACKS, ..of_piece };
-        record.flags |= if self.offset == 0 { flag::FIRST } else { 0 };
-        record.flags |= if self.offset + record.len == wqe.length { flag::LAST } else { 0 };
-        record.flags |= if wqe.flags.contains(SendFlags::SOLICITED) { flag::SOLICITED } else { 0 };
+        record.flags |= self.flags_of(wqe, record.len);
         record.write_to(room);
         self.asked_piece(ctx, wqe, room, record.len);
         StepEnd::Asked
@@ -389,7 +393,7 @@ impl LocalEnd {
         if self.una != first {
             ctx.env.channels.forget(self.of.channels[0], self.una.wrapping_sub(first));
             self.rnr_left = self.terms.rnr_retry;
-            if self.tries != TriesLeft::Gone {
+            if self.tries != TriesLeft::Gone && !self.has_given_up() {
                 (self.gone_at, self.tries) = (0, TriesLeft::Many);
             }
             self.look_if_drained(ctx);
@@ -415,6 +419,7 @@ impl LocalEnd {
         self.answered |= record.op != answer::GONE;
         match record.op {
             answer::DATA | answer::VALUE => self.on_data(ctx, record, data),
+            answer::RNR | answer::GONE if self.of.unreliable => self.on_no_taker(ctx, record),
             answer::RNR => self.on_rnr(ctx, record),
             answer::REFUSED => self.on_refusal(ctx, record),
             answer::COPY => self.on_copy(ctx, record),
@@ -522,7 +527,7 @@ impl LocalEnd {
     fn on_gone(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) {
         let Some(index) = self.stop_at(ctx, record.seq) else { return };
         match self.tries {
-            TriesLeft::Many | TriesLeft::Gone => self.await_the_end(),
+            TriesLeft::Many | TriesLeft::Gone | TriesLeft::Silent => self.await_the_end(),
             TriesLeft::One => {}
             TriesLeft::None => {
                 ctx.stats.retry_exceeded.inc();
@@ -562,7 +567,7 @@ impl LocalEnd {
 
     /// What was posted fails when RC's would have, without an answer.
     #[cold]
-    fn await_the_end(&mut self) {
+    pub(super) fn await_the_end(&mut self) {
         if self.gone_at == 0 && self.terms.patience != 0 {
             self.gone_at = clock::now() + self.terms.patience;
         }
@@ -572,6 +577,9 @@ impl LocalEnd {
     #[cold]
     pub(super) fn on_silence(&mut self, ctx: &mut Ctx<'_>, quiet: Nanos) {
         let waits = self.una != self.of.sq.posted() && self.rnr_until == 0 && self.state != QpState::Err;
+        if waits && self.of.unreliable && quiet >= LEAST_SILENCE {
+            return self.stop_waiting(ctx);
+        }
         if waits && self.terms.patience != 0 && quiet >= self.terms.patience.max(LEAST_SILENCE) {
             ctx.stats.retry_exceeded.inc();
             self.fail_oldest(ctx, WcStatus::RetryExcErr);

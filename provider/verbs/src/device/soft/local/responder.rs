@@ -28,6 +28,8 @@ pub(super) enum LocalInbound {
     Send(u32),
     /// A WRITE, likewise
     Write(u32),
+    /// One of UC that is dropped
+    Dropped,
 }
 
 /// A READ that is being answered.
@@ -113,12 +115,17 @@ impl LocalEnd {
             self.on_ack(ctx, record.at);
         }
         let first = record.has(flag::FIRST);
-        if record.seq != self.expected || first != (self.inbound == LocalInbound::Idle) {
+        if record.seq != self.expected || !(first || self.inbound != LocalInbound::Idle) {
             /* behind one that was refused */
             return LocalReply::None;
         }
+        if first {
+            /* its requester gave the one before up */
+            self.inbound = LocalInbound::Idle;
+        }
         let op = record.send_op();
         let done = match op {
+            _ if self.inbound == LocalInbound::Dropped => Ok(LocalReply::None),
             SendOp::Send | SendOp::SendImm | SendOp::SendInv => self.execute_send(ctx, record, op, data),
             SendOp::Write | SendOp::WriteImm => self.execute_write(ctx, record, data),
             SendOp::Read => return self.execute_read(ctx, record),
@@ -128,13 +135,14 @@ impl LocalEnd {
             _ => Err(self.refuse(ctx, record)),
         };
         match done {
-            Ok(reply) => {
+            Err(reply) if self.inbound != LocalInbound::Dropped => reply,
+            Ok(reply) | Err(reply) => {
                 if record.has(flag::LAST) {
                     self.expected = self.expected.wrapping_add(1);
+                    self.inbound = LocalInbound::Idle;
                 }
                 reply
             }
-            Err(reply) => reply,
         }
     }
 
@@ -163,12 +171,17 @@ impl LocalEnd {
         };
         match placed {
             Ok(()) => {}
+            Err(DeliveryError::TooLong) if self.of.unreliable => return Err(self.drop_message(ctx)),
             Err(DeliveryError::TooLong) => {
                 self.fail_recv(ctx, WcStatus::LocLenErr);
                 return Err(self.refuse(ctx, record));
             }
             Err(DeliveryError::Protection) => {
                 self.fail_recv(ctx, WcStatus::LocProtErr);
+                if self.of.unreliable {
+                    self.enter_error(ctx);
+                    return Ok(LocalReply::None);
+                }
                 ctx.stats.sent_nak_op.inc();
                 let event = AsyncEvent::QpReqErr(self.of.qpn);
                 return Err(self.die(ctx, record, WcStatus::RemOpErr, event));
@@ -179,7 +192,6 @@ impl LocalEnd {
             self.inbound = LocalInbound::Send(total);
             return Ok(LocalReply::None);
         }
-        self.inbound = LocalInbound::Idle;
         if op == SendOp::SendInv && ctx.mrs.invalidate_remote(record.imm, self.id()).is_err() {
             /* the message has arrived, and is acknowledged (class J) */
             self.fail_recv(ctx, WcStatus::RemInvReqErr);
@@ -282,7 +294,6 @@ impl LocalEnd {
             self.inbound = LocalInbound::Write(total);
             return Ok(LocalReply::None);
         }
-        self.inbound = LocalInbound::Idle;
         if record.send_op() == SendOp::WriteImm {
             self.deliver(ctx, record, SendOp::WriteImm, WcOpcode::RecvRdmaWithImm, total);
         }
@@ -408,9 +419,12 @@ impl LocalEnd {
         Ok(LocalReply::None)
     }
 
-    /// No receive WQE: the peer tries again later (IBTA 9.7.5.2.8).
+    /// No receive WQE: the peer tries again later (IBTA 9.7.5.2.8), also one of UC, which gives up soon.
     #[cold]
     fn not_ready(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) -> LocalReply {
+        if self.of.unreliable && record.has(flag::NO_MORE) {
+            return self.drop_message(ctx);
+        }
         ctx.stats.sent_rnr.inc();
         let timer = u32::from(self.terms.min_rnr_timer & 31);
         ctx.env.channels.reply_with(LocalRecord { imm: timer, ..record.answer(answer::RNR) })
@@ -419,6 +433,9 @@ impl LocalEnd {
     /// The request breaks the protocol: this end goes to ERR.
     #[cold]
     fn refuse(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) -> LocalReply {
+        if self.of.unreliable {
+            return self.drop_message(ctx);
+        }
         ctx.stats.sent_nak_invalid.inc();
         self.die(ctx, record, WcStatus::RemInvReqErr, AsyncEvent::QpReqErr(self.of.qpn))
     }
@@ -426,6 +443,9 @@ impl LocalEnd {
     /// The request asks for what it may not have.
     #[cold]
     fn violate(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) -> LocalReply {
+        if self.of.unreliable {
+            return self.drop_message(ctx);
+        }
         ctx.stats.sent_nak_access.inc();
         self.die(ctx, record, WcStatus::RemAccessErr, AsyncEvent::QpAccessErr(self.of.qpn))
     }
@@ -434,7 +454,7 @@ impl LocalEnd {
     /// (class C).
     #[cold]
     fn violate_write(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) -> LocalReply {
-        if self.recv.held {
+        if self.recv.held && !self.of.unreliable {
             self.fail_recv(ctx, WcStatus::LocAccessErr);
         }
         self.violate(ctx, record)

@@ -5,7 +5,7 @@
 use starverbs_backend::ChannelNews;
 use starverbs_core::{Nanos, Qpn};
 
-use super::channels::{AskingChannel, Channels};
+use super::channels::Channels;
 use super::turn::{self, with_end};
 use super::{LocalHost, Ours, Path, QpEntry};
 use crate::device::soft::env::NicEnv;
@@ -127,9 +127,8 @@ impl LocalHost {
     /// When [`LocalHost::check`] has something to do.
     #[inline]
     pub(in super::super) fn next_check(&self, channels: &Channels) -> Option<Nanos> {
-        let waits = |asker: &AskingChannel| asker.under_way > 0;
         let asks = self.asking > 0 && self.posted;
-        let any = asks || channels.askers.iter().flatten().any(|asker| waits(asker));
+        let any = asks || channels.askers.iter().flatten().any(|asker| asker.has_requests());
         any.then(|| self.checked + CHECK)
     }
 }
