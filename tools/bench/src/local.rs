@@ -371,7 +371,7 @@ has no figure.
 
 perftest's buffers are private memory, but in the rows that say mapped: there `STARVERBS_SHARE=malloc` has
 them lie in memory that both processes map, as UCX's do in put_lat, ucp_get and ucp_fadd, where the whole
-operation is a load or a store. Rows that say traced are with `STARVERBS_LINK_TRUST=trace`. UD and UC make
+operation is a load or a store. Rows that say traced are with `STARVERBS_LINK_TRUST=trace`. UD makes
 frames, which go through memory. The pwrite goes to a descriptor of /proc/self/mem that the target opened
 and handed over; its figure is the call alone, while the target reads the word. memcpy copies from one
 buffer to another of one process, always the same two. Rows that say queue pairs are WRITEs over each of
