@@ -1,5 +1,5 @@
-//! Queue pairs of UC on one host, through shared memory: what is lost is lost as on the wire, and nobody waits
-//! for long.
+//! Queue pairs of UC on one host, through shared memory: what is lost is lost as on the wire, and nobody
+//! waits for long.
 
 use crate::common::*;
 use starverbs_core::qp::QpAttrMask;
@@ -35,9 +35,17 @@ fn every_operation_goes_without_a_packet() {
     assert_eq!((pair.count("tx_packets"), pair.count("drop_no_recv")), (packets, 0));
 }
 
-/// What a mistake gives, with a good message behind it that comes or not: the statuses of both, those of the
-/// receives, and what was lost.
-fn mistake(pair: &Pair, make: &dyn Fn(&Pair)) -> (Vec<WcStatus>, Vec<(u64, WcStatus)>, [QpState; 2], u64) {
+/// What a mistake led to.
+#[derive(PartialEq, Debug)]
+struct Outcome {
+    sent: Vec<WcStatus>,
+    received: Vec<(u64, WcStatus)>,
+    states: [QpState; 2],
+    lost: bool,
+}
+
+/// What a mistake leads to, with a good message behind it.
+fn mistake(pair: &Pair, make: &dyn Fn(&Pair)) -> Outcome {
     let (a, b) = (&pair.a, &pair.b);
     (1..=2).for_each(|id| b.post_recv(&pair.qb, id, 0, 20_000).unwrap());
     make(pair);
@@ -50,8 +58,8 @@ fn mistake(pair: &Pair, make: &dyn Fn(&Pair)) -> (Vec<WcStatus>, Vec<(u64, WcSta
         post(&pair.qa, &send(3, &[a.sge(0, 8)])).unwrap();
         assert_eq!(a.completions(1)[0].status, WcStatus::Success);
     }
-    let got = b.completions(1).iter().map(|cqe| (cqe.wr_id, cqe.status)).collect();
-    (sent, got, [before, pair.qb.state()], pair.count("drop_no_recv").min(1))
+    let received = b.completions(1).iter().map(|cqe| (cqe.wr_id, cqe.status)).collect();
+    Outcome { sent, received, states: [before, pair.qb.state()], lost: pair.count("drop_no_recv") > 0 }
 }
 
 #[test]
