@@ -253,8 +253,8 @@ impl<E: Env> Nic<E> {
         self.qps.get(qpn).is_some_and(|qp| qp.flags.held && qp.engine.is_none())
     }
 
-    /// Whether the QP is of such a kind that it may have an engine: RC or UC, without an SRQ that matches tags
-    /// or is of another protection domain.
+    /// Whether the QP is of such a kind that it may have an engine: RC or UC, without an SRQ that matches
+    /// tags or is of another protection domain.
     fn suits_engines(&self, qpn: Qpn) -> bool {
         let suits = |qp: &Qp<E>| match qp.rq {
             RecvSource::Own(_) => true,

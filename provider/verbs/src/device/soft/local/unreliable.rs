@@ -1,10 +1,10 @@
 //! UC: nobody hears of what is lost, and nobody waits for long.
 //!
-//! Requests are asked for as RC's are, and complete when they were executed. What the responder cannot execute
-//! it drops. A message that finds no receive is asked for again for a while, as a card leaves packets of UC in
-//! the socket (`back_pressure.rs`): the program may be off the CPU. Then such messages are dropped as they
-//! come, for several times as long. What a peer that is silent, or gone, does not take completes like all
-//! that was sent.
+//! Requests are asked for as RC's are, and complete when they were executed. What the responder cannot
+//! execute it drops. A message that finds no receive is asked for again for a while, as a card leaves packets
+//! of UC in the socket (`back_pressure.rs`): the program may be off the CPU. Then such messages are dropped
+//! as they come, for several times as long. What a peer that is silent, or gone, does not take completes like
+//! all that was sent.
 
 use starverbs_core::env::SendQueue;
 use starverbs_core::{Nanos, QpState};
