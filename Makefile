@@ -23,12 +23,13 @@ export UNITS ?= --workspace --exclude starverbs-wasm
 
 # Parts of `make nightly`; those that this Makefile does not have are left out.
 NIGHTLY ?= lint doc apps interop board-guest conformance conformance-board kernels loom miri seeds soak \
-	stress faults fuzz figures install-test aarch64
+	stress faults fuzz figures figures-again install-test aarch64
 
 .PHONY: help build library wasm modules unit-tests demo demo-board test apps nightly bench bench-loss \
 	bench-qpc bench-star bench-strom bench-1rma bench-neighbours bench-local compare instructions misses \
-	conformance conformance-board pyverbs figures interop board-guest stress soak seeds faults kills install \
-	uninstall deb wheel install-test aarch64 lint doc kernels loom miri fuzz-build fuzz fuzz-corpus clean
+	conformance conformance-board pyverbs figures figures-again interop board-guest stress soak seeds faults \
+	kills install uninstall deb wheel install-test aarch64 lint doc kernels loom miri fuzz-build fuzz fuzz-corpus \
+	clean
 
 define HELP
 make demo              install what is missing, build, show perftest and a pingpong on the card
@@ -69,6 +70,7 @@ make bench-local       of that, two processes of one host over shared memory, be
 make compare           perftest and bench programs on the library here and on that of the commit BASE, in
                        pairs; writes docs/compare.md
 make figures           the papers' figures, simulated; writes docs/figures
+make figures-again     whether they come out byte by byte as docs/figures has them
 make instructions      what a message costs in instructions and system calls; writes docs/datapath.md
 make misses            what a message takes from memory, with 1 to 100,000 queue pairs; writes docs/misses.md
 make stress            threads, signals, growth, leaks and races, SECONDS of each soak (300); see
@@ -266,6 +268,11 @@ bench-loss:
 
 figures:
 	cargo run --release --quiet --package starverbs -- sim all --out docs/figures
+
+figures-again:
+	rm -rf $(TARGET)/figures
+	cargo run --release --quiet --package starverbs -- sim all --out $(TARGET)/figures
+	diff -r $(TARGET)/figures docs/figures
 
 instructions:
 	@tools/scripts/packages.sh instructions

@@ -105,7 +105,7 @@ row() {
     check "$out.cg" "$1" $most_alone
     [[ -z $show_top ]] || top "$out.cg" "$1" >&2
     local asks answers
-    if [[ $1 == pingpong ]]; then
+    if [[ $1 == pingpong || $1 == dialect ]]; then
         asks=$(($(inclusive "$out.cg" datapath::pingpong_turn) / 2)) answers=$asks
     else
         asks=$(inclusive "$out.cg" datapath::requester_turn)
@@ -179,6 +179,7 @@ datapath=$(example)
         "| system calls that send + receive, requester | responder |"
     echo "|---|---:|---:|---:|---:|"
     row pingpong 2000 "8 B SEND, ping-pong" 2 udp
+    row dialect 2000 "8 B SEND, ping-pong, on queue pairs that may call kernels" 2 udp
     row stream 4000 "8 B SEND, 32 under way" 1 udp
     row spread 8192 "8 B WRITE, 256 queue pairs in turn, 64 under way" 1 udp
     row write 100 "4 KiB packet of 1 MiB WRITEs" 256 udp
@@ -208,6 +209,11 @@ if command -v ib_send_lat >/dev/null && [[ -e dist/lib/libibverbs.so.1 ]]; then
 else
     fail "perftest or dist/lib is missing: nothing was counted through the C ABI"
 fi
+
+# StRoM 5.1: what a connection may do beside, costs its messages nothing.
+awk -F'|' '/ping-pong [|]/ { plain = $3 } /may call kernels/ { dialect = $3 }
+    END { exit !(plain > 0 && dialect > 0 && dialect <= 1.01 * plain && dialect >= 0.99 * plain) }' "$work/table" ||
+    fail "messages of queue pairs that may call kernels do not take as many instructions as others"
 
 cat "$work/table"
 awk -v table="$work/table" '/^<!-- table: written by `make instructions`/ {

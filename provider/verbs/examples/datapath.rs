@@ -5,9 +5,10 @@
 //! the turns of the two sides, is what counts; everything before warms up. Says what the counters of both
 //! cards did meanwhile.
 //!
-//! usage: datapath pingpong|stream|spread|write|read|idle|crowd MESSAGES udp|local
-//! The last says what carries them: packets, or shared memory. Of idle and crowd the messages are polls that
-//! find nothing, of a card with one peer or with a hundred.
+//! usage: datapath pingpong|dialect|stream|spread|write|read|idle|crowd MESSAGES udp|local
+//! The last says what carries them: packets, or shared memory. A dialect's are a ping-pong's, on queue pairs
+//! that may call kernels. Of idle and crowd the messages are polls that find nothing, of a card with one peer
+//! or with a hundred.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -51,9 +52,9 @@ struct Side {
 }
 
 impl Side {
-    fn new(settings: &Settings, qps: usize) -> Side {
+    fn new(settings: &Settings, qps: usize, rpc: bool) -> Side {
         let node = Node::new(settings);
-        let init = QpInit { max_send_wr: 64, max_recv_wr: 64, ..node.init(QpType::Rc, None) };
+        let init = QpInit { max_send_wr: 64, max_recv_wr: 64, rpc, ..node.init(QpType::Rc, None) };
         let qps = (0..qps).map(|_| Qp::create(&node.pd, &init).expect("a queue pair")).collect();
         let memory = memory(LONG);
         let mr = reg(&node.pd, memory, all_access()).expect("a memory region");
@@ -165,7 +166,7 @@ fn idle(a: &Side, b: &Side, work: Work, count: usize) {
 /// Others that are connected with `a`, and have said something.
 fn crowd(a: &Node, settings: &Settings) -> Vec<(Side, Qp)> {
     let join = |_| {
-        let side = Side::new(settings, 1);
+        let side = Side::new(settings, 1, false);
         let ours = Qp::create(&a.pd, &a.init(QpType::Rc, None)).expect("a queue pair");
         connect_with(a, &ours, &side.node, &side.qps[0], Mtu::M4096);
         (side, ours)
@@ -205,24 +206,29 @@ fn main() {
     let qps = if what == "spread" { SPREAD } else { 1 };
     let work = |op, len, depth| Work { op, len, depth };
     let (work, count) = match (what.as_str(), count) {
-        ("pingpong", Some(count)) => (work(SendOp::Send, 8, 1), count),
+        ("pingpong" | "dialect", Some(count)) => (work(SendOp::Send, 8, 1), count),
         ("stream", Some(count)) => (work(SendOp::Send, 8, SHORT_DEPTH), count),
         ("spread", Some(count)) => (work(SendOp::Write, 8, SPREAD_DEPTH), count),
         ("write", Some(count)) => (work(SendOp::Write, LONG, LONG_DEPTH), count),
         ("read", Some(count)) => (work(SendOp::Read, LONG, LONG_DEPTH), count),
         ("idle" | "crowd", Some(count)) => (work(SendOp::Send, 8, 1), count),
         _ => {
-            eprintln!("usage: datapath pingpong|stream|spread|write|read|idle|crowd MESSAGES udp|local");
+            eprintln!(
+                "usage: datapath pingpong|dialect|stream|spread|write|read|idle|crowd MESSAGES udp|local"
+            );
             std::process::exit(2);
         }
     };
     let link = if args.next().as_deref() == Some("local") { LinkMode::Local } else { LinkMode::Udp };
     let settings = Settings { progress_thread: false, link, ..settings() };
-    let (a, b) = (Side::new(&settings, qps), Side::new(&settings, qps));
+    let (a, b) = {
+        let side = || Side::new(&settings, qps, what == "dialect");
+        (side(), side())
+    };
     connect(&a, &b);
     [&a, &b].iter().for_each(|side| side.post_receives(SHORT_DEPTH));
     let run = |count| match what.as_str() {
-        "pingpong" => volley(&a, &b, work, count),
+        "pingpong" | "dialect" => volley(&a, &b, work, count),
         "idle" | "crowd" => idle(&a, &b, work, count),
         _ => go(&a, &b, work, count),
     };

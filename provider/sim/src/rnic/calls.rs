@@ -3,7 +3,8 @@
 //!
 //! `calls`: the server replies at once, and the client calls again. `rounds`: the server replies to all when
 //! it has all calls, as a parameter server does. With groups (ScalaRDMA) a connection begins a call only
-//! while its group has the time slot.
+//! while its group has the time slot. Over UC and UD, messages say of which call they are, and a client makes
+//! a call again that is not answered in time; the server takes one once, and replies as often as it is asked.
 
 use std::collections::VecDeque;
 
@@ -13,6 +14,9 @@ use super::host::{DoorbellBatch, Verb};
 use super::load::Measure;
 use super::params::{Params, WorkloadKind};
 
+/// Bits of a message's number in its call.
+const PIECES: u32 = 4;
+
 /// What programs ask of time.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Wake {
@@ -20,6 +24,18 @@ pub(super) enum Wake {
     Doorbell(u16),
     /// The time slot of a group of connections ends
     Slot,
+    /// A client looks whether a call is answered, of this number
+    Retry(u16, u16),
+}
+
+/// What the first message of a call carries: the connection and the call.
+fn tag(qpn: usize, call: u16) -> u32 {
+    (qpn as u32) << 20 | u32::from(call) << PIECES
+}
+
+/// Connection, call, and which of its messages.
+fn read_tag(tag: u32) -> (usize, u16, u16) {
+    ((tag >> 20) as usize, (tag >> PIECES) as u16, (tag & ((1 << PIECES) - 1)) as u16)
 }
 
 /// A connection, by the server's QPN.
@@ -28,6 +44,11 @@ struct Connection {
     client_qpn: u32,
     /// SENDs of the call under way that the server has
     received: u16,
+    /// Over UC and UD: the call that these are of, and which they are, a bit each
+    met: u16,
+    pieces: u16,
+    /// The call under way is not answered
+    open: bool,
     began: Picos,
     begun: u64,
     /// It would call, and its group has not the slot
@@ -52,6 +73,8 @@ pub(super) struct CallsTally {
     /// Completions of SENDs that the server saw, and that clients saw
     pub(super) server_sent: u64,
     pub(super) client_sent: u64,
+    /// Calls that were made again
+    pub(super) repeated: u64,
     sends_posted: u64,
 }
 
@@ -94,6 +117,9 @@ impl Calls {
             client,
             client_qpn,
             received: 0,
+            met: 0,
+            pieces: 0,
+            open: false,
             began: 0,
             begun: 0,
             waits: false,
@@ -170,14 +196,40 @@ impl Calls {
             return;
         }
         connection.begun += 1;
+        connection.open = true;
         connection.began = connection.free_at.max(at);
-        connection.free_at = connection.began + params.post;
         self.tally.calls += 1;
+        self.ask(qpn, at, events, params);
+    }
+
+    /// The client posts a call's SENDs, and rings.
+    fn ask(&mut self, qpn: usize, at: Picos, events: &mut EventQueue<impl From<Wake>>, params: &Params) {
+        let connection = &mut self.connections[qpn];
+        let call = connection.begun as u16;
+        connection.free_at = connection.free_at.max(at) + params.post;
         self.tally.client_doorbells += 1;
         self.tally.sends_posted += u64::from(params.sends);
-        let batch = DoorbellBatch { qpn: connection.client_qpn, wqes: params.sends, verb: Verb::Send };
-        let at = connection.free_at;
+        let (at, end) = (connection.free_at, connection.client_qpn);
+        let batch = DoorbellBatch { qpn: end, wqes: params.sends, verb: Verb::Send, tag: tag(qpn, call) };
         self.ring(self.processes.len() + qpn, at, batch, events, params);
+        if params.retry > 0 {
+            events.push(at + params.retry, Wake::Retry(qpn as u16, call).into());
+        }
+    }
+
+    /// A call is made again, if it is not answered.
+    pub(super) fn look(
+        &mut self,
+        qpn: u16,
+        call: u16,
+        events: &mut EventQueue<impl From<Wake>>,
+        params: &Params,
+    ) {
+        let connection = &self.connections[usize::from(qpn)];
+        if connection.open && connection.begun as u16 == call {
+            self.tally.repeated += 1;
+            self.ask(qpn.into(), events.now(), events, params);
+        }
     }
 
     fn ring(
@@ -213,14 +265,52 @@ impl Calls {
         &mut self,
         card: CardId,
         qpn: u32,
+        tag: u32,
         events: &mut EventQueue<impl From<Wake>>,
         params: &Params,
     ) {
+        if params.retry > 0 {
+            return self.received_once(card, tag, events, params);
+        }
         if card == 0 {
             self.on_request(qpn as usize, events, params);
         } else {
             let server_qpn = self.server_qpns[usize::from(card)][qpn as usize];
             self.on_reply(server_qpn as usize, events, params);
+        }
+    }
+
+    /// The same over UC or UD, where others may be lost, and come again.
+    fn received_once(
+        &mut self,
+        card: CardId,
+        tag: u32,
+        events: &mut EventQueue<impl From<Wake>>,
+        params: &Params,
+    ) {
+        let (qpn, call, piece) = read_tag(tag);
+        let connection = &mut self.connections[qpn];
+        if card != 0 {
+            if connection.open && connection.begun as u16 == call {
+                connection.open = false;
+                self.on_reply(qpn, events, params);
+            }
+            return;
+        }
+        if call.wrapping_sub(connection.met) as i16 > 0 {
+            (connection.met, connection.pieces, connection.received) = (call, 0, 0);
+        }
+        if connection.met != call {
+            return;
+        }
+        let all = (1 << params.sends) - 1;
+        let (before, bit) = (connection.pieces, 1 << piece);
+        connection.pieces |= bit;
+        if before & bit == 0 {
+            self.on_request(qpn, events, params);
+        } else if before == all && piece + 1 == params.sends {
+            /* it was answered, and the answer was lost */
+            self.reply(qpn, events, params);
         }
     }
 
@@ -237,7 +327,7 @@ impl Calls {
         connection.received = 0;
         if params.star {
             // the RECVs that take the place of those used travel to the client's card
-            let batch = DoorbellBatch { qpn: qpn as u32, wqes: params.sends, verb: Verb::Recv };
+            let batch = DoorbellBatch { qpn: qpn as u32, wqes: params.sends, verb: Verb::Recv, tag: 0 };
             self.tally.receive_doorbells += 1;
             self.post(number, batch, events, params);
         }
@@ -255,7 +345,8 @@ impl Calls {
     fn reply(&mut self, qpn: usize, events: &mut EventQueue<impl From<Wake>>, params: &Params) {
         self.tally.replies += 1;
         self.tally.sends_posted += 1;
-        let batch = DoorbellBatch { qpn: qpn as u32, wqes: 1, verb: Verb::Send };
+        let tag = tag(qpn, self.connections[qpn].met);
+        let batch = DoorbellBatch { qpn: qpn as u32, wqes: 1, verb: Verb::Send, tag };
         self.post(qpn % self.processes.len(), batch, events, params);
     }
 

@@ -39,18 +39,13 @@ pub(super) enum CardEvent {
     WriteDone(CardId),
     /// A packet is there
     Arrive(CardId),
-    /// A process rings a doorbell
-    Doorbell(u16),
-    /// The time slot of a group of connections ends
-    Slot,
+    /// What programs ask of time
+    Program(Wake),
 }
 
 impl From<Wake> for CardEvent {
     fn from(wake: Wake) -> CardEvent {
-        match wake {
-            Wake::Doorbell(number) => CardEvent::Doorbell(number),
-            Wake::Slot => CardEvent::Slot,
-        }
+        CardEvent::Program(wake)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::calls::Wake;
 use super::card::CardEvent;
 use super::events::{EventQueue, Picos};
 use super::load::Measure;
@@ -22,6 +23,8 @@ pub(super) struct DoorbellBatch {
     pub(super) qpn: u32,
     pub(super) wqes: u16,
     pub(super) verb: Verb,
+    /// What its messages carry, where that is looked at: their number, from this one on
+    pub(super) tag: u32,
 }
 
 struct Process {
@@ -76,7 +79,7 @@ impl Hosts {
             (WorkloadKind::Rate, batch) => batch,
             _ => 1,
         };
-        DoorbellBatch { qpn, wqes, verb: Verb::Send }
+        DoorbellBatch { qpn, wqes, verb: Verb::Send, tag: 0 }
     }
 
     /// All processes begin.
@@ -105,7 +108,7 @@ impl Hosts {
         process.began = process.free_at.max(events.now());
         process.free_at = process.began + params.post;
         process.ringing.push_back(batch);
-        events.push(process.free_at + params.doorbell, CardEvent::Doorbell(number as u16));
+        events.push(process.free_at + params.doorbell, Wake::Doorbell(number as u16).into());
         self.doorbells += 1;
         self.posted += u64::from(batch.wqes);
     }

@@ -97,7 +97,7 @@ impl Load {
         params: &Params,
     ) {
         if let Load::Calls(calls) = self {
-            calls.received(card, qpn, events, params);
+            calls.received(card, qpn, 0, events, params);
         }
     }
 

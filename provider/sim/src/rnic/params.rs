@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use starverbs_core::QpType;
 use starverbs_core::qpc::{CacheConfig, ContextPlacement, Policy};
 use thiserror::Error;
 
@@ -72,8 +73,8 @@ sections! {
         regroup_ns: f64,
     }
     WorkloadSection {
-        kind: WorkloadKind, op: RnicOp, bytes: u32, qps: u32, batch: u16, sends: u16, least_messages: u64,
-        seed: u64,
+        kind: WorkloadKind, op: RnicOp, bytes: u32, qps: u32, batch: u16, sends: u16, retry_us: u32,
+        least_messages: u64, seed: u64,
     }
 }
 
@@ -142,6 +143,10 @@ enum Stack {
     Rc,
     /// StaR, by the core's transport: the server stateless, the clients stateful
     Star,
+    /// UC, by the core's transport, and clients that make calls again
+    Uc,
+    /// UD, likewise: a QP of each of the server's processes
+    Ud,
 }
 
 /// Which operation.
@@ -205,6 +210,10 @@ pub struct Params {
     /// The core's transport runs
     pub(super) core: bool,
     pub(super) star: bool,
+    /// The type of the core's QPs
+    pub(super) qp_type: QpType,
+    /// When an unanswered call is made again; 0: never, as nothing is lost for good
+    pub(super) retry: Picos,
     pub(super) buffer: u32,
     pub(super) loss: f64,
     pub(super) security_check: bool,
@@ -316,6 +325,15 @@ impl Params {
             keeps_clean: !qpc.writes_clean.value,
             core: card.stack.value != Stack::Rdma,
             star: card.stack.value == Stack::Star,
+            qp_type: match card.stack.value {
+                Stack::Uc => QpType::Uc,
+                Stack::Ud => QpType::Ud,
+                Stack::Rdma | Stack::Rc | Stack::Star => QpType::Rc,
+            },
+            retry: match card.stack.value {
+                Stack::Uc | Stack::Ud => u64::from(workload.retry_us.value) * 1_000_000,
+                Stack::Rdma | Stack::Rc | Stack::Star => 0,
+            },
             buffer: card.buffer_packets.value,
             loss: f64::from(net.loss_ppm.value) / 1e6,
             security_check: star.security_check.value,
@@ -375,11 +393,14 @@ impl Params {
                  needs them",
             ),
             _ if !self.core && (self.loss > 0.0 || self.buffer > 0) => wrong(
-                "net.loss_ppm and card.buffer_packets need card.stack = \"rc\" or \"star\": csRNA's units \
-                 send nothing again",
+                "net.loss_ppm and card.buffer_packets need another card.stack than \"rdma\": csRNA's units send \
+                 nothing again",
             ),
             _ if self.core && self.policy == Policy::LatencyHiding => {
                 wrong("qpc.policy: the core's transport asks for contexts by fcfs or non-blocking")
+            }
+            _ if self.qp_type != QpType::Rc && (self.retry == 0 || self.kind != WorkloadKind::Calls) => {
+                wrong("card.stack \"uc\" and \"ud\" need workload.kind = \"calls\", and workload.retry_us")
             }
             _ if !(0.0..0.9).contains(&self.loss) => wrong("net.loss_ppm is not 0 to 900,000"),
             _ if calls && self.qps + u32::from(self.processes) > u32::from(u16::MAX) => {

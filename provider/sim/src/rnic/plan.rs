@@ -22,7 +22,7 @@ plans! {
     "csrna-1a" "csrna-1b" "csrna-1c" "csrna-rate" "csrna-7a" "csrna-7b" "csrna-7c"
     "csrna-8a" "csrna-8b" "csrna-8c"
     "csrna-9a" "csrna-9b" "csrna-9c" "csrna-9d" "csrna-9e" "csrna-table1" "csrna-formula2"
-    "csrna-mtt" "csrna-clean"
+    "csrna-mtt" "csrna-clean" "csrna-loss"
     "csrna-onchip"
     "star-1" "star-10a" "star-10b" "star-11a" "star-11b" "star-12" "star-gbps" "star-loss"
     "star-buffer" "star-clients"

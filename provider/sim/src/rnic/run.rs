@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use starverbs_core::qpc::{ConfigError, OnChip, QpcCounters};
 use thiserror::Error;
 
-use super::calls::Calls;
+use super::calls::{Calls, Wake};
 use super::card::{CardEvent, CardId, Rnic, World};
 use super::check;
 use super::events::{EventQueue, Picos};
@@ -93,12 +93,14 @@ fn handle(event: CardEvent, cards: &mut [Rnic], world: &mut World<'_>) {
                 cards[at(id)].arrive(packet, world);
             }
         }
-        CardEvent::Doorbell(number) => {
+        CardEvent::Program(Wake::Doorbell(number)) => {
             if let Some((id, batch)) = world.hosts.rung(number) {
                 cards[at(id)].doorbell(batch, world);
             }
         }
-        CardEvent::Slot => world.hosts.next_slot(world.events, world.params),
+        CardEvent::Program(Wake::Slot) => world.hosts.next_slot(world.events, world.params),
+        /* nothing is lost here */
+        CardEvent::Program(Wake::Retry(..)) => {}
     }
 }
 

@@ -46,8 +46,8 @@ enum Event {
     Leave(Box<Flight>),
     /// The card's wire takes it
     Out(Box<Flight>),
-    /// A completion is in memory: of a RECV, or of a SEND
-    Seen(CardId, u32, Verb),
+    /// A completion is in memory: of a RECV, with what its message carries, or of a SEND
+    Seen(CardId, u32, Verb, u32),
     /// The core's next timer
     Timer(CardId),
 }
@@ -136,6 +136,9 @@ impl World<'_> {
                 }
             }
             Event::Program(Wake::Slot) => self.calls.next_slot(&mut self.events, self.params),
+            Event::Program(Wake::Retry(qpn, call)) => {
+                self.calls.look(qpn, call, &mut self.events, self.params);
+            }
             Event::Fetched(card, batch) => {
                 let now = self.clock();
                 self.bed.ring(card, batch.qpn, now);
@@ -170,11 +173,11 @@ impl World<'_> {
             }
             Event::Leave(flight) => self.leave(flight),
             Event::Out(flight) => self.carry(flight),
-            Event::Seen(card, end, Verb::Recv) => {
+            Event::Seen(card, end, Verb::Recv, tag) => {
                 self.bed.repost(card, end);
-                self.calls.received(card, end, &mut self.events, self.params);
+                self.calls.received(card, end, tag, &mut self.events, self.params);
             }
-            Event::Seen(card, _, Verb::Send) => self.calls.completed(card),
+            Event::Seen(card, _, Verb::Send, _) => self.calls.completed(card),
             Event::Timer(card) if self.timers[usize::from(card)] <= self.events.now() => {
                 self.timers[usize::from(card)] = Picos::MAX;
                 let now = self.clock();
@@ -255,7 +258,7 @@ impl World<'_> {
             self.send(card, frame);
         }
         let units = &mut self.units[usize::from(card)];
-        while let Some((end, verb)) = self.bed.poll(card) {
+        while let Some((end, verb, tag)) = self.bed.poll(card) {
             let at = if self.params.star && card == 0 {
                 /* the CQE came in a packet, which was answered when it was in memory */
                 units.writes.done.max(now)
@@ -263,7 +266,7 @@ impl World<'_> {
                 let ready = now + self.params.translate + self.params.cq_context;
                 units.writes.take(ready, self.params.cqe_bytes, &self.params.bus_write)
             };
-            self.events.push(at, Event::Seen(card, end, verb));
+            self.events.push(at, Event::Seen(card, end, verb, tag));
         }
         self.set_timer(card);
     }
@@ -322,8 +325,10 @@ impl World<'_> {
     fn check(&self) -> Result<(), String> {
         let Tally { sent, received, lost, dropped, checked } = self.tally;
         let tally = &self.calls.tally;
+        let unreliable = self.params.retry > 0;
+        let replies = if unreliable { tally.answered } else { tally.replies };
         let sums = [
-            ("calls: begun, replies, answered", [tally.calls, tally.replies, tally.answered]),
+            ("calls: begun, replies, answered", [tally.calls, replies, tally.answered]),
             ("packets: sent, received, and so", [sent, received + lost + dropped, sent]),
         ];
         for (what, counts) in sums {
@@ -331,7 +336,7 @@ impl World<'_> {
                 return Err(format!("{what}: {counts:?}"));
             }
         }
-        if tally.requests != tally.calls * u64::from(self.params.sends) {
+        if !unreliable && tally.requests != tally.calls * u64::from(self.params.sends) {
             return Err(format!("{} requests of {} calls", tally.requests, tally.calls));
         }
         if self.params.star && self.params.security_check && checked == 0 {
@@ -353,7 +358,7 @@ impl World<'_> {
             server,
             messages: self.calls.tally.messages(),
             lost: self.tally.lost + self.tally.dropped,
-            repeated: self.bed.repeated(),
+            repeated: self.bed.repeated() + self.calls.tally.repeated,
             ..RunResult::of(&mut self.calls.measure, on_chip, busy, events, time)
         }
     }

@@ -55,7 +55,7 @@ fn the_cores_rc_is_as_fast_as_the_units() {
     }
 }
 
-/// What is lost is sent again, by the core's timers; no call is lost.
+/// What is lost is sent again, by the core's timers, or over UC and UD by the client; no call is lost.
 #[test]
 fn losses_cost_time_and_no_calls() {
     let settings = |loss: i64| {
@@ -65,7 +65,7 @@ fn losses_cost_time_and_no_calls() {
             ("workload.least_messages", 5_000.into()),
         ]
     };
-    for stack in ["star", "rc"] {
+    for stack in ["star", "rc", "uc", "ud"] {
         let at = |loss| {
             let stack = [("card.stack", stack.into())];
             outcome(&["fpga-10g"], &[&settings(loss)[..], &stack[..]].concat())

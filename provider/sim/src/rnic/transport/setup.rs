@@ -4,7 +4,9 @@
 use std::collections::HashMap;
 
 use starverbs_core::qp::RecvSource;
-use starverbs_core::{Access, Gid, Nanos, NicConfig, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, WcStatus};
+use starverbs_core::{
+    Access, AvId, Gid, Nanos, NicConfig, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, WcStatus,
+};
 use starverbs_star::control::{Preference, Role};
 use starverbs_star::form::Form;
 use starverbs_star::negotiate::Outcome;
@@ -24,11 +26,16 @@ const QUIET: Nanos = 1_000_000_000;
 const RECEIVE: u64 = 1;
 /// Packets that a card hands out in one turn, more than it ever has.
 const PORT: usize = 1 << 20;
+/// Bytes before a datagram's, in the receive.
+const GRH: u32 = 40;
 
+#[derive(Clone)]
 struct QpHandle {
     qpn: Qpn,
     sq: SimSq,
     rq: SimRq,
+    /// Where datagrams go
+    to: (AvId, Qpn),
 }
 
 /// The server, card 0, and the clients.
@@ -37,6 +44,8 @@ pub(super) struct Testbed {
     /// The core's time when that of the run begins
     pub(super) begun: Nanos,
     star: bool,
+    /// Messages carry their numbers
+    numbers_messages: bool,
     /// Ends of connections, of each card: the server's by connection, a client's by its number there
     ends: Vec<Vec<QpHandle>>,
     /// Numbers of ends, by QPN
@@ -62,7 +71,7 @@ pub(super) fn make(params: &Params, ends: &[(CardId, u32)]) -> Result<Testbed, S
     }
     let mut bed = Testbed::new(&mut net, params);
     for (client, _) in ends {
-        bed.connect(&mut net, usize::from(*client));
+        bed.connect(&mut net, params, usize::from(*client));
     }
     net.run_for(QUIET);
     bed.settle(&mut net, params)?;
@@ -78,17 +87,21 @@ impl Testbed {
         let hosts = net.hosts.len();
         let cards = net.hosts.iter().enumerate().map(|(card, host)| (host.gid, card as CardId));
         let cards = cards.collect();
-        let buffer = |host: &mut SimHost| {
-            let (addr, lkey) = host.region(u64::from(params.bytes.max(1)), Access::LOCAL_WRITE);
-            Sge { addr, len: params.bytes, lkey }
+        let buffer = |host: &mut SimHost, len: u32| {
+            let (addr, lkey) = host.region(u64::from(len.max(1)), Access::LOCAL_WRITE);
+            Sge { addr, len, lkey }
         };
+        /* datagrams come with their addresses */
+        let received = params.bytes + if params.qp_type == QpType::Ud { GRH } else { 0 };
+        let buffers = |host: &mut SimHost| [buffer(host, params.bytes), buffer(host, received)];
         Testbed {
             hosts: Vec::new(),
             begun: 0,
             star: params.star,
+            numbers_messages: params.retry > 0,
             ends: (0..hosts).map(|_| Vec::new()).collect(),
             numbers: vec![HashMap::new(); hosts],
-            buffers: net.hosts.iter_mut().map(|host| [buffer(host), buffer(host)]).collect(),
+            buffers: net.hosts.iter_mut().map(buffers).collect(),
             cqs: (0..hosts).map(|_| SimCq::new(1 << 20)).collect(),
             cards,
             failed: 0,
@@ -96,17 +109,53 @@ impl Testbed {
     }
 
     /// A connection of the server and a client.
-    fn connect(&mut self, net: &mut Net, client: usize) {
+    fn connect(&mut self, net: &mut Net, params: &Params, client: usize) {
+        if params.qp_type == QpType::Ud {
+            return self.address(net, params, client);
+        }
         let at = [0, client].map(|card| {
-            let (sq, rq) = (SimSq::new(SLOTS), SimRq::new(SLOTS as usize, 1));
-            let (host, cq) = (&mut net.hosts[card], &self.cqs[card]);
-            let qpn = host.qp(QpType::Rc, &sq, RecvSource::Own(rq.clone()), [cq, cq], false);
-            host.preference(qpn, if card == 0 { Preference::Stateless } else { Preference::Stateful });
-            self.numbers[card].insert(qpn, self.ends[card].len() as u32);
-            self.ends[card].push(QpHandle { qpn, sq, rq });
+            let end = self.make(net, params, card);
+            if params.qp_type == QpType::Rc {
+                let preference = if card == 0 { Preference::Stateless } else { Preference::Stateful };
+                net.hosts[card].preference(end.qpn, preference);
+            }
+            let qpn = end.qpn;
+            self.ends[card].push(end);
             QpAt { host: card, qpn }
         });
-        net.connect(QpType::Rc, at[0], at[1], &Setup::default());
+        net.connect(params.qp_type, at[0], at[1], &Setup::default());
+    }
+
+    /// The same without one: a QP of each of the server's processes and of each of the clients'.
+    fn address(&mut self, net: &mut Net, params: &Params, client: usize) {
+        let of_process = self.ends[0].len().checked_sub(params.processes.into());
+        let mut ends = [0, client].map(|card| match of_process.filter(|_| card == 0) {
+            Some(number) => self.ends[0][number].clone(),
+            None => {
+                let end = self.make(net, params, card);
+                net.hosts[card].to_rts_ud(end.qpn, &Setup::default(), 0);
+                end
+            }
+        });
+        let qpns = [ends[0].qpn, ends[1].qpn];
+        for (at, [card, peer]) in [[0, client], [client, 0]].into_iter().enumerate() {
+            let dgid = net.hosts[peer].gid;
+            let host = &mut net.hosts[card];
+            let av = host.av(dgid);
+            ends[at].to = (host.nic.create_av(host.pd, av).expect("room for an AV"), qpns[1 - at]);
+        }
+        for (card, end) in [0, client].into_iter().zip(ends) {
+            self.ends[card].push(end);
+        }
+    }
+
+    /// A QP of a card, the next of its ends.
+    fn make(&mut self, net: &mut Net, params: &Params, card: usize) -> QpHandle {
+        let (sq, rq) = (SimSq::new(SLOTS), SimRq::new(SLOTS as usize, 1));
+        let (host, cq) = (&mut net.hosts[card], &self.cqs[card]);
+        let qpn = host.qp(params.qp_type, &sq, RecvSource::Own(rq.clone()), [cq, cq], false);
+        self.numbers[card].insert(qpn, self.ends[card].len() as u32);
+        QpHandle { qpn, sq, rq, to: (AvId::default(), 0) }
     }
 
     /// All have settled what they are; their first receives are posted.
@@ -143,7 +192,14 @@ impl Testbed {
                 continue;
             }
             let flags = if number == batch.wqes { SendFlags::SIGNALED } else { SendFlags::empty() };
-            let wqe = SendWqe { op: SendOp::Send, flags, ..SendWqe::default() };
+            let (av, remote_qpn) = end.to;
+            let (op, imm) = if self.numbers_messages {
+                (SendOp::SendImm, batch.tag + u32::from(number - 1))
+            } else {
+                (SendOp::Send, 0)
+            };
+            let qkey = Setup::default().qkey;
+            let wqe = SendWqe { op, imm, flags, av, remote_qpn, qkey, ..SendWqe::default() };
             let sges = vec![self.buffers[card][0]];
             end.sq
                 .post(Send { wqe, sges, inline: None })
@@ -215,12 +271,12 @@ impl Testbed {
         }
     }
 
-    /// The next completion: of which end, and of what.
-    pub(super) fn poll(&mut self, card: CardId) -> Option<(u32, Verb)> {
+    /// The next completion: of which end, of what, and what the message carries.
+    pub(super) fn poll(&mut self, card: CardId) -> Option<(u32, Verb, u32)> {
         let (cqe, _) = self.cqs[usize::from(card)].poll()?;
         self.failed += u64::from(cqe.status != WcStatus::Success);
         let end = *self.numbers[usize::from(card)].get(&cqe.qpn)?;
-        Some((end, if cqe.wr_id == RECEIVE { Verb::Recv } else { Verb::Send }))
+        Some((end, if cqe.wr_id == RECEIVE { Verb::Recv } else { Verb::Send }, cqe.imm))
     }
 
     /// The card that a packet is for.
