@@ -1,5 +1,5 @@
 /* What StRoM's kernels save: GET of a key-value store, traversal of a list and a consistent read, each by one
- * RPC and by READs. Two processes, of which the server has memory and kernels, and the client asks one
+ * RPC and by READs; the first two by TCP, too. Two processes, of which the server has memory and kernels, and the client asks one
  * thing after the other; both poll without a break.
  * Build: cc -O2 -o strom strom.c -libverbs
  * usage: KERNEL_MODULES=FOLDER strom [-t SECONDS]: get.wasm, traverse.wasm and consistent.wasm lie there
@@ -325,11 +325,12 @@ static void measure_rpc(const char *name, uint32_t number, void (*operation)(voi
 }
 
 #include "streams.h"
+#include "tcp.h"
 
 static int serve(int fd)
 {
 	struct ibv_wc wc;
-	char done;
+	char order;
 
 	make_tables();
 	for (size_t i = 0; i < LONGEST; i++)
@@ -357,15 +358,20 @@ static int serve(int fd)
 		die("stardv_load_kernel");
 	await_stream();
 	put(fd, "", 1);
-	for (uint32_t polls = 1; polls % 4096 || recv(fd, &done, 1, MSG_DONTWAIT) < 0; polls++) {
+	accept_client(fd);
+	for (uint32_t polls = 1;; polls++) {
 		int n = ibv_poll_cq(cq, 1, &wc);
 
 		if (n < 0 || (n && wc.status))
 			die("a completion");
 		if (n && wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM)
 			sketch_stream();
+		if (polls % 4096 || recv(fd, &order, 1, MSG_DONTWAIT) < 0)
+			continue;
+		if (order != BY_TCP)
+			return 0;
+		answer_questions();
 	}
-	return 0;
 }
 
 static void work(int fd, double seconds)
@@ -375,11 +381,13 @@ static void work(int fd, double seconds)
 	make_tables();
 	open_card(fd, 1, &local, sizeof(local), IBV_ACCESS_REMOTE_WRITE);
 	get(fd, &ready, 1);
+	connect_to_server(fd);
 	took = calloc(SAMPLES, sizeof(*took));
 	for (which = 0; which < SIZES; which++) {
 		size = sizes[which];
 		measure("get.reads", size, get_by_reads, seconds);
 		measure_rpc("get", size, get_by_rpc, seconds);
+		measure_tcp(fd, "get.tcp", size, OF_ENTRY, seconds);
 		measure("get.read", size, read_value, seconds);
 		measure("check.read", size, read_object, seconds);
 		measure("check.software", size, read_and_check, seconds);
@@ -389,6 +397,7 @@ static void work(int fd, double seconds)
 	for (length = 1; length <= LENGTH; length *= 2) {
 		measure("list.reads", length, traverse_by_reads, seconds);
 		measure_rpc("list", length, traverse_by_rpc, seconds);
+		measure_tcp(fd, "list.tcp", length, OF_LIST, seconds);
 	}
 	measure_streams(seconds);
 	put(fd, "", 1);

@@ -393,8 +393,8 @@ impl Params {
                  needs them",
             ),
             _ if !self.core && (self.loss > 0.0 || self.buffer > 0) => wrong(
-                "net.loss_ppm and card.buffer_packets need another card.stack than \"rdma\": csRNA's units send \
-                 nothing again",
+                "net.loss_ppm and card.buffer_packets need another card.stack than \"rdma\": csRNA's units \
+                 send nothing again",
             ),
             _ if self.core && self.policy == Policy::LatencyHiding => {
                 wrong("qpc.policy: the core's transport asks for contexts by fcfs or non-blocking")
