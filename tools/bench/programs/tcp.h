@@ -1,4 +1,5 @@
-/* The same questions by TCP, which the server's program answers. Both sides poll without a break, as over RDMA.
+/* The same questions by TCP, which the server's program answers. Both sides poll without a break, as over
+ * RDMA.
  * Part of strom.c. */
 #ifndef TCP_H
 #define TCP_H

@@ -201,7 +201,8 @@ fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
          brackets by the first column. A kernel here is a program on the peer's CPU, in its card's turn: \
          where the paper's waits 1.5 us for PCIe, it waits for memory, and where the paper's CRC is a \
          circuit, it is code. By TCP, of the same host, the server's program looks for what the kernels \
-         find, and does nothing else. A module is the same kernel compiled to WebAssembly (`make modules`).\n{}",
+         find, and does nothing else. A module is the same kernel compiled to WebAssembly \
+         (`make modules`).\n{}",
         machine.described(),
         machine.warning(),
         claims_table(claims(samples)),
