@@ -6,6 +6,7 @@
 
 mod error;
 mod fault;
+mod onerma;
 mod qpc;
 mod source;
 mod star;
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 pub use error::{SettingOrigin, SettingsError};
 pub use fault::FaultSpec;
+pub use onerma::OneRmaWindow;
 pub use qpc::{QpcPolicy, QpcSpec};
 pub use star::{StarKey, StarPreference, StarWire};
 pub use table::{KEYS, Key, markdown};
@@ -87,6 +89,8 @@ pub struct Settings {
     pub star_partition: Option<Vec<Network>>,
     /// Under which StaR's control messages are sealed; none: they are plain
     pub star_key: Option<StarKey>,
+    /// Constants of 1RMA's congestion control; none: the card's
+    pub onerma_window: Option<OneRmaWindow>,
 }
 
 impl Default for Settings {
@@ -121,6 +125,7 @@ impl Default for Settings {
             star_wire: StarWire::Packed,
             star_partition: None,
             star_key: None,
+            onerma_window: None,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::star::{PREFERENCES, WIRES};
 use crate::value::{self, LEVELS, LINKS, REPEAT, SHARES, TRUSTS};
-use crate::{FaultSpec, QpcSpec, Settings, StarKey, fault, qpc};
+use crate::{FaultSpec, OneRmaWindow, QpcSpec, Settings, StarKey, fault, onerma, qpc};
 
 /// One setting.
 pub struct Key {
@@ -295,6 +295,14 @@ pub const KEYS: &[Key] = &[
                 need the same; with peers of another key there is plain RoCEv2 ([security.md](security.md)).",
         set: |s, v| put(&mut s.star_key, StarKey::parse(v)),
         get: |s| or(&s.star_key, "none", StarKey::to_string),
+    },
+    Key {
+        name: "ONERMA_WINDOW",
+        allowed: onerma::SYNTAX,
+        about: "Constants of 1RMA's congestion control, each in place of the card's: its algorithm 1, with \
+                windows in operations of up to 4 KB ([onerma.md](onerma.md)).",
+        set: |s, v| put(&mut s.onerma_window, OneRmaWindow::parse(v)),
+        get: |s| or(&s.onerma_window, "auto", OneRmaWindow::to_string),
     },
     Key {
         name: "CONFIG",

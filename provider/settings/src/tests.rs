@@ -53,6 +53,7 @@ fn every_key_reads_back_what_it_shows() {
         ("STAR_WIRE", "paper"),
         ("STAR_PARTITION", "10.1.0.0/16,fd01::/32"),
         ("STAR_KEY", "/tmp/star.key"),
+        ("ONERMA_WINDOW", "increase=0.5,beta=0.8,least=0.01,most=64,local_target=1000ns,rtt=50000ns"),
         ("CONFIG", "/tmp/x.toml"),
     ];
     assert_eq!(given.len(), KEYS.len(), "a key without a sample");
@@ -144,6 +145,15 @@ fn errors_name_key_value_and_what_is_allowed() {
         ("STARVERBS_STAR_PARTITION", "10.1.0.0/33"),
         ("STARVERBS_STAR_PARTITION", "fd01::/129"),
         ("STARVERBS_STAR_PARTITION", "10.1.0.0/16,"),
+        ("STARVERBS_ONERMA_WINDOW", "0.25"),
+        ("STARVERBS_ONERMA_WINDOW", "alpha=1"),
+        ("STARVERBS_ONERMA_WINDOW", "beta=0"),
+        ("STARVERBS_ONERMA_WINDOW", "beta=nan"),
+        ("STARVERBS_ONERMA_WINDOW", "increase=1.5"),
+        ("STARVERBS_ONERMA_WINDOW", "beta=0.8,beta=0.7"),
+        ("STARVERBS_ONERMA_WINDOW", "least=9,most=8"),
+        ("STARVERBS_ONERMA_WINDOW", "rtt=50"),
+        ("STARVERBS_ONERMA_WINDOW", "rtt=2s"),
     ];
     for (key, value) in bad {
         let text = message(env(&[(key, value)]));

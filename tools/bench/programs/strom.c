@@ -1,6 +1,6 @@
 /* What StRoM's kernels save: GET of a key-value store, traversal of a list and a consistent read, each by one
- * RPC and by READs; the first two by TCP, too. Two processes, of which the server has memory and kernels, and the client asks one
- * thing after the other; both poll without a break.
+ * RPC and by READs; the first two by TCP, too. Two processes, of which the server has memory and kernels,
+ * and the client asks one thing after the other; both poll without a break.
  * Build: cc -O2 -o strom strom.c -libverbs
  * usage: KERNEL_MODULES=FOLDER strom [-t SECONDS]: get.wasm, traverse.wasm and consistent.wasm lie there
  * Prints lines of a name and a number: the median and, with .p99, the 99th percentile of the time from the

@@ -67,6 +67,27 @@ impl Default for ProcessOptions {
     }
 }
 
+/// Congestion control with the constants that a person has set. Targets follow a round trip that is set,
+/// where they are not.
+fn as_set(usual: CongestionSettings, settings: &Settings) -> CongestionSettings {
+    let Some(set) = settings.onerma_window else { return usual };
+    let nanos = |time: Option<Duration>| time.map(|time| time.as_nanos() as Nanos);
+    let of_rtt = nanos(set.rtt).map_or(usual, CongestionSettings::of_rtt);
+    CongestionSettings {
+        increase: set.increase.unwrap_or(usual.increase),
+        most_decrease: set.most_decrease.unwrap_or(usual.most_decrease),
+        beta: set.beta.unwrap_or(usual.beta),
+        failure_decrease: set.failure_decrease.unwrap_or(usual.failure_decrease),
+        least: set.least.unwrap_or(usual.least),
+        most: set.most.unwrap_or(usual.most),
+        initial: set.initial.unwrap_or(usual.initial),
+        local_target: nanos(set.local_target).unwrap_or(of_rtt.local_target),
+        remote_target: nanos(set.remote_target).unwrap_or(of_rtt.remote_target),
+        rtt: of_rtt.rtt,
+        ..usual
+    }
+}
+
 /// A process's card and what it runs above it.
 pub struct Process {
     card: OneRmaCard<GcmSeal>,
@@ -87,7 +108,7 @@ pub struct Process {
 
 impl Process {
     /// Claims the first number of the address that no other card has, as long as the value lives. Of the
-    /// settings, the faults and the capture count.
+    /// settings, the faults, the capture and 1RMA's own count.
     ///
     /// # Errors
     /// The address is not this host's, or all its numbers are taken; the clock was never set; there is no
@@ -108,7 +129,7 @@ impl Process {
         let config = CardConfig { card: number, fragment, slots: slots_of_card, ..options.card };
         let timeouts = options.congestion.timeouts;
         let timeouts = timeouts.map(|timeouts| Timeouts { longest: config.timeout, ..timeouts });
-        let congestion = CongestionSettings { timeouts, ..options.congestion };
+        let congestion = CongestionSettings { timeouts, ..as_set(options.congestion, settings) };
         let counters = SealCounters::of_range(numbers);
         let mut card = OneRmaCard::new(config, GcmSeal, addr.gid, sender_of(&addr.gid), counters)
             .ok_or(BackendError::NoMemory)?;

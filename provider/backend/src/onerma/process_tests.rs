@@ -169,6 +169,26 @@ fn cards_of_an_ipv6_address_read_and_write() {
     }
 }
 
+/// A round trip that is set has the targets that are not set follow it.
+#[test]
+fn constants_that_are_set_take_the_place_of_the_cards() {
+    let usual = ProcessOptions::default().congestion;
+    assert_eq!(as_set(usual, &Settings::default()), usual);
+    let with = |text| Settings {
+        onerma_window: starverbs_settings::OneRmaWindow::parse(text).expect("constants"),
+        ..Settings::default()
+    };
+    let set = as_set(usual, &with("beta=0.5,initial=2,rtt=50us,local_target=7us"));
+    let wanted = CongestionSettings { beta: 0.5, initial: 2.0, rtt: 50_000, local_target: 7_000, ..usual };
+    assert_eq!(set, CongestionSettings { remote_target: 55_000, ..wanted });
+    let mut pair = Pair::of([8, 7].map(|pid| {
+        let options = ProcessOptions { pid, ..ProcessOptions::default() };
+        open_as(&options, &with("initial=1,most=1"))
+    }));
+    pair.submit(OneRmaOp::Read, &KEY, 4096);
+    assert_eq!(pair.finish_with(|_| true), Status::Ok);
+}
+
 #[test]
 fn nothing_of_the_data_is_on_the_wire() {
     let mut pair = Pair::new(0);
