@@ -28,8 +28,8 @@ NIGHTLY ?= lint doc apps interop board-guest conformance conformance-board kerne
 .PHONY: help build library wasm modules unit-tests demo demo-board test apps nightly bench bench-loss \
 	bench-qpc bench-star bench-strom bench-1rma bench-neighbours bench-local compare instructions misses \
 	conformance conformance-board pyverbs figures figures-again interop board-guest stress soak seeds faults \
-	kills install uninstall deb wheel install-test aarch64 lint doc kernels loom miri fuzz-build fuzz fuzz-corpus \
-	clean
+	kills install uninstall deb wheel install-test aarch64 lint doc kernels loom miri fuzz-build fuzz \
+	fuzz-corpus clean
 
 define HELP
 make demo              install what is missing, build, show perftest and a pingpong on the card
