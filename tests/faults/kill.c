@@ -1,15 +1,19 @@
 /* kill -9 of one of two processes at random moments in the middle of what they do together: RC with SENDs,
- * WRITEs, READs and additions, a shared receive queue, XRC, UD, multicast, imported memory. The other gets
- * what it must get in bounded time, and its card is as good as new; a pair beside them works all the
- * while. usage: kill [KILLS [SEED]] */
+ * WRITEs, READs and additions, a shared receive queue, UC, RPCs that run a kernel, XRC, UD, multicast,
+ * imported memory. The other gets what it must get in bounded time, and its card is as good as new; a pair
+ * beside them works all the while. usage: kill [KILLS [SEED]] */
 #include "faults.h"
+#include <dlfcn.h>
 #include <stddef.h>
+#include <infiniband/stardv.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
 
-enum what { RC, SHARED, XRC, UD, MULTICAST, IMPORTED, KINDS };
-static const char *const names[] = { "RC", "RC, shared receive queue", "XRC", "UD", "multicast",
+enum what { RC, SHARED, UC, RPC, XRC, UD, MULTICAST, IMPORTED, KINDS };
+static const char *const names[] = { "RC", "RC, shared receive queue", "UC", "RPC", "XRC", "UD", "multicast",
 	"imported memory" };
+/* The RPC's op-code. */
+enum { OP_GET = 1 };
 enum { QKEY = 0x11111111, GROUP = 239 << 24 | 77 << 16 | 5 };
 
 /* Of the process that a role is run in; shared memory tells the parent how far it is. */
@@ -48,6 +52,27 @@ static void need_still_good(struct ends *e)
 	NEED(ibv_destroy_qp(again.qp) == 0 && ibv_destroy_cq(again.cq) == 0);
 }
 
+static void *named(const char *name)
+{
+	void *function = dlvsym(RTLD_DEFAULT, name, "STARDV_1.0");
+
+	NEED(function);
+	return function;
+}
+
+/* One that carries RPCs; the peer's run a kernel. */
+static struct ibv_qp *rpc_qp(struct ends *e, int active)
+{
+	struct ibv_qp_init_attr_ex i = { .qp_type = IBV_QPT_RC, .send_cq = e->s.cq, .recv_cq = e->s.cq,
+					 .pd = e->s.pd, .cap = { DEPTH, DEPTH, 2, 2, 64 },
+					 .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS,
+					 .create_flags = STARDV_QP_CREATE_RPC };
+	__typeof__(stardv_load_kernel) *load = named("stardv_load_kernel");
+
+	NEED(active || load(e->s.pd, OP_GET, STARDV_KERNEL_GET) == 0);
+	return ibv_create_qp_ex(e->s.ctx, &i);
+}
+
 static struct ibv_qp *xrc_qp(struct ends *e, int sends)
 {
 	struct ibv_qp_init_attr_ex i = { .qp_type = sends ? IBV_QPT_XRC_SEND : IBV_QPT_XRC_RECV };
@@ -79,6 +104,10 @@ static void prepare(struct ends *e, int active)
 		q.srq = e->srq;
 		NEED(s->qp = ibv_create_qp(s->pd, &q));
 	}
+	if (what == UC)
+		NEED(ibv_destroy_qp(s->qp) == 0 && (s->qp = make_qp(s, IBV_QPT_UC)));
+	if (what == RPC)
+		NEED(ibv_destroy_qp(s->qp) == 0 && (s->qp = rpc_qp(e, active)));
 	if (what == XRC) {
 		struct ibv_xrcd_init_attr x = { .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1,
 						.oflags = O_CREAT };
@@ -139,6 +168,24 @@ static void poll_some(struct ends *e, int *done, int *last)
 	}
 }
 
+/* Looks for a key that the peer's memory has not. */
+static void call_one(struct ends *e, const struct more *m)
+{
+	struct {
+		struct stardv_rpc_target target;
+		struct stardv_get get;
+	} params = { { htole64((uintptr_t)e->s.buffer), htole32(e->s.mr->rkey),
+		       htole32(sizeof(struct stardv_rpc_record)), 0, 0 },
+		     { htole64(m->p.addr), htole64(7), htole32(1), htole32(m->p.rkey), htole32(m->p.rkey),
+		       htole32(1) } };
+	struct ibv_sge sge = { (uintptr_t)&params, sizeof(params), 0 };
+	struct stardv_rpc_wr wr = { .op = OP_GET, .sg_list = &sge, .num_sge = 1,
+				    .send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE };
+	__typeof__(stardv_post_rpc) *post_rpc = named("stardv_post_rpc");
+
+	NEED(post_rpc(e->s.qp, &wr, sizeof(wr)) == 0);
+}
+
 static void send_one(struct ends *e, const struct more *m, long n)
 {
 	struct ibv_sge sge = { (uintptr_t)e->s.buffer, 1 + n * 977 % 3000, e->s.mr->lkey };
@@ -154,7 +201,9 @@ static void send_one(struct ends *e, const struct more *m, long n)
 		static const enum ibv_wr_opcode ops[] = { IBV_WR_SEND, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ,
 							  IBV_WR_ATOMIC_FETCH_AND_ADD };
 
-		wr.opcode = ops[n % 4];
+		if (what == RPC && n % 4 == 3)
+			return call_one(e, m);
+		wr.opcode = ops[n % (what == UC ? 2 : 4)];
 		wr.qp_type.xrc.remote_srqn = m->srq;
 		wr.wr.rdma.remote_addr = m->p.addr + BYTES;
 		wr.wr.rdma.rkey = m->p.rkey;
@@ -168,12 +217,32 @@ static void send_one(struct ends *e, const struct more *m, long n)
 	NEED(ibv_post_send(e->s.qp, &wr, &bad) == 0);
 }
 
+static int connect_uc(struct ibv_qp *qp, const struct peer *p)
+{
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE,
+				 .path_mtu = IBV_MTU_1024, .dest_qp_num = p->qpn };
+	int ret;
+
+	a.ah_attr.is_global = 1;
+	a.ah_attr.port_num = 1;
+	a.ah_attr.grh.hop_limit = 64;
+	a.ah_attr.grh.dgid = p->gid;
+	ret = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+	a.qp_state = IBV_QPS_RTR;
+	ret = ret ? ret : ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+					IBV_QP_RQ_PSN);
+	a.qp_state = IBV_QPS_RTS;
+	return ret ? ret : ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_SQ_PSN);
+}
+
 /* The messages of every kind but imports. The survivor goes on until it has seen what it must see. */
 static void talk(int fd, int active)
 {
 	static struct ends e;
 	struct more mine = {0}, m;
-	int sends = active || what == UD || what == MULTICAST, datagrams = what == UD || what == MULTICAST;
+	int datagrams = what == UD || what == MULTICAST, sends = active || datagrams;
+	/* who sends hears of a peer that is gone */
+	int hears = active && !datagrams && what != UC;
 	int last = IBV_WC_SUCCESS, after = 0, sent = 0, done = 0;
 
 	prepare(&e, active);
@@ -193,7 +262,7 @@ static void talk(int fd, int active)
 			NEED(ibv_attach_mcast(e.s.qp, &gid, 0) == 0);
 		}
 	} else {
-		NEED(connect_to(e.s.qp, &m.p, 10, 3) == 0);
+		NEED((what == UC ? connect_uc(e.s.qp, &m.p) : connect_to(e.s.qp, &m.p, 10, 3)) == 0);
 	}
 	for (int i = 0; i < DEPTH && !(what == XRC && active); i++)
 		receive(&e);
@@ -205,10 +274,11 @@ static void talk(int fd, int active)
 		poll_some(&e, &done, &last);
 		shared->steps[active]++;
 		/* of a peer that is gone, those who do not wait for answers await_byte nothing */
-		after += shared->killed && (datagrams || !active);
+		after += shared->killed && !hears;
 	}
-	if (active && !datagrams) {
-		NEED(last == IBV_WC_RETRY_EXC_ERR);
+	if (hears) {
+		/* the peer may have had no time to say that it carries RPCs */
+		NEED(last == IBV_WC_RETRY_EXC_ERR || (what == RPC && last == IBV_WC_LOC_QP_OP_ERR));
 		while (done < sent)
 			poll_some(&e, &done, &last);
 	} else {
@@ -222,6 +292,11 @@ static void talk(int fd, int active)
 	}
 	NEED(ibv_destroy_qp(e.s.qp) == 0 && (!e.srq || ibv_destroy_srq(e.srq) == 0));
 	NEED((!e.xrcd || ibv_close_xrcd(e.xrcd) == 0) && (!e.ah || ibv_destroy_ah(e.ah) == 0));
+	if (what == RPC && !active) {
+		__typeof__(stardv_unload_kernel) *unload = named("stardv_unload_kernel");
+
+		NEED(unload(e.s.pd, OP_GET) == 0);
+	}
 	NEED(ibv_dereg_mr(e.s.mr) == 0 && ibv_destroy_cq(e.s.cq) == 0 && ibv_dealloc_pd(e.s.pd) == 0);
 	NEED(ibv_close_device(e.s.ctx) == 0);
 }
