@@ -333,6 +333,10 @@ counters! {
     onerma_transfer_timeouts,
     /// 1RMA: commands completed
     onerma_completed,
+    /// 1RMA: of them, refused by the peer's card, which had too much to do
+    onerma_refused,
+    /// 1RMA: of them, not admitted or not answered in time
+    onerma_timeouts,
     /// 1RMA: completions that could not be written
     onerma_lost_completions,
     /// 1RMA: packets that the socket did not take

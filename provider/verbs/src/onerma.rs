@@ -62,7 +62,7 @@ struct LockedCard {
 }
 
 /// How many counters of a page are 1RMA's.
-const COUNTS: usize = 14;
+const COUNTS: usize = 16;
 
 /// Each of these, and what a card has counted.
 fn counters<'a>(page: &'a StatPage, process: &Process) -> [(&'a CounterCell, u64); COUNTS] {
@@ -79,6 +79,8 @@ fn counters<'a>(page: &'a StatPage, process: &Process) -> [(&'a CounterCell, u64
         (&page.onerma_rekeys, counts.rekeys),
         (&page.onerma_transfer_timeouts, counts.transfer_timeouts),
         (&page.onerma_completed, counts.completed),
+        (&page.onerma_refused, counts.refused),
+        (&page.onerma_timeouts, counts.timeouts),
         (&page.onerma_lost_completions, counts.lost_completions),
         (&page.onerma_unsent, unsent),
         (&page.onerma_foreign, foreign),

@@ -41,7 +41,7 @@ fn a_target_with_too_much_to_do_refuses() {
             pair.take(1, |_| true);
             assert_eq!(pair.ends[1].counts().nacks, 1);
             assert_eq!(pair.finish_with(|_| true), status, "{op:?}");
-            assert_eq!(pair.ends[1].counts().nacks, 1);
+            assert_eq!((pair.ends[1].counts().nacks, pair.ends[0].counts().refused), (1, 1));
         }
     }
 }

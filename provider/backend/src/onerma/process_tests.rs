@@ -251,6 +251,7 @@ fn a_lost_packet_is_a_timeout_and_another_try_is_not() {
         pair.take(1, |_| false);
         pair.now = pair.ends[0].card.next_deadline().expect("a command in service");
         assert_eq!(pair.finish_with(|_| panic!("nothing was sent")), Status::Timeout);
+        assert_eq!((pair.ends[0].counts().timeouts, pair.ends[0].counts().refused), (1, 0));
 
         let mut pair = Pair::new(1);
         pair.submit(op, &KEY, 64);

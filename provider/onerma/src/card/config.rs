@@ -110,6 +110,10 @@ pub struct CardCounts {
     pub transfer_timeouts: u64,
     /// Commands that completed
     pub completed: u64,
+    /// Of them, refused by the peer's card: too much to do
+    pub refused: u64,
+    /// Of them, not admitted or not answered in time
+    pub timeouts: u64,
     /// Completions that could not be written
     pub lost_completions: u64,
 }

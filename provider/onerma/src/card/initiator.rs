@@ -324,6 +324,8 @@ impl<S: Seal> OneRmaCard<S> {
             sequence: portal.sequence,
         };
         self.counts.completed += 1;
+        self.counts.refused += u64::from(status == Status::Nack);
+        self.counts.timeouts += u64::from(matches!(status, Status::Timeout | Status::DispatchTimeout));
         let range = (u64::from(record), COMPLETION_LEN as u32);
         let addr = self.regions.local(command.completions, portal.pid, range, Rights::LOCAL_WRITE);
         let (first, last) = completion.encode();

@@ -402,6 +402,9 @@ impl Params {
             _ if self.qp_type != QpType::Rc && (self.retry == 0 || self.kind != WorkloadKind::Calls) => {
                 wrong("card.stack \"uc\" and \"ud\" need workload.kind = \"calls\", and workload.retry_us")
             }
+            _ if self.retry > 0 && self.qps > 4096 => {
+                wrong("card.stack \"uc\" and \"ud\" name at most 4096 connections in their messages")
+            }
             _ if !(0.0..0.9).contains(&self.loss) => wrong("net.loss_ppm is not 0 to 900,000"),
             _ if calls && self.qps + u32::from(self.processes) > u32::from(u16::MAX) => {
                 wrong("workload.qps: calls come from at most 65,000 connections")
