@@ -241,8 +241,8 @@ static void talk(int fd, int active)
 	static struct ends e;
 	struct more mine = {0}, m;
 	int datagrams = what == UD || what == MULTICAST, sends = active || datagrams;
-	/* who sends hears of a peer that is gone */
-	int hears = active && !datagrams && what != UC;
+	/* requests fail whose peer is gone */
+	int fails = active && !datagrams && what != UC;
 	int last = IBV_WC_SUCCESS, after = 0, sent = 0, done = 0;
 
 	prepare(&e, active);
@@ -274,10 +274,10 @@ static void talk(int fd, int active)
 		poll_some(&e, &done, &last);
 		shared->steps[active]++;
 		/* of a peer that is gone, those who do not wait for answers await_byte nothing */
-		after += shared->killed && !hears;
+		after += shared->killed && !fails;
 	}
-	if (hears) {
-		/* the peer may have had no time to say that it carries RPCs */
+	if (fails) {
+		/* the peer may have been killed before it agreed to carry RPCs */
 		NEED(last == IBV_WC_RETRY_EXC_ERR || (what == RPC && last == IBV_WC_LOC_QP_OP_ERR));
 		while (done < sent)
 			poll_some(&e, &done, &last);

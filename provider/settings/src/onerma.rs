@@ -32,12 +32,14 @@ pub struct OneRmaWindow {
 
 /// Values of `STARVERBS_ONERMA_WINDOW`.
 pub(crate) const SYNTAX: &str = "comma-separated increase=, most_decrease=, beta=, failure_decrease= \
-                                 (numbers up to 1), least=, most=, initial= (operations, up to 65536), \
+                                 (numbers from 0.0001 to 1), least=, most=, initial= (operations, 0.0001 to 65536), \
                                  local_target=, remote_target=, rtt= (times with their units, up to 1s); or \
                                  auto";
 
 /// A share, or a step.
 const ONE: f64 = 1.0;
+/// A window that sends next to nothing; and a share of which less is none.
+const LEAST: f64 = 1e-4;
 /// More operations than a card has slots.
 const MANY: f64 = 65_536.0;
 const LONGEST: Duration = Duration::from_secs(1);
@@ -82,8 +84,8 @@ impl OneRmaWindow {
 
     fn set(&mut self, name: &str, given: &str) -> Result<(), String> {
         if let Some((.., most, field)) = NUMBERS.iter().find(|(known, ..)| *known == name) {
-            let number = given.parse().ok().filter(|number| *number > 0.0 && number <= most);
-            return once(field(self), number.ok_or_else(|| format!("not a number above 0, up to {most}"))?);
+            let number = given.parse().ok().filter(|number| (LEAST..=*most).contains(number));
+            return once(field(self), number.ok_or_else(|| format!("not a number from {LEAST} to {most}"))?);
         }
         let Some((_, field)) = TIMES.iter().find(|(known, _)| *known == name) else {
             return Err("there is no such part".to_owned());

@@ -18,7 +18,7 @@ struct question {
 static int tcp;
 static enum asked asked;
 
-static void tell_at_once(void)
+static void send_at_once(void)
 {
 	int on = 1;
 
@@ -41,7 +41,7 @@ static void accept_client(int fd)
 	if (tcp < 0)
 		die("accept");
 	close(listener);
-	tell_at_once();
+	send_at_once();
 }
 
 static void connect_to_server(int fd)
@@ -52,7 +52,7 @@ static void connect_to_server(int fd)
 	tcp = socket(AF_INET, SOCK_STREAM, 0);
 	if (tcp < 0 || connect(tcp, (void *)&where, sizeof(where)))
 		die("connect");
-	tell_at_once();
+	send_at_once();
 }
 
 static void take(void *to, size_t len)

@@ -73,14 +73,17 @@ fn as_set(usual: CongestionSettings, settings: &Settings) -> CongestionSettings 
     let Some(set) = settings.onerma_window else { return usual };
     let nanos = |time: Option<Duration>| time.map(|time| time.as_nanos() as Nanos);
     let of_rtt = nanos(set.rtt).map_or(usual, CongestionSettings::of_rtt);
+    /* one that is set moves the others that are not */
+    let least = set.least.unwrap_or(usual.least.min(set.most.unwrap_or(usual.most)));
+    let most = set.most.unwrap_or(usual.most.max(least));
     CongestionSettings {
         increase: set.increase.unwrap_or(usual.increase),
         most_decrease: set.most_decrease.unwrap_or(usual.most_decrease),
         beta: set.beta.unwrap_or(usual.beta),
         failure_decrease: set.failure_decrease.unwrap_or(usual.failure_decrease),
-        least: set.least.unwrap_or(usual.least),
-        most: set.most.unwrap_or(usual.most),
-        initial: set.initial.unwrap_or(usual.initial),
+        least,
+        most,
+        initial: set.initial.unwrap_or(usual.initial).clamp(least, most),
         local_target: nanos(set.local_target).unwrap_or(of_rtt.local_target),
         remote_target: nanos(set.remote_target).unwrap_or(of_rtt.remote_target),
         rtt: of_rtt.rtt,

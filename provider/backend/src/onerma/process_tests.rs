@@ -181,9 +181,15 @@ fn constants_that_are_set_take_the_place_of_the_cards() {
     let set = as_set(usual, &with("beta=0.5,initial=2,rtt=50us,local_target=7us"));
     let wanted = CongestionSettings { beta: 0.5, initial: 2.0, rtt: 50_000, local_target: 7_000, ..usual };
     assert_eq!(set, CongestionSettings { remote_target: 55_000, ..wanted });
+    for (text, [least, initial, most]) in
+        [("most=4", [0.01, 4.0, 4.0]), ("least=64", [64.0; 3]), ("most=0.005", [0.005; 3])]
+    {
+        let set = as_set(usual, &with(text));
+        assert_eq!([set.least, set.initial, set.most], [least, initial, most], "{text}");
+    }
     let mut pair = Pair::of([8, 7].map(|pid| {
         let options = ProcessOptions { pid, ..ProcessOptions::default() };
-        open_as(&options, &with("initial=1,most=1"))
+        open_as(&options, &with("most=1"))
     }));
     pair.submit(OneRmaOp::Read, &KEY, 4096);
     assert_eq!(pair.finish_with(|_| true), Status::Ok);

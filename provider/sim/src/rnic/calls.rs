@@ -14,6 +14,8 @@ use super::host::{DoorbellBatch, Verb};
 use super::load::Measure;
 use super::params::{Params, WorkloadKind};
 
+/// How often the time to the next try of a call doubles.
+const LONGEST: u32 = 10;
 /// Bits of a message's number in its call.
 const PIECES: u32 = 4;
 
@@ -47,8 +49,9 @@ struct Connection {
     /// Over UC and UD: the call that these are of, and which they are, a bit each
     met: u16,
     pieces: u16,
-    /// The call under way is not answered
+    /// The call under way is not answered, and how often it was made again
     open: bool,
+    repeats: u32,
     began: Picos,
     begun: u64,
     /// It would call, and its group has not the slot
@@ -120,6 +123,7 @@ impl Calls {
             met: 0,
             pieces: 0,
             open: false,
+            repeats: 0,
             began: 0,
             begun: 0,
             waits: false,
@@ -196,7 +200,7 @@ impl Calls {
             return;
         }
         connection.begun += 1;
-        connection.open = true;
+        (connection.open, connection.repeats) = (true, 0);
         connection.began = connection.free_at.max(at);
         self.tally.calls += 1;
         self.ask(qpn, at, events, params);
@@ -213,7 +217,8 @@ impl Calls {
         let batch = DoorbellBatch { qpn: end, wqes: params.sends, verb: Verb::Send, tag: tag(qpn, call) };
         self.ring(self.processes.len() + qpn, at, batch, events, params);
         if params.retry > 0 {
-            events.push(at + params.retry, Wake::Retry(qpn as u16, call).into());
+            let wait = params.retry << connection.repeats.min(LONGEST);
+            events.push(at + wait, Wake::Retry(qpn as u16, call).into());
         }
     }
 
@@ -225,8 +230,9 @@ impl Calls {
         events: &mut EventQueue<impl From<Wake>>,
         params: &Params,
     ) {
-        let connection = &self.connections[usize::from(qpn)];
+        let connection = &mut self.connections[usize::from(qpn)];
         if connection.open && connection.begun as u16 == call {
+            connection.repeats += 1;
             self.tally.repeated += 1;
             self.ask(qpn.into(), events.now(), events, params);
         }

@@ -390,25 +390,26 @@ pub fn reconnect(a: &Node, qa: &Qp, b: &Node, qb: &Qp) {
 
 /// Connects two UC QPs.
 pub fn connect_uc(a: &Node, qa: &Qp, b: &Node, qb: &Qp) {
-    for (qp, peer, peer_qp) in [(qa, b, qb), (qb, a, qa)] {
-        to_init(qp);
-        let rtr = QpAttr {
-            state: QpState::Rtr,
-            av: way_to(peer),
-            path_mtu: Mtu::M1024,
-            dest_qpn: peer_qp.number(),
-            rq_psn: FIRST,
-            ..QpAttr::default()
-        };
-        let mask = QpAttrMask::STATE
-            | QpAttrMask::AV
-            | QpAttrMask::PATH_MTU
-            | QpAttrMask::DEST_QPN
-            | QpAttrMask::RQ_PSN;
-        qp.modify(&rtr, mask).unwrap();
-        let rts = QpAttr { state: QpState::Rts, sq_psn: FIRST, ..QpAttr::default() };
-        qp.modify(&rts, QpAttrMask::STATE | QpAttrMask::SQ_PSN).unwrap();
-    }
+    connect_uc_end(qa, b, qb);
+    connect_uc_end(qb, a, qa);
+}
+
+/// One of them.
+pub fn connect_uc_end(qp: &Qp, peer: &Node, peer_qp: &Qp) {
+    to_init(qp);
+    let rtr = QpAttr {
+        state: QpState::Rtr,
+        av: way_to(peer),
+        path_mtu: Mtu::M1024,
+        dest_qpn: peer_qp.number(),
+        rq_psn: FIRST,
+        ..QpAttr::default()
+    };
+    let mask =
+        QpAttrMask::STATE | QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
+    qp.modify(&rtr, mask).unwrap();
+    let rts = QpAttr { state: QpState::Rts, sq_psn: FIRST, ..QpAttr::default() };
+    qp.modify(&rts, QpAttrMask::STATE | QpAttrMask::SQ_PSN).unwrap();
 }
 
 /// A file that no other test has.

@@ -151,7 +151,13 @@ impl Testbed {
 
     /// A QP of a card, the next of its ends.
     fn make(&mut self, net: &mut Net, params: &Params, card: usize) -> QpHandle {
-        let (sq, rq) = (SimSq::new(SLOTS), SimRq::new(SLOTS as usize, 1));
+        let sharers = if params.qp_type == QpType::Ud && card == 0 {
+            params.qps.div_ceil(params.processes.into())
+        } else {
+            1
+        };
+        let slots = SLOTS.max((sharers * u32::from(params.sends)).next_power_of_two());
+        let (sq, rq) = (SimSq::new(slots), SimRq::new(slots as usize, 1));
         let (host, cq) = (&mut net.hosts[card], &self.cqs[card]);
         let qpn = host.qp(params.qp_type, &sq, RecvSource::Own(rq.clone()), [cq, cq], false);
         self.numbers[card].insert(qpn, self.ends[card].len() as u32);

@@ -191,9 +191,16 @@ impl LocalHost {
             entry.theirs.push(Theirs { epoch: record.epoch, from, serial, session, direct });
         }
         let channel = entry.ours.filter(|_| entry.path == Path::Local).map(|ours| ours.channel);
+        let leads = channel.is_some_and(|channel| leads_to(&mut env.channels, channel, session));
+        let end = nic.engine(qpn).and_then(HostEngine::local);
         if asking {
             self.begin_if_agreed((nic, env), qpn, now);
-        } else if channel.is_some_and(|channel| leads_to(&mut env.channels, channel, session)) {
+        } else if leads && end.is_some_and(|end| end.is_left_by(record)) {
+            self.use_wire((nic, env), qpn, now);
+            if let Some(entry) = self.qps.get_mut(&qpn) {
+                entry.theirs.retain(|theirs| theirs.serial != serial);
+            }
+        } else if leads {
             self.meet_again((nic, env), record, serial, direct, now);
         }
         let path = self.qps.get(&qpn).map(|entry| entry.path);

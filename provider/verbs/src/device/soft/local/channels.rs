@@ -241,6 +241,13 @@ impl Channels {
         self.forget(channel, under_way);
         if let Some(asker) = self.asker(channel) {
             asker.users = asker.users.saturating_sub(1);
+        }
+        self.await_room_no_more(channel, qpn);
+    }
+
+    /// A QP is not called when there is room.
+    pub(super) fn await_room_no_more(&mut self, channel: u32, qpn: Qpn) {
+        if let Some(asker) = self.asker(channel) {
             asker.waiting.retain(|waiting| *waiting != qpn);
         }
     }
@@ -280,6 +287,12 @@ impl Channels {
     /// Records of a channel that its other end has given back.
     pub(super) fn given(&mut self, channel: u32) -> Option<u32> {
         self.asker(channel)?.channel.requests.look().ok()
+    }
+
+    /// Whether its other end has records left, and is no further than it was then.
+    pub(super) fn is_stuck_at(&mut self, channel: u32, given: u32) -> bool {
+        let written = self.asker(channel).map(|asker| asker.channel.requests.written());
+        self.given(channel) == Some(given) && written != Some(given)
     }
 
     /// Whether any request is under way in a channel.

@@ -63,7 +63,7 @@ pub(super) enum TriesLeft {
     Many,
     /// They are, and it is to be asked once more
     One,
-    /// It is asked for the last time
+    /// It is asked for the last time; of UC: for now, messages are asked for once
     None,
     /// Its process is gone
     Gone,
@@ -181,6 +181,9 @@ impl LocalEnd {
     pub(in super::super) fn set(&mut self, to: &EngineAttr) {
         self.terms = *to;
         self.rnr_left = to.rnr_retry;
+        if self.tries == TriesLeft::Gone {
+            self.end_patience();
+        }
         if matches!(self.state, QpState::Sqd | QpState::Sqe) {
             self.state = QpState::Rts;
         }
@@ -318,6 +321,7 @@ impl LocalEnd {
         if self.tries != TriesLeft::Gone {
             self.tries = TriesLeft::Many;
         }
+        self.wait_no_more(ctx);
         self.flush(ctx);
     }
 

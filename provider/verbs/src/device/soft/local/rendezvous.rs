@@ -26,6 +26,8 @@ impl LocalEnd {
     #[inline]
     pub(super) fn rendezvous(&self, ctx: &Ctx<'_>, wqe: &SendRequest, offset: u32) -> Option<LocalRecord> {
         let long = wqe.op.is_send() && wqe.length - offset >= LONG && !wqe.flags.contains(SendFlags::INLINE);
+        /* a request of UC may be executed once its program has its memory back */
+        let long = long && !self.of.unreliable;
         if long && self.direct.as_ref().is_some_and(|direct| direct.memory.fetches()) {
             return self.rendezvous_piece(ctx, wqe, offset);
         }

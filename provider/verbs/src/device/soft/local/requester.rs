@@ -47,7 +47,7 @@ pub(super) struct RequestedWqe {
 }
 
 /// How a step ended.
-enum StepEnd {
+pub(super) enum StepEnd {
     Asked,
     NoRoom,
     Failed(WcStatus),
@@ -63,14 +63,14 @@ impl LocalEnd {
     #[inline(never)]
     pub(super) fn ask(&mut self, ctx: &mut Ctx<'_>) {
         let may = matches!(self.state, QpState::Rts | QpState::Sqd) && self.fault.is_none();
+        if matches!(self.tries, TriesLeft::Gone | TriesLeft::Silent) && (!may || self.finds_nobody(ctx)) {
+            return;
+        }
         if !may || self.waits || self.rnr_until != 0 {
             return;
         }
         let posted = self.of.sq.posted();
         while self.next != posted {
-            if matches!(self.tries, TriesLeft::Gone | TriesLeft::Silent) && self.asks_in_vain(ctx) {
-                return;
-            }
             let wqe = self.of.sq.request(self.next);
             if self.offset == 0 {
                 if self.state == QpState::Sqd || self.must_wait(&wqe) {
@@ -114,7 +114,7 @@ impl LocalEnd {
 
     /// Checks that need nothing but the WQE.
     #[inline]
-    fn admit(&self, wqe: &SendRequest) -> Result<(), WcStatus> {
+    pub(super) fn admit(&self, wqe: &SendRequest) -> Result<(), WcStatus> {
         if wqe.op.is_send() {
             return if wqe.length > MAX_MSG { Err(WcStatus::LocLenErr) } else { Ok(()) };
         }
@@ -248,7 +248,7 @@ impl LocalEnd {
     /// What the card does by itself (IBTA 10.6.7.2).
     #[cold]
     #[inline(never)]
-    fn do_own(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> StepEnd {
+    pub(super) fn do_own(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> StepEnd {
         let done = if wqe.op == SendOp::BindMw {
             let bound = ctx.mrs.bind(&WindowBind::of(wqe, self.id()));
             self.windows |= bound == Ok(WindowType::Two);
@@ -337,7 +337,7 @@ impl LocalEnd {
 
     /// WQE `next` cannot be asked for: earlier ones finish first.
     #[cold]
-    fn fail_next(&mut self, ctx: &mut Ctx<'_>, status: WcStatus) {
+    pub(super) fn fail_next(&mut self, ctx: &mut Ctx<'_>, status: WcStatus) {
         self.fault = Some((self.next, status));
         self.raise_fault(ctx);
     }
@@ -393,7 +393,7 @@ impl LocalEnd {
         if self.una != first {
             ctx.env.channels.forget(self.of.channels[0], self.una.wrapping_sub(first));
             self.rnr_left = self.terms.rnr_retry;
-            if self.tries != TriesLeft::Gone && !self.has_given_up() {
+            if !matches!(self.tries, TriesLeft::Gone | TriesLeft::Silent) && !self.has_given_up() {
                 (self.gone_at, self.tries) = (0, TriesLeft::Many);
             }
             self.look_if_drained(ctx);
@@ -402,7 +402,7 @@ impl LocalEnd {
     }
 
     /// The WQE with a request of this number, which is not done.
-    fn find(&self, seq: u32) -> Option<u32> {
+    pub(super) fn find(&self, seq: u32) -> Option<u32> {
         let under_way = self.next.wrapping_sub(self.una);
         (0..under_way).map(|n| self.una.wrapping_add(n)).find(|index| {
             let asked = &self.asked[self.slot(*index)];
@@ -483,15 +483,36 @@ impl LocalEnd {
             None if seq == self.seq && self.offset > 0 => self.next,
             None => return None,
         };
+        self.answered |= self.una != index;
+        self.done_up_to(index);
+        self.complete(ctx);
+        (self.una == index && self.state != QpState::Err).then_some(index)
+    }
+
+    fn done_up_to(&mut self, index: u32) {
         let mut at = self.una;
         while at != index {
             let slot = self.slot(at);
-            self.answered |= self.asked[slot].progress != Progress::Done;
             self.asked[slot].progress = Progress::Done;
             at = at.wrapping_add(1);
         }
+    }
+
+    /// All that was asked for completes, whatever becomes of it.
+    #[cold]
+    pub(super) fn stop_asking(&mut self, ctx: &mut Ctx<'_>) {
+        self.rnr_until = 0;
+        self.wait_no_more(ctx);
+        self.done_up_to(self.next);
         self.complete(ctx);
-        (self.una == index && self.state != QpState::Err).then_some(index)
+    }
+
+    /// Room in the channel is of no use.
+    #[cold]
+    pub(super) fn wait_no_more(&mut self, ctx: &mut Ctx<'_>) {
+        if std::mem::take(&mut self.waits) {
+            ctx.env.channels.await_room_no_more(self.of.channels[0], self.of.qpn);
+        }
     }
 
     /// Begins anew with this request, in a while.
@@ -557,12 +578,16 @@ impl LocalEnd {
         if self.state == QpState::Err {
             return;
         }
-        /* one that waits for ever would never know */
-        self.terms.patience = self.terms.patience.max(1);
+        self.end_patience();
         (self.tries, self.rnr_until) = (TriesLeft::Gone, 0);
         if self.una != self.of.sq.posted() {
             self.await_the_end();
         }
+    }
+
+    /// One that waits for ever would never know that its peer is gone.
+    pub(super) fn end_patience(&mut self) {
+        self.terms.patience = self.terms.patience.max(1);
     }
 
     /// What was posted fails when RC's would have, without an answer.
@@ -577,7 +602,7 @@ impl LocalEnd {
     #[cold]
     pub(super) fn on_silence(&mut self, ctx: &mut Ctx<'_>, quiet: Nanos) {
         let waits = self.una != self.of.sq.posted() && self.rnr_until == 0 && self.state != QpState::Err;
-        if waits && self.of.unreliable && quiet >= LEAST_SILENCE {
+        if waits && self.of.unreliable && self.tries != TriesLeft::Gone && quiet >= LEAST_SILENCE {
             return self.stop_waiting(ctx);
         }
         if waits && self.terms.patience != 0 && quiet >= self.terms.patience.max(LEAST_SILENCE) {

@@ -496,6 +496,11 @@ impl LocalEnd {
         }
     }
 
+    /// Whether the peer of a connection of UC, which this end goes on with, has begun another one.
+    pub(super) fn is_left_by(&self, record: &LocalRecord) -> bool {
+        self.of.unreliable && !self.is_fresh() && record.from == self.of.peer && !self.is_with(record)
+    }
+
     /// Whether a record is of the connection's peer, in its incarnation.
     #[inline]
     pub(super) fn is_with(&self, record: &LocalRecord) -> bool {

@@ -340,7 +340,12 @@ fn complete((nic, env): NicEnv<'_>, at: u32, given: u32, now: Nanos) -> u32 {
         let Some(asker) = env.channels.asker(at) else { return done };
         let Some((qpn, count)) = asker.next_done(given) else { break };
         done += count;
-        with_end((nic, env), qpn, now, |end, ctx| end.on_progress(ctx, given));
+        with_end((nic, env), qpn, now, |end, ctx| {
+            /* it may have asked here for a connection that is over */
+            if end.of.channels[0] == at {
+                end.on_progress(ctx, given);
+            }
+        });
     }
     env.channels.send_waiting_control(at);
     let Some(asker) = env.channels.asker(at) else { return done };

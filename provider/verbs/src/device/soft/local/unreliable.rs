@@ -1,16 +1,18 @@
-//! UC: nobody hears of what is lost, and nobody waits for long.
+//! UC: what is lost is lost, and nobody waits for long.
 //!
 //! Requests are asked for as RC's are, and complete when they were executed. What the responder cannot
 //! execute it drops. A message that finds no receive is asked for again for a while, as a card leaves packets
 //! of UC in the socket (`back_pressure.rs`): the program may be off the CPU. Then such messages are dropped
 //! as they come, for several times as long. What a peer that is silent, or gone, does not take completes like
-//! all that was sent.
+//! all that was sent; of what lies in the channel a peer that comes back may still execute some.
 
 use starverbs_core::env::SendQueue;
+use starverbs_core::types::SendOp;
 use starverbs_core::{Nanos, QpState};
 
 use super::end::{Ctx, LocalEnd, TriesLeft};
 use super::record::{LocalRecord, answer};
+use super::requester::StepEnd;
 use super::responder::{LocalInbound, LocalReply};
 
 /// How long a message is asked for again.
@@ -30,7 +32,13 @@ impl LocalEnd {
     /// The peer's queue pair has no receive for a message of UC, or is not there.
     #[cold]
     pub(super) fn on_no_taker(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) {
-        let Some(index) = self.stop_at(ctx, record.seq) else { return };
+        let gone = record.op == answer::GONE;
+        let Some(index) = self.stop_at(ctx, record.seq) else {
+            if !gone && self.find(record.seq).is_none() {
+                self.follow(ctx, record.seq);
+            }
+            return;
+        };
         self.go_back(ctx, index, record.seq, AGAIN);
         if !self.has_given_up() {
             if self.gone_at == 0 {
@@ -38,9 +46,19 @@ impl LocalEnd {
             }
             return;
         }
-        if record.op == answer::GONE {
-            self.drop_oldest(ctx);
+        self.rnr_until = 0;
+        if gone {
+            self.drop_next(ctx);
         }
+        self.ask(ctx);
+    }
+
+    /// The peer waits for this request, which is dropped by now: the next one has its number.
+    fn follow(&mut self, ctx: &mut Ctx<'_>, seq: u32) {
+        if matches!(self.state, QpState::Sqe | QpState::Err) {
+            return;
+        }
+        self.go_back(ctx, self.una, seq, 0);
         self.rnr_until = 0;
         self.ask(ctx);
     }
@@ -67,33 +85,42 @@ impl LocalEnd {
 
     /// Whether nobody is to be asked for what is posted, now: the peer's process is gone, or still silent.
     #[cold]
-    pub(super) fn asks_in_vain(&mut self, ctx: &mut Ctx<'_>) -> bool {
+    pub(super) fn finds_nobody(&mut self, ctx: &mut Ctx<'_>) -> bool {
         match self.tries {
             TriesLeft::Gone => self.await_the_end(),
-            _ if ctx.env.channels.given(self.of.channels[0]) == Some(self.given) => self.drop_posted(ctx),
+            _ if ctx.env.channels.is_stuck_at(self.of.channels[0], self.given) => self.drop_posted(ctx),
             _ => self.tries = TriesLeft::Many,
         }
         self.tries != TriesLeft::Many
     }
 
-    /// Nobody takes what is posted.
+    /// Nobody takes what is posted: it completes, and what this end does by itself is done.
     #[cold]
     fn drop_posted(&mut self, ctx: &mut Ctx<'_>) {
-        ctx.env.channels.forget(self.of.channels[0], self.next.wrapping_sub(self.una));
-        /* in SQD the others wait for RTS */
-        let end = if self.state == QpState::Sqd { self.next_send() } else { self.of.sq.posted() };
-        (self.next, self.offset, self.rnr_until, self.fault) = (self.una, 0, 0, None);
-        while self.una != end {
-            self.drop_oldest(ctx);
+        /* the peer may still execute what it was asked for: no request passes that */
+        self.direct = None;
+        self.stop_asking(ctx);
+        while self.next != self.of.sq.posted() && (self.state == QpState::Rts || self.offset > 0) {
+            let wqe = self.of.sq.request(self.next);
+            let own = matches!(wqe.op, SendOp::LocalInv | SendOp::BindMw);
+            let done =
+                self.admit(&wqe).and_then(|()| match own.then(|| self.do_own(ctx, &self.whole(&wqe))) {
+                    Some(StepEnd::Failed(status)) => Err(status),
+                    Some(_) => Ok(()),
+                    None => Ok(self.drop_next(ctx)),
+                });
+            if let Err(status) = done {
+                return self.fail_next(ctx, status);
+            }
         }
         self.look_if_drained(ctx);
     }
 
-    /// The oldest WQE, which nobody was asked for, completes without that.
-    fn drop_oldest(&mut self, ctx: &mut Ctx<'_>) {
-        self.next = self.una.wrapping_add(1);
-        let flags = self.of.sq.request(self.una).flags;
-        self.complete_one(ctx, self.completes(flags));
+    /// WQE `next`, which nobody executes, completes without that.
+    fn drop_next(&mut self, ctx: &mut Ctx<'_>) {
+        self.offset = 0;
+        let flags = self.of.sq.request(self.next).flags;
+        self.did_own(ctx, flags);
     }
 
     /// Whatever is wrong with a message of UC, it is dropped, and the next one may begin (IBTA 9.8.2.2).

@@ -86,7 +86,7 @@ impl LocalHost {
             self.end_waiting((nic, env), now);
         }
         for at in 0..env.channels.askers.len() as u32 {
-            let Some(asker) = env.channels.asker(at) else { continue };
+            let Some(asker) = env.channels.asker(at).filter(|asker| !asker.ended) else { continue };
             let Ok(read) = asker.channel.requests.look() else { continue };
             let quiet = asker.quiet_for(read, now);
             if quiet > 2 * CHECK {
@@ -128,7 +128,7 @@ impl LocalHost {
     #[inline]
     pub(in super::super) fn next_check(&self, channels: &Channels) -> Option<Nanos> {
         let asks = self.asking > 0 && self.posted;
-        let any = asks || channels.askers.iter().flatten().any(|asker| asker.has_requests());
+        let any = asks || channels.askers.iter().flatten().any(|asker| !asker.ended && asker.has_requests());
         any.then(|| self.checked + CHECK)
     }
 }
