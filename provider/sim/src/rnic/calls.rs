@@ -214,10 +214,10 @@ impl Calls {
         self.tally.client_doorbells += 1;
         self.tally.sends_posted += u64::from(params.sends);
         let (at, end) = (connection.free_at, connection.client_qpn);
+        let wait = params.retry << connection.repeats.min(LONGEST);
         let batch = DoorbellBatch { qpn: end, wqes: params.sends, verb: Verb::Send, tag: tag(qpn, call) };
         self.ring(self.processes.len() + qpn, at, batch, events, params);
         if params.retry > 0 {
-            let wait = params.retry << connection.repeats.min(LONGEST);
             events.push(at + wait, Wake::Retry(qpn as u16, call).into());
         }
     }

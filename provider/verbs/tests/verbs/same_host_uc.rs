@@ -143,7 +143,8 @@ fn who_never_posts_a_receive_loses_messages() {
     assert_eq!((pair.qa.state(), pair.qb.state()), (QpState::Rts, QpState::Rts));
 }
 
-/// A peer that is gone is not missed by a queue pair that is set anew, and what its card does by itself is done.
+/// A peer that is gone is not missed by a queue pair that is set anew, and what its card does by itself is
+/// done.
 #[test]
 fn a_queue_pair_without_a_peer_goes_on() {
     let Pair { a, b, qa, qb, .. } = pair();

@@ -436,7 +436,7 @@ fn many_connections_cost_the_stateless_card_nothing() {
     let late = a.reg(4096, 4096, all_access());
     talk(late.lkey());
     let more = said().saturating_sub(before);
-    assert!(more < CONNECTIONS as u64 / 10, "{more} messages for one region");
+    assert!(more < CONNECTIONS as u64 / 2, "{more} messages for one region");
     assert_eq!(rules() - rules_before, 1);
     let info: Vec<_> = qps.iter().map(|[qp, _]| qp.star().unwrap()).collect();
     assert!(info.iter().all(|info| info.card_bytes == 0));

@@ -102,14 +102,12 @@ impl LocalEnd {
         self.stop_asking(ctx);
         while self.next != self.of.sq.posted() && (self.state == QpState::Rts || self.offset > 0) {
             let wqe = self.of.sq.request(self.next);
-            let own = matches!(wqe.op, SendOp::LocalInv | SendOp::BindMw);
-            let done =
-                self.admit(&wqe).and_then(|()| match own.then(|| self.do_own(ctx, &self.whole(&wqe))) {
-                    Some(StepEnd::Failed(status)) => Err(status),
-                    Some(_) => Ok(()),
-                    None => Ok(self.drop_next(ctx)),
-                });
-            if let Err(status) = done {
+            if let Err(status) = self.admit(&wqe) {
+                return self.fail_next(ctx, status);
+            }
+            if !matches!(wqe.op, SendOp::LocalInv | SendOp::BindMw) {
+                self.drop_next(ctx);
+            } else if let StepEnd::Failed(status) = self.do_own(ctx, &self.whole(&wqe)) {
                 return self.fail_next(ctx, status);
             }
         }
