@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 use starverbs_core::rng::Rng;
@@ -10,7 +10,7 @@ use starverbs_core::{Cqe, QpState, QpType};
 use starverbs_queues::board::*;
 use starverbs_queues::format::CardIndex;
 use starverbs_settings::{DeviceChoice, Settings};
-use starverbs_verbs::{Ah, CompChannel, Context, Cq, Pd, Qp, QpAttr, RecvWr, Srq};
+use starverbs_verbs::{Ah, CompChannel, Context, Cq, Pd, Qp, QpAttr, RecvWr, Srq, VerbsEvent, kind};
 use starverbs_vfio::message::{
     Access, DmaMap, Head, REGION_MMAP, REPLY, Region as RegionInfo, Version, parse,
 };
@@ -34,16 +34,18 @@ struct Liar {
     head: u32,
     /// Where completion queues, index lines of cards and the event queue lie: address and bytes
     scribble: Vec<(u64, usize)>,
+    /// How many commands it answers
+    patience: usize,
 }
 
 impl Liar {
-    /// Serves one client, until it hangs up.
-    fn serve(listener: &UnixListener, seed: u64) {
+    /// Serves one client, until it hangs up; takes `patience` commands.
+    fn serve(listener: &UnixListener, seed: u64, patience: usize) {
         let (socket, _) = listener.accept().unwrap();
         let stream = MessageStream::new(socket).unwrap();
         let page = doorbell_page();
         let (rng, maps, scribble) = (Rng::new([seed, 7]), Vec::new(), Vec::new());
-        let mut liar = Liar { stream, rng, page, maps, commands: 0, head: 0, scribble };
+        let mut liar = Liar { stream, rng, page, maps, commands: 0, head: 0, scribble, patience };
         loop {
             match liar.stream.receive() {
                 ReadResult::Message(message) => liar.answer(message),
@@ -115,8 +117,12 @@ impl Liar {
         }
     }
 
-    /// Notes where the client's queues lie, and answers what it likes.
+    /// Notes where the client's queues lie, and answers what it likes, or nothing.
     fn command(&mut self) {
+        if self.patience == 0 {
+            return;
+        }
+        self.patience -= 1;
         let mut command = [0; COMMAND_BYTES];
         self.copy(self.commands, &mut command, false);
         let (op, body) = (u16::from_le_bytes([command[0], command[1]]), &command[8..]);
@@ -165,7 +171,13 @@ impl Liar {
             let (address, len) = self.scribble[at];
             let from = self.rng.word() as usize % len;
             let mut noise = self.noise((len - from).min(64));
-            self.copy(address + from as u64, &mut noise, true);
+            /* an index that is off by a few, of which noise has none */
+            if self.rng.word().is_multiple_of(2) {
+                let mut few = (self.rng.word() as u32 % 32).to_le_bytes();
+                self.copy(address + (from & !3) as u64, &mut few, true);
+            } else {
+                self.copy(address + from as u64, &mut noise, true);
+            }
         }
     }
 
@@ -218,21 +230,53 @@ fn use_it(settings: &Settings) -> starverbs_verbs::Result<()> {
     Ok(())
 }
 
+/// Has a liar serve at a socket while `act` uses it.
+fn beside<T>(serve: impl FnOnce(&UnixListener) + Send, act: impl FnOnce(&Settings) -> T) -> T {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("starverbs-liar-{}-{count}", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    let listener = UnixListener::bind(&path).unwrap();
+    let done = std::thread::scope(|scope| {
+        let liar = scope.spawn(|| serve(&listener));
+        let device = DeviceChoice::Board(path.clone());
+        let done = act(&Settings { device, ..settings() });
+        liar.join().unwrap();
+        done
+    });
+    std::fs::remove_file(&path).unwrap();
+    done
+}
+
 #[test]
 fn a_board_that_lies_harms_no_program() {
     const SEEDS: u64 = 200;
-    let path = std::env::temp_dir().join(format!("starverbs-liar-{}", std::process::id()));
-    let remove = |path: &Path| std::fs::remove_file(path);
-    let _ = remove(&path);
-    let listener = UnixListener::bind(&path).unwrap();
-    let whole = std::thread::scope(|scope| {
-        let liar = scope.spawn(|| (0..SEEDS).for_each(|seed| Liar::serve(&listener, seed)));
-        let device = DeviceChoice::Board(PathBuf::from(&path));
-        let settings = Settings { device, ..settings() };
-        let whole = (0..SEEDS).filter(|_| use_it(&settings).is_ok()).count();
-        liar.join().unwrap();
-        whole
-    });
-    remove(&path).unwrap();
+    let serve = |listener: &UnixListener| (0..SEEDS).for_each(|seed| Liar::serve(listener, seed, usize::MAX));
+    let whole = beside(serve, |settings| (0..SEEDS).filter(|_| use_it(settings).is_ok()).count());
     assert!(whole > SEEDS as usize / 10, "{whole} have got so far as to use it");
+}
+
+/// One that takes commands, writes nonsense everywhere, and at some time answers none any more.
+#[test]
+fn a_board_that_takes_no_command_is_gone() {
+    /* what it says of itself, three addresses, a domain */
+    const PATIENCE: usize = 5;
+    /* some of what it answers before are errors */
+    const SEEDS: u64 = 20;
+    let is_silent = |settings: &Settings| {
+        let Ok(ctx) = Context::open_with(settings.clone()) else { return false };
+        let Ok(_pd) = Pd::alloc(&ctx) else { return false };
+        assert_eq!(Pd::alloc(&ctx).err().unwrap().errno(), libc::ETIMEDOUT);
+        let gone = loop {
+            let event = ctx.get_async_event().unwrap();
+            if matches!(event, VerbsEvent::Device { .. }) {
+                break event;
+            }
+        };
+        assert_eq!(gone, VerbsEvent::Device { kind: kind::DEVICE_FATAL });
+        /* and the next one does not wait for it */
+        [libc::EIO, libc::EPIPE].contains(&Pd::alloc(&ctx).err().unwrap().errno())
+    };
+    let tried = |seed| beside(|listener| Liar::serve(listener, seed, PATIENCE), is_silent);
+    assert!((0..SEEDS).any(tried), "it was never opened");
 }
