@@ -227,6 +227,42 @@ test_begin() {
     echo "${loaders[@]}" >/tmp/loaders
 }
 
+# The load of test_begin still moves data, on both functions.
+test_goes_on() {
+    local number counter
+    read -ra loaders </tmp/loaders
+    for number in 0 1; do
+        counter=$sys/star$number/counters/dma_writes
+        await 60 has_moved "$counter" $(($(<"$counter") + 500)) || fail "the load does not go on"
+    done
+    for number in "${loaders[@]}"; do
+        ! has_ended "$number" || fail "a program has ended: $number"
+    done
+}
+
+# And its end, which others take for no failure.
+test_end() {
+    read -ra loaders </tmp/loaders
+    end_load
+    clean
+    traffic
+    clean
+    echo "the load went on each time"
+}
+
+# The board answers no more: who asks it something ends, as whoever opens it; nobody tells who only polls.
+test_silent_board() {
+    local number
+    read -ra loaders </tmp/loaders
+    for number in "${loaders[@]:2}"; do
+        await 120 has_ended "$number" || fail "a program waits for a silent board: $number"
+    done
+    ! "$SELF" inside fill /dev/star0 >/dev/null || fail "a context on a board that is silent"
+    end_load
+    clean
+    echo "the programs end: $(sed -n 's/^FAILED: //p' /tmp/load.raw0)"
+}
+
 # The board's process is gone, and with it both functions.
 test_without_a_board() {
     local number
@@ -295,7 +331,7 @@ test_multicast() {
     clean
 }
 
-# Some of rdma-core's own tests: TESTS says which.
+# rdma-core's own tests: TESTS says which.
 test_pyverbs() {
     local tests said passed=0
     for tests in $TESTS; do

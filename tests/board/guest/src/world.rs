@@ -1,7 +1,6 @@
 //! Where cases run: in a guest whose PCI devices are functions of an emulated board, and on the host, on the
 //! card in software. Both are in a network namespace of their own.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -81,15 +80,6 @@ pub(crate) enum Place {
     Board(usize),
     /// On the host, on the card in software.
     Host,
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Place::Board(number) => write!(f, "star{number}"),
-            Place::Host => f.write_str("software"),
-        }
-    }
 }
 
 /// How guests are booted.
