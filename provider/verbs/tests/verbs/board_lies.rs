@@ -34,6 +34,8 @@ struct Liar {
     head: u32,
     /// Where completion queues, index lines of cards and the event queue lie: address and bytes
     scribble: Vec<(u64, usize)>,
+    /// Completion queues, and the phase of the round that it wrote last
+    rounds: Vec<(u64, usize, u8)>,
     /// How many commands it answers
     patience: usize,
 }
@@ -44,8 +46,8 @@ impl Liar {
         let (socket, _) = listener.accept().unwrap();
         let stream = MessageStream::new(socket).unwrap();
         let page = doorbell_page();
-        let (rng, maps, scribble) = (Rng::new([seed, 7]), Vec::new(), Vec::new());
-        let mut liar = Liar { stream, rng, page, maps, commands: 0, head: 0, scribble, patience };
+        let (rng, maps, scribble, rounds) = (Rng::new([seed, 7]), Vec::new(), Vec::new(), Vec::new());
+        let mut liar = Liar { stream, rng, page, maps, commands: 0, head: 0, scribble, rounds, patience };
         loop {
             match liar.stream.receive() {
                 ReadResult::Message(message) => liar.answer(message),
@@ -129,7 +131,8 @@ impl Liar {
         match op {
             OP_CREATE_CQ => {
                 let (cq, _) = parse::<CreateCq>(body).unwrap();
-                self.scribble.push((cq.entries, 32 << cq.log));
+                self.scribble.push((cq.entries, size_of::<Cqe>() << cq.log));
+                self.rounds.push((cq.entries, size_of::<Cqe>() << cq.log, 0));
             }
             OP_CREATE_QP => {
                 let (qp, _) = parse::<CreateQp>(body).unwrap();
@@ -165,8 +168,22 @@ impl Liar {
         (0..len).map(|_| self.rng.word() as u8).collect()
     }
 
-    /// Writes noise where the board may write.
+    /// Writes noise where the board may write; sometimes a whole round of completions, of work that nobody
+    /// has posted, in the order in which the program looks for them.
     fn scribble(&mut self) {
+        for at in 0..self.rounds.len() {
+            if !self.rng.word().is_multiple_of(8) {
+                continue;
+            }
+            let (address, len, before) = self.rounds[at];
+            let (mut round, phase) = (self.noise(len), before ^ CQE_PHASE);
+            let last = std::mem::offset_of!(Cqe, sl);
+            round
+                .chunks_exact_mut(size_of::<Cqe>())
+                .for_each(|cqe| cqe[last] = cqe[last] & !CQE_PHASE | phase);
+            self.copy(address, &mut round, true);
+            self.rounds[at].2 = phase;
+        }
         for at in 0..self.scribble.len() {
             let (address, len) = self.scribble[at];
             let from = self.rng.word() as usize % len;
@@ -203,8 +220,8 @@ fn doorbell_page() -> File {
     starverbs_backend::sealed::file(c"liar", PAGE).unwrap()
 }
 
-/// What a program does, whatever comes of it.
-fn use_it(settings: &Settings) -> starverbs_verbs::Result<()> {
+/// What a program does, whatever comes of it; how many completions there were.
+fn use_it(settings: &Settings) -> starverbs_verbs::Result<usize> {
     let ctx = Context::open_with(settings.clone())?;
     let _ = (ctx.query_port(1), ctx.query_gid(1, 0), ctx.gid_table());
     let pd = Pd::alloc(&ctx)?;
@@ -220,14 +237,19 @@ fn use_it(settings: &Settings) -> starverbs_verbs::Result<()> {
         let mask = starverbs_core::qp::QpAttrMask::STATE;
         let _ = qp.modify(&QpAttr { state, ..QpAttr::default() }, mask);
     }
-    for _ in 0..200 {
+    let mut completions = 0;
+    for turn in 0..200 {
+        /* the board has a moment to lie in */
+        if turn % 10 == 0 {
+            std::thread::sleep(std::time::Duration::from_micros(50));
+        }
         let _ = post(&qp, &send(1, &[node.sge(0, 8)]));
         let _ = node.post_recv(&qp, 1, 0, 8);
         let _ = node.cq.req_notify(false);
-        let _ = node.cq.poll(&mut [Cqe::default(); 8]);
+        completions += node.cq.poll(&mut [Cqe::default(); 8]).unwrap_or(0);
     }
     let _ = (qp.state(), qp.destroy(), srq.map(|srq| srq.destroy()), node.mr.dereg());
-    Ok(())
+    Ok(completions)
 }
 
 /// Has a liar serve at a socket while `act` uses it.
@@ -252,8 +274,9 @@ fn beside<T>(serve: impl FnOnce(&UnixListener) + Send, act: impl FnOnce(&Setting
 fn a_board_that_lies_harms_no_program() {
     const SEEDS: u64 = 200;
     let serve = |listener: &UnixListener| (0..SEEDS).for_each(|seed| Liar::serve(listener, seed, usize::MAX));
-    let whole = beside(serve, |settings| (0..SEEDS).filter(|_| use_it(settings).is_ok()).count());
-    assert!(whole > SEEDS as usize / 10, "{whole} have got so far as to use it");
+    let whole: Vec<usize> = beside(serve, |settings| (0..SEEDS).flat_map(|_| use_it(settings)).collect());
+    assert!(whole.len() > SEEDS as usize / 10, "{} have got so far as to use it", whole.len());
+    assert!(whole.iter().any(|completions| *completions > 16), "more than the queue holds: {whole:?}");
 }
 
 /// One that takes commands, writes nonsense everywhere, and at some time answers none any more.
