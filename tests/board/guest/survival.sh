@@ -263,6 +263,41 @@ test_silent_board() {
     echo "the programs end: $(sed -n 's/^FAILED: //p' /tmp/load.raw0)"
 }
 
+# The board answers what it likes: no program that comes has to work, each ends, and the kernel is unharmed. A
+# reset brings a board back that was taken for broken.
+test_lied_to() {
+    local number round worked=0 resets=0
+    for round in {1..20}; do
+        for number in 0 1; do
+            timeout -s KILL 5 "$SELF" inside load /dev/star$number >/tmp/load.raw$number 2>&1 &
+            loaders+=($!)
+            cat $sys/star$number/counters/* >/dev/null 2>&1
+        done
+        # shellcheck disable=SC2086
+        timeout -s KILL 30 $ON0 ibv_devinfo >/tmp/traffic.server 2>&1 && worked=$((worked + 1))
+        timeout -s KILL 30 "$SELF" inside fill /dev/star1 >/tmp/traffic.client 2>&1
+        wait "${loaders[@]}" 2>/dev/null
+        loaders=()
+        for number in 0 1; do
+            [[ $(<$sys/star$number/state) != broken ]] || resets=$((resets + 1))
+            echo 1 >"$sys/star$number/device/reset" 2>/dev/null
+        done
+        ! dmesg | grep -Eq "$wrong" || clean
+    done
+    echo "ibv_devinfo worked $worked of 20 times, the module gave a board up $resets times"
+}
+
+test_after_lies() {
+    local number
+    for number in 0 1; do
+        echo 1 >"$sys/star$number/device/reset" || fail "no reset"
+        [[ $(<$sys/star$number/state) != broken ]] || fail "a board that tells the truth is broken"
+    done
+    clean
+    traffic
+    clean
+}
+
 # The board's process is gone, and with it both functions.
 test_without_a_board() {
     local number

@@ -7,6 +7,7 @@
 mod cases;
 mod demo;
 mod inside;
+mod liar;
 mod report;
 mod survival;
 mod world;

@@ -2,6 +2,7 @@
 //! board and its programs. Most are functions of survival.sh, which runs in the guest.
 
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -44,6 +45,8 @@ enum Act {
     StopBoard,
     /// It is stopped, and does not go on; last of its guest
     SilenceBoard,
+    /// The board lies to the kernel for a while
+    Lie,
     /// The guest reboots under load
     Reboot,
 }
@@ -86,7 +89,9 @@ fn rounds() -> Vec<Round> {
         ModuleTest { title: "the board is stopped under load, and goes on", act: Act::StopBoard },
         ModuleTest { title: "the board is stopped under load, and does not go on", act: Act::SilenceBoard },
     ];
+    let lies = vec![ModuleTest { title: "a board that lies to the kernel", act: Act::Lie }];
     vec![
+        Round { boot: Boot { line: CHECKED, may_lie: true, ..Boot::default() }, tests: lies },
         Round { boot: Boot { line: HELD, ..Boot::default() }, tests: programs },
         Round { boot: Boot { line: CHECKED, reboots: true, ..Boot::default() }, tests: plain },
         Round {
@@ -154,6 +159,13 @@ impl ModuleTest {
                     test(world, "goes_on")?;
                 }
                 test(world, "end")
+            }
+            Act::Lie => {
+                world.lies.store(true, Ordering::Relaxed);
+                let said = test(world, "lied_to");
+                world.lies.store(false, Ordering::Relaxed);
+                let said = said?;
+                test(world, "after_lies").map(|_| said)
             }
             Act::SilenceBoard => {
                 test(world, "begin")?;
