@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// kernel may not have the largest in one piece.
 const TESTS: &str = "test_addr test_atomic test_cq test_device test_fork test_mr test_parent_domain test_pd \
                      test_qpex test_relaxed_ordering test_shared_pd";
-/// QEMU (11.1) notes an error twice when a board goes in the middle of a message to it, and ends of that.
+/// QEMU (11.1.2) notes an error twice, and ends: it seems that a board went in the middle of a message.
 const QEMU_ENDS: &str = "error_setv: Assertion";
 /// Opens that are killed.
 const OPENS: u32 = 1000;
