@@ -51,7 +51,7 @@ make nightly           apps, interop, conformance, miri, soak, stress, faults, f
                        docs/nightly.md
 make interop           against the kernel's rdma_rxe in a guest of QEMU; writes docs/interop.md
 make board-guest       the kernel module, and programs on it, in guests of QEMU whose PCI devices are boards;
-                       with ROOT=FOLDER the newest kernel, too
+                       writes docs/board-guest.md; with ROOT=FOLDER the newest kernel, too
 make bench             latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes
                        docs/bench.*
 make bench-loss        of that, goodput against loss alone: selective repeat, go-back-N, rdma_rxe, TCP; writes
@@ -206,7 +206,7 @@ interop: build
 # What guests are made of comes from packages. With ROOT, a root folder of a newer Debian that is made if it
 # is not there, QEMU is that folder's, and its kernel is tried, too. QUICK=1: few cases.
 board-guest:
-	@tools/scripts/board-guest.sh $(if $(ROOT),--root $(ROOT)) $(if $(QUICK),--quick)
+	@tools/scripts/board-guest.sh $(if $(ROOT),--root $(ROOT)) $(if $(QUICK),--quick,--table docs/board-guest.md)
 	$(if $(ROOT),@tools/scripts/board-guest.sh --root $(ROOT) --newest --quick)
 
 bench:

@@ -104,6 +104,18 @@ impl CardRq {
         self.0.layout()
     }
 
+    /// WQEs taken so far.
+    pub fn taken(&self) -> u32 {
+        self.0.head().card.taken.load(Ordering::Relaxed)
+    }
+
+    /// Has the WQE at `index` be the next that is taken, of a card that has written nonsense there.
+    pub fn go_to(&self, index: u32) {
+        let card = &self.0.head().card;
+        card.taken.store(index, Ordering::Release);
+        card.posted_seen.store(index, Ordering::Relaxed);
+    }
+
     /// Tells the program that a WQE was looked for and not found, so that it rings when it posts one.
     pub fn note_starved(&self) {
         let starved = &self.0.head().card.starved;

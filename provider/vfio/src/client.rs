@@ -92,9 +92,17 @@ impl VfioClient {
         if self.broken {
             return Err(Errno::EPIPE.into());
         }
+        self.broken = true;
+        let reply = self.exchange(op, body, fds);
+        if self.broken {
+            self.hang_up();
+        }
+        reply
+    }
+
+    fn exchange(&mut self, op: MessageOp, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<VfioMessage> {
         self.next = self.next.wrapping_add(1);
         let head = Head { id: self.next, op: op as u16, ..Head::default() };
-        self.broken = true;
         if !self.stream.send(head, body, fds) {
             return Err(Errno::EPIPE.into());
         }
@@ -107,6 +115,13 @@ impl VfioClient {
             return Err(io::Error::from_raw_os_error(reply.head.error as i32));
         }
         Ok(reply)
+    }
+
+    /// Ends the connection to a device that does not do what it has to. Who looks at the socket sees POLLHUP,
+    /// as if the device had ended it; the device, should it wake up, ends all that was made.
+    pub fn hang_up(&mut self) {
+        self.broken = true;
+        self.stream.shut();
     }
 
     fn reply(&mut self, id: u16) -> io::Result<VfioMessage> {

@@ -1,6 +1,7 @@
 //! A socket with messages. Never waits for the other side unless its user does.
 
 use std::io::{self, IoSlice, IoSliceMut};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
@@ -133,6 +134,12 @@ impl MessageStream {
                 Err(_) => return false,
             }
         }
+    }
+
+    /// Ends it for both sides.
+    pub fn shut(&self) {
+        /* one that has ended is as it is to be */
+        let _ = self.socket.shutdown(Shutdown::Both);
     }
 
     /// The user id of the other side; `None`: the system does not say.

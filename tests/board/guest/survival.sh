@@ -227,6 +227,77 @@ test_begin() {
     echo "${loaders[@]}" >/tmp/loaders
 }
 
+# The load of test_begin still moves data, on both functions.
+test_goes_on() {
+    local number counter
+    read -ra loaders </tmp/loaders
+    for number in 0 1; do
+        counter=$sys/star$number/counters/dma_writes
+        await 60 has_moved "$counter" $(($(<"$counter") + 500)) || fail "the load does not go on"
+    done
+    for number in "${loaders[@]}"; do
+        ! has_ended "$number" || fail "a program has ended: $number"
+    done
+}
+
+# And its end, which others take for no failure.
+test_end() {
+    read -ra loaders </tmp/loaders
+    end_load
+    clean
+    traffic
+    clean
+    echo "the load went on each time"
+}
+
+# The board answers no more: who asks it something ends, as whoever opens it; nobody tells who only polls.
+test_silent_board() {
+    local number
+    read -ra loaders </tmp/loaders
+    for number in "${loaders[@]:2}"; do
+        await 120 has_ended "$number" || fail "a program waits for a silent board: $number"
+    done
+    ! "$SELF" inside fill /dev/star0 >/dev/null || fail "a context on a board that is silent"
+    end_load
+    clean
+    echo "the programs end: $(sed -n 's/^FAILED: //p' /tmp/load.raw0)"
+}
+
+# The board answers what it likes: no program that comes has to work, each ends, and the kernel is unharmed. A
+# reset brings a board back that was taken for broken.
+test_lied_to() {
+    local number round worked=0 resets=0
+    for round in {1..20}; do
+        for number in 0 1; do
+            timeout -s KILL 5 "$SELF" inside load /dev/star$number >/tmp/load.raw$number 2>&1 &
+            loaders+=($!)
+            cat $sys/star$number/counters/* >/dev/null 2>&1
+        done
+        # shellcheck disable=SC2086
+        timeout -s KILL 30 $ON0 ibv_devinfo >/tmp/traffic.server 2>&1 && worked=$((worked + 1))
+        timeout -s KILL 30 "$SELF" inside fill /dev/star1 >/tmp/traffic.client 2>&1
+        wait "${loaders[@]}" 2>/dev/null
+        loaders=()
+        for number in 0 1; do
+            [[ $(<$sys/star$number/state) != broken ]] || resets=$((resets + 1))
+            echo 1 >"$sys/star$number/device/reset" 2>/dev/null
+        done
+        ! dmesg | grep -Eq "$wrong" || clean
+    done
+    echo "ibv_devinfo worked $worked of 20 times, the module gave a board up $resets times"
+}
+
+test_after_lies() {
+    local number
+    for number in 0 1; do
+        echo 1 >"$sys/star$number/device/reset" || fail "no reset"
+        [[ $(<$sys/star$number/state) != broken ]] || fail "a board that tells the truth is broken"
+    done
+    clean
+    traffic
+    clean
+}
+
 # The board's process is gone, and with it both functions.
 test_without_a_board() {
     local number
@@ -295,7 +366,7 @@ test_multicast() {
     clean
 }
 
-# Some of rdma-core's own tests: TESTS says which.
+# rdma-core's own tests: TESTS says which.
 test_pyverbs() {
     local tests said passed=0
     for tests in $TESTS; do

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 use starverbs_core::rng::Rng;
@@ -10,7 +10,7 @@ use starverbs_core::{Cqe, QpState, QpType};
 use starverbs_queues::board::*;
 use starverbs_queues::format::CardIndex;
 use starverbs_settings::{DeviceChoice, Settings};
-use starverbs_verbs::{Ah, CompChannel, Context, Cq, Pd, Qp, QpAttr, RecvWr, Srq};
+use starverbs_verbs::{Ah, CompChannel, Context, Cq, Pd, Qp, QpAttr, RecvWr, Srq, VerbsEvent, kind};
 use starverbs_vfio::message::{
     Access, DmaMap, Head, REGION_MMAP, REPLY, Region as RegionInfo, Version, parse,
 };
@@ -34,16 +34,20 @@ struct Liar {
     head: u32,
     /// Where completion queues, index lines of cards and the event queue lie: address and bytes
     scribble: Vec<(u64, usize)>,
+    /// Completion queues, and the phase of the round that it wrote last
+    rounds: Vec<(u64, usize, u8)>,
+    /// How many commands it answers
+    patience: usize,
 }
 
 impl Liar {
-    /// Serves one client, until it hangs up.
-    fn serve(listener: &UnixListener, seed: u64) {
+    /// Serves one client, until it hangs up; takes `patience` commands.
+    fn serve(listener: &UnixListener, seed: u64, patience: usize) {
         let (socket, _) = listener.accept().unwrap();
         let stream = MessageStream::new(socket).unwrap();
         let page = doorbell_page();
-        let (rng, maps, scribble) = (Rng::new([seed, 7]), Vec::new(), Vec::new());
-        let mut liar = Liar { stream, rng, page, maps, commands: 0, head: 0, scribble };
+        let (rng, maps, scribble, rounds) = (Rng::new([seed, 7]), Vec::new(), Vec::new(), Vec::new());
+        let mut liar = Liar { stream, rng, page, maps, commands: 0, head: 0, scribble, rounds, patience };
         loop {
             match liar.stream.receive() {
                 ReadResult::Message(message) => liar.answer(message),
@@ -115,15 +119,20 @@ impl Liar {
         }
     }
 
-    /// Notes where the client's queues lie, and answers what it likes.
+    /// Notes where the client's queues lie, and answers what it likes, or nothing.
     fn command(&mut self) {
+        if self.patience == 0 {
+            return;
+        }
+        self.patience -= 1;
         let mut command = [0; COMMAND_BYTES];
         self.copy(self.commands, &mut command, false);
         let (op, body) = (u16::from_le_bytes([command[0], command[1]]), &command[8..]);
         match op {
             OP_CREATE_CQ => {
                 let (cq, _) = parse::<CreateCq>(body).unwrap();
-                self.scribble.push((cq.entries, 32 << cq.log));
+                self.scribble.push((cq.entries, size_of::<Cqe>() << cq.log));
+                self.rounds.push((cq.entries, size_of::<Cqe>() << cq.log, 0));
             }
             OP_CREATE_QP => {
                 let (qp, _) = parse::<CreateQp>(body).unwrap();
@@ -159,13 +168,33 @@ impl Liar {
         (0..len).map(|_| self.rng.word() as u8).collect()
     }
 
-    /// Writes noise where the board may write.
+    /// Writes noise where the board may write; sometimes a whole round of completions, of work that nobody
+    /// has posted, in the order in which the program looks for them.
     fn scribble(&mut self) {
+        for at in 0..self.rounds.len() {
+            if !self.rng.word().is_multiple_of(8) {
+                continue;
+            }
+            let (address, len, before) = self.rounds[at];
+            let (mut round, phase) = (self.noise(len), before ^ CQE_PHASE);
+            let last = std::mem::offset_of!(Cqe, sl);
+            round
+                .chunks_exact_mut(size_of::<Cqe>())
+                .for_each(|cqe| cqe[last] = cqe[last] & !CQE_PHASE | phase);
+            self.copy(address, &mut round, true);
+            self.rounds[at].2 = phase;
+        }
         for at in 0..self.scribble.len() {
             let (address, len) = self.scribble[at];
             let from = self.rng.word() as usize % len;
             let mut noise = self.noise((len - from).min(64));
-            self.copy(address + from as u64, &mut noise, true);
+            /* an index that is off by a few, of which noise has none */
+            if self.rng.word().is_multiple_of(2) {
+                let mut few = (self.rng.word() as u32 % 32).to_le_bytes();
+                self.copy(address + (from & !3) as u64, &mut few, true);
+            } else {
+                self.copy(address + from as u64, &mut noise, true);
+            }
         }
     }
 
@@ -191,8 +220,8 @@ fn doorbell_page() -> File {
     starverbs_backend::sealed::file(c"liar", PAGE).unwrap()
 }
 
-/// What a program does, whatever comes of it.
-fn use_it(settings: &Settings) -> starverbs_verbs::Result<()> {
+/// What a program does, whatever comes of it; how many completions there were.
+fn use_it(settings: &Settings) -> starverbs_verbs::Result<usize> {
     let ctx = Context::open_with(settings.clone())?;
     let _ = (ctx.query_port(1), ctx.query_gid(1, 0), ctx.gid_table());
     let pd = Pd::alloc(&ctx)?;
@@ -208,31 +237,69 @@ fn use_it(settings: &Settings) -> starverbs_verbs::Result<()> {
         let mask = starverbs_core::qp::QpAttrMask::STATE;
         let _ = qp.modify(&QpAttr { state, ..QpAttr::default() }, mask);
     }
-    for _ in 0..200 {
+    let mut completions = 0;
+    for turn in 0..200 {
+        /* the board has a moment to lie in */
+        if turn % 10 == 0 {
+            std::thread::sleep(std::time::Duration::from_micros(50));
+        }
         let _ = post(&qp, &send(1, &[node.sge(0, 8)]));
         let _ = node.post_recv(&qp, 1, 0, 8);
         let _ = node.cq.req_notify(false);
-        let _ = node.cq.poll(&mut [Cqe::default(); 8]);
+        completions += node.cq.poll(&mut [Cqe::default(); 8]).unwrap_or(0);
     }
     let _ = (qp.state(), qp.destroy(), srq.map(|srq| srq.destroy()), node.mr.dereg());
-    Ok(())
+    Ok(completions)
+}
+
+/// Has a liar serve at a socket while `act` uses it.
+fn beside<T>(serve: impl FnOnce(&UnixListener) + Send, act: impl FnOnce(&Settings) -> T) -> T {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("starverbs-liar-{}-{count}", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    let listener = UnixListener::bind(&path).unwrap();
+    let done = std::thread::scope(|scope| {
+        let liar = scope.spawn(|| serve(&listener));
+        let device = DeviceChoice::Board(path.clone());
+        let done = act(&Settings { device, ..settings() });
+        liar.join().unwrap();
+        done
+    });
+    std::fs::remove_file(&path).unwrap();
+    done
 }
 
 #[test]
 fn a_board_that_lies_harms_no_program() {
     const SEEDS: u64 = 200;
-    let path = std::env::temp_dir().join(format!("starverbs-liar-{}", std::process::id()));
-    let remove = |path: &Path| std::fs::remove_file(path);
-    let _ = remove(&path);
-    let listener = UnixListener::bind(&path).unwrap();
-    let whole = std::thread::scope(|scope| {
-        let liar = scope.spawn(|| (0..SEEDS).for_each(|seed| Liar::serve(&listener, seed)));
-        let device = DeviceChoice::Board(PathBuf::from(&path));
-        let settings = Settings { device, ..settings() };
-        let whole = (0..SEEDS).filter(|_| use_it(&settings).is_ok()).count();
-        liar.join().unwrap();
-        whole
-    });
-    remove(&path).unwrap();
-    assert!(whole > SEEDS as usize / 10, "{whole} have got so far as to use it");
+    let serve = |listener: &UnixListener| (0..SEEDS).for_each(|seed| Liar::serve(listener, seed, usize::MAX));
+    let whole: Vec<usize> = beside(serve, |settings| (0..SEEDS).flat_map(|_| use_it(settings)).collect());
+    assert!(whole.len() > SEEDS as usize / 10, "{} have got so far as to use it", whole.len());
+    assert!(whole.iter().any(|completions| *completions > 16), "more than the queue holds: {whole:?}");
+}
+
+/// One that takes commands, writes nonsense everywhere, and at some time answers none any more.
+#[test]
+fn a_board_that_takes_no_command_is_gone() {
+    /* what it says of itself, three addresses, a domain */
+    const PATIENCE: usize = 5;
+    /* some of what it answers before are errors */
+    const SEEDS: u64 = 20;
+    let is_silent = |settings: &Settings| {
+        let Ok(ctx) = Context::open_with(settings.clone()) else { return false };
+        let Ok(_pd) = Pd::alloc(&ctx) else { return false };
+        assert_eq!(Pd::alloc(&ctx).err().unwrap().errno(), libc::ETIMEDOUT);
+        let gone = loop {
+            let event = ctx.get_async_event().unwrap();
+            if matches!(event, VerbsEvent::Device { .. }) {
+                break event;
+            }
+        };
+        assert_eq!(gone, VerbsEvent::Device { kind: kind::DEVICE_FATAL });
+        /* and the next one does not wait for it */
+        [libc::EIO, libc::EPIPE].contains(&Pd::alloc(&ctx).err().unwrap().errno())
+    };
+    let tried = |seed| beside(|listener| Liar::serve(listener, seed, PATIENCE), is_silent);
+    assert!((0..SEEDS).any(tried), "it was never opened");
 }

@@ -1,6 +1,7 @@
-//! Others' programs in pairs: on two functions of the board, on one function, and on the board and the card
-//! in software.
+//! Others' programs in pairs: on two functions of the board, on one, on the board and the card in software,
+//! and on functions of two guests.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use starverbs_conformance::check::{CALIBRATIONS, Expect, UNCALIBRATED};
@@ -11,69 +12,119 @@ use crate::world::{Place, World};
 
 /// How long a pair may take: emulation is slow.
 const LIMIT: Duration = Duration::from_secs(120);
-const BOARD: [Place; 2] = [Place::Board(0), Place::Board(1)];
-const ONE: [Place; 2] = [Place::Board(0), Place::Board(0)];
-const TO_SOFTWARE: [Place; 2] = [Place::Host, Place::Board(0)];
-const FROM_SOFTWARE: [Place; 2] = [Place::Board(1), Place::Host];
 
-/// A program, where its server and its client run, and what the client must print.
-#[derive(Clone)]
+/// Where the ends of a pair run: a column of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ends {
+    /// Both in the guest, on two functions
+    Functions,
+    /// Both in the guest, on one function
+    OneFunction,
+    /// The server on the host's card in software, the client in the guest
+    ToHost,
+    /// The other way
+    FromHost,
+    /// In two guests, each of which has a function
+    Guests,
+}
+
+use Ends::{FromHost, Functions, Guests, OneFunction, ToHost};
+
+/// The columns, from left to right.
+pub(crate) const COLUMNS: [Ends; 5] = [Functions, OneFunction, ToHost, FromHost, Guests];
+
+const EVERY: &[Ends] = &COLUMNS;
+/// A guest with whatever is outside of it.
+const AWAY: &[Ends] = &[Functions, ToHost, FromHost, Guests];
+const HERE: &[Ends] = &[Functions];
+
+/// A program, where its ends run, and those of them that a quick run has.
+type Row = (&'static str, &'static [Ends], &'static [Ends]);
+
+const ROWS: [Row; 24] = [
+    ("ibv_rc_pingpong -g 0 -c -n 100", EVERY, &[Functions, OneFunction, ToHost]),
+    ("ibv_rc_pingpong -g 0 -c -e -n 50", AWAY, HERE),
+    ("ibv_uc_pingpong -g 0 -c -n 100", AWAY, &[]),
+    ("ibv_ud_pingpong -g 0 -c -n 100", AWAY, HERE),
+    ("ibv_srq_pingpong -g 0 -c -n 100", AWAY, HERE),
+    ("ib_send_lat -x 0 -n 100", AWAY, &[]),
+    ("ib_send_bw -x 0 -n 100", AWAY, &[]),
+    ("ib_write_lat -x 0 -n 100", AWAY, HERE),
+    ("ib_write_bw -x 0 -n 100", AWAY, &[Functions, ToHost]),
+    ("ib_read_lat -x 0 -n 100", AWAY, &[]),
+    ("ib_read_bw -x 0 -n 100", AWAY, &[]),
+    ("ib_atomic_lat -x 0 -n 100", AWAY, &[]),
+    ("ib_atomic_bw -x 0 -n 100", AWAY, &[]),
+    ("ib_send_lat -x 0 -n 100 -c UD", AWAY, &[]),
+    ("ib_send_bw -x 0 -n 100 -c UD", AWAY, &[]),
+    ("ib_send_lat -x 0 -n 100 --use-srq", AWAY, &[]),
+    ("ib_send_bw -x 0 -n 200 -r 64 --use-srq", AWAY, &[]),
+    ("ib_send_bw -x 0 -n 200 -c UD -r 512 --use-srq", AWAY, &[]),
+    ("ib_send_bw -x 0 -n 100 -c XRC", AWAY, HERE),
+    ("ib_send_lat -x 0 -n 50 -c XRC -e", HERE, &[]),
+    ("ib_send_lat -x 0 -n 100 -e", HERE, &[]),
+    ("ib_write_bw -x 0 -n 100 -q 4 -b", AWAY, &[]),
+    /* regions of many pieces, of pages small and large */
+    ("ib_write_bw -x 0 -n 20 -s 1048576", HERE, &[]),
+    ("ib_read_bw -x 0 -n 20 -s 1048576", HERE, &[]),
+];
+
+/// A program, and where its ends run.
 pub(crate) struct Pair {
-    words: String,
-    places: [Place; 2],
-    expect: Expect,
+    pub words: &'static str,
+    pub ends: Ends,
     /// One of the few that stand for all
     pub is_quick: bool,
 }
 
 /// All pairs.
 pub(crate) fn pairs() -> Vec<Pair> {
-    let pair = |words: &str, places: [Place; 2], is_quick: bool| {
-        let expect = match words {
-            words if words.starts_with("ibv_") => Expect::PingPong,
-            words if words.contains("_lat") => Expect::Latency(1),
-            _ => Expect::Bandwidth(1),
-        };
-        Pair { words: words.to_owned(), places, expect, is_quick }
+    let of = |&(words, ends, quick): &Row| {
+        ends.iter().map(move |&ends| Pair { words, ends, is_quick: quick.contains(&ends) })
     };
-    let mut pairs = vec![
-        pair("ibv_rc_pingpong -g 0 -c -n 100", BOARD, true),
-        pair("ibv_rc_pingpong -g 0 -c -n 100", ONE, true),
-        pair("ibv_uc_pingpong -g 0 -c -n 100", BOARD, false),
-        pair("ibv_ud_pingpong -g 0 -c -n 100", BOARD, true),
-        pair("ibv_srq_pingpong -g 0 -c -n 100", BOARD, true),
-        pair("ibv_rc_pingpong -g 0 -c -e -n 50", BOARD, true),
-        pair("ibv_rc_pingpong -g 0 -c -n 100", TO_SOFTWARE, true),
-        pair("ibv_rc_pingpong -g 0 -c -n 100", FROM_SOFTWARE, false),
-        pair("ib_write_bw -x 0 -n 100 -s 65536", TO_SOFTWARE, true),
-        pair("ib_read_bw -x 0 -n 100 -s 65536", TO_SOFTWARE, false),
-        pair("ib_send_bw -x 0 -n 100 -s 65536", FROM_SOFTWARE, false),
-        pair("ib_send_lat -x 0 -n 100 -c UD", TO_SOFTWARE, false),
-        pair("ib_send_lat -x 0 -n 100 -e", BOARD, false),
-        pair("ib_send_bw -x 0 -n 200 -r 64 --use-srq", BOARD, false),
-        pair("ib_send_bw -x 0 -n 100 -c XRC", BOARD, true),
-        pair("ib_send_lat -x 0 -n 50 -c XRC -e", BOARD, false),
-        /* regions of many pieces, of pages small and large */
-        pair("ib_write_bw -x 0 -n 20 -s 1048576", BOARD, false),
-        pair("ib_read_bw -x 0 -n 20 -s 1048576", BOARD, false),
-    ];
-    for program in ["send", "write", "read", "atomic"] {
-        let is_quick = program == "write";
-        pairs.push(pair(&format!("ib_{program}_lat -x 0 -n 100"), BOARD, is_quick));
-        pairs.push(pair(&format!("ib_{program}_bw -x 0 -n 100"), BOARD, is_quick));
-    }
-    pairs
+    ROWS.iter().flat_map(of).collect()
 }
 
-/// Those of two guests, each with a function of its own.
-pub(crate) fn between_guests() -> Vec<Pair> {
-    pairs().into_iter().filter(|pair| pair.is_quick && pair.places == BOARD).collect()
+impl fmt::Display for Ends {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Functions => "two functions",
+            OneFunction => "one function",
+            ToHost => "the host serves",
+            FromHost => "the guest serves",
+            Guests => "two guests",
+        })
+    }
+}
+
+impl Ends {
+    /// Where the server runs, and the client.
+    fn places(self) -> [Place; 2] {
+        match self {
+            Functions | Guests => [Place::Board(0), Place::Board(1)],
+            OneFunction => [Place::Board(0), Place::Board(0)],
+            ToHost => [Place::Host, Place::Board(0)],
+            FromHost => [Place::Board(1), Place::Host],
+        }
+    }
+
+    /// How many guests it takes.
+    pub(crate) fn guests(self) -> usize {
+        if self == Guests { 2 } else { 1 }
+    }
 }
 
 impl Pair {
     pub(crate) fn title(&self) -> String {
-        let [server, client] = self.places;
-        format!("{}, {server} serves {client}", self.words)
+        format!("{}, {}", self.words, self.ends)
+    }
+
+    fn expect(&self) -> Expect {
+        match self.words {
+            words if words.starts_with("ibv_") => Expect::PingPong,
+            words if words.contains("_lat") => Expect::Latency(1),
+            _ => Expect::Bandwidth(1),
+        }
     }
 
     /// Runs both ends and checks what the client printed: a remark, or what went wrong. Again, when perftest
@@ -89,19 +140,19 @@ impl Pair {
     }
 
     /// A pair whose server is on the host, on the card in software.
-    pub(crate) fn to_software(words: &str) -> Pair {
-        Pair { words: words.to_owned(), places: TO_SOFTWARE, expect: Expect::Latency(1), is_quick: false }
+    pub(crate) fn to_host(words: &'static str) -> Pair {
+        Pair { words, ends: ToHost, is_quick: false }
     }
 
     fn check_once(&self, world: &mut World) -> Result<String, String> {
-        self.expect.check(&self.run(world)?)
+        self.expect().check(&self.run(world)?)
     }
 
     /// Runs both ends; what the client printed.
     pub(crate) fn run(&self, world: &mut World) -> Result<String, String> {
         let deadline = Instant::now() + LIMIT;
         let port = world.next_port();
-        let [server_place, client_place] = self.places;
+        let [server_place, client_place] = self.ends.places();
         let mut server = self.start(world, server_place, port, None)?;
         if !server.await_listening(deadline) {
             return Err(format!("server does not listen:\n{}", tail(&server.output())));

@@ -37,7 +37,7 @@ pub(crate) fn run(parts: &Parts) -> Result<bool, String> {
         say(what);
         println!("host$  starverbs run -- {words}");
         println!("guest$ STARVERBS_DEVICE=board:/dev/star0 starverbs run -- {words} 10.78.0.1\n");
-        println!("{}", Pair::to_software(words).run(&mut world)?.trim());
+        println!("{}", Pair::to_host(words).run(&mut world)?.trim());
     }
     say("What the board counted in all of that");
     println!("{}", world.run(COUNTED, LIMIT)?.trim());

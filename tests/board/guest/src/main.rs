@@ -7,6 +7,7 @@
 mod cases;
 mod demo;
 mod inside;
+mod liar;
 mod report;
 mod survival;
 mod world;
@@ -32,6 +33,9 @@ struct Args {
     /// One boot, and a case of each kind
     #[arg(long)]
     quick: bool,
+    /// Write what came of all as a Markdown file
+    #[arg(long, value_name = "FILE")]
+    table: Option<PathBuf>,
     /// Run this script of bash in the guest instead, and write what it writes
     #[arg(long, value_name = "FILE")]
     script: Option<PathBuf>,
@@ -99,18 +103,27 @@ fn main() -> ExitCode {
 fn run(args: &Args, parts: &Parts) -> Result<bool, String> {
     let mut report = Report::new();
     let wanted = |title: &str| args.filter.as_ref().is_none_or(|filter| filter.is_match(title));
-    let pairs: Vec<_> = cases::pairs()
-        .into_iter()
-        .filter(|pair| wanted(&pair.title()) && (pair.is_quick || !args.quick))
-        .collect();
-    if !pairs.is_empty() {
-        let mut world = report.boot(parts, &Boot::default())?;
+    for guests in [1, 2] {
+        let pairs: Vec<_> = cases::pairs()
+            .into_iter()
+            .filter(|pair| pair.ends.guests() == guests && wanted(&pair.title()))
+            .filter(|pair| pair.is_quick || !args.quick)
+            .collect();
+        if pairs.is_empty() {
+            continue;
+        }
+        let mut world = report.boot(parts, &Boot { guests, ..Boot::default() })?;
         for pair in pairs {
-            report.add(&pair.title(), pair.check(&mut world));
+            let verdict = pair.check(&mut world);
+            report.add_pair(pair, verdict);
         }
     }
     if !args.quick {
         survival::run(parts, &mut report, args.seed, wanted)?;
+    }
+    if let Some(file) = &args.table {
+        let text = report.markdown(&parts.kernel.package);
+        std::fs::write(file, text).map_err(|e| format!("{}: {e}", file.display()))?;
     }
     Ok(report.conclude())
 }

@@ -1,11 +1,17 @@
-//! What ran, as it runs.
+//! What ran, as it runs and as a Markdown table.
 
+use std::fmt::Write as _;
 use std::time::Instant;
 
+use crate::cases::{COLUMNS, Pair};
 use crate::world::{Boot, Parts, World};
+
+type Verdict = Result<String, String>;
 
 /// The verdicts so far.
 pub(crate) struct Report {
+    pairs: Vec<(Pair, Verdict)>,
+    tests: Vec<(String, Verdict)>,
     passed: usize,
     failed: Vec<String>,
     started: Instant,
@@ -13,7 +19,13 @@ pub(crate) struct Report {
 
 impl Report {
     pub(crate) fn new() -> Report {
-        Report { passed: 0, failed: Vec::new(), started: Instant::now() }
+        Report {
+            pairs: Vec::new(),
+            tests: Vec::new(),
+            passed: 0,
+            failed: Vec::new(),
+            started: Instant::now(),
+        }
     }
 
     /// Boots guests, and says so.
@@ -25,8 +37,19 @@ impl Report {
         Ok(world)
     }
 
-    /// Notes and prints what came of a case.
-    pub(crate) fn add(&mut self, title: &str, verdict: Result<String, String>) {
+    /// Notes and prints what came of a pair.
+    pub(crate) fn add_pair(&mut self, pair: Pair, verdict: Verdict) {
+        self.note(&pair.title(), &verdict);
+        self.pairs.push((pair, verdict));
+    }
+
+    /// Notes and prints what came of a test of the module.
+    pub(crate) fn add_test(&mut self, title: &str, verdict: Verdict) {
+        self.note(title, &verdict);
+        self.tests.push((title.to_owned(), verdict));
+    }
+
+    fn note(&mut self, title: &str, verdict: &Verdict) {
         let seconds = self.started.elapsed().as_secs();
         match verdict {
             Ok(remark) => {
@@ -46,5 +69,44 @@ impl Report {
         println!("board-guest: {passed} passed, {failed} failed in {} s", self.started.elapsed().as_secs());
         self.failed.iter().for_each(|title| println!("FAILED  {title}"));
         failed == 0 && passed > 0
+    }
+    /// The table for docs/board-guest.md.
+    pub(crate) fn markdown(&self, kernel: &str) -> String {
+        let (passed, failed) = (self.passed, self.failed.len());
+        let mut text = format!(
+            "# The board in guests\n\n\
+             Written by `make board-guest`: {passed} passed, {failed} failed, on {kernel}.\n\n\
+             Guests of QEMU have functions of `starverbs board` as PCI devices, which the kernel module \
+             drives ([kernel-shim](../kernel-shim/README.md)).\n\
+             The host's end is on the card in software. QEMU may emulate the CPU: the figures only show that \
+             data flowed.\n\n## Others' programs\n\n| command |"
+        );
+        COLUMNS.iter().for_each(|ends| _ = write!(text, " {ends} |"));
+        text += "\n|---|";
+        text += &"---|".repeat(COLUMNS.len());
+        let mut rows: Vec<&str> = Vec::new();
+        for (pair, _) in &self.pairs {
+            if !rows.contains(&pair.words) {
+                rows.push(pair.words);
+            }
+        }
+        for words in rows {
+            let _ = write!(text, "\n| `{words}` |");
+            for ends in COLUMNS {
+                let found = self.pairs.iter().find(|(pair, _)| pair.words == words && pair.ends == ends);
+                let _ = write!(text, " {} |", found.map_or(String::new(), |(_, verdict)| mark(verdict)));
+            }
+        }
+        text += "\n\n## Tests of the module\n\n| test | outcome |\n|---|---|\n";
+        self.tests.iter().for_each(|(title, verdict)| _ = writeln!(text, "| {title} | {} |", mark(verdict)));
+        text
+    }
+}
+
+fn mark(verdict: &Verdict) -> String {
+    match verdict {
+        Ok(remark) if remark.is_empty() => "ok".to_owned(),
+        Ok(remark) => format!("ok, {remark}"),
+        Err(reason) => format!("**failed**: {}", reason.lines().next().unwrap_or_default()),
     }
 }

@@ -2,21 +2,34 @@
 //! board and its programs. Most are functions of survival.sh, which runs in the guest.
 
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::cases::{self, Pair};
+use nix::sys::signal::Signal;
+
 use crate::report::Report;
 use crate::world::{Boot, Parts, World};
 
 const SCRIPT: &str = include_str!("../survival.sh");
 /// How long a test may take: emulation is slow.
 const LIMIT: Duration = Duration::from_secs(900);
-/// rdma-core's tests that are run.
-const TESTS: &str = "test_cq.CQAPITest test_cq_events test_cqex test_mr. test_pd test_addr test_qpex";
+/// rdma-core's tests that are run, by words in their names. Not those of the connection manager, which want
+/// the board's address on an interface of the guest, nor `test_qp`, whose queue pairs have random sizes: a
+/// kernel may not have the largest in one piece.
+const TESTS: &str = "test_addr test_atomic test_cq test_device test_fork test_mr test_parent_domain test_pd \
+                     test_qpex test_relaxed_ordering test_shared_pd";
+/// QEMU (11.1.2) notes an error twice, and ends: it seems that a board went in the middle of a message.
+const QEMU_ENDS: &str = "error_setv: Assertion";
 /// Opens that are killed.
 const OPENS: u32 = 1000;
+/// How often a board is stopped, and for how long: shorter than the module and QEMU wait for an answer.
+const STOPS: u32 = 5;
+const STOPPED: Duration = Duration::from_secs(2);
 /// The kernel checks what is allocated and freed: red zones, poison, double frees, who uses what is freed.
 const CHECKED: &str = "slub_debug=FZPU page_poison=1";
+/// QEMU holds the CPU of a guest that reads a register of a silent board, 5 s each time, which is no stall of
+/// the kernel.
+const HELD: &str = "rcupdate.rcu_cpu_stall_timeout=300 nowatchdog";
 const IOMMU: &str = "intel_iommu=on iommu.strict=1";
 
 /// A test: its title, and what it does.
@@ -30,10 +43,14 @@ enum Act {
     Script(&'static str),
     /// The board's process is killed under load; last of its guest
     KillBoard,
+    /// It is stopped for a while
+    StopBoard,
+    /// It is stopped, and does not go on; last of its guest
+    SilenceBoard,
+    /// The board lies to the kernel for a while
+    Lie,
     /// The guest reboots under load
     Reboot,
-    /// Programs
-    Pair(Box<Pair>),
 }
 
 /// A boot, and the tests there.
@@ -70,12 +87,14 @@ fn rounds() -> Vec<Round> {
         script("programs of rdma_cm", "cm"),
         script("multicast", "multicast"),
         script("the board's numbered rules, by its device", "rules"),
-        script("some of rdma-core's own tests", "pyverbs"),
+        script("rdma-core's own tests", "pyverbs"),
+        ModuleTest { title: "the board is stopped under load, and goes on", act: Act::StopBoard },
+        ModuleTest { title: "the board is stopped under load, and does not go on", act: Act::SilenceBoard },
     ];
-    let between = cases::between_guests().into_iter();
-    let between = between.map(|pair| ModuleTest { title: "two guests", act: Act::Pair(Box::new(pair)) });
+    let lies = vec![ModuleTest { title: "a board that lies to the kernel", act: Act::Lie }];
     vec![
-        Round { boot: Boot::default(), tests: programs },
+        Round { boot: Boot { line: CHECKED, may_lie: true, ..Boot::default() }, tests: lies },
+        Round { boot: Boot { line: HELD, ..Boot::default() }, tests: programs },
         Round { boot: Boot { line: CHECKED, reboots: true, ..Boot::default() }, tests: plain },
         Round {
             boot: Boot {
@@ -85,7 +104,6 @@ fn rounds() -> Vec<Round> {
             },
             tests: iommu,
         },
-        Round { boot: Boot { guests: 2, ..Boot::default() }, tests: between.collect() },
     ]
 }
 
@@ -97,26 +115,26 @@ pub(crate) fn run(
     wanted: impl Fn(&str) -> bool,
 ) -> Result<(), String> {
     for Round { boot, tests } in rounds() {
-        let tests: Vec<_> = tests.into_iter().filter(|test| wanted(&test.title())).collect();
+        let tests: Vec<_> = tests.into_iter().filter(|test| wanted(test.title)).collect();
         if tests.is_empty() {
             continue;
         }
         let mut world = report.boot(parts, &boot)?;
         for test in tests {
-            report.add(&test.title(), test.run(&mut world, &boot, seed));
+            let mut verdict = test.run(&mut world, &boot, seed);
+            if verdict.as_ref().is_err_and(|reason| reason.contains(QEMU_ENDS)) {
+                drop(world);
+                world = report.boot(parts, &boot)?;
+                let again = test.run(&mut world, &boot, seed);
+                verdict = again.map(|said| format!("{said}; before, QEMU had ended itself"));
+            }
+            report.add_test(test.title, verdict);
         }
     }
     Ok(())
 }
 
 impl ModuleTest {
-    fn title(&self) -> String {
-        match &self.act {
-            Act::Pair(pair) => format!("{}: {}", self.title, pair.title()),
-            _ => self.title.to_owned(),
-        }
-    }
-
     fn run(&self, world: &mut World, boot: &Boot, seed: u64) -> Result<String, String> {
         let expect = if boot.devices.is_empty() { "reached" } else { "refused 14" };
         let test = |world: &mut World, name: &str| {
@@ -136,11 +154,32 @@ impl ModuleTest {
         };
         match &self.act {
             Act::Script(name) => test(world, name),
-            Act::Pair(pair) => pair.check(world),
             Act::KillBoard => {
                 test(world, "begin")?;
                 world.board.kill();
                 test(world, "without_a_board")
+            }
+            Act::StopBoard => {
+                test(world, "begin")?;
+                for _ in 0..STOPS {
+                    world.board.signal(Signal::SIGSTOP);
+                    std::thread::sleep(STOPPED);
+                    world.board.signal(Signal::SIGCONT);
+                    test(world, "goes_on")?;
+                }
+                test(world, "end")
+            }
+            Act::Lie => {
+                world.lies.store(true, Ordering::Relaxed);
+                let said = test(world, "lied_to");
+                world.lies.store(false, Ordering::Relaxed);
+                let said = said?;
+                test(world, "after_lies").map(|_| said)
+            }
+            Act::SilenceBoard => {
+                test(world, "begin")?;
+                world.board.signal(Signal::SIGSTOP);
+                test(world, "silent_board")
             }
             Act::Reboot => {
                 test(world, "begin")?;

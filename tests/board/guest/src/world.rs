@@ -1,9 +1,10 @@
 //! Where cases run: in a guest whose PCI devices are functions of an emulated board, and on the host, on the
 //! card in software. Both are in a network namespace of their own.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use starverbs_conformance::command::{forget_settings, output};
@@ -13,6 +14,8 @@ use starverbs_guest::kernel::Kernel;
 use starverbs_guest::net::{ADDRESSES, Net};
 use starverbs_guest::program::Program;
 use starverbs_guest::{qemu, root};
+
+use crate::liar;
 
 /// Functions of the board, each a device of the guest.
 pub(crate) const FUNCTIONS: usize = 2;
@@ -83,15 +86,6 @@ pub(crate) enum Place {
     Host,
 }
 
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Place::Board(number) => write!(f, "star{number}"),
-            Place::Host => f.write_str("software"),
-        }
-    }
-}
-
 /// How guests are booted.
 pub(crate) struct Boot {
     /// How many: one has all functions of the board, or each one of them
@@ -102,11 +96,13 @@ pub(crate) struct Boot {
     pub devices: &'static [&'static str],
     /// A guest may reboot
     pub reboots: bool,
+    /// The board can lie: [`World::lies`]
+    pub may_lie: bool,
 }
 
 impl Default for Boot {
     fn default() -> Boot {
-        Boot { guests: 1, line: "", devices: &[], reboots: false }
+        Boot { guests: 1, line: "", devices: &[], reboots: false, may_lie: false }
     }
 }
 
@@ -114,6 +110,8 @@ impl Default for Boot {
 pub(crate) struct World {
     pub guests: Vec<Guest>,
     pub board: Process,
+    /// While it is set a board that can lies to its guests
+    pub lies: Arc<AtomicBool>,
     /// The module's file
     pub module: PathBuf,
     /// Where the libraries are
@@ -133,11 +131,18 @@ impl World {
         std::fs::create_dir_all(&scratch).map_err(|e| format!("{}: {e}", scratch.display()))?;
         let board = start_board(&net, parts, &socket)?;
         let lib = parts.dist.join("lib");
-        let (module, guests) = (parts.module.clone(), Vec::new());
-        let mut world = World { guests, board, module, net, lib, scratch, port: 20000, outputs: 0 };
+        let (module, guests, lies) = (parts.module.clone(), Vec::new(), Arc::default());
+        let mut world = World { guests, board, lies, module, net, lib, scratch, port: 20000, outputs: 0 };
         for number in 0..boot.guests {
             let sockets = (0..FUNCTIONS).filter(|function| function % boot.guests == number);
-            let sockets: Vec<_> = sockets.map(|function| socket_of(&socket, function)).collect();
+            let mut sockets: Vec<_> = sockets.map(|function| socket_of(&socket, function)).collect();
+            if boot.may_lie {
+                for (seed, socket) in (0..).zip(&mut sockets) {
+                    let board = std::mem::replace(socket, socket.with_extension(format!("lies{seed}")));
+                    liar::start(socket, &board, Arc::clone(&world.lies), seed)
+                        .map_err(|e| format!("{}: {e}", socket.display()))?;
+                }
+            }
             let guest = world.boot(parts, boot, number, &sockets)?;
             world.guests.push(guest);
         }

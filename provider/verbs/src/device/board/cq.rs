@@ -46,6 +46,8 @@ struct Rings {
     now: BoardCqRing,
     /// Rings of which not all is taken, the oldest first, and how many entries each has
     before: VecDeque<(BoardCqRing, u32)>,
+    /// Where `now` ends, once the board is gone
+    end: Option<u32>,
 }
 
 /// An index, then the entries.
@@ -149,7 +151,7 @@ impl Rings {
         if !self.before.is_empty() {
             return self.take_from_all(cq, room);
         }
-        self.now.take(cq, None, room)
+        self.now.take(cq, self.end, room)
     }
 
     #[cold]
@@ -162,7 +164,7 @@ impl Rings {
             }
             self.before.pop_front();
         }
-        taken + self.now.take(cq, None, room - taken)
+        taken + self.now.take(cq, self.end, room - taken)
     }
 }
 
@@ -172,7 +174,7 @@ impl BoardCq {
             number,
             cell,
             link: Arc::clone(link),
-            rings: Mutex::new(Rings { now: ring, before: VecDeque::new() }),
+            rings: Mutex::new(Rings { now: ring, before: VecDeque::new(), end: None }),
             armed: AtomicU32::new(0),
             solicited: AtomicBool::new(false),
             is_known: AtomicBool::new(false),
@@ -204,6 +206,14 @@ impl BoardCq {
         if cq.is_moderated() {
             cq.notify_moderated();
         }
+    }
+
+    /// The board is gone: what it has written by now is all. One that was silent may write more.
+    pub(super) fn end(&self) {
+        let mut rings = self.rings();
+        let (first, all) = (rings.now.head, 1 << rings.now.log);
+        let end = (0..all).map(|count| first.wrapping_add(count)).find(|at| rings.now.read(*at).is_none());
+        rings.end = Some(end.unwrap_or(first.wrapping_add(all)));
     }
 
     /// Moves what the board has written, of who has to wait for others.

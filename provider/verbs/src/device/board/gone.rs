@@ -23,6 +23,9 @@ pub(super) struct Outstanding {
     rq: Option<CardRq>,
     send_cq: Weak<CqShared>,
     recv_cq: Weak<CqShared>,
+    /// Sends and receives that are complete. Not what the board's index line says from then on: a board that
+    /// was silent may write there
+    ended: Option<[u32; 2]>,
 }
 
 impl Outstanding {
@@ -35,11 +38,12 @@ impl Outstanding {
             },
             send_cq: Arc::downgrade(init.send_cq.shared()),
             recv_cq: Arc::downgrade(init.recv_cq.shared()),
+            ended: None,
         }
     }
 
     /// Completes all of it.
-    fn flush(&self, qpn: Qpn) {
+    fn flush(&mut self, qpn: Qpn) {
         let failed =
             |wr_id, opcode| Cqe { wr_id, opcode, qpn, status: WcStatus::WrFlushErr, ..Cqe::default() };
         let complete = |cq: &Weak<CqShared>, cqe: Cqe| {
@@ -48,17 +52,23 @@ impl Outstanding {
                 half.complete(cq, &cqe);
             }
         };
+        let taken = self.rq.as_ref().map_or(0, CardRq::taken);
+        let [released, taken] = self.ended.unwrap_or([self.sq.released(), taken]);
         /* the board's index is no more than what it wrote last: of a queue's slots at most */
         let posted = self.sq.posted();
-        let waiting = posted.wrapping_sub(self.sq.released()).min(self.sq.slots());
+        let waiting = posted.wrapping_sub(released).min(self.sq.slots());
         for index in (1..=waiting).rev().map(|left| posted.wrapping_sub(left)) {
             let wr_id = self.sq.wqe(index).wr_id;
             self.sq.release(index.wrapping_add(1));
             complete(&self.send_cq, failed(wr_id, WcOpcode::Send));
         }
+        self.sq.release(posted);
+        self.ended = Some([posted, taken]);
         let Some(rq) = &self.rq else { return };
+        rq.go_to(taken);
         for _ in 0..rq.len().min(rq.slots()) {
             let Some(TakenWqe { wr_id, .. }) = rq.take(&mut []) else { break };
+            self.ended = Some([posted, rq.taken()]);
             complete(&self.recv_cq, failed(wr_id, WcOpcode::Recv));
         }
         /* so that the next one rings */
@@ -84,6 +94,8 @@ impl Board {
         /* from now on a doorbell finds no cell, and comes to `flush` */
         qpns.into_iter().for_each(|qpn| self.set_cell(qpn, 0));
         fence(Ordering::SeqCst);
+        let cqs: Vec<_> = self.objects().cqs.values().filter_map(Weak::upgrade).collect();
+        cqs.iter().filter_map(|cq| cq.device_half.as_ref()).for_each(|half| half.end());
         self.flush_all();
         let objects = self.objects();
         let mut notified: Vec<&Events> = Vec::new();
@@ -99,19 +111,17 @@ impl Board {
     #[cold]
     pub(super) fn flush_all(&self) {
         if self.is_gone.load(Ordering::SeqCst) {
-            let all = self.outstanding();
-            all.iter().for_each(|(qpn, posted)| posted.flush(*qpn));
+            self.outstanding().iter_mut().for_each(|(qpn, posted)| posted.flush(*qpn));
         }
     }
 
     /// The same of one queue pair, which has no doorbell cell.
     #[cold]
     pub(super) fn flush(&self, qpn: Qpn) {
-        if self.is_gone.load(Ordering::SeqCst) {
-            let all = self.outstanding();
-            if let Some(posted) = all.get(&qpn) {
-                posted.flush(qpn);
-            }
+        if self.is_gone.load(Ordering::SeqCst)
+            && let Some(posted) = self.outstanding().get_mut(&qpn)
+        {
+            posted.flush(qpn);
         }
     }
 }

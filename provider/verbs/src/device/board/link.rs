@@ -251,7 +251,14 @@ impl Commands {
         with(client, |client| Ok(client.write(BAR_CONTROL, REG_COMMANDS_TAIL.into(), &tail)?))?;
         // SAFETY: an aligned word of the piece, which the board stores into.
         let status = unsafe { AtomicU32::from_ptr(at.as_ptr().add(offset_of!(CommandHead, status)).cast()) };
-        wait(status)?;
+        if let Err(silent) = wait(status) {
+            /* it may write the answer later, over that to another command */
+            with(client, |client| {
+                client.hang_up();
+                Ok(())
+            })?;
+            return Err(silent);
+        }
         // SAFETY: the piece has a command's bytes; the board is done with them.
         unsafe { request.as_mut_ptr().copy_from(at.as_ptr(), COMMAND_BYTES) };
         Ok(())
