@@ -33,8 +33,8 @@ pub struct OneRmaWindow {
 /// Values of `STARVERBS_ONERMA_WINDOW`.
 pub(crate) const SYNTAX: &str = "comma-separated increase=, most_decrease=, beta=, failure_decrease= \
                                  (numbers from 0.0001 to 1), least=, most=, initial= (operations, 0.0001 \
-                                 to 65536), local_target=, remote_target=, rtt= (times with their units, up to 1s); or \
-                                 auto";
+                                 to 65536), local_target=, remote_target=, rtt= (times with their units, \
+                                 up to 1s); or auto";
 
 /// A share, or a step.
 const ONE: f64 = 1.0;
