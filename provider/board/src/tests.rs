@@ -301,6 +301,7 @@ fn the_document_names_tests_that_there_are() {
         "provider/queues/tests/header.rs",
         "provider/verbs/tests/verbs/board.rs",
         "provider/verbs/tests/verbs/board_lies.rs",
+        "provider/verbs/tests/verbs/board_stops.rs",
         "provider/vfio/src/stream.rs",
     ];
     let tests: String = files.iter().map(|file| std::fs::read_to_string(root.join(file)).unwrap()).collect();

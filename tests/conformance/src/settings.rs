@@ -53,7 +53,8 @@ fn all_keys(pcap: &Path) -> String {
          star_threshold = 7\n\
          star_wire = \"paper\"\n\
          star_partition = \"127.0.0.0/8\"\n\
-         star_key = \"{}\"\n",
+         star_key = \"{}\"\n\
+         onerma_window = {{ beta = 0.7, rtt = \"50us\" }}\n",
         "5a".repeat(32)
     )
 }
