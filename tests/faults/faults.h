@@ -95,13 +95,14 @@ __attribute__((unused)) static struct peer describe(const struct side *s, const 
 	return p;
 }
 
-/* To RTS, with the local ACK timeout and retries given. */
+/* To RTS, with the local ACK timeout and retries given, which UC has not. */
 __attribute__((unused)) static int connect_to(struct ibv_qp *qp, const struct peer *p, int timeout,
 	int retries)
 {
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = 0xf,
 				 .path_mtu = IBV_MTU_1024, .dest_qp_num = p->qpn, .max_dest_rd_atomic = 4, .min_rnr_timer = 12,
 				 .timeout = timeout, .retry_cnt = retries, .rnr_retry = 7, .max_rd_atomic = 4 };
+	const int reliable = qp->qp_type != IBV_QPT_UC;
 	int ret;
 
 	a.ah_attr.is_global = 1;
@@ -111,10 +112,12 @@ __attribute__((unused)) static int connect_to(struct ibv_qp *qp, const struct pe
 	ret = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 	a.qp_state = IBV_QPS_RTR;
 	ret = ret ? ret : ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-					IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+					IBV_QP_RQ_PSN |
+					(reliable ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0));
 	a.qp_state = IBV_QPS_RTS;
-	return ret ? ret : ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-					 IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+	return ret ? ret : ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_SQ_PSN |
+					 (reliable ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+						     IBV_QP_MAX_QP_RD_ATOMIC : 0));
 }
 
 /* Swaps descriptions over a socket. */

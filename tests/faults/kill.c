@@ -217,24 +217,6 @@ static void send_one(struct ends *e, const struct more *m, long n)
 	NEED(ibv_post_send(e->s.qp, &wr, &bad) == 0);
 }
 
-static int connect_uc(struct ibv_qp *qp, const struct peer *p)
-{
-	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE,
-				 .path_mtu = IBV_MTU_1024, .dest_qp_num = p->qpn };
-	int ret;
-
-	a.ah_attr.is_global = 1;
-	a.ah_attr.port_num = 1;
-	a.ah_attr.grh.hop_limit = 64;
-	a.ah_attr.grh.dgid = p->gid;
-	ret = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-	a.qp_state = IBV_QPS_RTR;
-	ret = ret ? ret : ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-					IBV_QP_RQ_PSN);
-	a.qp_state = IBV_QPS_RTS;
-	return ret ? ret : ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_SQ_PSN);
-}
-
 /* The messages of every kind but imports. The survivor goes on until it has seen what it must see. */
 static void talk(int fd, int active)
 {
@@ -262,7 +244,7 @@ static void talk(int fd, int active)
 			NEED(ibv_attach_mcast(e.s.qp, &gid, 0) == 0);
 		}
 	} else {
-		NEED((what == UC ? connect_uc(e.s.qp, &m.p) : connect_to(e.s.qp, &m.p, 10, 3)) == 0);
+		NEED(connect_to(e.s.qp, &m.p, 10, 3) == 0);
 	}
 	for (int i = 0; i < DEPTH && !(what == XRC && active); i++)
 		receive(&e);
