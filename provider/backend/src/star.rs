@@ -3,8 +3,8 @@
 //!
 //! Each process has ports of its own: 4793 and 4794 where they are free, others where another process has
 //! them, which peers get to know when they connect. So nothing has to find out whose a packet is; a stateless
-//! half could not. Answers go to the port that a packet came from, so what is asked of a stateless half
-//! leaves from the port of the stateful one.
+//! half could not. Answers go to the port that a packet came from: everything leaves from
+//! the port of the stateful half.
 //!
 //! Owns the sockets, checksums and CRCs. It must not know what a packet means beyond the half that it is for.
 
@@ -112,8 +112,8 @@ where
 {
     let stateless = Half::open(PORT_STATELESS, settings)?;
     let stateful = Half::open(PORT_STATEFUL, settings)?;
+    let tx = StarTx::open(settings, addrs, [&stateless, &stateful], counters.clone(), capture.clone())?;
     let halves = [(CardHalf::Stateless, stateless), (CardHalf::Stateful, stateful)];
-    let tx = StarTx::open(settings, addrs, &halves, counters.clone(), capture.clone())?;
     Ok((tx, StarRx::new(&halves, counters, capture)?))
 }
 

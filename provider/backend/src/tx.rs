@@ -101,7 +101,7 @@ pub trait Framing {
 pub struct Tx<F: Framing, C: Deref<Target = Counters>> {
     /// The process that opened it; a forked child must not send for it
     process: u32,
-    framing: F,
+    pub(crate) framing: F,
     counters: C,
     fault: Option<Box<WireFault>>,
     capture: Option<Capture>,

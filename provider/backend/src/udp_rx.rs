@@ -112,6 +112,8 @@ pub struct Rx<C: Deref<Target = Counters>> {
     eager: u32,
     /// Looks at the wire in a row that found nothing
     quiet: u32,
+    /// Frames come to other ports of this host
+    others: bool,
     turn: usize,
     retry_at: Nanos,
 }
@@ -151,6 +153,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             rounds: 0,
             eager: BLOCKS_EAGER,
             quiet: 0,
+            others: false,
             turn: 0,
             retry_at: 0,
         };
@@ -250,6 +253,12 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         self.peers.set_polled(polled);
     }
 
+    /// Whether frames come to other ports of this host.
+    #[inline]
+    pub fn set_others(&mut self, others: bool) {
+        self.others = others;
+    }
+
     /// At the end of a turn: where the port is not polled, who sleeps on [`Rx::fds`] is woken for what was
     /// left.
     #[inline]
@@ -276,8 +285,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         }
         let mut got = 0;
         self.rounds = self.rounds.wrapping_add(1);
-        /* a wire that has been quiet while other processes send by memory is looked at less often */
-        let rests = self.quiet >= QUIET && self.peers.may_have_frames();
+        /* a wire that has been quiet while frames come by memory or to other ports is looked at less often */
+        let rests = self.quiet >= QUIET && (self.others || self.peers.may_have_frames());
         if let Some(wire) = self.wire.as_ref().filter(|_| !rests || self.rounds.is_multiple_of(WIRE_EVERY)) {
             self.counters.rx_syscalls.inc();
             got = self.wire_inbox.fill(wire.as_raw_fd());

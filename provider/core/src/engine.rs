@@ -89,6 +89,8 @@ pub enum Call {
     Timeout,
     /// Its turn to send
     Transmit,
+    /// It has only acknowledges to send, which waited for what the program may answer: now they leave
+    Acknowledge,
     /// The QP goes to ERR
     Fail,
     /// The QP goes to SQD: no request begins, and the event comes when those that began are done. Only for
@@ -96,11 +98,13 @@ pub enum Call {
     Drain,
 }
 
-/// How [`Call::Transmit`] ended.
+/// How [`Call::Transmit`] or [`Call::Acknowledge`] ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TransmitStatus {
     /// Nothing is left to send now
     Idle,
+    /// Nothing but acknowledges, which may wait for what the program answers ([`Call::Acknowledge`])
+    Owes,
     /// The path takes no more now
     Crowded,
     /// The port is full

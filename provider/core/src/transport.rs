@@ -497,6 +497,11 @@ impl<E: Env> Ctx<'_, E> {
     /// Notes that an ACK is owed.
     pub(crate) fn owe_ack(&mut self) {
         self.qp.resp.ack = true;
+        self.queue_ack();
+    }
+
+    /// Puts the QP in the queue of those that owe an ACK.
+    pub(crate) fn queue_ack(&mut self) {
         if !self.qp.flags.ack_queued {
             self.qp.flags.ack_queued = true;
             self.sh.sched.push_ack(self.qp.qpn);

@@ -25,7 +25,6 @@ use crate::queues::{SimRq, SimSq};
 
 /// A frame that waits for the port's flush.
 struct Queued {
-    from: CardHalf,
     to: Av,
     port: u16,
     /// Header and data, and what was copied at once
@@ -263,7 +262,7 @@ impl SimEnv {
                 memory.check(s.addr, s.len as usize, READ);
                 bytes.extend_from_slice(memory.read(s.addr, s.len as usize));
             }
-            let path = path(*gid, ports[q.from as usize], q.to.dgid, q.port);
+            let path = path(*gid, ports[CardHalf::Stateful as usize], q.to.dgid, q.port);
             fill_checksum(&path, &mut bytes);
             let mut crc = Crc::new();
             crc.update(&bytes);
@@ -283,15 +282,7 @@ impl StarEnv for SimEnv {
         self.star.on_message(meta, qps, message)
     }
 
-    fn send_star(
-        &mut self,
-        from: CardHalf,
-        to: StarDest<'_>,
-        head: &StarHead,
-        data: &[u8],
-        payload: &[Seg],
-        volatile: bool,
-    ) {
+    fn send_star(&mut self, to: StarDest<'_>, head: &StarHead, data: &[u8], payload: &[Seg], volatile: bool) {
         let (src, dst) = (&self.gid, &to.av.dgid);
         let mut room = [0; MAX_SEALED];
         let sealed = self.star.seal.as_mut();
@@ -306,7 +297,7 @@ impl StarEnv for SimEnv {
                 bytes.extend_from_slice(self.memory.read(s.addr, s.len as usize));
             }
         }
-        self.star.out.push(Queued { from, to: *to.av, port: to.port, bytes, payload });
+        self.star.out.push(Queued { to: *to.av, port: to.port, bytes, payload });
     }
 
     fn can_send_star(&self) -> bool {

@@ -1,13 +1,13 @@
 //! Answers of SL's card to packets that bring data or completions. Those to successive packets that came
-//! together leave as one: RDAS, or an EA for several. So a card keeps for a turn what it owes for the last
-//! packets of that turn, and whose token was right last, and nothing behind it.
+//! together leave as one: RDAS, or an EA for several. So a card keeps what it owes for the last packets,
+//! until the program has answered them or polls again, and whose token was right last.
 
 use starverbs_core::{Av, Gid};
 
 use super::env::{StarDest, StarEnv, StarSource};
 use super::form::Form;
 use super::token::{CardSecret, Token};
-use super::wire::{CardHalf, PSN_STEP, Prefix, Ptype, StarHead, StarHeader};
+use super::wire::{PSN_STEP, Prefix, Ptype, StarHead, StarHeader};
 
 /// Packets that one answer is to, at most.
 pub const MOST_ANSWERED: u16 = 128;
@@ -16,7 +16,8 @@ pub const MOST_ANSWERED: u16 = 128;
 #[derive(Debug, Default)]
 pub struct Answers {
     form: Form,
-    owed: Option<Run>,
+    /// For data, and for completions
+    owed: [Option<Run>; 2],
     /// Where the last packet came from whose token was right, and what it named: the next is often the same
     /// connection's
     admitted: Option<(Gid, Prefix, Token)>,
@@ -45,6 +46,15 @@ impl Run {
             && (meta.src, meta.dst, from.port) == (self.to.dgid, self.to.sgid, self.port)
             && self.count < MOST_ANSWERED
     }
+
+    fn send<E: StarEnv>(&self, env: &mut E) {
+        let header = match (self.count, self.last.ptype) {
+            (1, _) => self.last,
+            (len, Ptype::Ea) => StarHeader { len, ..self.last },
+            (len, _) => StarHeader { ptype: Ptype::Rdas, len, ..self.last },
+        };
+        send(env, StarDest { av: &self.to, port: self.port }, header);
+    }
 }
 
 /// To where a packet came from.
@@ -55,7 +65,7 @@ pub(super) fn back(from: &StarSource<'_>) -> Av {
 impl Answers {
     /// Of a card that sends packets of this form.
     pub fn new(form: Form) -> Self {
-        Answers { form, owed: None, admitted: None }
+        Answers { form, owed: [None, None], admitted: None }
     }
 
     /// Whether a packet from `source` has the token of what it names.
@@ -78,18 +88,19 @@ impl Answers {
     }
 
     /// An RD, RDC or CQEP is done. With those just before it, it gets one answer, at the latest by
-    /// [`end_turn`](Answers::end_turn).
+    /// [`flush`](Answers::flush).
     pub(super) fn done<E: StarEnv>(&mut self, env: &mut E, from: &StarSource<'_>, packet: &StarHeader) {
         let (ptype, len) = match packet.ptype {
             Ptype::Cqep => (Ptype::Ea, 0),
             _ => (Ptype::Rda, packet.len),
         };
         let last = StarHeader { ptype, ack: false, len, ..*packet };
-        match &mut self.owed {
+        let owed = &mut self.owed[usize::from(ptype == Ptype::Ea)];
+        match owed {
             Some(run) if run.goes_on(from, &last) => (run.last, run.count) = (last, run.count + 1),
             _ => {
-                self.flush(env);
-                self.owed = Some(Run { to: back(from), port: from.port, last, count: 1 });
+                let run = Run { to: back(from), port: from.port, last, count: 1 };
+                owed.replace(run).into_iter().for_each(|before| before.send(env));
                 if self.form == Form::Paper {
                     self.flush(env);
                 }
@@ -104,24 +115,18 @@ impl Answers {
         send(env, StarDest { av: &back(from), port: from.port }, header);
     }
 
-    /// The turn is over: sends what is owed.
-    pub fn end_turn<E: StarEnv>(&mut self, env: &mut E) {
-        self.flush(env);
-        self.forget_token();
+    /// Whether an answer is owed.
+    #[inline]
+    pub fn is_owed(&self) -> bool {
+        self.owed.iter().any(Option::is_some)
     }
 
     /// Sends what is owed.
     pub fn flush<E: StarEnv>(&mut self, env: &mut E) {
-        let Some(run) = self.owed.take() else { return };
-        let header = match (run.count, run.last.ptype) {
-            (1, _) => run.last,
-            (len, Ptype::Ea) => StarHeader { len, ..run.last },
-            (len, _) => StarHeader { ptype: Ptype::Rdas, len, ..run.last },
-        };
-        send(env, StarDest { av: &run.to, port: run.port }, header);
+        self.owed.iter_mut().filter_map(Option::take).for_each(|run| run.send(env));
     }
 }
 
 fn send<E: StarEnv>(env: &mut E, to: StarDest<'_>, header: StarHeader) {
-    env.send_star(CardHalf::Stateless, to, &StarHead::to_stateful(header), &[], &[], false);
+    env.send_star(to, &StarHead::to_stateful(header), &[], &[], false);
 }

@@ -114,6 +114,7 @@ pub fn run<E: CardEnv>(end: &mut Stateful<E>, ctx: &mut EngineCtx<'_, E>, call: 
             Call::Doorbell => end.handle_doorbell(card),
             Call::Timeout => end.handle_timeout(card),
             Call::Transmit => return end.transmit(card),
+            Call::Acknowledge => return end.acknowledge(card),
             Call::Fail => end.enter_error(card),
             Call::Drain => {}
         }

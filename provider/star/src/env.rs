@@ -4,7 +4,7 @@ use starverbs_core::env::Env;
 use starverbs_core::{Av, FrameMeta, Psn, Qpn, Seg};
 
 use super::form::Upto;
-use super::wire::{CardHalf, Queue, StarHead};
+use super::wire::{Queue, StarHead};
 
 /// The QPs of a role message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,20 +41,12 @@ pub trait StarEnv: Env {
         let _ = (meta, qps, message);
         false
     }
-    /// Queues one frame from the UDP port of half `from` to `to`: `head`, `data`, then the memory of
+    /// Queues one frame from the UDP port of the stateful half to `to`: `head`, `data`, then the memory of
     /// `payload` gathered. The host fills in the header's checksum and adds the CRC
     /// ([`fill_checksum`](super::wire::fill_checksum), [`Crc`](super::wire::Crc)) and the outer headers.
     /// `volatile`: as of [`send_frame`](starverbs_core::Port::send_frame). Memory of `payload` came from
     /// [`dma_read`](starverbs_core::Dma::dma_read).
-    fn send_star(
-        &mut self,
-        from: CardHalf,
-        to: StarDest<'_>,
-        head: &StarHead,
-        data: &[u8],
-        payload: &[Seg],
-        volatile: bool,
-    );
+    fn send_star(&mut self, to: StarDest<'_>, head: &StarHead, data: &[u8], payload: &[Seg], volatile: bool);
     /// Whether the StaR ports take more frames before they are flushed.
     fn can_send_star(&self) -> bool;
     /// The eight bytes at `addr`, 8-aligned, of memory that [`dma_store`](starverbs_core::Dma::dma_store)

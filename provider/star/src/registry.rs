@@ -19,7 +19,7 @@ use starverbs_core::{Access, Av, Counters, Gid, Nanos, NicError, PdId, Seg};
 use super::control::Sum;
 use super::env::{StarDest, StarEnv};
 use super::token::Token;
-use super::wire::{CardHalf, Prefix, Ptype, StarHead, StarHeader};
+use super::wire::{Prefix, Ptype, StarHead, StarHeader};
 
 /// Most rules of a protection domain of a server.
 pub const MAX_RULES: usize = 1 << 16;
@@ -428,14 +428,7 @@ impl RuleRegistry {
             Ptype::Wqep | Ptype::Wqeps | Ptype::Ea | Ptype::Rda | Ptype::Rdas | Ptype::Gda => (),
         }
         let head = StarHead::to_stateless(header, conn.prefix, &conn.token);
-        env.send_star(
-            CardHalf::Stateful,
-            StarDest { av: &conn.av, port: conn.port },
-            &head,
-            data,
-            payload,
-            false,
-        );
+        env.send_star(StarDest { av: &conn.av, port: conn.port }, &head, data, payload, false);
         if let Claim::Memory { rule, .. } | Claim::WithSlot { rule, .. } = claim
             && let Some(slot) = self.slots.get_mut(rule.slot as usize)
         {

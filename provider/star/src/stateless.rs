@@ -18,7 +18,7 @@ use super::packed::PackedWqes;
 use super::ring::{Age, CQE_SLOT, REPLAY_SLOT, Stamp};
 use super::token::{CardSecret, SlotArea, Token};
 use super::turn::WriteTurn;
-use super::wire::{CardHalf, Opt, Prefix, Ptype, Queue, StarHead, StarHeader, StarPacket};
+use super::wire::{Opt, Prefix, Ptype, Queue, StarHead, StarHeader, StarPacket};
 
 /// What a stateless card knows beside the packet: nothing of connections.
 #[derive(Clone, Copy, Debug)]
@@ -347,7 +347,7 @@ impl<E: StarEnv> PacketJob<'_, E> {
         let to = answers::back(&self.from);
         /* others write only to what SF reads: a buffer that is being sent stays as it is */
         let volatile = self.header.opt == Opt::Read;
-        self.env.send_star(CardHalf::Stateless, StarDest { av: &to, port }, &head, data, payload, volatile);
+        self.env.send_star(StarDest { av: &to, port }, &head, data, payload, volatile);
     }
 }
 
@@ -402,7 +402,7 @@ pub fn send_wqep<E: StarEnv>(env: &mut E, to: &SfPeer, opt: Opt, seq: Psn, wqe: 
         len: len as u16,
     };
     let (head, payload) = (StarHead::to_stateful(header), payload.as_slice());
-    env.send_star(CardHalf::Stateless, to.dest(), &head, wqe, payload, false);
+    env.send_star(to.dest(), &head, wqe, payload, false);
 }
 
 /// Sends records of WQEs for the host ([`packed`](super::packed)); nothing of an empty batch.
@@ -423,7 +423,7 @@ pub fn send_wqeps<E: StarEnv>(env: &mut E, to: &SfPeer, batch: &PackedWqes) {
         len: batch.bytes().len() as u16,
     };
     let head = StarHead::to_stateful(header);
-    env.send_star(CardHalf::Stateless, to.dest(), &head, batch.bytes(), &[], false);
+    env.send_star(to.dest(), &head, batch.bytes(), &[], false);
 }
 
 /// Sends a control message to the peer's QP `to`, or the answer to one.
@@ -435,7 +435,7 @@ pub fn send_control<E: StarEnv>(env: &mut E, to: &SfPeer, from: Qpn, seq: Psn, m
         Some(_) => StarHead::control(to.qpn, prefix, seq, len as u16),
         None => StarHead::control_ack(to.qpn, prefix, seq),
     };
-    env.send_star(CardHalf::Stateful, to.dest(), &head, room.get(..len).unwrap_or(&[]), &[], false);
+    env.send_star(to.dest(), &head, room.get(..len).unwrap_or(&[]), &[], false);
 }
 
 #[cfg(test)]

@@ -54,8 +54,10 @@ pub(crate) enum Device {
 /// Something was posted.
 #[derive(Clone, Copy)]
 pub(crate) enum Doorbell<'a> {
-    /// To a queue pair's send queue, or to its receive queue, which had run dry
-    Qp(&'a QpInner),
+    /// To a queue pair's send queue
+    Sends(&'a QpInner),
+    /// To its receive queue, which had run dry
+    Receives(&'a QpInner),
     /// To a shared receive queue, which had run dry
     Srq(SrqId),
 }

@@ -198,7 +198,7 @@ impl Drop for SendPoster<'_> {
         if pushed > 0
             && let Ok(device) = self.qp.pd.context().device()
         {
-            device.doorbell(Doorbell::Qp(self.qp));
+            device.doorbell(Doorbell::Sends(self.qp));
         }
     }
 }
@@ -249,7 +249,7 @@ impl<'a> RecvPoster<'a> {
         if self.qp.rings.was_starved()
             && let Ok(device) = self.qp.pd.context().device()
         {
-            device.doorbell(Doorbell::Qp(self.qp));
+            device.doorbell(Doorbell::Receives(self.qp));
         }
     }
 }

@@ -183,7 +183,7 @@ impl<'a> SendBatch<'a> {
         let qp = self.qp;
         if self.producer.publish() > 0 {
             drop(self);
-            qp.pd.context().device()?.doorbell(Doorbell::Qp(qp));
+            qp.pd.context().device()?.doorbell(Doorbell::Sends(qp));
         }
         Ok(())
     }

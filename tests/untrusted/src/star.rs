@@ -234,6 +234,7 @@ impl World {
     fn speak(&mut self) -> Vec<StarFrame> {
         self.sl.poll_transmit(&mut self.net.hosts[SL].env, self.now);
         while self.on_sf(|sf, card| sf.transmit(card)) == TransmitStatus::More {}
+        self.on_sf(|sf, card| sf.acknowledge(card));
         self.net.hosts.iter_mut().flat_map(|host| host.env.flush_star()).collect()
     }
 

@@ -135,6 +135,11 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
         0
     }
 
+    /// Whether something came lately.
+    pub fn is_busy(&self) -> bool {
+        self.sources.iter().any(|source| source.empty_looks < QUIET)
+    }
+
     /// [`StarRx::recv`] for who was woken: looks at every socket.
     pub fn recv_all(&mut self) -> usize {
         self.sources.iter_mut().for_each(|source| source.empty_looks = 0);

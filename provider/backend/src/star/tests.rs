@@ -86,7 +86,7 @@ fn there_and_back(ip: IpAddr) {
     stateless.flush(0);
     for qpn in 0..3 {
         let (side, _, port, header, got) = next(&mut answers);
-        assert_eq!((side, port), (CardHalf::Stateful, stateless.port(CardHalf::Stateless)));
+        assert_eq!((side, port), (CardHalf::Stateful, stateless.port(CardHalf::Stateful)));
         assert_eq!((header.ptype, header.qpn, header.len), (Ptype::Gda, qpn, 4096));
         assert_eq!(got, data);
     }

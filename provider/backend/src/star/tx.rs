@@ -1,4 +1,5 @@
-//! StaR's packets: a checksum in the header, a CRC behind all, from the ports of both halves.
+//! StaR's packets: a checksum in the header, a CRC behind all. Those of both halves leave from the port of the
+//! stateful one, so that all of a turn leave in one call.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -6,9 +7,10 @@ use std::sync::Arc;
 use starverbs_core::wire::icrc::IcrcHeader;
 use starverbs_core::{Av, Counters, Gid};
 use starverbs_settings::Settings;
-use starverbs_star::wire::{CardHalf, Crc, HEADER_LEN, LANE_BITS, StarHead, Ways, lane};
+use starverbs_star::wire::{CardHalf, Crc, LANE_BITS, StarHead, Ways, lane};
 
 use super::{Half, WHAT};
+use crate::descriptor::Socket;
 use crate::error::os;
 use crate::pcap::Capture;
 use crate::program::Payload;
@@ -19,8 +21,12 @@ use crate::{BackendError, HostAddr};
 pub type StarTx<C> = Tx<StarFraming, C>;
 
 /// The framing of StaR.
-#[derive(Debug, Default)]
-pub struct StarFraming(Ways);
+#[derive(Debug)]
+pub struct StarFraming {
+    ways: Ways,
+    /// Of the stateless half, and of the stateful
+    ports: [u16; 2],
+}
 
 impl Framing for StarFraming {
     const COVERS_IP_ID: bool = false;
@@ -32,7 +38,7 @@ impl Framing for StarFraming {
         let Datagram { to, port, head, .. } = *datagram;
         let Gid([.., last]) = to.dgid;
         let block = u32::from(lane(head)) | (u32::from(last) ^ u32::from(port)) << LANE_BITS;
-        Some(Route { socket: socket(leaves_from(head), to.dgid.ipv4().is_some()), block })
+        Some(Route { socket: u8::from(to.dgid.ipv4().is_some()), block })
     }
 
     /// All that the host has are open from the beginning.
@@ -44,7 +50,7 @@ impl Framing for StarFraming {
     /* always: the CRC comes back in registers */
     #[inline(always)]
     fn begin(&mut self, path: &IcrcHeader, _: usize, first: &mut [u8]) -> Crc {
-        self.0.get(path).fill_checksum(first);
+        self.ways.get(path).fill_checksum(first);
         let mut crc = Crc::new();
         crc.update(first);
         crc
@@ -55,24 +61,20 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
     pub(super) fn open(
         settings: &Settings,
         addrs: &[HostAddr],
-        halves: &[(CardHalf, Half)],
+        [stateless, stateful]: [&Half; 2],
         counters: C,
         capture: Option<Capture>,
     ) -> Result<Self, BackendError> {
-        let mut senders = [const { None }; 4];
-        for (side, half) in halves {
-            for (v4, fd) in [(true, Some(&half.v4)), (false, half.v6.as_ref())] {
-                senders[usize::from(socket(*side, v4))] =
-                    fd.map(|fd| Sender { fd: Arc::clone(fd), sport: half.port, gso: settings.gso });
-            }
-        }
-        Tx::new(settings, addrs, StarFraming::default(), senders.into(), counters, capture)
+        let sender =
+            |fd: &Arc<Socket>| Sender { fd: Arc::clone(fd), sport: stateful.port, gso: settings.gso };
+        let senders = vec![stateful.v6.as_ref().map(sender), Some(sender(&stateful.v4))];
+        let framing = StarFraming { ways: Ways::default(), ports: [stateless.port, stateful.port] };
+        Tx::new(settings, addrs, framing, senders, counters, capture)
     }
 
     /// The UDP port of a half, for peers to know.
     pub fn port(&self, side: CardHalf) -> u16 {
-        let sender = &self.senders[usize::from(socket(side, true))];
-        sender.as_ref().map_or(0, |sender| sender.sport)
+        self.framing.ports[side as usize]
     }
 
     /// Adds a packet to UDP port `port` of `to`; see [`starverbs_star::env::StarEnv::send_star`]. One
@@ -90,16 +92,4 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         let head = head.bytes();
         self.send_datagram(&Datagram { to, port, head, data, payload, pad: 0, volatile });
     }
-}
-
-/// Index of the socket that packets leave from.
-#[inline]
-fn socket(side: CardHalf, v4: bool) -> u8 {
-    u8::from(side == CardHalf::Stateful) << 1 | u8::from(v4)
-}
-
-/// Which half's port a packet leaves from: its answer comes back there. What SL's card sends has no prefix.
-#[inline]
-fn leaves_from(head: &[u8]) -> CardHalf {
-    if head.len() > HEADER_LEN { CardHalf::Stateful } else { CardHalf::Stateless }
 }

@@ -338,14 +338,13 @@ fn enter<E: Env>(
         cx.qp.mtu = cx.qp.attr.path_mtu.bytes();
     }
     cx.qp.req.rnr_left = cx.qp.attr.rnr_retry;
+    if matches!(to, QpState::Reset | QpState::Err) {
+        cx.flush_acks();
+    }
     cx.qp.state = to;
     match to {
-        QpState::Reset => {
-            cx.flush_ack();
-            reset(cx);
-        }
+        QpState::Reset => reset(cx),
         QpState::Err => {
-            cx.flush_ack();
             cx.qp.resp.out.clear();
             cx.qp.resp.nak = None;
             if from != QpState::Err {

@@ -267,7 +267,7 @@ impl<E: Env> Nic<E> {
     fn flush_acks(&mut self, env: &mut E, now: Nanos) -> bool {
         while let Some(qpn) = self.shared.sched.pop_ack() {
             let Some(mut cx) = self.context(env, qpn, now) else { continue };
-            if !cx.flush_ack() {
+            if !cx.flush_acks() {
                 cx.sh.sched.push_ack_front(qpn);
                 return false;
             }

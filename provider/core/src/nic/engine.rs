@@ -51,7 +51,7 @@ impl<E: Env> Ctx<'_, E> {
             return Some(TransmitStatus::Idle);
         }
         let status = self.with_engine(|engine, ctx| engine.run(ctx, call))?;
-        if call != Call::Transmit {
+        if !matches!(call, Call::Transmit | Call::Acknowledge) {
             self.engine_ready();
         }
         self.sh.open_path(self.qp.path);
@@ -95,6 +95,10 @@ impl<E: Env> Ctx<'_, E> {
             Some(TransmitStatus::PortFull) => SendPause::PortFull,
             Some(TransmitStatus::Crowded) => {
                 self.await_window(self.qp.path);
+                SendPause::Idle
+            }
+            Some(TransmitStatus::Owes) => {
+                self.queue_ack();
                 SendPause::Idle
             }
             Some(TransmitStatus::Idle) | None => SendPause::Idle,

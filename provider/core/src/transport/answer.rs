@@ -6,6 +6,7 @@
 use alloc::boxed::Box;
 
 use super::{Ctx, OwedResponse, SendPause, enter_error};
+use crate::engine::{Call, TransmitStatus};
 use crate::env::Env;
 use crate::error::NicError;
 use crate::room::filled;
@@ -174,8 +175,13 @@ impl<E: Env> Ctx<'_, E> {
         self.sh.mrs.resolve_remote(key, QpId { pd, qpn: self.qp.qpn }, va, len, Access::REMOTE_READ).ok()
     }
 
+    /// What the engine owes, and the ACK that is owed, once no answer before it is. False: the port is full.
+    pub(crate) fn flush_acks(&mut self) -> bool {
+        self.run_engine(Call::Acknowledge) != Some(TransmitStatus::PortFull) && self.flush_ack()
+    }
+
     /// The ACK that is owed, once no answer before it is. False: the port is full.
-    pub(crate) fn flush_ack(&mut self) -> bool {
+    fn flush_ack(&mut self) -> bool {
         if !self.qp.resp.ack || !self.qp.resp.out.is_empty() || self.qp.resp.owes_answer() {
             /* Answers go first, as it would stand for them; the last of them, or another card, brings the
              * ACK back. */

@@ -57,7 +57,7 @@ impl Net {
     pub(super) fn transmit_star(&mut self, from: usize, now: Nanos) {
         while let Some(more) = self.hosts[from].with_star(now, |star, turn| {
             star.poll(turn);
-            star.endpoints.transmit(turn)
+            star.endpoints.transmit(turn, true)
         }) {
             let h = &mut self.hosts[from];
             let more = h.nic.poll_transmit(&mut h.env, now, true) || more;

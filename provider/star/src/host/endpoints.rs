@@ -202,9 +202,8 @@ impl<E: EndpointHost> Endpoints<E> {
         Backlog::of_requests(self.unanswered, || self.end(qpn).is_some_and(|end| end.qp.has_small_backlog()))
     }
 
-    /// Answers and settles what came, follows the table of memory, and runs the timers that are due.
+    /// Settles what came, follows the table of memory, and runs the timers that are due.
     pub fn run_timers(&mut self, turn: &mut Turn<'_, E>) {
-        self.answers.end_turn(turn.env);
         self.settle_touched(turn);
         self.follow_memory(turn);
         while let Some(who) = self.timers.pop_due(turn.now) {
@@ -229,14 +228,24 @@ impl<E: EndpointHost> Endpoints<E> {
         self.timers.next()
     }
 
+    /// Whether answers are owed that [`transmit`](Endpoints::transmit) has left.
+    #[inline]
+    pub fn owes_answers(&self) -> bool {
+        self.answers.is_owed()
+    }
+
     /// Whether anything is to come but keep-alives to silent peers for which no send waits.
     pub fn is_busy(&self) -> bool {
         let waits = |end: &Endpoint<E>| end.qp.next_deadline().is_some() && !end.qp.is_only_probing();
         !self.lingers.is_empty() || self.ends.iter().any(|(_, end)| waits(end))
     }
 
-    /// Sends what waits, and what follows from that. True: more waits for room in the port.
-    pub fn transmit(&mut self, turn: &mut Turn<'_, E>) -> bool {
+    /// Sends what waits, and what follows from that; answers of the last packets only with `acks`, so that
+    /// they may go with what the program answers. True: more waits for room in the port.
+    pub fn transmit(&mut self, turn: &mut Turn<'_, E>, acks: bool) -> bool {
+        if acks {
+            self.answers.flush(turn.env);
+        }
         for _ in 0..self.ready.len() + self.ends.len() {
             let Some(at) = self.ready.pop_front() else { return false };
             let Some(end) = self.ends.get_mut(at as usize) else { continue };

@@ -9,7 +9,7 @@ use super::{CardCtx, Ended, Stateful};
 use crate::channel::{Arrival, ChannelMessage};
 use crate::control::{Control, MAX_CONTROL, Setup};
 use crate::env::{StarDest, StarEnv};
-use crate::wire::{CardHalf, Prefix, Ptype, StarHead, StarPacket};
+use crate::wire::{Prefix, Ptype, StarHead, StarPacket};
 
 impl<E: StarEnv> Stateful<E> {
     /// A control message, or the answer to one, came from `source`.
@@ -166,7 +166,7 @@ impl<E: StarEnv> Stateful<E> {
 
     fn post(&self, card: &mut CardCtx<'_, E>, head: &StarHead, data: &[u8]) {
         let to = StarDest { av: &self.peer.av, port: self.peer.control_port };
-        card.env.send_star(CardHalf::Stateful, to, head, data, &[], false);
+        card.env.send_star(to, head, data, &[], false);
     }
 
     /// How many of SL's receive WQEs SF wants to have, if they are shared: all before this sequence. `None`:

@@ -37,27 +37,41 @@ fn sge_at(sges: &[Sge], mut offset: u32) -> Option<(&Sge, u32)> {
 }
 
 impl<E: StarEnv> Stateful<E> {
-    /// Sends what there is to send: what SL waits for, then what was lost, then what is new.
+    /// Sends what there is to send: what was lost, what is new, and with that what SL waits for. That alone
+    /// may wait for what the program answers.
     pub fn transmit(&mut self, card: &mut CardCtx<'_, E>) -> TransmitStatus {
         self.crowded = false;
-        let mut old = true;
+        let (mut old, before) = (true, self.window.in_flight());
         for _ in 0..TURN {
             if !card.env.can_send_star() {
                 return TransmitStatus::PortFull;
             }
             /* once nothing old is left, nothing becomes so but what new WQEs complete at once */
-            let sent = if old && self.send_old(card) {
+            let sends = if old && self.send_old(card) {
                 true
             } else {
                 let was = core::mem::take(&mut old);
                 self.send_new(card) || !was && self.send_old(card)
             };
-            if !sent {
+            if !sends {
                 let rest = if self.crowded { TransmitStatus::Crowded } else { TransmitStatus::Idle };
-                return self.end_turn(card, rest);
+                let waits =
+                    self.window.in_flight() <= before && !self.crowded && self.local.form != Form::Paper;
+                return if waits { self.left() } else { self.end_turn(card, rest) };
             }
         }
         self.end_turn(card, TransmitStatus::More)
+    }
+
+    /// Whether completions or EAs are left.
+    fn left(&self) -> TransmitStatus {
+        let owes = self.owed_acks.is_owed() || !self.completions.iter().all(Completions::has_sent_all);
+        if owes { TransmitStatus::Owes } else { TransmitStatus::Idle }
+    }
+
+    /// Sends completions and EAs.
+    pub fn acknowledge(&mut self, card: &mut CardCtx<'_, E>) -> TransmitStatus {
+        self.end_turn(card, TransmitStatus::Idle)
     }
 
     /// A packet for it, which was fetched itself, is handled soon: what lies behind it.
@@ -92,7 +106,7 @@ impl<E: StarEnv> Stateful<E> {
     fn send_old(&mut self, card: &mut CardCtx<'_, E>) -> bool {
         self.local.form == Form::Paper && self.send_ack(card)
             || self.send_control(card)
-            || self.send_completion(card)
+            || self.local.form == Form::Paper && self.send_completion(card)
             || self.state == QpState::Rts
                 && (self.send_lost(card)
                     || self.send_probe(card)
@@ -101,15 +115,16 @@ impl<E: StarEnv> Stateful<E> {
                     || self.send_held(card, Of::Remote))
     }
 
-    /// EAs that are still owed leave at the end of the turn.
+    /// Completions, and EAs that are owed after them, leave at the end of the turn.
     fn end_turn(&mut self, card: &mut CardCtx<'_, E>, status: TransmitStatus) -> TransmitStatus {
-        while self.owed_acks.is_owed() {
+        loop {
             if !card.env.can_send_star() {
                 return TransmitStatus::PortFull;
             }
-            self.send_ack(card);
+            if !self.send_completion(card) && !self.send_ack(card) {
+                return status;
+            }
         }
-        status
     }
 
     /// Sends a lost packet again if one may go.

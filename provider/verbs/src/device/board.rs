@@ -228,7 +228,7 @@ impl Board {
     #[inline]
     pub(crate) fn doorbell(&self, doorbell: Doorbell<'_>) {
         self.activity.note_call();
-        let Doorbell::Qp(qp) = doorbell else { return };
+        let (Doorbell::Sends(qp) | Doorbell::Receives(qp)) = doorbell else { return };
         let Some(cell) = self.cell_of(qp.qpn) else { return self.flush(qp.qpn) };
         let mut posted = qp.rings.posted();
         loop {

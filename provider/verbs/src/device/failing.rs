@@ -207,7 +207,7 @@ impl Failing {
     }
 
     pub(crate) fn doorbell(&self, doorbell: Doorbell<'_>) {
-        if let Doorbell::Qp(rung) = doorbell
+        if let Doorbell::Sends(rung) | Doorbell::Receives(rung) = doorbell
             && let Ok(qp) = self.objects().qp(rung.qpn)
         {
             qp.fail(rung.qpn);

@@ -50,6 +50,7 @@ use crate::process;
 use crate::share::Published;
 use crate::stat::StatPage;
 use deferred_log::DeferredLog;
+use doorbells::Posted;
 use intake::Intake;
 use links::InterfaceTable;
 use local::LocalHost;
@@ -218,7 +219,7 @@ impl Soft {
         guard.ring_deferred(now);
         let result = call(&mut guard, now);
         guard.env.channels.wake_requesters();
-        guard.transmit(now, true);
+        guard.transmit(now);
         let cm_sent = guard.cm.take_sent();
         self.hand_on(&mut guard, now, cm_sent);
         self.finish(&mut guard, now);
@@ -253,7 +254,8 @@ impl Soft {
     #[inline]
     pub(crate) fn doorbell(&self, doorbell: Doorbell<'_>) {
         match doorbell {
-            Doorbell::Qp(qp) => self.ring(qp.qpn),
+            Doorbell::Sends(qp) => self.ring(qp.qpn, Posted::Sends),
+            Doorbell::Receives(qp) => self.ring(qp.qpn, Posted::Receives),
             Doorbell::Srq(srq) => self.ring_srq(srq),
         }
     }
@@ -265,16 +267,17 @@ impl Soft {
 
     /// Rings the doorbell of `qpn`, or leaves it for the lock's holder.
     #[inline]
-    fn ring(&self, qpn: Qpn) {
+    fn ring(&self, qpn: Qpn, what: Posted) {
         self.activity.note_call();
         match self.try_lock() {
             Some(mut guard) => {
                 let shard = &mut *guard;
-                let waits = shard.env.channels.is_crowded() && self.settings.defer && self.defer(shard, qpn);
+                let waits =
+                    shard.env.channels.is_crowded() && self.settings.defer && self.defer(shard, qpn, what);
                 if waits || shard.local.ring((&mut shard.nic, &mut shard.env), qpn) {
                     self.settle_local(shard);
                 } else {
-                    self.ring_wire(shard, qpn);
+                    self.ring_wire(shard, qpn, what);
                 }
                 drop(guard);
             }
@@ -285,14 +288,14 @@ impl Soft {
 
     /// Rings the doorbell of a QP whose connection packets carry.
     #[inline(never)]
-    fn ring_wire(&self, shard: &mut Shard, qpn: Qpn) {
-        if self.settings.defer && self.defer(shard, qpn) {
+    fn ring_wire(&self, shard: &mut Shard, qpn: Qpn, what: Posted) {
+        if self.settings.defer && self.defer(shard, qpn, what) {
             return;
         }
         let now = clock::now();
         shard.ring_deferred(now);
         shard.ring(qpn, now);
-        shard.transmit(now, true);
+        shard.transmit(now);
         self.hand_on(shard, now, false);
         self.finish(shard, now);
     }
@@ -317,9 +320,9 @@ impl Soft {
     /// soon, and so does a watching thread; an armed one gets an alarm. Without a thread only the program's
     /// calls run the card.
     #[inline]
-    fn defer(&self, shard: &mut Shard, qpn: Qpn) -> bool {
+    fn defer(&self, shard: &mut Shard, qpn: Qpn, what: Posted) -> bool {
         let armed = self.thread.is_armed();
-        let when = shard.defer(qpn, self.activity.may_sleep());
+        let when = shard.defer(qpn, what, self.activity.may_sleep());
         if armed && when == When::Soon {
             self.lower_alarm(shard, clock::now() + LEFT);
         }
@@ -333,7 +336,7 @@ impl Soft {
         let turn = |guard: &mut MutexGuard<'_, Shard>| {
             let now = clock::now();
             self.take_doorbells(guard, now);
-            guard.transmit(now, true);
+            guard.transmit(now);
             self.hand_on(guard, now, false);
             self.finish(guard, now);
         };

@@ -19,7 +19,10 @@ use starverbs_verbs::{
 
 /// Two cards, the first stateless.
 fn pair() -> [Node; 2] {
-    let wire = settings();
+    pair_on(&settings())
+}
+
+fn pair_on(wire: &Settings) -> [Node; 2] {
     let with = |star| Node::new(&Settings { star, ..wire.clone() });
     [with(StarPreference::Stateless), with(StarPreference::Stateful)]
 }
@@ -29,7 +32,10 @@ fn connected(nodes: &[Node; 2]) -> [Qp; 2] {
     let qps = [a.qp(QpType::Rc), b.qp(QpType::Rc)];
     connect(a, &qps[0], b, &qps[1]);
     let role = |qp: &Qp| qp.star().unwrap().role;
-    wait_for("an agreement", || qps.iter().all(|qp| role(qp) != Settled::Waiting));
+    wait_for("an agreement", || {
+        nodes.iter().for_each(|node| assert_eq!(node.cq.poll(&mut [Cqe::default()]).unwrap(), 0));
+        qps.iter().all(|qp| role(qp) != Settled::Waiting)
+    });
     assert_eq!(qps.each_ref().map(role), [Settled::Stateless, Settled::Stateful]);
     qps
 }
@@ -54,6 +60,43 @@ fn messages_go_both_ways() {
     }
     let info = qps[0].star().unwrap();
     assert!(info.card_bytes == 0 && info.host_bytes > 0, "{info:?}");
+}
+
+/// What a card owes for a message leaves with what the program answers: a message each way is a call of each
+/// end, and five packets: data and its answer, and the answer's WQE, completion and acknowledge.
+#[test]
+fn an_answer_takes_what_is_owed_along() {
+    const ROUNDS: u64 = 100;
+    let wire = Settings { progress_thread: false, ..settings() };
+    let nodes = pair_on(&wire);
+    let qps = connected(&nodes);
+    let receive = |at: usize| nodes[at].post_recv(&qps[at], 1, 0, 64).unwrap();
+    /* the sender is polled only where nothing has come: it may have left its doorbell for that */
+    let receives = |at: usize| {
+        wait_for("a message", || {
+            let next = |at: usize| {
+                let mut cqe = [Cqe::default()];
+                (nodes[at].cq.poll(&mut cqe).unwrap() == 1).then_some(cqe[0].opcode)
+            };
+            (0..4).any(|_| next(at) == Some(WcOpcode::Recv)) || next(1 - at) == Some(WcOpcode::Recv)
+        });
+    };
+    let round = || {
+        for from in [1, 0] {
+            post_inline(&qps[from], &send(2, &[]), &[7; 64]).unwrap();
+            receives(1 - from);
+            receive(1 - from);
+        }
+    };
+    (0..2).for_each(receive);
+    (0..20).for_each(|_| round());
+    let sums = || ["tx_packets", "tx_syscalls"].map(|name| counters(wire.port, name).iter().sum::<u64>());
+    let before = sums();
+    (0..ROUNDS).for_each(|_| round());
+    let [packets, calls] = std::array::from_fn(|i| sums()[i] - before[i]);
+    /* a loaded host may repeat some */
+    assert!(packets <= ROUNDS * 11 / 2, "{packets} packets");
+    assert!(calls <= ROUNDS * 9 / 4, "{calls} system calls sent {packets} packets");
 }
 
 #[test]

@@ -268,7 +268,7 @@ impl Testbed {
             }
             host.with_star(now, |star, turn| {
                 star.poll(turn);
-                star.endpoints.transmit(turn)
+                star.endpoints.transmit(turn, true)
             });
             flush(host, &mut frames);
             if frames.len() == before {

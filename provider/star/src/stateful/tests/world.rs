@@ -145,15 +145,7 @@ impl StarEnv for Host {
     fn can_send_star(&self) -> bool {
         self.can_send()
     }
-    fn send_star(
-        &mut self,
-        _: CardHalf,
-        to: StarDest<'_>,
-        head: &StarHead,
-        data: &[u8],
-        payload: &[Seg],
-        _: bool,
-    ) {
+    fn send_star(&mut self, to: StarDest<'_>, head: &StarHead, data: &[u8], payload: &[Seg], _: bool) {
         let mut frame = head.bytes().to_vec();
         frame.extend_from_slice(data);
         for seg in payload {
@@ -480,6 +472,7 @@ impl World {
         {
             self.drain();
         }
+        self.conn.acknowledge(&mut card!(self));
         self.drain();
         let wire = self.wire.first_key_value().map(|((at, _), _)| *at);
         let wqe = self.lib.iter().flat_map(|q| &q.wqes).filter(|w| !w.2).map(|w| w.3).min();

@@ -33,7 +33,7 @@ impl Soft {
             if !out {
                 shard.take_frames(now, || false);
             }
-            shard.transmit(now, true);
+            shard.transmit(now);
             self.finish(shard, now);
             drop(guard);
             self.serve_doorbells();

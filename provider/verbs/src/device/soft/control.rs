@@ -305,7 +305,7 @@ impl Soft {
             if mask.contains(QpAttrMask::STATE) && to.state == QpState::Sqd {
                 let Shard { nic, env, local, .. } = shard;
                 if local.wait_no_more((nic, env), qp.qpn, now) {
-                    shard.transmit(now, true);
+                    shard.transmit(now);
                 }
             }
             shard.modify_qp(qp.qpn, to, mask, now)?;

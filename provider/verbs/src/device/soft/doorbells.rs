@@ -2,6 +2,16 @@
 
 use starverbs_core::Qpn;
 
+/// What a doorbell is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Posted {
+    /// Sends
+    Sends,
+    /// Receives, where there was none: nobody sends for them alone, but what a program sends next, or the
+    /// next poll, takes the news along
+    Receives,
+}
+
 /// Most doorbells that wait at once.
 const MOST: usize = 32;
 

@@ -21,6 +21,8 @@ const MAINTENANCE: u32 = 256;
 pub(super) const LEFT: Nanos = 1_000_000;
 /// How long an ACK waits for the program that left it.
 const ACK_LEFT: Nanos = 50_000;
+/// Polls that find something for which an ACK waits for the program's answer.
+const ACK_POLLS: u32 = 2;
 /// Of the polls of a card with local connections, one in so many looks at all else.
 const LOCAL_POLLS: u32 = 32;
 /// And one in so many says when it was: often enough for the thread to know that the program polls.
@@ -69,7 +71,6 @@ impl Soft {
         let now = clock::now();
         let pause = now.saturating_sub(self.activity.note_poll(now));
         self.take_doorbells(shard, now);
-        let owed = shard.nic.owes_acks();
         /* where the thread sleeps, it is to be woken whoever looked last */
         let polled = !self.thread.is_armed();
         shard.intake.rx.set_polled(polled);
@@ -77,6 +78,7 @@ impl Soft {
             shard.env.channels.stay_awake();
         }
         let out = shard.intake.waits_for_receives(&mut shard.nic, now, Who::Program);
+        shard.intake.rx.set_others(shard.star.is_busy());
         let got = if out { 0 } else { shard.intake.rx.recv() };
         if !polled && shard.intake.rx.has_local() {
             self.note_taken(shard);
@@ -95,11 +97,12 @@ impl Soft {
         if shard.turns.is_multiple_of(MAINTENANCE) {
             self.maintain(shard, now);
         }
-        /* The program's answer to what just came goes first; ACKs go with it, or with the next poll: a
-        program that only receives would otherwise keep them until its peer's window is used up. Of a
-        program that does not come back, the thread sends them. */
-        let acks = owed || got == 0 || cq.waiting() == 0;
-        shard.transmit(now, acks);
+        /* The program's answer to what just came goes first; ACKs go with it, or with a poll soon: a program
+        that only receives would otherwise keep them until its peer's window is used up. Of a program that
+        does not come back, the thread sends them. */
+        let kept = shard.acks_kept;
+        shard.send(now, || got == 0 || kept >= ACK_POLLS || cq.waiting() == 0);
+        shard.acks_kept += u32::from(shard.owes_acks());
         self.finish(shard, now);
         if got > 0 || pause > IDLE {
             shard.idle.restart(now);
@@ -176,7 +179,7 @@ impl Soft {
             if !shard.take_frames(now, || false) {
                 return self.lower_alarm(shard, now + LEFT);
             }
-            shard.transmit(now, true);
+            shard.transmit(now);
         }
     }
 
@@ -216,7 +219,7 @@ impl Soft {
         if shard.alarm <= now || deadline < shard.alarm {
             shard.alarm = deadline;
         }
-        let owed = if shard.nic.owes_acks() { now + ACK_LEFT } else { Nanos::MAX };
+        let owed = if shard.owes_acks() { now + ACK_LEFT } else { Nanos::MAX };
         let until = if local { now } else { shard.alarm.min(owed) };
         drop(guard);
         self.serve_doorbells();
@@ -249,7 +252,7 @@ impl Soft {
         work += shard.run_links(now, &self.deferred_log);
         /* behind the frames: the answer that a timer waits for may be among them */
         work += u32::from(shard.run_timers(now));
-        shard.transmit(now, true);
+        shard.transmit(now);
         self.hand_on(shard, now, false);
         self.finish(shard, now);
         drop(guard);
@@ -286,7 +289,7 @@ impl Soft {
             }
             work += 1;
             if work <= BATCHES {
-                shard.transmit(now, true);
+                shard.transmit(now);
                 got = shard.intake.rx.recv();
             }
         }
@@ -321,14 +324,31 @@ impl Shard {
         self.moderator.run(now) || due
     }
 
-    /// Sends what the card wants to send.
+    /// Whether acknowledges wait for the program's answer.
     #[inline]
-    pub(super) fn transmit(&mut self, now: Nanos, acks: bool) {
+    fn owes_acks(&self) -> bool {
+        self.nic.owes_acks() || self.star.owes_answers()
+    }
+
+    /// Sends all that the card wants to send.
+    #[inline]
+    pub(super) fn transmit(&mut self, now: Nanos) {
+        self.send(now, || true);
+    }
+
+    /// Sends what the card wants to send; ACKs only if, after that, `acks` says so.
+    #[inline]
+    fn send(&mut self, now: Nanos, acks: impl Fn() -> bool) {
         self.settle_roles(now);
         for _ in 0..ROUNDS {
-            let mut more = self.nic.poll_transmit(&mut self.env, now, acks);
+            let mut more = self.nic.poll_transmit(&mut self.env, now, false);
+            let acks = !more && acks();
+            if acks {
+                more = self.nic.poll_transmit(&mut self.env, now, true);
+                self.acks_kept = 0;
+            }
             if self.star.is_open() {
-                more |= self.star.transmit((&mut self.nic, &mut self.env), now);
+                more |= self.star.transmit((&mut self.nic, &mut self.env), now, acks);
             }
             self.env.tx.flush(now);
             self.unsent = more;

@@ -10,7 +10,7 @@ use starverbs_core::{AsyncEvent, Nanos, Nic, NicError, PdId, QpState, Qpn};
 
 use super::deferred_log::{DeferredLog, NO_DIALECT};
 use super::domains::DomainEvents;
-use super::doorbells::Deferred;
+use super::doorbells::{Deferred, Posted};
 use super::env::HostEnv;
 use super::idle::Idle;
 use super::intake::Intake;
@@ -36,6 +36,8 @@ pub(crate) struct Shard {
     pub(super) alarm: Nanos,
     /// Turns taken by polls
     pub(super) turns: u32,
+    /// Those in a row that kept ACKs
+    pub(super) acks_kept: u32,
     /// Polls that find nothing
     pub(super) idle: Idle,
     /// A turn ended with more to send
@@ -76,6 +78,7 @@ impl Shard {
             stats,
             alarm: Nanos::MAX,
             turns: 0,
+            acks_kept: 0,
             idle: Idle::default(),
             unsent: false,
             deferred: Deferred::new(),
@@ -183,7 +186,7 @@ impl Shard {
     /// Has the doorbell of `qpn` wait for the card's next turn, if it may and there is room; says which turn
     /// that is.
     #[inline]
-    pub(super) fn defer(&mut self, qpn: Qpn, may_sleep: bool) -> When {
+    pub(super) fn defer(&mut self, qpn: Qpn, what: Posted, may_sleep: bool) -> When {
         let Shard { nic, env, star, local, deferred, .. } = self;
         /* of local connections all is fetched when they are rung */
         let of_channels = env.channels.backlog();
@@ -193,6 +196,8 @@ impl Shard {
                 local.ring_deferred((nic, env), deferred);
             }
             of_channels
+        } else if what == Posted::Receives {
+            Backlog::BehindOthers
         } else {
             match nic.backlog(qpn) {
                 Backlog::Due => star.backlog(qpn),

@@ -171,9 +171,22 @@ impl StarHost {
         [star.ends.next_deadline(nic.connection_count()), wire].into_iter().flatten().min()
     }
 
-    /// The stateless ends' part of a round of sending, and the flush; gives whether more is left.
-    pub(super) fn transmit(&mut self, (nic, env): NicEnv<'_>, now: Nanos) -> bool {
-        let more = self.with((nic, env), now, |star, turn| star.ends.endpoints.transmit(turn));
+    /// Whether packets of StaR came lately.
+    #[inline]
+    pub(super) fn is_busy(&self) -> bool {
+        self.0.as_ref().is_some_and(|star| star.rx.is_busy())
+    }
+
+    /// Whether the stateless half owes answers that [`transmit`](StarHost::transmit) has left.
+    #[inline]
+    pub(super) fn owes_answers(&self) -> bool {
+        self.0.as_ref().is_some_and(|star| star.ends.endpoints.owes_answers())
+    }
+
+    /// The stateless ends' part of a round of sending, and the flush; answers of the last packets only with
+    /// `acks`. Gives whether more is left.
+    pub(super) fn transmit(&mut self, (nic, env): NicEnv<'_>, now: Nanos, acks: bool) -> bool {
+        let more = self.with((nic, env), now, |star, turn| star.ends.endpoints.transmit(turn, acks));
         if let Some(port) = &mut env.star {
             port.tx.flush(now);
         }

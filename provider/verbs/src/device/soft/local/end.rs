@@ -243,6 +243,7 @@ impl LocalEnd {
             Call::Doorbell => self.ring(ctx),
             Call::Timeout => self.handle_timeout(ctx),
             Call::Transmit => self.ask(ctx),
+            Call::Acknowledge => {}
             Call::Fail => self.enter_error(ctx),
             Call::Drain => {
                 (self.state, self.drained) = (QpState::Sqd, false);

@@ -15,7 +15,7 @@ use starverbs_star::host::{EndpointHost, InboundMessage, MadeSlots, Note};
 use starverbs_star::message::SMALL_INLINE;
 use starverbs_star::ring::CQE_SLOT;
 use starverbs_star::seal::{ControlSeal, MAX_SEALED};
-use starverbs_star::wire::{CardHalf, StarHead};
+use starverbs_star::wire::StarHead;
 
 use super::sealing::Sealing;
 use crate::device::soft::env::HostEnv;
@@ -72,15 +72,7 @@ impl StarEnv for HostEnv {
     }
 
     #[inline]
-    fn send_star(
-        &mut self,
-        _: CardHalf,
-        to: StarDest<'_>,
-        head: &StarHead,
-        data: &[u8],
-        payload: &[Seg],
-        volatile: bool,
-    ) {
+    fn send_star(&mut self, to: StarDest<'_>, head: &StarHead, data: &[u8], payload: &[Seg], volatile: bool) {
         let volatile = self.is_volatile(volatile);
         if let Some(star) = &mut self.star {
             if head.is_control() {
