@@ -1,5 +1,5 @@
-//! StaR's packets: a checksum in the header, a CRC behind all. Those of both halves leave from the port of the
-//! stateful one, so that all of a turn leave in one call.
+//! StaR's packets: a checksum in the header, a CRC behind all. Those of both halves leave from the port of
+//! the stateful one, so that all of a turn leave in one call.
 
 use std::ops::Deref;
 use std::sync::Arc;
