@@ -250,7 +250,7 @@ impl<E: StarEnv> SlQp<E> {
                 (self.gate, self.changes.given) = (self.gate - retracted, self.changes.given - retracted);
             }
             self.push_message(now, rule);
-            self.poll_transmit(env, now);
+            self.send_messages(env, now);
         }
     }
 
@@ -266,14 +266,13 @@ impl<E: StarEnv> SlQp<E> {
     }
 
     /// The program posted to a queue.
-    pub fn handle_doorbell(&mut self, env: &mut E, now: Nanos) {
+    pub fn handle_doorbell(&mut self, now: Nanos) {
         if self.state == SlState::Error {
             return self.flush(WcStatus::WrFlushErr);
         }
         if self.sends_wait() {
             self.channel.wake(now);
         }
-        self.supply(env, now);
     }
 
     /// Whether WQEs wait, as SF may lack rules that they name.
@@ -349,7 +348,6 @@ impl<E: StarEnv> SlQp<E> {
             }
             (News::Completed, queue) => self.complete(env, now, queue),
         }
-        self.supply(env, now);
     }
 
     fn track(&mut self, queue: Queue) -> &mut QueueTrack {

@@ -232,7 +232,8 @@ impl World {
     }
 
     fn speak(&mut self) -> Vec<StarFrame> {
-        self.sl.poll_transmit(&mut self.net.hosts[SL].env, self.now);
+        let host = &mut self.net.hosts[SL];
+        self.sl.poll_transmit(&mut host.env, self.now, host.nic.memory());
         while self.on_sf(|sf, card| sf.transmit(card)) == TransmitStatus::More {}
         self.on_sf(|sf, card| sf.acknowledge(card));
         self.net.hosts.iter_mut().flat_map(|host| host.env.flush_star()).collect()
@@ -325,7 +326,7 @@ impl World {
         };
         _ = self.rqs[1 - at].post(Recv { wr_id: 0, sges: vec![there] });
         _ = self.sqs[at].post(Send { wqe, sges: vec![Sge { len, ..here }], inline: None });
-        self.sl.handle_doorbell(&mut self.net.hosts[SL].env, self.now);
+        self.sl.handle_doorbell(self.now);
         self.on_sf(|sf, card| sf.handle_doorbell(card));
         self.cqs.iter().for_each(|cq| while cq.poll().is_some() {});
     }

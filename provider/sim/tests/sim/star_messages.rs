@@ -90,7 +90,8 @@ impl Talk {
 
     /// Messages since the last call, with their sequences.
     fn sent(&mut self) -> Vec<(u32, Control)> {
-        self.sl.poll_transmit(&mut self.net.hosts[0].env, self.now);
+        let host = &mut self.net.hosts[0];
+        self.sl.poll_transmit(&mut host.env, self.now, host.nic.memory());
         let frames = self.net.hosts[0].env.flush_star();
         let packets =
             frames.iter().map(|f| StarPacket::open(CardHalf::Stateful, &f.path, &f.bytes).expect("good"));
@@ -217,7 +218,8 @@ fn a_peer_that_cannot_begin_is_asked_once() {
     talk.sq
         .post(Send { wqe: SendWqe { op: SendOp::Send, ..SendWqe::default() }, sges: vec![], inline: None })
         .expect("room");
-    talk.sl.handle_doorbell(&mut talk.net.hosts[0].env, talk.now);
+    talk.sl.handle_doorbell(talk.now);
+    assert_eq!(talk.sent(), vec![]);
     talk.wait(4 * FIRST_TIMEOUT);
     assert!(talk.cq.poll().is_none(), "not at once");
     talk.wait(LONG);
@@ -232,9 +234,10 @@ fn events_of_the_card_may_be_lost() {
     talk.answer_all();
     let send = Send { wqe: SendWqe { wr_id: 7, ..SendWqe::default() }, sges: vec![], inline: None };
     talk.sq.post(send).expect("room");
-    talk.sl.handle_doorbell(&mut talk.net.hosts[0].env, talk.now);
+    talk.sl.handle_doorbell(talk.now);
     for _ in 0..2 {
-        talk.sl.poll_transmit(&mut talk.net.hosts[0].env, talk.now);
+        let host = &mut talk.net.hosts[0];
+        talk.sl.poll_transmit(&mut host.env, talk.now, host.nic.memory());
         assert_eq!(talk.net.hosts[0].env.flush_star().len(), 1, "nobody says that it is stored");
         talk.now = talk.sl.next_deadline().expect("it goes again");
         talk.sl.handle_timeout(&mut talk.net.hosts[0].env, talk.now);

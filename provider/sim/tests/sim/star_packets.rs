@@ -41,7 +41,11 @@ impl Pair {
                 net.open_star(at, StarCard { threshold: 120, key: None, boot: 70 + at as u64, form });
             }
             let host = &mut net.hosts[at];
-            memory[at] = host.region_in(host.pd, 65_536, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+            memory[at] = host.region_in(
+                host.pd,
+                65_536,
+                Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
+            );
             let qpn = host.qp(QpType::Rc, &sqs[at], RecvSource::Own(rqs[at].clone()), [&cqs[at]; 2], false);
             host.preference(qpn, if at == SERVER { Preference::Stateless } else { Preference::Stateful });
             qpn
@@ -141,6 +145,47 @@ fn an_inline_message_of_the_stateless_end() {
     });
     println!("packets of an inline message of {MESSAGE} bytes: {small}, of 976: {large}");
     assert!(large <= 3.0 && small <= 3.0, "{small}, {large}");
+}
+
+/// So does what is short, from memory, but behind a fence: what is before it may fill that memory.
+#[test]
+fn a_short_message_of_the_stateless_end_takes_its_data_along() {
+    let [short, long] = [512, 513].map(|len| {
+        let mut pair = Pair::new(Some(Form::Packed));
+        pair.packets_of(|pair| {
+            pair.post_recv(CLIENT);
+            pair.send(SERVER, SendOp::Send, len, false);
+            pair.net.doorbell(SERVER, pair.qpns[SERVER]);
+            pair.wait(CLIENT, 1);
+            pair.wait(SERVER, 1);
+        })
+    });
+    assert!(short <= 3.0 && long >= 5.0, "{short}, {long}");
+    let mut pair = Pair::new(Some(Form::Packed));
+    let [source, there, here] = [(CLIENT, 0), (CLIENT, 1), (SERVER, 0)].map(|(at, page)| Sge {
+        addr: pair.memory[at].addr + 4096 * page,
+        len: 8,
+        ..pair.memory[at]
+    });
+    let memory =
+        |pair: &mut Pair, at: usize, sge: Sge| pair.net.hosts[at].env.memory.read(sge.addr, 8).to_vec();
+    for n in 1..=50_u8 {
+        pair.net.hosts[CLIENT].env.memory.write(source.addr, &[n; 8]);
+        pair.rqs[CLIENT].post(Recv { wr_id: 0, sges: vec![there] }).unwrap();
+        let read =
+            SendWqe { op: SendOp::Read, remote_addr: source.addr, rkey: source.lkey, ..SendWqe::default() };
+        let send = SendWqe { op: SendOp::Send, flags: SendFlags::FENCE, ..SendWqe::default() };
+        for wqe in [read, send] {
+            let flags = wqe.flags | SendFlags::SIGNALED;
+            let wqe = SendWqe { flags, length: 8, num_sge: 1, ..wqe };
+            pair.sqs[SERVER].post(Send { wqe, sges: vec![here], inline: None }).unwrap();
+        }
+        pair.net.doorbell(CLIENT, pair.qpns[CLIENT]);
+        pair.net.doorbell(SERVER, pair.qpns[SERVER]);
+        pair.wait(CLIENT, 1);
+        pair.wait(SERVER, 2);
+        assert_eq!(memory(&mut pair, CLIENT, there), [n; 8]);
+    }
 }
 
 /// Each arrives once and whole, also among such as share a packet, on a wire that loses one packet in ten.

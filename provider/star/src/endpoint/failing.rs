@@ -67,7 +67,7 @@ impl<E: StarEnv> SlQp<E> {
             self.channel.end();
             (self.gate, self.changes.given, self.sf_lacks_rules) = (0, 0, false);
             self.push_message(now, Control::Bye { why: 0 });
-            self.poll_transmit(env, now);
+            self.send_messages(env, now);
         }
     }
 

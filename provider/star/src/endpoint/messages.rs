@@ -35,7 +35,7 @@ impl<E: StarEnv> SlQp<E> {
                 send_control(env, &self.peer, self.init.qpn, seq, None);
             }
         }
-        self.poll_transmit(env, now);
+        self.send_messages(env, now);
     }
 
     fn answered(&mut self, seq: Psn) {

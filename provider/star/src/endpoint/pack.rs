@@ -1,7 +1,8 @@
 //! WQEs of an [`SlQp`] leave: many in one packet, or as the paper has them, one in each.
 
 use starverbs_core::env::{RecvQueue, SendQueue};
-use starverbs_core::{Nanos, Psn, SendFlags, Sge};
+use starverbs_core::mr::MrTable;
+use starverbs_core::{Nanos, Psn, SendFlags, SendOp, SendWqe, Sge};
 
 use crate::env::StarEnv;
 use crate::form::Form;
@@ -29,12 +30,12 @@ enum Added {
 
 impl<E: StarEnv> SlQp<E> {
     /// Sends WQEs that are posted and not sent, as far as the port takes them and SF has answered the rules.
-    pub(super) fn supply(&mut self, env: &mut E, now: Nanos) {
+    pub(super) fn supply(&mut self, env: &mut E, now: Nanos, memory: &MrTable<E::Mrs>) {
         if self.state != SlState::Ready || self.quiescing || self.is_closed() {
             return;
         }
         match self.init.form {
-            Form::Packed => self.supply_packed(env, now),
+            Form::Packed => self.supply_packed(env, now, memory),
             Form::Paper => self.supply_paper(env, now),
         }
     }
@@ -53,7 +54,7 @@ impl<E: StarEnv> SlQp<E> {
     }
 
     /// Receives first: the other end may need them for what the sends bring about.
-    fn supply_packed(&mut self, env: &mut E, now: Nanos) {
+    fn supply_packed(&mut self, env: &mut E, now: Nanos, memory: &MrTable<E::Mrs>) {
         let mut room = env.can_send_star();
         let sends = room && self.may_send();
         /* until none is found: only then does the next post ring */
@@ -71,7 +72,7 @@ impl<E: StarEnv> SlQp<E> {
             found = room && self.take_recv();
         }
         while room && self.may_send() {
-            match self.add_send(env, &mut batch, self.send.next) {
+            match self.add_send(env, &mut batch, self.send.next, Some(memory)) {
                 Added::Done => self.note_send(now),
                 Added::Alone => {
                     self.note_send(now);
@@ -109,8 +110,8 @@ impl<E: StarEnv> SlQp<E> {
     fn add_again(&self, env: &mut E, batch: &mut PackedWqes, (queue, seq): (Queue, u32)) {
         match queue {
             Queue::Send => {
-                if self.add_send(env, batch, seq) == Added::Full && self.ship(env, batch) {
-                    self.add_send(env, batch, seq);
+                if self.add_send(env, batch, seq, None) == Added::Full && self.ship(env, batch) {
+                    self.add_send(env, batch, seq, None);
                 }
             }
             Queue::Recv => {
@@ -172,7 +173,14 @@ impl<E: StarEnv> SlQp<E> {
         batch.push_recv(Psn::new(seq), self.taken(seq).sges).is_some()
     }
 
-    fn add_send(&self, env: &mut E, batch: &mut PackedWqes, seq: u32) -> Added {
+    /// With `memory`, a send that is short takes its data along, as if it were inline: SF need not ask for it.
+    fn add_send(
+        &self,
+        env: &mut E,
+        batch: &mut PackedWqes,
+        seq: u32,
+        memory: Option<&MrTable<E::Mrs>>,
+    ) -> Added {
         let (psn, index) = (Psn::new(seq), self.index(seq));
         let mut wqe = self.init.sq.wqe(index);
         if self.is_reported(seq) {
@@ -208,7 +216,10 @@ impl<E: StarEnv> SlQp<E> {
             }
             None => {
                 let (sges, count) = self.sges_of(index);
-                batch.push_send(psn, &wqe, &sges[..count])
+                let sges = &sges[..count];
+                let added =
+                    memory.and_then(|memory| self.add_with_data(env, batch, (psn, &wqe), sges, memory));
+                added.unwrap_or_else(|| batch.push_send(psn, &wqe, sges))
             }
         };
         match added {
@@ -216,6 +227,37 @@ impl<E: StarEnv> SlQp<E> {
             None if batch.is_empty() => Added::Never,
             None => Added::Full,
         }
+    }
+
+    /// Adds a send that is short with its data. `None`: it has none, or too much, or not before others are
+    /// done, or not all of it is to be had here; SF finds out why.
+    fn add_with_data(
+        &self,
+        env: &mut E,
+        batch: &mut PackedWqes,
+        (seq, wqe): (Psn, &SendWqe),
+        sges: &[Sge],
+        memory: &MrTable<E::Mrs>,
+    ) -> Option<Option<()>> {
+        use SendOp::{Send, SendImm, SendInv, Write, WriteImm};
+        let gives = matches!(wqe.op, Send | SendImm | SendInv | Write | WriteImm)
+            && !wqe.flags.contains(SendFlags::FENCE);
+        if !gives || wqe.length == 0 || wqe.length as usize > SMALL_INLINE || sges.len() > MAX_SGE {
+            return None;
+        }
+        let (pd, mut there) = (self.init.setup.pd, true);
+        let gather = |mut place: &mut [u8]| {
+            let mut copy = |sge: &Sge| {
+                let addr = memory.resolve_local(sge.lkey, pd, sge.addr, sge.len, false).ok()?;
+                let piece = place.split_off_mut(..sge.len as usize)?;
+                (piece.is_empty() || env.dma_copy(addr, piece)).then_some(())
+            };
+            there = sges.iter().try_for_each(&mut copy).is_some();
+            there
+        };
+        let with_data = SendWqe { flags: wqe.flags | SendFlags::INLINE, ..*wqe };
+        let added = batch.push_inline(seq, &with_data, wqe.length, gather);
+        there.then_some(added)
     }
 
     /// SGEs of a send; one more than a packet takes: such a WQE is refused, not cut.

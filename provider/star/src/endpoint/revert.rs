@@ -25,9 +25,8 @@ impl<E: StarEnv> SlQp<E> {
     }
 
     /// New WQEs leave again.
-    pub fn resume(&mut self, env: &mut E, now: Nanos) {
+    pub fn resume(&mut self) {
         self.quiescing = false;
-        self.supply(env, now);
     }
 
     /// SF is quiesced at this point. Whether all before it is complete here, too, and no message is left:

@@ -43,7 +43,7 @@ impl<E: StarEnv> SlQp<E> {
             Some(_) => self.push_message(now, Control::Begin { known }),
             None => self.send_rules(env, now, rules),
         }
-        self.poll_transmit(env, now);
+        self.send_messages(env, now);
     }
 
     /// Sends all rules, at first or because it [must](SlQp::must_send_rules).
@@ -51,7 +51,7 @@ impl<E: StarEnv> SlQp<E> {
         self.sf_lacks_rules = false;
         rules.for_each(|rule| self.push_message(now, Control::Rule(rule)));
         self.push_message(now, Control::Begin { known: None });
-        self.poll_transmit(env, now);
+        self.send_messages(env, now);
     }
 
     /// Whether all rules are to be sent: SF has asked for them, or they were retracted while it was silent.
@@ -70,7 +70,7 @@ impl<E: StarEnv> SlQp<E> {
     pub fn send_sum(&mut self, env: &mut E, now: Nanos, rules: Sum) {
         self.sum_wanted = false;
         self.push_message(now, Control::RuleSum(rules));
-        self.poll_transmit(env, now);
+        self.send_messages(env, now);
     }
 
     /// Another connection sends the rules, as SF is not [reachable](SlQp::is_reachable) by this one. What
@@ -93,7 +93,7 @@ impl<E: StarEnv> SlQp<E> {
         self.init.patience = patience;
         if setup != self.init.setup && self.is_connected() {
             self.push_message(now, Control::Setup(setup));
-            self.poll_transmit(env, now);
+            self.send_messages(env, now);
         }
         self.init.setup = setup;
     }

@@ -1,6 +1,7 @@
 //! An [`SlQp`]'s timers: what is sent again, keep-alives, and when SF is given up.
 
 use starverbs_core::Nanos;
+use starverbs_core::mr::MrTable;
 
 use crate::channel::ChannelMessage;
 use crate::control::Control;
@@ -20,18 +21,26 @@ const BURST: u32 = 16;
 const MAX_PROBES: u32 = 128;
 
 impl<E: StarEnv> SlQp<E> {
-    /// Sends what is due. True: more waits for room in the port.
-    pub fn poll_transmit(&mut self, env: &mut E, now: Nanos) -> bool {
-        if self.channel.deadline().is_some_and(|due| due <= now) {
-            if !env.can_send_star() {
-                return true;
-            }
-            if let Some(ChannelMessage { seq, message }) = self.channel.poll(now) {
-                send_control(env, &self.peer, self.init.qpn, seq, Some(&message));
-            }
+    /// Sends what is due, after any other call; `memory` is that of the process. True: more waits for room in
+    /// the port.
+    pub fn poll_transmit(&mut self, env: &mut E, now: Nanos, memory: &MrTable<E::Mrs>) -> bool {
+        if !self.send_messages(env, now) {
+            return true;
         }
-        self.supply(env, now);
+        self.supply(env, now, memory);
         self.has_more()
+    }
+
+    /// Sends the message that is due. False: it waits for room in the port.
+    pub(super) fn send_messages(&mut self, env: &mut E, now: Nanos) -> bool {
+        let due = self.channel.deadline().is_some_and(|due| due <= now);
+        if !due || !env.can_send_star() {
+            return !due;
+        }
+        if let Some(ChannelMessage { seq, message }) = self.channel.poll(now) {
+            send_control(env, &self.peer, self.init.qpn, seq, Some(&message));
+        }
+        true
     }
 
     /// When [`handle_timeout`](SlQp::handle_timeout) is due.
@@ -102,7 +111,7 @@ impl<E: StarEnv> SlQp<E> {
                 None => (),
             }
         }
-        self.poll_transmit(env, now);
+        self.send_messages(env, now);
     }
 
     /// Whether SF is to be given up, as the message that is due again has had no answer for the patience.

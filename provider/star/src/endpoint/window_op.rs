@@ -50,7 +50,6 @@ impl<E: StarEnv> SlQp<E> {
         };
         self.finish(env, now, (Queue::Send, self.send.una), &cqe, false);
         self.complete(env, now, Queue::Send);
-        self.supply(env, now);
     }
 
     /// A key that a message of SF invalidates, given once. Then comes [`SlQp::invalidation_done`].
@@ -77,7 +76,6 @@ impl<E: StarEnv> SlQp<E> {
             self.finish(env, now, (Queue::Recv, seq), &cqe, msg.solicited);
         }
         self.complete(env, now, Queue::Recv);
-        self.supply(env, now);
     }
 
     /// SF has done `seq`. Whether it is a window operation, and waits for the host.

@@ -189,7 +189,7 @@ impl<E: EndpointHost> Endpoints<E> {
     pub fn ring(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) -> bool {
         let Some(at) = self.places.get(qpn) else { return false };
         if let Some(end) = self.ends.get_mut(at as usize) {
-            end.qp.handle_doorbell(turn.env, turn.now);
+            end.qp.handle_doorbell(turn.now);
             self.settle(turn, at);
         }
         true
@@ -276,7 +276,7 @@ impl<E: EndpointHost> Endpoints<E> {
         if end.qp.must_send_sum() {
             end.qp.send_sum(turn.env, turn.now, self.rules.sum(end.released.init.pd));
         }
-        let more = end.qp.poll_transmit(turn.env, turn.now);
+        let more = end.qp.poll_transmit(turn.env, turn.now, turn.nic.memory());
         let unanswered = end.qp.unanswered();
         self.unanswered = self.unanswered - end.unanswered + unanswered;
         end.unanswered = unanswered;

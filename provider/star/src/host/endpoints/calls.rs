@@ -58,7 +58,7 @@ impl<E: EndpointHost> Endpoints<E> {
                 let attr = &end.released.attr;
                 let (setup, patience) = (setup_of(attr, *end.qp.setup()), patience_of(attr));
                 end.qp.set(turn.env, turn.now, setup, patience);
-                end.qp.handle_doorbell(turn.env, turn.now);
+                end.qp.handle_doorbell(turn.now);
             }
         }
         self.settle(turn, at);
@@ -79,7 +79,7 @@ impl<E: EndpointHost> Endpoints<E> {
         for at in 0..self.ends.capacity() {
             let end = self.ends.get_mut(at);
             if let Some(end) = end.filter(|end| end.released.srq() == Some(srq)) {
-                end.qp.handle_doorbell(turn.env, turn.now);
+                end.qp.handle_doorbell(turn.now);
                 self.settle(turn, at as u32);
             }
         }

@@ -72,7 +72,7 @@ impl<E: EndpointHost> RoundEnd for HostEnd<'_, '_, E> {
             end.resume();
             nic.handle_doorbell(env, self.qpn, *now);
         } else {
-            self.endpoints.with_qp(self.turn, self.qpn, |qp, turn| qp.resume(turn.env, turn.now));
+            self.endpoints.with_qp(self.turn, self.qpn, |qp, _| qp.resume());
         }
     }
 }
