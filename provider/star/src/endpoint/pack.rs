@@ -173,7 +173,8 @@ impl<E: StarEnv> SlQp<E> {
         batch.push_recv(Psn::new(seq), self.taken(seq).sges).is_some()
     }
 
-    /// With `memory`, a send that is short takes its data along, as if it were inline: SF need not ask for it.
+    /// With `memory`, a send that is short takes its data along, as if it were inline: SF need not ask for
+    /// it.
     fn add_send(
         &self,
         env: &mut E,
