@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tries the board's kernel module in guests, after `make library`. Where they cannot be had (no root, no QEMU with vfio-user, no
-# kernel package), says so and fails only with BOARD_GUEST=require.
+# Tries the board's kernel module in guests, after `make library`. Where they cannot be had (no root, no QEMU
+# with vfio-user, no kernel package), says so and fails only with BOARD_GUEST=require.
 # usage: board-guest.sh [arguments of starverbs-board-guest]
 set -uo pipefail
 cd "$(dirname "$0")/../.."

@@ -378,6 +378,9 @@ test_pyverbs() {
     echo "$passed passed"
 }
 
+# Those that make queue pairs of any size: memory for which only an IOMMU makes one piece of many.
+test_pyverbs_qp() { TESTS=test_qp. test_pyverbs; }
+
 test_traffic() {
     traffic
     clean

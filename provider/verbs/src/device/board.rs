@@ -62,8 +62,8 @@ const YIELD_EVERY: u32 = 16;
 /// Polls in a row that find nothing between two looks whether the board is still there.
 const LOOK_EVERY: u32 = 4096;
 
-/// Who waits for a board that says nothing asks it something each time that so much has gone by: in the thread;
-/// in a poll, where there is none, after twice that.
+/// Who waits for a board that says nothing asks it something each time that so much has gone by: in the
+/// thread; in a poll, where there is none, after twice that.
 const QUIET: Nanos = 2_000_000_000;
 
 /// Entries of a completion queue at most where it lies in the kernel's memory: in one piece, of which a

@@ -16,7 +16,7 @@ use starverbs_rings::CqRoom;
 
 use super::link::BoardLink;
 use super::memory::{Heap, NO_MEMORY, Piece};
-use super::qps::QpTable;
+use super::qps::BoardQps;
 use crate::cq::{CqShared, TOO_SMALL};
 use crate::error::Result;
 use crate::moderation::Moderation;
@@ -107,7 +107,7 @@ impl BoardCqRing {
     /// Moves what the board has written up to entry `end` to `cq`, as far as that has room for `room`
     /// completions; says how many. `qps` notes them.
     #[inline]
-    fn take(&mut self, cq: &CqShared, end: Option<u32>, room: u32, qps: Option<&QpTable>) -> u32 {
+    fn take(&mut self, cq: &CqShared, end: Option<u32>, room: u32, qps: Option<&BoardQps>) -> u32 {
         // SAFETY: the index is the first word of the piece, and aligned.
         let index = unsafe { AtomicU32::from_ptr(self.piece.at.as_ptr().cast()) };
         let first = self.head;
@@ -132,7 +132,7 @@ impl BoardCqRing {
     }
 
     /// The board writes no more: `qps` notes what it has written up to `end`. Gives where that is.
-    fn end(&self, end: Option<u32>, qps: &QpTable) -> u32 {
+    fn end(&self, end: Option<u32>, qps: &BoardQps) -> u32 {
         let mut at = self.head;
         while at.wrapping_sub(self.head) < 1 << self.log
             && end != Some(at)
@@ -162,7 +162,7 @@ impl BoardCqRing {
 
 impl Rings {
     #[inline]
-    fn take(&mut self, cq: &CqShared, qps: &QpTable) -> u32 {
+    fn take(&mut self, cq: &CqShared, qps: &BoardQps) -> u32 {
         /* the other ring has room for as many */
         let room = (1u32 << self.now.log).saturating_sub(cq.waiting());
         /* of a board that is gone all is noted */
@@ -174,7 +174,7 @@ impl Rings {
     }
 
     #[cold]
-    fn take_from_all(&mut self, cq: &CqShared, room: u32, qps: Option<&QpTable>) -> u32 {
+    fn take_from_all(&mut self, cq: &CqShared, room: u32, qps: Option<&BoardQps>) -> u32 {
         let mut taken = 0;
         while let Some((ring, end)) = self.before.front_mut() {
             taken += ring.take(cq, Some(*end), room - taken, qps);

@@ -1,8 +1,8 @@
-//! A board that is gone: its process has ended, it does not answer, or the kernel says that the device was taken
-//! away.
+//! A board that is gone: its process has ended, it does not answer, or the kernel says that the device was
+//! taken away.
 //!
-//! Who only posts and polls, or sleeps, asks a board nothing, and a board that is silent looks like one that has
-//! nothing to say. So it is asked from time to time, by a command that changes nothing.
+//! Who only posts and polls, or sleeps, asks a board nothing, and a board that is silent looks like one that
+//! has nothing to say. So it is asked from time to time, by a command that changes nothing.
 //!
 //! Each context gets IBV_EVENT_DEVICE_FATAL, and all that queue pairs have posted, and post from then on,
 //! completes with IBV_WC_WR_FLUSH_ERR, as if they were in ERR: nobody else will complete it. A program that
@@ -15,7 +15,7 @@ use starverbs_core::{Cqe, Nanos, Qpn, RecvQueue, SendFlags, SendQueue, TakenWqe,
 use starverbs_rings::{CardRq, CardSq};
 
 use super::Board;
-use super::qps::{QpEntry, QpTable};
+use super::qps::{BoardQpEntry, BoardQps};
 use crate::cq::CqShared;
 use crate::device::command::{Events, QpInit};
 use crate::events::{VerbsEvent, kind};
@@ -54,7 +54,7 @@ impl Outstanding {
     }
 
     /// The queues are empty.
-    pub(super) fn begin(&mut self, entry: &QpEntry) {
+    pub(super) fn begin(&mut self, entry: &BoardQpEntry) {
         self.first = self.sq.released();
         entry.begin(self.rq.as_ref().map_or(0, CardRq::taken));
     }
@@ -62,7 +62,7 @@ impl Outstanding {
     /// How many sends and receives have completed. The board says of one that it has it before it writes its
     /// completion, and may have gone in between: at once for a send, for as long as a message comes for a
     /// receive.
-    fn completed(&self, entry: Option<&QpEntry>) -> [u32; 2] {
+    fn completed(&self, entry: Option<&BoardQpEntry>) -> [u32; 2] {
         let (released, taken) = (self.sq.released(), self.rq.as_ref().map_or(0, CardRq::taken));
         let Some(entry) = entry else { return [released, taken] };
         let last = released.wrapping_sub(1);
@@ -76,7 +76,7 @@ impl Outstanding {
     }
 
     /// Completes all of it.
-    fn flush(&mut self, qpn: Qpn, qps: &QpTable) {
+    fn flush(&mut self, qpn: Qpn, qps: &BoardQps) {
         let failed =
             |wr_id, opcode| Cqe { wr_id, opcode, qpn, status: WcStatus::WrFlushErr, ..Cqe::default() };
         let complete = |cq: &Weak<CqShared>, cqe: Cqe| {

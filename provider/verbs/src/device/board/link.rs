@@ -27,7 +27,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::chardev::{self, Begun, CharDev};
 use super::memory::{BoardMemory, Connection, Heap, PROGRAM_END, Piece, SharedClient};
-use super::qps::QpTable;
+use super::qps::BoardQps;
 use crate::error::{Result, VerbsError};
 
 /// log2 of the entries of an event queue of our own.
@@ -52,7 +52,7 @@ pub(super) struct BoardLink {
     pub(super) path: PathBuf,
     way: CommandWay,
     pub(super) heap: Arc<Heap>,
-    pub(super) qps: QpTable,
+    pub(super) qps: BoardQps,
     /// `CAP_*`
     pub(super) caps: u64,
     page: MmapRaw,
@@ -98,7 +98,7 @@ impl BoardLink {
                 path: path.to_owned(),
                 way,
                 heap,
-                qps: QpTable::new(),
+                qps: BoardQps::new(),
                 caps,
                 page,
                 events,
@@ -126,7 +126,7 @@ impl BoardLink {
         let commands = Mutex::new(Commands { piece: commands, tail: 0 });
         let way = CommandWay::Socket { client, commands, end };
         let (events, events_log) = (Events::Piece(events), EVENTS_LOG);
-        Ok((BoardLink { path, way, heap, qps: QpTable::new(), caps, page, events, events_log }, irq))
+        Ok((BoardLink { path, way, heap, qps: BoardQps::new(), caps, page, events, events_log }, irq))
     }
 
     /// What registers have. `None`: they are the kernel's.

@@ -8,7 +8,7 @@ use starverbs_core::{Cqe, QPN_BLOCK, Qpn, WcOpcode};
 
 /// One of a block of QPNs.
 #[derive(Default)]
-pub(super) struct QpEntry {
+pub(super) struct BoardQpEntry {
     /// Its doorbell cell; 0: none
     pub(super) cell: AtomicU32,
     /// Receives that have completed so far, as its index counts them
@@ -19,25 +19,25 @@ pub(super) struct QpEntry {
 }
 
 /// All of a board.
-pub(super) struct QpTable {
-    blocks: Box<[OnceLock<Box<[QpEntry]>>]>,
+pub(super) struct BoardQps {
+    blocks: Box<[OnceLock<Box<[BoardQpEntry]>>]>,
 }
 
-impl QpTable {
-    pub(super) fn new() -> QpTable {
-        QpTable { blocks: (0..=QPN_MASK / QPN_BLOCK).map(|_| OnceLock::new()).collect() }
+impl BoardQps {
+    pub(super) fn new() -> BoardQps {
+        BoardQps { blocks: (0..=QPN_MASK / QPN_BLOCK).map(|_| OnceLock::new()).collect() }
     }
 
     /// That of a QPN, if one of its block was ever ours.
     #[inline]
-    pub(super) fn get(&self, qpn: Qpn) -> Option<&QpEntry> {
+    pub(super) fn get(&self, qpn: Qpn) -> Option<&BoardQpEntry> {
         self.blocks.get((qpn / QPN_BLOCK) as usize)?.get()?.get((qpn % QPN_BLOCK) as usize)
     }
 
     /// That of a QPN of ours.
-    pub(super) fn make(&self, qpn: Qpn) -> Option<&QpEntry> {
+    pub(super) fn make(&self, qpn: Qpn) -> Option<&BoardQpEntry> {
         let entries = self.blocks.get((qpn / QPN_BLOCK) as usize)?;
-        entries.get_or_init(|| (0..QPN_BLOCK).map(|_| QpEntry::default()).collect());
+        entries.get_or_init(|| (0..QPN_BLOCK).map(|_| BoardQpEntry::default()).collect());
         self.get(qpn)
     }
 
@@ -56,7 +56,7 @@ impl QpTable {
     }
 }
 
-impl QpEntry {
+impl BoardQpEntry {
     /// The queues are empty, and begin at this receive.
     pub(super) fn begin(&self, receive: u32) {
         self.received.store(receive, Ordering::Relaxed);
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn what_has_completed_is_known() {
-        let qps = QpTable::new();
+        let qps = BoardQps::new();
         let cqe = |opcode, wr_id| Cqe { qpn: 700, opcode, wr_id, ..Cqe::default() };
         qps.note(&cqe(WcOpcode::Recv, 1));
         assert!(qps.get(700).is_none(), "another's");
