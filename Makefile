@@ -161,6 +161,8 @@ pyverbs:
 
 # perftest in a guest whose PCI device is a board, against the host's card in software.
 demo-board:
+	@tools/scripts/packages.sh demo
+	@$(MAKE) --no-print-directory library
 	@BOARD_GUEST=require tools/scripts/board-guest.sh $(if $(ROOT),--root $(ROOT)) demo
 
 # The programs of this host, then those of a newer Debian in the folder ROOT.
@@ -206,6 +208,8 @@ interop: build
 # What guests are made of comes from packages. With ROOT, a root folder of a newer Debian that is made if it
 # is not there, QEMU is that folder's, and its kernel is tried, too. QUICK=1: few cases.
 board-guest:
+	@tools/scripts/packages.sh demo
+	@$(MAKE) --no-print-directory library
 	@tools/scripts/board-guest.sh $(if $(ROOT),--root $(ROOT)) $(if $(QUICK),--quick,--table docs/board-guest.md)
 	$(if $(ROOT),@tools/scripts/board-guest.sh --root $(ROOT) --newest --quick)
 

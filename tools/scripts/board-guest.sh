@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tries the board's kernel module in guests. Where they cannot be had (no root, no QEMU with vfio-user, no
-# kernel package), says so and fails only with BOARD_GUEST=require.
+# Tries the board's kernel module in guests, after `make library`. Where they cannot be had (no root, no QEMU
+# with vfio-user, no kernel package), says so and fails only with BOARD_GUEST=require.
 # usage: board-guest.sh [arguments of starverbs-board-guest]
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -15,7 +15,6 @@ unavailable() {
 [[ $(uname -m) == x86_64 ]] || unavailable "guests are made of amd64's packages alone"
 [[ -e /dev/net/tun ]] || unavailable "no tap devices: /dev/net/tun is missing"
 tools/scripts/packages.sh board-guest || unavailable "what it needs cannot be installed"
-make --no-print-directory library || exit 1
 cache=${CARGO_TARGET_DIR:-target}/board-guest
 if [[ " $* " != *' --quick '* && " $* " != *' demo '* ]]; then
     mkdir -p "$cache"

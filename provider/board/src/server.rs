@@ -132,6 +132,11 @@ impl BoardServer {
 
 impl Drop for BoardServer {
     fn drop(&mut self) {
+        /* An end, not a connection that is reset, which QEMU 11.1.2 does not survive. */
+        if let Some(client) = &mut self.client {
+            client.finish();
+            while matches!(client.receive(), ReadResult::Message(_)) {}
+        }
         // Another board may have taken the path since; the inode is not used again while we listen.
         if self.file.is_some() && file_at(&self.path) == self.file {
             let _ = fs::remove_file(&self.path);

@@ -136,6 +136,11 @@ impl MessageStream {
         }
     }
 
+    /// Sends nothing more: the other side reads what was sent, and then the end.
+    pub fn finish(&self) {
+        let _ = self.socket.shutdown(Shutdown::Write);
+    }
+
     /// Ends it for both sides.
     pub fn shut(&self) {
         /* one that has ended is as it is to be */
@@ -194,6 +199,21 @@ mod tests {
         let (mut stream, other) = pair();
         drop(other);
         assert!(matches!(stream.receive(), ReadResult::Gone));
+    }
+
+    /// Who is closed with something unread is reset to the other side; who has finished is not.
+    #[test]
+    fn what_is_finished_ends_without_an_error() {
+        let (stream, mut other) = pair();
+        assert!(stream.send(head(0), b"x", &[]));
+        other.write_all(&[0]).unwrap();
+        stream.finish();
+        let mut got = Vec::new();
+        assert_eq!(other.read_to_end(&mut got).unwrap(), HEAD_BYTES + 1);
+        let (stream, mut other) = pair();
+        other.write_all(&[0]).unwrap();
+        drop(stream);
+        assert_eq!(other.read_to_end(&mut got).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
     }
 
     #[test]

@@ -250,11 +250,11 @@ test_end() {
     echo "the load went on each time"
 }
 
-# The board answers no more: who asks it something ends, as whoever opens it; nobody tells who only polls.
+# The board answers no more: who asks it something ends, as whoever opens it, and who only polls.
 test_silent_board() {
     local number
     read -ra loaders </tmp/loaders
-    for number in "${loaders[@]:2}"; do
+    for number in "${loaders[@]}"; do
         await 120 has_ended "$number" || fail "a program waits for a silent board: $number"
     done
     ! "$SELF" inside fill /dev/star0 >/dev/null || fail "a context on a board that is silent"
@@ -377,6 +377,9 @@ test_pyverbs() {
     clean
     echo "$passed passed"
 }
+
+# Those that make queue pairs of any size: memory for which only an IOMMU makes one piece of many.
+test_pyverbs_qp() { TESTS=test_qp. test_pyverbs; }
 
 test_traffic() {
     traffic

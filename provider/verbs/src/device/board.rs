@@ -14,18 +14,18 @@ mod gone;
 mod link;
 mod mads;
 mod memory;
+mod qps;
 
 use std::collections::{BTreeSet, HashMap};
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use nix::sys::eventfd::EfdFlags;
 use starverbs_backend::HostAddr;
-use starverbs_core::types::QPN_MASK;
-use starverbs_core::{Gid, Mtu, Nanos, PdId, QPN_BLOCK, Qpn};
+use starverbs_core::{Gid, Mtu, Nanos, PdId, Qpn};
 use starverbs_queues::board::{
     CELL_EVENTS, DeviceReply, EVENT_COMPLETION, EVENT_MADS, Event as BoardEvent, GidReply, OP_QUERY_DEVICE,
     OP_QUERY_GID, Object,
@@ -62,15 +62,16 @@ const YIELD_EVERY: u32 = 16;
 /// Polls in a row that find nothing between two looks whether the board is still there.
 const LOOK_EVERY: u32 = 4096;
 
+/// Who waits for a board that says nothing asks it something each time that so much has gone by: in the
+/// thread; in a poll, where there is none, after twice that.
+const QUIET: Nanos = 2_000_000_000;
+
 /// Entries of a completion queue at most where it lies in the kernel's memory: in one piece, of which a
 /// kernel without an IOMMU has 4 MiB at most.
 const MAX_CQE_OF_KERNEL: u32 = 1 << 16;
 
 /// GIDs of a board at most: an address handle's index is a byte.
 const MAX_GIDS: u32 = 256;
-
-/// Doorbell cells of a block of QPNs; 0: none.
-type BlockCells = Box<[AtomicU32]>;
 
 /// A board, as this process has it.
 pub(crate) struct Board {
@@ -85,8 +86,6 @@ pub(crate) struct Board {
     irq: OwnedFd,
     /// How many there are; 0: it is closed
     contexts: Mutex<u32>,
-    /// By block of QPNs
-    cells: Box<[OnceLock<BlockCells>]>,
     objects: Mutex<ProgramObjects>,
     files: BoardFiles,
     /// The connection manager, if it was ever asked for
@@ -95,6 +94,8 @@ pub(crate) struct Board {
     taken: Mutex<u32>,
     /// Polls in a row that found nothing
     idle: AtomicU32,
+    /// When the board was last known to be there
+    heard: AtomicU64,
     /// The board is, and the program was notified
     is_gone: AtomicBool,
     /// By queue pair: what is to be flushed then
@@ -134,12 +135,12 @@ impl Board {
             link: Arc::new(link),
             irq,
             contexts: Mutex::new(1),
-            cells: (0..=QPN_MASK / QPN_BLOCK).map(|_| OnceLock::new()).collect(),
             objects: Mutex::default(),
             files: BoardFiles::default(),
             cm: Mutex::default(),
             taken: Mutex::new(0),
             idle: AtomicU32::new(0),
+            heard: AtomicU64::new(crate::clock::now()),
             is_gone: AtomicBool::new(false),
             outstanding: Mutex::default(),
             settings,
@@ -209,18 +210,14 @@ impl Board {
 
     /// Sets the doorbell cell of a QP; 0: it has none any more.
     fn set_cell(&self, qpn: Qpn, cell: u32) {
-        let block = self.cells.get((qpn / QPN_BLOCK) as usize);
-        let cells =
-            block.map(|block| block.get_or_init(|| (0..QPN_BLOCK).map(|_| AtomicU32::new(0)).collect()));
-        if let Some(known) = cells.and_then(|cells| cells.get((qpn % QPN_BLOCK) as usize)) {
-            known.store(cell, Ordering::Relaxed);
+        if let Some(entry) = self.link.qps.make(qpn) {
+            entry.cell.store(cell, Ordering::Relaxed);
         }
     }
 
     #[inline]
     fn cell_of(&self, qpn: Qpn) -> Option<&AtomicU64> {
-        let cells = self.cells.get((qpn / QPN_BLOCK) as usize)?.get()?;
-        let cell = cells.get((qpn % QPN_BLOCK) as usize)?.load(Ordering::Relaxed);
+        let cell = self.link.qps.get(qpn)?.cell.load(Ordering::Relaxed);
         if cell == 0 { None } else { self.link.cell(cell) }
     }
 
@@ -256,6 +253,11 @@ impl Board {
             let now = crate::clock::now();
             self.activity.note_poll(now);
             self.run_cm(now, false);
+            if idle < SELFISH + 2 * YIELD_EVERY {
+                /* it wrote something just now */
+                self.heard.store(now, Ordering::Relaxed);
+            }
+            self.ask_if_quiet(now, 2 * QUIET);
             if idle.is_multiple_of(LOOK_EVERY) {
                 self.look_for_its_end();
                 self.flush_all();
@@ -296,7 +298,9 @@ impl Board {
         if !self.is_gone.load(Ordering::Relaxed) {
             fds.extend(self.link.end_fd().map(|fd| libc::pollfd { fd, events: 0, revents: 0 }));
         }
-        cm.map_or(Nanos::MAX, |cm| cm.due())
+        let asks = !self.is_gone.load(Ordering::Relaxed) && !self.outstanding().is_empty();
+        let ask = if asks { self.heard.load(Ordering::Relaxed) + QUIET } else { Nanos::MAX };
+        cm.map_or(ask, |cm| cm.due().min(ask))
     }
 
     /// Runs the connection manager, if its time has come, or if datagrams have.
@@ -330,10 +334,14 @@ impl Board {
             cell.store(u64::from(*taken), Ordering::Release);
         }
         drop(taken);
+        let now = crate::clock::now();
         if work == 0 {
             self.look_for_its_end();
+            self.ask_if_quiet(now, QUIET);
+        } else {
+            self.heard.store(now, Ordering::Relaxed);
         }
-        self.run_cm(crate::clock::now(), mads);
+        self.run_cm(now, mads);
         self.deferred_log.flush();
         TurnResult { work: Some(work), ..TurnResult::default() }
     }

@@ -6,14 +6,14 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use starverbs_board::{Board, socket_paths};
-use starverbs_core::{Cqe, QpType, SendOp, WcStatus};
+use starverbs_core::{Cqe, QpType, SendOp, Sge, WcStatus};
 use starverbs_settings::{DeviceChoice, Settings};
-use starverbs_verbs::{Context, Pd, Qp, SendWr, VerbsEvent, kind};
+use starverbs_verbs::{Context, Pd, Qp, RecvWr, SendWr, VerbsEvent, kind};
 
 use crate::common::*;
 
@@ -21,7 +21,7 @@ use crate::common::*;
 const SOCKET: &str = "STARVERBS_TEST_STOPPED";
 const PORT: &str = "STARVERBS_TEST_STOPPED_PORT";
 const READY: &str = "the board runs";
-const FUNCTIONS: usize = 2;
+const FUNCTIONS: usize = 3;
 
 /// A board in a process of its own.
 struct BoardProcess {
@@ -175,34 +175,79 @@ fn a_board_that_is_stopped_for_a_while_goes_on() {
     }
 }
 
+/// Of three programs one asks the board something, one only polls, and one sleeps until a completion comes.
 #[test]
-fn a_board_that_is_silent_is_gone_for_who_asks() {
+fn a_board_that_is_silent_is_gone() {
     be_the_board();
-    let board = BoardProcess::start("a_board_that_is_silent_is_gone_for_who_asks");
-    let [mut asks, mut polls] = [0, 1].map(|n| Load::on(&board.client(n)));
-    asks.moves();
-    polls.moves();
-    let posted = (asks.post(), polls.post());
+    let board = BoardProcess::start("a_board_that_is_silent_is_gone");
+    let mut loads = [0, 1, 2].map(|n| Load::on(&board.client(n)));
+    loads.iter_mut().for_each(Load::moves);
+    let [asks, polls, sleeps] = &mut loads;
+    let posted = [asks.post(), polls.post()];
+    assert!(sleeps.take(0).is_empty());
+    sleeps.node.post_recv(&sleeps.qps[1], 0, 0, 64).unwrap();
+    sleeps.node.cq.req_notify(false).unwrap();
     board.stop();
     assert_eq!(Pd::alloc(&asks.node.ctx).err().unwrap().errno(), libc::ETIMEDOUT);
-    assert!(may_end(&asks.take(posted.0)));
-    asks.has_ended();
     /* nobody new gets in, in bounded time */
     assert!(Context::open_with(board.client(0)).is_err());
+    assert!(may_end(&asks.take(posted[0])) && may_end(&polls.take(posted[1])));
+    assert_eq!(sleeps.node.channel.get_event().unwrap(), 77);
+    assert_eq!(sleeps.take(1), [WcStatus::WrFlushErr]);
+    loads.iter_mut().for_each(Load::has_ended);
     board.signal(Signal::SIGCONT);
-    /* who has only polled has noticed nothing */
-    assert!(polls.take(posted.1).iter().all(|status| *status == WcStatus::Success));
-    polls.moves();
-    /* and the function of who has not is free again */
-    let mut again = None;
-    wait_for("the function", || {
-        again = Context::open_with(board.client(0)).ok();
-        again.is_some()
-    });
-    drop(again);
-    wait_for("the function", || Context::open_with(board.client(0)).is_ok());
-    polls.moves();
-    asks.flushes();
+    /* their functions are free again */
+    for n in 0..FUNCTIONS {
+        wait_for("the function", || Context::open_with(board.client(n)).is_ok());
+    }
+    loads.iter_mut().for_each(Load::flushes);
+}
+
+/// Nor without a thread of the library's.
+#[test]
+fn a_board_that_is_silent_is_gone_for_who_polls_alone() {
+    be_the_board();
+    let board = BoardProcess::start("a_board_that_is_silent_is_gone_for_who_polls_alone");
+    let mut load = Load::on(&Settings { progress_thread: false, ..board.client(0) });
+    load.moves();
+    let posted = load.post();
+    board.stop();
+    assert!(may_end(&load.take(posted)));
+    let posted = load.post();
+    assert!(load.take(posted).iter().all(|status| *status == WcStatus::WrFlushErr));
+    load.has_ended();
+}
+
+/// The receive of a message that has come in part is flushed as well: it was taken by the board.
+#[test]
+fn a_board_that_is_killed_in_a_message_flushes_its_receive() {
+    const LEN: usize = 64 << 20;
+    be_the_board();
+    let board = BoardProcess::start("a_board_that_is_killed_in_a_message_flushes_its_receive");
+    let node = Node::new(&board.client(0));
+    let (qa, qb) = (node.qp(QpType::Rc), node.qp(QpType::Rc));
+    connect(&node, &qa, &node, &qb);
+    let buf = memory(2 * LEN);
+    let mr = reg(&node.pd, buf, all_access()).unwrap();
+    let [to, from] =
+        [0, LEN].map(|at| Sge { addr: buf[at..].as_ptr() as u64, len: LEN as u32, lkey: mr.lkey() });
+    buf[LEN].store(1, Ordering::Relaxed);
+    /* all have one number, so that the receive is known by how many came before */
+    for _ in 0..2 {
+        node.post_recv(&qb, 7, 0, 64).unwrap();
+        post(&qa, &send(8, &[node.sge(64, 64)])).unwrap();
+        assert!(node.completions(2).iter().all(|cqe| cqe.status == WcStatus::Success));
+    }
+    let mut poster = qb.post_recv();
+    poster.push(&RecvWr { wr_id: 7, sges: &[to] }).unwrap();
+    poster.ring();
+    post(&qa, &send(8, &[from])).unwrap();
+    wait_for("the first bytes", || buf[0].load(Ordering::Relaxed) == 1);
+    board.signal(Signal::SIGKILL);
+    let mut ended: Vec<_> = node.completions(2).iter().map(|cqe| (cqe.wr_id, cqe.status)).collect();
+    ended.sort_by_key(|(wr_id, _)| *wr_id);
+    assert_eq!(ended, [7, 8].map(|wr_id| (wr_id, WcStatus::WrFlushErr)));
+    assert_eq!(node.cq.poll(&mut [Cqe::default()]).unwrap(), 0);
 }
 
 #[test]

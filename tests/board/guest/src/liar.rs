@@ -1,5 +1,5 @@
 //! A board that lies to a guest's kernel: between QEMU and a real function of a board, it changes what the
-//! board answers, once it is told to.
+//! board answers, once it is told to. When the board ends, it gives QEMU an end that QEMU survives.
 //!
 //! Answers of commands lie in the guest's memory, of which it keeps a mapping as the board does: what it
 //! changes there is changed before the kernel's write of the queue's tail is answered.
@@ -10,7 +10,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use memmap2::{MmapOptions, MmapRaw};
 use starverbs_core::rng::Rng;
@@ -22,6 +22,8 @@ use starverbs_vfio::{MessageOp, MessageStream, ReadResult, VfioMessage};
 
 /// Between two looks at the sockets.
 const NAP: Duration = Duration::from_micros(50);
+/// How long a client may take to read that the board is gone.
+const LAST: Duration = Duration::from_secs(1);
 /// Bytes of a command in front of its status, and with it.
 const STATUS_AT: usize = 4;
 const HEAD: usize = 8;
@@ -67,7 +69,7 @@ impl Liar {
                     had = true;
                     self.on_request(&message);
                     if !forward(&self.board, message) {
-                        return;
+                        return self.end();
                     }
                 }
                 ReadResult::Nothing => {}
@@ -82,10 +84,25 @@ impl Liar {
                     }
                 }
                 ReadResult::Nothing => {}
-                ReadResult::Gone => return,
+                ReadResult::Gone => return self.end(),
             }
             if !had {
                 std::thread::sleep(NAP);
+            }
+        }
+    }
+
+    /// The board is gone. A socket that is closed with something unread is a reset connection to its client,
+    /// which ends QEMU 11.1.2: it sets an error over that of the socket (hw/vfio-user/proxy.c, line 241). So
+    /// the client reads an end, and the socket is closed after that.
+    fn end(&mut self) {
+        self.client.finish();
+        let begun = Instant::now();
+        while begun.elapsed() < LAST {
+            match self.client.receive() {
+                ReadResult::Message(_) => {}
+                ReadResult::Nothing => std::thread::sleep(NAP),
+                ReadResult::Gone => return,
             }
         }
     }

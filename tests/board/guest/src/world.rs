@@ -240,8 +240,9 @@ impl World {
         let deadline = Instant::now() + limit;
         while job.wait_until(deadline.min(Instant::now() + LOOK)).is_none() {
             if guest.qemu().ended().is_some() {
-                let (said, console) = (tail(&guest.qemu().output()), tail(&guest.console()));
-                return Err(format!("the guest has ended\n{said}\n{console}"));
+                let (said, console) = (guest.qemu().output(), tail(&guest.console()));
+                let (last, said) = (said.lines().last().unwrap_or_default(), tail(&said));
+                return Err(format!("the guest has ended, and QEMU says: {last}\n{said}\n{console}"));
             }
             if Instant::now() > deadline {
                 return Err(format!("does not end in {} s\n{}", limit.as_secs(), tail(&job.output())));

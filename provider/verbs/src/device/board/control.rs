@@ -150,7 +150,7 @@ impl Board {
         }
     }
 
-    fn query_port(&self) -> Result<PortAttr> {
+    pub(super) fn query_port(&self) -> Result<PortAttr> {
         let reply: DeviceReply = self.link.ask(OP_QUERY_DEVICE, &Object::default())?;
         Ok(PortAttr { state: u32::from(reply.port_state), ..self.info.port })
     }
@@ -281,8 +281,16 @@ impl Board {
         };
         let NumberReply { number: qpn, cell } = self.link.ask(OP_CREATE_QP, &create)?;
         self.objects().qps.insert(qpn, (init.pd, init.cookie));
-        self.outstanding().insert(qpn, Outstanding::of(init));
         self.set_cell(qpn, cell);
+        let mut outstanding = self.outstanding();
+        let is_first = outstanding.is_empty();
+        outstanding.insert(qpn, Outstanding::of(init));
+        drop(outstanding);
+        self.begin_qp(qpn);
+        if is_first {
+            /* from now on it asks the board */
+            self.thread.kick_if_armed();
+        }
         Ok(qpn)
     }
 
@@ -291,8 +299,16 @@ impl Board {
         self.link.tell(OP_MODIFY_QP, &modify)?;
         if mask.contains(QpAttrMask::STATE) && to.state == QpState::Reset {
             self.purge(qp);
+            self.begin_qp(qp.qpn);
         }
         Ok(())
+    }
+
+    /// A queue pair's queues are empty.
+    fn begin_qp(&self, qpn: Qpn) {
+        if let (Some(posted), Some(entry)) = (self.outstanding().get_mut(&qpn), self.link.qps.make(qpn)) {
+            posted.begin(entry);
+        }
     }
 
     /// What the board has written of a queue pair and nobody took: nobody will.

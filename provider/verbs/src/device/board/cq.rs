@@ -16,6 +16,7 @@ use starverbs_rings::CqRoom;
 
 use super::link::BoardLink;
 use super::memory::{Heap, NO_MEMORY, Piece};
+use super::qps::BoardQps;
 use crate::cq::{CqShared, TOO_SMALL};
 use crate::error::Result;
 use crate::moderation::Moderation;
@@ -104,9 +105,9 @@ impl BoardCqRing {
     }
 
     /// Moves what the board has written up to entry `end` to `cq`, as far as that has room for `room`
-    /// completions; says how many.
+    /// completions; says how many. `qps` notes them.
     #[inline]
-    fn take(&mut self, cq: &CqShared, end: Option<u32>, room: u32) -> u32 {
+    fn take(&mut self, cq: &CqShared, end: Option<u32>, room: u32, qps: Option<&BoardQps>) -> u32 {
         // SAFETY: the index is the first word of the piece, and aligned.
         let index = unsafe { AtomicU32::from_ptr(self.piece.at.as_ptr().cast()) };
         let first = self.head;
@@ -120,11 +121,27 @@ impl BoardCqRing {
             index.store(self.head, Ordering::Release);
             /* 0: it was of a queue pair that is gone */
             if cqe.qpn != 0 {
+                if let Some(qps) = qps {
+                    qps.note(&cqe);
+                }
                 // SAFETY: under the lock of the rings; this device has no other ring to move to.
                 let _ = unsafe { cq.push(&cqe, false) };
             }
         }
         self.head.wrapping_sub(first)
+    }
+
+    /// The board writes no more: `qps` notes what it has written up to `end`. Gives where that is.
+    fn end(&self, end: Option<u32>, qps: &BoardQps) -> u32 {
+        let mut at = self.head;
+        while at.wrapping_sub(self.head) < 1 << self.log
+            && end != Some(at)
+            && let Some(cqe) = self.read(at)
+        {
+            qps.note(&cqe);
+            at = at.wrapping_add(1);
+        }
+        at
     }
 
     /// Forgets what was written of a queue pair and not taken yet.
@@ -145,26 +162,28 @@ impl BoardCqRing {
 
 impl Rings {
     #[inline]
-    fn take(&mut self, cq: &CqShared) -> u32 {
+    fn take(&mut self, cq: &CqShared, qps: &BoardQps) -> u32 {
         /* the other ring has room for as many */
         let room = (1u32 << self.now.log).saturating_sub(cq.waiting());
+        /* of a board that is gone all is noted */
+        let qps = if self.end.is_none() { Some(qps) } else { None };
         if !self.before.is_empty() {
-            return self.take_from_all(cq, room);
+            return self.take_from_all(cq, room, qps);
         }
-        self.now.take(cq, self.end, room)
+        self.now.take(cq, self.end, room, qps)
     }
 
     #[cold]
-    fn take_from_all(&mut self, cq: &CqShared, room: u32) -> u32 {
+    fn take_from_all(&mut self, cq: &CqShared, room: u32, qps: Option<&BoardQps>) -> u32 {
         let mut taken = 0;
         while let Some((ring, end)) = self.before.front_mut() {
-            taken += ring.take(cq, Some(*end), room - taken);
+            taken += ring.take(cq, Some(*end), room - taken, qps);
             if ring.head != *end {
                 return taken;
             }
             self.before.pop_front();
         }
-        taken + self.now.take(cq, self.end, room - taken)
+        taken + self.now.take(cq, self.end, room - taken, qps)
     }
 }
 
@@ -193,13 +212,13 @@ impl BoardCq {
             Err(TryLockError::Poisoned(rings)) => rings.into_inner(),
             Err(TryLockError::WouldBlock) => return true,
         };
-        rings.take(cq) > 0
+        rings.take(cq, &self.link.qps) > 0
     }
 
     /// Adds a completion of this process's own, behind all that the board has written, and wakes who waits.
     pub(super) fn complete(&self, cq: &CqShared, cqe: &Cqe) {
         let mut rings = self.rings();
-        rings.take(cq);
+        rings.take(cq, &self.link.qps);
         // SAFETY: as in `Ring::take`.
         let _ = unsafe { cq.push(cqe, true) };
         drop(rings);
@@ -211,14 +230,13 @@ impl BoardCq {
     /// The board is gone: what it has written by now is all. One that was silent may write more.
     pub(super) fn end(&self) {
         let mut rings = self.rings();
-        let (first, all) = (rings.now.head, 1 << rings.now.log);
-        let end = (0..all).map(|count| first.wrapping_add(count)).find(|at| rings.now.read(*at).is_none());
-        rings.end = Some(end.unwrap_or(first.wrapping_add(all)));
+        rings.before.iter().for_each(|(ring, end)| _ = ring.end(Some(*end), &self.link.qps));
+        rings.end = Some(rings.now.end(None, &self.link.qps));
     }
 
     /// Moves what the board has written, of who has to wait for others.
     pub(super) fn harvest_all(&self, cq: &CqShared) {
-        self.rings().take(cq);
+        self.rings().take(cq, &self.link.qps);
     }
 
     /// Forgets what was written of a queue pair that is gone, or in RESET, and not taken yet.
@@ -233,11 +251,11 @@ impl BoardCq {
     pub(super) fn resize(&self, cq: &CqShared, room: &mut CqRoom) -> Result<()> {
         let ring = BoardCqRing::new(&self.link.heap, room.capacity())?;
         let mut rings = self.rings();
-        rings.take(cq);
+        rings.take(cq, &self.link.qps);
         cq.move_to(room)?;
         let old = 1 << rings.now.log;
         let done = self.move_to(&mut rings, ring).and_then(|()| {
-            rings.take(cq);
+            rings.take(cq, &self.link.qps);
             if rings.before.is_empty() {
                 return Ok(());
             }
@@ -269,7 +287,7 @@ impl BoardCq {
     /// Has events of `cq` moderated so.
     pub(super) fn moderate(&self, cq: &CqShared, to: Moderation) -> Result<()> {
         let mut rings = self.rings();
-        rings.take(cq);
+        rings.take(cq, &self.link.qps);
         let Moderation { count, period } = to;
         self.link.tell(OP_MODIFY_CQ, &ModifyCq { cq: self.number, count, period })?;
         cq.moderated_by_device(to);
@@ -279,7 +297,7 @@ impl BoardCq {
     /// The program waits for an event: says so to the board, with what was taken so far.
     pub(super) fn arm(&self, cq: &CqShared, solicited: bool) {
         let mut rings = self.rings();
-        rings.take(cq);
+        rings.take(cq, &self.link.qps);
         self.solicited.store(solicited, Ordering::Relaxed);
         let times = self.armed.fetch_add(1, Ordering::Relaxed).wrapping_add(1) & !ARM_SOLICITED;
         let high = times | if solicited { ARM_SOLICITED } else { 0 };

@@ -1,4 +1,8 @@
-//! A board that is gone: its process has ended, or the kernel says that the device was taken away.
+//! A board that is gone: its process has ended, it does not answer, or the kernel says that the device was
+//! taken away.
+//!
+//! Who only posts and polls, or sleeps, asks a board nothing, and a board that is silent looks like one that
+//! has nothing to say. So it is asked from time to time, by a command that changes nothing.
 //!
 //! Each context gets IBV_EVENT_DEVICE_FATAL, and all that queue pairs have posted, and post from then on,
 //! completes with IBV_WC_WR_FLUSH_ERR, as if they were in ERR: nobody else will complete it. A program that
@@ -7,10 +11,11 @@
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Weak};
 
-use starverbs_core::{Cqe, Qpn, RecvQueue, SendQueue, TakenWqe, WcOpcode, WcStatus};
+use starverbs_core::{Cqe, Nanos, Qpn, RecvQueue, SendFlags, SendQueue, TakenWqe, WcOpcode, WcStatus};
 use starverbs_rings::{CardRq, CardSq};
 
 use super::Board;
+use super::qps::{BoardQpEntry, BoardQps};
 use crate::cq::CqShared;
 use crate::device::command::{Events, QpInit};
 use crate::events::{VerbsEvent, kind};
@@ -21,6 +26,10 @@ pub(super) struct Outstanding {
     sq: CardSq,
     /// `None`: receives are a shared queue's, which stay there
     rq: Option<CardRq>,
+    /// All of its sends are signaled
+    sig_all: bool,
+    /// The send that it began with
+    first: u32,
     send_cq: Weak<CqShared>,
     recv_cq: Weak<CqShared>,
     /// Sends and receives that are complete. Not what the board's index line says from then on: a board that
@@ -36,14 +45,38 @@ impl Outstanding {
                 starverbs_core::qp::RecvSource::Own(rq) => Some(rq.clone()),
                 _ => None,
             },
+            sig_all: init.sq_sig_all,
+            first: 0,
             send_cq: Arc::downgrade(init.send_cq.shared()),
             recv_cq: Arc::downgrade(init.recv_cq.shared()),
             ended: None,
         }
     }
 
+    /// The queues are empty.
+    pub(super) fn begin(&mut self, entry: &BoardQpEntry) {
+        self.first = self.sq.released();
+        entry.begin(self.rq.as_ref().map_or(0, CardRq::taken));
+    }
+
+    /// How many sends and receives have completed. The board says of one that it has it before it writes its
+    /// completion, and may have gone in between: at once for a send, for as long as a message comes for a
+    /// receive.
+    fn completed(&self, entry: Option<&BoardQpEntry>) -> [u32; 2] {
+        let (released, taken) = (self.sq.released(), self.rq.as_ref().map_or(0, CardRq::taken));
+        let Some(entry) = entry else { return [released, taken] };
+        let last = released.wrapping_sub(1);
+        /* what lies in its slot is still it */
+        let is_there = released != self.first && self.sq.posted().wrapping_sub(last) <= self.sq.slots();
+        let is_lost = is_there && {
+            let wqe = self.sq.wqe(last);
+            (self.sig_all || wqe.flags.contains(SendFlags::SIGNALED)) && !entry.has_sent(wqe.wr_id)
+        };
+        [if is_lost { last } else { released }, entry.received_of(taken)]
+    }
+
     /// Completes all of it.
-    fn flush(&mut self, qpn: Qpn) {
+    fn flush(&mut self, qpn: Qpn, qps: &BoardQps) {
         let failed =
             |wr_id, opcode| Cqe { wr_id, opcode, qpn, status: WcStatus::WrFlushErr, ..Cqe::default() };
         let complete = |cq: &Weak<CqShared>, cqe: Cqe| {
@@ -52,8 +85,7 @@ impl Outstanding {
                 half.complete(cq, &cqe);
             }
         };
-        let taken = self.rq.as_ref().map_or(0, CardRq::taken);
-        let [released, taken] = self.ended.unwrap_or([self.sq.released(), taken]);
+        let [released, taken] = self.ended.unwrap_or_else(|| self.completed(qps.get(qpn)));
         /* the board's index is no more than what it wrote last: of a queue's slots at most */
         let posted = self.sq.posted();
         let waiting = posted.wrapping_sub(released).min(self.sq.slots());
@@ -84,6 +116,25 @@ impl Board {
         }
     }
 
+    /// Asks the board something if it has said nothing for as long as `limit`: it answers, or is gone.
+    #[inline]
+    pub(super) fn ask_if_quiet(&self, now: Nanos, limit: Nanos) {
+        let heard = self.heard.load(Ordering::Relaxed);
+        if now.saturating_sub(heard) >= limit {
+            self.ask_whether_it_is_there(heard, now);
+        }
+    }
+
+    #[cold]
+    fn ask_whether_it_is_there(&self, heard: Nanos, now: Nanos) {
+        /* one at a time */
+        let mine = self.heard.compare_exchange(heard, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if mine && !self.is_gone.load(Ordering::Relaxed) && !self.outstanding().is_empty() {
+            let _ = self.query_port();
+            self.look_for_its_end();
+        }
+    }
+
     #[cold]
     fn on_gone(&self) {
         if self.is_gone.swap(true, Ordering::SeqCst) {
@@ -111,7 +162,7 @@ impl Board {
     #[cold]
     pub(super) fn flush_all(&self) {
         if self.is_gone.load(Ordering::SeqCst) {
-            self.outstanding().iter_mut().for_each(|(qpn, posted)| posted.flush(*qpn));
+            self.outstanding().iter_mut().for_each(|(qpn, posted)| posted.flush(*qpn, &self.link.qps));
         }
     }
 
@@ -121,7 +172,7 @@ impl Board {
         if self.is_gone.load(Ordering::SeqCst)
             && let Some(posted) = self.outstanding().get_mut(&qpn)
         {
-            posted.flush(qpn);
+            posted.flush(qpn, &self.link.qps);
         }
     }
 }

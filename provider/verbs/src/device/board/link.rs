@@ -27,6 +27,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::chardev::{self, Begun, CharDev};
 use super::memory::{BoardMemory, Connection, Heap, PROGRAM_END, Piece, SharedClient};
+use super::qps::BoardQps;
 use crate::error::{Result, VerbsError};
 
 /// log2 of the entries of an event queue of our own.
@@ -51,6 +52,7 @@ pub(super) struct BoardLink {
     pub(super) path: PathBuf,
     way: CommandWay,
     pub(super) heap: Arc<Heap>,
+    pub(super) qps: BoardQps,
     /// `CAP_*`
     pub(super) caps: u64,
     page: MmapRaw,
@@ -91,7 +93,19 @@ impl BoardLink {
         let device = Arc::new(device);
         let heap = Arc::new(Heap::new(BoardMemory::Kernel(Arc::clone(&device))));
         let (way, events) = (CommandWay::Kernel(device), Events::Map(events));
-        Ok((BoardLink { path: path.to_owned(), way, heap, caps, page, events, events_log }, irq))
+        Ok((
+            BoardLink {
+                path: path.to_owned(),
+                way,
+                heap,
+                qps: BoardQps::new(),
+                caps,
+                page,
+                events,
+                events_log,
+            },
+            irq,
+        ))
     }
 
     fn open_socket(path: &Path, irq: OwnedFd) -> Result<(BoardLink, OwnedFd)> {
@@ -112,7 +126,7 @@ impl BoardLink {
         let commands = Mutex::new(Commands { piece: commands, tail: 0 });
         let way = CommandWay::Socket { client, commands, end };
         let (events, events_log) = (Events::Piece(events), EVENTS_LOG);
-        Ok((BoardLink { path, way, heap, caps, page, events, events_log }, irq))
+        Ok((BoardLink { path, way, heap, qps: BoardQps::new(), caps, page, events, events_log }, irq))
     }
 
     /// What registers have. `None`: they are the kernel's.
