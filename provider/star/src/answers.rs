@@ -115,6 +115,12 @@ impl Answers {
         send(env, StarDest { av: &back(from), port: from.port }, header);
     }
 
+    /// Packets of data whose answer is owed.
+    #[inline]
+    pub fn data_owed(&self) -> u32 {
+        self.owed[0].as_ref().map_or(0, |run| run.count.into())
+    }
+
     /// Whether an answer is owed.
     #[inline]
     pub fn is_owed(&self) -> bool {

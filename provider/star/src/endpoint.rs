@@ -119,6 +119,8 @@ pub struct SlQp<E: StarEnv> {
     recv: QueueTrack,
     /// The next send cannot be sent
     stuck: bool,
+    /// The send behind the last that has a fence
+    fenced: u32,
     /// The oldest send, if it is a window operation
     window_op: WindowOpState,
     /// The oldest receive, if its message invalidates a key: that is done before the completion
@@ -181,6 +183,7 @@ impl<E: StarEnv> SlQp<E> {
             peer: SfPeer::default(),
             state: SlState::Idle,
             stuck: false,
+            fenced: 0,
             window_op: WindowOpState::None,
             invalidation: WindowOpState::None,
             base: 0,

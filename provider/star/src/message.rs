@@ -13,7 +13,7 @@ pub const SMALL_INLINE: usize = MAX_SGE * SGE_LEN;
 pub const MAX_INLINE: usize = MAX_DATA - WQE_HEAD;
 /// Bytes that SF keeps for the inline bytes of a send queue at most, if they are more than
 /// [`SMALL_INLINE`] of a WQE.
-const INLINE_KEPT: usize = 1 << 18;
+pub(super) const INLINE_KEPT: usize = 1 << 18;
 /// Bytes of a WQE before its SGEs or inline bytes.
 pub const WQE_HEAD: usize = 48;
 /// Bytes of the largest WQE.

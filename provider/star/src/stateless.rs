@@ -180,6 +180,8 @@ impl<E: StarEnv> PacketJob<'_, E> {
         let stamp = Stamp { epoch: self.prefix.epoch, seq: seq.get() };
         match self.stamp_at(cqe.slot)?.age_of(stamp) {
             Age::Newer if data.is_empty() => {
+                /* it does not overtake those before it */
+                self.owed.flush(self.env);
                 self.answer(Ptype::Gda, 0, &[], &[]);
                 return Ok(());
             }

@@ -162,11 +162,8 @@ fn a_short_message_of_the_stateless_end_takes_its_data_along() {
     });
     assert!(short <= 3.0 && long >= 5.0, "{short}, {long}");
     let mut pair = Pair::new(Some(Form::Packed));
-    let [source, there, here] = [(CLIENT, 0), (CLIENT, 1), (SERVER, 0)].map(|(at, page)| Sge {
-        addr: pair.memory[at].addr + 4096 * page,
-        len: 8,
-        ..pair.memory[at]
-    });
+    let [source, there, behind, here] = [(CLIENT, 0), (CLIENT, 1), (CLIENT, 2), (SERVER, 0)]
+        .map(|(at, page)| Sge { addr: pair.memory[at].addr + 4096 * page, len: 8, ..pair.memory[at] });
     let memory =
         |pair: &mut Pair, at: usize, sge: Sge| pair.net.hosts[at].env.memory.read(sge.addr, 8).to_vec();
     for n in 1..=50_u8 {
@@ -174,17 +171,19 @@ fn a_short_message_of_the_stateless_end_takes_its_data_along() {
         pair.rqs[CLIENT].post(Recv { wr_id: 0, sges: vec![there] }).unwrap();
         let read =
             SendWqe { op: SendOp::Read, remote_addr: source.addr, rkey: source.lkey, ..SendWqe::default() };
-        let send = SendWqe { op: SendOp::Send, flags: SendFlags::FENCE, ..SendWqe::default() };
-        for wqe in [read, send] {
+        let send = SendWqe { op: SendOp::Send, ..SendWqe::default() };
+        let fenced = SendWqe { flags: SendFlags::FENCE, ..send };
+        pair.rqs[CLIENT].post(Recv { wr_id: 0, sges: vec![behind] }).unwrap();
+        for wqe in [read, fenced, send] {
             let flags = wqe.flags | SendFlags::SIGNALED;
             let wqe = SendWqe { flags, length: 8, num_sge: 1, ..wqe };
             pair.sqs[SERVER].post(Send { wqe, sges: vec![here], inline: None }).unwrap();
         }
         pair.net.doorbell(CLIENT, pair.qpns[CLIENT]);
         pair.net.doorbell(SERVER, pair.qpns[SERVER]);
-        pair.wait(CLIENT, 1);
-        pair.wait(SERVER, 2);
-        assert_eq!(memory(&mut pair, CLIENT, there), [n; 8]);
+        pair.wait(CLIENT, 2);
+        pair.wait(SERVER, 3);
+        assert_eq!([there, behind].map(|sge| memory(&mut pair, CLIENT, sge)), [[n; 8]; 2]);
     }
 }
 

@@ -7,7 +7,7 @@ use starverbs_core::{Nanos, Psn, SendFlags, SendOp, SendWqe, Sge};
 use crate::env::StarEnv;
 use crate::form::Form;
 use crate::message::{
-    MAX_SGE, SMALL_INLINE, SMALL_WQE, encode_inline, encode_recv, encode_send, inline_room,
+    INLINE_KEPT, MAX_SGE, SMALL_INLINE, SMALL_WQE, encode_inline, encode_recv, encode_send, inline_room,
 };
 use crate::packed::{PackedWqes, recv_len};
 use crate::stateless::{send_wqep, send_wqeps};
@@ -107,7 +107,7 @@ impl<E: StarEnv> SlQp<E> {
         self.ship(env, &mut batch);
     }
 
-    fn add_again(&self, env: &mut E, batch: &mut PackedWqes, (queue, seq): (Queue, u32)) {
+    fn add_again(&mut self, env: &mut E, batch: &mut PackedWqes, (queue, seq): (Queue, u32)) {
         match queue {
             Queue::Send => {
                 if self.add_send(env, batch, seq, None) == Added::Full && self.ship(env, batch) {
@@ -143,6 +143,12 @@ impl<E: StarEnv> SlQp<E> {
         self.recv.has_room() && self.may_take() && !self.init.rq.is_empty() && !self.holds_recvs()
     }
 
+    /// Whether more receives may leave than SF has places for while so many answers to data are owed.
+    pub(crate) fn may_outrun(&self, owed: u32) -> bool {
+        let there = self.recv.next.wrapping_sub(self.recv.una).saturating_add(self.init.rq.len());
+        owed > 0 && there.saturating_add(owed) > self.init.setup.rq_depth && self.has_recv()
+    }
+
     /// Whether receives wait for more of them, or for a send to go with: SF has more than there are. Each
     /// that it uses is a reason to look again.
     fn holds_recvs(&self) -> bool {
@@ -176,7 +182,7 @@ impl<E: StarEnv> SlQp<E> {
     /// With `memory`, a send that is short takes its data along, as if it were inline: SF need not ask for
     /// it.
     fn add_send(
-        &self,
+        &mut self,
         env: &mut E,
         batch: &mut PackedWqes,
         seq: u32,
@@ -186,6 +192,11 @@ impl<E: StarEnv> SlQp<E> {
         let mut wqe = self.init.sq.wqe(index);
         if self.is_reported(seq) {
             wqe.flags |= SendFlags::SIGNALED;
+        }
+        if wqe.flags.contains(SendFlags::FENCE) && memory.is_some() {
+            self.fenced = seq.wrapping_add(1);
+        } else if !self.is_fenced() {
+            self.fenced = self.send.una;
         }
         let inline = wqe.flags.contains(SendFlags::INLINE).then(|| self.init.sq.inline(index));
         let added = match inline {
@@ -230,6 +241,11 @@ impl<E: StarEnv> SlQp<E> {
         }
     }
 
+    /// Whether a send with a fence is not done.
+    fn is_fenced(&self) -> bool {
+        self.fenced.wrapping_sub(self.send.una) as i32 > 0
+    }
+
     /// Adds a send that is short with its data. `None`: it has none, or too much, or not before others are
     /// done, or not all of it is to be had here; SF finds out why.
     fn add_with_data(
@@ -241,9 +257,10 @@ impl<E: StarEnv> SlQp<E> {
         memory: &MrTable<E::Mrs>,
     ) -> Option<Option<()>> {
         use SendOp::{Send, SendImm, SendInv, Write, WriteImm};
-        let gives = matches!(wqe.op, Send | SendImm | SendInv | Write | WriteImm)
-            && !wqe.flags.contains(SendFlags::FENCE);
-        if !gives || wqe.length == 0 || wqe.length as usize > SMALL_INLINE || sges.len() > MAX_SGE {
+        let gives = matches!(wqe.op, Send | SendImm | SendInv | Write | WriteImm);
+        let most = SMALL_INLINE.min(INLINE_KEPT / self.init.setup.sq_depth.max(1) as usize);
+        if !gives || self.is_fenced() || wqe.length == 0 || wqe.length as usize > most || sges.len() > MAX_SGE
+        {
             return None;
         }
         let (pd, mut there) = (self.init.setup.pd, true);

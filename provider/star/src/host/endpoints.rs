@@ -276,6 +276,10 @@ impl<E: EndpointHost> Endpoints<E> {
         if end.qp.must_send_sum() {
             end.qp.send_sum(turn.env, turn.now, self.rules.sum(end.released.init.pd));
         }
+        if end.qp.may_outrun(self.answers.data_owed()) {
+            /* SF has no place for more receives before it knows that those before are done */
+            self.answers.flush(turn.env);
+        }
         let more = end.qp.poll_transmit(turn.env, turn.now, turn.nic.memory());
         let unanswered = end.qp.unanswered();
         self.unanswered = self.unanswered - end.unanswered + unanswered;

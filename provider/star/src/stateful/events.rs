@@ -340,7 +340,8 @@ impl<E: StarEnv> Stateful<E> {
         };
         let header = self.event(Ptype::Ea, opt, seq, 0);
         let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
-        card.registry.send(ctx, self.conn, &Claim::None, header, &[], &[])
+        card.registry.send(ctx, self.conn, &Claim::None, header, &[], &[]);
+        true
     }
 
     /// Sends a CQEP if one is to be sent.

@@ -99,6 +99,34 @@ fn an_answer_takes_what_is_owed_along() {
     assert!(calls <= ROUNDS * 9 / 4, "{calls} system calls sent {packets} packets");
 }
 
+/// A receive that takes the last place leaves behind the answer that makes room for it: SF would drop it, and
+/// get it again only when SL's time has come.
+#[test]
+fn receives_do_not_outrun_the_answers_before_them() {
+    let wire = Settings { progress_thread: false, ..settings() };
+    let nodes = pair_on(&wire);
+    let qps = connected(&nodes);
+    let [a, b] = &nodes;
+    let receive = || a.post_recv(&qps[0], 1, 0, 64);
+    /* as many as the queue takes; then each that is done makes room for another */
+    while receive().is_ok() {}
+    let message = || post_inline(&qps[1], &send(2, &[]), &[7; 64]).unwrap();
+    (0..8).for_each(|_| message());
+    let (mut came, mut done) = (0, 0);
+    wait_for("the messages", || {
+        let mut cqes = [Cqe::default(); 4];
+        let got = a.cq.poll(&mut cqes).unwrap();
+        (0..got).for_each(|_| receive().unwrap());
+        came += got;
+        let sent = b.cq.poll(&mut cqes).unwrap();
+        (0..sent.min(2000 - done)).for_each(|_| message());
+        done += sent;
+        came >= 2000
+    });
+    let again = counters(wire.port, "star_wqep_again")[0];
+    assert!(again <= 100, "{again} WQEs were sent again for {came} messages");
+}
+
 #[test]
 fn reads_writes_and_atomics_of_either_end() {
     let nodes = pair();

@@ -87,8 +87,8 @@ impl Soft {
         if !all {
             self.lower_alarm(shard, now + LEFT);
         }
-        shard.local.wire_idle = if got > 0 { 0 } else { shard.local.wire_idle.saturating_add(1) };
         let got = got + shard.star.run((&mut shard.nic, &mut shard.env), now, Who::Program) as usize;
+        shard.local.wire_idle = if got > 0 { 0 } else { shard.local.wire_idle.saturating_add(1) };
         let got = got + shard.local.run((&mut shard.nic, &mut shard.env), now) as usize;
         shard.local.check((&mut shard.nic, &mut shard.env), now);
         shard.run_links(now, &self.deferred_log);
@@ -99,10 +99,15 @@ impl Soft {
         }
         /* The program's answer to what just came goes first; ACKs go with it, or with a poll soon: a program
         that only receives would otherwise keep them until its peer's window is used up. Of a program that
-        does not come back, the thread sends them. */
-        let kept = shard.acks_kept;
-        shard.send(now, || got == 0 || kept >= ACK_POLLS || cq.waiting() == 0);
-        shard.acks_kept += u32::from(shard.owes_acks());
+        does not come back, the thread sends them; one that sleeps already gets an alarm. */
+        let at_once = got == 0 || shard.acks_kept >= ACK_POLLS;
+        shard.send(now, || at_once || cq.waiting() == 0);
+        if shard.owes_acks() {
+            shard.acks_kept += 1;
+            if !polled {
+                self.lower_alarm(shard, now + LEFT);
+            }
+        }
         self.finish(shard, now);
         if got > 0 || pause > IDLE {
             shard.idle.restart(now);
@@ -142,7 +147,8 @@ impl Soft {
             }
             self.settle_local(shard);
         }
-        let whole = shard.turns.is_multiple_of(LOCAL_POLLS) || shard.unsent || !shard.deferred.is_empty();
+        let waits = shard.unsent || !shard.deferred.is_empty() || shard.acks_kept > 0;
+        let whole = shard.turns.is_multiple_of(LOCAL_POLLS) || waits;
         if whole || (!came && shard.local.wire_idle < WIRE_IDLE) {
             return None;
         }
@@ -326,7 +332,7 @@ impl Shard {
 
     /// Whether acknowledges wait for the program's answer.
     #[inline]
-    fn owes_acks(&self) -> bool {
+    pub(super) fn owes_acks(&self) -> bool {
         self.nic.owes_acks() || self.star.owes_answers()
     }
 
@@ -342,8 +348,8 @@ impl Shard {
         self.settle_roles(now);
         for _ in 0..ROUNDS {
             let mut more = self.nic.poll_transmit(&mut self.env, now, false);
-            let acks = !more && acks();
-            if acks {
+            let acks = acks();
+            if acks && !more {
                 more = self.nic.poll_transmit(&mut self.env, now, true);
                 self.acks_kept = 0;
             }
