@@ -397,8 +397,8 @@ impl Soft {
         self.thread.arm();
     }
 
-    /// Has doorbells that were deferred and ACKs that were kept go, for a program that polls no more. Where another thread has the
-    /// lock, its turn or the next one takes them.
+    /// Has doorbells that were deferred go, and ACKs that were kept, for a program that polls no more. Where
+    /// another thread has the lock, its turn or the next one takes them.
     fn ring_what_waits(&self) {
         let Some(guard) = self.try_lock() else { return };
         let waits = !guard.deferred.is_empty() || guard.owes_acks();
