@@ -22,7 +22,7 @@ pub(super) const LEFT: Nanos = 1_000_000;
 /// How long an ACK waits for the program that left it.
 const ACK_LEFT: Nanos = 50_000;
 /// Polls that find something for which an ACK waits for the program's answer.
-const ACK_POLLS: u32 = 2;
+const ACK_POLLS: u32 = 1;
 /// Of the polls of a card with local connections, one in so many looks at all else.
 const LOCAL_POLLS: u32 = 32;
 /// And one in so many says when it was: often enough for the thread to know that the program polls.
