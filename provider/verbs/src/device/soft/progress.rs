@@ -23,6 +23,8 @@ pub(super) const LEFT: Nanos = 1_000_000;
 const ACK_LEFT: Nanos = 50_000;
 /// Polls that find something for which an ACK waits for the program's answer.
 const ACK_POLLS: u32 = 1;
+/// The same with StaR, where data, and the completion of what was before, are packets of their own.
+const STAR_POLLS: u32 = 2;
 /// Of the polls of a card with local connections, one in so many looks at all else.
 const LOCAL_POLLS: u32 = 32;
 /// And one in so many says when it was: often enough for the thread to know that the program polls.
@@ -100,7 +102,8 @@ impl Soft {
         /* The program's answer to what just came goes first; ACKs go with it, or with a poll soon: a program
         that only receives would otherwise keep them until its peer's window is used up. Of a program that
         does not come back, the thread sends them; one that sleeps already gets an alarm. */
-        let at_once = got == 0 || shard.acks_kept >= ACK_POLLS;
+        let most = if shard.star.is_open() { STAR_POLLS } else { ACK_POLLS };
+        let at_once = got == 0 || shard.acks_kept >= most;
         shard.send(now, || at_once || cq.waiting() == 0);
         if shard.owes_acks() {
             shard.acks_kept += 1;
