@@ -3,8 +3,8 @@
 //!
 //! Each process has ports of its own: 4793 and 4794 where they are free, others where another process has
 //! them, which peers get to know when they connect. So nothing has to find out whose a packet is; a stateless
-//! half could not. Answers go to the port that a packet came from: everything leaves from
-//! the port of the stateful half.
+//! half could not. Answers go to the port that a packet came from: everything leaves from the
+//! port of the stateful half.
 //!
 //! Owns the sockets, checksums and CRCs. It must not know what a packet means beyond the half that it is for.
 

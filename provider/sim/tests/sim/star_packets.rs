@@ -111,6 +111,15 @@ impl Pair {
         self.wait(CLIENT, 1);
     }
 
+    /// One message to the client.
+    fn down(&mut self, len: u32, inline: bool) {
+        self.post_recv(CLIENT);
+        self.send(SERVER, SendOp::Send, len, inline);
+        self.net.doorbell(SERVER, self.qpns[SERVER]);
+        self.wait(CLIENT, 1);
+        self.wait(SERVER, 1);
+    }
+
     /// Packets that one of many takes, on average.
     fn packets_of(&mut self, mut what: impl FnMut(&mut Pair)) -> f64 {
         (0..10).for_each(|_| what(self));
@@ -133,16 +142,8 @@ fn a_call_of_the_rpc_workload() {
 /// Inline bytes up to the path MTU travel with the WQE: nobody fetches them.
 #[test]
 fn an_inline_message_of_the_stateless_end() {
-    let [small, large] = [MESSAGE, 976].map(|len| {
-        let mut pair = Pair::new(Some(Form::Packed));
-        pair.packets_of(|pair| {
-            pair.post_recv(CLIENT);
-            pair.send(SERVER, SendOp::Send, len, true);
-            pair.net.doorbell(SERVER, pair.qpns[SERVER]);
-            pair.wait(CLIENT, 1);
-            pair.wait(SERVER, 1);
-        })
-    });
+    let [small, large] =
+        [MESSAGE, 976].map(|len| Pair::new(Some(Form::Packed)).packets_of(|pair| pair.down(len, true)));
     println!("packets of an inline message of {MESSAGE} bytes: {small}, of 976: {large}");
     assert!(large <= 3.0 && small <= 3.0, "{small}, {large}");
 }
@@ -150,16 +151,8 @@ fn an_inline_message_of_the_stateless_end() {
 /// So does what is short, from memory, but behind a fence: what is before it may fill that memory.
 #[test]
 fn a_short_message_of_the_stateless_end_takes_its_data_along() {
-    let [short, long] = [512, 513].map(|len| {
-        let mut pair = Pair::new(Some(Form::Packed));
-        pair.packets_of(|pair| {
-            pair.post_recv(CLIENT);
-            pair.send(SERVER, SendOp::Send, len, false);
-            pair.net.doorbell(SERVER, pair.qpns[SERVER]);
-            pair.wait(CLIENT, 1);
-            pair.wait(SERVER, 1);
-        })
-    });
+    let [short, long] =
+        [512, 513].map(|len| Pair::new(Some(Form::Packed)).packets_of(|pair| pair.down(len, false)));
     assert!(short <= 3.0 && long >= 5.0, "{short}, {long}");
     let mut pair = Pair::new(Some(Form::Packed));
     let [source, there, behind, here] = [(CLIENT, 0), (CLIENT, 1), (CLIENT, 2), (SERVER, 0)]

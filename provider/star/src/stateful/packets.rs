@@ -96,8 +96,7 @@ impl<E: StarEnv> Stateful<E> {
             && theirs.is_idle()
             && ours.next == self.local.sq.posted()
             && self.sends.get(Psn::new(theirs.next)).is_none()
-            && self.completions.iter().all(Completions::has_sent_all)
-            && !self.owed_acks.is_owed()
+            && self.left() == TransmitStatus::Idle
             && !self.has_messages();
         !nothing
     }
