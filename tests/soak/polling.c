@@ -5,7 +5,8 @@
  *
  * - send: SENDs, found in the completion queue.
  * - write: WRITEs, found in memory; the initiator polls its completion queue for each.
- * - read: one process READs, the other one polls an empty completion queue. */
+ * - read: one process READs, the other one polls an empty completion queue.
+ * usage: polling [WAYS] */
 #include "../faults/faults.h"
 #include <dirent.h>
 #include <sched.h>
@@ -184,7 +185,7 @@ static int is_quiet(void)
 	return quiet;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	cpu_set_t cpus;
 
@@ -198,7 +199,7 @@ int main(void)
 		return failures != 0;
 	}
 	for (how = 0; how < HOWS; how++) {
-		int quiet = 0;
+		int quiet = argc > 1 && !strstr(argv[1], names[how]);
 
 		/* others of the machine may take the CPUs away, so that a program does not poll either */
 		for (int tries = 0; tries < TRIES && !quiet; tries++)

@@ -55,6 +55,8 @@ one_cpu() {
 polling() {
     build polling "$here/polling.c"
     STARVERBS_LINK=local run "$tmp/polling"
+    # over the wire the thread serves who spins on memory
+    STARVERBS_LINK=udp run "$tmp/polling" send,read
 }
 
 # The library says where two could not share memory.

@@ -2,6 +2,9 @@
 
 use starverbs_core::Nanos;
 
+/// Of a CPU clock's number: what a thread was scheduled for (CPUCLOCK_PERTHREAD, CPUCLOCK_SCHED).
+const THREAD_CPU: libc::clockid_t = 4 | 2;
+
 /// CLOCK_MONOTONIC in nanoseconds.
 #[inline]
 pub(crate) fn now() -> Nanos {
@@ -66,7 +69,25 @@ fn read(clock: libc::clockid_t) -> Nanos {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a writable timespec, which stays 0 if the clock is that of a thread that has ended.
     unsafe { libc::clock_gettime(clock, &mut time) };
+    nanos(time)
+}
+
+#[inline]
+fn nanos(time: libc::timespec) -> Nanos {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// CPU time that a thread of this process has taken; `None` if there is none of this number.
+pub(crate) fn cpu_time_of(thread: libc::pid_t) -> Option<Nanos> {
+    if thread == 0 {
+        return None;
+    }
+    /* clock_getres(2): a clock's number is the complement of the thread's, and what it counts */
+    let clock = (!thread << 3) | THREAD_CPU;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a writable timespec; the kernel refuses numbers of no thread.
+    let failed = unsafe { libc::clock_gettime(clock, &mut time) };
+    (failed == 0).then_some(nanos(time))
 }
 
 /// CPU time that a process has taken, as its thread that polls sees it.

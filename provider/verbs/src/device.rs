@@ -7,6 +7,7 @@
 pub(crate) mod activity;
 pub(crate) mod board;
 pub(crate) mod command;
+mod poller;
 mod posix_thread;
 pub(crate) mod soft;
 pub(crate) mod thread;
@@ -241,7 +242,7 @@ impl ThreadWork for Device {
         dispatch!(self, device => &device.activity)
     }
 
-    fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Nanos {
+    fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Option<Nanos> {
         dispatch!(self, device => device.wait_fds(fds, armed))
     }
 

@@ -345,17 +345,17 @@ impl ThreadWork for Arc<SharedCard> {
         &self.activity
     }
 
-    fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Nanos {
+    fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Option<Nanos> {
         if !armed {
-            return Nanos::MAX;
+            return Some(Nanos::MAX);
         }
         let mut card = self.lock();
         if card.sleepers > 0 {
-            return Nanos::MAX;
+            return Some(Nanos::MAX);
         }
         fds.push(pollfd(card.process.as_raw_fd()));
         card.alarm = card.process.next_time().unwrap_or(Nanos::MAX);
-        card.alarm
+        Some(card.alarm)
     }
 
     fn turn(&self, _: &[libc::pollfd]) -> TurnResult {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use starverbs_core::Nanos;
 
+use super::poller::Poller;
 use crate::clock;
 
 /// Of the polls that leave the device alone, one in so many looks at the clock.
@@ -18,6 +19,8 @@ pub(crate) struct Activity {
     calls: AtomicU32,
     /// When the program last ran the device by a poll
     at: AtomicU64,
+    /// Who does so
+    pub(crate) poller: Poller,
     /// For how many nanoseconds from then on polls leave the device alone
     back_off: AtomicU32,
     /// Polls that did so

@@ -290,7 +290,7 @@ impl Board {
     }
 
     /// What the thread waits for: interrupts.
-    pub(crate) fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Nanos {
+    pub(crate) fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Option<Nanos> {
         let cm = self.cm();
         if armed || cm.is_some() {
             fds.push(pollfd(self.irq.as_raw_fd()));
@@ -300,7 +300,7 @@ impl Board {
         }
         let asks = !self.is_gone.load(Ordering::Relaxed) && !self.outstanding().is_empty();
         let ask = if asks { self.heard.load(Ordering::Relaxed) + QUIET } else { Nanos::MAX };
-        cm.map_or(ask, |cm| cm.due().min(ask))
+        Some(cm.map_or(ask, |cm| cm.due().min(ask)))
     }
 
     /// Runs the connection manager, if its time has come, or if datagrams have.

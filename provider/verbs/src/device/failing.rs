@@ -226,8 +226,8 @@ impl Failing {
 
     pub(crate) fn arm(&self) {}
 
-    pub(crate) fn wait_fds(&self, _: &mut Vec<libc::pollfd>, _: bool) -> starverbs_core::Nanos {
-        starverbs_core::Nanos::MAX
+    pub(crate) fn wait_fds(&self, _: &mut Vec<libc::pollfd>, _: bool) -> Option<starverbs_core::Nanos> {
+        Some(starverbs_core::Nanos::MAX)
     }
 
     pub(crate) fn turn(&self, _: &[libc::pollfd]) -> TurnResult {

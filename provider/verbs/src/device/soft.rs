@@ -61,9 +61,9 @@ use tools::ToolChange;
 
 /// A deadline that is earlier by less than this does not wake the thread: its timers are coarse.
 const COARSE: Nanos = 1_000_000;
-/// Pause before another try for the lock, doubled each time, and the longest.
-const PAUSE: Duration = Duration::from_micros(20);
-const LONGEST_PAUSE: Duration = Duration::from_micros(200);
+
+/// Before each try for the lock, microseconds.
+const PAUSES: [u64; 5] = [0, 20, 40, 80, 160];
 
 /// The card.
 pub(crate) struct Soft {
@@ -228,16 +228,13 @@ impl Soft {
         result
     }
 
-    /// The shard, for a thread that may wait: whoever has the lock may need this CPU to give it back.
-    fn lock_patiently(&self) -> MutexGuard<'_, Shard> {
-        let mut pause = PAUSE;
-        loop {
-            if let Some(guard) = self.try_lock() {
-                return guard;
-            }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
+    /// The shard, for a thread that may wait: whoever has the lock may need this CPU to give it back. `None`:
+    /// somebody had it each time.
+    fn lock_patiently(&self) -> Option<MutexGuard<'_, Shard>> {
+        PAUSES.into_iter().find_map(|pause| {
+            std::thread::sleep(Duration::from_micros(pause));
+            self.try_lock()
+        })
     }
 
     /// The shard, unless somebody has it.

@@ -8,7 +8,9 @@
 //!
 //! It turns to watching after a number of spurious wake-ups, and that number grows each time the
 //! watching delayed a frame: programs that spin on memory without calling the library end up
-//! served by an armed thread.
+//! served by an armed thread. A program that calls all the time and was served nevertheless counts as
+//! spurious, too: it was kept from its poll, most likely by this thread. One that others of the machine keep
+//! from polling (`poller.rs`) is no reason to let the number grow.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr;
@@ -38,6 +40,8 @@ const SPURIOUS_MAX: u32 = 1024;
 const CLEAN: u32 = 256;
 /// An application that ran the card less than this ago is polling: it will do so again at once.
 const JUST_POLLED: Nanos = 2_000;
+/// One that did so less than this ago, and calls all the time, was kept from its next poll by this thread.
+const POLLED: Nanos = 10_000;
 /// Pause while the application is polling, doubled each time in a row up to a limit: one that polls once and
 /// then spins on memory is served soon, one that keeps polling is left alone.
 const NAP: Duration = Duration::from_micros(2);
@@ -66,8 +70,8 @@ pub(crate) trait ThreadWork: Send + 'static {
 
     /// Lists what a sleeping thread waits for; gives when the device must work at the latest, `Nanos::MAX`
     /// for never. Not `armed`: the program runs the device, and the thread waits for nothing that the
-    /// program's calls look at.
-    fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Nanos;
+    /// program's calls look at. `None`: another thread runs the device just now.
+    fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Option<Nanos>;
 
     /// A turn of the thread, which one of these descriptors, or the time, has woken.
     fn turn(&self, woken: &[libc::pollfd]) -> TurnResult;
@@ -206,7 +210,7 @@ struct Worker<D> {
     spurious: u32,
     /// Ticks of watching since a frame was delayed
     clean: u32,
-    /// When a turn last had something from a process of this host
+    /// When a turn last had something
     served_at: Nanos,
     /// The program's calls until then
     calls: u32,
@@ -237,15 +241,9 @@ impl<D: ThreadWork> Worker<D> {
 
     /// Armed: one sleep and what follows.
     fn serve(&mut self) {
-        let until = self.list(true);
+        let Some(until) = self.list(true) else { return self.on_spurious_wakeup() };
         match self.sleep(until) {
-            Woken::Frames if self.application_is_polling() => self.on_spurious_wakeup(),
-            Woken::Frames => match self.device.turn(&self.polled) {
-                TurnResult { held_until: Some(until), .. } => self.wait_for_receives(until),
-                TurnResult { work: Some(0) | None, .. } => self.on_spurious_wakeup(),
-                TurnResult { local: true, .. } => self.after_local(),
-                TurnResult { .. } => self.spurious = 0,
-            },
+            Woken::Frames => self.on_frames(),
             Woken::Alarm => {
                 self.device.turn(&self.polled);
             }
@@ -253,19 +251,32 @@ impl<D: ThreadWork> Worker<D> {
         }
     }
 
-    /// Something came through memory. A program that calls all the time would have taken it: on one CPU this
-    /// thread comes before its next poll, each time. Else, where requests follow each other soon, it looks
-    /// for the next ones before it sleeps.
-    fn after_local(&mut self) {
+    /// Something arrived, which the program takes itself if it is polling.
+    fn on_frames(&mut self) {
+        let since_poll = clock::now().saturating_sub(self.device.activity().polled_at());
+        if since_poll < JUST_POLLED {
+            return self.on_spurious_wakeup();
+        }
+        match self.device.turn(&self.polled) {
+            TurnResult { held_until: Some(until), .. } => self.wait_for_receives(until),
+            TurnResult { work: Some(0) | None, .. } => self.on_spurious_wakeup(),
+            TurnResult { local, .. } => self.after_work(local, since_poll),
+        }
+    }
+
+    /// The turn had something. A program that polls all the time would have taken it: on the same CPU this
+    /// thread comes before its next poll, each time. Else, where requests through memory follow each other
+    /// soon, it looks for the next ones before it sleeps.
+    fn after_work(&mut self, local: bool, since_poll: Nanos) {
         let (begun, calls) = (clock::now(), self.device.activity().calls());
         let ago = begun.saturating_sub(std::mem::replace(&mut self.served_at, begun));
         let called = calls.wrapping_sub(std::mem::replace(&mut self.calls, calls));
-        let polls = begun.saturating_sub(self.device.activity().polled_at()) < TICK;
+        let polls = since_poll < if local { TICK } else { POLLED };
         if polls && ago < TICK && called > CALLS && !self.device.activity().may_sleep() {
-            return self.on_spurious_wakeup();
+            return self.count_spurious();
         }
         self.spurious = 0;
-        if ago < SOON && !self.shares_its_cpu {
+        if local && ago < SOON && !self.shares_its_cpu {
             self.stay(begun, calls);
         }
     }
@@ -289,6 +300,7 @@ impl<D: ThreadWork> Worker<D> {
     /// Watching: one tick and what follows.
     fn watch(&mut self) {
         let calls = self.device.activity().calls();
+        let poller = self.device.activity().poller.begin();
         self.list(false);
         let woken = self.sleep(clock::now() + TICK);
         if woken == Woken::Alarm && self.device.activity().calls() != calls {
@@ -306,14 +318,16 @@ impl<D: ThreadWork> Worker<D> {
         self.device.thread().mode.store(ARMED, Ordering::SeqCst);
         self.spurious = 0;
         let late = self.device.turn(&self.polled).work.is_some_and(|work| work > 0);
-        if late && woken == Woken::Alarm {
+        /* a program that others kept from polling would have been late, too */
+        if late && woken == Woken::Alarm && !poller.waits_for_a_cpu(TICK) {
             self.clean = 0;
             self.set_limit(|limit| (limit * 2).min(SPURIOUS_MAX));
         }
     }
 
-    /// Lists what ends the sleep that follows; gives when it ends at the latest.
-    fn list(&mut self, armed: bool) -> Nanos {
+    /// Lists what ends the sleep that follows; gives when it ends at the latest. `None`: another thread runs
+    /// the device just now.
+    fn list(&mut self, armed: bool) -> Option<Nanos> {
         self.polled.clear();
         self.polled.push(pollfd(self.device.thread().wake.as_raw_fd()));
         self.device.wait_fds(&mut self.polled, armed)
@@ -351,11 +365,6 @@ impl<D: ThreadWork> Worker<D> {
         limit.store(to(limit.load(Ordering::Relaxed)), Ordering::Relaxed);
     }
 
-    /// Whether the application has just polled, and so will take the frames itself.
-    fn application_is_polling(&self) -> bool {
-        clock::now().saturating_sub(self.device.activity().polled_at()) < JUST_POLLED
-    }
-
     /// Sleeps until frames are taken again, which are in the socket already.
     fn wait_for_receives(&mut self, until: Nanos) {
         self.list(false);
@@ -364,13 +373,19 @@ impl<D: ThreadWork> Worker<D> {
         }
     }
 
+    /// The program runs the device just now.
     fn on_spurious_wakeup(&mut self) {
+        self.count_spurious();
+        if !self.device.thread().is_watching() {
+            std::thread::sleep(NAP * (1 << self.spurious.min(NAP_DOUBLINGS)));
+        }
+    }
+
+    fn count_spurious(&mut self) {
         self.spurious += 1;
         if self.spurious >= self.device.thread().limit.load(Ordering::Relaxed) {
             self.spurious = 0;
             self.device.thread().mode.store(WATCHING, Ordering::SeqCst);
-        } else {
-            std::thread::sleep(NAP * (1 << self.spurious.min(NAP_DOUBLINGS)));
         }
     }
 }
@@ -429,3 +444,6 @@ fn request_low_latency() {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -55,6 +55,7 @@ impl Soft {
             self.activity.missed();
             return true;
         };
+        guard.turns = guard.turns.wrapping_add(1);
         if let Some(came) = self.poll_local(&mut guard) {
             drop(guard);
             if came {
@@ -95,8 +96,8 @@ impl Soft {
         shard.local.check((&mut shard.nic, &mut shard.env), now);
         shard.run_links(now, &self.deferred_log);
         shard.run_timers(now);
-        shard.turns = shard.turns.wrapping_add(1);
         if shard.turns.is_multiple_of(MAINTENANCE) {
+            self.activity.poller.note();
             self.maintain(shard, now);
         }
         /* The program's answer to what just came goes first; ACKs go with it, or with a poll soon: a program
@@ -133,7 +134,6 @@ impl Soft {
         if shard.local.active == 0 {
             return None;
         }
-        shard.turns = shard.turns.wrapping_add(1);
         if shard.turns.is_multiple_of(LOCAL_CLOCK) {
             self.activity.note_poll(clock::now());
         }
@@ -204,16 +204,17 @@ impl Soft {
         next
     }
 
-    /// What the thread waits for. Armed: the port's descriptors, settled before, and the next timer.
-    pub(crate) fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Nanos {
+    /// What the thread waits for. Armed: the port's descriptors, settled before, and the next timer. `None`:
+    /// another thread runs the card.
+    pub(crate) fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Option<Nanos> {
         fds.extend(self.links.fd().map(pollfd));
         if !armed {
-            return Nanos::MAX;
+            return Some(Nanos::MAX);
         }
         if self.settings.qpc_cache.is_some() {
             self.await_contexts();
         }
-        let mut guard = self.lock_patiently();
+        let mut guard = self.lock_patiently()?;
         let shard = &mut *guard;
         let now = clock::now();
         let port = self.maintain(shard, now);
@@ -232,7 +233,7 @@ impl Soft {
         let until = if local { now } else { shard.alarm.min(owed) };
         drop(guard);
         self.serve_doorbells();
-        until
+        Some(until)
     }
 
     /// A turn of the thread, which `woken` has woken.

@@ -6,6 +6,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::HashMap;
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use starverbs_core::mr::MrAttr;
 use starverbs_core::nic::OwnRequest;
@@ -13,12 +14,15 @@ use starverbs_core::strom::{Code, ReplyMemory, RpcHandler, RpcOutcome, SLOT_BYTE
 use starverbs_core::{Access, Nanos, Nic, NicError, PdId, Qpn};
 
 use super::super::command::KernelCommand;
+use super::Soft;
 use super::back_pressure::Who;
 use super::env::{HostEnv, NicEnv};
 use super::shard::Shard;
-use super::{PAUSE, Soft};
 use crate::error::{Result, VerbsError};
 use crate::qp::REPLIES;
+
+/// Pause of who waits for a kernel while nothing comes.
+const PAUSE: Duration = Duration::from_micros(20);
 
 /// Memory for the answers of a queue pair.
 struct ReplyRoom {
@@ -105,7 +109,7 @@ impl Soft {
                 return Ok(ended);
             }
             if own.waits() {
-                let work = self.run_all(self.lock_patiently(), Who::Program).work;
+                let work = self.try_lock().and_then(|shard| self.run_all(shard, Who::Program).work);
                 if work.is_none_or(|work| work == 0) {
                     std::thread::sleep(PAUSE);
                 }

@@ -1,0 +1,104 @@
+//! The thread beside programs that poll, that spin on memory, and that hold the device.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use super::*;
+
+/// Turns of the thread after which a test looks.
+const TURNS: u64 = 2_000;
+
+/// What the program does between two frames.
+enum Program {
+    /// It polls and polls.
+    Polls,
+    /// It polls a few times and spins on memory from then on.
+    Spins,
+    /// It has the device whenever the thread looks.
+    HoldsTheDevice,
+    /// It has asked for an event, and polls meanwhile.
+    AwaitsEvent,
+}
+
+/// A device to which frames come without end.
+struct Busy {
+    thread: ProgressThread,
+    activity: Activity,
+    frames: OwnedFd,
+    program: Program,
+    turns: AtomicU64,
+}
+
+impl ThreadWork for Arc<Busy> {
+    fn thread(&self) -> &ProgressThread {
+        &self.thread
+    }
+    fn activity(&self) -> &Activity {
+        &self.activity
+    }
+    fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Option<Nanos> {
+        if !armed {
+            return Some(Nanos::MAX);
+        }
+        fds.push(pollfd(self.frames.as_raw_fd()));
+        match self.program {
+            Program::HoldsTheDevice => return None,
+            Program::Spins => (0..CALLS / 4).for_each(|_| self.activity.note_call()),
+            Program::Polls | Program::AwaitsEvent => (0..2 * CALLS).for_each(|_| self.activity.note_call()),
+        }
+        /* when it last polled: too long ago for a program that is in a poll just now */
+        self.activity.note_poll(clock::now().saturating_sub(JUST_POLLED));
+        Some(Nanos::MAX)
+    }
+    fn turn(&self, _: &[libc::pollfd]) -> TurnResult {
+        self.turns.fetch_add(1, Ordering::Relaxed);
+        TurnResult { work: Some(1), ..TurnResult::default() }
+    }
+}
+
+/// Runs the thread until it watches, or has had `TURNS` turns; says whether it watches.
+fn comes_to_watch(program: Program) -> bool {
+    let busy = Arc::new(Busy {
+        thread: ProgressThread::new().unwrap(),
+        activity: Activity::default(),
+        frames: eventfd(EfdFlags::EFD_NONBLOCK).unwrap(),
+        program,
+        turns: AtomicU64::new(0),
+    });
+    signal(&busy.frames);
+    if matches!(busy.program, Program::AwaitsEvent) {
+        busy.activity.awaits_event();
+    }
+    busy.thread.start(Arc::clone(&busy)).unwrap();
+    let watches = loop {
+        if busy.thread.is_watching() {
+            break true;
+        }
+        if busy.turns.load(Ordering::Relaxed) >= TURNS {
+            break false;
+        }
+        std::thread::yield_now();
+    };
+    busy.thread.stop();
+    watches
+}
+
+#[test]
+fn a_program_that_polls_is_left_alone() {
+    assert!(comes_to_watch(Program::Polls));
+}
+
+#[test]
+fn one_that_spins_on_memory_is_served() {
+    assert!(!comes_to_watch(Program::Spins));
+}
+
+#[test]
+fn one_that_may_sleep_is_served() {
+    assert!(!comes_to_watch(Program::AwaitsEvent));
+}
+
+#[test]
+fn who_has_the_device_is_not_waited_for() {
+    assert!(comes_to_watch(Program::HoldsTheDevice));
+}
