@@ -21,7 +21,7 @@ use starverbs_settings::Settings;
 
 use crate::clock::now;
 use crate::device::activity::Activity;
-use crate::device::thread::{ProgressThread, ThreadWork, TurnResult, drain, pollfd};
+use crate::device::thread::{ProgressThread, ThreadWork, TurnResult, drain, lock_patiently, pollfd};
 use crate::events::{eventfd, signal};
 use crate::stat::StatPage;
 use crate::{Context, Result, VerbsError, process};
@@ -300,6 +300,14 @@ impl SharedCard {
         self.card.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn try_lock(&self) -> Option<MutexGuard<'_, LockedCard>> {
+        match self.card.try_lock() {
+            Ok(card) => Some(card),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// The process's page has what the card has counted since.
     fn publish(&self, card: &mut LockedCard) {
         let counters = counters(&self.stats, &card.process);
@@ -349,7 +357,7 @@ impl ThreadWork for Arc<SharedCard> {
         if !armed {
             return Some(Nanos::MAX);
         }
-        let mut card = self.lock();
+        let mut card = lock_patiently(|| self.try_lock())?;
         if card.sleepers > 0 {
             return Some(Nanos::MAX);
         }
@@ -359,11 +367,7 @@ impl ThreadWork for Arc<SharedCard> {
     }
 
     fn turn(&self, _: &[libc::pollfd]) -> TurnResult {
-        let mut card = match self.card.try_lock() {
-            Ok(card) => card,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return TurnResult::default(),
-        };
+        let Some(mut card) = self.try_lock() else { return TurnResult::default() };
         if card.sleepers > 0 {
             return TurnResult::default();
         }

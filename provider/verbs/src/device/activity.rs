@@ -11,6 +11,9 @@ use crate::clock;
 /// Of the polls that leave the device alone, one in so many looks at the clock.
 const UNTIMED: u32 = 4;
 
+/// In each such time one poll says which thread it is of.
+const SAME_POLLER: Nanos = 1 << 18;
+
 /// The program's calls.
 #[repr(align(64))]
 #[derive(Default)]
@@ -52,10 +55,14 @@ impl Activity {
         self.at.load(Ordering::Relaxed)
     }
 
-    /// The program runs the device by a poll at `now`; gives when it did so before.
+    /// The program runs the device by a poll at `now`; gives when it did so before. Which thread that is, is
+    /// asked now and then.
     #[inline]
     pub(crate) fn note_poll(&self, now: Nanos) -> Nanos {
         let before = self.polled_at();
+        if now / SAME_POLLER != before / SAME_POLLER {
+            self.poller.note();
+        }
         self.at.store(now, Ordering::Relaxed);
         before
     }

@@ -28,7 +28,6 @@ mod tools;
 
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
-use std::time::Duration;
 
 use starverbs_backend as backend;
 use starverbs_core::coalesce::When;
@@ -61,9 +60,6 @@ use tools::ToolChange;
 
 /// A deadline that is earlier by less than this does not wake the thread: its timers are coarse.
 const COARSE: Nanos = 1_000_000;
-
-/// Before each try for the lock, microseconds.
-const PAUSES: [u64; 5] = [0, 20, 40, 80, 160];
 
 /// The card.
 pub(crate) struct Soft {
@@ -226,15 +222,6 @@ impl Soft {
         drop(guard);
         self.serve_doorbells();
         result
-    }
-
-    /// The shard, for a thread that may wait: whoever has the lock may need this CPU to give it back. `None`:
-    /// somebody had it each time.
-    fn lock_patiently(&self) -> Option<MutexGuard<'_, Shard>> {
-        PAUSES.into_iter().find_map(|pause| {
-            std::thread::sleep(Duration::from_micros(pause));
-            self.try_lock()
-        })
     }
 
     /// The shard, unless somebody has it.

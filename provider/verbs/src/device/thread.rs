@@ -46,6 +46,8 @@ const POLLED: Nanos = 10_000;
 /// then spins on memory is served soon, one that keeps polling is left alone.
 const NAP: Duration = Duration::from_micros(2);
 const NAP_DOUBLINGS: u32 = 4;
+/// Before each try for the device's lock, microseconds.
+const PAUSES: [u64; 5] = [0, 20, 40, 80, 160];
 /// Requests of this host's processes that follow each other so soon, wake-ups included, are waited for
 /// without a sleep. The wait lasts so long, and all waits in a row so long: the sockets are to be looked at.
 const SOON: Nanos = 50_000;
@@ -388,6 +390,15 @@ impl<D: ThreadWork> Worker<D> {
             self.device.thread().mode.store(WATCHING, Ordering::SeqCst);
         }
     }
+}
+
+/// A device's lock, for its thread, which may wait: whoever has it may need this CPU to give it back. `None`:
+/// somebody had it each time.
+pub(crate) fn lock_patiently<T>(try_lock: impl Fn() -> Option<T>) -> Option<T> {
+    PAUSES.into_iter().find_map(|pause| {
+        std::thread::sleep(Duration::from_micros(pause));
+        try_lock()
+    })
 }
 
 /// A descriptor to be waited for until it can be read.

@@ -9,7 +9,7 @@ use super::idle::{IDLE, Then};
 use super::{Shard, Soft};
 use crate::clock::{self, CpuTime};
 use crate::cq::CqShared;
-use crate::device::thread::{TurnResult, pollfd};
+use crate::device::thread::{TurnResult, lock_patiently, pollfd};
 
 /// Rounds of filling and flushing the port in one turn.
 const ROUNDS: u32 = 16;
@@ -97,7 +97,6 @@ impl Soft {
         shard.run_links(now, &self.deferred_log);
         shard.run_timers(now);
         if shard.turns.is_multiple_of(MAINTENANCE) {
-            self.activity.poller.note();
             self.maintain(shard, now);
         }
         /* The program's answer to what just came goes first; ACKs go with it, or with a poll soon: a program
@@ -214,7 +213,7 @@ impl Soft {
         if self.settings.qpc_cache.is_some() {
             self.await_contexts();
         }
-        let mut guard = self.lock_patiently()?;
+        let mut guard = lock_patiently(|| self.try_lock())?;
         let shard = &mut *guard;
         let now = clock::now();
         let port = self.maintain(shard, now);
