@@ -7,10 +7,9 @@
 //!   It looks once a tick whether the application still polls, and arms itself if not.
 //!
 //! It turns to watching after a number of spurious wake-ups, and that number grows each time the
-//! watching delayed a frame: programs that spin on memory without calling the library end up
-//! served by an armed thread. A program that calls all the time and was served nevertheless counts as
-//! spurious, too: it was kept from its poll, most likely by this thread. One that others of the machine keep
-//! from polling (`poller.rs`) is no reason to let the number grow.
+//! watching delayed a frame of a program that spins on memory without calling the library (`poller.rs`): such
+//! end up served by an armed thread. A program that calls all the time and was served nevertheless counts as
+//! spurious, too: it was kept from its poll, most likely by this thread.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr;
@@ -35,13 +34,11 @@ const WATCHING: u8 = 2;
 const TICK: Nanos = 1_000_000;
 /// Spurious wake-ups before it watches: at first, and at most.
 const SPURIOUS_MIN: u32 = 8;
-const SPURIOUS_MAX: u32 = 1024;
+const SPURIOUS_MAX: u32 = 16_384;
 /// Ticks of watching without a delayed frame, after which fewer spurious wake-ups suffice again.
 const CLEAN: u32 = 256;
 /// An application that ran the card less than this ago is polling: it will do so again at once.
 const JUST_POLLED: Nanos = 2_000;
-/// One that did so less than this ago, and calls all the time, was kept from its next poll by this thread.
-const POLLED: Nanos = 10_000;
 /// Pause while the application is polling, doubled each time in a row up to a limit: one that polls once and
 /// then spins on memory is served soon, one that keeps polling is left alone.
 const NAP: Duration = Duration::from_micros(2);
@@ -273,8 +270,7 @@ impl<D: ThreadWork> Worker<D> {
         let (begun, calls) = (clock::now(), self.device.activity().calls());
         let ago = begun.saturating_sub(std::mem::replace(&mut self.served_at, begun));
         let called = calls.wrapping_sub(std::mem::replace(&mut self.calls, calls));
-        let polls = since_poll < if local { TICK } else { POLLED };
-        if polls && ago < TICK && called > CALLS && !self.device.activity().may_sleep() {
+        if since_poll < TICK && ago < TICK && called > CALLS && !self.device.activity().may_sleep() {
             return self.count_spurious();
         }
         self.spurious = 0;
@@ -320,8 +316,8 @@ impl<D: ThreadWork> Worker<D> {
         self.device.thread().mode.store(ARMED, Ordering::SeqCst);
         self.spurious = 0;
         let late = self.device.turn(&self.polled).work.is_some_and(|work| work > 0);
-        /* a program that others kept from polling would have been late, too */
-        if late && woken == Woken::Alarm && !poller.waits_for_a_cpu(TICK) {
+        /* it spins on memory; one that sleeps, or that others keep from polling, would have been late, too */
+        if late && woken == Woken::Alarm && poller.ran(TICK) {
             self.clean = 0;
             self.set_limit(|limit| (limit * 2).min(SPURIOUS_MAX));
         }
