@@ -68,7 +68,8 @@ local f = {
 	solicited = ProtoField.bool("star.cqe.solicited", "Solicited"),
 	byte_len = ProtoField.uint32("star.cqe.byte_len", "Bytes", base.DEC),
 	vendor_err = ProtoField.uint32("star.cqe.vendor_err", "Vendor error", base.HEX),
-	turn = ProtoField.uint32("star.turn", "Number of the packet among those of WRITEs", base.DEC),
+	turn = ProtoField.uint32("star.turn", "Number of the packet among those that have turns", base.DEC),
+	turn_send = ProtoField.uint32("star.turn.send", "To a receive buffer", base.DEC),
 	atomic_seq = ProtoField.uint32("star.atomic.seq", "Sequence of atomics", base.DEC),
 	atomic_slots = ProtoField.uint8("star.atomic.slots", "Logarithm of the number of slots", base.DEC),
 	operand = ProtoField.uint64("star.atomic.operand", "Operand", base.HEX),
@@ -236,8 +237,18 @@ local function completion(data, tree)
 	return " " .. (STATUSES[status] or "status " .. status)
 end
 
--- A completion before the last data of its message.
-local function carried(data, tree)
+-- The turn of data that has one; `shown`: what is before it.
+local function turn(data, tree, shown)
+	if data:len() < 16 then return "" end
+	tree:add(f.slot, data(0, 8))
+	tree:add(f.turn, data(8, 4))
+	tree:add(f.turn_send, data(12, 4))
+	if data:len() > 16 then tree:add(f.carried, data(16)) end
+	return (shown or "") .. " turn " .. data(8, 4):uint() .. " " .. (data:len() - 16) .. " bytes"
+end
+
+-- A completion before the last data of its message, which may have a turn.
+local function carried(data, tree, opt)
 	if data:len() < 32 then return "" end
 	tree:add(f.slot, data(0, 8))
 	tree:add(f.record_recv, data(8, 1))
@@ -247,17 +258,10 @@ local function carried(data, tree)
 	tree:add(f.byte_len, data(12, 4))
 	tree:add(f.imm, data(16, 4))
 	tree:add(f.record_seq, data(21, 3))
+	local shown = " completion " .. data(21, 3):uint()
+	if opt == 1 and data:len() > 32 then return turn(data(32), tree, shown) end
 	if data:len() > 32 then tree:add(f.carried, data(32)) end
-	return " completion " .. data(21, 3):uint() .. " " .. (data:len() - 32) .. " bytes"
-end
-
--- A WRITE that is done in its turn.
-local function turn(data, tree)
-	if data:len() < 16 then return "" end
-	tree:add(f.slot, data(0, 8))
-	tree:add(f.turn, data(8, 4))
-	if data:len() > 16 then tree:add(f.carried, data(16)) end
-	return " turn " .. data(8, 4):uint() .. " " .. (data:len() - 16) .. " bytes"
+	return shown .. " " .. (data:len() - 32) .. " bytes"
 end
 
 local function atomic(data, tree)
@@ -339,7 +343,7 @@ local function body(kind, opt, m, data, tree)
 	if m then return control(data, tree) end
 	if kind == 1 then return wqe(data, tree) end
 	if kind == 8 then return records(data, tree) end
-	if kind == 9 then return carried(data, tree) end
+	if kind == 9 then return carried(data, tree, opt) end
 	if kind == 7 then return completion(data, tree) end
 	if kind == 5 and opt == 1 then return atomic(data, tree) end
 	if kind == 3 and opt == 1 then return turn(data, tree) end

@@ -82,8 +82,8 @@ pub enum Claim {
         /// Right that the rule must give
         need: Access,
     },
-    /// That, and a slot of a ring of the connection
-    WithSlot {
+    /// That, and slots of rings of the connection
+    WithSlots {
         /// What allows the first
         rule: RuleRef,
         /// Its first byte
@@ -92,10 +92,8 @@ pub enum Claim {
         len: u32,
         /// Right that the rule must give
         need: Access,
-        /// The ring
-        ring: RuleRef,
-        /// The slot in it
-        slot: Seg,
+        /// Of each the ring, and the slot in it
+        slots: [Option<(RuleRef, Seg)>; 2],
     },
 }
 
@@ -381,9 +379,11 @@ impl RuleRegistry {
         match *claim {
             Claim::None => true,
             Claim::Memory { rule, addr, len, need } => self.opens(conn, rule, (addr, len), need),
-            Claim::WithSlot { rule, addr, len, need, ring, slot } => {
-                self.opens(conn, rule, (addr, len), need)
-                    && self.opens(conn, ring, (slot.addr, slot.len), Access::LOCAL_WRITE)
+            Claim::WithSlots { rule, addr, len, need, slots } => {
+                let has = |(ring, slot): (_, Seg)| {
+                    self.opens(conn, ring, (slot.addr, slot.len), Access::LOCAL_WRITE)
+                };
+                self.opens(conn, rule, (addr, len), need) && slots.into_iter().flatten().all(has)
             }
         }
     }
@@ -429,7 +429,7 @@ impl RuleRegistry {
         }
         let head = StarHead::to_stateless(header, conn.prefix, &conn.token);
         env.send_star(StarDest { av: &conn.av, port: conn.port }, &head, data, payload, false);
-        if let Claim::Memory { rule, .. } | Claim::WithSlot { rule, .. } = claim
+        if let Claim::Memory { rule, .. } | Claim::WithSlots { rule, .. } = claim
             && let Some(slot) = self.slots.get_mut(rule.slot as usize)
         {
             slot.used = now.max(1);

@@ -17,7 +17,7 @@ use super::message::{Atomic, CqeMsg};
 use super::packed::PackedWqes;
 use super::ring::{Age, CQE_SLOT, REPLAY_SLOT, Stamp};
 use super::token::{CardSecret, SlotArea, Token};
-use super::turn::WriteTurn;
+use super::turn::DataTurn;
 use super::wire::{Opt, Prefix, Ptype, Queue, StarHead, StarHeader, StarPacket};
 
 /// What a stateless card knows beside the packet: nothing of connections.
@@ -106,6 +106,20 @@ fn is_open<E: StarEnv>(
         && env.star_load(token.slots.gate()).map(u64::from_ne_bytes) == Some(token.mac)
 }
 
+/// How the turn of a packet stands to the last one that was done.
+enum Place {
+    /// Something before it is missing
+    Early,
+    Next,
+    /// It has been
+    Past,
+}
+
+/// What data that has a turn needs its memory for.
+fn use_of(turn: &DataTurn) -> Use {
+    if turn.send { Use::Place } else { Use::Write }
+}
+
 /// One packet's work.
 struct PacketJob<'a, E> {
     card: &'a StatelessCard<'a>,
@@ -121,57 +135,85 @@ impl<E: StarEnv> PacketJob<'_, E> {
     /// RD: to memory, and only then the answer.
     fn place(&mut self, data: &[u8]) -> Result<(), Discard> {
         let what = if self.header.opt == Opt::Write { Use::Write } else { Use::Place };
-        self.check(self.header.addr, data.len() as u64, what)?;
-        if !data.is_empty() && !self.env.dma_write(self.header.addr, data) {
-            return Err(Discard::Refused);
-        }
-        self.env.dma_fence();
+        self.write(data, what)?;
         self.card.stats.star_rd.inc();
         self.done();
         Ok(())
     }
 
-    /// RD of a WRITE in its turn: to memory, once, behind the one before it. Whatever comes again is
-    /// answered, and nothing is written nor looked at. The answer to one that is early says 0 bytes.
+    /// RD in its turn: to memory, once, behind the one before it. Whatever comes again is answered, and
+    /// nothing is written nor looked at.
     fn place_in_turn(&mut self, data: &[u8]) -> Result<(), Discard> {
-        let (WriteTurn { slot, number }, data) = WriteTurn::decode(data).ok_or(Discard::Bad)?;
-        if data.is_empty() || !slot.is_multiple_of(REPLAY_SLOT) {
+        let (turn, data) = DataTurn::decode(data).ok_or(Discard::Bad)?;
+        if data.is_empty() {
+            return Err(Discard::Bad);
+        }
+        match self.place_of(&turn)? {
+            Place::Early => {
+                self.early();
+                return Ok(());
+            }
+            Place::Next => {
+                self.write(data, use_of(&turn))?;
+                self.pass(&turn)?;
+                self.card.stats.star_rd.inc();
+            }
+            Place::Past => self.card.stats.star_stale.inc(),
+        }
+        self.done();
+        Ok(())
+    }
+
+    /// Where a packet's turn stands to the last one that was done.
+    fn place_of(&mut self, turn: &DataTurn) -> Result<Place, Discard> {
+        let DataTurn { slot, number, .. } = *turn;
+        if !slot.is_multiple_of(REPLAY_SLOT) {
             return Err(Discard::Bad);
         }
         self.check_slot(slot, REPLAY_SLOT)?;
         let stamp = Stamp { epoch: self.prefix.epoch, seq: number };
         let last = self.stamp_at(slot)?;
         match last.age_of_atomic(stamp) {
-            Age::Newer if last != stamp.one_before() => {
-                self.card.stats.star_writes_early.inc();
-                if self.header.ack {
-                    self.owed.early(self.env, &self.from, self.header);
-                }
-                return Ok(());
-            }
-            Age::Newer => {
-                self.check(self.header.addr, data.len() as u64, Use::Write)?;
-                if !self.env.dma_write(self.header.addr, data) {
-                    return Err(Discard::Refused);
-                }
-                self.env.dma_fence();
-                if !self.store(slot, stamp.word()) {
-                    return Err(Discard::Refused);
-                }
-                self.card.stats.star_rd.inc();
-            }
-            Age::Same | Age::Older => self.card.stats.star_stale.inc(),
-            Age::Foreign => return Err(Discard::Stale),
+            Age::Newer if last != stamp.one_before() => Ok(Place::Early),
+            Age::Newer => Ok(Place::Next),
+            Age::Same | Age::Older => Ok(Place::Past),
+            Age::Foreign => Err(Discard::Stale),
         }
-        self.done();
+    }
+
+    /// The turn is the next one's.
+    fn pass(&mut self, turn: &DataTurn) -> Result<(), Discard> {
+        let stamp = Stamp { epoch: self.prefix.epoch, seq: turn.number };
+        if self.store(turn.slot, stamp.word()) { Ok(()) } else { Err(Discard::Refused) }
+    }
+
+    /// The packet is early: nothing of it is done, and its answer says 0 bytes.
+    fn early(&mut self) {
+        self.card.stats.star_writes_early.inc();
+        if self.header.ack {
+            self.owed.early(self.env, &self.from, self.header);
+        }
+    }
+
+    /// Data to where the packet says, before anything that comes after.
+    fn write(&mut self, data: &[u8], what: Use) -> Result<(), Discard> {
+        self.check(self.header.addr, data.len() as u64, what)?;
+        if !data.is_empty() && !self.env.dma_write(self.header.addr, data) {
+            return Err(Discard::Refused);
+        }
+        self.env.dma_fence();
         Ok(())
     }
 
-    /// RDC: to memory, then its completion into its slot, and one answer for both. Once that is there,
-    /// nothing is written however often it comes, nor looked at: the program may have its buffer back.
-    /// Without data it asks whether that is so; no is a GDA without data.
+    /// RDC: to memory, then its completion into its slot, and one answer for both; all of that in its turn,
+    /// if it has one. Once that is there, nothing is written however often it comes, nor looked at: the
+    /// program may have its buffer back. Without data it asks whether that is so; no is a GDA without data.
     fn place_last(&mut self, data: &[u8]) -> Result<(), Discard> {
         let (carried, data) = Carried::decode(data).ok_or(Discard::Bad)?;
+        let (turn, data) = match self.header.opt {
+            Opt::Recv => DataTurn::decode(data).map(|(turn, data)| (Some(turn), data)).ok_or(Discard::Bad)?,
+            _ => (None, data),
+        };
         let Carried { queue, seq, cqe, stored } = carried;
         if !cqe.slot.is_multiple_of(CQE_SLOT) {
             return Err(Discard::Bad);
@@ -186,13 +228,20 @@ impl<E: StarEnv> PacketJob<'_, E> {
                 return Ok(());
             }
             Age::Newer => {
-                let what = if self.header.opt == Opt::Write { Use::Write } else { Use::Place };
-                self.check(self.header.addr, data.len() as u64, what)?;
-                if !self.env.dma_write(self.header.addr, data) {
-                    return Err(Discard::Refused);
+                match turn.map(|turn| self.place_of(&turn)).transpose()? {
+                    Some(Place::Early) => {
+                        self.early();
+                        return Ok(());
+                    }
+                    /* what has had its turn has its completion */
+                    Some(Place::Past) => return Err(Discard::Stale),
+                    Some(Place::Next) | None => (),
                 }
-                self.env.dma_fence();
+                let of_write = self.header.opt == Opt::Write;
+                let what = turn.map_or(if of_write { Use::Write } else { Use::Place }, |turn| use_of(&turn));
+                self.write(data, what)?;
                 self.fill(&cqe, stamp)?;
+                turn.map_or(Ok(()), |turn| self.pass(&turn))?;
                 self.card.stats.star_rd.inc();
                 self.post_event(queue, News::Completed, Upto::of(stored));
             }

@@ -17,7 +17,7 @@ use starverbs_star::initial::InitialMessage;
 use starverbs_star::message::{self, Atomic, CqeMsg};
 use starverbs_star::packed::{PackedWqes, ROOM};
 use starverbs_star::token::{SlotArea, Token};
-use starverbs_star::turn::WriteTurn;
+use starverbs_star::turn::DataTurn;
 use starverbs_star::wire::{Opt, Prefix, Ptype, Queue, StarHead, StarHeader};
 
 #[test]
@@ -263,8 +263,10 @@ fn send_everything(settings: &Settings) -> Vec<String> {
     say(Ptype::Ea, Opt::Recv, &[]);
     say(Ptype::Rd, Opt::Write, &[1; 100]);
     say(Ptype::Rda, Opt::Write, &[]);
-    let turn = WriteTurn { slot: 48, number: 70_000 }.encode();
+    let turn = DataTurn { slot: 48, number: 70_000, send: false }.encode();
     say(Ptype::Rd, Opt::Recv, &[&turn[..], b"two"].concat());
+    let turn = DataTurn { slot: 48, number: 70_001, send: true }.encode();
+    say(Ptype::Rdc, Opt::Recv, &[&carried[..], &turn, b"last"].concat());
     say(Ptype::Gd, Opt::Read, &[]);
     say(Ptype::Gda, Opt::Read, &[2; 50]);
     let atomic = Atomic { op: SendOp::FetchAdd, seq: 6, slots: 2, slot: 32, compare_add: 1, swap: 0 };
@@ -287,12 +289,13 @@ fn send_everything(settings: &Settings) -> Vec<String> {
         "RD WRITE QPN 0x000123 PSN 5",
         "RDA WRITE QPN 0x000123 PSN 6",
         "RD RECV QPN 0x000123 PSN 7 turn 70000 3 bytes",
-        "GD READ QPN 0x000123 PSN 8",
-        "GDA READ QPN 0x000123 PSN 9",
-        "GD RECV QPN 0x000123 PSN 10 atomic 6",
-        "GDA RECV QPN 0x000123 PSN 11",
-        "GDA RECV QPN 0x000123 PSN 12 early",
-        "CQEP SEND QPN 0x000123 PSN 13 success",
+        "RDC RECV QPN 0x000123 PSN 8 completion 77 turn 70001 4 bytes",
+        "GD READ QPN 0x000123 PSN 9",
+        "GDA READ QPN 0x000123 PSN 10",
+        "GD RECV QPN 0x000123 PSN 11 atomic 6",
+        "GDA RECV QPN 0x000123 PSN 12",
+        "GDA RECV QPN 0x000123 PSN 13 early",
+        "CQEP SEND QPN 0x000123 PSN 14 success",
     ]
     .map(str::to_owned)
     .into();

@@ -7,7 +7,7 @@ use starverbs_core::{Av, FrameMeta, Nanos};
 use starverbs_star::carried::Carried;
 use starverbs_star::control::Control;
 use starverbs_star::host::Ends;
-use starverbs_star::turn::WriteTurn;
+use starverbs_star::turn::DataTurn;
 use starverbs_star::wire::{CardHalf, Opt, Ptype, StarHeader, StarPacket};
 
 use super::{Flight, Net};
@@ -112,17 +112,21 @@ impl Net {
         let header = packet.header;
         match header.ptype {
             Ptype::Rd if header.opt == Opt::Recv => {
-                let (_, data) = WriteTurn::decode(packet.data).expect("as it left");
-                sent.push((from, StarHeader { opt: Opt::Write, len: data.len() as u16, ..header }));
+                let (turn, data) = DataTurn::decode(packet.data).expect("as it left");
+                let opt = if turn.send { Opt::Send } else { Opt::Write };
+                sent.push((from, StarHeader { opt, len: data.len() as u16, ..header }));
             }
             Ptype::Rd | Ptype::Gd => sent.push((from, header)),
             Ptype::Rdc => {
                 let carried = Carried::decode(packet.data).zip(packet.prefix);
                 let ((carried, data), prefix) = carried.expect("as it left");
+                let has_turn = header.opt == Opt::Recv;
+                let data = if has_turn { DataTurn::decode(data).expect("as it left").1 } else { data };
                 /* one that is sent again writes nothing if it was done before */
                 let of = (from, header.qpn, prefix.epoch, carried.queue as u8, carried.seq.get());
                 if self.carried.insert(of) {
-                    sent.push((from, StarHeader { ptype: Ptype::Rd, len: data.len() as u16, ..header }));
+                    let opt = if has_turn { Opt::Send } else { header.opt };
+                    sent.push((from, StarHeader { ptype: Ptype::Rd, opt, len: data.len() as u16, ..header }));
                 }
             }
             _ => {}

@@ -11,7 +11,7 @@ use starverbs_star::message::{Atomic, CqeMsg};
 use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp};
 use starverbs_star::stateless::{StatelessCard, handle};
 use starverbs_star::token::{CardSecret, SlotArea};
-use starverbs_star::turn::WriteTurn;
+use starverbs_star::turn::DataTurn;
 use starverbs_star::wire::{CardHalf, Opt, Prefix, Ptype, Queue, StarHead, StarHeader, StarPacket};
 
 const EPOCH: u32 = 0x0003_0105;
@@ -99,11 +99,20 @@ impl Sl {
 
     /// The last data of a message with its completion: the answer's kind and length, and how many events.
     fn rdc(&mut self, seq: u32, epoch: u32, data: &[u8]) -> (Option<(Ptype, u16)>, usize) {
+        self.rdc_in(Opt::Send, seq, epoch, data)
+    }
+
+    /// The same, in this turn.
+    fn rdc_in_turn(&mut self, seq: u32, turn: DataTurn, data: &[u8]) -> (Option<(Ptype, u16)>, usize) {
+        self.rdc_in(Opt::Recv, seq, EPOCH, &[&turn.encode()[..], data].concat())
+    }
+
+    fn rdc_in(&mut self, opt: Opt, seq: u32, epoch: u32, data: &[u8]) -> (Option<(Ptype, u16)>, usize) {
         let cqe = CqeMsg { slot: self.slot, byte_len: data.len() as u32, ..CqeMsg::default() };
         let upto = Upto { sends: Psn::new(5), recvs: Psn::new(6) };
         let carried = Carried { queue: Queue::Recv, seq: Psn::new(seq), cqe, stored: upto.word() };
         let bytes = [&carried.encode()[..], data].concat();
-        let header = header(Ptype::Rdc, Opt::Send, self.data, bytes.len() as u16);
+        let header = header(Ptype::Rdc, opt, self.data, bytes.len() as u16);
         let (frames, events) = self.get(header, Prefix { epoch, ..PREFIX }, &bytes);
         let what = News::Completed;
         let told = SlEvent { qpn: PREFIX.qpn, epoch, queue: Queue::Recv, what, upto: Some(upto) };
@@ -203,7 +212,7 @@ fn an_early_write_is_not_answered_with_those_before_it() {
     let mut sl = Sl::new();
     sl.bounds.add(sl.data, 256, Access::REMOTE_WRITE).expect("memory");
     let mut owed = Answers::default();
-    let turn = |sl: &Sl, number| WriteTurn { slot: sl.replay, number }.encode();
+    let turn = |sl: &Sl, number| DataTurn { slot: sl.replay, number, send: false }.encode();
     for (psn, number) in [(4, 0), (8, 2), (12, 1)] {
         let bytes = [&turn(&sl, number)[..], b"abc"].concat();
         let len = bytes.len() as u16;
@@ -249,6 +258,40 @@ fn the_last_data_of_a_message_brings_its_completion_once() {
     sl.area = sl.elsewhere;
     assert_eq!(sl.rdc(1, EPOCH, b"two"), (None, 0));
     assert_eq!(sl.stats.star_refused.get(), 2);
+}
+
+/// A SEND in its turn: data, then the last of it with the completion, each once and behind the one before.
+#[test]
+fn the_last_data_of_a_message_has_its_turn() {
+    let mut sl = Sl::new();
+    let slot = sl.replay;
+    let of_send = |number| DataTurn { slot, number, send: true };
+    let data = |sl: &Sl| sl.net.hosts[0].env.memory.read(sl.data, 3).to_vec();
+    let (done, early) = (Some((Ptype::Rda, 51)), Some((Ptype::Rda, 0)));
+    assert_eq!(sl.rdc_in_turn(0, of_send(1), b"two"), (early, 0), "the first is missing");
+    assert_eq!(sl.rdc_in_turn(0, of_send(1), b""), (Some((Ptype::Gda, 0)), 0), "it has not come");
+    let first = [&of_send(0).encode()[..], b"one"].concat();
+    let head = header(Ptype::Rd, Opt::Recv, sl.data, first.len() as u16);
+    assert_eq!(answer(&sl.get(head, PREFIX, &first).0).header.len, 19);
+    assert_eq!((sl.rdc_in_turn(0, of_send(1), b"two"), data(&sl)), ((done, 1), b"two".to_vec()));
+    assert_eq!((sl.rdc_in_turn(0, of_send(1), b"bad"), data(&sl)), ((done, 0), b"two".to_vec()), "a copy");
+    assert_eq!(sl.rdc_in_turn(0, of_send(1), b""), (Some((Ptype::Rda, 48)), 0), "it has");
+    /* a copy of what came before is answered, too */
+    assert_eq!(answer(&sl.get(head, PREFIX, &first).0).header.len, 19);
+    assert_eq!(data(&sl), b"two");
+    assert_eq!(sl.rdc_in_turn(1, of_send(3), b"bad").0, early);
+    assert_eq!(sl.rdc_in_turn(1, of_send(1), b"bad"), (None, 0), "its turn was another's");
+    assert_eq!((sl.completion().0.seq, data(&sl)), (0, b"two".to_vec()));
+    /* the buffer is no memory for WRITEs, nor is the slot anywhere else */
+    for turn in [
+        DataTurn { send: false, ..of_send(2) },
+        DataTurn { slot: slot + 8, ..of_send(2) },
+        DataTurn { slot: sl.data, ..of_send(2) },
+    ] {
+        assert_eq!(sl.rdc_in_turn(1, turn, b"bad"), (None, 0), "{turn:?}");
+    }
+    assert_eq!((sl.rdc_in_turn(1, of_send(2), b"new"), data(&sl)), ((done, 1), b"new".to_vec()));
+    assert_eq!((sl.stats.star_writes_early.get(), sl.stats.star_refused.get()), (2, 2));
 }
 
 #[test]
@@ -299,7 +342,7 @@ fn writes_are_done_in_their_turn() {
     sl.bounds.add(sl.data, 256, Access::REMOTE_WRITE).expect("memory");
     let (slot, data) = (sl.replay, sl.data);
     let write = |sl: &mut Sl, number: u32, prefix: Prefix, slot: u64, text: &str| {
-        let bytes = [&WriteTurn { slot, number }.encode()[..], text.as_bytes()].concat();
+        let bytes = [&DataTurn { slot, number, send: false }.encode()[..], text.as_bytes()].concat();
         let head = header(Ptype::Rd, Opt::Recv, data, bytes.len() as u16);
         let (frames, events) = sl.get(head, prefix, &bytes);
         assert!(events.is_empty(), "SL's program sees its memory alone");

@@ -17,8 +17,8 @@ use starverbs_star::stateless::{StatelessCard, handle};
 use starverbs_star::token::{CardSecret, SlotArea};
 use starverbs_star::wire::{CRC_LEN, CardHalf, HEADER_LEN, PORT_STATELESS, PREFIX_LEN, Ptype, StarPacket};
 
-/// Of a message: three packets.
-const LEN: u32 = 3000;
+/// Of a message that has more packets than have turns.
+const LEN: u32 = 20_000;
 /// As the simulator seeds the secret of host 0's card.
 const SEED: [u64; 2] = [70, PORT_STATELESS as u64];
 

@@ -153,8 +153,7 @@ impl<E: StarEnv> Stateful<E> {
             return false;
         }
         if early {
-            self.window.refuse_early(header.psn);
-            self.infer(card, &entry);
+            self.refused_early(card, header.psn, &entry);
             return true;
         }
         if self.too_early(&entry, &op) {
@@ -167,6 +166,12 @@ impl<E: StarEnv> Stateful<E> {
         }
         self.count_answer(card, header.psn);
         true
+    }
+
+    /// SL's card has not done a packet, as one before it is missing there.
+    pub(super) fn refused_early(&mut self, card: &mut CardCtx<'_, E>, psn: Psn, entry: &InFlight) {
+        self.window.refuse_early(psn);
+        self.infer(card, entry);
     }
 
     /// RDAS: RDAs of packets of which this is the last. False: they answer nothing that is under way.
@@ -201,6 +206,10 @@ impl<E: StarEnv> Stateful<E> {
         let Some(answered) = self.window.done(psn) else { return };
         self.met = true;
         let AnsweredPacket { entry, sent, overtaken } = answered;
+        let op = self.stream(entry.of).get(entry.wqe);
+        if op.in_turn && op.carries && entry.last {
+            self.forget_others(&entry);
+        }
         let freed = (before - self.window.in_flight()).min(self.charged);
         card.path.acked(freed);
         (self.charged, self.backoff) = (self.charged - freed, 0);

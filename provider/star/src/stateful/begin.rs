@@ -18,7 +18,7 @@ use crate::registry::FoundRule;
 /// under way as long, so that a SEND for which none is here is not refused before.
 const WQEP_LIFETIME: Nanos = 255_000_000;
 
-/// Packets of a WRITE that SL's card does in their turn, at most.
+/// Packets of a message that SL's card does in their turn, at most.
 const MOST_TURNS: u32 = 16;
 
 /// What becomes of a WQE that would begin.
@@ -169,14 +169,20 @@ impl<E: StarEnv> Stateful<E> {
                 return Begin::Wait;
             }
         }
-        let carries = self.may_carry(Of::Local, wqe);
-        self.next_recv = seq.plus(1);
+        let whole = sges.first().is_some_and(|sge| sge.len >= wqe.length);
         let failed = status != WcStatus::Success;
+        let turns = self.turns_of_send(wqe).filter(|_| whole && !failed);
+        let carries = turns.is_some() || self.may_carry(Of::Local, wqe);
+        self.next_recv = seq.plus(1);
         if matches!(status, WcStatus::RemOpErr | WcStatus::RemAccessErr) {
             card.stats.star_rejects.inc();
         }
+        let number = self.writes;
+        self.writes = number.wrapping_add(turns.unwrap_or(0));
         Begin::Go(WqeProgress {
             class: OrderClass::Send,
+            in_turn: turns.is_some(),
+            number,
             carries: carries && !failed,
             recv: Some(seq.get()),
             status,
@@ -184,6 +190,15 @@ impl<E: StarEnv> Stateful<E> {
             length: wqe.length,
             ..WqeProgress::default()
         })
+    }
+
+    /// Packets of a SEND that SL's card is to do in their turn: one of several packets if nothing else is
+    /// under way, so that none waits for the answer to another; and one behind WRITEs that have turns. `None`:
+    /// it goes by itself, and what is lost of it keeps nothing else.
+    fn turns_of_send(&self, wqe: &SendWqe) -> Option<u32> {
+        let (stream, turns) = (&self.streams[0], self.turns(wqe.length, true));
+        let wanted = stream.is_idle() && turns > 1 || stream.takes_turn() && stream.changes();
+        (wanted && self.local.form == Form::Packed && (1..=MOST_TURNS).contains(&turns)).then_some(turns)
     }
 
     fn begin_write(&mut self, card: &mut CardCtx<'_, E>, wqe: &SendWqe) -> Begin {
@@ -232,7 +247,7 @@ impl<E: StarEnv> Stateful<E> {
     /// Packets of a WRITE that SL's card is to do in their turn. `None`: it goes by itself. A long one does:
     /// whatever of it is lost, the rest need not be sent again.
     fn turns_of(&self, op: &WqeProgress) -> Option<u32> {
-        let packets = self.turns(op.length);
+        let packets = self.turns(op.length, false);
         let turns = self.local.form == Form::Packed && !op.relaxed && (1..=MOST_TURNS).contains(&packets);
         turns.then_some(packets)
     }

@@ -19,7 +19,7 @@ use crate::form::Form;
 use crate::message::{ATOMIC_LEN, Atomic};
 use crate::registry::{Claim, FoundRule, RuleRef, SendCtx};
 use crate::ring::{REPLAY_SLOT, slot, write_slot};
-use crate::turn::{TURN_LEN, WriteTurn};
+use crate::turn::{DataTurn, TURN_LEN};
 use crate::wire::{Opt, Ptype, StarHeader};
 
 /// Packets that a connection may send before another gets its turn.
@@ -137,6 +137,12 @@ impl<E: StarEnv> Stateful<E> {
             !placed || (settled == entry.wqe && (!entry.last || op.left == 1))
         };
         let Some((psn, entry)) = self.window.next_lost(may) else { return false };
+        if !card.registry.is_live(entry.rule) && self.leaves_it_to_the_last(&entry) {
+            /* SL may have the completion, and have taken its memory away: the last packet will tell */
+            self.forget_others(&entry);
+            self.charge(card);
+            return true;
+        }
         if !self.window.is_probing() && !self.is_admitted(card, entry.cost()) {
             return false;
         }
@@ -267,14 +273,14 @@ impl<E: StarEnv> Stateful<E> {
             self.abandon(card, of, index, refused(of, &op));
             return true;
         };
-        let most = if op.in_turn { self.turn_bytes(op.length) } else { self.mtu };
+        let most = if op.in_turn { self.turn_bytes(&op) } else { self.mtu };
         let mut len = (op.length - offset).min(most).min(room);
         if op.carries && offset + len == op.length {
             /* the completion goes with the last of it, whatever fits beside that */
             len = len.min(self.mtu - CARRIED_LEN as u32);
         }
         let last = offset + len == op.length;
-        if last && op.carries && (op.left > 0 || op.copies > 0) {
+        if last && op.carries && !op.in_turn && (op.left > 0 || op.copies > 0) {
             self.stream(of).hold(offset);
             if op.left == 0 {
                 self.await_copies(card, of, index);
@@ -374,9 +380,8 @@ impl<E: StarEnv> Stateful<E> {
         let (rule, addr, len) = (entry.rule, entry.addr, u32::from(entry.len));
         let (need, turn) = (need_of(entry.of, op.class), self.turn_of(entry, op));
         let claim = match turn {
-            Some(WriteTurn { slot, .. }) => {
-                let slot = Seg { addr: slot, len: REPLAY_SLOT as u32 };
-                Claim::WithSlot { rule, addr, len, need, ring: self.replay, slot }
+            Some(turn) => {
+                Claim::WithSlots { rule, addr, len, need, slots: [Some(self.slot_of(&turn)), None] }
             }
             None => Claim::Memory { rule, addr, len, need },
         };
@@ -391,11 +396,13 @@ impl<E: StarEnv> Stateful<E> {
             (_, Some(_)) => TURN_LEN as u16 + entry.len,
             (_, None) => entry.len,
         };
+        /* the answer to the last of a SEND stands for all */
+        let quiet = entry.tries == 0 && turn.is_some_and(|turn| turn.send);
         let header = StarHeader {
             ptype,
             opt,
             migrate: false,
-            ack: true,
+            ack: !quiet,
             qpn: self.local.qpn,
             epoch: 0,
             psn,
@@ -434,23 +441,31 @@ impl<E: StarEnv> Stateful<E> {
         Atomic { op: wqe.op, seq, slots, slot, compare_add: wqe.compare_add, swap: wqe.swap }.encode()
     }
 
-    /// Packets of a WRITE of so many bytes that goes in its turn.
-    pub(super) fn turns(&self, length: u32) -> u32 {
-        length.div_ceil(self.mtu - TURN_LEN as u32)
+    /// Packets of a message of so many bytes that goes in its turn, the last of them with SL's completion if
+    /// it `carries` one.
+    pub(super) fn turns(&self, length: u32, carries: bool) -> u32 {
+        let front = TURN_LEN + if carries { CARRIED_LEN } else { 0 };
+        length.div_ceil(self.mtu - front as u32)
     }
 
     /// Bytes of each of them but the last: about as many in all, as packets of one size leave together.
-    fn turn_bytes(&self, length: u32) -> u32 {
-        length.div_ceil(self.turns(length))
+    fn turn_bytes(&self, op: &WqeProgress) -> u32 {
+        op.length.div_ceil(self.turns(op.length, op.carries))
     }
 
-    /// The turn of a packet, if it is of a WRITE that has turns.
-    fn turn_of(&self, entry: &InFlight, op: &WqeProgress) -> Option<WriteTurn> {
+    /// The turn of a packet, if it is of a message that has turns.
+    pub(super) fn turn_of(&self, entry: &InFlight, op: &WqeProgress) -> Option<DataTurn> {
         let setup = &self.setup;
-        op.in_turn.then(|| {
-            let number = op.number.wrapping_add(entry.offset / self.turn_bytes(op.length));
-            WriteTurn { slot: write_slot(setup.replay(), setup.replay_slots), number }
+        op.in_turn.then(|| DataTurn {
+            slot: write_slot(setup.replay(), setup.replay_slots),
+            number: op.number.wrapping_add(entry.offset / self.turn_bytes(op)),
+            send: op.class == OrderClass::Send,
         })
+    }
+
+    /// The slot of a turn, and its ring.
+    pub(super) fn slot_of(&self, turn: &DataTurn) -> (RuleRef, Seg) {
+        (self.replay, Seg { addr: turn.slot, len: REPLAY_SLOT as u32 })
     }
 
     /// Collects our memory that a packet carries. Why not, otherwise.

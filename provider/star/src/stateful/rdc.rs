@@ -1,8 +1,8 @@
 //! RDC: the last packet of a message, with SL's completion (docs/star.md, "Completions").
 //!
 //! SL's program has its buffer back once the completion is in its slot. So the packet leaves when all others
-//! of the message are answered, and no copy of them can arrive any more. The card answers data and completion
-//! at once, and a copy of the packet changes nothing.
+//! of the message are answered, and no copy of them can arrive any more; or at once, where all have turns. The
+//! card answers data and completion at once, and a copy of the packet changes nothing.
 
 use alloc::vec::Vec;
 
@@ -20,7 +20,13 @@ use crate::form::Form;
 use crate::message::CqeMsg;
 use crate::registry::{Claim, SendCtx};
 use crate::ring::CQE_SLOT;
-use crate::wire::{Ptype, Queue, StarHeader, StarPacket};
+use crate::turn::TURN_LEN;
+use crate::wire::{Opt, Ptype, Queue, StarHeader, StarPacket};
+
+/// Bytes before the data of the last packet of a WQE.
+fn front_len(op: &WqeProgress) -> u16 {
+    (CARRIED_LEN + if op.in_turn { TURN_LEN } else { 0 }) as u16
+}
 
 impl<E: StarEnv> Stateful<E> {
     /// Whether the last packet of a WQE may bring SL's completion with it, if there is room for that. What
@@ -86,29 +92,50 @@ impl<E: StarEnv> Stateful<E> {
             Err(status) if entry.tries == 0 => return Err(status),
             collected => collected.is_err(),
         };
+        let turn = self.turn_of(entry, op);
         let claim = if asks {
             Claim::Memory { rule: ring, addr: slot, len: CQE_SLOT as u32, need: Access::LOCAL_WRITE }
         } else {
             let slot = Seg { addr: slot, len: CQE_SLOT as u32 };
-            Claim::WithSlot { rule, addr, len, need: need_of(entry.of, op.class), ring, slot }
+            let slots = [Some((ring, slot)), turn.map(|turn| self.slot_of(&turn))];
+            Claim::WithSlots { rule, addr, len, need: need_of(entry.of, op.class), slots }
         };
         let cqe = CqeMsg { slot, ..cqe };
-        let carried = Carried { queue, seq, cqe, stored: self.stored_word() }.encode();
+        let mut front = [0; CARRIED_LEN + TURN_LEN];
+        let (carried, behind) = front.split_at_mut(CARRIED_LEN);
+        carried.copy_from_slice(&Carried { queue, seq, cqe, stored: self.stored_word() }.encode());
+        behind.copy_from_slice(&turn.map_or([0; TURN_LEN], |turn| turn.encode()));
         let data = if asks { 0 } else { entry.len };
         let header = StarHeader {
             ptype: Ptype::Rdc,
-            opt: opt_of(op.class),
+            opt: if op.in_turn { Opt::Recv } else { opt_of(op.class) },
             migrate: false,
             ack: true,
             qpn: self.local.qpn,
             epoch: 0,
             psn,
             addr,
-            len: CARRIED_LEN as u16 + data,
+            len: front_len(op) + data,
         };
+        let front = front.get(..usize::from(front_len(op))).unwrap_or(&front);
         let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
-        let left = card.registry.send(ctx, self.conn, &claim, header, &carried, segs);
+        let left = card.registry.send(ctx, self.conn, &claim, header, front, segs);
         if left { Ok(()) } else { Err(refused(entry.of, op)) }
+    }
+
+    /// Whether there is another packet of an entry's WQE that is done in its turn, with SL's completion, and
+    /// has left.
+    pub(super) fn leaves_it_to_the_last(&self, entry: &InFlight) -> bool {
+        let op = self.streams[entry.of as usize].get(entry.wqe);
+        op.in_turn && op.carries && op.all && !entry.last
+    }
+
+    /// The last packet of an entry's WQE says of all others what it says of itself, as each had its turn
+    /// before it.
+    pub(super) fn forget_others(&mut self, entry: &InFlight) {
+        let InFlight { of, wqe, .. } = *entry;
+        self.window.forget(|other| other.of == of && other.wqe == wqe && !other.last);
+        self.stream(of).op(wqe).left = 1;
     }
 
     /// Collects what the last packet of a WQE brings. Why that is not to be had any more, otherwise.
@@ -146,14 +173,19 @@ impl<E: StarEnv> Stateful<E> {
         entry: &InFlight,
         op: &WqeProgress,
     ) -> bool {
-        let (header, alone) = (&packet.header, CARRIED_LEN as u16);
+        let (header, alone) = (&packet.header, front_len(op));
         let not = header.ptype == Ptype::Gda && header.len == 0;
+        let early = op.in_turn && header.ptype == Ptype::Rda && header.len == 0;
         let done = header.ptype == Ptype::Rda && (header.len == alone + entry.len || header.len == alone);
-        if !(done || not) || header.addr != entry.addr || self.state != QpState::Rts {
+        if !(done || not || early) || header.addr != entry.addr || self.state != QpState::Rts {
             return false;
         }
         if done {
             self.count_answer(card, header.psn);
+            return true;
+        }
+        if early {
+            self.refused_early(card, header.psn, entry);
             return true;
         }
         let mut segs = card.registry.take_segs();

@@ -36,12 +36,12 @@ fn a_short_message_is_one_packet_and_one_answer() {
 /// The answer was lost, and SL's program has deregistered the buffer: it has the message all the same.
 #[test]
 fn who_has_taken_its_rule_away_is_asked_whether_it_has_the_message() {
-    for has_it in [true, false] {
+    for (has_it, len) in [(true, 64), (false, 64), (true, 3000), (false, 3000)] {
         let mut w = World::new(4, |_, _| {});
-        w.sl_post_recv(&[w.sge(w.theirs(0), 64)]);
+        w.sl_post_recv(&[w.sge(w.theirs(0), 4096)]);
         w.pass(1_000_000);
         (w.deaf, w.cut) = (has_it, !has_it);
-        w.post(op(SendOp::Send, 0, 0), &[w.sge(w.ours(0), 64)], false);
+        w.post(op(SendOp::Send, 0, 0), &[w.sge(w.ours(0), len)], false);
         w.pass(100_000);
         assert_eq!(w.lib[1].done.len(), usize::from(has_it));
         let conn = w.conn.conn();
@@ -80,7 +80,8 @@ fn who_reads_what_is_deregistered_since_is_asked_whether_it_has_it() {
     }
 }
 
-/// The last packet leaves when all others are answered; what is behind that message does not wait for it.
+/// A message that has the connection for itself leaves as a whole. Of others the last packet leaves when all
+/// before it are answered; what is behind such a message does not wait for it.
 #[test]
 fn the_last_packet_of_a_message_waits_for_the_others() {
     let mut w = World::new(4, |_, _| {});
@@ -91,9 +92,9 @@ fn the_last_packet_of_a_message_waits_for_the_others() {
     let before = w.seen.len();
     (0..2).for_each(|_| w.post(op(SendOp::Send, 0, 0), &[w.sge(mine, 2500)], false));
     w.step();
-    assert_eq!(kinds(&w, before), [Ptype::Rd; 4], "of both");
+    assert_eq!(kinds(&w, before), [Ptype::Rd, Ptype::Rd, Ptype::Rdc, Ptype::Rd, Ptype::Rd], "of both");
     w.run(|w| w.sends().len() == 2);
-    assert_eq!(kinds(&w, before)[4..], [Ptype::Rdc; 2]);
+    assert_eq!(kinds(&w, before)[5..], [Ptype::Rdc]);
     assert!(!w.conn.owes(w.now) && w.lib[1].done.len() == 2);
     assert!((0..2).all(|n| w.sl.read(far + 4096 * n, 2500) == data));
     /* a WRITE with immediate, too */
@@ -130,7 +131,7 @@ fn a_late_copy_finds_no_buffer_that_is_in_use_again() {
 #[test]
 fn a_rule_goes_while_the_last_packet_waits() {
     let mut w = World::new(4, |_, _| {});
-    w.sl_post_recv(&[w.sge(w.theirs(0), 4096)]);
+    w.sl_post_recv(&[w.sge(w.theirs(0), 1500), w.sge(w.theirs(4096), 1500)]);
     w.pass(1_000_000);
     w.deaf = true;
     w.post(op(SendOp::Send, 0, 0), &[w.sge(w.ours(0), 2000)], false);
