@@ -104,7 +104,7 @@
 #define STARVERBS_MAGIC 0x52415453
 
 /* Version of this contract */
-#define STARVERBS_VERSION 0x00010002
+#define STARVERBS_VERSION 0x00010003
 
 /* RC, UC and UD, with PDs, MRs, AHs, CQs and SRQs */
 #define STARVERBS_CAP_VERBS 1ULL
@@ -122,7 +122,7 @@
 #define STARVERBS_CAP_MULTICAST (1ULL << 9)
 /* Regions of many pieces, by a translation table */
 #define STARVERBS_CAP_MTT (1ULL << 10)
-/* Doorbells of csRNA's form {operation, SQ offset, count, QPN}: reserved */
+/* Doorbells of csRNA's form {operation, SQ offset, count, QPN}, in the last cell of a page */
 #define STARVERBS_CAP_DOORBELL_OPS (1ULL << 11)
 /* Completion queues are resized, and their events moderated */
 #define STARVERBS_CAP_CQ_CHANGES (1ULL << 12)
@@ -158,5 +158,16 @@
 #define STARVERBS_CELL_EVENTS 0
 /* Cells below this are no queue's */
 #define STARVERBS_CELL_FIRST 1
+
+/* Operation of a doorbell of csRNA's form: send WQEs were posted */
+#define STARVERBS_DOORBELL_SEND 1
+/* The same: receive WQEs were, as the program's index line says */
+#define STARVERBS_DOORBELL_RECV 2
+/* Its bits: the QPN from bit 0, of 24; from this one the operation, of 8 */
+#define STARVERBS_DOORBELL_OP_SHIFT 24
+/* From this one how many WQEs were posted, 16 bits */
+#define STARVERBS_DOORBELL_COUNT_SHIFT 32
+/* From this one the index of the first of them, modulo 2^16 */
+#define STARVERBS_DOORBELL_OFFSET_SHIFT 48
 
 #endif

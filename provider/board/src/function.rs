@@ -10,18 +10,18 @@ use nix::unistd::write;
 use starverbs_backend::HostAddr;
 use starverbs_core::{Nanos, Nic};
 use starverbs_queues::board::{
-    CAP_CQ_CHANGES, CAP_MADS, CAP_MTT, CAP_MULTICAST, CAP_NULL, CAP_VERBS, CAP_WINDOWS, CAP_XRC,
-    COMMAND_BYTES, CONTROL_BYTES, COUNTER_INTERRUPTS, COUNTER_MALFORMED, COUNTERS, CTRL_ENABLE, CTRL_RESET,
-    MAGIC, OpenContext, REG_CAPS, REG_CELLS, REG_COMMANDS, REG_COMMANDS_HEAD, REG_COMMANDS_LOG,
-    REG_COMMANDS_TAIL, REG_CONTEXTS, REG_CONTROL, REG_COUNTERS, REG_ERROR, REG_EVENTS, REG_EVENTS_LOG,
-    REG_MAGIC, REG_STATUS, REG_VECTORS, REG_VERSION, STATUS_ENABLED, STATUS_FAILED, VERSION,
+    CAP_CQ_CHANGES, CAP_DOORBELL_OPS, CAP_MADS, CAP_MTT, CAP_MULTICAST, CAP_NULL, CAP_VERBS, CAP_WINDOWS,
+    CAP_XRC, COMMAND_BYTES, CONTROL_BYTES, COUNTER_INTERRUPTS, COUNTER_MALFORMED, COUNTERS, CTRL_ENABLE,
+    CTRL_RESET, DoorbellMessage, MAGIC, OpenContext, REG_CAPS, REG_CELLS, REG_COMMANDS, REG_COMMANDS_HEAD,
+    REG_COMMANDS_LOG, REG_COMMANDS_TAIL, REG_CONTEXTS, REG_CONTROL, REG_COUNTERS, REG_ERROR, REG_EVENTS,
+    REG_EVENTS_LOG, REG_MAGIC, REG_STATUS, REG_VECTORS, REG_VERSION, STATUS_ENABLED, STATUS_FAILED, VERSION,
 };
 
 use crate::broken;
 use crate::context::{BoardContext, FunctionContexts, ObjectCounts};
 use crate::counters::BoardCounters;
 use crate::dma::{Errno, Maps, QueueRoom};
-use crate::doorbells::{CELLS, CONTEXTS, DOORBELL_BYTES, Doorbells};
+use crate::doorbells::{CELLS, CONTEXTS, DOORBELL_BYTES, Doorbells, message_of};
 use crate::env::BoardEnv;
 use crate::mads::BoardQp1;
 use crate::pci::{ConfigSpace, Effect, MsixTable};
@@ -35,8 +35,15 @@ const MAX_LOG: u32 = 12;
 /// Interrupt vectors.
 pub(crate) const VECTORS: u32 = 32;
 /// What this board takes.
-const CAPS: u64 =
-    CAP_VERBS | CAP_WINDOWS | CAP_MTT | CAP_XRC | CAP_MULTICAST | CAP_CQ_CHANGES | CAP_NULL | CAP_MADS;
+const CAPS: u64 = CAP_VERBS
+    | CAP_WINDOWS
+    | CAP_MTT
+    | CAP_XRC
+    | CAP_MULTICAST
+    | CAP_DOORBELL_OPS
+    | CAP_CQ_CHANGES
+    | CAP_NULL
+    | CAP_MADS;
 /// The context that the registers open, which may open others.
 pub(crate) const FIRST: u16 = 0;
 
@@ -129,6 +136,23 @@ impl Function {
             return 0;
         }
         self.contexts.values_mut().map(|context| context.take_doorbells(card)).sum()
+    }
+
+    /// Writes a doorbell page: cells, or the one that takes messages. EINVAL: as of [`Doorbells::write`].
+    pub(crate) fn write_doorbells(
+        &mut self,
+        card: &mut CommonCard,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), Errno> {
+        let Some((context, word)) = message_of(offset, bytes) else {
+            return self.doorbells().write(offset, bytes);
+        };
+        let is_master = self.config.masters();
+        if let Some(context) = self.contexts.get_mut(&context).filter(|_| is_master) {
+            context.take_message(card, DoorbellMessage::from_word(word));
+        }
+        Ok(())
     }
 
     /// Adds an event of an object of a context.

@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn a_board_is_described() {
         let registers = BoardRegisters {
-            version: 0x0001_0002,
+            version: 0x0001_0003,
             qpc_entries: 300,
             qpc_policy: QPC_POLICY_LATENCY_HIDING,
             qpc_placement: 1,
@@ -225,7 +225,7 @@ mod tests {
         let path = "/tmp/board.sock".into();
         let mut board = BoardFacts { path, caps: CAP_VERBS | CAP_XRC | 1 << 63, registers: Some(registers) };
         let text = board_text(&board);
-        assert!(text.starts_with("board /tmp/board.sock, contract 1.2: verbs, XRC\n"), "{text}");
+        assert!(text.starts_with("board /tmp/board.sock, contract 1.3: verbs, XRC\n"), "{text}");
         assert!(text.ends_with("300 on chip, latency-hiding; the others in memory of the board\n"), "{text}");
         assert_eq!(board_json(&board)["registers"]["qpc_entries"], 300);
         board.registers = Some(BoardRegisters { qpc_entries: 0, ..registers });
