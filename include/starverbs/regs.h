@@ -59,6 +59,10 @@
 #define STARVERBS_REG_QPC_POLICY 0x04c
 /* STARVERBS_QPC_IN_*: where the other contexts are */
 #define STARVERBS_REG_QPC_PLACEMENT 0x050
+/* 64 bits: DMA address of memory for QP contexts (STARVERBS_CAP_QPC_HOST); 0: there is none */
+#define STARVERBS_REG_QPC_MEMORY 0x058
+/* log2 of the contexts that it holds, of STARVERBS_QPC_BYTES each */
+#define STARVERBS_REG_QPC_MEMORY_LOG 0x060
 /* The first of STARVERBS_COUNTERS counters of 64 bits */
 #define STARVERBS_REG_COUNTERS 0x100
 
@@ -130,6 +134,8 @@
 #define STARVERBS_CAP_NULL (1ULL << 13)
 /* Management datagrams: queue pair 1 */
 #define STARVERBS_CAP_MADS (1ULL << 14)
+/* QP contexts that are not on chip may be in the host's memory */
+#define STARVERBS_CAP_QPC_HOST (1ULL << 15)
 
 /* First come, first served: a context that is not there has all wait that come after */
 #define STARVERBS_QPC_POLICY_FCFS 0
@@ -137,10 +143,12 @@
 #define STARVERBS_QPC_POLICY_NON_BLOCKING 1
 /* And a context is fetched while the WQEs of a doorbell are */
 #define STARVERBS_QPC_POLICY_LATENCY_HIDING 2
-/* Contexts are in memory of the host's: reserved */
+/* Contexts are in memory of the host's, which STARVERBS_REG_QPC_MEMORY gives */
 #define STARVERBS_QPC_IN_HOST 0
 /* Contexts are in memory of the board's */
 #define STARVERBS_QPC_IN_BOARD 1
+/* Bytes of a context in the host's memory */
+#define STARVERBS_QPC_BYTES 256
 
 /* The board works: queue addresses are read when this is set */
 #define STARVERBS_CTRL_ENABLE 1

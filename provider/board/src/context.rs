@@ -315,6 +315,7 @@ impl BoardContext {
         let CommonCard { nic, env, .. } = card;
         for qpn in qps.into_keys() {
             let _ = nic.destroy_qp(env, qpn);
+            env.memories[self.shared.number].leave_qp(qpn);
         }
         for srq in srqs.into_keys() {
             let _ = nic.destroy_srq(SrqId(srq));

@@ -2,6 +2,7 @@
 
 mod contexts;
 mod pci;
+mod qpc;
 mod raw;
 mod record;
 mod rules;
@@ -94,7 +95,7 @@ fn what_is_reserved_is_refused() {
     with_board(1, |paths| {
         let mut raw = Raw::open(&paths[0]);
         let optional = CAP_WINDOWS | CAP_MTT | CAP_XRC | CAP_MULTICAST | CAP_CQ_CHANGES | CAP_NULL | CAP_MADS;
-        let optional = optional | CAP_DOORBELL_OPS;
+        let optional = optional | CAP_DOORBELL_OPS | CAP_QPC_HOST;
         assert_eq!(u64::from(raw.register(REG_CAPS)), CAP_VERBS | optional);
         for op in [0, OP_STAR, OP_STROM, OP_RMA, u16::MAX] {
             let body = COMMANDS + (raw.tail & ((1 << COMMANDS_LOG) - 1)) as usize * COMMAND_BYTES + 8;
@@ -306,7 +307,7 @@ fn the_document_names_tests_that_there_are() {
         "provider/board/src/tests/contexts.rs",
         "provider/board/src/tests/tables.rs",
         "provider/board/src/tests/pci.rs",
-        "provider/board/src/tests/rules.rs",
+        "provider/board/src/tests/qpc.rs",
         "provider/queues/tests/board.rs",
         "provider/queues/tests/header.rs",
         "provider/verbs/tests/verbs/board.rs",

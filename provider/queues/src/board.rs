@@ -61,6 +61,10 @@ constants! {
     "STARVERBS_REG_QPC_POLICY" REG_QPC_POLICY: u32 = 0x04c;
     /// `QPC_IN_*`: where the other contexts are
     "STARVERBS_REG_QPC_PLACEMENT" REG_QPC_PLACEMENT: u32 = 0x050;
+    /// 64 bits: DMA address of memory for QP contexts ([`CAP_QPC_HOST`]); 0: there is none
+    "STARVERBS_REG_QPC_MEMORY" REG_QPC_MEMORY: u32 = 0x058;
+    /// log2 of the contexts that it holds, of [`QPC_BYTES`] each
+    "STARVERBS_REG_QPC_MEMORY_LOG" REG_QPC_MEMORY_LOG: u32 = 0x060;
     /// The first of [`COUNTERS`] counters of 64 bits
     "STARVERBS_REG_COUNTERS" REG_COUNTERS: u32 = 0x100;
 
@@ -130,6 +134,8 @@ constants! {
     "STARVERBS_CAP_NULL" CAP_NULL: u64 = 1 << 13;
     /// Management datagrams: queue pair 1
     "STARVERBS_CAP_MADS" CAP_MADS: u64 = 1 << 14;
+    /// QP contexts that are not on chip may be in the host's memory
+    "STARVERBS_CAP_QPC_HOST" CAP_QPC_HOST: u64 = 1 << 15;
 
     /// First come, first served: a context that is not there has all wait that come after
     "STARVERBS_QPC_POLICY_FCFS" QPC_POLICY_FCFS: u32 = 0;
@@ -137,10 +143,12 @@ constants! {
     "STARVERBS_QPC_POLICY_NON_BLOCKING" QPC_POLICY_NON_BLOCKING: u32 = 1;
     /// And a context is fetched while the WQEs of a doorbell are
     "STARVERBS_QPC_POLICY_LATENCY_HIDING" QPC_POLICY_LATENCY_HIDING: u32 = 2;
-    /// Contexts are in memory of the host's: reserved
+    /// Contexts are in memory of the host's, which [`REG_QPC_MEMORY`] gives
     "STARVERBS_QPC_IN_HOST" QPC_IN_HOST: u32 = 0;
     /// Contexts are in memory of the board's
     "STARVERBS_QPC_IN_BOARD" QPC_IN_BOARD: u32 = 1;
+    /// Bytes of a context in the host's memory
+    "STARVERBS_QPC_BYTES" QPC_BYTES: u32 = 256;
 
     /// The board works: queue addresses are read when this is set
     "STARVERBS_CTRL_ENABLE" CTRL_ENABLE: u32 = 1;

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 use starverbs_backend::host;
 use starverbs_queues::board::{
-    CAP_CQ_CHANGES, CAP_DOORBELL_OPS, CAP_MADS, CAP_MTT, CAP_MULTICAST, CAP_NULL, CAP_RMA, CAP_STAR,
-    CAP_STROM, CAP_VERBS, CAP_WINDOWS, CAP_XRC, QPC_IN_HOST, QPC_POLICY_FCFS, QPC_POLICY_LATENCY_HIDING,
-    QPC_POLICY_NON_BLOCKING,
+    CAP_CQ_CHANGES, CAP_DOORBELL_OPS, CAP_MADS, CAP_MTT, CAP_MULTICAST, CAP_NULL, CAP_QPC_HOST, CAP_RMA,
+    CAP_STAR, CAP_STROM, CAP_VERBS, CAP_WINDOWS, CAP_XRC, QPC_IN_HOST, QPC_POLICY_FCFS,
+    QPC_POLICY_LATENCY_HIDING, QPC_POLICY_NON_BLOCKING,
 };
 use starverbs_settings::{DeviceChoice, KEYS, LinkMode, LinkTrust, Settings};
 use starverbs_verbs::{BoardFacts, BoardRegisters, Context, DeviceAttr, GidEntry, PortAttr, device_name};
@@ -73,7 +73,7 @@ impl DeviceFacts {
 }
 
 /// What a board may take: `CAP_*`, in words.
-const CAPS: [(u64, &str); 12] = [
+const CAPS: [(u64, &str); 13] = [
     (CAP_VERBS, "verbs"),
     (CAP_XRC, "XRC"),
     (CAP_STAR, "StaR"),
@@ -86,6 +86,7 @@ const CAPS: [(u64, &str); 12] = [
     (CAP_CQ_CHANGES, "changes of CQs"),
     (CAP_NULL, "null regions"),
     (CAP_MADS, "management datagrams"),
+    (CAP_QPC_HOST, "QP contexts in host memory"),
 ];
 
 fn takes(board: &BoardFacts) -> Vec<&'static str> {
