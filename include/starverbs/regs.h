@@ -59,6 +59,10 @@
 #define STARVERBS_REG_QPC_POLICY 0x04c
 /* STARVERBS_QPC_IN_*: where the other contexts are */
 #define STARVERBS_REG_QPC_PLACEMENT 0x050
+/* 64 bits: DMA address of memory for QP contexts (STARVERBS_CAP_QPC_HOST); 0: there is none */
+#define STARVERBS_REG_QPC_MEMORY 0x058
+/* log2 of the contexts that it holds, of STARVERBS_QPC_BYTES each */
+#define STARVERBS_REG_QPC_MEMORY_LOG 0x060
 /* The first of STARVERBS_COUNTERS counters of 64 bits */
 #define STARVERBS_REG_COUNTERS 0x100
 
@@ -104,7 +108,7 @@
 #define STARVERBS_MAGIC 0x52415453
 
 /* Version of this contract */
-#define STARVERBS_VERSION 0x00010002
+#define STARVERBS_VERSION 0x00010003
 
 /* RC, UC and UD, with PDs, MRs, AHs, CQs and SRQs */
 #define STARVERBS_CAP_VERBS 1ULL
@@ -122,7 +126,7 @@
 #define STARVERBS_CAP_MULTICAST (1ULL << 9)
 /* Regions of many pieces, by a translation table */
 #define STARVERBS_CAP_MTT (1ULL << 10)
-/* Doorbells of csRNA's form {operation, SQ offset, count, QPN}: reserved */
+/* Doorbells of csRNA's form {operation, SQ offset, count, QPN}, in the last cell of a page */
 #define STARVERBS_CAP_DOORBELL_OPS (1ULL << 11)
 /* Completion queues are resized, and their events moderated */
 #define STARVERBS_CAP_CQ_CHANGES (1ULL << 12)
@@ -130,6 +134,8 @@
 #define STARVERBS_CAP_NULL (1ULL << 13)
 /* Management datagrams: queue pair 1 */
 #define STARVERBS_CAP_MADS (1ULL << 14)
+/* QP contexts that are not on chip may be in the host's memory */
+#define STARVERBS_CAP_QPC_HOST (1ULL << 15)
 
 /* First come, first served: a context that is not there has all wait that come after */
 #define STARVERBS_QPC_POLICY_FCFS 0
@@ -137,10 +143,12 @@
 #define STARVERBS_QPC_POLICY_NON_BLOCKING 1
 /* And a context is fetched while the WQEs of a doorbell are */
 #define STARVERBS_QPC_POLICY_LATENCY_HIDING 2
-/* Contexts are in memory of the host's: reserved */
+/* Contexts are in memory of the host's, which STARVERBS_REG_QPC_MEMORY gives */
 #define STARVERBS_QPC_IN_HOST 0
 /* Contexts are in memory of the board's */
 #define STARVERBS_QPC_IN_BOARD 1
+/* Bytes of a context in the host's memory */
+#define STARVERBS_QPC_BYTES 256
 
 /* The board works: queue addresses are read when this is set */
 #define STARVERBS_CTRL_ENABLE 1
@@ -158,5 +166,16 @@
 #define STARVERBS_CELL_EVENTS 0
 /* Cells below this are no queue's */
 #define STARVERBS_CELL_FIRST 1
+
+/* Operation of a doorbell of csRNA's form: send WQEs were posted */
+#define STARVERBS_DOORBELL_SEND 1
+/* The same: receive WQEs were, as the program's index line says */
+#define STARVERBS_DOORBELL_RECV 2
+/* Its bits: the QPN from bit 0, of 24; from this one the operation, of 8 */
+#define STARVERBS_DOORBELL_OP_SHIFT 24
+/* From this one how many WQEs were posted, 16 bits */
+#define STARVERBS_DOORBELL_COUNT_SHIFT 32
+/* From this one the index of the first of them, modulo 2^16 */
+#define STARVERBS_DOORBELL_OFFSET_SHIFT 48
 
 #endif

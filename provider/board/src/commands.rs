@@ -182,6 +182,7 @@ impl BoardContext {
                     return Err(libc::EBUSY);
                 }
                 card.nic.destroy_qp(&mut card.env, qpn).map_err(errno)?;
+                card.env.memories[self.shared.number].leave_qp(qpn);
                 if let Some(cell) = self.objects.qps.remove(&qpn) {
                     self.free_cell(cell);
                 }
@@ -379,7 +380,9 @@ impl BoardContext {
             10 => QpType::XrcRecv,
             _ => return Err(libc::EINVAL),
         };
-        let maps = &card.env.memories[self.shared.number].maps;
+        let memory = &card.env.memories[self.shared.number];
+        memory.has_room_for_qp()?;
+        let maps = &memory.maps;
         let sq = BoardSq::open(&init.queues, maps, &self.shared.kept, &self.shared.counters, MAX_SGE)?;
         let rq = match qp_type {
             QpType::XrcRecv => RecvSource::Xrc(SrqId(NONE)),
@@ -407,6 +410,7 @@ impl BoardContext {
         match self.take_cell(CellOwner::Qp(qpn, sq)) {
             Ok(cell) => {
                 self.objects.qps.insert(qpn, cell);
+                card.env.memories[self.shared.number].join_qp(qpn);
                 Ok(number(qpn, cell))
             }
             Err(error) => {

@@ -9,14 +9,15 @@ use std::sync::atomic::Ordering;
 
 use starverbs_core::{AvId, Gid, Nanos, PdId, Qpn, SrqId};
 use starverbs_queues::board::{
-    CELL_FIRST, COUNTER_DOORBELLS, COUNTER_EVENT_WRITES, COUNTER_MALFORMED, EVENT_COMPLETION, Event,
+    CELL_FIRST, COUNTER_DOORBELLS, COUNTER_EVENT_WRITES, COUNTER_MALFORMED, DOORBELL_RECV, DOORBELL_SEND,
+    DoorbellMessage, EVENT_COMPLETION, Event,
 };
 
 use crate::broken;
 use crate::counters::BoardCounters;
 use crate::cq::{BoardCq, PendingCqs};
 use crate::dma::{Errno, Maps, QueueRoom};
-use crate::doorbells::{CELLS, Doorbells};
+use crate::doorbells::{Doorbells, MESSAGE_CELL};
 use crate::function::CommonCard;
 use crate::queues::{BoardSq, QueueQuota};
 use crate::record::BusTap;
@@ -193,7 +194,7 @@ impl BoardContext {
         let first = CELL_FIRST as usize;
         let free = self.cells.iter().skip(first).position(|cell| matches!(cell, CellOwner::Free));
         let at = free.map_or(self.cells.len(), |at| at + first);
-        if at >= CELLS {
+        if at >= MESSAGE_CELL {
             return Err(libc::ENOSPC);
         }
         if at == self.cells.len() {
@@ -241,6 +242,24 @@ impl BoardContext {
             }
         }
         changed
+    }
+
+    /// Takes a doorbell of csRNA's form. One that names no queue pair of this context, or does not begin
+    /// where its send queue ends, is counted and is none.
+    pub(crate) fn take_message(&mut self, card: &mut CommonCard, message: DoorbellMessage) {
+        let DoorbellMessage { op, offset, count, qpn } = message;
+        let cell = self.objects.qps.get(&qpn).and_then(|cell| self.cells.get(*cell as usize));
+        let is_sound = match (cell, op) {
+            (Some(CellOwner::Qp(_, sq)), DOORBELL_SEND) => sq.ring_at(offset, count),
+            (Some(CellOwner::Qp(..)), DOORBELL_RECV) => true,
+            _ => false,
+        };
+        self.shared.counters.inc(COUNTER_DOORBELLS);
+        if is_sound {
+            card.nic.handle_doorbell(&mut card.env, qpn, card.now);
+        } else {
+            self.shared.counters.inc(COUNTER_MALFORMED);
+        }
     }
 
     fn events_taken(&mut self, taken: u32) {
@@ -296,6 +315,7 @@ impl BoardContext {
         let CommonCard { nic, env, .. } = card;
         for qpn in qps.into_keys() {
             let _ = nic.destroy_qp(env, qpn);
+            env.memories[self.shared.number].leave_qp(qpn);
         }
         for srq in srqs.into_keys() {
             let _ = nic.destroy_srq(SrqId(srq));

@@ -17,6 +17,8 @@ pub(crate) const CONTEXTS: usize = 256;
 const PAGE_BYTES: usize = 64 << 10;
 /// Cells of a page.
 pub(crate) const CELLS: usize = PAGE_BYTES / 8;
+/// The cell that takes doorbells of csRNA's form, and is no queue's.
+pub(crate) const MESSAGE_CELL: usize = CELLS - 1;
 /// Bytes of all pages.
 pub(crate) const DOORBELL_BYTES: usize = CONTEXTS * PAGE_BYTES;
 
@@ -83,6 +85,14 @@ impl Doorbells {
         }
         Ok(())
     }
+}
+
+/// The context and the word of a write that is a doorbell of csRNA's form.
+pub(crate) fn message_of(offset: u64, bytes: &[u8]) -> Option<(u16, u64)> {
+    let at = usize::try_from(offset).ok().filter(|at| *at < DOORBELL_BYTES)?;
+    let (context, at) = (at / PAGE_BYTES, at % PAGE_BYTES);
+    let word = bytes.try_into().ok().map(u64::from_le_bytes)?;
+    (at == MESSAGE_CELL * 8).then_some((context as u16, word))
 }
 
 fn span(offset: u64, len: usize) -> Option<Range<usize>> {

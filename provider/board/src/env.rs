@@ -10,13 +10,14 @@ use std::sync::atomic::{Ordering, fence};
 
 use starverbs_core::congestion::AnyWindow;
 use starverbs_core::mr::Plain;
-use starverbs_core::{AsyncEvent, Av, Dma, Env, Gid, Host, Nanos, Port, Seg};
+use starverbs_core::{AsyncEvent, Av, ContextMove, Dma, Env, Gid, Host, Nanos, Port, Qpn, Seg};
 use starverbs_queues::board::{COUNTER_DMA_MISSES, COUNTER_DMA_READS, COUNTER_DMA_WRITES};
 
 use crate::broken;
 use crate::counters::BoardCounters;
 use crate::cq::BoardCq;
-use crate::dma::{ADDRESS_BITS, Maps};
+use crate::dma::{ADDRESS_BITS, Errno, Maps};
+use crate::qpc::HostContexts;
 use crate::queues::{BoardRq, BoardSq};
 use crate::record::{BusTap, Tap};
 use crate::stats::Stats;
@@ -33,6 +34,8 @@ const RECORDED: u32 = 64;
 pub(crate) struct ClientMemory {
     pub(crate) maps: Maps,
     pub(crate) tables: Tables,
+    /// Where QP contexts are that are not on chip; `None`: in the board's own memory
+    pub(crate) contexts: Option<HostContexts>,
     pub(crate) counters: Rc<BoardCounters>,
 }
 
@@ -40,7 +43,27 @@ impl ClientMemory {
     /// No memory. `most`: see [`Maps::new`].
     pub(crate) fn new(most: u64, counters: &Rc<BoardCounters>, tap: BusTap) -> ClientMemory {
         let maps = Maps::new(most, Rc::clone(counters), tap);
-        ClientMemory { maps, tables: Tables::default(), counters: Rc::clone(counters) }
+        ClientMemory { maps, tables: Tables::default(), contexts: None, counters: Rc::clone(counters) }
+    }
+
+    /// Whether one more queue pair may be made. ENOMEM: its context has no place.
+    pub(crate) fn has_room_for_qp(&self) -> Result<(), Errno> {
+        let has_room = self.contexts.as_ref().is_none_or(HostContexts::has_room);
+        if has_room { Ok(()) } else { Err(libc::ENOMEM) }
+    }
+
+    /// A queue pair is made.
+    pub(crate) fn join_qp(&self, qpn: Qpn) {
+        if let Some(contexts) = &self.contexts {
+            contexts.join(qpn, &self.maps, &self.counters);
+        }
+    }
+
+    /// A queue pair ends.
+    pub(crate) fn leave_qp(&self, qpn: Qpn) {
+        if let Some(contexts) = &self.contexts {
+            contexts.leave(qpn);
+        }
     }
 
     /// Walks over the pieces of memory in which `len` bytes lie: `f(DMA address, which of the bytes)`. Gives
@@ -310,5 +333,13 @@ impl Port for BoardEnv {
 impl Host for BoardEnv {
     fn event(&mut self, event: AsyncEvent) {
         self.events.push(event);
+    }
+
+    fn move_context(&mut self, qpn: Qpn, to: ContextMove) {
+        for ClientMemory { contexts, maps, counters, .. } in &self.memories {
+            if contexts.as_ref().is_some_and(|contexts| contexts.move_context(qpn, to, maps, counters)) {
+                return;
+            }
+        }
     }
 }

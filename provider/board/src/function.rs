@@ -10,22 +10,24 @@ use nix::unistd::write;
 use starverbs_backend::HostAddr;
 use starverbs_core::{Nanos, Nic};
 use starverbs_queues::board::{
-    CAP_CQ_CHANGES, CAP_MADS, CAP_MTT, CAP_MULTICAST, CAP_NULL, CAP_VERBS, CAP_WINDOWS, CAP_XRC,
-    COMMAND_BYTES, CONTROL_BYTES, COUNTER_INTERRUPTS, COUNTER_MALFORMED, COUNTERS, CTRL_ENABLE, CTRL_RESET,
-    MAGIC, OpenContext, REG_CAPS, REG_CELLS, REG_COMMANDS, REG_COMMANDS_HEAD, REG_COMMANDS_LOG,
-    REG_COMMANDS_TAIL, REG_CONTEXTS, REG_CONTROL, REG_COUNTERS, REG_ERROR, REG_EVENTS, REG_EVENTS_LOG,
-    REG_MAGIC, REG_STATUS, REG_VECTORS, REG_VERSION, STATUS_ENABLED, STATUS_FAILED, VERSION,
+    CAP_CQ_CHANGES, CAP_DOORBELL_OPS, CAP_MADS, CAP_MTT, CAP_MULTICAST, CAP_NULL, CAP_QPC_HOST, CAP_VERBS,
+    CAP_WINDOWS, CAP_XRC, COMMAND_BYTES, CONTROL_BYTES, COUNTER_INTERRUPTS, COUNTER_MALFORMED, COUNTERS,
+    CTRL_ENABLE, CTRL_RESET, DoorbellMessage, MAGIC, OpenContext, QPC_IN_BOARD, QPC_IN_HOST, REG_CAPS,
+    REG_CELLS, REG_COMMANDS, REG_COMMANDS_HEAD, REG_COMMANDS_LOG, REG_COMMANDS_TAIL, REG_CONTEXTS,
+    REG_CONTROL, REG_COUNTERS, REG_ERROR, REG_EVENTS, REG_EVENTS_LOG, REG_MAGIC, REG_QPC_MEMORY,
+    REG_QPC_MEMORY_LOG, REG_QPC_PLACEMENT, REG_STATUS, REG_VECTORS, REG_VERSION, STATUS_ENABLED,
+    STATUS_FAILED, VERSION,
 };
 
 use crate::broken;
 use crate::context::{BoardContext, FunctionContexts, ObjectCounts};
 use crate::counters::BoardCounters;
 use crate::dma::{Errno, Maps, QueueRoom};
-use crate::doorbells::{CELLS, CONTEXTS, DOORBELL_BYTES, Doorbells};
+use crate::doorbells::{CELLS, CONTEXTS, DOORBELL_BYTES, Doorbells, message_of};
 use crate::env::BoardEnv;
 use crate::mads::BoardQp1;
 use crate::pci::{ConfigSpace, Effect, MsixTable};
-use crate::qpc::QpcRegisters;
+use crate::qpc::{HostContexts, QpcRegisters};
 use crate::queues::QueueQuota;
 use crate::record::{BusTap, Tap};
 use crate::wire::WireRx;
@@ -35,8 +37,16 @@ const MAX_LOG: u32 = 12;
 /// Interrupt vectors.
 pub(crate) const VECTORS: u32 = 32;
 /// What this board takes.
-const CAPS: u64 =
-    CAP_VERBS | CAP_WINDOWS | CAP_MTT | CAP_XRC | CAP_MULTICAST | CAP_CQ_CHANGES | CAP_NULL | CAP_MADS;
+const CAPS: u64 = CAP_VERBS
+    | CAP_WINDOWS
+    | CAP_MTT
+    | CAP_XRC
+    | CAP_MULTICAST
+    | CAP_DOORBELL_OPS
+    | CAP_CQ_CHANGES
+    | CAP_NULL
+    | CAP_MADS
+    | CAP_QPC_HOST;
 /// The context that the registers open, which may open others.
 pub(crate) const FIRST: u16 = 0;
 
@@ -51,6 +61,8 @@ struct Registers {
     head: u32,
     events: u64,
     events_log: u32,
+    qpc: u64,
+    qpc_log: u32,
 }
 
 /// What the functions share.
@@ -129,6 +141,23 @@ impl Function {
             return 0;
         }
         self.contexts.values_mut().map(|context| context.take_doorbells(card)).sum()
+    }
+
+    /// Writes a doorbell page: cells, or the one that takes messages. EINVAL: as of [`Doorbells::write`].
+    pub(crate) fn write_doorbells(
+        &mut self,
+        card: &mut CommonCard,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), Errno> {
+        let Some((context, word)) = message_of(offset, bytes) else {
+            return self.doorbells().write(offset, bytes);
+        };
+        let is_master = self.config.masters();
+        if let Some(context) = self.contexts.get_mut(&context).filter(|_| is_master) {
+            context.take_message(card, DoorbellMessage::from_word(word));
+        }
+        Ok(())
     }
 
     /// Adds an event of an object of a context.
@@ -233,8 +262,18 @@ impl Function {
     /// The register of 32 bits, or the half of one of 64, at `at`.
     fn word(&self, at: u64) -> u32 {
         let Ok(at) = u32::try_from(at) else { return 0 };
-        let Registers { enabled, failed, error, commands, commands_log, head, events, events_log } =
-            self.registers;
+        let Registers {
+            enabled,
+            failed,
+            error,
+            commands,
+            commands_log,
+            head,
+            events,
+            events_log,
+            qpc,
+            qpc_log,
+        } = self.registers;
         let counters = REG_COUNTERS..REG_COUNTERS + 8 * COUNTERS;
         match at {
             REG_MAGIC if broken::rule(1) => !MAGIC,
@@ -254,6 +293,11 @@ impl Function {
             REG_EVENTS => events as u32,
             at if at == REG_EVENTS + 4 => (events >> 32) as u32,
             REG_EVENTS_LOG => events_log,
+            REG_QPC_PLACEMENT if enabled && qpc != 0 => QPC_IN_HOST,
+            REG_QPC_PLACEMENT => QPC_IN_BOARD,
+            REG_QPC_MEMORY => qpc as u32,
+            at if at == REG_QPC_MEMORY + 4 => (qpc >> 32) as u32,
+            REG_QPC_MEMORY_LOG => qpc_log,
             at if counters.contains(&at) => {
                 let which = (at - REG_COUNTERS) / 8;
                 let value = self.qpc.counter(which).unwrap_or_else(|| self.counters().get(which as usize));
@@ -271,7 +315,7 @@ impl Function {
             _ => return Err(libc::EINVAL),
         };
         let at = u32::try_from(offset).ok().filter(|at| *at < CONTROL_BYTES).ok_or(libc::EINVAL)?;
-        let long = matches!(at, REG_COMMANDS | REG_EVENTS);
+        let long = matches!(at, REG_COMMANDS | REG_EVENTS | REG_QPC_MEMORY);
         if long != (bytes.len() == 8) && !broken::rule(3) {
             return Err(libc::EINVAL);
         }
@@ -285,7 +329,8 @@ impl Function {
             REG_CONTROL => {}
             REG_ERROR => self.registers.error = 0,
             REG_COMMANDS_TAIL => self.take_commands(card, word),
-            REG_COMMANDS | REG_COMMANDS_LOG | REG_EVENTS | REG_EVENTS_LOG
+            REG_COMMANDS | REG_COMMANDS_LOG | REG_EVENTS | REG_EVENTS_LOG | REG_QPC_MEMORY
+            | REG_QPC_MEMORY_LOG
                 if self.registers.enabled && !broken::rule(4) =>
             {
                 return Err(libc::EBUSY);
@@ -294,14 +339,17 @@ impl Function {
             REG_COMMANDS_LOG => self.registers.commands_log = word,
             REG_EVENTS => self.registers.events = value,
             REG_EVENTS_LOG => self.registers.events_log = word,
+            REG_QPC_MEMORY => self.registers.qpc = value,
+            REG_QPC_MEMORY_LOG => self.registers.qpc_log = word,
             _ => return Err(libc::EINVAL),
         }
         Ok(())
     }
 
     /// Begins to work with the queues that the registers name. EACCES: the function masters no bus.
-    fn enable(&mut self, card: &CommonCard) -> Result<(), Errno> {
-        let Registers { enabled, commands, commands_log, events, events_log, .. } = self.registers;
+    fn enable(&mut self, card: &mut CommonCard) -> Result<(), Errno> {
+        let Registers { enabled, commands, commands_log, events, events_log, qpc, qpc_log, .. } =
+            self.registers;
         let maps = self.maps(card);
         if enabled {
             return Ok(());
@@ -314,6 +362,8 @@ impl Function {
         }
         let queue = maps.room(commands, COMMAND_BYTES << commands_log, 64)?;
         let context = BoardContext::open(&self.shared, FIRST, maps, (events, events_log), 0)?;
+        let places = (qpc != 0).then(|| HostContexts::open(maps, qpc, qpc_log)).transpose()?;
+        card.env.memories[self.number()].contexts = places;
         self.contexts.insert(FIRST, context);
         self.commands = Some(queue);
         (self.registers.enabled, self.registers.head) = (true, 0);
@@ -350,6 +400,7 @@ impl Function {
             context.end(card);
         }
         self.contexts.clear();
+        card.env.memories[self.shared.number].contexts = None;
         self.registers = Registers::default();
         self.commands = None;
     }

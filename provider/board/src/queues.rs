@@ -143,6 +143,14 @@ impl BoardSq {
         sound || broken::rule(17)
     }
 
+    /// The client says by a message that `count` WQEs more are posted, the first of them at `offset`. False:
+    /// the queue does not end there, or has no room for so many, and nothing changes.
+    pub(crate) fn ring_at(&self, offset: u16, count: u16) -> bool {
+        let posted = self.0.posted.get();
+        let follows = offset == posted as u16 || broken::rule(59);
+        follows && self.ring(posted.wrapping_add(count.into()))
+    }
+
     /// Fetches what was posted up to WQE `index`.
     fn fetch_to(&self, index: u32) {
         let sq = &self.0;

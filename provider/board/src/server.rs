@@ -305,7 +305,7 @@ pub(crate) fn answer(
             }
             match access.region {
                 BAR_CONTROL => function.write(card, access.offset, bytes)?,
-                BAR_DOORBELLS => function.doorbells().write(access.offset, bytes)?,
+                BAR_DOORBELLS => function.write_doorbells(card, access.offset, bytes)?,
                 BAR_MSIX => function.msix.write(access.offset, bytes),
                 PCI_CONFIG => function.write_config(card, access.offset, bytes),
                 _ => return Err(libc::EINVAL),

@@ -2,6 +2,7 @@
 
 mod contexts;
 mod pci;
+mod qpc;
 mod raw;
 mod record;
 mod rules;
@@ -94,6 +95,7 @@ fn what_is_reserved_is_refused() {
     with_board(1, |paths| {
         let mut raw = Raw::open(&paths[0]);
         let optional = CAP_WINDOWS | CAP_MTT | CAP_XRC | CAP_MULTICAST | CAP_CQ_CHANGES | CAP_NULL | CAP_MADS;
+        let optional = optional | CAP_DOORBELL_OPS | CAP_QPC_HOST;
         assert_eq!(u64::from(raw.register(REG_CAPS)), CAP_VERBS | optional);
         for op in [0, OP_STAR, OP_STROM, OP_RMA, u16::MAX] {
             let body = COMMANDS + (raw.tail & ((1 << COMMANDS_LOG) - 1)) as usize * COMMAND_BYTES + 8;
@@ -126,7 +128,7 @@ fn write_garbage(raw: &mut Raw, rng: &mut Rng) {
         raw.context = [0, 0, other, word as u16 % 256][(word >> 58) as usize % 4];
         let mut noise = [0u8; COMMAND_BYTES];
         noise.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&rng.word().to_le_bytes()));
-        match word % 9 {
+        match word % 10 {
             /* a queue's memory, and its indices */
             0 => {
                 let at = [a.at, b.at][(word >> 8) as usize & 1] + (word >> 16) as usize % 0x4000;
@@ -140,6 +142,15 @@ fn write_garbage(raw: &mut Raw, rng: &mut Rng) {
             2 => {
                 let value = if word & 64 == 0 { rng.word() } else { rng.word() & 0x1f_0000_001f };
                 raw.ring((word >> 8) as u32 % 8, value);
+            }
+            /* a message: of a queue pair of its own most of all */
+            9 => {
+                let qpn = [a.qpn, b.qpn, word as u32][(word >> 8) as usize % 3];
+                let [offset, count] = [(word >> 16) as u16 & 0x1f, (word >> 32) as u16 & 0x4f];
+                let message = DoorbellMessage { op: (word >> 48) as u8 & 3, offset, count, qpn };
+                let message = message.to_word().to_le_bytes();
+                let page = (word >> 56) % 4 * 0x1_0000;
+                raw.client().write(BAR_DOORBELLS, page + 0xfff8, &message).unwrap();
             }
             /* a register */
             3 => {
@@ -296,7 +307,7 @@ fn the_document_names_tests_that_there_are() {
         "provider/board/src/tests/contexts.rs",
         "provider/board/src/tests/tables.rs",
         "provider/board/src/tests/pci.rs",
-        "provider/board/src/tests/rules.rs",
+        "provider/board/src/tests/qpc.rs",
         "provider/queues/tests/board.rs",
         "provider/queues/tests/header.rs",
         "provider/verbs/tests/verbs/board.rs",

@@ -11,7 +11,7 @@ use crate::engine::Engine;
 use crate::error::NicError;
 use crate::mr::Storage;
 use crate::relay::{LinkError, LinkId, Relay};
-use crate::types::{AsyncEvent, Av, Cqe, Gid, PdId, Seg, SendOp, SendWqe, Sge};
+use crate::types::{AsyncEvent, Av, Cqe, Gid, PdId, Qpn, Seg, SendOp, SendWqe, Sge};
 
 /// The card's side of a send queue. Indices count WQEs since creation and wrap at 2^32.
 pub trait SendQueue {
@@ -131,6 +131,15 @@ pub trait Port {
     fn is_own(&self, source: &Gid) -> bool;
 }
 
+/// Which way a QP's context goes between a QPC-limited card and memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContextMove {
+    /// To the chip: it was asked for, or is fetched ahead
+    Fetched,
+    /// To memory: another one takes its place
+    Evicted,
+}
+
 /// The rest of a host: the program, and the cards of other processes.
 pub trait Host {
     /// This is needed soon: a host with caches may fetch it.
@@ -140,6 +149,12 @@ pub trait Host {
     }
     /// Delivers an event to the program.
     fn event(&mut self, event: AsyncEvent);
+
+    /// The context of `qpn` begins to move, in the order of these calls. It may be one that has ended.
+    #[inline]
+    fn move_context(&mut self, qpn: Qpn, to: ContextMove) {
+        let _ = (qpn, to);
+    }
 
     /// The connection to the card that has QPN block `block`, in XRC domain `domain`; made if there is none.
     fn link(&mut self, domain: PdId, block: u16) -> Result<LinkId, LinkError> {

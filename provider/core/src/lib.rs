@@ -46,7 +46,7 @@ pub mod types;
 pub mod wire;
 
 pub use counters::Counters;
-pub use env::{CompletionQueue, Dma, Env, HeldWqe, Host, Port, RecvQueue, SendQueue, TakenWqe};
+pub use env::{CompletionQueue, ContextMove, Dma, Env, HeldWqe, Host, Port, RecvQueue, SendQueue, TakenWqe};
 pub use error::NicError;
 pub use limits::CardLimits;
 pub use nic::mads::{MAD_LEN, QPN_GSI, ReceivedMad};

@@ -61,6 +61,10 @@ constants! {
     "STARVERBS_REG_QPC_POLICY" REG_QPC_POLICY: u32 = 0x04c;
     /// `QPC_IN_*`: where the other contexts are
     "STARVERBS_REG_QPC_PLACEMENT" REG_QPC_PLACEMENT: u32 = 0x050;
+    /// 64 bits: DMA address of memory for QP contexts ([`CAP_QPC_HOST`]); 0: there is none
+    "STARVERBS_REG_QPC_MEMORY" REG_QPC_MEMORY: u32 = 0x058;
+    /// log2 of the contexts that it holds, of [`QPC_BYTES`] each
+    "STARVERBS_REG_QPC_MEMORY_LOG" REG_QPC_MEMORY_LOG: u32 = 0x060;
     /// The first of [`COUNTERS`] counters of 64 bits
     "STARVERBS_REG_COUNTERS" REG_COUNTERS: u32 = 0x100;
 
@@ -104,7 +108,7 @@ constants! {
     /// "STAR" in ASCII
     "STARVERBS_MAGIC" MAGIC: u32 = 0x5241_5453;
     /// Version of this contract
-    "STARVERBS_VERSION" VERSION: u32 = 0x0001_0002;
+    "STARVERBS_VERSION" VERSION: u32 = 0x0001_0003;
 
     /// RC, UC and UD, with PDs, MRs, AHs, CQs and SRQs
     "STARVERBS_CAP_VERBS" CAP_VERBS: u64 = 1;
@@ -122,7 +126,7 @@ constants! {
     "STARVERBS_CAP_MULTICAST" CAP_MULTICAST: u64 = 1 << 9;
     /// Regions of many pieces, by a translation table
     "STARVERBS_CAP_MTT" CAP_MTT: u64 = 1 << 10;
-    /// Doorbells of csRNA's form {operation, SQ offset, count, QPN}: reserved
+    /// Doorbells of csRNA's form {operation, SQ offset, count, QPN}, in the last cell of a page
     "STARVERBS_CAP_DOORBELL_OPS" CAP_DOORBELL_OPS: u64 = 1 << 11;
     /// Completion queues are resized, and their events moderated
     "STARVERBS_CAP_CQ_CHANGES" CAP_CQ_CHANGES: u64 = 1 << 12;
@@ -130,6 +134,8 @@ constants! {
     "STARVERBS_CAP_NULL" CAP_NULL: u64 = 1 << 13;
     /// Management datagrams: queue pair 1
     "STARVERBS_CAP_MADS" CAP_MADS: u64 = 1 << 14;
+    /// QP contexts that are not on chip may be in the host's memory
+    "STARVERBS_CAP_QPC_HOST" CAP_QPC_HOST: u64 = 1 << 15;
 
     /// First come, first served: a context that is not there has all wait that come after
     "STARVERBS_QPC_POLICY_FCFS" QPC_POLICY_FCFS: u32 = 0;
@@ -137,10 +143,12 @@ constants! {
     "STARVERBS_QPC_POLICY_NON_BLOCKING" QPC_POLICY_NON_BLOCKING: u32 = 1;
     /// And a context is fetched while the WQEs of a doorbell are
     "STARVERBS_QPC_POLICY_LATENCY_HIDING" QPC_POLICY_LATENCY_HIDING: u32 = 2;
-    /// Contexts are in memory of the host's: reserved
+    /// Contexts are in memory of the host's, which [`REG_QPC_MEMORY`] gives
     "STARVERBS_QPC_IN_HOST" QPC_IN_HOST: u32 = 0;
     /// Contexts are in memory of the board's
     "STARVERBS_QPC_IN_BOARD" QPC_IN_BOARD: u32 = 1;
+    /// Bytes of a context in the host's memory
+    "STARVERBS_QPC_BYTES" QPC_BYTES: u32 = 256;
 
     /// The board works: queue addresses are read when this is set
     "STARVERBS_CTRL_ENABLE" CTRL_ENABLE: u32 = 1;
@@ -157,6 +165,16 @@ constants! {
     "STARVERBS_CELL_EVENTS" CELL_EVENTS: u32 = 0;
     /// Cells below this are no queue's
     "STARVERBS_CELL_FIRST" CELL_FIRST: u32 = 1;
+    /// Operation of a doorbell of csRNA's form: send WQEs were posted
+    "STARVERBS_DOORBELL_SEND" DOORBELL_SEND: u8 = 1;
+    /// The same: receive WQEs were, as the program's index line says
+    "STARVERBS_DOORBELL_RECV" DOORBELL_RECV: u8 = 2;
+    /// Its bits: the QPN from bit 0, of 24; from this one the operation, of 8
+    "STARVERBS_DOORBELL_OP_SHIFT" DOORBELL_OP_SHIFT: u32 = 24;
+    /// From this one how many WQEs were posted, 16 bits
+    "STARVERBS_DOORBELL_COUNT_SHIFT" DOORBELL_COUNT_SHIFT: u32 = 32;
+    /// From this one the index of the first of them, modulo 2^16
+    "STARVERBS_DOORBELL_OFFSET_SHIFT" DOORBELL_OFFSET_SHIFT: u32 = 48;
     /// In the high half of a CQ's cell: only a solicited completion, or an error, raises the event
     "STARVERBS_ARM_SOLICITED" ARM_SOLICITED: u32 = 1 << 31;
     /// In the last byte of a CQE: the bit that changes with every round of the ring, 1 in the first
@@ -610,6 +628,50 @@ plain! {
         valid: u32,
     }
 }
+
+/// A doorbell of csRNA's form ([`CAP_DOORBELL_OPS`]), which a word of 64 bits carries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DoorbellMessage {
+    /// `DOORBELL_*`
+    pub op: u8,
+    /// Index of the first of the WQEs, modulo 2^16
+    pub offset: u16,
+    /// How many there are
+    pub count: u16,
+    /// Number of their queue pair, of 24 bits
+    pub qpn: u32,
+}
+
+impl DoorbellMessage {
+    /// The word that carries it.
+    pub const fn to_word(self) -> u64 {
+        (self.qpn & QPN_BITS) as u64
+            | (self.op as u64) << DOORBELL_OP_SHIFT
+            | (self.count as u64) << DOORBELL_COUNT_SHIFT
+            | (self.offset as u64) << DOORBELL_OFFSET_SHIFT
+    }
+
+    /// What a word carries.
+    pub const fn from_word(word: u64) -> DoorbellMessage {
+        DoorbellMessage {
+            op: (word >> DOORBELL_OP_SHIFT) as u8,
+            offset: (word >> DOORBELL_OFFSET_SHIFT) as u16,
+            count: (word >> DOORBELL_COUNT_SHIFT) as u16,
+            qpn: word as u32 & QPN_BITS,
+        }
+    }
+}
+
+const QPN_BITS: u32 = (1 << DOORBELL_OP_SHIFT) - 1;
+/* each field begins where the one before it ends, and none is cut */
+const _: () = {
+    let all = DoorbellMessage { op: u8::MAX, offset: u16::MAX, count: u16::MAX, qpn: QPN_BITS };
+    let some = DoorbellMessage { op: DOORBELL_SEND, offset: 0xfffe, count: 3, qpn: 0x12_3456 };
+    assert!(all.to_word() == u64::MAX && some.to_word() == 0xfffe_0003_0112_3456);
+    let back = DoorbellMessage::from_word(some.to_word());
+    assert!(back.op == some.op && back.offset == some.offset);
+    assert!(back.count == some.count && back.qpn == some.qpn);
+};
 
 /// Bytes of a command, head and body.
 pub const COMMAND_BYTES: usize = 128;

@@ -113,4 +113,6 @@ pub const RULES: &[BoardRule] = &[
     function(56, "a region of pages has a table that fits, and is told as it was made", tables::regions),
     function(57, "its bytes are the pages' in the table's order; a page of no map is a miss", tables::access),
     function(58, "few QP contexts on chip make the board slower, and are counted", qpc::contexts),
+    function(59, "a message of csRNA's form begins where the queue ends", doorbells::messages),
+    function(60, "contexts that are not on chip are in the host's memory, if it gave some", qpc::in_host),
 ];

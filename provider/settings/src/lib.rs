@@ -24,7 +24,7 @@ pub use onerma::OneRmaWindow;
 pub use qpc::{QpcPolicy, QpcSpec};
 pub use star::{StarKey, StarPreference, StarWire};
 pub use table::{KEYS, Key, markdown};
-pub use value::{DeviceChoice, LinkMode, LinkTrust, LogLevel, Network, Share};
+pub use value::{BoardDoorbell, DeviceChoice, LinkMode, LinkTrust, LogLevel, Network, Share};
 
 /// Every setting, typed. A field that is `None` means `auto`: the card chooses.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,6 +34,8 @@ pub struct Settings {
     pub config: Option<PathBuf>,
     /// The card that the process has.
     pub device: DeviceChoice,
+    /// How a board at a socket hears of what is posted
+    pub board_doorbell: BoardDoorbell,
     /// What is done to frames on their way out, to test programs on a bad network.
     pub fault: FaultSpec,
     /// Capture file of every frame sent and received; `%p` stands for the process id, see
@@ -98,6 +100,7 @@ impl Default for Settings {
         Settings {
             config: None,
             device: DeviceChoice::Soft,
+            board_doorbell: BoardDoorbell::Cell,
             fault: FaultSpec::default(),
             pcap: None,
             mtu: None,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use crate::star::{PREFERENCES, WIRES};
-use crate::value::{self, LEVELS, LINKS, REPEAT, SHARES, TRUSTS};
+use crate::value::{self, BOARD_DOORBELLS, LEVELS, LINKS, REPEAT, SHARES, TRUSTS};
 use crate::{FaultSpec, OneRmaWindow, QpcSpec, Settings, StarKey, fault, onerma, qpc};
 
 /// One setting.
@@ -76,6 +76,15 @@ pub const KEYS: &[Key] = &[
                 offers at this socket, at SOCKET.1, SOCKET.2 and so on.",
         set: |s, v| put(&mut s.device, value::device(v)),
         get: |s| value::spell_device(&s.device),
+    },
+    Key {
+        name: "BOARD_DOORBELL",
+        allowed: "cell or message",
+        about: "How a board at a socket hears of what is posted: by a store into the queue's cell, or by a \
+                message {operation, SQ offset, count, QPN} for each call, which costs a system call \
+                ([board.md](board.md)). A board that takes no messages has the cell.",
+        set: |s, v| put(&mut s.board_doorbell, value::word(&BOARD_DOORBELLS, v)),
+        get: |s| value::spell(&BOARD_DOORBELLS, &s.board_doorbell),
     },
     Key {
         name: "FAULT",

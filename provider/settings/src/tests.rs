@@ -26,6 +26,7 @@ fn nothing_set_is_the_default() {
 fn every_key_reads_back_what_it_shows() {
     let given = [
         ("DEVICE", "board:/run/b.sock"),
+        ("BOARD_DOORBELL", "message"),
         ("FAULT", "loss=0.01,dup=0.5,delay=50000ns,seed=7"),
         ("PCAP", "/tmp/a-%p.pcap"),
         ("MTU", "1024"),

@@ -25,6 +25,15 @@ pub enum DeviceChoice {
     Board(PathBuf),
 }
 
+/// How a program tells a board of what it posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BoardDoorbell {
+    /// By the queue's cell, a store into a mapped page.
+    Cell,
+    /// By a message of csRNA's form.
+    Message,
+}
+
 /// Which processes of the host may execute WRITE and READ on this one's memory by themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkTrust {
@@ -107,6 +116,8 @@ pub(crate) fn spell_device(device: &DeviceChoice) -> String {
     }
 }
 
+pub(crate) const BOARD_DOORBELLS: [(&str, BoardDoorbell); 2] =
+    [("cell", BoardDoorbell::Cell), ("message", BoardDoorbell::Message)];
 pub(crate) const LINKS: [(&str, LinkMode); 3] =
     [("auto", LinkMode::Auto), ("local", LinkMode::Local), ("udp", LinkMode::Udp)];
 pub(crate) const TRUSTS: [(&str, LinkTrust); 3] =

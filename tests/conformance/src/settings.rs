@@ -27,7 +27,8 @@ pub(crate) fn cases() -> Vec<Case> {
 /// Every key with a value that is not its default; `pcap` is where captures go.
 fn all_keys(pcap: &Path) -> String {
     format!(
-        "fault = {{ delay = \"1ms\", seed = 7 }}\n\
+        "board_doorbell = \"message\"\n\
+         fault = {{ delay = \"1ms\", seed = 7 }}\n\
          pcap = {pcap:?}\n\
          mtu = 512\n\
          addrs = [\"127.0.0.1\"]\n\

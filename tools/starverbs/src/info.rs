@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 use starverbs_backend::host;
 use starverbs_queues::board::{
-    CAP_CQ_CHANGES, CAP_DOORBELL_OPS, CAP_MADS, CAP_MTT, CAP_MULTICAST, CAP_NULL, CAP_RMA, CAP_STAR,
-    CAP_STROM, CAP_VERBS, CAP_WINDOWS, CAP_XRC, QPC_IN_HOST, QPC_POLICY_FCFS, QPC_POLICY_LATENCY_HIDING,
-    QPC_POLICY_NON_BLOCKING,
+    CAP_CQ_CHANGES, CAP_DOORBELL_OPS, CAP_MADS, CAP_MTT, CAP_MULTICAST, CAP_NULL, CAP_QPC_HOST, CAP_RMA,
+    CAP_STAR, CAP_STROM, CAP_VERBS, CAP_WINDOWS, CAP_XRC, QPC_IN_HOST, QPC_POLICY_FCFS,
+    QPC_POLICY_LATENCY_HIDING, QPC_POLICY_NON_BLOCKING,
 };
 use starverbs_settings::{DeviceChoice, KEYS, LinkMode, LinkTrust, Settings};
 use starverbs_verbs::{BoardFacts, BoardRegisters, Context, DeviceAttr, GidEntry, PortAttr, device_name};
@@ -73,7 +73,7 @@ impl DeviceFacts {
 }
 
 /// What a board may take: `CAP_*`, in words.
-const CAPS: [(u64, &str); 12] = [
+const CAPS: [(u64, &str); 13] = [
     (CAP_VERBS, "verbs"),
     (CAP_XRC, "XRC"),
     (CAP_STAR, "StaR"),
@@ -86,6 +86,7 @@ const CAPS: [(u64, &str); 12] = [
     (CAP_CQ_CHANGES, "changes of CQs"),
     (CAP_NULL, "null regions"),
     (CAP_MADS, "management datagrams"),
+    (CAP_QPC_HOST, "QP contexts in host memory"),
 ];
 
 fn takes(board: &BoardFacts) -> Vec<&'static str> {
@@ -217,7 +218,7 @@ mod tests {
     #[test]
     fn a_board_is_described() {
         let registers = BoardRegisters {
-            version: 0x0001_0002,
+            version: 0x0001_0003,
             qpc_entries: 300,
             qpc_policy: QPC_POLICY_LATENCY_HIDING,
             qpc_placement: 1,
@@ -225,7 +226,7 @@ mod tests {
         let path = "/tmp/board.sock".into();
         let mut board = BoardFacts { path, caps: CAP_VERBS | CAP_XRC | 1 << 63, registers: Some(registers) };
         let text = board_text(&board);
-        assert!(text.starts_with("board /tmp/board.sock, contract 1.2: verbs, XRC\n"), "{text}");
+        assert!(text.starts_with("board /tmp/board.sock, contract 1.3: verbs, XRC\n"), "{text}");
         assert!(text.ends_with("300 on chip, latency-hiding; the others in memory of the board\n"), "{text}");
         assert_eq!(board_json(&board)["registers"]["qpc_entries"], 300);
         board.registers = Some(BoardRegisters { qpc_entries: 0, ..registers });

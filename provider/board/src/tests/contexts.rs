@@ -34,6 +34,50 @@ fn contexts_have_queues_and_cells_of_their_own() {
     });
 }
 
+/// B59: whoever writes into a context's page rings for that context's queue pairs, and while the function
+/// masters the bus.
+#[test]
+fn a_message_is_for_a_queue_pair_of_its_page() {
+    with_board(1, |paths| {
+        let mut raw = Raw::open(&paths[0]);
+        let TwoQps { key, mut a, mut b } = two_qps(&mut raw);
+        let one = raw.open_context(1);
+        raw.enter(0);
+        raw.post_recv(&mut b, 1, data(4096, 8, key));
+        raw.put_send(&mut a, signaled_send(2), data(0, 8, key));
+        let word = DoorbellMessage { op: DOORBELL_SEND, offset: 0, count: 1, qpn: a.qpn }.to_word();
+        let cells = u64::from(raw.register(REG_CELLS));
+        let write = |raw: &mut Raw, context: u16| {
+            let cell = u64::from(context) * cells + cells - 1;
+            let word = word.to_le_bytes();
+            raw.client().write(BAR_DOORBELLS, cell * u64::from(CELL_BYTES), &word).unwrap();
+        };
+        let before = [COUNTER_DOORBELLS, COUNTER_MALFORMED].map(|which| raw.counter(which));
+        let counted = |raw: &mut Raw| {
+            let after = [COUNTER_DOORBELLS, COUNTER_MALFORMED].map(|which| raw.counter(which));
+            [after[0] - before[0], after[1] - before[1]]
+        };
+        write(&mut raw, one + 1);
+        assert_eq!(counted(&mut raw), [0, 0], "a page of no context");
+        raw.link.set_master(false).unwrap();
+        write(&mut raw, 0);
+        raw.link.set_master(true).unwrap();
+        assert_eq!(counted(&mut raw), [0, 0], "without the bus");
+        write(&mut raw, one);
+        assert_eq!(counted(&mut raw), [1, 1], "another context's page");
+        assert_eq!(raw.poll(), None);
+        write(&mut raw, 0);
+        for _ in 0..2 {
+            assert_eq!(raw.completion().status, WcStatus::Success);
+        }
+        assert_eq!(counted(&mut raw), [2, 1]);
+        /* what a mapped page keeps there rings nothing */
+        raw.ring(cells as u32 - 1, word);
+        exchange(&mut raw, key, &mut a, &mut b, 3);
+        assert_eq!(counted(&mut raw)[1], 1);
+    });
+}
+
 #[test]
 fn a_context_names_its_own_objects_alone() {
     with_board(1, |paths| {

@@ -115,6 +115,9 @@ impl<E: Env> Nic<E> {
     fn serve_due(&mut self, env: &mut E, now: Nanos) {
         if let Some(contexts) = self.limited_contexts() {
             contexts.advance(now);
+            while let Some((qpn, to)) = contexts.poll_move() {
+                env.move_context(qpn, to);
+            }
         }
         while let Some(due) = self.limited_contexts().and_then(Contexts::poll_due) {
             match due {

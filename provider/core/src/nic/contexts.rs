@@ -17,6 +17,7 @@ use alloc::vec::Vec;
 use super::sched::Sched;
 use super::timers::TimerId;
 use crate::counters::Counters;
+use crate::env::ContextMove;
 use crate::error::NicError;
 use crate::qpc::{
     CacheConfig, CachedContext, ContextPlacement, Policy, Qpc, RequestChannel, RequesterUnit, SendRing,
@@ -136,6 +137,8 @@ struct Waits {
     again: bool,
     /// Its turn to send
     turn: bool,
+    /// Whose place it is, or was
+    qpn: Qpn,
 }
 
 /// The module, and what waits for it.
@@ -157,6 +160,8 @@ pub(crate) struct Contexts {
     wqes: VecDeque<(Nanos, Ask)>,
     due: VecDeque<NextStep>,
     due_turns: VecDeque<Ask>,
+    /// Contexts that began to move
+    moves: VecDeque<(Qpn, ContextMove)>,
     /// Room for frames that nothing waits in
     spare: Vec<Vec<u8>>,
     waited: Nanos,
@@ -191,6 +196,7 @@ impl Contexts {
             wqes: VecDeque::new(),
             due: VecDeque::new(),
             due_turns: VecDeque::new(),
+            moves: VecDeque::new(),
             spare: (0..slots).map(|_| Vec::with_capacity(FRAME)).collect(),
             waited: 0,
             stale: 0,
@@ -211,6 +217,9 @@ impl Contexts {
         self.more_turns.make_room(places)?;
         self.wqes.make_room(places)?;
         self.due_turns.make_room(places)?;
+        /* of each request that may be served before anybody looks (two doorbells of a QP, each with a fetch
+         * ahead, and a turn), and of frames: a fetch, and what makes room for it */
+        self.moves.make_room(2 * (5 * places + 4 * usize::from(OOO_CAP)))?;
         /* time may go on past two doorbells of a QP before anybody looks */
         self.due.make_room(2 * places + usize::from(OOO_CAP))?;
         self.waits.make_room(places)?;
@@ -223,7 +232,8 @@ impl Contexts {
     pub(crate) fn forget(&mut self, timer: TimerId, qpn: Qpn) {
         let place = timer.index();
         if let Some(waits) = self.waits.get_mut(place as usize) {
-            *waits = Waits { incarnation: waits.incarnation.wrapping_add(1), ..Waits::default() };
+            let Waits { incarnation, qpn, .. } = *waits;
+            *waits = Waits { incarnation: incarnation.wrapping_add(1), qpn, ..Waits::default() };
         }
         self.more_doorbells.retain(|ask| ask.place != place);
         self.more_turns.retain(|ask| ask.place != place);
@@ -262,9 +272,9 @@ impl Contexts {
         }
         self.advance(now);
         let place = of.timer.index();
-        let Some(incarnation) = self.waits.get(place as usize).map(|waits| waits.incarnation) else {
-            return ContextAccess::Available;
-        };
+        let Some(waits) = self.waits.get_mut(place as usize) else { return ContextAccess::Available };
+        waits.qpn = of.qpn;
+        let incarnation = waits.incarnation;
         let ask = Ask { qpn: of.qpn, place, incarnation, since: self.clock };
         if head.len() + data.len() > FRAME || !self.frames.has_room() {
             return ContextAccess::Available;
@@ -294,6 +304,7 @@ impl Contexts {
         self.advance(now);
         let place = of.timer.index();
         let Some(waits) = self.waits.get_mut(place as usize) else { return ContextAccess::Waits };
+        waits.qpn = of.qpn;
         if waits.fetch {
             waits.again = true;
         } else if !core::mem::replace(&mut waits.doorbell, true) {
@@ -313,6 +324,7 @@ impl Contexts {
         self.advance(now);
         let place = of.timer.index();
         let Some(waits) = self.waits.get_mut(place as usize) else { return ContextAccess::Waits };
+        waits.qpn = of.qpn;
         if !core::mem::replace(&mut waits.turn, true) {
             let incarnation = waits.incarnation;
             self.more_turns.push_in_room(Ask { qpn: of.qpn, place, incarnation, since: self.clock });
@@ -324,6 +336,11 @@ impl Contexts {
     /// What may be done now, turns aside.
     pub(super) fn poll_due(&mut self) -> Option<NextStep> {
         self.due.pop_front()
+    }
+
+    /// The next context that began to move.
+    pub(super) fn poll_move(&mut self) -> Option<(Qpn, ContextMove)> {
+        self.moves.pop_front()
     }
 
     /// Whose turn it is now.
@@ -421,10 +438,14 @@ impl Contexts {
 
     /// Takes what a cycle of the module gave.
     fn collect(&mut self) {
+        /* what is fetched has been written before, if it ever was */
+        while let Some((place, _)) = self.qpc.poll_write_back() {
+            self.moves.push_in_room((self.waits[place as usize].qpn, ContextMove::Evicted));
+        }
         while let Some(place) = self.qpc.poll_fetch() {
             self.fetches.push_in_room((self.clock + self.cache.miss, place));
+            self.moves.push_in_room((self.waits[place as usize].qpn, ContextMove::Fetched));
         }
-        while self.qpc.poll_write_back().is_some() {}
         while let Some(response) = self.qpc.poll_response() {
             match response.channel {
                 RequestChannel::Sq => {

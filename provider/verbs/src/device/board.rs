@@ -27,10 +27,10 @@ use nix::sys::eventfd::EfdFlags;
 use starverbs_backend::HostAddr;
 use starverbs_core::{Gid, Mtu, Nanos, PdId, Qpn};
 use starverbs_queues::board::{
-    CELL_EVENTS, DeviceReply, EVENT_COMPLETION, EVENT_MADS, Event as BoardEvent, GidReply, OP_QUERY_DEVICE,
-    OP_QUERY_GID, Object,
+    CELL_EVENTS, DOORBELL_RECV, DOORBELL_SEND, DeviceReply, DoorbellMessage, EVENT_COMPLETION, EVENT_MADS,
+    Event as BoardEvent, GidReply, OP_QUERY_DEVICE, OP_QUERY_GID, Object,
 };
-use starverbs_settings::Settings;
+use starverbs_settings::{BoardDoorbell, Settings};
 
 use super::activity::Activity;
 use super::command::Events;
@@ -43,6 +43,7 @@ use crate::events::{VerbsEvent, eventfd, kind};
 use crate::info::{DeviceInfo, OdpCaps};
 use crate::log::{self, log};
 use crate::process;
+use crate::qp::QpInner;
 use crate::stat::StatPage;
 use cq::BoardCq;
 pub use facts::{BoardFacts, BoardRegisters};
@@ -83,6 +84,8 @@ pub(crate) struct Board {
     pub(crate) thread: ProgressThread,
     pub(crate) deferred_log: DeferredLog,
     link: Arc<BoardLink>,
+    /// Doorbells are messages, not stores into cells
+    sends_messages: bool,
     irq: OwnedFd,
     /// How many there are; 0: it is closed
     contexts: Mutex<u32>,
@@ -125,7 +128,12 @@ impl Board {
         let (link, irq) = BoardLink::open(path, eventfd(EfdFlags::EFD_NONBLOCK)?)?;
         let info = describe(&link, &settings)?;
         log!(Info, "board opened at {}: {}", link.path.display(), info.addresses());
+        let wants_messages = settings.board_doorbell == BoardDoorbell::Message;
+        if wants_messages && !link.takes_messages() {
+            log!(Warn, "the board takes no doorbells of csRNA's form: it gets cells");
+        }
         let board = Arc::new(Board {
+            sends_messages: wants_messages && link.takes_messages(),
             forks: process::forks(),
             info,
             stats,
@@ -221,12 +229,15 @@ impl Board {
         if cell == 0 { None } else { self.link.cell(cell) }
     }
 
-    /// Something was posted: the cell gets the queue's indices.
+    /// Something was posted: the cell gets the queue's indices, or the board a message.
     #[inline]
     pub(crate) fn doorbell(&self, doorbell: Doorbell<'_>) {
         self.activity.note_call();
         let (Doorbell::Sends(qp) | Doorbell::Receives(qp)) = doorbell else { return };
         let Some(cell) = self.cell_of(qp.qpn) else { return self.flush(qp.qpn) };
+        if self.sends_messages {
+            return self.send_messages(qp, matches!(doorbell, Doorbell::Sends(_)));
+        }
         let mut posted = qp.rings.posted();
         loop {
             cell.store(posted, Ordering::Release);
@@ -238,6 +249,27 @@ impl Board {
                 return;
             }
             posted = newer;
+        }
+    }
+
+    /// Sends the board messages of what was posted since the last one. A board that gets none is found to be
+    /// gone as others are, and all is flushed.
+    #[cold]
+    fn send_messages(&self, qp: &QpInner, sends: bool) {
+        let Some(entry) = self.link.qps.get(qp.qpn) else { return };
+        let of = DoorbellMessage { op: DOORBELL_SEND, offset: 0, count: 0, qpn: qp.qpn };
+        if !sends {
+            let _ = self.link.send_message(DoorbellMessage { op: DOORBELL_RECV, ..of });
+            return;
+        }
+        let mut rung = entry.rung();
+        let posted = qp.rings.posted() as u32;
+        while *rung != posted {
+            let count = posted.wrapping_sub(*rung).min(u16::MAX.into()) as u16;
+            if self.link.send_message(DoorbellMessage { offset: *rung as u16, count, ..of }).is_err() {
+                return;
+            }
+            *rung = rung.wrapping_add(count.into());
         }
     }
 

@@ -1,12 +1,13 @@
 //! A board in a thread of the test's process.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
-use starverbs_board::{Board, socket_paths};
+use starverbs_board::{Board, Stats, socket_paths};
 use starverbs_settings::{DeviceChoice, Settings};
 
 /// A board that works until this is dropped.
@@ -22,6 +23,11 @@ pub struct BoardThread {
 impl BoardThread {
     /// A board on the wire of `settings`, with so many sockets.
     pub fn start(settings: &Settings, sockets: usize) -> BoardThread {
+        BoardThread::start_recorded(settings, sockets, None)
+    }
+
+    /// The same, which writes down what it does.
+    pub fn start_recorded(settings: &Settings, sockets: usize, record: Option<File>) -> BoardThread {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("starverbs-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let sockets = socket_paths(&std::env::temp_dir().join(name), sockets);
@@ -29,7 +35,8 @@ impl BoardThread {
         let (ready, opened) = channel();
         let (own, paths, until) = (settings.clone(), sockets.clone(), Arc::clone(&stop));
         let thread = std::thread::spawn(move || {
-            let mut board = Board::open(&own, &paths, [7, u64::from(own.port)]).unwrap();
+            let seed = [7, u64::from(own.port)];
+            let mut board = Board::open_with(&own, &paths, seed, Stats::default(), record).unwrap();
             ready.send(board.first_block()).unwrap();
             board.run(&until).unwrap();
         });

@@ -1,6 +1,7 @@
 //! Programs on functions of a board, which is a thread of this process: all that goes between them goes as
 //! between processes, by sockets and shared memory.
 
+use std::fs::File;
 use std::io::BufRead;
 use std::time::Duration;
 
@@ -8,7 +9,8 @@ use starverbs_core::wire::headers::Feth;
 use starverbs_core::{
     Access, Cqe, FlushLevel, Placement, QpState, QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus,
 };
-use starverbs_settings::{DeviceChoice, Settings};
+use starverbs_queues::board::{DOORBELL_SEND, DoorbellMessage};
+use starverbs_settings::{BoardDoorbell, DeviceChoice, Settings};
 use starverbs_verbs::cm::{Agent, BindAddr, PortSpace};
 use starverbs_verbs::{Ah, Context, Dm, Mr, Pd, RecvWr, SendWr, Srq, VerbsEvent, kind};
 
@@ -430,12 +432,40 @@ fn a_board_that_is_gone_is_an_error() {
 /// No doorbell is lost where several threads post to one queue.
 #[test]
 fn threads_share_a_doorbell() {
+    let (_board, a, b) = on_board();
+    share_a_doorbell(&a, &b);
+}
+
+/// Nor where each is a message: the board is told of each WQE once, and by no cell.
+#[test]
+fn threads_share_a_doorbell_that_is_a_message() {
+    let path = std::env::temp_dir().join(format!("starverbs-messages-{}", std::process::id()));
+    let record = File::create(&path).unwrap();
+    let board = BoardThread::start_recorded(&settings(), 2, Some(record));
+    let by = |n, board_doorbell| Settings { board_doorbell, ..board.client(n) };
+    let (a, b) = (Node::new(&by(0, BoardDoorbell::Message)), Node::new(&by(1, BoardDoorbell::Cell)));
+    let posted = share_a_doorbell(&a, &b);
+    drop((a, b, board));
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let word = |digits: &str| u64::from_str_radix(digits, 16).unwrap().swap_bytes();
+    let messages = text.lines().filter_map(|line| line.strip_prefix("write 0 2 fff8 ")).map(word);
+    let mut next = 0;
+    for message in messages.map(DoorbellMessage::from_word) {
+        assert_eq!((message.op, message.offset), (DOORBELL_SEND, next));
+        next += message.count;
+    }
+    assert_eq!(usize::from(next), posted);
+    assert!(!text.lines().any(|line| line.starts_with("bell 0 0 ") && !line.starts_with("bell 0 0 0 ")));
+}
+
+/// Four threads post to one queue, in rounds; gives how much they posted.
+fn share_a_doorbell(a: &Node, b: &Node) -> usize {
     /* all of a round have room in the completion queue: a request's slot is free again before it is polled */
     const EACH: usize = 25;
     const ROUNDS: usize = 20;
-    let (_board, a, b) = on_board();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect(&a, &qa, &b, &qb);
+    connect(a, &qa, b, &qb);
     let wr = SendWr { op: SendOp::Write, remote_addr: b.addr(0), rkey: b.mr.rkey(), ..send(1, &[]) };
     for _ in 0..ROUNDS {
         std::thread::scope(|scope| {
@@ -453,6 +483,7 @@ fn threads_share_a_doorbell() {
             assert!(done.iter().all(|cqe| cqe.status == WcStatus::Success));
         });
     }
+    4 * EACH * ROUNDS
 }
 
 /// Device memory lies in a memory file: the board, which is in this process, maps it as long as a key opens

@@ -281,6 +281,9 @@ impl Board {
         };
         let NumberReply { number: qpn, cell } = self.link.ask(OP_CREATE_QP, &create)?;
         self.objects().qps.insert(qpn, (init.pd, init.cookie));
+        if let Some(entry) = self.link.qps.make(qpn) {
+            *entry.rung() = 0;
+        }
         self.set_cell(qpn, cell);
         let mut outstanding = self.outstanding();
         let is_first = outstanding.is_empty();

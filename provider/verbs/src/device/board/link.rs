@@ -17,9 +17,10 @@ use memmap2::{MmapOptions, MmapRaw};
 use starverbs_backend::give_way::GiveWay;
 use starverbs_core::NicError;
 use starverbs_queues::board::{
-    BAR_CONTROL, BAR_DOORBELLS, BODY_BYTES, CAP_VERBS, CELL_BYTES, COMMAND_BYTES, CTRL_ENABLE, CommandHead,
-    Event, MAGIC, PENDING, REG_CAPS, REG_COMMANDS, REG_COMMANDS_LOG, REG_COMMANDS_TAIL, REG_CONTROL,
-    REG_EVENTS, REG_EVENTS_LOG, REG_MAGIC, REG_STATUS, REG_VERSION, STATUS_ENABLED, VERSION,
+    BAR_CONTROL, BAR_DOORBELLS, BODY_BYTES, CAP_DOORBELL_OPS, CAP_VERBS, CELL_BYTES, COMMAND_BYTES,
+    CTRL_ENABLE, CommandHead, DoorbellMessage, Event, MAGIC, PENDING, REG_CAPS, REG_CELLS, REG_COMMANDS,
+    REG_COMMANDS_LOG, REG_COMMANDS_TAIL, REG_CONTROL, REG_EVENTS, REG_EVENTS_LOG, REG_MAGIC, REG_STATUS,
+    REG_VERSION, STATUS_ENABLED, VERSION,
 };
 use starverbs_vfio::message::{IRQ_MSIX, PCI_CONFIG, REGION_MMAP};
 use starverbs_vfio::{VfioClient, socket_path};
@@ -56,6 +57,8 @@ pub(super) struct BoardLink {
     /// `CAP_*`
     pub(super) caps: u64,
     page: MmapRaw,
+    /// Where a message to the board goes in BAR 2; `None`: it takes none, or not by this way
+    message_at: Option<u64>,
     events: Events,
     pub(super) events_log: u32,
 }
@@ -101,6 +104,7 @@ impl BoardLink {
                 qps: BoardQps::new(),
                 caps,
                 page,
+                message_at: None,
                 events,
                 events_log,
             },
@@ -113,6 +117,8 @@ impl BoardLink {
         let caps = check(&mut client)?;
         client.write(PCI_CONFIG, PCI_COMMAND, &PCI_MEMORY_AND_MASTER.to_le_bytes())?;
         let page = map_page(&mut client)?;
+        let last = register(&mut client, REG_CELLS)?.saturating_sub(1);
+        let message_at = (caps & CAP_DOORBELL_OPS != 0).then(|| u64::from(last) * u64::from(CELL_BYTES));
         give_program_memory(&mut client)?;
         let end = client.as_fd().as_raw_fd();
         let irqs = [irq];
@@ -126,7 +132,8 @@ impl BoardLink {
         let commands = Mutex::new(Commands { piece: commands, tail: 0 });
         let way = CommandWay::Socket { client, commands, end };
         let (events, events_log) = (Events::Piece(events), EVENTS_LOG);
-        Ok((BoardLink { path, way, heap, qps: BoardQps::new(), caps, page, events, events_log }, irq))
+        let qps = BoardQps::new();
+        Ok((BoardLink { path, way, heap, qps, caps, page, message_at, events, events_log }, irq))
     }
 
     /// What registers have. `None`: they are the kernel's.
@@ -217,6 +224,20 @@ impl BoardLink {
         }
         // SAFETY: inside the page, which lives as long as this; pages are aligned.
         Some(unsafe { AtomicU64::from_ptr(self.page.as_mut_ptr().add(at).cast()) })
+    }
+
+    /// Whether the board takes messages, by the way there is to it.
+    pub(super) fn takes_messages(&self) -> bool {
+        self.message_at.is_some()
+    }
+
+    /// Sends the board a message, and waits until it has it. EOPNOTSUPP: it takes none.
+    pub(super) fn send_message(&self, message: DoorbellMessage) -> Result<()> {
+        let (CommandWay::Socket { client, .. }, Some(at)) = (&self.way, self.message_at) else {
+            return Err(VerbsError::Unsupported("by this board"));
+        };
+        let word = message.to_word().to_le_bytes();
+        with(client, |client| Ok(client.write(BAR_DOORBELLS, at, &word)?))
     }
 
     /// Carries out a command, whose answer begins with a `R`.

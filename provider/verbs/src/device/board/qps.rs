@@ -1,7 +1,7 @@
 //! Queue pairs by number: their doorbell cells, and what of them has completed.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use starverbs_core::types::QPN_MASK;
 use starverbs_core::{Cqe, QPN_BLOCK, Qpn, WcOpcode};
@@ -11,6 +11,8 @@ use starverbs_core::{Cqe, QPN_BLOCK, Qpn, WcOpcode};
 pub(super) struct BoardQpEntry {
     /// Its doorbell cell; 0: none
     pub(super) cell: AtomicU32,
+    /// Sends that the board was sent messages of; held from before the index is read until that is done
+    rung: Mutex<u32>,
     /// Receives that have completed so far, as its index counts them
     received: AtomicU32,
     /// `wr_id` of the send that completed last, if there was one
@@ -57,6 +59,11 @@ impl BoardQps {
 }
 
 impl BoardQpEntry {
+    /// Whoever has it alone sends messages of this queue pair.
+    pub(super) fn rung(&self) -> MutexGuard<'_, u32> {
+        self.rung.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The queues are empty, and begin at this receive.
     pub(super) fn begin(&self, receive: u32) {
         self.received.store(receive, Ordering::Relaxed);
