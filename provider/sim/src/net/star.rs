@@ -19,6 +19,9 @@ fn side_of(path: &IcrcHeader) -> CardHalf {
     if path.dport == CardHalf::Stateless.default_port() { CardHalf::Stateless } else { CardHalf::Stateful }
 }
 
+/// In place of a queue: numbers of turns.
+const OF_TURNS: u8 = 2;
+
 impl Net {
     /// The card of `host` has StaR from now on. After each restart it has it again, under another boot epoch.
     pub fn open_star(&mut self, host: usize, card: StarCard) {
@@ -113,8 +116,12 @@ impl Net {
         match header.ptype {
             Ptype::Rd if header.opt == Opt::Recv => {
                 let (turn, data) = DataTurn::decode(packet.data).expect("as it left");
-                let opt = if turn.send { Opt::Send } else { Opt::Write };
-                sent.push((from, StarHeader { opt, len: data.len() as u16, ..header }));
+                let epoch = packet.prefix.expect("as it left").epoch;
+                /* as below: SL's program may have the message */
+                if !turn.send || self.carried.insert((from, header.qpn, epoch, OF_TURNS, turn.number)) {
+                    let opt = if turn.send { Opt::Send } else { Opt::Write };
+                    sent.push((from, StarHeader { opt, len: data.len() as u16, ..header }));
+                }
             }
             Ptype::Rd | Ptype::Gd => sent.push((from, header)),
             Ptype::Rdc => {

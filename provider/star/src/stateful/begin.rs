@@ -193,12 +193,12 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Packets of a SEND that SL's card is to do in their turn: one of several packets if nothing else is
-    /// under way, so that none waits for the answer to another; and one behind WRITEs that have turns. `None`:
-    /// it goes by itself, and what is lost of it keeps nothing else.
+    /// under way, so that none waits for the answer to another. `None`: it goes by itself. Behind WRITEs it
+    /// does: SL's program, which has its completion, may take the memory of one away whose answer was lost.
     fn turns_of_send(&self, wqe: &SendWqe) -> Option<u32> {
-        let (stream, turns) = (&self.streams[0], self.turns(wqe.length, true));
-        let wanted = stream.is_idle() && turns > 1 || stream.takes_turn() && stream.changes();
-        (wanted && self.local.form == Form::Packed && (1..=MOST_TURNS).contains(&turns)).then_some(turns)
+        let turns = self.turns(wqe.length, true);
+        let wanted = self.local.form == Form::Packed && self.streams[0].is_idle();
+        (wanted && (2..=MOST_TURNS).contains(&turns)).then_some(turns)
     }
 
     fn begin_write(&mut self, card: &mut CardCtx<'_, E>, wqe: &SendWqe) -> Begin {

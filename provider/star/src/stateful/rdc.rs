@@ -1,7 +1,7 @@
 //! RDC: the last packet of a message, with SL's completion (docs/star.md, "Completions").
 //!
 //! SL's program has its buffer back once the completion is in its slot. So the packet leaves when all others
-//! of the message are answered, and no copy of them can arrive any more; or at once, where all have turns. The
+//! of the message are answered, and no copy of them can arrive any more; at once, where all have turns. The
 //! card answers data and completion at once, and a copy of the packet changes nothing.
 
 use alloc::vec::Vec;

@@ -1,5 +1,5 @@
-//! The program's thread that polls, as the card's thread sees it: does it not come because it spins on memory,
-//! or because it sleeps, or others have its CPU?
+//! The program's thread that polls, as the card's thread sees it: does it not come because it spins on
+//! memory, or because it sleeps, or others have its CPU?
 //!
 //! Owns that question. It must not know what follows from the answer.
 
