@@ -94,8 +94,8 @@ fn one_that_is_lost_goes_again_before_its_time() {
     }
 }
 
-/// WRITEs behind a SEND of several packets leave with it. Whoever sees them has the whole of it, and no copy of
-/// anything changes memory later.
+/// WRITEs behind a SEND of several packets leave with it. Whoever sees them has the whole of it, and no copy
+/// of anything changes memory later.
 #[test]
 fn writes_follow_a_send_whatever_the_wire_does() {
     let (mut early, mut together) = (0, 0);
