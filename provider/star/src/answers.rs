@@ -108,7 +108,7 @@ impl Answers {
         }
     }
 
-    /// A WRITE in its turn is early: nothing of it is done. The answer does not overtake those before it.
+    /// What has a turn is early: nothing of it is done. The answer does not overtake those before it.
     pub(super) fn early<E: StarEnv>(&mut self, env: &mut E, from: &StarSource<'_>, packet: &StarHeader) {
         self.flush(env);
         let header = StarHeader { ptype: Ptype::Rda, ack: false, len: 0, ..*packet };

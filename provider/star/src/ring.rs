@@ -1,5 +1,5 @@
 //! Slots in SL's host memory that SF fills through SL's card: completions, results of atomics kept for
-//! repeats, and the number of the last WRITE.
+//! repeats, and the number of the last turn.
 //!
 //! A slot begins with a stamp: epoch and sequence of what it holds. The card writes a slot only if that is
 //! newer and of the same epoch, so that a late duplicate changes nothing; the host stamps all slots when a
@@ -19,7 +19,7 @@ pub const fn slot(base: u64, depth: u32, seq: u32, size: u64) -> u64 {
     base.wrapping_add(index as u64 * size)
 }
 
-/// Address of the slot of WRITEs, which has the number of the last one that was done: behind the `slots`
+/// Address of the slot of turns, which has the number of the last one that was done: behind the `slots`
 /// replay slots.
 pub const fn write_slot(replay: u64, slots: u32) -> u64 {
     replay.wrapping_add(slots as u64 * REPLAY_SLOT)

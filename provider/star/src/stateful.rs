@@ -184,9 +184,9 @@ pub struct Stateful<E: StarEnv> {
     owed_acks: OwedAcks,
     /// Atomics of ours so far
     atomics: u32,
-    /// Packets so far of WRITEs of ours in their turn
+    /// Packets of ours so far that had turns
     writes: u32,
-    /// Slots of atomics, and behind them that of WRITEs
+    /// Slots of atomics, and behind them that of turns
     replay: RuleRef,
     ended: Ended,
     /// No packet that we sent before the end can be under way after this

@@ -224,6 +224,11 @@ impl<C: Controller> Path<C> {
         (self.waiting.is_empty() || self.turn == Some(qpn)) && self.has_room(bytes)
     }
 
+    /// Whether `bytes` may fly as a whole, in several packets, and nobody waits.
+    pub fn takes(&self, bytes: u32) -> bool {
+        self.waiting.is_empty() && self.inflight.saturating_add(bytes) <= self.congestion.window()
+    }
+
     /// `qpn` was not admitted and waits. Whoever had its turn and could not use it stays first;
     /// all others queue at the end, so that nobody starves. Gives whether the waiters should be
     /// looked at again.

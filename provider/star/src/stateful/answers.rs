@@ -241,7 +241,12 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Which packets are lost, as an answer shows.
     fn infer(&mut self, card: &mut CardCtx<'_, E>, answered: &InFlight) {
-        let lost = self.window.infer(answered, card.path.rtt.disorder());
+        let mut lost = self.window.infer(answered, card.path.rtt.disorder());
+        let op = self.streams[answered.of as usize].get(answered.wqe);
+        if op.in_turn && op.carries {
+            /* those that ask for no answer go again with one that was lost */
+            lost = lost.min(answered.cost());
+        }
         if lost > 0 {
             card.path.lost(lost);
             card.path.rtt.was_lost();

@@ -3,7 +3,7 @@
 use starverbs_core::engine::TakenRecv;
 use starverbs_core::env::{RecvQueue, SendQueue, TakenWqe};
 use starverbs_core::mr::{WindowBind, WindowType};
-use starverbs_core::nic::MAX_SGE;
+use starverbs_core::nic::{MAX_SGE, PACKET_OVERHEAD};
 use starverbs_core::transport::{RNR_TIMER_10US, slices};
 use starverbs_core::{Access, Nanos, NicError, Psn, QpId, SendFlags, SendOp, SendWqe, Sge, WcStatus};
 
@@ -171,7 +171,7 @@ impl<E: StarEnv> Stateful<E> {
         }
         let whole = sges.first().is_some_and(|sge| sge.len >= wqe.length);
         let failed = status != WcStatus::Success;
-        let turns = self.turns_of_send(wqe).filter(|_| whole && !failed);
+        let turns = self.turns_of_send(card, wqe).filter(|_| whole && !failed);
         let carries = turns.is_some() || self.may_carry(Of::Local, wqe);
         self.next_recv = seq.plus(1);
         if matches!(status, WcStatus::RemOpErr | WcStatus::RemAccessErr) {
@@ -193,12 +193,16 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Packets of a SEND that SL's card is to do in their turn: one of several packets if nothing else is
-    /// under way, so that none waits for the answer to another. `None`: it goes by itself. Behind WRITEs it
-    /// does: SL's program, which has its completion, may take the memory of one away whose answer was lost.
-    fn turns_of_send(&self, wqe: &SendWqe) -> Option<u32> {
+    /// under way, so that none waits for the answer to another, and if the path takes it as a whole, as the
+    /// last one's answer alone makes room. `None`: it goes by itself. Behind WRITEs it does: SL's program,
+    /// which has its completion, may take the memory of one away whose answer was lost.
+    fn turns_of_send(&self, card: &CardCtx<'_, E>, wqe: &SendWqe) -> Option<u32> {
         let turns = self.turns(wqe.length, true);
-        let wanted = self.local.form == Form::Packed && self.streams[0].is_idle();
-        (wanted && (2..=MOST_TURNS).contains(&turns)).then_some(turns)
+        let wanted = self.local.form == Form::Packed
+            && self.streams[0].is_idle()
+            && (2..=MOST_TURNS).contains(&turns)
+            && card.path.takes(wqe.length + turns * PACKET_OVERHEAD);
+        wanted.then_some(turns)
     }
 
     fn begin_write(&mut self, card: &mut CardCtx<'_, E>, wqe: &SendWqe) -> Begin {
@@ -234,7 +238,8 @@ impl<E: StarEnv> Stateful<E> {
                 Ok(seq) => op.recv = Some(seq.get()),
                 Err(begin) => return begin,
             }
-            op.carries = self.may_carry(Of::Local, wqe);
+            /* what has turns is not overtaken by what has none */
+            op.carries = (op.relaxed || self.streams[0].is_idle()) && self.may_carry(Of::Local, wqe);
             self.next_recv = self.next_recv.plus(1);
         }
         if let Some(turns) = turns.filter(|_| !op.carries) {

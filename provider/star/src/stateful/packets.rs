@@ -138,7 +138,8 @@ impl<E: StarEnv> Stateful<E> {
         };
         let Some((psn, entry)) = self.window.next_lost(may) else { return false };
         if !card.registry.is_live(entry.rule) && self.leaves_it_to_the_last(&entry) {
-            /* SL may have the completion, and have taken its memory away: the last packet will tell */
+            /* SL may have the completion, and either program have taken its memory away: the last packet
+            will tell, here and below */
             self.forget_others(&entry);
             self.charge(card);
             return true;
@@ -152,6 +153,7 @@ impl<E: StarEnv> Stateful<E> {
         match self.send_entry(card, psn, &entry) {
             Ok(()) => self.arm(card.now + self.timeout(card)),
             Err(_) if entry.is_probe() => self.forget_probe(card, entry.of, entry.wqe),
+            Err(_) if self.leaves_it_to_the_last(&entry) => self.forget_others(&entry),
             Err(status) => self.abandon(card, entry.of, entry.wqe, status),
         }
         self.charge(card);

@@ -4,9 +4,10 @@
 //! numbers hold them back there. So order is made here, by what leaves when. A program sees the data of SENDs
 //! and READs with their completion, and these are made in order; so they may all be under way together.
 //! WRITEs are seen when they land: short ones are under way with such alone, and SL's card does their packets
-//! in the order of their numbers; a long one begins when all before it are done. One into memory registered
-//! with IBV_ACCESS_RELAXED_ORDERING need not wait for what it does not overlap. Atomics are under way with
-//! atomics alone: SL's card does those of SF in the order of their slots, and those of SL are done here.
+//! in the order of their numbers, as it does those of a SEND that begins alone; a long WRITE begins when all
+//! before it are done. One into memory registered with IBV_ACCESS_RELAXED_ORDERING need not wait for what it
+//! does not overlap. Atomics are under way with atomics alone: SL's card does those of SF in the order of
+//! their slots, and those of SL are done here.
 
 use starverbs_core::env::Host;
 use starverbs_core::{Nanos, SendOp, WcStatus};
@@ -66,7 +67,7 @@ pub(super) struct WqeProgress {
     pub(super) class: OrderClass,
     /// A WRITE that may land before what is before it
     pub(super) relaxed: bool,
-    /// A WRITE of SF whose packets SL's card does in their turn, once
+    /// A WRITE or SEND of SF whose packets SL's card does in their turn, once
     pub(super) in_turn: bool,
     /// All its packets have left once
     pub(super) all: bool,
@@ -95,7 +96,7 @@ pub(super) struct WqeProgress {
     pub(super) value: u64,
     /// Atomics of SL
     pub(super) carry: Carry,
-    /// Atomics of SF: their number. WRITEs in their turn: that of their first packet
+    /// Atomics of SF: their number. What has turns: that of its first packet
     pub(super) number: u32,
     /// Not complete before
     pub(super) until: Nanos,

@@ -270,7 +270,8 @@ impl<D: ThreadWork> Worker<D> {
         let (begun, calls) = (clock::now(), self.device.activity().calls());
         let ago = begun.saturating_sub(std::mem::replace(&mut self.served_at, begun));
         let called = calls.wrapping_sub(std::mem::replace(&mut self.calls, calls));
-        if since_poll < TICK && ago < TICK && called > CALLS && !self.device.activity().may_sleep() {
+        let polls = since_poll < if local { TICK } else { SOON };
+        if polls && ago < TICK && called > CALLS && !self.device.activity().may_sleep() {
             return self.count_spurious();
         }
         self.spurious = 0;

@@ -1,5 +1,8 @@
 //! Completions of SL that travel with the last data of their message.
 
+use starverbs_core::congestion::WindowLimits;
+
+use super::world::SL;
 use super::*;
 
 /// What left for SL's card since `from` packets had.
@@ -196,6 +199,42 @@ fn who_has_its_read_learns_of_the_end_by_the_next_request() {
         w.sl_post(op(SendOp::Read, mine, key), &[w.sge(far, 100)], false);
         w.pass(50_000_000);
         assert_eq!(status(&w), [first, WcStatus::RetryExcErr]);
+    }
+}
+
+/// The answer was lost, and SF's program, told by SL's, has deregistered what it sent: it is there all the
+/// same.
+#[test]
+fn who_has_deregistered_what_came_is_told_so() {
+    for len in [800, 2000] {
+        let mut w = World::new(4, |_, _| {});
+        w.sl_post_recv(&[w.sge(w.theirs(0), 4096)]);
+        w.pass(1_000_000);
+        w.deaf = true;
+        w.post(op(SendOp::Send, 0, 0), &[w.sge(w.ours(0), len)], false);
+        w.pass(20_000);
+        assert_eq!(w.lib[1].done.len(), 1);
+        w.mrs.deregister(w.sf_key).expect("it is registered");
+        w.deaf = false;
+        w.run(|w| w.sends().len() == 1);
+        assert_eq!(w.sends()[0].1, WcStatus::Success, "{len}");
+    }
+}
+
+/// A message that the path does not take as a whole has no turns: its last packet would wait for answers for
+/// which the others do not ask. Nothing comes to a timeout.
+#[test]
+fn a_message_beyond_the_window_asks_for_answers() {
+    for max in [16 << 10, 64 << 10] {
+        let mut w = World::new(4, |_, _| {});
+        w.path = Path::new(&SL, &WindowLimits { max, delay_target: None });
+        for n in 0..4 {
+            w.sl_post_recv(&[w.sge(w.theirs(0), 32_768)]);
+            w.pass(1_000_000);
+            w.post(op(SendOp::Send, 0, 0), &[w.sge(w.ours(0), 15_000)], false);
+            w.run(|w| w.sends().len() == n + 1);
+        }
+        assert_eq!((w.stats.timeouts.get(), w.stats.star_retransmitted.get()), (0, 0), "{max}");
     }
 }
 

@@ -126,6 +126,24 @@ fn writes_follow_a_send_whatever_the_wire_does() {
     assert!(early > 100 && together > 100, "{early} were early, {together} times neither had its answer");
 }
 
+/// A WRITE with immediate behind a SEND that has turns, to the same buffer: what was posted last stays there.
+#[test]
+fn a_write_with_immediate_does_not_overtake_a_send() {
+    let mut w = World::new(4, |_, _| {});
+    let (far, mine) = (w.theirs(0), w.ours(0));
+    w.sf.put(mine, &[1; 2000]);
+    w.sf.put(mine + 4096, &[2; 100]);
+    (0..2).for_each(|n| w.sl_post_recv(&[w.sge(far + 8192 * n, 4096)]));
+    w.pass(1_000_000);
+    w.cut = true;
+    w.post(op(SendOp::Send, 0, 0), &[w.sge(mine, 2000)], false);
+    w.pass(1_000);
+    w.cut = false;
+    w.post(SendWqe { imm: 7, ..op(SendOp::WriteImm, far, SL_KEY) }, &[w.sge(mine + 4096, 100)], false);
+    w.run(|w| w.sends().len() == 2 && w.lib[1].done.len() == 2);
+    assert_eq!((w.sl.read(far, 100), w.sl.read(far + 100, 1900)), (&[2; 100][..], &[1; 1900][..]));
+}
+
 /// As in the paper each waits for the one before.
 #[test]
 fn as_in_the_paper_one_is_under_way() {
