@@ -3,11 +3,30 @@
 //!
 //! Owns that question. It must not know what follows from the answer.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use starverbs_core::Nanos;
 
-use crate::clock;
+use crate::{clock, process};
+
+thread_local! {
+    /// This thread's number, and how often its process had been forked when it was asked for: the kernel is
+    /// asked once
+    static NUMBER: Cell<(u32, libc::pid_t)> = const { Cell::new((0, 0)) };
+}
+
+/// The calling thread's number.
+fn number() -> libc::pid_t {
+    let (forks, number) = NUMBER.get();
+    if number != 0 && forks == process::forks() {
+        return number;
+    }
+    // SAFETY: it takes nothing and always succeeds.
+    let number = unsafe { libc::gettid() };
+    NUMBER.set((process::forks(), number));
+    number
+}
 
 /// The thread that polls; 0 before the first that said so.
 #[derive(Default)]
@@ -16,8 +35,7 @@ pub(crate) struct Poller(AtomicI32);
 impl Poller {
     /// The calling thread polls.
     pub(crate) fn note(&self) {
-        // SAFETY: it takes nothing and always succeeds.
-        self.0.store(unsafe { libc::gettid() }, Ordering::Relaxed);
+        self.0.store(number(), Ordering::Relaxed);
     }
 
     /// Begins a time in which it is looked at.
