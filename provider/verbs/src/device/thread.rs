@@ -270,6 +270,7 @@ impl<D: ThreadWork> Worker<D> {
         let (begun, calls) = (clock::now(), self.device.activity().calls());
         let ago = begun.saturating_sub(std::mem::replace(&mut self.served_at, begun));
         let called = calls.wrapping_sub(std::mem::replace(&mut self.calls, calls));
+        /* between two bursts of polls the wire's frames are this thread's */
         let polls = since_poll < if local { TICK } else { SOON };
         if polls && ago < TICK && called > CALLS && !self.device.activity().may_sleep() {
             return self.count_spurious();
