@@ -45,13 +45,20 @@ const NAP: Duration = Duration::from_micros(2);
 const NAP_DOUBLINGS: u32 = 4;
 /// Before each try for the device's lock, microseconds.
 const PAUSES: [u64; 5] = [0, 20, 40, 80, 160];
-/// Requests of this host's processes that follow each other so soon, wake-ups included, are waited for
-/// without a sleep. The wait lasts so long, and all waits in a row so long: the sockets are to be looked at.
+/// A program whose last poll is less than this ago serves itself on the wire.
 const SOON: Nanos = 50_000;
+/// Requests of this host's processes that follow the last ones so soon, wake-ups included, are waited for
+/// without a sleep. The wait lasts so long, and all waits in a row so long: the sockets are to be looked at.
+const FOLLOWS: Nanos = 100_000;
 const WAIT: Nanos = 20_000;
 const STAY: Nanos = 1_000_000;
 /// Calls of the program in which it serves itself.
 const CALLS: u32 = 16;
+/// A yield takes less if no program uses it: the kernel's own threads are short.
+const YIELD: Nanos = 200_000;
+/// Sleeps at once after one that a program used: at first, and at most.
+const CROWDED_MIN: u32 = 8;
+const CROWDED_MAX: u32 = 16_384;
 /// Its stack.
 const STACK: usize = 256 << 10;
 /// The CPU slice that it asks of the scheduler: short, so that it preempts spinners when it wakes.
@@ -215,6 +222,9 @@ struct Worker<D> {
     calls: u32,
     /// Its process has one CPU: who is to send the next request may wait for it
     shares_its_cpu: bool,
+    /// Sleeps at once until it is looked again whether others want it, and how many there were
+    crowded: u32,
+    crowded_for: u32,
 }
 
 impl<D: ThreadWork> Worker<D> {
@@ -228,6 +238,8 @@ impl<D: ThreadWork> Worker<D> {
             served_at: 0,
             calls: 0,
             shares_its_cpu,
+            crowded: 0,
+            crowded_for: 0,
         }
     }
 
@@ -252,23 +264,24 @@ impl<D: ThreadWork> Worker<D> {
 
     /// Something arrived, which the program takes itself if it is polling.
     fn on_frames(&mut self) {
-        let since_poll = clock::now().saturating_sub(self.device.activity().polled_at());
+        let woken = clock::now();
+        let since_poll = woken.saturating_sub(self.device.activity().polled_at());
         if since_poll < JUST_POLLED {
             return self.on_spurious_wakeup();
         }
         match self.device.turn(&self.polled) {
             TurnResult { held_until: Some(until), .. } => self.wait_for_receives(until),
             TurnResult { work: Some(0) | None, .. } => self.on_spurious_wakeup(),
-            TurnResult { local, .. } => self.after_work(local, since_poll),
+            TurnResult { local, .. } => self.after_work(local, woken, since_poll),
         }
     }
 
     /// The turn had something. A program that polls all the time would have taken it: on the same CPU this
     /// thread comes before its next poll, each time. Else, where requests through memory follow each other
     /// soon, it looks for the next ones before it sleeps.
-    fn after_work(&mut self, local: bool, since_poll: Nanos) {
+    fn after_work(&mut self, local: bool, woken: Nanos, since_poll: Nanos) {
         let (begun, calls) = (clock::now(), self.device.activity().calls());
-        let ago = begun.saturating_sub(std::mem::replace(&mut self.served_at, begun));
+        let ago = woken.saturating_sub(std::mem::replace(&mut self.served_at, begun));
         let called = calls.wrapping_sub(std::mem::replace(&mut self.calls, calls));
         /* between two bursts of polls the wire's frames are this thread's */
         let polls = since_poll < if local { TICK } else { SOON };
@@ -276,7 +289,7 @@ impl<D: ThreadWork> Worker<D> {
             return self.count_spurious();
         }
         self.spurious = 0;
-        if local && ago < SOON && !self.shares_its_cpu {
+        if local && ago < FOLLOWS && (!self.shares_its_cpu || self.is_alone()) {
             self.stay(begun, calls);
         }
     }
@@ -295,6 +308,20 @@ impl<D: ThreadWork> Worker<D> {
             /* no yield: on a busy CPU it is the last to run again, while one that sleeps is soon woken */
             std::hint::spin_loop();
         }
+    }
+
+    /// Whether no other program wants the process's only CPU: a yield would last until that has had it.
+    fn is_alone(&mut self) -> bool {
+        if self.crowded > 0 {
+            self.crowded -= 1;
+            return false;
+        }
+        let before = clock::now();
+        std::thread::yield_now();
+        let alone = clock::now().saturating_sub(before) < YIELD;
+        self.crowded_for = if alone { 0 } else { (self.crowded_for * 2).clamp(CROWDED_MIN, CROWDED_MAX) };
+        self.crowded = self.crowded_for;
+        alone
     }
 
     /// Watching: one tick and what follows.

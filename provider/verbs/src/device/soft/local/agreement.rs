@@ -306,7 +306,7 @@ fn direct_of(channels: &Channels, record: &LocalRecord, serial: u32) -> Option<D
     if record.fetches() {
         memory.set_fetches(true);
     }
-    channels.gates.is_some().then_some(Direct { memory, gate, pd, access })
+    channels.gates.is_some().then_some(Direct { memory, gate, pd, access, alone: u8::MAX })
 }
 
 /// The wire carries what was proposed.

@@ -23,8 +23,11 @@ use crate::share::{Copied, CopyWay, GatePass, NotCopied, PeerBytes, PeerMemory, 
 pub(super) const PIECE: u32 = 1 << 16;
 /// Longest message: the card's lock is held while it is copied.
 const LONGEST: u32 = 1 << 30;
-/// A message that is shorter costs more as a system call than as a request, if many are under way.
+/// What is shorter never goes by the number of the peer's process.
 const SHORT: u32 = 32 << 10;
+/// A request behind so many that found nothing under way is one of a program that makes one at a time. What
+/// is executed at once is never under way, and would hide that a program keeps its queue full.
+const ALONE: u8 = 4;
 /// Most pieces of local memory, and one more for the end that is written last.
 const PIECES: usize = 64 + 1;
 /// Written last: who polls them finds all before.
@@ -37,6 +40,8 @@ pub(super) struct Direct {
     pub(super) gate: GatePass,
     pub(super) pd: PdId,
     pub(super) access: Access,
+    /// Requests in a row that found none under way
+    pub(super) alone: u8,
 }
 
 /// What became of a request that this end may execute by itself.
@@ -120,6 +125,7 @@ impl LocalEnd {
             return DirectResult::Ask;
         }
         if self.una != self.next || self.reads > 0 {
+            self.direct.iter_mut().for_each(|direct| direct.alone = 0);
             let waits = self.is_worth_a_wait(&self.whole(wqe), need);
             return if waits { DirectResult::Wait } else { DirectResult::Ask };
         }
@@ -172,15 +178,22 @@ impl LocalEnd {
         }
     }
 
-    /// Whether a request is executed on mapped memory alone, as a system call would cost more than a record.
-    fn goes_mapped_alone(&self, ctx: &Ctx<'_>, wqe: &SendRequest) -> bool {
+    /// Whether a request is executed on mapped memory alone, as both cards together are faster than a system
+    /// call: it is one of many, after each of which the program does not look at what is done, or behind
+    /// many, or beside what this process asks of the peer.
+    fn goes_mapped_alone(&mut self, ctx: &Ctx<'_>, wqe: &SendRequest) -> bool {
         if !matches!(wqe.op, SendOp::Write | SendOp::Read) {
             return true;
         }
-        /* one call after the other without a look at what is done, or beside what this process asks of the
-         * peer: the ring takes four times as many */
-        let beside = ctx.env.channels.is_asking(self.of.channels[0]);
-        wqe.length < SHORT && (beside || !self.completes(wqe.flags) || !self.of.send_cq.is_polled())
+        let Some(direct) = &mut self.direct else { return true };
+        if wqe.length >= SHORT && direct.memory.is_traced() {
+            return false;
+        }
+        direct.alone = direct.alone.saturating_add(1);
+        direct.alone < ALONE
+            || ctx.env.channels.is_asking(self.of.channels[0])
+            || !self.completes(wqe.flags)
+            || !self.of.send_cq.is_polled()
     }
 
     /// What a request names.

@@ -50,7 +50,8 @@ pub(super) struct Init {
 pub(super) struct HeldRecv {
     pub(super) held: bool,
     pub(super) wr_id: u64,
-    pub(super) count: usize,
+    /// SGEs of it, [`MAX_SGE`] at most
+    pub(super) count: u8,
     pub(super) pd: PdId,
     pub(super) sges: Box<[Sge]>,
 }
@@ -452,7 +453,7 @@ impl LocalEnd {
             None => ctx.srq.take(&mut recv.sges),
         };
         let Some(TakenRecv { wr_id, num_sge, pd }) = taken else { return false };
-        (recv.held, recv.wr_id, recv.count, recv.pd) = (true, wr_id, num_sge, pd);
+        (recv.held, recv.wr_id, recv.count, recv.pd) = (true, wr_id, num_sge as u8, pd);
         true
     }
 

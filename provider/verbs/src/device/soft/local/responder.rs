@@ -235,7 +235,7 @@ impl LocalEnd {
         }
         let EngineCtx { env, mrs, stats, .. } = ctx;
         stats.rx_bytes.add(u64::from(record.len));
-        let sges = self.recv.sges.get(..self.recv.count).unwrap_or(&[]);
+        let sges = self.recv.sges.get(..usize::from(self.recv.count)).unwrap_or(&[]);
         if !have_room(sges, u64::from(offset) + u64::from(record.len)) {
             return Err(DeliveryError::TooLong);
         }

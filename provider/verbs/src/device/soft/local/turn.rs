@@ -222,6 +222,10 @@ impl ChannelTurn {
             self.left -= 1;
             let answerer = &mut ctx.env.channels.answerers[self.at];
             answerer.channel.requests.pop();
+            if record.len >= CHUNK {
+                /* its writer may wait for room, while the next piece is copied */
+                answerer.channel.requests.publish();
+            }
             if reply == LocalReply::Read {
                 answerer.reading = Some(ReadAnswer::new(to, *record));
             }
