@@ -60,6 +60,16 @@ enum FrameOrigin {
     Block,
 }
 
+/// What a round looks at.
+#[derive(Clone, Copy)]
+struct LookedAt {
+    wire: bool,
+    /// The sockets of other processes, and whether the blocks' have something
+    peers: bool,
+    /// With them the blocks' and the services', whether they have something or not
+    services: bool,
+}
+
 /// A datagram with the frames in it that are still to come.
 #[derive(Clone, Copy, Debug)]
 struct Cursor {
@@ -280,24 +290,34 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     /// were not taken with [`Rx::next_frame`] stay, and nothing is received.
     #[inline]
     pub fn recv(&mut self) -> usize {
+        self.rounds = self.rounds.wrapping_add(1);
+        /* a wire that has been quiet while frames come by memory or to other ports is looked at less often */
+        let rests = self.quiet >= QUIET && (self.others || self.peers.may_have_frames());
+        let all_by_blocks = self.wire.is_none() && !self.peers.may_have_frames();
+        self.recv_from(LookedAt {
+            wire: !rests || self.rounds.is_multiple_of(WIRE_EVERY),
+            peers: self.eager > 0 || all_by_blocks || self.rounds.is_multiple_of(BLOCKS_EVERY),
+            services: self.listeners.ready_fd().is_some(),
+        })
+    }
+
+    /// Takes datagrams from these sockets.
+    #[inline]
+    fn recv_from(&mut self, at: LookedAt) -> usize {
         if self.cursor.is_some() || !self.wire_left.is_empty() || !self.block_left.is_empty() {
             return 1;
         }
         let mut got = 0;
-        self.rounds = self.rounds.wrapping_add(1);
-        /* a wire that has been quiet while frames come by memory or to other ports is looked at less often */
-        let rests = self.quiet >= QUIET && (self.others || self.peers.may_have_frames());
-        if let Some(wire) = self.wire.as_ref().filter(|_| !rests || self.rounds.is_multiple_of(WIRE_EVERY)) {
+        if let Some(wire) = self.wire.as_ref().filter(|_| at.wire) {
             self.counters.rx_syscalls.inc();
             got = self.wire_inbox.fill(wire.as_raw_fd());
             self.wire_left = 0..got;
             self.quiet = if got > 0 { 0 } else { self.quiet.saturating_add(1) };
         }
-        let all_by_blocks = self.wire.is_none() && !self.peers.may_have_frames();
-        if self.eager > 0 || all_by_blocks || self.rounds.is_multiple_of(BLOCKS_EVERY) {
+        if at.peers {
             /* one call for all that seldom has something */
             self.counters.rx_syscalls.inc();
-            if self.peers.look() || self.listeners.ready_fd().is_some() {
+            if self.peers.look() || at.services {
                 got += self.recv_blocks();
             }
             self.eager = self.eager.saturating_sub(1);
@@ -314,7 +334,20 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         !self.block_left.is_empty()
     }
 
-    /// [`Rx::recv`] for who was woken: looks at every socket.
+    /// [`Rx::recv`] for who slept on [`Rx::fds`]: looks at what has woken it.
+    pub fn recv_woken(&mut self, has_woken: impl Fn(RawFd) -> bool) -> usize {
+        let services = self.blocks.iter().map(QpnBlock::fd).chain(self.listeners.ready_fd()).any(&has_woken);
+        if services {
+            self.eager = self.eager.max(self.blocks.len() as u32 + 1);
+        }
+        self.recv_from(LookedAt {
+            wire: self.wire.as_ref().is_some_and(|wire| has_woken(wire.as_raw_fd())),
+            peers: services || has_woken(self.peers.fd()),
+            services,
+        })
+    }
+
+    /// [`Rx::recv`] for who does not know where something has come: looks at every socket.
     pub fn recv_all(&mut self) -> usize {
         self.eager = self.eager.max(self.blocks.len() as u32 + 1);
         self.quiet = 0;

@@ -242,15 +242,21 @@ impl Soft {
         }
         let Some(guard) = self.try_lock() else { return TurnResult::default() };
         guard.stats.thread_runs.inc();
-        self.run_all(guard, Who::Thread)
+        self.run_all(guard, Who::Thread, woken)
     }
 
-    /// A turn of who does not look at a completion queue: all that the card has to do.
-    pub(super) fn run_all(&self, mut guard: MutexGuard<'_, Shard>, who: Who) -> TurnResult {
+    /// A turn of who does not look at a completion queue: all that the card has to do. Of the port's sockets
+    /// it looks at those that have `woken` it, or, if none has, at all.
+    pub(super) fn run_all(
+        &self,
+        mut guard: MutexGuard<'_, Shard>,
+        who: Who,
+        woken: &[libc::pollfd],
+    ) -> TurnResult {
         let shard = &mut *guard;
         let now = clock::now();
         self.take_doorbells(shard, now);
-        let (mut work, held_until) = self.take_batches(shard, now, who);
+        let (mut work, held_until) = self.take_batches(shard, now, who, woken);
         work += shard.star.run((&mut shard.nic, &mut shard.env), now, who);
         let served = shard.local.run_at_last((&mut shard.nic, &mut shard.env), now);
         if served > 0 {
@@ -287,9 +293,18 @@ impl Soft {
 
     /// Handles what has come; gives how many batches, and until when the rest waits for receives while others
     /// wait for it.
-    fn take_batches(&self, shard: &mut Shard, now: Nanos, who: Who) -> (u32, Option<Nanos>) {
+    fn take_batches(
+        &self,
+        shard: &mut Shard,
+        now: Nanos,
+        who: Who,
+        woken: &[libc::pollfd],
+    ) -> (u32, Option<Nanos>) {
         let mut work = 0;
-        let mut got = shard.intake.rx.recv_all();
+        let has_woken = |fd| woken.iter().any(|woken| woken.fd == fd && woken.revents != 0);
+        let rx = &mut shard.intake.rx;
+        let is_known = woken.iter().any(|woken| woken.revents != 0);
+        let mut got = if is_known { rx.recv_woken(has_woken) } else { rx.recv_all() };
         while got > 0 && work <= BATCHES {
             let out = shard.intake.waits_for_receives(&mut shard.nic, now, who);
             if out || !shard.take_frames(now, || false) {

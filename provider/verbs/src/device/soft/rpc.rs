@@ -109,7 +109,7 @@ impl Soft {
                 return Ok(ended);
             }
             if own.waits() {
-                let work = self.try_lock().and_then(|shard| self.run_all(shard, Who::Program).work);
+                let work = self.try_lock().and_then(|shard| self.run_all(shard, Who::Program, &[]).work);
                 if work.is_none_or(|work| work == 0) {
                     std::thread::sleep(PAUSE);
                 }

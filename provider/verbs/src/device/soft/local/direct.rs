@@ -20,7 +20,7 @@ use crate::memory;
 use crate::share::{Copied, CopyWay, GatePass, NotCopied, PeerBytes, PeerMemory, WordChange};
 
 /// Most bytes of one use of the peer's memory: whoever waits for a reader waits for no more.
-pub(super) const PIECE: u32 = 1 << 16;
+const PIECE: u32 = 1 << 20;
 /// Longest message: the card's lock is held while it is copied.
 const LONGEST: u32 = 1 << 30;
 /// What is shorter never goes by the number of the peer's process.

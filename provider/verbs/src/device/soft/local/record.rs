@@ -6,7 +6,6 @@
 
 use std::mem::offset_of;
 
-use super::direct::PIECE;
 use crate::share::GatePass;
 use starverbs_core::types::SendOp;
 use starverbs_core::{Access, PdId, Qpn, WcStatus};
@@ -15,6 +14,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, transmute, transmute_mut};
 
 /// Most bytes of a message in one record.
 pub(super) const CHUNK: u32 = 16 << 10;
+/// Most bytes of a message that one record has its receiver fetch.
+pub(super) const FETCHED: u32 = 64 << 10;
 /// Bytes that fit into a record itself.
 pub(super) const BODY: usize = 16;
 
@@ -162,7 +163,7 @@ impl LocalRecord {
     /// Whether its data is to be fetched from its sender.
     #[inline]
     pub(super) fn is_rendezvous(&self) -> bool {
-        self.has(flag::RENDEZVOUS) && self.len <= PIECE && self.send_op().is_send()
+        self.has(flag::RENDEZVOUS) && self.len <= FETCHED && self.send_op().is_send()
     }
 
     /// An answer to it.

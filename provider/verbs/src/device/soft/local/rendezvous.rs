@@ -12,9 +12,8 @@ use starverbs_core::env::SendQueue;
 use starverbs_core::transport::slices;
 use starverbs_rings::SendRequest;
 
-use super::direct::PIECE;
 use super::end::{Ctx, LocalEnd};
-use super::record::{CHUNK, LocalRecord, answer, flag};
+use super::record::{CHUNK, FETCHED, LocalRecord, answer, flag};
 use super::responder::{DeliveryError, LocalInbound, LocalReply};
 
 /// What is shorter is copied into the channel: there both ends copy at once.
@@ -36,7 +35,7 @@ impl LocalEnd {
 
     fn rendezvous_piece(&self, ctx: &Ctx<'_>, wqe: &SendRequest, offset: u32) -> Option<LocalRecord> {
         let mut first = None;
-        let len = (wqe.length - offset).min(PIECE);
+        let len = (wqe.length - offset).min(FETCHED);
         slices(self.of.sq.sges(self.next), offset, len, |sge, skip, n| {
             first = Some((sge.addr.wrapping_add(u64::from(skip)), sge.lkey, n));
             None
