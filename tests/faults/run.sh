@@ -3,6 +3,7 @@
 # DIRECTORY, on UDP ports of their own.
 # usage: run.sh [--long] [--seed N] [--rounds N] DIRECTORY [PART...]
 # parts: kill     kill -9 at random moments of one of two processes, whatever they do together
+#        onerma   the same of 1RMA's initiator or target
 #        ends     one of two processes that share memory is killed, exits, executes another program, is
 #                 stopped or gives up, at a random moment; so many rounds
 #        direct   one of them is stopped while the other executes requests on its memory, or while it does so
@@ -30,7 +31,7 @@ while [[ ${1:-} == --* ]]; do
 done
 lib=$(cd "${1:?usage: run.sh [--long] [--seed N] [--rounds N] DIRECTORY [PART...]}" && pwd)
 shift
-(($#)) || set -- stop address kill ends direct users hostile nomem limits fds capture clock wire
+(($#)) || set -- stop address kill onerma ends direct users hostile nomem limits fds capture clock wire
 tmp=$(mktemp -d)
 mounted=
 cleanup() {
@@ -50,6 +51,11 @@ run() { LD_LIBRARY_PATH=$lib "$tmp/$@"; }
 kill_some() {
     build kill
     run kill "$kills" "$seed"
+}
+
+onerma() {
+    build onerma
+    STARVERBS_ADDRS=127.0.0.1,127.0.0.2,127.0.0.3 run onerma "$((kills / 2))" "$seed"
 }
 
 ends() {
@@ -157,7 +163,7 @@ for part in "$@"; do
         "$part" >"$tmp/said.$part" 2>&1 &
         waiting+=("$part:$!")
         ;;
-    ends | direct | users | hostile | nomem | limits | fds | capture | clock | wire)
+    onerma | ends | direct | users | hostile | nomem | limits | fds | capture | clock | wire)
         echo "--- $part"
         "$part"
         ;;
