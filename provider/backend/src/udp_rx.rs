@@ -334,8 +334,11 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         !self.block_left.is_empty()
     }
 
-    /// [`Rx::recv`] for who slept on [`Rx::fds`]: looks at what has woken it.
+    /// [`Rx::recv`] for who slept on [`Rx::fds`]: looks at those that have woken it, or, if none has, at all.
     pub fn recv_woken(&mut self, has_woken: impl Fn(RawFd) -> bool) -> usize {
+        if !self.fds.iter().any(|fd| has_woken(*fd)) {
+            return self.recv_all();
+        }
         let services = self.blocks.iter().map(QpnBlock::fd).chain(self.listeners.ready_fd()).any(&has_woken);
         if services {
             self.eager = self.eager.max(self.blocks.len() as u32 + 1);

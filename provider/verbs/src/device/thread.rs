@@ -54,10 +54,10 @@ const WAIT: Nanos = 20_000;
 const STAY: Nanos = 1_000_000;
 /// Calls of the program in which it serves itself.
 const CALLS: u32 = 16;
-/// A yield takes less if no program uses it: the kernel's own threads are short.
-const YIELD: Nanos = 200_000;
+/// A yield that no program uses takes less, nearly always.
+const YIELD: Nanos = 5_000;
 /// Sleeps at once after one that a program used: at first, and at most.
-const CROWDED_MIN: u32 = 8;
+const CROWDED_MIN: u32 = 2;
 const CROWDED_MAX: u32 = 16_384;
 /// Its stack.
 const STACK: usize = 256 << 10;

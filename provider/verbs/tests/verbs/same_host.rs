@@ -219,6 +219,25 @@ fn a_message_waits_for_its_receive_and_what_is_behind_waits_too() {
     assert_eq!((b.bytes(100, 4), b.bytes(500, 4)), (b"late".to_vec(), b"late".to_vec()));
 }
 
+/// What is refused is never seen as done, not even for the moment between its execution and its answer: the
+/// sender looks all the while.
+#[test]
+fn a_long_message_without_a_receive_is_not_done() {
+    let pair = Pair::new(&local());
+    let (a, b) = (&pair.a, &pair.b);
+    let sges = [a.sge(0, 16 << 10)];
+    let mut cqes = [Cqe::default()];
+    for round in 0..100 {
+        post(&pair.qa, &send(round, &sges)).unwrap();
+        for _ in 0..4000 {
+            assert_eq!(a.cq.poll(&mut cqes).unwrap(), 0, "round {round}");
+        }
+        b.post_recv(&pair.qb, round, 0, BUF).unwrap();
+        assert_eq!((a.completions(1)[0].status, b.completions(1)[0].wr_id), (WcStatus::Success, round));
+    }
+    assert!(pair.count("rcvd_rnr") > 0);
+}
+
 #[test]
 fn who_never_posts_a_receive_is_given_up() {
     let pair = Pair::new(&local());

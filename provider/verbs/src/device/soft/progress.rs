@@ -246,7 +246,7 @@ impl Soft {
     }
 
     /// A turn of who does not look at a completion queue: all that the card has to do. Of the port's sockets
-    /// it looks at those that have `woken` it, or, if none has, at all.
+    /// it looks at those that have `woken` it, or, if none of them has, at all.
     pub(super) fn run_all(
         &self,
         mut guard: MutexGuard<'_, Shard>,
@@ -302,9 +302,7 @@ impl Soft {
     ) -> (u32, Option<Nanos>) {
         let mut work = 0;
         let has_woken = |fd| woken.iter().any(|woken| woken.fd == fd && woken.revents != 0);
-        let rx = &mut shard.intake.rx;
-        let is_known = woken.iter().any(|woken| woken.revents != 0);
-        let mut got = if is_known { rx.recv_woken(has_woken) } else { rx.recv_all() };
+        let mut got = shard.intake.rx.recv_woken(has_woken);
         while got > 0 && work <= BATCHES {
             let out = shard.intake.waits_for_receives(&mut shard.nic, now, who);
             if out || !shard.take_frames(now, || false) {

@@ -25,8 +25,8 @@ const PIECE: u32 = 1 << 20;
 const LONGEST: u32 = 1 << 30;
 /// What is shorter never goes by the number of the peer's process.
 const SHORT: u32 = 32 << 10;
-/// A request behind so many that found nothing under way is one of a program that makes one at a time. What
-/// is executed at once is never under way, and would hide that a program keeps its queue full.
+/// From this one on, requests in a row that find none under way are of a program that makes one at a time.
+/// What is executed at once is never under way, and would hide that a program keeps its queue full.
 const ALONE: u8 = 4;
 /// Most pieces of local memory, and one more for the end that is written last.
 const PIECES: usize = 64 + 1;

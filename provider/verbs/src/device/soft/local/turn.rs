@@ -222,8 +222,8 @@ impl ChannelTurn {
             self.left -= 1;
             let answerer = &mut ctx.env.channels.answerers[self.at];
             answerer.channel.requests.pop();
-            if record.len >= CHUNK {
-                /* its writer may wait for room, while the next piece is copied */
+            if record.len >= CHUNK && reply == LocalReply::None {
+                /* its writer may wait for room, while the next piece is copied; an answer comes before */
                 answerer.channel.requests.publish();
             }
             if reply == LocalReply::Read {
