@@ -1,0 +1,215 @@
+//! StaR with programs on functions of a board: with a card in software, and with each other. Others of StaR's
+//! tests run on boards, too (`tests/board.filter`).
+
+use std::fs::File;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use starverbs_core::{QpState, QpType, WcStatus};
+use starverbs_settings::{DeviceChoice, Settings, StarPreference};
+use starverbs_verbs::{Preference, Qp, QpInit, Settled};
+
+use crate::common::board::BoardThread;
+use crate::common::wire as settings;
+use crate::common::*;
+use crate::star_stateless::{connected, given_back, messages, one_sided};
+
+/// Where two ends are.
+#[derive(Clone, Copy, Debug)]
+enum Places {
+    /// The stateless one on a board, the other on a card in software
+    StatelessOnBoard,
+    /// The other way round
+    StatefulOnBoard,
+    /// On two functions of one board
+    OneBoard,
+    /// On two boards
+    TwoBoards,
+}
+
+const PLACES: [Places; 4] =
+    [Places::StatelessOnBoard, Places::StatefulOnBoard, Places::OneBoard, Places::TwoBoards];
+
+/// Two programs there, the first of which wants to be stateless, and the boards.
+fn programs(places: Places) -> (Vec<BoardThread>, [Node; 2]) {
+    let wire = settings();
+    let board = |sockets| BoardThread::start(&wire, sockets);
+    let (boards, [a, b]) = match places {
+        Places::StatelessOnBoard => {
+            let board = board(1);
+            let at = [board.client(0), wire];
+            (vec![board], at)
+        }
+        Places::StatefulOnBoard => {
+            let board = board(1);
+            let at = [wire, board.client(0)];
+            (vec![board], at)
+        }
+        Places::OneBoard => {
+            let board = board(2);
+            let at = [board.client(0), board.client(1)];
+            (vec![board], at)
+        }
+        Places::TwoBoards => {
+            let boards = vec![board(1), board(1)];
+            let at = [boards[0].client(0), boards[1].client(0)];
+            (boards, at)
+        }
+    };
+    let node = |at, star| Node::new(&Settings { star, ..at });
+    (boards, [node(a, StarPreference::Stateless), node(b, StarPreference::Stateful)])
+}
+
+#[test]
+fn ends_on_boards_carry_messages_reads_and_writes() {
+    for places in PLACES {
+        println!("{places:?}");
+        let (_boards, nodes) = programs(places);
+        let qps = connected(&nodes);
+        messages(&nodes, &qps);
+        one_sided(&nodes, &qps);
+        let infos = qps.each_ref().map(|qp| qp.star().unwrap());
+        assert_eq!(infos.map(|info| info.preference), [Preference::Stateless, Preference::Stateful]);
+        assert_eq!(infos[0].card_bytes, 0, "the card has nothing of it");
+        assert!(infos[0].host_bytes > 0 && infos[1].card_bytes > 0, "{infos:?}");
+    }
+}
+
+#[test]
+fn memory_of_a_function_that_is_given_back_is_reached_no_more() {
+    for places in PLACES {
+        println!("{places:?}");
+        let (_boards, nodes) = programs(places);
+        given_back(&nodes);
+    }
+}
+
+/// A queue pair is destroyed behind its last completions: its peer has them.
+#[test]
+fn a_stateful_end_that_is_destroyed_owes_nothing() {
+    for places in PLACES {
+        println!("{places:?}");
+        let (_boards, nodes) = programs(places);
+        for _ in 0..8 {
+            let qps = connected(&nodes);
+            let [a, b] = &nodes;
+            b.post_recv(&qps[1], 1, 0, 64).unwrap();
+            post(&qps[0], &send(2, &[a.sge(0, 64)])).unwrap();
+            assert_eq!(b.completions(1)[0].status, WcStatus::Success);
+            qps[1].destroy().unwrap();
+            assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+        }
+    }
+}
+
+/// In ERR a stateless end of a board flushes; in RESET it is the card's again, and may be one anew.
+#[test]
+fn a_stateless_end_of_a_board_comes_back() {
+    let (_boards, nodes) = programs(Places::StatelessOnBoard);
+    let [a, b] = &nodes;
+    let qps = connected(&nodes);
+    for id in 0..4 {
+        a.post_recv(&qps[0], id, 0, 64).unwrap();
+    }
+    to_err(&qps[0]);
+    assert_eq!(qps[0].state(), QpState::Err);
+    let flushed: Vec<_> = a.completions(4).iter().map(|cqe| (cqe.wr_id, cqe.status)).collect();
+    assert_eq!(flushed, [0, 1, 2, 3].map(|id| (id, WcStatus::WrFlushErr)));
+    to_err(&qps[1]);
+    reconnect(a, &qps[0], b, &qps[1]);
+    wait_for("the roles", || {
+        qps.each_ref().map(|qp| qp.star().unwrap().role) == [Settled::Stateless, Settled::Stateful]
+    });
+    messages(&nodes, &qps);
+}
+
+/// A program on a board says what its end is to be while it runs: plain, and stateless again. Receives that a
+/// stateless end held come first.
+#[test]
+fn a_program_changes_roles_on_a_board() {
+    for places in PLACES {
+        println!("{places:?}");
+        let (_boards, nodes) = programs(places);
+        let qps = connected(&nodes);
+        let [a, b] = &nodes;
+        for id in 0..8 {
+            a.post_recv(&qps[0], id, 4096 + 64 * id as usize, 64).unwrap();
+        }
+        let are = |roles| qps.each_ref().map(|qp| qp.star().unwrap().role) == roles;
+        for (round, roles) in
+            [[Settled::Plain; 2], [Settled::Stateless, Settled::Stateful]].iter().enumerate()
+        {
+            let wanted = match roles[0] {
+                Settled::Plain => [Preference::Off; 2],
+                _ => [Preference::Stateless, Preference::Stateful],
+            };
+            for (qp, wanted) in qps.iter().zip(wanted) {
+                qp.change_preference(Some(wanted)).unwrap();
+            }
+            wait_for("the roles", || are(*roles));
+            for n in 0..4 {
+                let id = 4 * round as u64 + n;
+                post_inline(&qps[1], &send(id, &[]), &[id as u8; 8]).unwrap();
+                assert_eq!(b.completions(1)[0].status, WcStatus::Success);
+                let got = a.completions(1)[0];
+                assert_eq!((got.wr_id, got.status), (id, WcStatus::Success));
+                assert_eq!(a.bytes(4096 + 64 * id as usize, 8), [id as u8; 8]);
+            }
+        }
+    }
+}
+
+/// A stateful end whose peer's board is gone fails, and says so; the other way round, too.
+#[test]
+fn whoever_is_left_by_a_board_finds_out() {
+    for (places, left) in [(Places::StatelessOnBoard, 1), (Places::StatefulOnBoard, 0)] {
+        let (boards, nodes) = programs(places);
+        let qps = connected(&nodes);
+        drop(boards);
+        let (node, qp) = (&nodes[left], &qps[left]);
+        post(qp, &send(1, &[node.sge(0, 64)])).unwrap();
+        let status = node.completions(1)[0].status;
+        assert_eq!(status, WcStatus::RetryExcErr, "{places:?}");
+    }
+}
+
+/// Inline bytes that some packets would not take: such a queue pair is plain, whatever its program wants.
+#[test]
+fn many_inline_bytes_are_plain_on_a_board() {
+    let (_boards, nodes) = programs(Places::StatelessOnBoard);
+    let [a, b] = &nodes;
+    let of = |init: QpInit<'_>| Qp::create(&a.pd, &init).unwrap();
+    let init = a.init(QpType::Rc, None);
+    for (max_inline, role) in [(480, Settled::Stateless), (1024, Settled::Plain)] {
+        let (qp, peer) = (of(QpInit { max_inline, ..init }), b.qp(QpType::Rc));
+        connect(a, &qp, b, &peer);
+        wait_for("the role", || qp.star().unwrap().role == role);
+        b.post_recv(&peer, 1, 0, 64).unwrap();
+        post_inline(&qp, &send(2, &[]), &[3; 40]).unwrap();
+        assert_eq!((b.completions(1)[0].status, b.bytes(0, 40)), (WcStatus::Success, vec![3; 40]));
+        assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+    }
+}
+
+/// What a board without StaR answers: one that is recorded.
+#[test]
+fn a_board_without_star_says_so() {
+    let record = memfd_create(c"record", MFdFlags::MFD_CLOEXEC).unwrap();
+    let board = BoardThread::start_recorded(&settings(), 2, Some(File::from(record)));
+    let a = Node::new(&board.client(0));
+    let init = QpInit { star: Some(Preference::Auto), ..a.init(QpType::Rc, None) };
+    assert_eq!(Qp::create(&a.pd, &init).err().unwrap().errno(), libc::EOPNOTSUPP);
+    /* what the settings ask for is left where there is none */
+    let asking = Node::new(&Settings { star: StarPreference::Auto, ..board.client(1) });
+    assert_eq!(asking.qp(QpType::Rc).preference(), Preference::Off);
+    let qp = a.qp(QpType::Rc);
+    assert_eq!(qp.star().err().unwrap().errno(), libc::EOPNOTSUPP);
+    /* nor does it leave a peer waiting that asks */
+    let b = Node::new(&Settings {
+        star: StarPreference::Stateful,
+        device: DeviceChoice::Soft,
+        ..board.client(0)
+    });
+    let peer = b.qp(QpType::Rc);
+    connect(&a, &qp, &b, &peer);
+    wait_for("the role", || peer.star().unwrap().role == Settled::Plain);
+}
