@@ -27,6 +27,9 @@
 /* Event: a management datagram waits, where none did before */
 #define STARVERBS_EVENT_MADS 0x101
 
+/* Event: what a queue pair is of StaR may have changed */
+#define STARVERBS_EVENT_STAR 0x102
+
 /* Bytes of a management datagram */
 #define STARVERBS_MAD_BYTES 256
 /* Scope of a service: one address */
@@ -402,7 +405,7 @@ struct starverbs_service {
 
 /* An entry of the event queue */
 struct starverbs_event {
-	__u32 kind;	/* STARVERBS_EVENT_COMPLETION, STARVERBS_EVENT_MADS, or enum ibv_event_type */
+	__u32 kind;	/* STARVERBS_EVENT_*, or enum ibv_event_type */
 	__u32 number;	/* Number of the object */
 	__u32 reserved;
 	__u32 valid;	/* Number of the event, counted from 1, modulo 2^32: stored last */

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use starverbs_core::{AvId, Gid, Nanos, PdId, Qpn, SrqId};
 use starverbs_queues::board::{
     CELL_FIRST, COUNTER_DOORBELLS, COUNTER_EVENT_WRITES, COUNTER_MALFORMED, DOORBELL_RECV, DOORBELL_SEND,
-    DoorbellMessage, EVENT_COMPLETION, Event,
+    DoorbellMessage, EVENT_COMPLETION, EVENT_STAR, Event,
 };
 
 use crate::broken;
@@ -285,6 +285,14 @@ impl BoardContext {
             self.waiting.push((kind, number));
         }
         has_room
+    }
+
+    /// Adds the event that a queue pair may be another end of StaR. It is left out where many events wait: it
+    /// takes no other's place.
+    pub(crate) fn raise_star(&mut self, qpn: Qpn) {
+        if self.waiting.len() < MAX_WAITING / 2 {
+            self.waiting.push((EVENT_STAR, qpn));
+        }
     }
 
     /// Adds the events of completion queues. False: as of [`BoardContext::raise`].

@@ -121,6 +121,8 @@ pub(crate) struct BoardEnv {
     bounced: usize,
     /// StaR's ports, once they are open
     pub(crate) star: Option<Box<StarPort<Stats>>>,
+    /// Queue pairs whose roles were settled in this turn
+    pub(crate) settled: Vec<Qpn>,
     /// Slots of its stateless ends
     slots: SlotTable,
     tap: Rc<Tap>,
@@ -180,6 +182,7 @@ impl BoardEnv {
             bounce: Box::new([0; MAX_PAYLOAD]),
             bounced: 0,
             star: None,
+            settled: Vec::new(),
             slots: SlotTable::default(),
             tap,
             unflushed: 0,

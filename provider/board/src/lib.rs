@@ -379,6 +379,16 @@ impl Board {
             }
         }
         card.env.events = events;
+        let mut settled = std::mem::take(&mut card.env.settled);
+        for qpn in settled.drain(..) {
+            let Some(owner) = card.qp_owner(qpn) else { continue };
+            let (function, context) = context::owner_of(owner.cookie);
+            let function = functions.get_mut(function);
+            if let Some(context) = function.and_then(|function| function.contexts.get_mut(&context)) {
+                context.raise_star(qpn);
+            }
+        }
+        card.env.settled = settled;
         if mads {
             for client in card.sort_mads() {
                 let (function, context) = context::owner_of(client);

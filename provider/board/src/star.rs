@@ -15,7 +15,7 @@ use starverbs_settings::{Settings, SettingsError, StarKey};
 use starverbs_star::bounds::MemRange;
 use starverbs_star::control::Preference;
 use starverbs_star::env::{QpPair, SlEvent, StarDest, StarEnv};
-use starverbs_star::host::{EndpointHost, InboundMessage, MadeSlots};
+use starverbs_star::host::{EndpointHost, InboundMessage, MadeSlots, Note};
 use starverbs_star::seal::ControlSeal;
 use starverbs_star::wire::StarHead;
 
@@ -142,6 +142,10 @@ impl EndpointHost for BoardEnv {
 
     fn next_message(&mut self) -> Option<InboundMessage> {
         self.star.as_mut()?.next_message()
+    }
+
+    fn note(&mut self, qpn: Qpn, _: &Note) {
+        self.settled.push(qpn);
     }
 }
 

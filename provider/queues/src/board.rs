@@ -188,6 +188,8 @@ constants! {
     "STARVERBS_EVENT_COMPLETION" EVENT_COMPLETION: u32 = 0x100;
     /// Event: a management datagram waits, where none did before
     "STARVERBS_EVENT_MADS" EVENT_MADS: u32 = 0x101;
+    /// Event: what a queue pair is of StaR may have changed
+    "STARVERBS_EVENT_STAR" EVENT_STAR: u32 = 0x102;
     /// Bytes of a management datagram
     "STARVERBS_MAD_BYTES" MAD_BYTES: u32 = 256;
     /// Scope of a service: one address
@@ -655,7 +657,7 @@ plain! {
     }
     /// An entry of the event queue
     "starverbs_event" Event {
-        /// [`EVENT_COMPLETION`], [`EVENT_MADS`], or `enum ibv_event_type`
+        /// `EVENT_*`, or `enum ibv_event_type`
         kind: u32,
         /// Number of the object
         number: u32,

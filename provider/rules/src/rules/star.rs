@@ -75,6 +75,11 @@ pub(super) fn ends(bench: &mut Bench) -> Tested {
     expect("status of StaR for UC", done, Err(EOPNOTSUPP))?;
     let mut qps = connected(&mut raw, of, ENDS)?;
     roles(&mut raw, qps, ENDS)?;
+    let mut told = [raw.wait_for_event(0)?, raw.wait_for_event(1)?].map(|event| (event.kind, event.number));
+    told.sort_unstable();
+    let mut wanted = qps.map(|qp| (EVENT_STAR, qp.qpn));
+    wanted.sort_unstable();
+    expect("events of what they have become", told, wanted)?;
     carries(&mut raw, of.key, &mut qps)?;
     let infos = [info(&mut raw, qps[0])?, info(&mut raw, qps[1])?];
     expect("what they are to be", infos.map(|info| info.preference), ENDS)?;

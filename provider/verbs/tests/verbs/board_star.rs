@@ -2,11 +2,12 @@
 //! tests run on boards, too (`tests/board.filter`).
 
 use std::fs::File;
+use std::io::BufRead;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use starverbs_core::{QpState, QpType, WcStatus};
+use starverbs_core::{QpState, QpType, SendOp, WcStatus};
 use starverbs_settings::{DeviceChoice, Settings, StarPreference};
-use starverbs_verbs::{Preference, Qp, QpInit, Settled};
+use starverbs_verbs::{Context, Pd, Preference, Qp, QpInit, SendWr, Settled};
 
 use crate::common::board::BoardThread;
 use crate::common::wire as settings;
@@ -170,6 +171,74 @@ fn whoever_is_left_by_a_board_finds_out() {
         let status = node.completions(1)[0].status;
         assert_eq!(status, WcStatus::RetryExcErr, "{places:?}");
     }
+}
+
+/// A program that is killed in the middle of its StaR traffic leaves nothing, and disturbs nobody. It is this
+/// test, run once more, and has both ends of its connection.
+#[test]
+fn a_client_with_star_that_is_killed_leaves_nothing() {
+    const SOCKET: &str = "STARVERBS_TEST_STAR_KILLED";
+    const RUNNING: &str = "the program runs";
+    if let Some(socket) = std::env::var_os(SOCKET) {
+        let settings = Settings { device: DeviceChoice::Board(socket.into()), ..Settings::default() };
+        let node = Node::new(&settings);
+        let qps = both_ends(&node);
+        println!("\n{RUNNING}");
+        let sges = [node.sge(0, 8192)];
+        let write = SendWr {
+            op: SendOp::Write,
+            remote_addr: node.addr(8192),
+            rkey: node.mr.rkey(),
+            ..send(1, &sges)
+        };
+        for qp in qps.iter().cycle() {
+            post(qp, &write).unwrap();
+            assert_eq!(node.completions(1)[0].status, WcStatus::Success);
+        }
+    }
+    let board = BoardThread::start(&settings(), 3);
+    let node = |n, star| Node::new(&Settings { star, ..board.client(n) });
+    let nodes = [node(1, StarPreference::Stateless), node(2, StarPreference::Stateful)];
+    let qps = connected(&nodes);
+    for _ in 0..6 {
+        let mut program = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "board_star::a_client_with_star_that_is_killed_leaves_nothing", "--nocapture"])
+            .env(SOCKET, &board.sockets[0])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = std::io::BufReader::new(program.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.is_ok_and(|line| line == RUNNING)), "the program ended by itself");
+        /* at one moment or another of its work */
+        messages(&nodes, &qps);
+        program.kill().unwrap();
+        program.wait().unwrap();
+        let mut next = None;
+        wait_for("the function", || {
+            next = Context::open_with(board.client(0)).ok();
+            next.is_some()
+        });
+        let next = next.expect("it is there");
+        let pd = Pd::alloc(&next).unwrap();
+        let next = Node::of(next, pd);
+        let [a, b] = both_ends(&next);
+        next.post_recv(&b, 1, 0, 64).unwrap();
+        post_inline(&a, &send(2, &[]), b"next").unwrap();
+        assert!(next.completions(2).iter().all(|cqe| cqe.status == WcStatus::Success));
+    }
+    messages(&nodes, &qps);
+}
+
+/// The ends of a connection of one program: the first is stateless.
+fn both_ends(node: &Node) -> [Qp; 2] {
+    let of =
+        |star| Qp::create(&node.pd, &QpInit { star: Some(star), ..node.init(QpType::Rc, None) }).unwrap();
+    let qps = [of(Preference::Stateless), of(Preference::Stateful)];
+    connect(node, &qps[0], node, &qps[1]);
+    wait_for("the roles", || {
+        qps.each_ref().map(|qp| qp.star().unwrap().role) == [Settled::Stateless, Settled::Stateful]
+    });
+    qps
 }
 
 /// Inline bytes that some packets would not take: such a queue pair is plain, whatever its program wants.

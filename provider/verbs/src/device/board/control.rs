@@ -15,6 +15,7 @@ use starverbs_queues::board::{
     SrqLimit, StarReply, StarRole, Window,
 };
 use starverbs_rings::WorkLayout;
+use starverbs_settings::LogLevel;
 use starverbs_star::control::Preference;
 
 use super::cq::{BoardCq, BoardCqRing};
@@ -28,6 +29,7 @@ use crate::cq::CqShared;
 use crate::device::command::{Command, CommandReply, Events, QpInit, SrqKind, StarCommand, Xrc, group};
 use crate::error::{Result, VerbsError};
 use crate::info::PortAttr;
+use crate::log::{self, log};
 use crate::memory;
 use crate::qp::QpInner;
 use crate::share::FileBytes;
@@ -417,6 +419,22 @@ impl Board {
                     host_bytes: reply.host_bytes,
                 }))
             }
+        }
+    }
+
+    /// For people: what a queue pair has become.
+    pub(super) fn tell_role(&self, qpn: Qpn) {
+        if !log::is_enabled(LogLevel::Debug) {
+            return;
+        }
+        let query = StarCommand::Query { qpn, role: None };
+        /* it may have ended meanwhile */
+        let Ok(CommandReply::Star(info)) = self.control_star(&query) else { return };
+        match info.role {
+            Settled::Waiting => {}
+            Settled::Plain => log!(Debug, "queue pair {qpn:#x}: plain RoCEv2"),
+            Settled::Stateless => log!(Debug, "queue pair {qpn:#x}: stateless end"),
+            Settled::Stateful => log!(Debug, "queue pair {qpn:#x}: stateful end"),
         }
     }
 
