@@ -5,9 +5,9 @@ use std::fs::File;
 use std::io::BufRead;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use starverbs_core::{QpState, QpType, SendOp, WcStatus};
+use starverbs_core::{Cqe, QpState, QpType, SendOp, WcOpcode, WcStatus};
 use starverbs_settings::{DeviceChoice, Settings, StarPreference};
-use starverbs_verbs::{Context, Pd, Preference, Qp, QpInit, SendWr, Settled};
+use starverbs_verbs::{Context, Cq, Pd, Preference, Qp, QpInit, SendWr, Settled};
 
 use crate::common::board::BoardThread;
 use crate::common::wire as settings;
@@ -72,6 +72,58 @@ fn ends_on_boards_carry_messages_reads_and_writes() {
         assert_eq!(infos.map(|info| info.preference), [Preference::Stateless, Preference::Stateful]);
         assert_eq!(infos[0].card_bytes, 0, "the card has nothing of it");
         assert!(infos[0].host_bytes > 0 && infos[1].card_bytes > 0, "{infos:?}");
+    }
+}
+
+/// What answers a message comes behind the completion of that message, as with RC: a program that waits for
+/// the events of two queues in turn relies on it.
+#[test]
+fn an_answer_comes_behind_the_completion_of_what_it_answers() {
+    const ROUNDS: u64 = 300;
+    for places in PLACES {
+        println!("{places:?}");
+        let (_boards, nodes) = programs(places);
+        let [a, b] = &nodes;
+        let (sends, recvs) =
+            (Cq::create(&a.ctx, 16, None, 0).unwrap(), Cq::create(&a.ctx, 16, None, 0).unwrap());
+        let init = QpInit { send_cq: &sends, recv_cq: &recvs, ..a.init(QpType::Rc, None) };
+        let (qa, qb) = (Qp::create(&a.pd, &init).unwrap(), b.qp(QpType::Rc));
+        connect(a, &qa, b, &qb);
+        wait_for("the role", || qa.star().unwrap().role == Settled::Stateless);
+        let mut late = 0;
+        std::thread::scope(|scope| {
+            b.post_recv(&qb, 0, 0, 64).unwrap();
+            scope.spawn(|| {
+                let mut came = 0;
+                while came < ROUNDS {
+                    b.cq.req_notify(false).unwrap();
+                    let mut cqe = [Cqe::default()];
+                    while b.cq.poll(&mut cqe).unwrap() == 1 {
+                        assert_eq!(cqe[0].status, WcStatus::Success);
+                        if cqe[0].opcode == WcOpcode::Recv {
+                            came += 1;
+                            b.post_recv(&qb, came, 0, 64).unwrap();
+                            post_inline(&qb, &send(came, &[]), &[2; 8]).unwrap();
+                        }
+                    }
+                    if came < ROUNDS {
+                        b.channel.get_event().unwrap();
+                    }
+                }
+            });
+            for n in 0..ROUNDS {
+                a.post_recv(&qa, n, 64, 64).unwrap();
+                post_inline(&qa, &send(n, &[]), &[1; 8]).unwrap();
+                assert_eq!(poll(&recvs, 1)[0].status, WcStatus::Success);
+                let mut sent = [Cqe::default()];
+                if sends.poll(&mut sent).unwrap() == 0 {
+                    late += 1;
+                    sent = [poll(&sends, 1)[0]];
+                }
+                assert_eq!((sent[0].wr_id, sent[0].status), (n, WcStatus::Success));
+            }
+        });
+        assert_eq!(late, 0, "of {ROUNDS}");
     }
 }
 
