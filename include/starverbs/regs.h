@@ -114,7 +114,7 @@
 #define STARVERBS_CAP_VERBS 1ULL
 /* XRC: queue pairs and SRQs of a domain */
 #define STARVERBS_CAP_XRC (1ULL << 1)
-/* StaR: reserved */
+/* StaR: queue pairs that may be ends of its connections */
 #define STARVERBS_CAP_STAR (1ULL << 2)
 /* StRoM: reserved */
 #define STARVERBS_CAP_STROM (1ULL << 3)

@@ -27,6 +27,9 @@
 /* Event: a management datagram waits, where none did before */
 #define STARVERBS_EVENT_MADS 0x101
 
+/* Event: what a queue pair is of StaR may have changed */
+#define STARVERBS_EVENT_STAR 0x102
+
 /* Bytes of a management datagram */
 #define STARVERBS_MAD_BYTES 256
 /* Scope of a service: one address */
@@ -44,6 +47,21 @@
 #define STARVERBS_QP_SIGNAL_ALL 1
 /* Flag of a QP: what it sends to a multicast group does not come back to it */
 #define STARVERBS_QP_BLOCK_LOOPBACK 2
+/* Flag of a QP: it may become an end of a StaR connection, as its star says */
+#define STARVERBS_QP_STAR 4
+
+/* What a program wants of StaR: plain RC */
+#define STARVERBS_STAR_OFF 0
+/* The same: what the cards decide by their load */
+#define STARVERBS_STAR_AUTO 1
+/* The same, and what a queue pair is: the stateless end */
+#define STARVERBS_STAR_STATELESS 2
+/* The same, and what a queue pair is: the stateful end */
+#define STARVERBS_STAR_STATEFUL 3
+/* What a queue pair is: nothing yet */
+#define STARVERBS_STAR_WAITING 0
+/* What a queue pair is: plain RC */
+#define STARVERBS_STAR_PLAIN 1
 
 /* Flag of a CQ: a completion that finds it full is lost, and the queue goes on */
 #define STARVERBS_CQ_IGNORE_OVERRUN 1
@@ -133,8 +151,13 @@
 #define STARVERBS_OP_RELEASE_SERVICE 0x74
 /* struct starverbs_create_xrc_srq; answers struct starverbs_number_reply, by which requests name it */
 #define STARVERBS_OP_CREATE_XRC_SRQ 0x100
-/* From here on: StaR */
-#define STARVERBS_OP_STAR 0x200
+/*
+ * struct starverbs_star_role: what the program of a queue pair wants it to be from now on. EOPNOTSUPP: its
+ * peer has no StaR
+ */
+#define STARVERBS_OP_STAR_SET_ROLE 0x200
+/* struct starverbs_object, a QPN; answers struct starverbs_star_reply */
+#define STARVERBS_OP_STAR_QUERY 0x201
 /* From here on: StRoM */
 #define STARVERBS_OP_STROM 0x300
 /* From here on: 1RMA */
@@ -308,7 +331,8 @@ struct starverbs_create_qp {
 	__u32 srq;	/* Where receives come from; STARVERBS_NONE: a queue of its own */
 	__u8 kind;	/* enum ibv_qp_type */
 	__u8 flags;	/* STARVERBS_QP_* */
-	__u8 reserved[6];
+	__u8 star;	/* With STARVERBS_QP_STAR: what the program wants it to be, STARVERBS_STAR_* */
+	__u8 reserved[5];
 };
 
 /* Attributes of a queue pair: struct ibv_qp_attr */
@@ -343,6 +367,20 @@ struct starverbs_modify_qp {
 	struct starverbs_qp_attr attr;	/* The attributes */
 };
 
+/* What a program wants of StaR */
+struct starverbs_star_role {
+	__u32 qpn;	/* The queue pair */
+	__u32 role;	/* What it is to be: STARVERBS_STAR_* */
+};
+
+/* What has become of a queue pair */
+struct starverbs_star_reply {
+	__u32 preference;	/* What its program wants it to be: STARVERBS_STAR_* */
+	__u32 role;	/* What it is: STARVERBS_STAR_* */
+	__u64 card_bytes;	/* Bytes that the board keeps of it on chip */
+	__u64 host_bytes;	/* Bytes that are kept of it elsewhere because of that */
+};
+
 /* A queue pair in a multicast group */
 struct starverbs_group {
 	__u8 gid[16];	/* GID of the group */
@@ -367,7 +405,7 @@ struct starverbs_service {
 
 /* An entry of the event queue */
 struct starverbs_event {
-	__u32 kind;	/* STARVERBS_EVENT_COMPLETION, STARVERBS_EVENT_MADS, or enum ibv_event_type */
+	__u32 kind;	/* STARVERBS_EVENT_*, or enum ibv_event_type */
 	__u32 number;	/* Number of the object */
 	__u32 reserved;
 	__u32 valid;	/* Number of the event, counted from 1, modulo 2^32: stored last */
@@ -394,6 +432,8 @@ _Static_assert(sizeof(struct starverbs_srq_limit) == 8, "starverbs_srq_limit");
 _Static_assert(sizeof(struct starverbs_create_qp) == 72, "starverbs_create_qp");
 _Static_assert(sizeof(struct starverbs_qp_attr) == 80, "starverbs_qp_attr");
 _Static_assert(sizeof(struct starverbs_modify_qp) == 88, "starverbs_modify_qp");
+_Static_assert(sizeof(struct starverbs_star_role) == 8, "starverbs_star_role");
+_Static_assert(sizeof(struct starverbs_star_reply) == 24, "starverbs_star_reply");
 _Static_assert(sizeof(struct starverbs_group) == 24, "starverbs_group");
 _Static_assert(sizeof(struct starverbs_mad) == 56, "starverbs_mad");
 _Static_assert(sizeof(struct starverbs_service) == 32, "starverbs_service");

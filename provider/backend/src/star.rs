@@ -6,9 +6,15 @@
 //! half could not. Answers go to the port that a packet came from: everything leaves from the
 //! port of the stateful half.
 //!
-//! Owns the sockets, checksums and CRCs. It must not know what a packet means beyond the half that it is for.
+//! Owns the sockets, checksums and CRCs, which know no more of a packet than the half that it is for; and the
+//! turns of a card's host with StaR (`host`, `calls`), which a process's card and an emulated board share.
 
+mod calls;
+mod host;
+mod info;
+mod port;
 mod rx;
+mod sealing;
 mod tx;
 
 use std::io;
@@ -25,7 +31,12 @@ use crate::descriptor::Socket;
 use crate::pcap::Capture;
 use crate::sockopt::{self, datagram, set_int};
 use crate::{BackendError, HostAddr};
+pub use calls::PATIENCE;
+pub use host::{NicEnv, OpenError, StarHost};
+pub use info::{Settled, StarInfo};
+pub use port::{StarCard, StarPort};
 pub use rx::{ReceivedPacket, StarRx};
+pub use sealing::Sealing;
 pub use tx::{StarFraming, StarTx};
 
 const WHAT: &str = "the UDP sockets of StaR";

@@ -1,30 +1,28 @@
 //! Commands: what a client asks of the card, decoded and checked.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
 
-use starverbs_core::command::{address, attr, decode_address, decode_attr, region};
+use starverbs_core::command::{address, attr, decode_address, region};
 use starverbs_core::mr::{Backing, MrAttr, WindowType};
-use starverbs_core::qp::{QpAttrMask, QpInit, RecvSource};
 use starverbs_core::{
-    Access, Av, AvId, CardLimits, Gid, MAD_LEN, MAX_GROUP_QPS, NicError, PdId, QpType, Qpn, ReceivedMad,
-    SrqId,
+    Access, Av, AvId, CardLimits, Gid, MAD_LEN, MAX_GROUP_QPS, NicError, PdId, Qpn, ReceivedMad, SrqId,
 };
 use starverbs_queues::board::*;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::broken;
+use crate::command_queue::{Await, Body, CommandOutcome};
 use crate::context::{BoardContext, CellOwner, SrqEntry};
 use crate::cq::{BoardCq, MAX_CQ_LOG};
-use crate::dma::{ADDRESS_BITS, Errno, QueueRoom};
+use crate::dma::{ADDRESS_BITS, Errno};
 use crate::env::{HostAddress, NULL, NULL_BYTES, client_address, host_address};
 use crate::function::{CommonCard, FIRST, Function};
-use crate::queues::{BoardRq, BoardSq, MAX_LOG};
+use crate::queues::{BoardRq, MAX_LOG};
 use crate::record::HostRequest;
 use crate::tables::Table;
 
 /// SGEs of a WQE at most.
-const MAX_SGE: usize = 32;
+pub(crate) const MAX_SGE: usize = 32;
 /// Inline bytes of a WQE at most.
 const MAX_INLINE: u32 = 4096;
 /// Completion queues at most: each needs a cell.
@@ -34,10 +32,7 @@ pub(crate) const MAX_GROUPS: u32 = 16;
 /// IBV_PORT_ACTIVE
 const PORT_ACTIVE: u8 = 4;
 
-/// A body, or an answer.
-type Body = [u8; BODY_BYTES];
-
-fn errno(error: NicError) -> Errno {
+pub(crate) fn errno(error: NicError) -> Errno {
     error.errno()
 }
 
@@ -45,57 +40,42 @@ fn read<T: FromBytes + KnownLayout + Immutable>(body: &Body) -> Result<T, Errno>
     T::read_from_prefix(body).map(|(value, _)| value).map_err(|_| libc::EINVAL)
 }
 
-fn answer<T: IntoBytes + Immutable>(value: &T) -> Body {
+pub(crate) fn answer<T: IntoBytes + Immutable>(value: &T) -> Body {
     let mut body = [0; BODY_BYTES];
     let bytes = value.as_bytes();
     body[..bytes.len()].copy_from_slice(bytes);
     body
 }
 
-fn number(number: u32, cell: u32) -> Body {
+pub(crate) fn number(number: u32, cell: u32) -> Body {
     answer(&NumberReply { number, cell })
 }
 
-const DONE: Body = [0; BODY_BYTES];
+pub(crate) const DONE: Body = [0; BODY_BYTES];
+
+/// What keys opened has changed: done once stateful peers reach for nothing that `closed` opened, and know
+/// the memory of `opened`.
+fn settled(card: &CommonCard, closed: Option<u32>, opened: Option<PdId>, reply: Body) -> CommandOutcome {
+    let wait = Await::Memory { closed, opened };
+    CommandOutcome { reply, wait: (!wait.is_settled(card)).then_some(wait) }
+}
 
 impl Function {
-    /// Carries out the command at `at` of its queue, and stores the answer, its status last.
-    pub(crate) fn carry_out(&mut self, card: &mut CommonCard, queue: &QueueRoom, at: usize) {
-        let mut head = [0; size_of::<CommandHead>()];
-        let mut body: Body = DONE;
-        queue.read(at, &mut head);
-        queue.read(at + head.len(), &mut body);
-        let [op, context] = [0, 2].map(|field| u16::from_le_bytes([head[field], head[field + 1]]));
-        let status_at = at + std::mem::offset_of!(CommandHead, status);
-        let status = match self.command(card, context, op, &body) {
-            Err(libc::EOPNOTSUPP) if broken::rule(8) => 0,
-            Ok(reply) => {
-                if broken::rule(10) {
-                    queue.store_half(status_at, 0, Ordering::Release);
-                    broken::linger();
-                }
-                queue.write(at + head.len(), &reply);
-                self.counters().inc(COUNTER_COMMANDS);
-                0
-            }
-            Err(errno) => {
-                self.counters().inc(COUNTER_COMMANDS_REFUSED);
-                errno as u32
-            }
-        };
-        /* release: the answer before its status */
-        queue.store_half(status_at, status, Ordering::Release);
-    }
-
     /// ENXIO: there is no such context; EPERM: it is not the one that may.
-    fn command(&mut self, card: &mut CommonCard, id: u16, op: u16, body: &Body) -> Result<Body, Errno> {
+    pub(crate) fn command(
+        &mut self,
+        card: &mut CommonCard,
+        id: u16,
+        op: u16,
+        body: &Body,
+    ) -> Result<CommandOutcome, Errno> {
         let context = self.context(id).ok_or(libc::ENXIO)?;
         match op {
             OP_OPEN_CONTEXT | OP_CLOSE_CONTEXT if id != FIRST && !broken::rule(47) => Err(libc::EPERM),
-            OP_OPEN_CONTEXT => Ok(number(self.open_context(card, &read(body)?)?.into(), CELL_EVENTS)),
+            OP_OPEN_CONTEXT => Ok(number(self.open_context(card, &read(body)?)?.into(), CELL_EVENTS).into()),
             OP_CLOSE_CONTEXT => {
                 self.close_context(card, read::<Object>(body)?.number)?;
-                Ok(DONE)
+                Ok(DONE.into())
             }
             _ => context.command(card, op, body),
         }
@@ -103,7 +83,22 @@ impl Function {
 }
 
 impl BoardContext {
-    fn command(&mut self, card: &mut CommonCard, op: u16, body: &Body) -> Result<Body, Errno> {
+    fn command(&mut self, card: &mut CommonCard, op: u16, body: &Body) -> Result<CommandOutcome, Errno> {
+        match op {
+            OP_ALLOC_NULL_MR => {
+                let pd = self.own_pd(read::<Object>(body)?.number)?;
+                let access = Access::LOCAL_WRITE;
+                self.reg_mr(card, MrAttr { pd, addr: NULL, length: NULL_BYTES, access, ..MrAttr::default() })
+            }
+            OP_REG_MR | OP_REREG_MR | OP_DEREG_MR | OP_QUERY_MR => self.region(card, op, body),
+            OP_DEALLOC_MW => self.dealloc_window(card, read::<Object>(body)?.number),
+            OP_DESTROY_QP => self.destroy_qp(card, read::<Object>(body)?.number),
+            _ => self.command_at_once(card, op, body).map(CommandOutcome::from),
+        }
+    }
+
+    /// Those that wait for nobody.
+    fn command_at_once(&mut self, card: &mut CommonCard, op: u16, body: &Body) -> Result<Body, Errno> {
         match op {
             OP_QUERY_DEVICE => Ok(answer(&device(card))),
             OP_QUERY_GID => gid(card, read::<Object>(body)?.number).map(|reply| answer(&reply)),
@@ -119,12 +114,6 @@ impl BoardContext {
                 self.objects.pds.remove(&pd.0);
                 Ok(DONE)
             }
-            OP_ALLOC_NULL_MR => {
-                let pd = self.own_pd(read::<Object>(body)?.number)?;
-                let access = Access::LOCAL_WRITE;
-                self.reg_mr(card, MrAttr { pd, addr: NULL, length: NULL_BYTES, access, ..MrAttr::default() })
-            }
-            OP_REG_MR | OP_REREG_MR | OP_DEREG_MR | OP_QUERY_MR => self.region(card, op, body),
             OP_ALLOC_MW => {
                 has_room(card, self.objects.windows.len() + self.others.windows, limits(card).windows)?;
                 let Window { pd, kind } = read(body)?;
@@ -133,7 +122,6 @@ impl BoardContext {
                 self.objects.windows.insert(key);
                 Ok(number(key, 0))
             }
-            OP_DEALLOC_MW => self.dealloc_window(card, read::<Object>(body)?.number),
             OP_CREATE_AH => {
                 has_room(card, self.objects.ahs.len() + self.others.ahs, limits(card).avs)?;
                 let AddressHandle { pd, address } = read(body)?;
@@ -168,7 +156,7 @@ impl BoardContext {
             OP_MODIFY_QP => self.modify_qp(card, &read(body)?),
             OP_QUERY_QP => {
                 let qpn = self.own_qp(read::<Object>(body)?.number)?;
-                let attr = attr(&card.nic.query_qp(qpn).map_err(errno)?);
+                let attr = attr(&card.query_qp(qpn).map_err(errno)?);
                 Ok(answer(&ModifyQp { qpn, mask: 0, attr }))
             }
             OP_OPEN_MADS => card.open_mads(self.cookie()).map(|owner| number(owner, 0)),
@@ -176,36 +164,27 @@ impl BoardContext {
             OP_CLAIM_SERVICE => card.claim_service(self.cookie(), &read(body)?).map(|()| DONE),
             OP_RELEASE_SERVICE => card.release_service(self.cookie(), &read(body)?).map(|()| DONE),
             OP_ATTACH_GROUP | OP_DETACH_GROUP => self.group(card, op, &read(body)?),
-            OP_DESTROY_QP => {
-                let qpn = self.own_qp(read::<Object>(body)?.number)?;
-                if self.objects.groups.iter().any(|(member, _)| *member == qpn) {
-                    return Err(libc::EBUSY);
-                }
-                card.nic.destroy_qp(&mut card.env, qpn).map_err(errno)?;
-                card.env.memories[self.shared.number].leave_qp(qpn);
-                if let Some(cell) = self.objects.qps.remove(&qpn) {
-                    self.free_cell(cell);
-                }
-                Ok(DONE)
-            }
+            OP_STAR_SET_ROLE | OP_STAR_QUERY if card.star.is_none() => Err(libc::EOPNOTSUPP),
+            OP_STAR_SET_ROLE => self.set_role(card, &read(body)?),
+            OP_STAR_QUERY => self.query_star(card, read::<Object>(body)?.number),
             _ => Err(libc::EOPNOTSUPP),
         }
     }
 
-    fn own_pd(&self, pd: u32) -> Result<PdId, Errno> {
+    pub(crate) fn own_pd(&self, pd: u32) -> Result<PdId, Errno> {
         let own = self.objects.pds.contains(&pd) || broken::rule(14) || broken::rule(48);
         own.then_some(PdId(pd)).ok_or(libc::EINVAL)
     }
 
-    fn own_qp(&self, qpn: u32) -> Result<u32, Errno> {
+    pub(crate) fn own_qp(&self, qpn: u32) -> Result<u32, Errno> {
         if self.objects.qps.contains_key(&qpn) { Ok(qpn) } else { Err(libc::EINVAL) }
     }
 
-    fn own_cq(&self, cq: u32) -> Result<BoardCq, Errno> {
+    pub(crate) fn own_cq(&self, cq: u32) -> Result<BoardCq, Errno> {
         self.objects.cqs.get(&cq).map(|(_, cq)| cq.clone()).ok_or(libc::EINVAL)
     }
 
-    fn region(&mut self, card: &mut CommonCard, op: u16, body: &Body) -> Result<Body, Errno> {
+    fn region(&mut self, card: &mut CommonCard, op: u16, body: &Body) -> Result<CommandOutcome, Errno> {
         if op == OP_DEREG_MR || op == OP_QUERY_MR {
             let key = read::<Object>(body)?.number;
             if !self.objects.keys.contains(&key) {
@@ -213,14 +192,16 @@ impl BoardContext {
             }
             let attr = card.nic.query_mr(key).ok_or(libc::EINVAL)?;
             if op == OP_QUERY_MR {
-                return Ok(answer(&region_of(card, key, &attr)));
+                return Ok(answer(&region_of(card, key, &attr)).into());
             }
+            let mut closed = None;
             if !broken::rule(12) {
                 card.nic.dereg_mr(key).map_err(errno)?;
+                closed = card.follow_memory();
                 card.env.forget_table(Some(attr.addr));
             }
             self.objects.keys.remove(&key);
-            return Ok(DONE);
+            return Ok(settled(card, closed, None, DONE));
         }
         let region: Region = read(body)?;
         let addr = self.host_address_of(card, &region)?;
@@ -254,7 +235,7 @@ impl BoardContext {
         op: u16,
         region: &Region,
         addr: u64,
-    ) -> Result<Body, Errno> {
+    ) -> Result<CommandOutcome, Errno> {
         let Region { key, pd, access, length, iova, .. } = *region;
         let access = Access::from_bits_truncate(access);
         let length = if broken::rule(24) { length + 64 } else { length };
@@ -267,25 +248,27 @@ impl BoardContext {
         }
         let before = card.nic.query_mr(key).map(|attr| attr.addr);
         card.nic.rereg_mr(key, attr).map_err(errno)?;
+        let closed = card.follow_memory();
         card.env.forget_table(before);
-        Ok(DONE)
+        Ok(settled(card, closed, Some(attr.pd), DONE))
     }
 
-    fn reg_mr(&mut self, card: &mut CommonCard, attr: MrAttr) -> Result<Body, Errno> {
+    fn reg_mr(&mut self, card: &mut CommonCard, attr: MrAttr) -> Result<CommandOutcome, Errno> {
         has_room(card, self.objects.keys.len() + self.others.keys, limits(card).mrs)?;
-        let key = card.nic.reg_mr(attr).map_err(errno)?;
+        let key = card.open_key(|nic| nic.reg_mr(attr)).map_err(errno)?;
         self.objects.keys.insert(key);
-        Ok(number(key, 0))
+        Ok(settled(card, None, Some(attr.pd), number(key, 0)))
     }
 
     /// `key`: any that the window ever had, whose slot its first key names.
-    fn dealloc_window(&mut self, card: &mut CommonCard, key: u32) -> Result<Body, Errno> {
+    fn dealloc_window(&mut self, card: &mut CommonCard, key: u32) -> Result<CommandOutcome, Errno> {
         let slot = |key: u32| key >> starverbs_core::mr::KEY_BITS;
         let first = self.objects.windows.iter().find(|first| slot(**first) == slot(key)).copied();
         let first = first.ok_or(libc::EINVAL)?;
         card.nic.dealloc_mw(key).map_err(errno)?;
         self.objects.windows.remove(&first);
-        Ok(DONE)
+        let closed = card.follow_memory();
+        Ok(settled(card, closed, None, DONE))
     }
 
     fn create_cq(&mut self, card: &mut CommonCard, init: &CreateCq) -> Result<Body, Errno> {
@@ -340,7 +323,7 @@ impl BoardContext {
 
     /// Gives a shared receive queue its cell, without which it ends.
     fn list_srq(&mut self, card: &mut CommonCard, srq: SrqId, slots: u32) -> Result<Body, Errno> {
-        let cell = match self.take_cell(CellOwner::Srq) {
+        let cell = match self.take_cell(CellOwner::Srq(srq)) {
             Ok(cell) => cell,
             Err(error) => {
                 let _ = card.nic.destroy_srq(srq);
@@ -366,56 +349,6 @@ impl BoardContext {
                 self.objects.srqs.remove(&srq.0);
                 self.free_cell(cell);
                 Ok(DONE)
-            }
-        }
-    }
-
-    fn create_qp(&mut self, card: &mut CommonCard, init: &CreateQp) -> Result<Body, Errno> {
-        has_room(card, self.objects.qps.len() + self.others.qps, limits(card).qps)?;
-        let qp_type = match init.kind {
-            2 => QpType::Rc,
-            3 => QpType::Uc,
-            4 => QpType::Ud,
-            9 => QpType::XrcSend,
-            10 => QpType::XrcRecv,
-            _ => return Err(libc::EINVAL),
-        };
-        let memory = &card.env.memories[self.shared.number];
-        memory.has_room_for_qp()?;
-        let maps = &memory.maps;
-        let sq = BoardSq::open(&init.queues, maps, &self.shared.kept, &self.shared.counters, MAX_SGE)?;
-        let rq = match qp_type {
-            QpType::XrcRecv => RecvSource::Xrc(SrqId(NONE)),
-            QpType::XrcSend => RecvSource::Own(BoardRq::none(&init.queues, maps, &self.shared.counters)?),
-            _ if init.srq == NONE => {
-                RecvSource::Own(BoardRq::open(&init.queues, maps, &self.shared.counters, MAX_SGE)?)
-            }
-            _ => {
-                self.objects.srqs.get(&init.srq).ok_or(libc::EINVAL)?;
-                RecvSource::Shared(SrqId(init.srq))
-            }
-        };
-        let init = QpInit {
-            qp_type,
-            pd: self.own_pd(init.pd)?,
-            sq: sq.clone(),
-            rq,
-            send_cq: self.own_cq(init.send_cq)?,
-            recv_cq: self.own_cq(init.recv_cq)?,
-            sq_sig_all: init.flags & QP_SIGNAL_ALL != 0,
-            block_own_multicast: init.flags & QP_BLOCK_LOOPBACK != 0,
-            cookie: self.cookie(),
-        };
-        let qpn = card.nic.create_qp(init).map_err(errno)?;
-        match self.take_cell(CellOwner::Qp(qpn, sq)) {
-            Ok(cell) => {
-                self.objects.qps.insert(qpn, cell);
-                card.env.memories[self.shared.number].join_qp(qpn);
-                Ok(number(qpn, cell))
-            }
-            Err(error) => {
-                let _ = card.nic.destroy_qp(&mut card.env, qpn);
-                Err(error)
             }
         }
     }
@@ -479,16 +412,6 @@ impl BoardContext {
         self.objects.groups.remove(&(qpn, gid));
         Ok(())
     }
-
-    fn modify_qp(&mut self, card: &mut CommonCard, modify: &ModifyQp) -> Result<Body, Errno> {
-        let qpn = self.own_qp(modify.qpn)?;
-        let mask = QpAttrMask::from_bits(modify.mask).ok_or(libc::EINVAL)?;
-        let to = decode_attr(&modify.attr, mask).ok_or(libc::EINVAL)?;
-        if mask.contains(QpAttrMask::AV) {
-            av(&modify.attr.address, card)?;
-        }
-        card.nic.modify_qp(&mut card.env, qpn, &to, mask, card.now).map(|()| DONE).map_err(errno)
-    }
 }
 
 /// Why a queue pair does not join a group.
@@ -500,12 +423,12 @@ impl From<NicError> for GroupError {
     }
 }
 
-fn limits(card: &CommonCard) -> CardLimits {
+pub(crate) fn limits(card: &CommonCard) -> CardLimits {
     card.nic.config().limits
 }
 
 /// ENOMEM: a function has as many as it may.
-fn has_room(card: &CommonCard, held: usize, limit: u32) -> Result<(), Errno> {
+pub(crate) fn has_room(card: &CommonCard, held: usize, limit: u32) -> Result<(), Errno> {
     if held < card.share(limit) as usize { Ok(()) } else { Err(libc::ENOMEM) }
 }
 
@@ -557,7 +480,7 @@ fn region_of(card: &CommonCard, key: u32, attr: &MrAttr) -> Region {
 }
 
 /// A path, whose source is one of the port's addresses.
-fn av(from: &Address, card: &CommonCard) -> Result<Av, Errno> {
+pub(crate) fn av(from: &Address, card: &CommonCard) -> Result<Av, Errno> {
     let source = card.addrs.get(usize::from(from.sgid_index)).ok_or(libc::EINVAL)?;
     if source.gid.0 != from.sgid || from.sl > 15 || from.flow_label >= 1 << 20 {
         return Err(libc::EINVAL);

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use starverbs_core::{AvId, Gid, Nanos, PdId, Qpn, SrqId};
 use starverbs_queues::board::{
     CELL_FIRST, COUNTER_DOORBELLS, COUNTER_EVENT_WRITES, COUNTER_MALFORMED, DOORBELL_RECV, DOORBELL_SEND,
-    DoorbellMessage, EVENT_COMPLETION, Event,
+    DoorbellMessage, EVENT_COMPLETION, EVENT_STAR, Event,
 };
 
 use crate::broken;
@@ -19,6 +19,7 @@ use crate::cq::{BoardCq, PendingCqs};
 use crate::dma::{Errno, Maps, QueueRoom};
 use crate::doorbells::{Doorbells, MESSAGE_CELL};
 use crate::function::CommonCard;
+use crate::qps::QpEntry;
 use crate::queues::{BoardSq, QueueQuota};
 use crate::record::BusTap;
 
@@ -34,8 +35,8 @@ pub(crate) enum CellOwner {
     Free,
     Events,
     Qp(Qpn, BoardSq),
-    /// A receive that is posted needs no more than its index
-    Srq,
+    /// A receive that is posted needs no more than its index, but for stateless ends that wait for one
+    Srq(SrqId),
     Cq(BoardCq),
 }
 
@@ -80,7 +81,7 @@ pub(crate) struct ContextObjects {
     /// By number: the cell
     pub(crate) cqs: BTreeMap<u32, (u32, BoardCq)>,
     pub(crate) srqs: BTreeMap<u32, SrqEntry>,
-    pub(crate) qps: BTreeMap<Qpn, u32>,
+    pub(crate) qps: BTreeMap<Qpn, QpEntry>,
     /// Queue pairs in multicast groups
     pub(crate) groups: BTreeSet<(Qpn, Gid)>,
 }
@@ -184,6 +185,11 @@ impl BoardContext {
         })
     }
 
+    /// Its number.
+    pub(crate) fn id(&self) -> u16 {
+        self.id
+    }
+
     /// By which the card knows whose an object is.
     pub(crate) fn cookie(&self) -> u64 {
         owner(self.shared.number, self.id)
@@ -230,13 +236,14 @@ impl BoardContext {
             changed += 1;
             self.shared.counters.inc(COUNTER_DOORBELLS);
             match &self.cells[at] {
-                CellOwner::Free | CellOwner::Srq => {}
+                CellOwner::Free => {}
+                CellOwner::Srq(srq) => card.ring_srq(*srq),
                 CellOwner::Events => self.events_taken(value as u32),
                 CellOwner::Qp(qpn, sq) => {
                     if !sq.ring(value as u32) {
                         self.shared.counters.inc(COUNTER_MALFORMED);
                     }
-                    card.nic.handle_doorbell(&mut card.env, *qpn, card.now);
+                    card.ring(*qpn);
                 }
                 CellOwner::Cq(cq) => cq.arm(value),
             }
@@ -248,7 +255,7 @@ impl BoardContext {
     /// where its send queue ends, is counted and is none.
     pub(crate) fn take_message(&mut self, card: &mut CommonCard, message: DoorbellMessage) {
         let DoorbellMessage { op, offset, count, qpn } = message;
-        let cell = self.objects.qps.get(&qpn).and_then(|cell| self.cells.get(*cell as usize));
+        let cell = self.objects.qps.get(&qpn).and_then(|qp| self.cells.get(qp.cell as usize));
         let is_sound = match (cell, op) {
             (Some(CellOwner::Qp(_, sq)), DOORBELL_SEND) => sq.ring_at(offset, count),
             (Some(CellOwner::Qp(..)), DOORBELL_RECV) => true,
@@ -256,7 +263,7 @@ impl BoardContext {
         };
         self.shared.counters.inc(COUNTER_DOORBELLS);
         if is_sound {
-            card.nic.handle_doorbell(&mut card.env, qpn, card.now);
+            card.ring(qpn);
         } else {
             self.shared.counters.inc(COUNTER_MALFORMED);
         }
@@ -278,6 +285,14 @@ impl BoardContext {
             self.waiting.push((kind, number));
         }
         has_room
+    }
+
+    /// Adds the event that a queue pair may be another end of StaR. It is left out where many events wait: it
+    /// takes no other's place.
+    pub(crate) fn raise_star(&mut self, qpn: Qpn) {
+        if self.waiting.len() < MAX_WAITING / 2 {
+            self.waiting.push((EVENT_STAR, qpn));
+        }
     }
 
     /// Adds the events of completion queues. False: as of [`BoardContext::raise`].
@@ -312,11 +327,11 @@ impl BoardContext {
         if broken::rule(49) {
             return;
         }
-        let CommonCard { nic, env, .. } = card;
         for qpn in qps.into_keys() {
-            let _ = nic.destroy_qp(env, qpn);
-            env.memories[self.shared.number].leave_qp(qpn);
+            let _ = card.destroy_qp(qpn);
+            card.env.memories[self.shared.number].leave_qp(qpn);
         }
+        let CommonCard { nic, env, .. } = card;
         for srq in srqs.into_keys() {
             let _ = nic.destroy_srq(SrqId(srq));
         }
@@ -328,6 +343,9 @@ impl BoardContext {
             let _ = nic.dereg_mr(key);
             env.forget_table(addr);
         }
+        /* none of their memory is reached any more, before it may be another's */
+        card.follow_memory();
+        let CommonCard { nic, .. } = card;
         for ah in ahs {
             let _ = nic.destroy_av(AvId(ah));
         }

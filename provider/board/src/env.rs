@@ -8,18 +8,21 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 
+use starverbs_backend::star::StarPort;
 use starverbs_core::congestion::AnyWindow;
 use starverbs_core::mr::Plain;
 use starverbs_core::{AsyncEvent, Av, ContextMove, Dma, Env, Gid, Host, Nanos, Port, Qpn, Seg};
 use starverbs_queues::board::{COUNTER_DMA_MISSES, COUNTER_DMA_READS, COUNTER_DMA_WRITES};
+use starverbs_star::stateful::Stateful;
 
 use crate::broken;
 use crate::counters::BoardCounters;
 use crate::cq::BoardCq;
 use crate::dma::{ADDRESS_BITS, Errno, Maps};
 use crate::qpc::HostContexts;
-use crate::queues::{BoardRq, BoardSq};
+use crate::queues::{BoardRq, BoardSq, QueueQuota};
 use crate::record::{BusTap, Tap};
+use crate::slots::{BoardSlots, SlotPlace, SlotTable};
 use crate::stats::Stats;
 use crate::tables::{RANGE_BITS, Tables};
 use crate::wire::{WireTx, gather};
@@ -37,13 +40,21 @@ pub(crate) struct ClientMemory {
     /// Where QP contexts are that are not on chip; `None`: in the board's own memory
     pub(crate) contexts: Option<HostContexts>,
     pub(crate) counters: Rc<BoardCounters>,
+    /// What the board keeps for it at most
+    kept: QueueQuota,
 }
 
 impl ClientMemory {
     /// No memory. `most`: see [`Maps::new`].
-    pub(crate) fn new(most: u64, counters: &Rc<BoardCounters>, tap: BusTap) -> ClientMemory {
+    pub(crate) fn new(
+        most: u64,
+        counters: &Rc<BoardCounters>,
+        kept: &QueueQuota,
+        tap: BusTap,
+    ) -> ClientMemory {
         let maps = Maps::new(most, Rc::clone(counters), tap);
-        ClientMemory { maps, tables: Tables::default(), contexts: None, counters: Rc::clone(counters) }
+        let (counters, kept) = (Rc::clone(counters), kept.clone());
+        ClientMemory { maps, tables: Tables::default(), contexts: None, counters, kept }
     }
 
     /// Whether one more queue pair may be made. ENOMEM: its context has no place.
@@ -108,6 +119,12 @@ pub(crate) struct BoardEnv {
     /// Copies of memory that is not here, for the frame whose payload was begun
     bounce: Box<[u8; MAX_PAYLOAD]>,
     bounced: usize,
+    /// StaR's ports, once they are open
+    pub(crate) star: Option<Box<StarPort<Stats>>>,
+    /// Queue pairs whose roles were settled in this turn
+    pub(crate) settled: Vec<Qpn>,
+    /// Slots of its stateless ends
+    slots: SlotTable,
     tap: Rc<Tap>,
     /// Frames since the last flush
     unflushed: u32,
@@ -132,8 +149,14 @@ pub(crate) const NULL: u64 = 1 << 63;
 /// Bytes of a null region.
 pub(crate) const NULL_BYTES: u64 = 1 << 62;
 
-fn is_null(host: u64) -> bool {
+pub(crate) fn is_null(host: u64) -> bool {
     (NULL..PAGED).contains(&host) && !broken::rule(52)
+}
+
+/// Whether it is an address of the board's own: that of inline bytes, in the copy of a WQE. Memory of clients
+/// has the number of a function in it.
+fn is_own(host: u64) -> bool {
+    host >> ADDRESS_BITS == 0
 }
 
 /// What null regions read as.
@@ -158,6 +181,9 @@ impl BoardEnv {
             events,
             bounce: Box::new([0; MAX_PAYLOAD]),
             bounced: 0,
+            star: None,
+            settled: Vec::new(),
+            slots: SlotTable::default(),
             tap,
             unflushed: 0,
             flushed_at: 0,
@@ -181,6 +207,29 @@ impl BoardEnv {
         let done = memory.walk(place, len, |at, range| access(&memory.maps, at, range));
         memory.count(which, done);
         done.is_some()
+    }
+
+    /// Whether the payload that was begun has copies; they are in no payload any more.
+    pub(crate) fn take_bounced(&mut self) -> bool {
+        std::mem::take(&mut self.bounced) != 0
+    }
+
+    /// Slot memory for a connection of a function, and its address. `None`: it has no room for more.
+    pub(crate) fn make_area(&self, bytes: u64, function: usize) -> Option<(BoardSlots, u64)> {
+        let share = self.memories.get(function)?.kept.take(usize::try_from(bytes).ok()?).ok()?;
+        self.slots.make(bytes, function, share)
+    }
+
+    /// Areas of slot memory that there are.
+    #[cfg(test)]
+    pub(crate) fn slot_areas(&self) -> usize {
+        self.slots.count()
+    }
+
+    /// The address and the words of an area of slot memory.
+    #[cfg(test)]
+    pub(crate) fn slot_area(&self, number: usize) -> Option<(u64, Vec<u64>)> {
+        self.slots.words(0, number)
     }
 
     /// Sends what was added.
@@ -216,7 +265,7 @@ impl Env for BoardEnv {
     type Cq = BoardCq;
     type Stats = Stats;
     type Congestion = AnyWindow;
-    type Engine = std::convert::Infallible;
+    type Engine = Box<Stateful<BoardEnv>>;
 }
 
 impl Dma for BoardEnv {
@@ -226,6 +275,9 @@ impl Dma for BoardEnv {
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> bool {
         if data.is_empty() || is_null(addr) {
             return true;
+        }
+        if let Some(place) = SlotPlace::of(addr) {
+            return self.slots.write(place, data);
         }
         let wrong;
         let mut data = data;
@@ -245,6 +297,9 @@ impl Dma for BoardEnv {
     }
 
     fn dma_store(&mut self, addr: u64, bytes: [u8; 8]) -> bool {
+        if let Some(place) = SlotPlace::of(addr) {
+            return self.slots.write(place, &bytes);
+        }
         self.change(addr, |_| u64::from_ne_bytes(bytes)).is_some()
     }
 
@@ -254,6 +309,16 @@ impl Dma for BoardEnv {
         }
         if is_null(from) {
             to.fill(0);
+            return true;
+        }
+        if let Some(place) = SlotPlace::of(from) {
+            return self.slots.read(place, to);
+        }
+        if is_own(from) {
+            // SAFETY: inline bytes of a WQE's copy, of which StaR's host half has the address from
+            // `SendQueue::inline` and asks in the same call: they are there, and nobody writes them
+            // meanwhile. No region has such an address, and no packet reaches what is none of a region.
+            unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from as *const u8, to.len()) };
             return true;
         }
         self.on(from, to.len(), COUNTER_DMA_READS, |maps, at, range| maps.read(at, &mut to[range]))
@@ -274,6 +339,10 @@ impl Dma for BoardEnv {
         }
         if is_null(from.addr) {
             return ZEROES.get(..len).map(|zeroes| Seg { addr: zeroes.as_ptr() as u64, len: from.len });
+        }
+        if is_own(from.addr) {
+            /* it can be read where it is: as in `dma_copy` */
+            return Some(from);
         }
         let (function, place) = client_address(from.addr)?;
         let memory = self.memories.get(function)?;
@@ -298,7 +367,7 @@ impl Dma for BoardEnv {
 
 impl Port for BoardEnv {
     fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool) {
-        let volatile = volatile || std::mem::take(&mut self.bounced) != 0;
+        let volatile = self.take_bounced() || volatile;
         let wrong;
         let mut header = header;
         if broken::rule(27)

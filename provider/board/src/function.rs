@@ -11,15 +11,15 @@ use starverbs_backend::HostAddr;
 use starverbs_core::{Nanos, Nic};
 use starverbs_queues::board::{
     CAP_CQ_CHANGES, CAP_DOORBELL_OPS, CAP_MADS, CAP_MTT, CAP_MULTICAST, CAP_NULL, CAP_QPC_HOST, CAP_VERBS,
-    CAP_WINDOWS, CAP_XRC, COMMAND_BYTES, CONTROL_BYTES, COUNTER_INTERRUPTS, COUNTER_MALFORMED, COUNTERS,
-    CTRL_ENABLE, CTRL_RESET, DoorbellMessage, MAGIC, OpenContext, QPC_IN_BOARD, QPC_IN_HOST, REG_CAPS,
-    REG_CELLS, REG_COMMANDS, REG_COMMANDS_HEAD, REG_COMMANDS_LOG, REG_COMMANDS_TAIL, REG_CONTEXTS,
-    REG_CONTROL, REG_COUNTERS, REG_ERROR, REG_EVENTS, REG_EVENTS_LOG, REG_MAGIC, REG_QPC_MEMORY,
-    REG_QPC_MEMORY_LOG, REG_QPC_PLACEMENT, REG_STATUS, REG_VECTORS, REG_VERSION, STATUS_ENABLED,
-    STATUS_FAILED, VERSION,
+    CAP_WINDOWS, CAP_XRC, COMMAND_BYTES, CONTROL_BYTES, COUNTER_INTERRUPTS, COUNTERS, CTRL_ENABLE,
+    CTRL_RESET, DoorbellMessage, MAGIC, OpenContext, QPC_IN_BOARD, QPC_IN_HOST, REG_CAPS, REG_CELLS,
+    REG_COMMANDS, REG_COMMANDS_HEAD, REG_COMMANDS_LOG, REG_COMMANDS_TAIL, REG_CONTEXTS, REG_CONTROL,
+    REG_COUNTERS, REG_ERROR, REG_EVENTS, REG_EVENTS_LOG, REG_MAGIC, REG_QPC_MEMORY, REG_QPC_MEMORY_LOG,
+    REG_QPC_PLACEMENT, REG_STATUS, REG_VECTORS, REG_VERSION, STATUS_ENABLED, STATUS_FAILED, VERSION,
 };
 
 use crate::broken;
+use crate::command_queue::CommandProgress;
 use crate::context::{BoardContext, FunctionContexts, ObjectCounts};
 use crate::counters::BoardCounters;
 use crate::dma::{Errno, Maps, QueueRoom};
@@ -30,13 +30,14 @@ use crate::pci::{ConfigSpace, Effect, MsixTable};
 use crate::qpc::{HostContexts, QpcRegisters};
 use crate::queues::QueueQuota;
 use crate::record::{BusTap, Tap};
+use crate::star::BoardStar;
 use crate::wire::WireRx;
 
 /// log2 of the commands of a queue at most.
 const MAX_LOG: u32 = 12;
 /// Interrupt vectors.
 pub(crate) const VECTORS: u32 = 32;
-/// What this board takes.
+/// What each board takes.
 const CAPS: u64 = CAP_VERBS
     | CAP_WINDOWS
     | CAP_MTT
@@ -58,7 +59,6 @@ struct Registers {
     error: u32,
     commands: u64,
     commands_log: u32,
-    head: u32,
     events: u64,
     events_log: u32,
     qpc: u64,
@@ -75,6 +75,8 @@ pub(crate) struct CommonCard {
     pub(crate) guid: u64,
     pub(crate) now: Nanos,
     pub(crate) tap: Rc<Tap>,
+    /// `None`: there is no StaR
+    pub(crate) star: Option<BoardStar>,
 }
 
 impl CommonCard {
@@ -88,10 +90,12 @@ impl CommonCard {
 pub(crate) struct Function {
     shared: FunctionContexts,
     qpc: QpcRegisters,
+    caps: u64,
     pub(crate) config: ConfigSpace,
     pub(crate) msix: MsixTable,
     registers: Registers,
-    commands: Option<QueueRoom>,
+    pub(crate) commands: Option<QueueRoom>,
+    pub(crate) progress: CommandProgress,
     pub(crate) contexts: BTreeMap<u16, BoardContext>,
     /// What is signalled for each vector
     pub(crate) irqs: [Option<OwnedFd>; VECTORS as usize],
@@ -109,18 +113,38 @@ impl Function {
         Ok(Function {
             shared,
             qpc,
+            caps: CAPS,
             config: ConfigSpace::new(VECTORS, DOORBELL_BYTES as u64),
             msix: MsixTable::new(VECTORS),
             registers: Registers::default(),
             commands: None,
+            progress: CommandProgress::default(),
             contexts: BTreeMap::new(),
             irqs: [const { None }; VECTORS as usize],
             maps_doorbells: true,
         })
     }
 
+    /// It takes this, too.
+    pub(crate) fn add_caps(&mut self, caps: u64) {
+        self.caps |= caps;
+    }
+
+    pub(crate) fn set_error(&mut self, errno: Errno) {
+        self.registers.error = errno as u32;
+    }
+
+    pub(crate) fn commands_log(&self) -> u32 {
+        self.registers.commands_log
+    }
+
     pub(crate) fn number(&self) -> usize {
         self.shared.number
+    }
+
+    /// What the board keeps for its client.
+    pub(crate) fn kept(&self) -> &QueueQuota {
+        &self.shared.kept
     }
 
     pub(crate) fn doorbells(&self) -> &Doorbells {
@@ -262,24 +286,14 @@ impl Function {
     /// The register of 32 bits, or the half of one of 64, at `at`.
     fn word(&self, at: u64) -> u32 {
         let Ok(at) = u32::try_from(at) else { return 0 };
-        let Registers {
-            enabled,
-            failed,
-            error,
-            commands,
-            commands_log,
-            head,
-            events,
-            events_log,
-            qpc,
-            qpc_log,
-        } = self.registers;
+        let Registers { enabled, failed, error, commands, commands_log, events, events_log, qpc, qpc_log } =
+            self.registers;
         let counters = REG_COUNTERS..REG_COUNTERS + 8 * COUNTERS;
         match at {
             REG_MAGIC if broken::rule(1) => !MAGIC,
             REG_MAGIC => MAGIC,
             REG_VERSION => VERSION,
-            REG_CAPS => CAPS as u32,
+            REG_CAPS => self.caps as u32,
             REG_CONTROL if enabled => CTRL_ENABLE,
             REG_STATUS => (if enabled { STATUS_ENABLED } else { 0 }) | if failed { STATUS_FAILED } else { 0 },
             REG_ERROR => error,
@@ -287,7 +301,7 @@ impl Function {
             REG_COMMANDS => commands as u32,
             at if at == REG_COMMANDS + 4 => (commands >> 32) as u32,
             REG_COMMANDS_LOG => commands_log,
-            REG_COMMANDS_TAIL | REG_COMMANDS_HEAD => head,
+            REG_COMMANDS_TAIL | REG_COMMANDS_HEAD => self.progress.head,
             REG_VECTORS => VECTORS,
             REG_CONTEXTS => CONTEXTS as u32,
             REG_EVENTS => events as u32,
@@ -366,32 +380,8 @@ impl Function {
         card.env.memories[self.number()].contexts = places;
         self.contexts.insert(FIRST, context);
         self.commands = Some(queue);
-        (self.registers.enabled, self.registers.head) = (true, 0);
+        (self.registers.enabled, self.progress) = (true, CommandProgress::default());
         Ok(())
-    }
-
-    /// Carries out the commands up to `tail`: no more than the queue holds.
-    fn take_commands(&mut self, card: &mut CommonCard, tail: u32) {
-        if self.commands.is_some() && !self.config.masters() && !broken::rule(46) {
-            self.registers.error = libc::EACCES as u32;
-            return;
-        }
-        let Some(queue) = self.commands.take() else {
-            self.registers.error = libc::ENXIO as u32;
-            return;
-        };
-        let log = self.registers.commands_log;
-        if tail.wrapping_sub(self.registers.head) > 1 << log {
-            self.registers.error = if broken::rule(11) { 0 } else { libc::EINVAL as u32 };
-            self.counters().inc(COUNTER_MALFORMED);
-        } else {
-            while self.registers.head != tail {
-                let at = (self.registers.head & ((1 << log) - 1)) as usize * COMMAND_BYTES;
-                self.carry_out(card, &queue, at);
-                self.registers.head = self.registers.head.wrapping_add(1);
-            }
-        }
-        self.commands = Some(queue);
     }
 
     /// Ends all contexts, and forgets the registers.
@@ -402,7 +392,7 @@ impl Function {
         self.contexts.clear();
         card.env.memories[self.shared.number].contexts = None;
         self.registers = Registers::default();
-        self.commands = None;
+        (self.commands, self.progress) = (None, CommandProgress::default());
     }
 
     /// The same, and configuration space is as it was when the board was started: FLR, DEVICE_RESET.

@@ -9,6 +9,7 @@
 //! Owns the order of a turn. It must not know the verbs objects of the program at the other end.
 
 mod broken;
+mod command_queue;
 mod commands;
 mod context;
 mod counters;
@@ -22,9 +23,12 @@ pub mod fuzzing;
 mod mads;
 mod pci;
 mod qpc;
+mod qps;
 mod queues;
 mod record;
 mod server;
+mod slots;
+mod star;
 mod stats;
 mod tables;
 mod wire;
@@ -40,11 +44,12 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::{TimeSpec, TimeValLike};
 use nix::time::{ClockId, clock_gettime};
 use starverbs_backend::give_way::GiveWay;
+use starverbs_backend::star::StarHost;
 use starverbs_backend::{BackendError, QpCarrier, QpList, context_cache, host};
 use starverbs_core::mr::Plain;
 use starverbs_core::{AsyncEvent, Mtu, Nanos, Nic, NicConfig, NicError, Qpn};
-use starverbs_queues::board::EVENT_MADS;
-use starverbs_settings::Settings;
+use starverbs_queues::board::{CAP_STAR, EVENT_MADS};
+use starverbs_settings::{Settings, SettingsError};
 use thiserror::Error;
 
 use dma::Errno;
@@ -55,6 +60,7 @@ use qpc::QpcRegisters;
 use record::{BusTap, HostRequest, RecordHeader, Tap};
 pub use record::{Divergence, Played, Replay, ReplayError};
 use server::BoardServer;
+use star::BoardStar;
 pub use stats::Stats;
 use wire::{WireRx, WireTx};
 
@@ -99,6 +105,9 @@ pub enum BoardError {
     /// The record cannot be written.
     #[error("record: {0}")]
     Record(io::Error),
+    /// There is no key of StaR's where the settings say.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
     /// No QPNs.
     #[error(transparent)]
     Card(#[from] NicError),
@@ -172,7 +181,12 @@ impl Board {
             None => Tap::off(),
         };
         let wire = (WireTx::Udp(Box::new(tx)), WireRx::Udp(Box::new(rx)));
-        let mut board = Board::assemble(&header, stats, wire, tap, now())?;
+        let mut board = Board::assemble(&header, stats, wire, Rc::clone(&tap), now())?;
+        if !tap.is_on() {
+            /* a record has the frames of one port alone */
+            board.card.star = Some(BoardStar::new(settings)?);
+            board.functions.iter_mut().for_each(|function| function.add_caps(CAP_STAR));
+        }
         let open =
             |path: &PathBuf| BoardServer::open(path).map_err(|error| BoardError::Socket(path.clone(), error));
         board.servers = sockets.iter().map(open).collect::<Result<_, _>>()?;
@@ -198,11 +212,12 @@ impl Board {
             (0..header.functions).map(open).collect::<Result<_, _>>().map_err(BoardError::Page)?;
         let most = ADDRESS_SPACE / functions.len().max(1) as u64;
         let memory = |function: &Function| {
-            ClientMemory::new(most, function.counters(), BusTap::new(&tap, function.number()))
+            let tap = BusTap::new(&tap, function.number());
+            ClientMemory::new(most, function.counters(), function.kept(), tap)
         };
         let env = BoardEnv::new(tx, functions.iter().map(memory).collect(), Rc::clone(&tap));
         let mads = BoardQp1::new(guid, seed[0]);
-        let card = CommonCard { nic, env, rx, mads, addrs, guid, now, tap };
+        let card = CommonCard { nic, env, rx, mads, addrs, guid, now, tap, star: None };
         let first_block = header.blocks.first().copied().unwrap_or(0);
         Ok(Board {
             card,
@@ -263,6 +278,7 @@ impl Board {
         card.tap.begin_turn(now);
         let mut work = 0;
         for function in functions.iter_mut() {
+            work += u32::from(function.resume_commands(card));
             work += function.take_doorbells(card);
         }
         if card.rx.recv() {
@@ -279,6 +295,7 @@ impl Board {
                 card.nic.end_back_pressure();
             }
         }
+        work += card.run_star(self.idle == 0 || self.idle > SPINS);
         let due = card.nic.next_deadline().is_some_and(|deadline| deadline <= card.now);
         /* a record has the turns in which something happened, and no others */
         if card.tap.is_on() && work == 0 && !due && !*more {
@@ -291,6 +308,7 @@ impl Board {
         }
         for _ in 0..ROUNDS {
             *more = card.nic.poll_transmit(&mut card.env, card.now, true);
+            *more |= card.transmit_star();
             card.env.flush(card.now);
             if !*more {
                 break;
@@ -313,8 +331,8 @@ impl Board {
             had |= server.run(function, card);
             function.look_after_memory(card);
         }
-        let CommonCard { nic, rx, env, now, .. } = card;
-        rx.serve_tools(|asked| describe(nic, asked));
+        let CommonCard { nic, rx, env, now, star, .. } = card;
+        rx.serve_tools(|asked| describe((nic, star.as_ref()), asked));
         rx.maintain(&mut env.tx, *now);
         *more |= had;
         had
@@ -340,12 +358,12 @@ impl Board {
         for event in events.drain(..) {
             let (kind, number, owner) = match event {
                 AsyncEvent::SrqLimit(srq) => (kind::SRQ_LIMIT_REACHED, srq.0, card.nic.srq_owner(srq)),
-                AsyncEvent::QpFatal(qpn) => (kind::QP_FATAL, qpn, card.nic.qp_owner(qpn)),
-                AsyncEvent::QpReqErr(qpn) => (kind::QP_REQ_ERR, qpn, card.nic.qp_owner(qpn)),
-                AsyncEvent::QpAccessErr(qpn) => (kind::QP_ACCESS_ERR, qpn, card.nic.qp_owner(qpn)),
-                AsyncEvent::CommEst(qpn) => (kind::COMM_EST, qpn, card.nic.qp_owner(qpn)),
-                AsyncEvent::SqDrained(qpn) => (kind::SQ_DRAINED, qpn, card.nic.qp_owner(qpn)),
-                AsyncEvent::LastWqeReached(qpn) => (kind::QP_LAST_WQE_REACHED, qpn, card.nic.qp_owner(qpn)),
+                AsyncEvent::QpFatal(qpn) => (kind::QP_FATAL, qpn, card.qp_owner(qpn)),
+                AsyncEvent::QpReqErr(qpn) => (kind::QP_REQ_ERR, qpn, card.qp_owner(qpn)),
+                AsyncEvent::QpAccessErr(qpn) => (kind::QP_ACCESS_ERR, qpn, card.qp_owner(qpn)),
+                AsyncEvent::CommEst(qpn) => (kind::COMM_EST, qpn, card.qp_owner(qpn)),
+                AsyncEvent::SqDrained(qpn) => (kind::SQ_DRAINED, qpn, card.qp_owner(qpn)),
+                AsyncEvent::LastWqeReached(qpn) => (kind::QP_LAST_WQE_REACHED, qpn, card.qp_owner(qpn)),
                 AsyncEvent::Mads => {
                     mads = true;
                     continue;
@@ -361,6 +379,16 @@ impl Board {
             }
         }
         card.env.events = events;
+        let mut settled = std::mem::take(&mut card.env.settled);
+        for qpn in settled.drain(..) {
+            let Some(owner) = card.qp_owner(qpn) else { continue };
+            let (function, context) = context::owner_of(owner.cookie);
+            let function = functions.get_mut(function);
+            if let Some(context) = function.and_then(|function| function.contexts.get_mut(&context)) {
+                context.raise_star(qpn);
+            }
+        }
+        card.env.settled = settled;
         if mads {
             for client in card.sort_mads() {
                 let (function, context) = context::owner_of(client);
@@ -379,10 +407,15 @@ impl Board {
         /* who ends a board leaves the record that there is; what went wrong is told when it ends */
         self.card.tap.flush();
         self.card.rx.prepare_to_sleep();
-        let left = self.card.nic.next_deadline().map_or(NAP, |deadline| deadline.saturating_sub(now()));
+        let (now, card) = (now(), &self.card);
+        let star = card.star.as_ref().map(BoardStar::host);
+        let of_star = star.and_then(|star| star.next_deadline(&card.nic, &card.env, now));
+        let due = [card.nic.next_deadline(), of_star].into_iter().flatten().min();
+        let left = due.map_or(NAP, |deadline| deadline.saturating_sub(now));
         let timeout = TimeSpec::nanoseconds(left.min(NAP) as i64);
-        // SAFETY: the descriptors are the port's, which it keeps open as long as it exists.
-        let port = self.card.rx.fds().iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) });
+        let port = self.card.rx.fds().iter().copied().chain(star.into_iter().flat_map(StarHost::fds));
+        // SAFETY: the descriptors are the ports', which they keep open as long as they exist.
+        let port = port.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
         let clients = self.servers.iter().flat_map(BoardServer::fds);
         let mut fds: Vec<_> = port.chain(clients).map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         let _ = ppoll(&mut fds, Some(timeout), None);
@@ -390,16 +423,19 @@ impl Board {
 }
 
 /// What tools hear of the card: the queue pairs of all functions.
-fn describe(nic: &Nic<BoardEnv>, asked: &[u8]) -> String {
+fn describe((nic, star): (&Nic<BoardEnv>, Option<&BoardStar>), asked: &[u8]) -> String {
     if asked != b"qps" {
         return "error: its card is a board\n".to_owned();
     }
     let mut list = QpList::default();
-    let mut qpns: Vec<Qpn> = nic.qpns().collect();
+    let host = star.map(BoardStar::host);
+    let mut qpns: Vec<Qpn> = nic.qpns().chain(host.into_iter().flat_map(StarHost::qpns)).collect();
     qpns.sort_unstable();
     for qpn in qpns {
-        if let Ok(attr) = nic.query_qp(qpn) {
-            list.add(qpn, &attr, &QpCarrier::WIRE);
+        let stateless = host.and_then(|host| host.query_qp(qpn));
+        if let Some(attr) = stateless.or_else(|| nic.query_qp(qpn).ok()) {
+            let star = host.map_or(QpCarrier::WIRE.star, |host| host.word(nic, qpn));
+            list.add(qpn, &attr, &QpCarrier { star, ..QpCarrier::WIRE });
         }
     }
     list.text().to_owned()

@@ -4,7 +4,8 @@
 //! so that a client that writes it anew changes nothing. Indices of the client are checked before they are
 //! believed.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::mem::{offset_of, size_of};
 use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
@@ -36,22 +37,22 @@ const MAX_KEPT: usize = 256 << 20;
 #[derive(Clone, Default)]
 pub(crate) struct QueueQuota(Rc<Cell<usize>>);
 
-/// A part of it.
-struct Share(QueueQuota, usize);
+/// A part of it, which goes back when this is dropped.
+pub(crate) struct QuotaShare(QueueQuota, usize);
 
 impl QueueQuota {
     /// ENOMEM: it would be more than a function may have.
-    fn take(&self, bytes: usize) -> Result<Share, Errno> {
+    pub(crate) fn take(&self, bytes: usize) -> Result<QuotaShare, Errno> {
         let kept = self.0.get().saturating_add(bytes);
         if kept > MAX_KEPT {
             return Err(libc::ENOMEM);
         }
         self.0.set(kept);
-        Ok(Share(self.clone(), bytes))
+        Ok(QuotaShare(self.clone(), bytes))
     }
 }
 
-impl Drop for Share {
+impl Drop for QuotaShare {
     fn drop(&mut self) {
         let kept = &self.0.0;
         kept.set(kept.get().saturating_sub(self.1));
@@ -90,7 +91,7 @@ struct Sq {
     fetched: Cell<u32>,
     released: Cell<u32>,
     counters: Rc<BoardCounters>,
-    _share: Share,
+    _share: QuotaShare,
 }
 
 impl BoardSq {
@@ -128,6 +129,16 @@ impl BoardSq {
             counters: Rc::clone(counters),
             _share: share,
         })))
+    }
+
+    /// Slots.
+    pub(crate) fn depth(&self) -> usize {
+        self.0.mask as usize + 1
+    }
+
+    /// Inline bytes of a WQE at most.
+    pub(crate) fn max_inline(&self) -> usize {
+        (self.0.stride - 1) * BLOCK
     }
 
     /// The client says by its cell that so many WQEs are posted. False: no queue of this size can have so
@@ -279,6 +290,8 @@ struct Rq {
     max_sge: usize,
     taken: Cell<u32>,
     starved: Cell<u32>,
+    /// Receives that were taken and came back, the oldest first: `wr_id` and SGEs
+    returned: RefCell<VecDeque<(u64, Box<[Sge]>)>>,
     counters: Rc<BoardCounters>,
 }
 
@@ -309,12 +322,18 @@ impl BoardRq {
     fn of(lines: Lines, slots: Option<QueueRoom>, counters: &Rc<BoardCounters>) -> Rq {
         let (taken, starved) = (Cell::new(0), Cell::new(0));
         let counters = Rc::clone(counters);
-        Rq { lines, slots, mask: 0, stride: 0, max_sge: 0, taken, starved, counters }
+        let returned = RefCell::default();
+        Rq { lines, slots, mask: 0, stride: 0, max_sge: 0, taken, starved, returned, counters }
     }
 
     /// Slots.
     pub(crate) fn slots(&self) -> u32 {
         self.0.mask + 1
+    }
+
+    /// SGEs of a receive at most.
+    pub(crate) fn sges(&self) -> usize {
+        self.0.max_sge
     }
 
     /// Receives that wait; none, if the client's index is one that no queue of this size can have.
@@ -340,6 +359,10 @@ impl BoardRq {
 impl RecvQueue for BoardRq {
     fn take(&self, sges: &mut [Sge]) -> Option<TakenWqe> {
         let rq = &*self.0;
+        if let Some((wr_id, held)) = rq.returned.borrow_mut().pop_front() {
+            sges.iter_mut().zip(&held).for_each(|(to, from)| *to = *from);
+            return Some(TakenWqe { wr_id, num_sge: held.len().min(sges.len()) });
+        }
         let slots = rq.slots.as_ref()?;
         if self.waiting() == 0 {
             let starved = rq.starved.get().wrapping_add(u32::from(!broken::rule(23)));
@@ -367,19 +390,31 @@ impl RecvQueue for BoardRq {
     }
 
     fn len(&self) -> u32 {
-        self.waiting()
+        self.waiting() + self.0.returned.borrow().len() as u32
     }
 
     fn max_sge(&self) -> usize {
         self.0.max_sge
     }
 
-    /* receives are lent to other cards, and come back, in StaR and shared XRC domains alone */
-    fn put_back(&self, _: &mut dyn Iterator<Item = HeldWqe<'_>>) -> Result<(), NicError> {
-        Err(NicError::Exhausted)
+    fn put_back(&self, recvs: &mut dyn Iterator<Item = HeldWqe<'_>>) -> Result<(), NicError> {
+        let mut back = VecDeque::new();
+        for HeldWqe { wr_id, sges } in recvs {
+            let mut held = Vec::new();
+            let room = back.try_reserve(1).and_then(|()| held.try_reserve_exact(sges.len()));
+            room.map_err(|_| NicError::Exhausted)?;
+            held.extend_from_slice(sges);
+            back.push_back((wr_id, held.into_boxed_slice()));
+        }
+        let mut returned = self.0.returned.borrow_mut();
+        back.try_reserve(returned.len()).map_err(|_| NicError::Exhausted)?;
+        back.append(&mut returned);
+        *returned = back;
+        Ok(())
     }
 
     fn reset(&self) {
+        self.0.returned.borrow_mut().clear();
         let waiting = self.waiting();
         self.tell_taken(self.0.taken.get().wrapping_add(waiting));
     }

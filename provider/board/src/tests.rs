@@ -6,6 +6,7 @@ mod qpc;
 mod raw;
 mod record;
 mod rules;
+mod star;
 mod tables;
 
 use std::os::fd::AsFd;
@@ -95,9 +96,9 @@ fn what_is_reserved_is_refused() {
     with_board(1, |paths| {
         let mut raw = Raw::open(&paths[0]);
         let optional = CAP_WINDOWS | CAP_MTT | CAP_XRC | CAP_MULTICAST | CAP_CQ_CHANGES | CAP_NULL | CAP_MADS;
-        let optional = optional | CAP_DOORBELL_OPS | CAP_QPC_HOST;
+        let optional = optional | CAP_DOORBELL_OPS | CAP_QPC_HOST | CAP_STAR;
         assert_eq!(u64::from(raw.register(REG_CAPS)), CAP_VERBS | optional);
-        for op in [0, OP_STAR, OP_STROM, OP_RMA, u16::MAX] {
+        for op in [0, OP_STAR_QUERY + 1, OP_STROM, OP_RMA, u16::MAX] {
             let body = COMMANDS + (raw.tail & ((1 << COMMANDS_LOG) - 1)) as usize * COMMAND_BYTES + 8;
             assert_eq!(raw.object(op, 77), Err(libc::EOPNOTSUPP as u32), "{op:#x}");
             assert_eq!(raw.get::<Object>(body).number, 77, "the body stays");
@@ -162,9 +163,10 @@ fn write_garbage(raw: &mut Raw, rng: &mut Rng) {
             }
             /* a command with a body of noise; the number of an object of its own most of all */
             4 => {
-                let op =
-                    [1, 3, 4, 0x10, 0x20, 0x22, 0x28, 0x30, 0x40, 0x41, 0x50, 0x51, 0x60, 0x61, 0x62, 0x63]
-                        [(word >> 8) as usize % 16];
+                let op = [
+                    1, 3, 4, 0x10, 0x20, 0x22, 0x28, 0x30, 0x40, 0x41, 0x50, 0x51, 0x60, 0x61, 0x62, 0x63,
+                    0x200, 0x201,
+                ][(word >> 8) as usize % 18];
                 if word & 64 == 0 {
                     noise[..4].copy_from_slice(&[a.qpn, b.qpn][(word >> 16) as usize & 1].to_le_bytes());
                 }
@@ -308,10 +310,12 @@ fn the_document_names_tests_that_there_are() {
         "provider/board/src/tests/tables.rs",
         "provider/board/src/tests/pci.rs",
         "provider/board/src/tests/qpc.rs",
+        "provider/board/src/tests/star.rs",
         "provider/queues/tests/board.rs",
         "provider/queues/tests/header.rs",
         "provider/verbs/tests/verbs/board.rs",
         "provider/verbs/tests/verbs/board_lies.rs",
+        "provider/verbs/tests/verbs/board_star.rs",
         "provider/verbs/tests/verbs/board_stops.rs",
         "provider/vfio/src/stream.rs",
     ];

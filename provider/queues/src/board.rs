@@ -114,7 +114,7 @@ constants! {
     "STARVERBS_CAP_VERBS" CAP_VERBS: u64 = 1;
     /// XRC: queue pairs and SRQs of a domain
     "STARVERBS_CAP_XRC" CAP_XRC: u64 = 1 << 1;
-    /// StaR: reserved
+    /// StaR: queue pairs that may be ends of its connections
     "STARVERBS_CAP_STAR" CAP_STAR: u64 = 1 << 2;
     /// StRoM: reserved
     "STARVERBS_CAP_STROM" CAP_STROM: u64 = 1 << 3;
@@ -188,6 +188,8 @@ constants! {
     "STARVERBS_EVENT_COMPLETION" EVENT_COMPLETION: u32 = 0x100;
     /// Event: a management datagram waits, where none did before
     "STARVERBS_EVENT_MADS" EVENT_MADS: u32 = 0x101;
+    /// Event: what a queue pair is of StaR may have changed
+    "STARVERBS_EVENT_STAR" EVENT_STAR: u32 = 0x102;
     /// Bytes of a management datagram
     "STARVERBS_MAD_BYTES" MAD_BYTES: u32 = 256;
     /// Scope of a service: one address
@@ -204,6 +206,20 @@ constants! {
     "STARVERBS_QP_SIGNAL_ALL" QP_SIGNAL_ALL: u8 = 1;
     /// Flag of a QP: what it sends to a multicast group does not come back to it
     "STARVERBS_QP_BLOCK_LOOPBACK" QP_BLOCK_LOOPBACK: u8 = 2;
+    /// Flag of a QP: it may become an end of a StaR connection, as `star` says
+    "STARVERBS_QP_STAR" QP_STAR: u8 = 4;
+    /// What a program wants of StaR: plain RC
+    "STARVERBS_STAR_OFF" STAR_OFF: u32 = 0;
+    /// The same: what the cards decide by their load
+    "STARVERBS_STAR_AUTO" STAR_AUTO: u32 = 1;
+    /// The same, and what a queue pair is: the stateless end
+    "STARVERBS_STAR_STATELESS" STAR_STATELESS: u32 = 2;
+    /// The same, and what a queue pair is: the stateful end
+    "STARVERBS_STAR_STATEFUL" STAR_STATEFUL: u32 = 3;
+    /// What a queue pair is: nothing yet
+    "STARVERBS_STAR_WAITING" STAR_WAITING: u32 = 0;
+    /// What a queue pair is: plain RC
+    "STARVERBS_STAR_PLAIN" STAR_PLAIN: u32 = 1;
     /// Flag of a CQ: a completion that finds it full is lost, and the queue goes on
     "STARVERBS_CQ_IGNORE_OVERRUN" CQ_IGNORE_OVERRUN: u32 = 1;
 
@@ -278,8 +294,11 @@ constants! {
     "STARVERBS_OP_RELEASE_SERVICE" OP_RELEASE_SERVICE: u16 = 0x74;
     /// [`CreateXrcSrq`]; answers [`NumberReply`], by which requests name it
     "STARVERBS_OP_CREATE_XRC_SRQ" OP_CREATE_XRC_SRQ: u16 = 0x100;
-    /// From here on: StaR
-    "STARVERBS_OP_STAR" OP_STAR: u16 = 0x200;
+    /// [`StarRole`]: what the program of a queue pair wants it to be from now on. EOPNOTSUPP: its peer has no
+    /// StaR
+    "STARVERBS_OP_STAR_SET_ROLE" OP_STAR_SET_ROLE: u16 = 0x200;
+    /// [`Object`], a QPN; answers [`StarReply`]
+    "STARVERBS_OP_STAR_QUERY" OP_STAR_QUERY: u16 = 0x201;
     /// From here on: StRoM
     "STARVERBS_OP_STROM" OP_STROM: u16 = 0x300;
     /// From here on: 1RMA
@@ -530,8 +549,10 @@ plain! {
         kind: u8,
         /// Bits of `QP_*`
         flags: u8,
+        /// With [`QP_STAR`]: what the program wants it to be
+        star: u8,
         /// Reserved: 0
-        reserved: [u8; 6],
+        reserved: [u8; 5],
     }
     /// Attributes of a queue pair: `struct ibv_qp_attr`
     "starverbs_qp_attr" QpAttr {
@@ -587,6 +608,24 @@ plain! {
         /// The attributes
         attr: QpAttr,
     }
+    /// What a program wants of StaR
+    "starverbs_star_role" StarRole {
+        /// The queue pair
+        qpn: u32,
+        /// What it is to be
+        role: u32,
+    }
+    /// What has become of a queue pair
+    "starverbs_star_reply" StarReply {
+        /// What its program wants it to be
+        preference: u32,
+        /// What it is
+        role: u32,
+        /// Bytes that the board keeps of it on chip
+        card_bytes: u64,
+        /// Bytes that are kept of it elsewhere because of that
+        host_bytes: u64,
+    }
     /// A queue pair in a multicast group
     "starverbs_group" Group {
         /// GID of the group
@@ -618,7 +657,7 @@ plain! {
     }
     /// An entry of the event queue
     "starverbs_event" Event {
-        /// [`EVENT_COMPLETION`], [`EVENT_MADS`], or `enum ibv_event_type`
+        /// `EVENT_*`, or `enum ibv_event_type`
         kind: u32,
         /// Number of the object
         number: u32,

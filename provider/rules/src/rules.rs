@@ -12,6 +12,7 @@ mod pci;
 mod qpc;
 mod registers;
 mod socket;
+mod star;
 mod tables;
 mod transport;
 mod wire;
@@ -115,4 +116,9 @@ pub const RULES: &[BoardRule] = &[
     function(58, "few QP contexts on chip make the board slower, and are counted", qpc::contexts),
     function(59, "a message of csRNA's form begins where the queue ends", doorbells::messages),
     function(60, "contexts that are not on chip are in the host's memory, if it gave some", qpc::in_host),
+    rule(61, "ends of StaR settle, and carry what RC carries", star::ends),
+    rule(62, "a program says what its end is to be while it runs", star::changes),
+    inside(63, "what a stateless end costs and may not do", "a matter of the board's memory"),
+    inside(64, "commands that wait for peers hold up their function alone", "it takes a peer that is silent"),
+    inside(65, "packets of StaR reach their own function's memory alone", "it takes packets that are forged"),
 ];

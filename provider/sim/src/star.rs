@@ -86,7 +86,7 @@ impl Drop for CardMemory {
 impl EndpointHost for SimEnv {
     type Slots = CardMemory;
 
-    fn make_slots(&mut self, bytes: u64) -> Option<MadeSlots<CardMemory>> {
+    fn make_slots(&mut self, bytes: u64, _: u64) -> Option<MadeSlots<CardMemory>> {
         self.take_slots_back();
         if self.star.no_slots {
             return None;

@@ -52,6 +52,13 @@ pub trait StarEnv: Env {
     /// The eight bytes at `addr`, 8-aligned, of memory that [`dma_store`](starverbs_core::Dma::dma_store)
     /// writes: what was written before them is visible to the caller then. `None`: there is no memory.
     fn star_load(&mut self, addr: u64) -> Option<[u8; 8]>;
+    /// Whether memory at `addr` is of the program that has the slot memory at `slots`. A card that programs
+    /// share keeps them apart by it: packets name addresses, and no keys.
+    #[inline]
+    fn is_of_program(&self, slots: u64, addr: u64) -> bool {
+        let _ = (slots, addr);
+        true
+    }
     /// Queues an event for the SL host; all connections of a card share one queue. An event may be lost: its
     /// packet comes again, or memory shows it.
     fn star_event(&mut self, event: SlEvent);

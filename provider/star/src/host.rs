@@ -39,9 +39,18 @@ pub struct MadeSlots<M> {
 pub trait EndpointHost: CardEnv + Env<Stats: Clone, Sq: Clone, Rq: Clone, Cq: Clone> {
     /// Memory of slots, which its owner gives back by dropping it
     type Slots;
-    /// So many bytes that a card may fill, aligned to the largest slot, until they are given back.
-    /// `None`: no memory.
-    fn make_slots(&mut self, bytes: u64) -> Option<MadeSlots<Self::Slots>>;
+    /// The addresses of slot memory that was given back are those of slots, or of nothing: it need not be
+    /// kept for tokens that name it
+    const SLOTS_APART: bool = false;
+    /// So many bytes that a card may fill for this program, aligned to the largest slot, until they are given
+    /// back. `None`: no memory.
+    fn make_slots(&mut self, bytes: u64, program: u64) -> Option<MadeSlots<Self::Slots>>;
+    /// Which of the card's programs has made an object of this cookie.
+    #[inline]
+    fn program_of(cookie: u64) -> u64 {
+        let _ = cookie;
+        0
+    }
     /// Slots of a receive queue: a power of two.
     fn slots_of(queue: &Self::Rq) -> u32;
     /// Where a send queue has inline bytes that are too many for some packets

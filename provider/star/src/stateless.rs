@@ -364,7 +364,12 @@ impl<E: StarEnv> PacketJob<'_, E> {
     #[inline]
     fn check(&self, addr: u64, len: u64, what: Use) -> Result<(), Discard> {
         let permitted = self.card.bounds.is_none_or(|bounds| bounds.permits(addr, len, what));
-        if permitted { Ok(()) } else { Err(Discard::Refused) }
+        /* no bytes are nobody's */
+        if permitted && (len == 0 || self.env.is_of_program(self.slots.gate(), addr)) {
+            Ok(())
+        } else {
+            Err(Discard::Refused)
+        }
     }
     #[inline]
     fn check_slot(&self, addr: u64, len: u64) -> Result<(), Discard> {

@@ -151,10 +151,15 @@ impl Device {
     fn groups(&self) -> u32 {
         match self {
             Device::Soft(_) => group::VERBS | group::XRC | group::STAR | group::RPC,
-            Device::Board(_) => group::VERBS | group::XRC,
+            Device::Board(board) => board.groups(),
             #[cfg(test)]
             Device::Failing(_) => group::VERBS,
         }
+    }
+
+    /// Whether queue pairs may be ends of StaR connections.
+    pub(crate) fn takes_star(&self) -> bool {
+        self.groups() & group::STAR != 0
     }
 
     /// Something was posted: the device works on it now, or soon. Never waits.

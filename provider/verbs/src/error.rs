@@ -96,6 +96,15 @@ fn of_host(error: &std::io::Error) -> Option<i32> {
     error.raw_os_error().filter(|errno| [libc::EMFILE, libc::ENFILE, libc::ENOMEM].contains(errno))
 }
 
+impl From<starverbs_backend::star::OpenError> for VerbsError {
+    fn from(error: starverbs_backend::star::OpenError) -> Self {
+        match error {
+            starverbs_backend::star::OpenError::Port(error) => error.into(),
+            starverbs_backend::star::OpenError::Card(error) => error.into(),
+        }
+    }
+}
+
 impl From<std::io::Error> for VerbsError {
     fn from(error: std::io::Error) -> Self {
         VerbsError::Os(error.raw_os_error().unwrap_or(libc::EIO))

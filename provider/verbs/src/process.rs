@@ -1,10 +1,10 @@
 //! The process that the library is loaded into: its forks, its random numbers, its page of counters.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 
 use starverbs_backend as backend;
+pub(crate) use starverbs_backend::seed;
 
 use crate::error::Result;
 use crate::stat::StatPage;
@@ -54,13 +54,4 @@ pub(crate) fn let_others_trace() {
     /* where there is no Yama, they may */
     // SAFETY: takes numbers.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
-}
-
-/// Numbers that an untrusted peer cannot guess, for keys and QPNs.
-pub(crate) fn seed() -> [u64; 2] {
-    // What the standard library has for its hash maps, should the system refuse (a filter of system calls).
-    let mut seed = [(); 2].map(|()| RandomState::new().build_hasher().finish());
-    // SAFETY: the bytes are `seed`'s, and any are valid numbers.
-    unsafe { libc::getrandom((&raw mut seed).cast(), size_of_val(&seed), 0) };
-    seed
 }

@@ -120,7 +120,9 @@ impl Qp {
         let device = pd.context().device()?;
         check_caps(init, device.info().attr.max_qp_wr)?;
         check_tags(pd, init)?;
-        let preference = preference(init, preference_of(device.settings().star))?;
+        let setting =
+            if device.takes_star() { preference_of(device.settings().star) } else { Preference::Off };
+        let preference = preference(init, setting)?;
         let rings = rings(init, device.queue_memory(pd)).ok_or(VerbsError::NoMemory("queue pair"))?;
         // SAFETY: the one card half of this queue, used under the card's lock, between released and posted.
         let sq = unsafe { rings.card_sq() };
@@ -141,8 +143,7 @@ impl Qp {
             block_own_multicast: init.block_own_multicast,
             cookie: init.cookie,
         };
-        let command =
-            Command::CreateQp { init: card_init, role: preference != Preference::Off, rpc: init.rpc };
+        let command = Command::CreateQp { init: card_init, role: preference, rpc: init.rpc };
         let qpn = device.control(command)?.number()?;
         log!(Debug, "queue pair {qpn:#x}: created, {:?}", init.qp_type);
         Ok(Qp::handle(pd, init, qpn, preference, rings))

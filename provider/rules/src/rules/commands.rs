@@ -29,7 +29,7 @@ pub(super) fn capabilities(bench: &mut Bench) -> Tested {
         expect(&format!("status of command {op:#x}"), raw.object(op, 77)?, Err(EOPNOTSUPP))?;
     }
     for (cap, op) in
-        [(CAP_STAR, OP_STAR), (CAP_STROM, OP_STROM), (CAP_RMA, OP_RMA), (CAP_XRC, OP_CREATE_XRC_SRQ)]
+        [(CAP_STAR, OP_STAR_QUERY), (CAP_STROM, OP_STROM), (CAP_RMA, OP_RMA), (CAP_XRC, OP_CREATE_XRC_SRQ)]
     {
         if !takes(cap) {
             expect(&format!("status of command {op:#x}"), raw.object(op, 77)?, Err(EOPNOTSUPP))?;

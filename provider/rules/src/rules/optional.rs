@@ -21,7 +21,7 @@ const MOVED: usize = 0x8000;
 const GRH: usize = 40;
 
 /// Skips what the board does not take.
-fn needs(raw: &mut RawDriver, cap: u64, name: &str) -> Tested {
+pub(super) fn needs(raw: &mut RawDriver, cap: u64, name: &str) -> Tested {
     let takes = raw.long(REG_CAPS)? & cap != 0;
     if takes { Ok(()) } else { Err(RuleFault::Skipped(format!("the board has no {name}"))) }
 }

@@ -309,7 +309,7 @@ fn slots_of_a_silent_peer_are_quarantined_until_the_secret_is_replaced() {
     destroy(&mut w, &other);
     assert_eq!(kept(&w), 0);
     /* their memory is none any more: the simulator complains of whoever looks there */
-    drop(w.net.hosts[0].env.make_slots(64));
+    drop(w.net.hosts[0].env.make_slots(64, 0));
     for frame in last[..1].iter().chain(&frames) {
         assert_eq!(replay(&mut w, frame), (1, 0));
     }

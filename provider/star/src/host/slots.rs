@@ -22,6 +22,8 @@ const MAX_SILENT: u64 = 16 << 20;
 /// Slots of a connection, and who keeps their memory.
 pub(super) struct OwnedArea<M> {
     pub(super) area: SlotArea,
+    /// Whose: another program does not get it
+    program: u64,
     _memory: M,
 }
 
@@ -51,14 +53,16 @@ impl<M> Default for SlotPool<M> {
 }
 
 impl<M> SlotPool<M> {
-    /// An area for so many bytes of slots. `Exhausted`: no memory.
+    /// An area for so many bytes of a program's slots. `Exhausted`: no memory.
     pub(super) fn take<E: EndpointHost<Slots = M>>(
         &mut self,
         env: &mut E,
         slots: u64,
+        program: u64,
     ) -> Result<OwnedArea<M>, NicError> {
         let len = SlotArea::len_for(slots);
-        if let Some(at) = self.free.iter().rposition(|free| free.len() == len) {
+        let suits = |free: &OwnedArea<M>| free.len() == len && free.program == program;
+        if let Some(at) = self.free.iter().rposition(suits) {
             self.kept -= len;
             return Ok(self.free.swap_remove(at));
         }
@@ -66,10 +70,10 @@ impl<M> SlotPool<M> {
         let made = self.made + 1;
         self.free.make_room(made)?;
         self.silent.make_room(made)?;
-        let MadeSlots { memory, addr } = env.make_slots(len).ok_or(NicError::Exhausted)?;
+        let MadeSlots { memory, addr } = env.make_slots(len, program).ok_or(NicError::Exhausted)?;
         let area = SlotArea::new(addr, len).ok_or(NicError::Exhausted)?;
         self.made = made;
-        Ok(OwnedArea { area, _memory: memory })
+        Ok(OwnedArea { area, program, _memory: memory })
     }
 
     /// A connection has ended, or did not begin: its area is kept.
@@ -80,6 +84,12 @@ impl<M> SlotPool<M> {
     /// The peer of a kept area has confirmed the end, or there was none.
     pub(super) fn confirmed(&mut self, slots: OwnedArea<M>) {
         self.free.push_in_room(slots);
+    }
+
+    /// The area is kept from nobody any more.
+    pub(super) fn give_back(&mut self, slots: OwnedArea<M>) {
+        self.kept -= slots.len();
+        self.made -= 1;
     }
 
     /// It does not answer.
@@ -118,7 +128,7 @@ mod tests {
         pool.free.make_room(8).unwrap();
         pool.silent.make_room(8).unwrap();
         for n in 0..5 {
-            let slots = OwnedArea { area: area(n), _memory: () };
+            let slots = OwnedArea { area: area(n), program: 0, _memory: () };
             pool.keep(&slots);
             pool.unconfirmed(slots);
         }

@@ -51,6 +51,7 @@ impl<E: StarEnv> Stateful<E> {
                 true
             } else {
                 let was = core::mem::take(&mut old);
+                self.complete_before_new(card);
                 self.send_new(card) || !was && self.send_old(card)
             };
             if !sends {
@@ -61,6 +62,14 @@ impl<E: StarEnv> Stateful<E> {
             }
         }
         self.end_turn(card, TransmitStatus::More)
+    }
+
+    /// SL's completions leave before what this end's program has posted since, which may be while this turn
+    /// runs: SL's program sees them first, as RC's. One that waits for events of two queues in turn relies on
+    /// that.
+    fn complete_before_new(&mut self, card: &mut CardCtx<'_, E>) {
+        let begins = self.local.form != Form::Paper && self.streams[0].next != self.local.sq.posted();
+        while begins && card.env.can_send_star() && self.send_completion(card) {}
     }
 
     /// Whether completions or EAs are left.

@@ -28,9 +28,9 @@ use starverbs_backend::HostAddr;
 use starverbs_core::{Gid, Mtu, Nanos, PdId, Qpn};
 use starverbs_queues::board::{
     CELL_EVENTS, DOORBELL_RECV, DOORBELL_SEND, DeviceReply, DoorbellMessage, EVENT_COMPLETION, EVENT_MADS,
-    Event as BoardEvent, GidReply, OP_QUERY_DEVICE, OP_QUERY_GID, Object,
+    EVENT_STAR, Event as BoardEvent, GidReply, OP_QUERY_DEVICE, OP_QUERY_GID, Object,
 };
-use starverbs_settings::{BoardDoorbell, Settings};
+use starverbs_settings::{BoardDoorbell, LogLevel, Settings};
 
 use super::activity::Activity;
 use super::command::Events;
@@ -324,7 +324,8 @@ impl Board {
     /// What the thread waits for: interrupts.
     pub(crate) fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Option<Nanos> {
         let cm = self.cm();
-        if armed || cm.is_some() {
+        /* what queue pairs become is told at once, where it is */
+        if armed || cm.is_some() || log::is_enabled(LogLevel::Debug) {
             fds.push(pollfd(self.irq.as_raw_fd()));
         }
         if !self.is_gone.load(Ordering::Relaxed) {
@@ -350,12 +351,14 @@ impl Board {
         // SAFETY: eight writable bytes; the descriptor does not block.
         unsafe { libc::read(self.irq.as_raw_fd(), (&raw mut count).cast(), 8) };
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut work, mut mads) = (0, false);
+        let (mut work, mut mads, mut settled) = (0, false, Vec::new());
         while let Some((kind, number)) = self.event(*taken) {
             *taken = taken.wrapping_add(1);
             work += 1;
             if kind == EVENT_MADS {
                 mads = true;
+            } else if kind == EVENT_STAR {
+                settled.push(number);
             } else {
                 self.on_event(kind, number);
             }
@@ -374,6 +377,7 @@ impl Board {
             self.heard.store(now, Ordering::Relaxed);
         }
         self.run_cm(now, mads);
+        settled.into_iter().for_each(|qpn| self.tell_role(qpn));
         self.deferred_log.flush();
         TurnResult { work: Some(work), ..TurnResult::default() }
     }

@@ -173,11 +173,11 @@ pub(crate) enum Command<'a> {
         op: TagOp,
     },
 
-    /// A queue pair: its `Number`. `role`: it may become an end of a StaR connection. `rpc`: it speaks
-    /// StRoM's dialect
+    /// A queue pair: its `Number`. `role`: unless `Off`, it may become an end of a StaR connection. `rpc`: it
+    /// speaks StRoM's dialect
     CreateQp {
         init: QpInit,
-        role: bool,
+        role: Preference,
         rpc: bool,
     },
     ModifyQp {

@@ -58,10 +58,15 @@ impl Drop for BoardThread {
     }
 }
 
+/// Whether nodes are programs on boards, whose counters are not their own.
+pub fn are_in_place() -> bool {
+    std::env::var_os("STARVERBS_TEST_BOARD").is_some()
+}
+
 /// With STARVERBS_TEST_BOARD set, a node of these settings is a program on a board of its own, which stays
 /// until the process ends.
 pub fn in_place_of(settings: &Settings) -> Settings {
-    if std::env::var_os("STARVERBS_TEST_BOARD").is_none() || settings.device != DeviceChoice::Soft {
+    if !are_in_place() || settings.device != DeviceChoice::Soft {
         return settings.clone();
     }
     let board = std::mem::ManuallyDrop::new(BoardThread::start(settings, 1));

@@ -7,6 +7,7 @@ mod common;
 mod batches;
 mod board;
 mod board_lies;
+mod board_star;
 mod board_stops;
 mod cm;
 mod coalescing;

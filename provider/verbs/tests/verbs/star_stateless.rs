@@ -27,7 +27,8 @@ fn pair_on(wire: &Settings) -> [Node; 2] {
     [with(StarPreference::Stateless), with(StarPreference::Stateful)]
 }
 
-fn connected(nodes: &[Node; 2]) -> [Qp; 2] {
+/// Two connected queue pairs, the first stateless.
+pub(crate) fn connected(nodes: &[Node; 2]) -> [Qp; 2] {
     let [a, b] = nodes;
     let qps = [a.qp(QpType::Rc), b.qp(QpType::Rc)];
     connect(a, &qps[0], b, &qps[1]);
@@ -44,6 +45,13 @@ fn connected(nodes: &[Node; 2]) -> [Qp; 2] {
 fn messages_go_both_ways() {
     let nodes = pair();
     let qps = connected(&nodes);
+    messages(&nodes, &qps);
+    let info = qps[0].star().unwrap();
+    assert!(info.card_bytes == 0 && info.host_bytes > 0, "{info:?}");
+}
+
+/// Messages from each end to the other.
+pub(crate) fn messages(nodes: &[Node; 2], qps: &[Qp; 2]) {
     for round in 0..20u8 {
         for from in 0..2 {
             let to = 1 - from;
@@ -58,8 +66,6 @@ fn messages_go_both_ways() {
             assert_eq!((sent.wr_id, sent.status), (2, WcStatus::Success));
         }
     }
-    let info = qps[0].star().unwrap();
-    assert!(info.card_bytes == 0 && info.host_bytes > 0, "{info:?}");
 }
 
 /// What a card owes for a message leaves with what the program answers: a message each way is a call of each
@@ -131,6 +137,11 @@ fn receives_do_not_outrun_the_answers_before_them() {
 fn reads_writes_and_atomics_of_either_end() {
     let nodes = pair();
     let qps = connected(&nodes);
+    one_sided(&nodes, &qps);
+}
+
+/// One-sided operations from each end on the other.
+pub(crate) fn one_sided(nodes: &[Node; 2], qps: &[Qp; 2]) {
     for from in 0..2 {
         let to = 1 - from;
         nodes[from].fill(0, &[from as u8 + 5; 9000]);
@@ -192,9 +203,16 @@ fn sends_without_completions_do_not_stall() {
 #[test]
 fn memory_that_is_given_back_is_reached_no_more() {
     let nodes = pair();
-    let qps = connected(&nodes);
+    given_back(&nodes);
+    let counters = nodes[0].ctx.counters().unwrap();
+    assert_eq!(counters.star_refused.get(), 0, "it is SF's card that refuses");
+}
+
+/// The stateless end gives memory back, and the stateful one reaches it no more.
+pub(crate) fn given_back(nodes: &[Node; 2]) {
+    let qps = connected(nodes);
     nodes[1].fill(0, &[9; 64]);
-    let [a, b] = &nodes;
+    let [a, b] = nodes;
     let late = a.reg(4096, 4096, all_access());
     let write = |qp: &Qp, id| {
         let sges = [b.sge(0, 64)];
@@ -204,12 +222,10 @@ fn memory_that_is_given_back_is_reached_no_more() {
     write(&qps[1], 1);
     assert_eq!(b.completions(1)[0].status, WcStatus::Success, "SF was notified");
     assert_eq!(a.bytes(4096, 64), [9; 64]);
-    let other = connected(&nodes);
+    let other = connected(nodes);
     late.dereg().unwrap();
     write(&other[1], 2);
     assert_eq!(b.completions(1)[0].status, WcStatus::RemAccessErr);
-    let counters = a.ctx.counters().unwrap();
-    assert_eq!(counters.star_refused.get(), 0, "it is SF's card that refuses");
     drop(qps);
 }
 

@@ -197,10 +197,12 @@ fn leaves_plain(wire: &Settings) {
         wait_for("a switch", || is_star(&qps));
         talk();
     });
-    assert_eq!(switches(&nodes), [1, 1]);
-    let counters = nodes[0].ctx.counters().unwrap();
-    assert_eq!((counters.star_stateless_qps.get(), counters.star_plain_qps.get()), (1, 0));
-    assert_eq!(counters.star_stateless_connection_bytes.get(), 0);
+    if !board::are_in_place() {
+        assert_eq!(switches(&nodes), [1, 1]);
+        let counters = nodes[0].ctx.counters().unwrap();
+        assert_eq!((counters.star_stateless_qps.get(), counters.star_plain_qps.get()), (1, 0));
+        assert_eq!(counters.star_stateless_connection_bytes.get(), 0);
+    }
     others.iter().flatten().for_each(|qp| qp.destroy().unwrap());
 }
 
@@ -326,7 +328,10 @@ fn comes_back(wires: [&Settings; 2]) {
         kept = go("a second switch");
         talk();
     });
-    assert_eq!((switches(&nodes), returns(&nodes), kept.len()), ([2, 2], [1, 1], 3));
+    assert_eq!(kept.len(), 3);
+    if !board::are_in_place() {
+        assert_eq!((switches(&nodes), returns(&nodes)), ([2, 2], [1, 1]));
+    }
 }
 
 #[test]
@@ -369,7 +374,10 @@ fn roles_change_places_when_the_other_card_is_crowded() {
         wait_for("an exchange", || are(&qps, EXCHANGED));
         talk();
     });
-    assert_eq!((returns(&nodes), theirs.len()), ([1, 1], 3));
+    assert_eq!(theirs.len(), 3);
+    if !board::are_in_place() {
+        assert_eq!(returns(&nodes), [1, 1]);
+    }
 }
 
 /// A program says again and again what its end is to be; so does its peer's, of which nothing is known here.

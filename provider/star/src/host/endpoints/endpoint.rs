@@ -152,7 +152,7 @@ impl<E: EndpointHost> Endpoints<E> {
         let key = GroupKey { ends: [attr.av.sgid, attr.av.dgid], boot: peer.boot, pd: owner.pd };
         self.make_room(qpn)?;
         let (group, known, rules) = self.rules.join(key)?;
-        let slots = self.slots.take(turn.env, base.slot_bytes());
+        let slots = self.slots.take(turn.env, base.slot_bytes(), E::program_of(owner.cookie));
         let slots = slots.inspect_err(|_| self.rules.forget_empty(group))?;
         let epoch = u32::from(self.boot_epoch) << 16 | u32::from(self.begun);
         let token = self.secret.token(&attr.av.dgid, Prefix { qpn, epoch }, slots.area);
@@ -307,6 +307,7 @@ impl<E: EndpointHost> Endpoints<E> {
     /// What becomes of the slots of an ended connection that nobody waits for.
     fn release_slots(&mut self, slots: Option<OwnedArea<E::Slots>>, confirmed: bool) {
         match slots {
+            Some(slots) if E::SLOTS_APART => self.slots.give_back(slots),
             Some(slots) if confirmed => self.slots.confirmed(slots),
             Some(slots) => self.slots.unconfirmed(slots),
             None => {}

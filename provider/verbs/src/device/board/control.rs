@@ -6,14 +6,17 @@ use starverbs_core::mr::MrAttr;
 use starverbs_core::qp::{QpAttr, QpAttrMask, RecvSource};
 use starverbs_core::{Gid, QpState, Qpn, SrqId};
 use starverbs_queues::board::{
-    AddressHandle, CQ_IGNORE_OVERRUN, CreateCq, CreateQp, CreateSrq, CreateXrcSrq, DeviceReply, Group,
-    ModifyQp, NONE, NumberReply, OP_ALLOC_MW, OP_ALLOC_NULL_MR, OP_ALLOC_PD, OP_ATTACH_GROUP, OP_CREATE_AH,
-    OP_CREATE_CQ, OP_CREATE_QP, OP_CREATE_SRQ, OP_CREATE_XRC_SRQ, OP_DEALLOC_MW, OP_DEALLOC_PD, OP_DEREG_MR,
-    OP_DESTROY_AH, OP_DESTROY_CQ, OP_DESTROY_QP, OP_DESTROY_SRQ, OP_DETACH_GROUP, OP_MODIFY_QP,
-    OP_MODIFY_SRQ, OP_QUERY_DEVICE, OP_QUERY_MR, OP_QUERY_QP, OP_QUERY_SRQ, OP_REG_MR, OP_REREG_MR, Object,
-    QP_BLOCK_LOOPBACK, QP_SIGNAL_ALL, Queues, Region, SrqLimit, Window,
+    AddressHandle, CAP_STAR, CQ_IGNORE_OVERRUN, CreateCq, CreateQp, CreateSrq, CreateXrcSrq, DeviceReply,
+    Group, ModifyQp, NONE, NumberReply, OP_ALLOC_MW, OP_ALLOC_NULL_MR, OP_ALLOC_PD, OP_ATTACH_GROUP,
+    OP_CREATE_AH, OP_CREATE_CQ, OP_CREATE_QP, OP_CREATE_SRQ, OP_CREATE_XRC_SRQ, OP_DEALLOC_MW, OP_DEALLOC_PD,
+    OP_DEREG_MR, OP_DESTROY_AH, OP_DESTROY_CQ, OP_DESTROY_QP, OP_DESTROY_SRQ, OP_DETACH_GROUP, OP_MODIFY_QP,
+    OP_MODIFY_SRQ, OP_QUERY_DEVICE, OP_QUERY_MR, OP_QUERY_QP, OP_QUERY_SRQ, OP_REG_MR, OP_REREG_MR,
+    OP_STAR_QUERY, OP_STAR_SET_ROLE, Object, QP_BLOCK_LOOPBACK, QP_SIGNAL_ALL, QP_STAR, Queues, Region,
+    SrqLimit, StarReply, StarRole, Window,
 };
 use starverbs_rings::WorkLayout;
+use starverbs_settings::LogLevel;
+use starverbs_star::control::Preference;
 
 use super::cq::{BoardCq, BoardCqRing};
 use super::files::FileUse;
@@ -23,12 +26,14 @@ use super::memory::PROGRAM_END;
 use super::{Board, DeviceCq};
 use crate::census::Census;
 use crate::cq::CqShared;
-use crate::device::command::{Command, CommandReply, Events, QpInit, SrqKind, Xrc};
+use crate::device::command::{Command, CommandReply, Events, QpInit, SrqKind, StarCommand, Xrc, group};
 use crate::error::{Result, VerbsError};
 use crate::info::PortAttr;
+use crate::log::{self, log};
 use crate::memory;
 use crate::qp::QpInner;
 use crate::share::FileBytes;
+use crate::star::{Settled, StarInfo};
 use starverbs_core::command::{address, attr, decode_attr, decode_region, region};
 
 /// What this device does not take.
@@ -132,7 +137,9 @@ impl Board {
                 self.objects().srqs.remove(&srq.0);
                 Ok(CommandReply::Done)
             }
-            Command::CreateQp { init, role: false, .. } => self.create_qp(&init).map(CommandReply::Number),
+            Command::CreateQp { init, role, rpc: false } => {
+                self.create_qp(&init, role).map(CommandReply::Number)
+            }
             Command::ModifyQp { qp, to, mask } => self.modify_qp(qp, to, mask).map(done),
             Command::QueryQp { qpn } => {
                 let reply: ModifyQp = self.link.ask(OP_QUERY_QP, &object(qpn))?;
@@ -146,6 +153,7 @@ impl Board {
             }
             Command::DetachMcast { qpn, group } => self.leave_group(qpn, group).map(done),
             Command::Xrc(xrc) => self.control_xrc(xrc),
+            Command::Star(star) => self.control_star(&star),
             _ => Err(NOT_HERE),
         }
     }
@@ -255,7 +263,12 @@ impl Board {
         })
     }
 
-    fn create_qp(&self, init: &QpInit) -> Result<Qpn> {
+    /// EOPNOTSUPP: with StaR, of a board that takes none.
+    fn create_qp(&self, init: &QpInit, role: Preference) -> Result<Qpn> {
+        let has_star = role != Preference::Off;
+        if has_star && self.link.caps & CAP_STAR == 0 {
+            return Err(NOT_HERE);
+        }
         let number = |cq: &CqShared| cq.device_half.as_ref().map_or(NONE, |half| half.number);
         let (send_cq, recv_cq) = (init.send_cq.shared(), init.recv_cq.shared());
         for cq in [send_cq, recv_cq] {
@@ -276,8 +289,9 @@ impl Board {
             recv_cq: number(recv_cq),
             srq,
             kind: init.qp_type as u8,
-            flags: all | block,
-            reserved: [0; 6],
+            flags: all | block | if has_star { QP_STAR } else { 0 },
+            star: role as u8,
+            reserved: [0; 5],
         };
         let NumberReply { number: qpn, cell } = self.link.ask(OP_CREATE_QP, &create)?;
         self.objects().qps.insert(qpn, (init.pd, init.cookie));
@@ -379,6 +393,48 @@ impl Board {
                 Ok(CommandReply::Done)
             }
             _ => Err(NOT_HERE),
+        }
+    }
+
+    /// Groups of commands that it takes.
+    pub(crate) fn groups(&self) -> u32 {
+        let star = if self.link.caps & CAP_STAR == 0 { 0 } else { group::STAR };
+        group::VERBS | group::XRC | star
+    }
+
+    /// StaR of a queue pair. EOPNOTSUPP: the peer has none.
+    fn control_star(&self, star: &StarCommand) -> Result<CommandReply> {
+        match *star {
+            StarCommand::SetRole { qpn, role } => {
+                self.link.tell(OP_STAR_SET_ROLE, &StarRole { qpn, role: role as u32 })?;
+                Ok(CommandReply::Done)
+            }
+            StarCommand::Query { qpn, .. } => {
+                let reply: StarReply = self.link.ask(OP_STAR_QUERY, &object(qpn))?;
+                let preference = u8::try_from(reply.preference).ok().and_then(Preference::from_code);
+                Ok(CommandReply::Star(StarInfo {
+                    preference: preference.ok_or(BROKEN)?,
+                    role: Settled::from_code(reply.role).ok_or(BROKEN)?,
+                    card_bytes: reply.card_bytes,
+                    host_bytes: reply.host_bytes,
+                }))
+            }
+        }
+    }
+
+    /// For people: what a queue pair has become.
+    pub(super) fn tell_role(&self, qpn: Qpn) {
+        if !log::is_enabled(LogLevel::Debug) {
+            return;
+        }
+        let query = StarCommand::Query { qpn, role: None };
+        /* it may have ended meanwhile */
+        let Ok(CommandReply::Star(info)) = self.control_star(&query) else { return };
+        match info.role {
+            Settled::Waiting => {}
+            Settled::Plain => log!(Debug, "queue pair {qpn:#x}: plain RoCEv2"),
+            Settled::Stateless => log!(Debug, "queue pair {qpn:#x}: stateless end"),
+            Settled::Stateful => log!(Debug, "queue pair {qpn:#x}: stateful end"),
         }
     }
 

@@ -10,6 +10,7 @@ use starverbs_core::relay::LinkError;
 use starverbs_core::shared_qp::SharedQpRequest;
 use starverbs_core::{NicError, PdId, QpState, Qpn, RecvQueue, Sge, SrqId, TakenWqe};
 use starverbs_rings::{CardRq, SpinLock, WorkRings};
+use starverbs_star::control::Preference;
 
 use super::{Shard, Soft};
 use crate::census::Census;
@@ -271,8 +272,8 @@ impl Soft {
         })
     }
 
-    fn create_qp(&self, init: QpInit, role: bool, rpc: bool) -> Result<Qpn> {
-        let sealing = if role { self.prepare_star()? } else { None };
+    fn create_qp(&self, init: QpInit, role: Preference, rpc: bool) -> Result<Qpn> {
+        let sealing = if role == Preference::Off { None } else { self.prepare_star()? };
         self.with(|shard, now| {
             self.make_room(shard)?;
             if let Some(sealing) = sealing {

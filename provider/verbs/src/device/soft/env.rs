@@ -3,15 +3,15 @@
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use starverbs_backend::links::Links;
+use starverbs_backend::star::{self, StarPort};
 use starverbs_backend::{Payload, Peers, RoceTx};
 use starverbs_core::relay::{LinkError, LinkId, Relay};
 use starverbs_core::shared_qp::SharedQpMessage;
-use starverbs_core::{AsyncEvent, Av, Dma, Env, Gid, Host, Nic, PdId, Port, Seg};
+use starverbs_core::{AsyncEvent, Av, Dma, Env, Gid, Host, PdId, Port, Seg};
 use starverbs_rings::{CardRq, CardSq, prefetch};
 
 use super::engine::HostEngine;
 use super::local::channels::Channels;
-use super::star::port::StarPort;
 use crate::cq::CardCq;
 use crate::memory::{self, Marked};
 use crate::share::{ForeignList, MrMemory};
@@ -24,7 +24,7 @@ const MAX_PAYLOAD: usize = 4096;
 static ZEROES: [u8; MAX_PAYLOAD] = [0; MAX_PAYLOAD];
 
 /// A card and its host, of which every part of a process may need both.
-pub(crate) type NicEnv<'a> = (&'a mut Nic<HostEnv>, &'a mut HostEnv);
+pub(crate) type NicEnv<'a> = star::NicEnv<'a, HostEnv>;
 
 /// What a card works on in a real process.
 pub(crate) struct HostEnv {
@@ -40,7 +40,7 @@ pub(crate) struct HostEnv {
     /// The way to other processes of this one's XRC domains
     pub(crate) links: Option<Box<Links>>,
     /// StaR, where it is in use
-    pub(crate) star: Option<Box<StarPort>>,
+    pub(crate) star: Option<Box<StarPort<StatPage>>>,
     /// The way to queue pairs of this host's processes
     pub(crate) channels: Channels,
 }

@@ -90,7 +90,7 @@ impl Soft {
         if !all {
             self.lower_alarm(shard, now + LEFT);
         }
-        let got = got + shard.star.run((&mut shard.nic, &mut shard.env), now, Who::Program) as usize;
+        let got = got + shard.star.run((&mut shard.nic, &mut shard.env), now, false) as usize;
         shard.local.wire_idle = if got > 0 { 0 } else { shard.local.wire_idle.saturating_add(1) };
         let got = got + shard.local.run((&mut shard.nic, &mut shard.env), now) as usize;
         shard.local.check((&mut shard.nic, &mut shard.env), now);
@@ -257,7 +257,7 @@ impl Soft {
         let now = clock::now();
         self.take_doorbells(shard, now);
         let (mut work, held_until) = self.take_batches(shard, now, who, woken);
-        work += shard.star.run((&mut shard.nic, &mut shard.env), now, who);
+        work += shard.star.run((&mut shard.nic, &mut shard.env), now, who == Who::Thread);
         let served = shard.local.run_at_last((&mut shard.nic, &mut shard.env), now);
         if served > 0 {
             shard.local.busy = 0;

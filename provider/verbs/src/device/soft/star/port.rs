@@ -1,66 +1,41 @@
-//! What the card's host has of StaR: its two UDP ports, and what came for the library and for who settles the
-//! roles.
+//! What StaR needs of the card's host: its ports, and memory of this process.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use starverbs_backend::Payload;
-use starverbs_backend::star::StarTx;
+use starverbs_backend::star::{Sealing, StarCard, StarPort, StarRx};
+use starverbs_backend::{BackendError, Payload};
 use starverbs_core::{FrameMeta, Qpn, Seg};
 use starverbs_rings::{CardRq, CardSq, SendMemory};
+use starverbs_settings::Settings;
 use starverbs_star::bounds::MemRange;
 use starverbs_star::control::Role;
 use starverbs_star::env::{QpPair, SlEvent, StarDest, StarEnv};
 use starverbs_star::host::{EndpointHost, InboundMessage, MadeSlots, Note};
 use starverbs_star::message::SMALL_INLINE;
 use starverbs_star::ring::CQE_SLOT;
-use starverbs_star::seal::{ControlSeal, MAX_SEALED};
+use starverbs_star::seal::ControlSeal;
 use starverbs_star::wire::StarHead;
 
-use super::sealing::Sealing;
 use crate::device::soft::env::HostEnv;
 use crate::log::log;
 use crate::memory::{self, Marked};
 use crate::stat::StatPage;
 
-/// Messages of peers that wait for the end of a turn at most; of more each is lost, and comes again.
-const MAX_INBOUND: usize = 1024;
-
-/// Beside the host's own parts, where StaR is in use.
-pub(crate) struct StarPort {
-    pub(crate) tx: StarTx<StatPage>,
-    pub(crate) sealing: Sealing,
-    /// Events of the stateless half
-    pub(crate) events: Vec<SlEvent>,
-    /// By which peers settle roles, the oldest first
-    pub(crate) inbound: VecDeque<InboundMessage>,
-}
-
-impl StarPort {
-    pub(crate) fn new(tx: StarTx<StatPage>, sealing: Sealing) -> Self {
-        StarPort { tx, sealing, events: Vec::new(), inbound: VecDeque::new() }
+impl StarCard for HostEnv {
+    #[inline]
+    fn star(&self) -> Option<&StarPort<StatPage>> {
+        self.star.as_deref()
     }
 
-    /// A control message, or the answer to one, leaves.
-    fn send_control(&mut self, to: StarDest<'_>, head: &StarHead, data: &[u8]) {
-        let mut room = [0; MAX_SEALED];
-        let StarDest { av, port } = to;
-        match self.sealing.seal_packet((&av.sgid, &av.dgid), head, data, &mut room) {
-            Some((head, len)) => {
-                self.tx.send(av, port, &head, room.get(..len).unwrap_or_default(), Payload::EMPTY, false);
-            }
-            None => self.tx.send(av, port, head, data, Payload::EMPTY, false),
-        }
+    #[inline]
+    fn star_mut(&mut self) -> Option<&mut StarPort<StatPage>> {
+        self.star.as_deref_mut()
     }
 
-    /// A message came. One that is too long, or for which there is no room, is lost.
-    pub(crate) fn on_message(&mut self, meta: &FrameMeta, qps: QpPair, message: &[u8]) {
-        if let Some(inbound) = InboundMessage::new(meta, qps, message)
-            && self.inbound.len() < MAX_INBOUND
-            && self.inbound.try_reserve(1).is_ok()
-        {
-            self.inbound.push_back(inbound);
-        }
+    fn open_star(&mut self, settings: &Settings, sealing: Sealing) -> Result<StarRx<StatPage>, BackendError> {
+        let (tx, rx) = self.tx.open_star(settings)?;
+        self.star = Some(Box::new(StarPort::new(tx, sealing)));
+        Ok(rx)
     }
 }
 
@@ -75,11 +50,8 @@ impl StarEnv for HostEnv {
     fn send_star(&mut self, to: StarDest<'_>, head: &StarHead, data: &[u8], payload: &[Seg], volatile: bool) {
         let volatile = self.is_volatile(volatile);
         if let Some(star) = &mut self.star {
-            if head.is_control() {
-                return star.send_control(to, head, data);
-            }
             // SAFETY: as in `Port::send_frame`; the peer's registry checked what this card did not.
-            star.tx.send(to.av, to.port, head, data, unsafe { Payload::new(payload) }, volatile);
+            star.send(to, head, data, unsafe { Payload::new(payload) }, volatile);
         }
     }
 
@@ -103,11 +75,8 @@ impl StarEnv for HostEnv {
 
     #[inline]
     fn star_event(&mut self, event: SlEvent) {
-        /* one that there is no memory for is lost */
-        if let Some(star) = &mut self.star
-            && star.events.try_reserve(1).is_ok()
-        {
-            star.events.push(event);
+        if let Some(star) = &mut self.star {
+            star.keep_event(event);
         }
     }
 }
@@ -121,7 +90,7 @@ pub(crate) struct CompletionSlot {
 impl EndpointHost for HostEnv {
     type Slots = Box<[CompletionSlot]>;
 
-    fn make_slots(&mut self, bytes: u64) -> Option<MadeSlots<Box<[CompletionSlot]>>> {
+    fn make_slots(&mut self, bytes: u64, _: u64) -> Option<MadeSlots<Box<[CompletionSlot]>>> {
         const { assert!(size_of::<CompletionSlot>() as u64 == CQE_SLOT) };
         let count = bytes.div_ceil(CQE_SLOT) as usize;
         let mut slots = Vec::new();
@@ -144,15 +113,15 @@ impl EndpointHost for HostEnv {
     }
 
     fn seal(&mut self) -> Option<&mut ControlSeal> {
-        self.star.as_mut()?.sealing.seal()
+        self.star.as_mut()?.seal()
     }
 
     fn next_event(&mut self) -> Option<SlEvent> {
-        self.star.as_mut()?.events.pop()
+        self.star.as_mut()?.next_event()
     }
 
     fn next_message(&mut self) -> Option<InboundMessage> {
-        self.star.as_mut()?.inbound.pop_front()
+        self.star.as_mut()?.next_message()
     }
 
     fn note(&mut self, qpn: Qpn, what: &Note) {

@@ -4,40 +4,34 @@
 use starverbs_core::coalesce::Backlog;
 use starverbs_core::qp::{EventOwner, QpAttr, QpAttrMask};
 use starverbs_core::{Nanos, Nic, NicError, PdId, QpState, Qpn, SrqId};
-use starverbs_rings::CardRq;
 use starverbs_star::card::owes;
 use starverbs_star::control::Preference;
 
-use super::{OpenStar, StarHost};
-use crate::clock;
-use crate::device::soft::Soft;
-use crate::device::soft::back_pressure::Who;
-use crate::device::soft::env::{HostEnv, NicEnv};
-use crate::device::thread::pollfd;
+use super::host::{NicEnv, OpenStar};
+use super::{StarCard, StarHost};
 
-/// Longest wait for stateful cards to learn or forget a key. One that does not answer for so long is gone;
-/// this card lets nothing of a forgotten one through anyway.
-const PATIENCE: Nanos = 1_000_000_000;
-/// Longest sleep between two looks, milliseconds.
-const LOOK: i32 = 1;
+/// Longest wait for stateful cards to learn or forget a key, and for stateless peers to take their
+/// completions, ns. A peer that does not answer for so long is gone; this card lets nothing of a forgotten
+/// key through anyway.
+pub const PATIENCE: Nanos = 1_000_000_000;
 
-impl StarHost {
+impl<E: StarCard> StarHost<E> {
     /// The doorbell of `qpn`. False: it is no stateless end's.
     #[inline]
-    pub(crate) fn ring(&mut self, (nic, env): NicEnv<'_>, qpn: Qpn, now: Nanos) -> bool {
+    pub fn ring(&mut self, (nic, env): NicEnv<'_, E>, qpn: Qpn, now: Nanos) -> bool {
         self.with((nic, env), now, |star, turn| star.ends.endpoints.ring(turn, qpn)).unwrap_or(false)
     }
 
     /// What a doorbell of a QP of which the card knows nothing may wait for.
     #[inline]
-    pub(crate) fn backlog(&self, qpn: Qpn) -> Backlog {
+    pub fn backlog(&self, qpn: Qpn) -> Backlog {
         self.0.as_ref().map_or(Backlog::Due, |star| star.ends.endpoints.backlog(qpn))
     }
 
     /// `ibv_modify_qp`; `None`: it is no stateless end.
-    pub(crate) fn modify_qp(
+    pub fn modify_qp(
         &mut self,
-        (nic, env): NicEnv<'_>,
+        (nic, env): NicEnv<'_, E>,
         qpn: Qpn,
         attr: &QpAttr,
         mask: QpAttrMask,
@@ -47,7 +41,7 @@ impl StarHost {
     }
 
     /// The program has moved a QP, which has a preference, to a state. In RTR nothing begins yet.
-    pub(crate) fn move_qp(&mut self, (nic, env): NicEnv<'_>, qpn: Qpn, state: QpState, now: Nanos) {
+    pub fn move_qp(&mut self, (nic, env): NicEnv<'_, E>, qpn: Qpn, state: QpState, now: Nanos) {
         if state != QpState::Rtr {
             let none = Preference::Off;
             self.with((nic, env), now, |star, turn| star.ends.on_qp_state(turn, qpn, none, state));
@@ -56,13 +50,7 @@ impl StarHost {
 
     /// The roles of the ends of a QP in RTR or RTS, which may be held, are to be settled; of another, and one
     /// that is plain without asking, what waits begins.
-    pub(crate) fn settle_roles(
-        &mut self,
-        (nic, env): NicEnv<'_>,
-        qpn: Qpn,
-        preference: Preference,
-        now: Nanos,
-    ) {
+    pub fn settle_roles(&mut self, (nic, env): NicEnv<'_, E>, qpn: Qpn, preference: Preference, now: Nanos) {
         let runs = matches!(nic.qp_state(qpn), Some(QpState::Rtr | QpState::Rts));
         let asked = self.with((nic, env), now, |star, turn| {
             if runs {
@@ -77,9 +65,9 @@ impl StarHost {
 
     /// The program of a connected QP has this preference from now on. False: its peer has no StaR, or it
     /// takes from an SRQ.
-    pub(crate) fn change_preference(
+    pub fn change_preference(
         &mut self,
-        (nic, env): NicEnv<'_>,
+        (nic, env): NicEnv<'_, E>,
         qpn: Qpn,
         preference: Preference,
         now: Nanos,
@@ -89,40 +77,40 @@ impl StarHost {
     }
 
     /// `ibv_query_qp`; `None`: it is no stateless end.
-    pub(crate) fn query_qp(&self, qpn: Qpn) -> Option<QpAttr> {
+    pub fn query_qp(&self, qpn: Qpn) -> Option<QpAttr> {
         self.0.as_ref()?.ends.endpoints.query(qpn)
     }
 
     /// A QP is gone: what was settled for it is forgotten.
-    pub(crate) fn forget(&mut self, qpn: Qpn) {
+    pub fn forget(&mut self, qpn: Qpn) {
         if let Some(star) = &mut self.0 {
             star.ends.roles.forget(qpn);
         }
     }
 
     /// `ibv_destroy_qp`; false: it is no stateless end.
-    pub(crate) fn destroy_qp(&mut self, (nic, env): NicEnv<'_>, qpn: Qpn, now: Nanos) -> bool {
+    pub fn destroy_qp(&mut self, (nic, env): NicEnv<'_, E>, qpn: Qpn, now: Nanos) -> bool {
         self.with((nic, env), now, |star, turn| star.ends.endpoints.destroy(turn, qpn)) == Some(true)
     }
 
     /// Whose a stateless end is.
-    pub(crate) fn owner(&self, qpn: Qpn) -> Option<EventOwner> {
+    pub fn owner(&self, qpn: Qpn) -> Option<EventOwner> {
         self.0.as_ref()?.ends.endpoints.owner(qpn)
     }
 
     /// Numbers of the stateless ends, in no order.
-    pub(crate) fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
+    pub fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
         self.0.iter().flat_map(|star| star.ends.endpoints.qpns())
     }
 
     /// Opens a key; whoever follows the table hears of it. `Exhausted`: there is no memory for that; it is
     /// closed again, by `undo`.
-    pub(crate) fn open_key(
+    pub fn open_key(
         &mut self,
-        (nic, env): NicEnv<'_>,
+        (nic, env): NicEnv<'_, E>,
         now: Nanos,
-        open: impl FnOnce(&mut Nic<HostEnv>) -> Result<u32, NicError>,
-        undo: impl FnOnce(&mut Nic<HostEnv>, u32) -> Result<(), NicError>,
+        open: impl FnOnce(&mut Nic<E>) -> Result<u32, NicError>,
+        undo: impl FnOnce(&mut Nic<E>, u32) -> Result<(), NicError>,
     ) -> Result<u32, NicError> {
         let key = open(nic)?;
         self.follow_memory((nic, env), now);
@@ -135,31 +123,31 @@ impl StarHost {
     }
 
     /// Stateful cards get what keys have come to open, or open no longer. A key: they may still use what
-    /// it opened, and [`Soft::await_revoked`] comes next.
-    pub(crate) fn follow_memory(&mut self, (nic, env): NicEnv<'_>, now: Nanos) -> Option<u32> {
+    /// it opened, and [`is_revoked`](StarHost::is_revoked) says when they no longer do.
+    pub fn follow_memory(&mut self, (nic, env): NicEnv<'_, E>, now: Nanos) -> Option<u32> {
         self.with((nic, env), now, |star, turn| star.ends.endpoints.follow_memory(turn)).flatten()
     }
 
     /// Whether all stateful cards know the memory of a protection domain.
-    pub(crate) fn is_known(&self, pd: Option<PdId>) -> bool {
-        let known = |star: &OpenStar| pd.is_none_or(|pd| star.ends.endpoints.is_known(pd));
+    pub fn is_known(&self, pd: Option<PdId>) -> bool {
+        let known = |star: &OpenStar<E>| pd.is_none_or(|pd| star.ends.endpoints.is_known(pd));
         self.0.as_deref().is_none_or(known)
     }
 
     /// Whether no stateful card reaches for what a key opened.
-    fn is_revoked(&self, key: Option<u32>) -> bool {
-        let revoked = |star: &OpenStar| key.is_none_or(|key| star.ends.endpoints.is_revoked(key));
+    pub fn is_revoked(&self, key: Option<u32>) -> bool {
+        let revoked = |star: &OpenStar<E>| key.is_none_or(|key| star.ends.endpoints.is_revoked(key));
         self.0.as_deref().is_none_or(revoked)
     }
 
     /// Has a shared receive queue take from another ring; gives the one before.
-    pub(crate) fn replace_srq_ring(
+    pub fn replace_srq_ring(
         &mut self,
-        (nic, env): NicEnv<'_>,
+        (nic, env): NicEnv<'_, E>,
         srq: SrqId,
-        ring: CardRq,
+        ring: E::Rq,
         now: Nanos,
-    ) -> Result<CardRq, NicError> {
+    ) -> Result<E::Rq, NicError> {
         let before = nic.replace_srq_ring(srq, ring)?;
         self.with((nic, env), now, |star, turn| star.ends.endpoints.replace_srq_ring(turn, srq));
         Ok(before)
@@ -167,48 +155,17 @@ impl StarHost {
 
     /// Receives were posted to a shared queue in which somebody had looked in vain.
     #[cold]
-    pub(crate) fn ring_srq(&mut self, (nic, env): NicEnv<'_>, srq: SrqId, now: Nanos) {
+    pub fn ring_srq(&mut self, (nic, env): NicEnv<'_, E>, srq: SrqId, now: Nanos) {
         self.with((nic, env), now, |star, turn| star.ends.endpoints.ring_srq(turn, srq));
     }
 
     /// The stateless peer of a QP is told what this card has done for it.
-    fn report(&mut self, (nic, env): NicEnv<'_>, qpn: Qpn, now: Nanos) {
+    pub fn report(&mut self, (nic, env): NicEnv<'_, E>, qpn: Qpn, now: Nanos) {
         self.with((nic, env), now, |_, turn| turn.report(qpn));
     }
-}
 
-impl Soft {
-    /// Waits until no stateful card reaches for what a key opened that is closed, and all know the memory of
-    /// a protection domain: StaR's part of [`Soft::await_revoked`].
-    #[cold]
-    pub(crate) fn await_memory(&self, closed: Option<u32>, opened: Option<PdId>) {
-        self.await_answers(|star, _, _| star.is_revoked(closed) && star.is_known(opened));
-    }
-
-    /// A QP is to be destroyed: waits until its stateless peer has all completions that this card has for it,
-    /// and knows what else is done.
-    #[cold]
-    pub(crate) fn await_taken(&self, qpn: Qpn) {
-        self.with(|shard, now| shard.star.report((&mut shard.nic, &mut shard.env), qpn, now));
-        self.await_answers(|_, nic, now| !owes(nic, qpn, now));
-    }
-
-    /// Runs this card until its peers have answered, or are silent for too long.
-    #[cold]
-    fn await_answers(&self, answered: impl Fn(&StarHost, &Nic<HostEnv>, Nanos) -> bool) {
-        let until = clock::now().saturating_add(PATIENCE);
-        loop {
-            let (done, mut fds) = self.with(|shard, now| {
-                shard.star.run((&mut shard.nic, &mut shard.env), now, Who::Thread);
-                shard.run_timers(now);
-                let done = !shard.star.is_open() || answered(&shard.star, &shard.nic, now);
-                (done, shard.star.fds().map(pollfd).collect::<Vec<_>>())
-            });
-            if done || clock::now() >= until {
-                return;
-            }
-            // SAFETY: as many pollfds as are said, alive across the call.
-            unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, LOOK) };
-        }
+    /// Whether a QP that is to be destroyed has completions for a stateless peer that have no answer.
+    pub fn owes(nic: &Nic<E>, qpn: Qpn, now: Nanos) -> bool {
+        owes(nic, qpn, now)
     }
 }

@@ -2,20 +2,22 @@
 //! they pass as they are.
 
 use starverbs_core::Gid;
-use starverbs_settings::Settings;
+use starverbs_settings::{Settings, SettingsError};
 use starverbs_star::seal::{AddrPair, ControlSeal, MAX_SEALED, SALT_LEN};
 use starverbs_star::wire::StarHead;
 
-use crate::error::Result;
-use crate::process::seed;
+use crate::seed;
 
 /// A card's key, if it has one.
 #[derive(Default)]
-pub(crate) struct Sealing(Option<Box<ControlSeal>>);
+pub struct Sealing(Option<Box<ControlSeal>>);
 
 impl Sealing {
-    /// With the key of the settings. EINVAL: there is none where they say.
-    pub(crate) fn new(settings: &Settings) -> Result<Self> {
+    /// With the key of the settings.
+    ///
+    /// # Errors
+    /// There is no key where the settings say.
+    pub fn new(settings: &Settings) -> Result<Self, SettingsError> {
         let Some(place) = &settings.star_key else { return Ok(Sealing(None)) };
         let key = place.load()?;
         let [high, low] = seed().map(u64::to_ne_bytes);
@@ -29,7 +31,7 @@ impl Sealing {
     /// A packet that leaves, from one address to the other, as it is sealed: head and length. `None`: it
     /// leaves as it is.
     #[inline]
-    pub(crate) fn seal_packet(
+    pub(super) fn seal_packet(
         &mut self,
         (src, dst): (&Gid, &Gid),
         head: &StarHead,
@@ -40,7 +42,13 @@ impl Sealing {
     }
 
     /// What seals, for who settles roles and for messages that came.
-    pub(crate) fn seal(&mut self) -> Option<&mut ControlSeal> {
+    pub fn seal(&mut self) -> Option<&mut ControlSeal> {
         self.0.as_deref_mut()
+    }
+}
+
+impl std::fmt::Debug for Sealing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Sealing").field(&self.0.is_some()).finish()
     }
 }
