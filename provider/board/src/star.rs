@@ -102,6 +102,10 @@ impl StarEnv for BoardEnv {
         is_null(addr) || of_slots.is_some() && client_address(addr).map(|(function, _)| function) == of_slots
     }
 
+    fn may_keep(&self, queue: &BoardSq, bytes: usize) -> bool {
+        queue.keep_for_peer(bytes)
+    }
+
     fn star_event(&mut self, event: SlEvent) {
         if let Some(star) = &mut self.star {
             star.keep_event(event);
