@@ -312,6 +312,8 @@ struct Rq {
     max_sge: usize,
     taken: Cell<u32>,
     starved: Cell<u32>,
+    /// As it was when [`BoardRq::was_starved`] was asked last
+    seen_starved: Cell<u32>,
     /// Receives that were taken and came back, the oldest first: `wr_id` and SGEs
     returned: RefCell<VecDeque<(u64, Box<[Sge]>)>>,
     counters: Rc<BoardCounters>,
@@ -342,10 +344,10 @@ impl BoardRq {
     }
 
     fn of(lines: Lines, slots: Option<QueueRoom>, counters: &Rc<BoardCounters>) -> Rq {
-        let (taken, starved) = (Cell::new(0), Cell::new(0));
+        let (taken, starved, seen_starved) = (Cell::new(0), Cell::new(0), Cell::new(0));
         let counters = Rc::clone(counters);
         let returned = RefCell::default();
-        Rq { lines, slots, mask: 0, stride: 0, max_sge: 0, taken, starved, returned, counters }
+        Rq { lines, slots, mask: 0, stride: 0, max_sge: 0, taken, starved, seen_starved, returned, counters }
     }
 
     /// Slots.
@@ -356,6 +358,12 @@ impl BoardRq {
     /// SGEs of a receive at most.
     pub(crate) fn sges(&self) -> usize {
         self.0.max_sge
+    }
+
+    /// Whether it was found empty since this was asked last.
+    pub(crate) fn was_starved(&self) -> bool {
+        let now = self.0.starved.get();
+        self.0.seen_starved.replace(now) != now
     }
 
     /// Receives that wait; none, if the client's index is one that no queue of this size can have.

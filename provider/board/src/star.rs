@@ -203,10 +203,13 @@ impl CommonCard {
         }
     }
 
-    /// Receives were posted to a shared queue in which somebody had looked in vain.
+    /// The cell of a shared queue has changed: receives were posted, perhaps to one that was found empty.
     pub(crate) fn ring_srq(&mut self, srq: SrqId) {
         let now = self.now;
-        if let Some((host, card)) = self.star() {
+        /* a client may change its cell as often as it likes */
+        if self.nic.srq_ring(srq).is_some_and(BoardRq::was_starved)
+            && let Some((host, card)) = self.star()
+        {
             host.ring_srq(card, srq, now);
         }
     }

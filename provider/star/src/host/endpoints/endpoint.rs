@@ -203,6 +203,9 @@ impl<E: EndpointHost> Endpoints<E> {
         self.stats.star_quarantined_bytes.set(self.slots.kept());
         self.places.set(qpn, Some(at));
         self.rules.add_member(group, at);
+        if let Some(srq) = self.ends[at as usize].released.srq() {
+            self.join_srq(srq, at);
+        }
         self.begun = self.begun.wrapping_add(1);
         let peer = SfPeer { av: attr.av, port: peer.port, qpn: attr.dest_qpn, epoch };
         let of_domain = turn.nic.memory().rules().filter(|rule| rule.pd == owner.pd);
@@ -220,6 +223,7 @@ impl<E: EndpointHost> Endpoints<E> {
         self.ready.try_reserve(ends).map_err(|_| NicError::Exhausted)?;
         self.touched.try_reserve(ends).map_err(|_| NicError::Exhausted)?;
         self.waiting_ops.try_reserve(ends).map_err(|_| NicError::Exhausted)?;
+        self.by_srq.try_reserve(1).map_err(|_| NicError::Exhausted)?;
         if is_room_for(size_of::<Endpoint<E>>()) { Ok(()) } else { Err(NicError::Exhausted) }
     }
 
@@ -282,6 +286,9 @@ impl<E: EndpointHost> Endpoints<E> {
         } = end;
         self.unanswered -= unanswered;
         self.places.set(released.qpn, None);
+        if let Some(srq) = released.srq() {
+            self.leave_srq(srq, at);
+        }
         self.timers.leave(timer);
         if queued {
             self.ready.retain(|ready| *ready != at);
