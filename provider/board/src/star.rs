@@ -273,6 +273,13 @@ impl CommonCard {
         self.star_host().is_some() && StarHost::owes(&self.nic, qpn, self.now)
     }
 
+    /// All these queue pairs are about to be destroyed.
+    pub(crate) fn prepare_to_end(&mut self, qpns: impl Iterator<Item = Qpn>) {
+        if let Some((host, _)) = self.star() {
+            host.prepare_to_end(qpns);
+        }
+    }
+
     /// `ibv_destroy_qp`
     pub(crate) fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), NicError> {
         let now = self.now;

@@ -69,6 +69,8 @@ pub(super) struct Endpoint<E: EndpointHost> {
     pub(super) touched: bool,
     /// It has sent the end of a rule beside its group's leader
     pub(super) sends_unrule: bool,
+    /// It ends soon, and is to lead no group
+    pub(super) ending: bool,
     /// Its WQEPs without an answer, as they were counted last
     pub(super) unanswered: u32,
     /// Its window operation
@@ -193,6 +195,7 @@ impl<E: EndpointHost> Endpoints<E> {
             queued: false,
             touched: false,
             sends_unrule: false,
+            ending: false,
             unanswered: 0,
             window_op: None,
             slots,
@@ -330,6 +333,15 @@ impl<E: EndpointHost> Endpoints<E> {
             self.slots.clear();
         }
         self.stats.star_quarantined_bytes.set(self.slots.kept());
+    }
+
+    /// This QP, if it is one of these, is about to be destroyed, as are others: none of them is to send for
+    /// the rest, as each would send all rules of the domain.
+    pub fn prepare_to_end(&mut self, qpn: Qpn) {
+        let at = self.places.get(qpn);
+        if let Some(end) = at.and_then(|at| self.ends.get_mut(at as usize)) {
+            end.ending = true;
+        }
     }
 
     /// `ibv_destroy_qp`, if it is one of these.
