@@ -182,7 +182,7 @@ impl<E: EndpointHost> Endpoints<E> {
             Err(error) => {
                 self.rules.forget_empty(group);
                 self.slots.keep(&slots);
-                self.slots.confirmed(slots);
+                self.release_slots(Some(slots), true);
                 self.replace_secret();
                 return Err(error);
             }
