@@ -307,7 +307,8 @@ impl Beginning {
 }
 
 /// Addresses that never sent a StaR message, so that the program that found it out does not wait for them
-/// again for a while: another one finds out by itself. And addresses that have StaR, so that none of many connections at once is plain because some messages were lost.
+/// again for a while: another one finds out by itself. And addresses that have StaR, so that none of many
+/// connections at once is plain because some messages were lost.
 #[derive(Debug, Default)]
 pub struct PlainPeers {
     /// The program, the address, and until when
@@ -316,8 +317,8 @@ pub struct PlainPeers {
 }
 
 impl PlainPeers {
-    /// A peer never sent a StaR message in a negotiation of this program: to that it is plain until then. One that has StaR is not,
-    /// but if an end gave up, that is forgotten.
+    /// A peer never sent a StaR message in a negotiation of this program: to that it is plain until then. One
+    /// that has StaR is not, but if an end gave up, that is forgotten.
     pub fn note_plain(&mut self, program: u64, gid: Gid, gave_up: bool, until: Nanos) {
         if self.has_star(&gid) {
             if gave_up {
