@@ -327,6 +327,7 @@ impl BoardContext {
         if broken::rule(49) {
             return;
         }
+        card.prepare_to_end(qps.keys().copied());
         for qpn in qps.into_keys() {
             let _ = card.destroy_qp(qpn);
             card.env.memories[self.shared.number].leave_qp(qpn);

@@ -385,7 +385,8 @@ impl Port for BoardEnv {
             }
         }
         // SAFETY: the segments lie in maps, in copies of WQEs or in `bounce`; the port is flushed at the end
-        // of each turn, before a message of a client can end any of them.
+        // of each turn, before a message of a client can end any of them. Commands that waited for peers are
+        // carried out at the begin of a turn, before anything in it is sent.
         unsafe { self.tx.send_frame(to, header, payload, pad, volatile) };
     }
 

@@ -279,6 +279,9 @@ impl Board {
         let mut work = 0;
         for function in functions.iter_mut() {
             work += u32::from(function.resume_commands(card));
+        }
+        /* behind all commands, which may end memory: nothing is gathered before them in this turn */
+        for function in functions.iter_mut() {
             work += function.take_doorbells(card);
         }
         if card.rx.recv() {

@@ -52,6 +52,20 @@ impl QueueQuota {
     }
 }
 
+impl QuotaShare {
+    /// It is of so many bytes from now on. False: it would be more than a function may have.
+    fn resize(&mut self, bytes: usize) -> bool {
+        let QuotaShare(quota, mine) = self;
+        let kept = quota.0.get().saturating_sub(*mine).saturating_add(bytes);
+        let fits = bytes <= *mine || kept <= MAX_KEPT;
+        if fits {
+            quota.0.set(kept);
+            *mine = bytes;
+        }
+        fits
+    }
+}
+
 impl Drop for QuotaShare {
     fn drop(&mut self) {
         let kept = &self.0.0;
@@ -92,6 +106,8 @@ struct Sq {
     released: Cell<u32>,
     counters: Rc<BoardCounters>,
     _share: QuotaShare,
+    /// What a stateful end of it keeps of its peer's WQEs
+    of_peer: RefCell<QuotaShare>,
 }
 
 impl BoardSq {
@@ -128,7 +144,13 @@ impl BoardSq {
             released: Cell::new(0),
             counters: Rc::clone(counters),
             _share: share,
+            of_peer: RefCell::new(kept.take(0)?),
         })))
+    }
+
+    /// A stateful end of it keeps so many bytes from now on. False: the function may not have more.
+    pub(crate) fn keep_for_peer(&self, bytes: usize) -> bool {
+        self.0.of_peer.borrow_mut().resize(bytes)
     }
 
     /// Slots.
@@ -290,6 +312,8 @@ struct Rq {
     max_sge: usize,
     taken: Cell<u32>,
     starved: Cell<u32>,
+    /// As it was when [`BoardRq::was_starved`] was asked last
+    seen_starved: Cell<u32>,
     /// Receives that were taken and came back, the oldest first: `wr_id` and SGEs
     returned: RefCell<VecDeque<(u64, Box<[Sge]>)>>,
     counters: Rc<BoardCounters>,
@@ -320,10 +344,10 @@ impl BoardRq {
     }
 
     fn of(lines: Lines, slots: Option<QueueRoom>, counters: &Rc<BoardCounters>) -> Rq {
-        let (taken, starved) = (Cell::new(0), Cell::new(0));
+        let (taken, starved, seen_starved) = (Cell::new(0), Cell::new(0), Cell::new(0));
         let counters = Rc::clone(counters);
         let returned = RefCell::default();
-        Rq { lines, slots, mask: 0, stride: 0, max_sge: 0, taken, starved, returned, counters }
+        Rq { lines, slots, mask: 0, stride: 0, max_sge: 0, taken, starved, seen_starved, returned, counters }
     }
 
     /// Slots.
@@ -334,6 +358,12 @@ impl BoardRq {
     /// SGEs of a receive at most.
     pub(crate) fn sges(&self) -> usize {
         self.0.max_sge
+    }
+
+    /// Whether it was found empty since this was asked last.
+    pub(crate) fn was_starved(&self) -> bool {
+        let now = self.0.starved.get();
+        self.0.seen_starved.replace(now) != now
     }
 
     /// Receives that wait; none, if the client's index is one that no queue of this size can have.
@@ -417,5 +447,21 @@ impl RecvQueue for BoardRq {
         self.0.returned.borrow_mut().clear();
         let waiting = self.waiting();
         self.tell_taken(self.0.taken.get().wrapping_add(waiting));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_grows_as_far_as_the_function_may_have() {
+        let quota = QueueQuota::default();
+        let (mut a, mut b) = (quota.take(0).unwrap(), quota.take(MAX_KEPT / 2).unwrap());
+        assert!(a.resize(MAX_KEPT / 2) && !a.resize(MAX_KEPT / 2 + 1) && !a.resize(usize::MAX));
+        assert!(b.resize(MAX_KEPT / 4) && a.resize(MAX_KEPT / 2 + 1));
+        assert!(a.resize(0) && b.resize(MAX_KEPT));
+        drop((a, b));
+        assert!(quota.take(MAX_KEPT).is_ok());
     }
 }

@@ -48,7 +48,8 @@ fn address(function: usize, number: usize) -> u64 {
     SLOTS | (function as u64) << FUNCTION_SHIFT | (number as u64) << AREA_SHIFT
 }
 
-type Area = Option<Box<[Cell<u64>]>>;
+/// The function that has it, and its words.
+type Area = Option<(usize, Box<[Cell<u64>]>)>;
 
 /// All of it.
 #[derive(Default)]
@@ -88,14 +89,15 @@ impl SlotTable {
         if number == areas.all.len() {
             areas.all.push(None);
         }
-        areas.all[number] = Some(words.into_boxed_slice());
+        areas.all[number] = Some((function, words.into_boxed_slice()));
         Some((BoardSlots { memory: self.clone(), number, _share: share }, address(function, number)))
     }
 
-    /// Calls with the words of so many bytes. `None`: they are not whole words, or not there.
+    /// Calls with the words of so many bytes. `None`: they are not whole words, or not there, or another
+    /// function's.
     fn with<R>(&self, at: SlotPlace, bytes: usize, call: impl FnOnce(&[Cell<u64>]) -> R) -> Option<R> {
         let areas = self.0.borrow();
-        let area = areas.all.get(at.area)?.as_ref()?;
+        let (_, area) = areas.all.get(at.area)?.as_ref().filter(|(function, _)| *function == at.function)?;
         let whole = at.offset.is_multiple_of(WORD) && (bytes as u64).is_multiple_of(WORD);
         let first = (at.offset / WORD) as usize;
         let words = area.get(first..first.checked_add(bytes / WORD as usize)?)?;
@@ -134,8 +136,8 @@ impl SlotTable {
     /// The address and the words of an area of a function.
     pub(crate) fn words(&self, function: usize, number: usize) -> Option<(u64, Vec<u64>)> {
         let areas = self.0.borrow();
-        let words = areas.all.get(number)?.as_ref()?.iter().map(Cell::get).collect();
-        Some((address(function, number), words))
+        let words = areas.all.get(number)?.as_ref().filter(|(of, _)| *of == function)?.1.iter();
+        Some((address(function, number), words.map(Cell::get).collect()))
     }
 }
 
@@ -169,6 +171,7 @@ mod tests {
         assert!(memory.read(at(b), &mut bytes) && bytes == [9; 32]);
         assert!(!memory.write(at(b + 8), &[1; 32]), "behind the end");
         assert!(!memory.write(at(b + 4), &[1; 8]) && !memory.write(at(b), &[1; 4]), "no whole words");
+        assert!(!memory.write(at(b ^ 1 << FUNCTION_SHIFT), &[1; 32]), "another function's");
         assert_eq!(SlotPlace::of(3 << 62), None);
         assert_eq!(SlotPlace::of(1 << 63), None);
         assert!(make(MAX_AREA + 1, 0).is_none());

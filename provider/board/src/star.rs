@@ -102,6 +102,10 @@ impl StarEnv for BoardEnv {
         is_null(addr) || of_slots.is_some() && client_address(addr).map(|(function, _)| function) == of_slots
     }
 
+    fn may_keep(&self, queue: &BoardSq, bytes: usize) -> bool {
+        queue.keep_for_peer(bytes)
+    }
+
     fn star_event(&mut self, event: SlEvent) {
         if let Some(star) = &mut self.star {
             star.keep_event(event);
@@ -199,10 +203,13 @@ impl CommonCard {
         }
     }
 
-    /// Receives were posted to a shared queue in which somebody had looked in vain.
+    /// The cell of a shared queue has changed: receives were posted, perhaps to one that was found empty.
     pub(crate) fn ring_srq(&mut self, srq: SrqId) {
         let now = self.now;
-        if let Some((host, card)) = self.star() {
+        /* a client may change its cell as often as it likes */
+        if self.nic.srq_ring(srq).is_some_and(BoardRq::was_starved)
+            && let Some((host, card)) = self.star()
+        {
             host.ring_srq(card, srq, now);
         }
     }
@@ -264,6 +271,13 @@ impl CommonCard {
     /// Whether that peer has not answered.
     pub(crate) fn owes(&self, qpn: Qpn) -> bool {
         self.star_host().is_some() && StarHost::owes(&self.nic, qpn, self.now)
+    }
+
+    /// All these queue pairs are about to be destroyed.
+    pub(crate) fn prepare_to_end(&mut self, qpns: impl Iterator<Item = Qpn>) {
+        if let Some((host, _)) = self.star() {
+            host.prepare_to_end(qpns);
+        }
     }
 
     /// `ibv_destroy_qp`

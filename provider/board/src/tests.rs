@@ -311,6 +311,7 @@ fn the_document_names_tests_that_there_are() {
         "provider/board/src/tests/pci.rs",
         "provider/board/src/tests/qpc.rs",
         "provider/board/src/tests/star.rs",
+        "provider/star/src/stateful/tests/counts.rs",
         "provider/queues/tests/board.rs",
         "provider/queues/tests/header.rs",
         "provider/verbs/tests/verbs/board.rs",

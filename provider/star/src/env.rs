@@ -59,6 +59,13 @@ pub trait StarEnv: Env {
         let _ = (slots, addr);
         true
     }
+    /// A stateful end of this send queue keeps so many bytes from now on; they grow as its peer sends WQEs.
+    /// False: it may not have more.
+    #[inline]
+    fn may_keep(&self, queue: &Self::Sq, bytes: usize) -> bool {
+        let _ = (queue, bytes);
+        true
+    }
     /// Queues an event for the SL host; all connections of a card share one queue. An event may be lost: its
     /// packet comes again, or memory shows it.
     fn star_event(&mut self, event: SlEvent);

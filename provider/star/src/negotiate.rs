@@ -306,39 +306,41 @@ impl Beginning {
     }
 }
 
-/// Addresses that never sent a StaR message, so that nobody waits for them again for a while; and addresses
-/// that have StaR, so that none of many connections at once is plain because some messages were lost.
+/// Addresses that never sent a StaR message, so that the program that found it out does not wait for them
+/// again for a while: another one finds out by itself. And addresses that have StaR, so that none of many
+/// connections at once is plain because some messages were lost.
 #[derive(Debug, Default)]
 pub struct PlainPeers {
-    plain: Vec<(Gid, Nanos)>,
+    /// The program, the address, and until when
+    plain: Vec<(u64, Gid, Nanos)>,
     with_star: Vec<Gid>,
 }
 
 impl PlainPeers {
-    /// A peer never sent a StaR message in a negotiation: it is plain until then. One that has StaR is not,
-    /// but if an end gave up, that is forgotten.
-    pub fn note_plain(&mut self, gid: Gid, gave_up: bool, until: Nanos) {
+    /// A peer never sent a StaR message in a negotiation of this program: to that it is plain until then. One
+    /// that has StaR is not, but if an end gave up, that is forgotten.
+    pub fn note_plain(&mut self, program: u64, gid: Gid, gave_up: bool, until: Nanos) {
         if self.has_star(&gid) {
             if gave_up {
                 self.with_star.retain(|known| *known != gid);
             }
             return;
         }
-        self.plain.retain(|(known, _)| *known != gid);
-        remember(&mut self.plain, (gid, until));
+        self.plain.retain(|(of, known, _)| (*of, *known) != (program, gid));
+        remember(&mut self.plain, (program, gid, until));
     }
 
     /// It has StaR.
     pub fn note_star(&mut self, gid: &Gid) {
-        self.plain.retain(|(known, _)| known != gid);
+        self.plain.retain(|(_, known, _)| known != gid);
         if !self.has_star(gid) {
             remember(&mut self.with_star, *gid);
         }
     }
 
-    /// Whether it is known to be plain.
-    pub fn is_plain(&self, gid: &Gid, now: Nanos) -> bool {
-        self.plain.iter().any(|(known, until)| known == gid && now < *until)
+    /// Whether this program knows it to be plain.
+    pub fn is_plain(&self, program: u64, gid: &Gid, now: Nanos) -> bool {
+        self.plain.iter().any(|(of, known, until)| *of == program && known == gid && now < *until)
     }
 
     /// Whether it is known to have StaR.

@@ -189,11 +189,16 @@ fn who_has_accepted_asks_for_as_long_as_its_program_bears_silence() {
 fn plain_peers_are_remembered_for_a_while() {
     let mut peers = PlainPeers::default();
     let gid = |n: u32| Gid::from_ipv4(n.to_be_bytes());
-    (0..300).for_each(|n| peers.note_plain(gid(n), true, 100));
-    assert!(peers.is_plain(&gid(299), 99) && !peers.is_plain(&gid(299), 100) && !peers.is_plain(&gid(0), 1));
-    assert!(peers.is_plain(&gid(298), 1));
+    (0..300).for_each(|n| peers.note_plain(0, gid(n), true, 100));
+    assert!(
+        peers.is_plain(0, &gid(299), 99)
+            && !peers.is_plain(0, &gid(299), 100)
+            && !peers.is_plain(0, &gid(0), 1)
+    );
+    assert!(peers.is_plain(0, &gid(298), 1));
+    assert!(!peers.is_plain(1, &gid(298), 1), "another program asks it");
     peers.note_star(&gid(298));
-    assert!(!peers.is_plain(&gid(298), 1) && peers.plain.len() < PLAIN_PEERS);
+    assert!(!peers.is_plain(0, &gid(298), 1) && peers.plain.len() < PLAIN_PEERS);
 }
 
 /// Of many connections at once, the messages of one may be lost for long.
@@ -201,8 +206,8 @@ fn plain_peers_are_remembered_for_a_while() {
 fn silence_of_a_card_that_speaks_is_loss() {
     let (mut peers, gid) = (PlainPeers::default(), Gid::from_ipv4([10, 0, 0, 1]));
     peers.note_star(&gid);
-    peers.note_plain(gid, false, 100);
-    assert!(peers.has_star(&gid) && !peers.is_plain(&gid, 1), "a plain request says nothing of others");
+    peers.note_plain(0, gid, false, 100);
+    assert!(peers.has_star(&gid) && !peers.is_plain(0, &gid, 1), "a plain request says nothing of others");
     let offers = [false, true].map(|known| {
         let mut end = begin(terms(1, Preference::Auto, 0), 0);
         if known {
@@ -216,10 +221,10 @@ fn silence_of_a_card_that_speaks_is_loss() {
         offers
     });
     assert_eq!(offers, [TRIES, LAST_TRIES]);
-    peers.note_plain(gid, true, 100);
-    assert!(!peers.has_star(&gid) && !peers.is_plain(&gid, 1), "it is asked anew");
-    peers.note_plain(gid, true, 100);
-    assert!(peers.is_plain(&gid, 1));
+    peers.note_plain(0, gid, true, 100);
+    assert!(!peers.has_star(&gid) && !peers.is_plain(0, &gid, 1), "it is asked anew");
+    peers.note_plain(0, gid, true, 100);
+    assert!(peers.is_plain(0, &gid, 1));
 }
 
 #[test]

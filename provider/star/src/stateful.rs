@@ -353,6 +353,8 @@ impl<E: StarEnv> Stateful<E> {
 
     fn leave(self, card: &mut CardCtx<'_, E>) {
         card.path.forget(self.charged);
+        /* less is never refused */
+        _ = card.env.may_keep(&self.local.sq, 0);
         for ring in [self.replay, self.completions[0].rule, self.completions[1].rule] {
             card.registry.end_ring(ring);
         }

@@ -122,6 +122,13 @@ impl<E: StarCard> StarHost<E> {
         Ok(key)
     }
 
+    /// All these QPs are about to be destroyed: none of them sends rules for the others.
+    pub fn prepare_to_end(&mut self, qpns: impl Iterator<Item = Qpn>) {
+        if let Some(star) = self.0.as_deref_mut() {
+            qpns.for_each(|qpn| star.ends.endpoints.prepare_to_end(qpn));
+        }
+    }
+
     /// Stateful cards get what keys have come to open, or open no longer. A key: they may still use what
     /// it opened, and [`is_revoked`](StarHost::is_revoked) says when they no longer do.
     pub fn follow_memory(&mut self, (nic, env): NicEnv<'_, E>, now: Nanos) -> Option<u32> {

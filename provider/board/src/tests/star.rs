@@ -31,6 +31,13 @@ impl End {
         End { raw, basics, qp }
     }
 
+    /// One more queue pair.
+    fn another(&mut self, n: usize, star: u32) -> RawQp {
+        let create = Raw::create_qp(self.basics.pd, self.basics.cq.number, self.raw.at(QPS + n * QP_BYTES));
+        let create = CreateQp { flags: create.flags | QP_STAR, star: star as u8, ..create };
+        self.raw.qp_of(n, &create).unwrap()
+    }
+
     fn role(&mut self) -> u32 {
         let of = Object { number: self.qp.qpn, reserved: 0 };
         self.raw.command::<StarReply>(OP_STAR_QUERY, of.as_bytes()).unwrap().role
@@ -144,6 +151,41 @@ fn a_command_that_waits_holds_up_its_function_alone() {
     let other = begin(&mut board, (1, &mut sf), OP_DESTROY_QP, object(qpn).as_bytes());
     work_until(&mut board, "the end of a peer", |_| status(&sf, other) != PENDING);
     assert_eq!(status(&sf, other), 0);
+}
+
+/// The end of a function ends its queue pairs together: none becomes the one that sends for those which end
+/// after it.
+#[test]
+fn queue_pairs_that_end_together_send_no_rules() {
+    const MORE: usize = 4;
+    let kept = Mutex::new(None);
+    let mut board = with_board(2, |paths| {
+        let mut sl = End::open(&paths[0], STAR_STATELESS);
+        let mut sf = End::open(&paths[1], STAR_STATEFUL);
+        let mut qps = vec![(sl.qp, sf.qp)];
+        qps.extend((1..=MORE).map(|n| (sl.another(n, STAR_STATELESS), sf.another(n, STAR_STATEFUL))));
+        /* they end in the order of their numbers: who begins first, and leads, ends first */
+        qps.sort_by_key(|(mine, _)| mine.qpn);
+        for (mine, theirs) in qps {
+            sl.raw.connect_qp(mine, theirs.qpn);
+            sf.raw.connect_qp(theirs, mine.qpn);
+            let begun = Instant::now();
+            sl.qp = mine;
+            while sl.role() != STAR_STATELESS {
+                assert!(begun.elapsed() < Duration::from_secs(60), "no role");
+            }
+        }
+        *kept.lock().unwrap() = Some([sl, sf]);
+    });
+    let [mut sl, _sf] = kept.into_inner().unwrap().unwrap();
+    let region = starverbs_rules::RawDriver::region(sl.basics.pd, 0, 4096);
+    begin(&mut board, (0, &mut sl), OP_REG_MR, region.as_bytes());
+    let Board { card, functions, .. } = &mut board;
+    let sent = card.nic.counters().tx_bytes.get();
+    functions[0].reset_function(card);
+    let sent = card.nic.counters().tx_bytes.get() - sent;
+    /* a rule has 41 */
+    assert!(sent <= 2 * (1 + MORE as u64), "more than a Bye each: {sent} bytes");
 }
 
 /// A packet that writes, with the token of a connection, to the stateless half at `port`.

@@ -73,6 +73,8 @@ pub struct Endpoints<E: EndpointHost> {
     reopened: Vec<MemoryRule>,
     /// Those whose window operation waits until all stateful cards know of it
     waiting_ops: Vec<u32>,
+    /// Those that take from an SRQ, by it: sorted
+    by_srq: Vec<(u32, u32)>,
     /// Connections whose queue pairs are gone
     lingers: Slab<Lingering<E::Slots>>,
     /// The same by QPN and epoch, sorted
@@ -110,6 +112,7 @@ impl<E: EndpointHost> Endpoints<E> {
             rules: Rules::default(),
             reopened: Vec::new(),
             waiting_ops: Vec::new(),
+            by_srq: Vec::new(),
             lingers: Slab::new(),
             linger_index: Vec::new(),
         }

@@ -174,7 +174,10 @@ impl<E: EndpointHost> Roles<E> {
         let CardIdentity { boot, ports, .. } = self.identity;
         let Av { sgid, dgid, .. } = &attr.av;
         let apart = !self.partition.holds(sgid, dgid);
-        if preference == Preference::Off || apart || self.plain.is_plain(dgid, turn.now) {
+        if preference == Preference::Off
+            || apart
+            || self.plain.is_plain(program_of(turn, qpn), dgid, turn.now)
+        {
             return Ok(false);
         }
         self.ends.make_room(qpn)?;
@@ -369,7 +372,12 @@ impl<E: EndpointHost> Roles<E> {
                 self.stats.star_plain_qps.inc();
                 self.balance.look_at(turn.now);
                 if !end.negotiation.has_answer() && end.negotiation.has_offered() {
-                    self.plain.note_plain(end.av.dgid, end.negotiation.gave_up(), turn.now + REMEMBERED);
+                    self.plain.note_plain(
+                        program_of(turn, qpn),
+                        end.av.dgid,
+                        end.negotiation.gave_up(),
+                        turn.now + REMEMBERED,
+                    );
                 }
                 resume_plain(turn, qpn);
                 self.pursue_later(qpn);
@@ -510,6 +518,11 @@ impl<E: EndpointHost> Roles<E> {
             }
         }
     }
+}
+
+/// Which program has made a QP.
+fn program_of<E: EndpointHost>(turn: &Turn<'_, E>, qpn: Qpn) -> u64 {
+    turn.nic.qp_owner(qpn).map_or(0, |owner| E::program_of(owner.cookie))
 }
 
 /// Whether a request of its peer has made a QP plain that was held.

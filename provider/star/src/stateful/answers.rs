@@ -89,13 +89,18 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Keeps a WQE of SL, if it is new. False: it cannot be kept.
     fn store(&mut self, card: &CardCtx<'_, E>, seq: Psn, wqe: &Wqe<'_>) -> bool {
-        let (into, queue) =
-            if wqe.recv { (&mut self.recvs, Queue::Recv) } else { (&mut self.sends, Queue::Send) };
-        /* for its completion, too: that cannot be refused later */
+        let (into, queue) = if wqe.recv { (&self.recvs, Queue::Recv) } else { (&self.sends, Queue::Send) };
         let oldest = into.oldest();
-        if !seq.before(oldest) && self.completions[queue as usize].make_room(oldest, seq).is_err() {
-            return false;
+        let Some(more) = into.growth(seq, wqe) else { return false };
+        if !seq.before(oldest) {
+            /* for its completion, too: that cannot be refused later */
+            let more = more + self.completions[queue as usize].growth(oldest, seq);
+            if !self.may_grow(card, more) || self.completions[queue as usize].make_room(oldest, seq).is_err()
+            {
+                return false;
+            }
         }
+        let into = if wqe.recv { &mut self.recvs } else { &mut self.sends };
         let stored = into.store(seq, wqe);
         if stored == Stored::Refused {
             return false;
@@ -106,6 +111,12 @@ impl<E: StarEnv> Stateful<E> {
             self.report_ended(card.now);
         }
         true
+    }
+
+    /// Whether this end may keep so many bytes more.
+    #[inline]
+    pub(super) fn may_grow(&self, card: &CardCtx<'_, E>, more: usize) -> bool {
+        more == 0 || card.env.may_keep(&self.local.sq, self.bytes() + more)
     }
 
     /// An EA, of one CQEP or of several. False: it answers nothing.

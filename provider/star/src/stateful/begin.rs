@@ -343,16 +343,22 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// For a receive WQE that WQE `index` of SL takes. `Exhausted`: no memory.
-    fn make_room_for_recv(&mut self, index: u32) -> Result<(), NicError> {
+    /// For a receive WQE that WQE `index` of SL takes. `Exhausted`: no memory, or more
+    /// than it may have.
+    fn make_room_for_recv(&mut self, card: &CardCtx<'_, E>, index: u32) -> Result<(), NicError> {
         let first = self.streams[1].una;
-        self.held.make_room(first, index.wrapping_sub(first) + 1)?;
-        self.held_sges.make_room(first, self.held.len(), self.local.max_recv_sge.clamp(1, MAX_SGE))
+        let (count, each) = (index.wrapping_sub(first) + 1, self.local.max_recv_sge.clamp(1, MAX_SGE));
+        let sges = self.held_sges.growth(self.held.places_for(count), each);
+        if !self.may_grow(card, self.held.growth(count) + sges) {
+            return Err(NicError::Exhausted);
+        }
+        self.held.make_room(first, count)?;
+        self.held_sges.make_room(first, self.held.len(), each)
     }
 
     /// Takes a receive WQE of ours for WQE `index` of SL.
     fn take_recv(&mut self, card: &mut CardCtx<'_, E>, index: u32, class: OrderClass) -> Result<(), Begin> {
-        if self.make_room_for_recv(index).is_err() {
+        if self.make_room_for_recv(card, index).is_err() {
             self.arm(card.now + self.local.waits.keepalive);
             return Err(Begin::Wait);
         }

@@ -87,12 +87,25 @@ impl Completions {
         self.all.bytes()
     }
 
+    /// For how many there is to be room: of all WQEs from `oldest` to `newest`.
+    fn span(&self, oldest: Psn, newest: Psn) -> (Psn, u32) {
+        let first = if self.is_acked() { oldest } else { self.una };
+        let count = newest.since(first).max(0) as u32 + 1;
+        (first, count.min(self.depth()))
+    }
+
+    /// Bytes of memory that [`make_room`](Completions::make_room) takes more.
+    #[inline]
+    pub(super) fn growth(&self, oldest: Psn, newest: Psn) -> usize {
+        let (_, count) = self.span(oldest, newest);
+        self.all.growth(count)
+    }
+
     /// There is room for the completions of all WQEs from `oldest`, the first that has none, to `newest`.
     /// `Exhausted`: no memory.
     pub(super) fn make_room(&mut self, oldest: Psn, newest: Psn) -> Result<(), NicError> {
-        let first = if self.is_acked() { oldest } else { self.una };
-        let count = newest.since(first).max(0) as u32 + 1;
-        self.all.make_room(first.get(), count.min(self.depth()))
+        let (first, count) = self.span(oldest, newest);
+        self.all.make_room(first.get(), count)
     }
 
     /// WQE `seq` ended so; all before it of the queue have ended. Its CQEP leaves `after` that time. There

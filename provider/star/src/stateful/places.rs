@@ -48,6 +48,16 @@ impl<T: Copy + Default> Places<T> {
         self.all.iter_mut()
     }
 
+    /// Places that there are once there is room for this many.
+    pub(super) fn places_for(&self, count: u32) -> u32 {
+        if count <= self.len() { self.len() } else { count.max(FEWEST).min(self.most).next_power_of_two() }
+    }
+
+    /// Bytes of memory that room for this many takes more.
+    pub(super) fn growth(&self, count: u32) -> usize {
+        (self.places_for(count) - self.len()) as usize * size_of::<T>()
+    }
+
     /// There is room for this many, from number `first` on; what is there of them stays. `Exhausted`: no
     /// memory, or more than there may be.
     pub(super) fn make_room(&mut self, first: u32, count: u32) -> Result<(), NicError> {
@@ -59,7 +69,7 @@ impl<T: Copy + Default> Places<T> {
         if count > self.most {
             return Err(NicError::Exhausted);
         }
-        let wide = filled(count.max(FEWEST).min(self.most).next_power_of_two() as usize)?;
+        let wide = filled(self.places_for(count) as usize)?;
         let old = core::mem::replace(self, Places { all: wide, most: self.most });
         for number in (0..old.len()).map(|n| first.wrapping_add(n)) {
             self[number] = old[number];
@@ -116,6 +126,19 @@ impl<T: Copy + Default> Lists<T> {
         size_of_val(&*self.all)
     }
 
+    /// Entries of a list once there are `each` at least.
+    fn entries_for(&self, each: usize) -> usize {
+        if each > self.each { each.next_power_of_two() } else { self.each }
+    }
+
+    /// Bytes of memory that [`make_room`](Lists::make_room) takes more.
+    pub(super) fn growth(&self, places: u32, each: usize) -> usize {
+        if places <= self.places && each <= self.each {
+            return 0;
+        }
+        (places as usize * self.entries_for(each)).saturating_sub(self.all.len()) * size_of::<T>()
+    }
+
     /// There are as many lists as `places`, a power of two, of `each` entries at least; those from number
     /// `first` on stay. `Exhausted`: no memory.
     pub(super) fn make_room(&mut self, first: u32, places: u32, each: usize) -> Result<(), NicError> {
@@ -124,7 +147,7 @@ impl<T: Copy + Default> Lists<T> {
 
     #[cold]
     fn widen(&mut self, first: u32, places: u32, each: usize) -> Result<(), NicError> {
-        let each = if each > self.each { each.next_power_of_two() } else { self.each };
+        let each = self.entries_for(each);
         let all = filled(places as usize * each)?;
         let old = core::mem::replace(self, Lists { all, places, each });
         for number in (0..old.places).map(|n| first.wrapping_add(n)) {

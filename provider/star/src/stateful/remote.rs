@@ -72,6 +72,28 @@ impl RemoteQueue {
         self.una
     }
 
+    /// Bytes of memory that this WQE takes more. `None`: there is no place for it.
+    #[inline]
+    pub(super) fn growth(&self, seq: Psn, wqe: &Wqe<'_>) -> Option<usize> {
+        let ahead = seq.since(self.una);
+        if ahead < 0 {
+            return Some(0);
+        }
+        let count = ahead as u32 + 1;
+        if count > self.depth() {
+            return None;
+        }
+        let places = self.slots.places_for(count);
+        let lists = match wqe.body {
+            Body::Sges(sges) if sges.len() <= MAX_SGE => self.sges.growth(places, sges.len()),
+            Body::Inline(bytes) if bytes.len() <= inline_room(u32::MAX, self.depth()) => {
+                self.inline.growth(places, bytes.len())
+            }
+            _ => return None,
+        };
+        Some(self.slots.growth(count) + lists)
+    }
+
     /// A WQEP came.
     pub(super) fn store(&mut self, seq: Psn, wqe: &Wqe<'_>) -> Stored {
         let ahead = seq.since(self.una);

@@ -76,12 +76,27 @@ impl<E: EndpointHost> Endpoints<E> {
 
     /// Receives were posted to an SRQ that was found empty.
     pub fn ring_srq(&mut self, turn: &mut Turn<'_, E>, srq: SrqId) {
-        for at in 0..self.ends.capacity() {
-            let end = self.ends.get_mut(at);
-            if let Some(end) = end.filter(|end| end.released.srq() == Some(srq)) {
+        let mut place = self.by_srq.partition_point(|(of, _)| *of < srq.0);
+        while let Some((_, at)) = self.by_srq.get(place).copied().filter(|(of, _)| *of == srq.0) {
+            place += 1;
+            if let Some(end) = self.ends.get_mut(at as usize) {
                 end.qp.handle_doorbell(turn.now);
-                self.settle(turn, at as u32);
+                self.settle(turn, at);
             }
+        }
+    }
+
+    /// An end has begun that takes from an SRQ. There must be room.
+    pub(super) fn join_srq(&mut self, srq: SrqId, at: u32) {
+        let of = (srq.0, at);
+        let place = self.by_srq.binary_search(&of).unwrap_or_else(|place| place);
+        self.by_srq.insert(place, of);
+    }
+
+    /// It ends.
+    pub(super) fn leave_srq(&mut self, srq: SrqId, at: u32) {
+        if let Ok(place) = self.by_srq.binary_search(&(srq.0, at)) {
+            self.by_srq.remove(place);
         }
     }
 

@@ -69,6 +69,8 @@ pub(super) struct Endpoint<E: EndpointHost> {
     pub(super) touched: bool,
     /// It has sent the end of a rule beside its group's leader
     pub(super) sends_unrule: bool,
+    /// It ends soon, and is to lead no group
+    pub(super) ending: bool,
     /// Its WQEPs without an answer, as they were counted last
     pub(super) unanswered: u32,
     /// Its window operation
@@ -180,7 +182,7 @@ impl<E: EndpointHost> Endpoints<E> {
             Err(error) => {
                 self.rules.forget_empty(group);
                 self.slots.keep(&slots);
-                self.slots.confirmed(slots);
+                self.release_slots(Some(slots), true);
                 self.replace_secret();
                 return Err(error);
             }
@@ -193,6 +195,7 @@ impl<E: EndpointHost> Endpoints<E> {
             queued: false,
             touched: false,
             sends_unrule: false,
+            ending: false,
             unanswered: 0,
             window_op: None,
             slots,
@@ -203,6 +206,9 @@ impl<E: EndpointHost> Endpoints<E> {
         self.stats.star_quarantined_bytes.set(self.slots.kept());
         self.places.set(qpn, Some(at));
         self.rules.add_member(group, at);
+        if let Some(srq) = self.ends[at as usize].released.srq() {
+            self.join_srq(srq, at);
+        }
         self.begun = self.begun.wrapping_add(1);
         let peer = SfPeer { av: attr.av, port: peer.port, qpn: attr.dest_qpn, epoch };
         let of_domain = turn.nic.memory().rules().filter(|rule| rule.pd == owner.pd);
@@ -220,6 +226,7 @@ impl<E: EndpointHost> Endpoints<E> {
         self.ready.try_reserve(ends).map_err(|_| NicError::Exhausted)?;
         self.touched.try_reserve(ends).map_err(|_| NicError::Exhausted)?;
         self.waiting_ops.try_reserve(ends).map_err(|_| NicError::Exhausted)?;
+        self.by_srq.try_reserve(1).map_err(|_| NicError::Exhausted)?;
         if is_room_for(size_of::<Endpoint<E>>()) { Ok(()) } else { Err(NicError::Exhausted) }
     }
 
@@ -282,6 +289,9 @@ impl<E: EndpointHost> Endpoints<E> {
         } = end;
         self.unanswered -= unanswered;
         self.places.set(released.qpn, None);
+        if let Some(srq) = released.srq() {
+            self.leave_srq(srq, at);
+        }
         self.timers.leave(timer);
         if queued {
             self.ready.retain(|ready| *ready != at);
@@ -323,6 +333,15 @@ impl<E: EndpointHost> Endpoints<E> {
             self.slots.clear();
         }
         self.stats.star_quarantined_bytes.set(self.slots.kept());
+    }
+
+    /// This QP, if it is one of these, is about to be destroyed, as are others: none of them is to send for
+    /// the rest, as each would send all rules of the domain.
+    pub fn prepare_to_end(&mut self, qpn: Qpn) {
+        let at = self.places.get(qpn);
+        if let Some(end) = at.and_then(|at| self.ends.get_mut(at as usize)) {
+            end.ending = true;
+        }
     }
 
     /// `ibv_destroy_qp`, if it is one of these.

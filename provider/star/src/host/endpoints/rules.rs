@@ -358,10 +358,12 @@ impl<E: EndpointHost> Endpoints<E> {
     fn elect_leader(&mut self, turn: &mut Turn<'_, E>, group_at: usize) -> bool {
         let Some(group) = self.rules.groups.get(group_at) else { return false };
         let before = group.leader;
-        let members = || group.members.iter().copied();
+        let stays = |at: &u32| self.ends.get(*at as usize).is_some_and(|end| !end.ending);
+        let members = || group.members.iter().copied().filter(stays);
         let reachable = members().find(|member| self.is_ready(*member));
         let reachable = reachable.or_else(|| members().find(|member| self.is_reachable(*member)));
-        let silent = || before.into_iter().chain(members()).find(|member| self.is_silent(*member));
+        let silent =
+            || before.into_iter().filter(stays).chain(members()).find(|member| self.is_silent(*member));
         let next = reachable.or_else(silent);
         if let Some(end) = before.filter(|_| before != next).and_then(|at| self.ends.get_mut(at as usize)) {
             end.qp.retract_rules();

@@ -53,3 +53,22 @@ fn the_stateless_half_is_thrown_away_and_built_anew_between_any_two_packets() {
     }
     assert!(all.iter().all(|count| *count > 0), "{all:?}");
 }
+
+/// SL announces deep queues, and has SF make room in them; SF keeps no more than its host lets it have.
+#[test]
+fn what_is_kept_of_a_peers_queues_is_what_the_host_allows() {
+    let mut w = World::new(6, |_, setup| setup.rq_depth = 1 << 16);
+    w.sf.most = 1 << 20;
+    w.receive_wqe(0, 1);
+    let kept = w.sf.kept.get();
+    assert!(kept > 0 && w.stats.star_rcvd_wqep.get() == 1);
+    for (seq, sges) in [((1 << 16) - 1, 32), (1 << 16, 1), (1 << 20, 0)] {
+        w.receive_wqe(seq, sges);
+        assert!(w.conn.bytes() < 1 << 20, "{seq}: {} bytes", w.conn.bytes());
+    }
+    assert_eq!((w.stats.star_rcvd_wqep.get(), w.sf.kept.get()), (1, kept), "none was taken");
+    /* one for which there is room is */
+    w.receive_wqe(100, 4);
+    assert!(w.stats.star_rcvd_wqep.get() == 2 && w.sf.kept.get() > kept);
+    assert_eq!(w.close().kept.get(), 0);
+}

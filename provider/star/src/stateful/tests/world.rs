@@ -4,6 +4,7 @@
 //! No plan of tools/soak takes its place: the tests look into the stream, the registry and the packets of one
 //! half, hold back packets, and send what no SL host sends. What programs see is tested there, by the oracle.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::vec::Vec;
@@ -46,12 +47,16 @@ pub(super) struct Host {
     out: Vec<(u16, Vec<u8>)>,
     pub(super) events: Vec<AsyncEvent>,
     news: Vec<SlEvent>,
+    /// What stateful ends may keep, and what one keeps
+    pub(super) most: usize,
+    pub(super) kept: Cell<usize>,
 }
 
 impl Host {
     fn new(base: u64) -> Self {
         let (events, news) = (Vec::new(), Vec::new());
-        Host { base, memory: Vec::new(), writes: Vec::new(), out: Vec::new(), events, news }
+        let (memory, writes, out, kept) = (Vec::new(), Vec::new(), Vec::new(), Cell::default());
+        Host { base, memory, writes, out, events, news, most: usize::MAX, kept }
     }
     pub(super) fn alloc(&mut self, len: usize) -> u64 {
         let at = self.memory.len().next_multiple_of(64);
@@ -155,6 +160,13 @@ impl StarEnv for Host {
     }
     fn star_load(&mut self, addr: u64) -> Option<[u8; 8]> {
         Some(self.word(addr).to_ne_bytes())
+    }
+    fn may_keep(&self, _: &Sq, bytes: usize) -> bool {
+        let fits = bytes <= self.most;
+        if fits {
+            self.kept.set(bytes);
+        }
+        fits
     }
     fn star_event(&mut self, event: SlEvent) {
         self.news.push(event);
@@ -575,6 +587,33 @@ impl World {
             }
             frames.into_iter().for_each(|frame| self.throw(SF, 4794, frame));
         }
+    }
+
+    /// A receive WQE of this sequence and so many SGEs comes to SF at once, as SL is none of ours.
+    pub(super) fn receive_wqe(&mut self, seq: u32, sges: usize) {
+        let sges: Vec<Sge> = (0..sges).map(|_| self.sge(self.sl.base, 1)).collect();
+        let mut room = [0; MAX_WQE];
+        let len = encode_recv(&sges, &mut room).unwrap();
+        let header = StarHeader {
+            ptype: Ptype::Wqep,
+            opt: Opt::Recv,
+            migrate: false,
+            ack: true,
+            qpn: SF_QPN,
+            epoch: EPOCH as u8,
+            psn: Psn::new(seq),
+            addr: 0,
+            len: len as u16,
+        };
+        let frame = [StarHead::to_stateful(header).bytes(), &room[..len]].concat();
+        let packet = StarPacket::parse(CardHalf::Stateful, &frame).expect("a packet");
+        self.conn.handle_packet(&mut card!(self), &SL, &packet);
+    }
+
+    /// The connection ends.
+    pub(super) fn close(mut self) -> Host {
+        self.conn.close(&mut card!(self));
+        self.sf
     }
 
     /// A packet without data comes to SF at once.
