@@ -15,6 +15,7 @@ mod common;
 
 use std::cell::Cell;
 use std::sync::atomic::AtomicU8;
+use std::time::Duration;
 
 use common::*;
 use starverbs_core::{Mtu, QpType, SendFlags, SendOp, Sge, WcStatus};
@@ -182,10 +183,13 @@ fn crowd(a: &Node, settings: &Settings) -> Vec<(Side, Qp)> {
 }
 
 /// Until nothing is under way any more and all that is done now and then was done: the kernel knows by
-/// then whose frames are whose.
+/// then whose frames are whose, which takes some rounds of probes.
 fn settle(a: &Side, b: &Side) {
-    for _ in 0..6000 {
-        assert_eq!(a.poll() + b.poll(), 0, "all was polled");
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(20));
+        for _ in 0..600 {
+            assert_eq!(a.poll() + b.poll(), 0, "all was polled");
+        }
     }
 }
 
