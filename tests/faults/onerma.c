@@ -5,7 +5,6 @@
  * target's and the third's. usage: onerma [KILLS [SEED]] */
 #include "faults.h"
 #include <infiniband/stardv.h>
-#include <stddef.h>
 #include <sys/mman.h>
 
 enum { INITIATOR, TARGET, THIRD };
