@@ -140,8 +140,9 @@ impl Net {
         }
     }
 
-    /// A host that was to sleep until `before` wakes earlier: StaR's frames that wait for it come now. They
-    /// must not be as late as that, as who sent them takes them for gone by and by.
+    /// A host that was to sleep until `before` wakes earlier: StaR's frames and other cards' messages that
+    /// wait for it come now. The frames must not be as late as that, as who sent them takes them for gone by
+    /// and by; the messages must not come behind those that are sent later.
     pub(super) fn wake_frames(&mut self, host: usize, before: Nanos) {
         let early = self.asleep[host].max(self.now);
         if early >= before {
@@ -153,6 +154,11 @@ impl Net {
         let wire = std::mem::take(&mut self.wire).into_iter();
         self.wire = wire
             .map(|Reverse((at, order))| Reverse((if waits(at, order) { early } else { at }, order)))
+            .collect();
+        let waits = |at, to| at == before && to == host;
+        let relays = std::mem::take(&mut self.relays).into_iter();
+        self.relays = relays
+            .map(|((at, order), way)| ((if waits(at, way.1) { early } else { at }, order), way))
             .collect();
     }
 

@@ -157,6 +157,13 @@ fn every_verb_reaches_other_cards_once_and_in_order() {
     for_seeds("every_verb_reaches_other_cards_once_and_in_order", 300, traffic);
 }
 
+/// In this run a card that sleeps is woken early: what other cards had sent before comes before what they
+/// send now.
+#[test]
+fn a_card_that_is_woken_early_is_told_all_in_order() {
+    traffic(1_511_116);
+}
+
 /// Any card may be killed at any time: an atomic that was answered was executed, none was executed twice, and
 /// a READ that succeeded brought what was there.
 fn deaths(seed: u64) {
