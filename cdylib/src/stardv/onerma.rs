@@ -314,7 +314,7 @@ pub(crate) unsafe extern "C" fn query_counters(
             return Err(libc::EINVAL);
         }
         // SAFETY: the verb's terms.
-        let (of, [unsent, foreign]) = unsafe { obj(onerma)? }.counts().map_err(errno)?;
+        let (of, [unsent, foreign, ..]) = unsafe { obj(onerma)? }.counts().map_err(errno)?;
         let answer = OnermaCounters {
             comp_mask: 0,
             received: of.received,

@@ -5,6 +5,7 @@
 mod outer;
 
 use std::mem;
+use std::ops::Range;
 use std::os::fd::RawFd;
 
 use starverbs_core::Gid;
@@ -294,6 +295,14 @@ impl FrameBatch {
     pub(crate) fn run_end(&self, at: usize) -> usize {
         let socket = self.messages[at].group.socket;
         self.messages[at..].iter().take_while(|m| m.group.socket == socket).count() + at
+    }
+
+    /// The next messages from `at` on, one after the other, that have no bit in `passed`.
+    #[inline]
+    pub(crate) fn next_left(&self, at: usize, passed: u64) -> Option<Range<usize>> {
+        let at = at + passed.checked_shr(at as u32).unwrap_or(0).trailing_ones() as usize;
+        let end = at + passed.checked_shr(at as u32).unwrap_or(0).trailing_zeros() as usize;
+        (at < self.groups()).then(|| at..end.min(self.groups()))
     }
 
     /// Frames of message `at`.

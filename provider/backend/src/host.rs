@@ -135,6 +135,11 @@ pub fn is_own(gid: Gid) -> bool {
         || interface_addresses().is_ok_and(|own| own.iter().any(|addr| addr.gid == gid))
 }
 
+/// Addresses of this host, on interfaces that are up.
+pub(crate) fn own_gids() -> Vec<Gid> {
+    interface_addresses().unwrap_or_default().iter().map(|addr| addr.gid).collect()
+}
+
 /// Order of the table; sorting is stable, so that the kernel's order decides among equals.
 fn rank(addr: &HostAddr) -> u8 {
     match (addr.gid.ipv4().is_some(), addr.loopback) {

@@ -9,6 +9,7 @@
 //! It must not know what packets say. docs/onerma.md has the protocol.
 
 mod boot;
+mod host_cards;
 mod port;
 mod process;
 mod seal;

@@ -68,6 +68,9 @@ impl SessionId {
     }
 }
 
+/// Of a listener that has no block of QPNs: each who connects to it has a session of its own.
+pub(crate) const NO_BLOCK: u32 = 0;
+
 /// Names what was listened under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SessionListenerId(u32);

@@ -340,19 +340,14 @@ impl<F: Framing, C: Deref<Target = Counters>> Tx<F, C> {
     /// Sends the messages that have no bit in `passed`.
     fn send_rest(&mut self, passed: u64) {
         self.batch.seal(&self.addrs);
-        let mut at = 0;
-        while at < self.batch.groups() {
-            let rest = passed >> at;
-            if rest & 1 != 0 {
-                at += 1;
-                continue;
-            }
-            let end = self.batch.run_end(at).min(at + rest.trailing_zeros() as usize);
+        let mut from = 0;
+        while let Some(left) = self.batch.next_left(from, passed) {
+            let (at, end) = (left.start, self.batch.run_end(left.start).min(left.end));
             let socket = self.batch.group(at).socket;
             if let Some(Some(sender)) = self.senders.get(usize::from(socket)) {
                 self.send_run(sender.fd.as_raw_fd(), at, end);
             }
-            at = end;
+            from = end;
         }
     }
 

@@ -343,6 +343,10 @@ counters! {
     onerma_unsent,
     /// 1RMA: datagrams from UDP ports that no card has
     onerma_foreign,
+    /// 1RMA: packets to cards of this host that went through memory
+    onerma_tx_local,
+    /// 1RMA: packets from cards of this host that came through memory
+    onerma_rx_local,
     /// queue pairs that exist
     qps,
     /// memory regions that exist

@@ -127,9 +127,9 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "LINK",
         allowed: "auto, local or udp",
-        about: "How queue pairs of this host's processes talk to each other: through shared memory where \
-                both can (auto), the same with a line in the log where connected ones cannot (local), or \
-                always with packets (udp).",
+        about: "How queue pairs, and 1RMA's cards, of this host's processes talk to each other: through \
+                shared memory where both can (auto), the same with a line in the log where connected ones \
+                cannot (local), or always with packets (udp).",
         set: |s, v| put(&mut s.link, value::word(&LINKS, v)),
         get: |s| value::spell(&LINKS, &s.link),
     },

@@ -7,6 +7,7 @@
 pub(crate) mod activity;
 pub(crate) mod board;
 pub(crate) mod command;
+pub(crate) mod idle;
 mod poller;
 mod posix_thread;
 pub(crate) mod soft;

@@ -19,8 +19,9 @@ use starverbs_core::counters::CounterCell;
 use starverbs_core::{Gid, Nanos};
 use starverbs_settings::Settings;
 
-use crate::clock::now;
+use crate::clock::{CpuTime, now};
 use crate::device::activity::Activity;
+use crate::device::idle::{IDLE, Idle, Then};
 use crate::device::thread::{ProgressThread, ThreadWork, TurnResult, drain, lock_patiently, pollfd};
 use crate::events::{eventfd, signal};
 use crate::stat::StatPage;
@@ -57,16 +58,20 @@ struct LockedCard {
     sleepers: u32,
     /// Polls in a row that slept, since the thread last served somebody
     slept: u32,
+    /// Polls since then that took what others had to wake the thread for
+    taken: u32,
     /// When the thread wakes at the latest, or who sleeps
     alarm: Nanos,
+    /// Polls that do not sleep
+    idle: Idle,
 }
 
 /// How many counters of a page are 1RMA's.
-const COUNTS: usize = 16;
+const COUNTS: usize = 18;
 
 /// Each of these, and what a card has counted.
 fn counters<'a>(page: &'a StatPage, process: &Process) -> [(&'a CounterCell, u64); COUNTS] {
-    let (counts, [unsent, foreign]) = (process.counts(), process.port_counts());
+    let (counts, [unsent, foreign, sent, came]) = (process.counts(), process.port_counts());
     [
         (&page.onerma_received, counts.received),
         (&page.onerma_malformed, counts.malformed),
@@ -84,6 +89,8 @@ fn counters<'a>(page: &'a StatPage, process: &Process) -> [(&'a CounterCell, u64
         (&page.onerma_lost_completions, counts.lost_completions),
         (&page.onerma_unsent, unsent),
         (&page.onerma_foreign, foreign),
+        (&page.onerma_tx_local, sent),
+        (&page.onerma_rx_local, came),
     ]
 }
 
@@ -156,7 +163,9 @@ impl Onerma {
                 counted: [0; COUNTS],
                 sleepers: 0,
                 slept: 0,
+                taken: 0,
                 alarm: Nanos::MAX,
+                idle: Idle::default(),
             }),
             thread: ProgressThread::new()?,
             activity: Activity::default(),
@@ -223,7 +232,7 @@ impl Onerma {
             SubmitError::NoMemory => VerbsError::NoMemory("no memory for a transfer"),
         })?;
         self.shared.activity.note_call();
-        card.process.turn(now);
+        self.shared.take_turn(&mut card);
         self.shared.settle(&mut card);
         Ok(())
     }
@@ -238,12 +247,17 @@ impl Onerma {
             limit.map(|limit| now().saturating_add(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)));
         let shared = &*self.shared;
         let mut card = self.card()?;
+        if limit == Some(Duration::ZERO) && shared.activity.backs_off() {
+            return Ok(0);
+        }
         let mut has_slept = false;
         loop {
             let at = now();
             shared.activity.note_call();
-            shared.activity.note_poll(at);
-            card.process.turn(now);
+            let pause = at.saturating_sub(shared.activity.note_poll(at));
+            if shared.take_turn(&mut card) > 0 || pause > IDLE {
+                card.idle.restart(at);
+            }
             let mut taken = 0;
             while taken < max
                 && let Some(finished) = card.process.poll()
@@ -257,11 +271,13 @@ impl Onerma {
                     shared.resume(&mut card);
                 }
                 shared.settle(&mut card);
+                shared.give_way(card, at, limit);
                 return Ok(taken);
             }
             let until = card.process.next_time().map_or(end, |next| next.min(end));
             card.alarm = if card.sleepers == 0 { until } else { until.min(card.alarm) };
             card.sleepers += 1;
+            card.process.prepare_to_sleep();
             let mut fds = [pollfd(card.process.as_raw_fd()), pollfd(shared.wake.as_raw_fd())];
             has_slept = true;
             drop(card);
@@ -276,11 +292,11 @@ impl Onerma {
         }
     }
 
-    /// What the card has counted; and packets that the socket did not take, and datagrams of strangers.
+    /// What the card has counted; and what [`Process::port_counts`] has.
     ///
     /// # Errors
     /// EIO in a forked child.
-    pub fn counts(&self) -> Result<(CardCounts, [u64; 2])> {
+    pub fn counts(&self) -> Result<(CardCounts, [u64; 4])> {
         let card = self.card()?;
         Ok((*card.process.counts(), card.process.port_counts()))
     }
@@ -305,6 +321,36 @@ impl SharedCard {
             Ok(card) => Some(card),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// A turn of the program's. Where the thread sleeps, it is to be woken whoever looked last; if the
+    /// program takes by itself what others wake it for, it looks once a tick instead.
+    fn take_turn(&self, card: &mut LockedCard) -> usize {
+        let armed = self.thread.is_armed();
+        card.process.set_polled(!armed);
+        let came = card.process.turn(now);
+        if came > 0 && armed {
+            card.taken = card.taken.saturating_add(1);
+            self.thread.watch(card.taken);
+        }
+        came
+    }
+
+    /// At the end of a poll at `now`: one that does not sleep, and that has found nothing for a while, lets
+    /// others have the CPU.
+    fn give_way(&self, mut card: MutexGuard<'_, LockedCard>, now: Nanos, limit: Option<Duration>) {
+        let nobody_called = self.activity.nobody_called();
+        let then = match limit {
+            Some(Duration::ZERO) => {
+                card.idle.after(now, nobody_called, || CpuTime::now(self.thread.cpu_clock()))
+            }
+            _ => Then::BackOff(0),
+        };
+        self.activity.back_off_for(if let Then::BackOff(time) = then { time } else { 0 });
+        drop(card);
+        if then == Then::Yield {
+            self.activity.yield_now();
         }
     }
 
@@ -361,6 +407,7 @@ impl ThreadWork for Arc<SharedCard> {
         if card.sleepers > 0 {
             return Some(Nanos::MAX);
         }
+        card.process.prepare_to_sleep();
         fds.push(pollfd(card.process.as_raw_fd()));
         card.alarm = card.process.next_time().unwrap_or(Nanos::MAX);
         Some(card.alarm)
@@ -371,9 +418,10 @@ impl ThreadWork for Arc<SharedCard> {
         if card.sleepers > 0 {
             return TurnResult::default();
         }
+        card.process.set_polled(false);
         let came = card.process.turn(now);
         if came > 0 {
-            card.slept = 0;
+            (card.slept, card.taken) = (0, 0);
         }
         self.publish(&mut card);
         TurnResult { work: Some(u32::try_from(came).unwrap_or(u32::MAX)), ..TurnResult::default() }

@@ -1,5 +1,5 @@
-//! What 1RMA's commands cost beside RC's, on the UDP wire: latency, rate, small READs beside a large one, a
-//! new key beside a new connection; and the cipher's own rate beside OpenSSL's.
+//! What 1RMA's commands cost beside RC's, on the UDP wire and through memory: latency, rate, small READs
+//! beside a large one, a new key beside a new connection; and the cipher's own rate beside OpenSSL's.
 //!
 //! Owns these measurements and their page. programs/onerma.c does the work.
 
@@ -62,7 +62,11 @@ const PROGRAM: Program = Program {
     ],
     others: &["rate.rc.1048576", "rate.1rma.1048576"],
     addrs: "127.0.0.1,127.0.0.2",
+    link: "udp",
 };
+
+/// The same, where memory carries what it can.
+const HERE: Program = Program { link: "auto", ..PROGRAM };
 
 /// Measures in rounds, one at least and no more than `rounds` or than end in time, and writes `out`.md and
 /// `out`.svg.
@@ -72,8 +76,10 @@ const PROGRAM: Program = Program {
 pub(crate) fn run(out: &Path, dist: &Path, rounds: u32, quick: bool) -> Result<()> {
     let machine = Machine::read(false, quick);
     let cipher = Cipher::measure(rounds);
-    let (samples, done) = PROGRAM.gather(dist, rounds, ALL, if quick { "0.05" } else { "0.5" })?;
-    let text = page(&machine, &samples, &cipher, done);
+    let seconds = if quick { "0.05" } else { "0.5" };
+    let (samples, done) = PROGRAM.gather(dist, rounds, ALL, seconds)?;
+    let (here, _) = HERE.gather(dist, done, ALL, seconds)?;
+    let text = page(&machine, [&samples, &here], &cipher, done);
     println!("{text}");
     write_file(out, "md", &text)?;
     write_file(out, "svg", &bars(&PROGRAM.panels(&samples)))
@@ -199,8 +205,9 @@ fn claims(samples: &Samples, cipher: &Cipher) -> Vec<Claim> {
     ]
 }
 
-fn page(machine: &Machine, samples: &Samples, cipher: &Cipher, rounds: u32) -> String {
-    let rate = |way: &str| cell(PROGRAM.of(samples, way, 1 << 20, MEDIAN));
+fn page(machine: &Machine, [samples, here]: [&Samples; 2], cipher: &Cipher, rounds: u32) -> String {
+    let rate_of = |samples, way: &str| cell(PROGRAM.of(samples, way, 1 << 20, MEDIAN));
+    let rate = |way: &str| rate_of(samples, way);
     let rates = Table(vec![
         ["", "GB/s"].map(str::to_owned).to_vec(),
         vec!["RC, READs of 1 MiB, 8 at once".to_owned(), rate("rate.rc")],
@@ -222,13 +229,19 @@ fn page(machine: &Machine, samples: &Samples, cipher: &Cipher, rounds: u32) -> S
          (`tools/bench/programs/onerma.c`). All that 1RMA moves is encrypted and authenticated, RC's bytes \
          are neither. In brackets by RC. \"A new connection\" is both sides' queue pair destroyed, made and \
          connected, numbers exchanged over a pipe, and a READ; \"a new key\" is a READ that fails and one \
-         with the next key.\n\n## Rates\n\n{}\n{}{}",
+         with the next key.\n\n## Rates\n\n{}\n{}{}\n\
+         # Through memory\n\nThe same without `STARVERBS_LINK=udp`: RC executes its requests on the \
+         peer's memory, 1RMA's packets go through a ring, encrypted as on the wire. READs of 1 MiB, \
+         8 at once: RC {} GB/s, 1RMA {}.\n\n{}",
         machine.described(),
         machine.warning(),
         claims_table(claims(samples, cipher)),
         rates.markdown(),
         keys.markdown(),
         PROGRAM.tables(samples),
+        rate_of(here, "rate.rc"),
+        rate_of(here, "rate.1rma"),
+        HERE.tables(here),
     )
 }
 

@@ -25,7 +25,8 @@ const ALL: Duration = Duration::from_secs(6 * 60);
 
 const MODULE: &str = "#e08e79";
 
-const PROGRAM: Program = Program { name: "strom", parts: &PARTS, others: &[], addrs: "127.0.0.1" };
+const PROGRAM: Program =
+    Program { name: "strom", parts: &PARTS, others: &[], addrs: "127.0.0.1", link: "udp" };
 
 const PARTS: [Part; 4] = [
     Part {

@@ -42,6 +42,8 @@ pub(crate) struct Program {
     pub(crate) others: &'static [&'static str],
     /// The addresses that its processes have
     pub(crate) addrs: &'static str,
+    /// `STARVERBS_LINK`: the wire, or memory where it can be
+    pub(crate) link: &'static str,
 }
 
 impl Program {
@@ -77,7 +79,7 @@ impl Program {
     fn measure(&self, program: &PathBuf, lib: &Path, seconds: &str) -> Result<BTreeMap<String, f64>> {
         let mut command = Command::new(program);
         on_card(&mut command, lib);
-        command.env("STARVERBS_ADDRS", self.addrs).args(["-t", seconds]);
+        command.env("STARVERBS_ADDRS", self.addrs).env("STARVERBS_LINK", self.link).args(["-t", seconds]);
         /* kernels as modules lie beside the libraries: `make modules` */
         command.env("KERNEL_MODULES", lib.with_file_name("modules"));
         let output = child::run_one(command, LIMIT)?;

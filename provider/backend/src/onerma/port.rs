@@ -9,13 +9,15 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::slice;
 
 use nix::sys::socket::AddressFamily;
-use starverbs_core::Nanos;
+use starverbs_core::{Gid, Nanos};
 use starverbs_onerma::{CARDS, CardPath};
 use starverbs_settings::Settings;
 
+use super::host_cards::HostCards;
 use super::tap::{OneRmaTap, PacketEnd};
 
 use crate::batch::{FrameBatch, FrameGroup, HOPS, MAX_FRAME};
+use crate::control::{self, CardMessage, RUN_HEADER};
 use crate::descriptor::Socket;
 use crate::inbox::{Inbox, Outer};
 use crate::{BackendError, HostAddr, sockopt};
@@ -26,12 +28,16 @@ pub(super) const DSCP: u8 = 18;
 const BUFFER: usize = 4 << 20;
 /// Datagrams, joined or not, that one system call may bring.
 const DATAGRAMS: usize = 16;
+/// Messages of this host's cards that are taken at once.
+const MESSAGES: usize = 4;
 
 /// The port, and packets that wait to be sent.
 pub(super) struct OneRmaPort {
     socket: Socket,
     batch: FrameBatch,
     tap: Option<Box<OneRmaTap>>,
+    /// The way to cards of this host; `None`: the wire has all
+    pub(super) host: Option<Box<HostCards>>,
     /// The time of the turn
     now: Nanos,
     addr: HostAddr,
@@ -63,10 +69,15 @@ impl OneRmaPort {
         sockopt::set_int(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
         sockopt::receive_buffer(&socket, BUFFER);
         sockopt::send_buffer(&socket, BUFFER);
+        let tap = OneRmaTap::open(settings);
+        let own = (addr.gid, base.wrapping_add(card.into()));
+        /* faults and captures are the wire's */
+        let host = if tap.is_none() { HostCards::open(own, &socket, settings) } else { None };
         Ok(OneRmaPort {
             socket,
             batch: FrameBatch::new()?,
-            tap: OneRmaTap::open(settings),
+            tap,
+            host: host.map(Box::new),
             now: 0,
             addr: addr.clone(),
             base,
@@ -79,6 +90,11 @@ impl OneRmaPort {
     /// Which card of the address has it.
     pub(super) const fn card(&self) -> u8 {
         self.card
+    }
+
+    /// Its own address and UDP port.
+    fn own(&self) -> PacketEnd {
+        (self.addr.gid, self.base.wrapping_add(u16::from(self.card)))
     }
 
     /// Which card sends from a UDP port. `None`: no card does.
@@ -169,11 +185,40 @@ impl OneRmaPort {
             return;
         }
         if let Some(tap) = tap {
-            let own = (self.addr.gid, self.base.wrapping_add(u16::from(self.card)));
+            let own = self.own();
             self.each_waiting(|to, packet| tap.capture(own, to, packet));
         }
-        self.batch.seal(slice::from_ref(&self.addr));
-        let (mut at, end) = (0, self.batch.groups());
+        let passed = self.pass_all();
+        let mut from = 0;
+        while let Some(left) = self.batch.next_left(from, passed) {
+            if from == 0 {
+                self.batch.seal(slice::from_ref(&self.addr));
+            }
+            from = left.end;
+            self.send_run(left.start, left.end);
+        }
+        self.batch.clear();
+    }
+
+    /// Hands over what goes to cards of this host through memory; gives a bit for each message that went.
+    fn pass_all(&mut self) -> u64 {
+        let Some(host) = &mut self.host else { return 0 };
+        self.batch.put_in_order();
+        let mut passed = 0;
+        for at in 0..self.batch.groups() {
+            let FrameGroup { dgid, port, .. } = *self.batch.group(at);
+            let (segment, pieces) = self.batch.pieces(at);
+            // SAFETY: the batch's pieces can be read until it is cleared.
+            if unsafe { host.pass((dgid, port), segment, pieces) } {
+                host.sent += u64::from(self.batch.frames(at));
+                passed |= 1 << at;
+            }
+        }
+        passed
+    }
+
+    /// Sends the messages `at..end` of the sealed batch by the wire.
+    fn send_run(&mut self, mut at: usize, end: usize) {
         while at < end {
             match self.batch.send(self.socket.as_raw_fd(), at, end) {
                 Ok(sent) => at += sent,
@@ -188,7 +233,6 @@ impl OneRmaPort {
                 }
             }
         }
-        self.batch.clear();
     }
 
     /// Sends the packets of a message one by one: the way to this peer does not segment.
@@ -218,15 +262,19 @@ fn claim(socket: &Socket, ip: IpAddr, base: u16) -> Result<u8, BackendError> {
 }
 
 impl AsRawFd for OneRmaPort {
+    /// Readable when a packet comes to who sleeps.
     fn as_raw_fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
+        self.host.as_ref().map_or(self.socket.as_raw_fd(), |host| host.fd())
     }
 }
 
-/// Datagrams that have come, and how far they were read.
+/// Datagrams and messages of this host's cards that have come, and how far they were read.
 pub(super) struct ReceiveBuffer {
     inbox: Inbox,
-    /// How many it has, which is next, and where in it
+    messages: Inbox,
+    /// What is read are the messages
+    here: bool,
+    /// How many there are, which is next, and where in it
     count: usize,
     at: usize,
     offset: usize,
@@ -235,7 +283,8 @@ pub(super) struct ReceiveBuffer {
 impl ReceiveBuffer {
     /// None yet. `NoMemory`
     pub(super) fn new() -> Result<Self, BackendError> {
-        Ok(ReceiveBuffer { inbox: Inbox::new(DATAGRAMS)?, count: 0, at: 0, offset: 0 })
+        let (inbox, messages) = (Inbox::new(DATAGRAMS)?, Inbox::new(MESSAGES)?);
+        Ok(ReceiveBuffer { inbox, messages, here: false, count: 0, at: 0, offset: 0 })
     }
 
     /// There are some that were not read.
@@ -246,27 +295,95 @@ impl ReceiveBuffer {
     /// The next packet, and its ends. `None`: none is there.
     pub(super) fn next(&mut self, port: &mut OneRmaPort) -> Option<(CardPath, &mut [u8])> {
         loop {
-            if self.at == self.count {
-                /* an error is one of an earlier send, of a closed port at the other end, and says nothing */
-                (self.count, self.at) = (self.inbox.fill(port.as_raw_fd()), 0);
-                if self.count == 0 {
-                    return None;
-                }
+            if self.at == self.count && !self.fill(port) {
+                return None;
             }
-            let Outer { meta, sport, segment } = self.inbox.outer(self.at);
-            let (at, from, len) = (self.at, self.offset, self.inbox.bytes(self.at).len());
+            let at = self.at;
+            let (from, len) = (self.offset, self.read().bytes(at).len());
+            let Some((src, sport, segment)) = self.sender(port, at) else {
+                port.foreign += 1;
+                self.go_to(at + 1);
+                continue;
+            };
             let size = if segment == 0 { len } else { usize::from(segment) };
             let to = len.min(from + size);
-            (self.at, self.offset) = if to < len { (at, to) } else { (at + 1, 0) };
-            if let Some(card) = port.card_of(sport) {
-                let path = CardPath { local: port.addr.gid, remote: meta.src, card };
-                if let Some(tap) = &port.tap {
-                    let own = (port.addr.gid, port.base.wrapping_add(u16::from(port.card)));
-                    tap.capture((meta.src, sport), own, self.inbox.bytes(at).get(from..to).unwrap_or(&[]));
-                }
-                return Some((path, self.inbox.bytes_mut(at, from..to)));
+            if to < len {
+                self.offset = to;
+            } else {
+                self.go_to(at + 1);
             }
-            port.foreign += 1;
+            let Some(card) = port.card_of(sport) else {
+                port.foreign += 1;
+                continue;
+            };
+            let path = CardPath { local: port.addr.gid, remote: src, card };
+            if let Some(tap) = &port.tap {
+                tap.capture((src, sport), port.own(), self.read().bytes(at).get(from..to).unwrap_or(&[]));
+            }
+            if let Some(host) = port.host.as_mut().filter(|_| self.here) {
+                host.came += 1;
+            }
+            let inbox = if self.here { &mut self.messages } else { &mut self.inbox };
+            return Some((path, inbox.bytes_mut(at, from..to)));
         }
+    }
+
+    /// What is read.
+    fn read(&self) -> &Inbox {
+        if self.here { &self.messages } else { &self.inbox }
+    }
+
+    fn go_to(&mut self, at: usize) {
+        (self.at, self.offset) = (at, if self.here { RUN_HEADER } else { 0 });
+    }
+
+    /// Who sent datagram or message `at`, from which UDP port, and the size of what is joined in it; 0: it is
+    /// one packet. `None`: it is for another card, or nothing.
+    fn sender(&self, port: &OneRmaPort, at: usize) -> Option<(Gid, u16, u16)> {
+        if !self.here {
+            let Outer { meta, sport, segment } = self.inbox.outer(at);
+            return Some((meta.src, sport, segment));
+        }
+        let Some(CardMessage::Frames(run)) = control::decode(self.messages.bytes(at)) else { return None };
+        ((run.meta.dst, run.first) == port.own()).then_some((run.meta.src, run.sport, run.segment))
+    }
+
+    /// Takes what has come: messages and datagrams in turn, where there are both. False: nothing is there.
+    fn fill(&mut self, port: &mut OneRmaPort) -> bool {
+        /* who has just begun a session may have a message in it */
+        let socket = port.host.as_mut().is_none_or(|host| host.look());
+        let first_here = port.host.is_some() && !self.here;
+        for here in [first_here, !first_here] {
+            let got = match here {
+                true => self.take_messages(port),
+                false if socket => self.take_datagrams(port),
+                false => 0,
+            };
+            if got > 0 {
+                (self.count, self.here) = (got, here);
+                self.go_to(0);
+                return true;
+            }
+        }
+        (self.count, self.at) = (0, 0);
+        false
+    }
+
+    fn take_messages(&mut self, port: &mut OneRmaPort) -> usize {
+        let Some(host) = &mut port.host else { return 0 };
+        let mut got = 0;
+        while got < MESSAGES && self.messages.put(got, |room| host.next(room)) {
+            got += 1;
+        }
+        got
+    }
+
+    fn take_datagrams(&mut self, port: &mut OneRmaPort) -> usize {
+        /* an error is one of an earlier send, of a closed port at the other end, and says nothing */
+        let got = self.inbox.fill(port.socket.as_raw_fd());
+        if let Some(host) = &mut port.host {
+            host.note_socket(got);
+        }
+        got
     }
 }

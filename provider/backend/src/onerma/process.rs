@@ -229,6 +229,9 @@ impl Process {
             came += 1;
         }
         self.advance(clock());
+        if let Some(host) = &self.world.port.host {
+            host.settle();
+        }
         came
     }
 
@@ -331,9 +334,25 @@ impl Process {
         self.card.next_deadline().into_iter().chain(self.executor.next_time()).chain(held_back).min()
     }
 
+    /// Whether who calls [`Process::turn`] does so again soon: cards of this host need not wake it then. Not
+    /// so at first.
+    pub fn set_polled(&mut self, polled: bool) {
+        if let Some(host) = &mut self.world.port.host {
+            host.set_polled(polled);
+        }
+    }
+
+    /// Before a sleep on the descriptor: cards of this host wake it from now on.
+    pub fn prepare_to_sleep(&mut self) {
+        if let Some(host) = &mut self.world.port.host {
+            host.prepare_to_sleep();
+        }
+    }
+
     /// Sleeps until a packet is there, [`Process::next_time`] has come, or `limit` is over. `now` is the
     /// time of the last turn.
-    pub fn wait(&self, now: Nanos, limit: Duration) {
+    pub fn wait(&mut self, now: Nanos, limit: Duration) {
+        self.prepare_to_sleep();
         let next = self.next_time().map_or(limit, |next| Duration::from_nanos(next.saturating_sub(now)));
         sockopt::wait(&[self.as_raw_fd()], libc::POLLIN, next.min(limit));
     }
@@ -343,14 +362,18 @@ impl Process {
         self.card.counts()
     }
 
-    /// Packets that the socket did not take, and datagrams that came from another UDP port than cards have.
-    pub fn port_counts(&self) -> [u64; 2] {
-        [self.world.port.unsent, self.world.port.foreign]
+    /// Packets that the socket did not take, and datagrams that came from another UDP port than cards have;
+    /// packets to and from cards of this host that went through memory.
+    pub fn port_counts(&self) -> [u64; 4] {
+        let port = &self.world.port;
+        let [sent, came] = port.host.as_ref().map_or([0; 2], |host| [host.sent, host.came]);
+        [port.unsent, port.foreign, sent, came]
     }
 }
 
 impl AsRawFd for Process {
-    /// Readable when a packet comes; those that have come are [`Process::next_time`]'s.
+    /// Readable when a packet comes, after [`Process::prepare_to_sleep`]; those that have come are
+    /// [`Process::next_time`]'s.
     fn as_raw_fd(&self) -> RawFd {
         self.world.port.as_raw_fd()
     }

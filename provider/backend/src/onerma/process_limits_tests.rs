@@ -96,6 +96,7 @@ fn a_turn_looks_at_the_clock_for_each_packet() {
     let (now, reads) = (pair.now, Cell::new(0));
     let clock = || if reads.replace(reads.get() + 1) == 0 { now } else { deadline };
     while target.counts().late == 0 {
+        target.prepare_to_sleep();
         assert!(sockopt::wait(&[target.as_raw_fd()], libc::POLLIN, PATIENCE));
         target.turn(clock);
     }

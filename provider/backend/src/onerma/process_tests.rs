@@ -1,4 +1,5 @@
-//! Two processes, over loopback's UDP. Time is the test's: it goes on only when no packet is on its way.
+//! Two processes, through memory or over loopback's UDP. Time is the test's: it goes on only when no packet
+//! is on its way.
 
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -6,7 +7,7 @@ use std::time::Instant;
 
 use starverbs_onerma::wire::{MAX_PACKET, OneRmaHeader};
 use starverbs_onerma::{CARDS, CardPath, Class};
-use starverbs_settings::FaultSpec;
+use starverbs_settings::{FaultSpec, LinkMode};
 
 use super::*;
 
@@ -40,6 +41,11 @@ fn open_as(options: &ProcessOptions, settings: &Settings) -> Process {
         }
     }
     panic!("no free address");
+}
+
+/// One whose packets are the wire's.
+fn open_on_the_wire(pid: u32) -> Process {
+    open_with(pid, 0, &Settings { link: LinkMode::Udp, ..Settings::default() })
 }
 
 /// An initiator with memory of ones and a target with memory of twos, each a region of all rights.
@@ -113,6 +119,7 @@ impl Pair {
             if let Some(next) = self.ends[0].executor.next_time() {
                 self.now = self.now.max(next);
             } else if !came {
+                self.ends.iter_mut().for_each(Process::prepare_to_sleep);
                 let fds = self.ends.each_ref().map(|end| end.as_raw_fd());
                 assert!(sockopt::wait(&fds, libc::POLLIN, PATIENCE), "a packet is on its way");
             }
@@ -127,6 +134,7 @@ impl Pair {
     /// Waits for a packet at an end, and takes it from there.
     fn take(&mut self, end: usize, keep: impl FnOnce(&mut [u8]) -> bool) {
         let (now, here) = (self.now, &mut self.ends[end]);
+        here.prepare_to_sleep();
         assert!(here.received.any() || sockopt::wait(&[here.as_raw_fd()], libc::POLLIN, PATIENCE));
         assert!(here.receive(|| now, keep));
     }
@@ -151,7 +159,51 @@ fn read_and_write(len: usize, pair: impl Fn() -> Pair) {
 fn data_of_any_length_is_read_and_written() {
     for len in [1, 64, 4096, 50_001] {
         read_and_write(len, || Pair::new(0));
+        read_and_write(len, || Pair::of([open_on_the_wire(7), open_on_the_wire(8)]));
+        /* who takes no session is sent datagrams, and sends by memory itself */
+        read_and_write(len, || Pair::of([open(7, 0), open_on_the_wire(8)]));
     }
+}
+
+/// Packets of an end that went through memory, and that came so.
+fn through_memory(end: &Process) -> [u64; 2] {
+    let [.., sent, came] = end.port_counts();
+    [sent, came]
+}
+
+#[test]
+fn cards_of_one_host_use_memory() {
+    let mut pair = Pair::new(0);
+    assert_eq!(pair.run(OneRmaOp::Read, &KEY, 50_000), Status::Ok);
+    let [[asked, answered], [back, came]] = pair.ends.each_ref().map(through_memory);
+    assert_eq!([asked, answered], [came, back]);
+    assert!(asked >= 13 && answered >= 13, "a request and an answer for each 4 KiB");
+
+    /* the next process at that address is found, too: the old one's session is over */
+    let before = addr(pair.ends[1].local.ipv4().expect("an IPv4 address"));
+    let [initiator, target] = pair.ends;
+    drop(target);
+    let next = Process::open(&before, &ProcessOptions::default(), &Settings::default());
+    let mut pair = Pair::of([initiator, next.expect("its own address")]);
+    assert_eq!(pair.run(OneRmaOp::Write, &KEY, 4096), Status::Ok);
+    assert!(through_memory(&pair.ends[1])[1] > 0);
+}
+
+#[test]
+fn what_finds_no_room_in_memory_is_the_wires() {
+    const SENT: u64 = 400;
+    let mut pair = Pair::new(0);
+    let (to, port) = (pair.to_target(), &mut pair.ends[0].world.port);
+    for _ in 0..SENT {
+        port.packet(&to, 4000).fill(0x11);
+    }
+    port.flush();
+    let [sent, _] = through_memory(&pair.ends[0]);
+    assert!(sent > 0 && sent < SENT, "{sent} through memory");
+    for _ in 0..SENT {
+        pair.take(1, |_| true);
+    }
+    assert_eq!((pair.ends[1].counts().malformed, through_memory(&pair.ends[1])[1]), (SENT, sent));
 }
 
 #[test]
@@ -304,7 +356,7 @@ fn cards_that_follow_one_another_repeat_no_vector() {
     let mut first = open(7, 0);
     let home = addr(first.local.ipv4().expect("an IPv4 address"));
     let options = ProcessOptions::default();
-    let target = open(8, 0);
+    let target = open_on_the_wire(8);
     let mut seen = HashSet::new();
     for _ in 0..50 {
         let mut process = first;
@@ -406,12 +458,12 @@ fn numbers_that_run_out_are_renewed() {
 
 #[test]
 fn strangers_datagrams_are_counted_and_harm_nobody() {
-    let mut pair = Pair::new(0);
+    let mut pair = Pair::of([open(7, 0), open_on_the_wire(8)]);
     let to = (Ipv4Addr::from(pair.ends[1].local.ipv4().expect("an IPv4 address")), PORT);
     let stranger = UdpSocket::bind("127.0.0.1:0").expect("a port");
     stranger.send_to(&[0; 9000], to).expect("a datagram");
     assert_eq!(pair.run(OneRmaOp::Read, &KEY, 4096), Status::Ok);
-    assert_eq!(pair.ends[1].port_counts(), [0, 1]);
+    assert_eq!(pair.ends[1].port_counts()[..2], [0, 1]);
     /* from a card's port: too short, too long, empty */
     for len in [0, 10, MAX_PACKET + 100] {
         let (to, port) = (pair.to_target(), &mut pair.ends[0].world.port);
@@ -483,6 +535,7 @@ fn what_a_turn_leaves_of_joined_packets_is_not_slept_over() {
     }
     port.flush();
     let target = &mut pair.ends[1];
+    target.prepare_to_sleep();
     assert!(sockopt::wait(&[target.as_raw_fd()], libc::POLLIN, PATIENCE));
     assert_eq!(target.turn(|| 1), RECEIVED);
     assert!(target.received.any(), "the socket has nothing more, but these are there");

@@ -19,7 +19,7 @@ use super::hello::{self, CHANNEL, DOORBELL, GATES, Hello, MEM, MRS, PROCESS, REA
 use super::memory::RingMemory;
 use super::session::Session;
 use super::socket::{self, SocketMessage};
-use super::{ChannelNews, Consumer, SessionId, SessionListenerId};
+use super::{ChannelNews, Consumer, NO_BLOCK, SessionId, SessionListenerId};
 use crate::BackendError;
 use crate::descriptor::Socket;
 use crate::epoll::Epoll;
@@ -222,7 +222,8 @@ impl Sessions {
         /* The blocks that another end claims count where the kernel confirms that both are one process.
          * One that this process cannot see may be any. */
         let same = |session: &&Session| {
-            session.is_up()
+            block != NO_BLOCK
+                && session.is_up()
                 && session.socket.as_ref().is_some_and(socket::is_open)
                 && who.pid != 0
                 && session.who == who

@@ -13,7 +13,6 @@ mod domains;
 mod doorbells;
 mod engine;
 pub(crate) mod env;
-mod idle;
 pub(crate) mod intake;
 mod links;
 mod local;

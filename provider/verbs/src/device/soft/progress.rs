@@ -5,10 +5,10 @@ use std::sync::MutexGuard;
 use starverbs_core::Nanos;
 
 use super::back_pressure::Who;
-use super::idle::{IDLE, Then};
 use super::{Shard, Soft};
 use crate::clock::{self, CpuTime};
 use crate::cq::CqShared;
+use crate::device::idle::{IDLE, Then};
 use crate::device::thread::{TurnResult, lock_patiently, pollfd};
 
 /// Rounds of filling and flushing the port in one turn.

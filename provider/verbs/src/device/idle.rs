@@ -17,7 +17,7 @@ use crate::clock::CpuTime;
 
 /// After so long without a frame a poll is idle. Longer than a round trip on one host, so that two that have
 /// a CPU each never get there.
-pub(super) const IDLE: Nanos = 20_000;
+pub(crate) const IDLE: Nanos = 20_000;
 /// Between two looks at the CPU time: the kernel counts what runs on other CPUs by ticks, of up to 10 ms.
 const LOOK: Nanos = 10_000_000;
 /// Others run if they take more than this fraction of what the poller takes.
@@ -32,7 +32,7 @@ const LONGEST_BACK_OFF: Nanos = 8_000;
 
 /// The polls since the last frame.
 #[derive(Default)]
-pub(super) struct Idle {
+pub(crate) struct Idle {
     since: Nanos,
     looked: Nanos,
     looks: u32,
@@ -43,7 +43,7 @@ pub(super) struct Idle {
 
 /// What follows a poll.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Then {
+pub(crate) enum Then {
     /// It yields the CPU
     Yield,
     /// The next ones leave the card alone for so many nanoseconds
@@ -53,14 +53,14 @@ pub(super) enum Then {
 impl Idle {
     /// A poll at `now` received something, or comes after a pause.
     #[inline]
-    pub(super) fn restart(&mut self, now: Nanos) {
+    pub(crate) fn restart(&mut self, now: Nanos) {
         self.since = now;
     }
 
     /// What follows a poll at `now`. `nobody_called` says whether no other thread called during the last
     /// yield; `time` is asked for the CPU time taken until now.
     #[inline]
-    pub(super) fn after(
+    pub(crate) fn after(
         &mut self,
         now: Nanos,
         nobody_called: &AtomicBool,
