@@ -1,5 +1,5 @@
 //! CommandExecutor (1RMA, sections 4.4 and 6): transfers of any length, as commands of at most 4 KB in the
-//! slots of one portal, paced by [`congestion`](crate::congestion).
+//! slots of one portal or several, paced by [`congestion`](crate::congestion).
 //!
 //! Transfers to one destination take turns, chunk by chunk, and so do destinations: what is small does not
 //! wait for what is large. Chunks complete in any order; a transfer is done when all are. Chunks that failed
@@ -144,31 +144,49 @@ struct Destination {
     turn: List<u32>,
 }
 
-/// What a slot of the portal does.
+/// A portal that the executor has for itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OwnPortal {
+    /// Its slots
+    pub slots: u16,
+    /// Where its completions go
+    pub completions: RegionId,
+}
+
+/// A slot: which portal's, of those that the executor has, and which one there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SlotAt {
+    /// Counted from 0
+    pub portal: u16,
+    /// Counted from 0
+    pub slot: u16,
+}
+
+/// What a slot does.
 #[derive(Clone, Copy, Debug)]
 struct SlotWork {
     transfer: u32,
     chunk: Chunk,
 }
 
-/// A command that a slot of the portal is to take.
+/// A command that a slot is to take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SlotCommand {
-    /// The slot, counted from 0, which has no other command
-    pub slot: u16,
+    /// The slot, which has no other command
+    pub at: SlotAt,
     /// What to issue there
     pub command: OneRmaCommand,
 }
 
-/// Runs transfers on the slots of a portal.
+/// Runs transfers on the slots of portals.
 pub struct Executor {
     settings: CongestionSettings,
     /// How often a chunk that failed for congestion is tried again
     retries: u8,
-    completions: RegionId,
     local: CongestionWindow,
-    slots: Vec<Option<SlotWork>>,
-    free: Vec<u16>,
+    portals: Vec<PortalWork>,
+    /// Slots without a command
+    free: Vec<SlotAt>,
     transfers: Vec<Option<Active>>,
     /// Places of none, and which neighbours transfers have there or in their destination's queue
     unused: List<u32>,
@@ -183,16 +201,29 @@ pub struct Executor {
     waiting: usize,
 }
 
+/// What the slots of a portal do.
+struct PortalWork {
+    completions: RegionId,
+    slots: Vec<Option<SlotWork>>,
+}
+
 impl Executor {
-    /// For a portal of so many slots, whose completions go to this region.
-    pub fn new(settings: CongestionSettings, retries: u8, slots: u16, completions: RegionId) -> Self {
+    /// With these portals.
+    pub fn new(settings: CongestionSettings, retries: u8, portals: &[OwnPortal]) -> Self {
+        let work = |own: &OwnPortal| PortalWork {
+            completions: own.completions,
+            slots: (0..own.slots).map(|_| None).collect(),
+        };
+        let slots =
+            |(portal, own): (u16, &OwnPortal)| (0..own.slots).map(move |slot| SlotAt { portal, slot });
+        let mut free: Vec<_> = (0..).zip(portals).flat_map(slots).collect();
+        free.reverse();
         Executor {
             settings,
             retries,
-            completions,
             local: CongestionWindow::new(settings.initial),
-            slots: (0..slots).map(|_| None).collect(),
-            free: (0..slots).rev().collect(),
+            portals: portals.iter().map(work).collect(),
+            free,
             transfers: Vec::new(),
             unused: List::new(),
             transfer_links: Neighbours::none(),
@@ -319,7 +350,7 @@ impl Executor {
         if !active.has_more() {
             return None;
         }
-        let (chunk, slot) = (active.next_chunk()?, self.free.pop()?);
+        let (chunk, at_slot) = (active.next_chunk()?, self.free.pop()?);
         active.in_flight += 1;
         if active.has_more() {
             active.waits = true;
@@ -329,7 +360,8 @@ impl Executor {
         /* who polls late makes up for it, as far as that is no burst */
         let since = destination.next.max(now.saturating_sub(destination.remote.rtt() / LATE));
         destination.next = since.saturating_add(destination.remote.pause(&self.local, chunk.size));
-        *self.slots.get_mut(usize::from(slot))? = Some(SlotWork { transfer: at, chunk });
+        let portal = self.portals.get_mut(usize::from(at_slot.portal))?;
+        *portal.slots.get_mut(usize::from(at_slot.slot))? = Some(SlotWork { transfer: at, chunk });
         let Transfer { op, class, remote, region, offset, local, local_offset, key, .. } = active.transfer;
         let command = OneRmaCommand {
             op,
@@ -341,16 +373,18 @@ impl Executor {
             offset: offset + chunk.at,
             local,
             local_offset: local_offset + chunk.at,
-            completions: self.completions,
+            completions: portal.completions,
             key,
         };
-        Some(SlotCommand { slot, command })
+        Some(SlotCommand { at: at_slot, command })
     }
 
-    /// A command completed; or the card did not take it, and it counts as one that did with a status.
-    pub fn on_completion(&mut self, now: Nanos, completion: &Completion) -> Option<Finished> {
-        let flight = self.slots.get_mut(usize::from(completion.slot))?.take()?;
-        self.free.push(completion.slot);
+    /// A command of this portal completed; or the card did not take it, and it counts as one that did with a
+    /// status.
+    pub fn on_completion(&mut self, now: Nanos, portal: u16, completion: &Completion) -> Option<Finished> {
+        let slot = completion.slot;
+        let flight = self.portals.get_mut(usize::from(portal))?.slots.get_mut(usize::from(slot))?.take()?;
+        self.free.push(SlotAt { portal, slot });
         let SlotWork { transfer: at, mut chunk } = flight;
         let active = self.transfers.get_mut(at as usize)?.as_mut()?;
         let destination = self.destinations.get_mut(active.destination)?;
@@ -390,7 +424,7 @@ impl Executor {
 
     /// Commands under way.
     pub fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.portals.iter().map(|portal| portal.slots.len()).sum::<usize>() - self.free.len()
     }
 
     /// Transfers that have not ended.

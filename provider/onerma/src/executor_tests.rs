@@ -29,7 +29,7 @@ fn finished(token: u64, status: Status) -> Finished {
 }
 
 fn executor(slots: u16) -> Executor {
-    Executor::new(CongestionSettings::default(), 2, slots, RegionId(5))
+    Executor::new(CongestionSettings::default(), 2, &[OwnPortal { slots, completions: RegionId(5) }])
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn a_transfer_is_cut_into_commands_of_four_kilobytes() {
     let mut seen = Vec::new();
     for _ in 0..3 {
         now = now.max(executor.next_time().unwrap());
-        let SlotCommand { slot, command } = executor.poll(now).unwrap();
+        let SlotCommand { at: SlotAt { slot, .. }, command } = executor.poll(now).unwrap();
         assert_eq!(command.local_offset, command.offset + 100);
         assert_eq!((command.region, command.completions), (RegionId(3), RegionId(5)));
         seen.push((slot, command.offset - 100, command.size));
@@ -51,8 +51,35 @@ fn a_transfer_is_cut_into_commands_of_four_kilobytes() {
     );
     assert_eq!((executor.poll(now + 1_000_000), executor.next_time()), (None, None));
     let ends: Vec<_> =
-        seen.iter().map(|one| executor.on_completion(now, &completion(one.0, Status::Ok))).collect();
+        seen.iter().map(|one| executor.on_completion(now, 0, &completion(one.0, Status::Ok))).collect();
     assert_eq!(ends, [None, None, Some(finished(7, Status::Ok))]);
+    assert_eq!(executor.in_flight(), 0);
+}
+
+#[test]
+fn several_portals_share_the_transfers() {
+    let rooms = [2, 3].map(|slots| OwnPortal { slots, completions: RegionId(10 + u32::from(slots)) });
+    let mut executor = Executor::new(CongestionSettings::default(), 2, &rooms);
+    executor.submit(transfer(5 * 4096 + 1, 1)).unwrap();
+    let (mut now, mut seen) = (0, Vec::new());
+    while let Some(next) = executor.next_time() {
+        now = now.max(next);
+        let SlotCommand { at, command } = executor.poll(now).unwrap();
+        let room = rooms[usize::from(at.portal)];
+        assert!(at.slot < room.slots && command.completions == room.completions && !seen.contains(&at));
+        seen.push(at);
+    }
+    assert_eq!((seen.len(), executor.in_flight()), (5, 5), "all slots of both");
+    assert_eq!(executor.on_completion(now, 2, &completion(0, Status::Ok)), None, "there is no such portal");
+    assert_eq!(executor.on_completion(now, 0, &completion(2, Status::Ok)), None, "nor such a slot");
+    assert_eq!(executor.on_completion(now, 1, &completion(2, Status::Ok)), None);
+    let SlotCommand { at, .. } = executor.poll(now + 10_000).unwrap();
+    assert_eq!(at, SlotAt { portal: 1, slot: 2 }, "the one that is free");
+    let ends: Vec<_> = seen
+        .iter()
+        .map(|at| executor.on_completion(now, at.portal, &completion(at.slot, Status::Ok)))
+        .collect();
+    assert_eq!(ends.last(), Some(&Some(finished(1, Status::Ok))));
     assert_eq!(executor.in_flight(), 0);
 }
 
@@ -93,7 +120,7 @@ fn the_smaller_window_limits_what_is_under_way_and_its_pace() {
     }
     assert_eq!(issued, 13);
     assert_eq!(now, 12 * (5_000 / 13));
-    executor.on_completion(now, &completion(63, Status::Nack));
+    executor.on_completion(now, 0, &completion(63, Status::Nack));
     assert_eq!(executor.in_flight(), 13, "a slot without a command says nothing");
 }
 
@@ -104,18 +131,18 @@ fn congestion_is_tried_again_and_a_wrong_key_is_not() {
     let mut now = 0;
     for _ in 0..2 {
         now = now.max(executor.next_time().unwrap());
-        let slot = executor.poll(now).unwrap().slot;
-        assert_eq!(executor.on_completion(now, &completion(slot, Status::Timeout)), None);
+        let slot = executor.poll(now).unwrap().at.slot;
+        assert_eq!(executor.on_completion(now, 0, &completion(slot, Status::Timeout)), None);
     }
     now = now.max(executor.next_time().unwrap());
-    let slot = executor.poll(now).unwrap().slot;
-    let end = executor.on_completion(now, &completion(slot, Status::Nack));
+    let slot = executor.poll(now).unwrap().at.slot;
+    let end = executor.on_completion(now, 0, &completion(slot, Status::Nack));
     assert_eq!(end, Some(finished(1, Status::Nack)));
     executor.submit(transfer(64, 2)).unwrap();
     now = now.max(executor.next_time().unwrap());
-    let slot = executor.poll(now).unwrap().slot;
+    let slot = executor.poll(now).unwrap().at.slot;
     let denied = completion(slot, Status::RemoteAuthenticationFailure);
-    let end = executor.on_completion(now, &denied);
+    let end = executor.on_completion(now, 0, &denied);
     assert_eq!(end, Some(finished(2, Status::RemoteAuthenticationFailure)));
 }
 
@@ -146,7 +173,8 @@ proptest! {
         for (fate, pick) in fates.take(5_000) {
             while let Some(next) = executor.next_time() {
                 now = now.max(next);
-                let Some(SlotCommand { slot, command }) = executor.poll(now) else { break };
+                let Some(SlotCommand { at, command }) = executor.poll(now) else { break };
+                let slot = at.slot;
                 prop_assert!(under_way.iter().all(|(other, _)| *other != slot));
                 under_way.push_back((slot, command.size));
             }
@@ -156,7 +184,7 @@ proptest! {
             let status = Status::from_code(fate).unwrap();
             bytes += if status == Status::Ok { u64::from(size) } else { 0 };
             now += 100;
-            ends.extend(executor.on_completion(now, &completion(slot, status)));
+            ends.extend(executor.on_completion(now, 0, &completion(slot, status)));
         }
         let mut tokens: Vec<u64> = ends.iter().map(|end| end.token).collect();
         tokens.sort_unstable();

@@ -12,7 +12,7 @@ mod site;
 use std::collections::{BTreeMap, VecDeque};
 
 use starverbs_core::Nanos;
-use starverbs_onerma::executor::{SlotCommand, Transfer};
+use starverbs_onerma::executor::{SlotAt, SlotCommand, Transfer};
 use starverbs_onerma::{
     Class, Completion, IssueError, MAX_OP, OneRmaCommand, OneRmaOp, RegionId, RegionKey, Status,
 };
@@ -304,7 +304,7 @@ impl World {
         let now = self.net.now();
         let site = &mut self.sites[at];
         site.wake = site.wake.filter(|wake| *wake > now);
-        while let Some(SlotCommand { slot, command }) = site.executor.poll(now) {
+        while let Some(SlotCommand { at: SlotAt { slot, .. }, command }) = site.executor.poll(now) {
             let issued = self.net.hosts[at].card.issue(now, site.moving.id, slot, &command);
             assert_eq!(issued, Ok(()), "host {at}: {command:?}");
             self.net.pump(at);
@@ -330,7 +330,7 @@ impl World {
             self.end(&job, Some(end.status));
         }
         while let Some(end) = self.next_completion(at, |site| &mut site.moving) {
-            let Some(finished) = self.sites[at].executor.on_completion(self.net.now(), &end) else {
+            let Some(finished) = self.sites[at].executor.on_completion(self.net.now(), 0, &end) else {
                 continue;
             };
             let job = self.moves.remove(&finished.token);

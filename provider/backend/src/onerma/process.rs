@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use starverbs_core::{Gid, Nanos};
 use starverbs_onerma::congestion::{CongestionSettings, Timeouts};
-use starverbs_onerma::executor::{Executor, Finished, SlotCommand, SubmitError, Transfer};
+use starverbs_onerma::executor::{Executor, Finished, OwnPortal, SlotAt, SlotCommand, SubmitError, Transfer};
 use starverbs_onerma::wire::{OVERHEAD, PORT};
 use starverbs_onerma::{
     COMPLETION_LEN, CardConfig, CardCounts, Completion, ControlError, DerivedKey, Initiator, MAX_OP,
@@ -28,6 +28,8 @@ use crate::{BackendError, sockopt};
 const RECEIVED: usize = 64;
 /// The card gets new message numbers when it has fewer than these.
 const LOW: u64 = 1 << 20;
+/// Most slots of a portal: a page of them.
+const PORTAL: u16 = 64;
 /// Words of a completion.
 const RECORD: usize = COMPLETION_LEN / 8;
 
@@ -91,19 +93,62 @@ fn as_set(usual: CongestionSettings, settings: &Settings) -> CongestionSettings 
     }
 }
 
+/// A portal of the executor's.
+struct Portal {
+    id: PortalId,
+    /// Its completions, which the card writes
+    records: Box<[AtomicU64]>,
+    /// Completions that were taken
+    seen: u32,
+}
+
+impl Portal {
+    /// One of so many slots, and the region of its completions. `Full`: the card has no more.
+    fn open(
+        card: &mut OneRmaCard<GcmSeal>,
+        pid: u32,
+        slots: u16,
+    ) -> Result<(Portal, OwnPortal), ControlError> {
+        let records: Box<[_]> = (0..usize::from(slots) * RECORD).map(|_| AtomicU64::new(0)).collect();
+        let completions = card.open_region(Region {
+            addr: records.as_ptr().expose_provenance() as u64,
+            len: (records.len() * 8) as u64,
+            owner: pid,
+            rights: Rights::LOCAL_WRITE,
+            key: RegionKey([0; 16]),
+        })?;
+        let id = card.open_portal(pid, slots)?;
+        Ok((Portal { id, records, seen: 0 }, OwnPortal { slots, completions }))
+    }
+
+    fn next_completion(&mut self) -> Option<Completion> {
+        let records = (self.records.len() / RECORD) as u32;
+        let at = (self.seen % records.max(1)) as usize * RECORD;
+        let words = self.records.get(at..at + RECORD)?;
+        /* the last word is written last: acquire it first */
+        let mut bytes = [0; COMPLETION_LEN];
+        for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words).rev() {
+            *to = word.load(Ordering::Acquire).to_ne_bytes();
+        }
+        let completion = Completion::decode(&bytes)?;
+        let next = self.seen.wrapping_add(1);
+        if completion.sequence != next {
+            return None;
+        }
+        self.seen = next;
+        Some(completion)
+    }
+}
+
 /// A process's card and what it runs above it.
 pub struct Process {
     card: OneRmaCard<GcmSeal>,
     world: World,
     received: ReceiveBuffer,
     executor: Executor,
-    portal: PortalId,
+    portals: Box<[Portal]>,
     local: Gid,
     pid: u32,
-    /// The completions of the portal, which the card writes
-    records: Box<[AtomicU64]>,
-    /// Completions that were taken
-    seen: u32,
     finished: VecDeque<Finished>,
     /// Message numbers before this one were given to the card
     numbered: u64,
@@ -136,27 +181,19 @@ impl Process {
         let counters = SealCounters::of_range(numbers);
         let mut card = OneRmaCard::new(config, GcmSeal, addr.gid, sender_of(&addr.gid), counters)
             .ok_or(BackendError::NoMemory)?;
-        let records: Box<[_]> = (0..usize::from(slots) * RECORD).map(|_| AtomicU64::new(0)).collect();
-        let completions = Region {
-            addr: records.as_ptr().expose_provenance() as u64,
-            len: (records.len() * 8) as u64,
-            owner: options.pid,
-            rights: Rights::LOCAL_WRITE,
-            key: RegionKey([0; 16]),
-        };
-        let full = |_| BackendError::NoMemory;
-        let completions = card.open_region(completions).map_err(full)?;
-        let portal = card.open_portal(options.pid, slots).map_err(full)?;
+        let rooms = (0..slots.div_ceil(PORTAL)).map(|portal| (slots - portal * PORTAL).min(PORTAL));
+        let portals = rooms.map(|room| Portal::open(&mut card, options.pid, room));
+        let portals: Result<Vec<_>, _> = portals.collect();
+        let (portals, own): (Vec<_>, Vec<_>) =
+            portals.map_err(|_| BackendError::NoMemory)?.into_iter().unzip();
         Ok(Process {
             card,
             world,
             received: ReceiveBuffer::new()?,
-            executor: Executor::new(congestion, options.retries, slots, completions),
-            portal,
+            executor: Executor::new(congestion, options.retries, &own),
+            portals: portals.into_boxed_slice(),
             local: addr.gid,
             pid: options.pid,
-            records,
-            seen: 0,
             finished: VecDeque::new(),
             numbered,
         })
@@ -282,11 +319,12 @@ impl Process {
     /// Issues what the executor's windows and pacing allow.
     fn issue(&mut self, now: Nanos) -> bool {
         let mut issued = false;
-        while let Some(SlotCommand { slot, command }) = self.executor.poll(now) {
+        while let Some(SlotCommand { at: SlotAt { portal, slot }, command }) = self.executor.poll(now) {
             issued = true;
-            if self.card.issue(now, self.portal, slot, &command).is_err() {
+            let id = self.portals.get(usize::from(portal)).map(|portal| portal.id);
+            if id.is_none_or(|id| self.card.issue(now, id, slot, &command).is_err()) {
                 /* the slot is free and the size a command's: it is the local region */
-                self.on_completion(now, &refused(slot, command.op));
+                self.on_completion(now, portal, &refused(slot, command.op));
             }
         }
         issued
@@ -295,34 +333,18 @@ impl Process {
     /// Takes the completions that the card has written.
     fn reap(&mut self, now: Nanos) -> bool {
         let mut any = false;
-        while let Some(completion) = self.next_completion() {
-            self.on_completion(now, &completion);
-            any = true;
+        for at in 0..self.portals.len() {
+            while let Some(completion) = self.portals.get_mut(at).and_then(Portal::next_completion) {
+                self.on_completion(now, at as u16, &completion);
+                any = true;
+            }
         }
         any
     }
 
-    fn next_completion(&mut self) -> Option<Completion> {
-        let records = (self.records.len() / RECORD) as u32;
-        let at = (self.seen % records.max(1)) as usize * RECORD;
-        let words = self.records.get(at..at + RECORD)?;
-        /* the last word is written last: acquire it first */
-        let mut bytes = [0; COMPLETION_LEN];
-        for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words).rev() {
-            *to = word.load(Ordering::Acquire).to_ne_bytes();
-        }
-        let completion = Completion::decode(&bytes)?;
-        let next = self.seen.wrapping_add(1);
-        if completion.sequence != next {
-            return None;
-        }
-        self.seen = next;
-        Some(completion)
-    }
-
-    fn on_completion(&mut self, now: Nanos, completion: &Completion) {
+    fn on_completion(&mut self, now: Nanos, portal: u16, completion: &Completion) {
         /* room was made when the transfer was taken */
-        self.finished.extend(self.executor.on_completion(now, completion));
+        self.finished.extend(self.executor.on_completion(now, portal, completion));
     }
 
     /// When [`Process::turn`] has something to do if no packet comes before; it may be past.

@@ -171,6 +171,23 @@ fn through_memory(end: &Process) -> [u64; 2] {
     [sent, came]
 }
 
+/// More slots than a portal has: portals complete beside each other.
+#[test]
+fn a_process_has_as_many_portals_as_its_slots_take() {
+    let of = |slots| {
+        let options = ProcessOptions { slots, pid: 7, retries: 0, ..ProcessOptions::default() };
+        open_as(&options, &Settings::default())
+    };
+    let rooms = [1, 64, 65, 130, 256].map(|slots| of(slots).portals.len());
+    assert_eq!(rooms, [1, 1, 2, 3, 4]);
+    let mut pair = Pair::of([of(130), open(8, 0)]);
+    /* the window is of 32 commands at most: what is more waits for it */
+    for _ in 0..3 {
+        assert_eq!(pair.run(OneRmaOp::Read, &KEY, 60_000), Status::Ok);
+    }
+    assert_eq!(pair.ends[0].executor.in_flight(), 0);
+}
+
 #[test]
 fn cards_of_one_host_use_memory() {
     let mut pair = Pair::new(0);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use starverbs_core::Gid;
 use starverbs_onerma::congestion::CongestionSettings;
-use starverbs_onerma::executor::{Executor, Finished, SlotCommand, Transfer};
+use starverbs_onerma::executor::{Executor, Finished, OwnPortal, SlotAt, SlotCommand, Transfer};
 use starverbs_onerma::{Class, Completion, OneRmaCommand, OneRmaOp, RegionKey, Rights, SlotState};
 
 use super::host::{Portal, SimRegion};
@@ -128,7 +128,8 @@ impl Client {
         let mut process = Process::new(net, host, pid, slots);
         let rights = Rights::LOCAL_READ | Rights::LOCAL_WRITE;
         process.local = net.hosts[host].region(pid, len, rights, KEY);
-        let executor = Executor::new(settings, 7, slots, process.portal.completions.id);
+        let executor =
+            Executor::new(settings, 7, &[OwnPortal { slots, completions: process.portal.completions.id }]);
         Client { process, executor, wake: None, issued: BTreeMap::new(), last: None, failures: 0 }
     }
 
@@ -174,7 +175,7 @@ impl Client {
             self.wake = None;
         }
         let (host, portal) = (self.process.host, self.process.portal.id);
-        while let Some(SlotCommand { slot, command }) = self.executor.poll(now) {
+        while let Some(SlotCommand { at: SlotAt { slot, .. }, command }) = self.executor.poll(now) {
             let state = net.hosts[host].card.slot_state(portal, slot);
             assert!(matches!(state, Some(SlotState::Free | SlotState::Done)));
             *self.issued.entry(command.remote).or_default() += u64::from(command.size);
@@ -194,6 +195,6 @@ impl Client {
         let completion = self.process.portal.poll(&net.hosts[self.process.host])?;
         self.failures += u64::from(completion.status != starverbs_onerma::Status::Ok);
         self.last = Some(completion);
-        Some(self.executor.on_completion(net.now(), &completion))
+        Some(self.executor.on_completion(net.now(), 0, &completion))
     }
 }

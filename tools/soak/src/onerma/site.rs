@@ -2,7 +2,7 @@
 
 use starverbs_core::Nanos;
 use starverbs_onerma::congestion::CongestionSettings;
-use starverbs_onerma::executor::Executor;
+use starverbs_onerma::executor::{Executor, OwnPortal};
 use starverbs_onerma::{CardConfig, OneRmaOp, Region, RegionKey, Rights};
 use starverbs_sim::onerma::{OneRmaNet, Portal, SimRegion};
 
@@ -71,7 +71,11 @@ impl Site {
         let local = host.region(pid, local_len, Rights::LOCAL_READ | Rights::LOCAL_WRITE, RegionKey([1; 16]));
         let (portal, moving) = (host.portal(pid, SLOTS), host.portal(pid, SLOTS));
         let settings = CongestionSettings::of_rtt(RTT);
-        let executor = Executor::new(settings, RETRIES, SLOTS, moving.completions.id);
+        let executor = Executor::new(
+            settings,
+            RETRIES,
+            &[OwnPortal { slots: SLOTS, completions: moving.completions.id }],
+        );
         let places = |len: u64| (0..len / PLACE).map(|place| place * PLACE).collect();
         let served = Served { region, keys: vec![key], version: born, free: places(region.len), born };
         Site {
