@@ -190,6 +190,58 @@ static void sleeping_threads(void)
 	CHECK((statuses[0] == STARDV_ONERMA_TIMEOUT) + (statuses[1] == STARDV_ONERMA_TIMEOUT) == 1);
 }
 
+static struct stardv_onerma *asked;
+static int polling = 1;
+
+static void *sleep_long(void *unused)
+{
+	struct stardv_onerma_wc wc;
+
+	CHECK(stardv_onerma_poll(asked, 1, &wc, 60000) == 1 && wc.status == STARDV_ONERMA_OK);
+	return unused;
+}
+
+static void *poll_all_the_time(void *unused)
+{
+	while (__atomic_load_n(&polling, __ATOMIC_RELAXED))
+		CHECK(!stardv_onerma_poll(asked, 0, NULL, 0));
+	return unused;
+}
+
+/* A card that a sleeping thread serves still does so when another thread has polled it for a while. */
+static void sleeps_beside_polls(void)
+{
+	static char shared[4096], own[4096];
+	uint32_t of_server = remote, mine = region;
+	struct stardv_onerma *first = onerma;
+	struct stardv_onerma_wr wr;
+	pthread_t threads[2];
+	int i;
+
+	CHECK((asked = onerma = open_card(CLIENT, CLIENT_PID)) != NULL);
+	remote = open_region(shared, sizeof(shared), STARDV_ONERMA_REMOTE_READ | STARDV_ONERMA_LOCAL_WRITE);
+	CHECK(!pthread_create(&threads[0], NULL, sleep_long, NULL));
+	onerma = first;
+	region = open_region(own, sizeof(own), STARDV_ONERMA_LOCAL_WRITE);
+	wr = request(STARDV_ONERMA_READ, key, 64);
+	CHECK(!ibv_query_gid(ctx, 1, CLIENT, &wr.remote));
+	CHECK(!pthread_create(&threads[1], NULL, poll_all_the_time, NULL));
+	for (i = 0; i < 500; i++)
+		CHECK(finish(&wr).status == STARDV_ONERMA_OK);
+	__atomic_store_n(&polling, 0, __ATOMIC_RELAXED);
+	CHECK(!pthread_join(threads[1], NULL));
+	for (i = 0; i < 5; i++)
+		CHECK(finish(&wr).status == STARDV_ONERMA_OK);
+	/* what it has itself posted ends the sleep */
+	wr.remote_region = remote;
+	wr.local_region = remote;
+	CHECK(!stardv_onerma_post(asked, &wr, sizeof(wr)));
+	CHECK(!pthread_join(threads[0], NULL));
+	CHECK(!stardv_onerma_destroy_region(onerma, region) && !stardv_onerma_close(asked));
+	remote = of_server;
+	region = mine;
+}
+
 /* What was posted goes on while the program does not call, and others are served: of its own region, too. */
 static void without_calls(void)
 {
@@ -397,6 +449,7 @@ int main(int argc, char **argv)
 		region = open_region(memory, LEN, STARDV_ONERMA_LOCAL_READ | STARDV_ONERMA_LOCAL_WRITE);
 		moves_data();
 		sleeping_threads();
+		sleeps_beside_polls();
 		without_calls();
 		keys_and_bounds();
 		own_regions();

@@ -289,6 +289,11 @@ impl Peers {
         self.with(|sessions| if sessions.is_own(block) { None } else { self.way(sessions, block) })
     }
 
+    /// Whether the other end of a session that was begun here has taken it. `None`: the session is over.
+    pub(crate) fn is_taken(&self, session: SessionId) -> Option<bool> {
+        self.with(|sessions| sessions.get(session).filter(|one| one.is_up()).map(|one| one.greeted))
+    }
+
     /// Whether a block is this process's.
     pub fn is_own(&self, block: u32) -> bool {
         self.with(|sessions| sessions.is_own(block))

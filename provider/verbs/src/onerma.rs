@@ -71,7 +71,7 @@ const COUNTS: usize = 18;
 
 /// Each of these, and what a card has counted.
 fn counters<'a>(page: &'a StatPage, process: &Process) -> [(&'a CounterCell, u64); COUNTS] {
-    let (counts, [unsent, foreign, sent, came]) = (process.counts(), process.port_counts());
+    let (counts, [unsent, foreign, sent, received]) = (process.counts(), process.port_counts());
     [
         (&page.onerma_received, counts.received),
         (&page.onerma_malformed, counts.malformed),
@@ -90,7 +90,7 @@ fn counters<'a>(page: &'a StatPage, process: &Process) -> [(&'a CounterCell, u64
         (&page.onerma_unsent, unsent),
         (&page.onerma_foreign, foreign),
         (&page.onerma_tx_local, sent),
-        (&page.onerma_rx_local, came),
+        (&page.onerma_rx_local, received),
     ]
 }
 
@@ -247,7 +247,8 @@ impl Onerma {
             limit.map(|limit| now().saturating_add(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)));
         let shared = &*self.shared;
         let mut card = self.card()?;
-        if limit == Some(Duration::ZERO) && shared.activity.backs_off() {
+        let ended = card.process.has_finished();
+        if limit == Some(Duration::ZERO) && !ended && shared.activity.backs_off() {
             return Ok(0);
         }
         let mut has_slept = false;
@@ -255,7 +256,7 @@ impl Onerma {
             let at = now();
             shared.activity.note_call();
             let pause = at.saturating_sub(shared.activity.note_poll(at));
-            if shared.take_turn(&mut card) > 0 || pause > IDLE {
+            if shared.take_turn(&mut card) > 0 || card.process.has_finished() || pause > IDLE {
                 card.idle.restart(at);
             }
             let mut taken = 0;
@@ -287,6 +288,7 @@ impl Onerma {
             }
             card = shared.lock();
             card.sleepers -= 1;
+            card.process.note_woken();
             /* it may have been the one that was to wake in time: unless it sleeps again, others hear of it */
             card.alarm = Nanos::MAX;
         }
@@ -324,11 +326,11 @@ impl SharedCard {
         }
     }
 
-    /// A turn of the program's. Where the thread sleeps, it is to be woken whoever looked last; if the
-    /// program takes by itself what others wake it for, it looks once a tick instead.
+    /// A turn of the program's. Where the thread or a poll sleeps, it is to be woken whoever looked last; if
+    /// the program takes by itself what others wake it for, it looks once a tick instead.
     fn take_turn(&self, card: &mut LockedCard) -> usize {
         let armed = self.thread.is_armed();
-        card.process.set_polled(!armed);
+        card.process.set_polled(!armed && card.sleepers == 0);
         let came = card.process.turn(now);
         if came > 0 && armed {
             card.taken = card.taken.saturating_add(1);
@@ -419,6 +421,7 @@ impl ThreadWork for Arc<SharedCard> {
             return TurnResult::default();
         }
         card.process.set_polled(false);
+        card.process.note_woken();
         let came = card.process.turn(now);
         if came > 0 {
             (card.slept, card.taken) = (0, 0);

@@ -316,7 +316,7 @@ impl World {
         /* what was posted and not rung for is flushed, too */
         self.net.doorbell(at, end.qpn);
         self.poll(at);
-        if self.state(c, e) != QpState::Sqe {
+        if self.state(c, e) == QpState::Err {
             /* a frame that waited for its context was served in that turn, and its receive failed */
             return;
         }

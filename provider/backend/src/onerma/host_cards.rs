@@ -2,8 +2,9 @@
 //! them, and none receives them.
 //!
 //! A card listens under a name that says its address and UDP port, and takes processes of its own user; each
-//! way of two cards has a session of its own. What finds no session, or no room there, is the wire's. Owns
-//! the sessions, and when the socket is looked at beside them; it must not know what packets say.
+//! way of two cards has a session of its own. Until the other end has taken it the wire has the packets, as
+//! it has those that find no session or no room. Owns the sessions, and when the socket is looked at beside
+//! them; it must not know what packets say.
 
 use std::os::fd::RawFd;
 
@@ -18,14 +19,16 @@ use crate::peer::{NO_BLOCK, Peers, SessionId, socket};
 use crate::registry::abstract_address;
 use crate::sockopt::monotonic;
 
-/// Cards that are known at once.
+/// Cards that are found without a search.
 const KNOWN: usize = 64;
+/// Cards of this host that are kept in mind.
+const WAYS: usize = 4096;
 /// How long the wire has the packets for a card that takes no session.
 const REFUSED: Nanos = 1_000_000_000;
-/// Looks in a row for which the socket had nothing, after which most leave it alone while memory has
-/// something.
+/// Looks in a row for which the socket had nothing, after which it is asked about together with who begins,
+/// ends or wakes a session.
 const QUIET: u32 = 64;
-/// And one in so many looks at it, and at who begins or ends a session.
+/// One look in so many does that in any case, and no other while memory has had something since.
 const LOOKS: u32 = 32;
 
 /// What is known of a card.
@@ -33,7 +36,9 @@ const LOOKS: u32 = 32;
 struct CardFacts {
     end: PacketEnd,
     session: Option<SessionId>,
-    /// There was no session; it is tried again then
+    /// The other end has taken it
+    taken: bool,
+    /// There was no session, or nobody took it; it is tried again then
     again: Nanos,
 }
 
@@ -43,15 +48,18 @@ pub(super) struct HostCards {
     own: PacketEnd,
     /// Addresses of this host
     here: Vec<Gid>,
-    known: [CardFacts; KNOWN],
+    /// Cards that were sent to, and where in there they are
+    ways: Vec<CardFacts>,
+    known: [u16; KNOWN],
     looks: u32,
-    /// Looks in a row for which the socket had nothing
+    /// Looks in a row for which the socket had nothing, and memory
     quiet: u32,
+    silent: u32,
     /// Who comes from a sleep looks at all
     slept: bool,
-    /// Packets that went and that came this way
+    /// Packets that went this way, and that were received
     pub(super) sent: u64,
-    pub(super) came: u64,
+    pub(super) received: u64,
 }
 
 /// Name under which the card with this end takes sessions.
@@ -74,12 +82,14 @@ impl HostCards {
             peers,
             own,
             here: own_gids(),
-            known: [CardFacts::default(); KNOWN],
+            ways: Vec::new(),
+            known: [0; KNOWN],
             looks: 0,
             quiet: 0,
+            silent: 0,
             slept: true,
             sent: 0,
-            came: 0,
+            received: 0,
         })
     }
 
@@ -90,48 +100,79 @@ impl HostCards {
     /// The pieces can be read.
     pub(super) unsafe fn pass(&mut self, to: PacketEnd, segment: u16, pieces: &[libc::iovec]) -> bool {
         let [.., low] = to.0.0;
-        let at = (usize::from(low) ^ usize::from(to.1)) % KNOWN;
-        let known = self.known[at];
-        let session = if known.end == to { known.session } else { None };
-        let Some(session) = session.or_else(|| self.find(at, to)) else { return false };
+        let place = (usize::from(low) ^ usize::from(to.1)) % KNOWN;
+        let mut at = usize::from(self.known[place]);
+        if self.ways.get(at).is_none_or(|card| card.end != to) {
+            let Some(found) = self.search(to) else { return false };
+            (at, self.known[place]) = (found, found as u16);
+        }
+        if !self.ways[at].taken && !self.is_taken_now(at) {
+            return false;
+        }
+        let Some(session) = self.ways[at].session else { return false };
         let meta = FrameMeta { src: self.own.0, dst: to.0, ..FrameMeta::default() };
         let run = StrayFrames { meta, sport: self.own.1, segment, first: to.1, tag: SENT };
         // SAFETY: the caller's terms.
         let sent = unsafe { self.peers.send_frames(session, &encode_run(&run), pieces) };
         if sent.is_none() {
-            self.known[at] = CardFacts::default();
+            self.ways[at] = CardFacts { end: to, ..CardFacts::default() };
         }
         sent == Some(true)
     }
 
-    /// The session with a card of which nothing is known.
+    /// Where a card of this host is in [`HostCards::ways`]. `None`: it is another host's.
     #[cold]
-    fn find(&mut self, at: usize, to: PacketEnd) -> Option<SessionId> {
-        let loopback = matches!(to.0.ipv4(), Some([127, ..]));
-        if !loopback && !self.here.contains(&to.0) {
+    fn search(&mut self, to: PacketEnd) -> Option<usize> {
+        if !self.is_here(to.0) {
             return None;
         }
-        let (now, known) = (monotonic(), self.known[at]);
-        if known.end == to && now < known.again {
-            return None;
+        let at = self.ways.iter().position(|card| card.end == to).unwrap_or(self.ways.len());
+        if at == self.ways.len() {
+            (at < WAYS && self.ways.try_reserve(1).is_ok()).then_some(())?;
+            self.ways.push(CardFacts { end: to, ..CardFacts::default() });
         }
-        let address = abstract_address(&card_name(to));
-        let session = self.peers.connect(&address, NO_BLOCK, socket::user()).ok();
-        self.known[at] = CardFacts { end: to, session, again: now + REFUSED };
-        session
+        Some(at)
+    }
+
+    /// Whether the session with a card has been taken since the last look; begins one where there is none.
+    #[cold]
+    fn is_taken_now(&mut self, at: usize) -> bool {
+        let (now, card) = (monotonic(), &mut self.ways[at]);
+        match card.session.map(|session| self.peers.is_taken(session)) {
+            Some(Some(taken)) => card.taken = taken,
+            Some(None) => (card.session, card.again) = (None, now + REFUSED),
+            None if now < card.again => {}
+            None => {
+                let address = abstract_address(&card_name(card.end));
+                card.session = self.peers.connect(&address, NO_BLOCK, socket::user()).ok();
+                card.again = now + REFUSED;
+            }
+        }
+        card.taken
+    }
+
+    /// Whether an address is this host's.
+    pub(super) fn is_here(&self, gid: Gid) -> bool {
+        matches!(gid.ipv4(), Some([127, ..])) || self.here.contains(&gid)
     }
 
     /// Takes a message of packets, its run before them, into `room`; gives its length.
     pub(super) fn next(&mut self, room: &mut [u8]) -> Option<usize> {
-        if self.peers.may_have_frames() { self.peers.next_frames(room) } else { None }
+        let len = if self.peers.may_have_frames() { self.peers.next_frames(room) } else { None };
+        if len.is_some() {
+            self.silent = 0;
+        }
+        len
     }
 
     /// Looks at who begins or ends a session, now and then. Whether the socket is to be looked at, too.
     pub(super) fn look(&mut self) -> bool {
         self.looks = self.looks.wrapping_add(1);
-        let slept = std::mem::take(&mut self.slept);
-        let something = (slept || self.looks.is_multiple_of(LOOKS)) && self.peers.look();
-        something || self.quiet < QUIET || !self.peers.may_have_frames()
+        self.silent = self.silent.saturating_add(1);
+        let busy = self.quiet < QUIET;
+        let due = self.looks.is_multiple_of(LOOKS) || (!busy && self.silent > LOOKS);
+        let something = (std::mem::take(&mut self.slept) || due) && self.peers.look();
+        something || busy
     }
 
     /// The socket had so many datagrams.
@@ -149,9 +190,14 @@ impl HostCards {
         self.peers.settle();
     }
 
+    /// A sleep on [`HostCards::fd`] is over: the next turn looks at all.
+    pub(super) fn note_woken(&mut self) {
+        self.slept = true;
+    }
+
     /// Whoever looked is about to sleep on [`HostCards::fd`].
     pub(super) fn prepare_to_sleep(&mut self) {
-        self.slept = true;
+        self.note_woken();
         self.peers.prepare_to_sleep();
     }
 

@@ -30,14 +30,17 @@ const BUFFER: usize = 4 << 20;
 const DATAGRAMS: usize = 16;
 /// Messages of this host's cards that are taken at once.
 const MESSAGES: usize = 4;
+/// Packets of no card that are passed over in a row.
+const FOREIGN: u32 = 64;
 
 /// The port, and packets that wait to be sent.
 pub(super) struct OneRmaPort {
+    /// The way to cards of this host; `None`: the wire has all. It ends before the socket: who has the port
+    /// next is to have the name, too
+    pub(super) host: Option<Box<HostCards>>,
     socket: Socket,
     batch: FrameBatch,
     tap: Option<Box<OneRmaTap>>,
-    /// The way to cards of this host; `None`: the wire has all
-    pub(super) host: Option<Box<HostCards>>,
     /// The time of the turn
     now: Nanos,
     addr: HostAddr,
@@ -294,7 +297,8 @@ impl ReceiveBuffer {
 
     /// The next packet, and its ends. `None`: none is there.
     pub(super) fn next(&mut self, port: &mut OneRmaPort) -> Option<(CardPath, &mut [u8])> {
-        loop {
+        /* of what is none a turn takes so much: who sends it has no more of this card than others */
+        for _ in 0..FOREIGN {
             if self.at == self.count && !self.fill(port) {
                 return None;
             }
@@ -321,11 +325,12 @@ impl ReceiveBuffer {
                 tap.capture((src, sport), port.own(), self.read().bytes(at).get(from..to).unwrap_or(&[]));
             }
             if let Some(host) = port.host.as_mut().filter(|_| self.here) {
-                host.came += 1;
+                host.received += 1;
             }
             let inbox = if self.here { &mut self.messages } else { &mut self.inbox };
             return Some((path, inbox.bytes_mut(at, from..to)));
         }
+        None
     }
 
     /// What is read.
@@ -338,14 +343,16 @@ impl ReceiveBuffer {
     }
 
     /// Who sent datagram or message `at`, from which UDP port, and the size of what is joined in it; 0: it is
-    /// one packet. `None`: it is for another card, or nothing.
+    /// one packet. `None`: it is for another card, of no card of this host, or nothing.
     fn sender(&self, port: &OneRmaPort, at: usize) -> Option<(Gid, u16, u16)> {
         if !self.here {
             let Outer { meta, sport, segment } = self.inbox.outer(at);
             return Some((meta.src, sport, segment));
         }
         let Some(CardMessage::Frames(run)) = control::decode(self.messages.bytes(at)) else { return None };
-        ((run.meta.dst, run.first) == port.own()).then_some((run.meta.src, run.sport, run.segment))
+        let here = port.host.as_ref().is_some_and(|host| host.is_here(run.meta.src));
+        let ours = here && (run.meta.dst, run.first) == port.own();
+        ours.then_some((run.meta.src, run.sport, run.segment))
     }
 
     /// Takes what has come: messages and datagrams in turn, where there are both. False: nothing is there.

@@ -371,6 +371,14 @@ impl Process {
         }
     }
 
+    /// A sleep on the descriptor is over, and the next turn is to look at all: others may have had turns
+    /// meanwhile.
+    pub fn note_woken(&mut self) {
+        if let Some(host) = &mut self.world.port.host {
+            host.note_woken();
+        }
+    }
+
     /// Sleeps until a packet is there, [`Process::next_time`] has come, or `limit` is over. `now` is the
     /// time of the last turn.
     pub fn wait(&mut self, now: Nanos, limit: Duration) {
@@ -388,8 +396,8 @@ impl Process {
     /// packets to and from cards of this host that went through memory.
     pub fn port_counts(&self) -> [u64; 4] {
         let port = &self.world.port;
-        let [sent, came] = port.host.as_ref().map_or([0; 2], |host| [host.sent, host.came]);
-        [port.unsent, port.foreign, sent, came]
+        let [sent, received] = port.host.as_ref().map_or([0; 2], |host| [host.sent, host.received]);
+        [port.unsent, port.foreign, sent, received]
     }
 }
 
