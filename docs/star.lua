@@ -11,7 +11,7 @@ local star = Proto("star", "StaR (stateless RDMA)")
 
 local PTYPES = {
 	[1] = "WQEP", [2] = "EA", [3] = "RD", [4] = "RDA", [5] = "GD", [6] = "GDA", [7] = "CQEP", [8] = "WQEPS",
-	[9] = "RDC", [10] = "RDAS",
+	[9] = "RDC", [10] = "RDAS", [11] = "RDCS", [12] = "SEVERAL",
 }
 local OPTS = { [0] = "SEND", [1] = "RECV", [2] = "WRITE", [3] = "READ" }
 local CONTROLS = {
@@ -264,6 +264,19 @@ local function carried(data, tree, opt)
 	return shown .. " " .. (data:len() - 32) .. " bytes"
 end
 
+-- Several of these, one behind the other.
+local function bundled(data, tree, opt)
+	local at, text = 0, ""
+	while at + 12 + 32 <= data:len() do
+		local len = 32 + data(at + 8, 4):uint()
+		if at + 12 + len > data:len() then return text .. " (short)" end
+		tree:add(f.addr, data(at, 8))
+		text = text .. carried(data(at + 12, len):tvb(), tree, opt)
+		at = at + 12 + len
+	end
+	return text
+end
+
 local function atomic(data, tree)
 	if data:len() < 32 then return "" end
 	tree:add(f.opcode, data(0, 1))
@@ -344,6 +357,7 @@ local function body(kind, opt, m, data, tree)
 	if kind == 1 then return wqe(data, tree) end
 	if kind == 8 then return records(data, tree) end
 	if kind == 9 then return carried(data, tree, opt) end
+	if kind == 11 then return bundled(data, tree, opt) end
 	if kind == 7 then return completion(data, tree) end
 	if kind == 5 and opt == 1 then return atomic(data, tree) end
 	if kind == 3 and opt == 1 then return turn(data, tree) end
@@ -351,14 +365,11 @@ local function body(kind, opt, m, data, tree)
 	return ""
 end
 
-function star.dissector(tvb, pinfo, root)
-	if tvb:len() < HEADER + CRC then return 0 end
+-- A packet without its CRC, which begins at `stop`; `right`: its checksum, if it has one.
+local function packet(tvb, stop, tree, right)
 	local first = tvb(0, 1):uint()
 	local kind, opt = bit.rshift(first, 4), bit.band(bit.rshift(first, 2), 3)
 	local m = bit.band(first, 2) ~= 0
-	if not PTYPES[kind] then return 0 end
-	pinfo.cols.protocol = "StaR"
-	local tree = root:add(star, tvb())
 	for _, field in ipairs({ f.ptype, f.opt, f.m, f.a }) do tree:add(field, tvb(0, 1)) end
 	tree:add(f.qpn, tvb(1, 3))
 	tree:add(f.epoch_low, tvb(4, 1))
@@ -366,13 +377,13 @@ function star.dissector(tvb, pinfo, root)
 	tree:add(f.addr, tvb(8, 8))
 	tree:add(f.len, tvb(16, 2))
 	local item = tree:add(f.checksum, tvb(18, 2))
-	local right = checksum(tvb, pinfo)
 	if right and right ~= tvb(18, 2):uint() then item:add_proto_expert_info(bad_checksum) end
 
 	local text = PTYPES[kind] .. " " .. OPTS[opt] .. (m and " control" or "")
-	local at, stop = HEADER, tvb:len() - CRC
+	local at = HEADER
 	-- An EA has no data, so that its length says to which half it goes.
-	local to_stateless = kind == 3 or kind == 5 or kind == 7 or kind == 9 or (kind == 2 and stop > HEADER)
+	local to_stateless = kind == 3 or kind == 5 or kind == 7 or kind == 9 or kind == 11
+		or (kind == 2 and stop > HEADER)
 	if (m or to_stateless) and at + PREFIX <= stop then
 		tree:add(f.prefix_qpn, tvb(at + 1, 3))
 		tree:add(f.epoch, tvb(at + 4, 4))
@@ -389,6 +400,35 @@ function star.dissector(tvb, pinfo, root)
 		-- The atomic before it has not been done.
 		text = text .. " early"
 	end
+	return text
+end
+
+-- Packets of a frame of several, one behind the other.
+local function several(tvb, stop, tree, right)
+	tree:add(f.ptype, tvb(0, 1))
+	tree:add(f.len, tvb(16, 2))
+	local item = tree:add(f.checksum, tvb(18, 2))
+	if right and right ~= tvb(18, 2):uint() then item:add_proto_expert_info(bad_checksum) end
+	local at, text = HEADER, ""
+	while at + 2 <= stop do
+		local len = tvb(at, 2):uint()
+		if len < HEADER or at + 2 + len > stop then break end
+		local one = tvb(at + 2, len):tvb()
+		if not PTYPES[bit.rshift(one(0, 1):uint(), 4)] then break end
+		text = text .. (text == "" and "" or ", ") .. packet(one, len, tree:add(star, one()))
+		at = at + 2 + len
+	end
+	return text
+end
+
+function star.dissector(tvb, pinfo, root)
+	if tvb:len() < HEADER + CRC then return 0 end
+	local kind = bit.rshift(tvb(0, 1):uint(), 4)
+	if not PTYPES[kind] then return 0 end
+	pinfo.cols.protocol = "StaR"
+	local tree, stop = root:add(star, tvb()), tvb:len() - CRC
+	local dissect = kind == 12 and several or packet
+	local text = dissect(tvb, stop, tree, checksum(tvb, pinfo))
 	tree:add_le(f.crc, tvb(stop, CRC))
 	pinfo.cols.info = text
 	return tvb:len()

@@ -10,6 +10,7 @@
 //! turns of a card's host with StaR (`host`, `calls`), which a process's card and an emulated board share.
 
 mod calls;
+mod frame;
 mod host;
 mod info;
 mod port;

@@ -10,7 +10,7 @@
 use starverbs_backend::star::{OpenError, Sealing, StarCard, StarHost, StarInfo, StarPort, StarRx};
 use starverbs_backend::{BackendError, Payload};
 use starverbs_core::qp::{EventOwner, QpAttr, QpAttrMask};
-use starverbs_core::{Dma, FrameMeta, NicError, PdId, QpState, Qpn, Seg, SrqId};
+use starverbs_core::{Dma, FrameMeta, Mtu, NicError, PdId, QpState, Qpn, Seg, SrqId};
 use starverbs_settings::{Settings, SettingsError, StarKey};
 use starverbs_star::bounds::MemRange;
 use starverbs_star::control::Preference;
@@ -84,6 +84,12 @@ impl StarEnv for BoardEnv {
             // SAFETY: the segments lie in maps, in copies of WQEs or in `bounce`, which are there during this
             // call, and are not looked at after it.
             star.send(to, head, data, unsafe { Payload::new(payload) }, true);
+        }
+    }
+
+    fn note_star_mtu(&mut self, mtu: Mtu) {
+        if let Some(star) = &mut self.star {
+            star.tx.note_mtu(mtu);
         }
     }
 

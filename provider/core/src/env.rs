@@ -32,6 +32,14 @@ pub trait SendQueue {
     fn inline(&self, index: u32) -> Seg;
     /// All WQEs before `index` are done; their slots may be posted anew.
     fn release(&self, index: u32);
+    /// The queue will be used soon: a host with caches may fetch its indices.
+    #[inline]
+    fn expect(&self) {}
+    /// WQE `index` will be used soon, of a queue whose indices were fetched.
+    #[inline]
+    fn expect_wqe(&self, index: u32) {
+        let _ = index;
+    }
     /// Forget everything posted (QP to RESET); indices go on.
     fn reset(&self);
     /// Posts a request of the card's own, beside a program's where there is one. False: it is full, or the
@@ -67,6 +75,9 @@ pub trait RecvQueue {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
+    /// The oldest receive WQE will be taken soon, of a queue whose indices were fetched.
+    #[inline]
+    fn expect_wqe(&self) {}
     /// Most SGEs a WQE may have.
     fn max_sge(&self) -> usize;
     /// Receive WQEs that were taken come back, oldest first, in front of all that wait. `Exhausted`: no
@@ -146,6 +157,11 @@ pub trait Host {
     #[inline]
     fn prefetch<T>(&self, what: &T) {
         let _ = what;
+    }
+    /// The memory at this host address is needed soon.
+    #[inline]
+    fn prefetch_at(&self, addr: u64) {
+        let _ = addr;
     }
     /// Delivers an event to the program.
     fn event(&mut self, event: AsyncEvent);

@@ -520,9 +520,9 @@ impl<E: Env> Ctx<'_, E> {
     /// All is acknowledged: the timer has nothing to do, unless it was set for something else.
     pub(crate) fn disarm_idle_timer(&mut self) {
         let qp = &mut self.qp;
-        let idle =
-            qp.req.rnr_until == 0 && qp.flags.window_wait.is_none() && qp.flags.due == TimerAction::Nothing;
-        if idle && qp.req.armed != 0 && self.sh.sched.disarm_if_crowded(qp.timer) {
+        let armed = qp.req.armed != 0 && qp.req.rnr_until == 0;
+        let idle = armed && qp.flags.window_wait.is_none() && qp.flags.due == TimerAction::Nothing;
+        if idle && self.sh.sched.disarm_if_crowded(qp.timer) {
             qp.req.armed = 0;
         }
     }

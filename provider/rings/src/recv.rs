@@ -9,6 +9,7 @@ use starverbs_core::{HeldWqe, NicError, RecvQueue, Sge, TakenWqe};
 use starverbs_queues::format::RecvWqe;
 
 use crate::PushError;
+use crate::prefetch;
 use crate::send::copy_sges;
 use crate::spin::SpinGuard;
 use crate::sync::{Ordering, fence};
@@ -239,6 +240,11 @@ impl RecvQueue for CardRq {
         let posted = ring.program.recv_posted.load(Ordering::Acquire);
         let waiting = posted.wrapping_sub(ring.card.taken.load(Ordering::Relaxed));
         waiting.wrapping_add(ring.back.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    fn expect_wqe(&self) {
+        prefetch(self.0.recv_slot_at(self.taken()).cast_const());
     }
 
     #[inline]

@@ -10,11 +10,14 @@ use starverbs_queues::BLOCK;
 use starverbs_queues::format::blocks;
 
 use crate::PushError;
+use crate::prefetch;
 use crate::spin::SpinGuard;
 use crate::sync::Ordering;
 use crate::work::{QueueShape, SendSize, WorkLayout, WorkRings};
 
 const HEADER: usize = BLOCK;
+/// Lines before the slots: constants, and the indices of both sides.
+const HEAD_LINES: usize = 3;
 
 /// Bytes of a slot: whole cache lines.
 pub(crate) fn stride(size: &SendSize) -> usize {
@@ -471,6 +474,17 @@ impl SendQueue for CardSq {
     #[inline]
     fn release(&self, index: u32) {
         self.0.head().card.released.store(index, Ordering::Release);
+    }
+
+    #[inline]
+    fn expect(&self) {
+        let first = self.0.post_lines();
+        (0..HEAD_LINES).for_each(|line| prefetch(first.wrapping_add(line * BLOCK)));
+    }
+
+    #[inline]
+    fn expect_wqe(&self, index: u32) {
+        prefetch(self.0.send_slot_at(index).cast_const());
     }
 
     fn reset(&self) {

@@ -428,7 +428,7 @@ impl WorkRings {
     pub(crate) fn recv_slot(&self, index: u32) -> *const u8 {
         let head = self.head();
         head.recv_watch.read(index & head.recv.mask);
-        self.at(size_of::<QueueHead>() + head.recv.offset(index))
+        self.recv_slot_at(index)
     }
 
     /// First byte of the receive slot that `index` falls on, to be written.
@@ -436,7 +436,13 @@ impl WorkRings {
     pub(crate) fn recv_slot_mut(&self, index: u32) -> *mut u8 {
         let head = self.head();
         head.recv_watch.write(index & head.recv.mask);
-        self.at(size_of::<QueueHead>() + head.recv.offset(index))
+        self.recv_slot_at(index)
+    }
+
+    /// First byte of the receive slot that `index` falls on.
+    #[inline]
+    pub(crate) fn recv_slot_at(&self, index: u32) -> *mut u8 {
+        self.at(size_of::<QueueHead>() + self.head().recv.offset(index))
     }
 
     #[inline]

@@ -47,7 +47,9 @@ impl Run {
             && self.count < MOST_ANSWERED
     }
 
+    /// One fence is for all that it answers.
     fn send<E: StarEnv>(&self, env: &mut E) {
+        env.dma_fence();
         let header = match (self.count, self.last.ptype) {
             (1, _) => self.last,
             (len, Ptype::Ea) => StarHeader { len, ..self.last },

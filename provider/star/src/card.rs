@@ -279,11 +279,26 @@ pub(crate) fn expect<E: CardEnv>(nic: &Nic<E>, env: &E, qpn: Qpn) -> bool {
     stateful(nic, qpn).inspect(|end| env.prefetch(*end)).is_some()
 }
 
-/// The same, soon: what lies behind what was fetched.
+/// A doorbell of a stateful end, which was fetched itself, is handled soon: what its requests use. False:
+/// there is none.
 #[inline]
-pub fn expect_behind<E: CardEnv>(nic: &Nic<E>, env: &E, qpn: Qpn) {
+pub(crate) fn expect_requests<E: CardEnv>(nic: &Nic<E>, env: &E, qpn: Qpn) -> bool {
+    stateful(nic, qpn).inspect(|end| end.expect_requests(env, nic.engines())).is_some()
+}
+
+/// A packet for a stateful end, which was fetched itself, is handled soon: what lies behind it.
+#[inline]
+pub(crate) fn expect_behind<E: CardEnv>(nic: &Nic<E>, env: &E, qpn: Qpn) {
     if let Some(end) = stateful(nic, qpn) {
-        end.expect(env);
+        end.expect(env, nic.engines());
+    }
+}
+
+/// The same once more: what lies in the queues behind that.
+#[inline]
+pub(crate) fn expect_wqes<E: CardEnv>(nic: &Nic<E>, qpn: Qpn) {
+    if let Some(end) = stateful(nic, qpn) {
+        end.expect_wqes();
     }
 }
 

@@ -330,6 +330,42 @@ impl<E: StarEnv> SlQp<E> {
         true
     }
 
+    /// A packet for it, which was fetched itself, is handled soon: what lies behind it.
+    #[inline]
+    pub(crate) fn expect(&self, env: &E) {
+        let Setup { sq_depth, rq_depth, token, .. } = &self.init.setup;
+        let slots = [
+            slot(self.init.setup.send_ring(), *sq_depth, self.send.una, CQE_SLOT),
+            slot(self.init.setup.recv_ring(), *rq_depth, self.recv.una, CQE_SLOT),
+        ];
+        self.init.sq.expect();
+        env.prefetch_at(token.slots.gate());
+        slots.iter().for_each(|slot| env.prefetch_at(*slot));
+        self.expect_recv(env, self.recv.una);
+    }
+
+    /// A doorbell for it, which was fetched itself, is handled soon: what its requests use.
+    #[inline]
+    pub(crate) fn expect_requests(&self, env: &E) {
+        self.expect_recv(env, self.recv.next);
+    }
+
+    #[inline]
+    fn expect_recv(&self, env: &E, seq: u32) {
+        let at = (seq & (self.init.setup.rq_depth - 1)) as usize;
+        if let (Some(recv), Some(sge)) = (self.recvs.get(at), self.sges.get(at * self.stride)) {
+            env.prefetch(recv);
+            env.prefetch(sge);
+        }
+    }
+
+    /// The same, soon: WQEs.
+    #[inline]
+    pub(crate) fn expect_wqes(&self) {
+        self.init.sq.expect_wqe(self.index(self.send.una));
+        self.init.rq.expect_wqe();
+    }
+
     /// An event of the card.
     pub fn handle_event(&mut self, env: &mut E, now: Nanos, event: &SlEvent) {
         if event.epoch != self.peer.epoch || self.state != SlState::Ready {

@@ -1,7 +1,7 @@
 //! What both halves need from their host beside [`Env`]: StaR frames, and on SL events for the host.
 
 use starverbs_core::env::Env;
-use starverbs_core::{Av, FrameMeta, Psn, Qpn, Seg};
+use starverbs_core::{Av, FrameMeta, Mtu, Psn, Qpn, Seg};
 
 use super::form::Upto;
 use super::wire::{Queue, StarHead};
@@ -47,6 +47,10 @@ pub trait StarEnv: Env {
     /// `volatile`: as of [`send_frame`](starverbs_core::Port::send_frame). Memory of `payload` came from
     /// [`dma_read`](starverbs_core::Dma::dma_read).
     fn send_star(&mut self, to: StarDest<'_>, head: &StarHead, data: &[u8], payload: &[Seg], volatile: bool);
+    /// A connection has this path MTU: no frame is longer than its longest packets, whatever is put together.
+    fn note_star_mtu(&mut self, mtu: Mtu) {
+        let _ = mtu;
+    }
     /// Whether the StaR ports take more frames before they are flushed.
     fn can_send_star(&self) -> bool;
     /// The eight bytes at `addr`, 8-aligned, of memory that [`dma_store`](starverbs_core::Dma::dma_store)

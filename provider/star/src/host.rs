@@ -177,8 +177,18 @@ impl<E: EndpointHost> Ends<E> {
     /// As [`expect`](Ends::expect), of packets for which that was called: what lies behind the ends.
     #[inline]
     pub fn expect_behind(&self, turn: &Turn<'_, E>, side: CardHalf, qpn: Qpn) {
-        if side == CardHalf::Stateful {
-            card::expect_behind(turn.nic, turn.env, qpn);
+        match side {
+            CardHalf::Stateless => self.endpoints.expect_behind(turn.env, qpn),
+            CardHalf::Stateful => card::expect_behind(turn.nic, turn.env, qpn),
+        }
+    }
+
+    /// As [`expect_behind`](Ends::expect_behind), once more: what lies in the queues behind that.
+    #[inline]
+    pub fn expect_wqes(&self, turn: &Turn<'_, E>, side: CardHalf, qpn: Qpn) {
+        match side {
+            CardHalf::Stateless => self.endpoints.expect_wqes(qpn),
+            CardHalf::Stateful => card::expect_wqes(turn.nic, qpn),
         }
     }
 
@@ -187,6 +197,14 @@ impl<E: EndpointHost> Ends<E> {
     pub fn expect_doorbell(&self, nic: &Nic<E>, env: &E, qpn: Qpn) {
         if !card::expect(nic, env, qpn) {
             self.endpoints.expect(env, qpn);
+        }
+    }
+
+    /// As [`expect_doorbell`](Ends::expect_doorbell), soon: what lies behind the end.
+    #[inline]
+    pub fn expect_requests(&self, nic: &Nic<E>, env: &E, qpn: Qpn) {
+        if !card::expect_requests(nic, env, qpn) {
+            self.endpoints.expect_requests(env, qpn);
         }
     }
 

@@ -16,6 +16,7 @@ extern crate std;
 
 pub mod answers;
 pub mod bounds;
+pub mod bundle;
 pub mod card;
 pub mod carried;
 pub mod channel;

@@ -11,11 +11,13 @@
 use alloc::vec::Vec;
 
 use slab::Slab;
+use starverbs_core::env::Host;
 use starverbs_core::mr::MemoryRule;
 use starverbs_core::nic::MAX_SGE;
 use starverbs_core::room::{exact, make_room_in};
 use starverbs_core::{Access, Av, Counters, Gid, Nanos, NicError, PdId, Seg};
 
+use super::bundle::{Bundle, ShortRdc};
 use super::control::Sum;
 use super::env::{StarDest, StarEnv};
 use super::token::Token;
@@ -42,7 +44,7 @@ pub struct FoundRule {
 }
 
 /// Number of a registered connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ConnId(u32);
 
 /// Whose memory a connection reaches.
@@ -140,6 +142,9 @@ pub struct RuleRegistry {
     free: Vec<u32>,
     /// Room for what the packet that leaves next brings
     segs: Vec<Seg>,
+    /// What leaves together with the next packet, and whose it is
+    bundle: Bundle,
+    bundled: ConnId,
 }
 
 impl RuleRegistry {
@@ -155,6 +160,7 @@ impl RuleRegistry {
     ) -> Result<ConnId, NicError> {
         make_room_in(&mut self.conns)?;
         exact(&mut self.segs, MAX_SGE)?;
+        self.bundle.make_room()?;
         let known = self.domains.iter().find(|(_, d)| d.server == server).map(|(id, _)| id);
         let domain = match known {
             Some(id) => id,
@@ -364,6 +370,19 @@ impl RuleRegistry {
         found().unwrap_or(false)
     }
 
+    /// A packet of a connection that fills slots of these rings leaves soon.
+    #[inline]
+    pub fn expect<E: Host>(&self, env: &E, conn: ConnId, rings: [RuleRef; 2]) {
+        if let Some(conn) = self.conns.get(conn.0 as usize) {
+            env.prefetch(conn);
+        }
+        for ring in rings {
+            if let Some(slot) = self.slots.get(ring.slot as usize) {
+                env.prefetch(slot);
+            }
+        }
+    }
+
     /// Whether a rule is there.
     pub fn is_live(&self, rule: RuleRef) -> bool {
         self.live(rule).is_some()
@@ -412,14 +431,56 @@ impl RuleRegistry {
         payload: &[Seg],
     ) -> bool {
         let SendCtx { env, stats, now } = ctx;
+        self.flush(env);
+        if !self.admit(stats, now, conn, claim, header.ptype) {
+            return false;
+        }
+        self.post(env, conn, header, data, payload);
+        true
+    }
+
+    /// As [`send`](RuleRegistry::send), of an RDC that is [short](super::bundle::is_short). It leaves with
+    /// those of its connection that come at once behind it, in one packet of `most` bytes of data at most,
+    /// before any other packet, and at the latest by [`flush`](RuleRegistry::flush).
+    pub fn collect<E: StarEnv>(
+        &mut self,
+        ctx: SendCtx<'_, E>,
+        conn: ConnId,
+        claim: &Claim,
+        rdc: &ShortRdc<'_>,
+        most: u32,
+    ) -> bool {
+        let SendCtx { env, stats, now } = ctx;
+        if !self.admit(stats, now, conn, claim, rdc.header.ptype) {
+            return false;
+        }
+        if self.bundled == conn && self.bundle.add(rdc, most) {
+            return true;
+        }
+        self.flush(env);
+        self.bundled = conn;
+        self.bundle.add(rdc, most)
+    }
+
+    /// What was collected leaves.
+    #[inline]
+    pub fn flush<E: StarEnv>(&mut self, env: &mut E) {
+        if let Some((header, data)) = self.bundle.packet() {
+            self.post(env, self.bundled, header, data, &[]);
+            self.bundle.clear();
+        }
+    }
+
+    /// Whether a rule allows it; counts what leaves.
+    fn admit(&mut self, stats: &Counters, now: Nanos, conn: ConnId, claim: &Claim, ptype: Ptype) -> bool {
         let conn = self.conns.get(conn.0 as usize);
-        let Some(conn) = conn.filter(|conn| self.allows(conn, claim)) else {
+        if !conn.is_some_and(|conn| self.allows(conn, claim)) {
             stats.star_rejects.inc();
             return false;
-        };
-        match header.ptype {
+        }
+        match ptype {
             Ptype::Rd => stats.star_sent_rd.inc(),
-            Ptype::Rdc => {
+            Ptype::Rdc | Ptype::Rdcs => {
                 stats.star_sent_rd.inc();
                 stats.star_sent_cqep.inc();
             }
@@ -427,14 +488,19 @@ impl RuleRegistry {
             Ptype::Cqep => stats.star_sent_cqep.inc(),
             Ptype::Wqep | Ptype::Wqeps | Ptype::Ea | Ptype::Rda | Ptype::Rdas | Ptype::Gda => (),
         }
-        let head = StarHead::to_stateless(header, conn.prefix, &conn.token);
-        env.send_star(StarDest { av: &conn.av, port: conn.port }, &head, data, payload, false);
         if let Claim::Memory { rule, .. } | Claim::WithSlots { rule, .. } = claim
             && let Some(slot) = self.slots.get_mut(rule.slot as usize)
         {
             slot.used = now.max(1);
         }
         true
+    }
+
+    fn post<E: StarEnv>(&self, env: &mut E, conn: ConnId, header: StarHeader, data: &[u8], payload: &[Seg]) {
+        if let Some(conn) = self.conns.get(conn.0 as usize) {
+            let head = StarHead::to_stateless(header, conn.prefix, &conn.token);
+            env.send_star(StarDest { av: &conn.av, port: conn.port }, &head, data, payload, false);
+        }
     }
 }
 

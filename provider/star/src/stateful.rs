@@ -5,8 +5,8 @@
 //! packets, `window` knows which are under way, `answers` takes those of SL's card, `results` sends results
 //! of SL's atomics, `inquiry` asks SL before a request fails for want of a rule, `finish` completes in order,
 //! `events` sends SL's completions, `messages` takes control messages, `failing` takes either end into error,
-//! `clock` does what is due, `quiesce` lets nothing begin. It knows no sockets and no negotiation: it begins
-//! when both ends know what they are.
+//! `clock` does what is due, `quiesce` lets nothing begin, `fetch` has the CPU fetch what will be used. It
+//! knows no sockets and no negotiation: it begins when both ends know what they are.
 //!
 //! Order of calls: after any `handle_*`, [`Stateful::transmit`] until nothing is left, then sleep until
 //! [`Stateful::next_deadline`] or the next event.
@@ -16,6 +16,7 @@ mod begin;
 mod clock;
 mod events;
 mod failing;
+mod fetch;
 mod finish;
 mod inquiry;
 mod messages;
@@ -32,7 +33,7 @@ pub use clock::Waits;
 use events::{Completions, OwedAcks};
 use inquiry::Inquiry;
 use places::{Lists, Places};
-use remote::RemoteQueue;
+use remote::{KeptRecv, RemoteQueue};
 use stream::{OPS, WqeStream};
 use window::{Of, PacketWindow};
 
@@ -40,7 +41,9 @@ use starverbs_core::engine::{EngineAttr, TakenRecv};
 use starverbs_core::env::SendQueue;
 use starverbs_core::mr::MrTable;
 use starverbs_core::nic::Path;
-use starverbs_core::{Access, Av, Counters, Mtu, Nanos, NicError, PdId, Psn, QpState, Qpn, Sge, WcStatus};
+use starverbs_core::{
+    Access, Av, Counters, Mtu, Nanos, NicError, PdId, Psn, QpState, Qpn, SendWqe, Sge, WcStatus,
+};
 
 use super::channel::ControlChannel;
 use super::control::Setup;
@@ -162,8 +165,8 @@ pub struct Stateful<E: StarEnv> {
     mtu: u32,
     /// Our send queue, and SL's
     streams: [WqeStream; 2],
-    sends: RemoteQueue,
-    recvs: RemoteQueue,
+    sends: RemoteQueue<SendWqe>,
+    recvs: RemoteQueue<KeptRecv>,
     /// Oldest WQE of SL's receive queue that nobody took
     next_recv: Psn,
     /// Receive WQEs of ours, by the WQE of SL that has taken them
@@ -268,8 +271,10 @@ impl<E: StarEnv> Stateful<E> {
         ];
         let owed_acks = OwedAcks::new(setup.sq_depth.saturating_add(setup.rq_depth), local.form);
         let asks = card.now + local.waits.keepalive;
+        let mtu = local.mtu.min(setup.mtu);
+        card.env.note_star_mtu(mtu);
         let mut made = Stateful {
-            mtu: local.mtu.min(setup.mtu).bytes(),
+            mtu: mtu.bytes(),
             local,
             setup,
             peer,

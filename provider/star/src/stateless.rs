@@ -9,6 +9,7 @@ use starverbs_core::{Av, Counters, Gid, Psn, Qpn, Seg, SendOp};
 
 use super::answers::{self, Answers};
 use super::bounds::{Bounds, Use};
+use super::bundle::Bundled;
 use super::carried::Carried;
 use super::control::{Control, MAX_CONTROL};
 use super::env::{News, SlEvent, StarDest, StarEnv, StarSource};
@@ -72,6 +73,7 @@ pub fn handle<E: StarEnv>(
                 Ptype::Rd if packet.header.opt == Opt::Recv => job.place_in_turn(packet.data),
                 Ptype::Rd => job.place(packet.data),
                 Ptype::Rdc => job.place_last(packet.data),
+                Ptype::Rdcs => job.place_each(packet.data),
                 Ptype::Gd if packet.header.opt == Opt::Recv => job.atomic(packet.data),
                 Ptype::Gd => job.gather(),
                 Ptype::Cqep => job.complete(packet.data),
@@ -195,14 +197,15 @@ impl<E: StarEnv> PacketJob<'_, E> {
         }
     }
 
-    /// Data to where the packet says, before anything that comes after.
+    /// Data to where the packet says. Nobody sees a stamp that is stored later without it, and its answer
+    /// leaves behind a fence ([`Answers`]).
     fn write(&mut self, data: &[u8], what: Use) -> Result<(), Discard> {
         self.check(self.header.addr, data.len() as u64, what)?;
-        if !data.is_empty() && !self.env.dma_write(self.header.addr, data) {
-            return Err(Discard::Refused);
+        if data.is_empty() || self.env.dma_write(self.header.addr, data) {
+            Ok(())
+        } else {
+            Err(Discard::Refused)
         }
-        self.env.dma_fence();
-        Ok(())
     }
 
     /// RDC: to memory, then its completion into its slot, and one answer for both; all of that in its turn,
@@ -252,12 +255,22 @@ impl<E: StarEnv> PacketJob<'_, E> {
         Ok(())
     }
 
+    /// RDCS: one RDC behind the other. Those behind one that does nothing do nothing, either.
+    fn place_each(&mut self, data: &[u8]) -> Result<(), Discard> {
+        for one in Bundled::new(self.header, data) {
+            let (header, data) = one.ok_or(Discard::Bad)?;
+            let PacketJob { card, from, prefix, slots, .. } = *self;
+            let (owed, env) = (&mut *self.owed, &mut *self.env);
+            PacketJob { card, owed, env, from, header: &header, prefix, slots }.place_last(data)?;
+        }
+        Ok(())
+    }
+
     /// Body, then stamp.
     fn fill(&mut self, cqe: &CqeMsg, stamp: Stamp) -> Result<(), Discard> {
         if !self.env.dma_write(cqe.slot + 8, &cqe.body()) || !self.store(cqe.slot, stamp.word()) {
             return Err(Discard::Refused);
         }
-        self.env.dma_fence();
         self.card.stats.star_cqep.inc();
         Ok(())
     }

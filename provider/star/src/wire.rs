@@ -22,8 +22,10 @@ use thiserror::Error;
 use super::token::{TOKEN_LEN, Token};
 
 mod checksum;
+mod several;
 
 pub use checksum::{PortPair, Ways, fill_checksum};
+pub use several::{LENGTH_LEN, next_of_several, open_several, several_head, several_in};
 pub use starverbs_core::wire::Crc;
 
 /// UDP port of a card's stateless half, if it is free; else the host chooses one.
@@ -97,6 +99,8 @@ pub enum Ptype {
     Rdc = 9,
     /// SL to SF, not the paper's: RDAs of successive packets, see [`answers`](super::answers)
     Rdas = 10,
+    /// SF to SL, not the paper's: several RDCs, see [`bundle`](super::bundle)
+    Rdcs = 11,
 }
 
 impl Ptype {
@@ -112,6 +116,7 @@ impl Ptype {
             8 => Ptype::Wqeps,
             9 => Ptype::Rdc,
             10 => Ptype::Rdas,
+            11 => Ptype::Rdcs,
             _ => return None,
         })
     }
@@ -336,7 +341,7 @@ pub fn lane(head: &[u8]) -> u8 {
         (Some(Ptype::Wqep), _) => 2,
         (Some(Ptype::Ea), _) => 3,
         (Some(Ptype::Cqep), _) => 4,
-        (Some(Ptype::Rd | Ptype::Rdc), _) => 5,
+        (Some(Ptype::Rd | Ptype::Rdc | Ptype::Rdcs), _) => 5,
         (Some(Ptype::Gd), _) => 6,
         (Some(Ptype::Rda | Ptype::Rdas), _) => 7,
         (Some(Ptype::Gda), _) => 8,
@@ -392,13 +397,7 @@ impl<'a> StarPacket<'a> {
 
     /// As [`open`](StarPacket::open), of one that came this way.
     pub fn open_on(side: CardHalf, way: &PortPair, frame: &'a [u8]) -> Result<Self, StarError> {
-        let (body, crc) = frame.split_last_chunk::<CRC_LEN>().ok_or(StarError::Length)?;
-        let (bytes, _) = body.split_first_chunk::<HEADER_LEN>().ok_or(StarError::Length)?;
-        let given = [bytes[CHECKSUM_AT], bytes[CHECKSUM_AT + 1]];
-        if given != way.checksum(bytes) || *crc != Crc::of(body) {
-            return Err(StarError::Checksum);
-        }
-        StarPacket::parse(side, body)
+        StarPacket::parse(side, checked(way, frame)?)
     }
 
     /// As [`open`](StarPacket::open), without checksums and without a CRC at the end.
@@ -428,6 +427,16 @@ impl<'a> StarPacket<'a> {
     }
 }
 
+/// A frame without its CRC, if that and the header's checksum are right.
+#[inline]
+fn checked<'a>(way: &PortPair, frame: &'a [u8]) -> Result<&'a [u8], StarError> {
+    let (body, crc) = frame.split_last_chunk::<CRC_LEN>().ok_or(StarError::Length)?;
+    let (bytes, _) = body.split_first_chunk::<HEADER_LEN>().ok_or(StarError::Length)?;
+    let given = [bytes[CHECKSUM_AT], bytes[CHECKSUM_AT + 1]];
+    let right = given == way.checksum(bytes) && *crc == Crc::of(body);
+    if right { Ok(body) } else { Err(StarError::Checksum) }
+}
+
 /// Prefix and token of a packet to the stateless half, and its data.
 fn split_token(rest: &[u8]) -> Result<(Prefix, Token, &[u8]), StarError> {
     let (&[count, ref prefix @ ..], rest) =
@@ -450,9 +459,9 @@ struct PacketShape {
 impl PacketShape {
     /// `None`: there is no such packet to that half.
     fn of(side: CardHalf, header: &StarHeader) -> Option<PacketShape> {
-        use Ptype::{Cqep, Ea, Gd, Gda, Rd, Rda, Rdas, Rdc, Wqep, Wqeps};
+        use Ptype::{Cqep, Ea, Gd, Gda, Rd, Rda, Rdas, Rdc, Rdcs, Wqep, Wqeps};
         let (prefix, data) = match (side, header.migrate, header.ptype) {
-            (CardHalf::Stateless, false, Rd | Cqep | Rdc) => (true, true),
+            (CardHalf::Stateless, false, Rd | Cqep | Rdc | Rdcs) => (true, true),
             /* an atomic brings its operands, which LEN counts; eight bytes are wanted */
             (CardHalf::Stateless, false, Gd) => (true, header.opt == Opt::Recv),
             (CardHalf::Stateless, false, Ea) => (true, false),

@@ -10,7 +10,7 @@ use std::os::fd::RawFd;
 
 use starverbs_core::{Gid, Nanos, Nic, Qpn};
 use starverbs_settings::{Network, Settings, StarWire};
-use starverbs_star::card::{self, Turn};
+use starverbs_star::card::Turn;
 use starverbs_star::form::Form;
 use starverbs_star::host::roles::CardIdentity;
 use starverbs_star::host::{Ends, InboundPacket};
@@ -90,18 +90,30 @@ impl<E: StarCard> OpenStar<E> {
                 let inbound =
                     InboundPacket { side: got.side, meta: &got.meta, port: got.port, packet: &got.packet };
                 ends.handle_packet(turn, &inbound);
-                looked = if looked > 0 {
-                    looked - 1
-                } else {
-                    rx.look_ahead(*ahead, |side, qpn| ends.expect(turn, side, qpn));
-                    rx.look_ahead(*ahead, |side, qpn| ends.expect_behind(turn, side, qpn))
-                };
+                looked = if looked > 0 { looked - 1 } else { fetch(rx, ends, turn, *ahead) };
             }
             got = if rounds < most { self.rx.recv() } else { 0 };
         }
         self.ends.poll(turn);
         rounds
     }
+}
+
+/// Has what the next `most` packets use fetched: the ends of all, then what lies behind them, so that they
+/// come from memory side by side. Gives how many packets they are.
+#[inline]
+fn fetch<E: StarCard>(rx: &StarRx<Stats<E>>, ends: &Ends<E>, turn: &Turn<'_, E>, most: usize) -> usize {
+    let (mut next, mut count, mut side) = ([Qpn::default(); AHEAD], 0, CardHalf::Stateless);
+    let packets = rx.look_ahead(most.min(AHEAD), |of, qpn| {
+        if let Some(place) = next.get_mut(count) {
+            (*place, side, count) = (qpn, of, count + 1);
+        }
+    });
+    let next = next.get(..count).unwrap_or(&[]);
+    next.iter().for_each(|qpn| ends.expect(turn, side, *qpn));
+    next.iter().for_each(|qpn| ends.expect_behind(turn, side, *qpn));
+    next.iter().for_each(|qpn| ends.expect_wqes(turn, side, *qpn));
+    packets
 }
 
 /// Why there is no StaR.
@@ -150,8 +162,8 @@ impl<E: StarCard> StarHost<E> {
     /// The same, soon: what lies behind what was fetched.
     #[inline]
     pub fn expect_behind(&self, nic: &Nic<E>, env: &E, qpn: Qpn) {
-        if self.is_open() {
-            card::expect_behind(nic, env, qpn);
+        if let Some(star) = &self.0 {
+            star.ends.expect_requests(nic, env, qpn);
         }
     }
 

@@ -7,7 +7,10 @@ use std::sync::Arc;
 use starverbs_core::wire::icrc::IcrcHeader;
 use starverbs_core::{Counters, FrameMeta, Qpn};
 use starverbs_star::token::Token;
-use starverbs_star::wire::{CRC_LEN, CardHalf, Prefix, StarHeader, StarPacket, Ways, qpn_in};
+use starverbs_star::wire::{
+    CRC_LEN, CardHalf, Prefix, StarHeader, StarPacket, Ways, next_of_several, open_several, qpn_in,
+    several_in,
+};
 
 use super::Half;
 use crate::BackendError;
@@ -53,6 +56,37 @@ struct Head {
     len: usize,
 }
 
+impl Head {
+    #[inline]
+    fn of(packet: &StarPacket<'_>) -> Self {
+        let StarPacket { header, prefix, token, data } = *packet;
+        Head { header, prefix, token, len: data.len() }
+    }
+
+    /// Of a packet without a CRC. `None`: it is none.
+    #[inline]
+    fn parse(side: CardHalf, packet: &[u8]) -> Option<Self> {
+        StarPacket::parse(side, packet).ok().map(|packet| Head::of(&packet))
+    }
+}
+
+/// Between which ports a datagram came, to this one.
+#[inline]
+fn path_of(outer: &Outer, port: u16) -> IcrcHeader {
+    let Outer { meta, sport, .. } = *outer;
+    IcrcHeader { src: meta.src, dst: meta.dst, sport, dport: port, ip_id: 0 }
+}
+
+/// The packets of a frame of several.
+#[inline]
+fn packets_in(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let (packet, behind) = next_of_several(rest)?;
+        rest = behind;
+        Some(packet)
+    })
+}
+
 /// A half's socket.
 struct HalfSocket {
     side: CardHalf,
@@ -74,6 +108,8 @@ pub struct StarRx<C> {
     rounds: u32,
     left: Range<usize>,
     cursor: Option<Cursor>,
+    /// Packets of the frame that was opened last, which has several: bytes of its datagram
+    several: Range<usize>,
     ways: Ways,
 }
 
@@ -99,6 +135,7 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
             rounds: 0,
             left: 0..0,
             cursor: None,
+            several: 0..0,
             ways: Ways::default(),
         })
     }
@@ -153,25 +190,54 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
             if self.cursor.is_none() {
                 self.cursor = Some(self.next_datagram()?);
             }
-            let StarRx { cursor: Some(cursor), inbox, .. } = &mut *self else { return None };
+            let StarRx { cursor: Some(cursor), inbox, several, .. } = &mut *self else { return None };
             let bytes = inbox.bytes(cursor.slot);
-            let from = cursor.at;
-            if from >= bytes.len() {
-                self.cursor = None;
-                continue;
-            }
-            cursor.at = (from + cursor.segment).min(bytes.len());
-            let (slot, to, outer) = (cursor.slot, cursor.at, cursor.outer);
-            let Some(head) = self.open(side, port, &outer, slot, from..to) else {
+            let (slot, outer) = (cursor.slot, cursor.outer);
+            let (head, to) = if several.start >= several.end {
+                let from = cursor.at;
+                if from >= bytes.len() {
+                    self.cursor = None;
+                    continue;
+                }
+                cursor.at = (from + cursor.segment).min(bytes.len());
+                let at = from..cursor.at;
+                if bytes.get(at.clone()).and_then(several_in).is_some() {
+                    self.open_several(port, &outer, slot, at);
+                    continue;
+                }
+                (self.open(side, port, &outer, slot, at.clone()), at.end.saturating_sub(CRC_LEN))
+            } else {
+                let rest = bytes.get(several.clone()).unwrap_or(&[]);
+                let Some((packet, behind)) = next_of_several(rest) else {
+                    *several = 0..0;
+                    continue;
+                };
+                *several = several.end - behind.len()..several.end;
+                (Head::parse(side, packet), several.start)
+            };
+            let Some(Head { header, prefix, token, len }) = head else {
                 self.counters.star_bad.inc();
                 continue;
             };
-            let (Head { header, prefix, token, len }, to) = (head, to - CRC_LEN);
             let data = self.inbox.bytes(slot).get(to - len..to).unwrap_or(&[]);
-            self.counters.rx_packets.inc();
-            self.counters.rx_bytes.add(len as u64);
             let packet = StarPacket { header, prefix, token, data };
             return Some(ReceivedPacket { side, meta: outer.meta, port: outer.sport, packet });
+        }
+    }
+
+    /// A frame of several packets is next: they come one by one, if it is right.
+    fn open_several(&mut self, port: u16, outer: &Outer, slot: usize, at: Range<usize>) {
+        let path = path_of(outer, port);
+        let frame = self.inbox.bytes(slot).get(at.clone()).unwrap_or(&[]);
+        let Ok(packets) = open_several(self.ways.get(&path), frame) else {
+            return self.counters.star_bad.inc();
+        };
+        let end = at.end - CRC_LEN;
+        self.several = end - packets.len()..end;
+        self.counters.rx_packets.inc();
+        self.counters.rx_bytes.add(packets.len() as u64);
+        if let Some(capture) = &self.capture {
+            capture.frame(&path, &outer.meta, &[frame]);
         }
     }
 
@@ -181,23 +247,31 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
     pub fn look_ahead(&self, most: usize, mut see: impl FnMut(CardHalf, Qpn)) -> usize {
         let side = self.sources[self.turn].side;
         let (mut packets, mut last) = (0, None);
-        let mut note = |frame: &[u8]| {
+        let mut note = |packet: &[u8]| {
             packets += 1;
-            let qpn = qpn_in(side, frame);
+            let qpn = qpn_in(side, packet);
             if let Some(of) = qpn.filter(|_| qpn != last) {
                 see(side, of);
             }
             last = qpn;
+            packets < most
         };
-        let mut left = most;
-        if let Some(cursor) = &self.cursor {
-            let rest = self.inbox.bytes(cursor.slot).get(cursor.at..).unwrap_or(&[]);
-            for frame in rest.chunks(cursor.segment).take(most) {
-                note(frame);
-                left -= 1;
+        let (bytes, rest) = match &self.cursor {
+            Some(cursor) => {
+                let bytes = self.inbox.bytes(cursor.slot);
+                (bytes, bytes.get(cursor.at..).unwrap_or(&[]).chunks(cursor.segment))
             }
+            None => (&[][..], [].chunks(1)),
+        };
+        let several = bytes.get(self.several.clone()).unwrap_or(&[]);
+        if most == 0 || !packets_in(several).all(&mut note) {
+            return packets;
         }
-        self.left.clone().take(left).for_each(|slot| note(self.inbox.bytes(slot)));
+        let mut frames = rest.chain(self.left.clone().map(|slot| self.inbox.bytes(slot)));
+        _ = frames.all(|frame| match several_in(frame) {
+            Some(several) => packets_in(several).all(&mut note),
+            None => note(frame),
+        });
         packets
     }
 
@@ -211,15 +285,15 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
         slot: usize,
         at: Range<usize>,
     ) -> Option<Head> {
-        let Outer { meta, sport, .. } = *outer;
-        let path = IcrcHeader { src: meta.src, dst: meta.dst, sport, dport: port, ip_id: 0 };
+        let path = path_of(outer, port);
         let frame = self.inbox.bytes(slot).get(at)?;
-        let StarPacket { header, prefix, token, data } =
-            StarPacket::open_on(side, self.ways.get(&path), frame).ok()?;
+        let packet = StarPacket::open_on(side, self.ways.get(&path), frame).ok()?;
         if let Some(capture) = &self.capture {
-            capture.frame(&path, &meta, &[frame]);
+            capture.frame(&path, &outer.meta, &[frame]);
         }
-        Some(Head { header, prefix, token, len: data.len() })
+        self.counters.rx_packets.inc();
+        self.counters.rx_bytes.add(packet.data.len() as u64);
+        Some(Head::of(&packet))
     }
 
     fn next_datagram(&mut self) -> Option<Cursor> {

@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 
-use starverbs_core::{Av, Gid, Psn, Seg};
+use starverbs_core::{Av, Gid, Mtu, Psn, Seg};
+use starverbs_settings::StarWire;
 use starverbs_star::token::{SlotArea, Token};
 use starverbs_star::wire::{Opt, Prefix, Ptype, StarHead, StarHeader};
 
@@ -124,7 +125,7 @@ fn what_is_no_packet_is_dropped_and_counted() {
     let counters = Counters::default();
     let ((mut tx, mut rx), addrs) = open_one(&settings, &counters);
     let unknown = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
-    for bytes in [&[][..], &[0x51], &[0xff; 24], &[0; 4200]] {
+    for bytes in [&[][..], &[0x51], &[0xff; 24], &[0; 4200], &[0xc0; 64]] {
         for side in [CardHalf::Stateless, CardHalf::Stateful] {
             unknown.send_to(bytes, ("127.0.0.1", tx.port(side))).expect("sent");
         }
@@ -140,9 +141,10 @@ fn what_is_no_packet_is_dropped_and_counted() {
         assert!(rx.next_packet().is_none());
     }
     // An empty datagram holds nothing that could be bad.
-    assert_eq!((counters.star_bad.get(), counters.rx_packets.get()), (7, 1));
+    assert_eq!((counters.star_bad.get(), counters.rx_packets.get()), (9, 1));
     let foreign = Av { sgid: Gid([7; 16]), ..to };
     tx.send(&foreign, 1, &read(1, 8), &[], Payload::EMPTY, false);
+    tx.flush(0);
     assert_eq!(counters.tx_errors.get(), 1);
 }
 
@@ -178,7 +180,8 @@ fn the_fault_of_the_settings_hurts_these_packets_too() {
 /// the kernel joins them.
 #[test]
 fn kinds_in_turn_stay_in_order_each_for_itself() {
-    let settings = settings(IpAddr::from([127, 0, 0, 1]));
+    let star_wire = StarWire::Paper;
+    let settings = Settings { star_wire, ..settings(IpAddr::from([127, 0, 0, 1])) };
     let counters = Counters::default();
     let ((mut tx, mut rx), addrs) = open_one(&settings, &counters);
     let gid = addrs[0].gid;
@@ -206,7 +209,7 @@ fn kinds_in_turn_stay_in_order_each_for_itself() {
         tx.send(&to, port, &put(qpn), &data, Payload::EMPTY, false);
         tx.send(&to, port, &read(qpn, 64), &[], Payload::EMPTY, false);
     }
-    assert_eq!(tx.batch.groups(), 3, "one send for each kind");
+    assert_eq!(tx.tx.batch.groups(), 3, "one send for each kind");
     tx.flush(0);
     let (mut answers, mut puts, mut gets, mut ahead) = (Vec::new(), Vec::new(), Vec::new(), 0);
     while answers.len() + puts.len() + gets.len() < 120 {
@@ -224,4 +227,102 @@ fn kinds_in_turn_stay_in_order_each_for_itself() {
     assert_eq!((answers, puts, gets), (each.clone(), each.clone(), each));
     assert!(!settings.gro || ahead > 0, "datagrams hold several packets");
     assert_eq!((counters.tx_errors.get(), counters.star_bad.get()), (0, 0));
+}
+
+/// The next `count` packets: what `of` says of each.
+fn take<T>(rx: &mut StarRx<&Counters>, count: usize, of: impl Fn(&StarHeader, usize) -> T) -> Vec<T> {
+    let got = (0..count).map(|_| next(rx));
+    got.map(|(_, _, _, header, data)| of(&header, data.len())).collect()
+}
+
+/// Small packets to one place share frames, no longer than the longest of its connections, and come as they
+/// were sent.
+#[test]
+fn small_packets_to_one_place_share_a_frame() {
+    for (mtu, frames) in [(Mtu::M4096, 2), (Mtu::M1024, 3), (Mtu::M256, 10)] {
+        let counters = Counters::default();
+        let ((mut tx, mut rx), addrs) = open_one(&settings(IpAddr::from([127, 0, 0, 1])), &counters);
+        let gid = addrs[0].gid;
+        let to = Av { sgid: gid, dgid: gid, ..Av::default() };
+        tx.note_mtu(mtu);
+        let port = tx.port(CardHalf::Stateless);
+        (0..60).for_each(|qpn| tx.send(&to, port, &read(qpn, 8), &[], Payload::EMPTY, false));
+        tx.flush(0);
+        assert_eq!((next(&mut rx).3.qpn, rx.look_ahead(4, |_, qpn| assert_eq!(qpn, PREFIX.qpn))), (0, 4));
+        let rest: Vec<u32> = (1..60).collect();
+        assert_eq!(take(&mut rx, 59, |header, _| header.qpn), rest);
+        assert_eq!([&counters.tx_packets, &counters.rx_packets].map(|c| c.get()), [frames; 2], "{mtu:?}");
+        assert_eq!(counters.tx_bytes.get(), counters.rx_bytes.get());
+        assert_eq!(counters.tx_syscalls.get(), 1, "full frames have one length");
+    }
+}
+
+/// A connection with a shorter path begins while packets wait.
+#[test]
+fn a_frame_that_is_too_long_by_now_leaves_as_it_is() {
+    let counters = Counters::default();
+    let ((mut tx, mut rx), addrs) = open_one(&settings(IpAddr::from([127, 0, 0, 1])), &counters);
+    let gid = addrs[0].gid;
+    let to = Av { sgid: gid, dgid: gid, ..Av::default() };
+    let port = tx.port(CardHalf::Stateless);
+    (0..20).for_each(|qpn| tx.send(&to, port, &read(qpn, 8), &[], Payload::EMPTY, false));
+    tx.note_mtu(Mtu::M256);
+    (20..26).for_each(|qpn| tx.send(&to, port, &read(qpn, 8), &[], Payload::EMPTY, false));
+    tx.flush(0);
+    let all: Vec<u32> = (0..26).collect();
+    assert_eq!(take(&mut rx, 26, |header, _| header.qpn), all);
+    assert_eq!((counters.tx_packets.get(), counters.star_bad.get()), (2, 0));
+}
+
+/// A packet that leaves by itself does not overtake those of its lane that were collected, nor they it.
+#[test]
+fn what_leaves_by_itself_keeps_its_place() {
+    let counters = Counters::default();
+    let ((mut tx, mut rx), addrs) = open_one(&settings(IpAddr::from([127, 0, 0, 1])), &counters);
+    let gid = addrs[0].gid;
+    let to = Av { sgid: gid, dgid: gid, ..Av::default() };
+    let port = tx.port(CardHalf::Stateless);
+    let data = [7; 1000];
+    let len = |n: u32| if n % 5 < 2 { 1000 } else { 64 };
+    for n in 0..40 {
+        let header = StarHeader {
+            ptype: Ptype::Rd,
+            opt: Opt::Send,
+            migrate: false,
+            ack: false,
+            qpn: n,
+            epoch: 0,
+            psn: Psn::new(n),
+            addr: 0,
+            len: len(n),
+        };
+        let head = StarHead::to_stateless(header, PREFIX, &token());
+        tx.send(&to, port, &head, &data[..usize::from(len(n))], Payload::EMPTY, false);
+    }
+    tx.flush(0);
+    let all: Vec<(u32, usize)> = (0..40).map(|n| (n, usize::from(len(n)))).collect();
+    assert_eq!(take(&mut rx, 40, |header, len| (header.qpn, len)), all);
+    assert_eq!(counters.tx_packets.get(), 16 + 8, "three small ones between each two large ones are one");
+}
+
+/// To more places than are collected for: nothing is lost, and what goes to each stays in order.
+#[test]
+fn many_places_take_turns() {
+    let counters = Counters::default();
+    let ((mut tx, mut rx), addrs) = open_one(&settings(IpAddr::from([127, 0, 0, 1])), &counters);
+    let sgid = addrs[0].gid;
+    let port = tx.port(CardHalf::Stateless);
+    for n in 0..3 {
+        for place in 0..20 {
+            let to = Av { sgid, dgid: Gid::from_ipv4([127, 0, 1, place]), ..Av::default() };
+            let head = read(u32::from(place) * 10 + n, 8);
+            (0..2).for_each(|_| tx.send(&to, port, &head, &[], Payload::EMPTY, false));
+        }
+    }
+    tx.flush(0);
+    let mut got = take(&mut rx, 120, |header, _| header.qpn);
+    let of = |place: u32| (0..3).flat_map(move |n| [place * 10 + n; 2]);
+    got.sort_by_key(|qpn| qpn / 10);
+    assert_eq!(got, (0..20u32).flat_map(of).collect::<Vec<u32>>());
+    assert_eq!((counters.tx_errors.get(), counters.tx_packets.get()), (0, 60));
 }

@@ -10,7 +10,7 @@ use starverbs_core::wire::{HeaderBuf, PKEY_DEFAULT, code};
 use starverbs_core::{Access, Av, Counters, Mtu, PdId, Psn, SendFlags, SendOp, SendWqe, Sge};
 use starverbs_onerma::wire::{self as onerma_wire, Hop, Iv, OneRmaHeader, PacketPrefix};
 use starverbs_onerma::{Class, Handle, OneRmaOp, RegionId, Status, TAG_LEN};
-use starverbs_settings::Settings;
+use starverbs_settings::{Settings, StarWire};
 use starverbs_star::carried::Carried;
 use starverbs_star::control::{Control, MAX_CONTROL, Preference, Role, Setup, Sum};
 use starverbs_star::initial::InitialMessage;
@@ -74,7 +74,8 @@ fn tshark_reads_star_packets_with_the_dissector() {
         return;
     }
     let path = std::env::temp_dir().join(format!("starverbs-star-{}.pcap", std::process::id()));
-    let settings = Settings { port: free_port(), pcap: Some(path.clone()), ..Settings::default() };
+    let star_wire = StarWire::Paper;
+    let settings = Settings { port: free_port(), pcap: Some(path.clone()), star_wire, ..Settings::default() };
     let sent = send_everything(&settings);
     let columns = ["_ws.col.Protocol", "_ws.col.Info", "star.psn", "star.checksum.bad"];
     let named = ["star.slots", "star.slots.count", "star.token"];
@@ -84,11 +85,20 @@ fn tshark_reads_star_packets_with_the_dissector() {
     let token = ["0x0000000000001000", "300", "0x0123456789abcdef"];
     for (psn, (line, info)) in lines.iter().zip(&sent).enumerate() {
         assert_eq!(line[..4], ["StaR", info, &psn.to_string(), ""], "{lines:#?}");
-        let stateless = ["RD ", "RDC ", "GD ", "CQEP "].iter().any(|kind| info.starts_with(kind));
+        let stateless = ["RD ", "RDC ", "RDCS ", "GD ", "CQEP "].iter().any(|kind| info.starts_with(kind));
         let has_token = stateless || info.ends_with("Setup");
         assert_eq!(line[4..7], if has_token { token } else { [""; 3] }, "{lines:#?}");
         assert!(!info.contains("control") || line[7].is_empty(), "bytes of no field: {lines:#?}");
     }
+    /* the same, where small ones share frames */
+    let settings = Settings { port: free_port(), star_wire: StarWire::Packed, ..settings };
+    let sent = send_everything(&settings);
+    let lines = dissected(&path, &[], &columns[..2]);
+    let mut infos: Vec<&str> = lines.iter().flat_map(|line| line[1].split(", ")).collect();
+    let mut all: Vec<&str> = sent.iter().flat_map(|info| info.split(", ")).collect();
+    infos.sort_unstable();
+    all.sort_unstable();
+    assert!(lines.len() < sent.len() && infos == all, "{lines:#?}");
 }
 
 /// As are the frames by which the ends settle what they are.
@@ -230,7 +240,7 @@ fn send_everything(settings: &Settings) -> Vec<String> {
             addr: 0x1000,
             len,
         };
-        let stateless = matches!(ptype, Ptype::Rd | Ptype::Rdc | Ptype::Gd | Ptype::Cqep);
+        let stateless = matches!(ptype, Ptype::Rd | Ptype::Rdc | Ptype::Rdcs | Ptype::Gd | Ptype::Cqep);
         let head = if stateless {
             StarHead::to_stateless(header, prefix, &token())
         } else {
@@ -274,6 +284,8 @@ fn send_everything(settings: &Settings) -> Vec<String> {
     say(Ptype::Gda, Opt::Recv, &[3; 8]);
     say(Ptype::Gda, Opt::Recv, &[]);
     say(Ptype::Cqep, Opt::Send, &CqeMsg { slot: 64, ..CqeMsg::default() }.encode());
+    let one = |data: &[u8]| [&[0; 8][..], &(data.len() as u32).to_be_bytes(), &carried, data].concat();
+    say(Ptype::Rdcs, Opt::Send, &[one(b"fives"), one(b"")].concat());
     for (control, _) in controls() {
         let head = StarHead::control(0x123, prefix, Psn::new(psn), control.len() as u16);
         tx.send(&to, 40_100, &head, &control, Payload::EMPTY, false);
@@ -296,6 +308,7 @@ fn send_everything(settings: &Settings) -> Vec<String> {
         "GDA RECV QPN 0x000123 PSN 12",
         "GDA RECV QPN 0x000123 PSN 13 early",
         "CQEP SEND QPN 0x000123 PSN 14 success",
+        "RDCS SEND QPN 0x000123 PSN 15 completion 77 5 bytes completion 77 0 bytes",
     ]
     .map(str::to_owned)
     .into();

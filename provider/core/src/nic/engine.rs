@@ -67,8 +67,9 @@ impl<E: Env> Ctx<'_, E> {
         if matches!(state, QpState::Sqe | QpState::Err) {
             self.qp.state = state;
         }
-        if let Some(at) = deadline {
-            self.arm(at);
+        match deadline {
+            Some(at) => self.arm(at),
+            None => self.disarm_idle_timer(),
         }
         Some(done)
     }
@@ -324,6 +325,12 @@ impl<E: Env> Nic<E> {
     #[inline]
     pub fn engine(&self, qpn: Qpn) -> Option<&E::Engine> {
         self.qps.get(qpn)?.engine.as_ref()
+    }
+
+    /// What the engines of this card's QPs share.
+    #[inline]
+    pub fn engines(&self) -> &<E::Engine as Engine<E>>::Shared {
+        &self.shared.engines
     }
 
     /// The same, for what changes neither its deadline nor its state.

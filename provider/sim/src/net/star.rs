@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 
 use starverbs_core::wire::IcrcHeader;
 use starverbs_core::{Av, FrameMeta, Nanos};
+use starverbs_star::bundle::Bundled;
 use starverbs_star::carried::Carried;
 use starverbs_star::control::Control;
 use starverbs_star::host::Ends;
@@ -124,19 +125,29 @@ impl Net {
                 }
             }
             Ptype::Rd | Ptype::Gd => sent.push((from, header)),
-            Ptype::Rdc => {
-                let carried = Carried::decode(packet.data).zip(packet.prefix);
-                let ((carried, data), prefix) = carried.expect("as it left");
-                let has_turn = header.opt == Opt::Recv;
-                let data = if has_turn { DataTurn::decode(data).expect("as it left").1 } else { data };
-                /* one that is sent again writes nothing if it was done before */
-                let of = (from, header.qpn, prefix.epoch, carried.queue as u8, carried.seq.get());
-                if self.carried.insert(of) {
-                    let opt = if has_turn { Opt::Send } else { header.opt };
-                    sent.push((from, StarHeader { ptype: Ptype::Rd, opt, len: data.len() as u16, ..header }));
+            Ptype::Rdc => self.note_last(from, &packet, &header, packet.data),
+            Ptype::Rdcs => {
+                for one in Bundled::new(&header, packet.data) {
+                    let (header, data) = one.expect("as it left");
+                    self.note_last(from, &packet, &header, data);
                 }
             }
             _ => {}
+        }
+    }
+
+    /// The last data of a message, in `packet` alone or among others.
+    fn note_last(&mut self, from: usize, packet: &StarPacket<'_>, header: &StarHeader, data: &[u8]) {
+        let Some(sent) = &mut self.star_sent else { return };
+        let carried = Carried::decode(data).zip(packet.prefix);
+        let ((carried, data), prefix) = carried.expect("as it left");
+        let has_turn = header.opt == Opt::Recv;
+        let data = if has_turn { DataTurn::decode(data).expect("as it left").1 } else { data };
+        /* one that is sent again writes nothing if it was done before */
+        let of = (from, header.qpn, prefix.epoch, carried.queue as u8, carried.seq.get());
+        if self.carried.insert(of) {
+            let opt = if has_turn { Opt::Send } else { header.opt };
+            sent.push((from, StarHeader { ptype: Ptype::Rd, opt, len: data.len() as u16, ..*header }));
         }
     }
 

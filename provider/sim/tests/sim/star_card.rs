@@ -4,6 +4,7 @@ use starverbs_core::{Access, Counters, FrameMeta, Gid, NicConfig, Psn, SendOp, W
 use starverbs_sim::{Faults, Net, StarFrame};
 use starverbs_star::answers::Answers;
 use starverbs_star::bounds::Bounds;
+use starverbs_star::bundle::{Bundle, ShortRdc};
 use starverbs_star::carried::Carried;
 use starverbs_star::env::{News, SlEvent, StarSource};
 use starverbs_star::form::{Form, Upto};
@@ -102,7 +103,30 @@ impl Sl {
         self.rdc_in(Opt::Send, seq, epoch, data)
     }
 
-    /// The same, in this turn.
+    /// Two RDCs in one packet, of `most` bytes at most, whose data goes to these offsets of the region: the
+    /// answers' kinds, PSNs and lengths, and how many events.
+    fn rdcs(&mut self, seq: u32, to: [u64; 2], most: usize) -> (Vec<(Ptype, u32, u16)>, usize) {
+        let mut bundle = Bundle::default();
+        bundle.make_room().expect("memory");
+        for (n, to) in (0..).zip(to) {
+            let cqe = CqeMsg { slot: self.slot, byte_len: 2, ..CqeMsg::default() };
+            let carried = Carried { queue: Queue::Recv, seq: Psn::new(seq + n), cqe, stored: 0 };
+            let header = header(Ptype::Rdc, Opt::Send, self.data + to, 0);
+            let header = StarHeader { psn: Psn::new(8 + 4 * n), ..header };
+            let (completion, data) = (&carried.encode(), &[n as u8 + 1; 2][..]);
+            assert!(bundle.add(&ShortRdc { header, completion, data }, 1024));
+        }
+        let (header, data) = bundle.packet().expect("they are there");
+        let data = &data[..data.len().min(most)];
+        let (frames, events) = self.get(StarHeader { len: data.len() as u16, ..header }, PREFIX, data);
+        let kind = |frame| {
+            let StarHeader { ptype, psn, len, .. } = answer(std::slice::from_ref(frame)).header;
+            (ptype, psn.get(), len)
+        };
+        (frames.iter().map(kind).collect(), events.len())
+    }
+
+    /// The same as `rdc`, in this turn.
     fn rdc_in_turn(&mut self, seq: u32, turn: DataTurn, data: &[u8]) -> (Option<(Ptype, u16)>, usize) {
         self.rdc_in(Opt::Recv, seq, EPOCH, &[&turn.encode()[..], data].concat())
     }
@@ -153,6 +177,22 @@ fn a_late_copy_of_a_completion_changes_nothing() {
     let (stamp, cqe) = sl.completion();
     assert_eq!((stamp, cqe.byte_len, cqe.status), (Stamp { epoch: EPOCH, seq: 1 }, 20, WcStatus::Success));
     assert_eq!((sl.stats.star_cqep.get(), sl.stats.star_stale.get()), (2, 3));
+}
+
+#[test]
+fn each_message_of_a_packet_is_done_once_and_in_order() {
+    let mut sl = Sl::new();
+    let data = |sl: &Sl, at| sl.net.hosts[0].env.memory.read(sl.data + at, 2).to_vec();
+    let (both, first) = (vec![(Ptype::Rdas, 12, 2)], vec![(Ptype::Rda, 8, 34)]);
+    assert_eq!(sl.rdcs(0, [0, 8], 1024), (both.clone(), 2));
+    assert_eq!((data(&sl, 0), data(&sl, 8), sl.completion().0.seq), (vec![1; 2], vec![2; 2], 1));
+    assert_eq!(sl.rdcs(0, [16, 24], 1024), (both, 0), "a copy");
+    assert_ne!(data(&sl, 16), [1; 2]);
+    assert_eq!(sl.rdcs(2, [32, 255], 1024), (first.clone(), 1), "the second goes beyond the region");
+    assert_eq!((data(&sl, 32), sl.completion().0.seq, sl.stats.star_refused.get()), (vec![1; 2], 2, 1));
+    assert_eq!(sl.rdcs(3, [40, 48], 91), (first, 1), "the second is cut");
+    assert_eq!(sl.rdcs(4, [40, 48], 45), (vec![], 0), "so is the first");
+    assert_eq!((sl.completion().0.seq, sl.stats.star_bad.get()), (3, 2));
 }
 
 /// RDs of these PSNs come in one turn. What their answers are: type, PSN and LEN.

@@ -135,7 +135,7 @@ fn a_call_of_the_rpc_workload() {
         [None, Some(Form::Packed), Some(Form::Paper)].map(|star| Pair::new(star).packets_of(Pair::call));
     println!("packets of a call: RC {rc}, StaR {packed}, as in the paper {paper}");
     assert!(rc <= 6.0, "{rc}");
-    assert!(packed <= 9.0, "{packed}");
+    assert!(packed <= 7.0, "{packed}");
     assert!(paper <= 22.0, "{paper}");
 }
 

@@ -37,6 +37,7 @@ impl<E: StarEnv> SlQp<E> {
         }
         stamp_slot(env, write_slot(replay, replay_slots), Stamp::before(peer.epoch, 0, 1));
         self.set_gate(env, self.init.setup.token.mac);
+        env.note_star_mtu(setup.mtu);
         self.quiet_since = now;
         self.push_message(now, Control::Setup(self.init.setup));
         match known {

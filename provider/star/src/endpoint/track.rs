@@ -48,8 +48,7 @@ pub(super) struct QueueTrack {
     pub(super) next: u32,
     /// Oldest that SF has not acknowledged
     low: u32,
-    /// One bit a slot: stored
-    stored: Box<[u64]>,
+    stored: StoredBits,
     depth: u32,
     /// When `low` is sent again
     due: Option<Nanos>,
@@ -64,6 +63,44 @@ pub(super) struct QueueTrack {
     ack_time: u32,
 }
 
+/// One bit a slot: SF has stored its WQE. Those of the first slots, all of most queues, lie here, and cost no
+/// cache line of their own.
+#[derive(Debug)]
+struct StoredBits {
+    first: u64,
+    more: Box<[u64]>,
+}
+
+impl StoredBits {
+    /// For so many slots, a power of two. `Exhausted`: no memory.
+    fn new(slots: u32) -> Result<Self, NicError> {
+        let more = filled((slots.div_ceil(u64::BITS) as usize).saturating_sub(1))?;
+        Ok(StoredBits { first: 0, more })
+    }
+
+    fn word(&mut self, slot: u32) -> Option<&mut u64> {
+        match (slot / u64::BITS) as usize {
+            0 => Some(&mut self.first),
+            at => self.more.get_mut(at - 1),
+        }
+    }
+
+    fn has(&self, slot: u32) -> bool {
+        let word = match (slot / u64::BITS) as usize {
+            0 => Some(&self.first),
+            at => self.more.get(at - 1),
+        };
+        word.is_some_and(|bits| bits & 1 << (slot % u64::BITS) != 0)
+    }
+
+    fn set(&mut self, slot: u32, stored: bool) {
+        let bit = 1 << (slot % u64::BITS);
+        if let Some(bits) = self.word(slot) {
+            *bits = if stored { *bits | bit } else { *bits & !bit };
+        }
+    }
+}
+
 /// What a deadline that is due means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum DeadlineKind {
@@ -76,12 +113,11 @@ pub(super) enum DeadlineKind {
 impl QueueTrack {
     /// A queue of `depth`, a power of two. `Exhausted`: no memory.
     pub(super) fn new(depth: u32) -> Result<Self, NicError> {
-        let stored = filled(depth.div_ceil(64) as usize)?;
         Ok(QueueTrack {
             una: 0,
             next: 0,
             low: 0,
-            stored,
+            stored: StoredBits::new(depth)?,
             depth,
             due: None,
             stall_discounted: false,
@@ -94,7 +130,7 @@ impl QueueTrack {
 
     /// Bytes beside the struct.
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&*self.stored)
+        size_of_val(&*self.stored.more)
     }
 
     /// Whether one more may be sent.
@@ -102,21 +138,16 @@ impl QueueTrack {
         self.next.wrapping_sub(self.una) < self.depth
     }
 
-    fn bit(&self, seq: u32) -> (usize, u64) {
-        let slot = seq & (self.depth - 1);
-        (slot as usize / 64, 1 << (slot % 64))
+    fn slot(&self, seq: u32) -> u32 {
+        seq & (self.depth - 1)
     }
     pub(super) fn is_stored(&self, seq: u32) -> bool {
-        let (word, bit) = self.bit(seq);
-        self.stored.get(word).is_some_and(|bits| bits & bit != 0)
+        self.stored.has(self.slot(seq))
     }
 
     /// `next` was sent.
     pub(super) fn sent(&mut self, now: Nanos) {
-        let (word, bit) = self.bit(self.next);
-        if let Some(bits) = self.stored.get_mut(word) {
-            *bits &= !bit;
-        }
+        self.stored.set(self.slot(self.next), false);
         if self.low == self.next {
             self.begin(now);
         }
@@ -146,10 +177,7 @@ impl QueueTrack {
             return false;
         }
         let seq = self.low.wrapping_add(from_low as u32);
-        let (word, bit) = self.bit(seq);
-        if let Some(bits) = self.stored.get_mut(word) {
-            *bits |= bit;
-        }
+        self.stored.set(self.slot(seq), true);
         if from_low > 0 {
             self.ahead = self.ahead.saturating_add(1);
             return self.ahead == AHEAD;

@@ -143,6 +143,30 @@ impl<E: EndpointHost> Endpoints<E> {
         }
     }
 
+    /// The same, soon: what lies behind the end.
+    #[inline]
+    pub(super) fn expect_behind(&self, env: &E, qpn: Qpn) {
+        if let Some(end) = self.end(qpn) {
+            end.qp.expect(env);
+        }
+    }
+
+    /// A doorbell of `qpn`, whose end was fetched, is handled soon.
+    #[inline]
+    pub(super) fn expect_requests(&self, env: &E, qpn: Qpn) {
+        if let Some(end) = self.end(qpn) {
+            end.qp.expect_requests(env);
+        }
+    }
+
+    /// The same once more: its WQEs.
+    #[inline]
+    pub(super) fn expect_wqes(&self, qpn: Qpn) {
+        if let Some(end) = self.end(qpn) {
+            end.qp.expect_wqes();
+        }
+    }
+
     fn on_event(&mut self, turn: &mut Turn<'_, E>, event: &SlEvent) {
         if let Some(at) = self.places.get(event.qpn)
             && let Some(end) = self.ends.get_mut(at as usize)
@@ -291,9 +315,12 @@ impl<E: EndpointHost> Endpoints<E> {
             end.queued = true;
             self.ready.push_back(at);
         }
-        if let Some(due) = end.qp.next_deadline() {
+        match end.qp.next_deadline() {
             /* what a full port held up is still due; in this turn there is no more to do for it */
-            self.timers.arm(end.timer, due.max(turn.now + 1), at);
+            Some(due) => self.timers.arm(end.timer, due.max(turn.now + 1), at),
+            /* one that stays comes for nothing, when its end lies no longer in the CPU's caches */
+            None if self.timers.is_crowded() => self.timers.disarm(end.timer),
+            None => {}
         }
         if let Some(srq) = end.released.srq() {
             turn.nic.took_from_srq(turn.env, srq);

@@ -45,7 +45,7 @@ impl<E: StarEnv> Stateful<E> {
             Ptype::Ea => self.on_ack(card, header),
             Ptype::Rda | Ptype::Gda => self.answered(card, packet),
             Ptype::Rdas => self.answered_all(card, header),
-            Ptype::Rd | Ptype::Rdc | Ptype::Gd | Ptype::Cqep => false,
+            Ptype::Rd | Ptype::Rdc | Ptype::Rdcs | Ptype::Gd | Ptype::Cqep => false,
         }
     }
 
@@ -89,9 +89,12 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Keeps a WQE of SL, if it is new. False: it cannot be kept.
     fn store(&mut self, card: &CardCtx<'_, E>, seq: Psn, wqe: &Wqe<'_>) -> bool {
-        let (into, queue) = if wqe.recv { (&self.recvs, Queue::Recv) } else { (&self.sends, Queue::Send) };
-        let oldest = into.oldest();
-        let Some(more) = into.growth(seq, wqe) else { return false };
+        let (oldest, more, queue) = if wqe.recv {
+            (self.recvs.oldest(), self.recvs.growth(seq, wqe), Queue::Recv)
+        } else {
+            (self.sends.oldest(), self.sends.growth(seq, wqe), Queue::Send)
+        };
+        let Some(more) = more else { return false };
         if !seq.before(oldest) {
             /* for its completion, too: that cannot be refused later */
             let more = more + self.completions[queue as usize].growth(oldest, seq);
@@ -100,8 +103,7 @@ impl<E: StarEnv> Stateful<E> {
                 return false;
             }
         }
-        let into = if wqe.recv { &mut self.recvs } else { &mut self.sends };
-        let stored = into.store(seq, wqe);
+        let stored = if wqe.recv { self.recvs.store(seq, wqe) } else { self.sends.store(seq, wqe) };
         if stored == Stored::Refused {
             return false;
         }

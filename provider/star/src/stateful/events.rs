@@ -3,6 +3,7 @@
 
 use alloc::collections::VecDeque;
 
+use starverbs_core::env::Host;
 use starverbs_core::room::Room;
 use starverbs_core::{Access, Nanos, NicError, Psn, WcOpcode};
 
@@ -82,6 +83,11 @@ impl Completions {
     }
     pub(super) fn base(&self) -> u64 {
         self.base
+    }
+    /// The place of the next will be used soon.
+    #[inline]
+    pub(super) fn expect(&self, env: &impl Host) {
+        self.all.expect(env, self.end.get());
     }
     pub(super) fn bytes(&self) -> usize {
         self.all.bytes()

@@ -35,12 +35,13 @@ impl<E: StarEnv> Stateful<E> {
     /// come any more.
     fn finished(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> Option<(u32, WqeProgress)> {
         let stream = &self.streams[of as usize];
-        let (index, op) = (stream.una, *stream.oldest()?);
+        let (index, op) = (stream.una, stream.oldest()?);
         /* what ended SL's end stays the oldest of its WQEs */
         let over = self.state != QpState::Rts || of == Of::Remote && self.ended != Ended::Not;
         if over || index == stream.next || !op.all || op.left > 0 {
             return None;
         }
+        let op = *op;
         if op.until > card.now {
             self.arm(op.until);
             return None;

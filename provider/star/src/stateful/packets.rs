@@ -40,6 +40,12 @@ impl<E: StarEnv> Stateful<E> {
     /// Sends what there is to send: what was lost, what is new, and with that what SL waits for. That alone
     /// may wait for what the program answers.
     pub fn transmit(&mut self, card: &mut CardCtx<'_, E>) -> TransmitStatus {
+        let status = self.send_all(card);
+        card.registry.flush(card.env);
+        status
+    }
+
+    fn send_all(&mut self, card: &mut CardCtx<'_, E>) -> TransmitStatus {
         self.crowded = false;
         let (mut old, before) = (true, self.window.in_flight());
         for _ in 0..TURN {
@@ -81,17 +87,6 @@ impl<E: StarEnv> Stateful<E> {
     /// Sends completions and EAs.
     pub fn acknowledge(&mut self, card: &mut CardCtx<'_, E>) -> TransmitStatus {
         self.end_turn(card, TransmitStatus::Idle)
-    }
-
-    /// A packet for it, which was fetched itself, is handled soon: what lies behind it.
-    #[inline]
-    pub(crate) fn expect(&self, env: &E) {
-        let [ours, theirs] = &self.streams;
-        self.window.expect(env);
-        ours.expect(env, ours.una);
-        theirs.expect(env, theirs.next);
-        self.sends.expect(env);
-        self.recvs.expect(env);
     }
 
     /// Whether a turn may find something to send, or a message to queue.
@@ -486,30 +481,55 @@ impl<E: StarEnv> Stateful<E> {
         entry: &InFlight,
         segs: &mut Vec<Seg>,
     ) -> Result<(), WcStatus> {
+        card.env.begin_payload();
+        self.each_piece(card, entry, |env, piece| {
+            segs.push_in_room(env.dma_read(piece)?);
+            Some(())
+        })
+    }
+
+    /// As [`gather`](Stateful::gather), but copies that memory to `to`, which is as long.
+    pub(super) fn copy(
+        &self,
+        card: &mut CardCtx<'_, E>,
+        entry: &InFlight,
+        mut to: &mut [u8],
+    ) -> Result<(), WcStatus> {
+        self.each_piece(card, entry, |env, piece| {
+            let place = to.split_off_mut(..piece.len as usize)?;
+            (place.is_empty() || env.dma_copy(piece.addr, place)).then_some(())
+        })
+    }
+
+    /// Has `take` see the memory of this end that a packet carries, piece by piece. How the packet's WQE
+    /// ends, if that is not to be had.
+    fn each_piece(
+        &self,
+        card: &mut CardCtx<'_, E>,
+        entry: &InFlight,
+        mut take: impl FnMut(&mut E, Seg) -> Option<()>,
+    ) -> Result<(), WcStatus> {
         let len = u32::from(entry.len);
         let env = &mut *card.env;
-        env.begin_payload();
         if entry.of == Of::Remote {
             let Some(wqe) = self.sends.get(Psn::new(entry.wqe)) else { return Err(WcStatus::RemOpErr) };
             let va = wqe.remote_addr.wrapping_add(entry.offset.into());
             let owner = QpId { pd: self.local.pd, qpn: self.local.qpn };
             let addr = card.mrs.resolve_remote(wqe.rkey, owner, va, len, Access::REMOTE_READ);
-            let seg = addr.ok().and_then(|addr| env.dma_read(Seg { addr, len }));
-            segs.push_in_room(seg.ok_or(WcStatus::RemAccessErr)?);
-            return Ok(());
+            let taken = addr.ok().and_then(|addr| take(env, Seg { addr, len }));
+            return taken.ok_or(WcStatus::RemAccessErr);
         }
         if self.local.sq.wqe(entry.wqe).flags.contains(SendFlags::INLINE) {
             let inline = self.local.sq.inline(entry.wqe);
-            segs.push_in_room(Seg { addr: inline.addr + u64::from(entry.offset), len });
-            return Ok(());
+            let piece = Seg { addr: inline.addr + u64::from(entry.offset), len };
+            return take(env, piece).ok_or(WcStatus::LocProtErr);
         }
         let (mrs, pd) = (&card.mrs, self.local.pd);
-        let gathered = slices(self.local.sq.sges(entry.wqe), entry.offset, len, |sge, skip, n| {
+        let taken = slices(self.local.sq.sges(entry.wqe), entry.offset, len, |sge, skip, n| {
             let addr = mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(skip.into()), n, false).ok()?;
-            segs.push_in_room(env.dma_read(Seg { addr, len: n })?);
-            Some(())
+            take(env, Seg { addr, len: n })
         });
-        gathered.ok_or(WcStatus::LocProtErr)
+        taken.ok_or(WcStatus::LocProtErr)
     }
 }
 

@@ -161,6 +161,14 @@ impl<T: Copy + Default> Lists<T> {
         (number & self.places.wrapping_sub(1)) as usize * self.each
     }
 
+    /// The list of this number will be used soon.
+    #[inline]
+    pub(super) fn expect(&self, env: &impl Host, number: u32) {
+        if let Some(first) = self.all.get(self.start(number)) {
+            env.prefetch(first);
+        }
+    }
+
     /// The first `n` entries of the list of this number; none where there are not so many.
     pub(super) fn of(&self, number: u32, n: usize) -> &[T] {
         let start = self.start(number);

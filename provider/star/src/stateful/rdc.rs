@@ -14,6 +14,7 @@ use super::packets::{kind_of, need_of, opt_of, refused};
 use super::stream::WqeProgress;
 use super::window::{InFlight, Of};
 use super::{CardCtx, Ended, Stateful};
+use crate::bundle::{SHORT, ShortRdc, is_short};
 use crate::carried::{CARRIED_LEN, Carried};
 use crate::env::StarEnv;
 use crate::form::Form;
@@ -84,6 +85,9 @@ impl<E: StarEnv> Stateful<E> {
         op: &WqeProgress,
         segs: &mut Vec<Seg>,
     ) -> Result<(), WcStatus> {
+        if entry.tries == 0 && !op.in_turn && is_short(entry.len.into(), self.mtu) {
+            return self.collect_short(card, psn, entry, op);
+        }
         let (queue, seq, cqe) = self.completion_of(entry, op);
         let ring = &self.completions[queue as usize];
         let (ring, slot) = (ring.rule, ring.slot(seq));
@@ -120,6 +124,44 @@ impl<E: StarEnv> Stateful<E> {
         let front = front.get(..usize::from(front_len(op))).unwrap_or(&front);
         let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
         let left = card.registry.send(ctx, self.conn, &claim, header, front, segs);
+        if left { Ok(()) } else { Err(refused(entry.of, op)) }
+    }
+
+    /// The last packet of a WQE, with SL's completion, for the first time: those of short messages that are
+    /// posted together leave as one packet.
+    fn collect_short(
+        &mut self,
+        card: &mut CardCtx<'_, E>,
+        psn: Psn,
+        entry: &InFlight,
+        op: &WqeProgress,
+    ) -> Result<(), WcStatus> {
+        let mut room = [0; SHORT];
+        let data = room.get_mut(..entry.len.into()).unwrap_or_default();
+        self.copy(card, entry, data)?;
+        let (queue, seq, cqe) = self.completion_of(entry, op);
+        let ring = &self.completions[queue as usize];
+        let (ring, slot) = (ring.rule, ring.slot(seq));
+        let (rule, addr, len) = (entry.rule, entry.addr, u32::from(entry.len));
+        let need = need_of(entry.of, op.class);
+        let slots = [Some((ring, Seg { addr: slot, len: CQE_SLOT as u32 })), None];
+        let claim = Claim::WithSlots { rule, addr, len, need, slots };
+        let cqe = CqeMsg { slot, ..cqe };
+        let header = StarHeader {
+            ptype: Ptype::Rdc,
+            opt: opt_of(op.class),
+            migrate: false,
+            ack: true,
+            qpn: self.local.qpn,
+            epoch: 0,
+            psn,
+            addr,
+            len: front_len(op) + entry.len,
+        };
+        let completion = &Carried { queue, seq, cqe, stored: self.stored_word() }.encode();
+        let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
+        let rdc = ShortRdc { header, completion, data };
+        let left = card.registry.collect(ctx, self.conn, &claim, &rdc, self.mtu);
         if left { Ok(()) } else { Err(refused(entry.of, op)) }
     }
 

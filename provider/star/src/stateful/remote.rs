@@ -21,16 +21,44 @@ pub(super) enum Stored {
     Refused,
 }
 
-/// A WQE of SL, if it has come.
-#[derive(Clone, Copy, Default)]
-struct Slot {
-    wqe: SendWqe,
-    there: bool,
+/// What is kept of a WQE of SL beside its SGEs and inline bytes: of a receive next to nothing, so that many
+/// share a cache line.
+pub(super) trait KeptWqe: Copy {
+    /// Of a WQE that came
+    fn of(wqe: &SendWqe) -> Self;
+    /// How many SGEs it has
+    fn sges(&self) -> usize;
+}
+
+impl KeptWqe for SendWqe {
+    fn of(wqe: &SendWqe) -> Self {
+        *wqe
+    }
+    fn sges(&self) -> usize {
+        usize::from(self.num_sge)
+    }
+}
+
+/// A receive WQE of SL.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KeptRecv {
+    num_sge: u8,
+}
+
+impl KeptWqe for KeptRecv {
+    fn of(wqe: &SendWqe) -> Self {
+        const { assert!(MAX_SGE <= u8::MAX as usize) };
+        KeptRecv { num_sge: wqe.num_sge as u8 }
+    }
+    fn sges(&self) -> usize {
+        usize::from(self.num_sge)
+    }
 }
 
 /// One of SL's queues.
-pub(super) struct RemoteQueue {
-    slots: Places<Slot>,
+pub(super) struct RemoteQueue<T> {
+    /// Those that have come
+    slots: Places<Option<T>>,
     sges: Lists<Sge>,
     inline: Lists<u8>,
     /// Oldest WQE that is not done
@@ -39,7 +67,7 @@ pub(super) struct RemoteQueue {
     stored: Psn,
 }
 
-impl RemoteQueue {
+impl<T: KeptWqe> RemoteQueue<T> {
     /// Of `depth` WQEs, a power of two.
     pub(super) fn new(depth: u32) -> Self {
         RemoteQueue {
@@ -64,7 +92,15 @@ impl RemoteQueue {
     /// The place of the next WQE will be used soon.
     #[inline]
     pub(super) fn expect(&self, env: &impl Host) {
-        self.slots.expect(env, self.stored.get());
+        self.expect_at(env, self.stored);
+        self.inline.expect(env, self.stored.get());
+    }
+
+    /// The place of WQE `seq` will be used soon.
+    #[inline]
+    pub(super) fn expect_at(&self, env: &impl Host, seq: Psn) {
+        self.slots.expect(env, seq.get());
+        self.sges.expect(env, seq.get());
     }
 
     /// Oldest WQE that is not done.
@@ -133,7 +169,7 @@ impl RemoteQueue {
             }
             _ => return Err(NicError::Invalid),
         }
-        self.slots[number] = Slot { wqe: wqe.wqe, there: true };
+        self.slots[number] = Some(T::of(&wqe.wqe));
         Ok(())
     }
 
@@ -143,31 +179,33 @@ impl RemoteQueue {
     }
 
     /// WQE `seq`, if it is here.
-    pub(super) fn get(&self, seq: Psn) -> Option<&SendWqe> {
+    pub(super) fn get(&self, seq: Psn) -> Option<&T> {
         let ahead = seq.since(self.una);
-        let slot = (ahead >= 0 && (ahead as u32) < self.slots.len()).then(|| &self.slots[seq.get()])?;
-        slot.there.then_some(&slot.wqe)
+        let held = ahead >= 0 && (ahead as u32) < self.slots.len();
+        held.then(|| &self.slots[seq.get()])?.as_ref()
     }
 
     /// Its SGEs.
     pub(super) fn sges(&self, seq: Psn) -> &[Sge] {
-        self.get(seq).map_or(&[], |wqe| self.sges.of(seq.get(), usize::from(wqe.num_sge)))
-    }
-
-    /// Its inline bytes.
-    pub(super) fn inline(&self, seq: Psn) -> &[u8] {
-        self.get(seq).map_or(&[], |wqe| self.inline.of(seq.get(), wqe.length as usize))
+        self.get(seq).map_or(&[], |wqe| self.sges.of(seq.get(), wqe.sges()))
     }
 
     /// All before `seq` are done.
     pub(super) fn release(&mut self, seq: Psn) {
         while self.una.before(seq) {
-            self.slots[self.una.get()].there = false;
+            self.slots[self.una.get()] = None;
             self.una = self.una.plus(1);
         }
         if self.stored.before(self.una) {
             self.stored = self.una;
         }
+    }
+}
+
+impl RemoteQueue<SendWqe> {
+    /// The inline bytes of WQE `seq`.
+    pub(super) fn inline(&self, seq: Psn) -> &[u8] {
+        self.get(seq).map_or(&[], |wqe| self.inline.of(seq.get(), wqe.length as usize))
     }
 }
 
@@ -190,7 +228,7 @@ mod tests {
 
     #[test]
     fn each_wqe_is_taken_once_in_any_order_and_none_beyond_the_depth() {
-        let mut queue = RemoteQueue::new(4);
+        let mut queue = RemoteQueue::<KeptRecv>::new(4);
         queue.una = Psn::new(QPN_MASK - 1);
         let first = queue.una;
         let mut room = [0; MAX_WQE];
@@ -219,7 +257,7 @@ mod tests {
 
     #[test]
     fn inline_bytes_stay_with_their_wqe() {
-        let mut queue = RemoteQueue::new(2);
+        let mut queue = RemoteQueue::<SendWqe>::new(2);
         let wqe = SendWqe { flags: SendFlags::INLINE, ..SendWqe::default() };
         for (seq, bytes) in [(0, &b"a"[..]), (1, b"some more")] {
             let mut room = [0; MAX_WQE];
@@ -230,7 +268,7 @@ mod tests {
         assert!(queue.bytes() > 2 * size_of::<SendWqe>());
         /* as many as an honest SL sends from a queue of this depth */
         for (depth, most) in [(64, 4048), (1024, 512)] {
-            let mut queue = RemoteQueue::new(depth);
+            let mut queue = RemoteQueue::<SendWqe>::new(depth);
             for (len, stored) in [(most + 1, Stored::Refused), (most, Stored::New)] {
                 let wqe = Wqe { recv: false, wqe, body: Body::Inline(&[7; MAX_INLINE + 1][..len]) };
                 assert_eq!(queue.store(Psn::new(3), &wqe), stored, "{depth} {len}");

@@ -202,6 +202,13 @@ impl PacketWindow {
         self.ring.expect(env, number(self.una));
     }
 
+    /// The places of the next packets will be used soon.
+    #[inline]
+    pub(super) fn expect_next(&self, env: &impl Host) {
+        let next = number(self.next);
+        (0..2).for_each(|n| self.ring.expect(env, next.wrapping_add(n)));
+    }
+
     /// What the packets in flight cost.
     pub(super) fn in_flight(&self) -> u32 {
         self.bytes

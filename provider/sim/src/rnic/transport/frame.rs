@@ -93,7 +93,9 @@ impl CardFrame {
         match packet.header.ptype {
             _ if packet.header.migrate => MemoryAccess::None,
             /* the WQE, or the data, is in its host's memory */
-            Ptype::Wqep | Ptype::Wqeps | Ptype::Rd | Ptype::Rdc | Ptype::Gda => MemoryAccess::Read(len),
+            Ptype::Wqep | Ptype::Wqeps | Ptype::Rd | Ptype::Rdc | Ptype::Rdcs | Ptype::Gda => {
+                MemoryAccess::Read(len)
+            }
             Ptype::Rda => MemoryAccess::Write(len),
             /* it has written for longer than this takes */
             Ptype::Rdas => MemoryAccess::None,

@@ -300,7 +300,18 @@ impl Host for HostEnv {
     fn prefetch<T>(&self, what: &T) {
         const LINE: usize = 64;
         let at = std::ptr::from_ref(what).cast::<u8>();
-        (0..size_of::<T>()).step_by(LINE).for_each(|line| prefetch(at.wrapping_add(line)));
+        /* it may begin in the middle of a line */
+        let before = at.addr() % LINE;
+        (0..size_of::<T>() + before).step_by(LINE).for_each(|line| {
+            prefetch(at.wrapping_sub(before).wrapping_add(line));
+        });
+    }
+
+    #[inline]
+    fn prefetch_at(&self, addr: u64) {
+        if !memory::marked(addr) {
+            prefetch(addr as *const u8);
+        }
     }
 
     fn event(&mut self, event: AsyncEvent) {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use starverbs_backend::star::{Sealing, StarCard, StarPort, StarRx};
 use starverbs_backend::{BackendError, Payload};
-use starverbs_core::{FrameMeta, Qpn, Seg};
+use starverbs_core::{FrameMeta, Mtu, Qpn, Seg};
 use starverbs_rings::{CardRq, CardSq, SendMemory};
 use starverbs_settings::Settings;
 use starverbs_star::bounds::MemRange;
@@ -52,6 +52,12 @@ impl StarEnv for HostEnv {
         if let Some(star) = &mut self.star {
             // SAFETY: as in `Port::send_frame`; the peer's registry checked what this card did not.
             star.send(to, head, data, unsafe { Payload::new(payload) }, volatile);
+        }
+    }
+
+    fn note_star_mtu(&mut self, mtu: Mtu) {
+        if let Some(star) = &mut self.star {
+            star.tx.note_mtu(mtu);
         }
     }
 

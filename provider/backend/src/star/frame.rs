@@ -1,0 +1,133 @@
+//! Small packets to one place that leave in one frame (docs/wire.md, "StaR"): answers, completions and short
+//! messages of many connections to one card share checksum, CRC and datagram.
+
+use std::ops::Deref;
+
+use starverbs_core::{Av, Counters};
+use starverbs_star::wire::{HEADER_LEN, LENGTH_LEN, several_head};
+
+use super::tx::StarFraming;
+use crate::program::Payload;
+use crate::tx::{Datagram, Tx};
+
+/// Bytes of a frame at most, without its CRC: with all headers it fits an Ethernet frame.
+pub(super) const ROOM: usize = 1424;
+
+/// Packets that are collected.
+pub(super) struct OpenFrame {
+    to: Av,
+    port: u16,
+    /// Bytes of the header and of the packets so far
+    used: usize,
+    /// How many packets there are, and bytes before the data of the first
+    count: u32,
+    head: usize,
+    /// Lanes of those that were collected and may still be overtaken, and of those that left by themselves:
+    /// bits
+    collected: u16,
+    passed: u16,
+    bytes: Box<[u8; ROOM]>,
+}
+
+impl OpenFrame {
+    /// To nowhere.
+    pub(super) fn new() -> Self {
+        let bytes = Box::new([0; ROOM]);
+        OpenFrame { to: Av::default(), port: 0, used: 0, count: 0, head: 0, collected: 0, passed: 0, bytes }
+    }
+
+    /// Whether packets to this place belong here.
+    #[inline]
+    pub(super) fn goes_to(&self, to: &Av, port: u16) -> bool {
+        let of = |av: &Av| (av.dgid, av.sgid, av.sgid_index, av.traffic_class, av.hop_limit);
+        self.port == port && of(&self.to) == of(to)
+    }
+
+    /// It has left, and another place's packets are collected here.
+    pub(super) fn begin(&mut self, to: &Av, port: u16) {
+        (self.to, self.port) = (*to, port);
+        self.forget_lanes();
+    }
+
+    /// Nothing that left before can be overtaken any more.
+    #[inline]
+    pub(super) fn forget_lanes(&mut self) {
+        (self.collected, self.passed) = (0, 0);
+    }
+
+    /// Whether a packet of this lane, collected or not, could leave before one of its lane that was sent
+    /// earlier.
+    #[inline]
+    pub(super) fn is_overtaken_by(&self, lane: u16, collected: bool) -> bool {
+        let others = if collected { self.passed } else { self.collected };
+        others & lane != 0
+    }
+
+    /// A packet of this lane leaves by itself.
+    #[inline]
+    pub(super) fn pass(&mut self, lane: u16) {
+        self.passed |= lane;
+    }
+
+    /// Collects a packet; what was collected leaves, if there is no room for it in `most` bytes. Frames that
+    /// are full have one length, so that they leave as segments of one send.
+    #[inline]
+    pub(super) fn add<C: Deref<Target = Counters>>(
+        &mut self,
+        packet: &Datagram<'_>,
+        lane: u16,
+        most: usize,
+        tx: &mut Tx<StarFraming, C>,
+    ) {
+        let Datagram { head, data, payload, .. } = *packet;
+        let size = head.len() + data.len() + payload.len();
+        let most = most.min(ROOM);
+        if self.count > 0 && self.used + LENGTH_LEN + size > most {
+            /* the longest may have become shorter meanwhile */
+            if let Some(rest) = self.bytes.get_mut(self.used..most) {
+                rest.fill(0);
+                self.used = most;
+            }
+            self.close(tx);
+        }
+        self.collected |= lane;
+        if self.count == 0 {
+            (self.used, self.head) = (HEADER_LEN, head.len());
+        }
+        let end = self.used + LENGTH_LEN + size;
+        let Some(mut rest) = self.bytes.get_mut(self.used..end) else { return };
+        let mut next = |len: usize| rest.split_off_mut(..len).unwrap_or_default();
+        next(LENGTH_LEN).copy_from_slice(&(size as u16).to_be_bytes());
+        next(head.len()).copy_from_slice(head);
+        next(data.len()).copy_from_slice(data);
+        for bytes in payload.iter() {
+            bytes.copy_to(0, next(bytes.len()));
+        }
+        (self.used, self.count) = (end, self.count + 1);
+    }
+
+    /// What was collected leaves: one packet by itself, more as a frame of several.
+    #[inline]
+    pub(super) fn close<C: Deref<Target = Counters>>(&mut self, tx: &mut Tx<StarFraming, C>) {
+        let first = HEADER_LEN + LENGTH_LEN;
+        let (from, head) = match self.count {
+            0 => return,
+            1 => {
+                let len = [self.bytes[HEADER_LEN], self.bytes[HEADER_LEN + 1]];
+                self.used = first + usize::from(u16::from_be_bytes(len));
+                (first, self.head)
+            }
+            _ => {
+                let head = several_head((self.used - HEADER_LEN) as u16);
+                self.bytes[..HEADER_LEN].copy_from_slice(&head);
+                (0, HEADER_LEN)
+            }
+        };
+        self.count = 0;
+        let all = self.bytes.get(from..self.used).unwrap_or_default();
+        let Some((head, data)) = all.split_at_checked(head) else { return };
+        let (to, port) = (&self.to, self.port);
+        let payload = Payload::EMPTY;
+        tx.send_datagram(&Datagram { to, port, head, data, payload, pad: 0, volatile: false });
+    }
+}
