@@ -25,7 +25,7 @@ mod checksum;
 mod several;
 
 pub use checksum::{PortPair, Ways, fill_checksum};
-pub use several::{LENGTH_LEN, next_of_several, open_several, several_head, several_in};
+pub use several::{LENGTH_LEN, SEVERAL_ROOM, next_of_several, open_several, several_head, several_in};
 pub use starverbs_core::wire::Crc;
 
 /// UDP port of a card's stateless half, if it is free; else the host chooses one.
@@ -326,6 +326,12 @@ impl StarHead {
 
 /// Bits of a [`lane`].
 pub const LANE_BITS: u32 = 4;
+/// Lanes, as bits: those of answers and completions (EA, CQEP, RDA), and those of WQEs and data that must not
+/// pass answers and completions which were made before: receives wait for room that an answer makes, and who
+/// gets data expects that what it had sent before is complete.
+pub const ANSWERS: u16 = 1 << 3 | 1 << 4 | 1 << 7;
+/// See [`ANSWERS`].
+pub const BEHIND_ANSWERS: u16 = 1 << 1 | 1 << 2 | 1 << 5;
 
 /// Which packets a packet must not leave before, by its header. Both ends take it for a sign of loss that one
 /// overtakes others, but only among those that one counts: the packets of SF's window that bring data or that

@@ -4,14 +4,11 @@
 use std::ops::Deref;
 
 use starverbs_core::{Av, Counters};
-use starverbs_star::wire::{HEADER_LEN, LENGTH_LEN, several_head};
+use starverbs_star::wire::{HEADER_LEN, LENGTH_LEN, SEVERAL_ROOM, several_head};
 
 use super::tx::StarFraming;
 use crate::program::Payload;
 use crate::tx::{Datagram, Tx};
-
-/// Bytes of a frame at most, without its CRC: with all headers it fits an Ethernet frame.
-pub(super) const ROOM: usize = 1424;
 
 /// Packets that are collected.
 pub(super) struct OpenFrame {
@@ -19,28 +16,62 @@ pub(super) struct OpenFrame {
     port: u16,
     /// Bytes of the header and of the packets so far
     used: usize,
-    /// How many packets there are, and bytes before the data of the first
+    /// How many packets there are, when the first was added among those of all frames, and bytes before its
+    /// data
     count: u32,
+    begun: u32,
     head: usize,
     /// Lanes of those that were collected and may still be overtaken, and of those that left by themselves:
     /// bits
     collected: u16,
     passed: u16,
-    bytes: Box<[u8; ROOM]>,
+    bytes: Box<[u8; SEVERAL_ROOM]>,
 }
 
 impl OpenFrame {
     /// To nowhere.
     pub(super) fn new() -> Self {
-        let bytes = Box::new([0; ROOM]);
-        OpenFrame { to: Av::default(), port: 0, used: 0, count: 0, head: 0, collected: 0, passed: 0, bytes }
+        OpenFrame {
+            to: Av::default(),
+            port: 0,
+            used: 0,
+            count: 0,
+            begun: 0,
+            head: 0,
+            collected: 0,
+            passed: 0,
+            bytes: Box::new([0; SEVERAL_ROOM]),
+        }
     }
 
-    /// Whether packets to this place belong here.
+    /// Whether packets to this place belong here. Its hop limit is that of the first.
     #[inline]
     pub(super) fn goes_to(&self, to: &Av, port: u16) -> bool {
-        let of = |av: &Av| (av.dgid, av.sgid, av.sgid_index, av.traffic_class, av.hop_limit);
-        self.port == port && of(&self.to) == of(to)
+        self.reaches(to, port) && (self.to.sgid, self.to.traffic_class) == (to.sgid, to.traffic_class)
+    }
+
+    /// Whether it goes to the same card, whatever its class.
+    #[inline]
+    pub(super) fn reaches(&self, to: &Av, port: u16) -> bool {
+        self.port == port && self.to.dgid == to.dgid
+    }
+
+    /// When its first packet was added. `None`: it has none.
+    #[inline]
+    pub(super) fn begun(&self) -> Option<u32> {
+        (self.count > 0).then_some(self.begun)
+    }
+
+    /// Whether packets of one of these lanes may still be overtaken.
+    #[inline]
+    pub(super) fn has_any_of(&self, lanes: u16) -> bool {
+        self.collected & lanes != 0
+    }
+
+    /// Whether nothing was sent to its place since [`OpenFrame::forget_lanes`].
+    #[inline]
+    pub(super) fn is_unused(&self) -> bool {
+        self.collected | self.passed == 0
     }
 
     /// It has left, and another place's packets are collected here.
@@ -69,19 +100,19 @@ impl OpenFrame {
         self.passed |= lane;
     }
 
-    /// Collects a packet; what was collected leaves, if there is no room for it in `most` bytes. Frames that
-    /// are full have one length, so that they leave as segments of one send.
+    /// Collects a packet, the `now`th of all; what was collected leaves, if there is no room for it in `most`
+    /// bytes. Frames that are full have one length, so that they leave as segments of one send.
     #[inline]
     pub(super) fn add<C: Deref<Target = Counters>>(
         &mut self,
         packet: &Datagram<'_>,
         lane: u16,
-        most: usize,
+        (most, now): (usize, u32),
         tx: &mut Tx<StarFraming, C>,
     ) {
         let Datagram { head, data, payload, .. } = *packet;
         let size = head.len() + data.len() + payload.len();
-        let most = most.min(ROOM);
+        let most = most.min(SEVERAL_ROOM);
         if self.count > 0 && self.used + LENGTH_LEN + size > most {
             /* the longest may have become shorter meanwhile */
             if let Some(rest) = self.bytes.get_mut(self.used..most) {
@@ -92,7 +123,7 @@ impl OpenFrame {
         }
         self.collected |= lane;
         if self.count == 0 {
-            (self.used, self.head) = (HEADER_LEN, head.len());
+            (self.used, self.head, self.begun) = (HEADER_LEN, head.len(), now);
         }
         let end = self.used + LENGTH_LEN + size;
         let Some(mut rest) = self.bytes.get_mut(self.used..end) else { return };

@@ -216,6 +216,8 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
                 (Head::parse(side, packet), several.start)
             };
             let Some(Head { header, prefix, token, len }) = head else {
+                /* what is behind it in its frame is no better: nobody has this card look at much of that */
+                self.several = 0..0;
                 self.counters.star_bad.inc();
                 continue;
             };

@@ -326,3 +326,45 @@ fn many_places_take_turns() {
     assert_eq!(got, (0..20u32).flat_map(of).collect::<Vec<u32>>());
     assert_eq!((counters.tx_errors.get(), counters.tx_packets.get()), (0, 60));
 }
+
+/// A header of this type, with `len` bytes of data.
+fn head_of(ptype: Ptype, qpn: u32, len: u16) -> StarHeader {
+    let (opt, psn) = (Opt::Send, Psn::new(qpn));
+    StarHeader { ptype, opt, migrate: false, ack: false, qpn, epoch: 0, psn, addr: 0, len }
+}
+
+/// What was answered or completed before leaves before larger packets with data, and before small ones to the
+/// same card of another class; the hop limit does not matter.
+#[test]
+fn answers_and_completions_leave_before_what_is_sent_later() {
+    let data = [7; 1000];
+    for (answer, len, class) in [
+        (Ptype::Cqep, 1000, 0),
+        (Ptype::Ea, 1000, 0),
+        (Ptype::Ea, 1000, 4),
+        (Ptype::Ea, 64, 4),
+        (Ptype::Ea, 64, 0),
+    ] {
+        let counters = Counters::default();
+        let ((mut tx, mut rx), addrs) = open_one(&settings(IpAddr::from([127, 0, 0, 1])), &counters);
+        let gid = addrs[0].gid;
+        let to = Av { sgid: gid, dgid: gid, hop_limit: 64, ..Av::default() };
+        let with_data = Av { hop_limit: 1, traffic_class: class, ..to };
+        let port = tx.port(CardHalf::Stateless);
+        let mut send = |to: &Av, ptype, qpn, len: u16| {
+            let head = StarHead::to_stateless(head_of(ptype, qpn, len), PREFIX, &token());
+            tx.send(to, port, &head, &data[..usize::from(len)], Payload::EMPTY, false);
+        };
+        /* the place of the data is known first, and a send of its kind is begun */
+        send(&with_data, Ptype::Rd, 0, len);
+        send(&to, answer, 1, 0);
+        send(&with_data, Ptype::Rd, 2, len);
+        tx.flush(0);
+        assert_eq!(
+            take(&mut rx, 3, |header, _| header.qpn),
+            [0, 1, 2],
+            "{answer:?}, {len} bytes, class {class}"
+        );
+        assert!(class > 0 || len > 512 || counters.tx_packets.get() == 1, "one place");
+    }
+}

@@ -9,10 +9,11 @@ use starverbs_core::wire::icrc::IcrcHeader;
 use starverbs_core::{Av, Counters, Gid, Mtu, Nanos};
 use starverbs_settings::{Settings, StarWire};
 use starverbs_star::wire::{
-    CRC_LEN, CardHalf, Crc, HEADER_LEN, LANE_BITS, LENGTH_LEN, OVERHEAD, StarHead, Ways, lane,
+    ANSWERS, BEHIND_ANSWERS, CRC_LEN, CardHalf, Crc, HEADER_LEN, LANE_BITS, LENGTH_LEN, OVERHEAD,
+    SEVERAL_ROOM, StarHead, Ways, lane,
 };
 
-use super::frame::{OpenFrame, ROOM};
+use super::frame::OpenFrame;
 use super::{Half, WHAT};
 use crate::descriptor::Socket;
 use crate::error::os;
@@ -22,7 +23,7 @@ use crate::tx::{Datagram, Framing, Route, Sender, Tx};
 use crate::{BackendError, HostAddr};
 
 /// Places to which small packets are collected at the same time.
-const PLACES: usize = 8;
+const PLACES: usize = 16;
 /// Longest packet that is collected, bytes.
 const SMALL: usize = 512;
 
@@ -33,6 +34,10 @@ pub struct StarTx<C: Deref<Target = Counters>> {
     open: Vec<OpenFrame>,
     /// Which of them gives way to another place
     oldest: usize,
+    /// Packets that were collected
+    collected: u32,
+    /// Which of the places may hold answers or completions: bits
+    holding: u16,
     /// Bytes of a frame with several packets at most, without its CRC; 0: each packet is one
     most: usize,
 }
@@ -91,8 +96,9 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         let ports = [stateless.port, stateful.port];
         let framing = StarFraming { ways: Ways::default(), ports, generation: 0 };
         let tx = Tx::new(settings, addrs, framing, senders, counters, capture)?;
-        let most = if settings.star_wire == StarWire::Packed { ROOM } else { 0 };
-        Ok(StarTx { tx, open: (0..PLACES).map(|_| OpenFrame::new()).collect(), oldest: 0, most })
+        let most = if settings.star_wire == StarWire::Packed { SEVERAL_ROOM } else { 0 };
+        let open = (0..PLACES).map(|_| OpenFrame::new()).collect();
+        Ok(StarTx { tx, open, oldest: 0, collected: 0, holding: 0, most })
     }
 
     /// The UDP port of a half, for peers to know.
@@ -119,10 +125,9 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
     /// Sends what was added. What the kernel refuses is lost and counted.
     #[inline]
     pub fn flush(&mut self, now: Nanos) {
-        for frame in &mut self.open {
-            frame.close(&mut self.tx);
-            frame.forget_lanes();
-        }
+        self.close_all(|_| true);
+        self.open.iter_mut().for_each(OpenFrame::forget_lanes);
+        self.holding = 0;
         self.tx.flush(now);
     }
 
@@ -148,7 +153,15 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         let half = (self.most.saturating_sub(HEADER_LEN) / 2).saturating_sub(LENGTH_LEN);
         let small = size <= SMALL.min(half) && !head.is_control();
         let at = self.frame_to(to, port);
-        let StarTx { tx, open, most, .. } = self;
+        let others = if small { self.holding & !(1 << at) } else { self.holding };
+        if lane & BEHIND_ANSWERS != 0 && others != 0 {
+            self.let_answers_leave(others, to, port);
+        }
+        if small {
+            self.collected = self.collected.wrapping_add(1);
+            self.holding |= u16::from(lane & ANSWERS != 0) << at;
+        }
+        let StarTx { tx, open, most, collected, .. } = self;
         let Some(frame) = open.get_mut(at) else { return tx.send_datagram(&packet) };
         if frame.is_overtaken_by(lane, small) {
             /* packets of a lane stay in order */
@@ -157,10 +170,37 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
             tx.framing.generation = tx.framing.generation.wrapping_add(1);
         }
         if small {
-            frame.add(&packet, lane, *most, tx);
+            frame.add(&packet, lane, (*most, *collected), tx);
         } else {
             frame.pass(lane);
             tx.send_datagram(&packet);
+        }
+    }
+
+    /// If any of `places` has answers or completions to this card, what was collected for it leaves before
+    /// what is sent now.
+    fn let_answers_leave(&mut self, places: u16, to: &Av, port: u16) {
+        let reaches = |frame: &OpenFrame| frame.reaches(to, port);
+        let holds = |(at, frame): (usize, &OpenFrame)| {
+            places >> at & 1 != 0 && frame.begun().is_some() && frame.has_any_of(ANSWERS) && reaches(frame)
+        };
+        if self.open.iter().enumerate().any(holds) {
+            self.close_all(reaches);
+            self.open.iter_mut().filter(|frame| reaches(frame)).for_each(OpenFrame::forget_lanes);
+            /* nor does it join a send that was begun before them */
+            self.tx.framing.generation = self.tx.framing.generation.wrapping_add(1);
+        }
+    }
+
+    /// These frames leave, as they were begun.
+    fn close_all(&mut self, these: impl Fn(&OpenFrame) -> bool) {
+        let StarTx { tx, open, collected, .. } = self;
+        loop {
+            let begun = open.iter_mut().filter_map(|frame| Some((frame.begun()?, frame)));
+            let begun = begun.filter(|(_, frame)| these(frame));
+            let first = begun.min_by_key(|(begun, _)| begun.wrapping_sub(*collected).wrapping_sub(1));
+            let Some((_, frame)) = first else { return };
+            frame.close(tx);
         }
     }
 
@@ -176,16 +216,20 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         self.oldest = (self.oldest + 1) % PLACES;
         if let Some(frame) = self.open.get_mut(self.oldest) {
             frame.close(&mut self.tx);
+            if !frame.is_unused() {
+                self.tx.framing.generation = self.tx.framing.generation.wrapping_add(1);
+            }
             frame.begin(to, port);
-            self.tx.framing.generation = self.tx.framing.generation.wrapping_add(1);
         }
         self.oldest
     }
 }
 
 impl<C: Deref<Target = Counters>> Drop for StarTx<C> {
-    /// As that of [`Tx`]: what was sent leaves.
+    /// As that of [`Tx`]: what waits for its time leaves, and a forked child sends nothing.
     fn drop(&mut self) {
-        self.open.iter_mut().for_each(|frame| frame.close(&mut self.tx));
+        if self.tx.is_ours() {
+            self.open.iter_mut().for_each(|frame| frame.close(&mut self.tx));
+        }
     }
 }

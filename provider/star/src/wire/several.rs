@@ -18,6 +18,8 @@ use super::{CRC_LEN, HEADER_LEN, LEN_AT, PortPair, StarError, checked};
 const SEVERAL: u8 = 12;
 /// Bytes before each packet.
 pub const LENGTH_LEN: usize = 2;
+/// Bytes of such a frame at most, without its CRC: with all headers it fits an Ethernet frame.
+pub const SEVERAL_ROOM: usize = 1424;
 
 /// The header of such a frame, with checksum 0; `len` bytes follow.
 pub fn several_head(len: u16) -> [u8; HEADER_LEN] {
@@ -42,6 +44,9 @@ pub fn several_in(frame: &[u8]) -> Option<&[u8]> {
 /// See [`StarError`].
 pub fn open_several<'a>(way: &PortPair, frame: &'a [u8]) -> Result<&'a [u8], StarError> {
     let body = checked(way, frame)?;
+    if body.len() > SEVERAL_ROOM {
+        return Err(StarError::Length);
+    }
     let rest = body.get(HEADER_LEN..).unwrap_or_default();
     let len = [body[LEN_AT], body[LEN_AT + 1]].map(usize::from);
     if len[0] << 8 | len[1] == rest.len() { Ok(rest) } else { Err(StarError::Length) }
