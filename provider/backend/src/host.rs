@@ -129,10 +129,13 @@ pub fn standing(addrs: &[HostAddr]) -> Result<Vec<Standing>, BackendError> {
 
 /// Whether an address is one of this host's, on an interface that is up.
 pub fn is_own(gid: Gid) -> bool {
-    let ip = ip_of(gid);
-    // All of 127.0.0.0/8 is.
-    (ip.is_ipv4() && ip.is_loopback())
-        || interface_addresses().is_ok_and(|own| own.iter().any(|addr| addr.gid == gid))
+    is_among(&[], gid) || own_gids().contains(&gid)
+}
+
+/// Whether an address is this host's, which has these: all of 127.0.0.0/8 is, too.
+#[inline]
+pub fn is_among(own: &[Gid], gid: Gid) -> bool {
+    matches!(gid.ipv4(), Some([127, ..])) || own.contains(&gid)
 }
 
 /// Addresses of this host, on interfaces that are up.

@@ -137,11 +137,6 @@ impl<F: Framing, C: Deref<Target = Counters>> Tx<F, C> {
         })
     }
 
-    /// Whether this is the process that opened it, and no forked child.
-    pub(crate) fn is_ours(&self) -> bool {
-        self.process == std::process::id()
-    }
-
     /// Whether a datagram of any size may be added before the next [`Tx::flush`].
     #[inline]
     pub fn can_send(&self) -> bool {
@@ -418,7 +413,7 @@ impl<F: Framing, C: Deref<Target = Counters>> Drop for Tx<F, C> {
     /// What is on a wire arrives, though its sender is gone: without a QP's last ACK the peer's last message
     /// would fail.
     fn drop(&mut self) {
-        if self.fault.is_some() && self.is_ours() {
+        if self.fault.is_some() && self.process == std::process::id() {
             self.flush(Nanos::MAX);
         }
     }

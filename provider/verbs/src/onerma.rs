@@ -243,14 +243,14 @@ impl Onerma {
     /// # Errors
     /// EIO in a forked child.
     pub fn poll(&self, max: usize, limit: Option<Duration>, mut take: impl FnMut(Finished)) -> Result<usize> {
-        let end =
-            limit.map(|limit| now().saturating_add(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)));
         let shared = &*self.shared;
         let mut card = self.card()?;
         let ended = card.process.has_finished();
         if limit == Some(Duration::ZERO) && !ended && shared.activity.backs_off() {
             return Ok(0);
         }
+        let end =
+            limit.map(|limit| now().saturating_add(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)));
         let mut has_slept = false;
         loop {
             let at = now();

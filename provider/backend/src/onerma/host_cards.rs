@@ -14,7 +14,7 @@ use starverbs_settings::{LinkMode, Settings};
 use super::tap::PacketEnd;
 use crate::control::{SENT, StrayFrames, encode_run};
 use crate::descriptor::Socket;
-use crate::host::{ip_of, own_gids};
+use crate::host::{ip_of, is_among, own_gids};
 use crate::peer::{NO_BLOCK, Peers, SessionId, socket};
 use crate::registry::abstract_address;
 use crate::sockopt::monotonic;
@@ -153,7 +153,7 @@ impl HostCards {
 
     /// Whether an address is this host's.
     pub(super) fn is_here(&self, gid: Gid) -> bool {
-        matches!(gid.ipv4(), Some([127, ..])) || self.here.contains(&gid)
+        is_among(&self.here, gid)
     }
 
     /// Takes a message of packets, its run before them, into `room`; gives its length.

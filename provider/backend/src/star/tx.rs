@@ -52,6 +52,13 @@ pub struct StarFraming {
     generation: u8,
 }
 
+impl StarFraming {
+    /// What is sent from now on joins no send that was begun before.
+    fn begin_anew(&mut self) {
+        self.generation = self.generation.wrapping_add(1);
+    }
+}
+
 impl Framing for StarFraming {
     const COVERS_IP_ID: bool = false;
     const ANYWHERE: bool = true;
@@ -167,7 +174,7 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
             /* packets of a lane stay in order */
             frame.close(tx);
             frame.forget_lanes();
-            tx.framing.generation = tx.framing.generation.wrapping_add(1);
+            tx.framing.begin_anew();
         }
         if small {
             frame.add(&packet, lane, (*most, *collected), tx);
@@ -188,7 +195,7 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
             self.close_all(reaches);
             self.open.iter_mut().filter(|frame| reaches(frame)).for_each(OpenFrame::forget_lanes);
             /* nor does it join a send that was begun before them */
-            self.tx.framing.generation = self.tx.framing.generation.wrapping_add(1);
+            self.tx.framing.begin_anew();
         }
     }
 
@@ -217,19 +224,10 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         if let Some(frame) = self.open.get_mut(self.oldest) {
             frame.close(&mut self.tx);
             if !frame.is_unused() {
-                self.tx.framing.generation = self.tx.framing.generation.wrapping_add(1);
+                self.tx.framing.begin_anew();
             }
             frame.begin(to, port);
         }
         self.oldest
-    }
-}
-
-impl<C: Deref<Target = Counters>> Drop for StarTx<C> {
-    /// As that of [`Tx`]: what waits for its time leaves, and a forked child sends nothing.
-    fn drop(&mut self) {
-        if self.tx.is_ours() {
-            self.open.iter_mut().for_each(|frame| frame.close(&mut self.tx));
-        }
     }
 }

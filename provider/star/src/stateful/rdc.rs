@@ -110,7 +110,16 @@ impl<E: StarEnv> Stateful<E> {
         carried.copy_from_slice(&Carried { queue, seq, cqe, stored: self.stored_word() }.encode());
         behind.copy_from_slice(&turn.map_or([0; TURN_LEN], |turn| turn.encode()));
         let data = if asks { 0 } else { entry.len };
-        let header = StarHeader {
+        let header = self.rdc_header(psn, entry, op, data);
+        let front = front.get(..usize::from(front_len(op))).unwrap_or(&front);
+        let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
+        let left = card.registry.send(ctx, self.conn, &claim, header, front, segs);
+        if left { Ok(()) } else { Err(refused(entry.of, op)) }
+    }
+
+    /// Of an RDC with so many bytes of the message.
+    fn rdc_header(&self, psn: Psn, entry: &InFlight, op: &WqeProgress, data: u16) -> StarHeader {
+        StarHeader {
             ptype: Ptype::Rdc,
             opt: if op.in_turn { Opt::Recv } else { opt_of(op.class) },
             migrate: false,
@@ -118,13 +127,9 @@ impl<E: StarEnv> Stateful<E> {
             qpn: self.local.qpn,
             epoch: 0,
             psn,
-            addr,
+            addr: entry.addr,
             len: front_len(op) + data,
-        };
-        let front = front.get(..usize::from(front_len(op))).unwrap_or(&front);
-        let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
-        let left = card.registry.send(ctx, self.conn, &claim, header, front, segs);
-        if left { Ok(()) } else { Err(refused(entry.of, op)) }
+        }
     }
 
     /// The last packet of a WQE, with SL's completion, for the first time: those of short messages that are
@@ -147,17 +152,7 @@ impl<E: StarEnv> Stateful<E> {
         let slots = [Some((ring, Seg { addr: slot, len: CQE_SLOT as u32 })), None];
         let claim = Claim::WithSlots { rule, addr, len, need, slots };
         let cqe = CqeMsg { slot, ..cqe };
-        let header = StarHeader {
-            ptype: Ptype::Rdc,
-            opt: opt_of(op.class),
-            migrate: false,
-            ack: true,
-            qpn: self.local.qpn,
-            epoch: 0,
-            psn,
-            addr,
-            len: front_len(op) + entry.len,
-        };
+        let header = self.rdc_header(psn, entry, op, entry.len);
         let completion = &Carried { queue, seq, cqe, stored: self.stored_word() }.encode();
         let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
         let rdc = ShortRdc { header, completion, data };

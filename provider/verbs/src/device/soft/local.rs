@@ -25,6 +25,7 @@ mod watch;
 use std::collections::HashMap;
 
 use starverbs_backend::SessionId;
+use starverbs_backend::host::is_among;
 use starverbs_core::{Access, Counters, Gid, Nanos, Nic, PdId, QpState, Qpn};
 use starverbs_settings::{LinkMode, Settings};
 use starverbs_star::control::Preference;
@@ -144,7 +145,7 @@ impl LocalHost {
 
     /// Whether an address is this host's.
     fn is_here(&self, gid: &Gid) -> bool {
-        self.addrs.contains(gid) || matches!(gid.ipv4(), Some([127, ..]))
+        is_among(&self.addrs, *gid)
     }
 
     /// What carries a QP's connection, for people; and of a local one how many requests either end has made.
