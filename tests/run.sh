@@ -21,8 +21,9 @@ part() {
 
 skip() { printf '%s: %s\n' "$1" "$2" >>"$said/summary/skipped"; }
 
-# What waits for a guest runs beside all others.
+# What takes one CPU, or waits for a guest, runs beside all others.
 one_cpu() {
+    part "rings under loom" make --no-print-directory loom
     if [[ ${INTEROP:-} == require ]]; then
         part "the kernel's rdma_rxe as peer (quick set)" tools/scripts/interop.sh --quick
     else
@@ -131,7 +132,6 @@ else
 fi
 
 skip "kernels of one's own" "compiles a compiler; runs on its own: \`make kernels\`"
-skip "rings under loom" "runs on its own: \`make loom\`"
 skip "memory by address under miri" "runs on its own: \`make miri\`"
 if ! cargo +nightly --version >/dev/null 2>&1 || ! command -v cargo-fuzz >/dev/null; then
     skip "fuzzing" "needs a nightly toolchain and cargo-fuzz; see \`make fuzz\`"

@@ -7,6 +7,7 @@
 #        ends     one of two processes that share memory is killed, exits, executes another program, is
 #                 stopped or gives up, at a random moment; so many rounds
 #        direct   one of them is stopped while the other executes requests on its memory, or while it does so
+#        ways     which memory of a peer is mapped, and a file that its owner makes shorter
 #        users    two processes that are not each other's equals: users, capabilities and others (needs root)
 #        hostile  a process that writes anything into all memory that it shares with a victim
 #        stop     SIGSTOP for less and for more than the peer's patience
@@ -31,7 +32,7 @@ while [[ ${1:-} == --* ]]; do
 done
 lib=$(cd "${1:?usage: run.sh [--long] [--seed N] [--rounds N] DIRECTORY [PART...]}" && pwd)
 shift
-(($#)) || set -- stop address kill onerma ends direct users hostile nomem limits fds capture clock wire
+(($#)) || set -- stop address kill onerma ends direct ways users hostile nomem limits fds capture clock wire
 tmp=$(mktemp -d)
 mounted=
 cleanup() {
@@ -48,9 +49,11 @@ build() { cc -Wall -Wextra -g -O1 -I "$here/../../include" -o "$tmp/$1" "$here/$
 shim() { cc -Wall -Wextra -O1 -shared -fPIC -o "$tmp/$1.so" "$here/$1.c"; }
 run() { LD_LIBRARY_PATH=$lib "$tmp/$@"; }
 
+# By the wire, too, which two processes of one host do not take by themselves.
 kill_some() {
     build kill
     run kill "$kills" "$seed"
+    STARVERBS_LINK=udp run kill "$((kills / 2))" "$seed"
 }
 
 onerma() {
@@ -66,6 +69,12 @@ ends() {
 direct() {
     build direct
     run direct
+}
+
+# Needs what keeps the program's own files, and what serves malloc from one.
+ways() {
+    build ways
+    STARVERBS_SHARE=malloc LD_PRELOAD=$lib/libstarverbs-share.so:$lib/libstarverbs.so run ways
 }
 
 users() {
@@ -86,6 +95,7 @@ hostile() {
 stop() {
     build stop
     run stop "$stop"
+    STARVERBS_LINK=udp run stop 1
 }
 
 nomem() {
@@ -163,7 +173,7 @@ for part in "$@"; do
         "$part" >"$tmp/said.$part" 2>&1 &
         waiting+=("$part:$!")
         ;;
-    onerma | ends | direct | users | hostile | nomem | limits | fds | capture | clock | wire)
+    onerma | ends | direct | ways | users | hostile | nomem | limits | fds | capture | clock | wire)
         echo "--- $part"
         "$part"
         ;;

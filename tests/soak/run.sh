@@ -41,6 +41,7 @@ run() { LD_LIBRARY_PATH=$lib "$@"; }
 soak() {
     build soak "${soak[@]}"
     run "$tmp/soak" "$seconds" "$seed"
+    STARVERBS_LINK=udp run "$tmp/soak" "$(((seconds + 1) / 2))" "$seed"
 }
 
 # The card's thread may help the processes, which must do without.

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Most sockets that are listed; a child keeps those beyond.
-const LISTED: usize = 1024;
+const LISTED: usize = 8192;
 /// A free place in the list.
 const NONE: RawFd = -1;
 
@@ -62,8 +62,10 @@ impl AsRawFd for Socket {
 
 /// Replaces one entry of the list.
 fn swap(from: RawFd, to: RawFd) {
-    let replaced =
-        |place: &AtomicI32| place.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let replaced = |place: &AtomicI32| {
+        place.load(Ordering::Relaxed) == from
+            && place.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    };
     let _listed = OPEN.iter().any(replaced);
 }
 

@@ -28,21 +28,30 @@ const LOSSES: [f64; 7] = [0.0, 0.0001, 0.001, 0.005, 0.01, 0.02, 0.05];
 const LIMIT: Duration = Duration::from_secs(60);
 const TCP_SECONDS: f64 = 1.0;
 /// No round begins that would end after this, and no run begins later.
-const ALL: Duration = Duration::from_secs(4 * 60);
+const ALL: Duration = Duration::from_secs(9 * 60);
 
-/// What is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum What {
-    /// WRITEs with selective repeat
-    Repeat,
-    /// WRITEs with go-back-N
-    GoBackN,
-    /// READs with selective repeat
-    RepeatRead,
-    /// READs with go-back-N
-    GoBackNRead,
-    /// TCP
-    Tcp,
+/// What is measured, but for the guest's: a row of the tables.
+#[derive(Debug)]
+struct Measured {
+    /// For the child
+    word: &'static str,
+    name: &'static str,
+    /// Of perftest; TCP is this program's
+    program: Option<&'static str>,
+    /// `STARVERBS_REPEAT`
+    repeat: &'static str,
+    /// StaR: the server's end is stateless
+    star: bool,
+}
+
+impl Measured {
+    const fn rc(word: &'static str, name: &'static str, program: &'static str, repeat: &'static str) -> Self {
+        Measured { word, name, program: Some(program), repeat, star: false }
+    }
+
+    const fn star(word: &'static str, name: &'static str, program: &'static str) -> Self {
+        Measured { word, name, program: Some(program), repeat: "auto", star: true }
+    }
 }
 
 /// What `starverbs-interop --loss` measures in the guest: its words and ours.
@@ -53,20 +62,34 @@ const GUEST_ROWS: [(&str, &str); 4] = [
     ("tcp", "guest: TCP"),
 ];
 
-const ROWS: [(What, &str); 5] = [
-    (What::Repeat, "WRITE, selective repeat"),
-    (What::GoBackN, "WRITE, go-back-N"),
-    (What::RepeatRead, "READ, selective repeat"),
-    (What::GoBackNRead, "READ, go-back-N"),
-    (What::Tcp, "TCP"),
+const ROWS: [Measured; 9] = [
+    Measured::rc("repeat", "WRITE, selective repeat", "ib_write_bw", "auto"),
+    Measured::rc("go-back-n", "WRITE, go-back-N", "ib_write_bw", "off"),
+    Measured::rc("repeat-read", "READ, selective repeat", "ib_read_bw", "auto"),
+    Measured::rc("go-back-n-read", "READ, go-back-N", "ib_read_bw", "off"),
+    Measured::rc("repeat-send", "SEND, selective repeat", "ib_send_bw", "auto"),
+    Measured::star("star-write", "WRITE, StaR", "ib_write_bw"),
+    Measured::star("star-read", "READ, StaR", "ib_read_bw"),
+    Measured::star("star-send", "SEND, StaR", "ib_send_bw"),
+    Measured { word: "tcp", name: "TCP", program: None, repeat: "off", star: false },
+];
+
+/// What is aimed at with the greatest loss: a row, by itself without loss or by another row with the same
+/// loss, at least so much.
+const AIMS: [(&str, Option<&str>, f64); 5] = [
+    ("READ, selective repeat", None, 0.8),
+    ("READ, StaR", None, 0.8),
+    ("SEND, StaR", Some("SEND, selective repeat"), 0.8),
+    ("WRITE, StaR", Some("WRITE, selective repeat"), 0.8),
+    ("READ, StaR", Some("READ, selective repeat"), 0.8),
 ];
 
 /// What the child in a namespace is told.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Child {
     /// What to measure
-    #[arg(long, value_enum)]
-    what: What,
+    #[arg(long)]
+    what: String,
     /// The folder with lib/libibverbs.so.1.
     #[arg(long)]
     dist: std::path::PathBuf,
@@ -98,14 +121,14 @@ fn dropped(rules: &str) -> f64 {
 }
 
 fn measure(child: &Child, setup: &Setup) -> Result<f64> {
-    let program = match child.what {
-        What::Repeat | What::GoBackN => "ib_write_bw",
-        What::RepeatRead | What::GoBackNRead => "ib_read_bw",
-        What::Tcp => {
-            return tcp().map_err(|e| BenchError::from_io("tcp", &e));
-        }
+    let unknown = || BenchError::Parse { what: child.what.clone(), tail: String::new() };
+    let what = ROWS.iter().find(|row| row.word == child.what).ok_or_else(unknown)?;
+    let Some(name) = what.program else {
+        return tcp().map_err(|e| BenchError::from_io("tcp", &e));
     };
-    perftest::run(setup, Program::new(program, &[], Link::Udp), Metric::Stream64K, child.iters)
+    let program = Program::new(name, &[], Link::Udp);
+    let program = if what.star { program.with_star("stateless", "stateful") } else { program };
+    perftest::run(setup, program, Metric::Stream64K, child.iters)
 }
 
 /// One TCP connection, sent to for [`TCP_SECONDS`]; GB/s that arrived.
@@ -132,8 +155,8 @@ fn tcp() -> std::io::Result<f64> {
 }
 
 /// One run in a namespace of its own: GB/s, and the share of packets that were lost.
-fn once(what: What, loss: f64, dist: &Path, iters: u64) -> Result<(f64, f64)> {
-    let protocol = if what == What::Tcp { "tcp" } else { "udp" };
+fn once(what: &Measured, loss: f64, dist: &Path, iters: u64) -> Result<(f64, f64)> {
+    let protocol = if what.program.is_some() { "udp" } else { "tcp" };
     let mut script = format!(
         "ip link set lo mtu 4200 gso_max_segs 1 gso_max_size 4200 up && iptables -A INPUT -p {protocol}"
     );
@@ -148,16 +171,9 @@ fn once(what: What, loss: f64, dist: &Path, iters: u64) -> Result<(f64, f64)> {
     let mut command = Command::new(child::require("unshare", "util-linux")?);
     command.args(["-n", "sh", "-c", &script]).arg(own);
     command.args(["loss-child", "--iters", &iters.to_string(), "--dist"]).arg(dist);
-    let (word, repeat) = match what {
-        What::Repeat => ("repeat", "auto"),
-        What::GoBackN => ("go-back-n", "off"),
-        What::RepeatRead => ("repeat-read", "auto"),
-        What::GoBackNRead => ("go-back-n-read", "off"),
-        What::Tcp => ("tcp", "off"),
-    };
-    command.args(["--what", word]).env("STARVERBS_REPEAT", repeat);
+    command.args(["--what", what.word]).env("STARVERBS_REPEAT", what.repeat);
     let output = child::run_one(command, LIMIT + Duration::from_secs(10))?;
-    let parse = || BenchError::Parse { what: word.to_owned(), tail: child::tail_of(&output.stderr) };
+    let parse = || BenchError::Parse { what: what.word.to_owned(), tail: child::tail_of(&output.stderr) };
     let mut figures = output.stdout.split_whitespace().map_while(|word| word.parse().ok());
     figures.next().zip(figures.next()).ok_or_else(parse)
 }
@@ -199,11 +215,11 @@ fn of_guest(text: &str) -> Vec<Row> {
 /// Measures each row at each loss once. What fails is left out and reported.
 fn round(rows: &mut [Row], round: usize, rounds: usize, dist: &Path, began: Instant) {
     for (at, loss) in LOSSES.into_iter().enumerate() {
-        for (row, (what, name)) in rows.iter_mut().zip(ROWS) {
+        for (row, what) in rows.iter_mut().zip(&ROWS) {
             let before = row.gbps[at].last().or_else(|| row.gbps.get(at.max(1) - 1)?.last());
             let iters =
                 before.map_or(2_000, |gbps| Metric::Stream64K.messages_in(1.0, *gbps).clamp(500, 50_000));
-            let said = format!("round {} of {rounds}, {name} at {}", round + 1, percent(loss));
+            let said = format!("round {} of {rounds}, {} at {}", round + 1, what.name, percent(loss));
             if began.elapsed() > ALL {
                 eprintln!("{said}: no time");
                 continue;
@@ -228,7 +244,7 @@ fn round(rows: &mut [Row], round: usize, rounds: usize, dist: &Path, began: Inst
 pub(crate) fn run(out: &Path, dist: &Path, rounds: usize, guest: Option<&Path>) -> Result<()> {
     child::require("iptables", "iptables")?;
     let machine = Machine::read(false, false);
-    let mut rows: Vec<Row> = ROWS.iter().map(|(_, name)| Row::new(name)).collect();
+    let mut rows: Vec<Row> = ROWS.iter().map(|row| Row::new(row.name)).collect();
     let (began, mut done) = (Instant::now(), 0);
     while done < rounds && (done == 0 || began.elapsed() / done as u32 * (done as u32 + 1) < ALL) {
         round(&mut rows, done, rounds, dist, began);
@@ -262,6 +278,28 @@ fn ratio(row: &[Vec<f64>], at: usize) -> Option<f64> {
     Some(median(row.get(at)?)? / median(row.first()?)?)
 }
 
+/// Goodput of a row with the greatest loss, by its own without or by another's with it.
+fn ratio_of(rows: &[Row], name: &str, beside: Option<&str>) -> Option<f64> {
+    let find = |name: &str| rows.iter().find(|row| row.name == name);
+    let (row, last) = (find(name)?, LOSSES.len() - 1);
+    let Some(beside) = beside else { return ratio(&row.gbps, last) };
+    Some(median(&row.gbps[last])? / median(&find(beside)?.gbps[last])?)
+}
+
+/// What is aimed at, and whether that holds.
+fn aims(text: &mut String, rows: &[Row]) {
+    let most = percent(LOSSES[LOSSES.len() - 1]);
+    let _ = write!(text, "\n\n| goodput at {most} | aim | measured | holds |\n|---|---:|---:|---|");
+    for (name, beside, least) in AIMS {
+        let claim = format!("{name}, by {}", beside.unwrap_or("its own without loss"));
+        let (figure, holds) = match ratio_of(rows, name, beside) {
+            Some(ratio) => (format!("{ratio:.2}x"), if ratio >= least { "yes" } else { "no" }),
+            None => ("-".to_owned(), "not measured"),
+        };
+        let _ = write!(text, "\n| {claim} | {least:.1}x | {figure} | {holds} |");
+    }
+}
+
 fn markdown(machine: &Machine, rows: &[Row], rounds: usize) -> String {
     let mut text = format!(
         "# Goodput against loss\n\nWritten by `make bench-loss` (tools/bench, src/loss.rs); do not \
@@ -278,11 +316,12 @@ fn markdown(machine: &Machine, rows: &[Row], rounds: usize) -> String {
         let cell = median(&row.gbps[at]).zip(ratio(&row.gbps, at));
         cell.map(|(gbps, share)| format!("{gbps:.3} ({share:.2}x)"))
     });
+    aims(&mut text, rows);
     text.push_str("\n\n| packets lost, measured |");
     table(&mut text, rows, |row, at| Some(format!("{:.3}%", median(&row.lost[at])? * 100.0)));
     text.push_str(
         "\n\nIn brackets: by the same row without loss. Messages of 64 KiB between two processes, path MTU \
-         4096, `ib_write_bw` and `ib_read_bw`; TCP is one connection for a second, with the system's \
+         4096, `ib_write_bw`, `ib_read_bw` and `ib_send_bw`, with StaR the server's end stateless; TCP is one connection for a second, with the system's \
          congestion control. All run in a network namespace whose loopback interface has an MTU of 4200, \
          takes no segmented sends (`gso_max_segs 1`: each packet is lost by itself) and drops each packet of \
          the protocol, data and acknowledges, with the chance in the heading (iptables, `statistic`).\n\n\
@@ -338,6 +377,21 @@ mod tests {
             (percent(0.0001), percent(0.05), percent(0.0)),
             ("0.01%".into(), "5%".into(), "0%".into())
         );
+    }
+
+    #[test]
+    fn aims_are_judged_by_what_they_name() {
+        let row = |name, first, last| {
+            let mut row = Row::new(name);
+            row.gbps[0].push(first);
+            row.gbps[LOSSES.len() - 1].push(last);
+            row
+        };
+        let rows = [row("READ, selective repeat", 2.0, 1.7), row("READ, StaR", 1.0, 0.5)];
+        let mut text = String::new();
+        aims(&mut text, &rows);
+        let verdicts: Vec<&str> = text.lines().filter_map(|line| line.rsplit("| ").next()).skip(4).collect();
+        assert_eq!(verdicts, ["yes |", "no |", "not measured |", "not measured |", "no |"], "{text}");
     }
 
     #[test]

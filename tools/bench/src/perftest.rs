@@ -38,12 +38,19 @@ pub(crate) struct Program {
     name: &'static str,
     args: &'static [&'static str],
     link: Link,
+    /// Preferences of StaR, of the server and of the client
+    star: Option<[&'static str; 2]>,
 }
 
 impl Program {
     /// The program `name` with further arguments.
     pub(crate) const fn new(name: &'static str, args: &'static [&'static str], link: Link) -> Self {
-        Self { name, args, link }
+        Self { name, args, link, star: None }
+    }
+
+    /// The same over StaR.
+    pub(crate) const fn with_star(self, server: &'static str, client: &'static str) -> Self {
+        Self { star: Some([server, client]), ..self }
     }
 }
 
@@ -72,6 +79,7 @@ pub(crate) fn run(setup: &Setup, program: Program, metric: Metric, iters: u64) -
                 side.env("STARVERBS_SHARE", "malloc").env("LD_PRELOAD", lib.join("libstarverbs-share.so"));
             }
         }
+        side.envs(program.star.map(|star| ("STARVERBS_STAR", star[end])));
         side.envs(board.iter().map(|board| ("STARVERBS_DEVICE", board.device(end))));
         side.args([
             "-F",

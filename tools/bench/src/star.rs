@@ -23,7 +23,7 @@ use crate::report::{Table, write_file};
 use crate::round::progress;
 use crate::samples::{Samples, beside, cell, reported};
 
-const CONNECTIONS: [u32; 5] = [1, 10, 100, 1_000, 10_000];
+const CONNECTIONS: [u32; 5] = [1, 16, 100, 1_000, 10_000];
 /// Contexts that the server's card has room for, in all settings but the first: the paper's board.
 const ROOM: u32 = 120;
 /// What a context costs that is not there: PCIe's time, on a card that hides it behind other work, and on one

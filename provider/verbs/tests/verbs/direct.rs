@@ -195,36 +195,43 @@ fn mistakes_end_as_on_the_wire() {
     }
 }
 
-/// Memory that its program has unmapped, and still has a region of.
+/// Memory that its program has unmapped, and still has a region of: by the descriptor, and by the process's
+/// number, which long requests take if that is asked for.
 #[test]
 fn what_was_unmapped_is_a_remote_error() {
     const PAGE: usize = 4096;
-    let tries: [(SendOp, usize, usize); 4] = [
+    const ALL: usize = BUF / PAGE;
+    let tries: [(SendOp, usize, usize); 7] = [
         (SendOp::Write, 0, PAGE),
         (SendOp::Read, 0, PAGE),
         (SendOp::Write, 1, 64),
         (SendOp::Read, 1, 2 * PAGE),
+        (SendOp::Write, 0, BUF),
+        (SendOp::Write, ALL / 2, BUF),
+        (SendOp::Read, ALL / 2, BUF),
     ];
-    for (op, kept, len) in tries {
-        let pair = Case::new(Kind::Private);
+    let ways = [LinkTrust::User, LinkTrust::Trace];
+    for ((op, kept, len), link_trust) in tries.into_iter().flat_map(|case| ways.map(|way| (case, way))) {
+        let pair = Case::of(&Settings { link_trust, ..local() }, Kind::Private);
         // SAFETY: new memory.
         let memory = unsafe {
             let rights = libc::PROT_READ | libc::PROT_WRITE;
-            libc::mmap(std::ptr::null_mut(), 2 * PAGE, rights, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+            libc::mmap(std::ptr::null_mut(), BUF, rights, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
         };
         assert_ne!(memory, libc::MAP_FAILED);
         let addr = memory as u64;
         // SAFETY: nobody uses it but the card, which is to find that it is gone.
-        let mr = unsafe { Mr::reg(&pair.b.pd, addr, 2 * PAGE as u64, addr, all_access()) }.unwrap();
+        let mr = unsafe { Mr::reg(&pair.b.pd, addr, BUF as u64, addr, all_access()) }.unwrap();
         let gone = memory.wrapping_byte_add(kept * PAGE);
         // SAFETY: pages of that memory.
-        assert_eq!(unsafe { libc::munmap(gone, (2 - kept) * PAGE) }, 0);
+        assert_eq!(unsafe { libc::munmap(gone, BUF - kept * PAGE) }, 0);
         /* one begins in what is left */
-        let from = addr + if kept == 0 || len > PAGE { 0 } else { PAGE as u64 - 8 };
+        let from = addr + if kept == 0 || len > PAGE { 0 } else { (kept * PAGE) as u64 - 8 };
         let sges = [pair.a.sge(0, len)];
         let wr = SendWr { remote_addr: from, rkey: mr.rkey(), ..pair.wr(op, &sges, 0) };
-        assert_eq!(pair.status(&wr), WcStatus::RemAccessErr, "{op:?}, {kept} kept");
-        assert_eq!(pair.qb.state(), QpState::Err);
+        let what = format!("{op:?} of {len}, {kept} pages kept, {link_trust:?}");
+        assert_eq!(pair.status(&wr), WcStatus::RemAccessErr, "{what}");
+        assert_eq!(pair.qb.state(), QpState::Err, "{what}");
     }
 }
 
