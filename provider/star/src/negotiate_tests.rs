@@ -185,6 +185,32 @@ fn who_has_accepted_asks_for_as_long_as_its_program_bears_silence() {
     }
 }
 
+/// A card of another version of the protocol gets Plain, and takes no other word for it: whichever of the two
+/// offers first.
+#[test]
+fn cards_of_different_versions_are_plain() {
+    let [mine, theirs] = [terms(1, Preference::Stateful, 0), terms(2, Preference::Stateless, 0)];
+    let peer = PeerQp { gid: theirs.gid, qpn: theirs.qpn };
+    for version in [0, 1, VERSION - 1, VERSION + 1, u8::MAX] {
+        let offer = |version| Control::Offer {
+            preference: Preference::Stateless,
+            stateful: 0,
+            threshold: THRESHOLD,
+            boot: 7,
+            ports: [4793, 4794],
+            version,
+        };
+        let mut end = begin(mine, 0);
+        assert_eq!(end.handle(peer, &offer(version)), Some(Control::Plain), "{version}");
+        assert_eq!(end.outcome(), Some(Outcome::Plain), "{version}");
+        assert_eq!(end.handle(peer, &offer(VERSION)), Some(Control::Plain), "{version}");
+        /* the other one hears Plain before it says anything else */
+        let mut other = begin(theirs, 0);
+        other.handle(peer, &Control::Plain);
+        assert_eq!((other.outcome(), other.deadline()), (Some(Outcome::Plain), None));
+    }
+}
+
 #[test]
 fn plain_peers_are_remembered_for_a_while() {
     let mut peers = PlainPeers::default();

@@ -216,6 +216,40 @@ fn large_inline_messages_survive_loss() {
     }
 }
 
+/// One message at a time: nothing comes behind what is lost. On a path that lost packets of late it is asked
+/// for again after two round trips, not after a timeout.
+#[test]
+fn a_lost_tail_is_asked_for_after_two_round_trips() {
+    const ONE_WAY: u64 = 100_000;
+    for op in [SendOp::Send, SendOp::Write] {
+        let mut pair =
+            Pair::on(Faults { loss: 0.05, delay: ONE_WAY, ..Faults::default() }, Some(Form::Packed));
+        let mut late = Vec::new();
+        for _ in 0..600 {
+            pair.send(CLIENT, op, MESSAGE, true);
+            if op == SendOp::Send {
+                pair.post_recv(SERVER);
+            }
+            pair.net.doorbell(SERVER, pair.qpns[SERVER]);
+            pair.net.doorbell(CLIENT, pair.qpns[CLIENT]);
+            let begun = pair.net.now();
+            pair.wait(CLIENT, 1);
+            if op == SendOp::Send {
+                pair.wait(SERVER, 1);
+            }
+            let took = pair.net.now() - begun;
+            if took > 3 * ONE_WAY {
+                late.push(took);
+            }
+        }
+        /* one way to it, two round trips of silence, and there and back; once it was known that there is loss,
+         * and where that is not lost, too */
+        let soon = late.iter().filter(|took| **took <= 7 * ONE_WAY).count();
+        println!("{op:?}: {soon} of {} soon, {late:?}", late.len());
+        assert!(late.len() > 30 && soon * 10 >= late.len() * 7, "{op:?}: {soon} of {}, {late:?}", late.len());
+    }
+}
+
 #[test]
 fn a_message_of_several_packets() {
     let [rc, packed, paper] =

@@ -228,6 +228,10 @@ impl<E: StarEnv> Stateful<E> {
         (self.charged, self.backoff) = (self.charged - freed, 0);
         if let Some(sent) = sent {
             card.path.rtt.seen(card.now, card.now.saturating_sub(sent));
+            /* those before it would have been answered before; nothing behind what is alone says so */
+            if entry.copies() > 0 {
+                card.path.rtt.was_lost();
+            }
         }
         card.path.rtt.was_overtaken(overtaken);
         self.infer(card, &entry);
