@@ -75,6 +75,11 @@ impl Rtt {
         *this = true;
     }
 
+    /// Whether any was lost of late.
+    pub fn is_lossy(&self) -> bool {
+        self.lossy.contains(&true)
+    }
+
     /// How much later something must have left whose answer shows that what left before is under way no more:
     /// packets of one connection take one way, and its peer handles them as they come. `None`: too little was
     /// seen to say so.
@@ -95,7 +100,7 @@ impl Rtt {
     /// turns of their cards, which the smoothed time knows nothing of.
     pub fn timeout(&self, bounds: &RttBounds, backoff: u8) -> Nanos {
         let ([this, before], base) = (self.longest, self.base(bounds));
-        let base = if self.lossy.contains(&true) { base } else { base.max(this.max(before)) };
+        let base = if self.is_lossy() { base } else { base.max(this.max(before)) };
         (base << backoff.min(MOST_DOUBLINGS)).min(bounds.most)
     }
 
@@ -103,7 +108,7 @@ impl Rtt {
     /// of a loss: two round trips (the tail loss probe of RFC 8985, 7.2), where packets were lost of late.
     /// `None`: not before the timeout.
     pub fn probe_time(&self) -> Option<Nanos> {
-        let probes = self.smooth != 0 && self.lossy.contains(&true);
+        let probes = self.smooth != 0 && self.is_lossy();
         probes.then(|| (2 * self.smooth).max(PROBE_MIN))
     }
 

@@ -18,8 +18,11 @@ use crate::registry::FoundRule;
 /// under way as long, so that a SEND for which none is here is not refused before.
 const WQEP_LIFETIME: Nanos = 255_000_000;
 
-/// Packets of a message that SL's card does in their turn, at most.
+/// Packets of a message that SL's card does in their turn, at most: of a WRITE on a path that loses some, as
+/// what is behind a lost one goes again, and of any SEND.
 const MOST_TURNS: u32 = 16;
+/// Of a WRITE on a path that loses nothing: 2 MiB.
+const MOST_TURNS_OF_WRITE: u32 = 512;
 
 /// What becomes of a WQE that would begin.
 pub(super) enum Begin {
@@ -224,10 +227,13 @@ impl<E: StarEnv> Stateful<E> {
         } else if !allowed {
             return self.refuse(card, OrderClass::Write);
         }
-        let (stream, turns) = (&self.streams[0], self.turns_of(&op));
+        /* a relaxed one, too: the next one may be to the same place, and would wait for it; but not where it
+         * would wait for what is lost */
+        let (stream, lossy) = (&self.streams[0], card.path.rtt.is_lossy());
+        let turns = self.turns_of(op.length, lossy).filter(|_| stream.takes_turn() && !(op.relaxed && lossy));
         let waits = match turns {
-            _ if op.relaxed => stream.is_in_the_way(op.base, op.length),
-            Some(_) => !stream.takes_turn(),
+            Some(_) => false,
+            None if op.relaxed => stream.is_in_the_way(op.base, op.length),
             None => stream.under_way() > 0,
         };
         if waits {
@@ -239,7 +245,7 @@ impl<E: StarEnv> Stateful<E> {
                 Err(begin) => return begin,
             }
             /* what has turns is not overtaken by what has none */
-            op.carries = (op.relaxed || self.streams[0].is_idle()) && self.may_carry(Of::Local, wqe);
+            op.carries = (turns.is_none() || self.streams[0].is_idle()) && self.may_carry(Of::Local, wqe);
             self.next_recv = self.next_recv.plus(1);
         }
         if let Some(turns) = turns.filter(|_| !op.carries) {
@@ -251,10 +257,9 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Packets of a WRITE that SL's card is to do in their turn. `None`: it goes by itself. A long one does:
     /// whatever of it is lost, the rest need not be sent again.
-    fn turns_of(&self, op: &WqeProgress) -> Option<u32> {
-        let packets = self.turns(op.length, false);
-        let turns = self.local.form == Form::Packed && !op.relaxed && (1..=MOST_TURNS).contains(&packets);
-        turns.then_some(packets)
+    fn turns_of(&self, len: u32, lossy: bool) -> Option<u32> {
+        let (packets, most) = (self.turns(len, false), if lossy { MOST_TURNS } else { MOST_TURNS_OF_WRITE });
+        (self.local.form == Form::Packed && (1..=most).contains(&packets)).then_some(packets)
     }
 
     fn begin_read(&mut self, card: &mut CardCtx<'_, E>, wqe: &SendWqe, need: Access) -> Begin {

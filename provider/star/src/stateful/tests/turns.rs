@@ -75,6 +75,45 @@ fn writes_land_in_their_order_whatever_the_wire_does() {
     assert!(early > 100 && again > 100, "{early} were early, {again} came again");
 }
 
+/// Relaxed WRITEs to one place, as benchmarks make them, and long ones: none waits for another's answer. On a
+/// path that loses packets relaxed ones to other places go by themselves.
+#[test]
+fn writes_to_one_place_are_under_way_together() {
+    for (relaxed, lossy, len, apart) in [
+        (true, false, 64, 0),
+        (true, false, 60_000, 0),
+        (false, false, 60_000, 0),
+        (true, true, 1000, 1000),
+        (true, true, 30_000, 30_000),
+    ] {
+        let mut w = World::new(5, |local, _| local.window = 64);
+        let (key, whole) = (SL_KEY + u32::from(relaxed), w.theirs(0));
+        if relaxed {
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::RELAXED_ORDERING;
+            let len = REGION as u64;
+            let rule = MemoryRule { key, pd: SL_PD, qpn: 0, addr: whole, len, iova: whole, access };
+            w.registry.add(w.conn.conn(), rule).unwrap();
+        }
+        if lossy {
+            w.path.rtt.was_lost();
+        }
+        let (mine, far) = (w.ours(0), w.theirs(64));
+        w.sf.put(mine, &pattern(len as usize, 7));
+        for n in 0..4 {
+            w.post(op(SendOp::Write, far + n * apart, key), &[w.sge(mine, len)], false);
+        }
+        let mut most = 0;
+        w.run(|w| {
+            most = most.max(w.conn.streams[0].under_way());
+            w.scq.0.borrow().len() == 4
+        });
+        let what = std::format!("{relaxed} {lossy} {len} {apart}");
+        assert!(w.sends().iter().all(|(_, status)| *status == WcStatus::Success), "{what}");
+        assert!(w.sl.read(far + 3 * apart, len as usize) == pattern(len as usize, 7), "{what}");
+        assert!(most > 1, "{what}: {most} under way");
+    }
+}
+
 /// What lies behind a lost one is answered as early, and goes again at once: nothing waits for a timeout.
 #[test]
 fn one_that_is_lost_goes_again_before_its_time() {
