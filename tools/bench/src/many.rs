@@ -189,10 +189,12 @@ pub(crate) fn message_rate(setup: &Setup, qps: u32, link: Link, bytes: usize, it
 const SCALE: &str = "scale";
 const MILLION: &str = "million";
 const SIM: &str = "sim";
-/// Rows of [`SCALE`]: as a program finds the card, and two variants on the wire.
+/// Rows of [`SCALE`]: as a program finds the card, and variants.
 const PLAIN: &str = "plain";
 const NO_PREFETCH: &str = "no prefetch";
 const LISTS: &str = "lists";
+const VARIANTS: [(Link, &str, &str); 3] =
+    [(Link::Udp, "wire", NO_PREFETCH), (Link::Udp, "wire", LISTS), (Link::Local, "same host", LISTS)];
 
 /// Of so many queue pairs on a link, a row's name.
 fn row_of(link: &str, kind: &str, qps: u32) -> String {
@@ -230,8 +232,8 @@ fn round(samples: &mut Samples, tools: &Tools, seconds: f64) {
         for (link, name) in LINKS {
             measure(samples, tools, (link, name, PLAIN), qps, seconds);
         }
-        for kind in [NO_PREFETCH, LISTS] {
-            measure(samples, tools, (Link::Udp, "wire", kind), qps, seconds);
+        for variant in VARIANTS {
+            measure(samples, tools, variant, qps, seconds);
         }
     }
     for (link, name) in LINKS {
@@ -312,7 +314,7 @@ fn scale_table(samples: &Samples) -> String {
         ["queue pairs", "CPU time, us", "rate, M/s", "ACKs a message", "set-up, s", "bytes of a queue pair"];
     let mut rows = vec![heading.map(str::to_owned).to_vec()];
     let kinds = LINKS.map(|(_, link)| (link, PLAIN)).into_iter();
-    let kinds = kinds.chain([("wire", NO_PREFETCH), ("wire", LISTS)]);
+    let kinds = kinds.chain(VARIANTS.map(|(_, link, kind)| (link, kind)));
     for (link, kind) in kinds {
         for qps in QPS {
             let of = |kind, column| samples.median(SCALE, &row_of(link, kind, qps), column);
@@ -337,9 +339,12 @@ fn flat_table(samples: &Samples) -> String {
         rows.push(vec![what, aim.to_string(), cell(left), holds.to_owned()]);
     };
     for (_, link) in LINKS {
-        for (many, few, aim) in FLAT {
-            let rate = |qps| samples.median(SCALE, &row_of(link, PLAIN, qps), "rate");
-            row(format!("{link}: {many} of {few}"), aim, [rate(many), rate(few)]);
+        for (kind, (many, few, aim)) in
+            [PLAIN, LISTS].into_iter().flat_map(|kind| FLAT.map(|aim| (kind, aim)))
+        {
+            let rate = |qps| samples.median(SCALE, &row_of(link, kind, qps), "rate");
+            let name = if kind == PLAIN { link.to_owned() } else { format!("{link}, {kind}") };
+            row(format!("{name}: {many} of {few}"), aim, [rate(many), rate(few)]);
         }
         let rate = |qps| samples.median(SCALE, &row_of(link, "ib_write_bw", qps), "perftest");
         let name = format!("{link}: `ib_write_bw -s 64 -q {LIMITED_QPS}` of `-q 1`");
@@ -394,7 +399,8 @@ fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
          of two processes, with as many queue pairs each; the set-up is to create and connect them; bytes \
          are what the process with both ends has grown by, program and library. No prefetch: \
          `STARVERBS_QPC_PREFETCH=off`. Lists: csRNA's workload, (QPN mod 10) + 1 WRITEs a doorbell, of which \
-         the last is signaled. In brackets by the rows of the wire.\n\n{}\n\
+         the last is signaled. In brackets by the row of the same link without that. `ib_write_bw` keeps 128 \
+         WRITEs under way with one queue pair, and 5 on each of many.\n\n{}\n\
          Half a million pairs of queue pairs in one process, connected to each other, each used once and \
          then all in turn, then destroyed in another order than they were created in; one run, with \
          `STARVERBS_MEMORY=32G`, as the number of queue pairs is bounded by memory for queues of a usual \
@@ -469,7 +475,7 @@ mod tests {
         samples.add("5us", "FCFS", &[("rate", 0.5)]);
         assert_eq!(samples.median(SCALE, &of(PLAIN, 1000), "cpu"), Some(2.0));
         let table = scale_table(&samples);
-        assert!(table.contains("3.00 (1.50x)") && table.lines().count() == 2 + 4 * QPS.len(), "{table}");
+        assert!(table.contains("3.00 (1.50x)") && table.lines().count() == 2 + 5 * QPS.len(), "{table}");
         let table = flat_table(&samples);
         assert!(table.lines().any(|row| row.contains("1000 of 1 ") && row.contains("no")), "{table}");
         assert!(!table.contains("yes"), "{table}");
