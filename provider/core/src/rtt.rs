@@ -54,9 +54,11 @@ impl Rtt {
             self.smooth = (7 * self.smooth + rtt) / 8;
         }
         if now.saturating_sub(self.since) >= MEMORY {
-            let ([this, _], [by, _], [lossy, _]) = (self.longest, self.overtaken, self.lossy);
+            let ([this, _], [by, _], [lossy, _], since) =
+                (self.longest, self.overtaken, self.lossy, self.since);
             (self.longest, self.overtaken, self.since) = ([0, this], [0, by], now);
-            self.lossy = [false, lossy];
+            /* after a rest, what was before is long ago */
+            self.lossy = [false, lossy && now.saturating_sub(since) < 2 * MEMORY];
         }
         let [this, _] = &mut self.longest;
         *this = (*this).max(rtt);

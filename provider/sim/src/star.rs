@@ -188,9 +188,9 @@ impl SimHost {
         Ok(())
     }
 
-    /// Whether no stateful card reaches any more for what a key opened.
+    /// Whether no stateful card reaches any more for what a key opened, those included that are silent now.
     pub fn is_revoked(&self, key: u32) -> bool {
-        self.star.as_ref().is_none_or(|star| star.endpoints.is_revoked(key))
+        self.star.as_ref().is_none_or(|star| star.endpoints.is_forgotten(key))
     }
 
     /// Numbers of all QPs.

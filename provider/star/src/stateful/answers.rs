@@ -181,10 +181,14 @@ impl<E: StarEnv> Stateful<E> {
         true
     }
 
-    /// SL's card has not done a packet, as one before it is missing there.
+    /// SL's card has not done a packet, as one before it is missing there: lost, or late, which is as bad for
+    /// what has turns.
     pub(super) fn refused_early(&mut self, card: &mut CardCtx<'_, E>, psn: Psn, entry: &InFlight) {
         self.window.refuse_early(psn);
         self.infer(card, entry);
+        if entry.kind == Kind::Put {
+            card.path.rtt.was_lost();
+        }
     }
 
     /// RDAS: RDAs of packets of which this is the last. False: they answer nothing that is under way.

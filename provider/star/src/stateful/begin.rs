@@ -21,8 +21,8 @@ const WQEP_LIFETIME: Nanos = 255_000_000;
 /// Packets of a message that SL's card does in their turn, at most: of a WRITE on a path that loses some, as
 /// what is behind a lost one goes again, and of any SEND.
 const MOST_TURNS: u32 = 16;
-/// Of a WRITE on a path that loses nothing: 2 MiB.
-const MOST_TURNS_OF_WRITE: u32 = 512;
+/// Of a WRITE on a path that loses nothing: 2 MiB, less than the longest packets have room for.
+const MOST_TURNS_OF_WRITE: u32 = 528;
 
 /// What becomes of a WQE that would begin.
 pub(super) enum Begin {
@@ -255,8 +255,8 @@ impl<E: StarEnv> Stateful<E> {
         Begin::Go(op)
     }
 
-    /// Packets of a WRITE that SL's card is to do in their turn. `None`: it goes by itself. A long one does:
-    /// whatever of it is lost, the rest need not be sent again.
+    /// Packets of a WRITE that SL's card is to do in their turn. `None`: it goes by itself. A long one does on
+    /// a path that loses packets: whatever of it is lost, the rest need not be sent again.
     fn turns_of(&self, len: u32, lossy: bool) -> Option<u32> {
         let (packets, most) = (self.turns(len, false), if lossy { MOST_TURNS } else { MOST_TURNS_OF_WRITE });
         (self.local.form == Form::Packed && (1..=most).contains(&packets)).then_some(packets)

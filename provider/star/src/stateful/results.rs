@@ -22,8 +22,8 @@ impl<E: StarEnv> Stateful<E> {
         found.map(|found| found.addr)
     }
 
-    /// Sends the result for which SL's oldest WQE waits, now that nothing before it is under way. False:
-    /// there is none, or it may not go yet.
+    /// Sends the first result that waits, now that nothing before it goes to its place. False: there is none,
+    /// or it may not go yet.
     pub(super) fn send_result(&mut self, card: &mut CardCtx<'_, E>) -> bool {
         let stream = &self.streams[Of::Remote as usize];
         let Some(index) = stream.owed().filter(|_| self.ended == Ended::Not) else { return false };

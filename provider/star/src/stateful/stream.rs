@@ -3,10 +3,10 @@
 //! SL keeps nothing, so a packet that is lost and repeated lands behind those that left after it; no sequence
 //! numbers hold them back there. So order is made here, by what leaves when. A program sees the data of SENDs
 //! and READs with their completion, and these are made in order; so they may all be under way together.
-//! WRITEs are seen when they land: short ones are under way with such alone, and SL's card does their packets
-//! in the order of their numbers, as it does those of a SEND that begins alone; a long WRITE begins when all
-//! before it are done. One into memory registered with IBV_ACCESS_RELAXED_ORDERING need not wait for what it
-//! does not overlap. Atomics are under way with atomics alone: SL's card does those of SF in the order of
+//! WRITEs are seen when they land: they are under way with WRITEs alone, and SL's card does their packets in
+//! the order of their numbers, as it does those of a SEND that begins alone; a very long WRITE, or a long one
+//! on a path that loses packets, begins when all before it are done. One into memory registered with
+//! IBV_ACCESS_RELAXED_ORDERING need not wait for what it does not overlap. Atomics are under way with atomics alone: SL's card does those of SF in the order of
 //! their slots, and those of SL are done here.
 
 use starverbs_core::env::Host;
@@ -349,14 +349,20 @@ impl WqeStream {
         Some(if taken { Carry::Owed } else { Carry::Own })
     }
 
-    /// If the oldest WQE is an atomic whose result waits: the newest with the same place.
+    /// If the first atomic whose result waits has its place to itself: the newest with the same place. Of one
+    /// that is under way there a copy might come late, until it is over.
     pub(super) fn owed(&self) -> Option<u32> {
-        let oldest = self.oldest().filter(|op| op.carry == Carry::Owed)?;
-        let waits = |n: &u32| {
-            let op = self.get(self.una.wrapping_add(*n));
-            op.carry == Carry::Owed && op.base == oldest.base
-        };
-        (0..self.under_way()).rev().find(waits).map(|n| self.una.wrapping_add(n))
+        if self.counts.atomics == 0 {
+            return None;
+        }
+        let op = |n: u32| self.get(self.una.wrapping_add(n));
+        let first = (0..self.under_way()).find(|n| op(*n).carry == Carry::Owed)?;
+        let place = op(first).base;
+        if (0..first).any(|n| op(n).base == place) {
+            return None;
+        }
+        let waits = |n: &u32| op(*n).carry == Carry::Owed && op(*n).base == place;
+        (first..self.under_way()).rev().find(waits).map(|n| self.una.wrapping_add(n))
     }
 
     /// A packet with the result of WQE `index` leaves: those before it with the same place need none.

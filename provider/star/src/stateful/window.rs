@@ -290,7 +290,8 @@ impl PacketWindow {
         let at = number(psn);
         let (copy, entry) = (copy(psn), &mut self.ring[at]);
         let acked = entry.on_ack(copy);
-        let last = acked && entry.copy() == copy;
+        /* where numbers have come round it may be an earlier one's answer */
+        let last = acked && entry.copy() == copy && !entry.lapped;
         let entry = *entry;
         self.settle(at);
         let lane = &mut self.lanes[entry.lane()];

@@ -179,7 +179,7 @@ fn the_number_of_a_transmission_comes_round() {
         assert_eq!((window.most_tries() > 200, window.flight, window.lost), (n >= 200, 1, 0));
     }
     let answered = window.done(first.plus(599 % COPIES)).unwrap();
-    assert_eq!((answered.sent, answered.entry.copies()), (Some(599), COPIES));
+    assert_eq!((answered.sent, answered.entry.copies()), (None, COPIES), "it may be one of before");
     (0..3).for_each(|n| _ = window.done_again(first.plus(n)));
     push(&mut window, InFlight::default(), 0);
     assert!(window.done_again(first.plus(3)).is_none(), "it was acked");

@@ -226,6 +226,11 @@ impl<E: EndpointHost> Endpoints<E> {
         !self.rules.groups.iter().any(|(_, group)| group.reachable && group.revoked.contains(&key))
     }
 
+    /// Whether those that are silent have removed it, too: one that answers again may name it until then.
+    pub fn is_forgotten(&self, key: u32) -> bool {
+        !self.rules.groups.iter().any(|(_, group)| group.revoked.contains(&key))
+    }
+
     /// Whether all stateful cards that answer have the rules of a protection domain.
     pub fn is_known(&self, pd: PdId) -> bool {
         let waits = self.reopened.iter().any(|rule| rule.pd == pd);

@@ -161,6 +161,26 @@ fn results_for_one_place_travel_together() {
     assert_eq!((w.sf.word(mine), w.sl.word(far)), (21, 20));
 }
 
+/// Results to a few places, more than there are: those to one place wait for each other, not for all.
+#[test]
+fn results_for_other_places_go_meanwhile() {
+    let mut w = World::new(1, |_, setup| setup.max_rd_atomic = 16);
+    let (mine, far, key) = (w.ours(0), w.theirs(0), w.sf_key);
+    w.sf.put(mine, &[0; 8]);
+    for n in 0..16 {
+        w.sl_post(
+            SendWqe { compare_add: 1, ..op(SendOp::FetchAdd, mine, key) },
+            &[w.sge(far + n % 8 * 64, 8)],
+            false,
+        );
+    }
+    let begun = w.now;
+    w.run(|w| w.sl_outstanding(0) == 0);
+    assert_eq!((w.sf.word(mine), w.sl.word(far), w.sl.word(far + 7 * 64)), (16, 8, 15));
+    /* there and back for those whose places were free, and for the rest */
+    assert!(w.now - begun < 60_000, "{} us", (w.now - begun) / 1000);
+}
+
 /// The packet that carries several results cannot leave again: the first of these fails.
 #[test]
 fn results_that_travel_together_fail_together() {
