@@ -275,7 +275,7 @@ impl World<'_> {
         self.bed.drain(card, clock, &mut frames);
         if self.params.shares_frames {
             for flight in share(card, frames.drain(..), |frame| self.bed.card_of(frame)) {
-                self.send(flight);
+                self.send(Box::new(flight));
             }
         } else {
             for frame in frames.drain(..) {

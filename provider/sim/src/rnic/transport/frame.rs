@@ -246,8 +246,8 @@ pub(super) fn share(
     from: CardId,
     frames: impl Iterator<Item = CardFrame>,
     card_of: impl Fn(&CardFrame) -> Option<CardId>,
-) -> Vec<Box<Flight>> {
-    let mut flights: Vec<Box<Flight>> = Vec::new();
+) -> Vec<Flight> {
+    let mut flights: Vec<Flight> = Vec::new();
     /* where packets go, the last flight there, and its bytes */
     let mut open: Vec<(CardId, u16, usize, usize)> = Vec::new();
     for frame in frames {
@@ -264,7 +264,7 @@ pub(super) fn share(
         /* what follows stays behind what has left */
         open.retain(|(card, other, ..)| *card != to || port.is_some_and(|port| port != *other));
         open.extend(port.map(|port| (to, port, flights.len(), HEADER_LEN + size)));
-        flights.push(Box::new(Flight { to, from, frame, more: Vec::new() }));
+        flights.push(Flight { to, from, frame, more: Vec::new() });
     }
     flights
 }
