@@ -27,9 +27,9 @@ NIGHTLY ?= lint doc apps interop board-guest conformance conformance-board kerne
 
 .PHONY: help build library wasm modules unit-tests demo demo-board test apps nightly bench bench-loss \
 	bench-qpc bench-star bench-strom bench-1rma bench-neighbours bench-local compare instructions misses \
-	conformance conformance-board pyverbs figures figures-again interop board-guest stress soak seeds faults \
-	kills install uninstall deb wheel install-test aarch64 lint doc kernels loom miri fuzz-build fuzz \
-	fuzz-corpus clean
+	conformance conformance-board pyverbs figures figures-again registry interop board-guest stress soak \
+	seeds faults kills install uninstall deb wheel install-test aarch64 lint doc kernels loom miri \
+	fuzz-build fuzz fuzz-corpus clean
 
 define HELP
 make demo              install what is missing, build, show perftest and a pingpong on the card
@@ -71,6 +71,7 @@ make compare           perftest and bench programs on the library here and on th
                        pairs; writes docs/compare.md
 make figures           the papers' figures, simulated; writes docs/figures
 make figures-again     whether they come out byte by byte as docs/figures has them
+make registry          what a packet costs in StaR's security registry by its rules, for docs/sim.md
 make instructions      what a message costs in instructions and system calls; writes docs/datapath.md
 make misses            what a message takes from memory, with 1 to 100,000 queue pairs; writes docs/misses.md
 make stress            threads, signals, growth, leaks and races, SECONDS of each soak (300); see
@@ -277,6 +278,11 @@ figures-again:
 	rm -rf $(TARGET)/figures
 	cargo run --release --quiet --package starverbs -- sim all --out $(TARGET)/figures
 	diff -r $(TARGET)/figures docs/figures
+
+# The table of docs/sim.md.
+registry:
+	@tools/scripts/packages.sh instructions
+	@tools/scripts/registry.sh
 
 instructions:
 	@tools/scripts/packages.sh instructions

@@ -68,17 +68,22 @@ impl SimEnv {
 
     /// Takes the frames out of the port; payloads are read now, as a socket would.
     pub(crate) fn flush(&mut self) -> Vec<(Av, Vec<u8>)> {
+        let mut frames = Vec::with_capacity(self.out.len());
+        self.take_frames(|to, bytes| frames.push((to, bytes)));
+        frames
+    }
+
+    /// The same one by one.
+    pub(crate) fn take_frames(&mut self, mut each: impl FnMut(Av, Vec<u8>)) {
         let memory = &self.memory;
-        let frame = |q: Queued| {
-            let mut bytes = q.bytes;
-            for s in q.payload {
+        for Queued { to, mut bytes, payload, pad } in self.out.drain(..) {
+            for s in payload {
                 memory.check(s.addr, s.len as usize, READ);
                 bytes.extend_from_slice(memory.read(s.addr, s.len as usize));
             }
-            bytes.resize(bytes.len() + usize::from(q.pad), 0);
-            (q.to, bytes)
-        };
-        self.out.drain(..).map(frame).collect()
+            bytes.resize(bytes.len() + usize::from(pad), 0);
+            each(to, bytes);
+        }
     }
 }
 

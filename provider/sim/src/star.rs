@@ -16,7 +16,7 @@ use starverbs_star::host::roles::CardIdentity;
 use starverbs_star::host::{EndpointHost, Ends as StarEnds, InboundMessage, InboundPacket, MadeSlots};
 use starverbs_star::seal::{AddrPair, ControlSeal, KEY_LEN, MAX_SEALED, SALT_LEN};
 use starverbs_star::wire::{
-    CardHalf, Crc, PORT_STATEFUL, PORT_STATELESS, StarHead, StarPacket, fill_checksum,
+    CRC_LEN, CardHalf, Crc, PORT_STATEFUL, PORT_STATELESS, StarHead, StarPacket, fill_checksum,
 };
 
 use crate::host::{SimEnv, SimHost};
@@ -202,14 +202,32 @@ impl SimHost {
     /// A StaR frame came for one of the two ports.
     pub(crate) fn take_star(&mut self, now: Nanos, frame: &StarFrame) {
         let StarFrame { path, bytes } = frame;
-        let side = match self.env.star.ports.iter().position(|port| *port == path.dport) {
+        let side = self.half_at(path.dport);
+        let packet = StarPacket::open(side, path, bytes).expect("the wire drops what is changed");
+        self.take_star_packet(now, side, path, &packet);
+    }
+
+    /// As [`take_star`](SimHost::take_star), of a frame without sums
+    /// ([`take_star_frames`](SimEnv::take_star_frames)).
+    pub(crate) fn take_plain_star(&mut self, now: Nanos, frame: &StarFrame) {
+        let StarFrame { path, bytes } = frame;
+        let side = self.half_at(path.dport);
+        let body = bytes.len().checked_sub(CRC_LEN).and_then(|len| bytes.get(..len));
+        let packet = StarPacket::parse(side, body.expect("with room for a CRC")).expect("as it left");
+        self.take_star_packet(now, side, path, &packet);
+    }
+
+    fn half_at(&self, port: u16) -> CardHalf {
+        match self.env.star.ports.iter().position(|own| *own == port) {
             Some(0) => CardHalf::Stateless,
             Some(_) => CardHalf::Stateful,
             None => panic!("a StaR frame for a port that nobody has"),
-        };
-        let packet = StarPacket::open(side, path, bytes).expect("the wire drops what is changed");
+        }
+    }
+
+    fn take_star_packet(&mut self, now: Nanos, side: CardHalf, path: &IcrcHeader, packet: &StarPacket<'_>) {
         let meta = FrameMeta { src: path.src, dst: path.dst, ..FrameMeta::default() };
-        let inbound = InboundPacket { side, meta: &meta, port: path.sport, packet: &packet };
+        let inbound = InboundPacket { side, meta: &meta, port: path.sport, packet };
         self.with_star(now, |star, turn| star.handle_packet(turn, &inbound));
         self.env.take_slots_back();
     }
@@ -254,22 +272,30 @@ impl SimEnv {
 
     /// Takes the StaR frames out of the port; payloads are read now, as a socket would.
     pub fn flush_star(&mut self) -> Vec<StarFrame> {
+        let mut frames = Vec::with_capacity(self.star.out.len());
+        self.take_star_frames(|mut frame| {
+            let body = frame.bytes.len() - CRC_LEN;
+            fill_checksum(&frame.path, &mut frame.bytes[..body]);
+            let mut crc = Crc::new();
+            crc.update(&frame.bytes[..body]);
+            frame.bytes[body..].copy_from_slice(&crc.finish());
+            frames.push(frame);
+        });
+        frames
+    }
+
+    /// The same one by one, with checksum and CRC 0: for a wire that changes nothing.
+    pub(crate) fn take_star_frames(&mut self, mut each: impl FnMut(StarFrame)) {
         let SimEnv { memory, star, gid, .. } = self;
         let StarPort { ports, out, .. } = star;
-        let finish = |q: Queued| {
-            let mut bytes = q.bytes;
-            for s in q.payload {
+        for Queued { to, port, mut bytes, payload } in out.drain(..) {
+            for s in payload {
                 memory.check(s.addr, s.len as usize, READ);
                 bytes.extend_from_slice(memory.read(s.addr, s.len as usize));
             }
-            let path = path(*gid, ports[CardHalf::Stateful as usize], q.to.dgid, q.port);
-            fill_checksum(&path, &mut bytes);
-            let mut crc = Crc::new();
-            crc.update(&bytes);
-            bytes.extend(crc.finish());
-            StarFrame { path, bytes }
-        };
-        out.drain(..).map(finish).collect()
+            bytes.extend([0; CRC_LEN]);
+            each(StarFrame { path: path(*gid, ports[CardHalf::Stateful as usize], to.dgid, port), bytes });
+        }
     }
 }
 
@@ -284,13 +310,19 @@ impl StarEnv for SimEnv {
 
     fn send_star(&mut self, to: StarDest<'_>, head: &StarHead, data: &[u8], payload: &[Seg], volatile: bool) {
         let (src, dst) = (&self.gid, &to.av.dgid);
-        let mut room = [0; MAX_SEALED];
-        let sealed = self.star.seal.as_mut();
-        let sealed = sealed.and_then(|seal| seal.seal_packet(AddrPair { src, dst }, head, data, &mut room));
-        let mut bytes = match sealed {
-            Some((head, len)) => [head.bytes(), &room[..len]].concat(),
-            None => [head.bytes(), data].concat(),
+        let len: usize = payload.iter().map(|s| s.len as usize).sum();
+        let mut bytes = Vec::with_capacity(head.bytes().len() + data.len() + len + CRC_LEN);
+        let mut sealed = |seal: &mut ControlSeal| {
+            let mut room = [0; MAX_SEALED];
+            let (head, len) = seal.seal_packet(AddrPair { src, dst }, head, data, &mut room)?;
+            bytes.extend_from_slice(head.bytes());
+            bytes.extend_from_slice(&room[..len]);
+            Some(())
         };
+        if self.star.seal.as_mut().and_then(&mut sealed).is_none() {
+            bytes.extend_from_slice(head.bytes());
+            bytes.extend_from_slice(data);
+        }
         let mut payload = payload.to_vec();
         if volatile {
             for s in payload.drain(..) {

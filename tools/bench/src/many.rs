@@ -4,6 +4,8 @@
 //!
 //! Owns these measurements and their page. programs/many.c and perftest do the work.
 
+mod events;
+
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,8 +52,6 @@ const CARDS: [(&str, u32, &str, &str); 4] = [
     ("non-blocking", 300, "non-blocking", "#e5a39a"),
     ("latency-hiding", 300, "latency-hiding", "#c0392b"),
 ];
-/// The simulator's experiment: quick, and with all units at work.
-const PLAN: &str = "csrna-8c";
 const LIMIT: Duration = Duration::from_secs(60);
 /// No further round begins that would end after this.
 const ALL: Duration = Duration::from_secs(10 * 60);
@@ -106,19 +106,6 @@ impl Tools {
         line.and_then(|line| line.split_whitespace().nth(4)?.parse().ok()).ok_or_else(|| BenchError::Parse {
             what: "ib_write_bw".into(),
             tail: child::tail_of(&output.stdout),
-        })
-    }
-
-    /// The simulator's events a second, in millions: "N events in S s, M M/s".
-    fn events(&self) -> Result<f64> {
-        let mut command = Command::new(&self.starverbs);
-        command.args(["sim", PLAN, "--time"]);
-        let output = child::run_one(command, LIMIT)?;
-        let words: Vec<&str> = output.stderr.split_whitespace().collect();
-        let at = words.iter().position(|word| *word == "M/s");
-        at.and_then(|at| words.get(at.checked_sub(1)?)?.parse().ok()).ok_or_else(|| BenchError::Parse {
-            what: "starverbs sim".into(),
-            tail: child::tail_of(&output.stderr),
         })
     }
 }
@@ -188,7 +175,6 @@ pub(crate) fn message_rate(setup: &Setup, qps: u32, link: Link, bytes: usize, it
 
 const SCALE: &str = "scale";
 const MILLION: &str = "million";
-const SIM: &str = "sim";
 /// Rows of [`SCALE`]: as a program finds the card, and variants.
 const PLAIN: &str = "plain";
 const NO_PREFETCH: &str = "no prefetch";
@@ -246,10 +232,7 @@ fn round(samples: &mut Samples, tools: &Tools, seconds: f64) {
         }
     }
     limited(samples, tools, seconds);
-    progress("the simulator");
-    if let Some(events) = reported(SIM, tools.events()) {
-        samples.add(SIM, PLAN, &[("events", events)]);
-    }
+    events::measure(samples, &tools.starverbs);
 }
 
 /// A million queue pairs in one process, once.
@@ -421,8 +404,8 @@ fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
          for each queue pair; latency is from post to completion with one under way, over all queue pairs in \
          turn, by `many`, as `ib_write_lat` has one queue pair alone. [sim.md](sim.md#on-the-software-card) \
          says why two misses.\n\n\
-         ## The simulator\n\n{} million events a second (`starverbs sim {PLAN} --time`).\n",
-        cell(samples.median(SIM, PLAN, "events")),
+         ## The simulator\n\nMillion events a second (`starverbs sim PLAN --time`).\n\n{}",
+        events::table(samples),
     );
     text
 }

@@ -16,6 +16,8 @@ use super::params::{Params, WorkloadKind};
 
 /// How often the time to the next try of a call doubles.
 const LONGEST: u32 = 10;
+/// How often each group has a slot while calls are measured. (Rounds wait for all groups, and are many.)
+const TURNS: u64 = 10;
 /// Bits of a message's number in its call.
 const PIECES: u32 = 4;
 
@@ -38,6 +40,11 @@ fn tag(qpn: usize, call: u16) -> u32 {
 /// Connection, call, and which of its messages.
 fn read_tag(tag: u32) -> (usize, u16, u16) {
     ((tag >> 20) as usize, (tag >> PIECES) as u16, (tag & ((1 << PIECES) - 1)) as u16)
+}
+
+/// Groups of so many of the connections; 0: one of all.
+fn groups(connections: usize, group: usize) -> usize {
+    if group == 0 { 1 } else { connections.div_ceil(group) }
 }
 
 /// A connection, by the server's QPN.
@@ -92,8 +99,9 @@ pub(super) struct Calls {
     connections: Vec<Connection>,
     /// Of each client, the server's QPN of each of its QPs
     server_qpns: Vec<Vec<u32>>,
-    /// When each of the server's processes is free
+    /// When each of the server's processes is free, and how long all of them were busy
     processes: Vec<Picos>,
+    busy: Picos,
     /// On their way to the card: first the server's processes, then the connections' clients
     ringing: Vec<VecDeque<DoorbellBatch>>,
     rounds: bool,
@@ -129,11 +137,16 @@ impl Calls {
             waits: false,
             free_at: 0,
         };
-        let measure = Measure::new(ends.len() as u64, params.least_messages / 10);
+        let mut measure = Measure::new(ends.len() as u64, params.least_messages / 10);
+        let groups = groups(ends.len(), params.group as usize) as u64;
+        if groups > 1 && params.kind == WorkloadKind::Calls {
+            measure = measure.of_turns(groups * params.slot, TURNS);
+        }
         Calls {
             connections: ends.iter().map(connection).collect(),
             server_qpns,
             processes: vec![0; params.processes.into()],
+            busy: 0,
             ringing: vec![VecDeque::new(); usize::from(params.processes) + ends.len()],
             rounds: params.kind == WorkloadKind::Rounds,
             calls_each: (measure.warm + measure.wanted).div_ceil(ends.len().max(1) as u64),
@@ -143,6 +156,11 @@ impl Calls {
             measure,
             tally: CallsTally::default(),
         }
+    }
+
+    /// Share of so much time in which the server's processes were busy.
+    pub(super) fn cpu(&self, time: Picos) -> f64 {
+        self.busy as f64 / (time.max(1) as f64 * self.processes.len() as f64)
     }
 
     /// All connections call.
@@ -156,7 +174,7 @@ impl Calls {
     }
 
     fn groups(&self) -> usize {
-        if self.group == 0 { 1 } else { self.connections.len().div_ceil(self.group) }
+        groups(self.connections.len(), self.group)
     }
 
     fn has_slot(&self, qpn: usize) -> bool {
@@ -181,6 +199,7 @@ impl Calls {
         self.active = (self.active + 1) % self.groups();
         let at = events.now() + params.regroup;
         self.processes.iter_mut().for_each(|free_at| *free_at = at.max(*free_at + params.regroup));
+        self.busy += params.regroup * self.processes.len() as u64;
         let first = self.active * self.group;
         for qpn in first..(first + self.group).min(self.connections.len()) {
             if self.connections[qpn].waits {
@@ -325,6 +344,7 @@ impl Calls {
         let number = qpn % self.processes.len();
         let free_at = &mut self.processes[number];
         *free_at = (*free_at).max(events.now()) + params.poll;
+        self.busy += params.poll;
         let connection = &mut self.connections[qpn];
         connection.received += 1;
         if connection.received < params.sends {
@@ -365,6 +385,7 @@ impl Calls {
     ) {
         let free_at = &mut self.processes[number];
         *free_at = (*free_at).max(events.now()) + params.post;
+        self.busy += params.post;
         let at = *free_at;
         self.tally.server_doorbells += 1;
         self.ring(number, at, batch, events, params);

@@ -49,6 +49,8 @@ pub(super) struct Hosts {
     pub(super) doorbells: u64,
     pub(super) posted: u64,
     pub(super) completions: u64,
+    /// How long the processes posted and polled
+    busy: Picos,
 }
 
 impl Hosts {
@@ -63,6 +65,7 @@ impl Hosts {
             doorbells: 0,
             posted: 0,
             completions: 0,
+            busy: 0,
         };
         let round: u64 = (0..params.qps).map(|qpn| u64::from(hosts.batch_of(qpn).wqes)).sum();
         let least = match params.kind {
@@ -107,10 +110,16 @@ impl Hosts {
         let process = &mut self.processes[number];
         process.began = process.free_at.max(events.now());
         process.free_at = process.began + params.post;
+        self.busy += params.post;
         process.ringing.push_back(batch);
         events.push(process.free_at + params.doorbell, Wake::Doorbell(number as u16).into());
         self.doorbells += 1;
         self.posted += u64::from(batch.wqes);
+    }
+
+    /// Share of so much time in which the processes were busy.
+    pub(super) fn cpu(&self, time: Picos) -> f64 {
+        self.busy as f64 / (time.max(1) as f64 * self.processes.len() as f64)
     }
 
     /// The doorbell of process `number` that reaches the card now.
@@ -124,6 +133,7 @@ impl Hosts {
         let number = owner(qpn, self.qps, self.processes.len());
         let process = &mut self.processes[number];
         process.free_at = process.free_at.max(events.now()) + params.poll;
+        self.busy += params.poll;
         let (known, latency) = (process.free_at, process.free_at - process.began);
         self.measure.take(self.batch_of(qpn).wqes, known, latency);
         if !self.measure.is_full() {

@@ -11,6 +11,9 @@ use super::params::Params;
 pub(super) struct Measure {
     pub(super) warm: u64,
     pub(super) wanted: u64,
+    /// How long it must have run before it measures, and how long it must measure
+    warm_time: Picos,
+    least_time: Picos,
     from: Picos,
     until: Picos,
     /// Latencies (ps) of those measured
@@ -24,9 +27,15 @@ impl Measure {
     pub(super) fn new(round: u64, least: u64) -> Measure {
         Measure { warm: round.max(least / 5), wanted: (2 * round).max(least), ..Measure::default() }
     }
+
+    /// The same of something that comes again after this time: one of it first, and so many are measured.
+    pub(super) fn of_turns(self, turn: Picos, turns: u64) -> Measure {
+        Measure { warm_time: turn, least_time: turns * turn, ..self }
+    }
+
     /// Whether all that was wanted is measured; nothing new is posted then.
     pub(super) fn is_full(&self) -> bool {
-        self.done >= self.warm + self.wanted
+        self.done >= self.warm + self.wanted && self.until.saturating_sub(self.from) >= self.least_time
     }
     /// Messages a second.
     pub(super) fn rate(&self) -> f64 {
@@ -38,11 +47,11 @@ impl Measure {
     }
 
     pub(super) fn take(&mut self, messages: u16, now: Picos, latency: Picos) {
-        let before = self.done;
+        let (before, full) = (self.done, self.is_full());
         self.done += u64::from(messages);
-        if before < self.warm {
+        if before < self.warm || now < self.warm_time {
             self.from = now;
-        } else if before < self.warm + self.wanted {
+        } else if !full {
             self.counted += u64::from(messages);
             self.until = now;
             self.latencies.push(latency);
@@ -112,6 +121,14 @@ impl Load {
         match self {
             Load::Posts(hosts) => &mut hosts.measure,
             Load::Calls(calls) => &mut calls.measure,
+        }
+    }
+
+    /// Share of so much time in which the server's processes were busy.
+    pub(super) fn cpu(&self, time: Picos) -> f64 {
+        match self {
+            Load::Posts(hosts) => hosts.cpu(time),
+            Load::Calls(calls) => calls.cpu(time),
         }
     }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use starverbs_core::QpType;
 use starverbs_core::qpc::{CacheConfig, ContextPlacement, Policy};
+use starverbs_star::form::Form;
 use thiserror::Error;
 
 use super::events::Picos;
@@ -58,7 +59,7 @@ sections! {
         when_full: WhenFull,
         bytes: u32, acks_ask: bool, writes_clean: bool,
     }
-    StarSection { security_check: bool, check_cycles: u64, }
+    StarSection { security_check: bool, check_cycles: u64, form: FormName, }
     BusSection {
         read_ns: f64, write_ns: f64, header_bytes: u32, ps_per_byte: f64, wqe_bytes: u32,
         recv_wqe_bytes: u32, cqe_bytes: u32, ring_wqes: u16,
@@ -117,6 +118,14 @@ enum WhenFull {
 enum PlacementName {
     Host,
     Board,
+}
+
+/// Which packets StaR's cards send.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum FormName {
+    Paper,
+    Packed,
 }
 
 /// What the processes do.
@@ -210,6 +219,9 @@ pub struct Params {
     /// The core's transport runs
     pub(super) core: bool,
     pub(super) star: bool,
+    pub(super) form: Form,
+    /// StaR's packets of one turn share frames
+    pub(super) shares_frames: bool,
     /// The type of the core's QPs
     pub(super) qp_type: QpType,
     /// When an unanswered call is made again; 0: never, as nothing is lost for good
@@ -325,6 +337,11 @@ impl Params {
             keeps_clean: !qpc.writes_clean.value,
             core: card.stack.value != Stack::Rdma,
             star: card.stack.value == Stack::Star,
+            form: match star.form.value {
+                FormName::Paper => Form::Paper,
+                FormName::Packed => Form::Packed,
+            },
+            shares_frames: card.stack.value == Stack::Star && matches!(star.form.value, FormName::Packed),
             qp_type: match card.stack.value {
                 Stack::Uc => QpType::Uc,
                 Stack::Ud => QpType::Ud,

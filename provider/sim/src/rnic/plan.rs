@@ -23,8 +23,8 @@ plans! {
     "csrna-8a" "csrna-8b" "csrna-8c"
     "csrna-9a" "csrna-9b" "csrna-9c" "csrna-9d" "csrna-9e" "csrna-table1" "csrna-formula2"
     "csrna-mtt" "csrna-clean" "csrna-loss"
-    "csrna-onchip"
-    "star-1" "star-10a" "star-10b" "star-11a" "star-11b" "star-12" "star-gbps" "star-loss"
+    "csrna-onchip" "csrna-million"
+    "star-1" "star-10a" "star-10b" "star-11a" "star-11b" "star-12" "star-slots" "star-gbps" "star-loss"
     "star-buffer" "star-clients"
 }
 

@@ -120,7 +120,7 @@ impl Report {
         }
         let mut text = String::from(
             "series,x,here,paper,ratio,rate_mops,latency_us,latency_p99_us,hits,misses,waited,ring_reads,\
-             prefetched,prefetch_dropped,evicted,read_engine_busy,messages,events,lost,repeated\n",
+             prefetched,prefetch_dropped,evicted,read_engine_busy,messages,events,lost,repeated,cpu\n",
         );
         for (row, outcome) in self.rows.iter().zip(&self.details) {
             let optional = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.4}"));
@@ -128,7 +128,7 @@ impl Report {
             let _ = write!(text, "\"{series}\",{x},{here:.4},{},{}", optional(*paper), optional(*ratio));
             match outcome {
                 Some(outcome) => csv_details(&mut text, outcome),
-                None => text.push_str(&",".repeat(15)),
+                None => text.push_str(&",".repeat(16)),
             }
             text.push('\n');
         }
@@ -159,6 +159,12 @@ impl Report {
         self.rows.iter().filter(move |row| row.series == series).map(|row| row.here)
     }
 
+    /// The share of time in which the server's processes were busy at x.
+    pub fn cpu(&self, series: &str, x: u32) -> Option<f64> {
+        let at = self.rows.iter().position(|row| row.series == series && row.x == x)?;
+        self.details.get(at)?.as_ref().map(|outcome| outcome.cpu)
+    }
+
     /// Events of all runs.
     pub fn events(&self) -> u64 {
         self.details.iter().flatten().map(|outcome| outcome.events).sum()
@@ -166,11 +172,23 @@ impl Report {
 }
 
 fn csv_details(text: &mut String, outcome: &RunResult) {
-    let RunResult { rate, latency, latency_p99, server, read_busy, messages, events, lost, repeated, .. } =
-        outcome;
+    let RunResult {
+        rate,
+        latency,
+        latency_p99,
+        server,
+        read_busy,
+        messages,
+        events,
+        lost,
+        repeated,
+        cpu,
+        ..
+    } = outcome;
     let _ = write!(
         text,
-        ",{:.4},{:.4},{:.4},{},{},{},{},{},{},{},{read_busy:.4},{messages},{events},{lost},{repeated}",
+        ",{:.4},{:.4},{:.4},{},{},{},{},{},{},{},{read_busy:.4},{messages},{events},{lost},{repeated},\
+         {cpu:.4}",
         rate / 1e6,
         latency * 1e6,
         latency_p99 * 1e6,

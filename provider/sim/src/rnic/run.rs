@@ -30,6 +30,8 @@ pub struct RunResult {
     pub server: QpcCounters,
     /// Share of time in which the server's DMA read engine was busy
     pub read_busy: f64,
+    /// Share of time in which the server's processes were busy
+    pub cpu: f64,
     /// Messages in all
     pub messages: u64,
     /// Events in all
@@ -137,6 +139,7 @@ fn outcome(server: &Rnic, hosts: &mut Load, events: &EventQueue<CardEvent>) -> R
     let busy = server.reads.busy as f64 / events.now().max(1) as f64;
     RunResult {
         server: *server.qpc.counters(),
+        cpu: hosts.cpu(events.now()),
         messages,
         ..RunResult::of(hosts.measure(), server.qpc.config().on_chip(), busy, events.taken(), events.now())
     }
@@ -164,6 +167,7 @@ impl RunResult {
             on_chip,
             server: QpcCounters::default(),
             read_busy,
+            cpu: 0.0,
             messages: 0,
             events,
             virtual_time: seconds(time as f64),

@@ -80,9 +80,19 @@ fn one() -> f64 {
     1.0
 }
 
-/// Figure, series, and a value of the axis, `greatest`, `least`, `first` or `last`.
+/// Figure, series, and a value of the axis, `greatest`, `least`, `first` or `last`. With `cpu` behind a value
+/// of the axis: the share of CPU time there.
 #[derive(Clone, Debug, Deserialize)]
-struct Point(String, String, At);
+struct Point(String, String, At, #[serde(default)] Column);
+
+/// Which number of a point.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Column {
+    #[default]
+    Drawn,
+    Cpu,
+}
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
@@ -116,10 +126,12 @@ pub enum Verdict {
 
 impl Point {
     fn value(&self, reports: &[Report]) -> Option<f64> {
-        let Point(figure, series, at) = self;
+        let Point(figure, series, at, column) = self;
         let report = reports.iter().find(|report| report.name == *figure)?;
         let values = || report.values(series);
         match at {
+            At::X(x) if *column == Column::Cpu => report.cpu(series, *x),
+            At::Name(_) if *column == Column::Cpu => None,
             At::X(x) => report.value(series, *x),
             At::Name(Extreme::Greatest) => values().reduce(f64::max),
             At::Name(Extreme::Least) => values().reduce(f64::min),
@@ -130,10 +142,10 @@ impl Point {
 
     /// Whether a figure draws it, of which name, lines and axis are given.
     fn is_in(&self, (name, series, values): &(&str, Vec<&str>, &[u32])) -> bool {
-        let Point(figure, line, at) = self;
+        let Point(figure, line, at, column) = self;
         let on_axis = match at {
             At::X(x) => values.contains(x),
-            At::Name(_) => true,
+            At::Name(_) => *column == Column::Drawn,
         };
         figure == name && series.contains(&line.as_str()) && on_axis
     }

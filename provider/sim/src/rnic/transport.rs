@@ -3,7 +3,8 @@
 //! and how long it takes by the units of [`card`].
 //!
 //! A packet passes: input -> (context) -> the core -> (memory) -> output -> switch -> link. The core answers
-//! at once; what it puts on the wire waits for the memory that it brings or answers for. The connections are
+//! at once; what it puts on the wire waits for the memory that it brings or answers for. StaR's packets of
+//! one turn of a card to one half of another share a frame, if the plan has them packed. The connections are
 //! made on the quiet wire of [`Net`](crate::Net), before time is counted.
 
 mod card;
@@ -16,7 +17,7 @@ use starverbs_core::Nanos;
 use starverbs_core::qpc::QpcCounters;
 
 use self::card::{ContextWaiter, Units};
-use self::frame::{CardFrame, Flight, MemoryAccess};
+use self::frame::{CardFrame, Flight, share};
 use self::setup::Testbed;
 use super::calls::{Calls, Wake};
 use super::card::CardId;
@@ -42,6 +43,8 @@ enum Event {
     Handle(Box<Flight>),
     /// The unit that gives contexts can give the next
     Serve(CardId),
+    /// The WQEs that a frame has are read, and what they carry is next
+    Gather(Box<Flight>),
     /// A packet is ready for the wire
     Leave(Box<Flight>),
     /// The card's wire takes it
@@ -82,6 +85,8 @@ struct World<'a> {
     calls: Calls,
     tally: Tally,
     rng: Rng,
+    /// Room for what a card has to send
+    frames: Vec<CardFrame>,
 }
 
 /// Runs calls over the core's transport.
@@ -102,6 +107,7 @@ pub(super) fn run(
         calls: Calls::new(params, &ends),
         tally: Tally::default(),
         rng: Rng::new(params.seed),
+        frames: Vec::new(),
         bed,
     };
     world.calls.start(&mut world.events, params);
@@ -157,11 +163,11 @@ impl World<'_> {
             }
             Event::Arrive(flight) => self.arrive(flight),
             Event::Known(flight) => {
-                let mut at = self.events.now();
-                if flight.frame.uses_receive() {
-                    let reads = &mut self.units[usize::from(flight.to)].reads;
-                    at = reads.take(at, self.params.recv_wqe_bytes, &self.params.bus_read);
-                }
+                let (now, params) = (self.events.now(), self.params);
+                let reads = &mut self.units[usize::from(flight.to)].reads;
+                let receives = 0..flight.frame.memory.receives;
+                let read = |_| reads.take(now, params.recv_wqe_bytes, &params.bus_read);
+                let at = receives.map(read).last().unwrap_or(now);
                 self.events.push(at, Event::Handle(flight));
             }
             Event::Handle(flight) => {
@@ -171,6 +177,7 @@ impl World<'_> {
                 self.take(*flight);
                 self.follow(card);
             }
+            Event::Gather(flight) => self.gather(flight),
             Event::Leave(flight) => self.leave(flight),
             Event::Out(flight) => self.carry(flight),
             Event::Seen(card, end, Verb::Recv, tag) => {
@@ -205,7 +212,17 @@ impl World<'_> {
         !(self.params.star && card == 0)
     }
 
-    fn arrive(&mut self, flight: Box<Flight>) {
+    /// A frame is at its card, which has its packets one by one.
+    fn arrive(&mut self, mut flight: Box<Flight>) {
+        let (from, to) = (flight.from, flight.to);
+        let more = std::mem::take(&mut flight.more);
+        self.take_in(flight);
+        for frame in more {
+            self.take_in(Box::new(Flight { from, to, frame, more: Vec::new() }));
+        }
+    }
+
+    fn take_in(&mut self, flight: Box<Flight>) {
         let card = flight.to;
         let units = &mut self.units[usize::from(card)];
         if self.params.buffer > 0 && units.waiting >= self.params.buffer {
@@ -240,23 +257,34 @@ impl World<'_> {
         self.events.push(served.next, Event::Serve(card));
     }
 
-    /// The core has a packet; data that comes with no answer of its own goes to memory.
+    /// The core has a packet; what it brings goes to memory.
     fn take(&mut self, flight: Flight) {
         let now = self.clock();
         let Flight { to, frame, .. } = flight;
-        if let MemoryAccess::Write(bytes) = frame.brings() {
-            let at = self.events.now() + self.params.translate;
-            self.units[usize::from(to)].writes.take(at, bytes, &self.params.bus_write);
+        let at = self.events.now() + self.params.translate;
+        for bytes in frame.memory.writes.all() {
+            self.units[usize::from(to)].writes.take(at, *bytes, &self.params.bus_write);
         }
-        self.bed.take(to, frame, now);
+        self.bed.take(to, frame.packet, now);
     }
 
     /// What follows on a card from what it was given: packets, completions, its next timer.
     fn follow(&mut self, card: CardId) {
         let (now, clock) = (self.events.now(), self.clock());
-        for frame in self.bed.drain(card, clock) {
-            self.send(card, frame);
+        let mut frames = std::mem::take(&mut self.frames);
+        self.bed.drain(card, clock, &mut frames);
+        if self.params.shares_frames {
+            for flight in share(card, frames.drain(..), |frame| self.bed.card_of(frame)) {
+                self.send(Box::new(flight));
+            }
+        } else {
+            for frame in frames.drain(..) {
+                if let Some(to) = self.bed.card_of(&frame) {
+                    self.send(Box::new(Flight { to, from: card, frame, more: Vec::new() }));
+                }
+            }
         }
+        self.frames = frames;
         let units = &mut self.units[usize::from(card)];
         while let Some((end, verb, tag)) = self.bed.poll(card) {
             let at = if self.params.star && card == 0 {
@@ -281,29 +309,51 @@ impl World<'_> {
         }
     }
 
-    /// A packet waits for memory, and for the security check, and goes to the wire.
-    fn send(&mut self, card: CardId, frame: CardFrame) {
-        let Some(to) = self.bed.card_of(&frame) else { return };
+    /// A frame waits until memory has given or taken what its packets say.
+    fn send(&mut self, flight: Box<Flight>) {
         let (now, params) = (self.events.now(), self.params);
-        let units = &mut self.units[usize::from(card)];
-        let mut at = match frame.waits_for() {
-            MemoryAccess::None => now,
-            MemoryAccess::Read(bytes) => units.reads.take(now + params.translate, bytes, &params.bus_read),
-            MemoryAccess::Write(bytes) => units.writes.take(now + params.translate, bytes, &params.bus_write),
-        };
-        if frame.is_guiding() {
-            self.tally.checked += u64::from(params.security_check);
-            at += if params.security_check { params.check_delay } else { 0 };
+        self.tally.sent += flight.packets();
+        let units = &mut self.units[usize::from(flight.from)];
+        let (mut at, mut gathers) = (now, false);
+        for memory in flight.frames().map(|frame| &frame.memory) {
+            for bytes in memory.reads.all() {
+                at = at.max(units.reads.take(now + params.translate, *bytes, &params.bus_read));
+            }
+            if memory.follows_writes {
+                at = at.max(units.writes.done);
+            }
+            gathers |= !memory.gathers.all().is_empty();
         }
-        self.tally.sent += 1;
-        self.events.push(at + params.cycle, Event::Leave(Box::new(Flight { to, from: card, frame })));
+        if gathers {
+            self.events.push(at, Event::Gather(flight));
+        } else {
+            self.check_and_leave(at, flight);
+        }
+    }
+
+    /// What its packets carry is read, now that it is known where.
+    fn gather(&mut self, flight: Box<Flight>) {
+        let (now, params) = (self.events.now(), self.params);
+        let reads = &mut self.units[usize::from(flight.from)].reads;
+        let carried = flight.frames().flat_map(|frame| frame.memory.gathers.all());
+        let read = carried.map(|bytes| reads.take(now + params.translate, *bytes, &params.bus_read)).last();
+        self.check_and_leave(read.unwrap_or(now), flight);
+    }
+
+    /// The security check, at `at`, and the way to the wire.
+    fn check_and_leave(&mut self, at: Picos, flight: Box<Flight>) {
+        let guiding = flight.frames().filter(|frame| frame.is_guiding()).count() as u64;
+        let checked = if self.params.security_check { guiding } else { 0 };
+        self.tally.checked += checked;
+        let at = at + checked * self.params.check_delay + self.params.cycle;
+        self.events.push(at, Event::Leave(flight));
     }
 
     /// The card's wire takes one packet at a time.
     fn leave(&mut self, flight: Box<Flight>) {
         let units = &mut self.units[usize::from(flight.from)];
         let at = units.out_free_at.max(self.events.now());
-        let busy = self.params.card_out.busy(flight.frame.beside_header());
+        let busy = self.params.card_out.busy(flight.beside_header());
         units.out_free_at = at + busy.max(self.params.cycle);
         self.events.push(at, Event::Out(flight));
     }
@@ -311,9 +361,9 @@ impl World<'_> {
     /// As does the switch's.
     fn carry(&mut self, flight: Box<Flight>) {
         let (now, params) = (self.events.now(), self.params);
-        let bytes = flight.frame.beside_header();
+        let bytes = flight.beside_header();
         if self.rng.chance(params.loss) {
-            self.tally.lost += 1;
+            self.tally.lost += flight.packets();
             return;
         }
         let output = &mut self.outputs[usize::from(flight.to)];
@@ -356,6 +406,7 @@ impl World<'_> {
         });
         RunResult {
             server,
+            cpu: self.calls.cpu(time),
             messages: self.calls.tally.messages(),
             lost: self.tally.lost + self.tally.dropped,
             repeated: self.bed.repeated() + self.calls.tally.repeated,

@@ -1,6 +1,6 @@
 //! A card's units as times: each takes one thing after the other.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use starverbs_core::qpc::Policy;
 
@@ -34,10 +34,59 @@ impl Engine {
 #[derive(Clone, Debug)]
 struct Contexts {
     entries: usize,
-    /// When each was used, and when it is there
-    used: HashMap<u32, (u64, Picos)>,
-    by_use: BTreeMap<u64, u32>,
+    /// Of each end whose context is here the number of its last use, and when it is there
+    used: Vec<Option<(u64, Picos)>>,
+    count: usize,
+    /// Uses and whose, the oldest first; those that were not the last of their end's count no more
+    by_use: VecDeque<(u64, u32)>,
     uses: u64,
+}
+
+impl Contexts {
+    fn new(entries: u32) -> Contexts {
+        let entries = entries.max(1) as usize;
+        Contexts { entries, used: Vec::new(), count: 0, by_use: VecDeque::new(), uses: 0 }
+    }
+
+    /// When the context of an end is there, if it is here or on its way.
+    fn get(&self, end: u32) -> Option<Picos> {
+        self.used.get(end as usize)?.map(|(_, there)| there)
+    }
+
+    /// It is used, and there from then on.
+    fn note_use(&mut self, end: u32, there: Picos) {
+        self.uses += 1;
+        let index = end as usize;
+        if self.used.len() <= index {
+            self.used.resize(index + 1, None);
+        }
+        self.count += usize::from(self.used[index].replace((self.uses, there)).is_none());
+        self.by_use.push_back((self.uses, end));
+        if self.by_use.len() > 4 * self.count + 64 {
+            let used = &self.used;
+            self.by_use.retain(|(number, end)| is_last(used, *number, *end));
+        }
+    }
+
+    /// There is room for one more; whether one had to go.
+    fn make_room(&mut self) -> bool {
+        if self.count < self.entries {
+            return false;
+        }
+        while let Some((number, end)) = self.by_use.pop_front() {
+            if is_last(&self.used, number, end) {
+                self.used[end as usize] = None;
+                self.count -= 1;
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Whether an end has not been used since.
+fn is_last(used: &[Option<(u64, Picos)>], number: u64, end: u32) -> bool {
+    used[end as usize].is_some_and(|(last, _)| last == number)
 }
 
 /// What waits for a context.
@@ -77,16 +126,10 @@ pub(super) struct Units {
 
 impl Units {
     pub(super) fn new(entries: u32) -> Units {
-        let contexts = Contexts {
-            entries: entries.max(1) as usize,
-            used: HashMap::new(),
-            by_use: BTreeMap::new(),
-            uses: 0,
-        };
         Units {
             reads: Engine::default(),
             writes: Engine::default(),
-            contexts,
+            contexts: Contexts::new(entries),
             asking: Default::default(),
             turn: 0,
             serving: false,
@@ -127,24 +170,17 @@ impl Units {
     /// When the context of an end, asked for at `asked`, is there.
     fn context(&mut self, asked: Picos, end: u32, params: &Params) -> Picos {
         let Units { contexts, reads, writes, hits, misses, .. } = self;
-        contexts.uses += 1;
-        let use_number = contexts.uses;
-        let there = if let Some((before, there)) = contexts.used.get(&end).copied() {
+        let there = if let Some(there) = contexts.get(end) {
             *hits += 1;
-            contexts.by_use.remove(&before);
             there.max(asked)
         } else {
             *misses += 1;
-            if contexts.used.len() == contexts.entries
-                && let Some((_, oldest)) = contexts.by_use.pop_first()
-            {
-                contexts.used.remove(&oldest);
+            if contexts.make_room() {
                 writes.take(asked, params.qpc_bytes, &params.bus_write);
             }
             reads.take(asked, params.qpc_bytes, &params.bus_read) + params.cycle
         };
-        contexts.used.insert(end, (use_number, there));
-        contexts.by_use.insert(use_number, end);
+        contexts.note_use(end, there);
         there
     }
 }

@@ -2,16 +2,16 @@
 //! of a card.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
 use starverbs_core::qp::RecvSource;
 use starverbs_core::{
-    Access, AvId, Gid, Nanos, NicConfig, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, WcStatus,
+    Access, AvId, Gid, Mtu, Nanos, NicConfig, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, WcStatus,
 };
 use starverbs_star::control::{Preference, Role};
-use starverbs_star::form::Form;
 use starverbs_star::negotiate::Outcome;
 
-use super::frame::CardFrame;
+use super::frame::{CardFrame, CardPacket};
 use crate::host::SimHost;
 use crate::rnic::card::CardId;
 use crate::rnic::host::{DoorbellBatch, Verb};
@@ -26,8 +26,27 @@ const QUIET: Nanos = 1_000_000_000;
 const RECEIVE: u64 = 1;
 /// Packets that a card hands out in one turn, more than it ever has.
 const PORT: usize = 1 << 20;
+/// Of all connections.
+pub(super) const MTU: Mtu = Mtu::M1024;
 /// Bytes before a datagram's, in the receive.
 const GRH: u32 = 40;
+
+/// QPNs are the program's own numbers: nobody makes them collide.
+#[derive(Clone, Copy, Default)]
+struct QpnHasher(u64);
+
+impl Hasher for QpnHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u32(u32::from(*byte)));
+    }
+    fn write_u32(&mut self, number: u32) {
+        /* 2^64 over the golden ratio */
+        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
 
 #[derive(Clone)]
 struct QpHandle {
@@ -49,11 +68,11 @@ pub(super) struct Testbed {
     /// Ends of connections, of each card: the server's by connection, a client's by its number there
     ends: Vec<Vec<QpHandle>>,
     /// Numbers of ends, by QPN
-    numbers: Vec<HashMap<Qpn, u32>>,
+    numbers: Vec<HashMap<Qpn, u32, BuildHasherDefault<QpnHasher>>>,
     /// Of each host, where it sends from and receives to
     buffers: Vec<[Sge; 2]>,
     cqs: Vec<SimCq>,
-    cards: HashMap<Gid, CardId>,
+    cards: Vec<Gid>,
     /// Completions that were no success
     failed: u64,
 }
@@ -65,7 +84,7 @@ pub(super) fn make(params: &Params, ends: &[(CardId, u32)]) -> Result<Testbed, S
     if params.star {
         (0..cards).for_each(|card| {
             let boot = 70 + u64::from(card);
-            let form = Form::Paper;
+            let form = params.form;
             net.open_star(card.into(), StarCard { threshold: u32::MAX, key: None, boot, form });
         });
     }
@@ -85,8 +104,7 @@ pub(super) fn make(params: &Params, ends: &[(CardId, u32)]) -> Result<Testbed, S
 impl Testbed {
     fn new(net: &mut Net, params: &Params) -> Testbed {
         let hosts = net.hosts.len();
-        let cards = net.hosts.iter().enumerate().map(|(card, host)| (host.gid, card as CardId));
-        let cards = cards.collect();
+        let cards = net.hosts.iter().map(|host| host.gid).collect();
         let buffer = |host: &mut SimHost, len: u32| {
             let (addr, lkey) = host.region(u64::from(len.max(1)), Access::LOCAL_WRITE);
             Sge { addr, len, lkey }
@@ -100,7 +118,7 @@ impl Testbed {
             star: params.star,
             numbers_messages: params.retry > 0,
             ends: (0..hosts).map(|_| Vec::new()).collect(),
-            numbers: vec![HashMap::new(); hosts],
+            numbers: vec![HashMap::default(); hosts],
             buffers: net.hosts.iter_mut().map(buffers).collect(),
             cqs: (0..hosts).map(|_| SimCq::new(1 << 20)).collect(),
             cards,
@@ -123,7 +141,7 @@ impl Testbed {
             self.ends[card].push(end);
             QpAt { host: card, qpn }
         });
-        net.connect(params.qp_type, at[0], at[1], &Setup::default());
+        net.connect(params.qp_type, at[0], at[1], &Setup { mtu: MTU, ..Setup::default() });
     }
 
     /// The same without one: a QP of each of the server's processes and of each of the clients'.
@@ -241,12 +259,12 @@ impl Testbed {
     }
 
     /// A packet, for the core.
-    pub(super) fn take(&mut self, card: CardId, frame: CardFrame, now: Nanos) {
+    pub(super) fn take(&mut self, card: CardId, packet: CardPacket, now: Nanos) {
         let host = &mut self.hosts[usize::from(card)];
         host.now = now;
-        match frame {
-            CardFrame::Star(frame) => host.take_star(now, &frame),
-            CardFrame::Roce(meta, bytes) => {
+        match packet {
+            CardPacket::Star(frame) => host.take_plain_star(now, &frame),
+            CardPacket::Roce(meta, bytes) => {
                 host.came.push_back((meta, bytes));
                 host.take_frames(now);
             }
@@ -254,25 +272,24 @@ impl Testbed {
     }
 
     /// All that a card has to send.
-    pub(super) fn drain(&mut self, card: CardId, now: Nanos) -> Vec<CardFrame> {
+    pub(super) fn drain(&mut self, card: CardId, now: Nanos, frames: &mut Vec<CardFrame>) {
         let host = &mut self.hosts[usize::from(card)];
-        let mut frames = Vec::new();
         loop {
             let before = frames.len();
             host.take_frames(now);
             for acks in [false, true] {
                 while host.nic.poll_transmit(&mut host.env, now, acks) {
-                    flush(host, &mut frames);
+                    flush(host, frames);
                 }
-                flush(host, &mut frames);
+                flush(host, frames);
             }
             host.with_star(now, |star, turn| {
                 star.poll(turn);
                 star.endpoints.transmit(turn, true)
             });
-            flush(host, &mut frames);
+            flush(host, frames);
             if frames.len() == before {
-                return frames;
+                return;
             }
         }
     }
@@ -287,12 +304,13 @@ impl Testbed {
 
     /// The card that a packet is for.
     pub(super) fn card_of(&self, frame: &CardFrame) -> Option<CardId> {
-        self.cards.get(&frame.to()).copied()
+        let to = frame.to();
+        self.cards.iter().position(|gid| *gid == to).map(|card| card as CardId)
     }
 
     /// The end of a connection that a packet for a card is for.
     pub(super) fn end_of(&self, card: CardId, frame: &CardFrame) -> Option<u32> {
-        self.numbers[usize::from(card)].get(&frame.qpn()?).copied()
+        self.numbers[usize::from(card)].get(&frame.qpn?).copied()
     }
 
     /// Packets that were sent again.
@@ -317,6 +335,6 @@ impl Testbed {
 }
 
 fn flush(host: &mut SimHost, frames: &mut Vec<CardFrame>) {
-    frames.extend(host.env.flush().into_iter().map(|(to, bytes)| CardFrame::roce(&to, bytes)));
-    frames.extend(host.env.flush_star().into_iter().map(CardFrame::Star));
+    host.env.take_frames(|to, bytes| frames.push(CardFrame::roce(&to, bytes)));
+    host.env.take_star_frames(|frame| frames.push(CardFrame::star(frame)));
 }
