@@ -114,7 +114,7 @@ fn rounds() -> Vec<Round> {
     ]
 }
 
-/// Runs those whose title is wanted, each round in guests of its own.
+/// Runs those whose title is wanted, each round in guests of its own, and in new ones behind a failure.
 pub(crate) fn run(
     parts: &Parts,
     report: &mut Report,
@@ -126,9 +126,15 @@ pub(crate) fn run(
         if tests.is_empty() {
             continue;
         }
-        let mut world = report.boot(parts, &boot)?;
+        let mut guest = None;
         for test in tests {
+            let mut world = match guest.take() {
+                Some(world) => world,
+                None => report.boot(parts, &boot)?,
+            };
             let verdict = test.run(&mut world, &boot, seed);
+            /* what a test leaves that failed is not the next one's fault */
+            guest = verdict.is_ok().then_some(world);
             report.add_test(test.title, verdict);
         }
     }
