@@ -51,7 +51,8 @@ make nightly           apps, interop, conformance, miri, soak, stress, faults, f
                        docs/nightly.md
 make interop           against the kernel's rdma_rxe in a guest of QEMU; writes docs/interop.md
 make board-guest       the kernel module, and programs on it, in guests of QEMU whose PCI devices are boards;
-                       writes docs/board-guest.md; with ROOT=FOLDER the newest kernel, too
+                       writes docs/board-guest.md; with ROOT=FOLDER the newest kernel, too:
+                       docs/board-guest-newest.md
 make bench             latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes
                        docs/bench.*
 make bench-loss        of that, goodput against loss alone: selective repeat, go-back-N, rdma_rxe, TCP; writes
@@ -212,7 +213,8 @@ board-guest:
 	@tools/scripts/packages.sh demo
 	@$(MAKE) --no-print-directory library
 	@tools/scripts/board-guest.sh $(if $(ROOT),--root $(ROOT)) $(if $(QUICK),--quick,--table docs/board-guest.md)
-	$(if $(ROOT),@tools/scripts/board-guest.sh --root $(ROOT) --newest --quick)
+	$(if $(ROOT),@tools/scripts/board-guest.sh --root $(ROOT) --newest \
+		$(if $(QUICK),--quick,--table docs/board-guest-newest.md))
 
 bench:
 	@tools/scripts/packages.sh bench

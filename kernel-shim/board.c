@@ -9,8 +9,16 @@
 #include <linux/delay.h>
 #include <linux/dma-mapping.h>
 #include <linux/io.h>
+#include <linux/moduleparam.h>
 
 #include "starverbs.h"
+
+static unsigned int qpc_log;
+module_param(qpc_log, uint, 0444);
+MODULE_PARM_DESC(qpc_log, "log2 of the QP contexts of a function that lie in the host's memory; 0: none do");
+
+/* QPNs have 24 bits */
+#define STAR_QPC_LOG_MAX 24
 
 /* How long a command may take */
 #define STAR_PATIENCE (5 * HZ)
@@ -62,6 +70,32 @@ static int star_board_check(struct star_board *board)
 	return 0;
 }
 
+/* Memory for QP contexts, if that was asked for; the board may not take any */
+static int star_board_alloc_qpc(struct star_board *board)
+{
+	struct device *dev = &board->pdev->dev;
+
+	if (!qpc_log)
+		return 0;
+	if (qpc_log > STAR_QPC_LOG_MAX)
+		return dev_err_probe(dev, -EINVAL, "qpc_log is %u at most\n", STAR_QPC_LOG_MAX);
+	if (!(board->caps & STARVERBS_CAP_QPC_HOST)) {
+		dev_warn(dev, "keeps all QP contexts itself\n");
+		return 0;
+	}
+	board->qpc_bytes = (size_t)STARVERBS_QPC_BYTES << qpc_log;
+	board->qpc = dma_alloc_coherent(dev, board->qpc_bytes, &board->qpc_dma, GFP_KERNEL);
+	if (!board->qpc)
+		return dev_err_probe(dev, -ENOMEM, "no memory for 2^%u QP contexts\n", qpc_log);
+	return 0;
+}
+
+static void star_board_free_qpc(struct star_board *board)
+{
+	if (board->qpc)
+		dma_free_coherent(&board->pdev->dev, board->qpc_bytes, board->qpc, board->qpc_dma);
+}
+
 /* Maps the registers and makes the memory that the board is given for itself */
 int star_board_map(struct star_board *board)
 {
@@ -77,16 +111,21 @@ int star_board_map(struct star_board *board)
 	err = star_board_check(board);
 	if (err)
 		goto unmap;
+	err = star_board_alloc_qpc(board);
+	if (err)
+		goto unmap;
 	err = -ENOMEM;
 	board->slot = dma_alloc_coherent(&pdev->dev, sizeof(*board->slot), &board->slot_dma, GFP_KERNEL);
 	if (!board->slot)
-		goto unmap;
+		goto free_qpc;
 	board->events = dma_alloc_coherent(&pdev->dev, STAR_NO_EVENTS_BYTES, &board->events_dma, GFP_KERNEL);
 	if (!board->events)
-		goto free;
+		goto free_slot;
 	return 0;
-free:
+free_slot:
 	dma_free_coherent(&pdev->dev, sizeof(*board->slot), board->slot, board->slot_dma);
+free_qpc:
+	star_board_free_qpc(board);
 unmap:
 	pci_iounmap(pdev, board->regs);
 	return err;
@@ -98,6 +137,7 @@ void star_board_unmap(struct star_board *board)
 
 	dma_free_coherent(&pdev->dev, STAR_NO_EVENTS_BYTES, board->events, board->events_dma);
 	dma_free_coherent(&pdev->dev, sizeof(*board->slot), board->slot, board->slot_dma);
+	star_board_free_qpc(board);
 	pci_iounmap(pdev, board->regs);
 }
 
@@ -113,6 +153,10 @@ int star_board_enable(struct star_board *board)
 	writeq(board->events_dma, board->regs + STARVERBS_REG_EVENTS);
 	star_write(board, STARVERBS_REG_COMMANDS_LOG, 0);
 	star_write(board, STARVERBS_REG_EVENTS_LOG, STAR_NO_EVENTS_LOG);
+	if (board->qpc) {
+		writeq(board->qpc_dma, board->regs + STARVERBS_REG_QPC_MEMORY);
+		star_write(board, STARVERBS_REG_QPC_MEMORY_LOG, qpc_log);
+	}
 	star_write(board, STARVERBS_REG_CONTROL, STARVERBS_CTRL_ENABLE);
 	status = star_read(board, STARVERBS_REG_STATUS);
 	error = star_read(board, STARVERBS_REG_ERROR);

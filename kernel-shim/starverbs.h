@@ -92,6 +92,9 @@ struct star_board {
 	dma_addr_t slot_dma;
 	void *events;			/* of context 0, which has none */
 	dma_addr_t events_dma;
+	void *qpc;			/* memory for QP contexts; NULL: the board has its own */
+	dma_addr_t qpc_dma;
+	size_t qpc_bytes;
 	struct work_struct broken;
 };
 

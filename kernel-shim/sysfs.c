@@ -37,6 +37,23 @@ static ssize_t capabilities_show(struct device *dev, struct device_attribute *at
 }
 static DEVICE_ATTR_RO(capabilities);
 
+/* Where QP contexts are that have no room on chip */
+static ssize_t qpc_placement_show(struct device *dev, struct device_attribute *attr, char *buf)
+{
+	struct star_board *board = star_board_of(dev);
+	u32 placement = 0;
+	int err = -ENODEV;
+
+	mutex_lock(&board->command_lock);
+	if (board->state == STAR_UP) {
+		placement = readl(board->regs + STARVERBS_REG_QPC_PLACEMENT);
+		err = 0;
+	}
+	mutex_unlock(&board->command_lock);
+	return err ?: sysfs_emit(buf, "%s\n", placement == STARVERBS_QPC_IN_HOST ? "host" : "board");
+}
+static DEVICE_ATTR_RO(qpc_placement);
+
 /* Open files, whether alive or ended with the board */
 static ssize_t contexts_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
@@ -98,6 +115,7 @@ static struct attribute *star_board_attrs[] = {
 	&dev_attr_version.attr,
 	&dev_attr_capabilities.attr,
 	&dev_attr_contexts.attr,
+	&dev_attr_qpc_placement.attr,
 	NULL
 };
 

@@ -18,7 +18,10 @@ tools/scripts/packages.sh board-guest || unavailable "what it needs cannot be in
 cache=${CARGO_TARGET_DIR:-target}/board-guest
 if [[ " $* " != *' --quick '* && " $* " != *' demo '* ]]; then
     mkdir -p "$cache"
-    tests/board/guest/lint.sh "$cache" || exit 1
+    # of the root folder's kernel, which is there by now: the run before has made it
+    root=
+    [[ " $* " != *' --newest '* ]] || root=$(sed -n 's/.*--root \([^ ]*\).*/\1/p' <<<"$*")
+    tests/board/guest/lint.sh "$cache" "$root" || exit 1
 fi
 cargo run --quiet --package starverbs-board-guest -- --cache "$cache" "$@"
 status=$?

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Counts what a message costs on the data path: instructions under callgrind, system calls under strace.
 # Writes the tables of docs/datapath.md. Fails if the data path allocates, hashes, searches a tree, or makes a
-# system call that neither sends nor receives, nor moves bytes to or from a peer's memory.
+# system call that neither sends nor receives, nor moves bytes to or from a peer's memory; on a board, if it
+# makes any but those of a poll that has found nothing for a while.
 # usage: instructions.sh, after `make build`; with --top, shows the functions that take most, too
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 doc=docs/datapath.md
 work=$(mktemp -d)
-server=
-trap 'rm -rf "$work"; [[ -z $server ]] || kill "$server" 2>/dev/null || true' EXIT
+server= board=
+trap 'rm -rf "$work"; for process in $server $board; do kill "$process" 2>/dev/null || true; done' EXIT
 
 # Instructions in code that hashes or searches trees that one run may have in all; and calls of the allocator,
 # of which two processes need some to find each other while they poll already.
@@ -145,6 +146,40 @@ pair() {
     server=
 }
 
+# Starts a board with two functions, whose socket is $work/board.
+start_board() {
+    dist/bin/starverbs board --socket "$work/board" --sockets 2 >"$work/board.out" 2>&1 &
+    board=$!
+    for _ in $(seq 200); do
+        [[ ! -S $work/board.1 ]] || return 0
+        sleep 0.05
+    done
+    fail "no board: $(tail -3 "$work/board.out")"
+}
+
+# One row: $2 messages of kind $1 and as many more between two functions of the board, by a program that
+# only posts and polls; $3 is what is counted. A poll that has found nothing 256 times lets others have the
+# CPU, as the board may wait for it, and looks now and then whether the board is there.
+board_row() {
+    local calls more=$2
+    for n in 500 $((500 + more)); do
+        strace -f -c -o "$work/board.$n" "$datapath" "$1" "$n" "board:$work/board" >/dev/null
+    done
+    calls=$(calls_per_message "$work/board.500" "$work/board.$((500 + more))" "$more" 0.005)
+    no_calls "$1 on a board" "$calls"
+    echo "| $3 | $(spell "$calls") |"
+}
+
+# Fails if the calls $2 per message of what $1 names have any but those of a poll that finds nothing. Of the
+# commands by which a program begins, and waits for, a few more or less show in the difference of two runs.
+no_calls() {
+    local others
+    others=$(awk '$2 >= 0.02' <<<"$2" | grep -vE '^(sched_yield|poll) ' || true)
+    [[ -z $others ]] || fail "$1: system calls for each message: $others"
+}
+
+spell() { awk 'NF { printf "%s%s %s", sep, $1, $2; sep = ", " } END { if (!sep) printf "none" }' <<<"$1"; }
+
 # One row: $1 the name of the row, the rest a perftest program with its arguments,
 # but for the number of messages.
 perftest_row() {
@@ -166,9 +201,9 @@ perftest_row() {
         wrap_client="strace -f -c -o $work/strace.$n"
         pair "$@" -n "$n"
     done
-    calls=$(calls_per_message "$work/strace.100" "$work/strace.10100" 10000 0.005 |
-        awk '{ printf "%s%s %s", sep, $1, $2; sep = ", " }')
-    echo "| $name | ${allocated[0]} | ${allocated[1]} | $calls |"
+    calls=$(calls_per_message "$work/strace.100" "$work/strace.10100" 10000 0.005)
+    [[ -z $board ]] || no_calls "$*, on a board" "$calls"
+    echo "| $name | ${allocated[0]} | ${allocated[1]} | $(spell "$calls") |"
 }
 
 show_top=
@@ -205,6 +240,16 @@ if command -v ib_send_lat >/dev/null && [[ -e dist/lib/libibverbs.so.1 ]]; then
         perftest_row "\`ib_send_lat -s 8\`" ib_send_lat -s 8
         perftest_row "\`ib_send_bw -s 8\`" ib_send_bw -s 8
         perftest_row "\`ib_write_bw -s 65536\`" ib_write_bw -s 65536
+        start_board
+        export STARVERBS_DEVICE=board:$work/board
+        perftest_row "\`ib_send_lat -s 8\`, on a board" ib_send_lat -s 8
+        perftest_row "\`ib_send_bw -s 8\`, on a board" ib_send_bw -s 8
+        echo
+        echo "| on a board, a program that only posts and polls | system calls per message |"
+        echo "|---|---|"
+        board_row pingpong 20000 "8 B SEND, ping-pong"
+        board_row stream 20000 "8 B SEND, 32 under way"
+        board_row spread 20480 "8 B WRITE, 256 queue pairs in turn, 64 under way"
     } >>"$work/table"
 else
     fail "perftest or dist/lib is missing: nothing was counted through the C ABI"

@@ -14,7 +14,7 @@ declare -A package_of=(
     [aarch64-linux-gnu-gcc]=gcc-aarch64-linux-gnu [qemu-aarch64-static]=qemu-user-static
     [cmake]=cmake [qperf]=qperf [fio]=fio [python3]=python3 [taskset]=util-linux
     [redis-check-rdb]=redis-tools [openssl]=openssl [qemu-system-x86_64]=qemu-system-x86
-    [busybox]=busybox-static [clang]=clang
+    [busybox]=busybox-static [clang]=clang [udevadm]=udev
 )
 demo=(cc ibv_devinfo ib_send_lat)
 headers=/usr/include/infiniband/verbs.h
@@ -33,7 +33,7 @@ apps) commands=("${demo[@]}" ip taskset python3 cmake pkg-config ucx_perftest fi
     mpirun.openmpi mpicc.openmpi mpirun.mpich mpicc.mpich) ;;
 aarch64) commands=("${demo[@]}" ip mmdebstrap lintian python3)
     [[ $(uname -m) == aarch64 ]] || commands+=(aarch64-linux-gnu-gcc qemu-aarch64-static) ;;
-board-guest) commands=("${demo[@]}" rping ip make busybox mmdebstrap python3) ;;
+board-guest) commands=("${demo[@]}" rping ip make busybox mmdebstrap python3 udevadm) ;;
 interop) commands=("${demo[@]}" rping ip tshark qemu-system-x86_64 busybox) ;;
 *) sed -n 's/^# usage:/usage:/p' "$0" >&2; exit 2 ;;
 esac

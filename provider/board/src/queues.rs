@@ -4,25 +4,27 @@
 //! so that a client that writes it anew changes nothing. Indices of the client are checked before they are
 //! believed.
 
+mod fetch;
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::mem::{offset_of, size_of};
 use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 
-use starverbs_core::{
-    HeldWqe, NicError, RecvQueue, Seg, SendFlags, SendOp, SendQueue, SendWqe, Sge, TakenWqe,
-};
+use starverbs_core::{HeldWqe, NicError, RecvQueue, Seg, SendQueue, SendWqe, Sge, TakenWqe};
 use starverbs_queues::BLOCK;
-use starverbs_queues::board::{COUNTER_MALFORMED, COUNTER_RECV_FETCHES, COUNTER_SEND_FETCHES, Queues};
+use starverbs_queues::board::{COUNTER_MALFORMED, COUNTER_RECV_FETCHES, Queues};
 use starverbs_queues::format::{CardIndex, ProgramIndex, RecvWqe, SendBlock};
-use zerocopy::transmute;
 
 use crate::broken;
+use crate::commands::MAX_SGE;
 use crate::counters::BoardCounters;
 use crate::dma::{Errno, Maps, QueueRoom};
 
 const SGE_BYTES: usize = size_of::<Sge>();
+/// Words of a receive WQE at most.
+const RECV_WORDS: usize = (size_of::<RecvWqe>() + MAX_SGE * SGE_BYTES) / 8;
 /// log2 of the slots of a queue at most.
 pub(crate) const MAX_LOG: u8 = 16;
 
@@ -184,60 +186,6 @@ impl BoardSq {
         follows && self.ring(posted.wrapping_add(count.into()))
     }
 
-    /// Fetches what was posted up to WQE `index`.
-    fn fetch_to(&self, index: u32) {
-        let sq = &self.0;
-        let ahead = sq.posted.get().wrapping_sub(sq.fetched.get());
-        if index.wrapping_sub(sq.fetched.get()) >= ahead {
-            return;
-        }
-        loop {
-            let at = sq.fetched.get();
-            self.fetch(at);
-            sq.fetched.set(at.wrapping_add(1));
-            if at == index {
-                return;
-            }
-        }
-    }
-
-    fn fetch(&self, index: u32) {
-        let sq = &self.0;
-        let first = (index & sq.mask) as usize * sq.stride;
-        let head = sq.slots.block(first * BLOCK);
-        let wqe = SendWqe::decode(head);
-        let blocks = usize::from(wqe.blocks).clamp(1, sq.stride);
-        for more in 1..blocks {
-            sq.copies[first + more].set(sq.slots.block((first + more) * BLOCK));
-        }
-        let wqe = if self.is_sound(index, &wqe, blocks) {
-            wqe
-        } else {
-            sq.counters.inc(COUNTER_MALFORMED);
-            SendWqe { op: SendOp::Malformed, num_sge: 0, length: 0, ..wqe }
-        };
-        sq.copies[first].set(transmute!(wqe));
-        sq.counters.inc(COUNTER_SEND_FETCHES);
-    }
-
-    /// Whether a WQE that was copied says one thing everywhere: its body is in its blocks, its length is that
-    /// of its SGEs.
-    fn is_sound(&self, index: u32, wqe: &SendWqe, blocks: usize) -> bool {
-        let body = (blocks - 1) * BLOCK;
-        if wqe.flags.contains(SendFlags::INLINE) {
-            return wqe.num_sge == 0
-                && wqe.length as usize <= body
-                && wqe.op.has_data()
-                && !wqe.op.brings_data();
-        }
-        let sges = usize::from(wqe.num_sge);
-        if sges > self.0.max_sge || sges * SGE_BYTES > body || usize::from(wqe.blocks) > self.0.stride {
-            return false;
-        }
-        let all = (0..sges).map(|at| self.sge(index, at));
-        all.fold(0u32, |sum, sge| sum.saturating_add(sge.len)) == wqe.length || broken::rule(21)
-    }
-
     fn sge(&self, index: u32, at: usize) -> Sge {
         let first = (index & self.0.mask) as usize * self.0.stride + 1;
         let per_block = BLOCK / SGE_BYTES;
@@ -249,9 +197,9 @@ impl BoardSq {
     fn copy(&self, index: u32) -> SendWqe {
         self.fetch_to(index);
         if broken::rule(20) {
-            self.fetch(index);
+            self.fetch(index, 1);
         }
-        SendWqe::decode(self.0.copies[(index & self.0.mask) as usize * self.0.stride].get())
+        self.head(index & self.0.mask)
     }
 }
 
@@ -405,15 +353,17 @@ impl RecvQueue for BoardRq {
             }
         }
         let at = (rq.taken.get() & rq.mask) as usize * rq.stride;
-        let wr_id = slots.load(at, Ordering::Relaxed);
-        let asked = slots.load(at + 8, Ordering::Relaxed) as u32 as usize;
-        let num_sge = asked.min(rq.max_sge).min(sges.len());
-        for (n, sge) in sges.iter_mut().take(num_sge).enumerate() {
-            let at = at + size_of::<RecvWqe>() + n * SGE_BYTES;
-            let rest = slots.load(at + 8, Ordering::Relaxed);
-            let addr = slots.load(at, Ordering::Relaxed);
-            *sge = Sge { addr, len: rest as u32, lkey: (rest >> 32) as u32 };
+        /* by one read: as many SGEs as there may be */
+        let most = rq.max_sge.min(sges.len());
+        let mut words = [0; RECV_WORDS];
+        let words = &mut words[..(size_of::<RecvWqe>() + most * SGE_BYTES) / 8];
+        slots.words(at, words);
+        let [wr_id, asked, body @ ..] = words else { return None };
+        let num_sge = (*asked as u32 as usize).min(most);
+        for (sge, [addr, rest]) in sges.iter_mut().zip(&body.as_chunks().0[..num_sge]) {
+            *sge = Sge { addr: *addr, len: *rest as u32, lkey: (*rest >> 32) as u32 };
         }
+        let wr_id = *wr_id;
         rq.counters.inc(COUNTER_RECV_FETCHES);
         self.tell_taken(rq.taken.get().wrapping_add(1));
         Some(TakenWqe { wr_id, num_sge })

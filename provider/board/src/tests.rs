@@ -1,6 +1,7 @@
 //! A board and clients that speak to it as a driver would, by registers, commands and memory.
 
 mod contexts;
+mod counted;
 mod pci;
 mod qpc;
 mod raw;
@@ -307,6 +308,7 @@ fn the_document_names_tests_that_there_are() {
         "provider/board/src/pci.rs",
         "provider/board/src/tables.rs",
         "provider/board/src/tests/contexts.rs",
+        "provider/board/src/tests/counted.rs",
         "provider/board/src/tests/tables.rs",
         "provider/board/src/tests/pci.rs",
         "provider/board/src/tests/qpc.rs",

@@ -5,10 +5,10 @@
 //! the turns of the two sides, is what counts; everything before warms up. Says what the counters of both
 //! cards did meanwhile.
 //!
-//! usage: datapath pingpong|dialect|stream|spread|write|read|idle|crowd MESSAGES udp|local
-//! The last says what carries them: packets, or shared memory. A dialect's are a ping-pong's, on queue pairs
-//! that may call kernels. Of idle and crowd the messages are polls that find nothing, of a card with one peer
-//! or with a hundred.
+//! usage: datapath pingpong|dialect|stream|spread|write|read|idle|crowd MESSAGES udp|local|board:SOCKET
+//! The last says what carries them: packets, shared memory, or functions of a board, which counts for itself.
+//! A dialect's are a ping-pong's, on queue pairs that may call kernels. Of idle and crowd the messages are
+//! polls that find nothing, of a card with one peer or with a hundred.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use common::*;
 use starverbs_core::{Mtu, QpType, SendFlags, SendOp, Sge, WcStatus};
-use starverbs_settings::{LinkMode, Settings};
+use starverbs_settings::{DeviceChoice, LinkMode, Settings};
 use starverbs_verbs::{Mr, Qp, QpInit, RecvWr, SendWr};
 
 /// Bytes of a long message: 256 packets of 4 KiB.
@@ -218,17 +218,21 @@ fn main() {
         ("idle" | "crowd", Some(count)) => (work(SendOp::Send, 8, 1), count),
         _ => {
             eprintln!(
-                "usage: datapath pingpong|dialect|stream|spread|write|read|idle|crowd MESSAGES udp|local"
+                "usage: datapath pingpong|dialect|stream|spread|write|read|idle|crowd MESSAGES \
+                 udp|local|board:SOCKET"
             );
             std::process::exit(2);
         }
     };
-    let link = if args.next().as_deref() == Some("local") { LinkMode::Local } else { LinkMode::Udp };
+    let carrier = args.next().unwrap_or_default();
+    let link = if carrier == "local" { LinkMode::Local } else { LinkMode::Udp };
     let settings = Settings { progress_thread: false, link, ..settings() };
-    let (a, b) = {
-        let side = || Side::new(&settings, qps, what == "dialect");
-        (side(), side())
+    let board = carrier.strip_prefix("board:");
+    let side = |socket: Option<String>| {
+        let device = socket.map_or(DeviceChoice::Soft, |socket| DeviceChoice::Board(socket.into()));
+        Side::new(&Settings { device, ..settings.clone() }, qps, what == "dialect")
     };
+    let (a, b) = (side(board.map(str::to_owned)), side(board.map(|first| format!("{first}.1"))));
     connect(&a, &b);
     [&a, &b].iter().for_each(|side| side.post_receives(SHORT_DEPTH));
     let run = |count| match what.as_str() {
@@ -242,6 +246,9 @@ fn main() {
     run(WARM.max(qps));
     settle(&a, &b);
     let _peers = if what == "crowd" { crowd(&a.node, &settings) } else { Vec::new() };
+    if board.is_some() {
+        return measured(|| run(count));
+    }
     let before = NAMES.map(|name| counters(settings.port, name));
     measured(|| run(count));
     for (name, before) in NAMES.iter().zip(before) {

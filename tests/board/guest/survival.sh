@@ -220,6 +220,93 @@ test_wild() {
     echo "$said"
 }
 
+# The first function's counters, one a word: those of data and contexts.
+counted() {
+    local name
+    for name in dma_reads dma_writes qpc_misses qpc_prefetched qpc_evicted malformed dma_misses; do
+        cat "$sys/star0/counters/$name"
+    done
+}
+
+# Messages of one packet between two queue pairs of the first function, whose contexts take turns on chip.
+# Sets reads and writes to those of memory beyond data's, fetched and evicted to how many contexts were.
+context_traffic() {
+    local before after messages=200
+    mapfile -t before <<<"$(counted)"
+    ON1=$ON0 both 19500 ibv_rc_pingpong -g 0 -c -s 1024 -n $((messages / 2)) -d star0
+    mapfile -t after <<<"$(counted)"
+    ((after[5] == before[5])) || fail "the board finds contexts that are not as it wrote them"
+    ((after[6] == before[6])) || fail "accesses to memory that is not there: $((after[6] - before[6]))"
+    reads=$((after[0] - before[0] - messages))
+    writes=$((after[1] - before[1] - messages))
+    fetched=$((after[2] + after[3] - before[2] - before[3]))
+    evicted=$((after[4] - before[4]))
+    ((fetched > 100 && evicted > 100)) || fail "contexts fetched $fetched, evicted $evicted"
+}
+
+# In the board's memory, they cost no reads and writes of the host's (an ACK that is late does).
+contexts_in_board() {
+    [[ $(<$sys/star0/qpc_placement) == board ]] || fail "contexts are in the $(<$sys/star0/qpc_placement)"
+    context_traffic
+    ((reads < fetched && writes < evicted)) || fail "contexts in the board: $reads reads, $writes writes"
+}
+
+# In the host's, each that is fetched is a read, and each that makes room a write, but for those of queue
+# pairs that have ended; a new one is a write, too.
+contexts_in_host() {
+    [[ $(<$sys/star0/qpc_placement) == host ]] || fail "contexts are in the $(<$sys/star0/qpc_placement)"
+    context_traffic
+    ((reads >= fetched && writes >= evicted)) || fail "contexts in the host: $reads reads for $fetched," \
+        "$writes writes for $evicted"
+}
+
+test_qpc() {
+    local reads writes fetched evicted said
+    contexts_in_board
+    busybox rmmod starverbs || fail "rmmod"
+    busybox insmod "$MODULE" qpc_log=10 || fail "insmod qpc_log=10"
+    await 10 has_devices || fail "no devices"
+    contexts_in_host
+    said="$fetched contexts fetched by $reads reads, $evicted made room by $writes writes"
+    echo 1 >"$sys/star0/device/reset" || fail "no reset"
+    contexts_in_host
+    clean
+    busybox rmmod starverbs || fail "rmmod"
+    # more than QPNs can have
+    busybox insmod "$MODULE" qpc_log=25 || fail "insmod qpc_log=25"
+    [[ ! -e $sys/star0 ]] || fail "a device with too many contexts"
+    busybox rmmod starverbs || fail "rmmod"
+    busybox insmod "$MODULE" || fail "insmod"
+    await 10 has_devices || fail "no devices"
+    contexts_in_board
+    clean
+    echo "$said"
+}
+
+has_rights() { [[ -e /dev/star0 && $(stat -c %a /dev/star0) == "$1" ]]; }
+
+# The rule gives everyone the right to open a device, whenever one comes.
+test_udev() {
+    busybox rmmod starverbs || fail "rmmod"
+    busybox insmod "$MODULE" || fail "insmod"
+    await 10 has_rights 600 || fail "without the rule: $(stat -c %a /dev/star0)"
+    busybox rmmod starverbs || fail "rmmod"
+    mkdir -p /run/udev/rules.d
+    cp "$RULES" /run/udev/rules.d/
+    /lib/systemd/systemd-udevd --daemon --resolve-names=never >/dev/null 2>&1 || fail "no udev"
+    await 30 udevadm control --ping --timeout 5 || fail "udev does not answer"
+    busybox insmod "$MODULE" || fail "insmod"
+    await 30 has_rights 666 || fail "with the rule: $(stat -c %a /dev/star0)"
+    await 30 test -e /dev/star1
+    setpriv --reuid 65534 --regid 65534 --clear-groups "$SELF" inside fill /dev/star0 || fail "as nobody"
+    udevadm control --exit
+    rm /run/udev/rules.d/60-starverbs.rules
+    await 10 has_devices || fail "no devices"
+    traffic
+    clean
+    echo "0600 before, 0666 with it"
+}
+
 # Until the host has done what it does: the load goes on in the background.
 test_begin() {
     load
@@ -331,33 +418,36 @@ connected() {
 }
 
 # perftest with the connection manager. Its server listens for a second time once it has spoken with its
-# client; one that is faster is refused, dies of that, and leaves a server that waits. Then both begin anew.
+# client; one that is faster is refused, uses memory that it has freed (perftest 4.5, on every card), dies of
+# that, and leaves a server that waits. Then both begin anew. Sets refused to how often.
 perftest_connected() {
     local server words=(ib_send_lat -R -x 0 -n 50 -p 19300)
-    for _ in {1..30}; do
+    for refused in {0..29}; do
         # shellcheck disable=SC2086
         timeout 60 $ON0 "${words[@]}" >/tmp/traffic.server 2>&1 &
         server=$!
         await 10 grep -qx 1 $sys/star0/contexts || fail "no server: ${words[*]}"
         # shellcheck disable=SC2086
-        if timeout 60 $ON1 "${words[@]}" 127.0.0.1 >/tmp/traffic.client 2>&1; then
+        if (timeout 60 $ON1 "${words[@]}" 127.0.0.1 >/tmp/traffic.client 2>&1 || exit) 2>/dev/null; then
             wait $server || fail "the server of ${words[*]}"
             grep -q t_typical /tmp/traffic.client || fail "no figures of ${words[*]}"
             return
         fi
         kill $server
-        wait $server
+        wait $server 2>/dev/null
         await 10 is_clean || fail "${words[*]} leaves something"
     done
     fail "30 times in a row the client of ${words[*]}"
 }
 
 test_cm() {
+    local refused
     SAYS='ping data: rdma-ping-' SERVER=-s CLIENT='-c -a 127.0.0.1' WORDS='rping -C 10 -v' connected
     SAYS='data transfers complete' SERVER='' CLIENT='-s 127.0.0.1' WORDS='udaddy -C 10' connected
     SAYS='data transfers complete' SERVER='' CLIENT='-s 127.0.0.1' WORDS='ucmatose -C 10' connected
     perftest_connected
     clean
+    echo "rping, udaddy, ucmatose, ib_send_lat -R, whose client was refused $refused times before"
 }
 
 test_multicast() {

@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use starverbs_queues::BLOCK;
 use starverbs_queues::board::COUNTER_DMA_MISSES;
 use zerocopy::IntoBytes;
 
@@ -96,33 +95,19 @@ impl QueueRoom {
         unsafe { AtomicU32::from_ptr(half) }
     }
 
-    /// The words of a block at `at`, which the client may change meanwhile.
+    /// Words of 64 bits from `at` on, which the client may change meanwhile. Those that are not there stay.
     ///
     /// # Panics
-    /// It does not lie in the room, or is not aligned: here and below.
-    pub(crate) fn block(&self, at: usize) -> [u64; BLOCK / 8] {
-        let mut words = [0; BLOCK / 8];
-        if self.is_open(at, BLOCK) {
-            self.gate.tap.read(self.address(at), words.as_mut_bytes(), |bytes| {
+    /// They do not lie in the room, or are not aligned: here and below.
+    pub(crate) fn words(&self, at: usize, to: &mut [u64]) {
+        if self.is_open(at, size_of_val(to)) {
+            self.gate.tap.read(self.address(at), to.as_mut_bytes(), |bytes| {
                 for (n, word) in bytes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
                     *word = self.word(at + 8 * n).load(Ordering::Relaxed).to_ne_bytes();
                 }
                 true
             });
         }
-        words
-    }
-
-    /// A word of 64 bits.
-    pub(crate) fn load(&self, at: usize, order: Ordering) -> u64 {
-        let mut word = [0; 8];
-        if self.is_open(at, word.len()) {
-            self.gate.tap.read(self.address(at), &mut word, |word| {
-                word.copy_from_slice(&self.word(at).load(order).to_ne_bytes());
-                true
-            });
-        }
-        u64::from_ne_bytes(word)
     }
 
     /// Stores words of 64 bits, the last one so that who sees it sees the others (release).

@@ -12,7 +12,7 @@ use starverbs_core::{Cqe, SendOp, SendWqe};
 use starverbs_free_port::free_port;
 use starverbs_queues::board::{CreateQp, NumberReply};
 use starverbs_rules::BoardPatience;
-pub(super) use starverbs_rules::qp::{RawQp, TwoQps, data, request};
+pub(super) use starverbs_rules::qp::{RECVS, RawQp, SENDS, TwoQps, data, request};
 pub(super) use starverbs_rules::raw::*;
 use starverbs_settings::Settings;
 use starverbs_vfio::VfioClient;

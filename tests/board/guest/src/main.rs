@@ -122,7 +122,7 @@ fn run(args: &Args, parts: &Parts) -> Result<bool, String> {
         survival::run(parts, &mut report, args.seed, wanted)?;
     }
     if let Some(file) = &args.table {
-        let text = report.markdown(&parts.kernel.package);
+        let text = report.markdown(&parts.kernel.package, args.newest);
         std::fs::write(file, text).map_err(|e| format!("{}: {e}", file.display()))?;
     }
     Ok(report.conclude())

@@ -26,6 +26,8 @@ const CHECKED: &str = "slub_debug=FZPU page_poison=1";
 /// QEMU holds the CPU of a guest that reads a register of a silent board, 5 s each time, which is no stall of
 /// the kernel.
 const HELD: &str = "rcupdate.rcu_cpu_stall_timeout=300 nowatchdog";
+/// Of two QP contexts that talk to each other one is elsewhere.
+const ONE_ON_CHIP: &str = "1,miss=1us,policy=non-blocking";
 const IOMMU: &str = "intel_iommu=on iommu.strict=1";
 
 /// A test: its title, and what it does.
@@ -88,12 +90,17 @@ fn rounds() -> Vec<Round> {
         ModuleTest { title: "the board is stopped under load, and goes on", act: Act::StopBoard },
         ModuleTest { title: "the board is stopped under load, and does not go on", act: Act::SilenceBoard },
     ];
+    let contexts = vec![
+        script("the udev rule", "udev"),
+        script("QP contexts in the host's memory, with room for one on chip", "qpc"),
+    ];
     let lies = vec![
         ModuleTest { title: "a board that lies to the kernel", act: Act::Lie },
         ModuleTest { title: "the board's process is killed under load", act: Act::KillBoard },
     ];
     vec![
         Round { boot: Boot { line: CHECKED, may_lie: true, ..Boot::default() }, tests: lies },
+        Round { boot: Boot { line: CHECKED, qpc_cache: ONE_ON_CHIP, ..Boot::default() }, tests: contexts },
         Round { boot: Boot { line: HELD, ..Boot::default() }, tests: programs },
         Round { boot: Boot { line: CHECKED, reboots: true, ..Boot::default() }, tests: plain },
         Round {
@@ -107,7 +114,7 @@ fn rounds() -> Vec<Round> {
     ]
 }
 
-/// Runs those whose title is wanted, each round in guests of its own.
+/// Runs those whose title is wanted, each round in guests of its own, and in new ones behind a failure.
 pub(crate) fn run(
     parts: &Parts,
     report: &mut Report,
@@ -119,9 +126,15 @@ pub(crate) fn run(
         if tests.is_empty() {
             continue;
         }
-        let mut world = report.boot(parts, &boot)?;
+        let mut guest = None;
         for test in tests {
+            let mut world = match guest.take() {
+                Some(world) => world,
+                None => report.boot(parts, &boot)?,
+            };
             let verdict = test.run(&mut world, &boot, seed);
+            /* what a test leaves that failed is not the next one's fault */
+            guest = verdict.is_ok().then_some(world);
             report.add_test(test.title, verdict);
         }
     }
@@ -133,15 +146,17 @@ impl ModuleTest {
         let expect = if boot.devices.is_empty() { "reached" } else { "refused 14" };
         let test = |world: &mut World, name: &str| {
             let [first, second] = [0, 1].map(|number| world.on_board(number).join(" "));
+            let here = Path::new(env!("CARGO_MANIFEST_DIR"));
             let program = std::env::current_exe().map_err(|e| e.to_string())?;
             let head = format!(
                 "LIB='{}' PYVERBS='{}' TESTS='{TESTS}' \
                  ON0='{first}' ON1='{second}' SELF='{}' MODULE='{}' SEED={seed} COUNT={OPENS} \
-                 EXPECT='{expect}'",
+                 EXPECT='{expect}' RULES='{}'",
                 world.lib.display(),
-                Path::new(env!("CARGO_MANIFEST_DIR")).join("../../pyverbs/run.py").display(),
+                here.join("../../pyverbs/run.py").display(),
                 program.display(),
                 world.module.display(),
+                here.join("../../../kernel-shim/60-starverbs.rules").display(),
             );
             let said = world.run(&format!("{head}\n{SCRIPT}\ntest_{name}\n"), LIMIT)?;
             Ok(said.lines().last().unwrap_or_default().to_owned())

@@ -30,7 +30,7 @@ const SETUP: &str = include_str!("../setup.sh");
 /// Where the card in software and the board have their frames.
 const WIRE: &str = "127.0.0.1";
 /// Packages of a root folder that is made.
-const NEWEST: &str = "qemu-system-x86,linux-image-amd64,linux-headers-amd64,make";
+const NEWEST: &str = "qemu-system-x86,linux-image-amd64,linux-headers-amd64,make,sparse";
 
 /// What guests are made from.
 pub(crate) struct Parts {
@@ -98,11 +98,13 @@ pub(crate) struct Boot {
     pub reboots: bool,
     /// The board can lie: [`World::lies`]
     pub may_lie: bool,
+    /// The board's STARVERBS_QPC_CACHE
+    pub qpc_cache: &'static str,
 }
 
 impl Default for Boot {
     fn default() -> Boot {
-        Boot { guests: 1, line: "", devices: &[], reboots: false, may_lie: false }
+        Boot { guests: 1, line: "", devices: &[], reboots: false, may_lie: false, qpc_cache: "off" }
     }
 }
 
@@ -129,7 +131,7 @@ impl World {
         let net = Net::new("board", MTU, boot.guests)?;
         let socket = scratch.join("board");
         std::fs::create_dir_all(&scratch).map_err(|e| format!("{}: {e}", scratch.display()))?;
-        let board = start_board(&net, parts, &socket)?;
+        let board = start_board(&net, parts, &socket, boot.qpc_cache)?;
         let lib = parts.dist.join("lib");
         let (module, guests, lies) = (parts.module.clone(), Vec::new(), Arc::default());
         let mut world = World { guests, board, lies, module, net, lib, scratch, port: 20000, outputs: 0 };
@@ -265,11 +267,16 @@ fn socket_of(first: &Path, number: usize) -> PathBuf {
 }
 
 /// Starts a board and waits until all of its functions are there.
-fn start_board(net: &Net, parts: &Parts, socket: &Path) -> Result<Process, String> {
+fn start_board(net: &Net, parts: &Parts, socket: &Path, qpc_cache: &str) -> Result<Process, String> {
     let program = parts.dist.join("bin/starverbs");
     let mut command = net.command(&program.display().to_string());
     forget_settings(&mut command);
-    command.env("STARVERBS_ADDRS", WIRE).arg("board").arg("--socket").arg(socket);
+    command
+        .env("STARVERBS_ADDRS", WIRE)
+        .env("STARVERBS_QPC_CACHE", qpc_cache)
+        .arg("board")
+        .arg("--socket")
+        .arg(socket);
     command.args(["--sockets", &FUNCTIONS.to_string()]);
     let mut board = Process::start(command, socket.with_extension("output"))?;
     let deadline = Instant::now() + BEGIN;
