@@ -188,8 +188,13 @@ impl SimHost {
         Ok(())
     }
 
-    /// Whether no stateful card reaches any more for what a key opened, those included that are silent now.
+    /// Whether no stateful card that answers reaches any more for what a key opened.
     pub fn is_revoked(&self, key: u32) -> bool {
+        self.star.as_ref().is_none_or(|star| star.endpoints.is_revoked(key))
+    }
+
+    /// The same of those, too, that are silent now.
+    pub fn is_forgotten(&self, key: u32) -> bool {
         self.star.as_ref().is_none_or(|star| star.endpoints.is_forgotten(key))
     }
 

@@ -149,7 +149,7 @@ impl World {
         }
         for (host, site) in self.net.hosts.iter_mut().zip(&mut self.sites) {
             let f = &mut site.forbidden;
-            if f.leaving.is_some_and(|(_, key)| host.is_revoked(key)) {
+            if f.leaving.is_some_and(|(_, key)| host.is_forgotten(key)) {
                 f.revoked = f.leaving.take();
             } else if f.leaving.is_none() && self.rng.chance(0.01) {
                 match f.passing.take() {
