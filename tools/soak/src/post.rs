@@ -110,7 +110,7 @@ impl World {
         let (pieces, send) = self.furnish(c, e, &draft);
         self.note(c, e, seq, &draft);
         if draft.bad.is_none() {
-            self.note_rpc(c, e, seq, std::mem::take(&mut draft.ask));
+            self.note_rpc(c, e, seq, wqe.remote_addr, std::mem::take(&mut draft.ask));
         }
         let conn = &mut self.conns[c];
         let end = &mut conn.ends[e];
@@ -126,6 +126,7 @@ impl World {
             brings: draft.brings,
             window: draft.window || op == SendOp::SendInv,
             remote: wqe.remote_addr,
+            of_card: false,
         });
         end.next += 1;
         end.left -= 1;

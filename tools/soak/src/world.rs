@@ -270,6 +270,9 @@ impl World {
                 acted |= self.feed_shared(at, eager);
             }
         }
+        for at in 0..self.plan.hosts {
+            acted |= self.act_sends(at, eager);
+        }
         self.turn_over();
         acted |= self.act_stations(eager);
         acted | self.act_matching(eager)

@@ -7,6 +7,7 @@ use starverbs_sim::{SimHost, WRITE, any_bytes, any_size};
 use zerocopy::IntoBytes;
 
 use super::journal::{TASK_LEN, Task, filling};
+use super::streams::{self, HLL, SHUFFLE};
 use super::{Answer, Asked, BLANK, Due, Immediate, JOURNAL, NOBODY, Progress, RpcEnd, Sight};
 use crate::conn::{Bad, Bound};
 use crate::post::Draft;
@@ -56,8 +57,14 @@ impl World {
         let mut d = Draft::new(wqe);
         if stream {
             let len = any_size(rng, conn.plan.setup.mtu.bytes());
-            d.data = any_bytes(rng, len);
-            d.wqe.remote_addr = JOURNAL;
+            let op =
+                if conn.plan.has_streams() { rng.pick(&[JOURNAL, SHUFFLE, SHUFFLE, HLL]) } else { JOURNAL };
+            d.data = match op {
+                SHUFFLE => streams::values(rng, (c, e), seq, len),
+                HLL => streams::items(rng, len),
+                _ => any_bytes(rng, len),
+            };
+            d.wqe.remote_addr = op;
             d.ask = Ask { sight: Some(Sight::Stream(d.data.clone(), None)), ..Ask::default() };
         } else {
             self.draft_call(c, e, seq, &mut d);
@@ -79,6 +86,7 @@ impl World {
     /// An RPC to one of the kernels, or to none.
     fn draft_call(&mut self, c: usize, e: usize, seq: u64, d: &mut Draft) {
         let call = match self.rng.below(10) {
+            4.. if self.conns[c].plan.has_streams() && self.rng.chance(0.6) => self.draft_stream_call(c, e),
             0 => Call {
                 op: NOBODY,
                 params: any_bytes(&mut self.rng, 30),
@@ -109,6 +117,16 @@ impl World {
         d.data = [ReplyHead::new(&target).as_bytes(), &call.params].concat();
         d.wqe.remote_addr = call.op;
         d.ask = Ask { sight: call.sight, asked, write: call.write, window: d.window, bad_target };
+    }
+
+    /// An RPC around streams.
+    fn draft_stream_call(&mut self, c: usize, e: usize) -> Call {
+        let (rng, conn) = (&mut self.rng, &self.conns[c]);
+        let (peer, strom) = (conn.ends[1 - e].host, conn.plan.strom.as_ref().expect("it has a plan"));
+        let most = conn.plan.setup.mtu.bytes() as usize - TARGET_LEN;
+        let streams = self.sites[peer].streams().expect("it has a plan");
+        let (op, params, want) = streams.ask(rng, most, strom.longest);
+        Call { op, sight: Some(Sight::Call(params.clone(), None)), params, want, write: None }
     }
 
     /// An RPC to the journal, which works on the peer's region, or on its window.
@@ -170,9 +188,10 @@ impl World {
         let end = &mut conn.ends[e];
         let rpc = end.rpc.as_mut().expect("it has a plan");
         /* answers stand behind their end's own requests: two ends that wait for room at each other would
-         * do so for ever; what a bad target's answer comes to is not told */
+         * do so for ever (what its card sends for a kernel leaves one slot); what a bad target's answer comes to is not told */
         let strom = conn.plan.strom.as_ref().expect("it has a plan");
-        let full = rpc.bad_target || rpc.asked.len() >= strom.slots[1 - e].into();
+        let room = if strom.streams { 1 } else { strom.slots[1 - e].into() };
+        let full = rpc.bad_target || rpc.asked.len() >= room;
         let many = strom.asks[1 - e] && full;
         if bad > 0.0 && !many && rng.chance(bad / 4.0) {
             let rkey = rpc.page.1 ^ 0x100;
@@ -199,7 +218,9 @@ impl World {
         memory.allow(addr, room.into(), WRITE);
         let outages = self.sites[peer].outages();
         let want = call.want.clone().within(room);
-        let asked = Asked { seq, op: call.op, place, room, want, imm, progress: Progress::Posted, outages };
+        let open = matches!(call.op, SHUFFLE | HLL);
+        let progress = Progress::Posted;
+        let asked = Asked { seq, op: call.op, place, room, want, open, imm, progress, outages };
         (ReplyTarget { addr, rkey, len: room, imm: imm.unwrap_or_default(), flags }, Some(asked), false)
     }
 
@@ -235,7 +256,7 @@ impl World {
     }
 
     /// The model does what a request of the dialect asks for.
-    pub(crate) fn note_rpc(&mut self, c: usize, e: usize, seq: u64, ask: Ask) {
+    pub(crate) fn note_rpc(&mut self, c: usize, e: usize, seq: u64, op: u64, ask: Ask) {
         let conn = &mut self.conns[c];
         let [low, high] = &mut conn.ends;
         let (me, peer) = if e == 0 { (low, high) } else { (high, low) };
@@ -245,7 +266,7 @@ impl World {
         }
         let Some(rpc) = &mut me.rpc else { return };
         if let Some(sight) = ask.sight {
-            rpc.due.push_back(Due { seq, sight, outages: self.sites[peer.host].outages() });
+            rpc.due.push_back(Due { seq, op, sight, outages: self.sites[peer.host].outages() });
         }
         if let Some(asked) = ask.asked {
             self.summary.count("rpcs", asked.want.code);
