@@ -45,6 +45,9 @@ impl World {
     /// Posts a list of requests, and mostly rings.
     pub(crate) fn post_list(&mut self, c: usize, e: usize, eager: bool) -> bool {
         let mut posted = false;
+        if !eager && self.had_better_wait(c, e) {
+            return false;
+        }
         let most = if eager { 64 } else { self.rng.within(1, 6) };
         for _ in 0..most {
             let end = &self.conns[c].ends[e];

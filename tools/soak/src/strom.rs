@@ -83,8 +83,8 @@ impl StromPlan {
 }
 
 impl Plan {
-    /// One run in four has RC connections of the dialect, none of which is StaR's; in some of them kernels
-    /// are unloaded while they run.
+    /// One run in four has RC connections of the dialect, also of those that ask for StaR; in some of them
+    /// kernels are unloaded while they run.
     pub(crate) fn mix_strom(&mut self, rng: &mut Rng) {
         if !rng.chance(0.25) {
             return;
@@ -109,11 +109,20 @@ impl Plan {
             .iter_mut()
             .filter_map(|conn| conn.strom.as_mut())
             .for_each(|strom| strom.streams = streams);
+        let share = rng.pick(&[0.0, 0.5, 1.0]);
+        let star = |conn: &&mut ConnPlan| conn.preferences != [Preference::Off; 2];
+        for conn in self.conns.iter_mut().filter(star) {
+            if rng.chance(share) {
+                conn.strom = Some(StromPlan { streams, ..StromPlan::any(rng, !unloads) });
+            }
+        }
     }
 
-    /// Streams go to the journal alone, and nobody calls a kernel of the own card: what a seed was before they
-    /// did.
+    /// Streams go to the journal alone, nobody calls a kernel of the own card, and no connection of the
+    /// dialect is StaR's: what a seed was before they did.
     pub fn without_streams(mut self) -> Plan {
+        let star = |conn: &&mut ConnPlan| conn.preferences != [Preference::Off; 2];
+        self.conns.iter_mut().filter(star).for_each(|conn| conn.strom = None);
         self.conns.iter_mut().filter_map(|conn| conn.strom.as_mut()).for_each(|strom| strom.streams = false);
         self
     }
@@ -305,6 +314,14 @@ impl Kernels {
 }
 
 impl ConnEnd {
+    /// Whether these bytes are of a place for an answer that may be under way.
+    pub(crate) fn awaits_answer(&self, from: u64, to: u64) -> bool {
+        self.rpc.as_ref().is_some_and(|rpc| {
+            let end = rpc.page.0 + u64::from(PLACES * rpc.place);
+            rpc.page.0 <= from && to <= end
+        })
+    }
+
     /// Whether its program may post no more: its card's answers have their slots beside.
     pub(crate) fn is_full(&self) -> bool {
         match self.rpc.as_ref().and_then(|rpc| rpc.own) {
@@ -390,8 +407,8 @@ impl World {
         }
     }
 
-    /// The kernels of a host that write down what they get are unloaded, whatever they are in the middle of, and
-    /// come again after `time`. Where that is 0 others take their places at once.
+    /// The kernels of a host that write down what they get are unloaded, whatever they are in the middle
+    /// of, and come again after `time`. Where that is 0 others take their places at once.
     pub(crate) fn unload(&mut self, at: usize, time: Nanos) {
         self.read_kernels(at);
         let (now, host) = (self.net.now(), &mut self.net.hosts[at]);

@@ -37,6 +37,7 @@ fn cards_keep_their_promises_on_a_hostile_network() {
         "streams that broke off",
         "that no kernel saw",
         "whose kernel went away",
+        "with StaR",
     ];
     let sends = ["begun", "ended", "writes", "waits for room", "whose queue pair was gone"];
     let sends = sends.iter().chain(&["whose kernel went away"]).map(|name| ("send kernels", *name));

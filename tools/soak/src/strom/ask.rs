@@ -4,6 +4,7 @@ use starverbs_core::strom::{Code, RECORD_LEN, ReplyFlags, ReplyHead, ReplyTarget
 use starverbs_core::{SendFlags, SendOp, SendWqe};
 use starverbs_kernels::crc64::crc64;
 use starverbs_sim::{SimHost, WRITE, any_bytes, any_size};
+use starverbs_star::control::{Preference, Role};
 use zerocopy::IntoBytes;
 
 use super::journal::{TASK_LEN, Task, filling};
@@ -40,14 +41,51 @@ struct Call {
     write: Option<(usize, Vec<u8>)>,
 }
 
+/// What of the dialect a connection carries from an end, as far as that is settled.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Carried {
+    /// It may yet become StaR's, or is in doubt
+    Unknown,
+    All,
+    /// RPCs, and no RPC WRITEs
+    Calls,
+    Nothing,
+}
+
 impl World {
+    /// An end that wants no StaR, or knows that it has none, asks for all; one of StaR for RPCs of a stateful
+    /// end, once both ends know what they are.
+    fn carried(&self, c: usize, e: usize) -> Carried {
+        let peer = self.conns[c].ends[1 - e].host;
+        match [e, 1 - e].map(|end| self.role(c, end)) {
+            _ if self.conns[c].plan.preferences == [Preference::Off; 2] || self.plan.star.is_none() => {
+                Carried::All
+            }
+            /* a late copy of such an answer may come when its place is in use again (docs/strom.md) */
+            [Some(Role::Stateless), Some(Role::Stateful)] if self.papers.contains(&peer) => Carried::Unknown,
+            [Some(Role::Stateless), Some(Role::Stateful)] => Carried::Calls,
+            [Some(Role::Stateful), Some(Role::Stateless)] => Carried::Nothing,
+            _ if (0..2).all(|end| self.is_plain(c, end)) => Carried::All,
+            _ => Carried::Unknown,
+        }
+    }
+
+    /// Whether a program of the dialect had better wait until it is settled what its connection carries.
+    pub(crate) fn had_better_wait(&self, c: usize, e: usize) -> bool {
+        self.conns[c].plan.strom.is_some() && self.carried(c, e) == Carried::Unknown
+    }
+
     /// A request of the dialect, if the next one of an end is to be that.
     pub(crate) fn draft_rpc(&mut self, c: usize, e: usize) -> Option<Draft> {
         let strom = self.conns[c].plan.strom.as_ref()?;
         if !strom.asks[e] || !self.rng.chance(strom.share) {
             return None;
         }
-        let stream = self.rng.chance(0.4);
+        let carried = self.carried(c, e);
+        if carried == Carried::Unknown || carried == Carried::Nothing && !self.rng.chance(0.02) {
+            return None;
+        }
+        let stream = self.rng.chance(if carried == Carried::Calls { 0.02 } else { 0.4 });
         let op = if stream { SendOp::RpcWrite } else { SendOp::Rpc };
         let (rng, conn) = (&mut self.rng, &self.conns[c]);
         let seq = conn.ends[e].next;
@@ -71,7 +109,8 @@ impl World {
         }
         let conn = &self.conns[c];
         let bad = conn.plan.bad;
-        if conn.ends.iter().any(|end| end.rpc.as_ref().is_none_or(|rpc| rpc.own.is_none())) {
+        let refused = carried == Carried::Nothing || carried == Carried::Calls && stream;
+        if refused || conn.ends.iter().any(|end| end.rpc.as_ref().is_none_or(|rpc| rpc.own.is_none())) {
             d.bad = Some(Bad::OpCode);
         } else if bad > 0.0 && self.rng.chance(bad) {
             self.spoil_rpc(c, &mut d);
@@ -188,7 +227,8 @@ impl World {
         let end = &mut conn.ends[e];
         let rpc = end.rpc.as_mut().expect("it has a plan");
         /* answers stand behind their end's own requests: two ends that wait for room at each other would
-         * do so for ever (what its card sends for a kernel leaves one slot); what a bad target's answer comes to is not told */
+         * do so for ever (what its card sends for a kernel leaves one slot); what a bad target's answer comes
+         * to is not told */
         let strom = conn.plan.strom.as_ref().expect("it has a plan");
         let room = if strom.streams { 1 } else { strom.slots[1 - e].into() };
         let full = rpc.bad_target || rpc.asked.len() >= room;
@@ -257,6 +297,7 @@ impl World {
 
     /// The model does what a request of the dialect asks for.
     pub(crate) fn note_rpc(&mut self, c: usize, e: usize, seq: u64, op: u64, ask: Ask) {
+        let star = self.is_star(c);
         let conn = &mut self.conns[c];
         let [low, high] = &mut conn.ends;
         let (me, peer) = if e == 0 { (low, high) } else { (high, low) };
@@ -270,6 +311,9 @@ impl World {
         }
         if let Some(asked) = ask.asked {
             self.summary.count("rpcs", asked.want.code);
+            if star {
+                self.summary.add("rpcs", "with StaR", 1);
+            }
             if let Some(imm) = asked.imm {
                 rpc.immediates.push_back(Immediate { seq, imm, len: None });
             }

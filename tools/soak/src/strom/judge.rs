@@ -296,7 +296,10 @@ impl World {
         let answers = me.rpc.as_ref().is_some_and(|rpc| rpc.own.is_some());
         let denied = peer.rpc.as_ref().is_some_and(|rpc| rpc.bad_target);
         let peer_is_up = !peer.down() && matches!(self.state(c, 1 - e), QpState::Rts | QpState::Sqd);
-        answers && (denied || !peer_is_up || !conn.patient() || conn.plan.setup.rnr_retry < 7)
+        /* a stateful end sees what its peer did wrong before that hears of it */
+        let foreseen = peer.doomed.is_some() && self.is_stateless(c, 1 - e);
+        let impatient = !conn.patient() || conn.plan.setup.rnr_retry < 7;
+        answers && (denied || foreseen || !peer_is_up || impatient)
     }
 
     /// Whether an event of an end is one that the dialect explains.

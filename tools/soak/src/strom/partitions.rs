@@ -1,5 +1,5 @@
-//! What the shuffle kernel must do with values, plainly: each partition's values wait until a buffer of them is
-//! full, or all are flushed, and then go to where it lies, as far as there is room.
+//! What the shuffle kernel must do with values, plainly: each partition's values wait until a buffer of
+//! them is full, or all are flushed, and then go to where it lies, as far as there is room.
 
 use starverbs_core::strom::Code;
 use starverbs_kernels::shuffle::{BEGIN, FLUSH, HISTOGRAM, Params, Partition};

@@ -1,6 +1,6 @@
-//! Programs that call a kernel of their own card, which sends by their queue pairs: the shuffle kernel spreads a
-//! region over those of several peers. What it must send is known before; what it has sent so far stands in send
-//! queues behind what was posted before, and in front of what is posted later.
+//! Programs that call a kernel of their own card, which sends by their queue pairs: the shuffle kernel
+//! spreads a region over those of several peers. What it must send is known before; what it has sent so far
+//! stands in send queues behind what was posted before, and in front of what is posted later.
 
 use std::collections::VecDeque;
 
@@ -9,12 +9,13 @@ use starverbs_core::strom::Code;
 use starverbs_core::{Access, QpState, Qpn, SendOp};
 use starverbs_kernels::shuffle;
 use starverbs_sim::{READ, SimHost};
+use starverbs_star::control::Preference;
 use zerocopy::IntoBytes;
 
 use super::Answer;
 use super::partitions::{Partitions, Write};
 use super::streams::{self, BITS, BUSY};
-use crate::conn::Wr;
+use crate::conn::{Conn, Wr};
 use crate::plan::Whose;
 use crate::world::World;
 
@@ -108,7 +109,9 @@ impl World {
     /// A region to spread, if the host has queue pairs for that.
     fn draft_work(&mut self, at: usize) -> Option<Work> {
         let mut ends: Vec<Whose> = vec![];
-        for (c, conn) in self.conns.iter().enumerate().filter(|(_, conn)| !conn.over) {
+        /* what a card keeps nothing of sends nothing by itself */
+        let plain = |conn: &Conn| !conn.over && conn.plan.preferences == [Preference::Off; 2];
+        for (c, conn) in self.conns.iter().enumerate().filter(|(_, conn)| plain(conn)) {
             let sends = |e: &usize| {
                 let end = &conn.ends[*e];
                 let room = end.rpc.as_ref().and_then(|rpc| rpc.own).is_some_and(|own| own.slots > 1);
@@ -213,9 +216,9 @@ impl World {
         assert!(sends.is_none_or(|sends| sends.work.is_none()), "host {at}: a call of a kernel has no end");
     }
 
-    /// An end fails: its requests before the one at `until` are done, if they are not flushed. What its card has
-    /// posted for a kernel is flushed without a word, and only what stands before one of those is known to be
-    /// done.
+    /// An end fails: its requests before the one at `until` are done, if they are not flushed. What its
+    /// card has posted for a kernel is flushed without a word, and only what stands before one of those is
+    /// known to be done.
     pub(crate) fn forget_own_writes(&mut self, c: usize, e: usize, until: usize) {
         let sends = &mut self.conns[c].ends[e].sends;
         let known = sends.iter().take(until).rposition(|wr| !wr.of_card).map_or(0, |at| at + 1);

@@ -1,5 +1,5 @@
-//! What the HyperLogLog kernel must make of streams, plainly: which registers items have, and where their bytes
-//! go.
+//! What the HyperLogLog kernel must make of streams, plainly: which registers items have, and where their
+//! bytes go.
 
 use std::collections::HashSet;
 
@@ -23,7 +23,8 @@ pub(super) struct Sketched {
     to: Option<(u64, usize)>,
 }
 
-/// MurmurHash3 x64 128 of four bytes with seed 0, its first word, as its author has it: the bytes are the tail.
+/// MurmurHash3 x64 128 of four bytes with seed 0, its first word, as its author has it: the bytes are the
+/// tail.
 fn murmur(item: [u8; 4]) -> u64 {
     let fmix = |mut k: u64| {
         k ^= k >> 33;

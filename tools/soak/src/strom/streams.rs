@@ -1,10 +1,10 @@
 //! The shuffle and HyperLogLog kernels of a host, which all its peers share: what peers ask of them, and what
 //! must then be in the host's memory.
 //!
-//! The kernels are watched: what they were started with, and in which order, is checked against what was posted
-//! as the journal's notes are; the models are fed with that. Where one request began before another was done,
-//! or a queue pair ended under one, the order of values within is nobody's promise: then, until partitions begin
-//! anew, memory must show values that were sent, and nothing else.
+//! The kernels are watched: what they were started with, and in which order, is checked against what was
+//! posted as the journal's notes are; the models are fed with that. Where one request began before another
+//! was done, or a queue pair ended under one, the order of values within is nobody's promise: then, until
+//! partitions begin anew, memory must show values that were sent, and nothing else.
 
 use std::collections::HashSet;
 
