@@ -325,7 +325,7 @@ impl<E: StarEnv> Stateful<E> {
             return Begin::Wait;
         }
         if self.is_for_program(card, &wqe) && card.rpc.speaks() {
-            wqe = self.sends.to_program(seq).unwrap_or(wqe);
+            wqe = self.sends.leave_to_program(seq).unwrap_or(wqe);
         }
         let class = OrderClass::of(wqe.op);
         if self.must_wait(Of::Remote, &wqe, self.setup.max_rd_atomic) {

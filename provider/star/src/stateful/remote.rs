@@ -206,7 +206,7 @@ impl RemoteQueue<SendWqe> {
     /// WQE `seq` is an RPC that our program answers: from now on a SEND, with the low half of the RPC op-code
     /// as immediate data.
     #[cold]
-    pub(super) fn to_program(&mut self, seq: Psn) -> Option<SendWqe> {
+    pub(super) fn leave_to_program(&mut self, seq: Psn) -> Option<SendWqe> {
         self.get(seq)?;
         let wqe = self.slots[seq.get()].as_mut()?;
         (wqe.op, wqe.imm) = (SendOp::SendImm, (wqe.remote_addr as u32).to_be());

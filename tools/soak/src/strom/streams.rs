@@ -248,9 +248,9 @@ impl Streams {
     }
 
     fn ask_sketch(&self, rng: &mut Rng) -> (u64, Vec<u8>, Answer) {
-        let mut params = hll::Params::default();
-        params.command = rng.pick(&[hll::ESTIMATE, hll::ESTIMATE, hll::RESET, hll::TO, hll::TO, 3]).into();
-        if params.command.get() == hll::TO {
+        let command = rng.pick(&[hll::ESTIMATE, hll::ESTIMATE, hll::RESET, hll::TO, hll::TO, 3]);
+        let mut params = hll::Params { command: command.into(), ..hll::Params::default() };
+        if command == hll::TO {
             let from = rng.below(PAGE as u64);
             params.rkey = self.sketch.key.into();
             params.to = (self.sketch.addr + from).into();
