@@ -132,7 +132,7 @@ impl World {
             6 => self.guarded[1],
             _ => (u64::from(bytes.word()) << 20, bytes.word()),
         };
-        (addr.wrapping_add(off % PAGE & !7), key)
+        (addr.wrapping_add((off % PAGE) & !7), key)
     }
 
     /// Parameters or payload: a head that is near a good one, and numbers, addresses and keys behind it.
