@@ -82,7 +82,7 @@ impl RpcPair {
         let mut net = Net::new(2, cfgs[0], faults, seed);
         net.replace_card(1, cfgs[1]);
         for at in star.iter().flat_map(|_| 0..2) {
-            let form = if seed % 4 == 0 { Form::Paper } else { Form::Packed };
+            let form = if seed.is_multiple_of(4) { Form::Paper } else { Form::Packed };
             net.open_star(at, StarCard { threshold: 100, key: None, boot: 70 + at as u64, form });
         }
         let (sq, rq) = ([(); 2].map(|()| SimSq::new(64)), [(); 2].map(|()| SimRq::new(64, 2)));
