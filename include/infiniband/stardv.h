@@ -132,8 +132,8 @@ enum stardv_qp_create_flags {
 	STARDV_QP_CREATE_STATEFUL = 1 << 27,
 	STARDV_QP_CREATE_AUTO = STARDV_QP_CREATE_STATELESS | STARDV_QP_CREATE_STATEFUL,
 	STARDV_QP_CREATE_STAR_OFF = 1 << 28,
-	/* RPCs (StRoM), where the peer's queue pair was made so, too. RC; not with StaR, nor on a board:
-	 * EOPNOTSUPP */
+	/* RPCs (StRoM), where the peer's queue pair was made so, too; with StaR towards the stateful end. RC; not
+	 * on a board: EOPNOTSUPP */
 	STARDV_QP_CREATE_RPC = 1 << 29,
 };
 

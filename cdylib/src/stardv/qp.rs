@@ -17,7 +17,7 @@ use starverbs_verbs::{Preference, StarInfo};
 const STATELESS: u32 = 1 << 26;
 const STATEFUL: u32 = 1 << 27;
 const OFF: u32 = 1 << 28;
-/// RPCs: no role of StaR.
+/// RPCs: with StaR, if a role of that is named, too.
 pub(crate) const RPC: u32 = 1 << 29;
 /// Those of `IBV_QP_CREATE_*` that are of this card alone.
 pub(crate) const CREATE_FLAGS: u32 = STATELESS | STATEFUL | OFF | RPC;

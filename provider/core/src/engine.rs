@@ -4,6 +4,7 @@
 //! and takes it to ERR, RESET and its end with the QP. The engine has handles of its own of the QP's queues.
 //! Which engines there are is the host's affair ([`Env::Engine`]).
 
+use alloc::boxed::Box;
 use core::convert::Infallible;
 
 use slab::Slab;
@@ -14,6 +15,8 @@ use crate::mr::MrTable;
 use crate::nic::path::{Path, PathId, Paths};
 use crate::nic::{Nic, Srq};
 use crate::qp::RecvSource;
+use crate::strom::KernelRegistry;
+use crate::transport::Rpc;
 use crate::types::{Access, FrameMeta, Nanos, PdId, QpState, Qpn, Sge};
 
 /// What a card gives an engine for the time of a call.
@@ -28,6 +31,8 @@ pub struct EngineCtx<'a, E: Env> {
     pub srq: EngineSrq<'a, E>,
     /// The way to the peer
     pub path: EnginePath<'a, E>,
+    /// StRoM's RPCs of the peer
+    pub rpc: EngineRpc<'a>,
     /// What is counted
     pub stats: &'a Counters,
     /// The time
@@ -64,6 +69,19 @@ impl<E: Env> EngineSrq<'_, E> {
             self.low = true;
         }
         Some(TakenRecv { wr_id, num_sge, pd: srq.pd })
+    }
+}
+
+/// RPCs of the peer of a QP that has an engine: kernels run for it as for peers of other queue pairs. The
+/// default has neither the dialect nor kernels.
+#[derive(Default)]
+pub struct EngineRpc<'a>(pub(crate) Option<(&'a mut Option<Box<Rpc>>, &'a mut KernelRegistry)>);
+
+impl EngineRpc<'_> {
+    /// The same, for a shorter time.
+    #[inline]
+    pub fn reborrow(&mut self) -> EngineRpc<'_> {
+        EngineRpc(self.0.as_mut().map(|(rpc, kernels)| (&mut **rpc, &mut **kernels)))
     }
 }
 

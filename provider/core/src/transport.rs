@@ -3,9 +3,10 @@
 //! `requester` turns WQEs into packets, `response` takes the answers to them, `loss` times them and goes
 //! back, `holes` sends again what is missing and nothing else; `responder` takes requests, `keeping` those
 //! behind a missing one, `tagged` those to SRQs that match tags, `remote_srq` those to SRQs of other cards,
-//! `placement` the two of annex A19, `rpc` and `dialect` those of StRoM, `answer` sends what it owes;
-//! `unreliable` and `datagram` are UC's and UD's receive sides; `complete` makes CQEs and takes a QP into
-//! error. The module knows nothing of tables and turns (`nic`) beyond the `Shared` state that it is handed.
+//! `placement` the two of annex A19, `rpc` and `dialect` those of StRoM, whose kernels work at a
+//! `peer_site`, `answer` sends what it owes; `unreliable` and `datagram` are UC's and UD's receive sides;
+//! `complete` makes CQEs and takes a QP into error. The module knows nothing of tables and turns (`nic`)
+//! beyond the `Shared` state that it is handed.
 
 mod answer;
 mod complete;
@@ -17,6 +18,7 @@ mod keeping;
 mod local;
 mod loss;
 mod pacing;
+mod peer_site;
 mod placement;
 mod recv;
 pub(crate) mod remote_srq;
@@ -30,6 +32,7 @@ mod unreliable;
 pub(crate) use complete::{enter_error, flush_posted};
 pub use loss::patience;
 pub(crate) use pacing::answer_probe;
+pub use peer_site::PeerSite;
 pub(crate) use recv::lacks_receives;
 pub use requester::slices;
 pub use response::RNR_TIMER_10US;

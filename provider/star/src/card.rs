@@ -64,8 +64,9 @@ impl<E: Env> SharedReceives for EngineSrq<'_, E> {
 
 /// Calls with the card's context.
 fn with_card<E: CardEnv, R>(ctx: &mut EngineCtx<'_, E>, call: impl FnOnce(&mut CardCtx<'_, E>) -> R) -> R {
-    let EngineCtx { env, mrs, shared, srq, path, stats, now } = ctx;
-    call(&mut CardCtx { env, mrs, registry: shared, srqs: srq, path: path.get(), stats, now: *now })
+    let EngineCtx { env, mrs, shared, srq, path, rpc, stats, now } = ctx;
+    let (path, rpc) = (path.get(), rpc.reborrow());
+    call(&mut CardCtx { env, mrs, registry: shared, srqs: srq, path, rpc, stats, now: *now })
 }
 
 impl<E: StarEnv<Engine = Box<Stateful<E>>>> Engine<E> for Box<Stateful<E>> {

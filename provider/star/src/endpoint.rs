@@ -74,6 +74,8 @@ pub struct SlInit<E: StarEnv> {
     pub rules: Arc<AtomicU32>,
     /// Which packets it sends
     pub form: Form,
+    /// It speaks StRoM's dialect: RPCs, but no RPC WRITEs
+    pub dialect: bool,
     /// Where it counts
     pub stats: E::Stats,
 }

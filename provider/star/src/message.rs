@@ -175,6 +175,11 @@ pub(super) fn sge_sum(sges: &[[u8; SGE_LEN]]) -> Option<u32> {
     sum(sges.iter().map(|s| sge(s).len))
 }
 
+/// What a send WQE asks for. `None`: nothing that a program may post.
+pub(super) fn op_of(code: u8) -> Option<SendOp> {
+    Some(SendOp::decode(code)).filter(|op| *op != SendOp::Malformed)
+}
+
 /// Immediate data is kept in the order in which it was given; a key is a number.
 pub(super) fn imm_bytes(op: SendOp, imm: u32) -> [u8; 4] {
     if op.has_imm() { imm.to_ne_bytes() } else { imm.to_be_bytes() }
@@ -241,7 +246,7 @@ impl<'a> Wqe<'a> {
         let mut from = WqeReader(bytes);
         let [code, flags, num_sge, zero] = from.bytes()?;
         let recv = code == RECV;
-        let op = if recv { SendOp::Send } else { SendOp::from_code(code.into())? };
+        let op = if recv { SendOp::Send } else { op_of(code)? };
         let flags = SendFlags::from_bits(flags)?;
         let length = from.word()?;
         let (remote_addr, compare_add, swap) = (from.long()?, from.long()?, from.long()?);

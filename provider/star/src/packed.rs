@@ -15,7 +15,7 @@ use starverbs_core::{AvId, Psn, QPN_MASK, SendFlags, SendOp, SendWqe, Sge};
 
 use super::message::Wqe;
 use super::message::{
-    Body, MAX_SGE, RECV, SGE_LEN, SMALL_INLINE, Sges, WQE_HEAD, WqeReader, Writer, imm_bytes, imm_of,
+    Body, MAX_SGE, RECV, SGE_LEN, SMALL_INLINE, Sges, WQE_HEAD, WqeReader, Writer, imm_bytes, imm_of, op_of,
     sge_bytes, sge_sum, sum,
 };
 use super::wire::Queue;
@@ -197,7 +197,7 @@ fn record<'a>(from: &mut WqeReader<'a>) -> Option<PackedWqe<'a>> {
     let length = from.word()?;
     let mut wqe = SendWqe { length, num_sge: num_sge.into(), flags, av: AvId(0), ..SendWqe::default() };
     if !recv {
-        wqe.op = SendOp::from_code(code.into())?;
+        wqe.op = op_of(code)?;
         rest_of_send(&mut wqe, from)?;
     }
     let body = if flags.contains(SendFlags::INLINE) {

@@ -3,10 +3,11 @@
 //! A [`Stateful`] executes two send queues, its own and SL's, against two receive queues, its own and SL's.
 //! `remote` keeps SL's queues, `stream` orders WQEs, `begin` begins them, `packets` and `rdc` make their
 //! packets, `window` knows which are under way, `answers` takes those of SL's card, `results` sends results
-//! of SL's atomics, `inquiry` asks SL before a request fails for want of a rule, `finish` completes in order,
-//! `events` sends SL's completions, `messages` takes control messages, `failing` takes either end into error,
-//! `clock` does what is due, `quiesce` lets nothing begin, `fetch` has the CPU fetch what will be used. It
-//! knows no sockets and no negotiation: it begins when both ends know what they are.
+//! of SL's atomics, `inquiry` asks SL before a request fails for want of a rule, `rpc` has kernels answer
+//! SL's RPCs, `finish` completes in order, `events` sends SL's completions, `messages` takes control
+//! messages, `failing` takes either end into error, `clock` does what is due, `quiesce` lets nothing begin,
+//! `fetch` has the CPU fetch what will be used. It knows no sockets and no negotiation: it begins when both
+//! ends know what they are.
 //!
 //! Order of calls: after any `handle_*`, [`Stateful::transmit`] until nothing is left, then sleep until
 //! [`Stateful::next_deadline`] or the next event.
@@ -26,6 +27,7 @@ mod quiesce;
 mod rdc;
 mod remote;
 mod results;
+mod rpc;
 mod stream;
 mod window;
 
@@ -37,7 +39,7 @@ use remote::{KeptRecv, RemoteQueue};
 use stream::{OPS, WqeStream};
 use window::{Of, PacketWindow};
 
-use starverbs_core::engine::{EngineAttr, TakenRecv};
+use starverbs_core::engine::{EngineAttr, EngineRpc, TakenRecv};
 use starverbs_core::env::SendQueue;
 use starverbs_core::mr::MrTable;
 use starverbs_core::nic::Path;
@@ -75,6 +77,8 @@ pub struct CardCtx<'a, E: StarEnv> {
     pub srqs: &'a mut dyn SharedReceives,
     /// The way to SL's card
     pub path: &'a mut Path<E::Congestion>,
+    /// Kernels that SL's RPCs call
+    pub rpc: EngineRpc<'a>,
     /// What is counted
     pub stats: &'a Counters,
     /// The time
@@ -225,6 +229,8 @@ pub struct Stateful<E: StarEnv> {
     met: bool,
     /// The next of our two send queues to have its turn
     turn: Of,
+    /// When the kernel that answers SL's RPC has its next turn; 0: none is at one
+    rpc_at: Nanos,
     deadline: Nanos,
 }
 
@@ -315,6 +321,7 @@ impl<E: StarEnv> Stateful<E> {
             report_at: Psn::default(),
             met: false,
             turn: Of::Local,
+            rpc_at: 0,
             /* what was posted before waits for SL's rules, and has a KeepAlive sent */
             deadline: asks,
         };
@@ -358,6 +365,7 @@ impl<E: StarEnv> Stateful<E> {
 
     fn leave(self, card: &mut CardCtx<'_, E>) {
         card.path.forget(self.charged);
+        card.rpc.stop();
         /* less is never refused */
         _ = card.env.may_keep(&self.local.sq, 0);
         for ring in [self.replay, self.completions[0].rule, self.completions[1].rule] {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use starverbs_core::qp::{self as card_qp, QpAttrMask, RecvSource};
 use starverbs_core::tags::MAX_TAG_SGE;
-use starverbs_core::{Av, Gid, NicError, PdId, QpState, QpType, Qpn, SrqId};
+use starverbs_core::{Av, Gid, NicError, PdId, QpState, QpType, Qpn, SendOp, SrqId};
 use starverbs_rings::{ProgramMemory, RecvSize, SendSize, WorkRings};
 use starverbs_star::control::Preference;
 
@@ -22,7 +22,7 @@ use crate::log::log;
 use crate::pd::Pd;
 use crate::post::{PostLines, RecvPoster, SendPoster};
 use crate::srq::Srq;
-use crate::star::{StarInfo, preference_of};
+use crate::star::{Settled, StarInfo, preference_of};
 use crate::wr::SendBatch;
 
 /// What a QP is to be: `struct ibv_qp_init_attr`.
@@ -82,8 +82,6 @@ pub struct Qp(Arc<QpInner>, PostLines);
 
 /// The preference of a queue pair that was made without StaR, and has none later.
 const NO_PREFERENCE: u8 = u8::MAX;
-/// The same, of one that speaks StRoM's dialect.
-const RPC: u8 = u8::MAX - 1;
 /// Answers of kernels that a queue pair of the dialect may have under way; each takes a place of its send
 /// queue.
 pub(crate) const REPLIES: u32 = 16;
@@ -101,8 +99,10 @@ pub(crate) struct QpInner {
     /// allowed as in RTS.
     state: AtomicU8,
     gone: AtomicBool,
-    /// Which end is to keep the connection: a [`Preference`], or [`NO_PREFERENCE`] or [`RPC`]
+    /// Which end is to keep the connection: a [`Preference`], or [`NO_PREFERENCE`]
     preference: AtomicU8,
+    /// It speaks StRoM's dialect
+    rpc: bool,
     send_cq: Cq,
     recv_cq: Cq,
     /// Keeps it alive while the QP takes from it.
@@ -168,10 +168,10 @@ impl Qp {
             state: AtomicU8::new(QpState::Reset as u8),
             gone: AtomicBool::new(false),
             preference: AtomicU8::new(match preference {
-                _ if init.rpc => RPC,
                 Preference::Off => NO_PREFERENCE,
                 preference => preference as u8,
             }),
+            rpc: init.rpc,
             pd: pd.clone(),
             rings,
             send_cq: init.send_cq.clone(),
@@ -413,13 +413,28 @@ impl QpInner {
 
     /// Whether it was made with a preference, and so is known to StaR.
     pub(crate) fn has_preference(&self) -> bool {
-        self.preference.load(Ordering::Relaxed) < RPC
+        self.preference.load(Ordering::Relaxed) != NO_PREFERENCE
     }
 
     /// Whether it speaks StRoM's dialect.
     #[inline]
     pub(crate) fn speaks_rpc(&self) -> bool {
-        self.preference.load(Ordering::Relaxed) == RPC
+        self.rpc
+    }
+
+    /// Whether an RPC may be posted, as far as it is settled what it is of StaR: to a stateful end alone, and
+    /// no RPC WRITE.
+    pub(crate) fn admit_rpc(&self, op: SendOp) -> Result<()> {
+        if !self.has_preference() {
+            return Ok(());
+        }
+        let query = StarCommand::Query { qpn: self.qpn, role: Some(self.preference()) };
+        let role = self.pd.context().device()?.control(Command::Star(query))?.star()?.role;
+        match (role, op) {
+            (Settled::Stateful, _) => Err(VerbsError::Unsupported("RPCs of a stateful end of StaR")),
+            (Settled::Stateless, SendOp::RpcWrite) => Err(VerbsError::Unsupported("RPC WRITEs with StaR")),
+            _ => Ok(()),
+        }
     }
 
     /// Which end its program wants to keep the connection.
@@ -516,11 +531,12 @@ fn check_tags(pd: &Pd, init: &QpInit<'_>) -> Result<()> {
 /// matches tags, the library cannot have the other half.
 fn preference(init: &QpInit<'_>, setting: Preference) -> Result<Preference> {
     let can = init.qp_type == QpType::Rc && !init.srq.is_some_and(Srq::is_tagged);
-    if init.rpc && (!can || !matches!(init.star, None | Some(Preference::Off))) {
-        return Err(VerbsError::Unsupported("RPCs for other than RC, with StaR, and where tags are matched"));
+    if init.rpc && !can {
+        return Err(VerbsError::Unsupported("RPCs for other than RC, and where tags are matched"));
     }
     match init.star {
-        _ if init.rpc => Ok(Preference::Off),
+        /* with RPCs it is asked for, and not set */
+        None if init.rpc => Ok(Preference::Off),
         Some(Preference::Off) => Ok(Preference::Off),
         Some(_) if !can => Err(VerbsError::Unsupported("StaR for other than RC, and where tags are matched")),
         asked if can => Ok(asked.unwrap_or(setting)),

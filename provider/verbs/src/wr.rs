@@ -83,6 +83,11 @@ impl<'a> SendBatch<'a> {
             let error = self.refusal(wqe.op);
             return self.fail(error);
         }
+        if wqe.op.is_rpc()
+            && let Err(error) = self.qp.admit_rpc(wqe.op)
+        {
+            return self.fail(error);
+        }
         let xrc = self.qp.qp_type == QpType::XrcSend && !wqe.op.is_local();
         self.unaddressed = xrc || self.qp.qp_type == QpType::Ud;
         self.op = wqe.op;

@@ -6,6 +6,7 @@
 pub mod board;
 mod bytes;
 pub mod card;
+pub mod dialect;
 pub mod mads;
 pub mod onerma;
 mod parsers;
@@ -28,6 +29,7 @@ pub const ORACLES: &[(&str, Oracle)] = &[
     ("card", card::check),
     ("channel", channel),
     ("control", control),
+    ("dialect", dialect::check),
     ("frame", frame),
     ("mads", mads::check),
     ("onerma", onerma::check),

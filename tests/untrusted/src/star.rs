@@ -9,7 +9,7 @@
 use std::rc::Rc;
 
 use starverbs_core::congestion::{AnyWindow, WindowLimits};
-use starverbs_core::engine::{TakenRecv, TransmitStatus};
+use starverbs_core::engine::{EngineRpc, TakenRecv, TransmitStatus};
 use starverbs_core::mr::{MemoryRule, MrAttr, MrTable};
 use starverbs_core::nic::Path;
 use starverbs_core::{
@@ -76,7 +76,7 @@ fn card_of<'a>(
     stats: &'a Counters,
     now: u64,
 ) -> stateful::CardCtx<'a, SimEnv> {
-    stateful::CardCtx { env: &mut host.env, mrs, registry, srqs, path, stats, now }
+    stateful::CardCtx { env: &mut host.env, mrs, registry, srqs, path, rpc: EngineRpc::default(), stats, now }
 }
 
 /// `len` bytes that the card may touch.
@@ -147,6 +147,7 @@ impl World {
             stats: stats[SL].clone(),
             rules: Default::default(),
             form: Form::default(),
+            dialect: false,
         })
         .expect("a good set-up");
         let waits = Waits { patience: 100_000_000, ..Waits::default() };

@@ -95,6 +95,27 @@ pub(crate) struct Wr {
     pub(crate) window: bool,
     /// Where it works on the peer's memory, if it does
     pub(crate) remote: u64,
+    /// The card posted it for a kernel: it completes to nobody
+    pub(crate) of_card: bool,
+}
+
+impl Wr {
+    /// One of the card's.
+    pub(crate) fn of_card(seq: u64, op: SendOp, len: u32) -> Self {
+        Wr {
+            seq,
+            op,
+            len,
+            signaled: false,
+            fence: false,
+            bad: None,
+            pieces: vec![],
+            brings: None,
+            window: false,
+            remote: 0,
+            of_card: true,
+        }
+    }
 }
 
 /// A message that a receive must show.

@@ -342,6 +342,9 @@ impl World {
         self.poll(a);
         self.poll(b);
         for e in 0..2 {
+            let sends = &self.conns[c].ends[e].sends;
+            let quiet = sends.iter().position(|wr| wr.signaled).unwrap_or(sends.len());
+            self.forget_own_writes(c, e, if self.conns[c].ends[e].flushing { 0 } else { quiet });
             self.done_in_silence(c, e);
             let conn = &self.conns[c];
             let (me, peer) = (&conn.ends[e], &conn.ends[1 - e]);
@@ -565,6 +568,7 @@ impl World {
             self.summary.add("cards", name, n);
         }
         self.finish_shared(at);
+        self.finish_sends(at);
         let now = self.net.now();
         let host = &mut self.net.hosts[at];
         for qpn in host.qpns() {

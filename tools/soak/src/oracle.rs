@@ -3,7 +3,7 @@
 use starverbs_core::{AsyncEvent, Cqe, QpState, SendOp, WcFlags, WcOpcode, WcStatus};
 use starverbs_sim::get;
 
-use crate::conn::{Bad, Bound, Cause, Msg, RecvWr, Source, Wr};
+use crate::conn::{Bad, Bound, Cause, ConnEnd, Msg, RecvWr, Source, Wr};
 use crate::plan::Transport;
 use crate::world::World;
 
@@ -12,8 +12,13 @@ impl World {
     pub(crate) fn sent(&mut self, c: usize, e: usize, cqe: &Cqe) {
         let end = &self.conns[c].ends[e];
         let failed = cqe.status != WcStatus::Success;
-        let at = end.sends.iter().position(|wr| wr.seq == cqe.wr_id);
-        let Some(at) = at else { panic!("conn {c}.{e}: a completion of no request: {cqe:?}") };
+        let position = |end: &ConnEnd| end.sends.iter().position(|wr| wr.seq == cqe.wr_id);
+        let Some(mut at) = position(end) else { panic!("conn {c}.{e}: a completion of no request: {cqe:?}") };
+        if failed {
+            self.forget_own_writes(c, e, at);
+        }
+        let end = &self.conns[c].ends[e];
+        at = position(end).unwrap_or(at);
         assert!(!end.flushing || (failed && at == 0), "conn {c}.{e}: after a failure, out of order: {cqe:?}");
         for _ in 0..at {
             let wr = self.conns[c].ends[e].sends.pop_front().expect("it was counted");

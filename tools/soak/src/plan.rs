@@ -87,7 +87,7 @@ pub struct ConnPlan {
     pub reconnects: u32,
     /// What its ends would be of StaR
     pub preferences: [Preference; 2],
-    /// What it has of StRoM's dialect, if it is RC's and not StaR's
+    /// What it has of StRoM's dialect, if it is RC's
     pub strom: Option<StromPlan>,
 }
 

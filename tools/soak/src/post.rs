@@ -45,6 +45,9 @@ impl World {
     /// Posts a list of requests, and mostly rings.
     pub(crate) fn post_list(&mut self, c: usize, e: usize, eager: bool) -> bool {
         let mut posted = false;
+        if !eager && self.had_better_wait(c, e) {
+            return false;
+        }
         let most = if eager { 64 } else { self.rng.within(1, 6) };
         for _ in 0..most {
             let end = &self.conns[c].ends[e];
@@ -110,7 +113,7 @@ impl World {
         let (pieces, send) = self.furnish(c, e, &draft);
         self.note(c, e, seq, &draft);
         if draft.bad.is_none() {
-            self.note_rpc(c, e, seq, std::mem::take(&mut draft.ask));
+            self.note_rpc(c, e, seq, wqe.remote_addr, std::mem::take(&mut draft.ask));
         }
         let conn = &mut self.conns[c];
         let end = &mut conn.ends[e];
@@ -126,6 +129,7 @@ impl World {
             brings: draft.brings,
             window: draft.window || op == SendOp::SendInv,
             remote: wqe.remote_addr,
+            of_card: false,
         });
         end.next += 1;
         end.left -= 1;

@@ -207,7 +207,9 @@ impl World {
             me.sends.iter().any(|wr| wr.bad.is_none() && fits(wr.op) && within(wr.remote, wr.len))
         };
         match (header.ptype, header.opt) {
-            (Ptype::Rd, Opt::Write) => mine(|op| matches!(op, SendOp::Write | SendOp::WriteImm)),
+            (Ptype::Rd, Opt::Write) => {
+                mine(|op| matches!(op, SendOp::Write | SendOp::WriteImm)) || peer.awaits_answer(from, to)
+            }
             (Ptype::Gd, Opt::Read) => mine(|op| op == SendOp::Read),
             (Ptype::Gd, Opt::Recv) => {
                 me.sends.iter().any(|wr| wr.bad.is_none() && wr.op.is_atomic() && wr.remote == from)
@@ -241,6 +243,9 @@ impl World {
             let boot = Rng::new(seed ^ ((host as u64 + 1) << 56)).bits();
             /* one card in four sends the paper's packets; that is no draw of the plan */
             let form = if boot >> 62 == 0 { Form::Paper } else { Form::Packed };
+            if form == Form::Paper {
+                self.papers.push(host);
+            }
             self.net.open_star(host, StarCard { threshold: *threshold, key, boot, form });
         }
     }
@@ -254,6 +259,13 @@ impl World {
     pub(crate) fn role(&self, c: usize, e: usize) -> Option<Role> {
         let end = &self.conns[c].ends[e];
         self.role_of(end.host, end.qpn)
+    }
+
+    /// Whether it is settled that an end is plain.
+    pub(crate) fn is_plain(&self, c: usize, e: usize) -> bool {
+        let end = &self.conns[c].ends[e];
+        let star = self.net.hosts[end.host].star.as_ref();
+        star.is_some_and(|star| star.roles.outcome(end.qpn) == Some(Outcome::Plain))
     }
 
     fn role_of(&self, at: usize, qpn: Qpn) -> Option<Role> {

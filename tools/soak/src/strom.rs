@@ -1,19 +1,24 @@
 //! Connections of StRoM's dialect among the others: their plan, and what ends and hosts have for it.
 //!
 //! `ask` posts RPCs and RPC WRITEs, `judge` checks what kernels saw and what they answered, `journal` is the
-//! kernel that writes down what it is started with, `shelf` what the kernels of every card look at.
+//! kernel that writes down what it is started with, `shelf` what the kernels of every card look at, `streams`
+//! what those that take streams make of them, and `sends` has programs call kernels of their own cards.
 
 mod ask;
 mod journal;
 mod judge;
+mod partitions;
+mod sends;
 mod shelf;
+mod sketched;
+mod streams;
 
 use std::collections::VecDeque;
 
 use starverbs_core::env::SendQueue;
 use starverbs_core::strom::{Code, Kernel, KernelId, RECORD_LEN, ReplyMemory, SLOT_BYTES};
 use starverbs_core::{Access, Nanos};
-use starverbs_kernels::{Consistent, Get, Traverse};
+use starverbs_kernels::{Builtin, Consistent, Get, Traverse};
 use starverbs_sim::{READ, Rng, SimHost, SimSq, WRITE};
 use starverbs_star::control::Preference;
 
@@ -22,8 +27,10 @@ pub(crate) use ask::{Ask, OF_ANSWER};
 use crate::conn::ConnEnd;
 use crate::plan::{Chaos, ConnPlan, Plan, Transport};
 use crate::world::{Site, World};
-use journal::{Journal, Notes};
+use journal::{Journal, Notes, Watched};
+use sends::Sends;
 use shelf::Shelf;
+use streams::{HLL, SHUFFLE, Streams};
 
 const MS: Nanos = 1_000_000;
 /// RPC op-code of the journal.
@@ -52,6 +59,9 @@ pub struct StromPlan {
     pub writes: bool,
     /// Kernels work on windows, too, where these are bound
     pub windows: bool,
+    /// Streams go to the shuffle and HyperLogLog kernels, too, and programs call kernels of their own cards,
+    /// which send
+    pub streams: bool,
 }
 
 impl StromPlan {
@@ -67,13 +77,14 @@ impl StromPlan {
             longest: rng.pick(&[16, 64, 300, 1200, 4096]),
             writes,
             windows: true,
+            streams: false,
         }
     }
 }
 
 impl Plan {
-    /// One run in four has RC connections of the dialect, none of which is StaR's; in some of them kernels
-    /// are unloaded while they run.
+    /// One run in four has RC connections of the dialect, also of those that ask for StaR; in some of them
+    /// kernels are unloaded while they run.
     pub(crate) fn mix_strom(&mut self, rng: &mut Rng) {
         if !rng.chance(0.25) {
             return;
@@ -92,6 +103,32 @@ impl Plan {
             let unload = Chaos::Unload(rng.below(hosts) as usize, time);
             self.chaos.push((rng.below(steps) as usize, unload));
         }
+        /* drawn last, so that a seed's plan is otherwise what it was before there was this */
+        let streams = rng.chance(0.5);
+        self.conns
+            .iter_mut()
+            .filter_map(|conn| conn.strom.as_mut())
+            .for_each(|strom| strom.streams = streams);
+        let share = rng.pick(&[0.0, 0.5, 1.0]);
+        let star = |conn: &&mut ConnPlan| conn.preferences != [Preference::Off; 2];
+        for conn in self.conns.iter_mut().filter(star) {
+            if rng.chance(share) {
+                conn.strom = Some(StromPlan { streams, ..StromPlan::any(rng, !unloads) });
+            }
+        }
+    }
+
+    /// Streams go to the journal alone, nobody calls a kernel of the own card, and no connection of the
+    /// dialect is StaR's: what a seed was before they did.
+    pub fn without_streams(mut self) -> Plan {
+        let star = |conn: &&mut ConnPlan| conn.preferences != [Preference::Off; 2];
+        self.conns.iter_mut().filter(star).for_each(|conn| conn.strom = None);
+        self.conns.iter_mut().filter_map(|conn| conn.strom.as_mut()).for_each(|strom| strom.streams = false);
+        self
+    }
+
+    fn has_streams(&self) -> bool {
+        self.conns.iter().any(ConnPlan::has_streams)
     }
 
     /// No connection is of the dialect, and kernels stay: what a seed was before there was this.
@@ -102,13 +139,18 @@ impl Plan {
     }
 
     /// Kernels work on regions alone: what a seed was before they used windows.
-    pub fn without_kernel_windows(mut self) -> Plan {
-        self.conns.iter_mut().filter_map(|conn| conn.strom.as_mut()).for_each(|strom| strom.windows = false);
-        self
+    pub fn without_kernel_windows(self) -> Plan {
+        let mut plan = self.without_streams();
+        plan.conns.iter_mut().filter_map(|conn| conn.strom.as_mut()).for_each(|strom| strom.windows = false);
+        plan
     }
 }
 
 impl ConnPlan {
+    fn has_streams(&self) -> bool {
+        self.strom.as_ref().is_some_and(|strom| strom.streams)
+    }
+
     /// A send queue of an end, with room for its card's answers beside the program's requests.
     pub(crate) fn make_sq(&self, e: usize) -> SimSq {
         let own = self.strom.as_ref().filter(|strom| strom.speaks[e]).map_or(0, |strom| strom.slots[e]);
@@ -150,10 +192,11 @@ pub(crate) enum Sight {
     Stream(Vec<u8>, Option<usize>),
 }
 
-/// A request that the journal of the peer's host must see.
+/// A request that a kernel of the peer's host must see.
 #[derive(Debug)]
 pub(crate) struct Due {
     seq: u64,
+    op: u64,
     sight: Sight,
     /// [`Site::outages`] of that host when it was posted
     outages: u64,
@@ -162,7 +205,7 @@ pub(crate) struct Due {
 /// How far an RPC is whose answer has not come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Progress {
-    /// The journal has not seen it, or never does
+    /// No kernel that writes it down has seen it, or never does
     Posted,
     Began,
     Ended,
@@ -177,6 +220,8 @@ pub(crate) struct Asked {
     place: u32,
     room: u32,
     want: Answer,
+    /// What is wanted is not known yet, or never is: others ask the kernel, too
+    open: bool,
     /// It comes with this immediate
     imm: Option<u32>,
     progress: Progress,
@@ -249,12 +294,16 @@ impl RpcEnd {
 
 /// The kernels of a host.
 pub(crate) struct Kernels {
-    /// The journal, if it is loaded now; else from when on it is again, ns
-    journal: Result<KernelId, Nanos>,
+    /// Those that write down what they get, if they are loaded now; else from when on they are again, ns
+    watched: Result<Vec<KernelId>, Nanos>,
     notes: Notes,
-    /// How often it was unloaded
+    /// How often they were unloaded
     outages: u64,
     shelf: Shelf,
+    /// Where streams go to kernels of every card
+    streams: Option<Streams>,
+    /// What the host's program asks of its own card
+    sends: Option<Sends>,
 }
 
 impl Kernels {
@@ -265,6 +314,14 @@ impl Kernels {
 }
 
 impl ConnEnd {
+    /// Whether these bytes are of a place for an answer that may be under way.
+    pub(crate) fn awaits_answer(&self, from: u64, to: u64) -> bool {
+        self.rpc.as_ref().is_some_and(|rpc| {
+            let end = rpc.page.0 + u64::from(PLACES * rpc.place);
+            rpc.page.0 <= from && to <= end
+        })
+    }
+
     /// Whether its program may post no more: its card's answers have their slots beside.
     pub(crate) fn is_full(&self) -> bool {
         match self.rpc.as_ref().and_then(|rpc| rpc.own) {
@@ -291,7 +348,11 @@ impl World {
             host.nic.load_kernel(host.pd, op, kernel).expect("nobody has the op-code");
         }
         let shelf = Shelf::new(host);
-        Some(Kernels { journal: Ok(load(host, &notes)), notes, outages: 0, shelf })
+        let streams = self.plan.has_streams();
+        let sends = streams.then(|| Sends::new(host));
+        let streams = streams.then(|| Streams::new(host));
+        let watched = Ok(load(host, &notes, streams.is_some()));
+        Some(Kernels { watched, notes, outages: 0, shelf, streams, sends })
     }
 
     /// What an end has for the dialect, if its connection has it.
@@ -326,8 +387,15 @@ impl World {
         let end = &mut self.conns[c].ends[e];
         if let Some(rpc) = &mut end.rpc {
             rpc.forget_asked(&mut self.net.hosts[end.host]);
+            let in_the_middle = |due: &&Due| matches!(due.sight, Sight::Stream(_, Some(_)));
+            let broken_off = rpc.due.iter().filter(in_the_middle).count();
+            self.summary.add("rpcs", "streams that broke off", broken_off as u64);
             rpc.due.clear();
             (rpc.running, rpc.bad_target) = (None, false);
+        }
+        let at = self.conns[c].ends[1 - e].host;
+        if let Some(streams) = self.sites[at].streams() {
+            streams.ended((c, e));
         }
     }
 
@@ -339,33 +407,39 @@ impl World {
         }
     }
 
-    /// The journal of a host is unloaded, whatever it is in the middle of, and comes again after `time`.
-    /// Where that is 0 another takes its place at once.
+    /// The kernels of a host that write down what they get are unloaded, whatever they are in the middle
+    /// of, and come again after `time`. Where that is 0 others take their places at once.
     pub(crate) fn unload(&mut self, at: usize, time: Nanos) {
         self.read_kernels(at);
         let (now, host) = (self.net.now(), &mut self.net.hosts[at]);
-        let Some(Kernels { journal, outages, notes, .. }) = &mut self.sites[at].kernels else { return };
-        if journal.is_ok() && time == 0 {
-            let next = Box::new(Journal(notes.clone()));
-            let (id, old) = host.nic.replace_kernel(host.pd, JOURNAL, next).expect("it is loaded");
-            assert!(old.is_some(), "it was loaded");
-            *journal = Ok(id);
-            *outages += 1;
-        } else if let Ok(id) = *journal {
-            host.nic.unload_kernel(id).expect("it is loaded");
-            *journal = Err(now + time);
-            *outages += 1;
+        let Some(kernels) = &mut self.sites[at].kernels else { return };
+        let Ok(ids) = &kernels.watched else { return self.reload() };
+        kernels.outages += 1;
+        if time == 0 {
+            kernels.watched = Ok(all_watched(&kernels.notes, kernels.streams.is_some())
+                .map(|(op, kernel)| {
+                    let (id, old) = host.nic.replace_kernel(host.pd, op, kernel).expect("it is loaded");
+                    assert!(old.is_some(), "it was loaded");
+                    id
+                })
+                .collect());
+        } else {
+            ids.iter().for_each(|id| drop(host.nic.unload_kernel(*id).expect("it is loaded")));
+            kernels.watched = Err(now + time);
+        }
+        if let Some(streams) = &mut kernels.streams {
+            streams.forget(host);
         }
         self.reload();
     }
 
-    /// Journals that were away for long enough are loaded again.
+    /// Kernels that were away for long enough are loaded again.
     pub(crate) fn reload(&mut self) {
         let now = self.net.now();
         for (host, site) in self.net.hosts.iter_mut().zip(&mut self.sites) {
             let Some(kernels) = &mut site.kernels else { continue };
-            if kernels.journal.is_err_and(|until| until <= now) {
-                kernels.journal = Ok(load(host, &kernels.notes));
+            if kernels.watched.as_ref().is_err_and(|until| *until <= now) {
+                kernels.watched = Ok(load(host, &kernels.notes, kernels.streams.is_some()));
             }
         }
     }
@@ -382,19 +456,39 @@ impl World {
 }
 
 impl Site {
-    /// How often the journal was unloaded and loaded again.
+    /// How often kernels were unloaded and loaded again.
     fn outages(&self) -> u64 {
-        let over = |kernels: &Kernels| kernels.outages - u64::from(kernels.journal.is_err());
+        let over = |kernels: &Kernels| kernels.outages - u64::from(kernels.watched.is_err());
         self.kernels.as_ref().map_or(0, over)
     }
 
-    /// Whether the journal was away, if only for a moment, since [`outages`](Self::outages) was `before`.
+    /// Whether kernels were away, if only for a moment, since [`outages`](Self::outages) was `before`.
     fn was_out(&self, before: u64) -> bool {
         self.kernels.as_ref().is_some_and(|kernels| kernels.outages != before)
     }
 }
 
-fn load(host: &mut SimHost, notes: &Notes) -> KernelId {
-    let journal = Box::new(Journal(notes.clone()));
-    host.nic.load_kernel(host.pd, JOURNAL, journal).expect("nobody has the op-code")
+/// The kernels that write down what they get, and the one that a host's own program calls.
+fn all_watched(notes: &Notes, streams: bool) -> impl Iterator<Item = (u64, Box<dyn Kernel>)> {
+    let watched = |op: u64, kernel: Builtin| {
+        let watched = Watched { op, kernel: kernel.make(), notes: notes.clone() };
+        (op, Box::new(watched) as Box<dyn Kernel>)
+    };
+    let of_streams = [
+        watched(SHUFFLE, Builtin::Shuffle),
+        watched(HLL, Builtin::Hll),
+        (sends::OP, Builtin::Shuffle.make()),
+    ];
+    let journal = (JOURNAL, Box::new(Journal(notes.clone())) as Box<dyn Kernel>);
+    [journal].into_iter().chain(of_streams.into_iter().filter(move |_| streams))
+}
+
+fn load(host: &mut SimHost, notes: &Notes, streams: bool) -> Vec<KernelId> {
+    let load = |(op, kernel)| host.nic.load_kernel(host.pd, op, kernel).expect("nobody has the op-code");
+    all_watched(notes, streams).map(load).collect()
+}
+
+/// Whether a kernel of this op-code writes down what it gets.
+fn is_watched(op: u64) -> bool {
+    [JOURNAL, SHUFFLE, HLL].contains(&op)
 }

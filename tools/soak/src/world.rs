@@ -90,6 +90,8 @@ pub struct World {
     /// What happened so far
     pub summary: Summary,
     pub(crate) stalls: Stalls,
+    /// Hosts whose cards send the paper's packets of StaR
+    pub(crate) papers: Vec<usize>,
     /// Hosts of which nothing comes through to StaR's ports, and until when, ns
     shut: Vec<(usize, Nanos)>,
     pub(crate) step: usize,
@@ -141,6 +143,7 @@ impl World {
             who: HashMap::new(),
             had: HashMap::new(),
             summary: Summary { runs: 1, ..Summary::default() },
+            papers: vec![],
             shut: vec![],
             step: 0,
             trace,
@@ -269,6 +272,9 @@ impl World {
             if eager || self.rng.chance(self.plan.feed) {
                 acted |= self.feed_shared(at, eager);
             }
+        }
+        for at in 0..self.plan.hosts {
+            acted |= self.act_sends(at, eager);
         }
         self.turn_over();
         acted |= self.act_stations(eager);

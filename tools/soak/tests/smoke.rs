@@ -28,11 +28,25 @@ fn cards_keep_their_promises_on_a_hostile_network() {
     let star = star.chain(["Foreign", "Revoked", "Others"].map(|name| ("faults of requests", name)));
     let answers =
         ["Ok", "NoKernel", "BadParam", "NotFound", "Retries", "Access", "Overflow", "with immediate"];
-    let seen = ["begun", "ended", "packets of streams", "that no kernel saw", "whose kernel went away"];
+    let seen = [
+        "begun",
+        "ended",
+        "packets of streams",
+        "packets for shuffle",
+        "packets for HyperLogLog",
+        "streams that broke off",
+        "that no kernel saw",
+        "whose kernel went away",
+        "with StaR",
+    ];
+    let sends = ["begun", "ended", "writes", "waits for room", "whose queue pair was gone"];
+    let sends = sends.iter().chain(&["whose kernel went away"]).map(|name| ("send kernels", *name));
+    let streams = ["Ok", "Overflow"].map(|name| ("shuffle answers", name)).into_iter();
+    let streams = streams.chain([("HyperLogLog answers", "Ok"), ("partitions", "looked at")]).chain(sends);
     let strom = answers.map(|name| ("answers", name)).into_iter().chain(seen.map(|name| ("rpcs", name)));
     let strom = strom.chain(["NoKernel", "NoTarget"].map(|name| ("faults of requests", name)));
     let strom = strom.chain([("befell", "Unload"), ("requests completed", "LocQpOpErr")]);
-    let strom = strom.chain([("rpcs", "by windows")]);
+    let strom = strom.chain([("rpcs", "by windows")]).chain(streams);
     let ended = ["Ok", "Nack", "Timeout", "DispatchTimeout", "RemoteAuthenticationFailure", "RemoteAccess"];
     let befell = ["Restart", "Reopen", "Rekey", "Dark", "attacks"];
     let packets = ["late", "copies", "forged", "rekeys"];

@@ -4,13 +4,17 @@
 //! ([`Nic::resume_qp`]), an engine begins ([`Nic::start_engine`]), or it leaves the card
 //! ([`Nic::release_qp`]). One that runs is quiesced before it is held.
 
+use alloc::boxed::Box;
+
 use super::path::PathId;
 use super::{Nic, QpShared};
-use crate::engine::{Call, Detached, Engine, EngineAttr, EngineCtx, EnginePath, EngineSrq, TransmitStatus};
+use crate::engine::{
+    Call, Detached, Engine, EngineAttr, EngineCtx, EnginePath, EngineRpc, EngineSrq, TransmitStatus,
+};
 use crate::env::{Env, SendQueue};
 use crate::error::NicError;
 use crate::qp::{EventOwner, QpAttr, RecvSource};
-use crate::transport::{ConnAttr, Ctx, Qp, Quiesce, SendPause, patience};
+use crate::transport::{ConnAttr, Ctx, Qp, Quiesce, Rpc, SendPause, patience};
 use crate::types::{AsyncEvent, Nanos, QpState, QpType, Qpn, SendOp, SrqId};
 
 impl EngineAttr {
@@ -32,7 +36,7 @@ impl<E: Env> Qp<E> {
     fn has_portable_posts(&self) -> bool {
         let (next, posted) = (self.req.next, self.sq.posted());
         let waiting = (0..posted.wrapping_sub(next)).map(|n| self.sq.op(next.wrapping_add(n)));
-        !waiting.into_iter().any(|op| matches!(op, SendOp::AtomicWrite | SendOp::Flush))
+        !waiting.into_iter().any(|op| matches!(op, SendOp::AtomicWrite | SendOp::Flush) || op.is_rpc())
     }
 
     /// Whether it may be quiesced and held: it is in RTS, and does its work itself.
@@ -62,7 +66,8 @@ impl<E: Env> Ctx<'_, E> {
     fn with_engine<R>(&mut self, call: impl FnOnce(&mut E::Engine, &mut EngineCtx<'_, E>) -> R) -> Option<R> {
         let Ctx { qp, sh, env, now } = self;
         let engine = qp.engine.as_mut()?;
-        let done = with_ctx(sh, env, *now, &qp.rq, qp.path, |ctx| call(engine, ctx));
+        let parts = (&qp.rq, qp.path, &mut qp.rpc);
+        let done = with_ctx(sh, env, *now, parts, |ctx| call(engine, ctx));
         let (state, deadline) = (engine.state(), engine.next_deadline());
         if matches!(state, QpState::Sqe | QpState::Err) {
             self.qp.state = state;
@@ -141,7 +146,7 @@ impl<E: Env> Ctx<'_, E> {
 
     fn with_engine_ctx<R>(&mut self, call: impl FnOnce(&mut EngineCtx<'_, E>) -> R) -> R {
         let Ctx { qp, sh, env, now } = self;
-        with_ctx(sh, env, *now, &qp.rq, qp.path, call)
+        with_ctx(sh, env, *now, (&qp.rq, qp.path, &mut qp.rpc), call)
     }
 }
 
@@ -162,8 +167,7 @@ fn with_ctx<E: Env, R>(
     sh: &mut QpShared<E>,
     env: &mut E,
     now: Nanos,
-    rq: &RecvSource<E::Rq>,
-    path: PathId,
+    (rq, path, rpc): (&RecvSource<E::Rq>, PathId, &mut Option<Box<Rpc>>),
     call: impl FnOnce(&mut EngineCtx<'_, E>) -> R,
 ) -> R {
     let mut ctx = EngineCtx {
@@ -172,6 +176,7 @@ fn with_ctx<E: Env, R>(
         shared: &mut sh.engines,
         srq: EngineSrq { all: &mut sh.srqs, rq, low: false },
         path: EnginePath { all: &mut sh.paths, id: path },
+        rpc: EngineRpc(Some((rpc, &mut sh.kernels))),
         stats: &sh.stats,
         now,
     };

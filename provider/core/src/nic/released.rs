@@ -11,7 +11,7 @@ use crate::error::NicError;
 use crate::mr::MrTable;
 use crate::qp::{EventOwner, QpAttr, QpAttrMask, QpInit, RecvSource};
 use crate::room::filled;
-use crate::transport::{Flags, Requester, Responder, Track};
+use crate::transport::{Flags, Quiesce, Requester, Responder, Rpc, Track};
 use crate::types::{AsyncEvent, Nanos, QpState, Qpn, SrqId};
 
 /// A QP that has left the card.
@@ -26,12 +26,19 @@ pub struct Released<E: Env> {
     pub windows: bool,
     /// Its program was notified that the connection is there
     pub established: bool,
+    /// It speaks StRoM's dialect, with this where it is not released
+    rpc: Option<Box<Rpc>>,
 }
 
 impl<E: Env> Released<E> {
     /// Whose it is.
     pub fn owner(&self) -> EventOwner {
         EventOwner { pd: self.init.pd, cookie: self.init.cookie }
+    }
+
+    /// Whether it speaks StRoM's dialect.
+    pub fn speaks_strom(&self) -> bool {
+        self.rpc.is_some()
     }
 
     /// The SRQ from which it receives.
@@ -73,7 +80,7 @@ impl<E: Env> Nic<E> {
             cookie: qp.cookie,
         };
         let Flags { windows, established, .. } = qp.flags;
-        Ok(Released { qpn, init, attr, windows, established })
+        Ok(Released { qpn, init, attr, windows, established, rpc: qp.rpc })
     }
 
     /// What a QP needs to come back, for [`Nic::readmit`]. `Exhausted`: no memory, and nothing is taken.
@@ -112,11 +119,15 @@ impl<E: Env> Nic<E> {
 
     fn insert_back(&mut self, released: Released<E>, places: QpPlaces, next: u32) {
         let QpPlaces { max_sge, track, timer } = places;
-        let Released { qpn, init, .. } = released;
+        let Released { qpn, init, rpc, .. } = released;
         let mut req = Requester::new(track);
         req.start_at(next);
         self.qps.end_promise();
         self.insert_qp(init, qpn, timer, req, Responder::new(max_sge));
+        if let (Some(qp), Some(mut rpc)) = (self.qps.get_mut(qpn), rpc) {
+            rpc.reset();
+            (qp.rpc, qp.quiesce) = (Some(rpc), Quiesce::Never);
+        }
     }
 
     /// A QP comes back to what was prepared for it while its connection runs: in the state and with the

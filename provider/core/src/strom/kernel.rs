@@ -254,6 +254,28 @@ impl KernelRun {
         }
     }
 
+    /// Makes a place of so many bytes, [`PIECE`] at most, for a message that comes in pieces.
+    pub(crate) fn make_place(&mut self, length: usize) {
+        self.read.clear();
+        self.read.resize(length.min(PIECE), 0);
+    }
+
+    /// The place that was made.
+    pub(crate) fn place(&mut self) -> &mut [u8] {
+        &mut self.read
+    }
+
+    /// What has come to the place, to be given back.
+    pub(crate) fn take_place(&mut self) -> Vec<u8> {
+        core::mem::take(&mut self.read)
+    }
+
+    /// The memory of the place is the run's again.
+    pub(crate) fn give_back(&mut self, mut place: Vec<u8>) {
+        place.clear();
+        self.read = place;
+    }
+
     /// For who runs kernels elsewhere than the card: a request as it stands there, of which nothing is queued
     /// or answered here.
     pub fn take_over(&mut self, qpn: Qpn, regs: [u64; 8], bytes: &[u8], read: &[u8]) {

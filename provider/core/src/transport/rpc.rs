@@ -8,40 +8,37 @@
 //! answered without a kernel. Answers stand in the send queue like a program's WQEs, with the flag
 //! [`SendFlags::CARD`], and complete to nobody.
 
+use super::peer_site::{PeerSite, Site, Turned};
 use super::{Ctx, MessageInProgress};
 use crate::env::{Env, SendQueue};
 use crate::nic::QpShared;
 use crate::strom::{
-    COMMAND, Code, Input, Kernel, KernelId, KernelMemory, KernelRun, KernelSend, MAX_REPLY, MAX_RUNNING,
-    Poll, RECORD_LEN, RegionRange, ReplyBody, ReplyFlags, ReplyHead, ReplyMemory, ReplyRecord, ReplyTarget,
-    SLOT_BYTES,
+    COMMAND, Code, Input, Kernel, KernelId, KernelMemory, KernelRun, KernelSend, MAX_RUNNING, Poll,
+    RegionRange, ReplyHead, ReplyMemory, ReplyTarget,
 };
-use crate::types::{Access, Cqe, Nanos, Psn, QpState, SendFlags, SendOp, SendWqe, Sge, WcFlags, WcOpcode};
+use crate::types::{Cqe, Nanos, Psn, QpState, SendFlags, SendOp, SendWqe, WcFlags, WcOpcode};
 use crate::wire::headers::NakCode;
 use crate::wire::opcode::PacketKind;
 use crate::wire::packet::Packet;
-use zerocopy::IntoBytes;
 
 /// What a kernel may cost before others have their turn: bytes that it moves, and [`COMMAND`] for each
 /// command and step.
 const BUDGET: u32 = 32 << 10;
 /// A kernel that is not done has its next turn after this, ns; others have theirs meanwhile.
-const NEXT_TURN: Nanos = 1_000;
-/// An answer that found no room is tried again after this, ns.
-const ANSWER_AGAIN: Nanos = 20_000;
+pub(super) const NEXT_TURN: Nanos = 1_000;
 
 /// What a queue pair of the dialect has beside others.
 pub(crate) struct Rpc {
     pub(super) run: KernelRun,
-    memory: ReplyMemory,
+    pub(super) memory: ReplyMemory,
     /// Slots of the memory that are free, a bit each
-    free: u64,
+    pub(super) free: u64,
     /// Whether the peer's queue pair speaks the dialect
     pub(super) agreed: Agreed,
     /// When the peer is asked again
     pub(super) ask_at: Nanos,
     /// The request that a kernel is at, while it is not accepted
-    current: Option<Current>,
+    pub(super) current: Option<Current>,
     /// Kernel of the message that is coming in
     stream: KernelId,
 }
@@ -58,21 +55,21 @@ pub(crate) enum Agreed {
 }
 
 /// A request at a kernel.
-#[derive(Clone, Copy)]
-struct Current {
-    op: u64,
-    kernel: KernelId,
-    reply: ReplyTarget,
+#[derive(Clone, Copy, Default)]
+pub(super) struct Current {
+    pub(super) op: u64,
+    pub(super) kernel: KernelId,
+    pub(super) reply: ReplyTarget,
     /// The kernel is done; its answer may have to wait
-    done: Option<Code>,
+    pub(super) done: Option<Code>,
     /// What the responder is in the middle of when it is accepted
-    then: MessageInProgress,
+    pub(super) then: MessageInProgress,
     /// An ACK is asked for
-    ack: bool,
+    pub(super) ack: bool,
     /// An error has nowhere to be written: it is a NAK
-    stream: bool,
+    pub(super) stream: bool,
     /// It is counted among those that run
-    counted: bool,
+    pub(super) counted: bool,
 }
 
 impl Rpc {
@@ -87,7 +84,7 @@ impl Rpc {
         *self = Rpc::new(core::mem::take(&mut self.run), self.memory);
     }
 
-    fn take_slot(&self) -> Option<u32> {
+    pub(super) fn take_slot(&self) -> Option<u32> {
         (self.free != 0).then(|| self.free.trailing_zeros())
     }
 }
@@ -168,21 +165,9 @@ impl<E: Env> Ctx<'_, E> {
         if reth.dma_len() as usize != data.len() || data.len() > self.qp.mtu as usize {
             return Err(NakCode::InvalidRequest);
         }
-        let (reply, params) = ReplyHead::decode(data).ok_or(NakCode::InvalidRequest)?;
-        let kernel = self.sh.kernels.find(self.qp.pd, op);
-        rpc.run.load(params, true);
-        let done = self.start(rpc, op, kernel, Input::Params);
-        let (kernel, ack) = (kernel.unwrap_or_default(), packet.bth().ack_req());
-        Ok(Current {
-            op,
-            kernel,
-            reply,
-            done,
-            then: MessageInProgress::Idle,
-            ack,
-            stream: false,
-            counted: false,
-        })
+        let call = ReplyHead::decode(data).ok_or(NakCode::InvalidRequest)?;
+        let current = self.with_site(|site| rpc.begin_call(site, op, call));
+        Ok(Current { ack: packet.bth().ack_req(), ..current })
     }
 
     /// RPC WRITE: the kernel gets a packet's payload (lengths as of a WRITE, IBTA 9.7.4.1.5).
@@ -201,74 +186,47 @@ impl<E: Env> Ctx<'_, E> {
         let kernel = if first { self.sh.kernels.find(self.qp.pd, op) } else { Some(rpc.stream) };
         rpc.stream = kernel.unwrap_or_default();
         rpc.run.load(data, first);
-        let done = self.start(rpc, op, kernel, Input::Data { first, last });
+        let done = self.with_site(|site| rpc.start(site, op, kernel, Input::Data { first, last }));
         let then =
             if last { MessageInProgress::Idle } else { MessageInProgress::Rpc { op, left: left - len } };
         let (kernel, ack, reply) = (rpc.stream, packet.bth().ack_req(), ReplyTarget::default());
         Ok(Current { op, kernel, reply, done, then, ack, stream: true, counted: false })
     }
 
-    /// Has the kernel look at what came; gives how it ended, if it did at once.
-    fn start(&mut self, rpc: &mut Rpc, op: u64, kernel: Option<KernelId>, input: Input) -> Option<Code> {
-        let loaded = kernel.and_then(|id| self.sh.kernels.get(self.qp.pd, op, id));
-        let Some(loaded) = loaded else { return Some(Code::NoKernel) };
-        loaded.start(&mut rpc.run, input).err()
-    }
-
     /// Gives the kernel a turn. If it is done, answers and accepts its packet; else it is left as it is, and
     /// has another turn later.
     fn run_kernel(&mut self, rpc: &mut Rpc) {
-        let Some(mut current) = rpc.current else { return };
-        if current.done.is_none() {
-            current.done = turn(self, &mut rpc.run, current.op, current.kernel);
-        }
-        let again = match current.done {
-            None => Some(self.now + NEXT_TURN),
-            Some(code) if current.stream && code != Code::Ok => {
-                self.uncount(rpc);
-                self.sh.stats.rpc_failed.inc();
-                return self.refuse(NakCode::RemoteOperation);
+        let turned = self.with_site(|site| rpc.advance(site));
+        let Some(current) = rpc.current else { return };
+        match turned {
+            Some(Turned::Later(after)) => {
+                self.qp.resp.cur = MessageInProgress::Running;
+                self.qp.flags.due = super::TimerAction::Rpc;
+                self.arm(self.now + after);
             }
-            Some(code) if current.stream || current.reply.len == 0 => {
-                self.count_failed(code);
-                None
+            Some(Turned::Ended(code)) => {
+                rpc.uncount(&mut self.sh.kernels);
+                if current.stream && code != Code::Ok {
+                    return self.refuse(NakCode::RemoteOperation);
+                }
+                /* an answer may stand in the send queue */
+                if current.reply.len > 0 {
+                    self.ready();
+                }
+                self.accept_rpc(&current);
             }
-            Some(code) => (!self.post_reply(rpc, &current, code)).then_some(self.now + ANSWER_AGAIN),
-        };
-        let Some(again) = again else {
-            rpc.current = Some(current);
-            self.uncount(rpc);
-            return self.accept_rpc(&current);
-        };
-        if !current.counted {
-            current.counted = true;
-            self.sh.kernels.running += 1;
-        }
-        rpc.current = Some(current);
-        self.qp.resp.cur = MessageInProgress::Running;
-        self.qp.flags.due = super::TimerAction::Rpc;
-        self.arm(again);
-    }
-
-    fn count_failed(&mut self, code: Code) {
-        if code != Code::Ok {
-            self.sh.stats.rpc_failed.inc();
+            None => {}
         }
     }
 
-    /// No kernel is at a request of this QP any more.
-    fn uncount(&mut self, rpc: &mut Rpc) {
-        if rpc.current.take().is_some_and(|current| current.counted) {
-            self.sh.kernels.running -= 1;
-        }
-    }
-
-    /// Host address of what a kernel names. It has the rights that the peer has, and no others: what a READ
-    /// or WRITE of the peer would be denied is denied to a kernel that works for it.
-    fn kernel_memory(&self, place: RegionRange, need: Access) -> Result<u64, Code> {
-        let granted = self.qp.attr.access.contains(need);
-        let host = self.check_remote(place.key, place.va, place.len, need).filter(|_| granted);
-        host.ok_or(Code::Access)
+    /// Calls with what kernels that work for the peer work with.
+    fn with_site<R>(&mut self, call: impl FnOnce(&mut Site<'_, '_, E>) -> R) -> R {
+        let qp = self.remote_qp();
+        let Ctx { qp: of, sh, env, .. } = self;
+        let QpShared { mrs, kernels, stats, cfg, .. } = &mut **sh;
+        let (sq, access, max_msg) = (&of.sq, of.attr.access, cfg.max_msg);
+        let mut peer = PeerSite { env: &mut **env, mrs, stats, sq, qp, access, max_msg };
+        call(&mut Site { peer: &mut peer, kernels })
     }
 
     /// The packet at the expected PSN was executed: as [`Ctx::accept`].
@@ -298,93 +256,16 @@ impl<E: Env> Ctx<'_, E> {
 
     /// The QP fails: no kernel works for it any more.
     pub(crate) fn stop_kernel(&mut self) {
-        if let Some(mut rpc) = self.qp.rpc.take() {
-            self.uncount(&mut rpc);
-            self.qp.rpc = Some(rpc);
+        if let Some(rpc) = &mut self.qp.rpc {
+            rpc.uncount(&mut self.sh.kernels);
         }
     }
 
     /// An answer of this card's has been acknowledged, or flushed: its slot is free.
     pub(super) fn reply_done(&mut self, wqe: &SendWqe) {
         if let Some(rpc) = &mut self.qp.rpc {
-            rpc.free |= 1u64.checked_shl(wqe.wr_id as u32).unwrap_or(0);
+            rpc.reply_done(wqe);
         }
-    }
-
-    /// Puts the answer into the send queue. False: there is no room now.
-    fn post_reply(&mut self, rpc: &mut Rpc, current: &Current, mut code: Code) -> bool {
-        let Some(slot) = rpc.take_slot() else { return false };
-        let mut answer = if code == Code::Ok { rpc.run.answer } else { ReplyBody::Empty };
-        if let ReplyBody::Region(from) = answer
-            && !self.may_send(from)
-        {
-            (answer, code) = (ReplyBody::Empty, Code::Access);
-        }
-        let length = match answer {
-            ReplyBody::Empty => 0,
-            ReplyBody::Bytes(length) => length,
-            ReplyBody::Region(from) => from.len,
-        };
-        let reply = current.reply;
-        if length as usize + RECORD_LEN > reply.len as usize {
-            (answer, code) = (ReplyBody::Empty, Code::Overflow);
-        }
-        let record = ReplyRecord::new(current.op, length, code);
-        let bytes = if let ReplyBody::Bytes(_) = answer { rpc.run.reply_bytes() } else { &[] };
-        let bare = code == Code::Ok && reply.flags.contains(ReplyFlags::BARE);
-        let behind = if bare { &[] } else { record.as_bytes() };
-        let Some(own) = self.fill_slot(&rpc.memory, slot, bytes, behind) else {
-            /* the memory is gone: so is the program's interest */
-            return true;
-        };
-        let imm = reply.flags.contains(ReplyFlags::IMM);
-        let in_front = RECORD_LEN as u32 + if code == Code::Ok { length } else { 0 };
-        let wqe = SendWqe {
-            wr_id: slot.into(),
-            op: if imm { SendOp::WriteImm } else { SendOp::Write },
-            remote_addr: reply.addr.wrapping_add(u64::from(reply.len - in_front)),
-            rkey: reply.rkey,
-            imm: reply.imm,
-            flags: SendFlags::SIGNALED | SendFlags::CARD,
-            ..SendWqe::default()
-        };
-        let data = match answer {
-            ReplyBody::Region(RegionRange { key, len, va }) => Sge { addr: va, len, lkey: key },
-            _ => Sge::default(),
-        };
-        let posted = match (data.len, own.len) {
-            (0, 0) => self.qp.sq.post_own(wqe, &[]),
-            (0, _) => self.qp.sq.post_own(wqe, &[own]),
-            (_, 0) => self.qp.sq.post_own(wqe, &[data]),
-            _ => self.qp.sq.post_own(wqe, &[data, own]),
-        };
-        if posted {
-            rpc.free &= !(1 << slot);
-            self.count_failed(code);
-            self.sh.stats.tx_rpc_replies.inc();
-            self.ready();
-        }
-        posted
-    }
-
-    /// Whether an answer may be made of these bytes: the peer may read them, and SGEs may name them.
-    fn may_send(&self, from: RegionRange) -> bool {
-        let QpShared { mrs, cfg, .. } = &self.sh;
-        from.len < cfg.max_msg - RECORD_LEN as u32
-            && self.kernel_memory(from, Access::REMOTE_READ).is_ok()
-            && mrs.resolve_local(from.key, self.qp.pd, from.va, from.len, false).is_ok()
-    }
-
-    /// Writes an answer, [`MAX_REPLY`] bytes at most, and what stands behind it into a slot, so that this is
-    /// aligned.
-    fn fill_slot(&mut self, memory: &ReplyMemory, slot: u32, bytes: &[u8], behind: &[u8]) -> Option<Sge> {
-        let end = memory.addr + u64::from(slot) * SLOT_BYTES as u64 + MAX_REPLY as u64;
-        let len = bytes.len() as u32;
-        let sge = Sge { addr: end - u64::from(len), len: len + behind.len() as u32, lkey: memory.lkey };
-        let host = self.sh.mrs.resolve_local(sge.lkey, self.qp.pd, sge.addr, sge.len, true).ok()?;
-        let written = (bytes.is_empty() || self.env.dma_write(host, bytes))
-            && (behind.is_empty() || self.env.dma_write(host + u64::from(len), behind));
-        written.then_some(sge)
     }
 
     /// A kernel that this card's own program called has the QP send bytes, as a WRITE of the card's.
@@ -395,13 +276,18 @@ impl<E: Env> Ctx<'_, E> {
         if rpc.memory.slots < 2 {
             return KernelSend::Denied;
         }
+        if self.qp.flags.held && self.qp.engine.is_none() {
+            /* it may leave the card, and what stands in its queue with it */
+            return KernelSend::Full;
+        }
         /* one is left for the answer to a peer's RPC */
         let slot = match rpc.take_slot() {
             Some(slot) if rpc.free.count_ones() > 1 => slot,
             _ => return KernelSend::Full,
         };
         let memory = rpc.memory;
-        let Some(own) = self.fill_slot(&memory, slot, data, &[]) else { return KernelSend::Denied };
+        let filled = self.with_site(|site| site.peer.fill_slot(&memory, slot, data, &[]));
+        let Some(own) = filled else { return KernelSend::Denied };
         let wqe = SendWqe {
             wr_id: slot.into(),
             op: SendOp::Write,
@@ -444,23 +330,5 @@ pub(crate) fn turn(site: &mut impl KernelSite, run: &mut KernelRun, op: u64, id:
         if let Poll::Ready(code) = kernel.step(run) {
             run.ended = Some(code);
         }
-    }
-}
-
-impl<E: Env> KernelSite for Ctx<'_, E> {
-    fn kernel(&mut self, op: u64, id: KernelId) -> Option<&mut dyn Kernel> {
-        self.sh.kernels.get(self.qp.pd, op, id)
-    }
-}
-
-impl<E: Env> KernelMemory for Ctx<'_, E> {
-    fn read(&mut self, from: RegionRange, to: &mut [u8]) -> bool {
-        let host = self.kernel_memory(from, Access::REMOTE_READ);
-        host.is_ok_and(|host| to.is_empty() || self.env.dma_copy(host, to))
-    }
-
-    fn write(&mut self, to: RegionRange, data: &[u8]) -> bool {
-        let host = self.kernel_memory(to, Access::REMOTE_WRITE);
-        host.is_ok_and(|host| data.is_empty() || self.env.dma_write(host, data))
     }
 }

@@ -27,6 +27,7 @@ mod star_messages;
 mod star_packets;
 mod star_revert;
 mod star_roles;
+mod star_rpc;
 mod star_tokens;
 mod states;
 mod strom;

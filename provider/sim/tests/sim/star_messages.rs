@@ -77,6 +77,7 @@ impl Talk {
             keepalive: 50_000_000,
             rules: Default::default(),
             form: Default::default(),
+            dialect: false,
             stats: Default::default(),
         };
         let mut sl = SlQp::new(init).expect("a good set-up");

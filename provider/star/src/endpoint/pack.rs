@@ -46,7 +46,7 @@ impl<E: StarEnv> SlQp<E> {
             self.note_recv(now);
         }
         while env.can_send_star() && self.may_send() {
-            if !self.send_send(env, self.send.next) {
+            if !self.carries_next() || !self.send_send(env, self.send.next) {
                 return self.refuse(env, now);
             }
             self.note_send(now);
@@ -72,7 +72,13 @@ impl<E: StarEnv> SlQp<E> {
             found = room && self.take_recv();
         }
         while room && self.may_send() {
-            match self.add_send(env, &mut batch, self.send.next, Some(memory)) {
+            let carried = self.carries_next();
+            let added = if carried {
+                self.add_send(env, &mut batch, self.send.next, Some(memory))
+            } else {
+                Added::Never
+            };
+            match added {
                 Added::Done => self.note_send(now),
                 Added::Alone => {
                     self.note_send(now);
@@ -159,6 +165,12 @@ impl<E: StarEnv> SlQp<E> {
     /// Whether the next send may be sent now.
     fn may_send(&self) -> bool {
         self.send.next != self.posted() && !self.behind_window_op() && self.send.has_room()
+    }
+
+    /// Whether StaR carries the next send of this end.
+    fn carries_next(&self) -> bool {
+        let op = self.init.sq.op(self.index(self.send.next));
+        !op.is_rpc() || self.init.dialect && op == SendOp::Rpc
     }
 
     fn note_recv(&mut self, now: Nanos) {
@@ -256,8 +268,8 @@ impl<E: StarEnv> SlQp<E> {
         sges: &[Sge],
         memory: &MrTable<E::Mrs>,
     ) -> Option<Option<()>> {
-        use SendOp::{Send, SendImm, SendInv, Write, WriteImm};
-        let gives = matches!(wqe.op, Send | SendImm | SendInv | Write | WriteImm);
+        use SendOp::{Rpc, Send, SendImm, SendInv, Write, WriteImm};
+        let gives = matches!(wqe.op, Send | SendImm | SendInv | Write | WriteImm | Rpc);
         let most = SMALL_INLINE.min(INLINE_KEPT / self.init.setup.sq_depth.max(1) as usize);
         if !gives || self.is_fenced() || wqe.length == 0 || wqe.length as usize > most || sges.len() > MAX_SGE
         {

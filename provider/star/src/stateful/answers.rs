@@ -332,6 +332,9 @@ impl<E: StarEnv> Stateful<E> {
             (Of::Remote, _, OrderClass::Send) => {
                 self.place_recv(card, op, entry.offset, data).ok_or(WcStatus::RemOpErr)
             }
+            (Of::Remote, _, OrderClass::Rpc) => {
+                card.rpc.put(entry.offset as usize, data).ok_or(WcStatus::RemOpErr)
+            }
             (Of::Remote, ..) => {
                 let Some(wqe) = self.sends.get(Psn::new(entry.wqe)) else { return Err(WcStatus::RemOpErr) };
                 self.place_write(card, wqe, entry.offset, data).ok_or(WcStatus::RemAccessErr)

@@ -64,6 +64,7 @@ impl<E: StarEnv> Stateful<E> {
             OrderClass::Write => self.begin_write(card, &wqe),
             OrderClass::Read => self.begin_read(card, &wqe, Access::REMOTE_READ),
             OrderClass::Atomic => self.begin_read(card, &wqe, Access::REMOTE_ATOMIC),
+            OrderClass::Rpc => Begin::failed(class, WcStatus::LocQpOpErr),
             OrderClass::Own => self.do_own(card, &wqe),
         }
     }
@@ -216,13 +217,14 @@ impl<E: StarEnv> Stateful<E> {
             ..WqeProgress::default()
         };
         let allowed = self.setup.access.contains(Access::REMOTE_WRITE);
+        let answers = wqe.flags.contains(SendFlags::CARD);
         if wqe.length > 0 {
             let need = Access::REMOTE_WRITE;
             let found = card.registry.find(self.conn, wqe.rkey, wqe.remote_addr, wqe.length, need);
             let Some(FoundRule { rule, addr: base }) = found.filter(|_| allowed) else {
                 return self.refuse(card, OrderClass::Write);
             };
-            op.relaxed = card.registry.rights(rule).contains(Access::RELAXED_ORDERING);
+            op.relaxed = !answers && card.registry.rights(rule).contains(Access::RELAXED_ORDERING);
             (op.rule, op.base) = (rule, base);
         } else if !allowed {
             return self.refuse(card, OrderClass::Write);
@@ -230,7 +232,8 @@ impl<E: StarEnv> Stateful<E> {
         /* a relaxed one, too: the next one may be to the same place, and would wait for it; but not where it
          * would wait for what is lost */
         let (stream, lossy) = (&self.streams[0], card.path.rtt.is_lossy());
-        let turns = self.turns_of(op.length, lossy).filter(|_| stream.takes_turn() && !(op.relaxed && lossy));
+        let turns = self.turns_of(op.length, lossy, answers);
+        let turns = turns.filter(|_| stream.takes_turn() && !(op.relaxed && lossy));
         let waits = match turns {
             Some(_) => false,
             None if op.relaxed => stream.is_in_the_way(op.base, op.length),
@@ -256,9 +259,15 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Packets of a WRITE that SL's card is to do in their turn. `None`: it goes by itself. A long one does on
-    /// a path that loses packets: whatever of it is lost, the rest need not be sent again.
-    fn turns_of(&self, len: u32, lossy: bool) -> Option<u32> {
-        let (packets, most) = (self.turns(len, false), if lossy { MOST_TURNS } else { MOST_TURNS_OF_WRITE });
+    /// a path that loses packets: whatever of it is lost, the rest need not be sent again. Not so an answer of
+    /// a kernel: SL's program, which looks for it in memory, may use that again before a late copy comes.
+    fn turns_of(&self, len: u32, lossy: bool, answers: bool) -> Option<u32> {
+        let packets = self.turns(len, false);
+        let most = match lossy {
+            _ if answers => u32::MAX,
+            true => MOST_TURNS,
+            false => MOST_TURNS_OF_WRITE,
+        };
         (self.local.form == Form::Packed && (1..=most).contains(&packets)).then_some(packets)
     }
 
@@ -322,13 +331,20 @@ impl<E: StarEnv> Stateful<E> {
     pub(super) fn begin_remote(&mut self, card: &mut CardCtx<'_, E>) -> Begin {
         let index = self.streams[1].next;
         let seq = Psn::new(index);
-        let Some(wqe) = self.sends.get(seq).copied() else { return Begin::Wait };
+        let Some(mut wqe) = self.sends.get(seq).copied() else { return Begin::Wait };
+        if self.is_at_rpc() {
+            return Begin::Wait;
+        }
+        if self.is_for_program(card, &wqe) && card.rpc.speaks() {
+            wqe = self.sends.leave_to_program(seq).unwrap_or(wqe);
+        }
         let class = OrderClass::of(wqe.op);
         if self.must_wait(Of::Remote, &wqe, self.setup.max_rd_atomic) {
             return Begin::Wait;
         }
         let into = if wqe.op.brings_data() { Access::LOCAL_WRITE } else { Access::empty() };
-        if wqe.op.is_rpc() || matches!(wqe.op, SendOp::AtomicWrite | SendOp::Flush) {
+        let no_rpc = wqe.op == SendOp::Rpc && !card.rpc.speaks();
+        if no_rpc || matches!(wqe.op, SendOp::RpcWrite | SendOp::AtomicWrite | SendOp::Flush) {
             return Begin::failed(class, WcStatus::LocQpOpErr);
         }
         if wqe.length > self.local.max_msg || class == OrderClass::Atomic && wqe.length != 8 {
@@ -341,6 +357,7 @@ impl<E: StarEnv> Stateful<E> {
         match class {
             OrderClass::Send => self.begin_remote_send(card, index, &wqe),
             OrderClass::Write => self.begin_remote_write(card, index, &wqe),
+            OrderClass::Rpc => self.begin_rpc(card, seq, &wqe),
             /* SL does it, once it knows that all before it is done */
             OrderClass::Own if self.streams[1].under_way() > 0 => Begin::Wait,
             OrderClass::Own => Begin::Go(WqeProgress { class, all: true, ..WqeProgress::default() }),

@@ -5,7 +5,7 @@
 //! under way.
 
 use starverbs_core::env::{RecvQueue, SendQueue, TakenWqe};
-use starverbs_core::{AsyncEvent, Cqe, Nanos, Psn, QpState, SendOp, Sge, WcOpcode, WcStatus};
+use starverbs_core::{AsyncEvent, Cqe, Nanos, Psn, QpState, SendFlags, SendOp, Sge, WcOpcode, WcStatus};
 
 use super::window::Of;
 use super::{CardCtx, Ended, Stateful};
@@ -57,6 +57,13 @@ impl<E: StarEnv> Stateful<E> {
         }
         self.local.sq.release(index.wrapping_add(1));
         let (wr_id, opcode, qpn) = (wqe.wr_id, wqe.op.wc_opcode(), self.local.qpn);
+        if wqe.flags.contains(SendFlags::CARD) {
+            /* an answer of a kernel: no completion says it */
+            if status != WcStatus::WrFlushErr {
+                card.env.event(AsyncEvent::QpFatal(qpn));
+            }
+            return card.rpc.reply_done(&wqe);
+        }
         self.push_send(card, &Cqe { wr_id, status, opcode, qpn, ..Cqe::default() });
     }
 
@@ -163,6 +170,7 @@ impl<E: StarEnv> Stateful<E> {
         self.charge(card);
         card.registry.release(self.conn);
         card.registry.count(card.stats);
+        card.rpc.stop();
         for stream in &mut self.streams {
             /* nothing of it waits for a receive any more: no timer for that */
             (stream.stopped, stream.rnr_since) = (true, 0);

@@ -22,7 +22,13 @@ impl<E: StarEnv> Stateful<E> {
             self.complete_local(card, index, &op);
         }
         while let Some((index, op)) = self.finished(card, Of::Remote) {
-            let status = self.end_of(card, index, &op);
+            let status = match op.class {
+                OrderClass::Rpc if op.status == WcStatus::Success => match self.rpc_turn(card, index) {
+                    Some(status) => status,
+                    None => return,
+                },
+                _ => self.end_of(card, index, &op),
+            };
             if status != WcStatus::Success {
                 return self.fail_remote(card, status, op.recv);
             }
@@ -71,7 +77,9 @@ impl<E: StarEnv> Stateful<E> {
                 self.completions[Queue::Recv as usize].push(seq, recv_done(&wqe), 0);
             }
         }
-        if self.local.sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
+        if wqe.flags.contains(SendFlags::CARD) {
+            card.rpc.reply_done(&wqe);
+        } else if self.local.sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
             let byte_len = if wqe.op.brings_data() { wqe.length } else { 0 };
             let (wr_id, qpn, opcode) = (wqe.wr_id, self.local.qpn, wqe.op.wc_opcode());
             self.push_send(card, &Cqe { wr_id, byte_len, qpn, opcode, ..Cqe::default() });

@@ -537,7 +537,8 @@ impl<E: StarEnv> Stateful<E> {
 pub(super) fn kind_of(of: Of, class: OrderClass) -> Kind {
     match (of, class) {
         (Of::Local, OrderClass::Atomic) => Kind::Atomic,
-        (Of::Local, OrderClass::Read) | (Of::Remote, OrderClass::Send | OrderClass::Write) => Kind::Get,
+        (Of::Local, OrderClass::Read)
+        | (Of::Remote, OrderClass::Send | OrderClass::Write | OrderClass::Rpc) => Kind::Get,
         _ => Kind::Put,
     }
 }
@@ -555,7 +556,7 @@ pub(super) fn need_of(of: Of, class: OrderClass) -> Access {
 
 pub(super) fn opt_of(class: OrderClass) -> Opt {
     match class {
-        OrderClass::Send | OrderClass::Own => Opt::Send,
+        OrderClass::Send | OrderClass::Rpc | OrderClass::Own => Opt::Send,
         OrderClass::Write => Opt::Write,
         OrderClass::Read | OrderClass::Atomic => Opt::Read,
     }

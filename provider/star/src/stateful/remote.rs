@@ -5,7 +5,7 @@
 //! was seen to use, and stays.
 
 use starverbs_core::env::Host;
-use starverbs_core::{NicError, Psn, SendWqe, Sge};
+use starverbs_core::{NicError, Psn, SendOp, SendWqe, Sge};
 
 use super::places::{Lists, Places};
 use crate::message::{Body, MAX_SGE, Wqe, inline_room};
@@ -203,6 +203,16 @@ impl<T: KeptWqe> RemoteQueue<T> {
 }
 
 impl RemoteQueue<SendWqe> {
+    /// WQE `seq` is an RPC that our program answers: from now on a SEND, with the low half of the RPC op-code
+    /// as immediate data.
+    #[cold]
+    pub(super) fn leave_to_program(&mut self, seq: Psn) -> Option<SendWqe> {
+        self.get(seq)?;
+        let wqe = self.slots[seq.get()].as_mut()?;
+        (wqe.op, wqe.imm) = (SendOp::SendImm, (wqe.remote_addr as u32).to_be());
+        Some(*wqe)
+    }
+
     /// The inline bytes of WQE `seq`.
     pub(super) fn inline(&self, seq: Psn) -> &[u8] {
         self.get(seq).map_or(&[], |wqe| self.inline.of(seq.get(), wqe.length as usize))

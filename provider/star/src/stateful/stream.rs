@@ -29,6 +29,8 @@ pub(super) enum OrderClass {
     Write,
     Read,
     Atomic,
+    /// Of SL alone
+    Rpc,
     /// Needs no packet
     Own,
 }
@@ -40,8 +42,10 @@ impl OrderClass {
             SendOp::Write | SendOp::WriteImm | SendOp::AtomicWrite => OrderClass::Write,
             SendOp::Read => OrderClass::Read,
             SendOp::CmpSwap | SendOp::FetchAdd => OrderClass::Atomic,
-            SendOp::LocalInv | SendOp::BindMw | SendOp::Flush | SendOp::Malformed => OrderClass::Own,
-            SendOp::Rpc | SendOp::RpcWrite => OrderClass::Own,
+            SendOp::Rpc => OrderClass::Rpc,
+            SendOp::LocalInv | SendOp::BindMw | SendOp::Flush | SendOp::Malformed | SendOp::RpcWrite => {
+                OrderClass::Own
+            }
         }
     }
 }
@@ -226,7 +230,7 @@ impl WqeStream {
             OrderClass::Write => Some(&mut self.counts.writes),
             OrderClass::Read => Some(&mut self.counts.reads),
             OrderClass::Atomic => Some(&mut self.counts.atomics),
-            OrderClass::Send | OrderClass::Own => None,
+            OrderClass::Send | OrderClass::Rpc | OrderClass::Own => None,
         }
     }
 
@@ -406,7 +410,7 @@ impl WqeStream {
     pub(super) fn is_in_the_way(&self, addr: u64, len: u32) -> bool {
         self.any(|op| match op.class {
             OrderClass::Write => !op.relaxed || op.overlaps(addr, len),
-            OrderClass::Atomic | OrderClass::Own => true,
+            OrderClass::Atomic | OrderClass::Rpc | OrderClass::Own => true,
             OrderClass::Read => op.overlaps(addr, len),
             OrderClass::Send => false,
         })

@@ -11,7 +11,7 @@ use starverbs_core::{FlushLevel, Placement, QpType, SendFlags, SendOp, SendWqe, 
 use starverbs_kernels::get::{Bucket, HashEntry, Params};
 use starverbs_kernels::{hll, shuffle};
 use starverbs_settings::Settings;
-use starverbs_verbs::{Builtin, Preference, Qp, QpInit, SendWr, send_ops_offered};
+use starverbs_verbs::{Builtin, Preference, Qp, QpInit, SendWr, Settled, send_ops_offered};
 use zerocopy::{FromBytes, IntoBytes};
 
 const OP: u64 = 0x1234_5678_9abc;
@@ -258,8 +258,41 @@ fn who_did_not_ask_has_no_rpcs() {
     let refused = |init: &QpInit<'_>| Qp::create(&a.pd, init).err().map(|error| error.errno());
     let rpc = |qp_type| QpInit { rpc: true, ..a.init(qp_type, None) };
     assert_eq!(refused(&rpc(QpType::Uc)), Some(EOPNOTSUPP));
-    let stateful = QpInit { star: Some(Preference::Stateful), ..rpc(QpType::Rc) };
-    assert_eq!(refused(&stateful), Some(EOPNOTSUPP));
+}
+
+/// With StaR an RPC goes to the stateful end, whose kernel answers; others are refused where they are posted.
+#[test]
+fn with_star_the_stateful_end_answers() {
+    let settings = wire();
+    let (a, b) = (Node::new(&settings), Node::new(&settings));
+    let end = |node: &Node, star| {
+        Qp::create(&node.pd, &QpInit { rpc: true, star: Some(star), ..node.init(QpType::Rc, None) }).unwrap()
+    };
+    let (qa, qb) = (end(&a, Preference::Stateless), end(&b, Preference::Stateful));
+    b.pd.load_kernel(OP, Builtin::Get).unwrap();
+    connect(&a, &qa, &b, &qb);
+    let params = table(&b);
+    /* it waits until it is settled what the ends are */
+    call(&a, &qa, params.as_bytes(), ReplyFlags::empty());
+    assert_eq!(answer(&a), (Code::Ok as u32, b"a value".to_vec()));
+    let done = a.completions(1)[0];
+    assert_eq!((done.wr_id, done.status, done.opcode), (5, WcStatus::Success, WcOpcode::RdmaWrite));
+    assert_eq!([&qa, &qb].map(|qp| qp.star().unwrap().role), [Settled::Stateless, Settled::Stateful]);
+    for _ in 0..40 {
+        call(&a, &qa, params.as_bytes(), ReplyFlags::empty());
+        assert_eq!(answer(&a).1, b"a value");
+        a.completions(1);
+    }
+    let counted = b.ctx.counters().unwrap();
+    assert_eq!((counted.rx_rpc.get(), counted.tx_rpc_replies.get()), (41, 41));
+    for (qp, op) in [(&qb, SendOp::Rpc), (&qb, SendOp::RpcWrite), (&qa, SendOp::RpcWrite)] {
+        let wr = SendWr { op, remote_addr: OP, ..send(5, &[]) };
+        assert_eq!(post(qp, &wr).unwrap_err().errno(), EOPNOTSUPP, "{op:?}");
+        let mut batch = qp.start(0);
+        batch.begin(wr.wqe());
+        assert_eq!(batch.complete().unwrap_err().errno(), EOPNOTSUPP, "{op:?}");
+    }
+    assert!(b.cq.poll(&mut [Default::default()]).unwrap() == 0, "answers complete to nobody");
 }
 
 /// The dialect has no FLUSH: it is refused where it is posted, and all else goes on.

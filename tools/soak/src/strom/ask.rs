@@ -4,9 +4,11 @@ use starverbs_core::strom::{Code, RECORD_LEN, ReplyFlags, ReplyHead, ReplyTarget
 use starverbs_core::{SendFlags, SendOp, SendWqe};
 use starverbs_kernels::crc64::crc64;
 use starverbs_sim::{SimHost, WRITE, any_bytes, any_size};
+use starverbs_star::control::{Preference, Role};
 use zerocopy::IntoBytes;
 
 use super::journal::{TASK_LEN, Task, filling};
+use super::streams::{self, HLL, SHUFFLE};
 use super::{Answer, Asked, BLANK, Due, Immediate, JOURNAL, NOBODY, Progress, RpcEnd, Sight};
 use crate::conn::{Bad, Bound};
 use crate::post::Draft;
@@ -39,14 +41,51 @@ struct Call {
     write: Option<(usize, Vec<u8>)>,
 }
 
+/// What of the dialect a connection carries from an end, as far as that is settled.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Carried {
+    /// It may yet become StaR's, or is in doubt
+    Unknown,
+    All,
+    /// RPCs, and no RPC WRITEs
+    Calls,
+    Nothing,
+}
+
 impl World {
+    /// An end that wants no StaR, or knows that it has none, asks for all; one of StaR for RPCs of a stateful
+    /// end, once both ends know what they are.
+    fn carried(&self, c: usize, e: usize) -> Carried {
+        let peer = self.conns[c].ends[1 - e].host;
+        match [e, 1 - e].map(|end| self.role(c, end)) {
+            _ if self.conns[c].plan.preferences == [Preference::Off; 2] || self.plan.star.is_none() => {
+                Carried::All
+            }
+            /* a late copy of such an answer may come when its place is in use again (docs/strom.md) */
+            [Some(Role::Stateless), Some(Role::Stateful)] if self.papers.contains(&peer) => Carried::Unknown,
+            [Some(Role::Stateless), Some(Role::Stateful)] => Carried::Calls,
+            [Some(Role::Stateful), Some(Role::Stateless)] => Carried::Nothing,
+            _ if (0..2).all(|end| self.is_plain(c, end)) => Carried::All,
+            _ => Carried::Unknown,
+        }
+    }
+
+    /// Whether a program of the dialect had better wait until it is settled what its connection carries.
+    pub(crate) fn had_better_wait(&self, c: usize, e: usize) -> bool {
+        self.conns[c].plan.strom.is_some() && self.carried(c, e) == Carried::Unknown
+    }
+
     /// A request of the dialect, if the next one of an end is to be that.
     pub(crate) fn draft_rpc(&mut self, c: usize, e: usize) -> Option<Draft> {
         let strom = self.conns[c].plan.strom.as_ref()?;
         if !strom.asks[e] || !self.rng.chance(strom.share) {
             return None;
         }
-        let stream = self.rng.chance(0.4);
+        let carried = self.carried(c, e);
+        if carried == Carried::Unknown || carried == Carried::Nothing && !self.rng.chance(0.02) {
+            return None;
+        }
+        let stream = self.rng.chance(if carried == Carried::Calls { 0.02 } else { 0.4 });
         let op = if stream { SendOp::RpcWrite } else { SendOp::Rpc };
         let (rng, conn) = (&mut self.rng, &self.conns[c]);
         let seq = conn.ends[e].next;
@@ -56,15 +95,22 @@ impl World {
         let mut d = Draft::new(wqe);
         if stream {
             let len = any_size(rng, conn.plan.setup.mtu.bytes());
-            d.data = any_bytes(rng, len);
-            d.wqe.remote_addr = JOURNAL;
+            let op =
+                if conn.plan.has_streams() { rng.pick(&[JOURNAL, SHUFFLE, SHUFFLE, HLL]) } else { JOURNAL };
+            d.data = match op {
+                SHUFFLE => streams::values(rng, (c, e), seq, len),
+                HLL => streams::items(rng, len),
+                _ => any_bytes(rng, len),
+            };
+            d.wqe.remote_addr = op;
             d.ask = Ask { sight: Some(Sight::Stream(d.data.clone(), None)), ..Ask::default() };
         } else {
             self.draft_call(c, e, seq, &mut d);
         }
         let conn = &self.conns[c];
         let bad = conn.plan.bad;
-        if conn.ends.iter().any(|end| end.rpc.as_ref().is_none_or(|rpc| rpc.own.is_none())) {
+        let refused = carried == Carried::Nothing || carried == Carried::Calls && stream;
+        if refused || conn.ends.iter().any(|end| end.rpc.as_ref().is_none_or(|rpc| rpc.own.is_none())) {
             d.bad = Some(Bad::OpCode);
         } else if bad > 0.0 && self.rng.chance(bad) {
             self.spoil_rpc(c, &mut d);
@@ -79,6 +125,7 @@ impl World {
     /// An RPC to one of the kernels, or to none.
     fn draft_call(&mut self, c: usize, e: usize, seq: u64, d: &mut Draft) {
         let call = match self.rng.below(10) {
+            4.. if self.conns[c].plan.has_streams() && self.rng.chance(0.6) => self.draft_stream_call(c, e),
             0 => Call {
                 op: NOBODY,
                 params: any_bytes(&mut self.rng, 30),
@@ -109,6 +156,16 @@ impl World {
         d.data = [ReplyHead::new(&target).as_bytes(), &call.params].concat();
         d.wqe.remote_addr = call.op;
         d.ask = Ask { sight: call.sight, asked, write: call.write, window: d.window, bad_target };
+    }
+
+    /// An RPC around streams.
+    fn draft_stream_call(&mut self, c: usize, e: usize) -> Call {
+        let (rng, conn) = (&mut self.rng, &self.conns[c]);
+        let (peer, strom) = (conn.ends[1 - e].host, conn.plan.strom.as_ref().expect("it has a plan"));
+        let most = conn.plan.setup.mtu.bytes() as usize - TARGET_LEN;
+        let streams = self.sites[peer].streams().expect("it has a plan");
+        let (op, params, want) = streams.ask(rng, most, strom.longest);
+        Call { op, sight: Some(Sight::Call(params.clone(), None)), params, want, write: None }
     }
 
     /// An RPC to the journal, which works on the peer's region, or on its window.
@@ -170,9 +227,11 @@ impl World {
         let end = &mut conn.ends[e];
         let rpc = end.rpc.as_mut().expect("it has a plan");
         /* answers stand behind their end's own requests: two ends that wait for room at each other would
-         * do so for ever; what a bad target's answer comes to is not told */
+         * do so for ever (what its card sends for a kernel leaves one slot); what a bad target's answer comes
+         * to is not told */
         let strom = conn.plan.strom.as_ref().expect("it has a plan");
-        let full = rpc.bad_target || rpc.asked.len() >= strom.slots[1 - e].into();
+        let room = if strom.streams { 1 } else { strom.slots[1 - e].into() };
+        let full = rpc.bad_target || rpc.asked.len() >= room;
         let many = strom.asks[1 - e] && full;
         if bad > 0.0 && !many && rng.chance(bad / 4.0) {
             let rkey = rpc.page.1 ^ 0x100;
@@ -199,7 +258,9 @@ impl World {
         memory.allow(addr, room.into(), WRITE);
         let outages = self.sites[peer].outages();
         let want = call.want.clone().within(room);
-        let asked = Asked { seq, op: call.op, place, room, want, imm, progress: Progress::Posted, outages };
+        let open = matches!(call.op, SHUFFLE | HLL);
+        let progress = Progress::Posted;
+        let asked = Asked { seq, op: call.op, place, room, want, open, imm, progress, outages };
         (ReplyTarget { addr, rkey, len: room, imm: imm.unwrap_or_default(), flags }, Some(asked), false)
     }
 
@@ -235,7 +296,8 @@ impl World {
     }
 
     /// The model does what a request of the dialect asks for.
-    pub(crate) fn note_rpc(&mut self, c: usize, e: usize, seq: u64, ask: Ask) {
+    pub(crate) fn note_rpc(&mut self, c: usize, e: usize, seq: u64, op: u64, ask: Ask) {
+        let star = self.is_star(c);
         let conn = &mut self.conns[c];
         let [low, high] = &mut conn.ends;
         let (me, peer) = if e == 0 { (low, high) } else { (high, low) };
@@ -245,10 +307,13 @@ impl World {
         }
         let Some(rpc) = &mut me.rpc else { return };
         if let Some(sight) = ask.sight {
-            rpc.due.push_back(Due { seq, sight, outages: self.sites[peer.host].outages() });
+            rpc.due.push_back(Due { seq, op, sight, outages: self.sites[peer.host].outages() });
         }
         if let Some(asked) = ask.asked {
             self.summary.count("rpcs", asked.want.code);
+            if star {
+                self.summary.add("rpcs", "with StaR", 1);
+            }
             if let Some(imm) = asked.imm {
                 rpc.immediates.push_back(Immediate { seq, imm, len: None });
             }

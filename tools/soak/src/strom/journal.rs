@@ -1,5 +1,5 @@
-//! A kernel that writes down what it is started with. It reads and writes its domain's memory, in as many
-//! steps as it is told to, and answers with what it read.
+//! Kernels that write down what they are started with. The journal reads and writes its domain's memory, in
+//! as many steps as it is told to, and answers with what it read. A watched kernel is one of every card's.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,6 +8,8 @@ use starverbs_core::strom::{Code, Input, Kernel, KernelRun, Poll, RegionRange};
 use starverbs_kernels::crc64::crc64;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::JOURNAL;
 
 /// Its parameters; behind them stands what it writes.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -45,11 +47,13 @@ impl Task {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Note {
     /// An RPC began, with these parameters
-    Began(Qpn, Vec<u8>),
-    /// The RPC that began last is done; the CRC of what it read
+    Began { qpn: Qpn, op: u64, params: Vec<u8> },
+    /// The RPC that began last at the journal is done; the CRC of what it read
     Ended(Qpn, u64),
     /// A packet of an RPC WRITE
-    Piece { qpn: Qpn, first: bool, last: bool, data: Vec<u8> },
+    Piece { qpn: Qpn, op: u64, first: bool, last: bool, data: Vec<u8> },
+    /// A watched kernel is done with the RPC or the packet that it began last for the queue pair
+    Done { qpn: Qpn, op: u64, code: Code },
 }
 
 /// What the kernels of a host wrote down, in order.
@@ -80,11 +84,45 @@ fn steps_of(data: &[u8]) -> u64 {
     }
 }
 
-impl Journal {
-    fn note(&self, note: Note) {
-        self.0.lock().expect("no thread panics").push(note);
+fn write_down(notes: &Notes, note: Note) {
+    notes.lock().expect("no thread panics").push(note);
+}
+
+/// What begins a note of a request.
+fn beginning(run: &KernelRun, op: u64, input: Input) -> Note {
+    let (qpn, data) = (run.qpn(), run.bytes().to_vec());
+    match input {
+        Input::Params => Note::Began { qpn, op, params: data },
+        Input::Data { first, last } => Note::Piece { qpn, op, first, last, data },
+    }
+}
+
+/// A kernel that does what `kernel` does, and writes down what that was started with and when it was done.
+pub(crate) struct Watched {
+    pub(crate) op: u64,
+    pub(crate) kernel: Box<dyn Kernel>,
+    pub(crate) notes: Notes,
+}
+
+impl Kernel for Watched {
+    fn start(&mut self, run: &mut KernelRun, input: Input) -> Result<(), Code> {
+        write_down(&self.notes, beginning(run, self.op, input));
+        let begun = self.kernel.start(run, input);
+        begun.inspect_err(|code| {
+            write_down(&self.notes, Note::Done { qpn: run.qpn(), op: self.op, code: *code });
+        })
     }
 
+    fn step(&mut self, run: &mut KernelRun) -> Poll {
+        let poll = self.kernel.step(run);
+        if let Poll::Ready(code) = poll {
+            write_down(&self.notes, Note::Done { qpn: run.qpn(), op: self.op, code });
+        }
+        poll
+    }
+}
+
+impl Journal {
     /// The next command, or the answer. Whether there is more to do.
     fn go_on(&self, run: &mut KernelRun) -> Result<bool, Code> {
         let (task, data) = Task::of(run)?;
@@ -113,7 +151,7 @@ impl Journal {
             let queued = run.write_bytes(rkey, va, TASK_LEN + written..TASK_LEN + end);
             return if queued { Ok(true) } else { Err(Code::BadParam) };
         }
-        self.note(Note::Ended(run.qpn(), run.regs[CRC]));
+        write_down(&self.0, Note::Ended(run.qpn(), run.regs[CRC]));
         let head = [task.seq.get().to_le_bytes(), run.regs[CRC].to_le_bytes()].concat();
         let more = filling(task.seq.get(), task.more.get() as usize);
         if run.reply(&head) && run.reply(&more) { Ok(false) } else { Err(Code::Overflow) }
@@ -122,15 +160,10 @@ impl Journal {
 
 impl Kernel for Journal {
     fn start(&mut self, run: &mut KernelRun, input: Input) -> Result<(), Code> {
+        write_down(&self.0, beginning(run, JOURNAL, input));
         match input {
-            Input::Params => {
-                self.note(Note::Began(run.qpn(), run.bytes().to_vec()));
-                run.regs[IDLE] = Task::of(run)?.0.idle.get().into();
-            }
-            Input::Data { first, last } => {
-                self.note(Note::Piece { qpn: run.qpn(), first, last, data: run.bytes().to_vec() });
-                (run.regs[STREAM], run.regs[IDLE]) = (1, steps_of(run.bytes()));
-            }
+            Input::Params => run.regs[IDLE] = Task::of(run)?.0.idle.get().into(),
+            Input::Data { .. } => (run.regs[STREAM], run.regs[IDLE]) = (1, steps_of(run.bytes())),
         }
         Ok(())
     }

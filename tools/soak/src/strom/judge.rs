@@ -4,7 +4,8 @@ use starverbs_core::strom::{Code, RECORD_LEN, ReplyRecord, RpcAnswer};
 use starverbs_core::{AsyncEvent, Cqe, QpState, Qpn, SendOp, WcFlags, WcOpcode, WcStatus};
 
 use super::journal::Note;
-use super::{Answer, Asked, BLANK, Progress, RpcEnd, Sight};
+use super::streams::{HLL, Job, SHUFFLE, Streams};
+use super::{Answer, Asked, BLANK, Due, JOURNAL, Progress, RpcEnd, Sight, is_watched};
 use crate::conn::{Conn, Wr};
 use crate::world::{Who, World};
 
@@ -33,10 +34,15 @@ impl World {
         let notes = std::mem::take(&mut *kernels.notes.lock().expect("no thread panics"));
         for note in notes {
             match note {
-                Note::Began(qpn, params) => self.began(at, qpn, &params),
+                Note::Began { qpn, op, params } => self.began(at, qpn, op, params),
                 Note::Ended(qpn, crc) => self.ended(at, qpn, crc),
-                Note::Piece { qpn, first, last, data } => self.piece(at, qpn, (first, last), &data),
+                Note::Piece { qpn, op, first, last, data } => self.piece(at, qpn, op, (first, last), data),
+                Note::Done { qpn, op, code } => self.done_with(at, qpn, op, code),
             }
+        }
+        let (host, site) = (&self.net.hosts[at], &mut self.sites[at]);
+        if let Some(streams) = site.streams() {
+            streams.check(host, &mut self.summary);
         }
     }
 
@@ -64,18 +70,40 @@ impl World {
         lost
     }
 
-    fn began(&mut self, at: usize, qpn: Qpn, params: &[u8]) {
+    fn began(&mut self, at: usize, qpn: Qpn, op: u64, params: Vec<u8>) {
         let (c, e) = self.asker(at, qpn);
-        self.say(|| format!("host {at}: the journal begins for conn {c}.{e}"));
-        let is_it = |sight: &Sight| matches!(sight, Sight::Call(there, _) if *there == params);
-        while self.asks(c, e).due.front().is_some_and(|due| !is_it(&due.sight)) && self.pass_over(c, e) {}
+        self.say(|| format!("host {at}: kernel {op:#x} begins for conn {c}.{e}"));
+        let is_it =
+            |due: &Due| due.op == op && matches!(&due.sight, Sight::Call(there, _) if *there == params);
+        while self.asks(c, e).due.front().is_some_and(|due| !is_it(due)) && self.pass_over(c, e) {}
         let rpc = self.asks(c, e);
-        let due = rpc.due.pop_front().filter(|due| is_it(&due.sight));
+        let due = rpc.due.pop_front().filter(is_it);
         let Some(due) = due else { panic!("conn {c}.{e}: a kernel began what is not the next RPC") };
         let Sight::Call(_, crc) = due.sight else { return };
         rpc.running = Some((due.seq, crc));
         rpc.progress(due.seq, Progress::Began);
         self.summary.add("rpcs", "begun", 1);
+        if op != JOURNAL {
+            self.streams_at(at).began((c, e), op, Job::Call(params));
+        }
+    }
+
+    fn streams_at(&mut self, at: usize) -> &mut Streams {
+        self.sites[at].streams().expect("its kernels write down what they get")
+    }
+
+    /// A kernel of every card is done: its part of the model goes on.
+    fn done_with(&mut self, at: usize, qpn: Qpn, op: u64, code: Code) {
+        let (c, e) = self.asker(at, qpn);
+        let Some(answer) = self.streams_at(at).done((c, e), op, code) else { return };
+        let rpc = self.asks(c, e);
+        let Some((seq, _)) = rpc.running.take() else { return };
+        rpc.progress(seq, Progress::Ended);
+        if let (Some(answer), Some(asked)) = (answer, rpc.asked.iter_mut().find(|asked| asked.seq == seq)) {
+            asked.want = answer.within(asked.room);
+            asked.open = false;
+        }
+        self.summary.add("rpcs", "ended", 1);
     }
 
     fn ended(&mut self, at: usize, qpn: Qpn, crc: u64) {
@@ -89,20 +117,20 @@ impl World {
         self.summary.add("rpcs", "ended", 1);
     }
 
-    fn piece(&mut self, at: usize, qpn: Qpn, (first, last): (bool, bool), data: &[u8]) {
+    fn piece(&mut self, at: usize, qpn: Qpn, op: u64, (first, last): (bool, bool), data: Vec<u8>) {
         let (c, e) = self.asker(at, qpn);
-        self.say(|| format!("host {at}: the journal gets {} bytes of conn {c}.{e}", data.len()));
-        let fits = |sight: &Sight| match sight {
+        self.say(|| format!("host {at}: kernel {op:#x} gets {} bytes of conn {c}.{e}", data.len()));
+        let fits = |due: &Due| match &due.sight {
             Sight::Stream(all, seen) => {
                 let from = seen.unwrap_or(0);
                 let right = first == seen.is_none() && last == (from + data.len() == all.len());
-                right && all.get(from..from + data.len()) == Some(data)
+                right && due.op == op && all.get(from..from + data.len()) == Some(&data[..])
             }
             Sight::Call(..) => false,
         };
-        while self.asks(c, e).due.front().is_some_and(|due| !fits(&due.sight)) && self.pass_over(c, e) {}
+        while self.asks(c, e).due.front().is_some_and(|due| !fits(due)) && self.pass_over(c, e) {}
         let rpc = self.asks(c, e);
-        let Some(due) = rpc.due.front_mut().filter(|due| fits(&due.sight)) else {
+        let Some(due) = rpc.due.front_mut().filter(|due| fits(due)) else {
             panic!("conn {c}.{e}: a kernel got {} bytes that are not the next: {first}, {last}", data.len())
         };
         if let Sight::Stream(_, seen) = &mut due.sight {
@@ -111,7 +139,10 @@ impl World {
         if last {
             rpc.due.pop_front();
         }
-        self.summary.add("rpcs", "packets of streams", 1);
+        self.summary.add("rpcs", stream_of(op), 1);
+        if op != JOURNAL {
+            self.streams_at(at).began((c, e), op, Job::Packet(data));
+        }
     }
 
     /// A request of the dialect is known to be done: kernels have seen it.
@@ -160,17 +191,26 @@ impl World {
         let (before, data) = region[..end].split_at(end - sent);
         assert_eq!(op, asked.op as u32, "{what}: op-code");
         let peer = self.conns[c].ends[1 - e].host;
-        let lost = asked.op == super::JOURNAL && self.sites[peer].was_out(asked.outages);
+        let watched = is_watched(asked.op);
+        let lost = watched && self.sites[peer].was_out(asked.outages);
         let want = if lost && code == Code::NoKernel as u32 {
             assert_ne!(asked.progress, Progress::Ended, "{what}: its kernel ended");
             self.summary.add("rpcs", "whose kernel went away", 1);
             Answer::error(Code::NoKernel)
         } else {
-            let seen = asked.op != super::JOURNAL || asked.progress != Progress::Posted;
+            let seen = !watched || asked.progress != Progress::Posted;
             let done = asked.progress == Progress::Ended;
-            let ended = matches!(asked.want.code, Code::Ok | Code::Overflow) && asked.op == super::JOURNAL;
+            let well = matches!(asked.want.code, Code::Ok | Code::Overflow);
+            let ended = if asked.op == JOURNAL { well } else { watched };
             assert!(seen && done == ended, "{what}: its kernel is at {:?}", asked.progress);
-            asked.want.clone()
+            if asked.open {
+                /* others were at the kernel at the same time */
+                self.summary.add("answers", "of an unknown order", 1);
+                let code = Code::from_number(code as i32).unwrap_or_default();
+                Answer { code, len, data: data.to_vec() }
+            } else {
+                asked.want.clone()
+            }
         };
         assert_eq!((code, len), (want.code as u32, want.len), "{what}: code and length");
         assert!(data == want.data, "{what}: wrong data");
@@ -182,6 +222,10 @@ impl World {
             waiting.len = Some((sent + RECORD_LEN) as u32);
         }
         self.summary.count("answers", want.code);
+        if asked.op == SHUFFLE || asked.op == HLL {
+            let kernel = if asked.op == SHUFFLE { "shuffle answers" } else { "HyperLogLog answers" };
+            self.summary.count(kernel, want.code);
+        }
     }
 
     /// Whether a receive completed by an answer: by the next one with immediate, which is in memory.
@@ -252,7 +296,10 @@ impl World {
         let answers = me.rpc.as_ref().is_some_and(|rpc| rpc.own.is_some());
         let denied = peer.rpc.as_ref().is_some_and(|rpc| rpc.bad_target);
         let peer_is_up = !peer.down() && matches!(self.state(c, 1 - e), QpState::Rts | QpState::Sqd);
-        answers && (denied || !peer_is_up || !conn.patient() || conn.plan.setup.rnr_retry < 7)
+        /* a stateful end sees what its peer did wrong before that hears of it */
+        let foreseen = peer.doomed.is_some() && self.is_stateless(c, 1 - e);
+        let impatient = !conn.patient() || conn.plan.setup.rnr_retry < 7;
+        answers && (denied || foreseen || !peer_is_up || impatient)
     }
 
     /// Whether an event of an end is one that the dialect explains.
@@ -269,6 +316,15 @@ impl World {
             }
             _ => false,
         }
+    }
+}
+
+/// What packets of a stream to a kernel are counted as.
+fn stream_of(op: u64) -> &'static str {
+    match op {
+        SHUFFLE => "packets for shuffle",
+        HLL => "packets for HyperLogLog",
+        _ => "packets of streams",
     }
 }
 

@@ -8,7 +8,9 @@ use starverbs_core::strom::{
     ReplyMemory, ReplyRecord, ReplyTarget, RpcAnswer, SLOT_BYTES,
 };
 use starverbs_core::{Access, NicConfig, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, WcStatus};
-use starverbs_sim::{Faults, Net, QpAt, Recv, Send, Setup, SimCq, SimHost, SimRq, SimSq};
+use starverbs_sim::{Faults, Net, QpAt, Recv, Send, Setup, SimCq, SimHost, SimRq, SimSq, StarCard};
+use starverbs_star::control::Preference;
+use starverbs_star::form::Form;
 use zerocopy::IntoBytes;
 
 use crate::common::all_rights;
@@ -53,8 +55,36 @@ impl RpcPair {
         seed: u64,
         speaks: [bool; 2],
     ) -> Self {
+        RpcPair::make(faults, cfgs, setup, seed, (speaks, None))
+    }
+
+    /// One of StaR, where each host's end is to be that.
+    pub(crate) fn star(faults: Faults, setup: &Setup, seed: u64, ends: [Preference; 2]) -> Self {
+        RpcPair::star_between(faults, setup, seed, (ends, [true; 2]))
+    }
+
+    pub(crate) fn star_between(
+        faults: Faults,
+        setup: &Setup,
+        seed: u64,
+        (ends, speaks): ([Preference; 2], [bool; 2]),
+    ) -> Self {
+        RpcPair::make(faults, [NicConfig::default(); 2], setup, seed, (speaks, Some(ends)))
+    }
+
+    fn make(
+        faults: Faults,
+        cfgs: [NicConfig; 2],
+        setup: &Setup,
+        seed: u64,
+        (speaks, star): ([bool; 2], Option<[Preference; 2]>),
+    ) -> Self {
         let mut net = Net::new(2, cfgs[0], faults, seed);
         net.replace_card(1, cfgs[1]);
+        for at in star.iter().flat_map(|_| 0..2) {
+            let form = if seed.is_multiple_of(4) { Form::Paper } else { Form::Packed };
+            net.open_star(at, StarCard { threshold: 100, key: None, boot: 70 + at as u64, form });
+        }
         let (sq, rq) = ([(); 2].map(|()| SimSq::new(64)), [(); 2].map(|()| SimRq::new(64, 2)));
         let cq = [(); 2].map(|()| SimCq::new(4096));
         let (mut qpn, mut page) = ([0; 2], [(0, 0); 2]);
@@ -66,6 +96,9 @@ impl RpcPair {
             host.env.memory.write(page[at].0, &[0; PAGE as usize]);
             if speaks[at] {
                 speak(host, qpn[at]);
+            }
+            if let Some(ends) = star {
+                host.preference(qpn[at], ends[at]);
             }
         }
         net.connect(QpType::Rc, QpAt { host: 0, qpn: qpn[0] }, QpAt { host: 1, qpn: qpn[1] }, setup);
@@ -142,8 +175,15 @@ impl RpcPair {
         self.rq[at].post(Recv { wr_id, sges: vec![] }).expect("there is room");
     }
 
+    /// Until no connection waits for anything: a card of StaR looks at its connections for ever.
     pub(crate) fn run(&mut self) {
-        assert!(self.net.run_until_idle(200_000), "it ends");
+        for _ in 0..2_000_000 {
+            self.net.transmit();
+            if !self.net.is_busy() || !self.net.step() {
+                return;
+            }
+        }
+        panic!("it does not end");
     }
 
     pub(crate) fn polled(&self, at: usize) -> Vec<(u64, WcStatus)> {

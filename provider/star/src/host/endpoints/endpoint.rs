@@ -173,6 +173,7 @@ impl<E: EndpointHost> Endpoints<E> {
             keepalive: KEEPALIVE,
             rules,
             form: self.form,
+            dialect: turn.nic.speaks_strom(qpn),
             stats: self.stats.clone(),
         });
         let released = |qp| turn.nic.release_qp(turn.env, qpn).map(|released| (qp, released));

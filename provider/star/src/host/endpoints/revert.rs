@@ -14,9 +14,12 @@ impl<E: EndpointHost> Endpoints<E> {
         Some(self.end(qpn)?.released.srq().is_some())
     }
 
-    /// Whether it may quiesce: its peer has begun, and no atomic is under way.
+    /// Whether it may quiesce: its peer has begun, no atomic is under way, and it does not speak StRoM's
+    /// dialect.
     pub(in crate::host) fn may_quiesce(&self, qpn: Qpn) -> bool {
-        self.end(qpn).is_some_and(|end| end.qp.state() == SlState::Ready && !end.qp.has_atomics())
+        self.end(qpn).is_some_and(|end| {
+            end.qp.state() == SlState::Ready && !end.qp.has_atomics() && !end.released.speaks_strom()
+        })
     }
 
     /// Calls it, and does what follows. `None`: it is none of these.

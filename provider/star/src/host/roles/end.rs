@@ -83,8 +83,9 @@ pub(super) fn has_own_receives<E: EndpointHost>(turn: &Turn<'_, E>, all: &Endpoi
     all.takes_from_srq(qpn).map_or_else(on_card, |shared| !shared)
 }
 
-/// Whether both ends of a connection have begun as what they are; false: SL has, and SF may not know. `None`:
-/// that may not change now, as it takes from an SRQ, or an atomic is under way, or it is ending.
+/// Whether both ends of a connection have begun as what they are; false: SL has, and SF may not know.
+/// `None`: that may not change now, as it takes from an SRQ or speaks StRoM's dialect, or an atomic is
+/// under way, or it is ending.
 pub(super) fn may_change<E: EndpointHost>(turn: &Turn<'_, E>, all: &Endpoints<E>, end: &End) -> Option<bool> {
     let (nic, qpn) = (&turn.nic, end.qpn);
     let may = match (end.role(), stateful(nic, qpn)) {
@@ -93,7 +94,7 @@ pub(super) fn may_change<E: EndpointHost>(turn: &Turn<'_, E>, all: &Endpoints<E>
         (Some(Role::Stateless), _) => all.may_quiesce(qpn),
         /* before SL has said all that it begins with, it may not know of this end */
         (_, Some(sf)) if !sf.is_open() => return Some(false),
-        (_, Some(sf)) => sf.may_quiesce(),
+        (_, Some(sf)) => sf.may_quiesce() && !nic.speaks_strom(qpn),
         (_, None) => return (end.may_begin && nic.is_held(qpn)).then_some(false),
     };
     (may && has_own_receives(turn, all, qpn)).then_some(true)

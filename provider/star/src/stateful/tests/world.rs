@@ -245,6 +245,7 @@ macro_rules! card {
             registry: &mut $w.registry,
             srqs: &mut NoSrq,
             path: &mut $w.path,
+            rpc: EngineRpc::default(),
             stats: &$w.stats,
             now: $w.now,
         }
@@ -316,8 +317,17 @@ impl World {
         let (env, mrs_of, srqs) = (&mut sf, &mut mrs, &mut NoSrq);
         let mut path = Path::new(&SL, &WindowLimits { max: 1 << 20, delay_target: None });
         let registry_of = &mut registry;
-        let mut lent =
-            CardCtx { env, mrs: mrs_of, registry: registry_of, srqs, path: &mut path, stats: &stats, now: 1 };
+        let (path_of, rpc) = (&mut path, EngineRpc::default());
+        let mut lent = CardCtx {
+            env,
+            mrs: mrs_of,
+            registry: registry_of,
+            srqs,
+            path: path_of,
+            rpc,
+            stats: &stats,
+            now: 1,
+        };
         let mut conn = Stateful::new(&mut lent, local, setup, peer, ControlChannel::new()).unwrap();
         conn.open();
         let rule = MemoryRule {
