@@ -1,7 +1,8 @@
 /* A process that keeps the protocol's set-up, by the library, and then writes whatever it likes into all
  * memory that it shares with its peer: heads, slots and data of their channels, lanes of their session, the
- * doorbell that a card with many peers has handed to all. One for each seed: words at random, small changes of indices and flags, well-formed requests and answers with
- * fields at random, those of other connections among them. Then it ends, at any moment.
+ * doorbell that a card with many peers has handed to all. One for each seed: words at random, small changes
+ * of indices and flags, well-formed requests and answers with fields at random, those of other connections
+ * among them. Then it ends, at any moment.
  *
  * Its victim talks with it, and with an honest third process; others that it is connected with say nothing.
  * After each of them

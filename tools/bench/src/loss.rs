@@ -321,10 +321,11 @@ fn markdown(machine: &Machine, rows: &[Row], rounds: usize) -> String {
     table(&mut text, rows, |row, at| Some(format!("{:.3}%", median(&row.lost[at])? * 100.0)));
     text.push_str(
         "\n\nIn brackets: by the same row without loss. Messages of 64 KiB between two processes, path MTU \
-         4096, `ib_write_bw`, `ib_read_bw` and `ib_send_bw`, with StaR the server's end stateless; TCP is one connection for a second, with the system's \
-         congestion control. All run in a network namespace whose loopback interface has an MTU of 4200, \
-         takes no segmented sends (`gso_max_segs 1`: each packet is lost by itself) and drops each packet of \
-         the protocol, data and acknowledges, with the chance in the heading (iptables, `statistic`).\n\n\
+         4096, `ib_write_bw`, `ib_read_bw` and `ib_send_bw`, with StaR the server's end stateless; TCP is \
+         one connection for a second, with the system's congestion control. All run in a network namespace \
+         whose loopback interface has an MTU of 4200, takes no segmented sends (`gso_max_segs 1`: each \
+         packet is lost by itself) and drops each packet of the protocol, data and acknowledges, with the \
+         chance in the heading (iptables, `statistic`).\n\n\
          Rows of the guest: two ends in one emulated machine (QEMU, TCG, Linux of Debian 12) with a veth \
          pair between them, MTU 4200, that loses each packet with the chance in the heading in each \
          direction (`tc netem`, in place without loss, too). rdma_rxe goes between two devices of its own; \

@@ -26,7 +26,7 @@ pub struct Released<E: Env> {
     pub windows: bool,
     /// Its program was notified that the connection is there
     pub established: bool,
-    /// It speaks StRoM's dialect, with this where it is not released
+    /// Its kernels' run, where it speaks StRoM's dialect: for the card that it may come back to
     rpc: Option<Box<Rpc>>,
 }
 

@@ -257,12 +257,14 @@ impl EngineRpc<'_> {
         Some(())
     }
 
-    /// All of it has come: its kernel begins. False: as many as may be are at work, or another is. `None`: it
-    /// is no RPC.
+    /// All of it has come: its kernel begins. False: as many as may be are at work, another is, or there is
+    /// no slot for its answer. `None`: it is no RPC.
     pub fn begin<E: Env>(&mut self, peer: &mut PeerSite<'_, E>, op: u64) -> Option<bool> {
         let (rpc, kernels) = self.0.as_mut()?;
         let rpc = rpc.as_deref_mut()?;
-        if kernels.running >= MAX_RUNNING || rpc.current.is_some() {
+        /* what is not answered waits for no slot: the peer's answers may stand behind it */
+        let full = ReplyHead::wants_answer(rpc.run.place()) && rpc.take_slot().is_none();
+        if full || kernels.running >= MAX_RUNNING || rpc.current.is_some() {
             return Some(false);
         }
         let data = rpc.run.take_place();

@@ -242,8 +242,8 @@ fn a_lost_tail_is_asked_for_after_two_round_trips() {
                 late.push(took);
             }
         }
-        /* one way to it, two round trips of silence, and there and back; once it was known that there is loss,
-         * and where that is not lost, too */
+        /* one way to it, two round trips of silence, and there and back; once it was known that there is
+         * loss, and where that is not lost, too */
         let soon = late.iter().filter(|took| **took <= 7 * ONE_WAY).count();
         println!("{op:?}: {soon} of {} soon, {late:?}", late.len());
         assert!(late.len() > 30 && soon * 10 >= late.len() * 7, "{op:?}: {soon} of {}, {late:?}", late.len());

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use crate::common::rpc::{Echo, Endless, Journal, RpcPair, Seen};
 use crate::common::{any_bytes, for_seeds};
 use starverbs_core::strom::{Code, RegionRange, ReplyFlags, RpcHandler, TARGET_LEN};
-use starverbs_core::{AsyncEvent, Nanos, QpState, SendFlags, SendOp, SendWqe, WcOpcode, WcStatus};
+use starverbs_core::{Access, AsyncEvent, Nanos, QpState, SendFlags, SendOp, SendWqe, WcOpcode, WcStatus};
 use starverbs_sim::{Faults, Rng, Send, Setup};
 use starverbs_star::control::Preference;
 
@@ -90,6 +90,23 @@ fn once_and_in_order(seed: u64) {
 #[test]
 fn kernels_run_once_and_in_order() {
     for_seeds("star rpc", 200, once_and_in_order);
+}
+
+/// Messages come while a kernel works, and have timers of their own: it goes on.
+#[test]
+fn a_kernel_goes_on_beside_other_timers() {
+    let mut pair = quiet();
+    journal(&mut pair);
+    let answer = pair.call(1, OP, &2_000_000u32.to_le_bytes(), 64, false);
+    let pd = pair.net.hosts[0].pd;
+    for _ in 0..50 {
+        pair.net.run_for(MS / 10);
+        pair.net.hosts[0].region_in(pd, 4096, Access::LOCAL_WRITE);
+    }
+    assert!(pair.answer(answer).is_none(), "it was too short");
+    pair.net.run_for(10 * MS);
+    assert!(pair.answer(answer).is_some(), "it has not ended in 15 ms");
+    assert_eq!(pair.polled(0), [(1, WcStatus::Success)]);
 }
 
 #[test]

@@ -258,9 +258,10 @@ impl<E: StarEnv> Stateful<E> {
         Begin::Go(op)
     }
 
-    /// Packets of a WRITE that SL's card is to do in their turn. `None`: it goes by itself. A long one does on
-    /// a path that loses packets: whatever of it is lost, the rest need not be sent again. Not so an answer of
-    /// a kernel: SL's program, which looks for it in memory, may use that again before a late copy comes.
+    /// Packets of a WRITE that SL's card is to do in their turn. `None`: it goes by itself. A long one does
+    /// on a path that loses packets: whatever of it is lost, the rest need not be sent again. Not so an
+    /// answer of a kernel: SL's program, which looks for it in memory, may use that again before a late copy
+    /// comes.
     fn turns_of(&self, len: u32, lossy: bool, answers: bool) -> Option<u32> {
         let packets = self.turns(len, false);
         let most = match lossy {
@@ -336,6 +337,9 @@ impl<E: StarEnv> Stateful<E> {
             return Begin::Wait;
         }
         if self.is_for_program(card, &wqe) && card.rpc.speaks() {
+            if let Some(status) = self.rpc_error(seq, &wqe) {
+                return Begin::failed(OrderClass::Rpc, status);
+            }
             wqe = self.sends.leave_to_program(seq).unwrap_or(wqe);
         }
         let class = OrderClass::of(wqe.op);

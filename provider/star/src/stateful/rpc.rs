@@ -4,7 +4,7 @@
 //! One is executed as a WRITE is: when all before it is done, and before anything behind it begins. SL's
 //! WQE is stored once, so its kernel runs once. The core has the kernels; streams are not carried.
 
-use starverbs_core::strom::TARGET_LEN;
+use starverbs_core::strom::{ReplyHead, TARGET_LEN};
 use starverbs_core::transport::PeerSite;
 use starverbs_core::{Nanos, Psn, QpId, SendFlags, SendOp, SendWqe, WcStatus};
 
@@ -39,16 +39,27 @@ impl<E: StarEnv> Stateful<E> {
         wqe.op == SendOp::Rpc && card.rpc.is_programs(qp, wqe.remote_addr)
     }
 
+    /// Why an RPC is none, whoever is to answer it: of one that is fetched the head is not looked at.
+    pub(super) fn rpc_error(&self, seq: Psn, wqe: &SendWqe) -> Option<WcStatus> {
+        let inline = wqe.flags.contains(SendFlags::INLINE);
+        if wqe.length > self.mtu {
+            Some(WcStatus::LocLenErr)
+        } else if (wqe.length as usize) < TARGET_LEN
+            || inline && ReplyHead::decode(self.sends.inline(seq)).is_none()
+        {
+            Some(WcStatus::RemInvReqErr)
+        } else {
+            None
+        }
+    }
+
     /// RPC `seq` of SL begins: its parameters are here, or are fetched.
     pub(super) fn begin_rpc(&mut self, card: &mut CardCtx<'_, E>, seq: Psn, wqe: &SendWqe) -> Begin {
         if self.streams[1].under_way() > 0 {
             return Begin::Wait;
         }
-        if wqe.length > self.mtu {
-            return Begin::failed(OrderClass::Rpc, WcStatus::LocLenErr);
-        }
-        if (wqe.length as usize) < TARGET_LEN {
-            return Begin::failed(OrderClass::Rpc, WcStatus::RemInvReqErr);
+        if let Some(status) = self.rpc_error(seq, wqe) {
+            return Begin::failed(OrderClass::Rpc, status);
         }
         let inline = wqe.flags.contains(SendFlags::INLINE);
         card.rpc.expect(wqe.length as usize);
@@ -77,6 +88,8 @@ impl<E: StarEnv> Stateful<E> {
                 None => return Some(WcStatus::RemInvReqErr),
             }
         } else if card.now < self.rpc_at {
+            /* another timer was earlier */
+            self.arm(self.rpc_at);
             return None;
         }
         let Some(after) = with_peer!(self, card, turn) else { return Some(WcStatus::Success) };

@@ -293,6 +293,30 @@ fn with_star_the_stateful_end_answers() {
         assert_eq!(batch.complete().unwrap_err().errno(), EOPNOTSUPP, "{op:?}");
     }
     assert!(b.cq.poll(&mut [Default::default()]).unwrap() == 0, "answers complete to nobody");
+    for (qp, other) in [(&qa, Preference::Stateful), (&qb, Preference::Auto)] {
+        assert_eq!(qp.change_preference(Some(other)).unwrap_err().errno(), EOPNOTSUPP, "settled once");
+    }
+}
+
+/// Its room for answers holds the domain no longer than a stateless end lives.
+#[test]
+fn a_stateless_end_that_is_destroyed_leaves_no_room_for_answers() {
+    let settings = wire();
+    let (a, b) = (Node::new(&settings), Node::new(&settings));
+    let pd = starverbs_verbs::Pd::alloc(&a.ctx).unwrap();
+    let create = |node: &Node, pd, star| {
+        Qp::create(pd, &QpInit { rpc: true, star: Some(star), ..node.init(QpType::Rc, None) }).unwrap()
+    };
+    let qa = create(&a, &pd, Preference::Stateless);
+    let qb = create(&b, &b.pd, Preference::Stateful);
+    connect(&a, &qa, &b, &qb);
+    wait_for("the roles", || {
+        assert!(a.cq.poll(&mut []).is_ok() && b.cq.poll(&mut []).is_ok());
+        qa.star().unwrap().role == Settled::Stateless
+    });
+    assert_eq!(pd.dealloc().unwrap_err().errno(), EBUSY);
+    qa.destroy().unwrap();
+    pd.dealloc().unwrap();
 }
 
 /// The dialect has no FLUSH: it is refused where it is posted, and all else goes on.

@@ -14,6 +14,11 @@ impl<E: EndpointHost> Endpoints<E> {
         Some(self.end(qpn)?.released.srq().is_some())
     }
 
+    /// Whether it speaks StRoM's dialect.
+    pub(in crate::host) fn speaks_strom(&self, qpn: Qpn) -> bool {
+        self.end(qpn).is_some_and(|end| end.released.speaks_strom())
+    }
+
     /// Whether it may quiesce: its peer has begun, no atomic is under way, and it does not speak StRoM's
     /// dialect.
     pub(in crate::host) fn may_quiesce(&self, qpn: Qpn) -> bool {

@@ -137,6 +137,9 @@ impl<E: EndpointHost> Roles<E> {
             return false;
         };
         let settled = end.negotiation.outcome().is_some();
+        if settled && (turn.nic.speaks_strom(qpn) || endpoints.speaks_strom(qpn)) {
+            return false;
+        }
         if settled && !end.negotiation.has_answer() && !self.plain.has_star(&end.av.dgid) {
             return false;
         }

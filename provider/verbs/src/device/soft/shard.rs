@@ -259,10 +259,9 @@ impl Shard {
         shared_qps.ends(env, qpn);
         star.forget(qpn);
         local.forget((nic, env), qpn);
-        if star.destroy_qp((nic, env), qpn, now) {
-            return Ok(());
+        if !star.destroy_qp((nic, env), qpn, now) {
+            nic.destroy_qp(env, qpn)?;
         }
-        nic.destroy_qp(env, qpn)?;
         replies.forget((nic, env), qpn, now);
         Ok(())
     }
