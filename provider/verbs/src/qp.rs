@@ -81,7 +81,9 @@ pub type QpAttr = card_qp::QpAttr<AhAttr>;
 pub struct Qp(Arc<QpInner>, PostLines);
 
 /// The preference of a queue pair that was made without StaR, and has none later.
-const NO_PREFERENCE: u8 = u8::MAX;
+const NO_PREFERENCE: u8 = !RPC;
+/// Beside the preference: it speaks StRoM's dialect.
+const RPC: u8 = 0x80;
 /// Answers of kernels that a queue pair of the dialect may have under way; each takes a place of its send
 /// queue.
 pub(crate) const REPLIES: u32 = 16;
@@ -99,10 +101,8 @@ pub(crate) struct QpInner {
     /// allowed as in RTS.
     state: AtomicU8,
     gone: AtomicBool,
-    /// Which end is to keep the connection: a [`Preference`], or [`NO_PREFERENCE`]
+    /// Which end is to keep the connection: a [`Preference`], or [`NO_PREFERENCE`]; with [`RPC`]
     preference: AtomicU8,
-    /// It speaks StRoM's dialect
-    rpc: bool,
     send_cq: Cq,
     recv_cq: Cq,
     /// Keeps it alive while the QP takes from it.
@@ -167,11 +167,12 @@ impl Qp {
             qp_type: init.qp_type,
             state: AtomicU8::new(QpState::Reset as u8),
             gone: AtomicBool::new(false),
-            preference: AtomicU8::new(match preference {
-                Preference::Off => NO_PREFERENCE,
-                preference => preference as u8,
-            }),
-            rpc: init.rpc,
+            preference: AtomicU8::new(
+                match preference {
+                    Preference::Off => NO_PREFERENCE,
+                    preference => preference as u8,
+                } | if init.rpc { RPC } else { 0 },
+            ),
             pd: pd.clone(),
             rings,
             send_cq: init.send_cq.clone(),
@@ -240,7 +241,8 @@ impl Qp {
             return Err(VerbsError::Unsupported("StaR for a queue pair that was made without"));
         }
         device.control(Command::Star(StarCommand::SetRole { qpn: self.0.qpn, role: preference }))?;
-        self.0.preference.store(preference as u8, Ordering::Relaxed);
+        let dialect = self.0.preference.load(Ordering::Relaxed) & RPC;
+        self.0.preference.store(preference as u8 | dialect, Ordering::Relaxed);
         Ok(())
     }
 
@@ -413,13 +415,13 @@ impl QpInner {
 
     /// Whether it was made with a preference, and so is known to StaR.
     pub(crate) fn has_preference(&self) -> bool {
-        self.preference.load(Ordering::Relaxed) != NO_PREFERENCE
+        self.preference.load(Ordering::Relaxed) & !RPC != NO_PREFERENCE
     }
 
     /// Whether it speaks StRoM's dialect.
     #[inline]
     pub(crate) fn speaks_rpc(&self) -> bool {
-        self.rpc
+        self.preference.load(Ordering::Relaxed) & RPC != 0
     }
 
     /// Whether an RPC may be posted, as far as it is settled what it is of StaR: to a stateful end alone, and
@@ -439,7 +441,7 @@ impl QpInner {
 
     /// Which end its program wants to keep the connection.
     pub(crate) fn preference(&self) -> Preference {
-        Preference::from_code(self.preference.load(Ordering::Relaxed)).unwrap_or(Preference::Off)
+        Preference::from_code(self.preference.load(Ordering::Relaxed) & !RPC).unwrap_or(Preference::Off)
     }
 
     /// Where it completes.

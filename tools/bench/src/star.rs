@@ -338,8 +338,8 @@ fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
          edit.\n\n![bars](bench-star.svg)\n\n\
          {}. Medians of {rounds} interleaved rounds; all figures are in\n\
          [bench-star.csv](bench-star.csv).\n{}\n\
-         ## Aims\n\nWith room for all contexts. Of several numbers of connections the worst \
-         decides.\n\n{}\n\
+         ## Aims\n\nWith room for all contexts, but where misses are named: there the server's card has room \
+         for {ROOM}. Of several numbers of connections the worst decides.\n\n{}\n\
          ## What is measured\n\n",
         machine.described(),
         machine.warning(),
