@@ -17,11 +17,11 @@
  *
  * usage: hostile [ROUNDS [SEED]] */
 #include "faults.h"
-#include <infiniband/stardv.h>
+#include "counters.h"
 #include <stddef.h>
 #include <sys/mman.h>
 
-enum { COUNTERS = 512, GUARD = 4096, LENGTH = 40000, AROUND = 0x11, RECEIVES = 8, UNDER_WAY = 4,
+enum { GUARD = 4096, LENGTH = 40000, AROUND = 0x11, RECEIVES = 8, UNDER_WAY = 4,
 	WRITES = 400 };
 /* Descriptors that a card may have more after many peers: their blocks' sockets, 32 of which it keeps. */
 enum { MORE = 40 };
@@ -66,19 +66,6 @@ static uint32_t draw(uint32_t below)
 	state ^= state >> 7;
 	state ^= state << 17;
 	return (uint32_t)(state >> 20) % below;
-}
-
-static uint64_t count(struct ibv_context *ctx, const char *name)
-{
-	static struct stardv_counter list[COUNTERS];
-	ssize_t n = stardv_list_counters(ctx, list, COUNTERS, 0);
-
-	NEED(n > 0 && n <= COUNTERS);
-	for (ssize_t i = 0; i < n; i++)
-		if (strcmp(list[i].name, name) == 0)
-			return list[i].value;
-	NEED(!"a counter of that name");
-	return 0;
 }
 
 static int descriptors(void)

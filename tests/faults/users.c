@@ -11,8 +11,8 @@
  *
  * Equals do the same by the descriptor, so that the test would notice. */
 #include "faults.h"
+#include "counters.h"
 #include <grp.h>
-#include <infiniband/stardv.h>
 #include <linux/capability.h>
 #include <limits.h>
 #include <sched.h>
@@ -22,7 +22,7 @@
 #include <sys/statvfs.h>
 #include <sys/stat.h>
 
-enum { ROUNDS = 20, COUNTERS = 512, WRITTEN = 8192, BACK = 16384, WORD = 16384, MESSAGES = 32768,
+enum { ROUNDS = 20, WRITTEN = 8192, BACK = 16384, WORD = 16384, MESSAGES = 32768,
 	MESSAGE = 64 };
 /* Files that others read alone: the table of regions, and the gates. */
 enum { TABLES = 2 };
@@ -164,19 +164,6 @@ static int count_kept(void)
 	return kept;
 }
 
-static uint64_t count(const char *name)
-{
-	static struct stardv_counter list[COUNTERS];
-	ssize_t n = stardv_list_counters(s.ctx, list, COUNTERS, 0);
-
-	NEED(n > 0 && n <= COUNTERS);
-	for (ssize_t i = 0; i < n; i++)
-		if (strcmp(list[i].name, name) == 0)
-			return list[i].value;
-	NEED(!"a counter of that name");
-	return 0;
-}
-
 static void write_to(const char *path, const char *text)
 {
 	int fd = open(path, O_WRONLY | O_CLOEXEC);
@@ -310,7 +297,7 @@ static void talk(int fd, int index)
 	say(fd, 'c');
 	NEED(await_byte(fd) == 'g');
 	/* no request is posted before both agree: it would wait for so long only */
-	while (count("local_qps") != 1)
+	while (count(s.ctx, "local_qps") != 1)
 		nap(1);
 	say(fd, 'l');
 	for (int turn = 0; turn < TURNS; turn++) {
@@ -325,13 +312,13 @@ static void talk(int fd, int index)
 	CHECK(received_readonly == (trial->is_given[index] ? TABLES : 0));
 	CHECK((count_kept() > 0) == trial->keeps);
 	CHECK((count_readonly() >= TABLES) == trial->keeps);
-	CHECK(count("local_mapped") == 0 && count("local_traced") == 0);
+	CHECK(count(s.ctx, "local_mapped") == 0 && count(s.ctx, "local_traced") == 0);
 	if (trial->keeps) {
-		CHECK(count("local_direct") >= ROUNDS);
+		CHECK(count(s.ctx, "local_direct") >= ROUNDS);
 	} else {
-		CHECK(count("local_direct") == 0);
-		CHECK(count("local_executed") == 4 * ROUNDS);
-		CHECK(count("local_requests") == 4 * ROUNDS);
+		CHECK(count(s.ctx, "local_direct") == 0);
+		CHECK(count(s.ctx, "local_executed") == 4 * ROUNDS);
+		CHECK(count(s.ctx, "local_requests") == 4 * ROUNDS);
 	}
 	NEED(await_byte(fd) == 'e');
 }

@@ -4,11 +4,11 @@
  * LD_PRELOAD=libstarverbs-share.so:libstarverbs.so.
  * usage: ways */
 #include "faults.h"
-#include <infiniband/stardv.h>
+#include "counters.h"
 #include <stdio.h>
 #include <sys/mman.h>
 
-enum { LEN = 4 << 20, COUNTERS = 512, ROUNDS = 20 };
+enum { LEN = 4 << 20, ROUNDS = 20 };
 enum { OF_MALLOC, OF_SEALED, OF_UNSEALED, KINDS };
 
 /* What all know. */
@@ -19,19 +19,6 @@ static struct shared {
 
 static const char *const names[KINDS] = { "memory of malloc", "a sealed file", "a file that is not sealed" };
 static struct side s;
-
-static uint64_t count(const char *name)
-{
-	static struct stardv_counter list[COUNTERS];
-	ssize_t n = stardv_list_counters(s.ctx, list, COUNTERS, 0);
-
-	NEED(n > 0 && n <= COUNTERS);
-	for (ssize_t i = 0; i < n; i++)
-		if (strcmp(list[i].name, name) == 0)
-			return list[i].value;
-	NEED(!"a counter of that name");
-	return 0;
-}
 
 /* A file in memory, mapped; its descriptor in `fd`, if anybody wants it. */
 static char *map_file(int is_sealed, int *fd)
@@ -53,7 +40,7 @@ static void meet(int fd)
 	NEED(connect_to(s.qp, &p, 12, 3) == 0);
 	say(fd, 'c');
 	NEED(await_byte(fd) == 'g');
-	while (count("local_qps") != 1)
+	while (count(s.ctx, "local_qps") != 1)
 		nap(1);
 	say(fd, 'l');
 }
@@ -135,9 +122,9 @@ static void initiator(int fd)
 	/* a connection's first request is answered by the target's card */
 	NEED(run(OF_MALLOC, IBV_WR_RDMA_WRITE, local, 8, mr) == IBV_WC_SUCCESS);
 	for (int kind = 0; kind < KINDS; kind++) {
-		uint64_t mapped = count("local_mapped"), requests = work_on(kind, local, mr);
+		uint64_t mapped = count(s.ctx, "local_mapped"), requests = work_on(kind, local, mr);
 
-		mapped = count("local_mapped") - mapped;
+		mapped = count(s.ctx, "local_mapped") - mapped;
 		printf("%s: %lu requests, %lu of them on mapped memory\n", names[kind], requests, mapped);
 		NEED(mapped == (kind == OF_UNSEALED ? 0 : requests));
 	}
