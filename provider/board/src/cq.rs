@@ -236,7 +236,7 @@ impl CompletionQueue for BoardCq {
             return Ok(());
         }
         let ring = cq.ring.borrow();
-        if self.is_full(&ring) {
+        if cq.overrun.get() || self.is_full(&ring) {
             if cq.ignore_overrun {
                 return Ok(());
             }

@@ -13,7 +13,7 @@ use starverbs_queues::format::CqeWords;
 use crate::memory::ProgramMemory;
 use crate::slots::RawSlots;
 use crate::spin::{SpinGuard, SpinLock};
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::{IndexPair, OwnLine};
 
 /// Where a slot's stamp is.
@@ -25,6 +25,8 @@ pub struct CqRing {
     slots: UnsafeCell<RawSlots>,
     /// Slots have a stamp behind the CQE.
     stamped: bool,
+    /// Takes no more completions. Looked at only where it seems full.
+    closed: AtomicBool,
     poll: SpinLock<()>,
     /// Index: CQEs made. Written by the card with release after the slot; read by the program with
     /// acquire.
@@ -46,6 +48,7 @@ impl CqRing {
         Some(CqRing {
             slots: UnsafeCell::new(RawSlots::new(cqe, stride, memory)?),
             stamped,
+            closed: AtomicBool::new(false),
             poll: SpinLock::new(()),
             card: OwnLine(IndexPair::new()),
             program: OwnLine(AtomicU32::new(0)),
@@ -70,7 +73,7 @@ impl CqRing {
     /// One thread at a time may be the card, and none while [`CqConsumer::resize`] runs.
     ///
     /// # Errors
-    /// The ring is full.
+    /// The ring is full, or was closed.
     #[inline]
     pub unsafe fn push(&self, cqe: &Cqe, stamp: Nanos) -> Result<(), CqOverrun> {
         let slots = self.slots();
@@ -78,10 +81,10 @@ impl CqRing {
         let tail = self.card.index.load(Ordering::Relaxed);
         if tail.wrapping_sub(self.card.seen.load(Ordering::Relaxed)) >= slots.count() {
             let polled = self.program.load(Ordering::Acquire);
-            self.card.seen.store(polled, Ordering::Relaxed);
-            if tail.wrapping_sub(polled) >= slots.count() {
+            if tail.wrapping_sub(polled) >= slots.count() || self.closed.load(Ordering::Relaxed) {
                 return Err(CqOverrun);
             }
+            self.card.seen.store(polled, Ordering::Relaxed);
         }
         let slot = slots.write(tail);
         // SAFETY: the slot is the card's until the index below is stored, and has room for a CQE.
@@ -93,6 +96,12 @@ impl CqRing {
         }
         self.card.index.store(tail.wrapping_add(1), Ordering::Release);
         Ok(())
+    }
+
+    /// The ring takes no more completions, whoever polls: none follows those that were lost. To be called
+    /// behind a push that found it full, by the same side.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
     }
 
     /// Completions waiting, as seen by the card.
@@ -190,8 +199,8 @@ impl CqConsumer<'_> {
         (self.head, self.made) = (keep, made);
     }
 
-    /// Moves what is in the ring to `room`, which takes the old slots; gives whether it fitted. On `false`
-    /// nothing has changed.
+    /// Moves what is in the ring to `room`, which takes the old slots; gives whether it fitted. On `false`,
+    /// of a closed ring, too, nothing has changed.
     ///
     /// # Safety
     /// The card must stand still: nobody may call [`CqRing::push`] meanwhile. `room` comes from this ring.
@@ -200,7 +209,7 @@ impl CqConsumer<'_> {
         let held = made.wrapping_sub(self.head);
         let stride = self.ring.slots().stride();
         let new = &mut room.0;
-        if held > new.count() {
+        if held > new.count() || self.ring.closed.load(Ordering::Relaxed) {
             return false;
         }
         let old = self.ring.slots();

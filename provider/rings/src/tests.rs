@@ -212,6 +212,20 @@ fn cq_ring_overruns_without_losing_what_it_has() {
 }
 
 #[test]
+fn a_cq_ring_that_has_overrun_and_was_closed_takes_no_more() {
+    let ring = CqRing::new(2, false, None).unwrap();
+    assert!(push(&ring, 1, 0) && push(&ring, 2, 0) && !push(&ring, 3, 0));
+    ring.close();
+    assert_eq!(drain(&ring), [1, 2]);
+    assert!(!push(&ring, 4, 0) && !push(&ring, 5, 0));
+    let mut room = ring.room(4).unwrap();
+    // SAFETY: nobody pushes meanwhile.
+    assert!(!unsafe { ring.consumer().resize(&mut room) });
+    assert!(!push(&ring, 6, 0));
+    assert_eq!(drain(&ring), []);
+}
+
+#[test]
 fn cq_ring_grows_with_its_contents() {
     let ring = CqRing::new(4, false, None).unwrap();
     for id in 0..7 {

@@ -343,6 +343,8 @@ impl CqShared {
         if self.ignore_overrun {
             return Ok(());
         }
+        /* what is flushed now does not stand where what was lost should */
+        self.ring.close();
         self.fail();
         Err(overrun)
     }

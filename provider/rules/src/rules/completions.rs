@@ -158,6 +158,17 @@ pub(super) fn overrun(bench: &mut Bench) -> Tested {
         expect("CQEs written where two have room", written, 2)?;
         let again = (1..8).filter_map(|n| raw.event(n)).filter(|event| event.kind == 0).count();
         expect("more events of the overrun", again, 0)?;
+        if flags == 0 {
+            /* there is room, and requests to flush */
+            raw.word(SMALL).store(2, Ordering::Release);
+            for qp in [&mut a, &mut b] {
+                raw.put_send(qp, request(SendOp::Send, 20), data(0, 8, key));
+                raw.doorbell(qp)?;
+            }
+            raw.settle()?;
+            let written = raw.counter(COUNTER_CQE_WRITES)? - before;
+            expect("CQEs written to a queue that has overrun", written, 2)?;
+        }
     }
     Ok(())
 }
