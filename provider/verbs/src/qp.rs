@@ -81,7 +81,12 @@ pub type QpAttr = card_qp::QpAttr<AhAttr>;
 pub struct Qp(Arc<QpInner>, PostLines);
 
 /// The preference of a queue pair that was made without StaR, and has none later.
-const NO_PREFERENCE: u8 = !RPC;
+const NO_PREFERENCE: u8 = 0x1f;
+/// The part that is the preference.
+const PREFERENCE: u8 = 0x1f;
+/// Beside it: RPCs, and RPC WRITEs, may be posted, as it is settled what it is of StaR.
+const ADMITS_RPC: u8 = 0x20;
+const ADMITS_RPC_WRITE: u8 = 0x40;
 /// Beside the preference: it speaks StRoM's dialect.
 const RPC: u8 = 0x80;
 /// Answers of kernels that a queue pair of the dialect may have under way; each takes a place of its send
@@ -101,7 +106,8 @@ pub(crate) struct QpInner {
     /// allowed as in RTS.
     state: AtomicU8,
     gone: AtomicBool,
-    /// Which end is to keep the connection: a [`Preference`], or [`NO_PREFERENCE`]; with [`RPC`]
+    /// Which end is to keep the connection: a [`Preference`], or [`NO_PREFERENCE`]; with [`RPC`] and what is
+    /// admitted of them
     preference: AtomicU8,
     send_cq: Cq,
     recv_cq: Cq,
@@ -399,6 +405,10 @@ impl QpInner {
     fn posting_as(&self, state: QpState) {
         let mine = self._srq.as_ref().is_some_and(Srq::is_tagged);
         let state = if mine && state >= QpState::Rts { QpState::Rtr } else { state };
+        if state < QpState::Rtr {
+            /* it may be settled anew */
+            self.preference.fetch_and(!(ADMITS_RPC | ADMITS_RPC_WRITE), Ordering::Relaxed);
+        }
         self.state.store(state as u8, Ordering::Release);
     }
 
@@ -415,7 +425,7 @@ impl QpInner {
 
     /// Whether it was made with a preference, and so is known to StaR.
     pub(crate) fn has_preference(&self) -> bool {
-        self.preference.load(Ordering::Relaxed) & !RPC != NO_PREFERENCE
+        self.preference.load(Ordering::Relaxed) & PREFERENCE != NO_PREFERENCE
     }
 
     /// Whether it speaks StRoM's dialect.
@@ -425,23 +435,34 @@ impl QpInner {
     }
 
     /// Whether an RPC may be posted, as far as it is settled what it is of StaR: to a stateful end alone, and
-    /// no RPC WRITE.
+    /// no RPC WRITE. One of the dialect is settled once, so the card is asked until it is.
+    #[inline]
     pub(crate) fn admit_rpc(&self, op: SendOp) -> Result<()> {
-        if !self.has_preference() {
-            return Ok(());
-        }
+        let wanted = if op == SendOp::RpcWrite { ADMITS_RPC_WRITE } else { ADMITS_RPC };
+        let known = self.preference.load(Ordering::Relaxed);
+        if known & PREFERENCE == NO_PREFERENCE || known & wanted != 0 { Ok(()) } else { self.ask_for_rpc(op) }
+    }
+
+    #[cold]
+    fn ask_for_rpc(&self, op: SendOp) -> Result<()> {
         let query = StarCommand::Query { qpn: self.qpn, role: Some(self.preference()) };
         let role = self.pd.context().device()?.control(Command::Star(query))?.star()?.role;
-        match (role, op) {
-            (Settled::Stateful, _) => Err(VerbsError::Unsupported("RPCs of a stateful end of StaR")),
-            (Settled::Stateless, SendOp::RpcWrite) => Err(VerbsError::Unsupported("RPC WRITEs with StaR")),
-            _ => Ok(()),
-        }
+        let admitted = match (role, op) {
+            (Settled::Stateful, _) => return Err(VerbsError::Unsupported("RPCs of a stateful end of StaR")),
+            (Settled::Stateless, SendOp::RpcWrite) => {
+                return Err(VerbsError::Unsupported("RPC WRITEs with StaR"));
+            }
+            (Settled::Stateless, _) => ADMITS_RPC,
+            (Settled::Plain, _) => ADMITS_RPC | ADMITS_RPC_WRITE,
+            (Settled::Waiting, _) => 0,
+        };
+        self.preference.fetch_or(admitted, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Which end its program wants to keep the connection.
     pub(crate) fn preference(&self) -> Preference {
-        Preference::from_code(self.preference.load(Ordering::Relaxed) & !RPC).unwrap_or(Preference::Off)
+        Preference::from_code(self.preference.load(Ordering::Relaxed) & PREFERENCE).unwrap_or(Preference::Off)
     }
 
     /// Where it completes.
