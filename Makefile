@@ -153,7 +153,7 @@ conformance-board:
 	@tools/scripts/packages.sh test
 	@$(MAKE) --no-print-directory build
 	cargo run --quiet --package starverbs-conformance -- --full --net lo --device board \
-		--filter '^([^-]|-[^a]|-a [0-9])*$$' --table docs/conformance-board.md
+		--filter '^([^-]|-[^a]|-a [0-9]|-a -n)*$$' --table docs/conformance-board.md
 	tests/pyverbs/run.py --board --table docs/pyverbs-board.md dist/lib
 
 pyverbs:
