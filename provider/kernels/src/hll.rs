@@ -12,6 +12,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// log2 of the registers.
 const BITS: u32 = 16;
 const REGISTERS: usize = 1 << BITS;
+/// Ranks from 0, of a register that has seen nothing, on.
+const RANKS: usize = (64 - BITS + 2) as usize;
 
 /// Answer with an [`Estimate`].
 pub const ESTIMATE: u32 = 0;
@@ -52,6 +54,8 @@ pub struct Estimate {
 #[derive(Debug)]
 pub struct Hll {
     registers: Box<[u8]>,
+    /// Registers of each rank: an estimate looks at these alone
+    ranks: [u32; RANKS],
     to: Params,
     items: u64,
     lost: u64,
@@ -59,8 +63,7 @@ pub struct Hll {
 
 impl Default for Hll {
     fn default() -> Self {
-        let registers = vec![0; REGISTERS].into_boxed_slice();
-        Hll { registers, to: Params::default(), items: 0, lost: 0 }
+        Hll::over(vec![0; REGISTERS].into_boxed_slice())
     }
 }
 
@@ -80,21 +83,34 @@ pub fn hash(item: u32) -> u64 {
 }
 
 impl Hll {
+    /// That has seen nothing.
+    fn over(mut registers: Box<[u8]>) -> Self {
+        registers.fill(0);
+        let mut ranks = [0; RANKS];
+        ranks[0] = REGISTERS as u32;
+        Hll { registers, ranks, to: Params::default(), items: 0, lost: 0 }
+    }
+
     fn add(&mut self, item: u32) {
         let hash = hash(item);
         let rank = (hash << BITS | 1 << (BITS - 1)).leading_zeros() as u8 + 1;
         let register = &mut self.registers[(hash >> (64 - BITS)) as usize];
-        *register = rank.max(*register);
+        if rank > *register {
+            self.ranks[usize::from(*register)] -= 1;
+            self.ranks[usize::from(rank)] += 1;
+            *register = rank;
+        }
         self.items += 1;
     }
 
     /// Distinct items so far.
     pub fn estimate(&self) -> f64 {
         let m = REGISTERS as f64;
-        let sum: f64 = self.registers.iter().map(|rank| 1.0 / (1u64 << rank) as f64).sum();
+        let of = |(rank, count): (usize, &u32)| f64::from(*count) / (1u64 << rank) as f64;
+        let sum: f64 = self.ranks.iter().enumerate().map(of).sum();
         let raw = 0.7213 / (1.0 + 1.079 / m) * m * m / sum;
-        let empty = self.registers.iter().filter(|rank| **rank == 0).count();
-        if raw <= 2.5 * m && empty > 0 { m * (m / empty as f64).ln() } else { raw }
+        let empty = self.ranks[0];
+        if raw <= 2.5 * m && empty > 0 { m * (m / f64::from(empty)).ln() } else { raw }
     }
 
     /// The packet's bytes to memory, as far as there is room. False: later.
@@ -122,7 +138,7 @@ impl Kernel for Hll {
         let answer = Estimate { distinct: distinct.into(), items: self.items.into(), lost: self.lost.into() };
         match params.command.get() {
             ESTIMATE => {}
-            RESET => *self = Hll::default(),
+            RESET => *self = Hll::over(core::mem::take(&mut self.registers)),
             TO => self.to = params,
             _ => return Err(Code::BadParam),
         }
