@@ -61,8 +61,8 @@ make bench-qpc         of that, up to 100,000 queue pairs, room for few contexts
                        writes docs/bench-qpc.*
 make bench-star        of that, the StaR paper's workloads, 1 to 10,000 connections, StaR against RC; writes
                        docs/bench-star.*
-make bench-strom       of that, GET, traversal and consistent read by RPC and by READs; writes
-                       docs/bench-strom.*
+make bench-strom       of that, GET, traversal, consistent read and streams by RPC, by READs and WRITEs,
+                       and by TCP; writes docs/bench-strom.*
 make bench-1rma        of that, 1RMA beside RC: latency, rate, small READs beside a large one; writes
                        docs/bench-1rma.*
 make bench-neighbours  of that, a queue pair beside others whose peer is gone; writes docs/bench-neighbours.*
@@ -124,7 +124,8 @@ modules:
 	install -m 644 $(TARGET)/wasm32-unknown-unknown/release/examples/get.wasm \
 		$(TARGET)/wasm32-unknown-unknown/release/examples/traverse.wasm \
 		$(TARGET)/wasm32-unknown-unknown/release/examples/consistent.wasm \
-		$(TARGET)/wasm32-unknown-unknown/release/examples/hll.wasm dist/modules
+		$(TARGET)/wasm32-unknown-unknown/release/examples/hll.wasm \
+		$(TARGET)/wasm32-unknown-unknown/release/examples/shuffle.wasm dist/modules
 
 # Beside the library, whose links use one CPU. The compiler of modules has tests of its own: `make kernels`.
 unit-tests:
@@ -152,7 +153,7 @@ conformance-board:
 	@tools/scripts/packages.sh test
 	@$(MAKE) --no-print-directory build
 	cargo run --quiet --package starverbs-conformance -- --full --net lo --device board \
-		--filter '^([^-]|-[^a]|-a [0-9])*$$' --table docs/conformance-board.md
+		--filter '^([^-]|-[^a]|-a [0-9]|-a -n)*$$' --table docs/conformance-board.md
 	tests/pyverbs/run.py --board --table docs/pyverbs-board.md dist/lib
 
 pyverbs:

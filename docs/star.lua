@@ -26,7 +26,7 @@ local OPCODES = {
 	[0] = "RDMA_WRITE", [1] = "RDMA_WRITE_WITH_IMM", [2] = "SEND", [3] = "SEND_WITH_IMM", [4] = "RDMA_READ",
 	[5] = "ATOMIC_CMP_AND_SWP", [6] = "ATOMIC_FETCH_AND_ADD", [7] = "LOCAL_INV", [8] = "BIND_MW",
 	[9] = "SEND_WITH_INV",
-	[14] = "FLUSH", [15] = "ATOMIC_WRITE", [255] = "receive",
+	[14] = "FLUSH", [15] = "ATOMIC_WRITE", [62] = "RPC", [63] = "RPC_WRITE", [255] = "receive",
 }
 local STATUSES = {
 	[0] = "success", [1] = "local length", [4] = "local protection", [5] = "flushed",

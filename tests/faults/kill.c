@@ -1,7 +1,7 @@
 /* kill -9 of one of two processes at random moments in the middle of what they do together: RC with SENDs,
- * WRITEs, READs and additions, a shared receive queue, UC, RPCs that run a kernel, XRC, UD, multicast,
- * imported memory. The other gets what it must get in bounded time, and its card is as good as new; a pair
- * beside them works all the while. usage: kill [KILLS [SEED]] */
+ * WRITEs, READs and additions, a shared receive queue, UC, RPCs and streams that run kernels, XRC, UD,
+ * multicast, imported memory. The other gets what it must get in bounded time, and its card is as good as
+ * new; a pair beside them works all the while. usage: kill [KILLS [SEED]] */
 #include "faults.h"
 #include <dlfcn.h>
 #include <stddef.h>
@@ -12,8 +12,8 @@
 enum what { RC, SHARED, UC, RPC, XRC, UD, MULTICAST, IMPORTED, KINDS };
 static const char *const names[] = { "RC", "RC, shared receive queue", "UC", "RPC", "XRC", "UD", "multicast",
 	"imported memory" };
-/* The RPC's op-code. */
-enum { OP_GET = 1 };
+/* Op-codes of RPCs and of RPC WRITEs. */
+enum { OP_GET = 1, OP_HLL = 2 };
 enum { QKEY = 0x11111111, GROUP = 239 << 24 | 77 << 16 | 5 };
 
 /* Of the process that a role is run in; shared memory tells the parent how far it is. */
@@ -70,6 +70,7 @@ static struct ibv_qp *rpc_qp(struct ends *e, int active)
 	__typeof__(stardv_load_kernel) *load = named("stardv_load_kernel");
 
 	NEED(active || load(e->s.pd, OP_GET, STARDV_KERNEL_GET) == 0);
+	NEED(active || load(e->s.pd, OP_HLL, STARDV_KERNEL_HLL) == 0);
 	return ibv_create_qp_ex(e->s.ctx, &i);
 }
 
@@ -186,6 +187,16 @@ static void call_one(struct ends *e, const struct more *m)
 	NEED(post_rpc(e->s.qp, &wr, sizeof(wr)) == 0);
 }
 
+/* Items of four bytes for a sketch, many packets of them. */
+static void stream_one(struct ends *e, long n)
+{
+	struct ibv_sge sge = { (uintptr_t)e->s.buffer, 4 * (1 + n * 977 % (BYTES / 4)), e->s.mr->lkey };
+	struct stardv_rpc_wr wr = { .op = OP_HLL, .sg_list = &sge, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED };
+	__typeof__(stardv_post_rpc_write) *post_rpc_write = named("stardv_post_rpc_write");
+
+	NEED(post_rpc_write(e->s.qp, &wr, sizeof(wr)) == 0);
+}
+
 static void send_one(struct ends *e, const struct more *m, long n)
 {
 	struct ibv_sge sge = { (uintptr_t)e->s.buffer, 1 + n * 977 % 3000, e->s.mr->lkey };
@@ -202,7 +213,7 @@ static void send_one(struct ends *e, const struct more *m, long n)
 							  IBV_WR_ATOMIC_FETCH_AND_ADD };
 
 		if (what == RPC && n % 4 == 3)
-			return call_one(e, m);
+			return n % 8 == 3 ? call_one(e, m) : stream_one(e, n);
 		wr.opcode = ops[n % (what == UC ? 2 : 4)];
 		wr.qp_type.xrc.remote_srqn = m->srq;
 		wr.wr.rdma.remote_addr = m->p.addr + BYTES;
@@ -277,7 +288,7 @@ static void talk(int fd, int active)
 	if (what == RPC && !active) {
 		__typeof__(stardv_unload_kernel) *unload = named("stardv_unload_kernel");
 
-		NEED(unload(e.s.pd, OP_GET) == 0);
+		NEED(unload(e.s.pd, OP_GET) == 0 && unload(e.s.pd, OP_HLL) == 0);
 	}
 	NEED(ibv_dereg_mr(e.s.mr) == 0 && ibv_destroy_cq(e.s.cq) == 0 && ibv_dealloc_pd(e.s.pd) == 0);
 	NEED(ibv_close_device(e.s.ctx) == 0);

@@ -18,9 +18,11 @@ pub const PARTITIONS: usize = 1024;
 /// Values of all buffers.
 const BUFFERED: usize = PARTITIONS * 16;
 /// Most values of a buffer: one WRITE of a queue pair has no more.
-const DEEPEST: usize = 512;
+const DEEPEST: u16 = 512;
 /// Bytes of a region that are looked at at a time.
 const PIECE: u64 = 4096;
+/// Values that are copied at a time, as the run is written to while they are taken.
+const GROUP: usize = 32;
 
 /// Begin anew, with 2^`bits` partitions that have no room yet.
 pub const BEGIN: u32 = 0;
@@ -57,14 +59,13 @@ pub struct Partition {
     pub len: U64,
 }
 
-/// A partition's state: where its next value goes, and how many wait.
+/// A partition's state but for how many values wait: where its next value goes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lane {
     to: u64,
     room: u64,
     rkey: u32,
     qpn: u32,
-    waiting: usize,
     values: u64,
 }
 
@@ -72,9 +73,11 @@ struct Lane {
 #[derive(Debug)]
 pub struct Shuffle {
     lanes: Box<[Lane]>,
-    /// Values that wait, `depth` for each partition
+    /// Values that wait for each partition: beside the lanes, as each value looks at one
+    waiting: Box<[u16; PARTITIONS]>,
+    /// These values, `depth` for each partition
     buffers: Box<[[u8; 8]]>,
-    depth: usize,
+    depth: u16,
     /// The card's own program has begun it, and not a peer
     own: bool,
     /// Low bits of a value that name its partition
@@ -86,16 +89,17 @@ impl Default for Shuffle {
     fn default() -> Self {
         let lanes = vec![Lane::default(); PARTITIONS].into_boxed_slice();
         let buffers = vec![[0; 8]; BUFFERED].into_boxed_slice();
-        Shuffle { lanes, buffers, depth: DEEPEST, own: false, mask: 0, lost: 0 }
+        let waiting = Box::new([0; PARTITIONS]);
+        Shuffle { lanes, waiting, buffers, depth: DEEPEST, own: false, mask: 0, lost: 0 }
     }
 }
 
 impl Shuffle {
     /// Writes what waits for a partition. False: later.
     fn flush(&mut self, run: &mut KernelRun, at: usize) -> bool {
-        let lane = &mut self.lanes[at];
-        let fits = lane.waiting.min((lane.room / 8) as usize);
-        let bytes = self.buffers[at * self.depth..][..fits].as_flattened();
+        let (lane, waiting) = (&mut self.lanes[at], usize::from(self.waiting[at]));
+        let fits = waiting.min((lane.room / 8) as usize);
+        let bytes = self.buffers[at * usize::from(self.depth)..][..fits].as_flattened();
         let written = match lane.qpn {
             _ if fits == 0 => true,
             0 => run.write(lane.rkey, lane.to, bytes),
@@ -104,44 +108,51 @@ impl Shuffle {
         if !written {
             return false;
         }
-        self.lost += (lane.waiting - fits) as u64;
+        self.lost += (waiting - fits) as u64;
         let len = fits as u64 * 8;
         (lane.to, lane.room) = (lane.to.wrapping_add(len), lane.room - len);
-        (lane.waiting, lane.values) = (0, lane.values + fits as u64);
+        lane.values += fits as u64;
+        self.waiting[at] = 0;
         true
     }
 
     /// Takes a value. False: later.
+    #[inline(always)]
     fn take(&mut self, run: &mut KernelRun, value: [u8; 8]) -> bool {
-        let at = u64::from_le_bytes(value) as usize & self.mask;
-        if self.lanes[at].waiting == self.depth && !self.flush(run, at) {
-            return false;
+        /* no more than there are, whatever the mask: nothing is checked then */
+        let at = u64::from_le_bytes(value) as usize & self.mask & (PARTITIONS - 1);
+        let mut waiting = self.waiting[at];
+        if waiting == self.depth {
+            if !self.flush(run, at) {
+                return false;
+            }
+            waiting = 0;
         }
-        let lane = &mut self.lanes[at];
-        self.buffers[at * self.depth + lane.waiting] = value;
-        lane.waiting += 1;
+        self.buffers[at * usize::from(self.depth) + usize::from(waiting)] = value;
+        self.waiting[at] = waiting + 1;
         true
     }
 
-    /// Takes the packet's values from where it was left; the register counts them.
-    fn spread(&mut self, run: &mut KernelRun) -> Poll {
-        while let Some(value) = run.param::<8>(run.regs[0] as usize * 8) {
-            if !self.take(run, value) {
-                return Poll::Pending;
+    /// Takes the values of `bytes` from where it was left; the register counts them. False: later.
+    fn take_all(&mut self, run: &mut KernelRun, bytes: impl Fn(&KernelRun) -> &[u8]) -> bool {
+        loop {
+            let mut group = [[0; 8]; GROUP];
+            let left = bytes(run).as_chunks().0.get(run.regs[0] as usize..).unwrap_or_default();
+            let count = left.len().min(GROUP);
+            group[..count].copy_from_slice(&left[..count]);
+            let taken = group[..count].iter().take_while(|value| self.take(run, **value)).count();
+            run.regs[0] += taken as u64;
+            if taken < GROUP {
+                return taken == count;
             }
-            run.regs[0] += 1;
         }
-        Poll::Ready(Code::Ok)
     }
 
     /// Reads the region piece by piece, and takes its values from where it was left: the registers have the
     /// values taken of this piece, the next piece's address and the bytes left.
     fn stream(&mut self, run: &mut KernelRun, key: u32) -> Poll {
-        while let Some(value) = run.read_data().as_chunks().0.get(run.regs[0] as usize) {
-            if !self.take(run, *value) {
-                return Poll::Pending;
-            }
-            run.regs[0] += 1;
+        if !self.take_all(run, KernelRun::read_data) {
+            return Poll::Pending;
         }
         let len = run.regs[5].min(PIECE);
         let next = RegionRange { key, len: len as u32, va: run.regs[4] };
@@ -174,8 +185,9 @@ impl Shuffle {
             return Err(Code::BadParam);
         }
         (self.mask, self.lost) = ((1 << params.number.get()) - 1, 0);
-        self.depth = (BUFFERED >> params.number.get()).min(DEEPEST);
+        self.depth = ((BUFFERED >> params.number.get()) as u16).min(DEEPEST);
         self.lanes.fill(Lane::default());
+        self.waiting.fill(0);
         Ok(())
     }
 
@@ -187,8 +199,9 @@ impl Shuffle {
         for (lane, partition) in lanes.iter_mut().zip(partitions) {
             let (to, room) = (partition.to.get(), partition.len.get());
             let (rkey, qpn) = (params.number.get(), params.qpn.get());
-            *lane = Lane { to, room, rkey, qpn, ..Lane::default() };
+            *lane = Lane { to, room, rkey, qpn, values: 0 };
         }
+        self.waiting[first..end].fill(0);
         Ok(())
     }
 }
@@ -224,7 +237,7 @@ impl Kernel for Shuffle {
 
     fn step(&mut self, run: &mut KernelRun) -> Poll {
         if run.regs[3] == 0 {
-            return self.spread(run);
+            return if self.take_all(run, KernelRun::bytes) { Poll::Ready(Code::Ok) } else { Poll::Pending };
         }
         let Ok((params, _)) = Params::read_from_prefix(run.bytes()) else {
             return Poll::Ready(Code::BadParam);
@@ -298,7 +311,7 @@ mod tests {
     /// The sender's: a region's values leave by the queue pairs of their partitions, in order.
     #[test]
     fn a_region_is_sent_to_its_partitions() {
-        for (bits, count, most) in [(1, 5000u64, DEEPEST), (4, 5000, DEEPEST), (10, 40_000, 16), (3, 0, 0)] {
+        for (bits, count, most) in [(1, 5000u64, 512), (4, 5000, 512), (10, 40_000, 16), (3, 0, 0)] {
             let (mut host, mut kernel) = (TestHost::new(BASE, 1 << 20), Shuffle::default());
             host.own = true;
             let values: Vec<u64> = (0..count).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 7).collect();
@@ -392,7 +405,7 @@ mod tests {
         assert_eq!(code(command(BEGIN, 0, 0), &[]), Code::Ok);
         let place = Partition { to: 8.into(), len: 4096.into() };
         assert_eq!(code(command(HISTOGRAM, TestHost::KEY, 0), place.as_bytes()), Code::Ok);
-        assert_eq!(host.feed(&mut kernel, &[0; 8 * DEEPEST], true, false), Code::Ok);
+        assert_eq!(host.feed(&mut kernel, &[0; 8 * DEEPEST as usize], true, false), Code::Ok);
         assert_eq!(host.feed(&mut kernel, &[0; 8], false, true), Code::Access);
     }
 }

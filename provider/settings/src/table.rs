@@ -70,10 +70,11 @@ fn path(value: &Option<PathBuf>) -> String {
 pub const KEYS: &[Key] = &[
     Key {
         name: "DEVICE",
-        allowed: "soft, or board: and the path of a socket",
+        allowed: "soft, or board: and the path of a socket or of a device of the kernel module",
         about: "The card that the process has: one in software, which is part of it (soft), or a function \
                 of a board ([board.md](board.md)), the first that is free of those that `starverbs board` \
-                offers at this socket, at SOCKET.1, SOCKET.2 and so on.",
+                offers at this socket, at SOCKET.1, SOCKET.2 and so on, or that the kernel module has as \
+                /dev/starN.",
         set: |s, v| put(&mut s.device, value::device(v)),
         get: |s| value::spell_device(&s.device),
     },

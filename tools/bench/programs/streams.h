@@ -83,7 +83,7 @@ static void write_stream(void)
 
 static void sketch_by_rpc(void)
 {
-	send_stream(OP_HLL, 0);
+	send_stream(OP_HLL | by, 0);
 }
 
 static void sketch_after_write(void)
@@ -105,7 +105,7 @@ static void ask_shuffle(uint32_t command, uint32_t number, uint32_t first, uint3
 	for (uint32_t at = 0; at < places; at++)
 		params.places[at] = (struct stardv_partition){ htole64(STORED(store.partitions[first + at])),
 							       htole64(ROOM) };
-	call(OP_SHUFFLE, &params, sizeof(params.shuffle) + places * sizeof(params.places[0]), len);
+	call(OP_SHUFFLE | by, &params, sizeof(params.shuffle) + places * sizeof(params.places[0]), len);
 }
 
 static void shuffle_by_rpc(void)
@@ -113,7 +113,7 @@ static void shuffle_by_rpc(void)
 	ask_shuffle(STARDV_SHUFFLE_BEGIN, 10, 0, 0, 0);
 	for (uint32_t first = 0; first < PARTITIONS; first += DESCRIBED)
 		ask_shuffle(STARDV_SHUFFLE_HISTOGRAM, peer.rkey, first, DESCRIBED, 0);
-	send_stream(OP_SHUFFLE, 0);
+	send_stream(OP_SHUFFLE | by, 0);
 	ask_shuffle(STARDV_SHUFFLE_FLUSH, 0, 0, 0, sizeof(uint64_t));
 }
 
@@ -166,9 +166,9 @@ static void measure_streams(double seconds)
 	/* none of the bytes that others look at */
 	size = CRC;
 	measure("stream.write", STREAM >> 20, write_stream, seconds);
-	measure("stream.shuffle", STREAM >> 20, shuffle_by_rpc, seconds);
+	measure_rpc("shuffle", STREAM >> 20, shuffle_by_rpc, seconds);
 	measure("stream.sender", STREAM >> 20, shuffle_by_writes, seconds);
-	measure("stream.hll", STREAM >> 20, sketch_by_rpc, seconds);
+	measure_rpc("hll", STREAM >> 20, sketch_by_rpc, seconds);
 	measure("stream.cpu", STREAM >> 20, sketch_after_write, seconds);
 }
 

@@ -2,7 +2,8 @@
  * RPC and by READs; the first two by TCP, too. Two processes, of which the server has memory and kernels,
  * and the client asks one thing after the other; both poll without a break.
  * Build: cc -O2 -o strom strom.c -libverbs
- * usage: KERNEL_MODULES=FOLDER strom [-t SECONDS]: get.wasm, traverse.wasm and consistent.wasm lie there
+ * usage: KERNEL_MODULES=FOLDER strom [-t SECONDS]: get.wasm, traverse.wasm, consistent.wasm,
+ * shuffle.wasm and hll.wasm lie there
  * Prints lines of a name and a number: the median and, with .p99, the 99th percentile of the time from the
  * post of the first request to the last byte (us). Each measurement takes so many seconds. */
 #define _GNU_SOURCE
@@ -353,9 +354,8 @@ static int serve(int fd)
 	load(OP_GET, STARDV_KERNEL_GET, "get");
 	load(OP_TRAVERSE, STARDV_KERNEL_TRAVERSE, "traverse");
 	load(OP_CONSISTENT, STARDV_KERNEL_CONSISTENT, "consistent");
-	if ((errno = load_kernel(pd, OP_SHUFFLE, STARDV_KERNEL_SHUFFLE)) ||
-	    (errno = load_kernel(pd, OP_HLL, STARDV_KERNEL_HLL)))
-		die("stardv_load_kernel");
+	load(OP_SHUFFLE, STARDV_KERNEL_SHUFFLE, "shuffle");
+	load(OP_HLL, STARDV_KERNEL_HLL, "hll");
 	await_stream();
 	put(fd, "", 1);
 	accept_client(fd);

@@ -1,15 +1,19 @@
 //! StRoM: kernels run once each, in order, whatever the wire does; and nobody else notices.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use crate::common::rpc::{Echo, Endless, Journal, PAGE, RpcPair, SLOTS, Seen, speak};
 use crate::common::{all_rights, any_bytes, any_faults, for_seeds};
 use starverbs_core::qp::RecvSource;
-use starverbs_core::strom::{ANY_OP, Code, RegionRange, ReplyHead, ReplyTarget, RpcHandler, TARGET_LEN};
+use starverbs_core::strom::{
+    ANY_OP, Code, Input, Kernel, KernelId, KernelRun, MAX_RUNNING, Poll, RegionRange, ReplyHead, ReplyTarget,
+    RpcHandler, TARGET_LEN,
+};
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{
-    Access, AsyncEvent, FlushLevel, Mtu, NicConfig, NicError, Placement, QpState, QpType, SendFlags, SendOp,
-    SendWqe, Sge, WcFlags, WcOpcode, WcStatus,
+    Access, AsyncEvent, FlushLevel, Mtu, NicConfig, NicError, Placement, QpState, QpType, Qpn, SendFlags,
+    SendOp, SendWqe, Sge, WcFlags, WcOpcode, WcStatus,
 };
 use starverbs_kernels::Get;
 use starverbs_kernels::get::{Bucket, HashEntry, Params};
@@ -217,6 +221,41 @@ fn an_rpc_from_the_peer_says_what_it_speaks() {
     assert_eq!(pair.answer(at), Some((OP as u32, 0, 4, b"echo".to_vec())));
 }
 
+/// An end of another connection between the pair's cards.
+struct Beside {
+    qpn: Qpn,
+    peer: Qpn,
+    sq: SimSq,
+    cq: SimCq,
+}
+
+impl Beside {
+    fn new(pair: &mut RpcPair) -> Beside {
+        let [(qpn, sq, cq), (peer, ..)] = [0, 1].map(|at| {
+            let (sq, cq) = (SimSq::new(16), SimCq::new(16));
+            let host = &mut pair.net.hosts[at];
+            let qpn = host.qp(QpType::Rc, &sq, RecvSource::Own(SimRq::new(1, 1)), [&cq, &cq], true);
+            speak(host, qpn);
+            (qpn, sq, cq)
+        });
+        let ends = (QpAt { host: 0, qpn }, QpAt { host: 1, qpn: peer });
+        pair.net.connect(QpType::Rc, ends.0, ends.1, &Setup::default());
+        Beside { qpn, peer, sq, cq }
+    }
+
+    /// An RPC that wants no answer.
+    fn call(&self, pair: &mut RpcPair, op: u64) {
+        let data = pair.bytes(&[[0; 24], [7; 24]].concat());
+        let wqe = SendWqe { op: SendOp::Rpc, remote_addr: op, ..SendWqe::default() };
+        self.sq.post(Send { wqe, sges: vec![data], inline: None }).unwrap();
+        pair.net.doorbell(0, self.qpn);
+    }
+
+    fn polled(&self) -> Option<WcStatus> {
+        self.cq.poll().map(|(cqe, _)| cqe.status)
+    }
+}
+
 #[test]
 fn an_endless_kernel_harms_its_queue_pair_alone() {
     let mut pair = RpcPair::quiet();
@@ -224,29 +263,78 @@ fn an_endless_kernel_harms_its_queue_pair_alone() {
     pair.load(OP + 1, Echo);
     let stuck = pair.call(1, OP, &[], 64, false);
     pair.net.run_for(1_000_000);
-    /* another connection between the same cards */
-    let (sq, cq) = ([(); 2].map(|()| SimSq::new(16)), [(); 2].map(|()| SimCq::new(16)));
-    let qpn = [0, 1].map(|at| {
-        let host = &mut pair.net.hosts[at];
-        let own = RecvSource::Own(SimRq::new(1, 1));
-        let qpn = host.qp(QpType::Rc, &sq[at], own, [&cq[at], &cq[at]], true);
-        speak(host, qpn);
-        qpn
-    });
-    let (a, b) = (QpAt { host: 0, qpn: qpn[0] }, QpAt { host: 1, qpn: qpn[1] });
-    pair.net.connect(QpType::Rc, a, b, &Setup::default());
-    let data = pair.bytes(&[[0; 24], [7; 24]].concat());
-    let wqe = SendWqe { op: SendOp::Rpc, remote_addr: OP + 1, ..SendWqe::default() };
-    sq[0].post(Send { wqe, sges: vec![data], inline: None }).unwrap();
-    pair.net.doorbell(0, qpn[0]);
+    let other = Beside::new(&mut pair);
+    other.call(&mut pair, OP + 1);
     pair.net.run_for(1_000_000);
-    assert_eq!(cq[0].poll().map(|(cqe, _)| cqe.status), Some(WcStatus::Success));
+    assert_eq!(other.polled(), Some(WcStatus::Success));
     assert!(pair.polled(0).is_empty());
     /* the kernel goes in mid-stream */
     assert!(pair.net.hosts[1].nic.unload_kernel(endless).is_ok());
     pair.run();
     assert_eq!(pair.polled(0), [(1, WcStatus::Success)]);
     assert_eq!(pair.answer(stuck).map(|(_, code, ..)| code), Some(Code::NoKernel as u32));
+}
+
+/// A kernel that does not end, reads all the time, and counts its steps for each queue pair.
+struct Reader {
+    steps: Arc<Mutex<BTreeMap<Qpn, u64>>>,
+    memory: RegionRange,
+}
+
+impl Reader {
+    /// The kernel loaded, and its counts.
+    fn load(pair: &mut RpcPair) -> (KernelId, Arc<Mutex<BTreeMap<Qpn, u64>>>) {
+        let steps = Arc::new(Mutex::new(BTreeMap::new()));
+        let memory = RegionRange { key: pair.page[1].1, va: pair.page[1].0, len: 4096 };
+        (pair.load(OP, Reader { steps: steps.clone(), memory }), steps)
+    }
+}
+
+impl Kernel for Reader {
+    fn start(&mut self, _: &mut KernelRun, _: Input) -> Result<(), Code> {
+        Ok(())
+    }
+    fn step(&mut self, run: &mut KernelRun) -> Poll {
+        *self.steps.lock().unwrap().entry(run.qpn()).or_default() += 1;
+        assert!(run.read(self.memory));
+        Poll::Pending
+    }
+}
+
+/// Who comes when as many kernels are at work as a card has room for finds it not ready, until one ends.
+#[test]
+fn a_card_has_room_for_so_many_kernels() {
+    let mut pair = RpcPair::quiet();
+    let (reader, steps) = Reader::load(&mut pair);
+    pair.load(OP + 1, Echo);
+    let others: Vec<Beside> = (0..MAX_RUNNING).map(|_| Beside::new(&mut pair)).collect();
+    others.iter().for_each(|other| other.call(&mut pair, OP));
+    pair.net.run_for(10_000_000);
+    assert_eq!(steps.lock().unwrap().len(), others.len(), "all are at work");
+    let answer = pair.call(1, OP + 1, b"late", 64, false);
+    pair.net.run_for(1_000_000);
+    assert!(pair.polled(0).is_empty() && others.iter().all(|other| other.polled().is_none()));
+    assert!(pair.net.hosts[1].nic.counters().sent_rnr.get() > 0);
+    assert!(pair.net.hosts[1].nic.unload_kernel(reader).is_ok());
+    pair.run();
+    assert_eq!(pair.polled(0), [(1, WcStatus::Success)]);
+    assert_eq!(pair.answer(answer).map(|(_, code, ..)| code), Some(Code::Ok as u32));
+}
+
+/// Kernels that do not end have as many turns as each other, whoever began first.
+#[test]
+fn kernels_of_many_have_turns_alike() {
+    let mut pair = RpcPair::quiet();
+    let (_, steps) = Reader::load(&mut pair);
+    let others: Vec<Beside> = (0..8).map(|_| Beside::new(&mut pair)).collect();
+    others.iter().for_each(|other| other.call(&mut pair, OP));
+    pair.net.run_for(1_000_000);
+    let begun = std::mem::take(&mut *steps.lock().unwrap());
+    assert!(others.iter().all(|other| begun.contains_key(&other.peer)));
+    pair.net.run_for(10_000_000);
+    let steps = steps.lock().unwrap();
+    let (least, most) = (steps.values().min().unwrap(), steps.values().max().unwrap());
+    assert!(steps.len() == others.len() && *least > 1000 && most - least < most / 10, "{least}, {most}");
 }
 
 /// A kernel that takes another's place ends what that is in the middle of, and answers what comes then.

@@ -402,6 +402,15 @@ impl Board {
         })
     }
 
+    /// For people: what a queue pair has become that is to end before the thread has told it.
+    fn tell_role_at_end(&self, qpn: Qpn) {
+        let next = *self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = (0..).map_while(|ahead| self.event(next.wrapping_add(ahead)));
+        if waiting.any(|event| event == (EVENT_STAR, qpn)) {
+            self.tell_role(qpn);
+        }
+    }
+
     /// Those of objects that are gone, or that never were, are dropped.
     fn on_event(&self, kind: u32, number: u32) {
         let objects = self.objects();

@@ -145,7 +145,10 @@ impl Board {
                 let reply: ModifyQp = self.link.ask(OP_QUERY_QP, &object(qpn))?;
                 Ok(CommandReply::Qp(decode_attr(&reply.attr, QpAttrMask::all()).ok_or(BROKEN)?))
             }
-            Command::DestroyQp { qp, detach } => self.destroy_qp(qp, detach).map(done),
+            Command::DestroyQp { qp, detach } => {
+                self.tell_role_at_end(qp.qpn);
+                self.destroy_qp(qp, detach).map(done)
+            }
             Command::AttachMcast { qpn, group } => {
                 self.link.tell(OP_ATTACH_GROUP, &in_group(qpn, group))?;
                 self.objects().groups.insert((qpn, group));
