@@ -67,6 +67,8 @@ static const struct star_op star_ops[] = {
 	{ STARVERBS_OP_MODIFY_QP, 0, SIZE(modify_qp), 0, STAR_PLAIN },
 	{ STARVERBS_OP_QUERY_QP, 0, SIZE(object), SIZE(modify_qp), STAR_PLAIN },
 	{ STARVERBS_OP_DESTROY_QP, STAR_QP, SIZE(object), 0, STAR_DESTROY },
+	{ STARVERBS_OP_LOAD_KERNEL, 0, SIZE(rpc_kernel), 0, STAR_PLAIN },
+	{ STARVERBS_OP_UNLOAD_KERNEL, 0, SIZE(rpc_kernel), 0, STAR_PLAIN },
 	{ STARVERBS_OP_ATTACH_GROUP, 0, SIZE(group), 0, STAR_PLAIN },
 	{ STARVERBS_OP_DETACH_GROUP, 0, SIZE(group), 0, STAR_PLAIN },
 	{ STARVERBS_OP_OPEN_MADS, 0, 0, SIZE(number_reply), STAR_PLAIN },
@@ -78,7 +80,7 @@ static const struct star_op star_ops[] = {
 
 const u64 star_caps = STARVERBS_CAP_VERBS | STARVERBS_CAP_WINDOWS | STARVERBS_CAP_XRC |
 		      STARVERBS_CAP_MULTICAST | STARVERBS_CAP_CQ_CHANGES | STARVERBS_CAP_NULL |
-		      STARVERBS_CAP_MADS;
+		      STARVERBS_CAP_MADS | STARVERBS_CAP_STROM;
 
 /* What lets a peer or the board write into a region: enum ibv_access_flags */
 #define STAR_ACCESS_WRITES (BIT(0) | BIT(1) | BIT(3) | BIT(4))
@@ -175,6 +177,20 @@ static int star_translate_queues(struct star_context *context, struct star_queue
 	return err;
 }
 
+/* The same of a QP, with memory for answers if it speaks StRoM's dialect */
+static int star_translate_qp(struct star_context *context, struct star_queue *queue,
+			     struct starverbs_create_qp *qp)
+{
+	int err = star_translate_queues(context, queue, &qp->queues);
+
+	if (!(qp->flags & STARVERBS_QP_RPC))
+		qp->answers = 0;
+	else if (!err)
+		err = star_translate(context, queue, &qp->answers,
+				     (u64)STARVERBS_ANSWER_BYTES * qp->answer_slots);
+	return err;
+}
+
 static int star_translate_ring(struct star_context *context, struct star_queue *queue, u64 *entries,
 			       u64 *taken, u32 log)
 {
@@ -195,13 +211,14 @@ static int star_translate_body(struct star_context *context, struct star_queue *
 	struct starverbs_mad *mad = body;
 
 	BUILD_BUG_ON(offsetof(struct starverbs_create_srq, queues) ||
-		     offsetof(struct starverbs_create_xrc_srq, queues) ||
-		     offsetof(struct starverbs_create_qp, queues));
+		     offsetof(struct starverbs_create_xrc_srq, queues));
 	switch (op) {
 	case STARVERBS_OP_CREATE_CQ:
 		return star_translate_ring(context, queue, &cq->entries, &cq->taken, cq->log);
 	case STARVERBS_OP_RESIZE_CQ:
 		return star_translate_ring(context, queue, &resize->entries, &resize->taken, resize->log);
+	case STARVERBS_OP_CREATE_QP:
+		return star_translate_qp(context, queue, body);
 	case STARVERBS_OP_SEND_MAD:
 	case STARVERBS_OP_RECEIVE_MAD:
 		return star_translate(context, queue, &mad->addr, STARVERBS_MAD_BYTES);

@@ -116,7 +116,7 @@ struct star_queue {
 	struct hlist_node node;
 	u64 name;			/* kind and number */
 	unsigned int count;
-	struct star_buffer *in[4];
+	struct star_buffer *in[5];
 };
 
 /* A region: pinned pages of a program, as the board knows them */

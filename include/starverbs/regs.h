@@ -116,7 +116,7 @@
 #define STARVERBS_CAP_XRC (1ULL << 1)
 /* StaR: queue pairs that may be ends of its connections */
 #define STARVERBS_CAP_STAR (1ULL << 2)
-/* StRoM: reserved */
+/* StRoM: kernels of the board's, and queue pairs that speak its dialect */
 #define STARVERBS_CAP_STROM (1ULL << 3)
 /* 1RMA: reserved */
 #define STARVERBS_CAP_RMA (1ULL << 4)

@@ -30,6 +30,9 @@
 /* Event: what a queue pair is of StaR may have changed */
 #define STARVERBS_EVENT_STAR 0x102
 
+/* Event: the peer of a queue pair speaks no StRoM, so that its RPC fails */
+#define STARVERBS_EVENT_NO_DIALECT 0x103
+
 /* Bytes of a management datagram */
 #define STARVERBS_MAD_BYTES 256
 /* Scope of a service: one address */
@@ -49,6 +52,28 @@
 #define STARVERBS_QP_BLOCK_LOOPBACK 2
 /* Flag of a QP: it may become an end of a StaR connection, as its star says */
 #define STARVERBS_QP_STAR 4
+/* Flag of a QP: it speaks StRoM's dialect, and its answers is memory for answers of kernels */
+#define STARVERBS_QP_RPC 8
+
+/* Bytes of the memory for one answer */
+#define STARVERBS_ANSWER_BYTES 4160
+/* Answers of a QP at most */
+#define STARVERBS_ANSWERS 64
+
+/* What answers RPCs: the program, which gets them as receives */
+#define STARVERBS_KERNEL_PROGRAM 0
+/* The same: the kernel GET */
+#define STARVERBS_KERNEL_GET 1
+/* The same: traversal */
+#define STARVERBS_KERNEL_TRAVERSE 2
+/* The same: consistent read */
+#define STARVERBS_KERNEL_CONSISTENT 3
+/* The same: shuffle */
+#define STARVERBS_KERNEL_SHUFFLE 4
+/* The same: HyperLogLog */
+#define STARVERBS_KERNEL_HLL 5
+/* Flag of a kernel: it takes the place of what the op-code has */
+#define STARVERBS_KERNEL_REPLACE 1
 
 /* What a program wants of StaR: plain RC */
 #define STARVERBS_STAR_OFF 0
@@ -158,8 +183,10 @@
 #define STARVERBS_OP_STAR_SET_ROLE 0x200
 /* struct starverbs_object, a QPN; answers struct starverbs_star_reply */
 #define STARVERBS_OP_STAR_QUERY 0x201
-/* From here on: StRoM */
-#define STARVERBS_OP_STROM 0x300
+/* struct starverbs_rpc_kernel: it answers RPCs of its op-code from now on. EBUSY: another does */
+#define STARVERBS_OP_LOAD_KERNEL 0x300
+/* struct starverbs_rpc_kernel, of which domain and op-code count */
+#define STARVERBS_OP_UNLOAD_KERNEL 0x301
 /* From here on: 1RMA */
 #define STARVERBS_OP_RMA 0x400
 
@@ -332,7 +359,9 @@ struct starverbs_create_qp {
 	__u8 kind;	/* enum ibv_qp_type */
 	__u8 flags;	/* STARVERBS_QP_* */
 	__u8 star;	/* With STARVERBS_QP_STAR: what the program wants it to be, STARVERBS_STAR_* */
-	__u8 reserved[5];
+	__u8 answer_slots;	/* With STARVERBS_QP_RPC: answers that there is room for */
+	__u8 reserved[4];
+	__u64 answers;	/* With STARVERBS_QP_RPC: DMA address of their memory, STARVERBS_ANSWER_BYTES each */
 };
 
 /* Attributes of a queue pair: struct ibv_qp_attr */
@@ -379,6 +408,15 @@ struct starverbs_star_reply {
 	__u32 role;	/* What it is: STARVERBS_STAR_* */
 	__u64 card_bytes;	/* Bytes that the board keeps of it on chip */
 	__u64 host_bytes;	/* Bytes that are kept of it elsewhere because of that */
+};
+
+/* What answers RPCs of an op-code on queue pairs of a protection domain */
+struct starverbs_rpc_kernel {
+	__u64 op;	/* The RPC op-code; 2^64 - 1: all that have nothing else */
+	__u32 pd;	/* Protection domain */
+	__u32 kernel;	/* STARVERBS_KERNEL_* */
+	__u32 flags;	/* STARVERBS_KERNEL_REPLACE */
+	__u32 reserved;
 };
 
 /* A queue pair in a multicast group */
@@ -429,11 +467,12 @@ _Static_assert(sizeof(struct starverbs_queues) == 48, "starverbs_queues");
 _Static_assert(sizeof(struct starverbs_create_srq) == 56, "starverbs_create_srq");
 _Static_assert(sizeof(struct starverbs_create_xrc_srq) == 64, "starverbs_create_xrc_srq");
 _Static_assert(sizeof(struct starverbs_srq_limit) == 8, "starverbs_srq_limit");
-_Static_assert(sizeof(struct starverbs_create_qp) == 72, "starverbs_create_qp");
+_Static_assert(sizeof(struct starverbs_create_qp) == 80, "starverbs_create_qp");
 _Static_assert(sizeof(struct starverbs_qp_attr) == 80, "starverbs_qp_attr");
 _Static_assert(sizeof(struct starverbs_modify_qp) == 88, "starverbs_modify_qp");
 _Static_assert(sizeof(struct starverbs_star_role) == 8, "starverbs_star_role");
 _Static_assert(sizeof(struct starverbs_star_reply) == 24, "starverbs_star_reply");
+_Static_assert(sizeof(struct starverbs_rpc_kernel) == 24, "starverbs_rpc_kernel");
 _Static_assert(sizeof(struct starverbs_group) == 24, "starverbs_group");
 _Static_assert(sizeof(struct starverbs_mad) == 56, "starverbs_mad");
 _Static_assert(sizeof(struct starverbs_service) == 32, "starverbs_service");

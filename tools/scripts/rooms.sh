@@ -11,7 +11,7 @@ declare -A may=(
     [sim]='core kernels onerma star'
     [sdk]='core kernels' [wasm]='core kernels'
     [backend]='cm core onerma rings settings star'
-    [board]='backend cm core queues settings star vfio' [rules]='backend core queues vfio'
+    [board]='backend cm core kernels queues settings star vfio' [rules]='backend core queues vfio'
     [verbs]='backend cm core kernels queues rings settings star vfio'
 )
 

@@ -164,6 +164,8 @@ impl BoardContext {
             OP_CLAIM_SERVICE => card.claim_service(self.cookie(), &read(body)?).map(|()| DONE),
             OP_RELEASE_SERVICE => card.release_service(self.cookie(), &read(body)?).map(|()| DONE),
             OP_ATTACH_GROUP | OP_DETACH_GROUP => self.group(card, op, &read(body)?),
+            OP_LOAD_KERNEL => self.load_kernel(card, &read(body)?),
+            OP_UNLOAD_KERNEL => self.unload_kernel(card, &read(body)?),
             OP_STAR_SET_ROLE | OP_STAR_QUERY if card.star.is_none() => Err(libc::EOPNOTSUPP),
             OP_STAR_SET_ROLE => self.set_role(card, &read(body)?),
             OP_STAR_QUERY => self.query_star(card, read::<Object>(body)?.number),
@@ -239,6 +241,7 @@ impl BoardContext {
         let Region { key, pd, access, length, iova, .. } = *region;
         let access = Access::from_bits_truncate(access);
         let length = if broken::rule(24) { length + 64 } else { length };
+        let access = if broken::rule(69) { access | Access::REMOTE_READ } else { access };
         let attr = MrAttr { pd: self.own_pd(pd)?, addr, length, iova, access, backing: Backing::default() };
         if op == OP_REG_MR {
             return self.reg_mr(card, attr);
@@ -254,7 +257,7 @@ impl BoardContext {
     }
 
     fn reg_mr(&mut self, card: &mut CommonCard, attr: MrAttr) -> Result<CommandOutcome, Errno> {
-        has_room(card, self.objects.keys.len() + self.others.keys, limits(card).mrs)?;
+        has_room(card, self.objects.regions() + self.others.keys, limits(card).mrs)?;
         let key = card.open_key(|nic| nic.reg_mr(attr)).map_err(errno)?;
         self.objects.keys.insert(key);
         Ok(settled(card, None, Some(attr.pd), number(key, 0)))

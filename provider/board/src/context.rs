@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
+use starverbs_core::strom::KernelId;
 use starverbs_core::{AvId, Gid, Nanos, PdId, Qpn, SrqId};
 use starverbs_queues::board::{
     CELL_FIRST, COUNTER_DOORBELLS, COUNTER_EVENT_WRITES, COUNTER_MALFORMED, DOORBELL_RECV, DOORBELL_SEND,
@@ -19,6 +20,7 @@ use crate::cq::{BoardCq, PendingCqs};
 use crate::dma::{Errno, Maps, QueueRoom};
 use crate::doorbells::{Doorbells, MESSAGE_CELL};
 use crate::function::CommonCard;
+use crate::kernels::AnswerRegion;
 use crate::qps::QpEntry;
 use crate::queues::{BoardSq, QueueQuota};
 use crate::record::BusTap;
@@ -84,6 +86,17 @@ pub(crate) struct ContextObjects {
     pub(crate) qps: BTreeMap<Qpn, QpEntry>,
     /// Queue pairs in multicast groups
     pub(crate) groups: BTreeSet<(Qpn, Gid)>,
+    /// What answers RPCs, by protection domain and op-code
+    pub(crate) kernels: BTreeMap<(u32, u64), KernelId>,
+    /// Of queue pairs that speak StRoM's dialect
+    pub(crate) answers: BTreeMap<Qpn, AnswerRegion>,
+}
+
+impl ContextObjects {
+    /// Regions, with those that the board has made for answers.
+    pub(crate) fn regions(&self) -> usize {
+        self.keys.len() + self.answers.len()
+    }
 }
 
 /// A shared receive queue.
@@ -103,6 +116,7 @@ pub(crate) struct ObjectCounts {
     pub(crate) srqs: usize,
     pub(crate) qps: usize,
     pub(crate) groups: usize,
+    pub(crate) kernels: usize,
 }
 
 impl ObjectCounts {
@@ -110,13 +124,14 @@ impl ObjectCounts {
     pub(crate) fn with(self, of: &ContextObjects) -> ObjectCounts {
         ObjectCounts {
             pds: self.pds + of.pds.len(),
-            keys: self.keys + of.keys.len(),
+            keys: self.keys + of.regions(),
             windows: self.windows + of.windows.len(),
             ahs: self.ahs + of.ahs.len(),
             cqs: self.cqs + of.cqs.len(),
             srqs: self.srqs + of.srqs.len(),
             qps: self.qps + of.qps.len(),
             groups: self.groups + of.groups.len(),
+            kernels: self.kernels + of.kernels.len(),
         }
     }
 }
@@ -322,7 +337,7 @@ impl BoardContext {
         for (qpn, gid) in self.objects.groups.clone() {
             let _ = self.leave_group(card, qpn, gid);
         }
-        let ContextObjects { pds, keys, windows, ahs, cqs, srqs, qps, .. } =
+        let ContextObjects { pds, keys, windows, ahs, cqs, srqs, qps, kernels, answers, .. } =
             std::mem::take(&mut self.objects);
         if broken::rule(49) {
             return;
@@ -331,6 +346,10 @@ impl BoardContext {
         for qpn in qps.into_keys() {
             let _ = card.destroy_qp(qpn);
             card.env.memories[self.shared.number].leave_qp(qpn);
+        }
+        answers.into_values().for_each(|region| region.end(card));
+        for kernel in kernels.into_values() {
+            let _ = card.nic.unload_kernel(kernel);
         }
         let CommonCard { nic, env, .. } = card;
         for srq in srqs.into_keys() {

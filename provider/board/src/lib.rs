@@ -20,6 +20,7 @@ mod env;
 mod function;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod kernels;
 mod mads;
 mod pci;
 mod qpc;
@@ -45,10 +46,10 @@ use nix::sys::time::{TimeSpec, TimeValLike};
 use nix::time::{ClockId, clock_gettime};
 use starverbs_backend::give_way::GiveWay;
 use starverbs_backend::star::StarHost;
-use starverbs_backend::{BackendError, QpCarrier, QpList, context_cache, host};
+use starverbs_backend::{BackendError, QpCarrier, QpList, context_cache, host, kernel_list};
 use starverbs_core::mr::Plain;
 use starverbs_core::{AsyncEvent, Mtu, Nanos, Nic, NicConfig, NicError, Qpn};
-use starverbs_queues::board::{CAP_STAR, EVENT_MADS};
+use starverbs_queues::board::{CAP_STAR, EVENT_MADS, EVENT_NO_DIALECT};
 use starverbs_settings::{Settings, SettingsError};
 use thiserror::Error;
 
@@ -371,8 +372,7 @@ impl Board {
                     mads = true;
                     continue;
                 }
-                /* a board's queue pairs speak no dialect */
-                AsyncEvent::PeerLacksDialect(_) => continue,
+                AsyncEvent::PeerLacksDialect(qpn) => (EVENT_NO_DIALECT, qpn, card.qp_owner(qpn)),
             };
             let Some((function, context)) = owner.map(|owner| context::owner_of(owner.cookie)) else {
                 continue;
@@ -425,8 +425,11 @@ impl Board {
     }
 }
 
-/// What tools hear of the card: the queue pairs of all functions.
+/// What tools hear of the card: the queue pairs of all functions, and their kernels.
 fn describe((nic, star): (&Nic<BoardEnv>, Option<&BoardStar>), asked: &[u8]) -> String {
+    if asked == b"kernels" {
+        return kernel_list(nic.kernels());
+    }
     if asked != b"qps" {
         return "error: its card is a board\n".to_owned();
     }

@@ -74,7 +74,8 @@ impl BoardContext {
         if preference.is_some() && (self.id() != FIRST || card.star.is_none()) {
             return Err(libc::EOPNOTSUPP);
         }
-        let sq = BoardSq::open(&init.queues, maps, &self.shared.kept, &self.shared.counters, MAX_SGE)?;
+        let answers = self.answer_slots(card, init, qp_type)?;
+        let sq = BoardSq::open(&init.queues, maps, &self.shared.kept, &self.shared.counters, answers.into())?;
         let rq = match qp_type {
             QpType::XrcRecv => RecvSource::Xrc(SrqId(NONE)),
             QpType::XrcSend => RecvSource::Own(BoardRq::none(&init.queues, maps, &self.shared.counters)?),
@@ -93,7 +94,7 @@ impl BoardContext {
         if star.is_some() {
             card.open_star()?;
         }
-        let init = QpInit {
+        let card_init = QpInit {
             qp_type,
             pd: self.own_pd(init.pd)?,
             sq: sq.clone(),
@@ -104,8 +105,9 @@ impl BoardContext {
             block_own_multicast: init.flags & QP_BLOCK_LOOPBACK != 0,
             cookie: self.cookie(),
         };
-        let qpn = card.nic.create_qp(init).map_err(errno)?;
-        match self.take_cell(CellOwner::Qp(qpn, sq)) {
+        let qpn = card.nic.create_qp(card_init).map_err(errno)?;
+        let spoken = if answers > 0 { self.speak_strom(card, qpn, init) } else { Ok(()) };
+        match spoken.and_then(|()| self.take_cell(CellOwner::Qp(qpn, sq))) {
             Ok(cell) => {
                 self.objects.qps.insert(qpn, QpEntry { cell, star });
                 card.env.memories[self.shared.number].join_qp(qpn);
@@ -113,6 +115,7 @@ impl BoardContext {
             }
             Err(error) => {
                 let _ = card.nic.destroy_qp(&mut card.env, qpn);
+                self.forget_answers(card, qpn);
                 Err(error)
             }
         }
@@ -175,6 +178,7 @@ impl BoardContext {
     pub(crate) fn end_qp(&mut self, card: &mut CommonCard, qpn: Qpn) -> Result<(), Errno> {
         card.destroy_qp(qpn).map_err(errno)?;
         card.env.memories[self.shared.number].leave_qp(qpn);
+        self.forget_answers(card, qpn);
         if let Some(QpEntry { cell, .. }) = self.objects.qps.remove(&qpn) {
             self.free_cell(cell);
         }

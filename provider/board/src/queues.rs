@@ -5,6 +5,7 @@
 //! believed.
 
 mod fetch;
+mod own;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -21,6 +22,7 @@ use crate::broken;
 use crate::commands::MAX_SGE;
 use crate::counters::BoardCounters;
 use crate::dma::{Errno, Maps, QueueRoom};
+use own::{OwnWqes, WqeOwner};
 
 const SGE_BYTES: usize = size_of::<Sge>();
 /// Words of a receive WQE at most.
@@ -103,9 +105,11 @@ struct Sq {
     max_sge: usize,
     /// What was fetched: slots as in the client's memory
     copies: Box<[Cell<SendBlock>]>,
+    /// The client's index of what was posted, as of all three
     posted: Cell<u32>,
     fetched: Cell<u32>,
     released: Cell<u32>,
+    own: OwnWqes,
     counters: Rc<BoardCounters>,
     _share: QuotaShare,
     /// What a stateful end of it keeps of its peer's WQEs
@@ -113,19 +117,19 @@ struct Sq {
 }
 
 impl BoardSq {
-    /// EINVAL: sizes that no queue has; EFAULT: memory that is not mapped here; ENOMEM: too many, or too
-    /// large ones.
+    /// One in which `own` WQEs of the board's own may stand at a time. EINVAL: sizes that no queue has;
+    /// EFAULT: memory that is not mapped here; ENOMEM: too many, or too large ones.
     pub(crate) fn open(
         queues: &Queues,
         maps: &Maps,
         kept: &QueueQuota,
         counters: &Rc<BoardCounters>,
-        max_sge: usize,
+        own: usize,
     ) -> Result<BoardSq, Errno> {
         let (stride, sges) = (usize::from(queues.send_stride), usize::from(queues.send_sge));
         let room = BLOCK + (sges * SGE_BYTES).next_multiple_of(BLOCK);
         let whole = stride.is_multiple_of(BLOCK) && (room..=MAX_STRIDE).contains(&stride);
-        if queues.send_log > MAX_LOG || !whole && !broken::rule(19) || sges > max_sge {
+        if queues.send_log > MAX_LOG || !whole && !broken::rule(19) || sges > MAX_SGE {
             return Err(libc::EINVAL);
         }
         let slots = 1usize << queues.send_log;
@@ -144,6 +148,7 @@ impl BoardSq {
             posted: Cell::new(0),
             fetched: Cell::new(0),
             released: Cell::new(0),
+            own: OwnWqes::new(own)?,
             counters: Rc::clone(counters),
             _share: share,
             of_peer: RefCell::new(kept.take(0)?),
@@ -205,23 +210,34 @@ impl BoardSq {
 
 impl SendQueue for BoardSq {
     fn slots(&self) -> u32 {
-        self.0.mask + 1
+        (self.0.mask + 1 + self.0.own.most()).next_power_of_two()
     }
 
     fn posted(&self) -> u32 {
-        self.0.posted.get()
+        self.0.posted.get().wrapping_add(self.0.own.posted())
     }
 
     fn wqe(&self, index: u32) -> SendWqe {
-        self.copy(index)
+        match self.0.own.owner(index) {
+            WqeOwner::Client(index) => self.copy(index),
+            WqeOwner::Board(own) => own.wqe,
+        }
     }
 
     fn sges(&self, index: u32) -> impl Iterator<Item = Sge> + '_ {
-        let sges = usize::from(self.copy(index).num_sge).min(self.0.max_sge);
-        (0..sges).map(move |at| self.sge(index, at))
+        let owner = self.0.own.owner(index);
+        let sges = match owner {
+            WqeOwner::Client(index) => usize::from(self.copy(index).num_sge).min(self.0.max_sge),
+            WqeOwner::Board(own) => usize::from(own.wqe.num_sge),
+        };
+        (0..sges).map(move |at| match owner {
+            WqeOwner::Client(index) => self.sge(index, at),
+            WqeOwner::Board(own) => own.sges[at],
+        })
     }
 
     fn inline(&self, index: u32) -> Seg {
+        let WqeOwner::Client(index) = self.0.own.owner(index) else { return Seg { addr: 0, len: 0 } };
         let wqe = self.copy(index);
         let first = (index & self.0.mask) as usize * self.0.stride;
         let body = self.0.copies.get(first + 1).map_or(0, |block| block.as_ptr() as u64);
@@ -229,6 +245,7 @@ impl SendQueue for BoardSq {
     }
 
     fn release(&self, index: u32) {
+        let index = self.0.own.release(index);
         self.0.released.set(index);
         if broken::rule(22) {
             return;
@@ -238,12 +255,11 @@ impl SendQueue for BoardSq {
 
     fn reset(&self) {
         self.0.fetched.set(self.0.posted.get());
-        self.release(self.0.posted.get());
+        self.release(self.posted());
     }
 
-    /* the card posts by itself where tags are matched alone, which this board does not take */
-    fn post_own(&self, _: SendWqe, _: &[Sge]) -> bool {
-        false
+    fn post_own(&self, wqe: SendWqe, sges: &[Sge]) -> bool {
+        !broken::rule(66) && self.0.own.post(self.posted(), wqe, sges)
     }
 }
 

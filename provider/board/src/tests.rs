@@ -8,6 +8,7 @@ mod raw;
 mod record;
 mod rules;
 mod star;
+mod strom;
 mod tables;
 
 use std::os::fd::AsFd;
@@ -97,9 +98,9 @@ fn what_is_reserved_is_refused() {
     with_board(1, |paths| {
         let mut raw = Raw::open(&paths[0]);
         let optional = CAP_WINDOWS | CAP_MTT | CAP_XRC | CAP_MULTICAST | CAP_CQ_CHANGES | CAP_NULL | CAP_MADS;
-        let optional = optional | CAP_DOORBELL_OPS | CAP_QPC_HOST | CAP_STAR;
+        let optional = optional | CAP_DOORBELL_OPS | CAP_QPC_HOST | CAP_STAR | CAP_STROM;
         assert_eq!(u64::from(raw.register(REG_CAPS)), CAP_VERBS | optional);
-        for op in [0, OP_STAR_QUERY + 1, OP_STROM, OP_RMA, u16::MAX] {
+        for op in [0, OP_STAR_QUERY + 1, OP_UNLOAD_KERNEL + 1, OP_RMA, u16::MAX] {
             let body = COMMANDS + (raw.tail & ((1 << COMMANDS_LOG) - 1)) as usize * COMMAND_BYTES + 8;
             assert_eq!(raw.object(op, 77), Err(libc::EOPNOTSUPP as u32), "{op:#x}");
             assert_eq!(raw.get::<Object>(body).number, 77, "the body stays");
@@ -313,6 +314,7 @@ fn the_document_names_tests_that_there_are() {
         "provider/board/src/tests/pci.rs",
         "provider/board/src/tests/qpc.rs",
         "provider/board/src/tests/star.rs",
+        "provider/board/src/tests/strom.rs",
         "provider/star/src/stateful/tests/counts.rs",
         "provider/queues/tests/board.rs",
         "provider/queues/tests/header.rs",
@@ -320,6 +322,7 @@ fn the_document_names_tests_that_there_are() {
         "provider/verbs/tests/verbs/board_lies.rs",
         "provider/verbs/tests/verbs/board_star.rs",
         "provider/verbs/tests/verbs/board_stops.rs",
+        "provider/verbs/tests/verbs/board_strom.rs",
         "provider/vfio/src/stream.rs",
     ];
     let tests: String = files.iter().map(|file| std::fs::read_to_string(root.join(file)).unwrap()).collect();

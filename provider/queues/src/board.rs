@@ -116,7 +116,7 @@ constants! {
     "STARVERBS_CAP_XRC" CAP_XRC: u64 = 1 << 1;
     /// StaR: queue pairs that may be ends of its connections
     "STARVERBS_CAP_STAR" CAP_STAR: u64 = 1 << 2;
-    /// StRoM: reserved
+    /// StRoM: kernels of the board's, and queue pairs that speak its dialect
     "STARVERBS_CAP_STROM" CAP_STROM: u64 = 1 << 3;
     /// 1RMA: reserved
     "STARVERBS_CAP_RMA" CAP_RMA: u64 = 1 << 4;
@@ -190,6 +190,8 @@ constants! {
     "STARVERBS_EVENT_MADS" EVENT_MADS: u32 = 0x101;
     /// Event: what a queue pair is of StaR may have changed
     "STARVERBS_EVENT_STAR" EVENT_STAR: u32 = 0x102;
+    /// Event: the peer of a queue pair speaks no StRoM, so that its RPC fails
+    "STARVERBS_EVENT_NO_DIALECT" EVENT_NO_DIALECT: u32 = 0x103;
     /// Bytes of a management datagram
     "STARVERBS_MAD_BYTES" MAD_BYTES: u32 = 256;
     /// Scope of a service: one address
@@ -208,6 +210,26 @@ constants! {
     "STARVERBS_QP_BLOCK_LOOPBACK" QP_BLOCK_LOOPBACK: u8 = 2;
     /// Flag of a QP: it may become an end of a StaR connection, as `star` says
     "STARVERBS_QP_STAR" QP_STAR: u8 = 4;
+    /// Flag of a QP: it speaks StRoM's dialect, and `answers` is memory for answers of kernels
+    "STARVERBS_QP_RPC" QP_RPC: u8 = 8;
+    /// Bytes of the memory for one answer
+    "STARVERBS_ANSWER_BYTES" ANSWER_BYTES: u32 = 4160;
+    /// Answers of a QP at most
+    "STARVERBS_ANSWERS" MAX_ANSWERS: u32 = 64;
+    /// What answers RPCs: the program, which gets them as receives
+    "STARVERBS_KERNEL_PROGRAM" KERNEL_PROGRAM: u32 = 0;
+    /// The same: the kernel GET
+    "STARVERBS_KERNEL_GET" KERNEL_GET: u32 = 1;
+    /// The same: traversal
+    "STARVERBS_KERNEL_TRAVERSE" KERNEL_TRAVERSE: u32 = 2;
+    /// The same: consistent read
+    "STARVERBS_KERNEL_CONSISTENT" KERNEL_CONSISTENT: u32 = 3;
+    /// The same: shuffle
+    "STARVERBS_KERNEL_SHUFFLE" KERNEL_SHUFFLE: u32 = 4;
+    /// The same: HyperLogLog
+    "STARVERBS_KERNEL_HLL" KERNEL_HLL: u32 = 5;
+    /// Flag of a kernel: it takes the place of what the op-code has
+    "STARVERBS_KERNEL_REPLACE" KERNEL_REPLACE: u32 = 1;
     /// What a program wants of StaR: plain RC
     "STARVERBS_STAR_OFF" STAR_OFF: u32 = 0;
     /// The same: what the cards decide by their load
@@ -299,8 +321,10 @@ constants! {
     "STARVERBS_OP_STAR_SET_ROLE" OP_STAR_SET_ROLE: u16 = 0x200;
     /// [`Object`], a QPN; answers [`StarReply`]
     "STARVERBS_OP_STAR_QUERY" OP_STAR_QUERY: u16 = 0x201;
-    /// From here on: StRoM
-    "STARVERBS_OP_STROM" OP_STROM: u16 = 0x300;
+    /// [`RpcKernel`]: it answers RPCs of its op-code from now on. EBUSY: another does
+    "STARVERBS_OP_LOAD_KERNEL" OP_LOAD_KERNEL: u16 = 0x300;
+    /// [`RpcKernel`], of which domain and op-code count
+    "STARVERBS_OP_UNLOAD_KERNEL" OP_UNLOAD_KERNEL: u16 = 0x301;
     /// From here on: 1RMA
     "STARVERBS_OP_RMA" OP_RMA: u16 = 0x400;
 }
@@ -551,8 +575,12 @@ plain! {
         flags: u8,
         /// With [`QP_STAR`]: what the program wants it to be
         star: u8,
+        /// With [`QP_RPC`]: answers that there is room for
+        answer_slots: u8,
         /// Reserved: 0
-        reserved: [u8; 5],
+        reserved: [u8; 4],
+        /// With [`QP_RPC`]: DMA address of their memory, [`ANSWER_BYTES`] each
+        answers: u64,
     }
     /// Attributes of a queue pair: `struct ibv_qp_attr`
     "starverbs_qp_attr" QpAttr {
@@ -625,6 +653,19 @@ plain! {
         card_bytes: u64,
         /// Bytes that are kept of it elsewhere because of that
         host_bytes: u64,
+    }
+    /// What answers RPCs of an op-code on queue pairs of a protection domain
+    "starverbs_rpc_kernel" RpcKernel {
+        /// The RPC op-code; 2^64 - 1: all that have nothing else
+        op: u64,
+        /// Protection domain
+        pd: u32,
+        /// `KERNEL_*`
+        kernel: u32,
+        /// Bits of `KERNEL_REPLACE`
+        flags: u32,
+        /// Reserved: 0
+        reserved: u32,
     }
     /// A queue pair in a multicast group
     "starverbs_group" Group {

@@ -159,6 +159,9 @@ impl KernelContext {
                 [entries, taken].into_iter().for_each(|address| self.in_queues(address));
             }
             OP_CREATE_QP | OP_CREATE_SRQ | OP_CREATE_XRC_SRQ => {
+                if op == OP_CREATE_QP {
+                    self.in_queues(&mut at_front::<CreateQp>(body).answers);
+                }
                 let Queues { program, card, send, recv, .. } = at_front(body);
                 [program, card, send, recv].into_iter().for_each(|address| self.in_queues(address));
             }

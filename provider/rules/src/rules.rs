@@ -13,6 +13,7 @@ mod qpc;
 mod registers;
 mod socket;
 mod star;
+mod strom;
 mod tables;
 mod transport;
 mod wire;
@@ -121,4 +122,9 @@ pub const RULES: &[BoardRule] = &[
     inside(63, "what a stateless end costs and may not do", "a matter of the board's memory"),
     inside(64, "commands that wait for peers hold up their function alone", "it takes a peer that is silent"),
     inside(65, "packets of StaR reach their own function's memory alone", "it takes packets that are forged"),
+    rule(66, "queue pairs of StRoM's dialect carry RPCs, whose answers complete to nobody", strom::answers),
+    rule(67, "kernels are loaded, replaced and unloaded", strom::kernels),
+    rule(68, "RPCs that are left to the program take receives", strom::left_to_program),
+    rule(69, "a kernel reaches what the peer may", strom::rights),
+    inside(70, "a context has its own kernels, and a share of the board's", "a matter of the board's memory"),
 ];

@@ -37,7 +37,7 @@ use activity::Activity;
 use board::Board;
 pub(crate) use board::DeviceCq;
 use command::group;
-pub(crate) use command::{Command, CommandReply, KernelCommand};
+pub(crate) use command::{AnsweredBy, Command, CommandReply, KernelCommand};
 use soft::Soft;
 use thread::{ProgressThread, ThreadWork, TurnResult};
 

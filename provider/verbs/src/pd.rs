@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use starverbs_core::strom::{RpcHandler, RpcOutcome};
+use starverbs_core::strom::RpcOutcome;
 use starverbs_core::{PdId, Sge};
 use starverbs_kernels::Builtin;
 use starverbs_rings::ProgramMemory;
 
 use crate::context::Context;
-use crate::device::{Command, Device, KernelCommand};
+use crate::device::{AnsweredBy, Command, Device, KernelCommand};
 use crate::error::{Result, VerbsError};
 use crate::modules;
 use crate::mr::{self, Advice};
@@ -84,7 +84,7 @@ impl Pd {
     /// EBUSY: the op-code has one; ENOMEM: the card has as many as it may; EOPNOTSUPP: it has none; EIO in a
     /// forked child.
     pub fn load_kernel(&self, op: u64, kernel: Builtin) -> Result<()> {
-        self.answer_with(op, kernel.make().into(), false)
+        self.answer_with(op, AnsweredBy::Builtin(kernel), false)
     }
 
     /// As [`Pd::load_kernel`], by a kernel that is a WebAssembly module (docs/strom.md). With `replace` it
@@ -95,7 +95,7 @@ impl Pd {
     /// runs modules.
     pub fn load_module(&self, op: u64, module: &[u8], replace: bool) -> Result<()> {
         self.context().device()?;
-        self.answer_with(op, modules::load(module, op)?.into(), replace)
+        self.answer_with(op, AnsweredBy::Module(modules::load(module, op)?), replace)
     }
 
     /// Leaves RPCs of an op-code to the program: they take receives, whose immediate data is the low half of
@@ -104,11 +104,11 @@ impl Pd {
     /// # Errors
     /// As of [`Pd::load_kernel`].
     pub fn leave_to_program(&self, op: u64) -> Result<()> {
-        self.answer_with(op, RpcHandler::Program, false)
+        self.answer_with(op, AnsweredBy::Program, false)
     }
 
-    fn answer_with(&self, op: u64, handler: RpcHandler, replace: bool) -> Result<()> {
-        let load = KernelCommand::Load { pd: self.id(), op, handler, replace };
+    fn answer_with(&self, op: u64, by: AnsweredBy, replace: bool) -> Result<()> {
+        let load = KernelCommand::Load { pd: self.id(), op, by, replace };
         self.context().device()?.control(Command::Kernel(load)).map(|_| ())
     }
 

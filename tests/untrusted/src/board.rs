@@ -13,12 +13,13 @@ use std::os::fd::OwnedFd;
 use nix::sys::eventfd::EventFd;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use starverbs_board::fuzzing::{Driven, GID};
+use starverbs_core::strom::{ReplyHead, ReplyTarget};
 use starverbs_core::{AvId, Gid};
 use starverbs_queues::board::*;
 use starverbs_queues::{SendFlags, SendOp, SendWqe};
 use starverbs_rules::RawDriver;
 use starverbs_rules::qp::{QKEY, RC, SLOTS, UC, UD, XRC_RECV, XRC_SEND, address};
-use starverbs_rules::raw::{BASE, BYTES, CQ, CQ_LOG, QP_BYTES, QPS};
+use starverbs_rules::raw::{BASE, BYTES, CQ, CQ_LOG, DATA, QP_BYTES, QPS};
 use starverbs_vfio::MessageOp;
 use starverbs_vfio::message::{
     DMA_READ, DMA_WRITE, DmaMap, DmaUnmap, HEAD_BYTES, IRQ_ACTION_TRIGGER, IRQ_DATA_EVENTFD, IRQ_MSIX,
@@ -31,6 +32,10 @@ use client::{Client, Honest};
 
 /// Steps of one input.
 const MOST: usize = 256;
+/// Where answers of kernels stand behind the queues of a queue pair.
+const ANSWERS: usize = 0x8000;
+/// The RPC op-code of most.
+const RPC: u64 = 0x53;
 /// The functions.
 const UNTRUSTED: usize = 0;
 const HONEST: usize = 1;
@@ -203,10 +208,18 @@ impl Untrusted {
         let to = Address { dgid: GID.0, sgid: GID.0, hop_limit: 64, ..Address::default() };
         let qpn = self.qps.get(n).map_or(0, |(qpn, _)| *qpn);
         let kind = bytes.pick(&[RC, RC, UC, UD, XRC_SEND, XRC_RECV]);
-        let (op, mut body) = match bytes.byte() % 14 {
+        let how = bytes.byte();
+        let (op, mut body) = match how % 14 {
             0..=2 => {
-                let create = RawDriver::create_qp(pd, cq, at);
-                (OP_CREATE_QP, CreateQp { kind, ..create }.as_bytes().to_vec())
+                let create = CreateQp { kind, ..RawDriver::create_qp(pd, cq, at) };
+                let answers = BASE + (at + ANSWERS) as u64;
+                let rpc = CreateQp { flags: create.flags | QP_RPC, answer_slots: 1, answers, ..create };
+                (OP_CREATE_QP, if how > 250 { rpc } else { create }.as_bytes().to_vec())
+            }
+            11 if how > 240 => {
+                let (op, kernel, flags) = (bytes.pick(&[RPC, u64::MAX]), bytes.byte() % 8, bytes.byte() % 3);
+                let kernel = RpcKernel { op, pd, kernel: kernel.into(), flags: flags.into(), reserved: 0 };
+                (bytes.pick(&[OP_LOAD_KERNEL, OP_UNLOAD_KERNEL]), kernel.as_bytes().to_vec())
             }
             3 | 4 => {
                 let peer = self.qps.get(usize::from(bytes.byte()) % 4).map_or(0, |(qpn, _)| *qpn);
@@ -301,11 +314,21 @@ impl Untrusted {
         let near = u64::from(bytes.half());
         let any = u32::from(bytes.half());
         let length = bytes.pick(&[0, 8, 64, any, u32::MAX]);
+        let op = match bytes.byte() {
+            254 => SendOp::Rpc,
+            255 => SendOp::RpcWrite,
+            op => SendOp::decode(op % 24),
+        };
+        if op.is_rpc() {
+            let (addr, rkey) = (address(0), self.key);
+            let target = ReplyTarget { addr, rkey, len: any, ..ReplyTarget::default() };
+            self.client.memory.put(DATA + near as usize, ReplyHead::new(&target).as_bytes());
+        }
         let wqe = SendWqe {
             wr_id: near,
-            op: SendOp::decode(bytes.byte() % 24),
+            op,
             flags: SendFlags::from_bits_retain(bytes.byte()),
-            remote_addr: address(0) + near,
+            remote_addr: if op.is_rpc() { RPC } else { address(0) + near },
             rkey: self.key,
             remote_qpn: self.qps.first().map_or(0, |(qpn, _)| *qpn),
             qkey: QKEY,
@@ -388,6 +411,8 @@ mod tests {
             let written = counted[COUNTER_CQE_WRITES as usize];
             assert!(written >= completions, "{name}: {written} completions, {counted:?}");
         }
+        let of_strom = counted("strom");
+        assert!(of_strom[COUNTER_DMA_WRITES as usize] >= 3, "a kernel answers: {of_strom:?}");
         assert!(counted("vectors")[COUNTER_COMMANDS as usize] > 3, "a CQ is made");
         assert!(counted("unmap")[COUNTER_DMA_MISSES as usize] > 0, "queues are out of reach");
     }

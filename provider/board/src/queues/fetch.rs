@@ -77,11 +77,16 @@ impl BoardSq {
     fn check(&self, index: u32) {
         let sq = &self.0;
         let slot = index & sq.mask;
-        let wqe = self.head(slot);
-        if !self.is_sound(index, &wqe) {
+        let mut wqe = self.head(slot);
+        let (is_sound, is_own) = (self.is_sound(index, &wqe), wqe.flags.contains(SendFlags::CARD));
+        if !is_sound {
             sq.counters.inc(COUNTER_MALFORMED);
-            let wqe = SendWqe { op: SendOp::Malformed, num_sge: 0, length: 0, ..wqe };
-            sq.copies[slot as usize * sq.stride].set(transmute!(wqe));
+            wqe = SendWqe { op: SendOp::Malformed, num_sge: 0, length: 0, ..wqe };
+        }
+        if !is_sound || is_own {
+            /* that bit is no client's: who sets it has set none */
+            let flags = SendFlags::from_bits_truncate(wqe.flags.bits());
+            sq.copies[slot as usize * sq.stride].set(transmute!(SendWqe { flags, ..wqe }));
         }
         sq.counters.inc(COUNTER_SEND_FETCHES);
     }

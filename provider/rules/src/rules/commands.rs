@@ -28,9 +28,12 @@ pub(super) fn capabilities(bench: &mut Bench) -> Tested {
     for op in [0, 0x0f, 0x7f, 0x500, u16::MAX] {
         expect(&format!("status of command {op:#x}"), raw.object(op, 77)?, Err(EOPNOTSUPP))?;
     }
-    for (cap, op) in
-        [(CAP_STAR, OP_STAR_QUERY), (CAP_STROM, OP_STROM), (CAP_RMA, OP_RMA), (CAP_XRC, OP_CREATE_XRC_SRQ)]
-    {
+    for (cap, op) in [
+        (CAP_STAR, OP_STAR_QUERY),
+        (CAP_STROM, OP_LOAD_KERNEL),
+        (CAP_RMA, OP_RMA),
+        (CAP_XRC, OP_CREATE_XRC_SRQ),
+    ] {
         if !takes(cap) {
             expect(&format!("status of command {op:#x}"), raw.object(op, 77)?, Err(EOPNOTSUPP))?;
         }

@@ -11,6 +11,7 @@ mod cq;
 mod facts;
 mod files;
 mod gone;
+mod kernels;
 mod link;
 mod mads;
 mod memory;
@@ -28,13 +29,13 @@ use starverbs_backend::HostAddr;
 use starverbs_core::{Gid, Mtu, Nanos, PdId, Qpn};
 use starverbs_queues::board::{
     CELL_EVENTS, DOORBELL_RECV, DOORBELL_SEND, DeviceReply, DoorbellMessage, EVENT_COMPLETION, EVENT_MADS,
-    EVENT_STAR, Event as BoardEvent, GidReply, OP_QUERY_DEVICE, OP_QUERY_GID, Object,
+    EVENT_NO_DIALECT, EVENT_STAR, Event as BoardEvent, GidReply, OP_QUERY_DEVICE, OP_QUERY_GID, Object,
 };
 use starverbs_settings::{BoardDoorbell, LogLevel, Settings};
 
 use super::activity::Activity;
 use super::command::Events;
-use super::soft::deferred_log::DeferredLog;
+use super::soft::deferred_log::{DeferredLog, NO_DIALECT};
 use super::thread::{ProgressThread, TurnResult, pollfd};
 use super::{Device, Doorbell};
 use crate::cq::CqShared;
@@ -51,7 +52,7 @@ use files::BoardFiles;
 use gone::Outstanding;
 use link::BoardLink;
 pub(crate) use mads::BoardCm;
-use memory::Heap;
+use memory::{Heap, Piece};
 
 /// What a completion queue keeps for its device.
 pub(crate) type DeviceCq = Option<Arc<BoardCq>>;
@@ -113,6 +114,8 @@ struct ProgramObjects {
     qps: HashMap<Qpn, (PdId, u64)>,
     srqs: HashMap<u32, (PdId, u64)>,
     cqs: HashMap<u32, Weak<CqShared>>,
+    /// Memory in which the board has the answers of a queue pair that speaks StRoM's dialect
+    answers: HashMap<Qpn, Piece>,
     /// Queue pairs in multicast groups
     groups: BTreeSet<(Qpn, Gid)>,
     /// Handles of queue pairs that receive for XRC: their cookies, and where their events go
@@ -357,6 +360,8 @@ impl Board {
             work += 1;
             if kind == EVENT_MADS {
                 mads = true;
+            } else if kind == EVENT_NO_DIALECT {
+                self.deferred_log.add(NO_DIALECT, number);
             } else if kind == EVENT_STAR {
                 settled.push(number);
             } else {

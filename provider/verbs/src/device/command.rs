@@ -7,8 +7,9 @@ use starverbs_backend::links::DomainName;
 use starverbs_core::mr::{MrAttr, WindowType};
 use starverbs_core::nic::TagOp;
 use starverbs_core::qp::{self as card_qp, QpAttr, QpAttrMask};
-use starverbs_core::strom::{RpcHandler, RpcOutcome};
+use starverbs_core::strom::{Kernel, RpcHandler, RpcOutcome};
 use starverbs_core::{Av, AvId, Gid, PdId, Qpn, SrqId};
+use starverbs_kernels::Builtin;
 use starverbs_rings::{CardRq, CardSq, CqRoom, SpinLock, WorkRings};
 use starverbs_star::control::Preference;
 
@@ -293,11 +294,31 @@ pub(crate) enum StarCommand {
 pub(crate) enum KernelCommand<'a> {
     /// Answers RPCs of an op-code on queue pairs of a protection domain, instead of another one if it may
     /// `replace` it. EBUSY: another does
-    Load { pd: PdId, op: u64, handler: RpcHandler, replace: bool },
+    Load { pd: PdId, op: u64, by: AnsweredBy, replace: bool },
     /// No longer
     Unload { pd: PdId, op: u64 },
     /// Answers a request of the program's own; says how it ended
     Call { pd: PdId, op: u64, params: &'a [u8], answer: &'a mut [u8], ended: &'a mut RpcOutcome },
+}
+
+/// What is to answer RPCs.
+pub(crate) enum AnsweredBy {
+    /// A kernel of the card's
+    Builtin(Builtin),
+    /// One of the program's
+    Module(Box<dyn Kernel>),
+    /// The program
+    Program,
+}
+
+impl From<AnsweredBy> for RpcHandler {
+    fn from(by: AnsweredBy) -> RpcHandler {
+        match by {
+            AnsweredBy::Builtin(kernel) => kernel.make().into(),
+            AnsweredBy::Module(kernel) => kernel.into(),
+            AnsweredBy::Program => RpcHandler::Program,
+        }
+    }
 }
 
 /// An answer.

@@ -12,7 +12,7 @@ use starverbs_core::{
 use starverbs_queues::board::{DOORBELL_SEND, DoorbellMessage};
 use starverbs_settings::{BoardDoorbell, DeviceChoice, Settings};
 use starverbs_verbs::cm::{Agent, BindAddr, PortSpace};
-use starverbs_verbs::{Ah, Context, Dm, Mr, Pd, RecvWr, SendWr, Srq, VerbsEvent, kind};
+use starverbs_verbs::{Ah, Builtin, Context, Dm, Mr, Pd, RecvWr, SendWr, Srq, VerbsEvent, kind};
 
 use crate::common::board::BoardThread;
 use crate::common::*;
@@ -58,9 +58,10 @@ fn one_sided_operations_move_the_bytes() {
     assert_eq!((a.completions(1)[0].status, a.word(0), b.word(cell)), (WcStatus::Success, 7, 7));
 }
 
-/// `starverbs stat --qp` asks the board for the queue pairs of all its functions; kernels it has none.
+/// `starverbs stat --qp` asks the board for the queue pairs of all its functions, `starverbs kernel` for
+/// their kernels, which it does not change.
 #[test]
-fn tools_see_its_queue_pairs() {
+fn tools_see_its_queue_pairs_and_kernels() {
     let settings = settings();
     let board = BoardThread::start(&settings, 2);
     let (a, b) = (Node::new(&board.client(0)), Node::new(&board.client(1)));
@@ -76,7 +77,17 @@ fn tools_see_its_queue_pairs() {
         let line = said.lines().find(|line| line.starts_with(&format!("{own:#x} ")));
         assert!(line.is_some_and(|line| line.contains(&format!(" Rts {peer:#x} 127."))), "{said}");
     }
-    assert_eq!(ask(b"kernels"), "error: its card is a board\n");
+    assert_eq!(ask(b"kernels"), "pd op kernel\n");
+    for (node, kernel) in [(&a, Builtin::Get), (&b, Builtin::Hll)] {
+        node.pd.load_kernel(0x53, kernel).unwrap();
+    }
+    b.pd.leave_to_program(u64::MAX).unwrap();
+    let [first, second] = [&a, &b].map(|node| node.pd.id().0);
+    let mut lines =
+        [(first, format!("{first} 0x53 get")), (second, format!("{second} 0x53 hll\n{second} any program"))];
+    lines.sort_unstable();
+    assert_eq!(ask(b"kernels"), format!("pd op kernel\n{}\n{}\n", lines[0].1, lines[1].1));
+    assert_eq!(ask(b"unload 1 - 83"), "error: its card is a board\n");
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod board;
 mod board_lies;
 mod board_star;
 mod board_stops;
+mod board_strom;
 mod cm;
 mod coalescing;
 mod completion;

@@ -14,7 +14,7 @@ use starverbs_settings::Settings;
 use starverbs_verbs::{Builtin, Preference, Qp, QpInit, SendWr, Settled, send_ops_offered};
 use zerocopy::{FromBytes, IntoBytes};
 
-const OP: u64 = 0x1234_5678_9abc;
+pub(crate) const OP: u64 = 0x1234_5678_9abc;
 const EINVAL: i32 = 22;
 const EBUSY: i32 = 16;
 const EOPNOTSUPP: i32 = 95;
@@ -22,7 +22,7 @@ const EOPNOTSUPP: i32 = 95;
 const ANSWER: usize = 4096;
 const ROOM: usize = 512;
 
-fn rpc_qp(node: &Node) -> Qp {
+pub(crate) fn rpc_qp(node: &Node) -> Qp {
     Qp::create(&node.pd, &QpInit { rpc: true, ..node.init(QpType::Rc, None) }).unwrap()
 }
 
@@ -36,7 +36,7 @@ fn target(node: &Node, flags: ReplyFlags) -> ReplyHead {
     ReplyHead::new(&ReplyTarget { addr, rkey, len: ROOM as u32, imm: 77, flags })
 }
 
-fn call(node: &Node, qp: &Qp, params: &[u8], flags: ReplyFlags) {
+pub(crate) fn call(node: &Node, qp: &Qp, params: &[u8], flags: ReplyFlags) {
     node.fill(answer_at(node) - RECORD_LEN, &[0; RECORD_LEN]);
     let wr = SendWr { op: SendOp::Rpc, remote_addr: OP, ..send(5, &[]) };
     post_inline(qp, &wr, &[target(node, flags).as_bytes(), params].concat()).unwrap();
@@ -77,36 +77,40 @@ fn table(node: &Node) -> Params {
 #[test]
 fn a_get_is_one_request() {
     for settings in [settings(), wire()] {
-        let (a, b) = (Node::new(&settings), Node::new(&settings));
-        let (qa, qb) = (rpc_qp(&a), rpc_qp(&b));
-        connect(&a, &qa, &b, &qb);
-        b.pd.load_kernel(OP, Builtin::Get).unwrap();
-        assert_eq!(b.pd.load_kernel(OP, Builtin::Hll).unwrap_err().errno(), EBUSY);
-        let params = table(&b);
-        for _ in 0..40 {
-            call(&a, &qa, params.as_bytes(), ReplyFlags::empty());
-            assert_eq!(answer(&a), (Code::Ok as u32, b"a value".to_vec()));
-            let done = a.completions(1)[0];
-            assert_eq!((done.wr_id, done.status, done.opcode), (5, WcStatus::Success, WcOpcode::RdmaWrite));
-        }
-        let other = Params { key: 8.into(), ..params };
-        call(&a, &qa, other.as_bytes(), ReplyFlags::empty());
-        assert_eq!(answer(&a).0, Code::NotFound as u32);
-        a.completions(1);
-        /* with an immediate, for a program that sleeps */
-        a.post_recv(&qa, 6, 0, 0).unwrap();
-        call(&a, &qa, params.as_bytes(), ReplyFlags::IMM);
-        let mut done: Vec<_> = a.completions(2).iter().map(|c| (c.wr_id, c.opcode)).collect();
-        done.sort_by_key(|(id, _)| *id);
-        assert_eq!(done, [(5, WcOpcode::RdmaWrite), (6, WcOpcode::RecvRdmaWithImm)]);
-        assert_eq!(answer(&a).1, b"a value");
-        b.pd.unload_kernel(OP).unwrap();
-        assert_eq!(b.pd.unload_kernel(OP).unwrap_err().errno(), EINVAL);
-        call(&a, &qa, params.as_bytes(), ReplyFlags::empty());
-        assert_eq!(answer(&a).0, Code::NoKernel as u32);
-        a.completions(1);
-        assert!(b.cq.poll(&mut [Default::default()]).unwrap() == 0, "answers complete to nobody");
+        gets(&Node::new(&settings), &Node::new(&settings));
     }
+}
+
+/// `b` answers what `a` gets.
+pub(crate) fn gets(a: &Node, b: &Node) {
+    let (qa, qb) = (rpc_qp(a), rpc_qp(b));
+    connect(a, &qa, b, &qb);
+    b.pd.load_kernel(OP, Builtin::Get).unwrap();
+    assert_eq!(b.pd.load_kernel(OP, Builtin::Hll).unwrap_err().errno(), EBUSY);
+    let params = table(b);
+    for _ in 0..40 {
+        call(a, &qa, params.as_bytes(), ReplyFlags::empty());
+        assert_eq!(answer(a), (Code::Ok as u32, b"a value".to_vec()));
+        let done = a.completions(1)[0];
+        assert_eq!((done.wr_id, done.status, done.opcode), (5, WcStatus::Success, WcOpcode::RdmaWrite));
+    }
+    let other = Params { key: 8.into(), ..params };
+    call(a, &qa, other.as_bytes(), ReplyFlags::empty());
+    assert_eq!(answer(a).0, Code::NotFound as u32);
+    a.completions(1);
+    /* with an immediate, for a program that sleeps */
+    a.post_recv(&qa, 6, 0, 0).unwrap();
+    call(a, &qa, params.as_bytes(), ReplyFlags::IMM);
+    let mut done: Vec<_> = a.completions(2).iter().map(|c| (c.wr_id, c.opcode)).collect();
+    done.sort_by_key(|(id, _)| *id);
+    assert_eq!(done, [(5, WcOpcode::RdmaWrite), (6, WcOpcode::RecvRdmaWithImm)]);
+    assert_eq!(answer(a).1, b"a value");
+    b.pd.unload_kernel(OP).unwrap();
+    assert_eq!(b.pd.unload_kernel(OP).unwrap_err().errno(), EINVAL);
+    call(a, &qa, params.as_bytes(), ReplyFlags::empty());
+    assert_eq!(answer(a).0, Code::NoKernel as u32);
+    a.completions(1);
+    assert!(b.cq.poll(&mut [Default::default()]).unwrap() == 0, "answers complete to nobody");
 }
 
 /// A program calls a kernel of its own card: it reaches what an SGE does, and others have their turns.
@@ -283,8 +287,10 @@ fn with_star_the_stateful_end_answers() {
         assert_eq!(answer(&a).1, b"a value");
         a.completions(1);
     }
-    let counted = b.ctx.counters().unwrap();
-    assert_eq!((counted.rx_rpc.get(), counted.tx_rpc_replies.get()), (41, 41));
+    if !board::are_in_place() {
+        let counted = b.ctx.counters().unwrap();
+        assert_eq!((counted.rx_rpc.get(), counted.tx_rpc_replies.get()), (41, 41));
+    }
     for (qp, op) in [(&qb, SendOp::Rpc), (&qb, SendOp::RpcWrite), (&qa, SendOp::RpcWrite)] {
         let wr = SendWr { op, remote_addr: OP, ..send(5, &[]) };
         assert_eq!(post(qp, &wr).unwrap_err().errno(), EOPNOTSUPP, "{op:?}");

@@ -6,13 +6,13 @@ use starverbs_core::mr::MrAttr;
 use starverbs_core::qp::{QpAttr, QpAttrMask, RecvSource};
 use starverbs_core::{Gid, QpState, Qpn, SrqId};
 use starverbs_queues::board::{
-    AddressHandle, CAP_STAR, CQ_IGNORE_OVERRUN, CreateCq, CreateQp, CreateSrq, CreateXrcSrq, DeviceReply,
-    Group, ModifyQp, NONE, NumberReply, OP_ALLOC_MW, OP_ALLOC_NULL_MR, OP_ALLOC_PD, OP_ATTACH_GROUP,
-    OP_CREATE_AH, OP_CREATE_CQ, OP_CREATE_QP, OP_CREATE_SRQ, OP_CREATE_XRC_SRQ, OP_DEALLOC_MW, OP_DEALLOC_PD,
-    OP_DEREG_MR, OP_DESTROY_AH, OP_DESTROY_CQ, OP_DESTROY_QP, OP_DESTROY_SRQ, OP_DETACH_GROUP, OP_MODIFY_QP,
-    OP_MODIFY_SRQ, OP_QUERY_DEVICE, OP_QUERY_MR, OP_QUERY_QP, OP_QUERY_SRQ, OP_REG_MR, OP_REREG_MR,
-    OP_STAR_QUERY, OP_STAR_SET_ROLE, Object, QP_BLOCK_LOOPBACK, QP_SIGNAL_ALL, QP_STAR, Queues, Region,
-    SrqLimit, StarReply, StarRole, Window,
+    AddressHandle, CAP_STAR, CAP_STROM, CQ_IGNORE_OVERRUN, CreateCq, CreateQp, CreateSrq, CreateXrcSrq,
+    DeviceReply, Group, ModifyQp, NONE, NumberReply, OP_ALLOC_MW, OP_ALLOC_NULL_MR, OP_ALLOC_PD,
+    OP_ATTACH_GROUP, OP_CREATE_AH, OP_CREATE_CQ, OP_CREATE_QP, OP_CREATE_SRQ, OP_CREATE_XRC_SRQ,
+    OP_DEALLOC_MW, OP_DEALLOC_PD, OP_DEREG_MR, OP_DESTROY_AH, OP_DESTROY_CQ, OP_DESTROY_QP, OP_DESTROY_SRQ,
+    OP_DETACH_GROUP, OP_MODIFY_QP, OP_MODIFY_SRQ, OP_QUERY_DEVICE, OP_QUERY_MR, OP_QUERY_QP, OP_QUERY_SRQ,
+    OP_REG_MR, OP_REREG_MR, OP_STAR_QUERY, OP_STAR_SET_ROLE, Object, QP_BLOCK_LOOPBACK, QP_RPC,
+    QP_SIGNAL_ALL, QP_STAR, Queues, Region, SrqLimit, StarReply, StarRole, Window,
 };
 use starverbs_rings::WorkLayout;
 use starverbs_settings::LogLevel;
@@ -22,7 +22,7 @@ use super::cq::{BoardCq, BoardCqRing};
 use super::files::FileUse;
 use super::gone::Outstanding;
 use super::link::BROKEN;
-use super::memory::PROGRAM_END;
+use super::memory::{PROGRAM_END, Piece};
 use super::{Board, DeviceCq};
 use crate::census::Census;
 use crate::cq::CqShared;
@@ -31,13 +31,13 @@ use crate::error::{Result, VerbsError};
 use crate::info::PortAttr;
 use crate::log::{self, log};
 use crate::memory;
-use crate::qp::QpInner;
+use crate::qp::{QpInner, REPLIES};
 use crate::share::FileBytes;
 use crate::star::{Settled, StarInfo};
 use starverbs_core::command::{address, attr, decode_attr, decode_region, region};
 
 /// What this device does not take.
-const NOT_HERE: VerbsError = VerbsError::Unsupported("by a board");
+pub(super) const NOT_HERE: VerbsError = VerbsError::Unsupported("by a board");
 
 /// The board's part of a queue.
 fn half(cq: &CqShared) -> Result<&BoardCq> {
@@ -137,8 +137,8 @@ impl Board {
                 self.objects().srqs.remove(&srq.0);
                 Ok(CommandReply::Done)
             }
-            Command::CreateQp { init, role, rpc: false } => {
-                self.create_qp(&init, role).map(CommandReply::Number)
+            Command::CreateQp { init, role, rpc } => {
+                self.create_qp(&init, role, rpc).map(CommandReply::Number)
             }
             Command::ModifyQp { qp, to, mask } => self.modify_qp(qp, to, mask).map(done),
             Command::QueryQp { qpn } => {
@@ -157,6 +157,7 @@ impl Board {
             Command::DetachMcast { qpn, group } => self.leave_group(qpn, group).map(done),
             Command::Xrc(xrc) => self.control_xrc(xrc),
             Command::Star(star) => self.control_star(&star),
+            Command::Kernel(command) => self.change_kernels(&command).map(done),
             _ => Err(NOT_HERE),
         }
     }
@@ -267,7 +268,7 @@ impl Board {
     }
 
     /// EOPNOTSUPP: with StaR, of a board that takes none.
-    fn create_qp(&self, init: &QpInit, role: Preference) -> Result<Qpn> {
+    fn create_qp(&self, init: &QpInit, role: Preference, rpc: bool) -> Result<Qpn> {
         let has_star = role != Preference::Off;
         if has_star && self.link.caps & CAP_STAR == 0 {
             return Err(NOT_HERE);
@@ -284,6 +285,7 @@ impl Board {
             RecvSource::Shared(srq) => srq.0,
         };
         let all = if init.sq_sig_all { QP_SIGNAL_ALL } else { 0 };
+        let memory = if rpc { Some(self.answers()?) } else { None };
         let block = if init.block_own_multicast { QP_BLOCK_LOOPBACK } else { 0 };
         let create = CreateQp {
             queues: self.queues(&init.sq.layout())?,
@@ -292,12 +294,17 @@ impl Board {
             recv_cq: number(recv_cq),
             srq,
             kind: init.qp_type as u8,
-            flags: all | block | if has_star { QP_STAR } else { 0 },
+            flags: all | block | if has_star { QP_STAR } else { 0 } | if rpc { QP_RPC } else { 0 },
             star: role as u8,
-            reserved: [0; 5],
+            answer_slots: if rpc { REPLIES as u8 } else { 0 },
+            reserved: [0; 4],
+            answers: memory.as_ref().map_or(Ok(0), Piece::address)?,
         };
         let NumberReply { number: qpn, cell } = self.link.ask(OP_CREATE_QP, &create)?;
-        self.objects().qps.insert(qpn, (init.pd, init.cookie));
+        let mut objects = self.objects();
+        objects.qps.insert(qpn, (init.pd, init.cookie));
+        objects.answers.extend(memory.map(|memory| (qpn, memory)));
+        drop(objects);
         if let Some(entry) = self.link.qps.make(qpn) {
             *entry.rung() = 0;
         }
@@ -361,7 +368,10 @@ impl Board {
         objects.handles.remove(&qpn);
         drop(objects);
         self.outstanding().remove(&qpn);
-        self.link.tell(OP_DESTROY_QP, &object(qpn))
+        self.link.tell(OP_DESTROY_QP, &object(qpn))?;
+        /* the board writes no answers there any more */
+        self.objects().answers.remove(&qpn);
+        Ok(())
     }
 
     /// The multicast groups that a queue pair is in.
@@ -402,7 +412,8 @@ impl Board {
     /// Groups of commands that it takes.
     pub(crate) fn groups(&self) -> u32 {
         let star = if self.link.caps & CAP_STAR == 0 { 0 } else { group::STAR };
-        group::VERBS | group::XRC | star
+        let rpc = if self.link.caps & CAP_STROM == 0 { 0 } else { group::RPC };
+        group::VERBS | group::XRC | star | rpc
     }
 
     /// StaR of a queue pair. EOPNOTSUPP: the peer has none.

@@ -17,7 +17,7 @@ use starverbs_settings::LogLevel;
 /// Entries kept at once. More are only counted.
 const MOST: usize = 16;
 /// Beside the kinds of events: the peer of a queue pair does not speak StRoM's dialect.
-pub(super) const NO_DIALECT: u32 = 1 << 16;
+pub(in crate::device) const NO_DIALECT: u32 = 1 << 16;
 /// An empty place.
 const NONE: u64 = 0;
 

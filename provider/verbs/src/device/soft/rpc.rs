@@ -135,11 +135,11 @@ impl Shard {
         command: KernelCommand<'_>,
     ) -> std::result::Result<Option<RpcHandler>, NicError> {
         match command {
-            KernelCommand::Load { pd, op, handler, replace: true } => {
-                self.nic.replace_kernel(pd, op, handler).map(|(_, old)| old)
+            KernelCommand::Load { pd, op, by, replace: true } => {
+                self.nic.replace_kernel(pd, op, by).map(|(_, old)| old)
             }
-            KernelCommand::Load { pd, op, handler, replace: false } => {
-                self.nic.load_kernel(pd, op, handler).map(|_| None)
+            KernelCommand::Load { pd, op, by, replace: false } => {
+                self.nic.load_kernel(pd, op, by).map(|_| None)
             }
             KernelCommand::Unload { pd, op } => {
                 let found = self.nic.kernels().iter().find(|has| (has.pd, has.op) == (pd, op));

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::fmt::Write as _;
 use std::fs::OpenOptions;
 use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt;
@@ -14,11 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use starverbs_backend::ToolRequest;
+use starverbs_backend::{ToolRequest, kernel_list};
 use starverbs_core::PdId;
-use starverbs_core::strom::RpcHandler;
 
-use super::super::command::KernelCommand;
+use super::super::command::{AnsweredBy, KernelCommand};
 use super::super::posix_thread::Thread;
 use super::{Shard, Soft};
 use crate::error::VerbsError;
@@ -86,7 +84,7 @@ impl Soft {
     #[cold]
     pub(super) fn serve_tool(&self, shard: &mut Shard, request: ToolRequest) {
         let said = match &*request.text {
-            b"kernels" => describe_kernels(shard),
+            b"kernels" => kernel_list(shard.nic.kernels()),
             text => match Change::parse(text) {
                 None => shard.describe_qps().text().to_owned(),
                 Some(Err(why)) => failed(why),
@@ -133,8 +131,8 @@ impl Soft {
         Ok(match what {
             KernelChange::Load(file) => {
                 let module = read(&file).map_err(|error| format!("{}: {error}", file.display()))?;
-                let handler = RpcHandler::Kernel(modules::make(&module, op).map_err(|(_, why)| why)?);
-                KernelCommand::Load { pd, op, handler, replace: true }
+                let by = AnsweredBy::Module(modules::make(&module, op).map_err(|(_, why)| why)?);
+                KernelCommand::Load { pd, op, by, replace: true }
             }
             KernelChange::Unload => KernelCommand::Unload { pd, op },
         })
@@ -168,23 +166,6 @@ fn domain(shard: &Shard, named: Option<PdId>) -> Result<PdId, String> {
         (None, None) => Err("no queue pair there speaks StRoM; name a protection domain (--pd)".to_owned()),
         (None, Some(_)) => Err(format!("protection domains {all:?} have kernels there; name one (--pd)")),
     }
-}
-
-/// One line a kernel.
-fn describe_kernels(shard: &Shard) -> String {
-    let mut text = String::from("pd op kernel\n");
-    for loaded in shard.nic.kernels() {
-        let name = match &loaded.handler {
-            RpcHandler::Kernel(kernel) => kernel.name(),
-            RpcHandler::Program => "program",
-        };
-        /* writing to a String cannot fail */
-        let _ = match loaded.op {
-            starverbs_core::strom::ANY_OP => writeln!(text, "{} any {name}", loaded.pd.0),
-            op => writeln!(text, "{} {op:#x} {name}", loaded.pd.0),
-        };
-    }
-    text
 }
 
 #[cfg(test)]
