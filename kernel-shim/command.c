@@ -177,12 +177,19 @@ static int star_translate_queues(struct star_context *context, struct star_queue
 	return err;
 }
 
-/* The same of a QP, with memory for answers if it speaks StRoM's dialect */
+/*
+ * The same of a QP, with memory for answers if it speaks StRoM's dialect. A flag that is not known here may
+ * name memory that would go untranslated.
+ */
 static int star_translate_qp(struct star_context *context, struct star_queue *queue,
 			     struct starverbs_create_qp *qp)
 {
-	int err = star_translate_queues(context, queue, &qp->queues);
+	const u8 known = STARVERBS_QP_SIGNAL_ALL | STARVERBS_QP_BLOCK_LOOPBACK | STARVERBS_QP_RPC;
+	int err;
 
+	if (qp->flags & ~known)
+		return -EOPNOTSUPP;
+	err = star_translate_queues(context, queue, &qp->queues);
 	if (!(qp->flags & STARVERBS_QP_RPC))
 		qp->answers = 0;
 	else if (!err)

@@ -108,7 +108,7 @@
 #define STARVERBS_MAGIC 0x52415453
 
 /* Version of this contract */
-#define STARVERBS_VERSION 0x00010003
+#define STARVERBS_VERSION 0x00010004
 
 /* RC, UC and UD, with PDs, MRs, AHs, CQs and SRQs */
 #define STARVERBS_CAP_VERBS 1ULL

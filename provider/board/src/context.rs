@@ -117,6 +117,7 @@ pub(crate) struct ObjectCounts {
     pub(crate) qps: usize,
     pub(crate) groups: usize,
     pub(crate) kernels: usize,
+    pub(crate) answers: usize,
 }
 
 impl ObjectCounts {
@@ -132,6 +133,7 @@ impl ObjectCounts {
             qps: self.qps + of.qps.len(),
             groups: self.groups + of.groups.len(),
             kernels: self.kernels + of.kernels.len(),
+            answers: self.answers + of.answers.len(),
         }
     }
 }

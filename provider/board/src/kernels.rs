@@ -4,7 +4,7 @@
 //! whose kernels are whose; it must not know what they do.
 
 use starverbs_core::mr::MrAttr;
-use starverbs_core::strom::{MAX_KERNELS, ReplyMemory, RpcHandler, SLOT_BYTES};
+use starverbs_core::strom::{MAX_KERNELS, MAX_RUNNING, ReplyMemory, RpcHandler, SLOT_BYTES};
 use starverbs_core::{Access, QpType, Qpn};
 use starverbs_kernels::Builtin;
 use starverbs_queues::BLOCK;
@@ -71,7 +71,8 @@ impl BoardContext {
     }
 
     /// How many answers a queue pair that is to be made has memory for; 0: it does not speak the dialect.
-    /// EOPNOTSUPP: it cannot; EINVAL: there are none, or too many; EFAULT: memory that is not mapped here.
+    /// EOPNOTSUPP: it cannot; EINVAL: there are none, or too many; EFAULT: memory that is not mapped here;
+    /// ENOMEM: a function has as many such queue pairs as it may.
     pub(crate) fn answer_slots(
         &self,
         card: &CommonCard,
@@ -88,6 +89,12 @@ impl BoardContext {
             return Err(libc::EINVAL);
         }
         has_room(card, self.objects.regions() + self.others.keys, limits(card).mrs)?;
+        /* no more than kernels may run, so that those of one function leave room for others' */
+        has_room(card, self.objects.answers.len() + self.others.answers, MAX_RUNNING)?;
+        /* a kernel module that does not know of answers has zeroed this */
+        if init.answers == 0 {
+            return Err(libc::EFAULT);
+        }
         let bytes = usize::from(init.answer_slots) * SLOT_BYTES;
         card.env.memories[self.shared.number].maps.room(init.answers, bytes, BLOCK)?;
         Ok(init.answer_slots)

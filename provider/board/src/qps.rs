@@ -132,7 +132,7 @@ impl BoardContext {
             RecvSource::Own(rq) => (rq.slots() as usize, rq.sges()),
             RecvSource::Shared(_) | RecvSource::Xrc(_) => (SHARED_RECVS, MAX_SGE),
         };
-        let wqes = sq.depth() + recvs;
+        let wqes = sq.slots() as usize + recvs;
         let share = self.shared.kept.take(wqes * WQE_BYTES + recvs * (RECV_BYTES + sges * SGE_BYTES))?;
         Ok(QpStar { preference, fits: sq.max_inline() <= SMALL_INLINE, _share: share })
     }

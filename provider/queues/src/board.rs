@@ -108,7 +108,7 @@ constants! {
     /// "STAR" in ASCII
     "STARVERBS_MAGIC" MAGIC: u32 = 0x5241_5453;
     /// Version of this contract
-    "STARVERBS_VERSION" VERSION: u32 = 0x0001_0003;
+    "STARVERBS_VERSION" VERSION: u32 = 0x0001_0004;
 
     /// RC, UC and UD, with PDs, MRs, AHs, CQs and SRQs
     "STARVERBS_CAP_VERBS" CAP_VERBS: u64 = 1;

@@ -127,6 +127,7 @@ pub(super) fn answers(bench: &mut Bench) -> Tested {
         ("no answers", CreateQp { answer_slots: 0, ..right }, EINVAL),
         ("too many answers", CreateQp { answer_slots: MAX_ANSWERS as u8 + 1, ..right }, EINVAL),
         ("a crooked place for answers", CreateQp { answers: right.answers + 8, ..right }, EINVAL),
+        ("answers at no address", CreateQp { answers: 0, ..right }, EFAULT),
         ("a place for answers that is none", CreateQp { answers: 1 << 40, ..right }, EFAULT),
     ] {
         let done = ends.raw.command::<NumberReply>(OP_CREATE_QP, wrong.as_bytes())?.map(drop);

@@ -366,12 +366,16 @@ impl Board {
         let mut objects = self.objects();
         objects.qps.remove(&qpn);
         objects.handles.remove(&qpn);
+        /* another one may have the number as soon as the board has ended this */
+        let answers = objects.answers.remove(&qpn);
         drop(objects);
         self.outstanding().remove(&qpn);
-        self.link.tell(OP_DESTROY_QP, &object(qpn))?;
-        /* the board writes no answers there any more */
-        self.objects().answers.remove(&qpn);
-        Ok(())
+        let ended = self.link.tell(OP_DESTROY_QP, &object(qpn));
+        if let (Err(_), Some(answers)) = (&ended, answers) {
+            /* the board may write there still */
+            self.objects().answers.insert(qpn, answers);
+        }
+        ended
     }
 
     /// The multicast groups that a queue pair is in.
