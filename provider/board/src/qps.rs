@@ -2,7 +2,7 @@
 
 use starverbs_core::command::decode_attr;
 use starverbs_core::qp::{QpAttrMask, QpInit, RecvSource};
-use starverbs_core::{QpType, Qpn, SrqId};
+use starverbs_core::{QpType, Qpn, SendQueue, SrqId};
 use starverbs_queues::board::*;
 use starverbs_star::control::Preference;
 use starverbs_star::message::SMALL_INLINE;
