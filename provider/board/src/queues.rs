@@ -160,11 +160,6 @@ impl BoardSq {
         self.0.of_peer.borrow_mut().resize(bytes)
     }
 
-    /// Slots.
-    pub(crate) fn depth(&self) -> usize {
-        self.0.mask as usize + 1
-    }
-
     /// Inline bytes of a WQE at most.
     pub(crate) fn max_inline(&self) -> usize {
         (self.0.stride - 1) * BLOCK
