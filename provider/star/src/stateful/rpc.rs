@@ -193,10 +193,27 @@ impl<E: StarEnv> Stateful<E> {
         self.piece.left > 0 && offset.wrapping_sub(at) < u32::from(pieces) * self.mtu
     }
 
-    /// Bytes of SL's RPC WRITE came before their turn.
+    /// Bytes of SL's RPC WRITE came before their turn. SL is not silent: it did answer.
     pub(super) fn refuse_piece(&mut self, card: &mut CardCtx<'_, E>, psn: Psn, entry: &InFlight) {
-        self.piece.ahead = 1;
+        (self.piece.ahead, self.backoff) = (1, 0);
         self.refused_early(card, psn, entry);
+        if self.piece.left == 0 {
+            self.forget_ahead(card, entry.wqe);
+        }
+    }
+
+    /// The kernel is at work on a piece. Packets of those behind it that are lost, or were refused, may not
+    /// go again before it ends, and would have no others pass them in the window: they are forgotten, and
+    /// those behind them, and leave anew then. What comes of them is dropped. Those in flight may come in
+    /// their turn if none is lost.
+    fn forget_ahead(&mut self, card: &mut CardCtx<'_, E>, index: u32) {
+        let end = self.streams[1].get(index).number.saturating_add(self.mtu);
+        let ahead = |entry: &InFlight| entry.of == Of::Remote && entry.wqe == index && entry.offset >= end;
+        if self.window.next_lost(ahead).is_some() {
+            let packets = self.window.forget(ahead);
+            self.streams[1].rewind(index, end, packets);
+            self.charge(card);
+        }
     }
 
     /// Bytes of SL's RPC WRITE came. With all of a piece its kernel begins; with all of the last piece once
@@ -234,6 +251,14 @@ impl<E: StarEnv> Stateful<E> {
     /// A piece of SL's RPC WRITE is here: its kernel begins, or has a turn; when it has ended, the next piece
     /// is to come. How the WQE ends, if it does.
     fn stream_turn(&mut self, card: &mut CardCtx<'_, E>, index: u32) -> Option<WcStatus> {
+        let ended = self.feed_piece(card, index);
+        if ended.is_none() && self.piece.left == 0 {
+            self.forget_ahead(card, index);
+        }
+        ended
+    }
+
+    fn feed_piece(&mut self, card: &mut CardCtx<'_, E>, index: u32) -> Option<WcStatus> {
         let seq = Psn::new(index);
         let wqe = self.sends.get(seq).copied().unwrap_or_default();
         while self.piece.left == 0 {

@@ -261,6 +261,16 @@ impl WqeStream {
         }
     }
 
+    /// Bytes from `offset` on of WQE `index`, the newest under way, are to leave anew: so many packets of
+    /// them are forgotten.
+    pub(super) fn rewind(&mut self, index: u32, offset: u32, packets: u32) {
+        debug_assert_eq!(self.next, index.wrapping_add(u32::from(!self.begun)), "it is the newest");
+        let op = self.op(index);
+        op.left -= packets;
+        op.all = false;
+        (self.next, self.begun, self.offset) = (index, true, offset);
+    }
+
     /// Nothing more leaves of a WQE that has begun.
     pub(super) fn end_begun(&mut self) {
         if self.begun {
