@@ -32,7 +32,7 @@ mod unreliable;
 pub(crate) use complete::{enter_error, flush_posted};
 pub use loss::patience;
 pub(crate) use pacing::answer_probe;
-pub use peer_site::PeerSite;
+pub use peer_site::{PeerSite, Turned};
 pub(crate) use recv::lacks_receives;
 pub use requester::slices;
 pub use response::RNR_TIMER_10US;

@@ -74,7 +74,7 @@ pub struct SlInit<E: StarEnv> {
     pub rules: Arc<AtomicU32>,
     /// Which packets it sends
     pub form: Form,
-    /// It speaks StRoM's dialect: RPCs, but no RPC WRITEs
+    /// It speaks StRoM's dialect: RPCs
     pub dialect: bool,
     /// Where it counts
     pub stats: E::Stats,

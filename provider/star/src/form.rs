@@ -4,7 +4,7 @@ use starverbs_core::{Psn, QPN_MASK};
 
 /// Version of the protocol, in an offer. Cards of different versions settle on plain RoCEv2. Those before 3
 /// and later ones do not understand each other's offers.
-pub const VERSION: u8 = 10;
+pub const VERSION: u8 = 11;
 
 /// What a card sends. It understands both, so each end may choose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -1,13 +1,13 @@
 //! The stateful half: all that a connection's two cards know, kept by one (III-C).
 //!
-//! A [`Stateful`] executes two send queues, its own and SL's, against two receive queues, its own and SL's.
-//! `remote` keeps SL's queues, `stream` orders WQEs, `begin` begins them, `packets` and `rdc` make their
-//! packets, `window` knows which are under way, `answers` takes those of SL's card, `results` sends results
-//! of SL's atomics, `inquiry` asks SL before a request fails for want of a rule, `rpc` has kernels answer
-//! SL's RPCs, `finish` completes in order, `events` sends SL's completions, `messages` takes control
-//! messages, `failing` takes either end into error, `clock` does what is due, `quiesce` lets nothing begin,
-//! `fetch` has the CPU fetch what will be used. It knows no sockets and no negotiation: it begins when both
-//! ends know what they are.
+//! A [`Stateful`] executes two send queues, its own and SL's, against two receive queues, its own and
+//! SL's. `remote` keeps SL's queues, `stream` orders WQEs, `begin` begins them, `packets` and `rdc` make
+//! their packets, `window` knows which are under way, `answers` takes those of SL's card, `results` sends
+//! results of SL's atomics, `inquiry` asks SL before a request fails for want of a rule, `rpc` has
+//! kernels answer SL's RPCs and take its RPC WRITEs, `finish` completes in order, `events` sends SL's
+//! completions, `messages` takes control messages, `failing` takes either end into error, `clock` does
+//! what is due, `quiesce` lets nothing begin, `fetch` has the CPU fetch what will be used. It knows no
+//! sockets and no negotiation: it begins when both ends know what they are.
 //!
 //! Order of calls: after any `handle_*`, [`Stateful::transmit`] until nothing is left, then sleep until
 //! [`Stateful::next_deadline`] or the next event.
@@ -36,6 +36,7 @@ use events::{Completions, OwedAcks};
 use inquiry::Inquiry;
 use places::{Lists, Places};
 use remote::{KeptRecv, RemoteQueue};
+use rpc::StreamPiece;
 use stream::{OPS, WqeStream};
 use window::{Of, PacketWindow};
 
@@ -229,8 +230,9 @@ pub struct Stateful<E: StarEnv> {
     met: bool,
     /// The next of our two send queues to have its turn
     turn: Of,
-    /// When the kernel that answers SL's RPC has its next turn; 0: none is at one
+    /// When the kernel at SL's RPC, or at a piece of its RPC WRITE, has its next turn; 0: none is at one
     rpc_at: Nanos,
+    piece: StreamPiece,
     deadline: Nanos,
 }
 
@@ -322,6 +324,7 @@ impl<E: StarEnv> Stateful<E> {
             met: false,
             turn: Of::Local,
             rpc_at: 0,
+            piece: StreamPiece::default(),
             /* what was posted before waits for SL's rules, and has a KeepAlive sent */
             deadline: asks,
         };

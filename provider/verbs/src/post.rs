@@ -133,8 +133,8 @@ impl<'a> SendPoster<'a> {
     ///
     /// # Errors
     /// ENOMEM: the queue is full. EINVAL: the QP cannot send yet, the op-code is not of its transport,
-    /// too many SGEs, or inline data. EOPNOTSUPP: FLUSH on a QP of StRoM's dialect; an RPC of a stateful end
-    /// of StaR, an RPC WRITE of a stateless one. EIO in a forked child.
+    /// too many SGEs, or inline data. EOPNOTSUPP: FLUSH on a QP of StRoM's dialect; an RPC, or RPC WRITE, of
+    /// a stateful end of StaR. EIO in a forked child.
     #[inline]
     pub fn push(&mut self, wr: &SendWr<'_>) -> Result<()> {
         let producer = self.producer_for(wr.op)?;
@@ -173,7 +173,7 @@ impl<'a> SendPoster<'a> {
             return Err(VerbsError::Invalid("the QP is not ready to send"));
         }
         if op.is_rpc() && self.qp.speaks_rpc() {
-            self.qp.admit_rpc(op)?;
+            self.qp.admit_rpc()?;
         } else if !offered(self.qp.qp_type, op) {
             return Err(VerbsError::Invalid("op-code not of this transport"));
         }

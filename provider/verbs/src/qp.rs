@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use starverbs_core::qp::{self as card_qp, QpAttrMask, RecvSource};
 use starverbs_core::tags::MAX_TAG_SGE;
-use starverbs_core::{Av, Gid, NicError, PdId, QpState, QpType, Qpn, SendOp, SrqId};
+use starverbs_core::{Av, Gid, NicError, PdId, QpState, QpType, Qpn, SrqId};
 use starverbs_rings::{ProgramMemory, RecvSize, SendSize, WorkRings};
 use starverbs_star::control::Preference;
 
@@ -84,9 +84,8 @@ pub struct Qp(Arc<QpInner>, PostLines);
 const NO_PREFERENCE: u8 = 0x1f;
 /// The part that is the preference.
 const PREFERENCE: u8 = 0x1f;
-/// Beside it: RPCs, and RPC WRITEs, may be posted, as it is settled what it is of StaR.
+/// Beside it: RPCs may be posted, as it is settled what it is of StaR.
 const ADMITS_RPC: u8 = 0x20;
-const ADMITS_RPC_WRITE: u8 = 0x40;
 /// Beside the preference: it speaks StRoM's dialect.
 const RPC: u8 = 0x80;
 /// Answers of kernels that a queue pair of the dialect may have under way; each takes a place of its send
@@ -407,7 +406,7 @@ impl QpInner {
         let state = if mine && state >= QpState::Rts { QpState::Rtr } else { state };
         if state < QpState::Rtr {
             /* it may be settled anew */
-            self.preference.fetch_and(!(ADMITS_RPC | ADMITS_RPC_WRITE), Ordering::Relaxed);
+            self.preference.fetch_and(!ADMITS_RPC, Ordering::Relaxed);
         }
         self.state.store(state as u8, Ordering::Release);
     }
@@ -434,27 +433,26 @@ impl QpInner {
         self.preference.load(Ordering::Relaxed) & RPC != 0
     }
 
-    /// Whether an RPC may be posted, as far as it is settled what it is of StaR: to a stateful end alone, and
-    /// no RPC WRITE. One of the dialect is settled once, so the card is asked until it is.
+    /// Whether an RPC may be posted, as far as it is settled what it is of StaR: to a stateful end alone. One
+    /// of the dialect is settled once, so the card is asked until it is.
     #[inline]
-    pub(crate) fn admit_rpc(&self, op: SendOp) -> Result<()> {
-        let wanted = if op == SendOp::RpcWrite { ADMITS_RPC_WRITE } else { ADMITS_RPC };
+    pub(crate) fn admit_rpc(&self) -> Result<()> {
         let known = self.preference.load(Ordering::Relaxed);
-        if known & PREFERENCE == NO_PREFERENCE || known & wanted != 0 { Ok(()) } else { self.ask_for_rpc(op) }
+        if known & PREFERENCE == NO_PREFERENCE || known & ADMITS_RPC != 0 {
+            Ok(())
+        } else {
+            self.ask_for_rpc()
+        }
     }
 
     #[cold]
-    fn ask_for_rpc(&self, op: SendOp) -> Result<()> {
+    fn ask_for_rpc(&self) -> Result<()> {
         let query = StarCommand::Query { qpn: self.qpn, role: Some(self.preference()) };
         let role = self.pd.context().device()?.control(Command::Star(query))?.star()?.role;
-        let admitted = match (role, op) {
-            (Settled::Stateful, _) => return Err(VerbsError::Unsupported("RPCs of a stateful end of StaR")),
-            (Settled::Stateless, SendOp::RpcWrite) => {
-                return Err(VerbsError::Unsupported("RPC WRITEs with StaR"));
-            }
-            (Settled::Stateless, _) => ADMITS_RPC,
-            (Settled::Plain, _) => ADMITS_RPC | ADMITS_RPC_WRITE,
-            (Settled::Waiting, _) => 0,
+        let admitted = match role {
+            Settled::Stateful => return Err(VerbsError::Unsupported("RPCs of a stateful end of StaR")),
+            Settled::Stateless | Settled::Plain => ADMITS_RPC,
+            Settled::Waiting => 0,
         };
         self.preference.fetch_or(admitted, Ordering::Relaxed);
         Ok(())

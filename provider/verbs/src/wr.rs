@@ -84,7 +84,7 @@ impl<'a> SendBatch<'a> {
             return self.fail(error);
         }
         if wqe.op.is_rpc()
-            && let Err(error) = self.qp.admit_rpc(wqe.op)
+            && let Err(error) = self.qp.admit_rpc()
         {
             return self.fail(error);
         }

@@ -38,6 +38,7 @@ fn cards_keep_their_promises_on_a_hostile_network() {
         "that no kernel saw",
         "whose kernel went away",
         "with StaR",
+        "packets of streams with StaR",
     ];
     let sends = ["begun", "ended", "writes", "waits for room", "whose queue pair was gone"];
     let sends = sends.iter().chain(&["whose kernel went away"]).map(|name| ("send kernels", *name));

@@ -43,8 +43,9 @@ pub(super) struct Site<'a, 'b, E: Env> {
 }
 
 /// What becomes of a request that has had its turn.
-pub(super) enum Turned {
-    /// It goes on after so long
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turned {
+    /// It goes on after so long, ns
     Later(Nanos),
     /// It has ended, and its answer stands in the send queue, if there is to be one
     Ended(Code),
@@ -127,6 +128,21 @@ impl Rpc {
         self.run.load(params, true);
         let done = self.start(site, op, kernel, Input::Params);
         Current { op, kernel: kernel.unwrap_or_default(), reply, done, ..Current::default() }
+    }
+
+    /// A piece of a stream, one packet's payload over RC, begins: the kernel that had the first gets it.
+    pub(super) fn begin_piece<E: Env>(
+        &mut self,
+        site: &mut Site<'_, '_, E>,
+        op: u64,
+        (first, last): (bool, bool),
+        data: &[u8],
+    ) -> Current {
+        let kernel = if first { site.kernels.find(site.peer.qp.pd, op) } else { Some(self.stream) };
+        self.stream = kernel.unwrap_or_default();
+        self.run.load(data, first);
+        let done = self.start(site, op, kernel, Input::Data { first, last });
+        Current { op, kernel: self.stream, done, stream: true, ..Current::default() }
     }
 
     /// Gives the kernel at the request that is begun a turn. It stays counted among those that run until
@@ -243,7 +259,7 @@ impl EngineRpc<'_> {
         self.0.as_ref().is_some_and(|(_, kernels)| kernels.is_programs(qp.pd, op))
     }
 
-    /// An RPC of so many bytes, 4,096 at most, is to come.
+    /// An RPC, or a piece of an RPC WRITE, of so many bytes, 4,096 at most, is to come.
     pub fn expect(&mut self, length: usize) {
         if let Some(rpc) = self.rpc() {
             rpc.run.make_place(length);
@@ -269,26 +285,35 @@ impl EngineRpc<'_> {
         }
         let data = rpc.run.take_place();
         let call = ReplyHead::decode(&data);
-        peer.stats.rx_rpc.inc();
-        peer.stats.rx_bytes.add(data.len() as u64);
+        count(peer, &data);
         let current = call.map(|call| rpc.begin_call(&mut Site { peer, kernels }, op, call));
         rpc.run.give_back(data);
         rpc.current = Some(current?);
         Some(true)
     }
 
-    /// Gives the kernel a turn. `None`: it has ended, and its answer stands in the send queue; else after how
-    /// long it wants another, ns.
-    pub fn turn<E: Env>(&mut self, peer: &mut PeerSite<'_, E>) -> Option<Nanos> {
-        let (rpc, kernels) = self.0.as_mut()?;
-        let rpc = rpc.as_deref_mut()?;
-        match rpc.advance(&mut Site { peer, kernels }) {
-            Some(Turned::Later(after)) => Some(after),
-            Some(Turned::Ended(_)) | None => {
-                rpc.uncount(kernels);
-                None
-            }
+    /// All of a piece of an RPC WRITE has come, which `of` says to be its first, its last, or both: its
+    /// kernel begins. False: as many as may be are at work, or another is.
+    pub fn feed<E: Env>(&mut self, peer: &mut PeerSite<'_, E>, op: u64, of: (bool, bool)) -> bool {
+        let Some((Some(rpc), kernels)) = self.0.as_mut() else { return false };
+        if kernels.running >= MAX_RUNNING || rpc.current.is_some() {
+            return false;
         }
+        let data = rpc.run.take_place();
+        count(peer, &data);
+        rpc.current = Some(rpc.begin_piece(&mut Site { peer, kernels }, op, of, &data));
+        rpc.run.give_back(data);
+        true
+    }
+
+    /// Gives the kernel a turn.
+    pub fn turn<E: Env>(&mut self, peer: &mut PeerSite<'_, E>) -> Turned {
+        let Some((Some(rpc), kernels)) = self.0.as_mut() else { return Turned::Ended(Code::NoKernel) };
+        let turned = rpc.advance(&mut Site { peer, kernels }).unwrap_or(Turned::Ended(Code::NoKernel));
+        if let Turned::Ended(_) = turned {
+            rpc.uncount(kernels);
+        }
+        turned
     }
 
     /// No kernel works for the peer any more.
@@ -304,4 +329,10 @@ impl EngineRpc<'_> {
             rpc.reply_done(wqe);
         }
     }
+}
+
+/// Counts what a kernel gets.
+fn count<E: Env>(peer: &PeerSite<'_, E>, data: &[u8]) {
+    peer.stats.rx_rpc.inc();
+    peer.stats.rx_bytes.add(data.len() as u64);
 }

@@ -13,8 +13,8 @@ use super::{Ctx, MessageInProgress};
 use crate::env::{Env, SendQueue};
 use crate::nic::QpShared;
 use crate::strom::{
-    COMMAND, Code, Input, Kernel, KernelId, KernelMemory, KernelRun, KernelSend, MAX_RUNNING, Poll,
-    RegionRange, ReplyHead, ReplyMemory, ReplyTarget,
+    COMMAND, Code, Kernel, KernelId, KernelMemory, KernelRun, KernelSend, MAX_RUNNING, Poll, RegionRange,
+    ReplyHead, ReplyMemory, ReplyTarget,
 };
 use crate::types::{Cqe, Nanos, Psn, QpState, SendFlags, SendOp, SendWqe, WcFlags, WcOpcode};
 use crate::wire::headers::NakCode;
@@ -40,7 +40,7 @@ pub(crate) struct Rpc {
     /// The request that a kernel is at, while it is not accepted
     pub(super) current: Option<Current>,
     /// Kernel of the message that is coming in
-    stream: KernelId,
+    pub(super) stream: KernelId,
 }
 
 /// What is known of the peer.
@@ -183,14 +183,10 @@ impl<E: Env> Ctx<'_, E> {
         if !right_size || !self.middle_is_full(data.len(), last) {
             return Err(NakCode::InvalidRequest);
         }
-        let kernel = if first { self.sh.kernels.find(self.qp.pd, op) } else { Some(rpc.stream) };
-        rpc.stream = kernel.unwrap_or_default();
-        rpc.run.load(data, first);
-        let done = self.with_site(|site| rpc.start(site, op, kernel, Input::Data { first, last }));
+        let current = self.with_site(|site| rpc.begin_piece(site, op, (first, last), data));
         let then =
             if last { MessageInProgress::Idle } else { MessageInProgress::Rpc { op, left: left - len } };
-        let (kernel, ack, reply) = (rpc.stream, packet.bth().ack_req(), ReplyTarget::default());
-        Ok(Current { op, kernel, reply, done, then, ack, stream: true, counted: false })
+        Ok(Current { then, ack: packet.bth().ack_req(), ..current })
     }
 
     /// Gives the kernel a turn. If it is done, answers and accepts its packet; else it is left as it is, and

@@ -28,6 +28,7 @@ mod star_packets;
 mod star_revert;
 mod star_roles;
 mod star_rpc;
+mod star_streams;
 mod star_tokens;
 mod states;
 mod strom;

@@ -169,8 +169,7 @@ impl<E: StarEnv> SlQp<E> {
 
     /// Whether StaR carries the next send of this end.
     fn carries_next(&self) -> bool {
-        let op = self.init.sq.op(self.index(self.send.next));
-        !op.is_rpc() || self.init.dialect && op == SendOp::Rpc
+        self.init.dialect || !self.init.sq.op(self.index(self.send.next)).is_rpc()
     }
 
     fn note_recv(&mut self, now: Nanos) {
@@ -268,8 +267,8 @@ impl<E: StarEnv> SlQp<E> {
         sges: &[Sge],
         memory: &MrTable<E::Mrs>,
     ) -> Option<Option<()>> {
-        use SendOp::{Rpc, Send, SendImm, SendInv, Write, WriteImm};
-        let gives = matches!(wqe.op, Send | SendImm | SendInv | Write | WriteImm | Rpc);
+        use SendOp::{Rpc, RpcWrite, Send, SendImm, SendInv, Write, WriteImm};
+        let gives = matches!(wqe.op, Send | SendImm | SendInv | Write | WriteImm | Rpc | RpcWrite);
         let most = SMALL_INLINE.min(INLINE_KEPT / self.init.setup.sq_depth.max(1) as usize);
         if !gives || self.is_fenced() || wqe.length == 0 || wqe.length as usize > most || sges.len() > MAX_SGE
         {

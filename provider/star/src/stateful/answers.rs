@@ -169,6 +169,10 @@ impl<E: StarEnv> Stateful<E> {
             self.refused_early(card, header.psn, &entry);
             return true;
         }
+        if op.class == OrderClass::Stream && !self.takes_piece(entry.offset) {
+            self.refuse_piece(card, header.psn, &entry);
+            return true;
+        }
         if self.too_early(&entry, &op) {
             self.window.refuse(header.psn);
             return true;
@@ -335,6 +339,7 @@ impl<E: StarEnv> Stateful<E> {
             (Of::Remote, _, OrderClass::Rpc) => {
                 card.rpc.put(entry.offset as usize, data).ok_or(WcStatus::RemOpErr)
             }
+            (Of::Remote, _, OrderClass::Stream) => self.put_piece(card, entry, data),
             (Of::Remote, ..) => {
                 let Some(wqe) = self.sends.get(Psn::new(entry.wqe)) else { return Err(WcStatus::RemOpErr) };
                 self.place_write(card, wqe, entry.offset, data).ok_or(WcStatus::RemAccessErr)

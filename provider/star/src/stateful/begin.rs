@@ -64,7 +64,7 @@ impl<E: StarEnv> Stateful<E> {
             OrderClass::Write => self.begin_write(card, &wqe),
             OrderClass::Read => self.begin_read(card, &wqe, Access::REMOTE_READ),
             OrderClass::Atomic => self.begin_read(card, &wqe, Access::REMOTE_ATOMIC),
-            OrderClass::Rpc => Begin::failed(class, WcStatus::LocQpOpErr),
+            OrderClass::Rpc | OrderClass::Stream => Begin::failed(class, WcStatus::LocQpOpErr),
             OrderClass::Own => self.do_own(card, &wqe),
         }
     }
@@ -347,8 +347,8 @@ impl<E: StarEnv> Stateful<E> {
             return Begin::Wait;
         }
         let into = if wqe.op.brings_data() { Access::LOCAL_WRITE } else { Access::empty() };
-        let no_rpc = wqe.op == SendOp::Rpc && !card.rpc.speaks();
-        if no_rpc || matches!(wqe.op, SendOp::RpcWrite | SendOp::AtomicWrite | SendOp::Flush) {
+        let no_rpc = wqe.op.is_rpc() && !card.rpc.speaks();
+        if no_rpc || matches!(wqe.op, SendOp::AtomicWrite | SendOp::Flush) {
             return Begin::failed(class, WcStatus::LocQpOpErr);
         }
         if wqe.length > self.local.max_msg || class == OrderClass::Atomic && wqe.length != 8 {
@@ -362,6 +362,7 @@ impl<E: StarEnv> Stateful<E> {
             OrderClass::Send => self.begin_remote_send(card, index, &wqe),
             OrderClass::Write => self.begin_remote_write(card, index, &wqe),
             OrderClass::Rpc => self.begin_rpc(card, seq, &wqe),
+            OrderClass::Stream => self.begin_stream(card, seq, &wqe),
             /* SL does it, once it knows that all before it is done */
             OrderClass::Own if self.streams[1].under_way() > 0 => Begin::Wait,
             OrderClass::Own => Begin::Go(WqeProgress { class, all: true, ..WqeProgress::default() }),

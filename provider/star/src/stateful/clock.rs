@@ -47,6 +47,7 @@ impl<E: StarEnv> Stateful<E> {
         }
         self.expire(card);
         self.fail_left(card);
+        self.stream_turn_due(card);
         self.finish(card);
         self.answer_due(card.now);
         self.charge(card);
@@ -80,7 +81,8 @@ impl<E: StarEnv> Stateful<E> {
             card.stats.timeouts.inc();
             self.backoff = self.backoff.saturating_add(1);
         }
-        let tries = tries.max(self.window.most_tries());
+        /* what waits for a kernel asks SL for nothing */
+        let tries = if self.window.asks() { tries.max(self.window.most_tries()) } else { tries };
         let tries = tries.max(self.channel.tries().min(u8::MAX.into()) as u8);
         let silent = card.now.saturating_sub(self.last_inbound);
         let patience = match (self.state, waits.patience) {

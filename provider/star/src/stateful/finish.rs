@@ -23,10 +23,12 @@ impl<E: StarEnv> Stateful<E> {
         }
         while let Some((index, op)) = self.finished(card, Of::Remote) {
             let status = match op.class {
-                OrderClass::Rpc if op.status == WcStatus::Success => match self.rpc_turn(card, index) {
-                    Some(status) => status,
-                    None => return,
-                },
+                OrderClass::Rpc | OrderClass::Stream if op.status == WcStatus::Success => {
+                    match self.kernel_turn(card, index, op.class) {
+                        Some(status) => status,
+                        None => return,
+                    }
+                }
                 _ => self.end_of(card, index, &op),
             };
             if status != WcStatus::Success {

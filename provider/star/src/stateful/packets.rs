@@ -133,12 +133,16 @@ impl<E: StarEnv> Stateful<E> {
     /// Sends a lost packet again if one may go.
     fn send_lost(&mut self, card: &mut CardCtx<'_, E>) -> bool {
         let settled = self.streams[1].settled();
-        let streams = &self.streams;
         /* a packet whose answer would be refused again is not asked for yet */
         let may = |entry: &InFlight| {
-            let op = streams[entry.of as usize].get(entry.wqe);
-            let placed = entry.of == Of::Remote && entry.kind == Kind::Get && op.class == OrderClass::Write;
-            !placed || (settled == entry.wqe && (!entry.last || op.left == 1))
+            let op = self.streams[entry.of as usize].get(entry.wqe);
+            match op.class {
+                OrderClass::Write if entry.of == Of::Remote && entry.kind == Kind::Get => {
+                    settled == entry.wqe && (!entry.last || op.left == 1)
+                }
+                OrderClass::Stream => self.wants_piece(entry.offset) || self.window.is_probing(),
+                _ => true,
+            }
         };
         let Some((psn, entry)) = self.window.next_lost(may) else { return false };
         if !card.registry.is_live(entry.rule) && self.leaves_it_to_the_last(&entry) {
@@ -274,12 +278,19 @@ impl<E: StarEnv> Stateful<E> {
         let stream = &self.streams[of as usize];
         let (index, offset, op) = (stream.next, stream.offset, *stream.get(stream.next));
         let kind = kind_of(of, op.class);
+        if op.class == OrderClass::Stream && !self.wants_piece(offset) {
+            return false;
+        }
         let Some((addr, room, rule)) = self.target(card, of, index, &op, offset) else {
             card.stats.star_rejects.inc();
             self.abandon(card, of, index, refused(of, &op));
             return true;
         };
-        let most = if op.in_turn { self.turn_bytes(&op) } else { self.mtu };
+        let most = match op.class {
+            _ if op.in_turn => self.turn_bytes(&op),
+            OrderClass::Stream => self.mtu - offset % self.mtu,
+            _ => self.mtu,
+        };
         let mut len = (op.length - offset).min(most).min(room);
         if op.carries && offset + len == op.length {
             /* the completion goes with the last of it, whatever fits beside that */
@@ -538,7 +549,9 @@ pub(super) fn kind_of(of: Of, class: OrderClass) -> Kind {
     match (of, class) {
         (Of::Local, OrderClass::Atomic) => Kind::Atomic,
         (Of::Local, OrderClass::Read)
-        | (Of::Remote, OrderClass::Send | OrderClass::Write | OrderClass::Rpc) => Kind::Get,
+        | (Of::Remote, OrderClass::Send | OrderClass::Write | OrderClass::Rpc | OrderClass::Stream) => {
+            Kind::Get
+        }
         _ => Kind::Put,
     }
 }
@@ -556,7 +569,7 @@ pub(super) fn need_of(of: Of, class: OrderClass) -> Access {
 
 pub(super) fn opt_of(class: OrderClass) -> Opt {
     match class {
-        OrderClass::Send | OrderClass::Rpc | OrderClass::Own => Opt::Send,
+        OrderClass::Send | OrderClass::Rpc | OrderClass::Stream | OrderClass::Own => Opt::Send,
         OrderClass::Write => Opt::Write,
         OrderClass::Read | OrderClass::Atomic => Opt::Read,
     }

@@ -31,6 +31,8 @@ pub(super) enum OrderClass {
     Atomic,
     /// Of SL alone
     Rpc,
+    /// RPC WRITE, of SL alone
+    Stream,
     /// Needs no packet
     Own,
 }
@@ -43,9 +45,8 @@ impl OrderClass {
             SendOp::Read => OrderClass::Read,
             SendOp::CmpSwap | SendOp::FetchAdd => OrderClass::Atomic,
             SendOp::Rpc => OrderClass::Rpc,
-            SendOp::LocalInv | SendOp::BindMw | SendOp::Flush | SendOp::Malformed | SendOp::RpcWrite => {
-                OrderClass::Own
-            }
+            SendOp::RpcWrite => OrderClass::Stream,
+            SendOp::LocalInv | SendOp::BindMw | SendOp::Flush | SendOp::Malformed => OrderClass::Own,
         }
     }
 }
@@ -100,7 +101,8 @@ pub(super) struct WqeProgress {
     pub(super) value: u64,
     /// Atomics of SL
     pub(super) carry: Carry,
-    /// Atomics of SF: their number. What has turns: that of its first packet
+    /// Atomics of SF: their number. What has turns: that of its first packet. RPC WRITEs: bytes that their
+    /// kernel has done with
     pub(super) number: u32,
     /// Not complete before
     pub(super) until: Nanos,
@@ -230,7 +232,7 @@ impl WqeStream {
             OrderClass::Write => Some(&mut self.counts.writes),
             OrderClass::Read => Some(&mut self.counts.reads),
             OrderClass::Atomic => Some(&mut self.counts.atomics),
-            OrderClass::Send | OrderClass::Rpc | OrderClass::Own => None,
+            OrderClass::Send | OrderClass::Rpc | OrderClass::Stream | OrderClass::Own => None,
         }
     }
 
@@ -257,6 +259,16 @@ impl WqeStream {
             (self.begun, self.offset) = (false, 0);
             self.next = next.wrapping_add(1);
         }
+    }
+
+    /// Bytes from `offset` on of WQE `index`, the newest under way, are to leave anew: so many packets of
+    /// them are forgotten.
+    pub(super) fn rewind(&mut self, index: u32, offset: u32, packets: u32) {
+        debug_assert_eq!(self.next, index.wrapping_add(u32::from(!self.begun)), "it is the newest");
+        let op = self.op(index);
+        op.left -= packets;
+        op.all = false;
+        (self.next, self.begun, self.offset) = (index, true, offset);
     }
 
     /// Nothing more leaves of a WQE that has begun.
@@ -410,7 +422,7 @@ impl WqeStream {
     pub(super) fn is_in_the_way(&self, addr: u64, len: u32) -> bool {
         self.any(|op| match op.class {
             OrderClass::Write => !op.relaxed || op.overlaps(addr, len),
-            OrderClass::Atomic | OrderClass::Rpc | OrderClass::Own => true,
+            OrderClass::Atomic | OrderClass::Rpc | OrderClass::Stream | OrderClass::Own => true,
             OrderClass::Read => op.overlaps(addr, len),
             OrderClass::Send => false,
         })

@@ -372,15 +372,18 @@ impl PacketWindow {
         (0..packets).map(move |n| first.plus(n * COPIES))
     }
 
-    /// Answers to these packets are waited for no more.
-    pub(super) fn forget(&mut self, which: impl Fn(&InFlight) -> bool) {
+    /// Answers to these packets are waited for no more. Gives how many had none.
+    pub(super) fn forget(&mut self, which: impl Fn(&InFlight) -> bool) -> u32 {
+        let mut count = 0;
         for psn in self.each() {
             let at = number(psn);
             if which(&self.ring[at]) {
+                count += u32::from(self.ring[at].state != PacketState::Done);
                 self.settle(at);
             }
         }
         self.pass();
+        count
     }
 }
 

@@ -264,15 +264,20 @@ fn who_did_not_ask_has_no_rpcs() {
     assert_eq!(refused(&rpc(QpType::Uc)), Some(EOPNOTSUPP));
 }
 
+/// Queue pairs with RPCs, the first of which is to be stateless.
+fn star_ends(a: &Node, b: &Node) -> (Qp, Qp) {
+    let end = |node: &Node, star| {
+        Qp::create(&node.pd, &QpInit { rpc: true, star: Some(star), ..node.init(QpType::Rc, None) }).unwrap()
+    };
+    (end(a, Preference::Stateless), end(b, Preference::Stateful))
+}
+
 /// With StaR an RPC goes to the stateful end, whose kernel answers; others are refused where they are posted.
 #[test]
 fn with_star_the_stateful_end_answers() {
     let settings = wire();
     let (a, b) = (Node::new(&settings), Node::new(&settings));
-    let end = |node: &Node, star| {
-        Qp::create(&node.pd, &QpInit { rpc: true, star: Some(star), ..node.init(QpType::Rc, None) }).unwrap()
-    };
-    let (qa, qb) = (end(&a, Preference::Stateless), end(&b, Preference::Stateful));
+    let (qa, qb) = star_ends(&a, &b);
     b.pd.load_kernel(OP, Builtin::Get).unwrap();
     connect(&a, &qa, &b, &qb);
     let params = table(&b);
@@ -291,10 +296,10 @@ fn with_star_the_stateful_end_answers() {
         let counted = b.ctx.counters().unwrap();
         assert_eq!((counted.rx_rpc.get(), counted.tx_rpc_replies.get()), (41, 41));
     }
-    for (qp, op) in [(&qb, SendOp::Rpc), (&qb, SendOp::RpcWrite), (&qa, SendOp::RpcWrite)] {
+    for op in [SendOp::Rpc, SendOp::RpcWrite] {
         let wr = SendWr { op, remote_addr: OP, ..send(5, &[]) };
-        assert_eq!(post(qp, &wr).unwrap_err().errno(), EOPNOTSUPP, "{op:?}");
-        let mut batch = qp.start(0);
+        assert_eq!(post(&qb, &wr).unwrap_err().errno(), EOPNOTSUPP, "{op:?}");
+        let mut batch = qb.start(0);
         batch.begin(wr.wqe());
         assert_eq!(batch.complete().unwrap_err().errno(), EOPNOTSUPP, "{op:?}");
     }
@@ -302,6 +307,57 @@ fn with_star_the_stateful_end_answers() {
     for (qp, other) in [(&qa, Preference::Stateful), (&qb, Preference::Auto)] {
         assert_eq!(qp.change_preference(Some(other)).unwrap_err().errno(), EOPNOTSUPP, "settled once");
     }
+}
+
+/// A stream of the stateless end is shuffled by the stateful one's card: partitions have what a plain loop
+/// puts there.
+#[test]
+fn with_star_a_stream_is_shuffled_by_the_stateful_end() {
+    const VALUES: u64 = 4000;
+    const FROM: usize = 8192;
+    const BITS: u32 = 4;
+    let settings = wire();
+    let (a, b) = (Node::new(&settings), Node::new(&settings));
+    let (qa, qb) = star_ends(&a, &b);
+    b.pd.load_kernel(OP, Builtin::Shuffle).unwrap();
+    connect(&a, &qa, &b, &qb);
+    let ask = |command: u32, number: u32, places: &[shuffle::Partition]| {
+        let params =
+            shuffle::Params { command: command.into(), number: number.into(), ..shuffle::Params::default() };
+        a.fill(answer_at(&a) - RECORD_LEN, &[0; RECORD_LEN]);
+        let data =
+            [target(&a, ReplyFlags::empty()).as_bytes(), params.as_bytes(), places.as_bytes()].concat();
+        a.fill(0, &data);
+        let sges = [a.sge(0, data.len())];
+        post(&qa, &SendWr { op: SendOp::Rpc, remote_addr: OP, ..send(5, &sges) }).unwrap();
+        let (code, counts) = answer(&a);
+        assert_eq!((code, a.completions(1)[0].status), (0, WcStatus::Success), "command {command}");
+        counts
+    };
+    ask(shuffle::BEGIN, BITS, &[]);
+    let room = BUF >> BITS;
+    let place = |at: usize| shuffle::Partition { to: b.addr(at * room).into(), len: (room as u64).into() };
+    ask(shuffle::HISTOGRAM, b.mr.rkey(), &(0..1 << BITS).map(place).collect::<Vec<_>>());
+    let values: Vec<u64> = (0..VALUES).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 7).collect();
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    a.fill(FROM, &bytes);
+    /* in one stream of several packets, one inline, and one without a byte */
+    let (long, short) = (bytes.len() - 40, &bytes[bytes.len() - 40..]);
+    let wr = SendWr { op: SendOp::RpcWrite, remote_addr: OP, ..send(6, &[]) };
+    post(&qa, &SendWr { sges: &[a.sge(FROM, 1000), a.sge(FROM + 1000, long - 1000)], ..wr }).unwrap();
+    post_inline(&qa, &wr, short).unwrap();
+    post(&qa, &wr).unwrap();
+    let done = a.completions(3);
+    assert!(done.iter().all(|cqe| (cqe.status, cqe.opcode) == (WcStatus::Success, WcOpcode::RdmaWrite)));
+    let counts = ask(shuffle::FLUSH, 1 << BITS, &[]);
+    for at in 0..1 << BITS {
+        let wanted = values.iter().filter(|value| **value as usize % (1 << BITS) == at);
+        let wanted: Vec<u8> = wanted.flat_map(|value| value.to_le_bytes()).collect();
+        assert!(b.bytes(at * room, wanted.len()) == wanted, "partition {at}");
+        assert_eq!(counts[at * 8..][..8], (wanted.len() as u64 / 8).to_le_bytes(), "partition {at}");
+    }
+    assert_eq!([&qa, &qb].map(|qp| qp.star().unwrap().role), [Settled::Stateless, Settled::Stateful]);
+    assert_eq!(b.ctx.counters().unwrap().rx_rpc.get(), 3 + (long as u64).div_ceil(1024) + 2);
 }
 
 /// Its room for answers holds the domain no longer than a stateless end lives.

@@ -47,14 +47,12 @@ enum Carried {
     /// It may yet become StaR's, or is in doubt
     Unknown,
     All,
-    /// RPCs, and no RPC WRITEs
-    Calls,
     Nothing,
 }
 
 impl World {
-    /// An end that wants no StaR, or knows that it has none, asks for all; one of StaR for RPCs of a stateful
-    /// end, once both ends know what they are.
+    /// An end that wants no StaR, or knows that it has none, asks for all; one of StaR asks a stateful end,
+    /// once both ends know what they are.
     fn carried(&self, c: usize, e: usize) -> Carried {
         let peer = self.conns[c].ends[1 - e].host;
         match [e, 1 - e].map(|end| self.role(c, end)) {
@@ -63,7 +61,7 @@ impl World {
             }
             /* a late copy of such an answer may come when its place is in use again (docs/strom.md) */
             [Some(Role::Stateless), Some(Role::Stateful)] if self.papers.contains(&peer) => Carried::Unknown,
-            [Some(Role::Stateless), Some(Role::Stateful)] => Carried::Calls,
+            [Some(Role::Stateless), Some(Role::Stateful)] => Carried::All,
             [Some(Role::Stateful), Some(Role::Stateless)] => Carried::Nothing,
             _ if (0..2).all(|end| self.is_plain(c, end)) => Carried::All,
             _ => Carried::Unknown,
@@ -85,7 +83,7 @@ impl World {
         if carried == Carried::Unknown || carried == Carried::Nothing && !self.rng.chance(0.02) {
             return None;
         }
-        let stream = self.rng.chance(if carried == Carried::Calls { 0.02 } else { 0.4 });
+        let stream = self.rng.chance(0.4);
         let op = if stream { SendOp::RpcWrite } else { SendOp::Rpc };
         let (rng, conn) = (&mut self.rng, &self.conns[c]);
         let seq = conn.ends[e].next;
@@ -109,8 +107,9 @@ impl World {
         }
         let conn = &self.conns[c];
         let bad = conn.plan.bad;
-        let refused = carried == Carried::Nothing || carried == Carried::Calls && stream;
-        if refused || conn.ends.iter().any(|end| end.rpc.as_ref().is_none_or(|rpc| rpc.own.is_none())) {
+        if carried == Carried::Nothing
+            || conn.ends.iter().any(|end| end.rpc.as_ref().is_none_or(|rpc| rpc.own.is_none()))
+        {
             d.bad = Some(Bad::OpCode);
         } else if bad > 0.0 && self.rng.chance(bad) {
             self.spoil_rpc(c, &mut d);

@@ -140,6 +140,9 @@ impl World {
             rpc.due.pop_front();
         }
         self.summary.add("rpcs", stream_of(op), 1);
+        if self.is_star(c) {
+            self.summary.add("rpcs", "packets of streams with StaR", 1);
+        }
         if op != JOURNAL {
             self.streams_at(at).began((c, e), op, Job::Packet(data));
         }

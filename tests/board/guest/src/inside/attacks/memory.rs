@@ -1,6 +1,6 @@
 //! Attacks on memory: regions, queue memory, limits.
 
-use libc::{EBUSY, EFAULT, EINVAL, ENODATA, ENOMEM, ENOSPC};
+use libc::{EBUSY, EFAULT, EINVAL, ENODATA, ENOMEM, ENOSPC, EOPNOTSUPP};
 use starverbs_queues::board::*;
 use starverbs_queues::{SendOp, SendWqe, WcStatus};
 
@@ -167,6 +167,15 @@ pub(super) fn queues_elsewhere(attacker: &mut Attacker) -> Tested {
             let is_line = at == end - 64 || at == begin - 64;
             let wanted: &[i32] = if is_line { &[0, EFAULT, EINVAL] } else { &[EFAULT, EINVAL] };
             expect_errno(&format!("queues at {at:#x}"), errno, wanted)?;
+        }
+        let answers = CreateQp { flags: QP_RPC, answers: at, answer_slots: MAX_ANSWERS as u8, ..good };
+        let errno = device.command(OP_CREATE_QP, &answers).map_err(|e| e.to_string())?.err();
+        expect_errno(&format!("answers at {at:#x}"), errno.unwrap_or(0), &[EFAULT, EINVAL])?;
+        for flags in [QP_STAR, 0x10, 0x80] {
+            /* what it says may be an address that nobody has looked at */
+            let strange = device.command(OP_CREATE_QP, &CreateQp { flags, answers: at, ..good });
+            let errno = strange.map_err(|e| e.to_string())?.err().unwrap_or(0);
+            expect_errno(&format!("flags {flags:#x}"), errno, &[EOPNOTSUPP])?;
         }
     }
     for log in [9, 31, 32, 63, 64, 255, u32::MAX] {

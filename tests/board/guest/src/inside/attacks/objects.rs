@@ -111,6 +111,8 @@ pub(super) fn made_of_others(attacker: &mut Attacker) -> Tested {
     let qp = create_qp(queues_at(begin), facts.pd, facts.cq);
     refused("a queue pair in its domain", answer(OP_CREATE_QP, &qp)?)?;
     refused("a queue pair on its completion queue", answer(OP_CREATE_QP, &CreateQp { pd: own, ..qp })?)?;
+    let kernel = RpcKernel { op: 1, pd: facts.pd, kernel: KERNEL_GET, ..RpcKernel::default() };
+    refused("a kernel in its domain", answer(OP_LOAD_KERNEL, &kernel)?)?;
     let on_srq = CreateQp { srq: facts.srq, pd: own, ..qp };
     refused("a queue pair on its SRQ", answer(OP_CREATE_QP, &on_srq)?)?;
     let null = answer(OP_ALLOC_NULL_MR, &Object { number: facts.pd, reserved: 0 })?;
