@@ -357,7 +357,9 @@ fn with_star_a_stream_is_shuffled_by_the_stateful_end() {
         assert_eq!(counts[at * 8..][..8], (wanted.len() as u64 / 8).to_le_bytes(), "partition {at}");
     }
     assert_eq!([&qa, &qb].map(|qp| qp.star().unwrap().role), [Settled::Stateless, Settled::Stateful]);
-    assert_eq!(b.ctx.counters().unwrap().rx_rpc.get(), 3 + (long as u64).div_ceil(1024) + 2);
+    if !board::are_in_place() {
+        assert_eq!(b.ctx.counters().unwrap().rx_rpc.get(), 3 + (long as u64).div_ceil(1024) + 2);
+    }
 }
 
 /// Its room for answers holds the domain no longer than a stateless end lives.
