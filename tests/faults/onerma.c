@@ -194,8 +194,9 @@ static int kill_target(pid_t *pid, int *fd, int of_initiator, pid_t waits)
 {
 	uint32_t remote;
 
-	end(*pid);
+	/* before: commands may be given up while the dead one is buried */
 	shared->killed = 1;
+	end(*pid);
 	if (await_byte(of_initiator) != 'l')
 		return 0;
 	close(*fd);
