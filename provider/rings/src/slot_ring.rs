@@ -345,6 +345,18 @@ impl SlotReader {
         (self.read, self.given_back) = (number, number);
     }
 
+    /// How many slots the ring has: a power of two.
+    #[inline]
+    pub fn slots(&self) -> u32 {
+        self.memory.count
+    }
+
+    /// Records that were popped: the number of the last one.
+    #[inline]
+    pub fn popped(&self) -> u32 {
+        self.read
+    }
+
     /// Whether there is a record.
     #[inline]
     pub fn has_next(&self) -> bool {

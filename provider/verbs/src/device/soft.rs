@@ -288,7 +288,11 @@ impl Soft {
     fn settle_local(&self, shard: &mut Shard) {
         /* an event that is held back: the thread may sleep, and is to raise it */
         let moderated = shard.moderator.next_deadline().is_some();
-        if moderated || !shard.env.events.is_empty() || shard.nic.next_deadline() != shard.timer_seen {
+        if moderated
+            || shard.env.channels.unfinished
+            || !shard.env.events.is_empty()
+            || shard.nic.next_deadline() != shard.timer_seen
+        {
             self.finish_local(shard);
         }
     }
@@ -345,6 +349,7 @@ impl Soft {
     /// End of a turn: raises events, and has the thread wake up in time for the next timer.
     #[inline]
     fn finish(&self, shard: &mut Shard, now: Nanos) {
+        shard.env.channels.unfinished = false;
         if shard.env.channels.flush() {
             self.lower_alarm(shard, now);
         }

@@ -274,12 +274,17 @@ impl PeerMemory {
         self.reach(&target, |place| matches!(place, TargetBytes::Mapped(_)).then_some(())).is_some()
     }
 
+    /// Whether the key opens all of the target, and there is a way.
+    pub(crate) fn opens(&self, target: &PeerBytes) -> bool {
+        self.reach(target, |_| Some(())).is_some()
+    }
+
     /// Changes the target, a word, as the CPUs of all processes do that have it mapped; gives what was there.
     /// `None`: as of [`PeerMemory::write`], or it is not mapped, or not aligned.
     pub(crate) fn change(&self, target: &PeerBytes, change: WordChange) -> Option<u64> {
         self.reach(&PeerBytes { only_mapped: true, len: 8, ..*target }, |place| {
             let TargetBytes::Mapped(word) = place else { return None };
-            if !word.addr().is_multiple_of(8) {
+            if !word.addr().is_multiple_of(8) || !target.addr.is_multiple_of(8) {
                 return None;
             }
             // SAFETY: eight bytes of a mapping that stays until the end of the call, aligned. Whoever else

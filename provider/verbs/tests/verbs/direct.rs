@@ -2,6 +2,7 @@
 //! memory the same.
 
 use std::ops::Deref;
+use std::sync::atomic::Ordering;
 
 use crate::common::*;
 use starverbs_core::mr::WindowType;
@@ -166,7 +167,7 @@ fn nobody_is_trusted_where_the_setting_says_so() {
 #[test]
 fn mistakes_end_as_on_the_wire() {
     type Mistake = fn(&Case) -> WcStatus;
-    let cases: [(&str, Mistake); 6] = [
+    let cases: [(&str, Mistake); 7] = [
         ("a wrong key", |p| {
             let sges = [p.a.sge(0, 8)];
             p.status(&SendWr { rkey: 0x5555, ..p.wr(SendOp::Write, &sges, 0) })
@@ -178,6 +179,14 @@ fn mistakes_end_as_on_the_wire() {
             p.status(&SendWr { rkey: mr.rkey(), ..p.wr(SendOp::Write, &sges, 0) })
         }),
         ("a word that is not aligned", |p| p.run(SendOp::FetchAdd, &[p.a.sge(0, 8)], 4)),
+        ("an address that is not aligned, of a word that is", |p| {
+            let (sges, all) = ([p.a.sge(0, 8)], all_access() | Access::ZERO_BASED);
+            let mr = match p.kind {
+                Kind::Private => p.b.reg(4, 64, all),
+                Kind::Mapped => Mr::device(&p.b.pd, &p.dm, 4, 64, all).unwrap(),
+            };
+            p.status(&SendWr { rkey: mr.rkey(), remote_addr: 4, ..p.wr(SendOp::FetchAdd, &sges, 4) })
+        }),
         ("an own key that is wrong", |p| p.run(SendOp::Write, &[Sge { lkey: 0x7777, ..p.a.sge(0, 8) }], 0)),
         ("a region that has ended", |p| {
             let mr = p.reg(4096, all_access());
@@ -193,6 +202,22 @@ fn mistakes_end_as_on_the_wire() {
         assert_eq!(make(&local), make(&Case::of(&wire(), kind)), "{what}, {kind:?}");
         assert_eq!(local.qa.state(), QpState::Err, "{what}, {kind:?}");
     }
+}
+
+/// A long request goes in pieces, and not one of them if the last one may not go.
+#[test]
+fn what_is_open_in_part_is_not_begun() {
+    const OPEN: usize = 2 << 20;
+    let pair = Case::new(Kind::Private);
+    let (from, to) = (memory(OPEN + 8), memory(OPEN));
+    let ours = reg(&pair.a.pd, from, all_access()).unwrap();
+    let theirs = reg(&pair.b.pd, to, all_access()).unwrap();
+    from.iter().for_each(|byte| byte.store(7, Ordering::Relaxed));
+    let sges = [Sge { addr: from.as_ptr() as u64, len: from.len() as u32, lkey: ours.lkey() }];
+    let target = SendWr { remote_addr: to.as_ptr() as u64, rkey: theirs.rkey(), ..send(1, &sges) };
+    let status = pair.status(&SendWr { op: SendOp::Write, ..target });
+    assert_eq!(status, WcStatus::RemAccessErr);
+    assert!(to.iter().all(|byte| byte.load(Ordering::Relaxed) == 0), "a part was written");
 }
 
 /// Memory that its program has unmapped, and still has a region of: by the descriptor, and by the process's

@@ -1,6 +1,8 @@
 //! Connected queue pairs of one host: through shared memory, with what the wire would have given.
 
 use std::cell::RefCell;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::common::*;
 use starverbs_core::rng::SplitMix64;
@@ -250,6 +252,87 @@ fn who_never_posts_a_receive_is_given_up() {
     post(&c, &send(1, &[pair.a.sge(0, 4)])).unwrap();
     assert_eq!(pair.a.completions(1)[0].status, WcStatus::RnrRetryExcErr);
     assert_eq!(pair.count("rnr_retry_exceeded"), 1);
+}
+
+/// A peer in error refuses all that it is asked for, so much in a turn. What it had refused before it is asked
+/// anew says nothing of requests that have the same numbers: nobody has executed one.
+#[test]
+fn what_was_refused_before_is_no_answer_to_what_begins_anew() {
+    const MANY: usize = 128;
+    let pair = Pair::polled(&Settings { progress_thread: false, ..local() }, QpType::Rc);
+    let (a, b) = (&pair.a, &pair.b);
+    let qp = |node: &Node| {
+        let init = QpInit { max_send_wr: MANY as u32, ..node.init(QpType::Rc, None) };
+        Qp::create(&node.pd, &init).unwrap()
+    };
+    let (qc, qd) = (qp(a), qp(b));
+    connect(a, &qc, b, &qd);
+    let done = RefCell::new(vec![]);
+    let poll = |node: &Node| {
+        let mut out = [Cqe::default(); 16];
+        let got = node.cq.poll(&mut out).unwrap();
+        done.borrow_mut().extend(out[..got].iter().map(|cqe| cqe.status));
+    };
+    wait_for("the agreement", || {
+        [a, b].into_iter().for_each(poll);
+        pair.count("local_qps") == 4
+    });
+    to_err(&qd);
+    let mut poster = qc.post_send();
+    (0..MANY).for_each(|n| poster.push(&send(n as u64, &[a.sge(0, 8)])).unwrap());
+    poster.ring();
+    wait_for("the end", || {
+        /* it refuses some, is looked at, and asked anew while it refuses the rest */
+        poll(b);
+        (0..64).for_each(|_| poll(a));
+        std::thread::sleep(Duration::from_millis(3));
+        (0..64).for_each(|_| poll(a));
+        done.borrow().len() == MANY
+    });
+    let mut wanted = vec![WcStatus::WrFlushErr; MANY];
+    wanted[0] = WcStatus::RetryExcErr;
+    assert_eq!(*done.borrow(), wanted);
+}
+
+/// A READ so long that its answer waits for room is of its connection alone: not of the queue pair in error,
+/// nor of the next connection that it has.
+#[test]
+fn the_answer_to_a_read_ends_with_its_connection() {
+    const LEN: usize = 4 << 20;
+    let settings = Settings { progress_thread: false, link_trust: LinkTrust::None, ..local() };
+    for anew in [false, true] {
+        let pair = Pair::polled(&settings, QpType::Rc);
+        let (a, b) = (&pair.a, &pair.b);
+        let (from, to) = (memory(LEN), memory(LEN));
+        let ours = reg(&a.pd, to, all_access()).unwrap();
+        let theirs = reg(&b.pd, from, all_access()).unwrap();
+        let sges = [Sge { addr: to.as_ptr() as u64, len: LEN as u32, lkey: ours.lkey() }];
+        let target = SendWr { remote_addr: from.as_ptr() as u64, rkey: theirs.rkey(), ..send(1, &sges) };
+        post(&pair.qa, &SendWr { op: SendOp::Read, ..target }).unwrap();
+        let mut cqes = [Cqe::default(); 4];
+        for _ in 0..64 {
+            assert_eq!(b.cq.poll(&mut cqes).unwrap(), 0);
+        }
+        if anew {
+            let qc = a.qp(QpType::Rc);
+            theirs.dereg().unwrap();
+            reconnect(a, &qc, b, &pair.qb);
+        } else {
+            to_err(&pair.qb);
+            from.iter().for_each(|byte| byte.store(7, Ordering::Relaxed));
+        }
+        let mut done = vec![];
+        wait_for("the end of the READ", || {
+            for node in [b, a] {
+                let got = node.cq.poll(&mut cqes).unwrap();
+                done.extend(cqes[..got].iter().map(|cqe| cqe.status));
+            }
+            !done.is_empty()
+        });
+        assert_eq!(done, [WcStatus::RetryExcErr], "{anew}");
+        assert!(to.iter().all(|byte| byte.load(Ordering::Relaxed) != 7), "memory of a queue pair in error");
+        assert_eq!(pair.qb.state(), if anew { QpState::Rts } else { QpState::Err });
+    }
 }
 
 #[test]

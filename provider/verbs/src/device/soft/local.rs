@@ -40,6 +40,11 @@ use channels::Channels;
 use direct::Direct;
 use turn::{fetch, with_end};
 
+/// Times that a card which others are to wake takes what has come since it said so, and control records of
+/// one turn: peers that ask without end do not keep its lock.
+const ROUNDS: u32 = 16;
+const CONTROLS: u32 = 64;
+
 /// What carries a QP's connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Path {
@@ -176,7 +181,12 @@ impl LocalHost {
     /// Something has come that others see no reason to wake this card for.
     #[inline(never)]
     fn catch_up(&mut self, (nic, env): NicEnv<'_>) {
-        while self.take_turn((nic, env), 0) > 0 && env.channels.flush() {}
+        for _ in 0..ROUNDS {
+            if self.take_turn((nic, env), 0) == 0 || !env.channels.flush() {
+                return;
+            }
+        }
+        env.channels.unfinished = true;
     }
 
     /// The doorbells that were deferred, of QPs that have a local connection.
@@ -288,7 +298,7 @@ impl LocalHost {
         if env.channels.are_quiet() {
             return came;
         }
-        loop {
+        for _ in 0..ROUNDS {
             let taken = self.take_turn((nic, env), now);
             came += taken;
             if taken > 0 {
@@ -298,6 +308,8 @@ impl LocalHost {
                 return came;
             }
         }
+        env.channels.unfinished = true;
+        came
     }
 
     /// As [`LocalHost::run`], of a thread that does not come back soon: what others wait for is not left for
@@ -313,7 +325,7 @@ impl LocalHost {
     fn take_turn(&mut self, (nic, env): NicEnv<'_>, now: Nanos) -> u32 {
         let mut came = 0;
         env.channels.wake_requesters();
-        loop {
+        for _ in 0..CONTROLS {
             came += turn::take_requests((nic, env), now);
             let Some(control) = env.channels.inbound_control.take() else { break };
             self.on_control((nic, env), &control, now);

@@ -150,6 +150,7 @@ impl Soft {
             self.settle_local(shard);
         }
         let waits = shard.unsent || !shard.deferred.is_empty() || shard.acks_kept > 0;
+        let waits = waits || shard.env.channels.unfinished;
         let whole = shard.turns.is_multiple_of(LOCAL_POLLS) || waits;
         if whole || (!came && shard.local.wire_idle < WIRE_IDLE) {
             return None;

@@ -88,6 +88,8 @@ pub(crate) struct Channels {
     pub(super) answered: bool,
     /// One does not keep to the rules
     pub(super) broken: bool,
+    /// A turn has left what others see no reason to wake this card for
+    pub(in super::super) unfinished: bool,
     /// There are more ends than a CPU's caches hold
     pub(super) many: bool,
 }
@@ -108,6 +110,7 @@ impl Channels {
             asked: false,
             answered: false,
             broken: false,
+            unfinished: false,
             many: false,
         }
     }
@@ -284,6 +287,11 @@ impl Channels {
         asker.channel.requests.written()
     }
 
+    /// Records that were written into a channel.
+    pub(super) fn written(&mut self, channel: u32) -> u32 {
+        self.asker(channel).map_or(0, |asker| asker.channel.requests.written())
+    }
+
     /// Records of a channel that its other end has given back.
     pub(super) fn given(&mut self, channel: u32) -> Option<u32> {
         self.asker(channel)?.channel.requests.look().ok()
@@ -291,8 +299,7 @@ impl Channels {
 
     /// Whether its other end has records left, and is no further than it was then.
     pub(super) fn is_stuck_at(&mut self, channel: u32, given: u32) -> bool {
-        let written = self.asker(channel).map(|asker| asker.channel.requests.written());
-        self.given(channel) == Some(given) && written != Some(given)
+        self.given(channel) == Some(given) && self.written(channel) != given
     }
 
     /// Whether any request is under way in a channel.

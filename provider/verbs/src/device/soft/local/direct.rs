@@ -212,6 +212,10 @@ impl LocalEnd {
     /// Copies the bytes of a WRITE or READ.
     fn copy_all(&self, ctx: &Ctx<'_>, wqe: &SendWqe, direct: &Direct, target: &PeerBytes) -> Copied {
         let mut way = Err(NotCopied::Unknown);
+        /* what a part of is not open is not begun */
+        if wqe.length > PIECE && !direct.memory.opens(target) {
+            return way;
+        }
         for offset in (0..wqe.length).step_by(PIECE as usize) {
             let len = (wqe.length - offset).min(PIECE);
             let addr = wqe.remote_addr.wrapping_add(u64::from(offset));

@@ -114,6 +114,9 @@ pub(crate) struct LocalEnd {
     pub(super) given: u32,
     /// Requests of ours that the peer has executed, as its own requests say
     pub(super) acked: u32,
+    /// Records of the channel up to here were of requests that have begun anew since, a while ago; 0:
+    /// none
+    pub(super) passed: u32,
     /// Where each WQE that was asked for stands, by slot
     pub(super) asked: Box<[RequestedWqe]>,
     /// This WQE cannot be asked for: it completes so, once it is the oldest
@@ -151,6 +154,7 @@ impl LocalEnd {
             seq: 0,
             given: 0,
             acked: 0,
+            passed: 0,
             reads: 0,
             rnr_left: terms.rnr_retry,
             asked,

@@ -84,7 +84,8 @@ pub(super) struct LocalRecord {
     pub(super) seq: u32,
     /// Bytes of data: in the body, if they fit, else in the data area
     pub(super) len: u32,
-    /// Where in the data area; or see [`flag::ACKS`]
+    /// Where in the data area; or see [`flag::ACKS`]. Of an answer without data: which record of the channel
+    /// it answers
     pub(super) at: u32,
     /// Immediate data, or a key to invalidate
     pub(super) imm: u32,

@@ -20,6 +20,9 @@ const RETRY: Nanos = 2_000_000;
 /// where a card would answer; of one that has ended the kernel tells at once.
 const LEAST_SILENCE: Nanos = 2_000_000_000;
 
+/// No answer comes to a record so many before one that was executed: in that time a turn would have taken it.
+const LATE: u32 = 1 << 12;
+
 /// How it stands with a WQE that was asked for.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Progress {
@@ -377,7 +380,7 @@ impl LocalEnd {
     /// Completes WQEs that are done, as far as they are the oldest.
     #[inline]
     fn complete(&mut self, ctx: &mut Ctx<'_>) {
-        let first = self.una;
+        let (first, mut end) = (self.una, 0);
         if self.state == QpState::Err {
             return;
         }
@@ -386,6 +389,7 @@ impl LocalEnd {
             if !self.is_done(&asked) {
                 break;
             }
+            end = asked.end;
             self.answered |= asked.progress == Progress::Executes;
             self.reads = self.reads.saturating_sub(u8::from(asked.reads));
             self.complete_one(ctx, asked.completes);
@@ -393,6 +397,9 @@ impl LocalEnd {
         if self.una != first {
             ctx.env.channels.forget(self.of.channels[0], self.una.wrapping_sub(first));
             self.rnr_left = self.terms.rnr_retry;
+            if self.passed != 0 && end.wrapping_sub(self.passed) as i32 > LATE as i32 {
+                self.passed = 0;
+            }
             if !matches!(self.tries, TriesLeft::Gone | TriesLeft::Silent) && !self.has_given_up() {
                 (self.gone_at, self.tries) = (0, TriesLeft::Many);
             }
@@ -410,10 +417,17 @@ impl LocalEnd {
         })
     }
 
+    /// Whether an answer refuses a request that has begun anew since. A peer of an older version names no
+    /// record.
+    fn is_passed(&self, record: &LocalRecord) -> bool {
+        let refuses = !matches!(record.op, answer::DATA | answer::VALUE) && record.at != 0;
+        refuses && self.passed != 0 && self.passed.wrapping_sub(record.at) < LATE
+    }
+
     /// An answer came; `data` are its bytes.
     pub(super) fn on_answer(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord, data: *const u8) {
         let ours = record.from == self.of.peer && record.epoch == self.of.epochs[0];
-        if !ours || self.state == QpState::Err {
+        if !ours || self.state == QpState::Err || self.is_passed(record) {
             return;
         }
         self.answered |= record.op != answer::GONE;
@@ -519,6 +533,8 @@ impl LocalEnd {
     pub(super) fn go_back(&mut self, ctx: &mut Ctx<'_>, index: u32, seq: u32, wait: Nanos) {
         ctx.env.channels.forget(self.of.channels[0], self.next.wrapping_sub(index));
         (self.next, self.offset, self.seq, self.reads) = (index, 0, seq, 0);
+        /* their numbers are used again: what is refused of them says nothing of those */
+        self.passed = ctx.env.channels.written(self.of.channels[0]).max(1);
         /* what cannot be asked for is found anew when its turn comes */
         self.fault = None;
         self.rnr_until = clock::now() + wait;

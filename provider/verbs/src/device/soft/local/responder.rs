@@ -9,7 +9,7 @@ use starverbs_core::transport::slices;
 use starverbs_core::types::SendOp;
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{
-    Access, AsyncEvent, Cqe, Dma, FlushLevel, Host, QpState, Qpn, Sge, WcFlags, WcOpcode, WcStatus,
+    Access, AsyncEvent, Cqe, Dma, FlushLevel, Host, QpState, QpType, Qpn, Sge, WcFlags, WcOpcode, WcStatus,
 };
 
 use super::direct::Direct;
@@ -17,6 +17,7 @@ use super::end::{Ctx, LocalEnd};
 use super::record::{BODY, CHUNK, LocalRecord, answer, flag};
 use crate::info::MAX_MSG;
 use crate::memory;
+use crate::post::offered;
 
 /// The message that is being received.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -126,6 +127,8 @@ impl LocalEnd {
         let op = record.send_op();
         let done = match op {
             _ if self.inbound == LocalInbound::Dropped => Ok(LocalReply::None),
+            /* IBTA table 38: UC carries nothing else */
+            _ if self.of.unreliable && !offered(QpType::Uc, op) => Err(self.drop_message(ctx)),
             SendOp::Send | SendOp::SendImm | SendOp::SendInv => self.execute_send(ctx, record, op, data),
             SendOp::Write | SendOp::WriteImm => self.execute_write(ctx, record, data),
             SendOp::Read => return self.execute_read(ctx, record),
@@ -161,7 +164,9 @@ impl LocalEnd {
         } else {
             return Err(self.not_ready(ctx, record));
         };
-        let placed = if record.is_rendezvous() {
+        let placed = if u64::from(received) + u64::from(record.len) > u64::from(MAX_MSG) {
+            Err(DeliveryError::TooLong)
+        } else if record.is_rendezvous() {
             let Some(placed) = self.fetch(ctx, record, received) else {
                 return Err(self.want_a_copy(ctx, record));
             };
@@ -315,7 +320,7 @@ impl LocalEnd {
         LocalReply::Read
     }
 
-    /// Answers more of a READ: the next record, into which `to` has room for its data; and whether more is
+    /// Answers more of a READ that came by this channel: the next record, into which `to` has room for its data; and whether more is
     /// left.
     ///
     /// # Safety
@@ -324,9 +329,14 @@ impl LocalEnd {
         &mut self,
         ctx: &mut Ctx<'_>,
         read: &mut ReadAnswer,
+        channel: u32,
         to: *mut u8,
     ) -> (LocalRecord, bool) {
         let request = read.request;
+        if self.state == QpState::Err || !self.is_peer(&request, channel) {
+            /* of a connection that is over */
+            return (request.answer(answer::GONE), false);
+        }
         let len = read.next_len();
         let mut record = LocalRecord { len, total: read.sent, ..request.answer(answer::DATA) };
         let to = if len as usize <= BODY { record.body.as_mut_ptr() } else { to };

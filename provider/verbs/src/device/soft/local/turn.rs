@@ -3,7 +3,7 @@
 use starverbs_core::engine::EngineCtx;
 use starverbs_core::{AsyncEvent, Host, Nanos, Nic, QpState, Qpn};
 
-use super::channels::Channels;
+use super::channels::{Answerer, Channels};
 use super::end::LocalEnd;
 use super::record::{self, CHUNK, LocalRecord, answer, control};
 use super::responder::{LocalReply, ReadAnswer};
@@ -70,7 +70,7 @@ pub(super) fn fetch((nic, env): (&Nic<HostEnv>, &HostEnv), qpns: impl Iterator<I
 }
 
 /// Executes what is asked in one channel; says how much that was.
-fn answer_channel((nic, env): NicEnv<'_>, at: usize, now: Nanos) -> u32 {
+pub(super) fn answer_channel((nic, env): NicEnv<'_>, at: usize, now: Nanos) -> u32 {
     let mut run = ChannelTurn { at, left: REQUESTS, looked: false, met: false };
     let mut record = LocalRecord::default();
     let (mut fetched, most) = if env.channels.many { (REQUESTS, AHEAD) } else { (0, REQUESTS) };
@@ -123,8 +123,9 @@ fn may_answer(channels: &mut Channels, at: usize) -> bool {
 /// Writes the answer to the request that was executed last, for which there is room.
 #[inline(never)]
 fn write_reply(channels: &mut Channels, at: usize) {
-    let record = channels.reply;
-    match channels.answerers[at].channel.answers.room(0) {
+    let answerer = &mut channels.answerers[at];
+    let record = LocalRecord { at: answerer.channel.requests.popped(), ..channels.reply };
+    match answerer.channel.answers.room(0) {
         Ok(Some(room)) => channels.answer(at, &record, room),
         Ok(None) | Err(_) => break_off(channels, at),
     }
@@ -258,13 +259,14 @@ fn answer_read((nic, env): NicEnv<'_>, at: usize, now: Nanos) -> bool {
             }
             return false;
         };
-        let qpn = read.qpn;
+        let Answerer { channel, serial, .. } = &env.channels.answerers[at];
+        let (qpn, serial, asked) = (read.qpn, *serial, channel.requests.popped());
         // SAFETY: the room has so many bytes.
         let call = |end: &mut LocalEnd, ctx: &mut EngineCtx<'_, HostEnv>| unsafe {
-            end.answer_read(ctx, &mut read, room.to)
+            end.answer_read(ctx, &mut read, serial, room.to)
         };
         let Some((mut record, more)) = with_end((nic, env), qpn, now, call) else { return true };
-        record.at = room.at;
+        record.at = if record.op == answer::DATA { room.at } else { asked };
         env.channels.answer(at, &record, room);
         if !more {
             env.channels.answerers[at].blocked = false;

@@ -2,7 +2,7 @@
 //!
 //! Owns when it is looked, and what follows.
 
-use starverbs_backend::ChannelNews;
+use starverbs_backend::{ChannelNews, SessionId};
 use starverbs_core::{Nanos, Qpn};
 
 use super::channels::Channels;
@@ -29,15 +29,7 @@ impl LocalHost {
             ChannelNews::Woken(session) => env.channels.await_again(session),
             ChannelNews::Broken => nic.counters().local_broken.inc(),
             ChannelNews::Ended(session) => {
-                /* what it asked before is executed */
-                loop {
-                    let taken = turn::take_requests((nic, env), now);
-                    match env.channels.inbound_control.take() {
-                        Some(control) => self.on_control((nic, env), &control, now),
-                        None if taken == 0 => break,
-                        None => {}
-                    }
-                }
+                self.take_last((nic, env), session, now);
                 for asker in env.channels.askers.iter_mut().flatten() {
                     asker.ended |= asker.session == Some(session);
                 }
@@ -48,6 +40,25 @@ impl LocalHost {
                     entry.theirs.retain(|theirs| theirs.session != Some(session));
                 }
                 self.drop_broken((nic, env), now);
+            }
+        }
+    }
+
+    /// What a process asked before its session ended is executed; not what it still writes.
+    #[cold]
+    fn take_last(&mut self, (nic, env): NicEnv<'_>, session: SessionId, now: Nanos) {
+        for at in 0..env.channels.answerers.len() {
+            let Some(answerer) = env.channels.answerers.get(at) else { return };
+            if answerer.session != Some(session) {
+                continue;
+            }
+            let mut left = answerer.channel.requests.slots();
+            while left > 0 {
+                let taken = turn::answer_channel((nic, env), at, now);
+                if let Some(control) = env.channels.inbound_control.take() {
+                    self.on_control((nic, env), &control, now);
+                }
+                left = if taken == 0 { 0 } else { left.saturating_sub(taken) };
             }
         }
     }
