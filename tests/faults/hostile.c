@@ -2,7 +2,7 @@
  * memory that it shares with its peer: heads, slots and data of their channels, lanes of their session, the
  * doorbell that a card with many peers has handed to all. One for each seed: words at random, small changes
  * of indices and flags, well-formed requests and answers with fields at random, those of other connections
- * among them. Then it ends, at any moment.
+ * among them. Then it ends, at any moment; some close their session first, and write on.
  *
  * Its victim talks with it, and with an honest third process; others that it is connected with say nothing.
  * After each of them
@@ -432,8 +432,8 @@ static void write_record(const struct side *s, int forge)
 		if (ring[i].stamp > last && ring[i].stamp < 1u << 30 && (ring[i].stamp - 1) % slots == i)
 			last = ring[i].stamp;
 	to = &ring[last % slots];
-	to->op = forge ? (uint8_t)(1 + draw(5)) : answers ? (uint8_t)draw(7) : ops[draw(sizeof(ops))];
-	to->flags = (uint8_t)draw(8);
+	to->op = forge ? (uint8_t)(1 + draw(6)) : answers ? (uint8_t)draw(7) : ops[draw(sizeof(ops))];
+	to->flags = (uint8_t)draw(128);
 	/* a card counts its proposals from 1 on; the honest one was the first */
 	to->epoch = (uint16_t)(forge ? 1 + draw(2) : draw(64));
 	to->to = forge || draw(4) == 0 ? shared->honest[0] : foe.qpn;
@@ -460,6 +460,14 @@ static void ask_something(struct side *s, int *asked)
 		*asked -= wc[i].opcode != IBV_WC_RECV;
 	if (*asked < UNDER_WAY && request(s, &foe, ops[draw(3)], 0, GUARD + draw(LENGTH - 64), draw(64) + 1, 1) == 0)
 		++*asked;
+}
+
+/* Its session is over, and it goes on to write what its victim reads. */
+static void write_on(const struct side *s, int fd)
+{
+	NEED(close_range(3, (unsigned)fd - 1, 0) == 0 && close_range((unsigned)fd + 1, ~0U, 0) == 0);
+	for (uint32_t n = 10 * WRITES; n > 0 && mapped > 0; n--)
+		write_record(s, 0);
 }
 
 static void hostile(int fd)
@@ -499,6 +507,8 @@ static void hostile(int fd)
 		if (draw(64) == 0)
 			nap(1);
 	}
+	if (draw(4) == 0)
+		write_on(&s, fd);
 	say(fd, 'x');
 	if (draw(2))
 		kill(getpid(), SIGKILL);

@@ -61,9 +61,15 @@ onerma() {
     STARVERBS_ADDRS=127.0.0.1,127.0.0.2,127.0.0.3 run onerma "$((kills / 2))" "$seed"
 }
 
+# By each way to the other's memory; malloc's is one that both have mapped.
 ends() {
     build ends
     run ends "$rounds" "$seed"
+    local fewer=$(((rounds + 3) / 4))
+    STARVERBS_LINK_TRUST=none run ends "$fewer" "$seed"
+    STARVERBS_LINK_TRUST=trace run ends "$fewer" "$seed"
+    STARVERBS_SHARE=malloc LD_PRELOAD=$lib/libstarverbs-share.so:$lib/libstarverbs.so \
+        run ends "$fewer" "$seed"
 }
 
 direct() {

@@ -65,7 +65,7 @@ crowd() {
     build crowd "$here/crowd.c"
     local how
     for how in "" all; do
-        STARVERBS_LINK=local run "$tmp/crowd" "$processes" $how 2>"$tmp/said" && [[ ! -s $tmp/said ]] || {
+        STARVERBS_LINK=local STARVERBS_LOG=warn run "$tmp/crowd" "$processes" $how 2>"$tmp/said" && [[ ! -s $tmp/said ]] || {
             cat "$tmp/said" >&2
             return 1
         }
@@ -77,7 +77,7 @@ pairs() {
     build pairs "$here"/{pairs,ground}.c
     local how
     for how in "2 user" "2 none" "12 user"; do
-        STARVERBS_LINK=local STARVERBS_LINK_TRUST=${how#* } \
+        STARVERBS_LINK=local STARVERBS_LOG=warn STARVERBS_LINK_TRUST=${how#* } \
             run "$tmp/pairs" "${how% *}" $(((seconds + 1) / 2)) "$seed" 2>"$tmp/said" &&
             [[ ! -s $tmp/said ]] || {
             cat "$tmp/said" >&2
