@@ -65,7 +65,8 @@ crowd() {
     build crowd "$here/crowd.c"
     local how
     for how in "" all; do
-        STARVERBS_LINK=local STARVERBS_LOG=warn run "$tmp/crowd" "$processes" $how 2>"$tmp/said" && [[ ! -s $tmp/said ]] || {
+        STARVERBS_LINK=local STARVERBS_LOG=warn run "$tmp/crowd" "$processes" $how 2>"$tmp/said" &&
+            [[ ! -s $tmp/said ]] || {
             cat "$tmp/said" >&2
             return 1
         }

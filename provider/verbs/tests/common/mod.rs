@@ -170,16 +170,29 @@ pub fn poll(cq: &Cq, count: usize) -> Vec<Cqe> {
     all
 }
 
-/// A counter of each of this process's cards on the wire of UDP port `port`, in the order in which they were
+/// What each of this process's cards on the wire of UDP port `port` shows, in the order in which they were
 /// opened.
-pub fn counters(port: u16, name: &str) -> Vec<u64> {
+fn pages(port: u16) -> impl Iterator<Item = Snapshot> {
     let mut files: Vec<_> = std::fs::read_dir("/proc/self/fd").unwrap().flatten().collect();
     files.sort_by_key(|file| file.file_name().to_str().and_then(|fd| fd.parse::<u32>().ok()));
     let is_page = |path: &Path| read_link(path).is_ok_and(|to| to.to_string_lossy().contains(stat::NAME));
-    let pages = files.iter().map(|file| file.path()).filter(|path| is_page(path));
+    let pages = files.into_iter().map(|file| file.path()).filter(move |path| is_page(path));
     let pages = pages.filter_map(|path| Snapshot::read(&File::open(path).ok()?).ok());
-    let ours = pages.filter(|page| page.port == port);
-    ours.flat_map(|page| page.counters).filter(|(n, _)| n == name).map(|(_, value)| value).collect()
+    pages.filter(move |page| page.port == port)
+}
+
+/// A counter of each of them.
+pub fn counters(port: u16, name: &str) -> Vec<u64> {
+    let counters = pages(port).flat_map(|page| page.counters);
+    counters.filter(|(n, _)| n == name).map(|(_, value)| value).collect()
+}
+
+/// The row of a queue pair in what the cards tell `starverbs stat --qp`, which are run meanwhile.
+pub fn row_of(port: u16, qpn: u32) -> String {
+    let ask = |page: Snapshot| starverbs_backend::ask(page.port, page.first_block, b"qps", PATIENCE).unwrap();
+    let said: Vec<String> = pages(port).map(|page| String::from_utf8(ask(page)).unwrap()).collect();
+    let row = said.iter().flat_map(|text| text.lines()).find(|row| row.contains(&format!("{qpn:#x}")));
+    row.unwrap_or_else(|| panic!("{qpn:#x} is not in {said:?}")).to_owned()
 }
 
 /// Waits for something that comes without this thread's polling.

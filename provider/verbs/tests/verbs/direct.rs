@@ -143,6 +143,9 @@ fn write_and_read(pair: Case) {
         assert!(a.bytes(LEN, len) == data[..len], "READ of {len}");
         assert_eq!(made, 2, "{len} bytes");
     }
+    let link = if pair.kind == Kind::Mapped { "local:mapped" } else { "local:memory" };
+    let row = row_of(pair.port, pair.qa.number());
+    assert!(row.contains(link), "{row}");
     let made = pair.direct(|pair| {
         post_inline(&pair.qa, &pair.wr(SendOp::Write, &[], 100), b"in the queue").unwrap();
         assert_eq!(a.completions(1)[0].status, WcStatus::Success);

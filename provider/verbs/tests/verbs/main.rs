@@ -24,6 +24,7 @@ mod receives;
 mod rpc;
 mod rules;
 mod same_host;
+mod same_host_errors;
 mod same_host_uc;
 mod star;
 mod star_stateless;
