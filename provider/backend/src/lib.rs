@@ -53,6 +53,7 @@ mod sum;
 mod tx;
 mod udp_rx;
 mod watch;
+mod woken;
 mod zeroed;
 
 use std::ops::Deref;
@@ -81,6 +82,7 @@ pub use tx::Tx;
 pub use tx::roce::RoceTx;
 pub use udp_rx::Rx;
 pub use watch::InterfaceWatch;
+pub use woken::Woken;
 
 /// For the oracles of tests/untrusted.
 #[cfg(feature = "fuzzing")]

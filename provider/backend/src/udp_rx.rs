@@ -29,7 +29,7 @@ use crate::registry::{LAST_BLOCK, QpnBlock};
 use crate::socket::open_wire;
 use crate::sockopt;
 use crate::steer::Steering;
-use crate::{BackendError, HostAddr};
+use crate::{BackendError, HostAddr, Woken};
 
 /// Datagrams taken at once from the wire, and from a block's socket.
 const WIRE_SLOTS: usize = 16;
@@ -334,18 +334,20 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         !self.block_left.is_empty()
     }
 
-    /// [`Rx::recv`] for who slept on [`Rx::fds`]: looks at those that have woken it, or, if none has, at all.
-    pub fn recv_woken(&mut self, has_woken: impl Fn(RawFd) -> bool) -> usize {
-        if !self.fds.iter().any(|fd| has_woken(*fd)) {
+    /// [`Rx::recv`] for who slept on [`Rx::fds`]: looks at those that have woken it, or, if nothing has, at
+    /// all.
+    pub fn recv_woken(&mut self, woken: Woken<'_>) -> usize {
+        if !woken.any() {
             return self.recv_all();
         }
-        let services = self.blocks.iter().map(QpnBlock::fd).chain(self.listeners.ready_fd()).any(&has_woken);
+        let mut services = self.blocks.iter().map(QpnBlock::fd).chain(self.listeners.ready_fd());
+        let services = services.any(|fd| woken.has(fd));
         if services {
             self.eager = self.eager.max(self.blocks.len() as u32 + 1);
         }
         self.recv_from(LookedAt {
-            wire: self.wire.as_ref().is_some_and(|wire| has_woken(wire.as_raw_fd())),
-            peers: services || has_woken(self.peers.fd()),
+            wire: self.wire.as_ref().is_some_and(|wire| woken.has(wire.as_raw_fd())),
+            peers: services || woken.has(self.peers.fd()),
             services,
         })
     }

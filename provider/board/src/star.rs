@@ -8,7 +8,7 @@
 //! know the protocol.
 
 use starverbs_backend::star::{OpenError, Sealing, StarCard, StarHost, StarInfo, StarPort, StarRx};
-use starverbs_backend::{BackendError, Payload};
+use starverbs_backend::{BackendError, Payload, Woken};
 use starverbs_core::qp::{EventOwner, QpAttr, QpAttrMask};
 use starverbs_core::{Dma, FrameMeta, Mtu, NicError, PdId, QpState, Qpn, Seg, SrqId};
 use starverbs_settings::{Settings, SettingsError, StarKey};
@@ -191,7 +191,7 @@ impl CommonCard {
     /// StaR's part of a turn; says how much there was to do. `woken`: all sockets are looked at.
     pub(crate) fn run_star(&mut self, woken: bool) -> u32 {
         let now = self.now;
-        self.star().map_or(0, |(host, card)| host.run(card, now, woken))
+        self.star().map_or(0, |(host, card)| host.run(card, now, woken.then_some(Woken(&[]))))
     }
 
     /// Its part of a round of sending. True: more is left.

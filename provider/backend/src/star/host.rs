@@ -19,7 +19,7 @@ use starverbs_star::wire::CardHalf;
 
 use super::port::Stats;
 use super::{Sealing, StarCard, StarRx};
-use crate::{BackendError, seed};
+use crate::{BackendError, Woken, seed};
 
 /// Rounds of receiving in one turn of who was woken.
 const BATCHES: u32 = 4;
@@ -75,11 +75,14 @@ impl<E: StarCard> OpenStar<E> {
         Ok(OpenStar { rx, ends, ahead })
     }
 
-    /// Handles packets that have come, and what follows; gives how many rounds there were. `woken`: by whom
-    /// all sockets are looked at.
-    fn run(&mut self, turn: &mut Turn<'_, E>, woken: bool) -> u32 {
-        let (mut rounds, most) = (0, if woken { BATCHES } else { 1 });
-        let mut got = if woken { self.rx.recv_all() } else { self.rx.recv() };
+    /// Handles packets that have come, and what follows; gives how many rounds there were. `woken`: of who
+    /// slept, as of [`StarRx::recv_woken`].
+    fn run(&mut self, turn: &mut Turn<'_, E>, woken: Option<Woken<'_>>) -> u32 {
+        let (mut rounds, most) = (0, if woken.is_some() { BATCHES } else { 1 });
+        let mut got = match woken {
+            Some(woken) => self.rx.recv_woken(woken),
+            None => self.rx.recv(),
+        };
         while got > 0 && turn.nic.takes_frames() {
             rounds += 1;
             let OpenStar { rx, ends, ahead } = self;
@@ -172,14 +175,14 @@ impl<E: StarCard> StarHost<E> {
         self.0.iter().flat_map(|star| star.rx.fds())
     }
 
-    /// StaR's part of a turn; says how much came. `woken`: of who was woken, and looks at all sockets.
+    /// StaR's part of a turn; says how much came. `woken`: of who slept.
     #[inline]
-    pub fn run(&mut self, (nic, env): NicEnv<'_, E>, now: Nanos, woken: bool) -> u32 {
+    pub fn run(&mut self, (nic, env): NicEnv<'_, E>, now: Nanos, woken: Option<Woken<'_>>) -> u32 {
         if self.is_open() { self.run_open((nic, env), now, woken) } else { 0 }
     }
 
     #[cold]
-    fn run_open(&mut self, (nic, env): NicEnv<'_, E>, now: Nanos, woken: bool) -> u32 {
+    fn run_open(&mut self, (nic, env): NicEnv<'_, E>, now: Nanos, woken: Option<Woken<'_>>) -> u32 {
         self.with((nic, env), now, |star, turn| star.run(turn, woken)).unwrap_or(0)
     }
 

@@ -13,10 +13,10 @@ use starverbs_star::wire::{
 };
 
 use super::Half;
-use crate::BackendError;
 use crate::descriptor::Socket;
 use crate::inbox::{Inbox, Outer};
 use crate::pcap::Capture;
+use crate::{BackendError, Woken};
 
 /// Datagrams taken at once.
 const SLOTS: usize = 16;
@@ -24,6 +24,8 @@ const SLOTS: usize = 16;
 const QUIET: u32 = 64;
 /// namely in one round of so many.
 const QUIET_EVERY: u32 = 32;
+/// Rounds in a row in which one socket has something, before the others are looked at.
+const IN_A_ROW: u32 = 8;
 
 /// A packet, and where it came from.
 #[derive(Debug)]
@@ -102,8 +104,9 @@ pub struct StarRx<C> {
     capture: Option<Capture>,
     inbox: Inbox,
     sources: Vec<HalfSocket>,
-    /// Which of them was read last
+    /// Which of them was read last, and in how many rounds in a row it had something
     turn: usize,
+    in_a_row: u32,
     /// Times that somebody looked
     rounds: u32,
     left: Range<usize>,
@@ -132,6 +135,7 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
             inbox,
             sources,
             turn: 0,
+            in_a_row: 0,
             rounds: 0,
             left: 0..0,
             cursor: None,
@@ -145,17 +149,21 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
         self.sources.iter().map(|source| source.socket.as_raw_fd())
     }
 
-    /// Takes datagrams from the next socket that has some, without waiting; gives how many. A socket for
-    /// which nothing comes is looked at now and then. Packets of the round before that were not taken
-    /// with [`StarRx::next_packet`] stay, and nothing is received.
+    /// Takes datagrams from a socket that has some, without waiting; gives how many. It goes on with the one
+    /// that had some before, for a while: each look at another one is a system call. A socket for which
+    /// nothing comes is looked at now and then. Packets of the round before that were not taken with
+    /// [`StarRx::next_packet`] stay, and nothing is received.
     pub fn recv(&mut self) -> usize {
         if self.cursor.is_some() || !self.left.is_empty() {
             return 1;
         }
         self.rounds = self.rounds.wrapping_add(1);
         let all = self.rounds.is_multiple_of(QUIET_EVERY);
-        for _ in 0..self.sources.len() {
-            self.turn = (self.turn + 1) % self.sources.len();
+        let stays = (1..IN_A_ROW).contains(&self.in_a_row);
+        for n in 0..self.sources.len() {
+            if n > 0 || !stays {
+                (self.turn, self.in_a_row) = ((self.turn + 1) % self.sources.len(), 0);
+            }
             let source = &mut self.sources[self.turn];
             if source.empty_looks >= QUIET && !all {
                 continue;
@@ -164,6 +172,7 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
             let got = self.inbox.fill(source.socket.as_raw_fd());
             if got > 0 {
                 source.empty_looks = 0;
+                self.in_a_row += 1;
                 self.left = 0..got;
                 return got;
             }
@@ -177,9 +186,14 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
         self.sources.iter().any(|source| source.empty_looks < QUIET)
     }
 
-    /// [`StarRx::recv`] for who was woken: looks at every socket.
-    pub fn recv_all(&mut self) -> usize {
-        self.sources.iter_mut().for_each(|source| source.empty_looks = 0);
+    /// [`StarRx::recv`] for who slept on [`StarRx::fds`]: looks at those that have woken it, or, if nothing
+    /// has, at all.
+    pub fn recv_woken(&mut self, woken: Woken<'_>) -> usize {
+        let any = woken.any();
+        for source in &mut self.sources {
+            let quiet = any && !woken.has(source.socket.as_raw_fd());
+            source.empty_looks = if quiet { QUIET } else { 0 };
+        }
         self.recv()
     }
 

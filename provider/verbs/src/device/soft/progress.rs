@@ -2,6 +2,7 @@
 
 use std::sync::MutexGuard;
 
+use starverbs_backend::Woken;
 use starverbs_core::Nanos;
 
 use super::back_pressure::Who;
@@ -90,7 +91,7 @@ impl Soft {
         if !all {
             self.lower_alarm(shard, now + LEFT);
         }
-        let got = got + shard.star.run((&mut shard.nic, &mut shard.env), now, false) as usize;
+        let got = got + shard.star.run((&mut shard.nic, &mut shard.env), now, None) as usize;
         shard.local.wire_idle = if got > 0 { 0 } else { shard.local.wire_idle.saturating_add(1) };
         let got = got + shard.local.run((&mut shard.nic, &mut shard.env), now) as usize;
         shard.local.check((&mut shard.nic, &mut shard.env), now);
@@ -238,7 +239,8 @@ impl Soft {
 
     /// A turn of the thread, which `woken` has woken.
     pub(crate) fn turn(&self, woken: &[libc::pollfd]) -> TurnResult {
-        if woken.iter().any(|woken| woken.revents != 0 && Some(woken.fd) == self.links.fd()) {
+        let woken = Woken(woken);
+        if self.links.fd().is_some_and(|fd| woken.has(fd)) {
             self.links.refresh(&self.info.addrs);
         }
         let Some(guard) = self.try_lock() else { return TurnResult::default() };
@@ -248,17 +250,13 @@ impl Soft {
 
     /// A turn of who does not look at a completion queue: all that the card has to do. Of the port's sockets
     /// it looks at those that have `woken` it, or, if none of them has, at all.
-    pub(super) fn run_all(
-        &self,
-        mut guard: MutexGuard<'_, Shard>,
-        who: Who,
-        woken: &[libc::pollfd],
-    ) -> TurnResult {
+    pub(super) fn run_all(&self, mut guard: MutexGuard<'_, Shard>, who: Who, woken: Woken<'_>) -> TurnResult {
         let shard = &mut *guard;
         let now = clock::now();
         self.take_doorbells(shard, now);
         let (mut work, held_until) = self.take_batches(shard, now, who, woken);
-        work += shard.star.run((&mut shard.nic, &mut shard.env), now, who == Who::Thread);
+        let slept = (who == Who::Thread).then_some(woken);
+        work += shard.star.run((&mut shard.nic, &mut shard.env), now, slept);
         let served = shard.local.run_at_last((&mut shard.nic, &mut shard.env), now);
         if served > 0 {
             shard.local.busy = 0;
@@ -299,11 +297,10 @@ impl Soft {
         shard: &mut Shard,
         now: Nanos,
         who: Who,
-        woken: &[libc::pollfd],
+        woken: Woken<'_>,
     ) -> (u32, Option<Nanos>) {
         let mut work = 0;
-        let has_woken = |fd| woken.iter().any(|woken| woken.fd == fd && woken.revents != 0);
-        let mut got = shard.intake.rx.recv_woken(has_woken);
+        let mut got = shard.intake.rx.recv_woken(woken);
         while got > 0 && work <= BATCHES {
             let out = shard.intake.waits_for_receives(&mut shard.nic, now, who);
             if out || !shard.take_frames(now, || false) {

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use starverbs_backend::Woken;
 use starverbs_core::mr::MrAttr;
 use starverbs_core::nic::OwnRequest;
 use starverbs_core::strom::{Code, ReplyMemory, RpcHandler, RpcOutcome, SLOT_BYTES};
@@ -109,7 +110,8 @@ impl Soft {
                 return Ok(ended);
             }
             if own.waits() {
-                let work = self.try_lock().and_then(|shard| self.run_all(shard, Who::Program, &[]).work);
+                let work =
+                    self.try_lock().and_then(|shard| self.run_all(shard, Who::Program, Woken(&[])).work);
                 if work.is_none_or(|work| work == 0) {
                     std::thread::sleep(PAUSE);
                 }

@@ -5,6 +5,7 @@
 
 pub(crate) mod port;
 
+use starverbs_backend::Woken;
 use starverbs_backend::star::{PATIENCE, Sealing};
 use starverbs_core::{Nanos, Nic, PdId, Qpn};
 
@@ -61,7 +62,7 @@ impl Soft {
         let until = clock::now().saturating_add(PATIENCE);
         loop {
             let (done, mut fds) = self.with(|shard, now| {
-                shard.star.run((&mut shard.nic, &mut shard.env), now, true);
+                shard.star.run((&mut shard.nic, &mut shard.env), now, Some(Woken(&[])));
                 shard.run_timers(now);
                 let done = !shard.star.is_open() || answered(&shard.star, &shard.nic, now);
                 (done, shard.star.fds().map(pollfd).collect::<Vec<_>>())
