@@ -29,6 +29,7 @@ mod remote;
 mod results;
 mod rpc;
 mod stream;
+mod turns;
 mod window;
 
 pub use clock::Waits;
@@ -38,6 +39,7 @@ use places::{Lists, Places};
 use remote::{KeptRecv, RemoteQueue};
 use rpc::StreamPiece;
 use stream::{OPS, WqeStream};
+use turns::TurnWindow;
 use window::{Of, PacketWindow};
 
 use starverbs_core::engine::{EngineAttr, EngineRpc, TakenRecv};
@@ -192,8 +194,11 @@ pub struct Stateful<E: StarEnv> {
     owed_acks: OwedAcks,
     /// Atomics of ours so far
     atomics: u32,
-    /// Packets of ours so far that had turns
+    /// Packets of ours so far that had turns, and how many may be under way
     writes: u32,
+    turns: TurnWindow,
+    /// Of late a relaxed WRITE found one before it at its place
+    overlaps: bool,
     /// Slots of atomics, and behind them that of turns
     replay: RuleRef,
     ended: Ended,
@@ -304,6 +309,8 @@ impl<E: StarEnv> Stateful<E> {
             owed_acks,
             atomics: 0,
             writes: 0,
+            turns: TurnWindow::new(),
+            overlaps: false,
             replay: RuleRef::default(),
             ended: Ended::Not,
             quiet_at: 0,

@@ -192,6 +192,7 @@ impl<E: StarEnv> Stateful<E> {
         self.infer(card, entry);
         if entry.kind == Kind::Put {
             card.path.rtt.was_lost();
+            self.turns.shrink(psn, self.window.next());
         }
     }
 
@@ -228,8 +229,11 @@ impl<E: StarEnv> Stateful<E> {
         self.met = true;
         let AnsweredPacket { entry, sent, overtaken } = answered;
         let op = self.stream(entry.of).get(entry.wqe);
-        if op.in_turn && op.carries && entry.last {
-            self.forget_others(&entry);
+        if op.in_turn {
+            if op.carries && entry.last {
+                self.forget_others(&entry);
+            }
+            self.turns.grow();
         }
         let freed = (before - self.window.in_flight()).min(self.charged);
         card.path.acked(freed);

@@ -18,9 +18,11 @@ use crate::registry::FoundRule;
 /// under way as long, so that a SEND for which none is here is not refused before.
 const WQEP_LIFETIME: Nanos = 255_000_000;
 
-/// Packets of a message that SL's card does in their turn, at most: of a WRITE on a path that loses some, as
-/// what is behind a lost one goes again, and of any SEND.
+/// Packets of a SEND that SL's card does in their turn, at most.
 const MOST_TURNS: u32 = 16;
+/// Of a WRITE on a path that loses some: as what is behind a lost one goes again, longer ones are faster by
+/// themselves.
+const MOST_TURNS_IF_LOST: u32 = 32;
 /// Of a WRITE on a path that loses nothing: 2 MiB, less than the longest packets have room for.
 const MOST_TURNS_OF_WRITE: u32 = 528;
 
@@ -229,19 +231,21 @@ impl<E: StarEnv> Stateful<E> {
         } else if !allowed {
             return self.refuse(card, OrderClass::Write);
         }
-        /* a relaxed one, too: the next one may be to the same place, and would wait for it; but not where it
-         * would wait for what is lost */
+        /* a relaxed one, too, if others are to the same place and would wait for it; else none waits for what
+         * is lost */
         let (stream, lossy) = (&self.streams[0], card.path.rtt.is_lossy());
-        let turns = self.turns_of(op.length, lossy, answers);
-        let turns = turns.filter(|_| stream.takes_turn() && !(op.relaxed && lossy));
+        let in_turn = stream.takes_turn() && (!op.relaxed || !lossy || self.overlaps);
+        let turns = self.turns_of(op.length, lossy, answers).filter(|_| in_turn);
         let waits = match turns {
             Some(_) => false,
             None if op.relaxed => stream.is_in_the_way(op.base, op.length),
             None => stream.under_way() > 0,
         };
         if waits {
+            self.overlaps |= op.relaxed;
             return Begin::Wait;
         }
+        self.overlaps &= lossy;
         if wqe.op.takes_recv() {
             match self.match_recv(card, OrderClass::Write) {
                 Ok(seq) => op.recv = Some(seq.get()),
@@ -266,7 +270,7 @@ impl<E: StarEnv> Stateful<E> {
         let packets = self.turns(len, false);
         let most = match lossy {
             _ if answers => u32::MAX,
-            true => MOST_TURNS,
+            true => MOST_TURNS_IF_LOST,
             false => MOST_TURNS_OF_WRITE,
         };
         (self.local.form == Form::Packed && (1..=most).contains(&packets)).then_some(packets)

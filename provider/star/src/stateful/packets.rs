@@ -304,6 +304,9 @@ impl<E: StarEnv> Stateful<E> {
             }
             return true;
         }
+        if op.in_turn && op.class == OrderClass::Write && !self.turns.has_room(self.window.span()) {
+            return false;
+        }
         let seen = of == Of::Local && op.class == OrderClass::Write && !op.relaxed && !op.in_turn;
         if seen && last && op.left > 0 {
             return false;

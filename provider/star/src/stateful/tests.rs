@@ -242,28 +242,28 @@ fn a_copy_that_was_lost_is_not_waited_for() {
     let mut probed = 0;
     for seed in 0..20 {
         let mut w = World::new(seed, |_, _| {});
-        let data = pattern(30_000, seed as u8);
+        let data = pattern(40_000, seed as u8);
         w.sf.put(w.ours(0), &data);
         let far = w.theirs(0);
         for done in 1..3 {
-            w.post(op(SendOp::Write, far, SL_KEY), &[w.sge(w.ours(0), 30_000)], false);
+            w.post(op(SendOp::Write, far, SL_KEY), &[w.sge(w.ours(0), 40_000)], false);
             w.run(|w| w.scq.0.borrow().len() == done);
         }
         w.path.rtt.seen(w.now, 20_000_000);
         /* a long one goes by itself then */
         w.path.rtt.was_lost();
         let (begun, before) = (w.now, w.seen.len());
-        w.post(op(SendOp::Write, far + 50_000, SL_KEY), &[w.sge(w.ours(0), 30_000)], false);
+        w.post(op(SendOp::Write, far + 50_000, SL_KEY), &[w.sge(w.ours(0), 40_000)], false);
         w.faults.loss = 5;
         w.step();
         w.faults.loss = 0;
         w.run(|w| w.scq.0.borrow().len() == 3);
-        assert!(w.sl.read(far + 50_000, 30_000) == data);
+        assert!(w.sl.read(far + 50_000, 40_000) == data);
         let (again, sent) = (w.stats.star_retransmitted.get(), w.seen.len() - before);
         if w.stats.timeouts.get() == 0 && again > 0 {
             let took = w.now - begun;
             assert!(took < 1_000_000, "seed {seed}: {took} ns");
-            assert_eq!(sent, 30 + again as usize + 1, "one packet without data");
+            assert_eq!(sent, 40 + again as usize + 1, "one packet without data");
             probed += 1;
         }
     }
@@ -280,12 +280,12 @@ fn what_is_to_show_that_no_copy_is_late_fails_nothing() {
             let mut w = World::new(seed, |_, _| {});
             let far = w.theirs(0);
             for done in 1..3 {
-                w.post(op(SendOp::Write, far, SL_KEY), &[w.sge(w.ours(0), 30_000)], false);
+                w.post(op(SendOp::Write, far, SL_KEY), &[w.sge(w.ours(0), 40_000)], false);
                 w.run(|w| w.scq.0.borrow().len() == done);
             }
             w.path.rtt.seen(w.now, 20_000_000);
             w.path.rtt.was_lost();
-            w.post(op(SendOp::Write, far, SL_KEY), &[w.sge(w.ours(0), 30_000)], false);
+            w.post(op(SendOp::Write, far, SL_KEY), &[w.sge(w.ours(0), 40_000)], false);
             w.faults.loss = 5;
             w.step();
             w.faults.loss = 0;
