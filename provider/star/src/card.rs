@@ -88,8 +88,11 @@ impl<E: StarEnv<Engine = Box<Stateful<E>>>> Engine<E> for Box<Stateful<E>> {
     fn next_deadline(&self) -> Option<Nanos> {
         Stateful::next_deadline(self)
     }
-    fn wants_turn(&self) -> bool {
-        Stateful::wants_turn(self)
+    fn wants(&self) -> TurnEnd {
+        Stateful::wants(self)
+    }
+    fn minds_doorbell(&self) -> bool {
+        Stateful::minds_doorbell(self)
     }
     fn next_send(&self) -> u32 {
         Stateful::next_send(self)

@@ -215,6 +215,12 @@ impl WqeStream {
         self.ops.expect(env, index);
     }
 
+    /// Whether something may leave of those that have begun, beside the packets of `next`.
+    #[inline]
+    pub(super) fn has_waiting(&self) -> bool {
+        self.held > 0 || self.counts.atomics > 0 || self.oldest().is_some_and(|op| op.probe != 0)
+    }
+
     /// Whether none is under way.
     pub(super) fn is_idle(&self) -> bool {
         self.under_way() == 0
