@@ -370,7 +370,9 @@ impl<E: StarEnv> Stateful<E> {
     ) -> Option<(u64, u32, RuleRef)> {
         let sges = match (of, op.recv) {
             (Of::Remote, _) => self.sends.sges(Psn::new(index)),
-            (Of::Local, Some(seq)) if op.class == OrderClass::Send => self.recvs.sges(Psn::new(seq)),
+            (Of::Local, Some(seq)) if op.class == OrderClass::Send && op.rule == RuleRef::default() => {
+                self.recvs.sges(Psn::new(seq))
+            }
             (Of::Local, _) => {
                 return Some((op.base.wrapping_add(offset.into()), op.length - offset, op.rule));
             }

@@ -93,8 +93,8 @@ pub(super) struct WqeProgress {
     pub(super) length: u32,
     /// Its packets without an answer
     pub(super) left: u32,
-    /// Where SL's memory is that one rule opens: WRITE, READ and atomics of SF; the result of an atomic of
-    /// SL
+    /// Where SL's memory is that one rule opens: WRITE, READ and atomics of SF, its SENDs to one place; the
+    /// result of an atomic of SL
     pub(super) base: u64,
     pub(super) rule: RuleRef,
     /// Atomics: the value before
