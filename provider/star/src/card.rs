@@ -280,7 +280,10 @@ impl<E: CardEnv> Turn<'_, E> {
 /// fetched meanwhile. False: there is none.
 #[inline]
 pub(crate) fn expect<E: CardEnv>(nic: &Nic<E>, env: &E, qpn: Qpn) -> bool {
-    stateful(nic, qpn).inspect(|end| env.prefetch(*end)).is_some()
+    let Some(end) = stateful(nic, qpn) else { return false };
+    env.prefetch(end);
+    nic.expect_call(env, qpn);
+    true
 }
 
 /// A doorbell of a stateful end, which was fetched itself, is handled soon: what its requests use. False:
