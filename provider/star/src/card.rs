@@ -188,7 +188,9 @@ impl<E: CardEnv> Turn<'_, E> {
     /// From now on the QP, which is in RTR or RTS and held ([`Nic::hold_qp`]), is a stateful end. `Invalid`:
     /// it is not so, or its peer is another; `Exhausted`: no memory.
     pub fn begin_stateful(&mut self, qpn: Qpn, init: StarInit<E>) -> Result<(), NicError> {
-        let held = hold(size_of::<Stateful<E>>()).ok_or(NicError::Exhausted)?;
+        /* and what an allocator needs to align it */
+        let bytes = size_of::<Stateful<E>>() + 2 * align_of::<Stateful<E>>();
+        let held = hold(bytes).ok_or(NicError::Exhausted)?;
         let StarInit { queues, setup, peer, channel, window, form, lifetime } = init;
         let Queues { sq, rq, send_cq, recv_cq } = queues;
         let max_msg = self.nic.config().max_msg;

@@ -323,7 +323,9 @@ impl<E: EndpointHost> Endpoints<E> {
             None if self.timers.is_crowded() => self.timers.disarm(end.timer),
             None => {}
         }
-        if let Some(srq) = end.released.srq() {
+        if end.qp.setup().srq
+            && let Some(srq) = end.released.srq()
+        {
             turn.nic.took_from_srq(turn.env, srq);
         }
         self.follow_leader(turn, at);
