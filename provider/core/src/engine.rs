@@ -178,8 +178,13 @@ pub trait Engine<E: Env>: Sized {
     fn set(&mut self, to: &EngineAttr);
     /// When it wants [`Call::Timeout`].
     fn next_deadline(&self) -> Option<Nanos>;
-    /// Whether it may have something to send, now that a packet came or its time.
-    fn wants_turn(&self) -> bool {
+    /// What it may have to send, now that a packet came or its time: nothing (`Idle`), acknowledges alone
+    /// (`Owes`), or more.
+    fn wants(&self) -> TransmitStatus {
+        TransmitStatus::More
+    }
+    /// Whether [`Call::Doorbell`] is to tell it more than that something was posted to be sent.
+    fn minds_doorbell(&self) -> bool {
         true
     }
     /// The first WQE of the send queue that has not begun.

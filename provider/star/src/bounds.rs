@@ -83,9 +83,12 @@ impl Bounds {
         }
         let Some(last) = addr.checked_add(len - 1) else { return false };
         let may = |counts: &Counts| counts[what as usize] > 0;
-        let first = self.segments.range(..=addr).next_back();
-        first.is_some_and(|(_, counts)| may(counts))
-            && (addr == last || self.segments.range(addr + 1..=last).all(|(_, counts)| may(counts)))
+        for (first, counts) in self.segments.range(..=last).rev() {
+            if !may(counts) || *first <= addr {
+                return may(counts);
+            }
+        }
+        false
     }
 
     /// Whether there is memory for two more segments. A map cannot be asked, so that the host is.

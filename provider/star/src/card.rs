@@ -88,8 +88,11 @@ impl<E: StarEnv<Engine = Box<Stateful<E>>>> Engine<E> for Box<Stateful<E>> {
     fn next_deadline(&self) -> Option<Nanos> {
         Stateful::next_deadline(self)
     }
-    fn wants_turn(&self) -> bool {
-        Stateful::wants_turn(self)
+    fn wants(&self) -> TurnEnd {
+        Stateful::wants(self)
+    }
+    fn minds_doorbell(&self) -> bool {
+        Stateful::minds_doorbell(self)
     }
     fn next_send(&self) -> u32 {
         Stateful::next_send(self)
@@ -185,7 +188,9 @@ impl<E: CardEnv> Turn<'_, E> {
     /// From now on the QP, which is in RTR or RTS and held ([`Nic::hold_qp`]), is a stateful end. `Invalid`:
     /// it is not so, or its peer is another; `Exhausted`: no memory.
     pub fn begin_stateful(&mut self, qpn: Qpn, init: StarInit<E>) -> Result<(), NicError> {
-        let held = hold(size_of::<Stateful<E>>()).ok_or(NicError::Exhausted)?;
+        /* and what an allocator needs to align it */
+        let bytes = size_of::<Stateful<E>>() + 2 * align_of::<Stateful<E>>();
+        let held = hold(bytes).ok_or(NicError::Exhausted)?;
         let StarInit { queues, setup, peer, channel, window, form, lifetime } = init;
         let Queues { sq, rq, send_cq, recv_cq } = queues;
         let max_msg = self.nic.config().max_msg;
@@ -277,7 +282,10 @@ impl<E: CardEnv> Turn<'_, E> {
 /// fetched meanwhile. False: there is none.
 #[inline]
 pub(crate) fn expect<E: CardEnv>(nic: &Nic<E>, env: &E, qpn: Qpn) -> bool {
-    stateful(nic, qpn).inspect(|end| env.prefetch(*end)).is_some()
+    let Some(end) = stateful(nic, qpn) else { return false };
+    env.prefetch(end);
+    nic.expect_call(env, qpn);
+    true
 }
 
 /// A doorbell of a stateful end, which was fetched itself, is handled soon: what its requests use. False:

@@ -112,35 +112,17 @@ pub enum SlState {
     Error,
 }
 
-/// A QP on SL.
+/// A QP on SL. In the order of use: what each event and doorbell looks at, what the QP is made of, and the
+/// rest.
+#[repr(C)]
 pub struct SlQp<E: StarEnv> {
-    init: SlInit<E>,
-    peer: SfPeer,
     state: SlState,
-    send: QueueTrack,
-    recv: QueueTrack,
     /// The next send cannot be sent
     stuck: bool,
-    /// The send behind the last that has a fence
-    fenced: u32,
     /// The oldest send, if it is a window operation
     window_op: WindowOpState,
     /// The oldest receive, if its message invalidates a key: that is done before the completion
     invalidation: WindowOpState,
-    /// Index in the send queue of sequence 0
-    base: u32,
-    /// Receives that were sent, by slot
-    recvs: Box<[Recv]>,
-    /// Their SGEs, `stride` each
-    sges: Box<[Sge]>,
-    stride: usize,
-    /// Shared receive queue: sequence up to which SF wants receives
-    wanted: Psn,
-    channel: ControlChannel,
-    /// Messages without an answer that WQEs must not overtake: the set-up, and rules
-    gate: u32,
-    /// Memory messages without an answer
-    changes: Changes,
     /// SF's card lacks rules: all are to be sent
     sf_lacks_rules: bool,
     /// SF has asked for the sum of all rules
@@ -149,14 +131,34 @@ pub struct SlQp<E: StarEnv> {
     quiescing: bool,
     /// No message goes to SF any more: SF is gone, or the QP has reverted
     detached: bool,
-    /// SF knows that the connection is over, and sends nothing for it any more
-    sf_ended: bool,
-    /// Since when sends wait that SF left behind
-    left_at: Option<Nanos>,
-    /// SF was not given up at the last deadline, because of a local stall
-    stall_discounted: bool,
+    /// Messages without an answer that WQEs must not overtake: the set-up, and rules
+    gate: u32,
+    /// Memory messages without an answer
+    changes: Changes,
+    /// The send behind the last that has a fence
+    fenced: u32,
+    /// Index in the send queue of sequence 0
+    base: u32,
     /// Since when SF is silent while an answer is due
     quiet_since: Nanos,
+    /// Since when sends wait that SF left behind
+    left_at: Option<Nanos>,
+    send: QueueTrack,
+    recv: QueueTrack,
+    /// Receives that were sent, by slot
+    recvs: Box<[Recv]>,
+    /// Their SGEs, `stride` each
+    sges: Box<[Sge]>,
+    stride: usize,
+    channel: ControlChannel,
+    init: SlInit<E>,
+    peer: SfPeer,
+    /// Shared receive queue: sequence up to which SF wants receives
+    wanted: Psn,
+    /// SF knows that the connection is over, and sends nothing for it any more
+    sf_ended: bool,
+    /// SF was not given up at the last deadline, because of a local stall
+    stall_discounted: bool,
 }
 
 /// A receive that SF has.

@@ -168,9 +168,8 @@ impl<E: EndpointHost> Ends<E> {
     #[inline]
     pub fn expect(&self, turn: &Turn<'_, E>, side: CardHalf, qpn: Qpn) {
         match side {
-            CardHalf::Stateless => self.endpoints.expect(turn.env, qpn),
-            CardHalf::Stateful if card::expect(turn.nic, turn.env, qpn) => turn.nic.expect(turn.env, qpn),
-            CardHalf::Stateful => {}
+            CardHalf::Stateless => _ = self.endpoints.expect(turn.env, qpn),
+            CardHalf::Stateful => _ = card::expect(turn.nic, turn.env, qpn),
         }
     }
 
@@ -192,12 +191,10 @@ impl<E: EndpointHost> Ends<E> {
         }
     }
 
-    /// As [`expect`](Ends::expect), of a doorbell, of a QP whose context on the card is fetched already.
+    /// As [`expect`](Ends::expect), of a doorbell. False: no end of StaR has this number.
     #[inline]
-    pub fn expect_doorbell(&self, nic: &Nic<E>, env: &E, qpn: Qpn) {
-        if !card::expect(nic, env, qpn) {
-            self.endpoints.expect(env, qpn);
-        }
+    pub fn expect_doorbell(&self, nic: &Nic<E>, env: &E, qpn: Qpn) -> bool {
+        card::expect(nic, env, qpn) || self.endpoints.expect(env, qpn)
     }
 
     /// As [`expect_doorbell`](Ends::expect_doorbell), soon: what lies behind the end.

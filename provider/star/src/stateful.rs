@@ -162,83 +162,85 @@ enum Ended {
     Reported,
 }
 
-/// One connection.
+/// One connection. In the order of use: what every call looks at, our own queue and what is under way, SL's
+/// queues, and the rest.
+#[repr(C, align(64))]
 pub struct Stateful<E: StarEnv> {
-    local: Local<E>,
-    setup: Setup,
-    peer: SlPeer,
-    conn: ConnId,
     state: QpState,
-    mtu: u32,
-    /// Our send queue, and SL's
-    streams: [WqeStream; 2],
-    sends: RemoteQueue<SendWqe>,
-    recvs: RemoteQueue<KeptRecv>,
-    /// Oldest WQE of SL's receive queue that nobody took
-    next_recv: Psn,
-    /// Receive WQEs of ours, by the WQE of SL that has taken them
-    held: Places<RecvOfSl>,
-    held_sges: Lists<Sge>,
-    window: PacketWindow,
-    /// What the path counts as this connection's in flight
-    charged: u32,
-    /// Packets wait for room on the path
-    crowded: bool,
-    /// Timeouts in a row
-    backoff: u8,
-    /// After a local stall: nothing counts as late before
-    stalled_until: Nanos,
-    /// When SL last sent something, or was first asked
-    last_inbound: Nanos,
-    completions: [Completions; 2],
-    owed_acks: OwedAcks,
-    /// Atomics of ours so far
-    atomics: u32,
-    /// Packets of ours so far that had turns, and how many may be under way
-    writes: u32,
-    turns: TurnWindow,
-    /// Of late a relaxed WRITE found one before it at its place
-    overlaps: bool,
-    /// Slots of atomics, and behind them that of turns
-    replay: RuleRef,
     ended: Ended,
-    /// No packet that we sent before the end can be under way after this
-    quiet_at: Nanos,
-    /// When our own sends fail that SL left behind; 0: there are none
-    left_until: Nanos,
     /// SL's QP refused a request of ours, and its Bye was not sent
     refused: Option<WcStatus>,
-    channel: ControlChannel,
-    /// A control message whose answer is to leave
-    answer_owed: Option<Psn>,
     /// SL has sent all rules of before: our own requests may begin
     open: bool,
-    /// Whether SL has rules that our card lacks
-    inquiry: Inquiry,
-    /// One whose answer is to leave at that time
-    answer_after: Option<(Psn, Nanos)>,
-    /// Shared receives were asked for up to here
-    wanted: Option<Psn>,
-    /// A CQ overran: the rest is flushed by the timer
-    overrun: bool,
-    /// Memory windows of type 2 were bound on it
-    windows: bool,
     /// No WQE begins
     quiescing: bool,
     /// Nothing that began is under way, and SL may know
     quiesced: bool,
     /// SL did not answer for our program's patience: no CQEP leaves until it sends something
     silent: bool,
-    /// The send of SL before this one has a CQEP, though it is unsignaled
-    report_at: Psn,
+    /// A CQ overran: the rest is flushed by the timer
+    overrun: bool,
+    /// Packets wait for room on the path
+    crowded: bool,
     /// SL has sent a WQE, or has answered a packet, in this epoch
     met: bool,
+    /// Memory windows of type 2 were bound on it
+    windows: bool,
+    /// Of late a relaxed WRITE found one before it at its place
+    overlaps: bool,
+    /// Timeouts in a row
+    backoff: u8,
     /// The next of our two send queues to have its turn
     turn: Of,
+    conn: ConnId,
+    mtu: u32,
+    /// What the path counts as this connection's in flight
+    charged: u32,
+    /// Oldest WQE of SL's receive queue that nobody took
+    next_recv: Psn,
+    /// Packets of ours so far that had turns, and how many may be under way
+    writes: u32,
+    turns: TurnWindow,
+    /// A control message whose answer is to leave
+    answer_owed: Option<Psn>,
+    /// Whether SL has rules that our card lacks
+    inquiry: Inquiry,
+    deadline: Nanos,
+    /// When SL last sent something, or was first asked
+    last_inbound: Nanos,
+    /// After a local stall: nothing counts as late before
+    stalled_until: Nanos,
+    /// When our own sends fail that SL left behind; 0: there are none
+    left_until: Nanos,
+    /// One whose answer is to leave at that time
+    answer_after: Option<(Psn, Nanos)>,
+    /// Our send queue, and SL's
+    streams: [WqeStream; 2],
+    window: PacketWindow,
+    recvs: RemoteQueue<KeptRecv>,
+    completions: [Completions; 2],
+    owed_acks: OwedAcks,
+    local: Local<E>,
+    channel: ControlChannel,
+    peer: SlPeer,
+    setup: Setup,
+    sends: RemoteQueue<SendWqe>,
+    /// Receive WQEs of ours, by the WQE of SL that has taken them
+    held: Places<RecvOfSl>,
+    held_sges: Lists<Sge>,
+    /// Slots of atomics, and behind them that of turns
+    replay: RuleRef,
+    /// Atomics of ours so far
+    atomics: u32,
+    /// The send of SL before this one has a CQEP, though it is unsignaled
+    report_at: Psn,
+    /// Shared receives were asked for up to here
+    wanted: Option<Psn>,
+    /// No packet that we sent before the end can be under way after this
+    quiet_at: Nanos,
     /// When the kernel at SL's RPC, or at a piece of its RPC WRITE, has its next turn; 0: none is at one
     rpc_at: Nanos,
     piece: StreamPiece,
-    deadline: Nanos,
 }
 
 impl<E: StarEnv> Stateful<E> {

@@ -1,12 +1,13 @@
 //! The StaR paper's call over many connections, with nothing left to chance: two cards in one thread, which
 //! takes turns as client and server.
 //!
-//! A call is three SENDs of 32 B up and one down; connections take turns. Says what a call costs each side:
-//! CPU time in its turns (of the user and of the kernel), system calls, packets. Under callgrind, what
-//! happens below `measured` counts.
+//! A call is three SENDs of 32 B up and one down; connections take turns. Or it is one message of a stream
+//! towards the server: a SEND, WRITE or READ of 64 B, signaled. Says what a call costs: CPU time (of the user
+//! and of the kernel), and of each side system calls and packets. Under callgrind, what happens below
+//! `measured` counts.
 //!
-//! usage: rpc rc|star CONNECTIONS UNDER_WAY CALLS [CONTEXTS]; with CONTEXTS, the server's card has room for
-//! so many
+//! usage: rpc rc|star[-send|-write|-read] CONNECTIONS UNDER_WAY CALLS [CONTEXTS]; with CONTEXTS, the server's
+//! card has room for so many
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -15,7 +16,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicU8;
 
 use common::*;
-use starverbs_core::{Cqe, Mtu, QpType, SendFlags, Sge, WcOpcode, WcStatus};
+use starverbs_core::{Cqe, Mtu, QpType, SendFlags, SendOp, Sge, WcOpcode, WcStatus};
 use starverbs_settings::{LinkMode, QpcSpec, Settings, StarPreference};
 use starverbs_verbs::{Cq, Mr, Qp, QpInit, RecvWr, SendWr, Settled};
 
@@ -23,8 +24,10 @@ use starverbs_verbs::{Cq, Mr, Qp, QpInit, RecvWr, SendWr, Settled};
 const UP: usize = 3;
 /// Bytes of each.
 const BYTES: usize = 32;
-/// Receives at each end of a connection.
-const SLOTS: usize = UP;
+/// Bytes of a stream's message.
+const STREAM_BYTES: usize = 64;
+/// Bytes that a connection's receives fill.
+const SLOTS: usize = UP * BYTES;
 /// Counters of the two cards, by call.
 const NAMES: [&str; 12] = [
     "tx_packets",
@@ -50,15 +53,18 @@ struct Side {
     mr: Mr,
     /// SENDs that came of each connection's call
     came: Vec<usize>,
+    /// WQEs of each queue
+    depth: u32,
 }
 
 impl Side {
-    fn new(settings: &Settings, connections: usize) -> Side {
+    fn new(settings: &Settings, connections: usize, depth: usize) -> Side {
         let node = Node::new(settings);
-        let cq = Cq::create(&node.ctx, (connections * 8 + 64) as u32, None, 0).expect("a completion queue");
-        let memory = memory(connections * SLOTS * BYTES);
+        let cqes = (connections * (2 * depth + 2) + 64) as u32;
+        let cq = Cq::create(&node.ctx, cqes, None, 0).expect("a completion queue");
+        let memory = memory(connections * SLOTS);
         let mr = reg(&node.pd, memory, all_access()).expect("a memory region");
-        Side { node, cq, qps: Vec::new(), memory, mr, came: vec![0; connections] }
+        Side { node, cq, qps: Vec::new(), memory, mr, came: vec![0; connections], depth: depth as u32 }
     }
 
     fn make_qps(&mut self) {
@@ -67,11 +73,11 @@ impl Side {
             let init = QpInit {
                 send_cq: &self.cq,
                 recv_cq: &self.cq,
-                max_send_wr: 2 * UP as u32,
-                max_recv_wr: 2 * UP as u32,
+                max_send_wr: self.depth,
+                max_recv_wr: self.depth,
                 max_send_sge: 1,
                 max_recv_sge: 1,
-                max_inline: BYTES as u32,
+                max_inline: STREAM_BYTES as u32,
                 cookie: cookie as u64,
                 ..plain
             };
@@ -79,11 +85,16 @@ impl Side {
         }
     }
 
+    fn addr(&self, at: usize) -> u64 {
+        self.memory.as_ptr() as u64 + (at * SLOTS) as u64
+    }
+
     fn receive(&self, at: usize, count: usize) {
         let mut poster = self.qps[at].post_recv();
         for slot in 0..count {
-            let addr = self.memory.as_ptr() as u64 + ((at * SLOTS + slot) * BYTES) as u64;
-            let sges = [Sge { addr, len: BYTES as u32, lkey: self.mr.lkey() }];
+            /* long enough for a stream's */
+            let (addr, len) = (self.addr(at) + (slot % 2 * BYTES) as u64, STREAM_BYTES as u32);
+            let sges = [Sge { addr, len, lkey: self.mr.lkey() }];
             poster.push(&RecvWr { wr_id: at as u64, sges: &sges }).expect("room for a receive");
         }
         poster.ring();
@@ -101,6 +112,22 @@ impl Side {
         poster.ring();
     }
 
+    /// Posts one message of a stream.
+    fn post(&self, at: usize, op: SendOp, peer: &Side) {
+        let sges = [Sge { addr: self.addr(at), len: STREAM_BYTES as u32, lkey: self.mr.lkey() }];
+        let (remote_addr, rkey) = (peer.addr(at), peer.mr.rkey());
+        let wr = SendWr { op, remote_addr, rkey, ..send(at as u64, &sges) };
+        let mut poster = self.qps[at].post_send();
+        if op == SendOp::Read {
+            poster.push(&wr).expect("room for a READ");
+        } else {
+            // SAFETY: the side's memory, which never ends.
+            unsafe { poster.push_inline(&SendWr { flags: wr.flags | SendFlags::INLINE, ..wr }) }
+                .expect("room for a message");
+        }
+        poster.ring();
+    }
+
     fn poll(&self, out: &mut [Cqe; 32]) -> usize {
         let got = self.cq.poll(out).expect("a poll");
         assert!(out[..got].iter().all(|cqe| cqe.status == WcStatus::Success), "{:?}", &out[..got]);
@@ -110,6 +137,8 @@ impl Side {
 
 /// What is under way, and what is idle.
 struct Calls {
+    /// What a stream's messages are; `None`: calls
+    op: Option<SendOp>,
     idle: VecDeque<usize>,
     begun: usize,
     done: usize,
@@ -118,14 +147,23 @@ struct Calls {
 
 /// Begins what may be under way, polls once.
 #[inline(never)]
-fn client_turn(side: &mut Side, calls: &mut Calls, count: usize) {
+fn client_turn(side: &mut Side, server: &Side, calls: &mut Calls, count: usize) {
     while calls.begun < count && calls.begun - calls.done < calls.most {
+        if let Some(op) = calls.op {
+            side.post(calls.begun % side.qps.len(), op, server);
+            calls.begun += 1;
+            continue;
+        }
         let Some(at) = calls.idle.pop_front() else { break };
         side.send(at, UP);
         calls.begun += 1;
     }
     let mut out = [Cqe::default(); 32];
     let got = side.poll(&mut out);
+    if calls.op.is_some() {
+        calls.done += got;
+        return;
+    }
     for cqe in out[..got].iter().filter(|cqe| cqe.opcode == WcOpcode::Recv) {
         let at = cqe.wr_id as usize;
         side.receive(at, 1);
@@ -134,13 +172,17 @@ fn client_turn(side: &mut Side, calls: &mut Calls, count: usize) {
     }
 }
 
-/// Polls once; answers each third SEND.
+/// Polls once; answers each third SEND of a call.
 #[inline(never)]
-fn server_turn(side: &mut Side) {
+fn server_turn(side: &mut Side, stream: bool) {
     let mut out = [Cqe::default(); 32];
     let got = side.poll(&mut out);
     for cqe in out[..got].iter().filter(|cqe| cqe.opcode == WcOpcode::Recv) {
         let at = cqe.wr_id as usize;
+        if stream {
+            side.receive(at, 1);
+            continue;
+        }
         side.came[at] += 1;
         if side.came[at] == UP {
             side.came[at] = 0;
@@ -161,29 +203,51 @@ fn cpu() -> [f64; 2] {
     [usage.ru_utime, usage.ru_stime].map(|time| time.tv_sec as f64 + time.tv_usec as f64 / 1e6)
 }
 
+/// Until so many calls are done.
+fn go(client: &mut Side, server: &mut Side, calls: &mut Calls, count: usize) {
+    while calls.done < count {
+        client_turn(client, server, calls, count);
+        server_turn(server, calls.op.is_some());
+    }
+}
+
 #[inline(never)]
 fn measured(client: &mut Side, server: &mut Side, calls: &mut Calls, count: usize) {
-    while calls.done < count {
-        client_turn(client, calls, count);
-        server_turn(server);
-    }
+    go(client, server, calls, count);
 }
 
 /// Polls both until nothing has come for long.
 fn settle(client: &mut Side, server: &mut Side, calls: &mut Calls) {
     for _ in 0..2000 {
-        client_turn(client, calls, 0);
-        server_turn(server);
+        client_turn(client, server, calls, 0);
+        server_turn(server, calls.op.is_some());
+    }
+}
+
+/// What a stream's messages are; `None`: calls.
+fn stream_of(name: &str) -> Option<SendOp> {
+    match name {
+        "send" => Some(SendOp::Send),
+        "write" => Some(SendOp::Write),
+        "read" => Some(SendOp::Read),
+        _ => None,
     }
 }
 
 fn main() {
     let mut args = std::env::args().skip(1);
     let what = args.next().unwrap_or_default();
+    let (who, op) = what.split_once('-').map_or((what.as_str(), None), |(who, op)| (who, stream_of(op)));
     let numbers: Vec<usize> = args.filter_map(|n| n.parse().ok()).collect();
-    let (star, &[connections, most, count, ref room @ ..]) = (what == "star", &numbers[..]) else {
-        eprintln!("usage: rpc rc|star CONNECTIONS UNDER_WAY CALLS [CONTEXTS]");
+    let (star, &[connections, most, count, ref room @ ..]) = (who == "star", &numbers[..]) else {
+        eprintln!("usage: rpc rc|star[-send|-write|-read] CONNECTIONS UNDER_WAY CALLS [CONTEXTS]");
         std::process::exit(2);
+    };
+    /* twice as many receives as come at once: who posts them again may be late */
+    let (depth, receives) = match op {
+        Some(SendOp::Send) => (2 * (most / connections + 2), 2 * (most / connections + 2)),
+        Some(_) => (2 * (most / connections + 2), 1),
+        None => (2 * UP, UP),
     };
     let wire = Settings { link: LinkMode::Udp, progress_thread: false, ..settings() };
     let preference = |preference| if star { preference } else { StarPreference::Off };
@@ -191,12 +255,13 @@ fn main() {
         room.first().and_then(|room| QpcSpec::parse(&format!("{room},miss=1us,policy=fcfs")).ok().flatten());
     let theirs = Settings { star: preference(StarPreference::Stateless), qpc_cache: cache, ..wire.clone() };
     let ours = Settings { star: preference(StarPreference::Stateful), ..wire.clone() };
-    let (mut server, mut client) = (Side::new(&theirs, connections), Side::new(&ours, connections));
+    let (mut server, mut client) =
+        (Side::new(&theirs, connections, depth), Side::new(&ours, connections, depth));
     server.make_qps();
     client.make_qps();
     for at in 0..connections {
         connect_with(&server.node, &server.qps[at], &client.node, &client.qps[at], Mtu::M1024);
-        server.receive(at, UP);
+        server.receive(at, receives);
         client.receive(at, 1);
         /* ends that are not heard for long take each other for gone */
         if at % 16 == 0 {
@@ -204,14 +269,14 @@ fn main() {
             client.poll(&mut [Cqe::default(); 32]);
         }
     }
-    let mut calls = Calls { idle: (0..connections).collect(), begun: 0, done: 0, most };
+    let mut calls = Calls { op, idle: (0..connections).collect(), begun: 0, done: 0, most };
     let is = |qp: &Qp, role| qp.star().expect("a queue pair").role == role;
     while star && server.qps.iter().any(|qp| is(qp, Settled::Waiting)) {
         settle(&mut client, &mut server, &mut calls);
     }
     let wanted = if star { Settled::Stateless } else { Settled::Plain };
     assert!(server.qps.iter().all(|qp| is(qp, wanted)), "the machine was too busy to settle all roles");
-    measured(&mut client, &mut server, &mut calls, 2 * connections.max(most));
+    go(&mut client, &mut server, &mut calls, 2 * connections.max(most));
     settle(&mut client, &mut server, &mut calls);
     calls = Calls { begun: 0, done: 0, ..calls };
     let counted = NAMES.map(|name| counters(wire.port, name));

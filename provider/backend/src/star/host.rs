@@ -154,12 +154,10 @@ impl<E: StarCard> StarHost<E> {
         self.0.is_some()
     }
 
-    /// The doorbell of `qpn` waits behind others: its end may be fetched meanwhile.
+    /// The doorbell of `qpn` waits behind others: its end may be fetched meanwhile. False: it has none.
     #[inline]
-    pub fn expect(&self, nic: &Nic<E>, env: &E, qpn: Qpn) {
-        if let Some(star) = &self.0 {
-            star.ends.expect_doorbell(nic, env, qpn);
-        }
+    pub fn expect(&self, nic: &Nic<E>, env: &E, qpn: Qpn) -> bool {
+        self.0.as_ref().is_some_and(|star| star.ends.expect_doorbell(nic, env, qpn))
     }
 
     /// The same, soon: what lies behind what was fetched.

@@ -57,6 +57,14 @@ impl<E: Env> Nic<E> {
         }
     }
 
+    /// As [`Nic::expect`], of a queue pair whose engine was found: a call of it needs its timer beside that.
+    #[inline]
+    pub fn expect_call(&self, env: &E, qpn: Qpn) {
+        if let Some(qp) = self.qps.get(qpn) {
+            env.prefetch(&qp.req.armed);
+        }
+    }
+
     /// A doorbell of `qpn`, whose context was fetched, is handled soon: what lies behind the context.
     #[inline]
     pub fn expect_requests(&self, env: &E, qpn: Qpn) {

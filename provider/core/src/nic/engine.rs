@@ -48,10 +48,15 @@ impl<E: Env> Qp<E> {
 impl<E: Env> Ctx<'_, E> {
     /// Calls the QP's engine, if it has one; gives how a transmit ended.
     pub(crate) fn run_engine(&mut self, call: Call) -> Option<TransmitStatus> {
-        let due = self.qp.engine.as_ref()?.next_deadline();
+        let engine = self.qp.engine.as_ref()?;
+        let due = engine.next_deadline();
         if call == Call::Timeout && due.is_none_or(|at| at > self.now) {
             /* timers are lazy */
             due.into_iter().for_each(|at| self.arm(at));
+            return Some(TransmitStatus::Idle);
+        }
+        if call == Call::Doorbell && !engine.minds_doorbell() {
+            self.engine_ready();
             return Some(TransmitStatus::Idle);
         }
         let status = self.with_engine(|engine, ctx| engine.run(ctx, call))?;
@@ -79,11 +84,13 @@ impl<E: Env> Ctx<'_, E> {
         Some(done)
     }
 
-    /// The engine gets a turn to send, if it wants one.
+    /// The engine gets a turn to send, if it wants one; acknowledges alone wait for the program's answer.
     #[inline]
     fn engine_ready(&mut self) {
-        if self.qp.engine.as_ref().is_some_and(Engine::wants_turn) {
-            self.ready();
+        match self.qp.engine.as_ref().map(Engine::wants) {
+            None | Some(TransmitStatus::Idle) => {}
+            Some(TransmitStatus::Owes) => self.queue_ack(),
+            Some(_) => self.ready(),
         }
     }
 

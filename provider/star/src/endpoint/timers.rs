@@ -20,6 +20,14 @@ const BURST: u32 = 16;
 /// sends something, as it does where it lacks a receive or a rule.
 const MAX_PROBES: u32 = 128;
 
+/// The sooner of two times.
+fn sooner(a: Option<Nanos>, b: Option<Nanos>) -> Option<Nanos> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
 impl<E: StarEnv> SlQp<E> {
     /// Sends what is due, after any other call; `memory` is that of the process. True: more waits for room in
     /// the port.
@@ -45,9 +53,12 @@ impl<E: StarEnv> SlQp<E> {
 
     /// When [`handle_timeout`](SlQp::handle_timeout) is due.
     pub fn next_deadline(&self) -> Option<Nanos> {
-        let queues = [self.send.deadline(), self.recv.deadline()];
-        let queues = queues.into_iter().filter(|_| self.state == SlState::Ready);
-        queues.chain([self.channel.deadline(), self.keepalive_due(), self.left_due()]).flatten().min()
+        let message = self.channel.deadline();
+        if self.state != SlState::Ready {
+            return message;
+        }
+        let queues = sooner(self.send.deadline(), self.recv.deadline());
+        sooner(sooner(queues, message), sooner(self.keepalive_due(), self.left_due()))
     }
 
     /// When SF gets a KeepAlive: sends are under way, signaled or not, or wait for rules that another

@@ -135,12 +135,13 @@ impl<E: EndpointHost> Endpoints<E> {
         }
     }
 
-    /// A packet for `qpn` will come soon.
+    /// A packet or a doorbell for `qpn` will come soon. False: it is none of these.
     #[inline]
-    pub fn expect(&self, env: &E, qpn: Qpn) {
-        if let Some(end) = self.end(qpn) {
-            env.prefetch(end);
-        }
+    pub fn expect(&self, env: &E, qpn: Qpn) -> bool {
+        let Some(end) = self.end(qpn) else { return false };
+        env.prefetch(&end.queued);
+        env.prefetch(&end.qp);
+        true
     }
 
     /// The same, soon: what lies behind the end.
@@ -322,7 +323,9 @@ impl<E: EndpointHost> Endpoints<E> {
             None if self.timers.is_crowded() => self.timers.disarm(end.timer),
             None => {}
         }
-        if let Some(srq) = end.released.srq() {
+        if end.qp.setup().srq
+            && let Some(srq) = end.released.srq()
+        {
             turn.nic.took_from_srq(turn.env, srq);
         }
         self.follow_leader(turn, at);

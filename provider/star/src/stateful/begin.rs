@@ -154,10 +154,17 @@ impl<E: StarEnv> Stateful<E> {
             return Begin::Wait;
         }
         let (sges, stream) = (self.recvs.sges(seq), &self.streams[0]);
+        /* where its data goes, if that is one place: then no packet looks for it again */
+        let place = match sges {
+            [Sge { addr, len, lkey }] if wqe.length > 0 => {
+                card.registry.find(self.conn, *lkey, *addr, *len, Access::LOCAL_WRITE)
+            }
+            _ => None,
+        };
         let room: u64 = sges.iter().map(|sge| u64::from(sge.len)).sum();
         let status = if u64::from(wqe.length) > room {
             WcStatus::RemInvReqErr
-        } else if wqe.length > 0 && !self.reaches(card, sges, Access::LOCAL_WRITE) {
+        } else if wqe.length > 0 && place.is_none() && !self.reaches(card, sges, Access::LOCAL_WRITE) {
             WcStatus::RemOpErr
         } else if strange {
             WcStatus::RemAccessErr
@@ -185,8 +192,11 @@ impl<E: StarEnv> Stateful<E> {
         }
         let number = self.writes;
         self.writes = number.wrapping_add(turns.unwrap_or(0));
+        let FoundRule { rule, addr: base } = place.unwrap_or_default();
         Begin::Go(WqeProgress {
             class: OrderClass::Send,
+            rule,
+            base,
             in_turn: turns.is_some(),
             number,
             carries: carries && !failed,

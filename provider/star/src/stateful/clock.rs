@@ -111,7 +111,7 @@ impl<E: StarEnv> Stateful<E> {
             && self.state == QpState::Rts
             && !self.overrun
             && self.left_until == 0
-            && self.message_due().is_none()
+            && !self.is_message_due()
         {
             self.deadline = 0;
         }

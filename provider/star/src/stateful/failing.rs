@@ -251,6 +251,12 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
+    /// Whether [`handle_doorbell`](Stateful::handle_doorbell) has something to do.
+    #[inline]
+    pub fn minds_doorbell(&self) -> bool {
+        self.state == QpState::Err || !self.open
+    }
+
     /// Something was posted.
     pub fn handle_doorbell(&mut self, card: &mut CardCtx<'_, E>) {
         if self.state == QpState::Err {

@@ -41,12 +41,16 @@ impl<E: StarEnv> Stateful<E> {
 
     /// The oldest WQE of a stream, if all its data is where it belongs, and no copy of a packet of it can
     /// come any more.
+    #[inline]
     fn finished(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> Option<(u32, WqeProgress)> {
         let stream = &self.streams[of as usize];
-        let (index, op) = (stream.una, stream.oldest()?);
+        if stream.una == stream.next {
+            return None;
+        }
+        let (index, op) = (stream.una, stream.get(stream.una));
         /* what ended SL's end stays the oldest of its WQEs */
         let over = self.state != QpState::Rts || of == Of::Remote && self.ended != Ended::Not;
-        if over || index == stream.next || !op.all || op.left > 0 {
+        if over || !op.all || op.left > 0 {
             return None;
         }
         let op = *op;

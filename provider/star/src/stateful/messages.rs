@@ -119,7 +119,7 @@ impl<E: StarEnv> Stateful<E> {
             return;
         }
         /* without memory they are queued later; one Want waits at a time, as the next is the larger one */
-        if let Some(upto) = self.wants()
+        if let Some(upto) = self.wants_recvs()
             && self.wanted != Some(upto)
             && self.channel.count(|message| matches!(message, Control::Want { .. })) == 0
             && self.channel.send(Control::Want { upto: upto.get() }).is_ok()
@@ -138,8 +138,18 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Whether messages are to leave, now or later, or to be queued.
+    #[inline]
     pub(super) fn has_messages(&self) -> bool {
-        self.setup.srq || self.answer_owed.is_some() || self.message_due().is_some()
+        self.setup.srq || self.answer_owed.is_some() || self.is_message_due()
+    }
+
+    /// Whether [`message_due`](Stateful::message_due) is some time.
+    #[inline]
+    pub(super) fn is_message_due(&self) -> bool {
+        self.refused.is_some()
+            || self.answer_after.is_some()
+            || self.channel.deadline().is_some()
+            || self.keepalive_due().is_some()
     }
 
     /// When a message or an answer is due.
@@ -154,6 +164,9 @@ impl<E: StarEnv> Stateful<E> {
     fn keepalive_due(&self) -> Option<Nanos> {
         let since = self.streams.iter().map(|stream| stream.rnr_since).max().unwrap_or(0);
         let asks = !self.open || self.inquiry.is_open();
+        if since == 0 && !asks {
+            return None;
+        }
         let begins = asks && self.streams[Of::Local as usize].una != self.local.sq.posted();
         let connected = self.state == QpState::Rts && self.ended == Ended::Not && !self.quiesced;
         let waits = connected && (since != 0 || begins) && self.channel.waiting() == 0;
@@ -171,7 +184,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// How many of SL's receive WQEs SF wants to have, if they are shared: all before this sequence. `None`:
     /// they are not, or enough are here.
-    fn wants(&self) -> Option<Psn> {
+    fn wants_recvs(&self) -> Option<Psn> {
         if !self.setup.srq || self.state != QpState::Rts {
             return None;
         }

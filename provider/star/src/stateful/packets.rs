@@ -10,7 +10,7 @@ use starverbs_core::{Access, Nanos, Psn, QpId, QpState, Seg, SendFlags, Sge, WcS
 
 use super::begin::Begin;
 use super::events::Completions;
-use super::stream::{OrderClass, WqeProgress};
+use super::stream::{OrderClass, WqeProgress, WqeStream};
 use super::window::{InFlight, Kind, Of};
 use super::{CardCtx, Ended, Stateful};
 use crate::carried::CARRIED_LEN;
@@ -89,24 +89,34 @@ impl<E: StarEnv> Stateful<E> {
         self.end_turn(card, TransmitStatus::Idle)
     }
 
-    /// Whether a turn may find something to send, or a message to queue.
-    pub fn wants_turn(&self) -> bool {
+    /// What a turn may find to send: nothing, completions and EAs alone, or more.
+    pub fn wants(&self) -> TransmitStatus {
         let [ours, theirs] = &self.streams;
-        let nothing = self.state == QpState::Rts
+        let no_more = self.state == QpState::Rts
             && self.ended == Ended::Not
             && !self.quiescing
-            && self.window.is_empty()
-            && ours.is_idle()
-            && theirs.is_idle()
+            && !ours.begun
+            && !theirs.begun
             && ours.next == self.local.sq.posted()
             && self.sends.get(Psn::new(theirs.next)).is_none()
-            && self.left() == TransmitStatus::Idle
-            && !self.has_messages();
-        !nothing
+            && !self.has_old();
+        if no_more { self.left() } else { TransmitStatus::More }
+    }
+
+    /// Whether [`send_old`](Stateful::send_old) may find something. What is in flight waits for its answer
+    /// alone.
+    fn has_old(&self) -> bool {
+        self.window.has_lost()
+            || self.streams.iter().any(WqeStream::has_waiting)
+            || self.has_messages()
+            || self.local.form == Form::Paper
     }
 
     /// Sends one packet of what does not begin now. False: there is none.
     fn send_old(&mut self, card: &mut CardCtx<'_, E>) -> bool {
+        if !self.has_old() {
+            return false;
+        }
         self.local.form == Form::Paper && self.send_ack(card)
             || self.send_control(card)
             || self.local.form == Form::Paper && self.send_completion(card)
@@ -363,7 +373,9 @@ impl<E: StarEnv> Stateful<E> {
     ) -> Option<(u64, u32, RuleRef)> {
         let sges = match (of, op.recv) {
             (Of::Remote, _) => self.sends.sges(Psn::new(index)),
-            (Of::Local, Some(seq)) if op.class == OrderClass::Send => self.recvs.sges(Psn::new(seq)),
+            (Of::Local, Some(seq)) if op.class == OrderClass::Send && op.rule == RuleRef::default() => {
+                self.recvs.sges(Psn::new(seq))
+            }
             (Of::Local, _) => {
                 return Some((op.base.wrapping_add(offset.into()), op.length - offset, op.rule));
             }

@@ -112,12 +112,12 @@ pub(super) struct Lists<T> {
     all: Box<[T]>,
     places: u32,
     /// Most entries of one
-    each: usize,
+    each: u32,
 }
 
 impl<T: Copy + Default> Lists<T> {
     /// Of this many entries at first.
-    pub(super) fn new(each: usize) -> Self {
+    pub(super) fn new(each: u32) -> Self {
         Lists { all: Box::default(), places: 0, each }
     }
 
@@ -126,14 +126,18 @@ impl<T: Copy + Default> Lists<T> {
         size_of_val(&*self.all)
     }
 
+    fn each(&self) -> usize {
+        self.each as usize
+    }
+
     /// Entries of a list once there are `each` at least.
     fn entries_for(&self, each: usize) -> usize {
-        if each > self.each { each.next_power_of_two() } else { self.each }
+        if each > self.each() { each.next_power_of_two() } else { self.each() }
     }
 
     /// Bytes of memory that [`make_room`](Lists::make_room) takes more.
     pub(super) fn growth(&self, places: u32, each: usize) -> usize {
-        if places <= self.places && each <= self.each {
+        if places <= self.places && each <= self.each() {
             return 0;
         }
         (places as usize * self.entries_for(each)).saturating_sub(self.all.len()) * size_of::<T>()
@@ -142,23 +146,23 @@ impl<T: Copy + Default> Lists<T> {
     /// There are as many lists as `places`, a power of two, of `each` entries at least; those from number
     /// `first` on stay. `Exhausted`: no memory.
     pub(super) fn make_room(&mut self, first: u32, places: u32, each: usize) -> Result<(), NicError> {
-        if places <= self.places && each <= self.each { Ok(()) } else { self.widen(first, places, each) }
+        if places <= self.places && each <= self.each() { Ok(()) } else { self.widen(first, places, each) }
     }
 
     #[cold]
     fn widen(&mut self, first: u32, places: u32, each: usize) -> Result<(), NicError> {
         let each = self.entries_for(each);
         let all = filled(places as usize * each)?;
-        let old = core::mem::replace(self, Lists { all, places, each });
+        let old = core::mem::replace(self, Lists { all, places, each: each as u32 });
         for number in (0..old.places).map(|n| first.wrapping_add(n)) {
-            let list = old.of(number, old.each);
+            let list = old.of(number, old.each());
             self.of_mut(number).iter_mut().zip(list).for_each(|(entry, value)| *entry = *value);
         }
         Ok(())
     }
 
     fn start(&self, number: u32) -> usize {
-        (number & self.places.wrapping_sub(1)) as usize * self.each
+        (number & self.places.wrapping_sub(1)) as usize * self.each()
     }
 
     /// The list of this number will be used soon.
@@ -178,7 +182,7 @@ impl<T: Copy + Default> Lists<T> {
     /// The whole list of this number, to be changed; nothing where there is none.
     pub(super) fn of_mut(&mut self, number: u32) -> &mut [T] {
         let start = self.start(number);
-        self.all.get_mut(start..start + self.each).unwrap_or(&mut [])
+        self.all.get_mut(start..start + self.each()).unwrap_or(&mut [])
     }
 }
 

@@ -93,8 +93,8 @@ pub(super) struct WqeProgress {
     pub(super) length: u32,
     /// Its packets without an answer
     pub(super) left: u32,
-    /// Where SL's memory is that one rule opens: WRITE, READ and atomics of SF; the result of an atomic of
-    /// SL
+    /// Where SL's memory is that one rule opens: WRITE, READ and atomics of SF, its SENDs to one place; the
+    /// result of an atomic of SL
     pub(super) base: u64,
     pub(super) rule: RuleRef,
     /// Atomics: the value before
@@ -213,6 +213,12 @@ impl WqeStream {
     #[inline]
     pub(super) fn expect(&self, env: &impl Host, index: u32) {
         self.ops.expect(env, index);
+    }
+
+    /// Whether something may leave of those that have begun, beside the packets of `next`.
+    #[inline]
+    pub(super) fn has_waiting(&self) -> bool {
+        self.held > 0 || self.counts.atomics > 0 || self.oldest().is_some_and(|op| op.probe != 0)
     }
 
     /// Whether none is under way.

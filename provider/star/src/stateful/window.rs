@@ -236,6 +236,11 @@ impl PacketWindow {
         self.una == self.next
     }
 
+    /// Whether packets are to be sent again.
+    pub(super) fn has_lost(&self) -> bool {
+        self.lost > 0
+    }
+
     /// Whether an answer is waited for, or a probe is to leave. A lost packet that waits for room asks for no
     /// answer.
     pub(super) fn asks(&self) -> bool {

@@ -56,13 +56,9 @@ pub(super) enum WindowOp {
     Invalidated(bool),
 }
 
-/// A stateless endpoint.
+/// A stateless endpoint: what each turn looks at, then what seldom is.
+#[repr(C)]
 pub(super) struct Endpoint<E: EndpointHost> {
-    pub(super) qp: SlQp<E>,
-    /// What the card has left of it; its attributes are as the program has set them
-    pub(super) released: Released<E>,
-    pub(super) group: usize,
-    pub(super) timer: TimerId,
     /// It is among those with something to send
     pub(super) queued: bool,
     /// It is among those with events
@@ -71,10 +67,15 @@ pub(super) struct Endpoint<E: EndpointHost> {
     pub(super) sends_unrule: bool,
     /// It ends soon, and is to lead no group
     pub(super) ending: bool,
-    /// Its WQEPs without an answer, as they were counted last
-    pub(super) unanswered: u32,
     /// Its window operation
     pub(super) window_op: Option<WindowOp>,
+    /// Its WQEPs without an answer, as they were counted last
+    pub(super) unanswered: u32,
+    pub(super) timer: TimerId,
+    pub(super) group: usize,
+    pub(super) qp: SlQp<E>,
+    /// What the card has left of it; its attributes are as the program has set them
+    pub(super) released: Released<E>,
     /// Memory that the card fills
     pub(super) slots: OwnedArea<E::Slots>,
     /// The send queue's memory, if inline bytes may have to be fetched from there

@@ -104,9 +104,16 @@ impl Engine<HostEnv> for HostEngine {
         }
     }
     #[inline]
-    fn wants_turn(&self) -> bool {
+    fn wants(&self) -> TransmitStatus {
         match self {
-            HostEngine::Star(end) => end.wants_turn(),
+            HostEngine::Star(end) => end.wants(),
+            HostEngine::Local(_) => TransmitStatus::More,
+        }
+    }
+    #[inline]
+    fn minds_doorbell(&self) -> bool {
+        match self {
+            HostEngine::Star(end) => end.minds_doorbell(),
             HostEngine::Local(_) => true,
         }
     }

@@ -300,11 +300,12 @@ impl Host for HostEnv {
     fn prefetch<T>(&self, what: &T) {
         const LINE: usize = 64;
         let at = std::ptr::from_ref(what).cast::<u8>();
-        /* it may begin in the middle of a line */
-        let before = at.addr() % LINE;
-        (0..size_of::<T>() + before).step_by(LINE).for_each(|line| {
-            prefetch(at.wrapping_sub(before).wrapping_add(line));
-        });
+        /* as many as it has, whatever its address: an instruction each, and no loop */
+        (0..size_of::<T>()).step_by(LINE).for_each(|byte| prefetch(at.wrapping_add(byte)));
+        if align_of::<T>() < LINE.min(size_of::<T>()) {
+            /* it may begin in the middle of a line, and then ends in one more */
+            prefetch(at.wrapping_add(size_of::<T>() - 1));
+        }
     }
 
     #[inline]

@@ -208,9 +208,8 @@ impl Shard {
         if when == When::Now || !deferred.add(qpn) {
             return When::Now;
         }
-        if !is_local {
+        if !is_local && !star.expect(nic, env, qpn) {
             nic.expect(env, qpn);
-            star.expect(nic, env, qpn);
         }
         when
     }
