@@ -46,8 +46,8 @@ pub struct StarFrame {
 pub struct StarPort {
     /// UDP ports of the stateless and the stateful half
     pub ports: [u16; 2],
-    /// Events of the card for the host
-    pub events: Vec<SlEvent>,
+    /// Events of the card for the host, the oldest first
+    pub events: VecDeque<SlEvent>,
     /// There is no memory for slots
     pub no_slots: bool,
     /// The version of the protocol that peers' cards have, if another one
@@ -109,7 +109,7 @@ impl EndpointHost for SimEnv {
         self.star.seal.as_mut()
     }
     fn next_event(&mut self) -> Option<SlEvent> {
-        self.star.events.pop()
+        self.star.events.pop_front()
     }
     fn next_message(&mut self) -> Option<InboundMessage> {
         self.star.inbound.as_mut()?.pop_front()
@@ -245,7 +245,7 @@ impl Default for StarPort {
     fn default() -> Self {
         StarPort {
             ports: [PORT_STATELESS, PORT_STATEFUL],
-            events: Vec::new(),
+            events: VecDeque::new(),
             no_slots: false,
             peers_version: None,
             seal: None,
@@ -367,6 +367,6 @@ impl StarEnv for SimEnv {
     }
 
     fn star_event(&mut self, event: SlEvent) {
-        self.star.events.push(event);
+        self.star.events.push_back(event);
     }
 }
