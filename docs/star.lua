@@ -19,7 +19,7 @@ local CONTROLS = {
 	[8] = "Unrule", [9] = "Want", [10] = "Keep alive", [11] = "Bye", [12] = "Begin",
 	[13] = "Begin with rules that are known",
 	[14] = "Resend rules", [15] = "Change", [16] = "Quiescing", [17] = "Settled", [22] = "Rule query",
-	[23] = "Rule sum", [24] = "First", [0xe1] = "Sealed",
+	[23] = "Rule sum", [24] = "Role message", [0xe1] = "Sealed",
 }
 local PREFERENCES = { [0] = "off", [1] = "auto", [2] = "stateless", [3] = "stateful" }
 local OPCODES = {
@@ -79,7 +79,7 @@ local f = {
 	is_star = ProtoField.bool("star.is_star", "The sender is an end of StaR"),
 	round = ProtoField.uint16("star.round", "Round", base.DEC),
 	from_incarnation = ProtoField.uint32("star.incarnation.from", "Incarnation of the sender", base.HEX),
-	to_incarnation = ProtoField.uint32("star.incarnation.to", "Incarnation that it answers", base.HEX),
+	to_incarnation = ProtoField.uint32("star.incarnation.to", "Incarnation that it is for", base.HEX),
 	role = ProtoField.uint8("star.role", "Role", base.DEC, PREFERENCES),
 	stateful = ProtoField.uint32("star.stateful", "Connections that the card keeps", base.DEC),
 	threshold = ProtoField.uint32("star.threshold", "Threshold", base.DEC),
@@ -316,8 +316,8 @@ local LAYOUTS = {
 	[11] = { f.status, 1 },
 	[13] = { f.rules, 4, f.rules_sum, 8 },
 	[15] = {
-		f.round, 2, f.is_star, 1, f.preference, 1, f.stateful, 4, f.threshold, 4, f.port_stateless, 2,
-		f.port_stateful, 2, f.boot, 8,
+		f.round, 2, f.version, 1, f.is_star, 1, f.preference, 1, f.stateful, 4, f.threshold, 4,
+		f.port_stateless, 2, f.port_stateful, 2, f.boot, 8,
 	},
 	[16] = {
 		f.round, 2, f.role, 1, f.port_stateless, 2, f.port_stateful, 2, f.boot, 8, f.drained, 1, f.done_sends, 4,
@@ -346,8 +346,8 @@ function control(data, tree)
 		end
 		at = at + len
 	end
-	-- Two incarnations stand before a message as any.
-	if code == 24 and at < data:len() then return text .. control(data(at):tvb(), tree) end
+	-- Two incarnations stand before the message itself.
+	if code == 24 and at < data:len() then return control(data(at):tvb(), tree) end
 	if at < data:len() then tree:add(f.data, data(at)) end
 	return text
 end

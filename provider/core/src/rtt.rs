@@ -25,6 +25,42 @@ impl Default for RttBounds {
 /// For how long a long round trip is remembered at least; twice that at most.
 const MEMORY: Nanos = 250_000_000;
 
+/// Whether packets were lost on a way: ever, and in the last [`MEMORY`] or two.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LossSeen {
+    ever: bool,
+    /// In this time and in the one before, and since when this one is
+    seen: [bool; 2],
+    since: Nanos,
+}
+
+impl LossSeen {
+    /// Some were.
+    pub(crate) fn note(&mut self) {
+        let [this, _] = &mut self.seen;
+        (*this, self.ever) = (true, true);
+    }
+
+    /// An answer came. After a rest, what was before is long ago.
+    pub(crate) fn pass(&mut self, now: Nanos) {
+        let passed = now.saturating_sub(self.since);
+        if passed >= MEMORY {
+            let [this, _] = self.seen;
+            (self.seen, self.since) = ([false, this && passed < 2 * MEMORY], now);
+        }
+    }
+
+    /// Whether any was, ever.
+    pub(crate) fn is_known(&self) -> bool {
+        self.ever
+    }
+
+    /// Whether any was of late.
+    pub(crate) fn is_recent(&self) -> bool {
+        self.seen.contains(&true)
+    }
+}
+
 /// What was seen of the way to a card and back. All connections that go there share it: one with little to
 /// say knows what others have seen.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,8 +73,7 @@ pub struct Rtt {
     since: Nanos,
     /// By how much packets were overtaken, likewise
     overtaken: [Nanos; 2],
-    /// Whether any was lost, likewise
-    lossy: [bool; 2],
+    loss: LossSeen,
     /// Answers, up to as many as are needed to know how packets change places
     answers: u8,
 }
@@ -54,12 +89,10 @@ impl Rtt {
             self.smooth = (7 * self.smooth + rtt) / 8;
         }
         if now.saturating_sub(self.since) >= MEMORY {
-            let ([this, _], [by, _], [lossy, _], since) =
-                (self.longest, self.overtaken, self.lossy, self.since);
+            let ([this, _], [by, _]) = (self.longest, self.overtaken);
             (self.longest, self.overtaken, self.since) = ([0, this], [0, by], now);
-            /* after a rest, what was before is long ago */
-            self.lossy = [false, lossy && now.saturating_sub(since) < 2 * MEMORY];
         }
+        self.loss.pass(now);
         let [this, _] = &mut self.longest;
         *this = (*this).max(rtt);
     }
@@ -73,13 +106,12 @@ impl Rtt {
 
     /// Answers show that packets were lost.
     pub fn was_lost(&mut self) {
-        let [this, _] = &mut self.lossy;
-        *this = true;
+        self.loss.note();
     }
 
     /// Whether any was lost of late.
     pub fn is_lossy(&self) -> bool {
-        self.lossy.contains(&true)
+        self.loss.is_recent()
     }
 
     /// How much later something must have left whose answer shows that what left before is under way no more:

@@ -9,11 +9,12 @@ use starverbs_core::wire::IcrcHeader;
 use starverbs_core::{Av, FrameMeta, Gid, Nanos, NicError, Port, QpState, Qpn, Seg};
 use starverbs_star::bounds::MemRange;
 use starverbs_star::card::Turn;
-use starverbs_star::control::Preference;
+use starverbs_star::control::{Control, MAX_CONTROL, Preference};
 use starverbs_star::env::{QpPair, SlEvent, StarDest, StarEnv};
 use starverbs_star::form::Form;
 use starverbs_star::host::roles::CardIdentity;
 use starverbs_star::host::{EndpointHost, Ends as StarEnds, InboundMessage, InboundPacket, MadeSlots};
+use starverbs_star::role_message::RoleMessage;
 use starverbs_star::seal::{AddrPair, ControlSeal, KEY_LEN, MAX_SEALED, SALT_LEN};
 use starverbs_star::wire::{
     CRC_LEN, CardHalf, Crc, PORT_STATEFUL, PORT_STATELESS, StarHead, StarPacket, fill_checksum,
@@ -45,10 +46,12 @@ pub struct StarFrame {
 pub struct StarPort {
     /// UDP ports of the stateless and the stateful half
     pub ports: [u16; 2],
-    /// Events of the card for the host
-    pub events: Vec<SlEvent>,
+    /// Events of the card for the host, the oldest first
+    pub events: VecDeque<SlEvent>,
     /// There is no memory for slots
     pub no_slots: bool,
+    /// The version of the protocol that peers' cards have, if another one
+    pub peers_version: Option<u8>,
     /// Under which control messages leave and come, if under one
     pub seal: Option<ControlSeal>,
     /// Role messages of peers, the oldest first. `None`: the card answers that it has no StaR
@@ -106,7 +109,7 @@ impl EndpointHost for SimEnv {
         self.star.seal.as_mut()
     }
     fn next_event(&mut self) -> Option<SlEvent> {
-        self.star.events.pop()
+        self.star.events.pop_front()
     }
     fn next_message(&mut self) -> Option<InboundMessage> {
         self.star.inbound.as_mut()?.pop_front()
@@ -242,8 +245,9 @@ impl Default for StarPort {
     fn default() -> Self {
         StarPort {
             ports: [PORT_STATELESS, PORT_STATEFUL],
-            events: Vec::new(),
+            events: VecDeque::new(),
             no_slots: false,
+            peers_version: None,
             seal: None,
             inbound: None,
             freed: Rc::default(),
@@ -255,6 +259,9 @@ impl Default for StarPort {
 impl StarPort {
     /// A role message of a peer. False: there is no StaR here.
     pub(crate) fn on_message(&mut self, meta: &FrameMeta, qps: QpPair, message: &[u8]) -> bool {
+        let mut room = [0; MAX_CONTROL];
+        let other = self.peers_version.and_then(|version| of_version(version, message, &mut room));
+        let message = other.map_or(message, |len| &room[..len]);
         if let (Some(inbound), Some(new)) = (&mut self.inbound, InboundMessage::new(meta, qps, message)) {
             inbound.push_back(new);
         }
@@ -304,6 +311,16 @@ impl SimEnv {
     }
 }
 
+/// The role message that a card of another version would have sent, if it says its version; gives its length.
+fn of_version(other: u8, message: &[u8], room: &mut [u8]) -> Option<usize> {
+    let mut role = RoleMessage::decode(message)?;
+    match &mut role.message {
+        Control::Offer { version, .. } | Control::Change { version, .. } => *version = other,
+        _ => return None,
+    }
+    role.encode(room)
+}
+
 fn path(src: Gid, sport: u16, dst: Gid, dport: u16) -> IcrcHeader {
     IcrcHeader { src, dst, sport, dport, ip_id: 0 }
 }
@@ -350,6 +367,6 @@ impl StarEnv for SimEnv {
     }
 
     fn star_event(&mut self, event: SlEvent) {
-        self.star.events.push(event);
+        self.star.events.push_back(event);
     }
 }

@@ -111,6 +111,8 @@ pub enum Control {
     Change {
         /// Counts the rounds of a connection
         round: u16,
+        /// Version of the protocol
+        version: u8,
         /// It is StaR's now, and is to be plain RC; else it is the other way round
         star: bool,
         /// The program's preference
@@ -257,10 +259,10 @@ impl Control {
             Control::Confirm { role } => out.bytes(&[3, role as u8])?,
             Control::Plain => out.byte(4)?,
             Control::NotYet => out.byte(5)?,
-            Control::Change { round, star, preference, stateful, threshold, ports, boot } => {
+            Control::Change { round, version, star, preference, stateful, threshold, ports, boot } => {
                 out.byte(15)?;
                 out.half(round)?;
-                out.bytes(&[u8::from(star), preference as u8])?;
+                out.bytes(&[version, u8::from(star), preference as u8])?;
                 out.word(stateful)?;
                 out.word(threshold)?;
                 ports.iter().try_for_each(|port| out.half(*port))?;
@@ -351,6 +353,7 @@ impl Control {
             14 => Control::ResendRules,
             15 => Control::Change {
                 round: from.half()?,
+                version: from.byte()?,
                 star: flag(&mut from)?,
                 preference: Preference::from_code(from.byte()?)?,
                 stateful: from.word()?,

@@ -53,6 +53,7 @@ fn what_is_said_is_understood() {
         Control::Bye { why: 12 },
         Control::Change {
             round: 0x1234,
+            version: 0xfe,
             star: true,
             preference: Preference::Auto,
             stateful: 121,

@@ -8,7 +8,7 @@ use starverbs_core::{Av, FrameMeta, Psn, QpState, QpType};
 
 use super::control::{Control, MAX_CONTROL};
 use super::env::{QpPair, StarEnv};
-use super::initial::InitialMessage;
+use super::role_message::RoleMessage;
 
 /// Bytes of BTH and DETH.
 const HEADERS: usize = 20;
@@ -36,7 +36,7 @@ pub(crate) fn handle<E: StarEnv>(nic: &Nic<E>, env: &mut E, meta: &FrameMeta, qp
     if env.negotiate(meta, qps, message) {
         return;
     }
-    let answer = InitialMessage::decode(message).and_then(|message| answer(nic, meta, qps, &message));
+    let answer = RoleMessage::decode(message).and_then(|message| answer(nic, meta, qps, &message));
     /* no QP here has a preference, so nobody needs to wait for one; QPs without a peer answer nothing */
     let Some(answer) = answer.filter(|answer| answer.message == Control::Plain) else {
         return nic.counters().star_drops.inc();
@@ -57,8 +57,8 @@ pub(crate) fn answer<E: Env>(
     nic: &Nic<E>,
     meta: &FrameMeta,
     qps: QpPair,
-    asked: &InitialMessage,
-) -> Option<InitialMessage> {
+    asked: &RoleMessage,
+) -> Option<RoleMessage> {
     if !matches!(asked.message, Control::Offer { .. } | Control::Accept { .. }) {
         return None;
     }

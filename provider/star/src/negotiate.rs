@@ -106,6 +106,8 @@ pub struct Negotiation {
     settled: Option<Outcome>,
     /// The peer has sent a message
     answered: bool,
+    /// The peer's card has another version of the protocol
+    foreign: bool,
     /// The peer's card is known to have StaR
     known: bool,
     tries: u32,
@@ -127,6 +129,7 @@ impl Negotiation {
             accepted: None,
             settled,
             answered: false,
+            foreign: false,
             known: false,
             tries: 0,
             silent: 0,
@@ -148,6 +151,16 @@ impl Negotiation {
     /// Whether the peer has sent a message: if not, it may be remembered as plain.
     pub fn has_answer(&self) -> bool {
         self.answered
+    }
+
+    /// The peer has said which version of the protocol its card has.
+    pub fn note_version(&mut self, version: u8) {
+        self.foreign = version != VERSION;
+    }
+
+    /// Whether that is another one: the connection is plain, and stays so.
+    pub fn is_foreign(&self) -> bool {
+        self.foreign
     }
 
     /// Whether this end has sent an Offer, so that silence means something.
@@ -217,8 +230,12 @@ impl Negotiation {
         (self.answered, self.silent) = (true, 0);
         match *message {
             Control::Offer { preference, stateful, threshold, boot, ports, version } => {
-                /* of another version: as if it had no StaR */
-                let preference = if version == VERSION { preference } else { Preference::Off };
+                self.note_version(version);
+                /* as if it had no StaR, whatever was settled with the card of before */
+                if self.foreign {
+                    self.plain();
+                    return Some(Control::Plain);
+                }
                 let theirs = Terms { preference, stateful, threshold, gid: peer.gid, qpn: peer.qpn };
                 Some(self.offered(&theirs, boot, ports))
             }

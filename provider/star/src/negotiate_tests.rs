@@ -186,7 +186,7 @@ fn who_has_accepted_asks_for_as_long_as_its_program_bears_silence() {
 }
 
 /// A card of another version of the protocol gets Plain, and takes no other word for it: whichever of the two
-/// offers first.
+/// offers first. Its version is remembered, until it says another.
 #[test]
 fn cards_of_different_versions_are_plain() {
     let [mine, theirs] = [terms(1, Preference::Stateful, 0), terms(2, Preference::Stateless, 0)];
@@ -203,7 +203,16 @@ fn cards_of_different_versions_are_plain() {
         let mut end = begin(mine, 0);
         assert_eq!(end.handle(peer, &offer(version)), Some(Control::Plain), "{version}");
         assert_eq!(end.outcome(), Some(Outcome::Plain), "{version}");
+        assert!(end.is_foreign(), "{version}");
         assert_eq!(end.handle(peer, &offer(VERSION)), Some(Control::Plain), "{version}");
+        assert!(!end.is_foreign(), "{version}");
+        /* its card of before had this version, and they settled on StaR */
+        let mut end = begin(mine, 0);
+        end.handle(peer, &Control::Accept { role: Role::Stateless, boot: 6, ports: [4793, 4794] });
+        let star = end.outcome();
+        assert!(matches!(star, Some(Outcome::Star { .. })) && !end.is_foreign());
+        assert_eq!(end.handle(peer, &offer(version)), Some(Control::Plain), "{version}");
+        assert!(end.outcome() == star && end.is_foreign(), "{version}");
         /* the other one hears Plain before it says anything else */
         let mut other = begin(theirs, 0);
         other.handle(peer, &Control::Plain);

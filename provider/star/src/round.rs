@@ -14,6 +14,7 @@ use starverbs_core::{Nanos, Psn};
 
 use super::channel::timeout;
 use super::control::{Control, Preference, Role};
+use super::form::VERSION;
 use super::negotiate::{Beginning, Outcome, PeerQp, Terms, choose};
 
 /// Requests of a round without an answer until it is given up: a sixteenth of a second, nothing quiesced.
@@ -184,7 +185,8 @@ impl Round {
             return Some(Control::Quiescing { round, role, ports, boot, point });
         }
         let Terms { preference, stateful, threshold, .. } = self.mine;
-        Some(Control::Change { round, star: self.is_star(), preference, stateful, threshold, ports, boot })
+        let (version, star) = (VERSION, self.is_star());
+        Some(Control::Change { round, version, star, preference, stateful, threshold, ports, boot })
     }
 
     /// A message of the `peer` in this round; gives the answer.

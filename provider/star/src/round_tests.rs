@@ -240,6 +240,7 @@ fn an_end_in_doubt_waits_for_the_other() {
             let due = round.deadline().expect("it lasts");
             let change = Control::Change {
                 round: NUMBER,
+                version: VERSION,
                 star: from != Outcome::Plain,
                 preference: Preference::Auto,
                 stateful: 0,

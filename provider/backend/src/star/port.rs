@@ -19,6 +19,9 @@ use crate::program::Payload;
 /// Messages of peers that wait for the end of a turn at most; of more each is lost, and comes again.
 const MAX_INBOUND: usize = 1024;
 
+/// Room for events at first: of one packet, after which the host takes them, there are no more.
+const EVENTS: usize = 128;
+
 /// A card's host that may have StaR's ports.
 pub trait StarCard: EndpointHost {
     /// Its ports. `None`: they are not open
@@ -42,8 +45,8 @@ pub struct StarPort<S: Deref<Target = Counters>> {
     pub tx: StarTx<S>,
     /// What seals its messages
     pub sealing: Sealing,
-    /// Events of the stateless half
-    events: Vec<SlEvent>,
+    /// Events of the stateless half, the oldest first
+    events: VecDeque<SlEvent>,
     /// By which peers settle roles, the oldest first
     inbound: VecDeque<InboundMessage>,
 }
@@ -51,7 +54,10 @@ pub struct StarPort<S: Deref<Target = Counters>> {
 impl<S: Deref<Target = Counters>> StarPort<S> {
     /// Behind ports that were opened.
     pub fn new(tx: StarTx<S>, sealing: Sealing) -> Self {
-        StarPort { tx, sealing, events: Vec::new(), inbound: VecDeque::new() }
+        let mut events = VecDeque::new();
+        /* without memory now there may be some later */
+        _ = events.try_reserve(EVENTS);
+        StarPort { tx, sealing, events, inbound: VecDeque::new() }
     }
 
     /// A packet leaves for `to`; see [`starverbs_star::env::StarEnv::send_star`].
@@ -96,14 +102,14 @@ impl<S: Deref<Target = Counters>> StarPort<S> {
     #[inline]
     pub fn keep_event(&mut self, event: SlEvent) {
         if self.events.try_reserve(1).is_ok() {
-            self.events.push(event);
+            self.events.push_back(event);
         }
     }
 
-    /// The next event.
+    /// The oldest event.
     #[inline]
     pub fn next_event(&mut self) -> Option<SlEvent> {
-        self.events.pop()
+        self.events.pop_front()
     }
 
     /// The oldest message.

@@ -5,8 +5,9 @@ use std::os::fd::RawFd;
 
 use starverbs_core::{Av, Gid, Mtu, Psn, Seg};
 use starverbs_settings::StarWire;
+use starverbs_star::env::{News, SlEvent};
 use starverbs_star::token::{SlotArea, Token};
-use starverbs_star::wire::{Opt, Prefix, Ptype, StarHead, StarHeader};
+use starverbs_star::wire::{Opt, Prefix, Ptype, Queue, StarHead, StarHeader};
 
 use super::*;
 use crate::host;
@@ -367,4 +368,19 @@ fn answers_and_completions_leave_before_what_is_sent_later() {
         );
         assert!(class > 0 || len > 512 || counters.tx_packets.get() == 1, "one place");
     }
+}
+
+/// A packet has several completions: the host takes the first one first.
+#[test]
+fn events_come_in_order() {
+    let (counters, settings) = (Counters::default(), settings(IpAddr::from([127, 0, 0, 1])));
+    let ((tx, _rx), _) = open_one(&settings, &counters);
+    let mut port = StarPort::new(tx, Sealing::new(&settings).expect("no key"));
+    let epochs = [1, 2, 3];
+    for epoch in epochs {
+        let (queue, what) = (Queue::Recv, News::Completed);
+        port.keep_event(SlEvent { qpn: 9, epoch, queue, what, upto: None });
+    }
+    let taken: Vec<u32> = std::iter::from_fn(|| port.next_event()).map(|event| event.epoch).collect();
+    assert_eq!(taken, epochs);
 }

@@ -13,9 +13,10 @@ use starverbs_onerma::{Class, Handle, OneRmaOp, RegionId, Status, TAG_LEN};
 use starverbs_settings::{Settings, StarWire};
 use starverbs_star::carried::Carried;
 use starverbs_star::control::{Control, MAX_CONTROL, Preference, Role, Setup, Sum};
-use starverbs_star::initial::InitialMessage;
+use starverbs_star::form::VERSION;
 use starverbs_star::message::{self, Atomic, CqeMsg};
 use starverbs_star::packed::{PackedWqes, ROOM};
+use starverbs_star::role_message::RoleMessage;
 use starverbs_star::token::{SlotArea, Token};
 use starverbs_star::turn::DataTurn;
 use starverbs_star::wire::{Opt, Prefix, Ptype, Queue, StarHead, StarHeader};
@@ -324,38 +325,26 @@ fn send_everything(settings: &Settings) -> Vec<String> {
 fn rounds() -> Vec<(Vec<u8>, &'static str)> {
     let encoded = |message| {
         let mut room = [0; MAX_CONTROL];
-        let len = Control::encode(&message, &mut room).expect("room");
+        let len = RoleMessage { from: 1, to: 2, message }.encode(&mut room).expect("room");
         room[..len].to_vec()
     };
-    let mut room = [0; MAX_CONTROL];
-    let plain = InitialMessage { from: 1, to: 2, message: Control::Plain };
-    let len = plain.encode(&mut room).expect("room");
-    let first = room[..len].to_vec();
+    let change = Control::Change {
+        round: 258,
+        version: VERSION,
+        star: false,
+        preference: Preference::Auto,
+        stateful: 121,
+        threshold: 120,
+        ports: [4793, 4794],
+        boot: 7,
+    };
+    let quiescing =
+        Control::Quiescing { round: 258, role: Role::Stateful, ports: [4793, 4794], boot: 7, point: None };
     vec![
-        (
-            encoded(Control::Change {
-                round: 258,
-                star: false,
-                preference: Preference::Auto,
-                stateful: 121,
-                threshold: 120,
-                ports: [4793, 4794],
-                boot: 7,
-            }),
-            "Change auto",
-        ),
-        (
-            encoded(Control::Quiescing {
-                round: 258,
-                role: Role::Stateful,
-                ports: [4793, 4794],
-                boot: 7,
-                point: None,
-            }),
-            "Quiescing stateful",
-        ),
+        (encoded(change), "Change auto"),
+        (encoded(quiescing), "Quiescing stateful"),
         (encoded(Control::Settled { round: 258, star: true }), "Settled"),
-        (first, "First Plain"),
+        (encoded(Control::Plain), "Plain"),
     ]
 }
 

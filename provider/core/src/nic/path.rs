@@ -14,7 +14,7 @@ use super::pace::Pace;
 use crate::congestion::{Controller, WindowLimits};
 use crate::error::NicError;
 use crate::room::{Room, TwoEnds};
-use crate::rtt::{PROBE_MIN, Rtt};
+use crate::rtt::{LossSeen, PROBE_MIN, Rtt};
 use crate::types::{Gid, Nanos, Qpn};
 
 /// Handle of a path, one more than its place, so that none takes no room of its own; valid as long as the
@@ -77,8 +77,8 @@ pub struct Path<C> {
     doubled: u8,
     /// Its round trips, as engines see them
     pub rtt: Rtt,
-    /// It was seen to lose or repeat packets
-    lossy: bool,
+    /// Whether it was seen to lose or repeat packets
+    loss: LossSeen,
     /// Pacing of UC and UD
     pub(crate) pace: Pace,
 }
@@ -167,13 +167,13 @@ impl<C: Controller> Paths<C> {
     /// Path `id`, if there is one, was seen to lose or repeat packets.
     pub(crate) fn saw_loss(&mut self, id: PathId) {
         if let Some(path) = self.paths.get_mut(id.place()) {
-            path.lossy = true;
+            path.loss.note();
         }
     }
 
     /// Whether path `id` ever did so: what one QP saw may happen to all.
     pub(crate) fn is_lossy(&self, id: PathId) -> bool {
-        self.paths.get(id.place()).is_some_and(|path| path.lossy)
+        self.paths.get(id.place()).is_some_and(|path| path.loss.is_known())
     }
 
     /// Bytes under way on path `id`, overhead included; 0 of a queue pair that was never connected.
@@ -207,7 +207,7 @@ impl<C: Controller> Path<C> {
             srtt: 0,
             doubled: 0,
             rtt: Rtt::default(),
-            lossy: false,
+            loss: LossSeen::default(),
             pace: Pace::towards(dgid),
         }
     }
@@ -305,7 +305,7 @@ impl<C: Controller> Path<C> {
 
     /// Packets were lost. Gives whether the window shrank for it.
     pub(crate) fn cut(&mut self, now: Nanos, timeout: bool) -> bool {
-        self.lossy = true;
+        self.loss.note();
         self.congestion.on_loss(now, timeout)
     }
 
@@ -322,13 +322,14 @@ impl<C: Controller> Path<C> {
 
     /// `bytes` were lost among others that came.
     pub fn lost(&mut self, bytes: u32) {
-        self.lossy = true;
+        self.loss.note();
         self.congestion.on_share_lost(bytes);
     }
 
     /// A round trip was measured.
     pub(crate) fn sample_rtt(&mut self, now: Nanos, rtt: Nanos) {
         self.congestion.on_delay(now, rtt);
+        self.loss.pass(now);
         let rtt = u32::try_from(rtt).unwrap_or(u32::MAX);
         self.srtt = if self.srtt == 0 { rtt } else { self.srtt - self.srtt / 8 + rtt / 8 };
         self.doubled = 0;
@@ -348,10 +349,10 @@ impl<C: Controller> Path<C> {
     }
 
     /// After how much silence a QP with so many bytes under way sends something again, ns, though it has
-    /// heard nothing of a loss: two round trips (the tail loss probe of RFC 8985, 7.2), on a path that was
-    /// seen to lose packets. `None`: it does not. Where others send, answers may be queued behind theirs.
+    /// heard nothing of a loss: two round trips (the tail loss probe of RFC 8985, 7.2), on a path that
+    /// lost packets of late. `None`: it does not. Where others send, answers may be queued behind theirs.
     pub(crate) fn probe_time(&self, inflight: u32) -> Option<Nanos> {
-        let probes = self.lossy && self.srtt != 0 && self.is_all(inflight);
+        let probes = self.loss.is_recent() && self.srtt != 0 && self.is_all(inflight);
         probes.then(|| (2 * Nanos::from(self.srtt)).max(PROBE_MIN) << self.doubled.min(MOST_DOUBLINGS))
     }
 }
@@ -377,6 +378,29 @@ mod tests {
         path.srtt = 10_000;
         path.answered_twice(0);
         assert_eq!(path.probe_time(4096), Some(PROBE_MIN << 2));
+    }
+
+    #[test]
+    fn a_path_that_lost_packets_long_ago_is_not_probed_early() {
+        const MS: Nanos = 1_000_000;
+        let mut path = Path::<Aimd>::new(&Gid::default(), &LIMITS);
+        path.add(4096);
+        path.sample_rtt(1_000 * MS, 300_000);
+        path.lost(100);
+        let early: Vec<_> = (1_000..1_600)
+            .filter(|ms| {
+                path.sample_rtt(ms * MS, 300_000);
+                path.probe_time(4096).is_some()
+            })
+            .collect();
+        let last = early.last().copied();
+        assert!(last.is_some_and(|last| (1_249..1_500).contains(&last)), "{last:?}");
+        /* after a rest, at once */
+        path.cut(1_600 * MS, false);
+        path.sample_rtt(1_600 * MS, 300_000);
+        assert!(path.probe_time(4096).is_some());
+        path.sample_rtt(9_000 * MS, 300_000);
+        assert_eq!(path.probe_time(4096), None);
     }
 
     #[test]

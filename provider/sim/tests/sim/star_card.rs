@@ -85,7 +85,7 @@ impl Sl {
             frames.iter().all(|f| f.path.dst == SF && f.path.dport == SF_PORT),
             "back to where it came from"
         );
-        (frames, std::mem::take(&mut env.star.events))
+        (frames, std::mem::take(&mut env.star.events).into())
     }
 
     fn cqep(&mut self, seq: u32, epoch: u32, byte_len: u32) -> (usize, usize) {

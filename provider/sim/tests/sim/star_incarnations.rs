@@ -11,8 +11,8 @@ use starverbs_sim::{Faults, Net, Recv, Send, Setup, SimCq, SimRq, SimSq, StarCar
 use starverbs_star::control::{Control, MAX_CONTROL, Preference, Role};
 use starverbs_star::env::{QpPair, StarEnv};
 use starverbs_star::form::Form;
-use starverbs_star::initial::InitialMessage;
 use starverbs_star::negotiate::Outcome;
+use starverbs_star::role_message::RoleMessage;
 
 const MS: Nanos = 1_000_000;
 const SECOND: Nanos = 1_000 * MS;
@@ -293,7 +293,7 @@ fn answer_sf(w: &mut World, before: u32, message: Control) {
     let host = &mut w.net.hosts[SF];
     let to = host.star.as_ref().and_then(|star| star.roles.incarnation(qps.to)).expect("it has begun");
     let mut room = [0; MAX_CONTROL];
-    let answer = InitialMessage { from: 1, to: to.wrapping_sub(before), message };
+    let answer = RoleMessage { from: 1, to: to.wrapping_sub(before), message };
     let len = answer.encode(&mut room).expect("it fits");
     assert!(host.env.negotiate(&FrameMeta { src, dst, ..FrameMeta::default() }, qps, &room[..len]));
 }

@@ -1,11 +1,16 @@
 //! How many packets a message takes with StaR, and with RC: `cargo nextest run -p starverbs-sim star_packets
 //! --success-output=final` prints them.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use starverbs_core::qp::RecvSource;
 use starverbs_core::{Access, NicConfig, QpType, Qpn, Seg, SendFlags, SendOp, SendWqe, Sge};
-use starverbs_sim::{Faults, Net, QpAt, Recv, Send, Setup, SimCq, SimRq, SimSq, StarCard};
+use starverbs_sim::{Faults, Net, QpAt, Recv, Send, Setup, SimCq, SimRq, SimSq, StarCard, StarFrame};
 use starverbs_star::control::Preference;
 use starverbs_star::form::Form;
+use starverbs_star::packed::Records;
+use starverbs_star::wire::{CRC_LEN, CardHalf, Ptype, StarPacket};
 
 const SERVER: usize = 0;
 const CLIENT: usize = 1;
@@ -44,7 +49,7 @@ impl Pair {
             memory[at] = host.region_in(
                 host.pd,
                 65_536,
-                Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
+                Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
             );
             let qpn = host.qp(QpType::Rc, &sqs[at], RecvSource::Own(rqs[at].clone()), [&cqs[at]; 2], false);
             host.preference(qpn, if at == SERVER { Preference::Stateless } else { Preference::Stateful });
@@ -120,12 +125,75 @@ impl Pair {
         self.wait(SERVER, 1);
     }
 
+    /// What leaves of StaR from now on.
+    fn read_wire(&mut self) -> Rc<RefCell<Vec<StarFrame>>> {
+        let kept = Rc::<RefCell<Vec<StarFrame>>>::default();
+        let seen = Rc::clone(&kept);
+        self.net.forger = Some(Box::new(move |frame| {
+            seen.borrow_mut().push(frame.clone());
+            None
+        }));
+        kept
+    }
+
     /// Packets that one of many takes, on average.
     fn packets_of(&mut self, mut what: impl FnMut(&mut Pair)) -> f64 {
         (0..10).for_each(|_| what(self));
         let before = self.net.tally.sent;
         (0..CALLS).for_each(|_| what(self));
         (self.net.tally.sent - before) as f64 / CALLS as f64
+    }
+}
+
+/// PTYPE, as on the wire.
+fn ptype(frame: &StarFrame) -> u8 {
+    frame.bytes[0] >> 4
+}
+
+/// As in the paper, only its seven packets leave, from either half, whatever programs do.
+#[test]
+fn only_the_paper_s_packets_leave_as_in_the_paper() {
+    let [packed, paper] = [Form::Packed, Form::Paper].map(|form| {
+        let mut pair = Pair::new(Some(form));
+        let frames = pair.read_wire();
+        (0..10).for_each(|_| pair.call());
+        pair.long();
+        [(MESSAGE, true), (MESSAGE, false), (4096, false)]
+            .iter()
+            .for_each(|(len, inline)| pair.down(*len, *inline));
+        for at in [SERVER, CLIENT] {
+            for (op, len) in [(SendOp::Write, LONG), (SendOp::Read, LONG), (SendOp::FetchAdd, 8)] {
+                (0..3).for_each(|_| pair.send(at, op, len, false));
+                pair.net.doorbell(at, pair.qpns[at]);
+                pair.wait(at, 3);
+            }
+        }
+        let mut types: Vec<u8> = frames.borrow().iter().map(ptype).collect();
+        types.sort_unstable();
+        types.dedup();
+        types
+    });
+    assert_eq!(paper, [1, 2, 3, 4, 5, 6, 7]);
+    assert!(packed.iter().any(|ptype| *ptype > 7), "{packed:?}");
+}
+
+/// What the server posts for a call, three receives and an inline SEND, is one packet.
+#[test]
+fn three_receives_and_an_inline_send_are_one_packet() {
+    let mut pair = Pair::new(Some(Form::Packed));
+    (0..10).for_each(|_| pair.call());
+    let frames = pair.read_wire();
+    for n in 1..=10 {
+        pair.call();
+        let frames = frames.take();
+        let from_sl: Vec<_> = frames
+            .iter()
+            .filter(|frame| [Ptype::Wqep, Ptype::Wqeps].iter().any(|of| *of as u8 == ptype(frame)))
+            .collect();
+        let [frame] = from_sl[..] else { panic!("call {n}: {} packets with WQEs", from_sl.len()) };
+        let body = &frame.bytes[..frame.bytes.len() - CRC_LEN];
+        let packet = StarPacket::parse(CardHalf::Stateful, body).expect("as it left");
+        assert_eq!((packet.header.ptype, Records::new(packet.data).count()), (Ptype::Wqeps, 4), "call {n}");
     }
 }
 
@@ -217,13 +285,13 @@ fn large_inline_messages_survive_loss() {
 }
 
 /// One message at a time: nothing comes behind what is lost. On a path that lost packets of late it is asked
-/// for again after two round trips, not after a timeout.
+/// for again after two round trips, not after a timeout, by RC and by StaR.
 #[test]
 fn a_lost_tail_is_asked_for_after_two_round_trips() {
     const ONE_WAY: u64 = 100_000;
-    for op in [SendOp::Send, SendOp::Write] {
-        let mut pair =
-            Pair::on(Faults { loss: 0.05, delay: ONE_WAY, ..Faults::default() }, Some(Form::Packed));
+    let forms = [None, Some(Form::Packed)];
+    for (star, op) in forms.iter().flat_map(|star| [(*star, SendOp::Send), (*star, SendOp::Write)]) {
+        let mut pair = Pair::on(Faults { loss: 0.05, delay: ONE_WAY, ..Faults::default() }, star);
         let mut late = Vec::new();
         for _ in 0..600 {
             pair.send(CLIENT, op, MESSAGE, true);
@@ -245,8 +313,9 @@ fn a_lost_tail_is_asked_for_after_two_round_trips() {
         /* one way to it, two round trips of silence, and there and back; once it was known that there is
          * loss, and where that is not lost, too */
         let soon = late.iter().filter(|took| **took <= 7 * ONE_WAY).count();
-        println!("{op:?}: {soon} of {} soon, {late:?}", late.len());
-        assert!(late.len() > 30 && soon * 10 >= late.len() * 7, "{op:?}: {soon} of {}, {late:?}", late.len());
+        let what = format!("{star:?} {op:?}: {soon} of {} soon, {late:?}", late.len());
+        println!("{what}");
+        assert!(late.len() > 30 && soon * 10 >= late.len() * 7, "{what}");
     }
 }
 

@@ -8,6 +8,7 @@ use crate::common::roles::{SECOND, STAR, THRESHOLD, World};
 use starverbs_core::wire::code::NEGOTIATE;
 use starverbs_core::{Psn, WcStatus};
 use starverbs_star::control::{Control, Preference, Role};
+use starverbs_star::form::VERSION;
 use starverbs_star::negotiate::Outcome;
 use starverbs_star::round::QuiescePoint;
 
@@ -17,7 +18,16 @@ fn burst(round: u16) -> [Control; 3] {
     let (preference, role) = (Preference::Auto, Role::Stateless);
     let point = Some(QuiescePoint { sends: none, recvs: none });
     [
-        Control::Change { round, star: false, preference, stateful: 200, threshold: THRESHOLD, boot, ports },
+        Control::Change {
+            round,
+            version: VERSION,
+            star: false,
+            preference,
+            stateful: 200,
+            threshold: THRESHOLD,
+            boot,
+            ports,
+        },
         Control::Quiescing { round, role, boot, ports, point },
         Control::Settled { round, star: true },
     ]
@@ -65,6 +75,82 @@ fn what_somebody_else_has_settled_the_peer_takes_back() {
     w.net.transmit();
     assert!(!w.net.hosts[0].nic.is_held(conn.qpns[0]));
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+}
+
+/// Messages of a round of before the queue pairs were reset come late: the first round of the new
+/// incarnation, which has the same number, is not settled by them.
+#[test]
+fn messages_to_an_incarnation_before_settle_no_round() {
+    for before in [0, 1] {
+        let mut w = World::new([Some(100); 2]);
+        let conn = w.connect();
+        w.net.cut(0, 1, SECOND / 20);
+        w.want(&conn, 0, Preference::Stateful);
+        w.net.transmit();
+        let [to, from] = [0, 1].map(|at| w.incarnation(&conn, at));
+        w.forge_between(&conn, [from, to.wrapping_sub(before)], &burst(1)[1..]);
+        w.net.run_for(SECOND / 100);
+        assert_eq!(w.role(&conn, 0), (before == 0).then_some(Role::Stateful), "{before}");
+        if before == 0 {
+            /* it is settled, though its peer knows nothing: what it waits for nobody needs */
+            continue;
+        }
+        w.net.run_for(10 * SECOND);
+        assert_eq!(w.roles(&conn), [Some(Role::Stateful), Some(Role::Stateless)]);
+        assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+    }
+}
+
+/// An end knows another incarnation of its peer than there is: it learns from the answer, and asks again.
+#[test]
+fn who_asks_an_incarnation_before_learns_of_the_new_one() {
+    let mut w = World::new([Some(100); 2]);
+    let conn = w.connect();
+    w.want(&conn, 0, Preference::Stateful);
+    w.net.transmit();
+    let [to, from] = [0, 1].map(|at| w.incarnation(&conn, at));
+    /* what its peer was has agreed */
+    w.forge_between(&conn, [from.wrapping_sub(1), to], &burst(1)[1..2]);
+    w.net.run_for(10 * SECOND);
+    assert_eq!(w.roles(&conn), [Some(Role::Stateful), Some(Role::Stateless)]);
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+}
+
+/// The cards have different versions of the protocol. Whether an end has heard its peer's version when they
+/// settled, or hears it when it is asked: a connection that runs stays plain, and is never quiesced.
+#[test]
+fn cards_of_different_versions_never_become_star_s() {
+    for heard in [true, false] {
+        let mut w = World::new([Some(THRESHOLD); 2]);
+        let other = |w: &mut World| {
+            (0..2).for_each(|at| w.net.hosts[at].env.star.peers_version = Some(VERSION + 1 + at as u8));
+        };
+        if heard {
+            other(&mut w);
+        }
+        let conn = w.connect();
+        other(&mut w);
+        let asked = Rc::new(Cell::new(0));
+        let count = Rc::clone(&asked);
+        w.net.tap = Some(Box::new(move |_, frame| {
+            count.set(count.get() + u64::from(frame.first() == Some(&NEGOTIATE)));
+        }));
+        (0..4).for_each(|_| w.crowd(0));
+        w.net.run_for(20 * SECOND);
+        assert_eq!(asked.get() > 0, !heard, "a card that has too many");
+        for (at, preference) in [(0, Preference::Stateless), (1, Preference::Stateful)] {
+            /* the second has been asked, and knows */
+            assert_eq!(w.may_want(&conn, at, preference), !heard && at == 0, "{heard} {at}");
+            for _ in 0..200 {
+                w.net.run_for(SECOND / 100);
+                assert!((0..2).all(|at| !w.net.hosts[at].nic.is_held(conn.qpns[at])));
+            }
+        }
+        assert_eq!([0, 1].map(|at| w.outcome(&conn, at)), [Some(Outcome::Plain); 2]);
+        assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+        let counters = [0, 1].map(|at| w.net.hosts[at].nic.counters());
+        assert_eq!(counters.map(|counters| counters.star_switches.get()), [0; 2]);
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use crate::common::roles::{Conn, SECOND, STAR, World};
-use starverbs_core::{Access, Counters, FrameMeta, Gid, QpState, SendWqe, Sge, WcStatus};
+use starverbs_core::{Access, Counters, FrameMeta, Gid, QpState, SendOp, SendWqe, Sge, WcStatus};
 use starverbs_sim::{READ, Recv, Send, SimHost, StarFrame, WRITE};
 use starverbs_star::answers::Answers;
 use starverbs_star::bounds::Bounds;
@@ -15,7 +15,9 @@ use starverbs_star::env::StarSource;
 use starverbs_star::host::{EndpointHost, InboundPacket};
 use starverbs_star::stateless::{StatelessCard, handle};
 use starverbs_star::token::{CardSecret, SlotArea};
-use starverbs_star::wire::{CRC_LEN, CardHalf, HEADER_LEN, PORT_STATELESS, PREFIX_LEN, Ptype, StarPacket};
+use starverbs_star::wire::{
+    CRC_LEN, CardHalf, HEADER_LEN, Opt, PORT_STATELESS, PREFIX_LEN, Ptype, StarPacket,
+};
 
 /// Of a message that has more packets than have turns.
 const LEN: u32 = 20_000;
@@ -127,6 +129,34 @@ fn destroy(w: &mut World, conn: &Conn) {
     w.net.hosts[0].destroy_qp(conn.qpns[0], now).expect("it is there");
 }
 
+/// For a tenth of a second nobody but the card is at host 0: a secret, bounds, and this region of its memory.
+/// Gives what it has counted, and what came.
+fn serve_alone(
+    w: &mut World,
+    frames: &Frames,
+    (region, access): (Sge, Access),
+) -> (Counters, Vec<StarFrame>) {
+    let host = w.net.hosts[0].star.take();
+    let (secret, mut bounds, stats) = (CardSecret::new(SEED), Bounds::new(), Counters::default());
+    bounds.add(region.addr, region.len.into(), access).expect("memory");
+    let card = StatelessCard { bounds: Some(&bounds), secret: &secret, stats: &stats };
+    let mut owed = Answers::default();
+    let mut came = Vec::new();
+    for _ in 0..100 {
+        w.net.run_for(SECOND / 1000);
+        for frame in frames.take() {
+            let meta = FrameMeta { src: frame.path.src, dst: frame.path.dst, ..FrameMeta::default() };
+            let from = StarSource { meta: &meta, port: frame.path.sport };
+            handle(&card, &mut owed, &mut w.net.hosts[0].env, from, &open(&frame));
+            came.push(frame);
+        }
+        owed.flush(&mut w.net.hosts[0].env);
+    }
+    assert_eq!([&stats.star_drops, &stats.star_refused, &stats.star_bad].map(|count| count.get()), [0; 3]);
+    w.net.hosts[0].star = host;
+    (stats, came)
+}
+
 /// A whole message is placed and completed by a card that has a secret, bounds and memory, while its host has
 /// no part in it.
 #[test]
@@ -138,33 +168,72 @@ fn a_card_without_its_host_serves_a_connection() {
     while w.net.hosts[1].nic.counters().star_rcvd_wqep.get() == 0 {
         assert!(w.net.step());
     }
-    /* from here on nobody but the card is there */
-    let host = w.net.hosts[0].star.take();
-    let (secret, mut bounds, stats) = (CardSecret::new(SEED), Bounds::new(), Counters::default());
-    bounds.add(to.addr, LEN.into(), Access::LOCAL_WRITE).expect("memory");
-    let card = StatelessCard { bounds: Some(&bounds), secret: &secret, stats: &stats };
-    let mut owed = Answers::default();
-    let mut last = None;
-    for _ in 0..100 {
-        w.net.run_for(SECOND / 1000);
-        for frame in frames.take() {
-            let meta = FrameMeta { src: frame.path.src, dst: frame.path.dst, ..FrameMeta::default() };
-            let from = StarSource { meta: &meta, port: frame.path.sport };
-            handle(&card, &mut owed, &mut w.net.hosts[0].env, from, &open(&frame));
-            last = Some(frame);
-        }
-        owed.flush(&mut w.net.hosts[0].env);
-    }
-    assert_eq!([&stats.star_drops, &stats.star_refused, &stats.star_bad].map(|count| count.get()), [0; 3]);
+    let (stats, came) = serve_alone(&mut w, &frames, (to, Access::LOCAL_WRITE));
     assert_eq!((at(&w, to), stats.star_cqep.get()), ((7, 7), 1));
     assert!(stats.star_rd.get() >= 3, "{}", stats.star_rd.get());
-    w.net.hosts[0].star = host;
     /* the card's events wait for the host, which looks at them behind a packet */
     assert_eq!(w.net.hosts[0].env.star.events.len(), 2, "an EA, and the completion");
-    replay(&mut w, &last.expect("a packet"));
+    replay(&mut w, came.last().expect("a packet"));
     w.net.run_for(SECOND);
     let ends: Vec<_> = w.completions(&conn).iter().map(|cqe| (cqe.qpn, cqe.status)).collect();
     assert!(ends.contains(&(conn.qpns[0], WcStatus::Success)) && ends.len() == 2, "{ends:?}");
+}
+
+/// So are a READ, a WRITE in its turn and an atomic of SF, and a WRITE of SL, whose completion is a CQEP.
+#[test]
+fn a_card_without_its_host_serves_requests_of_each_kind() {
+    let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    let mut w = World::new([Some(100); 2]);
+    let conn = stateless(&mut w, [0, 1]);
+    let regions = [0, 1].map(|at| {
+        let host = &mut w.net.hosts[at];
+        let sge = host.region_in(host.pd, LEN, rights);
+        host.env.memory.allow(sge.addr, LEN.into(), READ | WRITE);
+        sge
+    });
+    w.net.run_for(SECOND);
+    let frames = read_wire(&mut w);
+    for (end, op, length, ptype_of, opt) in [
+        (1, SendOp::Read, LEN, Ptype::Gd, Opt::Read),
+        (1, SendOp::Write, LEN, Ptype::Rd, Opt::Recv),
+        (1, SendOp::FetchAdd, 8, Ptype::Gd, Opt::Recv),
+        (0, SendOp::Write, LEN, Ptype::Cqep, Opt::Write),
+    ] {
+        let (mine, theirs) = (regions[end], regions[1 - end]);
+        let from = if op == SendOp::Write { end } else { 1 - end };
+        w.net.hosts[from].env.memory.write(regions[from].addr, &[end as u8 + 7; LEN as usize]);
+        w.net.hosts[1 - from].env.memory.write(regions[1 - from].addr, &[0; LEN as usize]);
+        let (remote_addr, rkey, compare_add) = (theirs.addr, theirs.lkey, 1);
+        let wqe = SendWqe { op, remote_addr, rkey, compare_add, length, num_sge: 1, ..SendWqe::default() };
+        let before = w.net.hosts[1].nic.counters().star_rcvd_wqep.get();
+        conn.sqs[end]
+            .post(Send { wqe, sges: vec![Sge { len: length, ..mine }], inline: None })
+            .expect("room");
+        w.net.doorbell(conn.hosts[end], conn.qpns[end]);
+        while end == 0 && w.net.hosts[1].nic.counters().star_rcvd_wqep.get() == before {
+            assert!(w.net.step());
+        }
+        let (stats, came) = serve_alone(&mut w, &frames, (regions[0], rights));
+        let of_kind = |frame: &&StarFrame| (ptype(frame), open(frame).header.opt) == (ptype_of, opt);
+        assert!(came.iter().filter(of_kind).count() > 0, "{op:?}: no {ptype_of:?}");
+        let counts = [&stats.star_gd, &stats.star_rd, &stats.star_atomics, &stats.star_cqep];
+        let counts = counts.map(|count| count.get() > 0);
+        if end == 0 {
+            assert_eq!(counts, [true, false, false, true]);
+            replay(&mut w, came.last().expect("a packet"));
+            w.net.run_for(SECOND);
+        } else {
+            let atomic = op == SendOp::FetchAdd;
+            assert_eq!(counts, [op == SendOp::Read, op == SendOp::Write, atomic, false], "{op:?}");
+        }
+        let ends: Vec<_> = w.completions(&conn).iter().map(|cqe| (cqe.qpn, cqe.status)).collect();
+        assert_eq!(ends, [(conn.qpns[end], WcStatus::Success)], "{op:?}");
+        let there = w.net.hosts[1 - from].env.memory.read(regions[1 - from].addr, length as usize);
+        assert!(there.iter().all(|byte| *byte == end as u8 + 7), "{op:?}");
+        if op == SendOp::FetchAdd {
+            assert_eq!(w.net.hosts[0].env.memory.read(regions[0].addr, 2), [9, 8], "one more");
+        }
+    }
 }
 
 /// Who has no token for the very packet that he sends reaches nothing, and gets no answer. A wild address in

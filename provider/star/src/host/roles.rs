@@ -21,9 +21,9 @@ use crate::datagram;
 use crate::endpoint::Patience;
 use crate::env::QpPair;
 use crate::form::Form;
-use crate::initial::InitialMessage;
 use crate::negotiate::{Beginning, Negotiation, Outcome, PeerQp, PlainPeers, Terms};
 use crate::partition::StarPartition;
+use crate::role_message::RoleMessage;
 use crate::stateful::{SlPeer, WINDOW};
 use crate::stateless;
 use crate::wire::StarPacket;
@@ -34,7 +34,7 @@ use super::{EndpointHost, InboundMessage, Note, Turn, queues_of};
 use balance::Balance;
 use end::HostEnd;
 use epochs::Epochs;
-use messages::{RoleMessage, decode_message, first_setup, offer_again, refuse, send_message};
+use messages::{decode_message, first_setup, offer_again, refuse, send_message};
 use rounds::Rounds;
 
 /// For how long an address that never sent a StaR message is taken for one without StaR, ns.
@@ -76,7 +76,7 @@ struct End {
     negotiation: Negotiation,
     /// Which incarnation of the QP it is
     incarnation: u32,
-    /// That of the peer who spoke last
+    /// That of the peer with whom the roles were settled; 0: it has not said
     peer_incarnation: u32,
     timer: TimerId,
     /// A half of StaR may begin on it
@@ -100,9 +100,9 @@ impl End {
         PeerQp { gid: self.av.dgid, qpn: self.peer }
     }
 
-    /// A message to the peer who spoke last.
-    fn initial(&self, message: Control) -> InitialMessage {
-        InitialMessage { from: self.incarnation, to: self.peer_incarnation, message }
+    /// A message to the peer.
+    fn message(&self, message: Control) -> RoleMessage {
+        RoleMessage { from: self.incarnation, to: self.peer_incarnation, message }
     }
 
     /// Whether it is to be a stateful end once its peer begins.
@@ -256,19 +256,13 @@ impl<E: EndpointHost> Roles<E> {
         let ours = self.ends.get_mut(to);
         if let Some(end) = ours.filter(|end| end.av.dgid == inbound.source && end.peer == from) {
             self.plain.note_star(&inbound.source);
-            return match message {
-                RoleMessage::Initial(message) if message.is_for(end.incarnation) => {
-                    end.peer_incarnation = message.from;
-                    self.drive_negotiation(turn, endpoints, to, Some(&message.message));
-                }
-                /* it answers an incarnation before */
-                RoleMessage::Initial(_) => {}
-                RoleMessage::Running(message) => {
-                    self.on_round_message(&mut HostEnd { turn, endpoints, qpn: to }, &message)
-                }
-            };
+            if message.is_of_round() {
+                self.on_round_message(&mut HostEnd { turn, endpoints, qpn: to }, &message);
+            } else if message.is_for(end.incarnation) {
+                self.drive_negotiation(turn, endpoints, to, Some(&message));
+            }
+            return;
         }
-        let RoleMessage::Initial(message) = message else { return };
         let meta = FrameMeta { src: inbound.source, ..FrameMeta::default() };
         if let Some(answer) = datagram::answer(turn.nic, &meta, inbound.qps, &message) {
             self.plain.note_star(&inbound.source);
@@ -322,11 +316,12 @@ impl<E: EndpointHost> Roles<E> {
         turn: &mut Turn<'_, E>,
         endpoints: &mut Endpoints<E>,
         qpn: Qpn,
-        message: Option<&Control>,
+        message: Option<&RoleMessage>,
     ) {
         let Some(end) = self.ends.get_mut(qpn) else { return };
         let is_idle = end.rounds.is_idle();
-        if message == Some(&Control::Plain) && is_idle && end.waits_for_peer() && end.beginning.has_asked() {
+        let is_plain = message.is_some_and(|message| message.message == Control::Plain);
+        if is_plain && is_idle && end.waits_for_peer() && end.beginning.has_asked() {
             return self.withdraw(turn, qpn);
         }
         let before = end.negotiation.outcome();
@@ -344,11 +339,17 @@ impl<E: EndpointHost> Roles<E> {
         }
         let peer = end.peer_qp();
         let answer = match message {
-            Some(message) => end.negotiation.handle(peer, message),
-            None => end.negotiation.poll(turn.now),
+            Some(asked) => {
+                if before.is_none() && asked.from != 0 {
+                    end.peer_incarnation = asked.from;
+                }
+                let answer = end.negotiation.handle(peer, &asked.message);
+                answer.map(|answer| asked.answered(end.incarnation, answer))
+            }
+            None => end.negotiation.poll(turn.now).map(|offer| end.message(offer)),
         };
         if let Some(answer) = answer {
-            send_message(turn, end.qps(), &end.av, |room| end.initial(answer).encode(room));
+            send_message(turn, end.qps(), &end.av, |room| answer.encode(room));
         }
         if !is_idle {
             return;

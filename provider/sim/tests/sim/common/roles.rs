@@ -13,6 +13,7 @@ use starverbs_star::control::{Control, MAX_CONTROL, Preference, Role};
 use starverbs_star::env::{QpPair, StarEnv};
 use starverbs_star::form::Form;
 use starverbs_star::negotiate::Outcome;
+use starverbs_star::role_message::RoleMessage;
 
 pub(crate) const SECOND: u64 = 1_000_000_000;
 /// Beyond so many connections a card has too many, by default.
@@ -139,14 +140,26 @@ impl World {
         }
     }
 
+    /// Which incarnation an end is in.
+    pub(crate) fn incarnation(&self, conn: &Conn, at: usize) -> u32 {
+        let star = self.net.hosts[conn.hosts[at]].star.as_ref();
+        star.and_then(|star| star.roles.incarnation(conn.qpns[at])).expect("it has begun")
+    }
+
     /// Somebody sends this to the first end as if he were the second.
     pub(crate) fn forge(&mut self, conn: &Conn, said: &[Control]) {
+        let [to, from] = [0, 1].map(|at| self.incarnation(conn, at));
+        self.forge_between(conn, [from, to], said);
+    }
+
+    /// The same, from and to such incarnations.
+    pub(crate) fn forge_between(&mut self, conn: &Conn, [by, of]: [u32; 2], said: &[Control]) {
         let ([to, from], [here, there]) = (conn.qpns, conn.hosts);
         let (src, dst) = (self.net.hosts[there].gid, self.net.hosts[here].gid);
         let meta = FrameMeta { src, dst, ..FrameMeta::default() };
         for message in said {
             let mut room = [0; MAX_CONTROL];
-            let len = message.encode(&mut room).unwrap();
+            let len = RoleMessage { from: by, to: of, message: *message }.encode(&mut room).unwrap();
             assert!(self.net.hosts[here].env.negotiate(&meta, QpPair { from, to }, &room[..len]));
         }
     }

@@ -124,8 +124,8 @@ impl<E: EndpointHost> Roles<E> {
         speaks && free && may_change(turn, endpoints, end) == Some(true)
     }
 
-    /// The program has this preference from now on. False: the peer's card has no StaR, the end takes from an
-    /// SRQ, or it had no preference when it was connected.
+    /// The program has this preference from now on. False: the peer's card has no StaR, or another version of
+    /// it, the end takes from an SRQ, or it had no preference when it was connected.
     pub fn set_preference(
         &mut self,
         turn: &mut Turn<'_, E>,
@@ -138,6 +138,9 @@ impl<E: EndpointHost> Roles<E> {
         };
         let settled = end.negotiation.outcome().is_some();
         if settled && (turn.nic.speaks_strom(qpn) || endpoints.speaks_strom(qpn)) {
+            return false;
+        }
+        if end.negotiation.is_foreign() {
             return false;
         }
         if settled && !end.negotiation.has_answer() && !self.plain.has_star(&end.av.dgid) {

@@ -84,8 +84,8 @@ pub(super) fn has_own_receives<E: EndpointHost>(turn: &Turn<'_, E>, all: &Endpoi
 }
 
 /// Whether both ends of a connection have begun as what they are; false: SL has, and SF may not know.
-/// `None`: that may not change now, as it takes from an SRQ or speaks StRoM's dialect, or an atomic is
-/// under way, or it is ending.
+/// `None`: that may not change now, as it takes from an SRQ or speaks StRoM's dialect, its peer's card has
+/// another version of the protocol, or an atomic is under way, or it is ending.
 pub(super) fn may_change<E: EndpointHost>(turn: &Turn<'_, E>, all: &Endpoints<E>, end: &End) -> Option<bool> {
     let (nic, qpn) = (&turn.nic, end.qpn);
     let may = match (end.role(), stateful(nic, qpn)) {
@@ -97,5 +97,5 @@ pub(super) fn may_change<E: EndpointHost>(turn: &Turn<'_, E>, all: &Endpoints<E>
         (_, Some(sf)) => sf.may_quiesce() && !nic.speaks_strom(qpn),
         (_, None) => return (end.may_begin && nic.is_held(qpn)).then_some(false),
     };
-    (may && has_own_receives(turn, all, qpn)).then_some(true)
+    (may && !end.negotiation.is_foreign() && has_own_receives(turn, all, qpn)).then_some(true)
 }

@@ -5,21 +5,13 @@ use starverbs_core::{Av, Psn, Qpn};
 use crate::control::{Control, MAX_CONTROL, Setup};
 use crate::datagram;
 use crate::env::QpPair;
-use crate::initial::InitialMessage;
+use crate::role_message::RoleMessage;
 use crate::seal::{AddrPair, MAX_SEALED};
 use crate::stateless::{SfPeer, send_control};
 use crate::wire::{Prefix, Ptype, StarPacket};
 
 use super::super::{EndpointHost, InboundMessage, Turn};
 use super::End;
-
-/// A role message of a peer.
-pub(super) enum RoleMessage {
-    /// Of a connection that begins
-    Initial(InitialMessage),
-    /// Of one that runs
-    Running(Control),
-}
 
 /// Answers each Setup of a stateless end with Bye: the QP is in ERR.
 pub(super) fn refuse<E: EndpointHost>(turn: &mut Turn<'_, E>, qpn: Qpn, to: &SfPeer) {
@@ -39,7 +31,7 @@ pub(super) fn first_setup(packet: &StarPacket<'_>) -> Option<(Setup, Prefix)> {
 
 /// Asks the peer of an end whose roles are settled what it is.
 pub(super) fn offer_again<E: EndpointHost>(turn: &mut Turn<'_, E>, end: &End) {
-    let offer = end.initial(end.negotiation.offer());
+    let offer = end.message(end.negotiation.offer());
     send_message(turn, end.qps(), &end.av, |room| offer.encode(room));
 }
 
@@ -77,6 +69,5 @@ pub(super) fn decode_message<E: EndpointHost>(
         None => Ok(inbound.message()),
     };
     let opened = opened.map_err(|error| error.count(turn.nic.counters())).ok()?;
-    let initial = InitialMessage::decode(opened).map(RoleMessage::Initial);
-    initial.or_else(|| Control::decode(opened).map(RoleMessage::Running))
+    RoleMessage::decode(opened)
 }

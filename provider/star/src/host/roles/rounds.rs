@@ -7,6 +7,7 @@ use starverbs_core::{Nanos, Qpn};
 
 use crate::control::{Control, Preference, Role};
 use crate::negotiate::{Beginning, Outcome, Terms};
+use crate::role_message::RoleMessage;
 use crate::round::{Round, is_new, suits};
 
 use super::super::{EndpointHost, Note, Turn};
@@ -102,33 +103,43 @@ impl<E: EndpointHost> Roles<E> {
         rounds.round = Some(Box::new(Round::ask(number, mine, card, from, at.turn.now)));
     }
 
-    /// A message of a round from the peer of a connection.
-    pub(super) fn on_round_message(&mut self, at: &mut HostEnd<'_, '_, E>, message: &Control) {
+    /// A message of a round from the peer of a connection. One to an incarnation before has no effect, nor
+    /// has a Change of another version. Questions are answered all the same, so that who asks knows whom.
+    pub(super) fn on_round_message(&mut self, at: &mut HostEnd<'_, '_, E>, inbound: &RoleMessage) {
+        let message = &inbound.message;
         let (Control::Change { round: number, .. }
         | Control::Quiescing { round: number, .. }
         | Control::Settled { round: number, .. }) = *message
         else {
             return;
         };
-        if let Control::Change { star, preference, stateful, threshold, .. } = *message
-            && self.ends.get(at.qpn).is_some_and(|end| is_new(number, end.rounds.last))
+        let Some(end) = self.ends.get_mut(at.qpn) else { return };
+        let mut counts = inbound.to == end.incarnation;
+        if let Control::Change { version, star, preference, stateful, threshold, .. } = *message
+            && counts
         {
-            self.on_change(at, (number, star), (preference, stateful, threshold));
+            end.negotiation.note_version(version);
+            counts = !end.negotiation.is_foreign();
+            if counts && is_new(number, end.rounds.last) {
+                self.on_change(at, (number, star), (preference, stateful, threshold));
+            }
         }
-        let Some(end) = self.ends.get(at.qpn) else { return };
-        if end.rounds.round.as_ref().is_some_and(|round| round.number == number) {
+        let Some(end) = self.ends.get_mut(at.qpn) else { return };
+        if counts && end.rounds.round.as_ref().is_some_and(|round| round.number == number) {
+            end.peer_incarnation = inbound.from;
             return self.drive_round(at, Some(message));
         }
         match (message, end.negotiation.outcome()) {
             /* nobody will begin: the round may have been forged */
             (Control::Settled { star: false, .. }, _)
-                if number == end.rounds.last && end.waits_for_peer() =>
+                if counts && number == end.rounds.last && end.waits_for_peer() =>
             {
                 self.withdraw(at.turn, at.qpn);
             }
             (Control::Settled { .. }, _) | (_, None) => {}
             (_, Some(is)) => {
-                let answer = Control::Settled { round: number, star: is != Outcome::Plain };
+                let is = Control::Settled { round: number, star: is != Outcome::Plain };
+                let answer = inbound.answered(end.incarnation, is);
                 send_message(at.turn, end.qps(), &end.av, |room| answer.encode(room));
             }
         }
@@ -176,7 +187,7 @@ impl<E: EndpointHost> Roles<E> {
             None => round.poll(now, at),
         };
         let deadline = round.deadline();
-        if let Some(answer) = answer {
+        if let Some(answer) = answer.map(|answer| end.message(answer)) {
             send_message(at.turn, qps, &av, |room| answer.encode(room));
         }
         match deadline {

@@ -1,6 +1,7 @@
 //! What both ends count of the packets between them, and what the card of SL has when none is there.
 
 use super::*;
+use crate::form::Form;
 use crate::stateless;
 
 /// Both ends count the kinds of packets that pass between them, and what comes twice is no packet that
@@ -71,4 +72,17 @@ fn what_is_kept_of_a_peers_queues_is_what_the_host_allows() {
     w.receive_wqe(100, 4);
     assert!(w.stats.star_rcvd_wqep.get() == 2 && w.sf.kept.get() > kept);
     assert_eq!(w.close().kept.get(), 0);
+}
+
+/// WQEPs that came in one turn have one answer; as in the paper each has its own.
+#[test]
+fn wqeps_of_one_turn_have_one_answer() {
+    for (form, answers) in [(Form::Packed, 1), (Form::Paper, 8)] {
+        let mut w = World::new(8, |local, _| local.form = form);
+        (0..8).for_each(|_| w.sl_post_recv(&[]));
+        w.run(|w| w.stats.star_rcvd_wqep.get() == 8);
+        w.pass(20_000_000);
+        let sent = w.seen.iter().filter(|(ptype, _)| *ptype == Ptype::Ea);
+        assert_eq!(sent.count(), answers, "{form:?}");
+    }
 }
