@@ -29,6 +29,8 @@ const MEMORY: Nanos = 250_000_000;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LossSeen {
     ever: bool,
+    /// Since the last answer
+    fresh: bool,
     /// In this time and in the one before, and since when this one is
     seen: [bool; 2],
     since: Nanos,
@@ -37,8 +39,7 @@ pub(crate) struct LossSeen {
 impl LossSeen {
     /// Some were.
     pub(crate) fn note(&mut self) {
-        let [this, _] = &mut self.seen;
-        (*this, self.ever) = (true, true);
+        (self.fresh, self.ever) = (true, true);
     }
 
     /// An answer came. After a rest, what was before is long ago.
@@ -48,6 +49,8 @@ impl LossSeen {
             let [this, _] = self.seen;
             (self.seen, self.since) = ([false, this && passed < 2 * MEMORY], now);
         }
+        let [this, _] = &mut self.seen;
+        *this |= core::mem::take(&mut self.fresh);
     }
 
     /// Whether any was, ever.
@@ -57,7 +60,7 @@ impl LossSeen {
 
     /// Whether any was of late.
     pub(crate) fn is_recent(&self) -> bool {
-        self.seen.contains(&true)
+        self.fresh || self.seen.contains(&true)
     }
 }
 

@@ -192,7 +192,10 @@ impl<E: StarEnv> Stateful<E> {
         self.infer(card, entry);
         if entry.kind == Kind::Put {
             card.path.rtt.was_lost();
-            self.turns.shrink(psn, self.window.next());
+            let op = *self.streams[entry.of as usize].get(entry.wqe);
+            if let Some(turn) = self.turn_of(entry, &op) {
+                self.turns.shrink(turn.number, self.writes);
+            }
         }
     }
 

@@ -314,7 +314,8 @@ impl<E: StarEnv> Stateful<E> {
             }
             return true;
         }
-        if op.in_turn && op.class == OrderClass::Write && !self.turns.has_room(self.window.span()) {
+        let limit = self.turns.limit().filter(|_| op.in_turn && op.class == OrderClass::Write);
+        if limit.is_some_and(|limit| self.streams[of as usize].has_in_turn(limit)) {
             return false;
         }
         let seen = of == Of::Local && op.class == OrderClass::Write && !op.relaxed && !op.in_turn;

@@ -434,7 +434,16 @@ impl WqeStream {
         })
     }
 
-    fn any(&self, is: impl Fn(&WqeProgress) -> bool) -> bool {
+    /// Whether so many packets of WQEs that go in their turn are under way.
+    pub(super) fn has_in_turn(&self, packets: u32) -> bool {
+        let mut left = packets;
+        self.any(|op| {
+            left = left.saturating_sub(if op.in_turn { op.left } else { 0 });
+            left == 0
+        })
+    }
+
+    fn any(&self, mut is: impl FnMut(&WqeProgress) -> bool) -> bool {
         (0..self.under_way()).any(|n| is(self.get(self.una.wrapping_add(n))))
     }
 

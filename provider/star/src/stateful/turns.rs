@@ -3,8 +3,6 @@
 //! SL's card does them in their order, so behind one that is lost all go again. The more there are, the more
 //! that costs; so a loss halves their number, and answers let it grow.
 
-use starverbs_core::Psn;
-
 /// Most of them, which is what a connection may have under way; and fewest.
 const MOST: u16 = 256;
 const LEAST: u16 = 8;
@@ -17,25 +15,27 @@ pub(super) struct TurnWindow {
     most: u16,
     /// Of one more, in parts of `most`
     grown: u16,
-    /// What left before that is of a loss that was seen
-    seen: Psn,
+    /// Those with a number before that had left when the last loss was seen
+    seen: u32,
 }
 
 impl TurnWindow {
+    /// For packets whose first number is 0.
     pub(super) fn new() -> Self {
-        TurnWindow { most: MOST, grown: 0, seen: Psn::new(0) }
+        TurnWindow { most: MOST, grown: 0, seen: 0 }
     }
 
-    /// Whether one more may leave beside so many.
+    /// How many there may be, if that is fewer than a connection may have.
     #[inline]
-    pub(super) fn has_room(&self, under_way: u32) -> bool {
-        under_way < u32::from(self.most)
+    pub(super) fn limit(&self) -> Option<u32> {
+        (self.most < MOST).then_some(self.most.into())
     }
 
-    /// SL's card did not do the packet of this PSN, as one before it is missing. The next one that leaves has
-    /// that of `next`.
-    pub(super) fn shrink(&mut self, psn: Psn, next: Psn) {
-        if !psn.before(self.seen) {
+    /// SL's card did not do the packet of this number, as one before it is missing. The next one that leaves
+    /// has `next`.
+    pub(super) fn shrink(&mut self, number: u32, next: u32) {
+        let is_seen = self.most < MOST && (number.wrapping_sub(self.seen) as i32) < 0;
+        if !is_seen {
             (self.most, self.grown, self.seen) = ((self.most / 2).max(LEAST), 0, next);
         }
     }
@@ -58,16 +58,19 @@ mod tests {
 
     #[test]
     fn a_loss_halves_them_once_and_answers_let_them_grow() {
-        let mut turns = TurnWindow::new();
-        assert!(turns.has_room(255) && !turns.has_room(256));
-        turns.shrink(Psn::new(40), Psn::new(400));
-        turns.shrink(Psn::new(44), Psn::new(400));
-        assert!(turns.has_room(127) && !turns.has_room(128), "both left before the loss was seen");
-        (0..16).for_each(|_| turns.grow());
-        assert!(turns.has_room(128) && !turns.has_room(129), "eight more in 128 packets");
-        (0..10).for_each(|n| turns.shrink(Psn::new(400 + n), Psn::new(401 + n)));
-        assert!(turns.has_room(7) && !turns.has_room(8));
-        (0..100_000).for_each(|_| turns.grow());
-        assert!(turns.has_room(255) && !turns.has_room(256));
+        for first in [0, u32::MAX - 50, 1 << 31] {
+            let at = |n: u32| first.wrapping_add(n);
+            let mut turns = TurnWindow::new();
+            assert_eq!(turns.limit(), None);
+            turns.shrink(at(10), at(100));
+            turns.shrink(at(11), at(100));
+            assert_eq!(turns.limit(), Some(128), "both left before the loss was seen");
+            (0..16).for_each(|_| turns.grow());
+            assert_eq!(turns.limit(), Some(129), "eight more in 128 packets");
+            (0..10).for_each(|n| turns.shrink(at(100 + n), at(101 + n)));
+            assert_eq!(turns.limit(), Some(8));
+            (0..100_000).for_each(|_| turns.grow());
+            assert_eq!(turns.limit(), None);
+        }
     }
 }

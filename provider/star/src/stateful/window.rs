@@ -214,13 +214,8 @@ impl PacketWindow {
         self.bytes
     }
 
-    /// The PSN of the next packet.
-    pub(super) fn next(&self) -> Psn {
-        self.next
-    }
-
     /// Packets from the oldest unanswered one to the newest.
-    pub(super) fn span(&self) -> u32 {
+    fn span(&self) -> u32 {
         self.next.since(self.una) as u32 / COPIES
     }
 

@@ -379,7 +379,9 @@ impl<D: ThreadWork> Worker<D> {
         if ready <= 0 {
             return Woken::Alarm;
         }
-        if self.polled.first().is_some_and(|fd| fd.revents != 0) {
+        if let Some(fd) = self.polled.first_mut().filter(|fd| fd.revents != 0) {
+            /* the device, which has not this one, looks at all that it has */
+            fd.revents = 0;
             drain(self.device.thread().wake.as_raw_fd());
             return Woken::Called;
         }

@@ -85,6 +85,7 @@ fn writes_to_one_place_are_under_way_together() {
         (false, false, 60_000, 0),
         (true, true, 1000, 1000),
         (true, true, 30_000, 30_000),
+        (true, true, 30_000, 0),
     ] {
         let mut w = World::new(5, |local, _| local.window = 64);
         let (key, whole) = (SL_KEY + u32::from(relaxed), w.theirs(0));

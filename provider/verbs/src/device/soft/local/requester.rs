@@ -20,7 +20,7 @@ const RETRY: Nanos = 2_000_000;
 /// where a card would answer; of one that has ended the kernel tells at once.
 const LEAST_SILENCE: Nanos = 2_000_000_000;
 
-/// No answer comes to a record so many before one that was executed: in that time a turn would have taken it.
+/// No answer comes to a record behind which so many were written: a turn would have taken it meanwhile.
 const LATE: u32 = 1 << 12;
 
 /// How it stands with a WQE that was asked for.
@@ -380,7 +380,7 @@ impl LocalEnd {
     /// Completes WQEs that are done, as far as they are the oldest.
     #[inline]
     fn complete(&mut self, ctx: &mut Ctx<'_>) {
-        let (first, mut end) = (self.una, 0);
+        let first = self.una;
         if self.state == QpState::Err {
             return;
         }
@@ -389,7 +389,6 @@ impl LocalEnd {
             if !self.is_done(&asked) {
                 break;
             }
-            end = asked.end;
             self.answered |= asked.progress == Progress::Executes;
             self.reads = self.reads.saturating_sub(u8::from(asked.reads));
             self.complete_one(ctx, asked.completes);
@@ -397,7 +396,7 @@ impl LocalEnd {
         if self.una != first {
             ctx.env.channels.forget(self.of.channels[0], self.una.wrapping_sub(first));
             self.rnr_left = self.terms.rnr_retry;
-            if self.passed != 0 && end.wrapping_sub(self.passed) as i32 > LATE as i32 {
+            if self.passed != 0 && !self.begins_anew(ctx) {
                 self.passed = 0;
             }
             if !matches!(self.tries, TriesLeft::Gone | TriesLeft::Silent) && !self.has_given_up() {
@@ -417,17 +416,23 @@ impl LocalEnd {
         })
     }
 
-    /// Whether an answer refuses a request that has begun anew since. A peer of an older version names no
+    /// Whether an answer asks for a request anew that has begun so since. A peer of an older version names no
     /// record.
-    fn is_passed(&self, record: &LocalRecord) -> bool {
-        let refuses = !matches!(record.op, answer::DATA | answer::VALUE) && record.at != 0;
-        refuses && self.passed != 0 && self.passed.wrapping_sub(record.at) < LATE
+    fn is_passed(&self, ctx: &mut Ctx<'_>, record: &LocalRecord) -> bool {
+        let asks = matches!(record.op, answer::GONE | answer::RNR | answer::COPY) && record.at != 0;
+        asks && self.begins_anew(ctx) && self.passed.wrapping_sub(record.at) < LATE
+    }
+
+    /// Whether answers to what has begun anew may still come.
+    fn begins_anew(&self, ctx: &mut Ctx<'_>) -> bool {
+        let mut written = || ctx.env.channels.written(self.of.channels[0]);
+        self.passed != 0 && written().wrapping_sub(self.passed) <= LATE
     }
 
     /// An answer came; `data` are its bytes.
     pub(super) fn on_answer(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord, data: *const u8) {
         let ours = record.from == self.of.peer && record.epoch == self.of.epochs[0];
-        if !ours || self.state == QpState::Err || self.is_passed(record) {
+        if !ours || self.state == QpState::Err || self.is_passed(ctx, record) {
             return;
         }
         self.answered |= record.op != answer::GONE;

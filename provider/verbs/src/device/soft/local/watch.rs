@@ -53,7 +53,7 @@ impl LocalHost {
                 continue;
             }
             let mut left = answerer.channel.requests.slots();
-            while left > 0 {
+            while left > 0 && env.channels.answerers.get(at).is_some_and(|answerer| !answerer.ended) {
                 let taken = turn::answer_channel((nic, env), at, now);
                 if let Some(control) = env.channels.inbound_control.take() {
                     self.on_control((nic, env), &control, now);
