@@ -26,8 +26,6 @@ pub(super) struct AskingChannel {
     pub(super) doorbell: Option<Arc<SharedDoorbell>>,
     /// Blocks of the other end's process, as far as was asked for them
     blocks: Vec<u32>,
-    /// By slot: whose request ends with the record there; 0: none does
-    owners: Box<[Qpn]>,
     /// Records up to this one were read, and their owners know it
     completed: u32,
     /// QPs that wait for room
@@ -65,6 +63,17 @@ pub(super) struct Answerer {
     dirty: bool,
 }
 
+/// Channels in which something was written that the reader may be asleep for.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Asked {
+    #[default]
+    None,
+    /// This one alone
+    One(u32),
+    /// Those that are marked
+    Several,
+}
+
 /// All of a card.
 pub(crate) struct Channels {
     pub(super) peers: Peers,
@@ -83,13 +92,13 @@ pub(crate) struct Channels {
     serial: u32,
     /// Others wake this card
     pub(super) asleep: bool,
-    /// Something was written that the reader may be asleep for: in a channel of an asker, or of an answerer
-    pub(super) asked: bool,
+    /// Something was written that the reader may be asleep for: in the channel of an asker, or of answerers
+    pub(super) asked: Asked,
     pub(super) answered: bool,
     /// One does not keep to the rules
     pub(super) broken: bool,
     /// There are more ends than a CPU's caches hold
-    pub(super) many: bool,
+    pub(in super::super) many: bool,
 }
 
 impl Channels {
@@ -105,7 +114,7 @@ impl Channels {
             watch: DoorbellWatch::default(),
             serial: 0,
             asleep: false,
-            asked: false,
+            asked: Asked::default(),
             answered: false,
             broken: false,
             many: false,
@@ -160,7 +169,6 @@ impl Channels {
             }
         };
         let asker = AskingChannel {
-            owners: vec![0; channel.requests.slots() as usize].into_boxed_slice(),
             completed: channel.requests.written(),
             channel,
             session,
@@ -252,13 +260,16 @@ impl Channels {
         }
     }
 
+    /// A channel, if its other end is there and no control record comes first.
+    #[inline]
+    pub(super) fn open_asker(&mut self, channel: u32) -> Option<&mut AskingChannel> {
+        self.asker(channel).filter(|asker| !asker.ended && asker.control.is_empty())
+    }
+
     /// Room for a record with `len` bytes of data.
     #[inline]
     pub(super) fn room(&mut self, channel: u32, len: u32) -> Option<DataRoom> {
-        let asker = self.askers.get_mut(channel as usize)?.as_deref_mut()?;
-        if asker.ended || !asker.control.is_empty() {
-            return None;
-        }
+        let asker = self.open_asker(channel)?;
         match asker.room(len) {
             Ok(room) => room,
             Err(Broken) => {
@@ -268,20 +279,18 @@ impl Channels {
         }
     }
 
-    /// A record was written into the room that there was for it; gives how many there are with it. `last`:
-    /// the WQE of a QP, whose request ends with it, is under way.
+    /// [`AskingChannel::ask`] of a channel.
     #[inline]
     pub(super) fn ask(&mut self, channel: u32, room: DataRoom, last: Option<Qpn>) -> u32 {
-        self.asked = true;
-        let Some(asker) = self.asker(channel) else { return 0 };
-        asker.push(room, last.unwrap_or(0));
-        if last.is_some() {
-            if asker.under_way == 0 {
-                asker.progress_at = 0;
-            }
-            asker.under_way += 1;
-        }
-        asker.channel.requests.written()
+        self.note_asked(channel);
+        self.asker(channel).map_or(0, |asker| asker.ask(room, last))
+    }
+
+    /// A record was written in a channel.
+    #[inline]
+    pub(super) fn note_asked(&mut self, channel: u32) {
+        let alone = self.asked == Asked::None || self.asked == Asked::One(channel);
+        self.asked = if alone { Asked::One(channel) } else { Asked::Several };
     }
 
     /// Records of a channel that its other end has given back.
@@ -333,7 +342,7 @@ impl Channels {
         if !asker.control.is_empty() || !asker.send_control_now(&record) {
             asker.control.push_back(record);
         }
-        self.asked = true;
+        self.note_asked(channel);
     }
 
     /// Control records that waited for room.
@@ -341,8 +350,8 @@ impl Channels {
     pub(super) fn send_waiting_control(&mut self, channel: u32) {
         let Some(asker) = self.askers.get_mut(channel as usize).and_then(Option::as_mut) else { return };
         if !asker.control.is_empty() {
-            self.asked = true;
             asker.send_waiting_control();
+            self.note_asked(channel);
         }
     }
 
@@ -365,8 +374,14 @@ impl Channels {
     /// something has come meanwhile.
     #[inline]
     pub(in super::super) fn flush(&mut self) -> bool {
-        if std::mem::take(&mut self.asked) {
-            self.wake_answerers();
+        match std::mem::take(&mut self.asked) {
+            Asked::None => {}
+            Asked::One(channel) => {
+                if let Some(Some(asker)) = self.askers.get_mut(channel as usize) {
+                    asker.wake_answerer(&self.peers);
+                }
+            }
+            Asked::Several => self.wake_answerers(),
         }
         if std::mem::take(&mut self.answered) {
             self.wake_askers();
@@ -375,13 +390,10 @@ impl Channels {
         self.asleep && self.prepare_to_sleep()
     }
 
-    #[inline]
+    #[inline(never)]
     fn wake_answerers(&mut self) {
-        for asker in self.askers.iter_mut().flatten() {
-            if std::mem::take(&mut asker.dirty) {
-                let by = asker.channel.requests.must_notify();
-                asker.notify(&self.peers, by);
-            }
+        for asker in self.askers.iter_mut().flatten().filter(|asker| asker.dirty) {
+            asker.wake_answerer(&self.peers);
         }
     }
 
@@ -389,10 +401,7 @@ impl Channels {
     /// completions comes first: the look takes a fence, which waits until the other end has let the line go.
     #[inline]
     pub(in super::super) fn wake_requesters(&mut self) {
-        for answerer in &mut self.answerers {
-            let by = answerer.channel.requests.must_notify();
-            answerer.notify(&self.peers, by);
-        }
+        self.answerers.iter_mut().for_each(|answerer| answerer.wake_requester(&self.peers));
     }
 
     #[inline(never)]
@@ -457,10 +466,10 @@ impl Channels {
 }
 
 impl Answerer {
-    /// Copies the oldest request. False: there is none.
-    #[inline]
-    pub(super) fn next(&self, to: &mut LocalRecord) -> bool {
-        self.channel.requests.peek_into(to.words_mut())
+    /// The oldest request, if there is one.
+    #[inline(always)]
+    pub(super) fn next(&self) -> Option<LocalRecord> {
+        self.channel.requests.peek().map(LocalRecord::of)
     }
 
     /// Whether there is a request, or one that is being answered.
@@ -469,12 +478,38 @@ impl Answerer {
         self.channel.requests.has_next() || self.reading.is_some()
     }
 
-    /// Where a request's data lies; `None`: there can be none.
+    /// As [`Channels::wake_requesters`], of this one.
+    #[inline]
+    pub(super) fn wake_requester(&mut self, peers: &Peers) {
+        let by = self.channel.requests.must_notify();
+        self.notify(peers, by);
+    }
+
+    /// Whether an answer is owed, or there was no room for one, or is none, as far as is known.
+    #[inline]
+    pub(super) fn may_be_blocked(&self) -> bool {
+        self.blocked || self.reading.is_some() || self.channel.answers.is_full()
+    }
+
+    /// The places of requests that were executed go back. A requester that awaits its doorbell is notified now;
+    /// one that sleeps, by [`Channels::wake_requesters`].
+    #[inline]
+    pub(super) fn give_back(&mut self, peers: &Peers) {
+        self.channel.requests.publish();
+        if self.channel.requests.is_awaited() {
+            self.wake_requester(peers);
+        }
+    }
+
+    /// Whether nothing has come, and nobody may wait for what was given back.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        !self.has_work() && !self.channel.requests.may_notify()
+    }
+
+    /// Where the data lies of a request that has no room for it; `None`: there can be none.
     #[inline]
     pub(super) fn data(&self, record: &LocalRecord) -> Option<*const u8> {
-        if record.is_short() {
-            return Some(record.body.as_ptr());
-        }
         if record.is_rendezvous() {
             /* it lies elsewhere, and is not looked for here */
             return Some(std::ptr::null());
@@ -488,6 +523,12 @@ impl AskingChannel {
     #[inline]
     pub(super) fn waits(&self) -> bool {
         self.has_requests() || !self.control.is_empty()
+    }
+
+    /// Whether nothing is under way, and nothing has come.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        !self.waits() && !self.channel.answers.has_next()
     }
 
     /// Whether QPs wait for what the other end does.
@@ -507,18 +548,38 @@ impl AskingChannel {
         requests.room(len)
     }
 
+    /// A record was written into the room that there was for it; gives how many there are with it. `last`:
+    /// the WQE of a QP, whose request ends with it, is under way.
+    #[inline]
+    pub(super) fn ask(&mut self, room: DataRoom, last: Option<Qpn>) -> u32 {
+        self.push(room, last.unwrap_or(0));
+        if last.is_some() {
+            if self.under_way == 0 {
+                self.progress_at = 0;
+            }
+            self.under_way += 1;
+        }
+        self.channel.requests.written()
+    }
+
     /// Whether records were read of which their QPs do not know.
     fn lags(&self) -> bool {
         self.completed != self.channel.requests.read()
+    }
+
+    /// The other end may be asleep, and something was written.
+    #[inline]
+    fn wake_answerer(&mut self, peers: &Peers) {
+        self.dirty = false;
+        let by = self.channel.requests.must_notify();
+        self.notify(peers, by);
     }
 
     /// A record was written to its room. `owner`: the QP whose request ends with it, or 0.
     #[inline]
     fn push(&mut self, room: DataRoom, owner: Qpn) {
         self.dirty = true;
-        let at = self.channel.requests.written() as usize & (self.owners.len() - 1);
-        self.owners[at] = owner;
-        self.channel.requests.push_written(room);
+        self.channel.requests.push_written(room, owner);
     }
 
     /// Records up to `given` were read: the next QP with a request among them, all of whose requests in a row
@@ -527,7 +588,7 @@ impl AskingChannel {
     pub(super) fn next_done(&mut self, given: u32) -> Option<(Qpn, u32)> {
         let (mut found, mut count) = (0, 0);
         while self.completed != given {
-            let owner = self.owners[self.completed as usize & (self.owners.len() - 1)];
+            let owner = self.channel.requests.tag(self.completed);
             if owner != 0 {
                 if found != 0 && found != owner {
                     break;

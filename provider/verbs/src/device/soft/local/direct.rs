@@ -145,9 +145,9 @@ impl LocalEnd {
             _ => self.change_word(ctx, wqe, direct, need).ok_or(NotCopied::Unknown),
         };
         match way {
-            Ok(CopyWay::Mapped) => ctx.stats.local_mapped.inc(),
-            Ok(CopyWay::Descriptor) => ctx.stats.local_direct.inc(),
-            Ok(CopyWay::Pid) => ctx.stats.local_traced.inc(),
+            Ok(CopyWay::Mapped) => ctx.stats().local_mapped.inc(),
+            Ok(CopyWay::Descriptor) => ctx.stats().local_direct.inc(),
+            Ok(CopyWay::Pid) => ctx.stats().local_traced.inc(),
             Err(why) => {
                 self.unmapped = wqe.rkey;
                 self.absent = why == NotCopied::Absent;
@@ -217,7 +217,7 @@ impl LocalEnd {
             let addr = wqe.remote_addr.wrapping_add(u64::from(offset));
             way = Ok(self.copy_piece(ctx, wqe, direct, offset, &PeerBytes { addr, len, ..*target })?);
         }
-        let bytes = if wqe.op == SendOp::Read { &ctx.stats.rx_bytes } else { &ctx.stats.tx_bytes };
+        let bytes = if wqe.op == SendOp::Read { &ctx.stats().rx_bytes } else { &ctx.stats().tx_bytes };
         bytes.add(u64::from(wqe.length));
         way
     }
@@ -291,7 +291,7 @@ impl LocalEnd {
         }
         slices(self.of.sq.sges(self.next), offset, len, |sge, skip, n| {
             let addr = sge.addr.wrapping_add(u64::from(skip));
-            pieces.push(ctx.mrs.resolve_local(sge.lkey, self.of.pd, addr, n, write).ok()?, n)
+            pieces.push(ctx.mrs().resolve_local(sge.lkey, self.of.pd, addr, n, write).ok()?, n)
         })
     }
 }

@@ -10,7 +10,7 @@ use crate::share::GatePass;
 use starverbs_core::types::SendOp;
 use starverbs_core::{Access, PdId, Qpn, WcStatus};
 use starverbs_rings::{DataRoom, Record as Words};
-use zerocopy::{FromBytes, Immutable, IntoBytes, transmute, transmute_mut};
+use zerocopy::{FromBytes, Immutable, IntoBytes, transmute};
 
 /// Most bytes of a message in one record.
 pub(super) const CHUNK: u32 = 16 << 10;
@@ -114,12 +114,6 @@ impl LocalRecord {
     #[inline]
     pub(super) fn words(self) -> Words {
         transmute!(self)
-    }
-
-    /// The words that it lies in.
-    #[inline]
-    pub(super) fn words_mut(&mut self) -> &mut Words {
-        transmute_mut!(self)
     }
 
     /// Writes it to where it goes; gives where its body lies there.
