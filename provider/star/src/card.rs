@@ -3,7 +3,8 @@
 use alloc::boxed::Box;
 
 use starverbs_core::engine::{
-    Call, Detached, Engine, EngineAttr, EngineCtx, EngineParts, EngineSrq, TakenRecv, TransmitStatus as TurnEnd,
+    Call, Detached, Engine, EngineAttr, EngineCtx, EngineParts, EngineSrq, TakenRecv,
+    TransmitStatus as TurnEnd,
 };
 use starverbs_core::env::Env;
 use starverbs_core::nic::{Nic, QpHandover};

@@ -1,5 +1,6 @@
 //! Posting: work requests into a QP's rings, one doorbell for what was posted together.
 
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use starverbs_core::{AvId, QpType, SendFlags, SendOp, SendWqe, Sge};
@@ -189,10 +190,9 @@ impl<'a> SendPoster<'a> {
 
     /// Rings the doorbell for what was pushed.
     #[inline]
-    pub fn ring(mut self) {
-        self.publish();
-        /* its end would do the same again, in a call */
-        std::mem::forget(self);
+    pub fn ring(self) {
+        /* its end would do the same, in a call */
+        ManuallyDrop::new(self).publish();
     }
 
     #[inline(always)]
@@ -246,10 +246,9 @@ impl<'a> RecvPoster<'a> {
 
     /// Makes what was pushed visible to the card.
     #[inline]
-    pub fn ring(mut self) {
-        self.publish();
-        /* its end would do the same again, in a call */
-        std::mem::forget(self);
+    pub fn ring(self) {
+        /* its end would do the same, in a call */
+        ManuallyDrop::new(self).publish();
     }
 
     #[inline(always)]

@@ -8,9 +8,7 @@ use alloc::boxed::Box;
 
 use super::path::PathId;
 use super::{Nic, QpShared};
-use crate::engine::{
-    Call, Detached, Engine, EngineAttr, EngineCtx, TransmitStatus,
-};
+use crate::engine::{Call, Detached, Engine, EngineAttr, EngineCtx, TransmitStatus};
 use crate::env::{Env, SendQueue};
 use crate::error::NicError;
 use crate::qp::{EventOwner, QpAttr, RecvSource};

@@ -8,6 +8,7 @@
 //! channels lie in the card's host ([`HostEnv`]).
 
 mod agreement;
+mod asker;
 pub(crate) mod channels;
 mod completer;
 mod direct;

@@ -1,8 +1,8 @@
 //! The completing half of an end's requester: what becomes of requests that were made.
 //!
 //! A request is done once its place in the channel is given back, or the peer's own requests say that it was
-//! executed, or with its answer; then its WQE completes, in order. What was refused, or finds nobody, is asked
-//! for again or fails.
+//! executed, or with its answer; then its WQE completes, in order. What was refused, or finds nobody, is
+//! asked for again or fails.
 
 use starverbs_core::env::SendQueue;
 use starverbs_core::transport::{RNR_TIMER_10US, slices};
@@ -49,17 +49,23 @@ impl LocalEnd {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn go_on(&mut self, ctx: &mut Ctx<'_>) {
-        self.complete(ctx);
+        self.complete_here(ctx);
         if self.next != self.of.sq.posted() {
             self.ask(ctx);
         }
     }
 
     /// Completes WQEs that are done, as far as they are the oldest.
-    #[inline]
+    #[inline(never)]
     pub(super) fn complete(&mut self, ctx: &mut Ctx<'_>) {
+        self.complete_here(ctx);
+    }
+
+    /// The same in the place of the call.
+    #[inline(always)]
+    fn complete_here(&mut self, ctx: &mut Ctx<'_>) {
         let first = self.una;
         if self.state == QpState::Err {
             return;
@@ -75,12 +81,19 @@ impl LocalEnd {
         }
         if self.una != first {
             ctx.env.channels.forget(self.of.channels[0], self.una.wrapping_sub(first));
-            self.rnr_left = self.terms.rnr_retry;
-            if !matches!(self.tries, TriesLeft::Gone | TriesLeft::Silent) && !self.has_given_up() {
-                (self.gone_at, self.tries) = (0, TriesLeft::Many);
-            }
-            self.look_if_drained(ctx);
+            return self.completed(ctx);
         }
+        self.raise_fault(ctx);
+    }
+
+    /// WQEs have completed.
+    #[inline(always)]
+    pub(super) fn completed(&mut self, ctx: &mut Ctx<'_>) {
+        self.rnr_left = self.terms.rnr_retry;
+        if !matches!(self.tries, TriesLeft::Gone | TriesLeft::Silent) && !self.has_given_up() {
+            (self.gone_at, self.tries) = (0, TriesLeft::Many);
+        }
+        self.look_if_drained(ctx);
         self.raise_fault(ctx);
     }
 

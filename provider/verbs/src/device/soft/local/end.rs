@@ -376,11 +376,14 @@ impl LocalEnd {
     }
 
     /// The oldest WQE succeeded. `completes`: it makes a completion.
-    #[inline]
+    #[inline(always)]
     pub(super) fn complete_one(&mut self, ctx: &mut Ctx<'_>, completes: bool) {
-        if !completes {
-            return self.release_oldest();
-        }
+        if completes { self.complete_signaled(ctx) } else { self.release_oldest() }
+    }
+
+    /// The same of one that makes a completion.
+    #[inline(never)]
+    fn complete_signaled(&mut self, ctx: &mut Ctx<'_>) {
         let (sq, una) = (&self.of.sq, self.una);
         let (wr_id, SendRequest { op, length, .. }) = (sq.wr_id(una), sq.request(una));
         /* before the completion: who polls it may post at once */
@@ -395,7 +398,7 @@ impl LocalEnd {
         self.of.sq.release(self.una);
     }
 
-    #[inline]
+    #[inline(always)]
     fn push_send(&mut self, ctx: &mut Ctx<'_>, cqe: Cqe) {
         let cqe = Cqe { qpn: self.of.qpn, ..cqe };
         ctx.stats().completions.inc();

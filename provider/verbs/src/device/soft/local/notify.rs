@@ -11,7 +11,8 @@ use std::sync::Arc;
 use starverbs_backend::{Peers, SessionId, SharedDoorbell};
 use starverbs_rings::Notify;
 
-use super::channels::{Answerer, AskingChannel, Asked, Channels};
+use super::asker::AskingChannel;
+use super::channels::{Answerer, Asked, Channels};
 
 /// Channels that a poll looks at one by one: those of eight peers.
 const POLLED: usize = 16;
@@ -102,7 +103,8 @@ impl Channels {
             watch.quiet = if idle { quiet } else { watch.quiet };
             return idle;
         }
-        self.answerers.iter().all(Answerer::is_idle) && self.askers.iter().flatten().all(|asker| asker.is_idle())
+        self.answerers.iter().all(Answerer::is_idle)
+            && self.askers.iter().flatten().all(|asker| asker.is_idle())
     }
 
     /// Whether a turn would find nothing to do: nothing has come, and nobody is to be notified.

@@ -157,7 +157,10 @@ impl LocalRecord {
     /// Whether its data is to be fetched from its sender.
     #[inline]
     pub(super) fn is_rendezvous(&self) -> bool {
-        self.has(flag::RENDEZVOUS) && self.len <= FETCHED && self.send_op().is_send()
+        if !self.has(flag::RENDEZVOUS) {
+            return false;
+        }
+        self.len <= FETCHED && self.send_op().is_send()
     }
 
     /// An answer to it.

@@ -55,11 +55,13 @@ impl LocalEnd {
     /// Asks for what is posted, as far as it may begin and there is room.
     #[inline(never)]
     pub(super) fn ask(&mut self, ctx: &mut Ctx<'_>) {
-        let may = matches!(self.state, QpState::Rts | QpState::Sqd) && self.fault.is_none();
-        if matches!(self.tries, TriesLeft::Gone | TriesLeft::Silent) && (!may || self.finds_nobody(ctx)) {
+        if !matches!(self.state, QpState::Rts | QpState::Sqd) || self.fault.is_some() {
             return;
         }
-        if !may || self.waits || self.rnr_until != 0 {
+        if matches!(self.tries, TriesLeft::Gone | TriesLeft::Silent) && self.finds_nobody(ctx) {
+            return;
+        }
+        if self.waits || self.rnr_until != 0 {
             return;
         }
         let posted = self.of.sq.posted();
@@ -125,7 +127,7 @@ impl LocalEnd {
     }
 
     /// Checks that need nothing but the WQE.
-    #[inline]
+    #[inline(always)]
     pub(super) fn admit(&self, wqe: &SendRequest) -> Result<(), WcStatus> {
         if wqe.op.is_send() {
             return if wqe.length > MAX_MSG { Err(WcStatus::LocLenErr) } else { Ok(()) };
@@ -175,7 +177,7 @@ impl LocalEnd {
     #[inline(always)]
     fn ask_short(&mut self, ctx: &mut Ctx<'_>, wqe: &SendRequest) -> bool {
         let record = self.record(wqe);
-        let Some(from) = self.one_piece(ctx, wqe) else { return false };
+        let Some(from) = self.one_piece(ctx, wqe, false) else { return false };
         let Some(asker) = ctx.env.channels.open_asker(self.of.channels[0]) else { return false };
         let Ok(Some(room)) = asker.room(0) else { return false };
         let flags = flag::FIRST | flag::LAST | flag::ACKS | self.plain_flags(wqe);
@@ -192,20 +194,20 @@ impl LocalEnd {
         true
     }
 
-    /// Where all of WQE `next`'s data lies. `None`: in several pieces, or not in plain memory, or no key opens
-    /// it.
+    /// Where all of WQE `next`'s data lies, which may be written if `write`. `None`: in several pieces, or
+    /// not in plain memory, or no key opens it.
     #[inline(always)]
-    fn one_piece(&self, ctx: &Ctx<'_>, wqe: &SendRequest) -> Option<*const u8> {
+    pub(super) fn one_piece(&self, ctx: &Ctx<'_>, wqe: &SendRequest, write: bool) -> Option<*mut u8> {
         let sq = &self.of.sq;
         if wqe.flags.contains(SendFlags::INLINE) {
             let from = sq.inline(self.next);
-            return (wqe.length <= from.len).then_some(from.addr as *const u8);
+            return (!write && wqe.length <= from.len).then_some(from.addr as *mut u8);
         }
         let Some(sge) = sq.sges(self.next).next() else {
-            return (wqe.length == 0).then_some(std::ptr::null());
+            return (wqe.length == 0).then_some(std::ptr::null_mut());
         };
-        let host = ctx.mrs().resolve_local(sge.lkey, self.of.pd, sge.addr, wqe.length, false).ok()?;
-        (sge.len >= wqe.length && !memory::marked(host)).then_some(host as *const u8)
+        let host = ctx.mrs().resolve_local(sge.lkey, self.of.pd, sge.addr, wqe.length, write).ok()?;
+        (sge.len >= wqe.length && !memory::marked(host)).then_some(host as *mut u8)
     }
 
     /// A piece of a SEND or WRITE.
@@ -321,6 +323,11 @@ impl LocalEnd {
     #[inline]
     pub(super) fn did_own(&mut self, ctx: &mut Ctx<'_>, flags: SendFlags) {
         let completes = self.completes(flags);
+        if self.una == self.next && self.state != QpState::Err {
+            self.next = self.next.wrapping_add(1);
+            self.complete_one(ctx, completes);
+            return self.completed(ctx);
+        }
         let slot = self.slot(self.next);
         self.asked[slot] = RequestedWqe { seq: self.seq, completes, ..RequestedWqe::default() };
         self.next = self.next.wrapping_add(1);

@@ -34,8 +34,8 @@ pub(super) fn with_end<R>(
     nic.call_engine(env, qpn, now, |engine, ctx| engine.local_mut().map(|end| call(end, ctx))).flatten()
 }
 
-/// Executes what others ask, and wakes those who wait for what was given back before; says how much came. A control record is left in [`Channels::inbound_control`],
-/// and nothing behind it is executed.
+/// Executes what others ask, and wakes those who wait for what was given back before; says how much came. A
+/// control record is left in [`Channels::inbound_control`], and nothing behind it is executed.
 #[inline(always)]
 pub(super) fn take_requests((nic, env): NicEnv<'_>, now: Nanos) -> u32 {
     let mut came = 0;
