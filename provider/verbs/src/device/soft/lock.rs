@@ -13,6 +13,9 @@ const HELD: u32 = 1;
 /// Held, and somebody may sleep until it is open.
 const AWAITED: u32 = 2;
 
+/// Looks at a lock that is held before one sleeps, as std's.
+const SPINS: u32 = 100;
+
 /// A mutex around a `T`.
 pub(super) struct CardLock<T> {
     state: AtomicU32,
@@ -46,6 +49,11 @@ impl<T> CardLock<T> {
         if let Some(guard) = self.try_lock() {
             return guard;
         }
+        if self.spin() == OPEN
+            && let Some(guard) = self.try_lock()
+        {
+            return guard;
+        }
         /* who has waited knows not who else does, and takes it as one that is awaited */
         while self.state.swap(AWAITED, Ordering::Acquire) != OPEN {
             // SAFETY: the kernel compares a word of ours, which lives as long as this call, and sleeps.
@@ -58,8 +66,22 @@ impl<T> CardLock<T> {
                     std::ptr::null::<libc::timespec>(),
                 );
             }
+            self.spin();
         }
         CardGuard { lock: self }
+    }
+
+    /// Looks for a moment whether the lock opens: a program's polls take it again before one that slept is
+    /// awake, and hold it for less than that. Gives what it is then.
+    fn spin(&self) -> u32 {
+        for _ in 0..SPINS {
+            let state = self.state.load(Ordering::Relaxed);
+            if state != HELD {
+                return state;
+            }
+            std::hint::spin_loop();
+        }
+        HELD
     }
 
     #[cold]
