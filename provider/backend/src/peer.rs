@@ -358,10 +358,16 @@ impl Peers {
         self.with(|sessions| sessions.get(session)?.doorbell.clone())
     }
 
+    /// Whether [`Peers::next_news`] may have something.
+    #[inline]
+    pub fn has_news(&self) -> bool {
+        self.0.news.load(Ordering::Relaxed) != 0
+    }
+
     /// What has become of channels.
     #[inline]
     pub fn next_news(&self) -> Option<ChannelNews> {
-        if self.0.news.load(Ordering::Relaxed) == 0 {
+        if !self.has_news() {
             return None;
         }
         self.with(|sessions| sessions.news.pop_front())

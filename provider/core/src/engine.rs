@@ -13,14 +13,29 @@ use crate::counters::Counters;
 use crate::env::{Env, RecvQueue, TakenWqe};
 use crate::mr::MrTable;
 use crate::nic::path::{Path, PathId, Paths};
-use crate::nic::{Nic, Srq};
+use crate::nic::{Nic, QpShared, Srq};
 use crate::qp::RecvSource;
 use crate::strom::KernelRegistry;
 use crate::transport::Rpc;
 use crate::types::{Access, FrameMeta, Nanos, PdId, QpState, Qpn, Sge};
 
-/// What a card gives an engine for the time of a call.
+/// What a card gives an engine for the time of a call: few words, as they are put together for each.
 pub struct EngineCtx<'a, E: Env> {
+    /// The host
+    pub env: &'a mut E,
+    pub(crate) sh: &'a mut QpShared<E>,
+    /// Where the QP receives from: looked at when it does, as it lies in a line of its own
+    pub(crate) rq: &'a RecvSource<E::Rq>,
+    pub(crate) rpc: &'a mut Option<Box<Rpc>>,
+    pub(crate) path: PathId,
+    /// Fewer receives are left in the SRQ than the program wants
+    pub(crate) low: bool,
+    /// The time
+    pub now: Nanos,
+}
+
+/// The parts of an [`EngineCtx`], side by side.
+pub struct EngineParts<'a, E: Env> {
     /// The host
     pub env: &'a mut E,
     /// Memory of this card
@@ -35,8 +50,45 @@ pub struct EngineCtx<'a, E: Env> {
     pub rpc: EngineRpc<'a>,
     /// What is counted
     pub stats: &'a Counters,
-    /// The time
-    pub now: Nanos,
+}
+
+impl<E: Env> EngineCtx<'_, E> {
+    /// All that there is.
+    pub fn parts(&mut self) -> EngineParts<'_, E> {
+        let EngineCtx { env, sh, rq, rpc, path, low, .. } = self;
+        EngineParts {
+            env,
+            mrs: &mut sh.mrs,
+            shared: &mut sh.engines,
+            srq: EngineSrq { all: &mut sh.srqs, rq, low },
+            path: EnginePath { all: &mut sh.paths, id: *path },
+            rpc: EngineRpc(Some((rpc, &mut sh.kernels))),
+            stats: &sh.stats,
+        }
+    }
+
+    /// Memory of this card.
+    #[inline]
+    pub fn mrs(&self) -> &MrTable<E::Mrs> {
+        &self.sh.mrs
+    }
+
+    /// The same, to be changed.
+    pub fn mrs_mut(&mut self) -> &mut MrTable<E::Mrs> {
+        &mut self.sh.mrs
+    }
+
+    /// The host, and memory of this card.
+    #[inline]
+    pub fn memory(&mut self) -> (&mut E, &MrTable<E::Mrs>) {
+        (self.env, &self.sh.mrs)
+    }
+
+    /// What is counted.
+    #[inline]
+    pub fn stats(&self) -> &Counters {
+        &self.sh.stats
+    }
 }
 
 /// A receive WQE that was taken from an SRQ.
@@ -53,10 +105,9 @@ pub struct TakenRecv {
 /// The SRQ of a QP.
 pub struct EngineSrq<'a, E: Env> {
     pub(crate) all: &'a mut Slab<Srq<E>>,
-    /// Where the QP receives from: looked at when it does, as it lies in a line of its own
     pub(crate) rq: &'a RecvSource<E::Rq>,
     /// Fewer receives are left than the program wants
-    pub(crate) low: bool,
+    pub(crate) low: &'a mut bool,
 }
 
 impl<E: Env> EngineSrq<'_, E> {
@@ -66,7 +117,7 @@ impl<E: Env> EngineSrq<'_, E> {
         let TakenWqe { wr_id, num_sge } = srq.rq.take(sges)?;
         if srq.limit > 0 && srq.rq.len() < srq.limit {
             srq.limit = 0;
-            self.low = true;
+            *self.low = true;
         }
         Some(TakenRecv { wr_id, num_sge, pd: srq.pd })
     }
@@ -76,14 +127,6 @@ impl<E: Env> EngineSrq<'_, E> {
 /// default has neither the dialect nor kernels.
 #[derive(Default)]
 pub struct EngineRpc<'a>(pub(crate) Option<(&'a mut Option<Box<Rpc>>, &'a mut KernelRegistry)>);
-
-impl EngineRpc<'_> {
-    /// The same, for a shorter time.
-    #[inline]
-    pub fn reborrow(&mut self) -> EngineRpc<'_> {
-        EngineRpc(self.0.as_mut().map(|(rpc, kernels)| (&mut **rpc, &mut **kernels)))
-    }
-}
 
 /// The path of a QP.
 pub struct EnginePath<'a, E: Env> {

@@ -152,7 +152,7 @@ impl CqRoom {
 
 impl CqConsumer<'_> {
     /// The oldest completion not read yet, and its stamp, 0 in a ring without.
-    #[inline]
+    #[inline(always)]
     pub fn take(&mut self) -> Option<(Cqe, Nanos)> {
         let ring = self.ring;
         if self.made == self.head {

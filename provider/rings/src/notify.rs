@@ -57,15 +57,21 @@ impl PeerDoorbell {
     #[inline]
     pub fn ring(&self) {
         /* one that was rung already is read by many, and not written again */
-        if self.0.load(Ordering::Relaxed) == 0 {
+        if !self.is_rung() {
             self.0.store(1, Ordering::Release);
         }
+    }
+
+    /// Whether it was rung, at a glance: what came before is seen once it is taken.
+    #[inline]
+    pub fn is_rung(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
     }
 
     /// Whether it was rung; what came before that is seen from now on.
     #[inline]
     pub fn take(&self) -> bool {
-        if self.0.load(Ordering::Relaxed) == 0 {
+        if !self.is_rung() {
             return false;
         }
         self.0.swap(0, Ordering::AcqRel);

@@ -7,21 +7,7 @@
 use starverbs_core::Qpn;
 
 use crate::spin::SpinLock;
-#[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
-use crate::sync::fence;
-use crate::sync::{AtomicBool, Ordering};
-
-/// What was stored before comes before what is loaded behind: of who has given the lock back, and of who
-/// tries for it next.
-#[inline]
-fn fence_behind_lock() {
-    /* a mutex is given back and tried for by one instruction that reads and writes, which on x86 is a fence
-     * already: this one keeps the compiler to the order */
-    #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
-    core::sync::atomic::compiler_fence(Ordering::SeqCst);
-    #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
-    fence(Ordering::SeqCst);
-}
+use crate::sync::{AtomicBool, Ordering, fence_behind_change};
 
 /// Queue pairs whose doorbell waits for the card.
 pub struct PendingDoorbells {
@@ -67,8 +53,9 @@ impl PendingDoorbells {
     #[inline]
     pub fn serve<G>(&self, try_lock: impl Fn() -> Option<G>, turn: impl FnMut(&mut G)) {
         /* the lock's release (or the doorbell) before the look at the doorbells (or the lock): of a holder
-         * and a leaver, one sees the other */
-        fence_behind_lock();
+         * and a leaver, one sees the other. A mutex is given back and tried for by one instruction that reads
+         * and writes. */
+        fence_behind_change();
         if self.waiting.load(Ordering::Relaxed) {
             self.serve_all(try_lock, turn);
         }
@@ -80,7 +67,7 @@ impl PendingDoorbells {
             let Some(mut guard) = try_lock() else { return };
             turn(&mut guard);
             drop(guard);
-            fence_behind_lock();
+            fence_behind_change();
         }
     }
 

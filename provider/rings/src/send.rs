@@ -41,15 +41,15 @@ fn length(sges: &[Sge]) -> u32 {
 /// `from` can be read for `count`, `to` written, and they do not overlap.
 #[inline]
 pub(crate) unsafe fn copy_sges(to: *mut Sge, from: *const Sge, count: usize) {
-    for at in 0..count {
-        // SAFETY: the caller's terms.
-        unsafe {
-            let (to, from) = (to.add(at), from.add(at));
-            (&raw mut (*to).addr).write((*from).addr);
-            (&raw mut (*to).len).write((*from).len);
-            (&raw mut (*to).lkey).write((*from).lkey);
-        }
-    }
+    // SAFETY: the caller's terms.
+    let copy = |at| unsafe {
+        let (to, from) = (to.add(at), from.add(at));
+        (&raw mut (*to).addr).write((*from).addr);
+        (&raw mut (*to).len).write((*from).len);
+        (&raw mut (*to).lkey).write((*from).lkey);
+    };
+    /* most lists: no loop */
+    if count == 1 { copy(0) } else { (0..count).for_each(copy) }
 }
 
 /// Inline bytes that a slot has room for.

@@ -5,7 +5,7 @@
 //! object does so from a [`ReaderSlot`], for the end of which the owner waits. Both are words in memory that
 //! several processes have mapped. This must not know what the words mean, or whether a reader lives.
 
-use crate::sync::{AtomicU32, Ordering, fence};
+use crate::sync::{AtomicU32, Ordering, fence, fence_behind_change};
 
 /// Which object a table's entry is about. Odd: one that exists. It changes when an object begins and when it
 /// ends, so that no two have the same number.
@@ -77,15 +77,18 @@ impl ReaderSlot {
     }
 
     /// From here on the owner waits for this reader. What the owner has ended before is seen to have ended.
+    #[inline]
     pub fn enter(&self) {
         self.0.fetch_add(1, Ordering::SeqCst);
         /* the slot before the look at the incarnation; see `wait_for_all` */
-        fence(Ordering::SeqCst);
+        fence_behind_change();
     }
 
     /// What the reader did comes before this.
+    #[inline]
     pub fn leave(&self) {
-        self.0.fetch_add(1, Ordering::SeqCst);
+        /* relaxed: written by this side alone while it is inside */
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 
     /// Changes with every [`ReaderSlot::enter`] and [`ReaderSlot::leave`].

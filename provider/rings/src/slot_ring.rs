@@ -93,13 +93,33 @@ impl SlotMemory {
     }
 
     #[inline]
-    fn slot(&self, number: u32) -> &StampedRecord {
-        // SAFETY: below the count, and as in `head`; what is no atomic lies in a cell.
-        unsafe { self.slots.add((number & (self.count - 1)) as usize).as_ref() }
+    fn slot(&self, number: u32) -> Slot {
+        // SAFETY: below the count.
+        Slot(unsafe { self.slots.add((number & (self.count - 1)) as usize) })
     }
 
     fn is_right(&self) -> bool {
         self.count.is_power_of_two() && self.bytes.is_power_of_two() && self.bytes >= ALIGN
+    }
+}
+
+/// One slot: where it lies.
+#[derive(Clone, Copy)]
+struct Slot(NonNull<StampedRecord>);
+
+impl Slot {
+    /// Its stamp.
+    #[inline]
+    fn stamp(&self) -> &AtomicU32 {
+        // SAFETY: of a ring's memory, as in `SlotMemory::head`.
+        unsafe { &(*self.0.as_ptr()).stamp }
+    }
+
+    /// Where its record lies.
+    #[inline]
+    fn record(self) -> *mut Record {
+        // SAFETY: as in `stamp`; no reference is made of what others may write.
+        unsafe { UnsafeCell::raw_get(&raw const (*self.0.as_ptr()).record) }
     }
 }
 
@@ -116,14 +136,25 @@ pub struct DataRoom {
     end: u32,
 }
 
+/// What the writer keeps of a record.
+#[derive(Clone, Copy, Default)]
+struct SentRecord {
+    /// Where the data area's next piece began behind it
+    end: u32,
+    /// Its owner's word
+    tag: u32,
+}
+
 /// The writing side of a ring.
 pub struct SlotWriter {
     memory: SlotMemory,
+    /// The slot of the next record
+    next: Slot,
     /// Records written, and of those read when it was last looked
     written: u32,
     read: u32,
-    /// By slot: where the data area's next piece began behind the record
-    ends: Box<[u32]>,
+    /// By slot
+    sent: Box<[SentRecord]>,
     /// Bytes of the data area ever given out, and of those given back
     given: u32,
     back: u32,
@@ -140,14 +171,14 @@ impl SlotWriter {
     /// the writer and a reader of the ring has pointers to it that are used.
     pub unsafe fn new(memory: SlotMemory) -> Self {
         debug_assert!(memory.is_right());
-        let ends = vec![0; memory.count as usize].into_boxed_slice();
-        SlotWriter { memory, written: 0, read: 0, ends, given: 0, back: 0 }
+        let sent = vec![SentRecord::default(); memory.count as usize].into_boxed_slice();
+        SlotWriter { memory, next: memory.slot(0), written: 0, read: 0, sent, given: 0, back: 0 }
     }
 
     /// As if so many records were written and read, and so many bytes of data given out and back.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn begin_at(&mut self, number: u32, given: u32) {
-        (self.written, self.read) = (number, number);
+        (self.written, self.read, self.next) = (number, number, self.memory.slot(number));
         (self.given, self.back) = (given, given);
     }
 
@@ -191,7 +222,7 @@ impl SlotWriter {
             return Err(Broken);
         }
         self.read = read;
-        self.back = self.ends[(read.wrapping_sub(1) & (self.memory.count - 1)) as usize];
+        self.back = self.sent(read.wrapping_sub(1)).end;
         Ok(read)
     }
 
@@ -210,7 +241,7 @@ impl SlotWriter {
 
     /// Whether all slots hold records that are unread, as far as is known.
     #[inline]
-    fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.written.wrapping_sub(self.read) >= self.memory.count
     }
 
@@ -232,7 +263,7 @@ impl SlotWriter {
         if self.is_full() {
             return None;
         }
-        let record = self.memory.slot(self.written).record.get();
+        let record = self.next.record();
         if len == 0 {
             return Some(DataRoom { record, to: self.memory.data.as_ptr(), at: 0, end: self.given });
         }
@@ -274,19 +305,31 @@ impl SlotWriter {
         // SAFETY: the slot is the writer's: there was room. What the peer does to it meanwhile is its own
         // loss.
         unsafe { room.record.write(*record) };
-        self.push_written(room);
+        self.push_written(room, 0);
     }
 
-    /// The same of a record that has been written to its place.
+    /// The same of a record that has been written to its place. `tag` is kept until the slot is used again.
     #[inline]
-    pub fn push_written(&mut self, room: DataRoom) {
-        let count = self.memory.count;
+    pub fn push_written(&mut self, room: DataRoom, tag: u32) {
         self.given = room.end;
         let number = self.written;
-        self.ends[(number & (count - 1)) as usize] = self.given;
+        let at = number as usize & (self.sent.len() - 1);
+        self.sent[at] = SentRecord { end: room.end, tag };
         self.written = number.wrapping_add(1);
         /* release: the record and its data before the stamp */
-        self.memory.slot(number).stamp.store(self.written, Ordering::Release);
+        self.next.stamp().store(self.written, Ordering::Release);
+        self.next = self.memory.slot(self.written);
+    }
+
+    /// What was given with a record, one of the last that the ring has slots for.
+    #[inline]
+    pub fn tag(&self, number: u32) -> u32 {
+        self.sent(number).tag
+    }
+
+    #[inline]
+    fn sent(&self, number: u32) -> SentRecord {
+        self.sent[number as usize & (self.sent.len() - 1)]
     }
 
     /// After one push or more: how the reader is to be notified.
@@ -319,6 +362,8 @@ impl SlotWriter {
 /// The reading side of a ring.
 pub struct SlotReader {
     memory: SlotMemory,
+    /// The slot of the next record
+    next: Slot,
     read: u32,
     /// What the writer knows of it
     given_back: u32,
@@ -336,13 +381,13 @@ impl SlotReader {
     /// As [`SlotWriter::new`].
     pub unsafe fn new(memory: SlotMemory) -> Self {
         debug_assert!(memory.is_right());
-        SlotReader { memory, read: 0, given_back: 0, unseen: false }
+        SlotReader { memory, next: memory.slot(0), read: 0, given_back: 0, unseen: false }
     }
 
     /// As if so many records were read and given back.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn begin_at(&mut self, number: u32) {
-        (self.read, self.given_back) = (number, number);
+        (self.read, self.given_back, self.next) = (number, number, self.memory.slot(number));
     }
 
     /// How many slots the ring has: a power of two.
@@ -361,27 +406,19 @@ impl SlotReader {
     #[inline]
     pub fn has_next(&self) -> bool {
         /* acquire: the stamp before the record */
-        self.memory.slot(self.read).stamp.load(Ordering::Acquire) == self.read.wrapping_add(1)
+        self.next.stamp().load(Ordering::Acquire) == self.read.wrapping_add(1)
     }
 
     /// The oldest record; `None`: there is none. It stays until [`SlotReader::pop`].
-    #[inline]
+    #[inline(always)]
     pub fn peek(&self) -> Option<Record> {
-        let mut record = [0; RECORD_WORDS];
-        self.peek_into(&mut record).then_some(record)
-    }
-
-    /// As [`SlotReader::peek`], to where the record is wanted. False: there is none.
-    #[inline]
-    pub fn peek_into(&self, to: &mut Record) -> bool {
         if !self.has_next() {
-            return false;
+            return None;
         }
         self.memory.head().watch.read(self.read & (self.memory.count - 1));
         // SAFETY: the writer leaves the slot alone until it is given back; one that does not changes bytes
         // that are looked at only after they are copied.
-        *to = unsafe { self.memory.slot(self.read).record.get().read() };
-        true
+        Some(unsafe { self.next.record().read() })
     }
 
     /// A word of the record that comes so many behind the oldest one; `None`: there is none yet.
@@ -389,18 +426,18 @@ impl SlotReader {
     pub fn word_ahead(&self, behind: u32, word: usize) -> Option<u32> {
         let number = self.read.wrapping_add(behind);
         let slot = self.memory.slot(number);
-        if slot.stamp.load(Ordering::Acquire) != number.wrapping_add(1) || word >= RECORD_WORDS {
+        if slot.stamp().load(Ordering::Acquire) != number.wrapping_add(1) || word >= RECORD_WORDS {
             return None;
         }
         self.memory.head().watch.read(number & (self.memory.count - 1));
-        // SAFETY: as in `peek_into`.
-        Some(unsafe { slot.record.get().cast::<u32>().add(word).read() })
+        // SAFETY: as in `peek`.
+        Some(unsafe { slot.record().cast::<u32>().add(word).read() })
     }
 
     /// Has the slot that comes so many behind the oldest one fetched into the CPU's caches.
     #[inline]
     pub fn fetch_ahead(&self, behind: u32) {
-        prefetch(std::ptr::from_ref(self.memory.slot(self.read.wrapping_add(behind))).cast());
+        prefetch(self.memory.slot(self.read.wrapping_add(behind)).0.as_ptr().cast());
     }
 
     /// Where the data of the oldest record lies, as it names it: bytes that its writer may change at any
@@ -416,6 +453,7 @@ impl SlotReader {
     #[inline]
     pub fn pop(&mut self) {
         self.read = self.read.wrapping_add(1);
+        self.next = self.memory.slot(self.read);
     }
 
     /// The writer has the slots and data of what was popped, and sees that it was read before it sees
@@ -427,6 +465,12 @@ impl SlotReader {
             /* release: the copying before the index */
             self.memory.head().read.store(self.read, Ordering::Release);
         }
+    }
+
+    /// Whether [`SlotReader::must_notify`] has to look.
+    #[inline]
+    pub fn may_notify(&self) -> bool {
+        self.unseen
     }
 
     /// After one publish or more: how the writer, if it waited for that, is to be notified.

@@ -11,6 +11,17 @@ pub(crate) use std::{
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
 
+/// What was stored before comes before what is loaded behind, of who has just changed an atomic by one
+/// instruction that reads and writes. On x86 that is a fence already: this one keeps the compiler to the
+/// order.
+#[inline]
+pub(crate) fn fence_behind_change() {
+    #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+    core::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
+    fence(Ordering::SeqCst);
+}
+
 /// One cell a slot, touched whenever the slot is: loom then reports two sides in one slot.
 /// Nothing at all without loom.
 pub(crate) struct LoomCells {

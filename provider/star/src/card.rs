@@ -3,7 +3,8 @@
 use alloc::boxed::Box;
 
 use starverbs_core::engine::{
-    Call, Detached, Engine, EngineAttr, EngineCtx, EngineSrq, TakenRecv, TransmitStatus as TurnEnd,
+    Call, Detached, Engine, EngineAttr, EngineCtx, EngineParts, EngineSrq, TakenRecv,
+    TransmitStatus as TurnEnd,
 };
 use starverbs_core::env::Env;
 use starverbs_core::nic::{Nic, QpHandover};
@@ -64,9 +65,9 @@ impl<E: Env> SharedReceives for EngineSrq<'_, E> {
 
 /// Calls with the card's context.
 fn with_card<E: CardEnv, R>(ctx: &mut EngineCtx<'_, E>, call: impl FnOnce(&mut CardCtx<'_, E>) -> R) -> R {
-    let EngineCtx { env, mrs, shared, srq, path, rpc, stats, now } = ctx;
-    let (path, rpc) = (path.get(), rpc.reborrow());
-    call(&mut CardCtx { env, mrs, registry: shared, srqs: srq, path, rpc, stats, now: *now })
+    let now = ctx.now;
+    let EngineParts { env, mrs, shared, mut srq, mut path, rpc, stats } = ctx.parts();
+    call(&mut CardCtx { env, mrs, registry: shared, srqs: &mut srq, path: path.get(), rpc, stats, now })
 }
 
 impl<E: StarEnv<Engine = Box<Stateful<E>>>> Engine<E> for Box<Stateful<E>> {

@@ -5,7 +5,8 @@
 //! the turns of the two sides, is what counts; everything before warms up. Says what the counters of both
 //! cards did meanwhile.
 //!
-//! usage: datapath pingpong|dialect|stream|spread|write|read|idle|crowd MESSAGES udp|local|board:SOCKET
+//! usage: datapath pingpong|dialect|stream|spread|write|read|mapped|idle|crowd MESSAGES
+//!     udp|local|board:SOCKET
 //! The last says what carries them: packets, shared memory, or functions of a board, which counts for itself.
 //! A dialect's are a ping-pong's, on queue pairs that may call kernels. Of idle and crowd the messages are
 //! polls that find nothing, of a card with one peer or with a hundred.
@@ -18,9 +19,9 @@ use std::sync::atomic::AtomicU8;
 use std::time::Duration;
 
 use common::*;
-use starverbs_core::{Mtu, QpType, SendFlags, SendOp, Sge, WcStatus};
+use starverbs_core::{Access, Mtu, QpType, SendFlags, SendOp, Sge, WcStatus};
 use starverbs_settings::{DeviceChoice, LinkMode, Settings};
-use starverbs_verbs::{Mr, Qp, QpInit, RecvWr, SendWr};
+use starverbs_verbs::{Dm, Mr, Qp, QpInit, RecvWr, SendWr};
 
 /// Bytes of a long message: 256 packets of 4 KiB.
 const LONG: usize = 1 << 20;
@@ -48,6 +49,8 @@ struct Side {
     memory: &'static [AtomicU8],
     /// Of its memory, read once, as programs do
     lkey: u32,
+    /// Where peers write, and the key to it
+    target: u64,
     rkey: u32,
     _mr: Mr,
 }
@@ -60,16 +63,26 @@ impl Side {
         let memory = memory(LONG);
         let mr = reg(&node.pd, memory, all_access()).expect("a memory region");
         let (lkey, rkey) = (mr.lkey(), mr.rkey());
-        Side { node, qps, next: Cell::new(0), memory, lkey, rkey, _mr: mr }
+        let target = memory.as_ptr() as u64;
+        Side { node, qps, next: Cell::new(0), memory, lkey, target, rkey, _mr: mr }
     }
 
     fn addr(&self) -> u64 {
         self.memory.as_ptr() as u64
     }
 
+    /// Peers write to device memory, which they map, from now on.
+    fn use_device_memory(&mut self) -> (Mr, Dm) {
+        let dm = Dm::alloc(&self.node.ctx, 4096, 12).expect("device memory");
+        let access = all_access() | Access::ZERO_BASED;
+        let mr = Mr::device(&self.node.pd, &dm, 0, 4096, access).expect("a memory region");
+        (self.target, self.rkey) = (0, mr.rkey());
+        (mr, dm)
+    }
+
     fn post(&self, op: SendOp, len: usize, peer: &Side, signaled: bool) {
         let sges = [Sge { addr: self.addr(), len: len as u32, lkey: self.lkey }];
-        let mut wr = SendWr { op, remote_addr: peer.addr(), rkey: peer.rkey, ..send(1, &sges) };
+        let mut wr = SendWr { op, remote_addr: peer.target, rkey: peer.rkey, ..send(1, &sges) };
         if !signaled {
             wr.flags = SendFlags::empty();
         }
@@ -213,12 +226,13 @@ fn main() {
         ("pingpong" | "dialect", Some(count)) => (work(SendOp::Send, 8, 1), count),
         ("stream", Some(count)) => (work(SendOp::Send, 8, SHORT_DEPTH), count),
         ("spread", Some(count)) => (work(SendOp::Write, 8, SPREAD_DEPTH), count),
+        ("mapped", Some(count)) => (work(SendOp::Write, 8, 1), count),
         ("write", Some(count)) => (work(SendOp::Write, LONG, LONG_DEPTH), count),
         ("read", Some(count)) => (work(SendOp::Read, LONG, LONG_DEPTH), count),
         ("idle" | "crowd", Some(count)) => (work(SendOp::Send, 8, 1), count),
         _ => {
             eprintln!(
-                "usage: datapath pingpong|dialect|stream|spread|write|read|idle|crowd MESSAGES \
+                "usage: datapath pingpong|dialect|stream|spread|write|read|mapped|idle|crowd MESSAGES \
                  udp|local|board:SOCKET"
             );
             std::process::exit(2);
@@ -232,7 +246,8 @@ fn main() {
         let device = socket.map_or(DeviceChoice::Soft, |socket| DeviceChoice::Board(socket.into()));
         Side::new(&Settings { device, ..settings.clone() }, qps, what == "dialect")
     };
-    let (a, b) = (side(board.map(str::to_owned)), side(board.map(|first| format!("{first}.1"))));
+    let (a, mut b) = (side(board.map(str::to_owned)), side(board.map(|first| format!("{first}.1"))));
+    let _device_memory = (what == "mapped").then(|| b.use_device_memory());
     connect(&a, &b);
     [&a, &b].iter().for_each(|side| side.post_receives(SHORT_DEPTH));
     let run = |count| match what.as_str() {

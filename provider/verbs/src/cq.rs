@@ -279,21 +279,19 @@ impl CqShared {
     ///
     /// # Errors
     /// The queue is full, and of no use any more.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn push(&self, cqe: &Cqe, solicited: bool) -> std::result::Result<(), CqOverrun> {
         let stamp = if self.ring.stamped() { clock::now() } else { 0 };
         // SAFETY: the caller's terms.
-        match unsafe { self.ring.push(cqe, stamp) } {
-            Ok(()) => {
-                if let Some(channel) = &self.channel
-                    && self.armed.wants(solicited || cqe.status != WcStatus::Success)
-                {
-                    self.announce(channel);
-                }
-                Ok(())
-            }
-            Err(overrun) => self.overrun(overrun),
+        if let Err(overrun) = unsafe { self.ring.push(cqe, stamp) } {
+            return self.overrun(overrun);
         }
+        if let Some(channel) = &self.channel
+            && self.armed.wants(solicited || cqe.status != WcStatus::Success)
+        {
+            self.announce(channel);
+        }
+        Ok(())
     }
 
     /// Whether events wait.
@@ -462,6 +460,14 @@ impl CardCq {
         &self.0
     }
 
+    /// Adds a completion, in the place of the call.
+    #[inline(always)]
+    pub(crate) fn add(&self, cqe: &Cqe, solicited: bool) -> std::result::Result<(), CqOverrun> {
+        // SAFETY: the card runs under its lock, so one thread at a time is here, and none while
+        // `resize` holds that lock.
+        unsafe { self.0.push(cqe, solicited) }
+    }
+
     /// Whether the program has polled all that was added, as far as the card sees.
     #[inline]
     pub(crate) fn is_polled(&self) -> bool {
@@ -472,9 +478,7 @@ impl CardCq {
 impl CompletionQueue for CardCq {
     #[inline]
     fn push(&self, cqe: &Cqe, solicited: bool) -> std::result::Result<(), CqOverrun> {
-        // SAFETY: the card runs under its lock, so one thread at a time is here, and none while
-        // `resize` holds that lock.
-        unsafe { self.0.push(cqe, solicited) }
+        self.add(cqe, solicited)
     }
 
     fn purge(&self, _qpn: u32) {

@@ -164,7 +164,7 @@ impl Device {
     }
 
     /// Something was posted: the device works on it now, or soon. Never waits.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn doorbell(&self, doorbell: Doorbell<'_>) {
         dispatch!(self, device => device.doorbell(doorbell));
     }
@@ -173,6 +173,15 @@ impl Device {
     /// left to do. Says whether it worked.
     #[inline]
     pub(crate) fn progress(&self, cq: &CqShared, wanted: usize) -> bool {
+        match self {
+            Device::Soft(soft) => soft.progress(cq, wanted),
+            _ => self.progress_other(cq, wanted),
+        }
+    }
+
+    /// The same out of line: a poll of the card is short.
+    #[inline(never)]
+    fn progress_other(&self, cq: &CqShared, wanted: usize) -> bool {
         dispatch!(self, device => device.progress(cq, wanted))
     }
 

@@ -1,5 +1,6 @@
 //! Posting: work requests into a QP's rings, one doorbell for what was posted together.
 
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use starverbs_core::{AvId, QpType, SendFlags, SendOp, SendWqe, Sge};
@@ -172,10 +173,11 @@ impl<'a> SendPoster<'a> {
         if !self.qp.may_send() {
             return Err(VerbsError::Invalid("the QP is not ready to send"));
         }
-        if op.is_rpc() && self.qp.speaks_rpc() {
+        if !offered(self.qp.qp_type, op) {
+            if !(op.is_rpc() && self.qp.speaks_rpc()) {
+                return Err(VerbsError::Invalid("op-code not of this transport"));
+            }
             self.qp.admit_rpc()?;
-        } else if !offered(self.qp.qp_type, op) {
-            return Err(VerbsError::Invalid("op-code not of this transport"));
         }
         if op == SendOp::Flush && self.qp.speaks_rpc() {
             return Err(NO_FLUSH);
@@ -188,12 +190,13 @@ impl<'a> SendPoster<'a> {
 
     /// Rings the doorbell for what was pushed.
     #[inline]
-    pub fn ring(self) {}
-}
+    pub fn ring(self) {
+        /* its end would do the same, in a call */
+        ManuallyDrop::new(self).publish();
+    }
 
-impl Drop for SendPoster<'_> {
-    #[inline]
-    fn drop(&mut self) {
+    #[inline(always)]
+    fn publish(&mut self) {
         let Some(producer) = self.producer.take() else { return };
         let pushed = producer.pushed();
         self.lines.slot.store(producer.next_slot().cast_mut(), Ordering::Relaxed);
@@ -203,6 +206,12 @@ impl Drop for SendPoster<'_> {
         {
             device.doorbell(Doorbell::Sends(self.qp));
         }
+    }
+}
+
+impl Drop for SendPoster<'_> {
+    fn drop(&mut self) {
+        self.publish();
     }
 }
 
@@ -237,10 +246,9 @@ impl<'a> RecvPoster<'a> {
 
     /// Makes what was pushed visible to the card.
     #[inline]
-    pub fn ring(mut self) {
-        self.publish();
-        /* its end would do the same again, in a call */
-        std::mem::forget(self);
+    pub fn ring(self) {
+        /* its end would do the same, in a call */
+        ManuallyDrop::new(self).publish();
     }
 
     #[inline(always)]
@@ -266,6 +274,15 @@ impl Drop for RecvPoster<'_> {
 /// IBTA 9.2.1 table 38: what each transport carries.
 #[inline]
 pub(crate) fn offered(qp_type: QpType, op: SendOp) -> bool {
+    match qp_type {
+        QpType::Rc => !op.is_rpc(),
+        _ => offered_by_others(qp_type, op),
+    }
+}
+
+/// The same of all but RC.
+#[inline(never)]
+fn offered_by_others(qp_type: QpType, op: SendOp) -> bool {
     match qp_type {
         QpType::Rc | QpType::XrcSend => !op.is_rpc(),
         QpType::XrcRecv => false,

@@ -8,9 +8,7 @@ use alloc::boxed::Box;
 
 use super::path::PathId;
 use super::{Nic, QpShared};
-use crate::engine::{
-    Call, Detached, Engine, EngineAttr, EngineCtx, EnginePath, EngineRpc, EngineSrq, TransmitStatus,
-};
+use crate::engine::{Call, Detached, Engine, EngineAttr, EngineCtx, TransmitStatus};
 use crate::env::{Env, SendQueue};
 use crate::error::NicError;
 use crate::qp::{EventOwner, QpAttr, RecvSource};
@@ -177,18 +175,9 @@ fn with_ctx<E: Env, R>(
     (rq, path, rpc): (&RecvSource<E::Rq>, PathId, &mut Option<Box<Rpc>>),
     call: impl FnOnce(&mut EngineCtx<'_, E>) -> R,
 ) -> R {
-    let mut ctx = EngineCtx {
-        env: &mut *env,
-        mrs: &mut sh.mrs,
-        shared: &mut sh.engines,
-        srq: EngineSrq { all: &mut sh.srqs, rq, low: false },
-        path: EnginePath { all: &mut sh.paths, id: path },
-        rpc: EngineRpc(Some((rpc, &mut sh.kernels))),
-        stats: &sh.stats,
-        now,
-    };
+    let mut ctx = EngineCtx { env: &mut *env, sh, rq, rpc, path, low: false, now };
     let done = call(&mut ctx);
-    if ctx.srq.low
+    if ctx.low
         && let Some(id) = rq.srq()
     {
         env.event(AsyncEvent::SrqLimit(id));

@@ -1,4 +1,4 @@
-//! QPN to QP in three array steps: block number, slot in the block, place in the pool. The tables of the
+//! QPN to QP in three array steps: block number, slot of its block, place in the pool. The tables of the
 //! first two are small: a QP's line is the one that is not in the CPU's caches where there are many.
 
 use alloc::boxed::Box;
@@ -17,9 +17,10 @@ const BLOCKS: usize = 1 << (24 - QPN_BLOCK_SHIFT);
 
 /// The card's QPs.
 pub(crate) struct QpTable<E: Env> {
-    /// Block number to index in `blocks` plus 1; 0: not ours.
+    /// Block number to its place among `slots`, counted from 1; 0: not ours.
     index: Box<[u16; BLOCKS]>,
-    blocks: Vec<Block>,
+    /// Those of one block after the other
+    slots: Vec<Option<PoolIndex>>,
     pool: QpPool<E>,
     /// QPNs that were never used
     fresh: Vec<Qpn>,
@@ -29,15 +30,11 @@ pub(crate) struct QpTable<E: Env> {
     free: VecDeque<Qpn>,
 }
 
-struct Block {
-    slots: Vec<Option<PoolIndex>>,
-}
-
 impl<E: Env> QpTable<E> {
     pub(crate) fn new() -> Self {
         QpTable {
             index: Box::new([0; BLOCKS]),
-            blocks: Vec::new(),
+            slots: Vec::new(),
             pool: QpPool::new(),
             fresh: Vec::new(),
             rng: Rng::new([0; 2]),
@@ -50,19 +47,16 @@ impl<E: Env> QpTable<E> {
         if block == 0 || *entry != 0 {
             return Err(NicError::Invalid);
         }
-        let mut slots = Vec::new();
-        exact(&mut slots, QPN_BLOCK as usize)?;
-        slots.resize_with(QPN_BLOCK as usize, || None);
-        self.blocks.make_room(self.blocks.len() + 1)?;
+        let all = self.slots.len() + QPN_BLOCK as usize;
+        exact(&mut self.slots, all)?;
         /* numbers come back as QPs end, which must not need memory */
-        let all = (self.blocks.len() + 1) * QPN_BLOCK as usize;
         self.free.make_room(all)?;
         let base = u32::from(block) << QPN_BLOCK_SHIFT;
         let fresh = self.fresh.len() + QPN_BLOCK as usize;
         exact(&mut self.fresh, fresh)?;
         self.fresh.extend(base..base + QPN_BLOCK);
-        self.blocks.push(Block { slots });
-        *entry = self.blocks.len() as u16;
+        self.slots.resize(all, None);
+        *entry = (all >> QPN_BLOCK_SHIFT) as u16;
         self.rng = Rng::new([random, base.into()]);
         Ok(())
     }
@@ -119,7 +113,7 @@ impl<E: Env> QpTable<E> {
 
     /// How many numbers are taken.
     pub(crate) fn len(&self) -> usize {
-        self.blocks.len() * QPN_BLOCK as usize - self.free()
+        self.slots.len() - self.free()
     }
 
     /// All of them.
@@ -129,22 +123,21 @@ impl<E: Env> QpTable<E> {
 
     #[inline]
     fn slot(&mut self, qpn: Qpn) -> Option<&mut Option<PoolIndex>> {
-        let (index, slot) = self.index_of(qpn)?;
-        self.blocks.get_mut(index)?.slots.get_mut(slot)
+        let at = self.slot_of(qpn);
+        self.slots.get_mut(at)
     }
 
-    /// The block of a QPN, and its slot there.
+    /// Where a QPN's slot is; beyond all slots for one that is not ours.
     #[inline]
-    fn index_of(&self, qpn: Qpn) -> Option<(usize, usize)> {
+    fn slot_of(&self, qpn: Qpn) -> usize {
         let qpn = qpn & QPN_MASK;
-        let index = usize::from(self.index[(qpn >> QPN_BLOCK_SHIFT) as usize]).checked_sub(1)?;
-        Some((index, (qpn & (QPN_BLOCK - 1)) as usize))
+        let block = usize::from(self.index[(qpn >> QPN_BLOCK_SHIFT) as usize]);
+        (block.wrapping_sub(1) << QPN_BLOCK_SHIFT) | (qpn & (QPN_BLOCK - 1)) as usize
     }
 
     #[inline]
     fn place(&self, qpn: Qpn) -> Option<PoolIndex> {
-        let (index, slot) = self.index_of(qpn)?;
-        *self.blocks.get(index)?.slots.get(slot)?
+        *self.slots.get(self.slot_of(qpn))?
     }
 
     #[inline]

@@ -78,9 +78,11 @@ impl Activity {
     #[inline]
     pub(crate) fn backs_off(&self) -> bool {
         let back_off = self.back_off.load(Ordering::Relaxed);
-        if back_off == 0 {
-            return false;
-        }
+        back_off != 0 && self.still_backs_off(back_off)
+    }
+
+    #[inline(never)]
+    fn still_backs_off(&self, back_off: u32) -> bool {
         let backed_off = self.backed_off.load(Ordering::Relaxed).wrapping_add(1);
         self.backed_off.store(backed_off, Ordering::Relaxed);
         !backed_off.is_multiple_of(UNTIMED) || clock::now().saturating_sub(self.polled_at()) < back_off.into()

@@ -16,6 +16,7 @@ pub(crate) mod env;
 pub(crate) mod intake;
 mod links;
 mod local;
+mod lock;
 mod mads;
 mod memory;
 mod progress;
@@ -26,7 +27,7 @@ pub(crate) mod star;
 mod tools;
 
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use starverbs_backend as backend;
 use starverbs_core::coalesce::When;
@@ -52,6 +53,7 @@ use doorbells::Posted;
 use intake::Intake;
 use links::InterfaceTable;
 use local::LocalHost;
+use lock::{CardGuard, CardLock};
 pub use progress::BYTES_OF_A_TURN;
 use progress::LEFT;
 pub(crate) use shard::Shard;
@@ -70,7 +72,7 @@ pub(crate) struct Soft {
     pub(crate) settings: Settings,
     /// Written by the holder of the shard's lock, read by anybody
     pub(crate) stats: StatPage,
-    shard: Mutex<Shard>,
+    shard: CardLock<Shard>,
     doorbells: PendingDoorbells,
     pub(crate) activity: Activity,
     pub(crate) thread: ProgressThread,
@@ -141,7 +143,7 @@ impl Soft {
                 info,
                 settings,
                 stats,
-                shard: Mutex::new(shard),
+                shard: CardLock::new(shard),
                 doorbells: PendingDoorbells::new(),
                 activity: Activity::default(),
                 thread,
@@ -208,7 +210,7 @@ impl Soft {
 
     /// Runs a control call on the card, and what follows from it.
     pub(crate) fn with<R>(&self, call: impl FnOnce(&mut Shard, Nanos) -> R) -> R {
-        let mut guard = self.shard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.shard.lock();
         let now = clock::now();
         /* the call may end what a deferred doorbell waits behind */
         guard.ring_deferred(now);
@@ -225,16 +227,12 @@ impl Soft {
 
     /// The shard, unless somebody has it.
     #[inline]
-    fn try_lock(&self) -> Option<MutexGuard<'_, Shard>> {
-        match self.shard.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+    fn try_lock(&self) -> Option<CardGuard<'_, Shard>> {
+        self.shard.try_lock()
     }
 
     /// Something was posted.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn doorbell(&self, doorbell: Doorbell<'_>) {
         match doorbell {
             Doorbell::Sends(qp) => self.ring(qp.qpn, Posted::Sends),
@@ -249,14 +247,16 @@ impl Soft {
     }
 
     /// Rings the doorbell of `qpn`, or leaves it for the lock's holder.
-    #[inline]
+    #[inline(never)]
     fn ring(&self, qpn: Qpn, what: Posted) {
         self.activity.note_call();
         match self.try_lock() {
             Some(mut guard) => {
                 let shard = &mut *guard;
-                let waits =
-                    shard.env.channels.is_crowded() && self.settings.defer && self.defer(shard, qpn, what);
+                let waits = shard.env.channels.many
+                    && shard.env.channels.is_crowded()
+                    && self.settings.defer
+                    && self.defer(shard, qpn, what);
                 if waits || shard.local.ring((&mut shard.nic, &mut shard.env), qpn) {
                     self.settle_local(shard);
                 } else {
@@ -320,7 +320,7 @@ impl Soft {
     /// deferred log.
     #[inline]
     fn serve_doorbells(&self) {
-        let turn = |guard: &mut MutexGuard<'_, Shard>| {
+        let turn = |guard: &mut CardGuard<'_, Shard>| {
             let now = clock::now();
             self.take_doorbells(guard, now);
             guard.transmit(now);

@@ -40,8 +40,10 @@ impl MappedFiles {
             Some(first) if is_it(first) => 0,
             _ => self.0.iter().position(is_it).unwrap_or_else(|| self.add(process, at)),
         };
-        /* those in use come first */
-        self.0.swap(0, known);
+        if known > 0 {
+            /* those in use come first */
+            self.0.swap(0, known);
+        }
         let mapped = &mut self.0[0];
         if mapped.map.as_ref().is_some_and(|map| (map.len() as u64) < end) {
             /* it may have grown meanwhile */

@@ -7,12 +7,12 @@
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use libc::iovec;
 use starverbs_backend::{MemoryFiles, ProcessFile};
 use starverbs_core::mr::MrEntry;
 use starverbs_core::{Access, QpId};
+use starverbs_rings::SpinLock;
 
 use super::backing::FileBytes;
 use super::gates::{GatePass, PeerGates};
@@ -32,7 +32,8 @@ pub(crate) struct PeerMemory {
     fetches: AtomicBool,
     mrs: PeerMrs,
     gates: PeerGates,
-    inside: Mutex<Inside>,
+    /// Under the card's lock: nobody waits
+    inside: SpinLock<Inside>,
 }
 
 /// What is used from within a reader's slot.
@@ -129,7 +130,7 @@ impl PeerMemory {
         let inside = Inside { reader: ExporterSlot::join(&readers)?, files: MappedFiles::default() };
         let pid = AtomicI32::new(pid.unwrap_or(0));
         let fetches = AtomicBool::new(false);
-        Ok(PeerMemory { memory, process, pid, fetches, mrs, gates, inside: Mutex::new(inside) })
+        Ok(PeerMemory { memory, process, pid, fetches, mrs, gates, inside: SpinLock::new(inside) })
     }
 
     /// Whether that queue pair's memory can still be reached.
@@ -309,7 +310,7 @@ impl PeerMemory {
         len: u32,
         call: impl FnOnce(*const u8) -> T,
     ) -> Option<T> {
-        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inside = self.inside.lock();
         let Inside { reader, files } = &mut *inside;
         reader.read(|| {
             let (_, entry) = self.mrs.find(key).filter(|(_, entry)| entry.is_mr())?;
@@ -322,7 +323,7 @@ impl PeerMemory {
     /// Runs `call` with the target's place while the peer waits for its end.
     #[inline]
     fn reach<T>(&self, target: &PeerBytes, call: impl FnOnce(TargetBytes) -> Option<T>) -> Option<T> {
-        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inside = self.inside.lock();
         let Inside { reader, files } = &mut *inside;
         reader.read(|| call(self.place(target, files)?))
     }
@@ -348,7 +349,7 @@ impl PeerMemory {
     }
 
     /// Where bytes of a region lie in this process.
-    #[inline]
+    #[inline(always)]
     fn map(&self, entry: &MrEntry, host: u64, len: u32, files: &mut MappedFiles) -> Option<*mut u8> {
         let first = FileBytes::read(entry.backing)?;
         let offset = first.offset.checked_add(host.checked_sub(entry.addr)?)?;

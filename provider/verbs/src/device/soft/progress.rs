@@ -1,12 +1,10 @@
 //! Turns of the card: in the program's polls, and in those of the thread.
 
-use std::sync::MutexGuard;
-
 use starverbs_backend::Woken;
 use starverbs_core::Nanos;
 
 use super::back_pressure::Who;
-use super::{Shard, Soft};
+use super::{CardGuard, Shard, Soft};
 use crate::clock::{self, CpuTime};
 use crate::cq::CqShared;
 use crate::device::idle::{IDLE, Then};
@@ -27,9 +25,11 @@ const ACK_POLLS: u32 = 1;
 /// The same with StaR, where data, and the completion of what was before, are packets of their own.
 const STAR_POLLS: u32 = 2;
 /// Of the polls of a card with local connections, one in so many looks at all else.
-const LOCAL_POLLS: u32 = 32;
+const LOCAL_POLLS: u32 = 64;
 /// And one in so many says when it was: often enough for the thread to know that the program polls.
-const LOCAL_CLOCK: u32 = 8;
+const LOCAL_CLOCK: u32 = 16;
+
+const _: () = assert!(LOCAL_POLLS.is_multiple_of(LOCAL_CLOCK));
 /// Polls in a row for which the wire has nothing, after which most leave it alone.
 const WIRE_IDLE: u32 = 64;
 /// Datagram batches in one turn of the thread.
@@ -47,6 +47,9 @@ fn sooner(a: Option<Nanos>, b: Option<Nanos>) -> Option<Nanos> {
 impl Soft {
     /// A poll of `cq` found nothing: runs the card until `cq` holds `wanted` completions or nothing is
     /// left to do. Says whether the card ran.
+    ///
+    /// Of a card that has local connections, and to which nothing comes by the wire, most polls look at the
+    /// channels alone, without a clock or a system call.
     #[inline]
     pub(crate) fn progress(&self, cq: &CqShared, wanted: usize) -> bool {
         if self.activity.backs_off() {
@@ -57,12 +60,43 @@ impl Soft {
             return true;
         };
         guard.turns = guard.turns.wrapping_add(1);
-        if let Some(came) = self.poll_local(&mut guard) {
+        if guard.looks_at_more() {
+            return self.poll_all(guard, cq, wanted);
+        }
+        if guard.local.wire_idle >= WIRE_IDLE && guard.env.channels.are_idle() {
+            return false;
+        }
+        self.poll_channels(guard, cq, wanted)
+    }
+
+    /// A poll that looks at the channels, and behind them at all else if they have nothing.
+    #[inline(never)]
+    fn poll_channels(&self, mut guard: CardGuard<'_, Shard>, cq: &CqShared, wanted: usize) -> bool {
+        if self.take_local(&mut guard) {
             drop(guard);
-            if came {
-                self.serve_doorbells();
+            self.serve_doorbells();
+            return true;
+        }
+        let idle = guard.local.wire_idle >= WIRE_IDLE;
+        if !idle {
+            self.run_card(guard, cq, wanted);
+        }
+        !idle
+    }
+
+    /// A poll that has more to look at than channels.
+    #[inline(never)]
+    fn poll_all(&self, mut guard: CardGuard<'_, Shard>, cq: &CqShared, wanted: usize) -> bool {
+        let shard = &mut *guard;
+        if shard.local.active > 0 {
+            self.activity.note_poll(clock::now());
+            if !shard.deferred.is_empty() {
+                shard.local.ring_deferred((&mut shard.nic, &mut shard.env), &mut shard.deferred);
             }
-            return came;
+            if !shard.turns.is_multiple_of(LOCAL_POLLS) && !shard.has_more() {
+                return self.poll_channels(guard, cq, wanted);
+            }
+            self.take_local_first(shard);
         }
         self.run_card(guard, cq, wanted);
         true
@@ -70,7 +104,7 @@ impl Soft {
 
     /// The turn of a poll that looks at all that the card has to do.
     #[inline(never)]
-    fn run_card(&self, mut guard: MutexGuard<'_, Shard>, cq: &CqShared, wanted: usize) {
+    fn run_card(&self, mut guard: CardGuard<'_, Shard>, cq: &CqShared, wanted: usize) {
         let shard = &mut *guard;
         let now = clock::now();
         let pause = now.saturating_sub(self.activity.note_poll(now));
@@ -126,21 +160,16 @@ impl Soft {
         }
     }
 
-    /// The part of a poll that is the local transport's. `None`: the rest is due, too. Else whether anything
-    /// came: of a card that has local connections, and to which nothing comes by the wire, most polls look at
-    /// the channels alone, without a clock or a system call.
-    #[inline]
-    fn poll_local(&self, shard: &mut Shard) -> Option<bool> {
-        if shard.local.active == 0 {
-            return None;
-        }
-        if shard.turns.is_multiple_of(LOCAL_CLOCK) {
-            self.activity.note_poll(clock::now());
-        }
-        if !shard.deferred.is_empty() {
-            shard.local.ring_deferred((&mut shard.nic, &mut shard.env), &mut shard.deferred);
-        }
-        let came = shard.local.run((&mut shard.nic, &mut shard.env), 0) > 0;
+    /// [`Soft::take_local`] of a poll that does more.
+    #[inline(never)]
+    fn take_local_first(&self, shard: &mut Shard) {
+        self.take_local(shard);
+    }
+
+    /// The part of a poll that is the local transport's; says whether anything came.
+    #[inline(always)]
+    fn take_local(&self, shard: &mut Shard) -> bool {
+        let came = shard.local.poll((&mut shard.nic, &mut shard.env), 0) > 0;
         if came {
             if shard.env.channels.is_asleep() {
                 self.note_taken(shard);
@@ -150,13 +179,7 @@ impl Soft {
             }
             self.settle_local(shard);
         }
-        let waits = shard.unsent || !shard.deferred.is_empty() || shard.acks_kept > 0;
-        let waits = waits || shard.env.channels.unfinished;
-        let whole = shard.turns.is_multiple_of(LOCAL_POLLS) || waits;
-        if whole || (!came && shard.local.wire_idle < WIRE_IDLE) {
-            return None;
-        }
-        Some(came)
+        came
     }
 
     /// A poll has taken what others had to wake the thread for.
@@ -250,7 +273,7 @@ impl Soft {
 
     /// A turn of who does not look at a completion queue: all that the card has to do. Of the port's sockets
     /// it looks at those that have `woken` it, or, if none of them has, at all.
-    pub(super) fn run_all(&self, mut guard: MutexGuard<'_, Shard>, who: Who, woken: Woken<'_>) -> TurnResult {
+    pub(super) fn run_all(&self, mut guard: CardGuard<'_, Shard>, who: Who, woken: Woken<'_>) -> TurnResult {
         let shard = &mut *guard;
         let now = clock::now();
         self.take_doorbells(shard, now);
@@ -318,6 +341,18 @@ impl Soft {
 }
 
 impl Shard {
+    /// Whether a poll has more to look at than channels.
+    #[inline]
+    fn looks_at_more(&self) -> bool {
+        self.turns.is_multiple_of(LOCAL_CLOCK) || self.local.active == 0 || self.has_more()
+    }
+
+    /// Whether something is left to do that needs no frame.
+    #[inline]
+    fn has_more(&self) -> bool {
+        self.unsent || self.acks_kept > 0 || !self.deferred.is_empty() || self.env.channels.unfinished
+    }
+
     /// Handles the frames of the last `recv` until `enough`; says whether all are handled.
     #[inline]
     pub(super) fn take_frames(&mut self, now: Nanos, enough: impl FnMut() -> bool) -> bool {

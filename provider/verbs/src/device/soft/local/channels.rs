@@ -7,45 +7,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use starverbs_backend::{Answering, Asking, MemoryFiles, Peers, SessionId, SharedDoorbell};
+use starverbs_core::Qpn;
 use starverbs_core::coalesce::Backlog;
-use starverbs_core::{Nanos, Qpn};
 use starverbs_rings::{Broken, DataRoom};
 
+use super::asker::AskingChannel;
 use super::notify::DoorbellWatch;
 use super::record::{CHUNK, LocalRecord};
 use super::responder::{LocalReply, ReadAnswer};
 use super::turn::InboundControl;
 use crate::share::{GatePass, Gates, PeerMemory};
-
-/// A channel in which this card asks.
-pub(super) struct AskingChannel {
-    pub(super) channel: Asking,
-    /// `None`: the other end is this card's, too
-    pub(super) session: Option<SessionId>,
-    /// The other end's, if there is one
-    pub(super) doorbell: Option<Arc<SharedDoorbell>>,
-    /// Blocks of the other end's process, as far as was asked for them
-    blocks: Vec<u32>,
-    /// By slot: whose request ends with the record there; 0: none does
-    owners: Box<[Qpn]>,
-    /// Records up to this one were read, and their owners know it
-    completed: u32,
-    /// QPs that wait for room
-    pub(super) waiting: VecDeque<Qpn>,
-    /// What is to be said first when there is room
-    pub(super) control: VecDeque<LocalRecord>,
-    /// WQEs of QPs that were begun and are not complete
-    pub(super) under_way: u32,
-    /// QPs that use it
-    users: u32,
-    /// The other end is gone
-    pub(super) ended: bool,
-    /// How far the other end was when it was last looked, and when that changed
-    seen: (u32, u32),
-    pub(super) answers: u32,
-    pub(super) progress_at: Nanos,
-    dirty: bool,
-}
 
 /// A channel in which this card is asked.
 pub(super) struct Answerer {
@@ -63,6 +34,17 @@ pub(super) struct Answerer {
     pub(super) blocked: bool,
     pub(super) ended: bool,
     dirty: bool,
+}
+
+/// Channels in which something was written that the reader may be asleep for.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Asked {
+    #[default]
+    None,
+    /// This one alone
+    One(u32),
+    /// Those that are marked
+    Several,
 }
 
 /// All of a card.
@@ -83,15 +65,15 @@ pub(crate) struct Channels {
     serial: u32,
     /// Others wake this card
     pub(super) asleep: bool,
-    /// Something was written that the reader may be asleep for: in a channel of an asker, or of an answerer
-    pub(super) asked: bool,
+    /// Something was written that the reader may be asleep for: in the channel of an asker, or of answerers
+    pub(super) asked: Asked,
     pub(super) answered: bool,
     /// One does not keep to the rules
     pub(super) broken: bool,
     /// A turn has left what others see no reason to wake this card for
     pub(in super::super) unfinished: bool,
     /// There are more ends than a CPU's caches hold
-    pub(super) many: bool,
+    pub(in super::super) many: bool,
 }
 
 impl Channels {
@@ -107,7 +89,7 @@ impl Channels {
             watch: DoorbellWatch::default(),
             serial: 0,
             asleep: false,
-            asked: false,
+            asked: Asked::default(),
             answered: false,
             broken: false,
             unfinished: false,
@@ -163,7 +145,6 @@ impl Channels {
             }
         };
         let asker = AskingChannel {
-            owners: vec![0; channel.requests.slots() as usize].into_boxed_slice(),
             completed: channel.requests.written(),
             channel,
             session,
@@ -255,13 +236,16 @@ impl Channels {
         }
     }
 
+    /// A channel, if its other end is there and no control record comes first.
+    #[inline]
+    pub(super) fn open_asker(&mut self, channel: u32) -> Option<&mut AskingChannel> {
+        self.asker(channel).filter(|asker| !asker.ended && asker.control.is_empty())
+    }
+
     /// Room for a record with `len` bytes of data.
     #[inline]
     pub(super) fn room(&mut self, channel: u32, len: u32) -> Option<DataRoom> {
-        let asker = self.askers.get_mut(channel as usize)?.as_deref_mut()?;
-        if asker.ended || !asker.control.is_empty() {
-            return None;
-        }
+        let asker = self.open_asker(channel)?;
         match asker.room(len) {
             Ok(room) => room,
             Err(Broken) => {
@@ -271,20 +255,18 @@ impl Channels {
         }
     }
 
-    /// A record was written into the room that there was for it; gives how many there are with it. `last`:
-    /// the WQE of a QP, whose request ends with it, is under way.
+    /// [`AskingChannel::ask`] of a channel.
     #[inline]
     pub(super) fn ask(&mut self, channel: u32, room: DataRoom, last: Option<Qpn>) -> u32 {
-        self.asked = true;
-        let Some(asker) = self.asker(channel) else { return 0 };
-        asker.push(room, last.unwrap_or(0));
-        if last.is_some() {
-            if asker.under_way == 0 {
-                asker.progress_at = 0;
-            }
-            asker.under_way += 1;
-        }
-        asker.channel.requests.written()
+        self.note_asked(channel);
+        self.asker(channel).map_or(0, |asker| asker.ask(room, last))
+    }
+
+    /// A record was written in a channel.
+    #[inline]
+    pub(super) fn note_asked(&mut self, channel: u32) {
+        let alone = self.asked == Asked::None || self.asked == Asked::One(channel);
+        self.asked = if alone { Asked::One(channel) } else { Asked::Several };
     }
 
     /// Records that were written into a channel.
@@ -340,7 +322,7 @@ impl Channels {
         if !asker.control.is_empty() || !asker.send_control_now(&record) {
             asker.control.push_back(record);
         }
-        self.asked = true;
+        self.note_asked(channel);
     }
 
     /// Control records that waited for room.
@@ -348,8 +330,8 @@ impl Channels {
     pub(super) fn send_waiting_control(&mut self, channel: u32) {
         let Some(asker) = self.askers.get_mut(channel as usize).and_then(Option::as_mut) else { return };
         if !asker.control.is_empty() {
-            self.asked = true;
             asker.send_waiting_control();
+            self.note_asked(channel);
         }
     }
 
@@ -372,8 +354,14 @@ impl Channels {
     /// something has come meanwhile.
     #[inline]
     pub(in super::super) fn flush(&mut self) -> bool {
-        if std::mem::take(&mut self.asked) {
-            self.wake_answerers();
+        match std::mem::take(&mut self.asked) {
+            Asked::None => {}
+            Asked::One(channel) => {
+                if let Some(Some(asker)) = self.askers.get_mut(channel as usize) {
+                    asker.wake_answerer(&self.peers);
+                }
+            }
+            Asked::Several => self.wake_answerers(),
         }
         if std::mem::take(&mut self.answered) {
             self.wake_askers();
@@ -382,13 +370,10 @@ impl Channels {
         self.asleep && self.prepare_to_sleep()
     }
 
-    #[inline]
+    #[inline(never)]
     fn wake_answerers(&mut self) {
-        for asker in self.askers.iter_mut().flatten() {
-            if std::mem::take(&mut asker.dirty) {
-                let by = asker.channel.requests.must_notify();
-                asker.notify(&self.peers, by);
-            }
+        for asker in self.askers.iter_mut().flatten().filter(|asker| asker.dirty) {
+            asker.wake_answerer(&self.peers);
         }
     }
 
@@ -396,10 +381,7 @@ impl Channels {
     /// completions comes first: the look takes a fence, which waits until the other end has let the line go.
     #[inline]
     pub(in super::super) fn wake_requesters(&mut self) {
-        for answerer in &mut self.answerers {
-            let by = answerer.channel.requests.must_notify();
-            answerer.notify(&self.peers, by);
-        }
+        self.answerers.iter_mut().for_each(|answerer| answerer.wake_requester(&self.peers));
     }
 
     #[inline(never)]
@@ -464,10 +446,10 @@ impl Channels {
 }
 
 impl Answerer {
-    /// Copies the oldest request. False: there is none.
-    #[inline]
-    pub(super) fn next(&self, to: &mut LocalRecord) -> bool {
-        self.channel.requests.peek_into(to.words_mut())
+    /// The oldest request, if there is one.
+    #[inline(always)]
+    pub(super) fn next(&self) -> Option<LocalRecord> {
+        self.channel.requests.peek().map(LocalRecord::of)
     }
 
     /// Whether there is a request, or one that is being answered.
@@ -476,101 +458,42 @@ impl Answerer {
         self.channel.requests.has_next() || self.reading.is_some()
     }
 
-    /// Where a request's data lies; `None`: there can be none.
+    /// As [`Channels::wake_requesters`], of this one.
+    #[inline]
+    pub(super) fn wake_requester(&mut self, peers: &Peers) {
+        let by = self.channel.requests.must_notify();
+        self.notify(peers, by);
+    }
+
+    /// Whether an answer is owed, or there was no room for one, or is none, as far as is known.
+    #[inline]
+    pub(super) fn may_be_blocked(&self) -> bool {
+        self.blocked || self.reading.is_some() || self.channel.answers.is_full()
+    }
+
+    /// The places of requests that were executed go back. A requester that awaits its doorbell is notified
+    /// now; one that sleeps, by [`Channels::wake_requesters`].
+    #[inline]
+    pub(super) fn give_back(&mut self, peers: &Peers) {
+        self.channel.requests.publish();
+        if self.channel.requests.is_awaited() {
+            self.wake_requester(peers);
+        }
+    }
+
+    /// Whether nothing has come, and nobody may wait for what was given back.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        !self.has_work() && !self.channel.requests.may_notify()
+    }
+
+    /// Where the data lies of a request that has no room for it; `None`: there can be none.
     #[inline]
     pub(super) fn data(&self, record: &LocalRecord) -> Option<*const u8> {
-        if record.is_short() {
-            return Some(record.body.as_ptr());
-        }
         if record.is_rendezvous() {
             /* it lies elsewhere, and is not looked for here */
             return Some(std::ptr::null());
         }
         self.channel.requests.data(record.at, record.len).filter(|_| record.len <= CHUNK)
-    }
-}
-
-impl AskingChannel {
-    /// Whether the other end has something to do.
-    #[inline]
-    pub(super) fn waits(&self) -> bool {
-        self.has_requests() || !self.control.is_empty()
-    }
-
-    /// Whether QPs wait for what the other end does.
-    #[inline]
-    pub(super) fn has_requests(&self) -> bool {
-        self.under_way > 0 || !self.waiting.is_empty()
-    }
-
-    /// Room for a record with `len` bytes of data. None either where the slot still says whose request ended
-    /// with the record that was there before, and that QP does not know that it was read.
-    #[inline]
-    pub(super) fn room(&mut self, len: u32) -> Result<Option<DataRoom>, Broken> {
-        let requests = &mut self.channel.requests;
-        if requests.written().wrapping_sub(self.completed) >= requests.slots() {
-            return Ok(None);
-        }
-        requests.room(len)
-    }
-
-    /// Whether records were read of which their QPs do not know.
-    fn lags(&self) -> bool {
-        self.completed != self.channel.requests.read()
-    }
-
-    /// A record was written to its room. `owner`: the QP whose request ends with it, or 0.
-    #[inline]
-    fn push(&mut self, room: DataRoom, owner: Qpn) {
-        self.dirty = true;
-        let at = self.channel.requests.written() as usize & (self.owners.len() - 1);
-        self.owners[at] = owner;
-        self.channel.requests.push_written(room);
-    }
-
-    /// Records up to `given` were read: the next QP with a request among them, all of whose requests in a row
-    /// are passed over at once; and how many those are.
-    #[inline]
-    pub(super) fn next_done(&mut self, given: u32) -> Option<(Qpn, u32)> {
-        let (mut found, mut count) = (0, 0);
-        while self.completed != given {
-            let owner = self.owners[self.completed as usize & (self.owners.len() - 1)];
-            if owner != 0 {
-                if found != 0 && found != owner {
-                    break;
-                }
-                (found, count) = (owner, count + 1);
-            }
-            self.completed = self.completed.wrapping_add(1);
-        }
-        (found != 0).then_some((found, count))
-    }
-
-    /// False: there is no room.
-    fn send_control_now(&mut self, record: &LocalRecord) -> bool {
-        let Ok(Some(room)) = self.room(0) else { return false };
-        record.write_to(room);
-        self.push(room, 0);
-        true
-    }
-
-    fn send_waiting_control(&mut self) {
-        while let Some(record) = self.control.front().copied() {
-            if !self.send_control_now(&record) {
-                return;
-            }
-            self.control.pop_front();
-        }
-        // A peer that slept for long let thousands wait: their memory goes, too.
-        self.control = VecDeque::new();
-    }
-
-    /// For how long the other end has done nothing for WQEs that are under way.
-    pub(super) fn quiet_for(&mut self, read: u32, now: Nanos) -> Nanos {
-        let seen = (read, self.answers);
-        if !self.has_requests() || self.progress_at == 0 || seen != self.seen {
-            (self.seen, self.progress_at) = (seen, now);
-        }
-        now - self.progress_at.min(now)
     }
 }

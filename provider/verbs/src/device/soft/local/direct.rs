@@ -126,30 +126,29 @@ impl LocalEnd {
         }
         if self.una != self.next || self.reads > 0 {
             self.direct.iter_mut().for_each(|direct| direct.alone = 0);
-            let waits = self.is_worth_a_wait(&self.whole(wqe), need);
+            let waits = self.is_worth_a_wait(wqe, need);
             return if waits { DirectResult::Wait } else { DirectResult::Ask };
         }
         let only_mapped = self.goes_mapped_alone(ctx, wqe);
-        let SendRemote { rkey, .. } = self.of.sq.remote(self.next);
-        if only_mapped && rkey == self.unmapped {
+        let remote = self.of.sq.remote(self.next);
+        if only_mapped && remote.rkey == self.unmapped {
             return DirectResult::Ask;
         }
-        let wqe = &self.whole(wqe);
         let Some(direct) = &self.direct else { return DirectResult::Ask };
         let way = match wqe.op {
             _ if !direct.access.contains(need) => Err(NotCopied::Unknown),
             SendOp::Write | SendOp::Read => {
-                let target = PeerBytes { only_mapped, ..self.target(wqe, direct, need) };
+                let target = PeerBytes { only_mapped, ..self.target(wqe, remote, direct, need) };
                 self.copy_all(ctx, wqe, direct, &target)
             }
-            _ => self.change_word(ctx, wqe, direct, need).ok_or(NotCopied::Unknown),
+            _ => self.change_word(ctx, &self.whole(wqe), direct, need).ok_or(NotCopied::Unknown),
         };
         match way {
-            Ok(CopyWay::Mapped) => ctx.stats.local_mapped.inc(),
-            Ok(CopyWay::Descriptor) => ctx.stats.local_direct.inc(),
-            Ok(CopyWay::Pid) => ctx.stats.local_traced.inc(),
+            Ok(CopyWay::Mapped) => ctx.stats().local_mapped.inc(),
+            Ok(CopyWay::Descriptor) => ctx.stats().local_direct.inc(),
+            Ok(CopyWay::Pid) => ctx.stats().local_traced.inc(),
             Err(why) => {
-                self.unmapped = wqe.rkey;
+                self.unmapped = remote.rkey;
                 self.absent = why == NotCopied::Absent;
                 if !direct.memory.is_open(direct.gate) {
                     self.direct = None;
@@ -165,13 +164,14 @@ impl LocalEnd {
     /// Whether a request, before which others are under way, is better executed behind them than asked for: a
     /// program that keeps the queue full would have the peer's card do all of its work for ever. Through the
     /// descriptor both cards together are faster.
-    fn is_worth_a_wait(&mut self, wqe: &SendWqe, need: Access) -> bool {
+    fn is_worth_a_wait(&mut self, wqe: &SendRequest, need: Access) -> bool {
+        let remote = self.of.sq.remote(self.next);
         match (self.way, &self.direct) {
             (Some(CopyWay::Mapped), _) => true,
             (_, Some(direct)) if wqe.length >= SHORT && direct.memory.is_traced() => true,
-            (None, Some(direct)) if wqe.rkey != self.unmapped => {
-                let maps = direct.memory.maps(&self.target(wqe, direct, need));
-                self.unmapped = if maps { 0 } else { wqe.rkey };
+            (None, Some(direct)) if remote.rkey != self.unmapped => {
+                let maps = direct.memory.maps(&self.target(wqe, remote, direct, need));
+                self.unmapped = if maps { 0 } else { remote.rkey };
                 maps
             }
             _ => false,
@@ -197,12 +197,13 @@ impl LocalEnd {
     }
 
     /// What a request names.
-    fn target(&self, wqe: &SendWqe, direct: &Direct, need: Access) -> PeerBytes {
+    #[inline]
+    fn target(&self, wqe: &SendRequest, remote: SendRemote, direct: &Direct, need: Access) -> PeerBytes {
         PeerBytes {
             gate: direct.gate,
             qp: QpId { pd: direct.pd, qpn: self.of.peer },
-            rkey: wqe.rkey,
-            addr: wqe.remote_addr,
+            rkey: remote.rkey,
+            addr: remote.addr,
             len: wqe.length,
             need,
             only_mapped: true,
@@ -210,26 +211,36 @@ impl LocalEnd {
     }
 
     /// Copies the bytes of a WRITE or READ.
-    fn copy_all(&self, ctx: &Ctx<'_>, wqe: &SendWqe, direct: &Direct, target: &PeerBytes) -> Copied {
-        let mut way = Err(NotCopied::Unknown);
+    fn copy_all(&self, ctx: &Ctx<'_>, wqe: &SendRequest, direct: &Direct, target: &PeerBytes) -> Copied {
+        let read = wqe.op == SendOp::Read;
         /* what a part of is not open is not begun */
         if wqe.length > PIECE && !direct.memory.opens(target) {
-            return way;
+            return Err(NotCopied::Unknown);
         }
-        for offset in (0..wqe.length).step_by(PIECE as usize) {
-            let len = (wqe.length - offset).min(PIECE);
-            let addr = wqe.remote_addr.wrapping_add(u64::from(offset));
-            way = Ok(self.copy_piece(ctx, wqe, direct, offset, &PeerBytes { addr, len, ..*target })?);
-        }
-        let bytes = if wqe.op == SendOp::Read { &ctx.stats.rx_bytes } else { &ctx.stats.tx_bytes };
+        let bytes = if read { &ctx.stats().rx_bytes } else { &ctx.stats().tx_bytes };
         bytes.add(u64::from(wqe.length));
+        if wqe.length <= TAIL
+            && let Some(here) = self.one_piece(ctx, wqe, read)
+        {
+            let piece = iovec { iov_base: here.cast(), iov_len: wqe.length as usize };
+            // SAFETY: as in `copy_piece`.
+            return unsafe { copy_pieces(direct, target, &[piece], read) };
+        }
+        let (mut way, mut offset) = (Err(NotCopied::Unknown), 0);
+        while offset < wqe.length {
+            let len = (wqe.length - offset).min(PIECE);
+            let addr = target.addr.wrapping_add(u64::from(offset));
+            way = Ok(self.copy_piece(ctx, wqe, direct, offset, &PeerBytes { addr, len, ..*target })?);
+            offset += len;
+        }
         way
     }
 
+    #[inline(never)]
     fn copy_piece(
         &self,
         ctx: &Ctx<'_>,
-        wqe: &SendWqe,
+        wqe: &SendRequest,
         direct: &Direct,
         offset: u32,
         target: &PeerBytes,
@@ -243,13 +254,7 @@ impl LocalEnd {
         found.ok_or(NotCopied::Unknown)?;
         // SAFETY: the pieces are `len` bytes of regions that give this queue pair the right, whose memory the
         // program leaves to the card until the request is done, or of the send queue's own room.
-        unsafe {
-            if read {
-                direct.memory.read(target, pieces.all())
-            } else {
-                direct.memory.write(target, pieces.all())
-            }
-        }
+        unsafe { copy_pieces(direct, target, pieces.all(), read) }
     }
 
     /// An atomic or ATOMIC WRITE, of eight bytes.
@@ -262,13 +267,16 @@ impl LocalEnd {
     ) -> Option<CopyWay> {
         let fetches = wqe.op.is_atomic();
         let mut pieces = Pieces::new();
-        self.find_local(ctx, wqe, 0, wqe.length, fetches, &mut pieces)?;
+        let SendWqe { op, flags, length, rkey, remote_addr, .. } = *wqe;
+        let request = &SendRequest { op, flags, length };
+        self.find_local(ctx, request, 0, length, fetches, &mut pieces)?;
         let change = match wqe.op {
             SendOp::FetchAdd => WordChange::Add(wqe.compare_add),
             SendOp::CmpSwap => WordChange::Swap(wqe.compare_add, wqe.swap),
             _ => WordChange::Store(pieces.word()),
         };
-        let there = direct.memory.change(&self.target(wqe, direct, need), change)?;
+        let remote = SendRemote { addr: remote_addr, rkey, imm: 0 };
+        let there = direct.memory.change(&self.target(request, remote, direct, need), change)?;
         if fetches {
             pieces.set_word(there);
         }
@@ -276,10 +284,11 @@ impl LocalEnd {
     }
 
     /// Where bytes of WQE `next` lie. `None`: no key opens them, or they are no plain memory.
+    #[inline]
     fn find_local(
         &self,
         ctx: &Ctx<'_>,
-        wqe: &SendWqe,
+        wqe: &SendRequest,
         offset: u32,
         len: u32,
         write: bool,
@@ -295,7 +304,17 @@ impl LocalEnd {
         }
         slices(self.of.sq.sges(self.next), offset, len, |sge, skip, n| {
             let addr = sge.addr.wrapping_add(u64::from(skip));
-            pieces.push(ctx.mrs.resolve_local(sge.lkey, self.of.pd, addr, n, write).ok()?, n)
+            pieces.push(ctx.mrs().resolve_local(sge.lkey, self.of.pd, addr, n, write).ok()?, n)
         })
     }
+}
+
+/// Copies from the target to the pieces, if it is a READ, or the other way round.
+///
+/// # Safety
+/// As of [`PeerMemory::read`] or [`PeerMemory::write`].
+#[inline]
+unsafe fn copy_pieces(direct: &Direct, target: &PeerBytes, pieces: &[iovec], read: bool) -> Copied {
+    // SAFETY: the caller's terms.
+    unsafe { if read { direct.memory.read(target, pieces) } else { direct.memory.write(target, pieces) } }
 }

@@ -5,7 +5,7 @@
 //! what the peer's requester wrote, with the card's own memory, keys and queues.
 
 use starverbs_core::engine::{Call, EngineAttr, EngineCtx, TakenRecv, TransmitStatus};
-use starverbs_core::env::{CompletionQueue, RecvQueue, SendQueue, TakenWqe};
+use starverbs_core::env::{RecvQueue, SendQueue, TakenWqe};
 use starverbs_core::nic::MAX_SGE;
 use starverbs_core::room::filled;
 use starverbs_core::{
@@ -278,7 +278,7 @@ impl LocalEnd {
             } else if self.tries != TriesLeft::Gone {
                 self.tries = TriesLeft::One;
             } else if self.una != self.of.sq.posted() {
-                ctx.stats.retry_exceeded.inc();
+                ctx.stats().retry_exceeded.inc();
                 return self.fail_oldest(ctx, WcStatus::RetryExcErr);
             }
         }
@@ -294,11 +294,11 @@ impl LocalEnd {
     /// The QP ends, or goes to RESET.
     pub(in super::super) fn close(self, ctx: &mut Ctx<'_>) {
         if self.windows {
-            ctx.mrs.unbind_all(self.of.qpn);
+            ctx.mrs_mut().unbind_all(self.of.qpn);
         }
         ctx.env.channels.close_gate(self.of.gate);
         ctx.env.channels.leave(self.of.channels[0], self.of.qpn, self.next.wrapping_sub(self.una));
-        ctx.stats.local_qps.sub(1);
+        ctx.stats().local_qps.sub(1);
     }
 
     /// As checks of keys know it.
@@ -369,7 +369,7 @@ impl LocalEnd {
         let wqe = self.of.sq.wqe(self.una);
         self.release_oldest();
         let cqe = Cqe { wr_id: wqe.wr_id, status, opcode: wqe.op.wc_opcode(), ..Cqe::default() };
-        ctx.stats.error_completions.inc();
+        ctx.stats().error_completions.inc();
         self.push_send(ctx, cqe);
     }
 
@@ -380,11 +380,14 @@ impl LocalEnd {
     }
 
     /// The oldest WQE succeeded. `completes`: it makes a completion.
-    #[inline]
+    #[inline(always)]
     pub(super) fn complete_one(&mut self, ctx: &mut Ctx<'_>, completes: bool) {
-        if !completes {
-            return self.release_oldest();
-        }
+        if completes { self.complete_signaled(ctx) } else { self.release_oldest() }
+    }
+
+    /// The same of one that makes a completion.
+    #[inline(never)]
+    fn complete_signaled(&mut self, ctx: &mut Ctx<'_>) {
         let (sq, una) = (&self.of.sq, self.una);
         let (wr_id, SendRequest { op, length, .. }) = (sq.wr_id(una), sq.request(una));
         /* before the completion: who polls it may post at once */
@@ -399,26 +402,26 @@ impl LocalEnd {
         self.of.sq.release(self.una);
     }
 
-    #[inline]
+    #[inline(always)]
     fn push_send(&mut self, ctx: &mut Ctx<'_>, cqe: Cqe) {
         let cqe = Cqe { qpn: self.of.qpn, ..cqe };
-        ctx.stats.completions.inc();
-        if self.of.send_cq.push(&cqe, cqe.status != WcStatus::Success).is_err() {
+        ctx.stats().completions.inc();
+        if self.of.send_cq.add(&cqe, cqe.status != WcStatus::Success).is_err() {
             self.on_overrun(ctx);
         }
     }
 
     /// The held receive WQE is done. `solicited`: its sender asked for an event.
-    #[inline]
+    #[inline(always)]
     pub(super) fn complete_recv(&mut self, ctx: &mut Ctx<'_>, cqe: Cqe, solicited: bool) {
         let cqe = Cqe { wr_id: self.recv.wr_id, qpn: self.of.qpn, ..cqe };
         self.recv.held = false;
-        ctx.stats.completions.inc();
+        ctx.stats().completions.inc();
         let failed = cqe.status != WcStatus::Success;
         if failed {
-            ctx.stats.error_completions.inc();
+            ctx.stats().error_completions.inc();
         }
-        if self.of.recv_cq.push(&cqe, solicited || failed).is_err() {
+        if self.of.recv_cq.add(&cqe, solicited || failed).is_err() {
             self.on_overrun(ctx);
         }
     }
@@ -434,7 +437,7 @@ impl LocalEnd {
     /// rest, at once.
     #[cold]
     fn on_overrun(&mut self, ctx: &mut Ctx<'_>) {
-        ctx.stats.cq_overrun.inc();
+        ctx.stats().cq_overrun.inc();
         if self.state != QpState::Err && !self.overrun {
             self.overrun = true;
             ctx.env.event(AsyncEvent::QpFatal(self.of.qpn));
@@ -454,7 +457,7 @@ impl LocalEnd {
                 num_sge,
                 pd: self.of.pd,
             }),
-            None => ctx.srq.take(&mut recv.sges),
+            None => ctx.parts().srq.take(&mut recv.sges),
         };
         let Some(TakenRecv { wr_id, num_sge, pd }) = taken else { return false };
         (recv.held, recv.wr_id, recv.count, recv.pd) = (true, wr_id, num_sge as u8, pd);

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use starverbs_backend::{Peers, SessionId, SharedDoorbell};
 use starverbs_rings::Notify;
 
-use super::channels::{Answerer, AskingChannel, Channels};
+use super::asker::AskingChannel;
+use super::channels::{Answerer, Asked, Channels};
 
 /// Channels that a poll looks at one by one: those of eight peers.
 const POLLED: usize = 16;
@@ -88,10 +89,28 @@ impl Answerer {
 }
 
 impl Channels {
+    /// Whether a poll sees at one glance that it has nothing to do. False: a turn looks closer.
+    #[inline]
+    pub(in super::super) fn are_idle(&mut self) -> bool {
+        let owes = self.answered | self.broken | self.asleep | (self.asked != Asked::None);
+        if owes || self.peers.has_news() {
+            return false;
+        }
+        let watch = &mut self.watch;
+        if let Some(doorbell) = &watch.doorbell {
+            let quiet = watch.quiet.wrapping_add(1);
+            let idle = watch.polls == 0 && !quiet.is_multiple_of(POLL_ALL) && !doorbell.is_rung();
+            watch.quiet = if idle { quiet } else { watch.quiet };
+            return idle;
+        }
+        self.answerers.iter().all(Answerer::is_idle)
+            && self.askers.iter().flatten().all(|asker| asker.is_idle())
+    }
+
     /// Whether a turn would find nothing to do: nothing has come, and nobody is to be notified.
     #[inline]
     pub(super) fn are_quiet(&mut self) -> bool {
-        let owes = self.asked || self.answered || self.broken;
+        let owes = self.asked != Asked::None || self.answered || self.broken;
         let watch = &mut self.watch;
         let Some(doorbell) = watch.doorbell.as_ref().filter(|_| !owes && !self.asleep) else {
             return !self.any();

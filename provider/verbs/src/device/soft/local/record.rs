@@ -10,7 +10,7 @@ use crate::share::GatePass;
 use starverbs_core::types::SendOp;
 use starverbs_core::{Access, PdId, Qpn, WcStatus};
 use starverbs_rings::{DataRoom, Record as Words};
-use zerocopy::{FromBytes, Immutable, IntoBytes, transmute, transmute_mut};
+use zerocopy::{FromBytes, Immutable, IntoBytes, transmute};
 
 /// Most bytes of a message in one record.
 pub(super) const CHUNK: u32 = 16 << 10;
@@ -117,12 +117,6 @@ impl LocalRecord {
         transmute!(self)
     }
 
-    /// The words that it lies in.
-    #[inline]
-    pub(super) fn words_mut(&mut self) -> &mut Words {
-        transmute_mut!(self)
-    }
-
     /// Writes it to where it goes; gives where its body lies there.
     #[inline]
     pub(super) fn write_to(self, room: DataRoom) -> *mut u8 {
@@ -164,7 +158,10 @@ impl LocalRecord {
     /// Whether its data is to be fetched from its sender.
     #[inline]
     pub(super) fn is_rendezvous(&self) -> bool {
-        self.has(flag::RENDEZVOUS) && self.len <= FETCHED && self.send_op().is_send()
+        if !self.has(flag::RENDEZVOUS) {
+            return false;
+        }
+        self.len <= FETCHED && self.send_op().is_send()
     }
 
     /// An answer to it.

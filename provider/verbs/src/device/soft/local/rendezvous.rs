@@ -41,8 +41,8 @@ impl LocalEnd {
             None
         });
         let (addr, lkey, len) = first.filter(|(.., len)| *len >= LONG)?;
-        ctx.mrs.resolve_local(lkey, self.of.pd, addr, len, false).ok()?;
-        let in_a_file = ctx.mrs.query(lkey)?.backing.is_known();
+        ctx.mrs().resolve_local(lkey, self.of.pd, addr, len, false).ok()?;
+        let in_a_file = ctx.mrs().query(lkey)?.backing.is_known();
         let mut record = LocalRecord { len, rkey: lkey, flags: flag::RENDEZVOUS, ..self.record(wqe) };
         record.set_addr(addr);
         in_a_file.then_some(record)
@@ -56,10 +56,13 @@ impl LocalEnd {
         offset: u32,
     ) -> Option<Result<(), DeliveryError>> {
         let direct = self.direct.take()?;
-        let place = |from: *const u8| self.place(ctx, record, from, offset);
+        let place = |from: *const u8| {
+            ctx.stats().rx_bytes.add(u64::from(record.len));
+            self.place_pieces(ctx, record, from, offset)
+        };
         let placed = direct.memory.with_mapped(record.rkey, record.addr(), record.len, place);
         self.direct = Some(direct);
-        ctx.stats.local_fetched.add(u64::from(placed.is_some()));
+        ctx.stats().local_fetched.add(u64::from(placed.is_some()));
         placed
     }
 

@@ -4,7 +4,6 @@
 //! A request that is not executed is refused in the answers before its place in the channel is given back,
 //! and so are all behind it, silently, until the requester has begun anew with it.
 
-use starverbs_core::engine::EngineCtx;
 use starverbs_core::transport::slices;
 use starverbs_core::types::SendOp;
 use starverbs_core::wire::headers::Feth;
@@ -125,17 +124,17 @@ impl LocalEnd {
             self.inbound = LocalInbound::Idle;
         }
         let op = record.send_op();
-        let done = match op {
-            _ if self.inbound == LocalInbound::Dropped => Ok(LocalReply::None),
+        let done = if self.inbound == LocalInbound::Dropped {
+            Ok(LocalReply::None)
+        } else if self.of.unreliable && !offered(QpType::Uc, op) {
             /* IBTA table 38: UC carries nothing else */
-            _ if self.of.unreliable && !offered(QpType::Uc, op) => Err(self.drop_message(ctx)),
-            SendOp::Send | SendOp::SendImm | SendOp::SendInv => self.execute_send(ctx, record, op, data),
-            SendOp::Write | SendOp::WriteImm => self.execute_write(ctx, record, data),
-            SendOp::Read => return self.execute_read(ctx, record),
-            SendOp::CmpSwap | SendOp::FetchAdd => self.execute_atomic(ctx, record),
-            SendOp::AtomicWrite => self.execute_atomic_write(ctx, record),
-            SendOp::Flush => self.execute_flush(ctx, record),
-            _ => Err(self.refuse(ctx, record)),
+            Err(self.drop_message(ctx))
+        } else if op.is_send() {
+            self.execute_send(ctx, record, op, data)
+        } else if op == SendOp::Read {
+            return self.execute_read(ctx, record);
+        } else {
+            self.execute_other(ctx, record, op, data)
         };
         match done {
             Err(reply) if self.inbound != LocalInbound::Dropped => reply,
@@ -146,6 +145,24 @@ impl LocalEnd {
                 }
                 reply
             }
+        }
+    }
+
+    /// What is neither a SEND nor a READ: the loop of requests is small without it.
+    #[inline(never)]
+    fn execute_other(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        record: &LocalRecord,
+        op: SendOp,
+        data: *const u8,
+    ) -> Result<LocalReply, LocalReply> {
+        match op {
+            SendOp::Write | SendOp::WriteImm => self.execute_write(ctx, record, data),
+            SendOp::CmpSwap | SendOp::FetchAdd => self.execute_atomic(ctx, record),
+            SendOp::AtomicWrite => self.execute_atomic_write(ctx, record),
+            SendOp::Flush => self.execute_flush(ctx, record),
+            _ => Err(self.refuse(ctx, record)),
         }
     }
 
@@ -176,28 +193,14 @@ impl LocalEnd {
         };
         match placed {
             Ok(()) => {}
-            Err(DeliveryError::TooLong) if self.of.unreliable => return Err(self.drop_message(ctx)),
-            Err(DeliveryError::TooLong) => {
-                self.fail_recv(ctx, WcStatus::LocLenErr);
-                return Err(self.refuse(ctx, record));
-            }
-            Err(DeliveryError::Protection) => {
-                self.fail_recv(ctx, WcStatus::LocProtErr);
-                if self.of.unreliable {
-                    self.enter_error(ctx);
-                    return Ok(LocalReply::None);
-                }
-                ctx.stats.sent_nak_op.inc();
-                let event = AsyncEvent::QpReqErr(self.of.qpn);
-                return Err(self.die(ctx, record, WcStatus::RemOpErr, event));
-            }
+            Err(why) => return self.fail_delivery(ctx, record, &why),
         }
         let total = received + record.len;
         if !record.has(flag::LAST) {
             self.inbound = LocalInbound::Send(total);
             return Ok(LocalReply::None);
         }
-        if op == SendOp::SendInv && ctx.mrs.invalidate_remote(record.imm, self.id()).is_err() {
+        if op == SendOp::SendInv && !self.invalidate(ctx, record.imm) {
             /* the message has arrived, and is acknowledged (class J) */
             self.fail_recv(ctx, WcStatus::RemInvReqErr);
             self.enter_error(ctx);
@@ -205,6 +208,40 @@ impl LocalEnd {
         }
         self.deliver(ctx, record, op, WcOpcode::Recv, total);
         Ok(LocalReply::None)
+    }
+
+    /// The peer unbinds a memory window. False: it may not.
+    #[inline(never)]
+    fn invalidate(&self, ctx: &mut Ctx<'_>, key: u32) -> bool {
+        ctx.mrs_mut().invalidate_remote(key, self.id()).is_ok()
+    }
+
+    /// A message found no place in the held receive WQE.
+    #[cold]
+    #[inline(never)]
+    fn fail_delivery(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        record: &LocalRecord,
+        why: &DeliveryError,
+    ) -> Result<LocalReply, LocalReply> {
+        match why {
+            DeliveryError::TooLong if self.of.unreliable => Err(self.drop_message(ctx)),
+            DeliveryError::TooLong => {
+                self.fail_recv(ctx, WcStatus::LocLenErr);
+                Err(self.refuse(ctx, record))
+            }
+            DeliveryError::Protection => {
+                self.fail_recv(ctx, WcStatus::LocProtErr);
+                if self.of.unreliable {
+                    self.enter_error(ctx);
+                    return Ok(LocalReply::None);
+                }
+                ctx.stats().sent_nak_op.inc();
+                let event = AsyncEvent::QpReqErr(self.of.qpn);
+                Err(self.die(ctx, record, WcStatus::RemOpErr, event))
+            }
+        }
     }
 
     /// The held receive WQE has its message.
@@ -227,8 +264,30 @@ impl LocalEnd {
     }
 
     /// Writes a record's data at `offset` of the held receive WQE.
-    #[inline]
-    pub(super) fn place(
+    #[inline(always)]
+    fn place(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        record: &LocalRecord,
+        data: *const u8,
+        offset: u32,
+    ) -> Result<(), DeliveryError> {
+        let (len, pd) = (record.len, self.recv.pd);
+        ctx.stats().rx_bytes.add(u64::from(len));
+        match self.recv.sges.first() {
+            Some(sge) if len > 0 && offset == 0 && self.recv.count > 0 && len <= sge.len => {
+                let host = ctx.mrs().resolve_local(sge.lkey, pd, sge.addr, len, true).ok();
+                // SAFETY: the record's bytes can be read there.
+                let there = host.is_some_and(|host| unsafe { ctx.env.copy_in(data, host, len as usize) });
+                if there { Ok(()) } else { Err(DeliveryError::Protection) }
+            }
+            _ => self.place_pieces(ctx, record, data, offset),
+        }
+    }
+
+    /// The same where the first SGE has no room for all of it.
+    #[inline(never)]
+    pub(super) fn place_pieces(
         &mut self,
         ctx: &mut Ctx<'_>,
         record: &LocalRecord,
@@ -238,8 +297,7 @@ impl LocalEnd {
         if record.len == 0 {
             return Ok(());
         }
-        let EngineCtx { env, mrs, stats, .. } = ctx;
-        stats.rx_bytes.add(u64::from(record.len));
+        let (env, mrs) = ctx.memory();
         let sges = self.recv.sges.get(..usize::from(self.recv.count)).unwrap_or(&[]);
         if !have_room(sges, u64::from(offset) + u64::from(record.len)) {
             return Err(DeliveryError::TooLong);
@@ -274,7 +332,7 @@ impl LocalEnd {
                 if record.send_op() == SendOp::WriteImm && !self.take_recv(ctx) {
                     return Err(self.not_ready(ctx, record));
                 }
-                let whole = ctx.mrs.resolve_remote(record.rkey, id, record.addr(), record.total, need);
+                let whole = ctx.mrs().resolve_remote(record.rkey, id, record.addr(), record.total, need);
                 if whole.is_err() {
                     return Err(self.violate_write(ctx, record));
                 }
@@ -285,11 +343,11 @@ impl LocalEnd {
             return Err(self.refuse(ctx, record));
         };
         if record.len > 0 {
-            let open = ctx.mrs.resolve_remote(record.rkey, id, record.addr(), record.len, need);
+            let open = ctx.mrs().resolve_remote(record.rkey, id, record.addr(), record.len, need);
             let Some(host) = open.ok().filter(|host| !is_absent(record, *host, record.len, true)) else {
                 return Err(self.violate_write(ctx, record));
             };
-            ctx.stats.rx_bytes.add(u64::from(record.len));
+            ctx.stats().rx_bytes.add(u64::from(record.len));
             // SAFETY: so many bytes can be read there, by the record's look or the reader's.
             if !unsafe { ctx.env.copy_in(data, host, record.len as usize) } {
                 return Err(self.violate_write(ctx, record));
@@ -308,7 +366,7 @@ impl LocalEnd {
     #[inline(never)]
     fn execute_read(&mut self, ctx: &mut Ctx<'_>, record: &LocalRecord) -> LocalReply {
         let need = Access::REMOTE_READ;
-        let open = ctx.mrs.resolve_remote(record.rkey, self.id(), record.addr(), record.total, need);
+        let open = ctx.mrs().resolve_remote(record.rkey, self.id(), record.addr(), record.total, need);
         if record.total > MAX_MSG {
             return self.refuse(ctx, record);
         }
@@ -320,8 +378,8 @@ impl LocalEnd {
         LocalReply::Read
     }
 
-    /// Answers more of a READ that came by this channel: the next record, into which `to` has room for its data; and whether more is
-    /// left.
+    /// Answers more of a READ that came by this channel: the next record, for whose data `to` has room; and
+    /// whether more is left.
     ///
     /// # Safety
     /// [to, to + [`ReadAnswer::next_len`]) can be written.
@@ -342,18 +400,18 @@ impl LocalEnd {
         let to = if len as usize <= BODY { record.body.as_mut_ptr() } else { to };
         if len > 0 {
             let addr = request.addr().wrapping_add(u64::from(read.sent));
-            let open = ctx.mrs.resolve_remote(request.rkey, self.id(), addr, len, Access::REMOTE_READ);
+            let open = ctx.mrs().resolve_remote(request.rkey, self.id(), addr, len, Access::REMOTE_READ);
             // SAFETY: the caller's terms, or the body.
             let there = open.is_ok_and(|host| unsafe { ctx.env.copy_out(host, to, len as usize) });
             if !there {
                 let refused = request.refused(WcStatus::RemAccessErr);
-                ctx.stats.sent_nak_access.inc();
+                ctx.stats().sent_nak_access.inc();
                 self.enter_error(ctx);
                 ctx.env.event(AsyncEvent::QpAccessErr(self.of.qpn));
                 return (refused, false);
             }
         }
-        ctx.stats.tx_bytes.add(u64::from(len));
+        ctx.stats().tx_bytes.add(u64::from(len));
         read.sent += len;
         let more = read.sent < request.total;
         record.flags = if more { 0 } else { flag::LAST };
@@ -366,7 +424,7 @@ impl LocalEnd {
         if addr & 7 != 0 {
             return Err(self.refuse(ctx, record));
         }
-        let open = ctx.mrs.resolve_remote(record.rkey, self.id(), addr, 8, need).ok();
+        let open = ctx.mrs().resolve_remote(record.rkey, self.id(), addr, 8, need).ok();
         let Some(host) = open.filter(|_| self.terms.access.contains(need)) else {
             return Err(self.violate(ctx, record));
         };
@@ -404,7 +462,7 @@ impl LocalEnd {
         if !ctx.env.dma_store(host, word.to_ne_bytes()) {
             return Err(self.violate(ctx, record));
         }
-        ctx.stats.rx_bytes.add(8);
+        ctx.stats().rx_bytes.add(8);
         Ok(LocalReply::None)
     }
 
@@ -417,11 +475,11 @@ impl LocalEnd {
         let (need, id) = (placement.needs(), self.id());
         let range = match level {
             FlushLevel::Range => {
-                ctx.mrs.resolve_remote(record.rkey, id, record.addr(), record.total, need).is_ok()
+                ctx.mrs().resolve_remote(record.rkey, id, record.addr(), record.total, need).is_ok()
             }
             FlushLevel::Mr => true,
         };
-        let permitted = ctx.mrs.permits(record.rkey, id, need).is_ok();
+        let permitted = ctx.mrs().permits(record.rkey, id, need).is_ok();
         if !range || !permitted || !self.terms.access.contains(need) {
             return Err(self.violate(ctx, record));
         }
@@ -435,7 +493,7 @@ impl LocalEnd {
         if self.of.unreliable && record.has(flag::NO_MORE) {
             return self.drop_message(ctx);
         }
-        ctx.stats.sent_rnr.inc();
+        ctx.stats().sent_rnr.inc();
         let timer = u32::from(self.terms.min_rnr_timer & 31);
         ctx.env.channels.reply_with(LocalRecord { imm: timer, ..record.answer(answer::RNR) })
     }
@@ -446,7 +504,7 @@ impl LocalEnd {
         if self.of.unreliable {
             return self.drop_message(ctx);
         }
-        ctx.stats.sent_nak_invalid.inc();
+        ctx.stats().sent_nak_invalid.inc();
         self.die(ctx, record, WcStatus::RemInvReqErr, AsyncEvent::QpReqErr(self.of.qpn))
     }
 
@@ -456,7 +514,7 @@ impl LocalEnd {
         if self.of.unreliable {
             return self.drop_message(ctx);
         }
-        ctx.stats.sent_nak_access.inc();
+        ctx.stats().sent_nak_access.inc();
         self.die(ctx, record, WcStatus::RemAccessErr, AsyncEvent::QpAccessErr(self.of.qpn))
     }
 

@@ -34,13 +34,16 @@ pub(super) fn with_end<R>(
     nic.call_engine(env, qpn, now, |engine, ctx| engine.local_mut().map(|end| call(end, ctx))).flatten()
 }
 
-/// Executes what others ask; says how much came. A control record is left in [`Channels::inbound_control`],
-/// and nothing behind it is executed.
-#[inline]
+/// Executes what others ask, and wakes those who wait for what was given back before; says how much came. A
+/// control record is left in [`Channels::inbound_control`], and nothing behind it is executed.
+#[inline(always)]
 pub(super) fn take_requests((nic, env): NicEnv<'_>, now: Nanos) -> u32 {
     let mut came = 0;
     for at in 0..env.channels.answerers.len() {
-        if env.channels.answerers[at].has_work() {
+        let Channels { answerers, peers, .. } = &mut env.channels;
+        let Some(answerer) = answerers.get_mut(at) else { break };
+        answerer.wake_requester(peers);
+        if answerer.has_work() {
             came += answer_channel((nic, env), at, now);
             if env.channels.inbound_control.is_some() {
                 break;
@@ -70,24 +73,24 @@ pub(super) fn fetch((nic, env): (&Nic<HostEnv>, &HostEnv), qpns: impl Iterator<I
 }
 
 /// Executes what is asked in one channel; says how much that was.
+#[inline(never)]
 pub(super) fn answer_channel((nic, env): NicEnv<'_>, at: usize, now: Nanos) -> u32 {
-    let mut run = ChannelTurn { at, left: REQUESTS, looked: false, met: false };
-    let mut record = LocalRecord::default();
+    let serial = env.channels.answerers[at].serial;
+    let mut run = ChannelTurn { at, serial, left: REQUESTS, looked: false, met: false };
     let (mut fetched, most) = if env.channels.many { (REQUESTS, AHEAD) } else { (0, REQUESTS) };
     loop {
         if run.left <= fetched {
             look_ahead((nic, env), at);
             fetched = run.left.saturating_sub(AHEAD);
         }
-        if env.channels.answerers[at].reading.is_some() && !answer_read((nic, env), at, now) {
+        let answerer = &mut env.channels.answerers[at];
+        if answerer.may_be_blocked() && !may_answer((nic, env), at, now) {
             break;
         }
-        if !may_answer(&mut env.channels, at) || run.left == 0 {
+        if run.left == 0 {
             break;
         }
-        if !env.channels.answerers[at].next(&mut record) {
-            break;
-        }
+        let Some(mut record) = env.channels.answerers[at].next() else { break };
         if record.op >= control::PROPOSE {
             run.left -= 1;
             leave_control(&mut env.channels, at, record);
@@ -99,23 +102,22 @@ pub(super) fn answer_channel((nic, env): NicEnv<'_>, at: usize, now: Nanos) -> u
             break;
         }
     }
-    let answerer = &mut env.channels.answerers[at];
-    answerer.channel.requests.publish();
-    if answerer.channel.requests.is_awaited() {
-        let by = answerer.channel.requests.must_notify();
-        answerer.notify(&env.channels.peers, by);
-    }
+    let Channels { answerers, peers, .. } = &mut env.channels;
+    answerers[at].give_back(peers);
     REQUESTS - run.left
 }
 
-/// Whether there is room for an answer, should the next request have one.
-#[inline]
-fn may_answer(channels: &mut Channels, at: usize) -> bool {
-    let answerer = &mut channels.answerers[at];
+/// Whether there is room for an answer, should the next request have one, and none is owed.
+#[inline(never)]
+fn may_answer((nic, env): NicEnv<'_>, at: usize, now: Nanos) -> bool {
+    if !answer_read((nic, env), at, now) {
+        return false;
+    }
+    let answerer = &mut env.channels.answerers[at];
     let there = answerer.channel.answers.has_room();
     answerer.blocked = there == Ok(false);
     if there.is_err() {
-        break_off(channels, at);
+        break_off(&mut env.channels, at);
     }
     there == Ok(true)
 }
@@ -143,6 +145,7 @@ fn leave_control(channels: &mut Channels, at: usize, record: LocalRecord) {
 struct ChannelTurn {
     /// Which channel
     at: usize,
+    serial: u32,
     /// Requests that are left for this turn
     left: u32,
     /// It was looked what of ours is done
@@ -187,7 +190,7 @@ impl ChannelTurn {
             LocalReply::None | LocalReply::Last | LocalReply::Read => {}
             LocalReply::Look => {
                 self.looked = true;
-                take_answers((nic, env), now);
+                look((nic, env), now);
             }
             LocalReply::Record => write_reply(&mut env.channels, self.at),
             LocalReply::Broken => break_off(&mut env.channels, self.at),
@@ -196,7 +199,7 @@ impl ChannelTurn {
     }
 
     /// The same with the queue pair's end at hand.
-    #[inline(never)]
+    #[inline(always)]
     fn execute_at(
         &mut self,
         end: &mut LocalEnd,
@@ -204,18 +207,21 @@ impl ChannelTurn {
         record: &mut LocalRecord,
         most: u32,
     ) -> LocalReply {
-        let serial = ctx.env.channels.answerers[self.at].serial;
         let (to, least) = (record.to, self.left.saturating_sub(most));
         loop {
-            let reply = if end.is_peer(record, serial) {
+            let reply = if end.is_peer(record, self.serial) {
                 if !self.looked && end.must_look(record) {
                     return LocalReply::Look;
                 }
-                let Some(data) = ctx.env.channels.answerers[self.at].data(record) else {
-                    return LocalReply::Broken;
+                let data = if record.is_short() {
+                    Some(record.body.as_ptr())
+                } else {
+                    ctx.env.channels.answerers[self.at].data(record)
                 };
-                self.met |= !end.met;
-                end.met = true;
+                let Some(data) = data else { return LocalReply::Broken };
+                if !end.met {
+                    (self.met, end.met) = (true, true);
+                }
                 end.on_request(ctx, record, data)
             } else {
                 ctx.env.channels.reply_with(record.answer(answer::GONE))
@@ -233,9 +239,8 @@ impl ChannelTurn {
             if reply != LocalReply::None || self.left == least {
                 return reply;
             }
-            if !answerer.next(record) {
-                return LocalReply::Last;
-            }
+            let Some(next) = answerer.next() else { return LocalReply::Last };
+            *record = next;
             if record.to != to || record.op >= control::PROPOSE {
                 return LocalReply::None;
             }
@@ -246,7 +251,6 @@ impl ChannelTurn {
 }
 
 /// Goes on with the answer to a READ. False: there is no room.
-#[inline(never)]
 fn answer_read((nic, env): NicEnv<'_>, at: usize, now: Nanos) -> bool {
     let Some(mut read) = env.channels.answerers[at].reading.take() else { return true };
     loop {
@@ -284,7 +288,7 @@ fn break_off(channels: &mut Channels, at: usize) {
 }
 
 /// Takes answers, and completes what is done; says how much came.
-#[inline]
+#[inline(always)]
 pub(super) fn take_answers((nic, env): NicEnv<'_>, now: Nanos) -> u32 {
     let mut came = 0;
     for at in 0..env.channels.askers.len() {
@@ -296,6 +300,13 @@ pub(super) fn take_answers((nic, env): NicEnv<'_>, now: Nanos) -> u32 {
     came
 }
 
+/// [`take_answers`] before a request is executed.
+#[inline(never)]
+fn look((nic, env): NicEnv<'_>, now: Nanos) {
+    take_answers((nic, env), now);
+}
+
+#[inline(never)]
 fn take_from((nic, env): NicEnv<'_>, at: u32, now: Nanos) -> u32 {
     let mut taken = 0;
     let Some(asker) = env.channels.asker(at) else { return 0 };

@@ -124,7 +124,7 @@ impl LocalEnd {
     /// Whatever is wrong with a message of UC, it is dropped, and the next one may begin (IBTA 9.8.2.2).
     #[cold]
     pub(super) fn drop_message(&mut self, ctx: &mut Ctx<'_>) -> LocalReply {
-        ctx.stats.drop_no_recv.inc();
+        ctx.stats().drop_no_recv.inc();
         self.inbound = LocalInbound::Dropped;
         LocalReply::None
     }
