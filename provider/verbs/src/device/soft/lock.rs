@@ -4,6 +4,7 @@
 //! instructions of every call. Who waits sleeps in the kernel, as there.
 
 use std::cell::UnsafeCell;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::panic::RefUnwindSafe;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -30,6 +31,16 @@ impl<T> RefUnwindSafe for CardLock<T> {}
 /// The lock is held while this lives.
 pub(super) struct CardGuard<'a, T> {
     lock: &'a CardLock<T>,
+    /// It may go where a `&mut T` may
+    value: PhantomData<&'a mut T>,
+}
+
+impl<'a, T> CardGuard<'a, T> {
+    /// Of a lock that was just taken.
+    #[inline]
+    fn of(lock: &'a CardLock<T>) -> Self {
+        CardGuard { lock, value: PhantomData }
+    }
 }
 
 impl<T> CardLock<T> {
@@ -41,7 +52,7 @@ impl<T> CardLock<T> {
     #[inline]
     pub(super) fn try_lock(&self) -> Option<CardGuard<'_, T>> {
         let taken = self.state.compare_exchange(OPEN, HELD, Ordering::Acquire, Ordering::Relaxed);
-        taken.is_ok().then(|| CardGuard { lock: self })
+        taken.is_ok().then(|| CardGuard::of(self))
     }
 
     /// Takes the lock as soon as it is open.
@@ -68,7 +79,7 @@ impl<T> CardLock<T> {
             }
             self.spin();
         }
-        CardGuard { lock: self }
+        CardGuard::of(self)
     }
 
     /// Looks for a moment whether the lock opens: a program's polls take it again before one that slept is

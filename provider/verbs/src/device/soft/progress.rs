@@ -64,6 +64,8 @@ impl Soft {
             return self.poll_all(guard, cq, wanted);
         }
         if guard.local.wire_idle >= WIRE_IDLE && guard.env.channels.are_idle() {
+            drop(guard);
+            self.serve_doorbells();
             return false;
         }
         self.poll_channels(guard, cq, wanted)
@@ -77,8 +79,12 @@ impl Soft {
             self.serve_doorbells();
             return true;
         }
-        let idle = guard.local.wire_idle >= WIRE_IDLE;
-        if !idle {
+        /* what a READ's answer that went on has raised is told */
+        let idle = guard.local.wire_idle >= WIRE_IDLE && guard.env.events.is_empty();
+        if idle {
+            drop(guard);
+            self.serve_doorbells();
+        } else {
             self.run_card(guard, cq, wanted);
         }
         !idle

@@ -139,7 +139,10 @@ impl LocalEnd {
             _ if !direct.access.contains(need) => Err(NotCopied::Unknown),
             SendOp::Write | SendOp::Read => {
                 let target = PeerBytes { only_mapped, ..self.target(wqe, remote, direct, need) };
-                self.copy_all(ctx, wqe, direct, &target)
+                let read = wqe.op == SendOp::Read;
+                let bytes = if read { &ctx.stats().rx_bytes } else { &ctx.stats().tx_bytes };
+                let copied = self.copy_all(ctx, wqe, direct, &target);
+                copied.inspect(|_| bytes.add(u64::from(wqe.length)))
             }
             _ => self.change_word(ctx, &self.whole(wqe), direct, need).ok_or(NotCopied::Unknown),
         };
@@ -217,8 +220,6 @@ impl LocalEnd {
         if wqe.length > PIECE && !direct.memory.opens(target) {
             return Err(NotCopied::Unknown);
         }
-        let bytes = if read { &ctx.stats().rx_bytes } else { &ctx.stats().tx_bytes };
-        bytes.add(u64::from(wqe.length));
         if wqe.length <= TAIL
             && let Some(here) = self.one_piece(ctx, wqe, read)
         {
