@@ -1,4 +1,4 @@
-//! Connected queue pairs of one host: requests that fail, that are refused, or whose peer is in error or gone.
+//! Connected queue pairs of one host: requests that fail or are refused, and peers in error or gone.
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
