@@ -38,7 +38,7 @@ const NAMES: [&str; 6] =
 const WARM: usize = 64;
 /// Peers of a card in a crowd, and polls before those that count: until all know how to tell it of something.
 const CROWD: usize = 100;
-const POLLS: usize = 160_000;
+const POLLS: usize = 320_000;
 
 /// One end of the connections.
 struct Side {
