@@ -12,6 +12,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
+use crate::ParentOnly;
 use crate::quiet::without_signals;
 
 /// Nobody changes a file's size.
@@ -32,7 +33,16 @@ pub fn create(name: &CStr, len: usize, seals: SealFlag) -> io::Result<(MmapRaw, 
     Ok((map, file))
 }
 
-/// The same, of a size that stays, and not mapped.
+/// The same, and children of this process do not have the mapping.
+///
+/// # Errors
+/// As of [`create`], and madvise(2).
+pub fn create_ours(name: &CStr, len: usize, seals: SealFlag) -> io::Result<(ParentOnly, File)> {
+    let (map, file) = create(name, len, seals)?;
+    Ok((ParentOnly::new(map)?, file))
+}
+
+/// As [`create`], of a size that stays, and not mapped.
 ///
 /// # Errors
 /// As of [`create`].

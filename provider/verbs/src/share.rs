@@ -25,7 +25,6 @@ mod kept;
 mod mapped;
 mod mrs;
 mod names;
-mod parent_only;
 mod peer;
 mod readers;
 

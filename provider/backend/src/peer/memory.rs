@@ -4,13 +4,13 @@
 //! are in use. What lies in it is the affair of rings ([`RingMemory`], and [`super::channel`]).
 
 use std::fs::File;
-use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::MmapOptions;
 use starverbs_rings::{MessageHead, MessageReader, MessageWriter};
 
+use crate::ParentOnly;
 use crate::sealed::{self, SIZE_STAYS};
 
 /// Lanes of a session: in each one ring each way.
@@ -24,58 +24,37 @@ const LEN: usize = DATA + 2 * LANES * RING;
 const _: () = assert!(2 * LANES * size_of::<MessageHead>() <= DATA);
 
 /// Memory that two processes have mapped.
-pub(super) struct SharedMapping {
-    map: ManuallyDrop<MmapRaw>,
-    /// Who mapped it: a forked child does not have it
-    process: u32,
-}
+pub(super) struct SharedMapping(ParentOnly);
 
 impl SharedMapping {
     /// So many bytes of new memory, all zero, and the file that the other process is to map. `None`: the
     /// system gives none.
     pub(super) fn create(len: usize) -> Option<(SharedMapping, File)> {
-        let (map, file) = sealed::create(c"starverbs", len, SIZE_STAYS).ok()?;
-        Some((SharedMapping::keep(map)?, file))
+        let (map, file) = sealed::create_ours(c"starverbs", len, SIZE_STAYS).ok()?;
+        Some((SharedMapping(map), file))
     }
 
     /// Maps what the other process made. `None`: it is something else, or can still be made shorter.
     pub(super) fn open(file: OwnedFd, len: usize) -> Option<SharedMapping> {
         let file = File::from(file);
         let right = sealed::check(&file, SIZE_STAYS) == Some(len);
-        SharedMapping::keep(right.then(|| MmapOptions::new().len(len).map_raw(&file))?.ok()?)
+        let map = right.then(|| MmapOptions::new().len(len).map_raw(&file))?.ok()?;
+        Some(SharedMapping(ParentOnly::new(map).ok()?))
     }
 
     /// Where it begins: at a page.
     pub(super) fn base(&self) -> NonNull<u8> {
         // SAFETY: a mapping is not at 0.
-        unsafe { NonNull::new_unchecked(self.map.as_mut_ptr()) }
+        unsafe { NonNull::new_unchecked(self.0.as_mut_ptr()) }
     }
 
     /// Writes bytes anywhere, as a hostile peer may.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn scribble(&self, at: usize, bytes: &[u8]) {
-        let at = at.min(self.map.len());
-        let len = bytes.len().min(self.map.len() - at);
+        let at = at.min(self.0.len());
+        let len = bytes.len().min(self.0.len() - at);
         // SAFETY: inside of the mapping, to which there are no references but those of atomics.
-        unsafe { self.map.as_mut_ptr().add(at).copy_from(bytes.as_ptr(), len) };
-    }
-
-    fn keep(map: MmapRaw) -> Option<SharedMapping> {
-        let memory = SharedMapping { map: ManuallyDrop::new(map), process: std::process::id() };
-        // SAFETY: the whole mapping is ours; what changes is what a fork does.
-        let kept =
-            unsafe { libc::madvise(memory.map.as_mut_ptr().cast(), memory.map.len(), libc::MADV_DONTFORK) };
-        (kept == 0).then_some(memory)
-    }
-}
-
-impl Drop for SharedMapping {
-    fn drop(&mut self) {
-        /* in a forked child something else may lie there */
-        if self.process == std::process::id() {
-            // SAFETY: dropped here alone.
-            unsafe { ManuallyDrop::drop(&mut self.map) };
-        }
+        unsafe { self.0.as_mut_ptr().add(at).copy_from(bytes.as_ptr(), len) };
     }
 }
 

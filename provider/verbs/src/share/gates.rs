@@ -11,8 +11,8 @@ use starverbs_backend::sealed::{self, ONLY_OURS};
 use starverbs_rings::Incarnation;
 
 use super::file::{self, OTHER};
-use super::parent_only::ParentOnly;
 use crate::error::Result;
+use starverbs_backend::ParentOnly;
 
 /// Queue pairs with a gate at once.
 const GATES: usize = 1 << 17;
@@ -34,7 +34,7 @@ fn all(map: &MmapRaw) -> &[Incarnation; GATES] {
 
 /// A card's gates.
 pub(crate) struct Gates {
-    map: MmapRaw,
+    map: ParentOnly,
     free: Vec<u32>,
     used: u32,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Gates {
 impl Gates {
     /// All closed, and the file for peers.
     pub(crate) fn create() -> Result<(Gates, File)> {
-        let (map, file) = sealed::create(c"starverbs", LEN, ONLY_OURS)?;
+        let (map, file) = sealed::create_ours(c"starverbs", LEN, ONLY_OURS)?;
         Ok((Gates { map, free: Vec::new(), used: 0 }, file))
     }
 

@@ -12,7 +12,7 @@ use starverbs_backend::sealed::{self, SealFlag};
 
 use super::backing::FileBytes;
 use super::file;
-use super::parent_only::ParentOnly;
+use starverbs_backend::ParentOnly;
 
 /// Files of one process at once.
 const FILES: usize = 64;

@@ -6,15 +6,15 @@ use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use memmap2::{MmapMut, MmapOptions, MmapRaw};
+use memmap2::{MmapMut, MmapOptions};
 use starverbs_backend::sealed::{self, ONLY_OURS};
 use starverbs_core::mr::{Backing, KEY_BITS, MAX_MR, MrEntry, Storage};
 use starverbs_core::{Access, NicError, PdId};
 use starverbs_rings::{Incarnation, budget};
 
 use super::file::{self, FileAt, OTHER};
-use super::parent_only::ParentOnly;
 use crate::error::Result;
+use starverbs_backend::ParentOnly;
 
 /// "SVMRS" and the layout's version.
 const MAGIC: u64 = u64::from_le_bytes(*b"SVMRS\0\0\x02");
@@ -65,7 +65,7 @@ pub(crate) struct MrTag {
 
 /// The card's table.
 pub(crate) struct MrMemory {
-    map: MmapRaw,
+    map: ParentOnly,
     /// Whose pages are taken as the table grows; `None`: memory of this process alone
     file: Option<File>,
     /// Entries so far, and at most
@@ -82,9 +82,9 @@ impl MrMemory {
     pub(super) fn create(keys: u32) -> Result<MrMemory> {
         let capacity = (keys as usize / 4 * 5 + 4096).min(MAX_MR);
         let len = size_of::<Head>() + capacity * size_of::<MrEntry>();
-        let (map, file) = match sealed::create(c"starverbs", len, ONLY_OURS) {
+        let (map, file) = match sealed::create_ours(c"starverbs", len, ONLY_OURS) {
             Ok((map, file)) => (map, Some(file)),
-            Err(_) => (MmapRaw::from(MmapMut::map_anon(len)?), None),
+            Err(_) => (ParentOnly::new(MmapMut::map_anon(len)?.into())?, None),
         };
         let memory = MrMemory { map, file, entries: 0, capacity };
         memory.head().magic.store(MAGIC, Ordering::Release);

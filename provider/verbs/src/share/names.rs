@@ -7,7 +7,8 @@
 use std::fs::File;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::MmapOptions;
+use starverbs_backend::ParentOnly;
 use starverbs_backend::sealed::{self, ONLY_OURS};
 use starverbs_rings::Incarnation;
 
@@ -105,12 +106,12 @@ impl FileRecord {
 }
 
 /// The names, mapped: the exporter's to write, importers' to read.
-pub(super) struct Names(MmapRaw);
+pub(super) struct Names(ParentOnly);
 
 impl Names {
     /// None yet, in a memory file that nobody but this mapping can change.
     pub(super) fn create(about: &Whereabouts) -> Result<(Names, File)> {
-        let (map, file) = sealed::create(c"starverbs", size_of::<Layout>(), ONLY_OURS)?;
+        let (map, file) = sealed::create_ours(c"starverbs", size_of::<Layout>(), ONLY_OURS)?;
         let names = Names(map);
         let all = names.all();
         all.token.store(about.token, Ordering::Relaxed);
@@ -126,7 +127,8 @@ impl Names {
         if file::check(file, ONLY_OURS)? != size_of::<Layout>() {
             return Err(OTHER);
         }
-        let names = Names(MmapOptions::new().len(size_of::<Layout>()).map_raw_read_only(file)?);
+        let map = MmapOptions::new().len(size_of::<Layout>()).map_raw_read_only(file)?;
+        let names = Names(ParentOnly::new(map)?);
         let known = names.all().magic.load(Ordering::Relaxed) == MAGIC;
         /* loads from pages that one may not write must be relaxed; fences order them, here and below */
         fence(Ordering::Acquire);

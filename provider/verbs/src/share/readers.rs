@@ -13,8 +13,8 @@ use starverbs_backend::sealed::{self, SIZE_STAYS};
 use starverbs_rings::ReaderSlot;
 
 use super::file::{self, FileAt, FileIdentity, OTHER};
-use super::parent_only::ParentOnly;
 use crate::error::{Result, VerbsError};
+use starverbs_backend::ParentOnly;
 
 /// Readers of a card's memory at once.
 const SLOTS: usize = 64;
@@ -37,7 +37,7 @@ fn all(map: &MmapRaw) -> &[PaddedSlot; SLOTS] {
 
 /// The slots of a card's readers, as the card has them.
 pub(super) struct Readers {
-    slots: MmapRaw,
+    slots: ParentOnly,
     file: File,
     is: FileIdentity,
 }
@@ -45,7 +45,7 @@ pub(super) struct Readers {
 impl Readers {
     /// All free.
     pub(super) fn create() -> Result<Readers> {
-        let (map, file) = sealed::create(c"starverbs", size_of::<[PaddedSlot; SLOTS]>(), SIZE_STAYS)?;
+        let (map, file) = sealed::create_ours(c"starverbs", size_of::<[PaddedSlot; SLOTS]>(), SIZE_STAYS)?;
         Ok(Readers { slots: map, is: FileIdentity::of(&file)?, file })
     }
 

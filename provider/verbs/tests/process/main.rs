@@ -6,6 +6,7 @@ mod common;
 
 mod budget;
 mod log;
+mod others;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,15 +1,38 @@
-//! A mapping that forked children do not have.
+//! A mapping that forked children do not have, and what tells them from their parent.
 
+use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use memmap2::MmapRaw;
 
-use crate::error::{Result, VerbsError};
-use crate::process;
+/// Forks of this process so far, counted in the children: a device of an earlier count is the parent's.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Forks so far, as far as anybody needs to know.
+#[inline]
+pub fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// Counts forks in the children, from now on, and has them hold nothing of the device's that others see.
+pub fn watch_forks() {
+    extern "C" fn in_child() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
+        crate::let_go();
+    }
+    static ONCE: Once = Once::new();
+    // SAFETY: the handler is async-signal-safe, and stays as long as the library: it must not be
+    // unloaded, as every library with threads.
+    ONCE.call_once(|| unsafe {
+        libc::pthread_atfork(None, None, Some(in_child));
+    });
+}
 
 /// A mapping of a memory file, of the process that made it alone.
-pub(super) struct ParentOnly {
+pub struct ParentOnly {
     map: ManuallyDrop<MmapRaw>,
     forks: u32,
 }
@@ -19,19 +42,20 @@ impl ParentOnly {
     ///
     /// # Errors
     /// What madvise(2) says.
-    pub(super) fn new(map: MmapRaw) -> Result<ParentOnly> {
+    pub fn new(map: MmapRaw) -> io::Result<ParentOnly> {
+        watch_forks();
         // SAFETY: the whole mapping is ours; what changes is what a fork does.
         let kept = unsafe { libc::madvise(map.as_mut_ptr().cast(), map.len(), libc::MADV_DONTFORK) };
         if kept != 0 {
-            return Err(VerbsError::last_os());
+            return Err(io::Error::last_os_error());
         }
-        Ok(ParentOnly { map: ManuallyDrop::new(map), forks: process::forks() })
+        Ok(ParentOnly { map: ManuallyDrop::new(map), forks: forks() })
     }
 
     /// False in a child, where something else may lie at its address.
     #[inline]
-    pub(super) fn is_ours(&self) -> bool {
-        self.forks == process::forks()
+    pub fn is_ours(&self) -> bool {
+        self.forks == forks()
     }
 }
 
