@@ -22,7 +22,7 @@ use crate::{BackendError, Woken};
 const SLOTS: usize = 16;
 /// Empty looks after which a socket is looked at less often,
 const QUIET: u32 = 64;
-/// namely in one round of so many.
+/// namely once in so many rounds.
 const QUIET_EVERY: u32 = 32;
 /// Rounds in a row in which one socket has something, before the others are looked at.
 const IN_A_ROW: u32 = 8;
@@ -96,6 +96,8 @@ struct HalfSocket {
     socket: Arc<Socket>,
     /// Empty looks since something came
     empty_looks: u32,
+    /// It is looked at when its turn comes, however many there were
+    due: bool,
 }
 
 /// The receiving half of both ports.
@@ -126,7 +128,10 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
         let sources = halves.iter().flat_map(|(side, half)| {
             let (side, port) = (*side, half.port);
             let sockets = [Some(&half.v4), half.v6.as_ref()].into_iter().flatten();
-            sockets.map(move |socket| HalfSocket { side, port, socket: Arc::clone(socket), empty_looks: 0 })
+            sockets.map(move |socket| {
+                let socket = Arc::clone(socket);
+                HalfSocket { side, port, socket, empty_looks: 0, due: true }
+            })
         });
         let sources = sources.collect();
         Ok(StarRx {
@@ -158,16 +163,19 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
             return 1;
         }
         self.rounds = self.rounds.wrapping_add(1);
-        let all = self.rounds.is_multiple_of(QUIET_EVERY);
+        if self.rounds.is_multiple_of(QUIET_EVERY) {
+            self.sources.iter_mut().for_each(|source| source.due = true);
+        }
         let stays = (1..IN_A_ROW).contains(&self.in_a_row);
         for n in 0..self.sources.len() {
             if n > 0 || !stays {
                 (self.turn, self.in_a_row) = ((self.turn + 1) % self.sources.len(), 0);
             }
             let source = &mut self.sources[self.turn];
-            if source.empty_looks >= QUIET && !all {
+            if source.empty_looks >= QUIET && !source.due {
                 continue;
             }
+            source.due = false;
             self.counters.rx_syscalls.inc();
             let got = self.inbox.fill(source.socket.as_raw_fd());
             if got > 0 {

@@ -31,9 +31,9 @@ fn settings(ip: IpAddr) -> Settings {
     Settings { addrs: Some(vec![ip]), ..Settings::default() }
 }
 
-fn read(qpn: u32, len: u16) -> StarHead {
-    let header = StarHeader {
-        ptype: Ptype::Gd,
+fn header(ptype: Ptype, qpn: u32, len: u16) -> StarHeader {
+    StarHeader {
+        ptype,
         opt: Opt::Read,
         migrate: false,
         ack: true,
@@ -42,8 +42,11 @@ fn read(qpn: u32, len: u16) -> StarHead {
         psn: Psn::new(5),
         addr: 0x1000,
         len,
-    };
-    StarHead::to_stateless(header, PREFIX, &token())
+    }
+}
+
+fn read(qpn: u32, len: u16) -> StarHead {
+    StarHead::to_stateless(header(Ptype::Gd, qpn, len), PREFIX, &token())
 }
 
 /// Waits for the next packet; gives its side, where it came from, its type and its data.
@@ -97,6 +100,47 @@ fn there_and_back(ip: IpAddr) {
     assert_eq!([&theirs.tx_packets, &theirs.tx_bytes].map(|c| c.get()), [3, 3 * 4096]);
     for (from, to) in [(ours, theirs), (theirs, ours)] {
         assert_eq!((to.rx_packets.get(), to.rx_bytes.get()), (from.tx_packets.get(), from.tx_bytes.get()));
+    }
+}
+
+/// A socket that was quiet for long is read soon after something came, however much comes to another.
+#[test]
+fn no_socket_waits_for_another_to_be_empty() {
+    let settings = settings(IpAddr::from([127, 0, 0, 1]));
+    let counters = [Counters::default(), Counters::default()];
+    let ((mut tx, _), addrs) = open_one(&settings, &counters[0]);
+    let ((peer, mut rx), _) = open_one(&settings, &counters[1]);
+    let to = Av { sgid: addrs[0].gid, dgid: addrs[0].gid, ..Av::default() };
+    let mut send = |half: CardHalf| {
+        let head = match half {
+            CardHalf::Stateless => read(1, 64),
+            CardHalf::Stateful => StarHead::to_stateful(header(Ptype::Rda, 1, 0)),
+        };
+        tx.send(&to, peer.port(half), &head, &[], Payload::EMPTY, false);
+        tx.flush(0);
+    };
+    let mut take = || {
+        let got = rx.recv();
+        let side = rx.next_packet().map(|packet| packet.side);
+        while rx.next_packet().is_some() {}
+        (got, side)
+    };
+    for phase in 0..32 {
+        while take().0 > 0 {}
+        (0..1000).for_each(|_| assert_eq!(take(), (0, None)));
+        send(CardHalf::Stateless);
+        while take().1.is_none() {}
+        for _ in 0..100 + phase {
+            send(CardHalf::Stateless);
+            assert_eq!(take(), (1, Some(CardHalf::Stateless)));
+        }
+        assert_eq!(take(), (0, None));
+        send(CardHalf::Stateful);
+        let is_taken = (0..100).any(|_| {
+            send(CardHalf::Stateless);
+            take().1 == Some(CardHalf::Stateful)
+        });
+        assert!(is_taken, "phase {phase}");
     }
 }
 
