@@ -290,7 +290,10 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     /// were not taken with [`Rx::next_frame`] stay, and nothing is received.
     #[inline]
     pub fn recv(&mut self) -> usize {
-        self.rounds = self.rounds.wrapping_add(1);
+        /* a round that takes nothing is none: what is due in one of so many might come to those alone */
+        if !self.has_left() {
+            self.rounds = self.rounds.wrapping_add(1);
+        }
         /* a wire that has been quiet while frames come by memory or to other ports is looked at less often */
         let rests = self.quiet >= QUIET && (self.others || self.peers.may_have_frames());
         let all_by_blocks = self.wire.is_none() && !self.peers.may_have_frames();
@@ -301,10 +304,16 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         })
     }
 
+    /// Whether frames of the round before were not taken.
+    #[inline]
+    fn has_left(&self) -> bool {
+        self.cursor.is_some() || !self.wire_left.is_empty() || !self.block_left.is_empty()
+    }
+
     /// Takes datagrams from these sockets.
     #[inline]
     fn recv_from(&mut self, at: LookedAt) -> usize {
-        if self.cursor.is_some() || !self.wire_left.is_empty() || !self.block_left.is_empty() {
+        if self.has_left() {
             return 1;
         }
         let mut got = 0;
