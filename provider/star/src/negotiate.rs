@@ -153,7 +153,7 @@ impl Negotiation {
         self.answered
     }
 
-    /// The peer has said which version of the protocol its card has.
+    /// The peer has said in a round which version of the protocol its card has.
     pub fn note_version(&mut self, version: u8) {
         self.foreign = version != VERSION;
     }
@@ -230,9 +230,13 @@ impl Negotiation {
         (self.answered, self.silent) = (true, 0);
         match *message {
             Control::Offer { preference, stateful, threshold, boot, ports, version } => {
-                self.note_version(version);
+                let foreign = version != VERSION;
+                /* an Offer can be forged: who sends it keeps a connection that runs from no change */
+                if self.settled.is_none() || !foreign {
+                    self.foreign = foreign;
+                }
                 /* as if it had no StaR, whatever was settled with the card of before */
-                if self.foreign {
+                if foreign {
                     self.plain();
                     return Some(Control::Plain);
                 }
