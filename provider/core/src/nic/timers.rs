@@ -26,12 +26,23 @@ const CROWD: usize = 64;
 /// Not in the heap.
 const OFF: u32 = u32::MAX;
 
-/// Which entry comes first: the earlier, of equals the smaller number.
+/// A deadline, whose it is, and its place's number, in one number: which entry comes first is one comparison.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct TimerEntry {
-    at: Nanos,
-    who: u32,
-    id: u32,
+struct TimerEntry(u128);
+
+impl TimerEntry {
+    fn new(at: Nanos, who: u32, id: u32) -> Self {
+        TimerEntry(u128::from(at) << 64 | u128::from(who) << 32 | u128::from(id))
+    }
+    fn at(self) -> Nanos {
+        (self.0 >> 64) as Nanos
+    }
+    fn who(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+    fn id(self) -> u32 {
+        self.0 as u32
+    }
 }
 
 /// The deadlines.
@@ -72,23 +83,24 @@ impl Timers {
     /// The deadline is at `at`, unless it is earlier already; `who` gets it when it comes.
     pub fn arm(&mut self, id: TimerId, at: Nanos, who: u32) {
         let mut place = self.places[id.0 as usize] as usize;
-        if let Some(entry) = self.heap.get_mut(place) {
-            if entry.at <= at {
+        let mut entry = TimerEntry::new(at, who, id.0);
+        if let Some(before) = self.heap.get(place) {
+            if before.at() <= at {
                 return;
             }
-            entry.at = at;
+            entry = TimerEntry::new(at, before.who(), id.0);
         } else {
             place = self.heap.len();
-            self.heap.push_in_room(TimerEntry { at, who, id: id.0 });
+            self.heap.push_in_room(entry);
         }
-        self.up(place);
+        self.up(place, entry);
     }
 
     /// The next one whose deadline has come, and who has none afterwards.
     pub fn pop_due(&mut self, now: Nanos) -> Option<u32> {
-        let first = *self.heap.first().filter(|first| first.at <= now)?;
+        let first = *self.heap.first().filter(|first| first.at() <= now)?;
         self.take(0);
-        Some(first.who)
+        Some(first.who())
     }
 
     /// Whether there are so many deadlines that one which means nothing any more is better taken out at once.
@@ -99,55 +111,53 @@ impl Timers {
 
     /// The earliest deadline.
     pub fn next(&self) -> Option<Nanos> {
-        self.heap.first().map(|first| first.at)
+        self.heap.first().map(|first| first.at())
     }
 
     /// Takes an entry out; the last one fills the gap.
     fn take(&mut self, place: usize) {
-        if place >= self.heap.len() {
-            return;
-        }
-        let gone = self.heap.swap_remove(place);
-        self.places[gone.id as usize] = OFF;
-        if place < self.heap.len() {
-            self.down(place);
-            self.up(place);
+        let Some(gone) = self.heap.get(place).copied() else { return };
+        self.places[gone.id() as usize] = OFF;
+        let last = self.heap.pop().filter(|_| place < self.heap.len());
+        let Some(last) = last else { return };
+        if place > 0 && last < self.heap[(place - 1) / 2] {
+            self.up(place, last);
+        } else {
+            self.down(place, last);
         }
     }
 
-    /// Moves the entry at `place` before those that it precedes.
-    fn up(&mut self, mut place: usize) {
-        while place > 0 && self.heap[place] < self.heap[(place - 1) / 2] {
+    fn put(&mut self, place: usize, entry: TimerEntry) {
+        self.heap[place] = entry;
+        self.places[entry.id() as usize] = place as u32;
+    }
+
+    /// Puts `entry` at `place`, or before those above that it precedes.
+    fn up(&mut self, mut place: usize, entry: TimerEntry) {
+        while place > 0 {
             let parent = (place - 1) / 2;
-            self.swap(place, parent);
-            place = parent;
-        }
-        self.places[self.heap[place].id as usize] = place as u32;
-    }
-
-    /// Moves the entry at `place` behind those that precede it.
-    fn down(&mut self, mut place: usize) {
-        loop {
-            let (left, right) = (2 * place + 1, 2 * place + 2);
-            let mut least = place;
-            for child in [left, right] {
-                if child < self.heap.len() && self.heap[child] < self.heap[least] {
-                    least = child;
-                }
-            }
-            if least == place {
+            let above = self.heap[parent];
+            if above <= entry {
                 break;
             }
-            self.swap(place, least);
-            place = least;
+            self.put(place, above);
+            place = parent;
         }
-        self.places[self.heap[place].id as usize] = place as u32;
+        self.put(place, entry);
     }
 
-    fn swap(&mut self, a: usize, b: usize) {
-        self.heap.swap(a, b);
-        self.places[self.heap[a].id as usize] = a as u32;
-        self.places[self.heap[b].id as usize] = b as u32;
+    /// Puts `entry` at `place`, or behind those below that precede it.
+    fn down(&mut self, mut place: usize, entry: TimerEntry) {
+        while let Some(&left) = self.heap.get(2 * place + 1) {
+            let right = self.heap.get(2 * place + 2).copied().filter(|right| *right < left);
+            let (least, child) = right.map_or((left, 2 * place + 1), |right| (right, 2 * place + 2));
+            if entry <= least {
+                break;
+            }
+            self.put(place, least);
+            place = child;
+        }
+        self.put(place, entry);
     }
 }
 
