@@ -15,6 +15,9 @@ use crate::wire::{Opt, Queue};
 
 use super::{SlQp, SlState};
 
+/// So few receives at SF that more leave as soon as they are posted.
+const FEW_RECVS: u32 = 1;
+
 /// What became of a WQE that was to be added to a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Added {
@@ -57,8 +60,7 @@ impl<E: StarEnv> SlQp<E> {
     fn supply_packed(&mut self, env: &mut E, now: Nanos, memory: &MrTable<E::Mrs>) {
         let mut room = env.can_send_star();
         let sends = room && self.may_send();
-        /* until none is found: only then does the next post ring */
-        let mut found = room && (sends || !self.holds_recvs()) && self.take_recv();
+        let mut found = room && self.looks_for_recvs() && (sends || !self.holds_recvs()) && self.take_recv();
         if !found && !sends {
             return;
         }
@@ -69,7 +71,7 @@ impl<E: StarEnv> SlQp<E> {
             if batch.left() < recv_len(self.stride) {
                 room = self.ship(env, &mut batch);
             }
-            found = room && self.take_recv();
+            found = room && self.looks_for_recvs() && self.take_recv();
         }
         while room && self.may_send() {
             let carried = self.carries_next();
@@ -155,11 +157,22 @@ impl<E: StarEnv> SlQp<E> {
         owed > 0 && there.saturating_add(owed) > self.init.setup.rq_depth && self.has_recv()
     }
 
+    /// Receives that SF has, or that are on their way there.
+    fn recvs_there(&self) -> u32 {
+        self.recv.next.wrapping_sub(self.recv.una)
+    }
+
     /// Whether receives wait for more of them, or for a send to go with: SF has more than there are. Each
     /// that it uses is a reason to look again.
     fn holds_recvs(&self) -> bool {
-        let packed = self.init.form == Form::Packed && !self.init.setup.srq;
-        packed && self.init.rq.len() < self.recv.next.wrapping_sub(self.recv.una)
+        let (packed, there) = (self.init.form == Form::Packed && !self.init.setup.srq, self.recvs_there());
+        packed && there > FEW_RECVS && self.init.rq.len() < there
+    }
+
+    /// Whether a receive is worth looking for: where none is found, the next post rings. While SF has more than
+    /// a few, that it uses one is early enough to look at what was posted meanwhile.
+    fn looks_for_recvs(&self) -> bool {
+        self.init.setup.srq || self.recvs_there() <= FEW_RECVS || !self.init.rq.is_empty()
     }
 
     /// Whether the next send may be sent now.
