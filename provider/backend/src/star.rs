@@ -36,7 +36,7 @@ pub use calls::PATIENCE;
 pub use host::{NicEnv, OpenError, StarHost};
 pub use info::{Settled, StarInfo};
 pub use port::{StarCard, StarPort};
-pub use rx::{ReceivedPacket, StarRx};
+pub use rx::{FollowingPackets, ReceivedPacket, StarRx};
 pub use sealing::Sealing;
 pub use tx::{StarFraming, StarTx};
 

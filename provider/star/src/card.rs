@@ -245,16 +245,25 @@ impl<E: CardEnv> Turn<'_, E> {
         ours
     }
 
-    /// A packet came to the stateful half from `source`. Those for QPs that are no stateful ends are dropped.
-    /// On a QPC-limited card WQEs wait for the QP's context, as requests do; answers and control messages do
-    /// not.
-    pub fn handle_stateful(&mut self, source: &Gid, packet: &StarPacket<'_>) {
-        if self.nic.is_qpc_limited() && self.awaits_context(source, packet) {
+    /// A packet came to the stateful half from `source`, and the packets that `more` gives, which are none of
+    /// control, behind it for the same QP: they go through its engine once. Those for QPs that are no
+    /// stateful ends are dropped. On a QPC-limited card WQEs wait for the QP's context, as requests do;
+    /// answers and control messages do not.
+    pub fn handle_stateful<'p>(
+        &mut self,
+        source: &Gid,
+        packet: &StarPacket<'_>,
+        mut more: impl FnMut() -> Option<StarPacket<'p>>,
+    ) {
+        let limited = self.nic.is_qpc_limited();
+        if limited && self.awaits_context(source, packet) {
             return;
         }
         let done = self.nic.with_engine(self.env, packet.header.qpn, self.now, |engine, ctx| {
             let end = engine.stateful_mut()?;
-            with_card(ctx, |card| end.handle_packet(card, source, packet));
+            /* each may have to wait for itself */
+            let more = || if limited { None } else { more() };
+            with_card(ctx, |card| end.handle_packets(card, source, packet, more));
             Some(())
         });
         if done.flatten().is_none() {

@@ -143,6 +143,17 @@ impl<E: EndpointHost> Ends<E> {
 
     /// A packet came to one of the two ports.
     pub fn handle_packet(&mut self, turn: &mut Turn<'_, E>, inbound: &InboundPacket<'_>) {
+        self.handle_packets(turn, inbound, || None);
+    }
+
+    /// As [`handle_packet`](Ends::handle_packet); `more` gives packets that came behind it in the same way,
+    /// for the same half and QPN, as long as there are any. Those that are not taken come by themselves.
+    pub fn handle_packets<'p>(
+        &mut self,
+        turn: &mut Turn<'_, E>,
+        inbound: &InboundPacket<'_>,
+        more: impl FnMut() -> Option<StarPacket<'p>>,
+    ) {
         let InboundPacket { side, meta, port, packet } = *inbound;
         match side {
             CardHalf::Stateless => self.endpoints.handle_packet(turn, StarSource { meta, port }, packet),
@@ -156,10 +167,10 @@ impl<E: EndpointHost> Ends<E> {
                 let Ok(packet) = opened.map_err(|error| error.count(&self.stats)) else { return };
                 if !self.endpoints.handle_control(turn, &meta.src, &packet) {
                     self.roles.begin_stateful(turn, &mut self.endpoints, &meta.src, &packet);
-                    turn.handle_stateful(&meta.src, &packet);
+                    turn.handle_stateful(&meta.src, &packet, || None);
                 }
             }
-            CardHalf::Stateful => turn.handle_stateful(&meta.src, packet),
+            CardHalf::Stateful => turn.handle_stateful(&meta.src, packet, more),
         }
     }
 

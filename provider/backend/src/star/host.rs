@@ -18,7 +18,7 @@ use starverbs_star::partition::StarPartition;
 use starverbs_star::wire::CardHalf;
 
 use super::port::Stats;
-use super::{Sealing, StarCard, StarRx};
+use super::{ReceivedPacket, Sealing, StarCard, StarRx};
 use crate::{BackendError, Woken, seed};
 
 /// Rounds of receiving in one turn of who was woken.
@@ -87,13 +87,15 @@ impl<E: StarCard> OpenStar<E> {
             rounds += 1;
             let OpenStar { rx, ends, ahead } = self;
             let mut looked = 0;
-            while turn.nic.takes_frames()
-                && let Some(got) = rx.next_packet()
-            {
-                let inbound =
-                    InboundPacket { side: got.side, meta: &got.meta, port: got.port, packet: &got.packet };
-                ends.handle_packet(turn, &inbound);
-                looked = if looked > 0 { looked - 1 } else { fetch(rx, ends, turn, *ahead) };
+            while turn.nic.takes_frames() {
+                let taken = rx.next_packets(|got, more| {
+                    let ReceivedPacket { side, meta, port, packet } = got;
+                    ends.handle_packets(turn, &InboundPacket { side, meta, port, packet }, || more.next());
+                });
+                if taken == 0 {
+                    break;
+                }
+                looked = if looked >= taken { looked - taken } else { fetch(rx, ends, turn, *ahead) };
             }
             got = if rounds < most { self.rx.recv() } else { 0 };
         }

@@ -6,10 +6,8 @@ use std::sync::Arc;
 
 use starverbs_core::wire::icrc::IcrcHeader;
 use starverbs_core::{Counters, FrameMeta, Qpn};
-use starverbs_star::token::Token;
 use starverbs_star::wire::{
-    CRC_LEN, CardHalf, Prefix, StarHeader, StarPacket, Ways, next_of_several, open_several, qpn_in,
-    several_in,
+    CRC_LEN, CardHalf, StarPacket, Ways, next_of_several, open_several, qpn_in, several_in,
 };
 
 use super::Half;
@@ -33,11 +31,36 @@ pub struct ReceivedPacket<'a> {
     /// The half that it is for
     pub side: CardHalf,
     /// Addresses, traffic class and hop limit of its datagram
-    pub meta: FrameMeta,
+    pub meta: &'a FrameMeta,
     /// UDP port that it came from
     pub port: u16,
     /// The packet
-    pub packet: StarPacket<'a>,
+    pub packet: &'a StarPacket<'a>,
+}
+
+/// Packets behind one in its frame, as long as they are for the same QPN, and none of control.
+#[derive(Debug)]
+pub struct FollowingPackets<'a> {
+    side: CardHalf,
+    qpn: Option<Qpn>,
+    rest: &'a [u8],
+    taken: usize,
+}
+
+impl<'a> Iterator for FollowingPackets<'a> {
+    type Item = StarPacket<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<StarPacket<'a>> {
+        let (packet, behind) = next_of_several(self.rest)?;
+        if qpn_in(self.side, packet) != self.qpn {
+            return None;
+        }
+        /* one that is wrong is dropped when its turn comes */
+        let packet = StarPacket::parse(self.side, packet).ok().filter(|packet| !packet.header.migrate)?;
+        (self.rest, self.taken) = (behind, self.taken + 1);
+        Some(packet)
+    }
 }
 
 /// A datagram with the packets in it that are still to come.
@@ -47,29 +70,6 @@ struct Cursor {
     at: usize,
     segment: usize,
     outer: Outer,
-}
-
-/// A packet without its data.
-struct Head {
-    header: StarHeader,
-    prefix: Option<Prefix>,
-    token: Option<Token>,
-    /// Bytes of its data
-    len: usize,
-}
-
-impl Head {
-    #[inline]
-    fn of(packet: &StarPacket<'_>) -> Self {
-        let StarPacket { header, prefix, token, data } = *packet;
-        Head { header, prefix, token, len: data.len() }
-    }
-
-    /// Of a packet without a CRC. `None`: it is none.
-    #[inline]
-    fn parse(side: CardHalf, packet: &[u8]) -> Option<Self> {
-        StarPacket::parse(side, packet).ok().map(|packet| Head::of(&packet))
-    }
 }
 
 /// Between which ports a datagram came, to this one.
@@ -157,7 +157,7 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
     /// Takes datagrams from a socket that has some, without waiting; gives how many. It goes on with the one
     /// that had some before, for a while: each look at another one is a system call. A socket for which
     /// nothing comes is looked at now and then. Packets of the round before that were not taken with
-    /// [`StarRx::next_packet`] stay, and nothing is received.
+    /// [`StarRx::next_packets`] stay, and nothing is received.
     pub fn recv(&mut self) -> usize {
         if self.cursor.is_some() || !self.left.is_empty() {
             return 1;
@@ -205,63 +205,79 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
         self.recv()
     }
 
-    /// The next packet, which was right. What is not is dropped and counted.
-    pub fn next_packet(&mut self) -> Option<ReceivedPacket<'_>> {
+    /// Has `take` see the next packet, which was right, and those behind it of the same QPN, which it may
+    /// take as well. What is not right is dropped and counted. Gives how many packets it has taken: 0, if
+    /// there is none.
+    pub fn next_packets(
+        &mut self,
+        take: impl FnOnce(ReceivedPacket<'_>, &mut FollowingPackets<'_>),
+    ) -> usize {
         let HalfSocket { side, port, .. } = self.sources[self.turn];
         loop {
-            if self.cursor.is_none() {
-                self.cursor = Some(self.next_datagram()?);
-            }
-            let StarRx { cursor: Some(cursor), inbox, several, .. } = &mut *self else { return None };
-            let bytes = inbox.bytes(cursor.slot);
-            let (slot, outer) = (cursor.slot, cursor.outer);
-            let (head, to) = if several.start >= several.end {
-                let from = cursor.at;
-                if from >= bytes.len() {
+            let Some(cursor) = &mut self.cursor else {
+                self.cursor = self.next_datagram();
+                if self.cursor.is_none() {
+                    return 0;
+                }
+                continue;
+            };
+            let bytes = self.inbox.bytes(cursor.slot);
+            let (parsed, rest) = if self.several.is_empty() {
+                let at = cursor.at..(cursor.at + cursor.segment).min(bytes.len());
+                if at.is_empty() {
                     self.cursor = None;
                     continue;
                 }
-                cursor.at = (from + cursor.segment).min(bytes.len());
-                let at = from..cursor.at;
-                if bytes.get(at.clone()).and_then(several_in).is_some() {
-                    self.open_several(port, &outer, slot, at);
-                    continue;
+                cursor.at = at.end;
+                let frame = bytes.get(at.clone()).unwrap_or(&[]);
+                let path = path_of(&cursor.outer, port);
+                let way = self.ways.get(&path);
+                let opened = if several_in(frame).is_some() {
+                    open_several(way, frame).map(|packets| (None, packets))
+                } else {
+                    StarPacket::open_on(side, way, frame).map(|packet| (Some(packet), &[][..]))
+                };
+                if let (Ok(_), Some(capture)) = (&opened, &self.capture) {
+                    capture.frame(&path, &cursor.outer.meta, &[frame]);
                 }
-                (self.open(side, port, &outer, slot, at.clone()), at.end.saturating_sub(CRC_LEN))
+                match opened {
+                    Ok((None, packets)) => {
+                        self.counters.rx_packets.inc();
+                        self.counters.rx_bytes.add(packets.len() as u64);
+                        let end = at.end - CRC_LEN;
+                        self.several = end - packets.len()..end;
+                        continue;
+                    }
+                    Ok((Some(packet), rest)) => {
+                        self.counters.rx_packets.inc();
+                        self.counters.rx_bytes.add(packet.data.len() as u64);
+                        (Ok(packet), rest)
+                    }
+                    Err(error) => (Err(error), &[][..]),
+                }
             } else {
-                let rest = bytes.get(several.clone()).unwrap_or(&[]);
-                let Some((packet, behind)) = next_of_several(rest) else {
-                    *several = 0..0;
+                let several = bytes.get(self.several.clone()).unwrap_or(&[]);
+                let Some((packet, rest)) = next_of_several(several) else {
+                    self.several = 0..0;
                     continue;
                 };
-                *several = several.end - behind.len()..several.end;
-                (Head::parse(side, packet), several.start)
+                (StarPacket::parse(side, packet), rest)
             };
-            let Some(Head { header, prefix, token, len }) = head else {
+            let Ok(packet) = &parsed else {
                 /* what is behind it in its frame is no better: nobody has this card look at much of that */
                 self.several = 0..0;
                 self.counters.star_bad.inc();
                 continue;
             };
-            let data = self.inbox.bytes(slot).get(to - len..to).unwrap_or(&[]);
-            let packet = StarPacket { header, prefix, token, data };
-            return Some(ReceivedPacket { side, meta: outer.meta, port: outer.sport, packet });
-        }
-    }
-
-    /// A frame of several packets is next: they come one by one, if it is right.
-    fn open_several(&mut self, port: u16, outer: &Outer, slot: usize, at: Range<usize>) {
-        let path = path_of(outer, port);
-        let frame = self.inbox.bytes(slot).get(at.clone()).unwrap_or(&[]);
-        let Ok(packets) = open_several(self.ways.get(&path), frame) else {
-            return self.counters.star_bad.inc();
-        };
-        let end = at.end - CRC_LEN;
-        self.several = end - packets.len()..end;
-        self.counters.rx_packets.inc();
-        self.counters.rx_bytes.add(packets.len() as u64);
-        if let Some(capture) = &self.capture {
-            capture.frame(&path, &outer.meta, &[frame]);
+            let qpn = match side {
+                CardHalf::Stateless => packet.prefix.map(|prefix| prefix.qpn),
+                CardHalf::Stateful => Some(packet.header.qpn),
+            };
+            let mut behind = FollowingPackets { side, qpn, rest, taken: 1 };
+            let Outer { meta, sport, .. } = &cursor.outer;
+            take(ReceivedPacket { side, meta, port: *sport, packet }, &mut behind);
+            self.several.start = self.several.end - behind.rest.len();
+            return behind.taken;
         }
     }
 
@@ -297,27 +313,6 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
             None => note(frame),
         });
         packets
-    }
-
-    /// Checks a frame.
-    #[inline]
-    fn open(
-        &mut self,
-        side: CardHalf,
-        port: u16,
-        outer: &Outer,
-        slot: usize,
-        at: Range<usize>,
-    ) -> Option<Head> {
-        let path = path_of(outer, port);
-        let frame = self.inbox.bytes(slot).get(at)?;
-        let packet = StarPacket::open_on(side, self.ways.get(&path), frame).ok()?;
-        if let Some(capture) = &self.capture {
-            capture.frame(&path, &outer.meta, &[frame]);
-        }
-        self.counters.rx_packets.inc();
-        self.counters.rx_bytes.add(packet.data.len() as u64);
-        Some(Head::of(&packet))
     }
 
     fn next_datagram(&mut self) -> Option<Cursor> {

@@ -53,8 +53,13 @@ fn read(qpn: u32, len: u16) -> StarHead {
 fn next(rx: &mut StarRx<&Counters>) -> (CardHalf, Gid, u16, StarHeader, Vec<u8>) {
     for _ in 0..1000 {
         rx.recv();
-        if let Some(got) = rx.next_packet() {
-            return (got.side, got.meta.src, got.port, got.packet.header, got.packet.data.to_vec());
+        let mut came = None;
+        rx.next_packets(|got, _| {
+            let ReceivedPacket { side, meta, port, packet } = got;
+            came = Some((side, meta.src, port, packet.header, packet.data.to_vec()));
+        });
+        if let Some(came) = came {
+            return came;
         }
         let fds: Vec<RawFd> = rx.fds().collect();
         sockopt::wait(&fds, libc::POLLIN, std::time::Duration::from_millis(10));
@@ -103,6 +108,43 @@ fn there_and_back(ip: IpAddr) {
     }
 }
 
+/// Of the packets of a frame, those behind one that are for the same queue pair may be taken with it; what is
+/// left comes by itself.
+#[test]
+fn packets_of_one_queue_pair_are_taken_together() {
+    let settings = settings(IpAddr::from([127, 0, 0, 1]));
+    let counters = Counters::default();
+    let ((mut tx, mut rx), addrs) = open_one(&settings, &counters);
+    let (to, port) =
+        (Av { sgid: addrs[0].gid, dgid: addrs[0].gid, ..Av::default() }, tx.port(CardHalf::Stateful));
+    for most in [0, 1, usize::MAX] {
+        for qpn in [1, 1, 1, 2, 2, 1] {
+            let head = StarHead::to_stateful(header(Ptype::Rda, qpn, 0));
+            tx.send(&to, port, &head, &[], Payload::EMPTY, false);
+        }
+        tx.flush(0);
+        let mut got = Vec::new();
+        while got.iter().map(|(_, taken)| taken).sum::<usize>() < 6 {
+            rx.recv();
+            let mut qpn = 0;
+            let taken = rx.next_packets(|first, more| {
+                qpn = first.packet.header.qpn;
+                assert!(more.take(most).all(|packet| packet.header.qpn == qpn));
+            });
+            if taken > 0 {
+                got.push((qpn, taken));
+            }
+        }
+        let wanted: &[_] = match most {
+            0 => &[(1, 1), (1, 1), (1, 1), (2, 1), (2, 1), (1, 1)],
+            1 => &[(1, 2), (1, 1), (2, 2), (1, 1)],
+            _ => &[(1, 3), (2, 2), (1, 1)],
+        };
+        assert_eq!(got, wanted);
+    }
+    assert_eq!(counters.rx_packets.get(), 3, "each time one frame");
+}
+
 /// A socket that was quiet for long is read soon after something came, however much comes to another.
 #[test]
 fn no_socket_waits_for_another_to_be_empty() {
@@ -121,8 +163,9 @@ fn no_socket_waits_for_another_to_be_empty() {
     };
     let mut take = || {
         let got = rx.recv();
-        let side = rx.next_packet().map(|packet| packet.side);
-        while rx.next_packet().is_some() {}
+        let mut side = None;
+        rx.next_packets(|packet, _| side = Some(packet.side));
+        while rx.next_packets(|_, _| ()) > 0 {}
         (got, side)
     };
     for phase in 0..32 {
@@ -183,7 +226,7 @@ fn what_is_no_packet_is_dropped_and_counted() {
     tx.flush(0);
     assert_eq!(next(&mut rx).3.qpn, 2);
     while rx.recv() > 0 {
-        assert!(rx.next_packet().is_none());
+        assert_eq!(rx.next_packets(|_, _| ()), 0);
     }
     // An empty datagram holds nothing that could be bad.
     assert_eq!((counters.star_bad.get(), counters.rx_packets.get()), (9, 1));
@@ -206,12 +249,12 @@ fn the_fault_of_the_settings_hurts_these_packets_too() {
         tx.send(&to, port, &read(qpn, 8), &[], Payload::EMPTY, false);
         tx.flush(qpn.into());
         while rx.recv() > 0 {
-            got.extend(rx.next_packet().map(|got| got.packet.header.qpn));
+            rx.next_packets(|next, _| got.push(next.packet.header.qpn));
         }
     }
     drop(tx);
     while rx.recv() > 0 {
-        got.extend(rx.next_packet().map(|got| got.packet.header.qpn));
+        rx.next_packets(|next, _| got.push(next.packet.header.qpn));
     }
     let [lost, doubled, corrupted] =
         [&counters.fault_lost, &counters.fault_duplicated, &counters.fault_corrupted].map(|c| c.get());

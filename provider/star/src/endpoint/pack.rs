@@ -169,8 +169,8 @@ impl<E: StarEnv> SlQp<E> {
         packed && there > FEW_RECVS && self.init.rq.len() < there
     }
 
-    /// Whether a receive is worth looking for: where none is found, the next post rings. While SF has more than
-    /// a few, that it uses one is early enough to look at what was posted meanwhile.
+    /// Whether a receive is worth looking for: where none is found, the next post rings. While SF has more
+    /// than a few, that it uses one is early enough to look at what was posted meanwhile.
     fn looks_for_recvs(&self) -> bool {
         self.init.setup.srq || self.recvs_there() <= FEW_RECVS || !self.init.rq.is_empty()
     }

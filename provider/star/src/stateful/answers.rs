@@ -20,17 +20,36 @@ use crate::wire::{Opt, PSN_STEP, Ptype, Queue, StarHeader, StarPacket};
 impl<E: StarEnv> Stateful<E> {
     /// A packet for this connection came from `source`.
     pub fn handle_packet(&mut self, card: &mut CardCtx<'_, E>, source: &Gid, packet: &StarPacket<'_>) {
-        let known = if packet.header.migrate {
+        self.handle_packets(card, source, packet, || None);
+    }
+
+    /// The same, and those behind it that `more` gives, which are none of control. What follows from all is
+    /// done once.
+    pub(crate) fn handle_packets<'p>(
+        &mut self,
+        card: &mut CardCtx<'_, E>,
+        source: &Gid,
+        packet: &StarPacket<'_>,
+        mut more: impl FnMut() -> Option<StarPacket<'p>>,
+    ) {
+        let mut known = if packet.header.migrate {
             self.take_control(card, source, packet)
         } else {
             self.take_packet(card, source, packet)
         };
+        let mut drops = u64::from(!known);
+        while let Some(packet) = more() {
+            let taken = self.take_packet(card, source, &packet);
+            known |= taken;
+            drops += u64::from(!taken);
+        }
         self.charge(card);
         if known {
             (self.last_inbound, self.silent) = (card.now, false);
             self.disarm_if_idle();
-        } else {
-            card.stats.star_drops.inc();
+        }
+        if drops > 0 {
+            card.stats.star_drops.add(drops);
         }
     }
 
