@@ -20,14 +20,6 @@ const BURST: u32 = 16;
 /// sends something, as it does where it lacks a receive or a rule.
 const MAX_PROBES: u32 = 128;
 
-/// The sooner of two times.
-fn sooner(a: Option<Nanos>, b: Option<Nanos>) -> Option<Nanos> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    }
-}
-
 impl<E: StarEnv> SlQp<E> {
     /// Sends what is due, after any other call; `memory` is that of the process. True: more waits for room in
     /// the port.
@@ -57,8 +49,10 @@ impl<E: StarEnv> SlQp<E> {
         if self.state != SlState::Ready {
             return message;
         }
-        let queues = sooner(self.send.deadline(), self.recv.deadline());
-        sooner(sooner(queues, message), sooner(self.keepalive_due(), self.left_due()))
+        let all =
+            [self.send.deadline(), self.recv.deadline(), message, self.keepalive_due(), self.left_due()];
+        let first = all.into_iter().fold(Nanos::MAX, |first, due| first.min(due.unwrap_or(Nanos::MAX)));
+        (first < Nanos::MAX).then_some(first)
     }
 
     /// When SF gets a KeepAlive: sends are under way, signaled or not, or wait for rules that another

@@ -24,6 +24,12 @@ pub(super) enum WindowOpState {
 }
 
 impl<E: StarEnv> SlQp<E> {
+    /// Whether the host may have to execute one.
+    #[inline]
+    pub fn has_window_op(&self) -> bool {
+        [self.window_op, self.invalidation].contains(&WindowOpState::Pending)
+    }
+
     /// A bind or an invalidation that is due, given once. Its change of rules goes to [`SlQp::send_rule`],
     /// then comes [`SlQp::window_op_done`].
     pub fn take_window_op(&mut self) -> Option<SendWqe> {

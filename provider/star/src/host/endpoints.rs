@@ -289,7 +289,8 @@ impl<E: EndpointHost> Endpoints<E> {
     /// After each call of a QP: its window operations, what it has to send, its timer, and its group. True:
     /// it has more to send than the port takes.
     fn settle(&mut self, turn: &mut Turn<'_, E>, at: u32) -> bool {
-        loop {
+        let busy = |end: &mut Endpoint<E>| end.window_op.is_some() || end.qp.has_window_op();
+        while self.ends.get_mut(at as usize).is_some_and(|end| busy(end)) {
             self.begin_window_op(turn, at);
             if !self.finish_window_op(turn, at) {
                 break;

@@ -365,7 +365,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Sends a CQEP if one is to be sent.
     pub(super) fn send_completion(&mut self, card: &mut CardCtx<'_, E>) -> bool {
-        if self.silent {
+        if self.silent || self.completions.iter().all(Completions::has_sent_all) {
             return false;
         }
         for queue in [Queue::Recv, Queue::Send] {

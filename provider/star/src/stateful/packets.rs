@@ -130,14 +130,15 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Completions, and EAs that are owed after them, leave at the end of the turn.
     fn end_turn(&mut self, card: &mut CardCtx<'_, E>, status: TransmitStatus) -> TransmitStatus {
-        loop {
+        while self.left() == TransmitStatus::Owes {
             if !card.env.can_send_star() {
                 return TransmitStatus::PortFull;
             }
             if !self.send_completion(card) && !self.send_ack(card) {
-                return status;
+                break;
             }
         }
+        status
     }
 
     /// Sends a lost packet again if one may go.
