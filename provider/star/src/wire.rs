@@ -47,7 +47,7 @@ pub const MAX_DATA: usize = Mtu::M4096.bytes() as usize;
 pub const PSN_STEP: u32 = 4;
 
 /// Bytes before the data, at most.
-const HEAD_LEN: usize = HEADER_LEN + PREFIX_LEN + TOKEN_LEN;
+pub const HEAD_LEN: usize = HEADER_LEN + PREFIX_LEN + TOKEN_LEN;
 
 const MIGRATE: u8 = 2;
 const ACK: u8 = 1;
@@ -337,8 +337,23 @@ pub const BEHIND_ANSWERS: u16 = 1 << 1 | 1 << 2 | 1 << 5;
 /// overtakes others, but only among those that one counts: the packets of SF's window that bring data or that
 /// get some, the answers to either, the WQEs of a queue of SL. Packets of other lanes may pass each other, so
 /// that those of one size leave together.
+#[inline]
 pub fn lane(head: &[u8]) -> u8 {
-    let [first, ..] = *head else { return 0 };
+    head.first().map_or(0, |first| LANES[usize::from(*first)])
+}
+
+/// Lanes by the first byte of a header.
+static LANES: [u8; 256] = {
+    let mut lanes = [0; 256];
+    let mut first = 0;
+    while first < lanes.len() {
+        lanes[first] = lane_of(first as u8);
+        first += 1;
+    }
+    lanes
+};
+
+const fn lane_of(first: u8) -> u8 {
     if first & MIGRATE != 0 {
         return 0;
     }

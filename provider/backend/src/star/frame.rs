@@ -4,11 +4,19 @@
 use std::ops::Deref;
 
 use starverbs_core::{Av, Counters};
-use starverbs_star::wire::{HEADER_LEN, LENGTH_LEN, SEVERAL_ROOM, several_head};
+use starverbs_star::wire::{HEAD_LEN, HEADER_LEN, LENGTH_LEN, SEVERAL_ROOM, several_head};
 
 use super::tx::StarFraming;
 use crate::program::Payload;
 use crate::tx::{Datagram, Tx};
+
+/// Copies `N` bytes, which takes no call. False: they are another number.
+#[inline(always)]
+fn put<const N: usize>(from: &[u8], to: &mut [u8]) -> bool {
+    let (Ok(from), Ok(to)) = (<&[u8; N]>::try_from(from), <&mut [u8; N]>::try_from(to)) else { return false };
+    *to = *from;
+    true
+}
 
 /// Packets that are collected.
 pub(super) struct OpenFrame {
@@ -129,8 +137,13 @@ impl OpenFrame {
         let Some(mut rest) = self.bytes.get_mut(self.used..end) else { return };
         let mut next = |len: usize| rest.split_off_mut(..len).unwrap_or_default();
         next(LENGTH_LEN).copy_from_slice(&(size as u16).to_be_bytes());
-        next(head.len()).copy_from_slice(head);
-        next(data.len()).copy_from_slice(data);
+        let place = next(head.len());
+        if !put::<HEADER_LEN>(head, place) && !put::<HEAD_LEN>(head, place) {
+            place.copy_from_slice(head);
+        }
+        if !data.is_empty() {
+            next(data.len()).copy_from_slice(data);
+        }
         for bytes in payload.iter() {
             bytes.copy_to(0, next(bytes.len()));
         }
