@@ -252,6 +252,10 @@ macro_rules! card {
     };
 }
 
+fn packet_of_sl(frame: &[u8]) -> StarPacket<'_> {
+    StarPacket::parse(CardHalf::Stateful, frame).expect("SL sends good packets")
+}
+
 impl World {
     pub(super) fn new(seed: u64, tune: impl FnOnce(&mut Local<Host>, &mut Setup)) -> Self {
         let (mut sf, mut sl) = (Host::new(0x1000_0000), Host::new(0x2000_0000));
@@ -475,8 +479,16 @@ impl World {
         while let Some(first) = self.wire.first_entry().filter(|first| first.key().0 <= self.now) {
             let (to, port, frame) = first.remove();
             if to == SF {
-                let packet = StarPacket::parse(CardHalf::Stateful, &frame).expect("SL sends good packets");
-                self.conn.handle_packet(&mut card!(self), &SL, &packet);
+                /* what has come with it goes through the engine with it, but for messages */
+                let mut behind = Vec::new();
+                while let Some(next) = self.wire.first_entry().filter(|next| next.key().0 <= self.now)
+                    && next.get().0 == SF
+                    && !packet_of_sl(&next.get().2).header.migrate
+                {
+                    behind.push(next.remove().2);
+                }
+                let mut more = behind.iter().map(|frame| packet_of_sl(frame));
+                self.conn.handle_packets(&mut card!(self), &SL, &packet_of_sl(&frame), || more.next());
             } else if port == 4793 {
                 self.serve(&StarPacket::parse(CardHalf::Stateless, &frame).unwrap());
             } else {
