@@ -385,8 +385,9 @@ impl<E: StarEnv> SlQp<E> {
         match (event.what, event.queue) {
             (News::Stored(seq), queue) => {
                 if self.track(queue).store(seq, now) {
-                    let low = self.track(queue).low();
-                    self.send_again(env, queue, low, 1);
+                    let (low, gap) = (self.track(queue).low(), self.track(queue).gap());
+                    let most = if self.init.form == Form::Paper { 1 } else { gap };
+                    self.send_again(env, queue, low, most);
                 }
             }
             (News::Completed, queue) => self.complete(env, now, queue),

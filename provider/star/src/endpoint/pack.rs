@@ -96,12 +96,17 @@ impl<E: StarEnv> SlQp<E> {
         self.ship(env, &mut batch);
     }
 
-    /// Sends WQEs of a queue again that SF has not stored, `most` from `low` on.
+    /// Sends WQEs of a queue again that SF has not stored: `most` from `low` on, and as many receives more as
+    /// the last packet takes.
     pub(super) fn send_again(&mut self, env: &mut E, queue: Queue, low: u32, most: u32) {
-        let next = self.track(queue).next;
-        let waiting = next.wrapping_sub(low).min(most);
+        let waiting = self.track(queue).next.wrapping_sub(low);
+        let (packed, len) = (self.init.form == Form::Packed && queue == Queue::Recv, recv_len(self.stride));
         let mut batch = self.new_batch();
-        for seq in (0..waiting).map(|n| low.wrapping_add(n)) {
+        for n in 0..waiting {
+            let seq = low.wrapping_add(n);
+            if n >= most && (!packed || batch.left() < len) {
+                break;
+            }
             if self.track(queue).is_stored(seq) || !env.can_send_star() {
                 continue;
             }
