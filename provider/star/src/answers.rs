@@ -4,6 +4,7 @@
 
 use starverbs_core::{Av, Gid};
 
+use super::ahead::{Ahead, KEPT};
 use super::env::{StarDest, StarEnv, StarSource};
 use super::form::Form;
 use super::token::{CardSecret, Token};
@@ -21,6 +22,10 @@ pub struct Answers {
     /// Where the last packet came from whose token was right, and what it named: the next is often the same
     /// connection's
     admitted: Option<(Gid, Prefix, Token)>,
+    /// Packets that came before their turn
+    pub(super) ahead: Ahead,
+    /// The turn that was done last, its slot and number, where some are ahead
+    pub(super) passed: Option<(u64, u32)>,
 }
 
 /// Packets of one connection, each the one behind that before it, without their answers.
@@ -67,7 +72,7 @@ pub(super) fn back(from: &StarSource<'_>) -> Av {
 impl Answers {
     /// Of a card that sends packets of this form.
     pub fn new(form: Form) -> Self {
-        Answers { form, owed: [None, None], admitted: None }
+        Answers { form, ..Answers::default() }
     }
 
     /// Whether a packet from `source` has the token of what it names.
@@ -87,6 +92,21 @@ impl Answers {
     /// The secret is another: no token of before is right.
     pub fn forget_token(&mut self) {
         self.admitted = None;
+    }
+
+    /// A connection begins: packets that come before their turn may be kept from now on, where there is
+    /// memory for that, and none is of an earlier connection.
+    pub fn begin(&mut self) {
+        self.forget_ahead();
+        if self.form != Form::Paper {
+            _ = self.ahead.make_room();
+        }
+    }
+
+    /// Memory is taken away, or becomes another connection's: nothing is done any more that came before its
+    /// turn.
+    pub fn forget_ahead(&mut self) {
+        self.ahead.clear();
     }
 
     /// An RD, RDC or CQEP is done. With those just before it, it gets one answer, at the latest by
@@ -110,10 +130,18 @@ impl Answers {
         }
     }
 
-    /// What has a turn is early: nothing of it is done. The answer does not overtake those before it.
-    pub(super) fn early<E: StarEnv>(&mut self, env: &mut E, from: &StarSource<'_>, packet: &StarHeader) {
+    /// What has a turn is early: nothing of it is done, but it may be `kept` until it has its turn. The
+    /// answer does not overtake those before it.
+    pub(super) fn early<E: StarEnv>(
+        &mut self,
+        env: &mut E,
+        from: &StarSource<'_>,
+        packet: &StarHeader,
+        kept: bool,
+    ) {
         self.flush(env);
-        let header = StarHeader { ptype: Ptype::Rda, ack: false, len: 0, ..*packet };
+        let len = if kept { KEPT } else { 0 };
+        let header = StarHeader { ptype: Ptype::Rda, ack: false, len, ..*packet };
         send(env, StarDest { av: &back(from), port: from.port }, header);
     }
 

@@ -14,6 +14,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod ahead;
 pub mod answers;
 pub mod bounds;
 pub mod bundle;

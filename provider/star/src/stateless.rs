@@ -1,9 +1,10 @@
 //! The card of SL: it handles a packet by what the packet says, and forgets it.
 //!
-//! There is no struct of any connection here, and nothing is kept between two turns. Answers go where
-//! packets came from. What must happen once (a completion, an atomic, a WRITE in its turn) has a slot in host
-//! memory, whose address is in the packet; its stamp shows duplicates. That a packet is of a connection which
-//! is open, its token says and the gate that it names ([`token`](super::token)).
+//! There is no struct of any connection here, and nothing that must be kept between two turns; what came
+//! before its turn may be (`ahead`). Answers go where packets came from. What must happen once (a completion,
+//! an atomic, a WRITE in its turn) has a slot in host memory, whose address is in the packet; its stamp shows
+//! duplicates. That a packet is of a connection which is open, its token says and the gate that it names
+//! ([`token`](super::token)).
 
 use starverbs_core::{Av, Counters, Gid, Psn, Qpn, Seg, SendOp};
 
@@ -69,7 +70,7 @@ pub fn handle<E: StarEnv>(
         (Some(prefix), Some(token)) if is_open(card, owed, env, &from, prefix, token) => {
             let slots = token.slots;
             let mut job = PacketJob { card, owed, env, from, header: &packet.header, prefix, slots };
-            match packet.header.ptype {
+            let done = match packet.header.ptype {
                 Ptype::Rd if packet.header.opt == Opt::Recv => job.place_in_turn(packet.data),
                 Ptype::Rd => job.place(packet.data),
                 Ptype::Rdc => job.place_last(packet.data),
@@ -79,12 +80,21 @@ pub fn handle<E: StarEnv>(
                 Ptype::Cqep => job.complete(packet.data),
                 Ptype::Ea => job.stored(),
                 Ptype::Wqep | Ptype::Wqeps | Ptype::Rda | Ptype::Rdas | Ptype::Gda => Err(Discard::Bad),
+            };
+            if let Some((slot, number)) = job.owed.passed.take() {
+                job.go_on(slot, number);
             }
+            done
         }
         (Some(_), Some(_)) => Err(Discard::Unknown),
         _ => Err(Discard::Bad),
     };
-    match drop {
+    count(stats, drop);
+}
+
+/// Counts a packet that did nothing.
+fn count(stats: &Counters, done: Result<(), Discard>) {
+    match done {
         Ok(()) => (),
         Err(Discard::Bad) => stats.star_bad.inc(),
         Err(Discard::Unknown) => stats.star_drops.inc(),
@@ -145,14 +155,14 @@ impl<E: StarEnv> PacketJob<'_, E> {
 
     /// RD in its turn: to memory, once, behind the one before it. Whatever comes again is answered, and
     /// nothing is written nor looked at.
-    fn place_in_turn(&mut self, data: &[u8]) -> Result<(), Discard> {
-        let (turn, data) = DataTurn::decode(data).ok_or(Discard::Bad)?;
+    fn place_in_turn(&mut self, all: &[u8]) -> Result<(), Discard> {
+        let (turn, data) = DataTurn::decode(all).ok_or(Discard::Bad)?;
         if data.is_empty() {
             return Err(Discard::Bad);
         }
         match self.place_of(&turn)? {
             Place::Early => {
-                self.early();
+                self.early(&turn, all, data);
                 return Ok(());
             }
             Place::Next => {
@@ -186,14 +196,47 @@ impl<E: StarEnv> PacketJob<'_, E> {
     /// The turn is the next one's.
     fn pass(&mut self, turn: &DataTurn) -> Result<(), Discard> {
         let stamp = Stamp { epoch: self.prefix.epoch, seq: turn.number };
-        if self.store(turn.slot, stamp.word()) { Ok(()) } else { Err(Discard::Refused) }
+        if !self.store(turn.slot, stamp.word()) {
+            return Err(Discard::Refused);
+        }
+        if !self.owed.ahead.is_empty() {
+            self.owed.passed = Some((turn.slot, turn.number));
+        }
+        Ok(())
     }
 
-    /// The packet is early: nothing of it is done, and its answer says 0 bytes.
-    fn early(&mut self) {
+    /// The turn of this number was done: so is what was kept until then, as if it came now.
+    fn go_on(&mut self, slot: u64, mut number: u32) {
+        let PacketJob { card, from, prefix, slots, .. } = *self;
+        let mut ahead = core::mem::take(&mut self.owed.ahead);
+        /* a copy of that one may have been kept */
+        ahead.take(slot, prefix.epoch, number);
+        while let Some((header, data)) = ahead.take(slot, prefix.epoch, number.wrapping_add(1)) {
+            number = number.wrapping_add(1);
+            let (owed, env) = (&mut *self.owed, &mut *self.env);
+            let mut job = PacketJob { card, owed, env, from, header: &header, prefix, slots };
+            let done = match header.ptype {
+                Ptype::Rdc => job.place_last(data),
+                _ => job.place_in_turn(data),
+            };
+            let failed = done.is_err();
+            count(card.stats, done);
+            if failed {
+                break;
+            }
+        }
+        self.owed.ahead = ahead;
+    }
+
+    /// The packet, of these bytes, is early: nothing of it is done, and its answer says 0 bytes, or that it
+    /// is kept. It is only if its data may be written now: memory that is taken away and comes back is
+    /// another.
+    fn early(&mut self, turn: &DataTurn, all: &[u8], data: &[u8]) {
         self.card.stats.star_writes_early.inc();
         if self.header.ack {
-            self.owed.early(self.env, &self.from, self.header);
+            let kept = self.check(self.header.addr, data.len() as u64, use_of(turn)).is_ok()
+                && self.owed.ahead.keep(turn, self.prefix.epoch, self.header, all);
+            self.owed.early(self.env, &self.from, self.header, kept);
         }
     }
 
@@ -211,8 +254,8 @@ impl<E: StarEnv> PacketJob<'_, E> {
     /// RDC: to memory, then its completion into its slot, and one answer for both; all of that in its turn,
     /// if it has one. Once that is there, nothing is written however often it comes, nor looked at: the
     /// program may have its buffer back. Without data it asks whether that is so; no is a GDA without data.
-    fn place_last(&mut self, data: &[u8]) -> Result<(), Discard> {
-        let (carried, data) = Carried::decode(data).ok_or(Discard::Bad)?;
+    fn place_last(&mut self, all: &[u8]) -> Result<(), Discard> {
+        let (carried, data) = Carried::decode(all).ok_or(Discard::Bad)?;
         let (turn, data) = match self.header.opt {
             Opt::Recv => DataTurn::decode(data).map(|(turn, data)| (Some(turn), data)).ok_or(Discard::Bad)?,
             _ => (None, data),
@@ -231,14 +274,16 @@ impl<E: StarEnv> PacketJob<'_, E> {
                 return Ok(());
             }
             Age::Newer => {
-                match turn.map(|turn| self.place_of(&turn)).transpose()? {
-                    Some(Place::Early) => {
-                        self.early();
-                        return Ok(());
+                if let Some(turn) = &turn {
+                    match self.place_of(turn)? {
+                        Place::Early => {
+                            self.early(turn, all, data);
+                            return Ok(());
+                        }
+                        /* what has had its turn has its completion */
+                        Place::Past => return Err(Discard::Stale),
+                        Place::Next => (),
                     }
-                    /* what has had its turn has its completion */
-                    Some(Place::Past) => return Err(Discard::Stale),
-                    Some(Place::Next) | None => (),
                 }
                 let of_write = self.header.opt == Opt::Write;
                 let what = turn.map_or(if of_write { Use::Write } else { Use::Place }, |turn| use_of(&turn));

@@ -9,6 +9,7 @@ use super::remote::Stored;
 use super::stream::{OrderClass, WqeProgress};
 use super::window::{AnsweredPacket, InFlight, Kind, Of};
 use super::{CardCtx, Stateful};
+use crate::ahead::KEPT;
 use crate::answers::MOST_ANSWERED;
 use crate::env::StarEnv;
 use crate::form::Form;
@@ -43,6 +44,7 @@ impl<E: StarEnv> Stateful<E> {
             known |= taken;
             drops += u64::from(!taken);
         }
+        self.window.await_kept(card.now);
         self.charge(card);
         if known {
             (self.last_inbound, self.silent) = (card.now, false);
@@ -172,10 +174,12 @@ impl<E: StarEnv> Stateful<E> {
         if op.carries && entry.last {
             return self.answered_last(card, packet, &entry, &op);
         }
+        let kept = op.in_turn && header.ptype == Ptype::Rda && header.len == KEPT;
         let early = entry.kind == Kind::Atomic && header.ptype == Ptype::Gda && data.is_empty()
             || op.in_turn && header.ptype == Ptype::Rda && header.len == 0;
         let front = if op.in_turn { TURN_LEN as u16 } else { 0 };
         let asked = early
+            || kept
             || match entry.kind {
                 Kind::Put => header.ptype == Ptype::Rda && header.len == front + entry.len,
                 Kind::Get => header.ptype == Ptype::Gda && data.len() == usize::from(entry.len),
@@ -186,6 +190,10 @@ impl<E: StarEnv> Stateful<E> {
         }
         if early {
             self.refused_early(card, header.psn, &entry);
+            return true;
+        }
+        if kept {
+            self.kept_ahead(card, header.psn);
             return true;
         }
         if op.class == OrderClass::Stream && !self.takes_piece(entry.offset) {
@@ -204,8 +212,8 @@ impl<E: StarEnv> Stateful<E> {
         true
     }
 
-    /// SL's card has not done a packet, as one before it is missing there: lost, or late, which is as bad for
-    /// what has turns.
+    /// SL's card has neither done nor kept a packet, as one before it is missing there: lost, or late, which
+    /// is as bad for what has turns.
     pub(super) fn refused_early(&mut self, card: &mut CardCtx<'_, E>, psn: Psn, entry: &InFlight) {
         self.window.refuse_early(psn);
         self.infer(card, entry);
@@ -216,6 +224,20 @@ impl<E: StarEnv> Stateful<E> {
                 self.turns.shrink(turn.number, self.writes);
             }
         }
+    }
+
+    /// SL's card has what has a turn, and does it once what is missing before it is there.
+    pub(super) fn kept_ahead(&mut self, card: &mut CardCtx<'_, E>, psn: Psn) {
+        let before = self.window.in_flight();
+        let Some(entry) = self.window.keep(psn) else { return };
+        let freed = (before - self.window.in_flight()).min(self.charged);
+        card.path.acked(freed);
+        (self.charged, self.backoff) = (self.charged - freed, 0);
+        card.path.rtt.was_lost();
+        if entry.tries == 1 {
+            card.path.rtt.seen(card.now, card.now.saturating_sub(entry.sent));
+        }
+        self.infer(card, &entry);
     }
 
     /// RDAS: RDAs of packets of which this is the last. False: they answer nothing that is under way.
@@ -246,13 +268,16 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     pub(super) fn count_answer(&mut self, card: &mut CardCtx<'_, E>, psn: Psn) {
+        while let Some(earlier) = self.first_turn_before(psn) {
+            self.count_earlier(card, earlier);
+        }
         let before = self.window.in_flight();
         let Some(answered) = self.window.done(psn) else { return };
         self.met = true;
         let AnsweredPacket { entry, sent, overtaken } = answered;
         let op = self.stream(entry.of).get(entry.wqe);
         if op.in_turn {
-            if op.carries && entry.last {
+            if op.carries && entry.last && op.left > 1 {
                 self.forget_others(&entry);
             }
             self.turns.grow();
@@ -290,11 +315,39 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
+    /// The first packet without an answer before this one, if both have turns: as this one had its turn, so
+    /// had that.
+    #[inline]
+    fn first_turn_before(&mut self, psn: Psn) -> Option<Psn> {
+        let before = self.window.first_put_before(psn)?;
+        let in_turn = |psn| {
+            let entry = self.window.get(psn)?;
+            Some(self.streams[entry.of as usize].get(entry.wqe).in_turn)
+        };
+        (in_turn(psn) == Some(true) && in_turn(before) == Some(true)).then_some(before)
+    }
+
+    /// A packet that had its turn was done, as one behind it was: its answer is lost, or late.
+    fn count_earlier(&mut self, card: &mut CardCtx<'_, E>, psn: Psn) {
+        let before = self.window.in_flight();
+        let Some(entry) = self.window.done_by_turn(psn) else { return };
+        let freed = (before - self.window.in_flight()).min(self.charged);
+        card.path.acked(freed);
+        self.charged -= freed;
+        self.turns.grow();
+        let op = self.stream(entry.of).op(entry.wqe);
+        op.left -= 1;
+        if op.all && op.left == 0 {
+            self.await_copies(card, entry.of, entry.wqe);
+            self.finish(card);
+        }
+    }
+
     /// Which packets are lost, as an answer shows.
     fn infer(&mut self, card: &mut CardCtx<'_, E>, answered: &InFlight) {
         let mut lost = self.window.infer(answered, card.path.rtt.disorder());
         let op = self.streams[answered.of as usize].get(answered.wqe);
-        if op.in_turn && op.carries {
+        if op.quiet {
             /* those that ask for no answer go again with one that was lost */
             lost = lost.min(answered.cost());
         }

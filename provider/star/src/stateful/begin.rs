@@ -20,8 +20,8 @@ const WQEP_LIFETIME: Nanos = 255_000_000;
 
 /// Packets of a SEND that SL's card does in their turn, at most.
 const MOST_TURNS: u32 = 16;
-/// Of a WRITE on a path that loses some: as what is behind a lost one goes again, longer ones are faster by
-/// themselves.
+/// Of a WRITE on a path that loses some, if SL's card has no room for what is early: as what is behind a lost
+/// one goes again, longer ones are faster by themselves.
 const MOST_TURNS_IF_LOST: u32 = 32;
 /// Of a WRITE on a path that loses nothing: 2 MiB, less than the longest packets have room for.
 const MOST_TURNS_OF_WRITE: u32 = 528;
@@ -186,6 +186,7 @@ impl<E: StarEnv> Stateful<E> {
         let failed = status != WcStatus::Success;
         let turns = self.turns_of_send(card, wqe).filter(|_| whole && !failed);
         let carries = turns.is_some() || self.may_carry(Of::Local, wqe);
+        let quiet = turns.is_some() && !card.path.rtt.is_lossy();
         self.next_recv = seq.plus(1);
         if matches!(status, WcStatus::RemOpErr | WcStatus::RemAccessErr) {
             card.stats.star_rejects.inc();
@@ -198,6 +199,7 @@ impl<E: StarEnv> Stateful<E> {
             rule,
             base,
             in_turn: turns.is_some(),
+            quiet,
             number,
             carries: carries && !failed,
             recv: Some(seq.get()),
@@ -273,15 +275,15 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Packets of a WRITE that SL's card is to do in their turn. `None`: it goes by itself. A long one does
-    /// on a path that loses packets: whatever of it is lost, the rest need not be sent again. Not so an
-    /// answer of a kernel: SL's program, which looks for it in memory, may use that again before a late copy
-    /// comes.
+    /// on a path that loses packets if SL's card has no room for what is early: whatever of it is lost, the
+    /// rest need not be sent again. Not so an answer of a kernel: SL's program, which looks for it in memory,
+    /// may use that again before a late copy comes.
     fn turns_of(&self, len: u32, lossy: bool, answers: bool) -> Option<u32> {
         let packets = self.turns(len, false);
         let most = match lossy {
             _ if answers => u32::MAX,
-            true => MOST_TURNS_IF_LOST,
-            false => MOST_TURNS_OF_WRITE,
+            true if self.turns.limit().is_some() => MOST_TURNS_IF_LOST,
+            _ => MOST_TURNS_OF_WRITE,
         };
         (self.local.form == Form::Packed && (1..=most).contains(&packets)).then_some(packets)
     }

@@ -315,7 +315,7 @@ impl<E: StarEnv> Stateful<E> {
             }
             return true;
         }
-        let limit = self.turns.limit().filter(|_| op.in_turn && op.class == OrderClass::Write);
+        let limit = self.turns.limit().filter(|_| op.in_turn && !op.quiet);
         if limit.is_some_and(|limit| self.streams[of as usize].has_in_turn(limit)) {
             return false;
         }
@@ -430,8 +430,7 @@ impl<E: StarEnv> Stateful<E> {
             (_, Some(_)) => TURN_LEN as u16 + entry.len,
             (_, None) => entry.len,
         };
-        /* the answer to the last of a SEND stands for all */
-        let quiet = entry.tries == 0 && turn.is_some_and(|turn| turn.send);
+        let quiet = entry.tries == 0 && op.quiet;
         let header = StarHeader {
             ptype,
             opt,

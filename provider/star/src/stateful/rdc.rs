@@ -14,6 +14,7 @@ use super::packets::{kind_of, need_of, opt_of, refused};
 use super::stream::WqeProgress;
 use super::window::{InFlight, Of};
 use super::{CardCtx, Ended, Stateful};
+use crate::ahead::KEPT;
 use crate::bundle::{SHORT, ShortRdc, is_short};
 use crate::carried::{CARRIED_LEN, Carried};
 use crate::env::StarEnv;
@@ -213,8 +214,9 @@ impl<E: StarEnv> Stateful<E> {
         let (header, alone) = (&packet.header, front_len(op));
         let not = header.ptype == Ptype::Gda && header.len == 0;
         let early = op.in_turn && header.ptype == Ptype::Rda && header.len == 0;
+        let kept = op.in_turn && header.ptype == Ptype::Rda && header.len == KEPT;
         let done = header.ptype == Ptype::Rda && (header.len == alone + entry.len || header.len == alone);
-        if !(done || not || early) || header.addr != entry.addr || self.state != QpState::Rts {
+        if !(done || not || early || kept) || header.addr != entry.addr || self.state != QpState::Rts {
             return false;
         }
         if done {
@@ -223,6 +225,10 @@ impl<E: StarEnv> Stateful<E> {
         }
         if early {
             self.refused_early(card, header.psn, entry);
+            return true;
+        }
+        if kept {
+            self.kept_ahead(card, header.psn);
             return true;
         }
         let mut segs = card.registry.take_segs();

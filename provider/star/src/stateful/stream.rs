@@ -4,10 +4,9 @@
 //! numbers hold them back there. So order is made here, by what leaves when. A program sees the data of SENDs
 //! and READs with their completion, and these are made in order; so they may all be under way together.
 //! WRITEs are seen when they land: they are under way with WRITEs alone, and SL's card does their packets in
-//! the order of their numbers, as it does those of a SEND that begins alone; a very long WRITE, or a long one
-//! on a path that loses packets, begins when all before it are done. One into memory registered with
-//! IBV_ACCESS_RELAXED_ORDERING need not wait for what it does not overlap. Atomics are under way with atomics
-//! alone: SL's card does those of SF in the order of their slots, and those of SL are done here.
+//! the order of their numbers, as it does those of a SEND that begins alone; a very long WRITE begins when
+//! all before it are done. One into memory registered with IBV_ACCESS_RELAXED_ORDERING need not wait for what
+//! it does not overlap. Atomics are under way with atomics alone: SL's card does those of SF in the order of their slots, and those of SL are done here.
 
 use starverbs_core::env::Host;
 use starverbs_core::{Nanos, SendOp, WcStatus};
@@ -74,6 +73,8 @@ pub(super) struct WqeProgress {
     pub(super) relaxed: bool,
     /// A WRITE or SEND of SF whose packets SL's card does in their turn, once
     pub(super) in_turn: bool,
+    /// A SEND whose last packet's answer stands for all: the others ask for none when they leave first
+    pub(super) quiet: bool,
     /// All its packets have left once
     pub(super) all: bool,
     /// Transmissions without an answer of packets that write to SL's memory and have one

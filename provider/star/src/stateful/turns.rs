@@ -1,7 +1,8 @@
 //! How many packets that have turns are under way.
 //!
-//! SL's card does them in their order, so behind one that is lost all go again. The more there are, the more
-//! that costs; so a loss halves their number, and answers let it grow.
+//! SL's card does them in their order. What is behind one that is lost it keeps, if it has room; what it has
+//! none for goes again. The more there are, the more that costs; so it halves their number, and answers let
+//! it grow.
 
 /// Most of them, which is what a connection may have under way; and fewest.
 const MOST: u16 = 256;
@@ -31,8 +32,8 @@ impl TurnWindow {
         (self.most < MOST).then_some(self.most.into())
     }
 
-    /// SL's card did not do the packet of this number, as one before it is missing. The next one that leaves
-    /// has `next`.
+    /// SL's card did not do the packet of this number, as one before it is missing, nor keep it. The next one
+    /// that leaves has `next`.
     pub(super) fn shrink(&mut self, number: u32, next: u32) {
         let is_seen = self.most < MOST && (number.wrapping_sub(self.seen) as i32) < 0;
         if !is_seen {

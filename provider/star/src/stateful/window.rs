@@ -49,6 +49,8 @@ pub(super) enum PacketState {
     #[default]
     Done,
     Flight,
+    /// SL's card keeps it until those before it are there
+    Kept,
     Lost,
 }
 
@@ -169,7 +171,9 @@ pub(super) struct PacketWindow {
     /// What the packets in flight cost
     bytes: u32,
     lost: u32,
-    /// Of those, tail-loss probes
+    /// Those that SL's card keeps
+    kept: u32,
+    /// Of those that are lost, tail-loss probes
     tail_probes: u32,
     /// Last timeout
     probed_at: Nanos,
@@ -186,6 +190,7 @@ impl PacketWindow {
             flight: 0,
             bytes: 0,
             lost: 0,
+            kept: 0,
             tail_probes: 0,
             probed_at: 0,
         }
@@ -314,6 +319,22 @@ impl PacketWindow {
         Some(AnsweredPacket { entry, sent: last.then_some(entry.sent), overtaken })
     }
 
+    /// The first packet without an answer of those that bring data, if it left before this one.
+    #[inline]
+    pub(super) fn first_put_before(&mut self, psn: Psn) -> Option<Psn> {
+        let at = self.oldest_of(0)?;
+        let first = Psn::new(at.wrapping_mul(COPIES));
+        first.before(base(psn)).then_some(first)
+    }
+
+    /// A packet is done, as what has its turn behind it is. Gives it.
+    pub(super) fn done_by_turn(&mut self, psn: Psn) -> Option<InFlight> {
+        let entry = *self.get(psn)?;
+        self.settle(number(psn));
+        self.pass();
+        Some(entry)
+    }
+
     /// When the last of the transmissions was made that brought data and have an answer.
     pub(super) fn newest_put(&self) -> Nanos {
         let [PacketLane { newest: (_, sent), .. }, _] = self.lanes;
@@ -350,6 +371,7 @@ impl PacketWindow {
                 self.bytes -= entry.cost();
             }
             PacketState::Lost => self.lost -= 1,
+            PacketState::Kept => self.kept -= 1,
             PacketState::Done => {}
         }
         entry.state = PacketState::Done;

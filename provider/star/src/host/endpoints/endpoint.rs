@@ -157,6 +157,7 @@ impl<E: EndpointHost> Endpoints<E> {
         let (group, known, rules) = self.rules.join(key)?;
         let slots = self.slots.take(turn.env, base.slot_bytes(), E::program_of(owner.cookie));
         let slots = slots.inspect_err(|_| self.rules.forget_empty(group))?;
+        self.answers.begin();
         let epoch = u32::from(self.boot_epoch) << 16 | u32::from(self.begun);
         let token = self.secret.token(&attr.av.dgid, Prefix { qpn, epoch }, slots.area);
         let setup = Setup { token, ..base };

@@ -193,6 +193,7 @@ impl<E: EndpointHost> Endpoints<E> {
     /// [`is_revoked`](Endpoints::is_revoked), no stateful card sends one.
     fn remove_rule(&mut self, turn: &mut Turn<'_, E>, rule: &MemoryRule) {
         self.bounds.remove(rule.addr, rule.len, rule.access);
+        self.answers.forget_ahead();
         self.rules.forget(rule);
         let mut from = 0;
         while let Some(at) = self.rules.of_domain(rule.pd, from) {

@@ -134,6 +134,26 @@ fn one_that_is_lost_goes_again_before_its_time() {
     }
 }
 
+/// What SL's card keeps does not go again: of many WRITEs, what was lost alone does.
+#[test]
+fn what_lies_behind_a_lost_one_is_kept() {
+    let again = [0, 1].map(|seed| {
+        let mut w = World::new(seed, |_, _| {});
+        let (mine, far, len) = (w.ours(0), w.theirs(64), 3000);
+        w.sf.put(mine, &pattern(len as usize, 3));
+        w.cut = true;
+        w.post(op(SendOp::Write, far, SL_KEY), &[w.sge(mine, len)], false);
+        w.pass(1_000);
+        w.cut = false;
+        (0..5).for_each(|_| w.post(op(SendOp::Write, far, SL_KEY), &[w.sge(mine, len)], false));
+        w.run(|w| w.sends().len() == 6);
+        assert!(w.sl.read(far, len as usize) == pattern(len as usize, 3));
+        assert_eq!(w.stats.timeouts.get(), 0);
+        w.stats.star_retransmitted.get()
+    });
+    assert!((1..=4).contains(&again[0]) && again[1] > 10, "{again:?}");
+}
+
 /// WRITEs behind a SEND of several packets leave with it. Whoever sees them has the whole of it, and no copy
 /// of anything changes memory later.
 #[test]

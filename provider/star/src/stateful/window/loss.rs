@@ -42,6 +42,49 @@ impl PacketWindow {
         }
     }
 
+    /// SL's card has this packet, and does it once those before it are there. Gives it, if it was not known
+    /// to be there.
+    pub(in super::super) fn keep(&mut self, psn: Psn) -> Option<InFlight> {
+        let at = number(psn);
+        let entry = &mut self.ring[at];
+        if entry.on_ack(copy(psn)) && entry.copy() == copy(psn) {
+            let lane = &mut self.lanes[entry.lane()];
+            lane.newest = lane.newest.max((entry.order, entry.sent));
+        }
+        let entry = *entry;
+        if entry.state == PacketState::Kept {
+            return None;
+        }
+        self.settle(at);
+        self.ring[at].state = PacketState::Kept;
+        self.kept += 1;
+        Some(entry)
+    }
+
+    /// What SL's card keeps, and has nothing missing before it, was done by now: its answer comes, or is
+    /// lost, or the card has forgotten it. It is in flight again, as if it left now.
+    pub(in super::super) fn await_kept(&mut self, now: Nanos) {
+        while self.kept > 0
+            && let Some(at) = self.oldest_of(0)
+            && self.ring[at].state == PacketState::Kept
+        {
+            let order = self.lanes[0].order;
+            for psn in self.each_from(self.lanes[0].first) {
+                let entry = &mut self.ring[number(psn)];
+                match entry.state {
+                    _ if entry.lane() != 0 => continue,
+                    PacketState::Done => continue,
+                    PacketState::Kept => (),
+                    PacketState::Flight | PacketState::Lost => return,
+                }
+                (entry.state, entry.order, entry.sent) = (PacketState::Flight, order, now);
+                self.kept -= 1;
+                self.flight += 1;
+                self.bytes += entry.cost();
+            }
+        }
+    }
+
     fn lose(&mut self, at: u32) -> bool {
         let entry = &mut self.ring[at];
         let was = entry.state == PacketState::Flight;
