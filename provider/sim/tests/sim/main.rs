@@ -23,6 +23,7 @@ mod send_kernels;
 mod star_card;
 mod star_contexts;
 mod star_incarnations;
+mod star_loss;
 mod star_messages;
 mod star_packets;
 mod star_revert;

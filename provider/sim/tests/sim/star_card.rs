@@ -271,6 +271,49 @@ fn an_early_write_is_not_answered_with_those_before_it() {
     );
 }
 
+/// What comes before its turn is kept, and is done once with the one that was missing, in its order. Once
+/// memory is taken away, nothing that was kept is.
+#[test]
+fn what_is_early_is_kept_until_its_turn() {
+    for revoked in [false, true] {
+        let mut sl = Sl::new();
+        sl.bounds.add(sl.data, 256, Access::REMOTE_WRITE).expect("memory");
+        let mut owed = Answers::new(Form::Packed);
+        owed.begin();
+        let len = DataTurn { slot: sl.replay, number: 0, send: false }.encode().len() as u16 + 3;
+        let mut give = |sl: &mut Sl, number: u32, data: &[u8; 3]| {
+            if revoked && number == 0 {
+                owed.forget_ahead();
+            }
+            let turn = DataTurn { slot: sl.replay, number, send: false };
+            let psn = Psn::new(4 * (number + 1));
+            let header = StarHeader { psn, ..header(Ptype::Rd, Opt::Recv, sl.data, len) };
+            sl.give(&mut owed, header, PREFIX, &[&turn.encode()[..], data].concat());
+            let (frames, _) = sl.end_turn(&mut owed);
+            let got = |frame| {
+                let StarHeader { ptype, psn, len, .. } = answer(std::slice::from_ref(frame)).header;
+                (ptype, psn.get(), len)
+            };
+            frames.iter().map(got).collect::<Vec<_>>()
+        };
+        let data = |sl: &Sl| sl.net.hosts[0].env.memory.read(sl.data, 3).to_vec();
+        for number in [2, 1, 1, 4] {
+            assert_eq!(give(&mut sl, number, b"new"), [(Ptype::Rda, 4 * (number + 1), 1)], "kept");
+        }
+        let before = data(&sl);
+        let (all, alone) = ([(Ptype::Rdas, 12, 3)], [(Ptype::Rda, 4, len)]);
+        let got = give(&mut sl, 0, b"old");
+        assert_eq!((&got[..], sl.stats.star_rd.get()), if revoked { (&alone[..], 1) } else { (&all[..], 3) });
+        assert_eq!(data(&sl), if revoked { b"old" } else { b"new" });
+        assert_ne!(before, b"new");
+        if !revoked {
+            assert_eq!(give(&mut sl, 2, b"bad"), [(Ptype::Rda, 12, len)], "a copy");
+            assert_eq!(give(&mut sl, 3, b"3rd"), [(Ptype::Rdas, 20, 2)]);
+            assert_eq!((data(&sl), sl.stats.star_stale.get()), (b"new".to_vec(), 1));
+        }
+    }
+}
+
 #[test]
 fn the_last_data_of_a_message_brings_its_completion_once() {
     let mut sl = Sl::new();
