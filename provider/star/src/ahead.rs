@@ -12,7 +12,7 @@ use super::turn::DataTurn;
 use super::wire::StarHeader;
 
 /// Packets that it holds, at most.
-const PLACES: u32 = 512;
+pub(crate) const PLACES: u32 = 512;
 /// Bytes behind the header of the longest.
 const LONGEST: usize = 4096;
 /// LEN of an RDA that says so of its packet: it has not had its turn, and need not come again.

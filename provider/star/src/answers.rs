@@ -69,6 +69,9 @@ pub(super) fn back(from: &StarSource<'_>) -> Av {
     Av { dgid: from.meta.src, sgid: from.meta.dst, hop_limit: 64, ..Av::default() }
 }
 
+/// Packets that were early and are done with one that was missing, at most.
+pub const MOST_AHEAD: usize = crate::ahead::PLACES as usize;
+
 impl Answers {
     /// Of a card that sends packets of this form.
     pub fn new(form: Form) -> Self {

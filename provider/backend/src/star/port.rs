@@ -19,8 +19,9 @@ use crate::program::Payload;
 /// Messages of peers that wait for the end of a turn at most; of more each is lost, and comes again.
 const MAX_INBOUND: usize = 1024;
 
-/// Room for events at first: of one packet, after which the host takes them, there are no more.
-const EVENTS: usize = 128;
+/// Room for events at first: of one packet, and those that had waited for it, after which the host takes
+/// them, there are no more.
+const EVENTS: usize = 128 + starverbs_star::answers::MOST_AHEAD;
 
 /// A card's host that may have StaR's ports.
 pub trait StarCard: EndpointHost {

@@ -44,7 +44,7 @@ impl<E: StarEnv> Stateful<E> {
             known |= taken;
             drops += u64::from(!taken);
         }
-        self.window.await_kept(card.now);
+        self.await_kept(card);
         self.charge(card);
         if known {
             (self.last_inbound, self.silent) = (card.now, false);
@@ -229,15 +229,35 @@ impl<E: StarEnv> Stateful<E> {
     /// SL's card has what has a turn, and does it once what is missing before it is there.
     pub(super) fn kept_ahead(&mut self, card: &mut CardCtx<'_, E>, psn: Psn) {
         let before = self.window.in_flight();
-        let Some(entry) = self.window.keep(psn) else { return };
+        let Some((entry, newest)) = self.window.keep(psn) else { return };
         let freed = (before - self.window.in_flight()).min(self.charged);
         card.path.acked(freed);
         (self.charged, self.backoff) = (self.charged - freed, 0);
         card.path.rtt.was_lost();
-        if entry.tries == 1 {
+        if newest && entry.tries == 1 {
             card.path.rtt.seen(card.now, card.now.saturating_sub(entry.sent));
         }
         self.infer(card, &entry);
+    }
+
+    /// What SL's card keeps, and has nothing missing before it any more, is waited for as if it left now.
+    pub(super) fn await_kept(&mut self, card: &CardCtx<'_, E>) {
+        if self.window.await_kept(card.now) {
+            self.arm(card.now + self.timeout(card));
+        }
+    }
+
+    /// Answers to these packets are waited for no more, nor do those behind them wait. Gives how many had
+    /// none.
+    pub(super) fn forget_packets(
+        &mut self,
+        card: &mut CardCtx<'_, E>,
+        which: impl Fn(&InFlight) -> bool,
+    ) -> u32 {
+        let count = self.window.forget(which);
+        self.await_kept(card);
+        self.charge(card);
+        count
     }
 
     /// RDAS: RDAs of packets of which this is the last. False: they answer nothing that is under way.
@@ -278,7 +298,7 @@ impl<E: StarEnv> Stateful<E> {
         let op = self.stream(entry.of).get(entry.wqe);
         if op.in_turn {
             if op.carries && entry.last && op.left > 1 {
-                self.forget_others(&entry);
+                self.forget_others(card, &entry);
             }
             self.turns.grow();
         }

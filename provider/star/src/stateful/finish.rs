@@ -142,8 +142,7 @@ impl<E: StarEnv> Stateful<E> {
     /// A packet of a WQE cannot leave, or its data cannot be placed: it ends so, once all before it has
     /// ended.
     pub(super) fn abandon(&mut self, card: &mut CardCtx<'_, E>, of: Of, index: u32, status: WcStatus) {
-        self.window.forget(|entry| entry.of == of && entry.wqe == index);
-        self.charge(card);
+        self.forget_packets(card, |entry| entry.of == of && entry.wqe == index);
         let stream = self.stream(of);
         if stream.begun && stream.next == index {
             stream.advance(0, 0, true);

@@ -159,8 +159,7 @@ impl<E: StarEnv> Stateful<E> {
         if !card.registry.is_live(entry.rule) && self.leaves_it_to_the_last(&entry) {
             /* SL may have the completion, and either program have taken its memory away: the last packet
             will tell, here and below */
-            self.forget_others(&entry);
-            self.charge(card);
+            self.forget_others(card, &entry);
             return true;
         }
         if !self.window.is_probing() && !self.is_admitted(card, entry.cost()) {
@@ -172,7 +171,7 @@ impl<E: StarEnv> Stateful<E> {
         match self.send_entry(card, psn, &entry) {
             Ok(()) => self.arm(card.now + self.timeout(card)),
             Err(_) if entry.is_probe() => self.forget_probe(card, entry.of, entry.wqe),
-            Err(_) if self.leaves_it_to_the_last(&entry) => self.forget_others(&entry),
+            Err(_) if self.leaves_it_to_the_last(&entry) => self.forget_others(card, &entry),
             Err(status) => self.abandon(card, entry.of, entry.wqe, status),
         }
         self.charge(card);
@@ -215,8 +214,7 @@ impl<E: StarEnv> Stateful<E> {
     /// The answer to a WQE's packet without data is waited for no more.
     pub(super) fn forget_probe(&mut self, card: &mut CardCtx<'_, E>, of: Of, index: u32) {
         self.stream(of).op(index).probed = false;
-        self.window.forget(|entry| entry.is_probe() && entry.of == of && entry.wqe == index);
-        self.charge(card);
+        self.forget_packets(card, |entry| entry.is_probe() && entry.of == of && entry.wqe == index);
     }
 
     /// Whether the path takes so much more of this connection now; it waits for that otherwise. A silent peer

@@ -170,9 +170,9 @@ impl<E: StarEnv> Stateful<E> {
 
     /// The last packet of an entry's WQE says of all others what it says of itself, as each had its turn
     /// before it.
-    pub(super) fn forget_others(&mut self, entry: &InFlight) {
+    pub(super) fn forget_others(&mut self, card: &mut CardCtx<'_, E>, entry: &InFlight) {
         let InFlight { of, wqe, .. } = *entry;
-        self.window.forget(|other| other.of == of && other.wqe == wqe && !other.last);
+        self.forget_packets(card, |other| other.of == of && other.wqe == wqe && !other.last);
         self.stream(of).op(wqe).left = 1;
     }
 

@@ -210,9 +210,8 @@ impl<E: StarEnv> Stateful<E> {
         let end = self.streams[1].get(index).number.saturating_add(self.mtu);
         let ahead = |entry: &InFlight| entry.of == Of::Remote && entry.wqe == index && entry.offset >= end;
         if self.window.next_lost(ahead).is_some() {
-            let packets = self.window.forget(ahead);
+            let packets = self.forget_packets(card, ahead);
             self.streams[1].rewind(index, end, packets);
-            self.charge(card);
         }
     }
 

@@ -304,6 +304,7 @@ impl<E: EndpointHost> Endpoints<E> {
         }
         let others_send = self.leave_group(turn, group, at, sends_unrule);
         qp.close_gate(turn.env);
+        self.answers.forget_ahead();
         self.slots.keep(&slots);
         let confirmed = qp.is_confirmed();
         let linger = qp.close(turn.now, others_send);

@@ -303,8 +303,15 @@ impl<E: EndpointHost> Endpoints<E> {
             self.wake_group(group_at);
         }
         if answered {
-            self.wake_window_ops();
+            self.are_revoked();
         }
+    }
+
+    /// Nobody waits for these stateful cards to remove rules any more. What came to this card meanwhile by
+    /// one of those, before its turn, is not done.
+    fn are_revoked(&mut self) {
+        self.answers.forget_ahead();
+        self.wake_window_ops();
     }
 
     /// A member that sent the end of rules beside the leader has its answer, or is unreachable.
@@ -315,7 +322,7 @@ impl<E: EndpointHost> Endpoints<E> {
         let known = leader.is_some_and(|end| end.qp.changes().taken == 0);
         if known && group.unrules_pending == 0 && !group.revoked.is_empty() {
             group.revoked.clear();
-            self.wake_window_ops();
+            self.are_revoked();
         }
     }
 
@@ -402,7 +409,7 @@ impl<E: EndpointHost> Endpoints<E> {
                 }
                 /* once: those that wait for other groups would be looked at again and again */
                 if was_reachable {
-                    self.wake_window_ops();
+                    self.are_revoked();
                 }
             }
         }

@@ -219,3 +219,27 @@ fn as_in_the_paper_one_is_under_way() {
     });
     assert_eq!((most, w.stats.star_writes_early.get()), (1, 0));
 }
+
+/// All of a SEND is done, but SF has no answer, and knows only that SL's card kept all but the first packet.
+/// The memory is gone: the last packet is asked for, and says that the SEND was in time.
+#[test]
+fn what_is_kept_is_asked_for_when_those_before_it_are_forgotten() {
+    let mut w = World::new(0, |_, _| {});
+    w.path.rtt.was_lost();
+    let (mine, far) = (w.ours(0), w.theirs(64));
+    w.sf.put(mine, &pattern(3500, 7));
+    w.sl_post_recv(&[w.sge(far, 4096)]);
+    w.pass(1_000_000);
+    w.post(op(SendOp::Send, 0, 0), &[w.sge(mine, 3500)], false);
+    w.lose_first();
+    w.run(|w| w.stats.star_retransmitted.get() > 0);
+    assert_eq!(w.stats.star_writes_early.get(), 3);
+    w.deaf = true;
+    w.run(|w| w.lib[1].done.len() == 1);
+    w.registry.remove(w.conn.conn(), SL_KEY, w.now, 0);
+    w.pass(1_000_000);
+    w.deaf = false;
+    w.run(|w| w.sends().len() == 1);
+    assert_eq!(w.sends()[0].1, WcStatus::Success);
+    assert_eq!(w.sl.read(far, 3500), pattern(3500, 7));
+}

@@ -461,6 +461,15 @@ impl World {
         self.drain();
     }
 
+    /// Of what SF sends now the first packet is lost.
+    pub(super) fn lose_first(&mut self) {
+        while matches!(self.conn.transmit(&mut card!(self)), TransmitStatus::More | TransmitStatus::PortFull)
+        {
+        }
+        self.sf.out.remove(0);
+        self.drain();
+    }
+
     fn drain(&mut self) {
         for (port, frame) in std::mem::take(&mut self.sf.out) {
             if port == 4793 {

@@ -42,28 +42,31 @@ impl PacketWindow {
         }
     }
 
-    /// SL's card has this packet, and does it once those before it are there. Gives it, if it was not known
-    /// to be there.
-    pub(in super::super) fn keep(&mut self, psn: Psn) -> Option<InFlight> {
+    /// SL's card has this packet, and does it once those before it are there. Gives it, and whether it is the
+    /// last transmission that is answered; `None`: nothing new.
+    pub(in super::super) fn keep(&mut self, psn: Psn) -> Option<(InFlight, bool)> {
         let at = number(psn);
         let entry = &mut self.ring[at];
-        if entry.on_ack(copy(psn)) && entry.copy() == copy(psn) {
+        if !entry.on_ack(copy(psn)) || entry.state == PacketState::Kept {
+            return None;
+        }
+        let newest = entry.copy() == copy(psn);
+        if newest {
             let lane = &mut self.lanes[entry.lane()];
             lane.newest = lane.newest.max((entry.order, entry.sent));
         }
         let entry = *entry;
-        if entry.state == PacketState::Kept {
-            return None;
-        }
         self.settle(at);
         self.ring[at].state = PacketState::Kept;
         self.kept += 1;
-        Some(entry)
+        Some((entry, newest))
     }
 
     /// What SL's card keeps, and has nothing missing before it, was done by now: its answer comes, or is
-    /// lost, or the card has forgotten it. It is in flight again, as if it left now.
-    pub(in super::super) fn await_kept(&mut self, now: Nanos) {
+    /// lost, or the card has forgotten it. It is in flight again, as if it left now. Gives whether there was
+    /// any.
+    pub(in super::super) fn await_kept(&mut self, now: Nanos) -> bool {
+        let before = self.kept;
         while self.kept > 0
             && let Some(at) = self.oldest_of(0)
             && self.ring[at].state == PacketState::Kept
@@ -75,14 +78,17 @@ impl PacketWindow {
                     _ if entry.lane() != 0 => continue,
                     PacketState::Done => continue,
                     PacketState::Kept => (),
-                    PacketState::Flight | PacketState::Lost => return,
+                    PacketState::Flight | PacketState::Lost => return self.kept < before,
                 }
                 (entry.state, entry.order, entry.sent) = (PacketState::Flight, order, now);
+                /* no answer says that anything arrived which left now */
+                entry.waiting = 0;
                 self.kept -= 1;
                 self.flight += 1;
                 self.bytes += entry.cost();
             }
         }
+        self.kept < before
     }
 
     fn lose(&mut self, at: u32) -> bool {
