@@ -145,6 +145,8 @@ pub(crate) struct Flags {
     pub(crate) held: bool,
     /// What is to be done when the timer fires, whatever it fires for
     pub(crate) due: TimerAction,
+    /// The timer is set, for [`Requester::armed`]: here, as each call of an engine asks
+    pub(crate) armed: bool,
 }
 
 /// What a QP's timer finds to do beside retransmission.
@@ -195,7 +197,7 @@ pub(crate) struct Requester {
     pub(crate) alone: bool,
     /// Acknowledge timer; 0: off
     pub(crate) deadline: Nanos,
-    /// When this QP's timer is due, as far as is known here; 0: it is off
+    /// When this QP's timer is due, as far as is known here, while it is set
     pub(crate) armed: Nanos,
     /// When something was last acknowledged, or first sent
     pub(crate) progress: Nanos,
@@ -513,9 +515,9 @@ impl<E: Env> Ctx<'_, E> {
 
     /// Makes sure that the QP is looked at by `at`.
     pub(crate) fn arm(&mut self, at: Nanos) {
-        let req = &mut self.qp.req;
-        if req.armed == 0 || at < req.armed {
-            req.armed = at;
+        let (req, flags) = (&mut self.qp.req, &mut self.qp.flags);
+        if !flags.armed || at < req.armed {
+            (flags.armed, req.armed) = (true, at);
             self.sh.sched.arm(self.qp.timer, at, self.qp.qpn);
         }
     }
@@ -523,10 +525,10 @@ impl<E: Env> Ctx<'_, E> {
     /// All is acknowledged: the timer has nothing to do, unless it was set for something else.
     pub(crate) fn disarm_idle_timer(&mut self) {
         let qp = &mut self.qp;
-        let armed = qp.req.armed != 0 && qp.req.rnr_until == 0;
-        let idle = armed && qp.flags.window_wait.is_none() && qp.flags.due == TimerAction::Nothing;
-        if idle && self.sh.sched.disarm_if_crowded(qp.timer) {
-            qp.req.armed = 0;
+        let flags = &mut qp.flags;
+        let idle = flags.armed && flags.window_wait.is_none() && flags.due == TimerAction::Nothing;
+        if idle && qp.req.rnr_until == 0 && self.sh.sched.disarm_if_crowded(qp.timer) {
+            flags.armed = false;
         }
     }
 

@@ -289,7 +289,9 @@ impl<E: Env> Nic<E> {
         self.shared.sched.has_acks()
     }
 
-    /// A step's context on one QP.
+    /// A step's context on one QP. In the place of its call: what a call gives back comes through memory, in
+    /// pieces that a CPU does not forward to the wider loads behind it, which wait for all stores before.
+    #[inline(always)]
     pub(super) fn context<'a>(&'a mut self, env: &'a mut E, qpn: Qpn, now: Nanos) -> Option<Ctx<'a, E>> {
         let qp: &'a mut Qp<E> = self.qps.get_mut(qpn)?;
         let sh: &'a mut QpShared<E> = &mut self.shared;

@@ -141,7 +141,7 @@ impl<E: Env> Ctx<'_, E> {
 
     /// The retransmission timer or an RNR wait may have run out.
     pub(crate) fn timer_fired(&mut self) {
-        self.qp.req.armed = 0;
+        self.qp.flags.armed = false;
         if self.qp.flags.held && self.run_engine(Call::Timeout).is_some() {
             if let Some(path) = self.qp.flags.window_wait {
                 self.pace_waiter(path);
