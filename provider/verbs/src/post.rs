@@ -105,9 +105,12 @@ impl PostLines {
 
     #[inline]
     pub(crate) fn fetch(&self) {
-        prefetch(self.rings);
-        prefetch(self.rings.wrapping_add(64));
-        prefetch(self.slot.load(Ordering::Relaxed));
+        /* the card's line of the indices, too: a queue that is short, or full, is looked at there */
+        (0..3).for_each(|line| prefetch(self.rings.wrapping_add(64 * line)));
+        /* and the WQE with its first SGEs: the lock behind waits until its lines are written */
+        let slot = self.slot.load(Ordering::Relaxed);
+        prefetch(slot);
+        prefetch(slot.wrapping_add(64));
     }
 }
 

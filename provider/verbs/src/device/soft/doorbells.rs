@@ -46,6 +46,12 @@ impl Deferred {
         self.0.get(at).copied()
     }
 
+    /// The one that came so many before the last.
+    #[inline]
+    pub(super) fn last(&self, before: usize) -> Option<Qpn> {
+        self.0.len().checked_sub(1 + before).and_then(|at| self.get(at))
+    }
+
     /// Drops all.
     #[inline]
     pub(super) fn clear(&mut self) {

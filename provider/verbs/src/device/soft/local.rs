@@ -40,7 +40,8 @@ use crate::log::log;
 use crate::share::GatePass;
 use channels::Channels;
 use direct::Direct;
-use turn::{fetch, with_end};
+pub(super) use turn::expect;
+use turn::with_end;
 
 /// Times that a card which others are to wake takes what has come since it said so, and control records of
 /// one turn: peers that ask without end do not keep its lock.
@@ -196,9 +197,6 @@ impl LocalHost {
     /// The doorbells that were deferred, of QPs that have a local connection.
     #[inline(never)]
     pub(super) fn ring_deferred(&mut self, (nic, env): NicEnv<'_>, deferred: &mut Deferred) {
-        if env.channels.many {
-            fetch((nic, env), deferred.qpns());
-        }
         let mut rung = false;
         deferred.drop_rung(|qpn| {
             let is_rung = with_end((nic, env), qpn, 0, |end, ctx| end.ring(ctx)).is_some();

@@ -13,7 +13,7 @@ use super::domains::DomainEvents;
 use super::doorbells::{Deferred, Posted};
 use super::env::HostEnv;
 use super::intake::Intake;
-use super::local::LocalHost;
+use super::local::{self, LocalHost};
 use super::mads::CardMads;
 use super::rpc::Replies;
 use super::shared_qps::SharedQps;
@@ -188,7 +188,6 @@ impl Shard {
     #[inline]
     pub(super) fn defer(&mut self, qpn: Qpn, what: Posted, may_sleep: bool) -> When {
         let Shard { nic, env, star, local, deferred, .. } = self;
-        /* of local connections all is fetched when they are rung */
         let of_channels = env.channels.backlog();
         let is_local = of_channels == Backlog::BehindOthers;
         let backlog = if is_local {
@@ -208,7 +207,9 @@ impl Shard {
         if when == When::Now || !deferred.add(qpn) {
             return When::Now;
         }
-        if !is_local && !star.expect(nic, env, qpn) {
+        if is_local {
+            local::expect((nic, env), deferred);
+        } else if !star.expect(nic, env, qpn) {
             nic.expect(env, qpn);
         }
         when

@@ -52,6 +52,12 @@ impl LocalEnd {
         index as usize & (self.asked.len() - 1)
     }
 
+    /// Where the next WQE that is asked for stands.
+    #[inline]
+    pub(super) fn next_asked(&self) -> &RequestedWqe {
+        &self.asked[self.slot(self.next)]
+    }
+
     /// Asks for what is posted, as far as it may begin and there is room.
     #[inline(never)]
     pub(super) fn ask(&mut self, ctx: &mut Ctx<'_>) {

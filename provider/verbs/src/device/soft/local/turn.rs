@@ -7,6 +7,7 @@ use super::channels::{Answerer, Channels};
 use super::end::LocalEnd;
 use super::record::{self, CHUNK, LocalRecord, answer, control};
 use super::responder::{LocalReply, ReadAnswer};
+use crate::device::soft::doorbells::Deferred;
 use crate::device::soft::env::{HostEnv, NicEnv};
 use crate::device::soft::intake::AHEAD;
 
@@ -53,22 +54,38 @@ pub(super) fn take_requests((nic, env): NicEnv<'_>, now: Nanos) -> u32 {
     came
 }
 
-/// Has the contexts of the next requests fetched.
+/// Has what the next requests need fetched into the CPU's caches, side by side: the ends of their QPs, and
+/// the card's contexts of those behind, by which the next call finds their ends.
 #[inline(never)]
-fn look_ahead((nic, env): NicEnv<'_>, at: usize) {
+fn look_ahead((nic, env): NicEnv<'_>, at: usize, first: bool) {
     let requests = &env.channels.answerers[at].channel.requests;
-    if requests.word_ahead(1, record::TO).is_some() {
-        fetch((nic, env), (0..AHEAD).map_while(|n| requests.word_ahead(n, record::TO)));
+    if requests.word_ahead(1, record::TO).is_none() {
+        return;
+    }
+    let qpns = |from: u32| (from..from + AHEAD).map_while(|n| requests.word_ahead(n, record::TO));
+    if first {
+        qpns(0).for_each(|qpn| nic.expect_engine(env, qpn));
+    }
+    qpns(AHEAD).for_each(|qpn| nic.expect_engine(env, qpn));
+    for end in qpns(0).filter_map(|qpn| nic.engine(qpn)?.local()) {
+        env.prefetch(end);
     }
 }
 
-/// Has the contexts of QPs fetched into the CPU's caches, side by side: first those of the card, then what
-/// they lead to.
+/// A doorbell waits behind others. What they need is fetched while the program posts on, in steps, as one
+/// line leads to the next: the card's context of the last one, the end of the one before, and where the next
+/// WQE will stand of the one before that.
 #[inline]
-pub(super) fn fetch((nic, env): (&Nic<HostEnv>, &HostEnv), qpns: impl Iterator<Item = Qpn> + Clone) {
-    qpns.clone().for_each(|qpn| nic.expect_engine(env, qpn));
-    for end in qpns.filter_map(|qpn| nic.engine(qpn)?.local()) {
+pub(in super::super) fn expect((nic, env): (&Nic<HostEnv>, &HostEnv), waiting: &Deferred) {
+    let end = |behind| nic.engine(waiting.last(behind)?)?.local();
+    if let Some(qpn) = waiting.last(0) {
+        nic.expect_engine(env, qpn);
+    }
+    if let Some(end) = end(1) {
         env.prefetch(end);
+    }
+    if let Some(end) = end(2) {
+        env.prefetch(end.next_asked());
     }
 }
 
@@ -80,7 +97,7 @@ pub(super) fn answer_channel((nic, env): NicEnv<'_>, at: usize, now: Nanos) -> u
     let (mut fetched, most) = if env.channels.many { (REQUESTS, AHEAD) } else { (0, REQUESTS) };
     loop {
         if run.left <= fetched {
-            look_ahead((nic, env), at);
+            look_ahead((nic, env), at, run.left == REQUESTS);
             fetched = run.left.saturating_sub(AHEAD);
         }
         let answerer = &mut env.channels.answerers[at];
