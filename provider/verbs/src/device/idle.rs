@@ -57,6 +57,12 @@ impl Idle {
         self.since = now;
     }
 
+    /// When polls were last not idle.
+    #[cfg(test)]
+    pub(crate) fn since(&self) -> Nanos {
+        self.since
+    }
+
     /// What follows a poll at `now`. `nobody_called` says whether no other thread called during the last
     /// yield; `time` is asked for the CPU time taken until now.
     #[inline]

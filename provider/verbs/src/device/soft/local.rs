@@ -120,6 +120,8 @@ pub(crate) struct LocalHost {
     pub(super) busy: u32,
     /// Polls in a row for which the wire had nothing
     pub(super) wire_idle: u32,
+    /// Polls took something since one looked whether they are idle
+    pub(super) came: bool,
 }
 
 impl LocalHost {
@@ -143,6 +145,7 @@ impl LocalHost {
             checked: 0,
             busy: 0,
             wire_idle: 0,
+            came: false,
         }
     }
 

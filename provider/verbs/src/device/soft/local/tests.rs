@@ -19,6 +19,7 @@ use super::agreement::PATIENCE;
 use super::record::{LocalRecord, control};
 use super::*;
 use crate::clock;
+use crate::device::idle::Idle;
 use crate::device::soft::Shard;
 use crate::device::tests::send as plain_send;
 use crate::device::{Device, Soft};
@@ -508,4 +509,26 @@ fn a_peer_is_not_silent_before_two_seconds() {
     let second = 1_000_000_000;
     assert_eq!([second, 2 * second, 29 * second / 10].map(status_at), [None; 3]);
     assert_eq!(status_at(3 * second + second / 10), Some(WcStatus::RetryExcErr));
+}
+
+/// Most of what comes through memory is taken by polls that look at no clock: one that does is not idle
+/// behind them, nor where it has taken something itself.
+#[test]
+fn polls_amid_messages_are_not_idle() {
+    let world = World::new();
+    let mut run = world.run([vec![Act::Connect, Act::Send], vec![Act::Connect, Act::Send]]);
+    run.end(&[]);
+    let [from, to, _] = &world.cards;
+    to.soft.with(|shard, _| shard.idle = Idle::default());
+    let mut cqes = [Cqe::default(); 8];
+    for wr_id in 0..256 {
+        run.qps[1].post_recv().push(&RecvWr { wr_id, sges: &[] }).unwrap();
+        let mut poster = run.qps[0].post_send();
+        poster.push(&plain_send(wr_id)).unwrap();
+        poster.ring();
+        for card in [to, from] {
+            while card.cq.poll(&mut cqes).unwrap() == 0 {}
+        }
+    }
+    assert_ne!(to.soft.with(|shard, _| shard.idle.since()), 0);
 }
