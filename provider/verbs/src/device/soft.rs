@@ -350,7 +350,7 @@ impl Soft {
     #[inline]
     fn finish(&self, shard: &mut Shard, now: Nanos) {
         shard.env.channels.unfinished = false;
-        if shard.env.channels.flush() {
+        if shard.env.channels.flush(true) {
             self.lower_alarm(shard, now);
         }
         if !shard.env.events.is_empty() {

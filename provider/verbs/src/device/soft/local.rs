@@ -180,7 +180,7 @@ impl LocalHost {
             return false;
         }
         let rung = with_end((nic, env), qpn, 0, |end, ctx| end.ring(ctx)).is_some();
-        if rung && env.channels.flush() {
+        if rung && env.channels.flush(false) {
             self.catch_up((nic, env));
         }
         rung
@@ -190,7 +190,7 @@ impl LocalHost {
     #[inline(never)]
     fn catch_up(&mut self, (nic, env): NicEnv<'_>) {
         for _ in 0..ROUNDS {
-            if self.take_turn((nic, env), 0) == 0 || !env.channels.flush() {
+            if self.take_turn((nic, env), 0) == 0 || !env.channels.flush(true) {
                 return;
             }
         }
@@ -206,7 +206,7 @@ impl LocalHost {
             rung |= is_rung;
             is_rung
         });
-        if rung && env.channels.flush() {
+        if rung && env.channels.flush(false) {
             self.catch_up((nic, env));
         }
     }
@@ -315,7 +315,7 @@ impl LocalHost {
             if taken > 0 {
                 env.channels.watch.poll_all(1);
             }
-            if !env.channels.flush() || taken == 0 {
+            if !env.channels.flush(true) || taken == 0 {
                 return came;
             }
         }

@@ -310,6 +310,8 @@ impl Channels {
         match self.asker(channel) {
             Some(asker) if !asker.ended => {
                 asker.waiting.push_back(qpn);
+                /* a card that sleeps is to be woken then */
+                self.note_asked(channel);
                 true
             }
             _ => false,
@@ -350,10 +352,11 @@ impl Channels {
         answerer.channel.answers.push(&record.words(), room);
     }
 
-    /// At the end of a turn: wakes those who sleep and have something to read. True: this card sleeps, and
-    /// something has come meanwhile.
+    /// At the end of a turn: wakes those who sleep and have something to read. `took`: the turn may have
+    /// taken what came. True: this card sleeps, and something has come meanwhile.
     #[inline]
-    pub(in super::super) fn flush(&mut self) -> bool {
+    pub(in super::super) fn flush(&mut self, took: bool) -> bool {
+        let changed = took | self.answered | (self.asked != Asked::None);
         match std::mem::take(&mut self.asked) {
             Asked::None => {}
             Asked::One(channel) => {
@@ -366,8 +369,9 @@ impl Channels {
         if std::mem::take(&mut self.answered) {
             self.wake_askers();
         }
-        /* this turn may have taken what the sleeper was to be woken for, and its wake-up */
-        self.asleep && self.prepare_to_sleep()
+        /* what the sleeper was to be woken for may be gone, and its wake-up, or be something else now; not
+        where a request was executed on the peer's memory, and nothing was written */
+        self.asleep && changed && self.prepare_to_sleep()
     }
 
     #[inline(never)]

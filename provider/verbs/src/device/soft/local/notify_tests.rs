@@ -102,7 +102,7 @@ fn a_card_that_is_to_notify_somebody_is_not_quiet() {
         let record = LocalRecord { op: control::WITHDRAW, from: ours.number(), ..LocalRecord::default() };
         channels.send_control(channel, record);
         assert!(!channels.are_quiet());
-        channels.flush();
+        channels.flush(true);
         assert!(channels.are_quiet());
     });
 }
