@@ -129,6 +129,9 @@ pub struct SlQp<E: StarEnv> {
     sum_wanted: bool,
     /// No WQE leaves for the first time
     quiescing: bool,
+    /// There was no room in the port when receives were to be looked for: until somebody has, and found none,
+    /// a post of one may ring nobody
+    owes_look: bool,
     /// No message goes to SF any more: SF is gone, or the QP has reverted
     detached: bool,
     /// Messages without an answer that WQEs must not overtake: the set-up, and rules
@@ -199,6 +202,7 @@ impl<E: StarEnv> SlQp<E> {
             sf_lacks_rules: false,
             sum_wanted: false,
             quiescing: false,
+            owes_look: false,
             detached: false,
             sf_ended: false,
             left_at: None,
@@ -297,7 +301,7 @@ impl<E: StarEnv> SlQp<E> {
 
     /// Whether WQEs wait for room in the port.
     fn has_more(&self) -> bool {
-        let recvs = self.has_recv();
+        let recvs = self.has_recv() || self.owes_look;
         let sends = !self.stuck
             && !self.behind_window_op()
             && self.send.next != self.posted()

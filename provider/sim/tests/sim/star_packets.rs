@@ -348,3 +348,20 @@ fn receives_one_by_one_are_not_left_lying() {
         }
     }
 }
+
+/// SF uses the last receives while the port of SL's card is full, and SL's program posts more later: a card
+/// that has looked for them since asks to be told.
+#[test]
+fn receives_are_looked_for_when_the_port_has_room_again() {
+    for form in [Form::Packed, Form::Paper] {
+        let mut pair = Pair::new(Some(form));
+        pair.rqs[SERVER].was_starved();
+        let room = std::mem::replace(&mut pair.net.hosts[SERVER].env.port, 0);
+        (0..2 * REQUESTS).for_each(|_| pair.send(CLIENT, SendOp::Send, MESSAGE, true));
+        pair.net.doorbell(CLIENT, pair.qpns[CLIENT]);
+        pair.wait(SERVER, 2 * REQUESTS);
+        pair.net.hosts[SERVER].env.port = room;
+        pair.net.run_for(10_000_000);
+        assert!(pair.rqs[SERVER].was_starved(), "{form:?}");
+    }
+}

@@ -41,6 +41,8 @@ impl<E: StarEnv> SlQp<E> {
             Form::Packed => self.supply_packed(env, now, memory),
             Form::Paper => self.supply_paper(env, now),
         }
+        let looks = self.looks_for_recvs() && self.recv.has_room() && self.may_take();
+        self.owes_look = looks && !env.can_send_star();
     }
 
     fn supply_paper(&mut self, env: &mut E, now: Nanos) {

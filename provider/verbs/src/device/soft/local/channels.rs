@@ -307,11 +307,14 @@ impl Channels {
 
     /// A QP is called when there is room. False: there never will be.
     pub(super) fn await_room(&mut self, channel: u32, qpn: Qpn) -> bool {
+        let asleep = self.asleep;
         match self.asker(channel) {
             Some(asker) if !asker.ended => {
                 asker.waiting.push_back(qpn);
-                /* a card that sleeps is to be woken then */
-                self.note_asked(channel);
+                if asleep {
+                    /* it is to be woken then */
+                    self.note_asked(channel);
+                }
                 true
             }
             _ => false,
