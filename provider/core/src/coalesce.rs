@@ -63,8 +63,8 @@ impl Backlog {
         if unanswered >= UNANSWERED && small() { Backlog::BehindOthers } else { Backlog::Due }
     }
 
-    /// Of one of many whose card has what doorbells need fetched while they wait: `unanswered` of each channel
-    /// that it asks in. Whether it is small counts for nothing.
+    /// Of one of many whose card has what doorbells need fetched while they wait: `unanswered` of each
+    /// channel that it asks in. Whether it is small counts for nothing.
     #[inline]
     pub fn of_channels(many: bool, mut unanswered: impl Iterator<Item = u32>) -> Self {
         if many && unanswered.any(|count| count >= UNANSWERED) { Backlog::BehindOthers } else { Backlog::Due }

@@ -267,7 +267,8 @@ impl WorkRings {
         unsafe { self.head.as_ref() }
     }
 
-    /// Where the three lines of 64 bytes lie at which a post looks first, for [`prefetch`](crate::prefetch()).
+    /// Where the three lines of 64 bytes lie at which a post looks first, for
+    /// [`prefetch`](crate::prefetch()).
     #[inline]
     pub fn post_lines(&self) -> *const u8 {
         self.head.as_ptr().cast_const().cast()

@@ -57,7 +57,8 @@ impl<E: Env> Nic<E> {
         }
     }
 
-    /// As [`Nic::expect`], of a queue pair whose engine was found: a call of it that sets a timer needs that, too.
+    /// As [`Nic::expect`], of a queue pair whose engine was found: a call of it that sets a timer needs that,
+    /// too.
     #[inline]
     pub fn expect_call(&self, env: &E, qpn: Qpn) {
         if let Some(qp) = self.qps.get(qpn) {

@@ -6,7 +6,8 @@
 //! WRITEs are seen when they land: they are under way with WRITEs alone, and SL's card does their packets in
 //! the order of their numbers, as it does those of a SEND that begins alone; a very long WRITE begins when
 //! all before it are done. One into memory registered with IBV_ACCESS_RELAXED_ORDERING need not wait for what
-//! it does not overlap. Atomics are under way with atomics alone: SL's card does those of SF in the order of their slots, and those of SL are done here.
+//! it does not overlap. Atomics are under way with atomics alone: SL's card does those of SF in the order of
+//! their slots, and those of SL are done here.
 
 use starverbs_core::env::Host;
 use starverbs_core::{Nanos, SendOp, WcStatus};
