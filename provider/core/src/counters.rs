@@ -241,7 +241,8 @@ counters! {
     star_atomics_again,
     /// StaR, stateless: atomics that came before the one that they follow, and wait for it
     star_atomics_early,
-    /// StaR, stateless: packets in their turn that came before the one that they follow, and are sent again
+    /// StaR, stateless: packets in their turn that came before the one that they follow: they are kept until
+    /// it has come, or sent again
     star_writes_early,
     /// StaR, stateless: completions written to memory (CQEP, RDC)
     star_cqep,
