@@ -230,14 +230,21 @@ impl<E: StarEnv> Stateful<E> {
     pub(super) fn kept_ahead(&mut self, card: &mut CardCtx<'_, E>, psn: Psn) {
         let before = self.window.in_flight();
         let Some((entry, newest)) = self.window.keep(psn) else { return };
-        let freed = (before - self.window.in_flight()).min(self.charged);
-        card.path.acked(freed);
-        (self.charged, self.backoff) = (self.charged - freed, 0);
+        self.release_path(card, before);
+        self.backoff = 0;
         card.path.rtt.was_lost();
         if newest && entry.tries == 1 {
             card.path.rtt.seen(card.now, card.now.saturating_sub(entry.sent));
         }
         self.infer(card, &entry);
+    }
+
+    /// An answer came, before which packets of so much cost were in flight: the path has room for what it
+    /// took.
+    fn release_path(&mut self, card: &mut CardCtx<'_, E>, before: u32) {
+        let freed = (before - self.window.in_flight()).min(self.charged);
+        card.path.acked(freed);
+        self.charged -= freed;
     }
 
     /// What SL's card keeps, and has nothing missing before it any more, is waited for as if it left now.
@@ -302,9 +309,8 @@ impl<E: StarEnv> Stateful<E> {
             }
             self.turns.grow();
         }
-        let freed = (before - self.window.in_flight()).min(self.charged);
-        card.path.acked(freed);
-        (self.charged, self.backoff) = (self.charged - freed, 0);
+        self.release_path(card, before);
+        self.backoff = 0;
         if let Some(sent) = sent {
             card.path.rtt.seen(card.now, card.now.saturating_sub(sent));
             /* those before it would have been answered before; nothing behind what is alone says so */
@@ -351,9 +357,7 @@ impl<E: StarEnv> Stateful<E> {
     fn count_earlier(&mut self, card: &mut CardCtx<'_, E>, psn: Psn) {
         let before = self.window.in_flight();
         let Some(entry) = self.window.done_by_turn(psn) else { return };
-        let freed = (before - self.window.in_flight()).min(self.charged);
-        card.path.acked(freed);
-        self.charged -= freed;
+        self.release_path(card, before);
         self.turns.grow();
         let op = self.stream(entry.of).op(entry.wqe);
         op.left -= 1;

@@ -7,12 +7,12 @@
 use std::fs::File;
 
 use memmap2::{MmapOptions, MmapRaw};
+use starverbs_backend::ParentOnly;
 use starverbs_backend::sealed::{self, ONLY_OURS};
 use starverbs_rings::Incarnation;
 
 use super::file::{self, OTHER};
 use crate::error::Result;
-use starverbs_backend::ParentOnly;
 
 /// Queue pairs with a gate at once.
 const GATES: usize = 1 << 17;

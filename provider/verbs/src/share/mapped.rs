@@ -7,12 +7,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
 use memmap2::MmapRaw;
+use starverbs_backend::ParentOnly;
 use starverbs_backend::ProcessFile;
 use starverbs_backend::sealed::{self, SealFlag};
 
 use super::backing::FileBytes;
 use super::file;
-use starverbs_backend::ParentOnly;
 
 /// Files of one process at once.
 const FILES: usize = 64;

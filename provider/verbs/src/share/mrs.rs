@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use memmap2::{MmapMut, MmapOptions};
+use starverbs_backend::ParentOnly;
 use starverbs_backend::sealed::{self, ONLY_OURS};
 use starverbs_core::mr::{Backing, KEY_BITS, MAX_MR, MrEntry, Storage};
 use starverbs_core::{Access, NicError, PdId};
@@ -14,7 +15,6 @@ use starverbs_rings::{Incarnation, budget};
 
 use super::file::{self, FileAt, OTHER};
 use crate::error::Result;
-use starverbs_backend::ParentOnly;
 
 /// "SVMRS" and the layout's version.
 const MAGIC: u64 = u64::from_le_bytes(*b"SVMRS\0\0\x02");

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use memmap2::{MmapOptions, MmapRaw};
 use nix::fcntl::{FcntlArg, fcntl};
+use starverbs_backend::ParentOnly;
 use starverbs_backend::sealed::{self, SIZE_STAYS};
 use starverbs_rings::ReaderSlot;
 
 use super::file::{self, FileAt, FileIdentity, OTHER};
 use crate::error::{Result, VerbsError};
-use starverbs_backend::ParentOnly;
 
 /// Readers of a card's memory at once.
 const SLOTS: usize = 64;
