@@ -5,6 +5,8 @@
  * - processes: two answer each other's messages. The one that waits must yield, or each message takes a slice
  *   of the scheduler's.
  * - threads: two of one process do. Neither holds a lock.
+ * - beside: a process that computes a little, naps for next to nothing, and never yields. A poller that gave
+ *   its CPU to that after each poll would hardly get it back.
  *
  * Nothing here looks at a clock: what must hold is counted in polls.
  * usage: one_cpu PART... */
@@ -14,8 +16,10 @@
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 /* How often the waiter must get the lock, and in how many polls. */
@@ -241,6 +245,46 @@ static void processes_part(void)
 	check("processes", board->ends);
 }
 
+/* Turns of the other process, and of its loop in each: some 20 us. */
+enum { TURNS = 20000, WORK = 40000 };
+
+static void computes(atomic_uint *turns)
+{
+	struct timespec nap = { .tv_nsec = 2000 };
+
+	prctl(PR_SET_TIMERSLACK, 1);
+	while ((*turns)++ < TURNS) {
+		for (volatile unsigned work = 0; work < WORK; work++)
+			;
+		nanosleep(&nap, NULL);
+	}
+}
+
+static void beside_part(void)
+{
+	atomic_uint *turns = mmap(NULL, sizeof *turns, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	struct ibv_wc wc[16];
+	struct ibv_cq *cq;
+	pid_t child;
+
+	MUST(turns != MAP_FAILED);
+	child = fork();
+	MUST(child >= 0);
+	if (!child) {
+		computes(turns);
+		_exit(0);
+	}
+	open_card();
+	MUST((cq = ibv_create_cq(ctx, 16, NULL, NULL, 0)));
+	while (*turns < TURNS) {
+		poll_some(cq, wc);
+		polls++;
+	}
+	MUST(waitpid(child, NULL, 0) == child && !ibv_destroy_cq(cq) && !ibv_close_device(ctx));
+	printf("beside: %lu polls beside %u turns\n", polls, TURNS);
+	MUST(polls > TURNS / 2);
+}
+
 int main(int argc, char **argv)
 {
 	share_a_cpu();
@@ -251,6 +295,8 @@ int main(int argc, char **argv)
 			threads_part();
 		else if (!strcmp(argv[i], "processes"))
 			processes_part();
+		else if (!strcmp(argv[i], "beside"))
+			beside_part();
 		else
 			return 2;
 	}

@@ -51,6 +51,7 @@ one_cpu() {
     STARVERBS_PROGRESS_THREAD=off run "$tmp/one_cpu" processes
     run "$tmp/one_cpu" threads
     run "$tmp/one_cpu" lock
+    run "$tmp/one_cpu" beside
 }
 
 polling() {
