@@ -1,7 +1,9 @@
 //! A card that awaits its doorbell finds out whatever its peers do, and polls nothing else.
 
+use std::os::fd::RawFd;
+
 use starverbs_core::Cqe;
-use starverbs_core::types::QPN_BLOCK_SHIFT;
+use starverbs_core::types::{QPN_BLOCK_SHIFT, SendOp};
 use starverbs_free_port::free_port;
 
 use super::super::record::{LocalRecord, control};
@@ -13,6 +15,26 @@ use crate::device::soft::Shard;
 /// More than a card looks at one by one: each is two channels.
 const PEERS: usize = POLLED / 2 + 2;
 
+/// Has a card write records into its channel to a queue pair's card, as long as there is room and `next` has
+/// one.
+fn write(from: &Card, to: &Qp, mut next: impl FnMut() -> Option<LocalRecord>) {
+    from.soft.with(|shard, _| {
+        let channels = &mut shard.env.channels;
+        let channel = channels.channel_to(to.number() >> QPN_BLOCK_SHIFT).expect("a channel");
+        while channels.room(channel, 0).is_some()
+            && let Some(record) = next()
+        {
+            channels.send_control(channel, record);
+        }
+        channels.flush(true);
+    });
+}
+
+/// Has a card fill its channel to a queue pair's card, with what is of no consequence.
+fn fill(from: &Card, to: &Qp) {
+    write(from, to, || Some(LocalRecord { op: control::WITHDRAW, ..LocalRecord::default() }));
+}
+
 /// A card, its peers, and a queue pair of each side.
 struct Star {
     port: u16,
@@ -20,11 +42,27 @@ struct Star {
     peers: Vec<(Card, Qp, Qp)>,
 }
 
+/// A thread that sleeps on these descriptors. (A call into its card would have the others wake it anew.)
+struct Sleeper(Vec<RawFd>);
+
+impl Sleeper {
+    fn is_woken(&self) -> bool {
+        let pollfd = |fd: &RawFd| libc::pollfd { fd: *fd, events: libc::POLLIN, revents: 0 };
+        let mut fds: Vec<_> = self.0.iter().map(pollfd).collect();
+        // SAFETY: so many descriptors to look at.
+        unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, 0) > 0 }
+    }
+}
+
 impl Star {
     fn new() -> Star {
+        Star::of(PEERS)
+    }
+
+    fn of(peers: usize) -> Star {
         let port = free_port();
         let mut star = Star { port, hub: Card::new(port), peers: Vec::new() };
-        (0..PEERS).for_each(|_| star.join());
+        (0..peers).for_each(|_| star.join());
         star.settle();
         star
     }
@@ -56,6 +94,19 @@ impl Star {
 
     fn is_quiet(&self) -> bool {
         self.hub.soft.with(|shard, _| shard.env.channels.are_quiet())
+    }
+
+    /// The hub's thread sleeps from now on. `None`: there is something to do.
+    fn sleep(&self) -> Option<Sleeper> {
+        self.hub.soft.with(|shard, _| {
+            shard.intake.rx.prepare_to_sleep();
+            let busy = shard.env.channels.prepare_to_sleep();
+            (!busy).then(|| Sleeper(shard.intake.rx.fds().to_vec()))
+        })
+    }
+
+    fn wake(&self) {
+        self.hub.soft.with(|shard, _| shard.env.channels.stay_awake());
     }
 
     /// Completions at the hub.
@@ -168,4 +219,63 @@ fn what_another_peer_clears_the_doorbell_of_is_found() {
     });
     let polls = (0..2 * POLL_ALL).take_while(|_| star.is_quiet()).count() as u32;
     assert!((1..=POLL_ALL).contains(&polls), "{polls}");
+}
+
+/// A program posts, and finds the ring full.
+#[test]
+fn who_waits_for_room_is_woken_where_its_thread_sleeps() {
+    for peers in [1, PEERS] {
+        let star = Star::of(peers);
+        let (card, ours, theirs) = &star.peers[0];
+        /* room comes before the thread sleeps */
+        fill(&star.hub, theirs);
+        send(ours);
+        card.take();
+        assert!(star.sleep().is_none(), "there is room");
+        star.wake();
+        star.settle();
+        assert_eq!(star.completions(), 2);
+        /* the thread sleeps before the program posts */
+        let sleeper = star.sleep().expect("all is done");
+        fill(&star.hub, theirs);
+        send(ours);
+        assert!(!sleeper.is_woken());
+        card.take();
+        assert!(sleeper.is_woken(), "it sleeps on");
+        star.wake();
+        star.settle();
+        assert_eq!(star.completions(), 2);
+    }
+}
+
+/// A card is asked for more answers than there is room for.
+#[test]
+fn who_waits_for_room_to_answer_is_woken_where_its_thread_sleeps() {
+    const ASKED: u32 = 200;
+    for peers in [1, PEERS] {
+        let star = Star::of(peers);
+        let (card, ours, _) = &star.peers[0];
+        let answers = || {
+            let of =
+                |shard: &Shard| shard.env.channels.askers.iter().flatten().map(|asker| asker.answers).sum();
+            card.soft.with(|shard, _| -> u32 { of(shard) })
+        };
+        let before = answers();
+        /* of no queue pair, for none: each is answered so */
+        let (mut left, nobody) = (ASKED, ours.number() + 100);
+        write(card, ours, || {
+            left = left.checked_sub(1)?;
+            Some(LocalRecord { op: SendOp::Send as u8, to: nobody, from: 0, ..LocalRecord::default() })
+        });
+        (0..10).for_each(|_| star.hub.take());
+        let blocked = |shard: &mut Shard| shard.env.channels.answerers.iter().filter(|a| a.blocked).count();
+        assert_eq!(star.hub.soft.with(|shard, _| blocked(shard)), 1);
+        let sleeper = star.sleep().expect("nothing can be done");
+        assert!(!sleeper.is_woken());
+        card.take();
+        assert!(sleeper.is_woken(), "it sleeps on");
+        star.wake();
+        star.settle();
+        assert_eq!(answers() - before, ASKED);
+    }
 }
