@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use crate::alone;
 use crate::common::*;
 use starverbs_core::{QpState, QpType, SendOp};
-use starverbs_settings::{LogLevel, Settings};
+use starverbs_settings::{FaultSpec, LogLevel, Settings};
 use starverbs_verbs::{Cq, Qp, QpInit, SendWr};
 
 /// A queue pair that fails because its completion queue overran.
@@ -47,6 +47,42 @@ fn pipe_as_stderr(full: bool) -> File {
     // SAFETY: both are open; nothing else in this test's process writes there.
     assert_eq!(unsafe { libc::dup2(write.as_raw_fd(), libc::STDERR_FILENO) }, libc::STDERR_FILENO);
     read
+}
+
+/// What is said on standard error while `work` runs.
+fn said_during(work: impl FnOnce()) -> String {
+    // SAFETY: a plain call; the descriptor is this test's afterwards.
+    let before = unsafe { OwnedFd::from_raw_fd(libc::dup(libc::STDERR_FILENO)) };
+    let mut read = pipe_as_stderr(false);
+    work();
+    // SAFETY: both are open.
+    unsafe { libc::dup2(before.as_raw_fd(), libc::STDERR_FILENO) };
+    let mut said = String::new();
+    read.read_to_string(&mut said).unwrap();
+    said
+}
+
+/// Whoever asks for a bad wire or a capture, and talks within one host, hears once that no shared memory is
+/// used: he may measure.
+#[test]
+fn queue_pairs_that_use_the_wire_for_a_settings_sake_say_so_once() {
+    let _alone = alone();
+    let fault = FaultSpec::parse("delay=1us").unwrap();
+    let connect_twice = |settings: Settings| {
+        said_during(|| {
+            let (a, b) = (Node::new(&settings), Node::new(&settings));
+            for _ in 0..2 {
+                connect(&a, &a.qp(QpType::Rc), &b, &b.qp(QpType::Rc));
+            }
+        })
+    };
+    assert_eq!(connect_twice(local()), "", "nothing is asked for");
+    assert_eq!(connect_twice(Settings { fault: fault.clone(), ..wire() }), "", "it is what is asked for");
+    let unconnected = said_during(|| drop(Node::new(&Settings { fault: fault.clone(), ..local() })));
+    assert_eq!(unconnected, "", "no queue pair is concerned");
+    let said = connect_twice(Settings { fault, ..local() });
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains("STARVERBS_FAULT") && said.contains("STARVERBS_LINK=udp"), "{said}");
 }
 
 #[test]

@@ -12,6 +12,7 @@ use starverbs_core::{NicError, PdId, QpState, Qpn, RecvQueue, Sge, SrqId, TakenW
 use starverbs_rings::{CardRq, SpinLock, WorkRings};
 use starverbs_star::control::Preference;
 
+use super::local::say_wire_only;
 use super::{Shard, Soft};
 use crate::census::Census;
 use crate::cq::CqShared;
@@ -302,7 +303,8 @@ impl Soft {
     }
 
     fn modify_qp(&self, qp: &QpInner, to: &QpAttr, mask: QpAttrMask) -> Result<()> {
-        let direct = self.with(|shard, now| {
+        let (direct, wire_only) = self.with(|shard, now| {
+            let mut wire_only = None;
             if mask.contains(QpAttrMask::STATE) && to.state == QpState::Sqd {
                 let Shard { nic, env, local, .. } = shard;
                 if local.wait_no_more((nic, env), qp.qpn, now) {
@@ -317,12 +319,18 @@ impl Soft {
                     star.move_qp((nic, env), qp.qpn, to.state, now);
                 }
                 local.move_qp((nic, env), qp.qpn, to.state, preference, now);
+                if to.state == QpState::Rtr {
+                    wire_only = local.wire_only(nic, qp.qpn);
+                }
             }
             if mask.contains(QpAttrMask::ACCESS_FLAGS) {
                 shard.local.change_access((&mut shard.nic, &mut shard.env), qp.qpn);
             }
-            Ok::<_, VerbsError>(shard.env.channels.gates.is_some())
+            Ok::<_, VerbsError>((shard.env.channels.gates.is_some(), wire_only))
         })?;
+        if let Some(setting) = wire_only {
+            say_wire_only(setting);
+        }
         let stops = mask.contains(QpAttrMask::STATE) && matches!(to.state, QpState::Err | QpState::Reset);
         if direct && (stops || mask.contains(QpAttrMask::ACCESS_FLAGS)) {
             /* the peer's copies that are under way */

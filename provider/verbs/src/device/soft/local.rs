@@ -25,6 +25,7 @@ mod unreliable;
 mod watch;
 
 use std::collections::HashMap;
+use std::sync::Once;
 
 use starverbs_backend::SessionId;
 use starverbs_backend::host::is_among;
@@ -36,7 +37,7 @@ use super::doorbells::Deferred;
 use super::engine::HostEngine;
 use super::env::{HostEnv, NicEnv};
 use crate::info::DeviceInfo;
-use crate::log::log;
+use crate::log::write_line;
 use crate::share::GatePass;
 use channels::Channels;
 use direct::Direct;
@@ -97,9 +98,23 @@ struct QpEntry {
     theirs: Vec<Theirs>,
 }
 
+/// Says once in a process, whatever it logs, that queue pairs of this host use packets for a setting's sake.
+#[cold]
+pub(super) fn say_wire_only(setting: &str) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        write_line(format_args!(
+            "{setting} is about packets: queue pairs of one host use them, too, and no shared memory \
+             (STARVERBS_LINK=udp says that this is meant)"
+        ));
+    });
+}
+
 /// Who proposed what.
 pub(crate) struct LocalHost {
     enabled: bool,
+    /// The setting, if any, that only the wire can keep to, so that nothing is enabled
+    wire_only: Option<&'static str>,
     /// A QP that has to use the wire says so
     says: bool,
     /// Contexts are fetched ahead
@@ -126,13 +141,16 @@ pub(crate) struct LocalHost {
 
 impl LocalHost {
     pub(super) fn new(settings: &Settings, info: &DeviceInfo) -> LocalHost {
-        let wanted = settings.link != LinkMode::Udp && settings.qpc_cache.is_none();
-        let hurt = settings.fault.is_active() || settings.pcap.is_some();
-        if wanted && hurt {
-            log!(Warn, "faults and captures are the wire's: all queue pairs use it (STARVERBS_LINK)");
-        }
+        let wanted = settings.link != LinkMode::Udp;
+        let of_packets = [
+            ("STARVERBS_FAULT", settings.fault.is_active()),
+            ("STARVERBS_PCAP", settings.pcap.is_some()),
+            ("STARVERBS_QPC_CACHE", settings.qpc_cache.is_some()),
+        ];
+        let is_set = of_packets.into_iter().find(|(_, set)| wanted && *set);
         LocalHost {
-            enabled: wanted && !hurt,
+            enabled: wanted && is_set.is_none(),
+            wire_only: is_set.map(|(setting, _)| setting),
             says: settings.link == LinkMode::Local,
             looks_ahead: settings.qpc_prefetch,
             addrs: info.addrs.iter().map(|addr| addr.gid).collect(),
@@ -157,6 +175,12 @@ impl LocalHost {
     /// Whether an address is this host's.
     fn is_here(&self, gid: &Gid) -> bool {
         is_among(&self.addrs, *gid)
+    }
+
+    /// The setting for whose sake a QP uses the wire, though its peer is of this host.
+    pub(super) fn wire_only(&self, nic: &Nic<HostEnv>, qpn: Qpn) -> Option<&'static str> {
+        let setting = self.wire_only?;
+        nic.query_qp(qpn).is_ok_and(|attr| self.is_here(&attr.av.dgid)).then_some(setting)
     }
 
     /// What carries a QP's connection, for people; and of a local one how many requests either end has made.
