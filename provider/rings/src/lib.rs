@@ -17,10 +17,13 @@
 //!
 //! Two flags go with them, whether a completion raises an event ([`Armed`]) and which doorbells the card has
 //! missed ([`PendingDoorbells`]): they hold by the same kind of argument, so that loom looks at all of it
-//! (tests/loom.rs).
+//! (tests/loom).
 //!
 //! Between processes go messages of any length ([`MessageWriter`]), by a ring of bytes, and records of their
 //! queue pairs ([`SlotWriter`]), by a ring of slots that is polled. The two sides do not trust each other.
+//!
+//! What one process lets others look up and use is a table of its own ([`TableEntry`], [`Incarnation`]), in
+//! memory that they only read, and slots from which they use it ([`ReaderSlot`]).
 //!
 //! This crate must not know what the entries mean, how a sleeper is woken, or the verbs C ABI.
 
@@ -39,6 +42,7 @@ mod slot_ring;
 mod slots;
 mod spin;
 mod sync;
+mod table;
 mod work;
 
 pub use armed::Armed;
@@ -55,6 +59,9 @@ pub use slot_ring::{
     DataRoom, RECORD_WORDS, Record, SlotHead, SlotMemory, SlotReader, SlotWriter, StampedRecord,
 };
 pub use spin::{SpinGuard, SpinLock};
+#[cfg(loom)]
+pub use sync::crash;
+pub use table::{TableEntry, TableLength};
 pub use work::{RecvSize, SendSize, SlotLayout, WorkLayout, WorkRings};
 
 use core::ops::Deref;

@@ -4,12 +4,20 @@
 #[cfg(not(loom))]
 pub(crate) use std::{
     hint::spin_loop,
-    sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence},
+    sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence},
     thread::yield_now,
 };
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
+pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
+
+/* what shared memory consists of */
+#[cfg(loom)]
+pub(crate) use crash::{AtomicU32, AtomicU64};
+
+#[cfg(loom)]
+#[path = "crash.rs"]
+pub mod crash;
 
 /// What was stored before comes before what is loaded behind, of who has just changed an atomic by one
 /// instruction that reads and writes. On x86 that is a fence already: this one keeps the compiler to the

@@ -2,16 +2,16 @@
 //! read it.
 
 use std::fs::File;
-use std::mem::offset_of;
+use std::mem::{offset_of, transmute};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use memmap2::{MmapMut, MmapOptions};
 use starverbs_backend::ParentOnly;
 use starverbs_backend::sealed::{self, ONLY_OURS};
+use starverbs_core::NicError;
 use starverbs_core::mr::{Backing, KEY_BITS, MAX_MR, MrEntry, Storage};
-use starverbs_core::{Access, NicError, PdId};
-use starverbs_rings::{Incarnation, budget};
+use starverbs_rings::{TableEntry, TableLength, budget};
 
 use super::file::{self, FileAt, OTHER};
 use crate::error::Result;
@@ -25,36 +25,33 @@ struct Head {
     magic: AtomicU64,
     /// By which the slot of a key is found
     mask: AtomicU32,
-    /// Entries so far
-    entries: AtomicU32,
+    entries: TableLength,
 }
 
-/// An entry as others read it: the words of core's [`MrEntry`].
-#[repr(C, align(64))]
-struct Words {
-    incarnation: Incarnation,
-    key: AtomicU32,
-    pd: AtomicU32,
-    qpn: AtomicU32,
-    addr: AtomicU64,
-    length: AtomicU64,
-    iova: AtomicU64,
-    access: AtomicU32,
-    backing: [AtomicU32; 5],
-}
+/// An entry as others read it: its incarnation, its key, and the rest of core's [`MrEntry`].
+type Entry = TableEntry<7>;
 
 const _: () = {
-    assert!(size_of::<Words>() == size_of::<MrEntry>());
-    assert!(offset_of!(Words, incarnation) == offset_of!(MrEntry, incarnation));
-    assert!(offset_of!(Words, key) == offset_of!(MrEntry, key));
-    assert!(offset_of!(Words, pd) == offset_of!(MrEntry, pd));
-    assert!(offset_of!(Words, qpn) == offset_of!(MrEntry, qpn));
-    assert!(offset_of!(Words, addr) == offset_of!(MrEntry, addr));
-    assert!(offset_of!(Words, length) == offset_of!(MrEntry, length));
-    assert!(offset_of!(Words, iova) == offset_of!(MrEntry, iova));
-    assert!(offset_of!(Words, access) == offset_of!(MrEntry, access));
-    assert!(offset_of!(Words, backing) == offset_of!(MrEntry, backing));
+    assert!(size_of::<Entry>() == size_of::<MrEntry>());
+    assert!(offset_of!(MrEntry, incarnation) == 0 && offset_of!(MrEntry, key) == 4);
 };
+
+/// An entry as words, of which the first has incarnation and key.
+fn to_words(entry: MrEntry) -> [u64; 8] {
+    // SAFETY: of one length, and fields that leave no gap, as the next function says.
+    unsafe { transmute(entry) }
+}
+
+/// The entry of a key that opens these words.
+fn of_words(key: u32, words: [u64; 7]) -> MrEntry {
+    const FIELDS: usize =
+        4 * size_of::<u32>() + 3 * size_of::<u64>() + size_of::<u32>() + size_of::<Backing>();
+    const { assert!(FIELDS == size_of::<MrEntry>()) };
+    let mut all = [0; 8];
+    all[1..].copy_from_slice(&words);
+    // SAFETY: of one length; all fields are integers, of which any bytes are valid.
+    MrEntry { key, ..unsafe { transmute::<[u64; 8], MrEntry>(all) } }
+}
 
 /// One incarnation of one key: no other has the same.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -140,7 +137,7 @@ impl Storage for MrMemory {
             return Err(NicError::Exhausted);
         }
         self.entries = to;
-        self.head().entries.store(to as u32, Ordering::Release);
+        self.head().entries.grow(to as u32);
         Ok(())
     }
 
@@ -150,25 +147,9 @@ impl Storage for MrMemory {
         }
         // SAFETY: an entry of the mapping, by the look above; nobody has a reference to it as `self` is
         // mutable. Every byte pattern is valid for atomics.
-        let words = unsafe { &*self.first().add(slot).cast::<Words>() };
-        if words.key.swap(0, Ordering::Relaxed) != 0 {
-            words.incarnation.end();
-        }
-        if entry.key == 0 {
-            return;
-        }
-        words.incarnation.begin(|| {
-            words.pd.store(entry.pd.0, Ordering::Relaxed);
-            words.qpn.store(entry.qpn, Ordering::Relaxed);
-            words.addr.store(entry.addr, Ordering::Relaxed);
-            words.length.store(entry.length, Ordering::Relaxed);
-            words.iova.store(entry.iova, Ordering::Relaxed);
-            words.access.store(entry.access.bits(), Ordering::Relaxed);
-            for (word, value) in words.backing.iter().zip(entry.backing.0) {
-                word.store(value, Ordering::Relaxed);
-            }
-            words.key.store(entry.key, Ordering::Relaxed);
-        });
+        let place = unsafe { &*self.first().add(slot).cast::<Entry>() };
+        let [_, words @ ..] = to_words(entry);
+        place.put(entry.key, words);
     }
 }
 
@@ -207,15 +188,12 @@ impl PeerMrs {
         unsafe { &*self.map.as_ptr().cast::<Head>() }
     }
 
-    fn words(&self, slot: u32) -> Option<&Words> {
-        let head = self.head();
-        let entries = (head.entries.load(Ordering::Relaxed) as usize).min(self.capacity);
-        fence(Ordering::Acquire);
-        if slot as usize >= entries {
+    fn entry(&self, slot: u32) -> Option<&Entry> {
+        if slot as usize >= self.capacity || !self.head().entries.has(slot) {
             return None;
         }
-        // SAFETY: it lies in the mapping, by the looks above; the rest as of `head`.
-        Some(unsafe { &*self.map.as_ptr().add(size_of::<Head>()).cast::<Words>().add(slot as usize) })
+        // SAFETY: it lies in the mapping, by the look above; the rest as of `head`.
+        Some(unsafe { &*self.map.as_ptr().add(size_of::<Head>()).cast::<Entry>().add(slot as usize) })
     }
 
     /// What a key opens; nothing in a forked child.
@@ -224,28 +202,14 @@ impl PeerMrs {
             return None;
         }
         let slot = (key >> KEY_BITS) ^ self.head().mask.load(Ordering::Relaxed);
-        let words = self.words(slot)?;
-        let (incarnation, entry) = words.incarnation.read(|| {
-            let same = words.key.load(Ordering::Relaxed) == key && key != 0;
-            same.then(|| MrEntry {
-                incarnation: 0,
-                key,
-                pd: PdId(words.pd.load(Ordering::Relaxed)),
-                qpn: words.qpn.load(Ordering::Relaxed),
-                addr: words.addr.load(Ordering::Relaxed),
-                length: words.length.load(Ordering::Relaxed),
-                iova: words.iova.load(Ordering::Relaxed),
-                access: Access::from_bits_retain(words.access.load(Ordering::Relaxed)),
-                backing: Backing(words.backing.each_ref().map(|word| word.load(Ordering::Relaxed))),
-            })
-        })?;
-        Some((MrTag { slot, incarnation }, entry))
+        let (incarnation, words) = self.entry(slot)?.find(key)?;
+        Some((MrTag { slot, incarnation }, of_words(key, words)))
     }
 
     /// Whether a key still opens what it did. Who asks from a reader's slot may use it until the slot's end.
     pub(super) fn is_valid(&self, tag: MrTag) -> bool {
-        let still = |words: &Words| words.incarnation.is(tag.incarnation);
-        self.map.is_ours() && self.words(tag.slot).is_some_and(still)
+        let still = |entry: &Entry| entry.is(tag.incarnation);
+        self.map.is_ours() && self.entry(tag.slot).is_some_and(still)
     }
 }
 
