@@ -134,7 +134,7 @@ capture() {
     for how in ${mounted:+full} limit pipe; do
         [[ $how == pipe ]] && file=$tmp/pipe
         [[ $how == limit ]] && file=$tmp/limited.pcap
-        STARVERBS_PCAP=$file run capture "$how" 2>"$tmp/said"
+        STARVERBS_LINK=udp STARVERBS_PCAP=$file run capture "$how" 2>"$tmp/said"
         [[ $(grep -c 'STARVERBS_PCAP: .*; the capture ends here' "$tmp/said") == 1 &&
             $(wc -l <"$tmp/said") == 1 ]] || {
             echo "capture, $how: not one line:" >&2
@@ -142,7 +142,7 @@ capture() {
             return 1
         }
         [[ $how == pipe ]] || rm -f "$file"
-        STARVERBS_PCAP=$file run capture "$how" 2>/dev/full
+        STARVERBS_LINK=udp STARVERBS_PCAP=$file run capture "$how" 2>/dev/full
     done
 }
 

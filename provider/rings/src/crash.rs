@@ -1,6 +1,8 @@
-//! For loom: a process that is killed, at any step. What its thread stores after that never comes to be.
+//! For loom: a process that is killed between two stores to atomics of shared memory. What its thread stores to
+//! those after that never comes to be.
 //!
-//! The thread itself runs on: the model ends it at the next look at [`has_crashed`].
+//! The thread itself runs on, and what it writes beside atomics is there: nobody may look at that before an
+//! atomic says so, which loom reports. The model ends the thread at the next look at [`has_crashed`].
 
 use core::cell::Cell;
 
@@ -12,7 +14,7 @@ loom::thread_local! {
     static LEFT: Cell<Option<u32>> = Cell::new(None);
 }
 
-/// This thread's process is killed before it stores once more than so often.
+/// This thread's process is killed after so many stores.
 pub fn crash_after(stores: u32) {
     LEFT.with(|left| left.set(Some(stores)));
 }
@@ -22,8 +24,8 @@ pub fn has_crashed() -> bool {
     LEFT.with(|left| left.get() == Some(0))
 }
 
-/// Whether a store comes to be.
-fn counts() -> bool {
+/// Whether one more store comes to be.
+fn stores() -> bool {
     /* a thread that ends drops what it has, maybe behind this */
     let count = |left: &Cell<Option<u32>>| match left.get() {
         None => true,
@@ -52,21 +54,21 @@ macro_rules! mortal {
             }
 
             pub(crate) fn store(&self, value: $value, order: Ordering) {
-                if counts() {
+                if stores() {
                     self.0.store(value, order);
                 }
             }
 
             pub(crate) fn swap(&self, value: $value, order: Ordering) -> $value {
-                if counts() { self.0.swap(value, order) } else { self.0.load(Ordering::Relaxed) }
+                if stores() { self.0.swap(value, order) } else { self.0.load(Ordering::Relaxed) }
             }
 
             pub(crate) fn fetch_add(&self, add: $value, order: Ordering) -> $value {
-                if counts() { self.0.fetch_add(add, order) } else { self.0.load(Ordering::Relaxed) }
+                if stores() { self.0.fetch_add(add, order) } else { self.0.load(Ordering::Relaxed) }
             }
 
             pub(crate) fn fetch_sub(&self, sub: $value, order: Ordering) -> $value {
-                if counts() { self.0.fetch_sub(sub, order) } else { self.0.load(Ordering::Relaxed) }
+                if stores() { self.0.fetch_sub(sub, order) } else { self.0.load(Ordering::Relaxed) }
             }
 
             pub(crate) fn compare_exchange(
@@ -76,7 +78,7 @@ macro_rules! mortal {
                 order: Ordering,
                 failed: Ordering,
             ) -> Result<$value, $value> {
-                if counts() {
+                if stores() {
                     self.0.compare_exchange(current, new, order, failed)
                 } else {
                     Err(self.0.load(Ordering::Relaxed))

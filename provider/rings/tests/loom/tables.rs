@@ -7,7 +7,7 @@ use loom::thread;
 use starverbs_rings::crash::{crash_after, has_crashed};
 use starverbs_rings::{Incarnation, ReaderSlot, TableEntry, TableLength};
 
-/// An entry whose words all are its key.
+/// An entry whose words all are its key, as the number of its incarnation is: 1, and 3 behind that.
 type Entry = TableEntry<2>;
 
 fn put(entry: &Entry, key: u32) {
@@ -17,7 +17,7 @@ fn put(entry: &Entry, key: u32) {
 /// The number of the incarnation under which a key is found; its words are looked at.
 fn find(entry: &Entry, key: u32) -> Option<u32> {
     let (number, words) = entry.find(key)?;
-    assert_eq!(words, [u64::from(key); 2]);
+    assert_eq!((number, words), (key, [u64::from(key); 2]));
     Some(number)
 }
 
@@ -64,23 +64,28 @@ fn an_entry_is_handed_on_between_threads_of_its_owner() {
     });
 }
 
-/// A table grows while another process looks for a key in it.
+/// A table grows while another process looks for a key in it: whoever finds that there is an entry has its
+/// memory.
 #[test]
 fn an_entry_of_a_table_that_grows_is_found_whole_or_not_at_all() {
     loom::model(|| {
-        let table = Arc::new((TableLength::new(), [Entry::new(), Entry::new()]));
+        let entry = || (Entry::new(), UnsafeCell::new(()));
+        let table = Arc::new((TableLength::new(), [entry(), entry()]));
         let theirs = table.clone();
         let owner = thread::spawn(move || {
             let (length, entries) = &*theirs;
-            for (place, entry) in (0..).zip(entries) {
+            for (place, (entry, memory)) in (0..).zip(entries) {
+                memory.with_mut(|_| ());
                 length.grow(place + 1);
-                put(entry, place + 1);
+                put(entry, 1);
             }
         });
         let (length, entries) = &*table;
         for place in [1, 0] {
             if length.has(place) {
-                find(&entries[place as usize], place + 1);
+                let (entry, memory) = &entries[place as usize];
+                memory.with(|_| ());
+                find(entry, 1);
             }
         }
         owner.join().unwrap();

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use memmap2::{MmapMut, MmapOptions};
 use starverbs_backend::ParentOnly;
 use starverbs_backend::sealed::{self, ONLY_OURS};
-use starverbs_core::NicError;
 use starverbs_core::mr::{Backing, KEY_BITS, MAX_MR, MrEntry, Storage};
+use starverbs_core::{Access, NicError, PdId, Qpn};
 use starverbs_rings::{TableEntry, TableLength, budget};
 
 use super::file::{self, FileAt, OTHER};
@@ -31,9 +31,14 @@ struct Head {
 /// An entry as others read it: its incarnation, its key, and the rest of core's [`MrEntry`].
 type Entry = TableEntry<7>;
 
+/* what the words are, between processes: who changes it changes the magic number, too */
 const _: () = {
     assert!(size_of::<Entry>() == size_of::<MrEntry>());
     assert!(offset_of!(MrEntry, incarnation) == 0 && offset_of!(MrEntry, key) == 4);
+    assert!(offset_of!(MrEntry, pd) == 8 && offset_of!(MrEntry, qpn) == 12);
+    assert!(offset_of!(MrEntry, addr) == 16 && offset_of!(MrEntry, length) == 24);
+    assert!(offset_of!(MrEntry, iova) == 32 && offset_of!(MrEntry, access) == 40);
+    assert!(offset_of!(MrEntry, backing) == 44);
 };
 
 /// An entry as words, of which the first has incarnation and key.
@@ -44,8 +49,12 @@ fn to_words(entry: MrEntry) -> [u64; 8] {
 
 /// The entry of a key that opens these words.
 fn of_words(key: u32, words: [u64; 7]) -> MrEntry {
-    const FIELDS: usize =
-        4 * size_of::<u32>() + 3 * size_of::<u64>() + size_of::<u32>() + size_of::<Backing>();
+    const FIELDS: usize = 2 * size_of::<u32>()
+        + size_of::<PdId>()
+        + size_of::<Qpn>()
+        + 3 * size_of::<u64>()
+        + size_of::<Access>()
+        + size_of::<Backing>();
     const { assert!(FIELDS == size_of::<MrEntry>()) };
     let mut all = [0; 8];
     all[1..].copy_from_slice(&words);

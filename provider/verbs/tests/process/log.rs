@@ -50,7 +50,7 @@ fn pipe_as_stderr(full: bool) -> File {
 }
 
 /// What is said on standard error while `work` runs.
-fn said_during(work: impl FnOnce()) -> String {
+fn written_during(work: impl FnOnce()) -> String {
     // SAFETY: a plain call; the descriptor is this test's afterwards.
     let before = unsafe { OwnedFd::from_raw_fd(libc::dup(libc::STDERR_FILENO)) };
     let mut read = pipe_as_stderr(false);
@@ -63,13 +63,13 @@ fn said_during(work: impl FnOnce()) -> String {
 }
 
 /// Whoever asks for a bad wire or a capture, and talks within one host, hears once that no shared memory is
-/// used: he may measure.
+/// used: they may measure.
 #[test]
 fn queue_pairs_that_use_the_wire_for_a_settings_sake_say_so_once() {
     let _alone = alone();
     let fault = FaultSpec::parse("delay=1us").unwrap();
     let connect_twice = |settings: Settings| {
-        said_during(|| {
+        written_during(|| {
             let (a, b) = (Node::new(&settings), Node::new(&settings));
             for _ in 0..2 {
                 connect(&a, &a.qp(QpType::Rc), &b, &b.qp(QpType::Rc));
@@ -78,7 +78,7 @@ fn queue_pairs_that_use_the_wire_for_a_settings_sake_say_so_once() {
     };
     assert_eq!(connect_twice(local()), "", "nothing is asked for");
     assert_eq!(connect_twice(Settings { fault: fault.clone(), ..wire() }), "", "it is what is asked for");
-    let unconnected = said_during(|| drop(Node::new(&Settings { fault: fault.clone(), ..local() })));
+    let unconnected = written_during(|| drop(Node::new(&Settings { fault: fault.clone(), ..local() })));
     assert_eq!(unconnected, "", "no queue pair is concerned");
     let said = connect_twice(Settings { fault, ..local() });
     assert_eq!(said.lines().count(), 1, "{said}");

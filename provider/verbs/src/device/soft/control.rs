@@ -12,7 +12,7 @@ use starverbs_core::{NicError, PdId, QpState, Qpn, RecvQueue, Sge, SrqId, TakenW
 use starverbs_rings::{CardRq, SpinLock, WorkRings};
 use starverbs_star::control::Preference;
 
-use super::local::say_wire_only;
+use super::local::report_wire_only;
 use super::{Shard, Soft};
 use crate::census::Census;
 use crate::cq::CqShared;
@@ -329,7 +329,7 @@ impl Soft {
             Ok::<_, VerbsError>((shard.env.channels.gates.is_some(), wire_only))
         })?;
         if let Some(setting) = wire_only {
-            say_wire_only(setting);
+            report_wire_only(setting);
         }
         let stops = mask.contains(QpAttrMask::STATE) && matches!(to.state, QpState::Err | QpState::Reset);
         if direct && (stops || mask.contains(QpAttrMask::ACCESS_FLAGS)) {

@@ -25,7 +25,7 @@ mod unreliable;
 mod watch;
 
 use std::collections::HashMap;
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use starverbs_backend::SessionId;
 use starverbs_backend::host::is_among;
@@ -98,16 +98,17 @@ struct QpEntry {
     theirs: Vec<Theirs>,
 }
 
-/// Says once in a process, whatever it logs, that queue pairs of this host use packets for a setting's sake.
+/// Writes once in a process, whatever it logs, that queue pairs of this host use packets for a setting's sake.
 #[cold]
-pub(super) fn say_wire_only(setting: &str) {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| {
+pub(super) fn report_wire_only(setting: &str) {
+    static REPORTED: AtomicBool = AtomicBool::new(false);
+    /* nobody waits for who writes, nor in a child forked meanwhile */
+    if !REPORTED.swap(true, Ordering::Relaxed) {
         write_line(format_args!(
             "{setting} is about packets: queue pairs of one host use them, too, and no shared memory \
              (STARVERBS_LINK=udp says that this is meant)"
         ));
-    });
+    }
 }
 
 /// Who proposed what.
