@@ -83,13 +83,13 @@ impl Metric {
         if messages.is_finite() { (messages as u64).clamp(100, 10_000_000) } else { 100 }
     }
 
-    /// Messages of the first, uncounted run.
+    /// Messages of the first, uncounted run: enough of them that the figure is not that of the first ones.
     pub(crate) fn pilot(self) -> u64 {
         match self {
             Self::Latency8B | Self::Latency64B => 2_000,
             Self::Rate8B | Self::Rate64B => 20_000,
-            Self::Stream64K => 2_000,
-            Self::Stream1M => 200,
+            Self::Stream64K => 20_000,
+            Self::Stream1M => 2_000,
         }
     }
 }

@@ -367,7 +367,7 @@ Latencies are one way (half the round trip); those of ib_read_lat, ib_atomic_lat
 the whole operation. GB are 10^9 bytes. The ratio is the program's figure over shared memory by that of what
 stands beside it; worst first. The gain is over the same program on the wire (`STARVERBS_LINK=udp`), which is
 UDP on loopback, path MTU 4096. A program that was to use shared memory (`STARVERBS_LINK=local`) and did not
-has no figure.
+has no figure. A run has the messages of half a second, by the figure of the run before it.
 
 perftest's buffers are private memory, but in the rows that say mapped: there `STARVERBS_SHARE=malloc` has
 them lie in memory that both processes map, as UCX's do in put_lat, ucp_get and ucp_fadd, where the whole
