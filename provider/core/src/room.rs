@@ -93,6 +93,11 @@ pub fn filled<T: Clone + Default>(entries: usize) -> Result<Box<[T]>, NicError> 
     Ok(all.into_boxed_slice())
 }
 
+/// A value in memory of its own. `Exhausted`: there is none.
+pub fn boxed<T>(value: T) -> Result<Box<T>, NicError> {
+    if is_room_for(size_of::<T>()) { Ok(Box::new(value)) } else { Err(NicError::Exhausted) }
+}
+
 /// Room for one more in a table of objects. A slab cannot be asked to grow if it can, so another vector of
 /// the size that it would grow to is asked first. `Exhausted`: no memory.
 pub fn make_room_in<T>(table: &mut Slab<T>) -> Result<(), NicError> {

@@ -3,24 +3,11 @@
 
 use crate::types::Nanos;
 
-/// How long a connection waits for answers. Nanoseconds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RttBounds {
-    /// Before any answer has come
-    pub first: Nanos,
-    /// Shortest timeout
-    pub least: Nanos,
-    /// Longest timeout
-    pub most: Nanos,
-    /// A copy of a packet that is late may be under way for so long at least
-    pub lifetime: Nanos,
-}
-
-impl Default for RttBounds {
-    fn default() -> Self {
-        RttBounds { first: 1_000_000, least: 1_000_000, most: 100_000_000, lifetime: 100_000 }
-    }
-}
+/// Shortest and longest time for which an answer is waited for, ns.
+const LEAST_TIMEOUT: Nanos = 1_000_000;
+const MOST_TIMEOUT: Nanos = 100_000_000;
+/// Packets may change places on their way at least so far, ns.
+const LEAST_ORDER: Nanos = 100_000;
 
 /// For how long a long round trip is remembered at least; twice that at most.
 const MEMORY: Nanos = 250_000_000;
@@ -120,25 +107,22 @@ impl Rtt {
     /// How much later something must have left whose answer shows that what left before is under way no more:
     /// packets of one connection take one way, and its peer handles them as they come. `None`: too little was
     /// seen to say so.
-    pub fn order(&self, bounds: &RttBounds) -> Option<Nanos> {
+    pub fn order(&self) -> Option<Nanos> {
         let [this, before] = self.overtaken;
-        (self.answers == ENOUGH).then(|| (2 * this.max(before)).max(bounds.lifetime))
+        (self.answers == ENOUGH).then(|| (2 * this.max(before)).max(LEAST_ORDER))
     }
 
-    fn base(&self, bounds: &RttBounds) -> Nanos {
-        if self.smooth == 0 {
-            return bounds.first;
-        }
-        (self.smooth + 4 * self.deviation).max(bounds.least)
+    fn base(&self) -> Nanos {
+        (self.smooth + 4 * self.deviation).max(LEAST_TIMEOUT)
     }
 
     /// How long to wait for the answer to a packet that leaves now, after so many timeouts in a row. Where
     /// nothing was lost of late, as long as the longest way at least: with many connections answers come in
     /// turns of their cards, which the smoothed time knows nothing of.
-    pub fn timeout(&self, bounds: &RttBounds, backoff: u8) -> Nanos {
-        let ([this, before], base) = (self.longest, self.base(bounds));
+    pub fn timeout(&self, backoff: u8) -> Nanos {
+        let ([this, before], base) = (self.longest, self.base());
         let base = if self.is_lossy() { base } else { base.max(this.max(before)) };
-        (base << backoff.min(MOST_DOUBLINGS)).min(bounds.most)
+        (base << backoff.min(MOST_DOUBLINGS)).min(MOST_TIMEOUT)
     }
 
     /// After how much silence what is alone on its way to a card is asked for again, though nothing was heard
@@ -155,11 +139,10 @@ impl Rtt {
     }
 
     /// The packet lifetime, for which a copy of a packet may be under way: twice the longest recent round
-    /// trip, the timeout without doubling or a lower bound, whichever is largest (docs/star.md, "Loss
-    /// recovery").
-    pub fn lifetime(&self, bounds: &RttBounds) -> Nanos {
+    /// trip or the timeout without doubling, whichever is longer (docs/star.md, "Loss recovery").
+    pub fn lifetime(&self) -> Nanos {
         let [this, before] = self.longest;
-        (2 * this.max(before)).max(self.base(bounds)).max(bounds.lifetime)
+        (2 * this.max(before)).max(self.base())
     }
 }
 
@@ -178,58 +161,58 @@ mod tests {
 
     #[test]
     fn it_follows_what_is_seen_and_doubles_in_silence() {
-        let (bounds, mut rtt) = (RttBounds::default(), Rtt::default());
-        assert_eq!(rtt.timeout(&bounds, 0), bounds.first);
+        let mut rtt = Rtt::default();
+        assert_eq!(rtt.timeout(0), LEAST_TIMEOUT);
         for _ in 0..100 {
             rtt.seen(1, 3_000_000);
         }
-        let base = rtt.timeout(&bounds, 0);
+        let base = rtt.timeout(0);
         assert!((3_000_000..3_100_000).contains(&base), "{base}");
-        assert_eq!(rtt.timeout(&bounds, 2), 4 * base);
-        assert_eq!(rtt.timeout(&bounds, u8::MAX), bounds.most);
+        assert_eq!(rtt.timeout(2), 4 * base);
+        assert_eq!(rtt.timeout(u8::MAX), MOST_TIMEOUT);
         for _ in 0..100 {
             rtt.seen(1, 10);
         }
-        assert_eq!(rtt.timeout(&bounds, 0), 3_000_000, "one took so long a moment ago");
+        assert_eq!(rtt.timeout(0), 3_000_000, "one took so long a moment ago");
         let mut lossy = rtt;
         lossy.was_lost();
-        assert_eq!(lossy.timeout(&bounds, 0), bounds.least, "it may be lost, and that is sooner known");
+        assert_eq!(lossy.timeout(0), LEAST_TIMEOUT, "it may be lost, and that is sooner known");
         assert_eq!((rtt.probe_time(), lossy.probe_time()), (None, Some(PROBE_MIN)));
         (0..100).for_each(|_| lossy.seen(1, 300_000));
         assert_eq!(lossy.probe_time().map(|time| time / 10_000), Some(59));
         rtt.seen(MEMORY, 10);
         rtt.seen(2 * MEMORY, 10);
-        assert_eq!(rtt.timeout(&bounds, 0), bounds.least);
+        assert_eq!(rtt.timeout(0), LEAST_TIMEOUT);
     }
 
     #[test]
     fn a_copy_may_be_as_late_as_the_longest_way_of_late() {
-        let (bounds, mut rtt) = (RttBounds::default(), Rtt::default());
+        let mut rtt = Rtt::default();
         rtt.seen(1, 5_000_000);
         for n in 0..1000 {
             rtt.seen(n * MEMORY / 1000, 10_000);
         }
-        assert_eq!(rtt.lifetime(&bounds), 10_000_000);
+        assert_eq!(rtt.lifetime(), 10_000_000);
         rtt.seen(MEMORY + 1, 10_000);
-        assert_eq!(rtt.lifetime(&bounds), 10_000_000, "a moment ago");
+        assert_eq!(rtt.lifetime(), 10_000_000, "a moment ago");
         rtt.seen(2 * MEMORY + 1, 10_000);
-        assert_eq!(rtt.lifetime(&bounds), rtt.base(&bounds), "long ago");
+        assert_eq!(rtt.lifetime(), rtt.base(), "long ago");
     }
 
     #[test]
     fn order_is_what_was_seen() {
-        let (bounds, mut rtt) = (RttBounds::default(), Rtt::default());
+        let mut rtt = Rtt::default();
         rtt.seen(1, 10);
         (1..ENOUGH).for_each(|_| rtt.was_overtaken(0));
-        assert_eq!(rtt.order(&bounds), None);
+        assert_eq!(rtt.order(), None);
         rtt.was_overtaken(0);
-        assert_eq!(rtt.order(&bounds), Some(bounds.lifetime));
+        assert_eq!(rtt.order(), Some(LEAST_ORDER));
         rtt.was_overtaken(3_000_000);
         rtt.was_overtaken(2_000_000);
         rtt.seen(MEMORY, 10);
-        assert_eq!(rtt.order(&bounds), Some(6_000_000));
+        assert_eq!(rtt.order(), Some(6_000_000));
         rtt.seen(3 * MEMORY, 10);
         rtt.seen(4 * MEMORY, 10);
-        assert_eq!(rtt.order(&bounds), Some(bounds.lifetime));
+        assert_eq!(rtt.order(), Some(LEAST_ORDER));
     }
 }

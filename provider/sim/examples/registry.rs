@@ -7,9 +7,9 @@
 use starverbs_core::mr::MemoryRule;
 use starverbs_core::{Access, Av, Gid, NicConfig, PdId, Psn};
 use starverbs_sim::{Faults, Net, Rng};
-use starverbs_star::registry::{Claim, FoundRule, MemoryOwner, RuleRegistry, SendCtx};
+use starverbs_star::registry::{Claim, FoundRule, MemoryOwner, RuleRegistry, SendCtx, SlPeer};
 use starverbs_star::token::Token;
-use starverbs_star::wire::{Opt, Prefix, Ptype, StarHeader};
+use starverbs_star::wire::{Opt, Ptype, StarHeader};
 
 fn main() {
     let mut args = std::env::args().skip(1).map(|arg| arg.parse::<u32>().expect("a number"));
@@ -22,8 +22,8 @@ fn main() {
     host.env.port = usize::MAX;
     let (mut registry, pd) = (RuleRegistry::default(), PdId(1));
     let server = MemoryOwner { gid: Gid::from_ipv4([10, 0, 0, 9]), boot: 1, pd };
-    let prefix = Prefix { qpn: 5, epoch: 1 };
-    let conn = registry.join(server, Av::default(), 4793, prefix, Token::NONE).expect("memory");
+    let peer = SlPeer { av: Av::default(), port: 4793, control_port: 4794, qpn: 5, epoch: 1 };
+    let conn = registry.join(server, peer, Token::NONE).expect("memory");
     let addr = |key: u32| u64::from(key) << 12;
     for key in 1..=rules {
         let (addr, access) = (addr(key), Access::LOCAL_WRITE);

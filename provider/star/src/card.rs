@@ -7,7 +7,7 @@ use starverbs_core::engine::{
     TransmitStatus as TurnEnd,
 };
 use starverbs_core::env::Env;
-use starverbs_core::nic::{Nic, QpHandover};
+use starverbs_core::nic::{MAX_SGE, Nic, QpHandover};
 use starverbs_core::room::hold;
 use starverbs_core::{FrameMeta, Gid, Nanos, NicError, QpState, Qpn, Sge};
 
@@ -17,7 +17,7 @@ use super::datagram;
 use super::env::{QpPair, StarEnv};
 use super::form::Form;
 use super::registry::RuleRegistry;
-use super::stateful::{CardCtx, Local, SharedReceives, SlPeer, Stateful, Waits};
+use super::stateful::{CardCtx, Local, SharedReceives, SlPeer, Start, Stateful};
 use super::wire::{CardHalf, Ptype, StarHead, StarPacket};
 
 /// An engine that may be a stateful end.
@@ -181,8 +181,6 @@ pub struct StarInit<E: Env> {
     pub window: u32,
     /// Which packets it sends
     pub form: Form,
-    /// A copy of a packet that is late may be under way for so long at least, nanoseconds
-    pub lifetime: Nanos,
 }
 
 impl<E: CardEnv> Turn<'_, E> {
@@ -192,7 +190,7 @@ impl<E: CardEnv> Turn<'_, E> {
         /* and what an allocator needs to align it */
         let bytes = size_of::<Stateful<E>>() + 2 * align_of::<Stateful<E>>();
         let held = hold(bytes).ok_or(NicError::Exhausted)?;
-        let StarInit { queues, setup, peer, channel, window, form, lifetime } = init;
+        let StarInit { queues, setup, peer, channel, window, form } = init;
         let Queues { sq, rq, send_cq, recv_cq } = queues;
         let max_msg = self.nic.config().max_msg;
         let QpHandover { owner, attr, max_recv_sge, sq_sig_all, first_send, .. } = self.nic.handover(qpn)?;
@@ -200,29 +198,26 @@ impl<E: CardEnv> Turn<'_, E> {
             return Err(NicError::Invalid);
         }
         let make = |terms: &EngineAttr, ctx: &mut EngineCtx<'_, E>| {
-            let mut waits = Waits { patience: terms.patience, ..Waits::default() };
-            waits.rtt.lifetime = lifetime;
             let local = Local {
                 qpn,
                 pd: owner.pd,
                 sq,
-                first_send,
                 rq,
-                max_recv_sge,
                 send_cq,
                 recv_cq,
-                sig_all: sq_sig_all,
+                patience: terms.patience,
                 access: terms.access,
-                mtu: attr.path_mtu,
                 max_msg,
+                mtu: attr.path_mtu,
+                max_recv_sge: max_recv_sge.min(MAX_SGE) as u8,
+                sig_all: sq_sig_all,
                 max_rd_atomic: terms.max_rd_atomic,
                 min_rnr_timer: terms.min_rnr_timer,
                 rnr_retry: terms.rnr_retry,
-                waits,
-                window,
                 form,
             };
-            let made = with_card(ctx, |card| Stateful::new(card, local, setup, peer, channel))?;
+            let start = Start { first_send, setup, peer, channel, window };
+            let made = with_card(ctx, |card| Stateful::new(card, local, start))?;
             drop(held);
             Ok(Box::new(made).into())
         };

@@ -1,7 +1,9 @@
 //! Control messages of one connection, one way and the other: each once, in order, one under way at a time.
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
+use starverbs_core::room::boxed;
 use starverbs_core::{Nanos, NicError, Psn};
 
 use super::control::Control;
@@ -50,17 +52,24 @@ pub struct ChannelMessage {
 /// One end's messages.
 #[derive(Clone, Debug, Default)]
 pub struct ControlChannel {
-    out: VecDeque<Control>,
+    /// Those without an answer
+    out: Option<Box<Outbox>>,
     /// Sequence of the oldest of `out`
     seq: Psn,
-    /// When it is sent again. `None`: it was not sent yet
+    /// Sequence of the peer's next message
+    expected: Psn,
+}
+
+/// Messages of this end without an answer.
+#[derive(Clone, Debug, Default)]
+struct Outbox {
+    all: VecDeque<Control>,
+    /// When the oldest is sent again. `None`: it was not sent yet
     due: Option<Nanos>,
     /// Times that it was sent
     tries: u32,
     /// Since when it waits for its answer; local stalls are not counted
     since: Nanos,
-    /// Sequence of the peer's next message
-    expected: Psn,
 }
 
 impl ControlChannel {
@@ -68,43 +77,55 @@ impl ControlChannel {
     pub fn new() -> Self {
         ControlChannel::default()
     }
+    /// Bytes of memory that it takes.
+    pub fn bytes(&self) -> usize {
+        let of = |out: &Outbox| size_of_val(out) + out.all.capacity() * size_of::<Control>();
+        self.out.as_deref().map_or(0, of)
+    }
+    fn all(&self) -> impl Iterator<Item = &Control> {
+        self.out.iter().flat_map(|out| &out.all)
+    }
     /// Adds a message. `Exhausted`: there is no memory, or too many wait.
     pub fn send(&mut self, message: Control) -> Result<(), NicError> {
-        if self.out.len() >= MOST || self.out.try_reserve(1).is_err() {
+        let out = match &mut self.out {
+            Some(out) => out,
+            none => none.insert(boxed(Outbox::default())?),
+        };
+        if out.all.len() >= MOST || out.all.try_reserve(1).is_err() {
             return Err(NicError::Exhausted);
         }
-        self.out.push_back(message);
+        out.all.push_back(message);
         Ok(())
     }
     /// As it is, but without messages, as the peer is gone. Messages of the peer can still be answered.
     #[must_use]
     pub fn silenced(&self) -> Self {
-        let seq = self.seq.plus(self.out.len() as u32);
-        ControlChannel { seq, expected: self.expected, ..ControlChannel::default() }
+        let seq = self.seq.plus(self.waiting() as u32);
+        ControlChannel { seq, expected: self.expected, out: None }
     }
     /// Whether this message has no answer yet.
     pub fn holds(&self, message: &Control) -> bool {
-        self.out.contains(message)
+        self.all().any(|waiting| waiting == message)
     }
     /// Retracts all messages about memory, as another connection sends them. The peer may have the oldest: a
     /// KeepAlive takes its number.
     pub fn retract_memory(&mut self) {
-        if let Some(first) = self.out.front_mut().filter(|first| first.is_of_memory()) {
+        let Some(out) = &mut self.out else { return };
+        if let Some(first) = out.all.front_mut().filter(|first| first.is_of_memory()) {
             *first = Control::KeepAlive;
         }
-        self.out.retain(|message| !message.is_of_memory());
+        out.all.retain(|message| !message.is_of_memory());
     }
     /// Retracts the rule of a key that is no more. The number of one that the peer may have stays in use, as
     /// in [`retract_memory`](ControlChannel::retract_memory). Gives how many messages were retracted.
     pub fn retract_rule(&mut self, key: u32) -> u32 {
         let is = |message: &Control| matches!(message, Control::Rule(rule) if rule.key == key);
         let pending = self.count(is);
-        if let Some(first) = self.out.front_mut().filter(|first| self.tries > 0 && is(first)) {
+        let Some(out) = self.out.as_mut().filter(|_| pending > 0) else { return 0 };
+        if let Some(first) = out.all.front_mut().filter(|first| out.tries > 0 && is(first)) {
             *first = Control::KeepAlive;
         }
-        if pending > 0 {
-            self.out.retain(|message| !is(message));
-        }
+        out.all.retain(|message| !is(message));
         pending
     }
     /// Retracts what would have the peer begin, as this end is over. The number of one that the peer may have
@@ -113,81 +134,92 @@ impl ControlChannel {
         let begins = |message: &Control| {
             matches!(message, Control::Setup(_) | Control::Rule(_) | Control::Begin { .. })
         };
-        if let Some(first) = self.out.front_mut().filter(|first| begins(first)) {
+        let Some(out) = &mut self.out else { return };
+        if let Some(first) = out.all.front_mut().filter(|first| begins(first)) {
             *first = Control::KeepAlive;
         }
-        self.out.retain(|message| !begins(message));
+        out.all.retain(|message| !begins(message));
     }
     /// Messages of some kind that have no answer.
     pub fn count(&self, is: impl Fn(&Control) -> bool) -> u32 {
-        self.out.iter().filter(|message| is(message)).count() as u32
+        self.all().filter(|message| is(message)).count() as u32
     }
     /// Messages without an answer.
     pub fn waiting(&self) -> usize {
-        self.out.len()
+        self.out.as_ref().map_or(0, |out| out.all.len())
     }
     /// Times that the oldest of them was sent.
     pub fn tries(&self) -> u32 {
-        self.tries
+        self.out.as_ref().map_or(0, |out| out.tries)
     }
 
     /// The message to send now.
     pub fn poll(&mut self, now: Nanos) -> Option<ChannelMessage> {
-        let message = *self.out.front()?;
-        if self.due.is_some_and(|due| now < due) {
+        let out = self.out.as_mut()?;
+        let message = *out.all.front()?;
+        if out.due.is_some_and(|due| now < due) {
             return None;
         }
-        self.since = if self.due.is_none() { now } else { self.since + self.local_stall(now) };
-        self.due = Some(now + seldom(self.tries));
-        self.tries = self.tries.saturating_add(1);
+        out.since = if out.due.is_none() { now } else { out.since + out.local_stall(now) };
+        out.due = Some(now + seldom(out.tries));
+        out.tries = out.tries.saturating_add(1);
         Some(ChannelMessage { seq: self.seq, message })
     }
 
     /// When there is something to send.
     pub fn deadline(&self) -> Option<Nanos> {
-        self.out.front().map(|_| self.due.unwrap_or(0)).filter(|due| *due != ASLEEP)
+        let out = self.out.as_ref()?;
+        out.all.front().map(|_| out.due.unwrap_or(0)).filter(|due| *due != ASLEEP)
     }
 
     /// For how long the oldest message, if it was sent, has been due to be sent again, ns.
     pub fn local_stall(&self, now: Nanos) -> Nanos {
-        let due = self.due.filter(|_| !self.out.is_empty());
-        due.map_or(0, |due| now.saturating_sub(due))
+        self.out.as_ref().map_or(0, |out| out.local_stall(now))
     }
     /// For how long the oldest message has had no answer, ns, without local stalls: then the peer was not
     /// asked, and its answers were not read.
     pub fn waited(&self, now: Nanos) -> Nanos {
-        self.due.map_or(0, |due| due.min(now).saturating_sub(self.since))
+        let due = |out: &Outbox| out.due.map(|due| due.min(now).saturating_sub(out.since));
+        self.out.as_deref().and_then(due).unwrap_or(0)
     }
     /// The wait for the answer begins now: nobody waited for it so far.
     pub fn restart_wait(&mut self, now: Nanos) {
-        self.since = now;
+        if let Some(out) = &mut self.out {
+            out.since = now;
+        }
     }
     /// The oldest message, which is due, is sent again at `due`, not yet.
     pub fn postpone(&mut self, now: Nanos, due: Nanos) {
-        self.since += self.local_stall(now);
-        self.due = Some(due);
+        if let Some(out) = &mut self.out {
+            out.since += out.local_stall(now);
+            out.due = Some(due);
+        }
     }
 
     /// Sends nothing, until it is woken: nobody waits for an answer.
     pub fn sleep(&mut self) {
-        self.due = Some(ASLEEP);
+        if let Some(out) = &mut self.out {
+            out.due = Some(ASLEEP);
+        }
     }
     /// Ends [`sleep`](ControlChannel::sleep): the peer has sent something, or a send waits for it.
     pub fn wake(&mut self, now: Nanos) {
-        let slept = self.due == Some(ASLEEP);
-        if slept {
-            (self.due, self.since) = (Some(now), now);
+        if let Some(out) = self.out.as_mut().filter(|out| out.due == Some(ASLEEP)) {
+            (out.due, out.since) = (Some(now), now);
         }
     }
 
     /// An answer came; gives the message, if it is the first answer to it.
     pub fn answered(&mut self, seq: Psn) -> Option<Control> {
-        if seq != self.seq || self.tries == 0 {
-            return None;
-        }
-        (self.due, self.tries) = (None, 0);
+        let out = self.out.as_mut().filter(|out| seq == self.seq && out.tries > 0)?;
+        (out.due, out.tries) = (None, 0);
         self.seq = self.seq.plus(1);
-        self.out.pop_front()
+        let message = out.all.pop_front();
+        /* behind a Want there is another soon */
+        if out.all.is_empty() && !matches!(message, Some(Control::Want { .. })) {
+            self.out = None;
+        }
+        message
     }
 
     /// Whether a message of the peer is the next. It is not taken yet: see
@@ -202,6 +234,14 @@ impl ControlChannel {
     /// The next message of the peer has been done.
     pub fn accept(&mut self) {
         self.expected = self.expected.plus(1);
+    }
+}
+
+impl Outbox {
+    /// As of [`ControlChannel::local_stall`].
+    fn local_stall(&self, now: Nanos) -> Nanos {
+        let due = self.due.filter(|_| !self.all.is_empty());
+        due.map_or(0, |due| now.saturating_sub(due))
     }
 }
 
@@ -321,6 +361,21 @@ mod tests {
         let mut channel = ControlChannel::new();
         let sent = (0..).find(|key| channel.send(Control::Unrule { key: *key }).is_err());
         assert_eq!((sent, channel.waiting()), (Some(MOST as u32), MOST));
+    }
+
+    /// What is told but once takes no memory any more; what is told again and again allocates once.
+    #[test]
+    fn a_channel_at_rest_takes_no_memory() {
+        let mut channel = ControlChannel::new();
+        for (n, message) in [Control::KeepAlive, Control::Want { upto: 1 }].into_iter().enumerate() {
+            assert_eq!(channel.bytes(), 0);
+            channel.send(message).unwrap();
+            assert!(channel.poll(1).is_some());
+            assert_eq!(channel.answered(Psn::new(n as u32)), Some(message));
+        }
+        let bytes = channel.bytes();
+        channel.send(Control::Want { upto: 2 }).unwrap();
+        assert!(bytes > 0 && channel.bytes() == bytes);
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! The security registry (III-D): what SL cards let this card's stateful half do, and the one gate through
 //! which its packets leave.
 //!
-//! A rule is <server address, QPN, PD, MR or MW>. Each connection is registered with where its packets go and
-//! the protection domain of a server that it belongs to; each domain has the rules of its keys. A rule is
-//! found by its key when a request begins, and checked by number and generation for each packet. So a packet
-//! costs no search, and a rule that was removed allows no packet any more, repeated ones included.
+//! A rule is <server address, QPN, PD, MR or MW>. Each connection is registered with where its packets go, its
+//! slot memory and the protection domain of a server that it belongs to; each domain has the rules of its
+//! keys. A rule is found by its key when a request begins, and checked by number and generation for each
+//! packet. So a packet costs no search, and a rule that was removed allows no packet any more, repeated ones
+//! included. A connection's slots need no rule: its token opens them, as it does at SL's card.
 //!
 //! It must not know what packets are for.
 
@@ -15,7 +16,7 @@ use starverbs_core::env::Host;
 use starverbs_core::mr::MemoryRule;
 use starverbs_core::nic::MAX_SGE;
 use starverbs_core::room::{exact, make_room_in};
-use starverbs_core::{Access, Av, Counters, Gid, Nanos, NicError, PdId, Seg};
+use starverbs_core::{Access, Av, Counters, Gid, Nanos, NicError, PdId, Qpn, Seg};
 
 use super::bundle::{Bundle, ShortRdc};
 use super::control::Sum;
@@ -68,11 +69,34 @@ pub struct SendCtx<'a, E> {
     pub now: Nanos,
 }
 
+/// SL, as was settled with it.
+#[derive(Clone, Copy, Debug)]
+pub struct SlPeer {
+    /// Where its packets go
+    pub av: Av,
+    /// UDP port of its stateless half
+    pub port: u16,
+    /// UDP port of its control messages
+    pub control_port: u16,
+    /// SL's QPN
+    pub qpn: Qpn,
+    /// The connection's epoch
+    pub epoch: u32,
+}
+
+impl SlPeer {
+    fn prefix(&self) -> Prefix {
+        Prefix { qpn: self.qpn, epoch: self.epoch }
+    }
+}
+
 /// What a packet would do with SL's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Claim {
     /// Nothing: an EA
     None,
+    /// Fills a slot of the connection
+    Slot(Seg),
     /// This much, by this rule
     Memory {
         /// What allows it
@@ -84,7 +108,7 @@ pub enum Claim {
         /// Right that the rule must give
         need: Access,
     },
-    /// That, and slots of rings of the connection
+    /// That, and fills slots of the connection
     WithSlots {
         /// What allows the first
         rule: RuleRef,
@@ -94,19 +118,18 @@ pub enum Claim {
         len: u32,
         /// Right that the rule must give
         need: Access,
-        /// Of each the ring, and the slot in it
-        slots: [Option<(RuleRef, Seg)>; 2],
+        /// Which
+        slots: [Option<Seg>; 2],
     },
 }
 
 struct RegisteredConn {
-    domain: usize,
+    domain: u32,
     /// Not released
     holds: bool,
-    av: Av,
-    port: u16,
-    prefix: Prefix,
+    /// What its packets show: SL's card lets them fill slots of this memory, and so does the gate
     token: Token,
+    peer: SlPeer,
 }
 
 #[derive(Clone, Copy)]
@@ -148,16 +171,8 @@ pub struct RuleRegistry {
 }
 
 impl RuleRegistry {
-    /// A connection begins: its packets go to `av` at UDP port `port`, behind `prefix` and `token`.
-    /// `Exhausted`: no memory.
-    pub fn join(
-        &mut self,
-        server: MemoryOwner,
-        av: Av,
-        port: u16,
-        prefix: Prefix,
-        token: Token,
-    ) -> Result<ConnId, NicError> {
+    /// A connection to `peer` begins, whose packets show `token`. `Exhausted`: no memory.
+    pub fn join(&mut self, server: MemoryOwner, peer: SlPeer, token: Token) -> Result<ConnId, NicError> {
         make_room_in(&mut self.conns)?;
         exact(&mut self.segs, MAX_SGE)?;
         self.bundle.make_room()?;
@@ -178,7 +193,7 @@ impl RuleRegistry {
         };
         self.domains[domain].conns += 1;
         self.domains[domain].holders += 1;
-        let conn = RegisteredConn { domain, holds: true, av, port, prefix, token };
+        let conn = RegisteredConn { domain: domain as u32, holds: true, token, peer };
         Ok(ConnId(self.conns.insert(conn) as u32))
     }
 
@@ -195,11 +210,11 @@ impl RuleRegistry {
     }
 
     /// A connection makes no request any more: SL may have none left to send the end of a rule by. The last
-    /// one of a domain takes the rules with it. Rings stay for completions.
+    /// one of a domain takes the rules with it. Slots may still be filled, with completions.
     pub fn release(&mut self, conn: ConnId) {
         let Some(conn) = self.conns.get_mut(conn.0 as usize).filter(|conn| conn.holds) else { return };
         conn.holds = false;
-        let Some(domain) = self.domains.get_mut(conn.domain) else { return };
+        let Some(domain) = self.domains.get_mut(conn.domain as usize) else { return };
         domain.holders -= 1;
         if domain.holders == 0 {
             domain.sum = Sum::default();
@@ -212,10 +227,10 @@ impl RuleRegistry {
     pub fn leave(&mut self, conn: ConnId) {
         self.release(conn);
         let Some(gone) = self.conns.try_remove(conn.0 as usize) else { return };
-        let Some(domain) = self.domains.get_mut(gone.domain) else { return };
+        let Some(domain) = self.domains.get_mut(gone.domain as usize) else { return };
         domain.conns -= 1;
         if domain.conns == 0 {
-            self.domains.remove(gone.domain);
+            self.domains.remove(gone.domain as usize);
         }
     }
 
@@ -226,24 +241,7 @@ impl RuleRegistry {
     }
 
     fn domain_of(&self, conn: ConnId) -> Option<usize> {
-        self.conns.get(conn.0 as usize).map(|conn| conn.domain)
-    }
-
-    /// Adds a rule without a key: a ring, of which the connection alone knows. `Exhausted`: no memory.
-    pub fn add_ring(&mut self, conn: ConnId, addr: u64, len: u64) -> Result<RuleRef, NicError> {
-        let domain = self.domain_of(conn).ok_or(NicError::NotFound)?;
-        let qpn = self.conns[conn.0 as usize].prefix.qpn;
-        let pd = self.domains[domain].server.pd;
-        let rule = MemoryRule { key: 0, pd, qpn, addr, len, iova: addr, access: Access::LOCAL_WRITE };
-        let slot = self.take(domain, rule)?;
-        Ok(RuleRef { slot, generation: self.slots[slot as usize].generation })
-    }
-
-    /// Takes such a rule away.
-    pub fn end_ring(&mut self, ring: RuleRef) {
-        if self.live(ring).is_some() {
-            self.end(ring.slot);
-        }
+        self.conns.get(conn.0 as usize).map(|conn| conn.domain as usize)
     }
 
     /// A rule comes, or comes again, or changes what its key opens. `Invalid`: it is of another protection
@@ -343,12 +341,12 @@ impl RuleRegistry {
     /// The rule that lets a connection do so with `len` bytes at `va` under `key`.
     pub fn find(&self, conn: ConnId, key: u32, va: u64, len: u32, need: Access) -> Option<FoundRule> {
         let conn = self.conns.get(conn.0 as usize)?;
-        let domain = self.domains.get(conn.domain)?;
+        let domain = self.domains.get(conn.domain as usize)?;
         let at = domain.keys.binary_search_by_key(&key, |(key, _)| *key).ok()?;
         let (_, number) = domain.keys[at];
         let slot = self.slots.get(number as usize)?;
         let rule = &slot.rule;
-        let mine = rule.qpn == 0 || rule.qpn == conn.prefix.qpn;
+        let mine = rule.qpn == 0 || rule.qpn == conn.peer.qpn;
         let offset = va.wrapping_sub(rule.iova);
         let inside = offset < rule.len && u64::from(len) <= rule.len - offset;
         let found = FoundRule {
@@ -362,24 +360,19 @@ impl RuleRegistry {
     pub fn is_window(&self, conn: ConnId, key: u32) -> bool {
         let found = || {
             let conn = self.conns.get(conn.0 as usize)?;
-            let domain = self.domains.get(conn.domain)?;
+            let domain = self.domains.get(conn.domain as usize)?;
             let at = domain.keys.binary_search_by_key(&key, |(key, _)| *key).ok()?;
             let (_, number) = domain.keys[at];
-            Some(self.slots.get(number as usize)?.rule.qpn == conn.prefix.qpn)
+            Some(self.slots.get(number as usize)?.rule.qpn == conn.peer.qpn)
         };
         found().unwrap_or(false)
     }
 
-    /// A packet of a connection that fills slots of these rings leaves soon.
+    /// A packet of a connection leaves soon.
     #[inline]
-    pub fn expect<E: Host>(&self, env: &E, conn: ConnId, rings: [RuleRef; 2]) {
+    pub fn expect<E: Host>(&self, env: &E, conn: ConnId) {
         if let Some(conn) = self.conns.get(conn.0 as usize) {
             env.prefetch(conn);
-        }
-        for ring in rings {
-            if let Some(slot) = self.slots.get(ring.slot as usize) {
-                env.prefetch(slot);
-            }
         }
     }
 
@@ -395,13 +388,12 @@ impl RuleRegistry {
 
     /// Whether a packet of a connection may leave.
     fn allows(&self, conn: &RegisteredConn, claim: &Claim) -> bool {
+        let has = |slot: Seg| conn.token.slots.has_slot(slot.addr, slot.len.into());
         match *claim {
             Claim::None => true,
+            Claim::Slot(slot) => has(slot),
             Claim::Memory { rule, addr, len, need } => self.opens(conn, rule, (addr, len), need),
             Claim::WithSlots { rule, addr, len, need, slots } => {
-                let has = |(ring, slot): (_, Seg)| {
-                    self.opens(conn, ring, (slot.addr, slot.len), Access::LOCAL_WRITE)
-                };
                 self.opens(conn, rule, (addr, len), need) && slots.into_iter().flatten().all(has)
             }
         }
@@ -412,11 +404,17 @@ impl RuleRegistry {
         let Some(slot) = self.live(rule) else { return false };
         let rule = &slot.rule;
         let offset = addr.wrapping_sub(rule.addr);
-        slot.domain as usize == conn.domain
-            && (rule.qpn == 0 || rule.qpn == conn.prefix.qpn)
+        slot.domain == conn.domain
+            && (rule.qpn == 0 || rule.qpn == conn.peer.qpn)
             && rule.access.contains(need)
             && offset < rule.len
             && u64::from(len) <= rule.len - offset
+    }
+
+    /// Where control messages of a connection go, which are for SL's host and pass no gate.
+    pub fn control_dest(&self, conn: ConnId) -> Option<StarDest<'_>> {
+        let peer = &self.conns.get(conn.0 as usize)?.peer;
+        Some(StarDest { av: &peer.av, port: peer.control_port })
     }
 
     /// The gate: a packet for SL's card leaves here, and nowhere else, if a rule allows it: `header`, `data`,
@@ -498,8 +496,9 @@ impl RuleRegistry {
 
     fn post<E: StarEnv>(&self, env: &mut E, conn: ConnId, header: StarHeader, data: &[u8], payload: &[Seg]) {
         if let Some(conn) = self.conns.get(conn.0 as usize) {
-            let head = StarHead::to_stateless(header, conn.prefix, &conn.token);
-            env.send_star(StarDest { av: &conn.av, port: conn.port }, &head, data, payload, false);
+            let SlPeer { av, port, .. } = &conn.peer;
+            let head = StarHead::to_stateless(header, conn.peer.prefix(), &conn.token);
+            env.send_star(StarDest { av, port: *port }, &head, data, payload, false);
         }
     }
 }

@@ -1,14 +1,23 @@
-use starverbs_core::Qpn;
-
 use super::*;
 use crate::ring::CQE_SLOT;
+use crate::token::SlotArea;
 
 fn server(pd: u32) -> MemoryOwner {
     MemoryOwner { gid: Gid::from_ipv4([10, 0, 0, 9]), boot: 1, pd: PdId(pd) }
 }
 
 fn join(registry: &mut RuleRegistry, pd: u32, qpn: Qpn) -> ConnId {
-    registry.join(server(pd), Av::default(), 4793, Prefix { qpn, epoch: 1 }, Token::NONE).unwrap()
+    let slots = SlotArea::new(0x1000 * u64::from(qpn), 5 * CQE_SLOT).unwrap();
+    let peer = SlPeer { av: Av::default(), port: 4793, control_port: 4794, qpn, epoch: 1 };
+    registry.join(server(pd), peer, Token { slots, mac: 1 }).unwrap()
+}
+
+/// Whether a packet of the connection may fill these bytes as a slot, alone and with what `rule` opens.
+fn may_fill(registry: &RuleRegistry, conn: ConnId, rule: RuleRef, slot: Seg) -> [bool; 2] {
+    let conn = &registry.conns[conn.0 as usize];
+    let with =
+        Claim::WithSlots { rule, addr: 0x1000, len: 1, need: Access::REMOTE_READ, slots: [None, Some(slot)] };
+    [Claim::Slot(slot), with].map(|claim| registry.allows(conn, &claim))
 }
 
 fn rule(key: u32, pd: u32, qpn: Qpn) -> MemoryRule {
@@ -77,18 +86,26 @@ fn what_was_found_before_is_worth_nothing_after() {
     assert!(!may(&all, a, old, 0x1000, 1, Access::empty()), "it was changed");
 }
 
+/// The gate before them, which is not theirs, other connections' and what lies behind are not opened.
 #[test]
-fn rings_and_rules_end_with_their_connections() {
+fn a_connection_fills_its_own_slots_alone() {
     let mut all = RuleRegistry::default();
     let (a, b) = (join(&mut all, 1, 5), join(&mut all, 1, 6));
-    let ring = all.add_ring(a, 0x5000, 4 * CQE_SLOT).unwrap();
-    assert!(may(&all, a, ring, 0x5060, 32, Access::LOCAL_WRITE));
-    assert!(!may(&all, b, ring, 0x5060, 32, Access::LOCAL_WRITE));
-    assert!(!may(&all, a, ring, 0x5061, 32, Access::LOCAL_WRITE));
-    assert_eq!(all.find(a, 0, 0x5000, 1, Access::empty()), None, "it has no key");
     all.add(a, rule(30, 1, 0)).unwrap();
-    all.end_ring(ring);
-    all.end_ring(ring);
+    let found = all.find(a, 30, 0x10, 1, Access::REMOTE_READ).unwrap().rule;
+    let slot = |addr| Seg { addr, len: CQE_SLOT as u32 };
+    for (addr, fills) in [(0x5000, false), (0x5001, false), (0x5020, true), (0x5080, true), (0x5081, false)] {
+        assert_eq!(may_fill(&all, a, found, slot(addr)), [fills; 2], "{addr:#x}");
+        assert_eq!(may_fill(&all, b, found, slot(addr)), [false; 2], "{addr:#x}");
+    }
+    assert_eq!(may_fill(&all, a, RuleRef::default(), slot(0x5020)), [true, false], "a rule is needed, too");
+}
+
+#[test]
+fn rules_end_with_their_connections() {
+    let mut all = RuleRegistry::default();
+    let (a, b) = (join(&mut all, 1, 5), join(&mut all, 1, 6));
+    all.add(a, rule(30, 1, 0)).unwrap();
     all.leave(a);
     assert!(all.find(b, 30, 0x10, 1, Access::empty()).is_some());
     all.leave(b);
@@ -102,7 +119,6 @@ fn rings_and_rules_end_with_their_connections() {
 fn ended_connections_hold_no_rules() {
     let mut all = RuleRegistry::default();
     let (a, b) = (join(&mut all, 1, 5), join(&mut all, 1, 6));
-    let ring = all.add_ring(a, 0x4000, CQE_SLOT).unwrap();
     all.add(a, rule(30, 1, 0)).unwrap();
     all.release(a);
     all.release(a);
@@ -115,7 +131,8 @@ fn ended_connections_hold_no_rules() {
     assert_eq!((all.add(a, rule(31, 1, 0)), all.sum(a)), (Ok(()), Some(Sum::default())), "what comes late");
     let c = join(&mut all, 1, 7);
     assert_eq!((all.find(c, 30, 0x10, 1, Access::empty()), all.sum(c)), (None, Some(Sum::default())));
-    assert!(may(&all, a, ring, 0x4000, CQE_SLOT as u32, Access::LOCAL_WRITE));
+    let slot = Seg { addr: 0x5020, len: CQE_SLOT as u32 };
+    assert_eq!(may_fill(&all, a, found, slot), [true, false]);
     all.add(b, rule(32, 1, 0)).unwrap();
     assert!(all.find(c, 32, 0x10, 1, Access::empty()).is_some());
     [a, b, c].into_iter().for_each(|conn| all.leave(conn));

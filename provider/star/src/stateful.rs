@@ -32,10 +32,11 @@ mod stream;
 mod turns;
 mod window;
 
-pub use clock::Waits;
+pub use super::registry::SlPeer;
+use clock::KEEPALIVE;
 use events::{Completions, OwedAcks};
 use inquiry::Inquiry;
-use places::{Lists, Places};
+use places::{Places, RareLists};
 use remote::{KeptRecv, RemoteQueue};
 use rpc::StreamPiece;
 use stream::{OPS, WqeStream};
@@ -47,17 +48,16 @@ use starverbs_core::env::SendQueue;
 use starverbs_core::mr::MrTable;
 use starverbs_core::nic::Path;
 use starverbs_core::{
-    Access, Av, Counters, Mtu, Nanos, NicError, PdId, Psn, QpState, Qpn, SendWqe, Sge, WcStatus,
+    Access, Counters, Gid, Mtu, Nanos, NicError, PdId, Psn, QpState, Qpn, SendWqe, Sge, WcStatus,
 };
 
 use super::channel::ControlChannel;
 use super::control::Setup;
 use super::env::StarEnv;
 use super::form::Form;
-use super::registry::{ConnId, MemoryOwner, RuleRef, RuleRegistry};
-use super::ring::{CQE_SLOT, REPLAY_SLOT};
+use super::registry::{ConnId, MemoryOwner, RuleRegistry};
 use super::stateless::is_later;
-use super::wire::{Prefix, Queue};
+use super::wire::Queue;
 
 /// Packets of a connection that may be under way, by default.
 pub const WINDOW: u32 = 256;
@@ -96,59 +96,85 @@ pub struct Local<E: StarEnv> {
     pub pd: PdId,
     /// Send queue
     pub sq: E::Sq,
-    /// Index of its oldest WQE that is not done
-    pub first_send: u32,
     /// Receive queue; `None`: a shared one
     pub rq: Option<E::Rq>,
-    /// Most SGEs of a receive WQE
-    pub max_recv_sge: usize,
     /// Completions of sends
     pub send_cq: E::Cq,
     /// Completions of receives
     pub recv_cq: E::Cq,
-    /// Whether every send makes a completion
-    pub sig_all: bool,
+    /// How long the program lets SL be silent, with timeout and retry_cnt; 0: for ever
+    pub patience: Nanos,
     /// What SL may do
     pub access: Access,
-    /// Path MTU
-    pub mtu: Mtu,
     /// Longest message, bytes
     pub max_msg: u32,
+    /// Path MTU
+    pub mtu: Mtu,
+    /// Most SGEs of a receive WQE
+    pub max_recv_sge: u8,
+    /// Whether every send makes a completion
+    pub sig_all: bool,
     /// READs and atomics of ours outstanding at most
     pub max_rd_atomic: u8,
     /// RNR NAK timer code of our receive queue
     pub min_rnr_timer: u8,
     /// Times that our SENDs are tried without a receive of SL; 7: for ever
     pub rnr_retry: u8,
-    /// How we wait
-    pub waits: Waits,
-    /// Packets under way at most: a power of two
-    pub window: u32,
     /// Which packets it sends
     pub form: Form,
 }
 
-/// SL, as was settled with it.
-#[derive(Clone, Copy, Debug)]
-pub struct SlPeer {
-    /// Where its packets go
-    pub av: Av,
-    /// UDP port of its stateless half
-    pub port: u16,
-    /// UDP port of its control messages
-    pub control_port: u16,
-    /// SL's QPN
-    pub qpn: Qpn,
-    /// The connection's epoch
-    pub epoch: u32,
+/// What SF needs of SL's [`Setup`] from then on.
+#[derive(Clone, Copy)]
+struct SlTerms {
+    replay_slots: u32,
+    access: Access,
+    srq: bool,
+    max_rd_atomic: u8,
+    rnr_retry: u8,
+    min_rnr_timer: u8,
+}
+
+impl SlTerms {
+    fn of(setup: &Setup) -> Self {
+        let Setup { replay_slots, access, srq, max_rd_atomic, rnr_retry, min_rnr_timer, .. } = *setup;
+        SlTerms { replay_slots, access, srq, max_rd_atomic, rnr_retry, min_rnr_timer }
+    }
+}
+
+/// The answer to a control message of SL. One message is under way at a time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// None is owed
+    None,
+    /// It is to leave
+    Owed(Psn),
+    /// It is to leave at that time
+    After(Psn, Nanos),
+}
+
+/// Where a connection begins.
+pub struct Start {
+    /// Index of the oldest WQE of our send queue that is not done
+    pub first_send: u32,
+    /// SL's end
+    pub setup: Setup,
+    /// Where SL is
+    pub peer: SlPeer,
+    /// Control messages, on which SL's set-up has come
+    pub channel: ControlChannel,
+    /// Packets under way at most: a power of two
+    pub window: u32,
 }
 
 /// A receive WQE of ours that a WQE of SL has taken.
 #[derive(Clone, Copy, Default)]
 struct RecvOfSl {
     wr_id: u64,
-    num_sge: u8,
+    /// Its SGE, if receive WQEs have one at most
+    sge: Sge,
     pd: PdId,
+    num_sge: u8,
 }
 
 /// How SL's end ends, or has ended.
@@ -162,8 +188,8 @@ enum Ended {
     Reported,
 }
 
-/// One connection. In the order of use: what every call looks at, our own queue and what is under way, SL's
-/// queues, and the rest.
+/// One connection. In the order of use: what every call looks at, our end, what is under way, messages, SL's
+/// queues; in the last line what few calls look at.
 #[repr(C, align(64))]
 pub struct Stateful<E: StarEnv> {
     state: QpState,
@@ -193,169 +219,132 @@ pub struct Stateful<E: StarEnv> {
     /// The next of our two send queues to have its turn
     turn: Of,
     conn: ConnId,
-    mtu: u32,
+    /// SL's address, QPN and epoch: what its packets show
+    source: Gid,
+    peer_qpn: Qpn,
+    epoch: u32,
     /// What the path counts as this connection's in flight
     charged: u32,
     /// Oldest WQE of SL's receive queue that nobody took
     next_recv: Psn,
-    /// Packets of ours so far that had turns, and how many may be under way
-    writes: u32,
-    turns: TurnWindow,
-    /// A control message whose answer is to leave
-    answer_owed: Option<Psn>,
-    /// Whether SL has rules that our card lacks
-    inquiry: Inquiry,
     deadline: Nanos,
-    /// When SL last sent something, or was first asked
-    last_inbound: Nanos,
-    /// After a local stall: nothing counts as late before
-    stalled_until: Nanos,
-    /// When our own sends fail that SL left behind; 0: there are none
-    left_until: Nanos,
-    /// One whose answer is to leave at that time
-    answer_after: Option<(Psn, Nanos)>,
+    local: Local<E>,
     /// Our send queue, and SL's
     streams: [WqeStream; 2],
     window: PacketWindow,
+    /// When SL last sent something, or was first asked
+    last_inbound: Nanos,
+    owed_acks: OwedAcks,
+    channel: ControlChannel,
+    answer: Answer,
+    /// Whether SL has rules that our card lacks
+    inquiry: Inquiry,
+    terms: SlTerms,
+    /// Packets of ours so far that had turns
+    writes: u32,
+    /// How many of those may be under way
+    turns: TurnWindow,
+    /// When our own sends fail that SL left behind; 0: there are none
+    left_until: Nanos,
     recvs: RemoteQueue<KeptRecv>,
     completions: [Completions; 2],
-    owed_acks: OwedAcks,
-    local: Local<E>,
-    channel: ControlChannel,
-    peer: SlPeer,
-    setup: Setup,
     sends: RemoteQueue<SendWqe>,
     /// Receive WQEs of ours, by the WQE of SL that has taken them
     held: Places<RecvOfSl>,
-    held_sges: Lists<Sge>,
-    /// Slots of atomics, and behind them that of turns
-    replay: RuleRef,
+    /// Their SGEs, where a WQE may have several
+    held_sges: RareLists<Sge>,
     /// Atomics of ours so far
     atomics: u32,
     /// The send of SL before this one has a CQEP, though it is unsignaled
     report_at: Psn,
-    /// Shared receives were asked for up to here
-    wanted: Option<Psn>,
+    /// Shared receives were asked for up to here; 0: none were
+    wanted: Psn,
+    piece: StreamPiece,
+    /// After a local stall: nothing counts as late before
+    stalled_until: Nanos,
     /// No packet that we sent before the end can be under way after this
     quiet_at: Nanos,
     /// When the kernel at SL's RPC, or at a piece of its RPC WRITE, has its next turn; 0: none is at one
     rpc_at: Nanos,
-    piece: StreamPiece,
 }
 
 impl<E: StarEnv> Stateful<E> {
-    /// A connection that begins, with both ends ready to send and nothing under way but control messages on
-    /// `channel`, on which SL's set-up has come. `Invalid`: SL's queues are none. `Exhausted`: no memory.
-    pub fn new(
-        card: &mut CardCtx<'_, E>,
-        local: Local<E>,
-        setup: Setup,
-        peer: SlPeer,
-        channel: ControlChannel,
-    ) -> Result<Self, NicError> {
-        let server = MemoryOwner { gid: peer.av.dgid, boot: setup.boot, pd: setup.pd };
-        let prefix = Prefix { qpn: peer.qpn, epoch: peer.epoch };
-        let conn = card.registry.join(server, peer.av, peer.port, prefix, setup.token)?;
-        let made = Stateful::build(card, local, setup, peer, channel, conn);
-        if made.is_err() {
-            card.registry.leave(conn);
-        }
-        card.registry.count(card.stats);
-        made
-    }
-
-    fn build(
-        card: &mut CardCtx<'_, E>,
-        local: Local<E>,
-        setup: Setup,
-        peer: SlPeer,
-        channel: ControlChannel,
-        conn: ConnId,
-    ) -> Result<Self, NicError> {
+    /// A connection that begins, with both ends ready to send and nothing under way but control messages.
+    /// `Invalid`: SL's queues are none. `Exhausted`: no memory.
+    pub fn new(card: &mut CardCtx<'_, E>, local: Local<E>, start: Start) -> Result<Self, NicError> {
+        let Start { setup, peer, .. } = &start;
         let depths = [setup.sq_depth, setup.rq_depth, setup.replay_slots];
         if depths.iter().any(|depth| !depth.is_power_of_two()) {
             return Err(NicError::Invalid);
         }
-        let (sends, recvs) = (RemoteQueue::new(setup.sq_depth), RemoteQueue::new(setup.rq_depth));
-        let window = PacketWindow::new(local.window);
-        let streams = [WqeStream::new(local.first_send, local.sq.slots()), WqeStream::new(0, setup.sq_depth)];
-        let held = Places::new(streams[Of::Remote as usize].depth());
-        let completions = [
-            Completions::new(setup.send_ring(), setup.sq_depth),
-            Completions::new(setup.recv_ring(), setup.rq_depth),
-        ];
-        let owed_acks = OwedAcks::new(setup.sq_depth.saturating_add(setup.rq_depth), local.form);
-        let asks = card.now + local.waits.keepalive;
+        let server = MemoryOwner { gid: peer.av.dgid, boot: setup.boot, pd: setup.pd };
+        let conn = card.registry.join(server, *peer, setup.token)?;
+        card.registry.count(card.stats);
         let mtu = local.mtu.min(setup.mtu);
         card.env.note_star_mtu(mtu);
-        let mut made = Stateful {
-            mtu: mtu.bytes(),
-            local,
-            setup,
-            peer,
-            conn,
+        Ok(Stateful::begin(card.now, Local { mtu, ..local }, start, conn))
+    }
+
+    /// With nothing under way.
+    fn begin(now: Nanos, local: Local<E>, start: Start, conn: ConnId) -> Self {
+        let Start { first_send, setup, peer, channel, window } = start;
+        let all_wqes = setup.sq_depth.saturating_add(setup.rq_depth);
+        Stateful {
             state: QpState::Rts,
-            streams,
-            sends,
-            recvs,
-            next_recv: Psn::default(),
-            held,
-            held_sges: Lists::new(1),
-            window,
-            charged: 0,
-            crowded: false,
-            backoff: 0,
-            stalled_until: 0,
-            last_inbound: card.now,
-            completions,
-            owed_acks,
-            atomics: 0,
-            writes: 0,
-            turns: TurnWindow::new(),
-            overlaps: false,
-            replay: RuleRef::default(),
             ended: Ended::Not,
-            quiet_at: 0,
-            left_until: 0,
             refused: None,
-            channel,
-            answer_owed: None,
             open: false,
-            inquiry: Inquiry::None,
-            answer_after: None,
-            wanted: None,
-            overrun: false,
-            windows: false,
             quiescing: false,
             quiesced: false,
             silent: false,
-            report_at: Psn::default(),
+            overrun: false,
+            crowded: false,
             met: false,
+            windows: false,
+            overlaps: false,
+            backoff: 0,
             turn: Of::Local,
-            rpc_at: 0,
-            piece: StreamPiece::default(),
+            conn,
+            source: peer.av.dgid,
+            peer_qpn: peer.qpn,
+            epoch: peer.epoch,
+            charged: 0,
+            next_recv: Psn::default(),
             /* what was posted before waits for SL's rules, and has a KeepAlive sent */
-            deadline: asks,
-        };
-        made.add_rings(card)?;
-        Ok(made)
-    }
-
-    fn add_rings(&mut self, card: &mut CardCtx<'_, E>) -> Result<(), NicError> {
-        let (setup, conn) = (&self.setup, self.conn);
-        let replay = (u64::from(setup.replay_slots) + 1) * REPLAY_SLOT;
-        self.replay = card.registry.add_ring(conn, setup.replay(), replay)?;
-        for queue in [Queue::Send, Queue::Recv] {
-            let completions = &mut self.completions[queue as usize];
-            let len = u64::from(completions.depth()) * CQE_SLOT;
-            completions.rule = card.registry.add_ring(conn, completions.base(), len)?;
+            deadline: now + KEEPALIVE,
+            streams: [WqeStream::new(first_send, local.sq.slots()), WqeStream::new(0, setup.sq_depth)],
+            window: PacketWindow::new(window),
+            last_inbound: now,
+            owed_acks: OwedAcks::new(all_wqes, local.form),
+            channel,
+            answer: Answer::None,
+            inquiry: Inquiry::None,
+            terms: SlTerms::of(&setup),
+            writes: 0,
+            turns: TurnWindow::new(),
+            left_until: 0,
+            recvs: RemoteQueue::new(setup.rq_depth),
+            completions: [
+                Completions::new(setup.send_ring(), setup.sq_depth),
+                Completions::new(setup.recv_ring(), setup.rq_depth),
+            ],
+            sends: RemoteQueue::new(setup.sq_depth),
+            held: Places::new(),
+            held_sges: RareLists::new(),
+            atomics: 0,
+            report_at: Psn::default(),
+            wanted: Psn::default(),
+            piece: StreamPiece::default(),
+            stalled_until: 0,
+            local,
+            quiet_at: 0,
+            rpc_at: 0,
         }
-        Ok(())
     }
 
     /// Whether SL has begun a later epoch than this one, in which it exchanged control messages alone.
     pub fn is_before(&self, epoch: u32) -> bool {
-        !self.met && self.state == QpState::Rts && is_later(epoch, self.peer.epoch)
+        !self.met && self.state == QpState::Rts && is_later(epoch, self.epoch)
     }
 
     /// Ends as if it had not begun: what our program posted waits, as far as it is not done. Windows stay
@@ -380,9 +369,6 @@ impl<E: StarEnv> Stateful<E> {
         card.rpc.stop();
         /* less is never refused */
         _ = card.env.may_keep(&self.local.sq, 0);
-        for ring in [self.replay, self.completions[0].rule, self.completions[1].rule] {
-            card.registry.end_ring(ring);
-        }
         card.registry.leave(self.conn);
         card.registry.count(card.stats);
     }
@@ -392,7 +378,7 @@ impl<E: StarEnv> Stateful<E> {
         let EngineAttr { access, max_rd_atomic, min_rnr_timer, rnr_retry, patience, drain_event: _ } = *to;
         let local = &mut self.local;
         (local.access, local.max_rd_atomic) = (access, max_rd_atomic);
-        (local.min_rnr_timer, local.rnr_retry, local.waits.patience) = (min_rnr_timer, rnr_retry, patience);
+        (local.min_rnr_timer, local.rnr_retry, local.patience) = (min_rnr_timer, rnr_retry, patience);
     }
 
     /// SL has sent all rules of memory that was registered before the connection: our program's requests may
@@ -408,12 +394,12 @@ impl<E: StarEnv> Stateful<E> {
 
     /// How long a packet of this connection may be under way.
     pub fn lifetime(&self, path: &Path<E::Congestion>) -> Nanos {
-        path.rtt.lifetime(&self.local.waits.rtt)
+        path.rtt.lifetime()
     }
 
     /// How long the answer to a packet that leaves now is waited for; at first, before tail-loss probes go.
     fn timeout(&self, card: &CardCtx<'_, E>) -> Nanos {
-        let timeout = card.path.rtt.timeout(&self.local.waits.rtt, self.backoff);
+        let timeout = card.path.rtt.timeout(self.backoff);
         let alone = self.backoff == 0 && card.path.is_all(self.charged);
         card.path.rtt.probe_time().filter(|_| alone).map_or(timeout, |probe| probe.min(timeout))
     }
@@ -462,6 +448,17 @@ impl<E: StarEnv> Stateful<E> {
             + self.held_sges.bytes()
             + self.completions.iter().map(Completions::bytes).sum::<usize>()
             + self.owed_acks.bytes()
+            + self.channel.bytes()
+    }
+
+    /// The path MTU, bytes.
+    fn mtu(&self) -> u32 {
+        self.local.mtu.bytes()
+    }
+
+    /// Address of SL's slots of atomics, and behind them that of turns.
+    fn replay(&self) -> u64 {
+        self.completions[Queue::Recv as usize].behind()
     }
 
     /// WQEs of ours that are posted, have not begun, and take a receive WQE of SL; of those that may begin

@@ -11,7 +11,6 @@ mod rounds;
 
 use starverbs_core::nic::{Nic, TimerId, Timers};
 use starverbs_core::qp::{QpAttr, QpAttrMask};
-use starverbs_core::rtt::RttBounds;
 use starverbs_core::{AsyncEvent, Av, FrameMeta, Gid, Nanos, NicError, QpState, Qpn};
 
 use crate::card::StarInit;
@@ -500,10 +499,9 @@ impl<E: EndpointHost> Roles<E> {
         let peer = SlPeer { av, port, control_port, qpn: end.peer, epoch };
         let mut channel = ControlChannel::new();
         channel.accept();
-        let lifetime = RttBounds::default().lifetime;
         let begun = queues_of(turn, qpn).and_then(|queues| {
             let form = self.identity.form;
-            let init = StarInit { queues, setup, peer, channel, window: WINDOW, form, lifetime };
+            let init = StarInit { queues, setup, peer, channel, window: WINDOW, form };
             turn.begin_stateful(qpn, init)
         });
         match begun {

@@ -57,9 +57,9 @@ impl<E: StarEnv> Stateful<E> {
 
     fn take_packet(&mut self, card: &mut CardCtx<'_, E>, source: &Gid, packet: &StarPacket<'_>) -> bool {
         let header = &packet.header;
-        let mine = *source == self.peer.av.dgid
+        let mine = *source == self.source
             && header.qpn == self.local.qpn
-            && header.epoch == self.peer.epoch.to_be_bytes()[3];
+            && header.epoch == self.epoch.to_be_bytes()[3];
         mine && match header.ptype {
             Ptype::Wqep => self.take_wqe(card, packet),
             Ptype::Wqeps => self.take_wqes(card, packet),
@@ -385,7 +385,7 @@ impl<E: StarEnv> Stateful<E> {
     /// as SL does not recognise copies (docs/star.md, "Loss recovery"). An RD without data shows sooner that
     /// none is under way.
     pub(super) fn await_copies(&mut self, card: &CardCtx<'_, E>, of: Of, index: u32) {
-        let (now, order) = (card.now, card.path.rtt.order(&self.local.waits.rtt));
+        let (now, order) = (card.now, card.path.rtt.order());
         let (newest, lifetime) = (self.window.newest_put(), self.lifetime(card.path));
         let op = self.stream(of).op(index);
         op.probe = 0;

@@ -3,10 +3,11 @@
 use starverbs_core::engine::TakenRecv;
 use starverbs_core::env::{RecvQueue, SendQueue, TakenWqe};
 use starverbs_core::mr::{WindowBind, WindowType};
-use starverbs_core::nic::{MAX_SGE, PACKET_OVERHEAD};
+use starverbs_core::nic::PACKET_OVERHEAD;
 use starverbs_core::transport::{RNR_TIMER_10US, slices};
 use starverbs_core::{Access, Nanos, NicError, Psn, QpId, SendFlags, SendOp, SendWqe, Sge, WcStatus};
 
+use super::clock::KEEPALIVE;
 use super::stream::{Carry, OrderClass, WqeProgress};
 use super::window::Of;
 use super::{CardCtx, RecvOfSl, Stateful};
@@ -117,7 +118,7 @@ impl<E: StarEnv> Stateful<E> {
             return Ok(seq);
         }
         let retries = self.local.rnr_retry;
-        let patience = rnr_time(self.setup.min_rnr_timer) * (Nanos::from(retries) + 1);
+        let patience = rnr_time(self.terms.min_rnr_timer) * (Nanos::from(retries) + 1);
         if self.lacks_recv(card, Of::Local, retries, patience.max(WQEP_LIFETIME)) {
             card.stats.rnr_retry_exceeded.inc();
             return Err(Begin::failed(class, WcStatus::RnrRetryExcErr));
@@ -131,7 +132,7 @@ impl<E: StarEnv> Stateful<E> {
         let stream = &mut self.streams[of as usize];
         if stream.rnr_since == 0 {
             stream.rnr_since = now;
-            self.arm(now + self.local.waits.keepalive);
+            self.arm(now + KEEPALIVE);
         }
         let until = self.streams[of as usize].rnr_since + patience;
         if retries == 7 {
@@ -230,7 +231,7 @@ impl<E: StarEnv> Stateful<E> {
             all: wqe.length == 0,
             ..WqeProgress::default()
         };
-        let allowed = self.setup.access.contains(Access::REMOTE_WRITE);
+        let allowed = self.terms.access.contains(Access::REMOTE_WRITE);
         let answers = wqe.flags.contains(SendFlags::CARD);
         if wqe.length > 0 {
             let need = Access::REMOTE_WRITE;
@@ -294,7 +295,7 @@ impl<E: StarEnv> Stateful<E> {
         let atomic = class == OrderClass::Atomic;
         /* SL's card does atomics in their order, and a slot is used anew once its answer is here */
         let waits = if atomic {
-            !stream.takes_atomic() || stream.atomics() >= self.setup.replay_slots
+            !stream.takes_atomic() || stream.atomics() >= self.terms.replay_slots
         } else {
             stream.changes()
         };
@@ -307,7 +308,7 @@ impl<E: StarEnv> Stateful<E> {
         }
         let mut op =
             WqeProgress { class, length: wqe.length, all: wqe.length == 0, ..WqeProgress::default() };
-        let allowed = self.setup.access.contains(need);
+        let allowed = self.terms.access.contains(need);
         if wqe.length > 0 {
             let found = card.registry.find(self.conn, wqe.rkey, wqe.remote_addr, wqe.length, need);
             let Some(FoundRule { rule, addr: base }) = found.filter(|_| allowed) else {
@@ -359,7 +360,7 @@ impl<E: StarEnv> Stateful<E> {
             wqe = self.sends.leave_to_program(seq).unwrap_or(wqe);
         }
         let class = OrderClass::of(wqe.op);
-        if self.must_wait(Of::Remote, &wqe, self.setup.max_rd_atomic) {
+        if self.must_wait(Of::Remote, &wqe, self.terms.max_rd_atomic) {
             return Begin::Wait;
         }
         let into = if wqe.op.brings_data() { Access::LOCAL_WRITE } else { Access::empty() };
@@ -390,22 +391,27 @@ impl<E: StarEnv> Stateful<E> {
     /// than it may have.
     fn make_room_for_recv(&mut self, card: &CardCtx<'_, E>, index: u32) -> Result<(), NicError> {
         let first = self.streams[1].una;
-        let (count, each) = (index.wrapping_sub(first) + 1, self.local.max_recv_sge.clamp(1, MAX_SGE));
-        let sges = self.held_sges.growth(self.held.places_for(count), each);
-        if !self.may_grow(card, self.held.growth(count) + sges) {
+        let (count, most) = (index.wrapping_sub(first) + 1, self.streams[1].depth());
+        let each = usize::from(self.local.max_recv_sge);
+        let lists = if each > 1 { self.held_sges.growth(self.held.places_for(count, most), each) } else { 0 };
+        if !self.may_grow(card, self.held.growth(count, most) + lists) {
             return Err(NicError::Exhausted);
         }
-        self.held.make_room(first, count)?;
-        self.held_sges.make_room(first, self.held.len(), each)
+        self.held.make_room(first, count, most)?;
+        if each > 1 { self.held_sges.make_room(first, self.held.len(), each) } else { Ok(()) }
     }
 
     /// Takes a receive WQE of ours for WQE `index` of SL.
     fn take_recv(&mut self, card: &mut CardCtx<'_, E>, index: u32, class: OrderClass) -> Result<(), Begin> {
         if self.make_room_for_recv(card, index).is_err() {
-            self.arm(card.now + self.local.waits.keepalive);
+            self.arm(card.now + KEEPALIVE);
             return Err(Begin::Wait);
         }
-        let sges = self.held_sges.of_mut(index);
+        let held = &mut self.held[index];
+        let sges = match self.local.max_recv_sge {
+            ..=1 => core::slice::from_mut(&mut held.sge),
+            _ => self.held_sges.of_mut(index),
+        };
         let taken = match &self.local.rq {
             Some(rq) => rq.take(sges).map(|TakenWqe { wr_id, num_sge }| TakenRecv {
                 wr_id,
@@ -415,12 +421,12 @@ impl<E: StarEnv> Stateful<E> {
             None => card.srqs.take(self.local.qpn, sges),
         };
         if let Some(TakenRecv { wr_id, num_sge, pd }) = taken {
-            self.held[index] = RecvOfSl { wr_id, num_sge: num_sge as u8, pd };
+            *held = RecvOfSl { wr_id, pd, num_sge: num_sge as u8, ..*held };
             self.streams[1].rnr_since = 0;
             return Ok(());
         }
         let step = rnr_time(self.local.min_rnr_timer);
-        let retries = self.setup.rnr_retry;
+        let retries = self.terms.rnr_retry;
         if self.lacks_recv(card, Of::Remote, retries, step * Nanos::from(retries)) {
             return Err(Begin::failed(class, WcStatus::RnrRetryExcErr));
         }
@@ -431,7 +437,11 @@ impl<E: StarEnv> Stateful<E> {
 
     /// SGEs of the receive WQE that WQE `index` of SL has taken.
     pub(super) fn held_sges(&self, index: u32) -> &[Sge] {
-        self.held_sges.of(index, usize::from(self.held[index].num_sge))
+        let held = &self.held[index];
+        match self.local.max_recv_sge {
+            ..=1 => core::slice::from_ref(&held.sge).get(..held.num_sge.into()).unwrap_or(&[]),
+            _ => self.held_sges.of(index, held.num_sge.into()),
+        }
     }
 
     fn begin_remote_send(&mut self, card: &mut CardCtx<'_, E>, index: u32, wqe: &SendWqe) -> Begin {

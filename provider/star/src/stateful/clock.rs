@@ -1,6 +1,5 @@
 //! What is due: packets that were not answered, completions that waited, receives that did not come.
 
-use starverbs_core::rtt::RttBounds;
 use starverbs_core::{Nanos, QpState};
 
 use super::events::Completions;
@@ -14,26 +13,10 @@ const LATE: Nanos = 500_000;
 /// An end in ERR repeats its last messages for so long at most, ns; the peer's own patience does the rest.
 const MAX_LINGER: Nanos = 2_000_000_000;
 
-/// How a connection waits. Nanoseconds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Waits {
-    /// For answers
-    pub rtt: RttBounds,
-    /// Times that a packet is repeated before SL is given up, if it has also been silent for `patience`
-    pub tries: u8,
-    /// What the program allowed with timeout and retry_cnt; 0: for ever
-    pub patience: Nanos,
-    /// Silence after which SL gets a KeepAlive, when nothing is under way and something waits for it
-    pub keepalive: Nanos,
-}
-
-impl Default for Waits {
-    fn default() -> Self {
-        let rtt = RttBounds::default();
-        Waits { rtt, tries: 7, patience: 500_000_000, keepalive: 1_000_000_000 }
-    }
-}
-
+/// Times that a packet is repeated before SL is given up, if it has also been silent for the patience.
+const TRIES: u8 = 7;
+/// Silence after which SL gets a KeepAlive, when nothing is under way and something waits for it, ns.
+pub(super) const KEEPALIVE: Nanos = 1_000_000_000;
 /// What is due and waits for its turn, or for the QP's context, is looked at again after so long, ns.
 const TURN: Nanos = 10_000;
 
@@ -72,7 +55,6 @@ impl<E: StarEnv> Stateful<E> {
         if card.now < self.stalled_until {
             return;
         }
-        let waits = self.local.waits;
         let Some(then) = card.now.checked_sub(self.timeout(card)) else { return };
         let lost = self.window.expire(then, card.now);
         let repeated = self.completions.iter_mut().filter(|_| !self.silent);
@@ -85,14 +67,14 @@ impl<E: StarEnv> Stateful<E> {
         let tries = if self.window.asks() { tries.max(self.window.most_tries()) } else { tries };
         let tries = tries.max(self.channel.tries().min(u8::MAX.into()) as u8);
         let silent = card.now.saturating_sub(self.last_inbound);
-        let patience = match (self.state, waits.patience) {
+        let patience = match (self.state, self.local.patience) {
             /* only the last messages are left */
             (QpState::Err, 0) => MAX_LINGER,
             (QpState::Err, patience) => patience.min(MAX_LINGER),
             (_, patience) => patience,
         };
         /* in doubt, when SL may be plain, the round decides what its silence means */
-        if tries > waits.tries && patience != 0 && silent > patience && !self.quiesced {
+        if tries > TRIES && patience != 0 && silent > patience && !self.quiesced {
             self.peer_silent(card);
         }
     }
@@ -148,8 +130,8 @@ impl<E: StarEnv> Stateful<E> {
     /// A WQE waits for a receive WQE: when it is to be looked for again, or given up.
     fn arm_for_recv(&mut self, of: Of, now: Nanos) {
         let (code, retries) = match of {
-            Of::Local => (self.setup.min_rnr_timer, self.local.rnr_retry),
-            Of::Remote => (self.local.min_rnr_timer, self.setup.rnr_retry),
+            Of::Local => (self.terms.min_rnr_timer, self.local.rnr_retry),
+            Of::Remote => (self.local.min_rnr_timer, self.terms.rnr_retry),
         };
         if of == Of::Remote || retries != 7 {
             self.arm(now + super::begin::rnr_time(code));

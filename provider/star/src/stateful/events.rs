@@ -1,11 +1,12 @@
 //! What SL gets of its WQEs: that they are stored (EA), and their completions (CQEP), repeated until it
 //! answers.
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 use starverbs_core::env::Host;
-use starverbs_core::room::Room;
-use starverbs_core::{Access, Nanos, NicError, Psn, WcOpcode};
+use starverbs_core::room::{Room, boxed};
+use starverbs_core::{Nanos, NicError, Psn, Seg, WcOpcode};
 
 use super::messages::ONE_BEFORE;
 use super::places::Places;
@@ -14,7 +15,7 @@ use super::{CardCtx, Ended, Stateful};
 use crate::env::StarEnv;
 use crate::form::{Form, Upto};
 use crate::message::CqeMsg;
-use crate::registry::{Claim, RuleRef, SendCtx};
+use crate::registry::{Claim, SendCtx};
 use crate::ring::{CQE_SLOT, slot};
 use crate::wire::{Opt, Ptype, Queue, StarHeader};
 
@@ -57,9 +58,10 @@ struct Pending {
 
 /// Completions of one of SL's queues. A slot belongs to a sequence, as in SL's memory.
 pub(super) struct Completions {
-    pub(super) rule: RuleRef,
-    base: u64,
     all: Places<Pending>,
+    base: u64,
+    /// Slots, a power of two
+    depth: u32,
     /// Oldest that SL may not have
     una: Psn,
     /// First that never left
@@ -73,16 +75,16 @@ pub(super) struct Completions {
 
 impl Completions {
     pub(super) fn new(base: u64, depth: u32) -> Self {
-        let start = Psn::default();
-        let (all, rule) = (Places::new(depth), RuleRef::default());
-        Completions { rule, base, all, una: start, fresh: start, end: start, flight: 0, lost: 0 }
+        let (all, start) = (Places::new(), Psn::default());
+        Completions { all, base, depth, una: start, fresh: start, end: start, flight: 0, lost: 0 }
     }
 
     pub(super) fn depth(&self) -> u32 {
-        self.all.most()
+        self.depth
     }
-    pub(super) fn base(&self) -> u64 {
-        self.base
+    /// Where SL's memory goes on behind the slots.
+    pub(super) fn behind(&self) -> u64 {
+        self.base.wrapping_add(u64::from(self.depth) * CQE_SLOT)
     }
     /// The place of the next will be used soon.
     #[inline]
@@ -104,14 +106,14 @@ impl Completions {
     #[inline]
     pub(super) fn growth(&self, oldest: Psn, newest: Psn) -> usize {
         let (_, count) = self.span(oldest, newest);
-        self.all.growth(count)
+        self.all.growth(count, self.depth)
     }
 
     /// There is room for the completions of all WQEs from `oldest`, the first that has none, to `newest`.
     /// `Exhausted`: no memory.
     pub(super) fn make_room(&mut self, oldest: Psn, newest: Psn) -> Result<(), NicError> {
         let (first, count) = self.span(oldest, newest);
-        self.all.make_room(first.get(), count)
+        self.all.make_room(first.get(), count, self.depth)
     }
 
     /// WQE `seq` ended so; all before it of the queue have ended. Its CQEP leaves `after` that time. There
@@ -277,12 +279,18 @@ impl Completions {
 
 /// EAs owed for WQEPs. One that finds no room is not sent, and SL repeats the WQEP.
 pub(super) struct OwedAcks {
-    /// For these alone: all of them of the paper's packets, else of WQEs that came before others
-    owed: VecDeque<(Opt, Psn)>,
+    /// There are some once there was one
+    single: Option<Box<SingleAcks>>,
     /// Of those, at most
     most: u16,
     /// For all WQEs that are here with all before them
     all: bool,
+}
+
+/// For one WQE each: all of the paper's packets, else those that came before others.
+#[derive(Default)]
+struct SingleAcks {
+    owed: VecDeque<(Opt, Psn)>,
 }
 
 impl OwedAcks {
@@ -290,7 +298,7 @@ impl OwedAcks {
     /// EAs of their own.
     pub(super) fn new(wqes: u32, form: Form) -> Self {
         let most = if form == Form::Paper { 1024 } else { 16 };
-        OwedAcks { owed: VecDeque::new(), most: wqes.min(most) as u16, all: false }
+        OwedAcks { single: None, most: wqes.min(most) as u16, all: false }
     }
     /// A cumulative EA is owed, once in a turn.
     pub(super) fn push_all(&mut self) {
@@ -298,15 +306,25 @@ impl OwedAcks {
     }
     /// Whether an EA is owed.
     pub(super) fn is_owed(&self) -> bool {
-        self.all || !self.owed.is_empty()
+        self.all || self.single.as_ref().is_some_and(|single| !single.owed.is_empty())
     }
     pub(super) fn bytes(&self) -> usize {
-        self.owed.capacity() * size_of::<(Opt, Psn)>()
+        let of = |single: &SingleAcks| size_of_val(single) + single.owed.capacity() * size_of::<(Opt, Psn)>();
+        self.single.as_deref().map_or(0, of)
     }
+    #[cold]
     pub(super) fn push(&mut self, opt: Opt, seq: Psn) {
-        if self.owed.len() < usize::from(self.most) && self.owed.try_reserve(1).is_ok() {
-            self.owed.push_in_room((opt, seq));
+        if self.single.is_none() {
+            self.single = boxed(SingleAcks::default()).ok();
         }
+        let Some(SingleAcks { owed }) = self.single.as_deref_mut() else { return };
+        if owed.len() < usize::from(self.most) && owed.try_reserve(1).is_ok() {
+            owed.push_in_room((opt, seq));
+        }
+    }
+    /// The first of those for one WQE.
+    fn pop(&mut self) -> Option<(Opt, Psn)> {
+        self.single.as_mut()?.owed.pop_front()
     }
 }
 
@@ -352,7 +370,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Sends an EA if one is owed.
     pub(super) fn send_ack(&mut self, card: &mut CardCtx<'_, E>) -> bool {
-        let (opt, seq) = match self.owed_acks.owed.pop_front() {
+        let (opt, seq) = match self.owed_acks.pop() {
             Some(one) => one,
             None if self.owed_acks.all => (Opt::Send, self.sends.stored().plus(ONE_BEFORE)),
             None => return false,
@@ -373,7 +391,7 @@ impl<E: StarEnv> Stateful<E> {
             self.asks(card.now);
             let completions = &mut self.completions[queue as usize];
             let message = *completions.sent(seq, card.now);
-            let (rule, bytes) = (completions.rule, message.encode());
+            let bytes = message.encode();
             let opt = match (queue, message.opcode) {
                 (Queue::Recv, _) => Opt::Recv,
                 (_, WcOpcode::RdmaWrite) => Opt::Write,
@@ -381,8 +399,7 @@ impl<E: StarEnv> Stateful<E> {
                 _ => Opt::Send,
             };
             let header = self.event(Ptype::Cqep, opt, seq, bytes.len() as u16);
-            let claim =
-                Claim::Memory { rule, addr: message.slot, len: CQE_SLOT as u32, need: Access::LOCAL_WRITE };
+            let claim = Claim::Slot(Seg { addr: message.slot, len: CQE_SLOT as u32 });
             let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
             card.registry.send(ctx, self.conn, &claim, header, &bytes, &[]);
             self.arm(card.now + self.timeout(card));

@@ -7,6 +7,7 @@
 use starverbs_core::env::{RecvQueue, SendQueue, TakenWqe};
 use starverbs_core::{AsyncEvent, Cqe, Nanos, Psn, QpState, SendFlags, SendOp, Sge, WcOpcode, WcStatus};
 
+use super::clock::KEEPALIVE;
 use super::window::Of;
 use super::{CardCtx, Ended, Stateful};
 use crate::env::StarEnv;
@@ -123,7 +124,7 @@ impl<E: StarEnv> Stateful<E> {
     /// SL has ended. Sends that wait for it fail, but not before RC's would: the program may have all that it
     /// needs by then.
     fn peer_left(&mut self, now: Nanos) {
-        let patience = self.local.waits.patience;
+        let patience = self.local.patience;
         if self.state != QpState::Rts || self.streams[0].una == self.local.sq.posted() {
             self.streams[0].stopped = false;
         } else if self.left_until == 0 && patience != 0 {
@@ -264,7 +265,7 @@ impl<E: StarEnv> Stateful<E> {
             self.flush_receives(card);
         }
         if !self.open {
-            self.arm(card.now + self.local.waits.keepalive);
+            self.arm(card.now + KEEPALIVE);
         }
     }
 }

@@ -17,11 +17,10 @@ impl<E: StarEnv> Stateful<E> {
         ours.expect(env, ours.una);
         theirs.expect(env, theirs.next);
         self.held.expect(env, theirs.next);
-        self.held_sges.expect(env, theirs.next);
         self.sends.expect(env);
         self.recvs.expect(env);
         self.completions[Queue::Send as usize].expect(env);
-        registry.expect(env, self.conn, self.completions.each_ref().map(|ring| ring.rule));
+        registry.expect(env, self.conn);
     }
 
     /// A doorbell for it, which was fetched itself, is handled soon: what its requests use.
@@ -31,7 +30,7 @@ impl<E: StarEnv> Stateful<E> {
         self.window.expect_next(env);
         (0..2).for_each(|n| self.streams[0].expect(env, next.wrapping_add(n)));
         self.recvs.expect_at(env, self.next_recv);
-        registry.expect(env, self.conn, self.completions.each_ref().map(|ring| ring.rule));
+        registry.expect(env, self.conn);
     }
 
     /// The same, soon: WQEs of this end.

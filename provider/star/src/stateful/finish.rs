@@ -108,7 +108,7 @@ impl<E: StarEnv> Stateful<E> {
         self.sends.release(seq.plus(1));
         if op.recv.is_some() {
             let (flags, imm, opcode) = recv_says(&wqe);
-            let src_qp = self.peer.qpn;
+            let src_qp = self.peer_qpn;
             let cqe = Cqe { byte_len: wqe.length, imm, opcode, flags, src_qp, ..Cqe::default() };
             self.complete_recv(card, index, cqe, wqe.flags.contains(SendFlags::SOLICITED));
         }

@@ -4,11 +4,12 @@
 use starverbs_core::env::SendQueue;
 use starverbs_core::{Gid, Nanos, Psn, QpState};
 
+use super::clock::KEEPALIVE;
 use super::window::Of;
-use super::{CardCtx, Ended, Stateful};
+use super::{Answer, CardCtx, Ended, SlTerms, Stateful};
 use crate::channel::{Arrival, ChannelMessage};
 use crate::control::{Control, MAX_CONTROL, Setup};
-use crate::env::{StarDest, StarEnv};
+use crate::env::StarEnv;
 use crate::wire::{Prefix, Ptype, StarHead, StarPacket};
 
 impl<E: StarEnv> Stateful<E> {
@@ -20,8 +21,8 @@ impl<E: StarEnv> Stateful<E> {
         packet: &StarPacket<'_>,
     ) -> bool {
         let header = &packet.header;
-        let sender = Prefix { qpn: self.peer.qpn, epoch: self.peer.epoch };
-        if *source != self.peer.av.dgid || header.qpn != self.local.qpn || packet.prefix != Some(sender) {
+        let sender = Prefix { qpn: self.peer_qpn, epoch: self.epoch };
+        if *source != self.source || header.qpn != self.local.qpn || packet.prefix != Some(sender) {
             return false;
         }
         if header.ptype == Ptype::Ea {
@@ -29,11 +30,13 @@ impl<E: StarEnv> Stateful<E> {
         }
         match self.channel.arrival(header.psn) {
             Arrival::Early => {}
-            Arrival::Duplicate => self.answer_owed = Some(header.psn),
+            /* the answer to the one behind it shows that this one has come */
+            Arrival::Duplicate if matches!(self.answer, Answer::After(..)) => {}
+            Arrival::Duplicate => self.answer = Answer::Owed(header.psn),
             Arrival::Next => {
                 let Some(message) = Control::decode(packet.data) else { return false };
                 if let Some(at) = self.on_message(card, message) {
-                    self.answer_after = Some((header.psn, at));
+                    self.answer = Answer::After(header.psn, at);
                     self.arm(at.max(card.now + 1));
                     self.answer_due(card.now);
                 }
@@ -70,7 +73,7 @@ impl<E: StarEnv> Stateful<E> {
             Control::Setup(again) => {
                 /* SL began in RTR, and is in RTS now; or its program has changed what may change there */
                 let Setup { access, max_rd_atomic, rnr_retry, min_rnr_timer, .. } = again;
-                self.setup = Setup { access, max_rd_atomic, rnr_retry, min_rnr_timer, ..self.setup };
+                self.terms = SlTerms { access, max_rd_atomic, rnr_retry, min_rnr_timer, ..self.terms };
                 Some(card.now)
             }
             Control::KeepAlive => {
@@ -85,18 +88,19 @@ impl<E: StarEnv> Stateful<E> {
 
     /// A message that was done is answered once nothing that left before can be under way.
     pub(super) fn answer_due(&mut self, now: Nanos) {
-        if let Some((seq, at)) = self.answer_after
+        if let Answer::After(seq, at) = self.answer
             && at <= now
         {
             self.channel.accept();
-            (self.answer_owed, self.answer_after) = (Some(seq), None);
+            self.answer = Answer::Owed(seq);
         }
     }
 
     /// Sends a control message, or the answer to one, if there is one to send.
     pub(super) fn send_control(&mut self, card: &mut CardCtx<'_, E>) -> bool {
-        if let Some(seq) = self.answer_owed.take() {
-            let head = StarHead::control_ack(self.peer.qpn, self.prefix(), seq);
+        if let Answer::Owed(seq) = self.answer {
+            self.answer = Answer::None;
+            let head = StarHead::control_ack(self.peer_qpn, self.prefix(), seq);
             self.post(card, &head, &[]);
             return true;
         }
@@ -104,7 +108,7 @@ impl<E: StarEnv> Stateful<E> {
         let Some(ChannelMessage { seq, message }) = self.channel.poll(card.now) else { return false };
         let mut room = [0; MAX_CONTROL];
         let Some(len) = message.encode(&mut room) else { return false };
-        let head = StarHead::control(self.peer.qpn, self.prefix(), seq, len as u16);
+        let head = StarHead::control(self.peer_qpn, self.prefix(), seq, len as u16);
         self.post(card, &head, room.get(..len).unwrap_or(&[]));
         if let Some(at) = self.channel.deadline() {
             self.arm(at);
@@ -120,11 +124,11 @@ impl<E: StarEnv> Stateful<E> {
         }
         /* without memory they are queued later; one Want waits at a time, as the next is the larger one */
         if let Some(upto) = self.wants_recvs()
-            && self.wanted != Some(upto)
+            && self.wanted != upto
             && self.channel.count(|message| matches!(message, Control::Want { .. })) == 0
             && self.channel.send(Control::Want { upto: upto.get() }).is_ok()
         {
-            self.wanted = Some(upto);
+            self.wanted = upto;
         }
         if self.keepalive_due().is_some_and(|due| due <= now) {
             self.asks(now);
@@ -140,14 +144,14 @@ impl<E: StarEnv> Stateful<E> {
     /// Whether messages are to leave, now or later, or to be queued.
     #[inline]
     pub(super) fn has_messages(&self) -> bool {
-        self.setup.srq || self.answer_owed.is_some() || self.is_message_due()
+        self.terms.srq || self.answer != Answer::None || self.is_message_due()
     }
 
     /// Whether [`message_due`](Stateful::message_due) is some time.
     #[inline]
     pub(super) fn is_message_due(&self) -> bool {
         self.refused.is_some()
-            || self.answer_after.is_some()
+            || matches!(self.answer, Answer::After(..))
             || self.channel.deadline().is_some()
             || self.keepalive_due().is_some()
     }
@@ -155,7 +159,7 @@ impl<E: StarEnv> Stateful<E> {
     /// When a message or an answer is due.
     pub(super) fn message_due(&self) -> Option<Nanos> {
         let refused = self.refused.map(|_| self.quiet_at);
-        let answer = self.answer_after.map(|(_, at)| at);
+        let answer = if let Answer::After(_, at) = self.answer { Some(at) } else { None };
         [refused, answer, self.channel.deadline(), self.keepalive_due()].into_iter().flatten().min()
     }
 
@@ -170,25 +174,26 @@ impl<E: StarEnv> Stateful<E> {
         let begins = asks && self.streams[Of::Local as usize].una != self.local.sq.posted();
         let connected = self.state == QpState::Rts && self.ended == Ended::Not && !self.quiesced;
         let waits = connected && (since != 0 || begins) && self.channel.waiting() == 0;
-        waits.then(|| self.last_inbound.max(since) + self.local.waits.keepalive)
+        waits.then(|| self.last_inbound.max(since) + KEEPALIVE)
     }
 
     fn prefix(&self) -> Prefix {
-        Prefix { qpn: self.local.qpn, epoch: self.peer.epoch }
+        Prefix { qpn: self.local.qpn, epoch: self.epoch }
     }
 
     fn post(&self, card: &mut CardCtx<'_, E>, head: &StarHead, data: &[u8]) {
-        let to = StarDest { av: &self.peer.av, port: self.peer.control_port };
-        card.env.send_star(to, head, data, &[], false);
+        if let Some(to) = card.registry.control_dest(self.conn) {
+            card.env.send_star(to, head, data, &[], false);
+        }
     }
 
     /// How many of SL's receive WQEs SF wants to have, if they are shared: all before this sequence. `None`:
     /// they are not, or enough are here.
     fn wants_recvs(&self) -> Option<Psn> {
-        if !self.setup.srq || self.state != QpState::Rts {
+        if !self.terms.srq || self.state != QpState::Rts {
             return None;
         }
-        let wanted = self.unmatched().min(self.setup.rq_depth);
+        let wanted = self.unmatched().min(self.recvs.depth());
         let last = self.next_recv.plus(wanted).plus(ONE_BEFORE);
         (wanted > 0 && self.recvs.get(last).is_none()).then(|| last.plus(1))
     }

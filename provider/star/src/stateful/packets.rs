@@ -9,6 +9,7 @@ use starverbs_core::transport::slices;
 use starverbs_core::{Access, Nanos, Psn, QpId, QpState, Seg, SendFlags, Sge, WcStatus};
 
 use super::begin::Begin;
+use super::clock::KEEPALIVE;
 use super::events::Completions;
 use super::stream::{OrderClass, WqeProgress, WqeStream};
 use super::window::{InFlight, Kind, Of};
@@ -254,7 +255,7 @@ impl<E: StarEnv> Stateful<E> {
         }
         if !self.streams[of as usize].has_room() {
             if self.streams[of as usize].under_way() == 0 {
-                self.arm(card.now + self.local.waits.keepalive);
+                self.arm(card.now + KEEPALIVE);
             }
             return false;
         }
@@ -297,13 +298,13 @@ impl<E: StarEnv> Stateful<E> {
         };
         let most = match op.class {
             _ if op.in_turn => self.turn_bytes(&op),
-            OrderClass::Stream => self.mtu - offset % self.mtu,
-            _ => self.mtu,
+            OrderClass::Stream => self.mtu() - offset % self.mtu(),
+            _ => self.mtu(),
         };
         let mut len = (op.length - offset).min(most).min(room);
         if op.carries && offset + len == op.length {
             /* the completion goes with the last of it, whatever fits beside that */
-            len = len.min(self.mtu - CARRIED_LEN as u32);
+            len = len.min(self.mtu() - CARRIED_LEN as u32);
         }
         let last = offset + len == op.length;
         if last && op.carries && !op.in_turn && (op.left > 0 || op.copies > 0) {
@@ -345,7 +346,7 @@ impl<E: StarEnv> Stateful<E> {
     pub(super) fn has_room(&mut self, now: Nanos) -> bool {
         let room = self.window.has_room();
         if !room && self.window.is_empty() {
-            self.arm(now + self.local.waits.keepalive);
+            self.arm(now + KEEPALIVE);
         }
         room
     }
@@ -412,9 +413,7 @@ impl<E: StarEnv> Stateful<E> {
         let (rule, addr, len) = (entry.rule, entry.addr, u32::from(entry.len));
         let (need, turn) = (need_of(entry.of, op.class), self.turn_of(entry, op));
         let claim = match turn {
-            Some(turn) => {
-                Claim::WithSlots { rule, addr, len, need, slots: [Some(self.slot_of(&turn)), None] }
-            }
+            Some(turn) => Claim::WithSlots { rule, addr, len, need, slots: [Some(slot_of(&turn)), None] },
             None => Claim::Memory { rule, addr, len, need },
         };
         let (ptype, opt) = match (entry.kind, op.class) {
@@ -467,8 +466,8 @@ impl<E: StarEnv> Stateful<E> {
 
     fn atomic(&self, index: u32, op: &WqeProgress) -> [u8; ATOMIC_LEN] {
         let wqe = self.local.sq.wqe(index);
-        let slot = slot(self.setup.replay(), self.setup.replay_slots, op.number, REPLAY_SLOT);
-        let (seq, slots) = (op.number, self.setup.replay_slots.trailing_zeros() as u8);
+        let slot = slot(self.replay(), self.terms.replay_slots, op.number, REPLAY_SLOT);
+        let (seq, slots) = (op.number, self.terms.replay_slots.trailing_zeros() as u8);
         Atomic { op: wqe.op, seq, slots, slot, compare_add: wqe.compare_add, swap: wqe.swap }.encode()
     }
 
@@ -476,7 +475,7 @@ impl<E: StarEnv> Stateful<E> {
     /// it `carries` one.
     pub(super) fn turns(&self, length: u32, carries: bool) -> u32 {
         let front = TURN_LEN + if carries { CARRIED_LEN } else { 0 };
-        length.div_ceil(self.mtu - front as u32)
+        length.div_ceil(self.mtu() - front as u32)
     }
 
     /// Bytes of each of them but the last: about as many in all, as packets of one size leave together.
@@ -486,17 +485,11 @@ impl<E: StarEnv> Stateful<E> {
 
     /// The turn of a packet, if it is of a message that has turns.
     pub(super) fn turn_of(&self, entry: &InFlight, op: &WqeProgress) -> Option<DataTurn> {
-        let setup = &self.setup;
         op.in_turn.then(|| DataTurn {
-            slot: write_slot(setup.replay(), setup.replay_slots),
+            slot: write_slot(self.replay(), self.terms.replay_slots),
             number: op.number.wrapping_add(entry.offset / self.turn_bytes(op)),
             send: op.class == OrderClass::Send,
         })
-    }
-
-    /// The slot of a turn, and its ring.
-    pub(super) fn slot_of(&self, turn: &DataTurn) -> (RuleRef, Seg) {
-        (self.replay, Seg { addr: turn.slot, len: REPLAY_SLOT as u32 })
     }
 
     /// Collects our memory that a packet carries. Why not, otherwise.
@@ -556,6 +549,11 @@ impl<E: StarEnv> Stateful<E> {
         });
         taken.ok_or(WcStatus::LocProtErr)
     }
+}
+
+/// The slot of a turn.
+pub(super) fn slot_of(turn: &DataTurn) -> Seg {
+    Seg { addr: turn.slot, len: REPLAY_SLOT as u32 }
 }
 
 /// What a WQE's packets do.

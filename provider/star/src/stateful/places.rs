@@ -9,28 +9,22 @@ use core::ops::{Index, IndexMut};
 
 use starverbs_core::NicError;
 use starverbs_core::env::Host;
-use starverbs_core::room::filled;
+use starverbs_core::room::{boxed, filled};
 
 /// Fewest places, once there are any.
 const FEWEST: u32 = 4;
 
-/// A ring of places. Room is made before a number is used.
+/// A ring of places. Room is made before a number is used: for as many as its owner says at `most`, a power
+/// of two.
 #[derive(Clone)]
 pub(super) struct Places<T> {
     all: Box<[T]>,
-    /// Places at most: a power of two
-    most: u32,
 }
 
 impl<T: Copy + Default> Places<T> {
-    /// None yet, and at most so many: a power of two.
-    pub(super) fn new(most: u32) -> Self {
-        Places { all: Box::default(), most }
-    }
-
-    /// Places that there may be.
-    pub(super) fn most(&self) -> u32 {
-        self.most
+    /// None yet.
+    pub(super) fn new() -> Self {
+        Places { all: Box::default() }
     }
 
     /// Places that there are.
@@ -49,28 +43,28 @@ impl<T: Copy + Default> Places<T> {
     }
 
     /// Places that there are once there is room for this many.
-    pub(super) fn places_for(&self, count: u32) -> u32 {
-        if count <= self.len() { self.len() } else { count.max(FEWEST).min(self.most).next_power_of_two() }
+    pub(super) fn places_for(&self, count: u32, most: u32) -> u32 {
+        if count <= self.len() { self.len() } else { count.max(FEWEST).min(most).next_power_of_two() }
     }
 
     /// Bytes of memory that room for this many takes more.
-    pub(super) fn growth(&self, count: u32) -> usize {
-        (self.places_for(count) - self.len()) as usize * size_of::<T>()
+    pub(super) fn growth(&self, count: u32, most: u32) -> usize {
+        (self.places_for(count, most) - self.len()) as usize * size_of::<T>()
     }
 
     /// There is room for this many, from number `first` on; what is there of them stays. `Exhausted`: no
     /// memory, or more than there may be.
-    pub(super) fn make_room(&mut self, first: u32, count: u32) -> Result<(), NicError> {
-        if count <= self.len() { Ok(()) } else { self.widen(first, count) }
+    pub(super) fn make_room(&mut self, first: u32, count: u32, most: u32) -> Result<(), NicError> {
+        if count <= self.len() { Ok(()) } else { self.widen(first, count, most) }
     }
 
     #[cold]
-    fn widen(&mut self, first: u32, count: u32) -> Result<(), NicError> {
-        if count > self.most {
+    fn widen(&mut self, first: u32, count: u32, most: u32) -> Result<(), NicError> {
+        if count > most {
             return Err(NicError::Exhausted);
         }
-        let wide = filled(self.places_for(count) as usize)?;
-        let old = core::mem::replace(self, Places { all: wide, most: self.most });
+        let wide = filled(self.places_for(count, most) as usize)?;
+        let old = core::mem::replace(self, Places { all: wide });
         for number in (0..old.len()).map(|n| first.wrapping_add(n)) {
             self[number] = old[number];
         }
@@ -108,7 +102,7 @@ impl<T> IndexMut<u32> for Places<T> {
 }
 
 /// A list in each of the places of a [`Places`].
-pub(super) struct Lists<T> {
+struct Lists<T> {
     all: Box<[T]>,
     places: u32,
     /// Most entries of one
@@ -116,13 +110,13 @@ pub(super) struct Lists<T> {
 }
 
 impl<T: Copy + Default> Lists<T> {
-    /// Of this many entries at first.
-    pub(super) fn new(each: u32) -> Self {
-        Lists { all: Box::default(), places: 0, each }
+    /// None yet.
+    fn new() -> Self {
+        Lists { all: Box::default(), places: 0, each: 0 }
     }
 
     /// Bytes of memory that they take.
-    pub(super) fn bytes(&self) -> usize {
+    fn bytes(&self) -> usize {
         size_of_val(&*self.all)
     }
 
@@ -136,7 +130,7 @@ impl<T: Copy + Default> Lists<T> {
     }
 
     /// Bytes of memory that [`make_room`](Lists::make_room) takes more.
-    pub(super) fn growth(&self, places: u32, each: usize) -> usize {
+    fn growth(&self, places: u32, each: usize) -> usize {
         if places <= self.places && each <= self.each() {
             return 0;
         }
@@ -145,7 +139,7 @@ impl<T: Copy + Default> Lists<T> {
 
     /// There are as many lists as `places`, a power of two, of `each` entries at least; those from number
     /// `first` on stay. `Exhausted`: no memory.
-    pub(super) fn make_room(&mut self, first: u32, places: u32, each: usize) -> Result<(), NicError> {
+    fn make_room(&mut self, first: u32, places: u32, each: usize) -> Result<(), NicError> {
         if places <= self.places && each <= self.each() { Ok(()) } else { self.widen(first, places, each) }
     }
 
@@ -165,24 +159,65 @@ impl<T: Copy + Default> Lists<T> {
         (number & self.places.wrapping_sub(1)) as usize * self.each()
     }
 
-    /// The list of this number will be used soon.
-    #[inline]
-    pub(super) fn expect(&self, env: &impl Host, number: u32) {
-        if let Some(first) = self.all.get(self.start(number)) {
-            env.prefetch(first);
-        }
-    }
-
     /// The first `n` entries of the list of this number; none where there are not so many.
-    pub(super) fn of(&self, number: u32, n: usize) -> &[T] {
+    fn of(&self, number: u32, n: usize) -> &[T] {
         let start = self.start(number);
         self.all.get(start..start + n).unwrap_or(&[])
     }
 
     /// The whole list of this number, to be changed; nothing where there is none.
-    pub(super) fn of_mut(&mut self, number: u32) -> &mut [T] {
+    fn of_mut(&mut self, number: u32) -> &mut [T] {
         let start = self.start(number);
         self.all.get_mut(start..start + self.each()).unwrap_or(&mut [])
+    }
+}
+
+/// Lists that few connections need: in memory of their own from the first one on.
+pub(super) struct RareLists<T>(Option<Box<Lists<T>>>);
+
+impl<T: Copy + Default> RareLists<T> {
+    /// None yet.
+    pub(super) fn new() -> Self {
+        RareLists(None)
+    }
+
+    /// Bytes of memory that they take.
+    pub(super) fn bytes(&self) -> usize {
+        self.0.as_ref().map_or(0, |lists| size_of::<Lists<T>>() + lists.bytes())
+    }
+
+    /// As of [`Lists::growth`].
+    pub(super) fn growth(&self, places: u32, each: usize) -> usize {
+        match &self.0 {
+            Some(lists) => lists.growth(places, each),
+            None => size_of::<Lists<T>>() + Lists::<T>::new().growth(places, each),
+        }
+    }
+
+    /// As of [`Lists::make_room`].
+    pub(super) fn make_room(&mut self, first: u32, places: u32, each: usize) -> Result<(), NicError> {
+        match &mut self.0 {
+            Some(lists) => lists.make_room(first, places, each),
+            none => none.insert(boxed(Lists::new())?).make_room(first, places, each),
+        }
+    }
+
+    /// As of [`Lists::of`].
+    pub(super) fn of(&self, number: u32, n: usize) -> &[T] {
+        self.0.as_ref().map_or(&[], |lists| lists.of(number, n))
+    }
+
+    /// As of [`Lists::of_mut`].
+    pub(super) fn of_mut(&mut self, number: u32) -> &mut [T] {
+        self.0.as_mut().map_or(&mut [], |lists| lists.of_mut(number))
+    }
+
+    /// One of them will be used soon, if there are any.
+    #[inline]
+    pub(super) fn expect(&self, env: &impl Host) {
+        if let Some(lists) = &self.0 {
+            env.prefetch(&**lists);
+        }
     }
 }
 
@@ -193,15 +228,18 @@ mod tests {
     /// From numbers just before the last one on, with places and without.
     #[test]
     fn what_is_there_stays_when_there_are_more_places() {
-        let (mut places, mut lists) = (Places::new(64), Lists::new(1));
+        let (mut places, mut lists) = (Places::new(), RareLists::new());
         assert_eq!((places.bytes(), lists.of(3, 1), lists.bytes()), (0, &[][..], 0));
         let first = u32::MAX - 6;
         for (n, len) in [(1, 4), (4, 4), (5, 8), (9, 16), (64, 64)] {
             for entries in 1..=n {
                 let number = first.wrapping_add(entries - 1);
-                places.make_room(first, entries).unwrap();
+                places.make_room(first, entries, 64).unwrap();
                 places[number] = entries;
-                lists.make_room(first, places.len(), n as usize / 4).unwrap();
+                let (before, each) = (lists.bytes(), n as usize / 4 + 1);
+                let growth = lists.growth(places.len(), each);
+                lists.make_room(first, places.len(), each).unwrap();
+                assert_eq!(lists.bytes(), before + growth);
                 lists.of_mut(number)[0] = entries;
             }
             assert_eq!(places.len(), len);
@@ -210,9 +248,9 @@ mod tests {
                 assert_eq!((places[number], lists.of(number, 1)), (entries, &[entries][..]));
             }
         }
-        assert_eq!(places.make_room(first, 65), Err(NicError::Exhausted));
-        let mut few = Places::<u32>::new(2);
-        few.make_room(first, 1).unwrap();
+        assert_eq!(places.make_room(first, 65, 64), Err(NicError::Exhausted));
+        let mut few = Places::<u32>::new();
+        few.make_room(first, 1, 2).unwrap();
         assert_eq!(few.len(), 2);
     }
 }

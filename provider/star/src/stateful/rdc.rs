@@ -7,10 +7,10 @@
 use alloc::vec::Vec;
 
 use starverbs_core::env::SendQueue;
-use starverbs_core::{Access, Psn, QpState, Seg, SendOp, SendWqe, WcStatus};
+use starverbs_core::{Psn, QpState, Seg, SendOp, SendWqe, WcStatus};
 
 use super::finish::{recv_done, send_done};
-use super::packets::{kind_of, need_of, opt_of, refused};
+use super::packets::{kind_of, need_of, opt_of, refused, slot_of};
 use super::stream::WqeProgress;
 use super::window::{InFlight, Of};
 use super::{CardCtx, Ended, Stateful};
@@ -86,12 +86,12 @@ impl<E: StarEnv> Stateful<E> {
         op: &WqeProgress,
         segs: &mut Vec<Seg>,
     ) -> Result<(), WcStatus> {
-        if entry.tries == 0 && !op.in_turn && is_short(entry.len.into(), self.mtu) {
+        if entry.tries == 0 && !op.in_turn && is_short(entry.len.into(), self.mtu()) {
             return self.collect_short(card, psn, entry, op);
         }
         let (queue, seq, cqe) = self.completion_of(entry, op);
         let ring = &self.completions[queue as usize];
-        let (ring, slot) = (ring.rule, ring.slot(seq));
+        let slot = Seg { addr: ring.slot(seq), len: CQE_SLOT as u32 };
         let (rule, addr, len) = (entry.rule, entry.addr, u32::from(entry.len));
         let asks = match self.collect_last(card, entry, op, segs) {
             Err(status) if entry.tries == 0 => return Err(status),
@@ -99,13 +99,12 @@ impl<E: StarEnv> Stateful<E> {
         };
         let turn = self.turn_of(entry, op);
         let claim = if asks {
-            Claim::Memory { rule: ring, addr: slot, len: CQE_SLOT as u32, need: Access::LOCAL_WRITE }
+            Claim::Slot(slot)
         } else {
-            let slot = Seg { addr: slot, len: CQE_SLOT as u32 };
-            let slots = [Some((ring, slot)), turn.map(|turn| self.slot_of(&turn))];
+            let slots = [Some(slot), turn.map(|turn| slot_of(&turn))];
             Claim::WithSlots { rule, addr, len, need: need_of(entry.of, op.class), slots }
         };
-        let cqe = CqeMsg { slot, ..cqe };
+        let cqe = CqeMsg { slot: slot.addr, ..cqe };
         let mut front = [0; CARRIED_LEN + TURN_LEN];
         let (carried, behind) = front.split_at_mut(CARRIED_LEN);
         carried.copy_from_slice(&Carried { queue, seq, cqe, stored: self.stored_word() }.encode());
@@ -147,17 +146,16 @@ impl<E: StarEnv> Stateful<E> {
         self.copy(card, entry, data)?;
         let (queue, seq, cqe) = self.completion_of(entry, op);
         let ring = &self.completions[queue as usize];
-        let (ring, slot) = (ring.rule, ring.slot(seq));
+        let slot = Seg { addr: ring.slot(seq), len: CQE_SLOT as u32 };
         let (rule, addr, len) = (entry.rule, entry.addr, u32::from(entry.len));
         let need = need_of(entry.of, op.class);
-        let slots = [Some((ring, Seg { addr: slot, len: CQE_SLOT as u32 })), None];
-        let claim = Claim::WithSlots { rule, addr, len, need, slots };
-        let cqe = CqeMsg { slot, ..cqe };
+        let claim = Claim::WithSlots { rule, addr, len, need, slots: [Some(slot), None] };
+        let cqe = CqeMsg { slot: slot.addr, ..cqe };
         let header = self.rdc_header(psn, entry, op, entry.len);
         let completion = &Carried { queue, seq, cqe, stored: self.stored_word() }.encode();
         let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
         let rdc = ShortRdc { header, completion, data };
-        let left = card.registry.collect(ctx, self.conn, &claim, &rdc, self.mtu);
+        let left = card.registry.collect(ctx, self.conn, &claim, &rdc, self.mtu());
         if left { Ok(()) } else { Err(refused(entry.of, op)) }
     }
 

@@ -7,7 +7,7 @@
 use starverbs_core::env::Host;
 use starverbs_core::{NicError, Psn, SendOp, SendWqe, Sge};
 
-use super::places::{Lists, Places};
+use super::places::{Places, RareLists};
 use crate::message::{Body, MAX_SGE, Wqe, inline_room};
 
 /// What became of a WQEP.
@@ -21,9 +21,9 @@ pub(super) enum Stored {
     Refused,
 }
 
-/// What is kept of a WQE of SL beside its SGEs and inline bytes: of a receive next to nothing, so that many
-/// share a cache line.
-pub(super) trait KeptWqe: Copy {
+/// What is kept of a WQE of SL beside its SGEs and inline bytes: of a receive next to nothing, so that it
+/// shares its cache line with others.
+pub(super) trait KeptWqe: Copy + Default {
     /// Of a WQE that came
     fn of(wqe: &SendWqe) -> Self;
     /// How many SGEs it has
@@ -40,7 +40,7 @@ impl KeptWqe for SendWqe {
 }
 
 /// A receive WQE of SL.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct KeptRecv {
     num_sge: u8,
 }
@@ -55,27 +55,39 @@ impl KeptWqe for KeptRecv {
     }
 }
 
+/// A place of a WQE.
+#[derive(Clone, Copy, Default)]
+struct Slot<T> {
+    /// The WQE, if it has come
+    wqe: Option<T>,
+    /// Its SGE, if it has one alone
+    sge: Sge,
+}
+
 /// One of SL's queues.
 pub(super) struct RemoteQueue<T> {
-    /// Those that have come
-    slots: Places<Option<T>>,
-    sges: Lists<Sge>,
-    inline: Lists<u8>,
+    slots: Places<Slot<T>>,
+    /// Of WQEs with several SGEs
+    sges: RareLists<Sge>,
+    inline: RareLists<u8>,
     /// Oldest WQE that is not done
     una: Psn,
     /// All before it have come
     stored: Psn,
+    /// WQEs at most
+    depth: u32,
 }
 
 impl<T: KeptWqe> RemoteQueue<T> {
     /// Of `depth` WQEs, a power of two.
     pub(super) fn new(depth: u32) -> Self {
         RemoteQueue {
-            slots: Places::new(depth),
-            sges: Lists::new(1),
-            inline: Lists::new(0),
+            slots: Places::new(),
+            sges: RareLists::new(),
+            inline: RareLists::new(),
             una: Psn::default(),
             stored: Psn::default(),
+            depth,
         }
     }
 
@@ -86,21 +98,20 @@ impl<T: KeptWqe> RemoteQueue<T> {
 
     /// WQEs of SL at most.
     pub(super) fn depth(&self) -> u32 {
-        self.slots.most()
+        self.depth
     }
 
     /// The place of the next WQE will be used soon.
     #[inline]
     pub(super) fn expect(&self, env: &impl Host) {
         self.expect_at(env, self.stored);
-        self.inline.expect(env, self.stored.get());
+        self.inline.expect(env);
     }
 
     /// The place of WQE `seq` will be used soon.
     #[inline]
     pub(super) fn expect_at(&self, env: &impl Host, seq: Psn) {
         self.slots.expect(env, seq.get());
-        self.sges.expect(env, seq.get());
     }
 
     /// Oldest WQE that is not done.
@@ -119,15 +130,17 @@ impl<T: KeptWqe> RemoteQueue<T> {
         if count > self.depth() {
             return None;
         }
-        let places = self.slots.places_for(count);
+        let places = self.slots.places_for(count, self.depth);
         let lists = match wqe.body {
+            Body::Sges(sges) if sges.len() <= 1 => 0,
             Body::Sges(sges) if sges.len() <= MAX_SGE => self.sges.growth(places, sges.len()),
-            Body::Inline(bytes) if bytes.len() <= inline_room(u32::MAX, self.depth()) => {
+            Body::Inline([]) => 0,
+            Body::Inline(bytes) if bytes.len() <= inline_room(u32::MAX, self.depth) => {
                 self.inline.growth(places, bytes.len())
             }
             _ => return None,
         };
-        Some(self.slots.growth(count) + lists)
+        Some(self.slots.growth(count, self.depth) + lists)
     }
 
     /// A WQEP came.
@@ -155,21 +168,23 @@ impl<T: KeptWqe> RemoteQueue<T> {
     /// no memory.
     fn put(&mut self, seq: Psn, count: u32, wqe: &Wqe<'_>) -> Result<(), NicError> {
         let (first, number) = (self.una.get(), seq.get());
-        let depth = self.depth();
-        self.slots.make_room(first, count)?;
+        self.slots.make_room(first, count, self.depth)?;
         let places = self.slots.len();
+        let mut sge = Sge::default();
         match wqe.body {
+            Body::Sges(sges) if sges.len() <= 1 => sge = sges.iter().next().unwrap_or_default(),
             Body::Sges(sges) if sges.len() <= MAX_SGE => {
                 self.sges.make_room(first, places, sges.len())?;
                 put_in(self.sges.of_mut(number), sges.iter());
             }
-            Body::Inline(bytes) if bytes.len() <= inline_room(u32::MAX, depth) => {
+            Body::Inline([]) => {}
+            Body::Inline(bytes) if bytes.len() <= inline_room(u32::MAX, self.depth) => {
                 self.inline.make_room(first, places, bytes.len())?;
                 put_in(self.inline.of_mut(number), bytes.iter().copied());
             }
             _ => return Err(NicError::Invalid),
         }
-        self.slots[number] = Some(T::of(&wqe.wqe));
+        self.slots[number] = Slot { wqe: Some(T::of(&wqe.wqe)), sge };
         Ok(())
     }
 
@@ -180,20 +195,29 @@ impl<T: KeptWqe> RemoteQueue<T> {
 
     /// WQE `seq`, if it is here.
     pub(super) fn get(&self, seq: Psn) -> Option<&T> {
+        self.slot(seq)?.wqe.as_ref()
+    }
+
+    fn slot(&self, seq: Psn) -> Option<&Slot<T>> {
         let ahead = seq.since(self.una);
         let held = ahead >= 0 && (ahead as u32) < self.slots.len();
-        held.then(|| &self.slots[seq.get()])?.as_ref()
+        held.then(|| &self.slots[seq.get()])
     }
 
     /// Its SGEs.
     pub(super) fn sges(&self, seq: Psn) -> &[Sge] {
-        self.get(seq).map_or(&[], |wqe| self.sges.of(seq.get(), wqe.sges()))
+        let Some(Slot { wqe: Some(wqe), sge }) = self.slot(seq) else { return &[] };
+        match wqe.sges() {
+            0 => &[],
+            1 => core::slice::from_ref(sge),
+            several => self.sges.of(seq.get(), several),
+        }
     }
 
     /// All before `seq` are done.
     pub(super) fn release(&mut self, seq: Psn) {
         while self.una.before(seq) {
-            self.slots[self.una.get()] = None;
+            self.slots[self.una.get()].wqe = None;
             self.una = self.una.plus(1);
         }
         if self.stored.before(self.una) {
@@ -208,7 +232,7 @@ impl RemoteQueue<SendWqe> {
     #[cold]
     pub(super) fn leave_to_program(&mut self, seq: Psn) -> Option<SendWqe> {
         self.get(seq)?;
-        let wqe = self.slots[seq.get()].as_mut()?;
+        let wqe = self.slots[seq.get()].wqe.as_mut()?;
         (wqe.op, wqe.imm) = (SendOp::SendImm, (wqe.remote_addr as u32).to_be());
         Some(*wqe)
     }

@@ -64,7 +64,7 @@ impl<E: StarEnv> Stateful<E> {
     /// Why an RPC is none, whoever is to answer it: of one that is fetched the head is not looked at.
     pub(super) fn rpc_error(&self, seq: Psn, wqe: &SendWqe) -> Option<WcStatus> {
         let inline = wqe.flags.contains(SendFlags::INLINE);
-        if wqe.length > self.mtu {
+        if wqe.length > self.mtu() {
             Some(WcStatus::LocLenErr)
         } else if (wqe.length as usize) < TARGET_LEN
             || inline && ReplyHead::decode(self.sends.inline(seq)).is_none()
@@ -165,7 +165,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// The piece from byte `at` on is to come, or is here.
     fn next_piece(&mut self, card: &mut CardCtx<'_, E>, seq: Psn, wqe: &SendWqe, at: u32) -> Option<()> {
-        let len = (wqe.length - at).min(self.mtu);
+        let len = (wqe.length - at).min(self.mtu());
         card.rpc.expect(len as usize);
         /* a path MTU has no more */
         (self.rpc_at, self.piece.left) = (0, len as u16);
@@ -190,7 +190,7 @@ impl<E: StarEnv> Stateful<E> {
     /// Whether a piece is coming, and these are of it, or of one of so many from it on.
     fn is_near_piece(&self, offset: u32, pieces: u8) -> bool {
         let at = self.streams[1].oldest().map_or(0, |op| op.number);
-        self.piece.left > 0 && offset.wrapping_sub(at) < u32::from(pieces) * self.mtu
+        self.piece.left > 0 && offset.wrapping_sub(at) < u32::from(pieces) * self.mtu()
     }
 
     /// Bytes of SL's RPC WRITE came before their turn. SL is not silent: it did answer.
@@ -207,7 +207,7 @@ impl<E: StarEnv> Stateful<E> {
     /// those behind them, and leave anew then. What comes of them is dropped. Those in flight may come in
     /// their turn if none is lost.
     fn forget_ahead(&mut self, card: &mut CardCtx<'_, E>, index: u32) {
-        let end = self.streams[1].get(index).number.saturating_add(self.mtu);
+        let end = self.streams[1].get(index).number.saturating_add(self.mtu());
         let ahead = |entry: &InFlight| entry.of == Of::Remote && entry.wqe == index && entry.offset >= end;
         if self.window.next_lost(ahead).is_some() {
             let packets = self.forget_packets(card, ahead);
@@ -227,7 +227,7 @@ impl<E: StarEnv> Stateful<E> {
         let WqeProgress { number: at, length, .. } = *self.streams[1].get(entry.wqe);
         card.rpc.put(entry.offset.wrapping_sub(at) as usize, data).ok_or(WcStatus::RemOpErr)?;
         self.piece.left = self.piece.left.saturating_sub(data.len() as u16);
-        let last = length - at <= self.mtu;
+        let last = length - at <= self.mtu();
         if last || self.piece.left > 0 {
             return Ok(());
         }
@@ -262,7 +262,7 @@ impl<E: StarEnv> Stateful<E> {
         let wqe = self.sends.get(seq).copied().unwrap_or_default();
         while self.piece.left == 0 {
             let at = self.streams[1].get(index).number;
-            let next = wqe.length.min(at.saturating_add(self.mtu));
+            let next = wqe.length.min(at.saturating_add(self.mtu()));
             let at_once = self.rpc_at == 0;
             if at_once {
                 let of = (at == 0, next == wqe.length);

@@ -123,19 +123,20 @@ impl WqeProgress {
     }
 }
 
-/// How many of each class are under way.
+/// How many of each class are under way: [`OPS`] at most.
 #[derive(Clone, Copy, Debug, Default)]
 struct ClassCounts {
     /// Of all kinds, those whose completion travels by itself, or that have none
-    plain: u32,
-    writes: u32,
+    plain: u16,
+    writes: u16,
     /// Of those in their turn
-    in_turn: u32,
-    reads: u32,
-    atomics: u32,
+    in_turn: u16,
+    reads: u16,
+    atomics: u16,
 }
 
 /// The WQEs of one queue.
+#[repr(align(64))]
 pub(super) struct WqeStream {
     ops: Places<WqeProgress>,
     /// Oldest WQE that is not complete
@@ -144,15 +145,17 @@ pub(super) struct WqeStream {
     pub(super) next: u32,
     /// All before it have their data where it belongs, as far as was looked
     settled: u32,
-    /// Whether `next` has begun
-    pub(super) begun: bool,
     /// Bytes of `next` that have left
     pub(super) offset: u32,
+    /// Whether `next` has begun
+    pub(super) begun: bool,
     /// No WQE begins any more
     pub(super) stopped: bool,
+    /// Under way at most, a power of two
+    depth: u16,
     counts: ClassCounts,
     /// WQEs whose last packet waits, and one that is not behind the oldest of them
-    held: u32,
+    held: u16,
     first_held: u32,
     /// It waits for a receive WQE since; 0: it does not
     pub(super) rnr_since: Nanos,
@@ -162,13 +165,14 @@ impl WqeStream {
     /// One of a queue of `depth` WQEs, a power of two, that begins with WQE `first`.
     pub(super) fn new(first: u32, depth: u32) -> Self {
         WqeStream {
-            ops: Places::new(depth.min(OPS)),
+            ops: Places::new(),
             una: first,
             next: first,
             settled: first,
-            begun: false,
             offset: 0,
+            begun: false,
             stopped: false,
+            depth: depth.min(OPS) as u16,
             counts: ClassCounts::default(),
             held: 0,
             first_held: first,
@@ -183,7 +187,7 @@ impl WqeStream {
 
     /// WQEs that may be under way.
     pub(super) fn depth(&self) -> u32 {
-        self.ops.most()
+        self.depth.into()
     }
 
     /// WQE `index`, which is under way.
@@ -232,10 +236,12 @@ impl WqeStream {
     /// no memory.
     pub(super) fn has_room(&mut self) -> bool {
         let count = self.under_way();
-        !self.stopped && count < self.depth() && self.ops.make_room(self.una, count + 1).is_ok()
+        !self.stopped
+            && count < self.depth()
+            && self.ops.make_room(self.una, count + 1, self.depth.into()).is_ok()
     }
 
-    fn count(&mut self, class: OrderClass) -> Option<&mut u32> {
+    fn count(&mut self, class: OrderClass) -> Option<&mut u16> {
         match class {
             OrderClass::Write => Some(&mut self.counts.writes),
             OrderClass::Read => Some(&mut self.counts.reads),
@@ -251,8 +257,8 @@ impl WqeStream {
         if let Some(count) = self.count(op.class) {
             *count += 1;
         }
-        self.counts.plain += u32::from(!op.carries);
-        self.counts.in_turn += u32::from(op.in_turn);
+        self.counts.plain += u16::from(!op.carries);
+        self.counts.in_turn += u16::from(op.in_turn);
         (self.begun, self.offset) = (true, 0);
     }
 
@@ -315,7 +321,7 @@ impl WqeStream {
     pub(super) fn let_go(&mut self, index: u32) {
         let op = self.op(index);
         let was = core::mem::take(&mut op.held) > 0;
-        self.held -= u32::from(was);
+        self.held -= u16::from(was);
     }
 
     /// The oldest is complete.
@@ -326,8 +332,8 @@ impl WqeStream {
         if let Some(count) = self.count(op.class) {
             *count -= 1;
         }
-        self.counts.plain -= u32::from(!op.carries);
-        self.counts.in_turn -= u32::from(op.in_turn);
+        self.counts.plain -= u16::from(!op.carries);
+        self.counts.in_turn -= u16::from(op.in_turn);
         self.una = una.wrapping_add(1);
         op
     }
@@ -340,7 +346,7 @@ impl WqeStream {
 
     /// READs and atomics under way.
     pub(super) fn answered(&self) -> u32 {
-        self.counts.reads + self.counts.atomics
+        u32::from(self.counts.reads + self.counts.atomics)
     }
 
     /// Whether a WRITE or atomic is under way.
@@ -350,17 +356,17 @@ impl WqeStream {
 
     /// Atomics under way.
     pub(super) fn atomics(&self) -> u32 {
-        self.counts.atomics
+        self.counts.atomics.into()
     }
 
     /// Whether an atomic may begin: all under way are atomics, too.
     pub(super) fn takes_atomic(&self) -> bool {
-        self.under_way() == self.counts.atomics
+        self.under_way() == u32::from(self.counts.atomics)
     }
 
     /// Whether a WRITE that goes in its turn may begin: all under way do so, too.
     pub(super) fn takes_turn(&self) -> bool {
-        self.under_way() == self.counts.in_turn
+        self.under_way() == u32::from(self.counts.in_turn)
     }
 
     /// How the result of an atomic of SL is to go to this place, or to several. `None`: not now.

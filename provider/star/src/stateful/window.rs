@@ -19,8 +19,9 @@ mod loss;
 const COPIES: u32 = PSN_STEP;
 /// Transmission numbers begin anew here.
 const REBASE: u32 = 1 << 30;
-/// Fewest packets that may be under way.
+/// Fewest packets that may be under way, and most.
 const LEAST: u32 = 4;
+const MOST: u32 = 1 << 15;
 
 /// Whose WQE a packet is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -166,15 +167,17 @@ pub(super) struct PacketWindow {
     ring: Places<InFlight>,
     una: Psn,
     next: Psn,
-    lanes: [PacketLane; 2],
-    flight: u32,
+    flight: u16,
+    lost: u16,
+    /// Those that SL's card keeps
+    kept: u16,
+    /// Packets at most, a power of two
+    most: u16,
     /// What the packets in flight cost
     bytes: u32,
-    lost: u32,
-    /// Those that SL's card keeps
-    kept: u32,
     /// Of those that are lost, tail-loss probes
-    tail_probes: u32,
+    tail_probes: u16,
+    lanes: [PacketLane; 2],
     /// Last timeout
     probed_at: Nanos,
 }
@@ -183,15 +186,16 @@ impl PacketWindow {
     /// For so many packets at most, a power of two.
     pub(super) fn new(packets: u32) -> Self {
         PacketWindow {
-            ring: Places::new(packets.clamp(LEAST, 1 << 16).next_power_of_two()),
+            ring: Places::new(),
             una: Psn::default(),
             next: Psn::default(),
-            lanes: Default::default(),
             flight: 0,
-            bytes: 0,
             lost: 0,
             kept: 0,
+            most: packets.clamp(LEAST, MOST).next_power_of_two() as u16,
+            bytes: 0,
             tail_probes: 0,
+            lanes: Default::default(),
             probed_at: 0,
         }
     }
@@ -227,8 +231,8 @@ impl PacketWindow {
     /// Whether one more packet may go; makes a place for it. With nothing under way there is no room only if
     /// there is no memory.
     pub(super) fn has_room(&mut self) -> bool {
-        let span = self.span();
-        span < self.ring.most() && self.ring.make_room(number(self.una), span + 1).is_ok()
+        let (span, most) = (self.span(), self.most.into());
+        span < most && self.ring.make_room(number(self.una), span + 1, most).is_ok()
     }
 
     /// Whether nothing is under way.

@@ -230,7 +230,7 @@ fn it_is_what_plain_sets_are() {
             }
             _ => {}
         }
-        assert_eq!((window.flight, window.lost), (flight.len() as u32, lost.len() as u32));
+        assert_eq!((window.flight, window.lost), (flight.len() as u16, lost.len() as u16));
         assert_eq!(window.in_flight(), flight.len() as u32 * PACKET_OVERHEAD);
         for lane in 0..2 {
             let first = window.each().find(|psn| window.get(*psn).is_some_and(|entry| entry.lane() == lane));

@@ -61,8 +61,8 @@ fn sf_s_are_done_in_a_row_whatever_the_wire_does() {
     let mut early = 0;
     for seed in 0..120 {
         let slots = 1 << (seed % 5);
-        let mut w = World::new(seed, |local, setup| {
-            (local.max_rd_atomic, setup.replay_slots, local.window) = (16, slots, 64);
+        let mut w = World::with_window(seed, 64, |local, setup| {
+            (local.max_rd_atomic, setup.replay_slots) = (16, slots);
         });
         /* copies may be as late as they like: its slot shows what is done */
         w.faults = Faults { loss: seed % 11, repeat: 3 * (seed % 7), late: 10 * (seed % 8) };

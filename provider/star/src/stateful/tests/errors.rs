@@ -166,7 +166,7 @@ fn a_silent_peer_is_given_up_when_the_program_said_so_and_never_before() {
     assert!((500 * MS..2000 * MS).contains(&(w.now - begin)), "{}", w.now - begin);
     assert_eq!(w.sends()[1..], [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)]);
 
-    let mut w = World::new(1, |local, _| local.waits.patience = 0);
+    let mut w = World::new(1, |local, _| local.patience = 0);
     w.cut = true;
     w.post(op(SendOp::Read, w.theirs(0), SL_KEY), &[w.sge(w.ours(0), 8)], false);
     w.pass(50_000 * MS);
@@ -269,7 +269,14 @@ fn rules_come_and_go_by_messages_and_a_bye_ends_it() {
     assert_eq!(w.sends(), [(0, WcStatus::Success)]);
     assert_eq!(w.sl.read(w.theirs(4104), 8), b"abcdefgh", "by the address that SL's program gave");
     send_control(&mut w, 1, Control::Unrule { key: 99 });
-    send_control(&mut w, 2, Control::Bye { why: 0 });
+    /* it is answered when nothing is under way any more, whatever comes late meanwhile */
+    w.send_control(2, Control::Bye { why: 0 });
+    w.pass(MS / 10);
+    w.send_control(1, Control::Unrule { key: 99 });
+    w.pass(MS / 10);
+    assert!(matches!(w.conn.answer, Answer::After(seq, _) if seq == Psn::new(2)));
+    w.pass(2 * MS);
+    assert!(w.conn.answer == Answer::None);
     w.post(write, &[w.sge(w.ours(0), 8)], false);
     w.pass(MS);
     assert_eq!(w.sends()[1], (1, WcStatus::RetryExcErr));

@@ -32,7 +32,7 @@ fn in_order(w: &World) -> bool {
 fn writes_land_in_their_order_whatever_the_wire_does() {
     let (mut early, mut again) = (0, 0);
     for seed in 0..120 {
-        let mut w = World::new(seed, |local, _| local.window = 64);
+        let mut w = World::with_window(seed, 64, |_, _| {});
         w.faults = Faults { loss: seed % 11, repeat: 3 * (seed % 7), late: 10 * (seed % 8) };
         let (mine, far) = (w.ours(0), w.theirs(64));
         w.sl.put(far, &0u64.to_ne_bytes());
@@ -87,7 +87,7 @@ fn writes_to_one_place_are_under_way_together() {
         (true, true, 30_000, 30_000),
         (true, true, 30_000, 0),
     ] {
-        let mut w = World::new(5, |local, _| local.window = 64);
+        let mut w = World::with_window(5, 64, |_, _| {});
         let (key, whole) = (SL_KEY + u32::from(relaxed), w.theirs(0));
         if relaxed {
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::RELAXED_ORDERING;
@@ -160,7 +160,7 @@ fn what_lies_behind_a_lost_one_is_kept() {
 fn writes_follow_a_send_whatever_the_wire_does() {
     let (mut early, mut together) = (0, 0);
     for seed in 0..120 {
-        let mut w = World::new(seed, |local, _| local.window = 64);
+        let mut w = World::with_window(seed, 64, |_, _| {});
         w.faults = Faults { loss: seed % 11, repeat: 3 * (seed % 7), late: 10 * (seed % 8) };
         let (mine, far) = (w.ours(0), w.theirs(64));
         let data = pattern(3500, seed as u8);

@@ -14,8 +14,7 @@ use starverbs_core::engine::{TakenRecv, TransmitStatus};
 use starverbs_core::env::{self, Dma, Env, Port};
 use starverbs_core::mr::{MemoryRule, MrAttr, Plain};
 use starverbs_core::rng::Rng;
-use starverbs_core::rtt::RttBounds;
-use starverbs_core::{AsyncEvent, FrameMeta, Gid, Seg, SendFlags, SendWqe};
+use starverbs_core::{AsyncEvent, Av, FrameMeta, Gid, Seg, SendFlags, SendWqe};
 
 use super::super::*;
 use super::queues::{Cq, Rq, Slot, Sq};
@@ -25,10 +24,10 @@ use crate::control::{Control, MAX_CONTROL};
 use crate::env::{SlEvent, StarDest, StarSource};
 use crate::form::Form;
 use crate::message::{CQE_BODY, CqeMsg, MAX_WQE, encode_recv, encode_send};
-use crate::ring::{Stamp, slot};
+use crate::ring::{CQE_SLOT, REPLAY_SLOT, Stamp, slot};
 use crate::stateless;
 use crate::token::{CardSecret, SlotArea, Token};
-use crate::wire::{CardHalf, Opt, Ptype, StarHead, StarHeader, StarPacket};
+use crate::wire::{CardHalf, Opt, Prefix, Ptype, StarHead, StarHeader, StarPacket};
 
 pub(super) const SF: Gid = Gid::from_ipv4([10, 0, 0, 1]);
 pub(super) const SL: Gid = Gid::from_ipv4([10, 0, 0, 2]);
@@ -257,7 +256,17 @@ fn packet_of_sl(frame: &[u8]) -> StarPacket<'_> {
 }
 
 impl World {
+    /// With 32 packets under way at most.
     pub(super) fn new(seed: u64, tune: impl FnOnce(&mut Local<Host>, &mut Setup)) -> Self {
+        World::with_window(seed, 32, tune)
+    }
+
+    /// With so many.
+    pub(super) fn with_window(
+        seed: u64,
+        window: u32,
+        tune: impl FnOnce(&mut Local<Host>, &mut Setup),
+    ) -> Self {
         let (mut sf, mut sl) = (Host::new(0x1000_0000), Host::new(0x2000_0000));
         let (mut mrs, mut registry, stats) =
             (MrTable::default(), RuleRegistry::default(), Rc::<Counters>::default());
@@ -288,20 +297,18 @@ impl World {
             qpn: SF_QPN,
             pd,
             sq: sq.clone(),
-            first_send: 0,
             rq: Some(rq.clone()),
-            max_recv_sge: 4,
             send_cq: scq.clone(),
             recv_cq: rcq.clone(),
-            sig_all: true,
+            patience: 500_000_000,
             access: all,
-            mtu: Mtu::M1024,
             max_msg: 1 << 20,
+            mtu: Mtu::M1024,
+            max_recv_sge: 4,
+            sig_all: true,
             max_rd_atomic: 4,
             min_rnr_timer: 1,
             rnr_retry: 7,
-            waits: Waits { rtt: RttBounds { lifetime: 400_000, ..RttBounds::default() }, ..Waits::default() },
-            window: 32,
             form: Form::default(),
         };
         tune(&mut local, &mut setup);
@@ -332,7 +339,8 @@ impl World {
             stats: &stats,
             now: 1,
         };
-        let mut conn = Stateful::new(&mut lent, local, setup, peer, ControlChannel::new()).unwrap();
+        let start = Start { first_send: 0, setup, peer, channel: ControlChannel::new(), window };
+        let mut conn = Stateful::new(&mut lent, local, start).unwrap();
         conn.open();
         let rule = MemoryRule {
             key: SL_KEY,
@@ -446,7 +454,7 @@ impl World {
         let copies = 1 + u64::from(self.rng.word() % 100 < self.faults.repeat);
         for _ in 0..copies {
             let late = self.rng.word() % 100 < self.faults.late;
-            let delay = 5_000 + if late { self.rng.word() % 150_000 } else { 0 };
+            let delay = 5_000 + if late { self.rng.word() % 90_000 } else { 0 };
             self.count += 1;
             let held = if to == SL { self.held } else { 0 };
             let at = held.max(self.now + delay);

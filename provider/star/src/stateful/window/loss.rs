@@ -9,7 +9,7 @@ use starverbs_core::{Nanos, Psn};
 use super::{InFlight, PacketState, PacketWindow, base, copy, number};
 
 /// Tail-loss probes after a timeout.
-pub(super) const TAIL_PROBES: u32 = 2;
+pub(super) const TAIL_PROBES: u16 = 2;
 /// Transmissions by which a packet may be overtaken without being taken for lost.
 const LATE: u32 = 3;
 
@@ -136,7 +136,7 @@ impl PacketWindow {
 
     /// A timeout: nothing was answered that was sent at or before `then`. Makes the oldest of those tail-loss
     /// probes; gives how many.
-    pub(in super::super) fn expire(&mut self, then: Nanos, now: Nanos) -> u32 {
+    pub(in super::super) fn expire(&mut self, then: Nanos, now: Nanos) -> u16 {
         if self.oldest().is_none_or(|oldest| oldest > then) {
             return 0;
         }
