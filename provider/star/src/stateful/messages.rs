@@ -26,7 +26,15 @@ impl<E: StarEnv> Stateful<E> {
             return false;
         }
         if header.ptype == Ptype::Ea {
-            return packet.data.is_empty() && self.channel.answered(header.psn).is_some();
+            if !packet.data.is_empty() {
+                return false;
+            }
+            let answered = self.channel.answered(header.psn);
+            /* behind a Want there is another soon */
+            if !matches!(answered, Some(Control::Want { .. })) {
+                self.channel.rest();
+            }
+            return answered.is_some();
         }
         match self.channel.arrival(header.psn) {
             Arrival::Early => {}

@@ -147,7 +147,7 @@ fn hostile(seed: u64) -> World {
     let mut w = World::with_window(seed, 16, |_, _| {});
     /* a late copy that the network makes is written (docs/star.md, "Not carried, not solved") */
     let (repeat, late) = if seed.is_multiple_of(2) { (seed % 7, 0) } else { (0, 5 * (seed % 5)) };
-    w.faults = Faults { loss: seed % 11, repeat, late };
+    w.faults = Faults { loss: seed % 11, repeat, late, ..Faults::default() };
     let mut mix = Mix::new(&w, 60);
     let begin = w.now;
     while mix.left > 0 || !mix.is_over(&w) {

@@ -19,8 +19,9 @@ mod loss;
 const COPIES: u32 = PSN_STEP;
 /// Transmission numbers begin anew here.
 const REBASE: u32 = 1 << 30;
-/// Fewest packets that may be under way, and most.
+/// Fewest packets that may be under way.
 const LEAST: u32 = 4;
+/// And most, as u16 counts them.
 const MOST: u32 = 1 << 15;
 
 /// Whose WQE a packet is of.

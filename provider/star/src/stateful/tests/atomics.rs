@@ -65,7 +65,8 @@ fn sf_s_are_done_in_a_row_whatever_the_wire_does() {
             (local.max_rd_atomic, setup.replay_slots) = (16, slots);
         });
         /* copies may be as late as they like: its slot shows what is done */
-        w.faults = Faults { loss: seed % 11, repeat: 3 * (seed % 7), late: 10 * (seed % 8) };
+        w.faults =
+            Faults { loss: seed % 11, repeat: 3 * (seed % 7), late: 10 * (seed % 8), late_by: 150_000 };
         let (mine, far) = (w.ours(0), w.theirs(64));
         w.sl.put(far, &START.to_ne_bytes());
         let (wqes, values) = row(&mut w, far, SL_KEY);
@@ -116,7 +117,7 @@ fn sl_s_are_done_in_a_row_whatever_the_wire_does() {
         let mut w = World::new(seed, |_, setup| setup.max_rd_atomic = 16);
         /* a late copy that the network makes is written (docs/star.md, "Not carried, not solved") */
         let (repeat, late) = if seed % 8 < 4 { (seed % 7, 0) } else { (0, 5 * (seed % 5)) };
-        w.faults = Faults { loss: seed % 11, repeat, late };
+        w.faults = Faults { loss: seed % 11, repeat, late, ..Faults::default() };
         let (mine, far, key) = (w.ours(64), w.theirs(0), w.sf_key);
         w.sf.put(mine, &START.to_ne_bytes());
         let (wqes, values) = row(&mut w, mine, key);

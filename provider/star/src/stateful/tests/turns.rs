@@ -33,7 +33,8 @@ fn writes_land_in_their_order_whatever_the_wire_does() {
     let (mut early, mut again) = (0, 0);
     for seed in 0..120 {
         let mut w = World::with_window(seed, 64, |_, _| {});
-        w.faults = Faults { loss: seed % 11, repeat: 3 * (seed % 7), late: 10 * (seed % 8) };
+        w.faults =
+            Faults { loss: seed % 11, repeat: 3 * (seed % 7), late: 10 * (seed % 8), late_by: 150_000 };
         let (mine, far) = (w.ours(0), w.theirs(64));
         w.sl.put(far, &0u64.to_ne_bytes());
         let longest = [64, 1500, BLOCK][seed as usize % 3];
@@ -161,7 +162,8 @@ fn writes_follow_a_send_whatever_the_wire_does() {
     let (mut early, mut together) = (0, 0);
     for seed in 0..120 {
         let mut w = World::with_window(seed, 64, |_, _| {});
-        w.faults = Faults { loss: seed % 11, repeat: 3 * (seed % 7), late: 10 * (seed % 8) };
+        w.faults =
+            Faults { loss: seed % 11, repeat: 3 * (seed % 7), late: 10 * (seed % 8), late_by: 150_000 };
         let (mine, far) = (w.ours(0), w.theirs(64));
         let data = pattern(3500, seed as u8);
         w.sf.put(mine, &data);

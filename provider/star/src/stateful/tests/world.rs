@@ -181,11 +181,19 @@ impl SharedReceives for NoSrq {
 }
 
 /// What the wire does, in percent.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(super) struct Faults {
     pub(super) loss: u64,
     pub(super) repeat: u64,
     pub(super) late: u64,
+    /// By how much those are at most, ns: less than the wire's own order allows, by default
+    pub(super) late_by: u64,
+}
+
+impl Default for Faults {
+    fn default() -> Faults {
+        Faults { loss: 0, repeat: 0, late: 0, late_by: 90_000 }
+    }
 }
 
 /// One of SL's queues at its host.
@@ -454,7 +462,7 @@ impl World {
         let copies = 1 + u64::from(self.rng.word() % 100 < self.faults.repeat);
         for _ in 0..copies {
             let late = self.rng.word() % 100 < self.faults.late;
-            let delay = 5_000 + if late { self.rng.word() % 90_000 } else { 0 };
+            let delay = 5_000 + if late { self.rng.word() % self.faults.late_by } else { 0 };
             self.count += 1;
             let held = if to == SL { self.held } else { 0 };
             let at = held.max(self.now + delay);
