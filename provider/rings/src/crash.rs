@@ -1,5 +1,5 @@
-//! For loom: a process that is killed between two stores to atomics of shared memory. What its thread stores to
-//! those after that never comes to be.
+//! For loom: a process that is killed between two stores to atomics of shared memory. What its thread stores
+//! to those after that never comes to be.
 //!
 //! The thread itself runs on, and what it writes beside atomics is there: nobody may look at that before an
 //! atomic says so, which loom reports. The model ends the thread at the next look at [`has_crashed`].

@@ -196,8 +196,8 @@ pub const KEYS: &[Key] = &[
         allowed: "off, error, warn, info or debug",
         about: "What the library writes to standard error: why control calls are refused; with warn, also \
                 queues that fail; with info, also the card opened and closed; with debug, also the states of \
-                queue pairs. Why a card cannot be had is written in any case, and once for what setting's sake \
-                queue pairs of one host use packets. What nobody reads in time is left out.",
+                queue pairs. Why a card cannot be had is written in any case, and once for what setting's \
+                sake queue pairs of one host use packets. What nobody reads in time is left out.",
         set: |s, v| put(&mut s.log, value::word(&LEVELS, v)),
         get: |s| value::spell(&LEVELS, &s.log),
     },

@@ -1,8 +1,8 @@
 //! The security registry (III-D): what SL cards let this card's stateful half do, and the one gate through
 //! which its packets leave.
 //!
-//! A rule is <server address, QPN, PD, MR or MW>. Each connection is registered with where its packets go, its
-//! slot memory and the protection domain of a server that it belongs to; each domain has the rules of its
+//! A rule is <server address, QPN, PD, MR or MW>. Each connection is registered with where its packets go,
+//! its slot memory and the protection domain of a server that it belongs to; each domain has the rules of its
 //! keys. A rule is found by its key when a request begins, and checked by number and generation for each
 //! packet. So a packet costs no search, and a rule that was removed allows no packet any more, repeated ones
 //! included. A connection's slots need no rule: its token opens them, as it does at SL's card.

@@ -23,8 +23,8 @@ use starverbs_star::control::Setup;
 use starverbs_star::endpoint::{Patience, SlInit, SlQp};
 use starverbs_star::env::StarSource;
 use starverbs_star::form::Form;
-use starverbs_star::registry::RuleRegistry;
-use starverbs_star::stateful::{self, Local, SharedReceives, Stateful, Waits};
+use starverbs_star::registry::{RuleRegistry, SlPeer};
+use starverbs_star::stateful::{self, Local, SharedReceives, Start, Stateful};
 use starverbs_star::stateless::{self, SfPeer};
 use starverbs_star::token::{CardSecret, SlotArea, Token};
 use starverbs_star::wire::{CardHalf, HEADER_LEN, OVERHEAD, Prefix, Ptype, StarPacket};
@@ -150,12 +150,10 @@ impl World {
             dialect: false,
         })
         .expect("a good set-up");
-        let waits = Waits { patience: 100_000_000, ..Waits::default() };
         let local = Local {
             qpn: QPNS[SF],
             pd,
             sq: sqs[SF].clone(),
-            first_send: 0,
             rq: Some(rqs[SF].clone()),
             max_recv_sge: 2,
             send_cq: cqs[SF].clone(),
@@ -167,20 +165,20 @@ impl World {
             max_rd_atomic: 2,
             min_rnr_timer: 1,
             rnr_retry: 7,
-            waits,
-            window: 16,
+            patience: 100_000_000,
             form: Form::default(),
         };
         let avs = [net.hosts[SL].av(net.hosts[SF].gid), net.hosts[SF].av(net.hosts[SL].gid)];
         let [port, control_port] = net.hosts[SL].env.star.ports;
-        let peer = stateful::SlPeer { av: avs[SF], port, control_port, qpn: QPNS[SL], epoch: EPOCH };
+        let peer = SlPeer { av: avs[SF], port, control_port, qpn: QPNS[SL], epoch: EPOCH };
         let mut channel = ControlChannel::new();
         channel.accept();
         let mut none = NoSrq;
         let mut path = Path::new(&Gid::default(), &LIMITS);
         let mut card =
             card_of(&mut net.hosts[SF], (&mut mrs, &mut registry, &mut path), &mut none, &stats[SF], 1);
-        let sf = Stateful::new(&mut card, local, setup, peer, channel).expect("a good set-up");
+        let start = Start { first_send: 0, setup, peer, channel, window: 16 };
+        let sf = Stateful::new(&mut card, local, start).expect("a good set-up");
         let MrAttr { addr, length: len, iova, access, .. } = attr(SL);
         let rule = MemoryRule { key: open[SL].lkey, pd: host_pd(), qpn: 0, addr, len, iova, access };
         let peer = SfPeer { av: avs[SL], port: control_port, qpn: QPNS[SF], epoch: EPOCH };

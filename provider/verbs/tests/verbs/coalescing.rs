@@ -92,7 +92,7 @@ fn a_program_that_asked_for_an_event_gets_no_coalescing() {
     crowd.a.cq.req_notify(false).unwrap();
     for sent in 0..AT_ONCE + COALESCED {
         crowd.write(sent..sent + 1);
-        /* at once, or by another thread that is at the card: what is coalesced leaves at 16, or with a poll */
+        /* at once, or by another thread that is at the card: what is coalesced leaves at 16, or at a poll */
         wait_for("the message", || crowd.counter("tx_packets") - packets > sent as u64);
     }
 }

@@ -98,7 +98,8 @@ struct QpEntry {
     theirs: Vec<Theirs>,
 }
 
-/// Writes once in a process, whatever it logs, that queue pairs of this host use packets for a setting's sake.
+/// Writes once in a process, whatever it logs, that queue pairs of this host use packets for a setting's
+/// sake.
 #[cold]
 pub(super) fn report_wire_only(setting: &str) {
     static REPORTED: AtomicBool = AtomicBool::new(false);
