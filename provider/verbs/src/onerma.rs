@@ -256,8 +256,10 @@ impl Onerma {
             let at = now();
             shared.activity.note_call();
             let pause = at.saturating_sub(shared.activity.note_poll(at));
-            if shared.take_turn(&mut card) > 0 || card.process.has_finished() || pause > IDLE {
+            if shared.take_turn(&mut card) > 0 || card.process.has_finished() {
                 card.idle.restart(at);
+            } else if pause > IDLE {
+                card.idle.resume(at);
             }
             let mut taken = 0;
             while taken < max

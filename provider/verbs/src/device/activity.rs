@@ -11,11 +11,6 @@ use crate::clock;
 /// Of the polls that leave the device alone, one in so many looks at the clock.
 const UNTIMED: u32 = 4;
 
-/// A yield that lasts longer was beside threads that do not yield in turn.
-const LONG_YIELD: Nanos = 1_000_000;
-/// So many in a row: a single one may be beside somebody who is soon gone.
-const LONG_YIELDS: u32 = 4;
-
 /// In each such time one poll says which thread it is of.
 const SAME_POLLER: Nanos = 1 << 18;
 
@@ -35,10 +30,6 @@ pub(crate) struct Activity {
     backed_off: AtomicU32,
     /// Nobody called during the last yield of an idle poll
     nobody_called: AtomicBool,
-    /// Yields in a row that lasted long
-    long_yields: AtomicU32,
-    /// No idle poll yields before
-    keeps_until: AtomicU64,
     /// Polls in a row that found the device busy
     misses: AtomicU32,
     /// Completion queues that the program waits for an event of
@@ -97,30 +88,11 @@ impl Activity {
         !backed_off.is_multiple_of(UNTIMED) || clock::now().saturating_sub(self.polled_at()) < back_off.into()
     }
 
-    /// Yields the CPU, and records whether another thread has called meanwhile; or does not, as the last
-    /// ones lasted long.
+    /// Yields the CPU, and records whether another thread has called meanwhile.
     pub(crate) fn yield_now(&self) {
-        let begun = clock::now();
-        if begun < self.keeps_until.load(Ordering::Relaxed) {
-            return;
-        }
         let calls = self.calls();
         std::thread::yield_now();
         self.nobody_called.store(self.calls() == calls, Ordering::Relaxed);
-        self.note_yield(begun, clock::now());
-    }
-
-    /// A yield lasted from `begun` to `ended`. After several long ones there is none for as long: they were
-    /// beside threads that take all that they get, and who yields to those after each poll gets next to
-    /// nothing.
-    fn note_yield(&self, begun: Nanos, ended: Nanos) {
-        let lasted = ended.saturating_sub(begun);
-        let long =
-            if lasted > LONG_YIELD { self.long_yields.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
-        self.long_yields.store(long, Ordering::Relaxed);
-        if long >= LONG_YIELDS {
-            self.keeps_until.store(ended + lasted, Ordering::Relaxed);
-        }
     }
 
     /// Nobody called during the last yield.
@@ -150,26 +122,5 @@ impl Activity {
     #[inline]
     pub(crate) fn may_sleep(&self) -> bool {
         self.awaited.load(Ordering::Relaxed) != 0
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_poller_that_hardly_gets_its_cpu_back_keeps_it_for_as_long() {
-        let activity = Activity::default();
-        let keeps_until = |begun, ended| {
-            activity.note_yield(begun, ended);
-            activity.keeps_until.load(Ordering::Relaxed)
-        };
-        for _ in 1..LONG_YIELDS {
-            assert_eq!(keeps_until(0, 5 * LONG_YIELD), 0, "somebody who is soon gone");
-        }
-        assert_eq!(keeps_until(0, 5 * LONG_YIELD), 10 * LONG_YIELD);
-        assert_eq!(keeps_until(20 * LONG_YIELD, 22 * LONG_YIELD), 24 * LONG_YIELD);
-        assert_eq!(keeps_until(0, LONG_YIELD), 24 * LONG_YIELD, "one that was soon over");
-        assert_eq!(keeps_until(30 * LONG_YIELD, 50 * LONG_YIELD), 24 * LONG_YIELD, "they begin anew");
     }
 }

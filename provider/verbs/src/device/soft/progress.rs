@@ -154,8 +154,10 @@ impl Soft {
         }
         self.finish(shard, now);
         /* most that comes through memory is taken by polls before this one, which look at no clock */
-        if std::mem::take(&mut shard.local.came) || got > 0 || pause > IDLE {
+        if std::mem::take(&mut shard.local.came) || got > 0 {
             shard.idle.restart(now);
+        } else if pause > IDLE {
+            shard.idle.resume(now);
         }
         let nobody_called = self.activity.nobody_called();
         let then = shard.idle.after(now, nobody_called, || CpuTime::now(self.thread.cpu_clock()));
