@@ -33,63 +33,6 @@ pub unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
     }
 }
 
-/// A shorter copy is there sooner through the caches, where the two CPUs have one in common.
-const STREAMED: usize = 8 << 10;
-
-/// Copies `len` bytes to memory that another CPU reads next, and this one does not.
-///
-/// Long copies go past this CPU's caches. A line that two CPUs write and read in turn moves between their
-/// caches, one at a time: that is slower than through memory, by far where they share no cache. The bytes are
-/// there before what is stored after this call with release.
-///
-/// # Safety
-/// As [`copy_short`].
-#[inline]
-pub unsafe fn copy_to_other_cpu(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: the caller's terms.
-    unsafe { if len < STREAMED { copy_short(to, from, len) } else { stream(to, from, len) } }
-}
-
-/// Copies whole cache lines by stores that no cache keeps, and what is before and behind them by others.
-///
-/// # Safety
-/// As [`copy_short`].
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline(never)]
-unsafe fn stream(to: *mut u8, from: *const u8, len: usize) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
-    const LINE: usize = 64;
-    const PART: usize = size_of::<__m128i>();
-    let head = (to.addr().next_multiple_of(LINE) - to.addr()).min(len);
-    let tail = head + (len - head) / LINE * LINE;
-    // SAFETY: the caller's terms: all of it lies in [0, len). The streamed parts are aligned, as lines are,
-    // and the fence stands before whatever this thread does next. Every x86-64 has these instructions.
-    unsafe {
-        to.copy_from(from, head);
-        for line in (head..tail).step_by(LINE) {
-            let part = |n: usize| line + n * PART;
-            let parts = [0, 1, 2, 3].map(|n| _mm_loadu_si128(from.add(part(n)).cast()));
-            parts
-                .into_iter()
-                .enumerate()
-                .for_each(|(n, bytes)| _mm_stream_si128(to.add(part(n)).cast(), bytes));
-        }
-        to.add(tail).copy_from(from.add(tail), len - tail);
-        /* such stores are not ordered by a release */
-        _mm_sfence();
-    }
-}
-
-/// The same through the caches.
-///
-/// # Safety
-/// As [`copy_short`].
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
-unsafe fn stream(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: the caller's terms.
-    unsafe { to.copy_from(from, len) }
-}
-
 /// Copies `len` bytes to `to`, the last word last: programs spin on it, as cards write in order.
 ///
 /// # Safety
@@ -155,23 +98,6 @@ mod tests {
             let written = room.map(u64::to_ne_bytes).concat();
             let (before, rest) = written.split_at(at);
             assert!(rest[..len] == data[..len], "{len} bytes at {at}");
-            assert!(before.iter().chain(&rest[len..]).all(|byte| *byte == 0), "{len} bytes at {at}");
-        }
-    }
-
-    #[test]
-    fn a_copy_to_another_cpu_has_all_and_no_more() {
-        let data: Vec<u8> = (0..3 * STREAMED).map(|n| n as u8 | 1).collect();
-        let lens = [0, 8, 100, STREAMED - 1, STREAMED, STREAMED + 1, STREAMED + 63, 2 * STREAMED + 64];
-        for ((at, skip), len) in [(0, 0), (64, 3), (1, 0), (63, 64), (17, 9)]
-            .into_iter()
-            .flat_map(|where_to| lens.map(|len| (where_to, len)))
-        {
-            let mut room = vec![0_u8; 3 * STREAMED];
-            // SAFETY: at + len and skip + len are less than what both have.
-            unsafe { copy_to_other_cpu(room.as_mut_ptr().add(at), data.as_ptr().add(skip), len) };
-            let (before, rest) = room.split_at(at);
-            assert!(rest[..len] == data[skip..skip + len], "{len} bytes at {at}");
             assert!(before.iter().chain(&rest[len..]).all(|byte| *byte == 0), "{len} bytes at {at}");
         }
     }

@@ -12,7 +12,7 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 
-pub(crate) use starverbs_backend::copy::{copy_short, copy_to_other_cpu, write_in_order};
+pub(crate) use starverbs_backend::copy::{copy_short, write_in_order};
 use starverbs_backend::sealed;
 
 use crate::error::{Result, VerbsError};

@@ -67,8 +67,8 @@ impl HostEnv {
         self.links.as_mut().is_some_and(|links| links.send(link, &message.encode(), &[], true))
     }
 
-    /// Copies host memory that the card has checked to memory where another process looks for it. False: as
-    /// of [`Dma::dma_copy`].
+    /// Copies host memory that the card has checked to memory that another process has, too. False: as of
+    /// [`Dma::dma_copy`].
     ///
     /// # Safety
     /// [to, to + len) can be written.
@@ -76,7 +76,7 @@ impl HostEnv {
     pub(super) unsafe fn copy_out(&mut self, from: u64, to: *mut u8, len: usize) -> bool {
         if !memory::marked(from) {
             // SAFETY: the caller's terms; the program keeps its memory until the region ends.
-            unsafe { memory::copy_to_other_cpu(to, from as *const u8, len) };
+            unsafe { memory::copy_short(to, from as *const u8, len) };
             return true;
         }
         // SAFETY: the caller's terms.
