@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::context::Context;
+use crate::device::thread::ThreadWork;
 use crate::error::{Result, VerbsError};
 use crate::events::FdQueue;
 
@@ -45,7 +46,13 @@ impl CompChannel {
         if self.0.queue.is_empty() {
             device.arm();
         }
-        self.0.queue.pop()
+        let cookie = self.0.queue.pop()?;
+        let unread = &device.activity().unread;
+        unread.read();
+        if unread.is_due() {
+            device.arm();
+        }
+        Ok(cookie)
     }
 
     /// `ibv_destroy_comp_channel`: ends a completion channel.

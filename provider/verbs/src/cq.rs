@@ -329,7 +329,10 @@ impl CqShared {
         }
         self.disarm();
         if let Some(channel) = &self.channel {
-            channel.queue.purge(|entry| *entry == cookie);
+            let purged = channel.queue.purge(|entry| *entry == cookie);
+            if let Some(device) = device {
+                device.activity().unread.take_back(purged);
+            }
             channel.cqs.fetch_sub(1, Ordering::Relaxed);
         }
         self.ctx.purge_events(|event| matches!(event, VerbsEvent::Cq { cookie: c, .. } if *c == cookie));
@@ -389,6 +392,9 @@ impl CqShared {
     #[inline]
     fn notify(&self, channel: &ChannelShared) {
         if self.disarm() {
+            if let Some(device) = self.ctx.device_if_ours() {
+                device.activity().unread.raise();
+            }
             channel.queue.push(self.cookie);
         }
     }

@@ -12,6 +12,7 @@ mod poller;
 mod posix_thread;
 pub(crate) mod soft;
 pub(crate) mod thread;
+mod unread;
 
 #[cfg(test)]
 mod failing;
@@ -197,6 +198,8 @@ impl Device {
     pub(crate) fn await_event(&self, cq: &Arc<CqShared>, solicited: bool) {
         match self {
             Device::Board(board) => board.await_event(cq, solicited),
+            /* its next calls run the device */
+            _ if self.activity().unread.put_off() => {}
             _ => self.arm(),
         }
     }

@@ -167,14 +167,14 @@ impl<T> FdQueue<T> {
         !flags(&self.fd).contains(OFlag::O_NONBLOCK)
     }
 
-    /// Drops the entries that `gone` picks, and their share of the descriptor's count.
-    pub fn purge(&self, mut gone: impl FnMut(&T) -> bool) {
+    /// Drops the entries that `gone` picks, and their share of the descriptor's count; says how many.
+    pub fn purge(&self, mut gone: impl FnMut(&T) -> bool) -> u32 {
         let mut entries = self.entries();
         let before = entries.len();
         entries.retain(|entry| !gone(entry));
-        for _ in entries.len()..before {
-            take_one(&self.fd);
-        }
+        let purged = before - entries.len();
+        (0..purged).for_each(|_| take_one(&self.fd));
+        purged as u32
     }
 
     /// Takes the entries that `wanted` picks, in their order, and their share of the descriptor's count. What

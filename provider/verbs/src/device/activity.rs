@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use starverbs_core::Nanos;
 
 use super::poller::Poller;
+use super::unread::UnreadEvents;
 use crate::clock;
 
 /// Of the polls that leave the device alone, one in so many looks at the clock.
@@ -34,6 +35,8 @@ pub(crate) struct Activity {
     misses: AtomicU32,
     /// Completion queues that the program waits for an event of
     awaited: AtomicU32,
+    /// Those that came, and that it has not read
+    pub(crate) unread: UnreadEvents,
 }
 
 impl Activity {
@@ -121,6 +124,6 @@ impl Activity {
     /// Whether it may sleep until an event comes.
     #[inline]
     pub(crate) fn may_sleep(&self) -> bool {
-        self.awaited.load(Ordering::Relaxed) != 0
+        self.awaited.load(Ordering::Relaxed) != 0 && !self.unread.bring_back()
     }
 }

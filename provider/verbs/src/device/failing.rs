@@ -2,6 +2,7 @@
 //! objects need no more of a device than its face.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use starverbs_core::qp::{QpAttr, QpAttrMask, RecvSource};
@@ -30,6 +31,8 @@ pub(crate) struct Failing {
     pub(crate) thread: ProgressThread,
     pub(crate) deferred_log: DeferredLog,
     moderator: Arc<Moderator>,
+    /// How often it was told that the program may sleep
+    pub(crate) armed: AtomicU32,
     objects: Mutex<FakeObjects>,
 }
 
@@ -133,6 +136,7 @@ impl Failing {
             thread: ProgressThread::new()?,
             deferred_log: DeferredLog::new(),
             moderator: Arc::new(Moderator::new()),
+            armed: AtomicU32::new(0),
             objects: Mutex::default(),
         })))
     }
@@ -224,7 +228,9 @@ impl Failing {
         true
     }
 
-    pub(crate) fn arm(&self) {}
+    pub(crate) fn arm(&self) {
+        self.armed.fetch_add(1, Ordering::Relaxed);
+    }
 
     pub(crate) fn wait_fds(&self, _: &mut Vec<libc::pollfd>, _: bool) -> Option<starverbs_core::Nanos> {
         Some(starverbs_core::Nanos::MAX)

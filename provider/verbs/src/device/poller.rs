@@ -17,7 +17,7 @@ thread_local! {
 }
 
 /// The calling thread's number.
-fn number() -> libc::pid_t {
+pub(super) fn number() -> libc::pid_t {
     let (forks, number) = NUMBER.get();
     if number != 0 && forks == process::forks() {
         return number;

@@ -1,6 +1,8 @@
 //! What the objects promise whatever the device: each test runs on the card in software and on one that fails
 //! every request.
 
+use std::sync::atomic::Ordering;
+
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{Access, AvId, Cqe, QpState, QpType, SendFlags, SendOp, Sge, WcStatus};
@@ -248,6 +250,36 @@ fn a_channel_tells_of_a_completion() {
         assert_eq!(poll(&cq, 1)[0].wr_id, 1, "a resized queue has what was in it");
         assert_eq!(errno(channel.destroy()), libc::EBUSY);
     });
+}
+
+/// A program that has events to read comes back, so that the thread is left alone until it has none.
+#[test]
+fn the_thread_is_told_when_the_last_event_is_read() {
+    let settings = Settings { port: free_port(), ..Settings::default() };
+    let ctx = Context::on(|_| Failing::open(settings)).unwrap();
+    let Device::Failing(device) = ctx.device().unwrap() else { panic!() };
+    let armed = || device.armed.load(Ordering::Relaxed);
+    let (pd, channel) = (Pd::alloc(&ctx).unwrap(), CompChannel::create(&ctx).unwrap());
+    let cqs = [1, 2, 3].map(|cookie| Cq::create(&ctx, 16, Some(&channel), cookie).unwrap());
+    let qps = cqs.each_ref().map(|cq| Qp::create(&pd, &init(cq, None)).unwrap());
+    for (cq, qp) in cqs.iter().zip(&qps) {
+        cq.req_notify(false).unwrap();
+        to(qp, QpState::Init);
+        post_recv(qp, 1).unwrap();
+        to(qp, QpState::Err);
+    }
+    let before = armed();
+    assert_eq!(channel.get_event().unwrap(), 1);
+    cqs[0].req_notify(false).unwrap();
+    assert_eq!(armed(), before, "two are to be read");
+    cqs[1].destroy().unwrap_err();
+    drop(qps);
+    cqs[1].destroy().unwrap();
+    assert_eq!(armed(), before, "one is to be read");
+    assert_eq!(channel.get_event().unwrap(), 3);
+    assert_eq!(armed(), before + 1);
+    cqs[2].req_notify(false).unwrap();
+    assert_eq!(armed(), before + 2);
 }
 
 /// The device may hold on to a queue for a moment, and so be the last that does.

@@ -342,6 +342,9 @@ impl<D: ThreadWork> Worker<D> {
             }
             return;
         }
+        if woken == Woken::Alarm {
+            self.device.activity().unread.leave();
+        }
         self.device.thread().mode.store(ARMED, Ordering::SeqCst);
         self.spurious = 0;
         let late = self.device.turn(&self.polled).work.is_some_and(|work| work > 0);
