@@ -40,7 +40,7 @@ pub(crate) use board::DeviceCq;
 use command::group;
 pub(crate) use command::{AnsweredBy, Command, CommandReply, KernelCommand};
 use soft::Soft;
-use thread::{ProgressThread, ThreadWork, TurnResult};
+use thread::{LooksAt, ProgressThread, ThreadWork, TurnResult};
 
 /// A device that is open. Clones are the same.
 #[derive(Clone)]
@@ -268,9 +268,9 @@ impl ThreadWork for Device {
         dispatch!(self, device => device.turn(woken))
     }
 
-    fn look(&self) -> bool {
+    fn look(&self, at: LooksAt) -> bool {
         match self {
-            Device::Soft(soft) => soft.look(),
+            Device::Soft(soft) => soft.look(at),
             _ => false,
         }
     }

@@ -22,7 +22,7 @@ use starverbs_core::Nanos;
 
 use super::activity::Activity;
 use super::posix_thread::Thread;
-use crate::clock;
+use crate::clock::{self, CpuTime};
 use crate::error::Result;
 use crate::events::{eventfd, signal};
 
@@ -47,8 +47,8 @@ const NAP_DOUBLINGS: u32 = 4;
 const PAUSES: [u64; 5] = [0, 20, 40, 80, 160];
 /// A program whose last poll is less than this ago serves itself on the wire.
 const SOON: Nanos = 50_000;
-/// Requests of this host's processes that follow the last ones so soon, wake-ups included, are waited for
-/// without a sleep. The wait lasts so long, and all waits in a row so long: the sockets are to be looked at.
+/// Requests that follow the last ones so soon, wake-ups included, are waited for without a sleep. The wait lasts
+/// so long, and all waits in a row so long: what comes by another way is to be looked at.
 const FOLLOWS: Nanos = 100_000;
 const WAIT: Nanos = 20_000;
 const STAY: Nanos = 1_000_000;
@@ -82,9 +82,8 @@ pub(crate) trait ThreadWork: Send + 'static {
     /// A turn of the thread, which one of these descriptors, or the time, has woken.
     fn turn(&self, woken: &[libc::pollfd]) -> TurnResult;
 
-    /// Takes what other processes of this host have asked meanwhile, for a thread that does not sleep yet.
-    /// Says whether they had.
-    fn look(&self) -> bool {
+    /// Takes what has come meanwhile, for a thread that does not sleep yet; says whether anything had.
+    fn look(&self, _at: LooksAt) -> bool {
         false
     }
 }
@@ -106,8 +105,20 @@ pub(crate) struct TurnResult {
     pub(crate) work: Option<u32>,
     /// Until when frames wait for receives, and other frames behind them
     pub(crate) held_until: Option<Nanos>,
-    /// Some of it came through memory, from a process of this host
-    pub(crate) local: bool,
+    /// Where more is likely to come
+    pub(crate) looks_at: LooksAt,
+}
+
+/// What a thread looks at that stays awake for the next request.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum LooksAt {
+    /// It sleeps
+    #[default]
+    Nothing,
+    /// What comes through memory, from processes of this host
+    Memory,
+    /// All
+    All,
 }
 
 impl ProgressThread {
@@ -222,6 +233,8 @@ struct Worker<D> {
     calls: u32,
     /// Its process has one CPU: who is to send the next request may wait for it
     shares_its_cpu: bool,
+    /// When it was last looked whether others want it, and the CPU time taken until then
+    looked: (Nanos, CpuTime),
     /// Sleeps at once until it is looked again whether others want it, and how many there were
     crowded: u32,
     crowded_for: u32,
@@ -238,6 +251,7 @@ impl<D: ThreadWork> Worker<D> {
             served_at: 0,
             calls: 0,
             shares_its_cpu,
+            looked: Default::default(),
             crowded: 0,
             crowded_for: 0,
         }
@@ -272,33 +286,33 @@ impl<D: ThreadWork> Worker<D> {
         match self.device.turn(&self.polled) {
             TurnResult { held_until: Some(until), .. } => self.wait_for_receives(until),
             TurnResult { work: Some(0) | None, .. } => self.on_spurious_wakeup(),
-            TurnResult { local, .. } => self.after_work(local, woken, since_poll),
+            TurnResult { looks_at, .. } => self.after_work(looks_at, woken, since_poll),
         }
     }
 
     /// The turn had something. A program that polls all the time would have taken it: on the same CPU this
-    /// thread comes before its next poll, each time. Else, where requests through memory follow each other
-    /// soon, it looks for the next ones before it sleeps.
-    fn after_work(&mut self, local: bool, woken: Nanos, since_poll: Nanos) {
+    /// thread comes before its next poll, each time. Else, where requests follow each other soon, it looks
+    /// for the next ones before it sleeps.
+    fn after_work(&mut self, looks_at: LooksAt, woken: Nanos, since_poll: Nanos) {
         let (begun, calls) = (clock::now(), self.device.activity().calls());
         let ago = woken.saturating_sub(std::mem::replace(&mut self.served_at, begun));
         let called = calls.wrapping_sub(std::mem::replace(&mut self.calls, calls));
         /* between two bursts of polls the wire's frames are this thread's */
-        let polls = since_poll < if local { TICK } else { SOON };
+        let polls = since_poll < if looks_at == LooksAt::Memory { TICK } else { SOON };
         if polls && ago < TICK && called > CALLS && !self.device.activity().may_sleep() {
             return self.count_spurious();
         }
         self.spurious = 0;
-        if local && ago < FOLLOWS && (!self.shares_its_cpu || self.is_alone()) {
-            self.stay(begun, calls);
+        if looks_at != LooksAt::Nothing && ago < FOLLOWS && (!self.shares_its_cpu || self.is_alone()) {
+            self.stay(begun, calls, looks_at);
         }
     }
 
     /// Looks for the next requests.
-    fn stay(&mut self, begun: Nanos, calls: u32) {
+    fn stay(&mut self, begun: Nanos, calls: u32, looks_at: LooksAt) {
         loop {
             let now = clock::now();
-            if self.device.look() {
+            if self.device.look(looks_at) {
                 self.served_at = now;
             }
             let called = self.device.activity().calls().wrapping_sub(calls);
@@ -310,15 +324,18 @@ impl<D: ThreadWork> Worker<D> {
         }
     }
 
-    /// Whether no other program wants the process's only CPU: a yield would last until that has had it.
+    /// Whether nobody else wants the process's only CPU: neither the program, which would have run for most of
+    /// the time since the last look, nor another one, which a yield would last for.
     fn is_alone(&mut self) -> bool {
         if self.crowded > 0 {
             self.crowded -= 1;
             return false;
         }
-        let before = clock::now();
+        let (before, cpu) = (clock::now(), CpuTime::now(None));
+        let (looked, taken) = std::mem::replace(&mut self.looked, (before, cpu));
         std::thread::yield_now();
-        let alone = clock::now().saturating_sub(before) < YIELD;
+        let alone = cpu.since(&taken).others < before.saturating_sub(looked) / 2
+            && clock::now().saturating_sub(before) < YIELD;
         self.crowded_for = if alone { 0 } else { (self.crowded_for * 2).clamp(CROWDED_MIN, CROWDED_MAX) };
         self.crowded = self.crowded_for;
         alone

@@ -8,7 +8,7 @@ use super::{CardGuard, Shard, Soft};
 use crate::clock::{self, CpuTime};
 use crate::cq::CqShared;
 use crate::device::idle::{IDLE, Then};
-use crate::device::thread::{TurnResult, lock_patiently, pollfd};
+use crate::device::thread::{LooksAt, TurnResult, lock_patiently, pollfd};
 
 /// Rounds of filling and flushing the port in one turn.
 const ROUNDS: u32 = 16;
@@ -304,12 +304,17 @@ impl Soft {
         self.finish(shard, now);
         drop(guard);
         self.serve_doorbells();
-        TurnResult { work: Some(work), held_until, local: served > 0 }
+        let looks_at = if served > 0 { LooksAt::Memory } else { LooksAt::All };
+        TurnResult { work: Some(work), held_until, looks_at }
     }
 
-    /// Takes what has come through memory, for a thread that does not sleep yet; says whether anything had.
-    pub(crate) fn look(&self) -> bool {
+    /// Takes what has come, or what has come through memory alone, for a thread that does not sleep yet; says
+    /// whether anything had.
+    pub(crate) fn look(&self, at: LooksAt) -> bool {
         let Some(mut guard) = self.try_lock() else { return false };
+        if at == LooksAt::All {
+            return self.run_all(guard, Who::Thread, Woken(&[])).work > Some(0);
+        }
         let shard = &mut *guard;
         shard.env.channels.stay_awake();
         let came = shard.local.run_at_last((&mut shard.nic, &mut shard.env), 0) > 0;

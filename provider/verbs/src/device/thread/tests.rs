@@ -18,6 +18,8 @@ enum Program {
     HoldsTheDevice,
     /// It has asked for an event, and polls meanwhile.
     AwaitsEvent,
+    /// It calls nothing.
+    Sleeps,
 }
 
 /// A device to which frames come without end.
@@ -27,6 +29,24 @@ struct Busy {
     frames: OwnedFd,
     program: Program,
     turns: AtomicU64,
+    looks_at: LooksAt,
+    looks: AtomicU64,
+}
+
+impl Busy {
+    fn new(program: Program, looks_at: LooksAt) -> Arc<Busy> {
+        let frames = eventfd(EfdFlags::EFD_NONBLOCK).unwrap();
+        signal(&frames);
+        Arc::new(Busy {
+            thread: ProgressThread::new().unwrap(),
+            activity: Activity::default(),
+            frames,
+            program,
+            turns: AtomicU64::new(0),
+            looks_at,
+            looks: AtomicU64::new(0),
+        })
+    }
 }
 
 impl ThreadWork for Arc<Busy> {
@@ -43,6 +63,7 @@ impl ThreadWork for Arc<Busy> {
         fds.push(pollfd(self.frames.as_raw_fd()));
         match self.program {
             Program::HoldsTheDevice => return None,
+            Program::Sleeps => return Some(Nanos::MAX),
             Program::Spins => (0..CALLS / 4).for_each(|_| self.activity.note_call()),
             Program::Polls | Program::AwaitsEvent => (0..2 * CALLS).for_each(|_| self.activity.note_call()),
         }
@@ -52,20 +73,18 @@ impl ThreadWork for Arc<Busy> {
     }
     fn turn(&self, _: &[libc::pollfd]) -> TurnResult {
         self.turns.fetch_add(1, Ordering::Relaxed);
-        TurnResult { work: Some(1), ..TurnResult::default() }
+        TurnResult { work: Some(1), looks_at: self.looks_at, ..TurnResult::default() }
+    }
+    fn look(&self, at: LooksAt) -> bool {
+        assert!(at == self.looks_at);
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        false
     }
 }
 
 /// Runs the thread until it watches, or has had `TURNS` turns; says whether it watches.
 fn comes_to_watch(program: Program) -> bool {
-    let busy = Arc::new(Busy {
-        thread: ProgressThread::new().unwrap(),
-        activity: Activity::default(),
-        frames: eventfd(EfdFlags::EFD_NONBLOCK).unwrap(),
-        program,
-        turns: AtomicU64::new(0),
-    });
-    signal(&busy.frames);
+    let busy = Busy::new(program, LooksAt::Nothing);
     if matches!(busy.program, Program::AwaitsEvent) {
         busy.activity.awaits_event();
     }
@@ -101,4 +120,21 @@ fn one_that_may_sleep_is_served() {
 #[test]
 fn who_has_the_device_is_not_waited_for() {
     assert!(comes_to_watch(Program::HoldsTheDevice));
+}
+
+/// Whether a thread with a CPU of its own looks for the next request of a program that sleeps.
+fn looks(at: LooksAt) -> bool {
+    let busy = Busy::new(Program::Sleeps, at);
+    let mut worker = Worker::new(Arc::clone(&busy));
+    worker.shares_its_cpu = false;
+    while busy.looks.load(Ordering::Relaxed) == 0 && busy.turns.load(Ordering::Relaxed) < TURNS {
+        worker.serve();
+    }
+    busy.looks.load(Ordering::Relaxed) > 0
+}
+
+#[test]
+fn requests_that_follow_are_looked_for_where_there_is_something_to_look_at() {
+    assert!(looks(LooksAt::All) && looks(LooksAt::Memory));
+    assert!(!looks(LooksAt::Nothing));
 }
