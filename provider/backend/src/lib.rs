@@ -69,7 +69,7 @@ pub use kernel_list::kernel_list;
 pub use membership::max_groups;
 pub use owners::Owners;
 pub use parent_only::{ParentOnly, forks, watch_forks};
-pub use peer::channel::{Answering, Asking};
+pub use peer::channel::{Answering, Asking, DATA_OF_MANY};
 pub use peer::direct::{MemoryFiles, OfferedMemory, ProcessFile};
 pub use peer::doorbell::SharedDoorbell;
 pub use peer::{ChannelNews, Peers, SessionId};

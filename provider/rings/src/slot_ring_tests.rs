@@ -281,6 +281,24 @@ fn records_and_their_data_are_given_back_together() {
     assert!(pair.push(256) && !pair.push(1) && pair.push(0));
 }
 
+#[test]
+fn a_writer_may_keep_to_the_beginning_of_the_area() {
+    let mut memory = Memory::new(8, 512);
+    let (mut writer, mut reader) = memory.ends();
+    writer.keep_to(128);
+    assert!(writer.room(129).unwrap().is_none());
+    for at in [0, 64] {
+        let room = writer.room(64).unwrap().expect("room");
+        assert_eq!(room.at, at);
+        writer.push(&record(0), room);
+    }
+    assert!(writer.room(1).unwrap().is_none());
+    writer.keep_to(64);
+    (0..2).for_each(|_| reader.pop());
+    reader.give_back();
+    assert!(writer.room(128).unwrap().is_some(), "what has begun goes on as it was");
+}
+
 /// A piece is never split: what is left at the end goes with it, and comes back with it.
 #[test]
 fn a_piece_that_would_reach_beyond_the_end_begins_anew() {

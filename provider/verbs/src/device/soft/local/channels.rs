@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use starverbs_backend::{Answering, Asking, MemoryFiles, Peers, SessionId, SharedDoorbell};
+use starverbs_backend::{Answering, Asking, DATA_OF_MANY, MemoryFiles, Peers, SessionId, SharedDoorbell};
 use starverbs_core::Qpn;
 use starverbs_core::coalesce::Backlog;
 use starverbs_rings::{Broken, DataRoom};
@@ -17,6 +17,9 @@ use super::record::{CHUNK, LocalRecord};
 use super::responder::{LocalReply, ReadAnswer};
 use super::turn::InboundControl;
 use crate::share::{GatePass, Gates, PeerMemory};
+
+/// Channels of a kind that use all of their memory: it adds up in a host where each process streams to all.
+pub(super) const LARGE: usize = 8;
 
 /// A channel in which this card is asked.
 pub(super) struct Answerer {
@@ -136,7 +139,7 @@ impl Channels {
             self.asker(at as u32)?.blocks.push(block);
             return Some(at as u32);
         }
-        let channel = match session {
+        let mut channel = match session {
             Some(session) => self.peers.open_channel(session)?,
             None => {
                 let (channel, answering) = Asking::to_ourselves()?;
@@ -144,6 +147,9 @@ impl Channels {
                 channel
             }
         };
+        if self.askers.iter().flatten().count() >= LARGE {
+            channel.requests.keep_to(DATA_OF_MANY);
+        }
         let asker = AskingChannel {
             completed: channel.requests.written(),
             channel,
@@ -176,9 +182,12 @@ impl Channels {
     pub(super) fn add_answerer(
         &mut self,
         session: Option<SessionId>,
-        channel: Answering,
+        mut channel: Answering,
         memory: Option<Box<MemoryFiles>>,
     ) {
+        if self.answerers.len() >= LARGE {
+            channel.answers.keep_to(DATA_OF_MANY);
+        }
         self.serial = self.serial.wrapping_add(1);
         let serial = self.serial;
         if self.asleep {

@@ -2,10 +2,13 @@
 
 use std::os::fd::RawFd;
 
+use starverbs_backend::DATA_OF_MANY;
 use starverbs_core::Cqe;
 use starverbs_core::types::{QPN_BLOCK_SHIFT, SendOp};
 use starverbs_free_port::free_port;
+use starverbs_rings::SlotWriter;
 
+use super::super::channels::LARGE;
 use super::super::record::{LocalRecord, control};
 use super::super::tests::{Card, connect, send};
 use super::*;
@@ -114,6 +117,21 @@ impl Star {
         let mut cqes = [Cqe::default(); 8];
         self.hub.cq.poll(&mut cqes).unwrap()
     }
+}
+
+/// The first channels of a card use all of their memory, which would add up with many.
+#[test]
+fn the_channels_of_many_peers_keep_to_less_memory() {
+    let star = Star::of(LARGE + 2);
+    let lengths = star.hub.soft.with(|shard, _| {
+        let channels = &mut shard.env.channels;
+        let asked = channels.askers.iter_mut().flatten().map(|asker| &mut asker.channel.requests);
+        let answered = channels.answerers.iter_mut().map(|answerer| &mut answerer.channel.answers);
+        let mut takes = |ring: &mut SlotWriter| ring.room(DATA_OF_MANY + 1).unwrap().is_some();
+        [asked.map(&mut takes).collect::<Vec<_>>(), answered.map(takes).collect()]
+    });
+    let few = [[true; LARGE].as_slice(), &[false; 2]].concat();
+    assert_eq!(lengths, [few.clone(), few]);
 }
 
 #[test]
