@@ -537,7 +537,7 @@ impl<E: StarEnv> Stateful<E> {
             let taken = addr.ok().and_then(|addr| take(env, Seg { addr, len }));
             return taken.ok_or(WcStatus::RemAccessErr);
         }
-        if self.local.sq.wqe(entry.wqe).flags.contains(SendFlags::INLINE) {
+        if self.local.sq.request(entry.wqe).flags.contains(SendFlags::INLINE) {
             let inline = self.local.sq.inline(entry.wqe);
             let piece = Seg { addr: inline.addr + u64::from(entry.offset), len };
             return take(env, piece).ok_or(WcStatus::LocProtErr);
