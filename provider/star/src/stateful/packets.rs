@@ -75,7 +75,7 @@ impl<E: StarEnv> Stateful<E> {
     /// runs: SL's program sees them first, as RC's. One that waits for events of two queues in turn relies on
     /// that.
     fn complete_before_new(&mut self, card: &mut CardCtx<'_, E>) {
-        let begins = self.local.form != Form::Paper && self.streams[0].next != self.local.sq.posted();
+        let begins = self.local.form != Form::Paper && self.has_new(Of::Local);
         while begins && card.env.can_send_star() && self.send_completion(card) {}
     }
 
@@ -92,16 +92,24 @@ impl<E: StarEnv> Stateful<E> {
 
     /// What a turn may find to send: nothing, completions and EAs alone, or more.
     pub fn wants(&self) -> TransmitStatus {
-        let [ours, theirs] = &self.streams;
         let no_more = self.state == QpState::Rts
             && self.ended == Ended::Not
             && !self.quiescing
-            && !ours.begun
-            && !theirs.begun
-            && ours.next == self.local.sq.posted()
-            && self.sends.get(Psn::new(theirs.next)).is_none()
+            && !self.has_new(Of::Local)
+            && !self.has_new(Of::Remote)
             && !self.has_old();
         if no_more { self.left() } else { TransmitStatus::More }
+    }
+
+    /// Whether a WQE of a queue is leaving, or is there to begin.
+    #[inline]
+    pub(super) fn has_new(&self, of: Of) -> bool {
+        let WqeStream { begun, next, .. } = self.streams[of as usize];
+        begun
+            || match of {
+                Of::Local => next != self.local.sq.posted(),
+                Of::Remote => self.sends.get(Psn::new(next)).is_some(),
+            }
     }
 
     /// Whether [`send_old`](Stateful::send_old) may find something. What is in flight waits for its answer
@@ -235,7 +243,7 @@ impl<E: StarEnv> Stateful<E> {
         for _ in 0..2 {
             let of = self.turn;
             self.turn = if of == Of::Local { Of::Remote } else { Of::Local };
-            if self.step(card, of) {
+            if self.has_new(of) && self.step(card, of) {
                 return true;
             }
         }
@@ -262,7 +270,6 @@ impl<E: StarEnv> Stateful<E> {
         let begin = match of {
             /* they may name memory whose rules SL has not sent; once it has ended, ours fail */
             _ if !self.open && (of == Of::Remote || self.ended == Ended::Not) => return false,
-            Of::Local if self.streams[0].next == self.local.sq.posted() => return false,
             Of::Local if self.inquiry.is_open() => return false,
             Of::Local => self.begin_local(card),
             Of::Remote => self.begin_remote(card),

@@ -224,7 +224,8 @@ impl WqeStream {
     /// Whether something may leave of those that have begun, beside the packets of `next`.
     #[inline]
     pub(super) fn has_waiting(&self) -> bool {
-        self.held > 0 || self.counts.atomics > 0 || self.oldest().is_some_and(|op| op.probe != 0)
+        let waits = || self.held > 0 || self.counts.atomics > 0 || self.get(self.una).probe != 0;
+        !self.is_idle() && waits()
     }
 
     /// Whether none is under way.
