@@ -6,7 +6,7 @@ use starverbs_core::{Access, Gid, Psn, QpId, QpState, SendOp, SendWqe, WcStatus}
 
 use super::events::Acked;
 use super::remote::Stored;
-use super::stream::{OrderClass, WqeProgress};
+use super::stream::{OrderClass, WqeProgress, WqeStream};
 use super::window::{AnsweredPacket, InFlight, Kind, Of};
 use super::{CardCtx, Stateful};
 use crate::ahead::KEPT;
@@ -345,6 +345,9 @@ impl<E: StarEnv> Stateful<E> {
     /// had that.
     #[inline]
     fn first_turn_before(&mut self, psn: Psn) -> Option<Psn> {
+        if !self.streams.iter().any(WqeStream::has_turns) {
+            return None;
+        }
         let before = self.window.first_put_before(psn)?;
         let in_turn = |psn| {
             let entry = self.window.get(psn)?;
@@ -385,11 +388,16 @@ impl<E: StarEnv> Stateful<E> {
     /// as SL does not recognise copies (docs/star.md, "Loss recovery"). An RD without data shows sooner that
     /// none is under way.
     pub(super) fn await_copies(&mut self, card: &CardCtx<'_, E>, of: Of, index: u32) {
+        let op = self.stream(of).op(index);
+        op.probe = 0;
+        if op.copies == 0 {
+            op.until = 0;
+            return;
+        }
         let (now, order) = (card.now, card.path.rtt.order());
         let (newest, lifetime) = (self.window.newest_put(), self.lifetime(card.path));
         let op = self.stream(of).op(index);
-        op.probe = 0;
-        if op.copies == 0 || order.is_some_and(|order| op.copied + order <= newest) {
+        if order.is_some_and(|order| op.copied + order <= newest) {
             op.until = 0;
         } else if op.until == 0 {
             op.until = now + lifetime;
