@@ -108,18 +108,18 @@ impl OpenFrame {
         self.passed |= lane;
     }
 
-    /// Collects a packet, the `now`th of all; what was collected leaves, if there is no room for it in `most`
-    /// bytes. Frames that are full have one length, so that they leave as segments of one send.
+    /// Collects a packet of `size` bytes, the `now`th of all; what was collected leaves, if there is no room
+    /// for it in `most` bytes. Frames that are full have one length, so that they leave as segments of one send.
     #[inline]
     pub(super) fn add<C: Deref<Target = Counters>>(
         &mut self,
         packet: &Datagram<'_>,
+        size: usize,
         lane: u16,
         (most, now): (usize, u32),
         tx: &mut Tx<StarFraming, C>,
     ) {
         let Datagram { head, data, payload, .. } = *packet;
-        let size = head.len() + data.len() + payload.len();
         let most = most.min(SEVERAL_ROOM);
         if self.count > 0 && self.used + LENGTH_LEN + size > most {
             /* the longest may have become shorter meanwhile */
