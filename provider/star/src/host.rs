@@ -208,12 +208,10 @@ impl<E: EndpointHost> Ends<E> {
         card::expect(nic, env, qpn) || self.endpoints.expect(env, qpn)
     }
 
-    /// As [`expect_doorbell`](Ends::expect_doorbell), soon: what lies behind the end.
+    /// As [`expect_doorbell`](Ends::expect_doorbell), soon: what lies behind the end. False: there is none.
     #[inline]
-    pub fn expect_requests(&self, nic: &Nic<E>, env: &E, qpn: Qpn) {
-        if !card::expect_requests(nic, env, qpn) {
-            self.endpoints.expect_requests(env, qpn);
-        }
+    pub fn expect_requests(&self, nic: &Nic<E>, env: &E, qpn: Qpn) -> bool {
+        card::expect_requests(nic, env, qpn) || self.endpoints.expect_requests(env, qpn)
     }
 
     /// Takes the role messages that came, and does what is due.

@@ -162,12 +162,10 @@ impl<E: StarCard> StarHost<E> {
         self.0.as_ref().is_some_and(|star| star.ends.expect_doorbell(nic, env, qpn))
     }
 
-    /// The same, soon: what lies behind what was fetched.
+    /// The same, soon: what lies behind what was fetched. False: it has no end.
     #[inline]
-    pub fn expect_behind(&self, nic: &Nic<E>, env: &E, qpn: Qpn) {
-        if let Some(star) = &self.0 {
-            star.ends.expect_requests(nic, env, qpn);
-        }
+    pub fn expect_behind(&self, nic: &Nic<E>, env: &E, qpn: Qpn) -> bool {
+        self.0.as_ref().is_some_and(|star| star.ends.expect_requests(nic, env, qpn))
     }
 
     /// What to wait for.

@@ -154,10 +154,8 @@ impl<E: EndpointHost> Endpoints<E> {
 
     /// A doorbell of `qpn`, whose end was fetched, is handled soon.
     #[inline]
-    pub(super) fn expect_requests(&self, env: &E, qpn: Qpn) {
-        if let Some(end) = self.end(qpn) {
-            end.qp.expect_requests(env);
-        }
+    pub(super) fn expect_requests(&self, env: &E, qpn: Qpn) -> bool {
+        self.end(qpn).inspect(|end| end.qp.expect_requests(env)).is_some()
     }
 
     /// The same once more: its WQEs.
