@@ -177,7 +177,8 @@ impl<E: StarEnv> Stateful<E> {
         card.stats.star_retransmitted.inc();
         self.asks(card.now);
         let psn = self.window.sent_again(psn, card.now);
-        match self.send_entry(card, psn, &entry) {
+        let op = *self.streams[entry.of as usize].get(entry.wqe);
+        match self.send_entry(card, psn, &entry, &op) {
             Ok(()) => self.arm(card.now + self.timeout(card)),
             Err(_) if entry.is_probe() => self.forget_probe(card, entry.of, entry.wqe),
             Err(_) if self.leaves_it_to_the_last(&entry) => self.forget_others(card, &entry),
@@ -205,9 +206,9 @@ impl<E: StarEnv> Stateful<E> {
             let probe = InFlight { addr, rule, ..probe };
             self.asks(card.now);
             let psn = self.window.push(probe, card.now);
-            let op = self.stream(of).op(index);
-            (op.probe, op.probed) = (0, true);
-            match self.send_entry(card, psn, &probe) {
+            let progress = self.stream(of).op(index);
+            (progress.probe, progress.probed) = (0, true);
+            match self.send_entry(card, psn, &probe, &op) {
                 Ok(()) => self.arm(card.now + self.timeout(card)),
                 /* the rule is gone: its WQE is done all the same, and waits as long as it would have
                  * without
@@ -344,7 +345,7 @@ impl<E: StarEnv> Stateful<E> {
             return false;
         }
         self.stream(of).advance(len, 1, last);
-        self.launch(card, &fresh);
+        self.launch(card, &fresh, &op);
         true
     }
 
@@ -358,11 +359,11 @@ impl<E: StarEnv> Stateful<E> {
         room
     }
 
-    /// A packet that was admitted, and for which the window has room, leaves for the first time.
-    pub(super) fn launch(&mut self, card: &mut CardCtx<'_, E>, fresh: &InFlight) {
+    /// A packet of a WQE that was admitted, and for which the window has room, leaves for the first time.
+    pub(super) fn launch(&mut self, card: &mut CardCtx<'_, E>, fresh: &InFlight, op: &WqeProgress) {
         self.asks(card.now);
         let psn = self.window.push(*fresh, card.now);
-        match self.send_entry(card, psn, fresh) {
+        match self.send_entry(card, psn, fresh, op) {
             Ok(()) => self.arm(card.now + self.timeout(card)),
             Err(status) => self.abandon(card, fresh.of, fresh.wqe, status),
         }
@@ -395,14 +396,19 @@ impl<E: StarEnv> Stateful<E> {
         Some((addr, room, rule))
     }
 
-    /// One packet through the gate. Why it cannot leave, otherwise.
-    fn send_entry(&mut self, card: &mut CardCtx<'_, E>, psn: Psn, entry: &InFlight) -> Result<(), WcStatus> {
-        let op = *self.streams[entry.of as usize].get(entry.wqe);
+    /// One packet of a WQE through the gate. Why it cannot leave, otherwise.
+    fn send_entry(
+        &mut self,
+        card: &mut CardCtx<'_, E>,
+        psn: Psn,
+        entry: &InFlight,
+        op: &WqeProgress,
+    ) -> Result<(), WcStatus> {
         let mut segs = card.registry.take_segs();
         let sent = if op.carries && entry.last {
-            self.send_last(card, psn, entry, &op, &mut segs)
+            self.send_last(card, psn, entry, op, &mut segs)
         } else {
-            self.send_plain(card, psn, entry, &op, &mut segs)
+            self.send_plain(card, psn, entry, op, &mut segs)
         };
         card.registry.keep_segs(segs);
         sent

@@ -70,9 +70,9 @@ impl<E: StarEnv> Stateful<E> {
         }
         let stream = self.stream(of);
         stream.let_go(index);
-        let op = stream.op(index);
-        (op.copies, op.until, op.probe) = (0, 0, 0);
-        self.launch(card, &fresh);
+        let progress = stream.op(index);
+        (progress.copies, progress.until, progress.probe) = (0, 0, 0);
+        self.launch(card, &fresh, &op);
         true
     }
 
