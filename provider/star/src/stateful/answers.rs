@@ -46,6 +46,7 @@ impl<E: StarEnv> Stateful<E> {
         }
         self.await_kept(card);
         self.charge(card);
+        self.ack_recvs(card);
         if known {
             (self.last_inbound, self.silent) = (card.now, false);
             self.disarm_if_idle();
@@ -89,7 +90,7 @@ impl<E: StarEnv> Stateful<E> {
     fn ack_wqe(&mut self, queue: Queue, opt: Opt, seq: Psn) {
         let stored = if queue == Queue::Recv { self.recvs.stored() } else { self.sends.stored() };
         if self.local.form == Form::Packed && seq.before(stored) {
-            self.owed_acks.push_all();
+            self.owed_acks.push_all(queue);
         } else {
             self.owed_acks.push(opt, seq);
         }

@@ -86,3 +86,20 @@ fn wqeps_of_one_turn_have_one_answer() {
         assert_eq!(sent.count(), answers, "{form:?}");
     }
 }
+
+/// The EA of receives waits for nothing where no packet of SF is there that could take it along.
+#[test]
+fn receives_that_come_to_an_idle_end_have_their_ea_at_once() {
+    let mut w = World::new(6, |_, _| {});
+    w.receive_wqe(0, 1);
+    assert_eq!((w.conn.owed_acks.is_owed(), w.sf.out.len()), (false, 1));
+    w.receive_wqe(0, 1);
+    assert_eq!((w.conn.owed_acks.is_owed(), w.sf.out.len()), (false, 2), "the first was lost, or late");
+    /* what is posted says it */
+    let at = w.ours(0);
+    w.post(op(SendOp::Send, 0, 0), &[w.sge(at, 1)], true);
+    w.receive_wqe(1, 1);
+    assert_eq!((w.conn.owed_acks.is_owed(), w.sf.out.len()), (true, 2));
+    w.run(|w| w.sends().len() == 1);
+    assert!(!w.conn.owed_acks.is_owed());
+}
