@@ -120,8 +120,7 @@ impl<E: StarEnv> Stateful<E> {
         if !seq.before(oldest) {
             /* for its completion, too: that cannot be refused later */
             let more = more + self.completions[queue as usize].growth(oldest, seq);
-            if !self.may_grow(card, more) || self.completions[queue as usize].make_room(oldest, seq).is_err()
-            {
+            if more > 0 && !self.grows(card, queue, more, (oldest, seq)) {
                 return false;
             }
         }
@@ -135,6 +134,13 @@ impl<E: StarEnv> Stateful<E> {
             self.report_ended(card.now);
         }
         true
+    }
+
+    /// Whether this end may keep so many bytes more, for WQEs of a queue of SL between these and their
+    /// completions. If so, there is room for the completions.
+    #[cold]
+    fn grows(&mut self, card: &CardCtx<'_, E>, queue: Queue, more: usize, (oldest, seq): (Psn, Psn)) -> bool {
+        self.may_grow(card, more) && self.completions[queue as usize].make_room(oldest, seq).is_ok()
     }
 
     /// Whether this end may keep so many bytes more.
