@@ -413,12 +413,7 @@ impl<'a> StarPacket<'a> {
     /// Checks a frame, which ends with its CRC: checksums, a kind that the half knows to which it came, and
     /// lengths.
     pub fn open(side: CardHalf, path: &IcrcHeader, frame: &'a [u8]) -> Result<Self, StarError> {
-        StarPacket::open_on(side, &PortPair::new(path), frame)
-    }
-
-    /// As [`open`](StarPacket::open), of one that came this way.
-    pub fn open_on(side: CardHalf, way: &PortPair, frame: &'a [u8]) -> Result<Self, StarError> {
-        StarPacket::parse(side, checked(way, frame)?)
+        StarPacket::parse(side, checked(&PortPair::new(path), frame)?)
     }
 
     /// As [`open`](StarPacket::open), without checksums and without a CRC at the end.
@@ -448,9 +443,12 @@ impl<'a> StarPacket<'a> {
     }
 }
 
-/// A frame without its CRC, if that and the header's checksum are right.
+/// A frame that came this way, without its CRC.
+///
+/// # Errors
+/// That or the header's checksum is wrong, or it is too short for them.
 #[inline]
-fn checked<'a>(way: &PortPair, frame: &'a [u8]) -> Result<&'a [u8], StarError> {
+pub fn checked<'a>(way: &PortPair, frame: &'a [u8]) -> Result<&'a [u8], StarError> {
     let (body, crc) = frame.split_last_chunk::<CRC_LEN>().ok_or(StarError::Length)?;
     let (bytes, _) = body.split_first_chunk::<HEADER_LEN>().ok_or(StarError::Length)?;
     let given = [bytes[CHECKSUM_AT], bytes[CHECKSUM_AT + 1]];
