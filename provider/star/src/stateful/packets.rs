@@ -488,7 +488,9 @@ impl<E: StarEnv> Stateful<E> {
     /// it `carries` one.
     pub(super) fn turns(&self, length: u32, carries: bool) -> u32 {
         let front = TURN_LEN + if carries { CARRIED_LEN } else { 0 };
-        length.div_ceil(self.mtu() - front as u32)
+        let each = self.mtu() - front as u32;
+        /* most messages: no division */
+        if length <= each { u32::from(length > 0) } else { length.div_ceil(each) }
     }
 
     /// Bytes of each of them but the last: about as many in all, as packets of one size leave together.
