@@ -13,7 +13,8 @@ use crate::wire::Queue;
 impl<E: StarEnv> Stateful<E> {
     /// Completes what is complete, of both streams.
     pub(super) fn finish(&mut self, card: &mut CardCtx<'_, E>) {
-        while let Some((index, op)) = self.finished(card, Of::Local) {
+        while let Some(index) = self.finished(card, Of::Local) {
+            let op = *self.streams[0].get(index);
             let status = self.end_of_local(card, index, &op);
             if status != WcStatus::Success {
                 return self.fail_local(card, status, op.recv);
@@ -21,7 +22,8 @@ impl<E: StarEnv> Stateful<E> {
             self.streams[0].retire();
             self.complete_local(card, index, &op);
         }
-        while let Some((index, op)) = self.finished(card, Of::Remote) {
+        while let Some(index) = self.finished(card, Of::Remote) {
+            let op = *self.streams[1].get(index);
             let status = match op.class {
                 OrderClass::Rpc | OrderClass::Stream if op.status == WcStatus::Success => {
                     match self.kernel_turn(card, index, op.class) {
@@ -42,26 +44,26 @@ impl<E: StarEnv> Stateful<E> {
     /// The oldest WQE of a stream, if all its data is where it belongs, and no copy of a packet of it can
     /// come any more.
     #[inline]
-    fn finished(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> Option<(u32, WqeProgress)> {
+    fn finished(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> Option<u32> {
         let stream = &self.streams[of as usize];
         if stream.una == stream.next {
             return None;
         }
-        let (index, op) = (stream.una, stream.get(stream.una));
+        let index = stream.una;
+        let WqeProgress { all, left, until, probed, .. } = *stream.get(index);
         /* what ended SL's end stays the oldest of its WQEs */
         let over = self.state != QpState::Rts || of == Of::Remote && self.ended != Ended::Not;
-        if over || !op.all || op.left > 0 {
+        if over || !all || left > 0 {
             return None;
         }
-        let op = *op;
-        if op.until > card.now {
-            self.arm(op.until);
+        if until > card.now {
+            self.arm(until);
             return None;
         }
-        if op.probed {
+        if probed {
             self.forget_probe(card, of, index);
         }
-        Some((index, op))
+        Some(index)
     }
 
     /// How a WQE of ours ends whose data is here: the result of an atomic may still find no place.
