@@ -109,7 +109,8 @@ impl OpenFrame {
     }
 
     /// Collects a packet of `size` bytes, the `now`th of all; what was collected leaves, if there is no room
-    /// for it in `most` bytes. Frames that are full have one length, so that they leave as segments of one send.
+    /// for it in `most` bytes. Frames that are full have one length, so that they leave as segments of one
+    /// send.
     #[inline]
     pub(super) fn add<C: Deref<Target = Counters>>(
         &mut self,
@@ -151,7 +152,7 @@ impl OpenFrame {
     }
 
     /// What was collected leaves: one packet by itself, more as a frame of several.
-    #[inline]
+    #[inline(never)]
     pub(super) fn close<C: Deref<Target = Counters>>(&mut self, tx: &mut Tx<StarFraming, C>) {
         let first = HEADER_LEN + LENGTH_LEN;
         let (from, head) = match self.count {

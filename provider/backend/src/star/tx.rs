@@ -163,7 +163,7 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         let bytes = head.bytes();
         let packet = Datagram { to, port, head: bytes, data, payload, pad: 0, volatile };
         if self.most == 0 {
-            return self.tx.send_datagram(&packet);
+            return self.send_alone(&packet);
         }
         let (size, lane) = (bytes.len() + data.len() + payload.len(), 1 << lane(bytes));
         let small = size <= self.small && !head.is_control();
@@ -177,23 +177,30 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
             self.holding |= u16::from(lane & ANSWERS != 0) << at;
         }
         let StarTx { tx, open, most, collected, .. } = self;
-        let Some(frame) = open.get_mut(at) else { return tx.send_datagram(&packet) };
-        if frame.is_overtaken_by(lane, small) {
-            /* packets of a lane stay in order */
-            frame.close(tx);
-            frame.forget_lanes();
-            tx.framing.begin_anew();
-        }
-        if small {
-            frame.add(&packet, size, lane, (*most, *collected), tx);
-        } else {
+        if let Some(frame) = open.get_mut(at) {
+            if frame.is_overtaken_by(lane, small) {
+                /* packets of a lane stay in order */
+                frame.close(tx);
+                frame.forget_lanes();
+                tx.framing.begin_anew();
+            }
+            if small {
+                return frame.add(&packet, size, lane, (*most, *collected), tx);
+            }
             frame.pass(lane);
-            tx.send_datagram(&packet);
         }
+        self.send_alone(&packet);
+    }
+
+    /// Out of line, as [`send`](StarTx::send) is short without it.
+    #[inline(never)]
+    fn send_alone(&mut self, packet: &Datagram<'_>) {
+        self.tx.send_datagram(packet);
     }
 
     /// If any of `places` has answers or completions to this card, what was collected for it leaves before
     /// what is sent now.
+    #[inline(never)]
     fn let_answers_leave(&mut self, places: u16, to: &Av, port: u16) {
         let reaches = |frame: &OpenFrame| frame.reaches(to, port);
         let holds = |(at, frame): (usize, &OpenFrame)| {
@@ -223,10 +230,16 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
     #[inline]
     fn frame_to(&mut self, to: &Av, port: u16) -> usize {
         if self.open.get(self.last).is_none_or(|frame| !frame.goes_to(to, port)) {
-            let found = self.open.iter().position(|frame| frame.goes_to(to, port));
-            self.last = found.unwrap_or_else(|| self.give_way(to, port));
+            self.look_for(to, port);
         }
         self.last
+    }
+
+    /// Its frame is not that of the packet before.
+    #[inline(never)]
+    fn look_for(&mut self, to: &Av, port: u16) {
+        let found = self.open.iter().position(|frame| frame.goes_to(to, port));
+        self.last = found.unwrap_or_else(|| self.give_way(to, port));
     }
 
     /// Another place's frame leaves, and this place has its room.
