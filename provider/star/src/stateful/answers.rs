@@ -33,6 +33,7 @@ impl<E: StarEnv> Stateful<E> {
         packet: &StarPacket<'_>,
         mut more: impl FnMut() -> Option<StarPacket<'p>>,
     ) {
+        let done = self.streams.each_ref().map(|stream| stream.una);
         let mut known = if packet.header.migrate {
             self.take_control(card, source, packet)
         } else {
@@ -46,7 +47,10 @@ impl<E: StarEnv> Stateful<E> {
         }
         self.await_kept(card);
         self.charge(card);
-        self.ack_recvs(card);
+        /* what was done is told to the program, whose answer takes the EA along */
+        if self.streams.each_ref().map(|stream| stream.una) == done {
+            self.ack_recvs(card);
+        }
         if known {
             (self.last_inbound, self.silent) = (card.now, false);
             self.disarm_if_idle();

@@ -302,7 +302,7 @@ impl OwedAcks {
         let most = if form == Form::Paper { 1024 } else { 16 };
         OwedAcks { single: None, most: wqes.min(most) as u16, all: false, sends: false }
     }
-    /// A cumulative EA is owed, once in a turn.
+    /// A cumulative EA is owed, once for all that one leaves for.
     pub(super) fn push_all(&mut self, queue: Queue) {
         self.all = true;
         self.sends |= queue == Queue::Send;

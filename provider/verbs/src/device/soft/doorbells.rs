@@ -66,6 +66,9 @@ impl Deferred {
     /// Drops those that `is_rung` has rung.
     pub(super) fn drop_rung(&mut self, mut is_rung: impl FnMut(Qpn) -> bool) {
         self.all.retain(|qpn| !is_rung(*qpn));
+        if self.all.is_empty() {
+            self.bits = 0;
+        }
     }
 
     /// Adds one; false: there is no room.
