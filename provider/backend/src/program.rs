@@ -26,7 +26,12 @@ impl<'a> Payload<'a> {
     /// Bytes in all.
     #[inline]
     pub(crate) fn len(self) -> usize {
-        self.0.iter().map(|seg| seg.len as usize).sum()
+        match self.0 {
+            /* of most packets: no loop */
+            [] => 0,
+            [one] => one.len as usize,
+            all => all.iter().map(|seg| seg.len as usize).sum(),
+        }
     }
 
     /// How many pieces, empty ones included.

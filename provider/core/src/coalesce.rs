@@ -86,7 +86,7 @@ impl Backlog {
 #[inline]
 pub fn is_small(sq: &impl SendQueue, next: u32) -> bool {
     let posted = sq.posted();
-    (1..BATCH).contains(&posted.wrapping_sub(next)) && sq.wqe(posted.wrapping_sub(1)).length <= SMALL
+    (1..BATCH).contains(&posted.wrapping_sub(next)) && sq.request(posted.wrapping_sub(1)).length <= SMALL
 }
 
 #[cfg(test)]

@@ -11,7 +11,18 @@ use crate::engine::Engine;
 use crate::error::NicError;
 use crate::mr::Storage;
 use crate::relay::{LinkError, LinkId, Relay};
-use crate::types::{AsyncEvent, Av, Cqe, Gid, PdId, Qpn, Seg, SendOp, SendWqe, Sge};
+use crate::types::{AsyncEvent, Av, Cqe, Gid, PdId, Qpn, Seg, SendFlags, SendOp, SendWqe, Sge};
+
+/// What a WQE asks for, as far as all operations have it.
+#[derive(Clone, Copy, Debug)]
+pub struct SendRequest {
+    /// What to do
+    pub op: SendOp,
+    /// Its flags
+    pub flags: SendFlags,
+    /// Bytes of the message
+    pub length: u32,
+}
 
 /// The card's side of a send queue. Indices count WQEs since creation and wrap at 2^32.
 pub trait SendQueue {
@@ -25,6 +36,19 @@ pub trait SendQueue {
     /// What that asks to be done, without the rest.
     fn op(&self, index: u32) -> SendOp {
         self.wqe(index).op
+    }
+    /// The same, with what else all operations have.
+    fn request(&self, index: u32) -> SendRequest {
+        let SendWqe { op, flags, length, .. } = self.wqe(index);
+        SendRequest { op, flags, length }
+    }
+    /// Its immediate data, or the key to invalidate, as the WQE has it.
+    fn imm(&self, index: u32) -> u32 {
+        self.wqe(index).imm
+    }
+    /// The program's cookie of it.
+    fn wr_id(&self, index: u32) -> u64 {
+        self.wqe(index).wr_id
     }
     /// Its SGEs (empty when inline). Each is read as it is asked for: they lie in memory of the program's.
     fn sges(&self, index: u32) -> impl Iterator<Item = Sge> + '_;

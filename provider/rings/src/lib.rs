@@ -53,7 +53,7 @@ pub use notify::{Notify, PeerDoorbell};
 pub use pending_doorbells::PendingDoorbells;
 pub use prefetch::prefetch;
 pub use recv::{CardRq, RecvProducer};
-pub use send::{CardSq, SendMemory, SendProducer, SendRemote, SendRequest};
+pub use send::{CardSq, SendMemory, SendProducer, SendRemote};
 pub use shared::{Incarnation, ReaderSlot};
 pub use slot_ring::{
     DataRoom, RECORD_WORDS, Record, SlotHead, SlotMemory, SlotReader, SlotWriter, StampedRecord,

@@ -5,6 +5,7 @@
 
 use core::mem::{offset_of, size_of};
 
+use starverbs_core::env::SendRequest;
 use starverbs_core::{AvId, Seg, SendFlags, SendOp, SendQueue, SendWqe, Sge};
 use starverbs_queues::BLOCK;
 use starverbs_queues::format::blocks;
@@ -339,20 +340,6 @@ impl CardSq {
         self.0.max_inline()
     }
 
-    /// What the WQE at `index` asks for, as far as all operations have it.
-    #[inline]
-    pub fn request(&self, index: u32) -> SendRequest {
-        let slot = self.0.send_slot(index).cast::<SendWqe>();
-        // SAFETY: as in `wqe`.
-        unsafe {
-            SendRequest {
-                op: self.op(index),
-                flags: (&raw const (*slot).flags).read(),
-                length: (&raw const (*slot).length).read(),
-            }
-        }
-    }
-
     /// What the WQE at `index` names at the peer.
     #[inline]
     pub fn remote(&self, index: u32) -> SendRemote {
@@ -366,14 +353,6 @@ impl CardSq {
             }
         }
     }
-
-    /// The program's cookie of the WQE at `index`.
-    #[inline]
-    pub fn wr_id(&self, index: u32) -> u64 {
-        let slot = self.0.send_slot(index).cast::<SendWqe>();
-        // SAFETY: as in `wqe`.
-        unsafe { (&raw const (*slot).wr_id).read() }
-    }
 }
 
 /// What a WQE names at the peer.
@@ -385,17 +364,6 @@ pub struct SendRemote {
     pub rkey: u32,
     /// Immediate data, or the key to invalidate, as the WQE has it
     pub imm: u32,
-}
-
-/// What a WQE asks for, as far as all operations have it.
-#[derive(Clone, Copy, Debug)]
-pub struct SendRequest {
-    /// What to do
-    pub op: SendOp,
-    /// Its flags
-    pub flags: SendFlags,
-    /// Bytes of the message
-    pub length: u32,
 }
 
 impl Clone for CardSq {
@@ -450,6 +418,33 @@ impl SendQueue for CardSq {
     fn op(&self, index: u32) -> SendOp {
         // SAFETY: as in `wqe`.
         SendOp::decode(unsafe { self.0.send_slot(index).add(offset_of!(SendWqe, op)).read() })
+    }
+
+    #[inline]
+    fn request(&self, index: u32) -> SendRequest {
+        let slot = self.0.send_slot(index).cast::<SendWqe>();
+        // SAFETY: as in `wqe`.
+        unsafe {
+            SendRequest {
+                op: self.op(index),
+                flags: (&raw const (*slot).flags).read(),
+                length: (&raw const (*slot).length).read(),
+            }
+        }
+    }
+
+    #[inline]
+    fn imm(&self, index: u32) -> u32 {
+        let slot = self.0.send_slot(index).cast::<SendWqe>();
+        // SAFETY: as in `wqe`.
+        unsafe { (&raw const (*slot).imm).read() }
+    }
+
+    #[inline]
+    fn wr_id(&self, index: u32) -> u64 {
+        let slot = self.0.send_slot(index).cast::<SendWqe>();
+        // SAFETY: as in `wqe`.
+        unsafe { (&raw const (*slot).wr_id).read() }
     }
 
     #[inline]

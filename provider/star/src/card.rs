@@ -284,13 +284,13 @@ impl<E: CardEnv> Turn<'_, E> {
 }
 
 /// A packet or doorbell of a stateful end waits behind others that are handled first: what it uses may be
-/// fetched meanwhile. False: there is none.
+/// fetched meanwhile. `None`: there is none.
 #[inline]
-pub(crate) fn expect<E: CardEnv>(nic: &Nic<E>, env: &E, qpn: Qpn) -> bool {
-    let Some(end) = stateful(nic, qpn) else { return false };
+pub(crate) fn expect<'a, E: CardEnv>(nic: &'a Nic<E>, env: &E, qpn: Qpn) -> Option<&'a Stateful<E>> {
+    let end = stateful(nic, qpn)?;
     env.prefetch(end);
     nic.expect_call(env, qpn);
-    true
+    Some(end)
 }
 
 /// A doorbell of a stateful end, which was fetched itself, is handled soon: what its requests use. False:
@@ -298,22 +298,6 @@ pub(crate) fn expect<E: CardEnv>(nic: &Nic<E>, env: &E, qpn: Qpn) -> bool {
 #[inline]
 pub(crate) fn expect_requests<E: CardEnv>(nic: &Nic<E>, env: &E, qpn: Qpn) -> bool {
     stateful(nic, qpn).inspect(|end| end.expect_requests(env, nic.engines())).is_some()
-}
-
-/// A packet for a stateful end, which was fetched itself, is handled soon: what lies behind it.
-#[inline]
-pub(crate) fn expect_behind<E: CardEnv>(nic: &Nic<E>, env: &E, qpn: Qpn) {
-    if let Some(end) = stateful(nic, qpn) {
-        end.expect(env, nic.engines());
-    }
-}
-
-/// The same once more: what lies in the queues behind that.
-#[inline]
-pub(crate) fn expect_wqes<E: CardEnv>(nic: &Nic<E>, qpn: Qpn) {
-    if let Some(end) = stateful(nic, qpn) {
-        end.expect_wqes();
-    }
 }
 
 /// The stateful end that a QP is.

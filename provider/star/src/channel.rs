@@ -167,6 +167,7 @@ impl ControlChannel {
     }
 
     /// When there is something to send.
+    #[inline]
     pub fn deadline(&self) -> Option<Nanos> {
         let out = self.out.as_ref()?;
         out.all.front().map(|_| out.due.unwrap_or(0)).filter(|due| *due != ASLEEP)

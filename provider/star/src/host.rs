@@ -14,8 +14,10 @@ use super::bounds::MemRange;
 use super::card::{self, CardEnv, Queues, Turn};
 use super::control::{MAX_CONTROL, Preference, Role};
 use super::datagram::MAX_NEGOTIATION;
+use super::endpoint::SlQp;
 use super::env::{QpPair, SlEvent, StarSource};
 use super::seal::{self, ControlSeal};
+use super::stateful::Stateful;
 use super::wire::{CardHalf, StarPacket};
 
 pub mod endpoints;
@@ -123,6 +125,34 @@ pub struct InboundPacket<'a> {
     pub packet: &'a StarPacket<'a>,
 }
 
+/// An end that packets are for which come soon, and that was fetched itself.
+pub enum ExpectedEnd<'a, E: CardEnv> {
+    /// A stateless one
+    Stateless(&'a SlQp<E>),
+    /// A stateful one
+    Stateful(&'a Stateful<E>),
+}
+
+impl<E: CardEnv> ExpectedEnd<'_, E> {
+    /// Fetches what lies behind it.
+    #[inline]
+    pub fn expect_behind(&self, turn: &Turn<'_, E>) {
+        match self {
+            ExpectedEnd::Stateless(end) => end.expect(turn.env),
+            ExpectedEnd::Stateful(end) => end.expect(turn.env, turn.nic.engines()),
+        }
+    }
+
+    /// Once more: what lies in the queues behind that.
+    #[inline]
+    pub fn expect_wqes(&self) {
+        match self {
+            ExpectedEnd::Stateless(end) => end.expect_wqes(),
+            ExpectedEnd::Stateful(end) => end.expect_wqes(),
+        }
+    }
+}
+
 /// All of a host's ends.
 pub struct Ends<E: EndpointHost> {
     /// Who settles roles
@@ -175,45 +205,30 @@ impl<E: EndpointHost> Ends<E> {
     }
 
     /// Packets for this QPN come behind others that are handled first: what they use may be fetched meanwhile
-    /// (csRNA's prefetch, as [`Nic::expect`]).
+    /// (csRNA's prefetch, as [`Nic::expect`]). `None`: no end has this number.
     #[inline]
-    pub fn expect(&self, turn: &Turn<'_, E>, side: CardHalf, qpn: Qpn) {
+    pub fn expect<'a>(
+        &'a self,
+        turn: &'a Turn<'_, E>,
+        side: CardHalf,
+        qpn: Qpn,
+    ) -> Option<ExpectedEnd<'a, E>> {
         match side {
-            CardHalf::Stateless => _ = self.endpoints.expect(turn.env, qpn),
-            CardHalf::Stateful => _ = card::expect(turn.nic, turn.env, qpn),
-        }
-    }
-
-    /// As [`expect`](Ends::expect), of packets for which that was called: what lies behind the ends.
-    #[inline]
-    pub fn expect_behind(&self, turn: &Turn<'_, E>, side: CardHalf, qpn: Qpn) {
-        match side {
-            CardHalf::Stateless => self.endpoints.expect_behind(turn.env, qpn),
-            CardHalf::Stateful => card::expect_behind(turn.nic, turn.env, qpn),
-        }
-    }
-
-    /// As [`expect_behind`](Ends::expect_behind), once more: what lies in the queues behind that.
-    #[inline]
-    pub fn expect_wqes(&self, turn: &Turn<'_, E>, side: CardHalf, qpn: Qpn) {
-        match side {
-            CardHalf::Stateless => self.endpoints.expect_wqes(qpn),
-            CardHalf::Stateful => card::expect_wqes(turn.nic, qpn),
+            CardHalf::Stateless => self.endpoints.expect(turn.env, qpn).map(ExpectedEnd::Stateless),
+            CardHalf::Stateful => card::expect(turn.nic, turn.env, qpn).map(ExpectedEnd::Stateful),
         }
     }
 
     /// As [`expect`](Ends::expect), of a doorbell. False: no end of StaR has this number.
     #[inline]
     pub fn expect_doorbell(&self, nic: &Nic<E>, env: &E, qpn: Qpn) -> bool {
-        card::expect(nic, env, qpn) || self.endpoints.expect(env, qpn)
+        card::expect(nic, env, qpn).is_some() || self.endpoints.expect(env, qpn).is_some()
     }
 
-    /// As [`expect_doorbell`](Ends::expect_doorbell), soon: what lies behind the end.
+    /// As [`expect_doorbell`](Ends::expect_doorbell), soon: what lies behind the end. False: there is none.
     #[inline]
-    pub fn expect_requests(&self, nic: &Nic<E>, env: &E, qpn: Qpn) {
-        if !card::expect_requests(nic, env, qpn) {
-            self.endpoints.expect_requests(env, qpn);
-        }
+    pub fn expect_requests(&self, nic: &Nic<E>, env: &E, qpn: Qpn) -> bool {
+        card::expect_requests(nic, env, qpn) || self.endpoints.expect_requests(env, qpn)
     }
 
     /// Takes the role messages that came, and does what is due.

@@ -21,8 +21,8 @@ use starverbs_core::{Access, Av, Counters, Gid, Nanos, NicError, PdId, Qpn, Seg}
 use super::bundle::{Bundle, ShortRdc};
 use super::control::Sum;
 use super::env::{StarDest, StarEnv};
-use super::token::Token;
-use super::wire::{Prefix, Ptype, StarHead, StarHeader};
+use super::token::{SlotArea, Token};
+use super::wire::{HeadTail, Prefix, Ptype, StarHead, StarHeader};
 
 /// Most rules of a protection domain of a server.
 pub const MAX_RULES: usize = 1 << 16;
@@ -127,8 +127,10 @@ struct RegisteredConn {
     domain: u32,
     /// Not released
     holds: bool,
-    /// What its packets show: SL's card lets them fill slots of this memory, and so does the gate
-    token: Token,
+    /// What its packets show
+    tail: HeadTail,
+    /// SL's card lets them fill slots of this memory, as they show its token, and so does the gate
+    slots: SlotArea,
     peer: SlPeer,
 }
 
@@ -193,7 +195,8 @@ impl RuleRegistry {
         };
         self.domains[domain].conns += 1;
         self.domains[domain].holders += 1;
-        let conn = RegisteredConn { domain: domain as u32, holds: true, token, peer };
+        let (tail, slots) = (HeadTail::new(peer.prefix(), &token), token.slots);
+        let conn = RegisteredConn { domain: domain as u32, holds: true, tail, slots, peer };
         Ok(ConnId(self.conns.insert(conn) as u32))
     }
 
@@ -388,7 +391,7 @@ impl RuleRegistry {
 
     /// Whether a packet of a connection may leave.
     fn allows(&self, conn: &RegisteredConn, claim: &Claim) -> bool {
-        let has = |slot: Seg| conn.token.slots.has_slot(slot.addr, slot.len.into());
+        let has = |slot: Seg| conn.slots.has_slot(slot.addr, slot.len.into());
         match *claim {
             Claim::None => true,
             Claim::Slot(slot) => has(slot),
@@ -497,7 +500,7 @@ impl RuleRegistry {
     fn post<E: StarEnv>(&self, env: &mut E, conn: ConnId, header: StarHeader, data: &[u8], payload: &[Seg]) {
         if let Some(conn) = self.conns.get(conn.0 as usize) {
             let SlPeer { av, port, .. } = &conn.peer;
-            let head = StarHead::to_stateless(header, conn.peer.prefix(), &conn.token);
+            let head = StarHead::with_tail(header, &conn.tail);
             env.send_star(StarDest { av, port: *port }, &head, data, payload, false);
         }
     }

@@ -253,6 +253,25 @@ impl Prefix {
     }
 }
 
+/// What stands behind the headers of a connection's packets to the stateless half: prefix and token.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadTail {
+    bytes: [u8; PREFIX_LEN + TOKEN_LEN],
+    /// For the header
+    epoch: u8,
+}
+
+impl HeadTail {
+    /// Of these.
+    pub fn new(prefix: Prefix, token: &Token) -> Self {
+        let ((count, token), mut bytes) = (token.encode(), [0; PREFIX_LEN + TOKEN_LEN]);
+        bytes[..PREFIX_LEN].copy_from_slice(&prefix.encode());
+        bytes[0] = count;
+        bytes[PREFIX_LEN..].copy_from_slice(&token);
+        HeadTail { bytes, epoch: (prefix.epoch & EPOCH_MASK) as u8 }
+    }
+}
+
 /// A packet without its data: header, and prefix and token where its kind has them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StarHead {
@@ -263,12 +282,16 @@ pub struct StarHead {
 impl StarHead {
     /// A packet for SL. The header's epoch is taken from the prefix.
     pub fn to_stateless(header: StarHeader, prefix: Prefix, token: &Token) -> Self {
-        let mut head = StarHead::with_prefix(StarHeader { migrate: false, ..header }, prefix);
-        let (count, bytes) = token.encode();
-        head.bytes[HEADER_LEN] = count;
-        head.bytes[HEADER_LEN + PREFIX_LEN..].copy_from_slice(&bytes);
-        head.len = HEAD_LEN as u8;
-        head
+        StarHead::with_tail(header, &HeadTail::new(prefix, token))
+    }
+    /// The same, of a connection whose packets have this behind their headers.
+    #[inline]
+    pub fn with_tail(header: StarHeader, tail: &HeadTail) -> Self {
+        let header = StarHeader { migrate: false, epoch: tail.epoch, ..header };
+        let mut bytes = [0; HEAD_LEN];
+        bytes[..HEADER_LEN].copy_from_slice(&header.encode());
+        bytes[HEADER_LEN..].copy_from_slice(&tail.bytes);
+        StarHead { bytes, len: HEAD_LEN as u8 }
     }
     /// A packet for SF.
     pub fn to_stateful(header: StarHeader) -> Self {
@@ -413,12 +436,7 @@ impl<'a> StarPacket<'a> {
     /// Checks a frame, which ends with its CRC: checksums, a kind that the half knows to which it came, and
     /// lengths.
     pub fn open(side: CardHalf, path: &IcrcHeader, frame: &'a [u8]) -> Result<Self, StarError> {
-        StarPacket::open_on(side, &PortPair::new(path), frame)
-    }
-
-    /// As [`open`](StarPacket::open), of one that came this way.
-    pub fn open_on(side: CardHalf, way: &PortPair, frame: &'a [u8]) -> Result<Self, StarError> {
-        StarPacket::parse(side, checked(way, frame)?)
+        StarPacket::parse(side, checked(&PortPair::new(path), frame)?)
     }
 
     /// As [`open`](StarPacket::open), without checksums and without a CRC at the end.
@@ -448,9 +466,12 @@ impl<'a> StarPacket<'a> {
     }
 }
 
-/// A frame without its CRC, if that and the header's checksum are right.
+/// A frame that came this way, without its CRC.
+///
+/// # Errors
+/// That or the header's checksum is wrong, or it is too short for them.
 #[inline]
-fn checked<'a>(way: &PortPair, frame: &'a [u8]) -> Result<&'a [u8], StarError> {
+pub fn checked<'a>(way: &PortPair, frame: &'a [u8]) -> Result<&'a [u8], StarError> {
     let (body, crc) = frame.split_last_chunk::<CRC_LEN>().ok_or(StarError::Length)?;
     let (bytes, _) = body.split_first_chunk::<HEADER_LEN>().ok_or(StarError::Length)?;
     let given = [bytes[CHECKSUM_AT], bytes[CHECKSUM_AT + 1]];

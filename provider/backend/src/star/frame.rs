@@ -108,18 +108,19 @@ impl OpenFrame {
         self.passed |= lane;
     }
 
-    /// Collects a packet, the `now`th of all; what was collected leaves, if there is no room for it in `most`
-    /// bytes. Frames that are full have one length, so that they leave as segments of one send.
+    /// Collects a packet of `size` bytes, the `now`th of all; what was collected leaves, if there is no room
+    /// for it in `most` bytes. Frames that are full have one length, so that they leave as segments of one
+    /// send.
     #[inline]
     pub(super) fn add<C: Deref<Target = Counters>>(
         &mut self,
         packet: &Datagram<'_>,
+        size: usize,
         lane: u16,
         (most, now): (usize, u32),
         tx: &mut Tx<StarFraming, C>,
     ) {
         let Datagram { head, data, payload, .. } = *packet;
-        let size = head.len() + data.len() + payload.len();
         let most = most.min(SEVERAL_ROOM);
         if self.count > 0 && self.used + LENGTH_LEN + size > most {
             /* the longest may have become shorter meanwhile */
@@ -151,7 +152,7 @@ impl OpenFrame {
     }
 
     /// What was collected leaves: one packet by itself, more as a frame of several.
-    #[inline]
+    #[inline(never)]
     pub(super) fn close<C: Deref<Target = Counters>>(&mut self, tx: &mut Tx<StarFraming, C>) {
         let first = HEADER_LEN + LENGTH_LEN;
         let (from, head) = match self.count {

@@ -13,7 +13,7 @@ use starverbs_settings::{Network, Settings, StarWire};
 use starverbs_star::card::Turn;
 use starverbs_star::form::Form;
 use starverbs_star::host::roles::CardIdentity;
-use starverbs_star::host::{Ends, InboundPacket};
+use starverbs_star::host::{Ends, ExpectedEnd, InboundPacket};
 use starverbs_star::partition::StarPartition;
 use starverbs_star::wire::CardHalf;
 
@@ -108,16 +108,15 @@ impl<E: StarCard> OpenStar<E> {
 /// come from memory side by side. Gives how many packets they are.
 #[inline]
 fn fetch<E: StarCard>(rx: &StarRx<Stats<E>>, ends: &Ends<E>, turn: &Turn<'_, E>, most: usize) -> usize {
-    let (mut next, mut count, mut side) = ([Qpn::default(); AHEAD], 0, CardHalf::Stateless);
-    let packets = rx.look_ahead(most.min(AHEAD), |of, qpn| {
-        if let Some(place) = next.get_mut(count) {
-            (*place, side, count) = (qpn, of, count + 1);
+    let (mut found, mut count) = ([const { None }; AHEAD], 0);
+    let packets = rx.look_ahead(most.min(AHEAD), |side, qpn| {
+        if let Some(place) = found.get_mut(count) {
+            (*place, count) = (ends.expect(turn, side, qpn), count + 1);
         }
     });
-    let next = next.get(..count).unwrap_or(&[]);
-    next.iter().for_each(|qpn| ends.expect(turn, side, *qpn));
-    next.iter().for_each(|qpn| ends.expect_behind(turn, side, *qpn));
-    next.iter().for_each(|qpn| ends.expect_wqes(turn, side, *qpn));
+    let found = || found.iter().take(count).flatten();
+    found().for_each(|end| end.expect_behind(turn));
+    found().for_each(ExpectedEnd::expect_wqes);
     packets
 }
 
@@ -162,12 +161,10 @@ impl<E: StarCard> StarHost<E> {
         self.0.as_ref().is_some_and(|star| star.ends.expect_doorbell(nic, env, qpn))
     }
 
-    /// The same, soon: what lies behind what was fetched.
+    /// The same, soon: what lies behind what was fetched. False: it has no end.
     #[inline]
-    pub fn expect_behind(&self, nic: &Nic<E>, env: &E, qpn: Qpn) {
-        if let Some(star) = &self.0 {
-            star.ends.expect_requests(nic, env, qpn);
-        }
+    pub fn expect_behind(&self, nic: &Nic<E>, env: &E, qpn: Qpn) -> bool {
+        self.0.as_ref().is_some_and(|star| star.ends.expect_requests(nic, env, qpn))
     }
 
     /// What to wait for.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use starverbs_core::wire::icrc::IcrcHeader;
 use starverbs_core::{Counters, FrameMeta, Qpn};
 use starverbs_star::wire::{
-    CRC_LEN, CardHalf, StarPacket, Ways, next_of_several, open_several, qpn_in, several_in,
+    CRC_LEN, CardHalf, StarPacket, Ways, checked, next_of_several, open_several, qpn_in, several_in,
 };
 
 use super::Half;
@@ -72,6 +72,15 @@ struct Cursor {
     outer: Outer,
 }
 
+/// What a frame holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holds {
+    /// One packet
+    One,
+    /// Several
+    Several,
+}
+
 /// Between which ports a datagram came, to this one.
 #[inline]
 fn path_of(outer: &Outer, port: u16) -> IcrcHeader {
@@ -113,7 +122,7 @@ pub struct StarRx<C> {
     rounds: u32,
     left: Range<usize>,
     cursor: Option<Cursor>,
-    /// Packets of the frame that was opened last, which has several: bytes of its datagram
+    /// Packets of the frame that was opened last: bytes of its datagram
     several: Range<usize>,
     ways: Ways,
 }
@@ -214,70 +223,70 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
     ) -> usize {
         let HalfSocket { side, port, .. } = self.sources[self.turn];
         loop {
-            let Some(cursor) = &mut self.cursor else {
-                self.cursor = self.next_datagram();
-                if self.cursor.is_none() {
-                    return 0;
-                }
+            let opened = if self.several.is_empty() { self.open_frame(port) } else { Some(Holds::Several) };
+            let (Some(holds), Some(cursor)) = (opened, &self.cursor) else { return 0 };
+            let bytes = self.inbox.bytes(cursor.slot).get(self.several.clone()).unwrap_or(&[]);
+            let next = if holds == Holds::One { Some((bytes, &[][..])) } else { next_of_several(bytes) };
+            let Some((packet, rest)) = next else {
+                self.several = 0..0;
                 continue;
             };
-            let bytes = self.inbox.bytes(cursor.slot);
-            let (parsed, rest) = if self.several.is_empty() {
-                let at = cursor.at..(cursor.at + cursor.segment).min(bytes.len());
-                if at.is_empty() {
-                    self.cursor = None;
-                    continue;
-                }
-                cursor.at = at.end;
-                let frame = bytes.get(at.clone()).unwrap_or(&[]);
-                let path = path_of(&cursor.outer, port);
-                let way = self.ways.get(&path);
-                let opened = if several_in(frame).is_some() {
-                    open_several(way, frame).map(|packets| (None, packets))
-                } else {
-                    StarPacket::open_on(side, way, frame).map(|packet| (Some(packet), &[][..]))
-                };
-                if let (Ok(_), Some(capture)) = (&opened, &self.capture) {
-                    capture.frame(&path, &cursor.outer.meta, &[frame]);
-                }
-                match opened {
-                    Ok((None, packets)) => {
-                        self.counters.rx_packets.inc();
-                        self.counters.rx_bytes.add(packets.len() as u64);
-                        let end = at.end - CRC_LEN;
-                        self.several = end - packets.len()..end;
-                        continue;
-                    }
-                    Ok((Some(packet), rest)) => {
-                        self.counters.rx_packets.inc();
-                        self.counters.rx_bytes.add(packet.data.len() as u64);
-                        (Ok(packet), rest)
-                    }
-                    Err(error) => (Err(error), &[][..]),
-                }
-            } else {
-                let several = bytes.get(self.several.clone()).unwrap_or(&[]);
-                let Some((packet, rest)) = next_of_several(several) else {
-                    self.several = 0..0;
-                    continue;
-                };
-                (StarPacket::parse(side, packet), rest)
-            };
-            let Ok(packet) = &parsed else {
+            let Ok(packet) = StarPacket::parse(side, packet) else {
                 /* what is behind it in its frame is no better: nobody has this card look at much of that */
                 self.several = 0..0;
                 self.counters.star_bad.inc();
                 continue;
             };
+            if holds == Holds::One {
+                self.counters.rx_packets.inc();
+                self.counters.rx_bytes.add(packet.data.len() as u64);
+            }
             let qpn = match side {
                 CardHalf::Stateless => packet.prefix.map(|prefix| prefix.qpn),
                 CardHalf::Stateful => Some(packet.header.qpn),
             };
             let mut behind = FollowingPackets { side, qpn, rest, taken: 1 };
             let Outer { meta, sport, .. } = &cursor.outer;
-            take(ReceivedPacket { side, meta, port: *sport, packet }, &mut behind);
+            take(ReceivedPacket { side, meta, port: *sport, packet: &packet }, &mut behind);
             self.several.start = self.several.end - behind.rest.len();
             return behind.taken;
+        }
+    }
+
+    /// Opens the next frame whose checksums are right: what it holds comes next. `None`: there is none.
+    fn open_frame(&mut self, port: u16) -> Option<Holds> {
+        loop {
+            if self.cursor.is_none() {
+                self.cursor = self.next_datagram();
+            }
+            let cursor = self.cursor.as_mut()?;
+            let bytes = self.inbox.bytes(cursor.slot);
+            let at = cursor.at..(cursor.at + cursor.segment).min(bytes.len());
+            let Some(frame) = bytes.get(at.clone()).filter(|frame| !frame.is_empty()) else {
+                self.cursor = None;
+                continue;
+            };
+            cursor.at = at.end;
+            let path = path_of(&cursor.outer, port);
+            let way = self.ways.get(&path);
+            let (opened, holds) = match several_in(frame) {
+                Some(_) => (open_several(way, frame), Holds::Several),
+                None => (checked(way, frame), Holds::One),
+            };
+            let Ok(packets) = opened else {
+                self.counters.star_bad.inc();
+                continue;
+            };
+            if let Some(capture) = &self.capture {
+                capture.frame(&path, &cursor.outer.meta, &[frame]);
+            }
+            if holds == Holds::Several {
+                self.counters.rx_packets.inc();
+                self.counters.rx_bytes.add(packets.len() as u64);
+            }
+            let end = at.end - CRC_LEN;
+            self.several = end - packets.len()..end;
+            return Some(holds);
         }
     }
 

@@ -24,7 +24,7 @@ use crate::{BackendError, HostAddr};
 
 /// Places to which small packets are collected at the same time.
 const PLACES: usize = 16;
-/// Longest packet that is collected, bytes.
+/// Longest packet that is collected, bytes, however long a frame is.
 const SMALL: usize = 512;
 
 /// The sending half of both ports.
@@ -38,8 +38,17 @@ pub struct StarTx<C: Deref<Target = Counters>> {
     collected: u32,
     /// Which of the places may hold answers or completions: bits
     holding: u16,
+    /// The place of the packet before
+    last: usize,
     /// Bytes of a frame with several packets at most, without its CRC; 0: each packet is one
     most: usize,
+    /// Longest packet that is collected, bytes: two fit at least
+    small: usize,
+}
+
+/// Longest packet that is collected in frames of `most` bytes.
+fn small_in(most: usize) -> usize {
+    SMALL.min((most.saturating_sub(HEADER_LEN) / 2).saturating_sub(LENGTH_LEN))
 }
 
 /// The framing of StaR.
@@ -105,7 +114,7 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         let tx = Tx::new(settings, addrs, framing, senders, counters, capture)?;
         let most = if settings.star_wire == StarWire::Packed { SEVERAL_ROOM } else { 0 };
         let open = (0..PLACES).map(|_| OpenFrame::new()).collect();
-        Ok(StarTx { tx, open, oldest: 0, collected: 0, holding: 0, most })
+        Ok(StarTx { tx, open, oldest: 0, collected: 0, holding: 0, last: 0, most, small: small_in(most) })
     }
 
     /// The UDP port of a half, for peers to know.
@@ -116,6 +125,7 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
     /// A connection has this path MTU: no frame with several packets is longer than its longest packets.
     pub fn note_mtu(&mut self, mtu: Mtu) {
         self.most = self.most.min(mtu.bytes() as usize + OVERHEAD - CRC_LEN);
+        self.small = small_in(self.most);
     }
 
     /// Whether a packet of any size may be added before the next [`flush`](StarTx::flush).
@@ -153,12 +163,10 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         let bytes = head.bytes();
         let packet = Datagram { to, port, head: bytes, data, payload, pad: 0, volatile };
         if self.most == 0 {
-            return self.tx.send_datagram(&packet);
+            return self.send_alone(&packet);
         }
         let (size, lane) = (bytes.len() + data.len() + payload.len(), 1 << lane(bytes));
-        /* two fit at least */
-        let half = (self.most.saturating_sub(HEADER_LEN) / 2).saturating_sub(LENGTH_LEN);
-        let small = size <= SMALL.min(half) && !head.is_control();
+        let small = size <= self.small && !head.is_control();
         let at = self.frame_to(to, port);
         let others = if small { self.holding & !(1 << at) } else { self.holding };
         if lane & BEHIND_ANSWERS != 0 && others != 0 {
@@ -169,23 +177,30 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
             self.holding |= u16::from(lane & ANSWERS != 0) << at;
         }
         let StarTx { tx, open, most, collected, .. } = self;
-        let Some(frame) = open.get_mut(at) else { return tx.send_datagram(&packet) };
-        if frame.is_overtaken_by(lane, small) {
-            /* packets of a lane stay in order */
-            frame.close(tx);
-            frame.forget_lanes();
-            tx.framing.begin_anew();
-        }
-        if small {
-            frame.add(&packet, lane, (*most, *collected), tx);
-        } else {
+        if let Some(frame) = open.get_mut(at) {
+            if frame.is_overtaken_by(lane, small) {
+                /* packets of a lane stay in order */
+                frame.close(tx);
+                frame.forget_lanes();
+                tx.framing.begin_anew();
+            }
+            if small {
+                return frame.add(&packet, size, lane, (*most, *collected), tx);
+            }
             frame.pass(lane);
-            tx.send_datagram(&packet);
         }
+        self.send_alone(&packet);
+    }
+
+    /// Out of line, as [`send`](StarTx::send) is short without it.
+    #[inline(never)]
+    fn send_alone(&mut self, packet: &Datagram<'_>) {
+        self.tx.send_datagram(packet);
     }
 
     /// If any of `places` has answers or completions to this card, what was collected for it leaves before
     /// what is sent now.
+    #[inline(never)]
     fn let_answers_leave(&mut self, places: u16, to: &Av, port: u16) {
         let reaches = |frame: &OpenFrame| frame.reaches(to, port);
         let holds = |(at, frame): (usize, &OpenFrame)| {
@@ -214,8 +229,17 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
     /// The frame in which packets to this place are collected.
     #[inline]
     fn frame_to(&mut self, to: &Av, port: u16) -> usize {
+        if self.open.get(self.last).is_none_or(|frame| !frame.goes_to(to, port)) {
+            self.look_for(to, port);
+        }
+        self.last
+    }
+
+    /// Its frame is not that of the packet before.
+    #[inline(never)]
+    fn look_for(&mut self, to: &Av, port: u16) {
         let found = self.open.iter().position(|frame| frame.goes_to(to, port));
-        found.unwrap_or_else(|| self.give_way(to, port))
+        self.last = found.unwrap_or_else(|| self.give_way(to, port));
     }
 
     /// Another place's frame leaves, and this place has its room.

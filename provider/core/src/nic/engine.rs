@@ -54,7 +54,8 @@ impl<E: Env> Ctx<'_, E> {
             return Some(TransmitStatus::Idle);
         }
         if call == Call::Doorbell && !engine.minds_doorbell() {
-            self.engine_ready();
+            /* its turn looks for what was posted */
+            self.ready();
             return Some(TransmitStatus::Idle);
         }
         let status = self.with_engine(|engine, ctx| engine.run(ctx, call))?;

@@ -24,7 +24,7 @@ use starverbs_core::{Gid, Nanos, NicError, QpId, Qpn, SendOp, SendWqe, WcStatus}
 
 use crate::answers::Answers;
 use crate::bounds::Bounds;
-use crate::endpoint::{Linger, SlState};
+use crate::endpoint::{Linger, SlQp, SlState};
 use crate::env::{SlEvent, StarSource};
 use crate::form::Form;
 use crate::stateless::{self, StatelessCard};
@@ -135,37 +135,19 @@ impl<E: EndpointHost> Endpoints<E> {
         }
     }
 
-    /// A packet or a doorbell for `qpn` will come soon. False: it is none of these.
+    /// A packet or a doorbell for `qpn` will come soon. `None`: it is none of these.
     #[inline]
-    pub fn expect(&self, env: &E, qpn: Qpn) -> bool {
-        let Some(end) = self.end(qpn) else { return false };
+    pub fn expect(&self, env: &E, qpn: Qpn) -> Option<&SlQp<E>> {
+        let end = self.end(qpn)?;
         env.prefetch(&end.queued);
         env.prefetch(&end.qp);
-        true
-    }
-
-    /// The same, soon: what lies behind the end.
-    #[inline]
-    pub(super) fn expect_behind(&self, env: &E, qpn: Qpn) {
-        if let Some(end) = self.end(qpn) {
-            end.qp.expect(env);
-        }
+        Some(&end.qp)
     }
 
     /// A doorbell of `qpn`, whose end was fetched, is handled soon.
     #[inline]
-    pub(super) fn expect_requests(&self, env: &E, qpn: Qpn) {
-        if let Some(end) = self.end(qpn) {
-            end.qp.expect_requests(env);
-        }
-    }
-
-    /// The same once more: its WQEs.
-    #[inline]
-    pub(super) fn expect_wqes(&self, qpn: Qpn) {
-        if let Some(end) = self.end(qpn) {
-            end.qp.expect_wqes();
-        }
+    pub(super) fn expect_requests(&self, env: &E, qpn: Qpn) -> bool {
+        self.end(qpn).inspect(|end| end.qp.expect_requests(env)).is_some()
     }
 
     fn on_event(&mut self, turn: &mut Turn<'_, E>, event: &SlEvent) {

@@ -6,7 +6,7 @@ use starverbs_core::{Access, Gid, Psn, QpId, QpState, SendOp, SendWqe, WcStatus}
 
 use super::events::Acked;
 use super::remote::Stored;
-use super::stream::{OrderClass, WqeProgress};
+use super::stream::{OrderClass, WqeProgress, WqeStream};
 use super::window::{AnsweredPacket, InFlight, Kind, Of};
 use super::{CardCtx, Stateful};
 use crate::ahead::KEPT;
@@ -33,6 +33,7 @@ impl<E: StarEnv> Stateful<E> {
         packet: &StarPacket<'_>,
         mut more: impl FnMut() -> Option<StarPacket<'p>>,
     ) {
+        let done = self.streams.each_ref().map(|stream| stream.una);
         let mut known = if packet.header.migrate {
             self.take_control(card, source, packet)
         } else {
@@ -46,6 +47,10 @@ impl<E: StarEnv> Stateful<E> {
         }
         self.await_kept(card);
         self.charge(card);
+        /* what was done is told to the program, whose answer takes the EA along */
+        if self.streams.each_ref().map(|stream| stream.una) == done {
+            self.ack_recvs(card);
+        }
         if known {
             (self.last_inbound, self.silent) = (card.now, false);
             self.disarm_if_idle();
@@ -89,7 +94,7 @@ impl<E: StarEnv> Stateful<E> {
     fn ack_wqe(&mut self, queue: Queue, opt: Opt, seq: Psn) {
         let stored = if queue == Queue::Recv { self.recvs.stored() } else { self.sends.stored() };
         if self.local.form == Form::Packed && seq.before(stored) {
-            self.owed_acks.push_all();
+            self.owed_acks.push_all(queue);
         } else {
             self.owed_acks.push(opt, seq);
         }
@@ -119,8 +124,7 @@ impl<E: StarEnv> Stateful<E> {
         if !seq.before(oldest) {
             /* for its completion, too: that cannot be refused later */
             let more = more + self.completions[queue as usize].growth(oldest, seq);
-            if !self.may_grow(card, more) || self.completions[queue as usize].make_room(oldest, seq).is_err()
-            {
+            if more > 0 && !self.grows(card, queue, more, (oldest, seq)) {
                 return false;
             }
         }
@@ -134,6 +138,13 @@ impl<E: StarEnv> Stateful<E> {
             self.report_ended(card.now);
         }
         true
+    }
+
+    /// Whether this end may keep so many bytes more, for WQEs of a queue of SL between these and their
+    /// completions. If so, there is room for the completions.
+    #[cold]
+    fn grows(&mut self, card: &CardCtx<'_, E>, queue: Queue, more: usize, (oldest, seq): (Psn, Psn)) -> bool {
+        self.may_grow(card, more) && self.completions[queue as usize].make_room(oldest, seq).is_ok()
     }
 
     /// Whether this end may keep so many bytes more.
@@ -345,6 +356,9 @@ impl<E: StarEnv> Stateful<E> {
     /// had that.
     #[inline]
     fn first_turn_before(&mut self, psn: Psn) -> Option<Psn> {
+        if !self.streams.iter().any(WqeStream::has_turns) {
+            return None;
+        }
         let before = self.window.first_put_before(psn)?;
         let in_turn = |psn| {
             let entry = self.window.get(psn)?;
@@ -385,11 +399,16 @@ impl<E: StarEnv> Stateful<E> {
     /// as SL does not recognise copies (docs/star.md, "Loss recovery"). An RD without data shows sooner that
     /// none is under way.
     pub(super) fn await_copies(&mut self, card: &CardCtx<'_, E>, of: Of, index: u32) {
+        let op = self.stream(of).op(index);
+        op.probe = 0;
+        if op.copies == 0 {
+            op.until = 0;
+            return;
+        }
         let (now, order) = (card.now, card.path.rtt.order());
         let (newest, lifetime) = (self.window.newest_put(), self.lifetime(card.path));
         let op = self.stream(of).op(index);
-        op.probe = 0;
-        if op.copies == 0 || order.is_some_and(|order| op.copied + order <= newest) {
+        if order.is_some_and(|order| op.copied + order <= newest) {
             op.until = 0;
         } else if op.until == 0 {
             op.until = now + lifetime;

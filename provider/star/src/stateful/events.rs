@@ -285,6 +285,8 @@ pub(super) struct OwedAcks {
     most: u16,
     /// For all WQEs that are here with all before them
     all: bool,
+    /// Sends are among them
+    sends: bool,
 }
 
 /// For one WQE each: all of the paper's packets, else those that came before others.
@@ -298,15 +300,29 @@ impl OwedAcks {
     /// EAs of their own.
     pub(super) fn new(wqes: u32, form: Form) -> Self {
         let most = if form == Form::Paper { 1024 } else { 16 };
-        OwedAcks { single: None, most: wqes.min(most) as u16, all: false }
+        OwedAcks { single: None, most: wqes.min(most) as u16, all: false, sends: false }
     }
-    /// A cumulative EA is owed, once in a turn.
-    pub(super) fn push_all(&mut self) {
+    /// A cumulative EA is owed, once for all that one leaves for.
+    pub(super) fn push_all(&mut self, queue: Queue) {
         self.all = true;
+        self.sends |= queue == Queue::Send;
     }
     /// Whether an EA is owed.
     pub(super) fn is_owed(&self) -> bool {
-        self.all || self.single.as_ref().is_some_and(|single| !single.owed.is_empty())
+        self.all || self.has_single()
+    }
+    /// Whether EAs for one WQE each are owed.
+    fn has_single(&self) -> bool {
+        self.single.as_ref().is_some_and(|single| !single.owed.is_empty())
+    }
+    /// Whether an EA is owed for receives alone, to which no program answers.
+    #[inline]
+    fn is_of_recvs(&self) -> bool {
+        self.all && !self.sends && !self.has_single()
+    }
+    /// What leaves says how far all WQEs are stored.
+    fn clear_all(&mut self) {
+        (self.all, self.sends) = (false, false);
     }
     pub(super) fn bytes(&self) -> usize {
         let of = |single: &SingleAcks| size_of_val(single) + single.owed.capacity() * size_of::<(Opt, Psn)>();
@@ -341,7 +357,7 @@ impl<E: StarEnv> Stateful<E> {
         if self.local.form == Form::Paper {
             return 0;
         }
-        self.owed_acks.all = false;
+        self.owed_acks.clear_all();
         Upto { sends: self.sends.stored(), recvs: self.recvs.stored() }.word()
     }
 
@@ -366,6 +382,19 @@ impl<E: StarEnv> Stateful<E> {
     pub fn owes(&self, now: Nanos) -> bool {
         let acked = self.completions.iter().all(Completions::is_acked);
         !acked && now.saturating_sub(self.last_inbound) < LINGER
+    }
+
+    /// Receives of SL came to an end that has nothing to send, and waits for no answer: their EA leaves at
+    /// once. Else it may go with what is sent next.
+    #[inline]
+    pub(super) fn ack_recvs(&mut self, card: &mut CardCtx<'_, E>) {
+        let alone = self.owed_acks.is_of_recvs()
+            && self.window.is_empty()
+            && !self.has_new(Of::Local)
+            && self.completions.iter().all(Completions::has_sent_all);
+        if alone && card.env.can_send_star() {
+            self.send_ack(card);
+        }
     }
 
     /// Sends an EA if one is owed.
@@ -451,6 +480,22 @@ mod tests {
             assert_eq!((all.flight, all.lost, all.next(3)), (0, 0, None));
             seq = seq.plus(4);
         }
+    }
+
+    /// A program may answer a message of SL, and that takes the EA along.
+    #[test]
+    fn an_ea_is_of_receives_until_a_send_comes() {
+        let mut owed = OwedAcks::new(4, Form::Packed);
+        assert!(!owed.is_of_recvs());
+        for (queue, alone) in [(Queue::Recv, true), (Queue::Send, false), (Queue::Recv, false)] {
+            owed.push_all(queue);
+            assert_eq!((owed.is_of_recvs(), owed.is_owed()), (alone, true));
+        }
+        owed.clear_all();
+        owed.push_all(Queue::Recv);
+        assert!(owed.is_of_recvs());
+        owed.push(Opt::Recv, Psn::new(2));
+        assert!(!owed.is_of_recvs(), "one has an EA of its own");
     }
 
     /// An EA was lost, and no completion takes the slot in the next turn, as its WQE is not signalled.

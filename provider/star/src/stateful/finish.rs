@@ -1,7 +1,7 @@
 //! Completions, in order: SF's when the data is moved, SL's through CQEPs (docs/star.md, "Completions").
 
-use starverbs_core::env::{CompletionQueue, SendQueue};
-use starverbs_core::{Cqe, Psn, QpId, QpState, SendFlags, SendOp, SendWqe, WcFlags, WcOpcode, WcStatus};
+use starverbs_core::env::{CompletionQueue, SendQueue, SendRequest};
+use starverbs_core::{Cqe, Psn, QpId, QpState, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus};
 
 use super::stream::{OrderClass, WqeProgress};
 use super::window::Of;
@@ -13,7 +13,8 @@ use crate::wire::Queue;
 impl<E: StarEnv> Stateful<E> {
     /// Completes what is complete, of both streams.
     pub(super) fn finish(&mut self, card: &mut CardCtx<'_, E>) {
-        while let Some((index, op)) = self.finished(card, Of::Local) {
+        while let Some(index) = self.finished(card, Of::Local) {
+            let op = *self.streams[0].get(index);
             let status = self.end_of_local(card, index, &op);
             if status != WcStatus::Success {
                 return self.fail_local(card, status, op.recv);
@@ -21,7 +22,8 @@ impl<E: StarEnv> Stateful<E> {
             self.streams[0].retire();
             self.complete_local(card, index, &op);
         }
-        while let Some((index, op)) = self.finished(card, Of::Remote) {
+        while let Some(index) = self.finished(card, Of::Remote) {
+            let op = *self.streams[1].get(index);
             let status = match op.class {
                 OrderClass::Rpc | OrderClass::Stream if op.status == WcStatus::Success => {
                     match self.kernel_turn(card, index, op.class) {
@@ -42,26 +44,26 @@ impl<E: StarEnv> Stateful<E> {
     /// The oldest WQE of a stream, if all its data is where it belongs, and no copy of a packet of it can
     /// come any more.
     #[inline]
-    fn finished(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> Option<(u32, WqeProgress)> {
+    fn finished(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> Option<u32> {
         let stream = &self.streams[of as usize];
         if stream.una == stream.next {
             return None;
         }
-        let (index, op) = (stream.una, stream.get(stream.una));
+        let index = stream.una;
+        let WqeProgress { all, left, until, probed, .. } = *stream.get(index);
         /* what ended SL's end stays the oldest of its WQEs */
         let over = self.state != QpState::Rts || of == Of::Remote && self.ended != Ended::Not;
-        if over || !op.all || op.left > 0 {
+        if over || !all || left > 0 {
             return None;
         }
-        let op = *op;
-        if op.until > card.now {
-            self.arm(op.until);
+        if until > card.now {
+            self.arm(until);
             return None;
         }
-        if op.probed {
+        if probed {
             self.forget_probe(card, of, index);
         }
-        Some((index, op))
+        Some(index)
     }
 
     /// How a WQE of ours ends whose data is here: the result of an atomic may still find no place.
@@ -74,20 +76,23 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     fn complete_local(&mut self, card: &mut CardCtx<'_, E>, index: u32, op: &WqeProgress) {
-        let wqe = self.local.sq.wqe(index);
+        let sq = &self.local.sq;
+        let (request, wr_id) = (sq.request(index), sq.wr_id(index));
+        let done = op.recv.filter(|_| !op.carries).map(|_| recv_done(&request, sq.imm(index)));
+        let of_card = request.flags.contains(SendFlags::CARD).then(|| sq.wqe(index));
         /* before the completion: who polls it may post at once */
-        self.local.sq.release(index.wrapping_add(1));
+        sq.release(index.wrapping_add(1));
         if let Some(seq) = op.recv.map(Psn::new) {
             self.recvs.release(seq.plus(1));
-            if !op.carries {
-                self.completions[Queue::Recv as usize].push(seq, recv_done(&wqe), 0);
+            if let Some(done) = done {
+                self.completions[Queue::Recv as usize].push(seq, done, 0);
             }
         }
-        if wqe.flags.contains(SendFlags::CARD) {
+        if let Some(wqe) = of_card {
             card.rpc.reply_done(&wqe);
-        } else if self.local.sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
-            let byte_len = if wqe.op.brings_data() { wqe.length } else { 0 };
-            let (wr_id, qpn, opcode) = (wqe.wr_id, self.local.qpn, wqe.op.wc_opcode());
+        } else if self.local.sig_all || request.flags.contains(SendFlags::SIGNALED) {
+            let byte_len = if request.op.brings_data() { request.length } else { 0 };
+            let (qpn, opcode) = (self.local.qpn, request.op.wc_opcode());
             self.push_send(card, &Cqe { wr_id, byte_len, qpn, opcode, ..Cqe::default() });
         }
     }
@@ -107,7 +112,7 @@ impl<E: StarEnv> Stateful<E> {
         let Some(wqe) = self.sends.get(seq).copied() else { return };
         self.sends.release(seq.plus(1));
         if op.recv.is_some() {
-            let (flags, imm, opcode) = recv_says(&wqe);
+            let (flags, imm, opcode) = recv_says(wqe.op, wqe.imm);
             let src_qp = self.peer_qpn;
             let cqe = Cqe { byte_len: wqe.length, imm, opcode, flags, src_qp, ..Cqe::default() };
             self.complete_recv(card, index, cqe, wqe.flags.contains(SendFlags::SOLICITED));
@@ -172,19 +177,19 @@ pub(super) fn send_done(op: SendOp, length: u32) -> CqeMsg {
     CqeMsg { opcode: op.wc_opcode(), byte_len, ..CqeMsg::default() }
 }
 
-/// The completion of a receive WQE of SL that has its message.
-pub(super) fn recv_done(wqe: &SendWqe) -> CqeMsg {
-    let (flags, imm, opcode) = recv_says(wqe);
-    let solicited = wqe.flags.contains(SendFlags::SOLICITED);
-    CqeMsg { opcode, flags, imm, solicited, byte_len: wqe.length, ..CqeMsg::default() }
+/// The completion of a receive WQE of SL that has this message, with the word that it may bring.
+pub(super) fn recv_done(request: &SendRequest, imm: u32) -> CqeMsg {
+    let (flags, imm, opcode) = recv_says(request.op, imm);
+    let solicited = request.flags.contains(SendFlags::SOLICITED);
+    CqeMsg { opcode, flags, imm, solicited, byte_len: request.length, ..CqeMsg::default() }
 }
 
 /// What the completion of a receive says of the message that it took.
-fn recv_says(wqe: &SendWqe) -> (WcFlags, u32, WcOpcode) {
+fn recv_says(op: SendOp, imm: u32) -> (WcFlags, u32, WcOpcode) {
     let mut flags = WcFlags::empty();
-    flags.set(WcFlags::WITH_IMM, wqe.op.has_imm());
-    flags.set(WcFlags::WITH_INV, wqe.op == SendOp::SendInv);
-    let imm = if flags.is_empty() { 0 } else { wqe.imm };
-    let write = OrderClass::of(wqe.op) == OrderClass::Write;
+    flags.set(WcFlags::WITH_IMM, op.has_imm());
+    flags.set(WcFlags::WITH_INV, op == SendOp::SendInv);
+    let imm = if flags.is_empty() { 0 } else { imm };
+    let write = OrderClass::of(op) == OrderClass::Write;
     (flags, imm, if write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv })
 }

@@ -173,12 +173,17 @@ impl<E: StarEnv> Stateful<E> {
 
     /// When SL gets a KeepAlive: a WQE waits for a receive, or for SL's rules, which a dead SL never sends.
     /// Packets under way ask as well, and are given up as this is.
+    #[inline]
     fn keepalive_due(&self) -> Option<Nanos> {
-        let since = self.streams.iter().map(|stream| stream.rnr_since).max().unwrap_or(0);
+        let [ours, theirs] = &self.streams;
+        let since = ours.rnr_since.max(theirs.rnr_since);
         let asks = !self.open || self.inquiry.is_open();
-        if since == 0 && !asks {
-            return None;
-        }
+        if since == 0 && !asks { None } else { self.keepalive_after(since, asks) }
+    }
+
+    /// The same, where a WQE waits for a receive since then, or one may for SL's rules.
+    #[cold]
+    fn keepalive_after(&self, since: Nanos, asks: bool) -> Option<Nanos> {
         let begins = asks && self.streams[Of::Local as usize].una != self.local.sq.posted();
         let connected = self.state == QpState::Rts && self.ended == Ended::Not && !self.quiesced;
         let waits = connected && (since != 0 || begins) && self.channel.waiting() == 0;

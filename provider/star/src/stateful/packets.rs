@@ -75,7 +75,7 @@ impl<E: StarEnv> Stateful<E> {
     /// runs: SL's program sees them first, as RC's. One that waits for events of two queues in turn relies on
     /// that.
     fn complete_before_new(&mut self, card: &mut CardCtx<'_, E>) {
-        let begins = self.local.form != Form::Paper && self.streams[0].next != self.local.sq.posted();
+        let begins = self.local.form != Form::Paper && self.has_new(Of::Local);
         while begins && card.env.can_send_star() && self.send_completion(card) {}
     }
 
@@ -92,16 +92,24 @@ impl<E: StarEnv> Stateful<E> {
 
     /// What a turn may find to send: nothing, completions and EAs alone, or more.
     pub fn wants(&self) -> TransmitStatus {
-        let [ours, theirs] = &self.streams;
         let no_more = self.state == QpState::Rts
             && self.ended == Ended::Not
             && !self.quiescing
-            && !ours.begun
-            && !theirs.begun
-            && ours.next == self.local.sq.posted()
-            && self.sends.get(Psn::new(theirs.next)).is_none()
+            && !self.has_new(Of::Local)
+            && !self.has_new(Of::Remote)
             && !self.has_old();
         if no_more { self.left() } else { TransmitStatus::More }
+    }
+
+    /// Whether a WQE of a queue is leaving, or is there to begin.
+    #[inline]
+    pub(super) fn has_new(&self, of: Of) -> bool {
+        let WqeStream { begun, next, .. } = self.streams[of as usize];
+        begun
+            || match of {
+                Of::Local => next != self.local.sq.posted(),
+                Of::Remote => self.sends.get(Psn::new(next)).is_some(),
+            }
     }
 
     /// Whether [`send_old`](Stateful::send_old) may find something. What is in flight waits for its answer
@@ -169,7 +177,8 @@ impl<E: StarEnv> Stateful<E> {
         card.stats.star_retransmitted.inc();
         self.asks(card.now);
         let psn = self.window.sent_again(psn, card.now);
-        match self.send_entry(card, psn, &entry) {
+        let op = *self.streams[entry.of as usize].get(entry.wqe);
+        match self.send_entry(card, psn, &entry, &op) {
             Ok(()) => self.arm(card.now + self.timeout(card)),
             Err(_) if entry.is_probe() => self.forget_probe(card, entry.of, entry.wqe),
             Err(_) if self.leaves_it_to_the_last(&entry) => self.forget_others(card, &entry),
@@ -197,9 +206,9 @@ impl<E: StarEnv> Stateful<E> {
             let probe = InFlight { addr, rule, ..probe };
             self.asks(card.now);
             let psn = self.window.push(probe, card.now);
-            let op = self.stream(of).op(index);
-            (op.probe, op.probed) = (0, true);
-            match self.send_entry(card, psn, &probe) {
+            let progress = self.stream(of).op(index);
+            (progress.probe, progress.probed) = (0, true);
+            match self.send_entry(card, psn, &probe, &op) {
                 Ok(()) => self.arm(card.now + self.timeout(card)),
                 /* the rule is gone: its WQE is done all the same, and waits as long as it would have
                  * without
@@ -235,7 +244,7 @@ impl<E: StarEnv> Stateful<E> {
         for _ in 0..2 {
             let of = self.turn;
             self.turn = if of == Of::Local { Of::Remote } else { Of::Local };
-            if self.step(card, of) {
+            if self.has_new(of) && self.step(card, of) {
                 return true;
             }
         }
@@ -262,7 +271,6 @@ impl<E: StarEnv> Stateful<E> {
         let begin = match of {
             /* they may name memory whose rules SL has not sent; once it has ended, ours fail */
             _ if !self.open && (of == Of::Remote || self.ended == Ended::Not) => return false,
-            Of::Local if self.streams[0].next == self.local.sq.posted() => return false,
             Of::Local if self.inquiry.is_open() => return false,
             Of::Local => self.begin_local(card),
             Of::Remote => self.begin_remote(card),
@@ -337,7 +345,7 @@ impl<E: StarEnv> Stateful<E> {
             return false;
         }
         self.stream(of).advance(len, 1, last);
-        self.launch(card, &fresh);
+        self.launch(card, &fresh, &op);
         true
     }
 
@@ -351,11 +359,11 @@ impl<E: StarEnv> Stateful<E> {
         room
     }
 
-    /// A packet that was admitted, and for which the window has room, leaves for the first time.
-    pub(super) fn launch(&mut self, card: &mut CardCtx<'_, E>, fresh: &InFlight) {
+    /// A packet of a WQE that was admitted, and for which the window has room, leaves for the first time.
+    pub(super) fn launch(&mut self, card: &mut CardCtx<'_, E>, fresh: &InFlight, op: &WqeProgress) {
         self.asks(card.now);
         let psn = self.window.push(*fresh, card.now);
-        match self.send_entry(card, psn, fresh) {
+        match self.send_entry(card, psn, fresh, op) {
             Ok(()) => self.arm(card.now + self.timeout(card)),
             Err(status) => self.abandon(card, fresh.of, fresh.wqe, status),
         }
@@ -388,14 +396,19 @@ impl<E: StarEnv> Stateful<E> {
         Some((addr, room, rule))
     }
 
-    /// One packet through the gate. Why it cannot leave, otherwise.
-    fn send_entry(&mut self, card: &mut CardCtx<'_, E>, psn: Psn, entry: &InFlight) -> Result<(), WcStatus> {
-        let op = *self.streams[entry.of as usize].get(entry.wqe);
+    /// One packet of a WQE through the gate. Why it cannot leave, otherwise.
+    fn send_entry(
+        &mut self,
+        card: &mut CardCtx<'_, E>,
+        psn: Psn,
+        entry: &InFlight,
+        op: &WqeProgress,
+    ) -> Result<(), WcStatus> {
         let mut segs = card.registry.take_segs();
         let sent = if op.carries && entry.last {
-            self.send_last(card, psn, entry, &op, &mut segs)
+            self.send_last(card, psn, entry, op, &mut segs)
         } else {
-            self.send_plain(card, psn, entry, &op, &mut segs)
+            self.send_plain(card, psn, entry, op, &mut segs)
         };
         card.registry.keep_segs(segs);
         sent
@@ -475,7 +488,9 @@ impl<E: StarEnv> Stateful<E> {
     /// it `carries` one.
     pub(super) fn turns(&self, length: u32, carries: bool) -> u32 {
         let front = TURN_LEN + if carries { CARRIED_LEN } else { 0 };
-        length.div_ceil(self.mtu() - front as u32)
+        let each = self.mtu() - front as u32;
+        /* most messages: no division */
+        if length <= each { u32::from(length > 0) } else { length.div_ceil(each) }
     }
 
     /// Bytes of each of them but the last: about as many in all, as packets of one size leave together.
@@ -537,7 +552,7 @@ impl<E: StarEnv> Stateful<E> {
             let taken = addr.ok().and_then(|addr| take(env, Seg { addr, len }));
             return taken.ok_or(WcStatus::RemAccessErr);
         }
-        if self.local.sq.wqe(entry.wqe).flags.contains(SendFlags::INLINE) {
+        if self.local.sq.request(entry.wqe).flags.contains(SendFlags::INLINE) {
             let inline = self.local.sq.inline(entry.wqe);
             let piece = Seg { addr: inline.addr + u64::from(entry.offset), len };
             return take(env, piece).ok_or(WcStatus::LocProtErr);

@@ -70,9 +70,9 @@ impl<E: StarEnv> Stateful<E> {
         }
         let stream = self.stream(of);
         stream.let_go(index);
-        let op = stream.op(index);
-        (op.copies, op.until, op.probe) = (0, 0, 0);
-        self.launch(card, &fresh);
+        let progress = stream.op(index);
+        (progress.copies, progress.until, progress.probe) = (0, 0, 0);
+        self.launch(card, &fresh, &op);
         true
     }
 
@@ -194,7 +194,8 @@ impl<E: StarEnv> Stateful<E> {
         match (entry.of, op.recv) {
             (Of::Local, recv) => {
                 let seq = Psn::new(recv.unwrap_or_default());
-                (Queue::Recv, seq, recv_done(&self.local.sq.wqe(entry.wqe)))
+                let sq = &self.local.sq;
+                (Queue::Recv, seq, recv_done(&sq.request(entry.wqe), sq.imm(entry.wqe)))
             }
             (Of::Remote, _) => (Queue::Send, Psn::new(entry.wqe), send_done(SendOp::Read, op.length)),
         }

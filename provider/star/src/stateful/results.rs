@@ -42,7 +42,7 @@ impl<E: StarEnv> Stateful<E> {
             return false;
         }
         self.stream(Of::Remote).carry(index);
-        self.launch(card, &fresh);
+        self.launch(card, &fresh, &op);
         true
     }
 }

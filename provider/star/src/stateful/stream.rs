@@ -224,7 +224,8 @@ impl WqeStream {
     /// Whether something may leave of those that have begun, beside the packets of `next`.
     #[inline]
     pub(super) fn has_waiting(&self) -> bool {
-        self.held > 0 || self.counts.atomics > 0 || self.oldest().is_some_and(|op| op.probe != 0)
+        let waits = || self.held > 0 || self.counts.atomics > 0 || self.get(self.una).probe != 0;
+        !self.is_idle() && waits()
     }
 
     /// Whether none is under way.
@@ -325,17 +326,16 @@ impl WqeStream {
     }
 
     /// The oldest is complete.
-    pub(super) fn retire(&mut self) -> WqeProgress {
+    pub(super) fn retire(&mut self) {
         let una = self.una;
         self.let_go(una);
-        let op = core::mem::take(self.op(una));
-        if let Some(count) = self.count(op.class) {
+        let WqeProgress { class, carries, in_turn, .. } = *self.get(una);
+        if let Some(count) = self.count(class) {
             *count -= 1;
         }
-        self.counts.plain -= u16::from(!op.carries);
-        self.counts.in_turn -= u16::from(op.in_turn);
+        self.counts.plain -= u16::from(!carries);
+        self.counts.in_turn -= u16::from(in_turn);
         self.una = una.wrapping_add(1);
-        op
     }
 
     /// Whether SL sees by itself when each WQE under way is done: then another's completion may leave, too,
@@ -362,6 +362,12 @@ impl WqeStream {
     /// Whether an atomic may begin: all under way are atomics, too.
     pub(super) fn takes_atomic(&self) -> bool {
         self.under_way() == u32::from(self.counts.atomics)
+    }
+
+    /// Whether WQEs are under way whose packets go in their turn.
+    #[inline]
+    pub(super) fn has_turns(&self) -> bool {
+        self.counts.in_turn > 0
     }
 
     /// Whether a WRITE that goes in its turn may begin: all under way do so, too.

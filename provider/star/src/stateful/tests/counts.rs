@@ -74,9 +74,9 @@ fn what_is_kept_of_a_peers_queues_is_what_the_host_allows() {
     assert_eq!(w.close().kept.get(), 0);
 }
 
-/// WQEPs that came in one turn have one answer; as in the paper each has its own.
+/// WQEPs that came in one frame have one answer; as in the paper each has its own.
 #[test]
-fn wqeps_of_one_turn_have_one_answer() {
+fn wqeps_of_one_frame_have_one_answer() {
     for (form, answers) in [(Form::Packed, 1), (Form::Paper, 8)] {
         let mut w = World::new(8, |local, _| local.form = form);
         (0..8).for_each(|_| w.sl_post_recv(&[]));
@@ -85,4 +85,35 @@ fn wqeps_of_one_turn_have_one_answer() {
         let sent = w.seen.iter().filter(|(ptype, _)| *ptype == Ptype::Ea);
         assert_eq!(sent.count(), answers, "{form:?}");
     }
+}
+
+/// The EA of receives waits for nothing where no packet of SF is there that could take it along.
+#[test]
+fn receives_that_come_to_an_idle_end_have_their_ea_at_once() {
+    let mut w = World::new(6, |_, _| {});
+    w.receive_wqe(0, 1);
+    assert_eq!((w.conn.owed_acks.is_owed(), w.sf.out.len()), (false, 1));
+    w.receive_wqe(0, 1);
+    assert_eq!((w.conn.owed_acks.is_owed(), w.sf.out.len()), (false, 2), "the first was lost, or late");
+    /* what is posted says it */
+    let at = w.ours(0);
+    w.post(op(SendOp::Send, 0, 0), &[w.sge(at, 1)], true);
+    w.receive_wqe(1, 1);
+    assert_eq!((w.conn.owed_acks.is_owed(), w.sf.out.len()), (true, 2));
+    w.run(|w| w.sends().len() == 1);
+    let own = w.seen.iter().filter(|(ptype, _)| *ptype == Ptype::Ea);
+    assert_eq!(own.count(), 2);
+}
+
+/// It waits where an answer is to come, and the program then told of that, and where it was just told.
+#[test]
+fn the_ea_of_receives_waits_for_what_the_program_may_send() {
+    let mut w = World::new(6, |_, _| {});
+    (0..2).for_each(|seq| w.receive_wqe(seq, 1));
+    w.cut = true;
+    let at = w.ours(0);
+    w.post(op(SendOp::Send, 0, 0), &[w.sge(at, 1)], true);
+    w.run(|w| !w.conn.window.is_empty());
+    w.receive_wqe(2, 1);
+    assert!(w.conn.owed_acks.is_owed(), "a SEND is under way");
 }

@@ -43,7 +43,7 @@ pub(super) struct Host {
     pub(super) memory: Vec<u8>,
     /// Where its card has written, in this order
     pub(super) writes: Vec<u64>,
-    out: Vec<(u16, Vec<u8>)>,
+    pub(super) out: Vec<(u16, Vec<u8>)>,
     pub(super) events: Vec<AsyncEvent>,
     news: Vec<SlEvent>,
     /// What stateful ends may keep, and what one keeps

@@ -16,59 +16,69 @@ pub(super) enum Posted {
 const MOST: usize = 32;
 
 /// The queue pairs whose doorbell waits.
-pub(super) struct Deferred(Vec<Qpn>);
+pub(super) struct Deferred {
+    all: Vec<Qpn>,
+    /// Bits of their numbers, and of those that were dropped: whoever has another does not wait
+    bits: u64,
+}
 
 impl Deferred {
     pub(super) fn new() -> Self {
-        Deferred(Vec::with_capacity(MOST))
+        Deferred { all: Vec::with_capacity(MOST), bits: 0 }
     }
 
     /// Whether there is no room for more.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
-        self.0.len() >= MOST
+        self.all.len() >= MOST
     }
 
     /// Whether none waits.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.all.is_empty()
     }
 
     /// Their queue pairs.
     pub(super) fn qpns(&self) -> impl Iterator<Item = Qpn> + Clone {
-        self.0.iter().copied()
+        self.all.iter().copied()
     }
 
     /// The one at a place, in their order.
     #[inline]
     pub(super) fn get(&self, at: usize) -> Option<Qpn> {
-        self.0.get(at).copied()
+        self.all.get(at).copied()
     }
 
     /// The one that came so many before the last.
     #[inline]
     pub(super) fn last(&self, before: usize) -> Option<Qpn> {
-        self.0.len().checked_sub(1 + before).and_then(|at| self.get(at))
+        self.all.len().checked_sub(1 + before).and_then(|at| self.get(at))
     }
 
     /// Drops all.
     #[inline]
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        self.all.clear();
+        self.bits = 0;
     }
 
     /// Drops those that `is_rung` has rung.
     pub(super) fn drop_rung(&mut self, mut is_rung: impl FnMut(Qpn) -> bool) {
-        self.0.retain(|qpn| !is_rung(*qpn));
+        self.all.retain(|qpn| !is_rung(*qpn));
+        if self.all.is_empty() {
+            self.bits = 0;
+        }
     }
 
     /// Adds one; false: there is no room.
     #[inline]
     pub(super) fn add(&mut self, qpn: Qpn) -> bool {
-        let there = self.0.contains(&qpn);
+        let bit = 1 << (qpn % u64::BITS);
+        let there = self.bits & bit != 0 && self.all.contains(&qpn);
         if !there && !self.is_full() {
-            self.0.push(qpn);
+            self.all.push(qpn);
+            self.bits |= bit;
             return true;
         }
         there

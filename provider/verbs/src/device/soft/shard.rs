@@ -219,8 +219,9 @@ impl Shard {
     #[inline]
     pub(super) fn ring_deferred(&mut self, now: Nanos) {
         for qpn in self.deferred.qpns() {
-            self.nic.expect_requests(&self.env, qpn);
-            self.star.expect_behind(&self.nic, &self.env, qpn);
+            if !self.star.expect_behind(&self.nic, &self.env, qpn) {
+                self.nic.expect_requests(&self.env, qpn);
+            }
         }
         let mut at = 0;
         while let Some(qpn) = self.deferred.get(at) {

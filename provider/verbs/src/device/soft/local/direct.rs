@@ -9,11 +9,11 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use libc::iovec;
-use starverbs_core::env::SendQueue;
+use starverbs_core::env::{SendQueue, SendRequest};
 use starverbs_core::transport::slices;
 use starverbs_core::types::{SendOp, SendWqe};
 use starverbs_core::{Access, PdId, QpId, SendFlags};
-use starverbs_rings::{SendRemote, SendRequest};
+use starverbs_rings::SendRemote;
 
 use super::end::{Ctx, LocalEnd};
 use crate::memory;

@@ -5,14 +5,14 @@
 //! what the peer's requester wrote, with the card's own memory, keys and queues.
 
 use starverbs_core::engine::{Call, EngineAttr, EngineCtx, TakenRecv, TransmitStatus};
-use starverbs_core::env::{RecvQueue, SendQueue, TakenWqe};
+use starverbs_core::env::{RecvQueue, SendQueue, SendRequest, TakenWqe};
 use starverbs_core::nic::MAX_SGE;
 use starverbs_core::room::filled;
 use starverbs_core::{
     AsyncEvent, Cqe, Host, Nanos, NicError, PdId, QpId, QpState, Qpn, SendFlags, Sge, WcFlags, WcOpcode,
     WcStatus,
 };
-use starverbs_rings::{CardRq, CardSq, SendRequest};
+use starverbs_rings::{CardRq, CardSq};
 
 use super::direct::Direct;
 use super::requester::RequestedWqe;

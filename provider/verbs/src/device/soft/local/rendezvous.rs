@@ -8,9 +8,8 @@
 //! slower.
 
 use starverbs_core::SendFlags;
-use starverbs_core::env::SendQueue;
+use starverbs_core::env::{SendQueue, SendRequest};
 use starverbs_core::transport::slices;
-use starverbs_rings::SendRequest;
 
 use super::end::{Ctx, LocalEnd};
 use super::record::{CHUNK, FETCHED, LocalRecord, answer, flag};

@@ -1,11 +1,11 @@
 //! The asking half of an end: WQEs into requests. What becomes of them: `completer.rs`.
 
-use starverbs_core::env::SendQueue;
+use starverbs_core::env::{SendQueue, SendRequest};
 use starverbs_core::mr::{WindowBind, WindowType};
 use starverbs_core::transport::slices;
 use starverbs_core::types::{SendOp, SendWqe};
 use starverbs_core::{QpState, SendFlags, WcStatus};
-use starverbs_rings::{DataRoom, SendRemote, SendRequest};
+use starverbs_rings::{DataRoom, SendRemote};
 
 use super::direct::DirectResult;
 use super::end::{Ctx, LocalEnd, TriesLeft};
