@@ -54,7 +54,7 @@ impl<E: StarEnv> Stateful<E> {
             return None;
         }
         let op = *op;
-        if op.until > card.now {
+        if op.until > card.now && !self.has_no_copies(card, &op) {
             self.arm(op.until);
             return None;
         }
