@@ -10,6 +10,10 @@ use super::form::Form;
 use super::token::{CardSecret, Token};
 use super::wire::{PSN_STEP, Prefix, Ptype, StarHead, StarHeader};
 
+mod repeat;
+
+use repeat::Repeats;
+
 /// Packets that one answer is to, at most.
 pub const MOST_ANSWERED: u16 = 128;
 
@@ -19,6 +23,8 @@ pub struct Answers {
     form: Form,
     /// For data, and for completions
     owed: [Option<Run>; 2],
+    /// What has left, where the wire loses packets
+    repeats: Repeats,
     /// Where the last packet came from whose token was right, and what it named: the next is often the same
     /// connection's
     admitted: Option<(Gid, Prefix, Token)>,
@@ -52,15 +58,22 @@ impl Run {
             && self.count < MOST_ANSWERED
     }
 
+    /// Whether it goes on behind so many others, of which this is the last: then it answers them, too.
+    fn begins_behind(&mut self, last: &StarHeader, count: u16) -> bool {
+        let step = if last.ptype == Ptype::Ea { 1 } else { PSN_STEP };
+        let goes_on = self.last.psn == last.psn.plus(step * u32::from(self.count))
+            && (last.ptype, last.qpn, last.epoch) == (self.last.ptype, self.last.qpn, self.last.epoch)
+            && (last.ptype != Ptype::Ea || last.opt.queue() == self.last.opt.queue())
+            && self.count + count <= MOST_ANSWERED;
+        self.count += if goes_on { count } else { 0 };
+        goes_on
+    }
+
     /// One fence is for all that it answers.
-    fn send<E: StarEnv>(&self, env: &mut E) {
+    fn send<E: StarEnv>(mut self, env: &mut E, repeats: &mut Repeats) {
         env.dma_fence();
-        let header = match (self.count, self.last.ptype) {
-            (1, _) => self.last,
-            (len, Ptype::Ea) => StarHeader { len, ..self.last },
-            (len, _) => StarHeader { ptype: Ptype::Rdas, len, ..self.last },
-        };
-        send(env, StarDest { av: &self.to, port: self.port }, header);
+        repeats.go_before(env, &mut self);
+        send(env, StarDest { av: &self.to, port: self.port }, &self.last, self.count);
     }
 }
 
@@ -120,12 +133,16 @@ impl Answers {
             _ => (Ptype::Rda, packet.len),
         };
         let last = StarHeader { ptype, ack: false, len, ..*packet };
-        let owed = &mut self.owed[usize::from(ptype == Ptype::Ea)];
+        if ptype == Ptype::Rda && self.form != Form::Paper {
+            self.repeats.note(packet);
+        }
+        let Answers { owed, repeats, .. } = self;
+        let owed = &mut owed[usize::from(ptype == Ptype::Ea)];
         match owed {
             Some(run) if run.goes_on(from, &last) => (run.last, run.count) = (last, run.count + 1),
             _ => {
                 let run = Run { to: back(from), port: from.port, last, count: 1 };
-                owed.replace(run).into_iter().for_each(|before| before.send(env));
+                owed.replace(run).into_iter().for_each(|before| before.send(env, repeats));
                 if self.form == Form::Paper {
                     self.flush(env);
                 }
@@ -142,10 +159,10 @@ impl Answers {
         packet: &StarHeader,
         kept: bool,
     ) {
-        self.flush(env);
+        self.send_owed(env);
         let len = if kept { KEPT } else { 0 };
         let header = StarHeader { ptype: Ptype::Rda, ack: false, len, ..*packet };
-        send(env, StarDest { av: &back(from), port: from.port }, header);
+        send_one(env, StarDest { av: &back(from), port: from.port }, header);
     }
 
     /// Packets of data whose answer is owed.
@@ -160,12 +177,29 @@ impl Answers {
         self.owed.iter().any(Option::is_some)
     }
 
-    /// Sends what is owed.
+    /// Sends what is owed; the turn is over.
     pub fn flush<E: StarEnv>(&mut self, env: &mut E) {
-        self.owed.iter_mut().filter_map(Option::take).for_each(|run| run.send(env));
+        self.send_owed(env);
+        self.repeats.end_turn();
+    }
+
+    /// Sends what is owed, with others that will be in this turn.
+    pub(super) fn send_owed<E: StarEnv>(&mut self, env: &mut E) {
+        let Answers { owed, repeats, .. } = self;
+        owed.iter_mut().filter_map(Option::take).for_each(|run| run.send(env, repeats));
     }
 }
 
-fn send<E: StarEnv>(env: &mut E, to: StarDest<'_>, header: StarHeader) {
+/// An answer to so many packets, of which this is the last one's.
+fn send<E: StarEnv>(env: &mut E, to: StarDest<'_>, last: &StarHeader, count: u16) {
+    let header = match (count, last.ptype) {
+        (1, _) => *last,
+        (len, Ptype::Ea) => StarHeader { len, ..*last },
+        (len, _) => StarHeader { ptype: Ptype::Rdas, len, ..*last },
+    };
+    send_one(env, to, header);
+}
+
+fn send_one<E: StarEnv>(env: &mut E, to: StarDest<'_>, header: StarHeader) {
     env.send_star(to, &StarHead::to_stateful(header), &[], &[], false);
 }

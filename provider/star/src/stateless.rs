@@ -269,7 +269,7 @@ impl<E: StarEnv> PacketJob<'_, E> {
         match self.stamp_at(cqe.slot)?.age_of(stamp) {
             Age::Newer if data.is_empty() => {
                 /* it does not overtake those before it */
-                self.owed.flush(self.env);
+                self.owed.send_owed(self.env);
                 self.answer(Ptype::Gda, 0, &[], &[]);
                 return Ok(());
             }

@@ -198,13 +198,18 @@ fn each_message_of_a_packet_is_done_once_and_in_order() {
 /// RDs of these PSNs come in one turn. What their answers are: type, PSN and LEN.
 fn answers_to(form: Form, psns: &[u32]) -> Vec<(Ptype, u32, u16)> {
     let mut sl = Sl::new();
-    let mut owed = Answers::new(form);
+    let answers = answers_in_turn(&mut sl, &mut Answers::new(form), psns);
+    assert_eq!(sl.stats.star_rd.get(), psns.len() as u64);
+    answers
+}
+
+/// The same of this card.
+fn answers_in_turn(sl: &mut Sl, owed: &mut Answers, psns: &[u32]) -> Vec<(Ptype, u32, u16)> {
     for psn in psns {
         let header = StarHeader { psn: Psn::new(*psn), ..header(Ptype::Rd, Opt::Send, sl.data, 3) };
-        sl.give(&mut owed, header, PREFIX, b"abc");
+        sl.give(owed, header, PREFIX, b"abc");
     }
-    let (frames, _) = sl.end_turn(&mut owed);
-    assert_eq!(sl.stats.star_rd.get(), psns.len() as u64);
+    let (frames, _) = sl.end_turn(owed);
     let kind = |frame| {
         let StarHeader { ptype, psn, len, addr, .. } = answer(std::slice::from_ref(frame)).header;
         assert_eq!(addr, sl.data);
@@ -221,6 +226,40 @@ fn packets_that_come_one_behind_the_other_are_answered_together() {
     assert_eq!(answers_to(Form::Packed, &[8, 12, 20, 24, 16]), [many(12, 2), many(24, 2), one(16)]);
     assert_eq!(answers_to(Form::Packed, &[8, 8, 9, 13, 16]), [one(8), one(8), many(13, 2), one(16)]);
     assert_eq!(answers_to(Form::Paper, &[8, 12]), [one(8), one(12)]);
+}
+
+/// Once a packet comes that SF has sent again, each answer leaves once more with those of the next turn, in
+/// front of them. After a while without such it leaves once, as before.
+#[test]
+fn where_packets_are_lost_answers_leave_twice() {
+    let (one, two) = (|psn| (Ptype::Rda, psn, 3), |psn| (Ptype::Rdas, psn, 2));
+    for form in [Form::Packed, Form::Paper] {
+        let (mut sl, mut owed) = (Sl::new(), Answers::new(form));
+        let mut turn = |psns: &[u32]| answers_in_turn(&mut sl, &mut owed, psns);
+        if form == Form::Paper {
+            assert_eq!([turn(&[8]), turn(&[13]), turn(&[16])], [[one(8)], [one(13)], [one(16)]]);
+            continue;
+        }
+        assert_eq!(turn(&[8]), [one(8)]);
+        assert_eq!(turn(&[16, 13]), [one(16), one(13)]);
+        assert_eq!(turn(&[]), [], "they alone are no reason");
+        let all = turn(&[20, 24, 32]);
+        assert_eq!(all, [one(13), (Ptype::Rdas, 24, 3), one(32)], "with what goes on behind it as one");
+        assert_eq!(turn(&[36]), [two(24), two(36)]);
+        let once = (0..2000).find(|n| turn(&[40 + 4 * n]) == [one(40 + 4 * n)]);
+        assert!(once.is_some_and(|n| (1000..1030).contains(&n)), "{once:?}");
+        assert_eq!(turn(&[8]), [one(8)]);
+    }
+}
+
+/// A turn may have more answers than are kept, and the next be for another peer.
+#[test]
+fn as_many_answers_leave_twice_as_there_is_room_for() {
+    let (mut sl, mut owed) = (Sl::new(), Answers::new(Form::Packed));
+    let psns: Vec<u32> = (0..100).map(|n| 8 * n + 1).collect();
+    assert_eq!(answers_in_turn(&mut sl, &mut owed, &psns).len(), 100);
+    assert_eq!(answers_in_turn(&mut sl, &mut owed, &[1001]).len(), 32 + 1);
+    assert_eq!(answers_in_turn(&mut sl, &mut owed, &[1009]).len(), 1 + 1);
 }
 
 #[test]

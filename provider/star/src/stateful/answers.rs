@@ -45,6 +45,7 @@ impl<E: StarEnv> Stateful<E> {
             known |= taken;
             drops += u64::from(!taken);
         }
+        self.infer(card);
         self.await_kept(card);
         self.charge(card);
         /* what was done is told to the program, whose answer takes the EA along */
@@ -227,7 +228,6 @@ impl<E: StarEnv> Stateful<E> {
     /// is as bad for what has turns.
     pub(super) fn refused_early(&mut self, card: &mut CardCtx<'_, E>, psn: Psn, entry: &InFlight) {
         self.window.refuse_early(psn);
-        self.infer(card, entry);
         if entry.kind == Kind::Put {
             card.path.rtt.was_lost();
             let op = *self.streams[entry.of as usize].get(entry.wqe);
@@ -247,7 +247,6 @@ impl<E: StarEnv> Stateful<E> {
         if newest && entry.tries == 1 {
             card.path.rtt.seen(card.now, card.now.saturating_sub(entry.sent));
         }
-        self.infer(card, &entry);
     }
 
     /// An answer came, before which packets of so much cost were in flight: the path has room for what it
@@ -330,7 +329,6 @@ impl<E: StarEnv> Stateful<E> {
             }
         }
         card.path.rtt.was_overtaken(overtaken);
-        self.infer(card, &entry);
         if entry.is_probe() {
             self.stream(entry.of).op(entry.wqe).probed = false;
             self.await_copies(card, entry.of, entry.wqe);
@@ -381,23 +379,25 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// Which packets are lost, as an answer shows.
-    fn infer(&mut self, card: &mut CardCtx<'_, E>, answered: &InFlight) {
-        let mut lost = self.window.infer(answered, card.path.rtt.disorder());
-        let op = self.streams[answered.of as usize].get(answered.wqe);
-        if op.quiet {
-            /* those that ask for no answer go again with one that was lost */
-            lost = lost.min(answered.cost());
-        }
+    /// Which packets are lost, as the answers show that came.
+    fn infer(&mut self, card: &mut CardCtx<'_, E>) {
+        let lost = self.window.infer(card.path.rtt.disorder());
         if lost > 0 {
             card.path.lost(lost);
             card.path.rtt.was_lost();
         }
     }
 
+    /// Whether no copy of a packet of a WQE can be under way any more: each was answered, or what left well
+    /// behind them was.
+    pub(super) fn has_no_copies(&self, card: &CardCtx<'_, E>, op: &WqeProgress) -> bool {
+        let newest = self.window.newest_put();
+        op.copies == 0 || card.path.rtt.order().is_some_and(|order| op.copied + order <= newest)
+    }
+
     /// All of a WQE is answered. It waits while a late copy of an RD may overwrite memory in use again,
-    /// as SL does not recognise copies (docs/star.md, "Loss recovery"). An RD without data shows sooner that
-    /// none is under way.
+    /// as SL does not recognise copies (docs/star.md, "Loss recovery"). An RD without data shows that none is
+    /// under way, if nothing else does.
     pub(super) fn await_copies(&mut self, card: &CardCtx<'_, E>, of: Of, index: u32) {
         let op = self.stream(of).op(index);
         op.probe = 0;
@@ -406,9 +406,10 @@ impl<E: StarEnv> Stateful<E> {
             return;
         }
         let (now, order) = (card.now, card.path.rtt.order());
-        let (newest, lifetime) = (self.window.newest_put(), self.lifetime(card.path));
+        let gone = self.has_no_copies(card, self.streams[of as usize].get(index));
+        let lifetime = self.lifetime(card.path);
         let op = self.stream(of).op(index);
-        if order.is_some_and(|order| op.copied + order <= newest) {
+        if gone {
             op.until = 0;
         } else if op.until == 0 {
             op.until = now + lifetime;
@@ -423,10 +424,10 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// An answer to a packet that has one. A copy that was answered is under way no more: its WQE need not
-    /// wait for it.
+    /// An answer to a packet that has one: SL's card answers twice, or it is that to another transmission. A
+    /// copy that was answered is under way no more: its WQE need not wait for it. False: no packet is known.
     fn answered_again(&mut self, card: &mut CardCtx<'_, E>, psn: Psn) -> bool {
-        let Some(entry) = self.window.done_again(psn) else { return false };
+        let Some(entry) = self.window.done_again(psn) else { return self.window.remembers(psn) };
         let stream = self.stream(entry.of);
         if entry.kind == Kind::Put && !entry.is_probe() && stream.holds(entry.wqe) {
             let op = stream.op(entry.wqe);

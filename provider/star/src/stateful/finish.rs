@@ -56,7 +56,7 @@ impl<E: StarEnv> Stateful<E> {
         if over || !all || left > 0 {
             return None;
         }
-        if until > card.now {
+        if until > card.now && !self.has_no_copies(card, self.streams[of as usize].get(index)) {
             self.arm(until);
             return None;
         }

@@ -195,6 +195,11 @@ impl<E: StarEnv> Stateful<E> {
             let stream = &self.streams[of as usize];
             let due = stream.oldest().filter(|op| op.probe != 0 && op.probe <= card.now).copied();
             let Some((index, op)) = due.map(|op| (stream.una, op)) else { continue };
+            if self.has_no_copies(card, &op) {
+                self.stream(of).op(index).probe = 0;
+                self.finish(card);
+                continue;
+            }
             if !self.has_room(card.now) {
                 continue;
             }
@@ -339,6 +344,7 @@ impl<E: StarEnv> Stateful<E> {
             offset,
             addr,
             rule,
+            quiet: op.quiet,
             ..InFlight::default()
         };
         if !self.is_admitted(card, fresh.cost()) {

@@ -49,7 +49,7 @@ impl<E: StarEnv> Stateful<E> {
         if op.left > 1 {
             return false;
         }
-        if op.until > card.now {
+        if op.until > card.now && !self.has_no_copies(card, &op) {
             self.arm(op.until);
             return false;
         }

@@ -83,6 +83,8 @@ pub(super) struct InFlight {
     pub(super) waiting: u8,
     /// One of them was forgotten, as its number came round
     pub(super) lapped: bool,
+    /// It asked for no answer when it left first, or is behind such that did
+    pub(super) quiet: bool,
 }
 
 /// Which packet a PSN is of: its number among all of the connection, and so its place.
@@ -178,6 +180,8 @@ pub(super) struct PacketWindow {
     bytes: u32,
     /// Of those that are lost, tail-loss probes
     tail_probes: u16,
+    /// Lanes of which something was answered since it was last looked for lost packets
+    answered: [bool; 2],
     lanes: [PacketLane; 2],
     /// Last timeout
     probed_at: Nanos,
@@ -196,6 +200,7 @@ impl PacketWindow {
             most: packets.clamp(LEAST, MOST).next_power_of_two() as u16,
             bytes: 0,
             tail_probes: 0,
+            answered: [false; 2],
             lanes: Default::default(),
             probed_at: 0,
         }
@@ -309,19 +314,25 @@ impl PacketWindow {
         let last = acked && entry.copy() == copy && !entry.lapped;
         let entry = *entry;
         self.settle(at);
-        let lane = &mut self.lanes[entry.lane()];
-        let (_, newest) = lane.newest;
+        let (_, newest) = self.lanes[entry.lane()].newest;
         let made = match entry.tries {
             _ if last => entry.sent,
             2 if acked => entry.before,
             _ => newest,
         };
         if last {
-            lane.newest = lane.newest.max((entry.order, entry.sent));
+            self.note_answered(entry.lane(), (entry.order, entry.sent));
         }
         self.pass();
         let overtaken = newest.saturating_sub(made);
         Some(AnsweredPacket { entry, sent: last.then_some(entry.sent), overtaken })
+    }
+
+    /// Of a lane the transmission of this number, which was made then, has its answer.
+    fn note_answered(&mut self, of: usize, transmission: (u32, Nanos)) {
+        let lane = &mut self.lanes[of];
+        lane.newest = lane.newest.max(transmission);
+        self.answered[of] = true;
     }
 
     /// The first packet without an answer of those that bring data, if it left before this one.
@@ -363,7 +374,7 @@ impl PacketWindow {
     }
 
     /// Whether the packet of this PSN has its place still.
-    fn remembers(&self, psn: Psn) -> bool {
+    pub(super) fn remembers(&self, psn: Psn) -> bool {
         let behind = self.next.since(base(psn));
         behind > 0 && behind as u32 / COPIES <= self.ring.len()
     }

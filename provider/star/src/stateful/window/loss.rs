@@ -36,8 +36,8 @@ impl PacketWindow {
         let at = number(psn);
         let entry = &mut self.ring[at];
         if entry.on_ack(copy(psn)) && entry.copy() == copy(psn) {
-            let lane = &mut self.lanes[entry.lane()];
-            lane.newest = lane.newest.max((entry.order, entry.sent));
+            let (lane, transmission) = (entry.lane(), (entry.order, entry.sent));
+            self.note_answered(lane, transmission);
             self.lose(at);
         }
     }
@@ -50,12 +50,10 @@ impl PacketWindow {
         if !entry.on_ack(copy(psn)) || entry.state == PacketState::Kept {
             return None;
         }
-        let newest = entry.copy() == copy(psn);
+        let (entry, newest) = (*entry, entry.copy() == copy(psn));
         if newest {
-            let lane = &mut self.lanes[entry.lane()];
-            lane.newest = lane.newest.max((entry.order, entry.sent));
+            self.note_answered(entry.lane(), (entry.order, entry.sent));
         }
-        let entry = *entry;
         self.settle(at);
         self.ring[at].state = PacketState::Kept;
         self.kept += 1;
@@ -111,10 +109,15 @@ impl PacketWindow {
         found.map(number)
     }
 
-    /// Declares lost what was overtaken, by others or by so much time, in the lane of what was answered.
-    /// Gives what the lost packets cost.
-    pub(in super::super) fn infer(&mut self, answered: &InFlight, disorder: Nanos) -> u32 {
-        let lane = answered.lane();
+    /// Declares lost what was overtaken, by others or by so much time, in the lanes of which something was
+    /// answered since this was asked. Gives what the lost packets cost: those that asked for no answer go
+    /// again with one that was lost, and count as one.
+    pub(in super::super) fn infer(&mut self, disorder: Nanos) -> u32 {
+        let answered = core::mem::take(&mut self.answered);
+        (0..answered.len()).filter(|lane| answered[*lane]).map(|lane| self.infer_in(lane, disorder)).sum()
+    }
+
+    fn infer_in(&mut self, lane: usize, disorder: Nanos) -> u32 {
         let newest = self.lanes[lane].newest;
         let Some(at) = self.oldest_of(lane) else { return 0 };
         let oldest = &self.ring[at];
@@ -123,15 +126,18 @@ impl PacketWindow {
         if first && !oldest.is_overtaken(newest, disorder) {
             return 0;
         }
-        let before = self.bytes;
+        let (mut lost, mut quiet) = (0, 0);
         for psn in self.each_from(self.lanes[lane].first) {
             let at = number(psn);
-            let entry = &self.ring[at];
-            if entry.lane() == lane && entry.is_overtaken(newest, disorder) {
-                self.lose(at);
+            let entry = self.ring[at];
+            if entry.lane() == lane && entry.is_overtaken(newest, disorder) && self.lose(at) {
+                match entry.quiet && entry.tries == 1 {
+                    true => quiet = quiet.max(entry.cost()),
+                    false => lost += entry.cost(),
+                }
             }
         }
-        before - self.bytes
+        lost + quiet
     }
 
     /// A timeout: nothing was answered that was sent at or before `then`. Makes the oldest of those tail-loss
