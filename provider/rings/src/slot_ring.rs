@@ -175,7 +175,8 @@ impl SlotWriter {
         SlotWriter { memory, next: memory.slot(0), written: 0, read: 0, sent, given: 0, back: 0 }
     }
 
-    /// Keeps to the first `bytes` of the data area, a power of two of 64 at least, if nothing was written yet.
+    /// Keeps to the first `bytes` of the data area, a power of two of 64 at least, if nothing was written
+    /// yet.
     pub fn keep_to(&mut self, bytes: u32) {
         debug_assert!(bytes.is_power_of_two() && bytes >= ALIGN);
         if self.written == 0 {

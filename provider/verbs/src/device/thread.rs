@@ -47,8 +47,8 @@ const NAP_DOUBLINGS: u32 = 4;
 const PAUSES: [u64; 5] = [0, 20, 40, 80, 160];
 /// A program whose last poll is less than this ago serves itself on the wire.
 const SOON: Nanos = 50_000;
-/// Requests that follow the last ones so soon, wake-ups included, are waited for without a sleep. The wait lasts
-/// so long, and all waits in a row so long: what comes by another way is to be looked at.
+/// Requests that follow the last ones so soon, wake-ups included, are waited for without a sleep. The wait
+/// lasts so long, and all waits in a row so long: what comes by another way is to be looked at.
 const FOLLOWS: Nanos = 100_000;
 const WAIT: Nanos = 20_000;
 const STAY: Nanos = 1_000_000;
@@ -324,8 +324,8 @@ impl<D: ThreadWork> Worker<D> {
         }
     }
 
-    /// Whether nobody else wants the process's only CPU: neither the program, which would have run for most of
-    /// the time since the last look, nor another one, which a yield would last for.
+    /// Whether nobody else wants the process's only CPU: neither the program, which would have run for most
+    /// of the time since the last look, nor another one, which a yield would last for.
     fn is_alone(&mut self) -> bool {
         if self.crowded > 0 {
             self.crowded -= 1;
