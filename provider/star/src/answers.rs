@@ -1,6 +1,7 @@
 //! Answers of SL's card to packets that bring data or completions. Those to successive packets that came
 //! together leave as one: RDAS, or an EA for several. So a card keeps what it owes for the last packets,
-//! until the program has answered them or polls again, and whose token was right last.
+//! until the program has answered them or polls again, and whose token was right last; and, where packets
+//! are lost, what it has answered last.
 
 use starverbs_core::{Av, Gid};
 
@@ -13,6 +14,7 @@ use super::wire::{PSN_STEP, Prefix, Ptype, StarHead, StarHeader};
 mod repeat;
 
 use repeat::Repeats;
+pub use repeat::TURNS as TURNS_KEPT;
 
 /// Packets that one answer is to, at most.
 pub const MOST_ANSWERED: u16 = 128;
@@ -114,6 +116,7 @@ impl Answers {
     /// memory for that, and none is of an earlier connection.
     pub fn begin(&mut self) {
         self.forget_ahead();
+        self.repeats.forget();
         if self.form != Form::Paper {
             _ = self.ahead.make_room();
         }

@@ -2,7 +2,7 @@
 
 use starverbs_core::{Access, Counters, FrameMeta, Gid, NicConfig, Psn, SendOp, WcStatus};
 use starverbs_sim::{Faults, Net, StarFrame};
-use starverbs_star::answers::Answers;
+use starverbs_star::answers::{Answers, TURNS_KEPT};
 use starverbs_star::bounds::Bounds;
 use starverbs_star::bundle::{Bundle, ShortRdc};
 use starverbs_star::carried::Carried;
@@ -252,7 +252,7 @@ fn where_packets_are_lost_answers_leave_twice() {
     }
 }
 
-/// A turn may have more answers than are kept, and the next be for another peer.
+/// A turn may have more answers than are kept.
 #[test]
 fn as_many_answers_leave_twice_as_there_is_room_for() {
     let (mut sl, mut owed) = (Sl::new(), Answers::new(Form::Packed));
@@ -260,6 +260,19 @@ fn as_many_answers_leave_twice_as_there_is_room_for() {
     assert_eq!(answers_in_turn(&mut sl, &mut owed, &psns).len(), 100);
     assert_eq!(answers_in_turn(&mut sl, &mut owed, &[1001]).len(), 32 + 1);
     assert_eq!(answers_in_turn(&mut sl, &mut owed, &[1009]).len(), 1 + 1);
+}
+
+/// An answer that no other follows soon is not told later, when its number may be another packet's.
+#[test]
+fn an_answer_that_waited_long_does_not_leave_twice() {
+    let (mut sl, mut owed) = (Sl::new(), Answers::new(Form::Packed));
+    answers_in_turn(&mut sl, &mut owed, &[1]);
+    assert_eq!(answers_in_turn(&mut sl, &mut owed, &[9]).len(), 1 + 1);
+    (0..TURNS_KEPT).for_each(|_| _ = sl.end_turn(&mut owed));
+    assert_eq!(answers_in_turn(&mut sl, &mut owed, &[17]).len(), 1);
+    owed.begin();
+    assert_eq!(answers_in_turn(&mut sl, &mut owed, &[25]).len(), 1, "of another connection");
+    assert_eq!(answers_in_turn(&mut sl, &mut owed, &[33]).len(), 1 + 1);
 }
 
 #[test]

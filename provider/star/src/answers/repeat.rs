@@ -13,6 +13,9 @@ use crate::wire::{Opt, PSN_STEP, Ptype, StarHeader};
 
 /// Answers of a turn that leave once more, at most.
 const MOST: usize = 32;
+/// Turns after which an answer that found no other to go with is forgotten: some milliseconds of polls, and
+/// before so many packets that its PSN comes again.
+pub const TURNS: u32 = 4096;
 /// Answers that leave twice behind the last packet that was sent again.
 const AFTER_LOSS: u16 = 1024;
 
@@ -25,6 +28,8 @@ pub(super) struct Repeats {
     count: usize,
     /// Those of them that left before this turn
     due: usize,
+    /// Turns since answers last left
+    idle: u32,
     /// As many more leave twice
     left: u16,
 }
@@ -50,7 +55,8 @@ impl Repeats {
     #[inline(never)]
     fn repeat<E: StarEnv>(&mut self, env: &mut E, run: &mut Run) {
         let new = (run.last, run.count);
-        if (self.to.dgid, self.port) != (run.to.dgid, run.port) {
+        self.idle = 0;
+        if (self.to.dgid, self.to.sgid, self.port) != (run.to.dgid, run.to.sgid, run.port) {
             (self.to, self.port, self.count, self.due) = (run.to, run.port, 0, 0);
         }
         for (last, count) in self.once.iter().take(self.due).flatten() {
@@ -72,7 +78,16 @@ impl Repeats {
     /// What leaves from now on is not in one frame with what has left.
     #[inline]
     pub(super) fn end_turn(&mut self) {
+        self.idle += 1;
+        if self.idle > TURNS {
+            (self.count, self.idle) = (0, 0);
+        }
         self.due = self.count;
+    }
+
+    /// What has left is no more to be told: its connection's numbers may be another's.
+    pub(super) fn forget(&mut self) {
+        (self.count, self.due) = (0, 0);
     }
 }
 

@@ -289,7 +289,7 @@ impl<E: EndpointHost> Endpoints<E> {
         }
         if end.qp.may_outrun(self.answers.data_owed()) {
             /* SF has no place for more receives before it knows that those before are done */
-            self.answers.flush(turn.env);
+            self.answers.send_owed(turn.env);
         }
         let more = end.qp.poll_transmit(turn.env, turn.now, turn.nic.memory());
         let unanswered = end.qp.unanswered();

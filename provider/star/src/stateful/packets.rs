@@ -198,7 +198,7 @@ impl<E: StarEnv> Stateful<E> {
             if self.has_no_copies(card, &op) {
                 self.stream(of).op(index).probe = 0;
                 self.finish(card);
-                continue;
+                return true;
             }
             if !self.has_room(card.now) {
                 continue;
