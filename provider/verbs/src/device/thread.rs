@@ -303,7 +303,9 @@ impl<D: ThreadWork> Worker<D> {
             return self.count_spurious();
         }
         self.spurious = 0;
-        if looks_at != LooksAt::Nothing && ago < FOLLOWS && (!self.shares_its_cpu || self.is_alone()) {
+        /* who polls, if not just now, may want the CPU that a look at sockets takes */
+        let looks = looks_at == LooksAt::Memory || looks_at == LooksAt::All && since_poll > TICK;
+        if looks && ago < FOLLOWS && (!self.shares_its_cpu || self.is_alone()) {
             self.stay(begun, calls, looks_at);
         }
     }
