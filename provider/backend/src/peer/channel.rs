@@ -17,8 +17,8 @@ pub(crate) const REQUESTS: u32 = 512;
 /// Answers that may be unread.
 pub(crate) const ANSWERS: u32 = 128;
 /// Bytes of each ring's data area: several times a CPU's own cache. What one CPU has just written another
-/// one gets at a quarter of the rate at which it gets what has gone to the cache of both. Pages that nothing
-/// touched take no memory.
+/// one gets much slower than what has gone to the cache of both (decision 19). Pages that nothing touched
+/// take no memory.
 pub(crate) const DATA: u32 = 1 << 22;
 /// Those of a process with many channels, each.
 pub const DATA_OF_MANY: u32 = 1 << 19;
