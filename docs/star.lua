@@ -313,7 +313,7 @@ local LAYOUTS = {
 	[7] = { f.key, 4, f.pd, 4, f.rule_qpn, 4, f.rule_addr, 8, f.rule_len, 8, f.rule_iova, 8, f.access, 4 },
 	[8] = { f.key, 4 },
 	[9] = { f.upto, 4 },
-	[11] = { f.status, 1 },
+	[11] = { f.status, 1, f.done_recvs, 4 },
 	[13] = { f.rules, 4, f.rules_sum, 8 },
 	[15] = {
 		f.round, 2, f.version, 1, f.is_star, 1, f.preference, 1, f.stateful, 4, f.threshold, 4,

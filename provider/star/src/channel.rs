@@ -303,7 +303,11 @@ mod tests {
     #[test]
     fn retracted_memory_is_not_sent_late() {
         let mut channel = ControlChannel::new();
-        for message in [Control::Unrule { key: 1 }, Control::Begin { known: None }, Control::Bye { why: 0 }] {
+        for message in [
+            Control::Unrule { key: 1 },
+            Control::Begin { known: None },
+            Control::Bye { why: 0, recvs: Psn::default() },
+        ] {
             channel.send(message).unwrap();
         }
         assert_eq!(channel.poll(0), numbered(0, Control::Unrule { key: 1 }));
@@ -311,7 +315,7 @@ mod tests {
         assert_eq!(channel.poll(FIRST_TIMEOUT), numbered(0, Control::KeepAlive), "under its number");
         assert_eq!(channel.answered(Psn::new(0)), Some(Control::KeepAlive));
         channel.retract_memory();
-        assert_eq!(channel.poll(FIRST_TIMEOUT), numbered(1, Control::Bye { why: 0 }));
+        assert_eq!(channel.poll(FIRST_TIMEOUT), numbered(1, Control::Bye { why: 0, recvs: Psn::default() }));
         assert_eq!(channel.count(|_| true), 1);
     }
 

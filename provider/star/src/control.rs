@@ -178,6 +178,8 @@ pub enum Control {
     Bye {
         /// 0: closed; else a [`WcStatus`](starverbs_core::WcStatus)
         why: u8,
+        /// Of SL: its receives before this sequence have their completions
+        recvs: Psn,
     },
 }
 
@@ -314,7 +316,10 @@ impl Control {
                 out.word(rules)?;
                 out.long(sum)?;
             }
-            Control::Bye { why } => out.bytes(&[11, why])?,
+            Control::Bye { why, recvs } => {
+                out.bytes(&[11, why])?;
+                out.word(recvs.get())?;
+            }
         }
         Some(out.len())
     }
@@ -347,7 +352,7 @@ impl Control {
             8 => Control::Unrule { key: from.word()? },
             9 => Control::Want { upto: from.word()? },
             10 => Control::KeepAlive,
-            11 => Control::Bye { why: from.byte()? },
+            11 => Control::Bye { why: from.byte()?, recvs: Psn::new(from.word()?) },
             12 => Control::Begin { known: None },
             13 => Control::Begin { known: Some(Sum { rules: from.word()?, sum: from.long()? }) },
             14 => Control::ResendRules,

@@ -50,7 +50,7 @@ fn what_is_said_is_understood() {
         Control::ResendRules,
         Control::RuleQuery,
         Control::RuleSum(Sum { rules: 9, sum: u64::MAX }),
-        Control::Bye { why: 12 },
+        Control::Bye { why: 12, recvs: Psn::new(0x00ab_cdef) },
         Control::Change {
             round: 0x1234,
             version: 0xfe,

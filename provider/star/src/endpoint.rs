@@ -442,6 +442,23 @@ impl<E: StarEnv> SlQp<E> {
         }
     }
 
+    /// The first receive whose completion is not in its slot.
+    fn received(&self, env: &mut E) -> Psn {
+        let (ring, rq_depth) = (self.init.setup.recv_ring(), self.init.setup.rq_depth);
+        let mut seq = self.recv.una;
+        while seq != self.recv.next && self.is_filled(env, slot(ring, rq_depth, seq, CQE_SLOT), seq) {
+            seq = seq.wrapping_add(1);
+        }
+        Psn::new(seq)
+    }
+
+    /// Whether the slot at this address has the completion of `seq`.
+    fn is_filled(&self, env: &mut E, at: u64, seq: u32) -> bool {
+        let here = Stamp { epoch: self.peer.epoch, seq: Psn::new(seq).get() };
+        let stamp = env.star_load(at).map(|word| Stamp::of(u64::from_ne_bytes(word)));
+        stamp.is_some_and(|stamp| stamp.age_of(here) == Age::Same)
+    }
+
     /// The oldest completion that is in its slot, if nothing before it must come first.
     fn next_completion(&mut self, env: &mut E, queue: Queue) -> Option<(u32, CqeMsg)> {
         let setup = &self.init.setup;
@@ -452,9 +469,7 @@ impl<E: StarEnv> SlQp<E> {
         let (mut seq, next) = (self.track(queue).una, self.track(queue).next);
         while seq != next {
             let at = slot(ring, depth, seq, CQE_SLOT);
-            let here = Stamp { epoch: self.peer.epoch, seq: Psn::new(seq).get() };
-            let stamp = Stamp::of(u64::from_ne_bytes(env.star_load(at)?));
-            if stamp.age_of(here) == Age::Same {
+            if self.is_filled(env, at, seq) {
                 let mut body = [0; CQE_BODY];
                 let (first, second) = body.split_at_mut(8);
                 first.copy_from_slice(&env.star_load(at + 8)?);

@@ -396,6 +396,6 @@ fn controls() -> Vec<(Vec<u8>, &'static str)> {
         (encoded(Control::Unrule { key: 9 }), "Unrule"),
         (encoded(Control::Want { upto: 77 }), "Want"),
         (encoded(Control::KeepAlive), "Keep alive"),
-        (encoded(Control::Bye { why: 12 }), "Bye"),
+        (encoded(Control::Bye { why: 12, recvs: Psn::default() }), "Bye"),
     ]
 }

@@ -262,6 +262,35 @@ fn who_ended_before_it_began_is_not_waited_for() {
     assert_eq!(w.ends(SF), [(6, WcStatus::RetryExcErr)]);
 }
 
+/// SL ends when its program has a message whose answer was lost: its Bye says so, and SF's SEND succeeds. What
+/// SL has no receive for fails.
+#[test]
+fn what_sl_had_before_it_ended_succeeds() {
+    for destroyed in [false, true] {
+        let mut w = World::new(STAR, Setup::default());
+        w.connect();
+        (1..=2).for_each(|id| w.rqs[SL].post(Recv { wr_id: id, sges: vec![w.regions[SL]] }).expect("room"));
+        w.net.run_for(SECOND);
+        w.net.cut(SL, SF, 20 * MS);
+        for wr_id in 3..=5 {
+            let send = SendWqe { wr_id, op: SendOp::Send, flags: SendFlags::SIGNALED, ..SendWqe::default() };
+            w.post_to(SF, send, vec![Sge { len: 8, ..w.regions[SF] }]);
+        }
+        w.net.run_for(10 * MS);
+        assert_eq!(w.ends(SL), [1, 2].map(|id| (id, WcStatus::Success)));
+        let now = w.net.now();
+        let host = &mut w.net.hosts[SL];
+        if destroyed {
+            host.destroy_qp(w.qpns[SL], now).expect("it is there");
+        } else {
+            host.to_state(w.qpns[SL], QpState::Err, now).expect("from every state");
+        }
+        w.net.run_for(10 * SECOND);
+        let ends = [(3, WcStatus::Success), (4, WcStatus::Success), (5, WcStatus::RetryExcErr)];
+        assert_eq!(w.ends(SF), ends, "destroyed: {destroyed}");
+    }
+}
+
 /// A SEND that is to take away a key that its peer does not have fails, as RC's does; what comes behind it is
 /// not done.
 #[test]

@@ -198,8 +198,8 @@ fn one_that_had_fallen_silent_sends_its_bye() {
     talk.sent();
     talk.wait(LONG);
     assert_eq!(talk.sl.next_deadline(), None, "it has said it often enough");
-    let linger = talk.sl.close(talk.now, false);
-    let (mut linger, env) = (linger.expect("it has something to say"), &mut talk.net.hosts[0].env);
+    let env = &mut talk.net.hosts[0].env;
+    let mut linger = talk.sl.close(env, talk.now, false).expect("it has something to say");
     assert!(!linger.poll(env, talk.now));
     assert_eq!(env.flush_star().len(), 1);
     assert!(linger.next_deadline() >= talk.now + FIRST_TIMEOUT);
@@ -212,7 +212,7 @@ fn a_peer_that_cannot_begin_is_asked_once() {
     let mut talk = Talk::new(&[], false);
     talk.rq.post(Recv { wr_id: 1, sges: vec![] }).expect("room");
     assert!(matches!(talk.sent()[..], [(0, Control::Setup(_))]));
-    talk.receive(Control::Bye { why: 0 });
+    talk.receive(Control::Bye { why: 0, recvs: Psn::default() });
     assert!(!talk.sl.is_connected());
     talk.wait(LONG);
     assert_eq!((talk.sent(), talk.cq.poll().is_none()), (vec![], true));

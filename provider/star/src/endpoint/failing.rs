@@ -1,7 +1,7 @@
 //! How an [`SlQp`] ends: SF is gone or silent, a WQE fails, or the program wants it.
 
 use starverbs_core::env::{RecvQueue, SendQueue, TakenWqe};
-use starverbs_core::{AsyncEvent, Cqe, Nanos, WcStatus};
+use starverbs_core::{AsyncEvent, Cqe, Nanos, Psn, WcStatus};
 
 use crate::control::Control;
 use crate::env::StarEnv;
@@ -54,9 +54,11 @@ impl<E: StarEnv> SlQp<E> {
     /// The QP goes to ERR, by itself or by its program. The oldest send gets `status`.
     pub fn enter_error(&mut self, env: &mut E, now: Nanos, status: WcStatus) {
         let connected = matches!(self.state, SlState::Starting | SlState::Ready);
+        let mut recvs = Psn::default();
         if self.state != SlState::Error {
             self.state = SlState::Error;
             self.close_gate(env);
+            recvs = self.received(env);
             self.flush(status);
             if self.init.setup.srq {
                 env.event(AsyncEvent::LastWqeReached(self.init.qpn));
@@ -66,7 +68,7 @@ impl<E: StarEnv> SlQp<E> {
             /* whoever has the peer's QPN by the time that this arrives must not begin with it */
             self.channel.end();
             (self.gate, self.changes.given, self.sf_lacks_rules) = (0, 0, false);
-            self.push_message(now, Control::Bye { why: 0 });
+            self.push_message(now, Control::Bye { why: 0, recvs });
             self.send_messages(env, now);
         }
     }

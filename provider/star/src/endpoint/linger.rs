@@ -33,7 +33,7 @@ impl<E: StarEnv> SlQp<E> {
 
     /// The QP ends, or begins anew; gives what lingers. `others_send`: other connections send its memory
     /// messages.
-    pub fn close(mut self, now: Nanos, others_send: bool) -> Option<Linger> {
+    pub fn close(mut self, env: &mut E, now: Nanos, others_send: bool) -> Option<Linger> {
         if others_send {
             self.channel.retract_memory();
         }
@@ -41,7 +41,7 @@ impl<E: StarEnv> SlQp<E> {
         self.channel.wake(now);
         if self.is_connected() {
             /* without memory the peer finds out by silence */
-            _ = self.channel.send(Control::Bye { why: 0 });
+            _ = self.channel.send(Control::Bye { why: 0, recvs: self.received(env) });
         }
         let patience = self.init.patience.time.map_or(MAX_LINGER, |time| time.min(MAX_LINGER));
         let (qpn, until) = (self.init.qpn, now + patience);

@@ -56,7 +56,7 @@ impl<E: StarEnv> SlQp<E> {
             Control::ResendRules if self.channel.holds(&Control::Begin { known: None }) => (),
             Control::ResendRules => self.sf_lacks_rules = true,
             Control::RuleQuery => self.sum_wanted = true,
-            Control::Bye { why } => self.on_bye(env, now, why),
+            Control::Bye { why, .. } => self.on_bye(env, now, why),
             _ => (),
         }
     }

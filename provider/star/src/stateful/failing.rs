@@ -110,15 +110,31 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// SL closes the connection. Gives when nothing of it is under way any more, and the Bye may be answered.
-    pub(super) fn handle_bye(&mut self, card: &mut CardCtx<'_, E>) -> Nanos {
+    /// SL closes the connection; its receives before `recvs` have their completions. Gives when nothing of it
+    /// is under way any more, and the Bye may be answered.
+    pub(super) fn handle_bye(&mut self, card: &mut CardCtx<'_, E>, recvs: Psn) -> Nanos {
         if self.quiet_at == 0 {
             self.stop_sending(card);
         }
         self.ended = Ended::Reported;
         self.completions.iter_mut().for_each(|completions| completions.forget());
+        self.finish_received(card, recvs);
         self.peer_left(card.now);
         self.quiet_at
+    }
+
+    /// Whose completions SL has, which carried them, succeed, though no answer comes any more.
+    fn finish_received(&mut self, card: &mut CardCtx<'_, E>, recvs: Psn) {
+        let (una, count) = (self.streams[0].una, self.streams[0].under_way());
+        for n in 0..count {
+            let op = self.streams[0].op(una.wrapping_add(n));
+            let received = op.recv.is_some_and(|seq| Psn::new(seq).before(recvs));
+            if !(received && op.carries && op.all && op.held == 0) {
+                break;
+            }
+            (op.left, op.until) = (0, 0);
+        }
+        self.finish(card);
     }
 
     /// SL has ended. Sends that wait for it fail, but not before RC's would: the program may have all that it

@@ -88,7 +88,7 @@ impl<E: StarEnv> Stateful<E> {
                 self.report();
                 Some(card.now)
             }
-            Control::Bye { .. } => Some(self.handle_bye(card)),
+            Control::Bye { recvs, .. } => Some(self.handle_bye(card, recvs)),
             /* role messages are over; others need an answer alone */
             _ => Some(card.now),
         }
@@ -143,7 +143,7 @@ impl<E: StarEnv> Stateful<E> {
             _ = self.channel.send(Control::KeepAlive);
         }
         if let Some(status) = self.refused.filter(|_| self.quiet_at <= now)
-            && self.channel.send(Control::Bye { why: status as u8 }).is_ok()
+            && self.channel.send(Control::Bye { why: status as u8, recvs: Psn::default() }).is_ok()
         {
             self.refused = None;
         }

@@ -307,7 +307,7 @@ impl<E: EndpointHost> Endpoints<E> {
         self.answers.forget_ahead();
         self.slots.keep(&slots);
         let confirmed = qp.is_confirmed();
-        let linger = qp.close(turn.now, others_send);
+        let linger = qp.close(turn.env, turn.now, others_send);
         self.close_inline(turn, inline);
         let slots = match linger {
             Some(linger) => self.begin_linger(turn, linger, slots),

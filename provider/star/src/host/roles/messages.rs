@@ -15,7 +15,7 @@ use super::End;
 
 /// Answers each Setup of a stateless end with Bye: the QP is in ERR.
 pub(super) fn refuse<E: EndpointHost>(turn: &mut Turn<'_, E>, qpn: Qpn, to: &SfPeer) {
-    send_control(turn.env, to, qpn, Psn::default(), Some(&Control::Bye { why: 0 }));
+    send_control(turn.env, to, qpn, Psn::default(), Some(&Control::Bye { why: 0, recvs: Psn::default() }));
 }
 
 /// The Setup of a stateless end, if the packet is its first message, and its QPN and epoch.

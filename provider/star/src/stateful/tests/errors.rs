@@ -270,7 +270,7 @@ fn rules_come_and_go_by_messages_and_a_bye_ends_it() {
     assert_eq!(w.sl.read(w.theirs(4104), 8), b"abcdefgh", "by the address that SL's program gave");
     send_control(&mut w, 1, Control::Unrule { key: 99 });
     /* it is answered when nothing is under way any more, whatever comes late meanwhile */
-    w.send_control(2, Control::Bye { why: 0 });
+    w.send_control(2, Control::Bye { why: 0, recvs: Psn::default() });
     w.pass(MS / 10);
     w.send_control(1, Control::Unrule { key: 99 });
     w.pass(MS / 10);
