@@ -47,7 +47,8 @@ impl LossSeen {
 
     /// Whether any was of late.
     pub(crate) fn is_recent(&self) -> bool {
-        self.fresh || self.seen.contains(&true)
+        let [this, before] = self.seen;
+        self.fresh || this || before
     }
 }
 

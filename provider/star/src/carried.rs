@@ -37,13 +37,15 @@ impl Carried {
     /// Its bytes.
     pub fn encode(&self) -> [u8; CARRIED_LEN] {
         let CqeMsg { slot, opcode, flags, solicited, byte_len, .. } = self.cqe;
+        let says = u32::from_be_bytes([self.queue as u8, opcode as u8, flags.bits(), solicited.into()]);
+        let imm = u32::from_be_bytes(self.cqe.imm_bytes());
+        let pair = |high: u32, low: u32| (u64::from(high) << 32 | u64::from(low)).to_be_bytes();
         let mut bytes = [0; CARRIED_LEN];
-        bytes[0..8].copy_from_slice(&slot.to_be_bytes());
-        bytes[8..12].copy_from_slice(&[self.queue as u8, opcode as u8, flags.bits(), u8::from(solicited)]);
-        bytes[12..16].copy_from_slice(&byte_len.to_be_bytes());
-        bytes[16..20].copy_from_slice(&self.cqe.imm_bytes());
-        bytes[20..24].copy_from_slice(&self.seq.get().to_be_bytes());
-        bytes[24..32].copy_from_slice(&self.stored.to_be_bytes());
+        /* whole words: no call copies them */
+        if let [first, second, third, last] = bytes.as_chunks_mut().0 {
+            (*first, *last) = (slot.to_be_bytes(), self.stored.to_be_bytes());
+            (*second, *third) = (pair(says, byte_len), pair(imm, self.seq.get()));
+        }
         bytes
     }
 

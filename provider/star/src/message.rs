@@ -156,7 +156,7 @@ impl<'a> Sges<'a> {
     }
 }
 
-fn sge(bytes: &[u8; SGE_LEN]) -> Sge {
+pub(super) fn sge(bytes: &[u8; SGE_LEN]) -> Sge {
     let word = u128::from_be_bytes(*bytes);
     Sge { addr: (word >> 64) as u64, len: (word >> 32) as u32, lkey: word as u32 }
 }

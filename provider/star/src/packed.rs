@@ -16,7 +16,7 @@ use starverbs_core::{AvId, Psn, QPN_MASK, SendFlags, SendOp, SendWqe, Sge};
 use super::message::Wqe;
 use super::message::{
     Body, MAX_SGE, RECV, SGE_LEN, SMALL_INLINE, Sges, WQE_HEAD, WqeReader, Writer, imm_bytes, imm_of, op_of,
-    sge_bytes, sge_sum, sum,
+    sge, sge_bytes, sge_sum, sum,
 };
 use super::wire::Queue;
 
@@ -167,6 +167,21 @@ impl<'a> Records<'a> {
     pub fn new(bytes: &'a [u8]) -> Self {
         Records(WqeReader(bytes))
     }
+}
+
+/// Bytes of a receive of one SGE.
+const SHORT_RECV: usize = 12 + SGE_LEN;
+
+/// The receive of one SGE that these bytes begin with, as most do, and what is behind it. `None`: they begin
+/// with something else.
+#[inline]
+pub fn short_recv(bytes: &[u8]) -> Option<(Psn, Sge, &[u8])> {
+    let (record, rest) = bytes.split_first_chunk::<SHORT_RECV>()?;
+    let mut from = WqeReader(record);
+    let (word, kind, length) = (from.word()?, from.bytes()?, from.word()?);
+    let sge = sge(&from.bytes()?);
+    let is_one = word & !QPN_MASK == OF_RECV && kind == [RECV, 0, 1, 0] && length == sge.len;
+    is_one.then(|| (Psn::new(word & QPN_MASK), sge, rest))
 }
 
 /// `None`: what comes next is no record, and nothing behind it is.

@@ -2,7 +2,7 @@
 //!
 //! A [`Stateful`] executes two send queues, its own and SL's, against two receive queues, its own and
 //! SL's. `remote` keeps SL's queues, `stream` orders WQEs, `begin` begins them, `packets` and `rdc` make
-//! their packets, `window` knows which are under way, `answers` takes those of SL's card, `results` sends
+//! their packets, `short` does both for short SENDs, `window` knows which are under way, `answers` takes those of SL's card, `results` sends
 //! results of SL's atomics, `inquiry` asks SL before a request fails for want of a rule, `rpc` has
 //! kernels answer SL's RPCs and take its RPC WRITEs, `finish` completes in order, `events` sends SL's
 //! completions, `messages` takes control messages, `failing` takes either end into error, `clock` does
@@ -28,6 +28,7 @@ mod rdc;
 mod remote;
 mod results;
 mod rpc;
+mod short;
 mod stream;
 mod turns;
 mod window;

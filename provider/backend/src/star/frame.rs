@@ -137,7 +137,7 @@ impl OpenFrame {
         let end = self.used + LENGTH_LEN + size;
         let Some(mut rest) = self.bytes.get_mut(self.used..end) else { return };
         let mut next = |len: usize| rest.split_off_mut(..len).unwrap_or_default();
-        next(LENGTH_LEN).copy_from_slice(&(size as u16).to_be_bytes());
+        put::<LENGTH_LEN>(&(size as u16).to_be_bytes(), next(LENGTH_LEN));
         let place = next(head.len());
         if !put::<HEADER_LEN>(head, place) && !put::<HEAD_LEN>(head, place) {
             place.copy_from_slice(head);

@@ -33,7 +33,8 @@ impl<E: StarEnv> Stateful<E> {
         packet: &StarPacket<'_>,
         mut more: impl FnMut() -> Option<StarPacket<'p>>,
     ) {
-        let done = self.streams.each_ref().map(|stream| stream.una);
+        let [ours, theirs] = &self.streams;
+        let done = [ours.una, theirs.una];
         let mut known = if packet.header.migrate {
             self.take_control(card, source, packet)
         } else {
@@ -49,7 +50,8 @@ impl<E: StarEnv> Stateful<E> {
         self.await_kept(card);
         self.charge(card);
         /* what was done is told to the program, whose answer takes the EA along */
-        if self.streams.each_ref().map(|stream| stream.una) == done {
+        let [ours, theirs] = &self.streams;
+        if [ours.una, theirs.una] == done {
             self.ack_recvs(card);
         }
         if known {
@@ -70,7 +72,11 @@ impl<E: StarEnv> Stateful<E> {
             Ptype::Wqep => self.take_wqe(card, packet),
             Ptype::Wqeps => self.take_wqes(card, packet),
             Ptype::Ea => self.on_ack(card, header),
-            Ptype::Rda | Ptype::Gda => self.answered(card, packet),
+            Ptype::Rda | Ptype::Gda => {
+                let echoed = (header.addr, header.len);
+                header.ptype == Ptype::Rda && self.answered_short(card, header.psn, Some(echoed))
+                    || self.answered(card, packet)
+            }
             Ptype::Rdas => self.answered_all(card, header),
             Ptype::Rd | Ptype::Rdc | Ptype::Rdcs | Ptype::Gd | Ptype::Cqep => false,
         }
@@ -92,7 +98,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// An EA is owed for a stored WQE: a cumulative one, or one of its own if a WQE before it is missing.
-    fn ack_wqe(&mut self, queue: Queue, opt: Opt, seq: Psn) {
+    pub(super) fn ack_wqe(&mut self, queue: Queue, opt: Opt, seq: Psn) {
         let stored = if queue == Queue::Recv { self.recvs.stored() } else { self.sends.stored() };
         if self.local.form == Form::Packed && seq.before(stored) {
             self.owed_acks.push_all(queue);
@@ -103,7 +109,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Many WQEs. False: one of them is malformed, or cannot be stored; those before it are.
     fn take_wqes(&mut self, card: &mut CardCtx<'_, E>, packet: &StarPacket<'_>) -> bool {
-        for record in Records::new(packet.data) {
+        for record in Records::new(self.store_recvs(card, packet.data)) {
             let Some(PackedWqe { seq, wqe }) = record else { return false };
             if !self.store(card, seq, &wqe) {
                 return false;
@@ -251,7 +257,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// An answer came, before which packets of so much cost were in flight: the path has room for what it
     /// took.
-    fn release_path(&mut self, card: &mut CardCtx<'_, E>, before: u32) {
+    pub(super) fn release_path(&mut self, card: &mut CardCtx<'_, E>, before: u32) {
         let freed = (before - self.window.in_flight()).min(self.charged);
         card.path.acked(freed);
         self.charged -= freed;
@@ -285,6 +291,10 @@ impl<E: StarEnv> Stateful<E> {
         }
         let mut known = false;
         for psn in run(last, count, PSN_STEP) {
+            if self.answered_short(card, psn, None) {
+                known = true;
+                continue;
+            }
             known |= match self.window.get(psn) {
                 Some(entry) if entry.kind != Kind::Put || self.state != QpState::Rts => false,
                 Some(_) => {

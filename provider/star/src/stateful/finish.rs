@@ -75,7 +75,7 @@ impl<E: StarEnv> Stateful<E> {
         op.status
     }
 
-    fn complete_local(&mut self, card: &mut CardCtx<'_, E>, index: u32, op: &WqeProgress) {
+    pub(super) fn complete_local(&mut self, card: &mut CardCtx<'_, E>, index: u32, op: &WqeProgress) {
         let sq = &self.local.sq;
         let (request, wr_id) = (sq.request(index), sq.wr_id(index));
         let done = op.recv.filter(|_| !op.carries).map(|_| recv_done(&request, sq.imm(index)));

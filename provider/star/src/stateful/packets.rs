@@ -24,7 +24,7 @@ use crate::turn::{DataTurn, TURN_LEN};
 use crate::wire::{Opt, Ptype, StarHeader};
 
 /// Packets that a connection may send before another gets its turn.
-const TURN: u32 = 64;
+pub(super) const TURN: u32 = 64;
 
 /// SGE in which byte `offset` of a list lies, and how far into it.
 fn sge_at(sges: &[Sge], mut offset: u32) -> Option<(&Sge, u32)> {
@@ -49,7 +49,11 @@ impl<E: StarEnv> Stateful<E> {
     fn send_all(&mut self, card: &mut CardCtx<'_, E>) -> TransmitStatus {
         self.crowded = false;
         let (mut old, before) = (true, self.window.in_flight());
-        for _ in 0..TURN {
+        let short = self.send_short(card);
+        if short > 0 && !self.has_new(Of::Local) {
+            return self.end_turn(card, TransmitStatus::Idle);
+        }
+        for _ in short..TURN {
             if !card.env.can_send_star() {
                 return TransmitStatus::PortFull;
             }
@@ -114,7 +118,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Whether [`send_old`](Stateful::send_old) may find something. What is in flight waits for its answer
     /// alone.
-    fn has_old(&self) -> bool {
+    pub(super) fn has_old(&self) -> bool {
         self.window.has_lost()
             || self.streams.iter().any(WqeStream::has_waiting)
             || self.has_messages()

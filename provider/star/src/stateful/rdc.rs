@@ -26,8 +26,9 @@ use crate::turn::TURN_LEN;
 use crate::wire::{Opt, Ptype, Queue, StarHeader, StarPacket};
 
 /// Bytes before the data of the last packet of a WQE.
-fn front_len(op: &WqeProgress) -> u16 {
-    (CARRIED_LEN + if op.in_turn { TURN_LEN } else { 0 }) as u16
+pub(super) fn front_len(op: &WqeProgress) -> u16 {
+    let (carried, turn) = (if op.carries { CARRIED_LEN } else { 0 }, if op.in_turn { TURN_LEN } else { 0 });
+    (carried + turn) as u16
 }
 
 impl<E: StarEnv> Stateful<E> {

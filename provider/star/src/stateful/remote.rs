@@ -226,6 +226,22 @@ impl<T: KeptWqe> RemoteQueue<T> {
     }
 }
 
+impl RemoteQueue<KeptRecv> {
+    /// The next receive that comes, of one SGE, is stored. False: it is not the next, or room is to be made.
+    #[inline]
+    pub(super) fn store_next(&mut self, seq: Psn, sge: Sge) -> bool {
+        if seq != self.stored || seq.since(self.una) as u32 >= self.slots.len() {
+            return false;
+        }
+        self.slots[seq.get()] = Slot { wqe: Some(KeptRecv { num_sge: 1 }), sge };
+        self.stored = seq.plus(1);
+        while self.get(self.stored).is_some() {
+            self.stored = self.stored.plus(1);
+        }
+        true
+    }
+}
+
 impl RemoteQueue<SendWqe> {
     /// WQE `seq` is an RPC that our program answers: from now on a SEND, with the low half of the RPC op-code
     /// as immediate data.

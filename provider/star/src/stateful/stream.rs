@@ -263,6 +263,12 @@ impl WqeStream {
         (self.begun, self.offset) = (true, 0);
     }
 
+    /// WQE `next` begins, and leaves as one packet.
+    pub(super) fn begin_whole(&mut self, op: WqeProgress) {
+        self.begin(WqeProgress { left: 1, all: true, ..op });
+        (self.begun, self.next) = (false, self.next.wrapping_add(1));
+    }
+
     /// So many bytes of `next` have left in one packet more; the last of them if `all`.
     pub(super) fn advance(&mut self, len: u32, packets: u32, all: bool) {
         let next = self.next;

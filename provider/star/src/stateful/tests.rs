@@ -489,6 +489,7 @@ mod atomics;
 mod carried;
 #[path = "tests/errors.rs"]
 mod errors;
+mod short;
 mod turns;
 
 /// Where packets were lost of late, the last of all is not waited for until the timeout.

@@ -154,6 +154,12 @@ impl AnsweredPacket {
     }
 }
 
+/// What the answer to the oldest packet says, which left once: when, and as of [`AnsweredPacket`].
+pub(super) struct FirstAnswer {
+    pub(super) sent: Nanos,
+    pub(super) overtaken: Nanos,
+}
+
 /// Packets that stay in order on their way, and so do their answers.
 #[derive(Clone, Copy, Default)]
 struct PacketLane {
@@ -260,22 +266,38 @@ impl PacketWindow {
     /// Adds a packet that leaves now; gives its PSN. There must be room.
     pub(super) fn push(&mut self, entry: InFlight, now: Nanos) -> Psn {
         debug_assert!(self.span() < self.ring.len(), "the caller looks for room first");
-        let psn = self.next;
-        let at = number(psn);
-        self.ring[at] = InFlight { state: PacketState::Flight, tries: 0, waiting: 0, lapped: false, ..entry };
+        let (psn, of) = (self.next, entry.lane());
+        let order = self.next_order(of);
+        self.ring[number(psn)] = InFlight {
+            state: PacketState::Flight,
+            tries: 1,
+            waiting: 1,
+            lapped: false,
+            order,
+            before: 0,
+            sent: now,
+            ..entry
+        };
         self.next = psn.plus(COPIES);
-        self.note_sent(at, now);
+        self.flight += 1;
+        self.bytes += entry.cost();
         psn
     }
 
-    fn note_sent(&mut self, at: u32, now: Nanos) {
-        let lane = self.ring[at].lane();
-        if self.lanes[lane].order >= REBASE {
-            self.rebase(lane);
+    /// The number of the transmission of a lane that is made now.
+    fn next_order(&mut self, of: usize) -> u32 {
+        if self.lanes[of].order >= REBASE {
+            self.rebase(of);
         }
-        let (entry, lane) = (&mut self.ring[at], &mut self.lanes[lane]);
+        let lane = &mut self.lanes[of];
         lane.order += 1;
-        (entry.order, entry.before, entry.sent) = (lane.order, entry.sent, now);
+        lane.order
+    }
+
+    fn note_sent(&mut self, at: u32, now: Nanos) {
+        let order = self.next_order(self.ring[at].lane());
+        let entry = &mut self.ring[at];
+        (entry.order, entry.before, entry.sent) = (order, entry.sent, now);
         /* beyond the most that can be counted the number of the transmission still goes round */
         let next = entry.tries.checked_add(1);
         entry.tries = next.unwrap_or(u8::MAX - (COPIES as u8 - 1));
@@ -326,6 +348,30 @@ impl PacketWindow {
         self.pass();
         let overtaken = newest.saturating_sub(made);
         Some(AnsweredPacket { entry, sent: last.then_some(entry.sent), overtaken })
+    }
+
+    /// The oldest packet, if this is its PSN, and it left once and is not answered: SL's card does not keep
+    /// it, nor has.
+    #[inline]
+    pub(super) fn first_once(&self, psn: Psn) -> Option<&InFlight> {
+        let entry = (psn == self.una && psn != self.next).then(|| &self.ring[number(psn)])?;
+        let once = (entry.tries, entry.waiting) == (1, 1);
+        (entry.state == PacketState::Flight && once).then_some(entry)
+    }
+
+    /// As [`done`](PacketWindow::done), of that packet.
+    #[inline]
+    pub(super) fn done_first(&mut self) -> FirstAnswer {
+        let at = number(self.una);
+        let entry = &mut self.ring[at];
+        entry.waiting = 0;
+        let InFlight { order, sent, .. } = *entry;
+        let lane = entry.lane();
+        let (_, newest) = self.lanes[lane].newest;
+        self.settle(at);
+        self.note_answered(lane, (order, sent));
+        self.pass();
+        FirstAnswer { sent, overtaken: newest.saturating_sub(sent) }
     }
 
     /// Of a lane the transmission of this number, which was made then, has its answer.

@@ -269,3 +269,18 @@ fn there_are_more_places_as_more_is_under_way() {
     }
     assert!(window.is_empty() && window.in_flight() == 0 && window.flight == 0);
 }
+
+/// What SL's card has kept is in flight again as if it left now: its answer does not say when it left.
+#[test]
+fn what_was_kept_has_no_short_answer() {
+    let mut window = PacketWindow::new(4);
+    let first = push(&mut window, put(0), 10);
+    let kept = push(&mut window, put(1), 11);
+    assert!(window.first_once(first).is_some() && window.first_once(kept).is_none());
+    assert!(window.keep(kept).is_some());
+    let FirstAnswer { sent, overtaken } = window.done_first();
+    assert_eq!((sent, overtaken, window.await_kept(20)), (10, 1, true));
+    assert!(window.first_once(kept).is_none() && window.get(kept).is_some());
+    assert_eq!(window.done(kept).and_then(|answered| answered.sent), None);
+    assert!(window.is_empty() && window.in_flight() == 0);
+}

@@ -1,0 +1,268 @@
+//! The short way of what is short: a SEND that leaves as one packet, with SL's completion, into a receive of
+//! one place, and a WRITE of one packet in its turn. They wait for nothing that is under way, and leave in one
+//! go, from the WQE to the place in the window; the answer that was expected next completes one in one go, and
+//! receives of one place that come in order are stored so. All else goes the general way (`begin`, `packets`,
+//! `rdc`, `answers`, `finish`), which makes the same packets and leaves the same state: it takes over wherever
+//! this way ends.
+
+use starverbs_core::env::{SendQueue, SendRequest};
+use starverbs_core::nic::PACKET_OVERHEAD;
+use starverbs_core::{Access, Psn, QpState, Seg, SendFlags, SendOp, SendWqe, Sge, WcStatus};
+
+use super::events::Completions;
+use super::finish::recv_done;
+use super::packets::{TURN, slot_of};
+use super::rdc::front_len;
+use super::stream::{OrderClass, WqeProgress};
+use super::window::{FirstAnswer, InFlight, Kind, Of};
+use super::{CardCtx, Ended, Stateful};
+use crate::bundle::{SHORT, ShortRdc, is_short};
+use crate::carried::{CARRIED_LEN, Carried};
+use crate::env::StarEnv;
+use crate::message::CqeMsg;
+use crate::packed::short_recv;
+use crate::registry::{Claim, FoundRule, SendCtx};
+use crate::ring::{CQE_SLOT, write_slot};
+use crate::turn::{DataTurn, TURN_LEN};
+use crate::wire::{Opt, Ptype, Queue, StarHeader};
+
+impl<E: StarEnv> Stateful<E> {
+    /// Sends those short messages that are next; gives how many left.
+    #[inline]
+    pub(super) fn send_short(&mut self, card: &mut CardCtx<'_, E>) -> u32 {
+        if !self.goes_short() {
+            return 0;
+        }
+        let mut sent = 0;
+        while sent < TURN && card.env.can_send_star() && self.send_one(card, sent == 0).is_some() {
+            sent += 1;
+        }
+        if sent > 0 {
+            self.arm(card.now + self.timeout(card));
+        }
+        sent
+    }
+
+    /// Whether nothing of this end goes before what our program posted. That stays so while such begin.
+    fn goes_short(&self) -> bool {
+        let ours = &self.streams[Of::Local as usize];
+        self.state == QpState::Rts
+            && self.ended == Ended::Not
+            && self.open
+            && !self.quiescing
+            && !self.inquiry.is_open()
+            && !(ours.stopped || ours.begun)
+            && !self.has_old()
+            && !self.has_new(Of::Remote)
+            && self.completions.iter().all(Completions::has_sent_all)
+            && !(self.backoff > 0 && self.window.asks())
+    }
+
+    /// Begins our next WQE and sends its packet, which may leave with others behind it unless it is `alone`.
+    /// `None`: there is none, or it goes the general way; nothing has changed then.
+    #[inline]
+    fn send_one(&mut self, card: &mut CardCtx<'_, E>, alone: bool) -> Option<()> {
+        let index = self.streams[0].next;
+        if index == self.local.sq.posted() {
+            return None;
+        }
+        let request = self.local.sq.request(index);
+        match request.op {
+            SendOp::Send | SendOp::SendImm => self.send_message(card, index, &request, alone),
+            SendOp::Write => self.send_write(card, index),
+            _ => None,
+        }
+    }
+
+    /// Whether so many bytes may leave now, and there is room for one WQE and packet more.
+    #[inline]
+    fn is_free(&mut self, card: &CardCtx<'_, E>, length: u32) -> bool {
+        length <= self.local.max_msg
+            && card.path.admits(self.local.qpn, length + PACKET_OVERHEAD)
+            && self.streams[0].has_room()
+            && self.window.has_room()
+    }
+
+    /// A SEND: behind nothing that may change its receive, or whose completion does not travel so.
+    #[inline]
+    fn send_message(
+        &mut self,
+        card: &mut CardCtx<'_, E>,
+        index: u32,
+        request: &SendRequest,
+        alone: bool,
+    ) -> Option<()> {
+        let SendRequest { op, length, .. } = *request;
+        let (seq, ours) = (self.next_recv, &self.streams[Of::Local as usize]);
+        /* of no more packets than one, in its turn or not */
+        let short = is_short(length as usize, self.mtu()) && self.turns(length, true) == 1;
+        let [Sge { addr, len, lkey }] = *self.recvs.sges(seq) else { return None };
+        if !short || length > len || ours.changes() || !ours.all_carry() || !self.is_free(card, length) {
+            return None;
+        }
+        let FoundRule { rule, addr } = card.registry.find(self.conn, lkey, addr, len, Access::LOCAL_WRITE)?;
+        let entry =
+            InFlight { last: true, len: length as u16, wqe: index, addr, rule, ..InFlight::default() };
+        let mut room = [0; CARRIED_LEN + SHORT];
+        let bytes = room.get_mut(..CARRIED_LEN + length as usize)?;
+        let (completion, data) = bytes.split_first_chunk_mut()?;
+        self.copy(card, &entry, data).ok()?;
+
+        self.asks(card.now);
+        self.next_recv = seq.plus(1);
+        self.streams[0].rnr_since = 0;
+        self.streams[0].begin_whole(WqeProgress {
+            class: OrderClass::Send,
+            rule,
+            base: addr,
+            carries: true,
+            recv: Some(seq.get()),
+            length,
+            ..WqeProgress::default()
+        });
+        let psn = self.window.push(entry, card.now);
+        self.charge(card);
+
+        let slot = Seg { addr: self.completions[Queue::Recv as usize].slot(seq), len: CQE_SLOT as u32 };
+        let imm = if op == SendOp::SendImm { self.local.sq.imm(index) } else { 0 };
+        let cqe = CqeMsg { slot: slot.addr, ..recv_done(request, imm) };
+        *completion = Carried { queue: Queue::Recv, seq, cqe, stored: self.stored_word() }.encode();
+        let header = StarHeader {
+            ptype: Ptype::Rdc,
+            opt: Opt::Send,
+            migrate: false,
+            ack: true,
+            qpn: self.local.qpn,
+            epoch: 0,
+            psn,
+            addr,
+            len: (CARRIED_LEN + data.len()) as u16,
+        };
+        let (need, slots) = (Access::LOCAL_WRITE, [Some(slot), None]);
+        let claim = Claim::WithSlots { rule, addr, len: length, need, slots };
+        let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
+        let left = if alone && self.streams[0].next == self.local.sq.posted() {
+            card.registry.send(ctx, self.conn, &claim, header, bytes, &[])
+        } else {
+            let rdc = ShortRdc { header, completion, data };
+            card.registry.collect(ctx, self.conn, &claim, &rdc, self.mtu())
+        };
+        if !left {
+            self.abandon(card, Of::Local, index, WcStatus::RemOpErr);
+        }
+        Some(())
+    }
+
+    /// A WRITE that has a turn, behind such alone, on a path that loses nothing.
+    #[inline]
+    fn send_write(&mut self, card: &mut CardCtx<'_, E>, index: u32) -> Option<()> {
+        let SendWqe { length, remote_addr, rkey, flags, .. } = self.local.sq.wqe(index);
+        let (need, ours) = (Access::REMOTE_WRITE, &self.streams[Of::Local as usize]);
+        let short = length as usize <= SHORT && self.turns(length, false) == 1;
+        let has_turn = ours.takes_turn() && self.turns.limit().is_none() && !card.path.rtt.is_lossy();
+        let plain = !flags.contains(SendFlags::CARD) && self.terms.access.contains(need);
+        if !short || !has_turn || !plain || !self.is_free(card, length) {
+            return None;
+        }
+        let FoundRule { rule, addr } = card.registry.find(self.conn, rkey, remote_addr, length, need)?;
+        if card.registry.rights(rule).contains(Access::RELAXED_ORDERING) {
+            return None;
+        }
+        let entry =
+            InFlight { last: true, len: length as u16, wqe: index, addr, rule, ..InFlight::default() };
+        let mut room = [0; TURN_LEN + SHORT];
+        let bytes = room.get_mut(..TURN_LEN + length as usize)?;
+        let (front, data) = bytes.split_first_chunk_mut()?;
+        self.copy(card, &entry, data).ok()?;
+
+        self.asks(card.now);
+        self.overlaps = false;
+        let slot = write_slot(self.replay(), self.terms.replay_slots);
+        let turn = DataTurn { slot, number: self.writes, send: false };
+        *front = turn.encode();
+        self.writes = turn.number.wrapping_add(1);
+        self.streams[0].begin_whole(WqeProgress {
+            class: OrderClass::Write,
+            rule,
+            base: addr,
+            in_turn: true,
+            number: turn.number,
+            length,
+            ..WqeProgress::default()
+        });
+        let psn = self.window.push(entry, card.now);
+        self.charge(card);
+
+        let (ptype, opt, len) = (Ptype::Rd, Opt::Recv, bytes.len() as u16);
+        let qpn = self.local.qpn;
+        let header = StarHeader { ptype, opt, migrate: false, ack: true, qpn, epoch: 0, psn, addr, len };
+        let slots = [Some(slot_of(&turn)), None];
+        let claim = Claim::WithSlots { rule, addr, len: length, need, slots };
+        let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
+        if !card.registry.send(ctx, self.conn, &claim, header, bytes, &[]) {
+            self.abandon(card, Of::Local, index, WcStatus::RemAccessErr);
+        }
+        Some(())
+    }
+
+    /// The answer to the oldest packet: if that brought data, left once, and is all that our oldest WQE waits
+    /// for, it completes that by itself. `echoed`: address and length of an answer to it alone. False: it is
+    /// another's, or says something else, and nothing has changed.
+    #[inline]
+    pub(super) fn answered_short(
+        &mut self,
+        card: &mut CardCtx<'_, E>,
+        psn: Psn,
+        echoed: Option<(u64, u16)>,
+    ) -> bool {
+        let Some(&InFlight { of: Of::Local, kind: Kind::Put, last: true, wqe, addr, len, .. }) =
+            self.window.first_once(psn)
+        else {
+            return false;
+        };
+        let ours = &self.streams[Of::Local as usize];
+        let op = ours.get(wqe);
+        let &WqeProgress { carries, in_turn, recv, .. } = op;
+        let front = front_len(op);
+        let says = |(at, bytes)| at == addr && (bytes == front + len || carries && bytes == front);
+        let waits = op.copies > 0 || op.until > 0 || op.probed || op.status != WcStatus::Success;
+        let last = op.all && op.left == 1 && ours.una == wqe && len > 0;
+        if !last || waits || self.state != QpState::Rts || !echoed.is_none_or(says) {
+            return false;
+        }
+        let before = self.window.in_flight();
+        let FirstAnswer { sent, overtaken } = self.window.done_first();
+        (self.met, self.backoff) = (true, 0);
+        self.release_path(card, before);
+        card.path.rtt.seen(card.now, card.now.saturating_sub(sent));
+        card.path.rtt.was_overtaken(overtaken);
+        if in_turn {
+            self.turns.grow();
+        }
+        self.streams[0].retire();
+        self.complete_local(card, wqe, &WqeProgress { recv, carries, ..WqeProgress::default() });
+        if self.streams[0].oldest().is_some_and(|next| next.left == 0) {
+            self.finish(card);
+        }
+        true
+    }
+
+    /// Stores the receives that these records begin with, if they are those that come next, of one SGE, and
+    /// there is room for them. Gives the rest.
+    #[inline]
+    pub(super) fn store_recvs<'p>(&mut self, card: &CardCtx<'_, E>, records: &'p [u8]) -> &'p [u8] {
+        let (mut rest, mut count) = (records, 0);
+        while let Some((seq, sge, behind)) = short_recv(rest)
+            && self.completions[Queue::Recv as usize].growth(self.recvs.oldest(), seq) == 0
+            && self.recvs.store_next(seq, sge)
+        {
+            self.ack_wqe(Queue::Recv, Opt::Recv, seq);
+            (rest, count) = (behind, count + 1);
+        }
+        if count > 0 {
+            card.stats.star_rcvd_wqep.add(count);
+            self.met = true;
+        }
+        rest
+    }
+}
