@@ -194,12 +194,13 @@ impl<T: KeptWqe> RemoteQueue<T> {
             Body::Sges(sges) if sges.len() <= MAX_SGE => {
                 let WqeLists { sges: lists, .. } = T::lists_mut(rare.make()?);
                 lists.make_room(first, places, sges.len())?;
-                put_in(lists.of_mut(number), sges.iter());
+                lists.of_mut(number).iter_mut().zip(sges.iter()).for_each(|(entry, sge)| *entry = sge);
             }
             Body::Inline(bytes) if bytes.len() <= inline_room(u32::MAX, depth) => {
                 let WqeLists { inline: lists, .. } = T::lists_mut(rare.make()?);
                 lists.make_room(first, places, bytes.len())?;
-                put_in(lists.of_mut(number), bytes.iter().copied());
+                let place = lists.of_mut(number).get_mut(..bytes.len()).ok_or(NicError::Exhausted)?;
+                place.copy_from_slice(bytes);
             }
             _ => return Err(NicError::Invalid),
         }
@@ -280,10 +281,6 @@ impl<E: StarEnv> Stateful<E> {
     pub(super) fn inline(&self, seq: Psn) -> &[u8] {
         self.sends.inline(&self.rare, seq)
     }
-}
-
-fn put_in<T>(list: &mut [T], values: impl Iterator<Item = T>) {
-    list.iter_mut().zip(values).for_each(|(entry, value)| *entry = value);
 }
 
 #[cfg(test)]
