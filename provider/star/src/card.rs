@@ -17,7 +17,7 @@ use super::datagram;
 use super::env::{QpPair, StarEnv};
 use super::form::Form;
 use super::registry::RuleRegistry;
-use super::stateful::{CardCtx, Local, SharedReceives, SlPeer, Start, Stateful};
+use super::stateful::{CardCtx, Local, SharedReceives, Silence, SlPeer, Start, Stateful};
 use super::wire::{CardHalf, Ptype, StarHead, StarPacket};
 
 /// An engine that may be a stateful end.
@@ -192,7 +192,7 @@ impl<E: CardEnv> Turn<'_, E> {
         let held = hold(bytes).ok_or(NicError::Exhausted)?;
         let StarInit { queues, setup, peer, channel, window, form } = init;
         let Queues { sq, rq, send_cq, recv_cq } = queues;
-        let max_msg = self.nic.config().max_msg;
+        let max_msg_log = self.nic.config().max_msg.ilog2() as u8;
         let QpHandover { owner, attr, max_recv_sge, sq_sig_all, first_send, .. } = self.nic.handover(qpn)?;
         if attr.dest_qpn != peer.qpn || attr.av.dgid != peer.av.dgid {
             return Err(NicError::Invalid);
@@ -205,9 +205,9 @@ impl<E: CardEnv> Turn<'_, E> {
                 rq,
                 send_cq,
                 recv_cq,
-                patience: terms.patience,
+                patience: Silence::of(terms.patience),
                 access: terms.access,
-                max_msg,
+                max_msg_log,
                 mtu: attr.path_mtu,
                 max_recv_sge: max_recv_sge.min(MAX_SGE) as u8,
                 sig_all: sq_sig_all,

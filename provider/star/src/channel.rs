@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 use starverbs_core::room::boxed;
-use starverbs_core::{Nanos, NicError, Psn};
+use starverbs_core::{Nanos, NicError, Psn, QPN_MASK};
 
 use super::control::Control;
 use super::registry::MAX_RULES;
@@ -230,6 +230,10 @@ impl ControlChannel {
             1.. => Arrival::Early,
             _ => Arrival::Duplicate,
         }
+    }
+    /// Sequence of the last message of the peer that has been done.
+    pub fn accepted(&self) -> Psn {
+        self.expected.plus(QPN_MASK)
     }
     /// The next message of the peer has been done.
     pub fn accept(&mut self) {

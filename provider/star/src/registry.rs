@@ -284,6 +284,12 @@ impl RuleRegistry {
         }
     }
 
+    /// Address of a connection's first slot in SL's memory.
+    #[inline]
+    pub fn first_slot(&self, conn: ConnId) -> u64 {
+        self.conns.get(conn.0 as usize).map_or(0, |conn| conn.slots.first())
+    }
+
     /// The rules of the domain of a connection.
     pub fn sum(&self, conn: ConnId) -> Option<Sum> {
         self.domain_of(conn).and_then(|id| self.domains.get(id)).map(|domain| domain.sum)

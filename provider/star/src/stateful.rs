@@ -24,6 +24,7 @@ mod messages;
 mod packets;
 mod places;
 mod quiesce;
+mod rare;
 mod rdc;
 mod remote;
 mod results;
@@ -37,9 +38,9 @@ pub use super::registry::SlPeer;
 use clock::KEEPALIVE;
 use events::{Completions, OwedAcks};
 use inquiry::Inquiry;
-use places::{Places, RareLists};
+use places::Places;
+use rare::RareBox;
 use remote::{KeptRecv, RemoteQueue};
-use rpc::StreamPiece;
 use stream::{OPS, WqeStream};
 use turns::TurnWindow;
 use window::{Of, PacketWindow};
@@ -49,7 +50,7 @@ use starverbs_core::env::SendQueue;
 use starverbs_core::mr::MrTable;
 use starverbs_core::nic::Path;
 use starverbs_core::{
-    Access, Counters, Gid, Mtu, Nanos, NicError, PdId, Psn, QpState, Qpn, SendWqe, Sge, WcStatus,
+    Access, Counters, Mtu, Nanos, NicError, PdId, Psn, QpState, Qpn, SendWqe, Sge, WcStatus,
 };
 
 use super::channel::ControlChannel;
@@ -58,10 +59,11 @@ use super::env::StarEnv;
 use super::form::Form;
 use super::registry::{ConnId, MemoryOwner, RuleRegistry};
 use super::stateless::is_later;
-use super::wire::Queue;
 
 /// Packets of a connection that may be under way, by default.
 pub const WINDOW: u32 = 256;
+
+const MS: Nanos = 1_000_000;
 
 /// Where a connection's receives come from when they are shared.
 pub trait SharedReceives {
@@ -89,6 +91,20 @@ pub struct CardCtx<'a, E: StarEnv> {
     pub now: Nanos,
 }
 
+/// How long a program lets its peer be silent, in milliseconds: packets go again after 1 ms at the earliest.
+#[derive(Clone, Copy, Debug)]
+pub struct Silence(u32);
+
+impl Silence {
+    /// Of nanoseconds; 0: for ever.
+    pub fn of(time: Nanos) -> Self {
+        Silence(time.div_ceil(MS).try_into().unwrap_or(u32::MAX))
+    }
+    fn get(self) -> Nanos {
+        Nanos::from(self.0) * MS
+    }
+}
+
 /// Our own end of a connection, as the program made and set it.
 pub struct Local<E: StarEnv> {
     /// Our QPN
@@ -103,12 +119,12 @@ pub struct Local<E: StarEnv> {
     pub send_cq: E::Cq,
     /// Completions of receives
     pub recv_cq: E::Cq,
-    /// How long the program lets SL be silent, with timeout and retry_cnt; 0: for ever
-    pub patience: Nanos,
+    /// How long the program lets SL be silent, with timeout and retry_cnt
+    pub patience: Silence,
     /// What SL may do
     pub access: Access,
-    /// Longest message, bytes
-    pub max_msg: u32,
+    /// Longest message, bytes: a power of two, of which this is the logarithm
+    pub max_msg_log: u8,
     /// Path MTU
     pub mtu: Mtu,
     /// Most SGEs of a receive WQE
@@ -128,8 +144,10 @@ pub struct Local<E: StarEnv> {
 /// What SF needs of SL's [`Setup`] from then on.
 #[derive(Clone, Copy)]
 struct SlTerms {
-    replay_slots: u32,
-    access: Access,
+    /// Rights of the QP: all that one may have lie in these bits
+    access: u16,
+    /// Slots of atomics: a power of two, of which this is the logarithm
+    replay_log: u8,
     srq: bool,
     max_rd_atomic: u8,
     rnr_retry: u8,
@@ -139,7 +157,14 @@ struct SlTerms {
 impl SlTerms {
     fn of(setup: &Setup) -> Self {
         let Setup { replay_slots, access, srq, max_rd_atomic, rnr_retry, min_rnr_timer, .. } = *setup;
-        SlTerms { replay_slots, access, srq, max_rd_atomic, rnr_retry, min_rnr_timer }
+        let (access, replay_log) = (access.bits() as u16, replay_slots.ilog2() as u8);
+        SlTerms { access, replay_log, srq, max_rd_atomic, rnr_retry, min_rnr_timer }
+    }
+    fn access(&self) -> Access {
+        Access::from_bits_retain(self.access.into())
+    }
+    fn replay_slots(&self) -> u32 {
+        1 << self.replay_log
     }
 }
 
@@ -148,10 +173,10 @@ impl SlTerms {
 enum Answer {
     /// None is owed
     None,
-    /// It is to leave
-    Owed(Psn),
-    /// It is to leave at that time
-    After(Psn, Nanos),
+    /// It is to leave, of the last one that was done
+    Owed,
+    /// One was done whose answer waits ([`Rare::answer_at`](rare::Rare::answer_at))
+    Later,
 }
 
 /// Where a connection begins.
@@ -189,8 +214,8 @@ enum Ended {
     Reported,
 }
 
-/// One connection. In the order of use: what every call looks at, our end, what is under way, messages, SL's
-/// queues; in the last line what few calls look at.
+/// One connection. In the order of use: what every call looks at, our end, what is under way, SL's queues; in
+/// the last line what SL's sends need alone, and what few calls look at.
 #[repr(C, align(64))]
 pub struct Stateful<E: StarEnv> {
     state: QpState,
@@ -211,62 +236,59 @@ pub struct Stateful<E: StarEnv> {
     crowded: bool,
     /// SL has sent a WQE, or has answered a packet, in this epoch
     met: bool,
-    /// Memory windows of type 2 were bound on it
-    windows: bool,
     /// Of late a relaxed WRITE found one before it at its place
     overlaps: bool,
     /// Timeouts in a row
     backoff: u8,
     /// The next of our two send queues to have its turn
     turn: Of,
+    owed_acks: OwedAcks,
+    answer: Answer,
+    /// Whether SL has rules that our card lacks
+    inquiry: Inquiry,
     conn: ConnId,
-    /// SL's address, QPN and epoch: what its packets show
-    source: Gid,
+    /// SL's QPN and epoch: what its packets show
     peer_qpn: Qpn,
     epoch: u32,
     /// What the path counts as this connection's in flight
     charged: u32,
     /// Oldest WQE of SL's receive queue that nobody took
     next_recv: Psn,
+    /// Packets of ours so far that had turns
+    writes: u32,
     deadline: Nanos,
+    /// When SL last sent something, or was first asked
+    last_inbound: Nanos,
+    rare: RareBox,
     local: Local<E>,
+    /// How many packets that have turns may be under way
+    turns: TurnWindow,
     /// Our send queue, and SL's
     streams: [WqeStream; 2],
     window: PacketWindow,
-    /// When SL last sent something, or was first asked
-    last_inbound: Nanos,
-    owed_acks: OwedAcks,
-    channel: ControlChannel,
-    answer: Answer,
-    /// Whether SL has rules that our card lacks
-    inquiry: Inquiry,
     terms: SlTerms,
-    /// Packets of ours so far that had turns
-    writes: u32,
-    /// How many of those may be under way
-    turns: TurnWindow,
-    /// When our own sends fail that SL left behind; 0: there are none
-    left_until: Nanos,
-    recvs: RemoteQueue<KeptRecv>,
     completions: [Completions; 2],
+    recvs: RemoteQueue<KeptRecv>,
     sends: RemoteQueue<SendWqe>,
+    channel: ControlChannel,
     /// Receive WQEs of ours, by the WQE of SL that has taken them
     held: Places<RecvOfSl>,
-    /// Their SGEs, where a WQE may have several
-    held_sges: RareLists<Sge>,
-    /// Atomics of ours so far
-    atomics: u32,
     /// The send of SL before this one has a CQEP, though it is unsignaled
     report_at: Psn,
+    /// All of SL's WQEs before it have their data where it belongs, as far as was looked
+    settled: u32,
+    /// Atomics of ours so far
+    atomics: u32,
     /// Shared receives were asked for up to here; 0: none were
     wanted: Psn,
-    piece: StreamPiece,
+    /// Memory windows of type 2 were bound on it
+    windows: bool,
+    /// When our own sends fail that SL left behind; 0: there are none
+    left_until: Nanos,
     /// After a local stall: nothing counts as late before
     stalled_until: Nanos,
     /// No packet that we sent before the end can be under way after this
     quiet_at: Nanos,
-    /// When the kernel at SL's RPC, or at a piece of its RPC WRITE, has its next turn; 0: none is at one
-    rpc_at: Nanos,
 }
 
 impl<E: StarEnv> Stateful<E> {
@@ -289,7 +311,6 @@ impl<E: StarEnv> Stateful<E> {
     /// With nothing under way.
     fn begin(now: Nanos, local: Local<E>, start: Start, conn: ConnId) -> Self {
         let Start { first_send, setup, peer, channel, window } = start;
-        let all_wqes = setup.sq_depth.saturating_add(setup.rq_depth);
         Stateful {
             state: QpState::Rts,
             ended: Ended::Not,
@@ -301,45 +322,40 @@ impl<E: StarEnv> Stateful<E> {
             overrun: false,
             crowded: false,
             met: false,
-            windows: false,
             overlaps: false,
             backoff: 0,
             turn: Of::Local,
+            owed_acks: OwedAcks::default(),
+            answer: Answer::None,
+            inquiry: Inquiry::None,
             conn,
-            source: peer.av.dgid,
             peer_qpn: peer.qpn,
             epoch: peer.epoch,
             charged: 0,
             next_recv: Psn::default(),
+            writes: 0,
             /* what was posted before waits for SL's rules, and has a KeepAlive sent */
             deadline: now + KEEPALIVE,
+            last_inbound: now,
+            rare: RareBox::default(),
+            turns: TurnWindow::new(),
             streams: [WqeStream::new(first_send, local.sq.slots()), WqeStream::new(0, setup.sq_depth)],
             window: PacketWindow::new(window),
-            last_inbound: now,
-            owed_acks: OwedAcks::new(all_wqes, local.form),
-            channel,
-            answer: Answer::None,
-            inquiry: Inquiry::None,
             terms: SlTerms::of(&setup),
-            writes: 0,
-            turns: TurnWindow::new(),
-            left_until: 0,
-            recvs: RemoteQueue::new(setup.rq_depth),
-            completions: [
-                Completions::new(setup.send_ring(), setup.sq_depth),
-                Completions::new(setup.recv_ring(), setup.rq_depth),
-            ],
-            sends: RemoteQueue::new(setup.sq_depth),
+            completions: [Completions::new(setup.sq_depth), Completions::new(setup.rq_depth)],
+            recvs: RemoteQueue::new(),
+            sends: RemoteQueue::new(),
+            channel,
             held: Places::new(),
-            held_sges: RareLists::new(),
-            atomics: 0,
             report_at: Psn::default(),
+            settled: 0,
+            atomics: 0,
             wanted: Psn::default(),
-            piece: StreamPiece::default(),
+            windows: false,
+            left_until: 0,
             stalled_until: 0,
-            local,
             quiet_at: 0,
-            rpc_at: 0,
+            local,
         }
     }
 
@@ -379,7 +395,8 @@ impl<E: StarEnv> Stateful<E> {
         let EngineAttr { access, max_rd_atomic, min_rnr_timer, rnr_retry, patience, drain_event: _ } = *to;
         let local = &mut self.local;
         (local.access, local.max_rd_atomic) = (access, max_rd_atomic);
-        (local.min_rnr_timer, local.rnr_retry, local.patience) = (min_rnr_timer, rnr_retry, patience);
+        (local.min_rnr_timer, local.rnr_retry) = (min_rnr_timer, rnr_retry);
+        local.patience = Silence::of(patience);
     }
 
     /// SL has sent all rules of memory that was registered before the connection: our program's requests may
@@ -446,10 +463,14 @@ impl<E: StarEnv> Stateful<E> {
             + self.window.bytes()
             + self.streams.iter().map(WqeStream::bytes).sum::<usize>()
             + self.held.bytes()
-            + self.held_sges.bytes()
             + self.completions.iter().map(Completions::bytes).sum::<usize>()
-            + self.owed_acks.bytes()
+            + self.rare.bytes()
             + self.channel.bytes()
+    }
+
+    /// The longest message, bytes.
+    fn max_msg(&self) -> u32 {
+        1 << self.local.max_msg_log
     }
 
     /// The path MTU, bytes.
@@ -457,9 +478,10 @@ impl<E: StarEnv> Stateful<E> {
         self.local.mtu.bytes()
     }
 
-    /// Address of SL's slots of atomics, and behind them that of turns.
-    fn replay(&self) -> u64 {
-        self.completions[Queue::Recv as usize].behind()
+    /// The first WQE of SL whose data is not all where it belongs.
+    fn settled(&mut self) -> u32 {
+        self.settled = self.streams[Of::Remote as usize].settled(self.settled);
+        self.settled
     }
 
     /// WQEs of ours that are posted, have not begun, and take a receive WQE of SL; of those that may begin

@@ -56,6 +56,8 @@ pub(crate) struct Paths<C> {
 
 /// One destination.
 pub struct Path<C> {
+    /// Where it leads
+    dgid: Gid,
     /// How much may be in flight
     congestion: C,
     inflight: u32,
@@ -196,6 +198,7 @@ impl<C: Controller> Path<C> {
     /// The way to `dgid`. Nobody may wait on it yet.
     pub fn new(dgid: &Gid, limits: &WindowLimits) -> Self {
         Path {
+            dgid: *dgid,
             congestion: C::new(limits),
             inflight: 0,
             waiting: VecDeque::new(),
@@ -210,6 +213,12 @@ impl<C: Controller> Path<C> {
             loss: LossSeen::default(),
             pace: Pace::towards(dgid),
         }
+    }
+
+    /// Whether it leads there.
+    #[inline]
+    pub fn leads_to(&self, gid: &Gid) -> bool {
+        self.dgid == *gid
     }
 
     /// Whether `bytes` more may fly. One packet always may.

@@ -65,7 +65,7 @@ impl<E: StarEnv> Stateful<E> {
 
     fn take_packet(&mut self, card: &mut CardCtx<'_, E>, source: &Gid, packet: &StarPacket<'_>) -> bool {
         let header = &packet.header;
-        let mine = *source == self.source
+        let mine = card.path.leads_to(source)
             && header.qpn == self.local.qpn
             && header.epoch == self.epoch.to_be_bytes()[3];
         mine && match header.ptype {
@@ -103,7 +103,8 @@ impl<E: StarEnv> Stateful<E> {
         if self.local.form == Form::Packed && seq.before(stored) {
             self.owed_acks.push_all(queue);
         } else {
-            self.owed_acks.push(opt, seq);
+            let most = self.most_acks();
+            self.owed_acks.push(&mut self.rare, most, opt, seq);
         }
     }
 
@@ -122,10 +123,11 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Keeps a WQE of SL, if it is new. False: it cannot be kept.
     fn store(&mut self, card: &CardCtx<'_, E>, seq: Psn, wqe: &Wqe<'_>) -> bool {
-        let (oldest, more, queue) = if wqe.recv {
-            (self.recvs.oldest(), self.recvs.growth(seq, wqe), Queue::Recv)
-        } else {
-            (self.sends.oldest(), self.sends.growth(seq, wqe), Queue::Send)
+        let queue = if wqe.recv { Queue::Recv } else { Queue::Send };
+        let depth = self.completions[queue as usize].depth();
+        let (oldest, more) = match queue {
+            Queue::Recv => (self.recvs.oldest(), self.recvs.growth(&self.rare, depth, seq, wqe)),
+            Queue::Send => (self.sends.oldest(), self.sends.growth(&self.rare, depth, seq, wqe)),
         };
         let Some(more) = more else { return false };
         if !seq.before(oldest) {
@@ -135,7 +137,10 @@ impl<E: StarEnv> Stateful<E> {
                 return false;
             }
         }
-        let stored = if wqe.recv { self.recvs.store(seq, wqe) } else { self.sends.store(seq, wqe) };
+        let stored = match queue {
+            Queue::Recv => self.recvs.store(&mut self.rare, depth, seq, wqe),
+            Queue::Send => self.sends.store(&mut self.rare, depth, seq, wqe),
+        };
         if stored == Stored::Refused {
             return false;
         }
@@ -237,7 +242,7 @@ impl<E: StarEnv> Stateful<E> {
         if entry.kind == Kind::Put {
             card.path.rtt.was_lost();
             let op = *self.streams[entry.of as usize].get(entry.wqe);
-            if let Some(turn) = self.turn_of(entry, &op) {
+            if let Some(turn) = self.turn_of(card.registry, entry, &op) {
                 self.turns.shrink(turn.number, self.writes);
             }
         }
@@ -311,7 +316,7 @@ impl<E: StarEnv> Stateful<E> {
     /// packet behind its others.
     fn too_early(&mut self, entry: &InFlight, op: &WqeProgress) -> bool {
         let seen = entry.of == Of::Remote && entry.kind == Kind::Get && op.class == OrderClass::Write;
-        seen && (self.streams[1].settled() != entry.wqe || entry.last && op.left > 1)
+        seen && (self.settled() != entry.wqe || entry.last && op.left > 1)
     }
 
     pub(super) fn count_answer(&mut self, card: &mut CardCtx<'_, E>, psn: Psn) {

@@ -84,7 +84,7 @@ impl<E: StarEnv> Stateful<E> {
             /* their words are SL's to keep, in a form that a gather list cannot give */
             SendOp::AtomicWrite | SendOp::Flush | SendOp::Malformed => Err(WcStatus::LocQpOpErr),
             SendOp::Rpc | SendOp::RpcWrite => Err(WcStatus::LocQpOpErr),
-            _ if wqe.length > self.local.max_msg || wqe.op.is_atomic() && wqe.length != 8 => {
+            _ if wqe.length > self.max_msg() || wqe.op.is_atomic() && wqe.length != 8 => {
                 Err(WcStatus::LocLenErr)
             }
             _ => Ok(()),
@@ -114,7 +114,7 @@ impl<E: StarEnv> Stateful<E> {
     fn match_recv(&mut self, card: &CardCtx<'_, E>, class: OrderClass) -> Result<Psn, Begin> {
         let seq = self.next_recv;
         if self.recvs.get(seq).is_some() {
-            self.streams[0].rnr_since = 0;
+            self.streams[0].got_recv();
             return Ok(seq);
         }
         let retries = self.local.rnr_retry;
@@ -129,12 +129,11 @@ impl<E: StarEnv> Stateful<E> {
     /// No receive WQE is there. Gives whether that has been so for too long.
     fn lacks_recv(&mut self, card: &CardCtx<'_, E>, of: Of, retries: u8, patience: Nanos) -> bool {
         let now = card.now.max(1);
-        let stream = &mut self.streams[of as usize];
-        if stream.rnr_since == 0 {
-            stream.rnr_since = now;
+        let since = self.stream(of).lack_recv(now);
+        if since.is_none() {
             self.arm(now + KEEPALIVE);
         }
-        let until = self.streams[of as usize].rnr_since + patience;
+        let until = since.unwrap_or(now) + patience;
         if retries == 7 {
             return false;
         }
@@ -154,7 +153,7 @@ impl<E: StarEnv> Stateful<E> {
         if strange && self.inquires(card) {
             return Begin::Wait;
         }
-        let (sges, stream) = (self.recvs.sges(seq), &self.streams[0]);
+        let (sges, stream) = (self.recv_sges(seq), &self.streams[0]);
         /* where its data goes, if that is one place: then no packet looks for it again */
         let place = match sges {
             [Sge { addr, len, lkey }] if wqe.length > 0 => {
@@ -235,7 +234,7 @@ impl<E: StarEnv> Stateful<E> {
             all: wqe.length == 0,
             ..WqeProgress::default()
         };
-        let allowed = self.terms.access.contains(Access::REMOTE_WRITE);
+        let allowed = self.terms.access().contains(Access::REMOTE_WRITE);
         let answers = wqe.flags.contains(SendFlags::CARD);
         if wqe.length > 0 {
             let need = Access::REMOTE_WRITE;
@@ -299,7 +298,7 @@ impl<E: StarEnv> Stateful<E> {
         let atomic = class == OrderClass::Atomic;
         /* SL's card does atomics in their order, and a slot is used anew once its answer is here */
         let waits = if atomic {
-            !stream.takes_atomic() || stream.atomics() >= self.terms.replay_slots
+            !stream.takes_atomic() || stream.atomics() >= self.terms.replay_slots()
         } else {
             stream.changes()
         };
@@ -312,7 +311,7 @@ impl<E: StarEnv> Stateful<E> {
         }
         let mut op =
             WqeProgress { class, length: wqe.length, all: wqe.length == 0, ..WqeProgress::default() };
-        let allowed = self.terms.access.contains(need);
+        let allowed = self.terms.access().contains(need);
         if wqe.length > 0 {
             let found = card.registry.find(self.conn, wqe.rkey, wqe.remote_addr, wqe.length, need);
             let Some(FoundRule { rule, addr: base }) = found.filter(|_| allowed) else {
@@ -372,10 +371,10 @@ impl<E: StarEnv> Stateful<E> {
         if no_rpc || matches!(wqe.op, SendOp::AtomicWrite | SendOp::Flush) {
             return Begin::failed(class, WcStatus::LocQpOpErr);
         }
-        if wqe.length > self.local.max_msg || class == OrderClass::Atomic && wqe.length != 8 {
+        if wqe.length > self.max_msg() || class == OrderClass::Atomic && wqe.length != 8 {
             return Begin::failed(class, WcStatus::LocLenErr);
         }
-        if !self.reaches(card, self.sends.sges(seq), into) {
+        if !self.reaches(card, self.send_sges(seq), into) {
             card.stats.star_rejects.inc();
             return Begin::failed(class, WcStatus::LocProtErr);
         }
@@ -397,12 +396,13 @@ impl<E: StarEnv> Stateful<E> {
         let first = self.streams[1].una;
         let (count, most) = (index.wrapping_sub(first) + 1, self.streams[1].depth());
         let each = usize::from(self.local.max_recv_sge);
-        let lists = if each > 1 { self.held_sges.growth(self.held.places_for(count, most), each) } else { 0 };
+        let places = self.held.places_for(count, most);
+        let lists = if each > 1 { self.rare.growth(|rare| rare.held.growth(places, each)) } else { 0 };
         if !self.may_grow(card, self.held.growth(count, most) + lists) {
             return Err(NicError::Exhausted);
         }
         self.held.make_room(first, count, most)?;
-        if each > 1 { self.held_sges.make_room(first, self.held.len(), each) } else { Ok(()) }
+        if each > 1 { self.rare.make()?.held.make_room(first, places, each) } else { Ok(()) }
     }
 
     /// Takes a receive WQE of ours for WQE `index` of SL.
@@ -414,7 +414,7 @@ impl<E: StarEnv> Stateful<E> {
         let held = &mut self.held[index];
         let sges = match self.local.max_recv_sge {
             ..=1 => core::slice::from_mut(&mut held.sge),
-            _ => self.held_sges.of_mut(index),
+            _ => self.rare.get_mut().map_or(&mut [][..], |rare| rare.held.of_mut(index)),
         };
         let taken = match &self.local.rq {
             Some(rq) => rq.take(sges).map(|TakenWqe { wr_id, num_sge }| TakenRecv {
@@ -426,7 +426,7 @@ impl<E: StarEnv> Stateful<E> {
         };
         if let Some(TakenRecv { wr_id, num_sge, pd }) = taken {
             *held = RecvOfSl { wr_id, pd, num_sge: num_sge as u8, ..*held };
-            self.streams[1].rnr_since = 0;
+            self.streams[1].got_recv();
             return Ok(());
         }
         let step = rnr_time(self.local.min_rnr_timer);
@@ -444,7 +444,7 @@ impl<E: StarEnv> Stateful<E> {
         let held = &self.held[index];
         match self.local.max_recv_sge {
             ..=1 => core::slice::from_ref(&held.sge).get(..held.num_sge.into()).unwrap_or(&[]),
-            _ => self.held_sges.of(index, held.num_sge.into()),
+            _ => self.rare.get().map_or(&[], |rare| rare.held.of(index, held.num_sge.into())),
         }
     }
 
@@ -462,7 +462,7 @@ impl<E: StarEnv> Stateful<E> {
         if u64::from(wqe.length) > room {
             op.status = WcStatus::RemInvReqErr;
         } else if wqe.flags.contains(SendFlags::INLINE)
-            && self.place_recv(card, &op, 0, self.sends.inline(Psn::new(index))).is_none()
+            && self.place_recv(card, &op, 0, self.inline(Psn::new(index))).is_none()
         {
             op.status = WcStatus::RemOpErr;
         }
@@ -478,7 +478,7 @@ impl<E: StarEnv> Stateful<E> {
             return Begin::failed(OrderClass::Write, WcStatus::RemAccessErr);
         }
         let inline = wqe.flags.contains(SendFlags::INLINE);
-        if inline && self.streams[1].settled() != index {
+        if inline && self.settled() != index {
             return Begin::Wait;
         }
         if self.streams[1].held().is_some() {
@@ -493,7 +493,7 @@ impl<E: StarEnv> Stateful<E> {
             }
             op.recv = Some(index);
         }
-        if inline && self.place_write(card, wqe, 0, self.sends.inline(Psn::new(index))).is_none() {
+        if inline && self.place_write(card, wqe, 0, self.inline(Psn::new(index))).is_none() {
             op.status = WcStatus::RemAccessErr;
         }
         Begin::Go(op)

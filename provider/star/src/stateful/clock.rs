@@ -67,7 +67,7 @@ impl<E: StarEnv> Stateful<E> {
         let tries = if self.window.asks() { tries.max(self.window.most_tries()) } else { tries };
         let tries = tries.max(self.channel.tries().min(u8::MAX.into()) as u8);
         let silent = card.now.saturating_sub(self.last_inbound);
-        let patience = match (self.state, self.local.patience) {
+        let patience = match (self.state, self.local.patience.get()) {
             /* only the last messages are left */
             (QpState::Err, 0) => MAX_LINGER,
             (QpState::Err, patience) => patience.min(MAX_LINGER),
@@ -83,7 +83,7 @@ impl<E: StarEnv> Stateful<E> {
     #[inline]
     pub(super) fn disarm_if_idle(&mut self) {
         let [local, remote] = &self.streams;
-        let idle = |stream: &WqeStream| stream.under_way() == 0 && stream.rnr_since == 0;
+        let idle = |stream: &WqeStream| stream.under_way() == 0 && !stream.lacks_recv();
         let acked = |completions: &Completions| completions.is_acked();
         if self.window.is_empty()
             && idle(local)
@@ -116,7 +116,7 @@ impl<E: StarEnv> Stateful<E> {
         }
         for of in [Of::Local, Of::Remote] {
             let stream = &self.streams[of as usize];
-            let lacks = stream.rnr_since != 0;
+            let lacks = stream.lacks_recv();
             let oldest = stream.oldest().filter(|op| op.until > now);
             if let Some(op) = oldest.copied().filter(|_| self.state == QpState::Rts) {
                 self.arm(if op.probe > now { op.probe } else { op.until });

@@ -1,21 +1,19 @@
 //! What SL gets of its WQEs: that they are stored (EA), and their completions (CQEP), repeated until it
 //! answers.
 
-use alloc::boxed::Box;
-use alloc::collections::VecDeque;
-
 use starverbs_core::env::Host;
-use starverbs_core::room::{Room, boxed};
+use starverbs_core::room::Room;
 use starverbs_core::{Nanos, NicError, Psn, Seg, WcOpcode};
 
 use super::messages::ONE_BEFORE;
 use super::places::Places;
+use super::rare::{Rare, RareBox};
 use super::window::Of;
 use super::{CardCtx, Ended, Stateful};
 use crate::env::StarEnv;
 use crate::form::{Form, Upto};
 use crate::message::CqeMsg;
-use crate::registry::{Claim, SendCtx};
+use crate::registry::{Claim, RuleRegistry, SendCtx};
 use crate::ring::{CQE_SLOT, slot};
 use crate::wire::{Opt, Ptype, Queue, StarHeader};
 
@@ -23,7 +21,7 @@ use crate::wire::{Opt, Ptype, Queue, StarHeader};
 const LINGER: Nanos = 250_000_000;
 
 /// CQEPs of a queue that may be under way.
-const UNDER_WAY: u32 = 128;
+const UNDER_WAY: u8 = 128;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum CqepState {
@@ -59,32 +57,37 @@ struct Pending {
 /// Completions of one of SL's queues. A slot belongs to a sequence, as in SL's memory.
 pub(super) struct Completions {
     all: Places<Pending>,
-    base: u64,
-    /// Slots, a power of two
-    depth: u32,
     /// Oldest that SL may not have
     una: Psn,
     /// First that never left
     fresh: Psn,
     /// Behind the newest
     end: Psn,
-    flight: u32,
+    /// With those that are lost [`UNDER_WAY`] at most
+    flight: u8,
     /// To be sent again
-    lost: u32,
+    lost: u8,
+    /// Slots: a power of two, of which this is the logarithm
+    depth_log: u8,
 }
 
 impl Completions {
-    pub(super) fn new(base: u64, depth: u32) -> Self {
+    /// Of a queue of `depth` WQEs, a power of two.
+    pub(super) fn new(depth: u32) -> Self {
         let (all, start) = (Places::new(), Psn::default());
-        Completions { all, base, depth, una: start, fresh: start, end: start, flight: 0, lost: 0 }
+        let depth_log = depth.ilog2() as u8;
+        Completions { all, una: start, fresh: start, end: start, flight: 0, lost: 0, depth_log }
     }
 
+    /// WQEs of the queue.
+    #[inline]
     pub(super) fn depth(&self) -> u32 {
-        self.depth
+        1 << self.depth_log
     }
-    /// Where SL's memory goes on behind the slots.
-    pub(super) fn behind(&self) -> u64 {
-        self.base.wrapping_add(u64::from(self.depth) * CQE_SLOT)
+    /// Bytes of SL's memory that their slots take.
+    #[inline]
+    fn slot_bytes(&self) -> u64 {
+        CQE_SLOT << self.depth_log
     }
     /// The place of the next will be used soon.
     #[inline]
@@ -106,21 +109,20 @@ impl Completions {
     #[inline]
     pub(super) fn growth(&self, oldest: Psn, newest: Psn) -> usize {
         let (_, count) = self.span(oldest, newest);
-        self.all.growth(count, self.depth)
+        self.all.growth(count, self.depth())
     }
 
     /// There is room for the completions of all WQEs from `oldest`, the first that has none, to `newest`.
     /// `Exhausted`: no memory.
     pub(super) fn make_room(&mut self, oldest: Psn, newest: Psn) -> Result<(), NicError> {
         let (first, count) = self.span(oldest, newest);
-        self.all.make_room(first.get(), count, self.depth)
+        self.all.make_room(first.get(), count, self.depth())
     }
 
     /// WQE `seq` ended so; all before it of the queue have ended. Its CQEP leaves `after` that time. There
     /// must be room.
     pub(super) fn push(&mut self, seq: Psn, message: CqeMsg, after: Nanos) {
         let at = seq.get();
-        let slot = self.slot(seq);
         if self.is_acked() {
             /* any number of completions may have gone with their data meanwhile */
             (self.una, self.fresh) = (seq, seq);
@@ -132,14 +134,8 @@ impl Completions {
             self.una = self.una.plus(1);
         }
         self.settle(at);
-        let message = CqeMsg { slot, ..message };
         self.all[at] = Pending { message, state: CqepState::Waiting, tries: 0, sent: 0, after };
         self.pass();
-    }
-
-    /// Where the completion of WQE `seq` goes.
-    pub(super) fn slot(&self, seq: Psn) -> u64 {
-        slot(self.base, self.depth(), seq.get(), CQE_SLOT)
     }
 
     fn settle(&mut self, at: u32) {
@@ -278,69 +274,55 @@ impl Completions {
 }
 
 /// EAs owed for WQEPs. One that finds no room is not sent, and SL repeats the WQEP.
-pub(super) struct OwedAcks {
-    /// There are some once there was one
-    single: Option<Box<SingleAcks>>,
-    /// Of those, at most
-    most: u16,
-    /// For all WQEs that are here with all before them
-    all: bool,
-    /// Sends are among them
-    sends: bool,
-}
-
-/// For one WQE each: all of the paper's packets, else those that came before others.
-#[derive(Default)]
-struct SingleAcks {
-    owed: VecDeque<(Opt, Psn)>,
-}
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct OwedAcks(u8);
 
 impl OwedAcks {
-    /// One for each WQE that SL may have under way, up to some; of packed WQEs only those out of order have
-    /// EAs of their own.
-    pub(super) fn new(wqes: u32, form: Form) -> Self {
-        let most = if form == Form::Paper { 1024 } else { 16 };
-        OwedAcks { single: None, most: wqes.min(most) as u16, all: false, sends: false }
-    }
+    /// For all WQEs that are here with all before them
+    const ALL: u8 = 1;
+    /// Sends are among them
+    const SENDS: u8 = 2;
+    /// For one WQE each ([`Rare::acks`](super::rare::Rare::acks))
+    const SINGLE: u8 = 4;
+
     /// A cumulative EA is owed, once for all that one leaves for.
     pub(super) fn push_all(&mut self, queue: Queue) {
-        self.all = true;
-        self.sends |= queue == Queue::Send;
+        self.0 |= OwedAcks::ALL | if queue == Queue::Send { OwedAcks::SENDS } else { 0 };
     }
     /// Whether an EA is owed.
-    pub(super) fn is_owed(&self) -> bool {
-        self.all || self.has_single()
-    }
-    /// Whether EAs for one WQE each are owed.
-    fn has_single(&self) -> bool {
-        self.single.as_ref().is_some_and(|single| !single.owed.is_empty())
+    pub(super) fn is_owed(self) -> bool {
+        self.0 != 0
     }
     /// Whether an EA is owed for receives alone, to which no program answers.
     #[inline]
-    fn is_of_recvs(&self) -> bool {
-        self.all && !self.sends && !self.has_single()
+    fn is_of_recvs(self) -> bool {
+        self.0 == OwedAcks::ALL
     }
     /// What leaves says how far all WQEs are stored.
     fn clear_all(&mut self) {
-        (self.all, self.sends) = (false, false);
+        self.0 &= OwedAcks::SINGLE;
     }
-    pub(super) fn bytes(&self) -> usize {
-        let of = |single: &SingleAcks| size_of_val(single) + single.owed.capacity() * size_of::<(Opt, Psn)>();
-        self.single.as_deref().map_or(0, of)
-    }
+    /// One is owed for one WQE. There are `most` at most.
     #[cold]
-    pub(super) fn push(&mut self, opt: Opt, seq: Psn) {
-        if self.single.is_none() {
-            self.single = boxed(SingleAcks::default()).ok();
-        }
-        let Some(SingleAcks { owed }) = self.single.as_deref_mut() else { return };
-        if owed.len() < usize::from(self.most) && owed.try_reserve(1).is_ok() {
-            owed.push_in_room((opt, seq));
+    pub(super) fn push(&mut self, rare: &mut RareBox, most: usize, opt: Opt, seq: Psn) {
+        let Ok(Rare { acks, .. }) = rare.make() else { return };
+        if acks.len() < most && acks.try_reserve(1).is_ok() {
+            acks.push_in_room((opt, seq));
+            self.0 |= OwedAcks::SINGLE;
         }
     }
     /// The first of those for one WQE.
-    fn pop(&mut self) -> Option<(Opt, Psn)> {
-        self.single.as_mut()?.owed.pop_front()
+    #[inline]
+    fn pop(&mut self, rare: &mut RareBox) -> Option<(Opt, Psn)> {
+        if self.0 & OwedAcks::SINGLE == 0 {
+            return None;
+        }
+        let acks = &mut rare.get_mut()?.acks;
+        let first = acks.pop_front();
+        if acks.is_empty() {
+            self.0 &= !OwedAcks::SINGLE;
+        }
+        first
     }
 }
 
@@ -361,6 +343,29 @@ impl<E: StarEnv> Stateful<E> {
         Upto { sends: self.sends.stored(), recvs: self.recvs.stored() }.word()
     }
 
+    /// EAs for one WQE each that may be owed: for each WQE that SL may have under way, up to some; of packed
+    /// WQEs only those out of order have EAs of their own.
+    pub(super) fn most_acks(&self) -> usize {
+        let wqes: u32 = self.completions.iter().map(Completions::depth).sum();
+        wqes.min(if self.local.form == Form::Paper { 1024 } else { 16 }) as usize
+    }
+
+    /// Where in SL's memory the completion of WQE `seq` of a queue goes.
+    pub(super) fn completion_slot(&self, registry: &RuleRegistry, queue: Queue, seq: Psn) -> u64 {
+        let [sends, recvs] = &self.completions;
+        let first = registry.first_slot(self.conn);
+        match queue {
+            Queue::Send => slot(first, sends.depth(), seq.get(), CQE_SLOT),
+            Queue::Recv => slot(first.wrapping_add(sends.slot_bytes()), recvs.depth(), seq.get(), CQE_SLOT),
+        }
+    }
+
+    /// Address of SL's slots of atomics, and behind them that of turns.
+    pub(super) fn replay(&self, registry: &RuleRegistry) -> u64 {
+        let slots = self.completions.iter().map(Completions::slot_bytes).sum();
+        registry.first_slot(self.conn).wrapping_add(slots)
+    }
+
     /// SL asks how far its sends are, as not all are signaled, or our end is about to go: the last that is
     /// done gets a CQEP, and the last that is here once that is done.
     pub fn report(&mut self) {
@@ -373,7 +378,7 @@ impl<E: StarEnv> Stateful<E> {
         if completions.lacks(una) && completions.make_room(before, before).is_ok() {
             completions.push(before, CqeMsg::default(), 0);
         }
-        let here = (0..self.sends.depth()).take_while(|n| self.sends.get(una.plus(*n)).is_some());
+        let here = (0..completions.depth()).take_while(|n| self.sends.get(una.plus(*n)).is_some());
         self.report_at = una.plus(here.count() as u32);
     }
 
@@ -399,9 +404,9 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Sends an EA if one is owed.
     pub(super) fn send_ack(&mut self, card: &mut CardCtx<'_, E>) -> bool {
-        let (opt, seq) = match self.owed_acks.pop() {
+        let (opt, seq) = match self.owed_acks.pop(&mut self.rare) {
             Some(one) => one,
-            None if self.owed_acks.all => (Opt::Send, self.sends.stored().plus(ONE_BEFORE)),
+            None if self.owed_acks.is_owed() => (Opt::Send, self.sends.stored().plus(ONE_BEFORE)),
             None => return false,
         };
         let header = self.event(Ptype::Ea, opt, seq, 0);
@@ -420,6 +425,7 @@ impl<E: StarEnv> Stateful<E> {
             self.asks(card.now);
             let completions = &mut self.completions[queue as usize];
             let message = *completions.sent(seq, card.now);
+            let message = CqeMsg { slot: self.completion_slot(card.registry, queue, seq), ..message };
             let bytes = message.encode();
             let opt = match (queue, message.opcode) {
                 (Queue::Recv, _) => Opt::Recv,
@@ -445,8 +451,8 @@ mod tests {
     use super::*;
 
     /// With all its places, from the first WQE on.
-    fn of_four(base: u64) -> Completions {
-        let mut all = Completions::new(base, 4);
+    fn of_four() -> Completions {
+        let mut all = Completions::new(4);
         assert_eq!((all.bytes(), all.on_ack(Psn::new(0))), (0, Acked::Unknown));
         all.make_room(Psn::new(0), Psn::new(3)).unwrap();
         all
@@ -454,20 +460,19 @@ mod tests {
 
     #[test]
     fn each_is_sent_until_it_is_acked_and_slots_come_round() {
-        let mut all = of_four(0x1000);
+        let mut all = of_four();
         let mut seq = Psn::new(0);
         for turn in 0..50u32 {
             /* every third is not signalled */
             let acked: Vec<Psn> = (0..4).filter(|n| (turn * 4 + n) % 3 != 0).map(|n| seq.plus(n)).collect();
             for seq in &acked {
-                all.push(*seq, CqeMsg::default(), 0);
+                all.push(*seq, CqeMsg { byte_len: seq.get(), ..CqeMsg::default() }, 0);
             }
             for expected in &acked {
                 assert_eq!(all.next(1), Some(*expected));
-                let message = *all.sent(*expected, 1);
-                assert_eq!(message.slot, 0x1000 + u64::from(expected.get() % 4) * 32);
+                assert_eq!(all.sent(*expected, 1).byte_len, expected.get());
             }
-            assert_eq!((all.next(1), all.flight), (None, acked.len() as u32));
+            assert_eq!((all.next(1), all.flight), (None, acked.len() as u8));
             assert_eq!((all.on_ack(acked[1]), all.on_ack(acked[1])), (Acked::New(Some(1)), Acked::Duplicate));
             assert_eq!(all.on_ack(seq.plus(4)), Acked::Unknown, "it was never sent");
             assert_eq!(all.expire(1), 1);
@@ -485,7 +490,7 @@ mod tests {
     /// A program may answer a message of SL, and that takes the EA along.
     #[test]
     fn an_ea_is_of_receives_until_a_send_comes() {
-        let mut owed = OwedAcks::new(4, Form::Packed);
+        let (mut owed, mut rare) = (OwedAcks::default(), RareBox::default());
         assert!(!owed.is_of_recvs());
         for (queue, alone) in [(Queue::Recv, true), (Queue::Send, false), (Queue::Recv, false)] {
             owed.push_all(queue);
@@ -494,14 +499,17 @@ mod tests {
         owed.clear_all();
         owed.push_all(Queue::Recv);
         assert!(owed.is_of_recvs());
-        owed.push(Opt::Recv, Psn::new(2));
+        owed.push(&mut rare, 1, Opt::Recv, Psn::new(2));
+        owed.push(&mut rare, 1, Opt::Recv, Psn::new(3));
         assert!(!owed.is_of_recvs(), "one has an EA of its own");
+        owed.clear_all();
+        assert_eq!((owed.pop(&mut rare), owed.is_owed()), (Some((Opt::Recv, Psn::new(2))), false));
     }
 
     /// An EA was lost, and no completion takes the slot in the next turn, as its WQE is not signalled.
     #[test]
     fn what_is_a_turn_back_is_forgotten() {
-        let mut all = of_four(0);
+        let mut all = of_four();
         for n in 0..2000u32 {
             /* slots 0, 3, 2, 1, 0: each is skipped for three turns */
             let seq = Psn::new(5 * n);
@@ -514,7 +522,7 @@ mod tests {
 
     #[test]
     fn a_wqe_without_a_completion_leaves_none_behind() {
-        let mut all = of_four(0);
+        let mut all = of_four();
         all.push(Psn::new(0), CqeMsg::default(), 0);
         all.sent(Psn::new(0), 1);
         all.expire(1);
@@ -527,7 +535,7 @@ mod tests {
 
     #[test]
     fn an_error_waits_for_its_time() {
-        let mut all = of_four(0);
+        let mut all = of_four();
         all.push(Psn::new(2), CqeMsg::default(), 100);
         assert_eq!((all.next(99), all.due(7)), (None, Some(100)));
         assert_eq!(all.next(100), Some(Psn::new(2)));

@@ -140,7 +140,7 @@ impl<E: StarEnv> Stateful<E> {
     /// SL has ended. Sends that wait for it fail, but not before RC's would: the program may have all that it
     /// needs by then.
     fn peer_left(&mut self, now: Nanos) {
-        let patience = self.local.patience;
+        let patience = self.local.patience.get();
         if self.state != QpState::Rts || self.streams[0].una == self.local.sq.posted() {
             self.streams[0].stopped = false;
         } else if self.left_until == 0 && patience != 0 {
@@ -190,7 +190,8 @@ impl<E: StarEnv> Stateful<E> {
         card.rpc.stop();
         for stream in &mut self.streams {
             /* nothing of it waits for a receive any more: no timer for that */
-            (stream.stopped, stream.rnr_since) = (true, 0);
+            stream.stopped = true;
+            stream.got_recv();
         }
         self.quiet_at = card.now + self.lifetime(card.path);
         self.arm(self.quiet_at);

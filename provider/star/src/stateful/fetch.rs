@@ -18,6 +18,7 @@ impl<E: StarEnv> Stateful<E> {
         theirs.expect(env, theirs.next);
         self.held.expect(env, theirs.next);
         self.sends.expect(env);
+        self.rare.expect_inline(env);
         self.recvs.expect(env);
         self.completions[Queue::Send as usize].expect(env);
         registry.expect(env, self.conn);

@@ -5,6 +5,7 @@
 use starverbs_core::WcStatus;
 
 use super::begin::Begin;
+use super::rare::Rare;
 use super::stream::OrderClass;
 use super::{CardCtx, Stateful};
 use crate::control::{Control, Sum};
@@ -18,16 +19,16 @@ const ROUNDS: u8 = 4;
 pub(super) enum Inquiry {
     /// There is none
     None,
-    /// SL was asked, and may be so often again
-    Open(u8),
-    /// SL has answered for this WQE of ours: the rules that are here decide
-    Answered(u32),
+    /// SL was asked for a WQE of ours
+    Open,
+    /// SL has answered for it: the rules that are here decide
+    Answered,
 }
 
 impl Inquiry {
     /// Whether SL has not answered.
     pub(super) fn is_open(self) -> bool {
-        matches!(self, Inquiry::Open(_))
+        self == Inquiry::Open
     }
 }
 
@@ -43,12 +44,14 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Asks SL for WQE `next`. False: it has answered, or there is no memory to ask it.
     pub(super) fn inquires(&mut self, card: &CardCtx<'_, E>) -> bool {
-        if self.inquiry == Inquiry::Answered(self.streams[0].next)
+        let next = self.streams[0].next;
+        let Ok(Rare { inquired, rounds, .. }) = self.rare.make() else { return false };
+        if self.inquiry == Inquiry::Answered && *inquired == next
             || self.channel.send(Control::RuleQuery).is_err()
         {
             return false;
         }
-        self.inquiry = Inquiry::Open(ROUNDS);
+        (*inquired, *rounds, self.inquiry) = (next, ROUNDS, Inquiry::Open);
         self.asks(card.now);
         self.arm(card.now + 1);
         true
@@ -57,16 +60,18 @@ impl<E: StarEnv> Stateful<E> {
     /// SL's sum of its rules. If ours differs, SL is to send them: those of another connection may still be
     /// under way. `None`: there is no memory to ask for them, and SL repeats the sum.
     pub(super) fn on_rule_sum(&mut self, card: &CardCtx<'_, E>, theirs: Sum) -> Option<()> {
-        let Inquiry::Open(rounds) = self.inquiry else { return Some(()) };
+        let rare = self.rare.get_mut().filter(|_| self.inquiry == Inquiry::Open);
+        let Some(Rare { rounds, .. }) = rare else { return Some(()) };
         self.inquiry = if self.quiesced {
             /* SL may have reverted; if not, it is asked again when this resumes */
             Inquiry::None
-        } else if rounds == 0 || card.registry.sum(self.conn) == Some(theirs) {
-            Inquiry::Answered(self.streams[0].next)
+        } else if *rounds == 0 || card.registry.sum(self.conn) == Some(theirs) {
+            Inquiry::Answered
         } else {
             self.channel.send(Control::ResendRules).ok()?;
             self.channel.send(Control::RuleQuery).ok()?;
-            Inquiry::Open(rounds - 1)
+            *rounds -= 1;
+            Inquiry::Open
         };
         Some(())
     }

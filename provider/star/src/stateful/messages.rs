@@ -6,11 +6,11 @@ use starverbs_core::{Gid, Nanos, Psn, QpState};
 
 use super::clock::KEEPALIVE;
 use super::window::Of;
-use super::{Answer, CardCtx, Ended, SlTerms, Stateful};
+use super::{Answer, CardCtx, Ended, SlTerms, Stateful, WqeStream};
 use crate::channel::{Arrival, ChannelMessage};
 use crate::control::{Control, MAX_CONTROL, Setup};
 use crate::env::StarEnv;
-use crate::wire::{Prefix, Ptype, StarHead, StarPacket};
+use crate::wire::{Prefix, Ptype, Queue, StarHead, StarPacket};
 
 impl<E: StarEnv> Stateful<E> {
     /// A control message, or the answer to one, came from `source`.
@@ -22,7 +22,7 @@ impl<E: StarEnv> Stateful<E> {
     ) -> bool {
         let header = &packet.header;
         let sender = Prefix { qpn: self.peer_qpn, epoch: self.epoch };
-        if *source != self.source || header.qpn != self.local.qpn || packet.prefix != Some(sender) {
+        if !card.path.leads_to(source) || header.qpn != self.local.qpn || packet.prefix != Some(sender) {
             return false;
         }
         if header.ptype == Ptype::Ea {
@@ -39,14 +39,13 @@ impl<E: StarEnv> Stateful<E> {
         match self.channel.arrival(header.psn) {
             Arrival::Early => {}
             /* the answer to the one behind it shows that this one has come */
-            Arrival::Duplicate if matches!(self.answer, Answer::After(..)) => {}
-            Arrival::Duplicate => self.answer = Answer::Owed(header.psn),
+            Arrival::Duplicate if self.answer == Answer::Later => {}
+            Arrival::Duplicate => self.answer = Answer::Owed,
             Arrival::Next => {
                 let Some(message) = Control::decode(packet.data) else { return false };
                 if let Some(at) = self.on_message(card, message) {
-                    self.answer = Answer::After(header.psn, at);
                     self.arm(at.max(card.now + 1));
-                    self.answer_due(card.now);
+                    self.answer_at(card.now, at);
                 }
             }
         }
@@ -81,6 +80,7 @@ impl<E: StarEnv> Stateful<E> {
             Control::Setup(again) => {
                 /* SL began in RTR, and is in RTS now; or its program has changed what may change there */
                 let Setup { access, max_rd_atomic, rnr_retry, min_rnr_timer, .. } = again;
+                let access = access.bits() as u16;
                 self.terms = SlTerms { access, max_rd_atomic, rnr_retry, min_rnr_timer, ..self.terms };
                 Some(card.now)
             }
@@ -94,21 +94,36 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// A message that was done is answered once nothing that left before can be under way.
-    pub(super) fn answer_due(&mut self, now: Nanos) {
-        if let Answer::After(seq, at) = self.answer
-            && at <= now
-        {
+    /// A message was done, and is answered at that time, when nothing that left before can be under way.
+    /// Without memory it is not, and SL repeats it.
+    fn answer_at(&mut self, now: Nanos, at: Nanos) {
+        if at <= now {
             self.channel.accept();
-            self.answer = Answer::Owed(seq);
+            self.answer = Answer::Owed;
+        } else if let Ok(rare) = self.rare.make() {
+            rare.answer_at = at;
+            self.answer = Answer::Later;
         }
+    }
+
+    /// The answer leaves that was to wait, if it is time.
+    pub(super) fn answer_due(&mut self, now: Nanos) {
+        if let Some(at) = self.answer_waits() {
+            self.answer_at(now, at);
+        }
+    }
+
+    /// Until when the answer waits. `None`: there is none that does.
+    fn answer_waits(&self) -> Option<Nanos> {
+        let rare = self.rare.get().filter(|_| self.answer == Answer::Later);
+        rare.map(|rare| rare.answer_at)
     }
 
     /// Sends a control message, or the answer to one, if there is one to send.
     pub(super) fn send_control(&mut self, card: &mut CardCtx<'_, E>) -> bool {
-        if let Answer::Owed(seq) = self.answer {
+        if self.answer == Answer::Owed {
             self.answer = Answer::None;
-            let head = StarHead::control_ack(self.peer_qpn, self.prefix(), seq);
+            let head = StarHead::control_ack(self.peer_qpn, self.prefix(), self.channel.accepted());
             self.post(card, &head, &[]);
             return true;
         }
@@ -159,7 +174,7 @@ impl<E: StarEnv> Stateful<E> {
     #[inline]
     pub(super) fn is_message_due(&self) -> bool {
         self.refused.is_some()
-            || matches!(self.answer, Answer::After(..))
+            || self.answer == Answer::Later
             || self.channel.deadline().is_some()
             || self.keepalive_due().is_some()
     }
@@ -167,8 +182,10 @@ impl<E: StarEnv> Stateful<E> {
     /// When a message or an answer is due.
     pub(super) fn message_due(&self) -> Option<Nanos> {
         let refused = self.refused.map(|_| self.quiet_at);
-        let answer = if let Answer::After(_, at) = self.answer { Some(at) } else { None };
-        [refused, answer, self.channel.deadline(), self.keepalive_due()].into_iter().flatten().min()
+        [refused, self.answer_waits(), self.channel.deadline(), self.keepalive_due()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// When SL gets a KeepAlive: a WQE waits for a receive, or for SL's rules, which a dead SL never sends.
@@ -176,14 +193,15 @@ impl<E: StarEnv> Stateful<E> {
     #[inline]
     fn keepalive_due(&self) -> Option<Nanos> {
         let [ours, theirs] = &self.streams;
-        let since = ours.rnr_since.max(theirs.rnr_since);
+        let lacks = ours.lacks_recv() || theirs.lacks_recv();
         let asks = !self.open || self.inquiry.is_open();
-        if since == 0 && !asks { None } else { self.keepalive_after(since, asks) }
+        if lacks || asks { self.keepalive_after(asks) } else { None }
     }
 
-    /// The same, where a WQE waits for a receive since then, or one may for SL's rules.
+    /// The same, where a WQE waits for a receive, or one may for SL's rules.
     #[cold]
-    fn keepalive_after(&self, since: Nanos, asks: bool) -> Option<Nanos> {
+    fn keepalive_after(&self, asks: bool) -> Option<Nanos> {
+        let since = self.streams.iter().filter_map(WqeStream::lacks_recv_since).max().unwrap_or(0);
         let begins = asks && self.streams[Of::Local as usize].una != self.local.sq.posted();
         let connected = self.state == QpState::Rts && self.ended == Ended::Not && !self.quiesced;
         let waits = connected && (since != 0 || begins) && self.channel.waiting() == 0;
@@ -206,7 +224,7 @@ impl<E: StarEnv> Stateful<E> {
         if !self.terms.srq || self.state != QpState::Rts {
             return None;
         }
-        let wanted = self.unmatched().min(self.recvs.depth());
+        let wanted = self.unmatched().min(self.completions[Queue::Recv as usize].depth());
         let last = self.next_recv.plus(wanted).plus(ONE_BEFORE);
         (wanted > 0 && self.recvs.get(last).is_none()).then(|| last.plus(1))
     }

@@ -18,7 +18,7 @@ use crate::carried::CARRIED_LEN;
 use crate::env::StarEnv;
 use crate::form::Form;
 use crate::message::{ATOMIC_LEN, Atomic};
-use crate::registry::{Claim, FoundRule, RuleRef, SendCtx};
+use crate::registry::{Claim, FoundRule, RuleRef, RuleRegistry, SendCtx};
 use crate::ring::{REPLAY_SLOT, slot, write_slot};
 use crate::turn::{DataTurn, TURN_LEN};
 use crate::wire::{Opt, Ptype, StarHeader};
@@ -156,7 +156,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Sends a lost packet again if one may go.
     fn send_lost(&mut self, card: &mut CardCtx<'_, E>) -> bool {
-        let settled = self.streams[1].settled();
+        let settled = self.settled();
         /* a packet whose answer would be refused again is not asked for yet */
         let may = |entry: &InFlight| {
             let op = self.streams[entry.of as usize].get(entry.wqe);
@@ -391,9 +391,9 @@ impl<E: StarEnv> Stateful<E> {
         offset: u32,
     ) -> Option<(u64, u32, RuleRef)> {
         let sges = match (of, op.recv) {
-            (Of::Remote, _) => self.sends.sges(Psn::new(index)),
+            (Of::Remote, _) => self.send_sges(Psn::new(index)),
             (Of::Local, Some(seq)) if op.class == OrderClass::Send && op.rule == RuleRef::default() => {
-                self.recvs.sges(Psn::new(seq))
+                self.recv_sges(Psn::new(seq))
             }
             (Of::Local, _) => {
                 return Some((op.base.wrapping_add(offset.into()), op.length - offset, op.rule));
@@ -434,7 +434,7 @@ impl<E: StarEnv> Stateful<E> {
         segs: &mut Vec<Seg>,
     ) -> Result<(), WcStatus> {
         let (rule, addr, len) = (entry.rule, entry.addr, u32::from(entry.len));
-        let (need, turn) = (need_of(entry.of, op.class), self.turn_of(entry, op));
+        let (need, turn) = (need_of(entry.of, op.class), self.turn_of(card.registry, entry, op));
         let claim = match turn {
             Some(turn) => Claim::WithSlots { rule, addr, len, need, slots: [Some(slot_of(&turn)), None] },
             None => Claim::Memory { rule, addr, len, need },
@@ -466,7 +466,7 @@ impl<E: StarEnv> Stateful<E> {
         let front;
         let data: &[u8] = match (entry.kind, entry.of, op.class) {
             (Kind::Atomic, ..) => {
-                word = self.atomic(entry.wqe, op);
+                word = self.atomic(card.registry, entry.wqe, op);
                 &word
             }
             (Kind::Put, ..) if entry.len == 0 => &[],
@@ -487,10 +487,10 @@ impl<E: StarEnv> Stateful<E> {
         if left { Ok(()) } else { Err(refused(entry.of, op)) }
     }
 
-    fn atomic(&self, index: u32, op: &WqeProgress) -> [u8; ATOMIC_LEN] {
+    fn atomic(&self, registry: &RuleRegistry, index: u32, op: &WqeProgress) -> [u8; ATOMIC_LEN] {
         let wqe = self.local.sq.wqe(index);
-        let slot = slot(self.replay(), self.terms.replay_slots, op.number, REPLAY_SLOT);
-        let (seq, slots) = (op.number, self.terms.replay_slots.trailing_zeros() as u8);
+        let slot = slot(self.replay(registry), self.terms.replay_slots(), op.number, REPLAY_SLOT);
+        let (seq, slots) = (op.number, self.terms.replay_log);
         Atomic { op: wqe.op, seq, slots, slot, compare_add: wqe.compare_add, swap: wqe.swap }.encode()
     }
 
@@ -509,9 +509,14 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// The turn of a packet, if it is of a message that has turns.
-    pub(super) fn turn_of(&self, entry: &InFlight, op: &WqeProgress) -> Option<DataTurn> {
+    pub(super) fn turn_of(
+        &self,
+        registry: &RuleRegistry,
+        entry: &InFlight,
+        op: &WqeProgress,
+    ) -> Option<DataTurn> {
         op.in_turn.then(|| DataTurn {
-            slot: write_slot(self.replay(), self.terms.replay_slots),
+            slot: write_slot(self.replay(registry), self.terms.replay_slots()),
             number: op.number.wrapping_add(entry.offset / self.turn_bytes(op)),
             send: op.class == OrderClass::Send,
         })

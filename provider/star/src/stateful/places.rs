@@ -9,7 +9,7 @@ use core::ops::{Index, IndexMut};
 
 use starverbs_core::NicError;
 use starverbs_core::env::Host;
-use starverbs_core::room::{boxed, filled};
+use starverbs_core::room::filled;
 
 /// Fewest places, once there are any.
 const FEWEST: u32 = 4;
@@ -101,8 +101,9 @@ impl<T> IndexMut<u32> for Places<T> {
     }
 }
 
-/// A list in each of the places of a [`Places`].
-struct Lists<T> {
+/// A list in each of the places of a [`Places`]. By default there are none.
+#[derive(Default)]
+pub(super) struct Lists<T> {
     all: Box<[T]>,
     places: u32,
     /// Most entries of one
@@ -110,13 +111,8 @@ struct Lists<T> {
 }
 
 impl<T: Copy + Default> Lists<T> {
-    /// None yet.
-    fn new() -> Self {
-        Lists { all: Box::default(), places: 0, each: 0 }
-    }
-
     /// Bytes of memory that they take.
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.all)
     }
 
@@ -130,7 +126,7 @@ impl<T: Copy + Default> Lists<T> {
     }
 
     /// Bytes of memory that [`make_room`](Lists::make_room) takes more.
-    fn growth(&self, places: u32, each: usize) -> usize {
+    pub(super) fn growth(&self, places: u32, each: usize) -> usize {
         if places <= self.places && each <= self.each() {
             return 0;
         }
@@ -139,7 +135,7 @@ impl<T: Copy + Default> Lists<T> {
 
     /// There are as many lists as `places`, a power of two, of `each` entries at least; those from number
     /// `first` on stay. `Exhausted`: no memory.
-    fn make_room(&mut self, first: u32, places: u32, each: usize) -> Result<(), NicError> {
+    pub(super) fn make_room(&mut self, first: u32, places: u32, each: usize) -> Result<(), NicError> {
         if places <= self.places && each <= self.each() { Ok(()) } else { self.widen(first, places, each) }
     }
 
@@ -160,64 +156,15 @@ impl<T: Copy + Default> Lists<T> {
     }
 
     /// The first `n` entries of the list of this number; none where there are not so many.
-    fn of(&self, number: u32, n: usize) -> &[T] {
+    pub(super) fn of(&self, number: u32, n: usize) -> &[T] {
         let start = self.start(number);
         self.all.get(start..start + n).unwrap_or(&[])
     }
 
     /// The whole list of this number, to be changed; nothing where there is none.
-    fn of_mut(&mut self, number: u32) -> &mut [T] {
+    pub(super) fn of_mut(&mut self, number: u32) -> &mut [T] {
         let start = self.start(number);
         self.all.get_mut(start..start + self.each()).unwrap_or(&mut [])
-    }
-}
-
-/// Lists that few connections need: in memory of their own from the first one on.
-pub(super) struct RareLists<T>(Option<Box<Lists<T>>>);
-
-impl<T: Copy + Default> RareLists<T> {
-    /// None yet.
-    pub(super) fn new() -> Self {
-        RareLists(None)
-    }
-
-    /// Bytes of memory that they take.
-    pub(super) fn bytes(&self) -> usize {
-        self.0.as_ref().map_or(0, |lists| size_of::<Lists<T>>() + lists.bytes())
-    }
-
-    /// As of [`Lists::growth`].
-    pub(super) fn growth(&self, places: u32, each: usize) -> usize {
-        match &self.0 {
-            Some(lists) => lists.growth(places, each),
-            None => size_of::<Lists<T>>() + Lists::<T>::new().growth(places, each),
-        }
-    }
-
-    /// As of [`Lists::make_room`].
-    pub(super) fn make_room(&mut self, first: u32, places: u32, each: usize) -> Result<(), NicError> {
-        match &mut self.0 {
-            Some(lists) => lists.make_room(first, places, each),
-            none => none.insert(boxed(Lists::new())?).make_room(first, places, each),
-        }
-    }
-
-    /// As of [`Lists::of`].
-    pub(super) fn of(&self, number: u32, n: usize) -> &[T] {
-        self.0.as_ref().map_or(&[], |lists| lists.of(number, n))
-    }
-
-    /// As of [`Lists::of_mut`].
-    pub(super) fn of_mut(&mut self, number: u32) -> &mut [T] {
-        self.0.as_mut().map_or(&mut [], |lists| lists.of_mut(number))
-    }
-
-    /// One of them will be used soon, if there are any.
-    #[inline]
-    pub(super) fn expect(&self, env: &impl Host) {
-        if let Some(lists) = &self.0 {
-            env.prefetch(&**lists);
-        }
     }
 }
 
@@ -228,7 +175,7 @@ mod tests {
     /// From numbers just before the last one on, with places and without.
     #[test]
     fn what_is_there_stays_when_there_are_more_places() {
-        let (mut places, mut lists) = (Places::new(), RareLists::new());
+        let (mut places, mut lists) = (Places::new(), Lists::default());
         assert_eq!((places.bytes(), lists.of(3, 1), lists.bytes()), (0, &[][..], 0));
         let first = u32::MAX - 6;
         for (n, len) in [(1, 4), (4, 4), (5, 8), (9, 16), (64, 64)] {

@@ -40,7 +40,7 @@ impl<E: StarEnv> Stateful<E> {
         /* WQEs that SL sends from now on do not change that */
         self.quiesced = true;
         /* WQEs that wait for receives have no KeepAlive sent any more */
-        self.streams.iter_mut().for_each(|stream| stream.rnr_since = 0);
+        self.streams.iter_mut().for_each(WqeStream::got_recv);
         Some(QuiescePoint { sends: Psn::new(self.streams[Of::Remote as usize].una), recvs: self.next_recv })
     }
 
@@ -58,7 +58,7 @@ impl<E: StarEnv> Stateful<E> {
         let acked = self.completions.iter().all(Completions::is_acked);
         /* before SL has sent all rules, messages to it change nothing */
         let sent = self.channel.waiting() == 0 || !self.open;
-        let sent = sent && !matches!(self.answer, Answer::After(..)) && self.refused.is_none();
+        let sent = sent && self.answer != Answer::Later && self.refused.is_none();
         !began && acked && sent && self.window.is_empty()
     }
 

@@ -91,14 +91,13 @@ impl<E: StarEnv> Stateful<E> {
             return self.collect_short(card, psn, entry, op);
         }
         let (queue, seq, cqe) = self.completion_of(entry, op);
-        let ring = &self.completions[queue as usize];
-        let slot = Seg { addr: ring.slot(seq), len: CQE_SLOT as u32 };
+        let slot = Seg { addr: self.completion_slot(card.registry, queue, seq), len: CQE_SLOT as u32 };
         let (rule, addr, len) = (entry.rule, entry.addr, u32::from(entry.len));
         let asks = match self.collect_last(card, entry, op, segs) {
             Err(status) if entry.tries == 0 => return Err(status),
             collected => collected.is_err(),
         };
-        let turn = self.turn_of(entry, op);
+        let turn = self.turn_of(card.registry, entry, op);
         let claim = if asks {
             Claim::Slot(slot)
         } else {
@@ -146,8 +145,7 @@ impl<E: StarEnv> Stateful<E> {
         let data = room.get_mut(..entry.len.into()).unwrap_or_default();
         self.copy(card, entry, data)?;
         let (queue, seq, cqe) = self.completion_of(entry, op);
-        let ring = &self.completions[queue as usize];
-        let slot = Seg { addr: ring.slot(seq), len: CQE_SLOT as u32 };
+        let slot = Seg { addr: self.completion_slot(card.registry, queue, seq), len: CQE_SLOT as u32 };
         let (rule, addr, len) = (entry.rule, entry.addr, u32::from(entry.len));
         let need = need_of(entry.of, op.class);
         let claim = Claim::WithSlots { rule, addr, len, need, slots: [Some(slot), None] };

@@ -2,12 +2,15 @@
 //!
 //! A slot belongs to a sequence until that WQE is done; SL has no more WQEs under way than the queue is deep,
 //! so that what does not fit is no WQE of a sound SL. Room for SGEs and inline bytes grows to what SL
-//! was seen to use, and stays.
+//! was seen to use, and stays. How deep it is its owner says, who has it with the queue's completions.
 
 use starverbs_core::env::Host;
 use starverbs_core::{NicError, Psn, SendOp, SendWqe, Sge};
 
-use super::places::{Places, RareLists};
+use super::Stateful;
+use super::places::Places;
+use super::rare::{Rare, RareBox, WqeLists};
+use crate::env::StarEnv;
 use crate::message::{Body, MAX_SGE, Wqe, inline_room};
 
 /// What became of a WQEP.
@@ -28,6 +31,10 @@ pub(super) trait KeptWqe: Copy + Default {
     fn of(wqe: &SendWqe) -> Self;
     /// How many SGEs it has
     fn sges(&self) -> usize;
+    /// Those, and its inline bytes, if they are more than one SGE
+    fn lists(rare: &Rare) -> &WqeLists;
+    /// As `lists`, to be changed
+    fn lists_mut(rare: &mut Rare) -> &mut WqeLists;
 }
 
 impl KeptWqe for SendWqe {
@@ -36,6 +43,12 @@ impl KeptWqe for SendWqe {
     }
     fn sges(&self) -> usize {
         usize::from(self.num_sge)
+    }
+    fn lists(rare: &Rare) -> &WqeLists {
+        &rare.sends
+    }
+    fn lists_mut(rare: &mut Rare) -> &mut WqeLists {
+        &mut rare.sends
     }
 }
 
@@ -53,6 +66,12 @@ impl KeptWqe for KeptRecv {
     fn sges(&self) -> usize {
         usize::from(self.num_sge)
     }
+    fn lists(rare: &Rare) -> &WqeLists {
+        &rare.recvs
+    }
+    fn lists_mut(rare: &mut Rare) -> &mut WqeLists {
+        &mut rare.recvs
+    }
 }
 
 /// A place of a WQE.
@@ -67,45 +86,27 @@ struct Slot<T> {
 /// One of SL's queues.
 pub(super) struct RemoteQueue<T> {
     slots: Places<Slot<T>>,
-    /// Of WQEs with several SGEs
-    sges: RareLists<Sge>,
-    inline: RareLists<u8>,
     /// Oldest WQE that is not done
     una: Psn,
     /// All before it have come
     stored: Psn,
-    /// WQEs at most
-    depth: u32,
 }
 
 impl<T: KeptWqe> RemoteQueue<T> {
-    /// Of `depth` WQEs, a power of two.
-    pub(super) fn new(depth: u32) -> Self {
-        RemoteQueue {
-            slots: Places::new(),
-            sges: RareLists::new(),
-            inline: RareLists::new(),
-            una: Psn::default(),
-            stored: Psn::default(),
-            depth,
-        }
+    /// Without WQEs.
+    pub(super) fn new() -> Self {
+        RemoteQueue { slots: Places::new(), una: Psn::default(), stored: Psn::default() }
     }
 
-    /// Bytes of memory that it takes.
+    /// Bytes of memory that it takes, without lists.
     pub(super) fn bytes(&self) -> usize {
-        self.slots.bytes() + self.sges.bytes() + self.inline.bytes()
-    }
-
-    /// WQEs of SL at most.
-    pub(super) fn depth(&self) -> u32 {
-        self.depth
+        self.slots.bytes()
     }
 
     /// The place of the next WQE will be used soon.
     #[inline]
     pub(super) fn expect(&self, env: &impl Host) {
         self.expect_at(env, self.stored);
-        self.inline.expect(env);
     }
 
     /// The place of WQE `seq` will be used soon.
@@ -119,43 +120,47 @@ impl<T: KeptWqe> RemoteQueue<T> {
         self.una
     }
 
-    /// Bytes of memory that this WQE takes more. `None`: there is no place for it.
+    /// Bytes of memory that this WQE takes more in a queue of `depth`, a power of two. `None`: there is no
+    /// place for it.
     #[inline]
-    pub(super) fn growth(&self, seq: Psn, wqe: &Wqe<'_>) -> Option<usize> {
+    pub(super) fn growth(&self, rare: &RareBox, depth: u32, seq: Psn, wqe: &Wqe<'_>) -> Option<usize> {
         let ahead = seq.since(self.una);
         if ahead < 0 {
             return Some(0);
         }
         let count = ahead as u32 + 1;
-        if count > self.depth() {
+        if count > depth {
             return None;
         }
-        let places = self.slots.places_for(count, self.depth);
+        let places = self.slots.places_for(count, depth);
         let lists = match wqe.body {
             Body::Sges(sges) if sges.len() <= 1 => 0,
-            Body::Sges(sges) if sges.len() <= MAX_SGE => self.sges.growth(places, sges.len()),
+            Body::Sges(sges) if sges.len() <= MAX_SGE => {
+                rare.growth(|rare| T::lists(rare).sges.growth(places, sges.len()))
+            }
             Body::Inline([]) => 0,
-            Body::Inline(bytes) if bytes.len() <= inline_room(u32::MAX, self.depth) => {
-                self.inline.growth(places, bytes.len())
+            Body::Inline(bytes) if bytes.len() <= inline_room(u32::MAX, depth) => {
+                rare.growth(|rare| T::lists(rare).inline.growth(places, bytes.len()))
             }
             _ => return None,
         };
-        Some(self.slots.growth(count, self.depth) + lists)
+        Some(self.slots.growth(count, depth) + lists)
     }
 
-    /// A WQEP came.
-    pub(super) fn store(&mut self, seq: Psn, wqe: &Wqe<'_>) -> Stored {
+    /// A WQEP came for a queue of `depth`.
+    #[inline]
+    pub(super) fn store(&mut self, rare: &mut RareBox, depth: u32, seq: Psn, wqe: &Wqe<'_>) -> Stored {
         let ahead = seq.since(self.una);
         if ahead < 0 {
             return Stored::Known;
         }
-        if ahead as u32 >= self.depth() {
+        if ahead as u32 >= depth {
             return Stored::Refused;
         }
         if self.get(seq).is_some() {
             return Stored::Known;
         }
-        if self.put(seq, ahead as u32 + 1, wqe).is_err() {
+        if self.put(rare, depth, seq, wqe).is_err() {
             return Stored::Refused;
         }
         while self.get(self.stored).is_some() {
@@ -164,27 +169,41 @@ impl<T: KeptWqe> RemoteQueue<T> {
         Stored::New
     }
 
-    /// Keeps WQE `seq`, up to which there are `count`. `Invalid`: it is none that SL may send; `Exhausted`:
-    /// no memory.
-    fn put(&mut self, seq: Psn, count: u32, wqe: &Wqe<'_>) -> Result<(), NicError> {
+    /// Keeps WQE `seq`. `Invalid`: it is none that SL may send; `Exhausted`: no memory.
+    #[inline]
+    fn put(&mut self, rare: &mut RareBox, depth: u32, seq: Psn, wqe: &Wqe<'_>) -> Result<(), NicError> {
         let (first, number) = (self.una.get(), seq.get());
-        self.slots.make_room(first, count, self.depth)?;
-        let places = self.slots.len();
-        let mut sge = Sge::default();
-        match wqe.body {
-            Body::Sges(sges) if sges.len() <= 1 => sge = sges.iter().next().unwrap_or_default(),
-            Body::Sges(sges) if sges.len() <= MAX_SGE => {
-                self.sges.make_room(first, places, sges.len())?;
-                put_in(self.sges.of_mut(number), sges.iter());
+        self.slots.make_room(first, seq.since(self.una) as u32 + 1, depth)?;
+        let sge = match wqe.body {
+            Body::Sges(sges) if sges.len() <= 1 => sges.iter().next().unwrap_or_default(),
+            Body::Inline([]) => Sge::default(),
+            _ => {
+                self.put_list(rare, depth, number, &wqe.body)?;
+                Sge::default()
             }
-            Body::Inline([]) => {}
-            Body::Inline(bytes) if bytes.len() <= inline_room(u32::MAX, self.depth) => {
-                self.inline.make_room(first, places, bytes.len())?;
-                put_in(self.inline.of_mut(number), bytes.iter().copied());
+        };
+        self.slots[number] = Slot { wqe: Some(T::of(&wqe.wqe)), sge };
+        Ok(())
+    }
+
+    /// The part of [`put`](RemoteQueue::put) that few connections need.
+    #[inline(never)]
+    fn put_list(&self, rare: &mut RareBox, depth: u32, number: u32, body: &Body<'_>) -> Result<(), NicError> {
+        let (first, places) = (self.una.get(), self.slots.len());
+        match *body {
+            Body::Sges(sges) if sges.len() <= MAX_SGE => {
+                let WqeLists { sges: lists, .. } = T::lists_mut(rare.make()?);
+                lists.make_room(first, places, sges.len())?;
+                lists.of_mut(number).iter_mut().zip(sges.iter()).for_each(|(entry, sge)| *entry = sge);
+            }
+            Body::Inline(bytes) if bytes.len() <= inline_room(u32::MAX, depth) => {
+                let WqeLists { inline: lists, .. } = T::lists_mut(rare.make()?);
+                lists.make_room(first, places, bytes.len())?;
+                let place = lists.of_mut(number).get_mut(..bytes.len()).ok_or(NicError::Exhausted)?;
+                place.copy_from_slice(bytes);
             }
             _ => return Err(NicError::Invalid),
         }
-        self.slots[number] = Slot { wqe: Some(T::of(&wqe.wqe)), sge };
         Ok(())
     }
 
@@ -194,10 +213,12 @@ impl<T: KeptWqe> RemoteQueue<T> {
     }
 
     /// WQE `seq`, if it is here.
+    #[inline]
     pub(super) fn get(&self, seq: Psn) -> Option<&T> {
         self.slot(seq)?.wqe.as_ref()
     }
 
+    #[inline]
     fn slot(&self, seq: Psn) -> Option<&Slot<T>> {
         let ahead = seq.since(self.una);
         let held = ahead >= 0 && (ahead as u32) < self.slots.len();
@@ -205,12 +226,13 @@ impl<T: KeptWqe> RemoteQueue<T> {
     }
 
     /// Its SGEs.
-    pub(super) fn sges(&self, seq: Psn) -> &[Sge] {
+    #[inline]
+    fn sges<'a>(&'a self, rare: &'a RareBox, seq: Psn) -> &'a [Sge] {
         let Some(Slot { wqe: Some(wqe), sge }) = self.slot(seq) else { return &[] };
         match wqe.sges() {
             0 => &[],
             1 => core::slice::from_ref(sge),
-            several => self.sges.of(seq.get(), several),
+            several => rare.get().map_or(&[], |rare| T::lists(rare).sges.of(seq.get(), several)),
         }
     }
 
@@ -254,13 +276,27 @@ impl RemoteQueue<SendWqe> {
     }
 
     /// The inline bytes of WQE `seq`.
-    pub(super) fn inline(&self, seq: Psn) -> &[u8] {
-        self.get(seq).map_or(&[], |wqe| self.inline.of(seq.get(), wqe.length as usize))
+    fn inline<'a>(&self, rare: &'a RareBox, seq: Psn) -> &'a [u8] {
+        let (Some(wqe), Some(rare)) = (self.get(seq), rare.get()) else { return &[] };
+        rare.sends.inline.of(seq.get(), wqe.length as usize)
     }
 }
 
-fn put_in<T>(list: &mut [T], values: impl Iterator<Item = T>) {
-    list.iter_mut().zip(values).for_each(|(entry, value)| *entry = value);
+impl<E: StarEnv> Stateful<E> {
+    /// SGEs of a send WQE of SL.
+    pub(super) fn send_sges(&self, seq: Psn) -> &[Sge] {
+        self.sends.sges(&self.rare, seq)
+    }
+
+    /// SGEs of a receive WQE of SL.
+    pub(super) fn recv_sges(&self, seq: Psn) -> &[Sge] {
+        self.recvs.sges(&self.rare, seq)
+    }
+
+    /// Inline bytes of a send WQE of SL.
+    pub(super) fn inline(&self, seq: Psn) -> &[u8] {
+        self.sends.inline(&self.rare, seq)
+    }
 }
 
 #[cfg(test)]
@@ -278,7 +314,7 @@ mod tests {
 
     #[test]
     fn each_wqe_is_taken_once_in_any_order_and_none_beyond_the_depth() {
-        let mut queue = RemoteQueue::<KeptRecv>::new(4);
+        let (mut queue, mut rare) = (RemoteQueue::<KeptRecv>::new(), RareBox::default());
         queue.una = Psn::new(QPN_MASK - 1);
         let first = queue.una;
         let mut room = [0; MAX_WQE];
@@ -291,37 +327,39 @@ mod tests {
             (0, Stored::New),
         ] {
             let wqe = recv(&mut room, n.into(), 1 + n as usize % 4);
-            assert_eq!(queue.store(first.plus(n), &wqe), stored, "{n}");
+            assert_eq!(queue.store(&mut rare, 4, first.plus(n), &wqe), stored, "{n}");
         }
         assert!(queue.get(first.plus(2)).is_none());
         assert_eq!(
-            queue.sges(first.plus(3)).iter().map(|s| (s.addr, s.lkey)).collect::<Vec<_>>(),
+            queue.sges(&rare, first.plus(3)).iter().map(|s| (s.addr, s.lkey)).collect::<Vec<_>>(),
             [(3, 0), (3, 1), (3, 2), (3, 3)]
         );
-        assert_eq!(queue.sges(first.plus(1)).len(), 2, "as it was before room was made for more");
+        assert_eq!(queue.sges(&rare, first.plus(1)).len(), 2, "as it was before room was made for more");
         queue.release(first.plus(2));
-        assert_eq!(queue.store(first, &recv(&mut room, 0, 1)), Stored::Known);
-        assert_eq!(queue.store(first.plus(5), &recv(&mut room, 5, 0)), Stored::New);
-        assert!(queue.sges(first.plus(5)).is_empty());
+        assert_eq!(queue.store(&mut rare, 4, first, &recv(&mut room, 0, 1)), Stored::Known);
+        assert_eq!(queue.store(&mut rare, 4, first.plus(5), &recv(&mut room, 5, 0)), Stored::New);
+        assert!(queue.sges(&rare, first.plus(5)).is_empty());
     }
 
     #[test]
     fn inline_bytes_stay_with_their_wqe() {
-        let mut queue = RemoteQueue::<SendWqe>::new(2);
+        let (mut queue, mut rare) = (RemoteQueue::<SendWqe>::new(), RareBox::default());
         let wqe = SendWqe { flags: SendFlags::INLINE, ..SendWqe::default() };
         for (seq, bytes) in [(0, &b"a"[..]), (1, b"some more")] {
             let mut room = [0; MAX_WQE];
             let len = encode_send(&wqe, &[], bytes, &mut room).unwrap();
-            assert_eq!(queue.store(Psn::new(seq), &Wqe::decode(&room[..len]).unwrap()), Stored::New);
+            let wqe = Wqe::decode(&room[..len]).unwrap();
+            assert_eq!(queue.store(&mut rare, 2, Psn::new(seq), &wqe), Stored::New);
         }
-        assert_eq!((queue.inline(Psn::new(0)), queue.inline(Psn::new(1))), (&b"a"[..], &b"some more"[..]));
-        assert!(queue.bytes() > 2 * size_of::<SendWqe>());
+        let inline = |seq| queue.inline(&rare, Psn::new(seq));
+        assert_eq!((inline(0), inline(1)), (&b"a"[..], &b"some more"[..]));
+        assert!(queue.bytes() > 2 * size_of::<SendWqe>() && rare.bytes() >= size_of::<Rare>() + 18);
         /* as many as an honest SL sends from a queue of this depth */
         for (depth, most) in [(64, 4048), (1024, 512)] {
-            let mut queue = RemoteQueue::<SendWqe>::new(depth);
+            let (mut queue, mut rare) = (RemoteQueue::<SendWqe>::new(), RareBox::default());
             for (len, stored) in [(most + 1, Stored::Refused), (most, Stored::New)] {
                 let wqe = Wqe { recv: false, wqe, body: Body::Inline(&[7; MAX_INLINE + 1][..len]) };
-                assert_eq!(queue.store(Psn::new(3), &wqe), stored, "{depth} {len}");
+                assert_eq!(queue.store(&mut rare, depth, Psn::new(3), &wqe), stored, "{depth} {len}");
             }
         }
     }

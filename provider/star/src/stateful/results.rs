@@ -17,7 +17,7 @@ use crate::env::StarEnv;
 impl<E: StarEnv> Stateful<E> {
     /// Where in SL's memory the result of its WQE `seq` goes, if that is one place.
     pub(super) fn result_place(&self, card: &CardCtx<'_, E>, seq: Psn) -> Option<u64> {
-        let [sge] = self.sends.sges(seq) else { return None };
+        let [sge] = self.send_sges(seq) else { return None };
         let found = card.registry.find(self.conn, sge.lkey, sge.addr, sge.len, Access::LOCAL_WRITE);
         found.map(|found| found.addr)
     }

@@ -11,6 +11,8 @@ use starverbs_core::transport::{PeerSite, Turned};
 use starverbs_core::{Nanos, Psn, QpId, QpState, SendFlags, SendOp, SendWqe, WcStatus};
 
 use super::begin::Begin;
+use super::clock::KEEPALIVE;
+use super::rare::Rare;
 use super::stream::{OrderClass, WqeProgress};
 use super::window::{InFlight, Of};
 use super::{CardCtx, Ended, Stateful};
@@ -40,7 +42,7 @@ impl Default for StreamPiece {
 /// Calls [`EngineRpc`](starverbs_core::engine::EngineRpc) with what a kernel works with.
 macro_rules! with_peer {
     ($end:ident, $card:ident, $method:ident $(, $of:expr)*) => {{
-        let (access, max_msg) = ($end.local.access, $end.local.max_msg);
+        let (access, max_msg) = ($end.local.access, $end.max_msg());
         let qp = QpId { pd: $end.local.pd, qpn: $end.local.qpn };
         let (env, mrs, stats, sq) = (&mut *$card.env, &*$card.mrs, $card.stats, &$end.local.sq);
         let mut peer = PeerSite { env, mrs, stats, sq, qp, access, max_msg };
@@ -67,7 +69,7 @@ impl<E: StarEnv> Stateful<E> {
         if wqe.length > self.mtu() {
             Some(WcStatus::LocLenErr)
         } else if (wqe.length as usize) < TARGET_LEN
-            || inline && ReplyHead::decode(self.sends.inline(seq)).is_none()
+            || inline && ReplyHead::decode(self.inline(seq)).is_none()
         {
             Some(WcStatus::RemInvReqErr)
         } else {
@@ -77,18 +79,16 @@ impl<E: StarEnv> Stateful<E> {
 
     /// RPC `seq` of SL begins: its parameters are here, or are fetched.
     pub(super) fn begin_rpc(&mut self, card: &mut CardCtx<'_, E>, seq: Psn, wqe: &SendWqe) -> Begin {
-        if self.streams[1].under_way() > 0 {
-            return Begin::Wait;
-        }
+        let Some(rare) = self.rare_of_rpc(card.now) else { return Begin::Wait };
+        rare.rpc_at = 0;
         if let Some(status) = self.rpc_error(seq, wqe) {
             return Begin::failed(OrderClass::Rpc, status);
         }
         let inline = wqe.flags.contains(SendFlags::INLINE);
         card.rpc.expect(wqe.length as usize);
-        if inline && card.rpc.put(0, self.sends.inline(seq)).is_none() {
+        if inline && card.rpc.put(0, self.inline(seq)).is_none() {
             return Begin::failed(OrderClass::Rpc, WcStatus::RemInvReqErr);
         }
-        self.rpc_at = 0;
         Begin::Go(WqeProgress {
             class: OrderClass::Rpc,
             length: wqe.length,
@@ -110,7 +110,7 @@ impl<E: StarEnv> Stateful<E> {
 
     fn rpc_turn(&mut self, card: &mut CardCtx<'_, E>, index: u32) -> Option<WcStatus> {
         let wqe = self.sends.get(Psn::new(index)).copied().unwrap_or_default();
-        if self.rpc_at == 0 {
+        if self.rpc_at() == 0 {
             match with_peer!(self, card, begin, wqe.remote_addr) {
                 Some(true) => {}
                 Some(false) => {
@@ -125,13 +125,35 @@ impl<E: StarEnv> Stateful<E> {
         self.turn_ended(card).map(|_| WcStatus::Success)
     }
 
+    /// What is kept of an RPC that begins, as nothing of SL is under way. `None`: something is, or there is
+    /// no memory.
+    fn rare_of_rpc(&mut self, now: Nanos) -> Option<&mut Rare> {
+        if self.streams[1].under_way() > 0 {
+            return None;
+        }
+        if self.rare.make().is_err() {
+            self.arm(now + KEEPALIVE);
+        }
+        self.rare.get_mut()
+    }
+
+    /// When the kernel has its next turn; 0: none is at work.
+    fn rpc_at(&self) -> Nanos {
+        self.rare.get().map_or(0, |rare| rare.rpc_at)
+    }
+
+    /// The piece of an RPC WRITE of SL.
+    fn piece(&self) -> StreamPiece {
+        self.rare.get().map_or(StreamPiece::default(), |rare| rare.piece)
+    }
+
     /// Whether another timer was earlier than the kernel's.
     fn is_before_turn(&mut self, now: Nanos) -> bool {
-        let before = now < self.rpc_at;
-        if before {
-            self.arm(self.rpc_at);
+        let at = self.rpc_at();
+        if now < at {
+            self.arm(at);
         }
-        before
+        now < at
     }
 
     /// The kernel has a turn. `None`: it has not ended, and gets another.
@@ -139,8 +161,11 @@ impl<E: StarEnv> Stateful<E> {
         match with_peer!(self, card, turn) {
             Turned::Ended(code) => Some(code),
             Turned::Later(after) => {
-                self.rpc_at = card.now + after;
-                self.arm(self.rpc_at);
+                let at = card.now + after;
+                if let Some(rare) = self.rare.get_mut() {
+                    rare.rpc_at = at;
+                }
+                self.arm(at);
                 None
             }
         }
@@ -148,7 +173,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// RPC WRITE `seq` of SL begins.
     pub(super) fn begin_stream(&mut self, card: &mut CardCtx<'_, E>, seq: Psn, wqe: &SendWqe) -> Begin {
-        if self.streams[1].under_way() > 0 {
+        if self.rare_of_rpc(card.now).is_none() {
             return Begin::Wait;
         }
         if self.next_piece(card, seq, wqe, 0).is_none() {
@@ -168,12 +193,14 @@ impl<E: StarEnv> Stateful<E> {
         let len = (wqe.length - at).min(self.mtu());
         card.rpc.expect(len as usize);
         /* a path MTU has no more */
-        (self.rpc_at, self.piece.left) = (0, len as u16);
+        let mut left = len as u16;
         if wqe.flags.contains(SendFlags::INLINE) {
-            let bytes = self.sends.inline(seq).get(at as usize..)?.get(..len as usize)?;
+            let bytes = self.inline(seq).get(at as usize..)?.get(..len as usize)?;
             card.rpc.put(0, bytes)?;
-            self.piece.left = 0;
+            left = 0;
         }
+        let rare = self.rare.get_mut()?;
+        (rare.rpc_at, rare.piece.left) = (0, left);
         Some(())
     }
 
@@ -184,20 +211,23 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Whether they may be asked for now.
     pub(super) fn wants_piece(&self, offset: u32) -> bool {
-        self.is_near_piece(offset, self.piece.ahead)
+        self.is_near_piece(offset, self.piece().ahead)
     }
 
     /// Whether a piece is coming, and these are of it, or of one of so many from it on.
     fn is_near_piece(&self, offset: u32, pieces: u8) -> bool {
         let at = self.streams[1].oldest().map_or(0, |op| op.number);
-        self.piece.left > 0 && offset.wrapping_sub(at) < u32::from(pieces) * self.mtu()
+        self.piece().left > 0 && offset.wrapping_sub(at) < u32::from(pieces) * self.mtu()
     }
 
     /// Bytes of SL's RPC WRITE came before their turn. SL is not silent: it did answer.
     pub(super) fn refuse_piece(&mut self, card: &mut CardCtx<'_, E>, psn: Psn, entry: &InFlight) {
-        (self.piece.ahead, self.backoff) = (1, 0);
+        self.backoff = 0;
+        if let Some(rare) = self.rare.get_mut() {
+            rare.piece.ahead = 1;
+        }
         self.refused_early(card, psn, entry);
-        if self.piece.left == 0 {
+        if self.piece().left == 0 {
             self.forget_ahead(card, entry.wqe);
         }
     }
@@ -226,9 +256,10 @@ impl<E: StarEnv> Stateful<E> {
     ) -> Result<(), WcStatus> {
         let WqeProgress { number: at, length, .. } = *self.streams[1].get(entry.wqe);
         card.rpc.put(entry.offset.wrapping_sub(at) as usize, data).ok_or(WcStatus::RemOpErr)?;
-        self.piece.left = self.piece.left.saturating_sub(data.len() as u16);
         let last = length - at <= self.mtu();
-        if last || self.piece.left > 0 {
+        let Some(Rare { piece, .. }) = self.rare.get_mut() else { return Err(WcStatus::RemOpErr) };
+        piece.left = piece.left.saturating_sub(data.len() as u16);
+        if last || piece.left > 0 {
             return Ok(());
         }
         self.stream_turn(card, entry.wqe).map_or(Ok(()), Err)
@@ -238,7 +269,7 @@ impl<E: StarEnv> Stateful<E> {
     pub(super) fn stream_turn_due(&mut self, card: &mut CardCtx<'_, E>) {
         let over = self.state != QpState::Rts || self.ended != Ended::Not;
         let at = |op: &WqeProgress| op.class == OrderClass::Stream && !(op.all && op.left == 0);
-        if over || self.piece.left > 0 || !self.streams[1].oldest().is_some_and(at) {
+        if over || self.piece().left > 0 || !self.streams[1].oldest().is_some_and(at) {
             return;
         }
         let index = self.streams[1].una;
@@ -251,7 +282,7 @@ impl<E: StarEnv> Stateful<E> {
     /// is to come. How the WQE ends, if it does.
     fn stream_turn(&mut self, card: &mut CardCtx<'_, E>, index: u32) -> Option<WcStatus> {
         let ended = self.feed_piece(card, index);
-        if ended.is_none() && self.piece.left == 0 {
+        if ended.is_none() && self.piece().left == 0 {
             self.forget_ahead(card, index);
         }
         ended
@@ -260,10 +291,10 @@ impl<E: StarEnv> Stateful<E> {
     fn feed_piece(&mut self, card: &mut CardCtx<'_, E>, index: u32) -> Option<WcStatus> {
         let seq = Psn::new(index);
         let wqe = self.sends.get(seq).copied().unwrap_or_default();
-        while self.piece.left == 0 {
+        while self.piece().left == 0 {
             let at = self.streams[1].get(index).number;
             let next = wqe.length.min(at.saturating_add(self.mtu()));
-            let at_once = self.rpc_at == 0;
+            let at_once = self.rpc_at() == 0;
             if at_once {
                 let of = (at == 0, next == wqe.length);
                 if !with_peer!(self, card, feed, wqe.remote_addr, of) {
@@ -280,8 +311,8 @@ impl<E: StarEnv> Stateful<E> {
                 Code::Ok if self.next_piece(card, seq, &wqe, next).is_some() => {}
                 _ => return Some(WcStatus::RemOpErr),
             }
-            if at_once {
-                self.piece.ahead = MOST_AHEAD.min(self.piece.ahead + 1);
+            if let Some(Rare { piece, .. }) = self.rare.get_mut().filter(|_| at_once) {
+                piece.ahead = MOST_AHEAD.min(piece.ahead + 1);
             }
         }
         None

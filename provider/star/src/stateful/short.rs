@@ -77,7 +77,7 @@ impl<E: StarEnv> Stateful<E> {
     /// Whether so many bytes may leave now, and there is room for one WQE and packet more.
     #[inline]
     fn is_free(&mut self, card: &CardCtx<'_, E>, length: u32) -> bool {
-        length <= self.local.max_msg
+        length <= self.max_msg()
             && card.path.admits(self.local.qpn, length + PACKET_OVERHEAD)
             && self.streams[0].has_room()
             && self.window.has_room()
@@ -96,7 +96,7 @@ impl<E: StarEnv> Stateful<E> {
         let (seq, ours) = (self.next_recv, &self.streams[Of::Local as usize]);
         /* of no more packets than one, in its turn or not */
         let short = is_short(length as usize, self.mtu()) && self.turns(length, true) == 1;
-        let [Sge { addr, len, lkey }] = *self.recvs.sges(seq) else { return None };
+        let [Sge { addr, len, lkey }] = *self.recv_sges(seq) else { return None };
         if !short || length > len || ours.changes() || !ours.all_carry() || !self.is_free(card, length) {
             return None;
         }
@@ -110,7 +110,6 @@ impl<E: StarEnv> Stateful<E> {
 
         self.asks(card.now);
         self.next_recv = seq.plus(1);
-        self.streams[0].rnr_since = 0;
         self.streams[0].begin_whole(WqeProgress {
             class: OrderClass::Send,
             rule,
@@ -123,7 +122,8 @@ impl<E: StarEnv> Stateful<E> {
         let psn = self.window.push(entry, card.now);
         self.charge(card);
 
-        let slot = Seg { addr: self.completions[Queue::Recv as usize].slot(seq), len: CQE_SLOT as u32 };
+        let at = self.completion_slot(card.registry, Queue::Recv, seq);
+        let slot = Seg { addr: at, len: CQE_SLOT as u32 };
         let imm = if op == SendOp::SendImm { self.local.sq.imm(index) } else { 0 };
         let cqe = CqeMsg { slot: slot.addr, ..recv_done(request, imm) };
         *completion = Carried { queue: Queue::Recv, seq, cqe, stored: self.stored_word() }.encode();
@@ -160,7 +160,7 @@ impl<E: StarEnv> Stateful<E> {
         let (need, ours) = (Access::REMOTE_WRITE, &self.streams[Of::Local as usize]);
         let short = length as usize <= SHORT && self.turns(length, false) == 1;
         let has_turn = ours.takes_turn() && self.turns.limit().is_none() && !card.path.rtt.is_lossy();
-        let plain = !flags.contains(SendFlags::CARD) && self.terms.access.contains(need);
+        let plain = !flags.contains(SendFlags::CARD) && self.terms.access().contains(need);
         if !short || !has_turn || !plain || !self.is_free(card, length) {
             return None;
         }
@@ -177,7 +177,7 @@ impl<E: StarEnv> Stateful<E> {
 
         self.asks(card.now);
         self.overlaps = false;
-        let slot = write_slot(self.replay(), self.terms.replay_slots);
+        let slot = write_slot(self.replay(card.registry), self.terms.replay_slots());
         let turn = DataTurn { slot, number: self.writes, send: false };
         *front = turn.encode();
         self.writes = turn.number.wrapping_add(1);

@@ -106,7 +106,7 @@ pub(super) struct WqeProgress {
     /// Atomics of SF: their number. What has turns: that of its first packet. RPC WRITEs: bytes that their
     /// kernel has done with
     pub(super) number: u32,
-    /// Not complete before
+    /// Not complete before. Of one that has not begun: it waits for a receive WQE since then
     pub(super) until: Nanos,
     /// What leaves now, and is answered, shows that none of its copies is under way; 0: nothing is to be
     /// shown
@@ -136,29 +136,26 @@ struct ClassCounts {
 }
 
 /// The WQEs of one queue.
-#[repr(align(64))]
 pub(super) struct WqeStream {
     ops: Places<WqeProgress>,
     /// Oldest WQE that is not complete
     pub(super) una: u32,
     /// WQE whose packets are leaving, or the first that has not begun
     pub(super) next: u32,
-    /// All before it have their data where it belongs, as far as was looked
-    settled: u32,
     /// Bytes of `next` that have left
     pub(super) offset: u32,
     /// Whether `next` has begun
     pub(super) begun: bool,
     /// No WQE begins any more
     pub(super) stopped: bool,
-    /// Under way at most, a power of two
-    depth: u16,
+    /// `next`, which has not begun, waits for a receive WQE
+    lacks_recv: bool,
+    /// Under way at most: a power of two, of which this is the logarithm
+    depth_log: u8,
     counts: ClassCounts,
     /// WQEs whose last packet waits, and one that is not behind the oldest of them
     held: u16,
     first_held: u32,
-    /// It waits for a receive WQE since; 0: it does not
-    pub(super) rnr_since: Nanos,
 }
 
 impl WqeStream {
@@ -168,15 +165,14 @@ impl WqeStream {
             ops: Places::new(),
             una: first,
             next: first,
-            settled: first,
             offset: 0,
             begun: false,
             stopped: false,
-            depth: depth.min(OPS) as u16,
+            lacks_recv: false,
+            depth_log: depth.min(OPS).ilog2() as u8,
             counts: ClassCounts::default(),
             held: 0,
             first_held: first,
-            rnr_since: 0,
         }
     }
 
@@ -187,7 +183,7 @@ impl WqeStream {
 
     /// WQEs that may be under way.
     pub(super) fn depth(&self) -> u32 {
-        self.depth.into()
+        1 << self.depth_log
     }
 
     /// WQE `index`, which is under way.
@@ -237,9 +233,7 @@ impl WqeStream {
     /// no memory.
     pub(super) fn has_room(&mut self) -> bool {
         let count = self.under_way();
-        !self.stopped
-            && count < self.depth()
-            && self.ops.make_room(self.una, count + 1, self.depth.into()).is_ok()
+        !self.stopped && count < self.depth() && self.ops.make_room(self.una, count + 1, self.depth()).is_ok()
     }
 
     fn count(&mut self, class: OrderClass) -> Option<&mut u16> {
@@ -260,7 +254,33 @@ impl WqeStream {
         }
         self.counts.plain += u16::from(!op.carries);
         self.counts.in_turn += u16::from(op.in_turn);
-        (self.begun, self.offset) = (true, 0);
+        (self.begun, self.lacks_recv, self.offset) = (true, false, 0);
+    }
+
+    /// WQE `next`, which has a place, waits for a receive WQE. Gives since when; the first time `None`.
+    pub(super) fn lack_recv(&mut self, now: Nanos) -> Option<Nanos> {
+        let since = self.lacks_recv_since();
+        if since.is_none() {
+            let next = self.next;
+            (self.lacks_recv, self.op(next).until) = (true, now);
+        }
+        since
+    }
+
+    /// Since when WQE `next` waits for a receive WQE. `None`: it does not.
+    pub(super) fn lacks_recv_since(&self) -> Option<Nanos> {
+        self.lacks_recv.then(|| self.get(self.next).until)
+    }
+
+    /// Whether WQE `next` waits for a receive WQE.
+    #[inline]
+    pub(super) fn lacks_recv(&self) -> bool {
+        self.lacks_recv
+    }
+
+    /// WQE `next` waits for no receive WQE.
+    pub(super) fn got_recv(&mut self) {
+        self.lacks_recv = false;
     }
 
     /// WQE `next` begins, and leaves as one packet.
@@ -467,19 +487,17 @@ impl WqeStream {
         (0..self.under_way()).any(|n| is(self.get(self.una.wrapping_add(n))))
     }
 
-    /// The first WQE whose data is not all where it belongs.
-    pub(super) fn settled(&mut self) -> u32 {
-        if (self.settled.wrapping_sub(self.una) as i32) < 0 {
-            self.settled = self.una;
-        }
-        while self.settled != self.next {
-            let op = self.get(self.settled);
+    /// The first WQE whose data is not all where it belongs. `known`: that of before.
+    pub(super) fn settled(&self, known: u32) -> u32 {
+        let mut at = if (known.wrapping_sub(self.una) as i32) < 0 { self.una } else { known };
+        while at != self.next {
+            let op = self.get(at);
             if !op.all || op.left > 0 {
                 break;
             }
-            self.settled = self.settled.wrapping_add(1);
+            at = at.wrapping_add(1);
         }
-        self.settled
+        at
     }
 }
 
@@ -505,9 +523,9 @@ mod tests {
             assert_eq!(stream.is_in_the_way(addr, len), overlaps);
         }
         stream.advance(10, 1, true);
-        assert!(stream.settled() == u32::MAX && stream.changes());
+        assert!(stream.settled(u32::MAX) == u32::MAX && stream.changes());
         stream.op(u32::MAX).left = 0;
-        assert_eq!(stream.settled(), 0);
+        assert_eq!(stream.settled(u32::MAX), 0);
         stream.retire();
         assert!(!stream.changes() && stream.under_way() == 0);
     }

@@ -165,10 +165,17 @@ pub(super) struct FirstAnswer {
 struct PacketLane {
     /// Transmissions so far
     order: u32,
-    /// The last of those that have an answer, and when it was made
-    newest: (u32, Nanos),
-    /// All of its packets before this one are done
-    first: Psn,
+    /// The last of those that have an answer
+    newest: u32,
+    /// When that was made
+    newest_sent: Nanos,
+}
+
+impl PacketLane {
+    /// The last transmission that has an answer, and when it was made.
+    fn newest(&self) -> (u32, Nanos) {
+        (self.newest, self.newest_sent)
+    }
 }
 
 /// All packets under way of a connection.
@@ -180,15 +187,17 @@ pub(super) struct PacketWindow {
     lost: u16,
     /// Those that SL's card keeps
     kept: u16,
-    /// Packets at most, a power of two
-    most: u16,
-    /// What the packets in flight cost
-    bytes: u32,
     /// Of those that are lost, tail-loss probes
     tail_probes: u16,
+    /// Packets at most: a power of two, of which this is the logarithm
+    most_log: u8,
+    /// What the packets in flight cost
+    bytes: u32,
     /// Lanes of which something was answered since it was last looked for lost packets
     answered: [bool; 2],
     lanes: [PacketLane; 2],
+    /// All packets of a lane before this one are done
+    first: [Psn; 2],
     /// Last timeout
     probed_at: Nanos,
 }
@@ -203,11 +212,12 @@ impl PacketWindow {
             flight: 0,
             lost: 0,
             kept: 0,
-            most: packets.clamp(LEAST, MOST).next_power_of_two() as u16,
-            bytes: 0,
             tail_probes: 0,
+            most_log: packets.clamp(LEAST, MOST).next_power_of_two().ilog2() as u8,
+            bytes: 0,
             answered: [false; 2],
             lanes: Default::default(),
+            first: Default::default(),
             probed_at: 0,
         }
     }
@@ -243,7 +253,7 @@ impl PacketWindow {
     /// Whether one more packet may go; makes a place for it. With nothing under way there is no room only if
     /// there is no memory.
     pub(super) fn has_room(&mut self) -> bool {
-        let (span, most) = (self.span(), self.most.into());
+        let (span, most) = (self.span(), 1 << self.most_log);
         span < most && self.ring.make_room(number(self.una), span + 1, most).is_ok()
     }
 
@@ -315,7 +325,7 @@ impl PacketWindow {
         for entry in self.ring.iter_mut().filter(|entry| entry.lane() == of) {
             entry.order = entry.order.saturating_sub(base);
         }
-        lane.newest.0 = lane.newest.0.saturating_sub(base);
+        lane.newest = lane.newest.saturating_sub(base);
         lane.order -= base;
     }
 
@@ -336,7 +346,7 @@ impl PacketWindow {
         let last = acked && entry.copy() == copy && !entry.lapped;
         let entry = *entry;
         self.settle(at);
-        let (_, newest) = self.lanes[entry.lane()].newest;
+        let newest = self.lanes[entry.lane()].newest_sent;
         let made = match entry.tries {
             _ if last => entry.sent,
             2 if acked => entry.before,
@@ -367,7 +377,7 @@ impl PacketWindow {
         entry.waiting = 0;
         let InFlight { order, sent, .. } = *entry;
         let lane = entry.lane();
-        let (_, newest) = self.lanes[lane].newest;
+        let newest = self.lanes[lane].newest_sent;
         self.settle(at);
         self.note_answered(lane, (order, sent));
         self.pass();
@@ -377,7 +387,7 @@ impl PacketWindow {
     /// Of a lane the transmission of this number, which was made then, has its answer.
     fn note_answered(&mut self, of: usize, transmission: (u32, Nanos)) {
         let lane = &mut self.lanes[of];
-        lane.newest = lane.newest.max(transmission);
+        (lane.newest, lane.newest_sent) = lane.newest().max(transmission);
         self.answered[of] = true;
     }
 
@@ -399,8 +409,8 @@ impl PacketWindow {
 
     /// When the last of the transmissions was made that brought data and have an answer.
     pub(super) fn newest_put(&self) -> Nanos {
-        let [PacketLane { newest: (_, sent), .. }, _] = self.lanes;
-        sent
+        let [puts, _] = &self.lanes;
+        puts.newest_sent
     }
 
     /// The answer to another transmission of a packet that is done came; gives the packet. `None`: it answers
@@ -445,9 +455,9 @@ impl PacketWindow {
             self.una = self.una.plus(COPIES);
         }
         /* one that has nothing under way is not left behind for so long that its place seems to lie ahead */
-        for lane in &mut self.lanes {
-            if lane.first.before(self.una) {
-                lane.first = self.una;
+        for first in &mut self.first {
+            if first.before(self.una) {
+                *first = self.una;
             }
         }
     }

@@ -24,7 +24,7 @@ fn push(window: &mut PacketWindow, entry: InFlight, now: Nanos) -> Psn {
 /// The empty window goes on with this PSN.
 fn begin_at(window: &mut PacketWindow, psn: Psn) {
     (window.una, window.next) = (psn, psn);
-    window.lanes.iter_mut().for_each(|lane| lane.first = psn);
+    window.first = [psn; 2];
 }
 
 fn filled_window(packets: u32) -> PacketWindow {

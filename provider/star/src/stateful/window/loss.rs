@@ -70,7 +70,7 @@ impl PacketWindow {
             && self.ring[at].state == PacketState::Kept
         {
             let order = self.lanes[0].order;
-            for psn in self.each_from(self.lanes[0].first) {
+            for psn in self.each_from(self.first[0]) {
                 let entry = &mut self.ring[number(psn)];
                 match entry.state {
                     _ if entry.lane() != 0 => continue,
@@ -104,8 +104,8 @@ impl PacketWindow {
     /// The first packet of a lane that is not done; looks at each once. `None`: there is none.
     pub(super) fn oldest_of(&mut self, lane: usize) -> Option<u32> {
         let of = |entry: &InFlight| entry.state != PacketState::Done && entry.lane() == lane;
-        let found = self.each_from(self.lanes[lane].first).find(|psn| of(&self.ring[number(*psn)]));
-        self.lanes[lane].first = found.unwrap_or(self.next);
+        let found = self.each_from(self.first[lane]).find(|psn| of(&self.ring[number(*psn)]));
+        self.first[lane] = found.unwrap_or(self.next);
         found.map(number)
     }
 
@@ -118,7 +118,7 @@ impl PacketWindow {
     }
 
     fn infer_in(&mut self, lane: usize, disorder: Nanos) -> u32 {
-        let newest = self.lanes[lane].newest;
+        let newest = self.lanes[lane].newest();
         let Some(at) = self.oldest_of(lane) else { return 0 };
         let oldest = &self.ring[at];
         /* one that left once left before all behind it */
@@ -127,7 +127,7 @@ impl PacketWindow {
             return 0;
         }
         let (mut lost, mut quiet) = (0, 0);
-        for psn in self.each_from(self.lanes[lane].first) {
+        for psn in self.each_from(self.first[lane]) {
             let at = number(psn);
             let entry = self.ring[at];
             if entry.lane() == lane && entry.is_overtaken(newest, disorder) && self.lose(at) {
