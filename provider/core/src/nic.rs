@@ -74,7 +74,7 @@ pub const MAX_SGE: usize = 64;
 pub struct NicConfig {
     /// Path MTU of the port: the most that a UD message may carry
     pub mtu: Mtu,
-    /// Longest message, bytes
+    /// Longest message, bytes: a power of two
     pub max_msg: u32,
     /// Most bytes in flight towards one destination; the window starts below and adapts
     pub window: u32,

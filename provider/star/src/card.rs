@@ -192,7 +192,7 @@ impl<E: CardEnv> Turn<'_, E> {
         let held = hold(bytes).ok_or(NicError::Exhausted)?;
         let StarInit { queues, setup, peer, channel, window, form } = init;
         let Queues { sq, rq, send_cq, recv_cq } = queues;
-        let max_msg_log = self.nic.config().max_msg.ilog2() as u8;
+        let max_msg_log = self.nic.config().max_msg.checked_ilog2().ok_or(NicError::Invalid)? as u8;
         let QpHandover { owner, attr, max_recv_sge, sq_sig_all, first_send, .. } = self.nic.handover(qpn)?;
         if attr.dest_qpn != peer.qpn || attr.av.dgid != peer.av.dgid {
             return Err(NicError::Invalid);

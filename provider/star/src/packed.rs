@@ -170,7 +170,7 @@ impl<'a> Records<'a> {
 }
 
 /// Bytes of a receive of one SGE.
-const SHORT_RECV: usize = 12 + SGE_LEN;
+const SHORT_RECV: usize = recv_len(1);
 
 /// The receive of one SGE that these bytes begin with, as most do, and what is behind it. `None`: they begin
 /// with something else.

@@ -130,3 +130,31 @@ fn what_does_not_fit_changes_nothing() {
     assert!(batch.push_recv(Psn::new(7), &[Sge::default(); MAX_SGE]).is_some());
     assert_eq!(batch.bytes().len(), recv_len(MAX_SGE));
 }
+
+/// What a record of a receive of one SGE is taken for at once is what it is, and nothing else is taken so.
+#[test]
+fn a_short_receive_is_the_record_that_it_is() {
+    let mut packed = PackedWqes::new(ROOM);
+    packed.push_recv(Psn::new(QPN_MASK), &[Sge { addr: 7, len: 5, lkey: 3 }]).expect("room");
+    packed.push_recv(Psn::new(0), &[Sge { addr: 8, len: 1, lkey: 4 }; 2]).expect("room");
+    let bytes = packed.bytes().to_vec();
+    let general = |bytes: &[u8]| match Records::new(bytes).next() {
+        Some(Some(PackedWqe { seq, wqe: Wqe { recv: true, body: Body::Sges(sges), .. } })) => {
+            let mut all = sges.iter();
+            all.next().filter(|_| all.next().is_none()).map(|sge| (seq, sge))
+        }
+        _ => None,
+    };
+    let short = |bytes: &[u8]| short_recv(bytes).map(|(seq, sge, _)| (seq, sge));
+    assert_eq!(short(&bytes), Some((Psn::new(QPN_MASK), Sge { addr: 7, len: 5, lkey: 3 })));
+    assert_eq!(short_recv(&bytes).map(|(.., rest)| rest), bytes.get(recv_len(1)..));
+    assert_eq!(short(&bytes[recv_len(1)..]), None, "it has two");
+    for len in 0..recv_len(1) {
+        assert_eq!(short(&bytes[..len]), None, "{len}");
+    }
+    for (at, bit) in (0..recv_len(1)).flat_map(|at| (0..8).map(move |bit| (at, bit))) {
+        let mut bytes = bytes.clone();
+        bytes[at] ^= 1 << bit;
+        assert!(short(&bytes).is_none_or(|found| general(&bytes) == Some(found)), "{at} {bit}");
+    }
+}

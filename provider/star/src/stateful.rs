@@ -2,11 +2,11 @@
 //!
 //! A [`Stateful`] executes two send queues, its own and SL's, against two receive queues, its own and
 //! SL's. `remote` keeps SL's queues, `stream` orders WQEs, `begin` begins them, `packets` and `rdc` make
-//! their packets, `short` does both for short SENDs, `window` knows which are under way, `answers` takes those of SL's card, `results` sends
-//! results of SL's atomics, `inquiry` asks SL before a request fails for want of a rule, `rpc` has
-//! kernels answer SL's RPCs and take its RPC WRITEs, `finish` completes in order, `events` sends SL's
-//! completions, `messages` takes control messages, `failing` takes either end into error, `clock` does
-//! what is due, `quiesce` lets nothing begin, `fetch` has the CPU fetch what will be used. It knows no
+//! their packets, `short` does all that for what is short, `window` knows which are under way, `answers`
+//! takes those of SL's card, `results` sends results of SL's atomics, `inquiry` asks SL before a request
+//! fails for want of a rule, `rpc` has kernels answer SL's RPCs and take its RPC WRITEs, `finish` completes
+//! in order, `events` sends SL's completions, `messages` takes control messages, `failing` takes either end
+//! into error, `rare` has what few connections need, `clock` does what is due, `quiesce` lets nothing begin, `fetch` has the CPU fetch what will be used. It knows no
 //! sockets and no negotiation: it begins when both ends know what they are.
 //!
 //! Order of calls: after any `handle_*`, [`Stateful::transmit`] until nothing is left, then sleep until
@@ -175,6 +175,8 @@ enum Answer {
     None,
     /// It is to leave, of the last one that was done
     Owed,
+    /// One was done whose answer waits until none of our packets can be under way
+    Quiet,
     /// One was done whose answer waits ([`Rare::answer_at`](rare::Rare::answer_at))
     Later,
 }

@@ -13,7 +13,7 @@ use starverbs_core::engine::{EngineRpc, TakenRecv, TransmitStatus};
 use starverbs_core::mr::{MemoryRule, MrAttr, MrTable};
 use starverbs_core::nic::Path;
 use starverbs_core::{
-    Access, Counters, FrameMeta, Gid, Mtu, NicConfig, PdId, Qpn, SendFlags, SendOp, SendWqe, Sge,
+    Access, Counters, FrameMeta, Mtu, NicConfig, PdId, Qpn, SendFlags, SendOp, SendWqe, Sge,
 };
 use starverbs_sim::{Faults, Net, READ, Recv, Send, SimCq, SimEnv, SimHost, SimRq, SimSq, StarFrame, WRITE};
 use starverbs_star::answers::Answers;
@@ -24,7 +24,7 @@ use starverbs_star::endpoint::{Patience, SlInit, SlQp};
 use starverbs_star::env::StarSource;
 use starverbs_star::form::Form;
 use starverbs_star::registry::{RuleRegistry, SlPeer};
-use starverbs_star::stateful::{self, Local, SharedReceives, Start, Stateful};
+use starverbs_star::stateful::{self, Local, SharedReceives, Silence, Start, Stateful};
 use starverbs_star::stateless::{self, SfPeer};
 use starverbs_star::token::{CardSecret, SlotArea, Token};
 use starverbs_star::wire::{CardHalf, HEADER_LEN, OVERHEAD, Prefix, Ptype, StarPacket};
@@ -161,11 +161,11 @@ impl World {
             sig_all: false,
             access: ALL,
             mtu: Mtu::M256,
-            max_msg: 1 << 20,
+            max_msg_log: 20,
             max_rd_atomic: 2,
             min_rnr_timer: 1,
             rnr_retry: 7,
-            patience: 100_000_000,
+            patience: Silence::of(100_000_000),
             form: Form::default(),
         };
         let avs = [net.hosts[SL].av(net.hosts[SF].gid), net.hosts[SF].av(net.hosts[SL].gid)];
@@ -174,7 +174,7 @@ impl World {
         let mut channel = ControlChannel::new();
         channel.accept();
         let mut none = NoSrq;
-        let mut path = Path::new(&Gid::default(), &LIMITS);
+        let mut path = Path::new(&net.hosts[SL].gid, &LIMITS);
         let mut card =
             card_of(&mut net.hosts[SF], (&mut mrs, &mut registry, &mut path), &mut none, &stats[SF], 1);
         let start = Start { first_send: 0, setup, peer, channel, window: 16 };
@@ -201,6 +201,7 @@ impl World {
             now: 1,
         };
         world.settle();
+        assert!(world.sf.is_open(), "both ends talk");
         world
     }
 

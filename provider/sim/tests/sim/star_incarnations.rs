@@ -262,8 +262,8 @@ fn who_ended_before_it_began_is_not_waited_for() {
     assert_eq!(w.ends(SF), [(6, WcStatus::RetryExcErr)]);
 }
 
-/// SL ends when its program has a message whose answer was lost: its Bye says so, and SF's SEND succeeds. What
-/// SL has no receive for fails.
+/// SL ends when its program has a message whose answer was lost: its Bye says so, and SF's SEND succeeds.
+/// What SL has no receive for fails.
 #[test]
 fn what_sl_had_before_it_ended_succeeds() {
     for destroyed in [false, true] {

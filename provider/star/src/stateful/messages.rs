@@ -39,7 +39,7 @@ impl<E: StarEnv> Stateful<E> {
         match self.channel.arrival(header.psn) {
             Arrival::Early => {}
             /* the answer to the one behind it shows that this one has come */
-            Arrival::Duplicate if self.answer == Answer::Later => {}
+            Arrival::Duplicate if self.answer_waits().is_some() => {}
             Arrival::Duplicate => self.answer = Answer::Owed,
             Arrival::Next => {
                 let Some(message) = Control::decode(packet.data) else { return false };
@@ -100,6 +100,8 @@ impl<E: StarEnv> Stateful<E> {
         if at <= now {
             self.channel.accept();
             self.answer = Answer::Owed;
+        } else if at == self.quiet_at {
+            self.answer = Answer::Quiet;
         } else if let Ok(rare) = self.rare.make() {
             rare.answer_at = at;
             self.answer = Answer::Later;
@@ -114,9 +116,12 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Until when the answer waits. `None`: there is none that does.
-    fn answer_waits(&self) -> Option<Nanos> {
-        let rare = self.rare.get().filter(|_| self.answer == Answer::Later);
-        rare.map(|rare| rare.answer_at)
+    pub(super) fn answer_waits(&self) -> Option<Nanos> {
+        match self.answer {
+            Answer::Quiet => Some(self.quiet_at),
+            Answer::Later => self.rare.get().map(|rare| rare.answer_at),
+            Answer::None | Answer::Owed => None,
+        }
     }
 
     /// Sends a control message, or the answer to one, if there is one to send.
@@ -174,7 +179,7 @@ impl<E: StarEnv> Stateful<E> {
     #[inline]
     pub(super) fn is_message_due(&self) -> bool {
         self.refused.is_some()
-            || self.answer == Answer::Later
+            || self.answer_waits().is_some()
             || self.channel.deadline().is_some()
             || self.keepalive_due().is_some()
     }

@@ -239,12 +239,18 @@ impl<E: StarEnv> Stateful<E> {
     /// Whether the path takes so much more of this connection now; it waits for that otherwise. A silent peer
     /// is asked by what was lost, and gets no more until it answers.
     pub(super) fn is_admitted(&mut self, card: &CardCtx<'_, E>, cost: u32) -> bool {
-        if self.backoff > 0 && self.window.asks() {
+        if self.waits_for_peer() {
             return false;
         }
         let admitted = card.path.admits(self.local.qpn, cost);
         self.crowded |= !admitted;
         admitted
+    }
+
+    /// Whether the peer is silent, and was asked.
+    #[inline]
+    pub(super) fn waits_for_peer(&self) -> bool {
+        self.backoff > 0 && self.window.asks()
     }
 
     /// Begins a WQE or sends the next packet of one: of our queue and of SL's by turns. False: there is none

@@ -10,7 +10,7 @@ use starverbs_core::{Psn, QpState};
 
 use super::events::Completions;
 use super::window::Of;
-use super::{Answer, CardCtx, Ended, Stateful, WqeStream};
+use super::{CardCtx, Ended, Stateful, WqeStream};
 use crate::env::StarEnv;
 use crate::round::QuiescePoint;
 
@@ -58,7 +58,7 @@ impl<E: StarEnv> Stateful<E> {
         let acked = self.completions.iter().all(Completions::is_acked);
         /* before SL has sent all rules, messages to it change nothing */
         let sent = self.channel.waiting() == 0 || !self.open;
-        let sent = sent && self.answer != Answer::Later && self.refused.is_none();
+        let sent = sent && self.answer_waits().is_none() && self.refused.is_none();
         !began && acked && sent && self.window.is_empty()
     }
 

@@ -118,7 +118,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Of an RDC with so many bytes of the message.
-    fn rdc_header(&self, psn: Psn, entry: &InFlight, op: &WqeProgress, data: u16) -> StarHeader {
+    pub(super) fn rdc_header(&self, psn: Psn, entry: &InFlight, op: &WqeProgress, data: u16) -> StarHeader {
         StarHeader {
             ptype: Ptype::Rdc,
             opt: if op.in_turn { Opt::Recv } else { opt_of(op.class) },

@@ -341,6 +341,40 @@ mod tests {
         assert!(queue.sges(&rare, first.plus(5)).is_empty());
     }
 
+    /// Across the end of numbers, behind a hole, and where no place is left.
+    #[test]
+    fn a_receive_that_comes_next_is_stored_as_any() {
+        let queues = || (RemoteQueue::<KeptRecv>::new(), RareBox::default());
+        let ((mut short, mut rare), (mut any, mut rares)) = (queues(), queues());
+        let first = Psn::new(QPN_MASK - 1);
+        let mut room = [0; MAX_WQE];
+        for queue in [&mut short, &mut any] {
+            (queue.una, queue.stored) = (first, first);
+        }
+        let sge = |n: u32| Sge { addr: n.into(), len: 1, lkey: 0 };
+        assert!(!short.store_next(first, sge(0)), "there are no places yet");
+        for n in [2, 3, 1, 0, 4, 0] {
+            let (seq, wqe) = (first.plus(n), recv(&mut room, n.into(), 1));
+            let is_next = n == 0 && any.stored == first;
+            any.store(&mut rares, 4, seq, &wqe);
+            assert_eq!(short.store_next(seq, sge(n)), is_next, "{n}");
+            short.store(&mut rare, 4, seq, &wqe);
+            assert_eq!(short.stored, any.stored, "{n}");
+        }
+        assert_eq!(short.stored, first.plus(4));
+        for queue in [&mut short, &mut any] {
+            queue.release(first.plus(3));
+        }
+        for n in 4..7 {
+            assert!(short.store_next(first.plus(n), sge(n)), "{n}");
+            any.store(&mut rares, 4, first.plus(n), &recv(&mut room, n.into(), 1));
+        }
+        assert!(!short.store_next(first.plus(7), sge(7)), "no place is left");
+        for n in 0..9 {
+            assert_eq!(short.sges(&rare, first.plus(n)), any.sges(&rares, first.plus(n)), "{n}");
+        }
+    }
+
     #[test]
     fn inline_bytes_stay_with_their_wqe() {
         let (mut queue, mut rare) = (RemoteQueue::<SendWqe>::new(), RareBox::default());

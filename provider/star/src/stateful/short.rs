@@ -1,9 +1,9 @@
-//! The short way of what is short: a SEND that leaves as one packet, with SL's completion, into a receive of
-//! one place, and a WRITE of one packet in its turn. They wait for nothing that is under way, and leave in one
-//! go, from the WQE to the place in the window; the answer that was expected next completes one in one go, and
-//! receives of one place that come in order are stored so. All else goes the general way (`begin`, `packets`,
-//! `rdc`, `answers`, `finish`), which makes the same packets and leaves the same state: it takes over wherever
-//! this way ends.
+//! The short way of what is short: a SEND that leaves as one packet, with SL's completion, into a receive
+//! of one place, and a WRITE of one packet in its turn. They wait for nothing that is under way, and leave
+//! in one go, from the WQE to the place in the window; the answer that was expected next completes one in
+//! one go, and receives of one place that come in order are stored so. All else goes the general way
+//! (`begin`, `packets`, `rdc`, `answers`, `finish`), which makes the same packets and leaves the same
+//! state: it takes over wherever this way ends.
 
 use starverbs_core::env::{SendQueue, SendRequest};
 use starverbs_core::nic::PACKET_OVERHEAD;
@@ -38,6 +38,7 @@ impl<E: StarEnv> Stateful<E> {
             sent += 1;
         }
         if sent > 0 {
+            self.turn = Of::Remote;
             self.arm(card.now + self.timeout(card));
         }
         sent
@@ -55,7 +56,6 @@ impl<E: StarEnv> Stateful<E> {
             && !self.has_old()
             && !self.has_new(Of::Remote)
             && self.completions.iter().all(Completions::has_sent_all)
-            && !(self.backoff > 0 && self.window.asks())
     }
 
     /// Begins our next WQE and sends its packet, which may leave with others behind it unless it is `alone`.
@@ -78,6 +78,7 @@ impl<E: StarEnv> Stateful<E> {
     #[inline]
     fn is_free(&mut self, card: &CardCtx<'_, E>, length: u32) -> bool {
         length <= self.max_msg()
+            && !self.waits_for_peer()
             && card.path.admits(self.local.qpn, length + PACKET_OVERHEAD)
             && self.streams[0].has_room()
             && self.window.has_room()
@@ -92,7 +93,7 @@ impl<E: StarEnv> Stateful<E> {
         request: &SendRequest,
         alone: bool,
     ) -> Option<()> {
-        let SendRequest { op, length, .. } = *request;
+        let SendRequest { op: kind, length, .. } = *request;
         let (seq, ours) = (self.next_recv, &self.streams[Of::Local as usize]);
         /* of no more packets than one, in its turn or not */
         let short = is_short(length as usize, self.mtu()) && self.turns(length, true) == 1;
@@ -110,7 +111,7 @@ impl<E: StarEnv> Stateful<E> {
 
         self.asks(card.now);
         self.next_recv = seq.plus(1);
-        self.streams[0].begin_whole(WqeProgress {
+        let op = WqeProgress {
             class: OrderClass::Send,
             rule,
             base: addr,
@@ -118,26 +119,17 @@ impl<E: StarEnv> Stateful<E> {
             recv: Some(seq.get()),
             length,
             ..WqeProgress::default()
-        });
+        };
+        self.streams[0].begin_whole(op);
         let psn = self.window.push(entry, card.now);
         self.charge(card);
 
         let at = self.completion_slot(card.registry, Queue::Recv, seq);
         let slot = Seg { addr: at, len: CQE_SLOT as u32 };
-        let imm = if op == SendOp::SendImm { self.local.sq.imm(index) } else { 0 };
+        let imm = if kind == SendOp::SendImm { self.local.sq.imm(index) } else { 0 };
         let cqe = CqeMsg { slot: slot.addr, ..recv_done(request, imm) };
         *completion = Carried { queue: Queue::Recv, seq, cqe, stored: self.stored_word() }.encode();
-        let header = StarHeader {
-            ptype: Ptype::Rdc,
-            opt: Opt::Send,
-            migrate: false,
-            ack: true,
-            qpn: self.local.qpn,
-            epoch: 0,
-            psn,
-            addr,
-            len: (CARRIED_LEN + data.len()) as u16,
-        };
+        let header = self.rdc_header(psn, &entry, &op, length as u16);
         let (need, slots) = (Access::LOCAL_WRITE, [Some(slot), None]);
         let claim = Claim::WithSlots { rule, addr, len: length, need, slots };
         let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
@@ -241,7 +233,8 @@ impl<E: StarEnv> Stateful<E> {
         }
         self.streams[0].retire();
         self.complete_local(card, wqe, &WqeProgress { recv, carries, ..WqeProgress::default() });
-        if self.streams[0].oldest().is_some_and(|next| next.left == 0) {
+        /* SL's may have waited for this: for a place of an answer, or as copies could be under way */
+        if self.streams.iter().any(|stream| stream.oldest().is_some_and(|op| op.all && op.left == 0)) {
             self.finish(card);
         }
         true

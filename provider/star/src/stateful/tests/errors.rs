@@ -1,6 +1,8 @@
 //! What goes wrong, at either end.
 
+use super::world::{SF, SL};
 use super::*;
+use crate::wire::StarHead;
 
 const MS: Nanos = 1_000_000;
 
@@ -274,7 +276,7 @@ fn rules_come_and_go_by_messages_and_a_bye_ends_it() {
     w.pass(MS / 10);
     w.send_control(1, Control::Unrule { key: 99 });
     w.pass(MS / 10);
-    assert!(w.conn.answer == Answer::Later && w.conn.channel.accepted() == Psn::new(1));
+    assert!(w.conn.answer == Answer::Quiet && w.conn.channel.accepted() == Psn::new(1));
     w.pass(2 * MS);
     assert!(w.conn.answer == Answer::None);
     w.post(write, &[w.sge(w.ours(0), 8)], false);
@@ -282,4 +284,30 @@ fn rules_come_and_go_by_messages_and_a_bye_ends_it() {
     assert_eq!(w.sends()[1], (1, WcStatus::RetryExcErr));
     let count = w.seen.iter().filter(|(ptype, _)| *ptype == Ptype::Rd).count();
     assert_eq!(count, 1);
+}
+
+#[test]
+fn what_comes_from_another_address_is_dropped() {
+    let mut w = World::new(1, |_, _| {});
+    let (seen, done) = (w.conn.last_inbound, w.conn.channel.accepted());
+    w.pass(MS);
+    let message = World::control(0, Control::KeepAlive);
+    let ea = StarHeader {
+        ptype: Ptype::Ea,
+        opt: Opt::Send,
+        migrate: false,
+        ack: false,
+        qpn: SF_QPN,
+        epoch: EPOCH as u8,
+        psn: Psn::default(),
+        addr: 0,
+        len: 0,
+    };
+    for bytes in [&message[..], StarHead::to_stateful(ea).bytes()] {
+        w.receive_from(&SF, bytes);
+    }
+    assert_eq!((w.conn.last_inbound, w.conn.channel.accepted()), (seen, done));
+    assert_eq!(w.stats.star_drops.get(), 2);
+    w.receive_from(&SL, &message);
+    assert_eq!(w.conn.channel.accepted(), done.plus(1));
 }

@@ -583,11 +583,16 @@ impl World {
 
     /// A control message of the SL host.
     pub(super) fn send_control(&mut self, seq: u32, message: Control) {
+        self.throw(SF, 4794, World::control(seq, message));
+    }
+
+    /// Its bytes.
+    pub(super) fn control(seq: u32, message: Control) -> Vec<u8> {
         let mut room = [0; MAX_CONTROL];
         let len = message.encode(&mut room).unwrap();
         let from = Prefix { qpn: SL_QPN, epoch: EPOCH };
         let head = StarHead::control(SF_QPN, from, Psn::new(seq), len as u16);
-        self.throw(SF, 4794, [head.bytes(), &room[..len]].concat());
+        [head.bytes(), &room[..len]].concat()
     }
 
     fn host_turn(&mut self) {
@@ -670,9 +675,13 @@ impl World {
 
     /// A packet without data comes to SF at once.
     pub(super) fn receive(&mut self, header: StarHeader) {
-        let head = StarHead::to_stateful(header);
-        let packet = StarPacket::parse(CardHalf::Stateful, head.bytes()).expect("a packet");
-        self.conn.handle_packet(&mut card!(self), &SL, &packet);
+        self.receive_from(&SL, StarHead::to_stateful(header).bytes());
+    }
+
+    /// These bytes come to SF from an address, at once.
+    pub(super) fn receive_from(&mut self, source: &Gid, bytes: &[u8]) {
+        let packet = StarPacket::parse(CardHalf::Stateful, bytes).expect("a packet");
+        self.conn.handle_packet(&mut card!(self), source, &packet);
         self.drain();
     }
 
