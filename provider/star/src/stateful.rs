@@ -6,9 +6,9 @@
 //! takes those of SL's card, `results` sends results of SL's atomics, `inquiry` asks SL before a request
 //! fails for want of a rule, `rpc` has kernels answer SL's RPCs and take its RPC WRITEs, `finish` completes
 //! in order, `events` sends SL's completions, `messages` takes control messages, `failing` takes either end
-//! into error, `rare` has what few connections need, `clock` does what is due, `quiesce` lets nothing begin, `fetch` has the CPU fetch what will be used. It knows no
-//! sockets and no negotiation: it begins when both ends know what they are.
-//!
+//! into error, `rare` has what few connections need, `clock` does what is due, `quiesce` lets nothing begin,
+//! `fetch` has the CPU fetch what will be used. It knows no sockets and no negotiation: it begins when both
+//! ends know what they are.
 //! Order of calls: after any `handle_*`, [`Stateful::transmit`] until nothing is left, then sleep until
 //! [`Stateful::next_deadline`] or the next event.
 

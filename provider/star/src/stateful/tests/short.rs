@@ -2,6 +2,8 @@
 
 use super::*;
 
+const MS: Nanos = 1_000_000;
+
 /// After SENDs into receives of so many places, the first of which takes each message.
 fn run(seed: u64, places: usize) -> World {
     let mut w = World::new(seed, |_, _| {});
@@ -37,4 +39,21 @@ fn the_short_way_does_what_the_general_one_does() {
         let [short, general] = [1, 2].map(|places| run(seed, places));
         assert_eq!((short.seen, short.now), (general.seen, general.now), "seed {seed}");
     }
+}
+
+/// SL has answered no completion for a while: of what our program posts then one packet leaves, until it
+/// answers.
+#[test]
+fn a_silent_peer_gets_one_packet() {
+    let mut w = World::new(1, |_, _| {});
+    w.post_recv(1, &[w.sge(w.ours(0), 64)]);
+    (0..10).for_each(|_| w.sl_post_recv(&[w.sge(w.theirs(0), 64)]));
+    w.sl_post(op(SendOp::Send, 0, 0), &[w.sge(w.theirs(0), 64)], false);
+    w.run(|w| w.rcq.0.borrow().len() == 1);
+    w.deaf = true;
+    w.pass(20 * MS);
+    assert!(w.conn.backoff > 0);
+    (0..10).for_each(|_| w.post(op(SendOp::Send, 0, 0), &[w.sge(w.ours(0), 64)], false));
+    w.pass(MS / 100);
+    assert_eq!(w.seen.iter().filter(|(ptype, _)| *ptype == Ptype::Rdc).count(), 1);
 }
