@@ -1,6 +1,7 @@
 //! Somebody on the wire who reads all of it and knows all but the key: he says again, or otherwise, what ends
 //! of StaR say to each other. He also has data come for connections that he has no token for.
 
+use starverbs_core::Psn;
 use starverbs_sim::{Forger, Rng, StarFrame};
 use starverbs_star::control::{Control, MAX_CONTROL};
 use starverbs_star::token::TOKEN_LEN;
@@ -58,7 +59,11 @@ fn misname(rng: &mut Rng, seen: &StarFrame) -> StarFrame {
 
 /// A message of his own, which is not sealed, in place of what a frame had.
 fn speak(rng: &mut Rng, frame: &mut StarFrame) {
-    let says = rng.pick(&[Control::Bye { why: 10 }, Control::Unrule { key: 1 }, Control::Want { upto: 9 }]);
+    let says = rng.pick(&[
+        Control::Bye { why: 10, recvs: Psn::default() },
+        Control::Unrule { key: 1 },
+        Control::Want { upto: 9 },
+    ]);
     let mut room = [0; MAX_CONTROL];
     let len = says.encode(&mut room).expect("it fits");
     frame.bytes.truncate(28);
