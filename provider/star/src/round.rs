@@ -24,10 +24,10 @@ const MAX_QUIESCE: Nanos = 50_000_000;
 /// Time between two looks whether something is under way, ns.
 const LOOK: Nanos = 1_000_000;
 /// After so many repetitions of an end in doubt its peer may be gone.
-const MANY: u32 = 32;
+const SILENT_TRIES: u32 = 32;
 
-/// Where a connection of StaR stands that has nothing under way: the sequences of SL's first WQEs that are
-/// not done.
+/// Where a connection stands that has nothing under way. StaR's: the sequences of SL's first WQEs that are
+/// not done. A plain one's is zero: its PSNs are not compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct QuiescePoint {
     /// Of what SL sends
@@ -139,7 +139,7 @@ impl Round {
 
     /// Whether more is to come than repetitions to a silent peer.
     pub fn is_busy(&self) -> bool {
-        !self.is_in_doubt() || self.tries < MANY
+        !self.is_in_doubt() || self.tries < SILENT_TRIES
     }
 
     /// Whether SL of this boot has changed if it sends its Setup.

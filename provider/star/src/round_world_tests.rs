@@ -259,6 +259,9 @@ impl World {
             let waits = peer.role == Some(SF) && !peer.runs_star();
             assert!(!end.runs_plain() || peer.role.is_none() || peer.held || waits, "seed {}", self.seed);
             assert!(end.role != Some(SL) || peer.held || peer.runs || waits, "seed {}", self.seed);
+            /* SL has just left plain RC */
+            let same = (peer.received, peer.done) == (end.done, end.received);
+            assert!(end.role != Some(SL) || peer.runs || same, "seed {}", self.seed);
         }
     }
 }

@@ -280,7 +280,7 @@ impl<E: Env> Nic<E> {
         self.qps.get(qpn).is_some_and(|qp| qp.runs_plain() && qp.quiesce != Quiesce::Never)
     }
 
-    /// No request of a QP that runs begins from now on. False: that may not be.
+    /// No request of a QP that runs begins from now on. False: it may not quiesce.
     pub fn quiesce_qp(&mut self, qpn: Qpn) -> bool {
         let may = self.may_quiesce(qpn);
         if let Some(qp) = self.qps.get_mut(qpn).filter(|_| may) {

@@ -137,8 +137,15 @@ fn programs_may_change_their_minds_all_the_time() {
     let mut w = World::new([Some(100); 2]);
     let conn = w.connect();
     for n in 0..400 {
+        if n % 20 == 0 {
+            (0..2).for_each(|at| w.post_write(&conn, at));
+        }
         w.want(&conn, n % 2, [Preference::Stateful, Preference::Off, Preference::Auto][n % 3]);
         w.net.run_for(20 * MS);
+        if n % 20 == 19 {
+            let ends: Vec<_> = w.completions(&conn).iter().map(|cqe| cqe.status).collect();
+            assert_eq!(ends, [WcStatus::Success; 2], "{n}: work goes on");
+        }
     }
     w.want(&conn, 1, Preference::Auto);
     w.net.run_for(SECOND);

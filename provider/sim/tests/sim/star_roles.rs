@@ -59,6 +59,12 @@ fn what_somebody_else_has_settled_the_peer_takes_back() {
     w.net.run_for(SECOND / 20);
     assert_eq!([0, 1].map(|at| w.outcome(&conn, at)), [Some(Outcome::Plain); 2]);
     assert!(!w.net.hosts[0].nic.is_held(conn.qpns[0]));
+    /* nor again at once */
+    w.forge(&conn, &burst(2)[..1]);
+    w.net.transmit();
+    w.forge(&conn, &burst(2)[1..]);
+    w.net.transmit();
+    assert!(!w.net.hosts[0].nic.is_held(conn.qpns[0]));
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
 }
 
@@ -363,4 +369,66 @@ fn an_end_with_shared_receives_stays_what_it_is() {
         assert_eq!(w.roles(&conn), [None; 2]);
         assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
     }
+}
+
+/// A program has made its end stateless, and then leaves it to the cards, which have room: nothing else
+/// has them look.
+#[test]
+fn what_a_program_leaves_to_the_cards_they_look_at() {
+    let mut w = World::new([Some(100); 2]);
+    let conn = w.connect();
+    w.want(&conn, 0, Preference::Stateless);
+    w.net.run_for(10 * SECOND);
+    assert_eq!(w.roles(&conn), STAR);
+    w.want(&conn, 0, Preference::Auto);
+    w.net.run_for(2 * SECOND);
+    assert_eq!(w.roles(&conn), [None; 2], "there is room");
+}
+
+/// Of equals the end with the lower address keeps the state, whoever asks.
+#[test]
+fn of_equals_the_lower_address_keeps_the_state() {
+    let mut w = World::new([Some(THRESHOLD); 2]);
+    let conn = w.connect();
+    (0..2).for_each(|_| (0..2).for_each(|at| w.crowd(at)));
+    w.net.run_for(3 * SECOND);
+    assert_eq!(w.roles(&conn), [Some(Role::Stateful), Some(Role::Stateless)]);
+}
+
+/// Many stateless ends wait for a peer that is gone, and one for a peer whose port of StaR alone is closed:
+/// that is plain soon, and what its card has too many of is asked for.
+#[test]
+fn ends_whose_peers_do_not_begin_are_in_nobody_s_way() {
+    let mut w = World::new([Some(200); 4]);
+    let conns: Vec<_> = (0..40).map(|_| w.connect()).collect();
+    let shut = w.connect_hosts([0, 2], [None; 2]);
+    let plain = w.connect_hosts([0, 3], [None; 2]);
+    w.crowd(0);
+    conns.iter().chain([&shut]).for_each(|conn| w.want(conn, 0, Preference::Stateless));
+    while [conns.last().unwrap(), &shut].iter().any(|conn| w.role(conn, 0).is_none()) {
+        w.net.star_cut = vec![0, 1, 2];
+        assert!(w.net.step());
+    }
+    w.net.cut(0, 1, 100 * SECOND);
+    w.net.cut(1, 0, 100 * SECOND);
+    w.net.star_cut = vec![1, 2];
+    w.net.crowd(0, 0);
+    w.net.run_for(SECOND);
+    assert_eq!(w.roles(&plain), STAR);
+    assert_eq!(w.roles(&shut), [None; 2]);
+    assert!(conns.iter().filter(|conn| w.role(conn, 0).is_some()).count() > 32);
+}
+
+/// What a program states while its end is being set up is asked for as soon as that is done.
+#[test]
+fn what_a_program_states_during_set_up_does_not_wait_for_its_peer_s_grace() {
+    let mut w = World::new([Some(100); 2]);
+    let conn = w.connect();
+    w.want(&conn, 0, Preference::Stateless);
+    while w.role(&conn, 0).is_none() {
+        assert!(w.net.step());
+    }
+    w.want(&conn, 0, Preference::Off);
+    w.net.run_for(SECOND / 10);
+    assert_eq!((w.roles(&conn), w.returns()), ([None; 2], [1, 1]));
 }

@@ -70,7 +70,7 @@ struct End {
     av: Av,
     peer: Qpn,
     /// It takes from an SRQ or speaks StRoM's dialect: it does not change while it runs
-    is_tied: bool,
+    has_fixed_role: bool,
     preference: Preference,
     /// The program has stated a preference since it began, or could not have what it stated before
     has_stated: bool,
@@ -83,6 +83,8 @@ struct End {
     /// A half of StaR may begin on it
     may_begin: bool,
     beginning: Beginning,
+    /// A stateless end whose peer has not begun by then asks it to be plain, ns
+    grace: Nanos,
     rounds: Rounds,
 }
 
@@ -170,7 +172,7 @@ impl<E: EndpointHost> Roles<E> {
         {
             return Ok(false);
         }
-        let is_tied = turn.nic.handover(qpn)?.rq.is_none() || turn.nic.speaks_strom(qpn);
+        let has_fixed_role = turn.nic.handover(qpn)?.rq.is_none() || turn.nic.speaks_strom(qpn);
         self.ends.make_room(qpn)?;
         let timer = self.timers.join()?;
         turn.nic.hold_qp(qpn).inspect_err(|_| self.timers.leave(timer))?;
@@ -180,7 +182,7 @@ impl<E: EndpointHost> Roles<E> {
             qpn,
             av: attr.av,
             peer: attr.dest_qpn,
-            is_tied,
+            has_fixed_role,
             preference,
             has_stated: false,
             negotiation: Negotiation::new(mine, is_lower, turn.now),
@@ -189,6 +191,7 @@ impl<E: EndpointHost> Roles<E> {
             timer,
             may_begin: true,
             beginning: Beginning::default(),
+            grace: FIRST_ANSWER,
             rounds: Rounds::default(),
         };
         self.ends.insert(qpn, end);
@@ -270,6 +273,11 @@ impl<E: EndpointHost> Roles<E> {
                     self.drive_round(&mut HostEnd { turn, endpoints, qpn }, None)
                 }
                 Some(end) if end.waits_for_peer() => self.look_for_peer(turn, qpn),
+                /* StaR's port may be closed: RoCEv2's is open */
+                Some(end) if end.is_star() && endpoints.is_beginning(qpn) => {
+                    self.await_answer(turn.now, qpn);
+                    self.ask(&mut HostEnd { turn, endpoints, qpn });
+                }
                 _ => self.drive_negotiation(turn, endpoints, qpn, None),
             }
         }
@@ -345,11 +353,12 @@ impl<E: EndpointHost> Roles<E> {
     fn settled(&mut self, turn: &mut Turn<'_, E>, endpoints: &mut Endpoints<E>, qpn: Qpn) {
         let Some(end) = self.ends.get_mut(qpn) else { return };
         let Some(outcome) = end.negotiation.outcome() else { return };
+        end.note_reached();
+        self.balance.look_at(turn.now);
         match outcome {
             Outcome::Plain => {
                 turn.env.note(qpn, &Note::Plain);
                 self.stats.star_plain_qps.inc();
-                self.balance.look_at(turn.now);
                 if !end.negotiation.has_answer() && end.negotiation.has_offered() {
                     self.plain.note_plain(
                         program_of(turn, qpn),
@@ -366,7 +375,7 @@ impl<E: EndpointHost> Roles<E> {
                     return;
                 }
                 match endpoints.begin(turn, qpn, StatefulCard { boot, port: ports[1] }) {
-                    Ok(()) => self.await_answer(turn.now, qpn, FIRST_ANSWER),
+                    Ok(()) => self.await_answer(turn.now, qpn),
                     Err(error) => fail(turn, qpn, error),
                 }
             }
@@ -385,7 +394,7 @@ impl<E: EndpointHost> Roles<E> {
             return self.withdraw(turn, qpn);
         }
         self.ask_again(turn, qpn);
-        self.look_later(turn.now, qpn);
+        self.await_answer(turn.now, qpn);
     }
 
     /// Whether the peer of a stateful end has been silent for the patience of what waits here.
@@ -402,12 +411,6 @@ impl<E: EndpointHost> Roles<E> {
         let Some(end) = self.ends.get(qpn) else { return };
         if end.beginning.has_asked() {
             offer_again(turn, end);
-        }
-    }
-
-    fn look_later(&mut self, now: Nanos, qpn: Qpn) {
-        if let Some(end) = self.ends.get(qpn) {
-            self.timers.arm(end.timer, now + Beginning::LOOK, qpn);
         }
     }
 
@@ -483,6 +486,7 @@ impl<E: EndpointHost> Roles<E> {
         match begun {
             Ok(()) => {
                 turn.env.note(qpn, &Note::Begun(Role::Stateful));
+                end.note_reached();
                 self.epochs.note(qpn, PeerQp { gid: *source, qpn: prefix.qpn }, epoch);
                 self.balance.look_at(turn.now);
             }

@@ -71,17 +71,16 @@ impl<E: EndpointHost> Roles<E> {
         if turn.now < self.balance.due {
             return;
         }
-        let under_way = |end: &&End| !end.rounds.is_idle() && !end.rounds.is_in_doubt();
-        let rounds = self.ends.all().filter(under_way).count();
+        let rounds = self.ends.all().filter(|end| end.rounds.is_asking()).count();
         let pause = (EVERY << self.balance.empty_looks).min(SELDOM);
         let (mut found, mut count, mut next) = ([Qpn::default(); AT_ONCE], 0, Nanos::MAX);
         for rank in 0..3 {
             let most = if rank == 0 { AT_ONCE } else { AT_ONCE.min((excess[0] + excess[1]) as usize) };
-            for end in self.ends.all().filter(|end| self.rank(endpoints, end, has) == Some(rank)) {
+            for end in self.ends.all().filter(|end| self.rank(end, has) == Some(rank)) {
                 let from = match self.may_change(turn, endpoints, end) {
                     true if rank > 0 && has[1] => end.rounds.not_before.max(self.balance.back_from),
                     true => end.rounds.not_before,
-                    false => turn.now + if rank == 0 { EVERY } else { pause },
+                    false => turn.now + if rank == 0 { pause.min(AGAIN) } else { pause },
                 };
                 if from > turn.now {
                     next = next.min(from);
@@ -116,32 +115,28 @@ impl<E: EndpointHost> Roles<E> {
         }
         let Some(end) = self.ends.get_mut(qpn) else { return false };
         (end.preference, end.has_stated) = (preference, true);
-        if endpoints.is_beginning(qpn) {
-            return true;
-        }
-        end.rounds.not_before = turn.now;
-        if self.ends.get(qpn).and_then(|end| self.rank(endpoints, end, [false; 2])) == Some(0) {
+        end.note_reached();
+        (end.rounds.not_before, end.rounds.ignore_until) = (turn.now, turn.now);
+        self.balance.look_at(turn.now);
+        let asks = |end: &End| self.rank(end, [false; 2]) == Some(0) && self.may_change(turn, endpoints, end);
+        if self.ends.get(qpn).is_some_and(asks) {
             self.ask(&mut HostEnd { turn, endpoints, qpn });
-            self.balance.look_at(turn.now);
         }
         true
     }
 
-    /// How soon the peer of an end is asked, if that is to change: first what programs want, and StaR's whose
-    /// peer does not begin; then, of a card that has too many connections or room for more, plain ones, as
-    /// those that it keeps as SF need room at their peers.
-    fn rank(&self, all: &Endpoints<E>, end: &End, [has_too_many, has_room]: [bool; 2]) -> Option<u8> {
-        if !end.rounds.is_idle() {
+    /// How soon the peer of an end is asked, if that is to change: first what programs want; then, of a card
+    /// that has too many connections or room for more, plain ones, as those that it keeps as SF need room at
+    /// their peers.
+    fn rank(&self, end: &End, [has_too_many, has_room]: [bool; 2]) -> Option<u8> {
+        /* one whose peer does not begin may yet, whatever comes of the round */
+        if !end.rounds.is_idle() && !end.rounds.gives_up {
             return None;
         }
         match (end.preference, end.role()) {
-            (_, Some(Role::Stateless)) if all.is_beginning(end.qpn) => Some(0),
             (Preference::Auto, None) => has_too_many.then_some(1),
             (Preference::Auto, Some(Role::Stateful)) => has_too_many.then_some(2),
             (Preference::Auto, Some(Role::Stateless)) => has_room.then_some(1),
-            (Preference::Off, None)
-            | (Preference::Stateless, Some(Role::Stateless))
-            | (Preference::Stateful, Some(Role::Stateful)) => None,
             _ => (end.has_stated && self.can_change(end)).then_some(0),
         }
     }

@@ -88,14 +88,12 @@ impl<E: EndpointHost> Roles<E> {
     pub(super) fn can_change(&self, end: &End) -> bool {
         let settled = end.negotiation.outcome().is_some();
         let heard = end.negotiation.has_answer() || self.plain.has_star(&end.av.dgid);
-        !end.is_tied && !end.negotiation.is_foreign() && (heard || !settled)
+        !end.has_fixed_role && !end.negotiation.is_foreign() && (heard || !settled)
     }
 
-    /// Whether that may be now: both ends have begun as what they are, or SF does not begin, and it is not
-    /// ending.
+    /// Whether that may be now: both ends have begun as what they are, and it is not ending.
     pub(super) fn may_change(&self, turn: &Turn<'_, E>, all: &Endpoints<E>, end: &End) -> bool {
         let may = match end.role() {
-            Some(Role::Stateless) if all.is_beginning(end.qpn) => return true,
             Some(Role::Stateless) => all.has_begun(end.qpn),
             Some(Role::Stateful) => {
                 stateful(turn.nic, end.qpn).is_some_and(|sf| sf.is_open() && sf.may_quiesce())

@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use starverbs_core::room::is_room_for;
 use starverbs_core::{Nanos, Qpn};
 
-use crate::control::{Control, Role, Terms};
+use crate::control::{Control, Preference, Role, Terms};
 use crate::negotiate::{Beginning, Outcome};
 use crate::role_message::RoleMessage;
 use crate::round::{Round, is_new, settled, suits};
@@ -19,7 +19,7 @@ use super::{End, Roles, is_plain};
 pub(super) const AGAIN: Nanos = 1_000_000_000;
 /// Doubled so often at most.
 const LONGEST: u32 = 6;
-/// Within such a time a stateful end that ran answers the Setup of its peer, if StaR's ports are open.
+/// Within such a time a stateful end that ran answers the Setup of its peer, if StaR's ports are open, ns.
 const FIRST_ANSWER: Nanos = 100_000_000;
 
 /// A connection's rounds.
@@ -27,14 +27,18 @@ const FIRST_ANSWER: Nanos = 100_000_000;
 pub(super) struct Rounds {
     /// The one under way
     pub(super) round: Option<Box<Round>>,
+    /// This end has asked
+    asked: bool,
     /// It gives up a StaR connection whose stateful end has not begun
-    gives_up: bool,
+    pub(super) gives_up: bool,
     /// Number of the last one
     last: u16,
     /// How many in a row changed nothing
     failures: u32,
     /// This end does not ask before
     pub(super) not_before: Nanos,
+    /// It refuses its peer's rounds before, as the last came to nothing
+    pub(super) ignore_until: Nanos,
 }
 
 impl Rounds {
@@ -47,27 +51,33 @@ impl Rounds {
         self.round.as_ref().is_some_and(|round| round.is_in_doubt())
     }
 
+    /// Whether this end has asked for a change that is to be over soon.
+    pub(super) fn is_asking(&self) -> bool {
+        self.asked && !self.gives_up && !self.is_idle() && !self.is_in_doubt()
+    }
+
     /// The connection is what it was, or cannot be what it became: its requests are not quiesced again and
     /// again.
     pub(super) fn failed(&mut self, now: Nanos) {
         self.not_before = now + (AGAIN << self.failures.min(LONGEST));
-        self.failures += 1;
+        self.failures = self.failures.saturating_add(1);
+        if !self.asked || self.gives_up {
+            self.ignore_until = now + AGAIN;
+        }
     }
 }
 
 impl<E: EndpointHost> Roles<E> {
-    /// Asks the peer of a connection to change it, if that may be.
+    /// Asks the peer of a connection, which may change, to change it.
     pub(super) fn ask(&mut self, at: &mut HostEnd<'_, '_, E>) {
         let Some(end) = self.ends.get(at.qpn).filter(|end| end.rounds.is_idle()) else { return };
-        if self.may_change(at.turn, at.endpoints, end) {
-            let number = end.rounds.last.wrapping_add(1);
-            self.begin_round(at, number);
-            self.drive_round(at, None);
-        }
+        let number = end.rounds.last.wrapping_add(1);
+        self.begin_round(at, number, true);
+        self.drive_round(at, None);
     }
 
-    /// A round of this number begins, if there is memory for it.
-    fn begin_round(&mut self, at: &HostEnd<'_, '_, E>, number: u16) {
+    /// A round of this number begins, if there is memory for it; `asked`: this end does.
+    fn begin_round(&mut self, at: &HostEnd<'_, '_, E>, number: u16, asked: bool) {
         let Some(end) = self.ends.get(at.qpn).filter(|_| is_room_for(size_of::<Round>())) else { return };
         let (mine, is_lower) = (self.terms(at.turn, end.preference), end.negotiation.is_lower());
         let from = end.negotiation.outcome().unwrap_or(Outcome::Plain);
@@ -78,8 +88,9 @@ impl<E: EndpointHost> Roles<E> {
             /* of a wait that is over */
             end.beginning = Beginning::default();
         }
-        (end.rounds.gives_up, end.rounds.last) = (gives_up, number);
-        end.rounds.round = Some(Box::new(round));
+        let rounds = &mut end.rounds;
+        (rounds.asked, rounds.gives_up, rounds.last) = (asked, gives_up, number);
+        rounds.round = Some(Box::new(round));
     }
 
     /// A message of a round from the peer of a connection. One to an incarnation before has no effect, nor
@@ -135,8 +146,8 @@ impl<E: EndpointHost> Roles<E> {
         let (mine, is_lower) = (self.terms(at.turn, end.preference), end.negotiation.is_lower());
         let is = end.negotiation.outcome().unwrap_or(Outcome::Plain);
         let agrees = || suits(is, &mine, theirs, is_lower) && self.may_change(at.turn, at.endpoints, end);
-        if at.has_not_begun(end) || agrees() {
-            self.begin_round(at, number);
+        if at.has_not_begun(end) || at.turn.now >= end.rounds.ignore_until && agrees() {
+            self.begin_round(at, number, false);
         }
     }
 
@@ -174,7 +185,7 @@ impl<E: EndpointHost> Roles<E> {
         self.timers.disarm(end.timer);
         let Some(outcome) = round.outcome().filter(|outcome| *outcome != round.from) else {
             if end.rounds.gives_up {
-                return self.await_answer(now, qpn, FIRST_ANSWER);
+                return self.await_answer(now, qpn);
             }
             turn.env.note(qpn, &Note::Stays);
             end.rounds.failed(now);
@@ -187,29 +198,31 @@ impl<E: EndpointHost> Roles<E> {
             turn.env.note(qpn, &Note::Leaves);
             self.stats.star_plain_qps.sub(1);
             self.stats.star_switches.inc();
-            end.beginning = Beginning::default();
-            return self.await_answer(now, qpn, FIRST_ANSWER);
+            (end.grace, end.beginning) = (FIRST_ANSWER, Beginning::default());
+            if !end.waits_for_peer() {
+                end.note_reached();
+            }
+            self.balance.look_at(now);
+            return self.await_answer(now, qpn);
         }
         if end.rounds.gives_up {
             end.rounds.failed(now);
             end.has_stated = true;
         } else {
             (end.rounds.failures, end.rounds.not_before) = (0, now);
+            end.note_reached();
         }
         self.stats.star_returns.inc();
         self.epochs.end(qpn, now);
         self.has_become_plain(turn, qpn, &Note::Reverts);
     }
 
-    /// An end is StaR's. SF looks at times whether its peer has begun; SL asks to be plain if it has no
-    /// answer in that time.
-    pub(super) fn await_answer(&mut self, now: Nanos, qpn: Qpn, time: Nanos) {
-        let Some(end) = self.ends.get_mut(qpn) else { return };
-        end.rounds.not_before = now + time;
-        self.balance.look_at(now + time);
-        if end.waits_for_peer() {
-            self.look_later(now, qpn);
-        }
+    /// An end of StaR looks at times whether its peer has begun, too: that one may have given up and be
+    /// plain, or StaR's ports be closed.
+    pub(super) fn await_answer(&mut self, now: Nanos, qpn: Qpn) {
+        let Some(end) = self.ends.get(qpn) else { return };
+        let wait = if end.waits_for_peer() { Beginning::LOOK } else { end.grace };
+        self.timers.arm(end.timer, now + wait, qpn);
     }
 }
 
@@ -224,6 +237,17 @@ impl End {
 
     pub(super) fn is_star(&self) -> bool {
         self.role().is_some()
+    }
+
+    /// If it is what its program has stated, nobody is asked for that again.
+    pub(super) fn note_reached(&mut self) {
+        let reached = matches!(
+            (self.preference, self.role()),
+            (Preference::Off, None)
+                | (Preference::Stateless, Some(Role::Stateless))
+                | (Preference::Stateful, Some(Role::Stateful))
+        );
+        self.has_stated &= !reached;
     }
 
     /// Whether it may become one of StaR.
