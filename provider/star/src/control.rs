@@ -69,22 +69,50 @@ impl Role {
     }
 }
 
+/// What the choice of roles depends on of one end, and where its card is. It does not change while an Offer
+/// or Change is repeated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Terms {
+    /// The program's preference
+    pub preference: Preference,
+    /// Connections whose state the card keeps
+    pub stateful: u32,
+    /// Beyond how many it wants another end to keep them
+    pub threshold: u32,
+    /// UDP ports of its stateless and stateful half
+    pub ports: [u16; 2],
+    /// Boot ID of the card
+    pub boot: u64,
+}
+
+impl Terms {
+    fn encode(&self, out: &mut Writer<'_>) -> Option<()> {
+        out.byte(self.preference as u8)?;
+        out.word(self.stateful)?;
+        out.word(self.threshold)?;
+        self.ports.iter().try_for_each(|port| out.half(*port))?;
+        out.long(self.boot)
+    }
+
+    fn decode(from: &mut WqeReader<'_>) -> Option<Self> {
+        Some(Terms {
+            preference: Preference::from_code(from.byte()?)?,
+            stateful: from.word()?,
+            threshold: from.word()?,
+            ports: [from.half()?, from.half()?],
+            boot: from.long()?,
+        })
+    }
+}
+
 /// One message. Its sender's QPN and epoch stand before it (a [`Prefix`](super::wire::Prefix)). Role messages
 /// travel in RoCEv2 frames, as the ports are not known yet; the others in StaR packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Control {
     /// Preference of the sender, with what the choice depends on
     Offer {
-        /// The program's preference
-        preference: Preference,
-        /// Connections whose state the sender's card keeps
-        stateful: u32,
-        /// Beyond how many it wants another end to keep them
-        threshold: u32,
-        /// UDP ports of the sender's stateless and stateful half
-        ports: [u16; 2],
-        /// Boot ID of the sender's card
-        boot: u64,
+        /// Its terms
+        terms: Terms,
         /// Version of the protocol
         version: u8,
     },
@@ -115,16 +143,8 @@ pub enum Control {
         version: u8,
         /// It is StaR's now, and is to be plain RC; else it is the other way round
         star: bool,
-        /// The program's preference
-        preference: Preference,
-        /// Connections whose state the sender's card keeps
-        stateful: u32,
-        /// Beyond how many it wants another end to keep them
-        threshold: u32,
-        /// UDP ports of the sender's stateless and stateful half
-        ports: [u16; 2],
-        /// Boot ID of the sender's card
-        boot: u64,
+        /// Its terms
+        terms: Terms,
     },
     /// The answer to that: the sender begins no request
     Quiescing {
@@ -136,8 +156,8 @@ pub enum Control {
         ports: [u16; 2],
         /// Boot ID of its card
         boot: u64,
-        /// Where the connection stands, once the sender has nothing under way. SF begins nothing until SL
-        /// says what it is.
+        /// The sender has nothing under way, and this is where SL stands if it is StaR's. SF begins nothing
+        /// until SL says what it is.
         point: Option<QuiescePoint>,
     },
     /// The round is over
@@ -241,16 +261,23 @@ impl Control {
         matches!(self, Control::Rule(_) | Control::Unrule { .. } | Control::Begin { .. })
     }
 
+    /// The number of its round, by which a connection that runs changes. `None`: it is of none.
+    pub fn round(&self) -> Option<u16> {
+        match *self {
+            Control::Change { round, .. }
+            | Control::Quiescing { round, .. }
+            | Control::Settled { round, .. } => Some(round),
+            _ => None,
+        }
+    }
+
     /// Writes it to `room`; gives its length. `None`: `room` is too small, which [`MAX_CONTROL`] never is.
     pub fn encode(&self, room: &mut [u8]) -> Option<usize> {
         let mut out = Writer::new(room);
         match *self {
-            Control::Offer { preference, stateful, threshold, ports, boot, version } => {
-                out.bytes(&[1, preference as u8])?;
-                out.word(stateful)?;
-                out.word(threshold)?;
-                ports.iter().try_for_each(|port| out.half(*port))?;
-                out.long(boot)?;
+            Control::Offer { terms, version } => {
+                out.byte(1)?;
+                terms.encode(&mut out)?;
                 out.byte(version)?;
             }
             Control::Accept { role, ports, boot } => {
@@ -261,14 +288,11 @@ impl Control {
             Control::Confirm { role } => out.bytes(&[3, role as u8])?,
             Control::Plain => out.byte(4)?,
             Control::NotYet => out.byte(5)?,
-            Control::Change { round, version, star, preference, stateful, threshold, ports, boot } => {
+            Control::Change { round, version, star, terms } => {
                 out.byte(15)?;
                 out.half(round)?;
-                out.bytes(&[version, u8::from(star), preference as u8])?;
-                out.word(stateful)?;
-                out.word(threshold)?;
-                ports.iter().try_for_each(|port| out.half(*port))?;
-                out.long(boot)?;
+                out.bytes(&[version, u8::from(star)])?;
+                terms.encode(&mut out)?;
             }
             Control::Quiescing { round, role, ports, boot, point } => {
                 out.byte(16)?;
@@ -328,18 +352,7 @@ impl Control {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut from = WqeReader(bytes);
         let message = match from.byte()? {
-            1 => {
-                let preference = Preference::from_code(from.byte()?)?;
-                let (stateful, threshold) = (from.word()?, from.word()?);
-                Control::Offer {
-                    preference,
-                    stateful,
-                    threshold,
-                    ports: [from.half()?, from.half()?],
-                    boot: from.long()?,
-                    version: from.byte()?,
-                }
-            }
+            1 => Control::Offer { terms: Terms::decode(&mut from)?, version: from.byte()? },
             2 => {
                 let role = Role::from_code(from.byte()?)?;
                 Control::Accept { role, ports: [from.half()?, from.half()?], boot: from.long()? }
@@ -360,11 +373,7 @@ impl Control {
                 round: from.half()?,
                 version: from.byte()?,
                 star: flag(&mut from)?,
-                preference: Preference::from_code(from.byte()?)?,
-                stateful: from.word()?,
-                threshold: from.word()?,
-                ports: [from.half()?, from.half()?],
-                boot: from.long()?,
+                terms: Terms::decode(&mut from)?,
             },
             16 => {
                 let (round, role) = (from.half()?, Role::from_code(from.byte()?)?);

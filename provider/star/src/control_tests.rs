@@ -25,17 +25,13 @@ const RULE: MemoryRule = MemoryRule {
     access: Access::REMOTE_READ,
 };
 
+const TERMS: Terms =
+    Terms { preference: Preference::Stateless, stateful: 1, threshold: 120, ports: [4793, 50_000], boot: 3 };
+
 #[test]
 fn what_is_said_is_understood() {
     for message in [
-        Control::Offer {
-            preference: Preference::Stateless,
-            stateful: 1,
-            threshold: 120,
-            ports: [4793, 50_000],
-            boot: 3,
-            version: 2,
-        },
+        Control::Offer { terms: TERMS, version: 2 },
         Control::Accept { role: Role::Stateful, ports: [1, 2], boot: 4 },
         Control::Confirm { role: Role::Stateless },
         Control::Plain,
@@ -51,16 +47,7 @@ fn what_is_said_is_understood() {
         Control::RuleQuery,
         Control::RuleSum(Sum { rules: 9, sum: u64::MAX }),
         Control::Bye { why: 12, recvs: Psn::new(0x00ab_cdef) },
-        Control::Change {
-            round: 0x1234,
-            version: 0xfe,
-            star: true,
-            preference: Preference::Auto,
-            stateful: 121,
-            threshold: 120,
-            ports: [1, 2],
-            boot: 5,
-        },
+        Control::Change { round: 0x1234, version: 0xfe, star: true, terms: TERMS },
         Control::Quiescing { round: 1, role: Role::Stateful, ports: [3, 4], boot: 6, point: None },
         Control::Quiescing {
             round: u16::MAX,

@@ -18,7 +18,7 @@ use alloc::vec::Vec;
 use starverbs_core::{Gid, Nanos, Qpn};
 
 use super::channel::timeout;
-use super::control::{Control, Preference, Role};
+use super::control::{Control, Preference, Role, Terms};
 use super::form::VERSION;
 
 /// A QP of another card.
@@ -42,41 +42,26 @@ pub const THRESHOLD: u32 = 120;
 /// Peers that are remembered as plain, and as many as having StaR.
 const PLAIN_PEERS: usize = 256;
 
-/// What the choice depends on of one end. It does not change while its Offer is repeated.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Terms {
-    /// Preference of the program
-    pub preference: Preference,
-    /// Connections whose state the card keeps
-    pub stateful: u32,
-    /// Beyond how many it wants another end to keep them
-    pub threshold: u32,
-    /// Address of the end
-    pub gid: Gid,
-    /// QPN of the end
-    pub qpn: Qpn,
-}
-
-/// What `mine` becomes against `theirs`. `None`: plain RoCEv2, as one end has no StaR, both insist on the
-/// same role, or there is no need.
-pub fn choose(mine: &Terms, theirs: &Terms) -> Option<Role> {
+/// What `mine` becomes against `theirs`; of equals the one whose address `is_lower` keeps the state. `None`:
+/// plain RoCEv2, as one end has no StaR, both insist on the same role, or there is no need.
+pub fn choose(mine: &Terms, theirs: &Terms, is_lower: bool) -> Option<Role> {
     match (mine.preference, theirs.preference) {
         (Preference::Off, _) | (_, Preference::Off) => None,
-        (Preference::Auto, Preference::Auto) => by_count(mine, theirs),
+        (Preference::Auto, Preference::Auto) => by_count(mine, theirs, is_lower),
         (Preference::Stateless, Preference::Stateless) | (Preference::Stateful, Preference::Stateful) => None,
         (Preference::Stateless, _) | (_, Preference::Stateful) => Some(Role::Stateless),
         (Preference::Stateful, _) | (_, Preference::Stateless) => Some(Role::Stateful),
     }
 }
 
-/// If either has too many connections, who has fewer keeps the state; of equals the lower address.
-fn by_count(mine: &Terms, theirs: &Terms) -> Option<Role> {
+/// If either has too many connections, who has fewer keeps the state.
+fn by_count(mine: &Terms, theirs: &Terms, is_lower: bool) -> Option<Role> {
     let crowded = |terms: &Terms| terms.stateful > terms.threshold;
     if !crowded(mine) && !crowded(theirs) {
         return None;
     }
-    let rank = |terms: &Terms| (terms.stateful, terms.gid, terms.qpn);
-    Some(if rank(mine) < rank(theirs) { Role::Stateful } else { Role::Stateless })
+    let keeps = mine.stateful < theirs.stateful || mine.stateful == theirs.stateful && is_lower;
+    Some(if keeps { Role::Stateful } else { Role::Stateless })
 }
 
 /// How a negotiation ended.
@@ -99,8 +84,8 @@ pub enum Outcome {
 #[derive(Clone, Debug)]
 pub struct Negotiation {
     mine: Terms,
-    boot: u64,
-    ports: [u16; 2],
+    /// This end's address is lower than its peer's
+    is_lower: bool,
     /// The outcome of which the peer has an Accept
     accepted: Option<Outcome>,
     settled: Option<Outcome>,
@@ -120,12 +105,11 @@ pub struct Negotiation {
 
 impl Negotiation {
     /// Begins at `now`, when the QP can receive. An end that wants plain RoCEv2 has it at once.
-    pub fn new(mine: Terms, boot: u64, ports: [u16; 2], now: Nanos) -> Self {
+    pub fn new(mine: Terms, is_lower: bool, now: Nanos) -> Self {
         let settled = (mine.preference == Preference::Off).then_some(Outcome::Plain);
         Negotiation {
             mine,
-            boot,
-            ports,
+            is_lower,
             accepted: None,
             settled,
             answered: false,
@@ -141,6 +125,11 @@ impl Negotiation {
     /// What the ends have become since, while their connection ran.
     pub fn settle(&mut self, outcome: Outcome) {
         (self.answered, self.settled) = (true, Some(outcome));
+    }
+
+    /// Whether this end's address is lower than its peer's.
+    pub fn is_lower(&self) -> bool {
+        self.is_lower
     }
 
     /// How it ended; `None`: it has not.
@@ -214,22 +203,14 @@ impl Negotiation {
 
     /// The Offer of this end. A peer that has settled on plain RC answers Plain.
     pub fn offer(&self) -> Control {
-        let Terms { preference, stateful, threshold, .. } = self.mine;
-        Control::Offer {
-            preference,
-            stateful,
-            threshold,
-            boot: self.boot,
-            ports: self.ports,
-            version: VERSION,
-        }
+        Control::Offer { terms: self.mine, version: VERSION }
     }
 
-    /// A message of the connection's `peer`; gives the answer.
-    pub fn handle(&mut self, peer: PeerQp, message: &Control) -> Option<Control> {
+    /// A message of the peer; gives the answer.
+    pub fn handle(&mut self, message: &Control) -> Option<Control> {
         (self.answered, self.silent) = (true, 0);
         match *message {
-            Control::Offer { preference, stateful, threshold, boot, ports, version } => {
+            Control::Offer { terms, version } => {
                 let foreign = version != VERSION;
                 /* an Offer can be forged: who sends it keeps a connection that runs from no change */
                 if self.settled.is_none() || !foreign {
@@ -240,8 +221,7 @@ impl Negotiation {
                     self.plain();
                     return Some(Control::Plain);
                 }
-                let theirs = Terms { preference, stateful, threshold, gid: peer.gid, qpn: peer.qpn };
-                Some(self.offered(&theirs, boot, ports))
+                Some(self.offered(&terms))
             }
             Control::Accept { role, boot, ports } => {
                 let mine = role.other();
@@ -271,17 +251,17 @@ impl Negotiation {
         }
     }
 
-    fn offered(&mut self, theirs: &Terms, boot: u64, ports: [u16; 2]) -> Control {
-        let role = match (self.settled, choose(&self.mine, theirs)) {
+    fn offered(&mut self, theirs: &Terms) -> Control {
+        let role = match (self.settled, choose(&self.mine, theirs, self.is_lower)) {
             (Some(Outcome::Star { role, .. }), _) => Some(role),
             (Some(Outcome::Plain), _) => None,
             (None, role) => role,
         };
         match role {
             Some(role) => {
-                self.accepted = Some(Outcome::Star { role, boot, ports });
+                self.accepted = Some(Outcome::Star { role, boot: theirs.boot, ports: theirs.ports });
                 self.settled = self.settled.and(self.accepted);
-                Control::Accept { role, boot: self.boot, ports: self.ports }
+                Control::Accept { role, boot: self.mine.boot, ports: self.mine.ports }
             }
             None => {
                 self.plain();

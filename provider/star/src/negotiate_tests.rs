@@ -5,56 +5,48 @@ use super::*;
 const PREFERENCES: [Preference; 4] =
     [Preference::Off, Preference::Auto, Preference::Stateless, Preference::Stateful];
 
-fn terms(n: u8, preference: Preference, stateful: u32) -> Terms {
-    Terms { preference, stateful, threshold: THRESHOLD, gid: Gid::from_ipv4([10, 0, 0, n]), qpn: n.into() }
+fn terms(preference: Preference, stateful: u32) -> Terms {
+    Terms { preference, stateful, threshold: THRESHOLD, ports: [4793, 4794], boot: 7 }
 }
 
 #[test]
 fn both_ends_choose_the_same() {
     for (a, b) in PREFERENCES.iter().flat_map(|a| PREFERENCES.map(|b| (*a, b))) {
         for (m, n) in [(0, 0), (120, 120), (121, 0), (0, 121), (200, 300), (500, 500)] {
-            let (mine, theirs) = (terms(1, a, m), terms(2, b, n));
-            assert_eq!(
-                choose(&mine, &theirs),
-                choose(&theirs, &mine).map(Role::other),
-                "{a:?} {b:?} {m} {n}"
-            );
+            let (mine, theirs) = (terms(a, m), terms(b, n));
+            let others = choose(&theirs, &mine, false).map(Role::other);
+            assert_eq!(choose(&mine, &theirs, true), others, "{a:?} {b:?} {m} {n}");
         }
     }
-    let auto = |m, n| choose(&terms(1, Preference::Auto, m), &terms(2, Preference::Auto, n));
+    let auto = |m, n| choose(&terms(Preference::Auto, m), &terms(Preference::Auto, n), true);
     assert_eq!(auto(120, 120), None, "the threshold may be reached");
     assert_eq!((auto(121, 3), auto(3, 121)), (Some(Role::Stateless), Some(Role::Stateful)));
     assert_eq!(auto(400, 400), Some(Role::Stateful), "the lower address");
-    assert_eq!(choose(&terms(1, Preference::Stateless, 0), &terms(2, Preference::Stateless, 0)), None);
-    assert_eq!(
-        choose(&terms(1, Preference::Stateless, 0), &terms(2, Preference::Auto, 0)),
-        Some(Role::Stateless)
-    );
-    let same = |qpn| Terms { qpn, ..terms(1, Preference::Auto, 400) };
-    assert_eq!(choose(&same(5), &same(6)), Some(Role::Stateful), "one host");
+    let stateless = terms(Preference::Stateless, 0);
+    assert_eq!(choose(&stateless, &stateless, true), None);
+    assert_eq!(choose(&stateless, &terms(Preference::Auto, 0), true), Some(Role::Stateless));
 }
 
 fn begin(terms: Terms, now: Nanos) -> Negotiation {
-    Negotiation::new(terms, 7, [4793, 4794], now)
+    Negotiation::new(terms, true, now)
 }
 
 /// An Offer and an Accept of the boot before come first: what the peer says now counts.
 #[test]
 fn a_restarted_peer_has_the_boot_it_says_last() {
-    let [mine, theirs] = [terms(1, Preference::Stateful, 0), terms(2, Preference::Stateless, 0)];
-    let peer = PeerQp { gid: theirs.gid, qpn: theirs.qpn };
-    let at_boot = |boot| Negotiation::new(theirs, boot, [boot as u16, 9], 0);
+    let [mine, theirs] = [terms(Preference::Stateful, 0), terms(Preference::Stateless, 0)];
+    let at_boot = |boot| begin(Terms { boot, ports: [boot as u16, 9], ..theirs }, 0);
     let accept = |boot| Control::Accept { role: Role::Stateless, boot, ports: [boot as u16, 9] };
     let of_boot = |boot| Some(Outcome::Star { role: Role::Stateful, boot, ports: [boot as u16, 9] });
     let mut end = begin(mine, 0);
-    end.handle(peer, &at_boot(5).offer());
-    end.handle(peer, &accept(5));
+    end.handle(&at_boot(5).offer());
+    end.handle(&accept(5));
     assert_eq!(end.outcome(), of_boot(5));
-    end.handle(peer, &accept(6));
+    end.handle(&accept(6));
     assert_eq!(end.outcome(), of_boot(6), "an Accept");
-    end.handle(peer, &at_boot(7).offer());
+    end.handle(&at_boot(7).offer());
     assert_eq!(end.outcome(), of_boot(7), "an Offer");
-    end.handle(peer, &Control::Accept { role: Role::Stateful, boot: 8, ports: [8, 9] });
+    end.handle(&Control::Accept { role: Role::Stateful, boot: 8, ports: [8, 9] });
     assert_eq!(end.outcome(), of_boot(7), "the roles are settled");
 }
 
@@ -66,10 +58,8 @@ fn no_wire_makes_the_ends_differ() {
     for seed in 0..4000u64 {
         let mut rng = Rng::new([seed, 1]);
         let preference = |word: u64| PREFERENCES[1 + word as usize % 3];
-        let all = [
-            terms(1, preference(rng.word()), 200),
-            terms(2, preference(rng.word()), rng.word() as u32 % 400),
-        ];
+        let all =
+            [terms(preference(rng.word()), 200), terms(preference(rng.word()), rng.word() as u32 % 400)];
         let (loss, late) = (rng.word() % 60, 1 + rng.word() % 8_000_000);
         let starts = [1, 1 + rng.word() % 20_000_000];
         let mut ends: [Option<Negotiation>; 2] = [None, None];
@@ -78,7 +68,7 @@ fn no_wire_makes_the_ends_differ() {
             let now = tick * 50_000;
             for me in 0..2 {
                 if ends[me].is_none() && now >= starts[me] {
-                    ends[me] = Some(begin(all[me], now));
+                    ends[me] = Some(Negotiation::new(all[me], me == 0, now));
                 }
                 let Some(end) = &mut ends[me] else { continue };
                 let mut out: Vec<Option<Control>> = end.poll(now).map(Some).into_iter().collect();
@@ -97,9 +87,8 @@ fn no_wire_makes_the_ends_differ() {
                 if rng.word() % 100 < loss {
                     continue;
                 }
-                let peer = PeerQp { gid: all[1 - to].gid, qpn: all[1 - to].qpn };
                 let answer = match (&mut ends[to], &message) {
-                    (Some(end), Some(message)) => end.handle(peer, message),
+                    (Some(end), Some(message)) => end.handle(message),
                     (Some(end), None) => {
                         end.plain();
                         None
@@ -123,7 +112,7 @@ fn no_wire_makes_the_ends_differ() {
             (Some(Outcome::Plain), Some(Outcome::Plain)) => plains += 1,
             (Some(Outcome::Star { role: a, boot, ports }), Some(Outcome::Star { role: b, .. })) => {
                 assert!(a == b.other() && boot == 7 && ports == [4793, 4794], "seed {seed}");
-                assert_eq!(choose(&all[0], &all[1]), Some(a), "seed {seed}");
+                assert_eq!(choose(&all[0], &all[1], true), Some(a), "seed {seed}");
                 stars += 1;
             }
             other => panic!("seed {seed}: {other:?}"),
@@ -134,25 +123,25 @@ fn no_wire_makes_the_ends_differ() {
 
 #[test]
 fn a_card_without_star_is_plain_after_some_silence_and_one_that_is_not_ready_never() {
-    let mut end = begin(terms(1, Preference::Stateless, 0), 0);
+    let mut end = begin(terms(Preference::Stateless, 0), 0);
     let mut offers = 0;
     while let Some(at) = end.deadline() {
         offers += u32::from(end.poll(at).is_some());
     }
     assert_eq!((offers, end.outcome(), end.has_answer()), (TRIES, Some(Outcome::Plain), false));
-    let mut end = begin(terms(1, Preference::Stateless, 0), 0);
-    end.handle(PeerQp { gid: Gid::default(), qpn: 2 }, &Control::NotYet);
+    let mut end = begin(terms(Preference::Stateless, 0), 0);
+    end.handle(&Control::NotYet);
     for _ in 0..100 {
         let at = end.deadline().unwrap();
         assert!(end.poll(at).is_some() && end.has_answer());
-        end.handle(PeerQp { gid: Gid::default(), qpn: 2 }, &Control::NotYet);
+        end.handle(&Control::NotYet);
     }
     let mut offers = 0;
     while let Some(at) = end.deadline() {
         offers += u32::from(end.poll(at).is_some());
     }
     assert_eq!((offers, end.outcome()), (LAST_TRIES, Some(Outcome::Plain)), "it was there, and is gone");
-    assert_eq!(begin(terms(1, Preference::Off, 0), 0).outcome(), Some(Outcome::Plain));
+    assert_eq!(begin(terms(Preference::Off, 0), 0).outcome(), Some(Outcome::Plain));
 }
 
 /// The peer may have the Accept, and count on the outcome, while nothing comes from it. An end that gave up
@@ -163,16 +152,9 @@ fn who_has_accepted_asks_for_as_long_as_its_program_bears_silence() {
     for (silence, least) in
         [(Some(30 * SECONDS), 30 * SECONDS), (Some(1), 1_700_000_000), (None, 100 * SECONDS)]
     {
-        let mut end = begin(terms(1, Preference::Stateless, 0), 0);
-        let offer = Control::Offer {
-            preference: Preference::Stateful,
-            stateful: 0,
-            threshold: 0,
-            boot: 7,
-            ports: [4793, 4794],
-            version: VERSION,
-        };
-        let answer = end.handle(PeerQp { gid: Gid::default(), qpn: 2 }, &offer);
+        let mut end = begin(terms(Preference::Stateless, 0), 0);
+        let offer = Control::Offer { terms: terms(Preference::Stateful, 0), version: VERSION };
+        let answer = end.handle(&offer);
         assert!(matches!(answer, Some(Control::Accept { role: Role::Stateless, .. })), "{answer:?}");
         end.set_patience(silence);
         let mut last = 0;
@@ -190,33 +172,25 @@ fn who_has_accepted_asks_for_as_long_as_its_program_bears_silence() {
 /// if it says so in a round.
 #[test]
 fn cards_of_different_versions_are_plain() {
-    let [mine, theirs] = [terms(1, Preference::Stateful, 0), terms(2, Preference::Stateless, 0)];
-    let peer = PeerQp { gid: theirs.gid, qpn: theirs.qpn };
+    let [mine, theirs] = [terms(Preference::Stateful, 0), terms(Preference::Stateless, 0)];
     for version in [0, 1, VERSION - 1, VERSION + 1, u8::MAX] {
-        let offer = |version| Control::Offer {
-            preference: Preference::Stateless,
-            stateful: 0,
-            threshold: THRESHOLD,
-            boot: 7,
-            ports: [4793, 4794],
-            version,
-        };
+        let offer = |version| Control::Offer { terms: theirs, version };
         let mut end = begin(mine, 0);
-        assert_eq!(end.handle(peer, &offer(version)), Some(Control::Plain), "{version}");
+        assert_eq!(end.handle(&offer(version)), Some(Control::Plain), "{version}");
         assert_eq!(end.outcome(), Some(Outcome::Plain), "{version}");
         assert!(end.is_foreign(), "{version}");
-        assert_eq!(end.handle(peer, &offer(VERSION)), Some(Control::Plain), "{version}");
+        assert_eq!(end.handle(&offer(VERSION)), Some(Control::Plain), "{version}");
         assert!(!end.is_foreign(), "{version}");
         /* its card of before had this version, and they settled on StaR */
         let mut end = begin(mine, 0);
-        end.handle(peer, &Control::Accept { role: Role::Stateless, boot: 6, ports: [4793, 4794] });
+        end.handle(&Control::Accept { role: Role::Stateless, boot: 6, ports: [4793, 4794] });
         let star = end.outcome();
         assert!(matches!(star, Some(Outcome::Star { .. })) && !end.is_foreign());
-        assert_eq!(end.handle(peer, &offer(version)), Some(Control::Plain), "{version}");
+        assert_eq!(end.handle(&offer(version)), Some(Control::Plain), "{version}");
         assert!(end.outcome() == star && !end.is_foreign(), "{version}");
         /* the other one hears Plain before it says anything else */
         let mut other = begin(theirs, 0);
-        other.handle(peer, &Control::Plain);
+        other.handle(&Control::Plain);
         assert_eq!((other.outcome(), other.deadline()), (Some(Outcome::Plain), None));
     }
 }
@@ -245,7 +219,7 @@ fn silence_of_a_card_that_speaks_is_loss() {
     peers.note_plain(0, gid, false, 100);
     assert!(peers.has_star(&gid) && !peers.is_plain(0, &gid, 1), "a plain request says nothing of others");
     let offers = [false, true].map(|known| {
-        let mut end = begin(terms(1, Preference::Auto, 0), 0);
+        let mut end = begin(terms(Preference::Auto, 0), 0);
         if known {
             end.trust();
         }

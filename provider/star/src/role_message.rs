@@ -27,11 +27,6 @@ impl RoleMessage {
         matches!(self.message, Control::Offer { .. }) || self.to == incarnation
     }
 
-    /// Whether it is of a round, by which a connection that runs changes.
-    pub fn is_of_round(&self) -> bool {
-        matches!(self.message, Control::Change { .. } | Control::Quiescing { .. } | Control::Settled { .. })
-    }
-
     /// The answer to it of an end in incarnation `from`.
     #[must_use]
     pub fn answered(&self, from: u32, message: Control) -> Self {

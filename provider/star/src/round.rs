@@ -2,9 +2,9 @@
 //! programs. The paper leaves that open (VI).
 //!
 //! Whoever wants it asks (Change). A peer that agrees begins no request and sends Quiescing, and so does the
-//! end that asked. SF, or who is to be it, says where the connection stands when nothing is under way. From
-//! then on it is in doubt: it begins nothing until it knows what SL is. SL alone decides. It changes when it
-//! stands there, too, and answers what it is (Settled) whenever it is asked.
+//! end that asked. SF, or who is to be it, says so when nothing is under way; to become plain, with where the
+//! connection stands. From then on it is in doubt: it begins nothing until it knows what SL is. SL alone
+//! decides. It changes when it stands there, too, and answers what it is (Settled) whenever it is asked.
 //!
 //! So no end goes on as what the other is not. Until SF is in doubt either end may stay what it is, then SL
 //! alone, and 50 ms at most go by. SF repeats Quiescing until it knows, by SL's word or by a
@@ -12,10 +12,10 @@
 
 use starverbs_core::{Nanos, Psn};
 
-use super::channel::timeout;
-use super::control::{Control, Preference, Role};
+use super::channel::{seldom, timeout};
+use super::control::{Control, Preference, Role, Terms};
 use super::form::VERSION;
-use super::negotiate::{Beginning, Outcome, PeerQp, Terms, choose};
+use super::negotiate::{Outcome, choose};
 
 /// Requests of a round without an answer until it is given up: a sixteenth of a second, nothing quiesced.
 const ASKS: u32 = 6;
@@ -23,10 +23,11 @@ const ASKS: u32 = 6;
 const MAX_QUIESCE: Nanos = 50_000_000;
 /// Time between two looks whether something is under way, ns.
 const LOOK: Nanos = 1_000_000;
-/// After so many repetitions of an end in doubt the interval grows.
-const SELDOM: u32 = 16;
+/// After so many repetitions of an end in doubt its peer may be gone.
+const SILENT_TRIES: u32 = 32;
 
-/// Where a connection stands that has nothing under way: of StaR the sequences, of RC the PSNs that are next.
+/// Where a connection stands that has nothing under way. StaR's: the sequences of SL's first WQEs that are
+/// not done. A plain one's is zero: its PSNs are not compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct QuiescePoint {
     /// Of what SL sends
@@ -39,11 +40,11 @@ pub struct QuiescePoint {
 pub trait RoundEnd {
     /// No request begins. False: the end is ending, or may not change.
     fn quiesce(&mut self) -> bool;
-    /// Who is to be SL: where it stands, if none of its requests is under way.
-    fn drained_at(&self) -> Option<QuiescePoint>;
-    /// SF: where the connection stands, if nothing is under way and a plain SL stands there, too. That stays
-    /// so until [`settle`](RoundEnd::settle).
-    fn hold(&mut self, peer_point: Option<QuiescePoint>) -> Option<QuiescePoint>;
+    /// A plain end: whether none of its requests is under way.
+    fn is_drained(&self) -> bool;
+    /// SF: where the connection stands, if nothing is under way. That stays so until
+    /// [`settle`](RoundEnd::settle).
+    fn hold(&mut self) -> Option<QuiescePoint>;
     /// SL: becomes this, if it stands there; without a point SF is plain, as it never began. False: something
     /// is not complete yet; `None`: it cannot.
     fn change(&mut self, point: Option<QuiescePoint>, to: Outcome) -> Option<bool>;
@@ -72,11 +73,12 @@ pub struct Round {
     /// What the end was before
     pub from: Outcome,
     mine: Terms,
-    /// Boot ID of the card, and its UDP ports
-    card: (u64, [u16; 2]),
+    /// This end's address is lower than its peer's
+    is_lower: bool,
     /// What the end becomes, once the peer has agreed
     to: Outcome,
-    peer_point: Option<QuiescePoint>,
+    /// Nothing of the peer's is under way
+    peer_is_drained: bool,
     stage: Stage,
     /// When the next message or look is due
     due: Nanos,
@@ -86,6 +88,11 @@ pub struct Round {
 /// Whether the round of a message is a new one, after the last that there was.
 pub fn is_new(round: u16, last: u16) -> bool {
     (round.wrapping_sub(last) as i16) > 0
+}
+
+/// The round is over, and the sender is this.
+pub fn settled(round: u16, is: Outcome) -> Control {
+    Control::Settled { round, star: is != Outcome::Plain }
 }
 
 /// From how many connections on a card takes none back: a quarter below the number from which on it gives
@@ -99,11 +106,11 @@ pub fn revert_threshold(threshold: u32) -> u32 {
 /// A plain one becomes stateful whenever the rule has it so, but stateless only if its own card has too many
 /// connections, too, or a program wants that. SF becomes plain unless its program says stateful, SL if its
 /// card has room, unless its program says stateless, or leaves it to the cards, and the peer's does not.
-pub fn suits(is: Outcome, mine: &Terms, theirs: &Terms) -> bool {
+pub fn suits(is: Outcome, mine: &Terms, theirs: &Terms, is_lower: bool) -> bool {
     let Outcome::Star { role, .. } = is else {
         let crowded = mine.stateful > mine.threshold || mine.preference == Preference::Stateless;
         let wanted = crowded || theirs.preference == Preference::Stateful;
-        return choose(mine, theirs).is_some_and(|role| role == Role::Stateful || wanted);
+        return choose(mine, theirs, is_lower).is_some_and(|role| role == Role::Stateful || wanted);
     };
     match (role, mine.preference) {
         (Role::Stateful, preference) => preference != Preference::Stateful,
@@ -115,9 +122,9 @@ pub fn suits(is: Outcome, mine: &Terms, theirs: &Terms) -> bool {
 
 impl Round {
     /// Asks the peer; if it has asked, that message comes next. `from`: what this end is.
-    pub fn ask(number: u16, mine: Terms, card: (u64, [u16; 2]), from: Outcome, now: Nanos) -> Self {
-        let (stage, peer_point) = (Stage::Asking, None);
-        Round { number, from, mine, card, to: from, peer_point, stage, due: now, tries: 0 }
+    pub fn ask(number: u16, mine: Terms, is_lower: bool, from: Outcome, now: Nanos) -> Self {
+        let (to, stage, peer_is_drained) = (from, Stage::Asking, false);
+        Round { number, from, mine, is_lower, to, peer_is_drained, stage, due: now, tries: 0 }
     }
 
     /// Whether the peer has not answered yet.
@@ -132,7 +139,7 @@ impl Round {
 
     /// Whether more is to come than repetitions to a silent peer.
     pub fn is_busy(&self) -> bool {
-        !self.is_in_doubt() || self.tries < 2 * SELDOM
+        !self.is_in_doubt() || self.tries < SILENT_TRIES
     }
 
     /// Whether SL of this boot has changed if it sends its Setup.
@@ -158,7 +165,8 @@ impl Round {
         let is_sf = self.role() == Role::Stateful;
         if let Stage::Quiescing { .. } = self.stage
             && is_sf
-            && let Some(point) = end.hold(self.peer_point)
+            && (self.is_star() || self.peer_is_drained)
+            && let Some(point) = end.hold()
         {
             (self.stage, self.due, self.tries) = (Stage::InDoubt(point), now, 0);
         }
@@ -166,47 +174,36 @@ impl Round {
             Stage::Over(_) => return None,
             Stage::Quiescing { until } if now >= until => return Some(self.stay(end)),
             _ if now < self.due => return None,
-            Stage::Asking if self.tries >= ASKS => {
-                self.stay(end);
-                return None;
-            }
+            Stage::Asking if self.tries >= ASKS => return Some(self.stay(end)),
             Stage::Asking => (None, timeout(self.tries)),
-            Stage::Quiescing { until } if is_sf => (None, LOOK.min(until - now)),
-            Stage::Quiescing { until } => (end.drained_at(), LOOK.min(until - now)),
+            Stage::Quiescing { until } => {
+                let is_drained = !is_sf && end.is_drained();
+                (is_drained.then(QuiescePoint::default), LOOK.min(until - now))
+            }
             /* it has failed meanwhile */
-            Stage::InDoubt(_) if end.hold(self.peer_point).is_none() => return Some(self.stay(end)),
-            Stage::InDoubt(point) if self.tries < SELDOM => (Some(point), timeout(self.tries)),
-            /* SL may be gone, and nothing wait for it: back off to four seconds */
-            Stage::InDoubt(point) => (Some(point), Beginning::LOOK << (self.tries / SELDOM - 1).min(4)),
+            Stage::InDoubt(_) if end.hold().is_none() => return Some(self.stay(end)),
+            Stage::InDoubt(point) => (Some(point), seldom(self.tries)),
         };
         (self.due, self.tries) = (now + wait, self.tries.saturating_add(1));
-        let (round, (boot, ports), role) = (self.number, self.card, self.role());
-        if !self.is_asking() {
-            return Some(Control::Quiescing { round, role, ports, boot, point });
+        let (round, terms, role) = (self.number, self.mine, self.role());
+        if self.is_asking() {
+            return Some(Control::Change { round, version: VERSION, star: self.is_star(), terms });
         }
-        let Terms { preference, stateful, threshold, .. } = self.mine;
-        let (version, star) = (VERSION, self.is_star());
-        Some(Control::Change { round, version, star, preference, stateful, threshold, ports, boot })
+        Some(Control::Quiescing { round, role, ports: terms.ports, boot: terms.boot, point })
     }
 
-    /// A message of the `peer` in this round; gives the answer.
-    pub fn handle(
-        &mut self,
-        now: Nanos,
-        peer: PeerQp,
-        message: &Control,
-        end: &mut impl RoundEnd,
-    ) -> Option<Control> {
+    /// A message of the peer in this round; gives the answer.
+    pub fn handle(&mut self, now: Nanos, message: &Control, end: &mut impl RoundEnd) -> Option<Control> {
         match *message {
-            Control::Change { preference, stateful, threshold, ports, boot, .. } if self.is_asking() => {
-                let theirs = Terms { preference, stateful, threshold, gid: peer.gid, qpn: peer.qpn };
-                self.quiesce(now, choose(&self.mine, &theirs), (boot, ports), end);
+            Control::Change { terms, .. } if self.is_asking() => {
+                let role = choose(&self.mine, &terms, self.is_lower);
+                self.quiesce(now, role, (terms.boot, terms.ports), end);
             }
             Control::Quiescing { role, ports, boot, point, .. } => {
                 if self.is_asking() {
                     self.quiesce(now, Some(role.other()), (boot, ports), end);
                 }
-                self.peer_point = point;
+                self.peer_is_drained = point.is_some();
                 let decides = self.outcome().is_none() && self.role() == Role::Stateless;
                 if decides && point.is_some() {
                     match end.change(point, self.to) {
@@ -223,7 +220,7 @@ impl Round {
             _ => {}
         }
         match self.stage {
-            Stage::Over(is) => return Some(self.settled(is)),
+            Stage::Over(is) => return Some(settled(self.number, is)),
             /* the message was lost, and the peer is there */
             Stage::InDoubt(_) => (self.due, self.tries) = (now, 0),
             _ => {}
@@ -263,11 +260,7 @@ impl Round {
             end.settle(self.is_star());
         }
         self.stage = Stage::Over(self.from);
-        self.settled(self.from)
-    }
-
-    fn settled(&self, is: Outcome) -> Control {
-        Control::Settled { round: self.number, star: is != Outcome::Plain }
+        settled(self.number, self.from)
     }
 
     fn is_star(&self) -> bool {

@@ -10,6 +10,7 @@ use std::vec::Vec;
 struct Site {
     end: End,
     terms: Terms,
+    is_lower: bool,
     round: Option<Round>,
     last: u16,
     asks: Vec<Nanos>,
@@ -38,12 +39,11 @@ impl Site {
         }
     }
 
-    fn handle(&mut self, now: Nanos, from: &Terms, message: &Control) -> Option<Control> {
-        let peer = PeerQp { gid: from.gid, qpn: from.qpn };
+    fn handle(&mut self, now: Nanos, message: &Control) -> Option<Control> {
         /* a plain request says more */
         let plain = settled(Outcome::Plain);
         let message = if self.is_in_doubt() && self.end.runs_plain() { &plain } else { message };
-        let answer = self.round.as_mut().and_then(|round| round.handle(now, peer, message, &mut self.end));
+        let answer = self.round.as_mut().and_then(|round| round.handle(now, message, &mut self.end));
         self.look();
         answer
     }
@@ -63,34 +63,29 @@ impl Site {
     fn poll(&mut self, now: Nanos) -> Option<Control> {
         if self.asks.pop_if(|at| *at <= now).is_some() && self.may_change() {
             self.last += 1;
-            self.round = Some(Round::ask(self.last, self.terms, CARD, self.is(), now));
+            self.round = Some(Round::ask(self.last, self.terms, self.is_lower, self.is(), now));
         }
         if self.is_alone(now) {
-            self.handle(now, &self.terms.clone(), &settled(Outcome::Plain));
+            self.handle(now, &settled(Outcome::Plain));
         }
         let message = self.round.as_mut().and_then(|round| round.poll(now, &mut self.end));
         self.look();
         message
     }
 
-    fn receive(&mut self, now: Nanos, from: &Terms, message: &Control) -> Option<Control> {
-        let (Control::Change { round: number, .. }
-        | Control::Quiescing { round: number, .. }
-        | Control::Settled { round: number, .. }) = *message
-        else {
-            panic!("{message:?}");
-        };
+    fn receive(&mut self, now: Nanos, message: &Control) -> Option<Control> {
+        let number = message.round().expect("one of a round");
         if let Control::Change { star, .. } = *message
             && is_new(number, self.last)
         {
-            self.handle(now, from, &Control::Settled { round: self.last, star });
+            self.handle(now, &Control::Settled { round: self.last, star });
             self.last = number;
             if self.may_change() && star == self.end.role.is_some() {
-                self.round = Some(Round::ask(number, self.terms, CARD, self.is(), now));
+                self.round = Some(Round::ask(number, self.terms, self.is_lower, self.is(), now));
             }
         }
         if self.round.as_ref().is_some_and(|round| round.number == number) {
-            return self.handle(now, from, message);
+            return self.handle(now, message);
         }
         let asks = !matches!(message, Control::Settled { .. });
         asks.then_some(Control::Settled { round: number, star: self.end.role.is_some() })
@@ -129,7 +124,8 @@ impl World {
             asks.sort_by_key(|at| core::cmp::Reverse(*at));
             Site {
                 end: End::default(),
-                terms: terms(at as u8 + 1, Preference::Auto, counts[at]),
+                terms: auto(counts[at]),
+                is_lower: at == 0,
                 round: None,
                 last: 0,
                 asks,
@@ -186,11 +182,10 @@ impl World {
     }
 
     fn arrives(&mut self, now: Nanos, to: usize, frame: Frame) -> Option<Frame> {
-        let peer = self.sites[1 - to].terms;
         let Site { end, .. } = &mut self.sites[to];
         match frame {
             Frame::Message(message) => {
-                return self.sites[to].receive(now, &peer, &message).map(Frame::Message);
+                return self.sites[to].receive(now, &message).map(Frame::Message);
             }
             Frame::Request(n) if n <= end.received => {
                 let new = n == end.received;
@@ -210,8 +205,8 @@ impl World {
             }
             Frame::Ack(n) if end.role.is_none() => end.done = end.done.max(n.min(end.begun)),
             Frame::Setup if end.held && !end.runs => {
-                if self.sites[to].round.as_ref().is_some_and(|round| round.awaits_setup(7)) {
-                    self.sites[to].handle(now, &peer, &settled(star(SF)));
+                if self.sites[to].round.as_ref().is_some_and(|round| round.awaits_setup(BOOT)) {
+                    self.sites[to].handle(now, &settled(star(SF)));
                 }
                 let end = &mut self.sites[to].end;
                 if end.role == Some(SF) {
@@ -264,6 +259,9 @@ impl World {
             let waits = peer.role == Some(SF) && !peer.runs_star();
             assert!(!end.runs_plain() || peer.role.is_none() || peer.held || waits, "seed {}", self.seed);
             assert!(end.role != Some(SL) || peer.held || peer.runs || waits, "seed {}", self.seed);
+            /* SL has just left plain RC */
+            let same = (peer.received, peer.done) == (end.done, end.received);
+            assert!(end.role != Some(SL) || peer.runs || same, "seed {}", self.seed);
         }
     }
 }

@@ -215,7 +215,6 @@ fn connections_go_to_and_fro_while_they_run() {
     let all = play("connections_go_to_and_fro_while_they_run", 120, |rng| to_and_fro(rng, None, false));
     assert_clean(&all);
     assert_often(&all, ("cards", "star_switches"), 20);
-    /* atomics under way keep some from it */
     assert_often(&all, ("cards", "star_returns"), 15);
 }
 

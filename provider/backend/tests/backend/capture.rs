@@ -12,7 +12,7 @@ use starverbs_onerma::wire::{self as onerma_wire, Hop, Iv, OneRmaHeader, PacketP
 use starverbs_onerma::{Class, Handle, OneRmaOp, RegionId, Status, TAG_LEN};
 use starverbs_settings::{Settings, StarWire};
 use starverbs_star::carried::Carried;
-use starverbs_star::control::{Control, MAX_CONTROL, Preference, Role, Setup, Sum};
+use starverbs_star::control::{Control, MAX_CONTROL, Preference, Role, Setup, Sum, Terms};
 use starverbs_star::form::VERSION;
 use starverbs_star::message::{self, Atomic, CqeMsg};
 use starverbs_star::packed::{PackedWqes, ROOM};
@@ -328,16 +328,9 @@ fn rounds() -> Vec<(Vec<u8>, &'static str)> {
         let len = RoleMessage { from: 1, to: 2, message }.encode(&mut room).expect("room");
         room[..len].to_vec()
     };
-    let change = Control::Change {
-        round: 258,
-        version: VERSION,
-        star: false,
-        preference: Preference::Auto,
-        stateful: 121,
-        threshold: 120,
-        ports: [4793, 4794],
-        boot: 7,
-    };
+    let terms =
+        Terms { preference: Preference::Auto, stateful: 121, threshold: 120, ports: [4793, 4794], boot: 7 };
+    let change = Control::Change { round: 258, version: VERSION, star: false, terms };
     let quiescing =
         Control::Quiescing { round: 258, role: Role::Stateful, ports: [4793, 4794], boot: 7, point: None };
     vec![
@@ -356,6 +349,7 @@ fn controls() -> Vec<(Vec<u8>, &'static str)> {
         room[..len].to_vec()
     };
     let (ports, boot) = ([4793, 4794], 7);
+    let terms = Terms { preference: Preference::Stateless, stateful: 5, threshold: 120, ports, boot };
     let setup = Setup {
         boot,
         pd: PdId(3),
@@ -373,17 +367,7 @@ fn controls() -> Vec<(Vec<u8>, &'static str)> {
     let access = Access::REMOTE_READ;
     let rule = MemoryRule { key: 9, pd: PdId(3), qpn: 0, addr: 0x4000, len: 4096, iova: 0x5000, access };
     vec![
-        (
-            encoded(Control::Offer {
-                preference: Preference::Stateless,
-                stateful: 5,
-                threshold: 120,
-                ports,
-                boot,
-                version: 3,
-            }),
-            "Offer stateless",
-        ),
+        (encoded(Control::Offer { terms, version: 3 }), "Offer stateless"),
         (encoded(Control::Accept { role: Role::Stateful, ports, boot }), "Accept stateful"),
         (encoded(Control::Confirm { role: Role::Stateless }), "Confirm stateless"),
         (encoded(Control::Plain), "Plain"),

@@ -274,24 +274,16 @@ impl<E: Env> Nic<E> {
         self.qps.get(qpn).is_some_and(|qp| matches!(qp.qp_type, QpType::Rc | QpType::Uc) && suits(qp))
     }
 
-    /// Whether the work of a QP that does it itself may pass to an engine while it runs: it is in RTS, none
-    /// of its atomics is under way, and its connection has carried nothing that engines do not.
+    /// Whether the work of a QP that does it itself may pass to an engine while it runs: it is in RTS, and
+    /// its connection has carried nothing that engines do not.
     pub fn may_quiesce(&self, qpn: Qpn) -> bool {
-        let atomics = |qp: &Qp<E>| {
-            let req = &qp.req;
-            let began = 0..req.fresh.wrapping_sub(req.una);
-            began.into_iter().any(|n| qp.sq.op(req.una.wrapping_add(n)).is_atomic())
-        };
-        let may = |qp: &Qp<E>| qp.runs_plain() && qp.quiesce != Quiesce::Never && !atomics(qp);
-        self.qps.get(qpn).is_some_and(may)
+        self.qps.get(qpn).is_some_and(|qp| qp.runs_plain() && qp.quiesce != Quiesce::Never)
     }
 
-    /// No request of a QP that runs begins from now on. False: it is not in RTS, or its connection has
-    /// carried what engines do not.
+    /// No request of a QP that runs begins from now on. False: it may not quiesce.
     pub fn quiesce_qp(&mut self, qpn: Qpn) -> bool {
-        let Some(qp) = self.qps.get_mut(qpn) else { return false };
-        let may = qp.runs_plain() && qp.quiesce != Quiesce::Never;
-        if may {
+        let may = self.may_quiesce(qpn);
+        if let Some(qp) = self.qps.get_mut(qpn).filter(|_| may) {
             qp.quiesce = Quiesce::Asked;
         }
         may

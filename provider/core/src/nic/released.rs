@@ -36,11 +36,6 @@ impl<E: Env> Released<E> {
         EventOwner { pd: self.init.pd, cookie: self.init.cookie }
     }
 
-    /// Whether it speaks StRoM's dialect.
-    pub fn speaks_strom(&self) -> bool {
-        self.rpc.is_some()
-    }
-
     /// The SRQ from which it receives.
     pub fn srq(&self) -> Option<SrqId> {
         match self.init.rq {

@@ -33,9 +33,8 @@ impl Net {
     /// The card of `host`, if it has StaR, has too many connections beyond this number from now on, until it
     /// is restarted.
     pub fn crowd(&mut self, host: usize, threshold: u32) {
-        let now = self.clock(host);
         if let Some(star) = &mut self.hosts[host].star {
-            star.roles.set_threshold(threshold, now);
+            star.roles.set_threshold(threshold);
         }
     }
 

@@ -79,7 +79,7 @@ fn ends_that_wait_for_a_peer_that_is_gone_are_in_nobody_s_way() {
     w.net.run_for(100 * SECOND);
     sent.set(0);
     w.net.run_for(100 * SECOND);
-    assert!((1..=16 * 26).contains(&sent.get()), "{}: each once in four seconds", sent.get());
+    assert!((1..=16 * 101).contains(&sent.get()), "{}: each once a second", sent.get());
 }
 
 /// SF is quiesced, and has a request of SL that did not begin, when its program takes it to ERR. SL does not
@@ -131,31 +131,30 @@ fn receives_alone_wait_for_ever() {
     }
 }
 
-/// A peer whose program changes its mind as fast as messages travel has the connection changed as fast for a
-/// few times only; this end's own program is obeyed at once.
+/// Programs of both ends change their minds as fast as messages travel: what they said last is so.
 #[test]
-fn a_peer_does_not_have_a_connection_changed_all_the_time() {
+fn programs_may_change_their_minds_all_the_time() {
     let mut w = World::new([Some(100); 2]);
     let conn = w.connect();
-    for n in 0..5_000 {
-        w.want(&conn, 1, if n % 2 == 0 { Preference::Stateful } else { Preference::Off });
+    for n in 0..400 {
+        if n % 20 == 0 {
+            (0..2).for_each(|at| w.post_write(&conn, at));
+        }
+        w.want(&conn, n % 2, [Preference::Stateful, Preference::Off, Preference::Auto][n % 3]);
         w.net.run_for(20 * MS);
-        if n == 7 {
-            assert_eq!(w.returns(), [4; 2], "a program may do that");
+        if n % 20 == 19 {
+            let ends: Vec<_> = w.completions(&conn).iter().map(|cqe| cqe.status).collect();
+            assert_eq!(ends, [WcStatus::Success; 2], "{n}: work goes on");
         }
     }
-    let [here, there] = w.returns();
-    assert_eq!(here, there);
-    /* there and back, once a second, and eight times before */
-    assert!((40..=60).contains(&here), "{here} times in 100 s");
     w.want(&conn, 1, Preference::Auto);
     w.net.run_for(SECOND);
     for (preference, roles) in
         [(Preference::Off, [None; 2]), (Preference::Stateless, STAR), (Preference::Off, [None; 2])]
     {
         w.want(&conn, 0, preference);
-        w.net.run_for(20 * MS);
-        assert_eq!(w.roles(&conn), roles, "its own program");
+        w.net.run_for(100 * MS);
+        assert_eq!(w.roles(&conn), roles);
     }
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
 }

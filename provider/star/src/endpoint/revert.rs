@@ -11,13 +11,6 @@ use super::window_op::WindowOpState;
 use super::{SlQp, SlState};
 
 impl<E: StarEnv> SlQp<E> {
-    /// Whether an atomic is under way.
-    pub fn has_atomics(&self) -> bool {
-        let sent = 0..self.send.next.wrapping_sub(self.send.una);
-        let op = |n| self.init.sq.op(self.index(self.send.una.wrapping_add(n)));
-        sent.into_iter().any(|n| op(n).is_atomic())
-    }
-
     /// No WQE leaves for the first time from now on. False: the connection is ending.
     pub fn quiesce(&mut self) -> bool {
         self.quiescing = self.is_connected();

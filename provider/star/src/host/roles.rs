@@ -15,12 +15,12 @@ use starverbs_core::{AsyncEvent, Av, FrameMeta, Gid, Nanos, NicError, QpState, Q
 
 use crate::card::StarInit;
 use crate::channel::ControlChannel;
-use crate::control::{Control, Preference, Role};
+use crate::control::{Control, Preference, Role, Terms};
 use crate::datagram;
 use crate::endpoint::Patience;
 use crate::env::QpPair;
 use crate::form::Form;
-use crate::negotiate::{Beginning, Negotiation, Outcome, PeerQp, PlainPeers, Terms};
+use crate::negotiate::{Beginning, Negotiation, Outcome, PeerQp, PlainPeers};
 use crate::partition::StarPartition;
 use crate::role_message::RoleMessage;
 use crate::stateful::{SlPeer, WINDOW};
@@ -69,9 +69,11 @@ struct End {
     qpn: Qpn,
     av: Av,
     peer: Qpn,
+    /// It takes from an SRQ or speaks StRoM's dialect: it does not change while it runs
+    has_fixed_role: bool,
     preference: Preference,
-    /// The program has stated a role since it began, which it does not have
-    pursued: bool,
+    /// The program has stated a preference since it began, or could not have what it stated before
+    has_stated: bool,
     negotiation: Negotiation,
     /// Which incarnation of the QP it is
     incarnation: u32,
@@ -81,9 +83,7 @@ struct End {
     /// A half of StaR may begin on it
     may_begin: bool,
     beginning: Beginning,
-    /// A stateless end whose peer has not begun then asks it to be plain
-    asks_at: Nanos,
-    /// So long after it has begun, ns
+    /// A stateless end whose peer has not begun by then asks it to be plain, ns
     grace: Nanos,
     rounds: Rounds,
 }
@@ -92,11 +92,6 @@ impl End {
     /// Of messages to its peer.
     fn qps(&self) -> QpPair {
         QpPair { from: self.qpn, to: self.peer }
-    }
-
-    /// The other end.
-    fn peer_qp(&self) -> PeerQp {
-        PeerQp { gid: self.av.dgid, qpn: self.peer }
     }
 
     /// A message to the peer.
@@ -143,9 +138,8 @@ impl<E: EndpointHost> Roles<E> {
     }
 
     /// Another threshold from now on.
-    pub fn set_threshold(&mut self, threshold: u32, now: Nanos) {
+    pub fn set_threshold(&mut self, threshold: u32) {
         self.identity.threshold = threshold;
-        self.balance.look_now(now);
     }
 
     /// A QP of this preference is in RTR now: asks its peer. On an error it stays plain RC.
@@ -169,8 +163,7 @@ impl<E: EndpointHost> Roles<E> {
     /// Holds the QP until its role is settled. False: it is plain, without asking.
     fn hold(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, preference: Preference) -> Result<bool, NicError> {
         let attr = turn.nic.query_qp(qpn)?;
-        let mine = self.terms(turn, qpn, preference, &attr.av);
-        let CardIdentity { boot, ports, .. } = self.identity;
+        let mine = self.terms(turn, preference);
         let Av { sgid, dgid, .. } = &attr.av;
         let apart = !self.partition.holds(sgid, dgid);
         if preference == Preference::Off
@@ -179,23 +172,25 @@ impl<E: EndpointHost> Roles<E> {
         {
             return Ok(false);
         }
+        let has_fixed_role = turn.nic.handover(qpn)?.rq.is_none() || turn.nic.speaks_strom(qpn);
         self.ends.make_room(qpn)?;
         let timer = self.timers.join()?;
         turn.nic.hold_qp(qpn).inspect_err(|_| self.timers.leave(timer))?;
         self.incarnation = self.incarnation.wrapping_add(1).max(1);
+        let is_lower = (attr.av.sgid, qpn) < (attr.av.dgid, attr.dest_qpn);
         let end = End {
             qpn,
             av: attr.av,
             peer: attr.dest_qpn,
+            has_fixed_role,
             preference,
-            pursued: false,
-            negotiation: Negotiation::new(mine, boot, ports, turn.now),
+            has_stated: false,
+            negotiation: Negotiation::new(mine, is_lower, turn.now),
             incarnation: self.incarnation,
             peer_incarnation: 0,
             timer,
             may_begin: true,
             beginning: Beginning::default(),
-            asks_at: 0,
             grace: FIRST_ANSWER,
             rounds: Rounds::default(),
         };
@@ -205,9 +200,9 @@ impl<E: EndpointHost> Roles<E> {
     }
 
     /// What the choice depends on, now.
-    fn terms(&self, turn: &Turn<'_, E>, qpn: Qpn, preference: Preference, av: &Av) -> Terms {
-        let (stateful, threshold) = (turn.nic.connection_count(), self.identity.threshold);
-        Terms { preference, stateful, threshold, gid: av.sgid, qpn }
+    fn terms(&self, turn: &Turn<'_, E>, preference: Preference) -> Terms {
+        let CardIdentity { boot, ports, threshold, .. } = self.identity;
+        Terms { preference, stateful: turn.nic.connection_count(), threshold, ports, boot }
     }
 
     /// The QP is gone.
@@ -230,7 +225,7 @@ impl<E: EndpointHost> Roles<E> {
     pub fn stop(&mut self, qpn: Qpn) {
         match self.ends.get_mut(qpn) {
             Some(end) if end.negotiation.outcome().is_some() => {
-                end.may_begin = false;
+                (end.may_begin, end.has_stated) = (false, false);
                 end.rounds.round = None;
                 self.timers.disarm(end.timer);
             }
@@ -255,8 +250,8 @@ impl<E: EndpointHost> Roles<E> {
         let ours = self.ends.get_mut(to);
         if let Some(end) = ours.filter(|end| end.av.dgid == inbound.source && end.peer == from) {
             self.plain.note_star(&inbound.source);
-            if message.is_of_round() {
-                self.on_round_message(&mut HostEnd { turn, endpoints, qpn: to }, &message);
+            if let Some(round) = message.message.round() {
+                self.on_round_message(&mut HostEnd { turn, endpoints, qpn: to }, round, &message);
             } else if message.is_for(end.incarnation) {
                 self.drive_negotiation(turn, endpoints, to, Some(&message));
             }
@@ -278,17 +273,10 @@ impl<E: EndpointHost> Roles<E> {
                     self.drive_round(&mut HostEnd { turn, endpoints, qpn }, None)
                 }
                 Some(end) if end.waits_for_peer() => self.look_for_peer(turn, qpn),
-                /* its peer may be plain, or StaR's port closed: RoCEv2's is open */
-                Some(end) if end.role().is_some() && endpoints.is_beginning(qpn) => {
-                    if turn.now < end.asks_at {
-                        self.timers.arm(end.timer, end.asks_at, qpn);
-                        continue;
-                    }
-                    self.watch_beginning(turn.now, qpn);
+                /* StaR's port may be closed: RoCEv2's is open */
+                Some(end) if end.is_star() && endpoints.is_beginning(qpn) => {
+                    self.await_answer(turn.now, qpn);
                     self.ask(&mut HostEnd { turn, endpoints, qpn });
-                }
-                Some(end) if end.pursued && end.negotiation.outcome().is_some() => {
-                    self.pursue(turn, endpoints, qpn);
                 }
                 _ => self.drive_negotiation(turn, endpoints, qpn, None),
             }
@@ -336,13 +324,12 @@ impl<E: EndpointHost> Roles<E> {
         {
             end.negotiation.set_patience(Patience::of(attr.timeout, attr.retry_cnt).time);
         }
-        let peer = end.peer_qp();
         let answer = match message {
             Some(asked) => {
                 if before.is_none() && asked.from != 0 {
                     end.peer_incarnation = asked.from;
                 }
-                let answer = end.negotiation.handle(peer, &asked.message);
+                let answer = end.negotiation.handle(&asked.message);
                 answer.map(|answer| asked.answered(end.incarnation, answer))
             }
             None => end.negotiation.poll(turn.now).map(|offer| end.message(offer)),
@@ -366,11 +353,12 @@ impl<E: EndpointHost> Roles<E> {
     fn settled(&mut self, turn: &mut Turn<'_, E>, endpoints: &mut Endpoints<E>, qpn: Qpn) {
         let Some(end) = self.ends.get_mut(qpn) else { return };
         let Some(outcome) = end.negotiation.outcome() else { return };
+        end.note_reached();
+        self.balance.look_at(turn.now);
         match outcome {
             Outcome::Plain => {
                 turn.env.note(qpn, &Note::Plain);
                 self.stats.star_plain_qps.inc();
-                self.balance.look_at(turn.now);
                 if !end.negotiation.has_answer() && end.negotiation.has_offered() {
                     self.plain.note_plain(
                         program_of(turn, qpn),
@@ -380,7 +368,6 @@ impl<E: EndpointHost> Roles<E> {
                     );
                 }
                 resume_plain(turn, qpn);
-                self.pursue_later(qpn);
             }
             Outcome::Star { role: Role::Stateless, boot, ports } => {
                 turn.env.note(qpn, &Note::Begun(Role::Stateless));
@@ -388,7 +375,7 @@ impl<E: EndpointHost> Roles<E> {
                     return;
                 }
                 match endpoints.begin(turn, qpn, StatefulCard { boot, port: ports[1] }) {
-                    Ok(()) => self.watch_beginning(turn.now, qpn),
+                    Ok(()) => self.await_answer(turn.now, qpn),
                     Err(error) => fail(turn, qpn, error),
                 }
             }
@@ -407,7 +394,7 @@ impl<E: EndpointHost> Roles<E> {
             return self.withdraw(turn, qpn);
         }
         self.ask_again(turn, qpn);
-        self.look_later(turn.now, qpn);
+        self.await_answer(turn.now, qpn);
     }
 
     /// Whether the peer of a stateful end has been silent for the patience of what waits here.
@@ -424,12 +411,6 @@ impl<E: EndpointHost> Roles<E> {
         let Some(end) = self.ends.get(qpn) else { return };
         if end.beginning.has_asked() {
             offer_again(turn, end);
-        }
-    }
-
-    fn look_later(&mut self, now: Nanos, qpn: Qpn) {
-        if let Some(end) = self.ends.get(qpn) {
-            self.timers.arm(end.timer, now + Beginning::LOOK, qpn);
         }
     }
 
@@ -451,7 +432,6 @@ impl<E: EndpointHost> Roles<E> {
             end.beginning = Beginning::default();
             self.balance.look_at(end.rounds.not_before);
         }
-        self.pursue_later(qpn);
     }
 
     /// The first control message of a stateless end, its Setup: the stateful end begins, or answers Bye.
@@ -480,8 +460,7 @@ impl<E: EndpointHost> Roles<E> {
         }
         let Some(end) = self.ends.get_mut(qpn) else { return };
         /* a Setup implies Confirm */
-        end.negotiation
-            .handle(PeerQp { gid: *source, qpn: prefix.qpn }, &Control::Confirm { role: Role::Stateless });
+        end.negotiation.handle(&Control::Confirm { role: Role::Stateless });
         let Some(Outcome::Star { role: Role::Stateful, boot, ports: [port, control_port] }) =
             end.negotiation.outcome()
         else {
@@ -507,9 +486,9 @@ impl<E: EndpointHost> Roles<E> {
         match begun {
             Ok(()) => {
                 turn.env.note(qpn, &Note::Begun(Role::Stateful));
+                end.note_reached();
                 self.epochs.note(qpn, PeerQp { gid: *source, qpn: prefix.qpn }, epoch);
                 self.balance.look_at(turn.now);
-                self.pursue_later(qpn);
             }
             Err(error) => {
                 fail(turn, qpn, error);

@@ -15,14 +15,9 @@ use crate::env::StarEnv;
 use crate::round::QuiescePoint;
 
 impl<E: StarEnv> Stateful<E> {
-    /// Whether it may quiesce: no atomic of either end is under way.
-    pub fn may_quiesce(&self) -> bool {
-        self.streams.iter().all(|stream| stream.atomics() == 0) && self.can_quiesce()
-    }
-
     /// No WQE begins from now on, of either end. False: the connection is ending.
     pub fn quiesce(&mut self) -> bool {
-        self.quiescing = self.can_quiesce();
+        self.quiescing = self.may_quiesce();
         self.quiescing
     }
 
@@ -34,7 +29,7 @@ impl<E: StarEnv> Stateful<E> {
     /// How many of SL's WQEs are done, if it is quiesced. It stays so until [`resume`](Stateful::resume), and
     /// sends SL no messages.
     pub fn quiesce_point(&mut self) -> Option<QuiescePoint> {
-        if !self.quiescing || !self.can_quiesce() || !self.quiesced && !self.is_over() {
+        if !self.quiescing || !self.may_quiesce() || !self.quiesced && !self.is_over() {
             return None;
         }
         /* WQEs that SL sends from now on do not change that */
@@ -49,7 +44,8 @@ impl<E: StarEnv> Stateful<E> {
         self.quiesced
     }
 
-    fn can_quiesce(&self) -> bool {
+    /// Whether the connection is not ending.
+    pub fn may_quiesce(&self) -> bool {
         self.state == QpState::Rts && self.ended == Ended::Not && !self.overrun
     }
 

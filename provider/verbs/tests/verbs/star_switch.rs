@@ -185,43 +185,6 @@ fn connected(nodes: &[Node; 2], srqs: [Option<&Srq>; 2]) -> [Qp; 2] {
     qps
 }
 
-/// As programs post and poll, the card of one end comes to have too many connections: that end becomes
-/// stateless.
-fn leaves_plain(wire: &Settings) {
-    let nodes = auto(wire);
-    let qps = connected(&nodes, [None; 2]);
-    let mut others = Vec::new();
-    talking(&nodes, &qps, [None; 2], |talk| {
-        talk();
-        others = crowd(&nodes[0], 3);
-        wait_for("a switch", || is_star(&qps));
-        talk();
-    });
-    if !board::are_in_place() {
-        assert_eq!(switches(&nodes), [1, 1]);
-        let counters = nodes[0].ctx.counters().unwrap();
-        assert_eq!((counters.star_stateless_qps.get(), counters.star_plain_qps.get()), (1, 0));
-        assert_eq!(counters.star_stateless_connection_bytes.get(), 0);
-    }
-    others.iter().flatten().for_each(|qp| qp.destroy().unwrap());
-}
-
-#[test]
-fn a_connection_that_runs_leaves_plain_rocev2() {
-    leaves_plain(&settings());
-}
-
-#[test]
-fn a_connection_that_runs_leaves_plain_rocev2_under_a_key() {
-    leaves_plain(&Settings { star_key: Some(StarKey::Given([7; 32].into())), ..settings() });
-}
-
-#[test]
-fn a_connection_that_runs_leaves_plain_rocev2_on_a_bad_wire() {
-    let fault = FaultSpec { loss: 0.03, duplicate: 0.05, reorder: 0.05, ..FaultSpec::default() };
-    leaves_plain(&Settings { fault, ..settings() });
-}
-
 /// A connection with an end that takes from a shared receive queue stays what it is, whatever its cards and
 /// that end's program want.
 #[test]
@@ -331,6 +294,9 @@ fn comes_back(wires: [&Settings; 2]) {
     assert_eq!(kept.len(), 3);
     if !board::are_in_place() {
         assert_eq!((switches(&nodes), returns(&nodes)), ([2, 2], [1, 1]));
+        let counters = nodes[0].ctx.counters().unwrap();
+        assert_eq!((counters.star_stateless_qps.get(), counters.star_plain_qps.get()), (1, 0));
+        assert_eq!(counters.star_stateless_connection_bytes.get(), 0);
     }
 }
 

@@ -2,31 +2,13 @@
 
 use starverbs_core::Qpn;
 
-use crate::endpoint::{SlQp, SlState};
+use crate::endpoint::SlQp;
 use crate::round::QuiescePoint;
 
 use super::super::{EndpointHost, Turn};
 use super::Endpoints;
 
 impl<E: EndpointHost> Endpoints<E> {
-    /// Whether it takes from an SRQ. `None`: it is none of these.
-    pub(in crate::host) fn takes_from_srq(&self, qpn: Qpn) -> Option<bool> {
-        Some(self.end(qpn)?.released.srq().is_some())
-    }
-
-    /// Whether it speaks StRoM's dialect.
-    pub(in crate::host) fn speaks_strom(&self, qpn: Qpn) -> bool {
-        self.end(qpn).is_some_and(|end| end.released.speaks_strom())
-    }
-
-    /// Whether it may quiesce: its peer has begun, no atomic is under way, and it does not speak StRoM's
-    /// dialect.
-    pub(in crate::host) fn may_quiesce(&self, qpn: Qpn) -> bool {
-        self.end(qpn).is_some_and(|end| {
-            end.qp.state() == SlState::Ready && !end.qp.has_atomics() && !end.released.speaks_strom()
-        })
-    }
-
     /// Calls it, and does what follows. `None`: it is none of these.
     pub(in crate::host) fn with_qp<R>(
         &mut self,
@@ -48,10 +30,9 @@ impl<E: EndpointHost> Endpoints<E> {
         point: QuiescePoint,
     ) -> Option<bool> {
         let at = self.places.get(qpn)?;
-        /* its window operations come first */
-        self.settle(turn, at);
         let end = self.ends.get_mut(at as usize)?;
-        if !end.qp.has_reached(turn.env, turn.now, point)? || end.window_op.is_some() {
+        if !end.qp.has_reached(turn.env, turn.now, point)? {
+            /* its window operations come first */
             self.settle(turn, at);
             return Some(false);
         }

@@ -11,7 +11,7 @@ use crate::round::revert_threshold;
 
 use super::super::endpoints::Endpoints;
 use super::super::{EndpointHost, Turn};
-use super::end::{HostEnd, has_own_receives, may_change};
+use super::end::HostEnd;
 use super::rounds::AGAIN;
 use super::{End, Roles};
 
@@ -21,18 +21,20 @@ const EVERY: Nanos = 50_000_000;
 const SELDOM: Nanos = 60_000_000_000;
 /// The first of them is doubled so often at most.
 const LONGEST_PAUSE: u32 = 11;
-/// Connections that this card has asked for at a time.
+/// Connections that change at a time because this card asks.
 const AT_ONCE: usize = 16;
 
-/// When the card looks whether it has too many connections, or too few.
+/// When the card looks whether it has too many connections, or too few, or a program wants another role.
 #[derive(Default)]
 pub(super) struct Balance {
     /// When it is looked at next
     due: Nanos,
     /// Looks in a row that found no connection to ask for
     empty_looks: u32,
-    /// Since when the card has room to take connections back
-    uncrowded_since: Option<Nanos>,
+    /// Whether the card had too many connections when it looked, and whether some could come back
+    had: [bool; 2],
+    /// None comes back before: the card may be crowded again in a moment
+    back_from: Nanos,
 }
 
 impl Balance {
@@ -40,66 +42,49 @@ impl Balance {
     pub(super) fn look_at(&mut self, then: Nanos) {
         (self.due, self.empty_looks) = (self.due.min(then + EVERY), 0);
     }
-
-    /// The threshold was changed.
-    pub(super) fn look_now(&mut self, now: Nanos) {
-        (self.due, self.empty_looks, self.uncrowded_since) = (now, 0, Some(now));
-    }
 }
 
 impl<E: EndpointHost> Roles<E> {
-    /// How many connections the card has too many, and for how many it has room again.
-    fn excess(&self, connections: u32) -> (u32, u32) {
+    /// How many connections the card has too many, and for how many that have left it there is room again.
+    fn excess(&self, connections: u32, away: bool) -> [u32; 2] {
         let threshold = self.identity.threshold;
-        (connections.saturating_sub(threshold), revert_threshold(threshold).saturating_sub(connections))
+        let room = revert_threshold(threshold).saturating_sub(connections);
+        [connections.saturating_sub(threshold), if away { room } else { 0 }]
     }
 
     /// When the balance is to be looked at, with so many connections on the card; `away`: some have left it.
     pub(in crate::host) fn balance_due(&self, connections: u32, away: bool) -> Option<Nanos> {
-        match self.excess(connections) {
-            (0, 1..) if away => Some(self.balance.uncrowded_since.map_or(0, |_| self.balance.due)),
-            /* the card has no room any more: forget since when it had */
-            (0, _) => self.balance.uncrowded_since.map(|_| 0),
-            _ => (!self.ends.is_empty()).then_some(self.balance.due),
-        }
+        let has = self.excess(connections, away).map(|n| n > 0);
+        let due = if has == self.balance.had { self.balance.due } else { 0 };
+        Some(due).filter(|due| *due < Nanos::MAX && !self.ends.is_empty())
     }
 
-    /// Asks for some of the connections of which there are too many, or that may come back.
+    /// Asks for some of the connections of which there are too many, that may come back, or that their
+    /// programs want to be something else.
     pub(in crate::host) fn balance(&mut self, turn: &mut Turn<'_, E>, endpoints: &mut Endpoints<E>) {
-        let connections = turn.nic.connection_count();
-        let away = !endpoints.is_empty();
-        let (fewer, more) = self.excess(connections);
-        if !away || more == 0 {
-            self.balance.uncrowded_since = None;
-        } else if self.balance.uncrowded_since.is_none() {
-            /* not at once: it may be crowded again in a moment */
-            self.balance.uncrowded_since = Some(turn.now);
-            (self.balance.due, self.balance.empty_looks) = (turn.now + AGAIN, 0);
+        let excess = self.excess(turn.nic.connection_count(), !endpoints.is_empty());
+        let has = excess.map(|n| n > 0);
+        if has != self.balance.had {
+            (self.balance.had, self.balance.back_from) = (has, turn.now + AGAIN);
+            self.balance.look_at(turn.now);
         }
-        if self.balance_due(connections, away).is_none_or(|due| due > turn.now) {
+        if turn.now < self.balance.due {
             return;
         }
-        self.balance.due = turn.now + EVERY;
-        /* plain ones first: those that it keeps as SF need room at their peers */
-        let roles = match fewer {
-            0 => &[Some(Role::Stateless)][..],
-            _ => &[None, Some(Role::Stateful)],
-        };
-        let asking = self.ends.all().filter(|end| end.rounds.is_asking()).count();
-        let most = (fewer.max(more) as usize).min(AT_ONCE).saturating_sub(asking);
-        if most == 0 {
-            return;
-        }
-        let (mut found, mut count, mut later) = ([Qpn::default(); AT_ONCE], 0, None::<Nanos>);
-        for role in roles {
-            for end in self.ends.all().filter(|end| end.role() == *role) {
-                let until = end.rounds.not_before;
-                if !self.may_be_asked(turn, endpoints, end) {
-                    continue;
-                }
-                if until > turn.now {
-                    later = Some(later.map_or(until, |later| later.min(until)));
-                } else if let Some(place) = found.get_mut(count).filter(|_| count < most) {
+        let rounds = self.ends.all().filter(|end| end.rounds.is_asking()).count();
+        let pause = (EVERY << self.balance.empty_looks).min(SELDOM);
+        let (mut found, mut count, mut next) = ([Qpn::default(); AT_ONCE], 0, Nanos::MAX);
+        for rank in 0..3 {
+            let most = if rank == 0 { AT_ONCE } else { AT_ONCE.min((excess[0] + excess[1]) as usize) };
+            for end in self.ends.all().filter(|end| self.rank(end, has) == Some(rank)) {
+                let from = match self.may_change(turn, endpoints, end) {
+                    true if rank > 0 && has[1] => end.rounds.not_before.max(self.balance.back_from),
+                    true => end.rounds.not_before,
+                    false => turn.now + if rank == 0 { pause.min(AGAIN) } else { pause },
+                };
+                if from > turn.now {
+                    next = next.min(from);
+                } else if let Some(place) = found.get_mut(count).filter(|_| count + rounds < most) {
                     (*place, count) = (end.qpn, count + 1);
                 }
             }
@@ -107,25 +92,17 @@ impl<E: EndpointHost> Roles<E> {
                 break;
             }
         }
-        if count == 0 {
-            let Balance { due, empty_looks, .. } = &mut self.balance;
-            *due = later.unwrap_or(turn.now + (EVERY << *empty_looks).min(SELDOM));
-            *empty_looks = (*empty_looks + 1).min(LONGEST_PAUSE);
-        }
+        let Balance { due, empty_looks, .. } = &mut self.balance;
+        *due = if count + rounds > 0 { turn.now + EVERY } else { next };
+        *empty_looks = if count > 0 { 0 } else { (*empty_looks + 1).min(LONGEST_PAUSE) };
         for qpn in found.into_iter().take(count) {
             self.ask(&mut HostEnd { turn, endpoints, qpn });
         }
     }
 
-    /// Whether the cards decide what an end is, and it may change.
-    fn may_be_asked(&self, turn: &Turn<'_, E>, endpoints: &Endpoints<E>, end: &End) -> bool {
-        let speaks = end.negotiation.has_answer() || self.plain.has_star(&end.av.dgid);
-        let free = end.preference == Preference::Auto && end.rounds.is_idle();
-        speaks && free && may_change(turn, endpoints, end) == Some(true)
-    }
-
-    /// The program has this preference from now on. False: the peer's card has no StaR, or another version of
-    /// it, the end takes from an SRQ, or it had no preference when it was connected.
+    /// The program has this preference from now on. False: the peer's card has no StaR, or another version
+    /// of it, the end takes from an SRQ or speaks StRoM's dialect, or had no preference when it was
+    /// connected.
     pub fn set_preference(
         &mut self,
         turn: &mut Turn<'_, E>,
@@ -133,53 +110,34 @@ impl<E: EndpointHost> Roles<E> {
         qpn: Qpn,
         preference: Preference,
     ) -> bool {
-        let Some(end) = self.ends.get_mut(qpn).filter(|_| has_own_receives(turn, endpoints, qpn)) else {
-            return false;
-        };
-        let settled = end.negotiation.outcome().is_some();
-        if settled && (turn.nic.speaks_strom(qpn) || endpoints.speaks_strom(qpn)) {
+        if self.ends.get(qpn).is_none_or(|end| !self.can_change(end)) {
             return false;
         }
-        if end.negotiation.is_foreign() {
-            return false;
-        }
-        if settled && !end.negotiation.has_answer() && !self.plain.has_star(&end.av.dgid) {
-            return false;
-        }
-        (end.preference, end.pursued) = (preference, preference != Preference::Auto);
+        let Some(end) = self.ends.get_mut(qpn) else { return false };
+        (end.preference, end.has_stated) = (preference, true);
+        end.note_reached();
         (end.rounds.not_before, end.rounds.ignore_until) = (turn.now, turn.now);
-        if settled && end.rounds.is_idle() {
-            self.pursue(turn, endpoints, qpn);
+        self.balance.look_at(turn.now);
+        let asks = |end: &End| self.rank(end, [false; 2]) == Some(0) && self.may_change(turn, endpoints, end);
+        if self.ends.get(qpn).is_some_and(asks) {
+            self.ask(&mut HostEnd { turn, endpoints, qpn });
         }
         true
     }
 
-    /// Asks the peer for the role that the program wants.
-    pub(super) fn pursue(&mut self, turn: &mut Turn<'_, E>, endpoints: &mut Endpoints<E>, qpn: Qpn) {
-        let Some(end) = self.ends.get_mut(qpn).filter(|end| end.pursued && end.rounds.is_idle()) else {
-            return;
-        };
+    /// How soon the peer of an end is asked, if that is to change: first what programs want; then, of a card
+    /// that has too many connections or room for more, plain ones, as those that it keeps as SF need room at
+    /// their peers.
+    fn rank(&self, end: &End, [has_too_many, has_room]: [bool; 2]) -> Option<u8> {
+        /* one whose peer does not begin may yet, whatever comes of the round */
+        if !end.rounds.is_idle() && !end.rounds.gives_up {
+            return None;
+        }
         match (end.preference, end.role()) {
-            (Preference::Auto, _)
-            | (Preference::Off, None)
-            | (Preference::Stateless, Some(Role::Stateless))
-            | (Preference::Stateful, Some(Role::Stateful)) => end.pursued = false,
-            _ if may_change(turn, endpoints, end) == Some(true) => {
-                self.ask(&mut HostEnd { turn, endpoints, qpn })
-            }
-            _ => {}
-        }
-        /* it could not ask now */
-        if let Some(end) = self.ends.get_mut(qpn).filter(|end| end.pursued && end.rounds.is_idle()) {
-            end.rounds.not_before = end.rounds.not_before.max(turn.now + EVERY);
-        }
-        self.pursue_later(qpn);
-    }
-
-    /// If the program wants another role, and no round is under way, the peer is asked again.
-    pub(super) fn pursue_later(&mut self, qpn: Qpn) {
-        if let Some(end) = self.ends.get(qpn).filter(|end| end.pursued && end.rounds.is_idle()) {
-            self.timers.arm(end.timer, end.rounds.not_before, qpn);
+            (Preference::Auto, None) => has_too_many.then_some(1),
+            (Preference::Auto, Some(Role::Stateful)) => has_too_many.then_some(2),
+            (Preference::Auto, Some(Role::Stateless)) => has_room.then_some(1),
+            _ => (end.has_stated && self.can_change(end)).then_some(0),
         }
     }
 }

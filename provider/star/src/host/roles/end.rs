@@ -9,13 +9,27 @@ use crate::round::{QuiescePoint, RoundEnd};
 
 use super::super::endpoints::{Endpoints, StatefulCard};
 use super::super::{EndpointHost, Turn};
-use super::End;
+use super::{End, Roles};
 
 /// An end, wherever it is.
 pub(super) struct HostEnd<'a, 't, E: EndpointHost> {
     pub(super) turn: &'a mut Turn<'t, E>,
     pub(super) endpoints: &'a mut Endpoints<E>,
     pub(super) qpn: Qpn,
+}
+
+impl<E: EndpointHost> HostEnd<'_, '_, E> {
+    /// Whether the end is StaR's, and SF has not begun, as far as it knows.
+    pub(super) fn has_not_begun(&self, end: &End) -> bool {
+        let nic = &self.turn.nic;
+        match (end.role(), stateful(nic, self.qpn)) {
+            (Some(Role::Stateless), _) => self.endpoints.is_beginning(self.qpn),
+            /* before SL has said all that it begins with, it may not know of this end */
+            (Some(Role::Stateful), Some(sf)) => !sf.is_open(),
+            (Some(Role::Stateful), None) => end.waits_for_peer() && nic.is_held(self.qpn),
+            (None, _) => false,
+        }
+    }
 }
 
 impl<E: EndpointHost> RoundEnd for HostEnd<'_, '_, E> {
@@ -30,30 +44,21 @@ impl<E: EndpointHost> RoundEnd for HostEnd<'_, '_, E> {
         stateless.unwrap_or_else(on_card)
     }
 
-    fn drained_at(&self) -> Option<QuiescePoint> {
-        let nic = &self.turn.nic;
-        let attr = nic.query_qp(self.qpn).ok().filter(|_| nic.has_nothing_under_way(self.qpn))?;
-        Some(QuiescePoint { sends: attr.sq_psn, recvs: attr.rq_psn })
+    fn is_drained(&self) -> bool {
+        self.turn.nic.has_nothing_under_way(self.qpn)
     }
 
-    fn hold(&mut self, peer_point: Option<QuiescePoint>) -> Option<QuiescePoint> {
-        if let Some(end) = stateful_mut(self.turn.nic, self.qpn) {
+    fn hold(&mut self) -> Option<QuiescePoint> {
+        let nic = &mut self.turn.nic;
+        if let Some(end) = stateful_mut(nic, self.qpn) {
             return end.quiesce_point();
         }
-        if self.turn.nic.is_held(self.qpn) {
-            return Some(QuiescePoint::default());
-        }
-        let QuiescePoint { sends, recvs } = self.drained_at()?;
-        let point = Some(QuiescePoint { sends: recvs, recvs: sends });
-        point.filter(|_| peer_point == point && self.turn.nic.hold_quiesced(self.qpn))
+        (nic.is_held(self.qpn) || nic.hold_quiesced(self.qpn)).then(QuiescePoint::default)
     }
 
     fn change(&mut self, point: Option<QuiescePoint>, to: Outcome) -> Option<bool> {
         let qpn = self.qpn;
         if let Outcome::Star { boot, ports, .. } = to {
-            if self.drained_at() != point {
-                return Some(false);
-            }
             let held = self.turn.nic.hold_quiesced(qpn);
             let sf = StatefulCard { boot, port: ports[1] };
             return (held && self.endpoints.begin(self.turn, qpn, sf).is_ok()).then_some(true);
@@ -77,25 +82,24 @@ impl<E: EndpointHost> RoundEnd for HostEnd<'_, '_, E> {
     }
 }
 
-/// Whether an end takes from a queue of its own.
-pub(super) fn has_own_receives<E: EndpointHost>(turn: &Turn<'_, E>, all: &Endpoints<E>, qpn: Qpn) -> bool {
-    let on_card = || turn.nic.handover(qpn).is_ok_and(|of| of.rq.is_some());
-    all.takes_from_srq(qpn).map_or_else(on_card, |shared| !shared)
-}
+impl<E: EndpointHost> Roles<E> {
+    /// Whether the roles of a connection may ever change, once they are settled: not if its end takes from an
+    /// SRQ or speaks StRoM's dialect, or its peer's card has no StaR, or another version of the protocol.
+    pub(super) fn can_change(&self, end: &End) -> bool {
+        let settled = end.negotiation.outcome().is_some();
+        let heard = end.negotiation.has_answer() || self.plain.has_star(&end.av.dgid);
+        !end.has_fixed_role && !end.negotiation.is_foreign() && (heard || !settled)
+    }
 
-/// Whether both ends of a connection have begun as what they are; false: SL has, and SF may not know.
-/// `None`: that may not change now, as it takes from an SRQ or speaks StRoM's dialect, its peer's card has
-/// another version of the protocol, or an atomic is under way, or it is ending.
-pub(super) fn may_change<E: EndpointHost>(turn: &Turn<'_, E>, all: &Endpoints<E>, end: &End) -> Option<bool> {
-    let (nic, qpn) = (&turn.nic, end.qpn);
-    let may = match (end.role(), stateful(nic, qpn)) {
-        (None, _) => end.is_plain() && nic.may_quiesce(qpn),
-        (Some(Role::Stateless), _) if all.is_beginning(qpn) => return Some(false),
-        (Some(Role::Stateless), _) => all.may_quiesce(qpn),
-        /* before SL has said all that it begins with, it may not know of this end */
-        (_, Some(sf)) if !sf.is_open() => return Some(false),
-        (_, Some(sf)) => sf.may_quiesce() && !nic.speaks_strom(qpn),
-        (_, None) => return (end.may_begin && nic.is_held(qpn)).then_some(false),
-    };
-    (may && !end.negotiation.is_foreign() && has_own_receives(turn, all, qpn)).then_some(true)
+    /// Whether that may be now: both ends have begun as what they are, and it is not ending.
+    pub(super) fn may_change(&self, turn: &Turn<'_, E>, all: &Endpoints<E>, end: &End) -> bool {
+        let may = match end.role() {
+            Some(Role::Stateless) => all.has_begun(end.qpn),
+            Some(Role::Stateful) => {
+                stateful(turn.nic, end.qpn).is_some_and(|sf| sf.is_open() && sf.may_quiesce())
+            }
+            None => end.is_plain() && turn.nic.may_quiesce(end.qpn),
+        };
+        may && self.can_change(end)
+    }
 }

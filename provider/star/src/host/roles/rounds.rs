@@ -5,13 +5,13 @@ use alloc::boxed::Box;
 use starverbs_core::room::is_room_for;
 use starverbs_core::{Nanos, Qpn};
 
-use crate::control::{Control, Preference, Role};
-use crate::negotiate::{Beginning, Outcome, Terms};
+use crate::control::{Control, Preference, Role, Terms};
+use crate::negotiate::{Beginning, Outcome};
 use crate::role_message::RoleMessage;
-use crate::round::{Round, is_new, suits};
+use crate::round::{Round, is_new, settled, suits};
 
 use super::super::{EndpointHost, Note, Turn};
-use super::end::{HostEnd, may_change};
+use super::end::HostEnd;
 use super::messages::send_message;
 use super::{End, Roles, is_plain};
 
@@ -19,8 +19,6 @@ use super::{End, Roles, is_plain};
 pub(super) const AGAIN: Nanos = 1_000_000_000;
 /// Doubled so often at most.
 const LONGEST: u32 = 6;
-/// A peer may have a connection change once each [`AGAIN`] in the long run, and so many times more at once.
-const AT_WILL: Nanos = 8;
 /// Within such a time a stateful end that ran answers the Setup of its peer, if StaR's ports are open, ns.
 const FIRST_ANSWER: Nanos = 100_000_000;
 
@@ -32,7 +30,7 @@ pub(super) struct Rounds {
     /// This end has asked
     asked: bool,
     /// It gives up a StaR connection whose stateful end has not begun
-    gives_up: bool,
+    pub(super) gives_up: bool,
     /// Number of the last one
     last: u16,
     /// How many in a row changed nothing
@@ -41,8 +39,6 @@ pub(super) struct Rounds {
     pub(super) not_before: Nanos,
     /// It refuses its peer's rounds before, as the last came to nothing
     pub(super) ignore_until: Nanos,
-    /// When the changes that the peer has asked for would be over if each took [`AGAIN`]
-    paced_until: Nanos,
 }
 
 impl Rounds {
@@ -55,73 +51,66 @@ impl Rounds {
         self.round.as_ref().is_some_and(|round| round.is_in_doubt())
     }
 
-    /// Whether this end has asked, and a round is to end soon.
+    /// Whether this end has asked for a change that is to be over soon.
     pub(super) fn is_asking(&self) -> bool {
-        self.asked && !self.is_idle() && !self.is_in_doubt()
+        self.asked && !self.gives_up && !self.is_idle() && !self.is_in_doubt()
     }
 
     /// The connection is what it was, or cannot be what it became: its requests are not quiesced again and
     /// again.
     pub(super) fn failed(&mut self, now: Nanos) {
         self.not_before = now + (AGAIN << self.failures.min(LONGEST));
-        if !self.asked {
-            self.ignore_until = self.not_before;
+        self.failures = self.failures.saturating_add(1);
+        if !self.asked || self.gives_up {
+            self.ignore_until = now + AGAIN;
         }
-        self.failures += 1;
     }
 }
 
 impl<E: EndpointHost> Roles<E> {
-    /// Asks the peer of a connection to change it, if that may be.
+    /// Asks the peer of a connection, which may change, to change it.
     pub(super) fn ask(&mut self, at: &mut HostEnd<'_, '_, E>) {
         let Some(end) = self.ends.get(at.qpn).filter(|end| end.rounds.is_idle()) else { return };
-        let next = end.rounds.last.wrapping_add(1);
-        let mine = self.terms(at.turn, at.qpn, end.preference, &end.av);
-        if let Some(begun) = may_change(at.turn, at.endpoints, end) {
-            self.begin_round(at, next, mine, (true, begun));
-            self.drive_round(at, None);
-        }
+        let number = end.rounds.last.wrapping_add(1);
+        self.begin_round(at, number, true);
+        self.drive_round(at, None);
     }
 
-    /// A round of this number begins, if there is memory for it; `asks`: this end does.
-    fn begin_round(
-        &mut self,
-        at: &HostEnd<'_, '_, E>,
-        number: u16,
-        mine: Terms,
-        (asks, begun): (bool, bool),
-    ) {
-        let Some(end) = self.ends.get_mut(at.qpn).filter(|_| is_room_for(size_of::<Round>())) else { return };
+    /// A round of this number begins, if there is memory for it; `asked`: this end does.
+    fn begin_round(&mut self, at: &HostEnd<'_, '_, E>, number: u16, asked: bool) {
+        let Some(end) = self.ends.get(at.qpn).filter(|_| is_room_for(size_of::<Round>())) else { return };
+        let (mine, is_lower) = (self.terms(at.turn, end.preference), end.negotiation.is_lower());
+        let from = end.negotiation.outcome().unwrap_or(Outcome::Plain);
+        let round = Round::ask(number, mine, is_lower, from, at.turn.now);
+        let gives_up = at.has_not_begun(end);
+        let Some(end) = self.ends.get_mut(at.qpn) else { return };
         if !end.waits_for_peer() {
             /* of a wait that is over */
             end.beginning = Beginning::default();
         }
-        let card = (self.identity.boot, self.identity.ports);
-        let from = end.negotiation.outcome().unwrap_or(Outcome::Plain);
         let rounds = &mut end.rounds;
-        (rounds.asked, rounds.gives_up, rounds.last) = (asks, !begun, number);
-        rounds.round = Some(Box::new(Round::ask(number, mine, card, from, at.turn.now)));
+        (rounds.asked, rounds.gives_up, rounds.last) = (asked, gives_up, number);
+        rounds.round = Some(Box::new(round));
     }
 
     /// A message of a round from the peer of a connection. One to an incarnation before has no effect, nor
     /// has a Change of another version. Questions are answered all the same, so that who asks knows whom.
-    pub(super) fn on_round_message(&mut self, at: &mut HostEnd<'_, '_, E>, inbound: &RoleMessage) {
+    pub(super) fn on_round_message(
+        &mut self,
+        at: &mut HostEnd<'_, '_, E>,
+        number: u16,
+        inbound: &RoleMessage,
+    ) {
         let message = &inbound.message;
-        let (Control::Change { round: number, .. }
-        | Control::Quiescing { round: number, .. }
-        | Control::Settled { round: number, .. }) = *message
-        else {
-            return;
-        };
         let Some(end) = self.ends.get_mut(at.qpn) else { return };
         let mut counts = inbound.to == end.incarnation;
-        if let Control::Change { version, star, preference, stateful, threshold, .. } = *message
+        if let Control::Change { version, star, terms, .. } = message
             && counts
         {
-            end.negotiation.note_version(version);
+            end.negotiation.note_version(*version);
             counts = !end.negotiation.is_foreign();
             if counts && is_new(number, end.rounds.last) {
-                self.on_change(at, (number, star), (preference, stateful, threshold));
+                self.on_change(at, number, *star, terms);
             }
         }
         let Some(end) = self.ends.get_mut(at.qpn) else { return };
@@ -138,8 +127,7 @@ impl<E: EndpointHost> Roles<E> {
             }
             (Control::Settled { .. }, _) | (_, None) => {}
             (_, Some(is)) => {
-                let is = Control::Settled { round: number, star: is != Outcome::Plain };
-                let answer = inbound.answered(end.incarnation, is);
+                let answer = inbound.answered(end.incarnation, settled(number, is));
                 send_message(at.turn, end.qps(), &end.av, |room| answer.encode(room));
             }
         }
@@ -148,25 +136,18 @@ impl<E: EndpointHost> Roles<E> {
     /// The peer asks in a new round. What was under way is over, as it says what the peer is; if this end
     /// agrees, the round begins. Its number counts in any case, so that the next message of either end is new
     /// to the other.
-    fn on_change(
-        &mut self,
-        at: &mut HostEnd<'_, '_, E>,
-        (number, star): (u16, bool),
-        (preference, stateful, threshold): (Preference, u32, u32),
-    ) {
+    fn on_change(&mut self, at: &mut HostEnd<'_, '_, E>, number: u16, star: bool, theirs: &Terms) {
         self.drive_round(at, Some(&Control::Settled { round: number, star }));
-        let Some(end) = self.ends.get_mut(at.qpn) else { return };
-        end.rounds.last = number;
+        if let Some(end) = self.ends.get_mut(at.qpn) {
+            end.rounds.last = number;
+        }
         let free = |end: &&End| end.rounds.is_idle() && end.is_star() == star;
         let Some(end) = self.ends.get(at.qpn).filter(free) else { return };
-        let theirs = Terms { preference, stateful, threshold, gid: end.av.dgid, qpn: end.peer };
-        let mine = self.terms(at.turn, at.qpn, end.preference, &end.av);
-        let (now, Rounds { ignore_until, paced_until, .. }) = (at.turn.now, &end.rounds);
-        let ignores = now < *ignore_until || *paced_until > now + (AT_WILL - 1) * AGAIN;
-        if let (Some(is), Some(begun)) = (end.negotiation.outcome(), may_change(at.turn, at.endpoints, end))
-            && (!begun || !ignores && suits(is, &mine, &theirs))
-        {
-            self.begin_round(at, number, mine, (false, begun));
+        let (mine, is_lower) = (self.terms(at.turn, end.preference), end.negotiation.is_lower());
+        let is = end.negotiation.outcome().unwrap_or(Outcome::Plain);
+        let agrees = || suits(is, &mine, theirs, is_lower) && self.may_change(at.turn, at.endpoints, end);
+        if at.has_not_begun(end) || at.turn.now >= end.rounds.ignore_until && agrees() {
+            self.begin_round(at, number, false);
         }
     }
 
@@ -177,13 +158,13 @@ impl<E: EndpointHost> Roles<E> {
         let overdue = message.is_none() && in_doubt && self.is_overdue(at.turn, qpn);
         let alone = in_doubt && is_plain(at.turn.nic, qpn) || overdue;
         let Some(end) = self.ends.get_mut(qpn) else { return };
-        let (peer, qps, av) = (end.peer_qp(), end.qps(), end.av);
+        let (qps, av) = (end.qps(), end.av);
         let Some(round) = &mut end.rounds.round else { return };
         /* its Setup was answered meanwhile */
         let has_begun = end.rounds.gives_up && round.is_asking() && at.endpoints.has_begun(qpn);
         let is = Control::Settled { round: round.number, star: has_begun };
         let answer = match if alone || has_begun { Some(&is) } else { message } {
-            Some(message) => round.handle(now, peer, message, at),
+            Some(message) => round.handle(now, message, at),
             None => round.poll(now, at),
         };
         let deadline = round.deadline();
@@ -198,41 +179,38 @@ impl<E: EndpointHost> Roles<E> {
 
     /// A round is over.
     fn end_round(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) {
-        let crowded = turn.nic.connection_count() > self.identity.threshold;
         let Some(end) = self.ends.get_mut(qpn) else { return };
         let Some(round) = end.rounds.round.take() else { return };
-        let (now, gave_up) = (turn.now, core::mem::take(&mut end.rounds.gives_up));
+        let now = turn.now;
         self.timers.disarm(end.timer);
         let Some(outcome) = round.outcome().filter(|outcome| *outcome != round.from) else {
-            if gave_up {
-                return self.watch_beginning(now, qpn);
+            if end.rounds.gives_up {
+                return self.await_answer(now, qpn);
             }
             turn.env.note(qpn, &Note::Stays);
             end.rounds.failed(now);
-            self.balance.look_at(end.rounds.not_before);
-            return self.pursue_later(qpn);
+            return self.balance.look_at(end.rounds.not_before);
         };
         end.negotiation.settle(outcome);
         /* a stateless end has begun */
         end.may_begin = end.role() != Some(Role::Stateless);
-        if !end.rounds.asked {
-            end.rounds.paced_until = end.rounds.paced_until.max(now) + AGAIN;
-        }
         if end.is_star() {
             turn.env.note(qpn, &Note::Leaves);
             self.stats.star_plain_qps.sub(1);
             self.stats.star_switches.inc();
             (end.grace, end.beginning) = (FIRST_ANSWER, Beginning::default());
-            return self.watch_beginning(now, qpn);
+            if !end.waits_for_peer() {
+                end.note_reached();
+            }
+            self.balance.look_at(now);
+            return self.await_answer(now, qpn);
         }
-        if gave_up {
+        if end.rounds.gives_up {
             end.rounds.failed(now);
-            /* whoever asked: it would come to the same */
-            end.rounds.ignore_until = end.rounds.not_before;
-            end.pursued = end.preference != Preference::Auto;
+            end.has_stated = true;
         } else {
-            (end.rounds.failures, end.rounds.ignore_until) = (0, 0);
-            end.rounds.not_before = if crowded { now } else { now + AGAIN };
+            (end.rounds.failures, end.rounds.not_before) = (0, now);
+            end.note_reached();
         }
         self.stats.star_returns.inc();
         self.epochs.end(qpn, now);
@@ -241,13 +219,10 @@ impl<E: EndpointHost> Roles<E> {
 
     /// An end of StaR looks at times whether its peer has begun, too: that one may have given up and be
     /// plain, or StaR's ports be closed.
-    pub(super) fn watch_beginning(&mut self, now: Nanos, qpn: Qpn) {
-        let Some(end) = self.ends.get_mut(qpn) else { return };
-        if end.waits_for_peer() {
-            return self.look_later(now, qpn);
-        }
-        end.asks_at = now + end.grace;
-        self.timers.arm(end.timer, end.asks_at, qpn);
+    pub(super) fn await_answer(&mut self, now: Nanos, qpn: Qpn) {
+        let Some(end) = self.ends.get(qpn) else { return };
+        let wait = if end.waits_for_peer() { Beginning::LOOK } else { end.grace };
+        self.timers.arm(end.timer, now + wait, qpn);
     }
 }
 
@@ -262,6 +237,17 @@ impl End {
 
     pub(super) fn is_star(&self) -> bool {
         self.role().is_some()
+    }
+
+    /// If it is what its program has stated, nobody is asked for that again.
+    pub(super) fn note_reached(&mut self) {
+        let reached = matches!(
+            (self.preference, self.role()),
+            (Preference::Off, None)
+                | (Preference::Stateless, Some(Role::Stateless))
+                | (Preference::Stateful, Some(Role::Stateful))
+        );
+        self.has_stated &= !reached;
     }
 
     /// Whether it may become one of StaR.
