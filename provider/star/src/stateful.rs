@@ -9,6 +9,7 @@
 //! into error, `rare` has what few connections need, `clock` does what is due, `quiesce` lets nothing begin,
 //! `fetch` has the CPU fetch what will be used. It knows no sockets and no negotiation: it begins when both
 //! ends know what they are.
+//!
 //! Order of calls: after any `handle_*`, [`Stateful::transmit`] until nothing is left, then sleep until
 //! [`Stateful::next_deadline`] or the next event.
 
