@@ -289,7 +289,7 @@ static int pair(struct ibv_qp *ends[2])
  * fails: those that cannot stay what they are. */
 static void star(void)
 {
-	enum { PAIRS = 16 };
+	enum { PAIRS = 32 };
 	struct ibv_qp *ends[PAIRS + 1][2];
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RESET };
 	int connected[PAIRS], begun = 0, refusals = 0, ret = ENOMEM;
