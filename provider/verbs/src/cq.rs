@@ -162,7 +162,7 @@ impl Cq {
     #[inline]
     pub fn poll_stamped(&self, max: usize, mut f: impl FnMut(&Cqe, Nanos)) -> Result<usize> {
         let device = self.0.ctx.device()?;
-        device.activity().note_call();
+        device.activity().note_look();
         /* the lock is for a queue that has something */
         if self.0.waiting() == 0 && max > 0 {
             if self.0.overrun.load(Ordering::Acquire) {

@@ -254,7 +254,7 @@ impl Onerma {
         let mut has_slept = false;
         loop {
             let at = now();
-            shared.activity.note_call();
+            shared.activity.note_look();
             let pause = at.saturating_sub(shared.activity.note_poll(at));
             if shared.take_turn(&mut card) > 0 || card.process.has_finished() {
                 card.idle.restart(at);

@@ -21,6 +21,8 @@ const SAME_POLLER: Nanos = 1 << 18;
 pub(crate) struct Activity {
     /// Changes with every poll or post
     calls: AtomicU32,
+    /// Changes with every look for completions
+    looks: AtomicU32,
     /// When the program last ran the device by a poll
     at: AtomicU64,
     /// Who does so
@@ -44,6 +46,19 @@ impl Activity {
     #[inline]
     pub(crate) fn note_call(&self) {
         self.calls.store(self.calls().wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// A call of the program that looks for completions.
+    #[inline]
+    pub(crate) fn note_look(&self) {
+        self.looks.store(self.looks().wrapping_add(1), Ordering::Relaxed);
+        self.note_call();
+    }
+
+    /// Changes with every look for completions.
+    #[inline]
+    pub(crate) fn looks(&self) -> u32 {
+        self.looks.load(Ordering::Relaxed)
     }
 
     /// Changes with every call.

@@ -9,7 +9,8 @@
 //! It turns to watching after a number of spurious wake-ups, and that number grows each time the
 //! watching delayed a frame of a program that spins on memory without calling the library (`poller.rs`): such
 //! end up served by an armed thread. A program that calls all the time and was served nevertheless counts as
-//! spurious, too: it was kept from its poll, most likely by this thread.
+//! spurious, too: it was kept from its poll, most likely by this thread. So does one that posts and takes
+//! completions without a break, and looks for frames only when it has taken all.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr;
@@ -43,6 +44,11 @@ const JUST_POLLED: Nanos = 2_000;
 /// then spins on memory is served soon, one that keeps polling is left alone.
 const NAP: Duration = Duration::from_micros(2);
 const NAP_DOUBLINGS: u32 = 4;
+/// In which a program that is in the library calls it again, and so often until it looks for completions.
+const MOMENT: Duration = Duration::from_micros(20);
+const MOMENTS: u32 = 10;
+/// Calls after which that is looked at again, at most.
+const ASKED_MAX: u32 = 4_096;
 /// Before each try for the device's lock, microseconds.
 const PAUSES: [u64; 5] = [0, 20, 40, 80, 160];
 /// A program whose last poll is less than this ago serves itself on the wire.
@@ -231,6 +237,11 @@ struct Worker<D> {
     served_at: Nanos,
     /// The program's calls until then
     calls: u32,
+    /// And until it was last looked at whether it takes completions; after how many more that is done again
+    asked_at: u32,
+    asked_after: u32,
+    /// Times in a row that it did
+    taking: u32,
     /// Its process has one CPU: who is to send the next request may wait for it
     shares_its_cpu: bool,
     /// When it was last looked whether others want it, and the CPU time taken until then
@@ -250,6 +261,9 @@ impl<D: ThreadWork> Worker<D> {
             clean: 0,
             served_at: 0,
             calls: 0,
+            asked_at: 0,
+            asked_after: CALLS,
+            taking: 0,
             shares_its_cpu,
             looked: Default::default(),
             crowded: 0,
@@ -299,14 +313,44 @@ impl<D: ThreadWork> Worker<D> {
         let called = calls.wrapping_sub(std::mem::replace(&mut self.calls, calls));
         /* between two bursts of polls the wire's frames are this thread's */
         let polls = since_poll < if looks_at == LooksAt::Memory { TICK } else { SOON };
-        if polls && ago < TICK && called > CALLS && !self.device.activity().may_sleep() {
+        let often = ago < TICK && !self.device.activity().may_sleep();
+        if often && polls && called > CALLS {
             return self.count_spurious();
         }
         self.spurious = 0;
+        if often && calls.wrapping_sub(self.asked_at) >= self.asked_after {
+            return self.ask(calls);
+        }
         /* who polls, if not just now, may want the CPU that a look at sockets takes */
         let looks = looks_at == LooksAt::Memory || looks_at == LooksAt::All && since_poll > TICK;
         if looks && ago < FOLLOWS && (!self.shares_its_cpu || self.is_alone()) {
             self.stay(begun, calls, looks_at);
+        }
+    }
+
+    /// Looks whether the program, which had made so many calls, posts and takes completions without a break:
+    /// that is as spurious, as it looks for frames once it has taken all that are there. Else it is looked at
+    /// after more calls than before.
+    fn ask(&mut self, mut calls: u32) {
+        self.asked_at = calls;
+        let activity = self.device.activity();
+        let looks = activity.looks();
+        for _ in 0..MOMENTS {
+            std::thread::sleep(MOMENT);
+            let before = std::mem::replace(&mut calls, activity.calls());
+            if activity.looks() != looks || calls == before {
+                break;
+            }
+        }
+        if activity.looks() == looks || activity.may_sleep() {
+            (self.taking, self.asked_after) = (0, (self.asked_after * 2).min(ASKED_MAX));
+            return;
+        }
+        /* one that was served too late before, and takes completions in between, is asked seldom */
+        let limit = self.limit();
+        (self.taking, self.asked_after) = (self.taking + 1, (2 * limit).clamp(CALLS, ASKED_MAX));
+        if self.taking >= limit {
+            self.leave_it_to_polls();
         }
     }
 
@@ -434,10 +478,19 @@ impl<D: ThreadWork> Worker<D> {
 
     fn count_spurious(&mut self) {
         self.spurious += 1;
-        if self.spurious >= self.device.thread().limit.load(Ordering::Relaxed) {
-            self.spurious = 0;
-            self.device.thread().mode.store(WATCHING, Ordering::SeqCst);
+        if self.spurious >= self.limit() {
+            self.leave_it_to_polls();
         }
+    }
+
+    fn limit(&self) -> u32 {
+        self.device.thread().limit.load(Ordering::Relaxed)
+    }
+
+    /// From now on it watches.
+    fn leave_it_to_polls(&mut self) {
+        (self.spurious, self.taking) = (0, 0);
+        self.device.thread().mode.store(WATCHING, Ordering::SeqCst);
     }
 }
 

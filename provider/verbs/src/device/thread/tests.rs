@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use super::*;
 
 /// Turns of the thread after which a test looks.
-const TURNS: u64 = 2_000;
+const TURNS: u64 = 500;
 
 /// What the program does between two frames.
 enum Program {
@@ -14,6 +14,12 @@ enum Program {
     Polls,
     /// It polls a few times and spins on memory from then on.
     Spins,
+    /// It posts and takes completions all the time, and seldom looks for frames.
+    Completes,
+    /// It posts all the time.
+    Posts,
+    /// It polled a lot, some time ago.
+    PolledBefore,
     /// It has the device whenever the thread looks.
     HoldsTheDevice,
     /// It has asked for an event, and polls meanwhile.
@@ -65,10 +71,12 @@ impl ThreadWork for Arc<Busy> {
             Program::HoldsTheDevice => return None,
             Program::Sleeps => return Some(Nanos::MAX),
             Program::Spins => (0..CALLS / 4).for_each(|_| self.activity.note_call()),
-            Program::Polls | Program::AwaitsEvent => (0..2 * CALLS).for_each(|_| self.activity.note_call()),
+            _ => (0..2 * CALLS).for_each(|_| self.activity.note_call()),
         }
         /* when it last polled: too long ago for a program that is in a poll just now */
-        self.activity.note_poll(clock::now().saturating_sub(JUST_POLLED));
+        let long = matches!(self.program, Program::Completes | Program::Posts | Program::PolledBefore);
+        let ago = if long { 2 * SOON } else { JUST_POLLED };
+        self.activity.note_poll(clock::now().saturating_sub(ago));
         Some(Nanos::MAX)
     }
     fn turn(&self, _: &[libc::pollfd]) -> TurnResult {
@@ -90,6 +98,11 @@ fn comes_to_watch(program: Program) -> bool {
     }
     busy.thread.start(Arc::clone(&busy)).unwrap();
     let watches = loop {
+        match busy.program {
+            Program::Completes => busy.activity.note_look(),
+            Program::Posts => busy.activity.note_call(),
+            _ => {}
+        }
         if busy.thread.is_watching() {
             break true;
         }
@@ -110,6 +123,17 @@ fn a_program_that_polls_is_left_alone() {
 #[test]
 fn one_that_spins_on_memory_is_served() {
     assert!(!comes_to_watch(Program::Spins));
+}
+
+#[test]
+fn one_that_completes_without_a_break_is_left_alone() {
+    assert!(comes_to_watch(Program::Completes));
+}
+
+#[test]
+fn one_that_polled_before_or_posts_alone_is_served() {
+    assert!(!comes_to_watch(Program::PolledBefore));
+    assert!(!comes_to_watch(Program::Posts));
 }
 
 #[test]
