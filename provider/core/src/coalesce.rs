@@ -48,7 +48,7 @@ impl Backlog {
     #[inline]
     pub fn of(unacked: i32, in_flight: u32, small: impl FnOnce() -> bool) -> Self {
         let ack_clocked = unacked >= UNACKED;
-        if !(ack_clocked || in_flight >= IN_FLIGHT) || !small() {
+        if !(ack_clocked || is_much(in_flight)) || !small() {
             Backlog::Due
         } else if ack_clocked {
             Backlog::AckClocked
@@ -60,14 +60,14 @@ impl Backlog {
     /// Of one that counts requests without an answer, with all others of its kind.
     #[inline]
     pub fn of_requests(unanswered: u32, small: impl FnOnce() -> bool) -> Self {
-        if unanswered >= UNANSWERED && small() { Backlog::BehindOthers } else { Backlog::Due }
+        if are_many(unanswered) && small() { Backlog::BehindOthers } else { Backlog::Due }
     }
 
     /// Of one of many whose card has what doorbells need fetched while they wait: `unanswered` of each
     /// channel that it asks in. Whether it is small counts for nothing.
     #[inline]
     pub fn of_channels(many: bool, mut unanswered: impl Iterator<Item = u32>) -> Self {
-        if many && unanswered.any(|count| count >= UNANSWERED) { Backlog::BehindOthers } else { Backlog::Due }
+        if many && unanswered.any(are_many) { Backlog::BehindOthers } else { Backlog::Due }
     }
 
     /// When it should reach the card. `may_sleep`: the program asked for an event, and may not come back
@@ -86,7 +86,25 @@ impl Backlog {
 #[inline]
 pub fn is_small(sq: &impl SendQueue, next: u32) -> bool {
     let posted = sq.posted();
-    (1..BATCH).contains(&posted.wrapping_sub(next)) && sq.request(posted.wrapping_sub(1)).length <= SMALL
+    are_small(posted.wrapping_sub(next), || Some(sq.request(posted.wrapping_sub(1)).length))
+}
+
+/// The same, as who posts them sees it: how many, and how long the last one is, bytes.
+#[inline]
+pub fn are_small(count: u32, last: impl FnOnce() -> Option<u32>) -> bool {
+    (1..BATCH).contains(&count) && last().is_some_and(|length| length <= SMALL)
+}
+
+/// Whether so many requests without an answer have small messages of others wait.
+#[inline]
+pub fn are_many(unanswered: u32) -> bool {
+    unanswered >= UNANSWERED
+}
+
+/// Whether so many bytes are in flight to a host that small messages of its queue pairs wait.
+#[inline]
+pub fn is_much(in_flight: u32) -> bool {
+    in_flight >= IN_FLIGHT
 }
 
 #[cfg(test)]

@@ -145,7 +145,7 @@ pub(crate) struct Flags {
     pub(crate) held: bool,
     /// What is to be done when the timer fires, whatever it fires for
     pub(crate) due: TimerAction,
-    /// The timer is set, for [`Requester::armed`]: here, as each call of an engine asks
+    /// The timer may be set
     pub(crate) armed: bool,
 }
 
@@ -163,7 +163,7 @@ pub(crate) enum TimerAction {
 
 /// The sending half: a cursor into the send queue, and what is outstanding behind it. A line of what each
 /// message needs, and one of timers and losses.
-#[repr(C)]
+#[repr(C, align(64))]
 pub(crate) struct Requester {
     /// Where each begun WQE lies in PSN space, by slot
     pub(crate) track: Box<[Track]>,
@@ -197,8 +197,6 @@ pub(crate) struct Requester {
     pub(crate) alone: bool,
     /// Acknowledge timer; 0: off
     pub(crate) deadline: Nanos,
-    /// When this QP's timer is due, as far as is known here, while it is set
-    pub(crate) armed: Nanos,
     /// When something was last acknowledged, or first sent
     pub(crate) progress: Nanos,
     /// When all was last sent again for a loss; 0: something was acknowledged since
@@ -224,6 +222,8 @@ pub(crate) struct Requester {
     /// RNR retries left
     pub(crate) rnr_left: u8,
 }
+
+const _: () = assert!(size_of::<Requester>() == 128, "the responder begins with a line of its own");
 
 /// PSN span of a begun WQE. No packets: the card did it by itself.
 #[derive(Clone, Copy, Default)]
@@ -366,7 +366,6 @@ impl Requester {
             reads: 0,
             fault: None,
             deadline: 0,
-            armed: 0,
             rnr_until: 0,
             progress: 0,
             rewound: 0,
@@ -515,11 +514,8 @@ impl<E: Env> Ctx<'_, E> {
 
     /// Makes sure that the QP is looked at by `at`.
     pub(crate) fn arm(&mut self, at: Nanos) {
-        let (req, flags) = (&mut self.qp.req, &mut self.qp.flags);
-        if !flags.armed || at < req.armed {
-            (flags.armed, req.armed) = (true, at);
-            self.sh.sched.arm(self.qp.timer, at, self.qp.qpn);
-        }
+        self.qp.flags.armed = true;
+        self.sh.sched.arm(self.qp.timer, at, self.qp.qpn);
     }
 
     /// All is acknowledged: the timer has nothing to do, unless it was set for something else.
@@ -527,7 +523,7 @@ impl<E: Env> Ctx<'_, E> {
         let qp = &mut self.qp;
         let flags = &mut qp.flags;
         let idle = flags.armed && flags.window_wait.is_none() && flags.due == TimerAction::Nothing;
-        if idle && qp.req.rnr_until == 0 && self.sh.sched.disarm_if_crowded(qp.timer) {
+        if idle && (flags.held || qp.req.rnr_until == 0) && self.sh.sched.disarm_if_crowded(qp.timer) {
             flags.armed = false;
         }
     }

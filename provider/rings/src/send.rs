@@ -235,6 +235,13 @@ impl<'a> SendProducer<'a> {
         self.ring.send_slot_at(self.tail)
     }
 
+    /// How long the last WQE is that was pushed or begun and not published, bytes of payload.
+    #[inline]
+    pub fn last_length(&self) -> Option<u32> {
+        // SAFETY: the slot has a header, and is this producer's alone.
+        self.last_slot().map(|slot| unsafe { (&raw const (*slot.cast::<SendWqe>()).length).read() })
+    }
+
     /// Forgets what was pushed or begun since the lock was taken or something published.
     #[inline]
     pub fn abort(&mut self) {

@@ -289,7 +289,6 @@ impl<E: CardEnv> Turn<'_, E> {
 pub(crate) fn expect<'a, E: CardEnv>(nic: &'a Nic<E>, env: &E, qpn: Qpn) -> Option<&'a Stateful<E>> {
     let end = stateful(nic, qpn)?;
     env.prefetch(end);
-    nic.expect_call(env, qpn);
     Some(end)
 }
 

@@ -60,6 +60,10 @@ pub struct ControlChannel {
     expected: Psn,
 }
 
+/// Memory for messages, of a channel that has none: whoever keeps it can send more, whatever comes.
+#[derive(Debug)]
+pub struct SpareOutbox(Box<Outbox>);
+
 /// Messages of this end without an answer.
 #[derive(Clone, Debug, Default)]
 struct Outbox {
@@ -217,9 +221,16 @@ impl ControlChannel {
         self.seq = self.seq.plus(1);
         out.all.pop_front()
     }
-    /// Gives its memory back if no message waits: the next one may find none.
-    pub fn rest(&mut self) {
-        self.out.take_if(|out| out.all.is_empty());
+    /// Gives its memory away if no message waits: the next one may find none. At rest nothing is read but the
+    /// channel itself.
+    pub fn rest(&mut self) -> Option<SpareOutbox> {
+        self.out.take_if(|out| out.all.is_empty()).map(SpareOutbox)
+    }
+    /// Takes this memory for the next message, unless it has some.
+    pub fn reuse(&mut self, spare: &mut Option<SpareOutbox>) {
+        if self.out.is_none() {
+            self.out = spare.take().map(|SpareOutbox(out)| out);
+        }
     }
 
     /// Whether a message of the peer is the next. It is not taken yet: see
@@ -378,13 +389,16 @@ mod tests {
         channel.send(Control::Want { upto: 1 }).unwrap();
         let bytes = channel.bytes();
         assert!(bytes > 0 && channel.poll(1).is_some());
-        channel.rest();
+        assert!(channel.rest().is_none());
         assert_eq!(channel.answered(Psn::new(0)), Some(Control::Want { upto: 1 }), "it waited");
         channel.send(Control::KeepAlive).unwrap();
         assert!(channel.poll(2).is_some() && channel.answered(Psn::new(1)).is_some());
         assert_eq!(channel.bytes(), bytes);
-        channel.rest();
-        assert_eq!(channel.bytes(), 0);
+        let mut spare = channel.rest();
+        assert_eq!((channel.bytes(), channel.deadline()), (0, None));
+        channel.reuse(&mut spare);
+        channel.send(Control::KeepAlive).unwrap();
+        assert!(spare.is_none() && channel.bytes() == bytes && channel.poll(3).is_some());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use starverbs_core::env::{CompletionQueue, RecvQueue, SendQueue, TakenWqe};
 use starverbs_core::room::filled;
 use starverbs_core::{AsyncEvent, Cqe, Nanos, NicError, Psn, Qpn, SendFlags, Sge, WcFlags, WcStatus};
 
-use super::channel::ControlChannel;
+use super::channel::{ControlChannel, SpareOutbox};
 use super::control::{Control, Setup};
 use super::env::{News, SlEvent, StarEnv};
 use super::form::Form;
@@ -154,6 +154,8 @@ pub struct SlQp<E: StarEnv> {
     sges: Box<[Sge]>,
     stride: usize,
     channel: ControlChannel,
+    /// Memory for messages while there are none: else one of later might find none
+    spare: Option<SpareOutbox>,
     init: SlInit<E>,
     peer: SfPeer,
     /// Shared receive queue: sequence up to which SF wants receives
@@ -197,6 +199,7 @@ impl<E: StarEnv> SlQp<E> {
             stride,
             wanted: Psn::default(),
             channel: ControlChannel::new(),
+            spare: None,
             gate: 0,
             changes: Changes::default(),
             sf_lacks_rules: false,
@@ -216,6 +219,7 @@ impl<E: StarEnv> SlQp<E> {
         if self.detached {
             return;
         }
+        self.channel.reuse(&mut self.spare);
         if self.channel.send(message).is_err() {
             return self.detach(now);
         }

@@ -57,8 +57,9 @@ pub(crate) enum Device {
 /// Something was posted.
 #[derive(Clone, Copy)]
 pub(crate) enum Doorbell<'a> {
-    /// To a queue pair's send queue
-    Sends(&'a QpInner),
+    /// To a queue pair's send queue. `small`: a few messages, the last of them small, to one that can send
+    /// and is reliable
+    Sends { qp: &'a QpInner, small: bool },
     /// To its receive queue, which had run dry
     Receives(&'a QpInner),
     /// To a shared receive queue, which had run dry

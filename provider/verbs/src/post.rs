@@ -202,12 +202,13 @@ impl<'a> SendPoster<'a> {
     fn publish(&mut self) {
         let Some(producer) = self.producer.take() else { return };
         let pushed = producer.pushed();
+        let small = self.qp.posts_small(&producer);
         self.lines.slot.store(producer.next_slot().cast_mut(), Ordering::Relaxed);
         drop(producer);
         if pushed > 0
             && let Ok(device) = self.qp.pd.context().device()
         {
-            device.doorbell(Doorbell::Sends(self.qp));
+            device.doorbell(Doorbell::Sends { qp: self.qp, small });
         }
     }
 }

@@ -1,12 +1,14 @@
 //! Queue pairs.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
+use starverbs_core::coalesce::are_small;
+use starverbs_core::nic::PathId;
 use starverbs_core::qp::{self as card_qp, QpAttrMask, RecvSource};
 use starverbs_core::tags::MAX_TAG_SGE;
 use starverbs_core::{Av, Gid, NicError, PdId, QpState, QpType, Qpn, SrqId};
-use starverbs_rings::{ProgramMemory, RecvSize, SendSize, WorkRings};
+use starverbs_rings::{ProgramMemory, RecvSize, SendProducer, SendSize, WorkRings};
 use starverbs_star::control::Preference;
 
 use crate::ah::AhAttr;
@@ -104,6 +106,8 @@ pub(crate) struct QpInner {
     /// State that the program last put it in. The card may have moved on to SQE or ERR, where posting is
     /// allowed as in RTS.
     state: AtomicU8,
+    /// Where its packets go, once small posts were found to wait: [`PathId::number`]; 0: it is not known
+    path: AtomicU32,
     gone: AtomicBool,
     /// Which end is to keep the connection: a [`Preference`], or [`NO_PREFERENCE`]; with [`RPC`] and what is
     /// admitted of them
@@ -171,6 +175,7 @@ impl Qp {
             qpn,
             qp_type: init.qp_type,
             state: AtomicU8::new(QpState::Reset as u8),
+            path: AtomicU32::new(0),
             gone: AtomicBool::new(false),
             preference: AtomicU8::new(
                 match preference {
@@ -400,6 +405,25 @@ impl QpInner {
         self.state.load(Ordering::Relaxed) >= QpState::Rts as u8
     }
 
+    /// Whether what this producer has pushed is small, as of [`Doorbell::Sends`](crate::device::Doorbell).
+    #[inline]
+    pub(crate) fn posts_small(&self, producer: &SendProducer<'_>) -> bool {
+        let ready = self.state.load(Ordering::Relaxed) == QpState::Rts as u8;
+        ready && self.qp_type.is_reliable() && are_small(producer.pushed(), || producer.last_length())
+    }
+
+    /// Where its packets go, as far as is known without the card's context of it.
+    #[inline]
+    pub(crate) fn path(&self) -> Option<PathId> {
+        PathId::of_number(self.path.load(Ordering::Relaxed))
+    }
+
+    /// The card's context says where they go.
+    #[inline]
+    pub(crate) fn note_path(&self, path: Option<PathId>) {
+        self.path.store(path.map_or(0, PathId::number), Ordering::Relaxed);
+    }
+
     /// Stores the state, as far as posting goes: the send queue is the card's where tags are matched.
     fn posting_as(&self, state: QpState) {
         let mine = self._srq.as_ref().is_some_and(Srq::is_tagged);
@@ -407,6 +431,7 @@ impl QpInner {
         if state < QpState::Rtr {
             /* it may be settled anew */
             self.preference.fetch_and(!ADMITS_RPC, Ordering::Relaxed);
+            self.path.store(0, Ordering::Relaxed);
         }
         self.state.store(state as u8, Ordering::Release);
     }

@@ -186,9 +186,10 @@ impl<'a> SendBatch<'a> {
             return Err(error);
         }
         let qp = self.qp;
+        let small = qp.posts_small(&self.producer);
         if self.producer.publish() > 0 {
             drop(self);
-            qp.pd.context().device()?.doorbell(Doorbell::Sends(qp));
+            qp.pd.context().device()?.doorbell(Doorbell::Sends { qp, small });
         }
         Ok(())
     }

@@ -28,6 +28,13 @@ impl<E: StarCard> StarHost<E> {
         self.0.as_ref().map_or(Backlog::Due, |star| star.ends.endpoints.backlog(qpn))
     }
 
+    /// Whether `qpn` is a stateless end, and all of them have so much without an answer that small messages
+    /// wait.
+    #[inline]
+    pub fn has_many_unanswered(&self, qpn: Qpn) -> bool {
+        self.0.as_ref().is_some_and(|star| star.ends.endpoints.has_many_unanswered(qpn))
+    }
+
     /// `ibv_modify_qp`; `None`: it is no stateless end.
     pub fn modify_qp(
         &mut self,

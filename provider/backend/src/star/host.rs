@@ -86,7 +86,7 @@ impl<E: StarCard> OpenStar<E> {
         while got > 0 && turn.nic.takes_frames() {
             rounds += 1;
             let OpenStar { rx, ends, ahead } = self;
-            let mut looked = 0;
+            let mut looked = if rx.has_several() { fetch(rx, ends, turn, *ahead) } else { 0 };
             while turn.nic.takes_frames() {
                 let taken = rx.next_packets(|got, more| {
                     let ReceivedPacket { side, meta, port, packet } = got;
@@ -108,12 +108,17 @@ impl<E: StarCard> OpenStar<E> {
 /// come from memory side by side. Gives how many packets they are.
 #[inline]
 fn fetch<E: StarCard>(rx: &StarRx<Stats<E>>, ends: &Ends<E>, turn: &Turn<'_, E>, most: usize) -> usize {
-    let (mut found, mut count) = ([const { None }; AHEAD], 0);
+    let (mut named, mut count) = ([(CardHalf::Stateless, Qpn::default()); AHEAD], 0);
     let packets = rx.look_ahead(most.min(AHEAD), |side, qpn| {
-        if let Some(place) = found.get_mut(count) {
-            (*place, count) = (ends.expect(turn, side, qpn), count + 1);
+        if let Some(place) = named.get_mut(count) {
+            turn.nic.expect_engine(turn.env, qpn);
+            (*place, count) = ((side, qpn), count + 1);
         }
     });
+    let mut found = [const { None }; AHEAD];
+    for (place, (side, qpn)) in found.iter_mut().zip(named).take(count) {
+        *place = ends.expect(turn, side, qpn);
+    }
     let found = || found.iter().take(count).flatten();
     found().for_each(|end| end.expect_behind(turn));
     found().for_each(ExpectedEnd::expect_wqes);

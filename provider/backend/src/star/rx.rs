@@ -198,6 +198,14 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
         0
     }
 
+    /// Whether more than one packet may be left of the last [`StarRx::recv`].
+    #[inline]
+    pub fn has_several(&self) -> bool {
+        let holds_several =
+            |slot| self.inbox.outer(slot).segment != 0 || several_in(self.inbox.bytes(slot)).is_some();
+        self.cursor.is_some() || self.left.len() > 1 || self.left.clone().any(holds_several)
+    }
+
     /// Whether something came lately.
     pub fn is_busy(&self) -> bool {
         self.sources.iter().any(|source| source.empty_looks < QUIET)

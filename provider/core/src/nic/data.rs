@@ -1,8 +1,8 @@
 //! The data path: doorbells, frames, timeouts in; frames out.
 
 use super::mads::QPN_GSI;
-use super::{Nic, QpShared};
-use crate::coalesce::{Backlog, is_small};
+use super::{Nic, PathId, QpShared};
+use crate::coalesce::{Backlog, is_much, is_small};
 use crate::engine::Engine;
 use crate::env::Env;
 use crate::transport::{Ctx, Qp, answer_probe, lacks_receives};
@@ -26,6 +26,18 @@ impl<E: Env> Nic<E> {
         let Some(qp) = self.qps.get(qpn) else { return Backlog::Due };
         let unacked = qp.req.max_psn.since(qp.req.una_psn);
         Backlog::of(unacked, self.shared.paths.in_flight(qp.path), || Self::has_small_backlog(qp))
+    }
+
+    /// Where packets of a queue pair go, if it is connected.
+    #[inline]
+    pub fn path_of(&self, qpn: Qpn) -> Option<PathId> {
+        self.qps.get(qpn).map(|qp| qp.path)
+    }
+
+    /// Whether so much is under way on a path that small messages wait: no queue pair is looked at.
+    #[inline]
+    pub fn has_much_in_flight(&self, path: PathId) -> bool {
+        is_much(self.shared.paths.in_flight(path))
     }
 
     /// Whether all that a reliable queue pair has to send is a few messages, the last of them small.
@@ -54,15 +66,6 @@ impl<E: Env> Nic<E> {
     pub fn expect_engine(&self, env: &E, qpn: Qpn) {
         if let Some(qp) = self.qps.get(qpn) {
             env.prefetch(&qp.engine);
-        }
-    }
-
-    /// As [`Nic::expect`], of a queue pair whose engine was found: a call of it that sets a timer needs that,
-    /// too.
-    #[inline]
-    pub fn expect_call(&self, env: &E, qpn: Qpn) {
-        if let Some(qp) = self.qps.get(qpn) {
-            env.prefetch(&qp.req.armed);
         }
     }
 

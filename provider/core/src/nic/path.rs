@@ -20,9 +20,17 @@ use crate::types::{Gid, Nanos, Qpn};
 /// Handle of a path, one more than its place, so that none takes no room of its own; valid as long as the
 /// card.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct PathId(NonZeroU32);
+pub struct PathId(NonZeroU32);
 
 impl PathId {
+    /// As a number other than 0.
+    pub fn number(self) -> u32 {
+        self.0.get()
+    }
+    /// That of this number. Any is one, but 0: those that are nobody's lead nowhere.
+    pub fn of_number(number: u32) -> Option<Self> {
+        NonZeroU32::new(number).map(PathId)
+    }
     fn at(place: usize) -> Self {
         PathId(NonZeroU32::MIN.saturating_add(place as u32))
     }

@@ -40,6 +40,7 @@ impl<E: StarEnv> SlQp<E> {
         self.channel.end();
         self.channel.wake(now);
         if self.is_connected() {
+            self.channel.reuse(&mut self.spare);
             /* without memory the peer finds out by silence */
             _ = self.channel.send(Control::Bye { why: 0, recvs: self.received(env) });
         }

@@ -46,6 +46,7 @@ impl<E: StarEnv> SlQp<E> {
         if self.state == SlState::Starting {
             self.state = SlState::Ready;
         }
+        self.spare = self.channel.rest().or(self.spare.take());
     }
 
     /// Executes a message of SF.

@@ -15,7 +15,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use slab::Slab;
-use starverbs_core::coalesce::Backlog;
+use starverbs_core::coalesce::{Backlog, are_many};
 use starverbs_core::mr::{MemoryRule, MrFault, MrTable, Storage, WindowBind};
 use starverbs_core::nic::{Nic, TimerId, Timers};
 use starverbs_core::qp::EventOwner;
@@ -42,6 +42,12 @@ use rules::Rules;
 /// The bit of a timer's number that marks a lingering connection, not a queue pair.
 const LINGER_BIT: u32 = 1 << 31;
 
+/// So many ends are a crowd: few of the packets that come together are for the same, and what an end sends
+/// should leave beside the answer to its packet, as its peer takes both in one call.
+const CROWD: usize = 64;
+/// Ends with events that are settled together: what they use of the CPU's caches should still be there.
+const SETTLED_TOGETHER: usize = 16;
+
 /// What a process keeps of its queue pairs that are stateless ends.
 pub struct Endpoints<E: EndpointHost> {
     boot_epoch: u16,
@@ -64,7 +70,7 @@ pub struct Endpoints<E: EndpointHost> {
     timers: Timers,
     /// Those with something to send
     ready: VecDeque<u32>,
-    /// Those with events in this turn, settled together at its end
+    /// Those with events in this turn, some of which are settled together
     touched: Vec<u32>,
     /// WQEPs of all of them without an answer
     unanswered: u32,
@@ -132,6 +138,9 @@ impl<E: EndpointHost> Endpoints<E> {
         stateless::handle(&card, &mut self.answers, turn.env, from, packet);
         while let Some(event) = turn.env.next_event() {
             self.on_event(turn, &event);
+        }
+        if self.touched.len() >= if self.ends.len() > CROWD { 1 } else { SETTLED_TOGETHER } {
+            self.settle_touched(turn);
         }
     }
 
@@ -210,6 +219,12 @@ impl<E: EndpointHost> Endpoints<E> {
     #[inline]
     pub fn backlog(&self, qpn: Qpn) -> Backlog {
         Backlog::of_requests(self.unanswered, || self.end(qpn).is_some_and(|end| end.qp.has_small_backlog()))
+    }
+
+    /// Whether `qpn` is one of these, and so much of all of them has no answer that small messages wait.
+    #[inline]
+    pub fn has_many_unanswered(&self, qpn: Qpn) -> bool {
+        are_many(self.unanswered) && self.places.get(qpn).is_some()
     }
 
     /// Settles what came, follows the table of memory, and runs the timers that are due.

@@ -133,6 +133,7 @@ impl Completions {
             self.settle(self.una.get());
             self.una = self.una.plus(1);
         }
+        debug_assert!(self.end.since(self.una) <= self.all.len() as i32, "room was made");
         self.settle(at);
         self.all[at] = Pending { message, state: CqepState::Waiting, tries: 0, sent: 0, after };
         self.pass();
@@ -196,7 +197,7 @@ impl Completions {
         Acked::New((tries == 1).then_some(sent))
     }
 
-    fn range(&self) -> impl Iterator<Item = Psn> + use<> {
+    pub(super) fn range(&self) -> impl Iterator<Item = Psn> + use<> {
         let una = self.una;
         (0..self.end.since(una).max(0) as u32).map(move |n| una.plus(n))
     }
@@ -375,7 +376,10 @@ impl<E: StarEnv> Stateful<E> {
         let una = Psn::new(self.streams[Of::Remote as usize].una);
         let completions = &mut self.completions[Queue::Send as usize];
         let before = una.plus(ONE_BEFORE);
-        if completions.lacks(una) && completions.make_room(before, before).is_ok() {
+        /* beside those that are here, which have room for theirs */
+        let kept = (0..completions.depth()).rev().find(|n| self.sends.get(una.plus(*n)).is_some());
+        let newest = kept.map_or(before, |n| una.plus(n));
+        if completions.lacks(una) && completions.make_room(before, newest).is_ok() {
             completions.push(before, CqeMsg::default(), 0);
         }
         let here = (0..completions.depth()).take_while(|n| self.sends.get(una.plus(*n)).is_some());

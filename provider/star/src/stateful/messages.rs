@@ -32,7 +32,7 @@ impl<E: StarEnv> Stateful<E> {
             let answered = self.channel.answered(header.psn);
             /* behind a Want there is another soon */
             if !matches!(answered, Some(Control::Want { .. })) {
-                self.channel.rest();
+                drop(self.channel.rest());
             }
             return answered.is_some();
         }

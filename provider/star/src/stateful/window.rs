@@ -21,6 +21,8 @@ const COPIES: u32 = PSN_STEP;
 const REBASE: u32 = 1 << 30;
 /// Fewest packets that may be under way.
 const LEAST: u32 = 4;
+/// Fewest places, once there are any: what is known of a packet that was answered stays for a while.
+const PLACES: u32 = 2;
 /// And most, as u16 counts them.
 const MOST: u32 = 1 << 15;
 
@@ -56,8 +58,9 @@ pub(super) enum PacketState {
     Lost,
 }
 
-/// A packet under way.
+/// A packet under way; a line of the CPU's caches.
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(align(64))]
 pub(super) struct InFlight {
     pub(super) of: Of,
     pub(super) kind: Kind,
@@ -86,6 +89,8 @@ pub(super) struct InFlight {
     /// It asked for no answer when it left first, or is behind such that did
     pub(super) quiet: bool,
 }
+
+const _: () = assert!(size_of::<InFlight>() == 64);
 
 /// Which packet a PSN is of: its number among all of the connection, and so its place.
 fn number(psn: Psn) -> u32 {
@@ -254,7 +259,7 @@ impl PacketWindow {
     /// there is no memory.
     pub(super) fn has_room(&mut self) -> bool {
         let (span, most) = (self.span(), 1 << self.most_log);
-        span < most && self.ring.make_room(number(self.una), span + 1, most).is_ok()
+        span < most && self.ring.make_room(number(self.una), (span + 1).max(PLACES), most).is_ok()
     }
 
     /// Whether nothing is under way.

@@ -236,10 +236,10 @@ impl Board {
     #[inline]
     pub(crate) fn doorbell(&self, doorbell: Doorbell<'_>) {
         self.activity.note_call();
-        let (Doorbell::Sends(qp) | Doorbell::Receives(qp)) = doorbell else { return };
+        let (Doorbell::Sends { qp, .. } | Doorbell::Receives(qp)) = doorbell else { return };
         let Some(cell) = self.cell_of(qp.qpn) else { return self.flush(qp.qpn) };
         if self.sends_messages {
-            return self.send_messages(qp, matches!(doorbell, Doorbell::Sends(_)));
+            return self.send_messages(qp, matches!(doorbell, Doorbell::Sends { .. }));
         }
         let mut posted = qp.rings.posted();
         loop {

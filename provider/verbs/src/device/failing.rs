@@ -211,7 +211,7 @@ impl Failing {
     }
 
     pub(crate) fn doorbell(&self, doorbell: Doorbell<'_>) {
-        if let Doorbell::Sends(rung) | Doorbell::Receives(rung) = doorbell
+        if let Doorbell::Sends { qp: rung, .. } | Doorbell::Receives(rung) = doorbell
             && let Ok(qp) = self.objects().qp(rung.qpn)
         {
             qp.fail(rung.qpn);

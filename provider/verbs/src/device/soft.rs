@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use starverbs_backend as backend;
 use starverbs_core::coalesce::When;
-use starverbs_core::{Nanos, Nic, NicConfig, Qpn, SrqId};
+use starverbs_core::{Nanos, Nic, NicConfig, SrqId};
 use starverbs_rings::{PendingDoorbells, budget};
 use starverbs_settings::{LinkTrust, Settings};
 
@@ -46,6 +46,7 @@ use crate::info::{DeviceInfo, MAX_MSG, MAX_RD_ATOM};
 use crate::log::{self, log};
 use crate::moderation::Moderator;
 use crate::process;
+use crate::qp::QpInner;
 use crate::share::Published;
 use crate::stat::StatPage;
 use deferred_log::DeferredLog;
@@ -235,8 +236,10 @@ impl Soft {
     #[inline(always)]
     pub(crate) fn doorbell(&self, doorbell: Doorbell<'_>) {
         match doorbell {
-            Doorbell::Sends(qp) => self.ring(qp.qpn, Posted::Sends),
-            Doorbell::Receives(qp) => self.ring(qp.qpn, Posted::Receives),
+            Doorbell::Sends { qp, small } => {
+                self.ring(qp, if small { Posted::SmallSends } else { Posted::Sends });
+            }
+            Doorbell::Receives(qp) => self.ring(qp, Posted::Receives),
             Doorbell::Srq(srq) => self.ring_srq(srq),
         }
     }
@@ -246,9 +249,9 @@ impl Soft {
         self.with(|shard, now| shard.star.ring_srq((&mut shard.nic, &mut shard.env), srq, now));
     }
 
-    /// Rings the doorbell of `qpn`, or leaves it for the lock's holder.
+    /// Rings the doorbell of `qp`, or leaves it for the lock's holder.
     #[inline(never)]
-    fn ring(&self, qpn: Qpn, what: Posted) {
+    fn ring(&self, qp: &QpInner, what: Posted) {
         self.activity.note_call();
         match self.try_lock() {
             Some(mut guard) => {
@@ -256,28 +259,28 @@ impl Soft {
                 let waits = shard.env.channels.many
                     && shard.env.channels.is_crowded()
                     && self.settings.defer
-                    && self.defer(shard, qpn, what);
-                if waits || shard.local.ring((&mut shard.nic, &mut shard.env), qpn) {
+                    && self.defer(shard, qp, what);
+                if waits || shard.local.ring((&mut shard.nic, &mut shard.env), qp.qpn) {
                     self.settle_local(shard);
                 } else {
-                    self.ring_wire(shard, qpn, what);
+                    self.ring_wire(shard, qp, what);
                 }
                 drop(guard);
             }
-            None => self.doorbells.leave(qpn),
+            None => self.doorbells.leave(qp.qpn),
         }
         self.serve_doorbells();
     }
 
     /// Rings the doorbell of a QP whose connection packets carry.
     #[inline(never)]
-    fn ring_wire(&self, shard: &mut Shard, qpn: Qpn, what: Posted) {
-        if self.settings.defer && self.defer(shard, qpn, what) {
+    fn ring_wire(&self, shard: &mut Shard, qp: &QpInner, what: Posted) {
+        if self.settings.defer && self.defer(shard, qp, what) {
             return;
         }
         let now = clock::now();
         shard.ring_deferred(now);
-        shard.ring(qpn, now);
+        shard.ring(qp.qpn, now);
         shard.transmit(now);
         self.hand_on(shard, now, false);
         self.finish(shard, now);
@@ -303,13 +306,13 @@ impl Soft {
         shard.timer_seen = shard.nic.next_deadline();
     }
 
-    /// Has the doorbell of `qpn` wait for the card's next turn, if it may. A program that polls takes a turn
+    /// Has the doorbell of `qp` wait for the card's next turn, if it may. A program that polls takes a turn
     /// soon, and so does a watching thread; an armed one gets an alarm. Without a thread only the program's
     /// calls run the card.
     #[inline]
-    fn defer(&self, shard: &mut Shard, qpn: Qpn, what: Posted) -> bool {
+    fn defer(&self, shard: &mut Shard, qp: &QpInner, what: Posted) -> bool {
         let armed = self.thread.is_armed();
-        let when = shard.defer(qpn, what, self.activity.may_sleep());
+        let when = shard.defer(qp, what, self.activity.may_sleep());
         if armed && when == When::Soon {
             self.lower_alarm(shard, clock::now() + LEFT);
         }

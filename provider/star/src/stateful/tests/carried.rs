@@ -300,3 +300,23 @@ fn one_answer_to_many_packets_names_the_address_of_the_last() {
     w.receive(header(12, last, 4));
     assert_eq!((w.stats.star_drops.get(), w.sends().len()), (4, 4), "it leaves twice");
 }
+
+/// SL asks how far its sends are while one is here that waits for a receive: the report takes no place that
+/// this one's completion has room in.
+#[test]
+fn a_report_has_a_place_of_its_own() {
+    let mut w = World::new(4, |_, _| {});
+    let (far, mine, key) = (w.theirs(0), w.ours(0), w.sf_key);
+    let quiet = SendWqe { flags: SendFlags::empty(), ..op(SendOp::Read, mine, key) };
+    w.sl_post(quiet, &[w.sge(far, 100)], false);
+    w.pass(1_000_000);
+    w.sl_post(op(SendOp::Send, 0, 0), &[w.sge(far, 8)], true);
+    w.pass(1_000_000);
+    w.cut = true;
+    w.conn.report();
+    w.post_recv(7, &[w.sge(w.ours(4096), 8)]);
+    w.pass(10_000_000);
+    assert_eq!(w.conn.completions[0].range().count(), 2, "nothing came to SL");
+    w.cut = false;
+    w.run(|w| w.sl_outstanding(0) == 0);
+}

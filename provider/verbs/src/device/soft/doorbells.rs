@@ -7,6 +7,8 @@ use starverbs_core::Qpn;
 pub(super) enum Posted {
     /// Sends
     Sends,
+    /// A few, the last of them small, of a queue pair that can send and is reliable
+    SmallSends,
     /// Receives, where there was none: nobody sends for them alone, but what a program sends next, or the
     /// next poll, takes the news along
     Receives,
@@ -71,11 +73,17 @@ impl Deferred {
         }
     }
 
+    /// Whether its doorbell waits.
+    #[inline]
+    pub(super) fn holds(&self, qpn: Qpn) -> bool {
+        self.bits & 1 << (qpn % u64::BITS) != 0 && self.all.contains(&qpn)
+    }
+
     /// Adds one; false: there is no room.
     #[inline]
     pub(super) fn add(&mut self, qpn: Qpn) -> bool {
         let bit = 1 << (qpn % u64::BITS);
-        let there = self.bits & bit != 0 && self.all.contains(&qpn);
+        let there = self.holds(qpn);
         if !there && !self.is_full() {
             self.all.push(qpn);
             self.bits |= bit;

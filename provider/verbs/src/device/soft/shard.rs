@@ -24,6 +24,7 @@ use crate::device::idle::Idle;
 use crate::error::Result;
 use crate::events::{VerbsEvent, kind};
 use crate::moderation::Moderator;
+use crate::qp::QpInner;
 use crate::stat::StatPage;
 
 /// What the card's lock guards.
@@ -183,11 +184,12 @@ impl Shard {
         }
     }
 
-    /// Has the doorbell of `qpn` wait for the card's next turn, if it may and there is room; says which turn
+    /// Has the doorbell of `qp` wait for the card's next turn, if it may and there is room; says which turn
     /// that is.
     #[inline]
-    pub(super) fn defer(&mut self, qpn: Qpn, what: Posted, may_sleep: bool) -> When {
+    pub(super) fn defer(&mut self, qp: &QpInner, what: Posted, may_sleep: bool) -> When {
         let Shard { nic, env, star, local, deferred, .. } = self;
+        let qpn = qp.qpn;
         let of_channels = env.channels.backlog();
         let is_local = of_channels == Backlog::BehindOthers;
         let backlog = if is_local {
@@ -197,10 +199,16 @@ impl Shard {
             of_channels
         } else if what == Posted::Receives {
             Backlog::BehindOthers
+        } else if what == Posted::SmallSends && !may_sleep && !deferred.holds(qpn) && waits(nic, star, qp) {
+            /* its context would hardly say anything else, and is not fetched to ask */
+            Backlog::BehindOthers
         } else {
             match nic.backlog(qpn) {
                 Backlog::Due => star.backlog(qpn),
-                backlog => backlog,
+                backlog => {
+                    qp.note_path(nic.path_of(qpn));
+                    backlog
+                }
             }
         };
         let when = backlog.when(may_sleep);
@@ -209,8 +217,11 @@ impl Shard {
         }
         if is_local {
             local::expect((nic, env), deferred);
-        } else if !star.expect(nic, env, qpn) {
-            nic.expect(env, qpn);
+        } else {
+            nic.expect_engine(env, qpn);
+            if let Some(before) = deferred.last(1) {
+                expect(nic, env, star, before);
+            }
         }
         when
     }
@@ -218,6 +229,9 @@ impl Shard {
     /// Handles the doorbells that were deferred, in their order.
     #[inline]
     pub(super) fn ring_deferred(&mut self, now: Nanos) {
+        if let Some(last) = self.deferred.last(0) {
+            expect(&self.nic, &self.env, &self.star, last);
+        }
         for qpn in self.deferred.qpns() {
             if !self.star.expect_behind(&self.nic, &self.env, qpn) {
                 self.nic.expect_requests(&self.env, qpn);
@@ -282,5 +296,19 @@ impl Shard {
     /// Numbers of all QPs, in no order.
     pub(crate) fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
         self.nic.qpns().chain(self.star.qpns())
+    }
+}
+
+/// Whether small messages of this queue pair wait behind those of others.
+#[inline]
+fn waits(nic: &Nic<HostEnv>, star: &StarHost, qp: &QpInner) -> bool {
+    qp.path().is_some_and(|path| nic.has_much_in_flight(path)) || star.has_many_unanswered(qp.qpn)
+}
+
+/// The doorbell of `qpn`, whose context's first line was fetched, waits: what its call uses.
+#[inline]
+fn expect(nic: &Nic<HostEnv>, env: &HostEnv, star: &StarHost, qpn: Qpn) {
+    if !star.expect(nic, env, qpn) {
+        nic.expect(env, qpn);
     }
 }
