@@ -4,6 +4,7 @@
 #define SIDE_H
 #include <infiniband/verbs.h>
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -69,6 +70,23 @@ static void exchange(int fd, int first, const void *mine, void *theirs, size_t l
 	get(fd, theirs, len);
 	if (!first)
 		put(fd, mine, len);
+}
+
+/* Has this process the `nth` of the CPUs that it may use for itself, if there is one for each of two: with both
+ * on one CPU, where a scheduler leaves two that never sleep for seconds, whatever is measured is a third. */
+__attribute__((unused)) static void take_cpu(int nth)
+{
+	cpu_set_t allowed, mine;
+	int cpu, found = 0;
+
+	if (sched_getaffinity(0, sizeof(allowed), &allowed) || CPU_COUNT(&allowed) < 2)
+		return;
+	CPU_ZERO(&mine);
+	for (cpu = 0; cpu < CPU_SETSIZE; cpu++)
+		if (CPU_ISSET(cpu, &allowed) && found++ == nth)
+			CPU_SET(cpu, &mine);
+	if (sched_setaffinity(0, sizeof(mine), &mine))
+		die("sched_setaffinity");
 }
 
 /* Another process, which ends when `serve` returns, or with this one; `fd` is this one's end of the pipe. */

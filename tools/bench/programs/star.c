@@ -1,7 +1,7 @@
 /* The StaR paper's two workloads over many RC connections: a client's call is three SENDs of 32 B, and the
  * server answers each with one of 32 B; or, with -b, once the calls of all connections have come (a barrier,
- * as in synchronous training). Two processes, a server and one that is all clients; both poll without a
- * break. A connection has one call under way at most, and of all connections -w have one, the longest idle
+ * as in synchronous training). Two processes, a server and one that is all clients, on a CPU each; both poll
+ * without a break. A connection has one call under way at most, and of all connections -w have one, the longest idle
  * next. With -b the client's unfinished SENDs are bounded by -w, and so are the server's. -u sets the SENDs
  * of a call, -m the bytes of a message: up to 64 it is inline.
  * With -o, a stream instead: the client's SENDs, WRITEs or READs over all connections in turn, -w of them
@@ -244,6 +244,7 @@ static int serve(int fd)
 	uint64_t calls, missed;
 	double before;
 
+	take_cpu(1);
 	set_all(server_sets);
 	open_card(stream ? 1 : up);
 	before = resident();
@@ -422,6 +423,7 @@ int main(int argc, char **argv)
 		path_mtu = IBV_MTU_4096;
 	reads = stream ? 16 : 1;
 	server = start_server(serve, &fd);
+	take_cpu(0);
 	set_all(client_sets);
 	work(fd, server, seconds);
 	end_with(server);

@@ -353,7 +353,8 @@ fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
          64 B, all signaled, over all connections in turn, {UNDER_WAY} under way in all, 16 READs of a \
          connection at most; memory is registered without relaxed ordering. Latency: a call is one SEND \
          each way, from its post to its answer. The path MTU is 4096 for 8 KiB, 1024 for all else. One \
-         server, one process that is all clients, UDP on 127.0.0.1 (`tools/bench/programs/star.c`). StaR: \
+         server, one process that is all clients, on a CPU each, UDP on 127.0.0.1 \
+         (`tools/bench/programs/star.c`). StaR: \
          `STARVERBS_STAR=stateless` at the server, `stateful` at the clients. In brackets by RC. A miss of \
          1 us is PCIe's time. By default the card hides it behind other work (latency-hiding); with fcfs \
          all that comes behind waits, as on the paper's board. One of 10 us is to this card, which takes \
