@@ -72,8 +72,9 @@ static void exchange(int fd, int first, const void *mine, void *theirs, size_t l
 		put(fd, mine, len);
 }
 
-/* Has this process the `nth` of the CPUs that it may use for itself, if there is one for each of two: with both
- * on one CPU, where a scheduler leaves two that never sleep for seconds, whatever is measured is a third. */
+/* Has this process the `nth` of the CPUs that it may use for itself, if there is one for each of two: with
+ * both on one CPU, where a scheduler leaves two that never sleep for seconds, all that is measured is a
+ * third. */
 __attribute__((unused)) static void take_cpu(int nth)
 {
 	cpu_set_t allowed, mine;

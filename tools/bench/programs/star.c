@@ -1,9 +1,9 @@
 /* The StaR paper's two workloads over many RC connections: a client's call is three SENDs of 32 B, and the
  * server answers each with one of 32 B; or, with -b, once the calls of all connections have come (a barrier,
  * as in synchronous training). Two processes, a server and one that is all clients, on a CPU each; both poll
- * without a break. A connection has one call under way at most, and of all connections -w have one, the longest idle
- * next. With -b the client's unfinished SENDs are bounded by -w, and so are the server's. -u sets the SENDs
- * of a call, -m the bytes of a message: up to 64 it is inline.
+ * without a break. A connection has one call under way at most, and of all connections -w have one, the
+ * longest idle next. With -b the client's unfinished SENDs are bounded by -w, and so are the server's. -u
+ * sets the SENDs of a call, -m the bytes of a message: up to 64 it is inline.
  * With -o, a stream instead: the client's SENDs, WRITEs or READs over all connections in turn, -w of them
  * under way in all. To the server's program WRITEs and READs do not show.
  * Build: cc -O2 -o star star.c -libverbs
