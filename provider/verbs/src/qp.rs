@@ -1,6 +1,6 @@
 //! Queue pairs.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
 use starverbs_core::coalesce::are_small;
@@ -88,6 +88,8 @@ const NO_PREFERENCE: u8 = 0x1f;
 const PREFERENCE: u8 = 0x1f;
 /// Beside it: RPCs may be posted, as it is settled what it is of StaR.
 const ADMITS_RPC: u8 = 0x20;
+/// Beside it: the queue pair is destroyed.
+const GONE: u8 = 0x40;
 /// Beside the preference: it speaks StRoM's dialect.
 const RPC: u8 = 0x80;
 /// Answers of kernels that a queue pair of the dialect may have under way; each takes a place of its send
@@ -106,11 +108,11 @@ pub(crate) struct QpInner {
     /// State that the program last put it in. The card may have moved on to SQE or ERR, where posting is
     /// allowed as in RTS.
     state: AtomicU8,
-    /// Where its packets go, once small posts were found to wait: [`PathId::number`]; 0: it is not known
-    path: AtomicU32,
-    gone: AtomicBool,
-    /// Which end is to keep the connection: a [`Preference`], or [`NO_PREFERENCE`]; with [`RPC`] and what is
-    /// admitted of them
+    /// Where its packets go, once small posts were found to wait: [`PathId::number`] of one of the first; 0:
+    /// it is not known
+    path: AtomicU8,
+    /// Which end is to keep the connection: a [`Preference`], or [`NO_PREFERENCE`]; with [`RPC`], what is
+    /// admitted of them, and [`GONE`]
     preference: AtomicU8,
     send_cq: Cq,
     recv_cq: Cq,
@@ -175,8 +177,7 @@ impl Qp {
             qpn,
             qp_type: init.qp_type,
             state: AtomicU8::new(QpState::Reset as u8),
-            path: AtomicU32::new(0),
-            gone: AtomicBool::new(false),
+            path: AtomicU8::new(0),
             preference: AtomicU8::new(
                 match preference {
                     Preference::Off => NO_PREFERENCE,
@@ -204,7 +205,7 @@ impl Qp {
 
     /// Whether it is another process's, and attached here.
     pub(crate) fn is_attached(&self) -> bool {
-        self.0.attachment() != 0 && !self.0.gone.load(Ordering::Acquire)
+        self.0.attachment() != 0 && self.0.preference.load(Ordering::Acquire) & GONE == 0
     }
 
     /// Another handle of a receiving XRC QP, whose events go to `ctx`. ENOMEM.
@@ -251,8 +252,8 @@ impl Qp {
             return Err(VerbsError::Unsupported("StaR for a queue pair that was made without"));
         }
         device.control(Command::Star(StarCommand::SetRole { qpn: self.0.qpn, role: preference }))?;
-        let dialect = self.0.preference.load(Ordering::Relaxed) & RPC;
-        self.0.preference.store(preference as u8 | dialect, Ordering::Relaxed);
+        let change = |was| Some(preference as u8 | was & (RPC | GONE));
+        _ = self.0.preference.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
         Ok(())
     }
 
@@ -415,13 +416,14 @@ impl QpInner {
     /// Where its packets go, as far as is known without the card's context of it.
     #[inline]
     pub(crate) fn path(&self) -> Option<PathId> {
-        PathId::of_number(self.path.load(Ordering::Relaxed))
+        PathId::of_number(self.path.load(Ordering::Relaxed).into())
     }
 
     /// The card's context says where they go.
     #[inline]
     pub(crate) fn note_path(&self, path: Option<PathId>) {
-        self.path.store(path.map_or(0, PathId::number), Ordering::Relaxed);
+        let number = path.and_then(|path| path.number().try_into().ok());
+        self.path.store(number.unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Stores the state, as far as posting goes: the send queue is the card's where tags are matched.
@@ -502,12 +504,12 @@ impl QpInner {
     fn destroy(&self, detach: bool) -> Result<()> {
         let ctx = self.pd.context();
         let device = ctx.device()?;
-        if self.gone.swap(true, Ordering::AcqRel) {
+        if self.preference.fetch_or(GONE, Ordering::AcqRel) & GONE != 0 {
             return Err(VerbsError::Invalid("queue pair is gone"));
         }
         let ended = device.control(Command::DestroyQp { qp: self, detach });
         if matches!(ended, Err(VerbsError::Card(NicError::Busy))) {
-            self.gone.store(false, Ordering::Release);
+            self.preference.fetch_and(!GONE, Ordering::Release);
             return Err(VerbsError::Busy("a multicast group"));
         }
         log!(Debug, "queue pair {:#x}: destroyed", self.qpn);

@@ -88,6 +88,11 @@ pub(crate) trait ThreadWork: Send + 'static {
     /// A turn of the thread, which one of these descriptors, or the time, has woken.
     fn turn(&self, woken: &[libc::pollfd]) -> TurnResult;
 
+    /// Sleeps, so that the program may call meanwhile.
+    fn pause(&self, time: Duration) {
+        std::thread::sleep(time);
+    }
+
     /// Takes what has come meanwhile, for a thread that does not sleep yet; says whether anything had.
     fn look(&self, _at: LooksAt) -> bool {
         false
@@ -336,7 +341,7 @@ impl<D: ThreadWork> Worker<D> {
         let activity = self.device.activity();
         let looks = activity.looks();
         for _ in 0..MOMENTS {
-            std::thread::sleep(MOMENT);
+            self.device.pause(MOMENT);
             let before = std::mem::replace(&mut calls, activity.calls());
             if activity.looks() != looks || calls == before {
                 break;

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use super::*;
 
 /// Turns of the thread after which a test looks.
-const TURNS: u64 = 500;
+const TURNS: u64 = 2_000;
 
 /// What the program does between two frames.
 enum Program {
@@ -83,6 +83,13 @@ impl ThreadWork for Arc<Busy> {
         self.turns.fetch_add(1, Ordering::Relaxed);
         TurnResult { work: Some(1), looks_at: self.looks_at, ..TurnResult::default() }
     }
+    fn pause(&self, _: Duration) {
+        match self.program {
+            Program::Completes => self.activity.note_look(),
+            Program::Posts => self.activity.note_call(),
+            _ => {}
+        }
+    }
     fn look(&self, at: LooksAt) -> bool {
         assert!(at == self.looks_at);
         self.looks.fetch_add(1, Ordering::Relaxed);
@@ -98,11 +105,6 @@ fn comes_to_watch(program: Program) -> bool {
     }
     busy.thread.start(Arc::clone(&busy)).unwrap();
     let watches = loop {
-        match busy.program {
-            Program::Completes => busy.activity.note_look(),
-            Program::Posts => busy.activity.note_call(),
-            _ => {}
-        }
         if busy.thread.is_watching() {
             break true;
         }
