@@ -224,6 +224,12 @@ impl<E: StarCard> StarHost<E> {
         self.0.as_ref().is_some_and(|star| star.ends.endpoints.owes_answers())
     }
 
+    /// The same, of data; else it is of completions alone.
+    #[inline]
+    pub fn owes_answers_for_data(&self) -> bool {
+        self.0.as_ref().is_some_and(|star| star.ends.endpoints.owes_answers_for_data())
+    }
+
     /// The stateless ends' part of a round of sending, and the flush; answers of the last packets only with
     /// `acks`. Gives whether more is left.
     pub fn transmit(&mut self, (nic, env): NicEnv<'_, E>, now: Nanos, acks: bool) -> bool {

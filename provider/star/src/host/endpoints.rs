@@ -259,6 +259,12 @@ impl<E: EndpointHost> Endpoints<E> {
         self.answers.is_owed()
     }
 
+    /// The same, of data; else it is of completions alone.
+    #[inline]
+    pub fn owes_answers_for_data(&self) -> bool {
+        self.answers.data_owed() > 0
+    }
+
     /// Whether anything is to come but keep-alives to silent peers for which no send waits.
     pub fn is_busy(&self) -> bool {
         let waits = |end: &Endpoint<E>| end.qp.next_deadline().is_some() && !end.qp.is_only_probing();

@@ -26,6 +26,11 @@ use crate::wire::{Opt, Ptype, StarHeader};
 /// Packets that a connection may send before another gets its turn.
 pub(super) const TURN: u32 = 64;
 
+/// Bytes of the completion before the data of a packet that `carries` one.
+const fn carried_len(carries: bool) -> usize {
+    if carries { CARRIED_LEN } else { 0 }
+}
+
 /// SGE in which byte `offset` of a list lies, and how far into it.
 fn sge_at(sges: &[Sge], mut offset: u32) -> Option<(&Sge, u32)> {
     for sge in sges {
@@ -503,15 +508,21 @@ impl<E: StarEnv> Stateful<E> {
     /// Packets of a message of so many bytes that goes in its turn, the last of them with SL's completion if
     /// it `carries` one.
     pub(super) fn turns(&self, length: u32, carries: bool) -> u32 {
-        let front = TURN_LEN + if carries { CARRIED_LEN } else { 0 };
-        let each = self.mtu() - front as u32;
+        let each = self.most_in_turn(carries);
         /* most messages: no division */
         if length <= each { u32::from(length > 0) } else { length.div_ceil(each) }
     }
 
-    /// Bytes of each of them but the last: about as many in all, as packets of one size leave together.
+    /// Bytes of data that a packet in its turn has room for, with SL's completion if it `carries` one.
+    fn most_in_turn(&self, carries: bool) -> u32 {
+        self.mtu() - (TURN_LEN + carried_len(carries)) as u32
+    }
+
+    /// Bytes of each of them but the last, which are no more than what that has with its completion: packets
+    /// of one size, and a shorter one behind them, leave together.
     fn turn_bytes(&self, op: &WqeProgress) -> u32 {
-        op.length.div_ceil(self.turns(op.length, op.carries))
+        let (turns, all) = (self.turns(op.length, op.carries), op.length + carried_len(op.carries) as u32);
+        all.div_ceil(turns).min(self.most_in_turn(op.carries))
     }
 
     /// The turn of a packet, if it is of a message that has turns.

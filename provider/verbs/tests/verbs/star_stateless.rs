@@ -105,6 +105,27 @@ fn an_answer_takes_what_is_owed_along() {
     assert!(calls <= ROUNDS * 9 / 4, "{calls} system calls sent {packets} packets");
 }
 
+/// SF's program answers a message: the completion of that message comes first, its answer waits for the data
+/// behind it, and leaves though none comes.
+#[test]
+fn an_answer_to_a_completion_waits_for_data() {
+    let wire = Settings { progress_thread: false, ..settings() };
+    let nodes = pair_on(&wire);
+    let qps = connected(&nodes);
+    nodes[1].post_recv(&qps[1], 1, 0, 64).unwrap();
+    post_inline(&qps[0], &send(2, &[]), &[7; 64]).unwrap();
+    let poll = |at: usize| nodes[at].cq.poll(&mut [Cqe::default()]).unwrap();
+    wait_for("the message", || poll(1) == 1 || poll(0) > 0);
+    /* behind this SF has sent its completion */
+    (0..8).for_each(|_| assert_eq!(poll(1), 0));
+    wait_for("the completion", || poll(0) == 1);
+    let sent = || counters(wire.port, "tx_packets")[0];
+    let before = sent();
+    assert_eq!((poll(0), sent() - before), (0, 0), "it did not wait");
+    (0..16).for_each(|_| assert_eq!(poll(0), 0));
+    assert_eq!(sent() - before, 1, "it waits for ever");
+}
+
 /// A receive that takes the last place leaves behind the answer that makes room for it: SF would drop it, and
 /// get it again only when SL's time has come.
 #[test]

@@ -245,3 +245,19 @@ fn what_is_kept_is_asked_for_when_those_before_it_are_forgotten() {
     assert_eq!(w.sends()[0].1, WcStatus::Success);
     assert_eq!(w.sl.read(far, 3500), pattern(3500, 7));
 }
+
+/// Packets of a SEND leave as one segmented send: none is longer than the first, the last with its completion
+/// neither.
+#[test]
+fn packets_of_a_send_are_of_one_size() {
+    for len in [1000, 1953, 2929, 3500, 15_000] {
+        let mut w = World::new(0, |_, _| {});
+        w.sl_post_recv(&[w.sge(w.theirs(0), len)]);
+        w.pass(1_000_000);
+        w.post(op(SendOp::Send, 0, 0), &[w.sge(w.ours(0), len)], false);
+        let lens = w.leave();
+        let [first, middle @ .., last] = &lens[..] else { panic!("{lens:?}") };
+        assert!(middle.iter().all(|len| len == first) && last <= first, "{lens:?}");
+        w.run(|w| w.sends().len() == 1);
+    }
+}

@@ -479,11 +479,17 @@ impl World {
 
     /// Of what SF sends now the first packet is lost.
     pub(super) fn lose_first(&mut self) {
+        self.leave();
+        self.sf.out.remove(0);
+        self.drain();
+    }
+
+    /// What SF sends now lies in its port. Gives the packets' lengths.
+    pub(super) fn leave(&mut self) -> Vec<usize> {
         while matches!(self.conn.transmit(&mut card!(self)), TransmitStatus::More | TransmitStatus::PortFull)
         {
         }
-        self.sf.out.remove(0);
-        self.drain();
+        self.sf.out.iter().map(|(_, frame)| frame.len()).collect()
     }
 
     fn drain(&mut self) {

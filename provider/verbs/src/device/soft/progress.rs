@@ -24,6 +24,8 @@ const ACK_LEFT: Nanos = 50_000;
 const ACK_POLLS: u32 = 1;
 /// The same with StaR, where data, and the completion of what was before, are packets of their own.
 const STAR_POLLS: u32 = 2;
+/// Polls that find nothing for which the answer to such a completion waits, as the data is often next.
+const COMPLETION_POLLS: u32 = 8;
 /// Of the polls of a card with local connections, one in so many looks at all else.
 const LOCAL_POLLS: u32 = 64;
 /// And one in so many says when it was: often enough for the thread to know that the program polls.
@@ -144,10 +146,11 @@ impl Soft {
         that only receives would otherwise keep them until its peer's window is used up. Of a program that
         does not come back, the thread sends them; one that sleeps already gets an alarm. */
         let most = if shard.star.is_open() { STAR_POLLS } else { ACK_POLLS };
-        let at_once = got == 0 || shard.acks_kept >= most;
-        shard.send(now, || at_once || cq.waiting() == 0);
+        let waits = !shard.owes_acks_for_data() && shard.local.wire_idle < COMPLETION_POLLS;
+        let at_once = got == 0 && !waits || shard.acks_kept >= most;
+        shard.send(now, || at_once || got > 0 && cq.waiting() == 0);
         if shard.owes_acks() {
-            shard.acks_kept += 1;
+            shard.acks_kept += u32::from(got > 0);
             if !polled {
                 self.lower_alarm(shard, now + LEFT);
             }
@@ -398,6 +401,12 @@ impl Shard {
     #[inline]
     pub(super) fn owes_acks(&self) -> bool {
         self.nic.owes_acks() || self.star.owes_answers()
+    }
+
+    /// The same, but of StaR's only those to data.
+    #[inline]
+    fn owes_acks_for_data(&self) -> bool {
+        self.nic.owes_acks() || self.star.owes_answers_for_data()
     }
 
     /// Sends all that the card wants to send.
