@@ -5,8 +5,10 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use crate::common::roles::{SECOND, STAR, THRESHOLD, World};
-use starverbs_core::WcStatus;
+use starverbs_core::qp::RecvSource;
 use starverbs_core::wire::code::NEGOTIATE;
+use starverbs_core::{QpType, WcStatus};
+use starverbs_sim::{Setup, SimCq, SimRq, SimSq};
 use starverbs_star::control::{Control, Preference, Role, Terms};
 use starverbs_star::form::VERSION;
 use starverbs_star::negotiate::Outcome;
@@ -22,6 +24,41 @@ fn burst(round: u16) -> [Control; 3] {
         Control::Quiescing { round, role, boot, ports, point },
         Control::Settled { round, star: true },
     ]
+}
+
+/// Two ends ask at the same times, as their peers are not ready, behind a port of one frame: neither finds it
+/// full each time, and takes its peer for silent.
+#[test]
+fn who_finds_the_port_full_asks_when_it_has_room() {
+    let mut w = World::new([Some(THRESHOLD); 2]);
+    w.net.hosts[0].env.port = 1;
+    let (cq, setup) = (SimCq::new(8), Setup::default());
+    let mut pair = || {
+        [(0, Preference::Stateless), (1, Preference::Stateful)].map(|(at, preference)| {
+            let (now, host) = (w.net.now(), &mut w.net.hosts[at]);
+            let rq = RecvSource::Own(SimRq::new(8, 1));
+            let qpn = host.qp(QpType::Rc, &SimSq::new(8), rq, [&cq, &cq], true);
+            host.preference(qpn, preference);
+            host.to_init(qpn, false, &setup, now);
+            qpn
+        })
+    };
+    let pairs = [pair(), pair()];
+    for at in 0..2 {
+        for qpns in pairs {
+            let (now, dgid) = (w.net.now(), w.net.hosts[1 - at].gid);
+            w.net.hosts[at].to_rts(qpns[at], QpType::Rc, dgid, qpns[1 - at], &setup, now);
+        }
+        w.net.run_for(3 * SECOND);
+    }
+    for qpns in pairs {
+        let outcome = |at: usize| w.net.hosts[at].star.as_ref()?.roles.outcome(qpns[at]);
+        let role = |at| match outcome(at)? {
+            Outcome::Star { role, .. } => Some(role),
+            Outcome::Plain => None,
+        };
+        assert_eq!([0, 1].map(role), STAR);
+    }
 }
 
 #[test]

@@ -265,9 +265,12 @@ impl<E: EndpointHost> Roles<E> {
         }
     }
 
-    /// Does what is due.
+    /// Does what is due, as far as the port has room for messages: who finds it full each time would take its
+    /// peer for silent.
     pub fn handle_timeout(&mut self, turn: &mut Turn<'_, E>, endpoints: &mut Endpoints<E>) {
-        while let Some(qpn) = self.timers.pop_due(turn.now) {
+        while turn.env.can_send()
+            && let Some(qpn) = self.timers.pop_due(turn.now)
+        {
             match self.ends.get(qpn) {
                 Some(end) if !end.rounds.is_idle() => {
                     self.drive_round(&mut HostEnd { turn, endpoints, qpn }, None)
@@ -332,6 +335,8 @@ impl<E: EndpointHost> Roles<E> {
                 let answer = end.negotiation.handle(&asked.message);
                 answer.map(|answer| asked.answered(end.incarnation, answer))
             }
+            /* else soon, as it is due */
+            None if !turn.env.can_send() => None,
             None => end.negotiation.poll(turn.now).map(|offer| end.message(offer)),
         };
         if let Some(answer) = answer {
