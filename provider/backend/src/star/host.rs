@@ -224,10 +224,10 @@ impl<E: StarCard> StarHost<E> {
         self.0.as_ref().is_some_and(|star| star.ends.endpoints.owes_answers())
     }
 
-    /// The same, of data; else it is of completions alone.
+    /// Whether these are to completions alone.
     #[inline]
-    pub fn owes_answers_for_data(&self) -> bool {
-        self.0.as_ref().is_some_and(|star| star.ends.endpoints.owes_answers_for_data())
+    pub fn owes_for_completions(&self) -> bool {
+        self.0.as_ref().is_some_and(|star| star.ends.endpoints.owes_for_completions())
     }
 
     /// The stateless ends' part of a round of sending, and the flush; answers of the last packets only with

@@ -259,10 +259,10 @@ impl<E: EndpointHost> Endpoints<E> {
         self.answers.is_owed()
     }
 
-    /// The same, of data; else it is of completions alone.
+    /// Whether these are to completions alone.
     #[inline]
-    pub fn owes_answers_for_data(&self) -> bool {
-        self.answers.data_owed() > 0
+    pub fn owes_for_completions(&self) -> bool {
+        self.answers.is_owed() && self.answers.data_owed() == 0
     }
 
     /// Whether anything is to come but keep-alives to silent peers for which no send waits.

@@ -508,21 +508,15 @@ impl<E: StarEnv> Stateful<E> {
     /// Packets of a message of so many bytes that goes in its turn, the last of them with SL's completion if
     /// it `carries` one.
     pub(super) fn turns(&self, length: u32, carries: bool) -> u32 {
-        let each = self.most_in_turn(carries);
+        let each = self.mtu() - (TURN_LEN + carried_len(carries)) as u32;
         /* most messages: no division */
         if length <= each { u32::from(length > 0) } else { length.div_ceil(each) }
-    }
-
-    /// Bytes of data that a packet in its turn has room for, with SL's completion if it `carries` one.
-    fn most_in_turn(&self, carries: bool) -> u32 {
-        self.mtu() - (TURN_LEN + carried_len(carries)) as u32
     }
 
     /// Bytes of each of them but the last, which are no more than what that has with its completion: packets
     /// of one size, and a shorter one behind them, leave together.
     fn turn_bytes(&self, op: &WqeProgress) -> u32 {
-        let (turns, all) = (self.turns(op.length, op.carries), op.length + carried_len(op.carries) as u32);
-        all.div_ceil(turns).min(self.most_in_turn(op.carries))
+        (op.length + carried_len(op.carries) as u32).div_ceil(self.turns(op.length, op.carries))
     }
 
     /// The turn of a packet, if it is of a message that has turns.

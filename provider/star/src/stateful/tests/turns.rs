@@ -250,7 +250,7 @@ fn what_is_kept_is_asked_for_when_those_before_it_are_forgotten() {
 /// neither.
 #[test]
 fn packets_of_a_send_are_of_one_size() {
-    for len in [1000, 1953, 2929, 3500, 15_000] {
+    for len in [977, 1000, 1921, 1951, 1952, 1953, 3500, 15_616] {
         let mut w = World::new(0, |_, _| {});
         w.sl_post_recv(&[w.sge(w.theirs(0), len)]);
         w.pass(1_000_000);

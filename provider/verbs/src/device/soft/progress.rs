@@ -146,9 +146,9 @@ impl Soft {
         that only receives would otherwise keep them until its peer's window is used up. Of a program that
         does not come back, the thread sends them; one that sleeps already gets an alarm. */
         let most = if shard.star.is_open() { STAR_POLLS } else { ACK_POLLS };
-        let waits = !shard.owes_acks_for_data() && shard.local.wire_idle < COMPLETION_POLLS;
-        let at_once = got == 0 && !waits || shard.acks_kept >= most;
-        shard.send(now, || at_once || got > 0 && cq.waiting() == 0);
+        let at_once = shard.acks_kept >= most;
+        let answered = |shard: &Shard| if got > 0 { cq.waiting() == 0 } else { !shard.awaits_data() };
+        shard.send(now, |shard| at_once || answered(shard));
         if shard.owes_acks() {
             shard.acks_kept += u32::from(got > 0);
             if !polled {
@@ -403,25 +403,25 @@ impl Shard {
         self.nic.owes_acks() || self.star.owes_answers()
     }
 
-    /// The same, but of StaR's only those to data.
+    /// Whether all that is owed is to completions that came a moment ago.
     #[inline]
-    fn owes_acks_for_data(&self) -> bool {
-        self.nic.owes_acks() || self.star.owes_answers_for_data()
+    fn awaits_data(&self) -> bool {
+        self.star.owes_for_completions() && !self.nic.owes_acks() && self.local.wire_idle < COMPLETION_POLLS
     }
 
     /// Sends all that the card wants to send.
     #[inline]
     pub(super) fn transmit(&mut self, now: Nanos) {
-        self.send(now, || true);
+        self.send(now, |_| true);
     }
 
     /// Sends what the card wants to send; ACKs only if, after that, `acks` says so.
     #[inline]
-    fn send(&mut self, now: Nanos, acks: impl Fn() -> bool) {
+    fn send(&mut self, now: Nanos, acks: impl Fn(&Shard) -> bool) {
         self.settle_roles(now);
         for _ in 0..ROUNDS {
             let mut more = self.nic.poll_transmit(&mut self.env, now, false);
-            let acks = acks();
+            let acks = acks(self);
             if acks && !more {
                 more = self.nic.poll_transmit(&mut self.env, now, true);
                 self.acks_kept = 0;
