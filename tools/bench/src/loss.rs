@@ -27,6 +27,8 @@ const LOSSES: [f64; 7] = [0.0, 0.0001, 0.001, 0.005, 0.01, 0.02, 0.05];
 /// The longest that one run may take: the slowest rows lose most of their time.
 const LIMIT: Duration = Duration::from_secs(60);
 const TCP_SECONDS: f64 = 1.0;
+/// Messages of a row's first run, without loss: of fewer its beginning is too large a part.
+const FIRST: u64 = 15_000;
 /// No round begins that would end after this, and no run begins later.
 const ALL: Duration = Duration::from_secs(9 * 60);
 
@@ -218,7 +220,7 @@ fn round(rows: &mut [Row], round: usize, rounds: usize, dist: &Path, began: Inst
         for (row, what) in rows.iter_mut().zip(&ROWS) {
             let before = row.gbps[at].last().or_else(|| row.gbps.get(at.max(1) - 1)?.last());
             let iters =
-                before.map_or(2_000, |gbps| Metric::Stream64K.messages_in(1.0, *gbps).clamp(500, 50_000));
+                before.map_or(FIRST, |gbps| Metric::Stream64K.messages_in(1.0, *gbps).clamp(500, 50_000));
             let said = format!("round {} of {rounds}, {} at {}", round + 1, what.name, percent(loss));
             if began.elapsed() > ALL {
                 eprintln!("{said}: no time");
