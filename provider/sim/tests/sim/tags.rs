@@ -80,7 +80,7 @@ impl World {
         let srq = net.hosts[1].nic.create_tag_srq(pd, rq.clone(), cq.clone(), 64, 0).expect("an SRQ");
         let sq = [(); 2].map(|()| SimSq::new(256));
         let mtu = rng.pick(&[Mtu::M256, Mtu::M1024]);
-        let setup = Setup { mtu, timeout: 18, rd_atomic: rng.pick(&[1, 4]), ..Setup::default() };
+        let setup = Setup { mtu, timeout: 20, rd_atomic: rng.pick(&[1, 4]), ..Setup::default() };
         let (addr, lkey) = net.hosts[0].region(64, all_rights());
         let fin_room = Sge { addr, len: 64, lkey };
         let (mut sends, mut peers) = ([0; 2], [0; 2]);

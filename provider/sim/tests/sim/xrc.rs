@@ -81,7 +81,7 @@ impl Xrc {
 fn traffic(seed: u64) {
     let mut rng = Rng::new(seed);
     let faults = any_faults(&mut rng);
-    let mut x = Xrc::new(faults, seed, &Setup { timeout: 18, ..Setup::default() });
+    let mut x = Xrc::new(faults, seed, &Setup { timeout: 20, ..Setup::default() });
     let mut sent: Vec<(usize, usize, u32, Vec<u8>)> = Vec::new();
     let mut checks = Vec::new();
     let mut want = [0, 0];

@@ -63,7 +63,7 @@ fn traffic(seed: u64) {
     let mut rng = Rng::new(seed);
     let faults = any_faults(&mut rng);
     let mtu = rng.pick(&[Mtu::M256, Mtu::M1024]);
-    let mut x = Shared::new(faults, seed, &Setup { timeout: 18, mtu, ..Setup::default() });
+    let mut x = Shared::new(faults, seed, &Setup { timeout: 20, mtu, ..Setup::default() });
     for host in &mut x.net.hosts {
         host.env.link_room = rng.pick(&[1, 5, 64]);
         host.env.port = rng.pick(&[1, 3, 64]);

@@ -21,7 +21,7 @@ use starverbs_sim::{Faults, QpAt, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
 fn traffic(seed: u64) {
     let mut rng = Rng::new(seed);
     let faults = any_faults(&mut rng);
-    let mut x = Shared::new(faults, seed, &Setup { timeout: 18, ..Setup::default() });
+    let mut x = Shared::new(faults, seed, &Setup { timeout: 20, ..Setup::default() });
     for host in &mut x.net.hosts {
         host.env.link_room = rng.pick(&[1, 5, 64]);
     }
