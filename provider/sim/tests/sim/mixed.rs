@@ -26,7 +26,7 @@ fn rc_does_not_wait_for_uc_that_has_ended() {
             QpType::Rc,
             QpAt { host: 0, qpn: a },
             QpAt { host: 1, qpn: b },
-            &Setup { timeout: 20, ..Setup::default() },
+            &Setup { timeout: 18, ..Setup::default() },
         );
         if ends {
             let host = &mut uc.net.hosts[0];

@@ -11,6 +11,7 @@ use starverbs_core::{Access, Nanos, Psn, QpId, QpState, Seg, SendFlags, Sge, WcS
 use super::begin::Begin;
 use super::clock::KEEPALIVE;
 use super::events::Completions;
+use super::rdc::carried_len;
 use super::stream::{OrderClass, WqeProgress, WqeStream};
 use super::window::{InFlight, Kind, Of};
 use super::{CardCtx, Ended, Stateful};
@@ -25,11 +26,6 @@ use crate::wire::{Opt, Ptype, StarHeader};
 
 /// Packets that a connection may send before another gets its turn.
 pub(super) const TURN: u32 = 64;
-
-/// Bytes of the completion before the data of a packet that `carries` one.
-const fn carried_len(carries: bool) -> usize {
-    if carries { CARRIED_LEN } else { 0 }
-}
 
 /// SGE in which byte `offset` of a list lies, and how far into it.
 fn sge_at(sges: &[Sge], mut offset: u32) -> Option<(&Sge, u32)> {

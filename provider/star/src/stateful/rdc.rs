@@ -25,10 +25,15 @@ use crate::ring::CQE_SLOT;
 use crate::turn::TURN_LEN;
 use crate::wire::{Opt, Ptype, Queue, StarHeader, StarPacket};
 
+/// Bytes of the completion before the data of a packet that `carries` one.
+pub(super) const fn carried_len(carries: bool) -> usize {
+    if carries { CARRIED_LEN } else { 0 }
+}
+
 /// Bytes before the data of the last packet of a WQE.
 pub(super) fn front_len(op: &WqeProgress) -> u16 {
-    let (carried, turn) = (if op.carries { CARRIED_LEN } else { 0 }, if op.in_turn { TURN_LEN } else { 0 });
-    (carried + turn) as u16
+    let turn = if op.in_turn { TURN_LEN } else { 0 };
+    (carried_len(op.carries) + turn) as u16
 }
 
 impl<E: StarEnv> Stateful<E> {
