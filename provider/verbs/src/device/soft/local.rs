@@ -69,7 +69,8 @@ struct Ours {
     epoch: u16,
     channel: u32,
     peer: Qpn,
-    until: Nanos,
+    /// Looks of the watch in which a program, or a role, waited for the peer's
+    waited: u32,
     /// Through which the peer may reach the QP's memory by itself, with these rights
     gate: Option<GatePass>,
     pd: PdId,

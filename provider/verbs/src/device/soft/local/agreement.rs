@@ -21,8 +21,9 @@ use crate::device::soft::env::{HostEnv, NicEnv};
 use crate::log::log;
 use crate::share::Gates;
 
-/// How long a program's first request waits for the peer's proposal.
-pub(super) const PATIENCE: Nanos = 200_000_000;
+/// For how many looks of the watch, of 50 ms each at least, a program's first request waits for the peer's
+/// proposal. Not a time: on a busy host a card that was late to look has not waited, nor was its peer heard.
+pub(super) const PATIENCE: u32 = 4;
 /// More local ends than a CPU's caches hold.
 const MANY: u32 = 256;
 
@@ -72,7 +73,7 @@ impl LocalHost {
         self.epoch = self.epoch.wrapping_add(1);
         let (gate, access) = (env.channels.gates.as_mut().and_then(Gates::open), attr.access);
         let pd = nic.handover(qpn).map_or(PdId(0), |handover| handover.owner.pd);
-        let ours = Ours { epoch: self.epoch, channel, peer, until: now + PATIENCE, gate, access, pd };
+        let ours = Ours { epoch: self.epoch, channel, peer, waited: 0, gate, access, pd };
         let entry = self.qps.entry(qpn).or_default();
         entry.path = Path::Asking;
         entry.ours = Some(ours);

@@ -137,8 +137,9 @@ impl Card {
     }
 
     fn late(&self) {
-        self.soft
-            .with(|shard, now| shard.local.end_waiting((&mut shard.nic, &mut shard.env), now + PATIENCE + 1));
+        for _ in 0..PATIENCE {
+            self.soft.with(|shard, now| shard.local.end_waiting((&mut shard.nic, &mut shard.env), now));
+        }
     }
 
     fn path(&self, qp: &Qp) -> Path {
@@ -491,6 +492,24 @@ fn nobody_else_has_a_say() {
         }
         steps.pop();
     }
+}
+
+/// A card that the scheduler leaves out for long finds its peer's proposal there, if it looks once more.
+#[test]
+fn who_looks_late_has_not_waited() {
+    let world = World::new();
+    let mut run = world.run([vec![Act::Connect, Act::Send], vec![Act::Connect, Act::Send]]);
+    let [card, _, _] = &world.cards;
+    let begun = clock::now();
+    assert!(run.step(0, Step::Next) && run.step(0, Step::Next));
+    let path_at = |later: Nanos| {
+        card.soft.with(|shard, _| {
+            shard.local.check((&mut shard.nic, &mut shard.env), begun + later * 1_000_000_000);
+        });
+        card.path(&run.qps[0])
+    };
+    assert_eq!([9, 18, 27].map(path_at), [Path::Asking; 3]);
+    assert_eq!(path_at(36), Path::Wire);
 }
 
 /// RC's retries would be over after 0.6 s; a process that the scheduler leaves out for so long is not gone.

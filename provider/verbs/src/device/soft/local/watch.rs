@@ -3,19 +3,20 @@
 //! Owns when it is looked, and what follows.
 
 use starverbs_backend::{ChannelNews, SessionId};
-use starverbs_core::{Nanos, Qpn};
+use starverbs_core::Nanos;
 
+use super::agreement::PATIENCE;
 use super::channels::Channels;
 use super::turn::{self, with_end};
-use super::{LocalHost, Ours, Path, QpEntry};
+use super::{LocalHost, Path, QpEntry};
 use crate::device::soft::env::NicEnv;
 
 /// How often it is looked whether a peer is silent.
 const CHECK: Nanos = 50_000_000;
 
-/// A QP with a preference waits so much longer for its peer's proposal: the peer may wait for its role, by
-/// packets, and send no request before.
-const ROLES_WAIT: Nanos = 2_000_000_000;
+/// For how many looks a QP with a preference, and without a request, waits for its peer's proposal: the peer
+/// may wait for its role, by packets, and send no request before.
+const ROLES_PATIENCE: u32 = 40 + PATIENCE;
 
 impl LocalHost {
     /// Something has become of a channel.
@@ -120,14 +121,16 @@ impl LocalHost {
     /// has sent a packet.
     #[cold]
     pub(super) fn end_waiting(&mut self, (nic, env): NicEnv<'_>, now: Nanos) {
-        let late = |ours: &Option<Ours>, by| ours.is_some_and(|ours| ours.until + by <= now);
-        let asking = self.qps.iter().filter(|(_, entry)| entry.path == Path::Asking);
-        let over = asking.filter(|(qpn, entry)| {
-            let waits = late(&entry.ours, 0) && nic.has_posts(**qpn);
-            let asks = entry.preference.is_some() && late(&entry.ours, ROLES_WAIT);
-            !nic.is_held(**qpn) || waits || asks
-        });
-        let over: Vec<Qpn> = over.map(|(qpn, _)| *qpn).collect();
+        let mut over = Vec::new();
+        for (qpn, entry) in self.qps.iter_mut().filter(|(_, entry)| entry.path == Path::Asking) {
+            let (posts, asks) = (nic.has_posts(*qpn), entry.preference.is_some());
+            let Some(ours) = &mut entry.ours else { continue };
+            ours.waited += u32::from(posts || asks);
+            let patience = if posts { PATIENCE } else { ROLES_PATIENCE };
+            if !nic.is_held(*qpn) || ours.waited >= patience {
+                over.push(*qpn);
+            }
+        }
         for qpn in over {
             self.use_wire((nic, env), qpn, now);
         }
