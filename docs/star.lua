@@ -11,7 +11,7 @@ local star = Proto("star", "StaR (stateless RDMA)")
 
 local PTYPES = {
 	[1] = "WQEP", [2] = "EA", [3] = "RD", [4] = "RDA", [5] = "GD", [6] = "GDA", [7] = "CQEP", [8] = "WQEPS",
-	[9] = "RDC", [10] = "RDAS", [11] = "RDCS", [12] = "SEVERAL",
+	[9] = "RDC", [10] = "RDAS", [11] = "RDCS", [12] = "SEVERAL", [13] = "ED",
 }
 local OPTS = { [0] = "SEND", [1] = "RECV", [2] = "WRITE", [3] = "READ" }
 local CONTROLS = {
@@ -52,6 +52,7 @@ local f = {
 	slot_count = ProtoField.uint64("star.slots.count", "Slots, the gate's included", base.DEC),
 	token = ProtoField.uint64("star.token", "Token", base.HEX),
 	opcode = ProtoField.uint8("star.wqe.opcode", "Op-code", base.DEC, OPCODES),
+	eager = ProtoField.bool("star.wqe.eager", "Its data follows", 8, nil, 0x01),
 	wqe_flags = ProtoField.uint8("star.wqe.flags", "Flags", base.HEX),
 	num_sge = ProtoField.uint8("star.wqe.num_sge", "SGEs", base.DEC),
 	wqe_len = ProtoField.uint32("star.wqe.length", "Length", base.DEC),
@@ -194,6 +195,7 @@ local function records(data, tree)
 		tree:add(f.opcode, data(at + 4, 1))
 		tree:add(f.wqe_flags, data(at + 5, 1))
 		tree:add(f.num_sge, data(at + 6, 1))
+		tree:add(f.eager, data(at + 7, 1))
 		tree:add(f.wqe_len, data(at + 8, 4))
 		at = at + 12
 		if not recv and (code == 3 or code == 9) and at + 4 <= data:len() then

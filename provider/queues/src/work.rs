@@ -136,6 +136,8 @@ bitflags! {
 impl SendFlags {
     /// The card's own request among a program's: it completes to nobody. No bit of a program's.
     pub const CARD: SendFlags = SendFlags(1 << 7);
+    /// Between cards: the request's data is on its way, and need not be asked for. No bit of a program's.
+    pub const EAGER: SendFlags = SendFlags(1 << 6);
 }
 
 /// One piece of local memory in a work request: `struct ibv_sge`.

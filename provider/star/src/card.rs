@@ -269,7 +269,7 @@ impl<E: CardEnv> Turn<'_, E> {
     #[cold]
     fn awaits_context(&mut self, source: &Gid, packet: &StarPacket<'_>) -> bool {
         let header = packet.header;
-        let asks = matches!(header.ptype, Ptype::Wqep | Ptype::Wqeps) && !header.migrate;
+        let asks = matches!(header.ptype, Ptype::Wqep | Ptype::Wqeps | Ptype::Ed) && !header.migrate;
         let (head, meta) =
             (StarHead::to_stateful(header), FrameMeta { src: *source, ..FrameMeta::default() });
         asks && self.nic.await_context(self.env, self.now, header.qpn, &meta, [head.bytes(), packet.data])

@@ -4,7 +4,7 @@ use starverbs_core::{Psn, QPN_MASK};
 
 /// Version of the protocol, in Offer and Change. Connections of cards of different versions are plain RoCEv2,
 /// and stay so. Those before 3 and later ones do not understand each other's offers.
-pub const VERSION: u8 = 15;
+pub const VERSION: u8 = 16;
 
 /// What a card sends. It understands both, so each end may choose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

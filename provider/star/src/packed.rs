@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! queue 1 (1: receive) | 0 7 | sequence 24
-//! op-code 8 | flags 8 | number of SGEs 8 | 0 8
+//! op-code 8 | flags 8 | number of SGEs 8 | 0 7 | its data follows in EDs 1
 //! length 32
 //!          SEND with immediate data, or with a key: that, 32
 //!          other sends but SEND: address 64, operands 64 and 64, rkey 32, immediate data 32, two words
@@ -28,6 +28,8 @@ const SEND_HEAD: usize = 4 + WQE_HEAD;
 const RECV_HEAD: usize = 12;
 /// Bytes of the largest record.
 pub const MAX_RECORD: usize = SEND_HEAD + SMALL_INLINE;
+/// Longest message, bytes, whose data may follow its WQE.
+pub const MOST_EAGER: u32 = 16 << 10;
 /// The bit of the receive queue.
 const OF_RECV: u32 = 1 << 31;
 
@@ -96,7 +98,8 @@ impl PackedWqes {
         })
     }
 
-    /// A send without the INLINE flag. `None`: as of [`push_recv`](PackedWqes::push_recv).
+    /// A send without the INLINE flag; with the EAGER flag, its data follows. `None`: as of
+    /// [`push_recv`](PackedWqes::push_recv).
     pub fn push_send(&mut self, seq: Psn, wqe: &SendWqe, sges: &[Sge]) -> Option<()> {
         if sges.len() > MAX_SGE {
             return None;
@@ -132,9 +135,16 @@ fn is_short(op: SendOp) -> bool {
     matches!(op, SendOp::Send | SendOp::SendImm | SendOp::SendInv)
 }
 
+/// Whether a WQE's data may follow it: a SEND's, from one SGE, and not much.
+pub fn may_be_eager(wqe: &SendWqe) -> bool {
+    let is_one = wqe.op.is_send() && wqe.num_sge == 1 && !wqe.flags.contains(SendFlags::INLINE);
+    is_one && (1..=MOST_EAGER).contains(&wqe.length)
+}
+
 fn send_head(seq: Psn, wqe: &SendWqe, (num_sge, length): (u8, u32), out: &mut Writer<'_>) -> Option<()> {
     out.word(seq.get())?;
-    out.bytes(&[wqe.op as u8, wqe.flags.bits(), num_sge, 0])?;
+    let eager = wqe.flags.contains(SendFlags::EAGER);
+    out.bytes(&[wqe.op as u8, (wqe.flags - SendFlags::EAGER).bits(), num_sge, u8::from(eager)])?;
     out.word(length)?;
     match wqe.op {
         SendOp::Send => return Some(()),
@@ -204,9 +214,9 @@ fn record<'a>(from: &mut WqeReader<'a>) -> Option<PackedWqe<'a>> {
     let word = from.word()?;
     let recv = word & OF_RECV != 0;
     let seq = word & !OF_RECV;
-    let [code, flags, num_sge, zero] = from.bytes()?;
+    let [code, flags, num_sge, eager] = from.bytes()?;
     let flags = SendFlags::from_bits(flags)?;
-    if seq > QPN_MASK || zero != 0 || recv != (code == RECV) || recv && !flags.is_empty() {
+    if seq > QPN_MASK || eager > 1 || recv != (code == RECV) || recv && !(flags.is_empty() && eager == 0) {
         return None;
     }
     let length = from.word()?;
@@ -214,6 +224,12 @@ fn record<'a>(from: &mut WqeReader<'a>) -> Option<PackedWqe<'a>> {
     if !recv {
         wqe.op = op_of(code)?;
         rest_of_send(&mut wqe, from)?;
+    }
+    if eager == 1 {
+        if !may_be_eager(&wqe) {
+            return None;
+        }
+        wqe.flags |= SendFlags::EAGER;
     }
     let body = if flags.contains(SendFlags::INLINE) {
         if num_sge != 0 || length as usize > SMALL_INLINE {

@@ -158,3 +158,36 @@ fn a_short_receive_is_the_record_that_it_is() {
         assert!(short(&bytes).is_none_or(|found| general(&bytes) == Some(found)), "{at} {bit}");
     }
 }
+
+/// Nobody waits for data that no card would send behind its WQE.
+#[test]
+fn the_data_of_a_short_send_alone_follows_it() {
+    let plain = SendWqe { num_sge: 1, length: 600, flags: SendFlags::EAGER, ..SendWqe::default() };
+    let send = SendWqe { op: SendOp::Send, ..plain };
+    let sge = |len| Sge { addr: 1, len, lkey: 2 };
+    let comes = |wqe: &SendWqe, sges: &[Sge]| {
+        let mut batch = PackedWqes::new(ROOM);
+        batch.push_send(Psn::new(1), wqe, sges).unwrap();
+        let record = Records::new(batch.bytes()).next().unwrap();
+        record.map(|record| record.wqe.wqe.flags)
+    };
+    assert_eq!(comes(&send, &[sge(600)]), Some(SendFlags::EAGER));
+    assert_eq!(comes(&SendWqe { op: SendOp::SendInv, ..send }, &[sge(MOST_EAGER)]), Some(SendFlags::EAGER));
+    for op in [SendOp::Write, SendOp::WriteImm, SendOp::Read, SendOp::FetchAdd, SendOp::Rpc, SendOp::RpcWrite]
+    {
+        assert_eq!(comes(&SendWqe { op, ..plain }, &[sge(8)]), None, "{op:?}");
+    }
+    for sges in [&[][..], &[sge(0)], &[sge(MOST_EAGER + 1)], &[sge(1), sge(1)]] {
+        assert_eq!(comes(&send, sges), None, "{sges:?}");
+    }
+    let mut batch = PackedWqes::new(ROOM);
+    batch.push_recv(Psn::new(1), &[sge(600)]).unwrap();
+    for (kind, known) in [(RECV, false), (SendOp::Send as u8, true)] {
+        for byte in 1..=2 {
+            let mut bytes = batch.bytes().to_vec();
+            (bytes[4], bytes[7]) = (kind, byte);
+            bytes[0] = if known { 0 } else { bytes[0] };
+            assert_eq!(Records::new(&bytes).next().unwrap().is_some(), known && byte == 1, "{kind} {byte}");
+        }
+    }
+}

@@ -493,7 +493,7 @@ impl RuleRegistry {
             }
             Ptype::Gd => stats.star_sent_gd.inc(),
             Ptype::Cqep => stats.star_sent_cqep.inc(),
-            Ptype::Wqep | Ptype::Wqeps | Ptype::Ea | Ptype::Rda | Ptype::Rdas | Ptype::Gda => (),
+            Ptype::Wqep | Ptype::Wqeps | Ptype::Ea | Ptype::Rda | Ptype::Rdas | Ptype::Gda | Ptype::Ed => (),
         }
         if let Claim::Memory { rule, .. } | Claim::WithSlots { rule, .. } = claim
             && let Some(slot) = self.slots.get_mut(rule.slot as usize)

@@ -16,6 +16,7 @@
 mod answers;
 mod begin;
 mod clock;
+mod eager;
 mod events;
 mod failing;
 mod fetch;

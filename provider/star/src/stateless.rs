@@ -79,7 +79,9 @@ pub fn handle<E: StarEnv>(
                 Ptype::Gd => job.gather(),
                 Ptype::Cqep => job.complete(packet.data),
                 Ptype::Ea => job.stored(),
-                Ptype::Wqep | Ptype::Wqeps | Ptype::Rda | Ptype::Rdas | Ptype::Gda => Err(Discard::Bad),
+                Ptype::Wqep | Ptype::Wqeps | Ptype::Rda | Ptype::Rdas | Ptype::Gda | Ptype::Ed => {
+                    Err(Discard::Bad)
+                }
             };
             if let Some((slot, number)) = job.owed.passed.take() {
                 job.go_on(slot, number);
@@ -538,6 +540,27 @@ pub fn send_wqeps<E: StarEnv>(env: &mut E, to: &SfPeer, batch: &PackedWqes) {
     };
     let head = StarHead::to_stateful(header);
     env.send_star(to.dest(), &head, batch.bytes(), &[], false);
+}
+
+/// Sends data of the send WQE `seq`, which has just left, for the host: these bytes of host memory, which lie
+/// at `addr` by the WQE's SGE.
+pub fn send_eager<E: StarEnv>(env: &mut E, to: &SfPeer, seq: Psn, addr: u64, bytes: Seg) {
+    env.begin_payload();
+    /* as if it were lost on the wire */
+    let Some(payload) = env.dma_read(bytes) else { return };
+    let header = StarHeader {
+        ptype: Ptype::Ed,
+        opt: Opt::Send,
+        migrate: false,
+        ack: false,
+        qpn: to.qpn,
+        epoch: (to.epoch & 0xff) as u8,
+        psn: seq,
+        addr,
+        len: bytes.len as u16,
+    };
+    /* a buffer that is being sent stays as it is */
+    env.send_star(to.dest(), &StarHead::to_stateful(header), &[], &[payload], false);
 }
 
 /// Sends a control message to the peer's QP `to`, or the answer to one.

@@ -101,6 +101,8 @@ pub enum Ptype {
     Rdas = 10,
     /// SF to SL, not the paper's: several RDCs, see [`bundle`](super::bundle)
     Rdcs = 11,
+    /// SL to SF, not the paper's: data of a WQE that left just before, for which SF has not asked
+    Ed = 13,
 }
 
 impl Ptype {
@@ -117,6 +119,7 @@ impl Ptype {
             9 => Ptype::Rdc,
             10 => Ptype::Rdas,
             11 => Ptype::Rdcs,
+            13 => Ptype::Ed,
             _ => return None,
         })
     }
@@ -191,9 +194,10 @@ pub struct StarHeader {
     pub qpn: Qpn,
     /// Low byte of the connection's epoch
     pub epoch: u8,
-    /// WQEP, CQEP and EA: sequence in the queue. Control messages: their sequence. Others: SF's own.
+    /// WQEP, CQEP, EA and ED: sequence in the queue. Control messages: their sequence. Others: SF's own.
     pub psn: Psn,
-    /// RD and GD, and echoed: where in SL's memory. EA and CQEP for SL: what SF has stored, or 0
+    /// RD and GD, and echoed: where in SL's memory; in an ED as its WQE's SGE says it. EA and CQEP for SL:
+    /// what SF has stored, or 0
     pub addr: u64,
     /// Bytes of data; GD that is no atomic: bytes wanted; RDAS, and EA of several CQEPs: packets that it
     /// answers, the last of which is `psn`
@@ -381,7 +385,7 @@ const fn lane_of(first: u8) -> u8 {
         return 0;
     }
     match (Ptype::from_code(first >> 4), Opt::from_code(first >> 2)) {
-        (Some(Ptype::Wqep), Opt::Recv) | (Some(Ptype::Wqeps), _) => 1,
+        (Some(Ptype::Wqep), Opt::Recv) | (Some(Ptype::Wqeps | Ptype::Ed), _) => 1,
         (Some(Ptype::Wqep), _) => 2,
         (Some(Ptype::Ea), _) => 3,
         (Some(Ptype::Cqep), _) => 4,
@@ -501,13 +505,13 @@ struct PacketShape {
 impl PacketShape {
     /// `None`: there is no such packet to that half.
     fn of(side: CardHalf, header: &StarHeader) -> Option<PacketShape> {
-        use Ptype::{Cqep, Ea, Gd, Gda, Rd, Rda, Rdas, Rdc, Rdcs, Wqep, Wqeps};
+        use Ptype::{Cqep, Ea, Ed, Gd, Gda, Rd, Rda, Rdas, Rdc, Rdcs, Wqep, Wqeps};
         let (prefix, data) = match (side, header.migrate, header.ptype) {
             (CardHalf::Stateless, false, Rd | Cqep | Rdc | Rdcs) => (true, true),
             /* an atomic brings its operands, which LEN counts; eight bytes are wanted */
             (CardHalf::Stateless, false, Gd) => (true, header.opt == Opt::Recv),
             (CardHalf::Stateless, false, Ea) => (true, false),
-            (CardHalf::Stateful, false, Wqep | Wqeps | Gda) => (false, true),
+            (CardHalf::Stateful, false, Wqep | Wqeps | Gda | Ed) => (false, true),
             (CardHalf::Stateful, false, Ea | Rda | Rdas) => (false, false),
             (CardHalf::Stateful, true, Wqep) => (true, true),
             /* a sealed one has data */

@@ -217,6 +217,9 @@ fn the_first_bytes_say_where_a_packet_belongs() {
     let to_sl = |ptype, opt| StarHead::to_stateless(of(ptype, opt), prefix, &Token::NONE);
     let lane_of = |head: StarHead| lane(head.bytes());
     assert_eq!(lane_of(to_sl(Ptype::Gd, Opt::Send)), lane_of(to_sl(Ptype::Gd, Opt::Recv)));
+    let [wqes, eager] =
+        [Ptype::Wqeps, Ptype::Ed].map(|ptype| lane_of(StarHead::to_stateful(of(ptype, Opt::Send))));
+    assert_eq!(wqes, eager, "data follows its WQE");
     let lanes = [
         lane_of(StarHead::control(1, prefix, Psn::new(0), 0)),
         lane_of(to_sl(Ptype::Rd, Opt::Send)),

@@ -233,7 +233,7 @@ impl World {
 
     fn speak(&mut self) -> Vec<StarFrame> {
         let host = &mut self.net.hosts[SL];
-        self.sl.poll_transmit(&mut host.env, self.now, host.nic.memory());
+        self.sl.poll_transmit(&mut host.env, self.now, host.nic.memory(), true);
         while self.on_sf(|sf, card| sf.transmit(card)) == TransmitStatus::More {}
         self.on_sf(|sf, card| sf.acknowledge(card));
         self.net.hosts.iter_mut().flat_map(|host| host.env.flush_star()).collect()

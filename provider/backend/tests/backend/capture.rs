@@ -287,6 +287,7 @@ fn send_everything(settings: &Settings) -> Vec<String> {
     say(Ptype::Cqep, Opt::Send, &CqeMsg { slot: 64, ..CqeMsg::default() }.encode());
     let one = |data: &[u8]| [&[0; 8][..], &(data.len() as u32).to_be_bytes(), &carried, data].concat();
     say(Ptype::Rdcs, Opt::Send, &[one(b"fives"), one(b"")].concat());
+    say(Ptype::Ed, Opt::Send, b"data");
     for (control, _) in controls() {
         let head = StarHead::control(0x123, prefix, Psn::new(psn), control.len() as u16);
         tx.send(&to, 40_100, &head, &control, Payload::EMPTY, false);
@@ -310,6 +311,7 @@ fn send_everything(settings: &Settings) -> Vec<String> {
         "GDA RECV QPN 0x000123 PSN 13 early",
         "CQEP SEND QPN 0x000123 PSN 14 success",
         "RDCS SEND QPN 0x000123 PSN 15 completion 77 5 bytes completion 77 0 bytes",
+        "ED SEND QPN 0x000123 PSN 16",
     ]
     .map(str::to_owned)
     .into();

@@ -78,14 +78,14 @@ impl BoardSq {
         let sq = &self.0;
         let slot = index & sq.mask;
         let mut wqe = self.head(slot);
-        let (is_sound, is_own) = (self.is_sound(index, &wqe), wqe.flags.contains(SendFlags::CARD));
+        let flags = SendFlags::from_bits_truncate(wqe.flags.bits());
+        let (is_sound, is_clean) = (self.is_sound(index, &wqe), wqe.flags == flags);
         if !is_sound {
             sq.counters.inc(COUNTER_MALFORMED);
             wqe = SendWqe { op: SendOp::Malformed, num_sge: 0, length: 0, ..wqe };
         }
-        if !is_sound || is_own {
-            /* that bit is no client's: who sets it has set none */
-            let flags = SendFlags::from_bits_truncate(wqe.flags.bits());
+        if !is_sound || !is_clean {
+            /* other bits are no client's: who sets them has set none */
             sq.copies[slot as usize * sq.stride].set(transmute!(SendWqe { flags, ..wqe }));
         }
         sq.counters.inc(COUNTER_SEND_FETCHES);

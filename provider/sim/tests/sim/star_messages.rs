@@ -92,7 +92,7 @@ impl Talk {
     /// Messages since the last call, with their sequences.
     fn sent(&mut self) -> Vec<(u32, Control)> {
         let host = &mut self.net.hosts[0];
-        self.sl.poll_transmit(&mut host.env, self.now, host.nic.memory());
+        self.sl.poll_transmit(&mut host.env, self.now, host.nic.memory(), true);
         let frames = self.net.hosts[0].env.flush_star();
         let packets =
             frames.iter().map(|f| StarPacket::open(CardHalf::Stateful, &f.path, &f.bytes).expect("good"));
@@ -238,7 +238,7 @@ fn events_of_the_card_may_be_lost() {
     talk.sl.handle_doorbell(talk.now);
     for _ in 0..2 {
         let host = &mut talk.net.hosts[0];
-        talk.sl.poll_transmit(&mut host.env, talk.now, host.nic.memory());
+        talk.sl.poll_transmit(&mut host.env, talk.now, host.nic.memory(), true);
         assert_eq!(talk.net.hosts[0].env.flush_star().len(), 1, "nobody says that it is stored");
         talk.now = talk.sl.next_deadline().expect("it goes again");
         talk.sl.handle_timeout(&mut talk.net.hosts[0].env, talk.now);

@@ -2,15 +2,15 @@
 
 use starverbs_core::env::{RecvQueue, SendQueue};
 use starverbs_core::mr::MrTable;
-use starverbs_core::{Nanos, Psn, SendFlags, SendOp, SendWqe, Sge};
+use starverbs_core::{Nanos, Psn, Seg, SendFlags, SendOp, SendWqe, Sge};
 
 use crate::env::StarEnv;
 use crate::form::Form;
 use crate::message::{
     INLINE_KEPT, MAX_SGE, SMALL_INLINE, SMALL_WQE, encode_inline, encode_recv, encode_send, inline_room,
 };
-use crate::packed::{PackedWqes, recv_len};
-use crate::stateless::{send_wqep, send_wqeps};
+use crate::packed::{PackedWqes, may_be_eager, recv_len};
+use crate::stateless::{send_eager, send_wqep, send_wqeps};
 use crate::wire::{Opt, Queue};
 
 use super::{SlQp, SlState};
@@ -23,6 +23,8 @@ const FEW_RECVS: u32 = 1;
 enum Added {
     /// It is there
     Done,
+    /// It is there, and its data is to follow
+    Eager,
     /// It has left in a packet of its own
     Alone,
     /// The packet has to leave first
@@ -33,12 +35,12 @@ enum Added {
 
 impl<E: StarEnv> SlQp<E> {
     /// Sends WQEs that are posted and not sent, as far as the port takes them and SF has answered the rules.
-    pub(super) fn supply(&mut self, env: &mut E, now: Nanos, memory: &MrTable<E::Mrs>) {
+    pub(super) fn supply(&mut self, env: &mut E, now: Nanos, memory: &MrTable<E::Mrs>, alone: bool) {
         if self.state != SlState::Ready || self.quiescing || self.is_closed() {
             return;
         }
         match self.init.form {
-            Form::Packed => self.supply_packed(env, now, memory),
+            Form::Packed => self.supply_packed(env, now, memory, alone),
             Form::Paper => self.supply_paper(env, now),
         }
         let looks = self.looks_for_recvs() && self.recv.has_room() && self.may_take();
@@ -59,7 +61,7 @@ impl<E: StarEnv> SlQp<E> {
     }
 
     /// Receives first: the other end may need them for what the sends bring about.
-    fn supply_packed(&mut self, env: &mut E, now: Nanos, memory: &MrTable<E::Mrs>) {
+    fn supply_packed(&mut self, env: &mut E, now: Nanos, memory: &MrTable<E::Mrs>, alone: bool) {
         let mut room = env.can_send_star();
         let sends = room && self.may_send();
         let mut found = room && self.looks_for_recvs() && (sends || !self.holds_recvs()) && self.take_recv();
@@ -67,6 +69,7 @@ impl<E: StarEnv> SlQp<E> {
             return;
         }
         let mut batch = self.new_batch();
+        let mut eager = None;
         while found && room {
             self.add_recv(&mut batch, self.recv.next);
             self.note_recv(now);
@@ -78,12 +81,16 @@ impl<E: StarEnv> SlQp<E> {
         while room && self.may_send() {
             let carried = self.carries_next();
             let added = if carried {
-                self.add_send(env, &mut batch, self.send.next, Some(memory))
+                self.add_send(env, &mut batch, self.send.next, Some(memory), alone && eager.is_none())
             } else {
                 Added::Never
             };
             match added {
                 Added::Done => self.note_send(now),
+                Added::Eager => {
+                    eager = Some(self.send.next);
+                    self.note_send(now);
+                }
                 Added::Alone => {
                     self.note_send(now);
                     room = env.can_send_star();
@@ -96,6 +103,9 @@ impl<E: StarEnv> SlQp<E> {
             }
         }
         self.ship(env, &mut batch);
+        if let Some(seq) = eager {
+            self.send_data(env, seq, memory);
+        }
     }
 
     /// Sends WQEs of a queue again that SF has not stored: `most` from `low` on, and as many receives more as
@@ -125,8 +135,8 @@ impl<E: StarEnv> SlQp<E> {
     fn add_again(&mut self, env: &mut E, batch: &mut PackedWqes, (queue, seq): (Queue, u32)) {
         match queue {
             Queue::Send => {
-                if self.add_send(env, batch, seq, None) == Added::Full && self.ship(env, batch) {
-                    self.add_send(env, batch, seq, None);
+                if self.add_send(env, batch, seq, None, false) == Added::Full && self.ship(env, batch) {
+                    self.add_send(env, batch, seq, None, false);
                 }
             }
             Queue::Recv => {
@@ -211,13 +221,14 @@ impl<E: StarEnv> SlQp<E> {
     }
 
     /// With `memory`, a send that is short takes its data along, as if it were inline: SF need not ask for
-    /// it.
+    /// it. `alone`: so does a longer one, behind it.
     fn add_send(
         &mut self,
         env: &mut E,
         batch: &mut PackedWqes,
         seq: u32,
         memory: Option<&MrTable<E::Mrs>>,
+        alone: bool,
     ) -> Added {
         let (psn, index) = (Psn::new(seq), self.index(seq));
         let mut wqe = self.init.sq.wqe(index);
@@ -230,6 +241,7 @@ impl<E: StarEnv> SlQp<E> {
             self.fenced = self.send.una;
         }
         let inline = wqe.flags.contains(SendFlags::INLINE).then(|| self.init.sq.inline(index));
+        let mut done = Added::Done;
         let added = match inline {
             Some(bytes) if bytes.len as usize <= SMALL_INLINE => {
                 let mut there = true;
@@ -262,11 +274,17 @@ impl<E: StarEnv> SlQp<E> {
                 let sges = &sges[..count];
                 let added =
                     memory.and_then(|memory| self.add_with_data(env, batch, (psn, &wqe), sges, memory));
-                added.unwrap_or_else(|| batch.push_send(psn, &wqe, sges))
+                added.unwrap_or_else(|| {
+                    if alone && self.is_eager(seq, &wqe) {
+                        wqe.flags |= SendFlags::EAGER;
+                        done = Added::Eager;
+                    }
+                    batch.push_send(psn, &wqe, sges)
+                })
             }
         };
         match added {
-            Some(()) => Added::Done,
+            Some(()) => done,
             None if batch.is_empty() => Added::Never,
             None => Added::Full,
         }
@@ -307,6 +325,33 @@ impl<E: StarEnv> SlQp<E> {
         let with_data = SendWqe { flags: wqe.flags | SendFlags::INLINE, ..*wqe };
         let added = batch.push_inline(seq, &with_data, wqe.length, gather);
         there.then_some(added)
+    }
+
+    /// Whether the data of a send that leaves as the last of what is posted follows it: there is not much,
+    /// and SF has all before it, so that one message is under way in this manner at a time.
+    fn is_eager(&self, seq: u32, wqe: &SendWqe) -> bool {
+        let last = seq.wrapping_add(1) == self.posted();
+        last && may_be_eager(wqe) && self.send.unanswered() == 0 && !self.is_fenced()
+    }
+
+    /// The data of a send follows it, as SF would ask for it. What finds no room is lost, as on the wire.
+    fn send_data(&self, env: &mut E, seq: u32, memory: &MrTable<E::Mrs>) {
+        let ([sge, ..], _) = self.sges_of(self.index(seq));
+        let Ok(addr) = memory.resolve_local(sge.lkey, self.init.setup.pd, sge.addr, sge.len, false) else {
+            return;
+        };
+        let (each, mut offset) = (self.init.setup.mtu.bytes(), 0);
+        while offset < sge.len && env.can_send_star() {
+            let (len, at) = (each.min(sge.len - offset), u64::from(offset));
+            send_eager(
+                env,
+                &self.peer,
+                Psn::new(seq),
+                sge.addr.wrapping_add(at),
+                Seg { addr: addr + at, len },
+            );
+            offset += len;
+        }
     }
 
     /// SGEs of a send; one more than a packet takes: such a WQE is refused, not cut.

@@ -21,13 +21,13 @@ const BURST: u32 = 16;
 const MAX_PROBES: u32 = 128;
 
 impl<E: StarEnv> SlQp<E> {
-    /// Sends what is due, after any other call; `memory` is that of the process. True: more waits for room in
-    /// the port.
-    pub fn poll_transmit(&mut self, env: &mut E, now: Nanos, memory: &MrTable<E::Mrs>) -> bool {
+    /// Sends what is due, after any other call; `memory` is that of the process. `alone`: no other connection
+    /// of the card waits for an answer. True: more waits for room in the port.
+    pub fn poll_transmit(&mut self, env: &mut E, now: Nanos, memory: &MrTable<E::Mrs>, alone: bool) -> bool {
         if !self.send_messages(env, now) {
             return true;
         }
-        self.supply(env, now, memory);
+        self.supply(env, now, memory, alone);
         self.has_more()
     }
 

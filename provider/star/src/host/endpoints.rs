@@ -308,11 +308,15 @@ impl<E: EndpointHost> Endpoints<E> {
         if end.qp.must_send_sum() {
             end.qp.send_sum(turn.env, turn.now, self.rules.sum(end.released.init.pd));
         }
-        if end.qp.may_outrun(self.answers.data_owed()) {
-            /* SF has no place for more receives before it knows that those before are done */
+        /* the pace of many is SF's, and their small packets share frames */
+        let alone = self.unanswered == end.unanswered && self.ready.is_empty();
+        let owed = self.answers.data_owed();
+        if owed > 0 && (end.qp.may_outrun(owed) || alone && !end.qp.has_small_backlog()) {
+            /* SF has no place for more receives before it knows that those before are done; and they would be
+             * behind data that follows its WQE, in frames of its own */
             self.answers.send_owed(turn.env);
         }
-        let more = end.qp.poll_transmit(turn.env, turn.now, turn.nic.memory());
+        let more = end.qp.poll_transmit(turn.env, turn.now, turn.nic.memory(), alone);
         let unanswered = end.qp.unanswered();
         self.unanswered = self.unanswered - end.unanswered + unanswered;
         end.unanswered = unanswered;

@@ -78,6 +78,7 @@ impl<E: StarEnv> Stateful<E> {
                     || self.answered(card, packet)
             }
             Ptype::Rdas => self.answered_all(card, header),
+            Ptype::Ed => self.take_eager(card, packet),
             Ptype::Rd | Ptype::Rdc | Ptype::Rdcs | Ptype::Gd | Ptype::Cqep => false,
         }
     }
@@ -227,12 +228,23 @@ impl<E: StarEnv> Stateful<E> {
             self.window.refuse(header.psn);
             return true;
         }
-        if let Err(status) = self.place(card, &entry, &op, data) {
-            self.abandon(card, entry.of, entry.wqe, status);
-            return true;
-        }
-        self.count_answer(card, header.psn);
+        self.place_answer(card, header.psn, &entry, data);
         true
+    }
+
+    /// A packet's data is here, or its answer needs none.
+    pub(super) fn place_answer(
+        &mut self,
+        card: &mut CardCtx<'_, E>,
+        psn: Psn,
+        entry: &InFlight,
+        data: &[u8],
+    ) {
+        let op = *self.streams[entry.of as usize].get(entry.wqe);
+        match self.place(card, entry, &op, data) {
+            Ok(()) => self.count_answer(card, psn),
+            Err(status) => self.abandon(card, entry.of, entry.wqe, status),
+        }
     }
 
     /// SL's card has neither done nor kept a packet, as one before it is missing there: lost, or late, which

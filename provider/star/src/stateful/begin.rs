@@ -457,6 +457,7 @@ impl<E: StarEnv> Stateful<E> {
             class: OrderClass::Send,
             recv: Some(index),
             length: wqe.length,
+            eager: wqe.flags.contains(SendFlags::EAGER),
             ..WqeProgress::default()
         };
         if u64::from(wqe.length) > room {

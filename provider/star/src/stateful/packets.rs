@@ -68,8 +68,8 @@ impl<E: StarEnv> Stateful<E> {
             };
             if !sends {
                 let rest = if self.crowded { TransmitStatus::Crowded } else { TransmitStatus::Idle };
-                let waits =
-                    self.window.in_flight() <= before && !self.crowded && self.local.form != Form::Paper;
+                let sent = self.window.in_flight() > before && !self.window.ends_eager();
+                let waits = !sent && !self.crowded && self.local.form != Form::Paper;
                 return if waits { self.left() } else { self.end_turn(card, rest) };
             }
         }
@@ -268,7 +268,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Gives whether something was done.
-    fn step(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> bool {
+    pub(super) fn step(&mut self, card: &mut CardCtx<'_, E>, of: Of) -> bool {
         if self.state != QpState::Rts || self.streams[of as usize].stopped {
             return false;
         }
@@ -356,6 +356,7 @@ impl<E: StarEnv> Stateful<E> {
             addr,
             rule,
             quiet: op.quiet,
+            eager: op.eager,
             ..InFlight::default()
         };
         if !self.is_admitted(card, fresh.cost()) {
@@ -376,11 +377,16 @@ impl<E: StarEnv> Stateful<E> {
         room
     }
 
-    /// A packet of a WQE that was admitted, and for which the window has room, leaves for the first time.
+    /// A packet of a WQE that was admitted, and for which the window has room, leaves for the first time, or
+    /// need not, as its answer comes by itself.
     pub(super) fn launch(&mut self, card: &mut CardCtx<'_, E>, fresh: &InFlight, op: &WqeProgress) {
         self.asks(card.now);
         let psn = self.window.push(*fresh, card.now);
-        match self.send_entry(card, psn, fresh, op) {
+        if fresh.eager && fresh.offset == 0 {
+            self.stream(fresh.of).op(fresh.wqe).number = psn.get();
+        }
+        let sent = if fresh.eager { Ok(()) } else { self.send_entry(card, psn, fresh, op) };
+        match sent {
             Ok(()) => self.arm(card.now + self.timeout(card)),
             Err(status) => self.abandon(card, fresh.of, fresh.wqe, status),
         }

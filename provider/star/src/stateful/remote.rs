@@ -5,7 +5,7 @@
 //! was seen to use, and stays. How deep it is its owner says, who has it with the queue's completions.
 
 use starverbs_core::env::Host;
-use starverbs_core::{NicError, Psn, SendOp, SendWqe, Sge};
+use starverbs_core::{NicError, Psn, SendFlags, SendOp, SendWqe, Sge};
 
 use super::Stateful;
 use super::places::Places;
@@ -275,6 +275,15 @@ impl RemoteQueue<SendWqe> {
         Some(*wqe)
     }
 
+    /// No data of WQE `seq` comes by itself.
+    pub(super) fn ask_for(&mut self, seq: Psn) {
+        if self.get(seq).is_some()
+            && let Some(wqe) = &mut self.slots[seq.get()].wqe
+        {
+            wqe.flags -= SendFlags::EAGER;
+        }
+    }
+
     /// The inline bytes of WQE `seq`.
     fn inline<'a>(&self, rare: &'a RareBox, seq: Psn) -> &'a [u8] {
         let (Some(wqe), Some(rare)) = (self.get(seq), rare.get()) else { return &[] };
@@ -303,7 +312,7 @@ impl<E: StarEnv> Stateful<E> {
 mod tests {
     use super::*;
     use crate::message::{MAX_INLINE, MAX_WQE, encode_recv, encode_send};
-    use starverbs_core::{QPN_MASK, SendFlags};
+    use starverbs_core::QPN_MASK;
     use std::vec::Vec;
 
     fn recv(room: &mut [u8; MAX_WQE], n: u64, sges: usize) -> Wqe<'_> {

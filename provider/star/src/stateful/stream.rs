@@ -76,6 +76,8 @@ pub(super) struct WqeProgress {
     pub(super) in_turn: bool,
     /// A SEND whose last packet's answer stands for all: the others ask for none when they leave first
     pub(super) quiet: bool,
+    /// A SEND of SL whose data comes without being asked for
+    pub(super) eager: bool,
     /// All its packets have left once
     pub(super) all: bool,
     /// Transmissions without an answer of packets that write to SL's memory and have one
@@ -104,7 +106,7 @@ pub(super) struct WqeProgress {
     /// Atomics of SL
     pub(super) carry: Carry,
     /// Atomics of SF: their number. What has turns: that of its first packet. RPC WRITEs: bytes that their
-    /// kernel has done with
+    /// kernel has done with. What comes without being asked for: the PSN of its first packet
     pub(super) number: u32,
     /// Not complete before. Of one that has not begun: it waits for a receive WQE since then
     pub(super) until: Nanos,

@@ -9,6 +9,7 @@ use starverbs_core::env::Host;
 use starverbs_core::nic::PACKET_OVERHEAD;
 use starverbs_core::{Nanos, Psn};
 
+use super::messages::ONE_BEFORE;
 use super::places::Places;
 use crate::registry::RuleRef;
 use crate::wire::PSN_STEP;
@@ -25,6 +26,8 @@ const LEAST: u32 = 4;
 const PLACES: u32 = 2;
 /// And most, as u16 counts them.
 const MOST: u32 = 1 << 15;
+/// Packets among which those of one WQE are looked for that did not leave: others may have left between them.
+const LOOKED_AT: usize = 256;
 
 /// Whose WQE a packet is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -88,6 +91,8 @@ pub(super) struct InFlight {
     pub(super) lapped: bool,
     /// It asked for no answer when it left first, or is behind such that did
     pub(super) quiet: bool,
+    /// It did not leave at first: what it would have asked for was on its way
+    pub(super) eager: bool,
 }
 
 const _: () = assert!(size_of::<InFlight>() == 64);
@@ -245,6 +250,11 @@ impl PacketWindow {
         (0..2).for_each(|n| self.ring.expect(env, next.wrapping_add(n)));
     }
 
+    /// Whether the newest packet did not leave.
+    pub(super) fn ends_eager(&self) -> bool {
+        !self.is_empty() && self.ring[number(self.next.plus(ONE_BEFORE))].eager
+    }
+
     /// What the packets in flight cost.
     pub(super) fn in_flight(&self) -> u32 {
         self.bytes
@@ -286,7 +296,7 @@ impl PacketWindow {
         self.ring[number(psn)] = InFlight {
             state: PacketState::Flight,
             tries: 1,
-            waiting: 1,
+            waiting: u8::from(!entry.eager),
             lapped: false,
             order,
             before: 0,
@@ -424,6 +434,16 @@ impl PacketWindow {
         let known = self.remembers(psn);
         let entry = known.then(|| &mut self.ring[number(psn)])?;
         (entry.state == PacketState::Done && entry.on_ack(copy(psn))).then_some(*entry)
+    }
+
+    /// Of the packets of WQE `wqe` of SL that did not leave, the first of which has this PSN, the one for
+    /// these bytes. `None`: it is answered.
+    pub(super) fn awaits(&self, first: Psn, wqe: u32, offset: u32) -> Option<(Psn, InFlight)> {
+        let is_here = !first.before(self.una) && first.before(self.next);
+        let first = if is_here { first } else { self.una };
+        let packets = self.each_from(first).map(|psn| (psn, self.ring[number(psn)]));
+        let mut packets = packets.take(LOOKED_AT).filter(|(_, entry)| entry.eager && entry.wqe == wqe);
+        packets.find(|(_, entry)| entry.offset == offset && entry.state != PacketState::Done)
     }
 
     /// Whether a packet with this PSN brought data to that place, as far as is known.

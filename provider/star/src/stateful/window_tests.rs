@@ -284,3 +284,36 @@ fn what_was_kept_has_no_short_answer() {
     assert_eq!(window.done(kept).and_then(|answered| answered.sent), None);
     assert!(window.is_empty() && window.in_flight() == 0);
 }
+
+/// What did not leave is answered by what comes by itself, which shows no time; what was asked for since is
+/// answered by its own answer.
+#[test]
+fn what_comes_by_itself_shows_no_time() {
+    let mut window = PacketWindow::new(512);
+    begin_at(&mut window, nth(Psn::new(0), NO_PSN / COPIES - 1));
+    let eager = |n: u32| InFlight { of: Of::Remote, offset: n * 100, eager: true, ..get(7) };
+    let read = push(&mut window, get(3), 1);
+    let first = push(&mut window, eager(0), 2);
+    assert!(window.ends_eager());
+    (0..100).for_each(|n| _ = push(&mut window, put(n), 3));
+    assert!(!window.ends_eager());
+    push(&mut window, eager(1), 4);
+    assert!(window.awaits(first, 8, 0).is_none() && window.awaits(first, 7, 50).is_none());
+    let (psn, entry) = window.awaits(first, 7, 100).expect("behind a hundred others");
+    assert_eq!((entry.offset, entry.copies()), (100, 0));
+    let answered = window.done(psn).unwrap();
+    assert_eq!((answered.sent, answered.overtaken), (None, 0));
+    assert!(window.awaits(first, 7, 100).is_none());
+    assert_eq!(window.infer(0), 0, "it says nothing of those before it");
+    /* one that never left costs nothing if it is lost */
+    (0..3).for_each(|n| _ = push(&mut window, get(9 + n), 10));
+    let newest = window.next.plus(NO_PSN);
+    assert_eq!(window.done(newest).unwrap().sent, Some(10));
+    assert_eq!(window.infer(1), get(3).cost(), "of the READ, and not of what did not leave");
+    assert_eq!(window.get(read).map(|entry| entry.state), Some(PacketState::Lost));
+    let (psn, entry) = window.awaits(first, 7, 0).expect("its data may still come");
+    assert_eq!((psn, entry.state), (first, PacketState::Lost));
+    let again = window.sent_again(first, 20);
+    let answered = window.done(again).unwrap();
+    assert_eq!((answered.entry.copies(), answered.sent), (0, Some(20)));
+}

@@ -203,7 +203,7 @@ fn star_memory(side: CardHalf, packet: &StarPacket<'_>) -> MemoryAccess {
         }
         Ptype::Rda | Ptype::Rdas => MemoryAccess { follows_writes: true, ..none },
         Ptype::Gd => none,
-        Ptype::Gda => {
+        Ptype::Gda | Ptype::Ed => {
             let receives = usize::from(header.opt == Opt::Send);
             MemoryAccess { reads: reads(len), receives, writes: writes(len), ..none }
         }

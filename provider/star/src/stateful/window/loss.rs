@@ -111,7 +111,7 @@ impl PacketWindow {
 
     /// Declares lost what was overtaken, by others or by so much time, in the lanes of which something was
     /// answered since this was asked. Gives what the lost packets cost: those that asked for no answer go
-    /// again with one that was lost, and count as one.
+    /// again with one that was lost, and count as one; those that did not leave cost nothing.
     pub(in super::super) fn infer(&mut self, disorder: Nanos) -> u32 {
         let answered = core::mem::take(&mut self.answered);
         (0..answered.len()).filter(|lane| answered[*lane]).map(|lane| self.infer_in(lane, disorder)).sum()
@@ -131,9 +131,10 @@ impl PacketWindow {
             let at = number(psn);
             let entry = self.ring[at];
             if entry.lane() == lane && entry.is_overtaken(newest, disorder) && self.lose(at) {
-                match entry.quiet && entry.tries == 1 {
-                    true => quiet = quiet.max(entry.cost()),
-                    false => lost += entry.cost(),
+                match entry.tries {
+                    1 if entry.eager => {}
+                    1 if entry.quiet => quiet = quiet.max(entry.cost()),
+                    _ => lost += entry.cost(),
                 }
             }
         }
