@@ -7,7 +7,7 @@ use std::rc::Rc;
 use starverbs_core::qp::RecvSource;
 use starverbs_core::qpc::Policy;
 use starverbs_core::{
-    Access, ContextCache, Mtu, NicConfig, QpType, Qpn, Seg, SendFlags, SendOp, SendWqe, Sge,
+    Access, ContextCache, Mtu, NicConfig, QpType, Qpn, Seg, SendFlags, SendOp, SendWqe, Sge, WcStatus,
 };
 use starverbs_sim::{Faults, Net, Recv, Send, Setup, SimCq, SimRq, SimSq, StarCard, StarFrame};
 use starverbs_star::control::Preference;
@@ -513,6 +513,22 @@ fn receives_one_by_one_are_not_left_lying() {
             let took = pair.net.now() - begun;
             assert!(took < 10_000_000, "{form:?}: message {n} took {took} ns");
         }
+    }
+}
+
+/// What StaR does not carry fails once it is the oldest, also if an answer has filled the port of SL's card
+/// just then.
+#[test]
+fn what_is_refused_does_not_wait_for_room() {
+    for form in [Form::Packed, Form::Paper] {
+        let mut pair = Pair::new(Some(form));
+        pair.net.hosts[SERVER].env.port = 1;
+        pair.send(SERVER, SendOp::Read, LONG, false);
+        pair.send(SERVER, SendOp::Rpc, 8, false);
+        pair.net.doorbell(SERVER, pair.qpns[SERVER]);
+        pair.net.run_for(1_000_000);
+        let ends = [(); 2].map(|()| pair.cqs[SERVER].poll().map(|(cqe, _)| cqe.status));
+        assert_eq!(ends, [Some(WcStatus::Success), Some(WcStatus::LocQpOpErr)], "{form:?}");
     }
 }
 

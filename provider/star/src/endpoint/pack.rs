@@ -39,6 +39,10 @@ impl<E: StarEnv> SlQp<E> {
         if self.state != SlState::Ready || self.quiescing || self.is_closed() {
             return;
         }
+        if self.stuck && self.send.una == self.send.next {
+            /* whether or not the port takes anything */
+            return self.refuse(env, now);
+        }
         match self.init.form {
             Form::Packed => self.supply_packed(env, now, memory, alone),
             Form::Paper => self.supply_paper(env, now),
