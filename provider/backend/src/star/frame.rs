@@ -29,6 +29,8 @@ pub(super) struct OpenFrame {
     count: u32,
     begun: u32,
     head: usize,
+    /// A full one has left, and what is collected now may be the last segment of its send
+    joins: bool,
     /// Lanes of those that were collected and may still be overtaken, and of those that left by themselves:
     /// bits
     collected: u16,
@@ -46,6 +48,7 @@ impl OpenFrame {
             count: 0,
             begun: 0,
             head: 0,
+            joins: false,
             collected: 0,
             passed: 0,
             bytes: Box::new([0; SEVERAL_ROOM]),
@@ -91,7 +94,7 @@ impl OpenFrame {
     /// Nothing that left before can be overtaken any more.
     #[inline]
     pub(super) fn forget_lanes(&mut self) {
-        (self.collected, self.passed) = (0, 0);
+        (self.collected, self.passed, self.joins) = (0, 0, false);
     }
 
     /// Whether a packet of this lane, collected or not, could leave before one of its lane that was sent
@@ -129,6 +132,7 @@ impl OpenFrame {
                 self.used = most;
             }
             self.close(tx);
+            self.joins = true;
         }
         self.collected |= lane;
         if self.count == 0 {
@@ -151,13 +155,14 @@ impl OpenFrame {
         (self.used, self.count) = (end, self.count + 1);
     }
 
-    /// What was collected leaves: one packet by itself, more as a frame of several.
+    /// What was collected leaves: one packet by itself, more as a frame of several. Behind a full frame one
+    /// does, too: it costs a few bytes more, but no datagram of its own.
     #[inline(never)]
     pub(super) fn close<C: Deref<Target = Counters>>(&mut self, tx: &mut Tx<StarFraming, C>) {
         let first = HEADER_LEN + LENGTH_LEN;
         let (from, head) = match self.count {
             0 => return,
-            1 => {
+            1 if !self.joins => {
                 let len = [self.bytes[HEADER_LEN], self.bytes[HEADER_LEN + 1]];
                 self.used = first + usize::from(u16::from_be_bytes(len));
                 (first, self.head)

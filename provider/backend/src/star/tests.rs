@@ -345,6 +345,26 @@ fn small_packets_to_one_place_share_a_frame() {
     }
 }
 
+/// Full frames and what is left behind them, be it one packet, are segments of one send.
+#[test]
+fn one_packet_behind_full_frames_is_no_send_of_its_own() {
+    let counters = Counters::default();
+    let ((mut tx, mut rx), addrs) = open_one(&settings(IpAddr::from([127, 0, 0, 1])), &counters);
+    let gid = addrs[0].gid;
+    let to = Av { sgid: gid, dgid: gid, ..Av::default() };
+    tx.note_mtu(Mtu::M1024);
+    let port = tx.port(CardHalf::Stateless);
+    for packets in 1..60 {
+        (0..packets).for_each(|qpn| tx.send(&to, port, &read(qpn, 8), &[], Payload::EMPTY, false));
+        tx.close_all(|_| true);
+        assert_eq!(tx.tx.batch.groups(), 1, "{packets}");
+        tx.flush(0);
+        let all: Vec<u32> = (0..packets).collect();
+        assert_eq!(take(&mut rx, packets as usize, |header, _| header.qpn), all);
+    }
+    assert_eq!(counters.star_bad.get(), 0);
+}
+
 /// A connection with a shorter path begins while packets wait.
 #[test]
 fn a_frame_that_is_too_long_by_now_leaves_as_it_is() {

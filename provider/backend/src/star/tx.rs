@@ -215,7 +215,7 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
     }
 
     /// These frames leave, as they were begun.
-    fn close_all(&mut self, these: impl Fn(&OpenFrame) -> bool) {
+    pub(super) fn close_all(&mut self, these: impl Fn(&OpenFrame) -> bool) {
         let StarTx { tx, open, collected, .. } = self;
         loop {
             let begun = open.iter_mut().filter_map(|frame| Some((frame.begun()?, frame)));
