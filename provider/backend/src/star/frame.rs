@@ -156,7 +156,7 @@ impl OpenFrame {
     }
 
     /// What was collected leaves: one packet by itself, more as a frame of several. Behind a full frame one
-    /// does, too: it costs a few bytes more, but no datagram of its own.
+    /// packet is such a frame, too: a few bytes more, and no datagram of its own.
     #[inline(never)]
     pub(super) fn close<C: Deref<Target = Counters>>(&mut self, tx: &mut Tx<StarFraming, C>) {
         let first = HEADER_LEN + LENGTH_LEN;

@@ -72,10 +72,13 @@ impl<E: StarEnv> Stateful<E> {
             Ptype::Wqep => self.take_wqe(card, packet),
             Ptype::Wqeps => self.take_wqes(card, packet),
             Ptype::Ea => self.on_ack(card, header),
-            Ptype::Rda | Ptype::Gda => {
+            Ptype::Rda => {
                 let echoed = (header.addr, header.len);
-                header.ptype == Ptype::Rda && self.answered_short(card, header.psn, Some(echoed))
-                    || self.answered(card, packet)
+                self.answered_short(card, header.psn, Some(echoed)) || self.answered(card, packet)
+            }
+            Ptype::Gda => {
+                let to = (header.psn, header.addr);
+                self.read_short(card, to, packet.data) || self.answered(card, packet)
             }
             Ptype::Rdas => self.answered_all(card, header),
             Ptype::Ed => self.take_eager(card, packet),

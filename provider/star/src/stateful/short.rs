@@ -1,9 +1,9 @@
 //! The short way of what is short: a SEND that leaves as one packet, with SL's completion, into a receive
-//! of one place, and a WRITE of one packet in its turn. They wait for nothing that is under way, and leave
-//! in one go, from the WQE to the place in the window; the answer that was expected next completes one in
-//! one go, and receives of one place that come in order are stored so. All else goes the general way
-//! (`begin`, `packets`, `rdc`, `answers`, `finish`), which makes the same packets and leaves the same
-//! state: it takes over wherever this way ends.
+//! of one place, a WRITE of one packet in its turn, and a READ of one packet into one place. They wait for
+//! nothing that is under way, and leave in one go, from the WQE to the place in the window; the answer that
+//! was expected next completes one in one go, and receives of one place that come in order are stored so.
+//! All else goes the general way (`begin`, `packets`, `rdc`, `answers`, `finish`), which makes the same
+//! packets and leaves the same state: it takes over wherever this way ends.
 
 use starverbs_core::env::{SendQueue, SendRequest};
 use starverbs_core::nic::PACKET_OVERHEAD;
@@ -70,6 +70,7 @@ impl<E: StarEnv> Stateful<E> {
         match request.op {
             SendOp::Send | SendOp::SendImm => self.send_message(card, index, &request, alone),
             SendOp::Write => self.send_write(card, index),
+            SendOp::Read => self.send_read(card, index),
             _ => None,
         }
     }
@@ -197,6 +198,49 @@ impl<E: StarEnv> Stateful<E> {
         Some(())
     }
 
+    /// A READ, behind nothing that changes memory.
+    fn send_read(&mut self, card: &mut CardCtx<'_, E>, index: u32) -> Option<()> {
+        let SendWqe { length, remote_addr, rkey, flags, .. } = self.local.sq.wqe(index);
+        let (need, ours) = (Access::REMOTE_READ, &self.streams[Of::Local as usize]);
+        let (answered, limit) = (ours.answered(), self.local.max_rd_atomic.into());
+        let short = (1..=self.mtu()).contains(&length) && self.terms.access().contains(need);
+        let waits = answered >= limit || ours.changes() || flags.contains(SendFlags::FENCE) && answered > 0;
+        if !short || waits || !self.is_free(card, length) {
+            return None;
+        }
+        self.place_of_read(card, index, 0, length)?;
+        let FoundRule { rule, addr } = card.registry.find(self.conn, rkey, remote_addr, length, need)?;
+        let (len, kind) = (length as u16, Kind::Get);
+        let entry = InFlight { kind, last: true, len, wqe: index, addr, rule, ..InFlight::default() };
+
+        self.asks(card.now);
+        let op = WqeProgress { class: OrderClass::Read, rule, base: addr, length, ..WqeProgress::default() };
+        self.streams[0].begin_whole(op);
+        let psn = self.window.push(entry, card.now);
+        self.charge(card);
+
+        let (ptype, opt) = (Ptype::Gd, Opt::Read);
+        let qpn = self.local.qpn;
+        let header = StarHeader { ptype, opt, migrate: false, ack: true, qpn, epoch: 0, psn, addr, len };
+        let claim = Claim::Memory { rule, addr, len: length, need };
+        let ctx = SendCtx { env: &mut *card.env, stats: card.stats, now: card.now };
+        if !card.registry.send(ctx, self.conn, &claim, header, &[], &[]) {
+            self.abandon(card, Of::Local, index, WcStatus::RemAccessErr);
+        }
+        Some(())
+    }
+
+    /// Where in our memory `len` bytes of a READ of one SGE go, from its byte `offset` on. What the WQE says
+    /// of its length need not be what the SGE has.
+    fn place_of_read(&self, card: &CardCtx<'_, E>, index: u32, offset: u32, len: u32) -> Option<u64> {
+        let mut sges = self.local.sq.sges(index);
+        let sge = sges.next().filter(|_| sges.next().is_none())?;
+        let covers = offset.checked_add(len).is_some_and(|end| end <= sge.len);
+        let va = sge.addr.wrapping_add(offset.into());
+        let found = covers.then(|| card.mrs.resolve_local(sge.lkey, self.local.pd, va, len, true))?;
+        found.ok()
+    }
+
     /// The answer to the oldest packet: if that brought data, left once, and is all that our oldest WQE waits
     /// for, it completes that by itself. `echoed`: address and length of an answer to it alone. False: it is
     /// another's, or says something else, and nothing has changed.
@@ -207,21 +251,60 @@ impl<E: StarEnv> Stateful<E> {
         psn: Psn,
         echoed: Option<(u64, u16)>,
     ) -> bool {
-        let Some(&InFlight { of: Of::Local, kind: Kind::Put, last: true, wqe, addr, len, .. }) =
-            self.window.first_once(psn)
+        let Some(&InFlight { kind: Kind::Put, wqe, addr, len, .. }) = self.is_all_of(psn) else {
+            return false;
+        };
+        let op = self.streams[Of::Local as usize].get(wqe);
+        let (front, carries) = (front_len(op), op.carries);
+        let says = |(at, bytes)| at == addr && (bytes == front + len || carries && bytes == front);
+        let known = len > 0 && echoed.is_none_or(says);
+        if known {
+            self.complete_short(card, wqe);
+        }
+        known
+    }
+
+    /// As [`answered_short`](Stateful::answered_short), of the last packet of a READ: its answer, which names
+    /// `addr`, has brought `data`.
+    #[inline]
+    pub(super) fn read_short(
+        &mut self,
+        card: &mut CardCtx<'_, E>,
+        (psn, addr): (Psn, u64),
+        data: &[u8],
+    ) -> bool {
+        let Some(&InFlight { kind: Kind::Get, wqe, offset, len, addr: asked, .. }) = self.is_all_of(psn)
         else {
             return false;
         };
-        let ours = &self.streams[Of::Local as usize];
-        let op = ours.get(wqe);
-        let &WqeProgress { carries, in_turn, recv, .. } = op;
-        let front = front_len(op);
-        let says = |(at, bytes)| at == addr && (bytes == front + len || carries && bytes == front);
-        let waits = op.copies > 0 || op.until > 0 || op.probed || op.status != WcStatus::Success;
-        let last = op.all && op.left == 1 && ours.una == wqe && len > 0;
-        if !last || waits || self.state != QpState::Rts || !echoed.is_none_or(says) {
+        if addr != asked || data.len() != usize::from(len) {
             return false;
         }
+        let place = self.place_of_read(card, wqe, offset, len.into());
+        let placed = place.is_some_and(|place| card.env.dma_write(place, data));
+        if placed {
+            self.complete_short(card, wqe);
+        }
+        placed
+    }
+
+    /// The oldest packet, if this is its PSN, it left once, and is all that our oldest WQE waits for.
+    #[inline]
+    fn is_all_of(&self, psn: Psn) -> Option<&InFlight> {
+        let entry = self.window.first_once(psn)?;
+        let ours = &self.streams[Of::Local as usize];
+        if entry.of != Of::Local || !entry.last || ours.una != entry.wqe || self.state != QpState::Rts {
+            return None;
+        }
+        let op = ours.get(entry.wqe);
+        let waits = op.copies > 0 || op.until > 0 || op.probed || op.status != WcStatus::Success;
+        (op.all && op.left == 1 && !waits).then_some(entry)
+    }
+
+    /// The oldest packet is answered, and with it this WQE, our oldest, is done.
+    #[inline]
+    fn complete_short(&mut self, card: &mut CardCtx<'_, E>, wqe: u32) {
+        let &WqeProgress { carries, in_turn, recv, .. } = self.streams[Of::Local as usize].get(wqe);
         let before = self.window.in_flight();
         let FirstAnswer { sent, overtaken } = self.window.done_first();
         (self.met, self.backoff) = (true, 0);
@@ -237,7 +320,6 @@ impl<E: StarEnv> Stateful<E> {
         if self.streams.iter().any(|stream| stream.oldest().is_some_and(|op| op.all && op.left == 0)) {
             self.finish(card);
         }
-        true
     }
 
     /// Stores the receives that these records begin with, if they are those that come next, of one SGE, and

@@ -413,13 +413,28 @@ impl World {
     /// SF's program posts.
     pub(super) fn post(&mut self, wqe: SendWqe, sges: &[Sge], inline: bool) {
         let length = sges.iter().map(|sge| sge.len).sum();
-        let mut wqe = SendWqe { length, num_sge: sges.len() as u16, ..wqe };
+        let mut wqe = SendWqe { length, ..wqe };
         wqe.flags.set(SendFlags::INLINE, inline);
+        self.post_any(wqe, sges);
+    }
+
+    /// The same, whatever the WQE says of its length.
+    pub(super) fn post_any(&mut self, wqe: SendWqe, sges: &[Sge]) {
+        let mut wqe = SendWqe { num_sge: sges.len() as u16, ..wqe };
         let first = sges.first().map_or(Seg::default(), |sge| Seg { addr: sge.addr, len: sge.len });
         let index = self.sq.posted();
         wqe.wr_id = index.into();
         self.sq.post(Slot { wqe, sges: sges.to_vec(), inline: first });
         self.conn.handle_doorbell(&mut card!(self));
+    }
+
+    /// Whether the short way takes an answer with this data, `psn` and `addr` beyond that to the first packet
+    /// under way.
+    pub(super) fn read_short(&mut self, psn: u32, addr: u64, data: &[u8]) -> bool {
+        let (_, _, frame) = self.wire.values().next().expect("a packet under way");
+        let StarHeader { psn: first, addr: at, .. } =
+            StarPacket::parse(CardHalf::Stateless, frame).unwrap().header;
+        self.conn.read_short(&mut card!(self), (first.plus(psn), at + addr), data)
     }
 
     pub(super) fn post_recv(&mut self, wr_id: u64, sges: &[Sge]) {
